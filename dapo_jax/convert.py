@@ -1,0 +1,231 @@
+"""Checkpoints between Hugging Face and Orbax, and a check of the logits against `transformers`.
+
+    python -m dapo_jax.convert to-orbax SRC DST  Hugging Face directory or hub name -> Orbax
+    python -m dapo_jax.convert to-hf SRC DST     a run's workdir, or to-orbax's DST -> Hugging Face
+    python -m dapo_jax.convert check DIR         this project's logits next to transformers'
+
+What to-orbax writes has the layout of a run's `checkpoints/` at step 0 (without optimizer), so that
+`--config.init_from=DST` starts from it. `check` exits with 0 where the two agree, 1 where they do
+not, 2 without `transformers`.
+"""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from dapo_jax import cli, config, parallel
+from dapo_jax.model import hf, qwen2
+from dapo_jax.model.qwen2 import Params, Shape
+from dapo_jax.run import checkpoint
+
+KL_MAX = 1e-7  # nats at the worst position, float32
+
+
+# ------------------------------------------------------------------------------------------------
+# Orbax
+# ------------------------------------------------------------------------------------------------
+
+
+def save_params(directory: str | Path, shape: Shape, params: Params) -> None:
+    """Write parameters and shape as step 0 of a checkpoint directory. ValueError: it exists."""
+    path = Path(directory)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path}: exists already; choose another directory or remove it")
+    what = {k: v for k, v in shape._asdict().items() if k not in _CHOICES}
+    with checkpoint.manager(path, keep=1) as manager:
+        args = dict(
+            arrays=ocp.args.StandardSave({"params": params}),
+            state=ocp.args.JsonSave({"shape": what, "versions": checkpoint.versions()}),
+        )
+        manager.save(0, args=ocp.args.Composite(**args))
+        manager.wait_until_finished()
+
+
+# How the network is computed, which a checkpoint does not fix.
+_CHOICES = set(qwen2.compute_choices(config.base()))
+
+
+def load_params(
+    directory: str | Path, mesh: Mesh | None = None, rules: parallel.Rules | None = None
+) -> tuple[Shape, Params]:
+    """Shape and float32 parameters of the newest checkpoint of a run (its workdir or `checkpoints/`
+    in it) or of `save_params`, laid out by `rules` over `mesh` or on one device.
+
+    ValueError: no checkpoint there.
+    """
+    path, state = _newest(directory)
+    shape = _saved_shape(state)
+    abstract = qwen2.abstract(shape)
+    if mesh is None:
+        one = SingleDeviceSharding(jax.local_devices()[0])
+        shardings = jax.tree.map(lambda _: one, abstract)
+    else:
+        shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+    return shape, checkpoint.restore_params(str(path), abstract, shardings)
+
+
+def _newest(directory: str | Path) -> tuple[Path, dict]:
+    """The directory that holds the steps, and the newest step's state."""
+    path = Path(directory)
+    path = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    if not path.is_dir():
+        raise ValueError(f"{directory}: no such directory")
+    with checkpoint.manager(path, keep=1) as manager:
+        step = manager.latest_step()
+        if step is None:
+            raise ValueError(f"{directory}: no checkpoint in it; give a run's workdir")
+        args = ocp.args.Composite(state=ocp.args.JsonRestore())
+        return path, manager.restore(step, args=args)["state"]
+
+
+def _saved_shape(state: dict) -> Shape:
+    if "shape" in state:
+        return Shape(**state["shape"])
+    c = config.base()  # a run's state has its config, flat
+    c.model.update({k: state["config"][f"model.{k}"] for k in c.model})
+    return hf.read_shape(hf.resolve(c.model.path)) if c.model.path else qwen2.shape_from_config(c)
+
+
+# ------------------------------------------------------------------------------------------------
+# Comparison with transformers
+# ------------------------------------------------------------------------------------------------
+
+
+class Agreement(NamedTuple):
+    """How far logits are from those they should be."""
+
+    max_diff: float  # largest |difference| of a logit
+    max_kl: float  # largest KL(theirs || ours) of a position, nats
+    top1: float  # share of positions with the same argmax
+
+
+def agreement(ours_BxTxV, theirs_BxTxV) -> Agreement:
+    """Compare in float64, a row at a time (real vocabularies are large)."""
+    diff, kl, same = [], [], []
+    for ours_TxV, theirs_TxV in zip(ours_BxTxV, theirs_BxTxV, strict=True):
+        p, q = (_log_softmax(np.asarray(x, np.float64)) for x in (theirs_TxV, ours_TxV))
+        diff.append(np.abs(np.asarray(ours_TxV, np.float64) - theirs_TxV).max())
+        kl.append((np.exp(p) * (p - q)).sum(-1).max())
+        same.append(p.argmax(-1) == q.argmax(-1))
+    return Agreement(float(np.max(diff)), float(np.max(kl)), float(np.mean(same)))
+
+
+def _log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def transformers_logits(directory: Path, tokens_BxT: np.ndarray) -> np.ndarray:
+    """float32 logits [B, T, V] of the same directory by `transformers` on CPU."""
+    import torch
+    import transformers
+
+    model = transformers.Qwen2ForCausalLM.from_pretrained(
+        directory,
+        dtype=torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        attn_implementation="eager",
+    )
+    with torch.no_grad():
+        return model.eval()(torch.from_numpy(np.asarray(tokens_BxT, np.int64))).logits.numpy()
+
+
+# ------------------------------------------------------------------------------------------------
+# Commands
+# ------------------------------------------------------------------------------------------------
+
+
+def to_orbax(src: str, dst: str, dtype: str) -> int:
+    directory = hf.resolve(src)
+    shape = hf.read_shape(directory)
+    params = hf.load_params(directory, shape, *_everywhere(shape), dtype=dtype)
+    save_params(dst, shape, params)
+    print(f"{dst}: {qwen2.param_count(shape):,} parameters in {dtype}")
+    return 0
+
+
+def to_hf(src: str, dst: str, dtype: str, tokenizer: str | None) -> int:
+    started_from = _newest(src)[1].get("config", {}).get("model.path", "")
+    tokenizer = tokenizer or started_from
+    shape, params = load_params(src)
+    hf.save(dst, shape, params, dtype, hf.resolve(tokenizer) if tokenizer else None)
+    note = f"tokenizer of {tokenizer}" if tokenizer else "no tokenizer (see --tokenizer)"
+    print(f"{dst}: {qwen2.param_count(shape):,} parameters in {dtype}, {note}")
+    return 0
+
+
+def check(src: str, rows: int, length: int) -> int:
+    if missing := [m for m in ("torch", "transformers") if not importlib.util.find_spec(m)]:
+        how = "pip install -r benchmarks/requirements-peers.txt"
+        print(f"check needs {' and '.join(missing)}: {how}", file=sys.stderr)
+        return 2
+    directory = hf.resolve(src)
+    shape = hf.read_shape(directory)
+    tokens_BxT = np.random.RandomState(0).randint(0, shape.vocab_size, (rows, length))
+    with jax.default_matmul_precision("highest"):  # accelerators would multiply in bfloat16
+        ours = np.asarray(hf.load(directory)(tokens_BxT))
+    a = agreement(ours, transformers_logits(directory, tokens_BxT))
+    agrees = a.max_kl <= KL_MAX  # False for NaN
+    print(
+        f"{'agrees' if agrees else 'DISAGREES'}: max |difference| {a.max_diff:.2e}, max KL"
+        f" {a.max_kl:.2e} (allowed {KL_MAX:.0e}), top-1 agreement {a.top1:.2%}; float32,"
+        f" {rows} x {length} random tokens"
+    )
+    return 0 if agrees else 1
+
+
+def _everywhere(shape: Shape) -> tuple:
+    """Mesh and rules that split the weights over all devices, where they can be split."""
+    n = len(jax.devices())
+    if n == 1 or shape.hidden_size % n:
+        return None, None
+    mesh = parallel.make_mesh({"data": 1, "fsdp": n, "tensor": 1})
+    return mesh, config.base().sharding.train.to_dict()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m dapo_jax.convert",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True)
+
+    command = commands.add_parser("to-orbax", help="Hugging Face -> Orbax")
+    command.add_argument("src", help="directory or hub name")
+    command.add_argument("dst", help="new directory")
+    command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    command.set_defaults(run=to_orbax)
+
+    command = commands.add_parser("to-hf", help="Orbax -> Hugging Face")
+    command.add_argument("src", help="workdir of a run, or a directory written by to-orbax")
+    command.add_argument("dst", help="new directory")
+    command.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
+    command.add_argument("--tokenizer", help="directory or hub name; default: the run's model.path")
+    command.set_defaults(run=to_hf)
+
+    command = commands.add_parser("check", help="compare logits with transformers")
+    command.add_argument("src", metavar="dir", help="directory or hub name")
+    command.add_argument("--rows", type=int, default=2)
+    command.add_argument("--length", type=int, default=128, help="tokens a row")
+    command.set_defaults(run=check)
+
+    options = vars(parser.parse_args(argv))
+    run = options.pop("run")
+    try:
+        return run(**options)
+    except (ValueError, OSError) as error:
+        return cli.fail(str(error) or type(error).__name__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

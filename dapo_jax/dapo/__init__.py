@@ -1,0 +1,1 @@
+"""The paper, as small functions: reward, advantage, objective, dynamic sampling, update."""

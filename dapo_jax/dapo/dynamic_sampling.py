@@ -1,0 +1,89 @@
+"""Dynamic Sampling (paper Eq. 11): keep sampling until the batch is full of groups that teach.
+
+A group teaches when 0 < correct < G. Accepted groups are taken in PROBLEM ORDER, never in order of
+finishing: the batch is the first N mixed groups of the problem stream from the cursor on. It
+therefore depends on the policy and the cursor alone: not on timing, on response lengths, or (with
+surplus='drop') on how many problems a round asks for. The filter sees correctness, never the shaped
+reward.
+
+Nothing here knows models or text: `sample` turns stream positions into groups.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Group(NamedTuple):
+    """The G responses to one problem, never separated."""
+
+    position: int  # of the problem in the stream
+    prompt: Sequence[int]  # token ids
+    responses: Sequence[Any]  # G engine Responses
+    correct: np.ndarray  # bool [G]
+    extras: Any = None  # whatever the caller wants to keep beside it
+
+    @property
+    def mixed(self) -> bool:
+        return bool(self.correct.any() and not self.correct.all())
+
+
+class Collected(NamedTuple):
+    groups: list[Group]  # at most `need`, in problem order
+    carried: list[Group]  # accepted beyond `need` (surplus='carry')
+    drawn: list[Group]  # all that were sampled this step, the rejected ones included
+    next_position: int  # where the next step's problems start
+    rounds: int
+    accept_rate: float  # estimate for the next step's first round
+
+
+def round_size(missing: int, accept_rate: float) -> int:
+    """Problems to draw so that about `missing` are accepted."""
+    return max(1, math.ceil(missing / accept_rate))
+
+
+def collect(
+    sample: Callable[[range], list[Group]],
+    *,
+    start: int,
+    need: int,
+    accept_rate: float,
+    max_rounds: int,
+    dynamic: bool = True,
+    surplus: str = "drop",
+    carried: Sequence[Group] = (),
+) -> Collected:
+    """Draw rounds of problems from stream position `start` on until `need` groups are accepted or
+    `max_rounds` are used up; the caller decides what to do with a batch that stayed short.
+
+    surplus='drop': the cursor ends right behind the last group used, so a problem whose accepted
+    group was not needed is sampled again, by the newer policy, and no problem is lost.
+    surplus='carry': such groups come first in the next step, with their recorded log-probs.
+    Without `dynamic` every group is accepted and one round of `need` problems is drawn.
+    """
+    accepted, drawn = list(carried), []
+    position, rounds = start, 0
+    while len(accepted) < need and rounds < max_rounds:
+        missing = need - len(accepted)
+        size = round_size(missing, accept_rate) if dynamic else missing
+        groups = sample(range(position, position + size))
+        drawn += groups
+        accepted += [g for g in groups if g.mixed or not dynamic]
+        position += size
+        rounds += 1
+        accept_rate = _estimate(drawn, accept_rate, need)
+    used, extra = accepted[:need], accepted[need:]
+    if surplus == "drop":
+        extra = []
+        if len(used) == need and rounds:
+            position = used[-1].position + 1
+    return Collected(used, extra, drawn, position, rounds, accept_rate)
+
+
+def _estimate(drawn: Sequence[Group], prior: float, weight: int) -> float:
+    """Share of mixed groups, smoothed: the prior counts as `weight` earlier problems, so that one
+    small round cannot ask for a thousand problems. Never below 1/64."""
+    mixed = sum(g.mixed for g in drawn)
+    return max((mixed + prior * weight) / (len(drawn) + weight), 1 / 64)

@@ -1,0 +1,125 @@
+"""The clipped policy objective (paper Eq. 8), one token at a time, and what each token weighs.
+
+The loss of a batch is sum(weight * token_loss). Every way of averaging is a choice of `weight`,
+made on the host from lengths alone, so that the loss cannot depend on micro-batches, packing, padding
+or mesh, and one compiled update serves them all:
+
+    batch_tokens   1 / tokens of the mini-batch           TRL's and today's verl's "token mean"; default
+    group_tokens   1 / (groups x tokens of the group)     the paper's Eq. 8 read literally: a mean over
+                                                          questions of means over the question's tokens
+    chunk_tokens   mean over chunks of `chunk_sequences`  verl at the authors' commit: token means of
+                   responses, weighted by responses       micro-batches, weighted by responses
+    sequence       1 / (responses x tokens of response)   GRPO: mean over responses of token means
+
+AReaL's names for the same switches: eps_clip = clip_low, eps_clip_higher = clip_high, c_clip =
+dual_clip; its loss is `batch_tokens`, and its advantages are normalized a second time over the batch,
+which nothing here does.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Coefficients(NamedTuple):
+    """Numbers of the objective; traced, so that changing one compiles nothing."""
+
+    clip_low: float
+    clip_high: float
+    dual_clip: float  # inf = off
+    log_ratio_max: float
+    importance_cap: float  # inf = weights are not capped; see `importance`
+    importance: float  # 1 = multiply by the truncated importance weight, 0 = do not
+    kl_coef: float
+    entropy_coef: float
+
+
+def coefficients(loss) -> Coefficients:
+    """From `config.loss`, where 0 means off."""
+    return Coefficients(
+        loss.clip_low,
+        loss.clip_high,
+        loss.dual_clip or np.inf,
+        loss.log_ratio_max,
+        loss.importance_cap or np.inf,
+        float(loss.importance_cap > 0),
+        loss.kl_coef,
+        loss.entropy_coef,
+    )
+
+
+class TokenLoss(NamedTuple):
+    """Per-token terms, all of the shape of the inputs."""
+
+    loss: jax.Array
+    ratio: jax.Array
+    clipped_low: jax.Array  # bool: the lower bound cut this token's gradient
+    clipped_high: jax.Array  # bool: the upper bound did
+    dual_clipped: jax.Array  # bool: the dual clip did
+
+
+def clipped(logp, old_logp, advantage, c: Coefficients) -> TokenLoss:
+    """-min(ratio A, clip(ratio, 1 - low, 1 + high) A), at most -c A where A < 0 (dual clip)."""
+    log_ratio = jnp.clip(logp - old_logp, -c.log_ratio_max, c.log_ratio_max)
+    ratio = jnp.exp(log_ratio)
+    free = -advantage * ratio
+    held = -advantage * jnp.clip(ratio, 1 - c.clip_low, 1 + c.clip_high)
+    loss = jnp.maximum(free, held)
+    # Where A < 0; elsewhere no bound. inf * 0 must not be formed.
+    bound = jnp.where(advantage < 0, -jnp.where(advantage < 0, advantage, -1.0) * c.dual_clip, jnp.inf)
+    return TokenLoss(
+        jnp.minimum(loss, bound),
+        ratio,
+        (held > free) & (ratio < 1 - c.clip_low),
+        (held > free) & (ratio > 1 + c.clip_high),
+        loss > bound,
+    )
+
+
+def importance_weight(old_logp, sampled_logp, c: Coefficients) -> jax.Array:
+    """min(pi_trainer / pi_sampler, cap), for samplers whose probabilities differ from the trainer's;
+    1 where `c.importance` is 0."""
+    gap = jnp.clip(old_logp - sampled_logp, -c.log_ratio_max, c.log_ratio_max)
+    return jnp.where(c.importance > 0, jnp.minimum(jnp.exp(gap), c.importance_cap), 1.0)
+
+
+def k3(logp, ref_logp) -> jax.Array:
+    """Schulman's estimate of KL(policy || reference) from the policy's samples: r - 1 - log r with
+    r = pi_ref / pi. Never negative."""
+    log_r = jnp.clip(ref_logp - logp, -20.0, 20.0)
+    return jnp.exp(log_r) - 1 - log_r
+
+
+def token_weights(
+    tokens_Q: np.ndarray, group_Q: np.ndarray, normalizer: str, chunk_sequences: int
+) -> np.ndarray:
+    """What one token of each response weighs; float64 [Q].
+
+    tokens_Q: trained tokens of each response of the mini-batch, 0 for one that is filtered out (it
+    counts in no denominator). group_Q: which group it belongs to. The weights of all trained tokens
+    add up to 1 (0 when there are none).
+    """
+    tokens_Q = np.asarray(tokens_Q, np.float64)
+    kept_Q = tokens_Q > 0
+    responses = max(kept_Q.sum(), 1)
+    if normalizer == "batch_tokens":
+        share_Q = np.full(tokens_Q.shape, 1 / max(tokens_Q.sum(), 1))
+    elif normalizer == "sequence":
+        share_Q = 1 / (responses * np.maximum(tokens_Q, 1))
+    else:
+        if normalizer == "group_tokens":
+            part_Q = np.asarray(group_Q)
+        else:  # chunk_tokens: consecutive kept responses
+            part_Q = (np.cumsum(kept_Q) - 1) // chunk_sequences
+        _, part_Q = np.unique(part_Q, return_inverse=True)
+        part_tokens = np.bincount(part_Q, tokens_Q)
+        part_responses = np.bincount(part_Q, kept_Q)
+        live = part_responses > 0
+        if normalizer == "group_tokens":
+            part_share = live / max(live.sum(), 1)
+        else:
+            part_share = part_responses / responses
+        share_Q = (part_share / np.maximum(part_tokens, 1))[part_Q]
+    return np.where(kept_Q, share_Q, 0.0)

@@ -1,0 +1,108 @@
+"""Sequences of any length -> rows of one length, several sequences a row.
+
+Every array has the same shape at every step, however long the responses are, so nothing compiles
+again; a row's sequences are told apart by segment numbers, and only the micro-batches that hold
+something are run. A sequence of n tokens takes n - 1 cells: cell t reads token t and is asked for
+token t + 1.
+
+Dims: A micro-batches, R rows of a micro-batch, T cells of a row, Q sequences.
+"""
+
+import bisect
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Item(NamedTuple):
+    """One prompt with its response, and what the loss needs to know about it."""
+
+    prompt: Sequence[int]
+    response: Sequence[int]
+    sampled_logps: np.ndarray  # float32 [len(response)]
+    advantage: float
+    weight: float  # of each response token in the loss
+
+
+class Rows(NamedTuple):
+    """A mini-batch. Cells outside responses have weight 0; segment 0 is padding."""
+
+    tokens_AxRxT: np.ndarray  # int32
+    targets_AxRxT: np.ndarray  # int32, the next token
+    positions_AxRxT: np.ndarray  # int32, counted from the start of each sequence
+    segments_AxRxT: np.ndarray  # int32, 1.. within a row
+    trained_AxRxT: np.ndarray  # bool, the target is a trained response token
+    weight_AxRxT: np.ndarray  # float32
+    advantage_AxRxT: np.ndarray  # float32
+    sampled_logp_AxRxT: np.ndarray  # float32, the sampler's record
+
+
+class Place(NamedTuple):
+    """Where a sequence went: micro-batch, row, and the cells of its response."""
+
+    micro: int
+    row: int
+    cells: slice
+
+
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Indices of each bin: longest first, each into the fullest bin that still takes it."""
+    bins: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (cells left, bin), sorted
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if lengths[i] > capacity:
+            raise ValueError(f"sequence {i} needs {lengths[i]} cells, a row has {capacity}")
+        at = bisect.bisect_left(room, (lengths[i], -1))
+        left, b = room.pop(at) if at < len(room) else (capacity, len(bins))
+        if b == len(bins):
+            bins.append([])
+        bins[b].append(i)
+        bisect.insort(room, (left - lengths[i], b))
+    return bins
+
+
+def pack(
+    items: Sequence[Item], *, row_tokens: int, micro_rows: int, max_items: int
+) -> tuple[Rows, int, list[Place | None]]:
+    """(rows, micro-batches in use, place of each item). Items of weight 0 are left out (None).
+
+    The number of micro-batches A is the least that `max_items` sequences can ever need.
+    """
+    live = [i for i, item in enumerate(items) if item.weight]
+    lengths = [len(items[i].prompt) + len(items[i].response) - 1 for i in live]
+    if len(live) > max_items:
+        raise ValueError(f"{len(live)} sequences, these rows are made for {max_items}")
+    shape = (-(-max_items // micro_rows), micro_rows, row_tokens)
+    rows = Rows(
+        *(np.zeros(shape, np.int32) for _ in range(4)),
+        np.zeros(shape, bool),
+        *(np.zeros(shape, np.float32) for _ in range(3)),
+    )
+    places: list[Place | None] = [None] * len(items)
+    bins = best_fit(lengths, row_tokens)
+    for b, members in enumerate(bins):
+        micro, row = divmod(b, micro_rows)
+        start = 0
+        for segment, m in enumerate(members, 1):
+            item, n = items[live[m]], lengths[m]
+            sequence = np.concatenate([item.prompt, item.response])
+            cells = np.s_[micro, row, start : start + n]
+            rows.tokens_AxRxT[cells] = sequence[:-1]
+            rows.targets_AxRxT[cells] = sequence[1:]
+            rows.positions_AxRxT[cells] = np.arange(n)
+            rows.segments_AxRxT[cells] = segment
+            response = slice(start + len(item.prompt) - 1, start + n)
+            cells = np.s_[micro, row, response]
+            rows.trained_AxRxT[cells] = True
+            rows.weight_AxRxT[cells] = item.weight
+            rows.advantage_AxRxT[cells] = item.advantage
+            rows.sampled_logp_AxRxT[cells] = item.sampled_logps
+            places[live[m]] = Place(micro, row, response)
+            start += n
+    return rows, -(-len(bins) // micro_rows), places
+
+
+def unpack(values_AxRxT: np.ndarray, places: Sequence[Place | None]) -> list[np.ndarray | None]:
+    """Per-cell values back to the response tokens of each item, in the items' order."""
+    return [None if p is None else values_AxRxT[p.micro, p.row, p.cells] for p in places]

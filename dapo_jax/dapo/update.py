@@ -1,0 +1,237 @@
+"""The jitted half of training: log-probs of packed rows, and one gradient update.
+
+`update` accumulates float32 gradients over micro-batches inside one program, then clips, applies
+AdamW, and keeps the old state where the gradient is not finite. It never makes an array of
+tokens x vocabulary: the head runs on chunks of cells, and the backward pass makes each chunk's
+logits again.
+
+Dims: A micro-batches, R rows, T cells, D hidden, V vocabulary.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+
+from dapo_jax import parallel
+from dapo_jax.dapo import objective
+from dapo_jax.dapo.packing import Rows
+from dapo_jax.model import qwen2
+from dapo_jax.parallel import constrain
+
+
+class HeadStats(NamedTuple):
+    logp_RxT: jax.Array  # float32, of the target
+    entropy_RxT: jax.Array  # float32, nats
+
+
+def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
+    """Log-prob of each target and entropy of each distribution, in one pass over chunks of cells."""
+
+    def stats(x_RxcxD, targets_Rxc):
+        logits = jnp.matmul(x_RxcxD, head_DxV, preferred_element_type=jnp.float32) / temperature
+        logits_RxcxV = constrain(logits, "batch", "token", "vocab")
+        shifted = logits_RxcxV - jax.lax.stop_gradient(logits_RxcxV.max(-1, keepdims=True))
+        weight = jnp.exp(shifted)
+        total = weight.sum(-1)
+        taken = jnp.take_along_axis(shifted, targets_Rxc[..., None], axis=-1)[..., 0]
+        log_total = jnp.log(total)
+        return HeadStats(taken - log_total, log_total - (weight * shifted).sum(-1) / total)
+
+    stats = jax.checkpoint(stats)
+    R, T, D = x_RxTxD.shape
+    if chunk >= T:
+        return stats(x_RxTxD, targets_RxT)
+    pad = -T % chunk
+    steps = (T + pad) // chunk
+    x = jnp.pad(x_RxTxD, ((0, 0), (0, pad), (0, 0))).reshape(R, steps, chunk, D)
+    targets = jnp.pad(targets_RxT, ((0, 0), (0, pad))).reshape(R, steps, chunk)
+    out = jax.lax.map(lambda a: stats(*a), (jnp.moveaxis(x, 1, 0), jnp.moveaxis(targets, 1, 0)))
+    return HeadStats(*(jnp.moveaxis(o, 0, 1).reshape(R, T + pad)[:, :T] for o in out))
+
+
+def row_stats(shape: qwen2.Shape, params, rows: Rows, temperature) -> HeadStats:
+    """`head_stats` of one micro-batch (fields of `rows` are [R, T] here)."""
+    model = qwen2.bind(shape, params)
+    x_RxTxD = model.hidden(rows.tokens_AxRxT, rows.positions_AxRxT, rows.segments_AxRxT)
+    return head_stats(x_RxTxD, model.head(), rows.targets_AxRxT, temperature, shape.head_chunk)
+
+
+# ------------------------------------------------------------------------------------------------
+# Losses of one micro-batch: (loss, (sums, maxima)); sums and maxima add up over micro-batches
+# ------------------------------------------------------------------------------------------------
+
+
+def dapo_loss(shape, params, rows: Rows, old_RxT, ref_RxT, temperature, c: objective.Coefficients):
+    """sum(weight * token loss), with optional KL and entropy terms of the same weights."""
+    stats = row_stats(shape, params, rows, temperature)
+    trained = rows.trained_AxRxT
+    logp = jnp.where(trained, stats.logp_RxT, 0.0)
+    old = jnp.where(trained, old_RxT, 0.0)
+    term = objective.clipped(logp, old, rows.advantage_AxRxT, c)
+    weight = rows.weight_AxRxT * objective.importance_weight(old, rows.sampled_logp_AxRxT, c)
+    kl = objective.k3(logp, jnp.where(trained, ref_RxT, 0.0))
+    loss = jnp.sum(weight * (term.loss + c.kl_coef * kl - c.entropy_coef * stats.entropy_RxT))
+
+    count = lambda x: jnp.sum(jnp.where(trained, x, 0.0))  # noqa: E731
+    sums = dict(
+        loss=jnp.sum(weight * term.loss),
+        tokens=count(1.0),
+        entropy=count(stats.entropy_RxT),
+        prob=count(jnp.exp(logp)),
+        clip_low=count(term.clipped_low),
+        clip_high=count(term.clipped_high),
+        dual_clip=count(term.dual_clipped),
+        approx_kl=count(old - logp),
+        ref_kl=count(kl),
+    )
+    gap = jnp.where(trained, jnp.abs(logp - rows.sampled_logp_AxRxT), 0.0)
+    maxima = dict(ratio_max=jnp.max(jnp.where(trained, term.ratio, 0.0)), sampler_gap=jnp.max(gap))
+    return loss, (sums, maxima)
+
+
+def supervised_loss(shape, params, rows: Rows):
+    """Cross-entropy of the response tokens, weighted like any other loss."""
+    stats = row_stats(shape, params, rows, 1.0)
+    loss = -jnp.sum(rows.weight_AxRxT * stats.logp_RxT)
+    return loss, (dict(loss=loss), {})
+
+
+# ------------------------------------------------------------------------------------------------
+# Programs
+# ------------------------------------------------------------------------------------------------
+
+
+def accumulate(loss_fn, params, per_micro, micro_batches):
+    """Gradient, sums and maxima over the first `micro_batches` entries of the trees `per_micro`.
+
+    A loop with a traced trip count: one program for any number, and no time on empty entries.
+    """
+
+    def at(i):
+        return jax.tree.map(lambda x: x[i], per_micro)
+
+    grad_fn = jax.grad(lambda p, micro: loss_fn(p, *micro), has_aux=True)
+    grads, (sums, maxima) = jax.eval_shape(grad_fn, params, at(0))
+    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)  # noqa: E731
+
+    def add(i, carry):
+        total, sums, maxima = carry
+        grads, (more_sums, more_maxima) = grad_fn(params, at(i))
+        return (
+            jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads),
+            jax.tree.map(jnp.add, sums, more_sums),
+            jax.tree.map(jnp.maximum, maxima, more_maxima),
+        )
+
+    return jax.lax.fori_loop(0, micro_batches, add, (zeros(grads), zeros(sums), zeros(maxima)))
+
+
+def apply(tx: optax.GradientTransformation, params, opt_state, grads, lr):
+    """One optimizer step at learning rate `lr`; returns the old state where the gradient is not
+    finite. (params, opt_state, gradient norm before clipping, skipped)."""
+    norm = optax.global_norm(grads)
+    finite = jnp.isfinite(norm)
+    step, new_state = tx.update(grads, opt_state, params)
+    new_params = jax.tree.map(lambda p, u: p - lr * u, params, step)
+    keep = functools.partial(jax.tree.map, lambda new, old: jnp.where(finite, new, old))
+    return keep(new_params, params), keep(new_state, opt_state), norm, ~finite
+
+
+def optimizer(
+    b1: float, b2: float, eps: float, weight_decay: float, clip_norm: float
+) -> optax.GradientTransformation:
+    """Clip by global norm (0 = do not), Adam, decoupled decay; `apply` multiplies by the learning
+    rate, which follows rollout steps and so is not optax's to count."""
+    return optax.chain(
+        optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
+        optax.scale_by_adam(b1, b2, eps),
+        optax.add_decayed_weights(weight_decay),
+    )
+
+
+def learning_rate(optim, step: int) -> float:
+    """lr of rollout step `step` (from 0): linear warm-up, then constant. With `warmup_from_zero`
+    step 0 trains at lr 0, which is where verl's schedule starts."""
+    if not optim.warmup_steps:
+        return optim.lr
+    done = step if optim.warmup_from_zero else step + 1
+    return optim.lr * min(1.0, done / optim.warmup_steps)
+
+
+class Programs(NamedTuple):
+    """The compiled half of training, bound to a shape, a mesh and an optimizer."""
+
+    init_params: callable  # key data -> params
+    init_opt_state: callable  # params -> opt_state
+    log_probs: callable  # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
+    update: callable  # (params, opt_state, rows, old, ref, micro_batches, lr, temperature, c)
+    supervise: callable  # (params, opt_state, rows, micro_batches, lr)
+    param_shardings: dict
+    opt_shardings: object
+    row_sharding: NamedSharding
+
+
+def programs(
+    shape: qwen2.Shape,
+    mesh: Mesh,
+    rules: parallel.Rules,
+    tx: optax.GradientTransformation,
+    dtype,
+) -> Programs:
+    """`update` and `supervise` return (params, opt_state, metrics) and donate their state."""
+    rep = parallel.replicated(mesh)
+    param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+    abstract_opt = jax.eval_shape(tx.init, qwen2.abstract(shape))
+    opt_shardings = optax.tree_map_params(
+        tx, lambda _, s: s, abstract_opt, param_shardings, transform_non_params=lambda _: rep
+    )
+    rows = NamedSharding(mesh, parallel.spec((None, "batch", None), rules))
+    cast = functools.partial(qwen2.cast, dtype=dtype)
+
+    def init_params(key_data):
+        return qwen2.init(shape, jax.random.wrap_key_data(key_data))
+
+    def log_probs(params, rows, micro_batches, temperature):
+        with parallel.use(mesh, rules):
+            params = cast(params)
+
+            def one(i, out):
+                micro = jax.tree.map(lambda x: x[i], rows)
+                return out.at[i].set(row_stats(shape, params, micro, temperature).logp_RxT)
+
+            return jax.lax.fori_loop(0, micro_batches, one, jnp.zeros(rows.tokens_AxRxT.shape))
+
+    def step(loss_fn, params, opt_state, per_micro, micro_batches, lr):
+        with parallel.use(mesh, rules):
+            grads, sums, maxima = accumulate(loss_fn, cast(params), per_micro, micro_batches)
+            params, opt_state, norm, skipped = apply(tx, params, opt_state, grads, lr)
+        return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
+
+    def update(params, opt_state, rows, old, ref, micro_batches, lr, temperature, c):
+        def loss_fn(params, rows, old_RxT, ref_RxT):
+            return dapo_loss(shape, params, rows, old_RxT, ref_RxT, temperature, c)
+
+        return step(loss_fn, params, opt_state, (rows, old, ref), micro_batches, lr)
+
+    def supervise(params, opt_state, rows, micro_batches, lr):
+        def loss_fn(params, rows):
+            return supervised_loss(shape, params, rows)
+
+        return step(loss_fn, params, opt_state, (rows,), micro_batches, lr)
+
+    state = (param_shardings, opt_shardings, rep)
+    return Programs(
+        jax.jit(init_params, out_shardings=param_shardings),
+        jax.jit(tx.init, out_shardings=opt_shardings),
+        jax.jit(log_probs, out_shardings=rows),
+        jax.jit(update, donate_argnums=(0, 1), out_shardings=state),
+        jax.jit(supervise, donate_argnums=(0, 1), out_shardings=state),
+        param_shardings,
+        opt_shardings,
+        rows,
+    )

@@ -1,0 +1,1 @@
+"""Problems, prompts, tokenizers and the verifier: everything on the host side, free of JAX."""

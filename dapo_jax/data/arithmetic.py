@@ -1,0 +1,431 @@
+"""The embedded task, `variable chain`: arithmetic that a tiny model can learn by RL in minutes.
+
+    prompt     f 4 g + 2 h - 3 ?          f is 4, g is f + 2, h is g - 3: what is h?
+    response   f 4 g 6 h 3 Answer: 3      (then end-of-sequence)
+
+A problem with k operations is a walk of k legal moves (add or subtract 1..`max_operand`, stay
+within 0..`max_value`) under consecutive letters. The letters cost one token each and buy
+learnability: to compute `h` the model looks up `h` in the prompt and the pair it has just written.
+Every whitespace-separated word is one token, so lengths in words are lengths in tokens.
+
+A hash of the walk, letters left out, assigns every problem that exists to one of three splits.
+Train, held-out and harder problems are therefore disjoint whatever the seeds and the levels, a
+held-out problem is never a train problem with other letters, and the warm-up traces come from the
+train split alone.
+"""
+
+import io
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import sentencepiece
+
+ANSWER, WAIT, PLUS, MINUS, ASK = "Answer:", "Wait", "+", "-", "?"
+
+WARMUP_LEVELS = (1, 2, 3, 4, 5)
+RL_LEVELS = (2, 3, 4, 5, 6)  # k=6 is first met in RL
+HARDER_LEVELS = (8,)  # never trained
+
+SPLITS = {"train": (2, 3, 4, 5, 6, 7), "heldout": (0,), "harder": (1,)}  # -> hash buckets, of 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """The settings of the task. Labels are single letters, used cyclically from a random start."""
+
+    max_value: int = 20
+    max_operand: int = 5
+    labels: str = "abcdefghijklmnop"
+
+    def __post_init__(self):
+        if not 1 <= self.max_operand <= self.max_value:
+            raise ValueError(
+                f"Task: need 1 <= max_operand <= max_value, got max_operand="
+                f"{self.max_operand} and max_value={self.max_value}"
+            )
+        if not self.labels.isalpha() or len(set(self.labels)) < max(2, len(self.labels)):
+            raise ValueError(
+                f"Task: labels must be two or more distinct letters, got {self.labels!r}"
+            )
+
+
+TASK = Task()
+
+
+class Problem(NamedTuple):
+    prompt: str
+    answer: str
+    k: int  # operations
+
+
+class Trace(NamedTuple):
+    prompt: str
+    response: str
+    ends: bool  # False: cut at the cap, so no end-of-sequence may be trained after it
+
+
+class Style(NamedTuple):
+    """How a warm-up author writes: probabilities, all 0 for flawless working.
+
+    The first four are per trace and exclude one another; what they leave is plain working.
+    `careful` and `direct` announce themselves by the first token, so their share in samples can be
+    counted without a judge.
+    """
+
+    careful: float = 0.0  # opens with `Wait`, repeats every result once as a check, never slips
+    direct: float = 0.0  # the right answer at once, no working: a tiny model learns it only roughly
+    skip: float = 0.0  # breaks off before one of the operations, evenly drawn; answers the last value
+    loop: float = 0.0  # after one of the operations, evenly drawn, repeats it without end
+    slip: float = 0.0  # per operation: a wrong result, from which the working goes on
+    ramble: float = 0.0  # per operation: `Wait` and the result again; then once more (geometric)
+
+
+SKILL = Style(skip=0.15, loop=0.05, slip=0.10, ramble=0.15)  # warm-up phase A: imperfect working
+HABIT = Style(skip=0.90, loop=0.02, slip=0.05, ramble=0.15)  # phase B: able to work, seldom does
+
+
+# --- problems -------------------------------------------------------------------------------------
+
+
+def oracle(prompt: str, task: Task = TASK) -> str:
+    """The answer, worked out from the text of a prompt. ValueError: not a problem of the task."""
+    return str(_parse(prompt, task)[-1])
+
+
+def split_of(prompt: str, task: Task = TASK) -> str:
+    """The split ('train', 'heldout' or 'harder') to which a problem belongs, for good."""
+    values = np.array([_parse(prompt, task)])
+    return next(split for split in SPLITS if _in_split(values, split, task)[0])
+
+
+def count(k: int, task: Task = TASK) -> int:
+    """How many distinct problems with k operations exist, all splits together (exact)."""
+    value = np.arange(task.max_value + 1)
+    distance = np.abs(value[:, None] - value)
+    legal = (distance > 0) & (distance <= task.max_operand)
+    ways = np.ones(len(value), object)  # from each value; Python integers, which do not overflow
+    for _ in range(k):
+        ways = legal.astype(object) @ ways
+    return int(ways.sum()) * len(task.labels)
+
+
+def prompt_length(k: int) -> int:
+    """Tokens in the prompt of a problem with k operations."""
+    return 3 * k + 3
+
+
+def response_length(k: int) -> int:
+    """Tokens in flawless plain working of k operations, end-of-sequence included."""
+    return 2 * (k + 1) + 2 + 1
+
+
+def problems(
+    n: int, levels: Sequence[int], seed: int, split: str = "train", task: Task = TASK
+) -> list[Problem]:
+    """n distinct problems of a split, shuffled, with as even a number of each level as exists.
+
+    A level (number of operations) with too few problems gives all it has, and the larger levels
+    make up the difference. ValueError if all levels together hold fewer than n.
+    """
+    levels = _checked(levels, task)
+    if split not in SPLITS:
+        raise ValueError(f"problems: split must be one of {list(SPLITS)}, got {split!r}")
+    rng = np.random.default_rng([seed, list(SPLITS).index(split)])
+    found = []
+    for i, k in enumerate(levels):
+        share = (n - len(found)) // (len(levels) - i)
+        found += _distinct(rng, share, k, split, task)
+    if len(found) < n:
+        raise ValueError(
+            f"problems: levels {levels} hold only {len(found)} distinct {split} problems, "
+            f"{n} were asked for: ask for fewer or add a larger level"
+        )
+    return [found[i] for i in rng.permutation(n)]
+
+
+def _distinct(rng, n: int, k: int, split: str, task: Task) -> list[Problem]:
+    """n distinct problems with k operations, or all there are if that is fewer."""
+    total = count(k, task)
+    # Drawing goes on until n have been found: not for a space that is small or half used up.
+    if total < 100_000 or 2 * n > total * len(SPLITS[split]) / 8:
+        walks = _all_walks(k, task)
+        walks = walks[_in_split(walks, split, task)]
+        chosen = rng.permutation(len(walks) * len(task.labels))[:n]
+        rows, starts = np.divmod(chosen, len(task.labels))
+        return [
+            _problem(start, walk, task)
+            for start, walk in zip(starts, walks[rows].tolist(), strict=True)
+        ]
+    found = {}  # a dict keeps the order of drawing, so the result does not depend on string hashing
+    while len(found) < n:
+        walks = _walks(rng, n, k, split, task)
+        starts = rng.integers(len(task.labels), size=n)
+        drawn = (
+            _problem(start, walk, task) for start, walk in zip(starts, walks.tolist(), strict=True)
+        )
+        found.update((problem.prompt, problem) for problem in drawn)
+    return list(found.values())[:n]
+
+
+def _walks(rng, n: int, k: int, split: str, task: Task) -> np.ndarray:
+    """n random walks of a split, repeats possible: even start, even legal moves. int64 [n, k+1]."""
+    kept = np.empty((0, k + 1), np.int64)
+    for _ in range(1000):
+        walks = rng.integers(task.max_value + 1, size=(n + 16, 1))
+        for _ in range(k):
+            walks = np.hstack([walks, _move(rng, walks[:, -1:], task)])
+        kept = np.concatenate([kept, walks[_in_split(walks, split, task)]])
+        if len(kept) >= n:
+            return kept[:n]
+    raise ValueError(
+        f"arithmetic: no {split} problem with {k} operations in {task}: "
+        f"take a larger task or a larger level"
+    )
+
+
+def _move(rng, value: np.ndarray, task: Task) -> np.ndarray:
+    """The results of one legal operation on each value, evenly drawn; never the value itself."""
+    low = -np.minimum(value, task.max_operand)
+    high = np.minimum(task.max_value - value, task.max_operand)
+    step = low + rng.integers(high - low)
+    return value + step + (step >= 0)  # steps from 0 on move up by one: 0 is no operation
+
+
+def _all_walks(k: int, task: Task) -> np.ndarray:
+    """Every walk of k operations. int64 [count, k+1]."""
+    step = np.arange(-task.max_operand, task.max_operand + 1)
+    walks = np.arange(task.max_value + 1)[:, None]
+    for _ in range(k):
+        value = walks[:, -1:] + step
+        row, column = np.nonzero((value >= 0) & (value <= task.max_value) & (step != 0))
+        walks = np.hstack([walks[row], value[row, column][:, None]])
+    return walks
+
+
+def _in_split(walks: np.ndarray, split: str, task: Task) -> np.ndarray:
+    """Which walks belong to the split: bool [n]. The hash is the finaliser of SplitMix64."""
+    code = np.zeros(len(walks), np.uint64)
+    for column in walks.astype(np.uint64).T:
+        code = code * np.uint64(task.max_value + 1) + column
+    code = (code ^ (code >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    code = (code ^ (code >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.isin((code ^ (code >> np.uint64(31))) % np.uint64(8), SPLITS[split])
+
+
+def _names(start: int, k: int, task: Task) -> str:
+    """The k+1 labels of a problem, one character each."""
+    return (task.labels * 2)[start : start + k + 1]
+
+
+def _problem(start: int, walk: Sequence[int], task: Task) -> Problem:
+    names = _names(start, len(walk) - 1, task)
+    words = [names[0], str(walk[0])]
+    for name, (before, after) in zip(names[1:], pairwise(walk), strict=True):
+        words += [name, PLUS if after > before else MINUS, str(abs(after - before))]
+    return Problem(" ".join([*words, ASK]), str(walk[-1]), len(walk) - 1)
+
+
+def _parse(prompt: str, task: Task) -> list[int]:
+    """The running values, k+1 of them, of a prompt."""
+    words = prompt.split()
+    try:
+        start = task.labels.index(words[0])
+        values = [int(words[1])]
+        for sign, operand in zip(words[3:-1:3], words[4:-1:3], strict=True):
+            values.append(values[-1] + {PLUS: 1, MINUS: -1}[sign] * int(operand))
+        valid = (
+            2 <= len(values) <= len(task.labels)
+            and all(0 <= v <= task.max_value for v in values)
+            and all(0 < abs(b - a) <= task.max_operand for a, b in pairwise(values))
+            # Writing the problem anew finds every other flaw: labels, spelling, ends.
+            and _problem(start, values, task).prompt == prompt
+        )
+    except (IndexError, KeyError, ValueError):
+        valid = False
+    if not valid:
+        raise ValueError(f"oracle: not a problem of {task}: {prompt!r}")
+    return values
+
+
+def _checked(levels: Sequence[int], task: Task) -> list[int]:
+    levels = sorted(set(levels))
+    if not levels or levels[0] < 1 or levels[-1] >= len(task.labels):
+        raise ValueError(
+            f"arithmetic: levels must lie in 1..{len(task.labels) - 1}, as the labels of "
+            f"a problem are distinct, got {levels}"
+        )
+    return levels
+
+
+# --- warm-up traces -------------------------------------------------------------------------------
+
+
+def traces(
+    n: int,
+    levels: Sequence[int] = WARMUP_LEVELS,
+    seed: int = 0,
+    style: Style = SKILL,
+    cap: int = 32,
+    task: Task = TASK,
+) -> list[Trace]:
+    """n imperfect solutions to problems of the train split, levels evenly mixed.
+
+    Problems may repeat: the smallest levels have fewer than a warm-up needs. A response of more
+    than `cap` tokens, end-of-sequence included, is cut at `cap` and does not end.
+    ValueError: levels the task cannot have, probabilities that are none.
+    """
+    levels = _checked(levels, task)
+    apart = style.careful + style.direct + style.skip + style.loop
+    if min(style) < 0 or max(style) > 1 or apart > 1 + 1e-9 or style.ramble == 1:
+        raise ValueError(
+            f"traces: probabilities must lie in 0..1, careful + direct + skip + loop "
+            f"must not exceed 1 and ramble must be below 1, got {style}"
+        )
+    rng = np.random.default_rng([seed, len(SPLITS)])  # a stream that no set of problems uses
+    rows = []
+    for i, k in enumerate(levels):
+        rows += _level_traces(rng, (n - len(rows)) // (len(levels) - i), k, style, cap, task)
+    return [rows[i] for i in rng.permutation(n)]
+
+
+def _level_traces(rng, n: int, k: int, style: Style, cap: int, task: Task) -> list[Trace]:
+    walks = _walks(rng, n, k, "train", task)
+    starts = rng.integers(len(task.labels), size=n)
+
+    bounds = np.cumsum([style.careful, style.direct, style.skip, style.loop])
+    kind = np.searchsorted(bounds, rng.random(n), side="right")  # index into bounds; 4: plain
+    careful, direct, skip, loop = (kind == i for i in range(4))
+
+    # The values on paper: each follows from the one before it on paper, held in range after a slip.
+    slips = (rng.random((n, k)) < style.slip) & ~careful[:, None]
+    paper = walks.copy()
+    for i in range(k):
+        right = np.clip(paper[:, i] + walks[:, i + 1] - walks[:, i], 0, task.max_value)
+        paper[:, i + 1] = np.where(slips[:, i], _move(rng, right, task), right)
+
+    # Operations written out: those before breaking off, those up to the one that loops, or all.
+    done = np.select([skip, loop], [rng.integers(k, size=n), rng.integers(1, k + 1, size=n)], k)
+    answer = np.where(direct, walks[:, -1], paper[np.arange(n), done])
+
+    repeats = np.minimum(rng.geometric(1 - style.ramble, size=(n, k)) - 1, cap)
+    repeats = np.maximum(repeats, careful[:, None])
+    repeats[np.flatnonzero(loop), done[loop] - 1] = cap
+    done[direct] = -1
+
+    columns = (starts, walks, paper, done, answer, repeats, careful)
+    return [
+        _trace(*row, cap, task)
+        for row in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def _trace(start, walk, paper, done, answer, repeats, careful, cap: int, task: Task) -> Trace:
+    names = _names(start, len(walk) - 1, task)
+    words = [WAIT] if careful else []
+    if done >= 0:
+        words += [names[0], str(paper[0])]
+    for i in range(1, done + 1):
+        step = [names[i], str(paper[i])]
+        words += step + [WAIT, *step] * repeats[i - 1]
+    words += [ANSWER, str(answer)]
+    ends = len(words) + 1 <= cap
+    return Trace(_problem(start, walk, task).prompt, " ".join(words[:cap]), ends)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+class Files(NamedTuple):
+    train: Path
+    heldout: Path
+    harder: Path
+    tokenizer: Path
+
+
+def write(
+    directory: str | os.PathLike,
+    seed: int = 0,
+    train: int = 4096,
+    heldout: int = 128,
+    harder: int = 64,
+    task: Task = TASK,
+) -> Files:
+    """Writes the three problem files (JSON lines, one verl/DAPO row a line) and the tokenizer.
+
+    The same arguments give the same bytes. A file that already holds them is left alone, any other
+    is replaced in one step: several processes may call this at once and none reads half a file.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    files = Files(
+        *(directory / f"{split}.jsonl" for split in SPLITS), directory / "tokenizer.model"
+    )
+    sets = ((train, RL_LEVELS), (heldout, RL_LEVELS), (harder, HARDER_LEVELS))
+    for path, split, (n, levels) in zip(files[:3], SPLITS, sets, strict=True):
+        rows = [_row(i, p) for i, p in enumerate(problems(n, levels, seed, split, task))]
+        _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    _replace(files.tokenizer, tokenizer_model(task))
+    return files
+
+
+def _row(index: int, problem: Problem) -> dict:
+    return {
+        "data_source": "variable_chain",
+        "prompt": [{"role": "user", "content": problem.prompt}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": problem.answer, "style": "rule"},
+        "extra_info": {"index": index, "k": problem.k},
+    }
+
+
+def _replace(path: Path, content: bytes) -> None:
+    if path.exists() and path.read_bytes() == content:
+        return
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        draft.write_bytes(content)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def vocabulary(task: Task = TASK) -> list[str]:
+    """The words behind token ids 2, 3, ...; 0 is <unk> and 1 is </s>, the end-of-sequence.
+
+    Spare words, which no text contains, round the vocabulary up to a multiple of 8 (48 for the
+    default task) so that the embedding divides evenly over a mesh.
+    """
+    words = [*map(str, range(task.max_value + 1)), *task.labels, PLUS, MINUS, ASK, ANSWER, WAIT]
+    return words + [f"<spare{i}>" for i in range(-(len(words) + 2) % 8)]
+
+
+def tokenizer_model(task: Task = TASK) -> bytes:
+    """A SentencePiece word model over `vocabulary`: one token per word, ids in its order.
+
+    The trainer ranks words by frequency, hence a corpus in which each occurs once more than the
+    next. The bytes are the same every time, for one version of the sentencepiece package.
+    """
+    words = vocabulary(task)
+    corpus = (" ".join([word] * (len(words) - i)) for i, word in enumerate(words))
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=corpus,
+        model_writer=model,
+        model_type="word",
+        vocab_size=len(words) + 2,
+        normalization_rule_name="identity",
+        unk_id=0,
+        eos_id=1,
+        bos_id=-1,
+        pad_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return model.getvalue()

@@ -1,0 +1,1 @@
+"""Qwen2.5: the network, its attention, and its Hugging Face form."""

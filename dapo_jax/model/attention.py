@@ -1,0 +1,77 @@
+"""Attention of the trainer (packed rows) and of the decoder (one query, a cache).
+
+Dims: B rows, T tokens of a row, C cached tokens, H query heads, K key/value heads, d head_dim.
+Heads come before tokens: on CPU a heads-first product runs several times faster than the grouped
+form, and accelerators do not care.
+"""
+
+import jax
+import jax.numpy as jnp
+
+_MASKED = -1e30  # finite: a row of padding must not turn into NaN
+
+
+def repeat_kv(x_BxKxTxd: jax.Array, num_heads: int) -> jax.Array:
+    """Each key/value head serves num_heads/K neighbouring query heads."""
+    return jnp.repeat(x_BxKxTxd, num_heads // x_BxKxTxd.shape[1], axis=1)
+
+
+def packed(
+    q_BxHxTxd: jax.Array,
+    k_BxKxTxd: jax.Array,
+    v_BxKxTxd: jax.Array,
+    segments_BxT: jax.Array,
+    chunk: int,
+) -> jax.Array:
+    """Causal attention within segments; segment 0 is padding. Returns [B, H, T, d].
+
+    A row holds several sequences one behind the other, each with its own segment number, so that
+    rows are full and all shapes constant. Queries go in chunks, so that scores take chunk x T and
+    not T x T; softmax is in float32.
+    """
+    _, H, T, d = q_BxHxTxd.shape
+    k_BxHxTxd, v_BxHxTxd = repeat_kv(k_BxKxTxd, H), repeat_kv(v_BxKxTxd, H)
+    index_T = jnp.arange(T)
+
+    def attend(q_BxHxcxd, index_c, segments_Bxc):
+        scores = jnp.einsum(
+            "BHcd,BHTd->BHcT", q_BxHxcxd, k_BxHxTxd, preferred_element_type=jnp.float32
+        )
+        same_BxcxT = segments_Bxc[:, :, None] == segments_BxT[:, None, :]
+        causal_cxT = index_c[:, None] >= index_T[None, :]
+        mask = (same_BxcxT & causal_cxT)[:, None]
+        weights = jax.nn.softmax(jnp.where(mask, scores * d**-0.5, _MASKED), axis=-1)
+        return jnp.einsum("BHcT,BHTd->BHcd", weights.astype(v_BxHxTxd.dtype), v_BxHxTxd)
+
+    if T <= chunk:
+        return attend(q_BxHxTxd, index_T, segments_BxT)
+
+    pad = -T % chunk
+    steps = (T + pad) // chunk
+
+    def split(x, axis):  # [..., T, ...] -> [steps, ..., chunk, ...]
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (0, pad)
+        x = jnp.pad(x, widths)
+        x = x.reshape(*x.shape[:axis], steps, chunk, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0)
+
+    # Remat: the backward pass makes one chunk's scores again instead of keeping all of them.
+    step = jax.checkpoint(lambda args: attend(*args))
+    out = jax.lax.map(step, (split(q_BxHxTxd, 2), split(index_T, 0), split(segments_BxT, 1)))
+    out = jnp.moveaxis(out, 0, 2)  # [B, H, steps, chunk, d]
+    return out.reshape(*out.shape[:2], T + pad, d)[:, :, :T]
+
+
+def cached(
+    q_BxHx1xd: jax.Array, k_BxKxCxd: jax.Array, v_BxKxCxd: jax.Array, positions_B: jax.Array
+) -> jax.Array:
+    """One query a row at `positions_B` over its cache, itself included. Returns [B, H, 1, d]."""
+    B, H, _, d = q_BxHx1xd.shape
+    K, C = k_BxKxCxd.shape[1:3]
+    q = q_BxHx1xd.reshape(B, K, H // K, d)
+    scores_BxKxGxC = jnp.einsum("BKGd,BKCd->BKGC", q, k_BxKxCxd, preferred_element_type=jnp.float32)
+    live_BxC = jnp.arange(C)[None] <= positions_B[:, None]
+    scores = jnp.where(live_BxC[:, None, None], scores_BxKxGxC * d**-0.5, _MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxKxCxd.dtype)
+    return jnp.einsum("BKGC,BKCd->BKGd", weights, v_BxKxCxd).reshape(B, H, 1, d)

@@ -1,0 +1,329 @@
+"""Qwen2.5 checkpoints in Hugging Face form: found, streamed into (sharded) arrays, written.
+
+    model = load("Qwen/Qwen2.5-0.5B")  # or a directory
+    logits_BxTxV = model(tokens_BxT)
+
+A checkpoint is a directory: config.json, one model.safetensors or several with an index, tokenizer
+files. Only safetensors are read, never pickles.
+"""
+
+import functools
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from tqdm import tqdm
+
+from dapo_jax import parallel
+from dapo_jax.model import qwen2
+from dapo_jax.model.hf_format import (
+    DTYPES,
+    INDEX,
+    SINGLE,
+    Header,
+    Weight,
+    config_json,
+    open_file,
+    read_headers,
+    read_json,
+    read_shape,
+    weights,
+)
+from dapo_jax.model.qwen2 import Params, Shape
+
+__all__ = ["Model", "load", "load_params", "read_shape", "resolve", "save"]
+
+_TOKENIZER = ("tokenizer*", "vocab.json", "merges.txt", "*.jinja")
+_TOKENIZER_EXTRAS = ("special_tokens_map.json", "added_tokens.json")
+
+
+def resolve(path_or_name: str | Path) -> Path:
+    """Directory of a checkpoint: a local one, else a hub name, downloaded (or found in the cache).
+
+    ValueError: no such directory, or a hub name that cannot be fetched and is not cached.
+    """
+    path, name = Path(path_or_name).expanduser(), str(path_or_name)
+    if path.is_dir():
+        return path
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(f"{name}: no such directory; pass the one that holds config.json")
+    try:
+        wanted = ["*.safetensors", "*.json", *_TOKENIZER]
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
+    except Exception as e:  # the client's own errors, those of its HTTP library, the system's
+        raise ValueError(
+            f"{name}: no such directory, and not to be had from the Hugging Face hub or its cache"
+            f" ({type(e).__name__}); pass the directory that holds its config.json and safetensors"
+        ) from e
+
+
+# ------------------------------------------------------------------------------------------------
+# Loading
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """`model(tokens_BxT)`: float32 logits [B, T, V] of whole sequences, one a row, jitted."""
+
+    shape: Shape
+    params: Params
+
+    def __call__(self, tokens_BxT) -> jax.Array:
+        return _logits(self.shape, self.params, jnp.asarray(tokens_BxT))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(shape: Shape, params: Params, tokens_BxT):
+    return qwen2.bind(shape, params)(tokens_BxT)
+
+
+def load(path: str | Path, dtype: str = "float32", **compute_choices) -> Model:
+    """Network and weights of a directory or hub name, for notebooks and tests (it makes [B, T, V]).
+    `dtype` is that of the weights and of the computation."""
+    directory = resolve(path)
+    shape = read_shape(directory, **compute_choices)
+    return Model(shape, load_params(directory, shape, dtype=dtype))
+
+
+def load_params(
+    path: str | Path,
+    shape: Shape,
+    mesh: Mesh | None = None,
+    rules: parallel.Rules | None = None,
+    dtype: str = "float32",
+) -> Params:
+    """Stream a checkpoint directory into arrays: laid out by `rules` over `mesh`, or on one device.
+
+    The host holds one tensor at a time (of it only what this process's devices keep); stacked
+    arrays are filled in place on the devices, a layer at a time. float32, float16 and bfloat16
+    tensors become `dtype` there.
+
+    ValueError, before a weight is read: see `hf_format.read_headers`.
+    """
+    path, dtype = Path(path), jnp.dtype(dtype)
+    headers = read_headers(path, shape)
+    params = {}
+    with tqdm(
+        total=sum(h.nbytes for h in headers.values()),
+        desc=f"loading {path.name}",
+        unit="B",
+        unit_scale=True,
+        disable=jax.process_index() > 0,
+    ) as bar:
+        # Largest first: a tensor's passing copies then exist while little else does.
+        for w in sorted(weights(shape), key=lambda w: -w.size):
+            params[w.keys] = _load_weight(w, headers, mesh, rules, dtype, bar)
+    return unflatten_dict(params)
+
+
+def _load_weight(w: Weight, headers, mesh, rules, dtype, bar: tqdm) -> jax.Array:
+    layer_sharding = _sharding(w.axes, mesh, rules)
+    if not w.stacked:
+        x = _load_tensor(headers[w.names[0]], w.names[0], w, layer_sharding, bar)
+        convert = jax.jit(lambda x: x.astype(dtype), out_shardings=layer_sharding)
+        return x if x.dtype == dtype else convert(x)
+
+    sharding = _sharding(("layers", *w.axes), mesh, rules)
+    zeros = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=sharding)
+    set_layer = jax.jit(_set_layer, donate_argnums=0, static_argnums=3, out_shardings=sharding)
+    # XLA's CPU backend converts a whole bfloat16 stack to float32 and back at each update; of bits
+    # it writes the one layer. On TPU it is the bits that would cost a copy of the stack.
+    as_bits = next(iter(sharding.device_set)).platform == "cpu"
+    stack = zeros((len(w.names), *w.shape), dtype)
+    for i, name in enumerate(w.names):
+        layer = _load_tensor(headers[name], name, w, layer_sharding, bar)
+        stack = set_layer(stack, layer, i, as_bits)
+        stack.block_until_ready()  # else the host reads ahead, and layers pile up
+    return stack
+
+
+def _set_layer(stack, layer, i, as_bits: bool):
+    """Layer i of the stack, in place: the stack is donated."""
+    layer = layer.astype(stack.dtype)
+    if not as_bits:
+        return jax.lax.dynamic_update_index_in_dim(stack, layer, i, 0)
+    bits = f"uint{8 * stack.dtype.itemsize}"
+    stack_bits, layer_bits = (jax.lax.bitcast_convert_type(x, bits) for x in (stack, layer))
+    stack_bits = jax.lax.dynamic_update_index_in_dim(stack_bits, layer_bits, i, 0)
+    return jax.lax.bitcast_convert_type(stack_bits, stack.dtype)
+
+
+def _sharding(axes, mesh, rules) -> Sharding:
+    if mesh is None:
+        return SingleDeviceSharding(jax.local_devices()[0])
+    return NamedSharding(mesh, parallel.spec(axes, rules))
+
+
+def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: tqdm) -> jax.Array:
+    """One tensor in our layout, in its file's dtype."""
+    # Opened once a tensor: the file is mapped into memory, and pages once read stay resident.
+    with open_file(header.file) as f:
+        stored, parts = f.get_slice(name), {}
+
+        def part(index):  # replicas share what was read
+            ranges = tuple(s.indices(n)[:2] for s, n in zip(index, w.shape, strict=True))
+            if ranges not in parts:
+                parts[ranges] = _read(stored, w, ranges)
+            return parts[ranges]
+
+        x = jax.make_array_from_callback(w.shape, sharding, part)
+        x.block_until_ready()
+    bar.update(header.nbytes)
+    return x
+
+
+def _read(stored, w: Weight, ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
+    """From an open tensor, the part that is `ranges` ((start, stop) of each dimension) in our
+    layout. Of dimensions that are joined there, the first is cut while reading, others after."""
+    rows, sizes, cut = [], [], []
+    for first, *rest in w.groups:
+        (start, stop), others = ranges[first], [w.shape[a] for a in rest]
+        stride = int(np.prod(others, dtype=int))
+        rows.append(slice(start * stride, stop * stride))
+        sizes += [stop - start, *others]
+        cut += [slice(None), *(slice(*ranges[a]) for a in rest)]
+    return stored[tuple(rows)].reshape(sizes)[tuple(cut)].transpose(np.argsort(w.order))
+
+
+# ------------------------------------------------------------------------------------------------
+# Saving
+# ------------------------------------------------------------------------------------------------
+
+Tensors = list[tuple[Weight, int]]  # weights and which layer of each
+
+
+def save(
+    path: str | Path,
+    shape: Shape,
+    params: Params,
+    dtype: str = "bfloat16",
+    tokenizer_dir: str | Path | None = None,
+    shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Write a directory that `transformers` opens. It appears whole or not at all.
+
+    The host holds one tensor at a time. `tokenizer_dir` is usually the checkpoint that training
+    started from: besides the tokenizer, what `shape` does not know (context length, special token
+    ids, generation settings) is taken from its config.json and generation_config.json.
+    In a multi-process run every process calls this, and process 0 writes.
+
+    ValueError: `path` exists and is not an empty directory, `tokenizer_dir` holds no tokenizer, or
+    `dtype` is none of float32, float16 and bfloat16.
+    """
+    path, dtype = Path(path), str(dtype)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r}: wants one of {', '.join(DTYPES)}")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path}: exists already; choose another directory or remove it")
+    small = _small_files(tokenizer_dir, shape, dtype)
+    files = _plan(shape, jnp.dtype(dtype).itemsize, shard_bytes)
+    flat, writes = flatten_dict(params), jax.process_index() == 0
+    partial = path.with_name(path.name + ".partial")
+    if writes:
+        shutil.rmtree(partial, ignore_errors=True)  # of an interrupted attempt
+        partial.mkdir(parents=True)
+        for name, content in small.items():
+            (partial / name).write_bytes(content)
+        if len(files) > 1:
+            (partial / INDEX).write_bytes(_index(files, jnp.dtype(dtype).itemsize))
+    total = sum(len(tensors) for tensors in files.values())
+    with tqdm(total=total, desc=f"writing {path.name}", unit="tensor", disable=not writes) as bar:
+        for file, tensors in files.items():
+            values = (_fetch(flat[w.keys], i, w, dtype, bar) for w, i in tensors)
+            if writes:
+                _write_file(partial / file, tensors, dtype, values)
+            else:
+                for _ in values:  # take part in the gathers
+                    pass
+    if writes:
+        partial.rename(path)
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(f"saved {path}")
+
+
+def _plan(c: Shape, itemsize: int, shard_bytes: int) -> dict[str, Tensors]:
+    """File name -> its tensors in the network's order; files of at most `shard_bytes`."""
+    table = weights(c)
+    tensors = [(w, 0) for w in table if w.keys == ("embed",)]
+    tensors += [(w, i) for i in range(c.num_layers) for w in table if w.stacked]
+    tensors += [(w, 0) for w in table if not w.stacked and w.keys != ("embed",)]
+    shards, room = [[]], shard_bytes
+    for w, i in tensors:
+        if w.size * itemsize > room and shards[-1]:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append((w, i))
+        room -= w.size * itemsize
+    n = len(shards)
+    names = [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
+    return dict(zip(names if n > 1 else [SINGLE], shards, strict=True))
+
+
+def _fetch(x: jax.Array, i: int, w: Weight, dtype: str, bar: tqdm) -> np.ndarray:
+    bar.update()
+    return parallel.to_host(_to_hf(x, i, w.stacked, w.order, w.hf_shape, dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
+def _to_hf(x, i, stacked: bool, order, hf_shape, dtype: str):
+    """Layer i in Hugging Face's layout."""
+    x = jax.lax.dynamic_index_in_dim(x, i, keepdims=False) if stacked else x
+    return x.transpose(order).reshape(hf_shape).astype(dtype)
+
+
+def _write_file(file: Path, tensors: Tensors, dtype: str, values: Iterable[np.ndarray]) -> None:
+    """One safetensors file: the header's length, the header in JSON, the data. Written by hand,
+    because the library's writer wants all tensors of a file in memory."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for w, i in tensors:
+        start, end = end, end + w.size * jnp.dtype(dtype).itemsize
+        header[w.names[i]] = dict(dtype=DTYPES[dtype], shape=w.hf_shape, data_offsets=[start, end])
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data start at a multiple of 8
+    with file.open("wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for value in values:
+            f.write(np.ascontiguousarray(value).view(np.uint8).data)
+
+
+def _index(files: dict[str, Tensors], itemsize: int) -> bytes:
+    total = sum(w.size * itemsize for tensors in files.values() for w, _ in tensors)
+    listed = {w.names[i]: file for file, tensors in files.items() for w, i in tensors}
+    return _json({"metadata": {"total_size": total}, "weight_map": dict(sorted(listed.items()))})
+
+
+def _small_files(tokenizer_dir: str | Path | None, c: Shape, dtype: str) -> dict[str, bytes]:
+    """File name -> content of all that is not weights."""
+    files, config, generation = {}, {}, {}
+    if tokenizer_dir is not None:
+        source = Path(tokenizer_dir)
+        for pattern in (*_TOKENIZER, *_TOKENIZER_EXTRAS):
+            files |= {f.name: f.read_bytes() for f in source.glob(pattern) if f.is_file()}
+        if not files:
+            raise ValueError(f"{source}: no tokenizer files (tokenizer.json, vocab.json, ...)")
+        if (source / "config.json").is_file():
+            config = read_json(source / "config.json")
+        if (source / "generation_config.json").is_file():
+            generation = read_json(source / "generation_config.json")
+    kept = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+    config = {k: config[k] for k in kept if config.get(k) is not None}
+    generation = generation or {k: v for k, v in config.items() if k.endswith("_token_id")}
+    files["config.json"] = _json(config_json(c, dtype) | config)
+    files["generation_config.json"] = _json(generation)
+    return files
+
+
+def _json(value: dict) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

@@ -1,0 +1,325 @@
+"""Qwen2.5 in Flax NNX: RMSNorm, RoPE, grouped-query attention with q/k/v bias, SwiGLU.
+
+Every weight is declared once, by `declare(...)`: shape, logical axes, initializer and Hugging Face
+name. Initialisation, sharding, the abstract tree and the checkpoint mapping all come from there.
+
+Between functions the parameters travel as a plain nested dict of arrays (`params`), blocks stacked
+along a leading `layers` axis; `bind(shape, params)` makes a callable module of them inside a jitted
+function. The trainer and the sampler run the same `Block`: only where attention reads its keys
+differs.
+
+Dims: B rows, T tokens, D hidden, F intermediate, H query heads, K key/value heads, d head_dim,
+L layers, V vocabulary, S slots, C cached tokens.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from dapo_jax.model import attention
+from dapo_jax.parallel import constrain
+
+Params = dict[str, Any]
+
+
+class Shape(NamedTuple):
+    """What the network is; static under jit. Fields as in `config.model`."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_eps: float
+    tie_embeddings: bool
+    init_std: float = 0.02
+    scan_layers: bool = True
+    remat: str = "full"
+    attention_chunk: int = 512
+    head_chunk: int = 1024
+
+
+def shape_from_config(c) -> Shape:
+    """`config.model` -> Shape (for models made from the config's own fields)."""
+    return Shape(
+        vocab_size=c.model.vocab_size,
+        hidden_size=c.model.hidden_size,
+        intermediate_size=c.model.intermediate_size,
+        num_layers=c.model.num_layers,
+        num_heads=c.model.num_heads,
+        num_kv_heads=c.model.num_kv_heads,
+        head_dim=c.model.head_dim,
+        rope_theta=c.model.rope_theta,
+        rms_eps=c.model.rms_eps,
+        tie_embeddings=c.model.tie_embeddings,
+        init_std=c.model.init_std,
+        **compute_choices(c),
+    )
+
+
+def compute_choices(c) -> dict[str, Any]:
+    """The fields of `config.model` that change how the network is computed, not what it is."""
+    return dict(
+        scan_layers=c.model.scan_layers,
+        remat=c.model.remat,
+        attention_chunk=c.model.attention_chunk,
+        head_chunk=c.model.head_chunk,
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# Weights
+# ------------------------------------------------------------------------------------------------
+
+
+def _ones(key, shape):
+    return jnp.ones(shape, jnp.float32)
+
+
+def _zeros(key, shape):
+    return jnp.zeros(shape, jnp.float32)
+
+
+def _normal(std):
+    return lambda key, shape: std * jax.random.normal(key, shape, jnp.float32)
+
+
+def declare(rngs, shape, axes, init, hf: str, in_axes: int = 0, layers: int = 0) -> nnx.Param:
+    """One weight. `hf` is its Hugging Face name ('{}' = layer number); the first `in_axes`
+    dimensions are a linear layer's inputs (Hugging Face stores [out, in]; 0 = not linear);
+    `layers` > 0 stacks that many along a leading axis."""
+    if layers:
+        shape, axes = (layers, *shape), ("layers", *axes)
+    return nnx.Param(init(rngs.params(), shape), axes=axes, hf=hf, in_axes=in_axes)
+
+
+class Block(nnx.Module):
+    """One decoder block; its weights carry a leading layer axis until a scan or slice takes it."""
+
+    def __init__(self, c: Shape, rngs: nnx.Rngs):
+        D, F, H, K, d = (
+            c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim
+        )  # fmt: skip
+        self.c = c
+        weight = functools.partial(declare, rngs, layers=c.num_layers)
+        over_D, over_F, over_Hd = _normal(D**-0.5), _normal(F**-0.5), _normal((H * d) ** -0.5)
+        # fmt: off
+        attn, mlp = "model.layers.{}.self_attn", "model.layers.{}.mlp"
+        self.attn_norm = weight((D,), ("embed",), _ones, "model.layers.{}.input_layernorm.weight")
+        self.q = weight((D, H, d), ("embed", "heads", "head_dim"), over_D, attn + ".q_proj.weight", 1)
+        self.k = weight((D, K, d), ("embed", "kv_heads", "head_dim"), over_D, attn + ".k_proj.weight", 1)
+        self.v = weight((D, K, d), ("embed", "kv_heads", "head_dim"), over_D, attn + ".v_proj.weight", 1)
+        self.q_bias = weight((H, d), ("heads", "head_dim"), _zeros, attn + ".q_proj.bias")
+        self.k_bias = weight((K, d), ("kv_heads", "head_dim"), _zeros, attn + ".k_proj.bias")
+        self.v_bias = weight((K, d), ("kv_heads", "head_dim"), _zeros, attn + ".v_proj.bias")
+        self.o = weight((H, d, D), ("heads", "head_dim", "embed"), over_Hd, attn + ".o_proj.weight", 2)
+        self.mlp_norm = weight((D,), ("embed",), _ones, "model.layers.{}.post_attention_layernorm.weight")
+        self.gate = weight((D, F), ("embed", "mlp"), over_D, mlp + ".gate_proj.weight", 1)
+        self.up = weight((D, F), ("embed", "mlp"), over_D, mlp + ".up_proj.weight", 1)
+        self.down = weight((F, D), ("mlp", "embed"), over_F, mlp + ".down_proj.weight", 1)
+        # fmt: on
+
+    def __call__(self, x_BxTxD, positions_BxT, attend: Callable):
+        """`attend(q, k, v) -> (y_BxHxTxd, extra)` decides where keys come from; `extra` (this
+        layer's new keys and values, say) is handed back beside the output."""
+        h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
+        q = jnp.einsum("BTD,DHd->BHTd", h, self.q[...]) + self.q_bias[...][:, None]
+        k = jnp.einsum("BTD,DKd->BKTd", h, self.k[...]) + self.k_bias[...][:, None]
+        v = jnp.einsum("BTD,DKd->BKTd", h, self.v[...]) + self.v_bias[...][:, None]
+        q = constrain(q, "batch", "heads", "token", "head_dim")
+        k = constrain(k, "batch", "kv_heads", "token", "head_dim")
+        q, k = rope(q, positions_BxT, self.c.rope_theta), rope(k, positions_BxT, self.c.rope_theta)
+        y, extra = attend(q, k, v)
+        x_BxTxD = x_BxTxD + jnp.einsum("BHTd,HdD->BTD", y, self.o[...])
+        x_BxTxD = constrain(x_BxTxD, "batch", "token", "act_embed")
+
+        h = rms_norm(x_BxTxD, self.mlp_norm[...], self.c.rms_eps)
+        h_BxTxF = jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])
+        x_BxTxD = x_BxTxD + constrain(h_BxTxF, "batch", "token", "mlp") @ self.down[...]
+        return constrain(x_BxTxD, "batch", "token", "act_embed"), extra
+
+
+class Qwen2(nnx.Module):
+    """The network. `model(tokens_BxT) -> logits_BxTxV` is for notebooks and tests; the trainer uses
+    `hidden` with `head`, the sampler `prefill` and `decode`, none of which makes [B, T, V]."""
+
+    def __init__(self, c: Shape, rngs: nnx.Rngs):
+        self.c = c
+        V, D = c.vocab_size, c.hidden_size
+        self.embed = declare(
+            rngs, (V, D), ("vocab", "embed"), _normal(c.init_std), "model.embed_tokens.weight"
+        )
+        self.blocks = Block(c, rngs)
+        self.final_norm = declare(rngs, (D,), ("embed",), _ones, "model.norm.weight")
+        if not c.tie_embeddings:
+            self.lm_head = declare(
+                rngs, (D, V), ("embed", "vocab"), _normal(D**-0.5), "lm_head.weight", in_axes=1
+            )
+
+    # --- training -----------------------------------------------------------------------------
+
+    def hidden(self, tokens_BxT, positions_BxT, segments_BxT) -> jax.Array:
+        """Packed rows -> final hidden states [B, T, D]. Segment 0 is padding."""
+
+        def attend(q, k, v):
+            y = attention.packed(q, k, v, segments_BxT, self.c.attention_chunk)
+            return y, None
+
+        x_BxTxD, _ = self._run(self._embed(tokens_BxT), positions_BxT, lambda _: attend)
+        return self._final(x_BxTxD)
+
+    def head(self) -> jax.Array:
+        """Output weights [D, V]: logits = hidden @ head."""
+        return self.embed[...].T if self.c.tie_embeddings else self.lm_head[...]
+
+    def __call__(self, tokens_BxT) -> jax.Array:
+        """float32 logits [B, T, V] of whole sequences, one a row."""
+        positions = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
+        x_BxTxD = self.hidden(tokens_BxT, positions, jnp.ones_like(tokens_BxT))
+        return jnp.matmul(x_BxTxD, self.head(), preferred_element_type=jnp.float32)
+
+    # --- sampling -----------------------------------------------------------------------------
+
+    def prefill(self, tokens_BxT) -> list[tuple[jax.Array, jax.Array]]:
+        """Keys and values [B, K, T, d] of each layer for prompts that start at position 0. Later
+        tokens never change earlier ones' keys, so right padding is harmless. No head is run."""
+        positions = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
+        segments = jnp.ones_like(tokens_BxT)
+
+        def attend(q, k, v):
+            return attention.packed(q, k, v, segments, self.c.attention_chunk), (k, v)
+
+        return self._unrolled(self._embed(tokens_BxT), positions, lambda _: attend)[1]
+
+    def decode(self, tokens_S, positions_S, cache: list):
+        """One token a slot: writes its keys at `positions_S` of each layer's ([S, K, C, d]) pair
+        and returns (final hidden states [S, D], cache)."""
+
+        def attend_layer(i):
+            def attend(q, k, v):
+                k_SxKxCxd, v_SxKxCxd = (
+                    jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(
+                        old, new, positions_S, 1
+                    )
+                    for old, new in zip(cache[i], (k, v), strict=True)
+                )
+                y = attention.cached(q, k_SxKxCxd, v_SxKxCxd, positions_S)
+                return y, (k_SxKxCxd, v_SxKxCxd)
+
+            return attend
+
+        x = self._embed(tokens_S[:, None])
+        x_Sx1xD, cache = self._unrolled(x, positions_S[:, None], attend_layer)
+        return self._final(x_Sx1xD)[:, 0], cache
+
+    # --- shared -------------------------------------------------------------------------------
+
+    def _embed(self, tokens_BxT):
+        return constrain(self.embed[...][tokens_BxT], "batch", "token", "act_embed")
+
+    def _final(self, x_BxTxD):
+        return rms_norm(x_BxTxD, self.final_norm[...], self.c.rms_eps)
+
+    def _run(self, x_BxTxD, positions_BxT, attend_layer):
+        """The training pass over the blocks: scanned or unrolled, under the remat policy."""
+        if not self.c.scan_layers:
+            return self._unrolled(x_BxTxD, positions_BxT, attend_layer, remat=True)
+        graphdef, stacked = nnx.split(self.blocks)
+
+        def step(x, layer):
+            return nnx.merge(graphdef, layer)(x, positions_BxT, attend_layer(None))
+
+        return jax.lax.scan(_remat(step, self.c.remat), x_BxTxD, stacked)
+
+    def _unrolled(self, x_BxTxD, positions_BxT, attend_layer, remat=False):
+        graphdef, stacked = nnx.split(self.blocks)
+        extras = []
+        for i in range(self.c.num_layers):
+            # Sliced outside the layer function: inside a decode loop XLA then hoists the slice.
+            layer = jax.tree.map(lambda w: w[i], stacked)  # noqa: B023
+
+            def step(x, layer, i=i):
+                return nnx.merge(graphdef, layer)(x, positions_BxT, attend_layer(i))
+
+            step = _remat(step, self.c.remat) if remat else step
+            x_BxTxD, extra = step(x_BxTxD, layer)
+            extras.append(extra)
+        return x_BxTxD, extras
+
+
+def _remat(step: Callable, policy: str) -> Callable:
+    if policy == "none":
+        return step
+    save = {
+        "full": jax.checkpoint_policies.nothing_saveable,
+        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    }[policy]
+    return jax.checkpoint(step, policy=save, prevent_cse=False)
+
+
+def rms_norm(x, scale, eps: float):
+    """x / rms(x) * scale, with the mean square in float32."""
+    x32 = x.astype(jnp.float32)
+    x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return x32.astype(x.dtype) * scale
+
+
+def rope(x_BxHxTxd, positions_BxT, theta: float):
+    """Rotary embedding, half-split as in Hugging Face's Qwen2: dimension i pairs with i + d/2."""
+    half = x_BxHxTxd.shape[-1] // 2
+    frequency_half = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions_BxT[:, None, :, None].astype(jnp.float32) * frequency_half
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    a, b = jnp.split(x_BxHxTxd.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BxHxTxd.dtype)
+
+
+# ------------------------------------------------------------------------------------------------
+# Parameters as plain data
+# ------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache
+def _abstract(c: Shape):
+    return nnx.split(nnx.eval_shape(lambda: Qwen2(c, nnx.Rngs(0))))
+
+
+def init(c: Shape, key: jax.Array) -> Params:
+    """Random float32 parameters. Pure: jit it with `out_shardings` to make them in place."""
+    return nnx.to_pure_dict(nnx.state(Qwen2(c, nnx.Rngs(params=key))))
+
+
+def abstract(c: Shape) -> Params:
+    """The tree of `init` as jax.ShapeDtypeStructs."""
+    return nnx.to_pure_dict(_abstract(c)[1])
+
+
+def metadata(c: Shape, name: str) -> Params:
+    """The tree of one declared property: 'axes', 'hf' or 'in_axes'."""
+    is_param = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    state = jax.tree.map(lambda p: p.get_metadata()[name], _abstract(c)[1], is_leaf=is_param)
+    return nnx.to_pure_dict(state)
+
+
+def bind(c: Shape, params: Params) -> Qwen2:
+    """A callable module over these arrays; use it inside jitted functions."""
+    graphdef, state = _abstract(c)
+    state = jax.tree.map(lambda x: x, state)  # a copy: the cached one stays abstract
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graphdef, state)
+
+
+def cast(params: Params, dtype) -> Params:
+    """Compute copy of the master weights (the identity for float32)."""
+    return jax.tree.map(lambda w: w.astype(dtype), params)
+
+
+def param_count(c: Shape) -> int:
+    return sum(w.size for w in jax.tree.leaves(abstract(c)))

@@ -1,0 +1,413 @@
+"""Train by DAPO: Algorithm 1 of the paper, one rollout step after the other.
+
+    python -m dapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
+
+The same command resumes. WORKDIR receives config.json (resolved), metrics.jsonl, tensorboard/,
+rollouts/ (text samples), eval/ and checkpoints/. Any field of the config can be overridden:
+--config.optim.lr=1e-6. Exit code 0 at the end, or after SIGTERM once the running step is saved.
+"""
+
+import pathlib
+import signal
+import time
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from dapo_jax import cli, parallel, parts, warmup
+from dapo_jax import config as config_lib
+from dapo_jax.dapo import advantage, objective, packing, reward, update
+from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
+from dapo_jax.data import problems
+from dapo_jax.evaluate import evaluate_sets
+from dapo_jax.model import hf, qwen2
+from dapo_jax.rollout.engine import Stats
+from dapo_jax.run import checkpoint, metrics
+from dapo_jax.run.checkpoint import State
+
+
+# ------------------------------------------------------------------------------------------------
+# Algorithm 1
+# ------------------------------------------------------------------------------------------------
+
+
+def train_step(c, text: parts.Text, machine: parts.Machine, stream, state: State):
+    """One rollout step: sample until the batch is full of mixed groups, then U updates on it.
+    Returns (state, metrics, the groups trained on)."""
+    started = time.perf_counter()
+
+    # Lines 3-8: generate, verify, filter; N groups in problem order.
+    got, stats = sample_batch(c, text, machine, stream, state)
+    rollout_done = time.perf_counter()
+    log = drawn_metrics(c, got, stats)
+    state = state._replace(
+        rounds=state.rounds + got.rounds,
+        position=got.next_position,
+        accept_rate=got.accept_rate,
+        carried=got.carried,
+        empty_steps=0 if got.groups else state.empty_steps + 1,
+        tokens=state.tokens + stats.tokens,
+        samples=state.samples + sum(len(g.responses) for g in got.drawn),
+    )
+
+    # Line 9: rewards with the length penalty, group-relative advantages, loss weights.
+    minibatches = make_minibatches(c, got.groups, state.step)
+    # Lines 10-12: old log-probs first, then the updates.
+    state, update_log = update_policy(c, machine, state, minibatches)
+
+    done = time.perf_counter()
+    log |= update_log | {
+        "optim/updates": state.updates,
+        "spent/tokens": state.tokens,
+        "spent/samples": state.samples,
+        "time/rollout_s": rollout_done - started,
+        "time/update_s": done - rollout_done,
+        "time/step_s": done - started,
+        "perf/tokens_per_s": stats.tokens / (done - started),
+        "perf/slot_occupancy": stats.occupancy,
+    }
+    return state._replace(step=state.step + 1), log, got.groups
+
+
+def sample_batch(c, text, machine, stream, state: State) -> tuple[Collected, Stats]:
+    """Dynamic sampling with the policy as it is at the start of the step."""
+    decode_params = machine.engine.decode_params(state.params)
+    totals = []
+
+    def sample(positions: range) -> list[Group]:
+        rows = [stream[i] for i in positions]
+        groups, stats = parts.sample_groups(
+            machine,
+            decode_params,
+            list(zip(positions, [text.train.ids[r] for r in rows], strict=True)),
+            c.rollout.group_size,
+            seed=c.seed,
+            temperature=c.rollout.temperature,
+            top_p=c.rollout.top_p,
+            max_response_tokens=c.rollout.max_response_tokens,
+        )
+        totals.append(stats)
+        graded = []
+        for group, row in zip(groups, rows, strict=True):
+            answer = text.train.problems[row].answer
+            verdicts = parts.grade(text.tokenizer, group.responses, answer, c.reward.mode)
+            graded.append(group._replace(correct=verdicts.correct, extras=verdicts))
+        return graded
+
+    got = collect(
+        sample,
+        start=state.position,
+        need=c.rollout.groups,
+        accept_rate=state.accept_rate,
+        max_rounds=c.sampling.max_rounds,
+        dynamic=c.sampling.dynamic,
+        surplus=c.sampling.surplus,
+        carried=state.carried,
+    )
+    return got, Stats(*np.sum(totals or [(0, 0, 0)], axis=0).tolist())
+
+
+def make_minibatches(c, groups: list[Group], step: int) -> list[list[packing.Item]]:
+    """Groups -> advantages and loss weights -> U mini-batches of whole groups, shuffled."""
+    if not groups:
+        return []
+    correct_NxG = np.stack([g.correct for g in groups])
+    length_NxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
+    truncated_NxG = np.array([[r.truncated for r in g.responses] for g in groups])
+    reward_NxG = shaped_rewards(c, correct_NxG, length_NxG)
+    filtered_NxG = truncated_NxG & (c.loss.overlong_filter != "off")
+    advantage_NxG = advantage.group_normalize(
+        reward_NxG,
+        ddof=c.advantage.ddof,
+        epsilon=c.advantage.epsilon,
+        counted_NxG=~filtered_NxG if c.loss.overlong_filter == "group" else None,
+    )
+    trained_NxG = np.where(filtered_NxG, 0, length_NxG)
+
+    order = np.random.default_rng([c.seed, step]).permutation(len(groups))
+    size = c.rollout.groups // c.optim.minibatches  # groups a mini-batch; a short batch has fewer
+    G = c.rollout.group_size
+    minibatches = []
+    for start in range(0, len(order), size):
+        part = order[start : start + size]
+        weights = objective.token_weights(
+            trained_NxG[part].ravel(),
+            np.repeat(part, G),
+            c.loss.normalizer,
+            c.loss.chunk_sequences,
+        ).reshape(len(part), G)
+        minibatches.append(
+            [
+                packing.Item(groups[n].prompt, r.tokens, r.logps, float(advantage_NxG[n, g]), w)
+                for n, row in zip(part, weights, strict=True)
+                for g, (r, w) in enumerate(zip(groups[n].responses, row, strict=True))
+            ]
+        )
+    return minibatches
+
+
+def shaped_rewards(c, correct: np.ndarray, length: np.ndarray) -> np.ndarray:
+    return reward.shaped(
+        correct,
+        length,
+        right=c.reward.correct,
+        wrong=c.reward.wrong,
+        max_tokens=c.rollout.max_response_tokens,
+        buffer_tokens=c.reward.overlong_buffer_tokens,
+        factor=c.reward.overlong_penalty,
+    )
+
+
+def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[str, float]]:
+    """Old (and reference) log-probs of the whole batch, then one gradient update a mini-batch."""
+    trainer = machine.trainer
+    temperature = np.float32(c.rollout.temperature)
+    coefficients = objective.Coefficients(*map(np.float32, objective.coefficients(c.loss)))
+    lr = np.float32(update.learning_rate(c.optim, state.step))
+    packed = []
+    for items in minibatches:
+        rows, used, _ = packing.pack(
+            items,
+            row_tokens=config_lib.row_tokens(c),
+            micro_rows=c.optim.micro_rows,
+            max_items=c.rollout.groups // c.optim.minibatches * c.rollout.group_size,
+        )
+        if not used:  # every response of it was filtered out
+            continue
+        rows, used = parallel.to_device(rows, trainer.row_sharding), np.int32(used)
+        old = rows.sampled_logp_AxRxT
+        if c.loss.old_logprobs == "recompute":
+            old = trainer.log_probs(state.params, rows, used, temperature)
+        ref = old
+        if state.ref_params is not None:
+            ref = trainer.log_probs(state.ref_params, rows, used, temperature)
+        packed.append((rows, old, ref, used))
+
+    params, opt_state, logs = state.params, state.opt_state, []
+    for rows, old, ref, used in packed:
+        params, opt_state, log = trainer.update(
+            params, opt_state, rows, old, ref, used, lr, temperature, coefficients
+        )
+        logs.append(log)
+    logs = parallel.to_host(logs)
+    in_row = state.skipped_in_row
+    for log in logs:
+        in_row = in_row + 1 if log["skipped"] else 0
+    state = state._replace(
+        params=params,
+        opt_state=opt_state,
+        updates=state.updates + len(logs),
+        skipped_in_row=in_row,
+    )
+    return state, metrics.update_metrics(logs, bool(c.loss.kl_coef)) | {"optim/lr": lr}
+
+
+def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float]:
+    """`rollout_metrics` with the rewards of everything drawn, accepted or not."""
+    correct = np.array([x for g in got.drawn for x in g.correct], bool)
+    length = np.array([len(r.tokens) for g in got.drawn for r in g.responses])
+    outcomes = np.where(correct, c.reward.correct, c.reward.wrong)
+    rewards = shaped_rewards(c, correct, length)
+    return metrics.rollout_metrics(got, outcomes, rewards, stats.tokens)
+
+
+# ------------------------------------------------------------------------------------------------
+# The run around it
+# ------------------------------------------------------------------------------------------------
+
+
+def train(c, workdir: pathlib.Path) -> None:
+    """Run up to `c.steps`. Raises ConfigError, ValueError or OSError for bad input, before anything
+    compiles."""
+    config_lib.validate(c, len(jax.devices()))
+    say = tqdm.write if jax.process_index() == 0 else lambda _: None
+    for warning in config_lib.warnings(c):
+        say(f"warning: {warning}")
+    open_workdir(workdir)
+    model_dir = hf.resolve(c.model.path) if c.model.path else None
+    text = parts.load_text(c, workdir, model_dir)
+    machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir)
+    checkpoint.dump_json(workdir / "config.json", config_lib.leaves(c))
+    for note in [*text.notes, describe(c, machine), f"workdir: {workdir}"]:
+        say(note)
+
+    manager = checkpoint.manager(workdir / "checkpoints", c.checkpoint.keep)
+    resumed = manager.latest_step()
+    state = start_state(c, text, machine, manager)
+    say(f"resumed after step {resumed}" if resumed is not None else "start")
+    writer = metrics.Writer(workdir, -1 if resumed is None else resumed, c.log.tensorboard)
+    terminated: list[int] = []  # SIGTERM (a preemption): finish the step, save, leave
+    handler = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
+    bar = tqdm(total=c.steps, initial=state.step, desc="DAPO", unit="step", dynamic_ncols=True)
+    try:
+        if resumed is None:
+            writer.scalars(0, evaluate_policy(c, machine, text, state, say))
+            checkpoint.save(manager, state, config_lib.leaves(c))
+        stream = problems.stream(range(len(text.train.ids)), c.seed)
+        stop = why_stop(c, state, {})
+        while state.step < c.steps and not stop and not terminated:
+            state, log, groups = train_step(c, text, machine, stream, state)
+            last = state.step == c.steps
+            if last or due(state.step, c.eval.every):
+                log |= evaluate_policy(c, machine, text, state, say)
+            writer.scalars(state.step, log)
+            writer.lines("rollouts", state.step, samples(c, text, stream, groups))
+            bar.update()
+            bar.set_postfix_str(metrics.short(log))
+            if shortage := describe_shortage(c, log):
+                say(f"warning: step {state.step}: {shortage}")
+            stop = why_stop(c, state, log)
+            if last or stop or terminated or due(state.step, c.checkpoint.every):
+                checkpoint.save(manager, state, config_lib.leaves(c))
+    finally:
+        bar.close()
+        manager.wait_until_finished()
+        manager.close()
+        writer.close()
+        signal.signal(signal.SIGTERM, handler)
+    say(summary(c, workdir, state, stop, bool(terminated)))
+
+
+def due(step: int, every: int) -> bool:
+    return bool(every) and step % every == 0
+
+
+def open_workdir(workdir: pathlib.Path) -> None:
+    """Make the directory and find out now, not after an hour, whether it can be written."""
+    if workdir.exists() and not workdir.is_dir():
+        raise ValueError(f"--workdir={workdir}: is a file; give a directory")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        probe = workdir / f".probe_{jax.process_index()}"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"--workdir={workdir}: cannot be written ({error.strerror})") from error
+
+
+def start_state(c, text: parts.Text, machine: parts.Machine, manager) -> State:
+    """Where the run begins:
+    1. at the newest checkpoint of this workdir, if there is one;
+    2. else with the parameters of `init_from`, if that is set;
+    3. else with the model directory's weights, or random ones, after the warm-up if there is one.
+    """
+    trainer = machine.trainer
+    shardings = State(trainer.param_shardings, trainer.opt_shardings, None, [])
+    abstract = qwen2.abstract(machine.shape)
+    if c.loss.kl_coef:
+        shardings = shardings._replace(ref_params=trainer.param_shardings)
+    step = manager.latest_step()
+    if step is not None:
+        ref = abstract if c.loss.kl_coef else None
+        like = State(abstract, jax.eval_shape(machine.tx.init, abstract), ref, [])
+        return checkpoint.restore(manager, step, like, shardings)
+    if c.init_from:
+        params = checkpoint.restore_params(c.init_from, abstract, trainer.param_shardings)
+    else:
+        params = parts.initial_params(c, machine)
+        if c.warmup.skill_steps + c.warmup.habit_steps:
+            params = warmup.warm_up(c, machine.mesh, machine.shape, text.tokenizer, params)
+    ref = jax.tree.map(lambda w: w.copy(), params) if c.loss.kl_coef else None
+    return State(params, trainer.init_opt_state(params), ref, [])
+
+
+def evaluate_policy(c, machine, text, state: State, say) -> dict[str, float]:
+    started = time.perf_counter()
+    scores = evaluate_sets(c, machine, machine.engine.decode_params(state.params), text)
+    for line in metrics.evaluation_lines(state.step, scores):
+        say(line)
+    return scores | {"time/eval_s": time.perf_counter() - started}
+
+
+def describe_shortage(c, log: dict[str, float]) -> str:
+    """What to say when dynamic sampling did not fill the batch; '' when it did."""
+    found = log["sampling/batch_groups"]
+    if not c.sampling.dynamic or found >= c.rollout.groups:
+        return ""
+    consequence = (
+        "stopping"
+        if c.sampling.on_exhausted == "stop"
+        else "training on them"
+        if found
+        else "no update"
+    )
+    return (
+        f"{found} of {c.rollout.groups} groups have right and wrong responses after"
+        f" {log['sampling/rounds']} rounds ({log.get('sampling/all_wrong_frac', 0):.0%} of the"
+        f" problems all wrong, {log.get('sampling/all_correct_frac', 0):.0%} all right);"
+        f" {consequence}"
+    )
+
+
+def why_stop(c, state: State, log: dict[str, float]) -> str:
+    """The configured policy that ends the run here; '' to go on."""
+    if state.empty_steps >= c.sampling.max_empty_steps:
+        return (
+            f"nothing to learn: {state.empty_steps} steps in a row without one group that has right"
+            f" and wrong responses ({state.samples} responses drawn in {state.rounds} rounds);"
+            " give easier or harder problems, more responses a problem, or a better start"
+        )
+    if c.sampling.on_exhausted == "stop" and log and describe_shortage(c, log):
+        return f"dynamic sampling used up its {c.sampling.max_rounds} rounds"
+    if state.skipped_in_row >= c.optim.max_skipped:
+        return f"{state.skipped_in_row} non-finite gradients in a row; lower optim.lr"
+    return ""
+
+
+def samples(c, text: parts.Text, stream, groups: list[Group]):
+    """A few responses of the batch as readable rows, spread over its groups."""
+    for group in groups[: c.log.samples]:
+        problem = text.train.problems[stream[group.position]]
+        for i in {int(group.correct.argmax()), int(group.correct.argmin())}:
+            response = group.responses[i]
+            yield {
+                "position": group.position,
+                "problem": problem.id,
+                "prompt": text.tokenizer.decode(group.prompt),
+                "response": text.tokenizer.decode(response.tokens.tolist()),
+                "answer": problem.answer,
+                "correct": bool(group.correct[i]),
+                "tokens": len(response.tokens),
+                "truncated": response.truncated,
+                "mean_entropy": float(response.entropies.mean()),
+            }
+
+
+def describe(c, machine: parts.Machine) -> str:
+    sizes = " x ".join(f"{k} {v}" for k, v in machine.mesh.shape.items())
+    return (
+        f"model: {qwen2.param_count(machine.shape):,} parameters; devices:"
+        f" {machine.mesh.size} {machine.mesh.devices.flat[0].platform} ({sizes}); batch:"
+        f" {c.rollout.groups} groups x {c.rollout.group_size}, {c.optim.minibatches} updates a step"
+    )
+
+
+def summary(c, workdir: pathlib.Path, state: State, stop: str, terminated: bool) -> str:
+    """The last words: how it ended, what was learned, where to look."""
+    if stop:
+        lines = [f"stopped after step {state.step}, saved: {stop}"]
+    elif terminated:
+        lines = [f"terminated after step {state.step}, saved; the same command goes on from there"]
+    else:
+        lines = [
+            f"done: {state.step} steps, {state.updates} updates, {state.samples:,} responses,"
+            f" {state.tokens:,} tokens"
+        ]
+    scored = [r for r in metrics.read(workdir / "metrics.jsonl") if "time/eval_s" in r]
+    for tag in [t for t in scored[0] if t.endswith("/avg@k")] if scored else []:
+        path = " -> ".join(f"{r[tag]:.2f}" for r in scored)
+        lines.append(f"  {tag:32s} {path}")
+    lines.append(f"  curves: tensorboard --logdir {workdir}/tensorboard (or metrics.jsonl)")
+    lines.append(f"  samples: {workdir}/rollouts, checkpoints: {workdir}/checkpoints")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    if not cli.WORKDIR.value:
+        raise ValueError("--workdir: say where the run is to be kept")
+    train(cli.CONFIG.value, pathlib.Path(cli.WORKDIR.value))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Set up with the test tools, then run the fast tests (minutes on two cores).
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+    cat <<'TEXT'
+usage: launch/test.sh [--python=X.Y] [PYTEST ARGUMENT ...]
+
+Runs pytest on the tests not marked slow. Arguments go to pytest and win over the defaults:
+
+  launch/test.sh tests/test_verifier.py -k nested
+  launch/test.sh -m slow                the others (minutes each)
+  launch/test.sh -n 0 --pdb             in one process, with a debugger
+  launch/test.sh --python=3.12          with that Python, in .venv-3.12
+
+DAPO_JAX_ASSETS=DIR lets the tests run that need real data; they are skipped where it is unset.
+TEXT
+}
+
+version="" arguments=()
+for arg in "$@"; do
+    case "$arg" in
+        --python=?*) version="${arg#*=}" ;;
+        --help) usage; exit 0 ;;
+        *) arguments+=("$arg") ;;
+    esac
+done
+
+dapo_setup test "$version"
+cores="$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)"
+# One file stays in one worker, where its tests share compiled programs.
+cd -- "$DAPO_ROOT"
+exec "$DAPO_PYTHON" -m pytest -n "$((cores < 8 ? cores : 8))" --dist=loadfile -m "not slow" ${arguments[@]+"${arguments[@]}"}

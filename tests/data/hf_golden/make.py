@@ -1,0 +1,146 @@
+"""Golden logits of `transformers`, and the recipe of the weights they belong to.
+
+    pip install -r benchmarks/requirements-peers.txt
+    python tests/data/hf_golden/make.py         # rewrites golden.npz beside this file
+
+Made once with torch 2.13.0 and transformers 5.23.0 on CPU in float32 (eager attention). Only
+tokens and logits are stored. The weights come again from `tensor`: NumPy's legacy RandomState,
+whose streams never change, seeded by the CRC-32 of 'case/tensor name', so that order is of no
+matter:
+
+    norm weights     1 + 0.3 n
+    biases           0.5 n
+    embedding        n / 3
+    linear weights   n / sqrt(inputs)          n: standard normal, then rounded to float32
+"""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+GOLDEN = Path(__file__).with_name("golden.npz")
+VOCAB = 64
+
+
+def _config(heads, kv_heads, head_dim, tied, **other):
+    return (
+        dict(
+            model_type="qwen2",
+            vocab_size=VOCAB,
+            hidden_size=heads * head_dim,
+            intermediate_size=2 * heads * head_dim + 4,
+            num_hidden_layers=2,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            hidden_act="silu",
+            rms_norm_eps=1e-6,
+            rope_theta=1e6,
+            tie_word_embeddings=tied,
+            use_sliding_window=False,
+            max_position_embeddings=256,
+        )
+        | other
+    )
+
+
+# The head layouts and choices of the published sizes, at small widths.
+CASES = {
+    "0.5B": _config(14, 2, 4, True),
+    "1.5B": _config(12, 2, 8, True),
+    "7B": _config(28, 4, 4, False),
+    "14B_32B": _config(40, 8, 4, False),
+    "72B": _config(64, 8, 4, False, rms_norm_eps=1e-5),
+    "math": _config(28, 4, 4, False, rope_theta=1e4),
+    "head_dim": _config(6, 3, 8, False) | {"hidden_size": 20, "head_dim": 8},
+}
+
+
+def shapes(config) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> shape, as Hugging Face stores them."""
+    D, F, H, K = (
+        config[k]
+        for k in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    )
+    d = config.get("head_dim", D // H)
+    out = {"model.embed_tokens.weight": (VOCAB, D), "model.norm.weight": (D,)}
+    if not config["tie_word_embeddings"]:
+        out["lm_head.weight"] = (VOCAB, D)
+    for i in range(config["num_hidden_layers"]):
+        layer = {
+            "input_layernorm.weight": (D,),
+            "post_attention_layernorm.weight": (D,),
+            "self_attn.o_proj.weight": (D, H * d),
+            "mlp.gate_proj.weight": (F, D),
+            "mlp.up_proj.weight": (F, D),
+            "mlp.down_proj.weight": (D, F),
+        }
+        for name, heads in (("q", H), ("k", K), ("v", K)):
+            layer[f"self_attn.{name}_proj.weight"] = (heads * d, D)
+            layer[f"self_attn.{name}_proj.bias"] = (heads * d,)
+        out |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return out
+
+
+def tensor(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    n = np.random.RandomState(zlib.crc32(f"{case}/{name}".encode())).standard_normal(shape)
+    if "norm" in name:
+        n = 1 + 0.3 * n
+    elif name.endswith("bias"):
+        n = 0.5 * n
+    else:
+        n = n / (3 if "embed" in name else np.sqrt(shape[1]))
+    return n.astype(np.float32)
+
+
+def tensors(case: str) -> dict[str, np.ndarray]:
+    return {name: tensor(case, name, shape) for name, shape in shapes(CASES[case]).items()}
+
+
+def tokens(case: str) -> np.ndarray:
+    return np.random.RandomState(zlib.crc32(case.encode())).randint(0, VOCAB, (2, 24))
+
+
+def write(directory: Path, case: str, *, state=None, config=None, shards: int = 1) -> Path:
+    """A checkpoint directory of the case, or of another state or config, by safetensors' writer."""
+    from safetensors.numpy import save_file
+
+    directory.mkdir(parents=True, exist_ok=True)
+    state = tensors(case) if state is None else state
+    (directory / "config.json").write_text(json.dumps(config or CASES[case]))
+    if shards == 1:
+        save_file(state, directory / "model.safetensors")
+        return directory
+    names, listed = sorted(state), {}
+    for i in range(shards):
+        file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+        save_file({n: state[n] for n in names[i::shards]}, directory / file)
+        listed |= dict.fromkeys(names[i::shards], file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    return directory
+
+
+def main():
+    import torch
+    import transformers
+
+    out = {}
+    for case, config in CASES.items():
+        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config.from_dict(config))
+        state = {k: torch.from_numpy(v) for k, v in tensors(case).items()}
+        wrong = model.load_state_dict(state, strict=False)
+        assert not wrong.unexpected_keys and set(wrong.missing_keys) <= {"lm_head.weight"}, wrong
+        model.tie_weights()
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            logits = model.eval()(torch.from_numpy(tokens(case))).logits
+        assert logits.dtype == torch.float32
+        out[f"{case}/tokens"], out[f"{case}/logits"] = tokens(case).astype(np.int32), logits.numpy()
+        print(case, tuple(logits.shape), "std", float(logits.std()))
+    np.savez(GOLDEN, **out)
+    print(f"{GOLDEN}: {GOLDEN.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

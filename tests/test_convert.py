@@ -1,0 +1,153 @@
+"""python -m dapo_jax.convert: both directions bit for bit, and the check against transformers."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from jax.sharding import Mesh
+from safetensors.numpy import load_file
+
+from dapo_jax import config, convert, parallel
+from dapo_jax.model import hf, qwen2
+from dapo_jax.run import checkpoint
+
+sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
+import make as golden
+
+CASE = "head_dim"
+live = pytest.mark.skipif(
+    not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")),
+    reason="needs torch and transformers (benchmarks/requirements-peers.txt)",
+)
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    """A float32 Hugging Face directory with a tokenizer file."""
+    directory = golden.write(tmp_path / "source", CASE)
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+def assert_same(a, b):
+    a, b = flatten_dict(jax.device_get(a)), flatten_dict(jax.device_get(b))
+    assert a.keys() == b.keys()
+    for k in a:
+        assert a[k].dtype == b[k].dtype and a[k].tobytes() == b[k].tobytes(), k
+
+
+def test_there_and_back(tmp_path, source, capsys):
+    there, back = tmp_path / "orbax", tmp_path / "hf"
+    assert convert.main(["to-orbax", str(source), str(there)]) == 0
+    command = ["to-hf", str(there), str(back), "--dtype=float32", f"--tokenizer={source}"]
+    assert convert.main(command) == 0
+    assert f"{back}: 20,612 parameters in float32, tokenizer of {source}" in capsys.readouterr().out
+    saved = load_file(back / "model.safetensors")
+    for name, x in golden.tensors(CASE).items():
+        assert saved[name].tobytes() == x.tobytes(), name
+    assert hf.read_shape(back) == hf.read_shape(source)
+    assert (back / "tokenizer.json").exists()
+
+
+def test_init_from_reads_it(tmp_path, source):
+    """What to-orbax writes in bfloat16 restores into a run's sharded float32 parameters."""
+    convert.main(["to-orbax", str(source), str(tmp_path / "orbax"), "--dtype=bfloat16"])
+    shape = hf.read_shape(source)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 4, 1), parallel.AXES)
+    rules = config.base().sharding.train.to_dict()
+    shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+    params = checkpoint.restore_params(str(tmp_path / "orbax"), qwen2.abstract(shape), shardings)
+    expected = hf.load_params(source, shape, dtype="bfloat16")
+    assert_same(params, qwen2.cast(expected, "float32"))
+    assert params["embed"].sharding.spec == parallel.spec(("vocab", "embed"), rules)
+    saved_shape, same = convert.load_params(tmp_path / "orbax", mesh, rules)
+    assert saved_shape == shape
+    assert_same(same, params)
+
+
+@pytest.mark.parametrize("from_path", [False, True])
+def test_export_of_a_run(tmp_path, source, from_path):
+    """A run's workdir: the shape comes from its config, or from the model it started with."""
+    c = config.base()
+    if from_path:
+        c.model.path = str(source)
+        shape = hf.read_shape(source)
+    else:
+        shape = qwen2.shape_from_config(c)
+    noise = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda w: jnp.asarray(noise.standard_normal(w.shape, np.float32)), qwen2.abstract(shape)
+    )
+    manager = checkpoint.manager(tmp_path / "run" / "checkpoints", keep=1)
+    state = checkpoint.State(params, {"count": jnp.zeros(3)}, None, [], step=2)
+    checkpoint.save(manager, state, config.leaves(c))
+    manager.wait_until_finished()
+    manager.close()
+    command = ["to-hf", str(tmp_path / "run"), str(tmp_path / "hf"), "--dtype=float32"]
+    assert convert.main(command) == 0
+    found = hf.read_shape(tmp_path / "hf")
+    assert found == shape._replace(**{k: getattr(found, k) for k in found._fields[10:]})
+    assert_same(hf.load_params(tmp_path / "hf", found), params)
+    assert (tmp_path / "hf" / "tokenizer.json").exists() == from_path
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        (["to-orbax", "/no/such/dir", "{new}"], "no such directory"),
+        (["to-orbax", "{source}", "{source}"], "exists already"),
+        (["to-hf", "{source}", "{new}"], "no checkpoint in it; give a run's workdir"),
+        (["to-hf", "{new}", "{new}"], "no such directory"),
+    ],
+)
+def test_one_line_errors(tmp_path, source, capsys, command, message):
+    fill = {"source": str(source), "new": str(tmp_path / "new")}
+    with pytest.raises(SystemExit) as e:
+        convert.main([word.format(**fill) for word in command])
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert e.value.code == 1 and last.startswith("error: ") and message in last
+    assert not (tmp_path / "new").exists()
+
+
+def test_check_without_transformers(source, capsys, monkeypatch):
+    monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: None)
+    assert convert.main(["check", str(source)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "check needs torch and transformers: pip install -r " in line
+    assert (Path(__file__).parents[1] / line.split()[-1]).is_file()
+
+
+@pytest.mark.parametrize("off, code, word", [(0.0, 0, "agrees"), (0.01, 1, "DISAGREES")])
+def test_check_verdict(source, capsys, monkeypatch, off, code, word):
+    """The verdict on stand-in logits: our own, with and without an error on one token."""
+    monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: True)
+
+    def stand_in(directory, tokens):
+        logits = np.array(hf.load(directory)(tokens))
+        logits[0, 5, 7] += off
+        return logits
+
+    monkeypatch.setattr(convert, "transformers_logits", stand_in)
+    assert convert.main(["check", str(source), "--length=8"]) == code
+    assert capsys.readouterr().out.startswith(word)
+
+
+@live
+def test_check_live(source, capsys):
+    assert convert.main(["check", str(source)]) == 0
+    assert "top-1 agreement 100.00%" in capsys.readouterr().out
+
+
+def test_agreement():
+    theirs = np.log(np.array([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]]))
+    assert convert.agreement(theirs + 3.0, theirs) == pytest.approx((3.0, 0.0, 1.0), abs=1e-12)
+    ours = np.log(np.array([[[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]]]))
+    kl = 0.5 * np.log(2) + 0.25 * np.log(0.5)
+    assert convert.agreement(ours, theirs) == pytest.approx((np.log(2), kl, 0.5))
+    ours[0, 0, 0] = np.nan
+    assert not convert.agreement(ours, theirs).max_kl <= convert.KL_MAX

@@ -1,0 +1,308 @@
+"""Hugging Face checkpoints: golden logits of transformers, streaming, export."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from jax.sharding import Mesh
+from safetensors.numpy import load_file
+
+from dapo_jax import config, parallel
+from dapo_jax.convert import agreement, transformers_logits
+from dapo_jax.model import hf, qwen2
+
+sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
+import make as golden  # the recipe of the weights, beside the logits
+
+CASE = "head_dim"  # the smallest; every dimension differs from every other
+RULES = config.base().sharding.train.to_dict()
+live = pytest.mark.skipif(
+    not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")),
+    reason="needs torch and transformers (benchmarks/requirements-peers.txt)",
+)
+
+
+def load_params(directory, *args, **kwargs):
+    return hf.load_params(directory, hf.read_shape(directory), *args, **kwargs)
+
+
+def assert_same(a, b):
+    """Bit-equal trees."""
+    a, b = flatten_dict(jax.device_get(a)), flatten_dict(jax.device_get(b))
+    assert a.keys() == b.keys()
+    for k in a:
+        assert a[k].dtype == b[k].dtype and a[k].tobytes() == b[k].tobytes(), k
+
+
+# --- the same function as transformers ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", golden.CASES)
+def test_golden_logits(tmp_path, case):
+    model = hf.load(golden.write(tmp_path, case))
+    stored = np.load(golden.GOLDEN)
+    logits = model(stored[f"{case}/tokens"])
+    assert logits.dtype == jnp.float32
+    found = agreement(logits, stored[f"{case}/logits"])
+    assert found.max_diff <= 1e-4 and found.max_kl <= 1e-7 and found.top1 == 1.0, found
+
+
+def test_golden_would_notice(tmp_path):
+    """Biases, norms and the base of the rotation matter in the golden case."""
+    tensors = golden.tensors(CASE)
+    stored = np.load(golden.GOLDEN)
+    tokens, logits = stored[f"{CASE}/tokens"], stored[f"{CASE}/logits"]
+    for name in (
+        "layers.1.self_attn.k_proj.bias",
+        "layers.0.input_layernorm.weight",
+        "norm.weight",
+    ):
+        name = f"model.{name}"
+        changed = tensors | {name: tensors[name] * np.float32(0.9)}
+        model = hf.load(golden.write(tmp_path / name, CASE, state=changed))
+        assert agreement(model(tokens), logits).max_diff > 1e-3, name
+    other_theta = golden.CASES[CASE] | {"rope_theta": 1e4}
+    other = hf.load(golden.write(tmp_path / "theta", CASE, config=other_theta))
+    assert agreement(other(tokens), logits).max_diff > 1e-3
+
+
+@live
+@pytest.mark.parametrize("case", ["0.5B", "7B"])
+def test_live_transformers(tmp_path, case):
+    directory = golden.write(tmp_path, case)
+    tokens = np.random.RandomState(1).randint(0, golden.VOCAB, (3, 40))
+    found = agreement(hf.load(directory)(tokens), transformers_logits(directory, tokens))
+    assert found.max_diff <= 1e-4 and found.max_kl <= 1e-7, found
+
+
+@live
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_live_export_is_bit_identical(tmp_path, dtype):
+    """What we export is to transformers the very model that we loaded."""
+    tensors = {k: v.astype(dtype) for k, v in golden.tensors("0.5B").items()}
+    original = golden.write(tmp_path / "a", "0.5B", state=tensors)
+    hf.save(tmp_path / "b", hf.read_shape(original), load_params(original, dtype=dtype), dtype)
+    tokens = golden.tokens("0.5B")
+    ours, theirs = (transformers_logits(tmp_path / d, tokens) for d in "ba")
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def test_trained_model(tmp_path, assets):
+    """A real trained model: log-probs and entropies of its text, made by a float64 forward pass."""
+    weights = assets / "weights"
+    shutil.copy(weights / "aidreams260K_config.json", tmp_path / "config.json")
+    shutil.copy(weights / "aidreams260K_qwen2_layout.safetensors", tmp_path / "model.safetensors")
+    model = hf.load(tmp_path)
+    lines = [json.loads(x) for x in (weights / "aidreams260K_golden.jsonl").open()]
+    longest = max(len(x["ids"]) for x in lines)
+    # Causal: what follows the end of a row changes nothing before it.
+    ids = np.array([x["ids"] + [0] * (longest - len(x["ids"])) for x in lines])
+    logp_BxTxV = np.asarray(jax.nn.log_softmax(model(ids)), np.float64)
+    for row, logp_TxV in zip(lines, logp_BxTxV, strict=True):
+        n = len(row["ids"])
+        logp = logp_TxV[np.arange(n - 1), row["ids"][1:]]
+        entropy = -(np.exp(logp_TxV) * logp_TxV).sum(-1)[:n]
+        np.testing.assert_allclose(logp, row["token_logprob"], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(entropy, row["entropy"], rtol=0, atol=1e-4)
+        np.testing.assert_array_equal(logp_TxV.argmax(-1)[:n], row["argmax"])
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtypes(tmp_path, dtype):
+    """Any stored dtype becomes any wanted one, as NumPy would convert it."""
+    tensors = {k: v.astype(dtype) for k, v in golden.tensors(CASE).items()}
+    directory = golden.write(tmp_path, CASE, state=tensors)
+    stored = tensors["model.layers.1.self_attn.k_proj.weight"]
+    for wanted in ("float32", "bfloat16"):
+        k = load_params(directory, dtype=wanted)["blocks"]["k"]
+        assert k.dtype == wanted and k.shape == (2, 20, 3, 8)
+        expected = stored.astype(wanted).reshape(3, 8, 20).transpose(2, 0, 1)
+        assert np.asarray(k[1]).tobytes() == expected.tobytes()
+
+
+# Cuts every other kind of axis: inside joined dimensions, one over two mesh axes, the stack.
+ODD_RULES = RULES | dict(embed="", heads="", kv_heads="", head_dim="tensor", layers="fsdp")
+ODD_RULES |= dict(mlp="data", vocab="data,tensor")
+
+
+@pytest.mark.parametrize("rules, dtype", [(RULES, "float32"), (ODD_RULES, "bfloat16")])
+def test_sharded(tmp_path, monkeypatch, rules, dtype):
+    """Over eight devices: the same bits, in the layout of the rules, read in parts, each once."""
+    settings = golden.CASES["0.5B"] | {"tie_word_embeddings": False}
+    tensors = golden.tensors("0.5B")
+    tensors["lm_head.weight"] = golden.tensor("0.5B", "lm_head.weight", (64, 56))
+    directory = golden.write(tmp_path, "0.5B", state=tensors, config=settings, shards=3)
+    whole = load_params(directory, dtype=dtype)
+
+    parts = []
+    read = hf._read
+    monkeypatch.setattr(hf, "_read", lambda *args: parts.append(read(*args)) or parts[-1])
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), parallel.AXES)
+    split = load_params(directory, mesh, rules, dtype)
+    assert_same(split, whole)
+
+    shape = hf.read_shape(directory)
+    wanted = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+    for keys, x in flatten_dict(split).items():
+        assert x.sharding.is_equivalent_to(flatten_dict(wanted)[keys], x.ndim), keys
+    assert max(p.nbytes for p in parts) <= max(t.nbytes for t in tensors.values())
+    assert sum(p.nbytes for p in parts) == sum(t.nbytes for t in tensors.values())
+
+
+def test_stack_is_filled_in_place():
+    """One compiled update a weight, which writes into the donated stack."""
+    stack = jnp.zeros((4, 64, 32), jnp.bfloat16)
+    update = jax.jit(hf._set_layer, donate_argnums=0, static_argnums=3)
+    layer = np.full((64, 32), 2.5, ml_dtypes.bfloat16)
+    for as_bits in (True, False):
+        compiled = update.lower(stack, layer, 1, as_bits).compile().memory_analysis()
+        assert compiled.alias_size_in_bytes == stack.nbytes and not compiled.temp_size_in_bytes
+        out = update(jnp.zeros_like(stack), layer, 1, as_bits)
+        assert (out[1] == 2.5).all() and not out[0].any() and not out[2:].any()
+
+
+# --- saving ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["0.5B", CASE])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_save_is_the_inverse(tmp_path, case, dtype):
+    """Loaded and saved in one dtype, every tensor has its old bytes, and so after reloading."""
+    tensors = {k: v.astype(dtype) for k, v in golden.tensors(case).items()}
+    directory = golden.write(tmp_path / "a", case, state=tensors)
+    shape, params = hf.read_shape(directory), load_params(directory, dtype=dtype)
+    hf.save(tmp_path / "b", shape, params, dtype)
+    saved = load_file(tmp_path / "b" / "model.safetensors")
+    assert saved.keys() == tensors.keys()
+    for name, x in tensors.items():
+        assert saved[name].dtype == x.dtype and saved[name].tobytes() == x.tobytes(), name
+    assert hf.read_shape(tmp_path / "b") == shape
+    assert_same(load_params(tmp_path / "b", dtype=dtype), params)
+
+
+def test_save_from_a_mesh_in_shards(tmp_path):
+    directory = golden.write(tmp_path / "a", "0.5B")
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), parallel.AXES)
+    params, shape = load_params(directory, mesh, RULES), hf.read_shape(directory)
+    hf.save(tmp_path / "b", shape, params, "float32", shard_bytes=60_000)
+    files = sorted(f.name for f in (tmp_path / "b").glob("*.safetensors"))
+    n = len(files)
+    assert n > 3 and files[0] == f"model-00001-of-{n:05d}.safetensors"
+    assert all(f.stat().st_size < 64_000 for f in (tmp_path / "b").glob("*.safetensors"))
+    index = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 4 * qwen2.param_count(shape)
+    for name, x in golden.tensors("0.5B").items():
+        assert load_file(tmp_path / "b" / index["weight_map"][name])[name].tobytes() == x.tobytes()
+    assert_same(load_params(tmp_path / "b"), params)
+
+
+def test_save_with_its_companions(tmp_path):
+    """Tokenizer files are copied; what the shape does not know comes from the source's configs."""
+    known = {"max_position_embeddings": 131072, "eos_token_id": 7, "pad_token_id": None}
+    source = golden.write(tmp_path / "a", CASE, config=golden.CASES[CASE] | known)
+    for name in ("tokenizer.json", "vocab.json", "merges.txt", "chat_template.jinja", "README.md"):
+        (source / name).write_text(name)
+    shape, params = hf.read_shape(source), load_params(source)
+    hf.save(tmp_path / "b", shape, params, tokenizer_dir=source)
+    assert sorted(f.name for f in (tmp_path / "b").iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "merges.txt",
+        "model.safetensors",
+        "tokenizer.json",
+        "vocab.json",
+    ]
+    assert (tmp_path / "b" / "merges.txt").read_text() == "merges.txt"
+    settings = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert settings["max_position_embeddings"] == 131072 and settings["eos_token_id"] == 7
+    assert settings["torch_dtype"] == "bfloat16" and "pad_token_id" not in settings
+    generation = tmp_path / "b" / "generation_config.json"
+    assert json.loads(generation.read_text()) == {"eos_token_id": 7}
+    (source / "generation_config.json").write_text('{"temperature": 0.7}')
+    hf.save(tmp_path / "c", shape, params, tokenizer_dir=source)
+    kept = json.loads((tmp_path / "c" / "generation_config.json").read_text())
+    assert kept == {"temperature": 0.7}
+
+
+def test_save_refuses(tmp_path):
+    source = golden.write(tmp_path / "a", CASE)
+    shape, params = hf.read_shape(source), load_params(source)
+    with pytest.raises(ValueError, match="exists already"):
+        hf.save(source, shape, params)
+    with pytest.raises(ValueError, match="no tokenizer files"):
+        hf.save(tmp_path / "b", shape, params, tokenizer_dir=source)
+    with pytest.raises(ValueError, match="dtype 'int8'"):
+        hf.save(tmp_path / "b", shape, params, "int8")
+    assert not (tmp_path / "b").exists()
+
+
+def test_interrupted_save_leaves_nothing(tmp_path, monkeypatch):
+    source = golden.write(tmp_path / "a", CASE)
+    shape, params = hf.read_shape(source), load_params(source)
+    fetch = hf._fetch
+    seen = []
+
+    def interrupted(*args):
+        seen.append(args)
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+        return fetch(*args)
+
+    monkeypatch.setattr(hf, "_fetch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hf.save(tmp_path / "b", shape, params)
+    assert not (tmp_path / "b").exists()
+    hf.save(tmp_path / "b", shape, params)  # over what the first attempt left
+    assert_same(load_params(tmp_path / "b", dtype="bfloat16"), qwen2.cast(params, "bfloat16"))
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["a", "b"]
+
+
+# --- finding --------------------------------------------------------------------------------------
+
+
+def test_resolve_directories(tmp_path):
+    assert hf.resolve(tmp_path) == hf.resolve(str(tmp_path)) == tmp_path
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "nowhere", tmp_path / "file", "./nowhere", "a/b/c"):
+        with pytest.raises(ValueError, match="no such directory; pass the one that holds"):
+            hf.resolve(wrong)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-0.5B", "not a name!"])
+def test_resolve_offline(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="pass the directory that holds its config.json") as e:
+        hf.resolve(name)
+    assert name in str(e.value) and "\n" not in str(e.value)
+
+
+def test_resolve_hub_name(monkeypatch, tmp_path):
+    """Only the files needed are asked for: never a pickle."""
+    asked = {}
+
+    def download(name, allow_patterns):
+        asked[name] = allow_patterns
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert hf.resolve("Qwen/Qwen2.5-0.5B") == tmp_path
+    (patterns,) = asked.values()
+    wanted = lambda f: any(fnmatch(f, p) for p in patterns)  # noqa: E731
+    needed = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"]
+    needed += ["merges.txt", "vocab.json", "tokenizer.json", "tokenizer.model", "x.jinja"]
+    assert all(map(wanted, needed))
+    assert not any(map(wanted, ["pytorch_model.bin", "model.pt", "x.pth", "a.pkl", "model.gguf"]))

@@ -1,0 +1,244 @@
+"""What a Hugging Face directory says: published shapes, and every refusal in one line by name."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dapo_jax.model import hf, hf_format, qwen2
+
+sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
+import make as golden
+
+CASE = "head_dim"  # the smallest; every dimension differs from every other
+
+
+def load_params(directory):
+    return hf.load_params(directory, hf.read_shape(directory))
+
+
+# --- config.json ----------------------------------------------------------------------------------
+
+# Published config.json: vocabulary, hidden, intermediate, layers, heads, key/value heads, tied; and
+# the published number of parameters.
+PUBLISHED = {
+    "0.5B": (151936, 896, 4864, 24, 14, 2, True, 494_032_768),
+    "1.5B": (151936, 1536, 8960, 28, 12, 2, True, 1_543_714_304),
+    "3B": (151936, 2048, 11008, 36, 16, 2, True, 3_085_938_688),
+    "7B": (152064, 3584, 18944, 28, 28, 4, False, 7_615_616_512),
+    "14B": (152064, 5120, 13824, 48, 40, 8, False, 14_770_033_664),
+    "32B": (152064, 5120, 27648, 64, 40, 8, False, 32_763_876_352),
+    "72B": (152064, 8192, 29568, 80, 64, 8, False, 72_706_203_648),
+}
+
+
+def published(size: str, **changed) -> dict:
+    V, D, F, L, H, K, tied, _ = PUBLISHED[size]
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": D,
+        "intermediate_size": F,
+        "max_position_embeddings": 32768,
+        "max_window_layers": L,
+        "model_type": "qwen2",
+        "num_attention_heads": H,
+        "num_hidden_layers": L,
+        "num_key_value_heads": K,
+        "rms_norm_eps": 1e-05 if D >= 5120 else 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+        "vocab_size": V,
+    } | changed
+
+
+def read(tmp_path, settings) -> qwen2.Shape:
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    return hf.read_shape(tmp_path)
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_published_sizes(tmp_path, size):
+    shape = read(tmp_path, published(size))
+    assert qwen2.param_count(shape) == PUBLISHED[size][-1]
+    assert shape.rope_theta == 1e6 and shape.head_dim == (64 if size == "0.5B" else 128)
+
+
+def test_read_shape_choices(tmp_path):
+    math = read(tmp_path, published("7B", rope_theta=10000.0, use_mrope=False, sliding_window=4096))
+    assert math.rope_theta == 1e4
+    settings = published("1.5B")
+    del settings["rope_theta"]
+    assert read(tmp_path, settings).rope_theta == 1e4  # Qwen2's default
+    settings["rope_parameters"] = {"rope_theta": 1e6, "rope_type": "default"}
+    settings["layer_types"] = ["full_attention"] * 28
+    assert read(tmp_path, settings).rope_theta == 1e6
+    assert read(tmp_path, published("7B", head_dim=64)).head_dim == 64
+    assert read(tmp_path, published("7B", head_dim=None, rope_scaling=None)).head_dim == 128
+    assert hf.read_shape(tmp_path, scan_layers=False, remat="none").scan_layers is False
+
+
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ({"use_sliding_window": True}, "use_sliding_window=true"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters"),
+        ({"rope_parameters": [1]}, "rope_parameters"),
+        ({"model_type": "qwen3"}, 'model_type="qwen3"'),
+        ({"model_type": None}, "model_type"),
+        ({"hidden_act": "gelu"}, 'hidden_act="gelu"'),
+        ({"attention_bias": False}, "attention_bias=false"),
+        ({"mlp_bias": True}, "mlp_bias=true"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"num_attention_heads": 13}, "hidden_size=896"),
+        ({"num_key_value_heads": 4}, "4 key/value heads"),
+        ({"num_key_value_heads": None}, "num_key_value_heads=null"),
+        ({"head_dim": 63}, "width 63"),
+        ({"vocab_size": "many"}, 'vocab_size="many"'),
+        ({"hidden_size": True}, "hidden_size=true"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0"),
+    ],
+)
+def test_refused_by_name(tmp_path, changed, named):
+    with pytest.raises(ValueError) as e:
+        read(tmp_path, published("0.5B", **changed))
+    assert named in str(e.value) and "config.json" in str(e.value) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x00"])
+def test_unreadable_config(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json: "):
+        hf.read_shape(tmp_path)
+    with pytest.raises(ValueError, match=r"config\.json: cannot be read"):
+        hf.read_shape(tmp_path / "nowhere")
+
+
+# --- tensors and files ----------------------------------------------------------------------------
+
+
+def test_weights_cover_the_tree():
+    """Each tensor of the recipe, which is transformers' naming, belongs to one weight and back."""
+    for case, settings in golden.CASES.items():
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+        names += ("num_attention_heads", "num_key_value_heads")
+        d = settings.get("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
+        sizes = [settings[n] for n in names]
+        c = qwen2.Shape(*sizes, d, 1e6, 1e-6, settings["tie_word_embeddings"])
+        found = {n: w.hf_shape for w in hf_format.weights(c) for n in w.names}
+        assert found == golden.shapes(settings), case
+
+
+def test_stored_head_of_a_tied_model(tmp_path):
+    """Some files of tied models hold the head as well; it has to be the embedding."""
+    tensors = golden.tensors("0.5B")
+    head = tensors["model.embed_tokens.weight"].copy()
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
+    directory = golden.write(tmp_path, "0.5B", state=tensors | {"lm_head.weight": head} | buffer)
+    assert "lm_head" not in load_params(directory)
+    head[-1, -1] += 1
+    golden.write(tmp_path, "0.5B", state=tensors | {"lm_head.weight": head})
+    with pytest.raises(ValueError, match=r"lm_head\.weight is not the embedding"):
+        load_params(directory)
+
+
+def _edit_index(directory: Path, edit):
+    file = directory / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    edit(index["weight_map"])
+    file.write_text(json.dumps(index))
+
+
+def _truncate(file: Path):
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+SHARD = "model-00002-of-00003.safetensors"
+NORM = "model.norm.weight"
+BROKEN_FILES = {
+    "missing shard": (lambda d: (d / SHARD).unlink(), "1 of 3 safetensors files are missing"),
+    "truncated shard": (lambda d: _truncate(d / SHARD), f"{SHARD} .* bytes.: truncated"),
+    "empty shard": (lambda d: (d / SHARD).write_bytes(b""), f"{SHARD} .0 bytes.: truncated"),
+    "not safetensors": (
+        lambda d: (d / SHARD).write_bytes(b"x" * 999),
+        f"{SHARD} .* not safetensors",
+    ),
+    "index not JSON": (
+        lambda d: (d / "model.safetensors.index.json").write_text("{"),
+        r"index\.json: not valid JSON",
+    ),
+    "index empty": (
+        lambda d: (d / "model.safetensors.index.json").write_text("{}"),
+        r"index\.json: corrupt: no weight_map",
+    ),
+    "index names another directory": (
+        lambda d: _edit_index(d, lambda m: m.update({NORM: "../x.safetensors"})),
+        "corrupt: .* is no safetensors file name",
+    ),
+    "index names a wrong file": (
+        lambda d: _edit_index(d, lambda m: m.update(dict.fromkeys(m, SHARD))),
+        "corrupt: 18 tensors are not in the files it says",
+    ),
+    "no weights": (
+        lambda d: [f.unlink() for f in d.glob("model*")],
+        "holds neither model.safetensors nor",
+    ),
+    "pickles": (
+        lambda d: [f.unlink() for f in d.glob("model*")] + [(d / "pytorch_model.bin").touch()],
+        "pytorch_model.bin is a pickle",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_FILES)
+def test_broken_files(tmp_path, what):
+    damage, message = BROKEN_FILES[what]
+    directory = golden.write(tmp_path, CASE, shards=3)
+    damage(directory)
+    with pytest.raises(ValueError, match=message) as e:
+        load_params(directory)
+    assert "\n" not in str(e.value)
+
+
+K_BIAS = "model.layers.1.self_attn.k_proj.bias"
+WRONG_TENSORS = {
+    "missing": ({K_BIAS: None}, f"1 tensors missing .{K_BIAS}."),
+    "missing head": ({"lm_head.weight": None}, "lm_head.weight.*tie_word_embeddings=false"),
+    "unexpected bias": (
+        {"model.layers.0.self_attn.o_proj.bias": np.zeros(20, np.float32)},
+        "1 tensors unexpected .*o_proj.bias",
+    ),
+    "one layer more": (
+        {"model.layers.2.mlp.up_proj.weight": np.zeros((100, 20), np.float32)},
+        "unexpected .*num_hidden_layers=2",
+    ),
+    "wrong shape": (
+        {NORM: np.ones(19, np.float32)},
+        r"model.norm.weight has shape \[19\], but config.json wants \[20\]",
+    ),
+    "transposed": (
+        {"model.layers.0.mlp.up_proj.weight": np.zeros((20, 100), np.float32)},
+        r"up_proj.weight has shape \[20, 100\], but config.json wants \[100, 20\]",
+    ),
+    "wrong dtype": ({NORM: np.ones(20, np.int32)}, "model.norm.weight has dtype I32, not one of"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_TENSORS)
+def test_wrong_tensors(tmp_path, what):
+    change, message = WRONG_TENSORS[what]
+    tensors = {k: v for k, v in (golden.tensors(CASE) | change).items() if v is not None}
+    with pytest.raises(ValueError, match=message) as e:
+        load_params(golden.write(tmp_path, CASE, state=tensors))
+    assert "\n" not in str(e.value) and str(tmp_path) in str(e.value)

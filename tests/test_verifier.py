@@ -1,0 +1,323 @@
+"""The verifier: verl's verdicts in mode `dapo`, a careful reader's in mode `integer`."""
+
+import importlib.util
+import json
+import os
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from dapo_jax.data import verifier
+from dapo_jax.data.verifier import INTEGER_TAIL, MODES, Verdict, verify
+
+HERE = Path(__file__).parent
+# Verdicts of verl's released math_dapo.py, obtained by running it; its invalid parse is null here.
+CASES = [json.loads(line) for line in (HERE / "data/verifier_cases.jsonl").open(encoding="utf-8")]
+
+
+# ---------------------------------------------------------------------------------------------
+# Mode dapo
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_dapo_gives_verls_verdict(case):
+    expected = Verdict(case["correct"], case["extracted"])
+    assert verify(case["response"], case["answer"], "dapo") == expected
+    assert verify(case["response"], case["answer"]) == expected  # it is the default mode
+
+
+def test_dapo_cases_are_complete():
+    assert len({case["id"] for case in CASES}) == 69
+    assert sum(case["correct"] for case in CASES) == 35
+
+
+@pytest.mark.parametrize(
+    ("stated", "extracted"),
+    [
+        (r"so $1$ or $2$", "1"),  # the first pair of dollars
+        (r"\text{a\text{b}c}", r"a\text{bc}"),  # up to the first brace, and no second look
+        (r"\textbf{4}\overline{2}", "42"),
+        (r"\boxed{4\boxed{2}}", r"4\boxed{2}"),  # up to the last brace
+        (r"\boxed{4", r"\boxed{4"),
+        (r"\text{4", r"\text{4"),
+        (r"\frac12\sqrt3", r"\frac{1}{2}\sqrt{3}"),
+        (r"\frac1{x}", r"\frac{1}{{}x}"),  # any two characters
+        ("kkmm 4", "km4"),  # what a deletion leaves behind is not deleted again
+        ("1,234,x", "1,234,x"),
+    ],
+)
+def test_dapo_rewrites(stated, extracted):
+    assert verify(f"Answer: {stated}", "") == Verdict(False, extracted)
+
+
+TEX_PIECES = ["\\text{", "\\textbf{", "\\overline{", "\\boxed{", "{", "}", "$", "x", "12"]
+
+
+@given(st.lists(st.sampled_from(TEX_PIECES), max_size=12).map("".join))
+def test_dapo_unwraps_like_backtracking_expressions(line):
+    slow = re.sub(r"^.*?\$(.*?)\$.*", r"$\1$", line)
+    for command in ("text", "textbf", "overline"):
+        slow = re.sub(rf"\\{command}\{{(.*?)\}}", r"\1", slow)
+    assert verifier._unwrap_line(line) == re.sub(r"\\boxed\{(.*)\}", r"\1", slow)
+
+
+# ---------------------------------------------------------------------------------------------
+# Mode integer
+# ---------------------------------------------------------------------------------------------
+
+STATES_42 = [
+    # the mark
+    "Answer: 42", "answer:42", "ANSWER : 42", "Answer：42", "Final Answer: 42", "## Answer: 42",
+    "Answer:\n42", "Answer:\n\n  42\n", "**Answer**\n\nThe answer is 42.", "Answer -> 42",
+    "The answer is 42", "the answer (arabic numerals) is 42.", "So the correct answer is: **42**",
+    "Answer: 3\nWait, that is wrong.\nAnswer: 42", "Answer: 41\nSo \\boxed{42}",
+    "\\boxed{41}\nAnswer: 42", "Answer: 42\nI hope this answer is helpful!",
+    "The answer is 42. Let me know if the answer is unclear in any of the 3 steps.",
+    'Remember to put your answer on its own line after "Answer:".\n42',
+    '{"reasoning": "6*7", "answer": "42"}', '```json\n{\n  "answer": 42\n}\n```',
+    "<answer>42</answer>", "<answer>\n42\n</answer>", "6 * 7 = 42\n#### 42", "A: 42",
+    "#### \\boxed{42}", "#### Answer: 42", "A: The answer is 42.",
+    # no mark
+    "42", "so we get 6*7 = 42", "Thus, it takes 42 bolts in total.", "所以答案是42。", "答案：42",
+    "She pays $50 and gets $8 back, so she spends $42.",
+    # markup
+    "**Answer:** 42", "**Answer: 42**", "*Answer*: _42_", "Answer: `42`", "Answer: $42$",
+    "Answer: $42$.", "Answer: $42.$", "Answer: \\(42\\)", "Answer: \\[42\\]", "Answer:\n$$\n42\n$$",
+    "Answer: \\boxed{42}", "\\[ \\boxed{42} \\]", "It is $\\\\boxed{42}$ miles after 3 days.",
+    "$\\boxed{\\text{42}}$", "Answer: \\textbf{42}", "Answer: \\(\\mathbf{42}\\)", "Answer: (42)",
+    "Answer: 42<|im_end|>", "Answer: 42\r\nDone", "Answer: | 42 |",
+    # the number
+    "Answer: 42.", "Answer: 042", "Answer: 42.0", "Answer: 42.00.", "Answer: +42", "Answer: ４２",
+    # units
+    "Answer: 42 seconds", "Answer: 42%", "Answer: 42\\%", "Answer: $42", "Answer: \\$42",
+    "Answer: €42", "Answer: 42\\text{ cm}", "Answer: 42 cm^2", "Answer: $42\\ \\mathrm{cm}^{3}$",
+    "Answer: 42^\\circ", "Answer: 42^{\\circ}\\text{C}", "Answer: 42°", "Answer: 42 km/h",
+    "Answer: 42 m", "Answer: 42cm", "Answer: There are 42 apples.", "Answer: the 42nd term",
+    # equations
+    "Answer: x = 42", "Answer: m+n=42", "Answer: 6*7 = 42", "Answer: $x \\approx 42$",
+    "Answer: $\\frac{84}{2} = 42$", "Answer: f(2,3) = 42", "The answer is 30 + 12 = 42 miles.",
+    # explanations
+    "Answer: 42 because 6*7 is 42", "Answer: 42, since 40 + 2 = 42", "Answer: 42 (as 6*7 = 42)",
+    "Answer: 42. Indeed 6*7 = 42 and 40+2 = 42.", "Answer: 42 — by symmetry in all 3 variables",
+]  # fmt: skip
+
+# None of these states 42, 41, 12, 123 or 1.
+STATES_NOTHING = [
+    "", "Answer:", "Answer: none", "Answer: ?", "no answer at all", "Answer: forty-two",
+    # lists, ranges, hedges
+    "Answer: 1,2", "Answer: 1, 2", "Answer: 41, 42", "Answer: 42 and 41", "Answer: 41 or 42",
+    "Answer: 42\\text{ or }41", "Answer: either 41 or 42", "Answer: 42 (or 41)", "Answer: 4 2",
+    "Answer: maybe 42, maybe 41", "Answer: 41-42", "Answer: 41–42", "Answer: (41, 42)",
+    "Answer: x = 42, y = 41", "Answer: $x=42$ and $y=41$", "Answer:\n41\n42", "Answer: 42:41",
+    "\\boxed{41} or \\boxed{42}", "$\\boxed{41}$, $\\boxed{42}$", "Answer: 40 < x < 42",
+    " ".join(map(str, range(1000))), "Answer: " + " ".join(map(str, range(1000))),
+    # other numbers
+    "Answer: 42.5", "Answer: .42", "Answer: 4.2", "Answer: 42,0", "Answer: 1,23", "Answer: 12,3",
+    "Answer: 0,042", "Answer: 42/41", "Answer: \\frac{42}{1}", "Answer: 42\\frac12", "Answer: 42½",
+    "Answer: 42 million", "Answer: 42 and a half", "Answer: 42 dozen", "Answer: 42k",
+    "Answer: 42e1", "Answer: 0x42", "Answer: 42_8", "\\boxed{42_8}", "\\boxed{42}_{8}",
+    # formulas
+    "Answer: 42x", "Answer: 42i", "Answer: 42\\pi", "Answer: 42 π", "Answer: 42!", "Answer: 42^2",
+    "Answer: 42²", "Answer: 42\\sqrt{2}", "Answer: x - 42", "Answer: x-42", "Answer: 42 + x",
+    "Answer: 2**42", "Answer: 42 squared", "Answer: 42 times 2", "Answer: 42 \\cdot 10^{3}",
+    "Answer: 42(41)", "Answer: \\pm 42", "Answer: ±42", "Answer: --42", "Answer: x^{42}",
+    "2\\boxed{42}", "\\boxed{42}+1", "\\boxed{42} \\cdot 10", "x-\\boxed{42}", "\\boxed{42",
+    # statements that deny or bound it
+    "Answer: not 42", "The answer isn't 42.", "The answer cannot be 42.", "Answer: 42?",
+    "Answer: at least 42", "Answer: more than 42", "Answer: x <= 42", "Answer: ≤ 42",
+    # broken off, or not final
+    "and therefore the total number of apples is 42", "so x = 42 and then",
+    "Answer: 42\n" + "Wait, let me check this again.\n" * 20,
+    "Maybe the answer is \\boxed{42}? " + "Let me check this again. " * 24,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("response", STATES_42)
+def test_integer_reads(response):
+    assert verify(response, "42", "integer") == Verdict(True, "42")
+    assert not verify(response, "41", "integer").correct
+    assert not verify(response, "-42", "integer").correct
+
+
+@pytest.mark.parametrize("response", STATES_NOTHING)
+def test_integer_refuses(response):
+    for answer in ("42", "-42", "41", "12", "123", "1"):
+        assert not verify(response, answer, "integer").correct
+
+
+@pytest.mark.parametrize(
+    ("response", "extracted"),
+    [
+        ("Answer: -1,234", "-1234"),
+        ("Answer: −1\\,234\\,567", "-1234567"),
+        ("Answer: 1{,}234", "1234"),
+        ("Answer: 12,\\!345", "12345"),
+        ("Answer: 1 234.00", "1234"),
+        ("Answer: -$42", "-42"),
+        ("Answer: - 42", "-42"),
+        ("$x = -\\boxed{42}$", "-42"),
+        ("Answer: -0", "0"),
+        ("Answer: 41, since 6*7 = 42", "41"),
+        ("Answer: 42\nAnswer: 41", "41"),
+        ("\n".join(f"Answer: {n}" for n in range(100)), "99"),  # listing states the last one only
+    ],
+)
+def test_integer_reads_exactly(response, extracted):
+    assert verify(response, extracted, "integer") == Verdict(True, extracted)
+    assert not verify(response, "42" if extracted == "41" else "41", "integer").correct
+
+
+def test_integer_tells_unreadable_from_missing():
+    assert verify("Answer: 41 or 42", "42", "integer") == Verdict(False, "41 or 42")
+    assert verify("I do not know.", "42", "integer") == Verdict(False, None)
+    assert len(verify("Answer: 1, " + "2" * 5000, "42", "integer").extracted) == INTEGER_TAIL
+
+
+@pytest.mark.parametrize("answer", ["1,234", "01234", "1234.0", " 1234 ", "$1234$", "1{,}234"])
+def test_integer_folds_the_reference(answer):
+    assert verify("Answer: 1234", answer, "integer").correct
+
+
+@pytest.mark.parametrize("answer", ["", "x", "1.5", "\\frac{1}{2}", "x = 1234", "1234 or 5"])
+def test_integer_accepts_nothing_for_a_reference_that_is_none(answer):
+    for response in ("Answer: 1234", f"Answer: {answer}", answer):
+        assert not verify(response, answer, "integer").correct
+
+
+def test_integer_looks_at_the_end_only():
+    remark = "x" * (INTEGER_TAIL - len("Answer: 42\n"))
+    assert verify(f"Answer: 42\n{remark}", "42", "integer").correct
+    assert verify(f"Answer: 42\n{remark}x", "42", "integer") == Verdict(False, None)
+
+
+def test_integers_of_any_size():
+    digits = "7" * 5000  # int() refuses this many
+    assert verify(f"Answer:\n\n{digits}", digits, "integer") == Verdict(True, digits)
+    assert verify(f"Answer: 00{digits}.0", digits, "integer").correct
+    assert not verify(f"Answer: {digits}1", digits, "integer").correct
+
+
+@given(
+    n=st.integers(),
+    zeros=st.integers(0, 3),
+    commas=st.sampled_from(["", ",", "{,}", "\\,", ",\\!"]),
+    around=st.sampled_from(["%s", "%s.", "**%s**", "$%s$", "\\boxed{%s}", "$x = %s$", "%s cm"]),
+    mark=st.sampled_from(["Answer: ", "**Answer:**\n", "The answer is ", "#### ", "A: "]),
+)
+def test_integer_reads_what_was_written(n, zeros, commas, around, mark):
+    magnitude = f"{abs(n):,}".replace(",", commas)
+    written = "-" * (n < 0) + "0" * zeros * (commas == "") + magnitude
+    response = "Let us see.\n" + mark + around % written
+    assert verify(response, str(n), "integer") == Verdict(True, str(n))
+    assert not verify(response, str(n + 1), "integer").correct
+
+
+# ---------------------------------------------------------------------------------------------
+# Any string, of any length
+# ---------------------------------------------------------------------------------------------
+
+PIECES = [
+    "Answer", "answer is ", "Answer: ", "answer:\n", ":", "is", "=", " = ", "####", "A:", "42", "1",
+    ",", ", ", ".", ". ", "-", "−", "+", " ", "\n", "\n\n", "\r", "\t", "$", "\\$", "\\boxed{",
+    "\\text{", "\\frac", "\\sqrt", "\\", "{", "}", "^\\circ", "^2", "%", "**", "_", "(", ")", '"',
+    "or", "and", "so", "because", "not", "cm", "x", "π", "²", "４", "٣", "İ", "ß", "\u2028", "\x00",
+    "\ud800", "[INVALID]", "</answer>", "<|im_end|>", "answer, which", "é", "答案是",
+]  # fmt: skip
+texts = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
+
+
+def check_sound(response: str, answer: str) -> None:
+    """No exception, and the verdict means what it says."""
+    dapo, integer = (verify(response, answer, mode) for mode in MODES)
+    for verdict in (dapo, integer):
+        assert isinstance(verdict.correct, bool)
+        assert verdict.extracted is None or isinstance(verdict.extracted, str)
+    assert dapo.extracted == verify(response, "another", "dapo").extracted
+    if integer.extracted is not None and re.fullmatch("0|-?[1-9][0-9]*", integer.extracted):
+        value = integer.extracted
+        assert verify(response, value, "integer").correct
+        assert verify(f"Answer: {value}", value, "integer") == Verdict(True, value)
+        assert not verify(response, value + "1", "integer").correct
+    else:
+        assert not integer.correct
+
+
+@settings(max_examples=2000)
+@given(texts, texts)
+@example("Answer: " + "9" * 5000, "9" * 5000)
+def test_any_two_strings(response, answer):
+    check_sound(response, answer)
+
+
+@pytest.mark.slow
+def test_a_million_strings():
+    """Random pieces and mutations of real responses (of the tables above without real data)."""
+    rng = random.Random(0)
+    sources = STATES_42 + STATES_NOTHING + [case["response"] for case in CASES]
+    if assets := os.environ.get("DAPO_JAX_ASSETS"):
+        sources += [row["response"][-600:] for row in benchmark().load_responses(Path(assets))]
+    for _ in range(500_000):
+        check_sound("".join(rng.choices(PIECES, k=rng.randrange(25))), rng.choice(PIECES))
+        text = rng.choice(sources)
+        for _ in range(rng.randrange(1, 4)):
+            start, end = sorted((rng.randint(0, len(text)), rng.randint(0, len(text))))
+            if rng.random() < 0.5:
+                end = start  # insert rather than replace
+            text = text[:start] + rng.choice(PIECES) * rng.randint(0, 2) + text[end:]
+        check_sound(text, rng.choice(PIECES))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("unit", "size"),
+    [("7", 10**7), ("1, ", 10**7)]
+    + [(unit, 10**6) for unit in ("answer: ", "answer is x", "\\boxed{", "\\text{", "x or ", "\n")],
+    ids=repr,
+)
+def test_time_is_linear(unit, size, mode):
+    def seconds(size: int) -> float:
+        text = "Answer: " + unit * (size // len(unit))
+        start = time.process_time()
+        # Mode dapo cuts the response, so only a reference can be long there.
+        verify(*((text, "42") if mode == "integer" else ("Answer: 42", text)), mode)
+        return time.process_time() - start
+
+    short = min(seconds(size // 10) for _ in range(3))
+    assert seconds(size) < 40 * max(short, 0.002)  # 10 if linear, 100 if quadratic
+
+
+@pytest.mark.parametrize("mode", ["Dapo", "", "minerva"])
+def test_unknown_mode(mode):
+    with pytest.raises(ValueError, match="use one of dapo, integer"):
+        verify("Answer: 42", "42", mode)
+
+
+# ---------------------------------------------------------------------------------------------
+# Real responses
+# ---------------------------------------------------------------------------------------------
+
+
+def benchmark():
+    """benchmarks/verifier.py, which reads the responses and knows which labels are certain."""
+    path = HERE.parent / "benchmarks" / "verifier.py"
+    spec = importlib.util.spec_from_file_location("benchmark_verifier", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_agreement_with_real_labels(assets):
+    bench = benchmark()
+    rows = [row for row in bench.load_responses(assets) if bench.is_certain(row)]
+    verdicts = [verify(row["response"], row["gold"], "integer") for row in rows]
+    wrong = [(r, v) for r, v in zip(rows, verdicts, strict=True) if v.correct != r["label"]]
+    assert len(rows) > 7000
+    assert len(wrong) < 0.005 * len(rows)
+    # In mode dapo every accepted response but one is labelled right by its source as well.
+    dapo = [row["label"] for row in rows if verify(row["response"], row["gold"]).correct]
+    assert len(dapo) > 100 and dapo.count(False) <= 1
