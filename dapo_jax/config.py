@@ -338,7 +338,10 @@ def validate(c: ml_collections.ConfigDict, devices: int) -> None:
             f"config.optim.row_tokens: {c.optim.row_tokens} cannot hold the longest prompt +"
             f" response ({longest}); raise it or set 0"
         )
-    if c.reward.overlong_penalty and c.reward.overlong_buffer_tokens > c.rollout.max_response_tokens:
+    if (
+        c.reward.overlong_penalty
+        and c.reward.overlong_buffer_tokens > c.rollout.max_response_tokens
+    ):
         bad.append(
             f"config.reward.overlong_buffer_tokens: {c.reward.overlong_buffer_tokens} exceeds"
             f" rollout.max_response_tokens = {c.rollout.max_response_tokens}: every response would"

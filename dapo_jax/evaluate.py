@@ -1,64 +1,37 @@
 """avg@k, maj@k and pass@k of a policy on problem files, from k samples of our own drawing.
 
-Samples are grouped by problem. A sample's random numbers are named by the problem's id and its index,
-under a seed of evaluation's own, so scores do not depend on batch, order or mesh.
+    python -m dapo_jax.evaluate --config=FILE --workdir=DIR [--data=FILE,name=FILE] [--k=32]
+
+The policy is the newest checkpoint of WORKDIR, where it has none the model of config.model.path, or
+what --checkpoint names. Every sample is kept under WORKDIR/eval/<set>/<hash of the settings>/, in
+batches of problems; the same command goes on after the last whole batch.
+
+Samples are grouped by problem. A sample's random numbers are named by the problem's id and its
+index, under a seed of evaluation's own, so scores do not depend on batch, order or mesh.
 """
 
-import collections
-from collections.abc import Sequence
+import hashlib
+import json
+import pathlib
+import re
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from absl import flags
+from jax.experimental import multihost_utils
+from tqdm import tqdm
 
-from dapo_jax import parts
+from dapo_jax import cli, config as config_lib, parallel, parts
 from dapo_jax.data.problems import Encoded
+from dapo_jax.model import hf, qwen2
+from dapo_jax.run import checkpoint, scores as scores_lib
+from dapo_jax.run.scores import Scores, majority, pass_at_k
+
+__all__ = ["Scores", "evaluate", "evaluate_sets", "majority", "pass_at_k"]
 
 SEED_OFFSET = 1 << 20  # evaluation never shares uniforms with training
-
-
-class Scores(NamedTuple):
-    """What k samples a problem say. Arrays are in the order of the problems."""
-
-    correct_PxK: np.ndarray  # bool
-    answers: list[list[str | None]]  # [P][K] extracted, None = no answer line
-    golds: list[str]
-    truncated_PxK: np.ndarray  # bool
-    lengths_PxK: np.ndarray  # response tokens
-    responses: list[list]  # [P][K] engine Responses
-
-    @property
-    def avg_at_k(self) -> float:
-        """Mean accuracy: pass@1 with less variance (the paper's avg@32)."""
-        return float(self.correct_PxK.mean())
-
-    @property
-    def maj_at_k(self) -> float:
-        """Share of problems whose most frequent answer is right; ties count by their share."""
-        return float(np.mean([majority(c, a) for c, a in zip(self.correct_PxK, self.answers, strict=True)]))
-
-    def pass_at(self, k: int) -> float:
-        n = self.correct_PxK.shape[1]
-        return float(np.mean([pass_at_k(n, int(c), k) for c in self.correct_PxK.sum(1)]))
-
-
-def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Unbiased estimate from n samples, `correct` of them right: 1 - C(n-c, k) / C(n, k), as a
-    product so that nothing overflows (Chen et al. 2021, arXiv 2107.03374, Eq. 1)."""
-    if n - correct < k:
-        return 1.0
-    return float(1.0 - np.prod(1.0 - k / np.arange(n - correct + 1, n + 1)))
-
-
-def majority(correct_K: Sequence[bool], answers_K: Sequence[str | None]) -> float:
-    """1 if the most frequent extracted answer is right; a tie counts by its right share. Samples
-    without an answer do not vote."""
-    votes = collections.Counter(a for a in answers_K if a is not None)
-    if not votes:
-        return 0.0
-    top = max(votes.values())
-    right = {a for a, ok in zip(answers_K, correct_K, strict=True) if ok}
-    winners = [a for a, n in votes.items() if n == top]
-    return sum(a in right for a in winners) / len(winners)
 
 
 def evaluate(
@@ -130,3 +103,231 @@ def evaluate_sets(c, machine, decode_params, text: parts.Text) -> dict[str, floa
                 out[f"{tag}/length_mean"] = float(scores.lengths_PxK.mean())
                 out[f"{tag}/truncated_frac"] = float(scores.truncated_PxK.mean())
     return out
+
+
+# ------------------------------------------------------------------------------------------------
+# What to evaluate
+# ------------------------------------------------------------------------------------------------
+
+
+class Policy(NamedTuple):
+    """Where weights are: a step of an Orbax directory, or else the model directory itself."""
+
+    model_dir: pathlib.Path | None  # Hugging Face directory: shape and tokenizer, perhaps weights
+    steps: str = ""  # Orbax directory of step directories
+    step: int | None = None
+
+    def __str__(self):
+        return f"{self.steps} step {self.step}" if self.steps else str(self.model_dir)
+
+
+def find_policy(c, workdir: pathlib.Path, given: str = "") -> Policy:
+    """`given` is a run's workdir, its checkpoints/ or one step in there, what `convert to-orbax`
+    wrote, a Hugging Face directory or a hub name. ValueError: there is no checkpoint."""
+    base = hf.resolve(c.model.path) if c.model.path else None
+    path = pathlib.Path(given or workdir).expanduser()
+    if (path / "checkpoints").is_dir():
+        path = path / "checkpoints"
+    elif not given:
+        if base:
+            return Policy(base)
+        raise ValueError(
+            f"--workdir={workdir}: no checkpoint in it; train there first, or name one by"
+            " --checkpoint"
+        )
+    elif "://" in given:
+        return Policy(base, given, checkpoint.newest_step(given))
+    elif path.name.isdigit() and (path / "arrays").is_dir():
+        return Policy(base, str(path.parent), int(path.name))
+    elif not path.is_dir() or any(path.glob("*.safetensors")):
+        return Policy(hf.resolve(given))
+    return Policy(base, str(path), checkpoint.newest_step(path))
+
+
+def load_params(c, machine: parts.Machine, policy: Policy) -> qwen2.Params:
+    if not policy.steps:
+        return parts.initial_params(c, machine)
+    return checkpoint.restore_params(
+        policy.steps,
+        qwen2.abstract(machine.shape),
+        machine.trainer.param_shardings,
+        policy.step,
+    )
+
+
+def load_text(c, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> parts.Text:
+    """As in training, but a training set of one's own is not read: it may have millions of rows."""
+    named = parts.named_files(c.eval.files)
+    for name in named:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
+            raise ValueError(f"{name!r} cannot name a folder of samples; write --data=name=path")
+    if c.data.train and not named:
+        raise ValueError("no problems to evaluate on; give --data=FILE (or config.eval.files)")
+    if named and (c.data.train or c.tokenizer.path or model_dir):
+        c = c.copy_and_resolve_references()
+        c.data.train = next(iter(named.values()))  # is read anyway
+    text = parts.load_text(c, workdir, model_dir)
+    return text._replace(notes=text.notes[1:])  # the first is about the training set
+
+
+@jax.jit
+def checksums(params) -> list[jax.Array]:
+    """A number for each array that any change of it changes: its bits, weighted by odd numbers that
+    depend on their place. uint32 sums wrap, so that they are exact in any order and layout."""
+
+    def weigh(x):
+        bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype("uint32")
+        place, stride = jnp.uint32(0), 1
+        for axis in reversed(range(x.ndim)):
+            place += jax.lax.broadcasted_iota("uint32", x.shape, axis) * jnp.uint32(stride % 2**32)
+            stride *= x.shape[axis]
+        return jnp.sum(bits * (2 * place + 1), dtype="uint32")
+
+    return [weigh(x) for x in jax.tree.leaves(params)]
+
+
+# ------------------------------------------------------------------------------------------------
+# Sampling with restarts
+# ------------------------------------------------------------------------------------------------
+
+
+def evaluate_to_files(
+    folder: pathlib.Path,
+    machine: parts.Machine,
+    decode_params,
+    data: Encoded,
+    tokenizer,
+    **settings,
+) -> Scores | None:
+    """`evaluate` a batch of problems at a time, each batch a file of `folder` that appears whole.
+    Problems that are there already are not sampled again. Process 0 has the files and the scores;
+    the others return None."""
+    k, first = settings["k"], jax.process_index() == 0
+    there = scores_lib.finished(folder) if first else {}
+    done = np.array([p.id in there for p in data.problems])
+    if jax.process_count() > 1:
+        done = np.asarray(multihost_utils.broadcast_one_to_all(done), bool)
+    left = np.flatnonzero(~done)
+    size = -(-2 * machine.engine.slots // k)  # so that the slots are full half of the time at least
+    bar = tqdm(
+        total=len(done) * k,
+        initial=int(done.sum()) * k,
+        desc=folder.parent.name,
+        unit="sample",
+        dynamic_ncols=True,
+        disable=not first,
+    )
+    with bar:
+        for start in range(0, len(left), size):
+            part = left[start : start + size]
+            batch = Encoded([data.ids[i] for i in part], [data.problems[i] for i in part], 0)
+            scores = evaluate(
+                machine, decode_params, batch, tokenizer, progress=bar.update, **settings
+            )
+            if first:
+                lines = scores_lib.rows(batch, scores, tokenizer)
+                scores_lib.write_lines(folder / f"batch_{part[0]:06d}.jsonl", lines)
+    if not first:
+        return None
+    there = scores_lib.finished(folder)
+    return scores_lib.from_rows([there[p.id] for p in data.problems])
+
+
+def settings_key(settings: dict) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+# ------------------------------------------------------------------------------------------------
+# python -m dapo_jax.evaluate
+# ------------------------------------------------------------------------------------------------
+
+
+def evaluate_checkpoint(c, workdir: pathlib.Path, given: str = "") -> dict:
+    """Evaluate on every set of `c.eval.files`, print a report of each, and return all as plain JSON
+    values: {settings, sets: {name: `scores.summary` and the folder of samples}}."""
+    config_lib.validate(c, len(jax.devices()))
+    policy = find_policy(c, workdir, given)
+    text = load_text(c, workdir, policy.model_dir)
+    machine = parts.build_machine(
+        c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, policy.model_dir
+    )
+    first = jax.process_index() == 0
+    say = tqdm.write if first else lambda _: None
+    for note in [*text.notes, f"policy: {policy}"]:
+        say(note)
+    params = load_params(c, machine, policy)
+    weights = [int(x) for x in parallel.to_host(checksums(params))]
+    decode_params = machine.engine.decode_params(params)
+    del params
+    draw = dict(
+        k=c.eval.k,
+        seed=c.seed,
+        temperature=c.eval.temperature,
+        top_p=c.eval.top_p,
+        mode=c.reward.mode,
+        max_response_tokens=c.eval.max_response_tokens or c.rollout.max_response_tokens,
+    )
+    # All that a sample and its verdict depend on: whoever changes one of these gets new files.
+    network = machine.shape._asdict() | {"dtype": c.model.dtype}
+    network.pop("init_std")  # told by the weights
+    decides = draw | {
+        "model": network,
+        "weights": weights,
+        "stop_ids": sorted(text.tokenizer.stop_ids),
+        "platform": jax.default_backend(),
+    }
+    about = {"policy": str(policy), "files": c.eval.files or "embedded"} | decides
+    sets = {}
+    for name, data in text.evals.items():
+        prompts = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
+        folder = workdir / "eval" / name / settings_key(decides | {"prompts": prompts})
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+            checkpoint.dump_json(folder / "settings.json", about)
+        scores = evaluate_to_files(folder, machine, decode_params, data, text.tokenizer, **draw)
+        if scores is not None:
+            sets[name] = scores_lib.summary(scores, [p.id for p in data.problems], c.seed)
+            sets[name]["samples"] = str(folder)
+            say("\n".join(scores_lib.lines(name, sets[name])))
+            say(f"  samples: {folder}")
+    return {"settings": about, "sets": sets}
+
+
+def define_flags() -> None:
+    """Not at import: `train` imports this module and has no such flags."""
+    flags.DEFINE_string("data", None, "Problem files, [name=]path,...; default: config.eval.files.")
+    flags.DEFINE_integer("k", None, "Samples a problem; default: config.eval.k.")
+    flags.DEFINE_float("top_p", None, "Nucleus mass; default: config.eval.top_p.")
+    flags.DEFINE_float("temperature", None, "0 is greedy; default: config.eval.temperature.")
+    flags.DEFINE_string(
+        "checkpoint", "", "Workdir, Orbax or Hugging Face directory; default: newest of --workdir."
+    )
+    flags.DEFINE_string("json", "", "File for settings, scores and the table of problems.")
+
+
+def main() -> None:
+    given = flags.FLAGS
+    if not cli.WORKDIR.value:
+        raise ValueError("--workdir: say where the samples are to be kept (the run's directory)")
+    if given.data is not None and not parts.named_files(given.data):
+        raise ValueError("--data: names no file; write --data=FILE,FILE or leave it out")
+    out = pathlib.Path(given.json) if given.json else None
+    if out and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise ValueError(f"--json={out}: not a file in an existing directory")
+    c = cli.CONFIG.value
+    for name, value in {
+        "files": given.data,
+        "k": given.k,
+        "top_p": given.top_p,
+        "temperature": given.temperature,
+    }.items():
+        if value is not None:
+            c.eval[name] = value
+    result = evaluate_checkpoint(c, pathlib.Path(cli.WORKDIR.value), given.checkpoint)
+    if out and jax.process_index() == 0:
+        checkpoint.dump_json(out, result)
+
+
+if __name__ == "__main__":
+    define_flags()
+    cli.run(main)

@@ -12,8 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from dapo_jax import config as config_lib
-from dapo_jax import parallel
+from dapo_jax import config as config_lib, parallel
 from dapo_jax.dapo import update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import arithmetic, problems, tokenizer, verifier
@@ -90,9 +89,7 @@ def load_text(c, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> Text:
     def read(name, files, limit=0):
         rows, report = problems.read(files, c.data.on_bad)
         rows = rows[: limit or None]
-        out = problems.encode(
-            rows, tok, c.data.max_prompt_tokens, c.tokenizer.chat, c.data.on_long
-        )
+        out = problems.encode(rows, tok, c.data.max_prompt_tokens, c.tokenizer.chat, c.data.on_long)
         note = f"{name}: {len(out.problems)} problems of {report.rows} rows"
         for count, what in (
             (report.duplicates, "repeated prompts"),
@@ -114,15 +111,14 @@ def grade(
     responses: Sequence[engine.Response],
     answer: str,
     mode: str,
-    verify=verifier.verify,
 ) -> Grades:
     """Decode and verify the responses to one problem."""
     texts = [tok.decode(r.tokens.tolist()) for r in responses]
     other = "integer" if mode == "dapo" else "dapo"
-    verdicts = [verify(t, answer, mode) for t in texts]
+    verdicts = [verifier.verify(t, answer, mode) for t in texts]
     return Grades(
         np.array([v.correct for v in verdicts], bool),
-        np.array([verify(t, answer, other).correct for t in texts], bool),
+        np.array([verifier.verify(t, answer, other).correct for t in texts], bool),
         [v.extracted for v in verdicts],
     )
 
@@ -186,7 +182,9 @@ def sample_groups(
 ) -> tuple[list[Group], engine.Stats]:
     """G responses to each (stream position, prompt); ungraded groups in the given order."""
     requests = [
-        engine.Request(prompt, position, g) for position, prompt in prompts for g in range(group_size)
+        engine.Request(prompt, position, g)
+        for position, prompt in prompts
+        for g in range(group_size)
     ]
     responses, stats = m.engine.generate(decode_params, requests, **settings)
     groups = [

@@ -15,8 +15,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from dapo_jax import cli, parallel, parts, warmup
-from dapo_jax import config as config_lib
+from dapo_jax import cli, config as config_lib, parallel, parts, warmup
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
 from dapo_jax.data import problems
@@ -25,7 +24,6 @@ from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Stats
 from dapo_jax.run import checkpoint, metrics
 from dapo_jax.run.checkpoint import State
-
 
 # ------------------------------------------------------------------------------------------------
 # Algorithm 1

@@ -1,9 +1,9 @@
 """Supervised warm-up: a base model that can do the embedded task but rarely does.
 
 Reinforcement learning can only reinforce what is sampled now and then. Two phases of imitation give
-such a model in seconds: SKILL shows mostly careful work, with slips, rambling and endless loops;
-HABIT then shows hasty guessing, so that the careful style stays known and becomes rare. Real models
-bring this from pre-training and need no warm-up.
+such a model in seconds: SKILL shows nearly clean work, with a few slips, ramblings and endless
+loops; HABIT then shows work that breaks off, so that careful work stays known and becomes rare.
+Real models bring this from pre-training and need no warm-up.
 """
 
 import functools
@@ -11,7 +11,7 @@ import functools
 import numpy as np
 from tqdm import tqdm
 
-from dapo_jax import parallel
+from dapo_jax import config, parallel
 from dapo_jax.dapo import packing, update
 from dapo_jax.data import arithmetic
 
@@ -28,7 +28,6 @@ def warm_up(c, mesh, shape, tokenizer, params):
         ("habit", c.warmup.habit_steps, c.warmup.habit_lr, arithmetic.HABIT),
     )
     eos = min(tokenizer.stop_ids)
-    row_tokens = _row_tokens(c)
     bar = tqdm(total=c.warmup.skill_steps + c.warmup.habit_steps, desc="warm-up", unit="step")
     for number, (name, steps, peak_lr, style) in enumerate(phases):
         if not steps:
@@ -46,7 +45,7 @@ def warm_up(c, mesh, shape, tokenizer, params):
             total = sum(len(response) for _, response in batch)
             rows, used, _ = packing.pack(
                 [packing.Item(p, r, np.zeros(len(r)), 0.0, 1 / total) for p, r in batch],
-                row_tokens=row_tokens,
+                row_tokens=config.row_tokens(c),
                 micro_rows=c.optim.micro_rows,
                 max_items=c.warmup.batch,
             )
@@ -68,13 +67,9 @@ def schedule(done: float) -> float:
     return min(1.0, (done + 1e-3) / 0.07, (1.0 - done) / 0.25)
 
 
-def _row_tokens(c) -> int:
-    longest = arithmetic.prompt_length(max(arithmetic.WARMUP_LEVELS))
-    return -(-(longest + c.rollout.max_response_tokens) // 8) * 8
-
-
 def encode(traces, tokenizer, eos: int) -> list[tuple[list[int], list[int]]]:
     """(prompt ids, response ids); the end-of-text token follows only where the trace ends."""
+
     @functools.cache
     def word_id(word: str) -> int:  # one token a word, so each word is encoded once
         (token,) = tokenizer.encode(word)

@@ -9,6 +9,13 @@ import pytest
 # Before jax is imported. An accelerator is used only where the user asks for it: the tests'
 # tolerances hold for float32 on CPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Programs compiled by one test are there for the next process and the next run: half the CPU time.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR",
+    str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "dapo_jax/xla-tests")),
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 

@@ -165,7 +165,7 @@ def test_help(script):
 # --------------------------------------------------------------------------------------------------
 
 
-def setup(checkout, tools, *args, path=None):
+def run_setup(checkout, tools, *args, path=None):
     """Source common.sh and set up; the completed process, and the fake uv's calls so far."""
     code = 'source "$1/launch/common.sh"; shift; dapo_setup "$@"; echo "$DAPO_PYTHON"'
     path = f"{tools}:{os.environ['PATH']}" if path is None else path
@@ -175,58 +175,58 @@ def setup(checkout, tools, *args, path=None):
 
 
 def test_setup_installs_once(checkout, tools):
-    done, calls = setup(checkout, tools)
+    done, calls = run_setup(checkout, tools)
     assert done.returncode == 0, done.stderr
     python = f"{checkout}/.venv/bin/python"
     assert done.stdout.strip() == python
     assert calls[0].startswith("venv ") and calls[0].endswith(f"{checkout}/.venv")
     assert calls[1:] == [f"pip install --python {python} -c requirements.txt -e ."]
 
-    done, calls = setup(checkout, tools)
+    done, calls = run_setup(checkout, tools)
     assert (done.returncode, done.stderr, len(calls)) == (0, "", 2)
 
-    _, calls = setup(checkout, tools, "test")  # an extra not yet there
+    _, calls = run_setup(checkout, tools, "test")  # an extra not yet there
     assert calls[2:] == [f"pip install --python {python} -c requirements.txt -e .[test]"]
-    setup(checkout, tools, "tpu")
-    setup(checkout, tools)
-    _, calls = setup(checkout, tools, "test")
+    run_setup(checkout, tools, "tpu")
+    run_setup(checkout, tools)
+    _, calls = run_setup(checkout, tools, "test")
     assert len(calls) == 4
 
     with (checkout / "requirements.txt").open("a") as file:
         file.write("# changed\n")
-    _, calls = setup(checkout, tools)
+    _, calls = run_setup(checkout, tools)
     assert len(calls) == 5
     assert len(list((checkout / ".venv").glob(".dapo_jax-*"))) == 1
 
 
 def test_setup_after_a_failed_install_tries_again(checkout, tools):
-    setup(checkout, tools)
+    run_setup(checkout, tools)
     (checkout / "setup.py").write_text("# other\n")
     executable(tools / "uv", "#!/bin/sh\nexit 1\n")
     for _ in range(2):
-        done, _ = setup(checkout, tools)
+        done, _ = run_setup(checkout, tools)
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].startswith("error: the install failed")
 
 
 def test_setup_after_a_move_installs_again(checkout, tools):
-    setup(checkout, tools)
+    run_setup(checkout, tools)
     moved = checkout.rename(checkout.with_name("moved"))
-    _, calls = setup(moved, tools)
+    _, calls = run_setup(moved, tools)
     assert calls[2:] == [f"pip install --python {moved}/.venv/bin/python -c requirements.txt -e ."]
 
 
 def test_setup_keeps_a_venv_that_is_already_there(checkout, tools):
     python = checkout / ".venv/bin/python"
     executable(python, THIS_PYTHON)
-    done, calls = setup(checkout, tools)
+    done, calls = run_setup(checkout, tools)
     assert done.returncode == 0, done.stderr
     assert calls == [f"pip install --python {python} -c requirements.txt -e ."]
 
 
 def test_setup_refuses_a_broken_venv(checkout, tools):
     executable(checkout / ".venv/bin/python", "#!/bin/sh\nexit 127\n")
-    done, calls = setup(checkout, tools)
+    done, calls = run_setup(checkout, tools)
     assert (done.returncode, calls) == (1, [])
     assert "remove that folder and run this again" in done.stderr
 
@@ -237,7 +237,7 @@ def test_setup_passes_over_a_python_that_does_not_run(checkout, tools):
     executable(tools / "python3.13", THIS_PYTHON)
     for tool in ("bash", "cat", "cksum", "dirname", "cp", "grep", "mkdir", "rm"):
         (tools / tool).symlink_to(shutil.which(tool))
-    done, calls = setup(checkout, tools, path=tools)
+    done, calls = run_setup(checkout, tools, path=tools)
     assert done.returncode == 0, done.stderr
     assert calls[0] == f"venv --quiet --python {sys.executable} {checkout}/.venv"
 
@@ -246,13 +246,13 @@ def test_setup_without_any_python_says_so(checkout, tools):
     (tools / "uv").unlink()
     for tool in ("bash", "cat", "cksum", "dirname"):
         (tools / tool).symlink_to(shutil.which(tool))
-    done, _ = setup(checkout, tools, path=tools)
+    done, _ = run_setup(checkout, tools, path=tools)
     assert done.returncode == 69
     assert done.stderr.startswith("error: no Python 3.11-3.14 found")
 
 
 def test_setup_rejects_an_unsupported_version(checkout, tools):
-    done, calls = setup(checkout, tools, "", "3.9")
+    done, calls = run_setup(checkout, tools, "", "3.9")
     assert (done.returncode, calls) == (2, [])
     assert done.stderr.startswith("error: Python '3.9' is not supported")
 

@@ -10,11 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dapo_jax.data import problems as P
-from dapo_jax.data import prompts
+from dapo_jax.data import problems as P, prompts
 
 
 def verl(text, answer, **more):

@@ -4,8 +4,7 @@ import os
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dapo_jax.data import prompts
 

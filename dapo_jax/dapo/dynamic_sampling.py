@@ -39,9 +39,13 @@ class Collected(NamedTuple):
     accept_rate: float  # estimate for the next step's first round
 
 
+MOST_AHEAD = 4  # a round draws at most this many times the missing groups
+
+
 def round_size(missing: int, accept_rate: float) -> int:
-    """Problems to draw so that about `missing` are accepted."""
-    return max(1, math.ceil(missing / accept_rate))
+    """Problems to draw so that about `missing` are accepted. Bounded: where nothing is accepted, the
+    rounds should stay rounds and not become one endless search."""
+    return min(math.ceil(missing / accept_rate), MOST_AHEAD * missing)
 
 
 def collect(
@@ -64,7 +68,7 @@ def collect(
     Without `dynamic` every group is accepted and one round of `need` problems is drawn.
     """
     accepted, drawn = list(carried), []
-    position, rounds = start, 0
+    position, rounds, prior = start, 0, accept_rate
     while len(accepted) < need and rounds < max_rounds:
         missing = need - len(accepted)
         size = round_size(missing, accept_rate) if dynamic else missing
@@ -73,7 +77,7 @@ def collect(
         accepted += [g for g in groups if g.mixed or not dynamic]
         position += size
         rounds += 1
-        accept_rate = _estimate(drawn, accept_rate, need)
+        accept_rate = _estimate(drawn, prior, need)
     used, extra = accepted[:need], accepted[need:]
     if surplus == "drop":
         extra = []
@@ -83,7 +87,7 @@ def collect(
 
 
 def _estimate(drawn: Sequence[Group], prior: float, weight: int) -> float:
-    """Share of mixed groups, smoothed: the prior counts as `weight` earlier problems, so that one
-    small round cannot ask for a thousand problems. Never below 1/64."""
+    """Share of mixed groups; the prior counts as `weight` earlier problems, so that one small round
+    does not swing it. Never below 1/64."""
     mixed = sum(g.mixed for g in drawn)
     return max((mixed + prior * weight) / (len(drawn) + weight), 1 / 64)

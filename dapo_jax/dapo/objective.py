@@ -1,19 +1,20 @@
 """The clipped policy objective (paper Eq. 8), one token at a time, and what each token weighs.
 
 The loss of a batch is sum(weight * token_loss). Every way of averaging is a choice of `weight`,
-made on the host from lengths alone, so that the loss cannot depend on micro-batches, packing, padding
-or mesh, and one compiled update serves them all:
+made on the host from lengths alone, so that the loss cannot depend on micro-batches, packing,
+padding or mesh, and one compiled update serves them all:
 
-    batch_tokens   1 / tokens of the mini-batch           TRL's and today's verl's "token mean"; default
-    group_tokens   1 / (groups x tokens of the group)     the paper's Eq. 8 read literally: a mean over
-                                                          questions of means over the question's tokens
-    chunk_tokens   mean over chunks of `chunk_sequences`  verl at the authors' commit: token means of
-                   responses, weighted by responses       micro-batches, weighted by responses
-    sequence       1 / (responses x tokens of response)   GRPO: mean over responses of token means
+    batch_tokens   1 / tokens of the mini-batch. TRL's and today's verl's "token mean"; the default.
+    group_tokens   1 / (groups x tokens of the group). The paper's Eq. 8 read literally: a mean over
+                   questions of means over the question's tokens.
+    chunk_tokens   token means of chunks of `chunk_sequences` responses, weighted by their numbers
+                   of responses. verl at the authors' commit, whose chunks were micro-batches.
+    sequence       1 / (responses x tokens of the response). GRPO: a mean over responses of token
+                   means.
 
 AReaL's names for the same switches: eps_clip = clip_low, eps_clip_higher = clip_high, c_clip =
-dual_clip; its loss is `batch_tokens`, and its advantages are normalized a second time over the batch,
-which nothing here does.
+dual_clip; its loss is `batch_tokens`, and its advantages are normalized a second time over the
+batch, which nothing here does.
 """
 
 from typing import NamedTuple
@@ -68,7 +69,9 @@ def clipped(logp, old_logp, advantage, c: Coefficients) -> TokenLoss:
     held = -advantage * jnp.clip(ratio, 1 - c.clip_low, 1 + c.clip_high)
     loss = jnp.maximum(free, held)
     # Where A < 0; elsewhere no bound. inf * 0 must not be formed.
-    bound = jnp.where(advantage < 0, -jnp.where(advantage < 0, advantage, -1.0) * c.dual_clip, jnp.inf)
+    bound = jnp.where(
+        advantage < 0, -jnp.where(advantage < 0, advantage, -1.0) * c.dual_clip, jnp.inf
+    )
     return TokenLoss(
         jnp.minimum(loss, bound),
         ratio,
@@ -79,8 +82,8 @@ def clipped(logp, old_logp, advantage, c: Coefficients) -> TokenLoss:
 
 
 def importance_weight(old_logp, sampled_logp, c: Coefficients) -> jax.Array:
-    """min(pi_trainer / pi_sampler, cap), for samplers whose probabilities differ from the trainer's;
-    1 where `c.importance` is 0."""
+    """min(pi_trainer / pi_sampler, cap), for samplers whose probabilities differ from the
+    trainer's; 1 where `c.importance` is 0."""
     gap = jnp.clip(old_logp - sampled_logp, -c.log_ratio_max, c.log_ratio_max)
     return jnp.where(c.importance > 0, jnp.minimum(jnp.exp(gap), c.importance_cap), 1.0)
 

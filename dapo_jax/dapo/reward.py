@@ -27,6 +27,6 @@ def shaped(
     factor: float,
 ) -> np.ndarray:
     """Reward of each response: outcome (Eq. 7) plus length penalty (Eq. 13). The filter of dynamic
-    sampling never sees this value, only `correct`: shaped rewards differ within all-wrong groups."""
+    sampling never sees it, only `correct`: shaped rewards differ within all-wrong groups."""
     outcome = np.where(correct, right, wrong)
     return outcome + overlong_penalty(length, max_tokens, buffer_tokens, factor)

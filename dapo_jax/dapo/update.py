@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
@@ -30,7 +29,7 @@ class HeadStats(NamedTuple):
 
 
 def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
-    """Log-prob of each target and entropy of each distribution, in one pass over chunks of cells."""
+    """Log-prob of each target, entropy of each distribution: one pass over chunks of cells."""
 
     def stats(x_RxcxD, targets_Rxc):
         logits = jnp.matmul(x_RxcxD, head_DxV, preferred_element_type=jnp.float32) / temperature
@@ -134,7 +133,7 @@ def accumulate(loss_fn, params, per_micro, micro_batches):
 def apply(tx: optax.GradientTransformation, params, opt_state, grads, lr):
     """One optimizer step at learning rate `lr`; returns the old state where the gradient is not
     finite. (params, opt_state, gradient norm before clipping, skipped)."""
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm)
     step, new_state = tx.update(grads, opt_state, params)
     new_params = jax.tree.map(lambda p, u: p - lr * u, params, step)

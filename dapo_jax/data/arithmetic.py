@@ -6,7 +6,7 @@
 A problem with k operations is a walk of k legal moves (add or subtract 1..`max_operand`, stay
 within 0..`max_value`) under consecutive letters. The letters cost one token each and buy
 learnability: to compute `h` the model looks up `h` in the prompt and the pair it has just written.
-Every whitespace-separated word is one token, so lengths in words are lengths in tokens.
+Every whitespace-separated word is one token; flawless working has 2k + 5 with end-of-sequence.
 
 A hash of the walk, letters left out, assigns every problem that exists to one of three splits.
 Train, held-out and harder problems are therefore disjoint whatever the seeds and the levels, a
@@ -46,14 +46,9 @@ class Task:
 
     def __post_init__(self):
         if not 1 <= self.max_operand <= self.max_value:
-            raise ValueError(
-                f"Task: need 1 <= max_operand <= max_value, got max_operand="
-                f"{self.max_operand} and max_value={self.max_value}"
-            )
+            raise ValueError(f"{self}: need 1 <= max_operand <= max_value")
         if not self.labels.isalpha() or len(set(self.labels)) < max(2, len(self.labels)):
-            raise ValueError(
-                f"Task: labels must be two or more distinct letters, got {self.labels!r}"
-            )
+            raise ValueError(f"{self}: labels must be two or more distinct letters")
 
 
 TASK = Task()
@@ -81,14 +76,16 @@ class Style(NamedTuple):
 
     careful: float = 0.0  # opens with `Wait`, repeats every result once as a check, never slips
     direct: float = 0.0  # the right answer at once, no working: a tiny model learns it only roughly
-    skip: float = 0.0  # breaks off before one of the operations, evenly drawn; answers the last value
-    loop: float = 0.0  # after one of the operations, evenly drawn, repeats it without end
+    skip: float = 0.0  # breaks off before an operation, evenly drawn: the last value is the answer
+    loop: float = 0.0  # after an operation, evenly drawn, repeats its result without end
     slip: float = 0.0  # per operation: a wrong result, from which the working goes on
     ramble: float = 0.0  # per operation: `Wait` and the result again; then once more (geometric)
 
 
-SKILL = Style(skip=0.15, loop=0.05, slip=0.10, ramble=0.15)  # warm-up phase A: imperfect working
-HABIT = Style(skip=0.90, loop=0.02, slip=0.05, ramble=0.15)  # phase B: able to work, seldom does
+# Two phases of a warm-up. The skill must come first and nearly clean: it appears suddenly, and
+# among many slips it may not appear at all. The habit then makes it rare without unlearning it.
+SKILL = Style(skip=0.05, loop=0.01, slip=0.01, ramble=0.05)
+HABIT = Style(skip=0.90, loop=0.02, slip=0.03, ramble=0.05)
 
 
 # --- problems -------------------------------------------------------------------------------------
@@ -97,12 +94,6 @@ HABIT = Style(skip=0.90, loop=0.02, slip=0.05, ramble=0.15)  # phase B: able to 
 def oracle(prompt: str, task: Task = TASK) -> str:
     """The answer, worked out from the text of a prompt. ValueError: not a problem of the task."""
     return str(_parse(prompt, task)[-1])
-
-
-def split_of(prompt: str, task: Task = TASK) -> str:
-    """The split ('train', 'heldout' or 'harder') to which a problem belongs, for good."""
-    values = np.array([_parse(prompt, task)])
-    return next(split for split in SPLITS if _in_split(values, split, task)[0])
 
 
 def count(k: int, task: Task = TASK) -> int:
@@ -121,11 +112,6 @@ def prompt_length(k: int) -> int:
     return 3 * k + 3
 
 
-def response_length(k: int) -> int:
-    """Tokens in flawless plain working of k operations, end-of-sequence included."""
-    return 2 * (k + 1) + 2 + 1
-
-
 def problems(
     n: int, levels: Sequence[int], seed: int, split: str = "train", task: Task = TASK
 ) -> list[Problem]:
@@ -140,12 +126,11 @@ def problems(
     rng = np.random.default_rng([seed, list(SPLITS).index(split)])
     found = []
     for i, k in enumerate(levels):
-        share = (n - len(found)) // (len(levels) - i)
-        found += _distinct(rng, share, k, split, task)
+        found += _distinct(rng, (n - len(found)) // (len(levels) - i), k, split, task)
     if len(found) < n:
         raise ValueError(
-            f"problems: levels {levels} hold only {len(found)} distinct {split} problems, "
-            f"{n} were asked for: ask for fewer or add a larger level"
+            f"problems: levels {levels} hold only {len(found)} distinct {split} problems, not {n}: "
+            f"ask for fewer or add a larger level"
         )
     return [found[i] for i in rng.permutation(n)]
 
@@ -159,18 +144,12 @@ def _distinct(rng, n: int, k: int, split: str, task: Task) -> list[Problem]:
         walks = walks[_in_split(walks, split, task)]
         chosen = rng.permutation(len(walks) * len(task.labels))[:n]
         rows, starts = np.divmod(chosen, len(task.labels))
-        return [
-            _problem(start, walk, task)
-            for start, walk in zip(starts, walks[rows].tolist(), strict=True)
-        ]
+        return _problems(starts, walks[rows], task)
     found = {}  # a dict keeps the order of drawing, so the result does not depend on string hashing
     while len(found) < n:
         walks = _walks(rng, n, k, split, task)
         starts = rng.integers(len(task.labels), size=n)
-        drawn = (
-            _problem(start, walk, task) for start, walk in zip(starts, walks.tolist(), strict=True)
-        )
-        found.update((problem.prompt, problem) for problem in drawn)
+        found.update((p.prompt, p) for p in _problems(starts, walks, task))
     return list(found.values())[:n]
 
 
@@ -184,10 +163,7 @@ def _walks(rng, n: int, k: int, split: str, task: Task) -> np.ndarray:
         kept = np.concatenate([kept, walks[_in_split(walks, split, task)]])
         if len(kept) >= n:
             return kept[:n]
-    raise ValueError(
-        f"arithmetic: no {split} problem with {k} operations in {task}: "
-        f"take a larger task or a larger level"
-    )
+    raise ValueError(f"{task}: hardly any {split} problem has {k} operations: take a larger task")
 
 
 def _move(rng, value: np.ndarray, task: Task) -> np.ndarray:
@@ -219,13 +195,12 @@ def _in_split(walks: np.ndarray, split: str, task: Task) -> np.ndarray:
     return np.isin((code ^ (code >> np.uint64(31))) % np.uint64(8), SPLITS[split])
 
 
-def _names(start: int, k: int, task: Task) -> str:
-    """The k+1 labels of a problem, one character each."""
-    return (task.labels * 2)[start : start + k + 1]
+def _problems(starts: np.ndarray, walks: np.ndarray, task: Task) -> list[Problem]:
+    return [_problem(*pair, task) for pair in zip(starts.tolist(), walks.tolist(), strict=True)]
 
 
 def _problem(start: int, walk: Sequence[int], task: Task) -> Problem:
-    names = _names(start, len(walk) - 1, task)
+    names = (task.labels * 2)[start : start + len(walk)]
     words = [names[0], str(walk[0])]
     for name, (before, after) in zip(names[1:], pairwise(walk), strict=True):
         words += [name, PLUS if after > before else MINUS, str(abs(after - before))]
@@ -234,8 +209,8 @@ def _problem(start: int, walk: Sequence[int], task: Task) -> Problem:
 
 def _parse(prompt: str, task: Task) -> list[int]:
     """The running values, k+1 of them, of a prompt."""
-    words = prompt.split()
     try:
+        words = prompt.split()
         start = task.labels.index(words[0])
         values = [int(words[1])]
         for sign, operand in zip(words[3:-1:3], words[4:-1:3], strict=True):
@@ -244,13 +219,13 @@ def _parse(prompt: str, task: Task) -> list[int]:
             2 <= len(values) <= len(task.labels)
             and all(0 <= v <= task.max_value for v in values)
             and all(0 < abs(b - a) <= task.max_operand for a, b in pairwise(values))
-            # Writing the problem anew finds every other flaw: labels, spelling, ends.
+            # Written anew it shows every other flaw: labels, spelling, ends.
             and _problem(start, values, task).prompt == prompt
         )
     except (IndexError, KeyError, ValueError):
         valid = False
     if not valid:
-        raise ValueError(f"oracle: not a problem of {task}: {prompt!r}")
+        raise ValueError(f"prompt: not a problem of {task}: {prompt!r}")
     return values
 
 
@@ -258,8 +233,7 @@ def _checked(levels: Sequence[int], task: Task) -> list[int]:
     levels = sorted(set(levels))
     if not levels or levels[0] < 1 or levels[-1] >= len(task.labels):
         raise ValueError(
-            f"arithmetic: levels must lie in 1..{len(task.labels) - 1}, as the labels of "
-            f"a problem are distinct, got {levels}"
+            f"levels: {levels} must lie in 1..{len(task.labels) - 1}, the labels less 1"
         )
     return levels
 
@@ -285,8 +259,8 @@ def traces(
     apart = style.careful + style.direct + style.skip + style.loop
     if min(style) < 0 or max(style) > 1 or apart > 1 + 1e-9 or style.ramble == 1:
         raise ValueError(
-            f"traces: probabilities must lie in 0..1, careful + direct + skip + loop "
-            f"must not exceed 1 and ramble must be below 1, got {style}"
+            f"traces: probabilities lie in 0..1, careful + direct + skip + loop is at most 1 and "
+            f"ramble below 1, got {style}"
         )
     rng = np.random.default_rng([seed, len(SPLITS)])  # a stream that no set of problems uses
     rows = []
@@ -320,14 +294,12 @@ def _level_traces(rng, n: int, k: int, style: Style, cap: int, task: Task) -> li
     done[direct] = -1
 
     columns = (starts, walks, paper, done, answer, repeats, careful)
-    return [
-        _trace(*row, cap, task)
-        for row in zip(*(column.tolist() for column in columns), strict=True)
-    ]
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [_trace(task, cap, *row) for row in rows]
 
 
-def _trace(start, walk, paper, done, answer, repeats, careful, cap: int, task: Task) -> Trace:
-    names = _names(start, len(walk) - 1, task)
+def _trace(task: Task, cap: int, start, walk, paper, done, answer, repeats, careful) -> Trace:
+    names = (task.labels * 2)[start : start + len(walk)]
     words = [WAIT] if careful else []
     if done >= 0:
         words += [names[0], str(paper[0])]
@@ -335,8 +307,7 @@ def _trace(start, walk, paper, done, answer, repeats, careful, cap: int, task: T
         step = [names[i], str(paper[i])]
         words += step + [WAIT, *step] * repeats[i - 1]
     words += [ANSWER, str(answer)]
-    ends = len(words) + 1 <= cap
-    return Trace(_problem(start, walk, task).prompt, " ".join(words[:cap]), ends)
+    return Trace(_problem(start, walk, task).prompt, " ".join(words[:cap]), len(words) < cap)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -364,9 +335,7 @@ def write(
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    files = Files(
-        *(directory / f"{split}.jsonl" for split in SPLITS), directory / "tokenizer.model"
-    )
+    files = Files(*(directory / f"{s}.jsonl" for s in SPLITS), directory / "tokenizer.model")
     sets = ((train, RL_LEVELS), (heldout, RL_LEVELS), (harder, HARDER_LEVELS))
     for path, split, (n, levels) in zip(files[:3], SPLITS, sets, strict=True):
         rows = [_row(i, p) for i, p in enumerate(problems(n, levels, seed, split, task))]
@@ -409,10 +378,10 @@ def vocabulary(task: Task = TASK) -> list[str]:
 def tokenizer_model(task: Task = TASK) -> bytes:
     """A SentencePiece word model over `vocabulary`: one token per word, ids in its order.
 
-    The trainer ranks words by frequency, hence a corpus in which each occurs once more than the
-    next. The bytes are the same every time, for one version of the sentencepiece package.
+    The bytes are the same every time, for one version of the sentencepiece package.
     """
     words = vocabulary(task)
+    # The trainer ranks words by frequency: each occurs once more than the next.
     corpus = (" ".join([word] * (len(words) - i)) for i, word in enumerate(words))
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -421,11 +390,9 @@ def tokenizer_model(task: Task = TASK) -> bytes:
         model_type="word",
         vocab_size=len(words) + 2,
         normalization_rule_name="identity",
-        unk_id=0,
-        eos_id=1,
-        bos_id=-1,
-        pad_id=-1,
+        **dict(unk_id=0, eos_id=1, bos_id=-1, pad_id=-1),  # -1: no such token
+        character_coverage=1.0,  # the default drops the rarest letters, and with them words
         num_threads=1,
-        minloglevel=2,
+        minloglevel=2,  # silent but for errors
     )
     return model.getvalue()

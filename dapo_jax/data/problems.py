@@ -33,8 +33,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from dapo_jax.data import prompts
-from dapo_jax.data.tokenizer import Tokenizer
-from dapo_jax.data.tokenizer import load as load_tokenizer
+from dapo_jax.data.tokenizer import Tokenizer, load as load_tokenizer
 
 if TYPE_CHECKING:
     import grain

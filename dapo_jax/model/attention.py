@@ -43,7 +43,7 @@ def packed(
         weights = jax.nn.softmax(jnp.where(mask, scores * d**-0.5, _MASKED), axis=-1)
         return jnp.einsum("BHcT,BHTd->BHcd", weights.astype(v_BxHxTxd.dtype), v_BxHxTxd)
 
-    if T <= chunk:
+    if chunk >= T:
         return attend(q_BxHxTxd, index_T, segments_BxT)
 
     pad = -T % chunk

@@ -72,10 +72,13 @@ def draw(
         if mode == "top_p":
             kept = jnp.where(nucleus(weight_SxV, top_p), weight_SxV, 0.0)
         cdf_SxV = jnp.cumsum(kept, axis=-1)
-        # uniform < 1, so the target stays below the last entry and the count below V; a token of
-        # weight 0 shares its neighbour's cdf and is never the first to exceed the target.
-        target_S = uniform_S * cdf_SxV[:, -1]
-        token_S = jnp.sum(cdf_SxV <= target_S[:, None], axis=-1)
+        # The first token beyond the target that has weight. Looking at the weights is needed: a
+        # parallel sum rounds every entry on its own, so over a large vocabulary a token of weight 0
+        # can rise above its neighbour. uniform < 1, so the target stays below `top_S`.
+        live_SxV = kept > 0
+        top_S = jnp.where(live_SxV, cdf_SxV, 0.0).max(-1)
+        target_S = uniform_S * top_S
+        token_S = jnp.argmax(live_SxV & (cdf_SxV > target_S[:, None]), axis=-1)
     token_S = token_S.astype(jnp.int32)
     log_total_S = jnp.log(total_S)
     taken_S = jnp.take_along_axis(shifted_SxV, token_S[:, None], axis=-1)[:, 0]

@@ -165,7 +165,9 @@ class Engine:
         groups = list(rows.values())
         for start in range(0, len(groups), self.prefill_prompts):
             batch = groups[start : start + self.prefill_prompts]
-            state = self.programs.prefill(params, state, self._pack(requests, owner_S, batch, limit))
+            state = self.programs.prefill(
+                params, state, self._pack(requests, owner_S, batch, limit)
+            )
         return state
 
     def _pack(self, requests, owner_S, groups: list[list[int]], limit: int) -> sampler.Refill:

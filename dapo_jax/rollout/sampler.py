@@ -195,9 +195,7 @@ def programs(
 
         return traced
 
-    new_slots = functools.partial(
-        empty_slots, shape, slots, prompt_tokens + response_tokens, dtype
-    )
+    new_slots = functools.partial(empty_slots, shape, slots, prompt_tokens + response_tokens, dtype)
     prefill = functools.partial(_prefill, shape)
     decode = {
         mode: functools.partial(_decode, shape, chunk, stop_ids, mode)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from flax.traverse_util import flatten_dict
 
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.rollout.engine import Response
@@ -103,23 +104,65 @@ def _arrays(state: State) -> dict:
     return arrays | ({} if state.ref_params is None else {"ref_params": state.ref_params})
 
 
-def restore_params(directory: str, params_like, shardings):
-    """Only the parameters of the newest step of another run (`init_from`)."""
-    m = manager(directory, keep=1)
-    step = m.latest_step()
-    if step is None:
-        raise ValueError(f"init_from: no checkpoint under {directory}")
-    target = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params_like, shardings
+def restore_params(directory: str | pathlib.Path, params_like, shardings, step: int | None = None):
+    """The parameters alone, of the newest (or the given) step under `directory`, in the dtypes of
+    `params_like` and laid out by `shardings`. Nothing else is read, nothing is written.
+
+    ValueError: no such step; its parameters have other names or shapes than `params_like`.
+    """
+    with _reader(directory) as m:
+        step = _existing_step(m, directory, step)
+        # Orbax would leave a parameter that is not there as it stands in the target.
+        saved = ocp.PyTreeCheckpointHandler().metadata(m.directory / str(step) / "arrays")
+        _check_same(f"{directory} step {step}", saved.tree["params"], params_like)
+        target = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params_like, shardings
+        )
+        args = ocp.args.PyTreeRestore(
+            item={"params": target},
+            restore_args=ocp.checkpoint_utils.construct_restore_args({"params": target}),
+            partial_restore=True,
+        )
+        return m.restore(step, args=ocp.args.Composite(arrays=args))["arrays"]["params"]
+
+
+def newest_step(directory: str | pathlib.Path) -> int:
+    """ValueError: `directory` holds no checkpoint."""
+    with _reader(directory) as m:
+        return _existing_step(m, directory, None)
+
+
+def _reader(directory: str | pathlib.Path) -> ocp.CheckpointManager:
+    """Creates and removes nothing, so that a run may be writing there at the same time."""
+    path = str(directory)
+    if "://" not in path:
+        path = str(pathlib.Path(path).resolve())
+        if not pathlib.Path(path).is_dir():
+            raise ValueError(f"{directory}: no such directory")
+    return ocp.CheckpointManager(path, options=ocp.CheckpointManagerOptions(create=False))
+
+
+def _existing_step(m: ocp.CheckpointManager, directory, step: int | None) -> int:
+    steps = sorted(m.all_steps())
+    if not steps:
+        raise ValueError(f"{directory}: no checkpoint in it")
+    if step is not None and step not in steps:
+        raise ValueError(f"{directory}: no step {step}; it has {', '.join(map(str, steps))}")
+    return steps[-1] if step is None else step
+
+
+def _check_same(where: str, saved, wanted) -> None:
+    saved, wanted = (
+        {".".join(k): list(x.shape) for k, x in flatten_dict(tree).items()}
+        for tree in (saved, wanted)
     )
-    args = ocp.args.PyTreeRestore(
-        item={"params": target},
-        restore_args=ocp.checkpoint_utils.construct_restore_args({"params": target}),
-        partial_restore=True,
-    )
-    out = m.restore(step, args=ocp.args.Composite(arrays=args))
-    m.close()
-    return out["arrays"]["params"]
+    for name in sorted(saved.keys() | wanted.keys()):
+        there, here = saved.get(name, "absent"), wanted.get(name, "absent")
+        if there != here:
+            raise ValueError(
+                f"{where}: {name} is {there} there and {here} by this config; use config.model.* of"
+                " the run that wrote it"
+            )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -133,7 +176,9 @@ def flatten_groups(groups: Sequence[Group]) -> dict[str, np.ndarray]:
     responses = [r for g in groups for r in g.responses]
 
     def join(parts, dtype):
-        return np.concatenate([np.asarray(p, dtype).reshape(-1) for p in parts] + [np.zeros(1, dtype)])
+        return np.concatenate(
+            [np.asarray(p, dtype).reshape(-1) for p in parts] + [np.zeros(1, dtype)]
+        )
 
     return dict(
         position=join([g.position for g in groups], np.int64),

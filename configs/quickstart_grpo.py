@@ -1,0 +1,16 @@
+"""The naive baseline of the quickstart: GRPO with everything that DAPO adds taken away.
+
+    bash launch/quickstart.sh --config=configs/quickstart_grpo.py --workdir=runs/quickstart_grpo
+
+Symmetric clip, a mean over responses of token means, no length shaping or filtering, and every
+group is trained on, also those without a signal. Same base model, same number of updates as quickstart.py:
+compare the two at equal updates, and at equal tokens by `spent/tokens`.
+"""
+
+from dapo_jax import config
+
+
+def get_config():
+    c = config.grpo()
+    c.warmup.skill_steps, c.warmup.habit_steps = 900, 160  # the base of quickstart.py
+    return c

@@ -1,0 +1,203 @@
+"""What k samples a problem say about a policy: avg@k, maj@k, pass@k, intervals,
+reports, and the files that keep the samples."""
+
+import collections
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dapo_jax.data.problems import Encoded
+
+RESAMPLES = 10_000  # of the bootstrap: two runs' interval ends then differ by about 1% of its width
+
+
+class Scores(NamedTuple):
+    """What k samples a problem say. Arrays are in the order of the problems."""
+
+    correct_PxK: np.ndarray  # bool
+    answers: list[list[str | None]]  # [P][K] extracted, None = no answer line
+    golds: list[str]
+    truncated_PxK: np.ndarray  # bool
+    lengths_PxK: np.ndarray  # response tokens
+    responses: list[list]  # [P][K] engine Responses, or their texts where read from files
+
+    @property
+    def avg_at_k(self) -> float:
+        """Mean accuracy: pass@1 with less variance (the paper's avg@32)."""
+        return float(self.correct_PxK.mean())
+
+    @property
+    def maj_at_k(self) -> float:
+        """Share of problems whose most frequent answer is right; ties count by their share."""
+        return float(np.mean(self.majority_P()))
+
+    def pass_at(self, k: int) -> float:
+        return float(np.mean(self.pass_P(k)))
+
+    def majority_P(self) -> list[float]:
+        return [majority(c, a) for c, a in zip(self.correct_PxK, self.answers, strict=True)]
+
+    def pass_P(self, k: int) -> list[float]:
+        n = self.correct_PxK.shape[1]
+        return [pass_at_k(n, int(c), k) for c in self.correct_PxK.sum(1)]
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Unbiased estimate from n samples, `correct` of them right: 1 - C(n-c, k) / C(n, k), as a
+    product so that nothing overflows (Chen et al. 2021, arXiv 2107.03374, Eq. 1)."""
+    if n - correct < k:
+        return 1.0
+    return float(1.0 - np.prod(1.0 - k / np.arange(n - correct + 1, n + 1)))
+
+
+def majority(correct_K: Sequence[bool], answers_K: Sequence[str | None]) -> float:
+    """1 if the most frequent extracted answer is right; a tie counts by its right share. Samples
+    without an answer do not vote."""
+    winners = most_frequent(answers_K)
+    right = {a for a, ok in zip(answers_K, correct_K, strict=True) if ok}
+    return sum(a in right for a in winners) / len(winners) if winners else 0.0
+
+
+def most_frequent(answers_K: Sequence[str | None]) -> list[str]:
+    """The extracted answers with the most votes, several in a tie; [] where none was extracted."""
+    votes = collections.Counter(a for a in answers_K if a is not None)
+    return [a for a, n in votes.items() if n == max(votes.values())]
+
+
+def interval(values_P: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """95% interval of the mean over problems: percentiles of the bootstrap that draws whole
+    problems, since samples of one problem are not independent evidence. The same seed draws the
+    same problems, so the intervals of several scores of a set belong together."""
+    values, rng = np.asarray(values_P, float), np.random.default_rng(seed)
+    n = len(values)
+    means = [values[rng.integers(n, size=n)].mean() for _ in range(RESAMPLES)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+# ------------------------------------------------------------------------------------------------
+# Reports
+# ------------------------------------------------------------------------------------------------
+
+
+def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
+    """Everything about one set as plain JSON values; `pass@` has an entry for each of 1..k."""
+    P, K = s.correct_PxK.shape
+    return {
+        "problems": P,
+        "k": K,
+        "avg@k": s.avg_at_k,
+        "avg@k_interval95": interval(s.correct_PxK.mean(1), seed),
+        "maj@k": s.maj_at_k,
+        "maj@k_interval95": interval(s.majority_P(), seed),
+        "pass@": {str(k): s.pass_at(k) for k in range(1, K + 1)},
+        "pass@k_interval95": interval(s.pass_P(K), seed),
+        "truncated_frac": float(s.truncated_PxK.mean()),
+        "unparsed_frac": float(np.mean([[a is None for a in row] for row in s.answers])),
+        "length_mean": float(s.lengths_PxK.mean()),
+        "per_problem": [
+            {
+                "id": name,
+                "correct": int(correct.sum()),
+                "majority": most_frequent(answers),
+                "gold": gold,
+                "length_mean": float(lengths.mean()),
+            }
+            for name, correct, answers, gold, lengths in zip(
+                ids, s.correct_PxK, s.answers, s.golds, s.lengths_PxK, strict=True
+            )
+        ],
+    }
+
+
+def lines(name: str, r: dict) -> Iterator[str]:
+    """A `summary` for people: the scores, then a row a problem."""
+    k = r["k"]
+
+    def score(tag, value, ends):
+        return f"  {tag:9s} {value:.4f}   95% interval {ends[0]:.4f} to {ends[1]:.4f}"
+
+    yield f"{name}: {r['problems']} problems x {k} samples"
+    yield score(f"avg@{k}", r["avg@k"], r["avg@k_interval95"])
+    yield score(f"maj@{k}", r["maj@k"], r["maj@k_interval95"])
+    yield score(f"pass@{k}", r["pass@"][str(k)], r["pass@k_interval95"])
+    shown = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n < k]
+    if shown:
+        yield "  pass@n    " + "  ".join(f"{n}: {r['pass@'][str(n)]:.4f}" for n in shown)
+    yield (
+        f"  truncated {r['truncated_frac']:.1%}, no answer found {r['unparsed_frac']:.1%},"
+        f" mean length {r['length_mean']:.1f} tokens"
+    )
+    yield f"  {'problem':16s} {'correct':>8s} {'majority':>12s} {'gold':>12s} {'mean length':>12s}"
+    for row in r["per_problem"]:
+        yield (
+            f"  {row['id']:16s} {row['correct']:>4d}/{k:<3d} {_answers(row['majority']):>12s}"
+            f" {_short(row['gold']):>12s} {row['length_mean']:>12.1f}"
+        )
+
+
+def _answers(winners: Sequence[str]) -> str:
+    if len(winners) > 1:
+        return f"tie of {len(winners)}"
+    return _short(winners[0]) if winners else "-"
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 12 else text[:11] + "…"
+
+
+# ------------------------------------------------------------------------------------------------
+# Files: JSON lines, one sample a line, a batch of problems a file
+# ------------------------------------------------------------------------------------------------
+
+
+def rows(data: Encoded, scores: Scores, tokenizer) -> Iterator[dict]:
+    for p, problem in enumerate(data.problems):
+        for g, response in enumerate(scores.responses[p]):
+            yield {
+                "problem": problem.id,
+                "sample": g,
+                "correct": bool(scores.correct_PxK[p, g]),
+                "extracted": scores.answers[p][g],
+                "gold": problem.answer,
+                "tokens": len(response.tokens),
+                "truncated": bool(response.truncated),
+                "response": tokenizer.decode(response.tokens.tolist()),
+            }
+
+
+def from_rows(rows_PxK: list[list[dict]]) -> Scores:
+    """The Scores that `rows` were written from, with texts for responses."""
+
+    def table(field):
+        return [[row[field] for row in rows_K] for rows_K in rows_PxK]
+
+    return Scores(
+        np.array(table("correct"), bool),
+        table("extracted"),
+        [rows_K[0]["gold"] for rows_K in rows_PxK],
+        np.array(table("truncated"), bool),
+        np.array(table("tokens")),
+        table("response"),
+    )
+
+
+def finished(folder: pathlib.Path) -> dict[str, list[dict]]:
+    """Problem id -> its rows in sample order, from all whole batches."""
+    by_problem = collections.defaultdict(list)
+    for path in sorted(folder.glob("batch_*.jsonl")):
+        with path.open(encoding="utf-8") as file:
+            for row in map(json.loads, file):
+                by_problem[row["problem"]].append(row)
+    return dict(by_problem)
+
+
+def write_lines(path: pathlib.Path, lines: Iterator[dict]) -> None:
+    draft = path.with_suffix(".tmp")
+    with draft.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in lines)
+    draft.replace(path)

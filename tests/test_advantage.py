@@ -1,0 +1,100 @@
+"""Group-relative advantages (paper Eq. 9)."""
+
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from dapo_jax.dapo.advantage import group_normalize
+
+
+@pytest.mark.parametrize(
+    ("ddof", "correct", "right", "wrong"),
+    [
+        (1, 1, 3.749992, -0.249999),
+        (1, 4, 1.677049, -0.559016),
+        (1, 8, 0.968245, -0.968245),
+        (1, 15, 0.249999, -3.749992),
+        (0, 1, 3.872975, -0.258198),
+        (0, 8, 0.999999, -0.999999),
+    ],
+)
+def test_sixteen_responses(ddof, correct, right, wrong):
+    rewards = np.where(np.arange(16) < correct, 1.0, -1.0)[None]
+    got = group_normalize(rewards, ddof=ddof, epsilon=1e-6)
+    expected = np.where(np.arange(16) < correct, right, wrong)[None]
+    np.testing.assert_allclose(got, expected, atol=1.5e-6)
+    assert got.dtype == np.float32
+
+
+def test_shaped_rewards_of_one_group():
+    got = group_normalize(np.array([[1, -1, -1, 1, -1.5, 0.5]]), ddof=1, epsilon=1e-6)
+    expected = [[1.03661, -0.740435, -0.740435, 1.03661, -1.184697, 0.592348]]
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def oracle(rewards, counted, ddof, epsilon):
+    """One group, with Python's statistics, which share nothing with the code under test."""
+    kept = [r for r, c in zip(rewards, counted, strict=True) if c]
+    if len(kept) < 2 or len(set(kept)) == 1:
+        return [0.0] * len(rewards)
+    std = (statistics.stdev if ddof else statistics.pstdev)(kept)
+    mean = statistics.fmean(kept)
+    return [
+        (r - mean) / (std + epsilon) if c else 0.0 for r, c in zip(rewards, counted, strict=True)
+    ]
+
+
+@given(st.data())
+def test_against_python_statistics(data):
+    N, G = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 9))
+    number = st.integers(-2000, 1000).map(lambda i: i / 1000)
+    table = lambda of: st.lists(st.lists(of, min_size=G, max_size=G), min_size=N, max_size=N)  # noqa: E731
+    rewards = data.draw(table(number | st.sampled_from([1.0, -1.0])))
+    counted = data.draw(st.none() | table(st.booleans()))
+    ddof, epsilon = data.draw(st.sampled_from([0, 1])), data.draw(st.sampled_from([1e-6, 1e-4]))
+    got = group_normalize(
+        np.array(rewards), ddof=ddof, epsilon=epsilon,
+        counted_NxG=None if counted is None else np.array(counted),
+    )  # fmt: skip
+    masks = counted or [[True] * G] * N
+    expected = [oracle(r, c, ddof, epsilon) for r, c in zip(rewards, masks, strict=True)]
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_responses_left_out_change_nothing_and_get_zero():
+    counted = np.array([[True, True, False, True]])
+    settings = dict(ddof=1, epsilon=1e-6)
+    small = group_normalize(np.array([[1.0, -1.0, -1.0]]), **settings)
+    for outlier in (-2.0, 50.0):
+        rewards = np.array([[1.0, -1.0, outlier, -1.0]])
+        got = group_normalize(rewards, counted_NxG=counted, **settings)
+        np.testing.assert_array_equal(got[:, [0, 1, 3]], small)
+        assert got[0, 2] == 0
+
+
+@pytest.mark.parametrize("counted", [[0, 0, 0], [0, 1, 0]])
+def test_fewer_than_two_counted_responses_teach_nothing(counted):
+    got = group_normalize(
+        np.array([[1.0, -1.0, 1.0]]), ddof=1, epsilon=1e-6, counted_NxG=np.array([counted], bool)
+    )
+    assert not got.any()
+
+
+@pytest.mark.parametrize("value", [1.0, -1.0, 0.1, -1.7312, 1 / 3])
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_a_group_of_equal_rewards_is_exactly_zero(value, ddof):
+    """The mean of equal numbers can be off by an ulp; 1e-16 / 1e-6 would still be a gradient. With
+    epsilon 0 it would be 0/0."""
+    for epsilon in (0.0, 1e-6):
+        got = group_normalize(np.full((2, 13), value), ddof=ddof, epsilon=epsilon)
+        assert not got.any()
+
+
+def test_groups_do_not_mix():
+    rewards = np.array([[1.0, -1.0, -1.0], [0.5, 1.0, -2.0]])
+    both = group_normalize(rewards, ddof=1, epsilon=1e-6)
+    for n in range(2):
+        alone = group_normalize(rewards[n : n + 1], ddof=1, epsilon=1e-6)
+        np.testing.assert_array_equal(both[n], alone[0])

@@ -1,0 +1,417 @@
+"""The embedded task: its answers, splits, files, tokenizer and warm-up traces."""
+
+import collections
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from dapo_jax.data import arithmetic, problems, tokenizer
+from dapo_jax.data.arithmetic import (
+    HABIT,
+    HARDER_LEVELS,
+    RL_LEVELS,
+    SKILL,
+    SPLITS,
+    Style,
+    Task,
+    oracle,
+    traces,
+)
+
+SMALL = Task(max_value=6, max_operand=2, labels="abcd")
+
+
+@pytest.fixture(scope="module")
+def pieces() -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_proto=arithmetic.tokenizer_model())
+
+
+def chain(prompt: str) -> str:
+    """A problem without its letters."""
+    return re.sub(r"[a-z] ", "", prompt)
+
+
+def worked(prompt: str) -> tuple[list[str], list[int]]:
+    """Labels and running values, by reading the prompt without the module's help."""
+    first, *rest = re.findall(r"([a-p]) ([-+]? ?\d+)", prompt)
+    labels, values = [first[0]], [int(first[1])]
+    for label, step in rest:
+        labels.append(label)
+        values.append(values[-1] + int(step.replace(" ", "")))
+    return labels, values
+
+
+def split_of(prompt: str) -> str:
+    walk = np.array([worked(prompt)[1]])
+    (split,) = (s for s in SPLITS if arithmetic._in_split(walk, s, arithmetic.TASK)[0])
+    return split
+
+
+# --- problems -------------------------------------------------------------------------------------
+
+
+def test_oracle_on_worked_examples():
+    assert oracle("f 4 g + 2 h - 3 ?") == "3"
+    assert oracle("p 0 a + 5 b + 5 c + 5 d + 5 e - 1 ?") == "19"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        "?",
+        "f 4 ?",  # no operation
+        "f 4 g + 2",  # no question mark
+        "f 4 g + 2 h ?",
+        "f 4 h + 2 ?",  # not the next letter
+        "fg 4 h + 2 ?",
+        "f 4 g - 5 ?",  # below 0
+        "f 18 g + 5 ?",  # above 20
+        "f 4 g + 6 ?",  # operand too large
+        "f 4 g + 0 ?",
+        "f 4 g * 2 ?",
+        "f 4 g + -2 ?",
+        "f 04 g + 2 ?",
+        "f  4 g + 2 ?",
+        "f x g + 2 ?",
+    ],
+)
+def test_oracle_refuses_what_is_no_problem(prompt):
+    with pytest.raises(ValueError, match="^prompt: not a problem of Task.*$"):
+        oracle(prompt)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_problems_are_right_and_in_range(split):
+    found = arithmetic.problems(600, (1, 2, 5, 15), seed=3, split=split)
+    assert collections.Counter(p.k for p in found) == {1: 150, 2: 150, 5: 150, 15: 150}
+    for p in found:
+        labels, values = worked(p.prompt)
+        assert p.answer == str(values[-1]) == oracle(p.prompt)
+        assert len(values) == p.k + 1
+        assert all(0 <= v <= 20 for v in values)
+        assert all(1 <= abs(b - a) <= 5 for a, b in itertools.pairwise(values))
+        assert "".join(labels) in "abcdefghijklmnop" * 2
+        assert len(p.prompt.split()) == arithmetic.prompt_length(p.k)
+        assert split_of(p.prompt) == split
+    assert {v for p in found for v in worked(p.prompt)[1]} == set(range(21))
+    assert {p.prompt[0] for p in found} == set("abcdefghijklmnop")
+
+
+def test_count_is_the_size_of_the_space():
+    for task in (SMALL, arithmetic.TASK):
+        for k in (1, 2, 3):
+            walks = arithmetic._all_walks(k, task)
+            assert len(np.unique(walks, axis=0)) == len(walks)
+            assert arithmetic.count(k, task) == len(walks) * len(task.labels)
+    assert arithmetic.count(1) == (21 * 10 - 2 * (1 + 2 + 3 + 4 + 5)) * 16
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_splits_share_out_every_problem_there_is(k):
+    """Asking for all of a level returns all: disjoint, without duplicates, and nothing is lost."""
+    sets = {}
+    for split in SPLITS:
+        walks = arithmetic._all_walks(k, SMALL)
+        size = int(arithmetic._in_split(walks, split, SMALL).sum()) * len(SMALL.labels)
+        sets[split] = {p.prompt for p in arithmetic.problems(size, (k,), 0, split, SMALL)}
+        assert len(sets[split]) == size
+        with pytest.raises(ValueError, match=f"hold only {size} distinct {split} problems"):
+            arithmetic.problems(size + 1, (k,), 0, split, SMALL)
+    assert len(set.union(*sets.values())) == sum(map(len, sets.values()))
+    assert sum(map(len, sets.values())) == arithmetic.count(k, SMALL)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 6, 8])
+def test_splits_are_disjoint_at_every_level_even_without_the_letters(k):
+    sets = [arithmetic.problems(200, (k,), seed, split) for seed, split in enumerate(SPLITS)]
+    train, heldout, harder = ({chain(p.prompt) for p in found} for found in sets)
+    assert not train & heldout and not train & harder and not heldout & harder
+    for found in sets:
+        assert len({p.prompt for p in found}) == 200
+
+
+def test_split_shares_are_near_their_share_of_the_buckets():
+    walks = arithmetic._all_walks(4, arithmetic.TASK)  # 132,002 walks: a 6 sigma band is 0.006
+    for split, buckets in SPLITS.items():
+        share = arithmetic._in_split(walks, split, arithmetic.TASK).mean()
+        assert abs(share - len(buckets) / 8) < 0.006
+
+
+def test_a_level_that_runs_out_gives_all_and_the_larger_levels_fill_up():
+    held = arithmetic.problems(1000, (1, 3), seed=0, split="heldout")
+    sizes = collections.Counter(p.k for p in held)
+    walks = arithmetic._all_walks(1, arithmetic.TASK)
+    assert sizes[1] == arithmetic._in_split(walks, "heldout", arithmetic.TASK).sum() * 16 < 500
+    assert sizes[3] == 1000 - sizes[1]
+    assert len({p.prompt for p in held}) == 1000
+
+
+def test_problems_depend_on_the_seed_alone():
+    first = arithmetic.problems(300, RL_LEVELS, seed=7)
+    assert first == arithmetic.problems(300, reversed(RL_LEVELS), seed=7)
+    assert first != arithmetic.problems(300, RL_LEVELS, seed=8)
+
+
+def test_levels_are_mixed_in_the_order():
+    ks = [p.k for p in arithmetic.problems(500, RL_LEVELS, seed=0)]
+    assert all(set(ks[i : i + 50]) == set(RL_LEVELS) for i in range(0, 500, 50))
+
+
+def test_no_constant_answer_scores_well():
+    answers = collections.Counter(p.answer for p in arithmetic.problems(4096, RL_LEVELS, seed=0))
+    assert len(answers) == 21
+    assert max(answers.values()) / 4096 < 0.08
+
+
+@pytest.mark.parametrize("levels", [(), (0,), (2, 16), (-1, 2)])
+def test_impossible_levels_are_refused(levels):
+    for make in (lambda: arithmetic.problems(5, levels, 0), lambda: traces(5, levels)):
+        with pytest.raises(ValueError, match=r"^levels: \[.*\] must lie in 1..15, .*$"):
+            make()
+
+
+def test_unknown_split_and_impossible_tasks_are_refused():
+    with pytest.raises(ValueError, match="split must be one of"):
+        arithmetic.problems(5, (2,), 0, split="test")
+    for bad in (dict(max_operand=0), dict(max_operand=21), dict(labels="aab"), dict(labels="a1")):
+        with pytest.raises(ValueError, match=r"^Task\(.*\): "):
+            Task(**bad)
+    with pytest.raises(ValueError, match="hardly any train problem"):
+        # Only two walks, 0 1 0 1 0 and 1 0 1 0 1, and neither is a train problem.
+        traces(5, (4,), task=Task(max_value=1, max_operand=1, labels="vwxyz"))
+
+
+# --- warm-up traces -------------------------------------------------------------------------------
+
+
+def kind(trace: arithmetic.Trace) -> str:
+    """careful, direct, loop, skip or plain, read off the text (levels of 2 and more)."""
+    labels, _ = worked(trace.prompt)
+    words = trace.response.split()
+    if words[0] == "Wait":
+        return "careful"
+    if words[0] == "Answer:":
+        return "direct"
+    if not trace.ends:
+        return "loop"
+    return "plain" if labels[-1] in words else "skip"
+
+
+def steps(trace: arithmetic.Trace) -> list[tuple[str, int, int]]:
+    """(label, value, repeats) of each pair written out."""
+    found = re.findall(r"([a-p]) (\d+)((?: Wait \1 \2)*)", trace.response)
+    return [(label, int(value), text.count("Wait")) for label, value, text in found]
+
+
+def test_flawless_traces_are_the_worked_solution():
+    for t in traces(300, (1, 3, 6), style=Style()):
+        labels, values = worked(t.prompt)
+        pairs = [f"{label} {value}" for label, value in zip(labels, values, strict=True)]
+        assert t.response == " ".join([*pairs, "Answer:", oracle(t.prompt)])
+        assert t.ends
+        assert len(t.response.split()) + 1 == 2 * (len(pairs) - 1) + 5
+
+
+@pytest.mark.parametrize("style", [SKILL, HABIT, Style(0.2, 0.1, 0.3, 0.1, 0.2, 0.3)])
+def test_kinds_occur_as_often_as_the_style_says(style):
+    n = 8000
+    # A ramble may fill 200 tokens with a chance of 0.3 ** 60: what does not end is a loop.
+    made = traces(n, (2, 3, 4, 5), seed=5, style=style, cap=200)
+    share = collections.Counter(map(kind, made))
+    for name in ("careful", "direct", "skip", "loop"):
+        assert abs(share[name] / n - getattr(style, name)) < 0.025  # 4.5 sigma at most
+    # Breaking off is even over the operations left undone: of k, on average (k + 1) / 2.
+    left = [len(worked(t.prompt)[0]) - len(steps(t)) for t in made if kind(t) == "skip"]
+    even = np.mean([(k + 1) / 2 for k in (2, 3, 4, 5)])
+    assert abs(np.mean(left) - even) < 0.15
+    for t in made:
+        said = t.response.split()[-1]
+        if kind(t) in ("plain", "skip"):
+            assert int(said) == steps(t)[-1][1]
+        elif kind(t) in ("careful", "direct"):
+            assert said == oracle(t.prompt)
+
+
+@pytest.mark.parametrize("slip", [0.1, 0.35])
+def test_slips_are_wrong_results_that_the_working_goes_on_from(slip):
+    made = traces(4000, (2, 3, 4, 5), seed=6, style=Style(slip=slip))
+    slipped = steps_made = 0
+    for t in made:
+        _, right = worked(t.prompt)
+        paper = [value for _, value, _ in steps(t)]
+        assert len(paper) == len(right) and paper[0] == right[0]
+        for i in range(1, len(right)):
+            due = min(max(paper[i - 1] + right[i] - right[i - 1], 0), 20)
+            slipped += paper[i] != due
+            assert 0 <= paper[i] <= 20 and abs(paper[i] - due) <= 5
+            steps_made += 1
+        assert t.ends and t.response.endswith(f"Answer: {paper[-1]}")
+    assert abs(slipped / steps_made - slip) < 0.02  # 14,000 steps: 5 sigma
+
+
+def test_rambling_is_geometric():
+    made = traces(4000, (2, 3), seed=8, style=Style(ramble=0.4), cap=500)
+    repeats = np.array([r for t in made for _, _, r in steps(t)[1:]])
+    assert all(steps(t)[0][2] == 0 for t in made)  # only results are repeated, not the start
+    for times in (1, 2, 3):
+        assert abs((repeats >= times).mean() - 0.4**times) < 0.025
+    assert all(t.response.endswith(f"Answer: {oracle(t.prompt)}") for t in made)
+
+
+def test_careful_traces_check_every_result_and_never_slip():
+    for t in traces(300, (1, 2, 4), seed=1, style=Style(careful=1.0, slip=0.9)):
+        labels, values = worked(t.prompt)
+        k = len(labels) - 1
+        assert t.response.split()[0] == "Wait" and len(t.response.split()) + 1 == 5 * k + 6
+        assert [s[:2] for s in steps(t)] == list(zip(labels, values, strict=True))
+        assert [s[2] for s in steps(t)] == [0] + [1] * k
+    # With rambling, at least the one check.
+    for t in traces(300, (2,), seed=1, style=Style(careful=1.0, ramble=0.5), cap=200):
+        assert min(s[2] for s in steps(t)[1:]) >= 1
+
+
+def test_the_cap_counts_the_end_of_sequence():
+    exact = 2 * 5 + 5
+    for cap, ends in ((exact, True), (exact - 1, False), (4, False)):
+        for t in traces(20, (5,), style=Style(), cap=cap):
+            assert t.ends is ends
+            assert len(t.response.split()) == (exact - 1 if ends else cap)
+    for t in traces(200, style=Style(loop=1.0), cap=32):
+        assert not t.ends and len(t.response.split()) == 32 and "Answer:" not in t.response
+
+
+def test_traces_come_from_the_train_split_alone():
+    made = traces(3000, (1, 2, 6, 8), seed=2)
+    assert {split_of(t.prompt) for t in made} == {"train"}
+    heldout = arithmetic.problems(128, RL_LEVELS, 2, "heldout")
+    heldout += arithmetic.problems(64, HARDER_LEVELS, 2, "harder")
+    assert not {chain(t.prompt) for t in made} & {chain(p.prompt) for p in heldout}
+
+
+def test_traces_depend_on_the_seed_alone_and_mix_the_levels():
+    first = traces(500, seed=4)
+    assert first == traces(500, seed=4) != traces(500, seed=5)
+    ks = collections.Counter(len(worked(t.prompt)[0]) - 1 for t in first)
+    assert ks == dict.fromkeys(range(1, 6), 100)
+
+
+@pytest.mark.parametrize(
+    "style", [Style(slip=1.1), Style(skip=-0.1), Style(skip=0.9, loop=0.2), Style(ramble=1.0)]
+)
+def test_what_is_no_probability_is_refused(style):
+    with pytest.raises(ValueError, match="^traces: probabilities .*$"):
+        traces(5, style=style)
+
+
+# --- files and tokenizer --------------------------------------------------------------------------
+
+
+def test_files_have_the_verl_schema_and_the_readers_accept_them(tmp_path):
+    files = arithmetic.write(tmp_path / "new" / "folder", seed=1)
+    seen = set()
+    for split, size, levels in (
+        ("train", 4096, RL_LEVELS),
+        ("heldout", 128, RL_LEVELS),
+        ("harder", 64, HARDER_LEVELS),
+    ):
+        path = getattr(files, split)
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert len(rows) == size
+        for i, row in enumerate(rows):
+            assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+            (message,) = row["prompt"]
+            assert message["role"] == "user"
+            assert row["reward_model"] == {
+                "ground_truth": oracle(message["content"]),
+                "style": "rule",
+            }
+            assert row["extra_info"] == {"index": i, "k": message["content"].count(" ") // 3}
+            assert split_of(message["content"]) == split
+        assert {row["extra_info"]["k"] for row in rows} == set(levels)
+        prompts = {row["prompt"][0]["content"] for row in rows}
+        assert len(prompts) == size and not prompts & seen
+        seen |= prompts
+
+        read, report = problems.read(path)
+        assert len(read) == size and not report.duplicates and not report.refused
+        assert [p.answer for p in read] == [row["reward_model"]["ground_truth"] for row in rows]
+    assert {p.name for p in files.train.parent.iterdir()} == {p.name for p in files}  # no drafts
+
+
+def test_writing_again_touches_nothing_and_repairs_what_differs(tmp_path):
+    files = arithmetic.write(tmp_path, seed=1, train=200, heldout=20, harder=5)
+    before = {p: p.read_bytes() for p in files}
+    for path in files:
+        os.utime(path, ns=(1, 1))
+    files.heldout.write_text("damaged\n")
+    assert arithmetic.write(tmp_path, seed=1, train=200, heldout=20, harder=5) == files
+    assert {p: p.read_bytes() for p in files} == before
+    assert [p.stat().st_mtime_ns == 1 for p in files] == [True, False, True, True]
+    arithmetic.write(tmp_path, seed=2, train=200, heldout=20, harder=5)
+    changed = [p.read_bytes() != before[p] for p in files]
+    assert changed == [True, True, True, False]  # the tokenizer has no seed
+
+
+def test_another_process_writes_the_same_bytes(tmp_path):
+    """Other string hashing, other folder: nothing of the process leaks into the files."""
+    code = "import sys; from dapo_jax.data import arithmetic; arithmetic.write(sys.argv[1], 3, 300)"
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "there")],
+        check=True,
+        cwd=Path(arithmetic.__file__).parents[2],
+        env=os.environ | {"PYTHONHASHSEED": "123"},
+    )
+    for path in arithmetic.write(tmp_path / "here", 3, 300):
+        assert path.read_bytes() == (tmp_path / "there" / path.name).read_bytes()
+
+
+def test_tokenizer_has_48_pieces_in_the_documented_order(pieces):
+    assert len(pieces) == 48
+    assert (pieces.unk_id(), pieces.eos_id(), pieces.bos_id(), pieces.pad_id()) == (0, 1, -1, -1)
+    words = arithmetic.vocabulary()
+    assert [pieces.id_to_piece(i) for i in range(2, 48)] == ["▁" + word for word in words]
+    assert words[:21] == [str(v) for v in range(21)]
+    assert words[-4:] == [f"<spare{i}>" for i in range(4)]
+
+
+def test_every_text_round_trips_one_token_a_word(pieces):
+    found = [p for split in SPLITS for p in arithmetic.problems(300, (1, 2, 6, 8), 0, split)]
+    every = Style(careful=0.3, direct=0.2, skip=0.2, loop=0.1, slip=0.3, ramble=0.3)
+    made = [t for style in (SKILL, HABIT, every) for t in traces(500, style=style)]
+    texts = [p.prompt for p in found] + [text for t in made for text in (t.prompt, t.response)]
+    used = set()
+    for text, ids in zip(texts, pieces.encode(texts), strict=True):
+        assert pieces.unk_id() not in ids and len(ids) == len(text.split())
+        assert pieces.decode(ids) == text == pieces.decode([*ids, pieces.eos_id()])
+        used |= set(ids)
+    assert used == set(range(2, 44))  # every word of the task, no spare one
+
+
+def test_the_projects_tokenizer_opens_the_model(tmp_path):
+    loaded = tokenizer.load(arithmetic.write(tmp_path, 0, 10, 10, 10).tokenizer)
+    assert loaded.vocab_size == 48 and loaded.stop_ids == {1}
+    text = "f 4 g 6 h 3 Answer: 3"
+    assert loaded.decode([*loaded.encode(text), 1]) == text
+
+
+@pytest.mark.parametrize("task", [SMALL, Task(99, 9, "abcdefghijklmnopqrstuvwxyz")])
+def test_other_settings_of_the_task(tmp_path, task):
+    model = sentencepiece.SentencePieceProcessor(model_proto=arithmetic.tokenizer_model(task))
+    assert len(model) % 8 == 0
+    levels = range(1, min(len(task.labels), 9))
+    made = traces(200, levels, task=task)
+    for p in arithmetic.problems(100, levels, 0, "train", task):
+        assert oracle(p.prompt, task) == p.answer
+        made.append(p)
+    for row in made:
+        ids = model.encode(f"{row.prompt} {row[1]}")
+        assert 0 not in ids and model.decode(ids) == f"{row.prompt} {row[1]}"

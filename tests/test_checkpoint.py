@@ -1,0 +1,199 @@
+"""Checkpoints: bit-equal, on any mesh, and no code in them."""
+
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+from dapo_jax import config, parallel
+from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.model import qwen2
+from dapo_jax.rollout.engine import Response
+from dapo_jax.run import checkpoint
+from dapo_jax.run.checkpoint import State
+
+CONFIG = config.base()
+CONFIG.model.num_layers = 1
+SHAPE = qwen2.shape_from_config(CONFIG)
+TX = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.1))
+ABSTRACT = qwen2.abstract(SHAPE)
+COUNTERS = dict(
+    step=3, rounds=7, updates=24, position=101, accept_rate=0.3, empty_steps=1, skipped_in_row=2,
+    tokens=12345678901, samples=999,
+)  # fmt: skip
+
+
+def layout(mesh_shape) -> State:
+    devices = np.array(jax.devices()[: np.prod(mesh_shape)]).reshape(mesh_shape)
+    mesh = Mesh(devices, parallel.AXES)
+    params = parallel.shardings(qwen2.metadata(SHAPE, "axes"), mesh, CONFIG.sharding.train)
+    opt = optax.tree_map_params(
+        TX,
+        lambda _, s: s,
+        jax.eval_shape(TX.init, ABSTRACT),
+        params,
+        transform_non_params=lambda _: parallel.replicated(mesh),
+    )
+    return State(params, opt, params, [])
+
+
+def random_like(abstract, seed):
+    """Bits that only a faithful copy keeps: no rounding, no NaN."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: np.asarray(rng.normal(size=x.shape) * 10, x.dtype).reshape(x.shape), abstract
+    )
+
+
+def random_state(carried=()) -> State:
+    """On the host."""
+    opt = random_like(jax.eval_shape(TX.init, ABSTRACT), 1)
+    return State(random_like(ABSTRACT, 0), opt, random_like(ABSTRACT, 2), list(carried), **COUNTERS)
+
+
+def place(state: State, shardings: State) -> State:
+    arrays = zip(state[:3], shardings[:3], strict=True)
+    return State(*(parallel.to_device(a, s) for a, s in arrays), *state[3:])
+
+
+LIKE = State(ABSTRACT, jax.eval_shape(TX.init, ABSTRACT), ABSTRACT, [])
+
+
+def groups(n=2, G=3, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def response():
+        k = int(rng.integers(1, 9))
+        logps, entropies = rng.normal(size=(2, k)).astype(np.float32)
+        tokens = rng.integers(0, 48, k).astype(np.int32)
+        return Response(tokens, logps, entropies, bool(rng.random() < 0.5))
+
+    return [
+        Group(
+            int(2**40 + i),
+            rng.integers(0, 48, 3 + i).tolist(),
+            [response() for _ in range(G)],
+            rng.random(G) < 0.5,
+        )
+        for i in range(n)
+    ]
+
+
+def same_groups(a, b):
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert (x.position, list(x.prompt)) == (y.position, list(y.prompt))
+        np.testing.assert_array_equal(x.correct, y.correct)
+        assert y.correct.dtype == bool
+        for r, s in zip(x.responses, y.responses, strict=True):
+            assert r.truncated is s.truncated
+            for u, v in zip(r[:3], s[:3], strict=True):
+                np.testing.assert_array_equal(u, v)
+                assert u.dtype == v.dtype
+
+
+def same_arrays(a: State, b: State):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a[:3]), jax.device_get(b[:3]))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Step 3, written from eight devices; (directory, the state on the host)."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    state = random_state(groups())
+    m = checkpoint.manager(directory, keep=2)
+    checkpoint.save(m, place(state, layout((1, 4, 2))), config.leaves(CONFIG))
+    m.close()
+    return directory, state
+
+
+@pytest.mark.parametrize("mesh_shape", [(1, 4, 2), (1, 1, 1), (1, 2, 1), (2, 1, 2)], ids=str)
+def test_eight_devices_to_others_and_back(saved, tmp_path, mesh_shape):
+    directory, state = saved
+    m = checkpoint.manager(directory, keep=2)
+    assert m.latest_step() == 3
+    there = checkpoint.restore(m, 3, LIKE, layout(mesh_shape))
+    m.close()
+    assert {k: getattr(there, k) for k in COUNTERS} == COUNTERS
+    same_arrays(there, state)
+    same_groups(state.carried, there.carried)
+    assert there.params["embed"].sharding == layout(mesh_shape).params["embed"]
+
+    m = checkpoint.manager(tmp_path, keep=2)
+    checkpoint.save(m, there, config.leaves(CONFIG))
+    m.wait_until_finished()
+    back = checkpoint.restore(m, 3, LIKE, layout((1, 4, 2)))
+    m.close()
+    same_arrays(back, state)
+    same_groups(state.carried, back.carried)
+
+
+def test_without_reference_and_without_carried_groups(tmp_path):
+    state = random_state()._replace(ref_params=None, step=0)
+    shardings = layout((1, 1, 1))._replace(ref_params=None)
+    m = checkpoint.manager(tmp_path, keep=1)
+    arrays = [parallel.to_device(a, s) for a, s in zip(state[:2], shardings[:2], strict=True)]
+    checkpoint.save(m, State(*arrays, *state[2:]), {})
+    m.wait_until_finished()
+    back = checkpoint.restore(m, 0, LIKE._replace(ref_params=None), shardings)
+    m.close()
+    assert back.ref_params is None and back.carried == []
+    same_arrays(back, state)
+
+
+def test_restore_params_of_another_run(saved):
+    directory, state = saved
+    shardings = layout((1, 2, 1)).params
+    params = checkpoint.restore_params(str(directory), ABSTRACT, shardings)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), state.params)
+    assert params["embed"].sharding == shardings["embed"]
+
+
+def test_restore_params_of_no_run(tmp_path):
+    with pytest.raises(ValueError, match=f"^{tmp_path}: no checkpoint in it$"):
+        checkpoint.restore_params(str(tmp_path), ABSTRACT, layout((1, 1, 1)).params)
+
+
+def test_keeps_the_newest(tmp_path):
+    m = checkpoint.manager(tmp_path, keep=2)
+    state = place(random_state(), layout((1, 1, 1)))
+    for step in (1, 2, 3):
+        checkpoint.save(m, state._replace(step=step), {})
+    m.close()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["2", "3"]
+
+
+def test_holds_config_and_versions_and_no_pickle(saved):
+    directory, _ = saved
+    state = json.loads((directory / "3" / "state" / "metadata").read_text())
+    assert state["config"] == config.leaves(CONFIG)
+    assert state["versions"] == checkpoint.versions() and state["versions"]["jax"] == jax.__version__
+    files = [f for f in directory.rglob("*") if f.is_file()]
+    assert len(files) > 5
+    for f in files:
+        data = f.read_bytes()
+        assert f.suffix not in (".pkl", ".pickle", ".npy", ".npz", ".pt")
+        # A pickle of protocol 2 or later begins with this opcode and ends with a full stop.
+        assert not (data[:1] == b"\x80" and data[1:2] <= b"\x05" and data[-1:] == b"."), f
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_groups_round_trip(n):
+    want = groups(n, G=4, seed=n)
+    flat = checkpoint.flatten_groups(want)
+    assert all(a.ndim == 1 and a.size and a.dtype.kind in "if" for a in flat.values())
+    same_groups(want, checkpoint.unflatten_groups(flat))
+
+
+def test_dump_json_replaces_the_whole_file(tmp_path):
+    path = tmp_path / "config.json"
+    checkpoint.dump_json(path, {"a": list(range(100))})
+    with pytest.raises(TypeError):
+        checkpoint.dump_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": list(range(100))}
+    checkpoint.dump_json(path, {"b": 1})
+    assert json.loads(path.read_text()) == {"b": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]

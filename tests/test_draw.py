@@ -1,0 +1,193 @@
+"""Draws against exact distributions, and the nucleus against a sort."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dapo_jax.rollout import draw
+
+LOGITS = np.array([1.5, -0.3, 0.0, 2.1, 1.5, -2.0, 0.7, 1.1], np.float32)
+V = len(LOGITS)
+draw_jit = jax.jit(draw.draw, static_argnames="mode")
+nucleus_jit = jax.jit(draw.nucleus)
+
+
+def softmax(logits, temperature=1.0):
+    x = np.asarray(logits, np.float64) / temperature
+    w = np.exp(x - x.max(-1, keepdims=True))
+    return w / w.sum(-1, keepdims=True)
+
+
+def nucleus_oracle(weights, top_p):
+    """Sort, then take whole groups of equal weights until their share is enough."""
+    weights = np.asarray(weights, np.float64)
+    mask, need = np.zeros(len(weights), bool), top_p * weights.sum()
+    for value in sorted(set(weights.tolist()), reverse=True):
+        mask |= weights == value
+        if weights[mask].sum() >= need:
+            break
+    return mask
+
+
+@pytest.fixture(scope="module")
+def uniforms():
+    """200,000 of them: 50 problems x 16 samples x 250 tokens."""
+    stream, sample, token = (x.ravel() for x in np.mgrid[:50, :16, :250].astype(np.int32))
+
+    @jax.jit
+    def make(stream, sample, token):
+        return draw.uniform(draw.row_keys(jax.random.key(7), stream, sample), token)
+
+    return np.asarray(make(stream, sample, token))
+
+
+def chi_square(tokens, p):
+    expected = p * len(tokens)
+    counts = np.bincount(tokens, minlength=V)
+    assert not counts[p == 0].any()
+    live = p > 0
+    return np.sum((counts[live] - expected[live]) ** 2 / expected[live])
+
+
+LIMIT = 35.0  # chi-square, 7 degrees of freedom: exceeded once in 90,000 times
+
+
+def many(uniforms, temperature, top_p, mode):
+    rows = np.broadcast_to(LOGITS, (len(uniforms), V))
+    return np.asarray(draw_jit(rows, uniforms, temperature, top_p, mode=mode).token_S)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
+def test_full_draws_follow_the_softmax(uniforms, temperature):
+    tokens = many(uniforms, temperature, 1.0, "full")
+    assert chi_square(tokens, softmax(LOGITS, temperature)) < LIMIT
+    assert chi_square(tokens, softmax(LOGITS, temperature * 1.05)) > LIMIT  # it can tell
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.7, 0.9])
+def test_nucleus_draws_follow_the_renormalized_nucleus(uniforms, top_p):
+    p = softmax(LOGITS, 0.8)
+    mask = nucleus_oracle(p, top_p)
+    assert 0 < mask.sum() < V
+    tokens = many(uniforms, 0.8, top_p, "top_p")
+    assert chi_square(tokens, np.where(mask, p, 0) / p[mask].sum()) < LIMIT
+
+
+def test_uniforms_are_uniform_and_in_range(uniforms):
+    assert uniforms.min() >= 0 and uniforms.max() < 1
+    counts = np.histogram(uniforms, bins=8, range=(0, 1))[0]
+    assert np.sum((counts - 25_000) ** 2 / 25_000) < LIMIT
+    per_token = uniforms.reshape(800, 250)
+    assert abs(np.corrcoef(per_token[:, :-1].ravel(), per_token[:, 1:].ravel())[0, 1]) < 0.01
+    assert abs(np.corrcoef(per_token[:-1].ravel(), per_token[1:].ravel())[0, 1]) < 0.01
+
+
+def test_uniforms_belong_to_their_counter():
+    """The same number in whatever row, batch or order it is asked for."""
+    counters = [(s, g, t) for s in (0, 1, 2**31 - 1) for g in (0, 1, 5) for t in (0, 1, 9)]
+
+    def make(seed, rows):
+        stream, sample, token = np.array(rows, np.int32).T
+        keys = draw.row_keys(jax.random.key(seed), stream, sample)
+        return np.asarray(draw.uniform(keys, token)).tolist()
+
+    together = dict(zip(counters, make(3, counters), strict=True))
+    order = np.random.default_rng(0).permutation(len(counters))
+    shuffled = [counters[i] for i in order]
+    assert make(3, shuffled) == [together[k] for k in shuffled]
+    assert make(3, counters[4:5]) == [together[counters[4]]]
+    assert len(set(together.values())) == len(counters)
+    assert not set(make(4, counters)) & set(together.values())
+
+
+# Sums of small integers and eighths of them are exact in float32, so ties and boundaries are too.
+@settings(max_examples=150)
+@given(
+    st.lists(st.integers(0, 6), min_size=12, max_size=12).filter(any),
+    st.integers(1, 8),
+)
+def test_nucleus_is_the_sorted_one(weights, eighths):
+    got = nucleus_jit(np.array([weights], np.float32), eighths / 8)[0]
+    np.testing.assert_array_equal(got, nucleus_oracle(weights, eighths / 8))
+
+
+def test_nucleus_of_real_weights():
+    """Random weights over 30 orders of magnitude, away from boundaries that rounding decides."""
+    rng = np.random.default_rng(0)
+    weights = np.exp(rng.normal(size=(300, 40)) * rng.choice([0.1, 1, 8], (300, 1)))
+    weights = weights.astype(np.float32)
+    for top_p in (1e-6, 0.1, 0.5, 0.9, 0.99):
+        got = np.asarray(nucleus_jit(weights, top_p))
+        checked = 0
+        for row, mask in zip(weights, got, strict=True):
+            near = {nucleus_oracle(row, top_p * (1 + e)).tobytes() for e in (-1e-5, 0, 1e-5)}
+            if len(near) == 1:
+                checked += 1
+                np.testing.assert_array_equal(mask, nucleus_oracle(row, top_p))
+        assert checked > 250
+
+
+def test_greedy_takes_the_first_of_the_most_likely_and_records_temperature_1():
+    logits = np.array([[0.0, 2.0, 2.0], [3.0, -1.0, 0.5]], np.float32)
+    out = draw_jit(logits, np.array([0.99, 0.99], np.float32), 5.0, 0.1, mode="greedy")
+    assert out.token_S.tolist() == [1, 0]
+    np.testing.assert_allclose(out.logp_S, np.log(softmax(logits)[[0, 1], [1, 0]]), atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["full", "top_p", "greedy"])
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 1.7])
+def test_records_are_of_the_full_distribution_at_temperature(mode, temperature):
+    rng = np.random.default_rng(1)
+    logits = (rng.normal(size=(64, 50)) * 6).astype(np.float32)
+    u = rng.random(64).astype(np.float32)
+    out = draw_jit(logits, u, temperature, 0.6, mode=mode)
+    assert out.token_S.dtype == jnp.int32 and out.logp_S.dtype == jnp.float32
+    p = softmax(logits, 1.0 if mode == "greedy" else temperature)
+    np.testing.assert_allclose(out.logp_S, np.log(p[np.arange(64), out.token_S]), atol=5e-6)
+    np.testing.assert_allclose(out.entropy_S, -(p * np.log(p)).sum(-1), atol=5e-6)
+
+
+def test_bfloat16_logits_are_drawn_in_float32():
+    out = draw_jit(jnp.asarray(LOGITS, jnp.bfloat16)[None], np.float32([0.5]), 1.0, 1.0, mode="full")
+    p = softmax(np.asarray(jnp.asarray(LOGITS, jnp.bfloat16), np.float64))
+    np.testing.assert_allclose(out.logp_S, np.log(p[out.token_S]), atol=1e-6)
+
+
+LAST = np.float32(1 - 2**-23)  # the largest that `uniform` can give
+
+
+@pytest.mark.parametrize("mode", ["full", "top_p"])
+def test_a_token_of_weight_zero_is_never_drawn(mode):
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=(2000, 32)).astype(np.float32)
+    logits[rng.random(logits.shape) < 0.6] = -np.inf
+    logits[:, 16] = 0.0
+    u = rng.random(2000).astype(np.float32)
+    u[:300], u[300:600] = 0.0, LAST
+    tokens = np.asarray(draw_jit(logits, u, 1.0, 0.9, mode=mode).token_S)
+    assert np.isfinite(logits[np.arange(2000), tokens]).all()
+
+
+def test_a_large_vocabulary_draws_no_token_of_weight_zero_either():
+    """A parallel cumulative sum is not monotone to the last bit. Each uniform here points at the
+    cell where a token of weight 0 stands above its neighbour."""
+    rng = np.random.default_rng(3)
+    row = rng.exponential(size=20_000).astype(np.float32)
+    row[rng.random(row.size) < 0.5] = 0
+    logits = np.where(row > 0, np.log(np.maximum(row, 1e-30)), -np.inf).astype(np.float32)
+    weight = np.exp(logits - logits.max())
+    cdf = np.asarray(jax.jit(jnp.cumsum)(jnp.asarray(weight)))
+    risen = np.flatnonzero((np.diff(cdf) > 0) & (weight[1:] == 0))[:50] + 1
+    u = np.concatenate([cdf[risen - 1] / cdf[-1], rng.random(150), [0, LAST]]).astype(np.float32)
+    u = np.concatenate([u, np.nextafter(u, 0), np.nextafter(u, np.float32(0.999))])
+    rows = np.broadcast_to(logits, (len(u), len(logits)))
+    out = draw_jit(rows, u, 1.0, 1.0, mode="full")
+    assert np.isfinite(np.asarray(out.logp_S)).all()
+    # and it is the token that a float64 sum would choose, up to what float32 resolves
+    exact = np.cumsum(weight.astype(np.float64))
+    low = np.where(out.token_S > 0, exact[np.asarray(out.token_S) - 1], 0)
+    target = u * exact[-1]
+    assert (target > low - 1e-5 * exact[-1]).all()
+    assert (target < exact[np.asarray(out.token_S)] + 1e-5 * exact[-1]).all()

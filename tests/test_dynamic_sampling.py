@@ -1,0 +1,169 @@
+"""Dynamic sampling (paper Eq. 11): the batch is the first N mixed groups of the problem stream."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from dapo_jax.dapo import dynamic_sampling as ds
+
+
+class Stream:
+    """A policy of which we know the outcome: position -> how many of G=4 responses are correct,
+    repeating. Keeps the ranges it was asked for."""
+
+    def __init__(self, correct):
+        self.correct, self.asked = correct, []
+
+    def group(self, position):
+        n = self.correct[position % len(self.correct)]
+        return ds.Group(position, [position], [None] * 4, np.arange(4) < n)
+
+    def __call__(self, positions):
+        self.asked.append(positions)
+        return [self.group(p) for p in positions]
+
+    def mixed(self, start):
+        for p in itertools.count(start):
+            if 0 < self.correct[p % len(self.correct)] < 4:
+                yield p
+
+
+def positions(groups):
+    return [g.position for g in groups]
+
+
+def collect(stream, **changes):
+    settings = dict(start=0, need=4, accept_rate=1.0, max_rounds=1000)
+    return ds.collect(stream, **(settings | changes))
+
+
+outcomes = st.lists(st.integers(0, 4), min_size=1, max_size=12).filter(
+    lambda counts: any(0 < n < 4 for n in counts)
+)
+rates = st.floats(1 / 64, 1.0)
+
+
+@given(outcomes, st.integers(0, 50), st.integers(1, 8), rates)
+def test_first_mixed_groups_of_the_stream(correct, start, need, rate):
+    """The expected batch is computed without the accept rate, so it cannot depend on it. The cursor
+    ends right behind the last group used, and draws go through the stream without a gap."""
+    stream = Stream(correct)
+    got = collect(stream, start=start, need=need, accept_rate=rate)
+    expected = list(itertools.islice(stream.mixed(start), need))
+    assert positions(got.groups) == expected
+    assert got.next_position == expected[-1] + 1
+    assert got.carried == []
+    asked = [p for r in stream.asked for p in r]
+    assert asked == positions(got.drawn) == list(range(start, start + len(asked)))
+    assert got.rounds == len(stream.asked)
+
+
+@given(outcomes, st.integers(1, 5), st.lists(rates, min_size=2, max_size=6))
+def test_steps_lose_no_problem_and_use_none_twice(correct, need, step_rates):
+    """Over many steps, with any accept rates, both ways of treating a surplus use the same groups
+    in the same order; carrying never samples a problem again."""
+    expected = list(itertools.islice(Stream(correct).mixed(0), need * len(step_rates)))
+    for surplus in ("drop", "carry"):
+        stream, cursor, carried, used = Stream(correct), 0, [], []
+        for rate in step_rates:
+            got = collect(
+                stream, start=cursor, need=need, accept_rate=rate, surplus=surplus, carried=carried
+            )
+            used += positions(got.groups)
+            cursor, carried = got.next_position, got.carried
+        assert used == expected
+        if surplus == "carry":
+            asked = [p for r in stream.asked for p in r]
+            assert asked == list(range(len(asked)))
+
+
+def test_refill_asks_for_what_is_missing():
+    """Two of four accepted at an expected rate of 1. The next estimate counts the prior as four more
+    problems: (2 + 4) / 8; two are missing, so ceil(2 / 0.75) = 3 are drawn."""
+    stream = Stream([1, 0, 1, 4, 1, 1, 1, 1])
+    got = collect(stream, need=4, accept_rate=1.0)
+    assert stream.asked == [range(0, 4), range(4, 7)]
+    assert positions(got.groups) == [0, 2, 4, 5]
+    assert got.next_position == 6  # problem 6 was accepted and not needed
+
+
+def test_carried_groups_shrink_the_first_round():
+    stream = Stream([1])
+    first = collect(stream, need=4, accept_rate=0.5, surplus="carry")
+    assert stream.asked == [range(0, 8)] and positions(first.carried) == [4, 5, 6, 7]
+    again = collect(
+        stream, start=8, need=6, accept_rate=1.0, surplus="carry", carried=first.carried
+    )
+    assert stream.asked[1:] == [range(8, 10)]
+    assert positions(again.groups) == [4, 5, 6, 7, 8, 9] and again.carried == []
+    assert positions(again.drawn) == [8, 9]  # what this step sampled
+
+
+def test_enough_carried_groups_need_no_round():
+    stream = Stream([1])
+    carried = [stream.group(p) for p in range(5)]
+    got = collect(stream, start=9, need=3, surplus="carry", carried=carried, accept_rate=0.3)
+    assert stream.asked == [] and got.rounds == 0 and got.accept_rate == 0.3
+    assert positions(got.groups) == [0, 1, 2] and positions(got.carried) == [3, 4]
+    assert got.next_position == 9
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_max_rounds_with_nothing_to_learn(rounds):
+    stream = Stream([0, 4])
+    got = collect(stream, start=7, need=4, accept_rate=1.0, max_rounds=rounds)
+    assert got.rounds == len(stream.asked) == rounds
+    assert got.groups == []
+    assert got.next_position == stream.asked[-1].stop  # the stream goes on, hopeless ones behind
+
+
+def test_max_rounds_leaves_a_short_batch():
+    got = collect(Stream([1, 0, 0, 0]), need=4, accept_rate=1.0, max_rounds=1)
+    assert positions(got.groups) == [0] and got.next_position == 4
+
+
+def test_without_dynamic_sampling_one_round_takes_everything():
+    stream = Stream([0, 1, 4])
+    got = collect(stream, start=3, need=5, accept_rate=0.1, dynamic=False)
+    assert stream.asked == [range(3, 8)]
+    assert positions(got.groups) == [3, 4, 5, 6, 7] and got.next_position == 8
+
+
+@pytest.mark.parametrize(
+    ("correct", "rewards", "mixed"),
+    [
+        ([False, False, False], [-1.0, -1.5, -2.0], False),  # differ by the length penalty alone
+        ([True, True, True], [1.0, 0.25, 0.0], False),
+        ([True, False, False], [-1.0, -1.0, -1.0], True),
+    ],
+)
+def test_the_filter_sees_correctness_never_shaped_rewards(correct, rewards, mixed):
+    def sample(stream_positions):
+        return [
+            ds.Group(p, [0], rewards, np.array(correct), extras=rewards) for p in stream_positions
+        ]
+
+    got = collect(sample, need=2, max_rounds=2)
+    assert len(got.groups) == (2 if mixed else 0)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 8), rates)
+def test_estimate_stays_a_share_and_rounds_stay_bounded(correct, need, rate):
+    """However hopeless the stream, no round asks for more than a few problems a missing group."""
+    stream = Stream(correct)
+    got = collect(stream, need=need, accept_rate=rate, max_rounds=6)
+    assert 1 / 64 <= got.accept_rate <= 1.0
+    assert max(len(r) for r in stream.asked) <= ds.MOST_AHEAD * need
+    drawn = [0 < correct[p % len(correct)] < 4 for p in positions(got.drawn)]
+    low, high = sorted((float(np.mean(drawn)), rate))
+    assert low - 1e-9 <= got.accept_rate <= max(high, 1 / 64) + 1e-9  # between prior and evidence
+
+
+@pytest.mark.parametrize(
+    ("missing", "rate", "size"),
+    [(1, 1.0, 1), (4, 1.0, 4), (4, 0.5, 8), (5, 0.3, 17), (1, 1 / 64, ds.MOST_AHEAD)],
+)
+def test_round_size(missing, rate, size):
+    assert ds.round_size(missing, rate) == size

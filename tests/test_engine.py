@@ -1,0 +1,258 @@
+"""The sampler: the same tokens however the work is cut, and records that the trainer agrees with."""
+
+import logging
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from dapo_jax import config, parallel
+from dapo_jax.model import qwen2
+from dapo_jax.rollout.engine import Engine, Request
+
+SHAPE = qwen2.Shape(
+    vocab_size=32,
+    hidden_size=32,
+    intermediate_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    rope_theta=1e4,
+    rms_eps=1e-6,
+    tie_embeddings=True,
+    init_std=0.15,
+    scan_layers=False,
+    remat="none",
+)
+PROMPT, RESPONSE, STOPS = 8, 20, (3, 9)
+RULES = config.base().sharding.decode
+DRAW = dict(seed=5, temperature=0.9)
+
+
+def make_engine(mesh_shape=(1, 1, 1), slots=8, chunk=16):
+    devices = np.array(jax.devices()[: np.prod(mesh_shape)]).reshape(mesh_shape)
+    sizes = dict(slots=slots, chunk=chunk, prompt_tokens=PROMPT, response_tokens=RESPONSE)
+    return Engine(
+        SHAPE,
+        Mesh(devices, parallel.AXES),
+        RULES,
+        **sizes,
+        prefill_prompts=4,
+        stop_ids=STOPS,
+        dtype="float32",
+    )
+
+
+@pytest.fixture(scope="module")
+def params():
+    made = jax.jit(qwen2.init, static_argnums=0)(SHAPE, jax.random.key(1))
+    return jax.device_get(made)
+
+
+@pytest.fixture(scope="module")
+def requests():
+    """Six prompts of 1 to 8 tokens, four samples each."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, SHAPE.vocab_size, n).tolist() for n in (1, 2, 3, 5, 7, 8)]
+    return [Request(p, 10 + i, g) for i, p in enumerate(prompts) for g in range(4)]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return make_engine()
+
+
+@pytest.fixture(scope="module")
+def weights(engine, params):
+    return engine.decode_params(params)
+
+
+@pytest.fixture(scope="module")
+def responses(engine, weights, requests):
+    return engine.generate(weights, requests, **DRAW)[0]
+
+
+def ids(responses):
+    return [r.tokens.tolist() for r in responses]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(slots=1, chunk=64),
+        dict(slots=64, chunk=16),
+        dict(slots=8, chunk=1),
+        dict(mesh_shape=(1, 4, 2), slots=8, chunk=16),
+    ],
+    ids=str,
+)
+def test_tokens_depend_on_no_batch_chunk_or_mesh(how, params, requests, responses):
+    other = make_engine(**how)
+    assert other.mesh.size == np.prod(how.get("mesh_shape", 1))
+    got, _ = other.generate(other.decode_params(params), requests, **DRAW)
+    assert ids(got) == ids(responses)
+    for a, b in zip(got, responses, strict=True):
+        assert a.truncated == b.truncated
+        np.testing.assert_allclose(a.logps, b.logps, atol=1e-4)
+        np.testing.assert_allclose(a.entropies, b.entropies, atol=1e-4)
+
+
+def test_tokens_do_not_depend_on_the_order_of_requests(engine, weights, requests, responses):
+    order = np.random.default_rng(1).permutation(len(requests))
+    got, _ = engine.generate(weights, [requests[i] for i in order], **DRAW)
+    assert ids(got) == [ids(responses)[i] for i in order]
+    alone, _ = engine.generate(weights, requests[7:8], **DRAW)
+    assert ids(alone) == ids(responses)[7:8]
+
+
+def test_samples_streams_and_seeds_differ(engine, weights, requests, responses):
+    assert len({tuple(t) for t in ids(responses)}) > 20
+    moved = [r._replace(stream=r.stream + 100) for r in requests]
+    for got in (
+        engine.generate(weights, requests, seed=6, temperature=0.9)[0],
+        engine.generate(weights, moved, **DRAW)[0],
+    ):
+        assert sum(a == b for a, b in zip(ids(got), ids(responses), strict=True)) < 4
+
+
+@pytest.fixture(scope="module")
+def teacher(params):
+    """(requests, responses, temperature) -> logits [N, T, V] / temperature of the whole sequences."""
+    model = jax.jit(lambda p, tokens: qwen2.bind(SHAPE, p)(tokens))
+
+    def logps(requests, responses, temperature):
+        rows = np.zeros((len(requests), PROMPT + RESPONSE), np.int32)
+        for row, q, r in zip(rows, requests, responses, strict=True):
+            row[: len(q.prompt) + len(r.tokens)] = [*q.prompt, *r.tokens]
+        logits = np.asarray(model(params, rows), np.float64) / temperature
+        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+    return logps
+
+
+@pytest.mark.parametrize("settings", [dict(temperature=0.9), dict(temperature=0.7, top_p=0.6)], ids=str)
+def test_records_agree_with_a_teacher_forced_pass(settings, engine, weights, requests, teacher):
+    got, _ = engine.generate(weights, requests, seed=5, **settings)
+    table = teacher(requests, got, settings["temperature"])
+    for q, r, row in zip(requests, got, table, strict=True):
+        n = len(r.tokens)
+        assert r.logps.shape == r.entropies.shape == (n,)
+        assert r.logps.dtype == r.entropies.dtype == np.float32 and r.tokens.dtype == np.int32
+        at = row[len(q.prompt) - 1 : len(q.prompt) - 1 + n]
+        np.testing.assert_allclose(r.logps, at[np.arange(n), r.tokens], atol=1e-4)
+        np.testing.assert_allclose(r.entropies, -(np.exp(at) * at).sum(-1), atol=1e-4)
+
+
+def test_greedy_takes_the_most_likely(engine, weights, requests, teacher):
+    got, _ = engine.generate(weights, requests, seed=5, temperature=0)
+    for q, r, row in zip(requests, got, teacher(requests, got, 1.0), strict=True):
+        at = row[len(q.prompt) - 1 : len(q.prompt) - 1 + len(r.tokens)]
+        np.testing.assert_allclose(at[np.arange(len(at)), r.tokens], at.max(-1), atol=1e-5)
+
+
+def test_ends_are_told_by_flag_and_length(responses):
+    assert {r.truncated for r in responses} == {True, False}
+    for r in responses:
+        stops = np.isin(r.tokens, STOPS)
+        assert not stops[:-1].any()
+        assert r.truncated == (not stops[-1])
+        assert len(r.tokens) == RESPONSE if r.truncated else 1 <= len(r.tokens) <= RESPONSE
+
+
+def test_a_lower_limit_cuts_the_same_responses(engine, weights, requests, responses):
+    got, _ = engine.generate(weights, requests, max_response_tokens=6, **DRAW)
+    assert ids(got) == [t[:6] for t in ids(responses)]
+    for short, whole in zip(got, responses, strict=True):
+        assert short.truncated == (whole.truncated or len(whole.tokens) > 6)
+
+
+def test_occupancy_counts_busy_slot_steps(engine, params, weights, requests, responses):
+    one = make_engine(slots=1, chunk=64)
+    _, stats = one.generate(one.decode_params(params), requests[:4], **DRAW)
+    assert stats.occupancy == 1.0  # nothing else to wait for
+    assert stats.tokens == sum(len(r.tokens) for r in responses[:4]) and stats.chunks == 4
+    _, stats = engine.generate(weights, requests[:4], **DRAW)
+    assert stats.slot_steps == 8 * max(len(r.tokens) for r in responses[:4])
+    assert stats.occupancy == stats.tokens / stats.slot_steps < 0.51  # four of eight slots
+
+
+def test_no_requests(engine, weights):
+    responses, stats = engine.generate(weights, [], seed=0)
+    assert responses == [] and stats.tokens == 0 and stats.occupancy == 0
+
+
+def test_samples_of_a_prompt_share_a_prefill(params, requests, responses):
+    engine = make_engine()
+    calls, prefill = [], engine.programs.prefill
+
+    def spy(weights, state, refill):
+        calls.append(jax.device_get(refill))
+        return prefill(weights, state, refill)
+
+    engine.programs = engine.programs._replace(prefill=spy)
+    weights = engine.decode_params(params)
+    got, _ = engine.generate(weights, requests[4:12], **DRAW)  # two prompts, four samples each
+    (refill,) = calls
+    assert sorted(refill.slot_S) == list(range(8))
+    assert refill.row_S.tolist() == [0] * 4 + [1] * 4
+    assert refill.tokens_PxT[0, :1].tolist() == requests[4].prompt[:1]
+    assert not refill.tokens_PxT[2:].any()
+    assert ids(got) == ids(responses)[4:12]
+
+    calls.clear()  # five prompts, four a call
+    engine.generate(weights, requests[:20:4], **DRAW)
+    assert [sorted(set(r.slot_S) - {8}) for r in calls] == [[0, 1, 2, 3], [4]]
+
+
+def compilations(caplog, work):
+    caplog.clear()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        work()
+    return [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling ")]
+
+
+def test_nothing_compiles_after_the_first_call(caplog, engine, weights, requests, responses):
+    def work():
+        engine.generate(weights, requests[::-1], seed=99, temperature=0.5)
+        engine.generate(weights, requests[:3], seed=1, temperature=1.3, max_response_tokens=2)
+
+    assert compilations(caplog, work) == []
+    programs = engine.programs
+    assert programs.prefill._cache_size() == programs.decode["full"]._cache_size() == 1
+    # and the log would have said so
+    assert compilations(caplog, lambda: jax.jit(lambda x: x + 99)(np.float32(1)))
+
+
+def test_progress_counts_every_request(engine, weights, requests):
+    counts = []
+    engine.generate(weights, requests, progress=counts.append, **DRAW)
+    assert sum(counts) == len(requests)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit", "message"),
+    [
+        ([], 0, "request 1: prompt of 0 tokens"),
+        ([1] * 9, 0, "request 1: prompt of 9 tokens, this sampler takes 1 to 8"),
+        ([1, 32], 0, "request 1: token id outside 0..31"),
+        ([-1, 2], 0, "request 1: token id outside 0..31"),
+        ([1], 21, "max_response_tokens=21: this sampler holds 1 to 20"),
+    ],
+)
+def test_bad_requests_are_named(engine, weights, requests, responses, prompt, limit, message):
+    bad = [requests[0], Request(prompt, 0, 0)]
+    with pytest.raises(ValueError, match=message) as error:
+        engine.generate(weights, bad, seed=0, max_response_tokens=limit)
+    assert "\n" not in str(error.value)
+    assert ids(engine.generate(weights, requests[:1], **DRAW)[0]) == ids(responses)[:1]
+
+
+def test_an_interrupted_call_leaves_a_working_engine(engine, weights, requests, responses):
+    def interrupt(finished):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(weights, requests, progress=interrupt, **DRAW)
+    assert ids(engine.generate(weights, requests, **DRAW)[0]) == ids(responses)

@@ -1,0 +1,199 @@
+"""Metrics against direct computation; files that hold each step once, whatever happened before."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from dapo_jax import parts
+from dapo_jax.dapo.dynamic_sampling import Collected, Group
+from dapo_jax.rollout.engine import Response
+from dapo_jax.run import metrics
+
+# ------------------------------------------------------------------------------------------------
+# Numbers
+# ------------------------------------------------------------------------------------------------
+
+
+def response(n, truncated=False, seed=0):
+    rng = np.random.default_rng([seed, n])
+    logps = -rng.exponential(size=n).astype(np.float32)
+    return Response(np.arange(n), logps, rng.random(n).astype(np.float32), truncated)
+
+
+def group(position, correct, lengths, answers, shadow):
+    rows = [response(n, n == 9, position) for n in lengths]
+    grades = parts.Grades(np.array(correct), np.array(shadow), answers)
+    return Group(position, [1, 2], rows, np.array(correct), grades)
+
+
+DRAWN = [
+    group(0, [True, False, False], [2, 4, 9], ["7", None, "3"], [True, True, False]),
+    group(1, [False, False, False], [1, 1, 3], [None, None, "1"], [False] * 3),
+    group(2, [True, True, True], [5, 6, 9], ["2"] * 3, [True] * 3),
+    group(3, [True, True, False], [8, 2, 2], ["2", "2", "9"], [True, True, False]),
+]
+
+
+def test_rollout_metrics():
+    got = Collected([DRAWN[0], DRAWN[3]], [], DRAWN, 4, 2, 0.5)
+    correct = np.array([g.correct for g in DRAWN]).ravel()
+    outcomes = np.where(correct, 1.0, -1.0)
+    rewards = outcomes - np.arange(12) / 10
+    rows = [r for g in DRAWN for r in g.responses]
+    log = metrics.rollout_metrics(got, outcomes, rewards, 52)
+    want = {
+        "sampling/rounds": 2,
+        "sampling/batch_groups": 2,
+        "reward/mean": 0.0 - 0.55,  # six of twelve are right
+        "reward/accuracy": 6 / 12,
+        "reward/overlong_penalty": -0.55,
+        "response/length_mean": 52 / 12,
+        "response/length_max": 9,
+        "response/truncated_frac": 2 / 12,
+        "policy/entropy": np.concatenate([r.entropies for r in rows]).mean(),
+        "policy/mean_prob": np.exp(np.concatenate([r.logps for r in rows])).mean(),
+        "sampling/accept_frac": 2 / 4,
+        "sampling/all_correct_frac": 1 / 4,
+        "sampling/all_wrong_frac": 1 / 4,
+        "sampling/parse_fail_frac": 3 / 12,
+        "sampling/shadow_gain": 7 / 12 - 6 / 12,
+        "reward/batch_accuracy": 3 / 6,
+    }
+    assert log == pytest.approx(want, abs=1e-6)
+
+
+def test_rollout_metrics_of_an_empty_step():
+    got = Collected([], [], [], 0, 0, 1.0)
+    log = metrics.rollout_metrics(got, np.zeros(0), np.zeros(0), 0)
+    assert log == {"sampling/rounds": 0, "sampling/batch_groups": 0}
+
+
+def updates():
+    """Logs of two updates of 10 and 30 tokens; sums as `update` returns them."""
+    names = ("entropy", "prob", "clip_low", "clip_high", "dual_clip", "approx_kl", "ref_kl")
+    one = {n: float(i + 1) for i, n in enumerate(names)}
+    two = {n: 10.0 * (i + 1) for i, n in enumerate(names)}
+    rest = dict(loss=0.5, tokens=10.0, ratio_max=1.5, sampler_gap=0.01, grad_norm=2.0)
+    one |= rest | dict(skipped=np.True_)
+    two |= dict(loss=-0.1, tokens=30.0, ratio_max=1.2, sampler_gap=0.9, grad_norm=4.0)
+    two["skipped"] = np.False_
+    return [one, two]
+
+
+def test_update_metrics():
+    log = metrics.update_metrics(updates(), with_reference=True)
+    want = {
+        "optim/skipped": 1,
+        "policy/loss": 0.2,
+        "policy/batch_entropy": 11 / 40,
+        "policy/batch_mean_prob": 22 / 40,
+        "policy/clip_low_frac": 33 / 40,
+        "policy/clip_high_frac": 44 / 40,
+        "policy/dual_clip_frac": 55 / 40,
+        "policy/approx_kl": 66 / 40,
+        "policy/ref_kl": 77 / 40,
+        "policy/ratio_max": 1.5,
+        "policy/sampler_trainer_logprob_gap": 0.01,  # of the first update alone
+        "optim/grad_norm": 3.0,
+    }
+    assert log == pytest.approx(want)
+    assert "policy/ref_kl" not in metrics.update_metrics(updates(), with_reference=False)
+    assert metrics.update_metrics([], with_reference=True) == {"optim/skipped": 0}
+
+
+# ------------------------------------------------------------------------------------------------
+# Text
+# ------------------------------------------------------------------------------------------------
+
+
+def test_short_shows_what_there_is():
+    log = {"reward/accuracy": 0.5, "perf/tokens_per_s": 12345.6, "optim/lr": 1.0}
+    assert metrics.short(log) == "acc 0.50 tok/s 12,346"
+    assert metrics.short({}) == ""
+
+
+def test_evaluation_lines():
+    log = {"eval/b/avg@k": 0.25, "eval/a/avg@k": 0.5, "eval/a/length_mean": 9.0, "reward/mean": 0.0}
+    a, b = metrics.evaluation_lines(7, log)
+    assert a.split() == ["step", "7", "a", "avg@k", "0.500"]
+    assert b.split() == ["step", "7", "b", "avg@k", "0.250"]
+
+
+# ------------------------------------------------------------------------------------------------
+# Files
+# ------------------------------------------------------------------------------------------------
+
+
+def write(workdir, resume_step, steps, board=False):
+    writer = metrics.Writer(workdir, resume_step, board)
+    for step in steps:
+        writer.scalars(step, {"reward/mean": step / 2 + resume_step})
+        writer.lines("rollouts", step, [{"text": "é", "resumed": resume_step}])
+    writer.close()
+
+
+def plotted(workdir) -> list[tuple[int, float]]:
+    """(step, value) of every point in the event files: length, its checksum, event, its checksum."""
+    points = []
+    for file in (workdir / "tensorboard").glob("events*"):
+        data = file.read_bytes()
+        while data:
+            size = int.from_bytes(data[:8], "little")
+            event = Event.FromString(data[12 : 12 + size])
+            points += [(event.step, v.simple_value) for v in event.summary.value]
+            data = data[16 + size :]
+    return sorted(points)
+
+
+def test_a_resumed_run_holds_each_step_once(tmp_path):
+    write(tmp_path, -1, range(6), board=True)
+    write(tmp_path, 3, [4, 5, 6], board=True)  # the run died after step 5; step 3 was saved
+    records = metrics.read(tmp_path / "metrics.jsonl")
+    want = [(s, s / 2 - 1) for s in range(4)] + [(s, s / 2 + 3) for s in (4, 5, 6)]
+    assert [(r["step"], r["reward/mean"]) for r in records] == want
+    assert plotted(tmp_path) == want
+    files = sorted((tmp_path / "rollouts").iterdir())
+    assert [f.name for f in files] == [f"step_{s:06d}.jsonl" for s in range(7)]
+    resumed = [json.loads(f.read_text())["resumed"] for f in files]
+    assert resumed == [-1] * 4 + [3] * 3
+
+
+def test_files_of_later_steps_are_gone_before_anything_is_written(tmp_path):
+    write(tmp_path, -1, range(6))
+    metrics.Writer(tmp_path, 2, False).close()
+    assert [r["step"] for r in metrics.read(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+    assert len(list((tmp_path / "rollouts").iterdir())) == 3
+    metrics.Writer(tmp_path, -1, False).close()
+    assert metrics.read(tmp_path / "metrics.jsonl") == []
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_a_last_line_cut_by_a_crash_is_left_out(tmp_path):
+    write(tmp_path, -1, range(3))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text()[:-12])
+    assert [r["step"] for r in metrics.read(path)] == [0, 1]
+    write(tmp_path, 2, [3])
+    assert [r["step"] for r in map(json.loads, path.read_text().splitlines())] == [0, 1, 3]
+
+
+def test_no_file_is_no_records(tmp_path):
+    assert metrics.read(tmp_path / "metrics.jsonl") == []
+
+
+def test_values_that_json_lacks_become_null(tmp_path):
+    writer = metrics.Writer(tmp_path, -1, True)
+    values = dict(a=math.nan, b=np.float32(np.inf), c=np.int64(3), d=np.float32(0.5), e=-math.inf)
+    writer.scalars(1, values)
+    writer.close()
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    record = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert record == dict(step=1, a=None, b=None, c=3, d=0.5, e=None)
+    assert isinstance(record["c"], int)
+    assert plotted(tmp_path) == [(1, 0.5), (1, 3.0)]

@@ -1,0 +1,206 @@
+"""The clipped objective (paper Eq. 8), token by token, and the weights that make it a mean."""
+
+from collections import defaultdict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from dapo_jax import config
+from dapo_jax.dapo import objective
+
+NORMALIZERS = ["batch_tokens", "group_tokens", "chunk_tokens", "sequence"]
+
+# Two responses, of 2 and 3 tokens, with every case: clipped high, free below, free, dual, low.
+LOG_RATIO = np.array([0.3, -0.3, 0.1, np.log(12), -0.5], np.float32)
+ADVANTAGE = np.array([1.5, 1.5, -0.5, -0.5, -0.5], np.float32)
+TOKENS, GROUPS = np.array([2, 3]), np.array([0, 1])
+PER_TOKEN = [-1.92, -1.111227, 0.552585, 5.0, 0.4]
+OLD = np.array([-1.0, -2.5, -0.1, -7.0, -3.0], np.float32)
+
+
+def make(**changes) -> objective.Coefficients:
+    c = config.base()
+    with c.unlocked():
+        c.loss.update(changes)
+    return objective.coefficients(c.loss)
+
+
+def golden(c):
+    return objective.clipped(OLD + LOG_RATIO, OLD, ADVANTAGE, c)
+
+
+def golden_loss(normalizer, chunk=32):
+    weights = objective.token_weights(TOKENS, GROUPS, normalizer, chunk)
+    return float(np.sum(np.repeat(weights, TOKENS) * np.asarray(golden(make(dual_clip=10.0)).loss)))
+
+
+# --- one token ------------------------------------------------------------------------------------
+
+
+def test_each_case_of_the_clip():
+    term = golden(make(dual_clip=10.0))
+    np.testing.assert_allclose(term.loss, PER_TOKEN, atol=2e-6)
+    np.testing.assert_allclose(term.ratio, np.exp(LOG_RATIO), rtol=1e-6)
+    assert term.clipped_high.tolist() == [True, False, False, False, False]
+    assert term.clipped_low.tolist() == [False, False, False, False, True]
+    assert term.dual_clipped.tolist() == [False, False, False, True, False]
+    # What verl calls pg_clipfrac, pg_clipfrac_lower and ppo_kl.
+    assert np.mean(term.clipped_high | term.clipped_low) == pytest.approx(0.4)
+    assert np.mean(term.dual_clipped) == pytest.approx(0.2)
+    assert np.mean(-LOG_RATIO) == pytest.approx(-0.416981, abs=1e-6)
+
+
+def test_without_the_dual_clip_a_bad_token_pays_its_whole_ratio():
+    term = golden(make(dual_clip=0.0))
+    np.testing.assert_allclose(term.loss[3], 6.0, rtol=1e-5)
+    assert not term.dual_clipped.any()
+    np.testing.assert_allclose(np.delete(term.loss, 3), np.delete(PER_TOKEN, 3), atol=2e-6)
+
+
+def test_clip_higher_moves_only_the_upper_bound():
+    log_ratio = np.log(np.float32([1.25, 0.75]))
+    advantage = np.float32([1.0, -1.0])
+    higher = objective.clipped(log_ratio, np.zeros(2), advantage, make())
+    symmetric = objective.clipped(log_ratio, np.zeros(2), advantage, make(clip_high=0.2))
+    np.testing.assert_allclose(higher.loss, [-1.25, 0.8], rtol=1e-6)
+    np.testing.assert_allclose(symmetric.loss, [-1.2, 0.8], rtol=1e-6)
+
+
+def test_gradient_is_zero_exactly_where_a_bound_is_reported():
+    """And -A x ratio elsewhere: the flags say what the clip did, not what it might have done."""
+    c = make(dual_clip=3.0)
+    grid = np.meshgrid(np.linspace(-3.97, 4.03, 41), [-2.5, -1.0, -0.01, 0.01, 1.0, 3.0])
+    log_ratio, advantage = (x.ravel().astype(np.float32) for x in grid)
+    old = np.zeros_like(log_ratio)
+    grad = jax.grad(lambda x: objective.clipped(x, old, advantage, c).loss.sum())(log_ratio)
+    term = objective.clipped(log_ratio, old, advantage, c)
+    bound = term.clipped_low | term.clipped_high | term.dual_clipped
+    assert term.clipped_low.any() and term.clipped_high.any() and term.dual_clipped.any()
+    expected = np.where(bound, 0.0, -advantage * np.exp(log_ratio))
+    np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_zero_advantage_is_zero_loss_with_every_dual_clip():
+    for dual in (0.0, 10.0):
+        loss = lambda x: objective.clipped(x, 0.0, 0.0, make(dual_clip=dual)).loss  # noqa: B023, E731
+        value, grad = jax.value_and_grad(loss)(0.7)
+        assert value == 0 and grad == 0
+
+
+@pytest.mark.parametrize("gap", [50.0, 1e4, -1e4])
+def test_log_ratio_guard(gap):
+    term = objective.clipped(jnp.float32(gap), jnp.float32(0), jnp.float32(-1), make())
+    assert term.ratio == pytest.approx(np.exp(np.clip(gap, -20, 20)), rel=1e-5)
+    assert np.isfinite(term.loss)
+    near = objective.clipped(
+        jnp.float32(3), jnp.float32(0), jnp.float32(-1), make(log_ratio_max=2.0)
+    )
+    assert near.ratio == pytest.approx(np.exp(2), rel=1e-6)
+
+
+def test_importance_weight():
+    old, sampled = np.float32([-1.0, -1.0, -1.0]), np.float32([-1.5, -4.0, -0.5])
+    off = objective.importance_weight(old, sampled, make(importance_cap=0.0))
+    np.testing.assert_array_equal(off, [1, 1, 1])
+    capped = objective.importance_weight(old, sampled, make(importance_cap=2.0))
+    np.testing.assert_allclose(capped, [np.exp(0.5), 2.0, np.exp(-0.5)], rtol=1e-6)
+    far = objective.importance_weight(np.float32(0), np.float32(-1e4), make(importance_cap=5.0))
+    assert far == 5.0
+
+
+def test_k3_against_float64():
+    logp, ref = -np.random.default_rng(0).exponential(2.0, (2, 500)).astype(np.float32)
+    gap = ref.astype(np.float64) - logp
+    got = np.asarray(objective.k3(logp, ref))
+    np.testing.assert_allclose(got, np.exp(gap) - 1 - gap, rtol=2e-5, atol=2e-6)
+    assert (got > -1e-6).all()
+
+
+def test_k3_of_equal_policies_is_zero_and_guarded():
+    assert objective.k3(jnp.float32(-3.0), jnp.float32(-3.0)) == 0
+    assert np.isfinite(objective.k3(jnp.float32(-1e4), jnp.float32(0.0)))
+
+
+def test_coefficients_from_config():
+    off = make(dual_clip=0.0, importance_cap=0.0)
+    assert (off.clip_low, off.clip_high, off.log_ratio_max) == (0.2, 0.28, 20.0)
+    assert off.dual_clip == np.inf and off.importance_cap == np.inf and off.importance == 0
+    on = make(dual_clip=10.0, importance_cap=2.0, kl_coef=0.1, entropy_coef=0.01)
+    assert (on.dual_clip, on.importance_cap, on.importance) == (10.0, 2.0, 1.0)
+    assert (on.kl_coef, on.entropy_coef) == (0.1, 0.01)
+
+
+# --- what a token weighs --------------------------------------------------------------------------
+
+
+def test_token_mean_of_the_golden_case():
+    assert golden_loss("batch_tokens") == pytest.approx(0.584272, abs=1e-6)
+
+
+def test_sample_level_mean_of_the_golden_case():
+    assert golden_loss("sequence") == pytest.approx(0.234291, abs=1e-6)
+    # Each response is its question's only one, so a mean over questions says the same.
+    assert golden_loss("group_tokens") == pytest.approx(0.234291, abs=1e-6)
+
+
+def test_chunks_are_the_mean_of_micro_batches():
+    """What verl computed at the authors' commit: two micro-batches of one response give the
+    sample-level mean, one micro-batch of both the token mean."""
+    assert golden_loss("chunk_tokens", 1) == pytest.approx(0.234291, abs=1e-6)
+    assert golden_loss("chunk_tokens", 2) == pytest.approx(0.584272, abs=1e-6)
+
+
+def test_no_normalizer_sums_over_a_response():
+    """A mean over responses of token sums (Dr. GRPO's reduction) would be 1.460679."""
+    for normalizer in NORMALIZERS:
+        for chunk in (1, 2):
+            assert abs(golden_loss(normalizer, chunk) - 1.460679) > 0.5
+
+
+def weights_oracle(tokens, groups, normalizer, chunk):
+    """Written as nested means over lists of kept responses."""
+    kept = [q for q, n in enumerate(tokens) if n]
+    if normalizer == "batch_tokens":
+        parts, share = [kept], lambda part: 1.0
+    elif normalizer == "sequence":
+        parts, share = [[q] for q in kept], lambda part: 1 / len(kept)
+    elif normalizer == "group_tokens":
+        of = defaultdict(list)
+        for q in kept:
+            of[groups[q]].append(q)
+        parts, share = list(of.values()), lambda part: 1 / len(of)
+    else:
+        parts = [kept[i : i + chunk] for i in range(0, len(kept), chunk)]
+        share = lambda part: len(part) / len(kept)  # noqa: E731
+    out = [0.0] * len(tokens)
+    for part in parts:
+        for q in part:
+            out[q] = share(part) / sum(tokens[p] for p in part)
+    return out
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@given(
+    batch=st.lists(st.tuples(st.integers(0, 40), st.integers(3, 6)), min_size=1, max_size=24),
+    chunk=st.integers(1, 9),
+)
+def test_weights_against_nested_means(normalizer, batch, chunk):
+    """0 tokens stand for a filtered response: it counts in no denominator."""
+    tokens, groups = (list(x) for x in zip(*batch, strict=True))
+    got = objective.token_weights(np.array(tokens), np.array(groups), normalizer, chunk)
+    expected = weights_oracle(tokens, groups, normalizer, chunk)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+    assert np.dot(got, tokens) == pytest.approx(1.0 if any(tokens) else 0.0)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_filtered_responses_leave_the_others_as_if_they_had_never_been(normalizer):
+    with_holes = objective.token_weights(
+        np.array([0, 4, 0, 2, 6, 0]), np.array([0, 0, 1, 1, 2, 3]), normalizer, 2
+    )
+    without = objective.token_weights(np.array([4, 2, 6]), np.array([0, 1, 2]), normalizer, 2)
+    np.testing.assert_array_equal(with_holes[[1, 3, 4]], without)
+    assert not with_holes[[0, 2, 5]].any()

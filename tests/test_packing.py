@@ -1,0 +1,134 @@
+"""Packing sequences into rows, and taking them out again."""
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from dapo_jax.dapo import packing
+
+
+def naive_best_fit(lengths, capacity):
+    """Best-fit decreasing by trying every bin: the least room left wins, the older bin on a tie."""
+    bins, room = [], []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        fitting = [b for b in range(len(bins)) if room[b] >= lengths[i]]
+        if fitting:
+            b = min(fitting, key=lambda b: (room[b], b))
+        else:
+            b = len(bins)
+            bins.append([])
+            room.append(capacity)
+        bins[b].append(i)
+        room[b] -= lengths[i]
+    return bins
+
+
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 60))
+def test_best_fit(lengths, capacity):
+    bins = packing.best_fit(lengths, capacity)
+    assert bins == naive_best_fit(lengths, capacity)
+    assert sorted(i for b in bins for i in b) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in b) <= capacity for b in bins)
+
+
+def test_best_fit_prefers_the_fullest_bin():
+    assert packing.best_fit([6, 5, 3, 4], 10) == [[0, 3], [1, 2]]
+
+
+def test_a_sequence_longer_than_a_row_is_refused():
+    with pytest.raises(ValueError, match="sequence 1 needs 11 cells, a row has 10"):
+        packing.best_fit([3, 11], 10)
+    long = item(6, 6)  # 11 cells
+    with pytest.raises(ValueError, match="needs 11 cells"):
+        packing.pack([long], row_tokens=10, micro_rows=1, max_items=1)
+    packing.pack([long], row_tokens=11, micro_rows=1, max_items=1)
+
+
+def test_more_sequences_than_the_rows_are_made_for():
+    with pytest.raises(ValueError, match="3 sequences, these rows are made for 2"):
+        packing.pack([item(1, 1)] * 3, row_tokens=8, micro_rows=1, max_items=2)
+    # Those that are left out take no room.
+    packing.pack([item(1, 1)] * 2 + [item(1, 1, 0.0)], row_tokens=8, micro_rows=1, max_items=2)
+
+
+def item(prompt, response, weight=0.5, seed=0):
+    rng = np.random.default_rng([seed, prompt, response])
+    return packing.Item(
+        rng.integers(1, 1000, prompt).tolist(),
+        rng.integers(1, 1000, response),
+        rng.normal(size=response).astype(np.float32),
+        float(np.float32(rng.normal())),
+        weight,
+    )
+
+
+batches = st.lists(
+    st.builds(
+        item,
+        st.integers(1, 6),
+        st.integers(1, 9),
+        st.sampled_from([0.0, 0.25, 1.5]),
+        st.integers(0, 9),
+    ),
+    max_size=15,
+)
+
+
+@given(batches, st.integers(14, 40), st.integers(1, 4), st.integers(0, 4))
+def test_round_trip(items, row_tokens, micro_rows, spare):
+    """Every field comes back, in the order of the items, and nothing else is in the rows."""
+    max_items = max(len(items) + spare, 1)
+    rows, used, places = packing.pack(
+        items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=max_items
+    )
+    shape = (-(-max_items // micro_rows), micro_rows, row_tokens)
+    assert all(field.shape == shape for field in rows)
+    assert [p is None for p in places] == [i.weight == 0 for i in items]
+
+    fields = packing.Rows(*(packing.unpack(field, places) for field in rows))
+    for n, it in enumerate(items):
+        if not it.weight:
+            assert all(field[n] is None for field in fields)
+            continue
+        sequence = [*it.prompt, *it.response]
+        at = len(it.prompt)
+        assert fields.targets_AxRxT[n].tolist() == sequence[at:]
+        assert fields.tokens_AxRxT[n].tolist() == sequence[at - 1 : -1]
+        assert fields.positions_AxRxT[n].tolist() == list(range(at - 1, len(sequence) - 1))
+        np.testing.assert_array_equal(fields.sampled_logp_AxRxT[n], it.sampled_logps)
+        assert (fields.advantage_AxRxT[n] == np.float32(it.advantage)).all()
+        assert (fields.weight_AxRxT[n] == it.weight).all()
+        assert fields.trained_AxRxT[n].all()
+
+        # The prompt lies right before it, in the same segment, and is not trained on.
+        p = places[n]
+        prompt = np.s_[p.micro, p.row, p.cells.start - at + 1 : p.cells.start]
+        assert rows.tokens_AxRxT[prompt].tolist() == list(it.prompt[:-1])
+        assert rows.positions_AxRxT[prompt].tolist() == list(range(at - 1))
+        whole = np.s_[p.micro, p.row, p.cells.start - at + 1 : p.cells.stop]
+        assert len(set(rows.segments_AxRxT[whole].tolist())) == 1
+
+    live = [i for i in items if i.weight]
+    assert rows.trained_AxRxT.sum() == sum(len(i.response) for i in live)
+    cells = sum(len(i.prompt) + len(i.response) - 1 for i in live)
+    assert (rows.segments_AxRxT > 0).sum() == cells
+    for field in rows:
+        assert not field[rows.segments_AxRxT == 0].any()
+        assert not field[used:].any()
+    for field in (rows.weight_AxRxT, rows.advantage_AxRxT, rows.sampled_logp_AxRxT):
+        assert not field[~rows.trained_AxRxT].any()
+    assert all((rows.segments_AxRxT[i] > 0).any() for i in range(used))
+    for row in rows.segments_AxRxT.reshape(-1, row_tokens):
+        numbers = list(dict.fromkeys(row[row > 0].tolist()))
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_shapes_do_not_depend_on_the_sequences():
+    """One compiled program whatever the lengths: only the number of micro-batches in use differs."""
+    settings = dict(row_tokens=16, micro_rows=2, max_items=6)
+    short, used_short, _ = packing.pack([item(2, 1)] * 6, **settings)
+    long, used_long, _ = packing.pack([item(8, 9)] * 6, **settings)
+    assert [(f.shape, f.dtype) for f in short] == [(f.shape, f.dtype) for f in long]
+    assert (used_short, used_long) == (1, 3)
+    _, used_none, places = packing.pack([item(2, 1, 0.0)], **settings)
+    assert used_none == 0 and places == [None]

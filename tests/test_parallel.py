@@ -1,0 +1,78 @@
+"""The table from logical axes to mesh axes, and the ways between host and devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from dapo_jax import parallel
+
+RULES = {"batch": "data,fsdp", "embed": "fsdp", "heads": "tensor", "head_dim": ""}
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return parallel.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+
+
+def test_mesh_has_the_named_axes_and_every_device(mesh):
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert set(mesh.devices.flat) == set(jax.devices())
+
+
+def test_spec_follows_the_table():
+    assert parallel.spec(("embed", "heads", "head_dim"), RULES) == P("fsdp", "tensor", None)
+    assert parallel.spec(("batch", None), RULES) == P(("data", "fsdp"), None)
+    assert parallel.spec((), RULES) == P()
+    with pytest.raises(KeyError):
+        parallel.spec(("depth",), RULES)
+
+
+def test_shardings_keeps_the_tree(mesh):
+    tree = {"a": ("embed",), "b": [("heads", "head_dim"), ()]}
+    out = parallel.shardings(tree, mesh, RULES)
+    assert out == {
+        "a": NamedSharding(mesh, P("fsdp")),
+        "b": [NamedSharding(mesh, P("tensor", None)), NamedSharding(mesh, P())],
+    }
+    assert parallel.replicated(mesh).is_fully_replicated
+
+
+def test_constrain_pins_the_layout_inside_use_only(mesh):
+    x = jnp.arange(64.0).reshape(8, 8)
+    assert parallel.constrain(x, "batch", "heads") is x
+
+    def f(x):
+        with parallel.use(mesh, RULES):
+            return parallel.constrain(x * 2, "batch", "heads")
+
+    out = jax.jit(f, in_shardings=parallel.replicated(mesh))(x)
+    want = NamedSharding(mesh, P(("data", "fsdp"), "tensor"))
+    assert out.sharding.is_equivalent_to(want, 2)
+    np.testing.assert_array_equal(out, x * 2)
+    assert parallel.constrain(x, "batch", "heads") is x
+
+
+def test_use_ends_with_an_exception(mesh):
+    with pytest.raises(RuntimeError), parallel.use(mesh, RULES):
+        raise RuntimeError
+    x = jnp.ones((8,))
+    assert parallel.constrain(x, "batch") is x
+
+
+def test_host_device_host(mesh):
+    tree = {"x": np.arange(32.0, dtype=np.float32).reshape(8, 4), "n": np.int32(3)}
+    one = parallel.to_device(tree, parallel.replicated(mesh))
+    assert all(x.is_fully_replicated and x.sharding.mesh == mesh for x in one.values())
+    layout = {
+        "x": NamedSharding(mesh, parallel.spec(("batch", "heads"), RULES)),
+        "n": parallel.replicated(mesh),
+    }
+    each = parallel.to_device(tree, layout)
+    assert each["x"].sharding == layout["x"]
+    assert each["x"].addressable_shards[0].data.shape == (2, 2)
+    for placed in (one, each):
+        back = parallel.to_host(placed)
+        assert isinstance(back["x"], np.ndarray) and back["x"].dtype == np.float32
+        jax.tree.map(np.testing.assert_array_equal, back, tree)

@@ -1,0 +1,247 @@
+"""The network against a float64 NumPy one, and its ways of computing against each other."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from dapo_jax import config, parallel
+from dapo_jax.model import qwen2
+
+TINY = qwen2.Shape(
+    vocab_size=24,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    rope_theta=1e4,
+    rms_eps=1e-6,
+    tie_embeddings=False,
+    init_std=0.5,
+    scan_layers=False,
+    remat="none",
+)
+SEGMENTS = np.array([[1] * 5 + [2] * 6 + [0] * 2, [1] * 9 + [2] * 4])
+POSITIONS = np.array([[*range(5), *range(6), 0, 0], [*range(9), *range(4)]])
+TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, SEGMENTS.shape)
+
+
+@functools.cache
+def params(shape=TINY):
+    """Random weights; biases and norms too, which `init` leaves at 0 and 1."""
+    rng = np.random.default_rng(1)
+    noise = lambda w: w + np.float32(0.2) * rng.normal(size=w.shape).astype(np.float32)  # noqa: E731
+    return jax.tree.map(noise, jax.jit(qwen2.init, static_argnums=0)(shape, jax.random.key(0)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def hidden(shape, params):
+    return qwen2.bind(shape, params).hidden(TOKENS, POSITIONS, SEGMENTS)
+
+
+@jax.jit
+def call(params, tokens):
+    return qwen2.bind(TINY, params)(tokens)
+
+
+def oracle_logits(c, params, tokens):
+    """One sequence, float64, one head at a time: float64 [T, V]."""
+    p = jax.tree.map(lambda w: np.asarray(w, np.float64), params)
+    T, half = len(tokens), c.head_dim // 2
+    angle = np.arange(T)[:, None] * c.rope_theta ** (-np.arange(half) / half)
+
+    def norm(x, scale):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + c.rms_eps) * scale
+
+    def rotate(x):  # pairs (i, i + d/2) as complex numbers
+        z = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angle)
+        return np.concatenate([z.real, z.imag], -1)
+
+    x = p["embed"][tokens]
+    for i in range(c.num_layers):
+        w = {name: stacked[i] for name, stacked in p["blocks"].items()}
+        h = norm(x, w["attn_norm"])
+        for head in range(c.num_heads):
+            kv = head // (c.num_heads // c.num_kv_heads)
+            q = rotate(h @ w["q"][:, head] + w["q_bias"][head])
+            k = rotate(h @ w["k"][:, kv] + w["k_bias"][kv])
+            v = h @ w["v"][:, kv] + w["v_bias"][kv]
+            scores = np.where(np.tri(T, dtype=bool), q @ k.T / np.sqrt(c.head_dim), -np.inf)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            x = x + weights / weights.sum(-1, keepdims=True) @ v @ w["o"][head]
+        h = norm(x, w["mlp_norm"])
+        gate = h @ w["gate"]
+        x = x + (gate / (1 + np.exp(-gate)) * (h @ w["up"])) @ w["down"]
+    head = p["embed"].T if c.tie_embeddings else p["lm_head"]
+    return norm(x, p["final_norm"]) @ head
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_packed_rows_are_the_oracle_on_each_sequence(tied):
+    shape = TINY._replace(tie_embeddings=tied)
+    model = qwen2.bind(shape, params(shape))
+    logits = np.asarray(hidden(shape, params(shape)) @ model.head())
+    for row, segment in ((0, 1), (0, 2), (1, 1), (1, 2)):
+        cells = SEGMENTS[row] == segment
+        want = oracle_logits(shape, params(shape), TOKENS[row, cells])
+        assert want.std() > 0.5
+        np.testing.assert_allclose(logits[row, cells], want, atol=3e-5)
+
+
+def test_call_is_the_oracle():
+    logits = call(params(), TOKENS)
+    assert logits.dtype == jnp.float32
+    want = np.stack([oracle_logits(TINY, params(), row) for row in TOKENS])
+    np.testing.assert_allclose(logits, want, atol=3e-5)
+
+
+WAYS = {
+    "scanned": dict(scan_layers=True),
+    "chunked": dict(attention_chunk=4),
+    "scanned, chunked": dict(scan_layers=True, attention_chunk=5),
+    "dots": dict(remat="dots"),
+    "full": dict(remat="full"),
+    "scanned, dots": dict(scan_layers=True, remat="dots"),
+    "scanned, full, chunked": dict(scan_layers=True, remat="full", attention_chunk=4),
+}
+
+
+@functools.cache
+def value_and_gradient(shape):
+    """Of a loss that leaves padding out, as every loss does."""
+    real = (SEGMENTS > 0)[..., None]
+
+    def loss(p):
+        x = hidden(shape, p)
+        return jnp.sum(jnp.where(real, jnp.sin(x), 0.0)), x
+
+    gradient, x = jax.jit(jax.grad(loss, has_aux=True))(params())
+    return np.where(real, x, 0), gradient
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_computing_gives_the_same(way):
+    want, want_gradient = value_and_gradient(TINY)
+    got, gradient = value_and_gradient(TINY._replace(**WAYS[way]))
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    for path, g in jax.tree.leaves_with_path(want_gradient):
+        if "lm_head" in jax.tree_util.keystr(path):  # hidden states do not reach it
+            continue
+        assert np.abs(g).max() > 1e-3, path
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), gradient, want_gradient)
+
+
+def test_prefill_and_decode_give_the_logits_of_the_whole():
+    """Prompts of different lengths, right-padded; every slot at its own position."""
+    lengths, cached = np.array([3, 6]), 13
+    want = np.asarray(call(params(), TOKENS))
+    prompts = np.where(np.arange(6) < lengths[:, None] - 1, TOKENS[:, :6], 0)
+    pad = ((0, 0), (0, 0), (0, cached - 6), (0, 0))
+    junk = functools.partial(jnp.pad, pad_width=pad, constant_values=9.0)  # another's leavings
+    prefill = jax.jit(lambda p: qwen2.bind(TINY, p).prefill(prompts))
+    cache = [(junk(k), junk(v)) for k, v in prefill(params())]
+
+    @jax.jit
+    def decode(p, tokens, positions, cache):
+        model = qwen2.bind(TINY, p)
+        x, cache = model.decode(tokens, positions, cache)
+        return x @ model.head(), cache
+
+    for step in range(7):
+        positions = lengths - 1 + step
+        logits, cache = decode(params(), TOKENS[[0, 1], positions], positions, cache)
+        np.testing.assert_allclose(logits, want[[0, 1], positions], atol=3e-5)
+
+
+def test_every_weight_declares_axes_and_name():
+    known = set(config.base().sharding.train)
+    for tied in (False, True):
+        shape = TINY._replace(tie_embeddings=tied)
+        weights = jax.tree.leaves_with_path(qwen2.abstract(shape))
+        names = []
+        for path, weight in weights:
+            axes, hf, in_axes = (
+                functools.reduce(lambda t, k: t[k.key], path, qwen2.metadata(shape, name))
+                for name in ("axes", "hf", "in_axes")
+            )
+            assert weight.dtype == jnp.float32
+            assert len(axes) == weight.ndim and set(axes) <= known, path
+            assert ("{}" in hf) == ("layers" in axes) == (axes[0] == "layers"), path
+            assert re.fullmatch(r"(model\.|lm_head)[a-z_.{}]*(weight|bias)", hf), hf
+            # A linear layer keeps at least one dimension for its outputs.
+            assert 0 <= in_axes < weight.ndim - ("layers" in axes) or in_axes == 0, path
+            names.append(hf)
+        assert len(set(names)) == len(names) == len(weights)
+        assert ("lm_head.weight" in names) == (not tied)
+        assert len(names) == 12 + 2 + (not tied)  # a block's, embedding and norm, the head
+
+
+def released(**sizes):
+    return qwen2.Shape(**sizes, rope_theta=1e6, rms_eps=1e-6)
+
+
+# The configs of the released checkpoints; the counts are theirs too.
+QWEN = {
+    494_032_768: released(
+        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_layers=24,
+        num_heads=14, num_kv_heads=2, head_dim=64, tie_embeddings=True,
+    ),
+    7_615_616_512: released(
+        vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_layers=28,
+        num_heads=28, num_kv_heads=4, head_dim=128, tie_embeddings=False,
+    ),
+    32_763_876_352: released(
+        vocab_size=152064, hidden_size=5120, intermediate_size=27648, num_layers=64,
+        num_heads=40, num_kv_heads=8, head_dim=128, tie_embeddings=False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("count", QWEN)
+def test_released_sizes_have_the_released_parameter_counts(count):
+    assert qwen2.param_count(QWEN[count]) == count
+
+
+def test_init_does_not_depend_on_the_mesh():
+    rules, tiny, made = config.base().sharding.train, TINY._replace(num_layers=1), []
+    for shape in ((1, 1, 1), (1, 4, 2)):
+        devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
+        layout = parallel.shardings(
+            qwen2.metadata(tiny, "axes"), Mesh(devices, parallel.AXES), rules
+        )
+        init = jax.jit(qwen2.init, static_argnums=0, out_shardings=layout)
+        made.append(init(tiny, jax.random.key(3)))
+    assert len(made[1]["embed"].sharding.device_set) == 8
+    assert not made[1]["embed"].is_fully_replicated
+    jax.tree.map(np.testing.assert_array_equal, *jax.device_get(made))
+
+
+def test_init_has_the_declared_scales():
+    shape = TINY._replace(vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=2)
+    p = jax.jit(qwen2.init, static_argnums=0)(shape, jax.random.key(0))
+    assert np.std(p["embed"]) == pytest.approx(shape.init_std, rel=0.02)
+    for name, fan_in in (("q", 256), ("gate", 256), ("down", 512), ("o", 16)):
+        assert np.std(p["blocks"][name]) == pytest.approx(fan_in**-0.5, rel=0.05), name
+    assert np.all(p["blocks"]["q_bias"] == 0) and np.all(p["blocks"]["attn_norm"] == 1)
+    assert not np.allclose(p["blocks"]["q"][0], p["blocks"]["q"][1])  # layers differ
+
+
+def test_bfloat16_copy_computes_near_the_master_weights():
+    master = hidden(TINY, params())
+    copy = hidden(TINY, qwen2.cast(params(), jnp.bfloat16))
+    assert copy.dtype == jnp.bfloat16
+    real = SEGMENTS > 0
+    assert 1e-4 < np.abs(np.asarray(copy, np.float32) - master)[real].mean() < 0.05
+
+
+def test_config_fields_become_the_shape():
+    c = config.base()
+    c.model.num_layers, c.model.rope_theta, c.model.remat = 7, 5e5, "dots"
+    shape = qwen2.shape_from_config(c)
+    assert shape._asdict() == {k: c.model[k] for k in qwen2.Shape._fields}

@@ -1,0 +1,312 @@
+"""The loop: every file and tag it promises, resume, exhaustion, fixed shapes, and the invariants that
+only a whole run can show. Runs of a few steps on a random tiny model; the verifier is a stub."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+import stubbed_train
+
+from dapo_jax import config, parts, train
+from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.data import verifier
+from dapo_jax.rollout.engine import Response
+from dapo_jax.run import checkpoint, metrics
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+# fmt: off
+TAGS = """
+reward/mean reward/accuracy reward/overlong_penalty response/length_mean response/length_max
+response/truncated_frac policy/entropy policy/mean_prob policy/ratio_max policy/clip_low_frac
+policy/clip_high_frac policy/sampler_trainer_logprob_gap sampling/rounds sampling/accept_frac
+sampling/all_correct_frac sampling/all_wrong_frac sampling/parse_fail_frac sampling/shadow_gain
+optim/lr optim/grad_norm optim/updates optim/skipped time/rollout_s time/update_s time/step_s
+perf/tokens_per_s perf/slot_occupancy
+""".split()
+EVAL_TAGS = [f"eval/{s}{p}/{m}" for s in ("heldout", "harder") for p in ("", "_top_p0.7")
+             for m in ("avg@k", "maj@k", "pass@k")]
+# fmt: on
+
+
+def small(steps: int):
+    c = config.base()
+    c.steps, c.eval.every, c.checkpoint.every = steps, 0, 1
+    c.eval.k, c.eval.problems, c.data.embedded_problems = 2, 8, 64
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
+    c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
+    c.reward.overlong_buffer_tokens = 4
+    c.mesh.fsdp, c.mesh.tensor = 4, 2
+    return c
+
+
+@pytest.fixture(autouse=True)
+def accept_half(monkeypatch):
+    monkeypatch.setattr(
+        parts.verifier, "verify", stubbed_train.accept_half
+    )  # undone after each test
+
+
+def arrays(workdir: pathlib.Path, step: int):
+    m = checkpoint.manager(workdir / "checkpoints", keep=100)
+    args = checkpoint.ocp.args
+    out = m.restore(step, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
+    m.close()
+    return jax.tree.map(np.asarray, out)
+
+
+def without_clocks(workdir: pathlib.Path) -> list[dict]:
+    return [
+        {k: v for k, v in r.items() if not k.startswith(("time/", "perf/tokens"))}
+        for r in metrics.read(workdir / "metrics.jsonl")
+    ]
+
+
+def assert_same_bits(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """Four steps without interruption, and how many programs were compiled after each."""
+    workdir = tmp_path_factory.mktemp("whole")
+    compiled, per_step = [], []
+    real_step, real_verify = train.train_step, verifier.verify
+
+    def counted(*args):
+        out = real_step(*args)
+        per_step.append(len(compiled))
+        return out
+
+    def listen(event, *_, **__):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    train.train_step, verifier.verify = counted, stubbed_train.accept_half
+    try:
+        train.train(small(4), workdir)
+    finally:
+        train.train_step, verifier.verify = real_step, real_verify
+    return workdir, per_step
+
+
+def test_every_promised_file_and_tag_is_there(whole_run):
+    workdir, _ = whole_run
+    records = metrics.read(workdir / "metrics.jsonl")
+    assert [r["step"] for r in records] == [0, 1, 2, 3, 4]
+    for record in records[1:]:
+        assert not [t for t in TAGS if t not in record]
+    for record in (records[0], records[-1]):
+        assert not [t for t in EVAL_TAGS if t not in record]
+    assert records[-1]["optim/updates"] == 8
+    assert max(r["policy/sampler_trainer_logprob_gap"] for r in records[1:]) <= 1e-4
+    assert json.loads((workdir / "config.json").read_text())["rollout.group_size"] == 4
+    assert list((workdir / "tensorboard").glob("events*"))
+    row = json.loads((workdir / "rollouts" / "step_000004.jsonl").read_text().splitlines()[0])
+    assert {"prompt", "response", "answer", "correct", "truncated"} <= set(row)
+
+
+def test_nothing_compiles_after_the_first_step(whole_run):
+    _, per_step = whole_run
+    assert per_step[0] > 0
+    # The second step may still meet a refill or an update of another round; later ones do not.
+    assert per_step[1] == per_step[2] == per_step[3]
+
+
+def test_resume_continues_bit_for_bit(whole_run, tmp_path):
+    workdir, _ = whole_run
+    train.train(small(2), tmp_path)
+    c = small(4)
+    train.train(c, tmp_path)
+    assert_same_bits(arrays(tmp_path, 4), arrays(workdir, 4))
+    resumed = {r["step"]: r for r in without_clocks(tmp_path)}
+    for record in without_clocks(workdir):
+        shared = {k: v for k, v in record.items() if not k.startswith("eval/")}
+        assert shared.items() <= resumed[record["step"]].items()
+
+
+def test_the_batch_does_not_depend_on_slots_or_acceptance_estimate(whole_run, tmp_path):
+    workdir, _ = whole_run
+    c = small(2)
+    c.rollout.slots, c.rollout.chunk = 8, 3
+    train.train(c, tmp_path)
+    a = (workdir / "rollouts" / "step_000002.jsonl").read_text()
+    b = (tmp_path / "rollouts" / "step_000002.jsonl").read_text()
+    assert a == b
+
+
+def test_carried_groups_survive_a_restart(tmp_path):
+    c = small(1)
+    c.sampling.surplus = "carry"
+    train.train(c, tmp_path / "cut")
+    c.steps = 3
+    train.train(c, tmp_path / "cut")
+    train.train(c, tmp_path / "whole")
+    assert_same_bits(arrays(tmp_path / "cut", 3), arrays(tmp_path / "whole", 3))
+
+
+@pytest.mark.parametrize("policy", ["train", "stop"])
+def test_an_unlearnable_problem_set_is_named_and_ends_cleanly(policy, tmp_path, monkeypatch, capsys):
+    wrong = verifier.Verdict(False, None)
+    monkeypatch.setattr(parts.verifier, "verify", lambda *_: wrong)
+    c = small(9)
+    c.sampling.on_exhausted, c.sampling.max_rounds, c.sampling.max_empty_steps = policy, 2, 3
+    train.train(c, tmp_path)
+    said = capsys.readouterr().out
+    steps = 1 if policy == "stop" else 3
+    assert f"stopped after step {steps}, saved" in said
+    assert "0 of 4 groups have right and wrong responses after 2 rounds (100% of the" in said
+    last = metrics.read(tmp_path / "metrics.jsonl")[-1]
+    assert last["step"] == steps and last["optim/updates"] == 0
+    assert last["sampling/all_wrong_frac"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss.kl_coef": 0.1},
+        {"loss.old_logprobs": "reuse"},
+        {"loss.importance_cap": 2.0},
+        {"sampling.dynamic": False, "loss.normalizer": "sequence"},
+    ],
+    ids=lambda c: next(iter(c)),
+)
+def test_a_step_under_each_option(change, tmp_path):
+    c = small(1)
+    c.update_from_flattened_dict(change)
+    train.train(c, tmp_path)
+    last = metrics.read(tmp_path / "metrics.jsonl")[-1]
+    assert last["optim/updates"] >= 1 and last["optim/skipped"] == 0
+    assert np.isfinite(last["optim/grad_norm"])
+    assert ("policy/ref_kl" in last) == ("loss.kl_coef" in change)
+
+
+@pytest.mark.parametrize("reading", ["off", "loss", "group"])
+def test_the_three_readings_of_overlong_filtering(reading):
+    """One group of four: right, wrong, wrong and truncated, right and truncated."""
+    c = small(1)
+    c.loss.overlong_filter, c.reward.overlong_penalty = reading, 0.0
+    lengths, cut = [3, 5, 16, 16], [False, False, True, True]
+    responses = [
+        Response(np.arange(n), np.zeros(n, np.float32), np.zeros(n, np.float32), t)
+        for n, t in zip(lengths, cut, strict=True)
+    ]
+    group = Group(0, [1, 2], responses, np.array([True, False, False, True]))
+    ((a, b, x, y),) = train.make_minibatches(c, [group], step=0)
+    if reading == "off":
+        assert [i.weight for i in (a, b, x, y)] == [1 / 40] * 4
+    else:
+        assert [i.weight for i in (a, b, x, y)] == [1 / 8, 1 / 8, 0, 0]
+    # Two right of four, or one of two: std with ddof 1 of +-1 is 2/sqrt(3) or sqrt(2).
+    expected = 1 / np.sqrt(2) if reading == "group" else np.sqrt(3) / 2
+    np.testing.assert_allclose([a.advantage, b.advantage], [expected, -expected], rtol=1e-5)
+
+
+def test_two_steps_on_real_rows(assets, tmp_path):
+    """DAPO-Math-17k and the Qwen2.5 tokenizer with the real vocabulary, a stubbed verifier."""
+    c = small(2)
+    c.model.vocab_size, c.model.hidden_size, c.model.intermediate_size = 151_936, 16, 16
+    c.model.init_std, c.model.head_chunk = 0.02, 64
+    c.data.train = str(assets / "math" / "dapo_math_17k_verl.jsonl.gz")
+    c.data.on_bad, c.data.max_prompt_tokens = "skip", 128
+    c.tokenizer.path = str(assets / "tokenizer")
+    c.tokenizer.chat_template = str(assets / "tokenizer" / "chat_template_qwen2.5_instruct.jinja")
+    c.tokenizer.chat = True
+    c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = 8, 2
+    train.train(c, tmp_path)
+    last = metrics.read(tmp_path / "metrics.jsonl")[-1]
+    assert last["step"] == 2 and last["optim/updates"] == 4
+
+
+# ------------------------------------------------------------------------------------------------
+# Processes of their own
+# ------------------------------------------------------------------------------------------------
+
+CONFIG = """
+from dapo_jax import config
+def get_config():
+    c = config.base()
+    c.eval.every, c.eval.k, c.eval.problems, c.data.embedded_problems = 0, 2, 8, 64
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
+    c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 4, 16
+    c.reward.overlong_buffer_tokens = 4
+    c.checkpoint.every, c.checkpoint.keep, c.log.samples = 2, 10, 4
+    return c
+"""
+
+
+def launch(tmp_path, workdir, devices, *overrides) -> subprocess.Popen:
+    file = tmp_path / "config.py"
+    file.write_text(CONFIG)
+    flags = [f"--config.{o}" for o in overrides]
+    return subprocess.Popen(
+        [
+            sys.executable,
+            ROOT / "tests" / "stubbed_train.py",
+            f"--config={file}",
+            f"--workdir={workdir}",
+            *flags,
+        ],
+        env=os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process) -> str:
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    return said
+
+
+@pytest.mark.slow
+def test_sigkill_and_restart_end_with_the_same_bits(tmp_path):
+    finish(launch(tmp_path, tmp_path / "whole", 1, "steps=8"))
+    process = launch(tmp_path, tmp_path / "killed", 1, "steps=8")
+    deadline = time.time() + 300
+    while len(metrics.read(tmp_path / "killed" / "metrics.jsonl")) <= 5:  # steps 0 to 5
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert "resumed after step" in finish(launch(tmp_path, tmp_path / "killed", 1, "steps=8"))
+    assert_same_bits(arrays(tmp_path / "whole", 8), arrays(tmp_path / "killed", 8))
+    assert without_clocks(tmp_path / "whole") == without_clocks(tmp_path / "killed")
+
+
+@pytest.mark.slow
+def test_eight_devices_sample_the_same_tokens_and_learn_the_same(tmp_path):
+    for name, devices, mesh in (("one", 1, ()), ("eight", 8, ("mesh.fsdp=4", "mesh.tensor=2"))):
+        finish(launch(tmp_path, tmp_path / name, devices, "steps=3", *mesh))
+    for step in (1, 2, 3):
+        texts = [
+            (tmp_path / n / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()
+            for n in ("one", "eight")
+        ]
+        for a, b in zip(*map(lambda t: map(json.loads, t), texts), strict=True):
+            assert (a["position"], a["response"]) == (b["position"], b["response"])
+    one, eight = arrays(tmp_path / "one", 3)["params"], arrays(tmp_path / "eight", 3)["params"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, eight)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_the_step_and_exits_with_0(tmp_path):
+    process = launch(tmp_path, tmp_path / "run", 1, "steps=100000", "checkpoint.every=0")
+    deadline = time.time() + 300
+    while len(metrics.read(tmp_path / "run" / "metrics.jsonl")) <= 2:
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert "the same command goes on from there" in finish(process)
+    steps = [r["step"] for r in metrics.read(tmp_path / "run" / "metrics.jsonl")]
+    manager = checkpoint.manager(tmp_path / "run" / "checkpoints", keep=9)
+    assert manager.latest_step() == steps[-1]

@@ -1,0 +1,515 @@
+"""The gradient update against a dense float64 oracle, and every way of computing it against each
+other: micro-batches, packing, order, padding, chunks, rematerialisation, meshes."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+from dapo_jax import config, parallel
+from dapo_jax.dapo import objective, packing, update
+from dapo_jax.model import qwen2
+
+SHAPE = qwen2.Shape(
+    vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=8, num_kv_heads=4,
+    head_dim=4, rope_theta=100.0, rms_eps=1e-6, tie_embeddings=True, init_std=0.3,
+    scan_layers=True, remat="none", attention_chunk=64, head_chunk=64,
+)  # fmt: skip
+TEMPERATURE = 0.7
+LR = 0.5
+TOLERANCE = 2e-6  # of the largest gradient: some sixteen roundings of float32
+RULES = config.base().sharding.train.to_dict()
+# Every term on, far from its default. Bounds lie away from the ratios below, so that float32 and
+# float64 agree on which tokens are clipped.
+ALL_ON = objective.Coefficients(0.2, 0.28, 10.0, 20.0, 2.0, 1.0, 0.1, 0.05)
+PLAIN = objective.Coefficients(0.2, 0.28, np.inf, 20.0, np.inf, 0.0, 0.0, 0.0)
+GAPS = [-0.6, -0.1, 0.0, 0.1, 0.4, 2.6]  # logp - old: clipped low, free, ..., dual-clipped
+
+
+class Batch(NamedTuple):
+    items: list[packing.Item]
+    old: list[np.ndarray]  # float32, per response token
+    ref: list[np.ndarray]
+
+
+class Result(NamedTuple):
+    grads: dict
+    metrics: dict
+
+
+# ------------------------------------------------------------------------------------------------
+# A dense float64 oracle: one sequence a row, no packing, no chunks, no code of the project
+# ------------------------------------------------------------------------------------------------
+
+
+def dense_logits(params, tokens_QxT):
+    """Qwen2 in the straightest way: rotation of complex numbers, a full score matrix."""
+    blocks, d = params["blocks"], SHAPE.head_dim
+    norm = lambda x, w: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + SHAPE.rms_eps) * w  # noqa: E731
+    T = tokens_QxT.shape[1]
+    angle = np.arange(T)[:, None] * SHAPE.rope_theta ** (-np.arange(0, d, 2) / d)
+
+    def rotate(x):  # [Q, T, heads, d]
+        z = (x[..., : d // 2] + 1j * x[..., d // 2 :]) * np.exp(1j * angle)[:, None]
+        return jnp.concatenate([z.real, z.imag], -1)
+
+    x = params["embed"][tokens_QxT]
+    for i in range(SHAPE.num_layers):
+        w = {k: v[i] for k, v in blocks.items()}
+        h = norm(x, w["attn_norm"])
+        q, k, v = (jnp.tensordot(h, w[n], 1) + w[n + "_bias"] for n in "qkv")
+        q, k = rotate(q), rotate(k)
+        serves = np.arange(SHAPE.num_heads) // (SHAPE.num_heads // SHAPE.num_kv_heads)
+        scores = jnp.einsum("QTHd,QSHd->QHTS", q, k[:, :, serves]) / math.sqrt(d)
+        weights = jax.nn.softmax(jnp.where(np.tri(T, dtype=bool), scores, -jnp.inf))
+        x = x + jnp.einsum("QHTS,QSHd,HdD->QTD", weights, v[:, :, serves], w["o"])
+        h = norm(x, w["mlp_norm"])
+        gate = h @ w["gate"]
+        x = x + (gate / (1 + jnp.exp(-gate)) * (h @ w["up"])) @ w["down"]
+    return norm(x, params["final_norm"]) @ params["embed"].T
+
+
+def dense(items, values):
+    """Per-response-token lists -> [Q, T] with zeros elsewhere; cell t speaks of token t + 1."""
+    T = max(len(i.prompt) + len(i.response) for i in items) - 1
+    out = np.zeros((len(items), T))
+    for row, item, value in zip(out, items, values, strict=True):
+        at = len(item.prompt) - 1
+        row[at : at + len(item.response)] = value
+    return out
+
+
+def oracle_tokens(items):
+    T = max(len(i.prompt) + len(i.response) for i in items)
+    out = np.zeros((len(items), T), int)
+    for row, item in zip(out, items, strict=True):
+        row[: len(item.prompt) + len(item.response)] = [*item.prompt, *item.response]
+    return out
+
+
+def oracle_stats(params, items, temperature):
+    """log-prob of each next token and entropy, [Q, T - 1]."""
+    tokens = oracle_tokens(items)
+    logp_all = jax.nn.log_softmax(dense_logits(params, tokens[:, :-1]) / temperature)
+    logp = (logp_all * jax.nn.one_hot(tokens[:, 1:], SHAPE.vocab_size)).sum(-1)
+    return logp, -(jnp.exp(logp_all) * logp_all).sum(-1)
+
+
+def oracle_loss(params, batch, c):
+    """The objective, case by case."""
+    items = batch.items
+    ones = [np.ones(len(i.response)) for i in items]
+    logp, entropy = oracle_stats(params, items, TEMPERATURE)
+    trained = dense(items, ones)
+    old, ref = dense(items, batch.old), dense(items, batch.ref)
+    sampled = dense(items, [i.sampled_logps for i in items])
+    A = dense(items, [o * i.advantage for o, i in zip(ones, items, strict=True)])
+    weight = dense(items, [o * i.weight for o, i in zip(ones, items, strict=True)])
+    ratio = jnp.exp(jnp.where(trained > 0, logp - old, 0.0))
+    gain = jnp.where(
+        A > 0,
+        A * jnp.minimum(ratio, 1 + c.clip_high),
+        A * jnp.minimum(jnp.maximum(ratio, 1 - c.clip_low), c.dual_clip),
+    )
+    if c.importance:
+        weight = weight * np.minimum(np.exp(old - sampled), c.importance_cap)
+    r = jnp.where(trained > 0, ref - logp, 0.0)
+    kl = jnp.exp(r) - 1 - r
+    loss = (weight * (-gain + c.kl_coef * kl - c.entropy_coef * entropy)).sum()
+    metrics = dict(
+        loss=(weight * -gain).sum(),
+        tokens=trained.sum(),
+        entropy=(trained * entropy).sum(),
+        prob=(trained * jnp.exp(logp)).sum(),
+        clip_low=(trained * (A < 0) * (ratio < 1 - c.clip_low)).sum(),
+        clip_high=(trained * (A > 0) * (ratio > 1 + c.clip_high)).sum(),
+        dual_clip=(trained * (A < 0) * (ratio > c.dual_clip)).sum(),
+        approx_kl=(trained * (old - logp)).sum(),
+        ref_kl=(trained * kl).sum(),
+        ratio_max=(trained * ratio).max(),
+        sampler_gap=(trained * abs(logp - sampled)).max(),
+    )
+    return loss, metrics
+
+
+def in_float64(fn, params, *args):
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda w: jnp.asarray(np.asarray(w), jnp.float64), params)
+        return jax.device_get(jax.jit(lambda p: fn(p, *args))(params))
+
+
+# ------------------------------------------------------------------------------------------------
+# The same batch, through the project
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Random weights with biases and norms off their initial 0 and 1."""
+    tree = jax.device_get(qwen2.init(SHAPE, jax.random.key(0)))
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda w: w + rng.normal(scale=0.1, size=w.shape).astype(np.float32), tree)
+
+
+@pytest.fixture(scope="module")
+def batch(params):
+    """Twelve responses of 1 to 9 tokens to prompts of 1 to 6."""
+    rng = np.random.default_rng(2)
+    lengths = [rng.integers(low=1, high=(7, 10)) for _ in range(12)]
+    weights = objective.token_weights(
+        np.array([n for _, n in lengths]), np.repeat(np.arange(4), 3), "group_tokens", 0
+    )
+    bare = [
+        packing.Item(
+            rng.integers(32, size=p).tolist(), rng.integers(32, size=n), None,
+            float(np.float32(rng.choice([-1, 1]) * rng.uniform(0.3, 2.0))), w,
+        )
+        for (p, n), w in zip(lengths, weights, strict=True)
+    ]  # fmt: skip
+    logp = in_float64(lambda p: oracle_stats(p, bare, TEMPERATURE)[0], params)
+    items, old, ref = [], [], []
+    for item, row in zip(bare, logp, strict=True):
+        n, at = len(item.response), len(item.prompt) - 1
+        old.append((row[at : at + n] - rng.choice(GAPS, n)).astype(np.float32))
+        ref.append((row[at : at + n] - rng.uniform(-1, 1, n)).astype(np.float32))
+        items.append(item._replace(sampled_logps=old[-1] - rng.choice(GAPS, n).astype(np.float32)))
+    return Batch(items, old, ref)
+
+
+@pytest.fixture(scope="module")
+def expected(params, batch):
+    """Oracle gradients: 'all on', 'plain' and 'supervised'."""
+
+    def supervised(p):
+        logp, _ = oracle_stats(p, batch.items, 1.0)
+        weight = dense(batch.items, [np.full(len(i.response), i.weight) for i in batch.items])
+        loss = -(weight * logp).sum()
+        return loss, dict(loss=loss)
+
+    def grad(loss_fn):
+        return Result(*in_float64(jax.grad(loss_fn, has_aux=True), params))
+
+    return {
+        "all on": grad(lambda p: oracle_loss(p, batch, ALL_ON)),
+        "plain": grad(lambda p: oracle_loss(p, batch, PLAIN)),
+        "supervised": grad(supervised),
+    }
+
+
+def mesh_of(data=1, fsdp=1, tensor=1):
+    n = data * fsdp * tensor
+    if n > len(jax.devices()):
+        pytest.skip(f"{n} devices are needed, there are {len(jax.devices())}")
+    return Mesh(np.array(jax.devices()[:n]).reshape(data, fsdp, tensor), parallel.AXES)
+
+
+def make_programs(shape=SHAPE, mesh=None, tx=None):
+    """The default optimizer is one whose state is the gradient, so that `update` hands it out."""
+    tx = optax.trace(decay=0.0) if tx is None else tx
+    return update.programs(shape, mesh or mesh_of(), RULES, tx, "float32")
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """The plain way: one device, two rows a micro-batch. Shared, so that it compiles once."""
+    return make_programs()
+
+
+def spread(values, places, rows):
+    """Per-response-token values -> their cells; NaN elsewhere, which nothing may read."""
+    out = np.full(rows.tokens_AxRxT.shape, np.nan, np.float32)
+    for value, p in zip(values, places, strict=True):
+        out[p.micro, p.row, p.cells] = value
+    return out
+
+
+def start(programs, params):
+    """Fresh state on the mesh (`update` donates it)."""
+    state = parallel.to_device(params, programs.param_shardings)
+    return state, programs.init_opt_state(state)
+
+
+def run(programs, params, batch, c, row_tokens=24, micro_rows=2, max_items=12):
+    """One update; c=None is the supervised one."""
+    rows, used, places = packing.pack(
+        batch.items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=max_items
+    )
+    for field in rows[5:]:  # what lies beyond the micro-batches in use is never looked at
+        field[used:] = np.nan
+    put = lambda x: parallel.to_device(x, programs.row_sharding)  # noqa: E731
+    state = start(programs, params)
+    if c is None:
+        out = programs.supervise(*state, put(rows), np.int32(used), np.float32(LR))
+    else:
+        old, ref = (put(spread(v, places, rows)) for v in (batch.old, batch.ref))
+        out = programs.update(
+            *state, put(rows), old, ref, np.int32(used), np.float32(LR), np.float32(TEMPERATURE),
+            objective.Coefficients(*map(np.float32, c)),
+        )  # fmt: skip
+    new_params, opt_state, metrics = parallel.to_host(out)
+    assert not metrics.pop("skipped")
+    norm = metrics.pop("grad_norm")
+    assert norm == pytest.approx(np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(opt_state))))
+    jax.tree.map(
+        lambda new, old, g: np.testing.assert_allclose(new, old - LR * g, rtol=1e-6, atol=1e-7),
+        new_params, params, opt_state.trace,
+    )  # fmt: skip
+    return Result(opt_state.trace, metrics)
+
+
+def assert_same(got: Result, want: Result, tolerance: float):
+    """Each gradient equal within `tolerance` of the largest entry of all, and within a few times
+    that of the largest entry of its own array."""
+    assert jax.tree.structure(got.grads) == jax.tree.structure(want.grads)
+    top = max(np.abs(g).max() for g in jax.tree.leaves(want.grads))
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(got.grads), jax.tree.leaves(want.grads), strict=True
+    ):
+        gap = np.abs(a - b).max()
+        # k_bias moves all scores of a query alike but for the rotation: its gradient is small.
+        own = max(np.abs(b).max(), 1e-2)
+        assert gap <= tolerance * top and gap <= 4 * tolerance * own, (path, gap / top, gap / own)
+    assert got.metrics.keys() == want.metrics.keys()
+    for name, value in want.metrics.items():
+        assert got.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+
+
+# --- against the oracle ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "c"), [("all on", ALL_ON), ("plain", PLAIN), ("supervised", None)]
+)
+def test_gradient_against_dense_float64(programs, params, batch, expected, case, c):
+    assert_same(run(programs, params, batch, c), expected[case], TOLERANCE)
+
+
+def test_the_batch_has_every_case(expected):
+    metrics = expected["all on"].metrics
+    assert min(metrics[k] for k in ("clip_low", "clip_high", "dual_clip")) >= 1
+    free = metrics["tokens"] - metrics["clip_low"] - metrics["clip_high"] - metrics["dual_clip"]
+    assert free >= 1 and expected["plain"].metrics["dual_clip"] == 0
+
+
+def test_log_probs_and_entropy_return_to_their_sequences(programs, params, batch):
+    rows, used, places = packing.pack(batch.items, row_tokens=24, micro_rows=2, max_items=12)
+    want_logp, want_entropy = in_float64(oracle_stats, params, batch.items, TEMPERATURE)
+    state, _ = start(programs, params)
+    logp = programs.log_probs(state, rows, np.int32(used), np.float32(TEMPERATURE))
+    stats = jax.jit(lambda p, r: update.row_stats(SHAPE, p, r, TEMPERATURE))
+    entropy = np.stack(
+        [stats(params, jax.tree.map(lambda x: x[i], rows)).entropy_RxT for i in range(used)]  # noqa: B023
+    )
+    logp, entropy = packing.unpack(np.asarray(logp), places), packing.unpack(entropy, places)
+    for i, item in enumerate(batch.items):
+        at = np.s_[i, len(item.prompt) - 1 : len(item.prompt) - 1 + len(item.response)]
+        np.testing.assert_allclose(logp[i], want_logp[at], atol=1e-5)
+        np.testing.assert_allclose(entropy[i], want_entropy[at], atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 10, 64])
+def test_head_stats(chunk):
+    """Chunks that divide the row, that do not, and one larger than it; logits up to a hundred."""
+    rng = np.random.default_rng(0)
+    x, head = rng.normal(size=(2, 10, 6)), rng.normal(scale=8.0, size=(6, 20))
+    x, head = x.astype(np.float32), head.astype(np.float32)
+    targets = rng.integers(20, size=(2, 10)).astype(np.int32)
+    got = jax.jit(update.head_stats, static_argnums=4)(x, head, targets, 0.5, chunk)
+    logits = x.astype(np.float64) @ head.astype(np.float64) / 0.5
+    logits -= logits.max(-1, keepdims=True)
+    prob = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    logp = np.log(np.take_along_axis(prob, targets[..., None], -1)[..., 0])
+    entropy = -(prob * np.log(prob)).sum(-1)
+    np.testing.assert_allclose(got.logp_RxT, logp, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(got.entropy_RxT, entropy, rtol=1e-4, atol=2e-6)
+
+
+# --- however it is computed -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain_way(programs, params, batch):
+    return run(programs, params, batch, ALL_ON)
+
+
+def test_order_of_the_sequences(programs, params, batch, plain_way):
+    order = np.random.default_rng(3).permutation(12)
+    shuffled = Batch(*([part[i] for i in order] for part in batch))
+    assert_same(run(programs, params, shuffled, ALL_ON), plain_way, TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        dict(micro_rows=1, row_tokens=15, max_items=30),  # few sequences a row, much of it empty
+        dict(micro_rows=4, row_tokens=40),  # many sequences a row
+    ],
+    ids=str,
+)
+def test_micro_batches_packing_and_padding(programs, params, batch, plain_way, layout):
+    assert_same(run(programs, params, batch, ALL_ON, **layout), plain_way, TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(head_chunk=5, attention_chunk=7, remat="full", scan_layers=False),
+        pytest.param(dict(remat="dots"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_chunks_and_rematerialisation(params, batch, plain_way, change):
+    programs = make_programs(SHAPE._replace(**change))
+    assert_same(run(programs, params, batch, ALL_ON), plain_way, TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        dict(fsdp=2),
+        dict(tensor=4),
+        dict(data=2, fsdp=2, tensor=2),
+        *(
+            pytest.param(sizes, marks=pytest.mark.slow)
+            for sizes in (
+                dict(data=2), dict(tensor=2), dict(fsdp=4), dict(fsdp=2, tensor=2), dict(fsdp=8)
+            )
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_meshes(params, batch, plain_way, sizes):
+    mesh = mesh_of(**sizes)
+    rows = sizes.get("data", 1) * sizes.get("fsdp", 1)
+    programs = make_programs(SHAPE._replace(head_chunk=10), mesh)
+    got = run(programs, params, batch, ALL_ON, micro_rows=max(rows, 2))
+    assert_same(got, plain_way, TOLERANCE)
+    # The weights are really split: a device holds its share of the largest one.
+    state, opt_state = start(programs, params)
+    shards = sizes.get("fsdp", 1) * sizes.get("tensor", 1)
+    for gate in (state["blocks"]["gate"], opt_state.trace["blocks"]["gate"]):
+        assert gate.addressable_shards[0].data.size * shards == gate.size
+
+
+# --- memory -----------------------------------------------------------------------------------------
+
+
+def largest(jaxpr):
+    """Elements of the largest value anywhere in a program, inner ones included."""
+    size = 0
+    for eqn in jaxpr.eqns:
+        size = max([size, *(math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars)])
+        for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+            size = max(size, largest(inner))
+    return size
+
+
+def traced(head_chunk):
+    A, R, T, V = 2, 2, 48, 1024
+    shape = SHAPE._replace(
+        vocab_size=V, head_chunk=head_chunk, attention_chunk=8, hidden_size=8, remat="full"
+    )
+    programs = make_programs(shape)
+    abstract = qwen2.abstract(shape)
+    opt_state = jax.eval_shape(optax.trace(decay=0.0).init, abstract)
+    f32 = jax.ShapeDtypeStruct((A, R, T), jnp.float32)
+    i32 = jax.ShapeDtypeStruct((A, R, T), jnp.int32)
+    rows = packing.Rows(i32, i32, i32, i32, jax.ShapeDtypeStruct((A, R, T), bool), f32, f32, f32)
+    args = (abstract, opt_state, rows, f32, f32, np.int32(1), np.float32(1), np.float32(1), ALL_ON)
+    return largest(jax.make_jaxpr(programs.update)(*args).jaxpr), R * T * V
+
+
+def test_no_array_of_tokens_by_vocabulary():
+    size, forbidden = traced(head_chunk=8)
+    assert size == forbidden // 6  # the logits of one chunk, and nothing larger
+    assert traced(head_chunk=48)[0] >= forbidden  # the measure does see it where it is made
+
+
+# --- optimizer --------------------------------------------------------------------------------------
+
+
+def adamw(**changes):
+    settings = dict(b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0)
+    return update.optimizer(**(settings | changes))
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_optimizer_is_adamw(clip_norm):
+    rng = np.random.default_rng(0)
+    draw = lambda: dict(a=rng.normal(size=(3, 4)), b=rng.normal(size=5))  # noqa: E731
+    ours = theirs = jax.tree.map(jnp.float32, draw())
+    rates = [0.0, 1e-3, 2e-3, 2e-3]
+    tx = adamw(clip_norm=clip_norm)
+    clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
+    reference = optax.chain(
+        clip, optax.adamw(lambda n: jnp.array(rates)[n], 0.9, 0.95, 1e-8, weight_decay=0.1)
+    )
+    state, reference_state = tx.init(ours), reference.init(theirs)
+    for lr in rates:
+        grads = jax.tree.map(jnp.float32, draw())
+        ours, state, norm, skipped = update.apply(tx, ours, state, grads, lr)
+        step, reference_state = reference.update(grads, reference_state, theirs)
+        theirs = optax.apply_updates(theirs, step)
+        assert not skipped
+        assert norm == pytest.approx(math.sqrt(sum((g**2).sum() for g in grads.values())), rel=1e-6)
+        for k in ours:
+            np.testing.assert_allclose(ours[k], theirs[k], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_non_finite_gradient_keeps_the_old_state(bad):
+    """Weights, moments and Adam's count; and the next step works as if nothing had been."""
+    tx = adamw()
+    params, grads = dict(w=jnp.arange(4.0)), dict(w=jnp.array([0.1, -0.2, 0.3, 0.4]))
+    params, state, _, _ = update.apply(tx, params, tx.init(params), grads, 0.1)
+    broken = dict(w=grads["w"].at[1].set(bad))
+    after, after_state, norm, skipped = update.apply(tx, params, state, broken, 0.1)
+    assert skipped and not np.isfinite(norm)
+    jax.tree.map(np.testing.assert_array_equal, (after, after_state), (params, state))
+    moved, _, _, skipped = update.apply(tx, after, after_state, grads, 0.1)
+    assert not skipped and (moved["w"] != params["w"]).all()
+
+
+def test_one_bad_token_skips_the_update(programs, params, batch):
+    old = [o.copy() for o in batch.old]
+    old[5][0] = np.nan
+    rows, used, places = packing.pack(batch.items, row_tokens=24, micro_rows=2, max_items=12)
+    put = lambda x: parallel.to_device(x, programs.row_sharding)  # noqa: E731
+    new_params, opt_state, metrics = programs.update(
+        *start(programs, params), put(rows), put(spread(old, places, rows)),
+        put(spread(batch.ref, places, rows)), np.int32(used), np.float32(LR),
+        np.float32(TEMPERATURE), objective.Coefficients(*map(np.float32, ALL_ON)),
+    )  # fmt: skip
+    assert metrics["skipped"] and not np.isfinite(metrics["grad_norm"])
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(new_params), params)
+    assert not any(g.any() for g in jax.tree.leaves(jax.device_get(opt_state)))
+
+
+# --- learning rate ----------------------------------------------------------------------------------
+
+
+def test_learning_rate_of_the_paper():
+    """Twenty rollout steps of linear warm-up, the first of which already trains."""
+    rate = [update.learning_rate(config.paper().optim, step) for step in range(30)]
+    np.testing.assert_allclose(rate[:20], 1e-6 * np.arange(1, 21) / 20)
+    assert rate[18] < 1e-6 and rate[19:] == [1e-6] * 11
+
+
+def test_learning_rate_of_verl():
+    """Step 0 trains at 0; the full rate comes with the eleventh rollout step."""
+    rate = [update.learning_rate(config.verl().optim, step) for step in range(15)]
+    np.testing.assert_allclose(rate[:11], 1e-6 * np.arange(11) / 10)
+    assert rate[0] == 0 and rate[9] < 1e-6 and rate[10:] == [1e-6] * 5
+
+
+def test_learning_rate_without_warm_up():
+    optim = config.base().optim
+    optim.warmup_steps = 0
+    for optim.warmup_from_zero in (False, True):
+        assert update.learning_rate(optim, 0) == optim.lr
