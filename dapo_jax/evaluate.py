@@ -208,7 +208,7 @@ def evaluate_to_files(
     if jax.process_count() > 1:
         done = np.asarray(multihost_utils.broadcast_one_to_all(done), bool)
     left = np.flatnonzero(~done)
-    size = -(-2 * machine.engine.slots // k)  # so that the slots are full half of the time at least
+    size = -(-2 * machine.engine.slots // k)  # two fills of the slots: less would leave many idle
     bar = tqdm(
         total=len(done) * k,
         initial=int(done.sum()) * k,

@@ -1,6 +1,6 @@
-"""`python tests/stubbed_train.py --config=... --workdir=...`: the trainer with a verifier that accepts
-about half of all responses, by a hash of their text. Random weights then have mixed groups to train
-on, so that a test needs no warm-up."""
+"""`python tests/stubbed_train.py --config=... --workdir=...`: the trainer with a verifier that
+accepts about half of all responses, by a hash of their text. Random weights then have mixed groups
+to train on, so that a test needs no warm-up."""
 
 import zlib
 

@@ -178,10 +178,11 @@ def test_a_large_vocabulary_draws_no_token_of_weight_zero_either():
     row[rng.random(row.size) < 0.5] = 0
     logits = np.where(row > 0, np.log(np.maximum(row, 1e-30)), -np.inf).astype(np.float32)
     weight = np.exp(logits - logits.max())
-    cdf = np.asarray(jax.jit(jnp.cumsum)(jnp.asarray(weight)))
-    risen = np.flatnonzero((np.diff(cdf) > 0) & (weight[1:] == 0))[:50] + 1
-    u = np.concatenate([cdf[risen - 1] / cdf[-1], rng.random(150), [0, LAST]]).astype(np.float32)
-    u = np.concatenate([u, np.nextafter(u, 0), np.nextafter(u, np.float32(0.999))])
+    cdf = np.asarray(jax.jit(lambda x: jnp.cumsum(x, -1))(weight[None]))[0]
+    risen = np.flatnonzero((np.diff(cdf) > 0) & (weight[1:] == 0)) + 1
+    near = (cdf[risen - 1] / cdf[-1])[:, None] * np.float32(1 + np.arange(-4, 5) * 2.0**-24)
+    hit = (near * cdf[-1] >= cdf[risen - 1, None]) & (near * cdf[-1] < cdf[risen, None])
+    u = np.concatenate([near[hit][:100], rng.random(100), [0, LAST]]).astype(np.float32)
     rows = np.broadcast_to(logits, (len(u), len(logits)))
     out = draw_jit(rows, u, 1.0, 1.0, mode="full")
     assert np.isfinite(np.asarray(out.logp_S)).all()

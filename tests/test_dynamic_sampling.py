@@ -80,8 +80,8 @@ def test_steps_lose_no_problem_and_use_none_twice(correct, need, step_rates):
 
 
 def test_refill_asks_for_what_is_missing():
-    """Two of four accepted at an expected rate of 1. The next estimate counts the prior as four more
-    problems: (2 + 4) / 8; two are missing, so ceil(2 / 0.75) = 3 are drawn."""
+    """Two of four accepted at an expected rate of 1. The next estimate counts the prior as four
+    problems more: (2 + 4) / 8; two are missing, so ceil(2 / 0.75) = 3 are drawn."""
     stream = Stream([1, 0, 1, 4, 1, 1, 1, 1])
     got = collect(stream, need=4, accept_rate=1.0)
     assert stream.asked == [range(0, 4), range(4, 7)]

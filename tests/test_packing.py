@@ -124,7 +124,7 @@ def test_round_trip(items, row_tokens, micro_rows, spare):
 
 
 def test_shapes_do_not_depend_on_the_sequences():
-    """One compiled program whatever the lengths: only the number of micro-batches in use differs."""
+    """One compiled program whatever the lengths: only the micro-batches in use differ."""
     settings = dict(row_tokens=16, micro_rows=2, max_items=6)
     short, used_short, _ = packing.pack([item(2, 1)] * 6, **settings)
     long, used_long, _ = packing.pack([item(8, 9)] * 6, **settings)

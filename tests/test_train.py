@@ -1,5 +1,6 @@
-"""The loop: every file and tag it promises, resume, exhaustion, fixed shapes, and the invariants that
-only a whole run can show. Runs of a few steps on a random tiny model; the verifier is a stub."""
+"""The loop: every file and tag it promises, resume, exhaustion, fixed shapes, and the invariants
+that only a whole run can show. Runs of a few steps on a random tiny model, with a stubbed verifier.
+"""
 
 import json
 import os
@@ -30,7 +31,7 @@ policy/clip_high_frac policy/sampler_trainer_logprob_gap sampling/rounds samplin
 sampling/all_correct_frac sampling/all_wrong_frac sampling/parse_fail_frac sampling/shadow_gain
 optim/lr optim/grad_norm optim/updates optim/skipped time/rollout_s time/update_s time/step_s
 perf/tokens_per_s perf/slot_occupancy
-""".split()
+""".split()  # noqa: SIM905
 EVAL_TAGS = [f"eval/{s}{p}/{m}" for s in ("heldout", "harder") for p in ("", "_top_p0.7")
              for m in ("avg@k", "maj@k", "pass@k")]
 # fmt: on
@@ -154,7 +155,7 @@ def test_carried_groups_survive_a_restart(tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["train", "stop"])
-def test_an_unlearnable_problem_set_is_named_and_ends_cleanly(policy, tmp_path, monkeypatch, capsys):
+def test_unlearnable_problems_are_named_and_end_the_run(policy, tmp_path, monkeypatch, capsys):
     wrong = verifier.Verdict(False, None)
     monkeypatch.setattr(parts.verifier, "verify", lambda *_: wrong)
     c = small(9)

@@ -330,7 +330,7 @@ def test_head_stats(chunk):
     np.testing.assert_allclose(got.entropy_RxT, entropy, rtol=1e-4, atol=2e-6)
 
 
-# --- however it is computed -------------------------------------------------------------------------
+# --- however it is computed -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -397,7 +397,7 @@ def test_meshes(params, batch, plain_way, sizes):
         assert gate.addressable_shards[0].data.size * shards == gate.size
 
 
-# --- memory -----------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def largest(jaxpr):
@@ -431,7 +431,7 @@ def test_no_array_of_tokens_by_vocabulary():
     assert traced(head_chunk=48)[0] >= forbidden  # the measure does see it where it is made
 
 
-# --- optimizer --------------------------------------------------------------------------------------
+# --- optimizer ------------------------------------------------------------------------------------
 
 
 def adamw(**changes):
@@ -491,7 +491,7 @@ def test_one_bad_token_skips_the_update(programs, params, batch):
     assert not any(g.any() for g in jax.tree.leaves(jax.device_get(opt_state)))
 
 
-# --- learning rate ----------------------------------------------------------------------------------
+# --- learning rate --------------------------------------------------------------------------------
 
 
 def test_learning_rate_of_the_paper():

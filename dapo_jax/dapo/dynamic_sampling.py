@@ -43,7 +43,7 @@ MOST_AHEAD = 4  # a round draws at most this many times the missing groups
 
 
 def round_size(missing: int, accept_rate: float) -> int:
-    """Problems to draw so that about `missing` are accepted. Bounded: where nothing is accepted, the
+    """Problems to draw so that about `missing` are accepted. Bounded: where nothing is accepted,
     rounds should stay rounds and not become one endless search."""
     return min(math.ceil(missing / accept_rate), MOST_AHEAD * missing)
 

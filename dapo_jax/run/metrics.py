@@ -127,7 +127,7 @@ class Writer:
             return
         path = workdir / "metrics.jsonl"
         kept = [r for r in read(path) if r["step"] <= resume_step]
-        for file in [*workdir.glob("rollouts/step_*"), *workdir.glob("eval/step_*")]:
+        for file in workdir.glob("rollouts/step_*"):
             if int(file.stem.split("_")[1]) > resume_step:
                 file.unlink()
         rewritten = path.with_suffix(".tmp")
