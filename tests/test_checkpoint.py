@@ -170,7 +170,8 @@ def test_holds_config_and_versions_and_no_pickle(saved):
     directory, _ = saved
     state = json.loads((directory / "3" / "state" / "metadata").read_text())
     assert state["config"] == config.leaves(CONFIG)
-    assert state["versions"] == checkpoint.versions() and state["versions"]["jax"] == jax.__version__
+    assert state["versions"] == checkpoint.versions()
+    assert state["versions"]["jax"] == jax.__version__
     files = [f for f in directory.rglob("*") if f.is_file()]
     assert len(files) > 5
     for f in files:

@@ -1,4 +1,4 @@
-"""Mistakes on the command line end in one clear line and a non-zero code, before anything compiles."""
+"""Mistakes on the command line end in one clear line and a non-zero code."""
 
 import json
 import os

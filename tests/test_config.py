@@ -1,4 +1,4 @@
-"""The schema: every field read, every mistake one line that names its field, presets as published."""
+"""The schema: every field read, every mistake one line that names it, presets as published."""
 
 import ast
 from pathlib import Path
@@ -141,37 +141,39 @@ MISTAKES = [
     (dict(rollout__groups=True), 1, "config.rollout.groups: wants int, got True (bool)"),
     (dict(model__path=None), 1, "config.model.path: wants str, got None (NoneType)"),
     # choice
-    (dict(loss__normalizer="tokens"), 1, "config.loss.normalizer: 'tokens' is not one of batch_tokens"),
-    (dict(model__dtype="float16"), 1, "config.model.dtype: 'float16' is not one of float32, bfloat16"),
+    (dict(loss__normalizer="tokens"), 1, "config.loss.normalizer: 'tokens' is not one of"),
+    (dict(model__dtype="float16"), 1, "config.model.dtype: 'float16' is not one of float32"),
     # names
     (dict(optim__learning_rate=1.0), 1, "config.optim.learning_rate: no such field"),
     # relations
     (dict(optim__micro_rows=6), 8, "config.optim.micro_rows = 6 is not divisible by 8"),
     (dict(rollout__slots=100), 8, "config.rollout.slots = 100 is not divisible by 8"),
-    (dict(rollout__prefill_prompts=4), 8, "config.rollout.prefill_prompts = 4 is not divisible by 8"),
-    (dict(rollout__groups=12), 1, "config.rollout.groups = 12 is not divisible by 8 (optim.minibatches)"),
+    (dict(rollout__prefill_prompts=4), 8, "config.rollout.prefill_prompts = 4 is not divisible"),
+    (dict(rollout__groups=12), 1, "config.rollout.groups = 12 is not divisible by 8 (optim"),
     (dict(model__num_kv_heads=3), 1, "model.num_heads = 4 is not divisible by 3"),
     (dict(model__head_dim=15), 1, "model.head_dim = 15 must be even"),
-    (dict(model__vocab_size=49, mesh__tensor=2), 8, "model.vocab_size = 49 is not divisible by 2"),
+    (dict(model__vocab_size=49, mesh__tensor=2), 8, "model.vocab_size = 49 is not"),
     (dict(model__intermediate_size=63, mesh__tensor=2), 8, "model.intermediate_size = 63 is not"),
     (dict(model__hidden_size=60), 8, "model.hidden_size = 60 is not divisible by 8 (mesh.fsdp)"),
-    (dict(mesh__tensor=4), 8, "config.mesh.tensor = 4 does not divide the 2 key/value heads; allowed: 1, 2"),
+    (dict(mesh__tensor=4), 8, "config.mesh.tensor = 4 does not divide the 2 key/value"),
     (dict(optim__row_tokens=63), 1, "config.optim.row_tokens: 63 cannot hold"),
-    (dict(reward__overlong_buffer_tokens=33), 1, "config.reward.overlong_buffer_tokens: 33 exceeds"),
+    (dict(reward__overlong_buffer_tokens=33), 1, "config.reward.overlong_buffer_tokens: 33"),
     (dict(loss__dual_clip=1.0), 1, "config.loss.dual_clip: 1.0 must exceed 1"),
-    (dict(loss__importance_cap=2.0, loss__old_logprobs="reuse"), 1, "config.loss.importance_cap: needs"),
-    (dict(sampling__surplus="carry", sampling__dynamic=False), 1, "config.sampling.surplus: 'carry' needs"),
+    (dict(loss__importance_cap=2.0, loss__old_logprobs="reuse"), 1, "config.loss.importance_cap:"),
+    (dict(sampling__surplus="carry", sampling__dynamic=False), 1, "config.sampling.surplus:"),
     (dict(warmup__skill_steps=5, data__train="a.jsonl"), 1, "config.warmup: "),
     # mesh
-    (dict(mesh__data=3), 8, "config.mesh: data=3 x fsdp=-1 x tensor=1 cannot be laid over 8 devices"),
-    (dict(mesh__fsdp=4), 8, "config.mesh: data=1 x fsdp=4 x tensor=1 wants 4 devices and there are 8"),
-    (dict(mesh__fsdp=2), 1, "config.mesh: data=1 x fsdp=2 x tensor=1 wants 2 devices and there are 1"),
+    (dict(mesh__data=3), 8, "config.mesh: data=3 x fsdp=-1 x tensor=1 cannot be laid over 8"),
+    (dict(mesh__fsdp=4), 8, "config.mesh: data=1 x fsdp=4 x tensor=1 wants 4 devices and"),
+    (dict(mesh__fsdp=2), 1, "config.mesh: data=1 x fsdp=2 x tensor=1 wants 2 devices and"),
     (dict(mesh__data=-1), 8, "config.mesh: data=-1 x fsdp=-1 x tensor=1 cannot be laid"),
     (dict(mesh__data=0), 8, "config.mesh: data=0 x fsdp=-1"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "devices", "message"), MISTAKES, ids=[m[2][:45] for m in MISTAKES])
+@pytest.mark.parametrize(
+    ("fields", "devices", "message"), MISTAKES, ids=[m[2][:45] for m in MISTAKES]
+)
 def test_a_mistake_is_one_line_that_names_its_field(fields, devices, message):
     with pytest.raises(config.ConfigError) as error:
         config.validate(changed(**fields), devices)

@@ -150,8 +150,9 @@ def test_records_are_of_the_full_distribution_at_temperature(mode, temperature):
 
 
 def test_bfloat16_logits_are_drawn_in_float32():
-    out = draw_jit(jnp.asarray(LOGITS, jnp.bfloat16)[None], np.float32([0.5]), 1.0, 1.0, mode="full")
-    p = softmax(np.asarray(jnp.asarray(LOGITS, jnp.bfloat16), np.float64))
+    rounded = jnp.asarray(LOGITS, jnp.bfloat16)
+    out = draw_jit(rounded[None], np.float32([0.5]), 1.0, 1.0, mode="full")
+    p = softmax(np.asarray(rounded, np.float64))
     np.testing.assert_allclose(out.logp_S, np.log(p[out.token_S]), atol=1e-6)
 
 
@@ -170,25 +171,34 @@ def test_a_token_of_weight_zero_is_never_drawn(mode):
     assert np.isfinite(logits[np.arange(2000), tokens]).all()
 
 
-def test_a_large_vocabulary_draws_no_token_of_weight_zero_either():
-    """A parallel cumulative sum is not monotone to the last bit. Each uniform here points at the
-    cell where a token of weight 0 stands above its neighbour."""
+def test_a_cumulative_sum_that_is_not_monotone_draws_no_token_of_weight_zero(monkeypatch):
+    """Parallel sums are wrong in the last bit here and there; this one is wrong in the second
+    decimal, at every token of weight 0 and at the end."""
     rng = np.random.default_rng(3)
-    row = rng.exponential(size=20_000).astype(np.float32)
-    row[rng.random(row.size) < 0.5] = 0
-    logits = np.where(row > 0, np.log(np.maximum(row, 1e-30)), -np.inf).astype(np.float32)
-    weight = np.exp(logits - logits.max())
-    cdf = np.asarray(jax.jit(lambda x: jnp.cumsum(x, -1))(weight[None]))[0]
-    risen = np.flatnonzero((np.diff(cdf) > 0) & (weight[1:] == 0)) + 1
-    near = (cdf[risen - 1] / cdf[-1])[:, None] * np.float32(1 + np.arange(-4, 5) * 2.0**-24)
-    hit = (near * cdf[-1] >= cdf[risen - 1, None]) & (near * cdf[-1] < cdf[risen, None])
-    u = np.concatenate([near[hit][:100], rng.random(100), [0, LAST]]).astype(np.float32)
-    rows = np.broadcast_to(logits, (len(u), len(logits)))
-    out = draw_jit(rows, u, 1.0, 1.0, mode="full")
+    logits = rng.normal(size=(500, 32)).astype(np.float32)
+    logits[:, ::2] = -np.inf
+    exact = jnp.cumsum
+
+    def rough(x, axis):
+        error = rng.uniform(-0.02, 0.02, x.shape) * np.asarray(x.sum(-1, keepdims=True))
+        return exact(x, axis) + jnp.where(x == 0, error, 0)
+
+    monkeypatch.setattr(jnp, "cumsum", rough)
+    u = rng.random(500).astype(np.float32)
+    u[:50], u[50:100] = 0.0, LAST
+    out = draw.draw(logits, u, 1.0, 1.0, "full")
     assert np.isfinite(np.asarray(out.logp_S)).all()
-    # and it is the token that a float64 sum would choose, up to what float32 resolves
-    exact = np.cumsum(weight.astype(np.float64))
-    low = np.where(out.token_S > 0, exact[np.asarray(out.token_S) - 1], 0)
-    target = u * exact[-1]
-    assert (target > low - 1e-5 * exact[-1]).all()
-    assert (target < exact[np.asarray(out.token_S)] + 1e-5 * exact[-1]).all()
+
+
+def test_a_large_vocabulary_is_drawn_as_a_float64_sum_would():
+    rng = np.random.default_rng(3)
+    weight = rng.exponential(size=20_000)
+    weight[rng.random(weight.size) < 0.5] = 0
+    logits = np.log(np.maximum(weight, 1e-300)).astype(np.float32)
+    u = np.concatenate([rng.random(200), [0, LAST]]).astype(np.float32)
+    rows = np.broadcast_to(logits, (len(u), len(logits)))
+    token = np.asarray(draw_jit(rows, u, 1.0, 1.0, mode="full").token_S)
+    cdf = np.cumsum(weight) / weight.sum()
+    assert (weight[token] > 0).all()
+    assert (u < cdf[token] + 1e-5).all()  # what a float32 sum resolves
+    assert (u > cdf[token] - weight[token] / weight.sum() - 1e-5).all()

@@ -1,4 +1,4 @@
-"""The sampler: the same tokens however the work is cut, and records that the trainer agrees with."""
+"""The sampler: the same tokens however the work is cut, records that the trainer agrees with."""
 
 import logging
 
@@ -119,7 +119,7 @@ def test_samples_streams_and_seeds_differ(engine, weights, requests, responses):
 
 @pytest.fixture(scope="module")
 def teacher(params):
-    """(requests, responses, temperature) -> logits [N, T, V] / temperature of the whole sequences."""
+    """(requests, responses, temperature) -> float64 log-probs [N, T, V] of whole sequences."""
     model = jax.jit(lambda p, tokens: qwen2.bind(SHAPE, p)(tokens))
 
     def logps(requests, responses, temperature):
@@ -132,7 +132,9 @@ def teacher(params):
     return logps
 
 
-@pytest.mark.parametrize("settings", [dict(temperature=0.9), dict(temperature=0.7, top_p=0.6)], ids=str)
+@pytest.mark.parametrize(
+    "settings", [dict(temperature=0.9), dict(temperature=0.7, top_p=0.6)], ids=str
+)
 def test_records_agree_with_a_teacher_forced_pass(settings, engine, weights, requests, teacher):
     got, _ = engine.generate(weights, requests, seed=5, **settings)
     table = teacher(requests, got, settings["temperature"])

@@ -136,7 +136,7 @@ def write(workdir, resume_step, steps, board=False):
 
 
 def plotted(workdir) -> list[tuple[int, float]]:
-    """(step, value) of every point in the event files: length, its checksum, event, its checksum."""
+    """(step, value) of all points. A record is length, its checksum, event, its checksum."""
     points = []
     for file in (workdir / "tensorboard").glob("events*"):
         data = file.read_bytes()
