@@ -2,11 +2,12 @@
 
     python benchmarks/quickstart.py --seeds=5 --out=runs/seeds
 
-Runs configs/quickstart.py and configs/quickstart_grpo.py once a seed, `--jobs` at a time, each
-pinned to one core where the system can; finished runs are kept. A pair shares its seed, hence its
-base model. Prints held-out accuracy (T=1, 128 problems x 4 samples) at every evaluation, with 95%
-t-intervals over seeds. The headline of a run is fixed in advance: the mean of its evaluations after
-the start.
+Trains one base model (seed `--base_seed`), then from it configs/quickstart.py and
+configs/quickstart_grpo.py once a seed, `--jobs` at a time, each pinned to one core where the system
+can; finished runs are kept. `--own_base` gives each seed a base of its own instead, as the
+quickstart does. Prints held-out accuracy (T=1, 128 problems x 4 samples) at every evaluation, with
+95% t-intervals over seeds. The headline of a run is fixed in advance: the mean of its evaluations
+after the start.
 """
 
 import argparse
@@ -28,15 +29,15 @@ ARMS = {"DAPO": "quickstart", "naive GRPO": "quickstart_grpo"}
 TAG = "eval/heldout/avg@k"
 
 
-def train(arm: str, seed: int, workdir: pathlib.Path, core: int) -> None:
+def train(arm: str, workdir: pathlib.Path, core: int, *overrides: str) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
         "-m",
         "dapo_jax.train",
         f"--config={ROOT}/configs/{ARMS[arm]}.py",
-        f"--config.seed={seed}",
         f"--workdir={workdir}",
+        *(f"--config.{o}" for o in overrides),
     ]
     pin = {}
     if hasattr(os, "sched_setaffinity"):
@@ -62,7 +63,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "runs" / "seeds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--base_seed", type=int, default=0)
+    parser.add_argument("--own_base", action="store_true")
     args = parser.parse_args()
+
+    base = []
+    if not args.own_base:
+        train("DAPO", args.out / "base", 0, "steps=0", f"seed={args.base_seed}")
+        base = [f"init_from={args.out / 'base' / 'checkpoints'}"]
 
     runs = list(itertools.product(ARMS, range(args.seeds)))
     folder = {run: args.out / f"{ARMS[run[0]]}_{run[1]}" for run in runs}
@@ -70,7 +78,7 @@ def main() -> None:
 
     def one(run):
         core = cores.pop()
-        train(*run, folder[run], core)
+        train(run[0], folder[run], core, f"seed={run[1]}", *base)
         cores.append(core)
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
