@@ -139,9 +139,15 @@ def test_the_batch_does_not_depend_on_slots_or_acceptance_estimate(whole_run, tm
     c = small(2)
     c.rollout.slots, c.rollout.chunk = 8, 3
     train.train(c, tmp_path)
-    a = (workdir / "rollouts" / "step_000002.jsonl").read_text()
-    b = (tmp_path / "rollouts" / "step_000002.jsonl").read_text()
-    assert a == b
+    a, b = (
+        [json.loads(row) for row in (d / "rollouts" / "step_000002.jsonl").read_text().splitlines()]
+        for d in (workdir, tmp_path)
+    )
+    assert a
+    for x, y in zip(a, b, strict=True):
+        # Another batch shape may round entropies differently; tokens it may not change.
+        assert x.pop("mean_entropy") == pytest.approx(y.pop("mean_entropy"), abs=1e-5)
+        assert x == y
 
 
 def test_carried_groups_survive_a_restart(tmp_path):
