@@ -78,10 +78,7 @@ def draw(
         live_SxV = kept > 0
         top_S = jnp.where(live_SxV, cdf_SxV, 0.0).max(-1)
         target_S = uniform_S * top_S
-        # The first such token, as a minimum: cheaper than argmax on XLA:CPU.
-        index_SxV = jax.lax.broadcasted_iota(jnp.int32, cdf_SxV.shape, 1)
-        reached_SxV = live_SxV & (cdf_SxV > target_S[:, None])
-        token_S = jnp.where(reached_SxV, index_SxV, cdf_SxV.shape[1]).min(-1)
+        token_S = jnp.argmax(live_SxV & (cdf_SxV > target_S[:, None]), axis=-1)
     token_S = token_S.astype(jnp.int32)
     log_total_S = jnp.log(total_S)
     taken_S = jnp.take_along_axis(shifted_SxV, token_S[:, None], axis=-1)[:, 0]
