@@ -217,6 +217,7 @@ def test_the_three_readings_of_overlong_filtering(reading):
     np.testing.assert_allclose([a.advantage, b.advantage], [expected, -expected], rtol=1e-5)
 
 
+@pytest.mark.slow  # 151,936 logits on eight simulated devices
 def test_two_steps_on_real_rows(assets, tmp_path):
     """DAPO-Math-17k and the Qwen2.5 tokenizer with the real vocabulary, a stubbed verifier."""
     c = small(2)
