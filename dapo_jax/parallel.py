@@ -41,9 +41,23 @@ def spec(axes: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
 def shardings(axes_tree, mesh: Mesh, rules: Rules):
     """Tree of axis tuples -> tree of NamedShardings."""
     return jax.tree.map(
-        lambda axes: NamedSharding(mesh, spec(axes, rules)),
-        axes_tree,
-        is_leaf=lambda x: isinstance(x, tuple),
+        lambda axes: NamedSharding(mesh, spec(axes, rules)), axes_tree, is_leaf=_is_axes
+    )
+
+
+def _is_axes(x) -> bool:
+    """A tuple of logical axes; named tuples and tuples of such tuples are containers."""
+    return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
+
+
+def shard_map(f, mesh: Mesh, rules: Rules, in_axes, out_axes):
+    """`f` on each device's own piece; axes are trees of logical axis tuples, () = replicated."""
+
+    def specs(tree):
+        return jax.tree.map(lambda axes: spec(axes, rules), tree, is_leaf=_is_axes)
+
+    return jax.shard_map(
+        f, mesh=mesh, in_specs=specs(in_axes), out_specs=specs(out_axes), check_vma=False
     )
 
 

@@ -63,15 +63,26 @@ def packed(
     return out.reshape(*out.shape[:2], T + pad, d)[:, :, :T]
 
 
-def cached(
-    q_BxHx1xd: jax.Array, k_BxKxCxd: jax.Array, v_BxKxCxd: jax.Array, positions_B: jax.Array
+def causal(
+    q_BxHxTxd: jax.Array, k_BxKxCxd: jax.Array, v_BxKxCxd: jax.Array, start, chunk: int
 ) -> jax.Array:
-    """One query a row at `positions_B` over its cache, itself included. Returns [B, H, 1, d]."""
-    B, H, _, d = q_BxHx1xd.shape
+    """Queries at positions start to start + T over keys at 0 to C. Returns [B, H, T, d]."""
+    B, H, T, d = q_BxHxTxd.shape
     K, C = k_BxKxCxd.shape[1:3]
-    q = q_BxHx1xd.reshape(B, K, H // K, d)
-    scores_BxKxGxC = jnp.einsum("BKGd,BKCd->BKGC", q, k_BxKxCxd, preferred_element_type=jnp.float32)
-    live_BxC = jnp.arange(C)[None] <= positions_B[:, None]
-    scores = jnp.where(live_BxC[:, None, None], scores_BxKxGxC * d**-0.5, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxKxCxd.dtype)
-    return jnp.einsum("BKGC,BKCd->BKGd", weights, v_BxKxCxd).reshape(B, H, 1, d)
+    steps = T // chunk if T % chunk == 0 else 1
+    q = q_BxHxTxd.reshape(B, K, H // K, steps, T // steps, d)
+    position = (start + jnp.arange(T)).reshape(steps, T // steps)
+
+    def attend(args):
+        q_BxKxGxcxd, position_c = args
+        scores = jnp.einsum(
+            "BKGcd,BKCd->BKGcC", q_BxKxGxcxd, k_BxKxCxd, preferred_element_type=jnp.float32
+        )
+        seen_cxC = jnp.arange(C) <= position_c[:, None]
+        weights = jax.nn.softmax(jnp.where(seen_cxC, scores * d**-0.5, _MASKED), axis=-1)
+        return jnp.einsum("BKGcC,BKCd->BKGcd", weights.astype(v_BxKxCxd.dtype), v_BxKxCxd)
+
+    if steps == 1:
+        return attend((q[:, :, :, 0], position[0])).reshape(B, H, T, d)
+    out = jax.lax.map(attend, (jnp.moveaxis(q, 3, 0), position))
+    return jnp.moveaxis(out, 0, 3).reshape(B, H, T, d)

@@ -130,14 +130,14 @@ class Block(nnx.Module):
         """`attend(q, k, v) -> (y_BxHxTxd, extra)` decides where keys come from; `extra` (this
         layer's new keys and values, say) is handed back beside the output."""
         h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
-        q = jnp.einsum("BTD,DHd->BHTd", h, self.q[...]) + self.q_bias[...][:, None]
-        k = jnp.einsum("BTD,DKd->BKTd", h, self.k[...]) + self.k_bias[...][:, None]
-        v = jnp.einsum("BTD,DKd->BKTd", h, self.v[...]) + self.v_bias[...][:, None]
+        q = _to_heads(h, self.q[...], self.q_bias[...])
+        k = _to_heads(h, self.k[...], self.k_bias[...])
+        v = _to_heads(h, self.v[...], self.v_bias[...])
         q = constrain(q, "batch", "heads", "token", "head_dim")
         k = constrain(k, "batch", "kv_heads", "token", "head_dim")
         q, k = rope(q, positions_BxT, self.c.rope_theta), rope(k, positions_BxT, self.c.rope_theta)
         y, extra = attend(q, k, v)
-        x_BxTxD = x_BxTxD + jnp.einsum("BHTd,HdD->BTD", y, self.o[...])
+        x_BxTxD = x_BxTxD + _from_heads(y, self.o[...])
         x_BxTxD = constrain(x_BxTxD, "batch", "token", "act_embed")
 
         h = rms_norm(x_BxTxD, self.mlp_norm[...], self.c.rms_eps)
@@ -148,7 +148,7 @@ class Block(nnx.Module):
 
 class Qwen2(nnx.Module):
     """The network. `model(tokens_BxT) -> logits_BxTxV` is for notebooks and tests; the trainer uses
-    `hidden` with `head`, the sampler `prefill` and `decode`, none of which makes [B, T, V]."""
+    `hidden` with `head`, the sampler `cached`, none of which makes [B, T, V]."""
 
     def __init__(self, c: Shape, rngs: nnx.Rngs):
         self.c = c
@@ -187,37 +187,38 @@ class Qwen2(nnx.Module):
 
     # --- sampling -----------------------------------------------------------------------------
 
-    def prefill(self, tokens_BxT) -> list[tuple[jax.Array, jax.Array]]:
-        """Keys and values [B, K, T, d] of each layer for prompts that start at position 0. Later
-        tokens never change earlier ones' keys, so right padding is harmless. No head is run."""
-        positions = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
-        segments = jnp.ones_like(tokens_BxT)
+    def layer_weights(self):
+        """What `cached` runs over: a list of layers, or all stacked where they are scanned. Made
+        outside the decode loop, or every token would cut the layers out of the stack again."""
+        stacked = nnx.split(self.blocks)[1]
+        if self.c.scan_layers:
+            return stacked
+        return [jax.tree.map(lambda w: w[i], stacked) for i in range(self.c.num_layers)]  # noqa: B023
 
-        def attend(q, k, v):
-            return attention.packed(q, k, v, segments, self.c.attention_chunk), (k, v)
+    def cached(self, tokens_BxT, positions_BxT, pool, attend: Callable, layers):
+        """The pass of the sampler. Layer i calls `attend(i, pool, q, k, v) -> (pool, y)`, which
+        stores the new keys in the pool and reads the older ones (model/paged.py). Returns (final
+        hidden states [B, T, D], pool).
 
-        return self._unrolled(self._embed(tokens_BxT), positions, lambda _: attend)[1]
+        The pool is carried whole through the layers. As an input and output of the scan, a layer's
+        share would be cut out and put back, several passes over all keys for every token.
+        """
+        graphdef = nnx.split(self.blocks)[0]
 
-    def decode(self, tokens_S, positions_S, cache: list):
-        """One token a slot: writes its keys at `positions_S` of each layer's ([S, K, C, d]) pair
-        and returns (final hidden states [S, D], cache)."""
+        def step(carry, layer):
+            x_BxTxD, pool = carry
+            i, weights = layer
+            pool_attend = lambda q, k, v: attend(i, pool, q, k, v)[::-1]  # noqa: E731
+            return nnx.merge(graphdef, weights)(x_BxTxD, positions_BxT, pool_attend), None
 
-        def attend_layer(i):
-            def attend(q, k, v):
-                k_SxKxCxd, v_SxKxCxd = (
-                    jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(
-                        old, new, positions_S, 1
-                    )
-                    for old, new in zip(cache[i], (k, v), strict=True)
-                )
-                y = attention.cached(q, k_SxKxCxd, v_SxKxCxd, positions_S)
-                return y, (k_SxKxCxd, v_SxKxCxd)
-
-            return attend
-
-        x = self._embed(tokens_S[:, None])
-        x_Sx1xD, cache = self._unrolled(x, positions_S[:, None], attend_layer)
-        return self._final(x_Sx1xD)[:, 0], cache
+        carry = (self._embed(tokens_BxT), pool)
+        if self.c.scan_layers:
+            carry, _ = jax.lax.scan(step, carry, (jnp.arange(self.c.num_layers), layers))
+        else:
+            for layer in enumerate(layers):
+                carry, _ = step(carry, layer)
+        x_BxTxD, pool = carry
+        return self._final(x_BxTxD), pool
 
     # --- shared -------------------------------------------------------------------------------
 
@@ -262,6 +263,21 @@ def _remat(step: Callable, policy: str) -> Callable:
         "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     }[policy]
     return jax.checkpoint(step, policy=save, prevent_cse=False)
+
+
+# Matrix products and not einsums over three axes: for one token a row XLA on CPU then neither
+# transposes weights nor activations.
+
+
+def _to_heads(x_BxTxD, w_DxHxd, bias_Hxd):
+    D, H, d = w_DxHxd.shape
+    y_BxTxHd = x_BxTxD @ w_DxHxd.reshape(D, H * d) + bias_Hxd.reshape(H * d)
+    return y_BxTxHd.reshape(*x_BxTxD.shape[:2], H, d).swapaxes(1, 2)
+
+
+def _from_heads(y_BxHxTxd, w_HxdxD):
+    B, H, T, d = y_BxHxTxd.shape
+    return y_BxHxTxd.swapaxes(1, 2).reshape(B, T, H * d) @ w_HxdxD.reshape(H * d, -1)
 
 
 def rms_norm(x, scale, eps: float):
