@@ -7,6 +7,7 @@ split over. Nothing else in the project knows the mesh, so another strategy is a
 
 import contextlib
 import contextvars
+import math
 from collections.abc import Mapping
 
 import jax
@@ -68,6 +69,42 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         return x
     mesh, rules = scope
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(axes, rules)))
+
+
+def platform() -> str:
+    """'cpu', 'gpu' or 'tpu': of the mesh in `use`, which may be one that is only described."""
+    scope = _scope.get()
+    return jax.default_backend() if scope is None else scope[0].devices.flat[0].platform
+
+
+def ways(axis: str) -> int:
+    """Into how many parts `use` splits a logical axis; 1 outside it."""
+    scope = _scope.get()
+    return 1 if scope is None else math.prod(scope[0].shape[a] for a in mesh_axes(axis))
+
+
+def mesh_axes(axis: str) -> tuple[str, ...]:
+    """The mesh axes of a logical axis, for collectives inside `local`."""
+    scope = _scope.get()
+    return () if scope is None else tuple(n for n in scope[1][axis].split(",") if n)
+
+
+def local(f, in_axes, out_axes):
+    """`f` on every device's own part of its arguments, which are split by logical axes: one tuple
+    an argument, a tree of them for what comes out. Outside `use`, `f` itself."""
+    scope = _scope.get()
+    if scope is None:
+        return f
+    mesh, rules = scope
+    return jax.shard_map(
+        f,
+        mesh=mesh,
+        in_specs=tuple(spec(axes, rules) for axes in in_axes),
+        out_specs=jax.tree.map(
+            lambda axes: spec(axes, rules), out_axes, is_leaf=lambda x: type(x) is tuple
+        ),
+        check_vma=False,  # what a Pallas kernel returns carries no such types
+    )
 
 
 def to_host(tree):

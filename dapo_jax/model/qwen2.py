@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dapo_jax.model import attention
+from dapo_jax import parallel
+from dapo_jax.model import attention, splash
 from dapo_jax.parallel import constrain
 
 Params = dict[str, Any]
@@ -42,6 +43,7 @@ class Shape(NamedTuple):
     init_std: float = 0.02
     scan_layers: bool = True
     remat: str = "full"
+    attention: str = "chunked"  # kernel of training; one of splash.KINDS
     attention_chunk: int = 512
     head_chunk: int = 1024
 
@@ -69,6 +71,7 @@ def compute_choices(c) -> dict[str, Any]:
     return dict(
         scan_layers=c.model.scan_layers,
         remat=c.model.remat,
+        attention=c.model.attention,
         attention_chunk=c.model.attention_chunk,
         head_chunk=c.model.head_chunk,
     )
@@ -138,12 +141,12 @@ class Block(nnx.Module):
         q, k = rope(q, positions_BxT, self.c.rope_theta), rope(k, positions_BxT, self.c.rope_theta)
         y, extra = attend(q, k, v)
         x_BxTxD = x_BxTxD + jnp.einsum("BHTd,HdD->BTD", y, self.o[...])
-        x_BxTxD = constrain(x_BxTxD, "batch", "token", "act_embed")
+        x_BxTxD = constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
         h = rms_norm(x_BxTxD, self.mlp_norm[...], self.c.rms_eps)
         h_BxTxF = jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])
         x_BxTxD = x_BxTxD + constrain(h_BxTxF, "batch", "token", "mlp") @ self.down[...]
-        return constrain(x_BxTxD, "batch", "token", "act_embed"), extra
+        return constrain(x_BxTxD, "batch", "sequence", "act_embed"), extra
 
 
 class Qwen2(nnx.Module):
@@ -168,11 +171,13 @@ class Qwen2(nnx.Module):
     def hidden(self, tokens_BxT, positions_BxT, segments_BxT) -> jax.Array:
         """Packed rows -> final hidden states [B, T, D]. Segment 0 is padding."""
 
-        def attend(q, k, v):
-            y = attention.packed(q, k, v, segments_BxT, self.c.attention_chunk)
-            return y, None
+        x_BxTxD = self._embed(tokens_BxT)
+        kernel = splash.kernel(self.c.attention, x_BxTxD.dtype, self.c.head_dim)
 
-        x_BxTxD, _ = self._run(self._embed(tokens_BxT), positions_BxT, lambda _: attend)
+        def attend(q, k, v):
+            return kernel(q, k, v, segments_BxT, self.c.attention_chunk), None
+
+        x_BxTxD, _ = self._run(x_BxTxD, positions_BxT, lambda _: attend)
         return self._final(x_BxTxD)
 
     def head(self) -> jax.Array:
@@ -222,7 +227,8 @@ class Qwen2(nnx.Module):
     # --- shared -------------------------------------------------------------------------------
 
     def _embed(self, tokens_BxT):
-        return constrain(self.embed[...][tokens_BxT], "batch", "token", "act_embed")
+        x_BxTxD = lookup(self.embed[...], tokens_BxT)
+        return constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
     def _final(self, x_BxTxD):
         return rms_norm(x_BxTxD, self.final_norm[...], self.c.rms_eps)
@@ -259,9 +265,38 @@ def _remat(step: Callable, policy: str) -> Callable:
         return step
     save = {
         "full": jax.checkpoint_policies.nothing_saveable,
+        "attention": jax.checkpoint_policies.save_only_these_names(splash.SAVED),
         "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     }[policy]
     return jax.checkpoint(step, policy=save, prevent_cse=False)
+
+
+def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
+    """Rows of the embedding, [B, T, D].
+
+    Where the table is split, every device looks its own part of the vocabulary up, and the sum over
+    devices is everybody's answer. Left to itself the partitioner gathers the whole table, or the
+    whole activation, on each device. Gradients of a row add up in float32.
+    """
+    rows = lambda table, ids: table.astype(jnp.float32)[ids].astype(table.dtype)  # noqa: E731
+    over_V, over_D = parallel.mesh_axes("vocab"), parallel.mesh_axes("embed")
+    if parallel.ways("vocab") * parallel.ways("embed") == 1:
+        return rows(embed_VxD, tokens_BxT)
+    scatter = bool(over_V) and over_V == parallel.mesh_axes("sequence")
+
+    def part(embed, tokens):
+        embed = jax.lax.all_gather(embed, over_D, axis=1, tiled=True) if over_D else embed
+        first = jax.lax.axis_index(over_V) * embed.shape[0] if over_V else 0
+        ids = tokens - first
+        mine = (ids >= 0) & (ids < embed.shape[0])
+        x = jnp.where(mine[..., None], rows(embed, jnp.where(mine, ids, 0)), 0)
+        if scatter:
+            return jax.lax.psum_scatter(x, over_V, scatter_dimension=1, tiled=True)
+        return jax.lax.psum(x, over_V) if over_V else x
+
+    token = "sequence" if scatter else None
+    split = parallel.local(part, (("vocab", "embed"), ("batch", None)), ("batch", token, None))
+    return split(embed_VxD, tokens_BxT)
 
 
 def rms_norm(x, scale, eps: float):
