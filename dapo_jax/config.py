@@ -54,7 +54,8 @@ SCHEMA: dict[str, Field] = {
     "model.init_std": Field(0.25, "std of the random embedding (linear layers: 1/sqrt(fan_in))", 0.0),
     "model.dtype": Field("float32", "compute dtype; master weights and Adam are float32 always", choices=("float32", "bfloat16")),
     "model.scan_layers": Field(False, "training: scan over layers (one compiled body) instead of unrolling them"),
-    "model.remat": Field("none", "what the backward pass recomputes: nothing, all but matmul outputs, whole blocks", choices=("none", "dots", "full")),
+    "model.remat": Field("none", "what the backward pass recomputes: nothing, all but matmul outputs, blocks but for attention, whole blocks", choices=("none", "dots", "attention", "full")),
+    "model.attention": Field("auto", "training attention: splash on TPU, cudnn on GPU, chunked (XLA) elsewhere; auto = by platform", choices=("auto", "chunked", "splash", "cudnn")),
     "model.attention_chunk": Field(512, "queries a step of training attention; bounds its scores to chunk x row", 1),
     "model.head_chunk": Field(1024, "tokens a step of the output head; bounds logits to chunk x vocabulary", 1),
 
@@ -158,9 +159,10 @@ SCHEMA: dict[str, Field] = {
 _TRAIN_RULES = {
     "vocab": "tensor", "embed": "fsdp", "mlp": "tensor", "heads": "tensor", "kv_heads": "tensor",
     "layers": "", "head_dim": "", "batch": "data,fsdp", "token": "", "act_embed": "",
+    "sequence": "tensor",  # tokens of the residual stream, between blocks
 }
 # Decoding reads every weight once a token: split over `tensor` only, never gathered.
-_DECODE_RULES = _TRAIN_RULES | {"embed": ""}
+_DECODE_RULES = _TRAIN_RULES | {"embed": "", "sequence": ""}
 SCHEMA |= {f"sharding.train.{k}": Field(v, f"mesh axes of logical axis {k!r} in training") for k, v in _TRAIN_RULES.items()}
 SCHEMA |= {f"sharding.decode.{k}": Field(v, f"mesh axes of logical axis {k!r} in decoding") for k, v in _DECODE_RULES.items()}
 # fmt: on
@@ -338,6 +340,9 @@ def validate(c: ml_collections.ConfigDict, devices: int) -> None:
             f"config.optim.row_tokens: {c.optim.row_tokens} cannot hold the longest prompt +"
             f" response ({longest}); raise it or set 0"
         )
+    parts = math.prod(sizes[a] for a in c.sharding.train.sequence.split(",") if a)
+    why = f"the mesh axes of sharding.train.sequence; set optim.row_tokens to a multiple of {parts}"
+    _divides(bad, "length of a packed row", row_tokens(c), parts, why)
     if (
         c.reward.overlong_penalty
         and c.reward.overlong_buffer_tokens > c.rollout.max_response_tokens

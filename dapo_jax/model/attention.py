@@ -5,6 +5,8 @@ Heads come before tokens: on CPU a heads-first product runs several times faster
 form, and accelerators do not care.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -29,22 +31,32 @@ def packed(
     rows are full and all shapes constant. Queries go in chunks, so that scores take chunk x T and
     not T x T; softmax is in float32.
     """
-    _, H, T, d = q_BxHxTxd.shape
+    H, d = q_BxHxTxd.shape[1], q_BxHxTxd.shape[3]
     k_BxHxTxd, v_BxHxTxd = repeat_kv(k_BxKxTxd, H), repeat_kv(v_BxKxTxd, H)
-    index_T = jnp.arange(T)
 
-    def attend(q_BxHxcxd, index_c, segments_Bxc):
+    def attend(q_BxHxcxd, mask_Bx1xcxT):
         scores = jnp.einsum(
             "BHcd,BHTd->BHcT", q_BxHxcxd, k_BxHxTxd, preferred_element_type=jnp.float32
         )
-        same_BxcxT = segments_Bxc[:, :, None] == segments_BxT[:, None, :]
-        causal_cxT = index_c[:, None] >= index_T[None, :]
-        mask = (same_BxcxT & causal_cxT)[:, None]
-        weights = jax.nn.softmax(jnp.where(mask, scores * d**-0.5, _MASKED), axis=-1)
+        weights = jax.nn.softmax(jnp.where(mask_Bx1xcxT, scores * d**-0.5, _MASKED), axis=-1)
         return jnp.einsum("BHcT,BHTd->BHcd", weights.astype(v_BxHxTxd.dtype), v_BxHxTxd)
 
+    return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk)
+
+
+def in_query_chunks(attend: Callable, q_BxHxTxd, segments_BxT, chunk: int) -> jax.Array:
+    """`attend(q_BxHxcxd, mask_Bx1xcxT) -> y_BxHxcxd` on `chunk` queries at a time; the mask (bool)
+    lets a query see its own segment's tokens up to itself."""
+    T, d = q_BxHxTxd.shape[2:]
+    index_T = jnp.arange(T)
+
+    def masked(q_BxHxcxd, index_c, segments_Bxc):
+        same_BxcxT = segments_Bxc[:, :, None] == segments_BxT[:, None, :]
+        causal_cxT = index_c[:, None] >= index_T[None, :]
+        return attend(q_BxHxcxd, (same_BxcxT & causal_cxT)[:, None])
+
     if chunk >= T:
-        return attend(q_BxHxTxd, index_T, segments_BxT)
+        return masked(q_BxHxTxd, index_T, segments_BxT)
 
     pad = -T % chunk
     steps = (T + pad) // chunk
@@ -57,7 +69,7 @@ def packed(
         return jnp.moveaxis(x, axis, 0)
 
     # Remat: the backward pass makes one chunk's scores again instead of keeping all of them.
-    step = jax.checkpoint(lambda args: attend(*args))
+    step = jax.checkpoint(lambda args: masked(*args))
     out = jax.lax.map(step, (split(q_BxHxTxd, 2), split(index_T, 0), split(segments_BxT, 1)))
     out = jnp.moveaxis(out, 0, 2)  # [B, H, steps, chunk, d]
     return out.reshape(*out.shape[:2], T + pad, d)[:, :, :T]

@@ -5,6 +5,9 @@ page numbers, its table. Rows therefore take memory as they grow and not at thei
 length, and rows with the same prompt may name the same pages. The pool is written in place: it is
 carried through the layers and the decode loop, whole, and only ever scattered into.
 
+For the readers of plain XLA the keys of a page lie transposed, [d, P]: a product with one query
+then reads them as they come, which on CPU takes half the time.
+
 Over a mesh, the pool is split by key/value head and by group of rows (a "shard": the devices along
 the `batch` axes); page numbers are local to a shard.
 
@@ -35,7 +38,8 @@ _KERNEL_PAGES = 4  # pages a block of the TPU kernel: 512 tokens, which read 9% 
 _LANES = 128  # the TPU kernel takes head dims that are multiples of this
 _BLOCK = 32  # pages a step of the 'pages' reader
 
-# (keys, values) of L layers: [K, L, N, P, d], without the axis of layers where L is 1
+# (keys, values) of L layers: [K, L, N, P, d] (transposed keys: d before P), without the axis of
+# layers where L is 1
 Pool = tuple[tuple[jax.Array, jax.Array], ...]
 
 
@@ -51,6 +55,11 @@ class Geometry(NamedTuple):
     layers: int  # L, of one array
     kv_heads: int
     head_dim: int  # as stored: padded for the kernel
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the keys of a page are [d, P]."""
+        return self.reader != "kernel"
 
     @property
     def pool_axes(self) -> tuple[str | None, ...]:
@@ -132,11 +141,12 @@ def pool_sharding(g: Geometry, mesh: Mesh, rules: parallel.Rules):
 
 def new_pool(g: Geometry, dtype) -> Pool:
     layers = () if g.layers == 1 else (g.layers,)
-    size = (g.kv_heads, *layers, g.shards * g.pages, g.page_tokens, g.head_dim)
-    return tuple((jnp.zeros(size, dtype), jnp.zeros(size, dtype)) for _ in range(g.arrays))
+    size, page = (g.kv_heads, *layers, g.shards * g.pages), (g.page_tokens, g.head_dim)
+    keys, values = (*size, *(page[::-1] if g.transposed else page)), (*size, *page)
+    return tuple((jnp.zeros(keys, dtype), jnp.zeros(values, dtype)) for _ in range(g.arrays))
 
 
-def copy_pages(g: Geometry, mesh: Mesh, rules, pool: Pool, source_S, target_S) -> Pool:
+def copy_pages(g: Geometry, pool: Pool, source_S, target_S) -> Pool:
     """Copy page source[i] to target[i] of the same shard, in every layer; target N = no copy."""
 
     def local(pool, source_S, target_S):
@@ -146,9 +156,7 @@ def copy_pages(g: Geometry, mesh: Mesh, rules, pool: Pool, source_S, target_S) -
         return jax.tree.map(move, pool)
 
     pools, row = ((g.pool_axes,) * 2,) * g.arrays, ("batch",)
-    return parallel.shard_map(local, mesh, rules, (pools, row, row), pools)(
-        pool, source_S, target_S
-    )
+    return parallel.local(local, (pools, row, row), pools)(pool, source_S, target_S)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -156,35 +164,29 @@ def copy_pages(g: Geometry, mesh: Mesh, rules, pool: Pool, source_S, target_S) -
 # ------------------------------------------------------------------------------------------------
 
 
-def decode_attend(g: Geometry, mesh: Mesh, rules: parallel.Rules, rows: Rows):
+def decode_attend(g: Geometry, rows: Rows):
     """attend(layer, pool, q, k, v) for one new token a row: writes its key and value, then reads."""
     axes = Rows(("batch", None), ("batch",), ("batch",))
     plan = plan_axes = []
     if g.reader == "pages":  # the same in every layer
         plan_axes = _Plan(*[("batch",)] * 4)
         make = functools.partial(_plan, page_tokens=g.page_tokens)
-        plan = parallel.shard_map(make, mesh, rules, (axes,), plan_axes)(rows)
+        plan = parallel.local(make, (axes,), plan_axes)(rows)
 
     def local(layer, keys, values, q, k, v, rows, plan):
-        keys, values = _flat(keys, g), _flat(values, g)
         page_S = jnp.take_along_axis(
             rows.table_SxR, (rows.position_S // g.page_tokens)[:, None], axis=1
         )[:, 0]
-        spot_S = (layer * g.pages + page_S) * g.page_tokens + rows.position_S % g.page_tokens
-        keys, values = (
-            _write(pages, _padded(new, g).swapaxes(0, 1), spot_S, rows.active_S)
-            for pages, new in ((keys, k), (values, v))
-        )
+        place = layer * g.pages + page_S, rows.position_S % g.page_tokens, rows.active_S
+        keys, values = _store(g, keys, values, k.swapaxes(0, 1), v.swapaxes(0, 1), *place)
         read = {"kernel": _read_kernel, "pages": _read_pages, "rows": _read_rows}[g.reader]
         y_SxHxd = read(g, q[:, :, 0], keys, values, layer, rows, plan)
         y = y_SxHxd[..., : q.shape[-1]].astype(q.dtype)[:, :, None]
         return _stacked(keys, g), _stacked(values, g), y
 
     heads, kv = ("batch", "heads", None, None), ("batch", "kv_heads", None, None)
-    mapped = parallel.shard_map(
+    mapped = parallel.local(
         local,
-        mesh,
-        rules,
         ((), g.pool_axes, g.pool_axes, heads, kv, kv, axes, plan_axes),
         (g.pool_axes, g.pool_axes, heads),
     )
@@ -197,9 +199,7 @@ def decode_attend(g: Geometry, mesh: Mesh, rules: parallel.Rules, rows: Rows):
     return attend
 
 
-def prefill_attend(
-    g: Geometry, mesh: Mesh, rules: parallel.Rules, prompts: Prompts, chunk: int, window: int
-):
+def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
     """attend(layer, pool, q, k, v) for a chunk of prompt tokens: writes whole parts of pages, then
     attends causally. `window` (static): tokens of the longest prompt; a prompt that fits into one
     chunk needs no look at the pool. `chunk`: queries a step of attention."""
@@ -212,29 +212,27 @@ def prefill_attend(
         token_J = prompts.start + part * jnp.arange(T // part)
         column_J = jnp.minimum(token_J // g.page_tokens, g.row_pages - 1)
         page_BxJ = layer * g.pages + prompts.table_BxR[:, column_J]
-        spot_BxJ = (page_BxJ * g.page_tokens + token_J % g.page_tokens) // part
         inside_BxJ = token_J < prompts.length_B[:, None]
+        offset_BxJ = jnp.broadcast_to(token_J % g.page_tokens, page_BxJ.shape)
+        place = (x.reshape(-1) for x in (page_BxJ, offset_BxJ, inside_BxJ))
 
-        def write(pages, new_BxKxTxd):
-            new = _padded(new_BxKxTxd, g)
-            B, K, _, d = new.shape
-            new = new.reshape(B, K, T // part, part, d).transpose(1, 0, 2, 3, 4)
-            new = new.reshape(K, B * (T // part), part, d)
-            return _write(pages, new, spot_BxJ.reshape(-1), inside_BxJ.reshape(-1))
+        def pieces(x_BxKxTxd):
+            B, K, _, d = x_BxKxTxd.shape
+            x = x_BxKxTxd.reshape(B, K, T // part, part, d).transpose(1, 0, 2, 3, 4)
+            return x.reshape(K, B * (T // part), part, d)
 
-        keys, values = write(_flat(keys, g), k), write(_flat(values, g), v)
+        keys, values = _store(g, keys, values, pieces(k), pieces(v), *place)
         seen = (k, v)
         if not once:
             table = layer * g.pages + prompts.table_BxR[:, :window_pages]
-            seen = tuple(_gather(x, table)[..., : k.shape[-1]] for x in (keys, values))
+            seen = _gather(keys, table, g.transposed), _gather(values, table)
+            seen = tuple(x[..., : k.shape[-1]] for x in seen)
         return _stacked(keys, g), _stacked(values, g), seen
 
     kv = ("batch", "kv_heads", None, None)
     axes = prompt_axes()
-    mapped = parallel.shard_map(
+    mapped = parallel.local(
         local,
-        mesh,
-        rules,
         ((), g.pool_axes, g.pool_axes, kv, kv, axes),
         (g.pool_axes, g.pool_axes, (kv, kv)),
     )
@@ -262,10 +260,9 @@ def _flat(pages, g: Geometry):
     return pages.reshape(pages.shape[0], g.layers * g.pages, *pages.shape[-2:])
 
 
-def _stacked(pages_KxMxPxd, g: Geometry):
-    K, _, P, d = pages_KxMxPxd.shape
+def _stacked(pages, g: Geometry):
     layers = () if g.layers == 1 else (g.layers,)
-    return pages_KxMxPxd.reshape(K, *layers, g.pages, P, d)
+    return pages.reshape(pages.shape[0], *layers, g.pages, *pages.shape[-2:])
 
 
 def _padded(x, g: Geometry):
@@ -273,27 +270,45 @@ def _padded(x, g: Geometry):
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
-def _write(pages_KxMxPxd, new_KxWxuxd, spot_W, keep_W):
-    """W pieces of u tokens into the pages; `spot` counts pieces from the first page on.
+def _store(g: Geometry, keys, values, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, keep_W):
+    """W pieces of u tokens into the pool, piece w from `offset` of its page on. Returns the flat
+    pages (keys, values).
 
-    One index counts heads too. With the heads as a dimension that every update spans, XLA on CPU
-    transposes the whole pool for each write.
+    Heads are part of the index. As a dimension that every update spans, XLA on CPU would transpose
+    the whole pool for each write.
     """
-    K, W, u, d = new_KxWxuxd.shape
-    spots = pages_KxMxPxd.size // (K * u * d)
-    spot_KxW = jnp.arange(K)[:, None] * spots + spot_W
-    spot_KxW = jnp.where(keep_W, spot_KxW, K * spots).reshape(-1)
-    piece = (d,) if u == 1 else (u, d)
-    out = pages_KxMxPxd.reshape(K * spots, *piece)
-    out = out.at[spot_KxW].set(new_KxWxuxd.reshape(K * W, *piece), mode="drop")
-    return out.reshape(pages_KxMxPxd.shape)
+    K, W, u, _ = k_KxWxuxd.shape
+    M, P = g.layers * g.pages, g.page_tokens
+    page_W = jnp.where(keep_W, page_W, K * M)  # out of range for every head: dropped
+    page_KxW = jnp.arange(K)[:, None] * M + page_W
+
+    def tokens(pages, new_KxWxuxd):  # one index counts pieces from the first page on
+        d = g.head_dim
+        piece = (d,) if u == 1 else (u, d)
+        spot = (page_KxW * (P // u) + offset_W // u).reshape(-1)
+        new = _padded(new_KxWxuxd, g).reshape(K * W, *piece)
+        out = pages.reshape(K * M * (P // u), *piece).at[spot].set(new, mode="drop")
+        return out.reshape(K, M, P, d)
+
+    def columns(pages, new_KxWxuxd):  # one index counts rows of one component of a page
+        d = g.head_dim
+        row = page_KxW[:, :, None, None] * d + jnp.arange(d)
+        column = offset_W[:, None] + jnp.arange(u)
+        row = jnp.broadcast_to(row, new_KxWxuxd.shape)
+        column = jnp.broadcast_to(column[None, :, :, None], row.shape)
+        out = pages.reshape(K * M * d, P).at[row, column].set(new_KxWxuxd, mode="drop")
+        return out.reshape(K, M, d, P)
+
+    keys, values = _flat(keys, g), _flat(values, g)
+    return (columns if g.transposed else tokens)(keys, k_KxWxuxd), tokens(values, v_KxWxuxd)
 
 
-def _gather(pages_KxMxPxd, table_BxQ):
-    """Keys of the listed pages in a row: [B, K, Q P, d]."""
-    K, _, P, d = pages_KxMxPxd.shape
-    B, Q = table_BxQ.shape
-    return pages_KxMxPxd[:, table_BxQ].transpose(1, 0, 2, 3, 4).reshape(B, K, Q * P, d)
+def _gather(pages_KxMxPxd, table_BxQ, transposed: bool = False):
+    """The listed pages of each prompt as one stretch of tokens: [B, K, Q P, d]."""
+    found = pages_KxMxPxd[:, table_BxQ]
+    found = found.swapaxes(-1, -2) if transposed else found
+    K, B, Q, P, d = found.shape
+    return found.transpose(1, 0, 2, 3, 4).reshape(B, K, Q * P, d)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -306,21 +321,19 @@ def _read_kernel(g, q_SxHxd, keys, values, layer, rows, plan):
     scale = q_SxHxd.shape[-1] ** -0.5
     table = layer * g.pages + rows.table_SxR
     q = _padded(q_SxHxd * scale, g)
-    return paged_attention(
-        q, keys, values, length_S, table, pages_per_compute_block=_KERNEL_PAGES
-    )
+    return paged_attention(q, keys, values, length_S, table, pages_per_compute_block=_KERNEL_PAGES)
 
 
 def _read_rows(g, q_SxHxd, keys, values, layer, rows, plan):
     S, H, d = q_SxHxd.shape
-    K, _, C, _ = keys.shape
+    K, C = keys.shape[0], g.page_tokens
     if g.layers > 1:
         keys, values = (
             jax.lax.dynamic_slice_in_dim(x, layer * g.pages, g.pages, axis=1)
             for x in (keys, values)
         )
     q = q_SxHxd.reshape(S, K, H // K, d).swapaxes(0, 1) * d**-0.5
-    scores = jnp.einsum("KSGd,KSCd->KSGC", q, keys, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("KSGd,KSdC->KSGC", q, keys, preferred_element_type=jnp.float32)
     seen_SxC = jnp.arange(C) <= rows.position_S[:, None]
     weights = jax.nn.softmax(jnp.where(seen_SxC[None, :, None], scores, _MASKED), axis=-1)
     y_KxSxGxd = jnp.einsum("KSGC,KSCd->KSGd", weights.astype(values.dtype), values)
@@ -362,7 +375,7 @@ def _read_pages(g, q_SxHxd, keys, values, layer, rows, plan):
             jax.lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK) for x in plan
         )
         scores = jnp.einsum(
-            "KMGd,KMPd->KMGP", q_KxSxGxd[:, row_M], keys[:, layer * g.pages + page_M], **f32
+            "KMGd,KMdP->KMGP", q_KxSxGxd[:, row_M], keys[:, layer * g.pages + page_M], **f32
         )
         token_MxP = first_M[:, None] + jnp.arange(P)
         seen_MxP = live_M[:, None] & (token_MxP <= rows.position_S[row_M][:, None])
@@ -387,7 +400,7 @@ def _read_pages(g, q_SxHxd, keys, values, layer, rows, plan):
 
     blocks = -(-plan.live_M.sum() // _BLOCK)
     zeros = jnp.zeros((K, S, G), jnp.float32)
-    start = (zeros + _MASKED, zeros, jnp.zeros((K, S, G, keys.shape[-1]), jnp.float32))
+    start = (zeros + _MASKED, zeros, jnp.zeros((K, S, G, d), jnp.float32))
     _, sum_KxSxG, y_KxSxGxd = jax.lax.fori_loop(0, blocks, step, start)
     y = y_KxSxGxd / jnp.maximum(sum_KxSxG, 1e-30)[..., None]
     return y.swapaxes(0, 1).reshape(S, H, -1)

@@ -268,7 +268,9 @@ class Engine:
             free = pages[self._shard(s)]
             missing = self._pages_for(len(row.prompt), row.emitted, limit) - len(row.pages)
             while missing > free.free:
-                mates = [t for t in range(self.slots) if rows[t] and self._shard(t) == self._shard(s)]
+                mates = [
+                    t for t in range(self.slots) if rows[t] and self._shard(t) == self._shard(s)
+                ]
                 youngest = max(mates, key=lambda t: rows[t].index)
                 waiting.appendleft((rows[youngest].index, rows[youngest].request))
                 self._release(youngest, rows, pages)
@@ -341,11 +343,18 @@ class Engine:
         T, R = self.prefill_tokens, self.geometry.row_pages
         queues = [[s for s in new if self._shard(s) == k] for k in range(self.shards)]
         while any(queues):
-            batch = [s for q in queues for s in (q[: self.prefill_rows] + [-1] * self.prefill_rows)[: self.prefill_rows]]
+            batch = [
+                s
+                for q in queues
+                for s in (q[: self.prefill_rows] + [-1] * self.prefill_rows)[: self.prefill_rows]
+            ]
             queues = [q[self.prefill_rows :] for q in queues]
             length_B = np.array([len(rows[s].prompt) - 1 if s >= 0 else 0 for s in batch], np.int32)
             width = -(-int(length_B.max()) // T) * T
-            tokens_BxW, table_BxR = np.zeros((len(batch), width), np.int32), np.zeros((len(batch), R), np.int32)
+            tokens_BxW, table_BxR = (
+                np.zeros((len(batch), width), np.int32),
+                np.zeros((len(batch), R), np.int32),
+            )
             for i, s in enumerate(batch):
                 if s >= 0:
                     tokens_BxW[i, : length_B[i]] = rows[s].prompt[:-1]

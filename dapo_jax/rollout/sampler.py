@@ -47,19 +47,17 @@ class Chunk(NamedTuple):
     active_S: jax.Array  # bool: still going
 
 
-def _prefill(shape, g, mesh, rules, window, params, pool, prompts: paged.Prompts):
+def _prefill(shape, g, window, params, pool, prompts: paged.Prompts):
     """Keys and values of one chunk of each prompt; no head is run."""
     T = prompts.tokens_BxT.shape[1]
     positions_BxT = jnp.broadcast_to(prompts.start + jnp.arange(T), prompts.tokens_BxT.shape)
-    attend = paged.prefill_attend(g, mesh, rules, prompts, shape.attention_chunk, window)
+    attend = paged.prefill_attend(g, prompts, shape.attention_chunk, window)
     model = qwen2.bind(shape, params)
     layers = model.layer_weights()
     return model.cached(prompts.tokens_BxT, positions_BxT, pool, attend, layers)[1]
 
 
-def _decode(
-    shape, g, mesh, rules, steps, stop_ids, mode, params, pool, slots, seed_key, temperature, top_p
-):
+def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temperature, top_p):
     """Up to `steps` tokens for every active slot; ends early when all are done."""
     model = qwen2.bind(shape, params)
     layers, head_DxV = model.layer_weights(), model.head()
@@ -81,10 +79,8 @@ def _decode(
         i, pool, token_S, position_S, out = carry
         active_S = out.active_S
         rows = paged.Rows(slots.table_SxR, position_S, active_S)
-        attend = paged.decode_attend(g, mesh, rules, rows)
-        x_Sx1xD, pool = model.cached(
-            token_S[:, None], position_S[:, None], pool, attend, layers
-        )
+        attend = paged.decode_attend(g, rows)
+        x_Sx1xD, pool = model.cached(token_S[:, None], position_S[:, None], pool, attend, layers)
         logits_SxV = jnp.matmul(x_Sx1xD[:, 0], head_DxV, preferred_element_type=jnp.float32)
         logits_SxV = constrain(logits_SxV, "batch", "vocab")
         emitted_S = slots.emitted_S + out.count_S
@@ -130,7 +126,6 @@ def programs(
     pool = paged.pool_sharding(g, mesh, rules)
     rep = parallel.replicated(mesh)
     weights = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
-    bound = (shape, g, mesh, rules)
 
     def scoped(name, f):
         def traced(*args):
@@ -141,13 +136,11 @@ def programs(
         return traced
 
     def decode(mode):
-        f = functools.partial(_decode, *bound, chunk, stop_ids, mode)
-        return jax.jit(
-            scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep)
-        )
+        f = functools.partial(_decode, shape, g, chunk, stop_ids, mode)
+        return jax.jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
 
-    prefill = functools.partial(_prefill, *bound, prompt_tokens)
-    copy_pages = functools.partial(paged.copy_pages, g, mesh, rules)
+    prefill = functools.partial(_prefill, shape, g, prompt_tokens)
+    copy_pages = functools.partial(paged.copy_pages, g)
     return Programs(
         jax.jit(functools.partial(paged.new_pool, g, dtype), out_shardings=pool),
         jax.jit(scoped("prefill", prefill), donate_argnums=1, out_shardings=pool),
