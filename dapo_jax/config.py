@@ -87,6 +87,9 @@ SCHEMA: dict[str, Field] = {
     "rollout.slots": Field(128, "responses decoded at a time", 1),
     "rollout.chunk": Field(8, "tokens decoded between two host visits", 1),
     "rollout.prefill_prompts": Field(16, "prompts a prefill call", 1),
+    "rollout.prefill_tokens": Field(512, "tokens of each prompt a prefill call; longer prompts take several", 8),
+    "rollout.page_tokens": Field(0, "tokens of a cache page; 0 = 128, and on CPU what model/paged.py measured to be quick", 0),
+    "rollout.cache_fraction": Field(1.0, "size of the cache, of what all slots at full length would fill; rows that no longer fit are made again later", 1e-6, 1.0),
 
     # --- dynamic sampling (paper Eq. 11) -------------------------------------------------------------
     "sampling.dynamic": Field(True, "keep only groups with 0 < correct < G, and refill what is missing"),
@@ -197,7 +200,7 @@ def paper() -> ml_collections.ConfigDict:
     c.data.on_bad = "skip"  # DAPO-Math-17k has five float-damaged answers
     c.rollout.groups, c.rollout.group_size = 512, 16
     c.rollout.max_response_tokens = 20480
-    c.rollout.slots, c.rollout.chunk = 1024, 128
+    c.rollout.slots, c.rollout.chunk, c.rollout.prefill_prompts = 1024, 128, 64
     c.reward.overlong_buffer_tokens = 4096
     c.optim.lr, c.optim.warmup_steps, c.optim.minibatches = 1e-6, 20, 16
     c.optim.b2 = 0.999

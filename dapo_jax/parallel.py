@@ -8,6 +8,7 @@ split over. Nothing else in the project knows the mesh, so another strategy is a
 import contextlib
 import contextvars
 import math
+import os
 from collections.abc import Mapping
 
 import jax
@@ -131,3 +132,21 @@ def to_device(tree, sharding):
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
     return jax.tree.map(put, tree, sharding)
+
+
+def device_memory(mesh: Mesh) -> int:
+    """Bytes that programs may use of one device of the mesh. On CPU, where the devices are
+    simulated or one, a device's share of the machine's memory."""
+    device = mesh.local_devices[0]
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    pages = os.sysconf("SC_PHYS_PAGES")
+    return pages * os.sysconf("SC_PAGE_SIZE") // len(jax.local_devices(backend=device.platform))
+
+
+def bytes_on_device(tree) -> int:
+    """What arrays, or ShapeDtypeStructs with shardings, take of the device that holds most."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
