@@ -12,6 +12,9 @@ from dapo_jax import config as config_lib
 CONFIG = config_flags.DEFINE_config_file(
     "config", "configs/quickstart.py", "Config file; fields are overridden as --config.a.b=value."
 )
+ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
+    "allow_config_change", False, "Resume although fields have changed that decide what is learned."
+)
 WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same command resumes it.")
 
 

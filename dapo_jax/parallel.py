@@ -90,3 +90,15 @@ def to_device(tree, sharding):
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
     return jax.tree.map(put, tree, sharding)
+
+
+def first() -> bool:
+    """Whether this is the process that writes files and talks."""
+    return jax.process_index() == 0
+
+
+def everyone(ok: bool) -> bool:
+    """Whether `ok` holds on all processes; all must ask at the same point. Also a barrier."""
+    if jax.process_count() == 1:
+        return ok
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))
