@@ -37,6 +37,11 @@ hypothesis.settings.register_profile("dapo_jax", deadline=None, derandomize="CI"
 hypothesis.settings.load_profile("dapo_jax")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--kills", type=int, default=30, help="random moments of tests/faults")
+    parser.addoption("--kill_seed", type=int, default=None, help="the seed it has printed")
+
+
 @pytest.fixture(scope="session")
 def assets() -> Path:
     """The folder of real data (tokenizer files, trained weights, model text) to test against."""
