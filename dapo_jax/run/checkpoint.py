@@ -217,7 +217,7 @@ def restore_params(directory: str | pathlib.Path, params_like, shardings, step: 
     with reader(directory) as m:
         # Orbax would leave a parameter that is not there as it stands in the target.
         saved = _saved_shapes(m, step)
-        _check_same(where, {"params": saved["params"]}, {"params": params_like})
+        _check_same(where, saved["params"], params_like)
         target = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params_like, shardings
         )

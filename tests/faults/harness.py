@@ -1,4 +1,4 @@
-"""What the fault tests share: the run, the server that starts it, and the comparison of two runs."""
+"""What the fault tests share: the config, the server that starts runs, the comparison of two."""
 
 import json
 import os
@@ -14,13 +14,12 @@ import jax
 import numpy as np
 from tensorboardX.proto.event_pb2 import Event
 
+from dapo_jax import config
 from dapo_jax.run import checkpoint, metrics
 
 HERE = pathlib.Path(__file__).parent
 
 # The quickstart's parts at a size whose steps take hundredths of a second.
-CONFIG = """
-from dapo_jax import config
 def get_config():
     c = config.base()
     c.steps = 12
@@ -29,11 +28,9 @@ def get_config():
     c.eval.every, c.eval.k, c.eval.problems, c.data.embedded_problems = 3, 2, 8, 64
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
-    c.optim.micro_rows = 8
     c.reward.overlong_buffer_tokens, c.sampling.surplus = 4, "carry"
     c.checkpoint.every, c.checkpoint.keep = 2, 3
     return c
-"""
 
 
 class Run:
@@ -83,7 +80,6 @@ class Run:
 class Server:
     def __init__(self, folder: pathlib.Path):
         self._folder, self._started = folder, 0
-        (folder / "config.py").write_text(CONFIG)
         cache = str(folder / "xla")  # of its own: a killed run must not leave half a file to others
         self._process = subprocess.Popen(
             [sys.executable, HERE / "server.py"],
@@ -107,13 +103,13 @@ class Server:
         return json.loads(self._process.stdout.readline())
 
     def start(self, workdir, *flags: str, module="train", devices=1, faults=()) -> Run:
-        """Begin a run of CONFIG; `flags` come after it."""
+        """Begin a run of `get_config`."""
         self._started += 1
         log = self._folder / f"log_{self._started}.txt"
         fifo = self._folder / f"marks_{self._started}"
         os.mkfifo(fifo)
         marks = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-        argv = [f"--config={self._folder / 'config.py'}", f"--workdir={workdir}", *flags]
+        argv = [f"--config={HERE / 'harness.py'}", f"--workdir={workdir}", *flags]
         request = dict(module=module, argv=argv, devices=devices, faults=list(faults))
         pid = self.ask(request | dict(log=str(log), marks=str(fifo)))
         return Run(self, pid, log, marks)
