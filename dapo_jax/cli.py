@@ -28,6 +28,8 @@ def _guarded(main) -> None:
     if not flags.FLAGS["verbosity"].present:
         # absl sets INFO, at which Orbax reports every file it touches; --verbosity=0 asks for that.
         logging.set_verbosity(logging.WARNING)
+        # A failed save is told in one line by `run/saver.py`; Orbax would add its tracebacks.
+        logging.get_absl_handler().addFilter(lambda record: "orbax" not in record.pathname)
     try:
         sys.exit(main() or 0)
     except (ValueError, OSError) as error:

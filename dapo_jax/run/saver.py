@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from absl import logging
-
 from dapo_jax import parallel
 from dapo_jax.run import checkpoint
 from dapo_jax.run.checkpoint import State
@@ -89,15 +87,11 @@ class Saver:
         return not self._failures
 
     def _attempt(self, action: Callable[[], None]) -> bool:
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity(logging.FATAL)  # Orbax would print a traceback
+        wrong = ""
         try:
             action()
-            wrong = ""
         except Exception as error:  # of the file system, of Orbax, of tensorstore
             wrong = " ".join(str(error).split())[:300] or type(error).__name__
-        finally:
-            logging.set_verbosity(verbosity)
         if parallel.everyone(not wrong):
             return True
         self._failures += 1

@@ -19,6 +19,7 @@ from dapo_jax.run import checkpoint, metrics
 
 HERE = pathlib.Path(__file__).parent
 
+
 # The quickstart's parts at a size whose steps take hundredths of a second.
 def get_config():
     c = config.base()
@@ -86,6 +87,7 @@ class Server:
             env=os.environ
             | {
                 "JAX_PLATFORMS": "cpu",
+                "PYTHONPATH": f"{HERE.parent.parent}:{HERE.parent}",
                 "JAX_COMPILATION_CACHE_DIR": cache,
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

@@ -21,7 +21,7 @@ UNREAD = ("commit_success.txt", "_CHECKPOINT_METADATA")
 
 @pytest.fixture(scope="module")
 def run(whole, tmp_path_factory):
-    """(checkpoints with steps 8, 10 and 12, how to restore the newest whole one, what is in them)."""
+    """(checkpoints of steps 8, 10, 12; what restores the newest whole one; what is in them)."""
     c = harness.get_config()
     c.mesh.data, c.mesh.fsdp = 4, 2
     text = parts.load_text(c, tmp_path_factory.mktemp("data"), None)

@@ -1,6 +1,6 @@
 """Killed at random moments and started again, a run ends with the same bits.
 
-    launch/test.sh -m slow tests/faults --kills=300 --kill_seed=7
+launch/test.sh -m slow tests/faults --kills=300 --kill_seed=7
 """
 
 import collections
