@@ -50,7 +50,9 @@ def manager(
     if keep_every:
         policies.append(keeping.EveryNSteps(keep_every))
     if keep_best:
-        policies.append(keeping.BestN(_score, n=keep_best, keep_checkpoints_without_metrics=False))
+        policies.append(
+            keeping.BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
+        )
 
     def seal_what_is_about_to_be_committed():
         if jax.process_index() == 0:
