@@ -1,6 +1,6 @@
 """What saving costs a run of the quickstart: the time the loop waits, and the work behind it.
 
-    python benchmarks/checkpoint_cost.py [--steps=60] [--every=10]
+    python benchmarks/checkpoint_cost.py [--steps=60] [--every=20]
 
 One run of configs/quickstart.py, base model included. Printed as shares of the rollout steps' own
 time in that run, so that the machine's speed and load cancel:
@@ -39,14 +39,15 @@ class Clock:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--every", type=int, default=0, help="steps; 0 = as the config says")
     parser.add_argument("--saves", type=int, default=20, help="of the measurement at rest")
     args = parser.parse_args()
     spec = importlib.util.spec_from_file_location("quickstart", ROOT / "configs" / "quickstart.py")
     quickstart = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(quickstart)
     c = quickstart.get_config()
-    c.steps, c.checkpoint.every, c.eval.every = args.steps, args.every, 0
+    c.steps, c.eval.every = args.steps, 0
+    every = c.checkpoint.every = args.every or c.checkpoint.every
 
     steps, after = Clock(train.train_step), Clock(saver.Saver.after_step)
     train.train_step = steps
@@ -63,12 +64,10 @@ def main() -> None:
     # which the second call awaits, compile.
     waits = sum(after.wall[2:]) / sum(steps.wall[1:-1])
     step, work = np.mean(steps.cpu[1:]), np.mean(save.cpu[1:])
-    print(
-        f"{len(steps.wall)} steps of {step:.3f} CPU s, a save every {args.every} of {work:.3f} CPU s"
-    )
+    print(f"{len(steps.wall)} steps of {step:.3f} CPU s, every {every} a save of {work:.3f}")
     print(f"the first save, which compiles, and its end: {sum(after.wall[:2]):.2f} s; from then on")
     print(f"waits: {waits:.2%} of the steps' wall time")
-    print(f"works: {work / args.every / step:.2%} of the steps' CPU time")
+    print(f"works: {work / every / step:.2%} of the steps' CPU time")
 
 
 if __name__ == "__main__":

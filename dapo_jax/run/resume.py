@@ -72,8 +72,8 @@ def newest(
         say(f"warning: checkpoint of step {other} is damaged: {wrong}")
     if damaged and parallel.first():
         for other in damaged:
-            to = checkpoint.set_aside(directory, other)
-        say(f"warning: going on from step {step}; damaged checkpoints are kept in {to.parent}")
+            kept_in = checkpoint.set_aside(directory, other).parent
+        say(f"warning: going on from step {step}; what is damaged is kept in {kept_in}")
     parallel.everyone(True)  # nobody writes before they are out of the way
     return state
 

@@ -28,7 +28,6 @@ def test_killed_at_random_moments_ends_with_the_same_bits(whole, server, tmp_pat
     """One chain after the other: kill, start again, kill ... until the run reaches its end."""
     kills = request.config.getoption("--kills")
     seed = request.config.getoption("--kill_seed")
-    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     print(f"\n--kill_seed={seed}")
     rng, killed, resumed = random.Random(seed), collections.Counter(), collections.Counter()
     plan, chains = [], 0
