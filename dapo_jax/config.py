@@ -147,9 +147,23 @@ SCHEMA: dict[str, Field] = {
 
     # --- checkpoints and logs --------------------------------------------------------------------------------
     "checkpoint.every": Field(10, "rollout steps between checkpoints (the last is always saved); 0 = only the last", 0),
-    "checkpoint.keep": Field(2, "newest checkpoints kept", 1),
+    "checkpoint.keep": Field(2, "newest checkpoints kept; the one before is used where the newest is damaged", 1),
+    "checkpoint.keep_every": Field(0, "also keep the checkpoints of steps divisible by this; 0 = none", 0),
+    "checkpoint.keep_best": Field(0, "also keep this many with the best evaluation (each evaluated step is then saved)", 0),
+    "checkpoint.best": Field("", "metric that says which is best; '' = avg@k of the first evaluation set"),
+    "checkpoint.directory": Field("", "where checkpoints go, e.g. gs://bucket/run; '' = WORKDIR/checkpoints"),
     "log.samples": Field(4, "text samples a step in rollouts/", 0),
     "log.tensorboard": Field(True, "write TensorBoard events beside metrics.jsonl"),
+
+    # --- alarms of a run that goes wrong --------------------------------------------------------------------
+    "guard.entropy_min": Field(0.0, "alarm below this mean entropy of a token, nats (collapse); 0 = off", 0.0),
+    "guard.entropy_max": Field(0.0, "alarm above it (noise); 0 = off", 0.0),
+    "guard.length_min": Field(0.0, "alarm below this mean response length; 0 = off", 0.0),
+    "guard.length_max": Field(0.0, "alarm above it; 0 = off", 0.0),
+    "guard.accept_min": Field(0.01, "alarm below this share of drawn problems with right and wrong responses; 0 = off", 0.0, 1.0),
+    "guard.stop_after": Field(0, "steps in a row with an alarm before the run stops with a checkpoint; 0 = only warn", 0),
+    "guard.hang_factor": Field(10.0, "print all Python stacks when a phase takes this many times its usual time; 0 = off", 0.0),
+    "guard.hang_floor_s": Field(120.0, "and at least this many seconds", 0.0),
 
     # --- devices -----------------------------------------------------------------------------------------------
     "mesh.data": Field(1, "devices along `data` (replicas of the weights); -1 = all that are left", -1),

@@ -150,3 +150,15 @@ def bytes_on_device(tree) -> int:
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
+
+
+def first() -> bool:
+    """Whether this is the process that writes files and talks."""
+    return jax.process_index() == 0
+
+
+def everyone(ok: bool) -> bool:
+    """Whether `ok` holds on all processes; all must ask at the same point. Also a barrier."""
+    if jax.process_count() == 1:
+        return ok
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))
