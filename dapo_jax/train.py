@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from dapo_jax import cli, config as config_lib, parallel, parts, warmup
+from dapo_jax import cli, config as config_lib, parallel, parts, topology, warmup
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
 from dapo_jax.data import problems
@@ -169,7 +169,7 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
             items,
             row_tokens=config_lib.row_tokens(c),
             micro_rows=c.optim.micro_rows,
-            max_items=c.rollout.groups // c.optim.minibatches * c.rollout.group_size,
+            max_items=minibatch_responses(c),
         )
         if not used:  # every response of it was filtered out
             continue
@@ -199,6 +199,18 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
         skipped_in_row=in_row,
     )
     return state, metrics.update_metrics(logs, bool(c.loss.kl_coef)) | {"optim/lr": lr}
+
+
+def minibatch_responses(c) -> int:
+    return c.rollout.groups // c.optim.minibatches * c.rollout.group_size
+
+
+def update_memory(c, machine) -> str:
+    """What an update takes of a device. Compiles it; the first update finds the program ready."""
+    micro_batches = -(-minibatch_responses(c) // c.optim.micro_rows)
+    trainer = machine.trainer
+    arguments = trainer.arguments(micro_batches, c.optim.micro_rows, config_lib.row_tokens(c))
+    return topology.memory_line("update", trainer.update.lower(*arguments).compile())
 
 
 def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float]:
@@ -233,6 +245,8 @@ def train(c, workdir: pathlib.Path) -> None:
     manager = checkpoint.manager(workdir / "checkpoints", c.checkpoint.keep)
     resumed = manager.latest_step()
     state = start_state(c, text, machine, manager)
+    if state.step < c.steps:
+        say(update_memory(c, machine))
     say(f"resumed after step {resumed}" if resumed is not None else "start")
     writer = metrics.Writer(workdir, -1 if resumed is None else resumed, c.log.tensorboard)
     terminated: list[int] = []  # SIGTERM (a preemption): finish the step, save, leave
