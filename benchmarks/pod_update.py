@@ -104,8 +104,8 @@ def table(results: list[tuple[Pod, dict]], level: str) -> str:
         HEADING,
         "",
         f"`python benchmarks/pod_update.py`, {datetime.date.today()}, {versions}, level"
-        f" {level or 'default'}. Decimal GB a chip as XLA:TPU assigns them (nothing was run); live ="
-        " arguments + results + temporaries as if all lived at once.",
+        f" {level or 'default'}. Decimal GB a chip as XLA:TPU assigns them (nothing was run);"
+        " live = arguments + results + temporaries as if all lived at once.",
         "",
         "| pod | data x fsdp x tensor | rows an update | arguments | peak | live | limit |"
         " work / (6N + attention) | compile s |",
