@@ -121,6 +121,7 @@ SCHEMA: dict[str, Field] = {
     "loss.importance_cap": Field(0.0, "truncated importance weight min(pi_trainer/pi_sampler, cap) on recomputed log-probs; 0 = off", 0.0),
     "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0),
     "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0),
+    "loss.entropy_enough": Field(0.0, "nats a token from which on the bonus no longer pushes: a guard against collapse only; 0 = no end", 0.0),
 
     # --- optimizer -----------------------------------------------------------------------------------------
     "optim.lr": Field(3e-4, "AdamW learning rate after warm-up (paper: 1e-6)", 0.0),
@@ -134,6 +135,7 @@ SCHEMA: dict[str, Field] = {
     "optim.minibatches": Field(8, "gradient updates a rollout step (paper: 16)", 1),
     "optim.micro_rows": Field(8, "packed rows a device pass; gradients accumulate over passes in float32", 1),
     "optim.row_tokens": Field(0, "length of a packed row; 0 = longest prompt + longest response, rounded up to 8", 0),
+    "optim.offload": Field(False, "keep Adam's moments in the hosts' memory between updates"),
     "optim.max_skipped": Field(8, "non-finite gradients in a row before the run stops with a checkpoint", 1),
 
     # --- evaluation ---------------------------------------------------------------------------------------

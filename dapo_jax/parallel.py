@@ -77,6 +77,16 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(axes, rules)))
 
 
+def check_host_memory(mesh: Mesh) -> None:
+    """ValueError where arrays of this mesh cannot rest in pinned host memory."""
+    device = mesh.devices.flat[0]
+    if "pinned_host" not in (kinds := [m.kind for m in device.addressable_memories()]):
+        raise ValueError(
+            f"{device.device_kind} devices have no pinned host memory (only {', '.join(kinds)});"
+            " set optim.offload=False"
+        )
+
+
 def platform() -> str:
     """'cpu', 'gpu' or 'tpu': of the mesh in `use`, which may be one that is only described."""
     scope = _scope.get()

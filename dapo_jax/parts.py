@@ -148,7 +148,7 @@ def build_machine(c, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None
     tx = update.optimizer(
         c.optim.b1, c.optim.b2, c.optim.eps, c.optim.weight_decay, c.optim.clip_norm
     )
-    trainer = update.programs(shape, mesh, rules["train"], tx, c.model.dtype)
+    trainer = update.programs(shape, mesh, rules["train"], tx, c.model.dtype, c.optim.offload)
     longest = max(c.rollout.max_response_tokens, c.eval.max_response_tokens)
     sampler = engine.Engine(
         shape,

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from dapo_jax import cli, config as config_lib, parallel, parts, warmup
+from dapo_jax import cli, config as config_lib, parallel, parts, topology, warmup
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
 from dapo_jax.data import problems
@@ -177,7 +177,7 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
             items,
             row_tokens=config_lib.row_tokens(c),
             micro_rows=c.optim.micro_rows,
-            max_items=c.rollout.groups // c.optim.minibatches * c.rollout.group_size,
+            max_items=minibatch_responses(c),
         )
         if not used:  # every response of it was filtered out
             continue
@@ -207,6 +207,18 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
         skipped_in_row=in_row,
     )
     return state, metrics.update_metrics(logs, bool(c.loss.kl_coef)) | {"optim/lr": lr}
+
+
+def minibatch_responses(c) -> int:
+    return c.rollout.groups // c.optim.minibatches * c.rollout.group_size
+
+
+def update_memory(c, machine) -> str:
+    """What an update takes of a device. Compiles it; the first update finds the program ready."""
+    micro_batches = -(-minibatch_responses(c) // c.optim.micro_rows)
+    trainer = machine.trainer
+    arguments = trainer.arguments(micro_batches, c.optim.micro_rows, config_lib.row_tokens(c))
+    return topology.memory_line("update", trainer.update.lower(*arguments).compile())
 
 
 def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float]:
@@ -246,6 +258,8 @@ def run(c, workdir: pathlib.Path, allow_config_change: bool, say) -> None:
     accept = lambda saved: resume.check(saved, c, data, allow_config_change, say)  # noqa: E731
     state, resumed = start_state(c, text, machine, directory, accept, say)
     checkpoint.dump_json(workdir / "config.json", config)
+    if state.step < c.steps:
+        say(update_memory(c, machine))
     say(f"resumed after step {state.step}" if resumed else "start")
     writer = metrics.Writer(workdir, state.step if resumed else -1, c.log.tensorboard, say)
     watchdog = guards.Watchdog(c.guard.hang_factor, c.guard.hang_floor_s)
