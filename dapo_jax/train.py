@@ -213,12 +213,20 @@ def minibatch_responses(c) -> int:
     return c.rollout.groups // c.optim.minibatches * c.rollout.group_size
 
 
-def update_memory(c, machine) -> str:
-    """What an update takes of a device. Compiles it; the first update finds the program ready."""
+def memory_lines(c, machine: parts.Machine) -> list[str]:
+    """What sampling and an update take of a device. Compiles them; the run finds them ready."""
     micro_batches = -(-minibatch_responses(c) // c.optim.micro_rows)
-    trainer = machine.trainer
+    trainer, sampler = machine.trainer, machine.engine.calls(qwen2.abstract(machine.shape))
     arguments = trainer.arguments(micro_batches, c.optim.micro_rows, config_lib.row_tokens(c))
-    return topology.memory_line("update", trainer.update.lower(*arguments).compile())
+    programs = {
+        "prefill": sampler["prefill"],
+        "decode": sampler["decode_top_p" if c.rollout.top_p < 1 else "decode_full"],
+        "update": (trainer.update, arguments),
+    }
+    return [
+        topology.memory_line(name, program.lower(*arguments).compile())
+        for name, (program, arguments) in programs.items()
+    ]
 
 
 def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float]:
@@ -259,7 +267,8 @@ def run(c, workdir: pathlib.Path, allow_config_change: bool, say) -> None:
     state, resumed = start_state(c, text, machine, directory, accept, say)
     checkpoint.dump_json(workdir / "config.json", config)
     if state.step < c.steps:
-        say(update_memory(c, machine))
+        for line in memory_lines(c, machine):
+            say(line)
     say(f"resumed after step {state.step}" if resumed else "start")
     writer = metrics.Writer(workdir, state.step if resumed else -1, c.log.tensorboard, say)
     watchdog = guards.Watchdog(c.guard.hang_factor, c.guard.hang_floor_s)
