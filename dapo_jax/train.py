@@ -22,6 +22,7 @@ from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
 from dapo_jax.data import problems
 from dapo_jax.evaluate import evaluate_sets
 from dapo_jax.model import hf, qwen2
+from dapo_jax.rollout import engine
 from dapo_jax.rollout.engine import Stats
 from dapo_jax.run import (
     checkpoint,
@@ -72,6 +73,8 @@ def train_step(c, text: parts.Text, machine: parts.Machine, stream, state: State
         "time/step_s": done - started,
         "perf/tokens_per_s": stats.tokens / (done - started),
         "perf/slot_occupancy": stats.occupancy,
+        "perf/cache_peak": stats.peak_cache,
+        "sampling/evicted": stats.evicted,
     }
     return state._replace(step=state.step + 1), log, got.groups
 
@@ -111,7 +114,7 @@ def sample_batch(c, text, machine, stream, state: State) -> tuple[Collected, Sta
         surplus=c.sampling.surplus,
         carried=state.carried,
     )
-    return got, Stats(*np.sum(totals or [(0, 0, 0)], axis=0).tolist())
+    return got, engine.total(totals)
 
 
 def make_minibatches(c, groups: list[Group], step: int) -> list[list[packing.Item]]:

@@ -7,9 +7,7 @@ later: a sample is a pure function of its request, so they come out the same. Th
 prompt share its full pages, and get a copy of the last, partly filled one.
 """
 
-import dataclasses
 import functools
-from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -19,15 +17,9 @@ import numpy as np
 from dapo_jax import parallel
 from dapo_jax.model import paged, qwen2
 from dapo_jax.rollout import sampler
-from dapo_jax.rollout.pages import Pages
+from dapo_jax.rollout.schedule import Request, Row, Schedule
 
-
-class Request(NamedTuple):
-    """One response to draw. (stream, sample) name its random numbers, see rollout/draw.py."""
-
-    prompt: Sequence[int]  # token ids, 1 to prompt_tokens of them
-    stream: int  # position of the problem in its stream
-    sample: int  # index in its group
+__all__ = ["Engine", "Request", "Response", "Stats"]
 
 
 class Response(NamedTuple):
@@ -59,25 +51,10 @@ class Stats(NamedTuple):
         return self.queued_tokens / max(self.queued_slot_steps, 1)
 
 
-@dataclasses.dataclass
-class _Row:
-    """A response in flight in one slot."""
-
-    index: int  # of the request
-    request: Request
-    prompt: tuple[int, ...]
-    pages: list[int]
-    parts: list = dataclasses.field(default_factory=list)  # (tokens, logps, entropies) a chunk
-    emitted: int = 0
-
-    @property
-    def position(self) -> int:
-        """Tokens in the cache; the next one goes there."""
-        return len(self.prompt) - 1 + self.emitted
-
-    @property
-    def token(self) -> int:
-        return int(self.parts[-1][0][-1]) if self.parts else self.prompt[-1]
+def total(stats: Sequence[Stats]) -> Stats:
+    """Of several calls."""
+    sums = np.sum([s[:-1] for s in stats] or [[0] * 7], axis=0).tolist()
+    return Stats(*sums, max((s.peak_cache for s in stats), default=0.0))
 
 
 class Engine:
@@ -181,8 +158,8 @@ class Engine:
         if weights + pool <= limit:
             return
         gib = lambda n: f"{n / 2**30:.3g} GiB"  # noqa: E731
-        fits = f"the sampler does not fit: its weights take {gib(weights)} and its cache {gib(pool)}"
-        fits += f" of a device's {gib(limit)}; "
+        fits = f"the sampler does not fit: its weights take {gib(weights)} and its cache"
+        fits += f" {gib(pool)} of a device's {gib(limit)}; "
         if weights > limit:
             raise ValueError(fits + "the weights alone need more devices along mesh.tensor")
         room = (limit - weights) / pool  # in whole slots of the same cache
@@ -228,28 +205,36 @@ class Engine:
         pool = self.programs.new_pool() if self._pool is None else self._pool
         self._pool = None  # donated from here on; kept again when the queue is empty
 
-        waiting = deque(enumerate(requests))
-        rows: list[_Row | None] = [None] * self.slots
-        pages = [Pages(self.geometry.pages) for _ in range(self.shards)]
+        schedule = Schedule(
+            requests,
+            slots=self.slots,
+            shards=self.shards,
+            chunk=self.chunk,
+            limit=limit,
+            pages=self.geometry.pages,
+            page_tokens=self.geometry.page_tokens,
+            fixed=self.geometry.reader == "rows",
+        )
+        rows = schedule.rows
         responses: list[Response | None] = [None] * len(requests)
         steps = np.zeros(2, int)  # busy slot-steps, all slot-steps
         queued = np.zeros(2, int)
         kept = chunks = prefilled = evicted = 0
-        while waiting or any(rows):
-            evicted += self._grow(rows, pages, waiting, limit)
-            new, copies = self._admit(rows, pages, waiting, limit)
+        while schedule:
+            evicted += schedule.grow()
+            new, copies = schedule.admit()
             prefilled += len(new)
-            pool = self._prefill(decode_params, pool, rows, new)
+            pool = self._prefill(decode_params, pool, schedule, new)
             if copies:
                 pool = self._copy(pool, copies)
-            slots = self._slots(rows, limit)
+            slots = self._slots(rows)
             pool, out = self.programs.decode[mode](decode_params, pool, slots, *settings)
             out = parallel.to_host(out)
 
             chunks += 1
             spent = np.array([out.count_S.sum(), int(out.count_S.max()) * self.slots])
             steps += spent
-            if waiting:
+            if schedule.waiting:
                 queued += spent
             finished = 0
             for s, row in enumerate(rows):
@@ -267,11 +252,11 @@ class Engine:
                 if response:
                     responses[row.index] = response
                     kept += len(response.tokens)
-                    self._release(s, rows, pages)
+                    schedule.release(s)
                     finished += 1
             progress(finished)
         self._pool = pool
-        peak = max(p.peak for p in pages) / self.geometry.pages
+        peak = schedule.peak / self.geometry.pages
         return responses, Stats(kept, int(steps[1]), chunks, *queued, prefilled, evicted, peak)
 
     def _check(self, requests, limit):
@@ -280,6 +265,8 @@ class Engine:
                 f"max_response_tokens={limit}: this sampler holds 1 to {self.response_tokens}"
             )
         for i, r in enumerate(requests):
+            if not 0 <= r.limit <= limit:
+                raise ValueError(f"request {i}: limit {r.limit}, this call allows 0 to {limit}")
             if not 1 <= len(r.prompt) <= self.prompt_tokens:
                 raise ValueError(
                     f"request {i}: prompt of {len(r.prompt)} tokens, this sampler takes 1 to"
@@ -291,110 +278,29 @@ class Engine:
                     " model's tokenizer?"
                 )
 
-    # --- pages and slots ------------------------------------------------------------------------
-
-    def _shard(self, slot: int) -> int:
-        return slot * self.shards // self.slots
-
-    def _pages_for(self, prompt_tokens: int, emitted: int, limit: int) -> int:
-        """Pages that a row needs to get through the next chunk."""
-        last = prompt_tokens - 1 + min(emitted + self.chunk, limit)
-        return -(-last // self.geometry.page_tokens)
-
-    def _release(self, s: int, rows, pages) -> None:
-        if self.geometry.reader != "rows":
-            pages[self._shard(s)].release(rows[s].pages)
-        rows[s] = None
-
-    def _grow(self, rows, pages, waiting, limit: int) -> int:
-        """Pages for the next chunk of all rows in flight, the oldest request first. Where they run
-        out, the youngest go back to the head of the queue; returns how many."""
-        if self.geometry.reader == "rows":
-            return 0
-        evicted = 0
-        for s in sorted(filter(rows.__getitem__, range(self.slots)), key=lambda s: rows[s].index):
-            row = rows[s]
-            if row is None:
-                continue  # evicted by an older one
-            free = pages[self._shard(s)]
-            missing = self._pages_for(len(row.prompt), row.emitted, limit) - len(row.pages)
-            while missing > free.free:
-                mates = [
-                    t for t in range(self.slots) if rows[t] and self._shard(t) == self._shard(s)
-                ]
-                youngest = max(mates, key=lambda t: rows[t].index)
-                waiting.appendleft((rows[youngest].index, rows[youngest].request))
-                self._release(youngest, rows, pages)
-                evicted += 1
-                if youngest == s:
-                    break
-            else:
-                row.pages += free.take(max(missing, 0))
-        return evicted
-
-    def _admit(self, rows, pages, waiting, limit: int):
-        """Waiting requests into free slots, as far as pages allow. Returns (slots whose prompt has
-        to be run, page copies (slot, source page, target page))."""
-        new, copies = [], []
-        siblings = [defaultdict(list) for _ in range(self.shards)]  # prompt -> rows that hold it
-        busy = [0] * self.shards
-        for s, row in enumerate(rows):
-            if row:
-                siblings[self._shard(s)][row.prompt].append(row)
-                busy[self._shard(s)] += 1
-        P, fixed = self.geometry.page_tokens, self.geometry.reader == "rows"
-        for s in range(self.slots):
-            if rows[s] or not waiting:
-                continue
-            shard = self._shard(s)
-            index, request = waiting[0]
-            prompt = tuple(request.prompt)
-            held = siblings[shard][prompt]
-            # A row may be young itself, but the first of its siblings was prefilled, or is older.
-            sibling = held[0] if held else None
-            full, rest = divmod(len(prompt) - 1, P)
-            if fixed:
-                table = [s - shard * self.slots // self.shards]
-            else:
-                shared = sibling.pages[:full] if sibling else []
-                fresh = self._pages_for(len(prompt), 0, limit) - len(shared)
-                # One page in hand for every row in flight, or new rows would soon evict others.
-                if pages[shard].free < fresh + busy[shard]:
-                    continue
-                table = pages[shard].share(shared) + pages[shard].take(fresh)
-            waiting.popleft()
-            row = rows[s] = _Row(index, request, prompt, table)
-            held.append(row)
-            busy[shard] += 1
-            if sibling and rest:
-                copies.append((s, sibling.pages[full], table[full]))
-            elif not sibling and len(prompt) > 1:
-                new.append(s)
-        return new, copies
-
     # --- to the device --------------------------------------------------------------------------
 
-    def _table(self, out: np.ndarray, row: _Row) -> None:
+    def _table(self, out: np.ndarray, row: Row) -> None:
         out[: len(row.pages)] = row.pages
 
-    def _slots(self, rows, limit: int) -> sampler.Slots:
+    def _slots(self, rows) -> sampler.Slots:
         S = self.slots
         numbers = np.zeros((6, S), np.int32)
         active_S, table_SxR = np.zeros(S, bool), np.zeros((S, self.geometry.row_pages), np.int32)
         for s, row in enumerate(rows):
             if row:
                 q = row.request
-                numbers[:, s] = row.token, row.position, row.emitted, limit, q.stream, q.sample
+                numbers[:, s] = row.token, row.position, row.emitted, row.limit, q.stream, q.sample
                 active_S[s] = True
                 self._table(table_SxR[s], row)
         return parallel.to_device(sampler.Slots(*numbers, active_S, table_SxR), self._axes)
 
-    def _prefill(self, params, pool, rows, new: list[int]):
+    def _prefill(self, params, pool, schedule: Schedule, new: list[int]):
         """Run the prompts of the slots `new`, each shard its own, in chunks of tokens."""
-        T, R = self.prefill_tokens, self.geometry.row_pages
+        T, R, n = self.prefill_tokens, self.geometry.row_pages, self.prefill_rows
+        rows = schedule.rows
         axes = parallel.shardings(paged.prompt_axes(), self.mesh, self.rules)
-        queues = [[s for s in new if self._shard(s) == k] for k in range(self.shards)]
-        n = self.prefill_rows
+        queues = [[s for s in new if schedule.shard(s) == k] for k in range(self.shards)]
         while any(queues):
             batch = [s for q in queues for s in (q[:n] + [None] * n)[:n]]
             queues = [q[n:] for q in queues]
@@ -422,7 +328,7 @@ class Engine:
         pair = parallel.to_device((source_S, target_S), (self._axes.token_S,) * 2)
         return self.programs.copy_pages(pool, *pair)
 
-    def _response(self, row: _Row, active: bool, cut) -> Response | None:
+    def _response(self, row: Row, active: bool, cut) -> Response | None:
         """The finished response of a row, or None while it goes on."""
         end = 0
         if cut:
