@@ -342,21 +342,6 @@ def finish(process) -> str:
 
 
 @pytest.mark.slow
-def test_sigkill_and_restart_end_with_the_same_bits(tmp_path):
-    finish(launch(tmp_path, tmp_path / "whole", 1, "steps=8"))
-    process = launch(tmp_path, tmp_path / "killed", 1, "steps=8")
-    deadline = time.time() + 300
-    while len(metrics.read(tmp_path / "killed" / "metrics.jsonl")) <= 5:  # steps 0 to 5
-        assert process.poll() is None and time.time() < deadline
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert "resumed after step" in finish(launch(tmp_path, tmp_path / "killed", 1, "steps=8"))
-    assert_same_bits(arrays(tmp_path / "whole", 8), arrays(tmp_path / "killed", 8))
-    assert without_clocks(tmp_path / "whole") == without_clocks(tmp_path / "killed")
-
-
-@pytest.mark.slow
 def test_eight_devices_sample_the_same_tokens_and_learn_the_same(tmp_path):
     for name, devices, mesh in (("one", 1, ()), ("eight", 8, ("mesh.fsdp=4", "mesh.tensor=2"))):
         finish(launch(tmp_path, tmp_path / name, devices, "steps=3", *mesh))
