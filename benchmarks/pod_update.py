@@ -23,7 +23,8 @@ import tempfile
 import time
 from typing import NamedTuple
 
-RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
+import results
+
 HEADING = "## Updates of Qwen2.5-32B on pods"
 MICRO_BATCHES = 4
 
@@ -97,7 +98,7 @@ def measure_apart(pod: Pod, level: str) -> dict:
         return json.loads(out.read_text())
 
 
-def table(results: list[tuple[Pod, dict]], level: str) -> str:
+def table(measured: list[tuple[Pod, dict]], level: str) -> str:
     gb = lambda n: f"{n / 1e9:.2f}"  # noqa: E731
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("jax", "libtpu"))
     lines = [
@@ -111,25 +112,16 @@ def table(results: list[tuple[Pod, dict]], level: str) -> str:
         " work / (6N + attention) | compile s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for pod, r in results:
+    for pod, r in measured:
         note = f" (Adam's moments on the host: {gb(r['on_host'])})" if pod.offload else ""
         lines.append(
             f"| {pod.topology}{note} | {pod.data} x {pod.fsdp} x {pod.tensor} | {r['rows']} x"
             f" {r['row_tokens']:,} | {gb(r['arguments'])} | {gb(r['peak'])} | {gb(r['live'])} |"
             f" {gb(r['limit'])} | {r['work_ratio']:.3f} | {r['seconds']:.0f} |"
         )
-    bad = [p.topology for p, r in results if r["rematerialized"]]
+    bad = [p.topology for p, r in measured if r["rematerialized"]]
     lines += ["", f"Involuntary full rematerialization: {', '.join(bad) or 'in none of them'}."]
     return "\n".join(lines) + "\n"
-
-
-def write(section: str) -> None:
-    """Replace this benchmark's section of RESULTS.md, or add it."""
-    text = RESULTS.read_text() if RESULTS.exists() else "# Measured\n"
-    before, found, after = text.partition(HEADING)
-    rest = after.partition("\n## ")
-    tail = "\n## " + rest[2] if found and rest[1] else ""
-    RESULTS.write_text(before.rstrip() + "\n\n" + section + tail)
 
 
 def main() -> None:
@@ -146,16 +138,16 @@ def main() -> None:
     pods = [p for p in PODS if p.topology == args.only][:1] if args.only else PODS
     if not pods:
         parser.error(f"--only: one of {', '.join(dict.fromkeys(p.topology for p in PODS))}")
-    results = []
+    measured = []
     for pod in pods:
         print(f"compiling for {pod} ...", flush=True)
-        results.append((pod, measure_apart(pod, args.level)))
-    section = table(results, args.level)
+        measured.append((pod, measure_apart(pod, args.level)))
+    section = table(measured, args.level)
     print("\n" + section)
     if args.write:
-        write(section)
+        results.write(HEADING, section)
     if args.json:
-        args.json.write_text(json.dumps([dict(p._asdict(), **r) for p, r in results], indent=1))
+        args.json.write_text(json.dumps([dict(p._asdict(), **r) for p, r in measured], indent=1))
 
 
 if __name__ == "__main__":
