@@ -123,6 +123,26 @@ def grade(
     )
 
 
+def grade_groups(
+    tok: tokenizer.Tokenizer, groups: Sequence[Group], answers: Sequence[str], mode: str
+) -> list[Grades]:
+    """`grade` of each group. Every process decodes and verifies its own share of the groups, and
+    only verdicts and extracted answers are gathered (the token ids come out of the sampler whole on
+    every process: any of them may have to pack any row)."""
+    if not groups:
+        return []
+    mine = problems.host_slice(0, len(groups), jax.process_index(), jax.process_count())
+    graded = [grade(tok, groups[i].responses, answers[i], mode) for i in mine]
+    if jax.process_count() == 1:
+        return graded
+    plain = [(g.correct.tolist(), g.shadow.tolist(), g.answers) for g in graded]
+    return [
+        Grades(np.array(correct, bool), np.array(shadow, bool), extracted)
+        for share in parallel.gather_json(plain)
+        for correct, shadow, extracted in share
+    ]
+
+
 # ------------------------------------------------------------------------------------------------
 # Devices
 # ------------------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
     python -m dapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
 
 The same command resumes. WORKDIR receives config.json (resolved), metrics.jsonl, tensorboard/,
-rollouts/ (text samples), eval/ and checkpoints/. Any field of the config can be overridden:
---config.optim.lr=1e-6. Exit code 0 at the end, or after SIGTERM once the running step is saved.
+rollouts/ (text samples), eval/ and checkpoints/; it may be a bucket (gs://...). Any field of the
+config can be overridden: --config.optim.lr=1e-6. On several hosts, run the same command on each
+(processes.py). Exit code 0 at the end, or after SIGTERM once the running step is saved.
 """
 
+import hashlib
 import pathlib
 import signal
 import time
@@ -15,14 +17,14 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from dapo_jax import cli, config as config_lib, parallel, parts, warmup
+from dapo_jax import cli, config as config_lib, parallel, parts, processes, warmup
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
 from dapo_jax.data import problems
 from dapo_jax.evaluate import evaluate_sets
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Stats
-from dapo_jax.run import checkpoint, metrics
+from dapo_jax.run import checkpoint, metrics, workdir as workdir_lib
 from dapo_jax.run.checkpoint import State
 
 # ------------------------------------------------------------------------------------------------
@@ -86,12 +88,12 @@ def sample_batch(c, text, machine, stream, state: State) -> tuple[Collected, Sta
             max_response_tokens=c.rollout.max_response_tokens,
         )
         totals.append(stats)
-        graded = []
-        for group, row in zip(groups, rows, strict=True):
-            answer = text.train.problems[row].answer
-            verdicts = parts.grade(text.tokenizer, group.responses, answer, c.reward.mode)
-            graded.append(group._replace(correct=verdicts.correct, extras=verdicts))
-        return graded
+        answers = [text.train.problems[row].answer for row in rows]
+        graded = parts.grade_groups(text.tokenizer, groups, answers, c.reward.mode)
+        return [
+            group._replace(correct=verdicts.correct, extras=verdicts)
+            for group, verdicts in zip(groups, graded, strict=True)
+        ]
 
     got = collect(
         sample,
@@ -215,36 +217,49 @@ def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------
 
 
-def train(c, workdir: pathlib.Path) -> None:
-    """Run up to `c.steps`. Raises ConfigError, ValueError or OSError for bad input, before anything
-    compiles."""
+def train(c, where: str | pathlib.Path) -> None:
+    """Run up to `c.steps` in the workdir `where`. Raises ConfigError, ValueError or OSError for bad
+    input, before anything compiles."""
+    processes.agree(processes.identity(c, str(where)))
     config_lib.validate(c, len(jax.devices()))
-    say = tqdm.write if jax.process_index() == 0 else lambda _: None
+    first = jax.process_index() == 0
+    say = tqdm.write if first else lambda _: None
     for warning in config_lib.warnings(c):
         say(f"warning: {warning}")
-    open_workdir(workdir)
+    home = workdir_lib.open_workdir(where)
+    workdir = home.local
     model_dir = hf.resolve(c.model.path) if c.model.path else None
     text = parts.load_text(c, workdir, model_dir)
+    processes.agree({"the set of problems (its hash)": digest(text)})
     machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir)
-    checkpoint.dump_json(workdir / "config.json", config_lib.leaves(c))
-    for note in [*text.notes, describe(c, machine), f"workdir: {workdir}"]:
+    if first:
+        checkpoint.dump_json(workdir / "config.json", config_lib.leaves(c))
+    for note in [*text.notes, describe(c, machine), f"workdir: {where}"]:
         say(note)
 
-    manager = checkpoint.manager(workdir / "checkpoints", c.checkpoint.keep)
+    manager = checkpoint.manager(home.checkpoints, c.checkpoint.keep)
     resumed = manager.latest_step()
     state = start_state(c, text, machine, manager)
     say(f"resumed after step {resumed}" if resumed is not None else "start")
     writer = metrics.Writer(workdir, -1 if resumed is None else resumed, c.log.tensorboard)
     terminated: list[int] = []  # SIGTERM (a preemption): finish the step, save, leave
     handler = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
-    bar = tqdm(total=c.steps, initial=state.step, desc="DAPO", unit="step", dynamic_ncols=True)
+    bar = tqdm(
+        total=c.steps,
+        initial=state.step,
+        desc="DAPO",
+        unit="step",
+        dynamic_ncols=True,
+        disable=not first,
+    )
     try:
         if resumed is None:
             writer.scalars(0, evaluate_policy(c, machine, text, state, say))
             checkpoint.save(manager, state, config_lib.leaves(c))
         stream = problems.stream(range(len(text.train.ids)), c.seed)
         stop = why_stop(c, state, {})
-        while state.step < c.steps and not stop and not terminated:
+        leaving = parallel.any_process(terminated)  # of one opinion: every step is a joint one
+        while state.step < c.steps and not stop and not leaving:
             state, log, groups = train_step(c, text, machine, stream, state)
             last = state.step == c.steps
             if last or due(state.step, c.eval.every):
@@ -256,32 +271,40 @@ def train(c, workdir: pathlib.Path) -> None:
             if shortage := describe_shortage(c, log):
                 say(f"warning: step {state.step}: {shortage}")
             stop = why_stop(c, state, log)
-            if last or stop or terminated or due(state.step, c.checkpoint.every):
+            leaving = parallel.any_process(terminated)
+            if last or stop or leaving or due(state.step, c.checkpoint.every):
                 checkpoint.save(manager, state, config_lib.leaves(c))
+            send(home, say)
     finally:
         bar.close()
         manager.wait_until_finished()
         manager.close()
         writer.close()
         signal.signal(signal.SIGTERM, handler)
-    say(summary(c, workdir, state, stop, bool(terminated)))
+    workdir_lib.send(home)
+    if first:
+        say(summary(c, home, state, stop, leaving))
 
 
 def due(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
 
 
-def open_workdir(workdir: pathlib.Path) -> None:
-    """Make the directory and find out now, not after an hour, whether it can be written."""
-    if workdir.exists() and not workdir.is_dir():
-        raise ValueError(f"--workdir={workdir}: is a file; give a directory")
+def digest(text: parts.Text) -> str:
+    """Of all prompts and answers, in their order: hosts may hold different copies of a file."""
+    sha = hashlib.sha256()
+    for data in (text.train, *text.evals.values()):
+        for ids, problem in zip(data.ids, data.problems, strict=True):
+            sha.update(f"{ids} {problem.answer}\n".encode())
+    return sha.hexdigest()[:12]
+
+
+def send(home: workdir_lib.Workdir, say) -> None:
+    """Metrics and samples to the bucket; what does not arrive now does after the next step."""
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / f".probe_{jax.process_index()}"
-        probe.write_text("")
-        probe.unlink()
+        workdir_lib.send(home)
     except OSError as error:
-        raise ValueError(f"--workdir={workdir}: cannot be written ({error.strerror})") from error
+        say(f"warning: {home.name}: not written ({error}); trying again after the next step")
 
 
 def start_state(c, text: parts.Text, machine: parts.Machine, manager) -> State:
@@ -381,7 +404,7 @@ def describe(c, machine: parts.Machine) -> str:
     )
 
 
-def summary(c, workdir: pathlib.Path, state: State, stop: str, terminated: bool) -> str:
+def summary(c, home: workdir_lib.Workdir, state: State, stop: str, terminated: bool) -> str:
     """The last words: how it ended, what was learned, where to look."""
     if stop:
         lines = [f"stopped after step {state.step}, saved: {stop}"]
@@ -392,19 +415,20 @@ def summary(c, workdir: pathlib.Path, state: State, stop: str, terminated: bool)
             f"done: {state.step} steps, {state.updates} updates, {state.samples:,} responses,"
             f" {state.tokens:,} tokens"
         ]
-    scored = [r for r in metrics.read(workdir / "metrics.jsonl") if "time/eval_s" in r]
+    scored = [r for r in metrics.read(home.local / "metrics.jsonl") if "time/eval_s" in r]
     for tag in [t for t in scored[0] if t.endswith("/avg@k")] if scored else []:
         path = " -> ".join(f"{r[tag]:.2f}" for r in scored)
         lines.append(f"  {tag:32s} {path}")
-    lines.append(f"  curves: tensorboard --logdir {workdir}/tensorboard (or metrics.jsonl)")
-    lines.append(f"  samples: {workdir}/rollouts, checkpoints: {workdir}/checkpoints")
+    lines.append(f"  curves: tensorboard --logdir {home.name}/tensorboard (or metrics.jsonl)")
+    lines.append(f"  samples: {home.name}/rollouts, checkpoints: {home.name}/checkpoints")
     return "\n".join(lines)
 
 
 def main() -> None:
     if not cli.WORKDIR.value:
         raise ValueError("--workdir: say where the run is to be kept")
-    train(cli.CONFIG.value, pathlib.Path(cli.WORKDIR.value))
+    with processes.joined():
+        train(cli.CONFIG.value, cli.WORKDIR.value)
 
 
 if __name__ == "__main__":
