@@ -8,6 +8,7 @@ fetches what is there, and sends what changed. Checkpoints go to the bucket by O
 import pathlib
 import secrets
 import tempfile
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -69,12 +70,10 @@ def _open_remote(name: str) -> Workdir:
     if jax.process_index():
         return home
     try:
-        home.remote.mkdir(parents=True, exist_ok=True)
-        for top in home.remote.iterdir():
-            if top.name != CHECKPOINTS:
-                for file in [top] if top.is_file() else top.rglob("*"):
-                    if file.is_file():
-                        _fetch(home, file)
+        home.remote.mkdir(parents=True, exist_ok=True)  # in a bucket of objects: nothing
+        for top in home.remote.iterdir() if home.remote.exists() else ():
+            for file in _files(top) if top.name != CHECKPOINTS else ():
+                _fetch(home, file)
         (home.local / ".probe").write_text("")
         send(home)
         (home.local / ".probe").unlink()
@@ -84,6 +83,14 @@ def _open_remote(name: str) -> Workdir:
     except OSError as error:
         raise ValueError(f"--workdir={name}: cannot be read and written ({error})") from error
     return home
+
+
+def _files(path: epath.Path) -> Iterator[epath.Path]:
+    if path.is_dir():
+        for child in path.iterdir():
+            yield from _files(child)
+    else:
+        yield path
 
 
 def _fetch(home: Workdir, file: epath.Path) -> None:
