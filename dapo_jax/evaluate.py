@@ -243,10 +243,16 @@ def settings_key(settings: dict) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def evaluate_checkpoint(c, workdir: pathlib.Path, given: str = "", saved=lambda: None) -> dict:
-    """Evaluate on every set of `c.eval.files`, print a report of each, and return all as plain JSON
-    values: {settings, sets: {name: `scores.summary` and the folder of samples}}."""
+def evaluate_checkpoint(c, where: str | pathlib.Path, given: str = "") -> dict:
+    """Evaluate on every set of `c.eval.files` in the workdir `where`, print a report of each, and
+    return all as plain JSON values: {settings, sets: {name: `scores.summary` and the folder of
+    samples}}."""
+    processes.agree(processes.identity(c, str(where)))
     config_lib.validate(c, len(jax.devices()))
+    home = workdir_lib.open_workdir(where)
+    workdir, saved = home.local, functools.partial(workdir_lib.send, home)
+    if home.remote and not given and (home.remote / workdir_lib.CHECKPOINTS).exists():
+        given = home.checkpoints
     policy = find_policy(c, workdir, given)
     text = load_text(c, workdir, policy.model_dir)
     machine = parts.build_machine(
@@ -290,9 +296,10 @@ def evaluate_checkpoint(c, workdir: pathlib.Path, given: str = "", saved=lambda:
         )
         if scores is not None:
             sets[name] = scores_lib.summary(scores, [p.id for p in data.problems], c.seed)
-            sets[name]["samples"] = str(folder)
+            sets[name]["samples"] = f"{home.name}/{folder.relative_to(workdir)}"
             say("\n".join(scores_lib.lines(name, sets[name])))
-            say(f"  samples: {folder}")
+            say(f"  samples: {sets[name]['samples']}")
+    saved()
     return {"settings": about, "sets": sets}
 
 
@@ -327,14 +334,7 @@ def main() -> None:
         if value is not None:
             c.eval[name] = value
     with processes.joined():
-        processes.agree(processes.identity(c, cli.WORKDIR.value))
-        home = workdir_lib.open_workdir(cli.WORKDIR.value)
-        there = given.checkpoint
-        if not there and home.remote and (home.remote / workdir_lib.CHECKPOINTS).exists():
-            there = home.checkpoints
-        send = functools.partial(workdir_lib.send, home)
-        result = evaluate_checkpoint(c, home.local, there, send)
-        send()
+        result = evaluate_checkpoint(c, cli.WORKDIR.value, given.checkpoint)
         if out and jax.process_index() == 0:
             checkpoint.dump_json(out, result)
 

@@ -3,6 +3,7 @@
 Training, evaluation and the experiments all start here, so that they cannot differ.
 """
 
+import hashlib
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -104,6 +105,15 @@ def load_text(c, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> Text:
     train = read("train", train_files)
     evals = {name: read(name, [path], c.eval.problems) for name, path in eval_files.items()}
     return Text(tok, train, evals, notes)
+
+
+def digest(text: Text) -> str:
+    """Of all prompts and answers, in their order: hosts may hold different copies of a file."""
+    sha = hashlib.sha256()
+    for data in (text.train, *text.evals.values()):
+        for ids, problem in zip(data.ids, data.problems, strict=True):
+            sha.update(f"{ids} {problem.answer}\n".encode())
+    return sha.hexdigest()[:12]
 
 
 def grade(

@@ -375,6 +375,7 @@ def report(r: dict[str, Any]) -> list[str]:
 
 
 def define_flags() -> None:
+    """Not at import: tests and others use the functions alone."""
     flags.DEFINE_string("topology", None, "Slice: v5p-256, v6e-256, v5litepod-256, v5p:4x4x8.")
     flags.DEFINE_integer("mean_response", 0, "Assumed mean tokens; default: a quarter of the most.")
     flags.DEFINE_integer("mean_prompt", 0, "Assumed mean tokens; default: an eighth of the most.")

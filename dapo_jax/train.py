@@ -8,7 +8,6 @@ config can be overridden: --config.optim.lr=1e-6. On several hosts, run the same
 (processes.py). Exit code 0 at the end, or after SIGTERM once the running step is saved.
 """
 
-import hashlib
 import pathlib
 import signal
 import time
@@ -230,7 +229,7 @@ def train(c, where: str | pathlib.Path) -> None:
     workdir = home.local
     model_dir = hf.resolve(c.model.path) if c.model.path else None
     text = parts.load_text(c, workdir, model_dir)
-    processes.agree({"the set of problems (its hash)": digest(text)})
+    processes.agree({"the set of problems (its hash)": parts.digest(text)})
     machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir)
     if first:
         checkpoint.dump_json(workdir / "config.json", config_lib.leaves(c))
@@ -288,15 +287,6 @@ def train(c, where: str | pathlib.Path) -> None:
 
 def due(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
-
-
-def digest(text: parts.Text) -> str:
-    """Of all prompts and answers, in their order: hosts may hold different copies of a file."""
-    sha = hashlib.sha256()
-    for data in (text.train, *text.evals.values()):
-        for ids, problem in zip(data.ids, data.problems, strict=True):
-            sha.update(f"{ids} {problem.answer}\n".encode())
-    return sha.hexdigest()[:12]
 
 
 def send(home: workdir_lib.Workdir, say) -> None:

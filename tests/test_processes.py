@@ -184,12 +184,16 @@ def finish(running: list[subprocess.Popen], seconds=300) -> list[tuple[int, str]
     return [(p.returncode, text) for p, text in zip(running, said, strict=True)]
 
 
+def shown(done: list[tuple[int, str]]) -> str:
+    return "".join(f"\n=== exit status {status}\n{text[-3000:]}" for status, text in done)
+
+
 def run(folder, workdir, count, *extra, devices=1) -> list[str]:
     port = free_port()
     done = finish(
         [start(folder, workdir, count, i, port, *extra, devices=devices) for i in range(count)]
     )
-    assert [status for status, _ in done] == [0] * count, done
+    assert [status for status, _ in done] == [0] * count, shown(done)
     return [text for _, text in done]
 
 
@@ -246,7 +250,7 @@ def interrupt(tmp_path, number, to: int, *extra):
     running = [start(tmp_path, workdir, 2, i, port, *endless) for i in range(2)]
     deadline = time.time() + 300
     while steps_done(workdir) < 1 and time.time() < deadline:
-        assert [p.poll() for p in running] == [None, None], finish(running)
+        assert [p.poll() for p in running] == [None, None], shown(finish(running))
         time.sleep(0.02)
     running[to].send_signal(number)
     started = time.time()
@@ -256,7 +260,7 @@ def interrupt(tmp_path, number, to: int, *extra):
 @pytest.mark.slow
 def test_sigterm_to_one_process_saves_on_both(tmp_path):
     workdir, done, _ = interrupt(tmp_path, signal.SIGTERM, 1)
-    assert [status for status, _ in done] == [0, 0], done
+    assert [status for status, _ in done] == [0, 0], shown(done)
     assert "the same command goes on from there" in done[0][1]
     manager = checkpoint.manager(workdir / "checkpoints", keep=9)
     assert manager.latest_step() == steps_done(workdir)
@@ -265,7 +269,7 @@ def test_sigterm_to_one_process_saves_on_both(tmp_path):
 @pytest.mark.slow
 def test_a_killed_process_ends_the_other_with_its_name(tmp_path):
     _, done, seconds = interrupt(tmp_path, signal.SIGKILL, 1, "--heartbeat_timeout=10")
-    assert [status for status, _ in done] == [1, -signal.SIGKILL], done
+    assert [status for status, _ in done] == [1, -signal.SIGKILL], shown(done)
     assert seconds < 15
     last = done[0][1].strip().splitlines()[-1]
     assert last.startswith("error: process 1 of 2 (host ")

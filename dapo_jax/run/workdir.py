@@ -5,8 +5,10 @@ A directory on a disk is used as it is; the processes of a run have to share it.
 fetches what is there, and sends what changed. Checkpoints go to the bucket by Orbax itself.
 """
 
+import atexit
 import pathlib
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -66,7 +68,9 @@ def open_workdir(name: str | pathlib.Path) -> Workdir:
 
 
 def _open_remote(name: str) -> Workdir:
-    home = Workdir(name, pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-")), epath.Path(name), {})
+    local = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-"))
+    atexit.register(shutil.rmtree, local, ignore_errors=True)
+    home = Workdir(name, local, epath.Path(name), {})
     if jax.process_index():
         return home
     try:
