@@ -44,7 +44,11 @@ if [[ -z "$port" ]]; then
     [[ -n "$dry_run" ]] || port="$("$DAPO_PYTHON" -c \
         'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
 fi
-environment=(JAX_PLATFORMS=cpu "XLA_FLAGS=${XLA_FLAGS:+$XLA_FLAGS }--xla_force_host_platform_device_count=$devices"
+# XLA takes NPROC for the size of its thread pools; with few threads a simulated device, collectives
+# wait for each other until they are aborted.
+cores="$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)"
+threads=$((4 * devices > cores ? 4 * devices : cores))
+environment=(JAX_PLATFORMS=cpu "NPROC=${NPROC:-$threads}" "XLA_FLAGS=${XLA_FLAGS:+$XLA_FLAGS }--xla_force_host_platform_device_count=$devices"
     "TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}")
 
 children=()

@@ -305,7 +305,7 @@ def test_slurm_job(tmp_path):
 
 
 def test_local_starts_and_ends_all(tmp_path):
-    commands = printed("local.sh", "--processes=3", "--devices=4")
+    commands = printed("local.sh", "--processes=3", "--devices=4", NPROC=64)
     for i, command in enumerate(commands):
         at = command.index("dapo_jax.train")
         assert command[at + 1 :] == [
@@ -313,6 +313,7 @@ def test_local_starts_and_ends_all(tmp_path):
             f"--process_id={i}",
         ]  # fmt: skip
         assert "XLA_FLAGS=--xla_force_host_platform_device_count=4" in command
+        assert "NPROC=64" in command
     assert len(commands) == 3
 
     checkout = test_launch.checkout.__wrapped__(tmp_path)

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from absl import flags
 
-from dapo_jax import config, parallel, processes
+from dapo_jax import config, parallel, parts, processes
+from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.model import qwen2
+from dapo_jax.rollout.engine import Response
 from dapo_jax.run import checkpoint, metrics
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -103,6 +105,46 @@ def test_identity_holds_all_that_must_be_the_same():
     json.dumps(names)
 
 
+@pytest.mark.parametrize("hosts", [2, 3, 5])
+def test_each_host_grades_its_own_share(hosts, monkeypatch):
+    """Of four groups; then everybody has all verdicts, in order."""
+    none = np.zeros(0, np.float32)
+    groups = [
+        Group(n, [1], [Response(np.array([n, g]), none, none, False) for g in range(3)], None)
+        for n in range(4)
+    ]
+    read = []
+
+    class Tokenizer:
+        def decode(self, ids):
+            read.append(ids[0])
+            return f"Answer: {sum(ids)}"
+
+    answers = ["1", "1", "3", "9"]
+    alone = parts.grade_groups(Tokenizer(), groups, answers, "dapo")
+    assert [g.correct.tolist() for g in alone] == [
+        [False, True, False],
+        [True, False, False],
+        [False, True, False],
+        [False, False, False],
+    ]
+    sent, done = {}, []
+    monkeypatch.setattr(jax, "process_count", lambda: hosts)
+    for host in range(hosts):  # what each sends
+        monkeypatch.setattr(jax, "process_index", lambda host=host: host)
+        monkeypatch.setattr(
+            parallel, "gather_json", lambda x, host=host: sent.update({host: x}) or []
+        )
+        read.clear()
+        parts.grade_groups(Tokenizer(), groups, answers, "dapo")
+        done += sorted(set(read))
+    assert done == [0, 1, 2, 3]  # each group on one host
+    through_json = json.loads(json.dumps([sent[h] for h in range(hosts)]))
+    monkeypatch.setattr(parallel, "gather_json", lambda _: through_json)
+    for a, b in zip(parts.grade_groups(Tokenizer(), groups, answers, "dapo"), alone, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
 class Service:
     """A stand-in for the coordination service; process 1 of 2 beats until it is told not to."""
 
@@ -167,7 +209,11 @@ def start(folder, workdir, count, index, port, *extra, devices=1) -> subprocess.
             f"--process_id={index}",
             *extra,
         ],
-        env=os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        env=os.environ
+        | {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "NPROC": "16",  # as in conftest.py: a thread pool that does not run dry
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
