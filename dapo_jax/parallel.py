@@ -8,6 +8,8 @@ split over. Nothing else in the project knows the mesh, so another strategy is a
 import contextlib
 import contextvars
 import json
+import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,13 +42,18 @@ def spec(axes: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     return PartitionSpec(*parts)
 
 
+def _is_axes(x) -> bool:
+    """A tuple of logical axes; named tuples and tuples of such tuples are containers."""
+    return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
+
+
+def _specs(axes_tree, rules: Rules):
+    return jax.tree.map(lambda axes: spec(axes, rules), axes_tree, is_leaf=_is_axes)
+
+
 def shardings(axes_tree, mesh: Mesh, rules: Rules):
     """Tree of axis tuples -> tree of NamedShardings."""
-    return jax.tree.map(
-        lambda axes: NamedSharding(mesh, spec(axes, rules)),
-        axes_tree,
-        is_leaf=lambda x: isinstance(x, tuple),
-    )
+    return jax.tree.map(lambda s: NamedSharding(mesh, s), _specs(axes_tree, rules))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -70,6 +77,41 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         return x
     mesh, rules = scope
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(axes, rules)))
+
+
+def platform() -> str:
+    """'cpu', 'gpu' or 'tpu': of the mesh in `use`, which may be one that is only described."""
+    scope = _scope.get()
+    return jax.default_backend() if scope is None else scope[0].devices.flat[0].platform
+
+
+def ways(axis: str) -> int:
+    """Into how many parts `use` splits a logical axis; 1 outside it."""
+    scope = _scope.get()
+    return 1 if scope is None else math.prod(scope[0].shape[a] for a in mesh_axes(axis))
+
+
+def mesh_axes(axis: str) -> tuple[str, ...]:
+    """The mesh axes of a logical axis, for collectives inside `local`."""
+    scope = _scope.get()
+    return () if scope is None else tuple(n for n in scope[1][axis].split(",") if n)
+
+
+def local(f, in_axes, out_axes):
+    """`f` on every device's own part of its arguments, which are split by logical axes: a tree of
+    axis tuples an argument (() = a replicated number), and one for what comes out. Outside `use`,
+    `f` itself."""
+    scope = _scope.get()
+    if scope is None:
+        return f
+    mesh, rules = scope
+    return jax.shard_map(
+        f,
+        mesh=mesh,
+        in_specs=_specs(in_axes, rules),
+        out_specs=_specs(out_axes, rules),
+        check_vma=False,  # what a Pallas kernel returns carries no such types
+    )
 
 
 def to_host(tree):
@@ -109,3 +151,21 @@ def gather_json(value: Any) -> list:
 def any_process(flag: bool) -> bool:
     """Whether `flag` holds on any process; the same answer on all. A collective."""
     return any(gather_json(bool(flag)))
+
+
+def device_memory(mesh: Mesh) -> int:
+    """Bytes that programs may use of one device of the mesh. On CPU, where the devices are
+    simulated or one, a device's share of the machine's memory."""
+    device = mesh.local_devices[0]
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    pages = os.sysconf("SC_PHYS_PAGES")
+    return pages * os.sysconf("SC_PAGE_SIZE") // len(jax.local_devices(backend=device.platform))
+
+
+def bytes_on_device(tree) -> int:
+    """What arrays, or ShapeDtypeStructs with shardings, take of the device that holds most."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )

@@ -189,9 +189,16 @@ def build_machine(c, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None
         response_tokens=longest,
         chunk=c.rollout.chunk,
         prefill_prompts=c.rollout.prefill_prompts,
+        prefill_tokens=c.rollout.prefill_tokens,
+        page_tokens=c.rollout.page_tokens,
+        cache_fraction=c.rollout.cache_fraction,
         stop_ids=stop_ids,
         dtype=c.model.dtype,
     )
+    try:
+        sampler.require_memory(qwen2.abstract(shape), parallel.device_memory(mesh))
+    except ValueError as error:
+        raise config_lib.ConfigError(f"config.rollout: {error}") from None
     return Machine(mesh, shape, model_dir, tx, trainer, sampler)
 
 

@@ -31,11 +31,11 @@ RULES = config.base().sharding.decode
 DRAW = dict(seed=5, temperature=0.9)
 
 
-def make_engine(mesh_shape=(1, 1, 1), slots=8, chunk=16):
+def make_engine(mesh_shape=(1, 1, 1), slots=8, chunk=16, shape=SHAPE, **cache):
     devices = np.array(jax.devices()[: np.prod(mesh_shape)]).reshape(mesh_shape)
-    sizes = dict(slots=slots, chunk=chunk, prompt_tokens=PROMPT, response_tokens=RESPONSE)
+    sizes = dict(slots=slots, chunk=chunk, prompt_tokens=PROMPT, response_tokens=RESPONSE, **cache)
     return Engine(
-        SHAPE,
+        shape,
         Mesh(devices, parallel.AXES),
         RULES,
         **sizes,
@@ -85,6 +85,10 @@ def ids(responses):
         dict(slots=64, chunk=16),
         dict(slots=8, chunk=1),
         dict(mesh_shape=(1, 4, 2), slots=8, chunk=16),
+        dict(page_tokens=8),
+        dict(page_tokens=8, mesh_shape=(2, 2, 2), chunk=5),
+        dict(page_tokens=8, cache_fraction=0.4, chunk=3),
+        dict(page_tokens=16, slots=64, chunk=64, shape=SHAPE._replace(scan_layers=True)),
     ],
     ids=str,
 )
@@ -189,23 +193,22 @@ def test_samples_of_a_prompt_share_a_prefill(params, requests, responses):
     engine = make_engine()
     calls, prefill = [], engine.programs.prefill
 
-    def spy(weights, state, refill):
-        calls.append(jax.device_get(refill))
-        return prefill(weights, state, refill)
+    def spy(weights, pool, prompts):
+        calls.append(jax.device_get(prompts))
+        return prefill(weights, pool, prompts)
 
     engine.programs = engine.programs._replace(prefill=spy)
     weights = engine.decode_params(params)
-    got, _ = engine.generate(weights, requests[4:12], **DRAW)  # two prompts, four samples each
-    (refill,) = calls
-    assert sorted(refill.slot_S) == list(range(8))
-    assert refill.row_S.tolist() == [0] * 4 + [1] * 4
-    assert refill.tokens_PxT[0, :1].tolist() == requests[4].prompt[:1]
-    assert not refill.tokens_PxT[2:].any()
+    got, stats = engine.generate(weights, requests[4:12], **DRAW)  # two prompts, four samples each
+    (call,) = calls
+    assert stats.prefilled == 2 and call.length_B.tolist() == [1, 2, 0, 0]
+    assert call.tokens_BxT[0, :1].tolist() == requests[4].prompt[:1]
+    assert not call.tokens_BxT[2:].any()
     assert ids(got) == ids(responses)[4:12]
 
-    calls.clear()  # five prompts, four a call
-    engine.generate(weights, requests[:20:4], **DRAW)
-    assert [sorted(set(r.slot_S) - {8}) for r in calls] == [[0, 1, 2, 3], [4]]
+    calls.clear()  # five prompts, four a call; the one of a single token needs no prefill
+    _, stats = engine.generate(weights, requests[:20:4], **DRAW)
+    assert stats.prefilled == 4 and len(calls) == 1
 
 
 def compilations(caplog, work):

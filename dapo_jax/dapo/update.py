@@ -20,7 +20,6 @@ from dapo_jax import parallel
 from dapo_jax.dapo import objective
 from dapo_jax.dapo.packing import Rows
 from dapo_jax.model import qwen2
-from dapo_jax.parallel import constrain
 
 
 class HeadStats(NamedTuple):
@@ -29,19 +28,45 @@ class HeadStats(NamedTuple):
 
 
 def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
-    """Log-prob of each target, entropy of each distribution: one pass over chunks of cells."""
+    """Log-prob of each target, entropy of each distribution: one pass over chunks of cells.
 
-    def stats(x_RxcxD, targets_Rxc):
-        logits = jnp.matmul(x_RxcxD, head_DxV, preferred_element_type=jnp.float32) / temperature
-        logits_RxcxV = constrain(logits, "batch", "token", "vocab")
-        shifted = logits_RxcxV - jax.lax.stop_gradient(logits_RxcxV.max(-1, keepdims=True))
-        weight = jnp.exp(shifted)
-        total = weight.sum(-1)
-        taken = jnp.take_along_axis(shifted, targets_Rxc[..., None], axis=-1)[..., 0]
-        log_total = jnp.log(total)
-        return HeadStats(taken - log_total, log_total - (weight * shifted).sum(-1) / total)
+    The vocabulary stays split over devices. Each sums over its own part, and only those sums
+    travel; the target's logit is a masked sum too, since a gather would fetch all the others.
+    Gradients of the head add up over chunks in float32, on each device, and travel once.
+    """
+    over_V, over_D, over_T = map(parallel.mesh_axes, ("vocab", "embed", "sequence"))
+    everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x  # noqa: E731
 
-    stats = jax.checkpoint(stats)
+    def part(x, head, targets, temperature):
+        x = jax.lax.all_gather(x, over_T, axis=1, tiled=True) if over_T else x
+        head = jax.lax.all_gather(head, over_D, axis=0, tiled=True) if over_D else head
+        head_f32 = head.astype(jnp.float32)
+        first = jax.lax.axis_index(over_V) * head.shape[1] if over_V else 0
+
+        def stats(x_RxcxD, targets_Rxc):
+            head_DxV = head_f32.astype(x.dtype)
+            logits = jnp.matmul(x_RxcxD, head_DxV, preferred_element_type=jnp.float32)
+            logits_RxcxV = logits / temperature
+            top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
+            shifted = logits_RxcxV - (jax.lax.pmax(top, over_V) if over_V else top)
+            weight = jnp.exp(shifted)
+            ids = first + jax.lax.broadcasted_iota(jnp.int32, shifted.shape, 2)
+            taken = jnp.where(ids == targets_Rxc[..., None], shifted, 0.0).sum(-1)
+            total, taken, mean = everywhere((weight.sum(-1), taken, (weight * shifted).sum(-1)))
+            log_total = jnp.log(total)
+            return HeadStats(taken - log_total, log_total - mean / total)
+
+        return _in_chunks(jax.checkpoint(stats), x, targets, chunk)
+
+    rows = ("batch", None)
+    split = parallel.local(
+        part, (("batch", "sequence", None), ("embed", "vocab"), rows, ()), HeadStats(rows, rows)
+    )
+    return split(x_RxTxD, head_DxV, targets_RxT, jnp.float32(temperature))
+
+
+def _in_chunks(stats, x_RxTxD, targets_RxT, chunk: int) -> HeadStats:
+    """`stats(x_RxcxD, targets_Rxc)` over chunks of cells, one after the other."""
     R, T, D = x_RxTxD.shape
     if chunk >= T:
         return stats(x_RxTxD, targets_RxT)
@@ -120,7 +145,9 @@ def accumulate(loss_fn, params, per_micro, micro_batches):
 
     def add(i, carry):
         total, sums, maxima = carry
-        grads, (more_sums, more_maxima) = grad_fn(params, at(i))
+        # The barrier keeps XLA from moving the reductions over devices behind the loop: all of each
+        # gradient would then be kept on every device (and libtpu 0.0.42 breaks off on it).
+        grads, (more_sums, more_maxima) = jax.lax.optimization_barrier(grad_fn(params, at(i)))
         return (
             jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads),
             jax.tree.map(jnp.add, sums, more_sums),
