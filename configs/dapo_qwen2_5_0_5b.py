@@ -7,9 +7,9 @@
 512 x 16 responses of at most 20,480 tokens and 16 updates a rollout step; AdamW 1e-6, warm-up 20
 rollout steps, clip .2/.28, overlong buffer 4,096: `config.paper`.
 
-Pod: v6e-8, fsdp 4 x tensor 2. By the arithmetic of `python -m dapo_jax.plan --topology=v6e-8`: 23
-GB of 33.5 a chip, 512 sequences of full length at a time, 16 waves a batch; LOWER bounds of a step
-with 5,120 tokens a response: decode > 135 s, old log-probs > 7 s, update > 29 s.
+Pod: v6e-8, fsdp 4 x tensor 2. By the arithmetic of `python -m dapo_jax.plan --topology=v6e-8`: 22
+GB of 33.5 a chip; 1,024 responses of 5,120 tokens in flight, or 256 of full length; LOWER bounds of
+a step at the former: decode > 234 s, old log-probs > 7.3 s, update > 29 s.
 Expected: nothing has been measured here. Nothing comparable is published for this size: a small
 base model that almost never solves an AIME problem may stop with "nothing to learn" (exit code 0,
 checkpoint saved).

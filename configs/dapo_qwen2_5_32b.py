@@ -8,8 +8,8 @@
 rollout steps, clip .2/.28, overlong buffer 4,096: `config.paper`.
 
 Pod: v5p-256, fsdp 16 x tensor 8. By the arithmetic of `python -m dapo_jax.plan --topology=v5p-256`:
-70 GB of 102.8 a chip, 1,024 sequences of full length at a time, 8 waves a batch; LOWER bounds of a
-step with 5,120 tokens a response: decode > 206 s, old log-probs > 51 s, update > 202 s.
+59 GB of 102.8 a chip; 2,048 responses of 5,120 tokens in flight, or 1,024 of full length; LOWER
+bounds of a step at the former: decode > 147 s, old log-probs > 51 s, update > 202 s.
 Expected: nothing has been measured here. The paper reports 50 on AIME 2024 (avg@32) from about 320
 rollout steps; the authors' released code 52.
 """

@@ -8,8 +8,8 @@
 rollout steps, clip .2/.28, overlong buffer 4,096: `config.paper`.
 
 Pod: v6e-64, fsdp 16 x tensor 4. By the arithmetic of `python -m dapo_jax.plan --topology=v6e-64`:
-31 GB of 33.5 a chip, 1,024 sequences of full length at a time, 8 waves a batch; LOWER bounds of a
-step with 5,120 tokens a response: decode > 153 s, old log-probs > 11 s, update > 46 s.
+27 GB of 33.5 a chip; 2,048 responses of 5,120 tokens in flight, or 1,024 of full length; LOWER
+bounds of a step at the former: decode > 109 s, old log-probs > 11 s, update > 46 s.
 Expected: nothing has been measured here. verl's example for 7B starts from Qwen2.5-Math-7B with
 8,192 tokens and without Dynamic Sampling, and reports 36 on AIME 2024; this base model with these
 lengths has no published number.

@@ -18,7 +18,7 @@ import jax
 from absl import flags
 
 from dapo_jax import cli, config as config_lib, pods
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import hf, paged, qwen2
 
 GB = 1e9
 CANNOT_KNOW = (
@@ -69,7 +69,6 @@ class Traffic(NamedTuple):
 
     prompt: int  # mean
     response: int  # mean
-    pool: int  # tokens that the cache of all devices together holds
 
 
 def parts(axis: str, rules, sizes) -> int:
@@ -89,18 +88,28 @@ def weight_count(shape: qwen2.Shape, rules, sizes) -> int:
     )
 
 
-def cache_token_bytes(c, shape: qwen2.Shape, sizes) -> int:
+def cache(c, shape: qwen2.Shape, sizes) -> paged.Geometry:
+    """The sampler's pool of pages on TPUs."""
+    response = max(c.rollout.max_response_tokens, c.eval.max_response_tokens)
+    return paged.geometry(
+        shape,
+        "tpu",
+        slots=c.rollout.slots,
+        shards=parts("batch", c.sharding.decode, sizes),
+        row_tokens=c.data.max_prompt_tokens + response,
+        page_tokens=c.rollout.page_tokens,
+        fraction=c.rollout.cache_fraction,
+    )
+
+
+def token_bytes(c, shape: qwen2.Shape, sizes) -> float:
     """Keys and values of one token in all layers, on a device that holds the token."""
-    heads = shape.num_kv_heads // parts("kv_heads", c.sharding.decode, sizes)
-    return 2 * shape.num_layers * heads * shape.head_dim * _itemsize(c)
+    g = cache(c, shape, sizes)
+    split = parts("kv_heads", c.sharding.decode, sizes)
+    return paged.pool_bytes(g, c.model.dtype) / g.tokens / split
 
 
-def full_pool(c) -> int:
-    """Tokens of a cache in which every slot has room for the longest sequence."""
-    return c.rollout.slots * (c.data.max_prompt_tokens + c.rollout.max_response_tokens)
-
-
-def memory(c, shape: qwen2.Shape, sizes, pool: int) -> dict[str, dict[str, float]]:
+def memory(c, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
     """Phase -> item -> bytes a device. 'always' counts in both other phases: the sampler keeps its
     cache while the trainer works, and the optimizer its moments while the sampler does."""
     train, decode, item = c.sharding.train, c.sharding.decode, _itemsize(c)
@@ -114,23 +123,25 @@ def memory(c, shape: qwen2.Shape, sizes, pool: int) -> dict[str, dict[str, float
     always = {
         "master weights (float32)": 4 * N,
         "Adam's moments (float32)": 8 * N,
-        "cache": pool / parts("batch", decode, sizes) * cache_token_bytes(c, shape, sizes),
+        "cache": cache(c, shape, sizes).tokens
+        / parts("batch", decode, sizes)
+        * token_bytes(c, shape, sizes),
     }
     if c.loss.kl_coef:
         always["reference weights (float32)"] = 4 * N
 
     prompts = -(-c.rollout.prefill_prompts // parts("batch", decode, sizes))
     slots = -(-c.rollout.slots // parts("batch", decode, sizes))
-    token = cache_token_bytes(c, shape, sizes) + item * (3 * F // mlp + 6 * D)
+    token = token_bytes(c, shape, sizes) + item * (3 * F / mlp + 6 * D)
     sampling = {
         "decode weights": item * weight_count(shape, decode, sizes),
         "logits": 3 * 4 * slots * V / vocab,
-        "prefill": prompts * c.data.max_prompt_tokens * token,
+        "prefill": prompts * min(c.rollout.prefill_tokens, c.data.max_prompt_tokens) * token,
     }
 
     T, rows = config_lib.row_tokens(c), -(-c.optim.micro_rows // shards)
     tokens = rows * T  # of a device in a pass
-    kept = tokens / parts("sequence" if "sequence" in train else "token", train, sizes)
+    kept = tokens / parts("sequence", train, sizes)
     per_layer = {
         "full": D * kept,
         "attention": D * kept + tokens * H * d / heads,
@@ -138,8 +149,8 @@ def memory(c, shape: qwen2.Shape, sizes, pool: int) -> dict[str, dict[str, float
         "none": 8 * D * kept + tokens * (6 * H * d / heads + 4 * F / mlp),
     }[shape.remat]
     chunk = min(shape.attention_chunk, T)
-    splash = c.model.get("attention", "chunked") in ("auto", "splash")
-    scores = 0 if splash else 2 * 4 * rows * H / heads * chunk * T
+    fused = c.model.attention in ("auto", "splash")
+    scores = 0 if fused else 2 * 4 * rows * H / heads * chunk * T
     if shape.remat == "none" and chunk == T:  # not one chunk's, but every layer's
         scores *= L
     layer = (qwen2.param_count(shape) - V * D * (1 if shape.tie_embeddings else 2)) / L
@@ -174,11 +185,10 @@ def _itemsize(c) -> int:
 # ------------------------------------------------------------------------------------------------
 
 
-def waves(c, sizes, pool: int, length: int) -> dict[str, int]:
+def waves(c, shape: qwen2.Shape, sizes, length: int) -> dict[str, int]:
     """Sequences of `length` tokens in flight at a time, and how often that makes a batch."""
-    shards = parts("batch", c.sharding.decode, sizes)
-    wanted = c.rollout.groups * c.rollout.group_size
-    held = min(c.rollout.slots // shards, pool // shards // length) * shards
+    g, wanted = cache(c, shape, sizes), c.rollout.groups * c.rollout.group_size
+    held = min(c.rollout.slots // g.shards, g.pages // -(-length // g.page_tokens)) * g.shards
     return {"sequences": held, "waves": -(-wanted // held) if held else 0}
 
 
@@ -188,18 +198,18 @@ def bounds(c, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -> dic
     published peaks; attention counted causal, within its sequence."""
     p, r = traffic.prompt, traffic.response
     n = c.rollout.groups * c.rollout.group_size
-    flight = waves(c, sizes, traffic.pool, p + r)
+    flight = waves(c, shape, sizes, p + r)
     read = qwen2.param_count(shape) - (
         0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
     )  # of the embedding only rows are read
     split = weight_count(shape, c.sharding.decode, sizes) / qwen2.param_count(shape)
     chip, H, d, L = pod.chip, shape.num_heads, shape.head_dim, shape.num_layers
     batch, heads = (parts(a, c.sharding.decode, sizes) for a in ("batch", "kv_heads"))
-    cache = n * (p * r + r * r / 2) * cache_token_bytes(c, shape, sizes) / batch
+    keys = n * (p * r + r * r / 2) * token_bytes(c, shape, sizes) / batch
     weights = flight["waves"] * r * read * split * _itemsize(c)
     attention = 4 * H * d * L * n * (p * r + r * r / 2) / batch / heads
     decode = max(
-        (weights + cache) / chip.bandwidth,
+        (weights + keys) / chip.bandwidth,
         (2 * read * n * r / pod.chips + attention) / chip.flops,
     )
     forward = n * (2 * read * (p + r) + 2 * H * d * L * (p + r) ** 2) / pod.chips / chip.flops
@@ -232,22 +242,25 @@ class Choice(NamedTuple):
     mesh: dict[str, int]
     micro_rows: int
     slots: int
-    pool: int  # tokens
+    prefill_prompts: int
+    cache_fraction: float
     peak: float  # bytes a device
     decode: float  # lower bound, seconds
 
     def flags(self) -> str:
         return (
             f"--config.mesh.data={self.mesh['data']} --config.mesh.fsdp={self.mesh['fsdp']}"
-            f" --config.mesh.tensor={self.mesh['tensor']} --config.rollout.slots={self.slots}"
-            f" --config.optim.micro_rows={self.micro_rows}"
+            f" --config.mesh.tensor={self.mesh['tensor']}"
+            f" --config.optim.micro_rows={self.micro_rows} --config.rollout.slots={self.slots}"
+            f" --config.rollout.prefill_prompts={self.prefill_prompts}"
+            f" --config.rollout.cache_fraction={self.cache_fraction}"
         )
 
 
 def search(c, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float) -> list[Choice]:
     """Meshes, micro-batches and slots that fit with `room` (a share of the memory) to spare, the
-    pool as large as it can be; the lowest decode bound first."""
-    found, longest = [], c.data.max_prompt_tokens + c.rollout.max_response_tokens
+    cache as large as it can be; the lowest decode bound first."""
+    found, mean = [], traffic.prompt + traffic.response
     wanted = c.rollout.groups * c.rollout.group_size
     for tensor in (t for t in range(1, shape.num_kv_heads + 1) if pod.chips % t == 0):
         for data in (d for d in {1, 2, 4, 8, pod.slices} if pod.chips // tensor % d == 0):
@@ -257,22 +270,25 @@ def search(c, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float) 
                 t = c.copy_and_resolve_references()
                 t.mesh.update(sizes)
                 t.optim.micro_rows = rows * shards
-                t.rollout.slots = shards
+                t.rollout.slots, t.rollout.cache_fraction = shards, 1.0
                 t.rollout.prefill_prompts = -(-c.rollout.prefill_prompts // shards) * shards
                 if mistakes(t, shape, pod.chips):
                     continue
-                free = (1 - room) * pod.chip.hbm - max(peaks(memory(t, shape, sizes, 0)).values())
-                pool = int(free / cache_token_bytes(t, shape, sizes)) * shards
-                pool = min(pool, wanted * longest)
-                if pool < shards * longest:  # each shard has to hold one sequence of full length
+                row = cache(t, shape, sizes).row_pages * cache(t, shape, sizes).page_tokens
+                table = memory(t, shape, sizes)
+                held = table["always"].pop("cache")  # of one row a shard
+                free = (1 - room) * pod.chip.hbm - max(peaks(table).values())
+                if free < held:
                     continue
-                mean = traffic.prompt + traffic.response
-                slots = 2 ** int(math.log2(max(pool // mean // shards, 1))) * shards
-                t.rollout.slots = min(slots, -(-wanted // shards) * shards)
-                now = traffic._replace(pool=pool)
-                peak = max(peaks(memory(t, shape, sizes, pool)).values())
-                decode = bounds(t, shape, sizes, pod, now)["decode"]
-                found.append(Choice(sizes, rows * shards, t.rollout.slots, pool, peak, decode))
+                pool = free / held * row  # tokens a shard can hold
+                slots = min(2 ** int(math.log2(max(pool / mean, 1))), -(-wanted // shards))
+                t.rollout.slots = slots * shards
+                t.rollout.cache_fraction = min(math.floor(pool / slots / row * 1000) / 1000, 1.0)
+                peak = max(peaks(memory(t, shape, sizes)).values())
+                decode = bounds(t, shape, sizes, pod, traffic)["decode"]
+                choice = t.rollout.slots, t.rollout.prefill_prompts, t.rollout.cache_fraction
+                if peak <= (1 - room) * pod.chip.hbm and math.isfinite(decode):
+                    found.append(Choice(sizes, rows * shards, *choice, peak, decode))
 
     def rank(x: Choice):
         """Within 2% of each other: passes that keep a device busy, then the smaller ones."""
@@ -280,7 +296,7 @@ def search(c, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float) 
         near = round(math.log(x.decode) / 0.02)
         return near, -min(tokens, 16384), x.micro_rows, x.mesh["data"]
 
-    return sorted((x for x in found if math.isfinite(x.decode)), key=rank)
+    return sorted(found, key=rank)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -307,12 +323,12 @@ def plan(c, pod: pods.Pod, traffic: Traffic, room: float) -> dict[str, Any]:
     if out["mistakes"]:
         return out | {"fits": False}
     sizes = config_lib.resolve_mesh(c, pod.chips)
-    table = memory(c, shape, sizes, traffic.pool)
+    table = memory(c, shape, sizes)
     longest = c.data.max_prompt_tokens + c.rollout.max_response_tokens
+    mean = traffic.prompt + traffic.response
     flight = {
-        "longest": {"tokens": longest} | waves(c, sizes, traffic.pool, longest),
-        "mean": {"tokens": traffic.prompt + traffic.response}
-        | waves(c, sizes, traffic.pool, traffic.prompt + traffic.response),
+        "longest": {"tokens": longest} | waves(c, shape, sizes, longest),
+        "mean": {"tokens": mean} | waves(c, shape, sizes, mean),
     }
     peak = peaks(table)
     return out | {
@@ -358,8 +374,7 @@ def report(r: dict[str, Any]) -> list[str]:
         lines.append(f"what fits with {r['assumed']['room']:.0%} to spare, best first:")
         for x in r["suggestions"]:
             lines.append(
-                f"  {x['flags']}   (cache of {x['pool']:,} tokens; {x['peak'] / GB:.1f} GB; decode"
-                f" > {x['decode']:.1f} s)"
+                f"  {x['flags']}   ({x['peak'] / GB:.1f} GB; decode > {x['decode']:.1f} s)"
             )
     else:
         other = r["smallest_that_fits"]
@@ -379,7 +394,6 @@ def define_flags() -> None:
     flags.DEFINE_string("topology", None, "Slice: v5p-256, v6e-256, v5litepod-256, v5p:4x4x8.")
     flags.DEFINE_integer("mean_response", 0, "Assumed mean tokens; default: a quarter of the most.")
     flags.DEFINE_integer("mean_prompt", 0, "Assumed mean tokens; default: an eighth of the most.")
-    flags.DEFINE_integer("pool_tokens", 0, "Of the cache; default: every slot at full length.")
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_string("json", "", "File for all of it; '-' = print JSON instead.")
     flags.mark_flag_as_required("topology")
@@ -392,7 +406,6 @@ def main() -> int:
     traffic = Traffic(
         given.mean_prompt or max(c.data.max_prompt_tokens // 8, 1),
         given.mean_response or max(c.rollout.max_response_tokens // 4, 1),
-        given.pool_tokens or full_pool(c),
     )
     result = plan(c, pod, traffic, given.room)
     text = json.dumps(result, indent=2, default=float) + "\n"

@@ -9,22 +9,24 @@ import math
 import re
 from typing import NamedTuple
 
+from dapo_jax.topology import HBM_LIMIT_GIB
+
 GIB = 2**30
 
 
 class Chip(NamedTuple):
     """One chip. Peaks are Google's published figures; reality stays below them."""
 
-    hbm: int  # bytes that XLA:TPU lets a program have (libtpu 0.0.42 to 0.0.50)
+    hbm: int  # bytes that XLA:TPU lets a program have
     flops: float  # bfloat16 a second
     bandwidth: float  # bytes of HBM a second
 
 
 CHIPS = {
-    "v4": Chip(int(30.75 * GIB), 275e12, 1228e9),
-    "v5e": Chip(int(15.75 * GIB), 197e12, 819e9),
-    "v5p": Chip(int(95.73 * GIB), 459e12, 2765e9),
-    "v6e": Chip(int(31.24 * GIB), 918e12, 1640e9),
+    "v4": Chip(int(HBM_LIMIT_GIB["TPU v4"] * GIB), 275e12, 1228e9),
+    "v5e": Chip(int(HBM_LIMIT_GIB["TPU v5 lite"] * GIB), 197e12, 819e9),
+    "v5p": Chip(int(HBM_LIMIT_GIB["TPU v5"] * GIB), 459e12, 2765e9),
+    "v6e": Chip(int(HBM_LIMIT_GIB["TPU v6 lite"] * GIB), 918e12, 1640e9),
 }
 _CLOUD = {"v4": ("v4", 2), "v5p": ("v5p", 2), "v5litepod": ("v5e", 1), "v5e": ("v5e", 1)}
 _CLOUD["v6e"] = ("v6e", 1)

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -58,9 +59,13 @@ def test_weights_of_a_device_are_counted_by_the_rules():
 
 def test_cache_of_32b_is_256_kib_a_token():
     c, shape = big(), plan.network(big())
-    assert plan.cache_token_bytes(c, shape, sizes(1, 1, 1)) == 256 * 1024
-    assert plan.cache_token_bytes(c, shape, sizes(1, 16, 8)) == 32 * 1024
-    assert plan.full_pool(c) == 1024 * 22528
+    assert plan.token_bytes(c, shape, sizes(1, 1, 1)) == 256 * 1024
+    assert plan.token_bytes(c, shape, sizes(1, 16, 8)) == 32 * 1024
+    assert plan.cache(c, shape, sizes(1, 16, 8)).tokens == 1024 * 22528
+    half = big(rollout__cache_fraction=0.5)
+    assert plan.cache(half, shape, sizes(1, 16, 8)).tokens == 512 * 22528
+    small = plan.network(big("0.5B"))  # heads of 64 are stored as 128
+    assert plan.token_bytes(c, small, sizes(1, 1, 1)) == 2 * 24 * 2 * 128 * 2
 
 
 # What XLA:TPU's memory assignment gave a training step of the same shapes (bfloat16, full
@@ -78,9 +83,8 @@ COMPILED = [
 def test_update_lies_within_15_percent_of_the_compiler(size, mesh, length, peak):
     mesh = sizes(*mesh)
     c = big(size, optim__micro_rows=mesh["fsdp"], optim__row_tokens=length)
-    axis = "sequence" if "sequence" in c.sharding.train else "token"
-    c.sharding.train[axis] = "tensor"
-    table = plan.memory(c, plan.network(c), mesh, pool=0)
+    table = plan.memory(c, plan.network(c), mesh)
+    table["always"].pop("cache")
     table["updating"].pop("packed rows")  # of other batches than this config's
     got = plan.peaks(table)["updating"] / plan.GB
     assert got == pytest.approx(peak, rel=0.15)
@@ -92,24 +96,27 @@ def test_update_lies_within_15_percent_of_the_compiler(size, mesh, length, peak)
 )
 def test_sampling_lies_within_3_percent_of_the_compiler(mesh, slots, peak):
     c = big(rollout__slots=slots)
-    table = plan.memory(c, plan.network(c), sizes(*mesh), plan.full_pool(c))
+    table = plan.memory(c, plan.network(c), sizes(*mesh))
     got = table["always"]["cache"] + sum(table["sampling"].values())
     assert got / plan.GB == pytest.approx(peak, rel=0.03)
 
 
 def test_waves():
     c, mesh = big(), sizes(1, 16, 8)
-    assert plan.waves(c, mesh, plan.full_pool(c), 22528) == {"sequences": 1024, "waves": 8}
-    assert plan.waves(c, mesh, plan.full_pool(c) // 2, 22528) == {"sequences": 512, "waves": 16}
-    assert plan.waves(c, mesh, plan.full_pool(c), 100) == {"sequences": 1024, "waves": 8}
-    assert plan.waves(c, mesh, 22528 * 15, 22528) == {"sequences": 0, "waves": 0}  # of 16 shards
+    shape = plan.network(c)
+    assert plan.waves(c, shape, mesh, 22528) == {"sequences": 1024, "waves": 8}
+    assert plan.waves(c, shape, mesh, 100) == {"sequences": 1024, "waves": 8}
+    c.rollout.cache_fraction = 0.5
+    assert plan.waves(c, shape, mesh, 22528) == {"sequences": 512, "waves": 16}
+    assert plan.waves(c, shape, mesh, 22528 // 2) == {"sequences": 1024, "waves": 8}
+    assert plan.waves(c, shape, mesh, 10**6) == {"sequences": 0, "waves": 0}
 
 
 def test_bounds_by_hand():
     """32B on 128 v5p chips, no prompt to speak of."""
     c, pod = big(), pods.parse("v5p-256")
     shape, mesh, r = plan.network(c), sizes(1, 16, 8), 10_000
-    got = plan.bounds(c, shape, mesh, pod, plan.Traffic(1, r, plan.full_pool(c)))
+    got = plan.bounds(c, shape, mesh, pod, plan.Traffic(1, r))
     n, read = 8192, 32_763_876_352 - 152064 * 5120
     seconds = 8 * r * read / 8 * 2 / 2765e9  # weights, every step of eight waves
     seconds += n * r * r / 2 * 256 * 1024 / 128 / 2765e9  # cache
@@ -118,8 +125,7 @@ def test_bounds_by_hand():
     assert got["old log-probs"] == pytest.approx(forward, rel=0.01)
     assert got["update"] == pytest.approx(4 * forward, rel=0.01)
     reuse = big(loss__old_logprobs="reuse", loss__kl_coef=0.1, model__remat="none")
-    traffic = plan.Traffic(1, r, plan.full_pool(c))
-    got = plan.bounds(reuse, plan.network(reuse), mesh, pod, traffic)
+    got = plan.bounds(reuse, plan.network(reuse), mesh, pod, plan.Traffic(1, r))
     assert got["old log-probs"] == pytest.approx(forward, rel=0.01)  # the reference alone
     assert got["update"] == pytest.approx(3 * forward, rel=0.01)
 
@@ -127,23 +133,23 @@ def test_bounds_by_hand():
 def test_what_is_suggested_fits_and_runs():
     c, pod = big(), pods.parse("v6e-256")
     shape = plan.network(c)
-    traffic = plan.Traffic(256, 5120, plan.full_pool(c))
-    choices = plan.search(c, shape, pod, traffic, room=0.1)
+    choices = plan.search(c, shape, pod, plan.Traffic(256, 5120), room=0.1)
     assert choices
     for x in choices:
-        t = big(
-            optim__micro_rows=x.micro_rows, rollout__slots=x.slots, rollout__prefill_prompts=256
-        )
-        t.mesh.update(x.mesh)
-        assert plan.mistakes(t, shape, 256) == ""
+        flat = dict(re.findall(r"--config\.([\w.]+)=(\S+)", x.flags()))
+        t = big(rollout__cache_fraction=float(flat.pop("rollout.cache_fraction")))
+        t.update_from_flattened_dict({k: int(v) for k, v in flat.items()})
+        out = plan.plan(t, pod, plan.Traffic(256, 5120), room=0.1)
+        assert out["mistakes"] == [] and out["fits"]
+        assert max(out["peaks"].values()) == pytest.approx(x.peak)
         assert x.peak <= 0.9 * pod.chip.hbm
-        assert x.pool >= 22528
+        assert out["in_flight"]["longest"]["sequences"] > 0
     assert choices[0].decode == pytest.approx(min(x.decode for x in choices), rel=0.03)
 
 
 def test_too_big_names_what_is_big_enough():
     c = big()
-    out = plan.plan(c, pods.parse("v6e-16"), plan.Traffic(256, 5120, plan.full_pool(c)), 0.1)
+    out = plan.plan(c, pods.parse("v6e-16"), plan.Traffic(256, 5120), 0.1)
     assert not out["fits"] and not out["suggestions"]
     pod = pods.parse(out["smallest_that_fits"])
     assert pod.family == "v6e" and pod.chips > 16
@@ -153,7 +159,7 @@ def test_too_big_names_what_is_big_enough():
 
 def test_a_mesh_that_cannot_be_is_said_and_replaced():
     c = big(mesh__tensor=16)
-    out = plan.plan(c, pods.parse("v5p-256"), plan.Traffic(256, 5120, plan.full_pool(c)), 0.1)
+    out = plan.plan(c, pods.parse("v5p-256"), plan.Traffic(256, 5120), 0.1)
     assert out["mistakes"] and not out["fits"] and out["suggestions"]
     assert any("tensor" in line for line in plan.report(out) if line.startswith("cannot run"))
 
