@@ -7,9 +7,11 @@ split over. Nothing else in the project knows the mesh, so another strategy is a
 
 import contextlib
 import contextvars
+import json
 import math
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -142,6 +144,23 @@ def to_device(tree, sharding):
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
     return jax.tree.map(put, tree, sharding)
+
+
+def gather_json(value: Any) -> list:
+    """The JSON value of each process, in the order of the processes, on all of them. A collective:
+    every process has to call it. For counts, verdicts and names, not for arrays."""
+    if jax.process_count() == 1:
+        return [value]
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(data.size))
+    room = 1 << max(10, int(sizes.max() - 1).bit_length())  # few lengths, so few programs
+    rows = multihost_utils.process_allgather(np.pad(data, (0, room - data.size)))
+    return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
+
+
+def any_process(flag: bool) -> bool:
+    """Whether `flag` holds on any process; the same answer on all. A collective."""
+    return any(gather_json(bool(flag)))
 
 
 def device_memory(mesh: Mesh) -> int:
