@@ -101,7 +101,7 @@ def _orbax_metadata(step_dir: epath.Path) -> dict:
 def content(arrays) -> dict[str, int]:
     """Path in the tree -> checksum of the array there, on every process."""
     paths, _ = jax.tree.flatten_with_path(arrays)
-    away = [x.sharding.memory_kind == "pinned_host" for _, x in paths]  # offloaded moments
+    away = [_on_host(x) for _, x in paths]
     near = iter(checksums([x for (_, x), a in zip(paths, away, strict=True) if not a]))
     numbers = [_visit(x) if a else next(near) for (_, x), a in zip(paths, away, strict=True)]
     numbers = parallel.to_host(numbers)
@@ -109,6 +109,11 @@ def content(arrays) -> dict[str, int]:
         jax.tree_util.keystr(path, simple=True, separator="."): int(n)
         for (path, _), n in zip(paths, numbers, strict=True)
     }
+
+
+def _on_host(x) -> bool:
+    """Whether a jax array rests in host memory, as offloaded moments do."""
+    return isinstance(x, jax.Array) and x.sharding.memory_kind == "pinned_host"
 
 
 def _visit(x: jax.Array) -> jax.Array:
