@@ -37,7 +37,8 @@ setup(
     ],
     extras_require={
         # Each jax release pins the libtpu and CUDA wheels it was built for: never name those here.
-        "tpu": ["jax[tpu]"],
+        "tpu": ["jax[tpu]", "gcsfs"],
+        "gcs": ["gcsfs"],  # workdirs in Cloud Storage
         "cuda": ["jax[cuda12]"],  # needs an NVIDIA driver >= 525; newer machines: jax[cuda13]
         "notebook": ["ipykernel", "jupyter", "matplotlib", "nbclient", "nbconvert", "pandas"],
         "test": [

@@ -54,7 +54,8 @@ SCHEMA: dict[str, Field] = {
     "model.init_std": Field(0.25, "std of the random embedding (linear layers: 1/sqrt(fan_in))", 0.0),
     "model.dtype": Field("float32", "compute dtype; master weights and Adam are float32 always", choices=("float32", "bfloat16")),
     "model.scan_layers": Field(False, "training: scan over layers (one compiled body) instead of unrolling them"),
-    "model.remat": Field("none", "what the backward pass recomputes: nothing, all but matmul outputs, whole blocks", choices=("none", "dots", "full")),
+    "model.remat": Field("none", "what the backward pass recomputes: nothing, all but matmul outputs, blocks but for attention, whole blocks", choices=("none", "dots", "attention", "full")),
+    "model.attention": Field("auto", "training attention: splash on TPU, cudnn on GPU, chunked (XLA) elsewhere; auto = by platform", choices=("auto", "chunked", "splash", "cudnn")),
     "model.attention_chunk": Field(512, "queries a step of training attention; bounds its scores to chunk x row", 1),
     "model.head_chunk": Field(1024, "tokens a step of the output head; bounds logits to chunk x vocabulary", 1),
 
@@ -86,6 +87,9 @@ SCHEMA: dict[str, Field] = {
     "rollout.slots": Field(128, "responses decoded at a time", 1),
     "rollout.chunk": Field(8, "tokens decoded between two host visits", 1),
     "rollout.prefill_prompts": Field(16, "prompts a prefill call", 1),
+    "rollout.prefill_tokens": Field(512, "tokens of each prompt a prefill call; longer prompts take several", 8),
+    "rollout.page_tokens": Field(0, "tokens of a cache page; 0 = 128, and on CPU what model/paged.py measured to be quick", 0),
+    "rollout.cache_fraction": Field(1.0, "size of the cache, of what all slots at full length would fill; rows that no longer fit are made again later", 1e-6, 1.0),
 
     # --- dynamic sampling (paper Eq. 11) -------------------------------------------------------------
     "sampling.dynamic": Field(True, "keep only groups with 0 < correct < G, and refill what is missing"),
@@ -117,6 +121,7 @@ SCHEMA: dict[str, Field] = {
     "loss.importance_cap": Field(0.0, "truncated importance weight min(pi_trainer/pi_sampler, cap) on recomputed log-probs; 0 = off", 0.0),
     "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0),
     "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0),
+    "loss.entropy_enough": Field(0.0, "nats a token from which on the bonus no longer pushes: a guard against collapse only; 0 = no end", 0.0),
 
     # --- optimizer -----------------------------------------------------------------------------------------
     "optim.lr": Field(3e-4, "AdamW learning rate after warm-up (paper: 1e-6)", 0.0),
@@ -130,6 +135,7 @@ SCHEMA: dict[str, Field] = {
     "optim.minibatches": Field(8, "gradient updates a rollout step (paper: 16)", 1),
     "optim.micro_rows": Field(8, "packed rows a device pass; gradients accumulate over passes in float32", 1),
     "optim.row_tokens": Field(0, "length of a packed row; 0 = longest prompt + longest response, rounded up to 8", 0),
+    "optim.offload": Field(False, "keep Adam's moments in the hosts' memory between updates"),
     "optim.max_skipped": Field(8, "non-finite gradients in a row before the run stops with a checkpoint", 1),
 
     # --- evaluation ---------------------------------------------------------------------------------------
@@ -172,9 +178,10 @@ SCHEMA: dict[str, Field] = {
 _TRAIN_RULES = {
     "vocab": "tensor", "embed": "fsdp", "mlp": "tensor", "heads": "tensor", "kv_heads": "tensor",
     "layers": "", "head_dim": "", "batch": "data,fsdp", "token": "", "act_embed": "",
+    "sequence": "tensor",  # tokens of the residual stream, between blocks
 }
 # Decoding reads every weight once a token: split over `tensor` only, never gathered.
-_DECODE_RULES = _TRAIN_RULES | {"embed": ""}
+_DECODE_RULES = _TRAIN_RULES | {"embed": "", "sequence": ""}
 SCHEMA |= {f"sharding.train.{k}": Field(v, f"mesh axes of logical axis {k!r} in training") for k, v in _TRAIN_RULES.items()}
 SCHEMA |= {f"sharding.decode.{k}": Field(v, f"mesh axes of logical axis {k!r} in decoding") for k, v in _DECODE_RULES.items()}
 # fmt: on
@@ -209,7 +216,7 @@ def paper() -> ml_collections.ConfigDict:
     c.data.on_bad = "skip"  # DAPO-Math-17k has five float-damaged answers
     c.rollout.groups, c.rollout.group_size = 512, 16
     c.rollout.max_response_tokens = 20480
-    c.rollout.slots, c.rollout.chunk = 1024, 128
+    c.rollout.slots, c.rollout.chunk, c.rollout.prefill_prompts = 1024, 128, 64
     c.reward.overlong_buffer_tokens = 4096
     c.optim.lr, c.optim.warmup_steps, c.optim.minibatches = 1e-6, 20, 16
     c.optim.b2 = 0.999
@@ -352,6 +359,9 @@ def validate(c: ml_collections.ConfigDict, devices: int) -> None:
             f"config.optim.row_tokens: {c.optim.row_tokens} cannot hold the longest prompt +"
             f" response ({longest}); raise it or set 0"
         )
+    parts = math.prod(sizes[a] for a in c.sharding.train.sequence.split(",") if a)
+    why = f"the mesh axes of sharding.train.sequence; set optim.row_tokens to a multiple of {parts}"
+    _divides(bad, "length of a packed row", row_tokens(c), parts, why)
     if (
         c.reward.overlong_penalty
         and c.reward.overlong_buffer_tokens > c.rollout.max_response_tokens

@@ -10,6 +10,7 @@ Samples are grouped by problem. A sample's random numbers are named by the probl
 index, under a seed of evaluation's own, so scores do not depend on batch, order or mesh.
 """
 
+import functools
 import hashlib
 import json
 import pathlib
@@ -22,10 +23,10 @@ from absl import flags
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
-from dapo_jax import cli, config as config_lib, parallel, parts
+from dapo_jax import cli, config as config_lib, parallel, parts, processes
 from dapo_jax.data.problems import Encoded
 from dapo_jax.model import hf, qwen2
-from dapo_jax.run import checkpoint, scores as scores_lib
+from dapo_jax.run import checkpoint, scores as scores_lib, workdir as workdir_lib
 from dapo_jax.run.scores import Scores, majority, pass_at_k
 from dapo_jax.run.seal import checksums
 
@@ -62,15 +63,13 @@ def evaluate(
         max_response_tokens=max_response_tokens,
         progress=progress,
     )
-    graded = [
-        parts.grade(tokenizer, g.responses, p.answer, mode)
-        for g, p in zip(groups, data.problems, strict=True)
-    ]
+    golds = [p.answer for p in data.problems]
+    graded = parts.grade_groups(tokenizer, groups, golds, mode)
     responses = [g.responses for g in groups]
     return Scores(
         np.stack([g.correct for g in graded]),
         [g.answers for g in graded],
-        [p.answer for p in data.problems],
+        golds,
         np.array([[r.truncated for r in row] for row in responses]),
         np.array([[len(r.tokens) for r in row] for row in responses]),
         responses,
@@ -188,11 +187,12 @@ def evaluate_to_files(
     decode_params,
     data: Encoded,
     tokenizer,
+    saved=lambda: None,
     **settings,
 ) -> Scores | None:
     """`evaluate` a batch of problems at a time, each batch a file of `folder` that appears whole.
     Problems that are there already are not sampled again. Process 0 has the files and the scores;
-    the others return None."""
+    the others return None. `saved` is called after each file."""
     k, first = settings["k"], jax.process_index() == 0
     there = scores_lib.finished(folder) if first else {}
     done = np.array([p.id in there for p in data.problems])
@@ -218,6 +218,7 @@ def evaluate_to_files(
             if first:
                 lines = scores_lib.rows(batch, scores, tokenizer)
                 scores_lib.write_lines(folder / f"batch_{part[0]:06d}.jsonl", lines)
+                saved()
     if not first:
         return None
     there = scores_lib.finished(folder)
@@ -233,10 +234,16 @@ def settings_key(settings: dict) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def evaluate_checkpoint(c, workdir: pathlib.Path, given: str = "") -> dict:
-    """Evaluate on every set of `c.eval.files`, print a report of each, and return all as plain JSON
-    values: {settings, sets: {name: `scores.summary` and the folder of samples}}."""
+def evaluate_checkpoint(c, where: str | pathlib.Path, given: str = "") -> dict:
+    """Evaluate on every set of `c.eval.files` in the workdir `where`, print a report of each, and
+    return all as plain JSON values: {settings, sets: {name: `scores.summary` and the folder of
+    samples}}."""
+    processes.agree(processes.identity(c, str(where)))
     config_lib.validate(c, len(jax.devices()))
+    home = workdir_lib.open_workdir(where)
+    workdir, saved = home.local, functools.partial(workdir_lib.send, home)
+    if home.remote and not given and (home.remote / workdir_lib.CHECKPOINTS).exists():
+        given = home.checkpoints
     policy = find_policy(c, workdir, given)
     text = load_text(c, workdir, policy.model_dir)
     machine = parts.build_machine(
@@ -275,12 +282,15 @@ def evaluate_checkpoint(c, workdir: pathlib.Path, given: str = "") -> dict:
         if first:
             folder.mkdir(parents=True, exist_ok=True)
             checkpoint.dump_json(folder / "settings.json", about)
-        scores = evaluate_to_files(folder, machine, decode_params, data, text.tokenizer, **draw)
+        scores = evaluate_to_files(
+            folder, machine, decode_params, data, text.tokenizer, saved, **draw
+        )
         if scores is not None:
             sets[name] = scores_lib.summary(scores, [p.id for p in data.problems], c.seed)
-            sets[name]["samples"] = str(folder)
+            sets[name]["samples"] = f"{home.name}/{folder.relative_to(workdir)}"
             say("\n".join(scores_lib.lines(name, sets[name])))
-            say(f"  samples: {folder}")
+            say(f"  samples: {sets[name]['samples']}")
+    saved()
     return {"settings": about, "sets": sets}
 
 
@@ -314,9 +324,10 @@ def main() -> None:
     }.items():
         if value is not None:
             c.eval[name] = value
-    result = evaluate_checkpoint(c, pathlib.Path(cli.WORKDIR.value), given.checkpoint)
-    if out and jax.process_index() == 0:
-        checkpoint.dump_json(out, result)
+    with processes.joined():
+        result = evaluate_checkpoint(c, cli.WORKDIR.value, given.checkpoint)
+        if out and jax.process_index() == 0:
+            checkpoint.dump_json(out, result)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,11 @@ split over. Nothing else in the project knows the mesh, so another strategy is a
 
 import contextlib
 import contextvars
+import json
+import math
+import os
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,13 +42,18 @@ def spec(axes: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     return PartitionSpec(*parts)
 
 
+def _is_axes(x) -> bool:
+    """A tuple of logical axes; named tuples and tuples of such tuples are containers."""
+    return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
+
+
+def _specs(axes_tree, rules: Rules):
+    return jax.tree.map(lambda axes: spec(axes, rules), axes_tree, is_leaf=_is_axes)
+
+
 def shardings(axes_tree, mesh: Mesh, rules: Rules):
     """Tree of axis tuples -> tree of NamedShardings."""
-    return jax.tree.map(
-        lambda axes: NamedSharding(mesh, spec(axes, rules)),
-        axes_tree,
-        is_leaf=lambda x: isinstance(x, tuple),
-    )
+    return jax.tree.map(lambda s: NamedSharding(mesh, s), _specs(axes_tree, rules))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -70,6 +79,51 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(axes, rules)))
 
 
+def check_host_memory(mesh: Mesh) -> None:
+    """ValueError where arrays of this mesh cannot rest in pinned host memory."""
+    device = mesh.devices.flat[0]
+    if "pinned_host" not in (kinds := [m.kind for m in device.addressable_memories()]):
+        raise ValueError(
+            f"{device.device_kind} devices have no pinned host memory (only {', '.join(kinds)});"
+            " set optim.offload=False"
+        )
+
+
+def platform() -> str:
+    """'cpu', 'gpu' or 'tpu': of the mesh in `use`, which may be one that is only described."""
+    scope = _scope.get()
+    return jax.default_backend() if scope is None else scope[0].devices.flat[0].platform
+
+
+def ways(axis: str) -> int:
+    """Into how many parts `use` splits a logical axis; 1 outside it."""
+    scope = _scope.get()
+    return 1 if scope is None else math.prod(scope[0].shape[a] for a in mesh_axes(axis))
+
+
+def mesh_axes(axis: str) -> tuple[str, ...]:
+    """The mesh axes of a logical axis, for collectives inside `local`."""
+    scope = _scope.get()
+    return () if scope is None else tuple(n for n in scope[1][axis].split(",") if n)
+
+
+def local(f, in_axes, out_axes):
+    """`f` on every device's own part of its arguments, which are split by logical axes: a tree of
+    axis tuples an argument (() = a replicated number), and one for what comes out. Outside `use`,
+    `f` itself."""
+    scope = _scope.get()
+    if scope is None:
+        return f
+    mesh, rules = scope
+    return jax.shard_map(
+        f,
+        mesh=mesh,
+        in_specs=_specs(in_axes, rules),
+        out_specs=_specs(out_axes, rules),
+        check_vma=False,  # what a Pallas kernel returns carries no such types
+    )
+
+
 def to_host(tree):
     """Global arrays -> NumPy on every process, the same everywhere (a gather when sharded)."""
     if jax.process_count() == 1:
@@ -90,6 +144,41 @@ def to_device(tree, sharding):
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
     return jax.tree.map(put, tree, sharding)
+
+
+def gather_json(value: Any) -> list:
+    """The JSON value of each process, in the order of the processes, on all of them. A collective:
+    every process has to call it. For counts, verdicts and names, not for arrays."""
+    if jax.process_count() == 1:
+        return [value]
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(data.size))
+    room = 1 << max(10, int(sizes.max() - 1).bit_length())  # few lengths, so few programs
+    rows = multihost_utils.process_allgather(np.pad(data, (0, room - data.size)))
+    return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
+
+
+def any_process(flag: bool) -> bool:
+    """Whether `flag` holds on any process; the same answer on all. A collective."""
+    return any(gather_json(bool(flag)))
+
+
+def device_memory(mesh: Mesh) -> int:
+    """Bytes that programs may use of one device of the mesh. On CPU, where the devices are
+    simulated or one, a device's share of the machine's memory."""
+    device = mesh.local_devices[0]
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    pages = os.sysconf("SC_PHYS_PAGES")
+    return pages * os.sysconf("SC_PAGE_SIZE") // len(jax.local_devices(backend=device.platform))
+
+
+def bytes_on_device(tree) -> int:
+    """What arrays, or ShapeDtypeStructs with shardings, take of the device that holds most."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
 
 
 def first() -> bool:

@@ -3,6 +3,7 @@
 Training, evaluation and the experiments all start here, so that they cannot differ.
 """
 
+import hashlib
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -106,6 +107,15 @@ def load_text(c, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> Text:
     return Text(tok, train, evals, notes)
 
 
+def digest(text: Text) -> str:
+    """Of all prompts and answers, in their order: hosts may hold different copies of a file."""
+    sha = hashlib.sha256()
+    for data in (text.train, *text.evals.values()):
+        for ids, problem in zip(data.ids, data.problems, strict=True):
+            sha.update(f"{ids} {problem.answer}\n".encode())
+    return sha.hexdigest()[:12]
+
+
 def grade(
     tok: tokenizer.Tokenizer,
     responses: Sequence[engine.Response],
@@ -121,6 +131,26 @@ def grade(
         np.array([verifier.verify(t, answer, other).correct for t in texts], bool),
         [v.extracted for v in verdicts],
     )
+
+
+def grade_groups(
+    tok: tokenizer.Tokenizer, groups: Sequence[Group], answers: Sequence[str], mode: str
+) -> list[Grades]:
+    """`grade` of each group. Every process decodes and verifies its own share of the groups, and
+    only verdicts and extracted answers are gathered (the token ids come out of the sampler whole on
+    every process: any of them may have to pack any row)."""
+    if not groups:
+        return []
+    mine = problems.host_slice(0, len(groups), jax.process_index(), jax.process_count())
+    graded = [grade(tok, groups[i].responses, answers[i], mode) for i in mine]
+    if jax.process_count() == 1:
+        return graded
+    plain = [(g.correct.tolist(), g.shadow.tolist(), g.answers) for g in graded]
+    return [
+        Grades(np.array(correct, bool), np.array(shadow, bool), extracted)
+        for share in parallel.gather_json(plain)
+        for correct, shadow, extracted in share
+    ]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -148,7 +178,7 @@ def build_machine(c, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None
     tx = update.optimizer(
         c.optim.b1, c.optim.b2, c.optim.eps, c.optim.weight_decay, c.optim.clip_norm
     )
-    trainer = update.programs(shape, mesh, rules["train"], tx, c.model.dtype)
+    trainer = update.programs(shape, mesh, rules["train"], tx, c.model.dtype, c.optim.offload)
     longest = max(c.rollout.max_response_tokens, c.eval.max_response_tokens)
     sampler = engine.Engine(
         shape,
@@ -159,9 +189,16 @@ def build_machine(c, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None
         response_tokens=longest,
         chunk=c.rollout.chunk,
         prefill_prompts=c.rollout.prefill_prompts,
+        prefill_tokens=c.rollout.prefill_tokens,
+        page_tokens=c.rollout.page_tokens,
+        cache_fraction=c.rollout.cache_fraction,
         stop_ids=stop_ids,
         dtype=c.model.dtype,
     )
+    try:
+        sampler.require_memory(qwen2.abstract(shape), parallel.device_memory(mesh))
+    except ValueError as error:
+        raise config_lib.ConfigError(f"config.rollout: {error}") from None
     return Machine(mesh, shape, model_dir, tx, trainer, sampler)
 
 

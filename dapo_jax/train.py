@@ -3,8 +3,9 @@
     python -m dapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
 
 The same command resumes. WORKDIR receives config.json (resolved), metrics.jsonl, tensorboard/,
-rollouts/ (text samples), eval/ and checkpoints/. Any field of the config can be overridden:
---config.optim.lr=1e-6. Exit code 0 at the end, or after SIGTERM once the running step is saved.
+rollouts/ (text samples), eval/ and checkpoints/; it may be a bucket (gs://...). Any field of the
+config can be overridden: --config.optim.lr=1e-6. On several hosts, run the same command on each
+(processes.py). Exit code 0 at the end, or after SIGTERM once the running step is saved.
 """
 
 import contextlib
@@ -16,12 +17,13 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from dapo_jax import cli, config as config_lib, parallel, parts, warmup
+from dapo_jax import cli, config as config_lib, parallel, parts, processes, topology, warmup
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
 from dapo_jax.data import problems
 from dapo_jax.evaluate import evaluate_sets
 from dapo_jax.model import hf, qwen2
+from dapo_jax.rollout import engine
 from dapo_jax.rollout.engine import Stats
 from dapo_jax.run import (
     checkpoint,
@@ -72,6 +74,8 @@ def train_step(c, text: parts.Text, machine: parts.Machine, stream, state: State
         "time/step_s": done - started,
         "perf/tokens_per_s": stats.tokens / (done - started),
         "perf/slot_occupancy": stats.occupancy,
+        "perf/cache_peak": stats.peak_cache,
+        "sampling/evicted": stats.evicted,
     }
     return state._replace(step=state.step + 1), log, got.groups
 
@@ -94,12 +98,12 @@ def sample_batch(c, text, machine, stream, state: State) -> tuple[Collected, Sta
             max_response_tokens=c.rollout.max_response_tokens,
         )
         totals.append(stats)
-        graded = []
-        for group, row in zip(groups, rows, strict=True):
-            answer = text.train.problems[row].answer
-            verdicts = parts.grade(text.tokenizer, group.responses, answer, c.reward.mode)
-            graded.append(group._replace(correct=verdicts.correct, extras=verdicts))
-        return graded
+        answers = [text.train.problems[row].answer for row in rows]
+        graded = parts.grade_groups(text.tokenizer, groups, answers, c.reward.mode)
+        return [
+            group._replace(correct=verdicts.correct, extras=verdicts)
+            for group, verdicts in zip(groups, graded, strict=True)
+        ]
 
     got = collect(
         sample,
@@ -111,7 +115,7 @@ def sample_batch(c, text, machine, stream, state: State) -> tuple[Collected, Sta
         surplus=c.sampling.surplus,
         carried=state.carried,
     )
-    return got, Stats(*np.sum(totals or [(0, 0, 0)], axis=0).tolist())
+    return got, engine.total(totals)
 
 
 def make_minibatches(c, groups: list[Group], step: int) -> list[list[packing.Item]]:
@@ -177,7 +181,7 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
             items,
             row_tokens=config_lib.row_tokens(c),
             micro_rows=c.optim.micro_rows,
-            max_items=c.rollout.groups // c.optim.minibatches * c.rollout.group_size,
+            max_items=minibatch_responses(c),
         )
         if not used:  # every response of it was filtered out
             continue
@@ -209,6 +213,26 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
     return state, metrics.update_metrics(logs, bool(c.loss.kl_coef)) | {"optim/lr": lr}
 
 
+def minibatch_responses(c) -> int:
+    return c.rollout.groups // c.optim.minibatches * c.rollout.group_size
+
+
+def memory_lines(c, machine: parts.Machine) -> list[str]:
+    """What sampling and an update take of a device. Compiles them; the run finds them ready."""
+    micro_batches = -(-minibatch_responses(c) // c.optim.micro_rows)
+    trainer, sampler = machine.trainer, machine.engine.calls(qwen2.abstract(machine.shape))
+    arguments = trainer.arguments(micro_batches, c.optim.micro_rows, config_lib.row_tokens(c))
+    programs = {
+        "prefill": sampler["prefill"],
+        "decode": sampler["decode_top_p" if c.rollout.top_p < 1 else "decode_full"],
+        "update": (trainer.update, arguments),
+    }
+    return [
+        topology.memory_line(name, program.lower(*arguments).compile())
+        for name, (program, arguments) in programs.items()
+    ]
+
+
 def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float]:
     """`rollout_metrics` with the rewards of everything drawn, accepted or not."""
     correct = np.array([x for g in got.drawn for x in g.correct], bool)
@@ -223,36 +247,51 @@ def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------
 
 
-def train(c, workdir: pathlib.Path, allow_config_change: bool = False) -> None:
-    """Run up to `c.steps`. Raises ConfigError, ValueError or OSError for bad input, before anything
-    compiles."""
+def train(c, where: str | pathlib.Path, allow_config_change: bool = False) -> None:
+    """Run up to `c.steps` in the workdir `where`. Raises ConfigError, ValueError or OSError for bad
+    input, before anything compiles."""
+    processes.agree(processes.identity(c, str(where)))
     config_lib.validate(c, len(jax.devices()))
     say = tqdm.write if parallel.first() else lambda _: None
     for warning in config_lib.warnings(c):
         say(f"warning: {warning}")
-    with workdir_lib.hold(workdir):
-        run(c, workdir, allow_config_change, say)
+    with workdir_lib.hold(where) as home:
+        run(c, home, allow_config_change, say)
 
 
-def run(c, workdir: pathlib.Path, allow_config_change: bool, say) -> None:
+def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> None:
+    workdir = home.local
     model_dir = hf.resolve(c.model.path) if c.model.path else None
     text = parts.load_text(c, workdir, model_dir)
+    processes.agree({"the set of problems (its hash)": parts.digest(text)})
     machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir)
     config, data = config_lib.leaves(c), resume.fingerprint(text.train)
-    for note in [*text.notes, describe(c, machine), f"workdir: {workdir}"]:
+    for note in [*text.notes, describe(c, machine), f"workdir: {home.name}"]:
         say(note)
 
-    directory = c.checkpoint.directory or workdir / "checkpoints"
+    directory = c.checkpoint.directory or home.checkpoints
     accept = lambda saved: resume.check(saved, c, data, allow_config_change, say)  # noqa: E731
     state, resumed = start_state(c, text, machine, directory, accept, say)
-    checkpoint.dump_json(workdir / "config.json", config)
+    if parallel.first():
+        checkpoint.dump_json(workdir / "config.json", config)
+    if state.step < c.steps:
+        for line in memory_lines(c, machine):
+            say(line)
     say(f"resumed after step {state.step}" if resumed else "start")
     writer = metrics.Writer(workdir, state.step if resumed else -1, c.log.tensorboard, say)
     watchdog = guards.Watchdog(c.guard.hang_factor, c.guard.hang_floor_s)
     terminated: list[int] = []  # SIGTERM (a preemption): finish the step, save, leave
     handler = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
-    bar = tqdm(total=c.steps, initial=state.step, desc="DAPO", unit="step", dynamic_ncols=True)
+    bar = tqdm(
+        total=c.steps,
+        initial=state.step,
+        desc="DAPO",
+        unit="step",
+        dynamic_ncols=True,
+        disable=not parallel.first(),
+    )
     with contextlib.ExitStack() as after:
+        after.callback(send, home, say)
         after.callback(signal.signal, signal.SIGTERM, handler)
         after.callback(writer.close)
         saver = after.enter_context(saver_lib.Saver(directory, c, config, data, say))
@@ -263,7 +302,8 @@ def run(c, workdir: pathlib.Path, allow_config_change: bool, say) -> None:
             saver.after_step(state, due=True, score=score(c, text, log))
         stream = problems.stream(range(len(text.train.ids)), c.seed)
         stop = guards.why_stop(c, state, {})
-        while state.step < c.steps and not stop and not terminated:
+        leaving = parallel.any_process(terminated)  # of one opinion: every step is a joint one
+        while state.step < c.steps and not stop and not leaving:
             with watchdog.watch("rollout step"):
                 state, log, groups = train_step(c, text, machine, stream, state)
             evaluated = state.step == c.steps or due(state.step, c.eval.every)
@@ -278,17 +318,28 @@ def run(c, workdir: pathlib.Path, allow_config_change: bool, say) -> None:
             if shortage := guards.shortage(c, log):
                 say(f"warning: step {state.step}: {shortage}")
             stop = guards.why_stop(c, state, log)
-            if state.step == c.steps or stop or terminated:
+            leaving = parallel.any_process(terminated)
+            if state.step == c.steps or stop or leaving:
                 saver.last(state, score(c, text, log))
             else:
                 best = evaluated and c.checkpoint.keep_best
                 now = bool(best) or due(state.step, c.checkpoint.every)
                 saver.after_step(state, now, score(c, text, log))
-    say(summary(c, workdir, state, stop, bool(terminated)))
+            send(home, say)
+    if parallel.first():
+        say(summary(c, home, state, stop, leaving))
 
 
 def due(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
+
+
+def send(home: workdir_lib.Workdir, say) -> None:
+    """Metrics and samples to the bucket; what does not arrive now does after the next step."""
+    try:
+        workdir_lib.send(home)
+    except OSError as error:
+        say(f"warning: {home.name}: not written ({error}); trying again after the next step")
 
 
 def score(c, text: parts.Text, log: dict[str, float]) -> float | None:
@@ -367,7 +418,7 @@ def describe(c, machine: parts.Machine) -> str:
     )
 
 
-def summary(c, workdir: pathlib.Path, state: State, stop: str, terminated: bool) -> str:
+def summary(c, home: workdir_lib.Workdir, state: State, stop: str, terminated: bool) -> str:
     """The last words: how it ended, what was learned, where to look."""
     if stop:
         lines = [f"stopped after step {state.step}, saved: {stop}"]
@@ -378,19 +429,20 @@ def summary(c, workdir: pathlib.Path, state: State, stop: str, terminated: bool)
             f"done: {state.step} steps, {state.updates} updates, {state.samples:,} responses,"
             f" {state.tokens:,} tokens"
         ]
-    scored = [r for r in metrics.read(workdir / "metrics.jsonl") if "time/eval_s" in r]
+    scored = [r for r in metrics.read(home.local / "metrics.jsonl") if "time/eval_s" in r]
     for tag in [t for t in scored[0] if t.endswith("/avg@k")] if scored else []:
         path = " -> ".join(f"{r[tag]:.2f}" for r in scored)
         lines.append(f"  {tag:32s} {path}")
-    lines.append(f"  curves: tensorboard --logdir {workdir}/tensorboard (or metrics.jsonl)")
-    lines.append(f"  samples: {workdir}/rollouts, checkpoints: {workdir}/checkpoints")
+    lines.append(f"  curves: tensorboard --logdir {home.name}/tensorboard (or metrics.jsonl)")
+    lines.append(f"  samples: {home.name}/rollouts, checkpoints: {home.name}/checkpoints")
     return "\n".join(lines)
 
 
 def main() -> None:
     if not cli.WORKDIR.value:
         raise ValueError("--workdir: say where the run is to be kept")
-    train(cli.CONFIG.value, pathlib.Path(cli.WORKDIR.value), cli.ALLOW_CONFIG_CHANGE.value)
+    with processes.joined():
+        train(cli.CONFIG.value, cli.WORKDIR.value, cli.ALLOW_CONFIG_CHANGE.value)
 
 
 if __name__ == "__main__":

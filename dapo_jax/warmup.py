@@ -8,6 +8,7 @@ Real models bring this from pre-training and need no warm-up.
 
 import functools
 
+import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -28,7 +29,12 @@ def warm_up(c, mesh, shape, tokenizer, params):
         ("habit", c.warmup.habit_steps, c.warmup.habit_lr, arithmetic.HABIT),
     )
     eos = min(tokenizer.stop_ids)
-    bar = tqdm(total=c.warmup.skill_steps + c.warmup.habit_steps, desc="warm-up", unit="step")
+    bar = tqdm(
+        total=c.warmup.skill_steps + c.warmup.habit_steps,
+        desc="warm-up",
+        unit="step",
+        disable=jax.process_index() > 0,
+    )
     for number, (name, steps, peak_lr, style) in enumerate(phases):
         if not steps:
             continue

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
 from dapo_jax.model import qwen2
-from dapo_jax.rollout.engine import Engine, Request
+from dapo_jax.rollout.engine import Engine, Request, Stats, total
 
 SHAPE = qwen2.Shape(
     vocab_size=32,
@@ -31,11 +31,11 @@ RULES = config.base().sharding.decode
 DRAW = dict(seed=5, temperature=0.9)
 
 
-def make_engine(mesh_shape=(1, 1, 1), slots=8, chunk=16):
+def make_engine(mesh_shape=(1, 1, 1), slots=8, chunk=16, shape=SHAPE, **cache):
     devices = np.array(jax.devices()[: np.prod(mesh_shape)]).reshape(mesh_shape)
-    sizes = dict(slots=slots, chunk=chunk, prompt_tokens=PROMPT, response_tokens=RESPONSE)
+    sizes = dict(slots=slots, chunk=chunk, prompt_tokens=PROMPT, response_tokens=RESPONSE, **cache)
     return Engine(
-        SHAPE,
+        shape,
         Mesh(devices, parallel.AXES),
         RULES,
         **sizes,
@@ -85,6 +85,10 @@ def ids(responses):
         dict(slots=64, chunk=16),
         dict(slots=8, chunk=1),
         dict(mesh_shape=(1, 4, 2), slots=8, chunk=16),
+        dict(page_tokens=8),
+        dict(page_tokens=8, mesh_shape=(2, 2, 2), chunk=5),
+        dict(page_tokens=8, cache_fraction=0.4, chunk=3),
+        dict(page_tokens=16, slots=64, chunk=64, shape=SHAPE._replace(scan_layers=True)),
     ],
     ids=str,
 )
@@ -189,23 +193,22 @@ def test_samples_of_a_prompt_share_a_prefill(params, requests, responses):
     engine = make_engine()
     calls, prefill = [], engine.programs.prefill
 
-    def spy(weights, state, refill):
-        calls.append(jax.device_get(refill))
-        return prefill(weights, state, refill)
+    def spy(weights, pool, prompts):
+        calls.append(jax.device_get(prompts))
+        return prefill(weights, pool, prompts)
 
     engine.programs = engine.programs._replace(prefill=spy)
     weights = engine.decode_params(params)
-    got, _ = engine.generate(weights, requests[4:12], **DRAW)  # two prompts, four samples each
-    (refill,) = calls
-    assert sorted(refill.slot_S) == list(range(8))
-    assert refill.row_S.tolist() == [0] * 4 + [1] * 4
-    assert refill.tokens_PxT[0, :1].tolist() == requests[4].prompt[:1]
-    assert not refill.tokens_PxT[2:].any()
+    got, stats = engine.generate(weights, requests[4:12], **DRAW)  # two prompts, four samples each
+    (call,) = calls
+    assert stats.prefilled == 2 and call.length_B.tolist() == [1, 2, 0, 0]
+    assert call.tokens_BxT[0, :1].tolist() == requests[4].prompt[:1]
+    assert not call.tokens_BxT[2:].any()
     assert ids(got) == ids(responses)[4:12]
 
-    calls.clear()  # five prompts, four a call
-    engine.generate(weights, requests[:20:4], **DRAW)
-    assert [sorted(set(r.slot_S) - {8}) for r in calls] == [[0, 1, 2, 3], [4]]
+    calls.clear()  # five prompts, four a call; the one of a single token needs no prefill
+    _, stats = engine.generate(weights, requests[:20:4], **DRAW)
+    assert stats.prefilled == 4 and len(calls) == 1
 
 
 def compilations(caplog, work):
@@ -258,3 +261,30 @@ def test_an_interrupted_call_leaves_a_working_engine(engine, weights, requests, 
     with pytest.raises(KeyboardInterrupt):
         engine.generate(weights, requests, progress=interrupt, **DRAW)
     assert ids(engine.generate(weights, requests, **DRAW)[0]) == ids(responses)
+
+
+def test_what_does_not_fit_is_said_with_what_would(params):
+    engine = make_engine(page_tokens=8)
+    weights = sum(w.nbytes for w in jax.tree.leaves(params))
+    pool = 2 * SHAPE.num_layers * 8 * 4 * (8 * SHAPE.num_kv_heads * SHAPE.head_dim) * 4
+    engine.require_memory(params, weights + pool)
+    with pytest.raises(ValueError, match="does not fit") as error:
+        engine.require_memory(params, weights + pool // 2)
+    assert "rollout.slots=4 or rollout.cache_fraction=0.5" in str(error.value)
+    with pytest.raises(ValueError, match="more devices along mesh.tensor"):
+        engine.require_memory(params, weights - 1)
+    rows = make_engine()  # a page is a whole row there
+    with pytest.raises(ValueError, match="what would: rollout.slots=") as error:
+        rows.require_memory(params, weights + pool // 2)
+    assert "fraction" not in str(error.value)
+    mesh = make_engine((1, 2, 2), page_tokens=8)
+    mesh.require_memory(params, weights // 2 + pool // 4 + weights // 4)
+    with pytest.raises(ValueError, match="rollout.slots=6: must be a multiple of 4"):
+        make_engine((1, 4, 2), slots=6)
+
+
+def test_statistics_of_several_calls_add_up():
+    a, b = Stats(10, 20, 2, 5, 8, 1, 0, 0.5), Stats(30, 30, 3, 6, 6, 2, 1, 0.25)
+    assert total([a, b]) == Stats(40, 50, 5, 11, 14, 3, 1, 0.5)
+    assert total([a, b]).occupancy == 0.8 and total([]).occupancy == 0
+    assert isinstance(total([a, b]).tokens, int)

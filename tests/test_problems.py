@@ -16,18 +16,23 @@ from dapo_jax.data import problems as P, prompts
 
 
 def verl(text, answer, **more):
-    return {'data_source': 'math_dapo', 'prompt': [{'role': 'user', 'content': text}],
-            'ability': 'MATH', 'reward_model': {'ground_truth': answer, 'style': 'rule'}, **more}
+    return {
+        "data_source": "math_dapo",
+        "prompt": [{"role": "user", "content": text}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": answer, "style": "rule"},
+        **more,
+    }
 
 
 def write(path, rows):
     """Rows as jsonl, jsonl.gz or parquet; a row given as bytes stands in the file as it is."""
-    if path.suffix == '.parquet':
+    if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
         return path
     lines = [r if isinstance(r, bytes) else json.dumps(r).encode() for r in rows]
-    with (gzip.open if path.suffix == '.gz' else open)(path, 'wb') as f:
-        f.write(b''.join(line + b'\n' for line in lines))
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wb") as f:
+        f.write(b"".join(line + b"\n" for line in lines))
     return path
 
 
@@ -35,22 +40,22 @@ def error(*args, **kwargs):
     """The message of the ValueError of `read`: one line."""
     with pytest.raises(ValueError) as e:
         P.read(*args, **kwargs)
-    assert '\n' not in str(e.value)
+    assert "\n" not in str(e.value)
     return str(e.value)
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope="module")
 def assets():
-    if not os.environ.get('DAPO_JAX_ASSETS'):
-        pytest.skip('DAPO_JAX_ASSETS is not set: no released problem files')
-    return Path(os.environ['DAPO_JAX_ASSETS'])
+    if not os.environ.get("DAPO_JAX_ASSETS"):
+        pytest.skip("DAPO_JAX_ASSETS is not set: no released problem files")
+    return Path(os.environ["DAPO_JAX_ASSETS"])
 
 
 class Letters:
     """A stand-in tokenizer: one token a character; a chat costs one token more at the front."""
 
     def encode(self, text):
-        return [ord(c) for c in text if c != '~']
+        return [ord(c) for c in text if c != "~"]
 
     def chat(self, messages):
         return [1, *self.encode(prompts.plain_text(messages))]
@@ -58,235 +63,345 @@ class Letters:
 
 # --- schemas --------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('name', ['a.jsonl', 'a.jsonl.gz', 'a.parquet'])
-@pytest.mark.parametrize('row, content, source', [
-    (verl('1+1?', '2', extra_info={'index': 'uuid'}), '1+1?', 'math_dapo'),
-    ({'verl_row': verl('1+1?', '2'), 'problem': 'ignored', 'answer': '3'}, '1+1?', 'math_dapo'),
-    ({'prompt': '1+1?', 'source_prompt': verl('(1+1?)', '')['prompt'], 'solution': '2',
-      'reward_model': {'ground_truth': '2'}, 'data_source': 'math_dapo'}, '(1+1?)', 'math_dapo'),
-    ({'question': '1+1?', 'answer': 'One #### and one.\n#### 2'}, None, 'a'),
-    ({'question': '1+1?', 'answer': '2', 'solution': 'no'}, None, 'a'),
-    ({'problem': '1+1?', 'answer': '2'}, None, 'a'),
-    ({'problem': '1+1?', 'answer': 2, 'data_source': 'mine'}, None, 'mine'),
-    ({'problem': '1+1?', 'solution': 'Not \\boxed{3} but $\\boxed{2}$.'}, None, 'a'),
-])
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+@pytest.mark.parametrize(
+    "row, content, source",
+    [
+        (verl("1+1?", "2", extra_info={"index": "uuid"}), "1+1?", "math_dapo"),
+        ({"verl_row": verl("1+1?", "2"), "problem": "ignored", "answer": "3"}, "1+1?", "math_dapo"),
+        (
+            {
+                "prompt": "1+1?",
+                "source_prompt": verl("(1+1?)", "")["prompt"],
+                "solution": "2",
+                "reward_model": {"ground_truth": "2"},
+                "data_source": "math_dapo",
+            },
+            "(1+1?)",
+            "math_dapo",
+        ),
+        ({"question": "1+1?", "answer": "One #### and one.\n#### 2"}, None, "a"),
+        ({"question": "1+1?", "answer": "2", "solution": "no"}, None, "a"),
+        ({"problem": "1+1?", "answer": "2"}, None, "a"),
+        ({"problem": "1+1?", "answer": 2, "data_source": "mine"}, None, "mine"),
+        ({"problem": "1+1?", "solution": "Not \\boxed{3} but $\\boxed{2}$."}, None, "a"),
+    ],
+)
 def test_schemas(tmp_path, name, row, content, source):
     (problem,), report = P.read(write(tmp_path / name, [row]))
-    expected = (('user', content),) if content else prompts.dapo_messages('1+1?')
+    expected = (("user", content),) if content else prompts.dapo_messages("1+1?")
     assert problem.messages == expected
-    assert (problem.answer, problem.source) == ('2', source)
+    assert (problem.answer, problem.source) == ("2", source)
     assert report == (1, 1, 0, (), ())
 
 
 def test_verl_messages_are_kept_as_they_are(tmp_path):
-    row = verl('x', '1')
-    row['prompt'] = [{'role': 'system', 'content': ' Be brief. '}, {'role': 'user', 'content': 'é'}]
-    (problem,), _ = P.read(write(tmp_path / 'a.jsonl', [row]))
-    assert problem.messages == (('system', ' Be brief. '), ('user', 'é'))
+    row = verl("x", "1")
+    row["prompt"] = [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "é"}]
+    (problem,), _ = P.read(write(tmp_path / "a.jsonl", [row]))
+    assert problem.messages == (("system", " Be brief. "), ("user", "é"))
 
 
 def test_ids_are_stable_over_files_and_distinct(tmp_path):
-    a, _ = P.read(write(tmp_path / 'a.jsonl', [verl(f'{i}?', i) for i in range(300)]))
-    b, _ = P.read(write(tmp_path / 'b.parquet', [verl('7?', '7')]))
+    a, _ = P.read(write(tmp_path / "a.jsonl", [verl(f"{i}?", i) for i in range(300)]))
+    b, _ = P.read(write(tmp_path / "b.parquet", [verl("7?", "7")]))
     assert a[7].id == b[0].id and len({p.id for p in a}) == 300
-    assert a[0].id == P.read(tmp_path / 'a.jsonl')[0][0].id
+    assert a[0].id == P.read(tmp_path / "a.jsonl")[0][0].id
     assert len(a[0].id) == 16 and int(a[0].id, 16) >= 0
 
 
 def test_only_needed_parquet_columns_are_read(tmp_path):
-    table = pa.Table.from_pylist([verl('1+1?', '2')])
-    clock = pa.array([2**62], pa.timestamp('us'))  # a date no Python object can hold
-    pq.write_table(table.append_column('extra_info', clock), tmp_path / 'a.parquet')
-    assert len(P.read(tmp_path / 'a.parquet')[0]) == 1
+    table = pa.Table.from_pylist([verl("1+1?", "2")])
+    clock = pa.array([2**62], pa.timestamp("us"))  # a date no Python object can hold
+    pq.write_table(table.append_column("extra_info", clock), tmp_path / "a.parquet")
+    assert len(P.read(tmp_path / "a.parquet")[0]) == 1
 
 
 # --- answers --------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('value, answer', [
-    ('34', '34'), (34, '34'), ('-12', '-12'), (-12, '-12'), (' 96\n', '96'), ('0', '0'),
-    ('-0', '0'), ('+7', '7'), ('033', '33'), ('000', '0'), ('1,234', '1234'),
-    ('-12,345,678', '-12345678'), ('0,001', '1'), ('9' * 5000, '9' * 5000),
-    ('-' + '123' * 40, None), (str(2**53), None), (str(2**53 + 1), None), (str(10**18 + 7), None),
-    (str(2**64), None), (str(10**20), None), ('2432902008176640000', None),  # 20!
-])
+
+@pytest.mark.parametrize(
+    "value, answer",
+    [
+        ("34", "34"),
+        (34, "34"),
+        ("-12", "-12"),
+        (-12, "-12"),
+        (" 96\n", "96"),
+        ("0", "0"),
+        ("-0", "0"),
+        ("+7", "7"),
+        ("033", "33"),
+        ("000", "0"),
+        ("1,234", "1234"),
+        ("-12,345,678", "-12345678"),
+        ("0,001", "1"),
+        ("9" * 5000, "9" * 5000),
+        ("-" + "123" * 40, None),
+        (str(2**53), None),
+        (str(2**53 + 1), None),
+        (str(10**18 + 7), None),
+        (str(2**64), None),
+        (str(10**20), None),
+        ("2432902008176640000", None),  # 20!
+    ],
+)
 def test_integers(value, answer):
     assert P.integer(value) == (value if answer is None else answer)
 
 
-@pytest.mark.parametrize('value, reason', [
-    *[(v, 'float-damaged') for v in (
-        '27.0', '27.', 27.0, '-1,234.00', '1e5', '2.5e+3', 1e22, '105263157894736848',
-        '-105263157894736848', '105,263,157,894,736,848', 22099999999999998951424,
-        str(2**60 + 2**9))],
-    *[(v, 'missing or empty') for v in (None, '', ' \t')],
-    *[(v, 'not an integer') for v in (
-        '3/4', '\\frac{3}{4}', '2.5', 2.5, '1e-3', '12 cm', '$12', '12%', '1,23', '1,2345', '1 234',
-        'x', '-', '--1', '- 1', '−1', '٣', '1_000', '0x10', 'nan', float('nan'), float('inf'), True,
-        ['2'], {'a': 2})],
-])
+@pytest.mark.parametrize(
+    "value, reason",
+    [
+        *[
+            (v, "float-damaged")
+            for v in (
+                "27.0",
+                "27.",
+                27.0,
+                "-1,234.00",
+                "1e5",
+                "2.5e+3",
+                1e22,
+                "105263157894736848",
+                "-105263157894736848",
+                "105,263,157,894,736,848",
+                22099999999999998951424,
+                str(2**60 + 2**9),
+            )
+        ],
+        *[(v, "missing or empty") for v in (None, "", " \t")],
+        *[
+            (v, "not an integer")
+            for v in (
+                "3/4",
+                "\\frac{3}{4}",
+                "2.5",
+                2.5,
+                "1e-3",
+                "12 cm",
+                "$12",
+                "12%",
+                "1,23",
+                "1,2345",
+                "1 234",
+                "x",
+                "-",
+                "--1",
+                "- 1",
+                "−1",
+                "٣",
+                "1_000",
+                "0x10",
+                "nan",
+                float("nan"),
+                float("inf"),
+                True,
+                ["2"],
+                {"a": 2},
+            )
+        ],
+    ],
+)
 def test_not_integers(value, reason):
     with pytest.raises(ValueError) as e:
-        P.integer(value, 'answer')
-    assert e.value.args[:2] == ('answer', value) or value != value
+        P.integer(value, "answer")
+    assert e.value.args[:2] == ("answer", value) or value != value
     assert reason in e.value.args[2]
 
 
 @given(st.integers())
 def test_small_enough_integers_survive(n):
     n %= 2**53
-    assert P.integer(n) == P.integer(str(n)) == P.integer(f'{n:,}') == str(n)
-    assert P.integer(-n) == P.integer(f'-{n:,}') == str(-n)
+    assert P.integer(n) == P.integer(str(n)) == P.integer(f"{n:,}") == str(n)
+    assert P.integer(-n) == P.integer(f"-{n:,}") == str(-n)
 
 
 # --- bad rows -------------------------------------------------------------------------------------
 
 BAD_ROWS = [
-    (verl('q', '27.0'), 'reward_model.ground_truth', "'27.0'", 'float-damaged'),
-    (verl('q', '\\frac{1}{2}'), 'reward_model.ground_truth', 'frac', 'not an integer'),
-    (verl('q', ''), 'reward_model.ground_truth', "''", 'missing or empty'),
-    ({'prompt': verl('q', 1)['prompt'], 'reward_model': '34'}, 'reward_model.ground_truth', 'None',
-     'missing'),
-    (verl('  ', '1'), 'prompt', 'content', 'empty'),
-    ({'prompt': [], 'reward_model': {'ground_truth': '1'}}, 'prompt', '[]', 'empty'),
-    ({'prompt': 7, 'reward_model': {}}, 'prompt', '7', 'expected text or a list'),
-    ({'prompt': [{'role': 'user'}], 'reward_model': {}}, 'prompt', 'user', 'expected text'),
-    ({'prompt': [{'role': 1, 'content': 'q'}], 'reward_model': {}}, 'prompt', '1', 'expected text'),
-    (verl(['image'], '1'), 'prompt', 'image', 'expected text'),
-    ({'verl_row': 3, 'problem': 'q', 'answer': '1'}, 'row', '3', 'not an object'),
-    ({'question': 'q'}, 'answer', 'None', 'missing'),
-    ({'question': 'q', 'answer': '####'}, 'answer', "''", 'missing or empty'),
-    ({'problem': 'q'}, 'answer', 'None', 'missing'),
-    ({'problem': 'q', 'solution': 'so 12'}, 'solution', 'None', 'missing'),
-    ({'problem': 'q', 'solution': '\\boxed{12'}, 'solution', 'None', 'missing'),
-    ({'problem': 'q', 'solution': '\\boxed{\\frac{1}{2}}.'}, 'solution', 'frac', 'not an integer'),
-    ({'text': 'q'}, 'row', "['text']", 'needs the fields verl_row, or prompt+reward_model'),
-    ([1, 2], 'row', '[1, 2]', 'not an object'),
-    (b'{"problem"', 'row', 'problem', 'not valid JSON'),
-    (b'[' * 100_000, 'row', '[[[', 'not valid JSON'),
-    (b'{"problem": "q", "answer": ' + b'9' * 5000 + b'}', 'row', 'problem', 'not valid JSON'),
-    (b'{"problem": "\xff"}', 'row', 'xff', 'not UTF-8 text (byte 13)'),
-    (b'{"problem": "\\ud800", "answer": 1}', 'problem', 'ud800', 'surrogate'),
+    (verl("q", "27.0"), "reward_model.ground_truth", "'27.0'", "float-damaged"),
+    (verl("q", "\\frac{1}{2}"), "reward_model.ground_truth", "frac", "not an integer"),
+    (verl("q", ""), "reward_model.ground_truth", "''", "missing or empty"),
+    (
+        {"prompt": verl("q", 1)["prompt"], "reward_model": "34"},
+        "reward_model.ground_truth",
+        "None",
+        "missing",
+    ),
+    (verl("  ", "1"), "prompt", "content", "empty"),
+    ({"prompt": [], "reward_model": {"ground_truth": "1"}}, "prompt", "[]", "empty"),
+    ({"prompt": 7, "reward_model": {}}, "prompt", "7", "expected text or a list"),
+    ({"prompt": [{"role": "user"}], "reward_model": {}}, "prompt", "user", "expected text"),
+    ({"prompt": [{"role": 1, "content": "q"}], "reward_model": {}}, "prompt", "1", "expected text"),
+    (verl(["image"], "1"), "prompt", "image", "expected text"),
+    ({"verl_row": 3, "problem": "q", "answer": "1"}, "row", "3", "not an object"),
+    ({"question": "q"}, "answer", "None", "missing"),
+    ({"question": "q", "answer": "####"}, "answer", "''", "missing or empty"),
+    ({"problem": "q"}, "answer", "None", "missing"),
+    ({"problem": "q", "solution": "so 12"}, "solution", "None", "missing"),
+    ({"problem": "q", "solution": "\\boxed{12"}, "solution", "None", "missing"),
+    ({"problem": "q", "solution": "\\boxed{\\frac{1}{2}}."}, "solution", "frac", "not an integer"),
+    ({"text": "q"}, "row", "['text']", "needs the fields verl_row, or prompt+reward_model"),
+    ([1, 2], "row", "[1, 2]", "not an object"),
+    (b'{"problem"', "row", "problem", "not valid JSON"),
+    (b"[" * 100_000, "row", "[[[", "not valid JSON"),
+    (b'{"problem": "q", "answer": ' + b"9" * 5000 + b"}", "row", "problem", "not valid JSON"),
+    (b'{"problem": "\xff"}', "row", "xff", "not UTF-8 text (byte 13)"),
+    (b'{"problem": "\\ud800", "answer": 1}', "problem", "ud800", "surrogate"),
 ]
 
 
-@pytest.mark.parametrize('row, field, value, reason', BAD_ROWS)
+@pytest.mark.parametrize("row, field, value, reason", BAD_ROWS)
 def test_bad_rows_are_named_or_skipped(tmp_path, row, field, value, reason):
-    file = write(tmp_path / 'a.jsonl', [verl('fine', '1'), b'', row, verl('also', '2'), row])
+    file = write(tmp_path / "a.jsonl", [verl("fine", "1"), b"", row, verl("also", "2"), row])
     message = error(file)
-    assert message.startswith(f'{file} row 3: {field}')
+    assert message.startswith(f"{file} row 3: {field}")
     assert value in message and reason in message and len(message) < 450
     assert "2 of 4 rows are refused; data.on_bad='skip'" in message
-    kept, report = P.read(file, on_bad='skip')
-    assert [p.answer for p in kept] == ['1', '2']
+    kept, report = P.read(file, on_bad="skip")
+    assert [p.answer for p in kept] == ["1", "2"]
     assert [(r.file, r.row) for r in report.refused] == [(str(file), 3), (str(file), 5)]
     assert report.refused[0].reason in message and report.rows == 4
 
 
 def test_a_prompt_whose_first_answer_was_refused_is_kept(tmp_path):
-    rows = [verl('a', '1.0'), verl('b', '2'), verl('a', '1')]
-    kept, report = P.read(write(tmp_path / 'a.jsonl', rows), on_bad='skip')
-    assert [p.answer for p in kept] == ['1', '2']
+    rows = [verl("a", "1.0"), verl("b", "2"), verl("a", "1")]
+    kept, report = P.read(write(tmp_path / "a.jsonl", rows), on_bad="skip")
+    assert [p.answer for p in kept] == ["1", "2"]
     assert (report.rows, report.unique, report.duplicates, len(report.refused)) == (3, 2, 1, 1)
 
 
 # --- duplicates and conflicts ---------------------------------------------------------------------
 
+
 def test_duplicates_and_conflicts_over_files(tmp_path):
-    a, b = (write(tmp_path / name, [verl(*pair) for pair in pairs]) for name, pairs in (
-        ('a.jsonl', [('x', '1'), ('y', '2'), ('x', '01'), ('z', '3')]),
-        ('b.parquet', [('y', '5'), ('w', '4'), ('y', '2'), ('y', '6')])))
+    a, b = (
+        write(tmp_path / name, [verl(*pair) for pair in pairs])
+        for name, pairs in (
+            ("a.jsonl", [("x", "1"), ("y", "2"), ("x", "01"), ("z", "3")]),
+            ("b.parquet", [("y", "5"), ("w", "4"), ("y", "2"), ("y", "6")]),
+        )
+    )
     kept, report = P.read([a, b])
-    assert [(p.messages[0][1], p.answer) for p in kept] == [('x', '1'), ('z', '3'), ('w', '4')]
+    assert [(p.messages[0][1], p.answer) for p in kept] == [("x", "1"), ("z", "3"), ("w", "4")]
     assert (report.rows, report.unique, report.duplicates, report.refused) == (8, 4, 4, ())
-    conflict, = report.conflicts
-    assert conflict.answers == ('2', '5', '6')
-    assert conflict.rows == (f'{a} row 2', f'{b} row 1', f'{b} row 4')
+    (conflict,) = report.conflicts
+    assert conflict.answers == ("2", "5", "6")
+    assert conflict.rows == (f"{a} row 2", f"{b} row 1", f"{b} row 4")
     assert P.read(a)[0][1].id == conflict.id
 
 
 def test_prompts_differ_by_any_character_or_role(tmp_path):
-    other = verl('x', '3')
-    other['prompt'][0]['role'] = 'system'
-    rows = [verl('x', '1'), verl('x ', '2'), other]
-    assert len(P.read(write(tmp_path / 'a.jsonl', rows))[0]) == 3
+    other = verl("x", "3")
+    other["prompt"][0]["role"] = "system"
+    rows = [verl("x", "1"), verl("x ", "2"), other]
+    assert len(P.read(write(tmp_path / "a.jsonl", rows))[0]) == 3
 
 
 # --- files ----------------------------------------------------------------------------------------
 
+
 def test_missing_files_name_their_neighbours(tmp_path):
-    write(tmp_path / 'train_17k.jsonl', [verl('x', '1')])
-    (tmp_path / 'notes.txt').write_text('')
-    message = error(tmp_path / 'train_17.jsonl')
-    assert 'no such file; near it: ' in message and 'train_17k.jsonl' in message
-    assert 'notes.txt' not in message
-    assert 'train_17k.jsonl' in error(tmp_path)  # a folder
-    assert error(tmp_path / 'gone' / 'a.jsonl').endswith('a.jsonl: no such file')
-    assert 'expected .parquet, .jsonl, .jsonl.gz' in error(tmp_path / 'notes.txt')
-    assert 'no problem file was named' in error([])
-    assert "'refuse' or 'skip'" in error(tmp_path / 'train_17k.jsonl', on_bad='drop')
+    write(tmp_path / "train_17k.jsonl", [verl("x", "1")])
+    (tmp_path / "notes.txt").write_text("")
+    message = error(tmp_path / "train_17.jsonl")
+    assert "no such file; near it: " in message and "train_17k.jsonl" in message
+    assert "notes.txt" not in message
+    assert "train_17k.jsonl" in error(tmp_path)  # a folder
+    assert error(tmp_path / "gone" / "a.jsonl").endswith("a.jsonl: no such file")
+    assert "expected .parquet, .jsonl, .jsonl.gz" in error(tmp_path / "notes.txt")
+    assert "no problem file was named" in error([])
+    assert "'refuse' or 'skip'" in error(tmp_path / "train_17k.jsonl", on_bad="drop")
 
 
 def test_empty_files_and_no_usable_rows(tmp_path):
-    for content in (b'', b'\n \n'):
-        (tmp_path / 'a.jsonl').write_bytes(content)
-        assert error(tmp_path / 'a.jsonl', on_bad='skip').endswith('a.jsonl: no rows in this file')
-    schema = pa.schema([('problem', pa.string()), ('answer', pa.string())])
-    pq.write_table(schema.empty_table(), tmp_path / 'a.parquet')
-    assert 'no rows' in error(tmp_path / 'a.parquet')
-    rows = [verl('x', '1'), verl('x', '2'), verl('y', 'pi')]
-    message = error(write(tmp_path / 'a.jsonl', rows), on_bad='skip')
-    assert 'no usable row: 1 of 3 refused, 1 prompts with conflicting answers' in message
+    for content in (b"", b"\n \n"):
+        (tmp_path / "a.jsonl").write_bytes(content)
+        assert error(tmp_path / "a.jsonl", on_bad="skip").endswith("a.jsonl: no rows in this file")
+    schema = pa.schema([("problem", pa.string()), ("answer", pa.string())])
+    pq.write_table(schema.empty_table(), tmp_path / "a.parquet")
+    assert "no rows" in error(tmp_path / "a.parquet")
+    rows = [verl("x", "1"), verl("x", "2"), verl("y", "pi")]
+    message = error(write(tmp_path / "a.jsonl", rows), on_bad="skip")
+    assert "no usable row: 1 of 3 refused, 1 prompts with conflicting answers" in message
     assert "row 3: reward_model.ground_truth = 'pi'" in message
 
 
 def test_damaged_files_are_named_even_when_bad_rows_are_skipped(tmp_path):
-    rows = [verl(f'{os.urandom(40).hex()}?', str(i)) for i in range(2000)]
-    whole = write(tmp_path / 'a.jsonl.gz', rows).read_bytes()
-    for damaged in (whole[:-400], whole[:2000] + b'\0' * 99 + whole[2099:], b'plain text'):
-        (tmp_path / 'a.jsonl.gz').write_bytes(damaged)
-        message = error(tmp_path / 'a.jsonl.gz', on_bad='skip')
-        assert message.startswith(f'{tmp_path}/a.jsonl.gz: cannot be read')
+    rows = [verl(f"{os.urandom(40).hex()}?", str(i)) for i in range(2000)]
+    whole = write(tmp_path / "a.jsonl.gz", rows).read_bytes()
+    for damaged in (whole[:-400], whole[:2000] + b"\0" * 99 + whole[2099:], b"plain text"):
+        (tmp_path / "a.jsonl.gz").write_bytes(damaged)
+        message = error(tmp_path / "a.jsonl.gz", on_bad="skip")
+        assert message.startswith(f"{tmp_path}/a.jsonl.gz: cannot be read")
         # How much is read before damage in the middle shows is the decompressor's affair.
-        assert 'after row' in message or damaged != whole[:-400]
-        assert 'after row' not in message or damaged != b'plain text'
-    whole = write(tmp_path / 'a.parquet', rows).read_bytes()
-    for damaged in (whole[:-400], whole[:500], b'', whole[:2000] + b'\xff' * 5000 + whole[7000:]):
-        (tmp_path / 'a.parquet').write_bytes(damaged)
-        message = error(tmp_path / 'a.parquet', on_bad='skip')
-        assert message.startswith(f'{tmp_path}/a.parquet: cannot be read')
+        assert "after row" in message or damaged != whole[:-400]
+        assert "after row" not in message or damaged != b"plain text"
+    whole = write(tmp_path / "a.parquet", rows).read_bytes()
+    for damaged in (whole[:-400], whole[:500], b"", whole[:2000] + b"\xff" * 5000 + whole[7000:]):
+        (tmp_path / "a.parquet").write_bytes(damaged)
+        message = error(tmp_path / "a.parquet", on_bad="skip")
+        assert message.startswith(f"{tmp_path}/a.parquet: cannot be read")
 
 
 def test_parquet_without_the_columns(tmp_path):
-    message = error(write(tmp_path / 'a.parquet', [{'text': 'x', 'label': 1}]), on_bad='skip')
-    assert 'a.parquet: has the columns text, label; needs the fields verl_row, or' in message
+    message = error(write(tmp_path / "a.parquet", [{"text": "x", "label": 1}]), on_bad="skip")
+    assert "a.parquet: has the columns text, label; needs the fields verl_row, or" in message
 
 
 def test_byte_order_mark_and_crlf(tmp_path):
-    row = json.dumps(verl('x', '1')).encode()
-    (tmp_path / 'a.jsonl').write_bytes(b'\xef\xbb\xbf' + row + b'\r\n\r\n' + row)
-    _, report = P.read(tmp_path / 'a.jsonl')
+    row = json.dumps(verl("x", "1")).encode()
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + row + b"\r\n\r\n" + row)
+    _, report = P.read(tmp_path / "a.jsonl")
     assert (report.rows, report.unique, report.duplicates) == (2, 1, 1)
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-    | st.sampled_from(['12', '27.0', '\\boxed{3}', '#### 4', '\ud800', '']),
-    lambda x: st.lists(x, max_size=3) | st.dictionaries(
-        st.sampled_from(['prompt', 'reward_model', 'ground_truth', 'role', 'content', 'question',
-                         'answer', 'problem', 'solution', 'verl_row', 'source_prompt',
-                         'data_source']), x, max_size=4), max_leaves=12)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["12", "27.0", "\\boxed{3}", "#### 4", "\ud800", ""]),
+    lambda x: (
+        st.lists(x, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "prompt",
+                    "reward_model",
+                    "ground_truth",
+                    "role",
+                    "content",
+                    "question",
+                    "answer",
+                    "problem",
+                    "solution",
+                    "verl_row",
+                    "source_prompt",
+                    "data_source",
+                ]
+            ),
+            x,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(JSON.map(lambda x: json.dumps(x).encode()) | st.binary(max_size=30), max_size=6))
 def test_only_value_errors_come_out(tmp_path_factory, lines):
-    file = tmp_path_factory.getbasetemp() / 'fuzz.jsonl'
-    file.write_bytes(b'\n'.join(lines))
-    for on_bad in ('refuse', 'skip'):
+    file = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
+    file.write_bytes(b"\n".join(lines))
+    for on_bad in ("refuse", "skip"):
         try:
             kept, report = P.read(file, on_bad)
         except ValueError as e:
-            assert str(file) in str(e) and '\n' not in str(e)
+            assert str(file) in str(e) and "\n" not in str(e)
         else:
             assert 0 < len(kept) <= report.unique <= report.rows
             assert all(P.integer(p.answer) == p.answer and p.id and p.messages for p in kept)
@@ -294,43 +409,45 @@ def test_only_value_errors_come_out(tmp_path_factory, lines):
 
 # --- encode ---------------------------------------------------------------------------------------
 
+
 @pytest.fixture
 def four(tmp_path):
-    rows = [verl(text, i) for i, text in enumerate(['abc', 'abcdef', 'é', 'abcd'])]
-    return P.read(write(tmp_path / 'a.jsonl', rows))[0]
+    rows = [verl(text, i) for i, text in enumerate(["abc", "abcdef", "é", "abcd"])]
+    return P.read(write(tmp_path / "a.jsonl", rows))[0]
 
 
 def test_encode_filters_and_stays_aligned(four):
     ids, kept, n_long = P.encode(four, Letters(), 4, chat=False)
-    assert [p.answer for p in kept] == ['0', '2', '3'] and n_long == 1
+    assert [p.answer for p in kept] == ["0", "2", "3"] and n_long == 1
     assert ids == [[97, 98, 99], [233], [97, 98, 99, 100]]
 
 
 def test_encode_left_truncates(four):
-    ids, kept, n_long = P.encode(four, Letters(), 3, chat=True, on_long='left_truncate')
+    ids, kept, n_long = P.encode(four, Letters(), 3, chat=True, on_long="left_truncate")
     assert kept == four and n_long == 3
     assert ids == [[97, 98, 99], [100, 101, 102], [1, 233], [98, 99, 100]]
 
 
 def test_encode_joins_messages_without_chat():
-    problem = P.Problem('0', (('system', 'ab'), ('user', 'c')), '1', 's')
+    problem = P.Problem("0", (("system", "ab"), ("user", "c")), "1", "s")
     assert P.encode([problem], Letters(), 9, chat=False).ids == [[97, 98, 10, 99]]
 
 
 def test_encode_errors(four):
-    with pytest.raises(ValueError, match='all 4 prompts are longer than 1 tokens; raise'):
+    with pytest.raises(ValueError, match="all 4 prompts are longer than 1 tokens; raise"):
         P.encode(four, Letters(), 1, chat=True)
-    with pytest.raises(ValueError, match='problem q: the tokenizer makes no token'):
-        P.encode([P.Problem('q', (('user', '~'),), '1', 's')], Letters(), 9, chat=False)
+    with pytest.raises(ValueError, match="problem q: the tokenizer makes no token"):
+        P.encode([P.Problem("q", (("user", "~"),), "1", "s")], Letters(), 9, chat=False)
     with pytest.raises(ValueError, match="'filter' and 0"):
         P.encode(four, Letters(), 0, chat=False)
     with pytest.raises(ValueError, match="not 'drop' and 9"):
-        P.encode(four, Letters(), 9, chat=False, on_long='drop')
+        P.encode(four, Letters(), 9, chat=False, on_long="drop")
 
 
 # --- order ----------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('n', [1, 2, 7, 100])
+
+@pytest.mark.parametrize("n", [1, 2, 7, 100])
 def test_stream_covers_each_epoch_once(n):
     s = P.stream(range(n), seed=3)
     epochs = [[s[e * n + i] for i in range(n)] for e in range(6)]
@@ -350,15 +467,18 @@ def test_stream_is_a_function_of_seed_and_position():
 
 
 def test_seeds_are_not_shifted_copies_of_one_another():
-    epochs = {tuple(P.stream(range(30), seed)[e * 30 + i] for i in range(30))
-              for seed in range(5) for e in range(5)}
+    epochs = {
+        tuple(P.stream(range(30), seed)[e * 30 + i] for i in range(30))
+        for seed in range(5)
+        for e in range(5)
+    }
     assert len(epochs) == 25
 
 
 def test_stream_of_problems(four):
     s = P.stream(four, seed=1)
     assert {s[i] for i in range(4)} == set(four)
-    with pytest.raises(ValueError, match='no problems'):
+    with pytest.raises(ValueError, match="no problems"):
         P.stream([], seed=1)
 
 
@@ -371,90 +491,116 @@ def test_host_slices_cover_the_range_in_order(start, n, hosts):
 
 def test_host_slice_errors():
     for bad in ((0, 4, 2, 2), (0, 4, -1, 2), (5, 4, 0, 1)):
-        with pytest.raises(ValueError, match='host_slice'):
+        with pytest.raises(ValueError, match="host_slice"):
             P.host_slice(*bad)
 
 
 def test_no_jax_is_imported():
-    code = ('import sys, dapo_jax.data.problems, dapo_jax.data.tokenizer, dapo_jax.data.prompts; '
-            'sys.exit("jax" in sys.modules)')
-    assert subprocess.run([sys.executable, '-c', code], check=False).returncode == 0
+    code = (
+        "import sys, dapo_jax.data.problems, dapo_jax.data.tokenizer, dapo_jax.data.prompts; "
+        'sys.exit("jax" in sys.modules)'
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # --- inspect --------------------------------------------------------------------------------------
 
+
 def test_inspect(tmp_path, capsys):
-    rows = [verl('abc', '-7'), verl('abc', '-7'), verl('x' * 50, '12'), verl('y', '1'),
-            verl('y', '2'), verl('q', 'pi'), verl('big', '9' * 5000)]
-    assert P.main(['inspect', str(write(tmp_path / 'a.jsonl', rows))]) == 0
+    rows = [
+        verl("abc", "-7"),
+        verl("abc", "-7"),
+        verl("x" * 50, "12"),
+        verl("y", "1"),
+        verl("y", "2"),
+        verl("q", "pi"),
+        verl("big", "9" * 5000),
+    ]
+    assert P.main(["inspect", str(write(tmp_path / "a.jsonl", rows))]) == 0
     out, err = capsys.readouterr()
     numbers = dict(line.split()[:2] for line in out.splitlines()[:12] if line[:1].strip())
-    assert numbers['answers'] == '-7' and numbers['characters'] == 'p0'
-    counts = {'rows': 7, 'unique': 5, 'duplicates': 2, 'conflicts': 1, 'refused': 1, 'kept': 3}
+    assert numbers["answers"] == "-7" and numbers["characters"] == "p0"
+    counts = {"rows": 7, "unique": 5, "duplicates": 2, "conflicts": 1, "refused": 1, "kept": 3}
     assert {k: int(numbers[k]) for k in counts} == counts
     assert "a.jsonl row 6: reward_model.ground_truth = 'pi': not an integer" in out
-    assert 'p0 3  p50 3  p90 50  p99 50  p100 50' in out
-    assert out.count('--- problem') == 3 and 'as plain text\nabc' in out and not err
+    assert "p0 3  p50 3  p90 50  p99 50  p100 50" in out
+    assert out.count("--- problem") == 3 and "as plain text\nabc" in out and not err
 
 
 def test_inspect_errors_are_one_line(tmp_path, capsys):
-    file = write(tmp_path / 'a.jsonl', [verl('q', 'pi')])
-    for argv in ([str(tmp_path / 'b.jsonl')], [str(file)], [str(file), '--chat_template=x'],
-                 [str(file), f'--tokenizer={tmp_path}']):
-        assert P.main(['inspect', *argv]) == 1
+    file = write(tmp_path / "a.jsonl", [verl("q", "pi")])
+    for argv in (
+        [str(tmp_path / "b.jsonl")],
+        [str(file)],
+        [str(file), "--chat_template=x"],
+        [str(file), f"--tokenizer={tmp_path}"],
+    ):
+        assert P.main(["inspect", *argv]) == 1
         out, err = capsys.readouterr()
-        assert not out and err.startswith('error: ') and err.count('\n') == 1
+        assert not out and err.startswith("error: ") and err.count("\n") == 1
 
 
 def test_inspect_survives_a_closed_pipe(tmp_path):
-    file = write(tmp_path / 'a.jsonl', [verl('word ' * 50_000 + str(i), '1') for i in range(3)])
-    run = subprocess.Popen([sys.executable, '-m', 'dapo_jax.data.problems', 'inspect', str(file)],
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert run.stdout.readline().startswith(b'rows')
+    file = write(tmp_path / "a.jsonl", [verl("word " * 50_000 + str(i), "1") for i in range(3)])
+    run = subprocess.Popen(
+        [sys.executable, "-m", "dapo_jax.data.problems", "inspect", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert run.stdout.readline().startswith(b"rows")
     run.stdout.close()
-    assert run.wait(timeout=60) == 0 and run.stderr.read() == b''
+    assert run.wait(timeout=60) == 0 and run.stderr.read() == b""
     run.stderr.close()
 
 
 # --- the released files ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize('name, rows, unique, conflicts, refused, kept', [
-    ('dapo_math_17k_verl.jsonl.gz', 17917, 17290, 11, 5, 17274),
-    ('dapo_aime-2024_original.parquet', 960, 30, 0, 0, 30),
-    ('aime24.jsonl', 30, 30, 0, 0, 30),
-    ('gsm8k_test.jsonl.gz', 1319, 1319, 0, 0, 1319),
-    ('gsm8k_train.jsonl.gz', 7473, 7473, 0, 0, 7473),
-    ('math500.jsonl.gz', 500, 500, 0, 188, 312),
-    ('math_train_int.jsonl.gz', 4701, 4701, 0, 0, 4701),
-])
+
+@pytest.mark.parametrize(
+    "name, rows, unique, conflicts, refused, kept",
+    [
+        ("dapo_math_17k_verl.jsonl.gz", 17917, 17290, 11, 5, 17274),
+        ("dapo_aime-2024_original.parquet", 960, 30, 0, 0, 30),
+        ("aime24.jsonl", 30, 30, 0, 0, 30),
+        ("gsm8k_test.jsonl.gz", 1319, 1319, 0, 0, 1319),
+        ("gsm8k_train.jsonl.gz", 7473, 7473, 0, 0, 7473),
+        ("math500.jsonl.gz", 500, 500, 0, 188, 312),
+        ("math_train_int.jsonl.gz", 4701, 4701, 0, 0, 4701),
+    ],
+)
 def test_released_files(assets, name, rows, unique, conflicts, refused, kept):
-    problems, report = P.read(assets / 'math' / name, on_bad='skip')
-    assert (report.rows, report.unique, len(report.conflicts), len(report.refused),
-            len(problems)) == (rows, unique, conflicts, refused, kept)
+    problems, report = P.read(assets / "math" / name, on_bad="skip")
+    assert (
+        report.rows,
+        report.unique,
+        len(report.conflicts),
+        len(report.refused),
+        len(problems),
+    ) == (rows, unique, conflicts, refused, kept)
 
 
 def test_dapo_17k_damaged_labels_are_named(assets):
-    file = assets / 'math' / 'dapo_math_17k_verl.jsonl.gz'
-    _, report = P.read(file, on_bad='skip')
+    file = assets / "math" / "dapo_math_17k_verl.jsonl.gz"
+    _, report = P.read(file, on_bad="skip")
     assert [r.row for r in report.refused] == [1001, 3225, 5196, 8137, 12111]
-    assert all('float-damaged' in r.reason for r in report.refused)
+    assert all("float-damaged" in r.reason for r in report.refused)
     message = error(file)
-    assert message.startswith(f'{file} row 1001: reward_model.ground_truth')
-    assert '5 of 17917 rows' in message
+    assert message.startswith(f"{file} row 1001: reward_model.ground_truth")
+    assert "5 of 17917 rows" in message
 
 
 def test_aime_is_the_same_in_both_files_and_amc_is_float_damaged(assets):
-    parquet, _ = P.read(assets / 'math' / 'dapo_aime-2024_original.parquet')
-    jsonl, _ = P.read(assets / 'math' / 'aime24.jsonl')
+    parquet, _ = P.read(assets / "math" / "dapo_aime-2024_original.parquet")
+    jsonl, _ = P.read(assets / "math" / "aime24.jsonl")
     assert set(parquet) == set(jsonl)
-    message = error(assets / 'math' / 'amc23.jsonl')
-    assert "row 1: answer = '27.0': float-damaged" in message and '40 of 40' in message
+    message = error(assets / "math" / "amc23.jsonl")
+    assert "row 1: answer = '27.0': float-damaged" in message and "40 of 40" in message
 
 
 def test_math500_integers_are_those_flagged(assets):
     """All rows flagged as integers, and '58,500', which the flag misses."""
-    kept, _ = P.read(assets / 'math' / 'math500.jsonl.gz', on_bad='skip')
-    with gzip.open(assets / 'math' / 'math500.jsonl.gz', 'rt', encoding='utf-8') as f:
-        flagged = {r['problem'] for r in map(json.loads, f) if r['is_int']}
+    kept, _ = P.read(assets / "math" / "math500.jsonl.gz", on_bad="skip")
+    with gzip.open(assets / "math" / "math500.jsonl.gz", "rt", encoding="utf-8") as f:
+        flagged = {r["problem"] for r in map(json.loads, f) if r["is_int"]}
     extra = {prompts.raw_problem(p.messages): p.answer for p in kept}
-    assert flagged < set(extra) and [a for t, a in extra.items() if t not in flagged] == ['58500']
+    assert flagged < set(extra) and [a for t, a in extra.items() if t not in flagged] == ["58500"]

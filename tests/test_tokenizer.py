@@ -15,270 +15,303 @@ import tokenizers
 from dapo_jax.data import prompts
 from dapo_jax.data.tokenizer import load
 
-CHATML = ("{% for m in messages %}\n    {{- '<|im_start|>' + m.role + '\\n' + m['content'] + "
-          "'<|im_end|>\\n' -}}\n{% endfor %}\n"
-          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+CHATML = (
+    "{% for m in messages %}\n    {{- '<|im_start|>' + m.role + '\\n' + m['content'] + "
+    "'<|im_end|>\\n' -}}\n{% endfor %}\n"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope="module")
 def assets():
-    if not os.environ.get('DAPO_JAX_ASSETS'):
-        pytest.skip('DAPO_JAX_ASSETS is not set: no Qwen2.5 tokenizer')
-    return Path(os.environ['DAPO_JAX_ASSETS']) / 'tokenizer'
+    if not os.environ.get("DAPO_JAX_ASSETS"):
+        pytest.skip("DAPO_JAX_ASSETS is not set: no Qwen2.5 tokenizer")
+    return Path(os.environ["DAPO_JAX_ASSETS"]) / "tokenizer"
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope="module")
 def qwen(assets):
-    return load(assets, assets / 'chat_template_qwen2.5_instruct.jinja')
+    return load(assets, assets / "chat_template_qwen2.5_instruct.jinja")
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A word-level tokenizer.json with Qwen's special tokens as ids 6, 7, 8; 5 and 9..19 unused."""
-    vocab = {'six': 0, 'seven': 1, 'user': 2, 'assistant': 3, '<unk>': 4, 'far': 20}
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token='<unk>'))
+    vocab = {"six": 0, "seven": 1, "user": 2, "assistant": 3, "<unk>": 4, "far": 20}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<unk>"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    model.add_special_tokens(['<|endoftext|>', '<|im_start|>', '<|im_end|>'])
+    model.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     model.post_processor = tokenizers.processors.TemplateProcessing(
-        single='$A <|im_end|>', special_tokens=[('<|im_end|>', 8)])
+        single="$A <|im_end|>", special_tokens=[("<|im_end|>", 8)]
+    )
     model.enable_truncation(2)
-    model.save(str(tmp_path / 'tokenizer.json'))
+    model.save(str(tmp_path / "tokenizer.json"))
     return tmp_path
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope="module")
 def word_model():
     """A SentencePiece word model whose only control pieces are <s> and </s>."""
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(['f 4 g + 2 h - 3 ?', 'f 4 g 6 h 3 Answer: 3']), model_writer=out,
-        model_type='word', vocab_size=14, hard_vocab_limit=False, minloglevel=2)
+        sentence_iterator=iter(["f 4 g + 2 h - 3 ?", "f 4 g 6 h 3 Answer: 3"]),
+        model_writer=out,
+        model_type="word",
+        vocab_size=14,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     return out.getvalue()
 
 
 # --- the released Qwen2.5 tokenizer ---------------------------------------------------------------
 
-@pytest.mark.parametrize('name, count', [
-    ('llamacpp_qwen2_vectors.jsonl', 24), ('real_text_golden.jsonl.gz', 450)])
+
+@pytest.mark.parametrize(
+    "name, count", [("llamacpp_qwen2_vectors.jsonl", 24), ("real_text_golden.jsonl.gz", 450)]
+)
 def test_qwen_vectors(assets, qwen, name, count):
-    with (gzip.open if name.endswith('gz') else open)(assets / name, 'rt', encoding='utf-8') as f:
+    with (gzip.open if name.endswith("gz") else open)(assets / name, "rt", encoding="utf-8") as f:
         vectors = [json.loads(line) for line in f]
     assert len(vectors) == count
     for v in vectors:
-        assert qwen.encode(v['text']) == v['ids']
-        assert qwen.decode(v['ids'], skip_special=False) == unicodedata.normalize('NFC', v['text'])
+        assert qwen.encode(v["text"]) == v["ids"]
+        assert qwen.decode(v["ids"], skip_special=False) == unicodedata.normalize("NFC", v["text"])
 
 
 def test_qwen_facts(assets, qwen):
-    facts = json.loads((assets / 'tokenizer_facts.json').read_text())
-    assert qwen.vocab_size == facts['len_tokenizer'] == 151665
+    facts = json.loads((assets / "tokenizer_facts.json").read_text())
+    assert qwen.vocab_size == facts["len_tokenizer"] == 151665
     assert qwen.stop_ids == {151643, 151645}
-    for token in facts['added_tokens']:
-        assert qwen.token(token['id']) == token['content']
-        assert qwen.encode(token['content']) == [token['id']]
-        assert qwen.decode([token['id']]) == ('' if token['special'] else token['content'])
-    assert qwen.token(279) == 'Ġthe'
-    assert qwen.token(151935) == qwen.token(-1) == ''
+    for token in facts["added_tokens"]:
+        assert qwen.token(token["id"]) == token["content"]
+        assert qwen.encode(token["content"]) == [token["id"]]
+        assert qwen.decode([token["id"]]) == ("" if token["special"] else token["content"])
+    assert qwen.token(279) == "Ġthe"
+    assert qwen.token(151935) == qwen.token(-1) == ""
 
 
 def test_qwen_decode_ignores_rows_without_a_token(qwen):
-    ids = qwen.encode('six times seven')
-    assert qwen.decode([151935, *ids, 152063, -1, 2**40]) == 'six times seven'
-    assert qwen.decode(np.array(ids, np.int32)) == 'six times seven'
+    ids = qwen.encode("six times seven")
+    assert qwen.decode([151935, *ids, 152063, -1, 2**40]) == "six times seven"
+    assert qwen.decode(np.array(ids, np.int32)) == "six times seven"
 
 
 def test_qwen_chat(qwen):
-    text = qwen.render_chat(prompts.dapo_messages('1+1?'))
+    text = qwen.render_chat(prompts.dapo_messages("1+1?"))
     assert text == (
-        '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.'
-        '<|im_end|>\n<|im_start|>user\n' + prompts.dapo_messages('1+1?')[0][1] + '<|im_end|>\n'
-        '<|im_start|>assistant\n')
-    ids = qwen.chat([{'role': 'user', 'content': prompts.dapo_messages('1+1?')[0][1]}])
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+        "<|im_end|>\n<|im_start|>user\n" + prompts.dapo_messages("1+1?")[0][1] + "<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    ids = qwen.chat([{"role": "user", "content": prompts.dapo_messages("1+1?")[0][1]}])
     assert ids == qwen.encode(text)
     assert ids[:3] == [151644, 8948, 198] and ids[-3:] == [151644, 77091, 198]
 
 
 def test_golden_chat_prompts_are_rendered_the_same(assets, qwen):
     """The rendered conversations among the vectors come out of `render_chat` letter by letter."""
-    start = ('<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful '
-             'assistant.<|im_end|>\n<|im_start|>user\n')
-    end = '<|im_end|>\n<|im_start|>assistant\n'
+    start = (
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+        "assistant.<|im_end|>\n<|im_start|>user\n"
+    )
+    end = "<|im_end|>\n<|im_start|>assistant\n"
     seen = 0
-    with gzip.open(assets / 'real_text_golden.jsonl.gz', 'rt', encoding='utf-8') as f:
+    with gzip.open(assets / "real_text_golden.jsonl.gz", "rt", encoding="utf-8") as f:
         for v in map(json.loads, f):
-            if v['text'].startswith(start) and v['text'].endswith(end):
-                content = v['text'][len(start):-len(end)]
-                assert qwen.chat([('user', content)]) == v['ids']
+            if v["text"].startswith(start) and v["text"].endswith(end):
+                content = v["text"][len(start) : -len(end)]
+                assert qwen.chat([("user", content)]) == v["ids"]
                 seen += 1
     assert seen == 50
 
 
 # --- tokenizer.json -------------------------------------------------------------------------------
 
+
 def test_truncation_and_added_tokens_of_the_file_are_off(folder):
     tok = load(folder)
-    assert tok.encode('six seven six') == [0, 1, 0]
-    assert load(folder / 'tokenizer.json').encode('six') == [0]
+    assert tok.encode("six seven six") == [0, 1, 0]
+    assert load(folder / "tokenizer.json").encode("six") == [0]
 
 
 def test_special_tokens_in_text_and_skip_special(folder):
     tok = load(folder)
-    ids = tok.encode('<|im_start|> six<|im_end|>')
+    ids = tok.encode("<|im_start|> six<|im_end|>")
     assert ids == [7, 0, 8]
-    assert tok.decode(ids) == 'six'
-    assert tok.decode(ids, skip_special=False) == '<|im_start|> six <|im_end|>'
-    assert tok.decode([0, 5, 19, 1, 21]) == 'six seven'
-    assert [tok.token(i) for i in (1, 5, 8, 20, 21)] == ['seven', '', '<|im_end|>', 'far', '']
+    assert tok.decode(ids) == "six"
+    assert tok.decode(ids, skip_special=False) == "<|im_start|> six <|im_end|>"
+    assert tok.decode([0, 5, 19, 1, 21]) == "six seven"
+    assert [tok.token(i) for i in (1, 5, 8, 20, 21)] == ["seven", "", "<|im_end|>", "far", ""]
     assert tok.vocab_size == 21  # largest id + 1, not the number of tokens
 
 
 def test_stop_ids_come_from_qwen_names_and_both_configs(folder):
     assert load(folder).stop_ids == {6, 8}
-    (folder / 'generation_config.json').write_text('{"eos_token_id": [1]}')
-    (folder / 'tokenizer_config.json').write_text('{"eos_token": {"content": "six"}}')
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1]}')
+    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "six"}}')
     assert load(folder).stop_ids == {6, 8, 0, 1}
-    (folder / 'generation_config.json').write_text('{"eos_token_id": 4}')
-    (folder / 'tokenizer_config.json').write_text('{"eos_token": "six", "pad_token": null}')
+    (folder / "generation_config.json").write_text('{"eos_token_id": 4}')
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "six", "pad_token": null}')
     assert load(folder).stop_ids == {6, 8, 0, 4}
 
 
-@pytest.mark.parametrize('name, content, complaint', [
-    ('tokenizer.json', '{"model"', 'not a tokenizer.json'),
-    ('tokenizer.json', '', 'not a tokenizer.json'),
-    ('tokenizer_config.json', '{', 'not valid JSON'),
-    ('tokenizer_config.json', '[' * 100_000, 'not valid JSON'),
-    ('tokenizer_config.json', '[]', 'expected a JSON object'),
-    ('tokenizer_config.json', '{"eos_token": "</s>"}', "stop token '</s>'"),
-    ('tokenizer_config.json', '{"chat_template": "a\\n{% if %}"}', 'line 2: not a Jinja template'),
-    ('generation_config.json', '{"eos_token_id": 99}', 'stop token 99'),
-    ('generation_config.json', '{"eos_token_id": "x"}', "stop token 'x'"),
-    ('chat_template.jinja', '{{', 'not a Jinja template'),
-])
+@pytest.mark.parametrize(
+    "name, content, complaint",
+    [
+        ("tokenizer.json", '{"model"', "not a tokenizer.json"),
+        ("tokenizer.json", "", "not a tokenizer.json"),
+        ("tokenizer_config.json", "{", "not valid JSON"),
+        ("tokenizer_config.json", "[" * 100_000, "not valid JSON"),
+        ("tokenizer_config.json", "[]", "expected a JSON object"),
+        ("tokenizer_config.json", '{"eos_token": "</s>"}', "stop token '</s>'"),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": "a\\n{% if %}"}',
+            "line 2: not a Jinja template",
+        ),
+        ("generation_config.json", '{"eos_token_id": 99}', "stop token 99"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "stop token 'x'"),
+        ("chat_template.jinja", "{{", "not a Jinja template"),
+    ],
+)
 def test_bad_files_are_named(folder, name, content, complaint):
     (folder / name).write_text(content)
     with pytest.raises(ValueError, match=complaint) as e:
         load(folder)
-    assert str(folder) in str(e.value) and '\n' not in str(e.value)
+    assert str(folder) in str(e.value) and "\n" not in str(e.value)
 
 
 def test_missing_and_unreadable_files(folder, tmp_path):
-    for path in (tmp_path / 'nowhere', tmp_path / 'nowhere' / 'tokenizer.json'):
-        with pytest.raises(ValueError, match='no such file or folder'):
+    for path in (tmp_path / "nowhere", tmp_path / "nowhere" / "tokenizer.json"):
+        with pytest.raises(ValueError, match="no such file or folder"):
             load(path)
-    (tmp_path / 'empty').mkdir()
-    with pytest.raises(ValueError, match='neither tokenizer'):
-        load(tmp_path / 'empty')
-    with pytest.raises(ValueError, match='jinja: cannot be read'):
-        load(folder, folder / 'no-such.jinja')
-    (folder / 'tokenizer.json').write_bytes(b'\xff\xfe')
-    with pytest.raises(ValueError, match='not UTF-8'):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="neither tokenizer"):
+        load(tmp_path / "empty")
+    with pytest.raises(ValueError, match="jinja: cannot be read"):
+        load(folder, folder / "no-such.jinja")
+    (folder / "tokenizer.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="not UTF-8"):
         load(folder)
 
 
 def test_no_stop_token_is_an_error(tmp_path):
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({'six': 0}, unk_token='six'))
-    model.save(str(tmp_path / 'tokenizer.json'))
-    with pytest.raises(ValueError, match='no stop token is known'):
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"six": 0}, unk_token="six"))
+    model.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match="no stop token is known"):
         load(tmp_path)
 
 
 # --- chat templates -------------------------------------------------------------------------------
 
+
 def test_template_order(folder):
     tok = load(folder)
-    with pytest.raises(ValueError, match='no chat template: name a Jinja file'):
-        tok.chat([('user', 'six')])
-    (folder / 'chat_template.jinja').write_text('from jinja file')
-    assert load(folder).render_chat([]) == 'from jinja file'
-    (folder / 'tokenizer_config.json').write_text('{"chat_template": "from config"}')
-    assert load(folder).render_chat([]) == 'from config'
-    named = [{'name': 'tool_use', 'template': 'no'}, {'name': 'default', 'template': 'named'}]
-    (folder / 'tokenizer_config.json').write_text(json.dumps({'chat_template': named}))
-    assert load(folder).render_chat([]) == 'named'
-    (folder / 'mine.txt').write_text('explicit')
-    assert load(folder, folder / 'mine.txt').render_chat([]) == 'explicit'
+    with pytest.raises(ValueError, match="no chat template: name a Jinja file"):
+        tok.chat([("user", "six")])
+    (folder / "chat_template.jinja").write_text("from jinja file")
+    assert load(folder).render_chat([]) == "from jinja file"
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "from config"}')
+    assert load(folder).render_chat([]) == "from config"
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "named"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert load(folder).render_chat([]) == "named"
+    (folder / "mine.txt").write_text("explicit")
+    assert load(folder, folder / "mine.txt").render_chat([]) == "explicit"
 
 
 def test_whitespace_specials_and_filters_are_those_of_hugging_face(folder):
-    (folder / 'chat_template.jinja').write_text(
-        '  {% if true %}\n{{ eos_token }}|{{ messages[0] | tojson }}\n  {% endif %}\n'
-        '{% for m in messages %}{{ loop.index }}{% break %}{% endfor %}')
-    (folder / 'tokenizer_config.json').write_text('{"eos_token": "six"}')
-    text = load(folder).render_chat([{'role': 'user', 'content': '<é>'}, ('user', 'x')])
+    (folder / "chat_template.jinja").write_text(
+        "  {% if true %}\n{{ eos_token }}|{{ messages[0] | tojson }}\n  {% endif %}\n"
+        "{% for m in messages %}{{ loop.index }}{% break %}{% endfor %}"
+    )
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "six"}')
+    text = load(folder).render_chat([{"role": "user", "content": "<é>"}, ("user", "x")])
     assert text == 'six|{"role": "user", "content": "<é>"}\n1'
 
 
 def test_chat_accepts_pairs_and_mappings(folder):
-    (folder / 'chat_template.jinja').write_text(CHATML)
+    (folder / "chat_template.jinja").write_text(CHATML)
     tok = load(folder)
-    text = tok.render_chat((('user', 'six'),))
-    assert text == '<|im_start|>user\nsix<|im_end|>\n<|im_start|>assistant\n'
-    assert tok.render_chat([{'role': 'user', 'content': 'six'}]) == text
-    assert tok.chat((('user', 'six'),)) == tok.encode(text)
+    text = tok.render_chat((("user", "six"),))
+    assert text == "<|im_start|>user\nsix<|im_end|>\n<|im_start|>assistant\n"
+    assert tok.render_chat([{"role": "user", "content": "six"}]) == text
+    assert tok.chat((("user", "six"),)) == tok.encode(text)
 
 
-@pytest.mark.parametrize('source', [
-    "{{ ''.__class__ }}",
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ ''['__class__'] }}",
-    "{{ ''|attr('__class__') }}",
-    "{% if messages.__class__ %}{% endif %}",
-    "{{ '{0.__class__}'.format(1) }}",
-    "{{ raise_exception.__globals__ }}",
-    "{{ messages.append(1) }}",
-    "{{ cycler.__init__.__globals__.os.system('true') }}",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__ }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''['__class__'] }}",
+        "{{ ''|attr('__class__') }}",
+        "{% if messages.__class__ %}{% endif %}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+    ],
+)
 def test_sandbox_refuses(folder, source):
-    (folder / 'chat_template.jinja').write_text(source)
-    with pytest.raises(ValueError, match='refused by the sandbox'):
-        load(folder).render_chat([('user', 'x')])
+    (folder / "chat_template.jinja").write_text(source)
+    with pytest.raises(ValueError, match="refused by the sandbox"):
+        load(folder).render_chat([("user", "x")])
 
 
-@pytest.mark.parametrize('source, complaint', [
-    ("{{ raise_exception('roles must\nalternate') }}", 'roles must alternate'),
-    ('{{ 1 // 0 }}', 'ZeroDivisionError'),
-    ('{{ strftime_now("%Y") }}', 'strftime_now'),  # no clock: prompts must not change by the day
-    ('{% for i in range(10 ** 9) %}{% endfor %}', 'OverflowError'),
-    ("{% include 'x' %}", 'no loader'),
-])
+@pytest.mark.parametrize(
+    "source, complaint",
+    [
+        ("{{ raise_exception('roles must\nalternate') }}", "roles must alternate"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        (
+            '{{ strftime_now("%Y") }}',
+            "strftime_now",
+        ),  # no clock: prompts must not change by the day
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError"),
+        ("{% include 'x' %}", "no loader"),
+    ],
+)
 def test_failing_templates_are_value_errors(folder, source, complaint):
-    (folder / 'chat_template.jinja').write_text(source)
+    (folder / "chat_template.jinja").write_text(source)
     with pytest.raises(ValueError, match=complaint) as e:
-        load(folder).render_chat([('user', 'x')])
-    assert '\n' not in str(e.value)
+        load(folder).render_chat([("user", "x")])
+    assert "\n" not in str(e.value)
 
 
 # --- SentencePiece --------------------------------------------------------------------------------
 
+
 def test_sentencepiece_words(word_model, tmp_path):
-    (tmp_path / 'words.model').write_bytes(word_model)
+    (tmp_path / "words.model").write_bytes(word_model)
     tok = load(tmp_path)
-    assert tok.encode('') == []
-    ids = tok.encode('f 4 g + 2')
-    assert len(ids) == 5 and load(tmp_path / 'words.model').encode('f 4 g + 2') == ids
-    assert [tok.token(i) for i in ids] == ['▁f', '▁4', '▁g', '▁+', '▁2']
-    assert tok.decode(ids) == 'f 4 g + 2'
-    eos, = tok.stop_ids
-    assert tok.token(eos) == '</s>'
-    assert tok.encode('f 4</s>g') == [*ids[:2], eos, ids[2]]
-    assert tok.decode([*ids, eos]) == 'f 4 g + 2'
-    assert tok.decode([*ids, eos, ids[0]], skip_special=False) == 'f 4 g + 2</s>f'
-    assert tok.decode([*ids, tok.vocab_size, -1]) == 'f 4 g + 2'
-    assert tok.token(tok.vocab_size) == '' and tok.token(tok.vocab_size - 1)
-    assert tok.specials == {'bos_token': '<s>', 'eos_token': '</s>'}
-    (tmp_path / 'chat_template.jinja').write_text('f{{ eos_token }}')
+    assert tok.encode("") == []
+    ids = tok.encode("f 4 g + 2")
+    assert len(ids) == 5 and load(tmp_path / "words.model").encode("f 4 g + 2") == ids
+    assert [tok.token(i) for i in ids] == ["▁f", "▁4", "▁g", "▁+", "▁2"]
+    assert tok.decode(ids) == "f 4 g + 2"
+    (eos,) = tok.stop_ids
+    assert tok.token(eos) == "</s>"
+    assert tok.encode("f 4</s>g") == [*ids[:2], eos, ids[2]]
+    assert tok.decode([*ids, eos]) == "f 4 g + 2"
+    assert tok.decode([*ids, eos, ids[0]], skip_special=False) == "f 4 g + 2</s>f"
+    assert tok.decode([*ids, tok.vocab_size, -1]) == "f 4 g + 2"
+    assert tok.token(tok.vocab_size) == "" and tok.token(tok.vocab_size - 1)
+    assert tok.specials == {"bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "chat_template.jinja").write_text("f{{ eos_token }}")
     assert load(tmp_path).chat([]) == [ids[0], eos]
 
 
 def test_sentencepiece_errors(word_model, tmp_path):
-    for bad in (b'', b'\x00garbage', word_model[:40]):
-        (tmp_path / 'a.model').write_bytes(bad)
-        with pytest.raises(ValueError, match='not a SentencePiece model') as e:
+    for bad in (b"", b"\x00garbage", word_model[:40]):
+        (tmp_path / "a.model").write_bytes(bad)
+        with pytest.raises(ValueError, match="not a SentencePiece model") as e:
             load(tmp_path)
-        assert '\n' not in str(e.value)
-    (tmp_path / 'a.model').write_bytes(word_model)
-    (tmp_path / 'b.model').write_bytes(word_model)
-    with pytest.raises(ValueError, match='several'):
+        assert "\n" not in str(e.value)
+    (tmp_path / "a.model").write_bytes(word_model)
+    (tmp_path / "b.model").write_bytes(word_model)
+    with pytest.raises(ValueError, match="several"):
         load(tmp_path)
-    (tmp_path / 'tokenizer.model').write_bytes(word_model)
-    assert load(tmp_path).encode('f') == load(tmp_path / 'b.model').encode('f')
+    (tmp_path / "tokenizer.model").write_bytes(word_model)
+    assert load(tmp_path).encode("f") == load(tmp_path / "b.model").encode("f")

@@ -234,6 +234,7 @@ def test_unlearnable_problems_are_named_and_end_the_run(policy, tmp_path, monkey
         {"loss.old_logprobs": "reuse"},
         {"loss.importance_cap": 2.0},
         {"sampling.dynamic": False, "loss.normalizer": "sequence"},
+        {"optim.offload": True, "loss.entropy_coef": 0.01, "loss.entropy_enough": 0.5},
     ],
     ids=lambda c: next(iter(c)),
 )
@@ -245,6 +246,19 @@ def test_a_step_under_each_option(change, tmp_path):
     assert last["optim/updates"] >= 1 and last["optim/skipped"] == 0
     assert np.isfinite(last["optim/grad_norm"])
     assert ("policy/ref_kl" in last) == ("loss.kl_coef" in change)
+
+
+def test_non_finite_gradients_stop_the_run_with_a_checkpoint(tmp_path, monkeypatch, capsys):
+    broken = lambda rewards, **_: np.full(rewards.shape, np.nan, np.float32)  # noqa: E731
+    monkeypatch.setattr(train.advantage, "group_normalize", broken)
+    c = small(9)
+    c.checkpoint.every, c.optim.max_skipped = 0, 3
+    train.train(c, tmp_path)
+    said = capsys.readouterr().out
+    assert "stopped after step 2, saved: 4 non-finite gradients in a row" in said
+    assert metrics.read(tmp_path / "metrics.jsonl")[-1]["optim/skipped"] == 2
+    before, after = arrays(tmp_path, 0), arrays(tmp_path, 2)  # two updates a step, none applied
+    assert_same_bits(after["params"], before["params"])
 
 
 @pytest.mark.parametrize("reading", ["off", "loss", "group"])

@@ -1,4 +1,5 @@
-"""A workdir is the run's own, can be written, and has one run at a time."""
+"""A workdir is the run's own, can be written, and has one run at a time; on a disk or in a bucket,
+which is a folder behind a stand-in for gcsfs."""
 
 import json
 import os
@@ -6,9 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from etils.epath import backend
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from dapo_jax import config
-from dapo_jax.run import checkpoint, workdir
+from dapo_jax.run import checkpoint, metrics, workdir
 
 
 def refused(path) -> str:
@@ -52,17 +56,9 @@ def test_a_config_that_is_none(tmp_path, text):
     assert "config.json" in refused(tmp_path)
 
 
-def test_a_file_and_a_bucket(tmp_path):
-    (tmp_path / "file").write_text("")
-    assert "is a file" in refused(tmp_path / "file")
-    assert "checkpoint.directory=gs://" in refused("gs://bucket/run")
-
-
 def test_a_second_holder_is_refused_and_the_lock_dies_with_its_process(tmp_path):
-    code = "import sys, pathlib, time; from dapo_jax.run import workdir\n"
-    code += (
-        "with workdir.hold(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
-    )
+    code = "import sys, time; from dapo_jax.run import workdir\n"
+    code += "with workdir.hold(sys.argv[1]): print('held', flush=True); time.sleep(60)"
     with workdir.hold(tmp_path):
         error = refused(tmp_path)  # by this process, through another descriptor
         assert f"another run is at work in it (process {os.getpid()} on " in error
@@ -77,3 +73,96 @@ def test_a_second_holder_is_refused_and_the_lock_dies_with_its_process(tmp_path)
     assert (tmp_path / ".lock").exists()
     with workdir.hold(tmp_path):
         pass
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """gs://b is this folder."""
+
+    class Gcs(DirFileSystem):
+        protocol = ("gs", "gcs")
+        cachable = False
+
+        def __init__(self, **_):
+            super().__init__(tmp_path / "gs", LocalFileSystem(auto_mkdir=True))
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return str(path).removeprefix("gs://").strip("/")
+
+    get = lambda self, name: Gcs() if name in ("gs", "gcs") else LocalFileSystem()  # noqa: E731
+    monkeypatch.setattr(type(backend.fsspec_backend), "_get_filesystem", get)
+    (tmp_path / "gs" / "b").mkdir(parents=True)
+    return tmp_path / "gs" / "b"
+
+
+def test_a_directory_is_used_as_it_is(tmp_path):
+    home = workdir.open_workdir(tmp_path / "a" / "b")
+    assert home.local == tmp_path / "a" / "b" and home.local.is_dir()
+    assert home.checkpoints == str(tmp_path / "a" / "b" / "checkpoints")
+    assert list(home.local.iterdir()) == []  # the probes are gone
+    workdir.send(home)
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "f").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        workdir.open_workdir(tmp_path / "f")
+
+
+def test_a_disk_that_is_not_shared_is_refused(tmp_path, monkeypatch):
+    def gather(value):  # as if process 1 saw another disk
+        return [value, False] if isinstance(value, bool) else [value, value]
+
+    monkeypatch.setattr(workdir.parallel, "gather_json", gather)
+    with pytest.raises(ValueError, match="process 1 does not see what process 0 wrote"):
+        workdir.open_workdir(tmp_path / "run")
+
+
+def test_what_changes_is_sent_and_what_goes_is_deleted(bucket):
+    home = workdir.open_workdir("gs://b/runs/x/")
+    assert home.checkpoints == "gs://b/runs/x/checkpoints"
+    writer = metrics.Writer(home.local, -1, tensorboard=True)
+    for step in (1, 2):
+        writer.scalars(step, {"reward/mean": 0.5})
+        writer.lines("rollouts", step, [{"response": "é"}])
+        workdir.send(home)
+        there = metrics.read(bucket / "runs/x/metrics.jsonl")
+        assert [r["step"] for r in there] == list(range(1, step + 1))
+    writer.close()
+    workdir.send(home)
+    assert list((bucket / "runs/x/tensorboard").glob("events*"))
+    files = sorted(p.relative_to(bucket / "runs/x") for p in bucket.rglob("*") if p.is_file())
+    assert len(files) == 4  # no probe is left
+
+    (bucket / "runs/x/checkpoints/1").mkdir(parents=True)
+    (bucket / "runs/x/checkpoints/1/large").write_text("")
+    again = workdir.open_workdir("gs://b/runs/x")
+    assert again.local != home.local
+    assert not (again.local / "checkpoints").exists()  # Orbax's, and large
+    metrics.Writer(again.local, 1, tensorboard=True).close()  # a resume after step 1
+    workdir.send(again)
+    assert [r["step"] for r in metrics.read(bucket / "runs/x/metrics.jsonl")] == [1]
+    assert [p.name for p in (bucket / "runs/x/rollouts").iterdir()] == ["step_000001.jsonl"]
+    assert (bucket / "runs/x/checkpoints/1/large").exists()
+
+
+def test_only_what_changed_is_sent(bucket):
+    home = workdir.open_workdir("gs://b/y")
+    for name in ("a", "b"):
+        (home.local / name).write_text(name)
+    workdir.send(home)
+    (bucket / "y/a").write_text("untouched")
+    (home.local / "b").write_text("changed")
+    workdir.send(home)
+    assert (bucket / "y/a").read_text() == "untouched"
+    assert (bucket / "y/b").read_text() == "changed"
+
+
+def test_a_bucket_without_its_package_says_what_to_install(monkeypatch):
+    def missing(*_, **__):
+        raise ImportError("Please install gcsfs to access Google Storage")
+
+    monkeypatch.setattr(workdir.epath, "Path", lambda name: type("P", (), {"mkdir": missing})())
+    with pytest.raises(ValueError, match=r"install gcsfs .*\(pip install 'dapo_jax\[gcs\]'\)"):
+        workdir.open_workdir("gs://b/z")

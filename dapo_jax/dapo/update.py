@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from dapo_jax import parallel
+from dapo_jax import parallel, topology
 from dapo_jax.dapo import objective
 from dapo_jax.dapo.packing import Rows
 from dapo_jax.model import qwen2
-from dapo_jax.parallel import constrain
 
 
 class HeadStats(NamedTuple):
@@ -29,19 +29,45 @@ class HeadStats(NamedTuple):
 
 
 def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
-    """Log-prob of each target, entropy of each distribution: one pass over chunks of cells."""
+    """Log-prob of each target, entropy of each distribution: one pass over chunks of cells.
 
-    def stats(x_RxcxD, targets_Rxc):
-        logits = jnp.matmul(x_RxcxD, head_DxV, preferred_element_type=jnp.float32) / temperature
-        logits_RxcxV = constrain(logits, "batch", "token", "vocab")
-        shifted = logits_RxcxV - jax.lax.stop_gradient(logits_RxcxV.max(-1, keepdims=True))
-        weight = jnp.exp(shifted)
-        total = weight.sum(-1)
-        taken = jnp.take_along_axis(shifted, targets_Rxc[..., None], axis=-1)[..., 0]
-        log_total = jnp.log(total)
-        return HeadStats(taken - log_total, log_total - (weight * shifted).sum(-1) / total)
+    The vocabulary stays split over devices. Each sums over its own part, and only those sums
+    travel; the target's logit is a masked sum too, since a gather would fetch all the others.
+    Gradients of the head add up over chunks in float32, on each device, and travel once.
+    """
+    over_V, over_D, over_T = map(parallel.mesh_axes, ("vocab", "embed", "sequence"))
+    everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x  # noqa: E731
 
-    stats = jax.checkpoint(stats)
+    def part(x, head, targets, temperature):
+        x = jax.lax.all_gather(x, over_T, axis=1, tiled=True) if over_T else x
+        head = jax.lax.all_gather(head, over_D, axis=0, tiled=True) if over_D else head
+        head_f32 = head.astype(jnp.float32)
+        first = jax.lax.axis_index(over_V) * head.shape[1] if over_V else 0
+
+        def stats(x_RxcxD, targets_Rxc):
+            head_DxV = head_f32.astype(x.dtype)
+            logits = jnp.matmul(x_RxcxD, head_DxV, preferred_element_type=jnp.float32)
+            logits_RxcxV = logits / temperature
+            top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
+            shifted = logits_RxcxV - (jax.lax.pmax(top, over_V) if over_V else top)
+            weight = jnp.exp(shifted)
+            ids = first + jax.lax.broadcasted_iota(jnp.int32, shifted.shape, 2)
+            taken = jnp.where(ids == targets_Rxc[..., None], shifted, 0.0).sum(-1)
+            total, taken, mean = everywhere((weight.sum(-1), taken, (weight * shifted).sum(-1)))
+            log_total = jnp.log(total)
+            return HeadStats(taken - log_total, log_total - mean / total)
+
+        return _in_chunks(jax.checkpoint(stats), x, targets, chunk)
+
+    rows = ("batch", None)
+    split = parallel.local(
+        part, (("batch", "sequence", None), ("embed", "vocab"), rows, ()), HeadStats(rows, rows)
+    )
+    return split(x_RxTxD, head_DxV, targets_RxT, jnp.float32(temperature))
+
+
+def _in_chunks(stats, x_RxTxD, targets_RxT, chunk: int) -> HeadStats:
+    """`stats(x_RxcxD, targets_Rxc)` over chunks of cells, one after the other."""
     R, T, D = x_RxTxD.shape
     if chunk >= T:
         return stats(x_RxTxD, targets_RxT)
@@ -74,7 +100,8 @@ def dapo_loss(shape, params, rows: Rows, old_RxT, ref_RxT, temperature, c: objec
     term = objective.clipped(logp, old, rows.advantage_AxRxT, c)
     weight = rows.weight_AxRxT * objective.importance_weight(old, rows.sampled_logp_AxRxT, c)
     kl = objective.k3(logp, jnp.where(trained, ref_RxT, 0.0))
-    loss = jnp.sum(weight * (term.loss + c.kl_coef * kl - c.entropy_coef * stats.entropy_RxT))
+    bonus = c.entropy_coef * jnp.minimum(stats.entropy_RxT, c.entropy_enough)
+    loss = jnp.sum(weight * (term.loss + c.kl_coef * kl - bonus))
 
     count = lambda x: jnp.sum(jnp.where(trained, x, 0.0))  # noqa: E731
     sums = dict(
@@ -120,7 +147,9 @@ def accumulate(loss_fn, params, per_micro, micro_batches):
 
     def add(i, carry):
         total, sums, maxima = carry
-        grads, (more_sums, more_maxima) = grad_fn(params, at(i))
+        # The barrier keeps XLA from moving the reductions over devices behind the loop: all of each
+        # gradient would then be kept on every device (and libtpu 0.0.42 breaks off on it).
+        grads, (more_sums, more_maxima) = jax.lax.optimization_barrier(grad_fn(params, at(i)))
         return (
             jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads),
             jax.tree.map(jnp.add, sums, more_sums),
@@ -170,6 +199,7 @@ class Programs(NamedTuple):
     log_probs: callable  # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
     update: callable  # (params, opt_state, rows, old, ref, micro_batches, lr, temperature, c)
     supervise: callable  # (params, opt_state, rows, micro_batches, lr)
+    arguments: callable  # (A, R, T) -> abstract arguments of `update`, for its `trace` and `lower`
     param_shardings: dict
     opt_shardings: object
     row_sharding: NamedSharding
@@ -181,14 +211,26 @@ def programs(
     rules: parallel.Rules,
     tx: optax.GradientTransformation,
     dtype,
+    offload: bool = False,
 ) -> Programs:
-    """`update` and `supervise` return (params, opt_state, metrics) and donate their state."""
+    """`update` and `supervise` return (params, opt_state, metrics) and donate their state.
+
+    With `offload` the optimizer's per-weight state rests in host memory and is on the device only
+    while an update is applied. Raises ValueError where the devices cannot reach such memory.
+    """
     rep = parallel.replicated(mesh)
     param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
     abstract_opt = jax.eval_shape(tx.init, qwen2.abstract(shape))
-    opt_shardings = optax.tree_map_params(
+    opt_on_device = optax.tree_map_params(
         tx, lambda _, s: s, abstract_opt, param_shardings, transform_non_params=lambda _: rep
     )
+    opt_shardings = opt_on_device
+    if offload:
+        parallel.check_host_memory(mesh)
+        on_host = jax.tree.map(lambda s: s.with_memory_kind("pinned_host"), param_shardings)
+        opt_shardings = optax.tree_map_params(
+            tx, lambda _, s: s, abstract_opt, on_host, transform_non_params=lambda _: rep
+        )
     rows = NamedSharding(mesh, parallel.spec((None, "batch", None), rules))
     cast = functools.partial(qwen2.cast, dtype=dtype)
 
@@ -208,6 +250,8 @@ def programs(
     def step(loss_fn, params, opt_state, per_micro, micro_batches, lr):
         with parallel.use(mesh, rules):
             grads, sums, maxima = accumulate(loss_fn, cast(params), per_micro, micro_batches)
+            if offload:
+                opt_state = jax.device_put(opt_state, opt_on_device)
             params, opt_state, norm, skipped = apply(tx, params, opt_state, grads, lr)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 
@@ -223,6 +267,19 @@ def programs(
 
         return step(loss_fn, params, opt_state, (rows,), micro_batches, lr)
 
+    def arguments(micro_batches, micro_rows, row_tokens):
+        shape_AxRxT = (micro_batches, micro_rows, row_tokens)
+        cell = lambda dtype: jax.ShapeDtypeStruct(shape_AxRxT, dtype, sharding=rows)  # noqa: E731
+        i32, f32 = cell(jnp.int32), cell(jnp.float32)
+        number = np.float32(0)
+        return (
+            topology.sharded(qwen2.abstract(shape), param_shardings),
+            topology.sharded(abstract_opt, opt_shardings),
+            Rows(i32, i32, i32, i32, cell(bool), f32, f32, f32),
+            f32, f32, np.int32(micro_batches), number, number,
+            objective.Coefficients(*[number] * len(objective.Coefficients._fields)),
+        )  # fmt: skip
+
     state = (param_shardings, opt_shardings, rep)
     return Programs(
         jax.jit(init_params, out_shardings=param_shardings),
@@ -230,6 +287,7 @@ def programs(
         jax.jit(log_probs, out_shardings=rows),
         jax.jit(update, donate_argnums=(0, 1), out_shardings=state),
         jax.jit(supervise, donate_argnums=(0, 1), out_shardings=state),
+        arguments,
         param_shardings,
         opt_shardings,
         rows,

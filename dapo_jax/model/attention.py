@@ -5,6 +5,8 @@ Heads come before tokens: on CPU a heads-first product runs several times faster
 form, and accelerators do not care.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -29,22 +31,32 @@ def packed(
     rows are full and all shapes constant. Queries go in chunks, so that scores take chunk x T and
     not T x T; softmax is in float32.
     """
-    _, H, T, d = q_BxHxTxd.shape
+    H, d = q_BxHxTxd.shape[1], q_BxHxTxd.shape[3]
     k_BxHxTxd, v_BxHxTxd = repeat_kv(k_BxKxTxd, H), repeat_kv(v_BxKxTxd, H)
-    index_T = jnp.arange(T)
 
-    def attend(q_BxHxcxd, index_c, segments_Bxc):
+    def attend(q_BxHxcxd, mask_Bx1xcxT):
         scores = jnp.einsum(
             "BHcd,BHTd->BHcT", q_BxHxcxd, k_BxHxTxd, preferred_element_type=jnp.float32
         )
-        same_BxcxT = segments_Bxc[:, :, None] == segments_BxT[:, None, :]
-        causal_cxT = index_c[:, None] >= index_T[None, :]
-        mask = (same_BxcxT & causal_cxT)[:, None]
-        weights = jax.nn.softmax(jnp.where(mask, scores * d**-0.5, _MASKED), axis=-1)
+        weights = jax.nn.softmax(jnp.where(mask_Bx1xcxT, scores * d**-0.5, _MASKED), axis=-1)
         return jnp.einsum("BHcT,BHTd->BHcd", weights.astype(v_BxHxTxd.dtype), v_BxHxTxd)
 
+    return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk)
+
+
+def in_query_chunks(attend: Callable, q_BxHxTxd, segments_BxT, chunk: int) -> jax.Array:
+    """`attend(q_BxHxcxd, mask_Bx1xcxT) -> y_BxHxcxd` on `chunk` queries at a time; the mask (bool)
+    lets a query see its own segment's tokens up to itself."""
+    T, d = q_BxHxTxd.shape[2:]
+    index_T = jnp.arange(T)
+
+    def masked(q_BxHxcxd, index_c, segments_Bxc):
+        same_BxcxT = segments_Bxc[:, :, None] == segments_BxT[:, None, :]
+        causal_cxT = index_c[:, None] >= index_T[None, :]
+        return attend(q_BxHxcxd, (same_BxcxT & causal_cxT)[:, None])
+
     if chunk >= T:
-        return attend(q_BxHxTxd, index_T, segments_BxT)
+        return masked(q_BxHxTxd, index_T, segments_BxT)
 
     pad = -T % chunk
     steps = (T + pad) // chunk
@@ -57,21 +69,32 @@ def packed(
         return jnp.moveaxis(x, axis, 0)
 
     # Remat: the backward pass makes one chunk's scores again instead of keeping all of them.
-    step = jax.checkpoint(lambda args: attend(*args))
+    step = jax.checkpoint(lambda args: masked(*args))
     out = jax.lax.map(step, (split(q_BxHxTxd, 2), split(index_T, 0), split(segments_BxT, 1)))
     out = jnp.moveaxis(out, 0, 2)  # [B, H, steps, chunk, d]
     return out.reshape(*out.shape[:2], T + pad, d)[:, :, :T]
 
 
-def cached(
-    q_BxHx1xd: jax.Array, k_BxKxCxd: jax.Array, v_BxKxCxd: jax.Array, positions_B: jax.Array
+def causal(
+    q_BxHxTxd: jax.Array, k_BxKxCxd: jax.Array, v_BxKxCxd: jax.Array, start, chunk: int
 ) -> jax.Array:
-    """One query a row at `positions_B` over its cache, itself included. Returns [B, H, 1, d]."""
-    B, H, _, d = q_BxHx1xd.shape
+    """Queries at positions start to start + T over keys at 0 to C. Returns [B, H, T, d]."""
+    B, H, T, d = q_BxHxTxd.shape
     K, C = k_BxKxCxd.shape[1:3]
-    q = q_BxHx1xd.reshape(B, K, H // K, d)
-    scores_BxKxGxC = jnp.einsum("BKGd,BKCd->BKGC", q, k_BxKxCxd, preferred_element_type=jnp.float32)
-    live_BxC = jnp.arange(C)[None] <= positions_B[:, None]
-    scores = jnp.where(live_BxC[:, None, None], scores_BxKxGxC * d**-0.5, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BxKxCxd.dtype)
-    return jnp.einsum("BKGC,BKCd->BKGd", weights, v_BxKxCxd).reshape(B, H, 1, d)
+    steps = T // chunk if T % chunk == 0 else 1
+    q = q_BxHxTxd.reshape(B, K, H // K, steps, T // steps, d)
+    position = (start + jnp.arange(T)).reshape(steps, T // steps)
+
+    def attend(args):
+        q_BxKxGxcxd, position_c = args
+        scores = jnp.einsum(
+            "BKGcd,BKCd->BKGcC", q_BxKxGxcxd, k_BxKxCxd, preferred_element_type=jnp.float32
+        )
+        seen_cxC = jnp.arange(C) <= position_c[:, None]
+        weights = jax.nn.softmax(jnp.where(seen_cxC, scores * d**-0.5, _MASKED), axis=-1)
+        return jnp.einsum("BKGcC,BKCd->BKGcd", weights.astype(v_BxKxCxd.dtype), v_BxKxCxd)
+
+    if steps == 1:
+        return attend((q[:, :, :, 0], position[0])).reshape(B, H, T, d)
+    out = jax.lax.map(attend, (jnp.moveaxis(q, 3, 0), position))
+    return jnp.moveaxis(out, 0, 3).reshape(B, H, T, d)

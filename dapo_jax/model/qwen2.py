@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dapo_jax.model import attention
+from dapo_jax import parallel
+from dapo_jax.model import splash
 from dapo_jax.parallel import constrain
 
 Params = dict[str, Any]
@@ -42,6 +43,7 @@ class Shape(NamedTuple):
     init_std: float = 0.02
     scan_layers: bool = True
     remat: str = "full"
+    attention: str = "chunked"  # kernel of training; one of splash.KINDS
     attention_chunk: int = 512
     head_chunk: int = 1024
 
@@ -69,6 +71,7 @@ def compute_choices(c) -> dict[str, Any]:
     return dict(
         scan_layers=c.model.scan_layers,
         remat=c.model.remat,
+        attention=c.model.attention,
         attention_chunk=c.model.attention_chunk,
         head_chunk=c.model.head_chunk,
     )
@@ -126,29 +129,29 @@ class Block(nnx.Module):
         self.down = weight((F, D), ("mlp", "embed"), over_F, mlp + ".down_proj.weight", 1)
         # fmt: on
 
-    def __call__(self, x_BxTxD, positions_BxT, attend: Callable):
+    def __call__(self, x_BxTxD, angles, attend: Callable):
         """`attend(q, k, v) -> (y_BxHxTxd, extra)` decides where keys come from; `extra` (this
         layer's new keys and values, say) is handed back beside the output."""
         h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
-        q = jnp.einsum("BTD,DHd->BHTd", h, self.q[...]) + self.q_bias[...][:, None]
-        k = jnp.einsum("BTD,DKd->BKTd", h, self.k[...]) + self.k_bias[...][:, None]
-        v = jnp.einsum("BTD,DKd->BKTd", h, self.v[...]) + self.v_bias[...][:, None]
+        q = _to_heads(h, self.q[...], self.q_bias[...])
+        k = _to_heads(h, self.k[...], self.k_bias[...])
+        v = _to_heads(h, self.v[...], self.v_bias[...])
         q = constrain(q, "batch", "heads", "token", "head_dim")
         k = constrain(k, "batch", "kv_heads", "token", "head_dim")
-        q, k = rope(q, positions_BxT, self.c.rope_theta), rope(k, positions_BxT, self.c.rope_theta)
+        q, k = rotate(q, angles), rotate(k, angles)
         y, extra = attend(q, k, v)
-        x_BxTxD = x_BxTxD + jnp.einsum("BHTd,HdD->BTD", y, self.o[...])
-        x_BxTxD = constrain(x_BxTxD, "batch", "token", "act_embed")
+        x_BxTxD = x_BxTxD + _from_heads(y, self.o[...])
+        x_BxTxD = constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
         h = rms_norm(x_BxTxD, self.mlp_norm[...], self.c.rms_eps)
         h_BxTxF = jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])
         x_BxTxD = x_BxTxD + constrain(h_BxTxF, "batch", "token", "mlp") @ self.down[...]
-        return constrain(x_BxTxD, "batch", "token", "act_embed"), extra
+        return constrain(x_BxTxD, "batch", "sequence", "act_embed"), extra
 
 
 class Qwen2(nnx.Module):
     """The network. `model(tokens_BxT) -> logits_BxTxV` is for notebooks and tests; the trainer uses
-    `hidden` with `head`, the sampler `prefill` and `decode`, none of which makes [B, T, V]."""
+    `hidden` with `head`, the sampler `cached`, none of which makes [B, T, V]."""
 
     def __init__(self, c: Shape, rngs: nnx.Rngs):
         self.c = c
@@ -168,11 +171,14 @@ class Qwen2(nnx.Module):
     def hidden(self, tokens_BxT, positions_BxT, segments_BxT) -> jax.Array:
         """Packed rows -> final hidden states [B, T, D]. Segment 0 is padding."""
 
-        def attend(q, k, v):
-            y = attention.packed(q, k, v, segments_BxT, self.c.attention_chunk)
-            return y, None
+        x_BxTxD = self._embed(tokens_BxT)
+        kernel = splash.kernel(self.c.attention, x_BxTxD.dtype, self.c.head_dim)
 
-        x_BxTxD, _ = self._run(self._embed(tokens_BxT), positions_BxT, lambda _: attend)
+        def attend(q, k, v):
+            return kernel(q, k, v, segments_BxT, self.c.attention_chunk), None
+
+        angles = rope_angles(positions_BxT, self.c.head_dim, self.c.rope_theta)
+        x_BxTxD = self._run(x_BxTxD, angles, attend)
         return self._final(x_BxTxD)
 
     def head(self) -> jax.Array:
@@ -187,71 +193,62 @@ class Qwen2(nnx.Module):
 
     # --- sampling -----------------------------------------------------------------------------
 
-    def prefill(self, tokens_BxT) -> list[tuple[jax.Array, jax.Array]]:
-        """Keys and values [B, K, T, d] of each layer for prompts that start at position 0. Later
-        tokens never change earlier ones' keys, so right padding is harmless. No head is run."""
-        positions = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
-        segments = jnp.ones_like(tokens_BxT)
+    def layer_weights(self):
+        """What `cached` runs over: a list of layers, or all stacked where they are scanned. Made
+        outside the decode loop, or every token would cut the layers out of the stack again."""
+        stacked = nnx.split(self.blocks)[1]
+        if self.c.scan_layers:
+            return stacked
+        return [jax.tree.map(lambda w: w[i], stacked) for i in range(self.c.num_layers)]  # noqa: B023
 
-        def attend(q, k, v):
-            return attention.packed(q, k, v, segments, self.c.attention_chunk), (k, v)
+    def cached(self, tokens_BxT, positions_BxT, pool, attend: Callable, layers):
+        """The pass of the sampler. Layer i calls `attend(i, pool, q, k, v) -> (pool, y)`, which
+        stores the new keys in the pool and reads the older ones (model/paged.py). Returns (final
+        hidden states [B, T, D], pool).
 
-        return self._unrolled(self._embed(tokens_BxT), positions, lambda _: attend)[1]
+        The pool is carried whole through the layers. As an input and output of the scan, a layer's
+        share would be cut out and put back, several passes over all keys for every token.
+        """
+        graphdef = nnx.split(self.blocks)[0]
 
-    def decode(self, tokens_S, positions_S, cache: list):
-        """One token a slot: writes its keys at `positions_S` of each layer's ([S, K, C, d]) pair
-        and returns (final hidden states [S, D], cache)."""
+        def step(carry, layer):
+            x_BxTxD, pool = carry
+            i, weights = layer
+            pool_attend = lambda q, k, v: attend(i, pool, q, k, v)[::-1]  # noqa: E731
+            return nnx.merge(graphdef, weights)(x_BxTxD, angles, pool_attend), None
 
-        def attend_layer(i):
-            def attend(q, k, v):
-                k_SxKxCxd, v_SxKxCxd = (
-                    jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(
-                        old, new, positions_S, 1
-                    )
-                    for old, new in zip(cache[i], (k, v), strict=True)
-                )
-                y = attention.cached(q, k_SxKxCxd, v_SxKxCxd, positions_S)
-                return y, (k_SxKxCxd, v_SxKxCxd)
-
-            return attend
-
-        x = self._embed(tokens_S[:, None])
-        x_Sx1xD, cache = self._unrolled(x, positions_S[:, None], attend_layer)
-        return self._final(x_Sx1xD)[:, 0], cache
+        angles = rope_angles(positions_BxT, self.c.head_dim, self.c.rope_theta)
+        carry = (self._embed(tokens_BxT), pool)
+        if self.c.scan_layers:
+            carry, _ = jax.lax.scan(step, carry, (jnp.arange(self.c.num_layers), layers))
+        else:
+            for layer in enumerate(layers):
+                carry, _ = step(carry, layer)
+        x_BxTxD, pool = carry
+        return self._final(x_BxTxD), pool
 
     # --- shared -------------------------------------------------------------------------------
 
     def _embed(self, tokens_BxT):
-        return constrain(self.embed[...][tokens_BxT], "batch", "token", "act_embed")
+        x_BxTxD = lookup(self.embed[...], tokens_BxT)
+        return constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
     def _final(self, x_BxTxD):
         return rms_norm(x_BxTxD, self.final_norm[...], self.c.rms_eps)
 
-    def _run(self, x_BxTxD, positions_BxT, attend_layer):
+    def _run(self, x_BxTxD, angles, attend):
         """The training pass over the blocks: scanned or unrolled, under the remat policy."""
-        if not self.c.scan_layers:
-            return self._unrolled(x_BxTxD, positions_BxT, attend_layer, remat=True)
         graphdef, stacked = nnx.split(self.blocks)
 
         def step(x, layer):
-            return nnx.merge(graphdef, layer)(x, positions_BxT, attend_layer(None))
+            return nnx.merge(graphdef, layer)(x, angles, attend)
 
-        return jax.lax.scan(_remat(step, self.c.remat), x_BxTxD, stacked)
-
-    def _unrolled(self, x_BxTxD, positions_BxT, attend_layer, remat=False):
-        graphdef, stacked = nnx.split(self.blocks)
-        extras = []
+        step = _remat(step, self.c.remat)
+        if self.c.scan_layers:
+            return jax.lax.scan(step, x_BxTxD, stacked)[0]
         for i in range(self.c.num_layers):
-            # Sliced outside the layer function: inside a decode loop XLA then hoists the slice.
-            layer = jax.tree.map(lambda w: w[i], stacked)  # noqa: B023
-
-            def step(x, layer, i=i):
-                return nnx.merge(graphdef, layer)(x, positions_BxT, attend_layer(i))
-
-            step = _remat(step, self.c.remat) if remat else step
-            x_BxTxD, extra = step(x_BxTxD, layer)
-            extras.append(extra)
-        return x_BxTxD, extras
+            x_BxTxD, _ = step(x_BxTxD, jax.tree.map(lambda w: w[i], stacked))  # noqa: B023
+        return x_BxTxD
 
 
 def _remat(step: Callable, policy: str) -> Callable:
@@ -259,9 +256,66 @@ def _remat(step: Callable, policy: str) -> Callable:
         return step
     save = {
         "full": jax.checkpoint_policies.nothing_saveable,
+        "attention": jax.checkpoint_policies.save_only_these_names(splash.SAVED),
         "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     }[policy]
     return jax.checkpoint(step, policy=save, prevent_cse=False)
+
+
+@jax.custom_vjp
+def _rows(table_VxD, ids):
+    return table_VxD[ids]
+
+
+def _rows_backward(kept, grad):
+    table, ids = kept  # the table for its shape and dtype alone
+    grad_VxD = jnp.zeros(table.shape, jnp.float32).at[ids].add(grad.astype(jnp.float32))
+    return grad_VxD.astype(table.dtype), None
+
+
+_rows.defvjp(lambda table, ids: (table[ids], (table, ids)), _rows_backward)
+
+
+def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
+    """Rows of the embedding, [B, T, D].
+
+    Where the table is split, every device looks its own part of the vocabulary up, and the sum over
+    devices is everybody's answer. Left to itself the partitioner gathers the whole table, or the
+    whole activation, on each device. Gradients of a row add up in float32.
+    """
+    over_V, over_D = parallel.mesh_axes("vocab"), parallel.mesh_axes("embed")
+    if parallel.ways("vocab") * parallel.ways("embed") == 1:
+        return _rows(embed_VxD, tokens_BxT)
+    scatter = bool(over_V) and over_V == parallel.mesh_axes("sequence")
+
+    def part(embed, tokens):
+        embed = jax.lax.all_gather(embed, over_D, axis=1, tiled=True) if over_D else embed
+        first = jax.lax.axis_index(over_V) * embed.shape[0] if over_V else 0
+        ids = tokens - first
+        mine = (ids >= 0) & (ids < embed.shape[0])
+        x = jnp.where(mine[..., None], _rows(embed, jnp.where(mine, ids, 0)), 0)
+        if scatter:
+            return jax.lax.psum_scatter(x, over_V, scatter_dimension=1, tiled=True)
+        return jax.lax.psum(x, over_V) if over_V else x
+
+    token = "sequence" if scatter else None
+    split = parallel.local(part, (("vocab", "embed"), ("batch", None)), ("batch", token, None))
+    return split(embed_VxD, tokens_BxT)
+
+
+# Matrix products and not einsums over three axes: for one token a row XLA on CPU then neither
+# transposes weights nor activations.
+
+
+def _to_heads(x_BxTxD, w_DxHxd, bias_Hxd):
+    D, H, d = w_DxHxd.shape
+    y_BxTxHd = x_BxTxD @ w_DxHxd.reshape(D, H * d) + bias_Hxd.reshape(H * d)
+    return y_BxTxHd.reshape(*x_BxTxD.shape[:2], H, d).swapaxes(1, 2)
+
+
+def _from_heads(y_BxHxTxd, w_HxdxD):
+    B, H, T, d = y_BxHxTxd.shape
+    return y_BxHxTxd.swapaxes(1, 2).reshape(B, T, H * d) @ w_HxdxD.reshape(H * d, -1)
 
 
 def rms_norm(x, scale, eps: float):
@@ -271,12 +325,18 @@ def rms_norm(x, scale, eps: float):
     return x32.astype(x.dtype) * scale
 
 
-def rope(x_BxHxTxd, positions_BxT, theta: float):
-    """Rotary embedding, half-split as in Hugging Face's Qwen2: dimension i pairs with i + d/2."""
-    half = x_BxHxTxd.shape[-1] // 2
+def rope_angles(positions_BxT, head_dim: int, theta: float):
+    """(cos, sin) of rotary embedding, float32 [B, 1, T, d/2], the same for all heads and layers."""
+    half = head_dim // 2
     frequency_half = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = positions_BxT[:, None, :, None].astype(jnp.float32) * frequency_half
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    # A barrier, or XLA on CPU makes them again wherever they are used.
+    return jax.lax.optimization_barrier((jnp.cos(angle), jnp.sin(angle)))
+
+
+def rotate(x_BxHxTxd, angles):
+    """Half-split as in Hugging Face's Qwen2: dimension i pairs with i + d/2."""
+    cos, sin = angles
     a, b = jnp.split(x_BxHxTxd.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BxHxTxd.dtype)
 

@@ -8,10 +8,15 @@ temperature: a nucleus cut changes what is drawn, never what is recorded.
 Dims: S slots, V vocabulary.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from dapo_jax.parallel import constrain
+
+_BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 
 
 class Draw(NamedTuple):
@@ -54,6 +59,53 @@ def nucleus(weight_SxV: jax.Array, top_p: jax.Array) -> jax.Array:
     return weight_SxV >= jax.lax.bitcast_convert_type(low_S, jnp.float32)[:, None]
 
 
+def blocks(vocab: int) -> tuple[int, int]:
+    """(number of blocks, tokens a block) for the two-level draw: a divisor of the vocabulary near
+    its square root, a multiple of 8 where there is one (so that blocks shard over `tensor`); a
+    vocabulary without a fair divisor is padded to a multiple of 128."""
+    fair = [n for n in range(1, vocab + 1) if vocab % n == 0 and n * n <= 16 * vocab <= 256 * n * n]
+    if not fair:
+        return 128, -(-vocab // 128)
+    n = min(fair, key=lambda n: (n % 8 != 0, abs(math.log(n * n / vocab))))
+    return n, vocab // n
+
+
+def invert(weight_SxV: jax.Array, uniform_S: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Inverse CDF: (token int32 [S], its weight [S]) for unnormalised weights, uniform < 1.
+
+    In two levels, first the block and then the token in it: two sums of about sqrt(V) terms in
+    place of one running sum of V. A choice looks at the weights too: a parallel running sum rounds
+    each entry on its own, so a token of weight 0 may rise above its neighbour.
+    """
+    S, V = weight_SxV.shape
+    n, b = blocks(V)
+    weight_SxNxb = jnp.pad(weight_SxV, ((0, 0), (0, n * b - V))).reshape(S, n, b)
+    weight_SxNxb = constrain(weight_SxNxb, "batch", "vocab" if n % 8 == 0 else None, None)
+    share_SxN = constrain(weight_SxNxb.sum(-1), "batch", None)
+
+    block_S, cdf_SxN, target_S = _cross(share_SxN, uniform_S)
+    # Masked sums and not gathers: exact (one term is not 0), and local where the axis is sharded.
+    index_N = jnp.arange(n)
+    below_S = jnp.where(index_N == block_S[:, None] - 1, cdf_SxN, 0.0).sum(-1)
+    inside_Sxb = jnp.where((index_N == block_S[:, None])[:, :, None], weight_SxNxb, 0.0).sum(1)
+    share_S = jnp.where(index_N == block_S[:, None], share_SxN, 0.0).sum(-1)
+    rest_S = jnp.clip((target_S - below_S) / share_S, 0.0, _BELOW_ONE)
+    offset_S, _, _ = _cross(inside_Sxb, rest_S)
+    taken_S = jnp.where(jnp.arange(b) == offset_S[:, None], inside_Sxb, 0.0).sum(-1)
+    return (block_S * b + offset_S).astype(jnp.int32), taken_S
+
+
+def _cross(weight_Sxn, uniform_S):
+    """(index of the first weight at which the running sum passes uniform x total, running sums,
+    that target). Entries of weight 0 are never chosen."""
+    n = weight_Sxn.shape[-1]
+    cdf_Sxn = jnp.cumsum(weight_Sxn, axis=-1)
+    live_Sxn = weight_Sxn > 0
+    target_S = uniform_S * jnp.where(live_Sxn, cdf_Sxn, 0.0).max(-1)  # uniform < 1: below the top
+    passed_Sxn = live_Sxn & (cdf_Sxn > target_S[:, None])
+    return jnp.where(passed_Sxn, jnp.arange(n), n).min(-1), cdf_Sxn, target_S
+
+
 def draw(
     logits_SxV: jax.Array, uniform_S: jax.Array, temperature: jax.Array, top_p: jax.Array, mode: str
 ) -> Draw:
@@ -66,21 +118,15 @@ def draw(
     weight_SxV = jnp.exp(shifted_SxV)
     total_S = weight_SxV.sum(-1)
     if mode == "greedy":
-        token_S = jnp.argmax(scaled, axis=-1)
+        best_SxV = jnp.where(shifted_SxV == 0, jnp.arange(scaled.shape[-1]), scaled.shape[-1])
+        token_S = best_SxV.min(-1).astype(jnp.int32)  # the first; XLA's argmax is slow on CPU
+        taken_S = jnp.ones_like(total_S)
     else:
         kept = weight_SxV
         if mode == "top_p":
             kept = jnp.where(nucleus(weight_SxV, top_p), weight_SxV, 0.0)
-        cdf_SxV = jnp.cumsum(kept, axis=-1)
-        # The first token beyond the target that has weight. Looking at the weights is needed: a
-        # parallel sum rounds every entry on its own, so over a large vocabulary a token of weight 0
-        # can rise above its neighbour. uniform < 1, so the target stays below `top_S`.
-        live_SxV = kept > 0
-        top_S = jnp.where(live_SxV, cdf_SxV, 0.0).max(-1)
-        target_S = uniform_S * top_S
-        token_S = jnp.argmax(live_SxV & (cdf_SxV > target_S[:, None]), axis=-1)
-    token_S = token_S.astype(jnp.int32)
+        token_S, taken_S = invert(kept, uniform_S)
+    # exp(-inf) * -inf is not a number: a token that cannot come adds nothing to the entropy.
+    mean_shifted_S = jnp.where(weight_SxV > 0, weight_SxV * shifted_SxV, 0.0).sum(-1) / total_S
     log_total_S = jnp.log(total_S)
-    taken_S = jnp.take_along_axis(shifted_SxV, token_S[:, None], axis=-1)[:, 0]
-    mean_shifted_S = jnp.sum(weight_SxV * shifted_SxV, -1) / total_S
-    return Draw(token_S, taken_S - log_total_S, log_total_S - mean_shifted_S)
+    return Draw(token_S, jnp.log(taken_S) - log_total_S, log_total_S - mean_shifted_S)

@@ -1,10 +1,13 @@
 """The host half of sampling: any number of requests through a fixed number of slots.
 
 Continuous batching: between chunks of decoded tokens the host takes finished responses out and puts
-waiting requests into the freed slots, so that a long response never holds the others up. The
-samples of one prompt that start together share one prefill.
+waiting requests into the freed slots, so that a long response never holds the others up. Rows get
+cache pages as they grow. When a shard's pages run out, its youngest rows are evicted and made again
+later: a sample is a pure function of its request, so they come out the same. The samples of one
+prompt share its full pages, and get a copy of the last, partly filled one.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,15 +15,11 @@ import jax
 import numpy as np
 
 from dapo_jax import parallel
+from dapo_jax.model import paged, qwen2
 from dapo_jax.rollout import sampler
+from dapo_jax.rollout.schedule import Request, Row, Schedule
 
-
-class Request(NamedTuple):
-    """One response to draw. (stream, sample) name its random numbers, see rollout/draw.py."""
-
-    prompt: Sequence[int]  # token ids, 1 to prompt_tokens of them
-    stream: int  # position of the problem in its stream
-    sample: int  # index in its group
+__all__ = ["Engine", "Request", "Response", "Stats"]
 
 
 class Response(NamedTuple):
@@ -33,13 +32,29 @@ class Response(NamedTuple):
 
 
 class Stats(NamedTuple):
-    tokens: int  # response tokens drawn
+    tokens: int  # response tokens drawn and kept
     slot_steps: int  # slot x decode step, busy or idle
     chunks: int
+    queued_tokens: int  # of `tokens` and `slot_steps`: while requests were waiting
+    queued_slot_steps: int
+    prefilled: int  # prompts run; the other samples took theirs from a sibling
+    evicted: int  # rows that had to be made again because the pages ran out
+    peak_cache: float  # largest share of the pool in use
 
     @property
     def occupancy(self) -> float:
         return self.tokens / max(self.slot_steps, 1)
+
+    @property
+    def queued_occupancy(self) -> float:
+        """Occupancy until the queue is empty: what chunks lose, without the last stragglers."""
+        return self.queued_tokens / max(self.queued_slot_steps, 1)
+
+
+def total(stats: Sequence[Stats]) -> Stats:
+    """Of several calls."""
+    sums = np.sum([s[:-1] for s in stats] or [[0] * 7], axis=0).tolist()
+    return Stats(*sums, max((s.peak_cache for s in stats), default=0.0))
 
 
 class Engine:
@@ -58,29 +73,105 @@ class Engine:
         prefill_prompts: int,
         stop_ids: Sequence[int],
         dtype,
+        prefill_tokens: int = 512,
+        page_tokens: int = 0,
+        cache_fraction: float = 1.0,
     ):
+        """Lengths in TOKENS. Raises ValueError for slots that the mesh cannot divide."""
+        batch = parallel.spec(("batch",), rules)[0] or ()
+        names = (batch,) if isinstance(batch, str) else batch
+        self.shards = int(np.prod([mesh.shape[n] for n in names]))
+        if slots < 1 or slots % self.shards:
+            raise ValueError(
+                f"rollout.slots={slots}: must be a multiple of {self.shards}, the devices that"
+                " slots are spread over"
+            )
         self.slots, self.chunk = slots, min(chunk, response_tokens)
         self.prompt_tokens, self.response_tokens = prompt_tokens, response_tokens
-        self.prefill_prompts = prefill_prompts
-        self.vocab_size = shape.vocab_size
+        self.prefill_rows = -(-prefill_prompts // self.shards)  # prompts a call and shard
+        self.prefill_tokens = min(prefill_tokens, -(-prompt_tokens // 8) * 8)
+        self.shape = shape
         self.stop_ids = tuple(sorted(stop_ids))
-        self.mesh = mesh
+        self.mesh, self.rules, self.dtype = mesh, rules, dtype
+        self._fraction = cache_fraction
+        self.geometry = paged.geometry(
+            shape,
+            mesh.devices.flat[0].platform,
+            slots=slots,
+            shards=self.shards,
+            row_tokens=prompt_tokens + response_tokens,
+            page_tokens=page_tokens,
+            fraction=cache_fraction,
+        )
         self.programs = sampler.programs(
             shape,
             mesh,
             rules,
-            slots=slots,
+            self.geometry,
             prompt_tokens=prompt_tokens,
-            response_tokens=response_tokens,
             chunk=self.chunk,
             stop_ids=self.stop_ids,
             dtype=dtype,
         )
-        self._state = None
+        self._axes = parallel.shardings(sampler.slot_axes(), mesh, rules)
+        self._pool = None
 
     def decode_params(self, params):
         """Training layout -> decode layout and compute dtype; once a rollout."""
         return self.programs.to_decode_layout(params)
+
+    def calls(self, params) -> dict[str, tuple]:
+        """Name -> (jitted program, its abstract arguments), to compile ahead or for another
+        machine's devices. params: anything with the shapes of the model's weights."""
+        slots, batch = self.slots, self.prefill_rows * self.shards
+        rows = self.geometry.row_pages
+        number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)  # noqa: E731
+        lay = functools.partial(jax.tree.map, lambda x, s: x.update(sharding=s))
+
+        cast = lambda x: number(*x.shape, dtype=self.dtype)  # noqa: E731
+        layout = parallel.shardings(qwen2.metadata(self.shape, "axes"), self.mesh, self.rules)
+        weights = lay(jax.tree.map(cast, params), layout)
+        pool = jax.eval_shape(lambda: paged.new_pool(self.geometry, self.dtype))
+        pool = lay(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
+        per_slot = sampler.Slots(
+            *[number(slots)] * 6, number(slots, dtype=bool), number(slots, rows)
+        )
+        prompts = paged.Prompts(
+            number(batch, self.prefill_tokens), number(batch, rows), number(batch), number()
+        )
+        prompt_axes = parallel.shardings(paged.prompt_axes(), self.mesh, self.rules)
+        key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+        settings = (key, number(dtype=np.float32), number(dtype=np.float32))
+        everywhere = parallel.replicated(self.mesh)
+        settings = lay(settings, jax.tree.map(lambda _: everywhere, settings))
+        copies = lay((number(slots),) * 2, (self._axes.token_S,) * 2)
+        decode = (weights, pool, lay(per_slot, self._axes), *settings)
+        return {
+            "prefill": (self.programs.prefill, (weights, pool, lay(prompts, prompt_axes))),
+            "copy_pages": (self.programs.copy_pages, (pool, *copies)),
+        } | {f"decode_{mode}": (f, decode) for mode, f in self.programs.decode.items()}
+
+    def require_memory(self, params, limit: int) -> None:
+        """Raise ValueError if weights and cache alone exceed `limit` bytes a device, and say what
+        would not. params: anything with the shapes of the model's weights."""
+        weights, pool = map(parallel.bytes_on_device, self.calls(params)["prefill"][1][:2])
+        if weights + pool <= limit:
+            return
+        gib = lambda n: f"{n / 2**30:.3g} GiB"  # noqa: E731
+        fits = f"the sampler does not fit: its weights take {gib(weights)} and its cache"
+        fits += f" {gib(pool)} of a device's {gib(limit)}; "
+        if weights > limit:
+            raise ValueError(fits + "the weights alone need more devices along mesh.tensor")
+        room = (limit - weights) / pool  # in whole slots of the same cache
+        slots = int(self.slots * room) // self.shards * self.shards
+        fraction = self._fraction * room
+        share = f"rollout.cache_fraction={fraction:.2g}" if self.geometry.reader != "rows" else ""
+        ways = [f"rollout.slots={slots}"] * (slots > 0) + [share] * bool(share)
+        raise ValueError(fits + "what would: " + " or ".join(ways or ["shorter responses"]))
+
+    def release(self) -> None:
+        """Give the cache's memory back; the next `generate` makes it again."""
+        self._pool = None
 
     def generate(
         self,
@@ -92,53 +183,81 @@ class Engine:
         top_p: float = 1.0,
         max_response_tokens: int = 0,
         progress: Callable[[int], None] = lambda finished: None,
+        on_tokens: Callable[[int, np.ndarray, np.ndarray], None] | None = None,
+        cut: Callable[[np.ndarray], int] | None = None,
     ) -> tuple[list[Response], Stats]:
-        """Responses in the order of the requests. `progress` is called with newly finished counts.
+        """Responses in the order of the requests.
+
+        progress: called after each chunk with the number of newly finished requests.
+        on_tokens: called after each chunk with (request index, its new tokens, their log-probs);
+            once more from its beginning where a row was evicted.
+        cut: called with all tokens of a row after each chunk; a number n > 0 ends the response
+            there, with n tokens (stop strings).
 
         Raises ValueError for an empty or overlong prompt, or token ids outside the vocabulary.
         """
         limit = max_response_tokens or self.response_tokens
         self._check(requests, limit)
         mode = "greedy" if temperature == 0 else "full" if top_p >= 1 else "top_p"
-        rep = parallel.replicated(self.mesh)
         key = np.asarray(jax.random.key_data(jax.random.key(seed)))
         settings = (key, np.float32(temperature or 1.0), np.float32(top_p))
-        settings = parallel.to_device(settings, rep)
-        state = self.programs.new_slots() if self._state is None else self._state
-        self._state = None  # donated from here on; kept again when the queue is empty
+        settings = parallel.to_device(settings, parallel.replicated(self.mesh))
+        pool = self.programs.new_pool() if self._pool is None else self._pool
+        self._pool = None  # donated from here on; kept again when the queue is empty
 
-        parts = [[] for _ in requests]
-        truncated = np.zeros(len(requests), bool)
-        owner_S = np.full(self.slots, -1)  # request of each slot, -1 = free
-        waiting, drawn, steps, chunks = 0, 0, 0, 0
-        while waiting < len(requests) or (owner_S >= 0).any():
-            free = np.flatnonzero(owner_S < 0)[: len(requests) - waiting]
-            owner_S[free] = np.arange(waiting, waiting + len(free))
-            waiting += len(free)
-            state = self._refill(decode_params, state, requests, owner_S, free, limit)
-
-            state, out = self.programs.decode[mode](decode_params, state, *settings)
+        schedule = Schedule(
+            requests,
+            slots=self.slots,
+            shards=self.shards,
+            chunk=self.chunk,
+            limit=limit,
+            pages=self.geometry.pages,
+            page_tokens=self.geometry.page_tokens,
+            fixed=self.geometry.reader == "rows",
+        )
+        rows = schedule.rows
+        responses: list[Response | None] = [None] * len(requests)
+        steps = np.zeros(2, int)  # busy slot-steps, all slot-steps
+        queued = np.zeros(2, int)
+        kept = chunks = prefilled = evicted = 0
+        while schedule:
+            evicted += schedule.grow()
+            new, copies = schedule.admit()
+            prefilled += len(new)
+            pool = self._prefill(decode_params, pool, schedule, new)
+            if copies:
+                pool = self._copy(pool, copies)
+            slots = self._slots(rows)
+            pool, out = self.programs.decode[mode](decode_params, pool, slots, *settings)
             out = parallel.to_host(out)
-            busy = np.flatnonzero(owner_S >= 0)
-            for s in busy:
-                n = out.count_S[s]
-                parts[owner_S[s]].append(
-                    (out.token_SxN[s, :n], out.logp_SxN[s, :n], out.entropy_SxN[s, :n])
-                )
-            done = busy[~out.active_S[busy]]
-            last = out.token_SxN[done, out.count_S[done] - 1]
-            truncated[owner_S[done]] = ~np.isin(last, self.stop_ids)
-            owner_S[done] = -1
-            drawn += int(out.count_S[busy].sum())
-            steps += int(out.count_S.max()) * self.slots
+
             chunks += 1
-            progress(len(done))
-        self._state = state
-        responses = [
-            Response(*(np.concatenate(x) for x in zip(*p, strict=True)), bool(t))
-            for p, t in zip(parts, truncated, strict=True)
-        ]
-        return responses, Stats(drawn, steps, chunks)
+            spent = np.array([out.count_S.sum(), int(out.count_S.max()) * self.slots])
+            steps += spent
+            if schedule.waiting:
+                queued += spent
+            finished = 0
+            for s, row in enumerate(rows):
+                if row is None:
+                    continue
+                n = int(out.count_S[s])
+                part = tuple(
+                    x[s, :n].copy() for x in (out.token_SxN, out.logp_SxN, out.entropy_SxN)
+                )
+                row.parts.append(part)
+                row.emitted += n
+                if on_tokens:
+                    on_tokens(row.index, part[0], part[1])
+                response = self._response(row, bool(out.active_S[s]), cut)
+                if response:
+                    responses[row.index] = response
+                    kept += len(response.tokens)
+                    schedule.release(s)
+                    finished += 1
+            progress(finished)
+        self._pool = pool
+        peak = schedule.peak / self.geometry.pages
+        return responses, Stats(kept, int(steps[1]), chunks, *queued, prefilled, evicted, peak)
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
@@ -146,46 +265,78 @@ class Engine:
                 f"max_response_tokens={limit}: this sampler holds 1 to {self.response_tokens}"
             )
         for i, r in enumerate(requests):
+            if not 0 <= r.limit <= limit:
+                raise ValueError(f"request {i}: limit {r.limit}, this call allows 0 to {limit}")
             if not 1 <= len(r.prompt) <= self.prompt_tokens:
                 raise ValueError(
                     f"request {i}: prompt of {len(r.prompt)} tokens, this sampler takes 1 to"
                     f" {self.prompt_tokens}"
                 )
-            if min(r.prompt) < 0 or max(r.prompt) >= self.vocab_size:
+            if min(r.prompt) < 0 or max(r.prompt) >= self.shape.vocab_size:
                 raise ValueError(
-                    f"request {i}: token id outside 0..{self.vocab_size - 1}; is this the model's"
-                    " tokenizer?"
+                    f"request {i}: token id outside 0..{self.shape.vocab_size - 1}; is this the"
+                    " model's tokenizer?"
                 )
 
-    def _refill(self, params, state, requests, owner_S, free, limit):
-        """Start the requests that `owner_S` gives the slots `free`, P distinct prompts a call."""
-        rows: dict[tuple, list[int]] = {}  # prompt -> the slots of its samples
-        for s in free:
-            rows.setdefault(tuple(requests[owner_S[s]].prompt), []).append(int(s))
-        groups = list(rows.values())
-        for start in range(0, len(groups), self.prefill_prompts):
-            batch = groups[start : start + self.prefill_prompts]
-            state = self.programs.prefill(
-                params, state, self._pack(requests, owner_S, batch, limit)
-            )
-        return state
+    # --- to the device --------------------------------------------------------------------------
 
-    def _pack(self, requests, owner_S, groups: list[list[int]], limit: int) -> sampler.Refill:
-        zeros = lambda: np.zeros(self.slots, np.int32)  # noqa: E731
-        refill = sampler.Refill(
-            np.zeros((self.prefill_prompts, self.prompt_tokens), np.int32),
-            np.full(self.slots, self.slots, np.int32),  # S: out of range, dropped
-            *(zeros() for _ in range(6)),
+    def _table(self, out: np.ndarray, row: Row) -> None:
+        out[: len(row.pages)] = row.pages
+
+    def _slots(self, rows) -> sampler.Slots:
+        S = self.slots
+        numbers = np.zeros((6, S), np.int32)
+        active_S, table_SxR = np.zeros(S, bool), np.zeros((S, self.geometry.row_pages), np.int32)
+        for s, row in enumerate(rows):
+            if row:
+                q = row.request
+                numbers[:, s] = row.token, row.position, row.emitted, row.limit, q.stream, q.sample
+                active_S[s] = True
+                self._table(table_SxR[s], row)
+        return parallel.to_device(sampler.Slots(*numbers, active_S, table_SxR), self._axes)
+
+    def _prefill(self, params, pool, schedule: Schedule, new: list[int]):
+        """Run the prompts of the slots `new`, each shard its own, in chunks of tokens."""
+        T, R, n = self.prefill_tokens, self.geometry.row_pages, self.prefill_rows
+        rows = schedule.rows
+        axes = parallel.shardings(paged.prompt_axes(), self.mesh, self.rules)
+        queues = [[s for s in new if schedule.shard(s) == k] for k in range(self.shards)]
+        while any(queues):
+            batch = [s for q in queues for s in (q[:n] + [None] * n)[:n]]
+            queues = [q[n:] for q in queues]
+            prompts = [() if s is None else rows[s].prompt[:-1] for s in batch]
+            length_B = np.array([len(p) for p in prompts], np.int32)
+            width = -(-int(length_B.max()) // T) * T
+            tokens_BxW = np.zeros((len(batch), width), np.int32)
+            table_BxR = np.zeros((len(batch), R), np.int32)
+            for i, (s, prompt) in enumerate(zip(batch, prompts, strict=True)):
+                tokens_BxW[i, : len(prompt)] = prompt
+                if s is not None:
+                    self._table(table_BxR[i], rows[s])
+            for start in range(0, width, T):
+                prompts = paged.Prompts(
+                    tokens_BxW[:, start : start + T], table_BxR, length_B, np.int32(start)
+                )
+                pool = self.programs.prefill(params, pool, parallel.to_device(prompts, axes))
+        return pool
+
+    def _copy(self, pool, copies):
+        source_S = np.zeros(self.slots, np.int32)
+        target_S = np.full(self.slots, self.geometry.pages, np.int32)  # out of range: no copy
+        for s, source, target in copies:
+            source_S[s], target_S[s] = source, target
+        pair = parallel.to_device((source_S, target_S), (self._axes.token_S,) * 2)
+        return self.programs.copy_pages(pool, *pair)
+
+    def _response(self, row: Row, active: bool, cut) -> Response | None:
+        """The finished response of a row, or None while it goes on."""
+        end = 0
+        if cut:
+            end = cut(np.concatenate([p[0] for p in row.parts]))
+        if active and not end:
+            return None
+        tokens, logps, entropies = (
+            np.concatenate(x)[: end or None] for x in zip(*row.parts, strict=True)
         )
-        i = 0
-        for row, slots in enumerate(groups):
-            prompt = requests[owner_S[slots[0]]].prompt
-            refill.tokens_PxT[row, : len(prompt) - 1] = prompt[:-1]
-            for s in slots:
-                request = requests[owner_S[s]]
-                refill.slot_S[i], refill.row_S[i] = s, row
-                refill.token_S[i], refill.position_S[i] = prompt[-1], len(prompt) - 1
-                refill.limit_S[i] = limit
-                refill.stream_S[i], refill.sample_S[i] = request.stream, request.sample
-                i += 1
-        return parallel.to_device(refill, parallel.replicated(self.mesh))
+        truncated = not end and int(tokens[-1]) not in self.stop_ids
+        return Response(tokens, logps, entropies, truncated)

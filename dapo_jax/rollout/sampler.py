@@ -1,12 +1,13 @@
-"""The jitted half of sampling: prefill prompts into slots, decode a chunk of tokens for all slots.
+"""The jitted half of sampling: prefill prompts into pages, decode a chunk of tokens for all slots.
 
-A slot is one row of the cache with one response in flight. The host (engine.py) visits only between
-chunks: it takes finished rows away and gives freed slots new requests. All shapes are fixed, so two
-programs (a third for another draw mode) serve every length; the state is donated and updated in
-place.
+A slot is a place for one response in flight. The host (engine.py) visits only between chunks: it
+takes finished rows away, hands out pages, and gives freed slots new requests. What a slot is doing
+travels with each visit as a few numbers; only the pool of keys and values stays on the devices,
+donated and updated in place. All shapes are fixed, so one program (another for another draw mode)
+decodes every length.
 
-Dims: S slots, C cached tokens of a slot, P prompts a prefill call, T prompt tokens, N tokens a
-chunk, V vocabulary.
+Dims: S slots, R pages of a slot's table, B prompts a prefill call, T prompt tokens a prefill call,
+N tokens a chunk, V vocabulary.
 """
 
 import functools
@@ -14,19 +15,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.model import qwen2
+from dapo_jax.model import paged, qwen2
 from dapo_jax.parallel import constrain
 from dapo_jax.rollout import draw
 
 
 class Slots(NamedTuple):
-    """Device state of all slots. `token` is known but not yet in the cache: the next decode step
-    feeds it at `position` and draws what follows."""
+    """What the slots are doing when a chunk starts. `token` is known but not yet in the cache: the
+    first step feeds it at `position` and draws what follows."""
 
-    cache: list  # a layer: (keys, values), each [S, K, C, d]
     token_S: jax.Array  # int32
     position_S: jax.Array  # int32, where token_S goes
     emitted_S: jax.Array  # int32, response tokens so far
@@ -34,19 +34,7 @@ class Slots(NamedTuple):
     stream_S: jax.Array  # int32, the problem's position in its stream (counter of the draw)
     sample_S: jax.Array  # int32, the sample's index in its group (counter of the draw)
     active_S: jax.Array  # bool
-
-
-class Refill(NamedTuple):
-    """What a prefill call puts where. Entry i fills `slot[i]` (S = nobody) from prompt `row[i]`."""
-
-    tokens_PxT: jax.Array  # int32, prompts without their last token, right-padded
-    slot_S: jax.Array  # int32
-    row_S: jax.Array  # int32
-    token_S: jax.Array  # int32, the prompt's last token
-    position_S: jax.Array  # int32, its position
-    limit_S: jax.Array  # int32
-    stream_S: jax.Array  # int32
-    sample_S: jax.Array  # int32
+    table_SxR: jax.Array  # int32, pages of the cache
 
 
 class Chunk(NamedTuple):
@@ -59,62 +47,20 @@ class Chunk(NamedTuple):
     active_S: jax.Array  # bool: still going
 
 
-def empty_slots(shape: qwen2.Shape, slots: int, cached_tokens: int, dtype) -> Slots:
-    kv = (slots, shape.num_kv_heads, cached_tokens, shape.head_dim)
-    zeros = lambda: jnp.zeros((slots,), jnp.int32)  # noqa: E731
-    cache = [(jnp.zeros(kv, dtype), jnp.zeros(kv, dtype)) for _ in range(shape.num_layers)]
-    return Slots(cache, *(zeros() for _ in range(6)), jnp.zeros((slots,), bool))
+def _prefill(shape, g, window, params, pool, prompts: paged.Prompts):
+    """Keys and values of one chunk of each prompt; no head is run."""
+    T = prompts.tokens_BxT.shape[1]
+    positions_BxT = jnp.broadcast_to(prompts.start + jnp.arange(T), prompts.tokens_BxT.shape)
+    attend = paged.prefill_attend(g, prompts, shape.attention_chunk, window)
+    model = qwen2.bind(shape, params)
+    layers = model.layer_weights()
+    return model.cached(prompts.tokens_BxT, positions_BxT, pool, attend, layers)[1]
 
 
-def slot_shardings(shape: qwen2.Shape, mesh: Mesh, rules: parallel.Rules) -> Slots:
-    """Slots lie over `batch`, key/value heads over `kv_heads`."""
-    kv = NamedSharding(mesh, parallel.spec(("batch", "kv_heads", None, None), rules))
-    row = NamedSharding(mesh, parallel.spec(("batch",), rules))
-    return Slots([(kv, kv)] * shape.num_layers, *[row] * 7)
-
-
-def _prefill(shape: qwen2.Shape, params, slots: Slots, refill: Refill) -> Slots:
-    """Run the prompts once and copy each one's keys and values to the slots of its samples."""
-    T = refill.tokens_PxT.shape[1]
-    new = qwen2.bind(shape, params).prefill(refill.tokens_PxT)
-    put = functools.partial(_put, slot_S=refill.slot_S)
-    cache = [
-        tuple(
-            old.at[refill.slot_S, :, :T].set(x[refill.row_S].astype(old.dtype), mode="drop")
-            for old, x in zip(pair, kv, strict=True)
-        )
-        for pair, kv in zip(slots.cache, new, strict=True)
-    ]
-    return Slots(
-        cache,
-        put(slots.token_S, refill.token_S),
-        put(slots.position_S, refill.position_S),
-        put(slots.emitted_S, jnp.zeros_like(refill.slot_S)),
-        put(slots.limit_S, refill.limit_S),
-        put(slots.stream_S, refill.stream_S),
-        put(slots.sample_S, refill.sample_S),
-        put(slots.active_S, jnp.ones_like(refill.slot_S, bool)),
-    )
-
-
-def _put(old_S, new_S, slot_S):
-    return old_S.at[slot_S].set(new_S, mode="drop")
-
-
-def _decode(
-    shape: qwen2.Shape,
-    steps: int,
-    stop_ids: tuple[int, ...],
-    mode: str,
-    params,
-    slots: Slots,
-    seed_key,
-    temperature,
-    top_p,
-) -> tuple[Slots, Chunk]:
+def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temperature, top_p):
     """Up to `steps` tokens for every active slot; ends early when all are done."""
     model = qwen2.bind(shape, params)
-    head_DxV = model.head()
+    layers, head_DxV = model.layer_weights(), model.head()
     S = slots.token_S.shape[0]
     key_S = draw.row_keys(jax.random.wrap_key_data(seed_key), slots.stream_S, slots.sample_S)
     out = Chunk(
@@ -126,47 +72,42 @@ def _decode(
     )
 
     def more(carry):
-        i, slots, _ = carry
-        return (i < steps) & slots.active_S.any()
+        i, _, _, _, out = carry
+        return (i < steps) & out.active_S.any()
 
     def step(carry):
-        i, slots, out = carry
-        # An idle slot computes too, into its own cells: a refill overwrites all that is read.
-        x_SxD, cache = model.decode(slots.token_S, slots.position_S, slots.cache)
-        logits_SxV = jnp.matmul(x_SxD, head_DxV, preferred_element_type=jnp.float32)
+        i, pool, token_S, position_S, out = carry
+        active_S = out.active_S
+        rows = paged.Rows(slots.table_SxR, position_S, active_S)
+        attend = paged.decode_attend(g, rows)
+        x_Sx1xD, pool = model.cached(token_S[:, None], position_S[:, None], pool, attend, layers)
+        logits_SxV = jnp.matmul(x_Sx1xD[:, 0], head_DxV, preferred_element_type=jnp.float32)
         logits_SxV = constrain(logits_SxV, "batch", "vocab")
-        drawn = draw.draw(
-            logits_SxV, draw.uniform(key_S, slots.emitted_S), temperature, top_p, mode
-        )
-        active = slots.active_S
-        emitted_S = slots.emitted_S + active
+        emitted_S = slots.emitted_S + out.count_S
+        drawn = draw.draw(logits_SxV, draw.uniform(key_S, emitted_S), temperature, top_p, mode)
         stopped_S = jnp.isin(drawn.token_S, jnp.asarray(stop_ids, jnp.int32))
+        count_S = out.count_S + active_S
         out = Chunk(
             out.token_SxN.at[:, i].set(drawn.token_S),
             out.logp_SxN.at[:, i].set(drawn.logp_S),
             out.entropy_SxN.at[:, i].set(drawn.entropy_S),
-            out.count_S + active,
-            active & ~stopped_S & (emitted_S < slots.limit_S),
+            count_S,
+            active_S & ~stopped_S & (slots.emitted_S + count_S < slots.limit_S),
         )
-        slots = slots._replace(
-            cache=cache,
-            token_S=jnp.where(active, drawn.token_S, slots.token_S),
-            position_S=slots.position_S + active,
-            emitted_S=emitted_S,
-            active_S=out.active_S,
-        )
-        return i + 1, slots, out
+        return i + 1, pool, drawn.token_S, position_S + active_S, out
 
-    _, slots, out = jax.lax.while_loop(more, step, (0, slots, out))
-    return slots, out
+    carry = (0, pool, slots.token_S, slots.position_S, out)
+    _, pool, _, _, out = jax.lax.while_loop(more, step, carry)
+    return pool, out
 
 
 class Programs(NamedTuple):
     """The compiled half, bound to one model shape, mesh and set of sizes."""
 
-    new_slots: callable  # () -> Slots
-    prefill: callable  # (params, slots, refill) -> slots            [slots donated]
-    decode: dict  # mode -> (params, slots, key data, temperature, top_p) -> (slots, Chunk)
+    new_pool: callable  # () -> pool
+    prefill: callable  # (params, pool, Prompts) -> pool                        [pool donated]
+    copy_pages: callable  # (pool, source_S, target_S) -> pool                  [pool donated]
+    decode: dict  # mode -> (params, pool, Slots, key data, temperature, top_p) -> (pool, Chunk)
     to_decode_layout: callable  # training params -> decode params
 
 
@@ -174,47 +115,41 @@ def programs(
     shape: qwen2.Shape,
     mesh: Mesh,
     rules: parallel.Rules,
+    g: paged.Geometry,
     *,
-    slots: int,
     prompt_tokens: int,
-    response_tokens: int,
     chunk: int,
     stop_ids: tuple[int, ...],
     dtype,
 ) -> Programs:
     """Nothing compiles here; each program does at its first call, once."""
-    state = slot_shardings(shape, mesh, rules)
+    pool = paged.pool_sharding(g, mesh, rules)
     rep = parallel.replicated(mesh)
     weights = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
 
-    def scoped(f):
-        @functools.wraps(f)
+    def scoped(name, f):
         def traced(*args):
             with parallel.use(mesh, rules):
                 return f(*args)
 
+        traced.__name__ = name  # what profiles and compile logs call it
         return traced
 
-    new_slots = functools.partial(empty_slots, shape, slots, prompt_tokens + response_tokens, dtype)
-    prefill = functools.partial(_prefill, shape)
-    decode = {
-        mode: functools.partial(_decode, shape, chunk, stop_ids, mode)
-        for mode in ("full", "top_p", "greedy")
-    }
-    cast = functools.partial(qwen2.cast, dtype=dtype)
+    def decode(mode):
+        f = functools.partial(_decode, shape, g, chunk, stop_ids, mode)
+        return jax.jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
+
+    prefill = functools.partial(_prefill, shape, g, prompt_tokens)
+    copy_pages = functools.partial(paged.copy_pages, g)
     return Programs(
-        jax.jit(new_slots, out_shardings=state),
-        jax.jit(_named("prefill", scoped(prefill)), donate_argnums=1, out_shardings=state),
-        {
-            mode: jax.jit(
-                _named(f"decode_{mode}", scoped(f)), donate_argnums=1, out_shardings=(state, rep)
-            )
-            for mode, f in decode.items()
-        },
-        jax.jit(cast, out_shardings=weights),
+        jax.jit(functools.partial(paged.new_pool, g, dtype), out_shardings=pool),
+        jax.jit(scoped("prefill", prefill), donate_argnums=1, out_shardings=pool),
+        jax.jit(scoped("copy_pages", copy_pages), donate_argnums=0, out_shardings=pool),
+        {mode: decode(mode) for mode in ("full", "top_p", "greedy")},
+        jax.jit(functools.partial(qwen2.cast, dtype=dtype), out_shardings=weights),
     )
 
 
-def _named(name, f):
-    f.__name__ = name
-    return f
+def slot_axes() -> Slots:
+    """Logical axes of the slots' numbers: rows lie over `batch`."""
+    return Slots(*[("batch",)] * 7, ("batch", None))

@@ -1,0 +1,360 @@
+"""The sampler against its peers on one core: tokens per CPU-second, in the same run.
+
+    pip install -r benchmarks/requirements-peers.txt ...   # see that file; a venv of its own
+    python benchmarks/sampler.py                           # the table, about ten minutes
+    python benchmarks/sampler.py --readers                 # CPU readers by row length, no peers
+
+Peers are google-tunix's sampler (jitted, JAX) and transformers' `generate` (torch). All run the
+same Qwen2.5 shape with random weights (4 layers, d 128, vocabulary 1,024, float32) on the same
+prompts; nothing stops but by length. The process is pinned to one core and counts CPU seconds, all
+sides take turns, the first turn (which compiles) is not counted, and the median of the others is.
+"""
+
+import argparse
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["OMP_NUM_THREADS"] = "1"
+if hasattr(os, "sched_setaffinity"):  # before XLA and OpenMP size their thread pools
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dapo_jax import config, parallel
+from dapo_jax.model import qwen2
+from dapo_jax.rollout import draw
+from dapo_jax.rollout.engine import Engine, Request
+
+SHAPE = qwen2.Shape(
+    vocab_size=1024,
+    hidden_size=128,
+    intermediate_size=512,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    rope_theta=1e4,
+    rms_eps=1e-6,
+    tie_embeddings=True,
+)
+PROMPT = 32  # tokens
+REAL_VOCAB = 151_936
+
+Turn = Callable[[], float]  # does the work once, returns how much that was (tokens, rows)
+
+
+def rates(turns: dict[str, Turn], repeats: int) -> dict[str, float]:
+    """Work per CPU-second of each, the median of `repeats` turns after one that is not counted."""
+    found = {name: [] for name in turns}
+    for i in range(repeats + 1):
+        for name, turn in turns.items():
+            start = time.process_time()
+            work = turn()
+            spent = time.process_time() - start
+            if i:
+                found[name].append(work / spent)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def report(what: str, turns: dict[str, Turn], repeats: int, target: str = "") -> dict[str, float]:
+    """A line of the table: the first of `turns` is ours."""
+    found = rates(turns, repeats)
+    (_, ours), *peers = found.items()
+    text = "   ".join(f"{name} {rate:,.0f} ({ours / rate:.2f}x)" for name, rate in peers)
+    print(f"{what:44s} {ours:>9,.0f}   {text}   {target}", flush=True)
+    return found
+
+
+def prompts(n: int, tokens: int = PROMPT) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 1000, (n, tokens))
+
+
+def long_tail(n: int, cap: int, mean: float, sigma: float = 0.9) -> np.ndarray:
+    """Log-normal lengths, cut at `cap`, whose mean after the cut is `mean`: n quantiles in random
+    order, so that every n has the same distribution."""
+    normal = statistics.NormalDist()
+    z = np.array([normal.inv_cdf((i + 0.5) / n) for i in range(n)])
+    low, high = 0.0, math.log(cap)
+    for _ in range(50):
+        mu = (low + high) / 2
+        lengths = np.clip(np.round(np.exp(mu + sigma * z)), 1, cap)
+        low, high = (mu, high) if lengths.mean() < mean else (low, mu)
+    return np.random.default_rng(1).permutation(lengths.astype(int))
+
+
+# ------------------------------------------------------------------------------------------------
+# The three samplers
+# ------------------------------------------------------------------------------------------------
+
+
+def engine(slots: int, response: int, *, prompt: int = PROMPT, chunk: int = 16, **cache) -> Engine:
+    mesh = parallel.make_mesh(dict.fromkeys(parallel.AXES, 1))
+    return Engine(
+        SHAPE,
+        mesh,
+        config.base().sharding.decode.to_dict(),
+        slots=slots,
+        prompt_tokens=prompt,
+        response_tokens=response,
+        chunk=chunk,
+        prefill_prompts=8,
+        stop_ids=[],
+        dtype="float32",
+        **cache,
+    )
+
+
+class Ours:
+    """An engine with weights. Keeps the statistics of its last turn."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.weights = engine.decode_params(qwen2.init(SHAPE, jax.random.key(0)))
+        self.stats = None
+
+    def turn(self, requests: Sequence[Request], **settings) -> Turn:
+        def run():
+            self.stats = self.engine.generate(self.weights, requests, seed=1, **settings)[1]
+            return self.stats.tokens
+
+        return run
+
+
+def requests(n: int, lengths=None) -> list[Request]:
+    lengths = [0] * n if lengths is None else lengths.tolist()
+    return [Request(p.tolist(), i, 0, lengths[i]) for i, p in enumerate(prompts(n))]
+
+
+class Words:
+    """The tokenizer that tunix wants: token ids, written as numbers."""
+
+    pad_id = staticmethod(lambda: 1023)
+    eos_id = staticmethod(lambda: 1022)
+    bos_id = staticmethod(lambda: None)
+    encode = staticmethod(lambda text, **_: [int(word) for word in text.split()])
+    decode = staticmethod(lambda ids, **_: "")
+    dedup_bos_ids = staticmethod(lambda ids: ids)
+
+
+def tunix_sampler(response: int):
+    """generate(prompts, steps, top_p): whole batches, until the longest row ends."""
+    from flax import nnx
+    from tunix.generate import sampler
+    from tunix.models.qwen2 import model
+
+    shape = model.ModelConfig(
+        num_layers=SHAPE.num_layers,
+        vocab_size=SHAPE.vocab_size,
+        embed_dim=SHAPE.hidden_size,
+        hidden_dim=SHAPE.intermediate_size,
+        num_heads=SHAPE.num_heads,
+        head_dim=SHAPE.head_dim,
+        num_kv_heads=SHAPE.num_kv_heads,
+        rope_theta=int(SHAPE.rope_theta),
+        norm_eps=SHAPE.rms_eps,
+        use_tied_embedding=True,
+    )
+    network = model.Qwen2(shape, rngs=nnx.Rngs(0))
+    assert {x.dtype for x in jax.tree.leaves(nnx.state(network, nnx.Param))} == {jnp.dtype("f4")}
+    cache = sampler.CacheConfig(
+        PROMPT + response, SHAPE.num_layers, SHAPE.num_kv_heads, SHAPE.head_dim
+    )
+    generate = sampler.Sampler(network, Words(), cache)
+
+    def run(rows: np.ndarray, steps: int, top_p: float) -> int:
+        out = generate(
+            [" ".join(map(str, row)) for row in rows],
+            max_generation_steps=steps,
+            max_prompt_length=PROMPT,
+            eos_tokens=[5000],  # never drawn
+            temperature=1.0,
+            top_p=top_p,
+            seed=0,
+        )
+        return sum(len(tokens) for tokens in out.tokens)
+
+    return run
+
+
+def transformers_generate():
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    shape = transformers.Qwen2Config(
+        vocab_size=SHAPE.vocab_size,
+        hidden_size=SHAPE.hidden_size,
+        intermediate_size=SHAPE.intermediate_size,
+        num_hidden_layers=SHAPE.num_layers,
+        num_attention_heads=SHAPE.num_heads,
+        num_key_value_heads=SHAPE.num_kv_heads,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    network = transformers.Qwen2ForCausalLM(shape).eval()
+
+    def run(rows: np.ndarray, steps: int, top_p: float) -> int:
+        ids = torch.from_numpy(rows)
+        with torch.no_grad():
+            out = network.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=top_p,
+                min_new_tokens=steps,
+                max_new_tokens=steps,
+            )
+        return out[:, PROMPT:].numel()
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------------
+# The rows of the table
+# ------------------------------------------------------------------------------------------------
+
+
+def fixed_length(repeats: int) -> None:
+    steps, rows = 128, prompts(64)
+    ours = Ours(engine(64, steps, chunk=64))
+    tunix, torch = tunix_sampler(steps), transformers_generate()
+    for top_p, target in ((1.0, ">= 1.8x tunix"), (0.7, ">= 4x tunix")):
+        turns = {
+            "ours": ours.turn(requests(64), top_p=top_p),
+            "tunix": lambda p=top_p: tunix(rows, steps, p),
+            "transformers": lambda p=top_p: torch(rows, steps, p),
+        }
+        report(f"64 x ({PROMPT} + {steps}), T=1, top-p {top_p}", turns, repeats, target)
+
+
+def draw_alone(repeats: int, rows: int = 16) -> None:
+    """A nucleus of 0.7 at the real vocabulary; the peer is tunix's own function, which sorts."""
+    from tunix.generate.sampler import sample_top_p
+
+    logits = 3 * jax.random.normal(jax.random.key(0), (rows, REAL_VOCAB))
+    uniform, key = jax.random.uniform(jax.random.key(1), (rows,)), jax.random.key(2)
+    ours = jax.jit(lambda x, u: draw.draw(x, u, jnp.float32(1), jnp.float32(0.7), "top_p"))
+    peer = jax.jit(lambda x, k: sample_top_p(x[:, None], k, 1.0, 0.7, None, True))
+
+    def turn(f, *args):
+        jax.block_until_ready(f(*args))
+        return rows
+
+    turns = {"ours": lambda: turn(ours, logits, uniform), "tunix": lambda: turn(peer, logits, key)}
+    report(f"draw alone, top-p 0.7, V={REAL_VOCAB:,} (rows/s)", turns, repeats, ">= 8x")
+
+
+def uneven(repeats: int, n: int = 512, cap: int = 512, slots: int = 64) -> None:
+    """Forced lengths. The peer takes the same requests in batches, each up to its longest row."""
+    lengths = long_tail(n, cap, cap / 4)
+    ours, tunix = Ours(engine(slots, cap)), tunix_sampler(cap)
+
+    def batches():
+        for i in range(0, n, slots):
+            tunix(prompts(n)[i : i + slots], int(lengths[i : i + slots].max()), 1.0)
+        return lengths.sum()  # the rest of what it drew is of no use
+
+    turns = {"ours": ours.turn(requests(n, lengths)), "tunix": batches}
+    report(f"long tail, {n} requests, {slots} slots", turns, repeats, ">= 3.5x tunix")
+    s = ours.stats
+    print(
+        f"    lengths: mean {lengths.mean():.0f}, median {np.median(lengths):.0f}, longest"
+        f" {lengths.max()}; slot occupancy {s.queued_occupancy:.1%} until the queue is empty"
+        f" (target >= 90%), {s.occupancy:.1%} in all"
+    )
+
+
+def group(repeats: int, samples: int = 16) -> None:
+    """Samples of one prompt against one sample: CPU time up to the first token, and pages.
+
+    Full pages of a prompt are shared; what does not fill its last page is copied for each sample,
+    which then goes on in that page. So small pages waste less of a prompt's memory, and a prompt
+    that fills its pages wastes nothing."""
+    print(f"{samples} samples of one prompt against one sample, targets <= 1.3x:")
+    for page, tokens in ((0, 512), (64, 512), (64, 513), (8, 512)):
+        ours = Ours(engine(samples, 16, prompt=tokens, page_tokens=page))
+        prompt, g = prompts(1, tokens)[0].tolist(), ours.engine.geometry
+        wanted = [Request(prompt, 0, i, 1) for i in range(samples)]
+        pages = {}
+        for n in (1, samples):
+            ours.turn(wanted[:n])()
+            cached, used = tokens - 1, round(ours.stats.peak_cache * g.pages)
+            pages[n] = used if cached % g.page_tokens else used - n  # those hold the new token
+        speed = rates({n: ours.turn(wanted[:n]) for n in (1, samples)}, repeats)
+        share = f"{pages[samples]} prompt pages of {g.page_tokens} against {pages[1]}"
+        time_of_one = speed[1] / (speed[samples] / samples)
+        print(
+            f"    {tokens - 1} cached prompt tokens: {time_of_one:.2f}x the CPU time; {share}"
+            f" ({pages[samples] / pages[1]:.2f}x)",
+            flush=True,
+        )
+
+
+def linear(repeats: int, cap: int = 512, slots: int = 64) -> None:
+    """Cost by requests; the pool in use against the tokens that are alive."""
+    for page in (0, 32, 64):
+        ours = Ours(engine(slots, cap, page_tokens=page))
+        turns, alive = {}, {}
+        for n in (256, 512, 1024):
+            work = requests(n, long_tail(n, cap, cap / 4))
+            turns[f"{n} requests"] = ours.turn(work)
+            peak, now, held = 0, 0, dict.fromkeys(range(n), PROMPT)
+
+            def count(index, tokens, logps, held=held):
+                nonlocal now
+                held[index] += len(tokens)
+                now += held[index]
+
+            def chunk(finished):
+                nonlocal now, peak
+                peak, now = max(peak, now), 0
+
+            ours.turn(work, on_tokens=count, progress=chunk)()
+            g = ours.engine.geometry
+            used = ours.stats.peak_cache * g.tokens
+            alive[n] = f"{peak:,} alive, {used:,.0f} in pages, {slots * (PROMPT + cap):,} full"
+        found = rates(turns, repeats)
+        print(f"page_tokens={g.page_tokens}: tokens per CPU-second, and cache tokens at the peak")
+        for (name, rate), text in zip(found.items(), alive.values(), strict=True):
+            print(f"    {name:14s} {rate:>9,.0f}   {text}")
+
+
+def readers(repeats: int) -> None:
+    """Whole rows against pages of 64 on CPU, by row length: what `paged.geometry` chooses from."""
+    print("tokens per CPU-second, 64 slots, 64 requests, long-tailed lengths")
+    for row in (128, 192, 256, 384, 512, 768, 1024):
+        cap = row - PROMPT
+        work = requests(128, long_tail(128, cap, cap / 3))
+        turns = {
+            name: Ours(engine(64, cap, page_tokens=page)).turn(work)
+            for name, page in (("rows", row), ("pages", 64), ("auto", 0))
+        }
+        report(f"rows of {row} tokens", turns, repeats)
+
+
+def main() -> None:
+    parts = (fixed_length, draw_alone, uneven, group, linear)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--readers", action="store_true", help="only the CPU readers, no peers")
+    parser.add_argument("--only", choices=[p.__name__ for p in parts], help="one part of the table")
+    args = parser.parse_args()
+    print(f"jax {jax.__version__}, {jax.default_backend()}, median of {args.repeats} turns")
+    for part in [readers] if args.readers else parts:
+        if args.only in (None, part.__name__):
+            part(args.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,406 @@
+"""The decoder's cache: keys and values of all rows in one pool of pages, and attention over it.
+
+A page holds the keys (or values) of `page_tokens` consecutive tokens of one row; a row is a list of
+page numbers, its table. Rows therefore take memory as they grow and not at their longest possible
+length, and rows with the same prompt may name the same pages. The pool is written in place: it is
+carried through the layers and the decode loop, whole, and only ever scattered into.
+
+For the readers of plain XLA the keys of a page lie transposed, [d, P]: a product with one query
+then reads them as they come, which on CPU takes half the time.
+
+Over a mesh, the pool is split by key/value head and by group of rows (a "shard": the devices along
+the `batch` axes); page numbers are local to a shard.
+
+How keys are read depends on the platform and on the geometry, with the same tables and writes:
+  'kernel'  JAX's paged_attention for TPU
+  'pages'   blocks of live pages, gathered, with an online softmax
+  'rows'    a page is a whole row, page i belongs to row i, and nothing is gathered: the quickest on
+            CPU while rows are short
+
+Dims: S rows, R pages of a row's table, K key/value heads, G query heads a key/value head, H = K G,
+L layers of one array, N pages of a shard, P tokens of a page, d head_dim, B prompts, T tokens.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
+from jax.sharding import Mesh, NamedSharding
+
+from dapo_jax import parallel
+from dapo_jax.model import attention, qwen2
+
+_MASKED = -1e30  # finite: a row without keys must not turn into NaN
+_KERNEL_PAGES = 4  # pages a block of the TPU kernel: 512 tokens, which read 9% more than rows hold
+_LANES = 128  # the TPU kernel takes head dims that are multiples of this
+_BLOCK = 32  # pages a step of the 'pages' reader
+
+# (keys, values) of L layers: [K, L, N, P, d] (transposed keys: d before P), without the axis of
+# layers where L is 1
+Pool = tuple[tuple[jax.Array, jax.Array], ...]
+
+
+class Geometry(NamedTuple):
+    """Sizes of a pool; static under jit."""
+
+    reader: str  # 'kernel' | 'pages' | 'rows'
+    page_tokens: int  # P
+    row_pages: int  # R
+    pages: int  # N, of one shard
+    shards: int
+    arrays: int  # 1 = all layers in one array (scanned), else one array a layer
+    layers: int  # L, of one array
+    kv_heads: int
+    head_dim: int  # as stored: padded for the kernel
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the keys of a page are [d, P]."""
+        return self.reader != "kernel"
+
+    @property
+    def pool_axes(self) -> tuple[str | None, ...]:
+        layers = () if self.layers == 1 else (None,)
+        return ("kv_heads", *layers, "batch", None, None)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that all shards together can hold."""
+        return self.shards * self.pages * self.page_tokens
+
+
+class Rows(NamedTuple):
+    """Which keys the rows see. A row that is not active writes nothing, and reads junk."""
+
+    table_SxR: jax.Array  # int32, page numbers; entries past a row's end must be valid numbers too
+    position_S: jax.Array  # int32, of the one new token: it sees 0..position
+    active_S: jax.Array  # bool
+
+
+class Prompts(NamedTuple):
+    """A chunk of each prompt: tokens `start` to start + T, of which those below `length` count."""
+
+    tokens_BxT: jax.Array  # int32
+    table_BxR: jax.Array  # int32
+    length_B: jax.Array  # int32, tokens of the prompt to cache
+    start: jax.Array  # int32
+
+
+def prompt_axes() -> Prompts:
+    return Prompts(("batch", None), ("batch", None), ("batch",), ())
+
+
+def geometry(
+    shape: qwen2.Shape,
+    platform: str,
+    *,
+    slots: int,
+    shards: int,
+    row_tokens: int,
+    page_tokens: int,
+    fraction: float,
+) -> Geometry:
+    """Sizes for `slots` rows of at most `row_tokens` tokens, over `shards` groups of rows.
+
+    page_tokens 0 chooses: 128 on TPU and GPU; on CPU a whole row while rows are short
+    (`benchmarks/sampler.py --readers` measures where that ends), else 64. fraction: pages there
+    are, of those that all rows at full length would take.
+    """
+    if page_tokens == 0:
+        on_cpu = platform == "cpu"
+        page_tokens = row_tokens if on_cpu and row_tokens <= 384 else 64 if on_cpu else 128
+    page_tokens = -(-min(page_tokens, row_tokens) // 8) * 8
+    row_pages = -(-row_tokens // page_tokens)
+    reader = "kernel" if platform == "tpu" else "rows" if row_pages == 1 else "pages"
+    head_dim = shape.head_dim
+    if reader == "kernel":
+        row_pages = -(-row_pages // _KERNEL_PAGES) * _KERNEL_PAGES
+        head_dim = -(-head_dim // _LANES) * _LANES
+    rows = slots // shards
+    pages = rows if reader == "rows" else max(row_pages, math.ceil(fraction * rows * row_pages))
+    arrays = 1 if shape.scan_layers else shape.num_layers
+    layers = shape.num_layers // arrays
+    return Geometry(
+        reader, page_tokens, row_pages, pages, shards, arrays, layers, shape.num_kv_heads, head_dim
+    )
+
+
+def pool_bytes(g: Geometry, dtype) -> int:
+    """Of the whole pool, all devices together."""
+    per_token = 2 * g.kv_heads * g.head_dim * g.layers * g.arrays * jnp.dtype(dtype).itemsize
+    return g.tokens * per_token
+
+
+def pool_sharding(g: Geometry, mesh: Mesh, rules: parallel.Rules):
+    kv = NamedSharding(mesh, parallel.spec(g.pool_axes, rules))
+    return ((kv, kv),) * g.arrays
+
+
+def new_pool(g: Geometry, dtype) -> Pool:
+    layers = () if g.layers == 1 else (g.layers,)
+    size, page = (g.kv_heads, *layers, g.shards * g.pages), (g.page_tokens, g.head_dim)
+    keys, values = (*size, *(page[::-1] if g.transposed else page)), (*size, *page)
+    return tuple((jnp.zeros(keys, dtype), jnp.zeros(values, dtype)) for _ in range(g.arrays))
+
+
+def copy_pages(g: Geometry, pool: Pool, source_S, target_S) -> Pool:
+    """Copy page source[i] to target[i] of the same shard, in every layer; target N = no copy."""
+
+    def local(pool, source_S, target_S):
+        def move(x):
+            return x.at[..., target_S, :, :].set(x[..., source_S, :, :], mode="drop")
+
+        return jax.tree.map(move, pool)
+
+    pools, row = ((g.pool_axes,) * 2,) * g.arrays, ("batch",)
+    return parallel.local(local, (pools, row, row), pools)(pool, source_S, target_S)
+
+
+# ------------------------------------------------------------------------------------------------
+# One layer's attention, as `Qwen2.cached` calls it
+# ------------------------------------------------------------------------------------------------
+
+
+def decode_attend(g: Geometry, rows: Rows):
+    """attend(layer, pool, q, k, v) for one new token a row: writes its key and value and reads."""
+    axes = Rows(("batch", None), ("batch",), ("batch",))
+    plan = plan_axes = []
+    if g.reader == "pages":  # the same in every layer
+        plan_axes = _Plan(*[("batch",)] * 4)
+        make = functools.partial(_plan, page_tokens=g.page_tokens)
+        plan = parallel.local(make, (axes,), plan_axes)(rows)
+
+    def local(layer, keys, values, q, k, v, rows, plan):
+        page_S = jnp.take_along_axis(
+            rows.table_SxR, (rows.position_S // g.page_tokens)[:, None], axis=1
+        )[:, 0]
+        place = layer * g.pages + page_S, rows.position_S % g.page_tokens, rows.active_S
+        keys, values = _store(g, keys, values, k.swapaxes(0, 1), v.swapaxes(0, 1), *place)
+        read = {"kernel": _read_kernel, "pages": _read_pages, "rows": _read_rows}[g.reader]
+        y_SxHxd = read(g, q[:, :, 0], keys, values, layer, rows, plan)
+        y = y_SxHxd[..., : q.shape[-1]].astype(q.dtype)[:, :, None]
+        return _stacked(keys, g), _stacked(values, g), y
+
+    heads, kv = ("batch", "heads", None, None), ("batch", "kv_heads", None, None)
+    mapped = parallel.local(
+        local,
+        ((), g.pool_axes, g.pool_axes, heads, kv, kv, axes, plan_axes),
+        (g.pool_axes, g.pool_axes, heads),
+    )
+
+    def attend(layer, pool, q, k, v):
+        return _with_layer(
+            g, pool, layer, lambda *place: mapped(place[0], *place[1], q, k, v, rows, plan)
+        )
+
+    return attend
+
+
+def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
+    """attend(layer, pool, q, k, v) for a chunk of prompt tokens: writes whole parts of pages, then
+    attends causally. `window` (static): tokens of the longest prompt; a prompt that fits into one
+    chunk needs no look at the pool. `chunk`: queries a step of attention."""
+    T = prompts.tokens_BxT.shape[1]
+    part = math.gcd(T, g.page_tokens)  # tokens written together
+    once = window <= T
+    window_pages = -(-window // g.page_tokens)
+
+    def local(layer, keys, values, k, v, prompts):
+        token_J = prompts.start + part * jnp.arange(T // part)
+        column_J = jnp.minimum(token_J // g.page_tokens, g.row_pages - 1)
+        page_BxJ = layer * g.pages + prompts.table_BxR[:, column_J]
+        inside_BxJ = token_J < prompts.length_B[:, None]
+        offset_BxJ = jnp.broadcast_to(token_J % g.page_tokens, page_BxJ.shape)
+        place = (x.reshape(-1) for x in (page_BxJ, offset_BxJ, inside_BxJ))
+
+        def pieces(x_BxKxTxd):
+            B, K, _, d = x_BxKxTxd.shape
+            x = x_BxKxTxd.reshape(B, K, T // part, part, d).transpose(1, 0, 2, 3, 4)
+            return x.reshape(K, B * (T // part), part, d)
+
+        keys, values = _store(g, keys, values, pieces(k), pieces(v), *place)
+        seen = (k, v)
+        if not once:
+            table = layer * g.pages + prompts.table_BxR[:, :window_pages]
+            seen = _gather(keys, table, g.transposed), _gather(values, table)
+            seen = tuple(x[..., : k.shape[-1]] for x in seen)
+        return _stacked(keys, g), _stacked(values, g), seen
+
+    kv = ("batch", "kv_heads", None, None)
+    axes = prompt_axes()
+    mapped = parallel.local(
+        local,
+        ((), g.pool_axes, g.pool_axes, kv, kv, axes),
+        (g.pool_axes, g.pool_axes, (kv, kv)),
+    )
+
+    def attend(layer, pool, q, k, v):
+        pool, seen = _with_layer(
+            g, pool, layer, lambda *place: mapped(place[0], *place[1], k, v, prompts)
+        )
+        return pool, attention.causal(q, *seen, 0 if once else prompts.start, chunk)
+
+    return attend
+
+
+def _with_layer(g: Geometry, pool: Pool, layer, act):
+    """Run act(layer in its array, (keys, values)) -> (keys, values, out); returns (pool, out)."""
+    if g.arrays == 1:
+        keys, values, out = act(jnp.int32(layer), pool[0])
+        return ((keys, values),), out
+    keys, values, out = act(jnp.int32(0), pool[layer])
+    return (*pool[:layer], (keys, values), *pool[layer + 1 :]), out
+
+
+def _flat(pages, g: Geometry):
+    """All layers' pages in one row of pages: [K, L N, P, d]."""
+    return pages.reshape(pages.shape[0], g.layers * g.pages, *pages.shape[-2:])
+
+
+def _stacked(pages, g: Geometry):
+    layers = () if g.layers == 1 else (g.layers,)
+    return pages.reshape(pages.shape[0], *layers, g.pages, *pages.shape[-2:])
+
+
+def _padded(x, g: Geometry):
+    missing = g.head_dim - x.shape[-1]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+
+
+def _store(g: Geometry, keys, values, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, keep_W):
+    """W pieces of u tokens into the pool, piece w from `offset` of its page on. Returns the flat
+    pages (keys, values).
+
+    Heads are part of the index. As a dimension that every update spans, XLA on CPU would transpose
+    the whole pool for each write.
+    """
+    K, W, u, _ = k_KxWxuxd.shape
+    M, P = g.layers * g.pages, g.page_tokens
+    page_W = jnp.where(keep_W, page_W, K * M)  # out of range for every head: dropped
+    page_KxW = jnp.arange(K)[:, None] * M + page_W
+
+    def tokens(pages, new_KxWxuxd):  # one index counts pieces from the first page on
+        d = g.head_dim
+        piece = (d,) if u == 1 else (u, d)
+        spot = (page_KxW * (P // u) + offset_W // u).reshape(-1)
+        new = _padded(new_KxWxuxd, g).reshape(K * W, *piece)
+        out = pages.reshape(K * M * (P // u), *piece).at[spot].set(new, mode="drop")
+        return out.reshape(K, M, P, d)
+
+    def columns(pages, new_KxWxuxd):  # one index counts rows of one component of a page
+        d = g.head_dim
+        row = page_KxW[:, :, None, None] * d + jnp.arange(d)
+        column = offset_W[:, None] + jnp.arange(u)
+        row = jnp.broadcast_to(row, new_KxWxuxd.shape)
+        column = jnp.broadcast_to(column[None, :, :, None], row.shape)
+        out = pages.reshape(K * M * d, P).at[row, column].set(new_KxWxuxd, mode="drop")
+        return out.reshape(K, M, d, P)
+
+    keys, values = _flat(keys, g), _flat(values, g)
+    return (columns if g.transposed else tokens)(keys, k_KxWxuxd), tokens(values, v_KxWxuxd)
+
+
+def _gather(pages_KxMxPxd, table_BxQ, transposed: bool = False):
+    """The listed pages of each prompt as one stretch of tokens: [B, K, Q P, d]."""
+    found = pages_KxMxPxd[:, table_BxQ]
+    found = found.swapaxes(-1, -2) if transposed else found
+    K, B, Q, P, d = found.shape
+    return found.transpose(1, 0, 2, 3, 4).reshape(B, K, Q * P, d)
+
+
+# ------------------------------------------------------------------------------------------------
+# Readers: q_SxHxd over the pages of each row -> [S, H, d]
+# ------------------------------------------------------------------------------------------------
+
+
+def _read_kernel(g, q_SxHxd, keys, values, layer, rows, plan):
+    length_S = jnp.where(rows.active_S, rows.position_S + 1, 1)
+    scale = q_SxHxd.shape[-1] ** -0.5
+    table = layer * g.pages + rows.table_SxR
+    q = _padded(q_SxHxd * scale, g)
+    return paged_attention(q, keys, values, length_S, table, pages_per_compute_block=_KERNEL_PAGES)
+
+
+def _read_rows(g, q_SxHxd, keys, values, layer, rows, plan):
+    S, H, d = q_SxHxd.shape
+    K, C = keys.shape[0], g.page_tokens
+    if g.layers > 1:
+        keys, values = (
+            jax.lax.dynamic_slice_in_dim(x, layer * g.pages, g.pages, axis=1)
+            for x in (keys, values)
+        )
+    q = q_SxHxd.reshape(S, K, H // K, d).swapaxes(0, 1) * d**-0.5
+    scores = jnp.einsum("KSGd,KSdC->KSGC", q, keys, preferred_element_type=jnp.float32)
+    seen_SxC = jnp.arange(C) <= rows.position_S[:, None]
+    weights = jax.nn.softmax(jnp.where(seen_SxC[None, :, None], scores, _MASKED), axis=-1)
+    y_KxSxGxd = jnp.einsum("KSGC,KSCd->KSGd", weights.astype(values.dtype), values)
+    return y_KxSxGxd.swapaxes(0, 1).reshape(S, H, d)
+
+
+class _Plan(NamedTuple):
+    """All live pages of a shard's rows, one behind the other, padded to whole blocks."""
+
+    row_M: jax.Array  # int32, whose
+    page_M: jax.Array  # int32, number in layer 0
+    first_M: jax.Array  # int32, position of the page's first token
+    live_M: jax.Array  # bool
+
+
+def _plan(rows: Rows, page_tokens: int) -> _Plan:
+    S, R = rows.table_SxR.shape
+    M = -(-S * R // _BLOCK) * _BLOCK
+    count_S = jnp.where(rows.active_S, rows.position_S // page_tokens + 1, 0)
+    end_S = jnp.cumsum(count_S)
+    index_M = jnp.arange(M)
+    row_M = jnp.searchsorted(end_S, index_M, side="right", method="compare_all")
+    row_M = jnp.minimum(row_M, S - 1)
+    column_M = jnp.clip(index_M - (end_S - count_S)[row_M], 0, R - 1)
+    page_M = rows.table_SxR[row_M, column_M]
+    return _Plan(row_M, page_M, column_M * page_tokens, index_M < end_S[-1])
+
+
+def _read_pages(g, q_SxHxd, keys, values, layer, rows, plan):
+    S, H, d = q_SxHxd.shape
+    K = keys.shape[0]
+    G, P = H // K, g.page_tokens
+    q_KxSxGxd = q_SxHxd.reshape(S, K, G, d).swapaxes(0, 1) * d**-0.5
+    f32 = dict(preferred_element_type=jnp.float32)
+
+    def step(i, carry):
+        top_KxSxG, sum_KxSxG, y_KxSxGxd = carry
+        row_M, page_M, first_M, live_M = (
+            jax.lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK) for x in plan
+        )
+        scores = jnp.einsum(
+            "KMGd,KMdP->KMGP", q_KxSxGxd[:, row_M], keys[:, layer * g.pages + page_M], **f32
+        )
+        token_MxP = first_M[:, None] + jnp.arange(P)
+        seen_MxP = live_M[:, None] & (token_MxP <= rows.position_S[row_M][:, None])
+        scores = jnp.where(seen_MxP[None, :, None], scores, _MASKED)
+        # Each page by itself, then pages into rows: the largest score first, sums by a product
+        # with the matrix of ownership (a scatter would run one element at a time on CPU).
+        page_top_KxMxG = scores.max(-1)
+        own_SxM = (row_M == jnp.arange(S)[:, None]) & live_M
+        tops = jnp.where(own_SxM[None, :, :, None], page_top_KxMxG[:, None], _MASKED).max(2)
+        new_top_KxSxG = jnp.maximum(top_KxSxG, tops)
+        weights = jnp.exp(scores - new_top_KxSxG[:, row_M][..., None])
+        y_KxMxGxd = jnp.einsum(
+            "KMGP,KMPd->KMGd",
+            weights.astype(values.dtype),
+            values[:, layer * g.pages + page_M],
+            **f32,
+        )
+        own, fade = own_SxM.astype(jnp.float32), jnp.exp(top_KxSxG - new_top_KxSxG)
+        sum_KxSxG = sum_KxSxG * fade + jnp.einsum("SM,KMG->KSG", own, weights.sum(-1))
+        y_KxSxGxd = y_KxSxGxd * fade[..., None] + jnp.einsum("SM,KMGd->KSGd", own, y_KxMxGxd)
+        return new_top_KxSxG, sum_KxSxG, y_KxSxGxd
+
+    blocks = -(-plan.live_M.sum() // _BLOCK)
+    zeros = jnp.zeros((K, S, G), jnp.float32)
+    start = (zeros + _MASKED, zeros, jnp.zeros((K, S, G, d), jnp.float32))
+    _, sum_KxSxG, y_KxSxGxd = jax.lax.fori_loop(0, blocks, step, start)
+    y = y_KxSxGxd / jnp.maximum(sum_KxSxG, 1e-30)[..., None]
+    return y.swapaxes(0, 1).reshape(S, H, -1)

@@ -1,0 +1,103 @@
+"""Flash attention by platform for packed training rows: splash on TPU, cuDNN on NVIDIA GPUs.
+
+Both give what `attention.packed` gives, without ever writing scores to memory. Dims as there.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.pallas.ops.tpu import splash_attention as pallas
+
+from dapo_jax import parallel
+from dapo_jax.model.attention import in_query_chunks, packed
+
+KINDS = ("auto", "chunked", "splash", "cudnn")
+# Of `splash`'s output and its log-sum-exp: the remat policy 'attention' keeps them.
+SAVED = "attention"
+_LANES, _BLOCK = 128, 1024
+
+
+def kernel(kind: str, dtype, head_dim: int):
+    """The function (q, k, v, segments, chunk) -> y that `model.attention` names."""
+    kind = choose(kind, dtype, head_dim)
+    if kind == "splash":
+        return lambda q, k, v, segments, chunk: splash(q, k, v, segments)
+    step = cudnn if kind == "cudnn" else packed
+    return lambda *args: checkpoint_name(step(*args), SAVED)
+
+
+def choose(kind: str, dtype, head_dim: int) -> str:
+    """'auto' -> the kernel that the platform in use has for this dtype and head size."""
+    if kind != "auto":
+        return kind
+    platform = parallel.platform()
+    if platform == "tpu" and head_dim in (64, 128, 256):
+        return "splash"
+    if platform == "gpu" and dtype == jnp.bfloat16 and head_dim % 8 == 0 and head_dim <= 128:
+        return "cudnn"
+    return "chunked"
+
+
+def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
+    """jax's splash kernels: blocks above the diagonal are skipped, and each device has its rows
+    and heads to itself. Rows are padded to whole blocks. Off TPU it is interpreted, for tests."""
+
+    def attend(q, k, v, segments):
+        T = q.shape[2]
+        block = min(_BLOCK, -(-T // _LANES) * _LANES)
+        pad = -T % block
+        q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, pad), (0, 0))) for x in (q, k, v))
+        segments = jnp.pad(segments, ((0, 0), (0, pad)))
+        kernel = _kernel(q.shape[1], T + pad, block)
+        scaled = (q.astype(jnp.float32) * q.shape[-1] ** -0.5).astype(q.dtype)
+        return jax.vmap(
+            lambda q, k, v, s: kernel(q, k, v, segment_ids=pallas.SegmentIds(s, s))
+        )(scaled, k, v, segments)[:, :, :T]  # fmt: skip
+
+    heads = ("batch", "heads", "token", "head_dim")
+    kv_heads = ("batch", "kv_heads", "token", "head_dim")
+    split = parallel.local(attend, (heads, kv_heads, kv_heads, ("batch", "token")), heads)
+    return split(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT)
+
+
+def _kernel(num_heads: int, T: int, block: int):
+    compute = min(block, 512)  # keys at a time in registers
+    sizes = pallas.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=compute,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=compute,
+        use_fused_bwd_kernel=True,  # dQ from the pass that makes dK and dV: 5 products, not 7
+    )
+    mask = pallas.MultiHeadMask([pallas.CausalMask((T, T))] * num_heads)
+    with jax.ensure_compile_time_eval():
+        return pallas.make_splash_mha(
+            mask,
+            block_sizes=sizes,
+            head_shards=1,
+            q_seq_shards=1,
+            residual_checkpoint_name=SAVED,
+            interpret=parallel.platform() != "tpu",
+        )
+
+
+def cudnn(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, implementation="cudnn"):
+    """cuDNN's flash kernel through jax.nn.dot_product_attention.
+
+    jax's public function knows no segments, only one length a row or a bias of queries x keys
+    (cuDNN's own packed layout is private to jax, and Hopper's alone). So the segments go in as a
+    bias, `chunk` queries at a time: that bounds it to chunk x T, and no score is written to memory.
+    Like the chunked kernel it computes the full square, the half above the diagonal included.
+    """
+    by_token = lambda x: jnp.swapaxes(x, 1, 2)  # noqa: E731  [B, heads, T, d] <-> [B, T, heads, d]
+    k, v = by_token(k_BxKxTxd), by_token(v_BxKxTxd)
+
+    def attend(q_BxHxcxd, mask_Bx1xcxT):
+        y = jax.nn.dot_product_attention(
+            by_token(q_BxHxcxd), k, v, mask=mask_Bx1xcxT, implementation=implementation
+        )
+        return by_token(y)
+
+    return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk)

@@ -1,0 +1,423 @@
+"""Does this config fit this pod? Arithmetic, in seconds, without a TPU.
+
+    python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --topology=v5p-256 [--json=FILE]
+
+Prints the bytes a device needs while sampling and while updating, item by item; how many sequences
+are in flight and how many waves a batch takes; and LOWER bounds of the times: what the published
+peaks of the chip would allow, which no real program reaches. Bytes of parameters, optimizer and
+cache are exact; those of activations are an estimate of what XLA keeps.
+"""
+
+import json
+import math
+import pathlib
+from typing import Any, NamedTuple
+
+import huggingface_hub
+import jax
+from absl import flags
+
+from dapo_jax import cli, config as config_lib, pods
+from dapo_jax.model import hf, paged, qwen2
+
+GB = 1e9
+CANNOT_KNOW = (
+    "step time, MFU or tokens/s on hardware: bounds say what is impossible, not what happens",
+    "response lengths: they decide how many waves there are and grow while training",
+    "time in collectives, on the host, in compilation, evaluation and checkpoints",
+    "whether XLA accepts the programs, and what it keeps: only compiling them for the pod tells",
+    "fragmentation and other programs on the chip: leave some room",
+)
+
+# Qwen2.5 as published: rows, D, F, layers, heads, key/value heads, tied (config.json of each).
+QWEN2_5 = {
+    "0.5B": (151936, 896, 4864, 24, 14, 2, True),
+    "1.5B": (151936, 1536, 8960, 28, 12, 2, True),
+    "3B": (151936, 2048, 11008, 36, 16, 2, True),
+    "7B": (152064, 3584, 18944, 28, 28, 4, False),
+    "14B": (152064, 5120, 13824, 48, 40, 8, False),
+    "32B": (152064, 5120, 27648, 64, 40, 8, False),
+    "72B": (152064, 8192, 29568, 80, 64, 8, False),
+}
+
+
+def network(c) -> qwen2.Shape:
+    """Shape of the config's model; no weights are read or fetched. ValueError: it is not known."""
+    choices, path = qwen2.compute_choices(c), c.model.path
+    if not path:
+        return qwen2.shape_from_config(c)
+    if pathlib.Path(path).expanduser().is_dir():
+        return hf.read_shape(pathlib.Path(path).expanduser(), **choices)
+    size = path.removeprefix("Qwen/Qwen2.5-").removesuffix("-Instruct")
+    if path.startswith("Qwen/Qwen2.5-") and size in QWEN2_5:
+        V, D, F, L, H, K, tied = QWEN2_5[size]
+        return qwen2.Shape(V, D, F, L, H, K, D // H, 1e6, 1e-6, tied, **choices)
+    try:
+        file = huggingface_hub.hf_hub_download(path, "config.json")
+    except Exception as e:  # as in hf.resolve
+        raise ValueError(f"{path}: its config.json is not to be had ({type(e).__name__})") from e
+    return hf.read_shape(pathlib.Path(file).parent, **choices)
+
+
+# ------------------------------------------------------------------------------------------------
+# Bytes a device
+# ------------------------------------------------------------------------------------------------
+
+
+class Traffic(NamedTuple):
+    """What no config knows: assumed lengths, in TOKENS."""
+
+    prompt: int  # mean
+    response: int  # mean
+
+
+def parts(axis: str, rules, sizes) -> int:
+    """Into how many parts the mesh splits a logical axis."""
+    return math.prod(sizes[a] for a in rules[axis].split(",") if a)
+
+
+def weight_count(shape: qwen2.Shape, rules, sizes) -> int:
+    """Parameters that a device holds, exactly."""
+    leaves = jax.tree.leaves(qwen2.abstract(shape))
+    axes = jax.tree.leaves(qwen2.metadata(shape, "axes"), is_leaf=lambda x: isinstance(x, tuple))
+    return sum(
+        math.prod(
+            -(-n // parts(a, rules, sizes)) if a else n for n, a in zip(x.shape, names, strict=True)
+        )
+        for x, names in zip(leaves, axes, strict=True)
+    )
+
+
+def cache(c, shape: qwen2.Shape, sizes) -> paged.Geometry:
+    """The sampler's pool of pages on TPUs."""
+    response = max(c.rollout.max_response_tokens, c.eval.max_response_tokens)
+    return paged.geometry(
+        shape,
+        "tpu",
+        slots=c.rollout.slots,
+        shards=parts("batch", c.sharding.decode, sizes),
+        row_tokens=c.data.max_prompt_tokens + response,
+        page_tokens=c.rollout.page_tokens,
+        fraction=c.rollout.cache_fraction,
+    )
+
+
+def token_bytes(c, shape: qwen2.Shape, sizes) -> float:
+    """Keys and values of one token in all layers, on a device that holds the token."""
+    g = cache(c, shape, sizes)
+    split = parts("kv_heads", c.sharding.decode, sizes)
+    return paged.pool_bytes(g, c.model.dtype) / g.tokens / split
+
+
+def memory(c, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
+    """Phase -> item -> bytes a device. 'always' counts in both other phases: the sampler keeps its
+    cache while the trainer works, and the optimizer its moments while the sampler does."""
+    train, decode, item = c.sharding.train, c.sharding.decode, _itemsize(c)
+    N, L = weight_count(shape, train, sizes), shape.num_layers
+    D, F, H, d, V = (
+        shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.head_dim,
+        shape.vocab_size,
+    )  # fmt: skip
+    shards = parts("batch", train, sizes)
+    heads, mlp, vocab = (parts(a, train, sizes) for a in ("heads", "mlp", "vocab"))
+    always = {
+        "master weights (float32)": 4 * N,
+        "Adam's moments (float32)": 8 * N,
+        "cache": cache(c, shape, sizes).tokens
+        / parts("batch", decode, sizes)
+        * token_bytes(c, shape, sizes),
+    }
+    if c.loss.kl_coef:
+        always["reference weights (float32)"] = 4 * N
+
+    prompts = -(-c.rollout.prefill_prompts // parts("batch", decode, sizes))
+    slots = -(-c.rollout.slots // parts("batch", decode, sizes))
+    token = token_bytes(c, shape, sizes) + item * (3 * F / mlp + 6 * D)
+    sampling = {
+        "decode weights": item * weight_count(shape, decode, sizes),
+        "logits": 3 * 4 * slots * V / vocab,
+        "prefill": prompts * min(c.rollout.prefill_tokens, c.data.max_prompt_tokens) * token,
+    }
+
+    T, rows = config_lib.row_tokens(c), -(-c.optim.micro_rows // shards)
+    tokens = rows * T  # of a device in a pass
+    kept = tokens / parts("sequence", train, sizes)
+    per_layer = {
+        "full": D * kept,
+        "attention": D * kept + tokens * H * d / heads,
+        "dots": D * kept + tokens * (2 * D + (2 * H * d) / heads + 2 * F / mlp),
+        "none": 8 * D * kept + tokens * (6 * H * d / heads + 4 * F / mlp),
+    }[shape.remat]
+    chunk = min(shape.attention_chunk, T)
+    fused = c.model.attention in ("auto", "splash")
+    scores = 0 if fused else 2 * 4 * rows * H / heads * chunk * T
+    if shape.remat == "none" and chunk == T:  # not one chunk's, but every layer's
+        scores *= L
+    layer = (qwen2.param_count(shape) - V * D * (1 if shape.tie_embeddings else 2)) / L
+    block = scores + item * tokens * (6 * F / mlp + 8 * H * d / heads + 3 * D)
+    head = 2 * item * V * D / vocab + 4 * rows * min(shape.head_chunk, T) * V / vocab
+    minibatch = c.rollout.groups // c.optim.minibatches * c.rollout.group_size
+    updating = {
+        "compute copy of the weights": item * N if item < 4 else 0,
+        "gradient sums (float32)": 4 * N,
+        "gradients of a pass": item * N,
+        "one layer gathered, and its gradients": 3 * item * layer / mlp,
+        "saved activations": item * L * per_layer,
+        "one block backward, or the head": max(block, head),
+        # Eight arrays of 4 bytes a cell, and old and reference log-probs, of all mini-batches.
+        "packed rows": c.optim.minibatches * -(-minibatch // shards) * T * 4 * 10,
+    }
+    return {"always": always, "sampling": sampling, "updating": updating}
+
+
+def peaks(table: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Bytes a device in each phase."""
+    always = sum(table["always"].values())
+    return {p: always + sum(table[p].values()) for p in ("sampling", "updating")}
+
+
+def _itemsize(c) -> int:
+    return jax.numpy.dtype(c.model.dtype).itemsize
+
+
+# ------------------------------------------------------------------------------------------------
+# Waves and lower bounds
+# ------------------------------------------------------------------------------------------------
+
+
+def waves(c, shape: qwen2.Shape, sizes, length: int) -> dict[str, int]:
+    """Sequences of `length` tokens in flight at a time, and how often that makes a batch."""
+    g, wanted = cache(c, shape, sizes), c.rollout.groups * c.rollout.group_size
+    held = min(c.rollout.slots // g.shards, g.pages // -(-length // g.page_tokens)) * g.shards
+    return {"sequences": held, "waves": -(-wanted // held) if held else 0}
+
+
+def bounds(c, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -> dict[str, float]:
+    """LOWER bounds in seconds of one rollout step in which every prompt and response has the given
+    length and every group is accepted. Weights, cache and matrix products only; at the chip's
+    published peaks; attention counted causal, within its sequence."""
+    p, r = traffic.prompt, traffic.response
+    n = c.rollout.groups * c.rollout.group_size
+    flight = waves(c, shape, sizes, p + r)
+    read = qwen2.param_count(shape) - (
+        0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
+    )  # of the embedding only rows are read
+    split = weight_count(shape, c.sharding.decode, sizes) / qwen2.param_count(shape)
+    chip, H, d, L = pod.chip, shape.num_heads, shape.head_dim, shape.num_layers
+    batch, heads = (parts(a, c.sharding.decode, sizes) for a in ("batch", "kv_heads"))
+    keys = n * (p * r + r * r / 2) * token_bytes(c, shape, sizes) / batch
+    weights = flight["waves"] * r * read * split * _itemsize(c)
+    attention = 4 * H * d * L * n * (p * r + r * r / 2) / batch / heads
+    decode = max(
+        (weights + keys) / chip.bandwidth,
+        (2 * read * n * r / pod.chips + attention) / chip.flops,
+    )
+    forward = n * (2 * read * (p + r) + 2 * H * d * L * (p + r) ** 2) / pod.chips / chip.flops
+    scored = (c.loss.old_logprobs == "recompute") + bool(c.loss.kl_coef)
+    passes = 3 if shape.remat in ("none", "dots") else 4  # backward twice forward; and again
+    return {
+        "decode": decode if flight["sequences"] else math.inf,
+        "old log-probs": scored * forward,
+        "update": passes * forward,
+    }
+
+
+# ------------------------------------------------------------------------------------------------
+# What fits
+# ------------------------------------------------------------------------------------------------
+
+
+def mistakes(c, shape: qwen2.Shape, chips: int) -> str:
+    """Why the config cannot run on that many chips, line by line; '' if it can."""
+    try:
+        config_lib.validate(c, chips)
+        sizes = config_lib.resolve_mesh(c, chips)
+        bad = config_lib.check_shape(shape, sizes["tensor"], sizes["fsdp"])
+    except config_lib.ConfigError as error:
+        return str(error)
+    return "\n".join(bad)
+
+
+class Choice(NamedTuple):
+    mesh: dict[str, int]
+    micro_rows: int
+    slots: int
+    prefill_prompts: int
+    cache_fraction: float
+    peak: float  # bytes a device
+    decode: float  # lower bound, seconds
+
+    def flags(self) -> str:
+        return (
+            f"--config.mesh.data={self.mesh['data']} --config.mesh.fsdp={self.mesh['fsdp']}"
+            f" --config.mesh.tensor={self.mesh['tensor']}"
+            f" --config.optim.micro_rows={self.micro_rows} --config.rollout.slots={self.slots}"
+            f" --config.rollout.prefill_prompts={self.prefill_prompts}"
+            f" --config.rollout.cache_fraction={self.cache_fraction}"
+        )
+
+
+def search(c, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float) -> list[Choice]:
+    """Meshes, micro-batches and slots that fit with `room` (a share of the memory) to spare, the
+    cache as large as it can be; the lowest decode bound first."""
+    found, mean = [], traffic.prompt + traffic.response
+    wanted = c.rollout.groups * c.rollout.group_size
+    for tensor in (t for t in range(1, shape.num_kv_heads + 1) if pod.chips % t == 0):
+        for data in (d for d in {1, 2, 4, 8, pod.slices} if pod.chips // tensor % d == 0):
+            sizes = {"data": data, "fsdp": pod.chips // tensor // data, "tensor": tensor}
+            shards = pod.chips // tensor
+            for rows in (1, 2, 4):
+                t = c.copy_and_resolve_references()
+                t.mesh.update(sizes)
+                t.optim.micro_rows = rows * shards
+                t.rollout.slots, t.rollout.cache_fraction = shards, 1.0
+                t.rollout.prefill_prompts = -(-c.rollout.prefill_prompts // shards) * shards
+                if mistakes(t, shape, pod.chips):
+                    continue
+                row = cache(t, shape, sizes).row_pages * cache(t, shape, sizes).page_tokens
+                table = memory(t, shape, sizes)
+                held = table["always"].pop("cache")  # of one row a shard
+                free = (1 - room) * pod.chip.hbm - max(peaks(table).values())
+                if free < held:
+                    continue
+                pool = free / held * row  # tokens a shard can hold
+                slots = min(2 ** int(math.log2(max(pool / mean, 1))), -(-wanted // shards))
+                t.rollout.slots = slots * shards
+                t.rollout.cache_fraction = min(math.floor(pool / slots / row * 1000) / 1000, 1.0)
+                peak = max(peaks(memory(t, shape, sizes)).values())
+                decode = bounds(t, shape, sizes, pod, traffic)["decode"]
+                choice = t.rollout.slots, t.rollout.prefill_prompts, t.rollout.cache_fraction
+                if peak <= (1 - room) * pod.chip.hbm and math.isfinite(decode):
+                    found.append(Choice(sizes, rows * shards, *choice, peak, decode))
+
+    def rank(x: Choice):
+        """Within 2% of each other: passes that keep a device busy, then the smaller ones."""
+        tokens = x.micro_rows * config_lib.row_tokens(c) // (x.mesh["data"] * x.mesh["fsdp"])
+        near = round(math.log(x.decode) / 0.02)
+        return near, -min(tokens, 16384), x.micro_rows, x.mesh["data"]
+
+    return sorted(found, key=rank)
+
+
+# ------------------------------------------------------------------------------------------------
+# Report
+# ------------------------------------------------------------------------------------------------
+
+
+def plan(c, pod: pods.Pod, traffic: Traffic, room: float) -> dict[str, Any]:
+    """Everything about one config on one pod, as plain JSON values (bytes, seconds, tokens)."""
+    shape = network(c)
+    out = {
+        "pod": {"cloud": pod.cloud, "topology": pod.topology, "slices": pod.slices}
+        | {"chips": pod.chips, "chip": pod.chip._asdict()},
+        "parameters": qwen2.param_count(shape),
+        "assumed": traffic._asdict() | {"room": room},
+        "mistakes": mistakes(c, shape, pod.chips).splitlines(),
+        "suggestions": [x._asdict() | {"flags": x.flags()} for x in
+                        search(c, shape, pod, traffic, room)[:3]],
+        "cannot_know": list(CANNOT_KNOW),
+    }  # fmt: skip
+    if not out["suggestions"]:
+        bigger = (p for p in pods.larger(pod) if search(c, shape, p, traffic, room))
+        out["smallest_that_fits"] = next((p.cloud for p in bigger), None)
+    if out["mistakes"]:
+        return out | {"fits": False}
+    sizes = config_lib.resolve_mesh(c, pod.chips)
+    table = memory(c, shape, sizes)
+    longest = c.data.max_prompt_tokens + c.rollout.max_response_tokens
+    mean = traffic.prompt + traffic.response
+    flight = {
+        "longest": {"tokens": longest} | waves(c, shape, sizes, longest),
+        "mean": {"tokens": mean} | waves(c, shape, sizes, mean),
+    }
+    peak = peaks(table)
+    return out | {
+        "mesh": sizes,
+        "bytes": table,
+        "peaks": peak,
+        "fits": max(peak.values()) <= pod.chip.hbm and flight["longest"]["sequences"] > 0,
+        "in_flight": flight,
+        "lower_bounds_s": bounds(c, shape, sizes, pod, traffic),
+    }
+
+
+def report(r: dict[str, Any]) -> list[str]:
+    """`plan` for people."""
+    pod, limit = r["pod"], r["pod"]["chip"]["hbm"]
+    lines = [
+        f"{r['parameters']:,} parameters on {pod['cloud']} = {pod['topology']}"
+        f"{' x ' + str(pod['slices']) if pod['slices'] > 1 else ''}: {pod['chips']} chips of"
+        f" {limit / GB:.2f} GB"
+    ]
+    lines += [f"cannot run: {m}" for m in r["mistakes"]]
+    if "bytes" in r:
+        lines.append("mesh: " + " x ".join(f"{k} {v}" for k, v in r["mesh"].items()))
+        lines.append("GB a device (10^9 bytes):")
+        for phase, items in r["bytes"].items():
+            lines += [f"  {phase:9s} {what:38s} {n / GB:8.2f}" for what, n in items.items() if n]
+        for phase, n in r["peaks"].items():
+            lines.append(f"  {phase:9s} {'TOTAL':38s} {n / GB:8.2f}   {n / limit:.0%} of the chip")
+        lines.append("FITS, by arithmetic" if r["fits"] else "DOES NOT FIT")
+        for what, f in r["in_flight"].items():
+            lines.append(
+                f"sequences of the {what} length ({f['tokens']:,} tokens): {f['sequences']:,} in"
+                f" flight, {f['waves']} waves a batch"
+            )
+        a = r["assumed"]
+        lines.append(
+            f"LOWER bounds of a step, if every response had {a['response']:,} tokens after"
+            f" {a['prompt']:,} of prompt and every group were accepted (published peaks of the"
+            " chip, matrix products and HBM only; the real times are longer):"
+        )
+        lines += [f"  {what:14s} > {s:10.2f} s" for what, s in r["lower_bounds_s"].items()]
+    if r["suggestions"]:
+        lines.append(f"what fits with {r['assumed']['room']:.0%} to spare, best first:")
+        for x in r["suggestions"]:
+            lines.append(
+                f"  {x['flags']}   ({x['peak'] / GB:.1f} GB; decode > {x['decode']:.1f} s)"
+            )
+    else:
+        other = r["smallest_that_fits"]
+        lines.append(
+            "no mesh, micro-batch or number of slots fits this pod; "
+            + (
+                f"the smallest of its family that does is {other}"
+                if other
+                else "no larger one does"
+            )
+        )
+    return [*lines, "What this cannot know:", *(f"  - {x}" for x in r["cannot_know"])]
+
+
+def define_flags() -> None:
+    """Not at import: tests and others use the functions alone."""
+    flags.DEFINE_string("topology", None, "Slice: v5p-256, v6e-256, v5litepod-256, v5p:4x4x8.")
+    flags.DEFINE_integer("mean_response", 0, "Assumed mean tokens; default: a quarter of the most.")
+    flags.DEFINE_integer("mean_prompt", 0, "Assumed mean tokens; default: an eighth of the most.")
+    flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
+    flags.DEFINE_string("json", "", "File for all of it; '-' = print JSON instead.")
+    flags.mark_flag_as_required("topology")
+
+
+def main() -> int:
+    jax.config.update("jax_platforms", "cpu")  # shapes only: leave an accelerator to others
+    given, c = flags.FLAGS, cli.CONFIG.value
+    pod = pods.parse(given.topology)
+    traffic = Traffic(
+        given.mean_prompt or max(c.data.max_prompt_tokens // 8, 1),
+        given.mean_response or max(c.rollout.max_response_tokens // 4, 1),
+    )
+    result = plan(c, pod, traffic, given.room)
+    text = json.dumps(result, indent=2, default=float) + "\n"
+    if given.json == "-":
+        print(text, end="")
+    else:
+        print("\n".join(report(result)))
+        if given.json:
+            pathlib.Path(given.json).write_text(text)
+    return 0 if result["fits"] else 1
+
+
+if __name__ == "__main__":
+    define_flags()
+    cli.run(main)

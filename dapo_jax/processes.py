@@ -1,0 +1,251 @@
+"""Several processes as one run: how they find each other, agree, and learn that one is gone.
+
+Every process runs the same command and issues the same device programs in the same order. JAX finds
+the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhere say it:
+
+    python -m dapo_jax.train ... --coordinator=10.0.0.1:8476 --num_processes=2 --process_id=0
+
+Nothing hangs: a start that is not complete after --start_timeout seconds, different configs, and a
+process that stops answering for --heartbeat_timeout seconds all end in a non-zero exit and a line
+that says which process, and what to do.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import jax
+from absl import flags
+from jax._src import distributed  # the coordination service's client has no public name yet
+
+from dapo_jax import config as config_lib, parallel
+from dapo_jax.run import checkpoint
+
+COORDINATOR = flags.DEFINE_string(
+    "coordinator", "", "host:port of process 0; default: found by JAX, else this is the only one."
+)
+NUM_PROCESSES = flags.DEFINE_integer(
+    "num_processes", 0, "Processes of the run; 1 = this one alone, whatever JAX would find."
+)
+PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Which of them this is, from 0.")
+START_TIMEOUT = flags.DEFINE_integer(
+    "start_timeout", 50, "Seconds in which all processes must have met.", lower_bound=1
+)
+HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
+    "heartbeat_timeout", 100, "Seconds of silence after which a process is gone.", lower_bound=5
+)
+
+HINT = (
+    "is the same command running on every host (and no older one left over), is the address right,"
+    " and does the firewall let its port through?"
+)
+# Errors of a device program or of the network start with a status; mistakes of the user do not.
+_STATUS = re.compile(r"(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_)")
+
+
+@contextlib.contextmanager
+def joined():
+    """Within this scope the processes of the run are one JAX system. An error inside ends this
+    process at once, so that the others do not wait for it."""
+    if not start():
+        yield
+        return
+    watch = Watch(distributed.global_state.client, HEARTBEAT_TIMEOUT.value)
+    try:
+        yield
+    except BaseException as error:
+        _leave(watch, error)
+    watch.stop()
+    jax.distributed.shutdown()  # waits for the others
+
+
+def start() -> bool:
+    """Meet the other processes; False where this is the only one. Exits with 1 and a hint when they
+    have not met in time. ValueError: the three flags do not fit together."""
+    address, count, index = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
+    if count == 1:
+        return False
+    given = bool(address) + (count > 0) + (index >= 0)
+    if given not in (0, 3) or (given and not 0 <= index < count):
+        raise ValueError(
+            f"--coordinator={address} --num_processes={count} --process_id={index}: give all three"
+            " (a process_id from 0 to num_processes - 1) or none"
+        )
+    if address and not re.fullmatch(r".+:\d+", address):
+        raise ValueError(f"--coordinator={address}: wants host:port, as 10.0.0.1:8476")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    limit = START_TIMEOUT.value
+    timer = threading.Timer(limit, _give_up)  # JAX itself would abort with a stack trace
+    timer.daemon = True
+    timer.start()
+    try:
+        jax.distributed.initialize(
+            address or None,
+            count or None,
+            index if given else None,
+            initialization_timeout=limit + 60,
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT.value,
+            # Flags describe one process a host, which has all of the host's devices.
+            cluster_detection_method="deactivate" if given else None,
+        )
+    except ValueError as error:
+        if given or "coordinator_address" not in str(error):
+            raise
+        return False  # JAX found no cluster
+    finally:
+        timer.cancel()
+    # JAX's preemption service takes SIGTERM and waits to be asked; here it is to end the process,
+    # until the training loop takes it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    me = distributed.global_state
+    print(
+        f"process {me.process_id} of {me.num_processes} on {socket.gethostname()}, coordinator"
+        f" {me.coordinator_address}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return True
+
+
+def _give_up():
+    me = distributed.global_state
+    if me.coordinator_address is None:
+        what = "the cluster's metadata names no coordinator that can be resolved"
+    elif me.process_id == 0:
+        what = f"not all {me.num_processes} processes came to {me.coordinator_address}"
+    else:
+        what = f"process {me.process_id}: no answer from the coordinator {me.coordinator_address}"
+    _exit(f"{what} within {START_TIMEOUT.value} s; {HINT}")
+
+
+# ------------------------------------------------------------------------------------------------
+# Agreement
+# ------------------------------------------------------------------------------------------------
+
+
+def agree(values: dict[str, Any]) -> None:
+    """Raise ValueError on every process, naming the first field that differs, unless all processes
+    bring the same JSON values. Only a hash travels when they do."""
+    text = json.dumps(values, sort_keys=True)
+    if len(set(parallel.gather_json(hashlib.sha256(text.encode()).hexdigest()))) == 1:
+        return
+    mine, *others = parallel.gather_json(values)
+    for number, theirs in enumerate(others, 1):
+        for name in [*mine, *(k for k in theirs if k not in mine)]:
+            a, b = mine.get(name, "nothing"), theirs.get(name, "nothing")
+            if a != b:
+                raise ValueError(
+                    f"{name} is {b!r} in process {number} and {a!r} in process 0; start every"
+                    " process with the same command, code and packages"
+                )
+
+
+def identity(c, workdir: str) -> dict[str, Any]:
+    """What has to be the same everywhere: config, workdir, versions, this package's own source."""
+    package = pathlib.Path(__file__).parent
+    source = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        source.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
+    return (
+        {f"config.{name}": value for name, value in config_lib.leaves(c).items()}
+        | {"--workdir": workdir, "python": platform.python_version()}
+        | {f"the version of {p}": v for p, v in checkpoint.versions().items()}
+        | {"the source of dapo_jax (its hash)": source.hexdigest()[:12]}
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# A process that is gone
+# ------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """A thread that says which process has fallen silent, before JAX's own heartbeat aborts the run
+    (JAX gives a number, without host). It never ends the process by itself: a Python thread can be
+    held up where JAX's cannot."""
+
+    FOLDER = "dapo_jax/alive"
+
+    def __init__(self, client, timeout: float):
+        self._client, self._timeout = client, timeout
+        self._stopped, self._told = threading.Event(), threading.Event()
+        self.gone = ""  # the line that names who is silent
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        me, total = distributed.global_state.process_id, distributed.global_state.num_processes
+        name = f"host {socket.gethostname()}, pid {os.getpid()}"
+        heard: dict[str, tuple[str, float]] = {}  # process -> (its last beat, when it came)
+        for beat in range(1 << 62):
+            try:
+                self._client.key_value_set(f"{self.FOLDER}/{me}", f"{beat} {name}", True)
+                entries = self._client.key_value_dir_get(self.FOLDER)
+            except Exception:  # shutting down; or the coordinator is gone, and JAX aborts
+                return
+            now = time.monotonic()
+            for key, value in entries:
+                if heard.get(key, ("", 0))[0] != value:
+                    heard[key] = (value, now)
+            for key, (value, when) in heard.items():
+                if now - when > 0.6 * self._timeout and not self.gone:
+                    number, who = key.rsplit("/", 1)[-1], value.partition(" ")[2]
+                    self.gone = (
+                        f"process {number} of {total} ({who}) has been silent for"
+                        f" {now - when:.0f} s: it crashed, was preempted or lost its network; see"
+                        " its log. The same command, on all hosts, goes on from the last checkpoint"
+                    )
+                    if not self._stopped.is_set():
+                        _say(self.gone)
+                    self._told.set()
+            time.sleep(self._timeout / 20)
+
+    def wait(self) -> bool:
+        """Until somebody is known to be gone; False after the timeout."""
+        return self._told.wait(self._timeout)
+
+    def stop(self):
+        """Say nothing more, but go on beating: others may still be at work."""
+        self._stopped.set()
+
+
+def _leave(watch: Watch, error: BaseException):
+    """End this process of several. No clean-up: it would wait for the others."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, SystemExit):
+        _exit("", 0 if error.code is None else error.code if isinstance(error.code, int) else 1)
+    if _STATUS.match(text):  # a device program failed: most likely because a peer is gone
+        me = distributed.global_state
+        head = text.splitlines()[0]
+        print(
+            f"process {me.process_id}: {head}\nasking who is gone ...", file=sys.stderr, flush=True
+        )
+        if watch.wait():
+            _exit()  # told already
+        _exit(f"process {me.process_id}: {head}")
+    if isinstance(error, ValueError | OSError):
+        _exit(text)
+    sys.excepthook(type(error), error, error.__traceback__)
+    _exit()
+
+
+def _say(message: str):
+    for line in message.splitlines():
+        print(f"error: {line}", file=sys.stderr, flush=True)
+
+
+def _exit(message: str = "", status: int = 1):
+    _say(message)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

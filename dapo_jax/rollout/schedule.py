@@ -1,0 +1,156 @@
+"""Which request sits in which slot, with which pages: what the host decides between two chunks.
+
+Nothing here touches a device, so that `benchmarks/kv_traffic.py` can run the very same decisions at
+sizes that no machine at hand would hold.
+"""
+
+import dataclasses
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dapo_jax.rollout.pages import Pages
+
+
+class Request(NamedTuple):
+    """One response to draw. (stream, sample) name its random numbers, see rollout/draw.py."""
+
+    prompt: Sequence[int]  # token ids, 1 to prompt_tokens of them
+    stream: int  # position of the problem in its stream
+    sample: int  # index in its group
+    limit: int = 0  # most response tokens; 0 = what the call allows
+
+
+@dataclasses.dataclass
+class Row:
+    """A response in flight in one slot."""
+
+    index: int  # of the request
+    request: Request
+    prompt: tuple[int, ...]
+    limit: int
+    pages: list[int]
+    parts: list = dataclasses.field(default_factory=list)  # (tokens, logps, entropies) a chunk
+    emitted: int = 0
+
+    @property
+    def position(self) -> int:
+        """Tokens in the cache; the next one goes there."""
+        return len(self.prompt) - 1 + self.emitted
+
+    @property
+    def token(self) -> int:
+        return int(self.parts[-1][0][-1]) if self.parts else self.prompt[-1]
+
+
+class Schedule:
+    """The requests of one call on their way through the slots.
+
+    Slots are spread evenly over `shards`, each of which has `pages` pages of `page_tokens` tokens
+    of its own; with `fixed` a page is a whole row, and belongs to its slot for good.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        *,
+        slots: int,
+        shards: int,
+        chunk: int,
+        limit: int,
+        pages: int,
+        page_tokens: int,
+        fixed: bool = False,
+    ):
+        self.waiting = deque(enumerate(requests))
+        self.rows: list[Row | None] = [None] * slots
+        self.slots, self.shards, self.chunk, self.limit = slots, shards, chunk, limit
+        self.page_tokens, self.fixed = page_tokens, fixed
+        self._pages = [Pages(pages) for _ in range(shards)]
+
+    def __bool__(self) -> bool:
+        """Whether there is anything left to do."""
+        return bool(self.waiting) or any(self.rows)
+
+    @property
+    def peak(self) -> int:
+        """Most pages in use at a time, of the fullest shard."""
+        return max(p.peak for p in self._pages)
+
+    def shard(self, slot: int) -> int:
+        return slot * self.shards // self.slots
+
+    def release(self, slot: int) -> None:
+        """The row is finished, or gives way."""
+        if not self.fixed:
+            self._pages[self.shard(slot)].release(self.rows[slot].pages)
+        self.rows[slot] = None
+
+    def grow(self) -> int:
+        """Pages for the next chunk of all rows in flight, the oldest request first. Where they run
+        out, the youngest go back to the head of the queue; returns how many."""
+        if self.fixed:
+            return 0
+        rows, evicted = self.rows, 0
+        for s in sorted(filter(rows.__getitem__, range(self.slots)), key=lambda s: rows[s].index):
+            row = rows[s]
+            if row is None:
+                continue  # evicted by an older one
+            free = self._pages[self.shard(s)]
+            missing = self._needs(len(row.prompt), row.emitted, row.limit) - len(row.pages)
+            while missing > free.free:
+                mates = [t for t in range(self.slots) if rows[t] and self.shard(t) == self.shard(s)]
+                youngest = max(mates, key=lambda t: rows[t].index)
+                self.waiting.appendleft((rows[youngest].index, rows[youngest].request))
+                self.release(youngest)
+                evicted += 1
+                if youngest == s:
+                    break
+            else:
+                row.pages += free.take(max(missing, 0))
+        return evicted
+
+    def admit(self) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """Waiting requests into free slots, as far as pages allow. Returns (slots whose prompt has
+        to be run, page copies (slot, source page, target page))."""
+        new, copies = [], []
+        siblings = [defaultdict(list) for _ in range(self.shards)]  # prompt -> rows that hold it
+        busy = [0] * self.shards
+        for s, row in enumerate(self.rows):
+            if row:
+                siblings[self.shard(s)][row.prompt].append(row)
+                busy[self.shard(s)] += 1
+        for s in range(self.slots):
+            if self.rows[s] or not self.waiting:
+                continue
+            shard = self.shard(s)
+            pages = self._pages[shard]
+            index, request = self.waiting[0]
+            prompt, limit = tuple(request.prompt), request.limit or self.limit
+            held = siblings[shard][prompt]
+            # A row may be young itself, but the first of its siblings was prefilled, or is older.
+            sibling = held[0] if held else None
+            full, rest = divmod(len(prompt) - 1, self.page_tokens)
+            if self.fixed:
+                table = [s - shard * self.slots // self.shards]
+            else:
+                shared = sibling.pages[:full] if sibling else []
+                fresh = self._needs(len(prompt), 0, limit) - len(shared)
+                # One page in hand for every row in flight, or new rows would soon evict others.
+                if pages.free < fresh + busy[shard]:
+                    continue
+                table = pages.share(shared) + pages.take(fresh)
+            self.waiting.popleft()
+            row = self.rows[s] = Row(index, request, prompt, limit, table)
+            held.append(row)
+            busy[shard] += 1
+            if sibling and rest:
+                copies.append((s, sibling.pages[full], table[full]))
+            elif not sibling and len(prompt) > 1:
+                new.append(s)
+        return new, copies
+
+    def _needs(self, prompt_tokens: int, emitted: int, limit: int) -> int:
+        """Pages that a row needs to get through the next chunk."""
+        last = prompt_tokens - 1 + min(emitted + self.chunk, limit)
+        return -(-last // self.page_tokens)

@@ -1,0 +1,219 @@
+"""Programs compiled for a TPU pod without one: their memory per chip and their exact matmul work.
+
+    mesh = topology.make_mesh("v5p:4x4x8", dict(data=1, fsdp=16, tensor=8))
+    traced = program.trace(*topology.sharded(abstract_arguments, shardings))
+    compiled, log = topology.compile_watched(traced.lower())
+    topology.memory(compiled).peak, topology.matmul_flops(traced.jaxpr.jaxpr)
+
+XLA:TPU and its memory assignment run here (libtpu, from `pip install jax[tpu]`); nothing is
+executed. What comes out: that the compiler accepts the program for this pod and how many bytes of
+each chip it assigns, and the number of multiplications. Not: any time, or what else is on the chip.
+"""
+
+import contextlib
+import importlib.util
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.extend
+from jax.experimental import mesh_utils, topologies
+from jax.sharding import Mesh
+
+from dapo_jax.parallel import AXES
+
+# Bytes of a device that XLA:TPU of libtpu 0.0.42 - 0.0.50 lets a program have: what its own
+# out-of-memory message says, GiB. By jax's name of the device.
+HBM_LIMIT_GIB = {
+    "TPU v4": 30.75,
+    "TPU v5 lite": 15.75,  # v5e
+    "TPU v5": 95.73,  # v5p
+    "TPU v6 lite": 31.24,  # v6e
+    "TPU7x": 94.74,
+}
+
+
+class Memory(NamedTuple):
+    """Bytes a device of one compiled program."""
+
+    arguments: int
+    outputs: int
+    aliased: int  # of the outputs, in the place of donated arguments
+    temporaries: int
+    peak: int  # most that is live at one time; the compiler holds this against the limit
+
+    @property
+    def live(self) -> int:
+        """Arguments, results and temporaries as if all lived together: never less than the peak."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries
+
+
+# ------------------------------------------------------------------------------------------------
+# The pod
+# ------------------------------------------------------------------------------------------------
+
+
+def devices(name: str) -> list:
+    """The devices of topology `name`, 'v5p:4x4x8' (family:chips along each side of the torus).
+
+    v5e, v6e: two sides; v4, v5p, tpu7x: three. A tpu7x chip is two devices, others are one. Raises
+    ValueError for a name that libtpu refuses, ImportError without libtpu.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise ImportError("compiling for a TPU pod needs libtpu: pip install 'jax[tpu]'")
+    if jax.default_backend() != "tpu":
+        # libtpu looks for the machine's own TPU: tell it where it stands. Several processes may.
+        for key, value in dict(
+            TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5p-8", TPU_WORKER_ID="0",
+            TPU_WORKER_HOSTNAMES="localhost", TPU_STDERR_LOG_LEVEL="3",
+            ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+        ).items():  # fmt: skip
+            os.environ.setdefault(key, value)
+    options = {"chip_config_name": "megacore"} if name.startswith("v4") else {}
+    try:
+        described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(
+            f"topology {name!r}: libtpu knows no such pod; names are family:AxB or family:AxBxC in"
+            " chips, as v5e:16x16, v6e:16x16 or v5p:4x4x8 (which Google Cloud calls v5p-256)"
+        ) from error
+    return described.devices
+
+
+def make_mesh(name: str, sizes: Mapping[str, int]) -> Mesh:
+    """The (data, fsdp, tensor) mesh of `sizes` over a described pod."""
+    pod = devices(name)
+    shape = tuple(sizes[a] for a in AXES)
+    if math.prod(shape) != len(pod):
+        raise ValueError(
+            f"topology {name!r} has {len(pod)} devices, the mesh wants {math.prod(shape)}"
+            f" ({' x '.join(f'{a}={n}' for a, n in zip(AXES, shape, strict=True))})"
+        )
+    return Mesh(mesh_utils.create_device_mesh(shape, pod, allow_split_physical_axes=True), AXES)
+
+
+def sharded(tree, shardings):
+    """Anything with shapes and dtypes -> jax.ShapeDtypeStructs that lie as `shardings` say (one
+    for all leaves, or a tree of them): arguments for `trace` and `lower`."""
+    if isinstance(shardings, jax.sharding.Sharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
+    )
+
+
+def limit(mesh: Mesh) -> int | None:
+    """Bytes that a program may take of one device of the mesh; None where that is not known."""
+    gib = HBM_LIMIT_GIB.get(mesh.devices.flat[0].device_kind)
+    return None if gib is None else int(gib * 2**30)
+
+
+# ------------------------------------------------------------------------------------------------
+# Memory
+# ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _stderr_to(file):
+    """XLA writes to the descriptor, not to sys.stderr."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def compile_watched(lowered) -> tuple[jax.stages.Compiled, str]:
+    """The compiled program and what XLA said to stderr meanwhile, where warnings of the sharding
+    pass end up ("Involuntary full rematerialization": an activation was gathered whole)."""
+    with tempfile.TemporaryFile() as file:
+        try:
+            with _stderr_to(file):
+                compiled = lowered.compile()
+        finally:
+            file.seek(0)
+            log = file.read().decode(errors="replace")
+    return compiled, log
+
+
+def memory(compiled) -> Memory:
+    """What XLA's memory assignment gave one device."""
+    m = compiled.memory_analysis()
+    return Memory(
+        m.argument_size_in_bytes,
+        m.output_size_in_bytes,
+        m.alias_size_in_bytes,
+        m.temp_size_in_bytes,
+        m.peak_memory_in_bytes,
+    )
+
+
+def memory_line(name: str, compiled) -> str:
+    """One line for a log: 'update: 1.2 GB a device at its peak (0.9 arguments, ...)'."""
+    m = memory(compiled)
+    return (
+        f"{name}: {size(m.peak)} a device at its peak (arguments {size(m.arguments)}, of which"
+        f" {size(m.aliased)} are updated in place; temporaries {size(m.temporaries)})"
+    )
+
+
+def size(n: int) -> str:
+    """Bytes in decimal units, three digits: 9.61 GB."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= unit:
+            return f"{n / unit:.3g} {name}"
+    return f"{n} B"
+
+
+# ------------------------------------------------------------------------------------------------
+# Work
+# ------------------------------------------------------------------------------------------------
+
+
+def matmul_flops(jaxpr, while_trips: int = 1) -> int:
+    """Floating-point operations of every matrix product in a program, over all devices.
+
+    XLA's own count sees the body of a loop once and a Pallas kernel not at all; here scans count
+    by their length, `while` loops (trip count unknown) `while_trips` times, the body of a
+    `shard_map` once a device, and of a `cond` the dearest branch. Splash attention counts the
+    blocks on and below the diagonal, other kernels their whole grid.
+    """
+    total = 0
+    for eqn in jaxpr.eqns:
+        kind, p = eqn.primitive.name, eqn.params
+        inner = [matmul_flops(j, while_trips) for j in jax.extend.core.jaxprs_in_params(p)]
+        if kind == "dot_general":
+            (contract, _), _ = p["dimension_numbers"]
+            shape = eqn.invars[0].aval.shape
+            depth = math.prod(shape[axis] for axis in contract)
+            total += 2 * depth * math.prod(eqn.outvars[0].aval.shape)
+        elif kind == "scan":
+            total += p["length"] * sum(inner)
+        elif kind == "while":
+            total += while_trips * sum(inner)
+        elif kind == "cond":
+            total += max(inner)
+        elif kind == "shard_map":
+            total += math.prod(p["mesh"].shape.values()) * sum(inner)
+        elif kind == "pallas_call":
+            total += _blocks(str(p["name"]), p["grid_mapping"].grid) * sum(inner)
+        else:
+            total += sum(inner)
+    return total
+
+
+def _blocks(name: str, grid: tuple[int, ...]) -> int:
+    """How many blocks of the grid a kernel computes."""
+    if not name.startswith("splash"):
+        return math.prod(grid)
+    # Causal: (..., heads, queries, keys), and (..., keys, heads, queries) in the dK, dV kernel.
+    q, k = (grid[-1], grid[-3]) if "dkv" in name else grid[-2:]
+    live = sum(-(-(i + 1) * k // q) for i in range(q))
+    return math.prod(grid) // (q * k) * live

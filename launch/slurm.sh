@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Train on several GPU nodes through Slurm: one process a GPU, which find each other through it.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+    cat <<'TEXT'
+usage: launch/slurm.sh --nodes=N [--gpus=G] [FLAG ...] [-- TRAINING FLAG ...]
+
+  launch/slurm.sh --nodes=4 --gpus=8 --time=24:00:00 -- \
+      --config=configs/dapo_qwen2_5_7b.py --workdir=/shared/runs/dapo
+
+Installs dapo_jax[cuda] into .venv here (the checkout and the workdir must lie on a disk that all
+nodes share) and submits a job. Two minutes before its time is up, and when it is preempted, Slurm
+sends SIGTERM: the run saves and leaves, and the job puts itself into the queue again.
+
+  --nodes=N             nodes
+  --gpus=G              GPUs, and processes, a node                        (default: 8)
+  --time=HH:MM:SS       of the job                                         (default: 24:00:00)
+  --name=NAME           of the job                                         (default: dapo_jax)
+  --partition=, --account=, --qos=, --constraint=     go to sbatch
+  --extra=EXTRA         what to install: cuda (default), or '' for CPU
+  --python=X.Y          use this Python, in .venv-X.Y
+  --dry-run             print the job script and the command, submit nothing
+  --help                print this
+TEXT
+}
+
+nodes="" gpus=8 time=24:00:00 name=dapo_jax extra=cuda version="" dry_run="" to_sbatch=() training=()
+while (($#)); do
+    case "$1" in
+        --nodes=[1-9]*) nodes="${1#*=}" ;;
+        --gpus=[0-9]*) gpus="${1#*=}" ;;
+        --time=?*) time="${1#*=}" ;;
+        --name=?*) name="${1#*=}" ;;
+        --partition=?* | --account=?* | --qos=?* | --constraint=?*) to_sbatch+=("$1") ;;
+        --extra=*) extra="${1#*=}" ;;
+        --python=?*) version="${1#*=}" ;;
+        --dry-run) dry_run=1 ;;
+        -h | --help) usage; exit 0 ;;
+        --) shift; training=("$@"); break ;;
+        *) dapo_fail "unknown argument '$1' (flags are --name=value; see --help)" 2 ;;
+    esac
+    shift
+done
+[[ -n "$nodes" ]] || dapo_fail "--nodes: how many? (see --help)" 2
+
+[[ -n "$dry_run" ]] || dapo_setup "$extra" "$version"
+printf -v command ' %q' "$DAPO_ROOT/launch/until_done.sh" \
+    "$(dapo_venv "$version")/bin/python" -um dapo_jax.train \
+    ${training[@]+"${training[@]}"}
+((gpus == 0)) || to_sbatch+=("--gpus-per-node=$gpus")
+
+# The signal goes to the step, not to this script: srun hands it on to the processes.
+read -r -d '' job <<TEXT || true
+#!/usr/bin/env bash
+srun --kill-on-bad-exit=1$command
+status=\$?
+# Told to leave, and not done: into the queue again.
+[[ \$status != 75 ]] || scontrol requeue "\$SLURM_JOB_ID"
+exit \$status
+TEXT
+submit=(sbatch "--job-name=$name" "--nodes=$nodes" "--ntasks-per-node=$((gpus > 0 ? gpus : 1))"
+    "--time=$time" --signal=TERM@120 --requeue --open-mode=append
+    ${to_sbatch[@]+"${to_sbatch[@]}"})
+if [[ -n "$dry_run" ]]; then
+    printf '%q ' "${submit[@]}"
+    printf '<<"JOB"\n%s\nJOB\n' "$job"
+    exit 0
+fi
+printf '%s\n' "$job" | "${submit[@]}"

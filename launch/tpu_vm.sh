@@ -1,0 +1,191 @@
+#!/usr/bin/env bash
+# Train on a Cloud TPU pod slice through gcloud, from this machine.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+    cat <<'TEXT'
+usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [FLAG ...] [-- TRAINING FLAG ...]
+
+  run       create the slice or reuse it, copy this checkout, install, train on all of its hosts,
+            and print the log of host 0. After a preemption: all of it again, which resumes. Ends
+            with the training's exit status. Breaking off leaves the training alone; the same
+            command follows it again.
+  stop      ask the training to save and leave
+  fetch     copy metrics and samples from the bucket to --to (checkpoints with --checkpoints)
+  delete    delete the slice and its request
+
+  launch/tpu_vm.sh run --name=dapo --zone=us-east5-a --type=v5p-256 --spot \
+      -- --config=configs/dapo_qwen2_5_32b.py --workdir=gs://BUCKET/dapo
+
+  --name=NAME, --zone=ZONE   of the slice
+  --project=PROJECT          default: gcloud's
+  --type=TYPE                Cloud's name of the slice: v5p-256, v6e-256, v5litepod-256
+  --runtime=VERSION          default: what Google names for the type
+  --spot | --reserved        how to ask for it                    (default: on demand)
+  --prepare=COMMAND          shell command on every host after the install, such as
+                             'gcloud storage cp gs://BUCKET/dapo-math-17k.parquet dapo_jax/'
+  --retries=N                starts after a failure that is no preemption, in a row (default: 2)
+  --delete                   run: delete the slice after the training has ended
+  --workdir=gs://...         fetch: the run's; run takes it from the training flags
+  --to=DIR, --checkpoints    fetch: where to, and whether with checkpoints
+  --dry-run                  print every command, run none
+  --help                     print this
+
+FILE names in training flags are names on the hosts, relative to the checkout.
+TEXT
+}
+
+action="" name="" zone="" project="" type="" runtime="" provisioning="" prepare="" retries=2
+delete="" workdir="" to="" checkpoints="" dry_run="" training=()
+while (($#)); do
+    case "$1" in
+        --name=?*) name="${1#*=}" ;;
+        --zone=?*) zone="${1#*=}" ;;
+        --project=?*) project="${1#*=}" ;;
+        --type=?*) type="${1#*=}" ;;
+        --runtime=?*) runtime="${1#*=}" ;;
+        --spot | --reserved) provisioning="$1" ;;
+        --prepare=?*) prepare="${1#*=}" ;;
+        --retries=[0-9]*) retries="${1#*=}" ;;
+        --delete) delete=1 ;;
+        --workdir=?*) workdir="${1#*=}" ;;
+        --to=?*) to="${1#*=}" ;;
+        --checkpoints) checkpoints=1 ;;
+        --dry-run) dry_run=1 ;;
+        -h | --help) usage; exit 0 ;;
+        --) shift; training=("$@"); break ;;
+        run | stop | fetch | delete)
+            [[ -z "$action" ]] || dapo_fail "one command at a time: '$action' or '$1'" 2
+            action="$1" ;;
+        *) dapo_fail "unknown argument '$1' (flags are --name=value; see --help)" 2 ;;
+    esac
+    shift
+done
+[[ -n "$action" ]] || dapo_fail "say what to do: run, stop, fetch or delete (see --help)" 2
+
+scope=(${zone:+"--zone=$zone"} ${project:+"--project=$project"} --quiet)
+
+call() {  # call COMMAND ...: print it, and run it unless this is a dry run
+    printf '+ ' >&2; printf '%q ' "$@" >&2; printf '\n' >&2
+    [[ -n "$dry_run" ]] || "$@"
+}
+
+# State of the request for the slice ('' = there is none) and of the slice itself.
+request_state() {
+    gcloud compute tpus queued-resources describe "$name" "${scope[@]}" \
+        '--format=value(state.state)' 2>/dev/null || true
+}
+node_state() {
+    gcloud compute tpus tpu-vm describe "$name" "${scope[@]}" '--format=value(state)' 2>/dev/null \
+        || true
+}
+
+on_hosts() {  # on_hosts WORKER COMMAND
+    call gcloud compute tpus tpu-vm ssh "$name" "${scope[@]}" "--worker=$1" "--command=$2"
+}
+
+delete_slice() {
+    call gcloud compute tpus queued-resources delete "$name" "${scope[@]}" --force
+}
+
+create_slice() {
+    call gcloud compute tpus queued-resources create "$name" "${scope[@]}" "--node-id=$name" \
+        "--accelerator-type=$type" "--runtime-version=$runtime" ${provisioning:+"$provisioning"}
+}
+
+# Until the slice is there: made, waited for, or made again after a preemption. Prints a line at
+# each change.
+ensure_slice() {
+    local state seen=""
+    if [[ -n "$dry_run" ]]; then
+        create_slice
+        return
+    fi
+    while true; do
+        state="$(request_state)"
+        [[ "$state" == "$seen" ]] || { dapo_say "slice $name: ${state:-not there}"; seen="$state"; }
+        case "$state" in
+            ACTIVE)
+                case "$(node_state)" in
+                    READY) return ;;
+                    PREEMPTED | TERMINATED | STOPPED | "") delete_slice ;;
+                esac ;;
+            "") create_slice ;;
+            FAILED | SUSPENDED) delete_slice ;;
+        esac
+        sleep "${DAPO_POLL_SECONDS:-15}"
+    done
+}
+
+# The checkout without what git and the runs have put there.
+install() {
+    local archive="$scratch/dapo_jax.tar.gz"
+    call tar -czf "$archive" -C "$DAPO_ROOT" --exclude=./.git '--exclude=./.venv*' \
+        --exclude=./runs --exclude=__pycache__ '--exclude=./run.*' .
+    call gcloud compute tpus tpu-vm scp "$archive" "$name:dapo_jax.tar.gz" "${scope[@]}" \
+        --worker=all
+    on_hosts all "mkdir -p dapo_jax && tar -xzf dapo_jax.tar.gz -C dapo_jax && \
+bash dapo_jax/launch/worker.sh install tpu${prepare:+ && $prepare}"
+}
+
+running() {  # whether the slice is at work already: then there is nothing to copy or start
+    [[ -z "$dry_run" ]] && on_hosts 0 "bash dapo_jax/launch/worker.sh alive" 2>/dev/null
+}
+
+run() {
+    local code failures=0 arguments
+    printf -v arguments ' %q' "${training[@]}"
+    while true; do
+        code=1
+        ensure_slice
+        if running || { install && on_hosts all "bash dapo_jax/launch/worker.sh start$arguments"; }
+        then
+            code=0
+            on_hosts 0 "bash dapo_jax/launch/worker.sh follow" || code=$?
+        fi
+        [[ $code != 0 ]] || break
+        if [[ "$(request_state)" == ACTIVE && "$(node_state)" == READY ]]; then
+            # The slice is well: a connection that broke (ssh's 255), or the run itself failed.
+            [[ $code == 255 || $code == 75 ]] || ((++failures <= retries)) || break
+            dapo_say "exit status $code with the slice in order: once more"
+        else
+            failures=0
+            dapo_say "the slice was taken away: asking for another"
+        fi
+        sleep "${DAPO_POLL_SECONDS:-15}"
+    done
+    [[ -z "$delete" ]] || delete_slice
+    exit "$code"
+}
+
+[[ "$action" == fetch || (-n "$name" && -n "$zone") ]] || dapo_fail "give --name and --zone" 2
+case "$action" in
+    run)
+        for flag in ${training[@]+"${training[@]}"}; do
+            [[ "$flag" != --workdir=* ]] || workdir="${flag#*=}"
+        done
+        [[ "$workdir" == gs://* ]] || dapo_fail \
+            "give the training a bucket, --workdir=gs://...: hosts share no disk, and a preempted \
+slice loses its own" 2
+        [[ -n "$type" ]] || dapo_fail "--type: which slice? v5p-256, v6e-256, v5litepod-256, ..." 2
+        case "$type" in
+            v2-* | v3-* | v4-*) : "${runtime:=tpu-ubuntu2204-base}" ;;
+            v5p-*) : "${runtime:=v2-alpha-tpuv5}" ;;
+            v5litepod-*) : "${runtime:=v2-alpha-tpuv5-lite}" ;;
+            v6e-*) : "${runtime:=v2-alpha-tpuv6e}" ;;
+            *) [[ -n "$runtime" ]] || dapo_fail "--type=$type: say --runtime=VERSION as well" 2 ;;
+        esac
+        scratch="$(mktemp -d)"
+        trap 'rm -rf -- "$scratch"' EXIT
+        run ;;
+    stop) on_hosts all "bash dapo_jax/launch/worker.sh stop" ;;
+    fetch)
+        [[ "$workdir" == gs://* && -n "$to" ]] || dapo_fail \
+            "fetch: give --workdir=gs://... and --to=DIR" 2
+        call mkdir -p -- "$to"
+        exclude='--exclude=checkpoints/.*'
+        [[ -z "$checkpoints" ]] || exclude=""
+        call gcloud storage rsync --recursive ${exclude:+"$exclude"} "$workdir" "$to" ;;
+    delete) delete_slice ;;
+esac

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# The half of tpu_vm.sh that runs on the hosts of a pod slice, in a copy of the repository.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+    cat <<'TEXT'
+usage: launch/worker.sh install [EXTRA [PYTHON]] | start ARGUMENT ... | alive | follow | stop
+
+  install   install uv (if need be) and dapo_jax with this extra
+  start     run `python -m dapo_jax.train ARGUMENT ...` in the background, in place of an older one
+  alive     exit with 0 where it runs
+  follow    print its log from the beginning until it ends, then exit with its status, or with 75
+            where the machine told it to stop (a preemption) and the same command would go on
+  stop      ask it to save and leave (SIGTERM)
+TEXT
+}
+
+log="$DAPO_ROOT/run.log" pid="$DAPO_ROOT/run.pid" status="$DAPO_ROOT/run.status"
+asked="$DAPO_ROOT/run.asked"  # is there where `stop` was called
+alive() { [[ -f "$pid" ]] && kill -0 "$(<"$pid")" 2>/dev/null; }
+
+case "${1:-}" in
+    install)
+        export PATH="$HOME/.local/bin:$PATH"
+        command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
+        dapo_setup "${2:-tpu}" "${3:-}"
+        printf '%s\n' "$DAPO_PYTHON" >"$DAPO_ROOT/run.python"
+        ;;
+    start)
+        shift
+        if alive; then  # of a run whose other hosts have failed
+            kill -KILL -- "-$(<"$pid")" 2>/dev/null || true
+        fi
+        python="$(<"$DAPO_ROOT/run.python")"
+        rm -f -- "$status" "$asked"
+        export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
+        export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$HOME/.cache/dapo_jax/xla}"
+        cd -- "$DAPO_ROOT"
+        DAPO_STATUS_FILE="$status" setsid nohup bash launch/until_done.sh \
+            "$python" -um dapo_jax.train "$@" >"$log" 2>&1 </dev/null &
+        echo $! >"$pid"
+        ;;
+    alive) alive ;;
+    follow)
+        [[ -f "$pid" ]] || dapo_fail "nothing was started here"
+        tail -n +1 -F --pid="$(<"$pid")" -- "$log" 2>/dev/null
+        [[ -f "$status" ]] || exit 75  # killed without a word
+        code="$(<"$status")"
+        [[ $code != 75 || ! -f "$asked" ]] || code=0
+        exit "$code"
+        ;;
+    stop)
+        touch -- "$asked"
+        ! alive || kill -TERM "$(<"$pid")"
+        ;;
+    -h | --help) usage ;;
+    *) usage >&2; exit 2 ;;
+esac

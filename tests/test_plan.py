@@ -1,0 +1,183 @@
+"""The planner's arithmetic, against exact counts and against what XLA:TPU assigned."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from dapo_jax import config, plan, pods
+from dapo_jax.model import qwen2
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def big(size="32B", **changes):
+    c = config.paper()
+    c.model.path = f"Qwen/Qwen2.5-{size}"
+    c.data.train, c.eval.files = "a.parquet", "b=b.parquet"
+    c.mesh.tensor, c.optim.micro_rows = 8, 16
+    for name, value in changes.items():
+        c.update_from_flattened_dict({name.replace("__", "."): value})
+    return c
+
+
+def sizes(data, fsdp, tensor):
+    return dict(data=data, fsdp=fsdp, tensor=tensor)
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        ("0.5B", 494_032_768),
+        ("1.5B", 1_543_714_304),
+        ("3B", 3_085_938_688),
+        ("7B", 7_615_616_512),
+        ("14B", 14_770_033_664),
+        ("32B", 32_763_876_352),
+        ("72B", 72_706_203_648),
+    ],
+)
+def test_published_shapes_have_the_published_parameters(size, count):
+    assert qwen2.param_count(plan.network(big(size))) == count
+    assert plan.network(big(size + "-Instruct")) == plan.network(big(size))
+
+
+def test_weights_of_a_device_are_counted_by_the_rules():
+    c, shape = big(), plan.network(big())
+    whole = qwen2.param_count(shape)
+    for rules in (c.sharding.train, c.sharding.decode):
+        assert plan.weight_count(shape, rules, sizes(1, 1, 1)) == whole
+    split = plan.weight_count(shape, c.sharding.train, sizes(2, 16, 8))  # replicas do not help
+    assert whole / 128 <= split <= whole / 128 * 1.001  # norms and biases are split less
+    # In decoding over `tensor` only.
+    assert plan.weight_count(shape, c.sharding.decode, sizes(1, 16, 8)) >= whole / 8
+
+
+def test_cache_of_32b_is_256_kib_a_token():
+    c, shape = big(), plan.network(big())
+    assert plan.token_bytes(c, shape, sizes(1, 1, 1)) == 256 * 1024
+    assert plan.token_bytes(c, shape, sizes(1, 16, 8)) == 32 * 1024
+    assert plan.cache(c, shape, sizes(1, 16, 8)).tokens == 1024 * 22528
+    half = big(rollout__cache_fraction=0.5)
+    assert plan.cache(half, shape, sizes(1, 16, 8)).tokens == 512 * 22528
+    small = plan.network(big("0.5B"))  # heads of 64 are stored as 128
+    assert plan.token_bytes(c, small, sizes(1, 1, 1)) == 2 * 24 * 2 * 128 * 2
+
+
+# What XLA:TPU's memory assignment gave a training step of the same shapes (bfloat16, full
+# rematerialisation, residual split over `tensor`, splash attention; libtpu 0.0.50): decimal GB.
+COMPILED = [
+    ("32B", (1, 16, 8), 22528, 9.61),
+    ("32B", (1, 32, 8), 22528, 6.81),
+    ("7B", (1, 16, 4), 22528, 6.40),
+    ("1.5B", (1, 8, 2), 4096, 3.05),
+    ("0.5B", (1, 8, 2), 4096, 1.44),
+]
+
+
+@pytest.mark.parametrize(("size", "mesh", "length", "peak"), COMPILED)
+def test_update_lies_within_15_percent_of_the_compiler(size, mesh, length, peak):
+    mesh = sizes(*mesh)
+    c = big(size, optim__micro_rows=mesh["fsdp"], optim__row_tokens=length)
+    table = plan.memory(c, plan.network(c), mesh)
+    table["always"].pop("cache")
+    table["updating"].pop("packed rows")  # of other batches than this config's
+    got = plan.peaks(table)["updating"] / plan.GB
+    assert got == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "slots", "peak"),
+    [((1, 16, 8), 1024, 55.44), ((1, 16, 4), 512, 64.4), ((1, 32, 8), 352, 16.4)],
+)
+def test_sampling_lies_within_3_percent_of_the_compiler(mesh, slots, peak):
+    c = big(rollout__slots=slots)
+    table = plan.memory(c, plan.network(c), sizes(*mesh))
+    got = table["always"]["cache"] + sum(table["sampling"].values())
+    assert got / plan.GB == pytest.approx(peak, rel=0.03)
+
+
+def test_waves():
+    c, mesh = big(), sizes(1, 16, 8)
+    shape = plan.network(c)
+    assert plan.waves(c, shape, mesh, 22528) == {"sequences": 1024, "waves": 8}
+    assert plan.waves(c, shape, mesh, 100) == {"sequences": 1024, "waves": 8}
+    c.rollout.cache_fraction = 0.5
+    assert plan.waves(c, shape, mesh, 22528) == {"sequences": 512, "waves": 16}
+    assert plan.waves(c, shape, mesh, 22528 // 2) == {"sequences": 1024, "waves": 8}
+    assert plan.waves(c, shape, mesh, 10**6) == {"sequences": 0, "waves": 0}
+
+
+def test_bounds_by_hand():
+    """32B on 128 v5p chips, no prompt to speak of."""
+    c, pod = big(), pods.parse("v5p-256")
+    shape, mesh, r = plan.network(c), sizes(1, 16, 8), 10_000
+    got = plan.bounds(c, shape, mesh, pod, plan.Traffic(1, r))
+    n, read = 8192, 32_763_876_352 - 152064 * 5120
+    seconds = 8 * r * read / 8 * 2 / 2765e9  # weights, every step of eight waves
+    seconds += n * r * r / 2 * 256 * 1024 / 128 / 2765e9  # cache
+    assert got["decode"] == pytest.approx(seconds, rel=0.01)
+    forward = (n * r * 2 * read + n * 64 * 2 * 40 * 128 * r * r) / 128 / 459e12
+    assert got["old log-probs"] == pytest.approx(forward, rel=0.01)
+    assert got["update"] == pytest.approx(4 * forward, rel=0.01)
+    reuse = big(loss__old_logprobs="reuse", loss__kl_coef=0.1, model__remat="none")
+    got = plan.bounds(reuse, plan.network(reuse), mesh, pod, plan.Traffic(1, r))
+    assert got["old log-probs"] == pytest.approx(forward, rel=0.01)  # the reference alone
+    assert got["update"] == pytest.approx(3 * forward, rel=0.01)
+
+
+def test_what_is_suggested_fits_and_runs():
+    c, pod = big(), pods.parse("v6e-256")
+    shape = plan.network(c)
+    choices = plan.search(c, shape, pod, plan.Traffic(256, 5120), room=0.1)
+    assert choices
+    for x in choices:
+        flat = dict(re.findall(r"--config\.([\w.]+)=(\S+)", x.flags()))
+        t = big(rollout__cache_fraction=float(flat.pop("rollout.cache_fraction")))
+        t.update_from_flattened_dict({k: int(v) for k, v in flat.items()})
+        out = plan.plan(t, pod, plan.Traffic(256, 5120), room=0.1)
+        assert out["mistakes"] == [] and out["fits"]
+        assert max(out["peaks"].values()) == pytest.approx(x.peak)
+        assert x.peak <= 0.9 * pod.chip.hbm
+        assert out["in_flight"]["longest"]["sequences"] > 0
+    assert choices[0].decode == pytest.approx(min(x.decode for x in choices), rel=0.03)
+
+
+def test_too_big_names_what_is_big_enough():
+    c = big()
+    out = plan.plan(c, pods.parse("v6e-16"), plan.Traffic(256, 5120), 0.1)
+    assert not out["fits"] and not out["suggestions"]
+    pod = pods.parse(out["smallest_that_fits"])
+    assert pod.family == "v6e" and pod.chips > 16
+    assert "DOES NOT FIT" in plan.report(out)
+    assert any(out["smallest_that_fits"] in line for line in plan.report(out))
+
+
+def test_a_mesh_that_cannot_be_is_said_and_replaced():
+    c = big(mesh__tensor=16)
+    out = plan.plan(c, pods.parse("v5p-256"), plan.Traffic(256, 5120), 0.1)
+    assert out["mistakes"] and not out["fits"] and out["suggestions"]
+    assert any("tensor" in line for line in plan.report(out) if line.startswith("cannot run"))
+
+
+def test_command_line(tmp_path):
+    command = [
+        sys.executable, "-m", "dapo_jax.plan", "--config=configs/quickstart.py",
+        "--topology=v5litepod-1", f"--json={tmp_path}/plan.json",
+    ]  # fmt: skip
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with pytest.raises(ValueError):
+        pods.parse("v5litepod-3")
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "FITS, by arithmetic" in done.stdout and "LOWER bounds" in done.stdout
+    assert "What this cannot know:" in done.stdout
+    saved = json.loads((tmp_path / "plan.json").read_text())
+    assert saved["parameters"] == 101_952 and saved["fits"] is True
+    command[-1] = "--topology=v5litepod-3"
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.startswith("error: 'v5litepod-3': no TPU slice")

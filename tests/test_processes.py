@@ -1,0 +1,348 @@
+"""Several processes as one run. The slow half starts real ones, which meet over loopback."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from absl import flags
+
+from dapo_jax import config, parallel, parts, processes
+from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.model import qwen2
+from dapo_jax.rollout.engine import Response
+from dapo_jax.run import checkpoint, metrics
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+# ------------------------------------------------------------------------------------------------
+# In this process
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def set_flags():
+    """`set_flags(name=value, ...)`, undone after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def change(**values):
+            flags.FLAGS.mark_as_parsed()
+            for name, value in values.items():
+                old = flags.FLAGS[name].value
+                flags.FLAGS[name].value = value
+                stack.callback(setattr, flags.FLAGS[name], "value", old)
+
+        yield change
+
+
+def test_one_process_needs_no_coordinator(set_flags, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: pytest.fail("asked"))
+    set_flags(num_processes=1)
+    with processes.joined():
+        assert parallel.gather_json({"a": [1]}) == [{"a": [1]}]
+        assert parallel.any_process(True) and not parallel.any_process(False)
+
+
+def test_no_cluster_means_one_process(set_flags, monkeypatch):
+    def refuse(message):
+        def initialize(*_, **__):
+            raise ValueError(message)
+
+        return initialize
+
+    monkeypatch.setattr(
+        jax.distributed, "initialize", refuse("coordinator_address should be defined.")
+    )
+    set_flags(coordinator="", num_processes=0, process_id=-1)
+    assert processes.start() is False
+    monkeypatch.setattr(jax.distributed, "initialize", refuse("bad SLURM_NTASKS"))
+    with pytest.raises(ValueError, match="SLURM_NTASKS"):  # a cluster that is there, and broken
+        processes.start()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (dict(coordinator="h:1"), "give all three"),
+        (dict(coordinator="h:1", num_processes=2), "give all three"),
+        (dict(coordinator="h:1", num_processes=2, process_id=2), "process_id from 0"),
+        (dict(coordinator="host", num_processes=2, process_id=0), "wants host:port"),
+    ],
+)
+def test_flags_that_do_not_fit_together(values, said, set_flags):
+    set_flags(**(dict(coordinator="", num_processes=0, process_id=-1) | values))
+    with pytest.raises(ValueError, match=said):
+        processes.start()
+
+
+def test_agree_names_what_differs(monkeypatch):
+    mine = processes.identity(config.base(), "runs/a")
+    processes.agree(mine)
+    other = mine | {"config.optim.lr": 0.5}
+
+    def gather(value):
+        return [value, other if value == mine else "another hash"]
+
+    monkeypatch.setattr(parallel, "gather_json", gather)
+    with pytest.raises(ValueError, match=r"^config\.optim\.lr is 0\.5 in process 1 and 0\.0003 in"):
+        processes.agree(mine)
+
+
+def test_identity_holds_all_that_must_be_the_same():
+    names = processes.identity(config.base(), "runs/a")
+    assert {f"config.{name}" for name in config.SCHEMA} < set(names)
+    assert {"--workdir", "python", "the version of jax"} < set(names)
+    assert "the source of dapo_jax (its hash)" in names
+    json.dumps(names)
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 5])
+def test_each_host_grades_its_own_share(hosts, monkeypatch):
+    """Of four groups; then everybody has all verdicts, in order."""
+    none = np.zeros(0, np.float32)
+    groups = [
+        Group(n, [1], [Response(np.array([n, g]), none, none, False) for g in range(3)], None)
+        for n in range(4)
+    ]
+    read = []
+
+    class Tokenizer:
+        def decode(self, ids):
+            read.append(ids[0])
+            return f"Answer: {sum(ids)}"
+
+    answers = ["1", "1", "3", "9"]
+    alone = parts.grade_groups(Tokenizer(), groups, answers, "dapo")
+    assert [g.correct.tolist() for g in alone] == [
+        [False, True, False],
+        [True, False, False],
+        [False, True, False],
+        [False, False, False],
+    ]
+    sent, done = {}, []
+    monkeypatch.setattr(jax, "process_count", lambda: hosts)
+    for host in range(hosts):  # what each sends
+        monkeypatch.setattr(jax, "process_index", lambda host=host: host)
+        monkeypatch.setattr(
+            parallel, "gather_json", lambda x, host=host: sent.update({host: x}) or []
+        )
+        read.clear()
+        parts.grade_groups(Tokenizer(), groups, answers, "dapo")
+        done += sorted(set(read))
+    assert done == [0, 1, 2, 3]  # each group on one host
+    through_json = json.loads(json.dumps([sent[h] for h in range(hosts)]))
+    monkeypatch.setattr(parallel, "gather_json", lambda _: through_json)
+    for a, b in zip(parts.grade_groups(Tokenizer(), groups, answers, "dapo"), alone, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+class Service:
+    """A stand-in for the coordination service; process 1 of 2 beats until it is told not to."""
+
+    def __init__(self):
+        self.entries, self.beats, self.alive = {}, 0, True
+
+    def key_value_set(self, key, value, overwrite):
+        self.entries[key] = value
+
+    def key_value_dir_get(self, folder):
+        self.beats += self.alive
+        self.entries[f"{folder}/1"] = f"{self.beats} host b, pid 7"
+        return list(self.entries.items())
+
+
+def test_watch_names_the_process_that_is_silent(capsys):
+    service = Service()
+    watch = processes.Watch(service, timeout=0.5)
+    time.sleep(0.6)
+    assert not watch.gone
+    service.alive = False
+    assert watch.wait()
+    assert "process 1 of 1 (host b, pid 7) has been silent" in capsys.readouterr().err
+    watch.stop()
+
+
+# ------------------------------------------------------------------------------------------------
+# Real processes
+# ------------------------------------------------------------------------------------------------
+
+CONFIG = """
+from dapo_jax import config
+def get_config():
+    c = config.base()
+    c.eval.every, c.eval.k, c.eval.problems, c.data.embedded_problems = 0, 2, 8, 64
+    c.eval.top_p = 1.0
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
+    c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 4, 16
+    c.reward.overlong_buffer_tokens, c.log.tensorboard = 4, False
+    c.checkpoint.every, c.checkpoint.keep, c.warmup.skill_steps = 1, 10, 1
+    return c
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(folder, workdir, count, index, port, *extra, devices=1) -> subprocess.Popen:
+    file = folder / "config.py"
+    file.write_text(CONFIG)
+    return subprocess.Popen(
+        [
+            sys.executable,
+            ROOT / "tests" / "stubbed_train.py",
+            f"--config={file}",
+            f"--workdir={workdir}",
+            f"--coordinator=127.0.0.1:{port}",
+            f"--num_processes={count}",
+            f"--process_id={index}",
+            *extra,
+        ],
+        env=os.environ
+        | {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "NPROC": "16",  # as in conftest.py: a thread pool that does not run dry
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(running: list[subprocess.Popen], seconds=300) -> list[tuple[int, str]]:
+    """(exit status, output) of each; none outlives the test."""
+    try:
+        said = [p.communicate(timeout=seconds)[0] for p in running]
+    finally:
+        for p in running:
+            p.kill()
+    return [(p.returncode, text) for p, text in zip(running, said, strict=True)]
+
+
+def shown(done: list[tuple[int, str]]) -> str:
+    return "".join(f"\n=== exit status {status}\n{text[-3000:]}" for status, text in done)
+
+
+def run(folder, workdir, count, *extra, devices=1) -> list[str]:
+    port = free_port()
+    done = finish(
+        [start(folder, workdir, count, i, port, *extra, devices=devices) for i in range(count)]
+    )
+    assert [status for status, _ in done] == [0] * count, shown(done)
+    return [text for _, text in done]
+
+
+def steps_done(workdir) -> int:
+    return len(metrics.read(workdir / "metrics.jsonl")) - 1
+
+
+def drawn(workdir) -> dict[int, list]:
+    """Process -> what it drew in each step."""
+    return {
+        int(f.stem.split("_")[1]): [json.loads(row) for row in f.read_text().splitlines()]
+        for f in workdir.glob("drawn_*.jsonl")
+    }
+
+
+def params(workdir, step):
+    like = qwen2.abstract(qwen2.shape_from_config(config.base()))
+    here = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
+    return checkpoint.restore_params(workdir / "checkpoints", like, here, step)
+
+
+@pytest.mark.slow
+def test_two_then_four_processes_do_what_one_does(tmp_path):
+    """The whole loop: warm-up, rollouts, updates, evaluation, save; and a resume of what two
+    processes of two devices each left by four processes of one."""
+    one, many = tmp_path / "one", tmp_path / "many"
+    run(tmp_path, one, 1, "--config.steps=3")
+    run(tmp_path, many, 2, "--config.steps=2", "--config.mesh.tensor=2", devices=2)
+    said = run(tmp_path, many, 4, "--config.steps=3", "--config.mesh.fsdp=4")
+    assert "resumed after step 2" in said[0] and "done: 3 steps" in said[0]
+    assert not any("done" in text or "start" in text for text in said[1:])
+
+    (reference,) = drawn(one).values()
+    there = drawn(many)
+    assert there[0] == there[1] == reference
+    assert there[2] == there[3] == reference[2:]
+    rows = zip(*(metrics.read(w / "metrics.jsonl") for w in (one, many)), strict=True)
+    for a, b in rows:
+        exact = {k: v for k, v in a.items() if k.split("/")[0] in ("step", "reward", "sampling")}
+        assert exact.items() <= b.items()
+        scores = {k: v for k, v in a.items() if k.startswith("eval/") and a["step"] in (0, 3)}
+        assert a["step"] not in (0, 3) or len(scores) == 10
+        assert scores.items() <= b.items()
+    assert (one / "config.json").is_file() and (many / "config.json").is_file()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params(one, 3), params(many, 3)
+    )
+
+
+def interrupt(tmp_path, number, to: int, *extra):
+    """Two processes; `number` is sent to one of them in the middle of the run."""
+    workdir, port = tmp_path / "run", free_port()
+    endless = ("--config.steps=100000", "--config.checkpoint.every=0", *extra)
+    running = [start(tmp_path, workdir, 2, i, port, *endless) for i in range(2)]
+    deadline = time.time() + 300
+    while steps_done(workdir) < 1 and time.time() < deadline:
+        assert [p.poll() for p in running] == [None, None], shown(finish(running))
+        time.sleep(0.02)
+    running[to].send_signal(number)
+    started = time.time()
+    return workdir, finish(running, 120), time.time() - started
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_saves_on_both(tmp_path):
+    workdir, done, _ = interrupt(tmp_path, signal.SIGTERM, 1)
+    assert [status for status, _ in done] == [0, 0], shown(done)
+    assert "the same command goes on from there" in done[0][1]
+    manager = checkpoint.manager(workdir / "checkpoints", keep=9)
+    assert manager.latest_step() == steps_done(workdir)
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_other_with_its_name(tmp_path):
+    _, done, seconds = interrupt(tmp_path, signal.SIGKILL, 1, "--heartbeat_timeout=10")
+    assert [status for status, _ in done] == [1, -signal.SIGKILL], shown(done)
+    assert seconds < 15
+    last = done[0][1].strip().splitlines()[-1]
+    assert last.startswith("error: process 1 of 2 (host ")
+    assert "goes on from the last checkpoint" in last
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_is_not_there(tmp_path):
+    ((status, said),) = finish(
+        [start(tmp_path, tmp_path / "run", 2, 1, free_port(), "--start_timeout=5")], 50
+    )
+    assert status == 1
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("error: process 1: no answer from the coordinator 127.0.0.1:")
+    assert "firewall" in last
+
+
+@pytest.mark.slow
+def test_another_config_is_refused_by_name(tmp_path):
+    port = free_port()
+    done = finish(
+        [
+            start(tmp_path, tmp_path / "run", 2, 0, port),
+            start(tmp_path, tmp_path / "run", 2, 1, port, "--config.optim.lr=0.5"),
+        ]
+    )
+    for status, said in done:
+        assert status == 1
+        assert "error: config.optim.lr is 0.5 in process 1 and 0.0003 in process 0" in said
+    assert not (tmp_path / "run").exists()

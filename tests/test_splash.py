@@ -1,0 +1,147 @@
+"""Flash attention by platform: splash interpreted; cuDNN as far as one gets without a GPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from dapo_jax import config, parallel
+from dapo_jax.model import attention, splash
+
+RULES = config.base().sharding.train.to_dict()
+B, H, K, T = 2, 4, 2, 300
+# Three sequences and padding; one long sequence and one token.
+SEGMENTS = np.array([[1] * 130 + [2] * 7 + [3] * 131 + [0] * 32, [1] * 299 + [2]], np.int32)
+
+
+def inputs(d, seed=0):
+    rng = np.random.default_rng(seed)
+    q = rng.normal(size=(B, H, T, d)).astype(np.float32)
+    k, v = rng.normal(size=(2, B, K, T, d)).astype(np.float32)
+    return q, k, v
+
+
+def oracle(q, k, v, segments):
+    """All scores at once, float64."""
+    k, v = (np.repeat(x, H // K, axis=1) for x in (k, v))
+    mask = (segments[:, :, None] == segments[:, None]) & np.tri(T, dtype=bool)
+    scores = jnp.einsum("BHtd,BHsd->BHts", q, k) / np.sqrt(q.shape[-1])
+    weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
+    return jnp.einsum("BHts,BHsd->BHtd", weights, v)
+
+
+def value_and_grads(f, args, direction):
+    y, back = jax.vjp(f, *args)
+    return jax.device_get((y, *back(direction.astype(y.dtype))))
+
+
+def expected(args, direction):
+    with jax.enable_x64(True):
+        args = [jnp.asarray(x, jnp.float64) for x in args]
+        return value_and_grads(lambda *a: oracle(*a, SEGMENTS), args, direction)
+
+
+def assert_close(got, want, tolerance):
+    for a, b in zip(got, want, strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b)
+        assert np.abs(b).max() > 0.1
+        assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_splash_and_its_gradient_are_causal_attention_within_segments(d):
+    args, direction = inputs(d), np.random.default_rng(1).normal(size=(B, H, T, d))
+    got = value_and_grads(lambda *a: splash.splash(*a, SEGMENTS), args, direction)
+    assert_close(got, expected(args, direction), 1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 2), (2, 1, 2)], ids=str)
+def test_splash_on_meshes(sizes):
+    """Heads over `tensor`, rows over `data`."""
+    mesh = Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), parallel.AXES)
+    args, direction = inputs(64), np.random.default_rng(1).normal(size=(B, H, T, 64))
+
+    def run(*args):
+        with parallel.use(mesh, RULES):
+            return splash.splash(*args, SEGMENTS)
+
+    assert_close(value_and_grads(jax.jit(run), args, direction), expected(args, direction), 1e-5)
+
+
+def test_splash_in_bfloat16():
+    args, direction = inputs(128), np.random.default_rng(1).normal(size=(B, H, T, 128))
+    low = [jnp.asarray(x, jnp.bfloat16) for x in args]
+    got = value_and_grads(lambda *a: splash.splash(*a, SEGMENTS), low, direction)
+    assert got[0].dtype == jnp.bfloat16
+    assert_close(got, expected([np.asarray(x, np.float32) for x in low], direction), 2e-2)
+
+
+def test_long_rows_in_several_blocks(monkeypatch):
+    """Blocks of 128: rows of three, the last of them padding for the most part."""
+    monkeypatch.setattr(splash, "_BLOCK", 128)
+    args, direction = inputs(64), np.random.default_rng(1).normal(size=(B, H, T, 64))
+    got = value_and_grads(lambda *a: splash.splash(*a, SEGMENTS), args, direction)
+    assert_close(got, expected(args, direction), 1e-5)
+
+
+def test_cudnn_gives_each_chunk_its_mask():
+    """The same call with XLA's implementation in cuDNN's place: layout, mask and chunks."""
+    args, direction = inputs(16), np.random.default_rng(1).normal(size=(B, H, T, 16))
+    for chunk in (512, 70):
+        f = lambda *a: splash.cudnn(*a, SEGMENTS, chunk, implementation="xla")  # noqa: B023, E731
+        assert_close(value_and_grads(f, args, direction), expected(args, direction), 1e-5)
+
+
+def test_cudnn_lowers_for_cuda(monkeypatch):
+    """jax's own checks of shapes pass, and the program calls cuDNN forward and back."""
+
+    class Versions:
+        cudnn_get_version = staticmethod(lambda: 91000)
+
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", Versions)
+    q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in inputs(64))
+    loss = lambda *a: splash.cudnn(*a, SEGMENTS, 100).astype(jnp.float32).sum()  # noqa: E731
+    traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, v)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    for call in ("fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmaxBackward"):
+        assert f"@__cudnn${call}(" in text
+
+
+def platform_mesh(name):
+    class Device:
+        platform = name
+
+    class Pod:
+        devices = np.array([Device()])
+
+    return Pod
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "head_dim", "want"),
+    [
+        ("tpu", jnp.bfloat16, 128, "splash"),
+        ("tpu", jnp.float32, 64, "splash"),
+        ("tpu", jnp.bfloat16, 16, "chunked"),
+        ("gpu", jnp.bfloat16, 64, "cudnn"),
+        ("gpu", jnp.float32, 64, "chunked"),
+        ("cpu", jnp.bfloat16, 64, "chunked"),
+    ],
+)
+def test_auto_goes_by_platform(platform, dtype, head_dim, want):
+    with parallel.use(platform_mesh(platform), RULES):
+        assert splash.choose("auto", dtype, head_dim) == want
+        assert splash.choose("chunked", dtype, head_dim) == "chunked"
+    assert splash.choose("auto", dtype, head_dim) == "chunked"  # these tests run on CPU
+
+
+def test_kernels_by_name():
+    args = inputs(64)
+    want = attention.packed(*args, SEGMENTS, 64)
+    for kind in ("auto", "chunked", "splash"):
+        got = splash.kernel(kind, jnp.float32, 64)(*args, SEGMENTS, 64)
+        np.testing.assert_allclose(got, want, atol=2e-5)
+    assert "pallas_call" in str(
+        jax.make_jaxpr(lambda *a: splash.kernel("splash", jnp.float32, 64)(*a, SEGMENTS, 64))(*args)
+    )

@@ -1,0 +1,168 @@
+"""Work and memory of compiled programs; pods that are only described."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from dapo_jax import topology
+from dapo_jax.parallel import AXES
+
+
+def flops(f, *args, **kwargs):
+    return topology.matmul_flops(jax.make_jaxpr(f)(*args).jaxpr, **kwargs)
+
+
+# --- work ----------------------------------------------------------------------------------------
+
+A, B = np.ones((3, 4, 5), np.float32), np.ones((3, 5, 6), np.float32)
+ONE = 2 * 3 * 4 * 5 * 6  # of A @ B
+
+
+def test_flops_of_a_batched_product():
+    assert flops(lambda a, b: a @ b, A, B) == ONE
+    assert flops(lambda a, b: jnp.einsum("xij,xjk->xik", a, b).sum(), A, B) == ONE
+    assert flops(lambda a: jnp.exp(a) + 1, A) == 0
+
+
+def test_flops_of_loops_count_every_turn():
+    def scanned(a, b):
+        return jax.lax.scan(lambda c, _: (c + (a @ b).sum(), None), 0.0, length=7)[0]
+
+    def looped(a, b, n):
+        return jax.lax.fori_loop(0, n, lambda _, c: c + scanned(a, b), 0.0)
+
+    assert flops(scanned, A, B) == 7 * ONE
+    assert flops(looped, A, B, 3) == 7 * ONE  # the trip count is traced: one turn by default
+    assert flops(looped, A, B, 3, while_trips=5) == 35 * ONE
+    assert flops(lambda a, b: jax.lax.map(lambda x: x @ b[0], a), A, B) == ONE
+
+
+def test_flops_of_branches_gradients_and_remat():
+    def branch(a, b, yes):
+        return jax.lax.cond(yes, lambda: (a @ b).sum(), lambda: 0.0)
+
+    def loss(w, a):
+        return jnp.sum(jax.checkpoint(lambda w: jnp.sin(jnp.sin(a[0] @ w) @ jnp.ones((6, 6))))(w))
+
+    assert flops(branch, A, B, True) == ONE
+    once, second = 2 * 4 * 5 * 6, 2 * 4 * 6 * 6
+    # Forward, again (all but the last product, whose output alone is needed by sin: both), two back
+    assert flops(jax.grad(loss), B[0], A) == 2 * (once + second) + second + once
+
+
+def test_flops_under_shard_map_count_every_device():
+    mesh = Mesh(np.array(jax.devices()[:2]).reshape(1, 1, 2), AXES)
+    x, w = np.ones((4, 8), np.float32), np.ones((8, 6), np.float32)
+    split = jax.shard_map(
+        lambda x, w: jax.lax.psum(x @ w, "tensor"),
+        mesh=mesh, in_specs=(P(None, "tensor"), P("tensor")), out_specs=P(),
+    )  # fmt: skip
+    copied = jax.shard_map(
+        lambda x, w: x @ w, mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False
+    )
+    assert flops(split, x, w) == 2 * 4 * 8 * 6
+    assert flops(copied, x, w) == 2 * (2 * 4 * 8 * 6)  # done twice
+
+
+def test_blocks_of_kernels():
+    assert topology._blocks("mine", (2, 3, 4)) == 24
+    assert topology._blocks("splash_mha_fwd", (2, 3, 4, 4)) == 6 * 10  # a triangle
+    assert topology._blocks("splash_mha_fwd", (5, 2, 4)) == 5 * (2 + 4)
+    assert topology._blocks("splash_mha_dkv", (4, 5, 2)) == 5 * (2 + 4)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_memory_of_a_program():
+    def step(state, x):
+        return state + x.sum(), x * 2
+
+    state, x = jnp.zeros(1000), jnp.ones(300)
+    m = topology.memory(jax.jit(step, donate_argnums=0).lower(state, x).compile())
+    assert m.arguments == 4 * 1300 and m.aliased == 4000
+    assert m.outputs >= 4 * 1300 and m.peak >= 4 * 1300
+    assert m.live == m.arguments + m.outputs - m.aliased + m.temporaries
+
+
+def test_memory_line():
+    compiled = jax.jit(lambda x: x + 1, donate_argnums=0).lower(jnp.zeros(500_000)).compile()
+    line = topology.memory_line("update", compiled)
+    assert line.startswith("update: 2 MB a device at its peak (arguments 2 MB, of which 2 MB")
+
+
+def test_sizes_in_words():
+    assert [topology.size(n) for n in (12, 9_610_000_000, 95_730_000, 1_000)] == [
+        "12 B", "9.61 GB", "95.7 MB", "1 kB"
+    ]  # fmt: skip
+
+
+def test_sharded_arguments():
+    mesh = Mesh(np.array(jax.devices()).reshape(1, -1, 1), AXES)
+    split, whole = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
+    tree = dict(w=np.zeros((8, 2), np.float32), n=np.int32(3))
+    each = topology.sharded(tree, dict(w=split, n=whole))
+    assert each["w"].shape == (8, 2) and each["w"].dtype == np.float32
+    assert each["w"].sharding == split and each["n"].sharding == whole
+    assert topology.sharded(tree, whole)["w"].sharding == whole
+
+
+def test_the_log_of_a_compilation(capfd):
+    class Noisy:
+        def compile(self):
+            import os
+
+            os.write(2, b"a warning of XLA\n")
+            return "compiled"
+
+    assert topology.compile_watched(Noisy()) == ("compiled", "a warning of XLA\n")
+    assert capfd.readouterr().err == ""
+
+
+def test_without_libtpu(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'jax\[tpu\]'"):
+        topology.devices("v5p:4x4x8")
+
+
+# --- described pods ------------------------------------------------------------------------------
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (jax[tpu])"
+)
+
+
+@needs_libtpu
+def test_pods():
+    mesh = topology.make_mesh("v5p:4x4x8", dict(data=1, fsdp=16, tensor=8))
+    assert mesh.shape == dict(data=1, fsdp=16, tensor=8)
+    assert topology.limit(mesh) == int(95.73 * 2**30)
+    assert len(topology.devices("v4:4x4x4")) == 64  # chips, not cores
+    with pytest.raises(ValueError, match="128 devices, the mesh wants 64"):
+        topology.make_mesh("v5p:4x4x8", dict(data=1, fsdp=8, tensor=8))
+    with pytest.raises(ValueError, match="'v5p-256': libtpu knows no such pod"):
+        topology.devices("v5p-256")
+    assert topology.limit(Mesh(np.array(jax.devices()), ("data",))) is None
+
+
+@needs_libtpu
+def test_a_program_for_a_pod():
+    """Weights over four chips: a quarter of them on each."""
+    mesh = topology.make_mesh("v5e:2x2", dict(data=1, fsdp=4, tensor=1))
+    split, rows = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P("fsdp"))
+    w = topology.sharded(jax.ShapeDtypeStruct((4096, 1024), jnp.float32), split)
+    x = topology.sharded(jax.ShapeDtypeStruct((512, 4096), jnp.bfloat16), rows)
+    f = jax.jit(
+        lambda w, x: w - x.T @ (x @ w).astype(x.dtype), donate_argnums=0, out_shardings=split
+    )
+    traced = f.trace(w, x)
+    compiled, log = topology.compile_watched(traced.lower())
+    m = topology.memory(compiled)
+    assert m.arguments == (4096 * 1024 * 4 + 512 * 4096 * 2) // 4
+    assert m.aliased == 4096 * 1024 * 4 // 4 and m.peak < topology.limit(mesh)
+    assert topology.matmul_flops(traced.jaxpr.jaxpr) == 2 * (2 * 512 * 4096 * 1024)
+    assert "Involuntary" not in log
