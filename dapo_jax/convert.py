@@ -82,15 +82,18 @@ def _newest(directory: str | Path) -> tuple[Path, dict]:
         raise ValueError(f"{directory}: no checkpoint in it; give a run's workdir")
     step = checkpoint.find_step(path)
     with checkpoint.reader(path) as manager:
-        args = ocp.args.Composite(state=ocp.args.JsonRestore())
-        return path, manager.restore(step, args=args)["state"]
+        return path, checkpoint.read_json(manager, step)
 
 
 def _saved_shape(state: dict) -> Shape:
-    if "shape" in state:
-        return Shape(**state["shape"])
-    c = config.base()  # a run's state has its config, flat
-    c.model.update({k: state["config"][f"model.{k}"] for k in c.model})
+    c = config.base()
+    try:
+        if "shape" in state:
+            return Shape(**state["shape"])
+        # A run's state has its config, flat.
+        c.model.update({k: state["config"][f"model.{k}"] for k in c.model})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the checkpoint does not say which model it holds ({error})") from error
     return hf.read_shape(hf.resolve(c.model.path)) if c.model.path else qwen2.shape_from_config(c)
 
 

@@ -129,6 +129,8 @@ def find_policy(c, workdir: pathlib.Path, given: str = "") -> Policy:
     """`given` is a run's workdir, its checkpoints/ or one step in there, what `convert to-orbax`
     wrote, a Hugging Face directory or a hub name. ValueError: there is no checkpoint."""
     base = hf.resolve(c.model.path) if c.model.path else None
+    if c.checkpoint.directory and not given:
+        return Policy(base, c.checkpoint.directory, checkpoint.find_step(c.checkpoint.directory))
     path = pathlib.Path(given or workdir).expanduser()
     if (path / "checkpoints").is_dir():
         path = path / "checkpoints"

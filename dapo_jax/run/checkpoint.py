@@ -145,26 +145,22 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
         _arrays(shardings),
     )
     _check_same(f"{m.directory} step {step}", _saved_shapes(m, step), target)
-    try:
-        out = m.restore(
-            step,
-            args=ocp.args.Composite(
-                arrays=ocp.args.StandardRestore(target), carried=ocp.args.StandardRestore()
-            ),
-        )
-        arrays, carried = out["arrays"], out["carried"]
-    except Exception as error:  # whatever the readers make of changed bytes
-        raise Damaged(f"cannot be read: {_line(error)}") from error
+    arrays = _read(m, step, "arrays", ocp.args.StandardRestore(target))
+    carried = _read(m, step, "carried", ocp.args.StandardRestore())
     content = saved["content"]
     if changed := _changed(seal.content(arrays), content["arrays"]):
         raise Damaged(f"{changed} is not what was saved")
-    if seal.digest(carried) != content["carried"]:
+    if seal.digest(carried) != content.get("carried"):
         raise Damaged("carried is not what was saved")
+    try:
+        groups = unflatten_groups(carried)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise Damaged(f"carried holds no groups: {_line(error)}") from error
     return State(
         arrays["params"],
         arrays["opt_state"],
         arrays.get("ref_params"),
-        unflatten_groups(carried),
+        groups,
         **{k: saved[k] for k in _COUNTERS if k in saved},
     )
 
@@ -176,12 +172,7 @@ def _changed(there: dict[str, int], saved: dict[str, int]) -> str:
 
 def read_state(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
     """The JSON of a step. Damaged: it has not the fields and types that `save` writes."""
-    try:
-        saved = m.restore(step, args=ocp.args.Composite(state=ocp.args.JsonRestore()))["state"]
-    except Exception as error:
-        raise Damaged(f"state cannot be read: {_line(error)}") from error
-    if not isinstance(saved, dict):
-        raise Damaged("state is no JSON object")
+    saved = read_json(m, step)
     for name, kind in {k: type(State._field_defaults[k]) for k in _COUNTERS}.items():
         # A counter that an older version did not have starts at its default.
         value = saved.get(name, State._field_defaults[name])
@@ -196,6 +187,21 @@ def read_state(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
     if not good or saved.get("step") != step:
         raise Damaged("state has other fields than were saved")
     return saved
+
+
+def read_json(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    """As `read_state`, of any writer: nothing is known about the fields."""
+    saved = _read(m, step, "state", ocp.args.JsonRestore())
+    if not isinstance(saved, dict):
+        raise Damaged("state is no JSON object")
+    return saved
+
+
+def _read(m: ocp.CheckpointManager, step: int, item: str, args):
+    try:
+        return m.restore(step, args=ocp.args.Composite(**{item: args}))[item]
+    except Exception as error:  # whatever the readers make of changed bytes
+        raise Damaged(f"{item} cannot be read: {_line(error)}") from error
 
 
 def _line(error: BaseException) -> str:
@@ -228,9 +234,11 @@ def restore_params(directory: str | pathlib.Path, params_like, shardings, step: 
             restore_args=ocp.checkpoint_utils.construct_restore_args({"params": target}),
             partial_restore=True,
         )
-        arrays = m.restore(step, args=ocp.args.Composite(arrays=args))["arrays"]
-        state = m.restore(step, args=ocp.args.Composite(state=ocp.args.JsonRestore()))["state"]
-    content = dict(state.get("content", {})).get("arrays")
+        try:
+            arrays, state = _read(m, step, "arrays", args), read_json(m, step)
+        except Damaged as error:
+            raise Damaged(f"{where}: damaged: {error}") from error
+    content = state["content"].get("arrays") if isinstance(state.get("content"), dict) else None
     kept = jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype, saved["params"], params_like))
     check = content and kept  # `convert` saves none; what was rounded has another
     if check and (changed := _changed(seal.content({"params": arrays["params"]}), content)):

@@ -24,14 +24,19 @@ HARMLESS = (
     "sharding.",
     "model.path",  # may have moved: the weights are here, the fingerprint covers the tokens
     "model.scan_layers",
+    "model.attention",
     "model.remat",
     "model.attention_chunk",
     "model.head_chunk",
     "rollout.slots",
     "rollout.chunk",
     "rollout.prefill_prompts",
+    "rollout.prefill_tokens",
+    "rollout.page_tokens",
+    "rollout.cache_fraction",
     "optim.micro_rows",
     "optim.row_tokens",
+    "optim.offload",
     "optim.max_skipped",
 )
 

@@ -120,7 +120,7 @@ def test_two_damaged_ones(run, tmp_path):
     for step in ("10", "12"):
         flip(copy / step / "state" / "metadata", random.Random(0))
     state, said = restore(copy)
-    assert state.step == 8 and said.count("is damaged") == 2
+    assert state.step == 8 and said.count("is damaged: ") == 2
 
 
 def test_no_whole_one_stops_and_changes_nothing(run, tmp_path):
