@@ -135,7 +135,9 @@ def supervised_loss(shape, params, rows: Rows):
 def accumulate(loss_fn, params, per_micro, micro_batches):
     """Gradient, sums and maxima over the first `micro_batches` entries of the trees `per_micro`.
 
-    A loop with a traced trip count: one program for any number, and no time on empty entries.
+    A loop with a traced trip count: one program for any number, and no time on empty entries,
+    which a scan over all of them would run too. The gradient is taken inside, so that nothing of a
+    micro-batch outlives its turn, and the sums in the carry are float32 and updated in place.
     """
 
     def at(i):
