@@ -158,8 +158,9 @@ def memory(compiled) -> Memory:
 def memory_line(name: str, compiled) -> str:
     """One line for a log: 'update: 1.2 GB a device at its peak (0.9 arguments, ...)'."""
     m = memory(compiled)
+    peak = m.peak if m.peak > m.temporaries else m.live  # XLA:CPU's peak leaves temporaries out
     return (
-        f"{name}: {size(m.peak)} a device at its peak (arguments {size(m.arguments)}, of which"
+        f"{name}: {size(peak)} a device at its peak (arguments {size(m.arguments)}, of which"
         f" {size(m.aliased)} are updated in place; temporaries {size(m.temporaries)})"
     )
 

@@ -342,3 +342,12 @@ def test_warnings():
     c = changed(loss__overlong_filter="group", reward__overlong_penalty=0.0)
     (line,) = config.warnings(c)
     assert "overlong_filter" in line and "overlong_penalty" in line
+
+
+def test_rows_split_over_tensor_devices_must_divide():
+    c = config.base()
+    c.mesh.fsdp, c.mesh.tensor, c.optim.row_tokens = 4, 2, 65
+    with pytest.raises(config.ConfigError, match="65 is not divisible by 2 .*multiple of 2"):
+        config.validate(c, 8)
+    c.sharding.train.sequence = ""  # no longer split
+    config.validate(c, 8)

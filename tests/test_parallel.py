@@ -76,3 +76,21 @@ def test_host_device_host(mesh):
         back = parallel.to_host(placed)
         assert isinstance(back["x"], np.ndarray) and back["x"].dtype == np.float32
         jax.tree.map(np.testing.assert_array_equal, back, tree)
+
+
+def test_local_runs_on_each_devices_part(mesh):
+    """Sums over the parts of one axis, laid out by another; outside `use`, the function itself."""
+    x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+
+    def part(x):
+        return jax.lax.psum(x, parallel.mesh_axes("heads")) if parallel.mesh_axes("heads") else x
+
+    def f(x):
+        with parallel.use(mesh, RULES):
+            assert parallel.ways("heads") == 2 and parallel.ways("batch") == 4
+            assert parallel.platform() == "cpu"
+            return parallel.local(part, (("batch", "heads"),), ("batch", None))(x)
+
+    np.testing.assert_array_equal(jax.jit(f)(x), x[:, :4] + x[:, 4:])
+    assert parallel.local(part, ((),), ()) is part
+    assert parallel.ways("heads") == 1 and parallel.mesh_axes("heads") == ()

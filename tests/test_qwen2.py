@@ -266,3 +266,27 @@ def test_config_fields_become_the_shape():
     c.model.num_layers, c.model.rope_theta, c.model.remat = 7, 5e5, "dots"
     shape = qwen2.shape_from_config(c)
     assert shape._asdict() == {k: c.model[k] for k in qwen2.Shape._fields}
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 2), (1, 2, 2), (2, 2, 2), (1, 4, 1)], ids=str)
+def test_lookup_on_meshes(sizes, capfd):
+    """Rows and their gradient as on one device, nothing gathered whole by the partitioner."""
+    rng = np.random.default_rng(0)
+    embed = rng.normal(size=(32, 8)).astype(np.float32)
+    tokens = rng.integers(32, size=(4, 6)).astype(np.int32)
+    weight = rng.normal(size=(4, 6, 8)).astype(np.float32)
+    mesh = Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), parallel.AXES)
+    rules = config.base().sharding.train.to_dict()
+
+    def loss(embed):
+        with parallel.use(mesh, rules):
+            x = qwen2.lookup(embed, tokens)
+        return (x * weight).sum(), x
+
+    layout = jax.sharding.NamedSharding(mesh, parallel.spec(("vocab", "embed"), rules))
+    grad, x = jax.jit(jax.grad(loss, has_aux=True))(jax.device_put(embed, layout))
+    np.testing.assert_array_equal(x, embed[tokens])
+    want = np.zeros_like(embed)
+    np.add.at(want, tokens, weight)
+    np.testing.assert_allclose(grad, want, atol=1e-6)
+    assert "Involuntary" not in capfd.readouterr().err
