@@ -12,6 +12,9 @@ from dapo_jax import config as config_lib
 CONFIG = config_flags.DEFINE_config_file(
     "config", "configs/quickstart.py", "Config file; fields are overridden as --config.a.b=value."
 )
+ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
+    "allow_config_change", False, "Resume although fields have changed that decide what is learned."
+)
 WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same command resumes it.")
 
 
@@ -25,6 +28,8 @@ def _guarded(main) -> None:
     if not flags.FLAGS["verbosity"].present:
         # absl sets INFO, at which Orbax reports every file it touches; --verbosity=0 asks for that.
         logging.set_verbosity(logging.WARNING)
+        # A failed save is told in one line by `run/saver.py`; Orbax would add its tracebacks.
+        logging.get_absl_handler().addFilter(lambda record: "orbax" not in record.pathname)
     try:
         sys.exit(main() or 0)
     except (ValueError, OSError) as error:

@@ -87,6 +87,9 @@ SCHEMA: dict[str, Field] = {
     "rollout.slots": Field(128, "responses decoded at a time", 1),
     "rollout.chunk": Field(8, "tokens decoded between two host visits", 1),
     "rollout.prefill_prompts": Field(16, "prompts a prefill call", 1),
+    "rollout.prefill_tokens": Field(512, "tokens of each prompt a prefill call; longer prompts take several", 8),
+    "rollout.page_tokens": Field(0, "tokens of a cache page; 0 = 128, and on CPU what model/paged.py measured to be quick", 0),
+    "rollout.cache_fraction": Field(1.0, "size of the cache, of what all slots at full length would fill; rows that no longer fit are made again later", 1e-6, 1.0),
 
     # --- dynamic sampling (paper Eq. 11) -------------------------------------------------------------
     "sampling.dynamic": Field(True, "keep only groups with 0 < correct < G, and refill what is missing"),
@@ -118,6 +121,7 @@ SCHEMA: dict[str, Field] = {
     "loss.importance_cap": Field(0.0, "truncated importance weight min(pi_trainer/pi_sampler, cap) on recomputed log-probs; 0 = off", 0.0),
     "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0),
     "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0),
+    "loss.entropy_enough": Field(0.0, "nats a token from which on the bonus no longer pushes: a guard against collapse only; 0 = no end", 0.0),
 
     # --- optimizer -----------------------------------------------------------------------------------------
     "optim.lr": Field(3e-4, "AdamW learning rate after warm-up (paper: 1e-6)", 0.0),
@@ -131,6 +135,7 @@ SCHEMA: dict[str, Field] = {
     "optim.minibatches": Field(8, "gradient updates a rollout step (paper: 16)", 1),
     "optim.micro_rows": Field(8, "packed rows a device pass; gradients accumulate over passes in float32", 1),
     "optim.row_tokens": Field(0, "length of a packed row; 0 = longest prompt + longest response, rounded up to 8", 0),
+    "optim.offload": Field(False, "keep Adam's moments in the hosts' memory between updates"),
     "optim.max_skipped": Field(8, "non-finite gradients in a row before the run stops with a checkpoint", 1),
 
     # --- evaluation ---------------------------------------------------------------------------------------
@@ -144,9 +149,23 @@ SCHEMA: dict[str, Field] = {
 
     # --- checkpoints and logs --------------------------------------------------------------------------------
     "checkpoint.every": Field(10, "rollout steps between checkpoints (the last is always saved); 0 = only the last", 0),
-    "checkpoint.keep": Field(2, "newest checkpoints kept", 1),
+    "checkpoint.keep": Field(2, "newest checkpoints kept; the one before is used where the newest is damaged", 1),
+    "checkpoint.keep_every": Field(0, "also keep the checkpoints of steps divisible by this; 0 = none", 0),
+    "checkpoint.keep_best": Field(0, "also keep this many with the best evaluation (each evaluated step is then saved)", 0),
+    "checkpoint.best": Field("", "metric that says which is best; '' = avg@k of the first evaluation set"),
+    "checkpoint.directory": Field("", "where checkpoints go, e.g. gs://bucket/run; '' = WORKDIR/checkpoints"),
     "log.samples": Field(4, "text samples a step in rollouts/", 0),
     "log.tensorboard": Field(True, "write TensorBoard events beside metrics.jsonl"),
+
+    # --- alarms of a run that goes wrong --------------------------------------------------------------------
+    "guard.entropy_min": Field(0.0, "alarm below this mean entropy of a token, nats (collapse); 0 = off", 0.0),
+    "guard.entropy_max": Field(0.0, "alarm above it (noise); 0 = off", 0.0),
+    "guard.length_min": Field(0.0, "alarm below this mean response length; 0 = off", 0.0),
+    "guard.length_max": Field(0.0, "alarm above it; 0 = off", 0.0),
+    "guard.accept_min": Field(0.01, "alarm below this share of drawn problems with right and wrong responses; 0 = off", 0.0, 1.0),
+    "guard.stop_after": Field(0, "steps in a row with an alarm before the run stops with a checkpoint; 0 = only warn", 0),
+    "guard.hang_factor": Field(10.0, "print all Python stacks when a phase takes this many times its usual time; 0 = off", 0.0),
+    "guard.hang_floor_s": Field(120.0, "and at least this many seconds", 0.0),
 
     # --- devices -----------------------------------------------------------------------------------------------
     "mesh.data": Field(1, "devices along `data` (replicas of the weights); -1 = all that are left", -1),
@@ -197,7 +216,7 @@ def paper() -> ml_collections.ConfigDict:
     c.data.on_bad = "skip"  # DAPO-Math-17k has five float-damaged answers
     c.rollout.groups, c.rollout.group_size = 512, 16
     c.rollout.max_response_tokens = 20480
-    c.rollout.slots, c.rollout.chunk = 1024, 128
+    c.rollout.slots, c.rollout.chunk, c.rollout.prefill_prompts = 1024, 128, 64
     c.reward.overlong_buffer_tokens = 4096
     c.optim.lr, c.optim.warmup_steps, c.optim.minibatches = 1e-6, 20, 16
     c.optim.b2 = 0.999

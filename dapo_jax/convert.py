@@ -78,10 +78,10 @@ def _newest(directory: str | Path) -> tuple[Path, dict]:
     path = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not path.is_dir():
         raise ValueError(f"{directory}: no such directory")
-    with checkpoint.manager(path, keep=1) as manager:
-        step = manager.latest_step()
-        if step is None:
-            raise ValueError(f"{directory}: no checkpoint in it; give a run's workdir")
+    if not any(checkpoint.steps(path)):
+        raise ValueError(f"{directory}: no checkpoint in it; give a run's workdir")
+    step = checkpoint.find_step(path)
+    with checkpoint.reader(path) as manager:
         args = ocp.args.Composite(state=ocp.args.JsonRestore())
         return path, manager.restore(step, args=args)["state"]
 

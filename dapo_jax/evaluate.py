@@ -17,7 +17,6 @@ import re
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from jax.experimental import multihost_utils
@@ -28,8 +27,9 @@ from dapo_jax.data.problems import Encoded
 from dapo_jax.model import hf, qwen2
 from dapo_jax.run import checkpoint, scores as scores_lib
 from dapo_jax.run.scores import Scores, majority, pass_at_k
+from dapo_jax.run.seal import checksums
 
-__all__ = ["Scores", "evaluate", "evaluate_sets", "majority", "pass_at_k"]
+__all__ = ["Scores", "checksums", "evaluate", "evaluate_sets", "majority", "pass_at_k"]
 
 SEED_OFFSET = 1 << 20  # evaluation never shares uniforms with training
 
@@ -77,10 +77,12 @@ def evaluate(
     )
 
 
-def evaluate_sets(c, machine, decode_params, text: parts.Text) -> dict[str, float]:
+def evaluate_sets(
+    c, machine, decode_params, text: parts.Text
+) -> tuple[dict[str, float], list[dict]]:
     """The evaluation of a training run: every set at top_p=1 and, where set, at `eval.top_p`.
-    Tags as in the README's metrics table."""
-    out = {}
+    (tags as in the README's metrics table, a row a problem and setting)."""
+    out, rows = {}, []
     for name, data in text.evals.items():
         for top_p in sorted({1.0, c.eval.top_p}, reverse=True):
             scores = evaluate(
@@ -102,7 +104,10 @@ def evaluate_sets(c, machine, decode_params, text: parts.Text) -> dict[str, floa
             if top_p == 1.0:
                 out[f"{tag}/length_mean"] = float(scores.lengths_PxK.mean())
                 out[f"{tag}/truncated_frac"] = float(scores.truncated_PxK.mean())
-    return out
+            rows += (
+                {"set": name, "top_p": top_p} | row for row in scores_lib.verdicts(data, scores)
+            )
+    return out, rows
 
 
 # ------------------------------------------------------------------------------------------------
@@ -136,12 +141,12 @@ def find_policy(c, workdir: pathlib.Path, given: str = "") -> Policy:
             " --checkpoint"
         )
     elif "://" in given:
-        return Policy(base, given, checkpoint.newest_step(given))
+        return Policy(base, given, checkpoint.find_step(given))
     elif path.name.isdigit() and (path / "arrays").is_dir():
         return Policy(base, str(path.parent), int(path.name))
     elif not path.is_dir() or any(path.glob("*.safetensors")):
         return Policy(hf.resolve(given))
-    return Policy(base, str(path), checkpoint.newest_step(path))
+    return Policy(base, str(path), checkpoint.find_step(path))
 
 
 def load_params(c, machine: parts.Machine, policy: Policy) -> qwen2.Params:
@@ -168,22 +173,6 @@ def load_text(c, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> parts
         c.data.train = next(iter(named.values()))  # is read anyway
     text = parts.load_text(c, workdir, model_dir)
     return text._replace(notes=text.notes[1:])  # the first is about the training set
-
-
-@jax.jit
-def checksums(params) -> list[jax.Array]:
-    """A number for each array that any change of it changes: its bits, weighted by odd numbers that
-    depend on their place. uint32 sums wrap, so that they are exact in any order and layout."""
-
-    def weigh(x):
-        bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype("uint32")
-        place, stride = jnp.uint32(0), 1
-        for axis in reversed(range(x.ndim)):
-            place += jax.lax.broadcasted_iota("uint32", x.shape, axis) * jnp.uint32(stride % 2**32)
-            stride *= x.shape[axis]
-        return jnp.sum(bits * (2 * place + 1), dtype="uint32")
-
-    return [weigh(x) for x in jax.tree.leaves(params)]
 
 
 # ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ split over. Nothing else in the project knows the mesh, so another strategy is a
 import contextlib
 import contextvars
 import math
+import os
 from collections.abc import Mapping
 
 import jax
@@ -76,6 +77,16 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(axes, rules)))
 
 
+def check_host_memory(mesh: Mesh) -> None:
+    """ValueError where arrays of this mesh cannot rest in pinned host memory."""
+    device = mesh.devices.flat[0]
+    if "pinned_host" not in (kinds := [m.kind for m in device.addressable_memories()]):
+        raise ValueError(
+            f"{device.device_kind} devices have no pinned host memory (only {', '.join(kinds)});"
+            " set optim.offload=False"
+        )
+
+
 def platform() -> str:
     """'cpu', 'gpu' or 'tpu': of the mesh in `use`, which may be one that is only described."""
     scope = _scope.get()
@@ -131,3 +142,33 @@ def to_device(tree, sharding):
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
     return jax.tree.map(put, tree, sharding)
+
+
+def device_memory(mesh: Mesh) -> int:
+    """Bytes that programs may use of one device of the mesh. On CPU, where the devices are
+    simulated or one, a device's share of the machine's memory."""
+    device = mesh.local_devices[0]
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    pages = os.sysconf("SC_PHYS_PAGES")
+    return pages * os.sysconf("SC_PAGE_SIZE") // len(jax.local_devices(backend=device.platform))
+
+
+def bytes_on_device(tree) -> int:
+    """What arrays, or ShapeDtypeStructs with shardings, take of the device that holds most."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def first() -> bool:
+    """Whether this is the process that writes files and talks."""
+    return jax.process_index() == 0
+
+
+def everyone(ok: bool) -> bool:
+    """Whether `ok` holds on all processes; all must ask at the same point. Also a barrier."""
+    if jax.process_count() == 1:
+        return ok
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))

@@ -148,7 +148,7 @@ def build_machine(c, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None
     tx = update.optimizer(
         c.optim.b1, c.optim.b2, c.optim.eps, c.optim.weight_decay, c.optim.clip_norm
     )
-    trainer = update.programs(shape, mesh, rules["train"], tx, c.model.dtype)
+    trainer = update.programs(shape, mesh, rules["train"], tx, c.model.dtype, c.optim.offload)
     longest = max(c.rollout.max_response_tokens, c.eval.max_response_tokens)
     sampler = engine.Engine(
         shape,
@@ -159,9 +159,16 @@ def build_machine(c, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None
         response_tokens=longest,
         chunk=c.rollout.chunk,
         prefill_prompts=c.rollout.prefill_prompts,
+        prefill_tokens=c.rollout.prefill_tokens,
+        page_tokens=c.rollout.page_tokens,
+        cache_fraction=c.rollout.cache_fraction,
         stop_ids=stop_ids,
         dtype=c.model.dtype,
     )
+    try:
+        sampler.require_memory(qwen2.abstract(shape), parallel.device_memory(mesh))
+    except ValueError as error:
+        raise config_lib.ConfigError(f"config.rollout: {error}") from None
     return Machine(mesh, shape, model_dir, tx, trainer, sampler)
 
 

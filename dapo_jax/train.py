@@ -7,6 +7,7 @@ rollouts/ (text samples), eval/ and checkpoints/. Any field of the config can be
 --config.optim.lr=1e-6. Exit code 0 at the end, or after SIGTERM once the running step is saved.
 """
 
+import contextlib
 import pathlib
 import signal
 import time
@@ -15,14 +16,22 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from dapo_jax import cli, config as config_lib, parallel, parts, warmup
+from dapo_jax import cli, config as config_lib, parallel, parts, topology, warmup
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
 from dapo_jax.data import problems
 from dapo_jax.evaluate import evaluate_sets
 from dapo_jax.model import hf, qwen2
+from dapo_jax.rollout import engine
 from dapo_jax.rollout.engine import Stats
-from dapo_jax.run import checkpoint, metrics
+from dapo_jax.run import (
+    checkpoint,
+    guards,
+    metrics,
+    resume,
+    saver as saver_lib,
+    workdir as workdir_lib,
+)
 from dapo_jax.run.checkpoint import State
 
 # ------------------------------------------------------------------------------------------------
@@ -64,6 +73,8 @@ def train_step(c, text: parts.Text, machine: parts.Machine, stream, state: State
         "time/step_s": done - started,
         "perf/tokens_per_s": stats.tokens / (done - started),
         "perf/slot_occupancy": stats.occupancy,
+        "perf/cache_peak": stats.peak_cache,
+        "sampling/evicted": stats.evicted,
     }
     return state._replace(step=state.step + 1), log, got.groups
 
@@ -103,7 +114,7 @@ def sample_batch(c, text, machine, stream, state: State) -> tuple[Collected, Sta
         surplus=c.sampling.surplus,
         carried=state.carried,
     )
-    return got, Stats(*np.sum(totals or [(0, 0, 0)], axis=0).tolist())
+    return got, engine.total(totals)
 
 
 def make_minibatches(c, groups: list[Group], step: int) -> list[list[packing.Item]]:
@@ -169,7 +180,7 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
             items,
             row_tokens=config_lib.row_tokens(c),
             micro_rows=c.optim.micro_rows,
-            max_items=c.rollout.groups // c.optim.minibatches * c.rollout.group_size,
+            max_items=minibatch_responses(c),
         )
         if not used:  # every response of it was filtered out
             continue
@@ -201,6 +212,26 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
     return state, metrics.update_metrics(logs, bool(c.loss.kl_coef)) | {"optim/lr": lr}
 
 
+def minibatch_responses(c) -> int:
+    return c.rollout.groups // c.optim.minibatches * c.rollout.group_size
+
+
+def memory_lines(c, machine: parts.Machine) -> list[str]:
+    """What sampling and an update take of a device. Compiles them; the run finds them ready."""
+    micro_batches = -(-minibatch_responses(c) // c.optim.micro_rows)
+    trainer, sampler = machine.trainer, machine.engine.calls(qwen2.abstract(machine.shape))
+    arguments = trainer.arguments(micro_batches, c.optim.micro_rows, config_lib.row_tokens(c))
+    programs = {
+        "prefill": sampler["prefill"],
+        "decode": sampler["decode_top_p" if c.rollout.top_p < 1 else "decode_full"],
+        "update": (trainer.update, arguments),
+    }
+    return [
+        topology.memory_line(name, program.lower(*arguments).compile())
+        for name, (program, arguments) in programs.items()
+    ]
+
+
 def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float]:
     """`rollout_metrics` with the rewards of everything drawn, accepted or not."""
     correct = np.array([x for g in got.drawn for x in g.correct], bool)
@@ -215,55 +246,70 @@ def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------
 
 
-def train(c, workdir: pathlib.Path) -> None:
+def train(c, workdir: pathlib.Path, allow_config_change: bool = False) -> None:
     """Run up to `c.steps`. Raises ConfigError, ValueError or OSError for bad input, before anything
     compiles."""
     config_lib.validate(c, len(jax.devices()))
-    say = tqdm.write if jax.process_index() == 0 else lambda _: None
+    say = tqdm.write if parallel.first() else lambda _: None
     for warning in config_lib.warnings(c):
         say(f"warning: {warning}")
-    open_workdir(workdir)
+    with workdir_lib.hold(workdir):
+        run(c, workdir, allow_config_change, say)
+
+
+def run(c, workdir: pathlib.Path, allow_config_change: bool, say) -> None:
     model_dir = hf.resolve(c.model.path) if c.model.path else None
     text = parts.load_text(c, workdir, model_dir)
     machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir)
-    checkpoint.dump_json(workdir / "config.json", config_lib.leaves(c))
+    config, data = config_lib.leaves(c), resume.fingerprint(text.train)
     for note in [*text.notes, describe(c, machine), f"workdir: {workdir}"]:
         say(note)
 
-    manager = checkpoint.manager(workdir / "checkpoints", c.checkpoint.keep)
-    resumed = manager.latest_step()
-    state = start_state(c, text, machine, manager)
-    say(f"resumed after step {resumed}" if resumed is not None else "start")
-    writer = metrics.Writer(workdir, -1 if resumed is None else resumed, c.log.tensorboard)
+    directory = c.checkpoint.directory or workdir / "checkpoints"
+    accept = lambda saved: resume.check(saved, c, data, allow_config_change, say)  # noqa: E731
+    state, resumed = start_state(c, text, machine, directory, accept, say)
+    checkpoint.dump_json(workdir / "config.json", config)
+    if state.step < c.steps:
+        for line in memory_lines(c, machine):
+            say(line)
+    say(f"resumed after step {state.step}" if resumed else "start")
+    writer = metrics.Writer(workdir, state.step if resumed else -1, c.log.tensorboard, say)
+    watchdog = guards.Watchdog(c.guard.hang_factor, c.guard.hang_floor_s)
     terminated: list[int] = []  # SIGTERM (a preemption): finish the step, save, leave
     handler = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     bar = tqdm(total=c.steps, initial=state.step, desc="DAPO", unit="step", dynamic_ncols=True)
-    try:
-        if resumed is None:
-            writer.scalars(0, evaluate_policy(c, machine, text, state, say))
-            checkpoint.save(manager, state, config_lib.leaves(c))
+    with contextlib.ExitStack() as after:
+        after.callback(signal.signal, signal.SIGTERM, handler)
+        after.callback(writer.close)
+        saver = after.enter_context(saver_lib.Saver(directory, c, config, data, say))
+        after.callback(bar.close)
+        if not resumed:
+            log = evaluate_policy(c, machine, text, state, writer, say)
+            writer.scalars(0, log)
+            saver.after_step(state, due=True, score=score(c, text, log))
         stream = problems.stream(range(len(text.train.ids)), c.seed)
-        stop = why_stop(c, state, {})
+        stop = guards.why_stop(c, state, {})
         while state.step < c.steps and not stop and not terminated:
-            state, log, groups = train_step(c, text, machine, stream, state)
-            last = state.step == c.steps
-            if last or due(state.step, c.eval.every):
-                log |= evaluate_policy(c, machine, text, state, say)
-            writer.scalars(state.step, log)
+            with watchdog.watch("rollout step"):
+                state, log, groups = train_step(c, text, machine, stream, state)
+            evaluated = state.step == c.steps or due(state.step, c.eval.every)
+            if evaluated:
+                with watchdog.watch("evaluation"):
+                    log |= evaluate_policy(c, machine, text, state, writer, say)
+            state = guards.count_alarms(c, state, log, say)
             writer.lines("rollouts", state.step, samples(c, text, stream, groups))
+            writer.scalars(state.step, log)
             bar.update()
             bar.set_postfix_str(metrics.short(log))
-            if shortage := describe_shortage(c, log):
+            if shortage := guards.shortage(c, log):
                 say(f"warning: step {state.step}: {shortage}")
-            stop = why_stop(c, state, log)
-            if last or stop or terminated or due(state.step, c.checkpoint.every):
-                checkpoint.save(manager, state, config_lib.leaves(c))
-    finally:
-        bar.close()
-        manager.wait_until_finished()
-        manager.close()
-        writer.close()
-        signal.signal(signal.SIGTERM, handler)
+            stop = guards.why_stop(c, state, log)
+            if state.step == c.steps or stop or terminated:
+                saver.last(state, score(c, text, log))
+            else:
+                best = evaluated and c.checkpoint.keep_best
+                now = bool(best) or due(state.step, c.checkpoint.every)
+                saver.after_step(state, now, score(c, text, log))
     say(summary(c, workdir, state, stop, bool(terminated)))
 
 
@@ -271,35 +317,34 @@ def due(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
 
 
-def open_workdir(workdir: pathlib.Path) -> None:
-    """Make the directory and find out now, not after an hour, whether it can be written."""
-    if workdir.exists() and not workdir.is_dir():
-        raise ValueError(f"--workdir={workdir}: is a file; give a directory")
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / f".probe_{jax.process_index()}"
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"--workdir={workdir}: cannot be written ({error.strerror})") from error
+def score(c, text: parts.Text, log: dict[str, float]) -> float | None:
+    """What `checkpoint.keep_best` compares; None on a step without evaluation."""
+    tag = c.checkpoint.best or f"eval/{next(iter(text.evals), '')}/avg@k"
+    if c.checkpoint.keep_best and "time/eval_s" in log and tag not in log:
+        known = ", ".join(t for t in log if t.startswith("eval/"))
+        raise config_lib.ConfigError(
+            f"config.checkpoint.best: no metric {tag!r}; there are {known}"
+        )
+    return float(log[tag]) if "time/eval_s" in log and tag in log else None
 
 
-def start_state(c, text: parts.Text, machine: parts.Machine, manager) -> State:
-    """Where the run begins:
-    1. at the newest checkpoint of this workdir, if there is one;
+def start_state(
+    c, text: parts.Text, machine: parts.Machine, directory, accept, say
+) -> tuple[State, bool]:
+    """(where the run begins, whether it goes on from a checkpoint):
+    1. at the newest whole checkpoint of this run, if there is one that `accept` does not refuse;
     2. else with the parameters of `init_from`, if that is set;
     3. else with the model directory's weights, or random ones, after the warm-up if there is one.
     """
     trainer = machine.trainer
     shardings = State(trainer.param_shardings, trainer.opt_shardings, None, [])
     abstract = qwen2.abstract(machine.shape)
+    like = State(abstract, jax.eval_shape(machine.tx.init, abstract), None, [])
     if c.loss.kl_coef:
         shardings = shardings._replace(ref_params=trainer.param_shardings)
-    step = manager.latest_step()
-    if step is not None:
-        ref = abstract if c.loss.kl_coef else None
-        like = State(abstract, jax.eval_shape(machine.tx.init, abstract), ref, [])
-        return checkpoint.restore(manager, step, like, shardings)
+        like = like._replace(ref_params=abstract)
+    if (state := resume.newest(directory, like, shardings, accept, say)) is not None:
+        return state, True
     if c.init_from:
         params = checkpoint.restore_params(c.init_from, abstract, trainer.param_shardings)
     else:
@@ -307,50 +352,17 @@ def start_state(c, text: parts.Text, machine: parts.Machine, manager) -> State:
         if c.warmup.skill_steps + c.warmup.habit_steps:
             params = warmup.warm_up(c, machine.mesh, machine.shape, text.tokenizer, params)
     ref = jax.tree.map(lambda w: w.copy(), params) if c.loss.kl_coef else None
-    return State(params, trainer.init_opt_state(params), ref, [])
+    return State(params, trainer.init_opt_state(params), ref, []), False
 
 
-def evaluate_policy(c, machine, text, state: State, say) -> dict[str, float]:
+def evaluate_policy(c, machine, text, state: State, writer, say) -> dict[str, float]:
     started = time.perf_counter()
-    scores = evaluate_sets(c, machine, machine.engine.decode_params(state.params), text)
+    decode_params = machine.engine.decode_params(state.params)
+    scores, rows = evaluate_sets(c, machine, decode_params, text)
+    writer.lines("eval", state.step, rows)
     for line in metrics.evaluation_lines(state.step, scores):
         say(line)
     return scores | {"time/eval_s": time.perf_counter() - started}
-
-
-def describe_shortage(c, log: dict[str, float]) -> str:
-    """What to say when dynamic sampling did not fill the batch; '' when it did."""
-    found = log["sampling/batch_groups"]
-    if not c.sampling.dynamic or found >= c.rollout.groups:
-        return ""
-    consequence = (
-        "stopping"
-        if c.sampling.on_exhausted == "stop"
-        else "training on them"
-        if found
-        else "no update"
-    )
-    return (
-        f"{found} of {c.rollout.groups} groups have right and wrong responses after"
-        f" {log['sampling/rounds']} rounds ({log.get('sampling/all_wrong_frac', 0):.0%} of the"
-        f" problems all wrong, {log.get('sampling/all_correct_frac', 0):.0%} all right);"
-        f" {consequence}"
-    )
-
-
-def why_stop(c, state: State, log: dict[str, float]) -> str:
-    """The configured policy that ends the run here; '' to go on."""
-    if state.empty_steps >= c.sampling.max_empty_steps:
-        return (
-            f"nothing to learn: {state.empty_steps} steps in a row without one group that has right"
-            f" and wrong responses ({state.samples} responses drawn in {state.rounds} rounds);"
-            " give easier or harder problems, more responses a problem, or a better start"
-        )
-    if c.sampling.on_exhausted == "stop" and log and describe_shortage(c, log):
-        return f"dynamic sampling used up its {c.sampling.max_rounds} rounds"
-    if state.skipped_in_row >= c.optim.max_skipped:
-        return f"{state.skipped_in_row} non-finite gradients in a row; lower optim.lr"
-    return ""
 
 
 def samples(c, text: parts.Text, stream, groups: list[Group]):
@@ -404,7 +416,7 @@ def summary(c, workdir: pathlib.Path, state: State, stop: str, terminated: bool)
 def main() -> None:
     if not cli.WORKDIR.value:
         raise ValueError("--workdir: say where the run is to be kept")
-    train(cli.CONFIG.value, pathlib.Path(cli.WORKDIR.value))
+    train(cli.CONFIG.value, pathlib.Path(cli.WORKDIR.value), cli.ALLOW_CONFIG_CHANGE.value)
 
 
 if __name__ == "__main__":

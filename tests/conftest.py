@@ -1,6 +1,7 @@
 """Shared set-up: eight simulated CPU devices, so that the mesh tests need no accelerator."""
 
 import os
+import random
 from pathlib import Path
 
 import hypothesis
@@ -35,6 +36,20 @@ if "JAX_NUM_CPU_DEVICES" not in os.environ and (
 # No deadline: the first example of a property compiles. Under CI the examples are always the same.
 hypothesis.settings.register_profile("dapo_jax", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("dapo_jax")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--kills", type=int, default=30, help="random moments of tests/faults")
+    parser.addoption("--kill_seed", type=int, default=None, help="the seed it has printed")
+
+
+def pytest_configure(config):
+    if config.option.kill_seed is None:  # drawn once: the workers inherit it
+        config.option.kill_seed = random.SystemRandom().randrange(2**32)
+
+
+def pytest_report_header(config):
+    return f"random moments of tests/faults: --kill_seed={config.option.kill_seed}"
 
 
 @pytest.fixture(scope="session")

@@ -73,13 +73,9 @@ def test_repeat_kv_serves_neighbouring_heads():
         np.testing.assert_array_equal(repeated[:, h], k[:, h // (H // K)])
 
 
-def test_cached_is_packed_at_one_position():
+@pytest.mark.parametrize("chunk", [64, 3, 2])
+def test_causal_continues_where_the_keys_stand(chunk):
     q, k, v = inputs()
     whole = oracle(q, k, v, np.ones_like(SEGMENTS))
-    positions = np.array([4, 12])
-    one = np.stack([q[b, :, t] for b, t in enumerate(positions)])[:, :, None]
-    junk = np.arange(T)[None, None, :, None] > positions[:, None, None, None]  # left by others
-    k, v = np.where(junk, 50.0, k), np.where(junk, 50.0, v)
-    got = attention.cached(one, k, v, positions)
-    want = np.stack([whole[b, :, t] for b, t in enumerate(positions)])[:, :, None]
-    np.testing.assert_allclose(got, want, atol=2e-6)
+    got = attention.causal(q[:, :, 4:10], k, v, 4, chunk)
+    np.testing.assert_allclose(got, whole[:, :, 4:10], atol=2e-6)

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
 from dapo_jax.model import qwen2
-from dapo_jax.rollout.engine import Engine, Request
+from dapo_jax.rollout.engine import Engine, Request, Stats, total
 
 SHAPE = qwen2.Shape(
     vocab_size=32,
@@ -261,3 +261,30 @@ def test_an_interrupted_call_leaves_a_working_engine(engine, weights, requests, 
     with pytest.raises(KeyboardInterrupt):
         engine.generate(weights, requests, progress=interrupt, **DRAW)
     assert ids(engine.generate(weights, requests, **DRAW)[0]) == ids(responses)
+
+
+def test_what_does_not_fit_is_said_with_what_would(params):
+    engine = make_engine(page_tokens=8)
+    weights = sum(w.nbytes for w in jax.tree.leaves(params))
+    pool = 2 * SHAPE.num_layers * 8 * 4 * (8 * SHAPE.num_kv_heads * SHAPE.head_dim) * 4
+    engine.require_memory(params, weights + pool)
+    with pytest.raises(ValueError, match="does not fit") as error:
+        engine.require_memory(params, weights + pool // 2)
+    assert "rollout.slots=4 or rollout.cache_fraction=0.5" in str(error.value)
+    with pytest.raises(ValueError, match="more devices along mesh.tensor"):
+        engine.require_memory(params, weights - 1)
+    rows = make_engine()  # a page is a whole row there
+    with pytest.raises(ValueError, match="what would: rollout.slots=") as error:
+        rows.require_memory(params, weights + pool // 2)
+    assert "fraction" not in str(error.value)
+    mesh = make_engine((1, 2, 2), page_tokens=8)
+    mesh.require_memory(params, weights // 2 + pool // 4 + weights // 4)
+    with pytest.raises(ValueError, match="rollout.slots=6: must be a multiple of 4"):
+        make_engine((1, 4, 2), slots=6)
+
+
+def test_statistics_of_several_calls_add_up():
+    a, b = Stats(10, 20, 2, 5, 8, 1, 0, 0.5), Stats(30, 30, 3, 6, 6, 2, 1, 0.25)
+    assert total([a, b]) == Stats(40, 50, 5, 11, 14, 3, 1, 0.5)
+    assert total([a, b]).occupancy == 0.8 and total([]).occupancy == 0
+    assert isinstance(total([a, b]).tokens, int)

@@ -1,5 +1,6 @@
 """Metrics against direct computation; files that hold each step once, whatever happened before."""
 
+import errno
 import json
 import math
 
@@ -169,6 +170,46 @@ def test_files_of_later_steps_are_gone_before_anything_is_written(tmp_path):
     metrics.Writer(tmp_path, -1, False).close()
     assert metrics.read(tmp_path / "metrics.jsonl") == []
     assert not (tmp_path / "tensorboard").exists()
+
+
+def test_files_of_evaluations_follow_the_state(tmp_path):
+    writer = metrics.Writer(tmp_path, -1, False)
+    for step in (0, 3, 6, 9):
+        writer.lines("eval", step, [{"correct": [True]}])
+    writer.close()
+    (tmp_path / "eval" / "heldout").mkdir()  # of the evaluate command
+    (tmp_path / "eval" / "step_000009.jsonl.tmp").write_text("cut off")
+    metrics.Writer(tmp_path, 3, False).close()
+    names = sorted(p.name for p in (tmp_path / "eval").iterdir())
+    assert names == ["heldout", "step_000000.jsonl", "step_000003.jsonl"]
+
+
+def test_what_a_full_disk_refuses_is_written_later(tmp_path, monkeypatch):
+    """Also where the disk fills in the middle of a line."""
+    said = []
+    writer = metrics.Writer(tmp_path, -1, True, said.append)
+    writer.scalars(0, {"a": 0.0})
+    path = tmp_path / "metrics.jsonl"
+
+    def full(*_):
+        with path.open("a") as file:
+            file.write('{"step": 1, "a')
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(metrics.os, "fsync", full)
+        for step in (1, 2):
+            writer.scalars(step, {"a": float(step)})
+        m.setattr(metrics, "_replace", full)
+        writer.lines("rollouts", 2, [{"text": "x"}])
+    assert [r["step"] for r in metrics.read(path)][:1] == [0]
+    assert said == [f"warning: {path}: No space left on device; records wait in memory"]
+    writer.scalars(3, {"a": 3.0})
+    writer.close()
+    assert [r["step"] for r in metrics.read(path)] == [0, 1, 2, 3]
+    assert len(path.read_text().splitlines()) == 4
+    assert plotted(tmp_path) == [(s, float(s)) for s in range(4)]
+    assert (tmp_path / "rollouts" / "step_000002.jsonl").read_text() == '{"text": "x"}\n'
 
 
 def test_a_last_line_cut_by_a_crash_is_left_out(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
-from dapo_jax.model import qwen2
+from dapo_jax.model import paged, qwen2
 
 TINY = qwen2.Shape(
     vocab_size=24,
@@ -137,25 +137,46 @@ def test_every_way_of_computing_gives_the_same(way):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), gradient, want_gradient)
 
 
-def test_prefill_and_decode_give_the_logits_of_the_whole():
-    """Prompts of different lengths, right-padded; every slot at its own position."""
-    lengths, cached = np.array([3, 6]), 13
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(("page_tokens", "prefill_tokens"), [(16, 8), (8, 8), (8, 16), (24, 8)])
+def test_prefill_and_decode_give_the_logits_of_the_whole(page_tokens, prefill_tokens, scan):
+    """Prompts of different lengths, right-padded, in one chunk or several; every slot at its own
+    position, over pages that are full of others' leavings."""
+    shape = TINY._replace(scan_layers=scan)
+    lengths = np.array([3, 11])  # tokens of the two prompts
     want = np.asarray(call(params(), TOKENS))
-    prompts = np.where(np.arange(6) < lengths[:, None] - 1, TOKENS[:, :6], 0)
-    pad = ((0, 0), (0, 0), (0, cached - 6), (0, 0))
-    junk = functools.partial(jnp.pad, pad_width=pad, constant_values=9.0)  # another's leavings
-    prefill = jax.jit(lambda p: qwen2.bind(TINY, p).prefill(prompts))
-    cache = [(junk(k), junk(v)) for k, v in prefill(params())]
+    prompts = np.zeros((2, 16), np.int32)
+    for row, tokens, n in zip(prompts, TOKENS, lengths, strict=True):
+        row[: n - 1] = tokens[: n - 1]
+    sizes = dict(slots=2, shards=1, row_tokens=24, page_tokens=page_tokens, fraction=1.0)
+    g = paged.geometry(shape, "cpu", **sizes)
+    assert g.reader == ("rows" if page_tokens == 24 else "pages")
+    table = np.arange(g.pages, dtype=np.int32).reshape(2, -1)[:, : g.row_pages]
+    pool = jax.tree.map(lambda x: jnp.full(x.shape, 9.0), paged.new_pool(g, "float32"))
 
     @jax.jit
-    def decode(p, tokens, positions, cache):
-        model = qwen2.bind(TINY, p)
-        x, cache = model.decode(tokens, positions, cache)
-        return x @ model.head(), cache
+    def prefill(p, pool, chunk):
+        model = qwen2.bind(shape, p)
+        positions = chunk.start + np.broadcast_to(np.arange(prefill_tokens), (2, prefill_tokens))
+        attend = paged.prefill_attend(g, chunk, 4, 11)
+        return model.cached(chunk.tokens_BxT, positions, pool, attend, model.layer_weights())[1]
 
-    for step in range(7):
+    @jax.jit
+    def decode(p, tokens, positions, pool):
+        model = qwen2.bind(shape, p)
+        attend = paged.decode_attend(g, paged.Rows(jnp.asarray(table), positions, positions >= 0))
+        x, pool = model.cached(
+            tokens[:, None], positions[:, None], pool, attend, model.layer_weights()
+        )
+        return x[:, 0] @ model.head(), pool
+
+    for start in range(0, 11, prefill_tokens):
+        tokens = prompts[:, start : start + prefill_tokens]
+        chunk = paged.Prompts(tokens, table, lengths - 1, np.int32(start))
+        pool = prefill(params(), pool, jax.tree.map(jnp.asarray, chunk))
+    for step in range(2):
         positions = lengths - 1 + step
-        logits, cache = decode(params(), TOKENS[[0, 1], positions], positions, cache)
+        logits, pool = decode(params(), TOKENS[[0, 1], positions], positions, pool)
         np.testing.assert_allclose(logits, want[[0, 1], positions], atol=3e-5)
 
 

@@ -35,6 +35,7 @@ class Coefficients(NamedTuple):
     importance: float  # 1 = multiply by the truncated importance weight, 0 = do not
     kl_coef: float
     entropy_coef: float
+    entropy_enough: float  # nats; inf = the bonus has no end
 
 
 def coefficients(loss) -> Coefficients:
@@ -48,6 +49,7 @@ def coefficients(loss) -> Coefficients:
         float(loss.importance_cap > 0),
         loss.kl_coef,
         loss.entropy_coef,
+        loss.entropy_enough or np.inf,
     )
 
 

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from dapo_jax import parallel
+from dapo_jax import parallel, topology
 from dapo_jax.dapo import objective
 from dapo_jax.dapo.packing import Rows
 from dapo_jax.model import qwen2
@@ -99,7 +100,8 @@ def dapo_loss(shape, params, rows: Rows, old_RxT, ref_RxT, temperature, c: objec
     term = objective.clipped(logp, old, rows.advantage_AxRxT, c)
     weight = rows.weight_AxRxT * objective.importance_weight(old, rows.sampled_logp_AxRxT, c)
     kl = objective.k3(logp, jnp.where(trained, ref_RxT, 0.0))
-    loss = jnp.sum(weight * (term.loss + c.kl_coef * kl - c.entropy_coef * stats.entropy_RxT))
+    bonus = c.entropy_coef * jnp.minimum(stats.entropy_RxT, c.entropy_enough)
+    loss = jnp.sum(weight * (term.loss + c.kl_coef * kl - bonus))
 
     count = lambda x: jnp.sum(jnp.where(trained, x, 0.0))  # noqa: E731
     sums = dict(
@@ -197,6 +199,7 @@ class Programs(NamedTuple):
     log_probs: callable  # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
     update: callable  # (params, opt_state, rows, old, ref, micro_batches, lr, temperature, c)
     supervise: callable  # (params, opt_state, rows, micro_batches, lr)
+    arguments: callable  # (A, R, T) -> abstract arguments of `update`, for its `trace` and `lower`
     param_shardings: dict
     opt_shardings: object
     row_sharding: NamedSharding
@@ -208,14 +211,26 @@ def programs(
     rules: parallel.Rules,
     tx: optax.GradientTransformation,
     dtype,
+    offload: bool = False,
 ) -> Programs:
-    """`update` and `supervise` return (params, opt_state, metrics) and donate their state."""
+    """`update` and `supervise` return (params, opt_state, metrics) and donate their state.
+
+    With `offload` the optimizer's per-weight state rests in host memory and is on the device only
+    while an update is applied. Raises ValueError where the devices cannot reach such memory.
+    """
     rep = parallel.replicated(mesh)
     param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
     abstract_opt = jax.eval_shape(tx.init, qwen2.abstract(shape))
-    opt_shardings = optax.tree_map_params(
+    opt_on_device = optax.tree_map_params(
         tx, lambda _, s: s, abstract_opt, param_shardings, transform_non_params=lambda _: rep
     )
+    opt_shardings = opt_on_device
+    if offload:
+        parallel.check_host_memory(mesh)
+        on_host = jax.tree.map(lambda s: s.with_memory_kind("pinned_host"), param_shardings)
+        opt_shardings = optax.tree_map_params(
+            tx, lambda _, s: s, abstract_opt, on_host, transform_non_params=lambda _: rep
+        )
     rows = NamedSharding(mesh, parallel.spec((None, "batch", None), rules))
     cast = functools.partial(qwen2.cast, dtype=dtype)
 
@@ -235,6 +250,8 @@ def programs(
     def step(loss_fn, params, opt_state, per_micro, micro_batches, lr):
         with parallel.use(mesh, rules):
             grads, sums, maxima = accumulate(loss_fn, cast(params), per_micro, micro_batches)
+            if offload:
+                opt_state = jax.device_put(opt_state, opt_on_device)
             params, opt_state, norm, skipped = apply(tx, params, opt_state, grads, lr)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 
@@ -250,6 +267,19 @@ def programs(
 
         return step(loss_fn, params, opt_state, (rows,), micro_batches, lr)
 
+    def arguments(micro_batches, micro_rows, row_tokens):
+        shape_AxRxT = (micro_batches, micro_rows, row_tokens)
+        cell = lambda dtype: jax.ShapeDtypeStruct(shape_AxRxT, dtype, sharding=rows)  # noqa: E731
+        i32, f32 = cell(jnp.int32), cell(jnp.float32)
+        number = np.float32(0)
+        return (
+            topology.sharded(qwen2.abstract(shape), param_shardings),
+            topology.sharded(abstract_opt, opt_shardings),
+            Rows(i32, i32, i32, i32, cell(bool), f32, f32, f32),
+            f32, f32, np.int32(micro_batches), number, number,
+            objective.Coefficients(*[number] * len(objective.Coefficients._fields)),
+        )  # fmt: skip
+
     state = (param_shardings, opt_shardings, rep)
     return Programs(
         jax.jit(init_params, out_shardings=param_shardings),
@@ -257,6 +287,7 @@ def programs(
         jax.jit(log_probs, out_shardings=rows),
         jax.jit(update, donate_argnums=(0, 1), out_shardings=state),
         jax.jit(supervise, donate_argnums=(0, 1), out_shardings=state),
+        arguments,
         param_shardings,
         opt_shardings,
         rows,

@@ -4,29 +4,33 @@ Messages = tuple[tuple[str, str], ...]  # ((role, content), ...): immutable, so 
 
 # Word for word what stands in DAPO-Math-17k and in the AIME-2024 file of the DAPO authors.
 DAPO_TEMPLATE = (
-    'Solve the following math problem step by step. The last line of your response should be of '
-    'the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n'
-    '{problem}\n\n'
+    "Solve the following math problem step by step. The last line of your response should be of "
+    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+    "{problem}\n\n"
     'Remember to put your answer on its own line after "Answer:".'
 )
-_BEFORE, _AFTER = DAPO_TEMPLATE.split('{problem}')
+_BEFORE, _AFTER = DAPO_TEMPLATE.split("{problem}")
 
 
 def dapo_messages(problem: str) -> Messages:
     """The problem as one user message. A system message is left to the model's chat template."""
-    return (('user', _BEFORE + problem + _AFTER),)
+    return (("user", _BEFORE + problem + _AFTER),)
 
 
 def plain_text(messages: Messages) -> str:
     """The contents, one after another, without roles: the prompt of a model without chat format."""
-    return '\n'.join(content for _, content in messages)
+    return "\n".join(content for _, content in messages)
 
 
 def raw_problem(messages: Messages) -> str:
     """The problem inside `dapo_messages`; other messages come back as their plain text."""
     text = plain_text(messages)
     # The length check refuses a text in which the two halves would overlap.
-    if (len(messages) == 1 and len(text) >= len(_BEFORE) + len(_AFTER)
-            and text.startswith(_BEFORE) and text.endswith(_AFTER)):
-        return text[len(_BEFORE):len(text) - len(_AFTER)]
+    if (
+        len(messages) == 1
+        and len(text) >= len(_BEFORE) + len(_AFTER)
+        and text.startswith(_BEFORE)
+        and text.endswith(_AFTER)
+    ):
+        return text[len(_BEFORE) : len(text) - len(_AFTER)]
     return text

@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 # Qwen2.5 base models end with the first, instruct models with the second, and either may appear
 # after training one from the other: with only one of them known, answers would run to the limit.
-QWEN_STOPS = ('<|endoftext|>', '<|im_end|>')
+QWEN_STOPS = ("<|endoftext|>", "<|im_end|>")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Tokenizer:
     template: Jinja source of the chat template, '' if none was found.
     specials: bos_token, eos_token, ... as a chat template sees them.
     """
+
     vocab_size: int
     stop_ids: frozenset[int]
     template: str
@@ -54,7 +55,7 @@ class Tokenizer:
 
     def token(self, id: int) -> str:
         """The vocabulary's own spelling of one token ('Ġthe', '▁the'); '' for an unused id."""
-        return (self._token(int(id)) or '') if 0 <= id < self.vocab_size else ''
+        return (self._token(int(id)) or "") if 0 <= id < self.vocab_size else ""
 
     def render_chat(self, messages: Sequence) -> str:
         """The prompt text of a conversation, up to where the assistant starts to write.
@@ -64,25 +65,31 @@ class Tokenizer:
         """
         if not self.template:
             raise ValueError(
-                'this tokenizer has no chat template: name a Jinja file (chat_template), or put '
-                'chat_template.jinja next to the vocabulary')
-        messages = [dict(m) if isinstance(m, Mapping) else {'role': m[0], 'content': m[1]}
-                    for m in messages]
+                "this tokenizer has no chat template: name a Jinja file (chat_template), or put "
+                "chat_template.jinja next to the vocabulary"
+            )
+        messages = [
+            dict(m) if isinstance(m, Mapping) else {"role": m[0], "content": m[1]} for m in messages
+        ]
         try:
             return _compile(self.template).render(
-                messages=messages, add_generation_prompt=True, tools=None, documents=None,
-                **self.specials)
+                messages=messages,
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self.specials,
+            )
         except SecurityError as e:
-            raise ValueError(f'chat template refused by the sandbox: {_line(e)}') from e
+            raise ValueError(f"chat template refused by the sandbox: {_line(e)}") from e
         except Exception as e:  # a template is a program: any of Python's errors can come out
-            raise ValueError(f'chat template failed: {type(e).__name__}: {_line(e)}') from e
+            raise ValueError(f"chat template failed: {type(e).__name__}: {_line(e)}") from e
 
     def chat(self, messages: Sequence) -> list[int]:
         """Token ids of `render_chat(messages)`."""
         return self.encode(self.render_chat(messages))
 
 
-def load(path: str | Path, chat_template: str | Path = '') -> Tokenizer:
+def load(path: str | Path, chat_template: str | Path = "") -> Tokenizer:
     """Read a tokenizer.
 
     path: a `tokenizer.json`, a SentencePiece `*.model`, or a folder with one of them.
@@ -93,32 +100,38 @@ def load(path: str | Path, chat_template: str | Path = '') -> Tokenizer:
     ValueError: missing or damaged files, unknown stop token, template that does not compile.
     """
     file = _vocabulary_file(Path(path))
-    config = _json(file.parent / 'tokenizer_config.json')
-    generation = _json(file.parent / 'generation_config.json')
-    named = {key: value.get('content') if isinstance(value, dict) else value
-             for key, value in config.items() if re.fullmatch('(bos|eos|pad|unk)_token', key)}
+    config = _json(file.parent / "tokenizer_config.json")
+    generation = _json(file.parent / "generation_config.json")
+    named = {
+        key: value.get("content") if isinstance(value, dict) else value
+        for key, value in config.items()
+        if re.fullmatch("(bos|eos|pad|unk)_token", key)
+    }
 
-    if file.suffix == '.model':
+    if file.suffix == ".model":
         fields, id_of, stops, defaults = _sentencepiece(file)
     else:
         fields, id_of, stops, defaults = _hugging_face(file)
     specials = defaults | {key: value for key, value in named.items() if isinstance(value, str)}
 
-    if 'eos_token' in specials:
-        stops |= {_known(id_of(specials['eos_token']), specials['eos_token'], file)}
-    listed = generation.get('eos_token_id')
+    if "eos_token" in specials:
+        stops |= {_known(id_of(specials["eos_token"]), specials["eos_token"], file)}
+    listed = generation.get("eos_token_id")
     for id in [] if listed is None else listed if isinstance(listed, list) else [listed]:
-        stops |= {_known(id if type(id) is int and 0 <= id < fields['vocab_size'] else None,
-                         id, file)}
+        stops |= {
+            _known(id if type(id) is int and 0 <= id < fields["vocab_size"] else None, id, file)
+        }
     if not stops:
-        raise ValueError(f'{file}: no stop token is known; name it as eos_token in '
-                         f'{file.parent / "tokenizer_config.json"}')
+        raise ValueError(
+            f"{file}: no stop token is known; name it as eos_token in "
+            f"{file.parent / 'tokenizer_config.json'}"
+        )
 
     where, template = _template(file.parent, config, chat_template)
     try:
         _compile(template)
     except jinja2.TemplateSyntaxError as e:
-        raise ValueError(f'{where}: line {e.lineno}: not a Jinja template: {_line(e)}') from e
+        raise ValueError(f"{where}: line {e.lineno}: not a Jinja template: {_line(e)}") from e
     return Tokenizer(stop_ids=frozenset(stops), template=template, specials=specials, **fields)
 
 
@@ -127,7 +140,7 @@ def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:
     try:
         model = tokenizers.Tokenizer.from_str(text)
     except Exception as e:  # the library raises a bare Exception
-        raise ValueError(f'{file}: not a tokenizer.json: {_line(e)}') from e
+        raise ValueError(f"{file}: not a tokenizer.json: {_line(e)}") from e
     model.no_truncation()  # the file may carry the settings of somebody's training run
     model.no_padding()
     ids = model.get_vocab(with_added_tokens=True)
@@ -135,7 +148,8 @@ def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:
         vocab_size=max(ids.values(), default=-1) + 1,
         _encode=lambda text: model.encode(text, add_special_tokens=False).ids,
         _decode=lambda ids, skip: model.decode(ids, skip_special_tokens=skip),
-        _token=model.id_to_token)
+        _token=model.id_to_token,
+    )
     return fields, ids.get, {ids[name] for name in QWEN_STOPS if name in ids}, {}
 
 
@@ -145,12 +159,12 @@ def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
         model = sentencepiece.SentencePieceProcessor(model_proto=data)
         size = model.get_piece_size()
     except (RuntimeError, OSError) as e:
-        raise ValueError(f'{file}: not a SentencePiece model: {_line(e)}') from e
+        raise ValueError(f"{file}: not a SentencePiece model: {_line(e)}") from e
     if not size:
-        raise ValueError(f'{file}: not a SentencePiece model: it holds no pieces')
+        raise ValueError(f"{file}: not a SentencePiece model: it holds no pieces")
     control = {model.id_to_piece(i): i for i in range(size) if model.is_control(i)}
     # SentencePiece itself never reads control pieces from text; Hugging Face tokenizers do.
-    marks = re.compile('(' + '|'.join(map(re.escape, sorted(control, key=len, reverse=True))) + ')')
+    marks = re.compile("(" + "|".join(map(re.escape, sorted(control, key=len, reverse=True))) + ")")
 
     def encode(text: str) -> list[int]:
         parts = marks.split(text) if control else [text]
@@ -159,7 +173,7 @@ def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
     def decode(ids: list[int], skip: bool) -> str:
         if skip:
             return model.decode([i for i in ids if not model.is_control(i)])
-        text, run = '', []
+        text, run = "", []
         for i in ids:
             if model.is_control(i):
                 text, run = text + model.decode(run) + model.id_to_piece(i), []
@@ -168,40 +182,54 @@ def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
         return text + model.decode(run)
 
     fields = dict(vocab_size=size, _encode=encode, _decode=decode, _token=model.id_to_piece)
-    special = {'bos_token': model.bos_id(), 'eos_token': model.eos_id()}
+    special = {"bos_token": model.bos_id(), "eos_token": model.eos_id()}
     ids = {model.id_to_piece(i): i for i in range(size)}
-    return (fields, ids.get, {i for i in [model.eos_id()] if i >= 0},
-            {name: model.id_to_piece(i) for name, i in special.items() if i >= 0})
+    return (
+        fields,
+        ids.get,
+        {i for i in [model.eos_id()] if i >= 0},
+        {name: model.id_to_piece(i) for name, i in special.items() if i >= 0},
+    )
 
 
 def _vocabulary_file(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise ValueError(f'{path}: no such file or folder; expected tokenizer.json, a '
-                         'SentencePiece *.model, or a folder with one of them')
-    models = sorted(path.glob('*.model'))
-    for file in (path / 'tokenizer.json', path / 'tokenizer.model', *models[:1]):
+        raise ValueError(
+            f"{path}: no such file or folder; expected tokenizer.json, a "
+            "SentencePiece *.model, or a folder with one of them"
+        )
+    models = sorted(path.glob("*.model"))
+    for file in (path / "tokenizer.json", path / "tokenizer.model", *models[:1]):
         if file.is_file():
-            if file in models and len(models) > 1 and file.name != 'tokenizer.model':
-                raise ValueError(f'{path}: several SentencePiece models; name one of them: '
-                                 + ', '.join(m.name for m in models))
+            if file in models and len(models) > 1 and file.name != "tokenizer.model":
+                raise ValueError(
+                    f"{path}: several SentencePiece models; name one of them: "
+                    + ", ".join(m.name for m in models)
+                )
             return file
-    raise ValueError(f'{path}: neither tokenizer.json nor a SentencePiece *.model in this folder')
+    raise ValueError(f"{path}: neither tokenizer.json nor a SentencePiece *.model in this folder")
 
 
 def _template(folder: Path, config: dict, explicit: str | Path) -> tuple[Path, str]:
     """(file it came from, Jinja source)."""
     if explicit:
         return Path(explicit), _text(Path(explicit))
-    found = config.get('chat_template')
+    found = config.get("chat_template")
     if isinstance(found, list):  # several named templates; the one for plain chat is 'default'
-        found = next((t.get('template') for t in found
-                      if isinstance(t, dict) and t.get('name') == 'default'), None)
+        found = next(
+            (
+                t.get("template")
+                for t in found
+                if isinstance(t, dict) and t.get("name") == "default"
+            ),
+            None,
+        )
     if isinstance(found, str):
-        return folder / 'tokenizer_config.json', found
-    file = folder / 'chat_template.jinja'
-    return file, _text(file) if file.is_file() else ''
+        return folder / "tokenizer_config.json", found
+    file = folder / "chat_template.jinja"
+    return file, _text(file) if file.is_file() else ""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -209,16 +237,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     template that reaches for one is wrong or hostile, so here it stops."""
 
     def unsafe_undefined(self, obj: Any, attribute: str):
-        raise SecurityError(f'attribute {attribute!r} of a {type(obj).__name__} is not allowed')
+        raise SecurityError(f"attribute {attribute!r} of a {type(obj).__name__} is not allowed")
 
 
 @functools.lru_cache(maxsize=8)
 def _compile(source: str) -> jinja2.Template:
     """With the settings of Hugging Face's `apply_chat_template`, except its clock: a prompt that
     changes with the date would make a run impossible to repeat."""
-    env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols'])
-    env.filters['tojson'] = lambda x, **kw: json.dumps(x, **{'ensure_ascii': False} | kw)
-    env.globals['raise_exception'] = _raise_exception
+    env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    env.filters["tojson"] = lambda x, **kw: json.dumps(x, **{"ensure_ascii": False} | kw)
+    env.globals["raise_exception"] = _raise_exception
     return env.from_string(source)
 
 
@@ -228,8 +256,10 @@ def _raise_exception(message: str):
 
 def _known(id: int | None, name: object, file: Path) -> int:
     if id is None:
-        raise ValueError(f'{file}: the stop token {name!r} of the neighbouring config files is not '
-                         'in this vocabulary; the files belong to different tokenizers')
+        raise ValueError(
+            f"{file}: the stop token {name!r} of the neighbouring config files is not "
+            "in this vocabulary; the files belong to different tokenizers"
+        )
     return id
 
 
@@ -237,14 +267,14 @@ def _bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as e:
-        raise ValueError(f'{file}: cannot be read: {e.strerror}') from e
+        raise ValueError(f"{file}: cannot be read: {e.strerror}") from e
 
 
 def _text(file: Path) -> str:
     try:
-        return _bytes(file).decode('utf-8')
+        return _bytes(file).decode("utf-8")
     except UnicodeDecodeError as e:
-        raise ValueError(f'{file}: not UTF-8 text (byte {e.start})') from e
+        raise ValueError(f"{file}: not UTF-8 text (byte {e.start})") from e
 
 
 def _json(file: Path) -> dict:
@@ -254,11 +284,11 @@ def _json(file: Path) -> dict:
     try:
         value = json.loads(_text(file))
     except (json.JSONDecodeError, RecursionError) as e:
-        raise ValueError(f'{file}: not valid JSON: {_line(e)}') from e
+        raise ValueError(f"{file}: not valid JSON: {_line(e)}") from e
     if not isinstance(value, dict):
-        raise ValueError(f'{file}: expected a JSON object, found a {type(value).__name__}')
+        raise ValueError(f"{file}: expected a JSON object, found a {type(value).__name__}")
     return value
 
 
 def _line(error: BaseException) -> str:
-    return ' '.join(str(error).split())
+    return " ".join(str(error).split())

@@ -282,7 +282,7 @@ _PLAIN = str.maketrans(
     {
         **dict.fromkeys("−–‐‑－", "-"),
         **dict.fromkeys(filter(str.isspace, map(chr, range(0x3001))), " "),
-        **dict.fromkeys("{}`~$\"“”", " "),
+        **dict.fromkeys('{}`~$"“”', " "),
         **{chr(ord("０") + digit): str(digit) for digit in range(10)},
         **{"\n": "  ", "—": " ; ", "≈": "=", "：": ":", "，": ", ", "。": ". ", "＝": "="},
     }

@@ -106,8 +106,8 @@ def geometry(
     """Sizes for `slots` rows of at most `row_tokens` tokens, over `shards` groups of rows.
 
     page_tokens 0 chooses: 128 on TPU and GPU; on CPU a whole row while rows are short
-    (`benchmarks/sampler.py --readers` measures where that ends), else 64. fraction: pages there are,
-    of those that all rows at full length would take.
+    (`benchmarks/sampler.py --readers` measures where that ends), else 64. fraction: pages there
+    are, of those that all rows at full length would take.
     """
     if page_tokens == 0:
         on_cpu = platform == "cpu"
@@ -165,7 +165,7 @@ def copy_pages(g: Geometry, pool: Pool, source_S, target_S) -> Pool:
 
 
 def decode_attend(g: Geometry, rows: Rows):
-    """attend(layer, pool, q, k, v) for one new token a row: writes its key and value, then reads."""
+    """attend(layer, pool, q, k, v) for one new token a row: writes its key and value and reads."""
     axes = Rows(("batch", None), ("batch",), ("batch",))
     plan = plan_axes = []
     if g.reader == "pages":  # the same in every layer

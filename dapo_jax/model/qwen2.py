@@ -262,6 +262,20 @@ def _remat(step: Callable, policy: str) -> Callable:
     return jax.checkpoint(step, policy=save, prevent_cse=False)
 
 
+@jax.custom_vjp
+def _rows(table_VxD, ids):
+    return table_VxD[ids]
+
+
+def _rows_backward(kept, grad):
+    table, ids = kept  # the table for its shape and dtype alone
+    grad_VxD = jnp.zeros(table.shape, jnp.float32).at[ids].add(grad.astype(jnp.float32))
+    return grad_VxD.astype(table.dtype), None
+
+
+_rows.defvjp(lambda table, ids: (table[ids], (table, ids)), _rows_backward)
+
+
 def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
     """Rows of the embedding, [B, T, D].
 
@@ -269,10 +283,9 @@ def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
     devices is everybody's answer. Left to itself the partitioner gathers the whole table, or the
     whole activation, on each device. Gradients of a row add up in float32.
     """
-    rows = lambda table, ids: table.astype(jnp.float32)[ids].astype(table.dtype)  # noqa: E731
     over_V, over_D = parallel.mesh_axes("vocab"), parallel.mesh_axes("embed")
     if parallel.ways("vocab") * parallel.ways("embed") == 1:
-        return rows(embed_VxD, tokens_BxT)
+        return _rows(embed_VxD, tokens_BxT)
     scatter = bool(over_V) and over_V == parallel.mesh_axes("sequence")
 
     def part(embed, tokens):
@@ -280,7 +293,7 @@ def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
         first = jax.lax.axis_index(over_V) * embed.shape[0] if over_V else 0
         ids = tokens - first
         mine = (ids >= 0) & (ids < embed.shape[0])
-        x = jnp.where(mine[..., None], rows(embed, jnp.where(mine, ids, 0)), 0)
+        x = jnp.where(mine[..., None], _rows(embed, jnp.where(mine, ids, 0)), 0)
         if scatter:
             return jax.lax.psum_scatter(x, over_V, scatter_dimension=1, tiled=True)
         return jax.lax.psum(x, over_V) if over_V else x

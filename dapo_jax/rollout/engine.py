@@ -7,6 +7,7 @@ later: a sample is a pure function of its request, so they come out the same. Th
 prompt share its full pages, and get a copy of the last, partly filled one.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from dapo_jax import parallel
-from dapo_jax.model import paged
+from dapo_jax.model import paged, qwen2
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.schedule import Request, Row, Schedule
 
@@ -46,8 +47,14 @@ class Stats(NamedTuple):
 
     @property
     def queued_occupancy(self) -> float:
-        """Occupancy until the queue is empty: what is lost to chunks, not to the last stragglers."""
+        """Occupancy until the queue is empty: what chunks lose, without the last stragglers."""
         return self.queued_tokens / max(self.queued_slot_steps, 1)
+
+
+def total(stats: Sequence[Stats]) -> Stats:
+    """Of several calls."""
+    sums = np.sum([s[:-1] for s in stats] or [[0] * 7], axis=0).tolist()
+    return Stats(*sums, max((s.peak_cache for s in stats), default=0.0))
 
 
 class Engine:
@@ -70,7 +77,7 @@ class Engine:
         page_tokens: int = 0,
         cache_fraction: float = 1.0,
     ):
-        """Raises ValueError for slots that the mesh cannot divide, or a cache that cannot fit."""
+        """Lengths in TOKENS. Raises ValueError for slots that the mesh cannot divide."""
         batch = parallel.spec(("batch",), rules)[0] or ()
         names = (batch,) if isinstance(batch, str) else batch
         self.shards = int(np.prod([mesh.shape[n] for n in names]))
@@ -83,9 +90,10 @@ class Engine:
         self.prompt_tokens, self.response_tokens = prompt_tokens, response_tokens
         self.prefill_rows = -(-prefill_prompts // self.shards)  # prompts a call and shard
         self.prefill_tokens = min(prefill_tokens, -(-prompt_tokens // 8) * 8)
-        self.vocab_size = shape.vocab_size
+        self.shape = shape
         self.stop_ids = tuple(sorted(stop_ids))
         self.mesh, self.rules, self.dtype = mesh, rules, dtype
+        self._fraction = cache_fraction
         self.geometry = paged.geometry(
             shape,
             mesh.devices.flat[0].platform,
@@ -111,6 +119,55 @@ class Engine:
     def decode_params(self, params):
         """Training layout -> decode layout and compute dtype; once a rollout."""
         return self.programs.to_decode_layout(params)
+
+    def calls(self, params) -> dict[str, tuple]:
+        """Name -> (jitted program, its abstract arguments), to compile ahead or for another
+        machine's devices. params: anything with the shapes of the model's weights."""
+        slots, batch = self.slots, self.prefill_rows * self.shards
+        rows = self.geometry.row_pages
+        number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)  # noqa: E731
+        lay = functools.partial(jax.tree.map, lambda x, s: x.update(sharding=s))
+
+        cast = lambda x: number(*x.shape, dtype=self.dtype)  # noqa: E731
+        layout = parallel.shardings(qwen2.metadata(self.shape, "axes"), self.mesh, self.rules)
+        weights = lay(jax.tree.map(cast, params), layout)
+        pool = jax.eval_shape(lambda: paged.new_pool(self.geometry, self.dtype))
+        pool = lay(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
+        per_slot = sampler.Slots(
+            *[number(slots)] * 6, number(slots, dtype=bool), number(slots, rows)
+        )
+        prompts = paged.Prompts(
+            number(batch, self.prefill_tokens), number(batch, rows), number(batch), number()
+        )
+        prompt_axes = parallel.shardings(paged.prompt_axes(), self.mesh, self.rules)
+        key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+        settings = (key, number(dtype=np.float32), number(dtype=np.float32))
+        everywhere = parallel.replicated(self.mesh)
+        settings = lay(settings, jax.tree.map(lambda _: everywhere, settings))
+        copies = lay((number(slots),) * 2, (self._axes.token_S,) * 2)
+        decode = (weights, pool, lay(per_slot, self._axes), *settings)
+        return {
+            "prefill": (self.programs.prefill, (weights, pool, lay(prompts, prompt_axes))),
+            "copy_pages": (self.programs.copy_pages, (pool, *copies)),
+        } | {f"decode_{mode}": (f, decode) for mode, f in self.programs.decode.items()}
+
+    def require_memory(self, params, limit: int) -> None:
+        """Raise ValueError if weights and cache alone exceed `limit` bytes a device, and say what
+        would not. params: anything with the shapes of the model's weights."""
+        weights, pool = map(parallel.bytes_on_device, self.calls(params)["prefill"][1][:2])
+        if weights + pool <= limit:
+            return
+        gib = lambda n: f"{n / 2**30:.3g} GiB"  # noqa: E731
+        fits = f"the sampler does not fit: its weights take {gib(weights)} and its cache"
+        fits += f" {gib(pool)} of a device's {gib(limit)}; "
+        if weights > limit:
+            raise ValueError(fits + "the weights alone need more devices along mesh.tensor")
+        room = (limit - weights) / pool  # in whole slots of the same cache
+        slots = int(self.slots * room) // self.shards * self.shards
+        fraction = self._fraction * room
+        share = f"rollout.cache_fraction={fraction:.2g}" if self.geometry.reader != "rows" else ""
+        ways = [f"rollout.slots={slots}"] * (slots > 0) + [share] * bool(share)
+        raise ValueError(fits + "what would: " + " or ".join(ways or ["shorter responses"]))
 
     def release(self) -> None:
         """Give the cache's memory back; the next `generate` makes it again."""
@@ -215,10 +272,10 @@ class Engine:
                     f"request {i}: prompt of {len(r.prompt)} tokens, this sampler takes 1 to"
                     f" {self.prompt_tokens}"
                 )
-            if min(r.prompt) < 0 or max(r.prompt) >= self.vocab_size:
+            if min(r.prompt) < 0 or max(r.prompt) >= self.shape.vocab_size:
                 raise ValueError(
-                    f"request {i}: token id outside 0..{self.vocab_size - 1}; is this the model's"
-                    " tokenizer?"
+                    f"request {i}: token id outside 0..{self.shape.vocab_size - 1}; is this the"
+                    " model's tokenizer?"
                 )
 
     # --- to the device --------------------------------------------------------------------------
@@ -240,30 +297,26 @@ class Engine:
 
     def _prefill(self, params, pool, schedule: Schedule, new: list[int]):
         """Run the prompts of the slots `new`, each shard its own, in chunks of tokens."""
-        T, R, rows = self.prefill_tokens, self.geometry.row_pages, schedule.rows
+        T, R, n = self.prefill_tokens, self.geometry.row_pages, self.prefill_rows
+        rows = schedule.rows
+        axes = parallel.shardings(paged.prompt_axes(), self.mesh, self.rules)
         queues = [[s for s in new if schedule.shard(s) == k] for k in range(self.shards)]
         while any(queues):
-            batch = [
-                s
-                for q in queues
-                for s in (q[: self.prefill_rows] + [-1] * self.prefill_rows)[: self.prefill_rows]
-            ]
-            queues = [q[self.prefill_rows :] for q in queues]
-            length_B = np.array([len(rows[s].prompt) - 1 if s >= 0 else 0 for s in batch], np.int32)
+            batch = [s for q in queues for s in (q[:n] + [None] * n)[:n]]
+            queues = [q[n:] for q in queues]
+            prompts = [() if s is None else rows[s].prompt[:-1] for s in batch]
+            length_B = np.array([len(p) for p in prompts], np.int32)
             width = -(-int(length_B.max()) // T) * T
-            tokens_BxW, table_BxR = (
-                np.zeros((len(batch), width), np.int32),
-                np.zeros((len(batch), R), np.int32),
-            )
-            for i, s in enumerate(batch):
-                if s >= 0:
-                    tokens_BxW[i, : length_B[i]] = rows[s].prompt[:-1]
+            tokens_BxW = np.zeros((len(batch), width), np.int32)
+            table_BxR = np.zeros((len(batch), R), np.int32)
+            for i, (s, prompt) in enumerate(zip(batch, prompts, strict=True)):
+                tokens_BxW[i, : len(prompt)] = prompt
+                if s is not None:
                     self._table(table_BxR[i], rows[s])
             for start in range(0, width, T):
                 prompts = paged.Prompts(
                     tokens_BxW[:, start : start + T], table_BxR, length_B, np.int32(start)
                 )
-                axes = parallel.shardings(paged.prompt_axes(), self.mesh, self.rules)
                 pool = self.programs.prefill(params, pool, parallel.to_device(prompts, axes))
         return pool
 

@@ -99,9 +99,7 @@ class Schedule:
             free = self._pages[self.shard(s)]
             missing = self._needs(len(row.prompt), row.emitted, row.limit) - len(row.pages)
             while missing > free.free:
-                mates = [
-                    t for t in range(self.slots) if rows[t] and self.shard(t) == self.shard(s)
-                ]
+                mates = [t for t in range(self.slots) if rows[t] and self.shard(t) == self.shard(s)]
                 youngest = max(mates, key=lambda t: rows[t].index)
                 self.waiting.appendleft((rows[youngest].index, rows[youngest].request))
                 self.release(youngest)

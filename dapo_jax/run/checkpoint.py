@@ -3,14 +3,16 @@
     params, opt_state, ref_params   arrays, saved by shard, restored into any mesh
     carried                         accepted groups waiting for the next step (ragged arrays, flat)
     state                           JSON: counters, cursor, acceptance estimate, resolved config,
-                                    package versions
+                                    package versions, fingerprint of the data, checksums of the rest
+    seal.json                       the files of all this (`run/seal.py`)
 
 Orbax writes to a temporary directory and renames it, so a step directory is there whole or not at
-all. Nothing is pickled.
+all. Nothing is pickled. What is read back is untrusted: `Damaged` says what is wrong with it.
 """
 
 import importlib.metadata
 import json
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,10 +20,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from flax.traverse_util import flatten_dict
+from etils import epath
+from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.rollout.engine import Response
+from dapo_jax.run import seal
+from dapo_jax.run.seal import Damaged
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -30,13 +35,52 @@ def versions() -> dict[str, str]:
     return {p: importlib.metadata.version(p) for p in _PACKAGES}
 
 
-def manager(directory: str | pathlib.Path, keep: int) -> ocp.CheckpointManager:
-    """Asynchronous; keeps the newest `keep` steps. A local path is made absolute for Orbax."""
-    path = str(directory)
-    if "://" not in path:
-        path = str(pathlib.Path(path).resolve())
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+def manager(
+    directory: str | pathlib.Path,
+    keep: int,
+    keep_every: int = 0,
+    keep_best: int = 0,
+    cleanup: bool = False,
+) -> ocp.CheckpointManager:
+    """Asynchronous; keeps the newest `keep` steps, those divisible by `keep_every` and the
+    `keep_best` with the highest score. `cleanup`: remove what killed saves have left, which only
+    the one process that writes there may do."""
+    path = _absolute(directory)
+    policies = [keeping.LatestN(keep)]
+    if keep_every:
+        policies.append(keeping.EveryNSteps(keep_every))
+    if keep_best:
+        policies.append(
+            keeping.BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
+        )
+
+    def seal_what_is_about_to_be_committed():
+        if jax.process_index() == 0:
+            for entry in path.iterdir():
+                if entry.name[0].isdigit() and not (entry / seal.SEAL).exists():
+                    seal.write(entry)
+
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=keeping.AnyPreservationPolicy(policies),
+        best_fn=_score if keep_best else None,  # without it Orbax does not write the score
+        cleanup_tmp_directories=cleanup,
+        enable_async_checkpointing=True,
+        async_options=ocp.AsyncOptions(
+            post_finalization_callback=seal_what_is_about_to_be_committed
+        ),
+    )
     return ocp.CheckpointManager(path, options=options)
+
+
+def _score(saved: dict[str, float | None]) -> float:
+    score = saved.get("score")
+    return -math.inf if score is None else score
+
+
+def _absolute(directory: str | pathlib.Path) -> epath.Path:
+    """Orbax wants local paths absolute."""
+    path = str(directory)
+    return epath.Path(path if "://" in path else pathlib.Path(path).resolve())
 
 
 class State(NamedTuple):
@@ -53,6 +97,7 @@ class State(NamedTuple):
     accept_rate: float = 1.0  # estimate; decides only how many problems are drawn ahead
     empty_steps: int = 0  # steps in a row without a learnable group
     skipped_in_row: int = 0  # non-finite gradients in a row
+    alarms_in_row: int = 0  # steps in a row that broke a bound of config.guard
     tokens: int = 0  # response tokens drawn so far
     samples: int = 0  # responses drawn so far
 
@@ -60,43 +105,101 @@ class State(NamedTuple):
 _COUNTERS = State._fields[4:]
 
 
-def save(m: ocp.CheckpointManager, state: State, config: dict[str, Any]) -> None:
-    """Start writing `state` under its step; returns once its arrays may be overwritten."""
-    counters = {k: getattr(state, k) for k in _COUNTERS}
+def save(
+    m: ocp.CheckpointManager,
+    state: State,
+    config: dict[str, Any],
+    data: str = "",
+    score: float | None = None,
+) -> None:
+    """Start writing `state` under its step; returns once its arrays may be overwritten. `data` is a
+    fingerprint of the problems, `score` what `keep_best` compares (None: never among the best)."""
+    arrays, carried = _arrays(state), flatten_groups(state.carried)
+    described = {
+        "config": config,
+        "versions": versions(),
+        "data": data,
+        "content": {"arrays": seal.content(arrays), "carried": seal.digest(carried)},
+    }
     m.save(
         state.step,
         args=ocp.args.Composite(
-            arrays=ocp.args.StandardSave(_arrays(state)),
-            carried=ocp.args.StandardSave(flatten_groups(state.carried)),
-            state=ocp.args.JsonSave(counters | {"config": config, "versions": versions()}),
+            arrays=ocp.args.StandardSave(arrays),
+            carried=ocp.args.StandardSave(carried),
+            state=ocp.args.JsonSave({k: getattr(state, k) for k in _COUNTERS} | described),
         ),
+        metrics={"score": score},
     )
 
 
 def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) -> State:
     """The saved state, its arrays laid out by `shardings`; works on any mesh, whatever mesh wrote
-    it. `like` has the structure, shapes and dtypes of params, opt_state and ref_params."""
+    it. `like` has the structure, shapes and dtypes of params, opt_state and ref_params.
+
+    ValueError: other names or shapes than `like`. Damaged: it is not what was saved.
+    """
+    saved = read_state(m, step)
     target = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         _arrays(like),
         _arrays(shardings),
     )
-    out = m.restore(
-        step,
-        args=ocp.args.Composite(
-            arrays=ocp.args.StandardRestore(target),
-            carried=ocp.args.StandardRestore(),
-            state=ocp.args.JsonRestore(),
-        ),
-    )
-    arrays, saved = out["arrays"], out["state"]
+    _check_same(f"{m.directory} step {step}", _saved_shapes(m, step), target)
+    try:
+        out = m.restore(
+            step,
+            args=ocp.args.Composite(
+                arrays=ocp.args.StandardRestore(target), carried=ocp.args.StandardRestore()
+            ),
+        )
+        arrays, carried = out["arrays"], out["carried"]
+    except Exception as error:  # whatever the readers make of changed bytes
+        raise Damaged(f"cannot be read: {_line(error)}") from error
+    content = saved["content"]
+    if changed := _changed(seal.content(arrays), content["arrays"]):
+        raise Damaged(f"{changed} is not what was saved")
+    if seal.digest(carried) != content["carried"]:
+        raise Damaged("carried is not what was saved")
     return State(
         arrays["params"],
         arrays["opt_state"],
         arrays.get("ref_params"),
-        unflatten_groups(out["carried"]),
-        **{k: saved[k] for k in _COUNTERS},
+        unflatten_groups(carried),
+        **{k: saved[k] for k in _COUNTERS if k in saved},
     )
+
+
+def _changed(there: dict[str, int], saved: dict[str, int]) -> str:
+    """The first array whose checksum differs; '' where none does."""
+    return next((k for k in sorted(there) if there[k] != saved.get(k)), "")
+
+
+def read_state(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    """The JSON of a step. Damaged: it has not the fields and types that `save` writes."""
+    try:
+        saved = m.restore(step, args=ocp.args.Composite(state=ocp.args.JsonRestore()))["state"]
+    except Exception as error:
+        raise Damaged(f"state cannot be read: {_line(error)}") from error
+    if not isinstance(saved, dict):
+        raise Damaged("state is no JSON object")
+    for name, kind in {k: type(State._field_defaults[k]) for k in _COUNTERS}.items():
+        # A counter that an older version did not have starts at its default.
+        value = saved.get(name, State._field_defaults[name])
+        if type(value) is not kind or not 0 <= value < 2**63:
+            raise Damaged(f"state: {name} is {value!r:.40}")
+    content = saved.get("content")
+    good = (
+        all(isinstance(saved.get(k), dict) for k in ("config", "versions", "content"))
+        and isinstance(content.get("arrays"), dict)
+        and isinstance(saved.get("data"), str)
+    )
+    if not good or saved.get("step") != step:
+        raise Damaged("state has other fields than were saved")
+    return saved
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _arrays(state: State) -> dict:
@@ -108,13 +211,15 @@ def restore_params(directory: str | pathlib.Path, params_like, shardings, step: 
     """The parameters alone, of the newest (or the given) step under `directory`, in the dtypes of
     `params_like` and laid out by `shardings`. Nothing else is read, nothing is written.
 
-    ValueError: no such step; its parameters have other names or shapes than `params_like`.
+    ValueError: no such step; its parameters have other names or shapes than `params_like`; it is
+    damaged.
     """
-    with _reader(directory) as m:
-        step = _existing_step(m, directory, step)
+    step = find_step(directory, step)
+    where = f"{directory} step {step}"
+    with reader(directory) as m:
         # Orbax would leave a parameter that is not there as it stands in the target.
-        saved = ocp.PyTreeCheckpointHandler().metadata(m.directory / str(step) / "arrays")
-        _check_same(f"{directory} step {step}", saved.tree["params"], params_like)
+        saved = _saved_shapes(m, step)
+        _check_same(where, saved["params"], params_like)
         target = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params_like, shardings
         )
@@ -123,37 +228,80 @@ def restore_params(directory: str | pathlib.Path, params_like, shardings, step: 
             restore_args=ocp.checkpoint_utils.construct_restore_args({"params": target}),
             partial_restore=True,
         )
-        return m.restore(step, args=ocp.args.Composite(arrays=args))["arrays"]["params"]
+        arrays = m.restore(step, args=ocp.args.Composite(arrays=args))["arrays"]
+        state = m.restore(step, args=ocp.args.Composite(state=ocp.args.JsonRestore()))["state"]
+    content = dict(state.get("content", {})).get("arrays")
+    kept = jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype, saved["params"], params_like))
+    check = content and kept  # `convert` saves none; what was rounded has another
+    if check and (changed := _changed(seal.content({"params": arrays["params"]}), content)):
+        raise Damaged(f"{where}: damaged: {changed} is not what was saved")
+    return arrays["params"]
 
 
-def newest_step(directory: str | pathlib.Path) -> int:
-    """ValueError: `directory` holds no checkpoint."""
-    with _reader(directory) as m:
-        return _existing_step(m, directory, None)
+def _saved_shapes(m: ocp.CheckpointManager, step: int) -> dict:
+    try:
+        path = m.directory / str(step) / "arrays"
+        return ocp.PyTreeCheckpointHandler().metadata(path).tree
+    except Exception as error:
+        raise Damaged(f"cannot be read: {_line(error)}") from error
 
 
-def _reader(directory: str | pathlib.Path) -> ocp.CheckpointManager:
-    """Creates and removes nothing, so that a run may be writing there at the same time."""
-    path = str(directory)
-    if "://" not in path:
-        path = str(pathlib.Path(path).resolve())
-        if not pathlib.Path(path).is_dir():
-            raise ValueError(f"{directory}: no such directory")
-    return ocp.CheckpointManager(path, options=ocp.CheckpointManagerOptions(create=False))
+def steps(directory: str | pathlib.Path) -> tuple[list[int], dict[int, str]]:
+    """(whole steps, newest first; damaged ones and what is wrong with each), by their seals."""
+    path, whole, damaged = _absolute(directory), [], {}
+    if not path.is_dir():
+        return [], {}
+    there = [int(p.name) for p in path.iterdir() if p.name.isdigit() and p.is_dir()]
+    for step in sorted(there, reverse=True):
+        try:
+            seal.check(path / str(step))
+            whole.append(step)
+        except Damaged as error:
+            damaged[step] = str(error)
+    return whole, damaged
 
 
-def _existing_step(m: ocp.CheckpointManager, directory, step: int | None) -> int:
-    steps = sorted(m.all_steps())
-    if not steps:
+def set_aside(directory: str | pathlib.Path, step: int) -> epath.Path:
+    """Move a damaged step out of the way of the run that will write it again."""
+    path = _absolute(directory)
+    to = path.parent / f"{path.name}.damaged" / str(step)
+    if to.exists():
+        to.rmtree()
+    to.parent.mkdir(parents=True, exist_ok=True)
+    return (path / str(step)).rename(to)
+
+
+def find_step(directory: str | pathlib.Path, step: int | None = None) -> int:
+    """`step`, or else the newest whole one under `directory`.
+
+    ValueError: there is none; the given one is not there or is damaged.
+    """
+    if "://" not in str(directory) and not pathlib.Path(directory).is_dir():
+        raise ValueError(f"{directory}: no such directory")
+    whole, damaged = steps(directory)
+    if not whole and not damaged:
         raise ValueError(f"{directory}: no checkpoint in it")
-    if step is not None and step not in steps:
-        raise ValueError(f"{directory}: no step {step}; it has {', '.join(map(str, steps))}")
-    return steps[-1] if step is None else step
+    if step is not None and step not in [*whole, *damaged]:
+        known = ", ".join(map(str, sorted([*whole, *damaged])))
+        raise ValueError(f"{directory}: no step {step}; it has {known}")
+    wanted = whole[0] if step is None and whole else max(damaged) if step is None else step
+    if wanted in damaged:
+        raise Damaged(f"{directory} step {wanted}: damaged: {damaged[wanted]}")
+    return wanted
+
+
+def reader(directory: str | pathlib.Path) -> ocp.CheckpointManager:
+    """Creates and removes nothing, so that a run may be writing there at the same time."""
+    options = ocp.CheckpointManagerOptions(create=False, lightweight_initialize=True)
+    return ocp.CheckpointManager(_absolute(directory), options=options)
 
 
 def _check_same(where: str, saved, wanted) -> None:
     saved, wanted = (
-        {".".join(k): list(x.shape) for k, x in flatten_dict(tree).items()}
+        {
+            jax.tree_util.keystr(path, simple=True, separator="."): list(x.shape)
+            for path, x in jax.tree.flatten_with_path(tree)[0]
+        }
         for tree in (saved, wanted)
     )
     for name in sorted(saved.keys() | wanted.keys()):

@@ -1,17 +1,23 @@
 """What a step looked like, as numbers and as text, and the files that keep it.
 
-metrics.jsonl and TensorBoard hold each rollout step once, also across restarts: a resumed run first
-cuts what lies beyond the checkpoint it starts from. Only process 0 writes.
+metrics.jsonl, TensorBoard and the files a step hold each rollout step once, also across restarts: a
+resumed run first cuts what lies beyond the checkpoint it starts from. Only process 0 writes.
 """
 
+import contextlib
 import json
+import os
 import pathlib
+import re
 import shutil
+import time
 from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.summary import scalar
 
 from dapo_jax.dapo.dynamic_sampling import Collected
 
@@ -116,57 +122,102 @@ def evaluation_lines(step: int, log: dict[str, float]) -> list[str]:
 
 
 class Writer:
-    """metrics.jsonl, TensorBoard and one file of samples a step, under `workdir`.
+    """metrics.jsonl, TensorBoard and one file a step under rollouts/ and eval/, in `workdir`.
 
-    `resume_step`: records of later steps are removed first; -1 removes all.
+    `resume_step`: records of later steps are removed first; -1 removes all. What cannot be written
+    (a full disk) is kept in memory, reported by `say`, and written with what comes next.
     """
 
-    def __init__(self, workdir: pathlib.Path, resume_step: int, tensorboard: bool):
-        self._workdir, self._file, self._board = workdir, None, None
+    def __init__(self, workdir: pathlib.Path, resume_step: int, tensorboard: bool, say=print):
+        self._path, self._workdir = workdir / "metrics.jsonl", workdir
+        self._board, self._plots = None, tensorboard
+        self._lines: list[str] = []  # of metrics.jsonl, not yet written
+        self._files: dict[pathlib.Path, str] = {}  # not yet written
+        self._say, self._failing = say, False
         if jax.process_index():
             return
-        path = workdir / "metrics.jsonl"
-        kept = [r for r in read(path) if r["step"] <= resume_step]
-        for file in workdir.glob("rollouts/step_*"):
-            if int(file.stem.split("_")[1]) > resume_step:
-                file.unlink()
-        rewritten = path.with_suffix(".tmp")
-        rewritten.write_text("".join(json.dumps(r) + "\n" for r in kept))
-        rewritten.replace(path)
-        self._file = path.open("a")
-        if tensorboard:
-            shutil.rmtree(workdir / "tensorboard", ignore_errors=True)
-            self._board = SummaryWriter(str(workdir / "tensorboard"))
-            for record in kept:
-                self._plot(record)
+        kept = [r for r in read(self._path) if r["step"] <= resume_step]
+        for folder in ("rollouts", "eval"):
+            for file in workdir.glob(f"{folder}/step_*.jsonl*"):
+                if int(re.sub(r"\D", "", file.name) or 0) > resume_step:
+                    file.unlink()
+        _replace(self._path, "".join(json.dumps(r) + "\n" for r in kept))
+        self._size = self._path.stat().st_size  # bytes of whole lines
+        shutil.rmtree(workdir / "tensorboard", ignore_errors=True)
+        self._write()
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        if self._file is None:
+        if jax.process_index():
             return
         record = {"step": step} | {k: _number(v) for k, v in values.items()}
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        if self._board:
-            self._plot(record)
+        self._lines.append(json.dumps(record) + "\n")
+        self._write()
 
     def lines(self, folder: str, step: int, rows: Iterable[dict]) -> None:
         """JSON lines to `folder`/step_NNNNNN.jsonl."""
-        if self._file is None:
+        if jax.process_index():
             return
-        path = self._workdir / folder / f"step_{step:06d}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
+        text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
+        self._files[self._workdir / folder / f"step_{step:06d}.jsonl"] = text
+        self._write()
 
-    def _plot(self, record):
-        for tag, value in record.items():
-            if tag != "step" and value is not None:
-                self._board.add_scalar(tag, value, record["step"])
+    def _write(self) -> None:
+        try:
+            for path in list(self._files):
+                path.parent.mkdir(exist_ok=True)
+                _replace(path, self._files[path])
+                del self._files[path]
+            new = "".join(self._lines)
+            with self._path.open("r+b") as file:
+                file.truncate(self._size)  # of a line that was cut off
+                file.seek(self._size)
+                file.write(new.encode())
+                file.flush()
+                os.fsync(file.fileno())  # a checkpoint must not be newer than its records
+            self._size += len(new.encode())
+            self._lines.clear()
+            self._plot(new)
+            self._failing = False
+        except OSError as error:
+            self._close_board()
+            if not self._failing:
+                self._say(f"warning: {self._path}: {error.strerror}; records wait in memory")
+            self._failing = True
+
+    def _plot(self, new: str) -> None:
+        """Add records to TensorBoard's file; a new file begins with all there are."""
+        if not self._plots:
+            return
+        if self._board is None:
+            shutil.rmtree(self._workdir / "tensorboard", ignore_errors=True)
+            (self._workdir / "tensorboard").mkdir()
+            self._board = EventsWriter(str(self._workdir / "tensorboard" / "events"))
+            new = self._path.read_text()
+        for record in map(json.loads, new.splitlines()):
+            for tag, value in record.items():
+                if tag != "step" and value is not None:
+                    point = scalar(tag, value)
+                    event = Event(step=record["step"], wall_time=time.time(), summary=point)
+                    self._board.write_event(event)
+        self._board.flush()
+
+    def _close_board(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._board:
+                self._board.close()
+        self._board = None
 
     def close(self) -> None:
-        if self._file:
-            self._file.close()
-        if self._board:
-            self._board.close()
+        if not jax.process_index():
+            self._write()
+        self._close_board()
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    """A reader sees the old file or the new one, never a part."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def _number(value) -> float | int | None:
@@ -178,13 +229,16 @@ def _number(value) -> float | int | None:
 
 
 def read(path: pathlib.Path) -> list[dict]:
-    """Whole records of a metrics.jsonl; a last line cut off by a crash is left out."""
+    """Whole records of a metrics.jsonl; what follows a line cut off by a crash is left out."""
     if not path.exists():
         return []
     records = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(record, dict) or type(record.get("step")) is not int:
+            break
+        records.append(record)
     return records

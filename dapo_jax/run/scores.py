@@ -170,6 +170,19 @@ def rows(data: Encoded, scores: Scores, tokenizer) -> Iterator[dict]:
             }
 
 
+def verdicts(data: Encoded, scores: Scores) -> Iterator[dict]:
+    """A row a problem, without the texts: what its k samples answered, and what was right."""
+    for p, problem in enumerate(data.problems):
+        yield {
+            "problem": problem.id,
+            "gold": problem.answer,
+            "extracted": scores.answers[p],
+            "correct": scores.correct_PxK[p].tolist(),
+            "tokens": scores.lengths_PxK[p].tolist(),
+            "truncated": scores.truncated_PxK[p].tolist(),
+        }
+
+
 def from_rows(rows_PxK: list[list[dict]]) -> Scores:
     """The Scores that `rows` were written from, with texts for responses."""
 

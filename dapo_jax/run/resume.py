@@ -1,0 +1,132 @@
+"""Going on where a run was cut off: which checkpoint, and whether this config may go on from it."""
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from dapo_jax import config as config_lib, parallel
+from dapo_jax.data.problems import Encoded
+from dapo_jax.run import checkpoint
+from dapo_jax.run.checkpoint import Damaged, State
+
+# Fields that decide how long, how fast, where and how closely watched a run is, but not what it
+# learns. All others are refused when they change. Names that end in a dot are sections.
+HARMLESS = (
+    "steps",
+    "init_from",  # used only where the workdir has no checkpoint
+    "eval.",
+    "checkpoint.",
+    "log.",
+    "guard.",
+    "mesh.",
+    "sharding.",
+    "model.path",  # may have moved: the weights are here, the fingerprint covers the tokens
+    "model.scan_layers",
+    "model.remat",
+    "model.attention_chunk",
+    "model.head_chunk",
+    "rollout.slots",
+    "rollout.chunk",
+    "rollout.prefill_prompts",
+    "optim.micro_rows",
+    "optim.row_tokens",
+    "optim.max_skipped",
+)
+
+
+def newest(
+    directory: str | pathlib.Path,
+    like: State,
+    shardings: State,
+    accept: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> State | None:
+    """The state of the newest whole checkpoint under `directory`; None where there is no checkpoint
+    at all. Damaged ones are reported and set aside, and the one before is used.
+
+    accept: is given the saved JSON before any array is read; raises to refuse.
+    Damaged: there are checkpoints, and none of them is whole.
+    """
+    whole, damaged = checkpoint.steps(directory)
+    for step in whole:
+        with checkpoint.reader(directory) as m:
+            try:
+                accept(checkpoint.read_state(m, step))
+                state, wrong = checkpoint.restore(m, step, like, shardings), ""
+            except Damaged as error:
+                state, wrong = None, str(error)
+        if parallel.everyone(state is not None):
+            break
+        damaged[step] = wrong or "another process cannot read it"
+    else:
+        if not damaged:
+            return None
+        listed = "; ".join(f"step {s}: {w}" for s, w in sorted(damaged.items(), reverse=True))
+        raise Damaged(
+            f"{directory}: no checkpoint is whole, and no run starts anew over damaged ones;"
+            f" restore a copy of one, or remove the directory to begin again ({listed})"
+        )
+    for other, wrong in sorted(damaged.items(), reverse=True):
+        say(f"warning: checkpoint of step {other} is damaged: {wrong}")
+    if damaged and parallel.first():
+        for other in damaged:
+            kept_in = checkpoint.set_aside(directory, other).parent
+        say(f"warning: going on from step {step}; what is damaged is kept in {kept_in}")
+    parallel.everyone(True)  # nobody writes before they are out of the way
+    return state
+
+
+# ------------------------------------------------------------------------------------------------
+# Changes since the checkpoint
+# ------------------------------------------------------------------------------------------------
+
+
+def check(saved: dict[str, Any], c, data: str, allow: bool, say: Callable[[str], None]) -> None:
+    """Show what has changed since `saved` was written. ConfigError: it changes what is learned, and
+    that is not allowed."""
+    config = config_lib.leaves(c)
+    harmless, meaningful = differences(saved["config"], config)
+    if saved["data"] != data and not any("config.data." in line for line in meaningful):
+        meaningful.append(
+            "the training problems: other prompts, tokens or answers under the same names"
+        )
+    for line in harmless:
+        say(f"changed: {line}")
+    packages = checkpoint.versions()
+    for name, old in saved["versions"].items():
+        if packages.get(name, old) != old:
+            say(f"changed: {name} {old} -> {packages[name]}; the last bits may differ")
+    if meaningful and not allow:
+        raise config_lib.ConfigError(
+            "\n".join(
+                [f"changed since the checkpoint: {line}" for line in meaningful]
+                + [
+                    "this would be another experiment: change it back, choose another --workdir"
+                    " (config.init_from starts from these weights), or add --allow_config_change"
+                ]
+            )
+        )
+    for line in meaningful:
+        say(f"changed (allowed): {line}")
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """(harmless, meaningful) changes of flat configs, 'config.name: old -> new'. A field that one
+    lacks, being of another version, counts with its default."""
+    harmless, meaningful = [], []
+    for name in [*new, *(k for k in old if k not in new)]:
+        default = config_lib.SCHEMA[name].default if name in config_lib.SCHEMA else None
+        was, now = old.get(name, default), new.get(name, default)
+        if was != now:
+            line = f"config.{name}: {was!r} -> {now!r}"
+            free = any(name == h or (h[-1] == "." and name.startswith(h)) for h in HARMLESS)
+            (harmless if free else meaningful).append(line)
+    return harmless, meaningful
+
+
+def fingerprint(train: Encoded) -> str:
+    """SHA-256 of the prompts' token ids and the answers, in order: what a stream position means."""
+    rows = [[p.id, p.answer, ids] for p, ids in zip(train.problems, train.ids, strict=True)]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()

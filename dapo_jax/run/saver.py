@@ -1,0 +1,111 @@
+"""Saving while the run goes on, and going on when a save fails."""
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dapo_jax import parallel
+from dapo_jax.run import checkpoint
+from dapo_jax.run.checkpoint import State
+
+_LAST_TRIES, _LAST_WAIT_S = 3, 2.0  # of the final save, after which the process ends
+
+
+class Saver:
+    """Writes checkpoints in the background; use as a context.
+
+    A save starts at the end of a step and is awaited at the end of the next one, on every process
+    at the same point. If it failed (a full disk, usually), the run says so and saves the state of
+    that next step instead, and so on. Older checkpoints are removed only after a save has
+    succeeded, so the last good one stays.
+    """
+
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        c,
+        config: dict[str, Any],
+        data: str,
+        say: Callable[[str], None],
+    ):
+        self._open = lambda: checkpoint.manager(
+            directory,
+            c.checkpoint.keep,
+            c.checkpoint.keep_every,
+            c.checkpoint.keep_best,
+            cleanup=True,
+        )
+        self._directory = directory
+        self._config, self._data, self._say = config, data, say
+        self._manager = self._open()
+        self._running = False  # a save that is not yet awaited
+        self._failures = 0  # in a row
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self._manager.close()
+        else:  # let the error of the run be the one that shows
+            with contextlib.suppress(Exception):
+                self._manager.close()
+
+    def after_step(self, state: State, due: bool, score: float | None = None) -> None:
+        """Await the save of the step before; save this one if it is due or that one failed."""
+        self._settle()
+        if due or self._failures:
+            self._save(state, score)
+
+    def last(self, state: State, score: float | None = None) -> None:
+        """Save this step and wait. OSError: it cannot be saved."""
+        self._settle()
+        for attempt in range(_LAST_TRIES):
+            time.sleep(attempt * _LAST_WAIT_S)
+            self._save(state, score)
+            if self._settle():
+                return
+        good, _ = checkpoint.steps(self._directory)
+        raise OSError(
+            f"step {state.step} could not be saved in {self._directory}; the newest checkpoint is"
+            f" {f'of step {good[0]}' if good else 'missing'}; make room and give the same command"
+        )
+
+    def _save(self, state: State, score) -> None:
+        self._running = self._attempt(
+            lambda: checkpoint.save(self._manager, state, self._config, self._data, score)
+        )
+
+    def _settle(self) -> bool:
+        """Wait for the running save; whether the last one is safe."""
+        if self._running:
+            self._running = False
+            if self._attempt(self._manager.wait_until_finished):
+                self._failures = 0
+        return not self._failures
+
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        wrong = ""
+        try:
+            action()
+        except Exception as error:  # of the file system, of Orbax, of tensorstore
+            wrong = " ".join(str(error).split())[:300] or type(error).__name__
+        if parallel.everyone(not wrong):
+            return True
+        self._failures += 1
+        if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8, ...
+            self._say(
+                f"warning: a checkpoint could not be saved (failure {self._failures} in a row):"
+                f" {wrong or 'on another process'}; training goes on and tries again every step"
+            )
+        self._start_again()
+        return False
+
+    def _start_again(self) -> None:
+        """A manager that has failed is not used again; the new one removes what is half written."""
+        with contextlib.suppress(Exception):
+            self._manager.close()
+        with contextlib.suppress(Exception):  # then the next save fails and says why
+            self._manager = self._open()

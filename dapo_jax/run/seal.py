@@ -1,0 +1,133 @@
+"""Is this checkpoint what was written? Two answers that do not need each other.
+
+The SEAL, a file of the step directory, lists the files beside it: size, and SHA-256 where a file is
+small. It is written before Orbax renames the directory, so it is there from the first moment on.
+Reading it costs little, whatever the model's size, and finds what is missing, cut or changed.
+
+The CONTENT is a number an array, computed on the devices where the arrays lie, saved with the state
+and computed again after a restore. It is the same for every mesh, and finds what happened inside
+the large files or on the way from them.
+"""
+
+import hashlib
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from dapo_jax import parallel
+
+SEAL = "seal.json"
+HASHED = (
+    1 << 20
+)  # bytes; larger files are sealed by size alone, `content` covers the arrays in them
+
+# Orbax writes these two last, after the seal.
+_COMMITTED, _METADATA = "commit_success.txt", "_CHECKPOINT_METADATA"
+
+
+class Damaged(ValueError):
+    """A checkpoint that is not what was written; the message says how."""
+
+
+def write(step_dir: epath.Path) -> None:
+    """Seal the files that are there now."""
+    seal = {"files": _files(step_dir, HASHED), "orbax": _orbax_metadata(step_dir)}
+    (step_dir / SEAL).write_bytes(_dump(seal))
+
+
+def check(step_dir: epath.Path) -> None:
+    """Damaged: a file is missing, extra, cut or changed since `write`."""
+    try:
+        raw = (step_dir / SEAL).read_bytes()
+        seal = json.loads(raw)
+        if raw != _dump(seal):
+            raise ValueError
+        sealed, orbax = dict(seal["files"]), dict(seal["orbax"])
+        limit = max((int(size) for size, sha256 in sealed.values() if sha256), default=0)
+    except OSError as error:
+        raise Damaged(f"{SEAL} cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{SEAL} is not what was written") from error
+    found = _files(step_dir, limit)
+    for name in sorted(sealed.keys() | found.keys()):
+        there, wanted = found.get(name), sealed.get(name)
+        if there != wanted:
+            what = "is missing" if not there else "does not belong to it" if not wanted else ""
+            raise Damaged(f"{name} {what or 'is not what was written'}")
+    if _orbax_metadata(step_dir) != orbax:
+        raise Damaged(f"{_METADATA} is not what was written")
+    committed = step_dir / _COMMITTED
+    if not committed.exists() or not committed.read_bytes().endswith(step_dir.name.encode()):
+        raise Damaged(f"{_COMMITTED} is missing or cut")
+
+
+def _dump(seal: dict) -> bytes:
+    return json.dumps(seal, indent=1, sort_keys=True).encode()
+
+
+def _files(step_dir: epath.Path, limit: int) -> dict[str, list]:
+    """Relative name -> [bytes, SHA-256 or ''] of all files but the seal and the last two."""
+    found, folders = {}, [step_dir]
+    while folders:
+        for path in folders.pop().iterdir():
+            name = path.relative_to(step_dir).as_posix()
+            if path.is_dir():
+                folders.append(path)
+            elif name not in (SEAL, _COMMITTED, _METADATA):
+                size = path.stat().length
+                digest = hashlib.sha256(path.read_bytes()).hexdigest() if size <= limit else ""
+                found[name] = [size, digest]
+    return found
+
+
+def _orbax_metadata(step_dir: epath.Path) -> dict:
+    """What Orbax notes about a step, without the time of the commit. Nothing here reads it."""
+    try:
+        noted = dict(json.loads((step_dir / _METADATA).read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+    noted.pop("commit_timestamp_nsecs", None)
+    return noted
+
+
+# ------------------------------------------------------------------------------------------------
+# Content
+# ------------------------------------------------------------------------------------------------
+
+
+def content(arrays) -> dict[str, int]:
+    """Path in the tree -> checksum of the array there, on every process."""
+    numbers = parallel.to_host(checksums(arrays))
+    paths, _ = jax.tree.flatten_with_path(arrays)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): int(n)
+        for (path, _), n in zip(paths, numbers, strict=True)
+    }
+
+
+@jax.jit
+def checksums(params) -> list[jax.Array]:
+    """A number for each array that any change of one element changes, and one of several changes in
+    2**32 does not: its bits, weighted by odd numbers that depend on their place. uint32 sums wrap,
+    so that they are exact in any order and layout."""
+
+    def weigh(x):
+        bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype("uint32")
+        place, stride = jnp.uint32(0), 1
+        for axis in reversed(range(x.ndim)):
+            place += jax.lax.broadcasted_iota("uint32", x.shape, axis) * jnp.uint32(stride % 2**32)
+            stride *= x.shape[axis]
+        return jnp.sum(bits * (2 * place + 1), dtype="uint32")
+
+    return [weigh(x) for x in jax.tree.leaves(params)]
+
+
+def digest(arrays: dict[str, np.ndarray]) -> str:
+    """SHA-256 of named host arrays: names, types, shapes and bytes."""
+    h = hashlib.sha256()
+    for name, x in sorted(arrays.items()):
+        h.update(f"{name} {x.dtype} {x.shape}\n".encode() + np.ascontiguousarray(x).tobytes())
+    return h.hexdigest()

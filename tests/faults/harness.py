@@ -1,0 +1,199 @@
+"""What the fault tests share: the config, the server that starts runs, the comparison of two."""
+
+import json
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+from tensorboardX.proto.event_pb2 import Event
+
+from dapo_jax import config
+from dapo_jax.run import checkpoint, metrics
+
+HERE = pathlib.Path(__file__).parent
+
+
+# The quickstart's parts at a size whose steps take hundredths of a second.
+def get_config():
+    c = config.base()
+    c.steps = 12
+    c.model.hidden_size, c.model.intermediate_size, c.model.num_layers = 16, 32, 1
+    c.model.num_heads, c.model.num_kv_heads, c.model.head_dim = 2, 1, 8
+    c.eval.every, c.eval.k, c.eval.problems, c.data.embedded_problems = 3, 2, 8, 64
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
+    c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
+    c.reward.overlong_buffer_tokens, c.sampling.surplus = 4, "carry"
+    c.checkpoint.every, c.checkpoint.keep = 2, 3
+    return c
+
+
+class Run:
+    """A running process of the server."""
+
+    def __init__(self, server, pid: int, log: pathlib.Path, marks):
+        self.pid, self.log, self._server, self._marks = pid, log, server, marks
+        self._partial, self._code = "", None
+
+    def phases(self, timeout: float) -> list[str] | None:
+        """Names of the phases that have begun since the last call; None when the run has ended."""
+        ready, _, _ = select.select([self._marks], [], [], timeout)
+        if not ready:
+            return []
+        data = os.read(self._marks, 65536).decode()
+        if not data:
+            return None
+        *whole, self._partial = (self._partial + data).split("\n")
+        return whole
+
+    def wait_for(self, phase: str, times: int = 1, timeout: float = 120) -> bool:
+        """Until the phase has begun so many times; False when the run ends before."""
+        deadline = time.monotonic() + timeout
+        while times > 0:
+            assert time.monotonic() < deadline, self.said()
+            begun = self.phases(1.0)
+            if begun is None:
+                return False
+            times -= begun.count(phase)
+        return True
+
+    def kill(self, number=signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Exit code, negative for a signal. Without a limit: pytest's caller has one."""
+        if self._code is None:
+            self._code = self._server.ask({"reap": self.pid})
+            if self._marks is not None:
+                os.close(self._marks)
+        return self._code
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+class Server:
+    def __init__(self, folder: pathlib.Path):
+        self._folder, self._started = folder, 0
+        cache = str(folder / "xla")  # of its own: a killed run must not leave half a file to others
+        self._process = subprocess.Popen(
+            [sys.executable, HERE / "server.py"],
+            env=os.environ
+            | {
+                "JAX_PLATFORMS": "cpu",
+                "PYTHONPATH": f"{HERE.parent.parent}:{HERE.parent}",
+                "JAX_COMPILATION_CACHE_DIR": cache,
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+                "OPENBLAS_NUM_THREADS": "1",
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, request: dict):
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def start(self, workdir, *flags: str, module="train", devices=1, faults=()) -> Run:
+        """Begin a run of `get_config`."""
+        self._started += 1
+        log = self._folder / f"log_{self._started}.txt"
+        fifo = self._folder / f"marks_{self._started}"
+        os.mkfifo(fifo)
+        marks = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        argv = [f"--config={HERE / 'harness.py'}", f"--workdir={workdir}", *flags]
+        request = dict(module=module, argv=argv, devices=devices, faults=list(faults))
+        pid = self.ask(request | dict(log=str(log), marks=str(fifo)))
+        return Run(self, pid, log, marks)
+
+    def run(self, workdir, *flags: str, code: int = 0, **kwargs) -> str:
+        """A whole run; what it said."""
+        run = self.start(workdir, *flags, **kwargs)
+        assert run.wait() == code, run.said()
+        return run.said()
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
+# ------------------------------------------------------------------------------------------------
+# What a run has left
+# ------------------------------------------------------------------------------------------------
+
+_CLOCKS = ("time/", "perf/tokens")
+
+
+def newest(workdir: pathlib.Path) -> int:
+    whole, _ = checkpoint.steps(workdir / "checkpoints")
+    return whole[0]
+
+
+def saved(workdir: pathlib.Path, step: int) -> dict:
+    """Everything in a checkpoint, on the host: arrays, carried groups, and the JSON as text."""
+    args = checkpoint.ocp.args
+    with checkpoint.reader(workdir / "checkpoints") as m:
+        items = dict(
+            arrays=args.StandardRestore(), carried=args.StandardRestore(), state=args.JsonRestore()
+        )
+        out = m.restore(step, args=args.Composite(**items))
+    arrays = jax.tree.map(lambda x: np.asarray(x).tobytes(), (out["arrays"], out["carried"]))
+    return {"arrays": arrays, "state": json.dumps(out["state"], sort_keys=True)}
+
+
+def records(workdir: pathlib.Path) -> list[str]:
+    """The lines of metrics.jsonl without the clocks."""
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [
+        json.dumps({k: v for k, v in json.loads(line).items() if not k.startswith(_CLOCKS)})
+        for line in lines
+    ]
+
+
+def plotted(workdir: pathlib.Path) -> list[tuple]:
+    """All points of TensorBoard's files but the clocks. A record is length, its checksum, event,
+    its checksum."""
+    points = []
+    for file in (workdir / "tensorboard").glob("events*"):
+        data = file.read_bytes()
+        while data:
+            size = int.from_bytes(data[:8], "little")
+            event = Event.FromString(data[12 : 12 + size])
+            points += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+            data = data[16 + size :]
+    return sorted(p for p in points if not p[1].startswith(_CLOCKS))
+
+
+def files(workdir: pathlib.Path, *folders: str) -> dict[str, bytes]:
+    return {
+        f"{folder}/{p.name}": p.read_bytes()
+        for folder in folders
+        for p in (workdir / folder).iterdir()
+        if not p.name.startswith(".")
+    }
+
+
+def assert_same_run(a: pathlib.Path, b: pathlib.Path) -> None:
+    """Bit for bit, but for the clocks."""
+    step = newest(a)
+    assert newest(b) == step
+    assert saved(a, step) == saved(b, step)
+    assert records(a) == records(b)
+    steps = [r["step"] for r in metrics.read(a / "metrics.jsonl")]
+    assert steps == list(range(step + 1))
+    assert plotted(a) == plotted(b)
+    assert files(a, "rollouts", "eval", "data") == files(b, "rollouts", "eval", "data")
+
+
+def step_resumed_from(said: str) -> int:
+    return int(re.search(r"resumed after step (\d+)", said)[1])

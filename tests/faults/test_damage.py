@@ -1,0 +1,158 @@
+"""A damaged checkpoint is never restored: the run says so and goes on from the one before."""
+
+import pathlib
+import random
+import shutil
+
+import harness
+import jax
+import numpy as np
+import pytest
+
+from dapo_jax import parts, train
+from dapo_jax.run import checkpoint, seal
+
+pytestmark = pytest.mark.slow
+
+# Orbax writes these two after the seal; no run reads them. What a changed bit in them can do is
+# nothing, or be noticed.
+UNREAD = ("commit_success.txt", "_CHECKPOINT_METADATA")
+
+
+@pytest.fixture(scope="module")
+def run(whole, tmp_path_factory):
+    """(checkpoints of steps 8, 10, 12; what restores the newest whole one; what is in them)."""
+    c = harness.get_config()
+    c.mesh.data, c.mesh.fsdp = 4, 2
+    text = parts.load_text(c, tmp_path_factory.mktemp("data"), None)
+    machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
+
+    def restore(directory):
+        """(the state, everything that was said)"""
+        said = []
+        accept = lambda saved: None  # noqa: E731
+        state, resumed = train.start_state(c, text, machine, directory, accept, said.append)
+        assert resumed
+        return state, "\n".join(said)
+
+    directory = whole / "checkpoints"
+    states = {}
+    for step in (10, 12):
+        copy = tmp_path_factory.mktemp("states") / "checkpoints"
+        shutil.copytree(directory, copy)
+        for other in range(step + 1, 13):
+            shutil.rmtree(copy / str(other), ignore_errors=True)
+        states[step], said = restore(copy)
+        assert states[step].step == step and not said
+    return directory, restore, states
+
+
+def same(a, b) -> bool:
+    a, b = (
+        jax.tree.leaves(jax.device_get((s[:3], checkpoint.flatten_groups(s.carried), s[4:])))
+        for s in (a, b)
+    )
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def truncate(file: pathlib.Path, rng: random.Random) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: rng.randrange(len(data))])
+
+
+def delete(file: pathlib.Path, rng: random.Random) -> None:
+    file.unlink()
+
+
+def flip(file: pathlib.Path, rng: random.Random) -> None:
+    data = bytearray(file.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+
+
+def damaged_copies(directory, tmp_path, damage):
+    """(name, a copy in which that file of step 12 is damaged) for each file."""
+    files = sorted(p for p in (directory / "12").rglob("*") if p.is_file())
+    assert len(files) > 20
+    for file in files:
+        copy = tmp_path / "checkpoints"
+        for folder in (copy, tmp_path / "checkpoints.damaged"):
+            shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(directory, copy)
+        name = file.relative_to(directory / "12").as_posix()
+        damage(copy / "12" / name, random.Random(name))
+        yield name, copy
+
+
+@pytest.mark.parametrize("damage", [truncate, delete, flip])
+def test_any_damaged_file_sends_the_run_to_the_checkpoint_before(run, tmp_path, damage):
+    directory, restore, states = run
+    for name, copy in damaged_copies(directory, tmp_path, damage):
+        state, said = restore(copy)
+        if damage is flip and name in UNREAD and state.step == 12:
+            assert same(state, states[12])
+            continue
+        assert state.step == 10 and same(state, states[10]), name
+        assert "checkpoint of step 12 is damaged: " in said and "going on from step 10" in said
+        assert name in said or name == seal.SEAL  # it may now accuse another file
+        assert not (copy / "12").exists()
+        assert (tmp_path / "checkpoints.damaged" / "12").is_dir()
+
+
+@pytest.mark.parametrize("damage", [truncate, flip])
+def test_the_content_alone_catches_what_would_restore_wrongly(run, tmp_path, monkeypatch, damage):
+    """As if each file were too large to be hashed, and without sizes."""
+    directory, restore, states = run
+    monkeypatch.setattr(seal, "check", lambda step_dir: None)
+    caught = 0
+    for name, copy in damaged_copies(directory, tmp_path, damage):
+        state, said = restore(copy)
+        assert same(state, states[state.step]), name
+        assert (state.step == 12) == (not said)
+        caught += state.step == 10
+    assert caught > 5
+
+
+def test_two_damaged_ones(run, tmp_path):
+    directory, restore, _ = run
+    copy = tmp_path / "checkpoints"
+    shutil.copytree(directory, copy)
+    for step in ("10", "12"):
+        flip(copy / step / "state" / "metadata", random.Random(0))
+    state, said = restore(copy)
+    assert state.step == 8 and said.count("is damaged") == 2
+
+
+def test_no_whole_one_stops_and_changes_nothing(run, tmp_path):
+    """A run of weeks must not begin again because its checkpoints cannot be read."""
+    directory, restore, _ = run
+    copy = tmp_path / "checkpoints"
+    shutil.copytree(directory, copy)
+    for step in copy.iterdir():
+        (step / "arrays" / "manifest.ocdbt").unlink()
+    before = sorted(copy.rglob("*"))
+    with pytest.raises(checkpoint.Damaged, match="no checkpoint is whole.*begin again") as error:
+        restore(copy)
+    assert "\n" not in str(error.value)
+    assert sorted(copy.rglob("*")) == before
+
+
+def test_a_run_over_a_damaged_checkpoint_ends_with_the_same_bits(whole, server, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(whole, workdir)
+    flip(workdir / "checkpoints" / "12" / "state" / "metadata", random.Random(1))
+    said = server.run(workdir)
+    assert "warning: checkpoint of step 12 is damaged: state/metadata" in said
+    assert harness.step_resumed_from(said) == 10
+    harness.assert_same_run(whole, workdir)
+
+
+def test_evaluation_and_init_from_take_the_newest_whole_one(whole, server, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(whole, workdir)
+    flip(workdir / "checkpoints" / "12" / "arrays" / "manifest.ocdbt", random.Random(1))
+    assert "step 10" in server.run(workdir, "--k=2", module="evaluate")
+    named = f"--checkpoint={workdir}/checkpoints/12"
+    said = server.run(workdir, "--k=2", named, module="evaluate", code=1)
+    assert "error: " in said and "step 12: damaged: arrays/manifest.ocdbt" in said
+    assert "Traceback" not in said

@@ -1,0 +1,57 @@
+"""Killed at random moments and started again, a run ends with the same bits.
+
+launch/test.sh -m slow tests/faults --kills=300 --kill_seed=7
+"""
+
+import collections
+import random
+import time
+
+import harness
+import pytest
+from server import PHASES
+
+pytestmark = pytest.mark.slow
+
+# Seconds from the beginning of a phase to about its end: the kill comes within them.
+LENGTH = {
+    "start-up": 1.0,
+    "rollout": 0.03,
+    "update": 0.02,
+    "evaluation": 0.03,
+    "save": 0.05,
+    "commit": 0.01,
+}
+
+
+def test_killed_at_random_moments_ends_with_the_same_bits(whole, server, tmp_path, request):
+    """One chain after the other: kill, start again, kill ... until the run reaches its end."""
+    kills = request.config.getoption("--kills")
+    seed = request.config.getoption("--kill_seed")
+    print(f"\n--kill_seed={seed}")
+    rng, killed, resumed = random.Random(seed), collections.Counter(), collections.Counter()
+    plan, chains = [], 0
+    while killed.total() < kills:
+        chains += 1
+        workdir = tmp_path / f"chain_{chains}"
+        while True:
+            plan = plan or rng.sample(PHASES, len(PHASES))  # each of them equally often
+            phase = plan.pop()
+            run = server.start(workdir)
+            reached = run.wait_for(phase, 1 if phase == "start-up" else rng.randint(1, 3))
+            if reached and killed.total() < kills:
+                time.sleep(rng.uniform(0, LENGTH[phase]))
+                run.kill()
+                if run.wait() == -9:
+                    killed[phase] += 1
+                    resumed["resumed" in run.said()] += 1
+                    continue
+                # It ended before the signal came: no moment.
+            code = run.wait()
+            assert code == 0, f"--kill_seed={seed}\n{run.said()}"
+            break
+        harness.assert_same_run(whole, workdir)
+    print(f"{killed.total()} kills in {chains} chains: {dict(killed)}")
+    assert killed.total() >= kills
+    if kills >= 30:
+        assert set(killed) == set(PHASES) and resumed[True] > kills // 4

@@ -1,0 +1,135 @@
+"""Full disks, jumping clocks, other device counts, a second run: each with its message."""
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+
+import harness
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@contextlib.contextmanager
+def mounted(folder, options: str):
+    """A small file system of its own; the test is skipped where none may be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount command here")
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+# ------------------------------------------------------------------------------------------------
+# Disks
+# ------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_costs_no_step_and_no_checkpoint(whole, server, tmp_path):
+    """Full from step 3 to 6: the save of step 4 and what was logged meanwhile come later."""
+    with mounted(tmp_path / "disk", "size=8m") as disk:
+        said = server.run(disk / "run", faults=["full_disk"])
+        assert "a checkpoint could not be saved (failure 1 in a row): " in said
+        assert "No space left" in said or "RESOURCE_EXHAUSTED" in said
+        assert "metrics.jsonl: No space left on device; records wait in memory" in said
+        harness.assert_same_run(whole, disk / "run")
+
+
+def test_killed_while_the_disk_is_full(whole, server, tmp_path):
+    """The last good checkpoint is still there."""
+    with mounted(tmp_path / "disk", "size=8m") as disk:
+        run = server.start(disk / "run", faults=["full_disk"])
+        assert run.wait_for("rollout", 6)  # step 6 begins: full for two steps
+        run.kill()
+        assert run.wait() == -signal.SIGKILL
+        assert harness.newest(disk / "run") == 2
+        (disk / "run" / "filler").unlink()
+        assert harness.step_resumed_from(server.run(disk / "run")) == 2
+        harness.assert_same_run(whole, disk / "run")
+
+
+def test_a_run_that_can_never_save_ends_with_one_line(server, tmp_path):
+    """Training goes on to the end, then says so. With room the same command does."""
+    with mounted(tmp_path / "disk", "size=300k") as disk:
+        said = server.run(disk / "run", "--config.steps=3", faults=["impatient"], code=1)
+        (error,) = (line for line in said.splitlines() if "error: step " in line)
+        assert "error: step 3 could not be saved in " in error
+        assert "; the newest checkpoint is of step 0; make room and give the same comm" in error
+        subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+        assert "done: 3 steps" in server.run(disk / "run", "--config.steps=3")
+        assert len(harness.records(disk / "run")) == 4
+
+
+def test_a_read_only_workdir(server, tmp_path):
+    with mounted(tmp_path / "disk", "size=1m,ro") as disk:
+        said = server.run(disk / "run", code=1)
+        error = f"error: --workdir={disk}/run: cannot be written (Read-only file system)"
+        assert said.strip() == error
+
+
+# ------------------------------------------------------------------------------------------------
+# Clocks, devices, other runs
+# ------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_changes_nothing(whole, server, tmp_path):
+    run = server.start(tmp_path / "run", faults=["clock_jumps"])
+    assert run.wait_for("rollout", 8)
+    run.kill()
+    assert run.wait() == -signal.SIGKILL
+    server.run(tmp_path / "run", faults=["clock_jumps"])
+    harness.assert_same_run(whole, tmp_path / "run")
+
+
+def test_eight_devices_to_one_two_four_and_back(server, tmp_path):
+    """The checkpoint itself, and what an evaluation of it scores, do not know the devices."""
+    start = tmp_path / "start"
+    mesh = ("--config.mesh.fsdp=-1", "--config.steps=2")
+    server.run(start, *mesh, devices=8)
+    (content,) = contents(start, 2)
+    answers = evaluated(start, 2)
+    for devices in (1, 2, 4):
+        # A step on `devices`, then one on eight again, at lr 0: parameters must not move.
+        workdir = tmp_path / f"on_{devices}"
+        shutil.copytree(start, workdir)
+        still = ("--allow_config_change", "--config.optim.lr=0.0", "--config.eval.every=1")
+        for step, n in ((3, devices), (4, 8)):
+            said = server.run(workdir, *still, f"--config.steps={step}", devices=n)
+            assert harness.step_resumed_from(said) == step - 1
+            (moved,) = contents(workdir, step)
+            assert params(moved) == params(content)
+            assert evaluated(workdir, step) == answers
+
+
+def contents(workdir, step):
+    state = json.loads((workdir / "checkpoints" / str(step) / "state" / "metadata").read_text())
+    return [state["content"]["arrays"]]
+
+
+def params(content: dict) -> dict:
+    return {name: n for name, n in content.items() if name.startswith("params.")}
+
+
+def evaluated(workdir, step) -> str:
+    return (workdir / "eval" / f"step_{step:06d}.jsonl").read_text()
+
+
+def test_a_second_run_is_refused_until_the_first_is_dead(server, tmp_path):
+    workdir = tmp_path / "run"
+    first = server.start(workdir, "--config.steps=1000000")
+    assert first.wait_for("rollout")
+    said = server.run(workdir, code=1)
+    assert said.startswith(f"error: --workdir={workdir}: another run is at work in it (process ")
+    assert f"(process {first.pid} on " in said and said.count("\n") == 1
+    first.kill()
+    assert first.wait() == -signal.SIGKILL
+    server.run(workdir, "--config.steps=0")  # the lock has died with it

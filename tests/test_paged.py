@@ -1,0 +1,166 @@
+"""The paged cache: readers against a float64 oracle, writes where they belong and nowhere else."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from dapo_jax.model import paged, qwen2
+
+H, K, D = 6, 2, 16
+SHAPE = qwen2.Shape(32, 32, 32, 2, H, K, D, 1e4, 1e-6, True, scan_layers=False)
+
+
+def geometry(platform="cpu", shape=SHAPE, slots=4, row_tokens=32, page_tokens=8, fraction=1.0):
+    sizes = dict(slots=slots, shards=1, row_tokens=row_tokens)
+    return paged.geometry(shape, platform, **sizes, page_tokens=page_tokens, fraction=fraction)
+
+
+def oracle(q_SxHxd, keys_SxKxTxd, values_SxKxTxd, lengths):
+    out = np.zeros(q_SxHxd.shape)
+    for s, h in np.ndindex(q_SxHxd.shape[:2]):
+        k = h * keys_SxKxTxd.shape[1] // q_SxHxd.shape[1]
+        n = lengths[s]
+        scores = keys_SxKxTxd[s, k, :n] @ q_SxHxd[s, h] / np.sqrt(q_SxHxd.shape[-1])
+        weights = np.exp(scores - scores.max())
+        out[s, h] = weights @ values_SxKxTxd[s, k, :n] / weights.sum()
+    return out
+
+
+def filled(g, lengths, heads, seed=0):
+    """A pool of junk in which each row's tokens lie in random pages. Returns (pool pair, table,
+    keys, values) with keys and values [S, K, T, d] in order."""
+    rng = np.random.default_rng(seed)
+    S, T, d = len(lengths), g.row_pages * g.page_tokens, heads.head_dim
+    keys, values = rng.normal(size=(2, S, heads.num_kv_heads, T, d)).astype(np.float32)
+    table = rng.permutation(g.pages)[: S * g.row_pages].reshape(S, g.row_pages).astype(np.int32)
+    pool = [np.full(x.shape, 50.0, np.float32) for x in paged.new_pool(g, "float32")[0]]
+    if g.layers > 1:  # the flat form of one layer is what readers see
+        raise AssertionError("one layer an array here")
+    for s, j in np.ndindex(table.shape):
+        part = slice(j * g.page_tokens, (j + 1) * g.page_tokens)
+        page_keys = keys[s, :, part].swapaxes(-1, -2) if g.transposed else keys[s, :, part]
+        pool[0][:, table[s, j], : page_keys.shape[-2], : page_keys.shape[-1]] = page_keys
+        pool[1][:, table[s, j], :, :d] = values[s, :, part]
+    if not g.transposed and g.head_dim > d:  # padding is zero, as the writer leaves it
+        for x in pool:
+            x[..., d:] = 0
+    return pool, table, keys, values
+
+
+@pytest.mark.parametrize(("page_tokens", "slots"), [(8, 4), (8, 40), (16, 5), (32, 4)])
+def test_xla_readers_agree_with_the_oracle(page_tokens, slots):
+    g = geometry(slots=slots, page_tokens=page_tokens)
+    assert g.reader == ("rows" if page_tokens == 32 else "pages")
+    lengths = np.resize([1, 8, 9, 17, 32], slots)
+    pool, table, keys, values = filled(g, lengths, SHAPE)
+    if g.reader == "rows":  # page i is row i
+        table = np.arange(slots, dtype=np.int32)[:, None]
+        pool = [keys.transpose(1, 0, 3, 2), values.transpose(1, 0, 2, 3)]
+    q = np.random.default_rng(1).normal(size=(slots, H, D)).astype(np.float32)
+    active = np.arange(slots) != 2
+    rows = paged.Rows(table, lengths - 1, active)
+    plan = paged._plan(rows, g.page_tokens) if g.reader == "pages" else []
+    read = {"rows": paged._read_rows, "pages": paged._read_pages}[g.reader]
+    got = jax.jit(functools.partial(read, g))(q, *pool, 0, rows, plan)
+    want = oracle(q, keys, values, lengths)
+    np.testing.assert_allclose(np.asarray(got)[active], want[active], atol=3e-6)
+    assert np.isfinite(got).all()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [(5, 1, 128), (10, 2, 128), (7, 1, 128), (12, 2, 128), (7, 1, 64), (2, 2, 64), (6, 2, 16)],
+)
+def test_the_tpu_kernel_agrees_with_the_oracle(heads, kv_heads, head_dim):
+    """JAX's paged_attention, interpreted: the head layouts of 32B, 7B, 1.5B and 0.5B by device."""
+    shape = SHAPE._replace(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
+    g = geometry("tpu", shape, slots=3, row_tokens=60, page_tokens=16)
+    assert g.reader == "kernel" and g.row_pages == 4 and g.head_dim == 128
+    lengths = np.array([1, 33, 60])
+    pool, table, keys, values = filled(g, lengths, shape)
+    q = np.random.default_rng(1).normal(size=(3, heads, head_dim)).astype(np.float32)
+    rows = paged.Rows(table, lengths - 1, np.ones(3, bool))
+    with pltpu.force_tpu_interpret_mode():
+        got = paged._read_kernel(g, jnp.asarray(q), *map(jnp.asarray, pool), 0, rows, [])
+    want = oracle(q, keys, values, lengths)
+    np.testing.assert_allclose(got[..., :head_dim], want, atol=2e-2)  # its products are bfloat16
+
+
+def positions_of(g, pool, layer, table_R, tokens):
+    """Keys and values [K, tokens, d] of one row, read back from the pool by its table."""
+    keys, values = pool[layer if g.arrays > 1 else 0]
+    if g.layers > 1:
+        keys, values = keys[:, layer], values[:, layer]
+    keys = keys.swapaxes(-1, -2) if g.transposed else keys
+    flat = [x[:, table_R].reshape(x.shape[0], -1, x.shape[-1])[:, :tokens] for x in (keys, values)]
+    return np.stack([np.asarray(x) for x in flat])
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_tokens_are_written_to_their_pages_alone(platform, scan):
+    """Both layouts of a pool: a chunk of prompts and one more token, layer 1 of 2."""
+    shape = SHAPE._replace(scan_layers=scan)
+    g = geometry(platform, shape, slots=3, row_tokens=32, page_tokens=8)._replace(reader="pages")
+    if platform == "tpu":
+        g = geometry(platform, shape, slots=3, row_tokens=32, page_tokens=8)
+    rng = np.random.default_rng(0)
+    table = rng.permutation(g.pages)[: 3 * g.row_pages].reshape(3, g.row_pages).astype(np.int32)
+    before = jax.tree.map(lambda x: jnp.full(x.shape, 7.0), paged.new_pool(g, "float32"))
+    new = rng.normal(size=(2, 3, K, 16, D)).astype(np.float32)
+    q = jnp.zeros((3, H, 16, D))
+    lengths = np.array([12, 0, 16], np.int32)
+    prompts = paged.Prompts(np.zeros((3, 16), np.int32), table, lengths, np.int32(0))
+    pool, _ = paged.prefill_attend(g, prompts, 8, 16)(1, before, q, *new)
+
+    def written(pool, row):
+        return positions_of(g, pool, 1, table[row], 16)[..., :D]
+
+    np.testing.assert_array_equal(written(pool, 0)[:, :, :12], new[:, 0, :, :12])
+    np.testing.assert_array_equal(written(pool, 2), new[:, 2])
+    assert (written(pool, 1) == 7).all()
+    for old, now in zip(jax.tree.leaves(before), jax.tree.leaves(pool), strict=True):
+        changed = np.asarray(old != now).sum() / (K * g.head_dim)
+        other_layer = g.arrays > 1 and old is now
+        assert other_layer or changed == 32  # row 0: two pages of 8, row 2: two
+    one = rng.normal(size=(2, 3, K, 1, D)).astype(np.float32)
+    rows = paged.Rows(table, np.array([12, 3, 16], np.int32), np.array([True, True, False]))
+    rows = jax.tree.map(jnp.asarray, rows)
+    with pltpu.force_tpu_interpret_mode():
+        after, _ = paged.decode_attend(g, rows)(1, pool, q[:, :, :1], *one)
+    np.testing.assert_array_equal(written(after, 0)[:, :, 12], one[:, 0, :, 0])
+    np.testing.assert_array_equal(written(after, 1)[:, :, 3], one[:, 1, :, 0])
+    touched = [sum(np.asarray(x != 7).sum() for x in jax.tree.leaves(p)) for p in (pool, after)]
+    assert touched[1] - touched[0] == 2 * K * g.head_dim  # row 1's; row 0's page was written to
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_pages_are_copied_in_every_layer(scan):
+    g = geometry(shape=SHAPE._replace(scan_layers=scan))
+    rng = np.random.default_rng(0)
+    pool = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape), "float32"), paged.new_pool(g, "float32")
+    )
+    out = paged.copy_pages(g, pool, np.array([1, 4, 0, 0]), np.array([2, 9, g.pages, g.pages]))
+    for old, new in zip(jax.tree.leaves(pool), jax.tree.leaves(out), strict=True):
+        want = np.array(old)
+        want[..., [2, 9], :, :] = want[..., [1, 4], :, :]
+        np.testing.assert_array_equal(new, want)
+
+
+def test_sizes():
+    assert geometry(page_tokens=0, row_tokens=100) == geometry(page_tokens=104, row_tokens=100)
+    g = geometry(page_tokens=0, row_tokens=4000)
+    assert (g.reader, g.page_tokens, g.row_pages, g.pages) == ("pages", 64, 63, 4 * 63)
+    g = geometry("gpu", page_tokens=0, row_tokens=4000, fraction=0.5)
+    assert (g.reader, g.page_tokens, g.pages) == ("pages", 128, 64)
+    g = geometry("tpu", page_tokens=0, row_tokens=22528, fraction=0.01)
+    assert (g.row_pages, g.pages) == (176, 176)  # never less than one full row
+    # 32B in bfloat16: 256 KiB a token
+    big = SHAPE._replace(num_layers=64, num_kv_heads=8, head_dim=128, scan_layers=True)
+    g = geometry("tpu", big, slots=2, row_tokens=1024, page_tokens=128)
+    assert paged.pool_bytes(g, "bfloat16") == 2 * 1024 * 256 * 1024

@@ -1,0 +1,109 @@
+"""Which changes of a config may go on from a checkpoint."""
+
+import pytest
+
+from dapo_jax import config
+from dapo_jax.data.problems import Encoded, Problem
+from dapo_jax.run import checkpoint, resume
+
+PACKAGES = checkpoint.versions()
+
+
+def saved(**changes):
+    c = config.leaves(config.base()) | {k.replace("__", "."): v for k, v in changes.items()}
+    return {"config": c, "versions": PACKAGES, "data": "same"}
+
+
+def check(was, allow=False, data="same"):
+    said = []
+    resume.check(was, config.base(), data, allow, said.append)
+    return said
+
+
+def test_the_same_config_says_nothing():
+    assert check(saved()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 7},
+        {"eval__every": 1},
+        {"checkpoint__keep": 9},
+        {"guard__entropy_min": 0.1},
+        {"mesh__fsdp": 4},
+        {"rollout__slots": 8},
+        {"optim__micro_rows": 2},
+        {"model__remat": "full"},
+    ],
+    ids=lambda c: next(iter(c)),
+)
+def test_harmless_changes_are_shown(change):
+    ((name, old),) = change.items()
+    (line,) = check(saved(**change))
+    name = name.replace("__", ".")
+    assert line == f"changed: config.{name}: {old!r} -> {config.SCHEMA[name].default!r}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"data__train": "other.jsonl"},
+        {"rollout__group_size": 16},
+        {"rollout__temperature": 0.5},
+        {"optim__lr": 1.0},
+        {"optim__b1": 0.5},
+        {"loss__clip_high": 0.2},
+        {"model__num_layers": 9},
+        {"reward__mode": "integer"},
+    ],
+    ids=lambda c: next(iter(c)),
+)
+def test_meaningful_changes_are_refused_unless_allowed(change):
+    name = next(iter(change)).replace("__", ".")
+    with pytest.raises(config.ConfigError) as error:
+        check(saved(**change))
+    first, last = str(error.value).splitlines()
+    assert first.startswith(f"changed since the checkpoint: config.{name}: ")
+    assert "--allow_config_change" in last
+    (line,) = check(saved(**change), allow=True)
+    assert line.startswith(f"changed (allowed): config.{name}: ")
+
+
+def test_every_harmless_name_is_a_field_or_a_section():
+    for name in resume.HARMLESS:
+        assert any(k == name or (name[-1] == "." and k.startswith(name)) for k in config.SCHEMA)
+
+
+def test_other_problems_under_the_same_names_are_refused():
+    with pytest.raises(config.ConfigError, match="the training problems: other prompts"):
+        check(saved(), data="other")
+    assert check(saved(), data="other", allow=True)
+
+
+def test_other_versions_are_shown():
+    was = saved()
+    was["versions"] = PACKAGES | {"jax": "0.0.1", "gone": "1"}
+    (line,) = check(was)
+    assert line.startswith("changed: jax 0.0.1 -> ")
+
+
+def test_fields_of_another_version_count_with_their_default():
+    was = saved(of__the__future=3)
+    was["config"].pop("guard.hang_factor")
+    was["config"].pop("loss.clip_low")
+    with pytest.raises(config.ConfigError, match=r"config.of.the.future: 3 -> None"):
+        check(was)
+    was["config"].pop("of.the.future")
+    assert check(was) == []
+
+
+def test_fingerprint_sees_prompts_answers_tokens_and_order():
+    def made(*rows):
+        problems = [Problem(name, (), answer, "") for name, answer, _ in rows]
+        return resume.fingerprint(Encoded([ids for *_, ids in rows], problems, 0))
+
+    a, b = ("a", "1", [1, 2]), ("b", "2", [3])
+    others = [made(b, a), made(a), made(a, ("b", "3", [3])), made(a, ("b", "2", [4]))]
+    assert len({made(a, b), *others}) == 5 and made(a, b) == made(a, b)

@@ -1,0 +1,135 @@
+"""A failed save is told, tried again after the next step, and takes nothing away."""
+
+import errno
+import threading
+
+import jax.numpy as jnp
+import pytest
+
+from dapo_jax import config
+from dapo_jax.run import checkpoint, saver, seal
+from dapo_jax.run.checkpoint import State
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that is full while `disk.full` is true; noticed at the last moment of a save."""
+
+    class Disk:
+        full = False
+
+    real = seal.write
+
+    def write(step_dir):
+        if Disk.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(step_dir)
+
+    monkeypatch.setattr(seal, "write", write)
+    monkeypatch.setattr(saver, "_LAST_WAIT_S", 0.0)
+    return Disk
+
+
+def state(step):
+    return State({"w": jnp.full(3, step)}, {"m": jnp.zeros(2)}, None, [], step=step)
+
+
+def open_saver(directory, said, **options):
+    c = config.base()
+    for name, value in options.items():
+        c.checkpoint[name] = value
+    return saver.Saver(directory, c, {}, "", said.append)
+
+
+def steps(directory):
+    return checkpoint.steps(directory)[0]
+
+
+def test_a_full_disk_costs_no_checkpoint_and_the_next_step_is_saved(tmp_path, disk):
+    said = []
+    with open_saver(tmp_path / "c", said) as s:
+        s.after_step(state(1), due=True)
+        s.after_step(state(2), due=True)
+        s.after_step(state(3), due=False)
+        assert steps(tmp_path / "c") == [2, 1] and not said
+        disk.full = True
+        for step in range(4, 9):
+            s.after_step(state(step), due=step == 4)
+        assert steps(tmp_path / "c") == [2, 1]
+        assert [line.split(")")[0].split("(")[1] for line in said] == [
+            f"failure {n} in a row" for n in (1, 2, 4)
+        ]
+        assert "No space left on device" in said[0]
+        s._settle()  # the save of step 8 has failed for sure
+        disk.full = False
+        s.after_step(state(9), due=False)
+        s.after_step(state(10), due=False)
+        assert steps(tmp_path / "c") == [9, 2]
+        s.after_step(state(11), due=False)  # and is content
+        assert steps(tmp_path / "c") == [9, 2]
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["2", "9"]
+
+
+def test_the_last_save_is_tried_several_times(tmp_path, disk):
+    tries = []
+    real = seal.write
+
+    def write(step_dir):
+        tries.append(step_dir)
+        disk.full = len(tries) < 3
+        real(step_dir)
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(seal, "write", write)
+        with open_saver(tmp_path, []) as s:
+            s.last(state(5))
+    assert steps(tmp_path) == [5] and len(tries) == 3
+
+
+def test_a_last_save_that_fails_says_what_there_is(tmp_path, disk):
+    def run():
+        with open_saver(tmp_path, []) as s:
+            s.after_step(state(1), due=True)
+            s.after_step(state(2), due=False)
+            disk.full = True
+            s.last(state(3))
+
+    with pytest.raises(OSError, match="step 3 could not be saved in .* is of step 1; make room"):
+        run()
+    assert steps(tmp_path) == [1]
+
+
+def test_what_a_killed_save_has_left_is_removed(tmp_path):
+    half = tmp_path / "7.orbax-checkpoint-tmp"
+    (half / "arrays").mkdir(parents=True)
+    with open_saver(tmp_path, []) as s:
+        s.last(state(8))
+    assert [p.name for p in tmp_path.iterdir()] == ["8"]
+
+
+def test_newest_every_and_best_are_kept(tmp_path):
+    scores = {1: 0.9, 2: None, 3: 0.1, 4: None, 5: 0.5, 6: None, 7: 0.2, 8: None, 9: None}
+    with open_saver(tmp_path, [], keep=2, keep_every=4, keep_best=1) as s:
+        for step in range(1, 8):
+            s.after_step(state(step), True, scores[step])
+    assert steps(tmp_path) == [7, 6, 4, 1]
+    with open_saver(tmp_path, [], keep=2, keep_every=4, keep_best=1) as s:  # after a restart
+        for step in (8, 9):
+            s.after_step(state(step), True, scores[step])
+    assert steps(tmp_path) == [9, 8, 4, 1]
+
+
+def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    """The save is still being written when `after_step` has returned."""
+    gate, real = threading.Event(), seal.write
+
+    def write(step_dir):
+        assert gate.wait(60)
+        real(step_dir)
+
+    monkeypatch.setattr(seal, "write", write)
+    with open_saver(tmp_path, []) as s:
+        s.after_step(state(1), due=True)
+        assert steps(tmp_path) == []
+        gate.set()
+    assert steps(tmp_path) == [1]

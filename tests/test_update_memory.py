@@ -1,0 +1,135 @@
+"""What an update takes of a device: nothing of tokens x vocabulary, state where it belongs."""
+
+import math
+
+import jax
+import jax.extend
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from dapo_jax import config, parallel, topology
+from dapo_jax.dapo import objective, update
+from dapo_jax.model import qwen2
+
+SHAPE = qwen2.Shape(
+    vocab_size=1024, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4,
+    num_kv_heads=2, head_dim=16, rope_theta=1e4, rms_eps=1e-6, tie_embeddings=True,
+    remat="full", attention_chunk=64, head_chunk=2,
+)  # fmt: skip
+A, R, T = 2, 4, 512
+RULES = config.base().sharding.train.to_dict()
+ADAM = update.optimizer(0.9, 0.999, 1e-8, 0.1, 1.0)
+
+
+def mesh_of(*sizes):
+    return Mesh(np.array(jax.devices()[: math.prod(sizes)]).reshape(sizes), parallel.AXES)
+
+
+def make_programs(shape=SHAPE, sizes=(1, 1, 1), **kwargs):
+    return update.programs(shape, mesh_of(*sizes), RULES, ADAM, "float32", **kwargs)
+
+
+def largest(jaxpr):
+    """Elements of the largest value anywhere in a program, inner ones included."""
+    size = 0
+    for eqn in jaxpr.eqns:
+        size = max([size, *(math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars)])
+        for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+            size = max(size, largest(inner))
+    return size
+
+
+def test_no_array_of_tokens_by_vocabulary():
+    def traced(head_chunk):
+        shape = SHAPE._replace(hidden_size=8, attention_chunk=8, head_chunk=head_chunk)
+        programs = make_programs(shape)
+        return largest(programs.update.trace(*programs.arguments(A, R, 48)).jaxpr.jaxpr)
+
+    forbidden = R * 48 * SHAPE.vocab_size
+    assert traced(head_chunk=8) == forbidden // 6  # the logits of one chunk, and nothing larger
+    assert traced(head_chunk=48) >= forbidden  # the measure does see it where it is made
+
+
+def test_memory_is_flat_in_the_vocabulary():
+    """Beyond the embedding itself, of which an update holds up to eight copies: the weights, two
+    moments, the summed gradient, that of the micro-batch from both ends of the network and their
+    sum, and the head's transpose."""
+
+    def live(vocab, **change):
+        programs = make_programs(SHAPE._replace(vocab_size=vocab, **change))
+        compiled = programs.update.lower(*programs.arguments(A, R, T)).compile()
+        return topology.memory(compiled).live
+
+    small = live(1024)
+    own = 8 * 4 * SHAPE.hidden_size
+    for vocab in (16_384, 151_936):
+        assert live(vocab) <= 1.1 * small + own * (vocab - 1024), vocab
+    # What it guards against does show: all logits at once.
+    assert live(16_384, head_chunk=T) > 1.1 * small + own * (16_384 - 1024)
+
+
+# --- state in host memory ------------------------------------------------------------------
+
+
+def fresh(programs, shape=SHAPE):
+    key = np.asarray(jax.random.key_data(jax.random.key(0)))
+    params = programs.init_params(key)
+    cells = jax.tree.map(np.ones_like, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype),
+                                                    programs.arguments(A, R, T)[2]))  # fmt: skip
+    rows = parallel.to_device(cells._replace(weight_AxRxT=cells.weight_AxRxT / R / T),
+                              programs.row_sharding)  # fmt: skip
+    c = objective.Coefficients(*map(np.float32, objective.coefficients(config.base().loss)))
+    old = rows.sampled_logp_AxRxT
+    return (params, programs.init_opt_state(params), rows, old, old,
+            np.int32(1), np.float32(1e-3), np.float32(1), c)  # fmt: skip
+
+
+def test_offloaded_moments_rest_in_host_memory_and_change_nothing():
+    results = {}
+    for offload in (False, True):
+        programs = make_programs(sizes=(1, 2, 1), offload=offload)
+        args = fresh(programs)
+        for _ in range(2):
+            params, opt_state, _ = programs.update(*args)
+            args = (params, opt_state, *args[2:])
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(opt_state) if x.ndim}
+        assert kinds == {"pinned_host" if offload else jax.devices()[0].default_memory().kind}
+        results[offload] = jax.device_get((params, opt_state))
+    jax.tree.map(np.testing.assert_array_equal, results[False], results[True])
+
+
+def test_devices_without_host_memory_are_named():
+    class Memory:
+        kind = "device"
+
+    class Device:
+        device_kind = "toy"
+
+        def addressable_memories(self):
+            return [Memory()]
+
+    class Toy:
+        devices = np.array([Device()])
+
+    with pytest.raises(ValueError, match=r"toy devices have no pinned host.*optim.offload=False"):
+        parallel.check_host_memory(Toy)
+
+
+def test_the_program_measured_is_the_one_that_runs():
+    """Compiled from abstract arguments, it is found ready by the first update."""
+    programs = make_programs(sizes=(1, 2, 2))
+    args = fresh(programs)
+    programs.update.lower(*programs.arguments(A, R, T)).compile()
+    compiled = []
+
+    def listen(event, *_, **__):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        programs.update(*args)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compiled
