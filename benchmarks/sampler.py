@@ -311,9 +311,9 @@ def linear(repeats: int, cap: int = 512, slots: int = 64) -> None:
             turns[f"{n} requests"] = ours.turn(work)
             peak, now, held = 0, 0, dict.fromkeys(range(n), PROMPT)
 
-            def count(index, tokens, logps, held=held):
+            def count(index, start, tokens, logps, held=held):
                 nonlocal now
-                held[index] += len(tokens)
+                held[index] = PROMPT + start + len(tokens)
                 now += held[index]
 
             def chunk(finished):

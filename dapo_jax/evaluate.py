@@ -14,6 +14,7 @@ import hashlib
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -45,6 +46,7 @@ def evaluate(
     temperature: float,
     top_p: float,
     mode: str,
+    stop_strings: Sequence[str] = (),
     max_response_tokens: int = 0,
     progress=lambda finished: None,
 ) -> Scores:
@@ -61,6 +63,7 @@ def evaluate(
         top_p=top_p,
         max_response_tokens=max_response_tokens,
         progress=progress,
+        cut=parts.cut_at(tokenizer, stop_strings),
     )
     graded = [
         parts.grade(tokenizer, g.responses, p.answer, mode)
@@ -95,6 +98,7 @@ def evaluate_sets(
                 temperature=c.eval.temperature,
                 top_p=top_p,
                 mode=c.reward.mode,
+                stop_strings=config_lib.stop_strings(c),
                 max_response_tokens=c.eval.max_response_tokens or c.rollout.max_response_tokens,
             )
             tag = f"eval/{name}" + ("" if top_p == 1.0 else f"_top_p{top_p:g}")
@@ -254,6 +258,7 @@ def evaluate_checkpoint(c, workdir: pathlib.Path, given: str = "") -> dict:
         temperature=c.eval.temperature,
         top_p=c.eval.top_p,
         mode=c.reward.mode,
+        stop_strings=config_lib.stop_strings(c),
         max_response_tokens=c.eval.max_response_tokens or c.rollout.max_response_tokens,
     )
     # All that a sample and its verdict depend on: whoever changes one of these gets new files.
