@@ -332,15 +332,15 @@ def linear(repeats: int, cap: int = 512, slots: int = 64) -> None:
 
 def readers(repeats: int) -> None:
     """Whole rows against pages of 64 on CPU, by row length: what `paged.geometry` chooses from."""
-    print("tokens per CPU-second, 64 slots, 64 requests, long-tailed lengths")
-    for row in (128, 192, 256, 384, 512, 768, 1024):
+    print("tokens per CPU-second, 64 slots, 128 requests: whole rows, then pages of 64")
+    for row in (128, 160, 192, 256, 384, 512, 768, 1024):
         cap = row - PROMPT
-        work = requests(128, long_tail(128, cap, cap / 3))
-        turns = {
-            name: Ours(engine(64, cap, page_tokens=page)).turn(work)
-            for name, page in (("rows", row), ("pages", 64), ("auto", 0))
-        }
-        report(f"rows of {row} tokens", turns, repeats)
+        for kind, lengths in (("all full", None), ("long tail", long_tail(128, cap, cap / 3))):
+            turns = {
+                name: Ours(engine(64, cap, page_tokens=page)).turn(requests(128, lengths))
+                for name, page in (("rows", row), ("pages", 64))
+            }
+            report(f"rows of {row} tokens, {kind}", turns, repeats)
 
 
 def main() -> None:

@@ -330,10 +330,9 @@ def resolve_mesh(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:
     return sizes
 
 
-def stop_strings(c: ml_collections.ConfigDict) -> list[str]:
+def stop_strings(field: str) -> list[str]:
     """`eval.stop_strings` taken apart."""
-    texts = c.eval.stop_strings.split("|") if c.eval.stop_strings else []
-    return [t.replace("\\n", "\n") for t in texts]
+    return [t.replace("\\n", "\n") for t in field.split("|")] if field else []
 
 
 def row_tokens(c: ml_collections.ConfigDict) -> int:
@@ -378,7 +377,7 @@ def validate(c: ml_collections.ConfigDict, devices: int) -> None:
             f" rollout.max_response_tokens = {c.rollout.max_response_tokens}: every response would"
             " be punished"
         )
-    if "" in stop_strings(c):
+    if "" in stop_strings(c.eval.stop_strings):
         bad.append(
             f"config.eval.stop_strings: {c.eval.stop_strings!r} has an empty text between its |"
         )

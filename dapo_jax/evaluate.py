@@ -98,7 +98,7 @@ def evaluate_sets(
                 temperature=c.eval.temperature,
                 top_p=top_p,
                 mode=c.reward.mode,
-                stop_strings=config_lib.stop_strings(c),
+                stop_strings=config_lib.stop_strings(c.eval.stop_strings),
                 max_response_tokens=c.eval.max_response_tokens or c.rollout.max_response_tokens,
             )
             tag = f"eval/{name}" + ("" if top_p == 1.0 else f"_top_p{top_p:g}")
@@ -258,7 +258,7 @@ def evaluate_checkpoint(c, workdir: pathlib.Path, given: str = "") -> dict:
         temperature=c.eval.temperature,
         top_p=c.eval.top_p,
         mode=c.reward.mode,
-        stop_strings=config_lib.stop_strings(c),
+        stop_strings=config_lib.stop_strings(c.eval.stop_strings),
         max_response_tokens=c.eval.max_response_tokens or c.rollout.max_response_tokens,
     )
     # All that a sample and its verdict depend on: whoever changes one of these gets new files.

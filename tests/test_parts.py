@@ -25,9 +25,9 @@ def test_cut_keeps_the_token_that_completes_a_text(tok):
 
 def test_stop_strings_of_a_config():
     c = config.base()
-    assert config.stop_strings(c) == []
+    assert config.stop_strings(c.eval.stop_strings) == []
     c.eval.stop_strings = r"\n\n|Problem: |</s>"
-    assert config.stop_strings(c) == ["\n\n", "Problem: ", "</s>"]
+    assert config.stop_strings(c.eval.stop_strings) == ["\n\n", "Problem: ", "</s>"]
     config.validate(c, 1)
     c.eval.stop_strings = "a||b"
     with pytest.raises(config.ConfigError, match=r"eval.stop_strings: 'a\|\|b' has an empty text"):

@@ -35,6 +35,7 @@ from dapo_jax.model import attention, qwen2
 
 _MASKED = -1e30  # finite: a row without keys must not turn into NaN
 KERNEL_PAGES = 4  # pages a block of the TPU kernel: 512 tokens, which read 9% more than rows hold
+_WHOLE_ROWS = 192  # longest rows that are read whole on CPU: fixed lengths gain, long tails lose
 _LANES = 128  # the TPU kernel takes head dims that are multiples of this
 _BLOCK = 32  # pages a step of the 'pages' reader
 
@@ -111,7 +112,7 @@ def geometry(
     """
     if page_tokens == 0:
         on_cpu = platform == "cpu"
-        page_tokens = row_tokens if on_cpu and row_tokens <= 384 else 64 if on_cpu else 128
+        page_tokens = row_tokens if on_cpu and row_tokens <= _WHOLE_ROWS else 64 if on_cpu else 128
     page_tokens = -(-min(page_tokens, row_tokens) // 8) * 8
     row_pages = -(-row_tokens // page_tokens)
     reader = "kernel" if platform == "tpu" else "rows" if row_pages == 1 else "pages"
