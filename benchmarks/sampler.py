@@ -303,7 +303,7 @@ def group(repeats: int, samples: int = 16) -> None:
 
 def linear(repeats: int, cap: int = 512, slots: int = 64) -> None:
     """Cost by requests; the pool in use against the tokens that are alive."""
-    for page in (0, 32, 64):
+    for page in (32, 64):
         ours = Ours(engine(slots, cap, page_tokens=page))
         turns, alive = {}, {}
         for n in (256, 512, 1024):
@@ -325,7 +325,7 @@ def linear(repeats: int, cap: int = 512, slots: int = 64) -> None:
             used = ours.stats.peak_cache * g.tokens
             alive[n] = f"{peak:,} alive, {used:,.0f} in pages, {slots * (PROMPT + cap):,} full"
         found = rates(turns, repeats)
-        print(f"page_tokens={g.page_tokens}: tokens per CPU-second, and cache tokens at the peak")
+        print(f"pages of {page}: tokens per CPU-second, and cache tokens at the peak", flush=True)
         for (name, rate), text in zip(found.items(), alive.values(), strict=True):
             print(f"    {name:14s} {rate:>9,.0f}   {text}")
 
