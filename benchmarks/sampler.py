@@ -303,7 +303,7 @@ def group(repeats: int, samples: int = 16) -> None:
 
 def linear(repeats: int, cap: int = 512, slots: int = 64) -> None:
     """Cost by requests; the pool in use against the tokens that are alive."""
-    for page in (0, 32, 64):
+    for page in (32, 64):
         ours = Ours(engine(slots, cap, page_tokens=page))
         turns, alive = {}, {}
         for n in (256, 512, 1024):
@@ -311,9 +311,9 @@ def linear(repeats: int, cap: int = 512, slots: int = 64) -> None:
             turns[f"{n} requests"] = ours.turn(work)
             peak, now, held = 0, 0, dict.fromkeys(range(n), PROMPT)
 
-            def count(index, tokens, logps, held=held):
+            def count(index, start, tokens, logps, held=held):
                 nonlocal now
-                held[index] += len(tokens)
+                held[index] = PROMPT + start + len(tokens)
                 now += held[index]
 
             def chunk(finished):
@@ -325,22 +325,22 @@ def linear(repeats: int, cap: int = 512, slots: int = 64) -> None:
             used = ours.stats.peak_cache * g.tokens
             alive[n] = f"{peak:,} alive, {used:,.0f} in pages, {slots * (PROMPT + cap):,} full"
         found = rates(turns, repeats)
-        print(f"page_tokens={g.page_tokens}: tokens per CPU-second, and cache tokens at the peak")
+        print(f"pages of {page}: tokens per CPU-second, and cache tokens at the peak", flush=True)
         for (name, rate), text in zip(found.items(), alive.values(), strict=True):
             print(f"    {name:14s} {rate:>9,.0f}   {text}")
 
 
 def readers(repeats: int) -> None:
     """Whole rows against pages of 64 on CPU, by row length: what `paged.geometry` chooses from."""
-    print("tokens per CPU-second, 64 slots, 64 requests, long-tailed lengths")
-    for row in (128, 192, 256, 384, 512, 768, 1024):
+    print("tokens per CPU-second, 64 slots, 128 requests: whole rows, then pages of 64")
+    for row in (128, 160, 192, 256, 384, 512, 768, 1024):
         cap = row - PROMPT
-        work = requests(128, long_tail(128, cap, cap / 3))
-        turns = {
-            name: Ours(engine(64, cap, page_tokens=page)).turn(work)
-            for name, page in (("rows", row), ("pages", 64), ("auto", 0))
-        }
-        report(f"rows of {row} tokens", turns, repeats)
+        for kind, lengths in (("all full", None), ("long tail", long_tail(128, cap, cap / 3))):
+            turns = {
+                name: Ours(engine(64, cap, page_tokens=page)).turn(requests(128, lengths))
+                for name, page in (("rows", row), ("pages", 64))
+            }
+            report(f"rows of {row} tokens, {kind}", turns, repeats)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """What every entry point shares: absl flags, config overrides, and errors as one clear line."""
 
+import functools
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -18,20 +19,24 @@ ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
 WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same command resumes it.")
 
 
-def run(main: Callable[[], int | None]) -> None:
-    """Parse the command line, call `main()`, exit. Mistakes of the user (config, files, flags) end
-    in one line on stderr and a non-zero code; anything else is a bug and keeps its traceback."""
-    app.run(lambda _: _guarded(main), flags_parser=_parse)
+def run(main: Callable[..., int | None], *arguments: str) -> None:
+    """Parse the command line, call `main` with its positional `arguments` (their names), exit.
+    Mistakes of the user (config, files, flags) end in one line on stderr and a non-zero code;
+    anything else is a bug and keeps its traceback."""
+    app.run(
+        lambda argv: _guarded(main, argv[1:]),
+        flags_parser=functools.partial(_parse, arguments=arguments),
+    )
 
 
-def _guarded(main) -> None:
+def _guarded(main, given: Sequence[str]) -> None:
     if not flags.FLAGS["verbosity"].present:
         # absl sets INFO, at which Orbax reports every file it touches; --verbosity=0 asks for that.
         logging.set_verbosity(logging.WARNING)
         # A failed save is told in one line by `run/saver.py`; Orbax would add its tracebacks.
         logging.get_absl_handler().addFilter(lambda record: "orbax" not in record.pathname)
     try:
-        sys.exit(main() or 0)
+        sys.exit(main(*given) or 0)
     except (ValueError, OSError) as error:
         fail(str(error) or type(error).__name__)
 
@@ -42,7 +47,7 @@ def fail(message: str) -> None:
     sys.exit(1)
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+def _parse(argv: Sequence[str], arguments: Sequence[str]) -> list[str]:
     for arg in argv[1:]:
         # ml_collections would name the whole config in its complaint: look first.
         if match := re.match(r"--(?:no)?config\.([^=]+)", arg):
@@ -56,8 +61,11 @@ def _parse(argv: Sequence[str]) -> list[str]:
         fail(_first_line(error))
     except (AttributeError, KeyError, TypeError, OSError) as error:
         fail(f"--config: {_first_line(error)}")
-    if len(rest) > 1:
-        fail(f"unexpected argument {rest[1]!r}; flags are written --name=value")
+    n = len(arguments)
+    if len(rest) - 1 > n:
+        fail(f"unexpected argument {rest[n + 1]!r}; flags are written --name=value")
+    if len(rest) - 1 < n:
+        fail(f"{arguments[len(rest) - 1]}: missing; it is written behind the flags, in quotes")
     return rest
 
 

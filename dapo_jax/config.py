@@ -145,6 +145,7 @@ SCHEMA: dict[str, Field] = {
     "eval.problems": Field(128, "problems a file, the first ones; 0 = all", 0),
     "eval.temperature": Field(1.0, "sampling temperature of evaluation; 0 = greedy", 0.0),
     "eval.top_p": Field(0.7, "second setting evaluated beside top_p=1 (paper: 0.7); 1 = none", 1e-6, 1.0),
+    "eval.stop_strings": Field("", "texts that end a response of evaluation, separated by |, with \\n for a new line; '' = only stop tokens do"),
     "eval.max_response_tokens": Field(0, "longest response in evaluation; 0 = rollout.max_response_tokens", 0),
 
     # --- checkpoints and logs --------------------------------------------------------------------------------
@@ -329,6 +330,11 @@ def resolve_mesh(c: ml_collections.ConfigDict, devices: int) -> dict[str, int]:
     return sizes
 
 
+def stop_strings(field: str) -> list[str]:
+    """`eval.stop_strings` taken apart."""
+    return [t.replace("\\n", "\n") for t in field.split("|")] if field else []
+
+
 def row_tokens(c: ml_collections.ConfigDict) -> int:
     """Length of a packed training row in TOKENS (optim.row_tokens, or derived when that is 0)."""
     longest = c.data.max_prompt_tokens + c.rollout.max_response_tokens
@@ -370,6 +376,10 @@ def validate(c: ml_collections.ConfigDict, devices: int) -> None:
             f"config.reward.overlong_buffer_tokens: {c.reward.overlong_buffer_tokens} exceeds"
             f" rollout.max_response_tokens = {c.rollout.max_response_tokens}: every response would"
             " be punished"
+        )
+    if "" in stop_strings(c.eval.stop_strings):
+        bad.append(
+            f"config.eval.stop_strings: {c.eval.stop_strings!r} has an empty text between its |"
         )
     if c.loss.dual_clip and c.loss.dual_clip <= 1.0:
         bad.append(f"config.loss.dual_clip: {c.loss.dual_clip} must exceed 1 (or be 0: off)")

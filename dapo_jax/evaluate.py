@@ -15,6 +15,7 @@ import hashlib
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -46,6 +47,7 @@ def evaluate(
     temperature: float,
     top_p: float,
     mode: str,
+    stop_strings: Sequence[str] = (),
     max_response_tokens: int = 0,
     progress=lambda finished: None,
 ) -> Scores:
@@ -62,6 +64,7 @@ def evaluate(
         top_p=top_p,
         max_response_tokens=max_response_tokens,
         progress=progress,
+        cut=parts.cut_at(tokenizer, stop_strings),
     )
     golds = [p.answer for p in data.problems]
     graded = parts.grade_groups(tokenizer, groups, golds, mode)
@@ -94,6 +97,7 @@ def evaluate_sets(
                 temperature=c.eval.temperature,
                 top_p=top_p,
                 mode=c.reward.mode,
+                stop_strings=config_lib.stop_strings(c.eval.stop_strings),
                 max_response_tokens=c.eval.max_response_tokens or c.rollout.max_response_tokens,
             )
             tag = f"eval/{name}" + ("" if top_p == 1.0 else f"_top_p{top_p:g}")
@@ -263,6 +267,7 @@ def evaluate_checkpoint(c, where: str | pathlib.Path, given: str = "") -> dict:
         temperature=c.eval.temperature,
         top_p=c.eval.top_p,
         mode=c.reward.mode,
+        stop_strings=config_lib.stop_strings(c.eval.stop_strings),
         max_response_tokens=c.eval.max_response_tokens or c.rollout.max_response_tokens,
     )
     # All that a sample and its verdict depend on: whoever changes one of these gets new files.

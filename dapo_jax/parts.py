@@ -3,9 +3,10 @@
 Training, evaluation and the experiments all start here, so that they cannot differ.
 """
 
+import bisect
 import hashlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -151,6 +152,24 @@ def grade_groups(
         for share in parallel.gather_json(plain)
         for correct, shadow, extracted in share
     ]
+
+
+def cut_at(tok: tokenizer.Tokenizer, texts: Sequence[str]) -> Callable[[np.ndarray], int] | None:
+    """The `cut` of `Engine.generate` that ends a response with the token that completes one of
+    `texts`; None for none."""
+    if not texts:
+        return None
+
+    def holds(ids: np.ndarray) -> bool:
+        text = tok.decode(ids.tolist())
+        return any(t in text for t in texts)
+
+    def cut(ids: np.ndarray) -> int:
+        if not holds(ids):
+            return 0
+        return bisect.bisect_left(range(len(ids)), True, key=lambda n: holds(ids[: n + 1])) + 1
+
+    return cut
 
 
 # ------------------------------------------------------------------------------------------------

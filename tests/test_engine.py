@@ -1,6 +1,10 @@
 """The sampler: the same tokens however the work is cut, records that the trainer agrees with."""
 
+import gc
 import logging
+import os
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -8,8 +12,11 @@ import pytest
 from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
-from dapo_jax.model import qwen2
+from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Engine, Request, Stats, total
+
+sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
+import make as golden
 
 SHAPE = qwen2.Shape(
     vocab_size=32,
@@ -288,3 +295,139 @@ def test_statistics_of_several_calls_add_up():
     assert total([a, b]) == Stats(40, 50, 5, 11, 14, 3, 1, 0.5)
     assert total([a, b]).occupancy == 0.8 and total([]).occupancy == 0
     assert isinstance(total([a, b]).tokens, int)
+
+
+def test_every_request_may_have_its_own_limit(engine, weights, requests, responses):
+    limits = [1 + 3 * i % 20 for i in range(len(requests))]
+    own = [r._replace(limit=n) for r, n in zip(requests, limits, strict=True)]
+    got, stats = engine.generate(weights, own, **DRAW)
+    assert ids(got) == [t[:n] for t, n in zip(ids(responses), limits, strict=True)]
+    assert stats.tokens == sum(len(r.tokens) for r in got)
+    with pytest.raises(ValueError, match="request 0: limit 7, this call allows 0 to 6"):
+        engine.generate(weights, [requests[0]._replace(limit=7)], max_response_tokens=6, **DRAW)
+
+
+def listen(engine, weights, requests, **settings):
+    """(responses, stats, tokens and log-probs by request as `on_tokens` told them, its starts)."""
+    told = [([], []) for _ in requests]
+    starts = [[] for _ in requests]
+
+    def on_tokens(index, start, tokens, logps):
+        starts[index].append(start)
+        for kept, new in zip(told[index], (tokens, logps), strict=True):
+            kept[start:] = new.tolist()
+
+    got, stats = engine.generate(weights, requests, on_tokens=on_tokens, **DRAW, **settings)
+    return got, stats, told, starts
+
+
+@pytest.mark.parametrize("cache", [dict(), dict(page_tokens=8, cache_fraction=0.4)], ids=str)
+def test_tokens_are_told_as_they_come(cache, params, requests, responses):
+    """Also of rows that are evicted, and made again from their beginning to the same end."""
+    other = make_engine(chunk=4, **cache)
+    got, stats, told, starts = listen(other, other.decode_params(params), requests)
+    assert ids(got) == ids(responses) == [t for t, _ in told]
+    for r, (_, logps) in zip(got, told, strict=True):
+        np.testing.assert_array_equal(r.logps, np.float32(logps))
+    assert all(s[0] == 0 and set(np.diff(s)) <= {4} for s in starts) == (not cache)
+    assert (stats.evicted > 0) == bool(cache)
+    assert sum(s.count(0) for s in starts) <= len(requests) + stats.evicted
+
+
+def test_cut_ends_a_response(params, requests, responses):
+    """After the chunk in which a run of tokens is found, and perhaps before that chunk's start."""
+    other = make_engine(chunk=4)
+
+    def cut(tokens):  # two ahead of the second token below 8, where there is one
+        small = np.flatnonzero(tokens < 8)
+        return max(int(small[1]) - 1, 1) if len(small) > 1 else 0
+
+    got, stats, told, _ = listen(other, other.decode_params(params), requests, cut=cut)
+    ends = [cut(r.tokens) for r in responses]
+    assert ids(got) == [
+        r.tokens[: n or None].tolist() for r, n in zip(responses, ends, strict=True)
+    ]
+    assert ids(got) == [t for t, _ in told]
+    assert stats.tokens == sum(len(r.tokens) for r in got)
+    for r, whole, n in zip(got, responses, ends, strict=True):
+        assert r.truncated == (whole.truncated and not n)
+        np.testing.assert_allclose(r.logps, whole.logps[: len(r.tokens)], atol=1e-5)
+    assert 8 < np.count_nonzero(ends) < len(requests)
+
+
+@pytest.mark.parametrize("page_tokens", [0, 8], ids=["rows", "pages"])
+def test_long_prompts_are_prefilled_in_pieces(page_tokens, params):
+    """Pieces of 8 tokens, of prompts of up to 27, against one piece and against the trainer."""
+    rng = np.random.default_rng(3)
+    requests = [
+        Request(rng.integers(0, 32, n).tolist(), i, g)
+        for i, n in enumerate((27, 9, 20, 1, 16, 26))
+        for g in range(2)
+    ]
+
+    def make(**settings):
+        mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
+        sizes = dict(slots=4, chunk=6, prompt_tokens=27, response_tokens=12, prefill_prompts=2)
+        return Engine(SHAPE, mesh, RULES, **sizes, stop_ids=STOPS, dtype="float32", **settings)
+
+    pieces = make(prefill_tokens=8, page_tokens=page_tokens)
+    assert pieces.geometry.reader == ("pages" if page_tokens else "rows")
+    weights = pieces.decode_params(params)
+    got, _ = pieces.generate(weights, requests, **DRAW)
+    assert pieces.prefill_tokens == 8
+    whole, _ = make(prefill_tokens=64, page_tokens=page_tokens).generate(weights, requests, **DRAW)
+    assert ids(got) == ids(whole)
+    model = qwen2.bind(SHAPE, params)
+    for q, r in zip(requests, got, strict=True):
+        row = np.array([[*q.prompt, *r.tokens]])
+        logits = np.asarray(model(row)[0], np.float64)[len(q.prompt) - 1 : -1] / 0.9
+        logps = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        np.testing.assert_allclose(r.logps, logps[np.arange(len(r.tokens)), r.tokens], atol=1e-4)
+
+
+def test_greedy_equals_transformers(tmp_path):
+    """Token for token, with the random models of tests/data/hf_golden/make.py."""
+    stored = np.load(golden.GREEDY)
+    for case in golden.GREEDY_CASES:
+        model = hf.load(golden.write(tmp_path / case, case))
+        prompt, expected = stored[f"{case}/prompt"], stored[f"{case}/greedy"]
+        mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
+        engine = Engine(
+            model.shape,
+            mesh,
+            RULES,
+            slots=2,
+            chunk=16,
+            prompt_tokens=prompt.shape[1],
+            response_tokens=expected.shape[1],
+            prefill_prompts=2,
+            prefill_tokens=8,
+            stop_ids=[],
+            dtype="float32",
+        )
+        requests = [Request(row.tolist(), 0, i) for i, row in enumerate(prompt)]
+        weights = engine.decode_params(model.params)
+        got, _ = engine.generate(weights, requests, seed=0, temperature=0)
+        np.testing.assert_array_equal([r.tokens for r in got], expected, err_msg=case)
+
+
+@pytest.mark.slow
+def test_no_memory_growth_over_many_requests(engine, weights):
+    """Resident memory after 10,000 tiny requests against that after 2,000, in many calls."""
+    rng = np.random.default_rng(0)
+
+    def work(calls):
+        for _ in range(calls):
+            requests = [Request(rng.integers(0, 32, 3).tolist(), i, 0) for i in range(50)]
+            engine.generate(weights, requests, max_response_tokens=4, **DRAW)
+
+    def resident():
+        gc.collect()
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    work(40)
+    arrays, early = len(jax.live_arrays()), resident()
+    work(160)
+    assert len(jax.live_arrays()) == arrays
+    assert resident() < early + 8  # MiB

@@ -78,6 +78,30 @@ def test_report(run, result):
     assert len(text) == 7 + 48 and "48 problems x 8 samples" in text[0]
 
 
+def test_stop_strings_end_responses_early(run, result):
+    """The same samples up to the token that completes a text; such a row is not truncated."""
+    c = tiny()
+    c.eval.stop_strings, c.eval.problems = "7|h|4", 8
+    got = evaluate.evaluate_checkpoint(c, run)["sets"]["heldout"]
+    c.eval.stop_strings = ""
+    whole = evaluate.evaluate_checkpoint(c, run)["sets"]["heldout"]
+    assert got["samples"] != whole["samples"]
+    pairs = list(zip(*(samples(x["samples"]) for x in (got, whole)), strict=True))
+    cut = [(a, b) for a, b in pairs if a["tokens"] < b["tokens"]]
+    assert 8 < len(cut) < len(pairs) == 64
+    for a, b in pairs:
+        assert b["response"].startswith(a["response"])
+        assert re.search("[7h4]", b["response"]) or a == b
+        assert not re.search("[7h4].", a["response"].replace(" ", ""))
+    assert not any(a["truncated"] for a, _ in cut) and any(b["truncated"] for _, b in cut)
+
+
+def samples(folder: str) -> list[dict]:
+    """The rows of a folder, by problem and sample."""
+    rows = [json.loads(x) for f in Path(folder).glob("b*") for x in f.open()]
+    return sorted(rows, key=lambda r: (r["problem"], r["sample"]))
+
+
 def test_killed_half_way(run, result, tmp_path):
     """SIGKILL between two batches, then the same command: nothing is sampled twice, and the numbers
     are those of a run that nobody disturbed."""
@@ -127,7 +151,14 @@ def no_sampling(monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [{"k": 4}, {"top_p": 0.5}, {"temperature": 0.5}, {"problems": 3}, {"max_response_tokens": 9}],
+    [
+        {"k": 4},
+        {"top_p": 0.5},
+        {"temperature": 0.5},
+        {"problems": 3},
+        {"max_response_tokens": 9},
+        {"stop_strings": "7"},
+    ],
     ids=str,
 )
 def test_other_settings_do_not_mix(run, result, no_sampling, change):

@@ -183,14 +183,14 @@ class Engine:
         top_p: float = 1.0,
         max_response_tokens: int = 0,
         progress: Callable[[int], None] = lambda finished: None,
-        on_tokens: Callable[[int, np.ndarray, np.ndarray], None] | None = None,
+        on_tokens: Callable[[int, int, np.ndarray, np.ndarray], None] | None = None,
         cut: Callable[[np.ndarray], int] | None = None,
     ) -> tuple[list[Response], Stats]:
         """Responses in the order of the requests.
 
         progress: called after each chunk with the number of newly finished requests.
-        on_tokens: called after each chunk with (request index, its new tokens, their log-probs);
-            once more from its beginning where a row was evicted.
+        on_tokens: called after each chunk with (request index, start, its tokens from there on,
+            their log-probs); from 0 again where a row was evicted.
         cut: called with all tokens of a row after each chunk; a number n > 0 ends the response
             there, with n tokens (stop strings).
 
@@ -244,11 +244,14 @@ class Engine:
                 part = tuple(
                     x[s, :n].copy() for x in (out.token_SxN, out.logp_SxN, out.entropy_SxN)
                 )
+                start = row.emitted
                 row.parts.append(part)
                 row.emitted += n
-                if on_tokens:
-                    on_tokens(row.index, part[0], part[1])
                 response = self._response(row, bool(out.active_S[s]), cut)
+                if on_tokens:
+                    end = len(response.tokens) if response else row.emitted
+                    new = max(end - start, 0)
+                    on_tokens(row.index, end - new, part[0][:new], part[1][:new])
                 if response:
                     responses[row.index] = response
                     kept += len(response.tokens)

@@ -130,7 +130,10 @@ class Schedule:
             held = siblings[shard][prompt]
             # A row may be young itself, but the first of its siblings was prefilled, or is older.
             sibling = held[0] if held else None
-            full, rest = divmod(len(prompt) - 1, self.page_tokens)
+            # The prompt's last token is written again by every row that starts, with what is
+            # there already: a page that ends with it can be shared like those before it.
+            full = len(prompt) // self.page_tokens
+            rest = len(prompt) - 1 - full * self.page_tokens
             if self.fixed:
                 table = [s - shard * self.slots // self.shards]
             else:
@@ -144,7 +147,7 @@ class Schedule:
             row = self.rows[s] = Row(index, request, prompt, limit, table)
             held.append(row)
             busy[shard] += 1
-            if sibling and rest:
+            if sibling and rest > 0:
                 copies.append((s, sibling.pages[full], table[full]))
             elif not sibling and len(prompt) > 1:
                 new.append(s)

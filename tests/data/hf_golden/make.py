@@ -1,12 +1,13 @@
-"""Golden logits of `transformers`, and the recipe of the weights they belong to.
+"""Golden logits and greedy responses of `transformers`, and the recipe of the weights behind them.
 
     pip install -r benchmarks/requirements-peers.txt
-    python tests/data/hf_golden/make.py         # rewrites golden.npz beside this file
+    python tests/data/hf_golden/make.py         # rewrites golden.npz and greedy.npz beside it
+    python tests/data/hf_golden/make.py greedy  # only greedy.npz
 
-Made once with torch 2.13.0 and transformers 5.23.0 on CPU in float32 (eager attention). Only
-tokens and logits are stored. The weights come again from `tensor`: NumPy's legacy RandomState,
-whose streams never change, seeded by the CRC-32 of 'case/tensor name', so that order is of no
-matter:
+Made once with torch 2.13.0 on CPU in float32 (eager attention), golden.npz by transformers 5.23.0
+and greedy.npz by 5.12.1. Only tokens and logits are stored. The weights come again from `tensor`:
+NumPy's legacy RandomState, whose streams never change, seeded by the CRC-32 of 'case/tensor name',
+so that order is of no matter:
 
     norm weights     1 + 0.3 n
     biases           0.5 n
@@ -15,13 +16,16 @@ matter:
 """
 
 import json
+import sys
 import zlib
 from pathlib import Path
 
 import numpy as np
 
 GOLDEN = Path(__file__).with_name("golden.npz")
+GREEDY = GOLDEN.with_name("greedy.npz")
 VOCAB = 64
+GREEDY_CASES = ("0.5B", "7B", "head_dim")  # prompts of 12 tokens, 40 new ones
 
 
 def _config(heads, kv_heads, head_dim, tied, **other):
@@ -121,20 +125,54 @@ def write(directory: Path, case: str, *, state=None, config=None, shards: int = 
     return directory
 
 
-def main():
+def torch_model(case: str):
     import torch
     import transformers
 
+    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config.from_dict(CASES[case]))
+    state = {k: torch.from_numpy(v) for k, v in tensors(case).items()}
+    wrong = model.load_state_dict(state, strict=False)
+    assert not wrong.unexpected_keys and set(wrong.missing_keys) <= {"lm_head.weight"}, wrong
+    model.tie_weights()
+    model.set_attn_implementation("eager")
+    return model.eval()
+
+
+def make_greedy():
+    import torch
+
     out = {}
-    for case, config in CASES.items():
-        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config.from_dict(config))
-        state = {k: torch.from_numpy(v) for k, v in tensors(case).items()}
-        wrong = model.load_state_dict(state, strict=False)
-        assert not wrong.unexpected_keys and set(wrong.missing_keys) <= {"lm_head.weight"}, wrong
-        model.tie_weights()
-        model.set_attn_implementation("eager")
+    for case in GREEDY_CASES:
+        prompt = torch.from_numpy(tokens(case)[:, :12])
+        got = torch_model(case).generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=40,
+            eos_token_id=None,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        best = torch.stack(got.logits).topk(2).values
+        gap = float((best[..., 0] - best[..., 1]).min())
+        assert gap > 2e-4, f"{case}: two tokens are {gap} apart, rounding may choose"
+        new = got.sequences[:, 12:].numpy()
+        out[f"{case}/prompt"], out[f"{case}/greedy"] = prompt.numpy(), new.astype(np.int32)
+        print(case, new.shape, "closest choice", gap, "distinct tokens", len(set(new.flat)))
+    np.savez(GREEDY, **out)
+    print(f"{GREEDY}: {GREEDY.stat().st_size} bytes")
+
+
+def main():
+    import torch
+
+    make_greedy()
+    if sys.argv[1:] == ["greedy"]:
+        return
+    out = {}
+    for case in CASES:
         with torch.no_grad():
-            logits = model.eval()(torch.from_numpy(tokens(case))).logits
+            logits = torch_model(case)(torch.from_numpy(tokens(case))).logits
         assert logits.dtype == torch.float32
         out[f"{case}/tokens"], out[f"{case}/logits"] = tokens(case).astype(np.int32), logits.numpy()
         print(case, tuple(logits.shape), "std", float(logits.std()))

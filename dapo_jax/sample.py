@@ -1,0 +1,166 @@
+"""Completions of a prompt, streamed to the terminal.
+
+    python -m dapo_jax.sample --config=FILE --workdir=DIR [--n=4] [--temperature=0.7] "prompt"
+
+The policy is the newest checkpoint of WORKDIR, or where it has none the model of config.model.path.
+The prompt goes through the chat template where config.tokenizer.chat says so (or --chat). Several
+completions are drawn at a time and shown one behind the other. --probs shows a line a token: its
+probability at the temperature, before any nucleus cut, and the vocabulary's spelling of it.
+"""
+
+import pathlib
+import sys
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from absl import flags
+
+from dapo_jax import cli, config as config_lib, evaluate, parts
+from dapo_jax.data import tokenizer as tokenizer_lib
+from dapo_jax.rollout.engine import Request
+
+_CHUNK = 8  # tokens between two looks at the terminal
+
+
+def stable_text(tokenizer, ids: list[int]) -> str:
+    """The text of `ids` that more tokens will not change: a character of several bytes may still
+    lack some, and decodes to replacement characters at the end until then."""
+    return tokenizer.decode(ids).rstrip("\N{REPLACEMENT CHARACTER}")
+
+
+class Screen:
+    """Shows the completions in order, each as it grows. `on_tokens` of `Engine.generate`."""
+
+    def __init__(self, tokenizer, n: int, limit: int, probs: bool, write: Callable[[str], None]):
+        self.tokenizer, self.n, self.limit, self.probs = tokenizer, n, limit, probs
+        self.write = write
+        self.ids: list[list[int]] = [[] for _ in range(n)]
+        self.logps: list[list[float]] = [[] for _ in range(n)]
+        self.current, self.shown = -1, 0  # shown: characters, or with probs tokens
+        self._next()
+
+    def __call__(self, index: int, start: int, tokens: np.ndarray, logps: np.ndarray) -> None:
+        self.ids[index][start:] = tokens.tolist()
+        self.logps[index][start:] = logps.tolist()
+        while self.current < self.n:
+            i = self.current
+            ids = self.ids[i]
+            ended = len(ids) == self.limit or (ids and ids[-1] in self.tokenizer.stop_ids)
+            self._show(i, ended)
+            if not ended:
+                return
+            self._next()
+
+    def _next(self) -> None:
+        self.current, self.shown = self.current + 1, 0
+        if self.n > 1 and self.current < self.n:
+            self.write(f"--- {self.current + 1} of {self.n}\n")
+
+    def _show(self, i: int, ended: bool) -> None:
+        ids = self.ids[i]
+        if self.probs:
+            for id, logp in zip(ids[self.shown :], self.logps[i][self.shown :], strict=True):
+                self.write(f"{np.exp(logp):8.5f}  {self.tokenizer.token(id)!r}\n")
+            self.shown = max(self.shown, len(ids))
+            return
+        text = self.tokenizer.decode(ids) if ended else stable_text(self.tokenizer, ids)
+        self.write(text[self.shown :] + ("\n" if ended else ""))
+        self.shown = max(self.shown, len(text))
+
+
+def load_tokenizer(c, workdir: pathlib.Path, model_dir: pathlib.Path | None):
+    """The run's: named by the config, of its model, or the embedded task's under the workdir."""
+    path = c.tokenizer.path or model_dir or (workdir / "data" if not c.data.train else "")
+    if not path:
+        raise ValueError("config.tokenizer.path: problem files of one's own need a tokenizer")
+    return tokenizer_lib.load(path, c.tokenizer.chat_template)
+
+
+def sample(
+    c,
+    workdir: pathlib.Path,
+    prompt: str,
+    *,
+    n: int,
+    max_tokens: int,
+    probs: bool = False,
+    write: Callable[[str], None] = lambda text: None,
+) -> list[str]:
+    """Draw n completions with `c.eval.temperature` and `c.eval.top_p`, showing them by `write` as
+    they grow; returns their texts. ValueError: what the config, the files or the prompt lack."""
+    c = c.copy_and_resolve_references()
+    c.eval.k, c.eval.max_response_tokens = n, max_tokens or c.rollout.max_response_tokens
+    config_lib.validate(c, len(jax.devices()))
+    sizes = config_lib.resolve_mesh(c, len(jax.devices()))
+    shards = sizes["data"] * sizes["fsdp"]
+    c.rollout.slots = min(c.rollout.slots, -(-n // shards) * shards)
+    c.rollout.chunk = min(c.rollout.chunk, _CHUNK)
+    policy = evaluate.find_policy(c, workdir)
+    tokenizer = load_tokenizer(c, workdir, policy.model_dir)
+    chat = [{"role": "user", "content": prompt}]
+    ids = tokenizer.chat(chat) if c.tokenizer.chat else tokenizer.encode(prompt)
+    if not 1 <= len(ids) <= c.data.max_prompt_tokens:
+        raise ValueError(
+            f"prompt: {len(ids)} tokens; 1 to config.data.max_prompt_tokens ="
+            f" {c.data.max_prompt_tokens} are allowed"
+        )
+    machine = parts.build_machine(c, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir)
+    params = evaluate.load_params(c, machine, policy)
+    responses, _ = machine.engine.generate(
+        machine.engine.decode_params(params),
+        [Request(ids, 0, i) for i in range(n)],
+        seed=c.seed,
+        temperature=c.eval.temperature,
+        top_p=c.eval.top_p,
+        max_response_tokens=c.eval.max_response_tokens,
+        on_tokens=Screen(tokenizer, n, c.eval.max_response_tokens, probs, write),
+    )
+    return [tokenizer.decode(r.tokens.tolist()) for r in responses]
+
+
+def define_flags() -> None:
+    flags.DEFINE_integer("n", 1, "Completions.", lower_bound=1)
+    flags.DEFINE_float("temperature", None, "0 is greedy; default: config.eval.temperature.")
+    flags.DEFINE_float("top_p", 1.0, "Nucleus mass.")
+    flags.DEFINE_integer(
+        "max_tokens", 0, "Longest completion; default: config.rollout.max_response_tokens.", 0
+    )
+    flags.DEFINE_integer("seed", None, "Default: config.seed.")
+    flags.DEFINE_boolean("probs", False, "A line a token, with its probability.")
+    flags.DEFINE_boolean("chat", None, "Chat template; default: config.tokenizer.chat.")
+
+
+def main(prompt: str) -> None:
+    given, c = flags.FLAGS, cli.CONFIG.value
+    if not cli.WORKDIR.value and not c.model.path:
+        raise ValueError("--workdir: name the run to sample from (or set --config.model.path)")
+    c.eval.top_p = given.top_p
+    if given.temperature is not None:
+        c.eval.temperature = given.temperature
+    if given.seed is not None:
+        c.seed = given.seed
+    if given.chat is not None:
+        c.tokenizer.chat = given.chat
+    first = jax.process_index() == 0
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal that cannot show a character shows '?'
+        sys.stdout.reconfigure(errors="replace")
+
+    def write(text: str) -> None:
+        if first:
+            print(text, end="", flush=True)
+
+    sample(
+        c,
+        pathlib.Path(cli.WORKDIR.value or "."),
+        prompt,
+        n=given.n,
+        max_tokens=given.max_tokens,
+        probs=given.probs,
+        write=write,
+    )
+
+
+if __name__ == "__main__":
+    define_flags()
+    cli.run(main, "prompt")

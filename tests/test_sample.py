@@ -1,0 +1,150 @@
+"""python -m dapo_jax.sample: what it shows is what was drawn, whole characters at a time."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from dapo_jax import sample
+from dapo_jax.data import tokenizer as tokenizer_lib
+from dapo_jax.model import hf, qwen2
+
+sys.path.insert(0, str(Path(__file__).parent / "data"))
+from tiny_config import __file__ as CONFIG, get_config as tiny
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer(tmp_path_factory):
+    """A token a byte, as every byte-level vocabulary can fall back to."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    vocab = {x: i for i, x in enumerate([*letters, "<end>"])}
+    folder = tmp_path_factory.mktemp("bytes")
+    model = {"type": "BPE", "vocab": vocab, "merges": []}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    level["trim_offsets"] = False
+    added = {"id": len(letters), "content": "<end>", "special": True, "normalized": False}
+    added |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    text = {"model": model, "pre_tokenizer": level, "decoder": level, "added_tokens": [added]}
+    (folder / "tokenizer.json").write_text(json.dumps(text))
+    template = "{{ messages[0].content }}!"
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<end>", "chat_template": template})
+    )
+    return tokenizer_lib.load(folder), folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, byte_tokenizer):
+    """(config, directory) of a random model with that vocabulary."""
+    c = tiny()
+    c.model.vocab_size = 264
+    shape = qwen2.shape_from_config(c)
+    folder = tmp_path_factory.mktemp("model")
+    hf.save(folder, shape, qwen2.init(shape, jax.random.key(0)), tokenizer_dir=byte_tokenizer[1])
+    c.model.path, c.data.train = str(folder), "not read"
+    c.reward.overlong_buffer_tokens = 0
+    c.reward.overlong_penalty = 0.0
+    return c, folder
+
+
+def test_characters_come_whole(byte_tokenizer):
+    tokenizer, _ = byte_tokenizer
+    text = "2 × 3 = 六, 好 🙂 ok"
+    ids = [*tokenizer.encode(text), *tokenizer.stop_ids]
+    for step in (1, 2, 3, 5):
+        shown = []
+        screen = sample.Screen(tokenizer, 1, 100, False, shown.append)
+        for i in range(0, len(ids), step):
+            screen(0, i, np.array(ids[i : i + step]), np.zeros(step))
+            assert text.startswith("".join(shown).removesuffix("\n"))
+        assert "".join(shown) == text + "\n"
+        assert all("\N{REPLACEMENT CHARACTER}" not in s for s in shown)
+    # bytes that are no text are shown at the end, and not waited for forever
+    broken = tokenizer.encode("好")[:2]
+    shown = []
+    sample.Screen(tokenizer, 1, 2, False, shown.append)(0, 0, np.array(broken), np.zeros(2))
+    assert "".join(shown).strip("\n") == tokenizer.decode(broken)
+
+
+def test_completions_come_in_order_and_may_start_again(byte_tokenizer):
+    tokenizer, _ = byte_tokenizer
+    shown, end = [], next(iter(tokenizer.stop_ids))
+    screen = sample.Screen(tokenizer, 2, 4, False, shown.append)
+    say = lambda i, start, text, *stop: screen(  # noqa: E731
+        i, start, np.array([*tokenizer.encode(text), *stop]), np.zeros(len(text) + len(stop))
+    )
+    say(0, 0, "ab")
+    say(1, 0, "xyzw")
+    assert "".join(shown) == "--- 1 of 2\nab"
+    say(0, 0, "ab")  # made again from its beginning
+    say(0, 2, "c", end)
+    assert "".join(shown) == "--- 1 of 2\nabc\n--- 2 of 2\nxyzw\n"
+
+
+def draws(c, prompt="6 * 7", **settings):
+    shown = []
+    texts = sample.sample(c, Path("/nowhere"), prompt, write=shown.append, **settings)
+    return texts, "".join(shown)
+
+
+def test_shown_is_drawn(model):
+    c, _ = model
+    texts, shown = draws(c, n=3, max_tokens=20)
+    assert shown == "".join(f"--- {i + 1} of 3\n{t}\n" for i, t in enumerate(texts))
+    assert len(set(texts)) == 3
+    assert draws(c, n=2, max_tokens=20)[0] == texts[:2]
+    c = c.copy_and_resolve_references()
+    c.eval.temperature = 0.0
+    greedy, _ = draws(c, n=2, max_tokens=20)
+    assert greedy[0] == greedy[1]
+    c.tokenizer.chat = True  # whose template adds a '!'
+    chat, _ = draws(c, n=1, max_tokens=20)
+    c.tokenizer.chat = False
+    assert chat != greedy[:1] and chat == draws(c, "6 * 7!", n=1, max_tokens=20)[0]
+
+
+def test_probabilities(model):
+    c, _ = model
+    texts, shown = draws(c, n=1, max_tokens=9, probs=True)
+    rows = [re.fullmatch(r" *(\d\.\d{5})  '(.+)'", x) for x in shown.splitlines()]
+    assert all(rows) and len(rows) <= 9
+    assert all(0 < float(r[1]) <= 1 for r in rows)
+    if texts[0].isascii() and texts[0].isalnum():
+        assert "".join(r[2] for r in rows) == texts[0]
+
+
+def test_refusals(model, tmp_path):
+    c, _ = model
+    with pytest.raises(ValueError, match="prompt: 33 tokens; 1 to .* = 32 are allowed"):
+        draws(c, "x" * 33, n=1, max_tokens=4)
+    with pytest.raises(ValueError, match="prompt: 0 tokens"):
+        draws(c, "", n=1, max_tokens=4)
+    with pytest.raises(ValueError, match="no checkpoint in it; train there first"):
+        sample.sample(tiny(), tmp_path, "x", n=1, max_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ([], 1, "error: prompt: missing; it is written behind the flags, in quotes\n"),
+        (["x"], 1, "error: --workdir: name the run to sample from"),
+        (["--top_p=2", "--workdir=.", "x"], 1, "error: config.eval.top_p: 2.0 is too large"),
+        (["--config.model.path={model}", "--n=2", "--max_tokens=5", "6"], 0, "--- 2 of 2\n"),
+    ],
+    ids=["none", "workdir", "top_p", "works"],
+)
+def test_command_line(model, arguments, code, text):
+    folder = model[1]
+    command = [sys.executable, "-m", "dapo_jax.sample", f"--config={CONFIG}"]
+    command += [a.format(model=folder) for a in arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert text in (done.stderr if code else done.stdout)
+    assert "Traceback" not in done.stderr and (not code or done.stderr.count("\n") == 1)
