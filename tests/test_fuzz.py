@@ -92,7 +92,7 @@ def test_overrides(config_file, overrides):
         m.setattr(cli, "CONFIG", holder)
         m.setattr(cli, "print", lambda line, file: told.append(line), raising=False)
         try:
-            cli._parse(argv)
+            cli._parse(argv, ())
         except SystemExit as end:
             assert end.code == 1 and told
             one_line_each("\n".join(told))

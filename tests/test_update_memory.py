@@ -51,6 +51,7 @@ def test_no_array_of_tokens_by_vocabulary():
     assert traced(head_chunk=48) >= forbidden  # the measure does see it where it is made
 
 
+@pytest.mark.slow
 def test_memory_is_flat_in_the_vocabulary():
     """Beyond the embedding itself, of which an update holds up to eight copies: the weights, two
     moments, the summed gradient, that of the micro-batch from both ends of the network and their
