@@ -456,7 +456,7 @@ def test_any_batch_on_any_mesh(params, near_batch, layout):
     got = run(programs_on(**sizes), params, some, ALL_ON, micro_rows=4).grads
     gaps = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True)]
     # A sequence alone may be worse conditioned than the batch.
-    assert max(gaps) <= 2.5e-6 * max(1.0, *(np.abs(w).max() for w in jax.tree.leaves(want)))
+    assert max(gaps) <= 5e-6 * max(1.0, *(np.abs(w).max() for w in jax.tree.leaves(want)))
 
 
 # --- optimizer ------------------------------------------------------------------------------------
