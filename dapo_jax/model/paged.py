@@ -34,7 +34,7 @@ from dapo_jax import parallel
 from dapo_jax.model import attention, qwen2
 
 _MASKED = -1e30  # finite: a row without keys must not turn into NaN
-_KERNEL_PAGES = 4  # pages a block of the TPU kernel: 512 tokens, which read 9% more than rows hold
+KERNEL_PAGES = 4  # pages a block of the TPU kernel: 512 tokens, which read 9% more than rows hold
 _LANES = 128  # the TPU kernel takes head dims that are multiples of this
 _BLOCK = 32  # pages a step of the 'pages' reader
 
@@ -117,7 +117,7 @@ def geometry(
     reader = "kernel" if platform == "tpu" else "rows" if row_pages == 1 else "pages"
     head_dim = shape.head_dim
     if reader == "kernel":
-        row_pages = -(-row_pages // _KERNEL_PAGES) * _KERNEL_PAGES
+        row_pages = -(-row_pages // KERNEL_PAGES) * KERNEL_PAGES
         head_dim = -(-head_dim // _LANES) * _LANES
     rows = slots // shards
     pages = rows if reader == "rows" else max(row_pages, math.ceil(fraction * rows * row_pages))
@@ -321,7 +321,7 @@ def _read_kernel(g, q_SxHxd, keys, values, layer, rows, plan):
     scale = q_SxHxd.shape[-1] ** -0.5
     table = layer * g.pages + rows.table_SxR
     q = _padded(q_SxHxd * scale, g)
-    return paged_attention(q, keys, values, length_S, table, pages_per_compute_block=_KERNEL_PAGES)
+    return paged_attention(q, keys, values, length_S, table, pages_per_compute_block=KERNEL_PAGES)
 
 
 def _read_rows(g, q_SxHxd, keys, values, layer, rows, plan):
