@@ -74,18 +74,18 @@ def table(measured: list[tuple[Row, dict]]) -> str:
         HEADING,
         "",
         f"`python benchmarks/pod_plan.py`, {datetime.date.today()}, {versions}, optimization level"
-        f" {one['level']}. Decimal GB a chip: the compiler's peak + what lies beside it = in memory,"
-        " of the phase's largest program. By arithmetic: what `plan` says without compiling.",
+        f" {one['level']}. Decimal GB a chip: the compiler's peak + what lies beside it = in"
+        " memory, of the phase's largest program. By arithmetic: `plan` without compiling.",
         "",
-        "| config | pod | data x fsdp x tensor | slots (cache) | sampling in memory | by arithmetic |"
-        " updating in memory | by arithmetic | limit | verdict | compile s |",
+        "| config | pod | data x fsdp x tensor | slots (cache) | sampling in memory |"
+        " by arithmetic | updating in memory | by arithmetic | limit | verdict | compile s |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row, r in measured:
         programs, limit = r["compiled"]["programs"], gb(r["pod"]["chip"]["hbm"])
         cells = []
         for phase, names in (
-            ("sampling", ("prefill", "decode_")),
+            ("sampling", ("decode weights", "prefill", "decode_")),
             ("updating", ("old log-probs", "update")),
         ):
             known = [
@@ -105,8 +105,14 @@ def table(measured: list[tuple[Row, dict]]) -> str:
             f" {'fits' if r['compiled']['fits'] else 'does not fit'} |"
             f" {sum(x['seconds'] for x in programs.values()):.0f} |"
         )
-    lines += ["", "Inside loops, a device; Involuntary full rematerializations; TFLOP of matrices:", ""]
-    lines += ["| config | pod | decode: a token | update: a micro-batch | rematerialized | update |"]
+    lines += [
+        "",
+        "Inside loops, a device; Involuntary full rematerializations; TFLOP of matrices:",
+        "",
+    ]
+    lines += [
+        "| config | pod | decode: a token | update: a micro-batch | rematerialized | update |"
+    ]
     lines += ["|---|---|---|---|---|---|"]
     for row, r in measured:
         programs = r["compiled"]["programs"]
@@ -126,9 +132,9 @@ def table(measured: list[tuple[Row, dict]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="rows whose size and pod hold this: 32b-v5p-256")
+    parser.add_argument("--only", default="", help="rows of this: 32b, or 32b-v5p-256")
     parser.add_argument("--level", default="", help="JAX_OPTIMIZATION_LEVEL, e.g. O0")
-    parser.add_argument("--json", type=pathlib.Path, help="write the planner's results to this file")
+    parser.add_argument("--json", type=pathlib.Path, help="write the planner's results here")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     rows = [r for r in ROWS if args.only in "-".join(r)]

@@ -54,7 +54,7 @@ def in_loops(hlo: str, fused: bool = False) -> list[tuple[int, list[str]]]:
             if " fusion(" in line and not fused:
                 continue
             loop = re.search(r" while\(.*condition=%?([\w.\-]+)", line)
-            times = turns * (_turns(known[loop[1]]) or 1) if loop else turns
+            times = turns * (_turns(line, known[loop[1]]) or 1) if loop else turns
             for callee in _callees(line):
                 visit(callee, times, inside or loop is not None)
 
@@ -69,8 +69,11 @@ def _callees(line: str) -> Iterator[str]:
         yield from re.findall(r"%?([\w.\-]+)", several)
 
 
-def _turns(condition: list[str]) -> int | None:
-    """Of a loop that counts from 0 in steps of 1 up to a constant, as scans do; None otherwise."""
+def _turns(loop: str, condition: list[str]) -> int | None:
+    """As the loop says (XLA on CPU), or of one that counts from 0 in steps of 1 up to a constant,
+    as scans do; None otherwise."""
+    if said := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop):
+        return int(said[1])
     numbers = {}
     for line in condition:
         if constant := re.match(r"(%?[\w.\-]+) = [su]\d+\[\]\S* constant\((\d+)\)", line):

@@ -231,12 +231,17 @@ def bounds(c, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -> dic
 # ------------------------------------------------------------------------------------------------
 
 
-def mistakes(c, shape: qwen2.Shape, chips: int) -> str:
-    """Why the config cannot run on that many chips, line by line; '' if it can."""
+def mistakes(c, shape: qwen2.Shape, pod: pods.Pod) -> str:
+    """Why the config cannot run on that pod, line by line; '' if it can."""
     try:
-        config_lib.validate(c, chips)
-        sizes = config_lib.resolve_mesh(c, chips)
+        config_lib.validate(c, pod.chips)
+        sizes = config_lib.resolve_mesh(c, pod.chips)
         bad = config_lib.check_shape(shape, sizes["tensor"], sizes["fsdp"])
+        if sizes["data"] % pod.slices:
+            bad.append(
+                f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices,"
+                " which are joined along `data`"
+            )
     except config_lib.ConfigError as error:
         return str(error)
     return "\n".join(bad)
@@ -285,7 +290,7 @@ def search(c, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float) 
                 t.optim.micro_rows = rows * shards
                 t.rollout.slots, t.rollout.cache_fraction = shards, 1.0
                 t.rollout.prefill_prompts = -(-c.rollout.prefill_prompts // shards) * shards
-                if mistakes(t, shape, pod.chips):
+                if mistakes(t, shape, pod):
                     continue
                 row = cache(t, shape, sizes).row_pages * cache(t, shape, sizes).page_tokens
                 table = memory(t, shape, sizes)
@@ -325,7 +330,7 @@ def plan(c, pod: pods.Pod, traffic: Traffic, room: float) -> dict[str, Any]:
         | {"chips": pod.chips, "chip": pod.chip._asdict()},
         "parameters": qwen2.param_count(shape),
         "assumed": traffic._asdict() | {"room": room},
-        "mistakes": mistakes(c, shape, pod.chips).splitlines(),
+        "mistakes": mistakes(c, shape, pod).splitlines(),
         "suggestions": [x._asdict() | {"flags": x.flags()} for x in
                         search(c, shape, pod, traffic, room)[:3]],
         "cannot_know": list(CANNOT_KNOW),

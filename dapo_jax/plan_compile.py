@@ -6,9 +6,11 @@ while the trainer does. Both are summed, and the sum is held against what the ch
 """
 
 import importlib.util
+import multiprocessing
 import re
 import time
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from dapo_jax import config as config_lib, hlo, parallel, parts, pods, topology
 from dapo_jax.model import paged, qwen2
 
 GB = 1e9
+CRASHED = "the compiler broke off with a fault of its own; nothing is known of this program"
 NO_COMPILER = (
     "--compile needs XLA:TPU's compiler, libtpu (no TPU): pip install 'dapo_jax[tpu]'; the"
     " arithmetic above stands without it"
@@ -52,7 +55,7 @@ def beside(c, calls: dict[str, tuple]) -> dict[str, dict[str, int]]:
     cache = {"the sampler's cache": size(calls["prefill"][1][1])}
     others = {"the other mini-batches": batch * (c.optim.minibatches - 1)}
     by_kind = {
-        "decode weights": moments | reference | cache,
+        "decode weights": moments | reference,  # the cache is released before
         "old log-probs": moments | reference | cache | others,
         "update": reference | cache | others,
     }
@@ -64,6 +67,25 @@ def beside(c, calls: dict[str, tuple]) -> dict[str, dict[str, int]]:
 def _on_device(x) -> bool:
     sharding = getattr(x, "sharding", None)
     return sharding is not None and sharding.memory_kind in (None, "device")
+
+
+def _program(c, shape: qwen2.Shape, pod: pods.Pod, name: str, kept: dict[str, int]):
+    jax.config.update("jax_platforms", "cpu")
+    m = machine_for(c, shape, pod)
+    return program(name, parts.calls(c, m)[name], kept, c, m)
+
+
+def _nothing(kept: dict[str, int], m: parts.Machine, why: str, total=None) -> dict[str, Any]:
+    """Where there is no program."""
+    return {
+        "fits": False,
+        "refused": why,
+        "total": total,
+        "kept_beside": kept,
+        "resident": sum(kept.values()),
+        "limit": topology.limit(m.mesh),
+        "seconds": 0.0,
+    }
 
 
 def program(name: str, call: tuple, kept: dict[str, int], c, m: parts.Machine) -> dict[str, Any]:
@@ -78,11 +100,10 @@ def program(name: str, call: tuple, kept: dict[str, int], c, m: parts.Machine) -
         traced.jaxpr.jaxpr, while_trips=used if trained else 1, kernel_trips=max(blocks, 1)
     )
     limit, resident = topology.limit(m.mesh), sum(kept.values())
-    out = {"kept_beside": kept, "resident": resident, "limit": limit, "flops": flops}
     given = parallel.bytes_on_device([x for x in jax.tree.leaves(arguments) if _on_device(x)])
     if resident + given > limit:
         what = f"its arguments alone, {given / GB:.2f} GB, and what lies beside them are too much"
-        return out | {"fits": False, "refused": what, "total": resident + given, "seconds": 0.0}
+        return _nothing(kept, m, what, resident + given)
     started = time.perf_counter()
     try:
         compiled, log = topology.compile_watched(traced.lower())
@@ -90,18 +111,22 @@ def program(name: str, call: tuple, kept: dict[str, int], c, m: parts.Machine) -
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         said = str(error).partition("RESOURCE_EXHAUSTED:")[2].strip().splitlines()[0]
-        out["seconds"] = time.perf_counter() - started
-        return out | {"fits": False, "refused": said, "total": _total(said, resident)}
+        spent = {"seconds": time.perf_counter() - started}
+        return _nothing(kept, m, said, _total(said, resident)) | spent
     memory = topology.memory(compiled)
     moved = hlo.collectives(compiled.as_text())
-    return out | memory._asdict() | {
+    return memory._asdict() | {
+        "kept_beside": kept,
+        "resident": resident,
+        "limit": limit,
+        "flops": flops,
         "total": resident + memory.peak,
         "fits": resident + memory.peak <= limit,
         "collectives_in_loops": {kind: x._asdict() for kind, x in sorted(moved.items())},
         "per": "micro-batch" if trained else "token of all slots" if drawn else "call",
         "rematerialized": log.count("Involuntary full rematerialization"),
         "seconds": time.perf_counter() - started,
-    }  # fmt: skip
+    }
 
 
 def _total(message: str, resident: int) -> int | None:
@@ -115,12 +140,18 @@ def compile_all(c, shape: qwen2.Shape, pod: pods.Pod, say: Callable[[str], None]
     m = machine_for(c, shape, pod)
     calls = parts.calls(c, m)
     kept, out = beside(c, calls), {}
-    for i, (name, call) in enumerate(calls.items(), 1):
-        say(f"[{i}/{len(calls)}] {name}: compiling for {pod.cloud} ...")
-        out[name] = result = program(name, call, kept[name], c, m)
-        say(f"[{i}/{len(calls)}] {line(name, result)}")
-        if not result["fits"]:
-            break
+    # In a process of its own: a fault of the compiler ends the process.
+    with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+        for i, name in enumerate(calls, 1):
+            say(f"[{i}/{len(calls)}] {name}: compiling for {pod.cloud} ...")
+            try:
+                result = child.submit(_program, c, shape, pod, name, kept[name]).result()
+            except futures.process.BrokenProcessPool:
+                result = _nothing(kept[name], m, CRASHED)
+            out[name] = result
+            say(f"[{i}/{len(calls)}] {line(name, result)}")
+            if not result["fits"]:
+                break
     return {
         "fits": all(x["fits"] for x in out.values()),
         "programs": out,
@@ -156,6 +187,8 @@ def check(
 def line(name: str, r: dict[str, Any]) -> str:
     """One program in one line."""
     verdict = "fits" if r["fits"] else "DOES NOT FIT"
+    if r.get("refused") == CRASHED:
+        return f"{name}: NOT COMPILED: {CRASHED}"
     if "refused" in r:
         return f"{name}: {verdict} beside {r['resident'] / GB:.2f} GB: {r['refused']}"
     return (

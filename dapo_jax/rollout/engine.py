@@ -122,7 +122,9 @@ class Engine:
         self._pool = None
 
     def decode_params(self, params):
-        """Training layout -> decode layout and compute dtype; once a rollout."""
+        """Training layout -> decode layout and compute dtype; once a rollout. That gathers whole
+        stacks of layers at a time, so the cache gives way to it."""
+        self.release()
         return self.programs.to_decode_layout(params)
 
     def calls(self, params) -> dict[str, tuple]:
