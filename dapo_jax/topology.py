@@ -77,6 +77,8 @@ def devices(name: str, slices: int = 1) -> list:
             os.environ.setdefault(key, value)
     options = {"chip_config_name": "megacore"} if name.startswith("v4") else {}
     options |= {"num_slices": slices} if slices > 1 else {}
+    if name.endswith(":1x1"):  # a machine of one chip; libtpu takes it for one of four
+        options["chips_per_host_bounds"] = (1, 1, 1)
     try:
         with tempfile.TemporaryFile() as file, _stderr_to(file):  # libtpu misses its machine
             described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
