@@ -25,12 +25,30 @@ _scope: contextvars.ContextVar = contextvars.ContextVar("mesh_and_rules", defaul
 
 
 def make_mesh(sizes: Mapping[str, int]) -> Mesh:
-    """Mesh over all devices. Split physical axes let the torus take shapes it would refuse."""
+    """Mesh over all devices."""
     shape = tuple(sizes[a] for a in AXES)
     if jax.devices()[0].platform == "cpu":
         return Mesh(np.asarray(jax.devices()).reshape(shape), AXES)
-    devices = mesh_utils.create_device_mesh(shape, allow_split_physical_axes=True)
-    return Mesh(devices, AXES)
+    return Mesh(arrange(shape, jax.devices()), AXES)
+
+
+def arrange(shape: tuple[int, int, int], devices: list) -> np.ndarray:
+    """Accelerators as an array of (data, fsdp, tensor). Split physical axes let a torus take shapes
+    it would refuse. TPU slices are joined along `data` alone: the network between them is slow.
+    Raises ValueError where `data` is no multiple of their number."""
+    tpu = devices[0].platform == "tpu"
+    slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpu else 1
+    if shape[0] % slices:
+        raise ValueError(
+            f"config.mesh.data = {shape[0]}: must be a multiple of {slices}, the TPU slices, which"
+            " are joined along `data`"
+        )
+    if slices == 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    one = (shape[0] // slices, *shape[1:])
+    return mesh_utils.create_hybrid_device_mesh(
+        one, (slices, 1, 1), devices, allow_split_physical_axes=True
+    )
 
 
 def spec(axes: tuple[str | None, ...], rules: Rules) -> PartitionSpec:

@@ -193,6 +193,16 @@ def build_machine(c, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None
             f"the tokenizer has {vocab_tokens} ids and the model {shape.vocab_size} embedding rows;"
             " they do not belong together (config.model.vocab_size, config.tokenizer.path)"
         )
+    machine = assemble(c, mesh, shape, stop_ids, model_dir)
+    try:
+        machine.engine.require_memory(qwen2.abstract(shape), parallel.device_memory(mesh))
+    except ValueError as error:
+        raise config_lib.ConfigError(f"config.rollout: {error}") from None
+    return machine
+
+
+def assemble(c, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -> Machine:
+    """The programs of a run on any mesh, also of devices that are only described."""
     rules = c.sharding.to_dict()
     tx = update.optimizer(
         c.optim.b1, c.optim.b2, c.optim.eps, c.optim.weight_decay, c.optim.clip_norm
@@ -214,11 +224,31 @@ def build_machine(c, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None
         stop_ids=stop_ids,
         dtype=c.model.dtype,
     )
-    try:
-        sampler.require_memory(qwen2.abstract(shape), parallel.device_memory(mesh))
-    except ValueError as error:
-        raise config_lib.ConfigError(f"config.rollout: {error}") from None
     return Machine(mesh, shape, model_dir, tx, trainer, sampler)
+
+
+def minibatch_responses(c) -> int:
+    return c.rollout.groups // c.optim.minibatches * c.rollout.group_size
+
+
+def calls(c, m: Machine) -> dict[str, tuple]:
+    """Name -> (jitted program, its abstract arguments) of what a step runs, quick to compile first:
+    'decode weights' (their cast into the sampler's layout), 'prefill', 'decode_*' (one a way to
+    draw that training or evaluation uses), 'old log-probs' and 'update' at a whole mini-batch."""
+    abstract = qwen2.abstract(m.shape)
+    micro_batches = -(-minibatch_responses(c) // c.optim.micro_rows)
+    wanted = m.trainer.arguments(micro_batches, c.optim.micro_rows, config_lib.row_tokens(c))
+    params, _, rows, _, _, used, _, temperature, _ = wanted
+    sampler = m.engine.calls(abstract)
+    evals = [(c.eval.temperature, p) for p in (1.0, c.eval.top_p)]
+    draws = dict.fromkeys(
+        engine.draw_mode(*x) for x in [(c.rollout.temperature, c.rollout.top_p), *evals]
+    )
+    out = {"decode weights": (m.engine.programs.to_decode_layout, (params,))}
+    out |= {name: sampler[name] for name in ("prefill", *(f"decode_{mode}" for mode in draws))}
+    if c.loss.old_logprobs == "recompute" or c.loss.kl_coef:
+        out["old log-probs"] = (m.trainer.log_probs, (params, rows, used, temperature))
+    return out | {"update": (m.trainer.update, wanted)}
 
 
 def initial_params(c, m: Machine) -> qwen2.Params:

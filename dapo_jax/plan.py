@@ -1,23 +1,27 @@
 """Does this config fit this pod? Arithmetic, in seconds, without a TPU.
 
     python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --topology=v5p-256 [--json=FILE]
+    python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --topology=v5p-256 --compile
 
 Prints the bytes a device needs while sampling and while updating, item by item; how many sequences
 are in flight and how many waves a batch takes; and LOWER bounds of the times: what the published
 peaks of the chip would allow, which no real program reaches. Bytes of parameters, optimizer and
-cache are exact; those of activations are an estimate of what XLA keeps.
+cache are exact; those of activations are an estimate of what XLA keeps. `--compile` compiles the
+run's own programs for the pod and says what XLA keeps (plan_compile.py; minutes for a large model,
+JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and assigns nearly the same memory).
 """
 
 import json
 import math
 import pathlib
+import sys
 from typing import Any, NamedTuple
 
 import huggingface_hub
 import jax
 from absl import flags
 
-from dapo_jax import cli, config as config_lib, pods
+from dapo_jax import cli, config as config_lib, plan_compile, pods
 from dapo_jax.model import hf, paged, qwen2
 
 GB = 1e9
@@ -25,7 +29,7 @@ CANNOT_KNOW = (
     "step time, MFU or tokens/s on hardware: bounds say what is impossible, not what happens",
     "response lengths: they decide how many waves there are and grow while training",
     "time in collectives, on the host, in compilation, evaluation and checkpoints",
-    "whether XLA accepts the programs, and what it keeps: only compiling them for the pod tells",
+    "whether XLA accepts the programs, and what it keeps: only --compile tells",
     "fragmentation and other programs on the chip: leave some room",
 )
 
@@ -227,12 +231,17 @@ def bounds(c, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -> dic
 # ------------------------------------------------------------------------------------------------
 
 
-def mistakes(c, shape: qwen2.Shape, chips: int) -> str:
-    """Why the config cannot run on that many chips, line by line; '' if it can."""
+def mistakes(c, shape: qwen2.Shape, pod: pods.Pod) -> str:
+    """Why the config cannot run on that pod, line by line; '' if it can."""
     try:
-        config_lib.validate(c, chips)
-        sizes = config_lib.resolve_mesh(c, chips)
+        config_lib.validate(c, pod.chips)
+        sizes = config_lib.resolve_mesh(c, pod.chips)
         bad = config_lib.check_shape(shape, sizes["tensor"], sizes["fsdp"])
+        if sizes["data"] % pod.slices:
+            bad.append(
+                f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices,"
+                " which are joined along `data`"
+            )
     except config_lib.ConfigError as error:
         return str(error)
     return "\n".join(bad)
@@ -257,6 +266,15 @@ class Choice(NamedTuple):
         )
 
 
+def chosen(c, x: dict[str, Any]):
+    """A copy of the config with the fields of a Choice."""
+    t = c.copy_and_resolve_references()
+    t.mesh.update(x["mesh"])
+    t.optim.micro_rows = x["micro_rows"]
+    t.rollout.update({k: x[k] for k in ("slots", "prefill_prompts", "cache_fraction")})
+    return t
+
+
 def search(c, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float) -> list[Choice]:
     """Meshes, micro-batches and slots that fit with `room` (a share of the memory) to spare, the
     cache as large as it can be; the lowest decode bound first."""
@@ -272,7 +290,7 @@ def search(c, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float) 
                 t.optim.micro_rows = rows * shards
                 t.rollout.slots, t.rollout.cache_fraction = shards, 1.0
                 t.rollout.prefill_prompts = -(-c.rollout.prefill_prompts // shards) * shards
-                if mistakes(t, shape, pod.chips):
+                if mistakes(t, shape, pod):
                     continue
                 row = cache(t, shape, sizes).row_pages * cache(t, shape, sizes).page_tokens
                 table = memory(t, shape, sizes)
@@ -312,7 +330,7 @@ def plan(c, pod: pods.Pod, traffic: Traffic, room: float) -> dict[str, Any]:
         | {"chips": pod.chips, "chip": pod.chip._asdict()},
         "parameters": qwen2.param_count(shape),
         "assumed": traffic._asdict() | {"room": room},
-        "mistakes": mistakes(c, shape, pod.chips).splitlines(),
+        "mistakes": mistakes(c, shape, pod).splitlines(),
         "suggestions": [x._asdict() | {"flags": x.flags()} for x in
                         search(c, shape, pod, traffic, room)[:3]],
         "cannot_know": list(CANNOT_KNOW),
@@ -333,6 +351,8 @@ def plan(c, pod: pods.Pod, traffic: Traffic, room: float) -> dict[str, Any]:
     peak = peaks(table)
     return out | {
         "mesh": sizes,
+        "slots": c.rollout.slots,
+        "cache_fraction": c.rollout.cache_fraction,
         "bytes": table,
         "peaks": peak,
         "fits": max(peak.values()) <= pod.chip.hbm and flight["longest"]["sequences"] > 0,
@@ -395,6 +415,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("mean_response", 0, "Assumed mean tokens; default: a quarter of the most.")
     flags.DEFINE_integer("mean_prompt", 0, "Assumed mean tokens; default: an eighth of the most.")
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
+    flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
     flags.DEFINE_string("json", "", "File for all of it; '-' = print JSON instead.")
     flags.mark_flag_as_required("topology")
 
@@ -407,15 +428,25 @@ def main() -> int:
         given.mean_prompt or max(c.data.max_prompt_tokens // 8, 1),
         given.mean_response or max(c.rollout.max_response_tokens // 4, 1),
     )
-    result = plan(c, pod, traffic, given.room)
-    text = json.dumps(result, indent=2, default=float) + "\n"
-    if given.json == "-":
-        print(text, end="")
-    else:
-        print("\n".join(report(result)))
-        if given.json:
-            pathlib.Path(given.json).write_text(text)
-    return 0 if result["fits"] else 1
+    result, text = plan(c, pod, traffic, given.room), given.json != "-"
+    if text:
+        print("\n".join(report(result)), flush=True)
+    if given.compile and plan_compile.available():
+        result["compiled"] = plan_compile.check(
+            None if result["mistakes"] else c,
+            network(c),
+            pod,
+            [(x["flags"], chosen(c, x)) for x in result["suggestions"]],
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+        if text:
+            print("\n".join(plan_compile.report(result["compiled"])))
+    elif given.compile:
+        print(plan_compile.NO_COMPILER, file=sys.stderr)
+    if given.json:
+        whole = json.dumps(result, indent=2, default=float) + "\n"
+        pathlib.Path(given.json).write_text(whole) if text else print(whole, end="")
+    return 0 if result.get("compiled", result)["fits"] else 1
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ each chip it assigns, and the number of multiplications. Not: any time, or what 
 """
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -21,10 +22,10 @@ from typing import NamedTuple
 
 import jax
 import jax.extend
-from jax.experimental import mesh_utils, topologies
+from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from dapo_jax.parallel import AXES
+from dapo_jax.parallel import AXES, arrange
 
 # Bytes of a device that XLA:TPU of libtpu 0.0.42 - 0.0.50 lets a program have: what its own
 # out-of-memory message says, GiB. By jax's name of the device.
@@ -57,8 +58,9 @@ class Memory(NamedTuple):
 # ------------------------------------------------------------------------------------------------
 
 
-def devices(name: str) -> list:
-    """The devices of topology `name`, 'v5p:4x4x8' (family:chips along each side of the torus).
+def devices(name: str, slices: int = 1) -> list:
+    """The devices of topology `name`, 'v5p:4x4x8' (family:chips along each side of the torus), or
+    of several such slices.
 
     v5e, v6e: two sides; v4, v5p, tpu7x: three. A tpu7x chip is two devices, others are one. Raises
     ValueError for a name that libtpu refuses, ImportError without libtpu.
@@ -69,13 +71,17 @@ def devices(name: str) -> list:
         # libtpu looks for the machine's own TPU: tell it where it stands. Several processes may.
         for key, value in dict(
             TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5p-8", TPU_WORKER_ID="0",
-            TPU_WORKER_HOSTNAMES="localhost", TPU_STDERR_LOG_LEVEL="3",
-            ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+            TPU_WORKER_HOSTNAMES="localhost", ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+            TPU_STDERR_LOG_LEVEL="1",  # warnings: of the sharding pass, for `compile_watched`
         ).items():  # fmt: skip
             os.environ.setdefault(key, value)
     options = {"chip_config_name": "megacore"} if name.startswith("v4") else {}
+    options |= {"num_slices": slices} if slices > 1 else {}
+    if name.endswith(":1x1"):  # a machine of one chip; libtpu takes it for one of four
+        options["chips_per_host_bounds"] = (1, 1, 1)
     try:
-        described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+        with tempfile.TemporaryFile() as file, _stderr_to(file):  # libtpu misses its machine
+            described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(
             f"topology {name!r}: libtpu knows no such pod; names are family:AxB or family:AxBxC in"
@@ -84,16 +90,16 @@ def devices(name: str) -> list:
     return described.devices
 
 
-def make_mesh(name: str, sizes: Mapping[str, int]) -> Mesh:
-    """The (data, fsdp, tensor) mesh of `sizes` over a described pod."""
-    pod = devices(name)
+def make_mesh(name: str, sizes: Mapping[str, int], slices: int = 1) -> Mesh:
+    """The (data, fsdp, tensor) mesh of `sizes` over a described pod, laid out as a run does."""
+    pod = devices(name, slices)
     shape = tuple(sizes[a] for a in AXES)
     if math.prod(shape) != len(pod):
         raise ValueError(
             f"topology {name!r} has {len(pod)} devices, the mesh wants {math.prod(shape)}"
             f" ({' x '.join(f'{a}={n}' for a, n in zip(AXES, shape, strict=True))})"
         )
-    return Mesh(mesh_utils.create_device_mesh(shape, pod, allow_split_physical_axes=True), AXES)
+    return Mesh(arrange(shape, pod), AXES)
 
 
 def sharded(tree, shardings):
@@ -104,6 +110,11 @@ def sharded(tree, shardings):
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
     )
+
+
+def versions() -> dict[str, str]:
+    """What the verdicts of this machine's compiler hold for."""
+    return {p: importlib.metadata.version(p) for p in ("jax", "libtpu")}
 
 
 def limit(mesh: Mesh) -> int | None:
@@ -178,18 +189,20 @@ def size(n: int) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def matmul_flops(jaxpr, while_trips: int = 1) -> int:
+def matmul_flops(jaxpr, while_trips: int = 1, kernel_trips: int = 1) -> int:
     """Floating-point operations of every matrix product in a program, over all devices.
 
     XLA's own count sees the body of a loop once and a Pallas kernel not at all; here scans count
-    by their length, `while` loops (trip count unknown) `while_trips` times, the body of a
-    `shard_map` once a device, and of a `cond` the dearest branch. Splash attention counts the
-    blocks on and below the diagonal, other kernels their whole grid.
+    by their length, `while` loops (trip count unknown) `while_trips` times, and those inside a
+    kernel `kernel_trips` times, the body of a `shard_map` once a device, and of a `cond` the
+    dearest branch. Splash attention counts the blocks on and below the diagonal, other kernels
+    their whole grid.
     """
     total = 0
     for eqn in jaxpr.eqns:
         kind, p = eqn.primitive.name, eqn.params
-        inner = [matmul_flops(j, while_trips) for j in jax.extend.core.jaxprs_in_params(p)]
+        trips = (kernel_trips if kind == "pallas_call" else while_trips, kernel_trips)
+        inner = [matmul_flops(j, *trips) for j in jax.extend.core.jaxprs_in_params(p)]
         if kind == "dot_general":
             (contract, _), _ = p["dimension_numbers"]
             shape = eqn.invars[0].aval.shape

@@ -181,7 +181,7 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
             items,
             row_tokens=config_lib.row_tokens(c),
             micro_rows=c.optim.micro_rows,
-            max_items=minibatch_responses(c),
+            max_items=parts.minibatch_responses(c),
         )
         if not used:  # every response of it was filtered out
             continue
@@ -213,23 +213,14 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
     return state, metrics.update_metrics(logs, bool(c.loss.kl_coef)) | {"optim/lr": lr}
 
 
-def minibatch_responses(c) -> int:
-    return c.rollout.groups // c.optim.minibatches * c.rollout.group_size
-
-
 def memory_lines(c, machine: parts.Machine) -> list[str]:
     """What sampling and an update take of a device. Compiles them; the run finds them ready."""
-    micro_batches = -(-minibatch_responses(c) // c.optim.micro_rows)
-    trainer, sampler = machine.trainer, machine.engine.calls(qwen2.abstract(machine.shape))
-    arguments = trainer.arguments(micro_batches, c.optim.micro_rows, config_lib.row_tokens(c))
-    programs = {
-        "prefill": sampler["prefill"],
-        "decode": sampler["decode_top_p" if c.rollout.top_p < 1 else "decode_full"],
-        "update": (trainer.update, arguments),
-    }
+    programs = parts.calls(c, machine)
+    decode = f"decode_{engine.draw_mode(c.rollout.temperature, c.rollout.top_p)}"
     return [
-        topology.memory_line(name, program.lower(*arguments).compile())
-        for name, (program, arguments) in programs.items()
+        topology.memory_line(name.split("_")[0], program.lower(*arguments).compile())
+        for name in ("prefill", decode, "update")
+        for program, arguments in [programs[name]]
     ]
 
 

@@ -1,11 +1,10 @@
 """The sampler of the 32B model, compiled for TPU pods: what it holds and what it moves."""
 
 import importlib.util
-import re
 
 import pytest
 
-from dapo_jax import config, topology
+from dapo_jax import config, hlo, topology
 from dapo_jax.model import paged, qwen2
 from dapo_jax.rollout.engine import Engine
 
@@ -29,40 +28,7 @@ QWEN_32B = qwen2.Shape(
     tie_embeddings=False,
     scan_layers=True,
 )
-SIZE = {"bf16": 2, "f32": 4, "s32": 4, "u32": 4, "pred": 1}
 FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "constant", "call"}
-
-
-def loop_bodies(hlo: str) -> dict[str, list[str]]:
-    """Computations that run inside a loop: name -> its instructions, fused ones left out."""
-    computations, name = {}, None
-    for line in hlo.splitlines():
-        if found := re.match(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
-            name = found[1]
-            computations[name] = []
-        elif name and " = " in line:
-            computations[name].append(line.strip())
-    inside, todo = set(), re.findall(r"body=%?([\w.\-]+)", hlo)
-    while todo:
-        body = todo.pop()
-        if body not in inside:
-            inside.add(body)
-            for line in computations[body]:
-                if " fusion(" not in line:
-                    todo += re.findall(r"(?:calls|to_apply|body)=%?([\w.\-]+)", line)
-    return {name: computations[name] for name in inside}
-
-
-def instructions(lines):
-    """(bytes of the largest array, operation, line)."""
-    for line in lines:
-        kind = re.match(r"(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(", line)
-        arrays = re.findall(r"(bf16|f32|s32|u32|pred)\[([\d,]*)\]", kind[1]) if kind else []
-        for dtype, dims in arrays:
-            size = SIZE[dtype]
-            for n in filter(None, dims.split(",")):
-                size *= int(n)
-            yield size, kind[2], line
 
 
 @pytest.mark.parametrize(("pod", "mesh"), [("v5p:4x4x8", (16, 8)), ("v6e:16x16", (32, 8))])
@@ -94,10 +60,10 @@ def test_the_32b_sampler_works_in_place(pod, mesh):
         assert memory.temporaries <= 0.02 * pool
         assert memory.peak <= topology.limit(mesh)
 
-        bodies = loop_bodies(compiled.as_text())
+        bodies = hlo.in_loops(compiled.as_text())
         assert bodies
         seen_writes = 0
-        for size, operation, line in instructions(x for b in bodies.values() for x in b):
+        for size, operation, line in hlo.instructions(x for _, b in bodies for x in b):
             if operation.startswith("all-gather"):
                 assert size < 1e6, line  # (largest, index) pairs and such, never weights
             if operation not in FREE and size >= layer:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from dapo_jax import topology
@@ -66,6 +67,21 @@ def test_flops_under_shard_map_count_every_device():
     )
     assert flops(split, x, w) == 2 * 4 * 8 * 6
     assert flops(copied, x, w) == 2 * (2 * 4 * 8 * 6)  # done twice
+
+
+def test_flops_of_loops_inside_a_kernel():
+    def kernel(a, n, out):
+        step = lambda _, c: c + a[...] @ a[...]  # noqa: E731
+        out[...] = jax.lax.fori_loop(0, n[0, 0], step, jnp.zeros((8, 8)))
+
+    def f(a, n):
+        call = pl.pallas_call(kernel, jax.ShapeDtypeStruct((8, 8), jnp.float32), interpret=True)
+        return jax.lax.fori_loop(0, n[0, 0], lambda _, x: call(x, n), a)
+
+    a, n = np.ones((8, 8), np.float32), np.ones((1, 1), np.int32)
+    assert flops(f, a, n) == 2 * 8**3
+    assert flops(f, a, n, while_trips=3) == 3 * 2 * 8**3  # the loop around the kernel
+    assert flops(f, a, n, while_trips=3, kernel_trips=5) == 15 * 2 * 8**3
 
 
 def test_blocks_of_kernels():
@@ -142,6 +158,7 @@ def test_pods():
     assert mesh.shape == dict(data=1, fsdp=16, tensor=8)
     assert topology.limit(mesh) == int(95.73 * 2**30)
     assert len(topology.devices("v4:4x4x4")) == 64  # chips, not cores
+    assert len(topology.devices("v6e:1x1")) == 1
     with pytest.raises(ValueError, match="128 devices, the mesh wants 64"):
         topology.make_mesh("v5p:4x4x8", dict(data=1, fsdp=8, tensor=8))
     with pytest.raises(ValueError, match="'v5p-256': libtpu knows no such pod"):
@@ -166,3 +183,26 @@ def test_a_program_for_a_pod():
     assert m.aliased == 4096 * 1024 * 4 // 4 and m.peak < topology.limit(mesh)
     assert topology.matmul_flops(traced.jaxpr.jaxpr) == 2 * (2 * 512 * 4096 * 1024)
     assert "Involuntary" not in log
+
+
+@needs_libtpu
+def test_slices_are_joined_along_data():
+    mesh = topology.make_mesh("v5p:2x2x1", dict(data=4, fsdp=1, tensor=2), slices=2)
+    slices = np.vectorize(lambda d: d.slice_index)(mesh.devices)
+    assert slices.tolist() == [[[n, n]] for n in (0, 0, 1, 1)]
+    with pytest.raises(ValueError, match=r"mesh.data = 1: must be a multiple of 2"):
+        topology.make_mesh("v5p:2x2x1", dict(data=1, fsdp=4, tensor=2), slices=2)
+
+
+@needs_libtpu
+def test_warnings_of_the_sharding_pass_are_seen():
+    """Six columns of fifteen cannot be cut out of rows that lie over eight devices."""
+    mesh = topology.make_mesh("v5e:2x4", dict(data=1, fsdp=4, tensor=2))
+    lay = lambda x, *axes: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*axes)))  # noqa: E731
+
+    def f(x):
+        rows = lay(jnp.sin(x), ("fsdp", "tensor"), None)
+        return lay(rows.reshape(32, 6, 5), None, "tensor")
+
+    x = jax.ShapeDtypeStruct((64, 15), jnp.float32, sharding=NamedSharding(mesh, P()))
+    assert "Involuntary full rematerialization" in topology.compile_watched(jax.jit(f).lower(x))[1]

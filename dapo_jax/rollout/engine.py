@@ -57,6 +57,11 @@ def total(stats: Sequence[Stats]) -> Stats:
     return Stats(*sums, max((s.peak_cache for s in stats), default=0.0))
 
 
+def draw_mode(temperature: float, top_p: float) -> str:
+    """Which of the decode programs draws so."""
+    return "greedy" if temperature == 0 else "full" if top_p >= 1 else "top_p"
+
+
 class Engine:
     """Owns the slots. `generate` is a pure function of (params, requests, seed, draw settings)."""
 
@@ -117,7 +122,9 @@ class Engine:
         self._pool = None
 
     def decode_params(self, params):
-        """Training layout -> decode layout and compute dtype; once a rollout."""
+        """Training layout -> decode layout and compute dtype; once a rollout. That gathers whole
+        stacks of layers at a time, so the cache gives way to it."""
+        self.release()
         return self.programs.to_decode_layout(params)
 
     def calls(self, params) -> dict[str, tuple]:
@@ -198,7 +205,7 @@ class Engine:
         """
         limit = max_response_tokens or self.response_tokens
         self._check(requests, limit)
-        mode = "greedy" if temperature == 0 else "full" if top_p >= 1 else "top_p"
+        mode = draw_mode(temperature, top_p)
         key = np.asarray(jax.random.key_data(jax.random.key(seed)))
         settings = (key, np.float32(temperature or 1.0), np.float32(top_p))
         settings = parallel.to_device(settings, parallel.replicated(self.mesh))

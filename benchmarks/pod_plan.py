@@ -1,0 +1,156 @@
+"""What `plan --compile` says of the shipped configs on pods: the README's table.
+
+    python benchmarks/pod_plan.py                          all rows; needs pip install 'jax[tpu]'
+    python benchmarks/pod_plan.py --only=v5p-256 --level=O0 --json=out.json       quickly
+    python benchmarks/pod_plan.py --write                  and put the table into RESULTS.md
+
+A config runs as shipped on the pod it was made for, and with the planner's first suggestion on the
+others. XLA:TPU compiles the run's own programs one by one; nothing is run. "In memory" is the
+compiler's peak of a program and what a step keeps on the chip beside it. At the default level a 32B
+row takes 4-10 minutes on two cores, at O0 two.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+import results
+
+HEADING = "## Whole runs on pods, compiled"
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+class Row(NamedTuple):
+    size: str  # of Qwen2.5, as in the config's name
+    pod: str
+
+
+ROWS = (
+    Row("32b", "v5p-256"),
+    Row("32b", "v5p-512"),
+    Row("32b", "v6e-256"),
+    Row("32b", "v5e-256"),
+    Row("7b", "v6e-16"),
+    Row("7b", "v6e-64"),
+    Row("1_5b", "v6e-16"),
+    Row("0_5b", "v6e-8"),
+)
+
+
+def plan(row: Row, level: str, *flags: str) -> dict:
+    """The planner's JSON. A non-zero exit code with it is a verdict, without it a failure."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder, "plan.json")
+        environment = os.environ | dict(JAX_PLATFORMS="cpu")
+        environment |= dict(JAX_OPTIMIZATION_LEVEL=level) if level else {}
+        command = [
+            sys.executable, "-m", "dapo_jax.plan", f"--config=configs/dapo_qwen2_5_{row.size}.py",
+            f"--topology={row.pod}", f"--json={out}", *flags,
+        ]  # fmt: skip
+        subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
+        if not out.exists():
+            sys.exit(f"{' '.join(command)}: no result")
+        return json.loads(out.read_text())
+
+
+def measure(row: Row, level: str) -> dict:
+    """As shipped where the config can run there, else with the first suggestion."""
+    first = plan(row, level)
+    flags = first["suggestions"][0]["flags"].split() if first["mistakes"] else []
+    return plan(row, level, "--compile", *flags) | {"flags": flags}
+
+
+def table(measured: list[tuple[Row, dict]]) -> str:
+    gb = lambda n: f"{n / 1e9:.1f}"  # noqa: E731
+    one = measured[0][1]["compiled"]
+    versions = ", ".join(f"{k} {v}" for k, v in one["versions"].items())
+    lines = [
+        HEADING,
+        "",
+        f"`python benchmarks/pod_plan.py`, {datetime.date.today()}, {versions}, optimization level"
+        f" {one['level']}. Decimal GB a chip: the compiler's peak + what lies beside it = in"
+        " memory, of the phase's largest program. By arithmetic: `plan` without compiling.",
+        "",
+        "| config | pod | data x fsdp x tensor | slots (cache) | sampling in memory |"
+        " by arithmetic | updating in memory | by arithmetic | limit | verdict | compile s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row, r in measured:
+        programs, limit = r["compiled"]["programs"], gb(r["pod"]["chip"]["hbm"])
+        cells = []
+        for phase, names in (
+            ("sampling", ("decode weights", "prefill", "decode_")),
+            ("updating", ("old log-probs", "update")),
+        ):
+            known = [
+                x for n, x in programs.items() if n.startswith(names) and x["total"] is not None
+            ]
+            top = max(known, key=lambda x: x["total"], default=None)
+            text = "not compiled"
+            if top:
+                peak = top["total"] - top["resident"]
+                text = f"{gb(peak)} + {gb(top['resident'])} = {gb(top['total'])}"
+            cells.append(f"{text} | {gb(r['peaks'][phase])}")
+        share = f"{r['cache_fraction']:g}"
+        lines.append(
+            f"| {row.size.replace('_', '.').upper()} | {row.pod} |"
+            f" {' x '.join(str(n) for n in r['mesh'].values())} | {r['slots']:,} ({share}) |"
+            f" {' | '.join(cells)} | {limit} |"
+            f" {'fits' if r['compiled']['fits'] else 'does not fit'} |"
+            f" {sum(x['seconds'] for x in programs.values()):.0f} |"
+        )
+    lines += [
+        "",
+        "Inside loops, a device; Involuntary full rematerializations; TFLOP of matrices:",
+        "",
+    ]
+    lines += [
+        "| config | pod | decode: a token | update: a micro-batch | rematerialized | update |"
+    ]
+    lines += ["|---|---|---|---|---|---|"]
+    for row, r in measured:
+        programs = r["compiled"]["programs"]
+
+        def moved(name, programs=programs):
+            kinds = programs.get(name, {}).get("collectives_in_loops", {})
+            return ", ".join(f"{k} {v['bytes'] / 1e9:.3g} GB" for k, v in kinds.items()) or "-"
+
+        count = sum(x.get("rematerialized", 0) for x in programs.values())
+        work = f"{programs['update']['flops'] / 1e12:,.0f}" if "update" in programs else "-"
+        lines.append(
+            f"| {row.size.replace('_', '.').upper()} | {row.pod} | {moved('decode_full')} |"
+            f" {moved('update')} | {count} | {work} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="rows of this: 32b, or 32b-v5p-256")
+    parser.add_argument("--level", default="", help="JAX_OPTIMIZATION_LEVEL, e.g. O0")
+    parser.add_argument("--json", type=pathlib.Path, help="write the planner's results here")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    rows = [r for r in ROWS if args.only in "-".join(r)]
+    if not rows:
+        parser.error(f"--only: one of {', '.join('-'.join(r) for r in ROWS)}")
+    measured = []
+    for row in rows:
+        print(f"{row.size} on {row.pod} ...", flush=True)
+        measured.append((row, measure(row, args.level)))
+        if args.json:  # what there is, should a later row fail
+            args.json.write_text(json.dumps([r._asdict() | x for r, x in measured], indent=1))
+    section = table(measured)
+    print("\n" + section)
+    if args.write:
+        results.write(HEADING, section)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Reading the text of a compiled program: what runs inside its loops, and what that moves.
+
+    for turns, lines in hlo.in_loops(compiled.as_text()): ...
+    hlo.collectives(compiled.as_text())["all-gather"].bytes
+
+What stands in a loop is done again for every token, layer or micro-batch, so one line there weighs
+more than all that surrounds the loop.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+_BITS = {"pred": 8, "bf16": 16, "c64": 64}  # of the others the name says it
+_ARRAY = re.compile(r"\b(pred|bf16|c64|[fsu]\d+)\w*\[([\d,]*)\]")
+_INSTRUCTION = re.compile(r"(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(")
+_COLLECTIVE = re.compile(
+    r"(all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute"
+    r"|collective-broadcast)(-start)?"
+)
+
+
+class Moved(NamedTuple):
+    """Collectives of one kind, each counted as often as its loops are known to turn."""
+
+    count: int
+    bytes: int  # of what comes out of them on one device
+
+
+def computations(hlo: str) -> tuple[dict[str, list[str]], str]:
+    """(name -> instructions, name of the one that is the program)."""
+    found, name, entry = {}, None, ""
+    for line in hlo.splitlines():
+        if head := re.match(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
+            name = head[2]
+            found[name] = []
+            entry = name if head[1] else entry
+        elif name and " = " in line:
+            found[name].append(line.strip())
+    return found, entry
+
+
+def in_loops(hlo: str, fused: bool = False) -> list[tuple[int, list[str]]]:
+    """(turns, instructions) of every computation that runs inside a loop; with `fused` of the
+    insides of fusions too. `turns` is the product over the loops around it, where one whose number
+    of turns the program does not hold (tokens of a chunk, micro-batches) counts once."""
+    known, entry = computations(hlo)
+    out = []
+
+    def visit(name: str, turns: int, inside: bool) -> None:
+        if inside:
+            out.append((turns, known[name]))
+        for line in known[name]:
+            if " fusion(" in line and not fused:
+                continue
+            loop = re.search(r" while\(.*condition=%?([\w.\-]+)", line)
+            times = turns * (_turns(line, known[loop[1]]) or 1) if loop else turns
+            for callee in _callees(line):
+                visit(callee, times, inside or loop is not None)
+
+    visit(entry, 1, False)
+    return out
+
+
+def _callees(line: str) -> Iterator[str]:
+    one = r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
+    yield from re.findall(one, line)
+    for several in re.findall(r"(?:branch_computations|called_computations)=\{(.*?)\}", line):
+        yield from re.findall(r"%?([\w.\-]+)", several)
+
+
+def _turns(loop: str, condition: list[str]) -> int | None:
+    """As the loop says (XLA on CPU), or of one that counts from 0 in steps of 1 up to a constant,
+    as scans do; None otherwise."""
+    if said := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop):
+        return int(said[1])
+    numbers = {}
+    for line in condition:
+        if constant := re.match(r"(%?[\w.\-]+) = [su]\d+\[\]\S* constant\((\d+)\)", line):
+            numbers[constant[1].lstrip("%")] = int(constant[2])
+    root = next((x for x in condition if x.startswith("ROOT")), "")
+    less = re.search(r" compare\(.* %?([\w.\-]+)\), direction=LT", root)
+    return numbers.get(less[1]) if less else None
+
+
+def instructions(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
+    """(bytes of an array, operation, line) for every array that comes out of an instruction."""
+    for line in lines:
+        if kind := _INSTRUCTION.match(line):
+            for array in _ARRAY.finditer(kind[1]):
+                yield _bytes(array), kind[2], line
+
+
+def collectives(hlo: str) -> dict[str, Moved]:
+    """Kind -> what is moved between devices inside loops; see `in_loops` for how often."""
+    out: dict[str, Moved] = {}
+    for turns, lines in in_loops(hlo, fused=True):
+        for line in lines:
+            found = _INSTRUCTION.match(line)
+            kind = _COLLECTIVE.fullmatch(found[2]) if found else None
+            if not kind:
+                continue
+            sizes = [_bytes(x) for x in _ARRAY.finditer(found[1])] or [0]
+            # What starts one returns its operand as well, but for all-reduce.
+            size = max(sizes) if kind[2] and kind[1] != "all-reduce" else sum(sizes)
+            old = out.get(kind[1], Moved(0, 0))
+            out[kind[1]] = Moved(old.count + turns, old.bytes + turns * size)
+    return out
+
+
+def _bytes(array: re.Match) -> int:
+    bits = _BITS.get(array[1]) or int(array[1][1:])
+    for n in filter(None, array[2].split(",")):
+        bits *= int(n)
+    return -(-bits // 8)

@@ -1,0 +1,237 @@
+"""`plan --compile`: a run's own programs, compiled for the slice by XLA:TPU on this machine.
+
+What the compiler assigns to a program is not all that lies in a device's memory while it runs: the
+master weights and the optimizer's state stay there while the sampler works, and the sampler's cache
+while the trainer does. Both are summed, and the sum is held against what the chip allows.
+"""
+
+import importlib.util
+import multiprocessing
+import re
+import time
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+import jax
+
+from dapo_jax import config as config_lib, hlo, parallel, parts, pods, topology
+from dapo_jax.model import paged, qwen2
+
+GB = 1e9
+CRASHED = "the compiler broke off with a fault of its own; nothing is known of this program"
+NO_COMPILER = (
+    "--compile needs XLA:TPU's compiler, libtpu (no TPU): pip install 'dapo_jax[tpu]'; the"
+    " arithmetic above stands without it"
+)
+_TRAINED = ("old log-probs", "update")  # loops over micro-batches
+
+
+def available() -> bool:
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def machine_for(c, shape: qwen2.Shape, pod: pods.Pod) -> parts.Machine:
+    """The programs of config `c` on the described devices of `pod`. ValueError, of which
+    ConfigError is one: the mesh cannot be laid over them."""
+    sizes = config_lib.resolve_mesh(c, pod.chips)
+    mesh = topology.make_mesh(pod.topology, sizes, pod.slices)
+    # Which ids end a response changes no size; how many there are, next to none.
+    return parts.assemble(c, mesh, shape, stop_ids=(0, 1))
+
+
+def beside(c, calls: dict[str, tuple]) -> dict[str, dict[str, int]]:
+    """Program -> item -> bytes a device of what a step keeps in memory while that program runs and
+    does not hand to it. (What rests in the hosts' memory takes none of the device's.)"""
+    params, opt_state, rows, old, ref, *_ = calls["update"][1]
+    size = lambda tree: parallel.bytes_on_device(  # noqa: E731
+        [x for x in jax.tree.leaves(tree) if _on_device(x)]
+    )
+    has_old, has_ref = c.loss.old_logprobs == "recompute", bool(c.loss.kl_coef)
+    batch = size(rows) + has_old * size(old) + has_ref * size(ref)
+    weights = {"master weights (float32)": size(params)}
+    moments = {"optimizer state": size(opt_state)}
+    reference = {"reference weights (float32)": size(params) * has_ref}
+    cache = {"the sampler's cache": size(calls["prefill"][1][1])}
+    others = {"the other mini-batches": batch * (c.optim.minibatches - 1)}
+    by_kind = {
+        "decode weights": moments | reference,  # the cache is released before
+        "old log-probs": moments | reference | cache | others,
+        "update": reference | cache | others,
+    }
+    sampling = weights | moments | reference
+    kept = {name: by_kind.get(name, sampling) for name in calls}
+    return {name: {k: n for k, n in items.items() if n} for name, items in kept.items()}
+
+
+def _on_device(x) -> bool:
+    sharding = getattr(x, "sharding", None)
+    return sharding is not None and sharding.memory_kind in (None, "device")
+
+
+def _program(c, shape: qwen2.Shape, pod: pods.Pod, name: str, kept: dict[str, int]):
+    jax.config.update("jax_platforms", "cpu")
+    m = machine_for(c, shape, pod)
+    return program(name, parts.calls(c, m)[name], kept, c, m)
+
+
+def _nothing(kept: dict[str, int], m: parts.Machine, why: str, total=None) -> dict[str, Any]:
+    """Where there is no program."""
+    return {
+        "fits": False,
+        "refused": why,
+        "total": total,
+        "kept_beside": kept,
+        "resident": sum(kept.values()),
+        "limit": topology.limit(m.mesh),
+        "seconds": 0.0,
+    }
+
+
+def program(name: str, call: tuple, kept: dict[str, int], c, m: parts.Machine) -> dict[str, Any]:
+    """Compile one. Plain JSON values; bytes are a device's. 'fits' is the verdict; 'refused' says
+    what the compiler said where it ran out of memory."""
+    jitted, arguments = call
+    traced = jitted.trace(*arguments)
+    used = -(-parts.minibatch_responses(c) // c.optim.micro_rows)
+    trained, drawn = name in _TRAINED, name.startswith("decode_")
+    blocks = m.engine.geometry.row_pages // paged.KERNEL_PAGES  # of a full slot's keys
+    flops = topology.matmul_flops(
+        traced.jaxpr.jaxpr, while_trips=used if trained else 1, kernel_trips=max(blocks, 1)
+    )
+    limit, resident = topology.limit(m.mesh), sum(kept.values())
+    given = parallel.bytes_on_device([x for x in jax.tree.leaves(arguments) if _on_device(x)])
+    if resident + given > limit:
+        what = f"its arguments alone, {given / GB:.2f} GB, and what lies beside them are too much"
+        return _nothing(kept, m, what, resident + given)
+    started = time.perf_counter()
+    try:
+        compiled, log = topology.compile_watched(traced.lower())
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        said = str(error).partition("RESOURCE_EXHAUSTED:")[2].strip().splitlines()[0]
+        spent = {"seconds": time.perf_counter() - started}
+        return _nothing(kept, m, said, _total(said, resident)) | spent
+    memory = topology.memory(compiled)
+    moved = hlo.collectives(compiled.as_text())
+    return memory._asdict() | {
+        "kept_beside": kept,
+        "resident": resident,
+        "limit": limit,
+        "flops": flops,
+        "total": resident + memory.peak,
+        "fits": resident + memory.peak <= limit,
+        "collectives_in_loops": {kind: x._asdict() for kind, x in sorted(moved.items())},
+        "per": "micro-batch" if trained else "token of all slots" if drawn else "call",
+        "rematerialized": log.count("Involuntary full rematerialization"),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def _total(message: str, resident: int) -> int | None:
+    """Bytes a device: of 'Used 97.12G of 95.73G hbm', or '... (96.00G) exceeds available HBM'."""
+    found = re.search(r"(?:Used |\()([\d.]+)([KMG])", message)
+    return found and resident + int(float(found[1]) * 2 ** {"K": 10, "M": 20, "G": 30}[found[2]])
+
+
+def compile_all(c, shape: qwen2.Shape, pod: pods.Pod, say: Callable[[str], None]) -> dict[str, Any]:
+    """Every program of a step, quickest first, up to the first that does not fit."""
+    m = machine_for(c, shape, pod)
+    calls = parts.calls(c, m)
+    kept, out = beside(c, calls), {}
+    # In a process of its own: a fault of the compiler ends the process.
+    with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+        for i, name in enumerate(calls, 1):
+            say(f"[{i}/{len(calls)}] {name}: compiling for {pod.cloud} ...")
+            try:
+                result = child.submit(_program, c, shape, pod, name, kept[name]).result()
+            except futures.process.BrokenProcessPool:
+                result = _nothing(kept[name], m, CRASHED)
+            out[name] = result
+            say(f"[{i}/{len(calls)}] {line(name, result)}")
+            if not result["fits"]:
+                break
+    return {
+        "fits": all(x["fits"] for x in out.values()),
+        "programs": out,
+        "not_compiled": [name for name in calls if name not in out],
+    }
+
+
+def check(
+    c, shape: qwen2.Shape, pod: pods.Pod, others: list[tuple[str, Any]], say
+) -> dict[str, Any]:
+    """`compile_all`; where that does not fit, or `c` cannot run here at all (c is None), the first
+    of `others`, (flags, config), that does is compiled too."""
+    out = {"fits": False, "programs": {}, "not_compiled": []}
+    if c is not None:
+        out = compile_all(c, shape, pod, say)
+    tried = []
+    for flags, other in others[:3] if not out["fits"] else ():
+        say(f"does not fit; compiling what the arithmetic suggests: {flags}")
+        result = compile_all(other, shape, pod, say)
+        tried.append({"flags": flags} | result)
+        if result["fits"]:
+            break
+    level = jax.config.jax_optimization_level
+    level = "default" if level == "UNKNOWN" else level
+    return out | {"suggestions": tried, "level": level, "versions": topology.versions()}
+
+
+# ------------------------------------------------------------------------------------------------
+# For people
+# ------------------------------------------------------------------------------------------------
+
+
+def line(name: str, r: dict[str, Any]) -> str:
+    """One program in one line."""
+    verdict = "fits" if r["fits"] else "DOES NOT FIT"
+    if r.get("refused") == CRASHED:
+        return f"{name}: NOT COMPILED: {CRASHED}"
+    if "refused" in r:
+        return f"{name}: {verdict} beside {r['resident'] / GB:.2f} GB: {r['refused']}"
+    return (
+        f"{name}: {r['peak'] / GB:.2f} GB + {r['resident'] / GB:.2f} beside it ="
+        f" {r['total'] / GB:.2f} of {r['limit'] / GB:.2f} GB: {verdict} ({r['seconds']:.0f} s)"
+    )
+
+
+def report(r: dict[str, Any]) -> list[str]:
+    """`check`, in full."""
+    versions = ", ".join(f"{k} {v}" for k, v in r["versions"].items())
+    lines = [f"Compiled by XLA:TPU ({versions}; level {r['level']}); nothing was run:"]
+    lines += _programs(r)
+    for x in r["suggestions"]:
+        lines += [f"Compiled with {x['flags']}:", *_programs(x)]
+    return lines
+
+
+def _programs(r: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, x in r["programs"].items():
+        lines.append("  " + line(name, x))
+        if x["kept_beside"]:
+            kept = (f"{what} {topology.size(n)}" for what, n in x["kept_beside"].items())
+            lines.append(f"      beside it: {', '.join(kept)}")
+        if "refused" in x:
+            continue
+        lines.append(
+            f"      arguments {topology.size(x['arguments'])}, updated in place"
+            f" {topology.size(x['aliased'])}, temporaries {topology.size(x['temporaries'])};"
+            f" matrix products {x['flops'] / 1e12:,.1f} TFLOP on all devices"
+            + (" (a token of all slots, at full length)" if name.startswith("decode_") else "")
+        )
+        moved = ", ".join(
+            f"{kind} {y['count']} x, {topology.size(y['bytes'])}"
+            for kind, y in x["collectives_in_loops"].items()
+        )
+        lines.append(f"      moved inside loops, a {x['per']} and device: {moved or 'nothing'}")
+        if x["rematerialized"]:
+            lines.append(
+                f"      {x['rematerialized']} x 'Involuntary full rematerialization': an activation"
+                " is gathered whole; look at the sharding rules"
+            )
+    lines += [f"  {name}: not compiled, since that does not fit" for name in r["not_compiled"]]
+    verdict = "FITS" if r["fits"] else "DOES NOT FIT"
+    return [*lines, f"{verdict}, by the compiler"] if r["programs"] else lines

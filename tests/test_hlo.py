@@ -1,0 +1,89 @@
+"""Reading compiled programs: a hand-written one, and loops that XLA made on this machine."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from dapo_jax import hlo
+
+WRITTEN = """
+HloModule m, entry_computation_layout={()->f32[]}
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %s = f32[] add(%a, %b)
+}
+
+%fused (p: bf16[8,16]) -> bf16[8,64] {
+  ROOT %all-gather.3 = bf16[8,64]{1,0:T(8,128)(2,1)} all-gather(%p), dimensions={1}
+}
+
+%inner_cond (p: (s32[], f32[4])) -> pred[] {
+  %three = s32[]{:T(128)} constant(3)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %three), direction=LT
+}
+
+%inner (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %x = f32[4]{0} get-tuple-element(%p), index=1
+  %all-reduce.1 = (f32[4]{0}, s4[10]{0}) all-reduce(%x, %x), to_apply=%add
+  %start = (f32[2,4]{1,0}, f32[6,4]{1,0}, u32[]) all-gather-start(%x), dimensions={0}
+  %done = f32[6,4]{1,0} all-gather-done(%start)
+  ROOT %t = (s32[], f32[4]) tuple(%x, %x)
+}
+
+%outer_cond (p: (s32[], s32[], f32[4])) -> pred[] {
+  %n = s32[] get-tuple-element(%p), index=1
+  ROOT %lt.2 = pred[] compare(%i, %n), direction=LT
+}
+
+%outer (p: (s32[], s32[], f32[4])) -> (s32[], s32[], f32[4]) {
+  %w = (s32[], f32[4]) while(%q), condition=%inner_cond, body=%inner
+  %f = bf16[8,64]{1,0} fusion(%y), kind=kCustom, calls=%fused
+  ROOT %t.2 = (s32[], s32[], f32[4]) tuple(%w)
+}
+
+%left (p: f32[]) -> f32[] {
+  ROOT %send = f32[5]{0} collective-permute(%p)
+}
+
+ENTRY %main (x: f32[4]) -> f32[] {
+  %before = f32[1000]{0} all-reduce(%x), to_apply=%add
+  %w.2 = (s32[], s32[], f32[4]) while(%z), condition=%outer_cond, body=%outer
+  ROOT %c = f32[] conditional(%k, %a, %b), branch_computations={%left, %left}
+}
+"""
+
+
+def test_collectives_of_loops_by_hand():
+    """Three turns of the inner loop, one of the outer, whose number nobody knows; what is outside
+    of loops does not count."""
+    assert hlo.collectives(WRITTEN) == {
+        "all-reduce": hlo.Moved(3, 3 * (16 + 5)),
+        "all-gather": hlo.Moved(3 + 1, 3 * 96 + 8 * 64 * 2),  # the started one, and the fused
+    }
+
+
+def test_fusions_are_left_out_where_not_wanted():
+    inside = [line for _, lines in hlo.in_loops(WRITTEN) for line in lines]
+    assert any("all-reduce.1" in x for x in inside) and any("fusion(" in x for x in inside)
+    assert not any("all-gather.3" in x or "%before" in x for x in inside)
+    sizes = {operation: n for n, operation, _ in hlo.instructions(inside)}
+    assert sizes["fusion"] == 8 * 64 * 2 and sizes["all-gather-done"] == 96
+
+
+def test_collectives_of_a_compiled_loop():
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    split, whole = NamedSharding(mesh, P(None, "x")), NamedSharding(mesh, P())
+
+    def f(a, w):
+        return jax.lax.scan(lambda a, _: (jnp.tanh(a @ w), None), a, length=7)[0]
+
+    a = jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=split)
+    w = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=split)
+    text = jax.jit(f, out_shardings=split).lower(a, w).compile().as_text()
+    moved = hlo.collectives(text)
+    assert set(moved) == {"all-gather"}
+    assert moved["all-gather"] == hlo.Moved(7, 7 * 8 * 64 * 4)
+    a, w = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole) for x in (a, w))
+    assert hlo.collectives(jax.jit(f).lower(a, w).compile().as_text()) == {}

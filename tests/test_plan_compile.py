@@ -1,0 +1,136 @@
+"""`plan --compile`: the run's programs compiled for slices, and what lies in memory beside them."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from dapo_jax import config, parallel, parts, plan, plan_compile, pods, recipes
+from dapo_jax.model import qwen2
+
+ROOT = pathlib.Path(__file__).parent.parent
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (jax[tpu])"
+)
+
+
+def small(**changes):
+    c = config.base()
+    c.optim.minibatches = 4
+    for name, value in changes.items():
+        c.update_from_flattened_dict({name.replace("__", "."): value})
+    return c
+
+
+def test_what_lies_beside_the_programs():
+    """By hand, on one device: 4 N bytes of weights, 8 N and a counter of AdamW, the pool, and the
+    three mini-batches that are not being worked on."""
+
+    def kept(c):
+        shape = qwen2.shape_from_config(c)
+        mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
+        calls = parts.calls(c, parts.assemble(c, mesh, shape, stop_ids=(0,)))
+        got = plan_compile.beside(c, calls)
+        assert list(got) == list(calls)
+        pool = calls["prefill"][1][1]
+        return {k: sum(v.values()) for k, v in got.items()}, parallel.bytes_on_device(pool)
+
+    N = qwen2.param_count(qwen2.shape_from_config(small()))
+    cells = 64 // 8 * 8 * 64  # 8 groups x 8 responses: 8 passes of 8 rows of 64 tokens
+    batch = cells * (7 * 4 + 1)
+    got, pool = kept(small())
+    assert got["decode weights"] == 8 * N + 4
+    assert got["prefill"] == got["decode_full"] == got["decode_top_p"] == 12 * N + 4
+    assert got["old log-probs"] == 8 * N + 4 + pool + 3 * (batch + 4 * cells)
+    assert got["update"] == pool + 3 * (batch + 4 * cells)
+    got, _ = kept(small(loss__kl_coef=0.1, loss__old_logprobs="reuse", eval__top_p=1.0))
+    assert "decode_top_p" not in got and got["decode_full"] == 16 * N + 4
+    assert got["update"] == pool + 4 * N + 3 * (batch + 4 * cells)  # the reference's log-probs
+    assert "old log-probs" not in kept(small(loss__old_logprobs="reuse"))[0]
+
+
+def test_memory_named_in_the_compilers_message():
+    said = "Ran out of memory in memory space hbm. Used 97.12G of 95.73G hbm. Exceeded by 1.39G."
+    assert plan_compile._total(said, 1000) == 1000 + int(97.12 * 2**30)
+    said = "the total memory required for HLO temporaries (96.00G) exceeds available HBM (15.75G)."
+    assert plan_compile._total(said, 0) == 96 * 2**30
+    assert plan_compile._total("something else", 7) is None
+
+
+def test_without_a_compiler_the_arithmetic_stands():
+    code = (
+        "import sys; from dapo_jax import cli, plan, plan_compile;"
+        "plan_compile.available = lambda: False; plan.define_flags(); cli.run(plan.main)"
+    )
+    flags = ["--config=configs/quickstart.py", "--topology=v5e:2x2", "--compile"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, *flags]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "FITS, by arithmetic" in done.stdout
+    assert "pip install 'dapo_jax[tpu]'" in done.stderr and "by the compiler" not in done.stdout
+
+
+@needs_libtpu
+def test_out_of_memory_is_a_verdict():
+    c, pod = small(mesh__fsdp=4), pods.parse("v5litepod-4")
+    m = plan_compile.machine_for(c, plan.network(c), pod)
+    x = jax.ShapeDtypeStruct((2**17,), jnp.float32, sharding=parallel.replicated(m.mesh))
+    call = jax.jit(lambda x: jnp.sort(jnp.sin(x[:, None] * x), axis=0)), (x,)
+    got = plan_compile.program("update", call, {"state": 10**9}, c, m)
+    assert not got["fits"] and got["total"] > 10**9 + 2**36
+    assert "DOES NOT FIT beside 1.00 GB" in plan_compile.line("update", got)
+    # Said without compiling: nothing is left beside what is there already.
+    got = plan_compile.program("update", call, {"state": got["limit"]}, c, m)
+    assert not got["fits"] and "arguments alone" in got["refused"]
+
+
+@needs_libtpu
+def test_command_line(tmp_path):
+    out = tmp_path / "plan.json"
+    command = [
+        sys.executable, "-m", "dapo_jax.plan", "--config=configs/quickstart.py",
+        "--topology=v5e:2x2", "--compile", f"--json={out}",
+    ]  # fmt: skip
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_OPTIMIZATION_LEVEL": "O0"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "FITS, by the compiler" in done.stdout and "[6/6] update: " in done.stderr
+    got = json.loads(out.read_text())["compiled"]
+    assert got["fits"] and got["level"] == "O0" and not got["suggestions"]
+    for x in got["programs"].values():
+        assert x["total"] == x["peak"] + sum(x["kept_beside"].values()) <= x["limit"]
+        assert not x["rematerialized"]
+    update, decode = got["programs"]["update"], got["programs"]["decode_full"]
+    assert update["flops"] > 0 and "all-gather" in update["collectives_in_loops"]
+    assert update["aliased"] >= 12 * 101_952 // 4  # the whole state, in its place
+    assert decode["aliased"] >= 0.9 * decode["arguments"]  # the cache
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_the_32b_sampler_as_shipped():
+    c, pod = recipes.dapo_math("32B"), pods.parse("v5p-256")
+    shape = plan.network(c)
+    m = plan_compile.machine_for(c, shape, pod)
+    calls = parts.calls(c, m)
+    kept = plan_compile.beside(c, calls)
+    got = plan_compile.program("decode_full", calls["decode_full"], kept["decode_full"], c, m)
+    arithmetic = plan.peaks(plan.memory(c, shape, config.resolve_mesh(c, pod.chips)))
+    assert got["fits"] and got["total"] == pytest.approx(arithmetic["sampling"], rel=0.15)
+    assert got["rematerialized"] == 0
+    # Two sums a layer of [slots of a shard, D] in bfloat16, and little beside them.
+    rows = c.rollout.slots // 16 * 5120 * 2
+    moved = got["collectives_in_loops"]
+    assert moved["all-reduce"]["bytes"] == pytest.approx(64 * 2 * rows, rel=0.05)
+    assert moved["all-gather"]["bytes"] < 1e6  # no weights
+    tokens, pairs = c.rollout.slots, 64 * 40 * 128 * 22528
+    weights = qwen2.param_count(shape) - shape.vocab_size * shape.hidden_size
+    assert got["flops"] == pytest.approx(tokens * (2 * weights + 4 * pairs), rel=0.02)
