@@ -224,8 +224,8 @@ class Engine:
         )
         rows = schedule.rows
         responses: list[Response | None] = [None] * len(requests)
-        steps = np.zeros(2, int)  # busy slot-steps, all slot-steps
-        queued = np.zeros(2, int)
+        steps = 0
+        queued = np.zeros(2, int)  # busy slot-steps, all slot-steps
         kept = chunks = prefilled = evicted = 0
         while schedule:
             evicted += schedule.grow()
@@ -240,7 +240,7 @@ class Engine:
 
             chunks += 1
             spent = np.array([out.count_S.sum(), int(out.count_S.max()) * self.slots])
-            steps += spent
+            steps += int(spent[1])
             if schedule.waiting:
                 queued += spent
             finished = 0
@@ -267,7 +267,7 @@ class Engine:
             progress(finished)
         self._pool = pool
         peak = schedule.peak / self.geometry.pages
-        return responses, Stats(kept, int(steps[1]), chunks, *queued, prefilled, evicted, peak)
+        return responses, Stats(kept, steps, chunks, *queued, prefilled, evicted, peak)
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
