@@ -197,7 +197,7 @@ def evaluate_to_files(
     """`evaluate` a batch of problems at a time, each batch a file of `folder` that appears whole.
     Problems that are there already are not sampled again. Process 0 has the files and the scores;
     the others return None. `saved` is called after each file."""
-    k, first = settings["k"], jax.process_index() == 0
+    k, first = settings["k"], parallel.first()
     there = scores_lib.finished(folder) if first else {}
     done = np.array([p.id in there for p in data.problems])
     if jax.process_count() > 1:
@@ -253,7 +253,7 @@ def evaluate_checkpoint(c, where: str | pathlib.Path, given: str = "") -> dict:
     machine = parts.build_machine(
         c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, policy.model_dir
     )
-    first = jax.process_index() == 0
+    first = parallel.first()
     say = tqdm.write if first else lambda _: None
     for note in [*text.notes, f"policy: {policy}"]:
         say(note)
@@ -331,7 +331,7 @@ def main() -> None:
             c.eval[name] = value
     with processes.joined():
         result = evaluate_checkpoint(c, cli.WORKDIR.value, given.checkpoint)
-        if out and jax.process_index() == 0:
+        if out and parallel.first():
             checkpoint.dump_json(out, result)
 
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from dapo_jax import cli, config as config_lib, evaluate, parts
+from dapo_jax import cli, config as config_lib, evaluate, parallel, parts
 from dapo_jax.data import tokenizer as tokenizer_lib
 from dapo_jax.rollout.engine import Request
 
@@ -142,7 +142,7 @@ def main(prompt: str) -> None:
         c.seed = given.seed
     if given.chat is not None:
         c.tokenizer.chat = given.chat
-    first = jax.process_index() == 0
+    first = parallel.first()
     if hasattr(sys.stdout, "reconfigure"):  # a terminal that cannot show a character shows '?'
         sys.stdout.reconfigure(errors="replace")
 

@@ -257,8 +257,8 @@ class Engine:
                 response = self._response(row, bool(out.active_S[s]), cut)
                 if on_tokens:
                     end = len(response.tokens) if response else row.emitted
-                    new = max(end - start, 0)
-                    on_tokens(row.index, end - new, part[0][:new], part[1][:new])
+                    n = max(end - start, 0)  # `cut` may end it within what was told before
+                    on_tokens(row.index, end - n, part[0][:n], part[1][:n])
                 if response:
                     responses[row.index] = response
                     kept += len(response.tokens)
@@ -324,10 +324,10 @@ class Engine:
                 if s is not None:
                     self._table(table_BxR[i], rows[s])
             for start in range(0, width, T):
-                prompts = paged.Prompts(
+                chunk = paged.Prompts(
                     tokens_BxW[:, start : start + T], table_BxR, length_B, np.int32(start)
                 )
-                pool = self.programs.prefill(params, pool, parallel.to_device(prompts, axes))
+                pool = self.programs.prefill(params, pool, parallel.to_device(chunk, axes))
         return pool
 
     def _copy(self, pool, copies):

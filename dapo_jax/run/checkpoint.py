@@ -23,6 +23,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
+from dapo_jax import parallel
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.rollout.engine import Response
 from dapo_jax.run import seal
@@ -55,7 +56,7 @@ def manager(
         )
 
     def seal_what_is_about_to_be_committed():
-        if jax.process_index() == 0:
+        if parallel.first():
             for entry in path.iterdir():
                 if entry.name[0].isdigit() and not (entry / seal.SEAL).exists():
                     seal.write(entry)

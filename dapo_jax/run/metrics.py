@@ -13,12 +13,12 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 
-import jax
 import numpy as np
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.summary import scalar
 
+from dapo_jax import parallel
 from dapo_jax.dapo.dynamic_sampling import Collected
 
 # ------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Writer:
         self._lines: list[str] = []  # of metrics.jsonl, not yet written
         self._files: dict[pathlib.Path, str] = {}  # not yet written
         self._say, self._failing = say, False
-        if jax.process_index():
+        if not parallel.first():
             return
         kept = [r for r in read(self._path) if r["step"] <= resume_step]
         for folder in ("rollouts", "eval"):
@@ -147,7 +147,7 @@ class Writer:
         self._write()
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        if jax.process_index():
+        if not parallel.first():
             return
         record = {"step": step} | {k: _number(v) for k, v in values.items()}
         self._lines.append(json.dumps(record) + "\n")
@@ -155,7 +155,7 @@ class Writer:
 
     def lines(self, folder: str, step: int, rows: Iterable[dict]) -> None:
         """JSON lines to `folder`/step_NNNNNN.jsonl."""
-        if jax.process_index():
+        if not parallel.first():
             return
         text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
         self._files[self._workdir / folder / f"step_{step:06d}.jsonl"] = text
@@ -208,7 +208,7 @@ class Writer:
         self._board = None
 
     def close(self) -> None:
-        if not jax.process_index():
+        if parallel.first():
             self._write()
         self._close_board()
 

@@ -79,13 +79,13 @@ def open_workdir(name: str | pathlib.Path) -> Workdir:
         own = probe.with_name(f"{probe.name}_{jax.process_index()}")
         own.write_text("")
         own.unlink()
-        if jax.process_index() == 0:
+        if parallel.first():
             probe.write_text("")
     except OSError as error:
         raise ValueError(f"--workdir={name}: cannot be written ({error.strerror})") from error
     parallel.gather_json(None)  # process 0 has written
     blind = [i for i, sees in enumerate(parallel.gather_json(probe.exists())) if not sees]
-    if jax.process_index() == 0:
+    if parallel.first():
         probe.unlink()
     if blind:
         raise ValueError(
@@ -99,7 +99,7 @@ def _open_remote(name: str) -> Workdir:
     local = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-"))
     atexit.register(shutil.rmtree, local, ignore_errors=True)
     home = Workdir(name, local, epath.Path(name), {})
-    if jax.process_index():
+    if not parallel.first():
         return home
     try:
         home.remote.mkdir(parents=True, exist_ok=True)  # in a bucket of objects: nothing
@@ -141,7 +141,7 @@ def _stamp(path: pathlib.Path) -> tuple:
 def send(home: Workdir) -> None:
     """Make the bucket hold what the local copy of process 0 holds; elsewhere nothing. OSError: the
     bucket refuses; the next call tries again."""
-    if home.remote is None or jax.process_index():
+    if home.remote is None or not parallel.first():
         return
     there = {p.relative_to(home.local): p for p in home.local.rglob("*") if p.is_file()}
     for relative, path in there.items():
