@@ -30,6 +30,7 @@ setup(
         "orbax-checkpoint>=0.12.8",
         "pyarrow>=18",
         "safetensors>=0.5",
+        "scipy>=1.14",
         "sentencepiece>=0.2.1",
         "tensorboardX>=2.6.2",
         "tokenizers>=0.22",
@@ -40,9 +41,12 @@ setup(
         "tpu": ["jax[tpu]", "gcsfs"],
         "gcs": ["gcsfs"],  # workdirs in Cloud Storage
         "cuda": ["jax[cuda12]"],  # needs an NVIDIA driver >= 525; newer machines: jax[cuda13]
-        "notebook": ["ipykernel", "jupyter", "matplotlib", "nbclient", "nbconvert", "pandas"],
+        "notebook": ["ipykernel", "jupyter", "matplotlib", "nbclient", "nbconvert"],
         "test": [
             "hypothesis>=6.100",
+            "ipykernel>=6.29",
+            "matplotlib>=3.9",
+            "nbclient>=0.10",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "ruff>=0.12",

@@ -1,0 +1,50 @@
+"""Means and 95% t-intervals over seeds. A sample here is one number a seed."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+
+class Interval(NamedTuple):
+    """A mean and half the width of its 95% t-interval (NaN for fewer than two values)."""
+
+    mean: float
+    half: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} +- {self.half:.3f}"
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Of the mean of `values` [seeds]. Raises ValueError where there are none."""
+    values = np.asarray(values, float)
+    if not len(values):
+        raise ValueError("interval: no values")
+    half = np.nan
+    if len(values) > 1:
+        half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+    return Interval(float(values.mean()), float(half))
+
+
+def paired(after: Sequence[float], before: Sequence[float]) -> Interval:
+    """Of the differences seed by seed: what two arms that share seeds tell most sharply."""
+    return interval(np.subtract(after, before))
+
+
+def apart(a: Interval, b: Interval) -> bool:
+    """Whether the intervals are disjoint. NaN halves (one seed) are never apart."""
+    return a.low > b.high or b.low > a.high
+
+
+def excludes_zero(difference: Interval) -> bool:
+    return difference.low > 0 or difference.high < 0
