@@ -17,7 +17,7 @@ import numpy as np
 
 from dapo_jax import parallel, tags
 from dapo_jax.dapo.dynamic_sampling import Collected
-from dapo_jax.run import board
+from dapo_jax.run import board, trackers
 
 # ------------------------------------------------------------------------------------------------
 # Numbers
@@ -118,7 +118,7 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
 
 
 class Writer:
-    """metrics.jsonl, TensorBoard and one file a step under rollouts/ and eval/, in `workdir`.
+    """metrics.jsonl, TensorBoard, trackers, and one file a step under rollouts/ and eval/.
 
     `resume_step`: records of later steps are removed first; -1 removes all. What cannot be written
     (a full disk) is kept in memory, reported by `say`, and written with what comes next.
@@ -131,6 +131,7 @@ class Writer:
         self._lines: list[str] = []  # of metrics.jsonl, not yet written
         self._files: dict[pathlib.Path, str] = {}  # not yet written
         self._say, self._failing = say, False
+        self._trackers = trackers.Trackers(c, workdir, say)
         if not parallel.first():
             return
         kept = [r for r in read(self._path) if r["step"] <= resume_step]
@@ -152,6 +153,7 @@ class Writer:
         }
         self._lines.append(json.dumps(record) + "\n")
         self._write()
+        self._trackers.record(step, record)
 
     def lines(self, folder: str, step: int, rows: Iterable[dict]) -> None:
         """JSON lines to `folder`/step_NNNNNN.jsonl."""
@@ -212,6 +214,7 @@ class Writer:
         if parallel.first():
             self._write()
         self._close_board()
+        self._trackers.close()
 
 
 def _step(file: pathlib.Path) -> int:
