@@ -136,10 +136,11 @@ def memory(c, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
 
     prompts = -(-c.rollout.prefill_prompts // parts("batch", decode, sizes))
     slots = -(-c.rollout.slots // parts("batch", decode, sizes))
+    head_weights = item * V * -(-D // 128) * 128 / vocab  # TPUs lay out the last axis in 128 lanes
     token = token_bytes(c, shape, sizes) + item * (3 * F / mlp + 6 * D)
     sampling = {
         "decode weights": item * weight_count(shape, decode, sizes),
-        "logits": 3 * 4 * slots * V / vocab,
+        "logits": 3 * 4 * slots * V / vocab + (head_weights if D % 128 else 0),
         "prefill": prompts * min(c.rollout.prefill_tokens, c.data.max_prompt_tokens) * token,
     }
 
@@ -159,7 +160,7 @@ def memory(c, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
         scores *= L
     layer = (qwen2.param_count(shape) - V * D * (1 if shape.tie_embeddings else 2)) / L
     block = scores + item * tokens * (6 * F / mlp + 8 * H * d / heads + 3 * D)
-    head = 2 * item * V * D / vocab + 4 * rows * min(shape.head_chunk, T) * V / vocab
+    head = 2 * head_weights + 4 * rows * min(shape.head_chunk, T) * V / vocab
     minibatch = c.rollout.groups // c.optim.minibatches * c.rollout.group_size
     updating = {
         "compute copy of the weights": item * N if item < 4 else 0,

@@ -19,6 +19,7 @@ import platform
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -29,7 +30,7 @@ from absl import flags
 from jax._src import distributed  # the coordination service's client has no public name yet
 
 from dapo_jax import config as config_lib, parallel
-from dapo_jax.run import checkpoint
+from dapo_jax.run import checkpoint, last_word
 
 COORDINATOR = flags.DEFINE_string(
     "coordinator", "", "host:port of process 0; default: found by JAX, else this is the only one."
@@ -60,13 +61,18 @@ def joined():
     if not start():
         yield
         return
-    watch = Watch(distributed.global_state.client, HEARTBEAT_TIMEOUT.value)
+    me = distributed.global_state
+    last = _last_word(me.coordinator_address, me.process_id, me.num_processes)
+    watch = Watch(me.client, HEARTBEAT_TIMEOUT.value, last)
     try:
         yield
     except BaseException as error:
-        _leave(watch, error)
+        message, status = _farewell(watch, error)
+        _tell(last, "bye")
+        _exit(message, status)
     watch.stop()
     jax.distributed.shutdown()  # waits for the others
+    _tell(last, "bye")
 
 
 def start() -> bool:
@@ -172,12 +178,12 @@ def identity(c, workdir: str) -> dict[str, Any]:
 class Watch:
     """A thread that says which process has fallen silent, before JAX's own heartbeat aborts the run
     (JAX gives a number, without host). It never ends the process by itself: a Python thread can be
-    held up where JAX's cannot."""
+    held up where JAX's cannot. Of process 0, whose end JAX answers at once, `last` is told."""
 
     FOLDER = "dapo_jax/alive"
 
-    def __init__(self, client, timeout: float):
-        self._client, self._timeout = client, timeout
+    def __init__(self, client, timeout: float, last: subprocess.Popen | None = None):
+        self._client, self._timeout, self._last = client, timeout, last
         self._stopped, self._told = threading.Event(), threading.Event()
         self.gone = ""  # the line that names who is silent
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -195,6 +201,8 @@ class Watch:
                 return
             now = time.monotonic()
             for key, value in entries:
+                if key not in heard and key.endswith("/0") and self._last:
+                    _tell(self._last, value.partition(" ")[2])
                 if heard.get(key, ("", 0))[0] != value:
                     heard[key] = (value, now)
             for key, (value, when) in heard.items():
@@ -203,7 +211,7 @@ class Watch:
                     self.gone = (
                         f"process {number} of {total} ({who}) has been silent for"
                         f" {now - when:.0f} s: it crashed, was preempted or lost its network; see"
-                        " its log. The same command, on all hosts, goes on from the last checkpoint"
+                        f" its log. {last_word.AGAIN}"
                     )
                     if not self._stopped.is_set():
                         _say(self.gone)
@@ -219,24 +227,36 @@ class Watch:
         self._stopped.set()
 
 
-def _leave(watch: Watch, error: BaseException):
-    """End this process of several. No clean-up: it would wait for the others."""
+def _last_word(address: str, me: int, total: int) -> subprocess.Popen:
+    """Speaks where JAX ends this process before it can (last_word.py)."""
+    command = [sys.executable, "-I", "-S", last_word.__file__, address, str(me), str(total)]
+    # Signals to the run's process group are not for it.
+    return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def _tell(last: subprocess.Popen, line: str):
+    with contextlib.suppress(OSError):  # somebody ended it: then it says nothing
+        last.stdin.write(line + "\n")
+        last.stdin.flush()
+
+
+def _farewell(watch: Watch, error: BaseException) -> tuple[str, int]:
+    """(what to say, exit status) of this process of several after an error. The caller ends it
+    without clean-up, which would wait for the others."""
     text = str(error) or type(error).__name__
     if isinstance(error, SystemExit):
-        _exit("", 0 if error.code is None else error.code if isinstance(error.code, int) else 1)
+        return "", 0 if error.code is None else error.code if isinstance(error.code, int) else 1
     if _STATUS.match(text):  # a device program failed: most likely because a peer is gone
         me = distributed.global_state
         head = text.splitlines()[0]
         print(
             f"process {me.process_id}: {head}\nasking who is gone ...", file=sys.stderr, flush=True
         )
-        if watch.wait():
-            _exit()  # told already
-        _exit(f"process {me.process_id}: {head}")
+        return ("" if watch.wait() else f"process {me.process_id}: {head}"), 1  # told already
     if isinstance(error, ValueError | OSError):
-        _exit(text)
+        return text, 1
     sys.excepthook(type(error), error, error.__traceback__)
-    _exit()
+    return "", 1
 
 
 def _say(message: str):

@@ -15,7 +15,8 @@ usage: launch/gke.sh COMMAND --name=NAME [FLAG ...] [-- TRAINING FLAG ...]
       -- --config=configs/dapo_qwen2_5_7b.py --workdir=gs://BUCKET/dapo
 
   --name=NAME            of the job
-  --type=TYPE            v5p-256, v6e-256, v5litepod-256: node pools of that slice must be there
+  --type=TYPE            v5p-256, v6e-256, v5litepod-256: node pools of that slice must be there;
+                         several slices as one run: 2xv5p-256
   --image=IMAGE          with this repository as its working directory and dapo_jax[tpu] installed
   --namespace=NAMESPACE  default: kubectl's
   --service-account=NAME Kubernetes account that may use the bucket     (default: default)
@@ -66,9 +67,10 @@ quoted() {
 # Hosts of a slice have 4 chips (v5e and v6e pods of several hosts as well); the topology is the
 # shape that Cloud gives the slice of that name.
 topology() {
-    local family="${type%-*}" size="${type##*-}"
-    [[ "$type" =~ ^(v5p|v5litepod|v6e)-[0-9]+$ ]] || dapo_fail \
-        "--type=$type: wants v5p-N, v5litepod-N or v6e-N" 2
+    [[ "$type" =~ ^(([1-9][0-9]?)x)?(v5p|v5litepod|v6e)-([0-9]+)$ ]] || dapo_fail \
+        "--type=$type: wants v5p-N, v5litepod-N or v6e-N, or several of them as 2xv5p-N" 2
+    local family="${BASH_REMATCH[3]}" size="${BASH_REMATCH[4]}"
+    slices="${BASH_REMATCH[2]:-1}"
     case "$family" in
         v5p) accelerator=tpu-v5p-slice chips=$((size / 2)) ;;
         v5litepod) accelerator=tpu-v5-lite-podslice chips=$size ;;
@@ -98,7 +100,7 @@ spec:
     maxRestarts: $restarts
   replicatedJobs:
   - name: hosts
-    replicas: 1
+    replicas: $slices
     template:
       spec:
         parallelism: $((chips / 4))
@@ -137,7 +139,8 @@ TEXT
 }
 
 follow() {
-    local first="jobset.sigs.k8s.io/jobset-name=$name,batch.kubernetes.io/job-completion-index=0"
+    local first="jobset.sigs.k8s.io/jobset-name=$name,jobset.sigs.k8s.io/job-index=0"
+    first+=",batch.kubernetes.io/job-completion-index=0"
     # Refused at once while there is no such pod yet.
     until call "${kube[@]}" wait --for=condition=Ready --timeout=24h pod "--selector=$first"; do
         sleep "${DAPO_POLL_SECONDS:-15}"

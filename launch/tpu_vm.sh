@@ -20,7 +20,8 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [FLAG ...] [-- TRAINING 
 
   --name=NAME, --zone=ZONE   of the slice
   --project=PROJECT          default: gcloud's
-  --type=TYPE                Cloud's name of the slice: v5p-256, v6e-256, v5litepod-256
+  --type=TYPE                Cloud's name of the slice: v5p-256, v6e-256, v5litepod-256; several
+                             as one run: 2xv5p-256 (stop wants it then, too)
   --runtime=VERSION          default: what Google names for the type
   --spot | --reserved        how to ask for it                    (default: on demand)
   --prepare=COMMAND          shell command on every host after the install, such as
@@ -62,6 +63,15 @@ while (($#)); do
     esac
     shift
 done
+# Several slices of one request are nodes NAME-0, NAME-1, ...; Cloud tells their hosts of each other.
+slices=1 nodes=("$name")
+if [[ "$type" =~ ^([1-9][0-9]?)x(.+)$ ]]; then
+    slices="${BASH_REMATCH[1]}" type="${BASH_REMATCH[2]}"
+fi
+if ((slices > 1)); then
+    nodes=()
+    for ((i = 0; i < slices; i++)); do nodes+=("$name-$i"); done
+fi
 [[ -n "$action" ]] || dapo_fail "say what to do: run, stop, fetch or delete (see --help)" 2
 
 scope=(${zone:+"--zone=$zone"} ${project:+"--project=$project"} --quiet)
@@ -71,18 +81,36 @@ call() {  # call COMMAND ...: print it, and run it unless this is a dry run
     [[ -n "$dry_run" ]] || "$@"
 }
 
-# State of the request for the slice ('' = there is none) and of the slice itself.
+# State of the request for the slice ('' = there is none) and of the slice itself: of several, the
+# first that is not ready.
 request_state() {
     gcloud compute tpus queued-resources describe "$name" "${scope[@]}" \
         '--format=value(state.state)' 2>/dev/null || true
 }
 node_state() {
-    gcloud compute tpus tpu-vm describe "$name" "${scope[@]}" '--format=value(state)' 2>/dev/null \
-        || true
+    local node state=""
+    for node in "${nodes[@]}"; do
+        state="$(gcloud compute tpus tpu-vm describe "$node" "${scope[@]}" \
+            '--format=value(state)' 2>/dev/null || true)"
+        [[ "$state" == READY ]] || break
+    done
+    printf '%s\n' "$state"
 }
 
-on_hosts() {  # on_hosts WORKER COMMAND
-    call gcloud compute tpus tpu-vm ssh "$name" "${scope[@]}" "--worker=$1" "--command=$2"
+on_hosts() {  # on_hosts WORKER COMMAND: 'all' of every slice, at the same time, or one of the first
+    local node pid pids=() status=0 ssh=(gcloud compute tpus tpu-vm ssh)
+    local flags=("${scope[@]}" "--worker=$1" "--command=$2")
+    if [[ "$1" != all || $slices == 1 ]]; then
+        call "${ssh[@]}" "${nodes[0]}" "${flags[@]}"
+        return
+    fi
+    for node in "${nodes[@]}"; do
+        [[ -z "$dry_run" ]] || { call "${ssh[@]}" "$node" "${flags[@]}"; continue; }
+        call "${ssh[@]}" "$node" "${flags[@]}" &
+        pids+=($!)
+    done
+    for pid in ${pids[@]+"${pids[@]}"}; do wait "$pid" || status=$?; done
+    return "$status"
 }
 
 delete_slice() {
@@ -90,7 +118,9 @@ delete_slice() {
 }
 
 create_slice() {
-    call gcloud compute tpus queued-resources create "$name" "${scope[@]}" "--node-id=$name" \
+    local named=("--node-id=$name")
+    ((slices == 1)) || named=("--node-count=$slices" "--node-prefix=$name")
+    call gcloud compute tpus queued-resources create "$name" "${scope[@]}" "${named[@]}" \
         "--accelerator-type=$type" "--runtime-version=$runtime" ${provisioning:+"$provisioning"}
 }
 
@@ -120,11 +150,13 @@ ensure_slice() {
 
 # The checkout without what git and the runs have put there.
 install() {
-    local archive="$scratch/dapo_jax.tar.gz"
+    local archive="$scratch/dapo_jax.tar.gz" node
     call tar -czf "$archive" -C "$DAPO_ROOT" --exclude=./.git '--exclude=./.venv*' \
         --exclude=./runs --exclude=__pycache__ '--exclude=./run.*' .
-    call gcloud compute tpus tpu-vm scp "$archive" "$name:dapo_jax.tar.gz" "${scope[@]}" \
-        --worker=all
+    for node in "${nodes[@]}"; do
+        call gcloud compute tpus tpu-vm scp "$archive" "$node:dapo_jax.tar.gz" "${scope[@]}" \
+            --worker=all || return
+    done
     on_hosts all "mkdir -p dapo_jax && tar -xzf dapo_jax.tar.gz -C dapo_jax && \
 bash dapo_jax/launch/worker.sh install tpu${prepare:+ && $prepare}"
 }

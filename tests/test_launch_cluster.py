@@ -70,6 +70,23 @@ def test_tpu_vm_dry_run():
     assert delete == [*request, "delete", "n", *where, "--force"]
 
 
+def test_tpu_vm_of_several_slices():
+    """One request; every step on each of its nodes, the log from the first."""
+    commands = printed("tpu_vm.sh", "run", "--name=n", "--zone=z", "--type=2xv5p-256")
+    create, _, scp0, scp1, install0, install1, start0, start1, follow = commands
+    assert {"--node-count=2", "--node-prefix=n", "--accelerator-type=v5p-256"} < set(create)
+    assert "--runtime-version=v2-alpha-tpuv5" in create
+    assert [x[6].split(":")[0] for x in (scp0, scp1)] == ["n-0", "n-1"]
+    ssh = ["gcloud", "compute", "tpus", "tpu-vm", "ssh"]
+    for i, pair in enumerate(zip((install0, start0), (install1, start1), strict=True)):
+        assert [x[:6] for x in pair] == [[*ssh, "n-0"], [*ssh, "n-1"]]
+        assert pair[0][6:] == pair[1][6:] and "--worker=all" in pair[0]
+        assert ("worker.sh install", "worker.sh start")[i] in pair[0][-1]
+    assert follow[:6] == [*ssh, "n-0"] and "--worker=0" in follow and "follow" in follow[-1]
+    stops = printed("tpu_vm.sh", "stop", "--name=n", "--zone=z", "--type=2xv5p-256")
+    assert [x[5] for x in stops] == ["n-0", "n-1"]
+
+
 def test_tpu_vm_stop_fetch_delete():
     (stop,) = printed("tpu_vm.sh", "stop", "--name=n", "--zone=z")
     assert stop[-2:] == ["--worker=all", "--command=bash dapo_jax/launch/worker.sh stop"]
@@ -98,6 +115,33 @@ def test_tpu_vm_says_what_is_missing(args, said):
     done = bash(LAUNCH / "tpu_vm.sh", *args, cwd=ROOT)
     assert done.returncode == 2 and said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_several_slices_are_waited_for_and_driven_together(tmp_path):
+    """A gcloud that answers at once, but for the second node, which is ready at the third look, and
+    fails where the training is started: then so does the launcher, once it has run out of tries."""
+    fake = """#!/usr/bin/env bash
+    cd "$CLOUD"; printf '%q ' "$@" >>calls; echo >>calls
+    case "$3 $4 $5" in
+        queued-resources*describe*) echo ACTIVE ;;
+        tpu-vm*describe*n-0) echo READY ;;
+        tpu-vm*describe*n-1) echo x >>looks; (($(wc -l <looks) < 3)) && echo CREATING || echo READY ;;
+        tpu-vm*ssh*n-1) [[ "$*" != *worker.sh\\ start* ]] || exit 9 ;;
+        tpu-vm*ssh*n-0) [[ "$*" != *alive* ]] || exit 1 ;;
+    esac
+    """
+    executable(tmp_path / "bin/gcloud", fake)
+    env = dict(CLOUD=tmp_path, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    done = bash(
+        LAUNCH / "tpu_vm.sh", "run", "--name=n", "--zone=z", "--type=2xv6e-8", "--retries=0", "--",
+        *ODD, cwd=ROOT, DAPO_POLL_SECONDS="0.05", **env,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    calls = [shlex.split(x) for x in (tmp_path / "calls").read_text().splitlines()]
+    ssh = [(x[4], x[-1]) for x in calls if x[3] == "ssh"]
+    assert sorted(n for n, command in ssh if "worker.sh start" in command) == ["n-0", "n-1"]
+    assert not any("follow" in command for _, command in ssh)
+    assert [x[5].split(":")[0] for x in calls if x[3] == "scp"] == ["n-0", "n-1"]
 
 
 GCLOUD = r"""#!/usr/bin/env bash
@@ -264,6 +308,7 @@ def test_gke_manifest_is_what_kubernetes_wants():
         "cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice",
         "cloud.google.com/gke-tpu-topology": "4x4x8",
     }
+    assert spec["replicatedJobs"][0]["replicas"] == 1
     (container,) = pod["containers"]
     assert container["args"] == ["--start_timeout=600", *ODD, "--config.x=a\\b\n\tc"]
     assert container["command"][-1] == "dapo_jax.train"
@@ -272,7 +317,18 @@ def test_gke_manifest_is_what_kubernetes_wants():
     assert [c[2] for c in commands] == ["apply", "wait", "logs"]
 
 
-@pytest.mark.parametrize("bad", ["--type=v6e-7", "--type=h100-8", "--name=No", "--image="])
+def test_gke_of_several_slices():
+    yaml = pytest.importorskip("yaml")
+    flags = ("--name=dapo", "--type=2xv6e-256", "--image=i", "--dry-run")
+    done = bash(LAUNCH / "gke.sh", "run", *flags, "--", *ODD, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    (job,) = yaml.safe_load(done.stdout)["spec"]["replicatedJobs"]
+    assert job["replicas"] == 2 and job["template"]["spec"]["parallelism"] == 64  # each
+    commands = [shlex.split(x) for x in done.stderr.splitlines()]
+    assert all("jobset.sigs.k8s.io/job-index=0," in c[-1] for c in commands[1:])
+
+
+@pytest.mark.parametrize("bad", ["--type=0xv6e-8", "--type=v6e-7", "--type=h100-8", "--name=No", "--image="])
 def test_gke_refuses(bad):
     good = {"--name": "n", "--type": "v6e-16", "--image": "i"}
     good[bad.split("=")[0]] = bad.split("=")[1]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_configs
 from jax.sharding import Mesh
 
 from dapo_jax import config, parallel, parts, plan, plan_compile, pods, recipes
@@ -78,6 +79,15 @@ def test_without_a_compiler_the_arithmetic_stands():
     assert "pip install 'dapo_jax[tpu]'" in done.stderr and "by the compiler" not in done.stdout
 
 
+@pytest.fixture
+def low_level():
+    """A third of the compiler's time, and nearly the same memory."""
+    old = jax.config.jax_optimization_level
+    jax.config.update("jax_optimization_level", "O0")
+    yield
+    jax.config.update("jax_optimization_level", old)
+
+
 @needs_libtpu
 def test_out_of_memory_is_a_verdict():
     c, pod = small(mesh__fsdp=4), pods.parse("v5litepod-4")
@@ -103,7 +113,10 @@ def test_command_line(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "FITS, by the compiler" in done.stdout and "[6/6] update: " in done.stderr
-    got = json.loads(out.read_text())["compiled"]
+    saved = json.loads(out.read_text())
+    got = saved["compiled"]
+    for phase, name in {"sampling": "decode_full", "updating": "update"}.items():
+        assert saved["peaks"][phase] == pytest.approx(got["programs"][name]["total"], rel=0.15)
     assert got["fits"] and got["level"] == "O0" and not got["suggestions"]
     for x in got["programs"].values():
         assert x["total"] == x["peak"] + sum(x["kept_beside"].values()) <= x["limit"]
@@ -112,6 +125,31 @@ def test_command_line(tmp_path):
     assert update["flops"] > 0 and "all-gather" in update["collectives_in_loops"]
     assert update["aliased"] >= 12 * 101_952 // 4  # the whole state, in its place
     assert decode["aliased"] >= 0.9 * decode["arguments"]  # the cache
+
+
+# Made for a laptop's CPU; of a TPU they take one chip, and there all is fixed overhead.
+FOR_CPUS = ("quickstart", "quickstart_grpo", "dapo_math_tiny")
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("file", test_configs.FILES, ids=lambda f: f.stem)
+def test_arithmetic_lies_within_15_percent_of_the_compiler(file, low_level):
+    """Both phases by their largest programs. A `_verl` config samples as the one it is made of."""
+    c, name = test_configs.load(file), file.stem
+    pod = pods.parse("v5litepod-1") if name in FOR_CPUS else test_configs.pod_of(file)
+    shape = plan.network(c)
+    m = plan_compile.machine_for(c, shape, pod)
+    calls = parts.calls(c, m)
+    kept = plan_compile.beside(c, calls)
+    arithmetic = plan.peaks(plan.memory(c, shape, config.resolve_mesh(c, pod.chips)))
+    phases = {"sampling": "decode_full", "updating": "update"}
+    if name.endswith(("_verl", "_grpo")):
+        del phases["sampling"]
+    for phase, program in phases.items():
+        got = plan_compile.program(program, calls[program], kept[program], c, m)
+        print(f"{name} {pod.cloud} {phase}: {arithmetic[phase] / got['total']:.3f} of the compiler")
+        assert got["fits"] and arithmetic[phase] == pytest.approx(got["total"], rel=0.15)
 
 
 @needs_libtpu

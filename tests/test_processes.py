@@ -19,7 +19,7 @@ from dapo_jax import config, parallel, parts, processes
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
-from dapo_jax.run import checkpoint, metrics
+from dapo_jax.run import checkpoint, last_word, metrics
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -171,6 +171,26 @@ def test_watch_names_the_process_that_is_silent(capsys):
     watch.stop()
 
 
+def test_the_last_word():
+    """Nothing after an orderly end; else it depends on whether process 0 still listens."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        there = f"127.0.0.1:{s.getsockname()[1]}"
+        assert last_word.word(["host a, pid 7", "bye"], there, 1, 2) == ""
+        assert last_word.word(["host a, pid 7"], there, 1, 2).startswith("error: process 1 of 2 b")
+    said = last_word.word(["host a, pid 7"], there, 1, 2)
+    assert said.startswith(f"error: process 0 of 2 (host a, pid 7), the coordinator {there}, does")
+    assert last_word.word([], there, 0, 2).startswith("error: process 0 of 2 broke off")
+
+
+@pytest.mark.parametrize(("farewell", "said"), [("bye\n", ""), ("", "process 0 of 4 broke off")])
+def test_the_last_word_is_spoken_by_a_process_that_outlives_this_one(farewell, said):
+    command = [sys.executable, "-I", "-S", last_word.__file__, "127.0.0.1:1", "0", "4"]
+    done = subprocess.run(command, input=farewell, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and said in done.stderr and bool(done.stderr) == bool(said)
+
+
 # ------------------------------------------------------------------------------------------------
 # Real processes
 # ------------------------------------------------------------------------------------------------
@@ -320,6 +340,17 @@ def test_a_killed_process_ends_the_other_with_its_name(tmp_path):
     last = done[0][1].strip().splitlines()[-1]
     assert last.startswith("error: process 1 of 2 (host ")
     assert "goes on from the last checkpoint" in last
+
+
+@pytest.mark.slow
+def test_a_killed_coordinator_ends_the_others_with_its_name(tmp_path):
+    """JAX ends them, at once and with a stack trace; the last line is ours."""
+    _, done, seconds = interrupt(tmp_path, signal.SIGKILL, 0, "--heartbeat_timeout=10")
+    assert done[0][0] == -signal.SIGKILL and done[1][0] not in (0, -signal.SIGKILL), shown(done)
+    assert seconds < 15
+    last = done[1][1].strip().splitlines()[-1]
+    assert last.startswith("error: process 0 of 2 (host "), shown(done)
+    assert "the coordinator 127.0.0.1:" in last and "goes on from the last checkpoint" in last
 
 
 @pytest.mark.slow
