@@ -238,19 +238,19 @@ def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------
 
 
-def train(c, where: str | pathlib.Path, allow_config_change: bool = False) -> None:
-    """Run up to `c.steps` in the workdir `where`. Raises ConfigError, ValueError or OSError for bad
-    input, before anything compiles."""
+def train(c, where: str | pathlib.Path, allow_config_change: bool = False) -> bool:
+    """Run up to `c.steps` in the workdir `where`; False where SIGTERM cut it off.
+    Raises ConfigError, ValueError or OSError for bad input, before anything compiles."""
     processes.agree(processes.identity(c, str(where)))
     config_lib.validate(c, len(jax.devices()))
     say = tqdm.write if parallel.first() else lambda _: None
     for warning in config_lib.warnings(c):
         say(f"warning: {warning}")
     with workdir_lib.hold(where) as home:
-        run(c, home, allow_config_change, say)
+        return run(c, home, allow_config_change, say)
 
 
-def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> None:
+def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> bool:
     workdir = home.local
     model_dir = hf.resolve(c.model.path) if c.model.path else None
     text = parts.load_text(c, workdir, model_dir)
@@ -319,6 +319,7 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> None:
             send(home, say)
     if parallel.first():
         say(summary(c, home, state, stop, leaving))
+    return bool(stop) or state.step >= c.steps
 
 
 def due(step: int, every: int) -> bool:
