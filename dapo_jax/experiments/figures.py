@@ -59,7 +59,7 @@ def draw(
 def ladder(updates, tokens, paper) -> matplotlib.figure.Figure:
     """Table 1 as bars: the paper's beside ours, and DAPO with one technique left out."""
     names = list(updates)
-    figure, (left, right) = _panels(2, width=6.0, ratios=(1, 2))
+    figure, (left, right) = _panels(2, width=6.0, height=1.2 + 0.42 * len(names), ratios=(1, 2))
     left.barh(range(len(paper)), list(paper.values()), color=PAPER_COLOR)
     for i, value in enumerate(paper.values()):
         left.text(value - 1, i, f"{value:g}", va="center", ha="right")
@@ -79,14 +79,18 @@ def ladder(updates, tokens, paper) -> matplotlib.figure.Figure:
             color=[COLORS.get(n, PAPER_COLOR) for n in names],
             alpha=alpha,
             capsize=2,
+            error_kw={"linewidth": 1},
             label=label,
         )
-    low = min(v.min() for values in (updates, tokens) for v in values.values())
-    right.set_xlim(max(0.0, np.floor(low * 10 - 1) / 10), None)
+        for i, x in enumerate(of):
+            end = x.mean + np.nan_to_num(x.half)
+            right.text(end + 0.01, i + shift, f"{x.mean:.3f}", va="center", fontsize=7)
     right.set_yticks(range(len(names)), names)
     right.set_xlabel("held-out accuracy, T=1 (share of responses)")
     right.set_title("Here: bars with 95% intervals over seeds")
-    right.legend(loc="lower right", fontsize=8)
+    right.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8, frameon=False
+    )
     for axes in (left, right):
         axes.invert_yaxis()
     return figure
@@ -196,11 +200,11 @@ def _ladder(runs: Runs) -> list[str]:
     return [name for name in recipes.CUMULATIVE if name in runs]
 
 
-def _panels(n: int, columns: int = 0, width: float = 5.2, ratios=None):
-    """A figure that needs no display, and its panels in reading order."""
+def _panels(n: int, columns: int = 0, width: float = 5.2, height: float = 3.9, ratios=None):
+    """A figure that needs no display, and its panels in reading order; inches a panel."""
     columns = columns or n
     rows = -(-n // columns)
-    figure = matplotlib.figure.Figure((width * columns, 3.9 * rows), layout="constrained")
+    figure = matplotlib.figure.Figure((width * columns, height * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, width_ratios=ratios).ravel()
     for a in axes:
         a.spines[["top", "right"]].set_visible(False)
