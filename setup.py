@@ -24,6 +24,7 @@ setup(
         "huggingface_hub>=1.0",
         "jax>=0.10.2",
         "jinja2>=3.1",
+        "matplotlib>=3.9",
         "ml-collections>=1.0",
         "numpy>=2.2",
         "optax>=0.2.8",
@@ -41,11 +42,10 @@ setup(
         "tpu": ["jax[tpu]", "gcsfs"],
         "gcs": ["gcsfs"],  # workdirs in Cloud Storage
         "cuda": ["jax[cuda12]"],  # needs an NVIDIA driver >= 525; newer machines: jax[cuda13]
-        "notebook": ["ipykernel", "jupyter", "matplotlib", "nbclient", "nbconvert"],
+        "notebook": ["ipykernel", "jupyter", "nbclient", "nbconvert"],
         "test": [
             "hypothesis>=6.100",
             "ipykernel>=6.29",
-            "matplotlib>=3.9",
             "nbclient>=0.10",
             "pytest>=8",
             "pytest-xdist>=3.6",

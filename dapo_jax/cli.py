@@ -58,7 +58,7 @@ def _parse(argv: Sequence[str], arguments: Sequence[str]) -> list[str]:
         rest = flags.FLAGS(list(argv))
         CONFIG.value.get("seed")  # ml_collections keeps a file's OSError until the first access
     except flags.Error as error:
-        fail(_first_line(error))
+        fail(_first_line(error).removeprefix("ValueError: "))  # of a get_config(argument)
     except (AttributeError, KeyError, TypeError, OSError) as error:
         fail(f"--config: {_first_line(error)}")
     n = len(arguments)

@@ -1,6 +1,8 @@
 """What the configs of real runs share; each file in configs/ adds its docstring and differences."""
 
-from typing import NamedTuple
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import ml_collections
 
@@ -45,4 +47,60 @@ def place(c: ml_collections.ConfigDict, where: Place) -> ml_collections.ConfigDi
     c.optim.micro_rows = where.shards
     c.rollout.slots, c.rollout.cache_fraction = where.slots, where.cache_fraction
     c.rollout.prefill_prompts = 4 * where.shards
+    return c
+
+
+# ------------------------------------------------------------------------------------------------
+# The ladder
+# ------------------------------------------------------------------------------------------------
+
+# The paper's techniques in the order of its Table 1 -> the fields of full DAPO that change when the
+# technique is taken away.
+WITHOUT: dict[str, Callable[[ml_collections.ConfigDict], dict[str, Any]]] = {
+    "overlong_filtering": lambda c: {"loss.overlong_filter": "off"},
+    "clip_higher": lambda c: {"loss.clip_high": c.loss.clip_low},
+    "soft_overlong": lambda c: {"reward.overlong_penalty": 0.0},
+    "token_loss": lambda c: {"loss.normalizer": "sequence"},
+    "dynamic_sampling": lambda c: {"sampling.dynamic": False, "sampling.surplus": "drop"},
+}
+# Table 1, and then all of it with one technique taken away; '-dynamic_sampling' is '+token_loss'.
+CUMULATIVE = ("grpo", *(f"+{name}" for name in WITHOUT))
+LEAVE_ONE_OUT = tuple(f"-{name}" for name in WITHOUT)
+RUNGS = (*CUMULATIVE, *LEAVE_ONE_OUT[:-1])
+
+
+def rung(c: ml_collections.ConfigDict, name: str) -> ml_collections.ConfigDict:
+    """`c`, which is full DAPO, as the rung `name` of `CUMULATIVE` or `LEAVE_ONE_OUT`.
+
+    A rung with overlong filtering takes truncated responses out of the loss and leaves them in the
+    statistics of their group (loss.overlong_filter 'loss'), unless `c` itself says 'group': the
+    paper "masks the loss of truncated samples", and says nothing of the group's mean and std.
+    Raises ValueError for another name, and where `c` lacks a technique of its own.
+    """
+    if name not in CUMULATIVE + LEAVE_ONE_OUT:
+        known = ", ".join(CUMULATIVE + LEAVE_ONE_OUT)
+        raise ValueError(f"the ladder has no rung {name!r}; there are {known}")
+    c = copy.deepcopy(c)
+    if c.loss.overlong_filter == "off":
+        c.loss.overlong_filter = "loss"
+    flat = config.leaves(c)
+    for technique, fields in WITHOUT.items():
+        if all(flat[field] == value for field, value in fields(c).items()):
+            raise ValueError(
+                f"the ladder starts from full DAPO, and this config is without {technique}"
+            )
+    techniques = list(WITHOUT)
+    taken = techniques[CUMULATIVE.index(name) :] if name in CUMULATIVE else [name[1:]]
+    for technique in taken:
+        c.update_from_flattened_dict(WITHOUT[technique](c))
+    return c
+
+
+def ladder_task() -> ml_collections.ConfigDict:
+    """Full DAPO on the embedded task, from a base model with less warm-up than the quickstart's."""
+    c = config.base()
+    c.steps = 60
+    c.warmup.skill_steps, c.warmup.habit_steps = 600, 160
+    c.eval.every, c.eval.top_p = 10, 1.0
+    c.checkpoint.every = 20
     return c

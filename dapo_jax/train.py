@@ -246,9 +246,9 @@ def drawn_metrics(c, text, stream, got: Collected, stats: Stats) -> dict[str, fl
 # ------------------------------------------------------------------------------------------------
 
 
-def train(c, where: str | pathlib.Path, allow_config_change: bool = False) -> None:
-    """Run up to `c.steps` in the workdir `where`. Raises ConfigError, ValueError or OSError for bad
-    input, before anything compiles."""
+def train(c, where: str | pathlib.Path, allow_config_change: bool = False) -> bool:
+    """Run up to `c.steps` in the workdir `where`; False where SIGTERM cut it off.
+    Raises ConfigError, ValueError or OSError for bad input, before anything compiles."""
     processes.agree(processes.identity(c, str(where)))
     config_lib.validate(c, len(jax.devices()))
     say = tqdm.write if parallel.first() else lambda _: None
@@ -257,10 +257,10 @@ def train(c, where: str | pathlib.Path, allow_config_change: bool = False) -> No
     if parallel.first():
         trackers.require(c)
     with workdir_lib.hold(where) as home:
-        run(c, home, allow_config_change, say)
+        return run(c, home, allow_config_change, say)
 
 
-def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> None:
+def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> bool:
     workdir = home.local
     model_dir = hf.resolve(c.model.path) if c.model.path else None
     text = parts.load_text(c, workdir, model_dir)
@@ -325,6 +325,7 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> None:
     if parallel.first():
         records = metrics.read(workdir / "metrics.jsonl")
         say(report.summary(home.name, state, stop, leaving, records))
+    return bool(stop) or state.step >= c.steps
 
 
 def due(step: int, every: int) -> bool:

@@ -7,18 +7,28 @@ missing, and a task that is a training run resumes where it was cut off.
 """
 
 import concurrent.futures
+import contextlib
 import json
 import multiprocessing
 import os
 import pathlib
 import queue
+import signal
+import threading
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from dapo_jax.run import checkpoint
+# What started processes inherit, unless the user has set it; the reasons: launch/quickstart.sh.
+_ENVIRONMENT = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
 
 
 class Task(NamedTuple):
@@ -35,40 +45,56 @@ def run_all(
     tasks: Sequence[Task], out: str | pathlib.Path, jobs: int = 0, desc: str = "runs"
 ) -> dict[str, Any]:
     """Folder -> result of every task. jobs: processes, each pinned to one core where the system can
-    (0: one a core); 1 works in this process, where a task may be a run on several hosts.
+    (0: one a core); 1 works in this process, where a task may be a run on several hosts that share
+    `out`.
 
     Raises RuntimeError naming the log of a task that failed, once the running ones have ended, and
-    ValueError where `out` holds a result made with other arguments.
+    ValueError, before anything runs, where `out` holds a result made with other arguments or tasks
+    share a folder, wait for each other or for one that is none.
     """
     out = pathlib.Path(out)
+    folders = [t.folder for t in tasks]
+    if twice := sorted({f for f in folders if folders.count(f) > 1}):
+        raise ValueError(f"run_all: several tasks want the folder {', '.join(twice)}")
+    if unknown := {a for t in tasks for a in t.after} - set(folders):
+        raise ValueError(f"run_all: tasks wait for {', '.join(sorted(unknown))}, which are none")
+    tasks = _in_order(tasks)
     results = {t.folder: _read(out, t) for t in tasks if _path(out, t).exists()}
     waiting = [t for t in tasks if t.folder not in results]
-    unknown = {a for t in waiting for a in t.after} - {t.folder for t in tasks}
-    if unknown:
-        raise ValueError(f"run_all: tasks wait for {sorted(unknown)}, which are none")
-    jobs = jobs or os.cpu_count() or 1
+    jobs = jobs or _cores()
     bar = tqdm(total=len(tasks), initial=len(results), desc=desc, unit="run", dynamic_ncols=True)
     with bar:
         if jobs == 1:
-            for task in _in_order(waiting):
-                results[task.folder] = _work(out, task, quiet=False)
+            # Here only: with it comes JAX, which the processes of a pool start by themselves.
+            from dapo_jax import parallel
+
+            for task in waiting:
+                results[task.folder] = _work(out, task, quiet=False, keep=parallel.first())
                 bar.update()
-        else:
-            _run_pool(out, waiting, results, jobs, bar)
-    return {t.folder: results[t.folder] for t in tasks}
+        elif waiting:
+            _run_pool(out, waiting, results, min(jobs, len(waiting)), bar)
+    return {folder: results[folder] for folder in folders}
+
+
+def _cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _run_pool(out, waiting: list[Task], results: dict, jobs: int, bar) -> None:
-    _environment(out)
     context = multiprocessing.get_context("spawn")  # a forked process cannot use a started JAX
     cores = context.Queue()
     for core in range(jobs):
         cores.put(core)
     waiting, running, failed = list(waiting), {}, []
-    pool = concurrent.futures.ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=_pin, initargs=(cores,)
-    )
-    with pool:
+    with (
+        _environment(JAX_COMPILATION_CACHE_DIR=str((out / "xla").absolute())),
+        concurrent.futures.ProcessPoolExecutor(
+            jobs, mp_context=context, initializer=_start, initargs=(cores, os.getpid())
+        ) as pool,
+    ):
         while waiting or running:
             ready = [] if failed else [t for t in waiting if all(a in results for a in t.after)]
             for task in ready[: jobs - len(running)]:
@@ -82,7 +108,8 @@ def _run_pool(out, waiting: list[Task], results: dict, jobs: int, bar) -> None:
             for future in done:
                 task = running.pop(future)
                 if error := future.exception():
-                    failed.append(f"{task.folder}: {error} (see {out / task.folder}/log.txt)")
+                    what = str(error) or type(error).__name__
+                    failed.append(f"{task.folder}: {what} (see {out / task.folder}/log.txt)")
                 else:
                     results[task.folder] = future.result()
                     bar.set_postfix_str(task.folder)
@@ -91,35 +118,35 @@ def _run_pool(out, waiting: list[Task], results: dict, jobs: int, bar) -> None:
         raise RuntimeError("\n".join(failed))
 
 
-def _in_order(tasks: list[Task]) -> list[Task]:
+def _in_order(tasks: Sequence[Task]) -> list[Task]:
     """Each after those it waits for; raises ValueError for a circle."""
     done, order, left = set(), [], list(tasks)
-    names = {t.folder for t in tasks}
     while left:
-        ready = [t for t in left if all(a in done or a not in names for a in t.after)]
+        ready = [t for t in left if done.issuperset(t.after)]
         if not ready:
-            raise ValueError(f"run_all: {[t.folder for t in left]} wait for each other")
+            names = ", ".join(t.folder for t in left)
+            raise ValueError(f"run_all: {names} wait for each other")
         order += ready
         done |= {t.folder for t in ready}
         left = [t for t in left if t not in ready]
     return order
 
 
-def _environment(out: pathlib.Path) -> None:
-    """What processes started from here inherit; nothing that the user has set is changed."""
-    settings: Mapping[str, str] = {
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # why: launch/quickstart.sh
-        "JAX_COMPILATION_CACHE_DIR": str((out / "xla").absolute()),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
+@contextlib.contextmanager
+def _environment(**more: str) -> Iterator[None]:
+    """What the processes inherit; this one has its own back afterwards."""
+    new = {k: v for k, v in (_ENVIRONMENT | more).items() if k not in os.environ}
+    os.environ |= new
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]
 
 
-def _pin(cores) -> None:
+def _start(cores, parent: int) -> None:
     """Of a new process, before it starts JAX: one core, so that runs do not share threads."""
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     try:
         core = cores.get(timeout=10)
     except queue.Empty:
@@ -129,7 +156,17 @@ def _pin(cores) -> None:
         os.sched_setaffinity(0, {mine[core % len(mine)]})
 
 
-def _work(out: pathlib.Path, task: Task, quiet: bool) -> Any:
+def _leave_with(parent: int) -> None:
+    """End this process once the one that started it is gone. A training run saves at the first
+    SIGTERM; the next one finds it done."""
+    while True:
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+
+
+def _work(out: pathlib.Path, task: Task, quiet: bool, keep: bool = True) -> Any:
+    """The task's result; quiet: print to its log. keep: write the result."""
     folder = out / task.folder
     folder.mkdir(parents=True, exist_ok=True)
     if quiet:
@@ -143,9 +180,12 @@ def _work(out: pathlib.Path, task: Task, quiet: bool) -> Any:
         if quiet:
             traceback.print_exc()  # into the log
         raise
-    record = {"arguments": task.arguments, "result": result}
-    checkpoint.dump_json(_path(out, task), record)
-    return json.loads(json.dumps(result))
+    text = json.dumps({"arguments": task.arguments, "result": result}, indent=2) + "\n"
+    if keep:
+        draft = _path(out, task).with_suffix(".tmp")
+        draft.write_text(text)
+        draft.replace(_path(out, task))
+    return json.loads(text)["result"]
 
 
 def _path(out: pathlib.Path, task: Task) -> pathlib.Path:
@@ -154,9 +194,25 @@ def _path(out: pathlib.Path, task: Task) -> pathlib.Path:
 
 def _read(out: pathlib.Path, task: Task) -> Any:
     record = json.loads(_path(out, task).read_text())
-    if record["arguments"] != json.loads(json.dumps(task.arguments)):
+    wanted = json.loads(json.dumps(task.arguments))
+    if record["arguments"] != wanted:
         raise ValueError(
-            f"{out / task.folder}: was made with other settings ({record['arguments']} and not"
-            f" {list(task.arguments)}); choose another directory, or remove this one"
+            f"{out / task.folder}: was made with other settings ("
+            f"{'; '.join(_differences(record['arguments'], wanted))}); choose another directory, or"
+            " remove this one"
         )
     return record["result"]
+
+
+def _differences(old: list, new: list) -> Iterator[str]:
+    """Argument by argument, of mappings field by field."""
+    if len(old) != len(new):
+        yield f"{len(old)} arguments, now {len(new)}"
+        return
+    for a, b in zip(old, new, strict=True):
+        if isinstance(a, dict) and isinstance(b, dict):
+            for key in dict.fromkeys([*a, *b]):
+                if a.get(key) != b.get(key):
+                    yield f"{key} {a.get(key)!r}, now {b.get(key)!r}"
+        elif a != b:
+            yield f"{a!r}, now {b!r}"

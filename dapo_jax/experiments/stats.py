@@ -14,7 +14,8 @@ class Interval(NamedTuple):
     half: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} +- {self.half:.3f}"
+        half = "" if np.isnan(self.half) else f" +- {self.half:.3f}"
+        return f"{self.mean:.3f}{half}"
 
     @property
     def low(self) -> float:
@@ -37,7 +38,10 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def paired(after: Sequence[float], before: Sequence[float]) -> Interval:
-    """Of the differences seed by seed: what two arms that share seeds tell most sharply."""
+    """Of the differences seed by seed [seeds]: what two arms that share seeds tell most sharply.
+    Raises ValueError where they are not as many."""
+    if len(after) != len(before):
+        raise ValueError(f"paired: {len(after)} values and {len(before)} are no pairs")
     return interval(np.subtract(after, before))
 
 

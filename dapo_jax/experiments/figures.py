@@ -1,0 +1,213 @@
+"""The paper's figures from the runs of a ladder: means over seeds, 95% intervals as bands."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import matplotlib.figure
+import numpy as np
+
+from dapo_jax import recipes
+from dapo_jax.experiments import stats
+
+Runs = Mapping[str, Sequence[Sequence[dict]]]  # rung -> seed -> records of metrics.jsonl
+
+# Dark to light along the ladder, full DAPO apart; the eye needs no legend to find the last rung.
+COLORS = dict(
+    zip(
+        recipes.CUMULATIVE,
+        ("#2b2d42", "#5c6784", "#7b9acc", "#8cc5b5", "#e0a458", "#c1121f"),
+        strict=True,
+    )
+)
+PAPER_COLOR = "#b8bcc6"
+
+
+def curve(records: Sequence[dict], tag: str, x: str) -> tuple[np.ndarray, np.ndarray]:
+    """(x [n], values [n]) of the records with the number `tag`; x is 0 before the first step."""
+    rows = [r for r in records if isinstance(r.get(tag), int | float)]
+    return np.array([r.get(x, 0) for r in rows], float), np.array([r[tag] for r in rows], float)
+
+
+def draw(
+    runs: Runs,
+    updates: Mapping[str, np.ndarray],
+    tokens: Mapping[str, np.ndarray],
+    paper: Mapping[str, float],
+    tag: str,
+    steps: int,
+    out: pathlib.Path,
+) -> list[pathlib.Path]:
+    """ladder.png, accuracy.png, clip_higher.png and dynamics.png in `out`.
+
+    runs: rung -> seed -> records. updates, tokens: rung -> accuracy [seeds] at equal updates and at
+    equal tokens. tag: held-out accuracy. steps: rollout steps shown over updates.
+    """
+    drawn = {
+        "ladder": ladder(updates, tokens, paper),
+        "accuracy": accuracy(runs, tag, steps),
+        "clip_higher": clip_higher(runs, steps),
+        "dynamics": dynamics(runs, steps),
+    }
+    paths = []
+    for name, figure in drawn.items():
+        if figure is not None:
+            paths.append(out / f"{name}.png")
+            figure.savefig(paths[-1], dpi=130)
+    return paths
+
+
+def ladder(updates, tokens, paper) -> matplotlib.figure.Figure:
+    """Table 1 as bars: the paper's beside ours, and DAPO with one technique left out."""
+    names = list(updates)
+    figure, (left, right) = _panels(2, width=6.0, height=1.2 + 0.42 * len(names), ratios=(1, 2))
+    left.barh(range(len(paper)), list(paper.values()), color=PAPER_COLOR)
+    for i, value in enumerate(paper.values()):
+        left.text(value - 1, i, f"{value:g}", va="center", ha="right")
+    left.set_yticks(range(len(paper)), list(paper))
+    left.set_xlabel("AIME 2024, avg@32 (%)")
+    left.set_title("The paper: Qwen2.5-32B")
+    for shift, alpha, values, label in (
+        (-0.2, 1.0, updates, "at equal updates"),
+        (0.2, 0.45, tokens, "at equal generated tokens"),
+    ):
+        of = [stats.interval(values[n]) for n in names]
+        right.barh(
+            np.arange(len(names)) + shift,
+            [x.mean for x in of],
+            0.38,
+            xerr=np.nan_to_num([x.half for x in of]),
+            color=[COLORS.get(n, PAPER_COLOR) for n in names],
+            alpha=alpha,
+            capsize=2,
+            error_kw={"linewidth": 1},
+            label=label,
+        )
+        for i, x in enumerate(of):
+            end = x.mean + np.nan_to_num(x.half)
+            right.text(end + 0.01, i + shift, f"{x.mean:.3f}", va="center", fontsize=7)
+    right.set_yticks(range(len(names)), names)
+    right.set_xlabel("held-out accuracy, T=1 (share of responses)")
+    right.set_title("Here: bars with 95% intervals over seeds")
+    right.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8, frameon=False
+    )
+    for axes in (left, right):
+        axes.invert_yaxis()
+    return figure
+
+
+def accuracy(runs: Runs, tag: str, steps: int) -> matplotlib.figure.Figure:
+    """Held-out accuracy of the ladder over updates and over generated tokens."""
+    figure, (left, right) = _panels(2)
+    for name in _ladder(runs):
+        band(left, runs[name], tag, "optim/updates", name, COLORS[name], last_step=steps)
+        band(right, runs[name], tag, "spent/tokens", name, COLORS[name], scale=1e-6)
+    left.set_xlabel("gradient updates")
+    right.set_xlabel("generated tokens (millions)")
+    left.set_ylabel("held-out accuracy, T=1 (share)")
+    left.legend(fontsize=8)
+    return figure
+
+
+def clip_higher(runs: Runs, steps: int) -> matplotlib.figure.Figure | None:
+    """Entropy with and without Clip-Higher, where both are there: early in the ladder, and in full
+    DAPO."""
+    full = recipes.CUMULATIVE[-1]
+    switches = [
+        ("+clip_higher", "+overlong_filtering", "added to GRPO with overlong filtering"),
+        (full, "-clip_higher", "left out of full DAPO"),
+    ]
+    switches = [s for s in switches if s[0] in runs and s[1] in runs]
+    if not switches:
+        return None
+    figure, panels = _panels(len(switches))
+    for axes, (on, off, title) in zip(panels, switches, strict=True):
+        for name, label, color in (
+            (on, "with Clip-Higher", "#c1121f"),
+            (off, "without", "#2b2d42"),
+        ):
+            band(axes, runs[name], "policy/entropy", "optim/updates", label, color, steps)
+        axes.set_title(f"Clip-Higher {title}")
+        axes.set_xlabel("gradient updates")
+        axes.legend(fontsize=8)
+    panels[0].set_ylabel("entropy of sampled tokens (nats)")
+    return figure
+
+
+def dynamics(runs: Runs, steps: int) -> matplotlib.figure.Figure:
+    """Length, reward, mean probability and the share of groups with a signal, over updates."""
+    figure, panels = _panels(4, columns=2)
+    for axes, (tag, label) in zip(
+        panels,
+        (
+            ("response/length_mean", "mean response length (tokens)"),
+            ("reward/mean", "mean reward of drawn responses"),
+            ("policy/mean_prob", "mean probability of sampled tokens"),
+            ("sampling/accept_frac", "groups with right and wrong responses (share)"),
+        ),
+        strict=True,
+    ):
+        for name in _ladder(runs):
+            band(axes, runs[name], tag, "optim/updates", name, COLORS[name], steps)
+        axes.set_ylabel(label)
+        axes.set_xlabel("gradient updates")
+    panels[0].legend(fontsize=8)
+    return figure
+
+
+def band(
+    axes,
+    runs: Sequence[Sequence[dict]],
+    tag: str,
+    x: str,
+    label: str,
+    color: str,
+    last_step: int = 0,
+    scale: float = 1.0,
+) -> None:
+    """The mean over seeds and its 95% interval, as far as every seed goes. Seeds are brought to one
+    grid by straight lines: over tokens, no two evaluate at the same place. Runs of more than 30
+    points are smoothed over 5. last_step: of the records shown; 0 = all."""
+    curves = [
+        curve([r for r in records if not last_step or r["step"] <= last_step], tag, x)
+        for records in runs
+    ]
+    curves = [c for c in curves if len(c[0])]
+    if not curves:
+        return
+    first = curves[0][0]
+    grid = first if x != "spent/tokens" else np.linspace(0, first[-1], 60)
+    grid = grid[grid <= min(at[-1] for at, _ in curves)]
+    values = np.array([np.interp(grid, at, _smooth(v)) for at, v in curves])
+    mean = values.mean(0)
+    axes.plot(grid * scale, mean, color=color, label=label, linewidth=1.6)
+    if len(values) > 1:
+        half = np.array([stats.interval(v).half for v in values.T])
+        axes.fill_between(
+            grid * scale, mean - half, mean + half, color=color, alpha=0.13, linewidth=0
+        )
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+    """Mean over 5 points, fewer at the ends."""
+    if len(values) <= 30:
+        return values
+    ones = np.ones(5)
+    return np.convolve(values, ones, "same") / np.convolve(np.ones(len(values)), ones, "same")
+
+
+def _ladder(runs: Runs) -> list[str]:
+    return [name for name in recipes.CUMULATIVE if name in runs]
+
+
+def _panels(n: int, columns: int = 0, width: float = 5.2, height: float = 3.9, ratios=None):
+    """A figure that needs no display, and its panels in reading order; inches a panel."""
+    columns = columns or n
+    rows = -(-n // columns)
+    figure = matplotlib.figure.Figure((width * columns, height * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, width_ratios=ratios).ravel()
+    for a in axes:
+        a.spines[["top", "right"]].set_visible(False)
+        a.grid(alpha=0.25, linewidth=0.6)
+        a.set_axisbelow(True)
+    return figure, list(axes)

@@ -1,0 +1,335 @@
+"""The paper's ladder, run again: each technique added to naive GRPO, and each left out of DAPO.
+
+    python -m dapo_jax.experiments.ladder --seeds=5 --out=runs/ladder
+
+Makes one base model (seed `--base_seed`), trains from it every rung of `recipes.RUNGS` once a seed,
+one process a core, and writes OUT/table.md, OUT/table.json and figures. The same command resumes.
+The setting is configs/ladder.py; `--config=FILE` takes the rungs of another full-DAPO config, whose
+model is then the base, and `--jobs=1` trains in this process, which may be one of several hosts
+that share OUT. Rungs that were trained elsewhere (configs/ladder.py:+clip_higher@7B, each with
+--workdir=OUT/<rung>/seed_<seed>) are put together by `--report`.
+
+What is compared was fixed before the first run of it:
+
+- A run's accuracy at equal UPDATES is the mean of its held-out accuracy (T=1, top-p 1) after 4/6,
+  5/6 and 6/6 of `steps`. Its accuracy at equal TOKENS is the same mean at 4/6, 5/6 and 6/6 of a
+  budget, the fewest tokens that any run which was not stopped early generated. Between evaluations
+  the curve is a straight line; after a run that stopped early it stays where it was.
+- Rungs without Dynamic Sampling draw fewer tokens an update; they train `--longer` times as many
+  steps, and the additional ones count for the comparison at equal tokens only.
+- Intervals are 95% t-intervals over seeds, of a mean or of paired differences (same seed, one
+  switch). "Ahead" and "behind" mean a paired interval without zero; "disjoint" is said of the two
+  unpaired intervals. All seeds, 0 to `--seeds` - 1, count.
+
+One base model: how much another one would change is not in the intervals.
+"""
+
+import contextlib
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags
+
+from dapo_jax import cli, config, parallel, parts, processes, recipes, train
+from dapo_jax.experiments import figures, pool, stats
+from dapo_jax.model import qwen2
+from dapo_jax.run import metrics
+
+SEEDS = flags.DEFINE_integer("seeds", 5, "Runs a rung.", lower_bound=1)
+OUT = flags.DEFINE_string("out", "runs/ladder", "Directory of the runs, the table and the figures.")
+JOBS = flags.DEFINE_integer("jobs", 0, "Runs at a time; 0 = one a core, 1 = in this process.")
+ONLY = flags.DEFINE_list("rungs", list(recipes.RUNGS), "Rungs to run.")
+STEPS = flags.DEFINE_integer(
+    "steps", 0, "Rollout steps compared at equal updates; 0 = the config's."
+)
+LONGER = flags.DEFINE_float(
+    "longer", 2.0, "Steps of rungs without Dynamic Sampling, as a multiple."
+)
+BASE_SEED = flags.DEFINE_integer("base_seed", 0, "Seed of the base model's warm-up.")
+REPORT = flags.DEFINE_bool("report", False, "Run nothing: put together the runs that OUT holds.")
+
+# Table 1 of the paper: AIME 2024, avg@32, Qwen2.5-32B.
+PAPER = dict(zip(recipes.CUMULATIVE, (30, 36, 38, 41, 42, 50), strict=True))
+FULL = recipes.CUMULATIVE[-1]
+WINDOW = np.array([4, 5, 6]) / 6
+
+
+# ------------------------------------------------------------------------------------------------
+# Runs
+# ------------------------------------------------------------------------------------------------
+
+
+def tasks(c, rungs: Sequence[str], seeds: int, base_seed: int, longer: float) -> list[pool.Task]:
+    """The base model, where `c` has a warm-up that makes one, and every rung once a seed."""
+    out, after = [], ()
+    if c.warmup.skill_steps + c.warmup.habit_steps:
+        fields = config.leaves(c) | {"seed": base_seed, "steps": 0}
+        out, after = [pool.Task("base", run, (fields,))], ("base",)
+    for seed in range(seeds):
+        for name in rungs:
+            r = recipes.rung(c, name)
+            r.seed = seed
+            r.steps = steps_of(r, longer)
+            out.append(pool.Task(folder(name, seed), run, (config.leaves(r), *after), after))
+    return out
+
+
+def steps_of(c, longer: float) -> int:
+    """Rollout steps that a rung trains."""
+    return c.steps if c.sampling.dynamic else round(c.steps * longer)
+
+
+def folder(rung: str, seed: int) -> str:
+    return f"{rung}/seed_{seed}"
+
+
+def run(workdir: pathlib.Path, fields: Mapping[str, Any], base: str = "") -> dict[str, float]:
+    """Train by the config with these leaves, from the run `base` two folders up if there is one."""
+    started = time.process_time()
+    c = config.base()
+    c.update_from_flattened_dict(fields)
+    if base:
+        c.init_from = str((workdir.parent.parent / base / "checkpoints").absolute())
+    if not train.train(c, workdir):
+        raise RuntimeError("cut off by SIGTERM; the same command goes on")
+    last = metrics.read(workdir / "metrics.jsonl")[-1]
+    return {"steps": last["step"], "cpu_s": round(time.process_time() - started, 1)}
+
+
+# ------------------------------------------------------------------------------------------------
+# What they show
+# ------------------------------------------------------------------------------------------------
+
+
+class Summary(NamedTuple):
+    """Rung -> one value a seed [seeds]; only rungs all of whose seeds are there."""
+
+    updates: dict[str, np.ndarray]  # accuracy at equal updates
+    tokens: dict[str, np.ndarray]  # accuracy at equal tokens
+    beside: dict[str, dict[str, np.ndarray]]  # what is measured beside it -> rung -> values
+    budget: float  # generated tokens of the second
+    early: list[str]  # runs that stopped before their last step
+
+
+# Means over the last third of the compared steps; tokens: all up to the last of them.
+BESIDE = {
+    "M tokens": "spent/tokens",
+    "groups accepted": "sampling/accept_frac",
+    "entropy, nats": "policy/entropy",
+    "length, tokens": "response/length_mean",
+    "truncated": "response/truncated_frac",
+}
+
+
+def read(out: pathlib.Path, rungs: Sequence[str], seeds: int) -> dict[str, list[list[dict]]]:
+    """Rung -> seed -> records of its run; rungs that lack a seed are left out."""
+    found = {
+        name: [metrics.read(out / folder(name, s) / "metrics.jsonl") for s in range(seeds)]
+        for name in rungs
+    }
+    return {name: runs for name, runs in found.items() if all(runs)}
+
+
+def accuracy(records: Sequence[dict], tag: str, x: str, end: float) -> float:
+    """Mean of the curve of `tag` over `x` at 4/6, 5/6 and 6/6 of `end`."""
+    at, values = figures.curve(records, tag, x)
+    return float(np.interp(end * WINDOW, at, values).mean())
+
+
+def summarize(
+    runs: Mapping[str, Sequence[Sequence[dict]]],
+    tag: str,
+    steps: int,
+    wanted: Mapping[str, int],
+) -> Summary:
+    """steps: rollout steps at equal updates; wanted: rung -> steps it was to train."""
+
+    def each(value) -> dict[str, np.ndarray]:
+        return {name: np.array([value(r) for r in of]) for name, of in runs.items()}
+
+    def beside(tag):
+        if tag == "spent/tokens":
+            return each(lambda r: np.interp(steps, *figures.curve(r, tag, "step")) / 1e6)
+        late = lambda r: [x[tag] for x in r if steps * 2 / 3 < x["step"] <= steps and tag in x]  # noqa: E731
+        return each(lambda r: np.mean(late(r) or np.nan))
+
+    last = {(n, s): r[-1] for n, of in runs.items() for s, r in enumerate(of)}
+    early = [folder(*run) for run, r in last.items() if r["step"] < wanted[run[0]]]
+    spent = {folder(*run): r.get("spent/tokens", 0) for run, r in last.items()}
+    budget = min((n for run, n in spent.items() if run not in early), default=min(spent.values()))
+    return Summary(
+        each(lambda r: accuracy(r, tag, "step", steps)),
+        each(lambda r: accuracy(r, tag, "spent/tokens", budget)),
+        {name: beside(tag) for name, tag in BESIDE.items()},
+        budget,
+        early,
+    )
+
+
+def verdict(after: str, before: str, values: Mapping[str, np.ndarray]) -> str:
+    """One sentence on two rungs, from the numbers."""
+    a, b = (stats.interval(values[name]) for name in (after, before))
+    difference = stats.paired(values[after], values[before])
+    numbers = f"{a} against {b}, paired difference {signed(difference)}"
+    if np.isnan(difference.half):
+        return f"{after} and {before}: {numbers}; one seed tells nothing of seed noise"
+    if not stats.excludes_zero(difference):
+        return f"{after} and {before} are not told apart: {numbers}"
+    word = "ahead of" if difference.mean > 0 else "behind"
+    kind = "disjoint" if stats.apart(a, b) else "overlapping"
+    return f"{after} is {word} {before}: {numbers}, {kind} 95% intervals"
+
+
+def signed(x: stats.Interval) -> str:
+    return f"{'+' if x.mean >= 0 else ''}{x}"
+
+
+def pairs(rungs: Sequence[str]) -> list[tuple[str, str]]:
+    """(after, before) of everything that is told: the whole, each step, each technique left out."""
+    ladder = recipes.CUMULATIVE
+    told = [(FULL, ladder[0]), *zip(ladder[1:], ladder, strict=False)]
+    told += [(FULL, name) for name in recipes.LEAVE_ONE_OUT[:-1]]
+    return [(a, b) for a, b in told if a in rungs and b in rungs]
+
+
+# ------------------------------------------------------------------------------------------------
+# Table
+# ------------------------------------------------------------------------------------------------
+
+
+def markdown(s: Summary, steps: int, updates: int, scale: str, seeds: int) -> str:
+    tokens = f"{s.budget / 1e6:.2f} M"
+    parts = [
+        f"# The ladder, {seeds} seed{'s' * (seeds > 1)}",
+        f"Ours: {scale}. The paper's: Qwen2.5-32B, AIME 2024, avg@32. Another model, task and"
+        " scale: the columns stand side by side for the order of the techniques, not for their"
+        " sizes.",
+        "Mean and 95% t-interval over seeds; a change is paired by seed, against the rung above it"
+        f" or, left out, against full DAPO ({FULL}). How: dapo_jax/experiments/ladder.py.",
+        "\n".join(table(s, steps, updates, tokens)),
+        f"At equal updates ({updates:,}):",
+        "\n".join(f"- {verdict(a, b, s.updates)}" for a, b in pairs(list(s.updates))),
+        f"At equal tokens ({tokens}):",
+        "\n".join(f"- {verdict(a, b, s.tokens)}" for a, b in pairs(list(s.tokens))),
+    ]
+    if s.early:
+        parts.append(f"Stopped before their last step: {', '.join(s.early)}.")
+    return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def table(s: Summary, steps: int, updates: int, tokens: str) -> list[str]:
+    columns = [
+        "rung", "paper", f"accuracy after {updates:,} updates", "change",
+        f"accuracy after {tokens} tokens", "change", *BESIDE,
+    ]  # fmt: skip
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    below = dict(zip(recipes.CUMULATIVE[1:], recipes.CUMULATIVE, strict=False))
+    below |= dict.fromkeys(recipes.LEAVE_ONE_OUT, FULL)
+    for name in s.updates:
+        row = [name, str(PAPER.get(name, ""))]
+        for values in (s.updates, s.tokens):
+            other = below.get(name)
+            change = signed(stats.paired(values[name], values[other])) if other in values else ""
+            row += [str(stats.interval(values[name])), change]
+        row += [f"{of[name].mean():.3g}" for of in s.beside.values()]
+        lines.append("| " + " | ".join(row) + " |")
+    return lines
+
+
+def as_json(s: Summary, steps: int, scale: str) -> dict:
+    """Everything in the table, and each seed's values."""
+
+    def plain(x: stats.Interval) -> dict:
+        return {"mean": x.mean, "half": None if np.isnan(x.half) else x.half}
+
+    def both(values):
+        return {
+            name: plain(stats.interval(v)) | {"seeds": v.tolist()} for name, v in values.items()
+        }
+
+    def changes(values):
+        return [
+            {"after": a, "before": b, **plain(stats.paired(values[a], values[b]))}
+            for a, b in pairs(list(values))
+        ]
+
+    beside = {
+        what: {name: None if np.isnan(v.mean()) else v.mean() for name, v in of.items()}
+        for what, of in s.beside.items()
+    }
+    return {
+        "scale": scale,
+        "paper": PAPER,
+        "steps": steps,
+        "budget_tokens": s.budget,
+        "stopped_early": s.early,
+        "equal_updates": both(s.updates),
+        "equal_tokens": both(s.tokens),
+        "changes_equal_updates": changes(s.updates),
+        "changes_equal_tokens": changes(s.tokens),
+        "beside": beside,
+    }
+
+
+def report(c, out: pathlib.Path, rungs: Sequence[str], seeds: int, longer: float) -> str:
+    """Write table.md, table.json and the figures of the runs in `out`; returns the table. Raises
+    ValueError where there is none."""
+    runs = read(out, rungs, seeds)
+    if not runs:
+        raise ValueError(f"{out}: no rung of {', '.join(rungs)} has all of seeds 0 to {seeds - 1}")
+    tag = evaluation_tag(c)
+    wanted = {name: steps_of(recipes.rung(c, name), longer) for name in runs}
+    summary = summarize(runs, tag, c.steps, wanted)
+    text = markdown(summary, c.steps, c.steps * c.optim.minibatches, describe(c), seeds)
+    (out / "table.md").write_text(text)
+    (out / "table.json").write_text(json.dumps(as_json(summary, c.steps, describe(c)), indent=2))
+    figures.draw(runs, summary.updates, summary.tokens, PAPER, tag, c.steps, out)
+    return text
+
+
+def evaluation_tag(c) -> str:
+    sets = parts.named_files(c.eval.files) or {"heldout": ""}
+    return f"eval/{next(iter(sets))}/avg@k"
+
+
+def describe(c) -> str:
+    """The scale of a run, in words."""
+    model = (
+        c.model.path or f"a Qwen2.5 of {qwen2.param_count(qwen2.shape_from_config(c)):,} parameters"
+    )
+    data = c.data.train or "the embedded chained arithmetic"
+    return f"{model} on {data}, avg@{c.eval.k}"
+
+
+def main() -> None:
+    c, out = cli.CONFIG.value, pathlib.Path(OUT.value)
+    if STEPS.value:
+        c.steps = STEPS.value
+    rungs = list(
+        dict.fromkeys("+token_loss" if n == "-dynamic_sampling" else n for n in ONLY.value)
+    )
+    if LONGER.value < 1:
+        raise ValueError(f"--longer: {LONGER.value} is less than once")
+    todo = tasks(c, rungs, SEEDS.value, BASE_SEED.value, LONGER.value)
+    with contextlib.ExitStack() as after:
+        if JOBS.value == 1 and not REPORT.value:
+            after.enter_context(processes.joined())
+        if not REPORT.value:
+            out.mkdir(parents=True, exist_ok=True)
+            try:
+                pool.run_all(todo, out, JOBS.value, "ladder")
+            except RuntimeError as error:
+                cli.fail(str(error))
+        if JOBS.value != 1 or REPORT.value or parallel.first():
+            print(report(c, out, rungs, SEEDS.value, LONGER.value))
+
+
+if __name__ == "__main__":
+    if not any(argument.split("=")[0] == "--config" for argument in sys.argv):
+        sys.argv.insert(1, "--config=configs/ladder.py")
+    cli.run(main)

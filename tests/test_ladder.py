@@ -1,0 +1,301 @@
+"""The ladder: the fields of each rung, what is compared, what is said of it, and a small run."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dapo_jax import config, recipes, train
+from dapo_jax.experiments import figures, ladder, pool
+from dapo_jax.run import metrics
+
+ROOT = Path(__file__).parent.parent
+TAG = "eval/heldout/avg@k"
+
+# ------------------------------------------------------------------------------------------------
+# Rungs
+# ------------------------------------------------------------------------------------------------
+
+FIELDS = (
+    "loss.overlong_filter", "loss.clip_high", "reward.overlong_penalty", "loss.normalizer",
+    "sampling.dynamic",
+)  # fmt: skip
+ORACLE = {
+    "grpo": ("off", 0.2, 0.0, "sequence", False),
+    "+overlong_filtering": ("loss", 0.2, 0.0, "sequence", False),
+    "+clip_higher": ("loss", 0.28, 0.0, "sequence", False),
+    "+soft_overlong": ("loss", 0.28, 1.0, "sequence", False),
+    "+token_loss": ("loss", 0.28, 1.0, "batch_tokens", False),
+    "+dynamic_sampling": ("loss", 0.28, 1.0, "batch_tokens", True),
+    "-overlong_filtering": ("off", 0.28, 1.0, "batch_tokens", True),
+    "-clip_higher": ("loss", 0.2, 1.0, "batch_tokens", True),
+    "-soft_overlong": ("loss", 0.28, 0.0, "batch_tokens", True),
+    "-token_loss": ("loss", 0.28, 1.0, "sequence", True),
+    "-dynamic_sampling": ("loss", 0.28, 1.0, "batch_tokens", False),
+}
+
+
+def get_config(*argument):
+    spec = importlib.util.spec_from_file_location("ladder_config", ROOT / "configs" / "ladder.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(*argument)
+
+
+@pytest.mark.parametrize("size", ["", "@7B"])
+@pytest.mark.parametrize("name", ORACLE)
+def test_a_rung_changes_these_fields_and_no_other(name, size):
+    got = config.leaves(get_config(name + size))
+    assert tuple(got[f] for f in FIELDS) == ORACLE[name]
+    full = config.leaves(recipes.dapo_math("7B") if size else recipes.ladder_task())
+    assert {f for f in got if got[f] != full[f]} <= set(FIELDS)
+    config.validate(get_config(name), devices=1)
+
+
+def test_the_ladder_is_the_papers_table():
+    assert tuple(ORACLE) == recipes.CUMULATIVE + recipes.LEAVE_ONE_OUT
+    assert tuple(ORACLE)[:-1] == recipes.RUNGS  # the last one is +token_loss
+    assert list(ladder.PAPER.values()) == [30, 36, 38, 41, 42, 50]
+    assert get_config() == get_config("+dynamic_sampling")
+    assert get_config("grpo") == config.grpo(get_config())
+
+
+def test_base_configs_keep_what_they_say():
+    c = config.verl()
+    c.loss.overlong_filter, c.sampling.surplus = "group", "carry"
+    top = recipes.rung(c, "+dynamic_sampling")
+    assert (top.loss.overlong_filter, top.loss.normalizer) == ("group", "chunk_tokens")
+    assert top.sampling.surplus == "carry"
+    below = recipes.rung(c, "+token_loss")
+    assert (below.sampling.dynamic, below.sampling.surplus) == (False, "drop")
+    assert c.sampling.dynamic  # the config that is given stays as it is
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: get_config("+luck"), r"no rung '\+luck'; there are grpo, \+overlong_filtering,"),
+        (lambda: get_config("grpo@3B"), "no size '3B' of Qwen2.5; there are 0.5B, 1.5B, 7B, 32B"),
+        (lambda: recipes.rung(config.grpo(), "grpo"), "this config is without clip_higher"),
+    ],
+)
+def test_mistakes_are_one_line_that_says_what_there_is(make, words):
+    with pytest.raises(ValueError, match=words) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def test_unknown_rung_on_the_command_line():
+    entry = "from dapo_jax import cli; cli.run(lambda: print(cli.CONFIG.value.sampling.dynamic))"
+    assert command("-c", entry, "--config=configs/ladder.py:grpo@7B").stdout == "False\n"
+    done = command("-c", entry, "--config=configs/ladder.py:+luck")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: the ladder has no rung '+luck'; there are grpo, +overl")
+
+
+def test_tasks_share_a_base_and_go_on_for_equal_tokens():
+    c = recipes.ladder_task()
+    base, *runs = ladder.tasks(c, ["grpo", "+dynamic_sampling"], 2, base_seed=7, longer=2.5)
+    assert (base.folder, base.arguments[0]["seed"], base.arguments[0]["steps"]) == ("base", 7, 0)
+    assert [(t.folder, t.arguments[0]["steps"], t.after) for t in runs] == [
+        ("grpo/seed_0", c.steps * 5 // 2, ("base",)),
+        ("+dynamic_sampling/seed_0", c.steps, ("base",)),
+        ("grpo/seed_1", c.steps * 5 // 2, ("base",)),
+        ("+dynamic_sampling/seed_1", c.steps, ("base",)),
+    ]
+    assert [t.arguments[0]["seed"] for t in runs] == [0, 0, 1, 1]
+    pod = ladder.tasks(recipes.dapo_math("7B"), ["grpo"], 1, base_seed=0, longer=1.0)
+    assert [(t.folder, t.after) for t in pod] == [("grpo/seed_0", ())]
+
+
+def test_a_run_that_was_cut_off_is_not_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "train", lambda c, where: False)
+    with pytest.raises(RuntimeError, match="cut off by SIGTERM; the same command goes on"):
+        pool.run_all([pool.Task("base", ladder.run, ({"steps": 0},))], tmp_path, jobs=1)
+    assert not (tmp_path / "base" / "result.json").exists()
+
+
+# ------------------------------------------------------------------------------------------------
+# What is compared, on made-up curves
+# ------------------------------------------------------------------------------------------------
+
+
+def made_up(accuracy, tokens_a_step: int, steps: int = 60, every: int = 10) -> list[dict]:
+    """Records of a run whose held-out accuracy after step n is accuracy(n)."""
+    records = [{"step": 0, TAG: accuracy(0)}]
+    for n in range(1, steps + 1):
+        r = {"step": n, "spent/tokens": n * tokens_a_step, "optim/updates": 8 * n}
+        r |= {"policy/entropy": 0.5 - n / 1000, "policy/mean_prob": 0.8, "reward/mean": 0.1}
+        r |= {"response/length_mean": 12.0, "response/truncated_frac": 0.01}
+        r |= {"sampling/accept_frac": 0.4, "alarms": ["a text"]}
+        records.append(r | ({TAG: accuracy(n)} if n % every == 0 else {}))
+    return records
+
+
+def test_accuracy_is_the_mean_at_four_five_and_six_sixths():
+    run = made_up(lambda n: n / 100, tokens_a_step=1000)
+    assert ladder.accuracy(run, TAG, "step", 60) == pytest.approx((0.4 + 0.5 + 0.6) / 3)
+    # Over tokens: 45,000 tokens are step 45, between two evaluations.
+    assert ladder.accuracy(run, TAG, "spent/tokens", 45_000) == pytest.approx(
+        (0.30 + 0.375 + 0.45) / 3
+    )
+    # Beyond the end of a run that stopped early it stays where it was.
+    assert ladder.accuracy(run, TAG, "step", 120) == pytest.approx(0.6)
+
+
+def example(seeds: int = 4):
+    """DAPO is .05 ahead of token_loss at equal updates and spends three times the tokens; grpo is
+    like token_loss up to seed noise."""
+    noise = np.random.default_rng(0).normal(0, 0.004, (3, seeds))
+    curves = {
+        "grpo": (0.0, 1, 120),
+        "+token_loss": (0.0, 1, 120),
+        "+dynamic_sampling": (0.05, 3, 60),
+    }
+    return {
+        name: [
+            made_up(lambda n, d=gain + noise[i, s]: 0.2 + d + n / 200, 1000 * per, steps)
+            for s in range(seeds)
+        ]
+        for i, (name, (gain, per, steps)) in enumerate(curves.items())
+    }
+
+
+WANTED = {"grpo": 120, "+token_loss": 120, "+dynamic_sampling": 60}
+
+
+def test_summary_compares_at_equal_updates_and_at_equal_tokens():
+    s = ladder.summarize(example(), TAG, 60, WANTED)
+    assert s.budget == 120_000 and s.early == []
+    gain = s.updates["+dynamic_sampling"] - s.updates["grpo"]
+    assert gain == pytest.approx(0.05, abs=0.015)
+    # 120,000 tokens are 120 steps of grpo and 40 of DAPO: means at 100 and at 33.3 steps.
+    assert s.tokens["grpo"].mean() == pytest.approx(0.2 + 100 / 200, abs=0.005)
+    assert s.tokens["+dynamic_sampling"].mean() == pytest.approx(0.25 + 33.3 / 200, abs=0.005)
+    assert s.beside["M tokens"]["+dynamic_sampling"] == pytest.approx(0.18)
+    assert s.beside["entropy, nats"]["grpo"] == pytest.approx(0.5 - 50.5 / 1000)
+
+
+def test_a_run_that_stopped_early_is_named_and_does_not_set_the_budget():
+    runs = example()
+    runs["grpo"][1] = runs["grpo"][1][:31]
+    s = ladder.summarize(runs, TAG, 60, WANTED)
+    assert s.early == ["grpo/seed_1"] and s.budget == 120_000
+    assert "Stopped before their last step: grpo/seed_1." in ladder.markdown(s, 60, 480, "x", 4)
+
+
+def test_verdicts_follow_the_numbers():
+    values = {
+        "a": np.array([0.80, 0.81, 0.82, 0.81]),
+        "b": np.array([0.70, 0.71, 0.72, 0.71]),
+        "c": np.array([0.60, 0.95, 0.50, 0.80]),
+        "d": np.array([0.59, 0.93, 0.48, 0.78]),
+    }
+    assert re.fullmatch(
+        r"a is ahead of b: 0.810 \+- 0.013 against 0.710 \+- 0.013, paired difference"
+        r" \+0.100 \+- 0.000, disjoint 95% intervals",
+        ladder.verdict("a", "b", values),
+    )
+    assert ladder.verdict("b", "a", values).startswith("b is behind a: ")
+    assert ladder.verdict("c", "d", values).endswith("overlapping 95% intervals")
+    assert ladder.verdict("a", "c", values).startswith("a and c are not told apart: ")
+    one = ladder.verdict("a", "b", {n: v[:1] for n, v in values.items()})
+    assert "nan" not in one and one.endswith("one seed tells nothing of seed noise")
+
+
+def test_report_writes_table_json_and_figures(tmp_path):
+    c = recipes.ladder_task()
+    for name, runs in example().items():
+        for seed, records in enumerate(runs):
+            folder = tmp_path / ladder.folder(name, seed)
+            folder.mkdir(parents=True)
+            lines = "".join(json.dumps(r) + "\n" for r in records)
+            (folder / "metrics.jsonl").write_text(lines)
+    text = ladder.report(c, tmp_path, recipes.RUNGS, 4, 2.0)
+    assert text == (tmp_path / "table.md").read_text()
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert [r[0].lstrip("| ") for r in rows] == ["rung", *WANTED]
+    assert [r[1] for r in rows] == ["paper", "30", "42", "50"]
+    assert "after 480 updates" in rows[0][2] and "after 0.12 M tokens" in rows[0][4]
+    assert "101,952 parameters" in text and "Qwen2.5-32B, AIME 2024" in text
+    equal_updates, equal_tokens = text.split("At equal tokens")
+    assert "- +dynamic_sampling is ahead of +token_loss" in equal_updates
+    assert "- +dynamic_sampling is behind +token_loss" in equal_tokens
+    numbers = json.loads((tmp_path / "table.json").read_text())
+    assert numbers["equal_updates"]["grpo"]["seeds"] == pytest.approx(
+        ladder.summarize(example(), TAG, 60, WANTED).updates["grpo"]
+    )
+    assert {p.name for p in tmp_path.glob("*.png")} == {
+        "ladder.png", "accuracy.png", "dynamics.png",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="no rung of grpo has all of seeds 0 to 8"):
+        ladder.report(c, tmp_path, ["grpo"], 9, 2.0)
+
+
+def test_every_axis_of_every_figure_is_labelled():
+    runs = example(2) | {"-clip_higher": example(2)["grpo"]}
+    values = {n: np.array([0.5, 0.6]) for n in runs}
+    drawn = [
+        figures.ladder(values, values, ladder.PAPER),
+        figures.accuracy(runs, TAG, 60),
+        figures.clip_higher(runs, 60),
+        figures.dynamics(runs, 60),
+    ]
+    for figure in drawn:
+        for axes in figure.axes:
+            assert axes.get_xlabel() and (axes.get_ylabel() or axes.get_yticklabels())
+            assert axes.lines or axes.patches
+    (left, _) = figures.accuracy(runs, TAG, 60).axes
+    x, y = left.lines[0].get_data()
+    assert x[-1] == 480 and y[-1] == pytest.approx(0.5, abs=0.01)  # grpo's mean after 60 steps
+
+
+# ------------------------------------------------------------------------------------------------
+# All of it
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_rungs_end_to_end_and_again(tmp_path):
+    small = [
+        "--config.warmup.skill_steps=4", "--config.warmup.habit_steps=2",
+        "--config.rollout.groups=4", "--config.rollout.slots=8", "--config.optim.minibatches=2",
+        "--config.sampling.max_rounds=2", "--config.sampling.max_empty_steps=9",
+        "--config.eval.problems=4", "--config.eval.every=1",
+    ]  # fmt: skip
+    ask = ("-m", "dapo_jax.experiments.ladder", "--seeds=1", "--steps=2", f"--out={tmp_path}",
+           "--rungs=grpo,+dynamic_sampling", "--jobs=2", *small)  # fmt: skip
+    done = command(*ask)
+    assert done.returncode == 0, done.stderr
+    assert "# The ladder, 1 seed\n" in done.stdout and "one seed tells nothing" in done.stdout
+    steps = {"grpo": 4, "+dynamic_sampling": 2}
+    for name, last in steps.items():
+        records = metrics.read(tmp_path / name / "seed_0" / "metrics.jsonl")
+        assert records[-1]["step"] == last and records[0][TAG] == records[0][TAG]
+    first = [metrics.read(tmp_path / name / "seed_0" / "metrics.jsonl")[0][TAG] for name in steps]
+    assert first[0] == first[1]  # one base model
+    written = (tmp_path / "grpo" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns
+    again = command(*ask)
+    assert again.returncode == 0 and again.stdout == done.stdout
+    assert (tmp_path / "grpo" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns == written
+    other = command(*ask, "--config.optim.lr=1e-2")
+    assert other.returncode == 1
+    assert "optim.lr 0.0003, now 0.01" in other.stderr.strip().splitlines()[-1]

@@ -1,0 +1,53 @@
+"""Intervals over seeds, against scipy's own and against what a 95% interval promises."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from dapo_jax.experiments import stats
+
+
+def test_interval_is_scipys():
+    values = [0.61, 0.72, 0.55, 0.7, 0.64]
+    got = stats.interval(values)
+    low, high = scipy.stats.t.interval(
+        0.95, len(values) - 1, loc=np.mean(values), scale=scipy.stats.sem(values)
+    )
+    np.testing.assert_allclose((got.low, got.high), (low, high), rtol=1e-12)
+    # By hand: the t table has 2.776 at 4 degrees of freedom.
+    assert got.half == pytest.approx(2.776 * np.std(values, ddof=1) / 5**0.5, rel=1e-3)
+
+
+def test_interval_covers_the_mean_in_95_of_100():
+    draws = np.random.default_rng(0).normal(3.0, 2.0, (4000, 5))
+    covered = [stats.interval(d).low < 3.0 < stats.interval(d).high for d in draws]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.015)
+
+
+def test_one_value_has_a_mean_and_no_width():
+    one = stats.interval([0.5])
+    assert one.mean == 0.5 and np.isnan(one.half) and str(one) == "0.500"
+    assert not stats.excludes_zero(one)
+    assert not stats.apart(one, stats.interval([9.0, 9.0]))
+    with pytest.raises(ValueError, match="no values"):
+        stats.interval([])
+
+
+def test_paired_removes_what_the_seeds_share():
+    seed = np.array([0.1, 0.5, 0.9, 0.3])
+    effect = np.array([0.02, 0.03, 0.02, 0.03])
+    gain = stats.paired(seed + effect, seed)
+    assert gain.mean == pytest.approx(0.025) and stats.excludes_zero(gain)
+    assert gain.half == pytest.approx(scipy.stats.sem(effect) * scipy.stats.t.ppf(0.975, 3))
+    assert not stats.apart(stats.interval(seed + effect), stats.interval(seed))
+    assert stats.paired(seed, seed + effect).mean == pytest.approx(-0.025)
+    with pytest.raises(ValueError, match="3 values and 4"):
+        stats.paired(seed[:3], seed)
+
+
+def test_apart_is_disjoint_in_either_order():
+    a, b, c = stats.Interval(0.5, 0.1), stats.Interval(0.71, 0.1), stats.Interval(0.69, 0.1)
+    assert stats.apart(a, b) and stats.apart(b, a) and not stats.apart(a, c)
+    assert stats.excludes_zero(stats.Interval(-0.2, 0.1))
+    assert not stats.excludes_zero(stats.Interval(0.05, 0.1))
+    assert str(a) == "0.500 +- 0.100"
