@@ -178,6 +178,30 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
     temperature = np.float32(c.rollout.temperature)
     coefficients = objective.Coefficients(*map(np.float32, objective.coefficients(c.loss)))
     lr = np.float32(update.learning_rate(c.optim, state.step))
+    packed = pack_minibatches(c, machine, state, minibatches)
+    params, opt_state, logs = state.params, state.opt_state, []
+    for rows, old, ref, used in packed:
+        params, opt_state, log = trainer.update(
+            params, opt_state, rows, old, ref, used, lr, temperature, coefficients
+        )
+        logs.append(log)
+    logs = parallel.to_host(logs)
+    in_row = state.skipped_in_row
+    for log in logs:
+        in_row = in_row + 1 if log["skipped"] else 0
+    state = state._replace(
+        params=params,
+        opt_state=opt_state,
+        updates=state.updates + len(logs),
+        skipped_in_row=in_row,
+    )
+    return state, metrics.update_metrics(logs, bool(c.loss.kl_coef)) | {"optim/lr": lr}
+
+
+def pack_minibatches(c, machine, state: State, minibatches) -> list[tuple]:
+    """(rows, old log-probs, reference log-probs, micro-batches in use) of each mini-batch of which
+    anything is left, on the devices."""
+    trainer, temperature = machine.trainer, np.float32(c.rollout.temperature)
     packed = []
     for items in minibatches:
         rows, used, _ = packing.pack(
@@ -196,24 +220,7 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
         if state.ref_params is not None:
             ref = trainer.log_probs(state.ref_params, rows, used, temperature)
         packed.append((rows, old, ref, used))
-
-    params, opt_state, logs = state.params, state.opt_state, []
-    for rows, old, ref, used in packed:
-        params, opt_state, log = trainer.update(
-            params, opt_state, rows, old, ref, used, lr, temperature, coefficients
-        )
-        logs.append(log)
-    logs = parallel.to_host(logs)
-    in_row = state.skipped_in_row
-    for log in logs:
-        in_row = in_row + 1 if log["skipped"] else 0
-    state = state._replace(
-        params=params,
-        opt_state=opt_state,
-        updates=state.updates + len(logs),
-        skipped_in_row=in_row,
-    )
-    return state, metrics.update_metrics(logs, bool(c.loss.kl_coef)) | {"optim/lr": lr}
+    return packed
 
 
 def memory_lines(c, machine: parts.Machine) -> list[str]:
@@ -373,7 +380,8 @@ def start_state(
     else:
         params = parts.initial_params(c, machine)
         if c.warmup.skill_steps + c.warmup.habit_steps:
-            params = warmup.warm_up(c, machine.mesh, machine.shape, text.tokenizer, params)
+            phases = warmup.usual(c)
+            params = warmup.warm_up(c, machine.mesh, machine.shape, text.tokenizer, params, phases)
     ref = jax.tree.map(lambda w: w.copy(), params) if c.loss.kl_coef else None
     return State(params, trainer.init_opt_state(params), ref, []), False
 

@@ -1,18 +1,21 @@
 """Supervised warm-up: a base model that can do the embedded task but rarely does.
 
-Reinforcement learning can only reinforce what is sampled now and then. Two phases of imitation give
-such a model in seconds: SKILL shows nearly clean work, with a few slips, ramblings and endless
-loops; HABIT then shows work that breaks off, so that careful work stays known and becomes rare.
-Real models bring this from pre-training and need no warm-up.
+Reinforcement learning can only reinforce what is sampled now and then. Phases of imitation give
+such a model in seconds. The usual two: SKILL shows nearly clean work, with a few slips, ramblings
+and endless loops; HABIT then shows work that breaks off, so that careful work stays known and
+becomes rare. Other habits make other bases (experiments/bases.py). Real models bring this from
+pre-training and need no warm-up.
 """
 
 import functools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
-from dapo_jax import config, parallel
+from dapo_jax import parallel
 from dapo_jax.dapo import packing, update
 from dapo_jax.data import arithmetic
 
@@ -20,51 +23,80 @@ from dapo_jax.data import arithmetic
 OPTIMIZER = dict(b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.01, clip_norm=1.0)
 
 
-def warm_up(c, mesh, shape, tokenizer, params):
-    """Both phases on `params` (which are donated); returns the new params."""
+Mix = Sequence[tuple[arithmetic.Style, Sequence[int]]]  # styles, and the levels of each
+
+
+class Phase(NamedTuple):
+    """Imitation of examples, every level as often, by an optimizer that starts anew."""
+
+    name: str
+    steps: int
+    lr: float  # the peak; `schedule` has the shape
+    mix: Mix
+    seed: int  # of the examples
+    cap: int  # tokens; longer examples are cut, and the model learns no end for them
+
+
+def usual(c) -> list[Phase]:
+    """What `config.warmup` asks for: the skill, then the habit."""
+    cap, w = c.rollout.max_response_tokens, c.warmup
+    skill, habit = (
+        [(style, arithmetic.WARMUP_LEVELS)] for style in (arithmetic.SKILL, arithmetic.HABIT)
+    )
+    return [
+        Phase("skill", w.skill_steps, w.skill_lr, skill, 2 * c.seed, cap),
+        Phase("habit", w.habit_steps, w.habit_lr, habit, 2 * c.seed + 1, cap),
+    ]
+
+
+def warm_up(c, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
+    """All phases on `params` (which are donated), one after the other; returns the new params."""
     rules = c.sharding.train.to_dict()
     programs = update.programs(shape, mesh, rules, update.optimizer(**OPTIMIZER), c.model.dtype)
-    phases = (
-        ("skill", c.warmup.skill_steps, c.warmup.skill_lr, arithmetic.SKILL),
-        ("habit", c.warmup.habit_steps, c.warmup.habit_lr, arithmetic.HABIT),
-    )
     eos = min(tokenizer.stop_ids)
+    row_tokens = c.data.max_prompt_tokens + max(phase.cap for phase in phases)
     bar = tqdm(
-        total=c.warmup.skill_steps + c.warmup.habit_steps,
+        total=sum(phase.steps for phase in phases),
         desc="warm-up",
         unit="step",
         disable=jax.process_index() > 0,
     )
-    for number, (name, steps, peak_lr, style) in enumerate(phases):
-        if not steps:
+    for phase in phases:
+        if not phase.steps:
             continue
         opt_state = programs.init_opt_state(params)
-        traces = arithmetic.traces(
-            steps * c.warmup.batch,
-            seed=2 * c.seed + number,
-            style=style,
-            cap=c.rollout.max_response_tokens,
-        )
-        items = encode(traces, tokenizer, eos)
-        for step in range(steps):
+        items = encode(examples(phase, phase.steps * c.warmup.batch), tokenizer, eos)
+        for step in range(phase.steps):
             batch = items[step * c.warmup.batch : (step + 1) * c.warmup.batch]
             total = sum(len(response) for _, response in batch)
             rows, used, _ = packing.pack(
                 [packing.Item(p, r, np.zeros(len(r)), 0.0, 1 / total) for p, r in batch],
-                row_tokens=config.row_tokens(c),
+                row_tokens=c.optim.row_tokens or -(-row_tokens // 8) * 8,
                 micro_rows=c.optim.micro_rows,
                 max_items=c.warmup.batch,
             )
             rows = parallel.to_device(rows, programs.row_sharding)
-            lr = np.float32(peak_lr * schedule(step / steps))
+            lr = np.float32(phase.lr * schedule(step / phase.steps))
             params, opt_state, metrics = programs.supervise(
                 params, opt_state, rows, np.int32(used), lr
             )
             bar.update()
-            if step % 20 == 0 or step == steps - 1:
-                bar.set_postfix_str(f"{name} loss {float(metrics['loss']):.3f}")
+            if step % 20 == 0 or step == phase.steps - 1:
+                bar.set_postfix_str(f"{phase.name} loss {float(metrics['loss']):.3f}")
     bar.close()
     return params
+
+
+def examples(phase: Phase, n: int) -> list[arithmetic.Trace]:
+    """n of them in random order."""
+    out, left = [], sum(len(levels) for _, levels in phase.mix)
+    for style, levels in phase.mix:
+        share = (n - len(out)) * len(levels) // left
+        out += arithmetic.traces(share, levels, phase.seed, style, phase.cap)
+        left -= len(levels)
+    if len(phase.mix) == 1:
+        return out  # in random order already
+    return [out[i] for i in np.random.default_rng(phase.seed).permutation(n)]
 
 
 def schedule(done: float) -> float:

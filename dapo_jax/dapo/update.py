@@ -200,6 +200,7 @@ class Programs(NamedTuple):
     init_opt_state: callable  # params -> opt_state
     log_probs: callable  # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
     update: callable  # (params, opt_state, rows, old, ref, micro_batches, lr, temperature, c)
+    gradient: callable  # (params, rows, old, ref, micro_batches, temperature, c) -> like params
     supervise: callable  # (params, opt_state, rows, micro_batches, lr)
     arguments: callable  # (A, R, T) -> abstract arguments of `update`, for its `trace` and `lower`
     param_shardings: dict
@@ -215,7 +216,8 @@ def programs(
     dtype,
     offload: bool = False,
 ) -> Programs:
-    """`update` and `supervise` return (params, opt_state, metrics) and donate their state.
+    """`update` and `supervise` return (params, opt_state, metrics) and donate their state;
+    `gradient` is what `update` clips and hands to the optimizer.
 
     With `offload` the optimizer's per-weight state rests in host memory and is on the device only
     while an update is applied. Raises ValueError where the devices cannot reach such memory.
@@ -257,11 +259,19 @@ def programs(
             params, opt_state, norm, skipped = apply(tx, params, opt_state, grads, lr)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 
-    def update(params, opt_state, rows, old, ref, micro_batches, lr, temperature, c):
+    def dapo(temperature, c):
         def loss_fn(params, rows, old_RxT, ref_RxT):
             return dapo_loss(shape, params, rows, old_RxT, ref_RxT, temperature, c)
 
-        return step(loss_fn, params, opt_state, (rows, old, ref), micro_batches, lr)
+        return loss_fn
+
+    def update(params, opt_state, rows, old, ref, micro_batches, lr, temperature, c):
+        return step(dapo(temperature, c), params, opt_state, (rows, old, ref), micro_batches, lr)
+
+    def gradient(params, rows, old, ref, micro_batches, temperature, c):
+        with parallel.use(mesh, rules):
+            per_micro = (rows, old, ref)
+            return accumulate(dapo(temperature, c), cast(params), per_micro, micro_batches)[0]
 
     def supervise(params, opt_state, rows, micro_batches, lr):
         def loss_fn(params, rows):
@@ -288,6 +298,7 @@ def programs(
         jax.jit(tx.init, out_shardings=opt_shardings),
         jax.jit(log_probs, out_shardings=rows),
         jax.jit(update, donate_argnums=(0, 1), out_shardings=state),
+        jax.jit(gradient, out_shardings=param_shardings),
         jax.jit(supervise, donate_argnums=(0, 1), out_shardings=state),
         arguments,
         param_shardings,

@@ -338,10 +338,20 @@ def write(
     files = Files(*(directory / f"{s}.jsonl" for s in SPLITS), directory / "tokenizer.model")
     sets = ((train, RL_LEVELS), (heldout, RL_LEVELS), (harder, HARDER_LEVELS))
     for path, split, (n, levels) in zip(files[:3], SPLITS, sets, strict=True):
-        rows = [_row(i, p) for i, p in enumerate(problems(n, levels, seed, split, task))]
-        _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
-    _replace(files.tokenizer, tokenizer_model(task))
+        write_problems(path, problems(n, levels, seed, split, task))
+    write_tokenizer(files.tokenizer, task)
     return files
+
+
+def write_problems(path: Path, made: Sequence[Problem]) -> None:
+    """One file of problems, under the promises of `write`."""
+    rows = (_row(i, p) for i, p in enumerate(made))
+    _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def write_tokenizer(path: Path, task: Task = TASK) -> None:
+    """The tokenizer, likewise."""
+    _replace(path, tokenizer_model(task))
 
 
 def _row(index: int, problem: Problem) -> dict:

@@ -1,0 +1,126 @@
+"""The training runs of the mechanism experiments: every arm is naive GRPO or DAPO but for one
+switch, run by `train.train` itself, and read back from the files that it leaves."""
+
+import json
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from dapo_jax import config as config_lib, train
+from dapo_jax.experiments import bases
+from dapo_jax.run import metrics
+
+SERIES = (  # one number a rollout step
+    "reward/accuracy",
+    "response/length_mean",
+    "response/truncated_frac",
+    "policy/entropy",
+    "policy/clip_high_frac",
+    "sampling/all_correct_frac",
+    "sampling/all_wrong_frac",
+    "spent/tokens",
+)
+
+
+class Arm(NamedTuple):
+    base: str
+    changes: dict[str, Any]  # config fields that differ from `config.base()`
+
+
+NAIVE = {
+    "loss.clip_high": 0.2,
+    "loss.normalizer": "sequence",
+    "reward.overlong_penalty": 0.0,
+    "sampling.dynamic": False,
+}
+RAMBLING = {"rollout.max_response_tokens": 72, "steps": 30, "reward.overlong_buffer_tokens": 24}
+SHORT = {"rollout.max_response_tokens": 24, "steps": 50, "reward.overlong_buffer_tokens": 6}
+TOKENS = {"loss.normalizer": "batch_tokens"}
+SOFT = {"reward.overlong_penalty": 1.0}
+OUT = {"loss.overlong_filter": "group"}
+# Arms that are compared differ in one switch.
+ARMS = {
+    "mean_sample": Arm("rambling", NAIVE | RAMBLING),
+    "mean_token": Arm("rambling", NAIVE | RAMBLING | TOKENS),
+    "filter_off": Arm("careful", NAIVE | SHORT),
+    "filter_loss": Arm("careful", NAIVE | SHORT | {"loss.overlong_filter": "loss"}),
+    "filter_group": Arm("careful", NAIVE | SHORT | OUT),
+    "filter_group_soft": Arm("careful", NAIVE | SHORT | OUT | SOFT),
+    "ramble_group": Arm("rambling", NAIVE | RAMBLING | TOKENS | OUT),
+    "ramble_group_soft": Arm("rambling", NAIVE | RAMBLING | TOKENS | OUT | SOFT),
+    "dynamic_off": Arm("hasty", {"sampling.dynamic": False}),
+    "dynamic_on": Arm("hasty", {"sampling.dynamic": True}),
+}
+LEVELS = {"careful": (2, 3, 4, 5), "rambling": (2, 3, 4)}
+CHECKPOINT_EVERY = 20  # of the arms that snr.py looks at
+
+
+def folder(arm: str, seed: int) -> str:
+    return f"{arm}_{seed}"
+
+
+def settings(arm: str, seed: int, home: pathlib.Path, base_seed: int):
+    """The config of a run; `home` holds the bases and the problems."""
+    base, changes = ARMS[arm].base, ARMS[arm].changes
+    c = config_lib.base()
+    with c.unlocked():
+        c.update_from_flattened_dict(changes)
+    c.seed = seed
+    c.init_from = str((home / bases.folder(base, base_seed) / "checkpoints").absolute())
+    c.log.tensorboard, c.log.samples = False, 0
+    c.checkpoint.every, c.checkpoint.keep = 0, 1
+    if base == "hasty":  # the embedded task and its held-out problems, as in the quickstart
+        c.loss.overlong_filter = "loss"
+        c.steps, c.eval.every, c.eval.top_p = 80, 5, 1.0
+        c.checkpoint.every = c.checkpoint.keep_every = CHECKPOINT_EVERY
+    else:
+        bases.on_files(c, home / "data", LEVELS[base], LEVELS[base])
+    return c
+
+
+def run(where: pathlib.Path, arm: str, seed: int, base_seed: int) -> dict:
+    """A task of the pool: {series: tag -> a value a step (None: the step has none), evaluations:
+    step -> set -> measures, steps, cpu_s}. RuntimeError: the run was cut off."""
+    logging.set_verbosity(logging.WARNING)
+    started = time.process_time()
+    c = settings(arm, seed, where.parent, base_seed)
+    train.train(c, where)
+    records = metrics.read(where / "metrics.jsonl")
+    if records[-1]["step"] < c.steps:
+        raise RuntimeError(f"cut off after step {records[-1]['step']}; the same command goes on")
+    trained = [r for r in records if r["step"]]
+    return {
+        "series": {tag: [r.get(tag) for r in trained] for tag in SERIES},
+        "evaluations": {
+            str(r["step"]): read_evaluation(
+                where / f"eval/step_{r['step']:06d}.jsonl", c.rollout.max_response_tokens
+            )
+            for r in records
+            if "time/eval_s" in r
+        },
+        "cpu_s": time.process_time() - started,
+    }
+
+
+def read_evaluation(path: pathlib.Path, cap: int) -> dict[str, dict[str, float]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    names = dict.fromkeys(r["set"] for r in rows)
+    return {name: level_measures([r for r in rows if r["set"] == name], cap) for name in names}
+
+
+def level_measures(rows: Sequence[dict], cap: int) -> dict[str, float]:
+    """Of all samples of a set: accuracy with all the room there was, `fit` = right within the
+    training run's `cap` of tokens, mean length, and the share that was worked out and not answered
+    at once."""
+    correct = np.array([x for r in rows for x in r["correct"]], bool)
+    tokens = np.array([x for r in rows for x in r["tokens"]])
+    return {
+        "accuracy": float(correct.mean()),
+        "fit": float((correct & (tokens <= cap)).mean()),
+        "length": float(tokens.mean()),
+        "worked_share": float((tokens > bases.ANSWERED_AT_ONCE).mean()),
+    }

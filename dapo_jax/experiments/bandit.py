@@ -1,0 +1,239 @@
+"""Clip-Higher where it must show, if anywhere: one rare right token that all prompts share.
+
+A contextual bandit. A prompt is two tokens (8 x 8 of them), a response is one. The base answers
+with the same RARE token at probability .01 whatever the prompt, and it is right; the rest goes
+evenly to `WRONG` answers, which differ by prompt. Policy, sampler, advantages, loss and updates are
+those of training; only the verifier is replaced by "is it RARE?". Every probability is exact: a
+policy over single tokens can be written out.
+
+The move has to be shared: a prompt is in one mini-batch a rollout, so by itself its ratio is 1
+when it is trained on, and no clip binds.
+"""
+
+import itertools
+import pathlib
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from dapo_jax import config as config_lib, parallel, parts, train, warmup
+from dapo_jax.dapo import packing, update
+from dapo_jax.model import qwen2
+from dapo_jax.run import checkpoint
+
+SIDE, ANSWERS, WRONG = 8, 30, 12
+STOP = 0  # a token id that nothing uses
+RARE = 1 + 2 * SIDE  # the first of the answers
+RARE_START = 0.01
+IMITATION_STEPS, IMITATION_LR = 300, 5e-3
+CLIP_HIGH = (0.2, 0.28, 0.4, 10.0)  # the last never binds
+ROLLOUTS = 20
+
+# What `measures` returns.
+HALF, AT_10, GROWTH = "rollouts to p = .5", "p at rollout 10", "growth of p a rollout"
+CLIPPED = "clipped share of tokens with positive advantage, until p = .5"
+ENTROPY_HALF, ENTROPY_10 = "entropy at p = .5 (nats)", "entropy at rollout 10 (nats)"
+MEASURES = (HALF, AT_10, GROWTH, CLIPPED, ENTROPY_HALF, ENTROPY_10)
+
+
+def folder(clip_high: float, base_seed: int) -> str:
+    return f"bandit_{clip_high:g}_{base_seed}"
+
+
+def base_folder(seed: int) -> str:
+    return f"base_bandit_{seed}"
+
+
+def label(clip_high: float) -> str:
+    return f"eps_high {clip_high:g}" if clip_high < 10 else "no upper bound"
+
+
+def settings(seed: int = 0, clip_high: float = 0.2):
+    """64 prompts x 16 responses a rollout, 16 updates of 4 prompts each."""
+    c = config_lib.grpo()
+    c.seed = seed
+    c.loss.clip_high = clip_high
+    m = c.model
+    m.vocab_size, m.hidden_size, m.intermediate_size = 1 + 2 * SIDE + ANSWERS + 1, 32, 96
+    m.num_layers, m.num_heads, m.num_kv_heads, m.head_dim = 1, 2, 1, 16
+    c.data.max_prompt_tokens, c.rollout.max_response_tokens = 2, 1
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = SIDE * SIDE, 16, 16
+    c.rollout.slots, c.rollout.chunk, c.rollout.prefill_prompts = 1024, 1, 64
+    c.optim.row_tokens, c.optim.micro_rows, c.optim.warmup_steps = 32, 4, 0
+    c.warmup.batch = SIDE * SIDE * (WRONG + 1)
+    return c
+
+
+def prompts() -> list[list[int]]:
+    return [[1 + a, 1 + SIDE + b] for a in range(SIDE) for b in range(SIDE)]
+
+
+def start_policy(seed: int) -> np.ndarray:
+    """What the base is taught: probabilities float64 [prompts, vocabulary]."""
+    V = settings().model.vocab_size
+    rng = np.random.default_rng(seed)
+    wanted_PxV = np.zeros((SIDE * SIDE, V))
+    wanted_PxV[:, RARE] = RARE_START
+    for row in wanted_PxV:
+        row[rng.choice(np.arange(RARE + 1, RARE + ANSWERS), WRONG, replace=False)] = (
+            1 - RARE_START
+        ) / WRONG
+    return wanted_PxV
+
+
+def imitation(wanted_PxV: np.ndarray) -> list[packing.Item]:
+    """Every possible answer once, weighing what it should be worth: the loss is the cross-entropy
+    of the exact distributions, with its minimum there."""
+    return [
+        packing.Item(prompt, [int(a)], np.zeros(1), 0.0, row[a] / len(wanted_PxV))
+        for prompt, row in zip(prompts(), wanted_PxV, strict=True)
+        for a in np.flatnonzero(row)
+    ]
+
+
+def build(c) -> parts.Machine:
+    return parts.build_machine(c, c.model.vocab_size, {STOP}, None)
+
+
+def exact(machine: parts.Machine):
+    """A function: params -> probabilities, float32 [prompts, vocabulary]."""
+    tokens_PxT = np.array(prompts(), np.int32)
+
+    @jax.jit
+    def probabilities(params):
+        return jax.nn.softmax(qwen2.bind(machine.shape, params)(tokens_PxT)[:, -1])
+
+    return probabilities
+
+
+def make(where: pathlib.Path, seed: int) -> dict:
+    """A task of the pool: the base of a seed, as a checkpoint."""
+    started = time.process_time()
+    c = settings(seed)
+    machine = build(c)
+    params = parts.initial_params(c, machine)
+    programs = update.programs(
+        machine.shape,
+        machine.mesh,
+        c.sharding.train.to_dict(),
+        update.optimizer(**warmup.OPTIMIZER),
+        c.model.dtype,
+    )
+    items = imitation(start_policy(seed))
+    rows, used, _ = packing.pack(
+        items, row_tokens=c.optim.row_tokens, micro_rows=16, max_items=len(items)
+    )
+    rows, opt_state = parallel.to_device(rows, programs.row_sharding), None
+    opt_state = programs.init_opt_state(params)
+    for step in range(IMITATION_STEPS):
+        lr = np.float32(IMITATION_LR * warmup.schedule(step / IMITATION_STEPS))
+        params, opt_state, _ = programs.supervise(params, opt_state, rows, np.int32(used), lr)
+    with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
+        state = checkpoint.State(params, machine.trainer.init_opt_state(params), None, [])
+        checkpoint.save(saver, state, config_lib.leaves(c))
+    p_PxV = np.asarray(exact(machine)(params))
+    return {
+        "rare": float(p_PxV[:, RARE].mean()),
+        "entropy": entropy(p_PxV),
+        "parameters": qwen2.param_count(machine.shape),
+        "cpu_s": time.process_time() - started,
+    }
+
+
+def entropy(p_PxV: np.ndarray) -> float:
+    """Mean over prompts, nats."""
+    p = np.asarray(p_PxV, np.float64)
+    return float(-(p * np.log(np.maximum(p, 1e-30))).sum(1).mean())
+
+
+def play(where: pathlib.Path, base_seed: int, clip_high: float, seeds: Sequence[int]) -> dict:
+    """A task of the pool: the curves of each seed at one upper bound."""
+    started = time.process_time()
+    c = settings(0, clip_high)
+    machine = build(c)
+    probabilities = exact(machine)
+    start = checkpoint.restore_params(
+        where.parent / base_folder(base_seed) / "checkpoints",
+        qwen2.abstract(machine.shape),
+        machine.trainer.param_shardings,
+    )
+    curves = {}
+    for seed in seeds:
+        c.seed = seed
+        params = jax.tree.map(lambda w: w.copy(), start)  # the updates donate theirs
+        curves[str(seed)] = learn(c, machine, probabilities, params)
+    return {"curves": curves, "cpu_s": time.process_time() - started}
+
+
+def learn(c, machine: parts.Machine, probabilities, params) -> dict[str, list[float]]:
+    """ROLLOUTS rollouts. `rare` and `entropy` are those before each rollout and after the last;
+    `positive` and `clipped` count each rollout's tokens of positive advantage, and those of them
+    whose gradient the upper bound cut."""
+    state = checkpoint.State(params, machine.trainer.init_opt_state(params), None, [])
+    out = {"rare": [], "entropy": [], "positive": [], "clipped": []}
+
+    def look():
+        p_PxV = np.asarray(probabilities(state.params))
+        out["rare"].append(float(p_PxV[:, RARE].mean()))
+        out["entropy"].append(entropy(p_PxV))
+
+    look()
+    for step in range(ROLLOUTS):
+        groups, _ = parts.sample_groups(
+            machine,
+            machine.engine.decode_params(state.params),
+            list(enumerate(prompts(), start=step * SIDE * SIDE)),
+            c.rollout.group_size,
+            seed=c.seed,
+            temperature=1.0,
+            top_p=1.0,
+            max_response_tokens=1,
+        )
+        groups = [
+            g._replace(correct=np.array([r.tokens[0] == RARE for r in g.responses])) for g in groups
+        ]
+        minibatches = train.make_minibatches(c, groups, step)
+        state, log = train.update_policy(c, machine, state._replace(step=step), minibatches)
+        positive = sum(item.advantage > 0 for items in minibatches for item in items)
+        trained = sum(len(items) for items in minibatches)
+        out["positive"].append(positive)
+        out["clipped"].append(round(float(log["policy/clip_high_frac"]) * trained))
+        look()
+    return out
+
+
+# ------------------------------------------------------------------------------------------------
+# What a curve says
+# ------------------------------------------------------------------------------------------------
+
+
+def crossing(p: Sequence[float], level: float = 0.5) -> float:
+    """Rollouts until `p` is at `level`, on straight lines between rollouts; where it never gets
+    there, the number of rollouts played (a lower bound)."""
+    for i, (a, b) in enumerate(itertools.pairwise(p)):
+        if a < level <= b:
+            return i + (level - a) / (b - a)
+    return 0.0 if p[0] >= level else float(len(p) - 1)
+
+
+def growth(p: Sequence[float], below: float = 0.3) -> float:
+    """By what factor a rollout multiplies `p` until it reaches `below`: a geometric mean."""
+    n = next((i for i, x in enumerate(p) if x >= below), len(p) - 1)
+    return (p[n] / p[0]) ** (1 / n) if n else float("nan")
+
+
+def measures(curve: dict[str, list[float]]) -> dict[str, float]:
+    rare, half = curve["rare"], crossing(curve["rare"])
+    i = min(int(half), len(rare) - 2)
+    until = slice(0, i + 1)
+    between = half - i
+    return {
+        HALF: half,
+        AT_10: rare[10],
+        GROWTH: growth(rare),
+        CLIPPED: sum(curve["clipped"][until]) / max(sum(curve["positive"][until]), 1),
+        ENTROPY_HALF: (1 - between) * curve["entropy"][i] + between * curve["entropy"][i + 1],
+        ENTROPY_10: curve["entropy"][10],
+    }

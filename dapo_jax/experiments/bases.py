@@ -1,0 +1,166 @@
+"""Base models with habits that one technique is about, made by warm-up; and the problems they meet.
+
+All come from one skill phase a seed, nearly clean and half of it in the careful style (`Wait f 4 g
+6 Wait g 6 ...`); each habit goes on from there. Skill first, because among many slips it may never
+appear (warmup.py).
+
+    careful    long careful working, or the answer at once: right mostly, or now and then
+    rambling   from `careful`: the long style repeats its steps, and may not end; it still pays
+    hasty      plain working that mostly breaks off: the base of the quickstart, from this skill
+"""
+
+import pathlib
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from absl import logging
+
+from dapo_jax import config as config_lib, evaluate, parts, warmup
+from dapo_jax.data import arithmetic
+from dapo_jax.data.arithmetic import Style
+from dapo_jax.model import qwen2
+from dapo_jax.run import checkpoint
+
+ROOM = 64  # tokens in which every careful answer of levels 2..5 fits with much to spare
+TEST_LEVELS = (2, 3, 4, 5)
+TEST_PROBLEMS, TEST_SAMPLES = 48, 8  # a level
+ANSWERED_AT_ONCE = 3  # tokens of `Answer: 7 </s>`; whatever is longer has been worked out
+
+
+class Habit(NamedTuple):
+    """How a base comes from the one before it ('' = from random weights)."""
+
+    parent: str
+    mix: warmup.Mix
+    steps: int
+    lr: float
+    cap: int  # tokens of an example
+
+
+SKILL = Style(careful=0.5, loop=0.01, slip=0.01, ramble=0.02)
+# The careful style nearly always where it will fit, half the time where it will not.
+CAREFUL = (
+    (Style(careful=0.85, direct=0.15), (2, 3)),
+    (Style(careful=0.45, direct=0.55), (4, 5)),
+)
+RAMBLING = Style(careful=0.4, direct=0.6, ramble=0.86)
+HABITS = {
+    "skill": Habit("", [(SKILL, arithmetic.WARMUP_LEVELS)], 900, 3e-3, 40),
+    "careful": Habit("skill", CAREFUL, 300, 1.5e-3, 40),
+    "rambling": Habit("careful", [(RAMBLING, (2, 3, 4))], 200, 1.5e-3, 80),
+    "hasty": Habit("skill", [(arithmetic.HABIT, arithmetic.WARMUP_LEVELS)], 160, 1.5e-3, 32),
+}
+
+
+def lineage(names: Iterable[str]) -> list[str]:
+    """The bases `names` and all that they come from, parents first."""
+    out: list[str] = []
+    for name in names:
+        new = []
+        while name and name not in out:
+            new.insert(0, name)
+            name = HABITS[name].parent
+        out += new
+    return out
+
+
+def folder(name: str, seed: int) -> str:
+    return f"base_{name}_{seed}"
+
+
+def write_problems(directory: pathlib.Path) -> None:
+    """The train file of each set of levels in use, a held-out file a level, and the tokenizer."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for levels in ((2, 3, 4, 5), (2, 3, 4)):
+        made = arithmetic.problems(4096, levels, 0, "train")
+        arithmetic.write_problems(train_file(directory, levels), made)
+    for k in TEST_LEVELS:
+        made = arithmetic.problems(TEST_PROBLEMS, [k], 0, "heldout")
+        arithmetic.write_problems(directory / f"heldout_k{k}.jsonl", made)
+    arithmetic.write_tokenizer(directory / "tokenizer.model")
+
+
+def train_file(directory: pathlib.Path, levels) -> pathlib.Path:
+    return directory / f"train_k{''.join(map(str, levels))}.jsonl"
+
+
+def on_files(c, directory: pathlib.Path, train_levels, test_levels=TEST_LEVELS) -> None:
+    """Make `c` train on these levels and test each held-out level by itself, with room to write."""
+    directory = directory.absolute()
+    c.data.train = str(train_file(directory, train_levels))
+    c.tokenizer.path = str(directory / "tokenizer.model")
+    c.eval.files = ",".join(f"k{k}={directory}/heldout_k{k}.jsonl" for k in test_levels)
+    c.eval.k, c.eval.problems, c.eval.top_p, c.eval.every = TEST_SAMPLES, 0, 1.0, 0
+    c.eval.max_response_tokens = max(ROOM, c.rollout.max_response_tokens)
+
+
+def make(where: pathlib.Path, name: str, seed: int) -> dict:
+    """A task of the pool: warm up, save as a checkpoint that `config.init_from` takes, and report
+    what the base does on the held-out levels: `styles` of each."""
+    logging.set_verbosity(logging.WARNING)
+    started = time.process_time()
+    habit = HABITS[name]
+    c = config_lib.base()
+    c.seed = seed
+    c.rollout.max_response_tokens = habit.cap
+    on_files(c, where.parent / "data", (2, 3, 4, 5))
+    text = parts.load_text(c, where, None)
+    machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
+    if habit.parent:
+        params = checkpoint.restore_params(
+            where.parent / folder(habit.parent, seed) / "checkpoints",
+            qwen2.abstract(machine.shape),
+            machine.trainer.param_shardings,
+        )
+    else:
+        params = parts.initial_params(c, machine)
+    phase = warmup.Phase(
+        name,
+        habit.steps,
+        habit.lr,
+        habit.mix,
+        len(HABITS) * seed + list(HABITS).index(name),
+        habit.cap,
+    )
+    params = warmup.warm_up(c, machine.mesh, machine.shape, text.tokenizer, params, [phase])
+    trained_s = time.process_time() - started
+    with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
+        state = checkpoint.State(params, machine.trainer.init_opt_state(params), None, [])
+        checkpoint.save(saver, state, config_lib.leaves(c))
+    decode_params = machine.engine.decode_params(params)
+    wait = text.tokenizer.encode(arithmetic.WAIT)[0]
+    report = {}
+    for level, data in text.evals.items():
+        scores = evaluate.evaluate(
+            machine,
+            decode_params,
+            data,
+            text.tokenizer,
+            k=c.eval.k,
+            seed=c.seed,
+            temperature=1.0,
+            top_p=1.0,
+            mode=c.reward.mode,
+            max_response_tokens=c.eval.max_response_tokens,
+        )
+        report[level] = styles(scores, wait)
+    return {"levels": report, "warm_up_cpu_s": trained_s, "cpu_s": time.process_time() - started}
+
+
+def styles(scores: evaluate.Scores, wait: int) -> dict[str, float]:
+    """Shares, accuracies and mean lengths (tokens) of the styles of one set of samples. The first
+    token tells them apart: `wait` opens the careful style. A style without samples is left out."""
+    rows = [r for row in scores.responses for r in row]
+    long = np.array([r.tokens[0] == wait for r in rows])
+    length = np.array([len(r.tokens) for r in rows])
+    correct, cut = scores.correct_PxK.ravel(), scores.truncated_PxK.ravel()
+    out = {"accuracy": correct.mean(), "length": length.mean(), "truncated": cut.mean()}
+    out["careful_share"] = long.mean()
+    for style, chosen in (("careful", long), ("other", ~long)):
+        if chosen.any():
+            out[f"{style}_accuracy"] = correct[chosen].mean()
+            out[f"{style}_length"] = length[chosen].mean()
+            out[f"{style}_truncated"] = cut[chosen].mean()
+    return {k: float(v) for k, v in out.items()}

@@ -1,0 +1,97 @@
+"""How noisy the gradient of an update is with and without Dynamic Sampling, at fixed weights.
+
+At checkpoints of the arm without it, `BATCHES` rollout batches are drawn each way from the same
+stream of problems and cut into mini-batches as in training; the gradient of each mini-batch is
+taken and not applied. They are independent given the weights: no problem is in two of one way.
+"""
+
+import itertools
+import pathlib
+import time
+
+import jax
+import numpy as np
+from absl import logging
+
+from dapo_jax import parts, train
+from dapo_jax.dapo import objective
+from dapo_jax.data import problems
+from dapo_jax.experiments import arms
+from dapo_jax.model import qwen2
+from dapo_jax.run import checkpoint
+
+STEPS = (0, 20, 80)  # rollout steps of the checkpoints
+BATCHES = 8  # of 32 groups, 8 mini-batches each
+SEED_OFFSET = 1 << 10  # another order of the problems and other uniforms than the run had
+
+
+def measure(where: pathlib.Path, seed: int, base_seed: int) -> dict:
+    """A task of the pool: {steps: checkpoint step -> 'off' or 'on' -> measures, cpu_s}."""
+    logging.set_verbosity(logging.WARNING)
+    started = time.process_time()
+    c = arms.settings("dynamic_off", seed, where.parent, base_seed)
+    c.seed = seed + SEED_OFFSET
+    text = parts.load_text(c, where, None)
+    machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
+    out = {}
+    for step in STEPS:
+        params = checkpoint.restore_params(
+            where.parent / arms.folder("dynamic_off", seed) / "checkpoints",
+            qwen2.abstract(machine.shape),
+            machine.trainer.param_shardings,
+            step,
+        )
+        out[str(step)] = {}
+        for way, dynamic in (("off", False), ("on", True)):
+            c.sampling.dynamic = dynamic
+            out[str(step)][way] = noise(gradients(c, text, machine, params))
+    return {"steps": out, "cpu_s": time.process_time() - started}
+
+
+def gradients(c, text: parts.Text, machine: parts.Machine, params) -> np.ndarray:
+    """float32 [batches, mini-batches, weights]: what `train.update_policy` would hand to the
+    optimizer if no update changed the weights; 0 for a mini-batch of which nothing is left."""
+    stream = problems.stream(range(len(text.train.ids)), c.seed)
+    state = checkpoint.State(params, None, None, [])
+    temperature = np.float32(c.rollout.temperature)
+    coefficients = objective.Coefficients(*map(np.float32, objective.coefficients(c.loss)))
+    size = sum(w.size for w in jax.tree.leaves(params))
+    out = np.zeros((BATCHES, c.optim.minibatches, size), np.float32)
+    for b in range(BATCHES):
+        got, _ = train.sample_batch(c, text, machine, stream, state)
+        minibatches = train.make_minibatches(c, got.groups, b)
+        for u, packed in enumerate(train.pack_minibatches(c, machine, state, minibatches)):
+            gradient = machine.trainer.gradient(params, *packed, temperature, coefficients)
+            leaves = map(np.ravel, jax.tree.leaves(gradient))
+            out[b, u] = np.concatenate(list(leaves))
+        state = state._replace(position=got.next_position, accept_rate=got.accept_rate)
+    return out
+
+
+def noise(gradients_BxUxP: np.ndarray) -> dict[str, float]:
+    """Of independent gradients of one update each:
+
+    snr             |mean|^2 / variance of one update's gradient, both without bias. The variance is
+                    the sum over weights.
+    cosine          of two batches' gradients (means over their mini-batches), mean over pairs
+    signal, noise   the two parts of snr
+    empty           share of updates whose gradient is zero
+    """
+    batches = gradients_BxUxP.astype(np.float64).mean(1)
+    updates = gradients_BxUxP.reshape(-1, gradients_BxUxP.shape[-1]).astype(np.float64)
+    mean = updates.mean(0)
+    variance = ((updates - mean) ** 2).sum() / (len(updates) - 1)
+    signal = (mean**2).sum() - variance / len(updates)
+    norms = np.linalg.norm(batches, axis=1)
+    cosines = [
+        batches[i] @ batches[j] / (norms[i] * norms[j])
+        for i, j in itertools.combinations(range(len(batches)), 2)
+        if norms[i] and norms[j]
+    ]
+    return {
+        "snr": float(signal / variance),
+        "cosine": float(np.mean(cosines)),
+        "signal": float(signal),
+        "noise": float(variance),
+        "empty": float((np.abs(updates).max(1) == 0).mean()),
+    }
