@@ -155,8 +155,9 @@ SCHEMA: dict[str, Field] = {
     "checkpoint.keep_best": Field(0, "also keep this many with the best evaluation (each evaluated step is then saved)", 0),
     "checkpoint.best": Field("", "metric that says which is best; '' = avg@k of the first evaluation set"),
     "checkpoint.directory": Field("", "where checkpoints go, e.g. gs://bucket/run; '' = WORKDIR/checkpoints"),
-    "log.samples": Field(4, "text samples a step in rollouts/", 0),
+    "log.samples": Field(4, "groups a step of which rollouts/ keeps a right and a wrong response, and as many truncated responses", 0),
     "log.tensorboard": Field(True, "write TensorBoard events beside metrics.jsonl"),
+    "log.text_every": Field(10, "rollout steps between text samples in TensorBoard; 0 = none", 0),
 
     # --- alarms of a run that goes wrong --------------------------------------------------------------------
     "guard.entropy_min": Field(0.0, "alarm below this mean entropy of a token, nats (collapse); 0 = off", 0.0),

@@ -9,6 +9,7 @@ config can be overridden: --config.optim.lr=1e-6. On several hosts, run the same
 """
 
 import contextlib
+import functools
 import pathlib
 import signal
 import time
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from dapo_jax import cli, config as config_lib, parallel, parts, processes, topology, warmup
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
-from dapo_jax.data import problems
+from dapo_jax.data import problems, verifier
 from dapo_jax.evaluate import evaluate_sets
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout import engine
@@ -29,6 +30,7 @@ from dapo_jax.run import (
     checkpoint,
     guards,
     metrics,
+    report,
     resume,
     saver as saver_lib,
     workdir as workdir_lib,
@@ -42,13 +44,13 @@ from dapo_jax.run.checkpoint import State
 
 def train_step(c, text: parts.Text, machine: parts.Machine, stream, state: State):
     """One rollout step: sample until the batch is full of mixed groups, then U updates on it.
-    Returns (state, metrics, the groups trained on)."""
+    Returns (state, metrics, what was sampled)."""
     started = time.perf_counter()
 
     # Lines 3-8: generate, verify, filter; N groups in problem order.
     got, stats = sample_batch(c, text, machine, stream, state)
     rollout_done = time.perf_counter()
-    log = drawn_metrics(c, got, stats)
+    log = drawn_metrics(c, text, stream, got, stats)
     state = state._replace(
         rounds=state.rounds + got.rounds,
         position=got.next_position,
@@ -77,7 +79,7 @@ def train_step(c, text: parts.Text, machine: parts.Machine, stream, state: State
         "perf/cache_peak": stats.peak_cache,
         "sampling/evicted": stats.evicted,
     }
-    return state._replace(step=state.step + 1), log, got.groups
+    return state._replace(step=state.step + 1), log, got
 
 
 def sample_batch(c, text, machine, stream, state: State) -> tuple[Collected, Stats]:
@@ -224,13 +226,18 @@ def memory_lines(c, machine: parts.Machine) -> list[str]:
     ]
 
 
-def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float]:
+def drawn_metrics(c, text, stream, got: Collected, stats: Stats) -> dict[str, float | list[int]]:
     """`rollout_metrics` with the rewards of everything drawn, accepted or not."""
     correct = np.array([x for g in got.drawn for x in g.correct], bool)
     length = np.array([len(r.tokens) for g in got.drawn for r in g.responses])
-    outcomes = np.where(correct, c.reward.correct, c.reward.wrong)
-    rewards = shaped_rewards(c, correct, length)
-    return metrics.rollout_metrics(got, outcomes, rewards, stats.tokens)
+    return metrics.rollout_metrics(
+        got,
+        outcomes=np.where(correct, c.reward.correct, c.reward.wrong),
+        rewards=shaped_rewards(c, correct, length),
+        tokens=stats.tokens,
+        longest=c.rollout.max_response_tokens,
+        sources=[text.train.problems[stream[g.position]].source for g in got.drawn],
+    )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -269,7 +276,7 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> None:
         for line in memory_lines(c, machine):
             say(line)
     say(f"resumed after step {state.step}" if resumed else "start")
-    writer = metrics.Writer(workdir, state.step if resumed else -1, c.log.tensorboard, say)
+    writer = metrics.Writer(workdir, state.step if resumed else -1, c, say)
     watchdog = guards.Watchdog(c.guard.hang_factor, c.guard.hang_floor_s)
     terminated: list[int] = []  # SIGTERM (a preemption): finish the step, save, leave
     handler = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
@@ -289,23 +296,24 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> None:
         after.callback(bar.close)
         if not resumed:
             log = evaluate_policy(c, machine, text, state, writer, say)
-            writer.scalars(0, log)
+            writer.record(0, log)
             saver.after_step(state, due=True, score=score(c, text, log))
         stream = problems.stream(range(len(text.train.ids)), c.seed)
         stop = guards.why_stop(c, state, {})
         leaving = parallel.any_process(terminated)  # of one opinion: every step is a joint one
         while state.step < c.steps and not stop and not leaving:
             with watchdog.watch("rollout step"):
-                state, log, groups = train_step(c, text, machine, stream, state)
+                state, log, got = train_step(c, text, machine, stream, state)
             evaluated = state.step == c.steps or due(state.step, c.eval.every)
             if evaluated:
                 with watchdog.watch("evaluation"):
                     log |= evaluate_policy(c, machine, text, state, writer, say)
-            state = guards.count_alarms(c, state, log, say)
-            writer.lines("rollouts", state.step, samples(c, text, stream, groups))
-            writer.scalars(state.step, log)
+            state, broken = guards.count_alarms(c, state, log, say)
+            log |= {"alarms": broken} if broken else {}
+            writer.lines("rollouts", state.step, rows(c, text, stream, got))
+            writer.record(state.step, log)
             bar.update()
-            bar.set_postfix_str(metrics.short(log))
+            bar.set_postfix_str(report.short(log))
             if shortage := guards.shortage(c, log):
                 say(f"warning: step {state.step}: {shortage}")
             stop = guards.why_stop(c, state, log)
@@ -376,28 +384,21 @@ def evaluate_policy(c, machine, text, state: State, writer, say) -> dict[str, fl
     decode_params = machine.engine.decode_params(state.params)
     scores, rows = evaluate_sets(c, machine, decode_params, text)
     writer.lines("eval", state.step, rows)
-    for line in metrics.evaluation_lines(state.step, scores):
+    for line in report.evaluation_lines(state.step, scores):
         say(line)
     return scores | {"time/eval_s": time.perf_counter() - started}
 
 
-def samples(c, text: parts.Text, stream, groups: list[Group]):
-    """A few responses of the batch as readable rows, spread over its groups."""
-    for group in groups[: c.log.samples]:
-        problem = text.train.problems[stream[group.position]]
-        for i in {int(group.correct.argmax()), int(group.correct.argmin())}:
-            response = group.responses[i]
-            yield {
-                "position": group.position,
-                "problem": problem.id,
-                "prompt": text.tokenizer.decode(group.prompt),
-                "response": text.tokenizer.decode(response.tokens.tolist()),
-                "answer": problem.answer,
-                "correct": bool(group.correct[i]),
-                "tokens": len(response.tokens),
-                "truncated": response.truncated,
-                "mean_entropy": float(response.entropies.mean()),
-            }
+def rows(c, text: parts.Text, stream, got: Collected):
+    """What rollouts/ keeps of a step."""
+    return report.samples(
+        got,
+        c.log.samples,
+        lambda position: text.train.problems[stream[position]],
+        text.tokenizer,
+        lambda response, answer: verifier.verify(response, answer, c.reward.mode).extracted,
+        functools.partial(shaped_rewards, c),
+    )
 
 
 def describe(c, machine: parts.Machine) -> str:

@@ -17,6 +17,7 @@ from dapo_jax.data import problems
 from dapo_jax.run import checkpoint, metrics, resume, seal, workdir
 
 SHOWN = (ValueError, OSError)  # `cli._guarded`; ConfigError and Damaged are ValueErrors
+SETTINGS = config.base()
 
 # Text that parsers stumble over, beside what hypothesis finds.
 NASTY = [
@@ -143,7 +144,7 @@ def test_problem_bytes(tmp_path_factory, data, suffix):
 def test_metrics_lines(tmp_path_factory, lines):
     folder = tmp_path_factory.mktemp("metrics")
     (folder / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8", errors="replace")
-    metrics.Writer(folder, 3, True).close()
+    metrics.Writer(folder, 3, SETTINGS).close()
     assert all(r["step"] <= 3 for r in metrics.read(folder / "metrics.jsonl"))
 
 

@@ -52,11 +52,11 @@ def test_alarms_in_a_row_stop_the_run_where_configured():
     c, said = settings(entropy_min=0.6, stop_after=3), []
     state = State({}, None, None, [])
     for step in (1, 2, 3, 4):
-        state = guards.count_alarms(c, state._replace(step=step), LOG, said.append)
+        state, _ = guards.count_alarms(c, state._replace(step=step), LOG, said.append)
         assert bool(guards.why_stop(c, state, {})) == (step >= 3)
     assert "4 steps in a row out of the bounds" in guards.why_stop(c, state, {})
     assert [line.split(":")[1] for line in said] == [" step 1", " step 2", " step 4"]
-    state = guards.count_alarms(c, state, {"policy/entropy": 0.7}, said.append)
+    state, _ = guards.count_alarms(c, state, {"policy/entropy": 0.7}, said.append)
     assert state.alarms_in_row == 0 and not guards.why_stop(c, state, {})
     c.guard.stop_after = 0
     assert not guards.why_stop(c, state._replace(alarms_in_row=99), {})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from dapo_jax import parts
+from dapo_jax import config, parts, tags
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.rollout.engine import Response
 from dapo_jax.run import metrics
@@ -44,7 +44,8 @@ def test_rollout_metrics():
     outcomes = np.where(correct, 1.0, -1.0)
     rewards = outcomes - np.arange(12) / 10
     rows = [r for g in DRAWN for r in g.responses]
-    log = metrics.rollout_metrics(got, outcomes, rewards, 52)
+    log = metrics.rollout_metrics(got, outcomes, rewards, 52, 9, ["a", "b/c", "a", "a"])
+    entropies = np.concatenate([r.entropies for r in rows])
     want = {
         "sampling/rounds": 2,
         "sampling/batch_groups": 2,
@@ -62,13 +63,41 @@ def test_rollout_metrics():
         "sampling/parse_fail_frac": 3 / 12,
         "sampling/shadow_gain": 7 / 12 - 6 / 12,
         "reward/batch_accuracy": 3 / 6,
+        "response/length_correct": (2 + 5 + 6 + 9 + 8 + 2) / 6,
+        "response/length_wrong": (4 + 9 + 1 + 1 + 3 + 2) / 6,
+        "source/a/accuracy": 6 / 9,
+        "source/b/c/accuracy": 0.0,
     }
+    # Groups with 0, 1, 2, 3 right responses; responses of 1, 2, ... 9 tokens.
+    assert log.pop("sampling/groups_by_correct") == [1, 1, 1, 1]
+    assert log.pop("response/length_hist") == [2, 3, 1, 1, 1, 1, 0, 1, 2]
+    edges = [-1.0, *tags.ENTROPY_EDGES[1:]]
+    assert log.pop("policy/entropy_hist") == np.histogram(entropies, edges)[0].tolist()
     assert log == pytest.approx(want, abs=1e-6)
+
+
+def test_lengths_of_what_there_is_none_of_are_left_out():
+    for only, there, absent in ((DRAWN[1], "wrong", "correct"), (DRAWN[2], "correct", "wrong")):
+        got = Collected([], [], [only], 1, 1, 0.5)
+        log = metrics.rollout_metrics(got, np.zeros(3), np.zeros(3), 20, 9, ["a"])
+        assert f"response/length_{there}" in log and f"response/length_{absent}" not in log
+
+
+def test_a_histogram_s_bins_hold_their_upper_edge():
+    """As TensorBoard reads them. All values are counted, those outside in the outer bins."""
+    values = np.array([0, 1, 2, 3, 4, 99])
+    assert metrics.histogram("response/length_hist", values, 4) == [2, 1, 1, 2]
+    longest = 20_480
+    counts = metrics.histogram("response/length_hist", np.array([1, 640, 641, 20_480]), longest)
+    assert len(counts) == 32 and (counts[0], counts[1], counts[-1]) == (2, 1, 1)
+    nats = np.array([-1e-7, 0.0, 0.001, 0.002, 11.9, 13.0])
+    counts = metrics.histogram("policy/entropy_hist", nats, longest)
+    assert (counts[0], counts[1], counts[-1], sum(counts)) == (3, 1, 2, 6)
 
 
 def test_rollout_metrics_of_an_empty_step():
     got = Collected([], [], [], 0, 0, 1.0)
-    log = metrics.rollout_metrics(got, np.zeros(0), np.zeros(0), 0)
+    log = metrics.rollout_metrics(got, np.zeros(0), np.zeros(0), 0, 9, [])
     assert log == {"sampling/rounds": 0, "sampling/batch_groups": 0}
 
 
@@ -106,32 +135,23 @@ def test_update_metrics():
 
 
 # ------------------------------------------------------------------------------------------------
-# Text
-# ------------------------------------------------------------------------------------------------
-
-
-def test_short_shows_what_there_is():
-    log = {"reward/accuracy": 0.5, "perf/tokens_per_s": 12345.6, "optim/lr": 1.0}
-    assert metrics.short(log) == "acc 0.50 tok/s 12,346"
-    assert metrics.short({}) == ""
-
-
-def test_evaluation_lines():
-    log = {"eval/b/avg@k": 0.25, "eval/a/avg@k": 0.5, "eval/a/length_mean": 9.0, "reward/mean": 0.0}
-    a, b = metrics.evaluation_lines(7, log)
-    assert a.split() == ["step", "7", "a", "avg@k", "0.500"]
-    assert b.split() == ["step", "7", "b", "avg@k", "0.250"]
-
-
-# ------------------------------------------------------------------------------------------------
 # Files
 # ------------------------------------------------------------------------------------------------
 
 
+def settings(**fields):
+    c = config.base()
+    c.log.update(fields)
+    return c
+
+
+PLAIN, PLOTTED = settings(tensorboard=False), settings(text_every=0)
+
+
 def write(workdir, resume_step, steps, board=False):
-    writer = metrics.Writer(workdir, resume_step, board)
+    writer = metrics.Writer(workdir, resume_step, PLOTTED if board else PLAIN)
     for step in steps:
-        writer.scalars(step, {"reward/mean": step / 2 + resume_step})
+        writer.record(step, {"reward/mean": step / 2 + resume_step})
         writer.lines("rollouts", step, [{"text": "é", "resumed": resume_step}])
     writer.close()
 
@@ -164,22 +184,22 @@ def test_a_resumed_run_holds_each_step_once(tmp_path):
 
 def test_files_of_later_steps_are_gone_before_anything_is_written(tmp_path):
     write(tmp_path, -1, range(6))
-    metrics.Writer(tmp_path, 2, False).close()
+    metrics.Writer(tmp_path, 2, PLAIN).close()
     assert [r["step"] for r in metrics.read(tmp_path / "metrics.jsonl")] == [0, 1, 2]
     assert len(list((tmp_path / "rollouts").iterdir())) == 3
-    metrics.Writer(tmp_path, -1, False).close()
+    metrics.Writer(tmp_path, -1, PLAIN).close()
     assert metrics.read(tmp_path / "metrics.jsonl") == []
     assert not (tmp_path / "tensorboard").exists()
 
 
 def test_files_of_evaluations_follow_the_state(tmp_path):
-    writer = metrics.Writer(tmp_path, -1, False)
+    writer = metrics.Writer(tmp_path, -1, PLAIN)
     for step in (0, 3, 6, 9):
         writer.lines("eval", step, [{"correct": [True]}])
     writer.close()
     (tmp_path / "eval" / "heldout").mkdir()  # of the evaluate command
     (tmp_path / "eval" / "step_000009.jsonl.tmp").write_text("cut off")
-    metrics.Writer(tmp_path, 3, False).close()
+    metrics.Writer(tmp_path, 3, PLAIN).close()
     names = sorted(p.name for p in (tmp_path / "eval").iterdir())
     assert names == ["heldout", "step_000000.jsonl", "step_000003.jsonl"]
 
@@ -187,8 +207,8 @@ def test_files_of_evaluations_follow_the_state(tmp_path):
 def test_what_a_full_disk_refuses_is_written_later(tmp_path, monkeypatch):
     """Also where the disk fills in the middle of a line."""
     said = []
-    writer = metrics.Writer(tmp_path, -1, True, said.append)
-    writer.scalars(0, {"a": 0.0})
+    writer = metrics.Writer(tmp_path, -1, PLOTTED, said.append)
+    writer.record(0, {"a": 0.0})
     path = tmp_path / "metrics.jsonl"
 
     def full(*_):
@@ -199,12 +219,12 @@ def test_what_a_full_disk_refuses_is_written_later(tmp_path, monkeypatch):
     with monkeypatch.context() as m:
         m.setattr(metrics.os, "fsync", full)
         for step in (1, 2):
-            writer.scalars(step, {"a": float(step)})
+            writer.record(step, {"a": float(step)})
         m.setattr(metrics, "_replace", full)
         writer.lines("rollouts", 2, [{"text": "x"}])
     assert [r["step"] for r in metrics.read(path)][:1] == [0]
     assert said == [f"warning: {path}: No space left on device; records wait in memory"]
-    writer.scalars(3, {"a": 3.0})
+    writer.record(3, {"a": 3.0})
     writer.close()
     assert [r["step"] for r in metrics.read(path)] == [0, 1, 2, 3]
     assert len(path.read_text().splitlines()) == 4
@@ -226,9 +246,9 @@ def test_no_file_is_no_records(tmp_path):
 
 
 def test_values_that_json_lacks_become_null(tmp_path):
-    writer = metrics.Writer(tmp_path, -1, True)
+    writer = metrics.Writer(tmp_path, -1, PLOTTED)
     values = dict(a=math.nan, b=np.float32(np.inf), c=np.int64(3), d=np.float32(0.5), e=-math.inf)
-    writer.scalars(1, values)
+    writer.record(1, values)
     writer.close()
 
     def refuse(name):

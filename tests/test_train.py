@@ -197,7 +197,8 @@ def test_the_batch_does_not_depend_on_slots_or_acceptance_estimate(whole_run, tm
     assert a
     for x, y in zip(a, b, strict=True):
         # Another batch shape may round entropies differently; tokens it may not change.
-        assert x.pop("mean_entropy") == pytest.approx(y.pop("mean_entropy"), abs=1e-5)
+        for name, close in (("mean_entropy", 1e-5), ("entropies", 2e-4), ("logps", 2e-4)):
+            assert x.pop(name) == pytest.approx(y.pop(name), abs=close)
         assert x == y
 
 

@@ -14,6 +14,8 @@ from fsspec.implementations.local import LocalFileSystem
 from dapo_jax import config
 from dapo_jax.run import checkpoint, metrics, workdir
 
+SETTINGS = config.base()
+
 
 def refused(path) -> str:
     with pytest.raises(ValueError) as error, workdir.hold(path):
@@ -122,9 +124,9 @@ def test_a_disk_that_is_not_shared_is_refused(tmp_path, monkeypatch):
 def test_what_changes_is_sent_and_what_goes_is_deleted(bucket):
     home = workdir.open_workdir("gs://b/runs/x/")
     assert home.checkpoints == "gs://b/runs/x/checkpoints"
-    writer = metrics.Writer(home.local, -1, tensorboard=True)
+    writer = metrics.Writer(home.local, -1, SETTINGS)
     for step in (1, 2):
-        writer.scalars(step, {"reward/mean": 0.5})
+        writer.record(step, {"reward/mean": 0.5})
         writer.lines("rollouts", step, [{"response": "é"}])
         workdir.send(home)
         there = metrics.read(bucket / "runs/x/metrics.jsonl")
@@ -140,7 +142,7 @@ def test_what_changes_is_sent_and_what_goes_is_deleted(bucket):
     again = workdir.open_workdir("gs://b/runs/x")
     assert again.local != home.local
     assert not (again.local / "checkpoints").exists()  # Orbax's, and large
-    metrics.Writer(again.local, 1, tensorboard=True).close()  # a resume after step 1
+    metrics.Writer(again.local, 1, SETTINGS).close()  # a resume after step 1
     workdir.send(again)
     assert [r["step"] for r in metrics.read(bucket / "runs/x/metrics.jsonl")] == [1]
     assert [p.name for p in (bucket / "runs/x/rollouts").iterdir()] == ["step_000001.jsonl"]

@@ -31,14 +31,14 @@ def alarms(guard, log: dict[str, float]) -> list[str]:
     return out
 
 
-def count_alarms(c, state: State, log: dict[str, float], say) -> State:
+def count_alarms(c, state: State, log: dict[str, float], say) -> tuple[State, list[str]]:
     """Say which bounds of `config.guard` this step broke, and count such steps in a row."""
     broken = alarms(c.guard, log)
     in_row = state.alarms_in_row + 1 if broken else 0
     if in_row & (in_row - 1) == 0:  # 1, 2, 4, 8, ...: it may last
         for alarm in broken:
             say(f"alarm: step {state.step}: {alarm} (step {in_row} in a row)")
-    return state._replace(alarms_in_row=in_row)
+    return state._replace(alarms_in_row=in_row), broken
 
 
 def shortage(c, log: dict[str, float]) -> str:

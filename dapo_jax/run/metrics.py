@@ -1,25 +1,23 @@
-"""What a step looked like, as numbers and as text, and the files that keep it.
+"""What a step looked like, as numbers, and the files that keep it. The tags: dapo_jax/tags.py.
 
 metrics.jsonl, TensorBoard and the files a step hold each rollout step once, also across restarts: a
 resumed run first cuts what lies beyond the checkpoint it starts from. Only process 0 writes.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
 import re
 import shutil
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.summary import scalar
 
-from dapo_jax import parallel
+from dapo_jax import parallel, tags
 from dapo_jax.dapo.dynamic_sampling import Collected
+from dapo_jax.run import board
 
 # ------------------------------------------------------------------------------------------------
 # Numbers
@@ -27,37 +25,64 @@ from dapo_jax.dapo.dynamic_sampling import Collected
 
 
 def rollout_metrics(
-    got: Collected, outcomes: np.ndarray, rewards: np.ndarray, tokens: int
-) -> dict[str, float]:
+    got: Collected,
+    outcomes: np.ndarray,
+    rewards: np.ndarray,
+    tokens: int,
+    longest: int,
+    sources: Sequence[str],
+) -> dict[str, float | list[int]]:
     """Of everything drawn this step, before the filter, unless the tag says `batch`.
 
     outcomes, rewards: float [responses], without and with the length penalty, in drawing order.
-    tokens: response tokens drawn. The groups' `extras` are `parts.Grades`.
+    tokens: response tokens drawn. longest: the limit of a response, tokens. sources: data_source of
+    each drawn group's problem. The groups' `extras` are `parts.Grades`.
     """
     log = {"sampling/rounds": got.rounds, "sampling/batch_groups": len(got.groups)}
     if got.drawn:
         correct_NxG = np.stack([g.correct for g in got.drawn])
         grades = [g.extras for g in got.drawn]
         rows = [r for g in got.drawn for r in g.responses]
-        length = np.array([len(r.tokens) for r in rows])
+        length_NxG = np.array([len(r.tokens) for r in rows]).reshape(correct_NxG.shape)
+        entropies = np.concatenate([r.entropies for r in rows])
         log |= {
             "reward/mean": rewards.mean(),
             "reward/accuracy": correct_NxG.mean(),
             "reward/overlong_penalty": (rewards - outcomes).mean(),
-            "response/length_mean": length.mean(),
-            "response/length_max": length.max(),
+            "response/length_mean": length_NxG.mean(),
+            "response/length_max": length_NxG.max(),
+            "response/length_hist": histogram("response/length_hist", length_NxG, longest),
             "response/truncated_frac": np.mean([r.truncated for r in rows]),
-            "policy/entropy": sum(r.entropies.sum(dtype=float) for r in rows) / tokens,
-            "policy/mean_prob": sum(np.exp(r.logps).sum(dtype=float) for r in rows) / tokens,
+            "policy/entropy": entropies.sum(dtype=float) / tokens,
+            "policy/entropy_hist": histogram("policy/entropy_hist", entropies, longest),
+            "policy/mean_prob": np.exp(np.concatenate([r.logps for r in rows])).sum(dtype=float)
+            / tokens,
             "sampling/accept_frac": np.mean([g.mixed for g in got.drawn]),
             "sampling/all_correct_frac": correct_NxG.all(1).mean(),
             "sampling/all_wrong_frac": (~correct_NxG.any(1)).mean(),
+            "sampling/groups_by_correct": np.bincount(
+                correct_NxG.sum(1), minlength=correct_NxG.shape[1] + 1
+            ).tolist(),
             "sampling/parse_fail_frac": np.mean([a is None for g in grades for a in g.answers]),
             "sampling/shadow_gain": np.mean([g.shadow for g in grades]) - correct_NxG.mean(),
         }
+        if correct_NxG.any():
+            log["response/length_correct"] = length_NxG[correct_NxG].mean()
+        if not correct_NxG.all():
+            log["response/length_wrong"] = length_NxG[~correct_NxG].mean()
+        source_N = np.array(sources)
+        for source in sorted(set(sources)):
+            log[f"source/{source}/accuracy"] = correct_NxG[source_N == source].mean()
     if got.groups:
         log["reward/batch_accuracy"] = np.mean([g.correct for g in got.groups])
     return log
+
+
+def histogram(tag: str, values: np.ndarray, longest: int) -> list[int]:
+    """Counts between `tags.edges`; a bin holds its upper edge, the first one its lower edge too."""
+    edges = tags.edges(tag, min(tags.LENGTH_BINS, longest), longest)
+    bins = np.searchsorted(edges[1:-1], values.ravel(), side="left")
+    return np.bincount(bins, minlength=len(edges) - 1).tolist()
 
 
 def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, float]:
@@ -88,35 +113,6 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
 
 
 # ------------------------------------------------------------------------------------------------
-# Text
-# ------------------------------------------------------------------------------------------------
-
-
-def short(log: dict[str, float]) -> str:
-    """The few numbers that fit behind a progress bar."""
-    shown = (
-        ("acc", "reward/accuracy", ".2f"),
-        ("reward", "reward/mean", "+.2f"),
-        ("len", "response/length_mean", ".1f"),
-        ("ent", "policy/entropy", ".2f"),
-        ("accept", "sampling/accept_frac", ".2f"),
-        ("tok/s", "perf/tokens_per_s", ",.0f"),
-    )
-    return " ".join(f"{name} {log[tag]:{form}}" for name, tag, form in shown if tag in log)
-
-
-def evaluation_lines(step: int, log: dict[str, float]) -> list[str]:
-    """One line a set: '  step 20  heldout: avg@4 .59 ...'."""
-    sets = {tag.split("/")[1] for tag in log if tag.startswith("eval/")}
-    lines = []
-    for name in sorted(sets):
-        values = {t.split("/")[2]: v for t, v in log.items() if t.startswith(f"eval/{name}/")}
-        text = "  ".join(f"{k} {v:.3f}" for k, v in values.items() if "@" in k)
-        lines.append(f"  step {step:4d}  {name:18s} {text}")
-    return lines
-
-
-# ------------------------------------------------------------------------------------------------
 # Files
 # ------------------------------------------------------------------------------------------------
 
@@ -128,9 +124,10 @@ class Writer:
     (a full disk) is kept in memory, reported by `say`, and written with what comes next.
     """
 
-    def __init__(self, workdir: pathlib.Path, resume_step: int, tensorboard: bool, say=print):
+    def __init__(self, workdir: pathlib.Path, resume_step: int, c, say=print):
         self._path, self._workdir = workdir / "metrics.jsonl", workdir
-        self._board, self._plots = None, tensorboard
+        self._board, self._c = None, c
+        self._plots, self._text_every = c.log.tensorboard, c.log.text_every
         self._lines: list[str] = []  # of metrics.jsonl, not yet written
         self._files: dict[pathlib.Path, str] = {}  # not yet written
         self._say, self._failing = say, False
@@ -139,17 +136,20 @@ class Writer:
         kept = [r for r in read(self._path) if r["step"] <= resume_step]
         for folder in ("rollouts", "eval"):
             for file in workdir.glob(f"{folder}/step_*.jsonl*"):
-                if int(re.sub(r"\D", "", file.name) or 0) > resume_step:
+                if _step(file) > resume_step:
                     file.unlink()
         _replace(self._path, "".join(json.dumps(r) + "\n" for r in kept))
         self._size = self._path.stat().st_size  # bytes of whole lines
         shutil.rmtree(workdir / "tensorboard", ignore_errors=True)
         self._write()
 
-    def scalars(self, step: int, values: dict[str, float]) -> None:
+    def record(self, step: int, values: dict) -> None:
+        """One line of metrics.jsonl: numbers, lists of counts, lists of strings."""
         if not parallel.first():
             return
-        record = {"step": step} | {k: _number(v) for k, v in values.items()}
+        record = {"step": step} | {
+            k: v if isinstance(v, list) else number(v) for k, v in values.items()
+        }
         self._lines.append(json.dumps(record) + "\n")
         self._write()
 
@@ -163,7 +163,8 @@ class Writer:
 
     def _write(self) -> None:
         try:
-            for path in list(self._files):
+            files = list(self._files)
+            for path in files:
                 path.parent.mkdir(exist_ok=True)
                 _replace(path, self._files[path])
                 del self._files[path]
@@ -176,7 +177,7 @@ class Writer:
                 os.fsync(file.fileno())  # a checkpoint must not be newer than its records
             self._size += len(new.encode())
             self._lines.clear()
-            self._plot(new)
+            self._plot(new, files)
             self._failing = False
         except OSError as error:
             self._close_board()
@@ -184,21 +185,21 @@ class Writer:
                 self._say(f"warning: {self._path}: {error.strerror}; records wait in memory")
             self._failing = True
 
-    def _plot(self, new: str) -> None:
-        """Add records to TensorBoard's file; a new file begins with all there are."""
+    def _plot(self, new: str, files: Sequence[pathlib.Path]) -> None:
+        """Add records and samples to TensorBoard's file; a new file begins with all records there
+        are and the newest samples."""
         if not self._plots:
             return
         if self._board is None:
-            shutil.rmtree(self._workdir / "tensorboard", ignore_errors=True)
-            (self._workdir / "tensorboard").mkdir()
-            self._board = EventsWriter(str(self._workdir / "tensorboard" / "events"))
+            self._board = board.Board(self._workdir / "tensorboard", self._c)
             new = self._path.read_text()
+            files = sorted((self._workdir / "rollouts").glob("step_*.jsonl"))
         for record in map(json.loads, new.splitlines()):
-            for tag, value in record.items():
-                if tag != "step" and value is not None:
-                    point = scalar(tag, value)
-                    event = Event(step=record["step"], wall_time=time.time(), summary=point)
-                    self._board.write_event(event)
+            self._board.record(record)
+        every = self._text_every
+        due = [f for f in files if f.parent.name == "rollouts" and every and _step(f) % every == 0]
+        for file in due[-board.TEXTS :]:
+            self._board.samples(_step(file), _objects(file))
         self._board.flush()
 
     def _close_board(self) -> None:
@@ -213,6 +214,11 @@ class Writer:
         self._close_board()
 
 
+def _step(file: pathlib.Path) -> int:
+    """Of step_000012.jsonl: 12."""
+    return int(re.sub(r"\D", "", file.name) or 0)
+
+
 def _replace(path: pathlib.Path, text: str) -> None:
     """A reader sees the old file or the new one, never a part."""
     draft = path.with_name(path.name + ".tmp")
@@ -220,7 +226,7 @@ def _replace(path: pathlib.Path, text: str) -> None:
     draft.replace(path)
 
 
-def _number(value) -> float | int | None:
+def number(value) -> float | int | None:
     """JSON has no NaN or infinity: null, which plots as a gap."""
     if isinstance(value, int | np.integer):
         return int(value)
@@ -230,15 +236,17 @@ def _number(value) -> float | int | None:
 
 def read(path: pathlib.Path) -> list[dict]:
     """Whole records of a metrics.jsonl; what follows a line cut off by a crash is left out."""
-    if not path.exists():
-        return []
-    records = []
+    good = lambda record: type(record.get("step")) is int  # noqa: E731
+    return list(itertools.takewhile(good, _objects(path))) if path.exists() else []
+
+
+def _objects(path: pathlib.Path) -> Iterator[dict]:
+    """The JSON objects of a file, one a line, up to the first line that is none."""
     for line in path.read_bytes().splitlines():
         try:
-            record = json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError):
-            break
-        if not isinstance(record, dict) or type(record.get("step")) is not int:
-            break
-        records.append(record)
-    return records
+            return
+        if not isinstance(value, dict):
+            return
+        yield value

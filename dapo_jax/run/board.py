@@ -1,0 +1,116 @@
+"""TensorBoard's event file, from records of metrics.jsonl and rows of rollouts/.
+
+The type of a value decides what it becomes: a number a scalar, a list of numbers a histogram, a
+list of strings text. Each card says what its tag means (dapo_jax/tags.py). hparams are the resolved
+config beside the last evaluation.
+"""
+
+import pathlib
+import shutil
+import time
+from collections.abc import Iterable
+
+import numpy as np
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+
+from dapo_jax import config as config_lib, tags
+
+TEXTS = 20  # steps whose samples a new file begins with; TensorBoard shows ten
+_SHOWN = 2000  # characters of a response on a card
+
+
+class Board:
+    """A new file in `folder`, which is emptied. OSError: it cannot be written; close it then, and
+    make another."""
+
+    def __init__(self, folder: pathlib.Path, c):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self._c, self._described, self._hparams = c, set(), False
+        self._writer = EventsWriter(str(folder / "events"))
+
+    def record(self, record: dict) -> None:
+        """A line of metrics.jsonl."""
+        step = record["step"]
+        for tag, value in record.items():
+            if isinstance(value, int | float):
+                if tag != "step":
+                    self._add(step, tag, summary.scalar(tag, value))
+            elif not isinstance(value, list):  # null: a gap
+                continue
+            elif value and all(isinstance(v, str) for v in value):
+                self._add(step, tag, summary.text(tag, "\n\n".join(value)))
+            elif all(isinstance(v, int | float) for v in value) and sum(value) > 0:
+                edges = tags.edges(tag, len(value), self._c.rollout.max_response_tokens)
+                self._add(step, tag, _histogram(tag, value, np.asarray(edges, float)))
+        scores = [t for t in record if t.startswith("eval/")]
+        if scores and not self._hparams:
+            self._hparams = True
+            # The values are those of the scalars: TensorBoard shows the last.
+            names = {summary._clean_tag(t): 0.0 for t in scores}
+            for one in summary.hparams(config_lib.leaves(self._c), names):
+                self._write(step, one)
+
+    def samples(self, step: int, rows: Iterable[dict]) -> None:
+        if text := "\n\n---\n\n".join(map(_card, rows)):
+            self._write(step, summary.text("samples", text))
+
+    def _add(self, step: int, tag: str, one) -> None:
+        if tag not in self._described:  # once: TensorBoard keeps what comes first
+            self._described.add(tag)
+            one.value[0].metadata.summary_description = tags.describe(tag)
+        self._write(step, one)
+
+    def _write(self, step: int, one) -> None:
+        self._writer.write_event(Event(step=step, wall_time=time.time(), summary=one))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _histogram(tag: str, counts: list[int], edges: np.ndarray):
+    """Sums as if all values were in the middle of their bins: only the counts were kept."""
+    middle = (edges[1:] + edges[:-1]) / 2
+    return summary.histogram_raw(
+        tag,
+        edges[0],
+        edges[-1],
+        sum(counts),
+        middle @ counts,
+        middle**2 @ counts,
+        edges[1:].tolist(),
+        counts,
+    )
+
+
+def _card(row: dict) -> str:
+    """A row of rollouts/ as Markdown. Rows of older versions have fewer fields."""
+    verdict = "right" if row.get("correct") else "wrong"
+    if row.get("truncated"):
+        verdict += ", truncated"
+    numbers = ", ".join(
+        f"{name} {row[field]:{form}}"
+        for name, field, form in (
+            ("reward", "reward", "+.2f"),
+            ("tokens", "tokens", "d"),
+            ("nats a token", "mean_entropy", ".3f"),
+        )
+        if field in row
+    )
+    text = row.get("response", "")
+    if (cut := len(text) - _SHOWN) > 0:
+        text = f"{text[: _SHOWN // 2]}\n[{cut:,} characters]\n{text[-_SHOWN // 2 :]}"
+    return (
+        f"**{verdict}**, {numbers}; answer {row.get('answer')}, found {row.get('extracted')}"
+        f"\n\n{_quoted(row.get('prompt', ''))}\n\n{_quoted(text)}"
+    )
+
+
+def _quoted(text: str) -> str:
+    """A block that Markdown leaves as it is."""
+    return "\n".join("    " + line for line in text.splitlines())

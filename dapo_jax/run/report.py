@@ -1,0 +1,110 @@
+"""What a run says to people: the console, and responses as rows to read."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from dapo_jax.dapo.dynamic_sampling import Collected, Group
+
+# ------------------------------------------------------------------------------------------------
+# Console
+# ------------------------------------------------------------------------------------------------
+
+
+def short(log: dict[str, float]) -> str:
+    """The few numbers that fit behind a progress bar."""
+    shown = (
+        ("acc", "reward/accuracy", ".2f"),
+        ("reward", "reward/mean", "+.2f"),
+        ("len", "response/length_mean", ".1f"),
+        ("ent", "policy/entropy", ".2f"),
+        ("accept", "sampling/accept_frac", ".2f"),
+        ("tok/s", "perf/tokens_per_s", ",.0f"),
+    )
+    return " ".join(f"{name} {log[tag]:{form}}" for name, tag, form in shown if tag in log)
+
+
+def evaluation_lines(step: int, log: dict[str, float]) -> list[str]:
+    """One line a set: '  step 20  heldout: avg@4 .59 ...'."""
+    sets = {tag.split("/")[1] for tag in log if tag.startswith("eval/")}
+    lines = []
+    for name in sorted(sets):
+        values = {t.split("/")[2]: v for t, v in log.items() if t.startswith(f"eval/{name}/")}
+        text = "  ".join(f"{k} {v:.3f}" for k, v in values.items() if "@" in k)
+        lines.append(f"  step {step:4d}  {name:18s} {text}")
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------
+# Samples
+# ------------------------------------------------------------------------------------------------
+
+
+def chosen(got: Collected, count: int) -> list[tuple[Group, int]]:
+    """(group, response) to show: a right and a wrong one of the batch's first `count` groups, and
+    then up to `count` truncated ones, of the batch as far as it has them."""
+    out = [
+        (group, i)
+        for group in got.groups[:count]
+        for i in sorted({int(group.correct.argmax()), int(group.correct.argmin())})
+    ]
+    seen = {(group.position, i) for group, i in out}
+    truncated = (
+        (group, i)
+        for group in [*got.groups, *got.drawn]
+        for i, response in enumerate(group.responses)
+        if response.truncated
+    )
+    room = count
+    for group, i in truncated:
+        if not room:
+            break
+        if (group.position, i) not in seen:
+            seen.add((group.position, i))
+            out.append((group, i))
+            room -= 1
+    return out
+
+
+def samples(
+    got: Collected,
+    count: int,
+    problem_of: Callable[[int], Any],
+    tokenizer,
+    extracted: Callable[[str, str], str | None],
+    reward_of: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> Iterator[dict]:
+    """The `chosen` responses as rows of rollouts/step_NNNNNN.jsonl.
+
+    problem_of: stream position -> problem. extracted: (response, answer) -> what the verifier took
+    (again: groups carried over a restart lack it). reward_of: (correct, length) -> shaped reward.
+    A row's `pieces`, `entropies` (nats) and `logps` have one entry a token; a token that is part
+    of a character only decodes to U+FFFD.
+    """
+    for group, i in chosen(got, count):
+        problem, response = problem_of(group.position), group.responses[i]
+        ids = response.tokens.tolist()
+        text = tokenizer.decode(ids)
+        correct, length = group.correct[i : i + 1], np.array([len(ids)])
+        yield {
+            "position": group.position,
+            "problem": problem.id,
+            "source": problem.source,
+            "prompt": tokenizer.decode(group.prompt),
+            "response": text,
+            "answer": problem.answer,
+            "extracted": extracted(text, problem.answer),
+            "correct": bool(correct[0]),
+            "reward": float(reward_of(correct, length)[0]),
+            "tokens": len(ids),
+            "truncated": bool(response.truncated),
+            "mean_entropy": float(response.entropies.mean()),
+            "pieces": [tokenizer.decode([token], skip_special=False) for token in ids],
+            "entropies": _rounded(response.entropies),
+            "logps": _rounded(response.logps),
+        }
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return np.round(values.astype(float), 4).tolist()

@@ -1,0 +1,124 @@
+"""The table of tags against a real run: all that a run can write is in the table, and the other way
+round, in metrics.jsonl and in TensorBoard."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import stubbed_train
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.summary import _clean_tag
+
+from dapo_jax import config, parts, tags, train
+from dapo_jax.run import metrics
+
+
+def events(workdir: pathlib.Path) -> list[Event]:
+    """A record is length, its checksum, event, its checksum."""
+    out = []
+    for file in (workdir / "tensorboard").glob("events*"):
+        data = file.read_bytes()
+        while data:
+            size = int.from_bytes(data[:8], "little")
+            out.append(Event.FromString(data[12 : 12 + size]))
+            data = data[16 + size :]
+    return out
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """Two steps with everything on that writes a tag."""
+    workdir = tmp_path_factory.mktemp("everything")
+    c = config.base()
+    c.steps, c.eval.every, c.checkpoint.every = 2, 0, 0
+    c.eval.k, c.eval.problems, c.data.embedded_problems = 2, 8, 64
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
+    c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
+    c.reward.overlong_buffer_tokens, c.loss.kl_coef, c.log.text_every = 4, 0.1, 1
+    c.guard.entropy_max = 0.1  # random weights are far above
+    c.mesh.fsdp, c.mesh.tensor = 4, 2
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(parts.verifier, "verify", stubbed_train.accept_half)
+        train.train(c, workdir)
+    return workdir, c
+
+
+def test_the_table_and_metrics_jsonl_hold_the_same(everything):
+    workdir, _ = everything
+    records = metrics.read(workdir / "metrics.jsonl")
+    written = {t for r in records for t in r if t != "step"}
+    assert {tags.family(t) for t in written} == set(tags.TAGS)
+    assert {"eval/harder_top_p0.7/pass@k", "alarms"} < written
+
+
+def test_each_record_holds_what_the_table_says(everything):
+    workdir, _ = everything
+    first, second, last = metrics.read(workdir / "metrics.jsonl")
+    for record, kinds in (
+        (first, {"evaluation"}),
+        (second, set(tags.WHEN) - {"evaluation"}),
+        (last, set(tags.WHEN)),
+    ):
+        there = {tags.family(t) for t in record if t != "step"}
+        assert there == {name for name, t in tags.TAGS.items() if t.when in kinds}
+
+
+def test_tensorboard_holds_every_tag_with_its_definition(everything):
+    """Scalars, histograms and texts, at the step and with the value of metrics.jsonl."""
+    workdir, c = everything
+    points, described = {}, {}
+    for event in events(workdir):
+        for v in event.summary.value:
+            points[event.step, v.tag] = v
+            described.setdefault(v.tag, v.metadata.summary_description)
+    wanted = set()
+    for record in metrics.read(workdir / "metrics.jsonl"):
+        for tag, value in record.items():
+            name = f"{tag}/text_summary" if tag == "alarms" else _clean_tag(tag)
+            if tag == "step":
+                continue
+            wanted.add((record["step"], name))
+            point = points[record["step"], name]
+            if tag == "alarms":
+                assert point.tensor.string_val[0].decode() == "\n\n".join(value)
+            elif isinstance(value, list):
+                assert list(point.histo.bucket) == value and point.histo.num == sum(value)
+                edges = tags.edges(tag, len(value), c.rollout.max_response_tokens)
+                assert [point.histo.min, *point.histo.bucket_limit] == pytest.approx(edges)
+            else:
+                assert point.simple_value == np.float32(value)
+            assert described[name] == tags.describe(tag) != ""
+    samples = {(step, "samples/text_summary") for step in (1, 2)}
+    hparams = {p for p in points if p[1].startswith("_hparams_/")}
+    assert points.keys() == wanted | samples | hparams and len(hparams) == 3
+
+
+def test_families():
+    assert tags.family("eval/aime24/avg@k") == "eval/<set>/avg@k"
+    assert tags.family("source/openai/gsm8k/accuracy") == "source/<data_source>/accuracy"
+    for unknown in ("eval/avg@k", "eval/x/std", "policy/entropy2", "step"):
+        with pytest.raises(KeyError, match="not in dapo_jax/tags.py"):
+            tags.family(unknown)
+        assert tags.describe(unknown) == ""
+
+
+def test_the_table_is_whole():
+    """No empty cell, and no word that only one cell knows."""
+    for name, tag in tags.TAGS.items():
+        assert all(tag) and tag.when in tags.WHEN, name
+    lines = tags.markdown().splitlines()
+    assert len(lines) == len(tags.TAGS) + 2
+    assert {line.replace("\\|", "").count("|") for line in lines} == {9}
+
+
+@pytest.mark.parametrize(
+    ("tag", "bins", "want"),
+    [
+        ("sampling/groups_by_correct", 3, [-0.5, 0.5, 1.5, 2.5]),
+        ("response/length_hist", 4, [0, 5, 10, 15, 20]),
+        ("policy/entropy_hist", 16, tags.ENTROPY_EDGES),
+    ],
+)
+def test_edges(tag, bins, want):
+    assert list(tags.edges(tag, bins, 20)) == list(want)
+    assert len(want) == bins + 1
