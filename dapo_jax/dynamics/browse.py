@@ -17,6 +17,8 @@ import numpy as np
 
 from dapo_jax.dynamics import logs
 
+KINDS = ("right", "wrong", "truncated")
+
 
 class Sample(NamedTuple):
     """A row of rollouts/step_NNNNNN.jsonl. Runs of older versions lack what has a default here.
@@ -118,23 +120,17 @@ def by_problem(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 
 
 def choose(
-    samples: Sequence[Sample],
-    most: int = 24,
-    kinds: Collection[str] = ("right", "wrong", "truncated"),
+    samples: Iterable[Sample], most: int = 12, kinds: Collection[str] = KINDS
 ) -> list[Sample]:
-    """At most `most` samples of these kinds, in order of steps: whole problems while they were seen
-    at several steps, then others spread evenly over the run."""
-    samples = [s for s in samples if s.kind in kinds]
-    again = [rows for rows in by_problem(samples).values() if len({s.step for s in rows}) > 1]
-    out: list[Sample] = []
-    for rows in again:
-        if len(out) + len(rows) <= most // 2:
-            out += rows
-    taken = {s.problem for s in out}
-    rest = [s for s in samples if s.problem not in taken]
-    room = min(most - len(out), len(rest))
-    spread = np.linspace(0, len(rest) - 1, room).round().astype(int) if room > 0 else []
-    return sorted([*out, *(rest[i] for i in spread)], key=lambda s: s.step)
+    """The samples of these kinds of at most `most` problems: half of them problems seen at several
+    steps, if there are so many, the others spread evenly over the run."""
+    problems = by_problem(s for s in samples if s.kind in kinds)
+    again = [name for name, rows in problems.items() if rows[0].step != rows[-1].step]
+    names = again[: most // 2]
+    rest = sorted(problems.keys() - set(names), key=lambda n: (problems[n][0].step, n))
+    room = min(most - len(names), len(rest))
+    names += [rest[i] for i in np.linspace(0, len(rest) - 1, room).round().astype(int)]
+    return [s for name in names for s in problems[name]]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -161,12 +157,12 @@ def text(samples: Iterable[Sample]) -> str:
         out += [f"=== problem {visible(problem)}, answer {visible(rows[0].answer)}"]
         out += [visible(rows[0].prompt)]
         for s in rows:
-            out += [f"--- {_about(s)}", visible(s.response)]
+            out += [f"--- {s.kind}: {_about(s)}", visible(s.response)]
     return "\n".join(out)
 
 
 def _about(s: Sample) -> str:
-    words = [f"step {s.step}", s.kind, f"{s.tokens} tokens", f"{s.mean_entropy:.3f} nats per token"]
+    words = [f"step {s.step}", f"{s.tokens} tokens", f"{s.mean_entropy:.3f} nats per token"]
     if not math.isnan(s.reward):
         words.append(f"reward {s.reward:+.2f}")
     if s.extracted is not None:
@@ -179,7 +175,7 @@ def _about(s: Sample) -> str:
 # ------------------------------------------------------------------------------------------------
 
 HOT = 2.0  # nats from which on the colour is full: a choice among e^2 = 7 equal tokens
-_KINDS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7"}
+_COLOURS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7"}
 # No formula: $...$ in a response must not be typeset where it changes what is shown.
 _PLAIN = 'class="tex2jax_ignore mathjax_ignore" style="font-family:sans-serif;font-size:13px"'
 _BOX = (
@@ -261,8 +257,8 @@ def page(samples: Iterable[Sample], title: str = "") -> str:
         )
         for s in rows:
             out.append(
-                f'<div><b style="color:{_KINDS[s.kind]}">{s.kind}</b> {escape(_about(s))}</div>'
-                f'<div style="{_BOX.format(_KINDS[s.kind])}">{coloured(s)}</div>'
+                f'<div><b style="color:{_COLOURS[s.kind]}">{s.kind}</b>: {escape(_about(s))}</div>'
+                f'<div style="{_BOX.format(_COLOURS[s.kind])}">{coloured(s)}</div>'
             )
         out.append("</details>")
     out.append("</div>")
@@ -278,7 +274,7 @@ def answers(prompt: str, samples: Sequence[Sample], judged: bool) -> str:
     ]
     for i, s in enumerate(samples, 1):
         kind = s.kind if judged or s.truncated else ""
-        colour = _KINDS.get(kind, "#999")
+        colour = _COLOURS.get(kind, "#999")
         said = "" if s.extracted is None else f", answered {escape(s.extracted[:80])}"
         out.append(
             f'<div>{i}. <b style="color:{colour}">{kind}</b> {s.tokens} tokens,'
@@ -321,18 +317,23 @@ PHRASES = {
 
 
 def reflection(
-    samples: Iterable[Sample], phrases: Mapping[str, str] = PHRASES
+    samples: Iterable[Sample],
+    phrases: Mapping[str, str] = PHRASES,
+    kinds: Collection[str] = ("right", "wrong"),
 ) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Phrase -> (steps int [n], share of the step's samples that have it, times per 1,000 response
     tokens); phrases that never occur are left out, 'any of these' stands before several.
 
     Of the LOGGED samples: a step logs one right and one wrong response of a group, so the level is
-    not that of all that was drawn; how it moves over the steps is what to read.
+    not that of all that was drawn; how it moves over the steps is what to read. Truncated ones,
+    which are logged beyond their share and often repeat a word without end, are left out.
     """
     found = {name: re.compile(rf"\b{p}\b", re.IGNORECASE) for name, p in phrases.items()}
     times: dict[int, list[list[int]]] = {}
     tokens: dict[int, int] = {}
     for s in samples:
+        if s.kind not in kinds:
+            continue
         row = [len(p.findall(s.response)) for p in found.values()]
         times.setdefault(s.step, []).append(row)
         tokens[s.step] = tokens.get(s.step, 0) + s.tokens

@@ -187,8 +187,8 @@ def parse(text: str, path: str) -> Rows:
         return _json_lines(path, text)
     if rows := list(_console_lines(text)):
         return iter(rows)
-    header = next(csv.reader([first]), [])
-    if len(header) > 1 and any(name.strip() in STEP_NAMES for name in header):
+    header = {name.strip().strip('"') for name in first.split(",")}
+    if len(header) > 1 and header & set(STEP_NAMES):
         return _csv_rows(path, text)
     raise ValueError(
         f"{path}:1: neither JSON lines, nor verl's 'step:N - name:value - ...', nor CSV with a"

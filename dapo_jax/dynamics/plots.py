@@ -175,7 +175,7 @@ def time_split(runs: Sequence[Run]) -> Figure:
         ("time/eval_s", "evaluation"),
     )
     figure, axes = _grid(1, len(runs))
-    for ax, run in zip(axes.flat, runs, strict=True):
+    for ax, run in zip(axes.flat, runs, strict=False):
         there = [(tag, name) for tag, name in parts if tag in run.series]
         steps = np.unique(np.concatenate([np.zeros(0), *(run.series[t][0] for t, _ in there)]))
         steps = steps[steps > 0]  # before the first there is an evaluation only
@@ -220,7 +220,7 @@ def phrases(
     figure, axes = _grid(1, 2)
     columns = (
         (1, "Samples that reflect", "share of logged samples"),
-        (2, "Reflective phrases", "occurrences per 1,000 response tokens"),
+        (2, "Reflective phrases", "times per 1,000 response tokens"),
     )
     for ax, (column, title, label) in zip(axes.flat, columns, strict=True):
         for i, (phrase, series) in enumerate(counts.items()):

@@ -41,6 +41,10 @@ class Answer(NamedTuple):
     truncated: bool
     tokens: list[Token]
 
+    @property
+    def mean_entropy(self) -> float:
+        return float(np.mean([t.entropy for t in self.tokens]))
+
 
 # ------------------------------------------------------------------------------------------------
 # A run's policy
@@ -188,7 +192,7 @@ def page(prompt: str, drawn: Sequence[Answer]) -> str:
             correct=bool(a.verdict and a.verdict.correct),
             tokens=len(a.tokens),
             truncated=a.truncated,
-            mean_entropy=float(np.mean([t.entropy for t in a.tokens])),
+            mean_entropy=a.mean_entropy,
             extracted=a.verdict.extracted if a.verdict else None,
             pieces=tuple(t.piece for t in a.tokens),
             entropies=tuple(t.entropy for t in a.tokens),
@@ -200,7 +204,8 @@ def page(prompt: str, drawn: Sequence[Answer]) -> str:
 
 
 def table(tokens: Sequence[Token]) -> str:
-    """A line a token: its probability, the entropy in nats, and the likeliest tokens there."""
+    """A line a token: its probability, the entropy in nats, and the likeliest tokens there, as far
+    as their probability rounds to 0.001 or more."""
     top = max((len(t.others) for t in tokens), default=0)
     names = ["#", "token", "probability", "entropy [nats]", *(f"{i + 1}." for i in range(top))]
     cells = [
@@ -209,7 +214,10 @@ def table(tokens: Sequence[Token]) -> str:
             browse.escape(_quoted(t.piece)),
             f"{math.exp(t.logp):.4f}",
             f"{t.entropy:.3f}",
-            *(f"{browse.escape(_quoted(piece))} {p:.3f}" for piece, p in t.others),
+            *(
+                f"{browse.escape(_quoted(piece))} {p:.3f}" if p >= 0.0005 else ""
+                for piece, p in t.others
+            ),
         ]
         for i, t in enumerate(tokens)
     ]
