@@ -10,15 +10,19 @@ probability at the temperature, before any nucleus cut, and the vocabulary's spe
 
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
+import ml_collections
 import numpy as np
 from absl import flags
 
 from dapo_jax import cli, config as config_lib, evaluate, parallel, parts
 from dapo_jax.data import tokenizer as tokenizer_lib
-from dapo_jax.rollout.engine import Request
+from dapo_jax.model import qwen2
+from dapo_jax.rollout.engine import Request, Response
+from dapo_jax.run import checkpoint
 
 _CHUNK = 8  # tokens between two looks at the terminal
 
@@ -77,6 +81,73 @@ def load_tokenizer(c, workdir: pathlib.Path, model_dir: pathlib.Path | None):
     return tokenizer_lib.load(path, c.tokenizer.chat_template)
 
 
+class Loaded(NamedTuple):
+    """A policy that can be sampled from; `params` in the training layout."""
+
+    c: ml_collections.ConfigDict
+    tokenizer: tokenizer_lib.Tokenizer
+    machine: parts.Machine
+    params: qwen2.Params
+    policy: evaluate.Policy
+
+
+def load(
+    c,
+    workdir: pathlib.Path,
+    *,
+    n: int,
+    max_tokens: int,
+    step: int | None = None,
+    prompts: Sequence[str] = (),
+) -> Loaded:
+    """The policy of a workdir, for n completions at a time of at most `max_tokens` (0: as in
+    training). step: of a checkpoint, None = the newest. prompts: are checked before the weights are
+    read. ValueError: what the config, the files or a prompt lack."""
+    c = c.copy_and_resolve_references()
+    c.eval.k, c.eval.max_response_tokens = n, max_tokens or c.rollout.max_response_tokens
+    config_lib.validate(c, len(jax.devices()))
+    sizes = config_lib.resolve_mesh(c, len(jax.devices()))
+    shards = sizes["data"] * sizes["fsdp"]
+    c.rollout.slots = min(c.rollout.slots, -(-n // shards) * shards)
+    c.rollout.chunk = min(c.rollout.chunk, _CHUNK)
+    policy = evaluate.find_policy(c, workdir)
+    if step is not None:
+        policy = policy._replace(step=checkpoint.find_step(policy.steps, step))
+    tokenizer = load_tokenizer(c, workdir, policy.model_dir)
+    for prompt in prompts:
+        encode(c, tokenizer, prompt)
+    machine = parts.build_machine(c, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir)
+    return Loaded(c, tokenizer, machine, evaluate.load_params(c, machine, policy), policy)
+
+
+def encode(c, tokenizer, prompt: str) -> list[int]:
+    """Token ids of a prompt, by the chat template where the config says so. ValueError: it is empty
+    or too long."""
+    chat = [{"role": "user", "content": prompt}]
+    ids = tokenizer.chat(chat) if c.tokenizer.chat else tokenizer.encode(prompt)
+    if not 1 <= len(ids) <= c.data.max_prompt_tokens:
+        raise ValueError(
+            f"prompt: {len(ids)} tokens; 1 to config.data.max_prompt_tokens ="
+            f" {c.data.max_prompt_tokens} are allowed"
+        )
+    return ids
+
+
+def draw(loaded: Loaded, ids: list[int], on_tokens=None) -> list[Response]:
+    """`c.eval.k` responses to the prompt `ids`, at `c.eval.temperature` and `c.eval.top_p`."""
+    c, engine = loaded.c, loaded.machine.engine
+    responses, _ = engine.generate(
+        engine.decode_params(loaded.params),
+        [Request(ids, 0, i) for i in range(c.eval.k)],
+        seed=c.seed,
+        temperature=c.eval.temperature,
+        top_p=c.eval.top_p,
+        max_response_tokens=c.eval.max_response_tokens,
+        on_tokens=on_tokens,
+    )
+    return responses
+
+
 def sample(
     c,
     workdir: pathlib.Path,
@@ -89,33 +160,10 @@ def sample(
 ) -> list[str]:
     """Draw n completions with `c.eval.temperature` and `c.eval.top_p`, showing them by `write` as
     they grow; returns their texts. ValueError: what the config, the files or the prompt lack."""
-    c = c.copy_and_resolve_references()
-    c.eval.k, c.eval.max_response_tokens = n, max_tokens or c.rollout.max_response_tokens
-    config_lib.validate(c, len(jax.devices()))
-    sizes = config_lib.resolve_mesh(c, len(jax.devices()))
-    shards = sizes["data"] * sizes["fsdp"]
-    c.rollout.slots = min(c.rollout.slots, -(-n // shards) * shards)
-    c.rollout.chunk = min(c.rollout.chunk, _CHUNK)
-    policy = evaluate.find_policy(c, workdir)
-    tokenizer = load_tokenizer(c, workdir, policy.model_dir)
-    chat = [{"role": "user", "content": prompt}]
-    ids = tokenizer.chat(chat) if c.tokenizer.chat else tokenizer.encode(prompt)
-    if not 1 <= len(ids) <= c.data.max_prompt_tokens:
-        raise ValueError(
-            f"prompt: {len(ids)} tokens; 1 to config.data.max_prompt_tokens ="
-            f" {c.data.max_prompt_tokens} are allowed"
-        )
-    machine = parts.build_machine(c, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir)
-    params = evaluate.load_params(c, machine, policy)
-    responses, _ = machine.engine.generate(
-        machine.engine.decode_params(params),
-        [Request(ids, 0, i) for i in range(n)],
-        seed=c.seed,
-        temperature=c.eval.temperature,
-        top_p=c.eval.top_p,
-        max_response_tokens=c.eval.max_response_tokens,
-        on_tokens=Screen(tokenizer, n, c.eval.max_response_tokens, probs, write),
-    )
+    loaded = load(c, workdir, n=n, max_tokens=max_tokens, prompts=[prompt])
+    tokenizer = loaded.tokenizer
+    screen = Screen(tokenizer, n, loaded.c.eval.max_response_tokens, probs, write)
+    responses = draw(loaded, encode(c, tokenizer, prompt), screen)
     return [tokenizer.decode(r.tokens.tolist()) for r in responses]
 
 

@@ -1,0 +1,1 @@
+"""How a run went: logs read, the paper's figures drawn, samples leafed through."""

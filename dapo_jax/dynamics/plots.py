@@ -1,0 +1,372 @@
+"""The paper's figures, and those one looks at when a run goes wrong. Each function takes runs
+(`logs.Run`) and returns a matplotlib Figure; nothing here touches pyplot or any global state.
+
+Thin lines are the numbers as logged, thick ones their running mean. What a run did not log is left
+out of a panel, and the panel says so where nobody logged it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from dapo_jax.dynamics.logs import Run
+
+# Okabe and Ito's, told apart by colour-blind readers too; black is kept for text.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B0A000")
+DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
+
+# What a figure may be drawn over: name -> (the tag that counts it, axis label).
+X_AXES = {
+    "step": ("", "rollout step"),
+    "updates": ("optim/updates", "gradient updates"),
+    "tokens": ("spent/tokens", "response tokens drawn"),
+    "samples": ("spent/samples", "responses drawn"),
+}
+
+
+class Panel(NamedTuple):
+    """tags: of each run the first is drawn that all runs have, or else the first that it has."""
+
+    title: str
+    tags: tuple[str, ...]
+    label: str  # of the y axis, with its unit
+
+
+# Figure 7 of the paper (length, reward, entropy, mean probability), and its training accuracy.
+DYNAMICS = (
+    Panel("Response length", ("response/length_mean",), "mean length [tokens]"),
+    Panel("Reward", ("reward/mean",), "mean reward [+1 right, -1 wrong]"),
+    Panel("Entropy", ("policy/entropy", "policy/batch_entropy"), "mean entropy [nats per token]"),
+    Panel(
+        "Probability", ("policy/mean_prob", "policy/batch_mean_prob"), "mean probability of a token"
+    ),
+    Panel(
+        "Training accuracy", ("reward/accuracy", "reward/batch_accuracy"), "right [share of all]"
+    ),
+)
+# What a tag is of, for the legend where runs had to be drawn by different ones.
+_OF = {
+    "policy/batch_entropy": "trained tokens",
+    "policy/batch_mean_prob": "trained tokens",
+    "reward/batch_accuracy": "after filter",
+}
+
+
+# ------------------------------------------------------------------------------------------------
+# Figures
+# ------------------------------------------------------------------------------------------------
+
+# (tag, what the legend calls it, dashes): one line of each run that has the tag.
+Styles = Sequence[tuple[str, str, object]]
+
+
+def dynamics(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
+    """The paper's panels: length, reward, entropy, mean probability, accuracy in training and on
+    the evaluation sets. x: one of `X_AXES`. window: steps of the running mean."""
+    figure, axes = _grid(2, 3)
+    for ax, panel in zip(axes.flat, DYNAMICS, strict=False):
+        for run, tag, label in chosen(runs, panel.tags):
+            _line(ax, run, tag, label, _colour(runs, run), "-", x, window)
+        _finish(ax, panel.title, panel.label, x)
+    lengths = [r.series["response/length_mean"][1] for r in runs if DYNAMICS[0].tags[0] in r.series]
+    longest = [np.nanmax(v, initial=1.0) for v in lengths]
+    if longest and max(longest) > 20 * min(longest):  # a small model beside a large one
+        axes[0, 0].set_yscale("log")
+    _evaluations(axes.flat[-1], runs, x)
+    return figure
+
+
+def accuracy(runs: Sequence[Run], x: str = "step") -> Figure:
+    """Accuracy on the evaluation sets, by itself."""
+    figure, axes = _grid(1, 1)
+    _evaluations(axes[0, 0], runs, x)
+    return figure
+
+
+def lines(
+    runs: Sequence[Run],
+    panels: Sequence[tuple[str, str, Styles]],
+    x: str = "step",
+    window: int = 5,
+) -> Figure:
+    """A row of panels (title, label of the y axis with its unit, styles)."""
+    figure, axes = _grid(1, len(panels))
+    for ax, (title, label, styles) in zip(axes.flat, panels, strict=True):
+        for run in runs:
+            for tag, what, dash in styles:
+                if tag in run.series:
+                    name = ", ".join(filter(None, (run.name, what)))
+                    name += f" ({run.of[tag]})" if tag in run.of else ""
+                    _line(ax, run, tag, name, _colour(runs, run), dash, x, window)
+        _finish(ax, title, label, x)
+    return figure
+
+
+def filter_accuracy(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
+    """Accuracy of all that was drawn beside that of the groups which passed the filter, and by
+    source of the problems."""
+    share = "right answers [share of responses]"
+    both = (("reward/accuracy", "drawn", "-"), ("reward/batch_accuracy", "after filter", "--"))
+    found = sorted({t for r in runs for t in r.series if t.startswith("source/")})
+    sources = [
+        (t, t.removeprefix("source/").removesuffix("/accuracy"), DASHES[i % len(DASHES)])
+        for i, t in enumerate(found)
+    ]
+    panels = [("Before and after the filter", share, both)]
+    panels += [("By source of the problem, drawn", share, sources)] if sources else []
+    return lines(runs, panels, x, window)
+
+
+def sampling(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
+    """What Dynamic Sampling finds: the share of mixed groups, of those all right and all wrong, and
+    the rounds of generation that a batch took."""
+    share = "share of drawn groups"
+    useless = (
+        ("sampling/all_correct_frac", "all right", "-"),
+        ("sampling/all_wrong_frac", "all wrong", "--"),
+    )
+    panels = (
+        ("Accepted: right and wrong responses", share, (("sampling/accept_frac", "", "-"),)),
+        ("Without gradient", share, useless),
+        ("Rounds", "generation rounds [per step]", (("sampling/rounds", "", "-"),)),
+    )
+    return lines(runs, panels, x, window)
+
+
+def clipping(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
+    """Tokens whose gradient the lower or the upper bound cut, the largest ratio, and the gradient's
+    norm."""
+    bounds = (
+        ("policy/clip_low_frac", "low", "--"),
+        ("policy/clip_high_frac", "high", "-"),
+        ("policy/clip_frac", "low + high", "-."),  # where a log does not tell them apart
+    )
+    ratio, norm = (("policy/ratio_max", "", "-"),), (("optim/grad_norm", "", "-"),)
+    panels = (
+        ("Clipped tokens", "share of trained tokens", bounds),
+        ("Largest ratio", "new / old probability [no unit]", ratio),
+        ("Gradient norm", "L2 norm before clipping [no unit]", norm),
+    )
+    return lines(runs, panels, x, window)
+
+
+def truncation(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
+    """Responses that ran into the length limit, their punishment, and lengths by outcome."""
+    outcome = (("response/length_correct", "right", "-"), ("response/length_wrong", "wrong", "--"))
+    cut, penalty = "response/truncated_frac", "reward/overlong_penalty"
+    panels = (
+        ("Truncated responses", "share of responses", ((cut, "", "-"),)),
+        ("Overlong punishment", "mean of a response [reward]", ((penalty, "", "-"),)),
+        ("Length by outcome, drawn", "mean length [tokens]", outcome),
+    )
+    return lines(runs, panels, x, window)
+
+
+def time_split(runs: Sequence[Run]) -> Figure:
+    """Wall time of each rollout step, stacked by what it went into; a panel a run."""
+    parts = (
+        ("time/rollout_s", "sampling, verifying"),
+        ("time/update_s", "updates"),
+        ("time/eval_s", "evaluation"),
+    )
+    figure, axes = _grid(1, len(runs))
+    for ax, run in zip(axes.flat, runs, strict=False):
+        there = [(tag, name) for tag, name in parts if tag in run.series]
+        steps = np.unique(np.concatenate([np.zeros(0), *(run.series[t][0] for t, _ in there)]))
+        steps = steps[steps > 0]  # before the first there is an evaluation only
+        heights = [np.nan_to_num(_at(run, tag, steps)) for tag, _ in there]
+        total, bottom = sum(h.sum() for h in heights), np.zeros(len(steps))
+        for (_, name), height, colour in zip(there, heights, COLOURS, strict=False):
+            if total:
+                label = f"{name} ({height.sum() / total:.0%})"
+                top = bottom + height
+                ax.stairs(top, edges(steps), baseline=bottom, fill=True, color=colour, label=label)
+                bottom = top
+        ax.set_ylim(0, 1.3 * bottom.max() if total else 1)  # room for the legend
+        _finish(ax, f"Time: {run.name}", "wall time [seconds per step]", "step")
+    return figure
+
+
+def group_heatmap(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figure:
+    """Drawn groups by their number of right responses over the steps. counts: steps [n] and counts
+    [n, G + 1], `logs.histograms(path)["sampling/groups_by_correct"]`. The filter drops the outer
+    rows, beyond the dashed lines."""
+    steps, table = counts
+    share = table / np.maximum(table.sum(1, keepdims=True), 1)
+    G = table.shape[1] - 1
+    figure, axes = _grid(1, 1)
+    ax = axes[0, 0]
+    mesh = ax.pcolormesh(edges(steps), np.arange(G + 2) - 0.5, share.T, cmap="magma", vmin=0)
+    figure.colorbar(mesh, ax=ax, label="share of the drawn groups")
+    for border in (0.5, G - 0.5):
+        ax.axhline(border, color="white", lw=1.2, ls="--")
+    ax.set_title("Groups by right responses" + (f": {name}" if name else ""))
+    ax.set_xlabel(X_AXES["step"][1])
+    ax.set_ylabel(f"right responses of a group [of {G}]")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return figure
+
+
+def phrases(
+    counts: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]], name: str = "", window: int = 5
+) -> Figure:
+    """Reflective phrases over the steps; counts: `browse.reflection(...)`."""
+    figure, axes = _grid(1, 2)
+    columns = (
+        (1, "Samples that reflect", "share of logged samples"),
+        (2, "Reflective phrases", "times per 1,000 response tokens"),
+    )
+    for ax, (column, title, label) in zip(axes.flat, columns, strict=True):
+        for i, (phrase, series) in enumerate(counts.items()):
+            run = Run(name, {phrase: (series[0], series[column])})
+            dash = DASHES[i // len(COLOURS) % len(DASHES)]
+            _line(ax, run, phrase, phrase, COLOURS[i % len(COLOURS)], dash, "step", window)
+        _finish(ax, title + (f": {name}" if name else ""), label, "step", "no such phrase")
+    return figure
+
+
+def token_profile(answers: Sequence) -> Figure:
+    """Probability of each drawn token, and entropy where it was drawn, along several answers
+    (`tokens.Answer`) to one prompt."""
+    figure, axes = _grid(1, 2)
+    columns = (
+        ("Probability of the drawn token", "probability", lambda t: math.exp(t.logp)),
+        ("Entropy where it was drawn", "entropy [nats]", lambda t: t.entropy),
+    )
+    for ax, (title, label, value) in zip(axes.flat, columns, strict=True):
+        for i, answer in enumerate(answers):
+            row, places = [value(t) for t in answer.tokens], range(1, len(answer.tokens) + 1)
+            ax.plot(places, row, ".-", ms=4, lw=1, color=COLOURS[i % 8], label=f"answer {i + 1}")
+        _finish(ax, title, label, "step")
+        ax.set_xlabel("token of the response")
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------
+# Numbers
+# ------------------------------------------------------------------------------------------------
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Mean of the `window` (odd) values around each, fewer at the ends; NaN counts for nothing and
+    stays NaN."""
+    values = np.asarray(values, float)
+    there = np.isfinite(values)
+    reach = max(window, 1) // 2
+    sums = np.cumsum(np.concatenate([[0.0], np.where(there, values, 0.0)]))
+    numbers = np.cumsum(np.concatenate([[0], there]))
+    last = np.arange(len(values))
+    low, high = np.maximum(last - reach, 0), np.minimum(last + reach + 1, len(values))
+    mean = (sums[high] - sums[low]) / np.maximum(numbers[high] - numbers[low], 1)
+    return np.where(there, mean, np.nan)
+
+
+def x_of(run: Run, steps: np.ndarray, x: str) -> np.ndarray | None:
+    """Where `steps` [n] of a run lie on an axis of `X_AXES`; 0 at step 0. None: the run has not
+    logged what the axis counts. Raises ValueError for an axis that there is not."""
+    if x not in X_AXES:
+        raise ValueError(f"x = {x!r}: must be one of {', '.join(X_AXES)}")
+    tag = X_AXES[x][0]
+    if not tag:
+        return np.asarray(steps, float)
+    known, values = run.series.get(tag, (np.zeros(0), np.zeros(0)))
+    known, values = known[np.isfinite(values)], values[np.isfinite(values)]
+    if not len(known):
+        return None
+    if known[0] > 0:
+        known, values = np.append(0, known), np.append(0.0, values)
+    return np.interp(steps, known, values, left=np.nan, right=np.nan)
+
+
+def chosen(runs: Sequence[Run], tags: Sequence[str]) -> list[tuple[Run, str, str]]:
+    """(run, tag, label) of each run that has one of `tags`: like with like where that can be."""
+    shared = [t for t in tags if all(t in r.series for r in runs)]
+    out = []
+    for run in runs:
+        tag = next((t for t in (*shared, *tags) if t in run.series), None)
+        if tag is not None:
+            of = run.of.get(tag) or _OF.get(tag)
+            out.append((run, tag, run.name + (f" ({of})" if of else "")))
+    return out
+
+
+def edges(steps: np.ndarray) -> np.ndarray:
+    """Borders of cells around ascending `steps` [n]: [n + 1]."""
+    steps = np.asarray(steps, float)
+    middle = (steps[1:] + steps[:-1]) / 2
+    if not len(middle):
+        return np.array([steps[0] - 0.5, steps[0] + 0.5])
+    return np.concatenate([[2 * steps[0] - middle[0]], middle, [2 * steps[-1] - middle[-1]]])
+
+
+def _at(run: Run, tag: str, steps: np.ndarray) -> np.ndarray:
+    known = dict(zip(*(a.tolist() for a in run.series[tag]), strict=True))
+    return np.array([known.get(int(s), np.nan) for s in steps])
+
+
+# ------------------------------------------------------------------------------------------------
+# Ink
+# ------------------------------------------------------------------------------------------------
+
+
+def _grid(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
+    """(figure, axes [rows, columns]); a lone panel is wider."""
+    width = 8.0 if rows * columns == 1 else 4.6 * max(columns, 1)
+    figure = Figure((width, 3.5 * rows), dpi=100, layout="constrained")
+    axes = figure.subplots(rows, max(columns, 1), squeeze=False)
+    for ax in axes.flat[rows * columns :]:
+        ax.set_axis_off()
+    return figure, axes
+
+
+def _colour(runs: Sequence[Run], run: Run) -> str:
+    return COLOURS[next(i for i, r in enumerate(runs) if r is run) % len(COLOURS)]
+
+
+def _line(ax: Axes, run: Run, tag: str, label: str, colour, dash, x: str, window: int) -> None:
+    steps, values = run.series[tag]
+    at = x_of(run, steps, x)
+    if at is None or not np.isfinite(values).any():
+        return
+    few = "o" if len(steps) <= 12 else ""
+    if window > 1 and len(steps) > 2:
+        ax.plot(at, values, color=colour, lw=0.8, alpha=0.35)
+        values = smooth(values, window)
+    ax.plot(at, values, color=colour, lw=1.8, ls=dash, marker=few, ms=3.5, label=label)
+
+
+def _evaluations(ax: Axes, runs: Sequence[Run], x: str) -> None:
+    """avg@k of every set at top-p 1: colour = run, dashes = set."""
+    tags = dict.fromkeys(
+        t for r in runs for t in r.series if t.endswith("/avg@k") and "_top_p" not in t
+    )
+    names = [t.removeprefix("eval/").removesuffix("/avg@k") for t in tags]
+    for run in runs:
+        for i, (tag, name) in enumerate(zip(tags, names, strict=True)):
+            if tag in run.series:
+                dash = DASHES[i % len(DASHES)]
+                _line(ax, run, tag, f"{run.name}, {name}", _colour(runs, run), dash, x, 1)
+    _finish(ax, "Evaluation", "avg@k at T = 1 [share right]", x)
+
+
+def _finish(ax: Axes, title: str, label: str, x: str, nothing: str = "not logged") -> None:
+    ax.set_title(title, fontsize=11)
+    ax.set_xlabel(X_AXES[x][1])
+    ax.set_ylabel(label)
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)
+    if x == "step":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    handles, labels = ax.get_legend_handles_labels()
+    if handles:
+        ax.legend(handles, labels, fontsize=7.5, framealpha=0.7)
+    else:
+        ax.text(0.5, 0.5, nothing, ha="center", va="center", transform=ax.transAxes, color="gray")

@@ -1,0 +1,234 @@
+"""Samples: read in both forms, shown without letting a hostile one do anything, counted."""
+
+import html
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from dapo_jax.dynamics import browse, tokens
+
+OLD = {
+    "position": 3,
+    "problem": "p1",
+    "prompt": "1 + 1 ?",
+    "response": "Wait 2 Answer: 2",
+    "answer": "2",
+    "correct": True,
+    "tokens": 5,
+    "truncated": False,
+    "mean_entropy": 0.25,
+}
+NEW = OLD | {
+    "source": "sums",
+    "extracted": "2",
+    "reward": 1,
+    "pieces": ["Wait", "2", "Answer:", "2", "</s>"],
+    "entropies": [1.0, 0.0, 0.2, 0.05, 0],
+    "logps": [-1.0, -0.001, -0.2, 0.0, 0.0],
+}
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</div></details><h1>free</h1>",
+    "&lt;b&gt; &amp;",
+    "$\\href{javascript:alert(1)}{x}$ \\(x\\)",
+    "\x1b[2Jgone \x07 \x00",
+    "\u202eright to left\u2066",
+    "line\nend\r\u2028",
+    "\ud800 half",
+]
+
+
+def put(folder, step, rows):
+    path = folder / "rollouts" / f"step_{step:06d}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def test_both_forms_are_read(tmp_path):
+    put(tmp_path, 1, [OLD, OLD | {"correct": False, "problem": "p2"}])
+    put(tmp_path, 12, [NEW, NEW | {"truncated": True, "extracted": None}])
+    (tmp_path / "rollouts" / "step_000012.jsonl.tmp").write_text("no sample")
+    found = browse.read(str(tmp_path))
+    assert [(s.step, s.kind) for s in found] == [
+        (1, "right"),
+        (1, "wrong"),
+        (12, "right"),
+        (12, "truncated"),
+    ]
+    assert found[0].pieces == () and math.isnan(found[0].reward) and found[0].source == ""
+    assert found[2].pieces == tuple(NEW["pieces"]) and found[2].reward == 1.0
+    assert found[3].extracted is None
+    assert browse.read(str(tmp_path), steps={12}) == found[2:]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"tokens": "5"}, "tokens is '5', no int"),
+        ({"tokens": True}, "tokens is 'True', no int"),
+        ({"correct": 1}, "correct is '1', no bool"),
+        ({"pieces": "abc"}, "pieces is no list"),
+        ({"pieces": [1] * 5}, "pieces is '1', no str"),
+        ({"entropies": [0.1]}, "pieces, entropies, logps have different lengths"),
+        ({"response": None}, "response is 'None', no str"),
+    ],
+)
+def test_rows_that_are_no_samples(tmp_path, change, message):
+    put(tmp_path, 7, [NEW, NEW | change])
+    with pytest.raises(ValueError) as error:
+        browse.read(str(tmp_path))
+    assert str(error.value) == f"{tmp_path}/rollouts/step_000007.jsonl:2: {message}"
+
+
+def test_folders_that_have_none(tmp_path):
+    with pytest.raises(ValueError, match="no rollouts/ in it"):
+        browse.read(str(tmp_path))
+    (tmp_path / "rollouts").mkdir()
+    assert browse.read(str(tmp_path)) == []
+    (tmp_path / "rollouts" / "step_000001.jsonl").write_text('{"problem": "x"}\n')
+    with pytest.raises(ValueError, match=r"jsonl:1: no 'prompt'"):
+        browse.read(str(tmp_path))
+
+
+# --- choosing -----------------------------------------------------------------------------------
+
+
+def made(step, problem="p", **change):
+    row = browse.Sample(step, problem, "q", "Wait no", "1", True, 10, False, 0.5)
+    return row._replace(**change)
+
+
+def test_problems_seen_again_come_first():
+    samples = [made(i, f"p{i}") for i in range(1, 21)] + [made(30, "p4"), made(31, "p9")]
+    assert list(browse.by_problem(samples))[:2] == ["p4", "p9"]
+    chosen = browse.choose(samples, most=6)
+    assert [s.step for s in chosen if s.problem == "p4"] == [4, 30]
+    steps = [s.step for s in chosen if s.problem not in ("p4", "p9")]
+    assert len(steps) == 4 and steps[0] == 1 and steps[-1] == 20  # spread over the run
+    assert browse.choose(samples, kinds=["truncated"]) == []
+    assert len(browse.choose(samples, most=100)) == len(samples)
+
+
+# --- showing ------------------------------------------------------------------------------------
+
+
+class Reader(HTMLParser):
+    """What a browser would make of a page: its tags with attributes, and its text."""
+
+    def __init__(self, page):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.text = [], ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+ALLOWED = {"div", "span", "b", "h3", "details", "summary", "table", "tr", "td", "th"}
+
+
+def safe(page):
+    read = Reader(page)
+    assert {tag for tag, _ in read.tags} <= ALLOWED
+    assert {a for _, attrs in read.tags for a in attrs} <= {"style", "class", "title", "open"}
+    assert not re.search(r"url\(|expression|@import|javascript", str(read.tags))
+    assert "tex2jax_ignore mathjax_ignore" in page  # no formula is typeset
+    assert all(x == "\n" or x.isprintable() for x in page)
+    page.encode()  # no half of a surrogate pair
+    return read
+
+
+def everywhere(text):
+    """A sample that has `text` wherever a file can put one."""
+    numbers = [0.5, 0.1]
+    return made(1)._replace(
+        **dict.fromkeys(("problem", "prompt", "response", "answer", "source", "extracted"), text),
+        pieces=(text, text),
+        entropies=numbers,
+        logps=(-0.1, -0.2),
+    )
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_stays_text(text):
+    sample = everywhere(text)
+    for page in (
+        browse.page([sample], title=text),
+        browse.page([sample._replace(pieces=(), entropies=(), logps=())]),
+        browse.answers(text, [sample], judged=True),
+        tokens.table([tokens.Token(text, -0.1, 0.5, [(text, 0.9)])]),
+    ):
+        read = safe(page)
+        word = max(re.findall(r"[a-z]+", text), key=len)
+        assert word in read.text
+    plain = browse.text([sample])
+    assert all(x == "\n" or x.isprintable() for x in plain)
+
+
+@given(st.text(st.characters(exclude_categories=()), max_size=40))
+def test_any_text_stays_text(text):
+    shown = browse.escape(text)
+    assert html.unescape(shown) == browse.visible(text)
+    assert not set("<>\"'") & set(shown)
+    safe(browse.page([everywhere(text)], title=text))
+
+
+def test_the_tokens_are_coloured_by_entropy(tmp_path):
+    put(tmp_path, 1, [NEW])
+    [sample] = browse.read(str(tmp_path))
+    read = Reader(browse.coloured(sample))
+    assert read.text == "Wait 2 Answer: 2</s>"  # blanks of the response are back
+    alphas = [float(re.search(r",([\d.]+)\)", a["style"])[1]) for _, a in read.tags]
+    np.testing.assert_allclose(alphas, 0.85 * np.array(NEW["entropies"]) / browse.HOT, atol=1e-3)
+    assert read.tags[0][1]["title"] == "1.000 nats, probability 0.3679"
+    assert browse._shade(99) == browse._shade(browse.HOT) and "0.000" in browse._shade(math.nan)
+
+
+def test_pieces_of_characters_are_joined():
+    broken = "\N{REPLACEMENT CHARACTER}"
+    pieces = ["a", broken, broken, "b", "c", "<end>"]
+    assert browse.aligned(pieces, "a 好b c") == ["a", broken, " 好", "b", " c", "<end>"]
+    assert browse.aligned(["x", "y"], "") == ["x", "y"]
+    assert browse.aligned(["f", "4", "g"], "f 4 g") == ["f", " 4", " g"]
+
+
+# --- reflection ---------------------------------------------------------------------------------
+
+
+def test_phrases_are_counted():
+    samples = [
+        made(1, response="Wait, wait. However, 2.", tokens=10),
+        made(1, response="The answer waits: 2", tokens=30),
+        made(1, response="wait wait wait", tokens=3, truncated=True),
+        made(5, response="Let's double-check. Let me verify it; alternatively, 3", tokens=50),
+    ]
+    found = browse.reflection(samples)
+    assert list(found) == [
+        "any of these",
+        "wait",
+        "however",
+        "alternatively",
+        "let me check",
+        "double-check",
+    ]
+    plain = {k: (s.tolist(), a.tolist(), r.tolist()) for k, (s, a, r) in found.items()}
+    assert plain["wait"] == ([1, 5], [0.5, 0.0], [50.0, 0.0])
+    assert plain["double-check"] == ([1, 5], [0.0, 1.0], [0.0, 20.0])
+    assert plain["any of these"] == ([1, 5], [0.5, 1.0], [75.0, 60.0])
+    assert list(browse.reflection(samples, {"the": "the"})) == ["the"]
+    assert browse.reflection([made(1, response="2")]) == {} == browse.reflection([])

@@ -1,0 +1,255 @@
+"""Logs read as series: our workdirs, verl's console and CSV, other CSV, JSON lines; and what is
+none of these."""
+
+import csv
+import gzip
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from dapo_jax import tags
+from dapo_jax.dynamics import logs, verl
+
+VERL_CSV = "train_logs/verl_dapo_rloo_qwen2.5-1.5b_steps.csv"
+
+ROWS = [
+    {"step": 0, "eval/heldout/avg@k": 0.1, "time/eval_s": 2.0},
+    {"step": 1, "policy/entropy": 0.5, "reward/mean": -0.5, "sampling/rounds": 2},
+    {
+        "step": 2,
+        "policy/entropy": None,
+        "reward/mean": 0.25,
+        "sampling/rounds": 3,
+        "sampling/groups_by_correct": [4, 1, 0, 2],
+        "alarms": ["entropy 0.01 is below 0.05; try <this>"],
+    },
+    {"step": 3, "policy/entropy": 0.25, "sampling/groups_by_correct": [3, 2, 1, 1]},
+]
+
+
+def write(path, rows, tail=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows) + tail)
+    return str(path)
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    write(tmp_path / "a/run/metrics.jsonl", ROWS, tail='{"step": 4, "policy/ent')  # cut by a crash
+    return tmp_path / "a/run"
+
+
+def plain(series):
+    return [(int(s), None if math.isnan(v) else float(v)) for s, v in zip(*series, strict=True)]
+
+
+def test_a_workdir(workdir):
+    run = logs.read(str(workdir))
+    assert run.name == "run" and run.path == str(workdir) and logs.last_step(run) == 3
+    assert plain(run.series["policy/entropy"]) == [(1, 0.5), (2, None), (3, 0.25)]
+    assert plain(run.series["eval/heldout/avg@k"]) == [(0, 0.1)]
+    assert not {"alarms", "sampling/groups_by_correct", "step"} & set(run.series)
+    steps, counts = logs.histograms(str(workdir))["sampling/groups_by_correct"]
+    assert steps.tolist() == [2, 3] and counts.tolist() == [[4, 1, 0, 2], [3, 2, 1, 1]]
+    assert logs.alarms(str(workdir)) == [(2, ROWS[2]["alarms"][0])]
+
+
+def test_a_workdir_of_an_older_version(tmp_path):
+    write(tmp_path / "metrics.jsonl", ROWS[:2])
+    assert logs.histograms(str(tmp_path)) == {} and logs.alarms(str(tmp_path)) == []
+    assert plain(logs.read(str(tmp_path)).series["reward/mean"]) == [(1, -0.5)]
+
+
+def test_a_bucket(tmp_path, monkeypatch):
+    write(tmp_path / "b/run/metrics.jsonl", ROWS)
+    real = logs.epath.Path
+    monkeypatch.setattr(
+        logs.epath, "Path", lambda name: real(str(name).replace("gs://", f"{tmp_path}/"))
+    )
+    assert logs.read("gs://b/run").path == "gs://b/run"
+    assert logs.histograms("gs://b/run")
+
+
+def test_names_that_differ(tmp_path):
+    paths = [write(tmp_path / f"{d}/run.jsonl", ROWS[:1]) for d in "ab"]
+    assert [r.name for r in logs.compare(paths)] == paths
+    paths.append(write(tmp_path / "other.jsonl", ROWS[:1]))
+    assert [r.name for r in logs.compare(paths)][2] == "other"
+
+
+# --- verl -----------------------------------------------------------------------------------------
+
+
+def console(step, items):
+    return f"step:{step} - " + " - ".join(f"{k}:{v}" for k, v in items.items())
+
+
+def test_verl_console_lines(tmp_path):
+    first, second = {"actor/entropy": 0.5, "critic/score/mean": -0.103}, {"actor/entropy": 0.25}
+    text = "\n".join(
+        [
+            "{'actor_rollout_ref': {'model': {}}}",
+            "(TaskRunner pid=71) ('Initial validation metrics: {}')",
+            "\x1b[36m(TaskRunner pid=71)\x1b[0m " + console(0, {"val-core/aime/acc/mean@32": 0.1}),
+            "Training Progress:   1%|1 | 1/90\r(TaskRunner pid=71) " + console(1, first),
+            "2026-01-01 10:00:00 " + console(2, {"actor/entropy": "np.float64(0.75)"}),
+            "(TaskRunner pid=71) " + console(2, second) + "\x1b[32m [repeated 2x across cluster]",
+            "(TaskRunner pid=71) " + console(3, {"actor/lr": 1e-06}) + " - actor/gra",
+        ]
+    )
+    (tmp_path / "verl.log").write_text(text)
+    run = logs.read(str(tmp_path / "verl.log"))
+    assert run.name == "verl"
+    assert plain(run.series["policy/batch_entropy"]) == [(1, 0.5), (2, 0.25)]  # the later of two
+    assert plain(run.series["eval/aime/avg@k"]) == [(0, 0.1)]
+    assert plain(run.series["optim/lr"]) == [(3, 1e-6)]
+    assert "critic/score/mean" in run.series  # of no known scale: as it is
+
+
+@pytest.mark.parametrize(
+    "low, high, mean, reward, accuracy",
+    [
+        ((0, 0), (1, 1), (0.25, 0.75), (-0.5, 0.5), (0.25, 0.75)),
+        ((-1, -1), (1, 1), (-0.5, 0.5), (-0.5, 0.5), (0.25, 0.75)),
+        ((-2, -1), (1, 1), (-0.5, 0.5), (-0.5, 0.5), None),  # with a length penalty
+        ((0, 0.2), (1, 1), (0.25, 0.75), None, None),  # some other reward
+    ],
+)
+def test_verl_rewards_in_our_unit(low, high, mean, reward, accuracy):
+    steps = np.array([1, 2])
+    names = zip(("min", "max", "mean"), (low, high, mean), strict=True)
+    ours, of = verl.translate({f"critic/score/{n}": (steps, np.array(v, float)) for n, v in names})
+    for tag, wanted in (("reward/mean", reward), ("reward/batch_accuracy", accuracy)):
+        assert (tuple(ours[tag][1]) if tag in ours else None) == wanted
+    assert ("critic/score/mean" in ours) == (reward is None)
+    assert of == ({"reward/mean": "trained batch"} if reward else {})
+
+
+def test_a_real_verl_log(assets, tmp_path):
+    path = assets / VERL_CSV
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    run = logs.read(str(path), name="verl")
+    column = lambda name: np.array([float(r[name] or 0) for r in rows])  # noqa: E731
+    wanted = {
+        "response/length_mean": column("response_length/mean"),
+        "response/truncated_frac": column("response_length/clip_ratio"),
+        "optim/grad_norm": column("actor/grad_norm"),
+        "policy/clip_frac": column("actor/pg_clipfrac"),
+        "reward/mean": 2 * column("critic/score/mean") - 1,
+        "reward/batch_accuracy": column("critic/score/mean"),
+        "time/rollout_s": column("timing_s/gen") + column("timing_s/reward"),
+        "time/update_s": sum(
+            column(f"timing_s/{n}") for n in ("update_actor", "old_log_prob", "ref")
+        ),
+        "time/step_s": column("timing_s/step") - column("timing_s/testing"),
+    }
+    for tag, values in wanted.items():
+        assert run.series[tag][0].tolist() == list(range(1, 191))
+        np.testing.assert_allclose(run.series[tag][1], values, atol=1e-9, err_msg=tag)
+    assert len(run.series["sampling/rounds"][0]) == 95  # a gap is no zero
+    assert "perf/throughput" in run.series  # under its own name
+    # The same run as a console would have shown it
+    lines = [
+        "(TaskRunner pid=1) "
+        + console(int(float(r.pop("step"))), {k: v for k, v in r.items() if v})
+        for r in rows
+    ]
+    (tmp_path / "console.log").write_text("\n".join(lines))
+    again = logs.read(str(tmp_path / "console.log"))
+    assert again.series.keys() == run.series.keys()
+    for tag, (steps, values) in run.series.items():
+        np.testing.assert_array_equal(again.series[tag][0], steps)
+        np.testing.assert_array_equal(again.series[tag][1], values)
+
+
+def test_every_name_of_ours_is_a_tag():
+    known = {rule.tag for rule in verl.TABLE} - {"policy/clip_frac"}
+    assert all(tags.family(tag) for tag in known)
+    assert all(tags.family(f"eval/x/{score}") for score in verl._SCORES.values())
+    assert all(rule.tag in verl.table() for rule in verl.TABLE)
+
+
+# --- other logs -----------------------------------------------------------------------------------
+
+
+def test_real_csv_of_other_trainers(assets):
+    files = sorted((assets / "train_logs").glob("rasbt*.csv"))
+    assert len(files) == 6
+    for file in files:
+        run = logs.read(str(file), names={"avg_response_len": "response/length_mean"})
+        steps, values = run.series["response/length_mean"]
+        assert steps[0] == 1 and len(steps) == len(values) > 200
+        assert np.isfinite(run.series["reward_avg"][1]).all()
+
+
+def test_real_curves_of_twenty_runs(assets):
+    path = str(assets / "train_logs/speed_rl_dapo_grpo_rloo_eval_curves.jsonl.gz")
+    runs = logs.read_all(path)
+    with gzip.open(path, "rt") as file:
+        rows = [json.loads(line) for line in file]
+    assert len(runs) == len({r["run"] for r in rows}) == 20
+    name = "7B-Math-DAPO-dataDAPO-N24"
+    wanted = [r["val-core/AIME-Qwen-instruct/acc/mean@16"] for r in rows if r["run"] == name]
+    found = logs.read(path, name=name).series["eval/AIME-Qwen-instruct/avg@k"][1]
+    np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(ValueError, match="holds 20 runs"):
+        logs.read(path)
+
+
+def test_numbers_that_are_none(tmp_path):
+    text = '{"step": 1, "a": NaN, "b": 1e999, "c": true, "d": "x", "e": 1' + "0" * 400 + "}\n"
+    (tmp_path / "x.jsonl").write_text(text)
+    series = logs.read(str(tmp_path / "x.jsonl")).series
+    assert {k: plain(s) for k, s in series.items()} == {k: [(1, None)] for k in "abe"}
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("x.txt", "hello\nworld\n", r"x.txt:1: neither JSON lines, nor verl's"),
+        ("x.csv", "a,b\n1,2\n", r"x.csv:1: neither"),
+        ("x.csv", "step,a\n1,2\n2,3,4\n", r"x.csv:3: 3 columns; the first line has 2$"),
+        ("x.csv", "step,a\n1,2\n2,abc\n", r"x.csv:3: a is 'abc', no number$"),
+        ("x.csv", "step,a\n1.5,2\n", r"x.csv:2: step is '1.5', no step"),
+        ("x.csv", "step,a\n,2\n", r"x.csv:2: no 'step'$"),
+        ("x.csv", "step,a,a\n1,2,3\n", r"x.csv:1: two columns have the same name$"),
+        ("x.csv", "step,a\n", r"x.csv: no step in it$"),
+        ("x.jsonl", '{"step": 1}\n[]\n', r"x.jsonl:2: no JSON object$"),
+        ("x.jsonl", '{"step": 1}\n{"st\n{"step": 2}\n', r"x.jsonl:2: no JSON object$"),
+        ("x.jsonl", '{"step": -1}\n', r"x.jsonl:1: step is '-1', no step"),
+        ("x.jsonl", '{"loss": 1}\n', r"x.jsonl:1: no 'step'$"),
+        ("x.jsonl", '{"step": true}\n', r"x.jsonl:1: step is 'True', no step"),
+        ("x.jsonl.gz", b"\x1f\x8bnothing", r"x.jsonl.gz: damaged gzip"),
+        ("x.bin", bytes(range(256)), r"x.bin:1: neither"),
+        ("", "", "no such file or directory$"),
+    ],
+)
+def test_what_is_no_log(tmp_path, name, content, message):
+    path = tmp_path / (name or "nothing")
+    if name:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message) as error:
+        logs.read(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_places_that_are_no_run(tmp_path):
+    for path in (str(tmp_path), "http://a.b/x.csv", ""):
+        with pytest.raises(ValueError) as error:
+            logs.read(path)
+        assert "\n" not in str(error.value)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_bytes(tmp_path_factory, data):
+    file = tmp_path_factory.mktemp("log") / "x"
+    for start in (b"", b"step,a\n", b'{"step": 1}\n', b"step:1 - a:1 - "):
+        file.write_bytes(start + data)
+        try:
+            assert logs.read_all(str(file))
+        except ValueError as error:
+            assert "\n" not in str(error)

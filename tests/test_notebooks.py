@@ -1,0 +1,172 @@
+"""The notebooks run from top to bottom on a fresh run, and are kept without outputs."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import nbformat
+import numpy as np
+import pytest
+
+from dapo_jax import sample
+from dapo_jax.dynamics import logs, tokens
+
+ROOT = Path(__file__).parent.parent
+NAMES = sorted(p.name for p in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+def read(name):
+    return nbformat.read(ROOT / "notebooks" / name, as_version=4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_outputs_are_kept_and_cells_are_thin(name):
+    notebook = read(name)
+    nbformat.validate(notebook)
+    cells = [c for c in notebook.cells if c.cell_type == "code"]
+    assert cells and all(c.outputs == [] and c.execution_count is None for c in cells)
+    assert all(len(c.source.splitlines()) <= 16 for c in cells)
+    assert not any("def " in c.source for c in cells)  # the code lives in dapo_jax
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_badge_opens_this_notebook(name):
+    first, setup = read(name).cells[:2]
+    repository = setup.source.split('REPOSITORY = "')[1].split('"')[0]
+    address = f"colab.research.google.com/github/{repository}/blob/main/notebooks/{name}"
+    assert address in first.source
+
+
+def test_both_are_there():
+    assert NAMES == ["inspect_model.ipynb", "training_dynamics.ipynb"]
+
+
+# --- on a fresh run -----------------------------------------------------------------------------
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """A quickstart of a few steps and a short warm-up."""
+    folder = tmp_path_factory.mktemp("runs") / "quickstart"
+    settings = {
+        "steps": 3,
+        "warmup.skill_steps": 150,
+        "warmup.habit_steps": 0,
+        "eval.problems": 16,
+        "eval.every": 2,
+        "rollout.groups": 8,
+        "checkpoint.every": 2,
+    }
+    command = [sys.executable, "-m", "dapo_jax.train", "--config=configs/quickstart.py"]
+    command += [f"--workdir={folder}", *(f"--config.{k}={v}" for k, v in settings.items())]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment())
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def overlay(tmp_path_factory):
+    lines = [f"(T pid=1) step:{i} - actor/entropy:0.{i} - actor/grad_norm:1.0" for i in range(1, 9)]
+    path = tmp_path_factory.mktemp("verl") / "verl.log"
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, figures", [("training_dynamics.ipynb", 12), ("inspect_model.ipynb", 1)]
+)
+def test_runs_top_to_bottom(name, figures, fresh, overlay, monkeypatch):
+    from nbclient import NotebookClient
+
+    for key, value in environment().items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("DAPO_JAX_WORKDIRS", str(fresh))
+    monkeypatch.setenv("DAPO_JAX_OVERLAY", str(overlay))
+    notebook = read(name)
+    NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(ROOT / "notebooks")}}
+    ).execute()
+    outputs = [o for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
+    assert not [o for o in outputs if o.output_type == "error"]
+    assert not [o.text for o in outputs if o.output_type == "stream" and "Traceback" in o.text]
+    images = [o.data["image/png"] for o in outputs if "image/png" in o.get("data", {})]
+    assert len(images) >= figures
+    assert all(len(base64.b64decode(i)) > 5000 for i in images)
+    pages = [o.data["text/html"] for o in outputs if "text/html" in o.get("data", {})]
+    assert any("nats per token" in page for page in pages)
+    assert not any("<script" in page for page in pages)
+
+
+@pytest.mark.slow
+def test_tokens_are_what_the_sampler_drew(fresh):
+    """Log-probs and entropies of one forward pass are the sampler's own records."""
+    loaded = tokens.open_run(str(fresh), n=4, temperature=0.8)
+    prompt, answer = tokens.problems(str(fresh))[0]
+    ids = sample.encode(loaded.c, loaded.tokenizer, prompt)
+    responses, answers = sample.draw(loaded, ids), tokens.answers(loaded, prompt, answer, top=48)
+    assert len(responses) == len(answers) == 4
+    for response, seen in zip(responses, answers, strict=True):
+        np.testing.assert_allclose(response.logps, [t.logp for t in seen.tokens], atol=1e-4)
+        np.testing.assert_allclose(response.entropies, [t.entropy for t in seen.tokens], atol=1e-4)
+        assert seen.text == loaded.tokenizer.decode(response.tokens.tolist())
+        for token in seen.tokens:
+            shares = [p for _, p in token.others]
+            assert shares == sorted(shares, reverse=True) and abs(sum(shares) - 1) < 1e-4
+            assert any(
+                piece == token.piece and abs(p - np.exp(token.logp)) < 1e-5
+                for piece, p in token.others
+            )
+    first = tokens.open_run(str(fresh), n=1, step=2)
+    assert first.policy.step == 2 and loaded.policy.step == 3
+    changed = jax.tree.map(lambda a, b: bool((a != b).any()), first.params, loaded.params)
+    assert any(jax.tree.leaves(changed))
+    with pytest.raises(ValueError, match="no step 77"):
+        tokens.open_run(str(fresh), step=77)
+
+
+def test_configs_of_other_versions(tmp_path):
+    saved = {"rollout.group_size": 4, "gone.field": 1, "seed": 7}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    c = tokens.read_config(str(tmp_path))
+    assert (c.rollout.group_size, c.seed, c.optim.lr) == (4, 7, 3e-4)
+    for text, message in (
+        ("{", "config.json: no JSON"),
+        ('{"model_type": "qwen2"}', "config.json: not a run's"),
+        ('{"rollout.group_size": "many"}', "config.json: "),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=message) as error:
+            tokens.read_config(str(tmp_path))
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"no config\.json in it"):
+        tokens.open_run(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket(fresh, monkeypatch):
+    """Read through `logs.place` alone; nothing is written beside it."""
+    real, before = logs.epath.Path, sorted(fresh.rglob("*"))
+    there = lambda name: real(str(name).replace("gs://b", str(fresh.parent)))  # noqa: E731
+    monkeypatch.setattr(logs.epath, "Path", there)
+    from dapo_jax.run import checkpoint
+
+    for name in ("find_step", "restore_params"):
+        whole = getattr(checkpoint, name)
+        monkeypatch.setattr(
+            checkpoint,
+            name,
+            lambda d, *a, f=whole: f(str(d).replace("gs://b", str(fresh.parent)), *a),
+        )
+    loaded = tokens.open_run("gs://b/quickstart", n=1)
+    prompt, answer = tokens.problems("gs://b/quickstart")[0]
+    assert tokens.answers(loaded, prompt, answer)[0].tokens
+    assert sorted(fresh.rglob("*")) == before

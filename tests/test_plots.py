@@ -1,0 +1,180 @@
+"""Figures: what is drawn is what was logged, every axis has a name, nothing global is touched."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dapo_jax import tags
+from dapo_jax.dynamics import logs, plots, verl
+from dapo_jax.dynamics.logs import Run
+
+STEPS = np.arange(1, 31)
+
+
+def series(rng, *names):
+    return {name: (STEPS, rng.random(len(STEPS))) for name in names}
+
+
+def ours(name="ours", seed=0):
+    rng = np.random.default_rng(seed)
+    scalars = [t for t in tags.TAGS if "<" not in t and t != "alarms" and not t.endswith("_hist")]
+    found = series(rng, *scalars, "source/a/accuracy", "source/b/accuracy")
+    found["optim/updates"] = STEPS, 8.0 * STEPS
+    found["spent/tokens"] = STEPS, 1000.0 * STEPS
+    found["eval/heldout/avg@k"] = found["eval/hard/avg@k"] = np.array([0, 20]), np.array([0.1, 0.9])
+    found["eval/heldout_top_p0.7/avg@k"] = np.array([0, 20]), np.array([0.2, 0.9])
+    return Run(name, found)
+
+
+@pytest.fixture
+def theirs():
+    rng = np.random.default_rng(1)
+    names = ("actor/entropy", "actor/pg_clipfrac", "actor/grad_norm", "response_length/mean")
+    names += ("train/num_gen_batches", "timing_s/gen", "timing_s/update_actor")
+    made, of = verl.translate(series(rng, *names))
+    made["response/length_mean"] = STEPS, np.full(30, 900.0)
+    return Run("verl", made, of=of)
+
+
+FIGURES = {
+    "dynamics": plots.dynamics,
+    "accuracy": plots.accuracy,
+    "filter": plots.filter_accuracy,
+    "sampling": plots.sampling,
+    "clipping": plots.clipping,
+    "truncation": plots.truncation,
+    "time": plots.time_split,
+    "map": lambda runs: plots.group_heatmap((STEPS, np.ones((30, 9))), runs[0].name),
+    "phrases": lambda runs: plots.phrases({"wait": (STEPS, STEPS / 30, STEPS * 2.0)}),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_axis_has_a_label_with_its_unit(name, theirs, tmp_path):
+    for runs in ([ours()], [ours(), theirs], [Run("nothing", {})], []):
+        figure = FIGURES[name](runs) if runs or name != "map" else None
+        if figure is None:
+            continue
+        if len(runs) == 2:
+            figure.savefig(tmp_path / "x.png", dpi=30)
+            assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
+        drawn = [ax for ax in figure.axes if ax.axison]
+        assert drawn or not runs
+        for ax in drawn:
+            assert ax.get_ylabel() and (ax.get_xlabel() or "colorbar" in ax.get_label())
+            unit = r"share|tokens|nats|reward|seconds|probability|rounds|of \d|no unit"
+            assert re.search(unit, ax.get_ylabel()), ax.get_ylabel()
+
+
+def drawn(figure, title, label):
+    """(x, y) of the line with this label in the panel with this title."""
+    ax = next(a for a in figure.axes if a.get_title() == title)
+    return next(line.get_data() for line in ax.lines if line.get_label() == label)
+
+
+def test_lines_are_what_was_logged():
+    run, other = ours("a"), ours("b", 1)
+    figure = plots.dynamics([run, other], window=1)
+    for name, which in (("a", run), ("b", other)):
+        x, y = drawn(figure, "Entropy", name)
+        np.testing.assert_array_equal(x, STEPS)
+        np.testing.assert_array_equal(y, which.series["policy/entropy"][1])
+    x, y = drawn(figure, "Evaluation", "b, heldout")
+    assert (x.tolist(), y.tolist()) == ([0, 20], [0.1, 0.9])
+    x, y = drawn(plots.clipping([run], window=1), "Clipped tokens", "a, high")
+    np.testing.assert_array_equal(y, run.series["policy/clip_high_frac"][1])
+
+
+def test_the_raw_line_is_under_the_smooth_one():
+    run = ours()
+    ax = plots.dynamics([run], window=7).axes[2]
+    raw, thick = ax.lines
+    np.testing.assert_array_equal(raw.get_ydata(), run.series["policy/entropy"][1])
+    np.testing.assert_allclose(thick.get_ydata(), plots.smooth(raw.get_ydata(), 7))
+    assert raw.get_linewidth() < thick.get_linewidth() and raw.get_color() == thick.get_color()
+
+
+def test_smooth_against_a_loop():
+    values = np.random.default_rng(0).normal(size=40)
+    values[[3, 4, 20]] = np.nan
+    for window in (1, 3, 9, 99):
+        reach = window // 2
+        wanted = [
+            np.nan if np.isnan(v) else np.nanmean(values[max(i - reach, 0) : i + reach + 1])
+            for i, v in enumerate(values)
+        ]
+        np.testing.assert_allclose(plots.smooth(values, window), wanted)
+
+
+def test_other_axes():
+    run = ours()
+    for axis, factor in (("step", 1), ("updates", 8), ("tokens", 1000)):
+        at = plots.x_of(run, np.array([0, 10, 30]), axis)
+        np.testing.assert_allclose(at, factor * np.array([0, 10, 30]))
+    x, _ = drawn(plots.dynamics([run], "tokens"), "Evaluation", "ours, heldout")
+    np.testing.assert_allclose(x, [0, 20_000])
+    assert plots.x_of(Run("none", {}), STEPS, "tokens") is None
+    with pytest.raises(ValueError, match="x = 'epochs': must be one of step, updates"):
+        plots.dynamics([run], "epochs")
+
+
+def test_like_with_like(theirs):
+    """Beside a run that knows the entropy of trained tokens only, the others show theirs."""
+    tagged = {
+        run.name: tag for run, tag, _ in plots.chosen([ours(), theirs], plots.DYNAMICS[2].tags)
+    }
+    assert tagged == {"ours": "policy/batch_entropy", "verl": "policy/batch_entropy"}
+    [(_, tag, label)] = plots.chosen([ours()], plots.DYNAMICS[2].tags)
+    assert (tag, label) == ("policy/entropy", "ours")
+    figure = plots.dynamics([ours(), theirs])
+    assert drawn(figure, "Response length", "verl (trained batch)")
+    assert figure.axes[0].get_yscale() == "log"  # 900 tokens beside 1
+
+
+def test_time_adds_up():
+    ax = plots.time_split([ours()]).axes[0]
+    parts = [ours().series[f"time/{n}_s"][1] for n in ("rollout", "update", "eval")]
+    top = ax.patches[-1].get_data()
+    np.testing.assert_allclose(top.values, np.sum(parts, axis=0))
+    shares = [int(s) for s in re.findall(r"(\d+)%", " ".join(p.get_label() for p in ax.patches))]
+    assert sum(shares) in (99, 100, 101)
+
+
+def test_heatmap_shows_shares():
+    table = np.array([[1, 2, 1], [0, 0, 4], [0, 0, 0]])
+    figure = plots.group_heatmap((np.array([1, 2, 5]), table))
+    mesh = figure.axes[0].collections[0]
+    np.testing.assert_allclose(mesh.get_array(), [[0.25, 0, 0], [0.5, 0, 0], [0.25, 1, 0]])
+    assert plots.edges(np.array([1, 2, 5])).tolist() == [0.5, 1.5, 3.5, 6.5]
+    assert plots.edges(np.array([7])).tolist() == [6.5, 7.5]
+
+
+def test_a_real_log_beside_ours(assets):
+    path = assets / "train_logs/verl_dapo_rloo_qwen2.5-1.5b_steps.csv"
+    run = logs.read(str(path), "verl")
+    figure = plots.dynamics([ours(), run], window=1)
+    _, y = drawn(figure, "Reward", "verl (trained batch)")
+    np.testing.assert_array_equal(y, run.series["reward/mean"][1])
+    _, y = drawn(plots.clipping([ours(), run], window=1), "Clipped tokens", "verl, low + high")
+    np.testing.assert_array_equal(y, run.series["policy/clip_frac"][1])
+
+
+def test_every_tag_is_in_the_table():
+    found = set(re.findall(r'"((?:\w+/)\w+)"', Path(plots.__file__).read_text()))
+    assert len(found) > 15
+    assert [tags.family(t) for t in found - {"policy/clip_frac"}]  # which is verl's alone
+
+
+def test_matplotlib_is_loaded_by_plots_alone():
+    code = (
+        "import sys; import dapo_jax.dynamics, dapo_jax.train\n"
+        "from dapo_jax.dynamics import browse, logs, tokens\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "from dapo_jax.dynamics import plots\n"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
