@@ -30,13 +30,12 @@ def rollout_metrics(
     rewards: np.ndarray,
     tokens: int,
     longest: int,
-    sources: Sequence[str],
 ) -> dict[str, float | list[int]]:
     """Of everything drawn this step, before the filter, unless the tag says `batch`.
 
     outcomes, rewards: float [responses], without and with the length penalty, in drawing order.
-    tokens: response tokens drawn. longest: the limit of a response, tokens. sources: data_source of
-    each drawn group's problem. The groups' `extras` are `parts.Grades`.
+    tokens: response tokens drawn. longest: the limit of a response, tokens. The groups' `extras`
+    are `parts.Grades`.
     """
     log = {"sampling/rounds": got.rounds, "sampling/batch_groups": len(got.groups)}
     if got.drawn:
@@ -70,8 +69,8 @@ def rollout_metrics(
             log["response/length_correct"] = length_NxG[correct_NxG].mean()
         if not correct_NxG.all():
             log["response/length_wrong"] = length_NxG[~correct_NxG].mean()
-        source_N = np.array(sources)
-        for source in sorted(set(sources)):
+        source_N = np.array([g.source for g in grades])
+        for source in np.unique(source_N):
             log[f"source/{source}/accuracy"] = correct_NxG[source_N == source].mean()
     if got.groups:
         log["reward/batch_accuracy"] = np.mean([g.correct for g in got.groups])
@@ -156,12 +155,11 @@ class Writer:
         self._trackers.record(step, record)
 
     def lines(self, folder: str, step: int, rows: Iterable[dict]) -> None:
-        """JSON lines to `folder`/step_NNNNNN.jsonl."""
+        """JSON lines to `folder`/step_NNNNNN.jsonl, on disk with the next record."""
         if not parallel.first():
             return
         text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
         self._files[self._workdir / folder / f"step_{step:06d}.jsonl"] = text
-        self._write()
 
     def _write(self) -> None:
         try:
@@ -171,13 +169,8 @@ class Writer:
                 _replace(path, self._files[path])
                 del self._files[path]
             new = "".join(self._lines)
-            with self._path.open("r+b") as file:
-                file.truncate(self._size)  # of a line that was cut off
-                file.seek(self._size)
-                file.write(new.encode())
-                file.flush()
-                os.fsync(file.fileno())  # a checkpoint must not be newer than its records
-            self._size += len(new.encode())
+            if new:
+                self._append(new.encode())
             self._lines.clear()
             self._plot(new, files)
             self._failing = False
@@ -186,6 +179,15 @@ class Writer:
             if not self._failing:
                 self._say(f"warning: {self._path}: {error.strerror}; records wait in memory")
             self._failing = True
+
+    def _append(self, new: bytes) -> None:
+        with self._path.open("r+b") as file:
+            file.truncate(self._size)  # of a line that was cut off
+            file.seek(self._size)
+            file.write(new)
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint must not be newer than its records
+        self._size += len(new)
 
     def _plot(self, new: str, files: Sequence[pathlib.Path]) -> None:
         """Add records and samples to TensorBoard's file; a new file begins with all records there

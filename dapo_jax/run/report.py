@@ -1,5 +1,6 @@
 """What a run says to people: the console, and responses as rows to read."""
 
+import functools
 import statistics
 import sys
 import time
@@ -150,6 +151,7 @@ def samples(
     A row's `pieces`, `entropies` (nats) and `logps` have one entry a token; a token that is part
     of a character only decodes to U+FFFD.
     """
+    piece = functools.cache(lambda token: tokenizer.decode([token], skip_special=False))
     for group, i in chosen(got, count):
         problem, response = problem_of(group.position), group.responses[i]
         ids = response.tokens.tolist()
@@ -168,7 +170,7 @@ def samples(
             "tokens": len(ids),
             "truncated": bool(response.truncated),
             "mean_entropy": float(response.entropies.mean()),
-            "pieces": [tokenizer.decode([token], skip_special=False) for token in ids],
+            "pieces": [piece(token) for token in ids],
             "entropies": _rounded(response.entropies),
             "logps": _rounded(response.logps),
         }
