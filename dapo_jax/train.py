@@ -51,7 +51,7 @@ def train_step(c, text: parts.Text, machine: parts.Machine, stream, state: State
     # Lines 3-8: generate, verify, filter; N groups in problem order.
     got, stats = sample_batch(c, text, machine, stream, state)
     rollout_done = time.perf_counter()
-    log = drawn_metrics(c, text, stream, got, stats)
+    log = drawn_metrics(c, got, stats)
     state = state._replace(
         rounds=state.rounds + got.rounds,
         position=got.next_position,
@@ -101,11 +101,12 @@ def sample_batch(c, text, machine, stream, state: State) -> tuple[Collected, Sta
             max_response_tokens=c.rollout.max_response_tokens,
         )
         totals.append(stats)
-        answers = [text.train.problems[row].answer for row in rows]
+        drawn = [text.train.problems[row] for row in rows]
+        answers = [problem.answer for problem in drawn]
         graded = parts.grade_groups(text.tokenizer, groups, answers, c.reward.mode)
         return [
-            group._replace(correct=verdicts.correct, extras=verdicts)
-            for group, verdicts in zip(groups, graded, strict=True)
+            group._replace(correct=grades.correct, extras=grades._replace(source=problem.source))
+            for group, grades, problem in zip(groups, graded, drawn, strict=True)
         ]
 
     got = collect(
@@ -234,9 +235,9 @@ def memory_lines(c, machine: parts.Machine) -> list[str]:
     ]
 
 
-def drawn_metrics(c, text, stream, got: Collected, stats: Stats) -> dict[str, float | list[int]]:
+def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float | list[int]]:
     """`rollout_metrics` with the rewards of everything drawn, accepted or not."""
-    correct = np.array([x for g in got.drawn for x in g.correct], bool)
+    correct = np.array([g.correct for g in got.drawn], bool).ravel()
     length = np.array([len(r.tokens) for g in got.drawn for r in g.responses])
     return metrics.rollout_metrics(
         got,
@@ -244,7 +245,6 @@ def drawn_metrics(c, text, stream, got: Collected, stats: Stats) -> dict[str, fl
         rewards=shaped_rewards(c, correct, length),
         tokens=stats.tokens,
         longest=c.rollout.max_response_tokens,
-        sources=[text.train.problems[stream[g.position]].source for g in got.drawn],
     )
 
 

@@ -30,17 +30,17 @@ def rollout_metrics(
     rewards: np.ndarray,
     tokens: int,
     longest: int,
-    sources: Sequence[str],
 ) -> dict[str, float | list[int]]:
     """Of everything drawn this step, before the filter, unless the tag says `batch`.
 
     outcomes, rewards: float [responses], without and with the length penalty, in drawing order.
-    tokens: response tokens drawn. longest: the limit of a response, tokens. sources: data_source of
-    each drawn group's problem. The groups' `extras` are `parts.Grades`.
+    tokens: response tokens drawn. longest: the limit of a response, tokens. The groups' `extras`
+    are `parts.Grades`.
     """
     log = {"sampling/rounds": got.rounds, "sampling/batch_groups": len(got.groups)}
     if got.drawn:
         correct_NxG = np.stack([g.correct for g in got.drawn])
+        right_N, wrong_N = correct_NxG.any(1), ~correct_NxG.all(1)  # has a right, a wrong one
         grades = [g.extras for g in got.drawn]
         rows = [r for g in got.drawn for r in g.responses]
         length_NxG = np.array([len(r.tokens) for r in rows]).reshape(correct_NxG.shape)
@@ -57,9 +57,9 @@ def rollout_metrics(
             "policy/entropy_hist": histogram("policy/entropy_hist", entropies, longest),
             "policy/mean_prob": np.exp(np.concatenate([r.logps for r in rows])).sum(dtype=float)
             / tokens,
-            "sampling/accept_frac": np.mean([g.mixed for g in got.drawn]),
-            "sampling/all_correct_frac": correct_NxG.all(1).mean(),
-            "sampling/all_wrong_frac": (~correct_NxG.any(1)).mean(),
+            "sampling/accept_frac": (right_N & wrong_N).mean(),
+            "sampling/all_correct_frac": (~wrong_N).mean(),
+            "sampling/all_wrong_frac": (~right_N).mean(),
             "sampling/groups_by_correct": np.bincount(
                 correct_NxG.sum(1), minlength=correct_NxG.shape[1] + 1
             ).tolist(),
@@ -70,8 +70,8 @@ def rollout_metrics(
             log["response/length_correct"] = length_NxG[correct_NxG].mean()
         if not correct_NxG.all():
             log["response/length_wrong"] = length_NxG[~correct_NxG].mean()
-        source_N = np.array(sources)
-        for source in sorted(set(sources)):
+        source_N = np.array([g.source for g in grades])
+        for source in np.unique(source_N):
             log[f"source/{source}/accuracy"] = correct_NxG[source_N == source].mean()
     if got.groups:
         log["reward/batch_accuracy"] = np.mean([g.correct for g in got.groups])
@@ -156,12 +156,11 @@ class Writer:
         self._trackers.record(step, record)
 
     def lines(self, folder: str, step: int, rows: Iterable[dict]) -> None:
-        """JSON lines to `folder`/step_NNNNNN.jsonl."""
+        """JSON lines to `folder`/step_NNNNNN.jsonl, on disk with the next record."""
         if not parallel.first():
             return
         text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
         self._files[self._workdir / folder / f"step_{step:06d}.jsonl"] = text
-        self._write()
 
     def _write(self) -> None:
         try:
@@ -171,13 +170,8 @@ class Writer:
                 _replace(path, self._files[path])
                 del self._files[path]
             new = "".join(self._lines)
-            with self._path.open("r+b") as file:
-                file.truncate(self._size)  # of a line that was cut off
-                file.seek(self._size)
-                file.write(new.encode())
-                file.flush()
-                os.fsync(file.fileno())  # a checkpoint must not be newer than its records
-            self._size += len(new.encode())
+            if new:
+                self._append(new.encode())
             self._lines.clear()
             self._plot(new, files)
             self._failing = False
@@ -186,6 +180,15 @@ class Writer:
             if not self._failing:
                 self._say(f"warning: {self._path}: {error.strerror}; records wait in memory")
             self._failing = True
+
+    def _append(self, new: bytes) -> None:
+        with self._path.open("r+b") as file:
+            file.truncate(self._size)  # of a line that was cut off
+            file.seek(self._size)
+            file.write(new)
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint must not be newer than its records
+        self._size += len(new)
 
     def _plot(self, new: str, files: Sequence[pathlib.Path]) -> None:
         """Add records and samples to TensorBoard's file; a new file begins with all records there
