@@ -53,6 +53,8 @@ def in_loops(hlo: str, fused: bool = False) -> list[tuple[int, list[str]]]:
         for line in known[name]:
             if " fusion(" in line and not fused:
                 continue
+            if re.search(r" async-(update|done)\(", line):  # its work is counted where it starts
+                continue
             loop = re.search(r" while\(.*condition=%?([\w.\-]+)", line)
             times = turns * (_turns(line, known[loop[1]]) or 1) if loop else turns
             for callee in _callees(line):
@@ -100,9 +102,11 @@ def collectives(hlo: str) -> dict[str, Moved]:
             kind = _COLLECTIVE.fullmatch(found[2]) if found else None
             if not kind:
                 continue
-            sizes = [_bytes(x) for x in _ARRAY.finditer(found[1])] or [0]
-            # What starts one returns its operand as well, but for all-reduce.
-            size = max(sizes) if kind[2] and kind[1] != "all-reduce" else sum(sizes)
+            arrays = list(_ARRAY.finditer(found[1]))
+            if kind[2] and kind[1] != "all-reduce":  # returns its operands first, and its handles
+                arrays = [x for x in arrays if x[0] != "u32[]"]
+                arrays = arrays[len(arrays) // 2 :]
+            size = sum(_bytes(x) for x in arrays)
             old = out.get(kind[1], Moved(0, 0))
             out[kind[1]] = Moved(old.count + turns, old.bytes + turns * size)
     return out

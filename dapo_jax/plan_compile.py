@@ -5,9 +5,12 @@ master weights and the optimizer's state stay there while the sampler works, and
 while the trainer does. Both are summed, and the sum is held against what the chip allows.
 """
 
+import contextlib
 import importlib.util
 import multiprocessing
 import re
+import signal
+import sys
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -72,6 +75,7 @@ def _on_device(x) -> bool:
 def _program(c, shape: qwen2.Shape, pod: pods.Pod, name: str, kept: dict[str, int]):
     jax.config.update("jax_platforms", "cpu")
     m = machine_for(c, shape, pod)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libtpu's handler would print its memory map
     return program(name, parts.calls(c, m)[name], kept, c, m)
 
 
@@ -141,7 +145,8 @@ def compile_all(c, shape: qwen2.Shape, pod: pods.Pod, say: Callable[[str], None]
     calls = parts.calls(c, m)
     kept, out = beside(c, calls), {}
     # In a process of its own: a fault of the compiler ends the process.
-    with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+    spawn = multiprocessing.get_context("spawn")
+    with futures.ProcessPoolExecutor(1, spawn) as child, _ended_together():
         for i, name in enumerate(calls, 1):
             say(f"[{i}/{len(calls)}] {name}: compiling for {pod.cloud} ...")
             try:
@@ -157,6 +162,26 @@ def compile_all(c, shape: qwen2.Shape, pod: pods.Pod, say: Callable[[str], None]
         "programs": out,
         "not_compiled": [name for name in calls if name not in out],
     }
+
+
+@contextlib.contextmanager
+def _ended_together():
+    """Within this scope SIGTERM (and Ctrl-C) ends the compiling child too, which would go on, and
+    says one line, where libtpu's handler prints its memory map."""
+
+    def stop(*_):
+        print("error: stopped by SIGTERM while compiling; no verdict", file=sys.stderr, flush=True)
+        raise SystemExit(128 + signal.SIGTERM)
+
+    old = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, old or signal.SIG_DFL)  # None: libtpu's, not Python's
 
 
 def check(

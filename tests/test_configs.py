@@ -44,6 +44,26 @@ def test_fits_the_slice_that_it_names(file):
 
 
 @pytest.mark.parametrize("file", ON_PODS, ids=lambda f: f.stem)
+def test_docstring_says_what_the_planner_says(file):
+    """Its command; and what its compiler said, with versions and level, near the arithmetic."""
+    c, pod, doc = load(file), pod_of(file), ast.get_docstring(ast.parse(file.read_text()))
+    words = " ".join(doc.split())
+    assert f"`python -m dapo_jax.plan --topology={pod.cloud}`" in words
+    if file.stem.endswith("_verl"):
+        return
+    said = re.search(
+        r"Compiled by `plan --compile` \([\d-]{10}, jax [\d.]+, libtpu [\d.]+, optimization level"
+        r" \w+; nothing run\): ([\d.]+) GB of ([\d.]+) a chip while sampling, ([\d.]+) while upd",
+        words,
+    )
+    sampling, limit, updating = (float(x) for x in said.groups())
+    assert limit == pytest.approx(pod.chip.hbm / plan.GB, abs=0.05)
+    shape, sizes = plan.network(c), config.resolve_mesh(c, pod.chips)
+    got = {k: x / plan.GB for k, x in plan.peaks(plan.memory(c, shape, sizes)).items()}
+    assert got == pytest.approx({"sampling": sampling, "updating": updating}, rel=0.15)
+
+
+@pytest.mark.parametrize("file", ON_PODS, ids=lambda f: f.stem)
 def test_is_the_papers_setting(file):
     c = load(file)
     assert (c.loss.clip_low, c.loss.clip_high) == (0.2, 0.28)

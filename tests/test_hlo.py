@@ -64,6 +64,48 @@ def test_collectives_of_loops_by_hand():
     }
 
 
+STARTED = """
+HloModule m
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %s.1 = f32[] add(%a, %b)
+}
+
+%wrapped (p: f32[64,8]) -> f32[16,8] {
+  ROOT %reduce-scatter.1 = f32[16,8]{1,0} reduce-scatter(%p), dimensions={0}, to_apply=%add
+}
+
+%condition (p: (s32[], f32[64,8])) -> pred[] {
+  %five = s32[] constant(5)
+  ROOT %lt = pred[] compare(%i, %five), direction=LT
+}
+
+%body (p: (s32[], f32[64,8])) -> (s32[], f32[64,8]) {
+  %s = ((f32[64,8]{1,0}), f32[16,8]{1,0}, u32[]{:S(2)}) async-start(%x), calls=%wrapped
+  %u = ((f32[64,8]{1,0}), f32[16,8]{1,0}, u32[]{:S(2)}) async-update(%s), calls=%wrapped
+  %d = f32[16,8]{1,0} async-done(%u), calls=%wrapped
+  %g = ((f32[2,4], f32[3]), (f32[8,4], f32[12]), u32[]) all-gather-start(%a, %b), dimensions={0}
+  %h = (f32[8,4], f32[12]) all-gather-done(%g)
+  %r = ((f32[64,8]{1,0}), f32[16,8]{1,0}) reduce-scatter-start(%x), dimensions={0}
+  %p1 = (f32[7]{0}, f32[7]{0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%y)
+  ROOT %t = (s32[], f32[64,8]) tuple(%i, %x)
+}
+
+ENTRY %main (x: f32[64,8]) -> f32[64,8] {
+  ROOT %w = (s32[], f32[64,8]) while(%z), condition=%condition, body=%body
+}
+"""
+
+
+def test_what_is_started_and_done_counts_once():
+    """Of a start what comes out of it, not its operands, also of several at once."""
+    assert hlo.collectives(STARTED) == {
+        "reduce-scatter": hlo.Moved(5 * 2, 5 * 2 * 16 * 8 * 4),
+        "all-gather": hlo.Moved(5, 5 * (8 * 4 + 12) * 4),
+        "collective-permute": hlo.Moved(5, 5 * 7 * 4),
+    }
+
+
 def test_fusions_are_left_out_where_not_wanted():
     inside = [line for _, lines in hlo.in_loops(WRITTEN) for line in lines]
     assert any("all-reduce.1" in x for x in inside) and any("fusion(" in x for x in inside)

@@ -125,7 +125,9 @@ def test_several_slices_are_waited_for_and_driven_together(tmp_path):
     case "$3 $4 $5" in
         queued-resources*describe*) echo ACTIVE ;;
         tpu-vm*describe*n-0) echo READY ;;
-        tpu-vm*describe*n-1) echo x >>looks; (($(wc -l <looks) < 3)) && echo CREATING || echo READY ;;
+        tpu-vm*describe*n-1)
+            echo x >>looks
+            (($(wc -l <looks) < 3)) && echo CREATING || echo READY ;;
         tpu-vm*ssh*n-1) [[ "$*" != *worker.sh\\ start* ]] || exit 9 ;;
         tpu-vm*ssh*n-0) [[ "$*" != *alive* ]] || exit 1 ;;
     esac
@@ -328,7 +330,9 @@ def test_gke_of_several_slices():
     assert all("jobset.sigs.k8s.io/job-index=0," in c[-1] for c in commands[1:])
 
 
-@pytest.mark.parametrize("bad", ["--type=0xv6e-8", "--type=v6e-7", "--type=h100-8", "--name=No", "--image="])
+@pytest.mark.parametrize(
+    "bad", ["--type=0xv6e-8", "--type=v6e-7", "--type=h100-8", "--name=No", "--image="]
+)
 def test_gke_refuses(bad):
     good = {"--name": "n", "--type": "v6e-16", "--image": "i"}
     good[bad.split("=")[0]] = bad.split("=")[1]
