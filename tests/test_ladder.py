@@ -98,7 +98,7 @@ def command(*arguments):
         env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=900,
         check=False,
     )
 
@@ -229,6 +229,7 @@ def test_report_writes_table_json_and_figures(tmp_path):
             folder.mkdir(parents=True)
             lines = "".join(json.dumps(r) + "\n" for r in records)
             (folder / "metrics.jsonl").write_text(lines)
+    c.steps = 60
     text = ladder.report(c, tmp_path, recipes.RUNGS, 4, 2.0)
     assert text == (tmp_path / "table.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]

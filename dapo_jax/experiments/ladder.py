@@ -27,13 +27,13 @@ One base model: how much another one would change is not in the intervals.
 import contextlib
 import json
 import pathlib
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
+from ml_collections import config_flags
 
 from dapo_jax import cli, config, parallel, parts, processes, recipes, train
 from dapo_jax.experiments import figures, pool, stats
@@ -48,7 +48,7 @@ STEPS = flags.DEFINE_integer(
     "steps", 0, "Rollout steps compared at equal updates; 0 = the config's."
 )
 LONGER = flags.DEFINE_float(
-    "longer", 2.0, "Steps of rungs without Dynamic Sampling, as a multiple."
+    "longer", 2.5, "Steps of rungs without Dynamic Sampling, as a multiple."
 )
 BASE_SEED = flags.DEFINE_integer("base_seed", 0, "Seed of the base model's warm-up.")
 REPORT = flags.DEFINE_bool("report", False, "Run nothing: put together the runs that OUT holds.")
@@ -306,8 +306,18 @@ def describe(c) -> str:
     return f"{model} on {data}, avg@{c.eval.k}"
 
 
+def start():
+    """The config that the rungs are of: --config's, or configs/ladder.py's; with the overrides."""
+    flag = flags.FLAGS["config"]
+    if flag.present:
+        return cli.CONFIG.value
+    c = recipes.ladder_task()
+    c.update_from_flattened_dict(config_flags.get_override_values(flag))
+    return c
+
+
 def main() -> None:
-    c, out = cli.CONFIG.value, pathlib.Path(OUT.value)
+    c, out = start(), pathlib.Path(OUT.value)
     if STEPS.value:
         c.steps = STEPS.value
     rungs = list(
@@ -330,6 +340,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if not any(argument.split("=")[0] == "--config" for argument in sys.argv):
-        sys.argv.insert(1, "--config=configs/ladder.py")
     cli.run(main)
