@@ -205,7 +205,7 @@ def soft_punishment(runs: Runs) -> Effect:
         [
             compare("mean length, last 5 steps (tokens)", *ramble, curve(LENGTH, last), -1),
             compare("truncated share, last 5 steps", *ramble, curve(CUT, last), -1),
-            compare("truncated share, last 5 steps", *careful, curve(CUT, last), -1),
+            compare("truncated share, last 5 steps", *careful, curve(CUT, last)),
             compare("length, k=2 (tokens)", *careful, level("length", 2)),
             compare("train accuracy, last 5 steps", *ramble, curve(ACCURACY, last)),
             compare("held-out accuracy, k=2,3,4", *ramble, level("accuracy", 2, 3, 4)),
