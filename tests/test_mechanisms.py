@@ -361,7 +361,9 @@ def test_end_to_end(tmp_path, monkeypatch):
 
     def short(*arguments):
         c = settings(*arguments)
-        c.steps, c.rollout.groups = (80 if "dynamic" in arguments[0] else 12), 8
+        c.steps, c.rollout.groups = 12, 8
+        if "dynamic" in arguments[0]:
+            c.steps, c.eval.problems = 2, 8
         return c
 
     monkeypatch.setattr(arms, "settings", short)
