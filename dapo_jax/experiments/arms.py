@@ -39,6 +39,7 @@ NAIVE = {
 }
 RAMBLING = {"rollout.max_response_tokens": 72, "steps": 30, "reward.overlong_buffer_tokens": 24}
 SHORT = {"rollout.max_response_tokens": 24, "steps": 50, "reward.overlong_buffer_tokens": 6}
+HARD = {"rollout.max_response_tokens": 40, "steps": 60, "loss.overlong_filter": "loss"}
 TOKENS = {"loss.normalizer": "batch_tokens"}
 SOFT = {"reward.overlong_penalty": 1.0}
 OUT = {"loss.overlong_filter": "group"}
@@ -52,8 +53,8 @@ ARMS = {
     "filter_group_soft": Arm("careful", NAIVE | SHORT | OUT | SOFT),
     "ramble_group": Arm("rambling", NAIVE | RAMBLING | TOKENS | OUT),
     "ramble_group_soft": Arm("rambling", NAIVE | RAMBLING | TOKENS | OUT | SOFT),
-    "dynamic_off": Arm("hasty", {"sampling.dynamic": False}),
-    "dynamic_on": Arm("hasty", {"sampling.dynamic": True}),
+    "dynamic_off": Arm("hasty", HARD | {"sampling.dynamic": False}),
+    "dynamic_on": Arm("hasty", HARD | {"sampling.dynamic": True}),
 }
 LEVELS = {"careful": (2, 3, 4, 5), "rambling": (2, 3, 4)}
 CHECKPOINT_EVERY = 20  # of the arms that snr.py looks at
@@ -73,9 +74,10 @@ def settings(arm: str, seed: int, home: pathlib.Path, base_seed: int):
     c.init_from = str((home / bases.folder(base, base_seed) / "checkpoints").absolute())
     c.log.tensorboard, c.log.samples = False, 0
     c.checkpoint.every, c.checkpoint.keep = 0, 1
-    if base == "hasty":  # the embedded task and its held-out problems, as in the quickstart
-        c.loss.overlong_filter = "loss"
-        c.steps, c.eval.every, c.eval.top_p = 80, 5, 1.0
+    if base == "hasty":
+        bases.on_files(c, home / "data", bases.HARD_LEVELS, ())
+        c.eval.files = f"heldout={home.absolute()}/data/heldout_hard.jsonl"
+        c.eval.every, c.eval.k, c.eval.max_response_tokens = 5, 4, 0
         c.checkpoint.every = c.checkpoint.keep_every = CHECKPOINT_EVERY
     else:
         bases.on_files(c, home / "data", LEVELS[base], LEVELS[base])

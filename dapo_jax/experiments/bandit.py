@@ -20,6 +20,7 @@ import numpy as np
 
 from dapo_jax import config as config_lib, parallel, parts, train, warmup
 from dapo_jax.dapo import packing, update
+from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.model import qwen2
 from dapo_jax.run import checkpoint
 
@@ -125,7 +126,7 @@ def make(where: pathlib.Path, seed: int) -> dict:
     rows, used, _ = packing.pack(
         items, row_tokens=c.optim.row_tokens, micro_rows=16, max_items=len(items)
     )
-    rows, opt_state = parallel.to_device(rows, programs.row_sharding), None
+    rows = parallel.to_device(rows, programs.row_sharding)
     opt_state = programs.init_opt_state(params)
     for step in range(IMITATION_STEPS):
         lr = np.float32(IMITATION_LR * warmup.schedule(step / IMITATION_STEPS))
@@ -167,7 +168,14 @@ def play(where: pathlib.Path, base_seed: int, clip_high: float, seeds: Sequence[
     return {"curves": curves, "cpu_s": time.process_time() - started}
 
 
-def learn(c, machine: parts.Machine, probabilities, params) -> dict[str, list[float]]:
+def is_rare(group: Group) -> np.ndarray:
+    """Bool, a response each."""
+    return np.array([r.tokens[0] == RARE for r in group.responses])
+
+
+def learn(
+    c, machine: parts.Machine, probabilities, params, verify=is_rare
+) -> dict[str, list[float]]:
     """ROLLOUTS rollouts. `rare` and `entropy` are those before each rollout and after the last;
     `positive` and `clipped` count each rollout's tokens of positive advantage, and those of them
     whose gradient the upper bound cut."""
@@ -191,9 +199,7 @@ def learn(c, machine: parts.Machine, probabilities, params) -> dict[str, list[fl
             top_p=1.0,
             max_response_tokens=1,
         )
-        groups = [
-            g._replace(correct=np.array([r.tokens[0] == RARE for r in g.responses])) for g in groups
-        ]
+        groups = [g._replace(correct=verify(g)) for g in groups]
         minibatches = train.make_minibatches(c, groups, step)
         state, log = train.update_policy(c, machine, state._replace(step=step), minibatches)
         positive = sum(item.advantage > 0 for items in minibatches for item in items)

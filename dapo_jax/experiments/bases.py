@@ -25,6 +25,7 @@ from dapo_jax.run import checkpoint
 
 ROOM = 64  # tokens in which every careful answer of levels 2..5 fits with much to spare
 TEST_LEVELS = (2, 3, 4, 5)
+HARD_LEVELS = (5, 6, 7, 8)  # warm-up shows five operations at most
 TEST_PROBLEMS, TEST_SAMPLES = 48, 8  # a level
 ANSWERED_AT_ONCE = 3  # tokens of `Answer: 7 </s>`; whatever is longer has been worked out
 
@@ -73,12 +74,14 @@ def folder(name: str, seed: int) -> str:
 def write_problems(directory: pathlib.Path) -> None:
     """The train file of each set of levels in use, a held-out file a level, and the tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
-    for levels in ((2, 3, 4, 5), (2, 3, 4)):
+    for levels in ((2, 3, 4, 5), (2, 3, 4), HARD_LEVELS):
         made = arithmetic.problems(4096, levels, 0, "train")
         arithmetic.write_problems(train_file(directory, levels), made)
     for k in TEST_LEVELS:
         made = arithmetic.problems(TEST_PROBLEMS, [k], 0, "heldout")
         arithmetic.write_problems(directory / f"heldout_k{k}.jsonl", made)
+    made = arithmetic.problems(128, HARD_LEVELS, 0, "heldout")
+    arithmetic.write_problems(directory / "heldout_hard.jsonl", made)
     arithmetic.write_tokenizer(directory / "tokenizer.model")
 
 

@@ -76,9 +76,10 @@ def at_end(run: Mapping, measure: str, levels: Sequence[int]) -> float:
     return float(np.mean([final[f"k{k}"][measure] for k in levels]))
 
 
-def late_accuracy(run: Mapping, since: int = 70) -> float:
-    """Mean of the held-out accuracies of the evaluations from step `since` on."""
-    late = [e["heldout"]["accuracy"] for s, e in run["evaluations"].items() if int(s) >= since]
+def late_accuracy(run: Mapping, window: int = 10) -> float:
+    """Mean of the held-out accuracies of the evaluations of the last `window` steps, both ends."""
+    found = {int(step): e["heldout"]["accuracy"] for step, e in run["evaluations"].items()}
+    late = [accuracy for step, accuracy in found.items() if step >= max(found) - window]
     return float(np.mean(late))
 
 
@@ -205,7 +206,7 @@ def soft_punishment(runs: Runs) -> Effect:
         [
             compare("mean length, last 5 steps (tokens)", *ramble, curve(LENGTH, last), -1),
             compare("truncated share, last 5 steps", *ramble, curve(CUT, last), -1),
-            compare("truncated share, last 5 steps", *careful, curve(CUT, last), -1),
+            compare("truncated share, last 5 steps", *careful, curve(CUT, last)),
             compare("length, k=2 (tokens)", *careful, level("length", 2)),
             compare("train accuracy, last 5 steps", *ramble, curve(ACCURACY, last)),
             compare("held-out accuracy, k=2,3,4", *ramble, level("accuracy", 2, 3, 4)),
@@ -251,7 +252,7 @@ def dynamic_sampling(runs: Runs) -> Effect:
         "At equal updates, batches of mixed groups alone give higher held-out accuracy and a"
         " gradient with relatively less noise; they cost more generated tokens.",
         [
-            runs.compare("held-out accuracy, mean of steps 70-80", *pair, late_accuracy, +1),
+            runs.compare("held-out accuracy, mean of steps 50-60", *pair, late_accuracy, +1),
             gradient(end, "snr", +1),
             *(gradient(step, "snr") for step in snr.STEPS[:-1]),
             *(gradient(step, "cosine") for step in snr.STEPS),

@@ -101,7 +101,9 @@ def markdown(found: Mapping[str, Effect], runs: Runs, seconds: float) -> str:
     ]
     for effect in found.values():
         deciding = "; ".join(
-            f"{x.measure}: {signed(x.difference)}" for x in effect.contrasts if x.expected
+            f"{x.measure}, {' - '.join(_names(x))}: {signed(x.difference)}"
+            for x in effect.contrasts
+            if x.expected
         )
         lines.append(f"| {effect.name} | **{verdict(effect)}** | {deciding} |")
     for name, effect in found.items():
@@ -110,6 +112,7 @@ def markdown(found: Mapping[str, Effect], runs: Runs, seconds: float) -> str:
         lines += [_row(x) for x in effect.contrasts]
         lines += ["", f"![{effect.name}]({name}.png)", ""]
         lines += _seeds(effect)
+    lines += ["", "## Entropy: as found, nothing claimed", "", *_entropy(found)]
     lines += ["", "## Bases", "", *_bases(runs)]
     return "\n".join(lines) + "\n"
 
@@ -122,13 +125,17 @@ def signed(x: stats.Interval) -> str:
     return f"{x.mean:+.3f} +- {x.half:.3f}"
 
 
+def _names(x: Contrast) -> list[str]:
+    return [NAMES.get(name, name) for name in (x.after_name, x.before_name)]
+
+
 def _row(x: Contrast) -> str:
     if x.expected:
         remark = f"decides: {'shown' if x.shown else 'not shown'}"
         remark += ", disjoint" if x.disjoint else ", intervals overlap"
     else:
         remark = "excludes 0" if stats.excludes_zero(x.difference) else ""
-    after, before = (NAMES.get(n, n) for n in (x.after_name, x.before_name))
+    after, before = _names(x)
     values = f"{stats.interval(x.after)} | {stats.interval(x.before)}"
     return f"| {x.measure} | {after} | {before} | {values} | {signed(x.difference)} | {remark} |"
 
@@ -140,6 +147,22 @@ def _seeds(effect: Effect) -> list[str]:
             for name, values in ((x.after_name, x.after), (x.before_name, x.before)):
                 numbers = " ".join(f"{v:.3f}" for v in values)
                 lines.append(f"- {x.measure}, {NAMES.get(name, name)}: {numbers}")
+    return lines
+
+
+def _entropy(found: Mapping[str, Effect]) -> list[str]:
+    """The paper has entropy stay up under Clip-Higher, and grow under the sample mean."""
+    lines = [
+        "At the paper's scale entropy stays higher with Clip-Higher and grows under the sample"
+        " mean. Here:",
+        "",
+    ]
+    for effect in found.values():
+        for x in effect.contrasts:
+            if x.measure.startswith("entropy"):
+                remark = "" if stats.excludes_zero(x.difference) else " (interval holds 0)"
+                pair = " - ".join(_names(x))
+                lines.append(f"- {x.measure}, {pair}: {signed(x.difference)}{remark}")
     return lines
 
 

@@ -16,11 +16,11 @@ its deciding contrasts excludes zero on the side that the claim names. These dec
     overlong_filter   base `careful`, whose working does not fit at k=4,5; accuracy there with room
                       to write: lower after training with -1 for truncation than before; higher with
                       truncated responses out of loss and group statistics than with -1
-    soft_punishment   with that filter, the ramp against no ramp: lower length and truncated share
-                      (last 5 steps) from `rambling`, lower truncated share from `careful`
-    dynamic_sampling  base `hasty`, on against off: higher held-out accuracy (mean of the
-                      evaluations of steps 70-80); higher signal-to-noise of an update's gradient at
-                      the weights of the off-arm after 80 steps (snr.py)
+    soft_punishment   with that filter, base `rambling`, the ramp against no ramp: lower response
+                      length and truncated share, means of the last 5 steps
+    dynamic_sampling  base `hasty`, problems of k=5..8, on against off: higher held-out accuracy
+                      (mean of the evaluations of steps 50-60); higher signal-to-noise of the
+                      gradient of an update at the weights of the off-arm after step 60 (snr.py)
     clip_higher       bandit.py, 2 seeds for each of `--seeds`: fewer rollouts to p = .5 at
                       eps_high .28 than .20, at .40 than .28, and without a bound than at .40
 

@@ -1,0 +1,150 @@
+"""The bandit: its base, its curves, and a rollout's gradient against an independent NumPy loss."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from dapo_jax import parallel, parts, train
+from dapo_jax.dapo import objective
+from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.experiments import bandit
+from dapo_jax.model import qwen2
+from dapo_jax.rollout.engine import Response
+from dapo_jax.run import checkpoint
+
+
+@pytest.fixture(scope="module")
+def machine():
+    c = bandit.settings()
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
+    return c, parts.assemble(c, mesh, qwen2.shape_from_config(c), {bandit.STOP})
+
+
+def test_start_policy_is_shared_in_the_rare_token_alone():
+    p_PxV = bandit.start_policy(3)
+    assert p_PxV.shape == (64, 48)
+    np.testing.assert_allclose(p_PxV.sum(1), 1)
+    np.testing.assert_allclose(p_PxV[:, bandit.RARE], bandit.RARE_START)
+    assert not p_PxV[:, : bandit.RARE].any()  # neither a stop token nor a prompt's
+    assert len({tuple(np.flatnonzero(row)) for row in p_PxV}) > 60  # wrong answers differ
+
+
+def test_imitation_weighs_the_exact_distribution():
+    wanted = bandit.start_policy(0)
+    made = np.zeros_like(wanted)
+    for item in bandit.imitation(wanted):
+        made[bandit.prompts().index(item.prompt), item.response[0]] += item.weight
+    np.testing.assert_allclose(made, wanted / 64)
+
+
+def test_probabilities_are_those_the_trainer_scores(machine):
+    c, m = machine
+    params = parts.initial_params(c, m)
+    p_PxV = np.asarray(bandit.exact(m)(params))
+    np.testing.assert_allclose(p_PxV.sum(1), 1, rtol=1e-5)
+    groups, _ = draw(c, m, params)
+    for p_V, group in zip(p_PxV, groups, strict=True):
+        for r in group.responses:
+            np.testing.assert_allclose(np.exp(r.logps[0]), p_V[r.tokens[0]], rtol=1e-4)
+
+
+def draw(c, m, params):
+    return parts.sample_groups(
+        m,
+        m.engine.decode_params(params),
+        list(enumerate(bandit.prompts())),
+        c.rollout.group_size,
+        seed=0,
+        temperature=1.0,
+        top_p=1.0,
+        max_response_tokens=1,
+    )
+
+
+def test_gradient_is_that_of_the_clipped_objective_by_hand(machine):
+    """d loss / d weights through the exact table of log-probs: what one NumPy formula gives for
+    d loss / d log p, chained with the table's derivative by the model."""
+    c, m = machine
+    params = parts.initial_params(c, m)
+    rng = np.random.default_rng(0)
+    p_PxV = np.asarray(bandit.exact(m)(params))
+    groups, old_Q, table = [], [], np.zeros(p_PxV.shape)
+    c = c.copy_and_resolve_references()
+    c.loss.clip_high, c.loss.old_logprobs = 0.28, "reuse"
+    c.optim.minibatches, c.optim.micro_rows = 16, 4
+    for n, prompt in enumerate(bandit.prompts()):
+        tokens = rng.integers(bandit.RARE, 48, size=c.rollout.group_size)
+        tokens[:2] = bandit.RARE, bandit.RARE + 1
+        old = np.log(p_PxV[n, tokens]) + rng.uniform(-0.5, 0.5, len(tokens))
+        correct = tokens == bandit.RARE
+        responses = [
+            Response(np.array([t], np.int32), np.array([o], np.float32), np.zeros(1), True)
+            for t, o in zip(tokens, old, strict=True)
+        ]
+        groups.append(Group(n, prompt, responses, correct))
+        reward = np.where(correct, 1.0, -1.0)
+        advantage = (reward - reward.mean()) / (reward.std(ddof=1) + 1e-6)
+        for t, o, a in zip(tokens, old, advantage, strict=True):
+            ratio = p_PxV[n, t] / np.exp(o)
+            cut = (a > 0 and ratio > 1.28) or (a < 0 and ratio < 0.8)
+            table[n, t] += 0.0 if cut else -a * ratio
+        old_Q += list(old)
+    minibatches = train.make_minibatches(c, groups, 0)
+    state = checkpoint.State(params, None, None, [])
+    coefficients = objective.Coefficients(*map(np.float32, objective.coefficients(c.loss)))
+    total = jax.tree.map(np.zeros_like, params)
+    for packed in train.pack_minibatches(c, m, state, minibatches):
+        g = m.trainer.gradient(params, *packed, np.float32(1), coefficients)
+        total = jax.tree.map(lambda a, b: a + np.asarray(b), total, g)
+
+    def table_loss(params):  # linear in log p: its gradient is the chain rule
+        return (np.float32(table / 64) * jax.numpy.log(bandit.exact(m)(params))).sum()
+
+    expected = jax.grad(table_loss)(params)
+    assert max(np.abs(x).max() for x in jax.tree.leaves(expected)) > 1e-3
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-3), total, expected
+    )
+
+
+def test_entropy():
+    assert bandit.entropy(np.full((2, 4), 0.25)) == pytest.approx(np.log(4))
+    assert bandit.entropy(np.eye(3)) == 0
+
+
+def test_crossing_and_growth():
+    assert bandit.crossing([0.1, 0.3, 0.7]) == pytest.approx(1.5)
+    assert bandit.crossing([0.6, 0.7]) == 0
+    assert bandit.crossing([0.1, 0.2, 0.3]) == 2  # never: a lower bound
+    assert bandit.growth([0.01, 0.02, 0.04, 0.32, 0.9]) == pytest.approx(32 ** (1 / 3))
+
+
+def test_measures():
+    rare = [0.1, 0.3, 0.7, *[0.9] * 8]
+    curve = dict(
+        rare=rare,
+        entropy=[2.0, 1.8, 1.0, *[0.5] * 8],
+        positive=[10, 30, *[100] * 8],
+        clipped=[1, 7, *[99] * 8],
+    )
+    m = bandit.measures(json.loads(json.dumps(curve)))
+    assert m[bandit.HALF] == pytest.approx(1.5)
+    assert m[bandit.AT_10] == 0.9
+    assert m[bandit.GROWTH] == pytest.approx(3)
+    assert m[bandit.CLIPPED] == pytest.approx(8 / 40)  # of the rollouts begun before p = .5
+    assert m[bandit.ENTROPY_HALF] == pytest.approx(1.4)
+
+
+def test_a_rare_shared_move_grows(machine):
+    """Two rollouts of the real loop from a base made here."""
+    c, m = machine
+    params = jax.tree.map(lambda w: w.copy(), parts.initial_params(c, m))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bandit, "ROLLOUTS", 2)
+        curve = bandit.learn(c, m, bandit.exact(m), params)
+    assert [len(curve[k]) for k in ("rare", "entropy", "positive", "clipped")] == [3, 3, 2, 2]
+    assert curve["rare"][-1] > curve["rare"][0]
+    assert all(0 <= a <= b for a, b in zip(curve["clipped"], curve["positive"], strict=True))
