@@ -69,7 +69,8 @@ def test_both_forms_are_read(tmp_path):
     assert found[0].pieces == () and math.isnan(found[0].reward) and found[0].source == ""
     assert found[2].pieces == tuple(NEW["pieces"]) and found[2].reward == 1.0
     assert found[3].extracted is None
-    assert browse.read(str(tmp_path), steps={12}) == found[2:]
+    assert browse.read(str(tmp_path), {12}) == found[2:]
+    assert browse.steps(str(tmp_path)) == [1, 12]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from dapo_jax.dynamics import logs
 
@@ -56,23 +57,33 @@ _TYPES |= {"truncated": bool, "tokens": int, "mean_entropy": float}
 _LISTS = {"pieces": str, "entropies": float, "logps": float}
 
 
-def read(path: str, steps: Collection[int] | None = None) -> list[Sample]:
-    """Samples of a workdir (local or gs://) in order of their steps; `steps`: of these only.
+def steps(path: str) -> list[int]:
+    """The steps of a workdir (local or gs://) that have a file of samples, ascending."""
+    return sorted(_files(path))
+
+
+def read(path: str, of: Collection[int] | None = None) -> list[Sample]:
+    """Samples of a workdir (local or gs://) in order of their steps; `of`: of these steps only.
 
     Raises ValueError naming file and line for a row that is no sample.
     """
-    folder = logs.place(path) / "rollouts"
-    if not logs.attempt(path, folder.is_dir):
-        raise ValueError(f"{path}: no rollouts/ in it; give a run's directory")
     out = []
-    for file in sorted(logs.attempt(path, lambda: list(folder.iterdir()))):
-        match = re.fullmatch(r"step_(\d{1,15})\.jsonl", file.name)
-        if match and (steps is None or int(match[1]) in steps):
+    for step, file in sorted(_files(path).items()):
+        if of is None or step in of:
             where = f"{path}/rollouts/{file.name}"
             for line, text in enumerate(logs.text_of(file, where).split("\n"), 1):
                 if text.strip():
-                    out.append(_sample(int(match[1]), text, f"{where}:{line}"))
+                    out.append(_sample(step, text, f"{where}:{line}"))
     return out
+
+
+def _files(path: str) -> dict[int, epath.Path]:
+    folder = logs.place(path) / "rollouts"
+    if not logs.attempt(path, folder.is_dir):
+        raise ValueError(f"{path}: no rollouts/ in it; give a run's directory")
+    files = logs.attempt(path, lambda: list(folder.iterdir()))
+    named = ((re.fullmatch(r"step_(\d{1,15})\.jsonl", f.name), f) for f in files)
+    return {int(match[1]): file for match, file in named if match}
 
 
 def _sample(step: int, text: str, where: str) -> Sample:
