@@ -48,6 +48,7 @@ class Grades(NamedTuple):
     correct: np.ndarray  # bool [G], by reward.mode
     shadow: np.ndarray  # bool [G], by the other mode; logged, never trained on
     answers: list[str | None]  # what reward.mode extracted; None = no answer line
+    source: str = ""  # the problem's data_source, where the caller wants it
 
 
 # ------------------------------------------------------------------------------------------------

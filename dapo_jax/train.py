@@ -33,6 +33,7 @@ from dapo_jax.run import (
     report,
     resume,
     saver as saver_lib,
+    trackers,
     workdir as workdir_lib,
 )
 from dapo_jax.run.checkpoint import State
@@ -50,7 +51,7 @@ def train_step(c, text: parts.Text, machine: parts.Machine, stream, state: State
     # Lines 3-8: generate, verify, filter; N groups in problem order.
     got, stats = sample_batch(c, text, machine, stream, state)
     rollout_done = time.perf_counter()
-    log = drawn_metrics(c, text, stream, got, stats)
+    log = drawn_metrics(c, got, stats)
     state = state._replace(
         rounds=state.rounds + got.rounds,
         position=got.next_position,
@@ -100,11 +101,12 @@ def sample_batch(c, text, machine, stream, state: State) -> tuple[Collected, Sta
             max_response_tokens=c.rollout.max_response_tokens,
         )
         totals.append(stats)
-        answers = [text.train.problems[row].answer for row in rows]
+        drawn = [text.train.problems[row] for row in rows]
+        answers = [problem.answer for problem in drawn]
         graded = parts.grade_groups(text.tokenizer, groups, answers, c.reward.mode)
         return [
-            group._replace(correct=verdicts.correct, extras=verdicts)
-            for group, verdicts in zip(groups, graded, strict=True)
+            group._replace(correct=grades.correct, extras=grades._replace(source=problem.source))
+            for group, grades, problem in zip(groups, graded, drawn, strict=True)
         ]
 
     got = collect(
@@ -226,9 +228,9 @@ def memory_lines(c, machine: parts.Machine) -> list[str]:
     ]
 
 
-def drawn_metrics(c, text, stream, got: Collected, stats: Stats) -> dict[str, float | list[int]]:
+def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float | list[int]]:
     """`rollout_metrics` with the rewards of everything drawn, accepted or not."""
-    correct = np.array([x for g in got.drawn for x in g.correct], bool)
+    correct = np.array([g.correct for g in got.drawn], bool).ravel()
     length = np.array([len(r.tokens) for g in got.drawn for r in g.responses])
     return metrics.rollout_metrics(
         got,
@@ -236,7 +238,6 @@ def drawn_metrics(c, text, stream, got: Collected, stats: Stats) -> dict[str, fl
         rewards=shaped_rewards(c, correct, length),
         tokens=stats.tokens,
         longest=c.rollout.max_response_tokens,
-        sources=[text.train.problems[stream[g.position]].source for g in got.drawn],
     )
 
 
@@ -253,6 +254,8 @@ def train(c, where: str | pathlib.Path, allow_config_change: bool = False) -> No
     say = tqdm.write if parallel.first() else lambda _: None
     for warning in config_lib.warnings(c):
         say(f"warning: {warning}")
+    if parallel.first():
+        trackers.require(c)
     with workdir_lib.hold(where) as home:
         run(c, home, allow_config_change, say)
 
@@ -280,25 +283,19 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> None:
     watchdog = guards.Watchdog(c.guard.hang_factor, c.guard.hang_floor_s)
     terminated: list[int] = []  # SIGTERM (a preemption): finish the step, save, leave
     handler = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
-    bar = tqdm(
-        total=c.steps,
-        initial=state.step,
-        desc="DAPO",
-        unit="step",
-        dynamic_ncols=True,
-        disable=not parallel.first(),
-    )
     with contextlib.ExitStack() as after:
         after.callback(send, home, say)
         after.callback(signal.signal, signal.SIGTERM, handler)
         after.callback(writer.close)
         saver = after.enter_context(saver_lib.Saver(directory, c, config, data, say))
-        after.callback(bar.close)
         if not resumed:
             log = evaluate_policy(c, machine, text, state, writer, say)
             writer.record(0, log)
             saver.after_step(state, due=True, score=score(c, text, log))
         stream = problems.stream(range(len(text.train.ids)), c.seed)
+        history = guards.recall(metrics.read(workdir / "metrics.jsonl"))
+        progress = report.Progress(c.steps, state.step, say)
+        after.callback(progress.close)
         stop = guards.why_stop(c, state, {})
         leaving = parallel.any_process(terminated)  # of one opinion: every step is a joint one
         while state.step < c.steps and not stop and not leaving:
@@ -308,12 +305,12 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> None:
             if evaluated:
                 with watchdog.watch("evaluation"):
                     log |= evaluate_policy(c, machine, text, state, writer, say)
-            state, broken = guards.count_alarms(c, state, log, say)
+            history = guards.remember(history, log)
+            state, broken = guards.count_alarms(c, state, log, history, say)
             log |= {"alarms": broken} if broken else {}
             writer.lines("rollouts", state.step, rows(c, text, stream, got))
             writer.record(state.step, log)
-            bar.update()
-            bar.set_postfix_str(report.short(log))
+            progress.update(log)
             if shortage := guards.shortage(c, log):
                 say(f"warning: step {state.step}: {shortage}")
             stop = guards.why_stop(c, state, log)
@@ -326,7 +323,8 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> None:
                 saver.after_step(state, now, score(c, text, log))
             send(home, say)
     if parallel.first():
-        say(summary(c, home, state, stop, leaving))
+        records = metrics.read(workdir / "metrics.jsonl")
+        say(report.summary(home.name, state, stop, leaving, records))
 
 
 def due(step: int, every: int) -> bool:
@@ -408,26 +406,6 @@ def describe(c, machine: parts.Machine) -> str:
         f" {machine.mesh.size} {machine.mesh.devices.flat[0].platform} ({sizes}); batch:"
         f" {c.rollout.groups} groups x {c.rollout.group_size}, {c.optim.minibatches} updates a step"
     )
-
-
-def summary(c, home: workdir_lib.Workdir, state: State, stop: str, terminated: bool) -> str:
-    """The last words: how it ended, what was learned, where to look."""
-    if stop:
-        lines = [f"stopped after step {state.step}, saved: {stop}"]
-    elif terminated:
-        lines = [f"terminated after step {state.step}, saved; the same command goes on from there"]
-    else:
-        lines = [
-            f"done: {state.step} steps, {state.updates} updates, {state.samples:,} responses,"
-            f" {state.tokens:,} tokens"
-        ]
-    scored = [r for r in metrics.read(home.local / "metrics.jsonl") if "time/eval_s" in r]
-    for tag in [t for t in scored[0] if t.endswith("/avg@k")] if scored else []:
-        path = " -> ".join(f"{r[tag]:.2f}" for r in scored)
-        lines.append(f"  {tag:32s} {path}")
-    lines.append(f"  curves: tensorboard --logdir {home.name}/tensorboard (or metrics.jsonl)")
-    lines.append(f"  samples: {home.name}/rollouts, checkpoints: {home.name}/checkpoints")
-    return "\n".join(lines)
 
 
 def main() -> None:

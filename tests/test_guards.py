@@ -1,63 +1,192 @@
 """Alarms as configured, and stacks from a step that hangs."""
 
+import json
+import pathlib
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from dapo_jax import config
-from dapo_jax.run import guards
+from dapo_jax.run import guards, metrics
 from dapo_jax.run.checkpoint import State
+
+NONE = guards.History([], [])
+RECORDED = json.loads(pathlib.Path(__file__).with_name("recorded_runs.json").read_text())
 
 
 def settings(**bounds):
+    """All alarms off but `bounds`."""
     c = config.base()
-    c.guard.accept_min = 0.0
-    for name, value in bounds.items():
-        c.guard[name] = value
+    for name in c.guard:
+        if name.endswith(("_min", "_max", "_rise", "_fall")):
+            c.guard[name] = 0.0
+    c.guard.update(bounds)
     return c
 
 
-LOG = {"policy/entropy": 0.5, "response/length_mean": 100.0, "sampling/accept_frac": 0.2}
+LOG = {
+    "policy/entropy": 0.5,
+    "response/length_mean": 100.0,
+    "response/truncated_frac": 0.3,
+    "sampling/accept_frac": 0.2,
+    "sampling/rounds": 1,
+    "policy/sampler_trainer_logprob_gap": 0.01,
+}
 
 
 @pytest.mark.parametrize(
     ("bounds", "alarm"),
     [
         ({}, None),
-        ({"entropy_min": 0.4, "entropy_max": 0.6, "length_min": 99.0, "accept_min": 0.2}, None),
-        ({"entropy_min": 0.6}, "entropy 0.5 is below 0.6"),
-        ({"entropy_max": 0.4}, "entropy 0.5 is above 0.4"),
-        ({"length_min": 101.0}, "mean response length 100 is below 101"),
-        ({"length_max": 50.0}, "mean response length 100 is above 50"),
-        ({"accept_min": 0.25}, "share of problems with mixed groups 0.2 is below 0.25"),
+        (
+            {
+                "entropy_min": 0.4,
+                "entropy_max": 0.6,
+                "length_min": 99.0,
+                "accept_min": 0.2,
+                "truncated_max": 0.3,
+                "gap_max": 0.01,
+            },
+            None,
+        ),
+        ({"entropy_min": 0.6}, "entropy 0.5 is below 0.6; try: raise loss.clip_high"),
+        ({"entropy_max": 0.4}, "entropy 0.5 is above 0.4; try: lower loss.clip_high"),
+        ({"length_min": 101.0}, "mean response length 100 is below 101; try: check"),
+        ({"length_max": 50.0}, "mean response length 100 is above 50; try: loss.normalizer="),
+        (
+            {"truncated_max": 0.2},
+            "share of truncated responses 0.3 is above 0.2; try: raise",
+        ),
+        (
+            {"accept_min": 0.25},
+            "share of problems with mixed groups 0.2 is below 0.25; try: g",
+        ),
+        (
+            {"gap_max": 1e-3},
+            "gap of sampler and trainer log-probs 0.01 is above 0.001; try: set",
+        ),
+        (
+            {"gap_max": -1.0},
+            "gap of sampler and trainer log-probs 0.01 is above 0.001; try: set",
+        ),
     ],
 )
 def test_alarms(bounds, alarm):
-    assert guards.alarms(settings(**bounds).guard, LOG) == ([alarm] if alarm else [])
+    said = guards.alarms(settings(**bounds), LOG, NONE)
+    assert [s[: len(alarm or "")] for s in said] == ([alarm] if alarm else [])
 
 
 def test_a_number_that_is_none_breaks_every_bound():
     log = {"policy/entropy": float("nan")}
-    assert len(guards.alarms(settings(entropy_min=0.1).guard, log)) == 1
-    assert len(guards.alarms(settings(entropy_max=9.0).guard, log)) == 1
+    assert len(guards.alarms(settings(entropy_min=0.1), log, NONE)) == 1
+    assert len(guards.alarms(settings(entropy_max=9.0), log, NONE)) == 1
 
 
 def test_a_collapse_of_acceptance_is_an_alarm_by_default():
-    assert guards.alarms(config.base().guard, {"sampling/accept_frac": 0.0})
-    assert not guards.alarms(config.base().guard, {})  # nothing was drawn: a warning of its own
+    log = {"sampling/accept_frac": 0.0, "sampling/all_wrong_frac": 1.0}
+    (said,) = guards.alarms(config.base(), log, NONE)
+    assert "easier problems" in said
+    log = {"sampling/accept_frac": 0.0, "sampling/all_correct_frac": 1.0}
+    (said,) = guards.alarms(config.base(), log, NONE)
+    assert "harder problems" in said
+    assert not guards.alarms(config.base(), {}, NONE)  # nothing was drawn: a warning of its own
+
+
+def test_the_gap_s_bound_follows_what_computes_it():
+    c, gap = config.base(), {"policy/sampler_trainer_logprob_gap": 0.3}
+    assert guards.alarms(c, gap, NONE)
+    c.model.dtype = "bfloat16"
+    assert not guards.alarms(c, gap, NONE)
+    assert guards.alarms(c, {"policy/sampler_trainer_logprob_gap": 1.5}, NONE)
+    c.model.dtype, c.sampling.surplus = "float32", "carry"  # some groups are of an older policy
+    assert not guards.alarms(c, gap, NONE)
+
+
+def replay(series: dict[str, list], c=None) -> dict[int, list[str]]:
+    """Step -> its alarms, of a run whose tags took these values."""
+    c, history, out = c or config.base(), NONE, {}
+    series = {tag: values for tag, values in series.items() if tag != "config"}
+    for step, values in enumerate(zip(*series.values(), strict=True), 1):
+        log = dict(zip(series, values, strict=True)) | {"sampling/rounds": 1}
+        log = {t: v for t, v in log.items() if v is not None}
+        history = guards.remember(history, log)
+        if said := guards.alarms(c, log, history):
+            out[step] = said
+    return out
+
+
+def words(said: dict[int, list[str]]) -> str:
+    return " ".join(s for alarms in said.values() for s in alarms)
+
+
+def test_a_healthy_run_is_silent_at_the_defaults():
+    """There entropy falls to a twentieth, because the policy learns."""
+    healthy = RECORDED["healthy"]
+    assert healthy["policy/entropy"][-1] < 0.1 * healthy["policy/entropy"][0]
+    assert replay(healthy) == {}
+    assert replay(RECORDED["naive GRPO"]) == {}
+
+
+def test_broken_runs_are_spoken_of_at_the_defaults():
+    said = replay(RECORDED["collapse"])
+    assert min(said) <= 5 and "mixed groups 0.00" in words(said)
+    said = words(replay(RECORDED["collapse late"]))
+    for word in ("(collapse)", "(run-away)", "truncated responses 0.9", "mixed groups 0 is"):
+        assert word in said
+    said = replay(RECORDED["noise"])
+    assert "(explosion)" in words(said) and min(said) <= 30
+
+
+def steps(first: float, then: list[float], lead: int = 30) -> list[float]:
+    return [first] * lead + then
+
+
+def test_drifts_speak_only_where_accuracy_stands():
+    flat, rising = [0.5] * 60, np.linspace(0.2, 0.8, 60).tolist()
+    low = steps(1.0, np.linspace(1.0, 0.01, 30).tolist())
+    high = steps(1.0, np.linspace(1.0, 9.0, 30).tolist())
+    long = steps(100.0, [100.0 * 1.08**i for i in range(30)])
+    for tag, values, word in (
+        ("policy/entropy", low, "(collapse)"),
+        ("policy/entropy", high, "(explosion)"),
+        ("response/length_mean", long, "(run-away)"),
+    ):
+        said = replay({"reward/accuracy": flat, tag: values})
+        assert said and min(said) > 30 and words(said).count(word) == len(said)
+        assert replay({"reward/accuracy": rising, tag: values}) == {}
+        assert replay({"reward/accuracy": flat, tag: values}, settings()) == {}
+        assert replay({"reward/accuracy": flat[:19], tag: values[-19:]}) == {}  # too early to say
+    learned = replay({"reward/accuracy": [0.95] * 60, "policy/entropy": low})
+    assert learned == {}  # a policy that is right has little entropy, as it should
+
+
+def test_a_resumed_run_remembers_the_same(tmp_path):
+    history, records = NONE, [{"step": 0, "eval/heldout/avg@k": 0.1}]
+    rng = np.random.default_rng(0)
+    for _ in range(39):
+        log = {"sampling/rounds": 1, "policy/entropy": rng.random(), "reward/accuracy": np.nan}
+        log["response/length_mean"] = np.float32(rng.random())
+        records.append(json.loads(json.dumps({t: metrics.number(v) for t, v in log.items()})))
+        history = guards.remember(history, log)
+    assert len(history.first) == 5 and len(history.last) == 20
+    assert guards.recall(records) == history
+    assert guards.recall([]) == NONE
 
 
 def test_alarms_in_a_row_stop_the_run_where_configured():
     c, said = settings(entropy_min=0.6, stop_after=3), []
     state = State({}, None, None, [])
     for step in (1, 2, 3, 4):
-        state, _ = guards.count_alarms(c, state._replace(step=step), LOG, said.append)
+        state, broken = guards.count_alarms(c, state._replace(step=step), LOG, NONE, said.append)
+        assert len(broken) == 1
         assert bool(guards.why_stop(c, state, {})) == (step >= 3)
-    assert "4 steps in a row out of the bounds" in guards.why_stop(c, state, {})
-    assert [line.split(":")[1] for line in said] == [" step 1", " step 2", " step 4"]
-    state, _ = guards.count_alarms(c, state, {"policy/entropy": 0.7}, said.append)
-    assert state.alarms_in_row == 0 and not guards.why_stop(c, state, {})
+    assert "4 steps in a row with an alarm" in guards.why_stop(c, state, {})
+    starts = [s.split(": entropy")[0] for s in said]
+    assert starts == [f"alarm: step {n} ({n} in a row)" for n in (1, 2, 4)]
+    state, broken = guards.count_alarms(c, state, {"policy/entropy": 0.7}, NONE, said.append)
+    assert broken == [] and state.alarms_in_row == 0 and not guards.why_stop(c, state, {})
     c.guard.stop_after = 0
     assert not guards.why_stop(c, state._replace(alarms_in_row=99), {})
 

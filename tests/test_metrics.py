@@ -4,14 +4,19 @@ import errno
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
+import scipy.special
+import stubbed_train
 from tensorboardX.proto.event_pb2 import Event
+from test_qwen2 import oracle_logits
 
-from dapo_jax import config, parts, tags
+from dapo_jax import config, parts, tags, train
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
+from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
-from dapo_jax.run import metrics
+from dapo_jax.run import checkpoint, metrics
 
 # ------------------------------------------------------------------------------------------------
 # Numbers
@@ -26,7 +31,8 @@ def response(n, truncated=False, seed=0):
 
 def group(position, correct, lengths, answers, shadow):
     rows = [response(n, n == 9, position) for n in lengths]
-    grades = parts.Grades(np.array(correct), np.array(shadow), answers)
+    source = "b/c" if position == 1 else "a"
+    grades = parts.Grades(np.array(correct), np.array(shadow), answers, source)
     return Group(position, [1, 2], rows, np.array(correct), grades)
 
 
@@ -44,7 +50,7 @@ def test_rollout_metrics():
     outcomes = np.where(correct, 1.0, -1.0)
     rewards = outcomes - np.arange(12) / 10
     rows = [r for g in DRAWN for r in g.responses]
-    log = metrics.rollout_metrics(got, outcomes, rewards, 52, 9, ["a", "b/c", "a", "a"])
+    log = metrics.rollout_metrics(got, outcomes, rewards, 52, 9)
     entropies = np.concatenate([r.entropies for r in rows])
     want = {
         "sampling/rounds": 2,
@@ -79,7 +85,7 @@ def test_rollout_metrics():
 def test_lengths_of_what_there_is_none_of_are_left_out():
     for only, there, absent in ((DRAWN[1], "wrong", "correct"), (DRAWN[2], "correct", "wrong")):
         got = Collected([], [], [only], 1, 1, 0.5)
-        log = metrics.rollout_metrics(got, np.zeros(3), np.zeros(3), 20, 9, ["a"])
+        log = metrics.rollout_metrics(got, np.zeros(3), np.zeros(3), 20, 9)
         assert f"response/length_{there}" in log and f"response/length_{absent}" not in log
 
 
@@ -97,8 +103,52 @@ def test_a_histogram_s_bins_hold_their_upper_edge():
 
 def test_rollout_metrics_of_an_empty_step():
     got = Collected([], [], [], 0, 0, 1.0)
-    log = metrics.rollout_metrics(got, np.zeros(0), np.zeros(0), 0, 9, [])
+    log = metrics.rollout_metrics(got, np.zeros(0), np.zeros(0), 0, 9)
     assert log == {"sampling/rounds": 0, "sampling/batch_groups": 0}
+
+
+def test_entropy_and_probability_are_those_of_the_network(tmp_path, monkeypatch):
+    """A run's figures against float64 NumPy: the network, the full softmax at the sampling
+    temperature, means over the tokens drawn (before the filter) and trained on (after it)."""
+    sampled = []
+
+    def recorded(*args, real=train.sample_batch):
+        sampled.append(real(*args))
+        return sampled[-1]
+
+    monkeypatch.setattr(train, "sample_batch", recorded)
+    monkeypatch.setattr(parts.verifier, "verify", stubbed_train.accept_half)
+    c = config.base()
+    c.steps, c.eval.problems, c.eval.k, c.data.embedded_problems = 1, 2, 1, 64
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 1  # of the first update
+    c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
+    c.rollout.temperature, c.reward.overlong_buffer_tokens = 0.8, 4
+    train.train(c, tmp_path)
+
+    ((got, _),) = sampled
+    with checkpoint.reader(tmp_path / "checkpoints") as m:
+        args = checkpoint.ocp.args
+        arrays = m.restore(0, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
+    params, shape = jax.tree.map(np.asarray, arrays["params"]), qwen2.shape_from_config(c)
+
+    def means(groups) -> tuple[float, float]:
+        entropies, probabilities = [], []
+        for group in groups:
+            for r in group.responses:
+                tokens = np.array([*group.prompt, *r.tokens])
+                logits = oracle_logits(shape, params, tokens[:-1])[len(group.prompt) - 1 :]
+                p = scipy.special.softmax(logits / 0.8, axis=-1)
+                entropies += scipy.special.entr(p).sum(-1).tolist()
+                probabilities += np.take_along_axis(p, r.tokens[:, None], -1).ravel().tolist()
+        return np.mean(entropies), np.mean(probabilities)
+
+    log = metrics.read(tmp_path / "metrics.jsonl")[1]
+    assert len(got.drawn) > len(got.groups) == 4
+    drawn, trained = means(got.drawn), means(got.groups)
+    assert abs(drawn[0] - trained[0]) > 1e-3 and 0.1 < drawn[1] < 0.9  # no two figures are alike
+    assert (log["policy/entropy"], log["policy/mean_prob"]) == pytest.approx(drawn, abs=1e-5)
+    batch = log["policy/batch_entropy"], log["policy/batch_mean_prob"]
+    assert batch == pytest.approx(trained, abs=1e-5)
 
 
 def updates():

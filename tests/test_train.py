@@ -181,8 +181,10 @@ def test_alarms_in_a_row_stop_the_run_with_a_checkpoint(tmp_path, capsys):
     c.guard.entropy_max, c.guard.stop_after = 0.5, 2
     train.train(c, tmp_path)
     said = capsys.readouterr().out
-    assert "alarm: step 1: entropy " in said and "is above 0.5 (step 1 in a row)" in said
-    assert "stopped after step 2, saved: 2 steps in a row out of the bounds" in said
+    assert "alarm: step 1 (1 in a row): entropy " in said and "is above 0.5; try: " in said
+    assert "stopped after step 2, saved: 2 steps in a row with an alarm" in said
+    for record in metrics.read(tmp_path / "metrics.jsonl")[1:]:
+        assert any("is above 0.5" in alarm for alarm in record["alarms"])
 
 
 def test_the_batch_does_not_depend_on_slots_or_acceptance_estimate(whole_run, tmp_path):

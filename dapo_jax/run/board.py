@@ -8,12 +8,13 @@ config beside the last evaluation.
 import pathlib
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
 
 from dapo_jax import config as config_lib, tags
 
@@ -32,39 +33,45 @@ class Board:
         self._writer = EventsWriter(str(folder / "events"))
 
     def record(self, record: dict) -> None:
-        """A line of metrics.jsonl."""
-        step = record["step"]
-        for tag, value in record.items():
-            if isinstance(value, int | float):
-                if tag != "step":
-                    self._add(step, tag, summary.scalar(tag, value))
-            elif not isinstance(value, list):  # null: a gap
-                continue
-            elif value and all(isinstance(v, str) for v in value):
-                self._add(step, tag, summary.text(tag, "\n\n".join(value)))
-            elif all(isinstance(v, int | float) for v in value) and sum(value) > 0:
-                edges = tags.edges(tag, len(value), self._c.rollout.max_response_tokens)
-                self._add(step, tag, _histogram(tag, value, np.asarray(edges, float)))
+        """A line of metrics.jsonl, as one event."""
+        points = [p for tag, value in record.items() if (p := self._point(tag, value))]
+        self._write(record["step"], points)
         scores = [t for t in record if t.startswith("eval/")]
         if scores and not self._hparams:
             self._hparams = True
             # The values are those of the scalars: TensorBoard shows the last.
             names = {summary._clean_tag(t): 0.0 for t in scores}
             for one in summary.hparams(config_lib.leaves(self._c), names):
-                self._write(step, one)
+                self._write(record["step"], one.value)
 
     def samples(self, step: int, rows: Iterable[dict]) -> None:
         if text := "\n\n---\n\n".join(map(_card, rows)):
-            self._write(step, summary.text("samples", text))
+            self._write(step, summary.text("samples", text).value)
 
-    def _add(self, step: int, tag: str, one) -> None:
+    def _point(self, tag: str, value) -> Summary.Value | None:
+        """None where there is nothing to draw: null, no counts, what another program wrote."""
+        if tag == "step":
+            return None
+        if isinstance(value, int | float):
+            one = summary.scalar(tag, value)
+        elif not isinstance(value, list):
+            return None
+        elif value and all(isinstance(v, str) for v in value):
+            one = summary.text(tag, "\n\n".join(value))
+        elif all(isinstance(v, int | float) for v in value) and sum(value) > 0:
+            edges = tags.edges(tag, len(value), self._c.rollout.max_response_tokens)
+            one = _histogram(tag, value, np.asarray(edges, float))
+        else:
+            return None
+        point = one.value[0]
         if tag not in self._described:  # once: TensorBoard keeps what comes first
             self._described.add(tag)
-            one.value[0].metadata.summary_description = tags.describe(tag)
-        self._write(step, one)
+            point.metadata.summary_description = tags.describe(tag)
+        return point
 
-    def _write(self, step: int, one) -> None:
-        self._writer.write_event(Event(step=step, wall_time=time.time(), summary=one))
+    def _write(self, step: int, points: Sequence[Summary.Value]) -> None:
+        event = Event(step=step, wall_time=time.time(), summary=Summary(value=points))
+        self._writer.write_event(event)
 
     def flush(self) -> None:
         self._writer.flush()

@@ -3,42 +3,190 @@
 import collections
 import contextlib
 import faulthandler
+import functools
+import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from typing import TextIO
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TextIO
 
+import jax
+
+from dapo_jax import parallel
 from dapo_jax.run.checkpoint import State
 
+# ------------------------------------------------------------------------------------------------
+# Alarms
+# ------------------------------------------------------------------------------------------------
 
-def alarms(guard, log: dict[str, float]) -> list[str]:
-    """The configured bounds that the metrics of a step break, in words. `guard`: config.guard."""
-    bounds = (
-        ("policy/entropy", guard.entropy_min, guard.entropy_max, "entropy"),
-        ("response/length_mean", guard.length_min, guard.length_max, "mean response length"),
-        ("sampling/accept_frac", guard.accept_min, 0.0, "share of problems with mixed groups"),
-    )
+_WATCHED = ("reward/accuracy", "policy/entropy", "response/length_mean")
+_FIRST, _WINDOW = 5, 10  # steps: what a run began with, and what "lately" means
+_RISE = 0.02  # accuracy that a window gains where a policy still learns
+_LEARNED = 0.9  # accuracy from which on little entropy is as it should be
+
+# "paper": arXiv 2503.14476.
+_TRY = {
+    "entropy low": "raise loss.clip_high (Clip-Higher, paper section 3.1), lower optim.lr, or set"
+    " loss.entropy_coef with loss.entropy_enough",
+    "entropy high": "lower loss.clip_high or optim.lr, or hold on to the start with loss.kl_coef;"
+    " entropy that grows without accuracy ends in noise (huggingface/trl#6407)",
+    "length low": "check that short responses are not rewarded: reward.overlong_penalty and its"
+    " buffer must leave room for a whole solution (paper Eq. 13)",
+    "length high": "loss.normalizer='batch_tokens' (paper section 3.3) and reward.overlong_penalty"
+    " with a buffer (Eq. 13) restrain length; read the longest samples in rollouts/",
+    "truncated": "raise rollout.max_response_tokens, or leave truncated responses out by"
+    " loss.overlong_filter='group' and punish length softly (paper section 3.4, Eq. 13)",
+    "all wrong": "give easier problems or more responses a problem (rollout.group_size), and read"
+    " rollouts/: answers may not be parsed (sampling/parse_fail_frac)",
+    "all right": "give harder problems; these are learned (paper section 3.2)",
+    "gap": "set model.dtype='float32' to see whether it is rounding; loss.importance_cap=2 weighs"
+    " it out; a leap is a bug worth reporting",
+}
+
+
+class History(NamedTuple):
+    """The watched numbers of a run, as far as alarms compare with them; a dict a step."""
+
+    first: list[dict[str, float]]
+    last: list[dict[str, float]]
+
+
+def remember(history: History, log: dict) -> History:
+    """With one more step. Numbers that are none are left out, as from metrics.jsonl."""
+    if "sampling/rounds" not in log:  # an evaluation before the first step
+        return history
+    seen = {t: float(log[t]) for t in _WATCHED if log.get(t) is not None}
+    seen = {t: v for t, v in seen.items() if math.isfinite(v)}
+    first, last = history
+    return History([*first, seen][:_FIRST], [*last, seen][-2 * _WINDOW :])
+
+
+def recall(records: Iterable[dict]) -> History:
+    """Of the records of metrics.jsonl that a resumed run goes on from. A collective: what process 0
+    has counts, which alone may have the file."""
+    history = functools.reduce(remember, records, History([], []))
+    return History(*parallel.gather_json(history)[0])
+
+
+def alarms(c, log: dict, history: History) -> list[str]:
+    """What is wrong with a step, in words, with what to try. history: with this step."""
+    guard = c.guard
     out = []
-    for tag, low, high, name in bounds:
+
+    def check(tag: str, low: float, high: float, name: str, below: str, above: str) -> None:
         value = log.get(tag)
         if value is None:
-            continue
+            return
         if low and not value >= low:  # NaN is out of any bounds
-            out.append(f"{name} {value:.3g} is below {low:g}")
+            out.append(f"{name} {value:.3g} is below {low:g}; try: {_TRY[below]}")
         if high and not value <= high:
-            out.append(f"{name} {value:.3g} is above {high:g}")
+            out.append(f"{name} {value:.3g} is above {high:g}; try: {_TRY[above]}")
+
+    right, wrong = (log.get(f"sampling/all_{x}_frac", 0.0) for x in ("correct", "wrong"))
+    few = "all right" if right > wrong else "all wrong"
+    check(
+        "policy/entropy",
+        guard.entropy_min,
+        guard.entropy_max,
+        "entropy",
+        "entropy low",
+        "entropy high",
+    )
+    check(
+        "response/length_mean",
+        guard.length_min,
+        guard.length_max,
+        "mean response length",
+        "length low",
+        "length high",
+    )
+    check(
+        "response/truncated_frac",
+        0.0,
+        guard.truncated_max,
+        "share of truncated responses",
+        "",
+        "truncated",
+    )
+    check(
+        "sampling/accept_frac",
+        guard.accept_min,
+        0.0,
+        "share of problems with mixed groups",
+        few,
+        "",
+    )
+    if c.sampling.surplus == "drop":  # groups carried over come from an older policy
+        check(
+            "policy/sampler_trainer_logprob_gap",
+            0.0,
+            _gap_max(c),
+            "gap of sampler and trainer log-probs",
+            "",
+            "gap",
+        )
+    return out + _drifts(guard, history)
+
+
+def _gap_max(c) -> float:
+    """One forward serves both, so what differs is rounding: 1e-5 at float32 on CPU. Accelerators
+    multiply float32 in less; bfloat16's largest over millions of tokens reaches some tenths."""
+    if c.guard.gap_max >= 0:
+        return c.guard.gap_max
+    return 1e-3 if c.model.dtype == "float32" and jax.default_backend() == "cpu" else 1.0
+
+
+def _drifts(guard, history: History) -> list[str]:
+    """Against the run's own past, and only where accuracy has stopped rising: a policy that learns
+    may well lose entropy and write longer."""
+    before, lately = (
+        {t: _mean(steps, t) for t in _WATCHED}
+        for steps in (history.last[:-_WINDOW], history.last[-_WINDOW:])
+    )
+    accuracy = lately["reward/accuracy"]
+    if len(history.last) < 2 * _WINDOW or not accuracy < before["reward/accuracy"] + _RISE:
+        return []
+    out, now = [], history.last[-3:]  # one step is no trend
+    start, entropy = _mean(history.first, "policy/entropy"), _mean(now, "policy/entropy")
+    standing = f"accuracy stands at {accuracy:.2f}"
+    if accuracy < _LEARNED and entropy < guard.entropy_fall * start:
+        out.append(
+            f"entropy fell from {start:.3g} to {entropy:.3g} and {standing} (collapse);"
+            f" try: {_TRY['entropy low']}"
+        )
+    if guard.entropy_rise and entropy > guard.entropy_rise * start:
+        out.append(
+            f"entropy grew from {start:.3g} to {entropy:.3g} and {standing} (explosion);"
+            f" try: {_TRY['entropy high']}"
+        )
+    was, length = before["response/length_mean"], _mean(now, "response/length_mean")
+    if guard.length_rise and length > guard.length_rise * was:
+        out.append(
+            f"mean response length grew from {was:.3g} to {length:.3g} tokens in {_WINDOW} steps"
+            f" and {standing} (run-away); try: {_TRY['length high']}"
+        )
     return out
 
 
-def count_alarms(c, state: State, log: dict[str, float], say) -> tuple[State, list[str]]:
-    """Say which bounds of `config.guard` this step broke, and count such steps in a row."""
-    broken = alarms(c.guard, log)
+def _mean(steps: list[dict[str, float]], tag: str) -> float:
+    """NaN, which no comparison holds for, where there is none."""
+    return statistics.fmean([s[tag] for s in steps if tag in s] or [math.nan])
+
+
+def count_alarms(c, state: State, log: dict, history: History, say) -> tuple[State, list[str]]:
+    """Say what is wrong with this step, and count such steps in a row."""
+    broken = alarms(c, log, history)
     in_row = state.alarms_in_row + 1 if broken else 0
     if in_row & (in_row - 1) == 0:  # 1, 2, 4, 8, ...: it may last
         for alarm in broken:
-            say(f"alarm: step {state.step}: {alarm} (step {in_row} in a row)")
+            say(f"alarm: step {state.step} ({in_row} in a row): {alarm}")
     return state._replace(alarms_in_row=in_row), broken
+
+
+# ------------------------------------------------------------------------------------------------
+# The end of a run
+# ------------------------------------------------------------------------------------------------
 
 
 def shortage(c, log: dict[str, float]) -> str:
@@ -74,8 +222,13 @@ def why_stop(c, state: State, log: dict[str, float]) -> str:
     if state.skipped_in_row >= c.optim.max_skipped:
         return f"{state.skipped_in_row} non-finite gradients in a row; lower optim.lr"
     if c.guard.stop_after and state.alarms_in_row >= c.guard.stop_after:
-        return f"{state.alarms_in_row} steps in a row out of the bounds of config.guard"
+        return f"{state.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
     return ""
+
+
+# ------------------------------------------------------------------------------------------------
+# Steps that do not end
+# ------------------------------------------------------------------------------------------------
 
 
 class Watchdog:

@@ -17,7 +17,7 @@ import numpy as np
 
 from dapo_jax import parallel, tags
 from dapo_jax.dapo.dynamic_sampling import Collected
-from dapo_jax.run import board
+from dapo_jax.run import board, trackers
 
 # ------------------------------------------------------------------------------------------------
 # Numbers
@@ -30,13 +30,12 @@ def rollout_metrics(
     rewards: np.ndarray,
     tokens: int,
     longest: int,
-    sources: Sequence[str],
 ) -> dict[str, float | list[int]]:
     """Of everything drawn this step, before the filter, unless the tag says `batch`.
 
     outcomes, rewards: float [responses], without and with the length penalty, in drawing order.
-    tokens: response tokens drawn. longest: the limit of a response, tokens. sources: data_source of
-    each drawn group's problem. The groups' `extras` are `parts.Grades`.
+    tokens: response tokens drawn. longest: the limit of a response, tokens. The groups' `extras`
+    are `parts.Grades`.
     """
     log = {"sampling/rounds": got.rounds, "sampling/batch_groups": len(got.groups)}
     if got.drawn:
@@ -70,8 +69,8 @@ def rollout_metrics(
             log["response/length_correct"] = length_NxG[correct_NxG].mean()
         if not correct_NxG.all():
             log["response/length_wrong"] = length_NxG[~correct_NxG].mean()
-        source_N = np.array(sources)
-        for source in sorted(set(sources)):
+        source_N = np.array([g.source for g in grades])
+        for source in np.unique(source_N):
             log[f"source/{source}/accuracy"] = correct_NxG[source_N == source].mean()
     if got.groups:
         log["reward/batch_accuracy"] = np.mean([g.correct for g in got.groups])
@@ -118,7 +117,7 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
 
 
 class Writer:
-    """metrics.jsonl, TensorBoard and one file a step under rollouts/ and eval/, in `workdir`.
+    """metrics.jsonl, TensorBoard, trackers, and one file a step under rollouts/ and eval/.
 
     `resume_step`: records of later steps are removed first; -1 removes all. What cannot be written
     (a full disk) is kept in memory, reported by `say`, and written with what comes next.
@@ -131,6 +130,7 @@ class Writer:
         self._lines: list[str] = []  # of metrics.jsonl, not yet written
         self._files: dict[pathlib.Path, str] = {}  # not yet written
         self._say, self._failing = say, False
+        self._trackers = trackers.Trackers(c, workdir, say)
         if not parallel.first():
             return
         kept = [r for r in read(self._path) if r["step"] <= resume_step]
@@ -152,14 +152,14 @@ class Writer:
         }
         self._lines.append(json.dumps(record) + "\n")
         self._write()
+        self._trackers.record(step, record)
 
     def lines(self, folder: str, step: int, rows: Iterable[dict]) -> None:
-        """JSON lines to `folder`/step_NNNNNN.jsonl."""
+        """JSON lines to `folder`/step_NNNNNN.jsonl, on disk with the next record."""
         if not parallel.first():
             return
         text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
         self._files[self._workdir / folder / f"step_{step:06d}.jsonl"] = text
-        self._write()
 
     def _write(self) -> None:
         try:
@@ -169,13 +169,8 @@ class Writer:
                 _replace(path, self._files[path])
                 del self._files[path]
             new = "".join(self._lines)
-            with self._path.open("r+b") as file:
-                file.truncate(self._size)  # of a line that was cut off
-                file.seek(self._size)
-                file.write(new.encode())
-                file.flush()
-                os.fsync(file.fileno())  # a checkpoint must not be newer than its records
-            self._size += len(new.encode())
+            if new:
+                self._append(new.encode())
             self._lines.clear()
             self._plot(new, files)
             self._failing = False
@@ -184,6 +179,15 @@ class Writer:
             if not self._failing:
                 self._say(f"warning: {self._path}: {error.strerror}; records wait in memory")
             self._failing = True
+
+    def _append(self, new: bytes) -> None:
+        with self._path.open("r+b") as file:
+            file.truncate(self._size)  # of a line that was cut off
+            file.seek(self._size)
+            file.write(new)
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint must not be newer than its records
+        self._size += len(new)
 
     def _plot(self, new: str, files: Sequence[pathlib.Path]) -> None:
         """Add records and samples to TensorBoard's file; a new file begins with all records there
@@ -212,6 +216,7 @@ class Writer:
         if parallel.first():
             self._write()
         self._close_board()
+        self._trackers.close()
 
 
 def _step(file: pathlib.Path) -> int:

@@ -1,19 +1,66 @@
 """What a run says to people: the console, and responses as rows to read."""
 
+import functools
+import statistics
+import sys
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
+from tqdm import tqdm
 
+from dapo_jax import parallel
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
+from dapo_jax.run.checkpoint import State
 
 # ------------------------------------------------------------------------------------------------
 # Console
 # ------------------------------------------------------------------------------------------------
 
 
+class Progress:
+    """How far the run is and how long it will take: a bar where a person looks at a terminal, else
+    (the log of a pod) a line a step. say: prints a line; file: where the bar would be drawn."""
+
+    def __init__(
+        self, steps: int, done: int, say: Callable[[str], None], file: TextIO | None = None
+    ):
+        file = file or sys.stderr
+        self._steps, self._done, self._say = steps, done, say
+        self._seconds: deque[float] = deque(maxlen=9)  # of the last steps, evaluation included
+        self._since = time.monotonic()
+        self._bar = tqdm(
+            total=steps,
+            initial=done,
+            desc="DAPO",
+            unit="step",
+            dynamic_ncols=True,
+            file=file,
+            disable=not (parallel.first() and file.isatty()),
+        )
+
+    def update(self, log: dict) -> None:
+        """One more step is done."""
+        now = time.monotonic()
+        self._seconds.append(now - self._since)
+        self._since, self._done = now, self._done + 1
+        if not self._bar.disable:
+            self._bar.update()
+            self._bar.set_postfix_str(short(log))
+            return
+        left = (self._steps - self._done) * statistics.median(self._seconds)
+        self._say(
+            f"step {self._done}/{self._steps}  {short(log)}  eta {tqdm.format_interval(left)}"
+        )
+
+    def close(self) -> None:
+        self._bar.close()
+
+
 def short(log: dict[str, float]) -> str:
-    """The few numbers that fit behind a progress bar."""
+    """The few numbers that fit in a line."""
     shown = (
         ("acc", "reward/accuracy", ".2f"),
         ("reward", "reward/mean", "+.2f"),
@@ -34,6 +81,28 @@ def evaluation_lines(step: int, log: dict[str, float]) -> list[str]:
         text = "  ".join(f"{k} {v:.3f}" for k, v in values.items() if "@" in k)
         lines.append(f"  step {step:4d}  {name:18s} {text}")
     return lines
+
+
+def summary(name: str, state: State, stop: str, terminated: bool, records: list[dict]) -> str:
+    """The last words: how it ended, what was learned, where to look. name: of the workdir."""
+    if stop:
+        lines = [f"stopped after step {state.step}, saved: {stop}"]
+    elif terminated:
+        lines = [f"terminated after step {state.step}, saved; the same command goes on from there"]
+    else:
+        lines = [
+            f"done: {state.step} steps, {state.updates} updates, {state.samples:,} responses,"
+            f" {state.tokens:,} tokens"
+        ]
+    scored = [r for r in records if "time/eval_s" in r]
+    for tag in [t for t in scored[0] if t.endswith("/avg@k")] if scored else []:
+        path = " -> ".join(f"{r[tag]:.2f}" for r in scored)
+        lines.append(f"  {tag:32s} {path}")
+    if alarmed := [r["step"] for r in records if r.get("alarms")]:
+        lines.append(f"  alarms in {len(alarmed)} steps, the last in step {alarmed[-1]}")
+    lines.append(f"  curves: tensorboard --logdir {name}/tensorboard (or metrics.jsonl)")
+    lines.append(f"  samples: {name}/rollouts, checkpoints: {name}/checkpoints")
+    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -82,6 +151,7 @@ def samples(
     A row's `pieces`, `entropies` (nats) and `logps` have one entry a token; a token that is part
     of a character only decodes to U+FFFD.
     """
+    piece = functools.cache(lambda token: tokenizer.decode([token], skip_special=False))
     for group, i in chosen(got, count):
         problem, response = problem_of(group.position), group.responses[i]
         ids = response.tokens.tolist()
@@ -100,7 +170,7 @@ def samples(
             "tokens": len(ids),
             "truncated": bool(response.truncated),
             "mean_entropy": float(response.entropies.mean()),
-            "pieces": [tokenizer.decode([token], skip_special=False) for token in ids],
+            "pieces": [piece(token) for token in ids],
             "entropies": _rounded(response.entropies),
             "logps": _rounded(response.logps),
         }

@@ -1,0 +1,108 @@
+"""Weights & Biases and MLflow, through their own clients, for who wants their numbers there too.
+
+metrics.jsonl stays the record. Nothing is imported unless its config field is set, a service that
+fails is named once and does not end the run, and a resumed run goes on under its old id, kept in
+WORKDIR/trackers.json. Only process 0 talks to them.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import json
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dapo_jax import config as config_lib, parallel
+
+
+class Tracker(NamedTuple):
+    log: Callable[[int, dict[str, float]], Any]
+    close: Callable[[], Any]
+
+
+def require(c) -> None:
+    """ConfigError: a client that the config asks for is not installed."""
+    for name, wanted in (("wandb", c.log.wandb), ("mlflow", c.log.mlflow)):
+        spec = importlib.util.find_spec(name) if wanted else None
+        if wanted and (spec is None or spec.origin is None):  # a folder of that name has none
+            raise config_lib.ConfigError(
+                f"config.log.{name}: its client is not installed: pip install {name}"
+            )
+
+
+class Trackers:
+    """Those that the config names. `record` takes a record's numbers; errors of a service are said
+    once each, and the run goes on."""
+
+    def __init__(self, c, workdir: pathlib.Path, say: Callable[[str], None]):
+        self._say, self._failing, self._workdir = say, set(), workdir
+        self._open: dict[str, Tracker] = {}
+        if not parallel.first():
+            return
+        path = workdir / "trackers.json"
+        ids = _ids(path)
+        for name, project in (("wandb", c.log.wandb), ("mlflow", c.log.mlflow)):
+            if project:
+                self._guarded(name, functools.partial(self._start, name, project, c, ids))
+        if ids:
+            with contextlib.suppress(OSError):  # a full disk: the next start is a run of its own
+                path.write_text(json.dumps(ids))
+
+    def _start(self, name: str, project: str, c, ids: dict[str, str]) -> None:
+        connect = {"wandb": _wandb, "mlflow": _mlflow}[name]
+        key = f"{name}:{project}"  # another project is another run
+        config = config_lib.leaves(c)
+        ids[key], self._open[name] = connect(project, ids.get(key), config, self._workdir)
+
+    def record(self, step: int, values: dict) -> None:
+        numbers = {t: v for t, v in values.items() if isinstance(v, int | float) and t != "step"}
+        for name, tracker in self._open.items():
+            self._guarded(name, functools.partial(tracker.log, step, numbers))
+
+    def close(self) -> None:
+        for name, tracker in self._open.items():
+            self._guarded(name, tracker.close)
+
+    def _guarded(self, name: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+            self._failing.discard(name)
+        except Exception as error:  # whatever a client throws: a network must not end a run
+            if name not in self._failing:
+                said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                self._say(f"warning: config.log.{name}: {said}; metrics.jsonl has the numbers")
+            self._failing.add(name)
+
+
+def _ids(path: pathlib.Path) -> dict[str, str]:
+    try:
+        saved = json.loads(path.read_text())
+        return {k: v for k, v in saved.items() if isinstance(v, str)}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _wandb(project: str, run_id: str | None, config: dict, workdir) -> tuple[str, Tracker]:
+    wandb = importlib.import_module("wandb")
+    run = wandb.init(project=project, id=run_id, resume="allow", config=config, dir=workdir)
+    # wandb drops what is older than its newest step: steps made again after a resume.
+    return run.id, Tracker(lambda step, numbers: run.log(numbers, step=step), run.finish)
+
+
+def _mlflow(experiment: str, run_id: str | None, config: dict, workdir) -> tuple[str, Tracker]:
+    mlflow = importlib.import_module("mlflow")
+    mlflow.set_experiment(experiment)
+    run = mlflow.start_run(run_id=run_id)
+    if run_id is None:  # parameters of a run cannot change
+        mlflow.log_params(config)
+
+    def log(step: int, numbers: dict[str, float]) -> None:
+        # Names may hold letters, digits, and _ - . / space.
+        mlflow.log_metrics(
+            {re.sub(r"[^\w\-./ ]", "_", t): v for t, v in numbers.items()}, step=step
+        )
+
+    return run.info.run_id, Tracker(log, mlflow.end_run)
