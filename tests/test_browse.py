@@ -149,7 +149,7 @@ def safe(page):
     assert {a for _, attrs in read.tags for a in attrs} <= {"style", "class", "title", "open"}
     assert not re.search(r"url\(|expression|@import|javascript", str(read.tags))
     assert "tex2jax_ignore mathjax_ignore" in page  # no formula is typeset
-    assert all(x == "\n" or x.isprintable() for x in page)
+    assert all(x in "\n\t" or x.isprintable() for x in page)
     page.encode()  # no half of a surrogate pair
     return read
 
@@ -178,7 +178,7 @@ def test_hostile_text_stays_text(text):
         word = max(re.findall(r"[a-z]+", text), key=len)
         assert word in read.text
     plain = browse.text([sample])
-    assert all(x == "\n" or x.isprintable() for x in plain)
+    assert all(x in "\n\t" or x.isprintable() for x in plain)
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=40))

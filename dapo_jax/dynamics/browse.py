@@ -9,7 +9,6 @@ import html
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -150,15 +149,11 @@ def choose(
 
 
 def visible(text: str) -> str:
-    """Control, format and surrogate characters, which do not show or steer what does, as codes;
-    line ends stay."""
-    if text.isascii() and text.isprintable():
+    """Characters that do not show or that steer what does (controls, escapes, turns of the writing
+    direction, odd blanks, halves of surrogate pairs) as codes; lines and tabs stay."""
+    if text.isprintable():
         return text
-    return "".join(
-        x if x == "\n" or unicodedata.category(x) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-        else f"\\u{{{ord(x):x}}}"
-        for x in text
-    )  # fmt: skip
+    return "".join(x if x in "\n\t" or x.isprintable() else f"\\u{{{ord(x):x}}}" for x in text)
 
 
 def text(samples: Iterable[Sample]) -> str:
