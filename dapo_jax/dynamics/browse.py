@@ -183,7 +183,10 @@ def _about(s: Sample) -> str:
 HOT = 2.0  # nats from which on the colour is full: a choice among e^2 = 7 equal tokens
 _COLOURS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7"}
 # No formula: $...$ in a response must not be typeset where it changes what is shown.
-_PLAIN = 'class="tex2jax_ignore mathjax_ignore" style="font-family:sans-serif;font-size:13px"'
+_PLAIN = (
+    'class="tex2jax_ignore mathjax_ignore" style="font-family:sans-serif;font-size:13px;'
+    'background:#fff;color:#000;padding:6px"'  # also where the notebook is dark
+)
 _BOX = (
     "font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate;"
     "background:#fff;color:#000;border-left:4px solid {};padding:4px 8px;margin:2px 0 10px 0"

@@ -218,7 +218,7 @@ def table(tokens: Sequence[Token]) -> str:
                 for piece, p in t.others
             ),
         ]
-        for i, t in enumerate(tokens)
+        for i, t in enumerate(tokens, 1)
     ]
     return browse.rows(names, cells, [t.entropy for t in tokens])
 
