@@ -61,3 +61,27 @@ def assets() -> Path:
     if not Path(folder).is_dir():
         pytest.fail(f"DAPO_JAX_ASSETS={folder} is not a folder")
     return Path(folder)
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """gs://b is this folder, for all that opens files by etils.epath."""
+    from etils.epath import backend
+    from fsspec.implementations.dirfs import DirFileSystem
+    from fsspec.implementations.local import LocalFileSystem
+
+    class Gcs(DirFileSystem):
+        protocol = ("gs", "gcs")
+        cachable = False
+
+        def __init__(self, **_):
+            super().__init__(tmp_path / "gs", LocalFileSystem(auto_mkdir=True))
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return str(path).removeprefix("gs://").strip("/")
+
+    get = lambda self, name: Gcs() if name in ("gs", "gcs") else LocalFileSystem()  # noqa: E731
+    monkeypatch.setattr(type(backend.fsspec_backend), "_get_filesystem", get)
+    (tmp_path / "gs" / "b").mkdir(parents=True)
+    return tmp_path / "gs" / "b"

@@ -69,7 +69,8 @@ def test_both_forms_are_read(tmp_path):
     assert found[0].pieces == () and math.isnan(found[0].reward) and found[0].source == ""
     assert found[2].pieces == tuple(NEW["pieces"]) and found[2].reward == 1.0
     assert found[3].extracted is None
-    assert browse.read(str(tmp_path), steps={12}) == found[2:]
+    assert browse.read(str(tmp_path), {12}) == found[2:]
+    assert browse.steps(str(tmp_path)) == [1, 12]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def safe(page):
     assert {a for _, attrs in read.tags for a in attrs} <= {"style", "class", "title", "open"}
     assert not re.search(r"url\(|expression|@import|javascript", str(read.tags))
     assert "tex2jax_ignore mathjax_ignore" in page  # no formula is typeset
-    assert all(x == "\n" or x.isprintable() for x in page)
+    assert all(x in "\n\t" or x.isprintable() for x in page)
     page.encode()  # no half of a surrogate pair
     return read
 
@@ -177,7 +178,7 @@ def test_hostile_text_stays_text(text):
         word = max(re.findall(r"[a-z]+", text), key=len)
         assert word in read.text
     plain = browse.text([sample])
-    assert all(x == "\n" or x.isprintable() for x in plain)
+    assert all(x in "\n\t" or x.isprintable() for x in plain)
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=40))

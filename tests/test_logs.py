@@ -63,14 +63,13 @@ def test_a_workdir_of_an_older_version(tmp_path):
     assert plain(logs.read(str(tmp_path)).series["reward/mean"]) == [(1, -0.5)]
 
 
-def test_a_bucket(tmp_path, monkeypatch):
-    write(tmp_path / "b/run/metrics.jsonl", ROWS)
-    real = logs.epath.Path
-    monkeypatch.setattr(
-        logs.epath, "Path", lambda name: real(str(name).replace("gs://", f"{tmp_path}/"))
-    )
-    assert logs.read("gs://b/run").path == "gs://b/run"
-    assert logs.histograms("gs://b/run")
+def test_a_bucket(bucket):
+    write(bucket / "runs/x/metrics.jsonl", ROWS)
+    run = logs.read("gs://b/runs/x")
+    assert (run.name, run.path) == ("x", "gs://b/runs/x") and logs.last_step(run) == 3
+    assert logs.histograms("gs://b/runs/x") and logs.alarms("gs://b/runs/x")
+    with pytest.raises(ValueError, match="gs://b/y: no such file or directory"):
+        logs.read("gs://b/y")
 
 
 def test_names_that_differ(tmp_path):

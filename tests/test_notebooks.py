@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from dapo_jax import sample
-from dapo_jax.dynamics import logs, tokens
+from dapo_jax.dynamics import tokens
 
 ROOT = Path(__file__).parent.parent
 NAMES = sorted(p.name for p in (ROOT / "notebooks").glob("*.ipynb"))
@@ -147,26 +148,30 @@ def test_configs_of_other_versions(tmp_path):
         with pytest.raises(ValueError, match=message) as error:
             tokens.read_config(str(tmp_path))
         assert "\n" not in str(error.value)
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "step_000001.jsonl").write_text("")
+    with pytest.raises(ValueError, match="give prompts and answers of your own"):
+        tokens.problems(str(tmp_path))
     with pytest.raises(ValueError, match=r"no config\.json in it"):
         tokens.open_run(str(tmp_path / "nowhere"))
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bucket(fresh, monkeypatch):
-    """Read through `logs.place` alone; nothing is written beside it."""
-    real, before = logs.epath.Path, sorted(fresh.rglob("*"))
-    there = lambda name: real(str(name).replace("gs://b", str(fresh.parent)))  # noqa: E731
-    monkeypatch.setattr(logs.epath, "Path", there)
-    from dapo_jax.run import checkpoint
+def test_a_run_in_a_bucket(fresh, bucket, monkeypatch):
+    """Its tokenizer is fetched, its checkpoints stay there, and nothing is written beside them."""
+    for part in ("config.json", "data", "rollouts"):
+        copy = shutil.copytree if (fresh / part).is_dir() else shutil.copy
+        copy(fresh / part, bucket / part)
+    before = sorted(bucket.rglob("*"))
+    load = sample.load
 
-    for name in ("find_step", "restore_params"):
-        whole = getattr(checkpoint, name)
-        monkeypatch.setattr(
-            checkpoint,
-            name,
-            lambda d, *a, f=whole: f(str(d).replace("gs://b", str(fresh.parent)), *a),
-        )
-    loaded = tokens.open_run("gs://b/quickstart", n=1)
-    prompt, answer = tokens.problems("gs://b/quickstart")[0]
+    def local(c, where, **settings):  # Orbax opens buckets by itself
+        assert c.checkpoint.directory == "gs://b/checkpoints"
+        c.checkpoint.directory = str(fresh / "checkpoints")
+        return load(c, where, **settings)
+
+    monkeypatch.setattr(sample, "load", local)
+    loaded = tokens.open_run("gs://b/", n=1)
+    prompt, answer = tokens.problems("gs://b/")[0]
     assert tokens.answers(loaded, prompt, answer)[0].tokens
-    assert sorted(fresh.rglob("*")) == before
+    assert sorted(bucket.rglob("*")) == before

@@ -7,9 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from etils.epath import backend
-from fsspec.implementations.dirfs import DirFileSystem
-from fsspec.implementations.local import LocalFileSystem
 
 from dapo_jax import config
 from dapo_jax.run import checkpoint, metrics, workdir
@@ -75,27 +72,6 @@ def test_a_second_holder_is_refused_and_the_lock_dies_with_its_process(tmp_path)
     assert (tmp_path / ".lock").exists()
     with workdir.hold(tmp_path):
         pass
-
-
-@pytest.fixture
-def bucket(tmp_path, monkeypatch):
-    """gs://b is this folder."""
-
-    class Gcs(DirFileSystem):
-        protocol = ("gs", "gcs")
-        cachable = False
-
-        def __init__(self, **_):
-            super().__init__(tmp_path / "gs", LocalFileSystem(auto_mkdir=True))
-
-        @classmethod
-        def _strip_protocol(cls, path):
-            return str(path).removeprefix("gs://").strip("/")
-
-    get = lambda self, name: Gcs() if name in ("gs", "gcs") else LocalFileSystem()  # noqa: E731
-    monkeypatch.setattr(type(backend.fsspec_backend), "_get_filesystem", get)
-    (tmp_path / "gs" / "b").mkdir(parents=True)
-    return tmp_path / "gs" / "b"
 
 
 def test_a_directory_is_used_as_it_is(tmp_path):

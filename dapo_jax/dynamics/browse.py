@@ -9,11 +9,11 @@ import html
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from dapo_jax.dynamics import logs
 
@@ -56,23 +56,33 @@ _TYPES |= {"truncated": bool, "tokens": int, "mean_entropy": float}
 _LISTS = {"pieces": str, "entropies": float, "logps": float}
 
 
-def read(path: str, steps: Collection[int] | None = None) -> list[Sample]:
-    """Samples of a workdir (local or gs://) in order of their steps; `steps`: of these only.
+def steps(path: str) -> list[int]:
+    """The steps of a workdir (local or gs://) that have a file of samples, ascending."""
+    return sorted(_files(path))
+
+
+def read(path: str, of: Collection[int] | None = None) -> list[Sample]:
+    """Samples of a workdir (local or gs://) in order of their steps; `of`: of these steps only.
 
     Raises ValueError naming file and line for a row that is no sample.
     """
-    folder = logs.place(path) / "rollouts"
-    if not logs.attempt(path, folder.is_dir):
-        raise ValueError(f"{path}: no rollouts/ in it; give a run's directory")
     out = []
-    for file in sorted(logs.attempt(path, lambda: list(folder.iterdir()))):
-        match = re.fullmatch(r"step_(\d{1,15})\.jsonl", file.name)
-        if match and (steps is None or int(match[1]) in steps):
+    for step, file in sorted(_files(path).items()):
+        if of is None or step in of:
             where = f"{path}/rollouts/{file.name}"
             for line, text in enumerate(logs.text_of(file, where).split("\n"), 1):
                 if text.strip():
-                    out.append(_sample(int(match[1]), text, f"{where}:{line}"))
+                    out.append(_sample(step, text, f"{where}:{line}"))
     return out
+
+
+def _files(path: str) -> dict[int, epath.Path]:
+    folder = logs.place(path) / "rollouts"
+    if not logs.attempt(path, folder.is_dir):
+        raise ValueError(f"{path}: no rollouts/ in it; give a run's directory")
+    files = logs.attempt(path, lambda: list(folder.iterdir()))
+    named = ((re.fullmatch(r"step_(\d{1,15})\.jsonl", f.name), f) for f in files)
+    return {int(match[1]): file for match, file in named if match}
 
 
 def _sample(step: int, text: str, where: str) -> Sample:
@@ -139,15 +149,11 @@ def choose(
 
 
 def visible(text: str) -> str:
-    """Control, format and surrogate characters, which do not show or steer what does, as codes;
-    line ends stay."""
-    if text.isascii() and text.isprintable():
+    """Characters that do not show or that steer what does (controls, escapes, turns of the writing
+    direction, odd blanks, halves of surrogate pairs) as codes; lines and tabs stay."""
+    if text.isprintable():
         return text
-    return "".join(
-        x if x == "\n" or unicodedata.category(x) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-        else f"\\u{{{ord(x):x}}}"
-        for x in text
-    )  # fmt: skip
+    return "".join(x if x in "\n\t" or x.isprintable() else f"\\u{{{ord(x):x}}}" for x in text)
 
 
 def text(samples: Iterable[Sample]) -> str:
@@ -177,7 +183,10 @@ def _about(s: Sample) -> str:
 HOT = 2.0  # nats from which on the colour is full: a choice among e^2 = 7 equal tokens
 _COLOURS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7"}
 # No formula: $...$ in a response must not be typeset where it changes what is shown.
-_PLAIN = 'class="tex2jax_ignore mathjax_ignore" style="font-family:sans-serif;font-size:13px"'
+_PLAIN = (
+    'class="tex2jax_ignore mathjax_ignore" style="font-family:sans-serif;font-size:13px;'
+    'background:#fff;color:#000;padding:6px"'  # also where the notebook is dark
+)
 _BOX = (
     "font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate;"
     "background:#fff;color:#000;border-left:4px solid {};padding:4px 8px;margin:2px 0 10px 0"

@@ -99,12 +99,11 @@ def open_run(
 
 
 def problems(path: str, most: int = 4) -> list[tuple[str, str]]:
-    """A few (prompt, answer) of a workdir: those it logged last."""
-    folder = logs.place(path) / "rollouts"
-    files = list(folder.iterdir()) if logs.attempt(path, folder.is_dir) else []
-    steps = [int(f.stem[5:]) for f in files if f.stem[:5] == "step_" and f.stem[5:].isdigit()]
-    rows = browse.read(path, {max(steps)}) if steps else []
-    return list(dict.fromkeys((r.prompt, r.answer) for r in rows))[:most]
+    """A few (prompt, answer) of a workdir: those it logged last. ValueError: it logged none."""
+    for step in reversed(browse.steps(path)):
+        if rows := browse.read(path, {step}):
+            return list(dict.fromkeys((r.prompt, r.answer) for r in rows))[:most]
+    raise ValueError(f"{path}: no samples in rollouts/; give prompts and answers of your own")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -219,7 +218,7 @@ def table(tokens: Sequence[Token]) -> str:
                 for piece, p in t.others
             ),
         ]
-        for i, t in enumerate(tokens)
+        for i, t in enumerate(tokens, 1)
     ]
     return browse.rows(names, cells, [t.entropy for t in tokens])
 
