@@ -300,6 +300,7 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> bool:
             writer.record(0, log)
             saver.after_step(state, due=True, score=score(c, text, log))
         stream = problems.stream(range(len(text.train.ids)), c.seed)
+        piece = functools.cache(lambda token: text.tokenizer.decode([token], skip_special=False))
         history = guards.recall(metrics.read(workdir / "metrics.jsonl"))
         progress = report.Progress(c.steps, state.step, say)
         after.callback(progress.close)
@@ -315,7 +316,7 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> bool:
             history = guards.remember(history, log)
             state, broken = guards.count_alarms(c, state, log, history, say)
             log |= {"alarms": broken} if broken else {}
-            writer.lines("rollouts", state.step, rows(c, text, stream, got))
+            writer.lines("rollouts", state.step, rows(c, text, stream, piece, got))
             writer.record(state.step, log)
             progress.update(log)
             if shortage := guards.shortage(c, log):
@@ -396,13 +397,14 @@ def evaluate_policy(c, machine, text, state: State, writer, say) -> dict[str, fl
     return scores | {"time/eval_s": time.perf_counter() - started}
 
 
-def rows(c, text: parts.Text, stream, got: Collected):
+def rows(c, text: parts.Text, stream, piece, got: Collected):
     """What rollouts/ keeps of a step."""
     return report.samples(
         got,
         c.log.samples,
         lambda position: text.train.problems[stream[position]],
         text.tokenizer,
+        piece,
         lambda response, answer: verifier.verify(response, answer, c.reward.mode).extracted,
         functools.partial(shaped_rewards, c),
     )

@@ -112,7 +112,7 @@ def test_a_right_one_and_a_wrong_one_of_the_first_groups_and_truncated_ones():
 def test_a_row_holds_what_a_reader_needs():
     words = ["a", "b ", "\ufffd"]
 
-    def decode(ids, skip_special=True):
+    def decode(ids):
         return "".join(words[i] if i < 3 else f"<{i}>" for i in ids)
 
     rows = list(
@@ -121,6 +121,7 @@ def test_a_row_holds_what_a_reader_needs():
             1,
             lambda position: Problem(f"id{position}", (), "12", "math"),
             types.SimpleNamespace(decode=decode),
+            lambda token: words[token],
             lambda text, answer: text[-1] if answer == "12" else None,
             lambda correct, length: correct * 2.0 - length / 8,
         )

@@ -141,20 +141,19 @@ def samples(
     count: int,
     problem_of: Callable[[int], Any],
     tokenizer,
+    piece: Callable[[int], str],
     extracted: Callable[[str, str], str | None],
     reward_of: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> Iterator[dict]:
     """The `chosen` responses as rows of rollouts/step_NNNNNN.jsonl.
 
-    problem_of: stream position -> problem. extracted: (response, answer) -> what the verifier took,
-    asked for groups that a restart carried over, which have no grades. reward_of: (correct, length)
-    -> shaped reward.
+    problem_of: stream position -> problem. piece: token -> its text. extracted: (response, answer)
+    -> what the verifier took, asked for groups that a restart carried over, which have no grades.
+    reward_of: (correct, length) -> shaped reward.
     A row's `pieces`, `entropies` (nats) and `logps` have one entry a token; a token that is part
     of a character only decodes to U+FFFD.
     """
-    # Rows of a group share a problem, and most rows most of their tokens.
-    problem_of = functools.cache(problem_of)
-    piece = functools.cache(lambda token: tokenizer.decode([token], skip_special=False))
+    problem_of = functools.cache(problem_of)  # rows of a group share it
     for group, i in chosen(got, count):
         problem, response = problem_of(group.position), group.responses[i]
         ids = response.tokens.tolist()
