@@ -1,13 +1,15 @@
 """The console's words, and responses as rows to read."""
 
+import io
 import types
 
 import numpy as np
 
+from dapo_jax import parts
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.data.problems import Problem
 from dapo_jax.rollout.engine import Response
-from dapo_jax.run import report
+from dapo_jax.run import checkpoint, report
 
 # ------------------------------------------------------------------------------------------------
 # Console
@@ -27,6 +29,49 @@ def test_evaluation_lines():
     assert b.split() == ["step", "7", "b", "avg@k", "0.250"]
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_line_a_step_where_no_terminal_is(monkeypatch):
+    """The time left is the median step times the steps left, so that compiling does not count."""
+    now = iter([0.0, 100.0, 102.0, 104.0])
+    monkeypatch.setattr(report.time, "monotonic", lambda: next(now))
+    said, file = [], io.StringIO()
+    progress = report.Progress(64, 1, said.append, file)
+    for _ in range(3):
+        progress.update({"reward/accuracy": 0.5})
+    progress.close()
+    assert said[0].startswith("step 2/64  acc 0.50  eta ")
+    assert said[2] == "step 4/64  acc 0.50  eta 02:00" and file.getvalue() == ""
+
+
+def test_a_bar_where_a_terminal_is():
+    said, file = [], Terminal()
+    progress = report.Progress(4, 1, said.append, file)
+    progress.update({"reward/accuracy": 0.5})
+    progress.close()
+    assert said == []
+    assert "2/4" in file.getvalue() and "acc 0.50" in file.getvalue() and "<" in file.getvalue()
+
+
+def test_the_last_words():
+    state = checkpoint.State({}, None, None, [], step=2, updates=4, samples=1000, tokens=7)
+    records = [
+        {"step": 0, "eval/a/avg@k": 0.1, "time/eval_s": 1.0},
+        {"step": 1, "alarms": ["x"]},
+        {"step": 2, "eval/a/avg@k": 0.25, "time/eval_s": 1.0},
+    ]
+    said = report.summary("runs/x", state, "", False, records)
+    assert said.startswith("done: 2 steps, 4 updates, 1,000 responses, 7 tokens\n")
+    assert "0.10 -> 0.25" in said and "alarms in 1 steps, the last in step 1" in said
+    assert report.summary("x", state, "why", False, []).startswith(
+        "stopped after step 2, saved: why"
+    )
+    assert "the same command goes on" in report.summary("x", state, "", True, [])
+
+
 # ------------------------------------------------------------------------------------------------
 # Samples
 # ------------------------------------------------------------------------------------------------
@@ -43,7 +88,9 @@ def group(position: int, correct: list[bool], truncated: list[bool]) -> Group:
 
 
 R, W, CUT, END = True, False, True, False
-FIRST = group(3, [W, R, R], [CUT, END, END])
+FIRST = group(3, [W, R, R], [CUT, END, END])._replace(
+    extras=parts.Grades(np.array([W, R, R]), np.array([W, R, R]), ["9", "12", "12"])
+)
 SECOND = group(4, [R, W, W], [END, END, CUT])
 THIRD = group(6, [R, W, R], [CUT, END, CUT])
 REJECTED = group(5, [W, W, W], [CUT, END, CUT])
@@ -95,4 +142,5 @@ def test_a_row_holds_what_a_reader_needs():
         "entropies": [0.5] * 3,
         "logps": [-0.25] * 3,
     }
+    assert rows[0]["extracted"] == "9"  # what it was graded by
     assert [(r["correct"], r["tokens"]) for r in rows] == [(False, 1), (True, 2), (False, 3)]

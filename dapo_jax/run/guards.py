@@ -71,7 +71,6 @@ def recall(records: Iterable[dict]) -> History:
 
 def alarms(c, log: dict, history: History) -> list[str]:
     """What is wrong with a step, in words, with what to try. history: with this step."""
-    guard = c.guard
     out = []
 
     def check(tag: str, low: float, high: float, name: str, below: str, above: str) -> None:
@@ -87,16 +86,16 @@ def alarms(c, log: dict, history: History) -> list[str]:
     few = "all right" if right > wrong else "all wrong"
     check(
         "policy/entropy",
-        guard.entropy_min,
-        guard.entropy_max,
+        c.guard.entropy_min,
+        c.guard.entropy_max,
         "entropy",
         "entropy low",
         "entropy high",
     )
     check(
         "response/length_mean",
-        guard.length_min,
-        guard.length_max,
+        c.guard.length_min,
+        c.guard.length_max,
         "mean response length",
         "length low",
         "length high",
@@ -104,14 +103,14 @@ def alarms(c, log: dict, history: History) -> list[str]:
     check(
         "response/truncated_frac",
         0.0,
-        guard.truncated_max,
+        c.guard.truncated_max,
         "share of truncated responses",
         "",
         "truncated",
     )
     check(
         "sampling/accept_frac",
-        guard.accept_min,
+        c.guard.accept_min,
         0.0,
         "share of problems with mixed groups",
         few,
@@ -126,7 +125,7 @@ def alarms(c, log: dict, history: History) -> list[str]:
             "",
             "gap",
         )
-    return out + _drifts(guard, history)
+    return out + _drifts(c.guard, history)
 
 
 def _gap_max(c) -> float:

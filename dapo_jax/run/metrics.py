@@ -40,6 +40,7 @@ def rollout_metrics(
     log = {"sampling/rounds": got.rounds, "sampling/batch_groups": len(got.groups)}
     if got.drawn:
         correct_NxG = np.stack([g.correct for g in got.drawn])
+        right_N, wrong_N = correct_NxG.any(1), ~correct_NxG.all(1)  # has a right, a wrong one
         grades = [g.extras for g in got.drawn]
         rows = [r for g in got.drawn for r in g.responses]
         length_NxG = np.array([len(r.tokens) for r in rows]).reshape(correct_NxG.shape)
@@ -56,9 +57,9 @@ def rollout_metrics(
             "policy/entropy_hist": histogram("policy/entropy_hist", entropies, longest),
             "policy/mean_prob": np.exp(np.concatenate([r.logps for r in rows])).sum(dtype=float)
             / tokens,
-            "sampling/accept_frac": np.mean([g.mixed for g in got.drawn]),
-            "sampling/all_correct_frac": correct_NxG.all(1).mean(),
-            "sampling/all_wrong_frac": (~correct_NxG.any(1)).mean(),
+            "sampling/accept_frac": (right_N & wrong_N).mean(),
+            "sampling/all_correct_frac": (~wrong_N).mean(),
+            "sampling/all_wrong_frac": (~right_N).mean(),
             "sampling/groups_by_correct": np.bincount(
                 correct_NxG.sum(1), minlength=correct_NxG.shape[1] + 1
             ).tolist(),

@@ -146,11 +146,14 @@ def samples(
 ) -> Iterator[dict]:
     """The `chosen` responses as rows of rollouts/step_NNNNNN.jsonl.
 
-    problem_of: stream position -> problem. extracted: (response, answer) -> what the verifier took
-    (again: groups carried over a restart lack it). reward_of: (correct, length) -> shaped reward.
+    problem_of: stream position -> problem. extracted: (response, answer) -> what the verifier took,
+    asked for groups that a restart carried over, which have no grades. reward_of: (correct, length)
+    -> shaped reward.
     A row's `pieces`, `entropies` (nats) and `logps` have one entry a token; a token that is part
     of a character only decodes to U+FFFD.
     """
+    # Rows of a group share a problem, and most rows most of their tokens.
+    problem_of = functools.cache(problem_of)
     piece = functools.cache(lambda token: tokenizer.decode([token], skip_special=False))
     for group, i in chosen(got, count):
         problem, response = problem_of(group.position), group.responses[i]
@@ -164,7 +167,9 @@ def samples(
             "prompt": tokenizer.decode(group.prompt),
             "response": text,
             "answer": problem.answer,
-            "extracted": extracted(text, problem.answer),
+            "extracted": group.extras.answers[i]
+            if group.extras
+            else extracted(text, problem.answer),
             "correct": bool(correct[0]),
             "reward": float(reward_of(correct, length)[0]),
             "tokens": len(ids),
