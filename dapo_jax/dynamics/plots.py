@@ -131,8 +131,8 @@ def sampling(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
         ("sampling/all_wrong_frac", "all wrong", "--"),
     )
     panels = (
-        ("Accepted: right and wrong responses", share, (("sampling/accept_frac", "", "-"),)),
-        ("Without gradient", share, useless),
+        ("Groups of right and wrong responses", share, (("sampling/accept_frac", "", "-"),)),
+        ("Groups without gradient", share, useless),
         ("Rounds", "generation rounds [per step]", (("sampling/rounds", "", "-"),)),
     )
     return lines(runs, panels, x, window)
@@ -365,6 +365,8 @@ def _finish(ax: Axes, title: str, label: str, x: str, nothing: str = "not logged
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if "rounds" in label:
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     handles, labels = ax.get_legend_handles_labels()
     if handles:
         ax.legend(handles, labels, fontsize=7.5, framealpha=0.7)
