@@ -7,9 +7,10 @@ The rungs, each with all before it: grpo, +overlong_filtering, +clip_higher, +so
 +token_loss, +dynamic_sampling (full DAPO; the default). Left out of full DAPO: -overlong_filtering,
 -clip_higher, -soft_overlong, -token_loss, -dynamic_sampling (the same as +token_loss).
 
-Without more, the embedded task on two CPU cores: less warm-up than the quickstart, so that there is
-room above GRPO. With a size of Qwen2.5 the paper's setting on its slice of TPUs, to be laid over
-that slice as configs/dapo_qwen2_5_7b.py is:
+Without more, the embedded task (`recipes.ladder_task`): a rung is to take about 40 seconds of a CPU
+core behind its base model, all rungs of five seeds about 20 minutes of two cores (those without
+Dynamic Sampling go on, there, to the tokens of those with it). With a size of Qwen2.5 the paper's
+setting on its slice of TPUs, as configs/dapo_qwen2_5_7b.py has it:
 
     launch/tpu_vm.sh run --name=rung --zone=ZONE --type=v6e-64 --spot \\
         --prepare='gcloud storage cp gs://BUCKET/data/*.parquet dapo_jax/' \\

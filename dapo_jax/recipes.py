@@ -105,7 +105,7 @@ def ladder_task() -> ml_collections.ConfigDict:
     """
     c = config.base()
     c.steps = 90
-    c.warmup.skill_steps, c.warmup.habit_steps = 600, 160
+    c.warmup.skill_steps, c.warmup.habit_steps = 800, 160
     c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = 20, 3
     c.optim.lr = 7e-4
     c.eval.every, c.eval.top_p = 15, 1.0  # T=1, top-p 1 only
