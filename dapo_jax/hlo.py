@@ -55,8 +55,8 @@ def in_loops(hlo: str, fused: bool = False) -> list[tuple[int, list[str]]]:
                 continue
             if re.search(r" async-(update|done)\(", line):  # its work is counted where it starts
                 continue
-            loop = re.search(r" while\(.*condition=%?([\w.\-]+)", line)
-            times = turns * (_turns(line, known[loop[1]]) or 1) if loop else turns
+            loop = re.search(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)", line)
+            times = turns * (_turns(line, known[loop[1]], known[loop[2]]) or 1) if loop else turns
             for callee in _callees(line):
                 visit(callee, times, inside or loop is not None)
 
@@ -71,18 +71,48 @@ def _callees(line: str) -> Iterator[str]:
         yield from re.findall(r"%?([\w.\-]+)", several)
 
 
-def _turns(loop: str, condition: list[str]) -> int | None:
-    """As the loop says (XLA on CPU), or of one that counts from 0 in steps of 1 up to a constant,
-    as scans do; None otherwise."""
+def _turns(loop: str, condition: list[str], body: list[str]) -> int | None:
+    """As the loop says (XLA on CPU), or of one that counts from 0 up to a constant, as scans do by
+    1 and products over gathered windows by 2; None otherwise."""
     if said := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop):
         return int(said[1])
-    numbers = {}
-    for line in condition:
-        if constant := re.match(r"(%?[\w.\-]+) = [su]\d+\[\]\S* constant\((\d+)\)", line):
-            numbers[constant[1].lstrip("%")] = int(constant[2])
     root = next((x for x in condition if x.startswith("ROOT")), "")
-    less = re.search(r" compare\(.* %?([\w.\-]+)\), direction=LT", root)
-    return numbers.get(less[1]) if less else None
+    less = re.search(r" compare\((.*)\), direction=LT", root)
+    if not less:
+        return None
+    counter, end = _operands(less[1])
+    end = _constants(condition).get(end)
+    return end and -(-end // _step(_index(condition, counter), body))
+
+
+def _step(index: str, body: list[str]) -> int:
+    """What a turn adds to element `index` of the loop's state; 1 where that is not to be seen."""
+    root = next((x for x in body if x.startswith("ROOT")), "")
+    state = re.search(r" tuple\((.*?)\)", root)
+    after = _operands(state[1]) if state and index else []
+    name = after[int(index)] if index and int(index) < len(after) else ""
+    known = _constants(body)
+    for line in body:
+        if name and (sum_ := re.match(rf"%?{re.escape(name)} = \S+ add\((.*?)\)", line)):
+            return next((known[x] for x in _operands(sum_[1]) if known.get(x)), 1)
+    return 1
+
+
+def _operands(text: str) -> list[str]:
+    """'u32[] %a, /*index=1*/%b' -> ['a', 'b']."""
+    plain = re.sub(r"/\*.*?\*/|\{.*?\}|\[.*?\]", "", text)
+    return [x.split()[-1].lstrip("%") for x in plain.split(",") if x.strip()]
+
+
+def _constants(lines: list[str]) -> dict[str, int]:
+    found = (re.match(r"%?([\w.\-]+) = [su]\d+\[\]\S* constant\((\d+)\)", x) for x in lines)
+    return {x[1]: int(x[2]) for x in found if x}
+
+
+def _index(lines: list[str], name: str) -> str:
+    """Which element of the loop's state `name` is; '' if it is none."""
+    wanted = rf"%?{re.escape(name)} = .* get-tuple-element\(.*\), index=(\d+)"
+    return next((x[1] for line in lines if (x := re.match(wanted, line))), "")
 
 
 def instructions(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:

@@ -106,6 +106,37 @@ def test_what_is_started_and_done_counts_once():
     }
 
 
+WINDOWS = """
+HloModule m
+
+%condition (p: (f32[4], u32[], s32[])) -> pred[] {
+  %end = u32[]{:T(128)} constant(8)
+  %i = u32[]{:T(128)} get-tuple-element(%p), index=1
+  ROOT %lt = pred[] compare(%i, %end), direction=LT
+}
+
+%body (p: (f32[4], u32[], s32[])) -> (f32[4], u32[], s32[]) {
+  %two = u32[]{:T(128)} constant(2)
+  %i = u32[]{:T(128)} get-tuple-element(%p), index=1
+  %near = (f32[4], f32[4], u32[], u32[]) collective-permute-start(%x)
+  %far = (f32[4], f32[4], u32[], u32[]) collective-permute-start(%y)
+  %next = u32[]{:T(128)} add(%i, %two)
+  ROOT %t = (f32[4], u32[], s32[]) tuple(%x, %next, /*index=2*/%j)
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  ROOT %w = (f32[4], u32[], s32[]) while(%z), condition=%condition, body=%body
+}
+"""
+
+
+def test_loops_that_count_by_two_turn_half_as_often():
+    """As XLA:TPU unrolls a product over the windows of a gathered operand."""
+    assert hlo.collectives(WINDOWS) == {"collective-permute": hlo.Moved(8, 8 * 16)}
+    by_one = WINDOWS.replace("constant(2)", "constant(1)")
+    assert hlo.collectives(by_one) == {"collective-permute": hlo.Moved(16, 16 * 16)}
+
+
 def test_fusions_are_left_out_where_not_wanted():
     inside = [line for _, lines in hlo.in_loops(WRITTEN) for line in lines]
     assert any("all-reduce.1" in x for x in inside) and any("fusion(" in x for x in inside)

@@ -356,7 +356,7 @@ def test_a_killed_coordinator_ends_the_others_with_its_name(tmp_path):
 @pytest.mark.slow
 def test_a_coordinator_that_is_not_there(tmp_path):
     ((status, said),) = finish(
-        [start(tmp_path, tmp_path / "run", 2, 1, free_port(), "--start_timeout=5")], 50
+        [start(tmp_path, tmp_path / "run", 2, 1, free_port(), "--start_timeout=5")], 200
     )
     assert status == 1
     last = said.strip().splitlines()[-1]
