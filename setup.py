@@ -19,6 +19,7 @@ setup(
     # The tests pass with the lowest of these too (uv's --resolution lowest-direct).
     install_requires=[
         "absl-py>=2.1",
+        "crc32c>=2.4",  # tensorboardX's checksums, which it otherwise works out in Python
         "flax>=0.12.8",
         "grain>=0.2.18",
         "huggingface_hub>=1.0",

@@ -18,6 +18,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from dapo_jax import config as config_lib, tags
 
+FLUSH_S = 5.0  # seconds that a chart may be behind
 TEXTS = 20  # steps whose samples a new file begins with; TensorBoard shows ten
 _SHOWN = 2000  # characters of a response on a card
 
@@ -30,6 +31,7 @@ class Board:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         self._c, self._described, self._hparams = c, set(), False
+        self._flushed = float("-inf")
         self._writer = EventsWriter(str(folder / "events"))
 
     def record(self, record: dict) -> None:
@@ -74,7 +76,10 @@ class Board:
         self._writer.write_event(event)
 
     def flush(self) -> None:
-        self._writer.flush()
+        """To the disk, unless that was a moment ago: it waits for the disk."""
+        if time.monotonic() - self._flushed >= FLUSH_S:
+            self._writer.flush()
+            self._flushed = time.monotonic()
 
     def close(self) -> None:
         self._writer.close()
