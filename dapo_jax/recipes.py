@@ -99,15 +99,15 @@ def rung(c: ml_collections.ConfigDict, name: str) -> ml_collections.ConfigDict:
 def ladder_task() -> ml_collections.ConfigDict:
     """Full DAPO on the embedded task, as configs/ladder.py compares its rungs.
 
-    Against the quickstart: less warm-up, so that there is more to learn; more than twice its
-    learning rate, at which the rungs' noise costs accuracy; and responses of at most 20 tokens, of
-    which the longest right answers need 17, so that there is truncation to filter and to punish.
+    Against the quickstart: a little less warm-up, so that there is more to learn; a higher learning
+    rate, at which noise costs accuracy; and responses of at most 20 tokens, of which the longest
+    right answers need 17, so that there is truncation to filter and to punish.
     """
     c = config.base()
     c.steps = 90
     c.warmup.skill_steps, c.warmup.habit_steps = 800, 160
     c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = 20, 3
-    c.optim.lr = 7e-4
+    c.optim.lr = 5e-4
     c.eval.every, c.eval.top_p = 15, 1.0  # T=1, top-p 1 only
     c.checkpoint.every = 30
     return c

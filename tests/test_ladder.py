@@ -282,8 +282,8 @@ def test_two_rungs_end_to_end_and_again(tmp_path):
         "--config.sampling.max_rounds=2", "--config.sampling.max_empty_steps=9",
         "--config.eval.problems=4", "--config.eval.every=1",
     ]  # fmt: skip
-    ask = ("-m", "dapo_jax.experiments.ladder", "--seeds=1", "--steps=2", "--longer=2", f"--out={tmp_path}",
-           "--rungs=grpo,+dynamic_sampling", "--jobs=2", *small)  # fmt: skip
+    ask = ("-m", "dapo_jax.experiments.ladder", "--seeds=1", "--steps=2", "--longer=2", "--jobs=2",
+           f"--out={tmp_path}", "--rungs=grpo,+dynamic_sampling", *small)  # fmt: skip
     done = command(*ask)
     assert done.returncode == 0, done.stderr
     assert "# The ladder, 1 seed\n" in done.stdout and "one seed tells nothing" in done.stdout
@@ -299,4 +299,7 @@ def test_two_rungs_end_to_end_and_again(tmp_path):
     assert (tmp_path / "grpo" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns == written
     other = command(*ask, "--config.optim.lr=1e-2")
     assert other.returncode == 1
-    assert "optim.lr 0.0003, now 0.01" in other.stderr.strip().splitlines()[-1]
+    assert (
+        f"optim.lr {recipes.ladder_task().optim.lr}, now 0.01"
+        in other.stderr.strip().splitlines()[-1]
+    )
