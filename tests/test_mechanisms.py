@@ -345,31 +345,32 @@ def test_a_run_that_was_cut_off_is_no_result(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_end_to_end(tmp_path, monkeypatch):
-    """All five, tiny, in this process: base, arms, gradients, bandit, report; then again at once,
-    from the kept results."""
-    if len(jax.devices()) > 1:
-        one = jax.devices()[:1]
-        monkeypatch.setattr(jax, "devices", lambda *_: one)
-    tiny = {name: habit._replace(steps=40) for name, habit in bases.HABITS.items()}
+    """Two effects, tiny, in this process: bases, arms, gradients, bandit, report; then once more,
+    from the kept results alone."""
+    one = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: one)
+    tiny = {name: habit._replace(steps=20) for name, habit in bases.HABITS.items()}
     monkeypatch.setattr(bases, "HABITS", tiny)
     monkeypatch.setattr(bases, "TEST_PROBLEMS", 4)
     monkeypatch.setattr(snr, "STEPS", (0, 2))
     monkeypatch.setattr(snr, "BATCHES", 2)
     monkeypatch.setattr(arms, "CHECKPOINT_EVERY", 2)
     monkeypatch.setattr(bandit, "ROLLOUTS", 10)
+    monkeypatch.setattr(bandit, "CLIP_HIGH", (0.2, 10.0))
     settings = arms.settings
 
     def short(*arguments):
         c = settings(*arguments)
-        c.steps, c.rollout.groups = 12, 8
-        if "dynamic" in arguments[0]:
-            c.steps, c.eval.problems = 2, 8
+        c.steps, c.rollout.groups, c.eval.problems = 2, 8, 8
+        c.sampling.max_rounds = 2
         return c
 
     monkeypatch.setattr(arms, "settings", short)
-    argv = [f"--out={tmp_path}", "--seeds=2", "--jobs=1"]
+    argv = [f"--out={tmp_path}", "--seeds=2", "--jobs=1", "--only=dynamic_sampling,clip_higher"]
     mechanisms.main(argv)
     data = json.loads((tmp_path / "mechanisms.json").read_text())
-    assert set(data["effects"]) == set(mechanisms.NEEDS)
+    assert list(data["effects"]) == ["dynamic_sampling", "clip_higher"]
+    (half,) = (x for x in data["effects"]["clip_higher"]["contrasts"] if x["decides"])
+    assert len(half["after"]["seeds"]) == 4 and half["paired"]["mean"] < 0
     monkeypatch.setattr(pool, "_work", None)  # nothing is made again
     mechanisms.main(argv)
