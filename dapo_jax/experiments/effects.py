@@ -217,46 +217,33 @@ def soft_punishment(runs: Runs) -> Effect:
     )
 
 
-GRADIENT = {
-    "snr": "signal-to-noise of an update",
+GRADIENT = {  # of snr.py, for people
+    "snr": "signal-to-noise",
     "cosine": "cosine of two batches",
     "empty": "updates without gradient (share)",
 }
 
 
 def dynamic_sampling(runs: Runs) -> Effect:
-    def at(step, way, measure):
-        key = [f"snr_{s}" for s in runs.base_of]
-        return [runs.results[k]["steps"][str(step)][way][measure] for k in key]
+    def gradient(measure: str, steps: Sequence[int], expected: int = 0) -> Contrast:
+        def each(way):
+            found = [runs.results[snr.folder(s)]["steps"] for s in runs.base_of]
+            return [float(np.mean([f[str(step)][way][measure] for step in steps])) for f in found]
 
-    def gradient(step, measure, expected=0):
-        name = {
-            "snr": "signal-to-noise",
-            "cosine": "cosine of two batches",
-            "empty": "updates without gradient",
-        }[measure]
-        return Contrast(
-            f"{name}, step {step}",
-            "on",
-            "off",
-            at(step, "on", measure),
-            at(step, "off", measure),
-            expected,
-        )
+        where = ", ".join(map(str, steps))
+        name = f"{GRADIENT[measure]}, weights after step {where}"
+        return Contrast(name, "dynamic_on", "dynamic_off", each("on"), each("off"), expected)
 
     pair = ("dynamic_on", "dynamic_off")
     tokens = curve("spent/tokens", lambda values: values[-1] / 1e6)
-    end = snr.STEPS[-1]
     return Effect(
         "Dynamic Sampling",
         "At equal updates, batches of mixed groups alone give higher held-out accuracy and a"
         " gradient with relatively less noise; they cost more generated tokens.",
         [
             runs.compare("held-out accuracy, mean of steps 50-60", *pair, late_accuracy, +1),
-            gradient(end, "snr", +1),
-            *(gradient(step, "snr") for step in snr.STEPS[:-1]),
-            *(gradient(step, "cosine") for step in snr.STEPS),
-            *(gradient(step, "empty") for step in snr.STEPS),
+            gradient("snr", snr.STEPS, +1),
+            *(gradient(measure, [step]) for measure in GRADIENT for step in snr.STEPS),
             runs.compare("tokens generated (M)", *pair, tokens),
         ],
     )

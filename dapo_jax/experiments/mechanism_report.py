@@ -218,7 +218,7 @@ def _token_mean(runs: Runs):
     figure, axes = _axes(3)
     pair = ("mean_sample", "mean_token")
     _over_steps(axes[0], runs, pair, effects.LENGTH, "mean response length (tokens)")
-    _over_steps(axes[1], runs, pair, effects.CUT, "truncated (share of responses)")
+    _over_steps(axes[1], runs, pair, effects.CUT, "truncated responses (share)")
     _over_steps(axes[2], runs, pair, effects.ENTROPY, "entropy (nats a token)")
     return figure
 
@@ -246,7 +246,7 @@ def _overlong_filter(runs: Runs):
     chosen = ("filter_off", "filter_loss", "filter_group")
     unit = f"held-out accuracy with {bases.ROOM} tokens (share)"
     _by_level(axes[0], runs, chosen, "accuracy", unit)
-    _over_steps(axes[1], runs, chosen, effects.CUT, "truncated at 24 tokens (share of responses)")
+    _over_steps(axes[1], runs, chosen, effects.CUT, "truncated at 24 tokens (share)")
     return figure
 
 
@@ -254,9 +254,9 @@ def _soft_punishment(runs: Runs):
     figure, axes = _axes(3)
     ramble = ("ramble_group", "ramble_group_soft")
     _over_steps(axes[0], runs, ramble, effects.LENGTH, "mean response length (tokens)")
-    _over_steps(axes[1], runs, ramble, effects.CUT, "truncated (share of responses)")
+    _over_steps(axes[1], runs, ramble, effects.CUT, "truncated responses (share)")
     careful = ("filter_group", "filter_group_soft")
-    _over_steps(axes[2], runs, careful, effects.CUT, "truncated (share of responses)")
+    _over_steps(axes[2], runs, careful, effects.CUT, "truncated responses (share)")
     for ax, base in zip(axes, ("rambling", "rambling", "careful"), strict=True):
         ax.set_title(f"base: {base}")
     return figure
@@ -275,7 +275,7 @@ def _dynamic_sampling(runs: Runs):
     for i, way in enumerate(("off", "on")):
         points = [
             stats.interval(
-                [runs.results[f"snr_{s}"]["steps"][str(step)][way]["snr"] for s in runs.base_of]
+                [runs.results[snr.folder(s)]["steps"][str(step)][way]["snr"] for s in runs.base_of]
             )
             for step in snr.STEPS
         ]

@@ -20,7 +20,8 @@ its deciding contrasts excludes zero on the side that the claim names. These dec
                       length and truncated share, means of the last 5 steps
     dynamic_sampling  base `hasty`, problems of k=5..8, on against off: higher held-out accuracy
                       (mean of the evaluations of steps 50-60); higher signal-to-noise of the
-                      gradient of an update at the weights of the off-arm after step 60 (snr.py)
+                      gradient of an update, mean over the weights of the off-arm after steps 0, 20
+                      and 60 (snr.py)
     clip_higher       bandit.py, 2 seeds for each of `--seeds`: fewer rollouts to p = .5 at
                       eps_high .28 than .20, at .40 than .28, and without a bound than at .40
 
@@ -81,7 +82,7 @@ def tasks(names, base_of: dict[int, int]) -> list[Task]:
         ]
     if "dynamic_sampling" in names:
         out += [
-            Task(f"snr_{s}", snr.measure, (s, b), (arms.folder("dynamic_off", s),))
+            Task(snr.folder(s), snr.measure, (s, b), (arms.folder("dynamic_off", s),))
             for s, b in base_of.items()
         ]
     if "clip_higher" in names:

@@ -21,8 +21,12 @@ from dapo_jax.model import qwen2
 from dapo_jax.run import checkpoint
 
 STEPS = (0, 20, 60)  # rollout steps of the checkpoints
-BATCHES = 8  # of 32 groups, 8 mini-batches each
+BATCHES = 12  # of 32 groups, 8 mini-batches each
 SEED_OFFSET = 1 << 10  # another order of the problems and other uniforms than the run had
+
+
+def folder(seed: int) -> str:
+    return f"snr_{seed}"
 
 
 def measure(where: pathlib.Path, seed: int, base_seed: int) -> dict:
