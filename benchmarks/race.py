@@ -55,7 +55,9 @@ def command(racer: str) -> list[str]:
     return [sys.executable, str(RACERS / script), f"--arm={arm}"]
 
 
-def run(racer: str, seed: int, steps: int, base: pathlib.Path, out: pathlib.Path, judge) -> dict:
+def run(
+    racer: str, seed: int, steps: int, goal: float, base: pathlib.Path, out: pathlib.Path, judge
+) -> dict:
     """One run with its readings judged while it goes on; kept in `out` when it is whole."""
     import judge as judge_lib
     import report
@@ -64,7 +66,7 @@ def run(racer: str, seed: int, steps: int, base: pathlib.Path, out: pathlib.Path
     from dapo_jax.run import checkpoint
 
     result = out / "result.json"
-    settings = {"racer": racer, "seed": seed, "steps": steps}
+    settings = {"racer": racer, "seed": seed, "steps": steps, "goal": goal}
     if result.exists():
         found = json.loads(result.read_text())
         if found["settings"] != settings:
@@ -95,7 +97,7 @@ def run(racer: str, seed: int, steps: int, base: pathlib.Path, out: pathlib.Path
                     shutil.rmtree(folder)
                     bar.update(note["step"] - bar.n)
                     bar.set_postfix_str(f"held-out {readings[-1]['accuracy']:.3f}")
-                    if report.reached(readings, report.MEAN).held:
+                    if report.reached(readings, goal, report.MEAN).held:
                         (out / "stop").touch()
                 if over:
                     break
@@ -107,7 +109,7 @@ def run(racer: str, seed: int, steps: int, base: pathlib.Path, out: pathlib.Path
     complete = readings and (readings[-1]["step"] == steps or (out / "stop").exists())
     if process.returncode or not complete:
         raise RuntimeError(f"{racer}, seed {seed}: ended with {process.returncode}; {out}/log.txt")
-    found = {"settings": settings, "readings": readings, "summary": report.summary(readings)}
+    found = {"settings": settings, "readings": readings, "summary": report.summary(readings, goal)}
     checkpoint.dump_json(result, found)
     return found
 
@@ -131,6 +133,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "runs" / "race")
     parser.add_argument("--steps", type=int, default=400, help="rollout steps allowed to a run")
+    parser.add_argument("--goal", type=float, default=0.8, help="held-out accuracy at T=1")
     parser.add_argument("--racers", default=",".join(LIST), help="comma-separated")
     parser.add_argument("--base_seed", type=int, default=0)
     parser.add_argument("--skill_steps", type=int, default=520, help="warm-up of the base: skill")
@@ -165,11 +168,11 @@ def main() -> None:
     for seed in range(args.seeds):
         for name in racers:
             folder = out / f"{name}_{seed}"
-            found[name].append(run(name, seed, args.steps, base, folder, judge))
+            found[name].append(run(name, seed, args.steps, args.goal, base, folder, judge))
     titles = {name: LIST[name][2] for name in racers}
     runs = {name: [r["summary"] for r in results] for name, results in found.items()}
     text = f"`{' '.join(['python', 'benchmarks/race.py', *sys.argv[1:]])}`, {describe(racers)}\n\n"
-    text += report.table(runs, OURS, titles) + "\n" + report.notes(racers)
+    text += report.table(runs, OURS, titles, args.goal) + "\n" + report.notes(racers)
     (out / "race.md").write_text(text)
     (out / "race.json").write_text(json.dumps({"gaps": gaps, "runs": found}, indent=1))
     print(text)

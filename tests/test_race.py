@@ -65,23 +65,23 @@ def readings(*accuracies, cpu=10.0, start=5.0):
 
 def test_the_goal_is_reached_by_one_reading_or_by_a_mean_of_three(report):
     run = readings(0.1, 0.5, 0.82, 0.7, 0.8, 0.9)
-    assert report.reached(run) == (True, 25.0, 10)
-    assert report.reached(run, 3) == (True, 55.0, 25)  # (.7 + .8 + .9) / 3; before it .77
-    assert report.reached(readings(0.8), 1).held  # exactly the goal, by the base
+    assert report.reached(run, 0.8) == (True, 25.0, 10)
+    assert report.reached(run, 0.8, 3) == (True, 55.0, 25)  # (.7 + .8 + .9) / 3; before it .77
+    assert report.reached(readings(0.8), 0.8).held  # exactly the goal, by the base
 
 
 def test_a_run_that_never_gets_there_gives_a_lower_bound(report):
     run = readings(0.1, 0.5, 0.79)
-    assert report.reached(run) == (False, 25.0, 10)
-    assert not report.reached(readings(0.9, 0.9), 3).held  # two readings are no mean of three
+    assert report.reached(run, 0.8) == (False, 25.0, 10)
+    assert not report.reached(readings(0.9, 0.9), 0.8, 3).held  # two readings are no mean of three
     with pytest.raises(ValueError, match="no readings"):
-        report.reached([])
+        report.reached([], 0.8)
 
 
 def test_costs_are_counted_from_the_second_reading(report):
     run = readings(0.1, 0.5, 0.8, 0.9)
     run[0]["cpu_s"] = 1.0  # start-up; the first steps, which compile, end at 15
-    s = report.summary(run)
+    s = report.summary(run, 0.8)
     assert s["startup_cpu_s"] == 1.0
     assert s["cpu_s_per_step"] == 2.0  # (35 - 15) / 10
     assert s["tokens_per_cpu_s"] == 100.0
@@ -92,26 +92,26 @@ def test_costs_are_counted_from_the_second_reading(report):
 
 
 def test_ratios_are_of_means_and_seed_by_seed(report):
-    ours = [report.summary(readings(0.1, 0.8, 0.8, start=0.0))] * 2  # 10 CPU-s
-    peer = [report.summary(readings(0.1, 0.8, 0.8, cpu=c, start=0.0)) for c in (30.0, 50.0)]
+    ours = [report.summary(readings(0.1, 0.8, 0.8, start=0.0), 0.8)] * 2  # 10 CPU-s
+    peer = [report.summary(readings(0.1, 0.8, 0.8, cpu=c, start=0.0), 0.8) for c in (30.0, 50.0)]
     assert report.times(peer, ours, "cpu_s", "reached") == "**4.00x** (3.00 / 5.00)"
-    short = report.summary(readings(0.1, 0.2, 0.3, start=0.0))  # 20 CPU-s and not there
+    short = report.summary(readings(0.1, 0.2, 0.3, start=0.0), 0.8)  # 20 CPU-s and not there
     assert report.times([short], ours[:1], "cpu_s", "reached") == "> **2.00x** (2.00)"
     assert report.times(peer, [short] * 2, "cpu_s", "reached") == "-"
 
 
 def test_the_table_has_a_column_a_racer_and_marks_bounds(report):
     runs = {
-        "ours": [report.summary(readings(0.1, 0.8, 0.8, 0.8, start=0.0))],
-        "trl": [report.summary(readings(0.1, 0.2, 0.3, 0.4, start=0.0))],
+        "ours": [report.summary(readings(0.1, 0.8, 0.8, 0.8, start=0.0), 0.8)],
+        "trl": [report.summary(readings(0.1, 0.2, 0.3, 0.4, start=0.0), 0.8)],
     }
-    lines = report.table(runs, "ours", {"ours": "We", "trl": "They"}).splitlines()
+    lines = report.table(runs, "ours", {"ours": "We", "trl": "They"}, 0.8).splitlines()
     assert lines[0] == "| | We | They |"
     assert {line.count("|") for line in lines} == {4}
     assert "| **10.0**: 10.0 (step 5) | > **30.0**: > 30.0 (step 15) |" in lines[2]
     assert lines[3] == "| ... over We | **1.00x** (1.00) | > **3.00x** (3.00) |"
     assert len(lines) == 2 + 4 + len(report.LINES)
-    alone = report.table({"trl": runs["trl"]}, "ours", {"trl": "They"})
+    alone = report.table({"trl": runs["trl"]}, "ours", {"trl": "They"}, 0.8)
     assert "over" not in alone.splitlines()[3]
 
 
@@ -176,6 +176,9 @@ for step in range(0, args.steps + 1, 5):
         sys.exit(3)
     if watch.reading(step, 10 * step, 8 * step, save):
         break
+    until = time.process_time() + 0.002  # a step of work
+    while time.process_time() < until:
+        pass
 """
 
 
@@ -204,7 +207,7 @@ def fake(race, monkeypatch, tmp_path):
 
 def test_a_run_is_judged_and_kept(fake, tmp_path):
     referee = Referee([0.1, 0.7, 0.8, 0.9, 0.9])
-    args = ("works", 0, 20, tmp_path / "base", tmp_path / "works_0", referee)
+    args = ("works", 0, 20, 0.8, tmp_path / "base", tmp_path / "works_0", referee)
     found = fake.run(*args)
     assert referee.bases == ["step_000000"]
     assert found["summary"]["step"] == 10
@@ -219,7 +222,7 @@ def test_a_run_is_judged_and_kept(fake, tmp_path):
 
 def test_a_racer_that_fails_is_named_with_its_log(fake, tmp_path):
     with pytest.raises(RuntimeError, match=r"fails, seed 0: ended with 3; .*log\.txt"):
-        fake.run("fails", 0, 20, tmp_path, tmp_path / "f", Referee([0.1] * 9))
+        fake.run("fails", 0, 20, 0.8, tmp_path, tmp_path / "f", Referee([0.1] * 9))
     assert not (tmp_path / "f" / "result.json").exists()
 
 
