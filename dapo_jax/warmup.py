@@ -8,6 +8,7 @@ pre-training and need no warm-up.
 """
 
 import functools
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -59,6 +60,7 @@ def warm_up(c, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
         total=sum(phase.steps for phase in phases),
         desc="warm-up",
         unit="step",
+        mininterval=0.1 if sys.stderr.isatty() else 10.0,  # seconds; a log keeps every line
         disable=jax.process_index() > 0,
     )
     for phase in phases:
@@ -82,7 +84,9 @@ def warm_up(c, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
             )
             bar.update()
             if step % 20 == 0 or step == phase.steps - 1:
-                bar.set_postfix_str(f"{phase.name} loss {float(metrics['loss']):.3f}")
+                bar.set_postfix_str(
+                    f"{phase.name} loss {float(metrics['loss']):.3f}", refresh=False
+                )
     bar.close()
     return params
 
