@@ -131,7 +131,10 @@ def token_mean(runs: Runs) -> Effect:
         " rise before they recover; a mean over tokens curbs the repeats from the start.",
         [
             runs.compare("peak mean length (tokens)", *pair, curve(LENGTH, peak), +1),
-            runs.compare("peak truncated share", *pair, curve(CUT, peak), +1),
+            runs.compare(
+                "truncated share, steps 6-10", *pair, curve(CUT, lambda v: steps_mean(v[5:10])), +1
+            ),
+            runs.compare("peak truncated share", *pair, curve(CUT, peak)),
             runs.compare("train accuracy, steps 8-12", *pair, curve(ACCURACY, early)),
             runs.compare("train accuracy, last 5 steps", *pair, curve(ACCURACY, last)),
             runs.compare("mean length, last 5 steps (tokens)", *pair, curve(LENGTH, last)),

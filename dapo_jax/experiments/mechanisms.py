@@ -11,8 +11,8 @@ cut off. Two cores: about 20 minutes.
 Fixed before the runs: an effect counts as shown if the paired 95% t-interval over seeds of each of
 its deciding contrasts excludes zero on the side that the claim names. These decide:
 
-    token_mean        sample mean against token mean, base `rambling`: the peaks (largest mean of 5
-                      consecutive steps) of response length and of the truncated share are higher
+    token_mean        sample mean against token mean, base `rambling`: higher peak response length
+                      (largest mean of 5 consecutive steps), higher truncated share in steps 6-10
     overlong_filter   base `careful`, whose working does not fit at k=4,5; accuracy there with room
                       to write: lower after training with -1 for truncation than before; higher with
                       truncated responses out of loss and group statistics than with -1
