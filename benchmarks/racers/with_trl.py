@@ -78,7 +78,10 @@ def main() -> None:
             get_soft_overlong_punishment(clock.RESPONSE_TOKENS, clock.BUFFER_TOKENS),
         ],
         train_dataset=Dataset.from_list(data),
-        processing_class=transformers.AutoTokenizer.from_pretrained(args.base, padding_side="left"),
+        # Not AutoTokenizer, which makes a Qwen2Tokenizer of it: that one splits numbers.
+        processing_class=transformers.PreTrainedTokenizerFast.from_pretrained(
+            args.base, padding_side="left"
+        ),
         callbacks=[Readings()],
     )
     trainer.train()
