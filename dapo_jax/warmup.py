@@ -40,13 +40,13 @@ class Phase(NamedTuple):
 
 def usual(c) -> list[Phase]:
     """What `config.warmup` asks for: the skill, then the habit."""
-    cap, w = c.rollout.max_response_tokens, c.warmup
+    cap = c.rollout.max_response_tokens
     skill, habit = (
         [(style, arithmetic.WARMUP_LEVELS)] for style in (arithmetic.SKILL, arithmetic.HABIT)
     )
     return [
-        Phase("skill", w.skill_steps, w.skill_lr, skill, 2 * c.seed, cap),
-        Phase("habit", w.habit_steps, w.habit_lr, habit, 2 * c.seed + 1, cap),
+        Phase("skill", c.warmup.skill_steps, c.warmup.skill_lr, skill, 2 * c.seed, cap),
+        Phase("habit", c.warmup.habit_steps, c.warmup.habit_lr, habit, 2 * c.seed + 1, cap),
     ]
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 GROUPS, GROUP_SIZE, UPDATES = 32, 8, 8  # prompts a rollout step, responses each, updates
 PROMPT_TOKENS, RESPONSE_TOKENS, BUFFER_TOKENS = 24, 32, 12
-LR, CLIP_LOW, CLIP_HIGH, B1, B2, CLIP_NORM = 3e-4, 0.2, 0.28, 0.9, 0.95, 1.0
+CLIP_LOW, CLIP_HIGH, B1, B2, CLIP_NORM = 0.2, 0.28, 0.9, 0.95, 1.0
 EVERY = 5  # rollout steps between readings
 
 
@@ -82,6 +82,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--lr", type=float, default=0.0)
     parser.add_argument("--arm", default="")
     parser.add_argument("--core", type=int, help="the one core to work on")
     parser.add_argument("--logits", type=pathlib.Path, help="only write logits of these token ids")

@@ -10,11 +10,11 @@ import signal
 import clock  # beside this file
 
 
-def config(base: pathlib.Path, seed: int, steps: int, arm: str):
+def config(base: pathlib.Path, seed: int, steps: int, arm: str, lr: float):
     from configs import quickstart
 
     c = quickstart.get_config()
-    c.seed, c.steps = seed, steps
+    c.seed, c.steps, c.optim.lr = seed, steps, lr
     c.warmup.skill_steps = c.warmup.habit_steps = 0
     c.model.path, c.tokenizer.path = str(base), str(base / "tokenizer.model")
     c.data.train, c.eval.files = str(base / "train.jsonl"), f"heldout={base / 'heldout.jsonl'}"
@@ -28,8 +28,8 @@ def config(base: pathlib.Path, seed: int, steps: int, arm: str):
     c.loss.old_logprobs = "reuse"
     same = (c.rollout.groups, c.rollout.group_size, c.optim.minibatches)
     assert same == (clock.GROUPS, clock.GROUP_SIZE, clock.UPDATES), same
-    same = (c.optim.lr, c.loss.clip_low, c.loss.clip_high, c.optim.b1, c.optim.b2)
-    assert same == (clock.LR, clock.CLIP_LOW, clock.CLIP_HIGH, clock.B1, clock.B2), same
+    same = (c.loss.clip_low, c.loss.clip_high, c.optim.b1, c.optim.b2)
+    assert same == (clock.CLIP_LOW, clock.CLIP_HIGH, clock.B1, clock.B2), same
     same = (c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens, c.optim.clip_norm)
     assert same == (clock.RESPONSE_TOKENS, clock.BUFFER_TOKENS, clock.CLIP_NORM), same
     return c
@@ -59,7 +59,7 @@ def main() -> None:
         return {}
 
     train.evaluate_policy = evaluate_policy
-    train.train(config(args.base, args.seed, args.steps, args.arm), args.out / "workdir")
+    train.train(config(args.base, args.seed, args.steps, args.arm, args.lr), args.out / "workdir")
 
 
 def logits(args) -> None:

@@ -55,7 +55,7 @@ def main() -> None:
         top_p=1.0,
         top_k=0,
         shuffle_dataset=False,  # is in the order of the seed
-        learning_rate=clock.LR,
+        learning_rate=args.lr,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=5,
         adam_beta1=clock.B1,

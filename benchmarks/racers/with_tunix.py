@@ -142,7 +142,7 @@ def main() -> None:
                 actor_optimizer=optax.chain(
                     optax.clip_by_global_norm(clock.CLIP_NORM),
                     optax.adamw(
-                        optax.linear_schedule(clock.LR / 5, clock.LR, 5),
+                        optax.linear_schedule(args.lr / 5, args.lr, 5),
                         b1=clock.B1,
                         b2=clock.B2,
                         weight_decay=0.0,

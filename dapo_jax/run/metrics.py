@@ -17,7 +17,7 @@ import numpy as np
 
 from dapo_jax import parallel, tags
 from dapo_jax.dapo.dynamic_sampling import Collected
-from dapo_jax.run import board, trackers
+from dapo_jax.run import trackers
 
 # ------------------------------------------------------------------------------------------------
 # Numbers
@@ -195,6 +195,8 @@ class Writer:
         are and the newest samples."""
         if not self._plots:
             return
+        from dapo_jax.run import board  # tensorboardX brings torch in where that is installed
+
         if self._board is None:
             self._board = board.Board(self._workdir / "tensorboard", self._c)
             new = self._path.read_text()
