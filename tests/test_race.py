@@ -207,7 +207,7 @@ def fake(race, monkeypatch, tmp_path):
 
 def test_a_run_is_judged_and_kept(fake, tmp_path):
     referee = Referee([0.1, 0.7, 0.8, 0.9, 0.9])
-    args = ("works", 0, 20, 0.8, tmp_path / "base", tmp_path / "works_0", referee)
+    args = ("works", 0, 3e-4, 20, 0.8, tmp_path / "base", tmp_path / "works_0", referee)
     found = fake.run(*args)
     assert referee.bases == ["step_000000"]
     assert found["summary"]["step"] == 10
@@ -217,12 +217,12 @@ def test_a_run_is_judged_and_kept(fake, tmp_path):
     assert fake.run(*args) == found
     assert referee.asked == asked  # nothing ran again
     with pytest.raises(ValueError, match="choose another --out"):
-        fake.run("works", 0, 25, *args[3:])
+        fake.run("works", 0, 3e-4, 25, *args[4:])
 
 
 def test_a_racer_that_fails_is_named_with_its_log(fake, tmp_path):
     with pytest.raises(RuntimeError, match=r"fails, seed 0: ended with 3; .*log\.txt"):
-        fake.run("fails", 0, 20, 0.8, tmp_path, tmp_path / "f", Referee([0.1] * 9))
+        fake.run("fails", 0, 3e-4, 20, 0.8, tmp_path, tmp_path / "f", Referee([0.1] * 9))
     assert not (tmp_path / "f" / "result.json").exists()
 
 
@@ -261,9 +261,10 @@ def base(tmp_path_factory):
 
 def test_our_settings_are_those_of_the_race(base):
     for arm in ("dapo", "fixed"):
-        c = importlib.import_module("ours").config(base, 3, 7, arm)
+        c = importlib.import_module("ours").config(base, 3, 7, arm, 2e-4)
         config_lib.validate(c, 1)
-        assert (c.seed, c.steps, c.sampling.dynamic) == (3, 7, arm == "dapo")
+        assert (c.seed, c.steps, c.optim.lr) == (3, 7, 2e-4)
+        assert c.sampling.dynamic == (arm == "dapo")
 
 
 def test_the_exported_tokenizer_reads_and_writes_like_ours(base):

@@ -23,6 +23,8 @@ MODULES = {
     "yaml",
 }
 MODULES |= {"subprocess", "commands", "pty"}
+# Starts one program of this package, this Python, by a list of arguments.
+ALLOWED = {("processes.py", "subprocess")}
 CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "load_pickle"}
 
 
@@ -32,7 +34,8 @@ def test_no_pickle_no_shell_no_eval():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 names = {alias.name.split(".")[0] for alias in node.names}
-                assert not names & MODULES, file
+                found = {(file.name, name) for name in names & MODULES}
+                assert not found - ALLOWED, file
             elif isinstance(node, ast.ImportFrom):
                 assert (node.module or "").split(".")[0] not in MODULES, file
             elif isinstance(node, ast.Call):
