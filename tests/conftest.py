@@ -40,6 +40,11 @@ hypothesis.settings.load_profile("dapo_jax")
 
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=30, help="random moments of tests/faults")
+    parser.addoption(
+        "--all_configs",
+        action="store_true",
+        help="test_plan_compile: large models too, minutes each",
+    )
     parser.addoption("--kill_seed", type=int, default=None, help="the seed it has printed")
 
 

@@ -130,16 +130,30 @@ def test_command_line(tmp_path):
 
 
 # Made for a laptop's CPU; of a TPU they take one chip, and there all is fixed overhead.
-FOR_CPUS = ("quickstart", "quickstart_grpo", "dapo_math_tiny")
+FOR_CPUS = ("quickstart", "quickstart_grpo", "dapo_math_tiny", "ladder")
+
+
+def pytest_generate_tests(metafunc):
+    """Of the configs for pods the smallest and the one of another task; `--all_configs`: every one.
+    The large ones as shipped are rows of benchmarks/pod_plan.py as well."""
+    if "config_file" in metafunc.fixturenames:
+        small = (
+            *FOR_CPUS,
+            "dapo_qwen2_5_0_5b",
+            "dapo_qwen2_5_0_5b_verl",
+            "gsm8k_dapo_qwen2_5_1_5b",
+        )
+        every = metafunc.config.option.all_configs
+        files = [f for f in test_configs.FILES if every or f.stem in small]
+        metafunc.parametrize("config_file", files, ids=lambda f: f.stem)
 
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize("file", test_configs.FILES, ids=lambda f: f.stem)
-def test_arithmetic_lies_within_15_percent_of_the_compiler(file, low_level):
+def test_arithmetic_lies_within_15_percent_of_the_compiler(config_file, low_level):
     """Both phases by their largest programs. A `_verl` config samples as the one it is made of."""
-    c, name = test_configs.load(file), file.stem
-    pod = pods.parse("v5litepod-1") if name in FOR_CPUS else test_configs.pod_of(file)
+    c, name = test_configs.load(config_file), config_file.stem
+    pod = pods.parse("v5litepod-1") if name in FOR_CPUS else test_configs.pod_of(config_file)
     shape = plan.network(c)
     m = plan_compile.machine_for(c, shape, pod)
     calls = parts.calls(c, m)
