@@ -10,8 +10,8 @@ rollout steps, clip .2/.28, overlong buffer 4,096: `config.paper`.
 Pod: v6e-8, fsdp 4 x tensor 2. By the arithmetic of `python -m dapo_jax.plan --topology=v6e-8`: 22
 GB of 33.5 a chip; 1,024 responses of 5,120 tokens in flight, or 256 of full length; LOWER bounds of
 a step at the former: decode > 234 s, old log-probs > 7.3 s, update > 29 s.
-Compiled by `plan --compile` (2026-11-21, jax 0.10.2, libtpu 0.0.42.1, optimization level O0;
-nothing run): 19.3 GB of 33.5 a chip while sampling, 22.9 while updating.
+Compiled by `plan --compile` (2026-11-21, jax 0.10.2, libtpu 0.0.42.1, default optimization level;
+nothing run): 19.2 GB of 33.5 a chip while sampling, 22.3 while updating.
 Expected: nothing has been measured here. Nothing comparable is published for this size: a small
 base model that almost never solves an AIME problem may stop with "nothing to learn" (exit code 0,
 checkpoint saved).

@@ -10,8 +10,8 @@ rollout steps, clip .2/.28, overlong buffer 4,096: `config.paper`.
 Pod: v6e-16, fsdp 8 x tensor 2. By the arithmetic of `python -m dapo_jax.plan --topology=v6e-16`: 26
 GB of 33.5 a chip; 1,024 responses of 5,120 tokens in flight, or 512 of full length; LOWER bounds of
 a step at the former: decode > 168 s, old log-probs > 11 s, update > 43 s.
-Compiled by `plan --compile` (2026-11-21, jax 0.10.2, libtpu 0.0.42.1, optimization level O0;
-nothing run): 23.8 GB of 33.5 a chip while sampling, 26.6 while updating.
+Compiled by `plan --compile` (2026-11-21, jax 0.10.2, libtpu 0.0.42.1, default optimization level;
+nothing run): 23.7 GB of 33.5 a chip while sampling, 26.0 while updating.
 Expected: nothing has been measured here. Nothing comparable is published for this size (base model,
 these lengths, this data).
 """

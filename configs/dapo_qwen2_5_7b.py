@@ -10,8 +10,8 @@ rollout steps, clip .2/.28, overlong buffer 4,096: `config.paper`.
 Pod: v6e-64, fsdp 16 x tensor 4. By the arithmetic of `python -m dapo_jax.plan --topology=v6e-64`:
 27 GB of 33.5 a chip; 2,048 responses of 5,120 tokens in flight, or 1,024 of full length; LOWER
 bounds of a step at the former: decode > 109 s, old log-probs > 11 s, update > 46 s.
-Compiled by `plan --compile` (2026-11-21, jax 0.10.2, libtpu 0.0.42.1, optimization level O0;
-nothing run): 26.1 GB of 33.5 a chip while sampling, 27.3 while updating.
+Compiled by `plan --compile` (2026-11-21, jax 0.10.2, libtpu 0.0.42.1, default optimization level;
+nothing run): 26.1 GB of 33.5 a chip while sampling, 26.8 while updating.
 Expected: nothing has been measured here. verl's example for 7B starts from Qwen2.5-Math-7B with
 8,192 tokens and without Dynamic Sampling, and reports 36 on AIME 2024; this base model with these
 lengths has no published number.

@@ -52,8 +52,8 @@ def test_docstring_says_what_the_planner_says(file):
     if file.stem.endswith("_verl"):
         return
     said = re.search(
-        r"Compiled by `plan --compile` \([\d-]{10}, jax [\d.]+, libtpu [\d.]+, optimization level"
-        r" \w+; nothing run\): ([\d.]+) GB of ([\d.]+) a chip while sampling, ([\d.]+) while upd",
+        r"Compiled by `plan --compile` \([\d-]{10}, jax [\d.]+, libtpu [\d.]+, default optimization"
+        r" level; nothing run\): ([\d.]+) GB of ([\d.]+) a chip while sampling, ([\d.]+) while upd",
         words,
     )
     sampling, limit, updating = (float(x) for x in said.groups())
