@@ -153,7 +153,8 @@ def pytest_generate_tests(metafunc):
 def test_arithmetic_lies_within_15_percent_of_the_compiler(config_file, monkeypatch):
     """Both phases by their largest programs, in a process of its own: XLA:TPU may abort one that
     has compiled for another slice."""
-    monkeypatch.setenv("JAX_OPTIMIZATION_LEVEL", "O0")
+    if config_file.stem != "ladder":  # XLA:TPU aborts on its rows of 56 tokens at O0
+        monkeypatch.setenv("JAX_OPTIMIZATION_LEVEL", "O0")
     code = "import sys, test_plan_compile as t; t.compare(t.pathlib.Path(sys.argv[1]))"
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     done = subprocess.run(
