@@ -285,7 +285,7 @@ def _dynamic_sampling(runs: Runs):
         )
     axes[1].set(
         xlabel="weights of the off-arm after rollout step",
-        ylabel="|mean|² / variance of an update's gradient",
+        ylabel="gradient's |mean|² / variance",
     )
     axes[1].set_xticks(range(len(snr.STEPS)), [str(s) for s in snr.STEPS])
     for ax in axes:
