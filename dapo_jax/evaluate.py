@@ -79,6 +79,23 @@ def evaluate(
     )
 
 
+def evaluate_set(c, machine, decode_params, data, tokenizer, top_p: float) -> Scores:
+    """`evaluate` as `c.eval` says, but for top_p."""
+    return evaluate(
+        machine,
+        decode_params,
+        data,
+        tokenizer,
+        k=c.eval.k,
+        seed=c.seed,
+        temperature=c.eval.temperature,
+        top_p=top_p,
+        mode=c.reward.mode,
+        stop_strings=config_lib.stop_strings(c.eval.stop_strings),
+        max_response_tokens=c.eval.max_response_tokens or c.rollout.max_response_tokens,
+    )
+
+
 def evaluate_sets(
     c, machine, decode_params, text: parts.Text
 ) -> tuple[dict[str, float], list[dict]]:
@@ -87,19 +104,7 @@ def evaluate_sets(
     out, rows = {}, []
     for name, data in text.evals.items():
         for top_p in sorted({1.0, c.eval.top_p}, reverse=True):
-            scores = evaluate(
-                machine,
-                decode_params,
-                data,
-                text.tokenizer,
-                k=c.eval.k,
-                seed=c.seed,
-                temperature=c.eval.temperature,
-                top_p=top_p,
-                mode=c.reward.mode,
-                stop_strings=config_lib.stop_strings(c.eval.stop_strings),
-                max_response_tokens=c.eval.max_response_tokens or c.rollout.max_response_tokens,
-            )
+            scores = evaluate_set(c, machine, decode_params, data, text.tokenizer, top_p)
             tag = f"eval/{name}" + ("" if top_p == 1.0 else f"_top_p{top_p:g}")
             out[f"{tag}/avg@k"] = scores.avg_at_k
             out[f"{tag}/maj@k"] = scores.maj_at_k

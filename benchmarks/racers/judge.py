@@ -102,21 +102,11 @@ class Judge:
         self.machine = parts.build_machine(c, tok.vocab_size, tok.stop_ids, base)
 
     def accuracy(self, directory: pathlib.Path) -> float:
-        c, text = self.c, self.text
-        params = self._load(directory)
-        scores = evaluate.evaluate(
-            self.machine,
-            self.machine.engine.decode_params(params),
-            text.evals["heldout"],
-            text.tokenizer,
-            k=c.eval.k,
-            seed=c.seed,
-            temperature=1.0,
-            top_p=1.0,
-            mode=c.reward.mode,
-            max_response_tokens=c.rollout.max_response_tokens,
-        )
-        return scores.avg_at_k
+        text = self.text
+        decode_params = self.machine.engine.decode_params(self._load(directory))
+        return evaluate.evaluate_set(
+            self.c, self.machine, decode_params, text.evals["heldout"], text.tokenizer, 1.0
+        ).avg_at_k
 
     def require_base(self, directory: pathlib.Path) -> None:
         """ValueError where the weights of `directory` are not the base's, bit for bit: a racer

@@ -136,18 +136,7 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
     report = {}
     for level, data in text.evals.items():
-        scores = evaluate.evaluate(
-            machine,
-            decode_params,
-            data,
-            text.tokenizer,
-            k=c.eval.k,
-            seed=c.seed,
-            temperature=1.0,
-            top_p=1.0,
-            mode=c.reward.mode,
-            max_response_tokens=c.eval.max_response_tokens,
-        )
+        scores = evaluate.evaluate_set(c, machine, decode_params, data, text.tokenizer, 1.0)
         report[level] = styles(scores, wait)
     return {"levels": report, "warm_up_cpu_s": trained_s, "cpu_s": time.process_time() - started}
 
