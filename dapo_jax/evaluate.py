@@ -100,7 +100,7 @@ def evaluate_sets(
     c, machine, decode_params, text: parts.Text
 ) -> tuple[dict[str, float], list[dict]]:
     """The evaluation of a training run: every set at top_p=1 and, where set, at `eval.top_p`.
-    (tags as in the README's metrics table, a row a problem and setting)."""
+    (tags as in tags.py, a row a problem and setting)."""
     out, rows = {}, []
     for name, data in text.evals.items():
         for top_p in sorted({1.0, c.eval.top_p}, reverse=True):

@@ -31,12 +31,8 @@ class Arm(NamedTuple):
     changes: dict[str, Any]  # config fields that differ from `config.base()`
 
 
-NAIVE = {
-    "loss.clip_high": 0.2,
-    "loss.normalizer": "sequence",
-    "reward.overlong_penalty": 0.0,
-    "sampling.dynamic": False,
-}
+_FULL = config_lib.leaves(config_lib.base())
+NAIVE = {k: v for k, v in config_lib.leaves(config_lib.grpo()).items() if v != _FULL[k]}
 RAMBLING = {"rollout.max_response_tokens": 72, "steps": 30, "reward.overlong_buffer_tokens": 24}
 SHORT = {"rollout.max_response_tokens": 24, "steps": 50, "reward.overlong_buffer_tokens": 6}
 HARD = {"rollout.max_response_tokens": 40, "steps": 60, "loss.overlong_filter": "loss"}
