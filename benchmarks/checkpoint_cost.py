@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 from dapo_jax import train
-from dapo_jax.run import saver
+from dapo_jax.checkpoint import saver
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -55,7 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         train.train(c, pathlib.Path(folder) / "run")
         state, _, _ = steps.result
-        with saver.Saver(pathlib.Path(folder) / "rest", c, {}, "", print) as at_rest:
+        with saver.Saver(pathlib.Path(folder) / "rest", c, "", print) as at_rest:
             save = Clock(at_rest.last)
             for i in range(args.saves):
                 save(state._replace(step=i))

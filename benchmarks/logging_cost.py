@@ -23,7 +23,7 @@ import jax
 import results
 
 from dapo_jax import train
-from dapo_jax.run import guards, metrics, report
+from dapo_jax.log import guards, metrics, report
 
 ROOT = pathlib.Path(__file__).parent.parent
 HEADING = "## Logging"

@@ -81,7 +81,7 @@ def _same_compiler(compiled: dict, level: str) -> bool:
 
 
 def table(measured: list[tuple[Row, dict]]) -> str:
-    gb = lambda n: f"{n / 1e9:.1f}"  # noqa: E731
+    gb = lambda n: f"{n / 1e9:.1f}"
     one = measured[0][1]["compiled"]
     versions = ", ".join(f"{k} {v}" for k, v in one["versions"].items())
     lines = [

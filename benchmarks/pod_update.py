@@ -51,9 +51,10 @@ def measure(pod: Pod) -> dict:
     """Compile and describe one; in a process of its own, since a fault of libtpu ends it."""
     import jax
 
-    from dapo_jax import config, topology
+    from dapo_jax import config
     from dapo_jax.dapo import update
     from dapo_jax.model import qwen2
+    from dapo_jax.pods import topology
 
     c = config.paper()
     m = c.model
@@ -99,7 +100,7 @@ def measure_apart(pod: Pod, level: str) -> dict:
 
 
 def table(measured: list[tuple[Pod, dict]], level: str) -> str:
-    gb = lambda n: f"{n / 1e9:.2f}"  # noqa: E731
+    gb = lambda n: f"{n / 1e9:.2f}"
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("jax", "libtpu"))
     lines = [
         HEADING,

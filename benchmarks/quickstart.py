@@ -18,7 +18,7 @@ import numpy as np
 
 from dapo_jax import config
 from dapo_jax.experiments import figures, ladder, pool, stats
-from dapo_jax.run import metrics
+from dapo_jax.log import metrics
 
 ROOT = pathlib.Path(__file__).parent.parent
 ARMS = {"DAPO": "quickstart", "naive GRPO": "quickstart_grpo"}

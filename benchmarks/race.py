@@ -71,7 +71,7 @@ def run(
     import report
     from tqdm import tqdm
 
-    from dapo_jax.run import checkpoint
+    from dapo_jax.checkpoint import checkpoint
 
     result = out / "result.json"
     settings = {"racer": racer, "seed": seed, "lr": lr, "steps": steps, "goal": goal}
@@ -162,7 +162,10 @@ def main() -> None:
     out = args.out.absolute()
     base = out / "base"
     out.mkdir(parents=True, exist_ok=True)
-    warmup = {"warmup.skill_steps": args.skill_steps, "warmup.habit_steps": args.habit_steps}
+    warmup = {
+        "supervised_warmup.skill_steps": args.skill_steps,
+        "supervised_warmup.habit_steps": args.habit_steps,
+    }
     judge_lib.make_base(base, ROOT, warmup, args.base_seed)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     for seed in seeds:

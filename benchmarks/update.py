@@ -36,9 +36,10 @@ import optax
 import results
 from jax.sharding import Mesh
 
-from dapo_jax import config, parallel, topology
+from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, packing, update
 from dapo_jax.model import qwen2
+from dapo_jax.pods import topology
 
 HEADING = "## Updates on a CPU core"
 PROMPT, CAP, SEQUENCES, LR = 32, 128, 64, 1e-4
@@ -60,7 +61,7 @@ def data(tailed: bool) -> list[packing.Item]:
             i = rng.integers(SEQUENCES)
             step = np.sign(SEQUENCES * CAP // 4 - lengths.sum())
             lengths[i] = np.clip(lengths[i] + step, 1, CAP)
-    draw = lambda n: rng.integers(1, SHAPE.vocab_size, n)  # noqa: E731  (0 is tunix's padding)
+    draw = lambda n: rng.integers(1, SHAPE.vocab_size, n)  # (0 is tunix's padding)
     advantages = rng.normal(size=SEQUENCES)
     return [
         packing.Item(
@@ -156,7 +157,7 @@ def tunix(params, items):
 
     @nnx.jit(donate_argnums=(0, 1))
     def train_step(model, optimizer, batch):
-        loss_fn = lambda m: algo_core.grpo_loss_fn(m, batch, how, 0, 0)  # noqa: E731
+        loss_fn = lambda m: algo_core.grpo_loss_fn(m, batch, how, 0, 0)
         (loss, aux), grads = nnx.value_and_grad(loss_fn, has_aux=True)(model)
         optimizer.update(model, grads)
         return loss, aux, optax.global_norm(grads)
@@ -219,7 +220,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("equal", "tailed", "rate"))
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
-    wanted = lambda name: args.only in (None, name)  # noqa: E731
+    wanted = lambda name: args.only in (None, name)
     packages = ("jax", "google-tunix") if args.only != "rate" else ("jax",)
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
     lines = [

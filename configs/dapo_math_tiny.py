@@ -21,8 +21,8 @@ def get_config():
     c.rollout.groups, c.rollout.group_size, c.rollout.slots = 4, 4, 16
     c.rollout.max_response_tokens, c.rollout.prefill_prompts = 16, 4
     c.reward.overlong_buffer_tokens = 4
-    c.sampling.max_rounds, c.sampling.max_empty_steps = 3, 2
-    c.optim.minibatches, c.optim.micro_rows = 2, 2
+    c.dynamic_sampling.max_rounds, c.dynamic_sampling.max_empty_steps = 3, 2
+    c.optim.minibatches, c.optim.micro_batch_rows = 2, 2
     c.model.head_chunk = 128
     c.steps = 4
     return c

@@ -17,8 +17,8 @@ base model that almost never solves an AIME problem may stop with "nothing to le
 checkpoint saved).
 """
 
-from dapo_jax import recipes
+from dapo_jax import presets
 
 
 def get_config():
-    return recipes.dapo_math("0.5B")
+    return presets.dapo_math("0.5B")

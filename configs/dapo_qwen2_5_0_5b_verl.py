@@ -10,8 +10,8 @@ Warm-up over 10 rollout steps of which the first has learning rate 0, weight dec
 Expected: nothing has been measured here.
 """
 
-from dapo_jax import config, recipes
+from dapo_jax import config, presets
 
 
 def get_config():
-    return config.verl(recipes.dapo_math("0.5B"))
+    return config.verl(presets.dapo_math("0.5B"))

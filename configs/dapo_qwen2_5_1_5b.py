@@ -16,8 +16,8 @@ Expected: nothing has been measured here. Nothing comparable is published for th
 these lengths, this data).
 """
 
-from dapo_jax import recipes
+from dapo_jax import presets
 
 
 def get_config():
-    return recipes.dapo_math("1.5B")
+    return presets.dapo_math("1.5B")

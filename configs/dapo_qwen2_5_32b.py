@@ -16,8 +16,8 @@ Expected: nothing has been measured here. The paper reports 50 on AIME 2024 (avg
 rollout steps; the authors' released code 52.
 """
 
-from dapo_jax import recipes
+from dapo_jax import presets
 
 
 def get_config():
-    return recipes.dapo_math("32B")
+    return presets.dapo_math("32B")

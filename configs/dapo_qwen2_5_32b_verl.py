@@ -11,8 +11,8 @@ Expected: the authors' code reached 52 on AIME 2024 with Dynamic Sampling and 50
 has been measured here.
 """
 
-from dapo_jax import config, recipes
+from dapo_jax import config, presets
 
 
 def get_config():
-    return config.verl(recipes.dapo_math("32B"))
+    return config.verl(presets.dapo_math("32B"))

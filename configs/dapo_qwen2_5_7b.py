@@ -17,8 +17,8 @@ Expected: nothing has been measured here. verl's example for 7B starts from Qwen
 lengths has no published number.
 """
 
-from dapo_jax import recipes
+from dapo_jax import presets
 
 
 def get_config():
-    return recipes.dapo_math("7B")
+    return presets.dapo_math("7B")

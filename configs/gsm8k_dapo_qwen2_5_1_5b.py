@@ -17,7 +17,7 @@ AReaL's examples/math/gsm8k_dapo_dynamic_bs.yaml in our terms (its knob -> ours)
                                                   of all rewards drop out of the group's norm
     reward_norm group/group, eps 1e-5             advantage.epsilon, advantage.ddof
     use_decoupled_loss, behav_imp_weight_cap 5    loss.old_logprobs 'recompute', importance_cap
-    dynamic_bs, dynamic_filter_fn                 sampling.dynamic
+    dynamic_bs, dynamic_filter_fn                 dynamic_sampling.enabled
     total_train_epochs 10 of 7,473 problems       steps
 
 Not the same: sampling waits for the update (AReaL's may be two versions old), a batch that the
@@ -33,7 +33,7 @@ Expected: AReaL reports .7957 at best for GRPO on the Instruct model in this set
 minutes on 8 H800). Nothing has been measured here.
 """
 
-from dapo_jax import config, recipes
+from dapo_jax import config, presets
 
 
 def get_config():
@@ -50,4 +50,4 @@ def get_config():
     c.optim.lr, c.optim.warmup_steps, c.optim.weight_decay = 1.7e-5, 0, 0.017
     c.optim.minibatches = 1
     c.eval.k, c.eval.every, c.checkpoint.every = 1, 29, 29  # once an epoch
-    return recipes.place(c, recipes.Place("v6e-8", 2, 4, 1024, 1.0))
+    return presets.place(c, presets.Place("v6e-8", 2, 4, 1024, 1.0))

@@ -7,7 +7,7 @@ The rungs, each with all before it: grpo, +overlong_filtering, +clip_higher, +so
 +token_loss, +dynamic_sampling (full DAPO; the default). Left out of full DAPO: -overlong_filtering,
 -clip_higher, -soft_overlong, -token_loss, -dynamic_sampling (the same as +token_loss).
 
-Without more, the embedded task (`recipes.ladder_task`): a rung is to take about 40 seconds of a CPU
+Without more, the embedded task (`presets.ladder_task`): a rung is to take about 40 seconds of a CPU
 core behind its base model, all rungs of five seeds about 20 minutes of two cores (those without
 Dynamic Sampling go on, there, to the tokens of those with it). With a size of Qwen2.5 the paper's
 setting on its slice of TPUs, as configs/dapo_qwen2_5_7b.py has it:
@@ -22,11 +22,11 @@ best run was without it ("-overlong_filtering"), as are the other configs here. 
 'group', takes them out of both and leaves nothing that restrains length before +soft_overlong.
 """
 
-from dapo_jax import recipes
+from dapo_jax import presets
 
 
-def get_config(argument: str = recipes.CUMULATIVE[-1]):
+def get_config(argument: str = presets.CUMULATIVE[-1]):
     name, _, size = argument.partition("@")
-    if size not in ("", *recipes.PLACES):
-        raise ValueError(f"no size {size!r} of Qwen2.5; there are {', '.join(recipes.PLACES)}")
-    return recipes.rung(recipes.dapo_math(size) if size else recipes.ladder_task(), name)
+    if size not in ("", *presets.PLACES):
+        raise ValueError(f"no size {size!r} of Qwen2.5; there are {', '.join(presets.PLACES)}")
+    return presets.rung(presets.dapo_math(size) if size else presets.ladder_task(), name)

@@ -14,6 +14,6 @@ from dapo_jax import config
 def get_config():
     c = config.base()  # full DAPO on the embedded task: steps of 32 x 8 responses and 8 updates
     c.steps = 60
-    c.warmup.skill_steps, c.warmup.habit_steps = 900, 160
+    c.supervised_warmup.skill_steps, c.supervised_warmup.habit_steps = 900, 160
     c.checkpoint.every = 20
     return c

@@ -14,5 +14,8 @@ from dapo_jax import config
 def get_config():
     c = config.grpo()
     c.steps = 60
-    c.warmup.skill_steps, c.warmup.habit_steps = 900, 160  # the base of quickstart.py
+    c.supervised_warmup.skill_steps, c.supervised_warmup.habit_steps = (
+        900,
+        160,
+    )  # the base of quickstart.py
     return c

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from dapo_jax import config as config_lib
+from dapo_jax import schema
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", "configs/quickstart.py", "Config file; fields are overridden as --config.a.b=value."
@@ -33,7 +33,7 @@ def _guarded(main, given: Sequence[str]) -> None:
     if not flags.FLAGS["verbosity"].present:
         # absl sets INFO, at which Orbax reports every file it touches; --verbosity=0 asks for that.
         logging.set_verbosity(logging.WARNING)
-        # A failed save is told in one line by `run/saver.py`; Orbax would add its tracebacks.
+        # `checkpoint/saver.py` tells of a failed save in one line; Orbax would add tracebacks.
         logging.get_absl_handler().addFilter(lambda record: "orbax" not in record.pathname)
     try:
         sys.exit(main(*given) or 0)
@@ -52,8 +52,8 @@ def _parse(argv: Sequence[str], arguments: Sequence[str]) -> list[str]:
         # ml_collections would name the whole config in its complaint: look first.
         if match := re.match(r"--(?:no)?config\.([^=]+)", arg):
             name = match[1]
-            if name not in config_lib.SCHEMA:
-                fail(f"config.{name}: no such field{config_lib.nearest(name)}")
+            if name not in schema.SCHEMA:
+                fail(f"config.{name}: no such field{schema.nearest(name)}")
     try:
         rest = flags.FLAGS(list(argv))
         CONFIG.value.get("seed")  # ml_collections keeps a file's OSError until the first access

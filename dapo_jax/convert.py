@@ -21,10 +21,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from dapo_jax import cli, config, parallel
+from dapo_jax import cli, parallel, schema
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.model import hf, qwen2
 from dapo_jax.model.qwen2 import Params, Shape
-from dapo_jax.run import checkpoint
 
 KL_MAX = 1e-7  # nats at the worst position, float32
 
@@ -50,7 +50,7 @@ def save_params(directory: str | Path, shape: Shape, params: Params) -> None:
 
 
 # How the network is computed, which a checkpoint does not fix.
-_CHOICES = set(qwen2.compute_choices(config.base()))
+_CHOICES = set(qwen2.compute_choices(schema.base()))
 
 
 def load_params(
@@ -86,7 +86,7 @@ def _newest(directory: str | Path) -> tuple[Path, dict]:
 
 
 def _saved_shape(state: dict) -> Shape:
-    c = config.base()
+    c = schema.base()
     try:
         if "shape" in state:
             return Shape(**state["shape"])
@@ -192,7 +192,7 @@ def _everywhere(shape: Shape) -> tuple:
     if n == 1 or shape.hidden_size % n:
         return None, None
     mesh = parallel.make_mesh({"data": 1, "fsdp": n, "tensor": 1})
-    return mesh, config.base().sharding.train.to_dict()
+    return mesh, schema.base().sharding.train.to_dict()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,12 +24,14 @@ from absl import flags
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
-from dapo_jax import cli, config as config_lib, parallel, parts, processes
+from dapo_jax import build, cli, grading, parallel, validation
+from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
+from dapo_jax.checkpoint.seal import checksums
 from dapo_jax.data.problems import Encoded
+from dapo_jax.hosts import processes
+from dapo_jax.log import scores as scores_lib
+from dapo_jax.log.scores import Scores, majority, pass_at_k
 from dapo_jax.model import hf, qwen2
-from dapo_jax.run import checkpoint, scores as scores_lib, workdir as workdir_lib
-from dapo_jax.run.scores import Scores, majority, pass_at_k
-from dapo_jax.run.seal import checksums
 
 __all__ = ["Scores", "checksums", "evaluate", "evaluate_sets", "majority", "pass_at_k"]
 
@@ -37,7 +39,7 @@ SEED_OFFSET = 1 << 20  # evaluation never shares uniforms with training
 
 
 def evaluate(
-    machine: parts.Machine,
+    machine: build.Machine,
     decode_params,
     data: Encoded,
     tokenizer,
@@ -54,7 +56,7 @@ def evaluate(
     """Draw k samples of every problem and verify them."""
     # The 63-bit id is cut to the 31 bits of the draw's counter.
     names = [int(p.id[:8], 16) & 0x7FFFFFFF for p in data.problems]
-    groups, _ = parts.sample_groups(
+    groups, _ = build.sample_groups(
         machine,
         decode_params,
         list(zip(names, data.ids, strict=True)),
@@ -64,10 +66,10 @@ def evaluate(
         top_p=top_p,
         max_response_tokens=max_response_tokens,
         progress=progress,
-        cut=parts.cut_at(tokenizer, stop_strings),
+        cut=grading.cut_at(tokenizer, stop_strings),
     )
     golds = [p.answer for p in data.problems]
-    graded = parts.grade_groups(tokenizer, groups, golds, mode)
+    graded = grading.grade_groups(tokenizer, groups, golds, mode)
     responses = [g.responses for g in groups]
     return Scores(
         np.stack([g.correct for g in graded]),
@@ -79,36 +81,36 @@ def evaluate(
     )
 
 
-def evaluate_set(c, machine, decode_params, data, tokenizer, top_p: float) -> Scores:
+def evaluate_set(config, machine, decode_params, data, tokenizer, top_p: float) -> Scores:
     """`evaluate` as `c.eval` says, but for top_p."""
     return evaluate(
         machine,
         decode_params,
         data,
         tokenizer,
-        k=c.eval.k,
-        seed=c.seed,
-        temperature=c.eval.temperature,
+        k=config.eval.k,
+        seed=config.seed,
+        temperature=config.eval.temperature,
         top_p=top_p,
-        mode=c.reward.mode,
-        stop_strings=config_lib.stop_strings(c.eval.stop_strings),
-        max_response_tokens=c.eval.max_response_tokens or c.rollout.max_response_tokens,
+        mode=config.reward.verifier,
+        stop_strings=validation.stop_strings(config.eval.stop_strings),
+        max_response_tokens=config.eval.max_response_tokens or config.rollout.max_response_tokens,
     )
 
 
 def evaluate_sets(
-    c, machine, decode_params, text: parts.Text
+    config, machine, decode_params, text: build.Text
 ) -> tuple[dict[str, float], list[dict]]:
     """The evaluation of a training run: every set at top_p=1 and, where set, at `eval.top_p`.
-    (tags as in tags.py, a row a problem and setting)."""
+    (tags as in log/tags.py, a row a problem and setting)."""
     out, rows = {}, []
     for name, data in text.evals.items():
-        for top_p in sorted({1.0, c.eval.top_p}, reverse=True):
-            scores = evaluate_set(c, machine, decode_params, data, text.tokenizer, top_p)
+        for top_p in sorted({1.0, config.eval.top_p}, reverse=True):
+            scores = evaluate_set(config, machine, decode_params, data, text.tokenizer, top_p)
             tag = f"eval/{name}" + ("" if top_p == 1.0 else f"_top_p{top_p:g}")
             out[f"{tag}/avg@k"] = scores.avg_at_k
             out[f"{tag}/maj@k"] = scores.maj_at_k
-            out[f"{tag}/pass@k"] = scores.pass_at(c.eval.k)
+            out[f"{tag}/pass@k"] = scores.pass_at(config.eval.k)
             if top_p == 1.0:
                 out[f"{tag}/length_mean"] = float(scores.lengths_PxK.mean())
                 out[f"{tag}/truncated_frac"] = float(scores.truncated_PxK.mean())
@@ -134,12 +136,14 @@ class Policy(NamedTuple):
         return f"{self.steps} step {self.step}" if self.steps else str(self.model_dir)
 
 
-def find_policy(c, workdir: pathlib.Path, given: str = "") -> Policy:
+def find_policy(config, workdir: pathlib.Path, given: str = "") -> Policy:
     """`given` is a run's workdir, its checkpoints/ or one step in there, what `convert to-orbax`
     wrote, a Hugging Face directory or a hub name. ValueError: there is no checkpoint."""
-    base = hf.resolve(c.model.path) if c.model.path else None
-    if c.checkpoint.directory and not given:
-        return Policy(base, c.checkpoint.directory, checkpoint.find_step(c.checkpoint.directory))
+    base = hf.resolve(config.model.path) if config.model.path else None
+    if config.checkpoint.directory and not given:
+        return Policy(
+            base, config.checkpoint.directory, checkpoint.find_step(config.checkpoint.directory)
+        )
     path = pathlib.Path(given or workdir).expanduser()
     if (path / "checkpoints").is_dir():
         path = path / "checkpoints"
@@ -159,9 +163,9 @@ def find_policy(c, workdir: pathlib.Path, given: str = "") -> Policy:
     return Policy(base, str(path), checkpoint.find_step(path))
 
 
-def load_params(c, machine: parts.Machine, policy: Policy) -> qwen2.Params:
+def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
     if not policy.steps:
-        return parts.initial_params(c, machine)
+        return build.initial_params(config, machine)
     return checkpoint.restore_params(
         policy.steps,
         qwen2.abstract(machine.shape),
@@ -170,18 +174,18 @@ def load_params(c, machine: parts.Machine, policy: Policy) -> qwen2.Params:
     )
 
 
-def load_text(c, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> parts.Text:
+def load_text(config, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> build.Text:
     """As in training, but a training set of one's own is not read: it may have millions of rows."""
-    named = parts.named_files(c.eval.files)
+    named = build.named_files(config.eval.files)
     for name in named:
         if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
             raise ValueError(f"{name!r} cannot name a folder of samples; write --data=name=path")
-    if c.data.train and not named:
+    if config.data.train and not named:
         raise ValueError("no problems to evaluate on; give --data=FILE (or config.eval.files)")
-    if named and (c.data.train or c.tokenizer.path or model_dir):
-        c = c.copy_and_resolve_references()
-        c.data.train = next(iter(named.values()))  # is read anyway
-    text = parts.load_text(c, workdir, model_dir)
+    if named and (config.data.train or config.tokenizer.path or model_dir):
+        config = config.copy_and_resolve_references()
+        config.data.train = next(iter(named.values()))  # is read anyway
+    text = build.load_text(config, workdir, model_dir)
     return text._replace(notes=text.notes[1:])  # the first is about the training set
 
 
@@ -192,7 +196,7 @@ def load_text(c, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> parts
 
 def evaluate_to_files(
     folder: pathlib.Path,
-    machine: parts.Machine,
+    machine: build.Machine,
     decode_params,
     data: Encoded,
     tokenizer,
@@ -243,40 +247,40 @@ def settings_key(settings: dict) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def evaluate_checkpoint(c, where: str | pathlib.Path, given: str = "") -> dict:
+def evaluate_checkpoint(config, where: str | pathlib.Path, given: str = "") -> dict:
     """Evaluate on every set of `c.eval.files` in the workdir `where`, print a report of each, and
     return all as plain JSON values: {settings, sets: {name: `scores.summary` and the folder of
     samples}}."""
-    processes.agree(processes.identity(c, str(where)))
-    config_lib.validate(c, len(jax.devices()))
+    processes.agree(processes.identity(config, str(where)))
+    validation.validate(config, len(jax.devices()))
     home = workdir_lib.open_workdir(where)
     workdir, saved = home.local, functools.partial(workdir_lib.send, home)
     if home.remote and not given and (home.remote / workdir_lib.CHECKPOINTS).exists():
         given = home.checkpoints
-    policy = find_policy(c, workdir, given)
-    text = load_text(c, workdir, policy.model_dir)
-    machine = parts.build_machine(
-        c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, policy.model_dir
+    policy = find_policy(config, workdir, given)
+    text = load_text(config, workdir, policy.model_dir)
+    machine = build.build_machine(
+        config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, policy.model_dir
     )
     first = parallel.first()
     say = tqdm.write if first else lambda _: None
     for note in [*text.notes, f"policy: {policy}"]:
         say(note)
-    params = load_params(c, machine, policy)
+    params = load_params(config, machine, policy)
     weights = [int(x) for x in parallel.to_host(checksums(params))]
     decode_params = machine.engine.decode_params(params)
     del params
     draw = dict(
-        k=c.eval.k,
-        seed=c.seed,
-        temperature=c.eval.temperature,
-        top_p=c.eval.top_p,
-        mode=c.reward.mode,
-        stop_strings=config_lib.stop_strings(c.eval.stop_strings),
-        max_response_tokens=c.eval.max_response_tokens or c.rollout.max_response_tokens,
+        k=config.eval.k,
+        seed=config.seed,
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        mode=config.reward.verifier,
+        stop_strings=validation.stop_strings(config.eval.stop_strings),
+        max_response_tokens=config.eval.max_response_tokens or config.rollout.max_response_tokens,
     )
     # All that a sample and its verdict depend on: whoever changes one of these gets new files.
-    network = machine.shape._asdict() | {"dtype": c.model.dtype}
+    network = machine.shape._asdict() | {"dtype": config.model.dtype}
     network.pop("init_std")  # told by the weights
     decides = draw | {
         "model": network,
@@ -284,7 +288,7 @@ def evaluate_checkpoint(c, where: str | pathlib.Path, given: str = "") -> dict:
         "stop_ids": sorted(text.tokenizer.stop_ids),
         "platform": jax.default_backend(),
     }
-    about = {"policy": str(policy), "files": c.eval.files or "embedded"} | decides
+    about = {"policy": str(policy), "files": config.eval.files or "embedded"} | decides
     sets = {}
     for name, data in text.evals.items():
         prompts = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
@@ -296,7 +300,7 @@ def evaluate_checkpoint(c, where: str | pathlib.Path, given: str = "") -> dict:
             folder, machine, decode_params, data, text.tokenizer, saved, **draw
         )
         if scores is not None:
-            sets[name] = scores_lib.summary(scores, [p.id for p in data.problems], c.seed)
+            sets[name] = scores_lib.summary(scores, [p.id for p in data.problems], config.seed)
             sets[name]["samples"] = f"{home.name}/{folder.relative_to(workdir)}"
             say("\n".join(scores_lib.lines(name, sets[name])))
             say(f"  samples: {sets[name]['samples']}")
@@ -320,12 +324,12 @@ def main() -> None:
     given = flags.FLAGS
     if not cli.WORKDIR.value:
         raise ValueError("--workdir: say where the samples are to be kept (the run's directory)")
-    if given.data is not None and not parts.named_files(given.data):
+    if given.data is not None and not build.named_files(given.data):
         raise ValueError("--data: names no file; write --data=FILE,FILE or leave it out")
     out = pathlib.Path(given.json) if given.json else None
     if out and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise ValueError(f"--json={out}: not a file in an existing directory")
-    c = cli.CONFIG.value
+    config = cli.CONFIG.value
     for name, value in {
         "files": given.data,
         "k": given.k,
@@ -333,9 +337,9 @@ def main() -> None:
         "temperature": given.temperature,
     }.items():
         if value is not None:
-            c.eval[name] = value
+            config.eval[name] = value
     with processes.joined():
-        result = evaluate_checkpoint(c, cli.WORKDIR.value, given.checkpoint)
+        result = evaluate_checkpoint(config, cli.WORKDIR.value, given.checkpoint)
         if out and parallel.first():
             checkpoint.dump_json(out, result)
 

@@ -7,7 +7,7 @@ Prints the bytes a device needs while sampling and while updating, item by item;
 are in flight and how many waves a batch takes; and LOWER bounds of the times: what the published
 peaks of the chip would allow, which no real program reaches. Bytes of parameters, optimizer and
 cache are exact; those of activations are an estimate of what XLA keeps. `--compile` compiles the
-run's own programs for the pod and says what XLA keeps (plan_compile.py; minutes for a large model,
+run's own programs for the pod and says what XLA keeps (pods/compile.py; minutes for a large model,
 JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and assigns nearly the same memory).
 """
 
@@ -21,8 +21,9 @@ import huggingface_hub
 import jax
 from absl import flags
 
-from dapo_jax import cli, config as config_lib, plan_compile, pods
+from dapo_jax import cli, schema, validation
 from dapo_jax.model import hf, paged, qwen2
+from dapo_jax.pods import compile as plan_compile, slices as pods
 
 GB = 1e9
 CANNOT_KNOW = (
@@ -45,11 +46,11 @@ QWEN2_5 = {
 }
 
 
-def network(c) -> qwen2.Shape:
+def network(config) -> qwen2.Shape:
     """Shape of the config's model; no weights are read or fetched. ValueError: it is not known."""
-    choices, path = qwen2.compute_choices(c), c.model.path
+    choices, path = qwen2.compute_choices(config), config.model.path
     if not path:
-        return qwen2.shape_from_config(c)
+        return qwen2.shape_from_config(config)
     if pathlib.Path(path).expanduser().is_dir():
         return hf.read_shape(pathlib.Path(path).expanduser(), **choices)
     size = path.removeprefix("Qwen/Qwen2.5-").removesuffix("-Instruct")
@@ -92,31 +93,31 @@ def weight_count(shape: qwen2.Shape, rules, sizes) -> int:
     )
 
 
-def cache(c, shape: qwen2.Shape, sizes) -> paged.Geometry:
+def cache(config, shape: qwen2.Shape, sizes) -> paged.Geometry:
     """The sampler's pool of pages on TPUs."""
-    response = max(c.rollout.max_response_tokens, c.eval.max_response_tokens)
+    response = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
     return paged.geometry(
         shape,
         "tpu",
-        slots=c.rollout.slots,
-        shards=parts("batch", c.sharding.decode, sizes),
-        row_tokens=c.data.max_prompt_tokens + response,
-        page_tokens=c.rollout.page_tokens,
-        fraction=c.rollout.cache_fraction,
+        slots=config.rollout.slots,
+        shards=parts("batch", config.sharding.decode, sizes),
+        row_tokens=config.data.max_prompt_tokens + response,
+        page_tokens=config.rollout.page_tokens,
+        fraction=config.rollout.cache_fraction,
     )
 
 
-def token_bytes(c, shape: qwen2.Shape, sizes) -> float:
+def token_bytes(config, shape: qwen2.Shape, sizes) -> float:
     """Keys and values of one token in all layers, on a device that holds the token."""
-    g = cache(c, shape, sizes)
-    split = parts("kv_heads", c.sharding.decode, sizes)
-    return paged.pool_bytes(g, c.model.dtype) / g.tokens / split
+    g = cache(config, shape, sizes)
+    split = parts("kv_heads", config.sharding.decode, sizes)
+    return paged.pool_bytes(g, config.model.dtype) / g.tokens / split
 
 
-def memory(c, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
+def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
     """Phase -> item -> bytes a device. 'always' counts in both other phases: the sampler keeps its
     cache while the trainer works, and the optimizer its moments while the sampler does."""
-    train, decode, item = c.sharding.train, c.sharding.decode, _itemsize(c)
+    train, decode, item = config.sharding.train, config.sharding.decode, _itemsize(config)
     N, L = weight_count(shape, train, sizes), shape.num_layers
     D, F, H, d, V = (
         shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.head_dim,
@@ -127,24 +128,26 @@ def memory(c, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
     always = {
         "master weights (float32)": 4 * N,
         "Adam's moments (float32)": 8 * N,
-        "cache": cache(c, shape, sizes).tokens
+        "cache": cache(config, shape, sizes).tokens
         / parts("batch", decode, sizes)
-        * token_bytes(c, shape, sizes),
+        * token_bytes(config, shape, sizes),
     }
-    if c.loss.kl_coef:
+    if config.loss.kl_coef:
         always["reference weights (float32)"] = 4 * N
 
-    prompts = -(-c.rollout.prefill_prompts // parts("batch", decode, sizes))
-    slots = -(-c.rollout.slots // parts("batch", decode, sizes))
+    prompts = -(-config.rollout.prefill_prompts // parts("batch", decode, sizes))
+    slots = -(-config.rollout.slots // parts("batch", decode, sizes))
     head_weights = item * V * -(-D // 128) * 128 / vocab  # TPUs lay out the last axis in 128 lanes
-    token = token_bytes(c, shape, sizes) + item * (3 * F / mlp + 6 * D)
+    token = token_bytes(config, shape, sizes) + item * (3 * F / mlp + 6 * D)
     sampling = {
         "decode weights": item * weight_count(shape, decode, sizes),
         "logits": 3 * 4 * slots * V / vocab + (head_weights if D % 128 else 0),
-        "prefill": prompts * min(c.rollout.prefill_tokens, c.data.max_prompt_tokens) * token,
+        "prefill": prompts
+        * min(config.rollout.prefill_tokens, config.data.max_prompt_tokens)
+        * token,
     }
 
-    T, rows = config_lib.row_tokens(c), -(-c.optim.micro_rows // shards)
+    T, rows = validation.row_tokens(config), -(-config.optim.micro_batch_rows // shards)
     tokens = rows * T  # of a device in a pass
     kept = tokens / parts("sequence", train, sizes)
     per_layer = {
@@ -154,14 +157,14 @@ def memory(c, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
         "none": 8 * D * kept + tokens * (6 * H * d / heads + 4 * F / mlp),
     }[shape.remat]
     chunk = min(shape.attention_chunk, T)
-    fused = c.model.attention in ("auto", "splash")
+    fused = config.model.attention in ("auto", "splash")
     scores = 0 if fused else 2 * 4 * rows * H / heads * chunk * T
     if shape.remat == "none" and chunk == T:  # not one chunk's, but every layer's
         scores *= L
     layer = (qwen2.param_count(shape) - V * D * (1 if shape.tie_embeddings else 2)) / L
     block = scores + item * tokens * (6 * F / mlp + 8 * H * d / heads + 3 * D)
     head = 2 * head_weights + 4 * rows * min(shape.head_chunk, T) * V / vocab
-    minibatch = c.rollout.groups // c.optim.minibatches * c.rollout.group_size
+    minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
     updating = {
         "compute copy of the weights": item * N if item < 4 else 0,
         "gradient sums (float32)": 4 * N,
@@ -170,7 +173,7 @@ def memory(c, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
         "saved activations": item * L * per_layer,
         "one block backward, or the head": max(block, head),
         # Eight arrays of 4 bytes a cell, and old and reference log-probs, of all mini-batches.
-        "packed rows": c.optim.minibatches * -(-minibatch // shards) * T * 4 * 10,
+        "packed rows": config.optim.minibatches * -(-minibatch // shards) * T * 4 * 10,
     }
     return {"always": always, "sampling": sampling, "updating": updating}
 
@@ -181,8 +184,8 @@ def peaks(table: dict[str, dict[str, float]]) -> dict[str, float]:
     return {p: always + sum(table[p].values()) for p in ("sampling", "updating")}
 
 
-def _itemsize(c) -> int:
-    return jax.numpy.dtype(c.model.dtype).itemsize
+def _itemsize(config) -> int:
+    return jax.numpy.dtype(config.model.dtype).itemsize
 
 
 # ------------------------------------------------------------------------------------------------
@@ -190,35 +193,35 @@ def _itemsize(c) -> int:
 # ------------------------------------------------------------------------------------------------
 
 
-def waves(c, shape: qwen2.Shape, sizes, length: int) -> dict[str, int]:
+def waves(config, shape: qwen2.Shape, sizes, length: int) -> dict[str, int]:
     """Sequences of `length` tokens in flight at a time, and how often that makes a batch."""
-    g, wanted = cache(c, shape, sizes), c.rollout.groups * c.rollout.group_size
-    held = min(c.rollout.slots // g.shards, g.pages // -(-length // g.page_tokens)) * g.shards
+    g, wanted = cache(config, shape, sizes), config.rollout.groups * config.rollout.group_size
+    held = min(config.rollout.slots // g.shards, g.pages // -(-length // g.page_tokens)) * g.shards
     return {"sequences": held, "waves": -(-wanted // held) if held else 0}
 
 
-def bounds(c, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -> dict[str, float]:
+def bounds(config, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -> dict[str, float]:
     """LOWER bounds in seconds of one rollout step in which every prompt and response has the given
     length and every group is accepted. Weights, cache and matrix products only; at the chip's
     published peaks; attention counted causal, within its sequence."""
     p, r = traffic.prompt, traffic.response
-    n = c.rollout.groups * c.rollout.group_size
-    flight = waves(c, shape, sizes, p + r)
+    n = config.rollout.groups * config.rollout.group_size
+    flight = waves(config, shape, sizes, p + r)
     read = qwen2.param_count(shape) - (
         0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
     )  # of the embedding only rows are read
-    split = weight_count(shape, c.sharding.decode, sizes) / qwen2.param_count(shape)
+    split = weight_count(shape, config.sharding.decode, sizes) / qwen2.param_count(shape)
     chip, H, d, L = pod.chip, shape.num_heads, shape.head_dim, shape.num_layers
-    batch, heads = (parts(a, c.sharding.decode, sizes) for a in ("batch", "kv_heads"))
-    keys = n * (p * r + r * r / 2) * token_bytes(c, shape, sizes) / batch
-    weights = flight["waves"] * r * read * split * _itemsize(c)
+    batch, heads = (parts(a, config.sharding.decode, sizes) for a in ("batch", "kv_heads"))
+    keys = n * (p * r + r * r / 2) * token_bytes(config, shape, sizes) / batch
+    weights = flight["waves"] * r * read * split * _itemsize(config)
     attention = 4 * H * d * L * n * (p * r + r * r / 2) / batch / heads
     decode = max(
         (weights + keys) / chip.bandwidth,
         (2 * read * n * r / pod.chips + attention) / chip.flops,
     )
     forward = n * (2 * read * (p + r) + 2 * H * d * L * (p + r) ** 2) / pod.chips / chip.flops
-    scored = (c.loss.old_logprobs == "recompute") + bool(c.loss.kl_coef)
+    scored = (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
     passes = 3 if shape.remat in ("none", "dots") else 4  # backward twice forward; and again
     return {
         "decode": decode if flight["sequences"] else math.inf,
@@ -232,18 +235,18 @@ def bounds(c, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -> dic
 # ------------------------------------------------------------------------------------------------
 
 
-def mistakes(c, shape: qwen2.Shape, pod: pods.Pod) -> str:
+def mistakes(config, shape: qwen2.Shape, pod: pods.Pod) -> str:
     """Why the config cannot run on that pod, line by line; '' if it can."""
     try:
-        config_lib.validate(c, pod.chips)
-        sizes = config_lib.resolve_mesh(c, pod.chips)
-        bad = config_lib.check_shape(shape, sizes["tensor"], sizes["fsdp"])
+        validation.validate(config, pod.chips)
+        sizes = validation.resolve_mesh(config, pod.chips)
+        bad = validation.check_shape(shape, sizes["tensor"], sizes["fsdp"])
         if sizes["data"] % pod.slices:
             bad.append(
                 f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices,"
                 " which are joined along `data`"
             )
-    except config_lib.ConfigError as error:
+    except schema.ConfigError as error:
         return str(error)
     return "\n".join(bad)
 
@@ -261,36 +264,39 @@ class Choice(NamedTuple):
         return (
             f"--config.mesh.data={self.mesh['data']} --config.mesh.fsdp={self.mesh['fsdp']}"
             f" --config.mesh.tensor={self.mesh['tensor']}"
-            f" --config.optim.micro_rows={self.micro_rows} --config.rollout.slots={self.slots}"
+            f" --config.optim.micro_batch_rows={self.micro_rows}"
+            f" --config.rollout.slots={self.slots}"
             f" --config.rollout.prefill_prompts={self.prefill_prompts}"
             f" --config.rollout.cache_fraction={self.cache_fraction}"
         )
 
 
-def chosen(c, x: dict[str, Any]):
+def chosen(config, x: dict[str, Any]):
     """A copy of the config with the fields of a Choice."""
-    t = c.copy_and_resolve_references()
+    t = config.copy_and_resolve_references()
     t.mesh.update(x["mesh"])
-    t.optim.micro_rows = x["micro_rows"]
+    t.optim.micro_batch_rows = x["micro_rows"]
     t.rollout.update({k: x[k] for k in ("slots", "prefill_prompts", "cache_fraction")})
     return t
 
 
-def search(c, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float) -> list[Choice]:
+def search(
+    config, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float
+) -> list[Choice]:
     """Meshes, micro-batches and slots that fit with `room` (a share of the memory) to spare, the
     cache as large as it can be; the lowest decode bound first."""
     found, mean = [], traffic.prompt + traffic.response
-    wanted = c.rollout.groups * c.rollout.group_size
+    wanted = config.rollout.groups * config.rollout.group_size
     for tensor in (t for t in range(1, shape.num_kv_heads + 1) if pod.chips % t == 0):
         for data in (d for d in {1, 2, 4, 8, pod.slices} if pod.chips // tensor % d == 0):
             sizes = {"data": data, "fsdp": pod.chips // tensor // data, "tensor": tensor}
             shards = pod.chips // tensor
             for rows in (1, 2, 4):
-                t = c.copy_and_resolve_references()
+                t = config.copy_and_resolve_references()
                 t.mesh.update(sizes)
-                t.optim.micro_rows = rows * shards
+                t.optim.micro_batch_rows = rows * shards
                 t.rollout.slots, t.rollout.cache_fraction = shards, 1.0
-                t.rollout.prefill_prompts = -(-c.rollout.prefill_prompts // shards) * shards
+                t.rollout.prefill_prompts = -(-config.rollout.prefill_prompts // shards) * shards
                 if mistakes(t, shape, pod):
                     continue
                 row = cache(t, shape, sizes).row_pages * cache(t, shape, sizes).page_tokens
@@ -311,7 +317,7 @@ def search(c, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float) 
 
     def rank(x: Choice):
         """Within 2% of each other: passes that keep a device busy, then the smaller ones."""
-        tokens = x.micro_rows * config_lib.row_tokens(c) // (x.mesh["data"] * x.mesh["fsdp"])
+        tokens = x.micro_rows * validation.row_tokens(config) // (x.mesh["data"] * x.mesh["fsdp"])
         near = round(math.log(x.decode) / 0.02)
         return near, -min(tokens, 16384), x.micro_rows, x.mesh["data"]
 
@@ -323,42 +329,42 @@ def search(c, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float) 
 # ------------------------------------------------------------------------------------------------
 
 
-def plan(c, pod: pods.Pod, traffic: Traffic, room: float) -> dict[str, Any]:
+def plan(config, pod: pods.Pod, traffic: Traffic, room: float) -> dict[str, Any]:
     """Everything about one config on one pod, as plain JSON values (bytes, seconds, tokens)."""
-    shape = network(c)
+    shape = network(config)
     out = {
         "pod": {"cloud": pod.cloud, "topology": pod.topology, "slices": pod.slices}
         | {"chips": pod.chips, "chip": pod.chip._asdict()},
         "parameters": qwen2.param_count(shape),
         "assumed": traffic._asdict() | {"room": room},
-        "mistakes": mistakes(c, shape, pod).splitlines(),
+        "mistakes": mistakes(config, shape, pod).splitlines(),
         "suggestions": [x._asdict() | {"flags": x.flags()} for x in
-                        search(c, shape, pod, traffic, room)[:3]],
+                        search(config, shape, pod, traffic, room)[:3]],
         "cannot_know": list(CANNOT_KNOW),
     }  # fmt: skip
     if not out["suggestions"]:
-        bigger = (p for p in pods.larger(pod) if search(c, shape, p, traffic, room))
+        bigger = (p for p in pods.larger(pod) if search(config, shape, p, traffic, room))
         out["smallest_that_fits"] = next((p.cloud for p in bigger), None)
     if out["mistakes"]:
         return out | {"fits": False}
-    sizes = config_lib.resolve_mesh(c, pod.chips)
-    table = memory(c, shape, sizes)
-    longest = c.data.max_prompt_tokens + c.rollout.max_response_tokens
+    sizes = validation.resolve_mesh(config, pod.chips)
+    table = memory(config, shape, sizes)
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     mean = traffic.prompt + traffic.response
     flight = {
-        "longest": {"tokens": longest} | waves(c, shape, sizes, longest),
-        "mean": {"tokens": mean} | waves(c, shape, sizes, mean),
+        "longest": {"tokens": longest} | waves(config, shape, sizes, longest),
+        "mean": {"tokens": mean} | waves(config, shape, sizes, mean),
     }
     peak = peaks(table)
     return out | {
         "mesh": sizes,
-        "slots": c.rollout.slots,
-        "cache_fraction": c.rollout.cache_fraction,
+        "slots": config.rollout.slots,
+        "cache_fraction": config.rollout.cache_fraction,
         "bytes": table,
         "peaks": peak,
         "fits": max(peak.values()) <= pod.chip.hbm and flight["longest"]["sequences"] > 0,
         "in_flight": flight,
-        "lower_bounds_s": bounds(c, shape, sizes, pod, traffic),
+        "lower_bounds_s": bounds(config, shape, sizes, pod, traffic),
     }
 
 
@@ -423,21 +429,21 @@ def define_flags() -> None:
 
 def main() -> int:
     jax.config.update("jax_platforms", "cpu")  # shapes only: leave an accelerator to others
-    given, c = flags.FLAGS, cli.CONFIG.value
+    given, config = flags.FLAGS, cli.CONFIG.value
     pod = pods.parse(given.topology)
     traffic = Traffic(
-        given.mean_prompt or max(c.data.max_prompt_tokens // 8, 1),
-        given.mean_response or max(c.rollout.max_response_tokens // 4, 1),
+        given.mean_prompt or max(config.data.max_prompt_tokens // 8, 1),
+        given.mean_response or max(config.rollout.max_response_tokens // 4, 1),
     )
-    result, text = plan(c, pod, traffic, given.room), given.json != "-"
+    result, text = plan(config, pod, traffic, given.room), given.json != "-"
     if text:
         print("\n".join(report(result)), flush=True)
     if given.compile and plan_compile.available():
         result["compiled"] = plan_compile.check(
-            None if result["mistakes"] else c,
-            network(c),
+            None if result["mistakes"] else config,
+            network(config),
             pod,
-            [(x["flags"], chosen(c, x)) for x in result["suggestions"]],
+            [(x["flags"], chosen(config, x)) for x in result["suggestions"]],
             say=lambda line: print(line, file=sys.stderr, flush=True),
         )
         if text:

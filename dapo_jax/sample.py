@@ -18,11 +18,11 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from dapo_jax import cli, config as config_lib, evaluate, parallel, parts
+from dapo_jax import build, cli, evaluate, parallel, validation
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.data import tokenizer as tokenizer_lib
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Request, Response
-from dapo_jax.run import checkpoint
 
 _CHUNK = 8  # tokens between two looks at the terminal
 
@@ -73,26 +73,26 @@ class Screen:
         self.shown = max(self.shown, len(text))
 
 
-def load_tokenizer(c, workdir: pathlib.Path, model_dir: pathlib.Path | None):
+def load_tokenizer(config, workdir: pathlib.Path, model_dir: pathlib.Path | None):
     """The run's: named by the config, of its model, or the embedded task's under the workdir."""
-    path = c.tokenizer.path or model_dir or (workdir / "data" if not c.data.train else "")
+    path = config.tokenizer.path or model_dir or (workdir / "data" if not config.data.train else "")
     if not path:
         raise ValueError("config.tokenizer.path: problem files of one's own need a tokenizer")
-    return tokenizer_lib.load(path, c.tokenizer.chat_template)
+    return tokenizer_lib.load(path, config.tokenizer.chat_template)
 
 
 class Loaded(NamedTuple):
     """A policy that can be sampled from; `params` in the training layout."""
 
-    c: ml_collections.ConfigDict
+    config: ml_collections.ConfigDict
     tokenizer: tokenizer_lib.Tokenizer
-    machine: parts.Machine
+    machine: build.Machine
     params: qwen2.Params
     policy: evaluate.Policy
 
 
 def load(
-    c,
+    config,
     workdir: pathlib.Path,
     *,
     n: int,
@@ -103,53 +103,58 @@ def load(
     """The policy of a workdir, for n completions at a time of at most `max_tokens` (0: as in
     training). step: of a checkpoint, None = the newest. prompts: are checked before the weights are
     read. ValueError: what the config, the files or a prompt lack."""
-    c = c.copy_and_resolve_references()
-    c.eval.k, c.eval.max_response_tokens = n, max_tokens or c.rollout.max_response_tokens
-    config_lib.validate(c, len(jax.devices()))
-    sizes = config_lib.resolve_mesh(c, len(jax.devices()))
+    config = config.copy_and_resolve_references()
+    config.eval.k, config.eval.max_response_tokens = (
+        n,
+        max_tokens or config.rollout.max_response_tokens,
+    )
+    validation.validate(config, len(jax.devices()))
+    sizes = validation.resolve_mesh(config, len(jax.devices()))
     shards = sizes["data"] * sizes["fsdp"]
-    c.rollout.slots = min(c.rollout.slots, -(-n // shards) * shards)
-    c.rollout.chunk = min(c.rollout.chunk, _CHUNK)
-    policy = evaluate.find_policy(c, workdir)
+    config.rollout.slots = min(config.rollout.slots, -(-n // shards) * shards)
+    config.rollout.chunk = min(config.rollout.chunk, _CHUNK)
+    policy = evaluate.find_policy(config, workdir)
     if step is not None:
         policy = policy._replace(step=checkpoint.find_step(policy.steps, step))
-    tokenizer = load_tokenizer(c, workdir, policy.model_dir)
+    tokenizer = load_tokenizer(config, workdir, policy.model_dir)
     for prompt in prompts:
-        encode(c, tokenizer, prompt)
-    machine = parts.build_machine(c, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir)
-    return Loaded(c, tokenizer, machine, evaluate.load_params(c, machine, policy), policy)
+        encode(config, tokenizer, prompt)
+    machine = build.build_machine(
+        config, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir
+    )
+    return Loaded(config, tokenizer, machine, evaluate.load_params(config, machine, policy), policy)
 
 
-def encode(c, tokenizer, prompt: str) -> list[int]:
+def encode(config, tokenizer, prompt: str) -> list[int]:
     """Token ids of a prompt, by the chat template where the config says so. ValueError: it is empty
     or too long."""
     chat = [{"role": "user", "content": prompt}]
-    ids = tokenizer.chat(chat) if c.tokenizer.chat else tokenizer.encode(prompt)
-    if not 1 <= len(ids) <= c.data.max_prompt_tokens:
+    ids = tokenizer.chat(chat) if config.tokenizer.chat else tokenizer.encode(prompt)
+    if not 1 <= len(ids) <= config.data.max_prompt_tokens:
         raise ValueError(
             f"prompt: {len(ids)} tokens; 1 to config.data.max_prompt_tokens ="
-            f" {c.data.max_prompt_tokens} are allowed"
+            f" {config.data.max_prompt_tokens} are allowed"
         )
     return ids
 
 
 def draw(loaded: Loaded, ids: list[int], on_tokens=None) -> list[Response]:
     """`c.eval.k` responses to the prompt `ids`, at `c.eval.temperature` and `c.eval.top_p`."""
-    c, engine = loaded.c, loaded.machine.engine
+    config, engine = loaded.config, loaded.machine.engine
     responses, _ = engine.generate(
         engine.decode_params(loaded.params),
-        [Request(ids, 0, i) for i in range(c.eval.k)],
-        seed=c.seed,
-        temperature=c.eval.temperature,
-        top_p=c.eval.top_p,
-        max_response_tokens=c.eval.max_response_tokens,
+        [Request(ids, 0, i) for i in range(config.eval.k)],
+        seed=config.seed,
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        max_response_tokens=config.eval.max_response_tokens,
         on_tokens=on_tokens,
     )
     return responses
 
 
 def sample(
-    c,
+    config,
     workdir: pathlib.Path,
     prompt: str,
     *,
@@ -160,10 +165,10 @@ def sample(
 ) -> list[str]:
     """Draw n completions with `c.eval.temperature` and `c.eval.top_p`, showing them by `write` as
     they grow; returns their texts. ValueError: what the config, the files or the prompt lack."""
-    loaded = load(c, workdir, n=n, max_tokens=max_tokens, prompts=[prompt])
+    loaded = load(config, workdir, n=n, max_tokens=max_tokens, prompts=[prompt])
     tokenizer = loaded.tokenizer
-    screen = Screen(tokenizer, n, loaded.c.eval.max_response_tokens, probs, write)
-    responses = draw(loaded, encode(c, tokenizer, prompt), screen)
+    screen = Screen(tokenizer, n, loaded.config.eval.max_response_tokens, probs, write)
+    responses = draw(loaded, encode(config, tokenizer, prompt), screen)
     return [tokenizer.decode(r.tokens.tolist()) for r in responses]
 
 
@@ -180,16 +185,16 @@ def define_flags() -> None:
 
 
 def main(prompt: str) -> None:
-    given, c = flags.FLAGS, cli.CONFIG.value
-    if not cli.WORKDIR.value and not c.model.path:
+    given, config = flags.FLAGS, cli.CONFIG.value
+    if not cli.WORKDIR.value and not config.model.path:
         raise ValueError("--workdir: name the run to sample from (or set --config.model.path)")
-    c.eval.top_p = given.top_p
+    config.eval.top_p = given.top_p
     if given.temperature is not None:
-        c.eval.temperature = given.temperature
+        config.eval.temperature = given.temperature
     if given.seed is not None:
-        c.seed = given.seed
+        config.seed = given.seed
     if given.chat is not None:
-        c.tokenizer.chat = given.chat
+        config.tokenizer.chat = given.chat
     first = parallel.first()
     if hasattr(sys.stdout, "reconfigure"):  # a terminal that cannot show a character shows '?'
         sys.stdout.reconfigure(errors="replace")
@@ -199,7 +204,7 @@ def main(prompt: str) -> None:
             print(text, end="", flush=True)
 
     sample(
-        c,
+        config,
         pathlib.Path(cli.WORKDIR.value or "."),
         prompt,
         n=given.n,

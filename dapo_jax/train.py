@@ -5,7 +5,7 @@
 The same command resumes. WORKDIR receives config.json (resolved), metrics.jsonl, tensorboard/,
 rollouts/ (text samples), eval/ and checkpoints/; it may be a bucket (gs://...). Any field of the
 config can be overridden: --config.optim.lr=1e-6. On several hosts, run the same command on each
-(processes.py). Exit code 0 at the end, or after SIGTERM once the running step is saved.
+(hosts/processes.py). Exit code 0 at the end, or after SIGTERM once the running step is saved.
 """
 
 import contextlib
@@ -18,40 +18,34 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from dapo_jax import cli, config as config_lib, parallel, parts, processes, topology, warmup
+from dapo_jax import build, cli, grading, parallel, schema, validation, warmup
+from dapo_jax.checkpoint import checkpoint, resume, saver as saver_lib, workdir as workdir_lib
+from dapo_jax.checkpoint.checkpoint import State
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
 from dapo_jax.data import problems, verifier
 from dapo_jax.evaluate import evaluate_sets
+from dapo_jax.hosts import processes
+from dapo_jax.log import guards, metrics, report, trackers
 from dapo_jax.model import hf, qwen2
+from dapo_jax.pods import topology
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.engine import Stats
-from dapo_jax.run import (
-    checkpoint,
-    guards,
-    metrics,
-    report,
-    resume,
-    saver as saver_lib,
-    trackers,
-    workdir as workdir_lib,
-)
-from dapo_jax.run.checkpoint import State
 
 # ------------------------------------------------------------------------------------------------
 # Algorithm 1
 # ------------------------------------------------------------------------------------------------
 
 
-def train_step(c, text: parts.Text, machine: parts.Machine, stream, state: State):
+def train_step(config, text: build.Text, machine: build.Machine, stream, state: State):
     """One rollout step: sample until the batch is full of mixed groups, then U updates on it.
     Returns (state, metrics, what was sampled)."""
     started = time.perf_counter()
 
     # Lines 3-8: generate, verify, filter; N groups in problem order.
-    got, stats = sample_batch(c, text, machine, stream, state)
+    got, stats = sample_batch(config, text, machine, stream, state)
     rollout_done = time.perf_counter()
-    log = drawn_metrics(c, got, stats)
+    log = drawn_metrics(config, got, stats)
     state = state._replace(
         rounds=state.rounds + got.rounds,
         position=got.next_position,
@@ -63,9 +57,9 @@ def train_step(c, text: parts.Text, machine: parts.Machine, stream, state: State
     )
 
     # Line 9: rewards with the length penalty, group-relative advantages, loss weights.
-    minibatches = make_minibatches(c, got.groups, state.step)
+    minibatches = make_minibatches(config, got.groups, state.step)
     # Lines 10-12: old log-probs first, then the updates.
-    state, update_log = update_policy(c, machine, state, minibatches)
+    state, update_log = update_policy(config, machine, state, minibatches)
 
     done = time.perf_counter()
     log |= update_log | {
@@ -83,27 +77,27 @@ def train_step(c, text: parts.Text, machine: parts.Machine, stream, state: State
     return state._replace(step=state.step + 1), log, got
 
 
-def sample_batch(c, text, machine, stream, state: State) -> tuple[Collected, Stats]:
+def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected, Stats]:
     """Dynamic sampling with the policy as it is at the start of the step."""
     decode_params = machine.engine.decode_params(state.params)
     totals = []
 
     def sample(positions: range) -> list[Group]:
         rows = [stream[i] for i in positions]
-        groups, stats = parts.sample_groups(
+        groups, stats = build.sample_groups(
             machine,
             decode_params,
             list(zip(positions, [text.train.ids[r] for r in rows], strict=True)),
-            c.rollout.group_size,
-            seed=c.seed,
-            temperature=c.rollout.temperature,
-            top_p=c.rollout.top_p,
-            max_response_tokens=c.rollout.max_response_tokens,
+            config.rollout.group_size,
+            seed=config.seed,
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            max_response_tokens=config.rollout.max_response_tokens,
         )
         totals.append(stats)
         drawn = [text.train.problems[row] for row in rows]
         answers = [problem.answer for problem in drawn]
-        graded = parts.grade_groups(text.tokenizer, groups, answers, c.reward.mode)
+        graded = grading.grade_groups(text.tokenizer, groups, answers, config.reward.verifier)
         return [
             group._replace(correct=grades.correct, extras=grades._replace(source=problem.source))
             for group, grades, problem in zip(groups, graded, drawn, strict=True)
@@ -112,44 +106,46 @@ def sample_batch(c, text, machine, stream, state: State) -> tuple[Collected, Sta
     got = collect(
         sample,
         start=state.position,
-        need=c.rollout.groups,
+        need=config.rollout.groups,
         accept_rate=state.accept_rate,
-        max_rounds=c.sampling.max_rounds,
-        dynamic=c.sampling.dynamic,
-        surplus=c.sampling.surplus,
+        max_rounds=config.dynamic_sampling.max_rounds,
+        dynamic=config.dynamic_sampling.enabled,
+        surplus=config.dynamic_sampling.surplus,
         carried=state.carried,
     )
     return got, engine.total(totals)
 
 
-def make_minibatches(c, groups: list[Group], step: int) -> list[list[packing.Item]]:
+def make_minibatches(config, groups: list[Group], step: int) -> list[list[packing.Item]]:
     """Groups -> advantages and loss weights -> U mini-batches of whole groups, shuffled."""
     if not groups:
         return []
     correct_NxG = np.stack([g.correct for g in groups])
     length_NxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
     truncated_NxG = np.array([[r.truncated for r in g.responses] for g in groups])
-    reward_NxG = shaped_rewards(c, correct_NxG, length_NxG)
-    filtered_NxG = truncated_NxG & (c.loss.overlong_filter != "off")
+    reward_NxG = shaped_rewards(config, correct_NxG, length_NxG)
+    filtered_NxG = truncated_NxG & (config.loss.overlong_filter != "off")
     advantage_NxG = advantage.group_normalize(
         reward_NxG,
-        ddof=c.advantage.ddof,
-        epsilon=c.advantage.epsilon,
-        counted_NxG=~filtered_NxG if c.loss.overlong_filter == "group" else None,
+        ddof=config.advantage.ddof,
+        epsilon=config.advantage.epsilon,
+        counted_NxG=~filtered_NxG if config.loss.overlong_filter == "group" else None,
     )
     trained_NxG = np.where(filtered_NxG, 0, length_NxG)
 
-    order = np.random.default_rng([c.seed, step]).permutation(len(groups))
-    size = c.rollout.groups // c.optim.minibatches  # groups a mini-batch; a short batch has fewer
-    G = c.rollout.group_size
+    order = np.random.default_rng([config.seed, step]).permutation(len(groups))
+    size = (
+        config.rollout.groups // config.optim.minibatches
+    )  # groups a mini-batch; a short batch has fewer
+    G = config.rollout.group_size
     minibatches = []
     for start in range(0, len(order), size):
         part = order[start : start + size]
         weights = objective.token_weights(
             trained_NxG[part].ravel(),
             np.repeat(part, G),
-            c.loss.normalizer,
-            c.loss.chunk_sequences,
+            config.loss.normalizer,
+            config.loss.chunk_sequences,
         ).reshape(len(part), G)
         minibatches.append(
             [
@@ -161,25 +157,25 @@ def make_minibatches(c, groups: list[Group], step: int) -> list[list[packing.Ite
     return minibatches
 
 
-def shaped_rewards(c, correct: np.ndarray, length: np.ndarray) -> np.ndarray:
+def shaped_rewards(config, correct: np.ndarray, length: np.ndarray) -> np.ndarray:
     return reward.shaped(
         correct,
         length,
-        right=c.reward.correct,
-        wrong=c.reward.wrong,
-        max_tokens=c.rollout.max_response_tokens,
-        buffer_tokens=c.reward.overlong_buffer_tokens,
-        factor=c.reward.overlong_penalty,
+        right=config.reward.correct,
+        wrong=config.reward.wrong,
+        max_tokens=config.rollout.max_response_tokens,
+        buffer_tokens=config.reward.overlong_buffer_tokens,
+        factor=config.reward.overlong_penalty,
     )
 
 
-def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[str, float]]:
+def update_policy(config, machine, state: State, minibatches) -> tuple[State, dict[str, float]]:
     """Old (and reference) log-probs of the whole batch, then one gradient update a mini-batch."""
     trainer = machine.trainer
-    temperature = np.float32(c.rollout.temperature)
-    coefficients = objective.Coefficients(*map(np.float32, objective.coefficients(c.loss)))
-    lr = np.float32(update.learning_rate(c.optim, state.step))
-    packed = pack_minibatches(c, machine, state, minibatches)
+    temperature = np.float32(config.rollout.temperature)
+    coefficients = objective.Coefficients(*map(np.float32, objective.coefficients(config.loss)))
+    lr = np.float32(update.learning_rate(config.optim, state.step))
+    packed = pack_minibatches(config, machine, state, minibatches)
     params, opt_state, logs = state.params, state.opt_state, []
     for rows, old, ref, used in packed:
         params, opt_state, log = trainer.update(
@@ -196,26 +192,26 @@ def update_policy(c, machine, state: State, minibatches) -> tuple[State, dict[st
         updates=state.updates + len(logs),
         skipped_in_row=in_row,
     )
-    return state, metrics.update_metrics(logs, bool(c.loss.kl_coef)) | {"optim/lr": lr}
+    return state, metrics.update_metrics(logs, bool(config.loss.kl_coef)) | {"optim/lr": lr}
 
 
-def pack_minibatches(c, machine, state: State, minibatches) -> list[tuple]:
+def pack_minibatches(config, machine, state: State, minibatches) -> list[tuple]:
     """(rows, old log-probs, reference log-probs, micro-batches in use) of each mini-batch of which
     anything is left, on the devices."""
-    trainer, temperature = machine.trainer, np.float32(c.rollout.temperature)
+    trainer, temperature = machine.trainer, np.float32(config.rollout.temperature)
     packed = []
     for items in minibatches:
         rows, used, _ = packing.pack(
             items,
-            row_tokens=config_lib.row_tokens(c),
-            micro_rows=c.optim.micro_rows,
-            max_items=parts.minibatch_responses(c),
+            row_tokens=validation.row_tokens(config),
+            micro_rows=config.optim.micro_batch_rows,
+            max_items=build.minibatch_responses(config),
         )
         if not used:  # every response of it was filtered out
             continue
         rows, used = parallel.to_device(rows, trainer.row_sharding), np.int32(used)
         old = rows.sampled_logp_AxRxT
-        if c.loss.old_logprobs == "recompute":
+        if config.loss.old_logprobs == "recompute":
             old = trainer.log_probs(state.params, rows, used, temperature)
         ref = old
         if state.ref_params is not None:
@@ -224,10 +220,10 @@ def pack_minibatches(c, machine, state: State, minibatches) -> list[tuple]:
     return packed
 
 
-def memory_lines(c, machine: parts.Machine) -> list[str]:
+def memory_lines(config, machine: build.Machine) -> list[str]:
     """What sampling and an update take of a device. Compiles them; the run finds them ready."""
-    programs = parts.calls(c, machine)
-    decode = f"decode_{engine.draw_mode(c.rollout.temperature, c.rollout.top_p)}"
+    programs = build.calls(config, machine)
+    decode = f"decode_{engine.draw_mode(config.rollout.temperature, config.rollout.top_p)}"
     return [
         topology.memory_line(name.split("_")[0], program.lower(*arguments).compile())
         for name in ("prefill", decode, "update")
@@ -235,16 +231,16 @@ def memory_lines(c, machine: parts.Machine) -> list[str]:
     ]
 
 
-def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float | list[int]]:
+def drawn_metrics(config, got: Collected, stats: Stats) -> dict[str, float | list[int]]:
     """`rollout_metrics` with the rewards of everything drawn, accepted or not."""
     correct = np.array([g.correct for g in got.drawn], bool).ravel()
     length = np.array([len(r.tokens) for g in got.drawn for r in g.responses])
     return metrics.rollout_metrics(
         got,
-        outcomes=np.where(correct, c.reward.correct, c.reward.wrong),
-        rewards=shaped_rewards(c, correct, length),
+        outcomes=np.where(correct, config.reward.correct, config.reward.wrong),
+        rewards=shaped_rewards(config, correct, length),
         tokens=stats.tokens,
-        longest=c.rollout.max_response_tokens,
+        longest=config.rollout.max_response_tokens,
     )
 
 
@@ -253,32 +249,32 @@ def drawn_metrics(c, got: Collected, stats: Stats) -> dict[str, float | list[int
 # ------------------------------------------------------------------------------------------------
 
 
-def train(c, where: str | pathlib.Path, allow_config_change: bool = False) -> bool:
+def train(config, where: str | pathlib.Path, allow_config_change: bool = False) -> bool:
     """Run up to `c.steps` in the workdir `where`; False where SIGTERM cut it off.
     Raises ConfigError, ValueError or OSError for bad input, before anything compiles."""
-    processes.agree(processes.identity(c, str(where)))
-    config_lib.validate(c, len(jax.devices()))
+    processes.agree(processes.identity(config, str(where)))
+    validation.validate(config, len(jax.devices()))
     say = tqdm.write if parallel.first() else lambda _: None
-    for warning in config_lib.warnings(c):
+    for warning in validation.warnings(config):
         say(f"warning: {warning}")
     if parallel.first():
-        trackers.require(c)
+        trackers.require(config)
     with workdir_lib.hold(where) as home:
-        return run(c, home, allow_config_change, say)
+        return run(config, home, allow_config_change, say)
 
 
 def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> bool:
     workdir = home.local
     model_dir = hf.resolve(c.model.path) if c.model.path else None
-    text = parts.load_text(c, workdir, model_dir)
-    processes.agree({"the set of problems (its hash)": parts.digest(text)})
-    machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir)
-    config, data = config_lib.leaves(c), resume.fingerprint(text.train)
+    text = build.load_text(c, workdir, model_dir)
+    processes.agree({"the set of problems (its hash)": build.digest(text)})
+    machine = build.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir)
+    config, data = schema.leaves(c), resume.fingerprint(text.train)
     for note in [*text.notes, describe(c, machine), f"workdir: {home.name}"]:
         say(note)
 
     directory = c.checkpoint.directory or home.checkpoints
-    accept = lambda saved: resume.check(saved, c, data, allow_config_change, say)  # noqa: E731
+    accept = lambda saved: resume.check(saved, c, data, allow_config_change, say)
     state, resumed = start_state(c, text, machine, directory, accept, say)
     if parallel.first():
         checkpoint.dump_json(workdir / "config.json", config)
@@ -294,7 +290,7 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> bool:
         after.callback(send, home, say)
         after.callback(signal.signal, signal.SIGTERM, handler)
         after.callback(writer.close)
-        saver = after.enter_context(saver_lib.Saver(directory, c, config, data, say))
+        saver = after.enter_context(saver_lib.Saver(directory, c, data, say))
         if not resumed:
             log = evaluate_policy(c, machine, text, state, writer, say)
             writer.record(0, log)
@@ -348,19 +344,19 @@ def send(home: workdir_lib.Workdir, say) -> None:
         say(f"warning: {home.name}: not written ({error}); trying again after the next step")
 
 
-def score(c, text: parts.Text, log: dict[str, float]) -> float | None:
+def score(config, text: build.Text, log: dict[str, float]) -> float | None:
     """What `checkpoint.keep_best` compares; None on a step without evaluation."""
-    tag = c.checkpoint.best or f"eval/{next(iter(text.evals), '')}/avg@k"
-    if c.checkpoint.keep_best and "time/eval_s" in log and tag not in log:
+    tag = config.checkpoint.best_metric or f"eval/{next(iter(text.evals), '')}/avg@k"
+    if config.checkpoint.keep_best and "time/eval_s" in log and tag not in log:
         known = ", ".join(t for t in log if t.startswith("eval/"))
-        raise config_lib.ConfigError(
-            f"config.checkpoint.best: no metric {tag!r}; there are {known}"
+        raise schema.ConfigError(
+            f"config.checkpoint.best_metric: no metric {tag!r}; there are {known}"
         )
     return float(log[tag]) if "time/eval_s" in log and tag in log else None
 
 
 def start_state(
-    c, text: parts.Text, machine: parts.Machine, directory, accept, say
+    config, text: build.Text, machine: build.Machine, directory, accept, say
 ) -> tuple[State, bool]:
     """(where the run begins, whether it goes on from a checkpoint):
     1. at the newest whole checkpoint of this run, if there is one that `accept` does not refuse;
@@ -371,51 +367,56 @@ def start_state(
     shardings = State(trainer.param_shardings, trainer.opt_shardings, None, [])
     abstract = qwen2.abstract(machine.shape)
     like = State(abstract, jax.eval_shape(machine.tx.init, abstract), None, [])
-    if c.loss.kl_coef:
+    if config.loss.kl_coef:
         shardings = shardings._replace(ref_params=trainer.param_shardings)
         like = like._replace(ref_params=abstract)
     if (state := resume.newest(directory, like, shardings, accept, say)) is not None:
         return state, True
-    if c.init_from:
-        params = checkpoint.restore_params(c.init_from, abstract, trainer.param_shardings)
+    if config.init_from:
+        params = checkpoint.restore_params(config.init_from, abstract, trainer.param_shardings)
     else:
-        params = parts.initial_params(c, machine)
-        if c.warmup.skill_steps + c.warmup.habit_steps:
-            phases = warmup.usual(c)
-            params = warmup.warm_up(c, machine.mesh, machine.shape, text.tokenizer, params, phases)
-    ref = jax.tree.map(lambda w: w.copy(), params) if c.loss.kl_coef else None
+        params = build.initial_params(config, machine)
+        if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps:
+            phases = warmup.usual(config)
+            params = warmup.warm_up(
+                config, machine.mesh, machine.shape, text.tokenizer, params, phases
+            )
+    ref = jax.tree.map(lambda w: w.copy(), params) if config.loss.kl_coef else None
     return State(params, trainer.init_opt_state(params), ref, []), False
 
 
-def evaluate_policy(c, machine, text, state: State, writer, say) -> dict[str, float]:
+def evaluate_policy(config, machine, text, state: State, writer, say) -> dict[str, float]:
     started = time.perf_counter()
     decode_params = machine.engine.decode_params(state.params)
-    scores, rows = evaluate_sets(c, machine, decode_params, text)
+    scores, rows = evaluate_sets(config, machine, decode_params, text)
     writer.lines("eval", state.step, rows)
     for line in report.evaluation_lines(state.step, scores):
         say(line)
     return scores | {"time/eval_s": time.perf_counter() - started}
 
 
-def rows(c, text: parts.Text, stream, piece, got: Collected):
+def rows(config, text: build.Text, stream, piece, got: Collected):
     """What rollouts/ keeps of a step."""
     return report.samples(
         got,
-        c.log.samples,
+        config.log.samples,
         lambda position: text.train.problems[stream[position]],
         text.tokenizer,
         piece,
-        lambda response, answer: verifier.verify(response, answer, c.reward.mode).extracted,
-        functools.partial(shaped_rewards, c),
+        lambda response, answer: (
+            verifier.verify(response, answer, config.reward.verifier).extracted
+        ),
+        functools.partial(shaped_rewards, config),
     )
 
 
-def describe(c, machine: parts.Machine) -> str:
+def describe(config, machine: build.Machine) -> str:
     sizes = " x ".join(f"{k} {v}" for k, v in machine.mesh.shape.items())
     return (
         f"model: {qwen2.param_count(machine.shape):,} parameters; devices:"
         f" {machine.mesh.size} {machine.mesh.devices.flat[0].platform} ({sizes}); batch:"
-        f" {c.rollout.groups} groups x {c.rollout.group_size}, {c.optim.minibatches} updates a step"
+        f" {config.rollout.groups} groups x {config.rollout.group_size},"
+        f" {config.optim.minibatches} updates per step"
     )
 
 

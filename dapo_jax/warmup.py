@@ -38,24 +38,40 @@ class Phase(NamedTuple):
     cap: int  # tokens; longer examples are cut, and the model learns no end for them
 
 
-def usual(c) -> list[Phase]:
-    """What `config.warmup` asks for: the skill, then the habit."""
-    cap = c.rollout.max_response_tokens
+def usual(config) -> list[Phase]:
+    """What `config.supervised_warmup` asks for: the skill, then the habit."""
+    cap = config.rollout.max_response_tokens
     skill, habit = (
         [(style, arithmetic.WARMUP_LEVELS)] for style in (arithmetic.SKILL, arithmetic.HABIT)
     )
     return [
-        Phase("skill", c.warmup.skill_steps, c.warmup.skill_lr, skill, 2 * c.seed, cap),
-        Phase("habit", c.warmup.habit_steps, c.warmup.habit_lr, habit, 2 * c.seed + 1, cap),
+        Phase(
+            "skill",
+            config.supervised_warmup.skill_steps,
+            config.supervised_warmup.skill_lr,
+            skill,
+            2 * config.seed,
+            cap,
+        ),
+        Phase(
+            "habit",
+            config.supervised_warmup.habit_steps,
+            config.supervised_warmup.habit_lr,
+            habit,
+            2 * config.seed + 1,
+            cap,
+        ),
     ]
 
 
-def warm_up(c, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
+def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
     """All phases on `params` (which are donated), one after the other; returns the new params."""
-    rules = c.sharding.train.to_dict()
-    programs = update.programs(shape, mesh, rules, update.optimizer(**OPTIMIZER), c.model.dtype)
+    rules = config.sharding.train.to_dict()
+    programs = update.programs(
+        shape, mesh, rules, update.optimizer(**OPTIMIZER), config.model.dtype
+    )
     eos = min(tokenizer.stop_ids)
-    row_tokens = c.data.max_prompt_tokens + max(phase.cap for phase in phases)
+    row_tokens = config.data.max_prompt_tokens + max(phase.cap for phase in phases)
     bar = tqdm(
         total=sum(phase.steps for phase in phases),
         desc="warm-up",
@@ -67,15 +83,19 @@ def warm_up(c, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
         if not phase.steps:
             continue
         opt_state = programs.init_opt_state(params)
-        items = encode(examples(phase, phase.steps * c.warmup.batch), tokenizer, eos)
+        items = encode(
+            examples(phase, phase.steps * config.supervised_warmup.batch), tokenizer, eos
+        )
         for step in range(phase.steps):
-            batch = items[step * c.warmup.batch : (step + 1) * c.warmup.batch]
+            batch = items[
+                step * config.supervised_warmup.batch : (step + 1) * config.supervised_warmup.batch
+            ]
             total = sum(len(response) for _, response in batch)
             rows, used, _ = packing.pack(
                 [packing.Item(p, r, np.zeros(len(r)), 0.0, 1 / total) for p, r in batch],
-                row_tokens=c.optim.row_tokens or -(-row_tokens // 8) * 8,
-                micro_rows=c.optim.micro_rows,
-                max_items=c.warmup.batch,
+                row_tokens=config.optim.row_tokens or -(-row_tokens // 8) * 8,
+                micro_rows=config.optim.micro_batch_rows,
+                max_items=config.supervised_warmup.batch,
             )
             rows = parallel.to_device(rows, programs.row_sharding)
             lr = np.float32(phase.lr * schedule(step / phase.steps))

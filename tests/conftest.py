@@ -43,7 +43,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all_configs",
         action="store_true",
-        help="test_plan_compile: large models too, minutes each",
+        help="test_compile: large models too, minutes each",
     )
     parser.addoption("--kill_seed", type=int, default=None, help="the seed it has printed")
 
@@ -86,7 +86,7 @@ def bucket(tmp_path, monkeypatch):
         def _strip_protocol(cls, path):
             return str(path).removeprefix("gs://").strip("/")
 
-    get = lambda self, name: Gcs() if name in ("gs", "gcs") else LocalFileSystem()  # noqa: E731
+    get = lambda self, name: Gcs() if name in ("gs", "gcs") else LocalFileSystem()
     monkeypatch.setattr(type(backend.fsspec_backend), "_get_filesystem", get)
     (tmp_path / "gs" / "b").mkdir(parents=True)
     return tmp_path / "gs" / "b"

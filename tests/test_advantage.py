@@ -50,7 +50,7 @@ def oracle(rewards, counted, ddof, epsilon):
 def test_against_python_statistics(data):
     N, G = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 9))
     number = st.integers(-2000, 1000).map(lambda i: i / 1000)
-    table = lambda of: st.lists(st.lists(of, min_size=G, max_size=G), min_size=N, max_size=N)  # noqa: E731
+    table = lambda of: st.lists(st.lists(of, min_size=G, max_size=G), min_size=N, max_size=N)
     rewards = data.draw(table(number | st.sampled_from([1.0, -1.0])))
     counted = data.draw(st.none() | table(st.booleans()))
     ddof, epsilon = data.draw(st.sampled_from([0, 1])), data.draw(st.sampled_from([1e-6, 1e-4]))

@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from dapo_jax import parallel, parts, train
+from dapo_jax import build, parallel, train
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo import objective
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.experiments import bandit
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
-from dapo_jax.run import checkpoint
 
 
 @pytest.fixture(scope="module")
 def machine():
     c = bandit.settings()
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
-    return c, parts.assemble(c, mesh, qwen2.shape_from_config(c), {bandit.STOP})
+    return c, build.assemble(c, mesh, qwen2.shape_from_config(c), {bandit.STOP})
 
 
 def test_start_policy_is_shared_in_the_rare_token_alone():
@@ -42,7 +42,7 @@ def test_imitation_weighs_the_exact_distribution():
 
 def test_probabilities_are_those_the_trainer_scores(machine):
     c, m = machine
-    params = parts.initial_params(c, m)
+    params = build.initial_params(c, m)
     p_PxV = np.asarray(bandit.exact(m)(params))
     np.testing.assert_allclose(p_PxV.sum(1), 1, rtol=1e-5)
     groups, _ = draw(c, m, params)
@@ -52,7 +52,7 @@ def test_probabilities_are_those_the_trainer_scores(machine):
 
 
 def draw(c, m, params):
-    return parts.sample_groups(
+    return build.sample_groups(
         m,
         m.engine.decode_params(params),
         list(enumerate(bandit.prompts())),
@@ -68,13 +68,13 @@ def test_gradient_is_that_of_the_clipped_objective_by_hand(machine):
     """d loss / d weights through the exact table of log-probs: what one NumPy formula gives for
     d loss / d log p, chained with the table's derivative by the model."""
     c, m = machine
-    params = parts.initial_params(c, m)
+    params = build.initial_params(c, m)
     rng = np.random.default_rng(0)
     p_PxV = np.asarray(bandit.exact(m)(params))
     groups, old_Q, table = [], [], np.zeros(p_PxV.shape)
     c = c.copy_and_resolve_references()
     c.loss.clip_high, c.loss.old_logprobs = 0.28, "reuse"
-    c.optim.minibatches, c.optim.micro_rows = 16, 4
+    c.optim.minibatches, c.optim.micro_batch_rows = 16, 4
     for n, prompt in enumerate(bandit.prompts()):
         tokens = rng.integers(bandit.RARE, 48, size=c.rollout.group_size)
         tokens[:2] = bandit.RARE, bandit.RARE + 1
@@ -141,7 +141,7 @@ def test_measures():
 def test_a_rare_shared_move_grows(machine):
     """Two rollouts of the real loop from a base made here."""
     c, m = machine
-    params = jax.tree.map(lambda w: w.copy(), parts.initial_params(c, m))
+    params = jax.tree.map(lambda w: w.copy(), build.initial_params(c, m))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bandit, "ROLLOUTS", 2)
         curve = bandit.learn(c, m, bandit.exact(m), params)

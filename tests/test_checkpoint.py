@@ -9,11 +9,11 @@ import pytest
 from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
+from dapo_jax.checkpoint import checkpoint
+from dapo_jax.checkpoint.checkpoint import State
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
-from dapo_jax.run import checkpoint
-from dapo_jax.run.checkpoint import State
 
 CONFIG = config.base()
 CONFIG.model.num_layers = 1

@@ -85,8 +85,8 @@ def test_problems_without_integer_answers(tmp_path):
         f"--workdir={tmp_path}/run",
         f"--config.data.train={file}",
         f"--config.tokenizer.path={tmp_path}",
-        "--config.warmup.skill_steps=0",
-        "--config.warmup.habit_steps=0",
+        "--config.supervised_warmup.skill_steps=0",
+        "--config.supervised_warmup.habit_steps=0",
     )
     assert f"{file} row 2" in error and "1/2" in error
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dapo_jax import config, plan, pods
+from dapo_jax import config, plan
+from dapo_jax.pods import slices as pods
 
 FOLDER = Path(__file__).parent.parent / "configs"
 FILES = sorted(FOLDER.glob("*.py"))
@@ -67,7 +68,7 @@ def test_docstring_says_what_the_planner_says(file):
 def test_is_the_papers_setting(file):
     c = load(file)
     assert (c.loss.clip_low, c.loss.clip_high) == (0.2, 0.28)
-    assert c.sampling.dynamic and c.reward.overlong_penalty == 1.0 and not c.loss.kl_coef
+    assert c.dynamic_sampling.enabled and c.reward.overlong_penalty == 1.0 and not c.loss.kl_coef
     if "gsm8k" not in file.name:
         assert (c.rollout.groups, c.rollout.group_size) == (512, 16)
         assert (c.data.max_prompt_tokens, c.rollout.max_response_tokens) == (2048, 20480)

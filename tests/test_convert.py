@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
 from dapo_jax import config, convert, parallel
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.model import hf, qwen2
-from dapo_jax.run import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
 import make as golden

@@ -18,8 +18,9 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 
 from dapo_jax import config, convert, evaluate, parallel, train
+from dapo_jax.checkpoint import checkpoint
+from dapo_jax.log import metrics, scores
 from dapo_jax.model import hf, qwen2
-from dapo_jax.run import checkpoint, metrics, scores
 
 sys.path.insert(0, str(Path(__file__).parent / "data"))
 from tiny_config import __file__ as CONFIG, get_config as tiny
@@ -81,7 +82,7 @@ def test_report(run, result):
 def test_stop_strings_end_responses_early(run, result):
     """The same samples up to the token that completes a text; such a row is not truncated."""
     c = tiny()
-    c.eval.stop_strings, c.eval.problems = "7|h|4", 8
+    c.eval.stop_strings, c.eval.max_problems = "7|h|4", 8
     got = evaluate.evaluate_checkpoint(c, run)["sets"]["heldout"]
     c.eval.stop_strings = ""
     whole = evaluate.evaluate_checkpoint(c, run)["sets"]["heldout"]
@@ -155,7 +156,7 @@ def no_sampling(monkeypatch):
         {"k": 4},
         {"top_p": 0.5},
         {"temperature": 0.5},
-        {"problems": 3},
+        {"max_problems": 3},
         {"max_response_tokens": 9},
         {"stop_strings": "7"},
     ],
@@ -192,7 +193,7 @@ def test_same_weights_in_other_forms(run, result, no_sampling, tmp_path):
 
 def test_checksums_see_value_and_place():
     x = np.random.RandomState(0).normal(size=(3, 4, 5)).astype(np.float32)
-    one = lambda x: int(evaluate.checksums({"x": jnp.asarray(x)})[0])  # noqa: E731
+    one = lambda x: int(evaluate.checksums({"x": jnp.asarray(x)})[0])
     assert one(x) == one(x.copy())
     swapped = x.copy()
     swapped[0, 1], swapped[2, 1] = x[2, 1], x[0, 1]
@@ -204,7 +205,11 @@ def test_checksums_see_value_and_place():
     "fields, files, message",
     [
         ({"eval.k": 0}, {}, "config.eval.k: 0 is too small, at least 1"),
-        ({"reward.mode": "exact"}, {}, "config.reward.mode: 'exact' is not one of dapo, integer"),
+        (
+            {"reward.verifier": "exact"},
+            {},
+            "config.reward.verifier: 'exact' is not one of dapo, integer",
+        ),
         ({}, {"a.jsonl": ""}, "a.jsonl: no rows in this file"),
         ({"eval.files": "{tmp}/b.jsonl"}, {}, "b.jsonl: no such file"),
         ({"eval.files": "x/y={tmp}/a.jsonl"}, {}, "'x/y' cannot name a folder of samples"),
@@ -284,9 +289,9 @@ def test_aime_with_the_real_tokenizer(assets, tmp_path):
     c.tokenizer.chat_template = str(assets / "tokenizer" / "chat_template_qwen2.5_instruct.jinja")
     c.data.max_prompt_tokens, c.data.on_long = 384, "left_truncate"
     c.rollout.max_response_tokens = c.reward.overlong_buffer_tokens = 4
-    c.rollout.chunk, c.reward.mode = 4, "dapo"
+    c.rollout.chunk, c.reward.verifier = 4, "dapo"
     shutil.copy(assets / "math" / "dapo_aime-2024_original.parquet", tmp_path / "aime.parquet")
-    c.eval.files, c.eval.problems, c.eval.k = f"aime24={tmp_path}/aime.parquet", 4, 2
+    c.eval.files, c.eval.max_problems, c.eval.k = f"aime24={tmp_path}/aime.parquet", 4, 2
     aime = evaluate.evaluate_checkpoint(c, tmp_path / "work")["sets"]["aime24"]
     assert (aime["problems"], aime["avg@k"], aime["maj@k"]) == (4, 0.0, 0.0)
     assert aime["avg@k_interval95"] == (0.0, 0.0) and aime["unparsed_frac"] == 1.0

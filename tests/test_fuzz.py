@@ -13,8 +13,9 @@ from absl import flags
 from ml_collections import config_flags
 
 from dapo_jax import cli, config
+from dapo_jax.checkpoint import checkpoint, resume, seal, workdir
 from dapo_jax.data import problems
-from dapo_jax.run import checkpoint, metrics, resume, seal, workdir
+from dapo_jax.log import metrics
 
 SHOWN = (ValueError, OSError)  # `cli._guarded`; ConfigError and Damaged are ValueErrors
 SETTINGS = config.base()
@@ -179,7 +180,7 @@ def saved(tmp_path_factory):
 
 def restore(saved):
     directory, _, like, shardings = saved
-    accept = lambda was: resume.check(was, config.base(), "data", False, lambda _: None)  # noqa: E731
+    accept = lambda was: resume.check(was, config.base(), "data", False, lambda _: None)
     return resume.newest(directory, like, shardings, accept, lambda _: None)
 
 

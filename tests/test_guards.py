@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dapo_jax import config
-from dapo_jax.run import guards, metrics
-from dapo_jax.run.checkpoint import State
+from dapo_jax.checkpoint.checkpoint import State
+from dapo_jax.log import guards, metrics
 
 NONE = guards.History([], [])
 RECORDED = json.loads(pathlib.Path(__file__).with_name("recorded_runs.json").read_text())
@@ -100,7 +100,10 @@ def test_the_gap_s_bound_follows_what_computes_it():
     c.model.dtype = "bfloat16"
     assert not guards.alarms(c, gap, NONE)
     assert guards.alarms(c, {"policy/sampler_trainer_logprob_gap": 1.5}, NONE)
-    c.model.dtype, c.sampling.surplus = "float32", "carry"  # some groups are of an older policy
+    c.model.dtype, c.dynamic_sampling.surplus = (
+        "float32",
+        "carry",
+    )  # some groups are of an older policy
     assert not guards.alarms(c, gap, NONE)
 
 

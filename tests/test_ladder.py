@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dapo_jax import config, recipes, train
+from dapo_jax import config, presets, train
 from dapo_jax.experiments import figures, ladder, pool
-from dapo_jax.run import metrics
+from dapo_jax.log import metrics
 
 ROOT = Path(__file__).parent.parent
 TAG = "eval/heldout/avg@k"
@@ -24,7 +24,7 @@ TAG = "eval/heldout/avg@k"
 
 FIELDS = (
     "loss.overlong_filter", "loss.clip_high", "reward.overlong_penalty", "loss.normalizer",
-    "sampling.dynamic",
+    "dynamic_sampling.enabled",
 )  # fmt: skip
 ORACLE = {
     "grpo": ("off", 0.2, 0.0, "sequence", False),
@@ -53,14 +53,14 @@ def get_config(*argument):
 def test_a_rung_changes_these_fields_and_no_other(name, size):
     got = config.leaves(get_config(name + size))
     assert tuple(got[f] for f in FIELDS) == ORACLE[name]
-    full = config.leaves(recipes.dapo_math("7B") if size else recipes.ladder_task())
+    full = config.leaves(presets.dapo_math("7B") if size else presets.ladder_task())
     assert {f for f in got if got[f] != full[f]} <= set(FIELDS)
     config.validate(get_config(name), devices=1)
 
 
 def test_the_ladder_is_the_papers_table():
-    assert tuple(ORACLE) == recipes.CUMULATIVE + recipes.LEAVE_ONE_OUT
-    assert tuple(ORACLE)[:-1] == recipes.RUNGS  # the last one is +token_loss
+    assert tuple(ORACLE) == presets.CUMULATIVE + presets.LEAVE_ONE_OUT
+    assert tuple(ORACLE)[:-1] == presets.RUNGS  # the last one is +token_loss
     assert list(ladder.PAPER.values()) == [30, 36, 38, 41, 42, 50]
     assert get_config() == get_config("+dynamic_sampling")
     assert get_config("grpo") == config.grpo(get_config())
@@ -68,13 +68,13 @@ def test_the_ladder_is_the_papers_table():
 
 def test_base_configs_keep_what_they_say():
     c = config.verl()
-    c.loss.overlong_filter, c.sampling.surplus = "group", "carry"
-    top = recipes.rung(c, "+dynamic_sampling")
+    c.loss.overlong_filter, c.dynamic_sampling.surplus = "group", "carry"
+    top = presets.rung(c, "+dynamic_sampling")
     assert (top.loss.overlong_filter, top.loss.normalizer) == ("group", "chunk_tokens")
-    assert top.sampling.surplus == "carry"
-    below = recipes.rung(c, "+token_loss")
-    assert (below.sampling.dynamic, below.sampling.surplus) == (False, "drop")
-    assert c.sampling.dynamic  # the config that is given stays as it is
+    assert top.dynamic_sampling.surplus == "carry"
+    below = presets.rung(c, "+token_loss")
+    assert (below.dynamic_sampling.enabled, below.dynamic_sampling.surplus) == (False, "drop")
+    assert c.dynamic_sampling.enabled  # the config that is given stays as it is
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_base_configs_keep_what_they_say():
     [
         (lambda: get_config("+luck"), r"no rung '\+luck'; there are grpo, \+overlong_filtering,"),
         (lambda: get_config("grpo@3B"), "no size '3B' of Qwen2.5; there are 0.5B, 1.5B, 7B, 32B"),
-        (lambda: recipes.rung(config.grpo(), "grpo"), "this config is without clip_higher"),
+        (lambda: presets.rung(config.grpo(), "grpo"), "this config is without clip_higher"),
     ],
 )
 def test_mistakes_are_one_line_that_says_what_there_is(make, words):
@@ -104,7 +104,8 @@ def command(*arguments):
 
 
 def test_unknown_rung_on_the_command_line():
-    entry = "from dapo_jax import cli; cli.run(lambda: print(cli.CONFIG.value.sampling.dynamic))"
+    value = "cli.CONFIG.value.dynamic_sampling.enabled"
+    entry = f"from dapo_jax import cli; cli.run(lambda: print({value}))"
     assert command("-c", entry, "--config=configs/ladder.py:grpo@7B").stdout == "False\n"
     done = command("-c", entry, "--config=configs/ladder.py:+luck")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
@@ -112,7 +113,7 @@ def test_unknown_rung_on_the_command_line():
 
 
 def test_tasks_share_a_base_and_go_on_for_equal_tokens():
-    c = recipes.ladder_task()
+    c = presets.ladder_task()
     base, *runs = ladder.tasks(c, ["grpo", "+dynamic_sampling"], 2, base_seed=7, longer=2.5)
     assert (base.folder, base.arguments[0]["seed"], base.arguments[0]["steps"]) == ("base", 7, 0)
     assert [(t.folder, t.arguments[0]["steps"], t.after) for t in runs] == [
@@ -122,7 +123,7 @@ def test_tasks_share_a_base_and_go_on_for_equal_tokens():
         ("+dynamic_sampling/seed_1", c.steps, ("base",)),
     ]
     assert [t.arguments[0]["seed"] for t in runs] == [0, 0, 1, 1]
-    pod = ladder.tasks(recipes.dapo_math("7B"), ["grpo"], 1, base_seed=0, longer=1.0)
+    pod = ladder.tasks(presets.dapo_math("7B"), ["grpo"], 1, base_seed=0, longer=1.0)
     assert [(t.folder, t.after) for t in pod] == [("grpo/seed_0", ())]
 
 
@@ -222,7 +223,7 @@ def test_verdicts_follow_the_numbers():
 
 
 def test_report_writes_table_json_and_figures(tmp_path):
-    c = recipes.ladder_task()
+    c = presets.ladder_task()
     for name, runs in example().items():
         for seed, records in enumerate(runs):
             folder = tmp_path / ladder.folder(name, seed)
@@ -230,7 +231,7 @@ def test_report_writes_table_json_and_figures(tmp_path):
             lines = "".join(json.dumps(r) + "\n" for r in records)
             (folder / "metrics.jsonl").write_text(lines)
     c.steps = 60
-    text = ladder.report(c, tmp_path, recipes.RUNGS, 4, 2.0)
+    text = ladder.report(c, tmp_path, presets.RUNGS, 4, 2.0)
     assert text == (tmp_path / "table.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [r[0].lstrip("| ") for r in rows] == ["rung", *WANTED]
@@ -277,10 +278,10 @@ def test_every_axis_of_every_figure_is_labelled():
 @pytest.mark.slow
 def test_two_rungs_end_to_end_and_again(tmp_path):
     small = [
-        "--config.warmup.skill_steps=4", "--config.warmup.habit_steps=2",
+        "--config.supervised_warmup.skill_steps=4", "--config.supervised_warmup.habit_steps=2",
         "--config.rollout.groups=4", "--config.rollout.slots=8", "--config.optim.minibatches=2",
-        "--config.sampling.max_rounds=2", "--config.sampling.max_empty_steps=9",
-        "--config.eval.problems=4", "--config.eval.every=1",
+        "--config.dynamic_sampling.max_rounds=2", "--config.dynamic_sampling.max_empty_steps=9",
+        "--config.eval.max_problems=4", "--config.eval.every=1",
     ]  # fmt: skip
     ask = ("-m", "dapo_jax.experiments.ladder", "--seeds=1", "--steps=2", "--longer=2", "--jobs=2",
            f"--out={tmp_path}", "--rungs=grpo,+dynamic_sampling", *small)  # fmt: skip
@@ -300,6 +301,6 @@ def test_two_rungs_end_to_end_and_again(tmp_path):
     other = command(*ask, "--config.optim.lr=1e-2")
     assert other.returncode == 1
     assert (
-        f"optim.lr {recipes.ladder_task().optim.lr}, now 0.01"
+        f"optim.lr {presets.ladder_task().optim.lr}, now 0.01"
         in other.stderr.strip().splitlines()[-1]
     )

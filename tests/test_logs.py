@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dapo_jax import tags
 from dapo_jax.dynamics import logs, verl
+from dapo_jax.log import tags
 
 VERL_CSV = "train_logs/verl_dapo_rloo_qwen2.5-1.5b_steps.csv"
 
@@ -132,7 +132,7 @@ def test_a_real_verl_log(assets, tmp_path):
     with path.open() as file:
         rows = list(csv.DictReader(file))
     run = logs.read(str(path), name="verl")
-    column = lambda name: np.array([float(r[name] or 0) for r in rows])  # noqa: E731
+    column = lambda name: np.array([float(r[name] or 0) for r in rows])
     wanted = {
         "response/length_mean": column("response_length/mean"),
         "response/truncated_frac": column("response_length/clip_ratio"),

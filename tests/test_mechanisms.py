@@ -37,7 +37,7 @@ HOME = pathlib.Path("somewhere")
         ("filter_group", "filter_off", "loss.overlong_filter"),
         ("filter_group_soft", "filter_group", "reward.overlong_penalty"),
         ("ramble_group_soft", "ramble_group", "reward.overlong_penalty"),
-        ("dynamic_on", "dynamic_off", "sampling.dynamic"),
+        ("dynamic_on", "dynamic_off", "dynamic_sampling.enabled"),
     ],
 )
 def test_arms_that_are_compared_differ_in_one_switch(after, before, switch):
@@ -86,7 +86,7 @@ def test_lineage_has_parents_first_and_each_once():
 
 def test_usual_warm_up_is_skill_then_habit():
     c = config_lib.base()
-    c.seed, c.warmup.skill_steps, c.warmup.habit_steps = 3, 5, 0
+    c.seed, c.supervised_warmup.skill_steps, c.supervised_warmup.habit_steps = 3, 5, 0
     skill, habit = warmup.usual(c)
     assert (skill.steps, skill.seed, habit.steps, habit.seed) == (5, 6, 0, 7)
     direct = arithmetic.traces(20, seed=6, style=arithmetic.SKILL, cap=32)
@@ -361,8 +361,8 @@ def test_end_to_end(tmp_path, monkeypatch):
 
     def short(*arguments):
         c = settings(*arguments)
-        c.steps, c.rollout.groups, c.eval.problems = 2, 8, 8
-        c.sampling.max_rounds = 2
+        c.steps, c.rollout.groups, c.eval.max_problems = 2, 8, 8
+        c.dynamic_sampling.max_rounds = 2
         return c
 
     monkeypatch.setattr(arms, "settings", short)

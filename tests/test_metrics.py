@@ -12,11 +12,12 @@ import stubbed_train
 from tensorboardX.proto.event_pb2 import Event
 from test_qwen2 import oracle_logits
 
-from dapo_jax import config, parts, tags, train
+from dapo_jax import config, grading, train
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
+from dapo_jax.log import metrics, tags
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
-from dapo_jax.run import checkpoint, metrics
 
 # ------------------------------------------------------------------------------------------------
 # Numbers
@@ -32,7 +33,7 @@ def response(n, truncated=False, seed=0):
 def group(position, correct, lengths, answers, shadow):
     rows = [response(n, n == 9, position) for n in lengths]
     source = "b/c" if position == 1 else "a"
-    grades = parts.Grades(np.array(correct), np.array(shadow), answers, source)
+    grades = grading.Grades(np.array(correct), np.array(shadow), answers, source)
     return Group(position, [1, 2], rows, np.array(correct), grades)
 
 
@@ -117,9 +118,9 @@ def test_entropy_and_probability_are_those_of_the_network(tmp_path, monkeypatch)
         return sampled[-1]
 
     monkeypatch.setattr(train, "sample_batch", recorded)
-    monkeypatch.setattr(parts.verifier, "verify", stubbed_train.accept_half)
+    monkeypatch.setattr(grading.verifier, "verify", stubbed_train.accept_half)
     c = config.base()
-    c.steps, c.eval.problems, c.eval.k, c.data.embedded_problems = 1, 2, 1, 64
+    c.steps, c.eval.max_problems, c.eval.k, c.data.embedded_problems = 1, 2, 1, 64
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 1  # of the first update
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
     c.rollout.temperature, c.reward.overlong_buffer_tokens = 0.8, 4

@@ -59,9 +59,9 @@ def fresh(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "quickstart"
     settings = {
         "steps": 3,
-        "warmup.skill_steps": 150,
-        "warmup.habit_steps": 0,
-        "eval.problems": 16,
+        "supervised_warmup.skill_steps": 150,
+        "supervised_warmup.habit_steps": 0,
+        "eval.max_problems": 16,
         "eval.every": 2,
         "rollout.groups": 8,
         "checkpoint.every": 2,

@@ -85,7 +85,7 @@ def test_gradient_is_zero_exactly_where_a_bound_is_reported():
 
 def test_zero_advantage_is_zero_loss_with_every_dual_clip():
     for dual in (0.0, 10.0):
-        loss = lambda x: objective.clipped(x, 0.0, 0.0, make(dual_clip=dual)).loss  # noqa: B023, E731
+        loss = lambda x: objective.clipped(x, 0.0, 0.0, make(dual_clip=dual)).loss  # noqa: B023
         value, grad = jax.value_and_grad(loss)(0.7)
         assert value == 0 and grad == 0
 
@@ -174,7 +174,7 @@ def weights_oracle(tokens, groups, normalizer, chunk):
         parts, share = list(of.values()), lambda part: 1 / len(of)
     else:
         parts = [kept[i : i + chunk] for i in range(0, len(kept), chunk)]
-        share = lambda part: len(part) / len(kept)  # noqa: E731
+        share = lambda part: len(part) / len(kept)
     out = [0.0] * len(tokens)
     for part in parts:
         for q in part:

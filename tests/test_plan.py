@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from dapo_jax import config, plan, pods
+from dapo_jax import config, plan
 from dapo_jax.model import qwen2
+from dapo_jax.pods import slices as pods
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -19,7 +20,7 @@ def big(size="32B", **changes):
     c = config.paper()
     c.model.path = f"Qwen/Qwen2.5-{size}"
     c.data.train, c.eval.files = "a.parquet", "b=b.parquet"
-    c.mesh.tensor, c.optim.micro_rows = 8, 16
+    c.mesh.tensor, c.optim.micro_batch_rows = 8, 16
     for name, value in changes.items():
         c.update_from_flattened_dict({name.replace("__", "."): value})
     return c
@@ -82,7 +83,7 @@ COMPILED = [
 @pytest.mark.parametrize(("size", "mesh", "length", "peak"), COMPILED)
 def test_update_lies_within_15_percent_of_the_compiler(size, mesh, length, peak):
     mesh = sizes(*mesh)
-    c = big(size, optim__micro_rows=mesh["fsdp"], optim__row_tokens=length)
+    c = big(size, optim__micro_batch_rows=mesh["fsdp"], optim__row_tokens=length)
     table = plan.memory(c, plan.network(c), mesh)
     table["always"].pop("cache")
     table["updating"].pop("packed rows")  # of other batches than this config's

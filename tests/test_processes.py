@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 from absl import flags
 
-from dapo_jax import config, parallel, parts, processes
+from dapo_jax import config, grading, parallel
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.hosts import last_word, processes
+from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
-from dapo_jax.run import checkpoint, last_word, metrics
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -121,7 +123,7 @@ def test_each_host_grades_its_own_share(hosts, monkeypatch):
             return f"Answer: {sum(ids)}"
 
     answers = ["1", "1", "3", "9"]
-    alone = parts.grade_groups(Tokenizer(), groups, answers, "dapo")
+    alone = grading.grade_groups(Tokenizer(), groups, answers, "dapo")
     assert [g.correct.tolist() for g in alone] == [
         [False, True, False],
         [True, False, False],
@@ -136,12 +138,12 @@ def test_each_host_grades_its_own_share(hosts, monkeypatch):
             parallel, "gather_json", lambda x, host=host: sent.update({host: x}) or []
         )
         read.clear()
-        parts.grade_groups(Tokenizer(), groups, answers, "dapo")
+        grading.grade_groups(Tokenizer(), groups, answers, "dapo")
         done += sorted(set(read))
     assert done == [0, 1, 2, 3]  # each group on one host
     through_json = json.loads(json.dumps([sent[h] for h in range(hosts)]))
     monkeypatch.setattr(parallel, "gather_json", lambda _: through_json)
-    for a, b in zip(parts.grade_groups(Tokenizer(), groups, answers, "dapo"), alone, strict=True):
+    for a, b in zip(grading.grade_groups(Tokenizer(), groups, answers, "dapo"), alone, strict=True):
         jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
@@ -199,12 +201,12 @@ CONFIG = """
 from dapo_jax import config
 def get_config():
     c = config.base()
-    c.eval.every, c.eval.k, c.eval.problems, c.data.embedded_problems = 0, 2, 8, 64
+    c.eval.every, c.eval.k, c.eval.max_problems, c.data.embedded_problems = 0, 2, 8, 64
     c.eval.top_p = 1.0
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 4, 16
     c.reward.overlong_buffer_tokens, c.log.tensorboard = 4, False
-    c.checkpoint.every, c.checkpoint.keep, c.warmup.skill_steps = 1, 10, 1
+    c.checkpoint.every, c.checkpoint.keep, c.supervised_warmup.skill_steps = 1, 10, 1
     return c
 """
 

@@ -36,7 +36,7 @@ TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, SEGMENTS.shape)
 def params(shape=TINY):
     """Random weights; biases and norms too, which `init` leaves at 0 and 1."""
     rng = np.random.default_rng(1)
-    noise = lambda w: w + np.float32(0.2) * rng.normal(size=w.shape).astype(np.float32)  # noqa: E731
+    noise = lambda w: w + np.float32(0.2) * rng.normal(size=w.shape).astype(np.float32)
     return jax.tree.map(noise, jax.jit(qwen2.init, static_argnums=0)(shape, jax.random.key(0)))
 
 

@@ -264,7 +264,7 @@ def test_our_settings_are_those_of_the_race(base):
         c = importlib.import_module("ours").config(base, 3, 7, arm, 2e-4)
         config_lib.validate(c, 1)
         assert (c.seed, c.steps, c.optim.lr) == (3, 7, 2e-4)
-        assert c.sampling.dynamic == (arm == "dapo")
+        assert c.dynamic_sampling.enabled == (arm == "dapo")
 
 
 def test_the_exported_tokenizer_reads_and_writes_like_ours(base):

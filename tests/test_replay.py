@@ -14,11 +14,11 @@ import pytest
 from jax.sharding import Mesh
 
 from dapo_jax import config, parallel, train
+from dapo_jax.checkpoint.checkpoint import State
 from dapo_jax.dapo import update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
-from dapo_jax.run.checkpoint import State
 
 V, LONGEST, BUFFER, STEPS = 7, 8, 4, 3
 TABLE = np.random.default_rng(0).normal(size=(V, V)).astype(np.float32)
@@ -43,7 +43,7 @@ def presets():
         c.rollout.temperature = 0.8
         c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
         c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = LONGEST, BUFFER
-        c.data.max_prompt_tokens, c.optim.micro_rows = 8, 2
+        c.data.max_prompt_tokens, c.optim.micro_batch_rows = 8, 2
         c.model.dtype, c.loss.chunk_sequences = "float32", 3
         c.loss.kl_coef = 0.2 * (name == "grpo with KL")
         yield pytest.param(c, name.split()[0], id=name)
@@ -189,12 +189,12 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
     trainer = update.programs(None, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
     machine = SimpleNamespace(trainer=trainer)
-    put = lambda: parallel.to_device(dict(table=TABLE), trainer.param_shardings)  # noqa: E731
+    put = lambda: parallel.to_device(dict(table=TABLE), trainer.param_shardings)
     params = put()
     reference = put() if c.loss.kl_coef else None
     state = State(params, trainer.init_opt_state(params), reference, [])
 
-    order = lambda step: np.random.default_rng([c.seed, step]).permutation(4)  # noqa: E731
+    order = lambda step: np.random.default_rng([c.seed, step]).permutation(4)
     expected, seen = replay(c, preset, order)
     assert seen["held"] and seen["margin"] > 1e-4  # clipped somewhere, undecided nowhere
     for step, (table, m, v, norm) in enumerate(expected):

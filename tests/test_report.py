@@ -5,11 +5,12 @@ import types
 
 import numpy as np
 
-from dapo_jax import parts
+from dapo_jax import grading
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.data.problems import Problem
+from dapo_jax.log import report
 from dapo_jax.rollout.engine import Response
-from dapo_jax.run import checkpoint, report
 
 # ------------------------------------------------------------------------------------------------
 # Console
@@ -89,7 +90,7 @@ def group(position: int, correct: list[bool], truncated: list[bool]) -> Group:
 
 R, W, CUT, END = True, False, True, False
 FIRST = group(3, [W, R, R], [CUT, END, END])._replace(
-    extras=parts.Grades(np.array([W, R, R]), np.array([W, R, R]), ["9", "12", "12"])
+    extras=grading.Grades(np.array([W, R, R]), np.array([W, R, R]), ["9", "12", "12"])
 )
 SECOND = group(4, [R, W, W], [END, END, CUT])
 THIRD = group(6, [R, W, R], [CUT, END, CUT])

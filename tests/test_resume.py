@@ -3,8 +3,8 @@
 import pytest
 
 from dapo_jax import config
+from dapo_jax.checkpoint import checkpoint, resume
 from dapo_jax.data.problems import Encoded, Problem
-from dapo_jax.run import checkpoint, resume
 
 PACKAGES = checkpoint.versions()
 
@@ -33,7 +33,7 @@ def test_the_same_config_says_nothing():
         {"guard__entropy_min": 0.1},
         {"mesh__fsdp": 4},
         {"rollout__slots": 8},
-        {"optim__micro_rows": 2},
+        {"optim__micro_batch_rows": 2},
         {"model__remat": "full"},
     ],
     ids=lambda c: next(iter(c)),
@@ -56,7 +56,7 @@ def test_harmless_changes_are_shown(change):
         {"optim__b1": 0.5},
         {"loss__clip_high": 0.2},
         {"model__num_layers": 9},
-        {"reward__mode": "integer"},
+        {"reward__verifier": "integer"},
     ],
     ids=lambda c: next(iter(c)),
 )

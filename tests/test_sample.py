@@ -77,7 +77,7 @@ def test_completions_come_in_order_and_may_start_again(byte_tokenizer):
     tokenizer, _ = byte_tokenizer
     shown, end = [], next(iter(tokenizer.stop_ids))
     screen = sample.Screen(tokenizer, 2, 4, False, shown.append)
-    say = lambda i, start, text, *stop: screen(  # noqa: E731
+    say = lambda i, start, text, *stop: screen(
         i, start, np.array([*tokenizer.encode(text), *stop]), np.zeros(len(text) + len(stop))
     )
     say(0, 0, "ab")

@@ -4,8 +4,9 @@ import importlib.util
 
 import pytest
 
-from dapo_jax import config, hlo, topology
+from dapo_jax import config
 from dapo_jax.model import paged, qwen2
+from dapo_jax.pods import hlo, topology
 from dapo_jax.rollout.engine import Engine
 
 pytestmark = [

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from dapo_jax import config
-from dapo_jax.run import checkpoint, saver, seal
-from dapo_jax.run.checkpoint import State
+from dapo_jax.checkpoint import checkpoint, saver, seal
+from dapo_jax.checkpoint.checkpoint import State
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def open_saver(directory, said, **options):
     c = config.base()
     for name, value in options.items():
         c.checkpoint[name] = value
-    return saver.Saver(directory, c, {}, "", said.append)
+    return saver.Saver(directory, c, "", said.append)
 
 
 def steps(directory):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dapo_jax.run import checkpoint, seal
-from dapo_jax.run.checkpoint import State
+from dapo_jax.checkpoint import checkpoint, seal
+from dapo_jax.checkpoint.checkpoint import State
 
 
 @pytest.fixture

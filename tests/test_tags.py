@@ -9,8 +9,8 @@ import stubbed_train
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.summary import _clean_tag
 
-from dapo_jax import config, parts, tags, train
-from dapo_jax.run import metrics
+from dapo_jax import config, grading, train
+from dapo_jax.log import metrics, tags
 
 
 def events(workdir: pathlib.Path) -> list[Event]:
@@ -31,14 +31,14 @@ def everything(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("everything")
     c = config.base()
     c.steps, c.eval.every, c.checkpoint.every = 2, 0, 0
-    c.eval.k, c.eval.problems, c.data.embedded_problems = 2, 8, 64
+    c.eval.k, c.eval.max_problems, c.data.embedded_problems = 2, 8, 64
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
     c.reward.overlong_buffer_tokens, c.loss.kl_coef, c.log.text_every = 4, 0.1, 1
     c.guard.entropy_max = 0.1  # random weights are far above
     c.mesh.fsdp, c.mesh.tensor = 4, 2
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(parts.verifier, "verify", stubbed_train.accept_half)
+        m.setattr(grading.verifier, "verify", stubbed_train.accept_half)
         train.train(c, workdir)
     return workdir, c
 
@@ -97,7 +97,7 @@ def test_families():
     assert tags.family("eval/aime24/avg@k") == "eval/<set>/avg@k"
     assert tags.family("source/openai/gsm8k/accuracy") == "source/<data_source>/accuracy"
     for unknown in ("eval/avg@k", "eval/x/std", "policy/entropy2", "step"):
-        with pytest.raises(KeyError, match="not in dapo_jax/tags.py"):
+        with pytest.raises(KeyError, match="not in dapo_jax/log/tags.py"):
             tags.family(unknown)
         assert tags.describe(unknown) == ""
 

@@ -9,8 +9,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from dapo_jax import topology
 from dapo_jax.parallel import AXES
+from dapo_jax.pods import topology
 
 
 def flops(f, *args, **kwargs):
@@ -71,7 +71,7 @@ def test_flops_under_shard_map_count_every_device():
 
 def test_flops_of_loops_inside_a_kernel():
     def kernel(a, n, out):
-        step = lambda _, c: c + a[...] @ a[...]  # noqa: E731
+        step = lambda _, c: c + a[...] @ a[...]
         out[...] = jax.lax.fori_loop(0, n[0, 0], step, jnp.zeros((8, 8)))
 
     def f(a, n):
@@ -198,7 +198,7 @@ def test_slices_are_joined_along_data():
 def test_warnings_of_the_sharding_pass_are_seen():
     """Six columns of fifteen cannot be cut out of rows that lie over eight devices."""
     mesh = topology.make_mesh("v5e:2x4", dict(data=1, fsdp=4, tensor=2))
-    lay = lambda x, *axes: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*axes)))  # noqa: E731
+    lay = lambda x, *axes: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*axes)))
 
     def f(x):
         rows = lay(jnp.sin(x), ("fsdp", "tensor"), None)

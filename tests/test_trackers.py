@@ -7,7 +7,7 @@ import types
 import pytest
 
 from dapo_jax import config
-from dapo_jax.run import metrics, trackers
+from dapo_jax.log import metrics, trackers
 
 
 class Calls(list):

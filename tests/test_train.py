@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import stubbed_train
 
-from dapo_jax import config, parts, train
+from dapo_jax import config, grading, train
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import verifier
+from dapo_jax.log import metrics
 from dapo_jax.rollout.engine import Response
-from dapo_jax.run import checkpoint, metrics
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -41,7 +42,7 @@ EVAL_TAGS = [f"eval/{s}{p}/{m}" for s in ("heldout", "harder") for p in ("", "_t
 def small(steps: int):
     c = config.base()
     c.steps, c.eval.every, c.checkpoint.every = steps, 0, 1
-    c.eval.k, c.eval.problems, c.data.embedded_problems = 2, 8, 64
+    c.eval.k, c.eval.max_problems, c.data.embedded_problems = 2, 8, 64
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
     c.reward.overlong_buffer_tokens = 4
@@ -52,7 +53,7 @@ def small(steps: int):
 @pytest.fixture(autouse=True)
 def accept_half(monkeypatch):
     monkeypatch.setattr(
-        parts.verifier, "verify", stubbed_train.accept_half
+        grading.verifier, "verify", stubbed_train.accept_half
     )  # undone after each test
 
 
@@ -206,7 +207,7 @@ def test_the_batch_does_not_depend_on_slots_or_acceptance_estimate(whole_run, tm
 
 def test_carried_groups_survive_a_restart(tmp_path):
     c = small(1)
-    c.sampling.surplus = "carry"
+    c.dynamic_sampling.surplus = "carry"
     train.train(c, tmp_path / "cut")
     c.steps = 3
     train.train(c, tmp_path / "cut")
@@ -217,9 +218,13 @@ def test_carried_groups_survive_a_restart(tmp_path):
 @pytest.mark.parametrize("policy", ["train", "stop"])
 def test_unlearnable_problems_are_named_and_end_the_run(policy, tmp_path, monkeypatch, capsys):
     wrong = verifier.Verdict(False, None)
-    monkeypatch.setattr(parts.verifier, "verify", lambda *_: wrong)
+    monkeypatch.setattr(grading.verifier, "verify", lambda *_: wrong)
     c = small(9)
-    c.sampling.on_exhausted, c.sampling.max_rounds, c.sampling.max_empty_steps = policy, 2, 3
+    (
+        c.dynamic_sampling.on_exhausted,
+        c.dynamic_sampling.max_rounds,
+        c.dynamic_sampling.max_empty_steps,
+    ) = policy, 2, 3
     train.train(c, tmp_path)
     said = capsys.readouterr().out
     steps = 1 if policy == "stop" else 3
@@ -236,7 +241,7 @@ def test_unlearnable_problems_are_named_and_end_the_run(policy, tmp_path, monkey
         {"loss.kl_coef": 0.1},
         {"loss.old_logprobs": "reuse"},
         {"loss.importance_cap": 2.0},
-        {"sampling.dynamic": False, "loss.normalizer": "sequence"},
+        {"dynamic_sampling.enabled": False, "loss.normalizer": "sequence"},
         {"optim.offload": True, "loss.entropy_coef": 0.01, "loss.entropy_enough": 0.5},
     ],
     ids=lambda c: next(iter(c)),
@@ -252,7 +257,7 @@ def test_a_step_under_each_option(change, tmp_path):
 
 
 def test_non_finite_gradients_stop_the_run_with_a_checkpoint(tmp_path, monkeypatch, capsys):
-    broken = lambda rewards, **_: np.full(rewards.shape, np.nan, np.float32)  # noqa: E731
+    broken = lambda rewards, **_: np.full(rewards.shape, np.nan, np.float32)
     monkeypatch.setattr(train.advantage, "group_normalize", broken)
     c = small(9)
     c.checkpoint.every, c.optim.max_skipped = 0, 3
@@ -310,7 +315,7 @@ CONFIG = """
 from dapo_jax import config
 def get_config():
     c = config.base()
-    c.eval.every, c.eval.k, c.eval.problems, c.data.embedded_problems = 0, 2, 8, 64
+    c.eval.every, c.eval.k, c.eval.max_problems, c.data.embedded_problems = 0, 2, 8, 64
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 4, 16
     c.reward.overlong_buffer_tokens = 4

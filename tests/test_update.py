@@ -55,7 +55,7 @@ class Result(NamedTuple):
 def dense_logits(params, tokens_QxT):
     """Qwen2 in the straightest way: rotation of complex numbers, a full score matrix."""
     blocks, d = params["blocks"], SHAPE.head_dim
-    norm = lambda x, w: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + SHAPE.rms_eps) * w  # noqa: E731
+    norm = lambda x, w: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + SHAPE.rms_eps) * w
     T = tokens_QxT.shape[1]
     angle = np.arange(T)[:, None] * SHAPE.rope_theta ** (-np.arange(0, d, 2) / d)
 
@@ -257,7 +257,7 @@ def run(programs, params, batch, c, row_tokens=24, micro_rows=2, max_items=12):
     )
     for field in rows[5:]:  # what lies beyond the micro-batches in use is never looked at
         field[used:] = np.nan
-    put = lambda x: parallel.to_device(x, programs.row_sharding)  # noqa: E731
+    put = lambda x: parallel.to_device(x, programs.row_sharding)
     state = start(programs, params)
     if c is None:
         out = programs.supervise(*state, put(rows), np.int32(used), np.float32(LR))
@@ -470,7 +470,7 @@ def adamw(**changes):
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
 def test_optimizer_is_adamw(clip_norm):
     rng = np.random.default_rng(0)
-    draw = lambda: dict(a=rng.normal(size=(3, 4)), b=rng.normal(size=5))  # noqa: E731
+    draw = lambda: dict(a=rng.normal(size=(3, 4)), b=rng.normal(size=5))
     ours = theirs = jax.tree.map(jnp.float32, draw())
     rates = [0.0, 1e-3, 2e-3, 2e-3]
     tx = adamw(clip_norm=clip_norm)
@@ -508,7 +508,7 @@ def test_one_bad_token_skips_the_update(programs, params, batch):
     old = [o.copy() for o in batch.old]
     old[5][0] = np.nan
     rows, used, places = packing.pack(batch.items, row_tokens=24, micro_rows=2, max_items=12)
-    put = lambda x: parallel.to_device(x, programs.row_sharding)  # noqa: E731
+    put = lambda x: parallel.to_device(x, programs.row_sharding)
     new_params, opt_state, metrics = programs.update(
         *start(programs, params), put(rows), put(spread(old, places, rows)),
         put(spread(batch.ref, places, rows)), np.int32(used), np.float32(LR),

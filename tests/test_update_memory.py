@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from dapo_jax import config, parallel, topology
+from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, update
 from dapo_jax.model import qwen2
+from dapo_jax.pods import topology
 
 SHAPE = qwen2.Shape(
     vocab_size=1024, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4,

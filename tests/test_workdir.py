@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from dapo_jax import config
-from dapo_jax.run import checkpoint, metrics, workdir
+from dapo_jax.checkpoint import checkpoint, workdir
+from dapo_jax.log import metrics
 
 SETTINGS = config.base()
 
@@ -56,7 +57,7 @@ def test_a_config_that_is_none(tmp_path, text):
 
 
 def test_a_second_holder_is_refused_and_the_lock_dies_with_its_process(tmp_path):
-    code = "import sys, time; from dapo_jax.run import workdir\n"
+    code = "import sys, time; from dapo_jax.checkpoint import workdir\n"
     code += "with workdir.hold(sys.argv[1]): print('held', flush=True); time.sleep(60)"
     with workdir.hold(tmp_path):
         error = refused(tmp_path)  # by this process, through another descriptor

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import tokenizers
 
-from dapo_jax import config as config_lib, evaluate, parts
+from dapo_jax import build, config as config_lib, evaluate
 from dapo_jax.data import arithmetic, problems
 from dapo_jax.data.tokenizer import load as load_tokenizer
 from dapo_jax.model import hf
@@ -97,9 +97,9 @@ class Judge:
         c.data.train = str(base / "heldout.jsonl")  # is read by name only
         c.eval.files = f"heldout={base / 'heldout.jsonl'}"
         self.c, self.base = c, base
-        self.text = parts.load_text(c, base, base)
+        self.text = build.load_text(c, base, base)
         tok = self.text.tokenizer
-        self.machine = parts.build_machine(c, tok.vocab_size, tok.stop_ids, base)
+        self.machine = build.build_machine(c, tok.vocab_size, tok.stop_ids, base)
 
     def accuracy(self, directory: pathlib.Path) -> float:
         text = self.text

@@ -15,13 +15,13 @@ def config(base: pathlib.Path, seed: int, steps: int, arm: str, lr: float):
 
     c = quickstart.get_config()
     c.seed, c.steps, c.optim.lr = seed, steps, lr
-    c.warmup.skill_steps = c.warmup.habit_steps = 0
+    c.supervised_warmup.skill_steps = c.supervised_warmup.habit_steps = 0
     c.model.path, c.tokenizer.path = str(base), str(base / "tokenizer.model")
     c.data.train, c.eval.files = str(base / "train.jsonl"), f"heldout={base / 'heldout.jsonl'}"
-    c.sampling.dynamic = arm == "dapo"
+    c.dynamic_sampling.enabled = arm == "dapo"
     c.eval.every, c.eval.top_p = clock.EVERY, 1.0
     c.rollout.chunk = 16  # of 4, 8, 16 the quickest where responses are this alike
-    c.optim.micro_rows = 4  # and of 4, 8, 16 rows a pass
+    c.optim.micro_batch_rows = 4  # and of 4, 8, 16 rows a pass
     # As for the others: no checkpoints but the trainer's first and last, no TensorBoard.
     c.checkpoint.every, c.log.tensorboard, c.log.samples = 0, False, 0
     # The sampler is the trainer, in float32: its log-probs are the old ones (see README).

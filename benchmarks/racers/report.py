@@ -97,7 +97,9 @@ NOTES = {
         " agree to 1e-5 in float32).",
         "truncated responses are trained on, as in the authors' best run.",
     ),
-    "fixed": ("as above with sampling.dynamic=False: the techniques that the others have.",),
+    "fixed": (
+        "as above with dynamic_sampling.enabled=False: the techniques that the others have.",
+    ),
     "tunix": (
         "no Dynamic Sampling: `dynamic_sampling=True` is a field that nothing reads.",
         "no filter of truncated responses. The soft overlong ramp counts characters and goes beyond"

@@ -17,10 +17,11 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from dapo_jax import parallel, topology
+from dapo_jax import parallel
 from dapo_jax.dapo import objective
 from dapo_jax.dapo.packing import Rows
 from dapo_jax.model import qwen2
+from dapo_jax.pods import topology
 
 
 class HeadStats(NamedTuple):
@@ -36,7 +37,7 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
     Gradients of the head add up over chunks in float32, on each device, and travel once.
     """
     over_V, over_D, over_T = map(parallel.mesh_axes, ("vocab", "embed", "sequence"))
-    everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x  # noqa: E731
+    everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x
 
     def part(x, head, targets, temperature):
         x = jax.lax.all_gather(x, over_T, axis=1, tiled=True) if over_T else x
@@ -103,7 +104,7 @@ def dapo_loss(shape, params, rows: Rows, old_RxT, ref_RxT, temperature, c: objec
     bonus = c.entropy_coef * jnp.minimum(stats.entropy_RxT, c.entropy_enough)
     loss = jnp.sum(weight * (term.loss + c.kl_coef * kl - bonus))
 
-    count = lambda x: jnp.sum(jnp.where(trained, x, 0.0))  # noqa: E731
+    count = lambda x: jnp.sum(jnp.where(trained, x, 0.0))
     sums = dict(
         loss=jnp.sum(weight * term.loss),
         tokens=count(1.0),
@@ -145,7 +146,7 @@ def accumulate(loss_fn, params, per_micro, micro_batches):
 
     grad_fn = jax.grad(lambda p, micro: loss_fn(p, *micro), has_aux=True)
     grads, (sums, maxima) = jax.eval_shape(grad_fn, params, at(0))
-    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)  # noqa: E731
+    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
 
     def add(i, carry):
         total, sums, maxima = carry
@@ -281,7 +282,7 @@ def programs(
 
     def arguments(micro_batches, micro_rows, row_tokens):
         shape_AxRxT = (micro_batches, micro_rows, row_tokens)
-        cell = lambda dtype: jax.ShapeDtypeStruct(shape_AxRxT, dtype, sharding=rows)  # noqa: E731
+        cell = lambda dtype: jax.ShapeDtypeStruct(shape_AxRxT, dtype, sharding=rows)
         i32, f32 = cell(jnp.int32), cell(jnp.float32)
         number = np.float32(0)
         return (

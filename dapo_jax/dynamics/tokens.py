@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dapo_jax import config as config_lib, sample
+from dapo_jax import sample, schema
+from dapo_jax.checkpoint import workdir as workdir_lib
 from dapo_jax.data import verifier
 from dapo_jax.dynamics import browse, logs
 from dapo_jax.model import qwen2
-from dapo_jax.run import workdir as workdir_lib
 
 _CHUNK = 64  # tokens whose logits are made at a time
 
@@ -63,12 +63,12 @@ def read_config(path: str):
         raise ValueError(f"{path}/config.json: no JSON") from error
     if not isinstance(saved, dict) or "rollout.group_size" not in saved:
         raise ValueError(f"{path}/config.json: not a run's")
-    c = config_lib.base()
+    config = schema.base()
     try:
-        c.update_from_flattened_dict({k: v for k, v in saved.items() if k in config_lib.SCHEMA})
+        config.update_from_flattened_dict({k: v for k, v in saved.items() if k in schema.SCHEMA})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}/config.json: {logs.first_line(error)}") from error
-    return c
+    return config
 
 
 def open_run(
@@ -83,19 +83,19 @@ def open_run(
     """The policy of a workdir (local or gs://; nothing is written there), ready to draw n answers a
     prompt; max_tokens 0: as in training. step: of the checkpoint, None = the newest. On whatever
     devices this process has. ValueError: what the run lacks."""
-    c = read_config(path)
-    c.eval.temperature, c.eval.top_p, c.seed = temperature, 1.0, seed
-    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, -1, 1  # not the run's own devices
+    config = read_config(path)
+    config.eval.temperature, config.eval.top_p, config.seed = temperature, 1.0, seed
+    config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 1, -1, 1  # not the run's own devices
     if not workdir_lib.is_remote(path):
         where = pathlib.Path(path).expanduser()
-        return sample.load(c, where, n=n, max_tokens=max_tokens, step=step)
-    c.checkpoint.directory = c.checkpoint.directory or f"{path.rstrip('/')}/checkpoints"
+        return sample.load(config, where, n=n, max_tokens=max_tokens, step=step)
+    config.checkpoint.directory = config.checkpoint.directory or f"{path.rstrip('/')}/checkpoints"
     with tempfile.TemporaryDirectory() as folder:  # the embedded task's tokenizer
         data = logs.place(path) / "data"
         for file in data.iterdir() if logs.attempt(path, data.is_dir) else ():
             (pathlib.Path(folder) / "data").mkdir(exist_ok=True)
             (pathlib.Path(folder) / "data" / file.name).write_bytes(file.read_bytes())
-        return sample.load(c, pathlib.Path(folder), n=n, max_tokens=max_tokens, step=step)
+        return sample.load(config, pathlib.Path(folder), n=n, max_tokens=max_tokens, step=step)
 
 
 def problems(path: str, most: int = 4) -> list[tuple[str, str]]:
@@ -118,11 +118,11 @@ def answers(
 
     ValueError: the prompt is empty or too long.
     """
-    ids = sample.encode(loaded.c, loaded.tokenizer, prompt)
+    ids = sample.encode(loaded.config, loaded.tokenizer, prompt)
     out = []
     for response in sample.draw(loaded, ids):
         text = loaded.tokenizer.decode(response.tokens.tolist())
-        verdict = answer and verifier.verify(text, answer, loaded.c.reward.mode)
+        verdict = answer and verifier.verify(text, answer, loaded.c.reward.verifier)
         tokens = look(loaded, ids, response.tokens.tolist(), top)
         out.append(Answer(text, verdict or None, response.truncated, tokens))
     return out
@@ -142,7 +142,7 @@ def look(
     seen = jax.device_get(
         _distributions(shape, params, padded, len(ids), temperature, min(top, shape.vocab_size))
     )
-    piece = lambda i: loaded.tokenizer.decode([int(i)], skip_special=False)  # noqa: E731
+    piece = lambda i: loaded.tokenizer.decode([int(i)], skip_special=False)
     out = []
     for at in range(len(prompt) - 1, len(ids) - 1):  # the place before a token predicts it
         likeliest = zip(seen[2][at], seen[3][at], strict=True)
@@ -169,7 +169,7 @@ def _distributions(shape: qwen2.Shape, params, ids_T, length, temperature, top: 
         best, best_ids = jax.lax.top_k(logp_cxV, top)
         return drawn, -jnp.sum(jnp.exp(logp_cxV) * logp_cxV, -1), best_ids, best
 
-    cut = lambda x: x.reshape(-1, _CHUNK, *x.shape[1:])  # noqa: E731
+    cut = lambda x: x.reshape(-1, _CHUNK, *x.shape[1:])
     out = jax.lax.map(one, (cut(x_TxD), cut(jnp.roll(ids_T, -1))))
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out)
 

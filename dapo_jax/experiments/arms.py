@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from dapo_jax import config as config_lib, train
+from dapo_jax import presets, schema, train
 from dapo_jax.experiments import bases
-from dapo_jax.run import metrics
+from dapo_jax.log import metrics
 
 SERIES = (  # one number a rollout step
     "reward/accuracy",
@@ -31,8 +31,8 @@ class Arm(NamedTuple):
     changes: dict[str, Any]  # config fields that differ from `config.base()`
 
 
-_FULL = config_lib.leaves(config_lib.base())
-NAIVE = {k: v for k, v in config_lib.leaves(config_lib.grpo()).items() if v != _FULL[k]}
+_FULL = schema.leaves(schema.base())
+NAIVE = {k: v for k, v in schema.leaves(presets.grpo()).items() if v != _FULL[k]}
 RAMBLING = {"rollout.max_response_tokens": 72, "steps": 30, "reward.overlong_buffer_tokens": 24}
 SHORT = {"rollout.max_response_tokens": 24, "steps": 50, "reward.overlong_buffer_tokens": 6}
 HARD = {"rollout.max_response_tokens": 40, "steps": 60, "loss.overlong_filter": "loss"}
@@ -49,8 +49,8 @@ ARMS = {
     "filter_group_soft": Arm("careful", NAIVE | SHORT | OUT | SOFT),
     "ramble_group": Arm("rambling", NAIVE | RAMBLING | TOKENS | OUT),
     "ramble_group_soft": Arm("rambling", NAIVE | RAMBLING | TOKENS | OUT | SOFT),
-    "dynamic_off": Arm("hasty", HARD | {"sampling.dynamic": False}),
-    "dynamic_on": Arm("hasty", HARD | {"sampling.dynamic": True}),
+    "dynamic_off": Arm("hasty", HARD | {"dynamic_sampling.enabled": False}),
+    "dynamic_on": Arm("hasty", HARD | {"dynamic_sampling.enabled": True}),
 }
 LEVELS = {"careful": (2, 3, 4, 5), "rambling": (2, 3, 4)}
 CHECKPOINT_EVERY = 20  # of the arms that snr.py looks at
@@ -63,21 +63,21 @@ def folder(arm: str, seed: int) -> str:
 def settings(arm: str, seed: int, home: pathlib.Path, base_seed: int):
     """The config of a run; `home` holds the bases and the problems."""
     base, changes = ARMS[arm].base, ARMS[arm].changes
-    c = config_lib.base()
-    with c.unlocked():
-        c.update_from_flattened_dict(changes)
-    c.seed = seed
-    c.init_from = str((home / bases.folder(base, base_seed) / "checkpoints").absolute())
-    c.log.tensorboard, c.log.samples = False, 0
-    c.checkpoint.every, c.checkpoint.keep = 0, 1
+    config = schema.base()
+    with config.unlocked():
+        config.update_from_flattened_dict(changes)
+    config.seed = seed
+    config.init_from = str((home / bases.folder(base, base_seed) / "checkpoints").absolute())
+    config.log.tensorboard, config.log.samples = False, 0
+    config.checkpoint.every, config.checkpoint.keep = 0, 1
     if base == "hasty":
-        bases.on_files(c, home / "data", bases.HARD_LEVELS, ())
-        c.eval.files = f"heldout={home.absolute()}/data/heldout_hard.jsonl"
-        c.eval.every, c.eval.k, c.eval.max_response_tokens = 5, 4, 0
-        c.checkpoint.every = c.checkpoint.keep_every = CHECKPOINT_EVERY
+        bases.on_files(config, home / "data", bases.HARD_LEVELS, ())
+        config.eval.files = f"heldout={home.absolute()}/data/heldout_hard.jsonl"
+        config.eval.every, config.eval.k, config.eval.max_response_tokens = 5, 4, 0
+        config.checkpoint.every = config.checkpoint.keep_every = CHECKPOINT_EVERY
     else:
-        bases.on_files(c, home / "data", LEVELS[base], LEVELS[base])
-    return c
+        bases.on_files(config, home / "data", LEVELS[base], LEVELS[base])
+    return config
 
 
 def run(where: pathlib.Path, arm: str, seed: int, base_seed: int) -> dict:
@@ -85,17 +85,17 @@ def run(where: pathlib.Path, arm: str, seed: int, base_seed: int) -> dict:
     step -> set -> measures, steps, cpu_s}. RuntimeError: the run was cut off."""
     logging.set_verbosity(logging.WARNING)
     started = time.process_time()
-    c = settings(arm, seed, where.parent, base_seed)
-    train.train(c, where)
+    config = settings(arm, seed, where.parent, base_seed)
+    train.train(config, where)
     records = metrics.read(where / "metrics.jsonl")
-    if records[-1]["step"] < c.steps:
+    if records[-1]["step"] < config.steps:
         raise RuntimeError(f"cut off after step {records[-1]['step']}; the same command goes on")
     trained = [r for r in records if r["step"]]
     return {
         "series": {tag: [r.get(tag) for r in trained] for tag in SERIES},
         "evaluations": {
             str(r["step"]): read_evaluation(
-                where / f"eval/step_{r['step']:06d}.jsonl", c.rollout.max_response_tokens
+                where / f"eval/step_{r['step']:06d}.jsonl", config.rollout.max_response_tokens
             )
             for r in records
             if "time/eval_s" in r

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dapo_jax import config as config_lib, parallel, parts, train, warmup
+from dapo_jax import build, parallel, presets, schema, train, warmup
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.model import qwen2
-from dapo_jax.run import checkpoint
 
 SIDE, ANSWERS, WRONG = 8, 30, 12
 STOP = 0  # a token id that nothing uses
@@ -53,18 +53,18 @@ def label(clip_high: float) -> str:
 
 def settings(seed: int = 0, clip_high: float = 0.2):
     """64 prompts x 16 responses a rollout, 16 updates of 4 prompts each."""
-    c = config_lib.grpo()
-    c.seed = seed
-    c.loss.clip_high = clip_high
-    m = c.model
+    config = presets.grpo()
+    config.seed = seed
+    config.loss.clip_high = clip_high
+    m = config.model
     m.vocab_size, m.hidden_size, m.intermediate_size = 1 + 2 * SIDE + ANSWERS + 1, 32, 96
     m.num_layers, m.num_heads, m.num_kv_heads, m.head_dim = 1, 2, 1, 16
-    c.data.max_prompt_tokens, c.rollout.max_response_tokens = 2, 1
-    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = SIDE * SIDE, 16, 16
-    c.rollout.slots, c.rollout.chunk, c.rollout.prefill_prompts = 1024, 1, 64
-    c.optim.row_tokens, c.optim.micro_rows, c.optim.warmup_steps = 32, 4, 0
-    c.warmup.batch = SIDE * SIDE * (WRONG + 1)
-    return c
+    config.data.max_prompt_tokens, config.rollout.max_response_tokens = 2, 1
+    config.rollout.groups, config.rollout.group_size, config.optim.minibatches = SIDE * SIDE, 16, 16
+    config.rollout.slots, config.rollout.chunk, config.rollout.prefill_prompts = 1024, 1, 64
+    config.optim.row_tokens, config.optim.micro_batch_rows, config.optim.warmup_steps = 32, 4, 0
+    config.supervised_warmup.batch = SIDE * SIDE * (WRONG + 1)
+    return config
 
 
 def prompts() -> list[list[int]]:
@@ -94,11 +94,11 @@ def imitation(wanted_PxV: np.ndarray) -> list[packing.Item]:
     ]
 
 
-def build(c) -> parts.Machine:
-    return parts.build_machine(c, c.model.vocab_size, {STOP}, None)
+def build_machine(config) -> build.Machine:
+    return build.build_machine(config, config.model.vocab_size, {STOP}, None)
 
 
-def exact(machine: parts.Machine):
+def exact(machine: build.Machine):
     """A function: params -> probabilities, float32 [prompts, vocabulary]."""
     tokens_PxT = np.array(prompts(), np.int32)
 
@@ -112,19 +112,19 @@ def exact(machine: parts.Machine):
 def make(where: pathlib.Path, seed: int) -> dict:
     """A task of the pool: the base of a seed, as a checkpoint."""
     started = time.process_time()
-    c = settings(seed)
-    machine = build(c)
-    params = parts.initial_params(c, machine)
+    config = settings(seed)
+    machine = build_machine(config)
+    params = build.initial_params(config, machine)
     programs = update.programs(
         machine.shape,
         machine.mesh,
-        c.sharding.train.to_dict(),
+        config.sharding.train.to_dict(),
         update.optimizer(**warmup.OPTIMIZER),
-        c.model.dtype,
+        config.model.dtype,
     )
     items = imitation(start_policy(seed))
     rows, used, _ = packing.pack(
-        items, row_tokens=c.optim.row_tokens, micro_rows=16, max_items=len(items)
+        items, row_tokens=config.optim.row_tokens, micro_rows=16, max_items=len(items)
     )
     rows = parallel.to_device(rows, programs.row_sharding)
     opt_state = programs.init_opt_state(params)
@@ -133,7 +133,7 @@ def make(where: pathlib.Path, seed: int) -> dict:
         params, opt_state, _ = programs.supervise(params, opt_state, rows, np.int32(used), lr)
     with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
         state = checkpoint.State(params, machine.trainer.init_opt_state(params), None, [])
-        checkpoint.save(saver, state, config_lib.leaves(c))
+        checkpoint.save(saver, state, schema.leaves(config))
     p_PxV = np.asarray(exact(machine)(params))
     return {
         "rare": float(p_PxV[:, RARE].mean()),
@@ -152,8 +152,8 @@ def entropy(p_PxV: np.ndarray) -> float:
 def play(where: pathlib.Path, base_seed: int, clip_high: float, seeds: Sequence[int]) -> dict:
     """A task of the pool: the curves of each seed at one upper bound."""
     started = time.process_time()
-    c = settings(0, clip_high)
-    machine = build(c)
+    config = settings(0, clip_high)
+    machine = build_machine(config)
     probabilities = exact(machine)
     start = checkpoint.restore_params(
         where.parent / base_folder(base_seed) / "checkpoints",
@@ -162,9 +162,9 @@ def play(where: pathlib.Path, base_seed: int, clip_high: float, seeds: Sequence[
     )
     curves = {}
     for seed in seeds:
-        c.seed = seed
+        config.seed = seed
         params = jax.tree.map(lambda w: w.copy(), start)  # the updates donate theirs
-        curves[str(seed)] = learn(c, machine, probabilities, params)
+        curves[str(seed)] = learn(config, machine, probabilities, params)
     return {"curves": curves, "cpu_s": time.process_time() - started}
 
 
@@ -174,7 +174,7 @@ def is_rare(group: Group) -> np.ndarray:
 
 
 def learn(
-    c, machine: parts.Machine, probabilities, params, verify=is_rare
+    config, machine: build.Machine, probabilities, params, verify=is_rare
 ) -> dict[str, list[float]]:
     """ROLLOUTS rollouts. `rare` and `entropy` are those before each rollout and after the last;
     `positive` and `clipped` count each rollout's tokens of positive advantage, and those of them
@@ -189,19 +189,19 @@ def learn(
 
     look()
     for step in range(ROLLOUTS):
-        groups, _ = parts.sample_groups(
+        groups, _ = build.sample_groups(
             machine,
             machine.engine.decode_params(state.params),
             list(enumerate(prompts(), start=step * SIDE * SIDE)),
-            c.rollout.group_size,
-            seed=c.seed,
+            config.rollout.group_size,
+            seed=config.seed,
             temperature=1.0,
             top_p=1.0,
             max_response_tokens=1,
         )
         groups = [g._replace(correct=verify(g)) for g in groups]
-        minibatches = train.make_minibatches(c, groups, step)
-        state, log = train.update_policy(c, machine, state._replace(step=step), minibatches)
+        minibatches = train.make_minibatches(config, groups, step)
+        state, log = train.update_policy(config, machine, state._replace(step=step), minibatches)
         positive = sum(item.advantage > 0 for items in minibatches for item in items)
         trained = sum(len(items) for items in minibatches)
         out["positive"].append(positive)

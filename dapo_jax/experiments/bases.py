@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from absl import logging
 
-from dapo_jax import config as config_lib, evaluate, parts, warmup
+from dapo_jax import build, evaluate, schema, warmup
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.data import arithmetic
 from dapo_jax.data.arithmetic import Style
 from dapo_jax.model import qwen2
-from dapo_jax.run import checkpoint
 
 ROOM = 64  # tokens in which every careful answer of levels 2..5 fits with much to spare
 TEST_LEVELS = (2, 3, 4, 5)
@@ -89,14 +89,19 @@ def train_file(directory: pathlib.Path, levels) -> pathlib.Path:
     return directory / f"train_k{''.join(map(str, levels))}.jsonl"
 
 
-def on_files(c, directory: pathlib.Path, train_levels, test_levels=TEST_LEVELS) -> None:
+def on_files(config, directory: pathlib.Path, train_levels, test_levels=TEST_LEVELS) -> None:
     """Make `c` train on these levels and test each held-out level by itself, with room to write."""
     directory = directory.absolute()
-    c.data.train = str(train_file(directory, train_levels))
-    c.tokenizer.path = str(directory / "tokenizer.model")
-    c.eval.files = ",".join(f"k{k}={directory}/heldout_k{k}.jsonl" for k in test_levels)
-    c.eval.k, c.eval.problems, c.eval.top_p, c.eval.every = TEST_SAMPLES, 0, 1.0, 0
-    c.eval.max_response_tokens = max(ROOM, c.rollout.max_response_tokens)
+    config.data.train = str(train_file(directory, train_levels))
+    config.tokenizer.path = str(directory / "tokenizer.model")
+    config.eval.files = ",".join(f"k{k}={directory}/heldout_k{k}.jsonl" for k in test_levels)
+    config.eval.k, config.eval.max_problems, config.eval.top_p, config.eval.every = (
+        TEST_SAMPLES,
+        0,
+        1.0,
+        0,
+    )
+    config.eval.max_response_tokens = max(ROOM, config.rollout.max_response_tokens)
 
 
 def make(where: pathlib.Path, name: str, seed: int) -> dict:
@@ -105,12 +110,12 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     logging.set_verbosity(logging.WARNING)
     started = time.process_time()
     habit = HABITS[name]
-    c = config_lib.base()
-    c.seed = seed
-    c.rollout.max_response_tokens = habit.cap
-    on_files(c, where.parent / "data", (2, 3, 4, 5))
-    text = parts.load_text(c, where, None)
-    machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
+    config = schema.base()
+    config.seed = seed
+    config.rollout.max_response_tokens = habit.cap
+    on_files(config, where.parent / "data", (2, 3, 4, 5))
+    text = build.load_text(config, where, None)
+    machine = build.build_machine(config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
     if habit.parent:
         params = checkpoint.restore_params(
             where.parent / folder(habit.parent, seed) / "checkpoints",
@@ -118,7 +123,7 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
             machine.trainer.param_shardings,
         )
     else:
-        params = parts.initial_params(c, machine)
+        params = build.initial_params(config, machine)
     phase = warmup.Phase(
         name,
         habit.steps,
@@ -127,16 +132,16 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
         len(HABITS) * seed + list(HABITS).index(name),
         habit.cap,
     )
-    params = warmup.warm_up(c, machine.mesh, machine.shape, text.tokenizer, params, [phase])
+    params = warmup.warm_up(config, machine.mesh, machine.shape, text.tokenizer, params, [phase])
     trained_s = time.process_time() - started
     with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
         state = checkpoint.State(params, machine.trainer.init_opt_state(params), None, [])
-        checkpoint.save(saver, state, config_lib.leaves(c))
+        checkpoint.save(saver, state, schema.leaves(config))
     decode_params = machine.engine.decode_params(params)
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
     report = {}
     for level, data in text.evals.items():
-        scores = evaluate.evaluate_set(c, machine, decode_params, data, text.tokenizer, 1.0)
+        scores = evaluate.evaluate_set(config, machine, decode_params, data, text.tokenizer, 1.0)
         report[level] = styles(scores, wait)
     return {"levels": report, "warm_up_cpu_s": trained_s, "cpu_s": time.process_time() - started}
 

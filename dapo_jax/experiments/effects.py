@@ -123,7 +123,7 @@ ACCURACY, ENTROPY = "reward/accuracy", "policy/entropy"
 
 
 def token_mean(runs: Runs) -> Effect:
-    early = lambda values: steps_mean(values[7:12])  # noqa: E731
+    early = lambda values: steps_mean(values[7:12])
     pair = ("mean_sample", "mean_token")
     return Effect(
         "Token-level loss",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.figure
 import numpy as np
 
-from dapo_jax import recipes
+from dapo_jax import presets
 from dapo_jax.experiments import stats
 
 Runs = Mapping[str, Sequence[Sequence[dict]]]  # rung -> seed -> records of metrics.jsonl
@@ -14,7 +14,7 @@ Runs = Mapping[str, Sequence[Sequence[dict]]]  # rung -> seed -> records of metr
 # Dark to light along the ladder, full DAPO apart; the eye needs no legend to find the last rung.
 COLORS = dict(
     zip(
-        recipes.CUMULATIVE,
+        presets.CUMULATIVE,
         ("#2b2d42", "#5c6784", "#7b9acc", "#8cc5b5", "#e0a458", "#c1121f"),
         strict=True,
     )
@@ -112,7 +112,7 @@ def accuracy(runs: Runs, tag: str, steps: int) -> matplotlib.figure.Figure:
 def clip_higher(runs: Runs, steps: int) -> matplotlib.figure.Figure | None:
     """Entropy with and without Clip-Higher, where both are there: early in the ladder, and in full
     DAPO."""
-    full = recipes.CUMULATIVE[-1]
+    full = presets.CUMULATIVE[-1]
     switches = [
         ("+clip_higher", "+overlong_filtering", "added to GRPO with overlong filtering"),
         (full, "-clip_higher", "left out of full DAPO"),
@@ -197,7 +197,7 @@ def _smooth(values: np.ndarray) -> np.ndarray:
 
 
 def _ladder(runs: Runs) -> list[str]:
-    return [name for name in recipes.CUMULATIVE if name in runs]
+    return [name for name in presets.CUMULATIVE if name in runs]
 
 
 def _panels(n: int, columns: int = 0, width: float = 5.2, height: float = 3.9, ratios=None):

@@ -2,7 +2,7 @@
 
     python -m dapo_jax.experiments.ladder --seeds=5 --out=runs/ladder
 
-Makes one base model (seed `--base_seed`), trains from it every rung of `recipes.RUNGS` once a seed,
+Makes one base model (seed `--base_seed`), trains from it every rung of `presets.RUNGS` once a seed,
 one process a core, and writes OUT/table.md, OUT/table.json and figures. The same command resumes.
 The setting is configs/ladder.py; `--config=FILE` takes the rungs of another full-DAPO config, whose
 model is then the base, and `--jobs=1` trains in this process, which may be one of several hosts
@@ -35,15 +35,16 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
-from dapo_jax import cli, config, parallel, parts, processes, recipes, train
+from dapo_jax import build, cli, parallel, presets, schema, train
 from dapo_jax.experiments import figures, pool, stats
+from dapo_jax.hosts import processes
+from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
-from dapo_jax.run import metrics
 
 SEEDS = flags.DEFINE_integer("seeds", 5, "Runs a rung.", lower_bound=1)
 OUT = flags.DEFINE_string("out", "runs/ladder", "Directory of the runs, the table and the figures.")
 JOBS = flags.DEFINE_integer("jobs", 0, "Runs at a time; 0 = one a core, 1 = in this process.")
-ONLY = flags.DEFINE_list("rungs", list(recipes.RUNGS), "Rungs to run.")
+ONLY = flags.DEFINE_list("rungs", list(presets.RUNGS), "Rungs to run.")
 STEPS = flags.DEFINE_integer(
     "steps", 0, "Rollout steps compared at equal updates; 0 = the config's."
 )
@@ -54,8 +55,8 @@ BASE_SEED = flags.DEFINE_integer("base_seed", 0, "Seed of the base model's warm-
 REPORT = flags.DEFINE_bool("report", False, "Run nothing: put together the runs that OUT holds.")
 
 # Table 1 of the paper: AIME 2024, avg@32, Qwen2.5-32B.
-PAPER = dict(zip(recipes.CUMULATIVE, (30, 36, 38, 41, 42, 50), strict=True))
-FULL = recipes.CUMULATIVE[-1]
+PAPER = dict(zip(presets.CUMULATIVE, (30, 36, 38, 41, 42, 50), strict=True))
+FULL = presets.CUMULATIVE[-1]
 WINDOW = np.array([4, 5, 6]) / 6
 
 
@@ -64,24 +65,26 @@ WINDOW = np.array([4, 5, 6]) / 6
 # ------------------------------------------------------------------------------------------------
 
 
-def tasks(c, rungs: Sequence[str], seeds: int, base_seed: int, longer: float) -> list[pool.Task]:
+def tasks(
+    config, rungs: Sequence[str], seeds: int, base_seed: int, longer: float
+) -> list[pool.Task]:
     """The base model, where `c` has a warm-up that makes one, and every rung once a seed."""
     out, after = [], ()
-    if c.warmup.skill_steps + c.warmup.habit_steps:
-        fields = config.leaves(c) | {"seed": base_seed, "steps": 0}
+    if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps:
+        fields = schema.leaves(config) | {"seed": base_seed, "steps": 0}
         out, after = [pool.Task("base", run, (fields,))], ("base",)
     for seed in range(seeds):
         for name in rungs:
-            r = recipes.rung(c, name)
+            r = presets.rung(config, name)
             r.seed = seed
             r.steps = steps_of(r, longer)
-            out.append(pool.Task(folder(name, seed), run, (config.leaves(r), *after), after))
+            out.append(pool.Task(folder(name, seed), run, (schema.leaves(r), *after), after))
     return out
 
 
-def steps_of(c, longer: float) -> int:
+def steps_of(config, longer: float) -> int:
     """Rollout steps that a rung trains."""
-    return c.steps if c.sampling.dynamic else round(c.steps * longer)
+    return config.steps if config.dynamic_sampling.enabled else round(config.steps * longer)
 
 
 def folder(rung: str, seed: int) -> str:
@@ -91,11 +94,11 @@ def folder(rung: str, seed: int) -> str:
 def run(workdir: pathlib.Path, fields: Mapping[str, Any], base: str = "") -> dict[str, float]:
     """Train by the config with these leaves, from the run `base` two folders up if there is one."""
     started = time.process_time()
-    c = config.base()
-    c.update_from_flattened_dict(fields)
+    config = schema.base()
+    config.update_from_flattened_dict(fields)
     if base:
-        c.init_from = str((workdir.parent.parent / base / "checkpoints").absolute())
-    if not train.train(c, workdir):
+        config.init_from = str((workdir.parent.parent / base / "checkpoints").absolute())
+    if not train.train(config, workdir):
         raise RuntimeError("cut off by SIGTERM; the same command goes on")
     last = metrics.read(workdir / "metrics.jsonl")[-1]
     return {"steps": last["step"], "cpu_s": round(time.process_time() - started, 1)}
@@ -155,7 +158,7 @@ def summarize(
     def beside(tag):
         if tag == "spent/tokens":
             return each(lambda r: np.interp(steps, *figures.curve(r, tag, "step")) / 1e6)
-        late = lambda r: [x[tag] for x in r if steps * 2 / 3 < x["step"] <= steps and tag in x]  # noqa: E731
+        late = lambda r: [x[tag] for x in r if steps * 2 / 3 < x["step"] <= steps and tag in x]
         return each(lambda r: np.mean(late(r) or np.nan))
 
     last = {(n, s): r[-1] for n, of in runs.items() for s, r in enumerate(of)}
@@ -191,9 +194,9 @@ def signed(x: stats.Interval) -> str:
 
 def pairs(rungs: Sequence[str]) -> list[tuple[str, str]]:
     """(after, before) of everything that is told: the whole, each step, each technique left out."""
-    ladder = recipes.CUMULATIVE
+    ladder = presets.CUMULATIVE
     told = [(FULL, ladder[0]), *zip(ladder[1:], ladder, strict=False)]
-    told += [(FULL, name) for name in recipes.LEAVE_ONE_OUT[:-1]]
+    told += [(FULL, name) for name in presets.LEAVE_ONE_OUT[:-1]]
     return [(a, b) for a, b in told if a in rungs and b in rungs]
 
 
@@ -228,8 +231,8 @@ def table(s: Summary, steps: int, updates: int, tokens: str) -> list[str]:
         f"accuracy after {tokens} tokens", "change", *BESIDE,
     ]  # fmt: skip
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    below = dict(zip(recipes.CUMULATIVE[1:], recipes.CUMULATIVE, strict=False))
-    below |= dict.fromkeys(recipes.LEAVE_ONE_OUT, FULL)
+    below = dict(zip(presets.CUMULATIVE[1:], presets.CUMULATIVE, strict=False))
+    below |= dict.fromkeys(presets.LEAVE_ONE_OUT, FULL)
     for name in s.updates:
         row = [name, str(PAPER.get(name, ""))]
         for values in (s.updates, s.tokens):
@@ -276,34 +279,39 @@ def as_json(s: Summary, steps: int, scale: str) -> dict:
     }
 
 
-def report(c, out: pathlib.Path, rungs: Sequence[str], seeds: int, longer: float) -> str:
+def report(config, out: pathlib.Path, rungs: Sequence[str], seeds: int, longer: float) -> str:
     """Write table.md, table.json and the figures of the runs in `out`; returns the table. Raises
     ValueError where there is none."""
     runs = read(out, rungs, seeds)
     if not runs:
         raise ValueError(f"{out}: no rung of {', '.join(rungs)} has all of seeds 0 to {seeds - 1}")
-    tag = evaluation_tag(c)
-    wanted = {name: steps_of(recipes.rung(c, name), longer) for name in runs}
-    summary = summarize(runs, tag, c.steps, wanted)
-    text = markdown(summary, c.steps, c.steps * c.optim.minibatches, describe(c), seeds)
+    tag = evaluation_tag(config)
+    wanted = {name: steps_of(presets.rung(config, name), longer) for name in runs}
+    summary = summarize(runs, tag, config.steps, wanted)
+    text = markdown(
+        summary, config.steps, config.steps * config.optim.minibatches, describe(config), seeds
+    )
     (out / "table.md").write_text(text)
-    (out / "table.json").write_text(json.dumps(as_json(summary, c.steps, describe(c)), indent=2))
-    figures.draw(runs, summary.updates, summary.tokens, PAPER, tag, c.steps, out)
+    (out / "table.json").write_text(
+        json.dumps(as_json(summary, config.steps, describe(config)), indent=2)
+    )
+    figures.draw(runs, summary.updates, summary.tokens, PAPER, tag, config.steps, out)
     return text
 
 
-def evaluation_tag(c) -> str:
-    sets = parts.named_files(c.eval.files) or {"heldout": ""}
+def evaluation_tag(config) -> str:
+    sets = build.named_files(config.eval.files) or {"heldout": ""}
     return f"eval/{next(iter(sets))}/avg@k"
 
 
-def describe(c) -> str:
+def describe(config) -> str:
     """The scale of a run, in words."""
     model = (
-        c.model.path or f"a Qwen2.5 of {qwen2.param_count(qwen2.shape_from_config(c)):,} parameters"
+        config.model.path
+        or f"a Qwen2.5 of {qwen2.param_count(qwen2.shape_from_config(config)):,} parameters"
     )
-    data = c.data.train or "the embedded chained arithmetic"
-    return f"{model} on {data}, avg@{c.eval.k}"
+    data = config.data.train or "the embedded chained arithmetic"
+    return f"{model} on {data}, avg@{config.eval.k}"
 
 
 def start():
@@ -311,21 +319,21 @@ def start():
     flag = flags.FLAGS["config"]
     if flag.present:
         return cli.CONFIG.value
-    c = recipes.ladder_task()
-    c.update_from_flattened_dict(config_flags.get_override_values(flag))
-    return c
+    config = presets.ladder_task()
+    config.update_from_flattened_dict(config_flags.get_override_values(flag))
+    return config
 
 
 def main() -> None:
-    c, out = start(), pathlib.Path(OUT.value)
+    config, out = start(), pathlib.Path(OUT.value)
     if STEPS.value:
-        c.steps = STEPS.value
+        config.steps = STEPS.value
     rungs = list(
         dict.fromkeys("+token_loss" if n == "-dynamic_sampling" else n for n in ONLY.value)
     )
     if LONGER.value < 1:
         raise ValueError(f"--longer: {LONGER.value} is less than once")
-    todo = tasks(c, rungs, SEEDS.value, BASE_SEED.value, LONGER.value)
+    todo = tasks(config, rungs, SEEDS.value, BASE_SEED.value, LONGER.value)
     with contextlib.ExitStack() as after:
         if JOBS.value == 1 and not REPORT.value:
             after.enter_context(processes.joined())
@@ -336,7 +344,7 @@ def main() -> None:
             except RuntimeError as error:
                 cli.fail(str(error))
         if JOBS.value != 1 or REPORT.value or parallel.first():
-            print(report(c, out, rungs, SEEDS.value, LONGER.value))
+            print(report(config, out, rungs, SEEDS.value, LONGER.value))
 
 
 if __name__ == "__main__":

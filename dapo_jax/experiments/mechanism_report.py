@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import matplotlib.figure
 import numpy as np
 
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.experiments import bandit, bases, effects, snr, stats
 from dapo_jax.experiments.effects import Contrast, Effect, Runs
-from dapo_jax.run import checkpoint
 
 NAMES = {  # of arms, for people
     "mean_sample": "sample mean",

@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from absl import logging
 
-from dapo_jax import parts, train
+from dapo_jax import build, train
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo import objective
 from dapo_jax.data import problems
 from dapo_jax.experiments import arms
 from dapo_jax.model import qwen2
-from dapo_jax.run import checkpoint
 
 STEPS = (0, 20, 60)  # rollout steps of the checkpoints
 BATCHES = 12  # of 32 groups, 8 mini-batches each
@@ -33,10 +33,10 @@ def measure(where: pathlib.Path, seed: int, base_seed: int) -> dict:
     """A task of the pool: {steps: checkpoint step -> 'off' or 'on' -> measures, cpu_s}."""
     logging.set_verbosity(logging.WARNING)
     started = time.process_time()
-    c = arms.settings("dynamic_off", seed, where.parent, base_seed)
-    c.seed = seed + SEED_OFFSET
-    text = parts.load_text(c, where, None)
-    machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
+    config = arms.settings("dynamic_off", seed, where.parent, base_seed)
+    config.seed = seed + SEED_OFFSET
+    text = build.load_text(config, where, None)
+    machine = build.build_machine(config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
     out = {}
     for step in STEPS:
         params = checkpoint.restore_params(
@@ -47,24 +47,24 @@ def measure(where: pathlib.Path, seed: int, base_seed: int) -> dict:
         )
         out[str(step)] = {}
         for way, dynamic in (("off", False), ("on", True)):
-            c.sampling.dynamic = dynamic
-            out[str(step)][way] = noise(gradients(c, text, machine, params))
+            config.dynamic_sampling.enabled = dynamic
+            out[str(step)][way] = noise(gradients(config, text, machine, params))
     return {"steps": out, "cpu_s": time.process_time() - started}
 
 
-def gradients(c, text: parts.Text, machine: parts.Machine, params) -> np.ndarray:
+def gradients(config, text: build.Text, machine: build.Machine, params) -> np.ndarray:
     """float32 [batches, mini-batches, weights]: what `train.update_policy` would hand to the
     optimizer if no update changed the weights; 0 for a mini-batch of which nothing is left."""
-    stream = problems.stream(range(len(text.train.ids)), c.seed)
+    stream = problems.stream(range(len(text.train.ids)), config.seed)
     state = checkpoint.State(params, None, None, [])
-    temperature = np.float32(c.rollout.temperature)
-    coefficients = objective.Coefficients(*map(np.float32, objective.coefficients(c.loss)))
+    temperature = np.float32(config.rollout.temperature)
+    coefficients = objective.Coefficients(*map(np.float32, objective.coefficients(config.loss)))
     size = sum(w.size for w in jax.tree.leaves(params))
-    out = np.zeros((BATCHES, c.optim.minibatches, size), np.float32)
+    out = np.zeros((BATCHES, config.optim.minibatches, size), np.float32)
     for b in range(BATCHES):
-        got, _ = train.sample_batch(c, text, machine, stream, state)
-        minibatches = train.make_minibatches(c, got.groups, b)
-        for u, packed in enumerate(train.pack_minibatches(c, machine, state, minibatches)):
+        got, _ = train.sample_batch(config, text, machine, stream, state)
+        minibatches = train.make_minibatches(config, got.groups, b)
+        for u, packed in enumerate(train.pack_minibatches(config, machine, state, minibatches)):
             gradient = machine.trainer.gradient(params, *packed, temperature, coefficients)
             leaves = map(np.ravel, jax.tree.leaves(gradient))
             out[b, u] = np.concatenate(list(leaves))

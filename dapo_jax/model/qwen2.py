@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dapo_jax import parallel
-from dapo_jax.model import splash
+from dapo_jax.model import attention_kernels as splash
 from dapo_jax.parallel import constrain
 
 Params = dict[str, Any]
@@ -214,7 +214,7 @@ class Qwen2(nnx.Module):
         def step(carry, layer):
             x_BxTxD, pool = carry
             i, weights = layer
-            pool_attend = lambda q, k, v: attend(i, pool, q, k, v)[::-1]  # noqa: E731
+            pool_attend = lambda q, k, v: attend(i, pool, q, k, v)[::-1]
             return nnx.merge(graphdef, weights)(x_BxTxD, angles, pool_attend), None
 
         angles = rope_angles(positions_BxT, self.c.head_dim, self.c.rope_theta)
@@ -363,7 +363,7 @@ def abstract(c: Shape) -> Params:
 
 def metadata(c: Shape, name: str) -> Params:
     """The tree of one declared property: 'axes', 'hf' or 'in_axes'."""
-    is_param = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    is_param = lambda x: isinstance(x, nnx.Variable)
     state = jax.tree.map(lambda p: p.get_metadata()[name], _abstract(c)[1], is_leaf=is_param)
     return nnx.to_pure_dict(state)
 

@@ -27,13 +27,13 @@ class Draw(NamedTuple):
 
 def uniform(key_S: jax.Array, counter_S: jax.Array) -> jax.Array:
     """float32 in [0, 1): the number that belongs to (row key, token index). key_S: typed keys."""
-    draw = lambda key, i: jax.random.uniform(jax.random.fold_in(key, i))  # noqa: E731
+    draw = lambda key, i: jax.random.uniform(jax.random.fold_in(key, i))
     return jax.vmap(draw)(key_S, counter_S)
 
 
 def row_keys(seed_key: jax.Array, stream_S: jax.Array, sample_S: jax.Array) -> jax.Array:
     """Typed keys [S], one for each (position of the problem in its stream, sample index)."""
-    fold = lambda i, j: jax.random.fold_in(jax.random.fold_in(seed_key, i), j)  # noqa: E731
+    fold = lambda i, j: jax.random.fold_in(jax.random.fold_in(seed_key, i), j)
     return jax.vmap(fold)(stream_S, sample_S)
 
 

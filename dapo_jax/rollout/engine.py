@@ -132,10 +132,10 @@ class Engine:
         machine's devices. params: anything with the shapes of the model's weights."""
         slots, batch = self.slots, self.prefill_rows * self.shards
         rows = self.geometry.row_pages
-        number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)  # noqa: E731
+        number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)
         lay = functools.partial(jax.tree.map, lambda x, s: x.update(sharding=s))
 
-        cast = lambda x: number(*x.shape, dtype=self.dtype)  # noqa: E731
+        cast = lambda x: number(*x.shape, dtype=self.dtype)
         layout = parallel.shardings(qwen2.metadata(self.shape, "axes"), self.mesh, self.rules)
         weights = lay(jax.tree.map(cast, params), layout)
         pool = jax.eval_shape(lambda: paged.new_pool(self.geometry, self.dtype))
@@ -164,7 +164,7 @@ class Engine:
         weights, pool = map(parallel.bytes_on_device, self.calls(params)["prefill"][1][:2])
         if weights + pool <= limit:
             return
-        gib = lambda n: f"{n / 2**30:.3g} GiB"  # noqa: E731
+        gib = lambda n: f"{n / 2**30:.3g} GiB"
         fits = f"the sampler does not fit: its weights take {gib(weights)} and its cache"
         fits += f" {gib(pool)} of a device's {gib(limit)}; "
         if weights > limit:

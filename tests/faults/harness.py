@@ -15,7 +15,8 @@ import numpy as np
 from tensorboardX.proto.event_pb2 import Event
 
 from dapo_jax import config
-from dapo_jax.run import checkpoint, metrics
+from dapo_jax.checkpoint import checkpoint
+from dapo_jax.log import metrics
 
 HERE = pathlib.Path(__file__).parent
 
@@ -26,10 +27,10 @@ def get_config():
     c.steps = 12
     c.model.hidden_size, c.model.intermediate_size, c.model.num_layers = 16, 32, 1
     c.model.num_heads, c.model.num_kv_heads, c.model.head_dim = 2, 1, 8
-    c.eval.every, c.eval.k, c.eval.problems, c.data.embedded_problems = 3, 2, 8, 64
+    c.eval.every, c.eval.k, c.eval.max_problems, c.data.embedded_problems = 3, 2, 8, 64
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
-    c.reward.overlong_buffer_tokens, c.sampling.surplus = 4, "carry"
+    c.reward.overlong_buffer_tokens, c.dynamic_sampling.surplus = 4, "carry"
     c.checkpoint.every, c.checkpoint.keep = 2, 3
     return c
 

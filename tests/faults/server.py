@@ -21,9 +21,9 @@ import time
 
 import stubbed_train
 
-from dapo_jax import cli, evaluate, parts, train
+from dapo_jax import build, cli, evaluate, train
+from dapo_jax.checkpoint import checkpoint, saver, seal
 from dapo_jax.data import verifier
-from dapo_jax.run import checkpoint, saver, seal
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def mark_phases(pipe: int) -> None:
 
         setattr(owner, name, wrapper)
 
-    marked(parts, "load_text", "start-up")
+    marked(build, "load_text", "start-up")
     marked(train, "sample_batch", "rollout")
     marked(train, "update_policy", "update")
     marked(train, "evaluate_sets", "evaluation")

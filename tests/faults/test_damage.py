@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from dapo_jax import parts, train
-from dapo_jax.run import checkpoint, seal
+from dapo_jax import build, train
+from dapo_jax.checkpoint import checkpoint, seal
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +24,13 @@ def run(whole, tmp_path_factory):
     """(checkpoints of steps 8, 10, 12; what restores the newest whole one; what is in them)."""
     c = harness.get_config()
     c.mesh.data, c.mesh.fsdp = 4, 2
-    text = parts.load_text(c, tmp_path_factory.mktemp("data"), None)
-    machine = parts.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
+    text = build.load_text(c, tmp_path_factory.mktemp("data"), None)
+    machine = build.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
 
     def restore(directory):
         """(the state, everything that was said)"""
         said = []
-        accept = lambda saved: None  # noqa: E731
+        accept = lambda saved: None
         state, resumed = train.start_state(c, text, machine, directory, accept, said.append)
         assert resumed
         return state, "\n".join(said)

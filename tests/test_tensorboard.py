@@ -5,7 +5,7 @@ import math
 from test_tags import events
 
 from dapo_jax import config
-from dapo_jax.run import board
+from dapo_jax.log import tensorboard as board
 
 ROW = dict(correct=True, truncated=False, reward=0.5, tokens=3, mean_entropy=0.25, answer="7")
 ROW |= dict(prompt="p q", response="x\n**y**", extracted="7")

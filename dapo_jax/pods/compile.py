@@ -18,8 +18,9 @@ from typing import Any
 
 import jax
 
-from dapo_jax import config as config_lib, hlo, parallel, parts, pods, topology
+from dapo_jax import build, parallel, validation
 from dapo_jax.model import paged, qwen2
+from dapo_jax.pods import hlo, slices as pods, topology
 
 GB = 1e9
 CRASHED = "the compiler broke off with a fault of its own; nothing is known of this program"
@@ -34,29 +35,29 @@ def available() -> bool:
     return importlib.util.find_spec("libtpu") is not None
 
 
-def machine_for(c, shape: qwen2.Shape, pod: pods.Pod) -> parts.Machine:
+def machine_for(config, shape: qwen2.Shape, pod: pods.Pod) -> build.Machine:
     """The programs of config `c` on the described devices of `pod`. ValueError, of which
     ConfigError is one: the mesh cannot be laid over them."""
-    sizes = config_lib.resolve_mesh(c, pod.chips)
+    sizes = validation.resolve_mesh(config, pod.chips)
     mesh = topology.make_mesh(pod.topology, sizes, pod.slices)
     # Which ids end a response changes no size; how many there are, next to none.
-    return parts.assemble(c, mesh, shape, stop_ids=(0, 1))
+    return build.assemble(config, mesh, shape, stop_ids=(0, 1))
 
 
-def beside(c, calls: dict[str, tuple]) -> dict[str, dict[str, int]]:
+def beside(config, calls: dict[str, tuple]) -> dict[str, dict[str, int]]:
     """Program -> item -> bytes a device of what a step keeps in memory while that program runs and
     does not hand to it. (What rests in the hosts' memory takes none of the device's.)"""
     params, opt_state, rows, old, ref, *_ = calls["update"][1]
-    size = lambda tree: parallel.bytes_on_device(  # noqa: E731
+    size = lambda tree: parallel.bytes_on_device(
         [x for x in jax.tree.leaves(tree) if _on_device(x)]
     )
-    has_old, has_ref = c.loss.old_logprobs == "recompute", bool(c.loss.kl_coef)
+    has_old, has_ref = config.loss.old_logprobs == "recompute", bool(config.loss.kl_coef)
     batch = size(rows) + has_old * size(old) + has_ref * size(ref)
     weights = {"master weights (float32)": size(params)}
     moments = {"optimizer state": size(opt_state)}
     reference = {"reference weights (float32)": size(params) * has_ref}
     cache = {"the sampler's cache": size(calls["prefill"][1][1])}
-    others = {"the other mini-batches": batch * (c.optim.minibatches - 1)}
+    others = {"the other mini-batches": batch * (config.optim.minibatches - 1)}
     by_kind = {
         "decode weights": moments | reference,  # the cache is released before
         "old log-probs": moments | reference | cache | others,
@@ -72,14 +73,14 @@ def _on_device(x) -> bool:
     return sharding is not None and sharding.memory_kind in (None, "device")
 
 
-def _program(c, shape: qwen2.Shape, pod: pods.Pod, name: str, kept: dict[str, int]):
+def _program(config, shape: qwen2.Shape, pod: pods.Pod, name: str, kept: dict[str, int]):
     jax.config.update("jax_platforms", "cpu")
-    m = machine_for(c, shape, pod)
+    m = machine_for(config, shape, pod)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libtpu's handler would print its memory map
-    return program(name, parts.calls(c, m)[name], kept, c, m)
+    return program(name, build.calls(config, m)[name], kept, config, m)
 
 
-def _nothing(kept: dict[str, int], m: parts.Machine, why: str, total=None) -> dict[str, Any]:
+def _nothing(kept: dict[str, int], m: build.Machine, why: str, total=None) -> dict[str, Any]:
     """Where there is no program."""
     return {
         "fits": False,
@@ -92,12 +93,14 @@ def _nothing(kept: dict[str, int], m: parts.Machine, why: str, total=None) -> di
     }
 
 
-def program(name: str, call: tuple, kept: dict[str, int], c, m: parts.Machine) -> dict[str, Any]:
+def program(
+    name: str, call: tuple, kept: dict[str, int], config, m: build.Machine
+) -> dict[str, Any]:
     """Compile one. Plain JSON values; bytes are a device's. 'fits' is the verdict; 'refused' says
     what the compiler said where it ran out of memory."""
     jitted, arguments = call
     traced = jitted.trace(*arguments)
-    used = -(-parts.minibatch_responses(c) // c.optim.micro_rows)
+    used = -(-build.minibatch_responses(config) // config.optim.micro_batch_rows)
     trained, drawn = name in _TRAINED, name.startswith("decode_")
     blocks = m.engine.geometry.row_pages // paged.KERNEL_PAGES  # of a full slot's keys
     flops = topology.matmul_flops(
@@ -139,18 +142,20 @@ def _total(message: str, resident: int) -> int | None:
     return found and resident + int(float(found[1]) * 2 ** {"K": 10, "M": 20, "G": 30}[found[2]])
 
 
-def compile_all(c, shape: qwen2.Shape, pod: pods.Pod, say: Callable[[str], None]) -> dict[str, Any]:
+def compile_all(
+    config, shape: qwen2.Shape, pod: pods.Pod, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Every program of a step, quickest first, up to the first that does not fit."""
-    m = machine_for(c, shape, pod)
-    calls = parts.calls(c, m)
-    kept, out = beside(c, calls), {}
+    m = machine_for(config, shape, pod)
+    calls = build.calls(config, m)
+    kept, out = beside(config, calls), {}
     # In a process of its own: a fault of the compiler ends the process.
     spawn = multiprocessing.get_context("spawn")
     with futures.ProcessPoolExecutor(1, spawn) as child, _ended_together():
         for i, name in enumerate(calls, 1):
             say(f"[{i}/{len(calls)}] {name}: compiling for {pod.cloud} ...")
             try:
-                result = child.submit(_program, c, shape, pod, name, kept[name]).result()
+                result = child.submit(_program, config, shape, pod, name, kept[name]).result()
             except futures.process.BrokenProcessPool:
                 result = _nothing(kept[name], m, CRASHED)
             out[name] = result
@@ -185,13 +190,13 @@ def _ended_together():
 
 
 def check(
-    c, shape: qwen2.Shape, pod: pods.Pod, others: list[tuple[str, Any]], say
+    config, shape: qwen2.Shape, pod: pods.Pod, others: list[tuple[str, Any]], say
 ) -> dict[str, Any]:
     """`compile_all`; where that does not fit, or `c` cannot run here at all (c is None), the first
     of `others`, (flags, config), that does is compiled too."""
     out = {"fits": False, "programs": {}, "not_compiled": []}
-    if c is not None:
-        out = compile_all(c, shape, pod, say)
+    if config is not None:
+        out = compile_all(config, shape, pod, say)
     tried = []
     for flags, other in others[:3] if not out["fits"] else ():
         say(f"does not fit; compiling what the arithmetic suggests: {flags}")

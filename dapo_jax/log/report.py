@@ -12,8 +12,8 @@ import numpy as np
 from tqdm import tqdm
 
 from dapo_jax import parallel
+from dapo_jax.checkpoint.checkpoint import State
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
-from dapo_jax.run.checkpoint import State
 
 # ------------------------------------------------------------------------------------------------
 # Console

@@ -91,7 +91,7 @@ def cudnn(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, implementat
     bias, `chunk` queries at a time: that bounds it to chunk x T, and no score is written to memory.
     Like the chunked kernel it computes the full square, the half above the diagonal included.
     """
-    by_token = lambda x: jnp.swapaxes(x, 1, 2)  # noqa: E731  [B, heads, T, d] <-> [B, T, heads, d]
+    by_token = lambda x: jnp.swapaxes(x, 1, 2)  # [B, heads, T, d] <-> [B, T, heads, d]
     k, v = by_token(k_BxKxTxd), by_token(v_BxKxTxd)
 
     def attend(q_BxHxcxd, mask_Bx1xcxT):

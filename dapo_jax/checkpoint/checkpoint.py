@@ -4,7 +4,7 @@
     carried                         accepted groups waiting for the next step (ragged arrays, flat)
     state                           JSON: counters, cursor, acceptance estimate, resolved config,
                                     package versions, fingerprint of the data, checksums of the rest
-    seal.json                       the files of all this (`run/seal.py`)
+    seal.json                       the files of all this (`checkpoint/seal.py`)
 
 Orbax writes to a temporary directory and renames it, so a step directory is there whole or not at
 all. Nothing is pickled. What is read back is untrusted: `Damaged` says what is wrong with it.
@@ -24,10 +24,10 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
 from dapo_jax import parallel
+from dapo_jax.checkpoint import seal
+from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.rollout.engine import Response
-from dapo_jax.run import seal
-from dapo_jax.run.seal import Damaged
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -355,7 +355,7 @@ def unflatten_groups(flat: dict[str, np.ndarray]) -> list[Group]:
     n = len(flat["position"])
     if not n:
         return []
-    split = lambda name, lengths: np.split(flat[name], np.cumsum(flat[lengths])[:-1])  # noqa: E731
+    split = lambda name, lengths: np.split(flat[name], np.cumsum(flat[lengths])[:-1])
     tokens, logps, entropies = (
         split(k, "response_length") for k in ("tokens", "logps", "entropies")
     )

@@ -6,10 +6,10 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from dapo_jax import config as config_lib, parallel
+from dapo_jax import parallel, schema
+from dapo_jax.checkpoint import checkpoint
+from dapo_jax.checkpoint.checkpoint import Damaged, State
 from dapo_jax.data.problems import Encoded
-from dapo_jax.run import checkpoint
-from dapo_jax.run.checkpoint import Damaged, State
 
 # Fields that decide how long, how fast, where and how closely watched a run is, but not what it
 # learns. All others are refused when they change. Names that end in a dot are sections.
@@ -34,7 +34,7 @@ HARMLESS = (
     "rollout.prefill_tokens",
     "rollout.page_tokens",
     "rollout.cache_fraction",
-    "optim.micro_rows",
+    "optim.micro_batch_rows",
     "optim.row_tokens",
     "optim.offload",
     "optim.max_skipped",
@@ -88,11 +88,12 @@ def newest(
 # ------------------------------------------------------------------------------------------------
 
 
-def check(saved: dict[str, Any], c, data: str, allow: bool, say: Callable[[str], None]) -> None:
+def check(
+    saved: dict[str, Any], config, data: str, allow: bool, say: Callable[[str], None]
+) -> None:
     """Show what has changed since `saved` was written. ConfigError: it changes what is learned, and
     that is not allowed."""
-    config = config_lib.leaves(c)
-    harmless, meaningful = differences(saved["config"], config)
+    harmless, meaningful = differences(saved["config"], schema.leaves(config))
     if saved["data"] != data and not any("config.data." in line for line in meaningful):
         meaningful.append(
             "the training problems: other prompts, tokens or answers under the same names"
@@ -104,7 +105,7 @@ def check(saved: dict[str, Any], c, data: str, allow: bool, say: Callable[[str],
         if packages.get(name, old) != old:
             say(f"changed: {name} {old} -> {packages[name]}; the last bits may differ")
     if meaningful and not allow:
-        raise config_lib.ConfigError(
+        raise schema.ConfigError(
             "\n".join(
                 [f"changed since the checkpoint: {line}" for line in meaningful]
                 + [
@@ -122,7 +123,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
     lacks, being of another version, counts with its default."""
     harmless, meaningful = [], []
     for name in [*new, *(k for k in old if k not in new)]:
-        default = config_lib.SCHEMA[name].default if name in config_lib.SCHEMA else None
+        default = schema.SCHEMA[name].default if name in schema.SCHEMA else None
         was, now = old.get(name, default), new.get(name, default)
         if was != now:
             line = f"config.{name}: {was!r} -> {now!r}"

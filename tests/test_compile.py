@@ -16,8 +16,9 @@ import pytest
 import test_configs
 from jax.sharding import Mesh
 
-from dapo_jax import config, parallel, parts, plan, plan_compile, pods, recipes
+from dapo_jax import build, config, parallel, plan, presets
 from dapo_jax.model import qwen2
+from dapo_jax.pods import compile as plan_compile, slices as pods
 
 ROOT = pathlib.Path(__file__).parent.parent
 needs_libtpu = pytest.mark.skipif(
@@ -40,7 +41,7 @@ def test_what_lies_beside_the_programs():
     def kept(c):
         shape = qwen2.shape_from_config(c)
         mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
-        calls = parts.calls(c, parts.assemble(c, mesh, shape, stop_ids=(0,)))
+        calls = build.calls(c, build.assemble(c, mesh, shape, stop_ids=(0,)))
         got = plan_compile.beside(c, calls)
         assert list(got) == list(calls)
         pool = calls["prefill"][1][1]
@@ -70,7 +71,8 @@ def test_memory_named_in_the_compilers_message():
 
 def test_without_a_compiler_the_arithmetic_stands():
     code = (
-        "import sys; from dapo_jax import cli, plan, plan_compile;"
+        "import sys; from dapo_jax import cli, plan;"
+        "from dapo_jax.pods import compile as plan_compile;"
         "plan_compile.available = lambda: False; plan.define_flags(); cli.run(plan.main)"
     )
     flags = ["--config=configs/quickstart.py", "--topology=v5e:2x2", "--compile"]
@@ -155,7 +157,7 @@ def test_arithmetic_lies_within_15_percent_of_the_compiler(config_file, monkeypa
     has compiled for another slice."""
     if config_file.stem != "ladder":  # XLA:TPU aborts on its rows of 56 tokens at O0
         monkeypatch.setenv("JAX_OPTIMIZATION_LEVEL", "O0")
-    code = "import sys, test_plan_compile as t; t.compare(t.pathlib.Path(sys.argv[1]))"
+    code = "import sys, test_compile as t; t.compare(t.pathlib.Path(sys.argv[1]))"
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     done = subprocess.run(
         [sys.executable, "-c", code, str(config_file)],
@@ -171,7 +173,7 @@ def compare(config_file):
     pod = pods.parse("v5litepod-1") if name in FOR_CPUS else test_configs.pod_of(config_file)
     shape = plan.network(c)
     m = plan_compile.machine_for(c, shape, pod)
-    calls = parts.calls(c, m)
+    calls = build.calls(c, m)
     kept = plan_compile.beside(c, calls)
     arithmetic = plan.peaks(plan.memory(c, shape, config.resolve_mesh(c, pod.chips)))
     phases = {"sampling": "decode_full", "updating": "update"}
@@ -215,10 +217,10 @@ def test_sigterm_ends_the_compiler_too_and_says_one_line(tmp_path):
 @needs_libtpu
 @pytest.mark.slow
 def test_the_32b_sampler_as_shipped():
-    c, pod = recipes.dapo_math("32B"), pods.parse("v5p-256")
+    c, pod = presets.dapo_math("32B"), pods.parse("v5p-256")
     shape = plan.network(c)
     m = plan_compile.machine_for(c, shape, pod)
-    calls = parts.calls(c, m)
+    calls = build.calls(c, m)
     kept = plan_compile.beside(c, calls)
     got = plan_compile.program("decode_full", calls["decode_full"], kept["decode_full"], c, m)
     arithmetic = plan.peaks(plan.memory(c, shape, config.resolve_mesh(c, pod.chips)))

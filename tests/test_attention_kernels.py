@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
-from dapo_jax.model import attention, splash
+from dapo_jax.model import attention, attention_kernels as splash
 
 RULES = config.base().sharding.train.to_dict()
 B, H, K, T = 2, 4, 2, 300
@@ -89,7 +89,7 @@ def test_cudnn_gives_each_chunk_its_mask():
     """The same call with XLA's implementation in cuDNN's place: layout, mask and chunks."""
     args, direction = inputs(16), np.random.default_rng(1).normal(size=(B, H, T, 16))
     for chunk in (512, 70):
-        f = lambda *a: splash.cudnn(*a, SEGMENTS, chunk, implementation="xla")  # noqa: B023, E731
+        f = lambda *a: splash.cudnn(*a, SEGMENTS, chunk, implementation="xla")  # noqa: B023
         assert_close(value_and_grads(f, args, direction), expected(args, direction), 1e-5)
 
 
@@ -101,7 +101,7 @@ def test_cudnn_lowers_for_cuda(monkeypatch):
 
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", Versions)
     q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in inputs(64))
-    loss = lambda *a: splash.cudnn(*a, SEGMENTS, 100).astype(jnp.float32).sum()  # noqa: E731
+    loss = lambda *a: splash.cudnn(*a, SEGMENTS, 100).astype(jnp.float32).sum()
     traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, v)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     for call in ("fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmaxBackward"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dapo_jax import pods
+from dapo_jax.pods import slices as pods
 
 
 @pytest.mark.parametrize(

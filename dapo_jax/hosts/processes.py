@@ -29,8 +29,9 @@ import jax
 from absl import flags
 from jax._src import distributed  # the coordination service's client has no public name yet
 
-from dapo_jax import config as config_lib, parallel
-from dapo_jax.run import checkpoint, last_word
+from dapo_jax import parallel, schema
+from dapo_jax.checkpoint import checkpoint
+from dapo_jax.hosts import last_word
 
 COORDINATOR = flags.DEFINE_string(
     "coordinator", "", "host:port of process 0; default: found by JAX, else this is the only one."
@@ -156,14 +157,14 @@ def agree(values: dict[str, Any]) -> None:
                 )
 
 
-def identity(c, workdir: str) -> dict[str, Any]:
+def identity(config, workdir: str) -> dict[str, Any]:
     """What has to be the same everywhere: config, workdir, versions, this package's own source."""
-    package = pathlib.Path(__file__).parent
+    package = pathlib.Path(__file__).parent.parent
     source = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         source.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
     return (
-        {f"config.{name}": value for name, value in config_lib.leaves(c).items()}
+        {f"config.{name}": value for name, value in schema.leaves(config).items()}
         | {"--workdir": workdir, "python": platform.python_version()}
         | {f"the version of {p}": v for p, v in checkpoint.versions().items()}
         | {"the source of dapo_jax (its hash)": source.hexdigest()[:12]}

@@ -1,4 +1,4 @@
-"""What a step looked like, as numbers, and the files that keep it. The tags: dapo_jax/tags.py.
+"""What a step looked like, as numbers, and the files that keep it. The tags: dapo_jax/log/tags.py.
 
 metrics.jsonl, TensorBoard and the files a step hold each rollout step once, also across restarts: a
 resumed run first cuts what lies beyond the checkpoint it starts from. Only process 0 writes.
@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from dapo_jax import parallel, tags
+from dapo_jax import parallel
 from dapo_jax.dapo.dynamic_sampling import Collected
-from dapo_jax.run import trackers
+from dapo_jax.log import tags, trackers
 
 # ------------------------------------------------------------------------------------------------
 # Numbers
@@ -35,7 +35,7 @@ def rollout_metrics(
 
     outcomes, rewards: float [responses], without and with the length penalty, in drawing order.
     tokens: response tokens drawn. longest: the limit of a response, tokens. The groups' `extras`
-    are `parts.Grades`.
+    are `grading.Grades`.
     """
     log = {"sampling/rounds": got.rounds, "sampling/batch_groups": len(got.groups)}
     if got.drawn:
@@ -124,14 +124,14 @@ class Writer:
     (a full disk) is kept in memory, reported by `say`, and written with what comes next.
     """
 
-    def __init__(self, workdir: pathlib.Path, resume_step: int, c, say=print):
+    def __init__(self, workdir: pathlib.Path, resume_step: int, config, say=print):
         self._path, self._workdir = workdir / "metrics.jsonl", workdir
-        self._board, self._c = None, c
-        self._plots, self._text_every = c.log.tensorboard, c.log.text_every
+        self._board, self._c = None, config
+        self._plots, self._text_every = config.log.tensorboard, config.log.text_every
         self._lines: list[str] = []  # of metrics.jsonl, not yet written
         self._files: dict[pathlib.Path, str] = {}  # not yet written
         self._say, self._failing = say, False
-        self._trackers = trackers.Trackers(c, workdir, say)
+        self._trackers = trackers.Trackers(config, workdir, say)
         if not parallel.first():
             return
         kept = [r for r in read(self._path) if r["step"] <= resume_step]
@@ -195,7 +195,9 @@ class Writer:
         are and the newest samples."""
         if not self._plots:
             return
-        from dapo_jax.run import board  # tensorboardX brings torch in where that is installed
+        from dapo_jax.log import (
+            tensorboard as board,  # tensorboardX brings torch in where that is installed
+        )
 
         if self._board is None:
             self._board = board.Board(self._workdir / "tensorboard", self._c)
@@ -244,7 +246,7 @@ def number(value) -> float | int | None:
 
 def read(path: pathlib.Path) -> list[dict]:
     """Whole records of a metrics.jsonl; what follows a line cut off by a crash is left out."""
-    good = lambda record: type(record.get("step")) is int  # noqa: E731
+    good = lambda record: type(record.get("step")) is int
     return list(itertools.takewhile(good, _objects(path))) if path.exists() else []
 
 

@@ -9,7 +9,7 @@ import math
 import re
 from typing import NamedTuple
 
-from dapo_jax.topology import HBM_LIMIT_GIB
+from dapo_jax.pods.topology import HBM_LIMIT_GIB
 
 GIB = 2**30
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TextIO
 import jax
 
 from dapo_jax import parallel
-from dapo_jax.run.checkpoint import State
+from dapo_jax.checkpoint.checkpoint import State
 
 # ------------------------------------------------------------------------------------------------
 # Alarms
@@ -69,7 +69,7 @@ def recall(records: Iterable[dict]) -> History:
     return History(*parallel.gather_json(history)[0])
 
 
-def alarms(c, log: dict, history: History) -> list[str]:
+def alarms(config, log: dict, history: History) -> list[str]:
     """What is wrong with a step, in words, with what to try. history: with this step."""
     out = []
 
@@ -86,16 +86,16 @@ def alarms(c, log: dict, history: History) -> list[str]:
     few = "all right" if right > wrong else "all wrong"
     check(
         "policy/entropy",
-        c.guard.entropy_min,
-        c.guard.entropy_max,
+        config.guard.entropy_min,
+        config.guard.entropy_max,
         "entropy",
         "entropy low",
         "entropy high",
     )
     check(
         "response/length_mean",
-        c.guard.length_min,
-        c.guard.length_max,
+        config.guard.length_min,
+        config.guard.length_max,
         "mean response length",
         "length low",
         "length high",
@@ -103,37 +103,37 @@ def alarms(c, log: dict, history: History) -> list[str]:
     check(
         "response/truncated_frac",
         0.0,
-        c.guard.truncated_max,
+        config.guard.truncated_max,
         "share of truncated responses",
         "",
         "truncated",
     )
     check(
         "sampling/accept_frac",
-        c.guard.accept_min,
+        config.guard.accept_min,
         0.0,
         "share of problems with mixed groups",
         few,
         "",
     )
-    if c.sampling.surplus == "drop":  # groups carried over come from an older policy
+    if config.dynamic_sampling.surplus == "drop":  # groups carried over come from an older policy
         check(
             "policy/sampler_trainer_logprob_gap",
             0.0,
-            _gap_max(c),
+            _gap_max(config),
             "gap of sampler and trainer log-probs",
             "",
             "gap",
         )
-    return out + _drifts(c.guard, history)
+    return out + _drifts(config.guard, history)
 
 
-def _gap_max(c) -> float:
+def _gap_max(config) -> float:
     """One forward serves both, so what differs is rounding: 1e-5 at float32 on CPU. Accelerators
     multiply float32 in less; bfloat16's largest over millions of tokens reaches some tenths."""
-    if c.guard.gap_max >= 0:
-        return c.guard.gap_max
-    return 1e-3 if c.model.dtype == "float32" and jax.default_backend() == "cpu" else 1.0
+    if config.guard.gap_max >= 0:
+        return config.guard.gap_max
+    return 1e-3 if config.model.dtype == "float32" and jax.default_backend() == "cpu" else 1.0
 
 
 def _drifts(guard, history: History) -> list[str]:
@@ -173,9 +173,9 @@ def _mean(steps: list[dict[str, float]], tag: str) -> float:
     return statistics.fmean([s[tag] for s in steps if tag in s] or [math.nan])
 
 
-def count_alarms(c, state: State, log: dict, history: History, say) -> tuple[State, list[str]]:
+def count_alarms(config, state: State, log: dict, history: History, say) -> tuple[State, list[str]]:
     """Say what is wrong with this step, and count such steps in a row."""
-    broken = alarms(c, log, history)
+    broken = alarms(config, log, history)
     in_row = state.alarms_in_row + 1 if broken else 0
     if in_row & (in_row - 1) == 0:  # 1, 2, 4, 8, ...: it may last
         for alarm in broken:
@@ -188,39 +188,39 @@ def count_alarms(c, state: State, log: dict, history: History, say) -> tuple[Sta
 # ------------------------------------------------------------------------------------------------
 
 
-def shortage(c, log: dict[str, float]) -> str:
+def shortage(config, log: dict[str, float]) -> str:
     """What to say when dynamic sampling did not fill the batch; '' when it did."""
     found = log["sampling/batch_groups"]
-    if not c.sampling.dynamic or found >= c.rollout.groups:
+    if not config.dynamic_sampling.enabled or found >= config.rollout.groups:
         return ""
     consequence = (
         "stopping"
-        if c.sampling.on_exhausted == "stop"
+        if config.dynamic_sampling.on_exhausted == "stop"
         else "training on them"
         if found
         else "no update"
     )
     return (
-        f"{found} of {c.rollout.groups} groups have right and wrong responses after"
+        f"{found} of {config.rollout.groups} groups have right and wrong responses after"
         f" {log['sampling/rounds']} rounds ({log.get('sampling/all_wrong_frac', 0):.0%} of the"
         f" problems all wrong, {log.get('sampling/all_correct_frac', 0):.0%} all right);"
         f" {consequence}"
     )
 
 
-def why_stop(c, state: State, log: dict[str, float]) -> str:
+def why_stop(config, state: State, log: dict[str, float]) -> str:
     """The configured policy that ends the run here; '' to go on."""
-    if state.empty_steps >= c.sampling.max_empty_steps:
+    if state.empty_steps >= config.dynamic_sampling.max_empty_steps:
         return (
             f"nothing to learn: {state.empty_steps} steps in a row without one group that has right"
             f" and wrong responses ({state.samples} responses drawn in {state.rounds} rounds);"
             " give easier or harder problems, more responses a problem, or a better start"
         )
-    if c.sampling.on_exhausted == "stop" and log and shortage(c, log):
-        return f"dynamic sampling used up its {c.sampling.max_rounds} rounds"
-    if state.skipped_in_row >= c.optim.max_skipped:
+    if config.dynamic_sampling.on_exhausted == "stop" and log and shortage(config, log):
+        return f"dynamic sampling used up its {config.dynamic_sampling.max_rounds} rounds"
+    if state.skipped_in_row >= config.optim.max_skipped:
         return f"{state.skipped_in_row} non-finite gradients in a row; lower optim.lr"
-    if c.guard.stop_after and state.alarms_in_row >= c.guard.stop_after:
+    if config.guard.stop_after and state.alarms_in_row >= config.guard.stop_after:
         return f"{state.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
     return ""
 

@@ -1,7 +1,7 @@
 """TensorBoard's event file, from records of metrics.jsonl and rows of rollouts/.
 
 The type of a value decides what it becomes: a number a scalar, a list of numbers a histogram, a
-list of strings text. Each card says what its tag means (dapo_jax/tags.py). hparams are the resolved
+list of strings text. Each card says what its tag means (log/tags.py). hparams are the resolved
 config beside the last evaluation.
 """
 
@@ -16,7 +16,8 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
-from dapo_jax import config as config_lib, tags
+from dapo_jax import schema
+from dapo_jax.log import tags
 
 FLUSH_S = 5.0  # seconds that a chart may be behind
 TEXTS = 20  # steps whose samples a new file begins with; TensorBoard shows ten
@@ -27,10 +28,10 @@ class Board:
     """A new file in `folder`, which is emptied. OSError: it cannot be written; close it then, and
     make another."""
 
-    def __init__(self, folder: pathlib.Path, c):
+    def __init__(self, folder: pathlib.Path, config):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        self._c, self._described, self._hparams = c, set(), False
+        self._c, self._described, self._hparams = config, set(), False
         self._flushed = float("-inf")
         self._writer = EventsWriter(str(folder / "events"))
 
@@ -43,7 +44,7 @@ class Board:
             self._hparams = True
             # The values are those of the scalars: TensorBoard shows the last.
             names = {summary._clean_tag(t): 0.0 for t in scores}
-            for one in summary.hparams(config_lib.leaves(self._c), names):
+            for one in summary.hparams(schema.leaves(self._c), names):
                 self._write(record["step"], one.value)
 
     def samples(self, step: int, rows: Iterable[dict]) -> None:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dapo_jax import config as config_lib, parallel
+from dapo_jax import parallel, schema
 
 
 class Tracker(NamedTuple):
@@ -23,12 +23,12 @@ class Tracker(NamedTuple):
     close: Callable[[], Any]
 
 
-def require(c) -> None:
+def require(config) -> None:
     """ConfigError: a client that the config asks for is not installed."""
-    for name, wanted in (("wandb", c.log.wandb), ("mlflow", c.log.mlflow)):
+    for name, wanted in (("wandb", config.log.wandb), ("mlflow", config.log.mlflow)):
         spec = importlib.util.find_spec(name) if wanted else None
         if wanted and (spec is None or spec.origin is None):  # a folder of that name has none
-            raise config_lib.ConfigError(
+            raise schema.ConfigError(
                 f"config.log.{name}: its client is not installed: pip install {name}"
             )
 
@@ -37,25 +37,25 @@ class Trackers:
     """Those that the config names. `record` takes a record's numbers; errors of a service are said
     once each, and the run goes on."""
 
-    def __init__(self, c, workdir: pathlib.Path, say: Callable[[str], None]):
+    def __init__(self, config, workdir: pathlib.Path, say: Callable[[str], None]):
         self._say, self._failing, self._workdir = say, set(), workdir
         self._open: dict[str, Tracker] = {}
         if not parallel.first():
             return
         path = workdir / "trackers.json"
         ids = _ids(path)
-        for name, project in (("wandb", c.log.wandb), ("mlflow", c.log.mlflow)):
+        for name, project in (("wandb", config.log.wandb), ("mlflow", config.log.mlflow)):
             if project:
-                self._guarded(name, functools.partial(self._start, name, project, c, ids))
+                self._guarded(name, functools.partial(self._start, name, project, config, ids))
         if ids:
             with contextlib.suppress(OSError):  # a full disk: the next start is a run of its own
                 path.write_text(json.dumps(ids))
 
-    def _start(self, name: str, project: str, c, ids: dict[str, str]) -> None:
+    def _start(self, name: str, project: str, config, ids: dict[str, str]) -> None:
         connect = {"wandb": _wandb, "mlflow": _mlflow}[name]
         key = f"{name}:{project}"  # another project is another run
-        config = config_lib.leaves(c)
-        ids[key], self._open[name] = connect(project, ids.get(key), config, self._workdir)
+        fields = schema.leaves(config)
+        ids[key], self._open[name] = connect(project, ids.get(key), fields, self._workdir)
 
     def record(self, step: int, values: dict) -> None:
         numbers = {t: v for t, v in values.items() if isinstance(v, int | float) and t != "step"}

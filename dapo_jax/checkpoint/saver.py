@@ -4,11 +4,10 @@ import contextlib
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Any
 
-from dapo_jax import parallel
-from dapo_jax.run import checkpoint
-from dapo_jax.run.checkpoint import State
+from dapo_jax import parallel, schema
+from dapo_jax.checkpoint import checkpoint
+from dapo_jax.checkpoint.checkpoint import State
 
 _LAST_TRIES, _LAST_WAIT_S = 3, 2.0  # of the final save, after which the process ends
 
@@ -25,20 +24,19 @@ class Saver:
     def __init__(
         self,
         directory: str | pathlib.Path,
-        c,
-        config: dict[str, Any],
+        config,
         data: str,
         say: Callable[[str], None],
     ):
         self._open = lambda: checkpoint.manager(
             directory,
-            c.checkpoint.keep,
-            c.checkpoint.keep_every,
-            c.checkpoint.keep_best,
+            config.checkpoint.keep,
+            config.checkpoint.keep_every,
+            config.checkpoint.keep_best,
             cleanup=True,
         )
         self._directory = directory
-        self._config, self._data, self._say = config, data, say
+        self._config, self._data, self._say = schema.leaves(config), data, say
         self._manager = self._open()
         self._running = False  # a save that is not yet awaited
         self._failures = 0  # in a row

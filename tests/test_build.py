@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dapo_jax import config, parts
+from dapo_jax import config, grading
 from dapo_jax.data import arithmetic, tokenizer as tokenizer_lib
 
 
@@ -16,11 +16,11 @@ def tok(tmp_path_factory):
 def test_cut_keeps_the_token_that_completes_a_text(tok):
     ids = np.array(tok.encode("f 4 g 6 h 3 Answer: 3 f 4 Answer: 3"))
     for texts in (["h 3"], ["Answer: 3", "h 3"], ["never", "g"], ["3"]):
-        n = parts.cut_at(tok, texts)(ids)
+        n = grading.cut_at(tok, texts)(ids)
         assert any(t in tok.decode(ids[:n].tolist()) for t in texts)
         assert not any(t in tok.decode(ids[: n - 1].tolist()) for t in texts)
-    assert parts.cut_at(tok, ["h 4"])(ids) == 0
-    assert parts.cut_at(tok, []) is None
+    assert grading.cut_at(tok, ["h 4"])(ids) == 0
+    assert grading.cut_at(tok, []) is None
 
 
 def test_stop_strings_of_a_config():

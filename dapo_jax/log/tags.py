@@ -1,0 +1,157 @@
+"""Every tag of metrics.jsonl, in one table: what it is, its unit, its formula, what is healthy, what
+a bad value means, and where it comes from.
+
+    python -m dapo_jax.tags          # as Markdown
+
+TensorBoard holds the same tags, with the definition on each card. The type of a value says what it
+is: a number is a scalar, a list of numbers the counts of a histogram (`edges`), a list of strings
+text. Tags that a step has nothing to say about are left out of its record.
+
+"drawn": everything sampled in the step, before the filter. "batch": the groups trained on, after it.
+"paper": arXiv 2503.14476.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Tag(NamedTuple):
+    unit: str
+    definition: str
+    formula: str
+    healthy: str  # range, or course over a run
+    bad: str  # what another value means
+    source: str
+    when: str = "step"  # which records have it; see WHEN
+
+
+WHEN = {
+    "step": "every rollout step",
+    "drawn": "steps that drew responses",
+    "trained": "steps with an update",
+    "mixed": "steps whose batch has a group",
+    "some": "steps with such responses",
+    "reference": "with loss.kl_coef",
+    "evaluation": "evaluated steps (the first and the last among them)",
+    "alarm": "steps with an alarm",
+}
+
+# fmt: off
+TAGS: dict[str, Tag] = {
+    # --- reward ---------------------------------------------------------------------------------
+    "reward/mean": Tag("reward", "shaped reward of drawn responses", "mean(R + P), P the length penalty", "rises; within [wrong - penalty, correct]", "falls while accuracy does not: responses grow into the penalty", "paper Eq. 7 and 13, Fig. 7b", "drawn"),
+    "reward/accuracy": Tag("share", "correct ones of drawn responses, BEFORE the filter", "mean(correct)", "rises", "flat from the start: too hard, or lr too low; falls: look at entropy and length", "paper Fig. 7b", "drawn"),
+    "reward/batch_accuracy": Tag("share", "correct ones of the responses trained on, AFTER the filter", "mean(correct) over the batch", "near 1/2 with Dynamic Sampling, whatever the policy", "below 0.1 or above 0.9: most groups hold one exception; the gradient is noisy", "paper section 3.2", "mixed"),
+    "reward/overlong_penalty": Tag("reward", "length penalty of drawn responses", "mean(P) <= 0", "0 to -0.1", "below -0.3: length runs into the limit", "paper Eq. 13", "drawn"),
+    "source/<data_source>/accuracy": Tag("share", "correct ones of drawn responses to problems of this data_source", "mean(correct) within the source", "all rise", "one stays at 0: its answers cannot be parsed, or are wrong", "data_source of the problem files", "drawn"),
+    # --- response -------------------------------------------------------------------------------
+    "response/length_mean": Tag("tokens", "length of drawn responses, end-of-text token included", "mean(|o|)", "steady, or rising slowly as reasoning grows", "doubles in ten steps without more accuracy: run-away; falls to a few tokens: the policy guesses", "paper Fig. 7a", "drawn"),
+    "response/length_max": Tag("tokens", "longest drawn response", "max(|o|)", "up to rollout.max_response_tokens", "far below the limit: the limit can be lowered", "paper section 3.4", "drawn"),
+    "response/length_correct": Tag("tokens", "length of correct drawn responses", "mean(|o|) where correct", "close to length_mean", "falls while length_wrong rises: only short solutions survive the limit", "code", "some"),
+    "response/length_wrong": Tag("tokens", "length of wrong drawn responses", "mean(|o|) where not correct", "up to twice length_correct", "at the limit: wrong means truncated; give more tokens or the soft penalty", "code", "some"),
+    "response/length_hist": Tag("responses", "drawn responses by length", "counts; equal bins from 0 to rollout.max_response_tokens", "one hump below the limit", "a spike in the last bin: truncation", "code", "drawn"),
+    "response/truncated_frac": Tag("share", "drawn responses that the length limit ended", "mean(truncated)", "below 0.1", "above 0.5: the reward measures length, not reasoning", "paper section 3.4", "drawn"),
+    # --- policy ---------------------------------------------------------------------------------
+    "policy/entropy": Tag("nats a token", "entropy of the policy where it drew a token, at the sampling temperature, over all of the vocabulary", "mean over drawn tokens of -sum_v p_v ln p_v", "falls slowly, or rises slowly with Clip-Higher", "near 0 while accuracy stands still: collapse; growing without accuracy: noise", "paper section 3.1, Fig. 2b and 7c", "drawn"),
+    "policy/entropy_hist": Tag("tokens", "drawn tokens by entropy", "counts; bins in `ENTROPY_EDGES`, nats", "most near 0, a tail of forking tokens", "no tail: nothing is explored", "code", "drawn"),
+    "policy/mean_prob": Tag("probability", "probability that drawn tokens had", "mean over drawn tokens of pi(o_t)", "rises slowly", "near 1: collapse (the mirror of entropy)", "paper Fig. 3a and 7d", "drawn"),
+    "policy/batch_entropy": Tag("nats a token", "entropy over TRAINED tokens, by the trainer, as the updates go", "mean over trained tokens of -sum_v p_v ln p_v", "close to policy/entropy", "far from it: the filter picks unusual problems", "code", "trained"),
+    "policy/batch_mean_prob": Tag("probability", "probability of TRAINED tokens, by the trainer", "mean over trained tokens of pi_theta(o_t)", "close to policy/mean_prob", "as policy/batch_entropy", "code", "trained"),
+    "policy/loss": Tag("1", "the objective, negated; its size says little, advantages being normalised", "mean over updates of -J(theta)", "around 0", "large: a few tokens with a high ratio dominate", "paper Eq. 8", "trained"),
+    "policy/clip_low_frac": Tag("share", "trained tokens whose gradient the LOWER clip stops", "mean[A < 0 and r < 1 - clip_low]", "below 0.01", "above 0.1: updates are too large; lower optim.lr", "paper Eq. 8", "trained"),
+    "policy/clip_high_frac": Tag("share", "trained tokens whose gradient the UPPER clip stops", "mean[A > 0 and r > 1 + clip_high]", "below 0.01", "above 0.1: as above; more than clip_low_frac by far: exploration is held back, raise clip_high", "paper section 3.1, Eq. 8", "trained"),
+    "policy/dual_clip_frac": Tag("share", "trained tokens whose gradient the dual clip stops", "mean[A < 0 and r > dual_clip]", "0", "above 0.001: sampler and trainer disagree", "verl clip_ratio_c", "trained"),
+    "policy/approx_kl": Tag("nats a token", "how far the updates of the step moved the policy", "mean(ln pi_old - ln pi_theta)", "within +-0.02", "growing: lower optim.lr or optim.minibatches", "verl ppo_kl", "trained"),
+    "policy/ratio_max": Tag("1", "largest probability ratio of the step", "max(pi_theta / pi_old)", "1 to 10", "above 100: a token's probability exploded", "paper Eq. 8", "trained"),
+    "policy/ref_kl": Tag("nats a token", "distance from the start of the run", "mean k3 estimate of KL(pi_theta || pi_start)", "grows slowly", "leaps: the policy left what the base model knows", "arXiv 2402.03300 Eq. 4", "reference"),
+    "policy/sampler_trainer_logprob_gap": Tag("nats", "largest difference of a token's log-probability between sampler and trainer, first update of the step", "max|ln pi_sampler - ln pi_trainer|", "below 1e-4 in float32 on CPU, below 0.5 in bfloat16 (groups carried over are older: more)", "large: two different policies; gradients are biased", "code: one forward for both", "trained"),
+    # --- sampling -------------------------------------------------------------------------------
+    "sampling/rounds": Tag("rounds", "generation rounds of the step", "count", "1 to 4", "at dynamic_sampling.max_rounds: the problems no longer fit the policy", "paper Algorithm 1"),
+    "sampling/batch_groups": Tag("groups", "groups trained on", "count", "rollout.groups", "fewer: Dynamic Sampling ran out of rounds", "paper Algorithm 1"),
+    "sampling/accept_frac": Tag("share", "drawn groups with right AND wrong responses", "mean[0 < correct < G]", "0.2 to 0.9", "near 0: nothing to learn from; see the next two", "paper Eq. 11", "drawn"),
+    "sampling/all_correct_frac": Tag("share", "drawn groups that are all right", "mean[correct = G]", "rises over a run", "near 1: the problems are learned; give harder ones", "paper Fig. 3b", "drawn"),
+    "sampling/all_wrong_frac": Tag("share", "drawn groups that are all wrong", "mean[correct = 0]", "falls", "near 1: too hard, or answers are not parsed", "paper section 3.2", "drawn"),
+    "sampling/groups_by_correct": Tag("groups", "drawn groups by how many of their responses are right", "counts for 0..G", "moves from left to right", "two spikes at 0 and G: few problems teach", "paper section 3.2", "drawn"),
+    "sampling/parse_fail_frac": Tag("share", "drawn responses without an answer that the verifier finds", "mean[no answer]", "near response/truncated_frac", "higher: the answer format is not learned", "data/verifier.py", "drawn"),
+    "sampling/shadow_gain": Tag("share", "accuracy by the OTHER verifier minus accuracy", "mean(shadow) - mean(correct)", "within +-0.01", "above 0.05: right answers are marked wrong", "data/verifier.py", "drawn"),
+    "sampling/evicted": Tag("responses", "responses that gave their cache pages away and were made again", "count", "0, or few", "many: raise rollout.cache_fraction or lower rollout.slots", "rollout/engine.py"),
+    # --- optimizer ------------------------------------------------------------------------------
+    "optim/lr": Tag("1", "learning rate of the step", "warm-up, then constant", "as configured", "0 after warm-up: a mistake in the config", "paper section 4.1"),
+    "optim/grad_norm": Tag("1", "global gradient norm before clipping", "mean over updates of ||g||", "steady", "grows tenfold: instability; nan: see optim/skipped", "code", "trained"),
+    "optim/updates": Tag("updates", "gradient updates of the run so far", "count", "grows by optim.minibatches a step", "stands still: nothing to learn from", "paper section 4.1"),
+    "optim/skipped": Tag("updates", "updates of the step left out for a gradient that is not finite", "count", "0", "above 0 in a row: lower optim.lr", "code"),
+    # --- cost -----------------------------------------------------------------------------------
+    "spent/tokens": Tag("tokens", "response tokens drawn since the start, the rejected ones included", "sum", "grows steadily", "leaps a step: many rounds", "code"),
+    "spent/samples": Tag("responses", "responses drawn since the start", "sum", "grows steadily", "as above", "code"),
+    "time/rollout_s": Tag("s", "sampling and verifying", "wall time", "steady", "grows: longer responses or more rounds", "code"),
+    "time/update_s": Tag("s", "old log-probs and updates", "wall time", "steady", "grows: longer rows", "code"),
+    "time/step_s": Tag("s", "the step without evaluation and saving", "time/rollout_s + time/update_s", "steady after the first steps, which compile", "leaps: a compilation, or a slow neighbour", "code"),
+    "time/eval_s": Tag("s", "evaluation", "wall time", "steady", "large: lower eval.k or eval.max_problems", "code", "evaluation"),
+    "perf/tokens_per_s": Tag("tokens/s", "response tokens drawn a second of the step, updates included", "tokens / time/step_s", "steady", "falls: see time/*", "code"),
+    "perf/slot_occupancy": Tag("share", "decoding slots in use, over the chunks of the step", "mean", "above 0.7", "low: a few long responses keep all waiting; fewer slots", "rollout/engine.py"),
+    "perf/cache_peak": Tag("share", "most of the cache that was in use", "max(pages used / pages)", "below 1", "1: see sampling/evicted", "rollout/engine.py"),
+    # --- evaluation: <set>, and <set>_top_p0.7 where eval.top_p is below 1 --------------------------
+    "eval/<set>/avg@k": Tag("share", "accuracy over eval.k samples a problem", "mean(correct)", "rises", "falls while reward/accuracy rises: overfitting", "paper section 4.1 (avg@32)", "evaluation"),
+    "eval/<set>/maj@k": Tag("share", "problems whose most frequent answer is right, ties by their share", "mean over problems", "above avg@k", "below it: wrong answers agree", "verl maj@k", "evaluation"),
+    "eval/<set>/pass@k": Tag("share", "problems with a right sample among k", "mean of 1 - C(n-c,k)/C(n,k)", "above avg@k", "falls while avg@k rises: diversity is lost", "arXiv 2107.03374 Eq. 1", "evaluation"),
+    "eval/<set>/length_mean": Tag("tokens", "length of evaluation samples at top_p=1", "mean(|o|)", "close to response/length_mean", "far from it: the sets differ", "code", "evaluation"),
+    "eval/<set>/truncated_frac": Tag("share", "evaluation samples at top_p=1 that the limit ended", "mean(truncated)", "below 0.1", "higher: raise eval.max_response_tokens", "code", "evaluation"),
+    # --- words ----------------------------------------------------------------------------------
+    "alarms": Tag("text", "what is out of bounds, and what to try", "log/guards.py", "absent", "read it", "config guard.*", "alarm"),
+}
+# fmt: on
+
+# Of policy/entropy_hist, nats. Half of all tokens are nearly certain; ln(152,064) = 11.93.
+ENTROPY_EDGES = (0, 0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 4, 6, 8, 12)
+LENGTH_BINS = 32  # of response/length_hist, at most
+
+_FAMILIES = {t: re.compile(re.sub(r"<\w+>", ".+", t)) for t in TAGS if "<" in t}
+
+
+def family(tag: str) -> str:
+    """The row of TAGS that describes a tag: itself, or 'eval/<set>/avg@k' for 'eval/aime24/avg@k'.
+    KeyError: there is none."""
+    if tag in TAGS:
+        return tag
+    for name, pattern in _FAMILIES.items():
+        if pattern.fullmatch(tag):
+            return name
+    raise KeyError(f"{tag}: not in dapo_jax/log/tags.py")
+
+
+def describe(tag: str) -> str:
+    """One paragraph for a card; '' for a tag of another version."""
+    try:
+        t = TAGS[family(tag)]
+    except KeyError:
+        return ""
+    return (
+        f"{t.definition} [{t.unit}]: {t.formula}. Healthy: {t.healthy}. Else: {t.bad}. ({t.source})"
+    )
+
+
+def edges(tag: str, bins: int, longest: int) -> Sequence[float]:
+    """The bins + 1 edges of a histogram's counts. longest: rollout.max_response_tokens."""
+    if tag == "policy/entropy_hist":
+        return ENTROPY_EDGES
+    if tag == "response/length_hist":
+        return np.linspace(0, longest, bins + 1).tolist()
+    return (np.arange(bins + 1) - 0.5).tolist()  # one bin a whole number
+
+
+def markdown() -> str:
+    rows = [
+        "| tag | unit | definition | formula | healthy | else | source | in |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, t in TAGS.items():
+        cells = (f"`{name}`", *t[:-1], WHEN[t.when])
+        rows.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(markdown())

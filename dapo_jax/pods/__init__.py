@@ -1,0 +1,10 @@
+"""Closed wing: programs for slices that nobody has at hand.
+
+Promise: what is said of a slice is what XLA:TPU says when it compiles the run's own programs for
+it; nothing is executed and no TPU is needed.
+
+Doors: `slices.parse`, `compile.check`, `topology.memory`.
+Inside: slices (Cloud's names and the chips behind them), topology (described devices, memory, exact
+matrix work), hlo (collectives of a compiled program), compile (all programs of a step, each in a
+process of its own). `python -m dapo_jax.plan` is the command in front of it.
+"""
