@@ -1,8 +1,8 @@
 """The shipped configs: valid on their slices, the paper's numbers, commands in the docstrings."""
 
 import ast
-import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,7 @@ ON_PODS = [f for f in FILES if "qwen2_5" in f.name]
 
 
 def load(file: Path):
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config()
+    return runpy.run_path(str(file))["get_config"]()
 
 
 def pod_of(file: Path) -> pods.Pod:
