@@ -19,6 +19,7 @@ from absl import logging
 
 from dapo_jax import build, evaluate, schema, warmup
 from dapo_jax.checkpoint import checkpoint
+from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic
 from dapo_jax.data.arithmetic import Style
 from dapo_jax.model import qwen2
@@ -135,13 +136,14 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     params = warmup.warm_up(config, machine.mesh, machine.shape, text.tokenizer, params, [phase])
     trained_s = time.process_time() - started
     with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
-        state = checkpoint.State(params, machine.trainer.init_opt_state(params), None, [])
+        state = State(params, machine.trainer.init_opt_state(params))
         checkpoint.save(saver, state, schema.leaves(config))
     decode_params = machine.engine.decode_params(params)
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
     report = {}
     for level, data in text.evals.items():
-        scores = evaluate.evaluate_set(config, machine, decode_params, data, text.tokenizer, 1.0)
+        draw = build.evaluation_draw(config, top_p=1.0)
+        scores = evaluate.evaluate(machine, decode_params, text, data, config.eval.k, draw)
         report[level] = styles(scores, wait)
     return {"levels": report, "warm_up_cpu_s": trained_s, "cpu_s": time.process_time() - started}
 
