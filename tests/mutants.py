@@ -119,25 +119,34 @@ def copy(to: pathlib.Path) -> pathlib.Path:
     return to
 
 
-def run(test: str, root: pathlib.Path) -> str:
-    """'failed', 'passed', or what else became of one test in the copy."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider"]
+def pytest(root: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-rfE"]
     # No byte code: two mutants of a file may have one size and one time.
     env = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    command += [f"--timeout={LIMIT}", f"tests/{test}"]
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
-    known = {0: "passed", 1: "failed"}
-    return known.get(done.returncode, f"exit status {done.returncode}: {done.stdout[-300:]}")
+    command += [f"--timeout={LIMIT}", *arguments]
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+
+
+def broken(tests: list[str], root: pathlib.Path) -> list[str]:
+    """Tests that do not pass without a mutant."""
+    done = pytest(root, *(f"tests/{t}" for t in tests))
+    if done.returncode not in (0, 1):
+        sys.exit(f"error: pytest's exit status {done.returncode}\n{done.stdout[-2000:]}")
+    named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return [t for t in tests if any(f" tests/{t}" in line for line in named)]
 
 
 def verdict(mutant: Mutant, root: pathlib.Path) -> str:
+    """'failed': killed; 'passed': it lives; or what else became of the test."""
     file = root / "dapo_jax" / mutant.file
     text = file.read_text()
     if text.count(mutant.old) != 1:
         return f"the line occurs {text.count(mutant.old)} times"
     file.write_text(text.replace(mutant.old, mutant.new))
     try:
-        return run(mutant.test, root)
+        done = pytest(root, "-x", f"tests/{mutant.test}")
+        known = {0: "passed", 1: "failed"}
+        return known.get(done.returncode, f"exit status {done.returncode}: {done.stdout[-300:]}")
     finally:
         file.write_text(text)
 
@@ -155,23 +164,19 @@ def main() -> int:
         for i in range(args.jobs):
             roots.put(copy(pathlib.Path(folder, str(i))))
 
-        def with_a_copy(function, argument):
+        def judged(mutant):
             root = roots.get()
             try:
-                return function(argument, root)
+                return verdict(mutant, root)
             finally:
                 roots.put(root)
 
+        already = broken(list(dict.fromkeys(m.test for m in mutants)), pathlib.Path(folder, "0"))
+        for test in already:
+            print(f"fails without a mutant: {test}", flush=True)
+        good, killed = [m for m in mutants if m.test not in already], 0
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            tests = list(dict.fromkeys(m.test for m in mutants))
-            whole = pool.map(lambda t: with_a_copy(run, t), tests)
-            broken = {t: said for t, said in zip(tests, whole, strict=True) if said != "passed"}
-            for test, said in broken.items():
-                print(f"without a mutant: {test}: {said}", flush=True)
-            good = [m for m in mutants if m.test not in broken]
-            killed = 0
-            said = pool.map(lambda m: with_a_copy(verdict, m), good)
-            for mutant, result in zip(good, said, strict=True):
+            for mutant, result in zip(good, pool.map(judged, good), strict=True):
                 killed += result == "failed"
                 if result != "failed":
                     print(f"{mutant.file}: {mutant.old!r} -> {mutant.new!r}", flush=True)

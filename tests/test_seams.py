@@ -36,7 +36,7 @@ def replaced(source: str) -> list[str]:
                 found += [(path.value, path.attr)] if isinstance(path, ast.Attribute) else []
     chains = [[*ast.unparse(module).split("."), str(name)] for module, name in found]
     # `c.reward.verifier = ...` sets a field of a config: `c` is no module.
-    modules = [tuple(c[-2:]) for c in chains if c[0] in imported | CLOSED]
+    modules = [tuple(c[-2:]) for c in chains if c[0] in imported | CLOSED | {"dapo_jax"}]
     return [".".join(m) for m in modules if m[0] in CLOSED and m not in OPEN]
 
 
