@@ -55,7 +55,7 @@ def test_a_few_steps_raise_accuracy(tmp_path):
     """From .00-.02 to MEASURED after ten steps with seeds 0-4; with the sign of the advantage or of
     the gradient turned it stays at .00-.02 (`mutants.py` has both)."""
     c = easy_problems(tmp_path, seed=0)
-    train.train(c, tmp_path / "run")
+    assert train.train(c, tmp_path / "run")
     before, after = accuracy(tmp_path / "run", "eval/train/avg@k")
     assert before < 0.1 and after > 0.25, (before, after)
 
@@ -75,7 +75,7 @@ def settings(arm: str, steps: int, seed: int):
 def base(tmp_path_factory):
     """The quickstart's base model: its supervised warm-up alone."""
     folder = tmp_path_factory.mktemp("base")
-    train.train(settings("quickstart", 0, 0), folder)
+    assert train.train(settings("quickstart", 0, 0), folder)
     return folder / "checkpoints"
 
 
@@ -89,6 +89,6 @@ def test_a_third_of_the_quickstart_raises_accuracy(base, tmp_path, arm, least, s
     c = settings(arm, 20, seed)
     c.init_from = str(base)
     c.supervised_warmup.skill_steps = c.supervised_warmup.habit_steps = 0
-    train.train(c, tmp_path)
+    assert train.train(c, tmp_path)
     before, after = accuracy(tmp_path, "eval/heldout/avg@k")
     assert 0.08 < before < 0.2 and after > least, (before, after)
