@@ -46,6 +46,12 @@ QWEN2_5 = {
 }
 
 
+def qwen2_5(size: str, **choices) -> qwen2.Shape:
+    """Shape of the published model of that size, e.g. '32B'."""
+    V, D, F, L, H, K, tied = QWEN2_5[size]
+    return qwen2.Shape(V, D, F, L, H, K, D // H, 1e6, 1e-6, tied, **choices)
+
+
 def network(config) -> qwen2.Shape:
     """Shape of the config's model; no weights are read or fetched. ValueError: it is not known."""
     choices, path = qwen2.compute_choices(config), config.model.path
@@ -55,8 +61,7 @@ def network(config) -> qwen2.Shape:
         return hf.read_shape(pathlib.Path(path).expanduser(), **choices)
     size = path.removeprefix("Qwen/Qwen2.5-").removesuffix("-Instruct")
     if path.startswith("Qwen/Qwen2.5-") and size in QWEN2_5:
-        V, D, F, L, H, K, tied = QWEN2_5[size]
-        return qwen2.Shape(V, D, F, L, H, K, D // H, 1e6, 1e-6, tied, **choices)
+        return qwen2_5(size, **choices)
     try:
         file = huggingface_hub.hf_hub_download(path, "config.json")
     except Exception as e:  # as in hf.resolve
