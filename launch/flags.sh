@@ -19,7 +19,7 @@ dapo_check_kind() {  # dapo_check_kind KIND VALUE
     case "$kind" in
         number:*)
             low="${kind#*:}" high="${kind##*:}" low="${low%:*}"
-            # Digits that bash's arithmetic and [0-9] ranges cannot see otherwise; ten at most.
+            # One by one: a range may hold other scripts' digits. Ten fit bash's integers.
             case "$value" in
                 "" | *[!0123456789]* | ???????????*) ;;
                 *) ((10#$value < low || 10#$value > high)) || return 0 ;;
@@ -56,7 +56,7 @@ dapo_flags() {  # dapo_flags KINDS "$@"; names with _ are not those of any flag
     while (($#)); do
         _name="${1%%=*}" _value="${1#*=}" _kind=""
         if [[ "$1" == --[a-z]* && "$_kinds" == *" ${_name#--}="* ]]; then
-            _name="${_name#--}" _kind="${_kinds#*" ${_name#--}="}" _kind="${_kind%% *}"
+            _name="${_name#--}" _kind=${_kinds#*" ${_name#--}="} _kind="${_kind%% *}"
         fi
         case "$_kind:$1" in
             :-h | :--help) usage; exit 0 ;;
@@ -64,7 +64,7 @@ dapo_flags() {  # dapo_flags KINDS "$@"; names with _ are not those of any flag
             switch:*=*) _kind="" ;;
             switch:*) _value=1 ;;
             :[a-z]*)
-                _name=action _kind="${_kinds#*" COMMAND="}" _kind="${_kind%% *}"
+                _name=action _kind=${_kinds#*" COMMAND="} _kind="${_kind%% *}"
                 [[ "$_kinds" == *" COMMAND="* && "$_kind" == *"|$1|"* ]] || _kind=""
                 [[ -z "$_kind" || -z "$action" ]] || dapo_fail \
                     "one command at a time: '$action' or '$1'" 2 ;;

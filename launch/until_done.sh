@@ -9,9 +9,11 @@ case "${1:-}" in
         echo "usage: launch/until_done.sh PYTHON -m dapo_jax.train [TRAINING FLAG ...]"
         exit 0 ;;
 esac
+child="" told="" again=1
+trap 'told=1 again=1; [[ -z "$child" ]] || kill -TERM "$child" 2>/dev/null || true' TERM INT
 "$@" --terminated_status=75 &
-child=$! told="" again=1 status=0
-trap 'told=1 again=1; kill -TERM "$child" 2>/dev/null || true' TERM INT
+child=$!
+[[ -z "$told" ]] || kill -TERM "$child" 2>/dev/null || true  # told before that line
 while [[ -n "$again" ]]; do  # a signal ends the wait; the child is saving
     again="" status=0
     wait "$child" || status=$?

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -287,6 +288,32 @@ def test_a_slice_that_is_there_is_used_and_not_deleted(cloud):
         assert not (home / ".git").exists()
 
 
+def test_a_host_without_uv_gets_the_one_that_is_pinned(cloud):
+    """By a python3 whose pip is fake: the version and its checksum are said, and nothing is piped
+    into a shell."""
+    tools, home = cloud.parent / "tools", cloud / "home"
+    uv = (tools / "uv").rename(tools / "real-uv")
+    fake = f"""#!/usr/bin/env bash
+    printf '%s\\n' "$@" >'{cloud}/pip'
+    for word in "$@"; do case "$word" in --target=*) folder="${{word#*=}}/bin" ;; esac; done
+    mkdir -p "$folder" && cp '{uv}' "$folder/uv" && cp '{tools}/this-python' "$folder/"
+    """
+    executable(tools / "python3", fake)
+    for tool in ("bash", "cat", "cksum", "dirname", "cp", "grep", "mkdir", "rm"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    checkout = next(cloud.parent.glob("a checkout*"))
+    (checkout / ".venv/bin").mkdir(parents=True)
+    shutil.copy(tools / "this-python", checkout / ".venv/bin/python")
+    done = bash(checkout / "launch/worker.sh", "install", cwd=cloud, PATH=tools, HOME=home)
+    assert done.returncode == 0, done.stderr
+    words = (cloud / "pip").read_text().splitlines()
+    assert words[:3] == ["-m", "pip", "install"] and "--require-hashes" in words
+    (requirements,) = (w.partition("=")[2] for w in words if w.startswith("--requirement="))
+    pinned = Path(requirements).read_text().splitlines()[-1]
+    assert re.fullmatch(r"uv==\d+\.\d+\.\d+ --hash=sha256:[0-9a-f]{64}", pinned)
+    assert "pip install" in (home / ".cache/dapo_jax/uv/uv.log").read_text()
+
+
 def test_a_training_that_fails_is_started_again_and_given_up(cloud):
     checkout = next(cloud.parent.glob("a checkout*"))
     (checkout / "dapo_jax/train.py").write_text("raise SystemExit('error: no such field')")
@@ -547,8 +574,7 @@ def test_a_training_that_is_right_passes_the_check(tmp_path):
     assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
 
 
-def test_slurm_jobs_name_no_command():
-    """A partition of several words is one word to sbatch."""
+def test_sbatch_gets_a_constraint_as_one_word():
     done = bash(LAUNCH / "slurm.sh", "--nodes=1", "--constraint=[a|b]*2&c", "--dry-run", cwd=ROOT)
     assert "--constraint=[a|b]*2&c" in shlex.split(done.stdout.partition(" <<")[0])
 

@@ -15,6 +15,7 @@ out. A second client with the number of one that is there ends the whole run, as
 one machine the second one is refused before it asks.
 """
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -183,6 +184,7 @@ def _claim(address: str, index: int) -> None:
         raise ValueError(
             f"--process_id={index}: this machine has that process of {address} already (pid {pid})"
         ) from None
+    atexit.register(path.unlink, missing_ok=True)
     os.ftruncate(file, 0)
     os.write(file, str(os.getpid()).encode())
     _claims.append(file)
