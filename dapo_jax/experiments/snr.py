@@ -1,8 +1,9 @@
 """How noisy the gradient of an update is with and without Dynamic Sampling, at fixed weights.
 
-At checkpoints of the arm without it, `BATCHES` rollout batches are drawn each way from the same
-stream of problems and cut into mini-batches as in training; the gradient of each mini-batch is
-taken and not applied. They are independent given the weights: no problem is in two of one way.
+At checkpoints of a run, `BATCHES` rollout batches are drawn with it and as many without it, from
+the same stream of problems, and cut into mini-batches as in training; the gradient of each
+mini-batch is taken and not applied. Given the weights these are independent: no problem is in two
+of one kind.
 """
 
 import itertools
@@ -17,7 +18,6 @@ from dapo_jax import build, train
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo import objective
 from dapo_jax.data import problems
-from dapo_jax.experiments import arms
 from dapo_jax.model import qwen2
 
 STEPS = (0, 20, 60)  # rollout steps of the checkpoints
@@ -25,22 +25,18 @@ BATCHES = 12  # of 32 groups, 8 mini-batches each
 SEED_OFFSET = 1 << 10  # another order of the problems and other uniforms than the run had
 
 
-def folder(seed: int) -> str:
-    return f"snr_{seed}"
-
-
-def measure(where: pathlib.Path, seed: int, base_seed: int) -> dict:
-    """A task of the pool: {steps: checkpoint step -> 'off' or 'on' -> measures, cpu_s}."""
+def measure(config, where: pathlib.Path, checkpoints: pathlib.Path) -> dict:
+    """{steps: checkpoint step -> 'off' or 'on' -> measures, cpu_s} of the run of `config` that left
+    `checkpoints`; `where`: a folder to work in."""
     logging.set_verbosity(logging.WARNING)
     started = time.process_time()
-    config = arms.settings("dynamic_off", seed, where.parent, base_seed)
-    config.seed = seed + SEED_OFFSET
+    config.seed += SEED_OFFSET
     text = build.load_text(config, where, None)
     machine = build.build_machine(config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
     out = {}
     for step in STEPS:
         params = checkpoint.restore_params(
-            where.parent / arms.folder("dynamic_off", seed) / "checkpoints",
+            checkpoints,
             qwen2.abstract(machine.shape),
             machine.trainer.param_shardings,
             step,
@@ -54,7 +50,7 @@ def measure(where: pathlib.Path, seed: int, base_seed: int) -> dict:
 
 def gradients(config, text: build.Text, machine: build.Machine, params) -> np.ndarray:
     """float32 [batches, mini-batches, weights]: what `train.update_policy` would hand to the
-    optimizer if no update changed the weights; 0 for a mini-batch of which nothing is left."""
+    optimizer if no update changed the weights; 0 for a mini-batch without a trained token."""
     stream = problems.stream(range(len(text.train.ids)), config.seed)
     state = checkpoint.State(params, None, None, [])
     temperature = np.float32(config.rollout.temperature)
