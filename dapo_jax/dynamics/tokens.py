@@ -180,31 +180,35 @@ def _distributions(shape: qwen2.Shape, params, ids_T, length, temperature, top: 
 
 
 def page(prompt: str, drawn: Sequence[Answer]) -> str:
-    """Answers as coloured text (background: entropy), each with its verdict."""
+    """Answers as colored text (background: entropy), each with its verdict; equal ones once, with
+    their number."""
     rows = [
-        browse.Sample(
-            step=0,
-            problem="",
-            prompt=prompt,
-            response=a.text,
-            answer="",
-            correct=bool(a.verdict and a.verdict.correct),
-            tokens=len(a.tokens),
-            truncated=a.truncated,
-            mean_entropy=a.mean_entropy,
-            extracted=a.verdict.extracted if a.verdict else None,
-            pieces=tuple(t.piece for t in a.tokens),
-            entropies=tuple(t.entropy for t in a.tokens),
-            logps=tuple(t.logp for t in a.tokens),
+        (
+            browse.Sample(
+                step=0,
+                problem="",
+                prompt=prompt,
+                response=a.text,
+                answer="",
+                correct=bool(a.verdict and a.verdict.correct),
+                tokens=len(a.tokens),
+                truncated=a.truncated,
+                mean_entropy=a.mean_entropy,
+                extracted=a.verdict.extracted if a.verdict else None,
+                pieces=tuple(t.piece for t in a.tokens),
+                entropies=tuple(t.entropy for t in a.tokens),
+                logps=tuple(t.logp for t in a.tokens),
+            ),
+            times,
         )
-        for a in drawn
+        for a, times in browse.distinct(drawn)
     ]
     return browse.answers(prompt, rows, judged=any(a.verdict for a in drawn))
 
 
 def table(tokens: Sequence[Token]) -> str:
-    """A line a token: its probability, the entropy in nats, and the likeliest tokens there, as far
-    as their probability rounds to 0.001 or more."""
+    """One line per token: its probability, the entropy in nats, and the likeliest tokens there, as
+    far as their probability rounds to 0.001 or more."""
     top = max((len(t.others) for t in tokens), default=0)
     names = ["#", "token", "probability", "entropy [nats]", *(f"{i + 1}." for i in range(top))]
     cells = [

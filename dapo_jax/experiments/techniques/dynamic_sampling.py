@@ -1,10 +1,10 @@
 """Dynamic Sampling (Eq. 11): batches of mixed groups alone against batches as they are drawn.
 
 Base `hasty`, problems of k = 5 to 8 (on the quickstart's levels both arms end near 1). What
-decides, on minus off: a higher held-out accuracy, mean of the evaluations of steps 50 to 60; and a higher
-signal-to-noise ratio of an update's gradient (snr.py), mean over the weights that the off-arm has
-after steps 0, 20 and 60. Until the runs on seeds 100 and 101 the second was taken at the last of
-these alone, from fewer batches; it is reported beside it.
+decides, on minus off: a higher held-out accuracy, mean of the evaluations of steps 50 to 60; and a
+higher signal-to-noise ratio of an update's gradient (snr.py), mean over the weights that the
+off-arm has after steps 0, 20 and 60. Until the runs on seeds 100 and 101 the second was taken at
+the last of these alone, from fewer batches; it is reported beside it.
 """
 
 import pathlib

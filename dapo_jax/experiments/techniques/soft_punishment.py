@@ -1,9 +1,10 @@
 """Soft Overlong Punishment (Eq. 13) on top of overlong filtering, which alone leaves length free.
 
 Base `rambling`, truncated responses out of loss and group. What decides, with the ramp minus
-without it: a lower mean response length and a lower truncated share, means of the last 5 steps. Until the
-runs on seeds 100 and 101 a lower truncated share from base `careful` was required as well. On seeds
-0 to 5 the ramp changes nothing there: by that first rule the verdict would be "not shown".
+without it: a lower mean response length and a lower truncated share, means of the last 5 steps.
+Until the runs on seeds 100 and 101 a lower truncated share from base `careful` was required as
+well. On seeds 0 to 5 the ramp changes nothing there: by that first rule the verdict would be "not
+shown".
 """
 
 from dapo_jax.experiments import ink
