@@ -28,6 +28,7 @@ def panels(
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25)
         ax.set_axisbelow(True)
+        ax.set_prop_cycle(color=COLORS)
     return figure, list(axes)
 
 

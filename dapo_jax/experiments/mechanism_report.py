@@ -75,10 +75,10 @@ def markdown(found: Mapping[str, Effect], runs: Runs, seconds: float) -> str:
     lines = [
         "# Mechanism experiments",
         "",
-        f"{len(runs.base_of)} RL seeds an arm over {len(per_base)} base seeds"
+        f"{len(runs.base_of)} RL seeds per arm over {len(per_base)} base seeds"
         f" ({', '.join(f'{n} from base {b}' for b, n in per_base.items())}); arms paired by seed."
         " Intervals: mean +- half of the 95% t-interval over seeds, with the differences between"
-        " bases in it. **decides**: fixed before the runs (mechanisms.py); the rest is as found.",
+        " bases in it. **decides**: as experiments/techniques/ has it; the rest is as found.",
         "",
         f"Runs: {cpu / 60:.1f} CPU-minutes in all, this call {seconds / 60:.1f} minutes"
         f" ({platform.machine()}, {platform.system()}).",
