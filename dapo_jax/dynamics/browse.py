@@ -1,8 +1,8 @@
-"""Samples of a run as one reads them: by problem across steps, each token colored by the policy's
-entropy there; and how often the policy reflects.
+"""Samples of a run, to be read: by problem across steps, each token colored by the policy's entropy
+there; and how often the policy reflects.
 
-What a model writes is hostile text: it is escaped, nothing of it can become markup or a formula,
-and characters that would not show (or would turn a line around) appear as their codes.
+What a model writes is hostile text: it is escaped, nothing in it can become markup or a formula,
+and characters that would not show (or would reverse a line) appear as their codes.
 """
 
 import html
@@ -23,7 +23,7 @@ KINDS = ("right", "wrong", "truncated")
 class Sample(NamedTuple):
     """A row of rollouts/step_NNNNNN.jsonl. Runs of older versions lack what has a default here.
 
-    pieces, entropies (nats), logps: one a response token, or none at all.
+    pieces, entropies (nats), logps: one per response token, or none at all.
     """
 
     step: int
@@ -64,7 +64,7 @@ def steps(path: str) -> list[int]:
 def read(path: str, of: Collection[int] | None = None) -> list[Sample]:
     """Samples of a workdir (local or gs://) in order of their steps; `of`: of these steps only.
 
-    Raises ValueError naming file and line for a row that is no sample.
+    Raises ValueError naming file and line for a row that is not a sample.
     """
     out = []
     for step, file in sorted(_files(path).items()):
@@ -228,8 +228,8 @@ def legend() -> str:
 
 
 def aligned(pieces: Sequence[str], text: str) -> list[str]:
-    """Pieces with the blanks of `text` before them that a token decoded alone may lack
-    (SentencePiece), and the last piece of a character of several tokens with that character."""
+    """Pieces with the blanks that `text` has before them, which a token decoded alone may lack
+    (SentencePiece). Where several tokens make one character, the last of them gets it."""
     out, at = [], 0
     for piece in pieces:
         found = text.find(piece, at, at + len(piece) + 8) if piece else -1
@@ -248,7 +248,7 @@ def aligned(pieces: Sequence[str], text: str) -> list[str]:
 
 def colored(s: Sample) -> str:
     """One span per token, its background by entropy; its numbers are in the title, which shows when
-    one points at the token. Without entropies: the response as it is."""
+    the pointer is on the token. Without entropies: the response as it is."""
     if not s.entropies:
         return escape(s.response)
     pieces, logps = aligned(s.pieces, s.response), s.logps

@@ -30,7 +30,7 @@ X_AXES = {
 
 
 class Panel(NamedTuple):
-    """tags: of each run the first is drawn that all runs have, or else the first that it has."""
+    """tags: the first that all runs have is drawn or, without such a tag, each run's first."""
 
     title: str
     tags: tuple[str, ...]
@@ -49,7 +49,7 @@ DYNAMICS = (
         "Training accuracy", ("reward/accuracy", "reward/batch_accuracy"), "right [share of all]"
     ),
 )
-# What a tag is of, for the legend where runs had to be drawn by different ones.
+# What a tag describes, for the legend where runs had to be drawn by different tags.
 _OF = {
     "policy/batch_entropy": "trained tokens",
     "policy/batch_mean_prob": "trained tokens",
@@ -61,7 +61,7 @@ _OF = {
 # Figures
 # ------------------------------------------------------------------------------------------------
 
-# (tag, what the legend calls it, dashes): one line of each run that has the tag.
+# (tag, what the legend calls it, dashes): one line for each run that has the tag.
 Styles = Sequence[tuple[str, str, object]]
 
 
@@ -265,7 +265,7 @@ def token_profile(answers: Sequence) -> Figure:
 
 def x_of(run: Run, steps: np.ndarray, x: str) -> np.ndarray | None:
     """Where `steps` [n] of a run lie on an axis of `X_AXES`; 0 at step 0. None: the run has not
-    logged what the axis counts. Raises ValueError for an axis that there is not."""
+    logged what the axis counts. Raises ValueError for an unknown axis."""
     if x not in X_AXES:
         raise ValueError(f"x = {x!r}: must be one of {', '.join(X_AXES)}")
     tag = X_AXES[x][0]
@@ -281,7 +281,7 @@ def x_of(run: Run, steps: np.ndarray, x: str) -> np.ndarray | None:
 
 
 def chosen(runs: Sequence[Run], tags: Sequence[str]) -> list[tuple[Run, str, str]]:
-    """(run, tag, label) of each run that has one of `tags`: like with like where that can be."""
+    """(run, tag, label) of each run that has one of `tags`: the same tag for all where possible."""
     shared = [t for t in tags if all(t in r.series for r in runs)]
     out = []
     for run in runs:

@@ -53,7 +53,8 @@ class Answer(NamedTuple):
 
 def read_config(path: str):
     """The config of a run from its config.json. Fields that this version does not know are left
-    out, those it has in addition are at their defaults. ValueError: there is none, or no run's."""
+    out; fields that the run did not know have their defaults. ValueError: no such file, or not a
+    run's."""
     file = logs.place(path) / "config.json"
     if not logs.attempt(path, file.exists):
         raise ValueError(f"{path}: no config.json in it; give a run's directory")
@@ -80,9 +81,9 @@ def open_run(
     seed: int = 0,
     step: int | None = None,
 ) -> sample.Loaded:
-    """The policy of a workdir (local or gs://; nothing is written there), ready to draw n answers a
-    prompt; max_tokens 0: as in training. step: of the checkpoint, None = the newest. On whatever
-    devices this process has. ValueError: what the run lacks."""
+    """The policy of a workdir (local or gs://; nothing is written there), on whatever devices this
+    process has, ready to draw n answers per prompt. max_tokens 0: as in training; step: of the
+    checkpoint, None = the newest. ValueError: what the run lacks."""
     config = read_config(path)
     config.eval.temperature, config.eval.top_p, config.seed = temperature, 1.0, seed
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 1, -1, 1  # not the run's own devices

@@ -33,7 +33,7 @@ CLIP_HIGH = (0.2, 0.28, 0.4, 10.0)  # the last never binds
 ROLLOUTS = 20
 
 # What `measures` returns.
-HALF, AT_10, GROWTH = "rollouts to p = .5", "p at rollout 10", "growth of p a rollout"
+HALF, AT_10, GROWTH = "rollouts to p = .5", "p at rollout 10", "growth of p per rollout"
 CLIPPED = "clipped share of tokens with positive advantage, until p = .5"
 ENTROPY_HALF, ENTROPY_10 = "entropy at p = .5 (nats)", "entropy at rollout 10 (nats)"
 MEASURES = (HALF, AT_10, GROWTH, CLIPPED, ENTROPY_HALF, ENTROPY_10)
@@ -52,7 +52,7 @@ def label(clip_high: float) -> str:
 
 
 def settings(seed: int = 0, clip_high: float = 0.2):
-    """64 prompts x 16 responses a rollout, 16 updates of 4 prompts each."""
+    """64 prompts x 16 responses per rollout, 16 updates of 4 prompts each."""
     config = presets.grpo()
     config.seed = seed
     config.loss.clip_high = clip_high

@@ -1,8 +1,8 @@
 """Base models with habits that one technique is about, made by warm-up; and the problems they meet.
 
-All come from one skill phase a seed, nearly clean and half of it in the careful style (`Wait f 4 g
-6 Wait g 6 ...`); each habit goes on from there. Skill first, because among many slips it may never
-appear (warmup.py).
+All come from one skill phase per seed, nearly clean and half of it in the careful style (`Wait f 4
+g 6 Wait g 6 ...`); each habit goes on from there. The skill comes first, because among many slips
+it may never appear (warmup.py).
 
     careful    long careful working, or the answer at once: right mostly, or now and then
     rambling   from `careful`: the long style repeats its steps, and may not end; it still pays
@@ -26,7 +26,7 @@ from dapo_jax.model import qwen2
 ROOM = 64  # tokens in which every careful answer of levels 2..5 fits with much to spare
 TEST_LEVELS = (2, 3, 4, 5)
 HARD_LEVELS = (5, 6, 7, 8)  # warm-up shows five operations at most
-TEST_PROBLEMS, TEST_SAMPLES = 48, 8  # a level
+TEST_PROBLEMS, TEST_SAMPLES = 48, 8  # per level
 ANSWERED_AT_ONCE = 3  # tokens of `Answer: 7 </s>`; whatever is longer has been worked out
 
 
@@ -56,7 +56,7 @@ HABITS = {
 
 
 def lineage(names: Iterable[str]) -> list[str]:
-    """The bases `names` and all that they come from, parents first."""
+    """The bases `names` and all their ancestors, parents first."""
     out: list[str] = []
     for name in names:
         new = []
@@ -72,7 +72,7 @@ def folder(name: str, seed: int) -> str:
 
 
 def write_problems(directory: pathlib.Path) -> None:
-    """The train file of each set of levels in use, a held-out file a level, and the tokenizer."""
+    """A train file for each set of levels in use, a held-out file for each level, the tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     for levels in ((2, 3, 4, 5), (2, 3, 4), HARD_LEVELS):
         made = arithmetic.problems(4096, levels, 0, "train")
@@ -90,7 +90,7 @@ def train_file(directory: pathlib.Path, levels) -> pathlib.Path:
 
 
 def on_files(config, directory: pathlib.Path, train_levels, test_levels=TEST_LEVELS) -> None:
-    """Make `c` train on these levels and test each held-out level by itself, with room to write."""
+    """Make `config` train on these levels and test each held-out level alone, with ample room."""
     directory = directory.absolute()
     config.data.train = str(train_file(directory, train_levels))
     config.tokenizer.path = str(directory / "tokenizer.model")

@@ -115,7 +115,7 @@ def last(values: Sequence[float], window: int = WINDOW) -> float:
 
 
 def at_end(run: Mapping, measure: str, levels: Sequence[int]) -> float:
-    """Mean over held-out levels of the last evaluation."""
+    """`measure` in the last evaluation, mean over held-out levels."""
     final = run["evaluations"][max(run["evaluations"], key=int)]
     return float(np.mean([final[f"k{k}"][measure] for k in levels]))
 

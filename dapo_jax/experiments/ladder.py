@@ -122,8 +122,8 @@ class Summary(NamedTuple):
 
     updates: dict[str, np.ndarray]  # accuracy at equal updates
     tokens: dict[str, np.ndarray]  # accuracy at equal tokens
-    beside: dict[str, dict[str, np.ndarray]]  # what is measured beside it -> rung -> values
-    budget: float  # generated tokens of the second
+    beside: dict[str, dict[str, np.ndarray]]  # other measures -> rung -> values
+    budget: float  # generated tokens at which tokens are equal
     early: list[str]  # runs that stopped before their last step
 
 
@@ -204,7 +204,7 @@ def signed(x: stats.Interval) -> str:
 
 
 def pairs(rungs: Sequence[str]) -> list[tuple[str, str]]:
-    """(after, before) of everything that is told: the whole, each step, each technique left out."""
+    """(after, before) of all that is compared: the whole, each step, each technique left out."""
     ladder = presets.CUMULATIVE
     told = [(FULL, ladder[0]), *zip(ladder[1:], ladder, strict=False)]
     told += [(FULL, name) for name in presets.LEAVE_ONE_OUT[:-1]]
@@ -328,7 +328,7 @@ def describe(config) -> str:
 
 
 def start():
-    """The config that the rungs are of: --config's, or configs/ladder.py's; with the overrides."""
+    """The config whose rungs are run: that of --config or configs/ladder.py, with the overrides."""
     flag = flags.FLAGS["config"]
     if flag.present:
         return cli.CONFIG.value

@@ -1,4 +1,4 @@
-"""Means and 95% t-intervals over seeds. A sample here is one number a seed."""
+"""Means and 95% t-intervals over seeds. A sample here is one number per seed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -50,7 +50,7 @@ def paired(after: Sequence[float], before: Sequence[float]) -> Interval:
 
 
 def apart(a: Interval, b: Interval) -> bool:
-    """Whether the intervals are disjoint. NaN halves (one seed) are never apart."""
+    """Whether the intervals are disjoint; never, where one has no width (a single seed)."""
     return a.low > b.high or b.low > a.high
 
 
