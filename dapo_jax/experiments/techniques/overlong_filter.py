@@ -9,19 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dapo_jax.experiments import bases, ink, stats
+from dapo_jax.experiments import bases, effects, ink, stats
 from dapo_jax.experiments.arms import CAREFUL, NAIVE, OUT_OF_GROUP, Arm
-from dapo_jax.experiments.effects import (
-    ACCURACY,
-    CUT,
-    Contrast,
-    Runs,
-    Technique,
-    curve,
-    last,
-    level,
-    over_steps,
-)
+from dapo_jax.experiments.effects import ACCURACY, CUT, Contrast, curve, last, level
 
 OUT_OF_LOSS = {"loss.overlong_filter": "loss"}
 ARMS = {
@@ -32,13 +22,13 @@ ARMS = {
 BASE = "base"  # in contrasts: no arm, but what the arms started from
 
 
-def base_accuracy(runs: Runs, levels: Sequence[int]) -> list[float]:
+def base_accuracy(runs: effects.Runs, levels: Sequence[int]) -> list[float]:
     """Of the base that each seed started from [seeds]: the mean over held-out levels."""
     tested = [runs.results[bases.folder("careful", b)]["levels"] for b in runs.base_of.values()]
     return [float(np.mean([t[f"k{k}"]["accuracy"] for k in levels])) for t in tested]
 
 
-def contrasts(runs: Runs) -> list[Contrast]:
+def contrasts(runs: effects.Runs) -> list[Contrast]:
     room, fit = "accuracy with room, k=4,5", "right within the limit, k=2,3"
     before = base_accuracy(runs, (4, 5))
     off, group = (runs.each(arm, level("accuracy", 4, 5)) for arm in ("filter_off", "filter_group"))
@@ -58,7 +48,7 @@ def contrasts(runs: Runs) -> list[Contrast]:
     ]
 
 
-def figure(runs: Runs):
+def figure(runs: effects.Runs):
     figure, (left, right) = ink.panels(1, 2)
     levels = bases.TEST_LEVELS
     measured = {"before training": [base_accuracy(runs, [k]) for k in levels]}
@@ -73,11 +63,11 @@ def figure(runs: Runs):
     left.set(xlabel="operations in the problem, k", ylabel=unit, ylim=(0, 1))
     left.set_xticks(range(len(levels)), [str(k) for k in levels])
     left.legend(fontsize=8)
-    over_steps(right, runs, ARMS, CUT, "truncated at 24 tokens (share)")
+    effects.over_steps(right, runs, ARMS, CUT, "truncated at 24 tokens (share)")
     return figure
 
 
-TECHNIQUE = Technique(
+TECHNIQUE = effects.Technique(
     "Overlong filtering",
     "-1 for truncated responses unlearns sound long reasoning where it does not fit into the"
     " limit; leaving them out of the loss and of the group's statistics keeps it.",

@@ -7,20 +7,9 @@ well. On seeds 0 to 5 the ramp changes nothing there: by that first rule the ver
 shown".
 """
 
-from dapo_jax.experiments import ink
+from dapo_jax.experiments import effects, ink
 from dapo_jax.experiments.arms import CAREFUL, NAIVE, OUT_OF_GROUP, RAMBLING, TOKEN_MEAN, Arm
-from dapo_jax.experiments.effects import (
-    ACCURACY,
-    CUT,
-    LENGTH,
-    Contrast,
-    Runs,
-    Technique,
-    curve,
-    last,
-    level,
-    over_steps,
-)
+from dapo_jax.experiments.effects import ACCURACY, CUT, LENGTH, curve, last, level
 from dapo_jax.experiments.techniques import overlong_filter
 
 SOFT = {"reward.overlong_penalty": 1.0}
@@ -36,7 +25,7 @@ FROM_CAREFUL = {
 }
 
 
-def contrasts(runs: Runs) -> list[Contrast]:
+def contrasts(runs: effects.Runs) -> list[effects.Contrast]:
     compare = runs.compare
     ramble, careful = (tuple(reversed(pair)) for pair in (FROM_RAMBLING, FROM_CAREFUL))
     return [
@@ -52,17 +41,17 @@ def contrasts(runs: Runs) -> list[Contrast]:
     ]
 
 
-def figure(runs: Runs):
+def figure(runs: effects.Runs):
     figure, axes = ink.panels(1, 3)
-    over_steps(axes[0], runs, FROM_RAMBLING, LENGTH, "mean response length (tokens)")
-    over_steps(axes[1], runs, FROM_RAMBLING, CUT, "truncated responses (share)")
-    over_steps(axes[2], runs, FROM_CAREFUL, CUT, "truncated responses (share)")
+    effects.over_steps(axes[0], runs, FROM_RAMBLING, LENGTH, "mean response length (tokens)")
+    effects.over_steps(axes[1], runs, FROM_RAMBLING, CUT, "truncated responses (share)")
+    effects.over_steps(axes[2], runs, FROM_CAREFUL, CUT, "truncated responses (share)")
     for ax, base in zip(axes, ("rambling", "rambling", "careful"), strict=True):
         ax.set_title(f"base: {base}")
     return figure
 
 
-TECHNIQUE = Technique(
+TECHNIQUE = effects.Technique(
     "Soft Overlong Punishment",
     "With truncated responses filtered out nothing restrains length; the soft ramp on top of"
     " the filter restores control of length and truncation.",

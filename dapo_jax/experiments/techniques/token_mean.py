@@ -7,22 +7,9 @@ higher truncated share in steps 6 to 10. Until the runs on seeds 100 and 101 the
 of the truncated share, which is reported beside it.
 """
 
-from dapo_jax.experiments import ink
+from dapo_jax.experiments import effects, ink
 from dapo_jax.experiments.arms import NAIVE, RAMBLING, TOKEN_MEAN, Arm
-from dapo_jax.experiments.effects import (
-    ACCURACY,
-    CUT,
-    ENTROPY,
-    LENGTH,
-    Contrast,
-    Runs,
-    Technique,
-    curve,
-    last,
-    over_steps,
-    peak,
-    steps_mean,
-)
+from dapo_jax.experiments.effects import ACCURACY, CUT, ENTROPY, LENGTH, curve, last, peak
 
 ARMS = {
     "mean_sample": Arm("sample mean", "rambling", NAIVE | RAMBLING),
@@ -30,10 +17,10 @@ ARMS = {
 }
 
 
-def contrasts(runs: Runs) -> list[Contrast]:
+def contrasts(runs: effects.Runs) -> list[effects.Contrast]:
     compare = lambda what, number, expected=0: runs.compare(what, *ARMS, number, expected)
-    steps_6_to_10 = lambda values: steps_mean(values[5:10])
-    steps_8_to_12 = lambda values: steps_mean(values[7:12])
+    steps_6_to_10 = lambda values: effects.steps_mean(values[5:10])
+    steps_8_to_12 = lambda values: effects.steps_mean(values[7:12])
     return [
         compare("peak mean length (tokens)", curve(LENGTH, peak), +1),
         compare("truncated share, steps 6-10", curve(CUT, steps_6_to_10), +1),
@@ -46,15 +33,15 @@ def contrasts(runs: Runs) -> list[Contrast]:
     ]
 
 
-def figure(runs: Runs):
+def figure(runs: effects.Runs):
     figure, axes = ink.panels(1, 3)
-    over_steps(axes[0], runs, ARMS, LENGTH, "mean response length (tokens)")
-    over_steps(axes[1], runs, ARMS, CUT, "truncated responses (share)")
-    over_steps(axes[2], runs, ARMS, ENTROPY, "entropy (nats per token)")
+    effects.over_steps(axes[0], runs, ARMS, LENGTH, "mean response length (tokens)")
+    effects.over_steps(axes[1], runs, ARMS, CUT, "truncated responses (share)")
+    effects.over_steps(axes[2], runs, ARMS, ENTROPY, "entropy (nats per token)")
     return figure
 
 
-TECHNIQUE = Technique(
+TECHNIQUE = effects.Technique(
     "Token-level loss",
     "A mean over responses of token means lets the response length overshoot and truncation"
     " rise before they recover; a mean over tokens curbs the repeats from the start.",
