@@ -18,10 +18,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dapo_jax import build, parallel, presets, schema, train, warmup
+from dapo_jax import build, parallel, presets, train, warmup
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.experiments import bases
 from dapo_jax.model import qwen2
 
 SIDE, ANSWERS, WRONG = 8, 30, 12
@@ -131,9 +132,7 @@ def make(where: pathlib.Path, seed: int) -> dict:
     for step in range(IMITATION_STEPS):
         lr = np.float32(IMITATION_LR * warmup.schedule(step / IMITATION_STEPS))
         params, opt_state, _ = programs.supervise(params, opt_state, rows, np.int32(used), lr)
-    with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
-        state = checkpoint.State(params, machine.trainer.init_opt_state(params), None, [])
-        checkpoint.save(saver, state, schema.leaves(config))
+    bases.save(where, config, machine, params)
     p_PxV = np.asarray(exact(machine)(params))
     return {
         "rare": float(p_PxV[:, RARE].mean()),
@@ -155,11 +154,7 @@ def play(where: pathlib.Path, base_seed: int, clip_high: float, seeds: Sequence[
     config = settings(0, clip_high)
     machine = build_machine(config)
     probabilities = exact(machine)
-    start = checkpoint.restore_params(
-        where.parent / base_folder(base_seed) / "checkpoints",
-        qwen2.abstract(machine.shape),
-        machine.trainer.param_shardings,
-    )
+    start = bases.restore(where.parent / base_folder(base_seed), machine)
     curves = {}
     for seed in seeds:
         config.seed = seed

@@ -104,9 +104,23 @@ def on_files(config, directory: pathlib.Path, train_levels, test_levels=TEST_LEV
     config.eval.max_response_tokens = max(ROOM, config.rollout.max_response_tokens)
 
 
+def save(where: pathlib.Path, config, machine: build.Machine, params) -> None:
+    """Leave `params` in a task's folder, as a checkpoint that `config.init_from` takes."""
+    with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
+        state = checkpoint.State(params, machine.trainer.init_opt_state(params), None, [])
+        checkpoint.save(saver, state, schema.leaves(config))
+
+
+def restore(where: pathlib.Path, machine: build.Machine, step: int | None = None) -> qwen2.Params:
+    """The weights that a task or a run left in its folder, in the training layout. step: of the
+    checkpoint, None = the newest."""
+    like, shardings = qwen2.abstract(machine.shape), machine.trainer.param_shardings
+    return checkpoint.restore_params(where / "checkpoints", like, shardings, step)
+
+
 def make(where: pathlib.Path, name: str, seed: int) -> dict:
-    """A task of the pool: warm up, save as a checkpoint that `config.init_from` takes, and report
-    what the base does on the held-out levels: `styles` of each."""
+    """A task of the pool: warm up, save, and report what the base does on the held-out levels:
+    `styles` of each."""
     logging.set_verbosity(logging.WARNING)
     started = time.process_time()
     habit = HABITS[name]
@@ -117,11 +131,7 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     text = build.load_text(config, where, None)
     machine = build.build_machine(config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
     if habit.parent:
-        params = checkpoint.restore_params(
-            where.parent / folder(habit.parent, seed) / "checkpoints",
-            qwen2.abstract(machine.shape),
-            machine.trainer.param_shardings,
-        )
+        params = restore(where.parent / folder(habit.parent, seed), machine)
     else:
         params = build.initial_params(config, machine)
     phase = warmup.Phase(
@@ -134,9 +144,7 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     )
     params = warmup.warm_up(config, machine.mesh, machine.shape, text.tokenizer, params, [phase])
     trained_s = time.process_time() - started
-    with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
-        state = checkpoint.State(params, machine.trainer.init_opt_state(params), None, [])
-        checkpoint.save(saver, state, schema.leaves(config))
+    save(where, config, machine, params)
     decode_params = machine.engine.decode_params(params)
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
     report = {}

@@ -18,16 +18,16 @@ from dapo_jax import build, train
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo import objective
 from dapo_jax.data import problems
-from dapo_jax.model import qwen2
+from dapo_jax.experiments import bases
 
 STEPS = (0, 20, 60)  # rollout steps of the checkpoints
 BATCHES = 12  # of 32 groups, 8 mini-batches each
 SEED_OFFSET = 1 << 10  # another order of the problems and other uniforms than the run had
 
 
-def measure(config, where: pathlib.Path, checkpoints: pathlib.Path) -> dict:
-    """{steps: checkpoint step -> 'off' or 'on' -> measures, cpu_s} of the run of `config` that left
-    `checkpoints`; `where`: a folder to work in."""
+def measure(config, where: pathlib.Path, run: pathlib.Path) -> dict:
+    """{steps: checkpoint step -> 'off' or 'on' -> measures, cpu_s} of the run of `config` in the
+    folder `run`; `where`: a folder to work in."""
     logging.set_verbosity(logging.WARNING)
     started = time.process_time()
     config.seed += SEED_OFFSET
@@ -35,12 +35,7 @@ def measure(config, where: pathlib.Path, checkpoints: pathlib.Path) -> dict:
     machine = build.build_machine(config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
     out = {}
     for step in STEPS:
-        params = checkpoint.restore_params(
-            checkpoints,
-            qwen2.abstract(machine.shape),
-            machine.trainer.param_shardings,
-            step,
-        )
+        params = bases.restore(run, machine, step)
         out[str(step)] = {}
         for way, dynamic in (("off", False), ("on", True)):
             config.dynamic_sampling.enabled = dynamic

@@ -36,8 +36,7 @@ def noise_folder(seed: int) -> str:
 def measure_noise(where: pathlib.Path, seed: int, base_seed: int) -> dict:
     """A task of the pool: `snr.measure` on the off-arm of this seed."""
     config = arms.settings(ARMS["dynamic_off"], seed, where.parent, base_seed)
-    off = where.parent / arms.folder("dynamic_off", seed)
-    return snr.measure(config, where, off / "checkpoints")
+    return snr.measure(config, where, where.parent / arms.folder("dynamic_off", seed))
 
 
 def tasks(base_of: Mapping[int, int]) -> list[Task]:
