@@ -123,7 +123,7 @@ def answers(
     out = []
     for response in sample.draw(loaded, ids):
         text = loaded.tokenizer.decode(response.tokens.tolist())
-        verdict = answer and verifier.verify(text, answer, loaded.c.reward.verifier)
+        verdict = answer and verifier.verify(text, answer, loaded.config.reward.verifier)
         tokens = look(loaded, ids, response.tokens.tolist(), top)
         out.append(Answer(text, verdict or None, response.truncated, tokens))
     return out
@@ -137,9 +137,9 @@ def look(
     ids = np.array([*prompt, *response])
     padded = np.zeros(-(-len(ids) // _CHUNK) * _CHUNK, np.int32)
     padded[: len(ids)] = ids
-    temperature = np.float32(loaded.c.eval.temperature or 1.0)  # greedy: as the model has it
+    temperature = np.float32(loaded.config.eval.temperature or 1.0)  # greedy: as the model has it
     shape = loaded.machine.shape._replace(attention="chunked")  # one row, on any devices
-    params = qwen2.cast(loaded.params, loaded.c.model.dtype)
+    params = qwen2.cast(loaded.params, loaded.config.model.dtype)
     seen = jax.device_get(
         _distributions(shape, params, padded, len(ids), temperature, min(top, shape.vocab_size))
     )
