@@ -36,6 +36,22 @@ class Clock:
         return self.result
 
 
+class Steps:
+    """The wall and CPU seconds of each rollout step, and the last state: `train.Hooks` tell."""
+
+    def __init__(self):
+        self.wall, self.cpu, self.state = [], [], None
+
+    def begin(self, phase: str) -> None:
+        if phase == "rollout":
+            self._began = time.perf_counter(), time.process_time()
+
+    def end(self, state, record) -> None:
+        self.wall.append(time.perf_counter() - self._began[0])
+        self.cpu.append(time.process_time() - self._began[1])
+        self.state = state
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
@@ -49,16 +65,15 @@ def main() -> None:
     c.steps, c.eval.every = args.steps, 0
     every = c.checkpoint.every = args.every or c.checkpoint.every
 
-    steps, after = Clock(train.train_step), Clock(saver.Saver.after_step)
-    train.train_step = steps
+    steps, after = Steps(), Clock(saver.Saver.after_step)
     saver.Saver.after_step = lambda *a, **k: after(*a, *k.values())
     with tempfile.TemporaryDirectory() as folder:
-        train.train(c, pathlib.Path(folder) / "run")
-        state, _, _ = steps.result
-        with saver.Saver(pathlib.Path(folder) / "rest", c, "", print) as at_rest:
+        hooks = train.Hooks(phase=steps.begin, step=steps.end)
+        train.train(c, pathlib.Path(folder) / "run", hooks=hooks)
+        with saver.Saver(pathlib.Path(folder) / "rest", c, {}, print) as at_rest:
             save = Clock(at_rest.last)
             for i in range(args.saves):
-                save(state._replace(step=i))
+                save(steps.state.count(step=i))
 
     # `after_step` runs after step 0, too, and not after the last; step 1 and the save of step 0,
     # which the second call awaits, compile.

@@ -65,9 +65,9 @@ def measure(pod: Pod) -> dict:
     mesh = topology.make_mesh(pod.topology, dict(data=pod.data, fsdp=pod.fsdp, tensor=pod.tensor))
     o = c.optim
     tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
-    programs = update.programs(shape, mesh, c.sharding.train.to_dict(), tx, m.dtype, pod.offload)
+    trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, m.dtype, pod.offload)
     rows, T = pod.data * pod.fsdp, config.row_tokens(c)
-    traced = programs.update.trace(*programs.arguments(MICRO_BATCHES, rows, T))
+    traced = trainer.update.trace(*trainer.abstract(MICRO_BATCHES, rows, T))
     work = topology.matmul_flops(traced.jaxpr.jaxpr, while_trips=MICRO_BATCHES)
     needed = 6 * qwen2.param_count(shape) + 6 * T * m.num_heads * m.head_dim * m.num_layers
     started = time.perf_counter()

@@ -30,6 +30,7 @@ import numpy as np
 from dapo_jax import config, parallel
 from dapo_jax.model import qwen2
 from dapo_jax.rollout import draw
+from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request
 
 SHAPE = qwen2.Shape(
@@ -119,9 +120,10 @@ class Ours:
         self.weights = engine.decode_params(qwen2.init(SHAPE, jax.random.key(0)))
         self.stats = None
 
-    def turn(self, requests: Sequence[Request], **settings) -> Turn:
+    def turn(self, requests: Sequence[Request], top_p: float = 1.0, **watch) -> Turn:
         def run():
-            self.stats = self.engine.generate(self.weights, requests, seed=1, **settings)[1]
+            draw = Draw(seed=1, top_p=top_p)
+            self.stats = self.engine.generate(self.weights, requests, draw, **watch)[1]
             return self.stats.tokens
 
         return run

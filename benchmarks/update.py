@@ -76,30 +76,31 @@ def data(tailed: bool) -> list[packing.Item]:
 # ------------------------------------------------------------------------------------------------
 
 
-def programs_of(shape):
+def trainer_of(shape):
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
     tx = update.optimizer(**ADAMW, clip_norm=1.0)
-    return update.programs(shape, mesh, config.base().sharding.train.to_dict(), tx, "float32")
+    return update.Trainer(shape, mesh, config.base().sharding.train.to_dict(), tx, "float32")
 
 
 def ours(params, items, shape=SHAPE, micro_rows=8, row_tokens=PROMPT + CAP):
-    programs = programs_of(shape)
+    trainer = trainer_of(shape)
     rows, used, _ = packing.pack(
         items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=len(items)
     )
-    rows = parallel.to_device(rows, programs.row_sharding)
-    c = objective.Coefficients(*map(np.float32, objective.coefficients(config.base().loss)))
+    rows = parallel.to_device(rows, trainer.row_sharding)
+    loss = objective.coefficients(config.base().loss)
+    knobs = update.Knobs(np.float32(LR), np.float32(1), loss)
     params = jax.tree.map(jnp.array, params)
-    state = [params, programs.init_opt_state(params)]
+    state = [params, trainer.init_opt_state(params)]
     old = rows.sampled_logp_AxRxT
-    rest = rows, old, old, np.int32(used), np.float32(LR), np.float32(1), c
+    rest = update.Batch(rows, old, old, np.int32(used)), knobs
 
     def step():
-        *state[:], metrics = programs.update(*state, *rest)
+        *state[:], metrics = trainer.update(*state, *rest)
         return float(metrics["loss"])
 
     step.work = topology.matmul_flops(  # of one step
-        programs.update.trace(*state, *rest).jaxpr.jaxpr, while_trips=used
+        trainer.update.trace(*state, *rest).jaxpr.jaxpr, while_trips=used
     )
     return step
 

@@ -13,12 +13,14 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from dapo_jax import parallel, schema, validation
+from dapo_jax import grading, parallel, schema, validation
 from dapo_jax.dapo import update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import arithmetic, problems, tokenizer
 from dapo_jax.model import hf, qwen2
+from dapo_jax.parallel import Call
 from dapo_jax.rollout import engine
+from dapo_jax.rollout.draw import Draw
 
 
 class Text(NamedTuple):
@@ -28,6 +30,7 @@ class Text(NamedTuple):
     train: problems.Encoded  # prompts and problems of the training set
     evals: dict[str, problems.Encoded]  # set name -> prompts and problems
     notes: list[str]  # what the readers dropped, for the log
+    judge: grading.Judge  # what a response is worth
 
 
 class Machine(NamedTuple):
@@ -37,7 +40,7 @@ class Machine(NamedTuple):
     shape: qwen2.Shape
     model_dir: pathlib.Path | None  # where the weights come from; None = random
     tx: optax.GradientTransformation
-    trainer: update.Programs
+    trainer: update.Trainer
     engine: engine.Engine
 
 
@@ -58,9 +61,15 @@ def named_files(files: str) -> dict[str, str]:
     return named
 
 
-def load_text(config, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> Text:
+def load_text(
+    config,
+    workdir: pathlib.Path,
+    model_dir: pathlib.Path | None,
+    score: grading.Score | None = None,
+) -> Text:
     """Read problems and tokenizer. The embedded task writes its files under workdir/data first and
-    then takes the same way as any other."""
+    then takes the same way as any other. score: judges responses; None = what the config names."""
+    judge = grading.judge(config, score)
     train_files = [f.strip() for f in config.data.train.split(",") if f.strip()]
     eval_files = named_files(config.eval.files)
     tokenizer_path = config.tokenizer.path or model_dir
@@ -105,7 +114,7 @@ def load_text(config, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> 
     evals = {
         name: read(name, [path], config.eval.max_problems) for name, path in eval_files.items()
     }
-    return Text(tok, train, evals, notes)
+    return Text(tok, train, evals, notes, judge)
 
 
 def digest(text: Text) -> str:
@@ -156,7 +165,7 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
         config.optim.weight_decay,
         config.optim.clip_norm,
     )
-    trainer = update.programs(
+    trainer = update.Trainer(
         shape, mesh, rules["train"], tx, config.model.dtype, config.optim.offload
     )
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
@@ -182,26 +191,27 @@ def minibatch_responses(config) -> int:
     return config.rollout.groups // config.optim.minibatches * config.rollout.group_size
 
 
-def calls(config, m: Machine) -> dict[str, tuple]:
-    """Name -> (jitted program, its abstract arguments) of what a step runs, quick to compile first:
-    'decode weights' (their cast into the sampler's layout), 'prefill', 'decode_*' (one a way to
-    draw that training or evaluation uses), 'old log-probs' and 'update' at a whole mini-batch."""
+def calls(config, m: Machine) -> dict[str, Call]:
+    """What a step runs, by name and quick to compile first: 'decode weights' (their cast into the
+    sampler's layout), 'prefill', 'decode_MODE' (for each way to draw that training or evaluation
+    uses), 'old log-probs' and 'update' at a whole mini-batch."""
     abstract = qwen2.abstract(m.shape)
     micro_batches = -(-minibatch_responses(config) // config.optim.micro_batch_rows)
-    wanted = m.trainer.arguments(
+    wanted = m.trainer.abstract(
         micro_batches, config.optim.micro_batch_rows, validation.row_tokens(config)
     )
-    params, _, rows, _, _, used, _, temperature, _ = wanted
+    params, _, batch, knobs = wanted
     sampler = m.engine.calls(abstract)
-    evals = [(config.eval.temperature, p) for p in (1.0, config.eval.top_p)]
-    draws = dict.fromkeys(
-        engine.draw_mode(*x) for x in [(config.rollout.temperature, config.rollout.top_p), *evals]
-    )
-    out = {"decode weights": (m.engine.programs.to_decode_layout, (params,))}
-    out |= {name: sampler[name] for name in ("prefill", *(f"decode_{mode}" for mode in draws))}
+    draws = [training_draw(config), *evaluation_draws(config)]
+    out = {
+        "decode weights": Call(m.engine.programs.to_decode_layout, (params,)),
+        "prefill": sampler.prefill,
+    }
+    out |= {f"decode_{draw.mode}": sampler.decode[draw.mode] for draw in draws}
     if config.loss.old_logprobs == "recompute" or config.loss.kl_coef:
-        out["old log-probs"] = (m.trainer.log_probs, (params, rows, used, temperature))
-    return out | {"update": (m.trainer.update, wanted)}
+        arguments = (params, batch.rows, batch.micro_batches, knobs.temperature)
+        out["old log-probs"] = Call(m.trainer.log_probs, arguments, "micro-batch")
+    return out | {"update": Call(m.trainer.update, wanted, "micro-batch")}
 
 
 def initial_params(config, m: Machine) -> qwen2.Params:
@@ -212,22 +222,57 @@ def initial_params(config, m: Machine) -> qwen2.Params:
     return m.trainer.init_params(key)
 
 
+# ------------------------------------------------------------------------------------------------
+# Drawing
+# ------------------------------------------------------------------------------------------------
+
+EVALUATION_SEED = 1 << 20  # added: evaluation never shares uniforms with training
+
+
+def training_draw(config) -> Draw:
+    """How rollouts are drawn."""
+    return Draw(
+        config.seed,
+        config.rollout.temperature,
+        config.rollout.top_p,
+        config.rollout.max_response_tokens,
+    )
+
+
+def evaluation_draw(config, top_p: float | None = None) -> Draw:
+    """How evaluation draws, at `eval.top_p` where no other is given."""
+    return Draw(
+        config.seed + EVALUATION_SEED,
+        config.eval.temperature,
+        config.eval.top_p if top_p is None else top_p,
+        config.eval.max_response_tokens or config.rollout.max_response_tokens,
+        tuple(validation.stop_strings(config.eval.stop_strings)),
+    )
+
+
+def evaluation_draws(config) -> list[Draw]:
+    """The settings that a run evaluates: top_p 1, and `eval.top_p` where that is another."""
+    return [evaluation_draw(config, p) for p in sorted({1.0, config.eval.top_p}, reverse=True)]
+
+
 def sample_groups(
     m: Machine,
     decode_params,
     prompts: Sequence[tuple[int, Sequence[int]]],
     group_size: int,
-    **settings,
+    draw: Draw,
+    **watch,
 ) -> tuple[list[Group], engine.Stats]:
-    """G responses to each (stream position, prompt); ungraded groups in the given order."""
+    """G responses to each (stream position, prompt); ungraded groups in the given order. watch:
+    `progress`, `on_tokens` and `cut` of `Engine.generate`."""
     requests = [
         engine.Request(prompt, position, g)
         for position, prompt in prompts
         for g in range(group_size)
     ]
-    responses, stats = m.engine.generate(decode_params, requests, **settings)
+    responses, stats = m.engine.generate(decode_params, requests, draw, **watch)
     groups = [
-        Group(position, prompt, responses[i * group_size : (i + 1) * group_size], None)
+        Group(position, prompt, responses[i * group_size : (i + 1) * group_size])
         for i, (position, prompt) in enumerate(prompts)
     ]
     return groups, stats

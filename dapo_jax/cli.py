@@ -16,6 +16,9 @@ CONFIG = config_flags.DEFINE_config_file(
 ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
     "allow_config_change", False, "Resume although fields have changed that decide what is learned."
 )
+TERMINATED_STATUS = flags.DEFINE_integer(
+    "terminated_status", 0, "Exit status of training that SIGTERM cut off and saved.", 0, 255
+)
 WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same command resumes it.")
 
 

@@ -15,7 +15,6 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -32,28 +31,21 @@ from dapo_jax.hosts import processes
 from dapo_jax.log import scores as scores_lib
 from dapo_jax.log.scores import Scores, majority, pass_at_k
 from dapo_jax.model import hf, qwen2
+from dapo_jax.rollout.draw import Draw
 
 __all__ = ["Scores", "checksums", "evaluate", "evaluate_sets", "majority", "pass_at_k"]
-
-SEED_OFFSET = 1 << 20  # evaluation never shares uniforms with training
 
 
 def evaluate(
     machine: build.Machine,
     decode_params,
+    text: build.Text,
     data: Encoded,
-    tokenizer,
-    *,
     k: int,
-    seed: int,
-    temperature: float,
-    top_p: float,
-    mode: str,
-    stop_strings: Sequence[str] = (),
-    max_response_tokens: int = 0,
+    draw: Draw,
     progress=lambda finished: None,
 ) -> Scores:
-    """Draw k samples of every problem and verify them."""
+    """Draw k samples of every problem of `data` and let the judge of `text` grade them."""
     # The 63-bit id is cut to the 31 bits of the draw's counter.
     names = [int(p.id[:8], 16) & 0x7FFFFFFF for p in data.problems]
     groups, _ = build.sample_groups(
@@ -61,40 +53,21 @@ def evaluate(
         decode_params,
         list(zip(names, data.ids, strict=True)),
         k,
-        seed=seed + SEED_OFFSET,
-        temperature=temperature,
-        top_p=top_p,
-        max_response_tokens=max_response_tokens,
+        draw,
         progress=progress,
-        cut=grading.cut_at(tokenizer, stop_strings),
+        cut=grading.cut_at(text.tokenizer, draw.stop_strings),
     )
-    golds = [p.answer for p in data.problems]
-    graded = grading.grade_groups(tokenizer, groups, golds, mode)
-    responses = [g.responses for g in groups]
+    groups = grading.grade_groups(text.tokenizer, text.judge, groups, data.problems)
+    grades, responses = [g.grades for g in groups], [g.responses for g in groups]
+    only_scores = any(g.right_G is None for g in grades)
     return Scores(
-        np.stack([g.correct for g in graded]),
-        [g.answers for g in graded],
-        golds,
-        np.array([[r.truncated for r in row] for row in responses]),
-        np.array([[len(r.tokens) for r in row] for row in responses]),
-        responses,
-    )
-
-
-def evaluate_set(config, machine, decode_params, data, tokenizer, top_p: float) -> Scores:
-    """`evaluate` as `c.eval` says, but for top_p."""
-    return evaluate(
-        machine,
-        decode_params,
-        data,
-        tokenizer,
-        k=config.eval.k,
-        seed=config.seed,
-        temperature=config.eval.temperature,
-        top_p=top_p,
-        mode=config.reward.verifier,
-        stop_strings=validation.stop_strings(config.eval.stop_strings),
-        max_response_tokens=config.eval.max_response_tokens or config.rollout.max_response_tokens,
+        correct_PxK=None if only_scores else np.stack([g.right_G for g in grades]),
+        answers=[g.answers for g in grades],
+        golds=[p.answer for p in data.problems],
+        truncated_PxK=np.array([[r.truncated for r in row] for row in responses]),
+        lengths_PxK=np.array([[len(r.tokens) for r in row] for row in responses]),
+        responses=responses,
+        score_PxK=np.stack([g.score_G for g in grades]) if only_scores else None,
     )
 
 
@@ -102,21 +75,18 @@ def evaluate_sets(
     config, machine, decode_params, text: build.Text
 ) -> tuple[dict[str, float], list[dict]]:
     """The evaluation of a training run: every set at top_p=1 and, where set, at `eval.top_p`.
-    (tags as in log/tags.py, a row a problem and setting)."""
+    (tags as in log/tags.py, a row per problem and setting)."""
     out, rows = {}, []
     for name, data in text.evals.items():
-        for top_p in sorted({1.0, config.eval.top_p}, reverse=True):
-            scores = evaluate_set(config, machine, decode_params, data, text.tokenizer, top_p)
-            tag = f"eval/{name}" + ("" if top_p == 1.0 else f"_top_p{top_p:g}")
-            out[f"{tag}/avg@k"] = scores.avg_at_k
-            out[f"{tag}/maj@k"] = scores.maj_at_k
-            out[f"{tag}/pass@k"] = scores.pass_at(config.eval.k)
-            if top_p == 1.0:
+        for draw in build.evaluation_draws(config):
+            scores = evaluate(machine, decode_params, text, data, config.eval.k, draw)
+            tag = f"eval/{name}" + ("" if draw.top_p == 1.0 else f"_top_p{draw.top_p:g}")
+            out |= {f"{tag}/{key}": value for key, value in scores.headline().items()}
+            if draw.top_p == 1.0:
                 out[f"{tag}/length_mean"] = float(scores.lengths_PxK.mean())
                 out[f"{tag}/truncated_frac"] = float(scores.truncated_PxK.mean())
-            rows += (
-                {"set": name, "top_p": top_p} | row for row in scores_lib.verdicts(data, scores)
-            )
+            about = {"set": name, "top_p": draw.top_p}
+            rows += (about | row for row in scores_lib.verdicts(data, scores))
     return out, rows
 
 
@@ -174,7 +144,12 @@ def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
     )
 
 
-def load_text(config, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> build.Text:
+def load_text(
+    config,
+    workdir: pathlib.Path,
+    model_dir: pathlib.Path | None,
+    score: grading.Score | None = None,
+) -> build.Text:
     """As in training, but a training set of one's own is not read: it may have millions of rows."""
     named = build.named_files(config.eval.files)
     for name in named:
@@ -185,7 +160,7 @@ def load_text(config, workdir: pathlib.Path, model_dir: pathlib.Path | None) -> 
     if named and (config.data.train or config.tokenizer.path or model_dir):
         config = config.copy_and_resolve_references()
         config.data.train = next(iter(named.values()))  # is read anyway
-    text = build.load_text(config, workdir, model_dir)
+    text = build.load_text(config, workdir, model_dir, score)
     return text._replace(notes=text.notes[1:])  # the first is about the training set
 
 
@@ -198,15 +173,16 @@ def evaluate_to_files(
     folder: pathlib.Path,
     machine: build.Machine,
     decode_params,
+    text: build.Text,
     data: Encoded,
-    tokenizer,
+    k: int,
+    draw: Draw,
     saved=lambda: None,
-    **settings,
 ) -> Scores | None:
     """`evaluate` a batch of problems at a time, each batch a file of `folder` that appears whole.
     Problems that are there already are not sampled again. Process 0 has the files and the scores;
     the others return None. `saved` is called after each file."""
-    k, first = settings["k"], parallel.first()
+    first = parallel.first()
     there = scores_lib.finished(folder) if first else {}
     done = np.array([p.id in there for p in data.problems])
     if jax.process_count() > 1:
@@ -225,11 +201,9 @@ def evaluate_to_files(
         for start in range(0, len(left), size):
             part = left[start : start + size]
             batch = Encoded([data.ids[i] for i in part], [data.problems[i] for i in part], 0)
-            scores = evaluate(
-                machine, decode_params, batch, tokenizer, progress=bar.update, **settings
-            )
+            scores = evaluate(machine, decode_params, text, batch, k, draw, progress=bar.update)
             if first:
-                lines = scores_lib.rows(batch, scores, tokenizer)
+                lines = scores_lib.rows(batch, scores, text.tokenizer)
                 scores_lib.write_lines(folder / f"batch_{part[0]:06d}.jsonl", lines)
                 saved()
     if not first:
@@ -247,7 +221,12 @@ def settings_key(settings: dict) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def evaluate_checkpoint(config, where: str | pathlib.Path, given: str = "") -> dict:
+def evaluate_checkpoint(
+    config,
+    where: str | pathlib.Path,
+    given: str = "",
+    score: grading.Score | None = None,
+) -> dict:
     """Evaluate on every set of `c.eval.files` in the workdir `where`, print a report of each, and
     return all as plain JSON values: {settings, sets: {name: `scores.summary` and the folder of
     samples}}."""
@@ -258,7 +237,7 @@ def evaluate_checkpoint(config, where: str | pathlib.Path, given: str = "") -> d
     if home.remote and not given and (home.remote / workdir_lib.CHECKPOINTS).exists():
         given = home.checkpoints
     policy = find_policy(config, workdir, given)
-    text = load_text(config, workdir, policy.model_dir)
+    text = load_text(config, workdir, policy.model_dir, score)
     machine = build.build_machine(
         config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, policy.model_dir
     )
@@ -270,19 +249,20 @@ def evaluate_checkpoint(config, where: str | pathlib.Path, given: str = "") -> d
     weights = [int(x) for x in parallel.to_host(checksums(params))]
     decode_params = machine.engine.decode_params(params)
     del params
-    draw = dict(
-        k=config.eval.k,
-        seed=config.seed,
-        temperature=config.eval.temperature,
-        top_p=config.eval.top_p,
-        mode=config.reward.verifier,
-        stop_strings=validation.stop_strings(config.eval.stop_strings),
-        max_response_tokens=config.eval.max_response_tokens or config.rollout.max_response_tokens,
-    )
+    draw = build.evaluation_draw(config)
+    told = {
+        "k": config.eval.k,
+        "seed": config.seed,
+        "temperature": draw.temperature,
+        "top_p": draw.top_p,
+        "mode": config.reward.function or config.reward.verifier,
+        "stop_strings": draw.stop_strings,
+        "max_response_tokens": draw.max_tokens,
+    } | ({"judge": text.judge.source} if text.judge.source else {})
     # All that a sample and its verdict depend on: whoever changes one of these gets new files.
     network = machine.shape._asdict() | {"dtype": config.model.dtype}
     network.pop("init_std")  # told by the weights
-    decides = draw | {
+    decides = told | {
         "model": network,
         "weights": weights,
         "stop_ids": sorted(text.tokenizer.stop_ids),
@@ -297,7 +277,7 @@ def evaluate_checkpoint(config, where: str | pathlib.Path, given: str = "") -> d
             folder.mkdir(parents=True, exist_ok=True)
             checkpoint.dump_json(folder / "settings.json", about)
         scores = evaluate_to_files(
-            folder, machine, decode_params, data, text.tokenizer, saved, **draw
+            folder, machine, decode_params, text, data, config.eval.k, draw, saved
         )
         if scores is not None:
             sets[name] = scores_lib.summary(scores, [p.id for p in data.problems], config.seed)
@@ -320,7 +300,7 @@ def define_flags() -> None:
     flags.DEFINE_string("json", "", "File for settings, scores and the table of problems.")
 
 
-def main() -> None:
+def main(score: grading.Score | None = None) -> None:
     given = flags.FLAGS
     if not cli.WORKDIR.value:
         raise ValueError("--workdir: say where the samples are to be kept (the run's directory)")
@@ -339,7 +319,7 @@ def main() -> None:
         if value is not None:
             config.eval[name] = value
     with processes.joined():
-        result = evaluate_checkpoint(config, cli.WORKDIR.value, given.checkpoint)
+        result = evaluate_checkpoint(config, cli.WORKDIR.value, given.checkpoint, score)
         if out and parallel.first():
             checkpoint.dump_json(out, result)
 

@@ -10,8 +10,8 @@ import contextvars
 import json
 import math
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -72,6 +72,24 @@ def _specs(axes_tree, rules: Rules):
 def shardings(axes_tree, mesh: Mesh, rules: Rules):
     """Tree of axis tuples -> tree of NamedShardings."""
     return jax.tree.map(lambda s: NamedSharding(mesh, s), _specs(axes_tree, rules))
+
+
+def sharded(tree, shardings):
+    """Anything with shapes and dtypes -> jax.ShapeDtypeStructs that lie as `shardings` say (one
+    for all leaves, or a tree of them): arguments for `trace` and `lower`."""
+    if isinstance(shardings, jax.sharding.Sharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
+    )
+
+
+class Call(NamedTuple):
+    """A jitted program with abstract arguments: it can be compiled ahead, or for other devices."""
+
+    program: Callable
+    arguments: tuple
+    per: str = "call"  # what one turn of its loop, if it has one, stands for
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

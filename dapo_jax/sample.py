@@ -144,10 +144,7 @@ def draw(loaded: Loaded, ids: list[int], on_tokens=None) -> list[Response]:
     responses, _ = engine.generate(
         engine.decode_params(loaded.params),
         [Request(ids, 0, i) for i in range(config.eval.k)],
-        seed=config.seed,
-        temperature=config.eval.temperature,
-        top_p=config.eval.top_p,
-        max_response_tokens=config.eval.max_response_tokens,
+        build.evaluation_draw(config)._replace(seed=config.seed, stop_strings=()),
         on_tokens=on_tokens,
     )
     return responses

@@ -99,6 +99,7 @@ SCHEMA: dict[str, Field] = {
 
     # --- reward (paper Eq. 7 and 13) -------------------------------------------------------------------
     "reward.verifier": Field("dapo", "verifier that decides correctness (the other one is logged beside it)", choices=("dapo", "integer")),
+    "reward.function": Field("", "a function score(problem, response) -> Grade of one's own, as FILE.py:NAME, in place of the verifier"),
     "reward.correct": Field(1.0, "reward of a correct response"),
     "reward.wrong": Field(-1.0, "reward of a wrong response"),
     "reward.overlong_buffer_tokens": Field(12, "L_cache: the penalty ramps over this many last tokens (paper: 4096)", 0),

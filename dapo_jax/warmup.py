@@ -67,9 +67,7 @@ def usual(config) -> list[Phase]:
 def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
     """All phases on `params` (which are donated), one after the other; returns the new params."""
     rules = config.sharding.train.to_dict()
-    programs = update.programs(
-        shape, mesh, rules, update.optimizer(**OPTIMIZER), config.model.dtype
-    )
+    trainer = update.Trainer(shape, mesh, rules, update.optimizer(**OPTIMIZER), config.model.dtype)
     eos = min(tokenizer.stop_ids)
     row_tokens = config.data.max_prompt_tokens + max(phase.cap for phase in phases)
     bar = tqdm(
@@ -82,7 +80,7 @@ def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
     for phase in phases:
         if not phase.steps:
             continue
-        opt_state = programs.init_opt_state(params)
+        opt_state = trainer.init_opt_state(params)
         items = encode(
             examples(phase, phase.steps * config.supervised_warmup.batch), tokenizer, eos
         )
@@ -97,9 +95,9 @@ def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
                 micro_rows=config.optim.micro_batch_rows,
                 max_items=config.supervised_warmup.batch,
             )
-            rows = parallel.to_device(rows, programs.row_sharding)
+            rows = parallel.to_device(rows, trainer.row_sharding)
             lr = np.float32(phase.lr * schedule(step / phase.steps))
-            params, opt_state, metrics = programs.supervise(
+            params, opt_state, metrics = trainer.supervise(
                 params, opt_state, rows, np.int32(used), lr
             )
             bar.update()

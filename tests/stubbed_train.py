@@ -3,6 +3,7 @@ accepts about half of all responses, by a hash of their text. Random weights the
 to train on, so that a test needs no warm-up. Each process writes what it drew, all of it, to
 WORKDIR/drawn_<process>.jsonl: one object a rollout step."""
 
+import functools
 import json
 import pathlib
 import zlib
@@ -10,31 +11,29 @@ import zlib
 import jax
 
 from dapo_jax import cli, train
-from dapo_jax.data import verifier
+from dapo_jax.grading import Grade, Judge
 
 
-def accept_half(response: str, answer: str, mode: str = "dapo") -> verifier.Verdict:
-    return verifier.Verdict(zlib.crc32(response.encode()) % 2 == 0, response[-4:] or None)
+def accept_half(problem, response: str) -> Grade:
+    right = zlib.crc32(response.encode()) % 2 == 0
+    return Grade(1.0 if right else -1.0, right, response[-4:] or None)
 
 
-def recorded(sample_batch):
-    def wrapper(c, text, machine, stream, state):
-        got, stats = sample_batch(c, text, machine, stream, state)
-        row = {
-            "step": state.step,
-            "tokens": [[r.tokens.tolist() for r in g.responses] for g in got.drawn],
-            "correct": [g.correct.tolist() for g in got.drawn],
-            "accepted": [g.position for g in got.groups],
-        }
-        name = f"drawn_{jax.process_index()}.jsonl"
-        with pathlib.Path(cli.WORKDIR.value, name).open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        return got, stats
+# As in a run with a verifier of the config, another looks on.
+JUDGE = Judge(accept_half, shadow=accept_half)
 
-    return wrapper
+
+def record(state, step) -> None:
+    row = {
+        "step": state.counters.step - 1,
+        "tokens": [[r.tokens.tolist() for r in g.responses] for g in step.batch.drawn],
+        "correct": [g.grades.right_G.tolist() for g in step.batch.drawn],
+        "accepted": [g.position for g in step.batch.groups],
+    }
+    name = f"drawn_{jax.process_index()}.jsonl"
+    with pathlib.Path(cli.WORKDIR.value, name).open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":
-    verifier.verify = accept_half
-    train.sample_batch = recorded(train.sample_batch)
-    cli.run(train.main)
+    cli.run(functools.partial(train.main, score=JUDGE, hooks=train.Hooks(step=record)))

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from dapo_jax import build, parallel, train
-from dapo_jax.checkpoint import checkpoint
-from dapo_jax.dapo import objective
+from dapo_jax import algorithm, build, parallel
 from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.state import State
 from dapo_jax.experiments import bandit
 from dapo_jax.model import qwen2
+from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Response
 
 
@@ -57,10 +58,7 @@ def draw(c, m, params):
         m.engine.decode_params(params),
         list(enumerate(bandit.prompts())),
         c.rollout.group_size,
-        seed=0,
-        temperature=1.0,
-        top_p=1.0,
-        max_response_tokens=1,
+        Draw(seed=0, max_tokens=1),
     )
 
 
@@ -84,20 +82,20 @@ def test_gradient_is_that_of_the_clipped_objective_by_hand(machine):
             Response(np.array([t], np.int32), np.array([o], np.float32), np.zeros(1), True)
             for t, o in zip(tokens, old, strict=True)
         ]
-        groups.append(Group(n, prompt, responses, correct))
         reward = np.where(correct, 1.0, -1.0)
+        groups.append(Group(n, prompt, responses, Grades(reward, correct)))
         advantage = (reward - reward.mean()) / (reward.std(ddof=1) + 1e-6)
         for t, o, a in zip(tokens, old, advantage, strict=True):
             ratio = p_PxV[n, t] / np.exp(o)
             cut = (a > 0 and ratio > 1.28) or (a < 0 and ratio < 0.8)
             table[n, t] += 0.0 if cut else -a * ratio
         old_Q += list(old)
-    minibatches = train.make_minibatches(c, groups, 0)
-    state = checkpoint.State(params, None, None, [])
-    coefficients = objective.Coefficients(*map(np.float32, objective.coefficients(c.loss)))
+    minibatches = algorithm.make_minibatches(c, groups, 0)
+    state = State(params, None)
+    knobs = algorithm.update_knobs(c, state)
     total = jax.tree.map(np.zeros_like, params)
-    for packed in train.pack_minibatches(c, m, state, minibatches):
-        g = m.trainer.gradient(params, *packed, np.float32(1), coefficients)
+    for packed in algorithm.pack_minibatches(c, m, state, minibatches):
+        g = m.trainer.gradient(params, packed, knobs)
         total = jax.tree.map(lambda a, b: a + np.asarray(b), total, g)
 
     def table_loss(params):  # linear in log p: its gradient is the chain rule
@@ -108,6 +106,12 @@ def test_gradient_is_that_of_the_clipped_objective_by_hand(machine):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-3), total, expected
     )
+
+
+def test_the_rare_token_alone_is_rewarded():
+    text = bandit.Ids().decode([bandit.RARE])
+    assert bandit.is_rare(None, text)[:2] == (1.0, True)
+    assert bandit.is_rare(None, bandit.Ids().decode([bandit.RARE + 1]))[:2] == (-1.0, False)
 
 
 def test_entropy():

@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
 from dapo_jax.checkpoint import checkpoint
-from dapo_jax.checkpoint.checkpoint import State
 from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.state import Counters, State
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
 
@@ -20,7 +21,7 @@ CONFIG.model.num_layers = 1
 SHAPE = qwen2.shape_from_config(CONFIG)
 TX = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.1))
 ABSTRACT = qwen2.abstract(SHAPE)
-COUNTERS = dict(
+COUNTERS = Counters(
     step=3, rounds=7, updates=24, position=101, accept_rate=0.3, empty_steps=1, skipped_in_row=2,
     tokens=12345678901, samples=999,
 )  # fmt: skip
@@ -51,7 +52,7 @@ def random_like(abstract, seed):
 def random_state(carried=()) -> State:
     """On the host."""
     opt = random_like(jax.eval_shape(TX.init, ABSTRACT), 1)
-    return State(random_like(ABSTRACT, 0), opt, random_like(ABSTRACT, 2), list(carried), **COUNTERS)
+    return State(random_like(ABSTRACT, 0), opt, random_like(ABSTRACT, 2), list(carried), COUNTERS)
 
 
 def place(state: State, shardings: State) -> State:
@@ -76,7 +77,7 @@ def groups(n=2, G=3, seed=0):
             int(2**40 + i),
             rng.integers(0, 48, 3 + i).tolist(),
             [response() for _ in range(G)],
-            rng.random(G) < 0.5,
+            Grades(rng.normal(size=G), rng.random(G) < 0.5 if i % 2 == 0 else None),
         )
         for i in range(n)
     ]
@@ -86,8 +87,11 @@ def same_groups(a, b):
     assert len(a) == len(b)
     for x, y in zip(a, b, strict=True):
         assert (x.position, list(x.prompt)) == (y.position, list(y.prompt))
-        np.testing.assert_array_equal(x.correct, y.correct)
-        assert y.correct.dtype == bool
+        np.testing.assert_array_equal(x.grades.score_G, y.grades.score_G)
+        assert (x.grades.right_G is None) == (y.grades.right_G is None)
+        if x.grades.right_G is not None:
+            np.testing.assert_array_equal(x.grades.right_G, y.grades.right_G)
+            assert y.grades.right_G.dtype == bool
         for r, s in zip(x.responses, y.responses, strict=True):
             assert r.truncated is s.truncated
             for u, v in zip(r[:3], s[:3], strict=True):
@@ -117,7 +121,7 @@ def test_eight_devices_to_others_and_back(saved, tmp_path, mesh_shape):
     assert m.latest_step() == 3
     there = checkpoint.restore(m, 3, LIKE, layout(mesh_shape))
     m.close()
-    assert {k: getattr(there, k) for k in COUNTERS} == COUNTERS
+    assert there.counters == COUNTERS
     same_arrays(there, state)
     same_groups(state.carried, there.carried)
     assert there.params["embed"].sharding == layout(mesh_shape).params["embed"]
@@ -132,7 +136,7 @@ def test_eight_devices_to_others_and_back(saved, tmp_path, mesh_shape):
 
 
 def test_without_reference_and_without_carried_groups(tmp_path):
-    state = random_state()._replace(ref_params=None, step=0)
+    state = random_state()._replace(ref_params=None).count(step=0)
     shardings = layout((1, 1, 1))._replace(ref_params=None)
     m = checkpoint.manager(tmp_path, keep=1)
     arrays = [parallel.to_device(a, s) for a, s in zip(state[:2], shardings[:2], strict=True)]
@@ -161,7 +165,7 @@ def test_keeps_the_newest(tmp_path):
     m = checkpoint.manager(tmp_path, keep=2)
     state = place(random_state(), layout((1, 1, 1)))
     for step in (1, 2, 3):
-        checkpoint.save(m, state._replace(step=step), {})
+        checkpoint.save(m, state.count(step=step), {})
     m.close()
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["2", "3"]
 
@@ -186,7 +190,7 @@ def test_groups_round_trip(n):
     want = groups(n, G=4, seed=n)
     flat = checkpoint.flatten_groups(want)
     assert all(a.ndim == 1 and a.size and a.dtype.kind in "if" for a in flat.values())
-    same_groups(want, checkpoint.unflatten_groups(flat))
+    same_groups(want, checkpoint.unflatten_groups(flat, {}))
 
 
 def test_dump_json_replaces_the_whole_file(tmp_path):

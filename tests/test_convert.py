@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from dapo_jax import config, convert, parallel
 from dapo_jax.checkpoint import checkpoint
+from dapo_jax.dapo.state import State
 from dapo_jax.model import hf, qwen2
 
 sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
@@ -84,7 +85,7 @@ def test_export_of_a_run(tmp_path, source, from_path):
         lambda w: jnp.asarray(noise.standard_normal(w.shape, np.float32)), qwen2.abstract(shape)
     )
     manager = checkpoint.manager(tmp_path / "run" / "checkpoints", keep=1)
-    state = checkpoint.State(params, {"count": jnp.zeros(3)}, None, [], step=2)
+    state = State(params, {"count": jnp.zeros(3)}).count(step=2)
     checkpoint.save(manager, state, config.leaves(c))
     manager.wait_until_finished()
     manager.close()

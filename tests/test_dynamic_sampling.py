@@ -7,6 +7,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dapo_jax.dapo import dynamic_sampling as ds
+from dapo_jax.dapo.reward import Grades
+
+
+def judged(right_G) -> Grades:
+    return Grades(np.where(right_G, 1.0, -1.0), np.array(right_G))
 
 
 class Stream:
@@ -18,7 +23,7 @@ class Stream:
 
     def group(self, position):
         n = self.correct[position % len(self.correct)]
-        return ds.Group(position, [position], [None] * 4, np.arange(4) < n)
+        return ds.Group(position, [position], [None] * 4, judged(np.arange(4) < n))
 
     def __call__(self, positions):
         self.asked.append(positions)
@@ -142,8 +147,21 @@ def test_without_dynamic_sampling_one_round_takes_everything():
 def test_the_filter_sees_correctness_never_shaped_rewards(correct, rewards, mixed):
     def sample(stream_positions):
         return [
-            ds.Group(p, [0], rewards, np.array(correct), extras=rewards) for p in stream_positions
+            ds.Group(p, [0], [None] * 3, Grades(np.array(rewards), np.array(correct)))
+            for p in stream_positions
         ]
+
+    got = collect(sample, need=2, max_rounds=2)
+    assert len(got.groups) == (2 if mixed else 0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "mixed"),
+    [([0.1, 0.2, 0.9], True), ([0.5, 0.5, 0.5], False), ([0.3, 0.3 + 1e-9, 0.3], False)],
+)
+def test_without_right_and_wrong_the_filter_sees_the_spread_of_raw_scores(scores, mixed):
+    def sample(stream_positions):
+        return [ds.Group(p, [0], [None] * 3, Grades(np.array(scores))) for p in stream_positions]
 
     got = collect(sample, need=2, max_rounds=2)
     assert len(got.groups) == (2 if mixed else 0)

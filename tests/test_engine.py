@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
 from dapo_jax.model import hf, qwen2
+from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request, Stats, total
 
 sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
@@ -35,7 +36,7 @@ SHAPE = qwen2.Shape(
 )
 PROMPT, RESPONSE, STOPS = 8, 20, (3, 9)
 RULES = config.base().sharding.decode
-DRAW = dict(seed=5, temperature=0.9)
+DRAW = Draw(seed=5, temperature=0.9)
 
 
 def make_engine(mesh_shape=(1, 1, 1), slots=8, chunk=16, shape=SHAPE, **cache):
@@ -78,7 +79,7 @@ def weights(engine, params):
 
 @pytest.fixture(scope="module")
 def responses(engine, weights, requests):
-    return engine.generate(weights, requests, **DRAW)[0]
+    return engine.generate(weights, requests, DRAW)[0]
 
 
 def ids(responses):
@@ -102,7 +103,7 @@ def ids(responses):
 def test_tokens_depend_on_no_batch_chunk_or_mesh(how, params, requests, responses):
     other = make_engine(**how)
     assert other.mesh.size == np.prod(how.get("mesh_shape", 1))
-    got, _ = other.generate(other.decode_params(params), requests, **DRAW)
+    got, _ = other.generate(other.decode_params(params), requests, DRAW)
     assert ids(got) == ids(responses)
     for a, b in zip(got, responses, strict=True):
         assert a.truncated == b.truncated
@@ -112,9 +113,9 @@ def test_tokens_depend_on_no_batch_chunk_or_mesh(how, params, requests, response
 
 def test_tokens_do_not_depend_on_the_order_of_requests(engine, weights, requests, responses):
     order = np.random.default_rng(1).permutation(len(requests))
-    got, _ = engine.generate(weights, [requests[i] for i in order], **DRAW)
+    got, _ = engine.generate(weights, [requests[i] for i in order], DRAW)
     assert ids(got) == [ids(responses)[i] for i in order]
-    alone, _ = engine.generate(weights, requests[7:8], **DRAW)
+    alone, _ = engine.generate(weights, requests[7:8], DRAW)
     assert ids(alone) == ids(responses)[7:8]
 
 
@@ -122,8 +123,8 @@ def test_samples_streams_and_seeds_differ(engine, weights, requests, responses):
     assert len({tuple(t) for t in ids(responses)}) > 20
     moved = [r._replace(stream=r.stream + 100) for r in requests]
     for got in (
-        engine.generate(weights, requests, seed=6, temperature=0.9)[0],
-        engine.generate(weights, moved, **DRAW)[0],
+        engine.generate(weights, requests, Draw(seed=6, temperature=0.9))[0],
+        engine.generate(weights, moved, DRAW)[0],
     ):
         assert sum(a == b for a, b in zip(ids(got), ids(responses), strict=True)) < 4
 
@@ -147,7 +148,7 @@ def teacher(params):
     "settings", [dict(temperature=0.9), dict(temperature=0.7, top_p=0.6)], ids=str
 )
 def test_records_agree_with_a_teacher_forced_pass(settings, engine, weights, requests, teacher):
-    got, _ = engine.generate(weights, requests, seed=5, **settings)
+    got, _ = engine.generate(weights, requests, Draw(seed=5, **settings))
     table = teacher(requests, got, settings["temperature"])
     for q, r, row in zip(requests, got, table, strict=True):
         n = len(r.tokens)
@@ -159,7 +160,7 @@ def test_records_agree_with_a_teacher_forced_pass(settings, engine, weights, req
 
 
 def test_greedy_takes_the_most_likely(engine, weights, requests, teacher):
-    got, _ = engine.generate(weights, requests, seed=5, temperature=0)
+    got, _ = engine.generate(weights, requests, Draw(seed=5, temperature=0))
     for q, r, row in zip(requests, got, teacher(requests, got, 1.0), strict=True):
         at = row[len(q.prompt) - 1 : len(q.prompt) - 1 + len(r.tokens)]
         np.testing.assert_allclose(at[np.arange(len(at)), r.tokens], at.max(-1), atol=1e-5)
@@ -175,7 +176,7 @@ def test_ends_are_told_by_flag_and_length(responses):
 
 
 def test_a_lower_limit_cuts_the_same_responses(engine, weights, requests, responses):
-    got, _ = engine.generate(weights, requests, max_response_tokens=6, **DRAW)
+    got, _ = engine.generate(weights, requests, DRAW._replace(max_tokens=6))
     assert ids(got) == [t[:6] for t in ids(responses)]
     for short, whole in zip(got, responses, strict=True):
         assert short.truncated == (whole.truncated or len(whole.tokens) > 6)
@@ -183,16 +184,16 @@ def test_a_lower_limit_cuts_the_same_responses(engine, weights, requests, respon
 
 def test_occupancy_counts_busy_slot_steps(engine, params, weights, requests, responses):
     one = make_engine(slots=1, chunk=64)
-    _, stats = one.generate(one.decode_params(params), requests[:4], **DRAW)
+    _, stats = one.generate(one.decode_params(params), requests[:4], DRAW)
     assert stats.occupancy == 1.0  # nothing else to wait for
     assert stats.tokens == sum(len(r.tokens) for r in responses[:4]) and stats.chunks == 4
-    _, stats = engine.generate(weights, requests[:4], **DRAW)
+    _, stats = engine.generate(weights, requests[:4], DRAW)
     assert stats.slot_steps == 8 * max(len(r.tokens) for r in responses[:4])
     assert stats.occupancy == stats.tokens / stats.slot_steps < 0.51  # four of eight slots
 
 
 def test_no_requests(engine, weights):
-    responses, stats = engine.generate(weights, [], seed=0)
+    responses, stats = engine.generate(weights, [], Draw(seed=0))
     assert responses == [] and stats.tokens == 0 and stats.occupancy == 0
 
 
@@ -206,7 +207,7 @@ def test_samples_of_a_prompt_share_a_prefill(params, requests, responses):
 
     engine.programs = engine.programs._replace(prefill=spy)
     weights = engine.decode_params(params)
-    got, stats = engine.generate(weights, requests[4:12], **DRAW)  # two prompts, four samples each
+    got, stats = engine.generate(weights, requests[4:12], DRAW)  # two prompts, four samples each
     (call,) = calls
     assert stats.prefilled == 2 and call.length_B.tolist() == [1, 2, 0, 0]
     assert call.tokens_BxT[0, :1].tolist() == requests[4].prompt[:1]
@@ -214,7 +215,7 @@ def test_samples_of_a_prompt_share_a_prefill(params, requests, responses):
     assert ids(got) == ids(responses)[4:12]
 
     calls.clear()  # five prompts, four a call; the one of a single token needs no prefill
-    _, stats = engine.generate(weights, requests[:20:4], **DRAW)
+    _, stats = engine.generate(weights, requests[:20:4], DRAW)
     assert stats.prefilled == 4 and len(calls) == 1
 
 
@@ -227,8 +228,8 @@ def compilations(caplog, work):
 
 def test_nothing_compiles_after_the_first_call(caplog, engine, weights, requests, responses):
     def work():
-        engine.generate(weights, requests[::-1], seed=99, temperature=0.5)
-        engine.generate(weights, requests[:3], seed=1, temperature=1.3, max_response_tokens=2)
+        engine.generate(weights, requests[::-1], Draw(seed=99, temperature=0.5))
+        engine.generate(weights, requests[:3], Draw(seed=1, temperature=1.3, max_tokens=2))
 
     assert compilations(caplog, work) == []
     programs = engine.programs
@@ -239,7 +240,7 @@ def test_nothing_compiles_after_the_first_call(caplog, engine, weights, requests
 
 def test_progress_counts_every_request(engine, weights, requests):
     counts = []
-    engine.generate(weights, requests, progress=counts.append, **DRAW)
+    engine.generate(weights, requests, DRAW, progress=counts.append)
     assert sum(counts) == len(requests)
 
 
@@ -250,15 +251,15 @@ def test_progress_counts_every_request(engine, weights, requests):
         ([1] * 9, 0, "request 1: prompt of 9 tokens, this sampler takes 1 to 8"),
         ([1, 32], 0, "request 1: token id outside 0..31"),
         ([-1, 2], 0, "request 1: token id outside 0..31"),
-        ([1], 21, "max_response_tokens=21: this sampler holds 1 to 20"),
+        ([1], 21, "max_tokens=21: this sampler holds 1 to 20"),
     ],
 )
 def test_bad_requests_are_named(engine, weights, requests, responses, prompt, limit, message):
     bad = [requests[0], Request(prompt, 0, 0)]
     with pytest.raises(ValueError, match=message) as error:
-        engine.generate(weights, bad, seed=0, max_response_tokens=limit)
+        engine.generate(weights, bad, Draw(seed=0, max_tokens=limit))
     assert "\n" not in str(error.value)
-    assert ids(engine.generate(weights, requests[:1], **DRAW)[0]) == ids(responses)[:1]
+    assert ids(engine.generate(weights, requests[:1], DRAW)[0]) == ids(responses)[:1]
 
 
 def test_an_interrupted_call_leaves_a_working_engine(engine, weights, requests, responses):
@@ -266,8 +267,8 @@ def test_an_interrupted_call_leaves_a_working_engine(engine, weights, requests, 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(weights, requests, progress=interrupt, **DRAW)
-    assert ids(engine.generate(weights, requests, **DRAW)[0]) == ids(responses)
+        engine.generate(weights, requests, DRAW, progress=interrupt)
+    assert ids(engine.generate(weights, requests, DRAW)[0]) == ids(responses)
 
 
 def test_what_does_not_fit_is_said_with_what_would(params):
@@ -300,11 +301,11 @@ def test_statistics_of_several_calls_add_up():
 def test_every_request_may_have_its_own_limit(engine, weights, requests, responses):
     limits = [1 + 3 * i % 20 for i in range(len(requests))]
     own = [r._replace(limit=n) for r, n in zip(requests, limits, strict=True)]
-    got, stats = engine.generate(weights, own, **DRAW)
+    got, stats = engine.generate(weights, own, DRAW)
     assert ids(got) == [t[:n] for t, n in zip(ids(responses), limits, strict=True)]
     assert stats.tokens == sum(len(r.tokens) for r in got)
     with pytest.raises(ValueError, match="request 0: limit 7, this call allows 0 to 6"):
-        engine.generate(weights, [requests[0]._replace(limit=7)], max_response_tokens=6, **DRAW)
+        engine.generate(weights, [requests[0]._replace(limit=7)], DRAW._replace(max_tokens=6))
 
 
 def listen(engine, weights, requests, **settings):
@@ -317,7 +318,7 @@ def listen(engine, weights, requests, **settings):
         for kept, new in zip(told[index], (tokens, logps), strict=True):
             kept[start:] = new.tolist()
 
-    got, stats = engine.generate(weights, requests, on_tokens=on_tokens, **DRAW, **settings)
+    got, stats = engine.generate(weights, requests, DRAW, on_tokens=on_tokens, **settings)
     return got, stats, told, starts
 
 
@@ -373,9 +374,9 @@ def test_long_prompts_are_prefilled_in_pieces(page_tokens, params):
     pieces = make(prefill_tokens=8, page_tokens=page_tokens)
     assert pieces.geometry.reader == ("pages" if page_tokens else "rows")
     weights = pieces.decode_params(params)
-    got, _ = pieces.generate(weights, requests, **DRAW)
+    got, _ = pieces.generate(weights, requests, DRAW)
     assert pieces.prefill_tokens == 8
-    whole, _ = make(prefill_tokens=64, page_tokens=page_tokens).generate(weights, requests, **DRAW)
+    whole, _ = make(prefill_tokens=64, page_tokens=page_tokens).generate(weights, requests, DRAW)
     assert ids(got) == ids(whole)
     model = qwen2.bind(SHAPE, params)
     for q, r in zip(requests, got, strict=True):
@@ -407,7 +408,7 @@ def test_greedy_equals_transformers(tmp_path):
         )
         requests = [Request(row.tolist(), 0, i) for i, row in enumerate(prompt)]
         weights = engine.decode_params(model.params)
-        got, _ = engine.generate(weights, requests, seed=0, temperature=0)
+        got, _ = engine.generate(weights, requests, Draw(seed=0, temperature=0))
         np.testing.assert_array_equal([r.tokens for r in got], expected, err_msg=case)
 
 
@@ -419,7 +420,7 @@ def test_no_memory_growth_over_many_requests(engine, weights):
     def work(calls):
         for _ in range(calls):
             requests = [Request(rng.integers(0, 32, 3).tolist(), i, 0) for i in range(50)]
-            engine.generate(weights, requests, max_response_tokens=4, **DRAW)
+            engine.generate(weights, requests, DRAW._replace(max_tokens=4))
 
     def resident():
         gc.collect()

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, convert, evaluate, parallel, train
 from dapo_jax.checkpoint import checkpoint
+from dapo_jax.dapo.state import State
 from dapo_jax.log import metrics, scores
 from dapo_jax.model import hf, qwen2
 
@@ -257,7 +258,7 @@ def test_restore_params(tmp_path):
     trees = [qwen2.init(shape, jax.random.key(i)) for i in range(2)]
     with checkpoint.manager(tmp_path, keep=2) as manager:
         for step, params in enumerate(trees):
-            state = checkpoint.State(params, {"mu": params}, None, [], step=10 * step)
+            state = State(params, {"mu": params}).count(step=10 * step)
             checkpoint.save(manager, state, {})
     rules = config.base().sharding.train.to_dict()
     mesh = Mesh(np.array(jax.devices()).reshape(1, -1, 1), parallel.AXES)

@@ -14,6 +14,7 @@ from ml_collections import config_flags
 
 from dapo_jax import cli, config
 from dapo_jax.checkpoint import checkpoint, resume, seal, workdir
+from dapo_jax.dapo.state import Counters, State
 from dapo_jax.data import problems
 from dapo_jax.log import metrics
 
@@ -170,17 +171,18 @@ def saved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("saved") / "checkpoints"
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     arrays = {"w": jax.numpy.arange(3.0)}
-    state = checkpoint.State(arrays, {"m": arrays["w"]}, None, [], step=4)
+    state = State(arrays, {"m": arrays["w"]}).count(step=4)
     with checkpoint.manager(directory, keep=2) as m:
-        checkpoint.save(m, state, config.leaves(config.base()), "data")
-    like = checkpoint.State({"w": arrays["w"]}, {"m": arrays["w"]}, None, [])
+        checkpoint.save(m, state, config.leaves(config.base()), {"data": "data"})
+    like = State({"w": arrays["w"]}, {"m": arrays["w"]})
     shardings = jax.tree.map(lambda _: one, like)
     return directory, (directory / "4" / "state" / "metadata").read_text(), like, shardings
 
 
 def restore(saved):
     directory, _, like, shardings = saved
-    accept = lambda was: resume.check(was, config.base(), "data", False, lambda _: None)
+    inputs = {"data": "data", "reward": ""}
+    accept = lambda was: resume.check(was, config.base(), inputs, False, lambda _: None)
     return resume.newest(directory, like, shardings, accept, lambda _: None)
 
 
@@ -199,7 +201,7 @@ def put(path, value):
 
 
 places = st.sampled_from(
-    [(k,) for k in checkpoint._COUNTERS]
+    [(k,) for k in Counters._fields]
     + [("config",), ("versions",), ("content",), ("data",), ("config", "seed"), ("versions", "jax")]
     + [("content", "arrays"), ("content", "carried"), ("content", "arrays", "params.w"), ("new",)]
 )
@@ -223,8 +225,8 @@ def test_state_json_by_someone_who_seals_it(saved, changes):
     except SHOWN as error:
         one_line_each(str(error))
     else:
-        for name in checkpoint._COUNTERS:
-            assert type(getattr(restored, name)) is type(checkpoint.State._field_defaults[name])
+        for name in Counters._fields:
+            assert type(getattr(restored.counters, name)) is type(Counters._field_defaults[name])
     assert (directory / "4").exists()  # the only one stays where it is
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dapo_jax import config
-from dapo_jax.checkpoint.checkpoint import State
+from dapo_jax.dapo.state import State
 from dapo_jax.log import guards, metrics
 
 NONE = guards.History([], [])
@@ -180,18 +180,22 @@ def test_a_resumed_run_remembers_the_same(tmp_path):
 
 def test_alarms_in_a_row_stop_the_run_where_configured():
     c, said = settings(entropy_min=0.6, stop_after=3), []
-    state = State({}, None, None, [])
+    state = State({}, None)
     for step in (1, 2, 3, 4):
-        state, broken = guards.count_alarms(c, state._replace(step=step), LOG, NONE, said.append)
+        state, broken = guards.count_alarms(c, state.count(step=step), LOG, NONE, said.append)
         assert len(broken) == 1
-        assert bool(guards.why_stop(c, state, {})) == (step >= 3)
-    assert "4 steps in a row with an alarm" in guards.why_stop(c, state, {})
+        assert bool(guards.why_stop(c, state.counters, {})) == (step >= 3)
+    assert "4 steps in a row with an alarm" in guards.why_stop(c, state.counters, {})
     starts = [s.split(": entropy")[0] for s in said]
     assert starts == [f"alarm: step {n} ({n} in a row)" for n in (1, 2, 4)]
     state, broken = guards.count_alarms(c, state, {"policy/entropy": 0.7}, NONE, said.append)
-    assert broken == [] and state.alarms_in_row == 0 and not guards.why_stop(c, state, {})
+    assert (
+        broken == []
+        and state.counters.alarms_in_row == 0
+        and not guards.why_stop(c, state.counters, {})
+    )
     c.guard.stop_after = 0
-    assert not guards.why_stop(c, state._replace(alarms_in_row=99), {})
+    assert not guards.why_stop(c, state.counters._replace(alarms_in_row=99), {})
 
 
 def hang_for(seconds):

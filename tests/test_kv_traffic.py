@@ -9,6 +9,7 @@ import pytest
 
 from dapo_jax import config, parallel
 from dapo_jax.model import qwen2
+from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request
 
 FILE = Path(__file__).parent.parent / "benchmarks" / "kv_traffic.py"
@@ -53,7 +54,7 @@ def test_schedule_is_the_engines():
             page_tokens=8,
             cache_fraction=pool,
         )
-        responses, stats = engine.generate(engine.decode_params(params), requests, seed=0)
+        responses, stats = engine.generate(engine.decode_params(params), requests, Draw(seed=0))
         lengths = np.array([len(r.tokens) for r in responses])
         assert lengths.min() < 10 and lengths.max() == 29
         sizes = SIZES | dict(slots=8, chunk=5, prompt=11, room=11, group=4, cap=29, page_tokens=8)

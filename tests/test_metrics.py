@@ -12,9 +12,10 @@ import stubbed_train
 from tensorboardX.proto.event_pb2 import Event
 from test_qwen2 import oracle_logits
 
-from dapo_jax import config, grading, train
+from dapo_jax import config, train
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
+from dapo_jax.dapo.reward import Grades
 from dapo_jax.log import metrics, tags
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
@@ -33,8 +34,10 @@ def response(n, truncated=False, seed=0):
 def group(position, correct, lengths, answers, shadow):
     rows = [response(n, n == 9, position) for n in lengths]
     source = "b/c" if position == 1 else "a"
-    grades = grading.Grades(np.array(correct), np.array(shadow), answers, source)
-    return Group(position, [1, 2], rows, np.array(correct), grades)
+    right = np.array(correct)
+    score = np.where(right, 1.0, -1.0)
+    grades = Grades(score, right, answers, np.array(shadow), source=source)
+    return Group(position, [1, 2], rows, grades)
 
 
 DRAWN = [
@@ -45,20 +48,45 @@ DRAWN = [
 ]
 
 
+A_TENTH_PER_TOKEN = config.base()
+A_TENTH_PER_TOKEN.rollout.max_response_tokens = 9
+A_TENTH_PER_TOKEN.reward.overlong_buffer_tokens = 9
+A_TENTH_PER_TOKEN.reward.overlong_penalty = 0.9
+
+
+def test_metrics_of_a_judge_that_only_scores():
+    """Nothing speaks of right and wrong, and each part of the score has its mean."""
+    drawn = [
+        g._replace(
+            grades=Grades(
+                np.array(scores),
+                answers=["1"] * 3,
+                source="a",
+                parts_G={"tags": np.array([0.0, 0.5, 1.0])},
+            )
+        )
+        for g, scores in zip(DRAWN[:2], ([0.25, 0.5, 0.75], [0.5, 0.5, 0.5]), strict=True)
+    ]
+    log = metrics.rollout_metrics(
+        A_TENTH_PER_TOKEN, Collected([drawn[0]], [], drawn, 4, 1, 0.5), 20
+    )
+    assert log["reward/score"] == 0.5 and log["reward_part/tags"] == 0.5
+    assert log["reward/mean"] == pytest.approx(0.5 - 2.0 / 6)
+    assert log["sampling/accept_frac"] == 0.5 and log["source/a/score"] == 0.5
+    assert not [t for t in log if "correct" in t or "accuracy" in t or "shadow" in t]
+
+
 def test_rollout_metrics():
     got = Collected([DRAWN[0], DRAWN[3]], [], DRAWN, 4, 2, 0.5)
-    correct = np.array([g.correct for g in DRAWN]).ravel()
-    outcomes = np.where(correct, 1.0, -1.0)
-    rewards = outcomes - np.arange(12) / 10
     rows = [r for g in DRAWN for r in g.responses]
-    log = metrics.rollout_metrics(got, outcomes, rewards, 52, 9)
+    log = metrics.rollout_metrics(A_TENTH_PER_TOKEN, got, 52)
     entropies = np.concatenate([r.entropies for r in rows])
     want = {
         "sampling/rounds": 2,
         "sampling/batch_groups": 2,
-        "reward/mean": 0.0 - 0.55,  # six of twelve are right
+        "reward/mean": 0.0 - 5.2 / 12,  # six of twelve are right
         "reward/accuracy": 6 / 12,
-        "reward/overlong_penalty": -0.55,
+        "reward/overlong_penalty": -5.2 / 12,
         "response/length_mean": 52 / 12,
         "response/length_max": 9,
         "response/truncated_frac": 2 / 12,
@@ -86,7 +114,7 @@ def test_rollout_metrics():
 def test_lengths_of_what_there_is_none_of_are_left_out():
     for only, there, absent in ((DRAWN[1], "wrong", "correct"), (DRAWN[2], "correct", "wrong")):
         got = Collected([], [], [only], 1, 1, 0.5)
-        log = metrics.rollout_metrics(got, np.zeros(3), np.zeros(3), 20, 9)
+        log = metrics.rollout_metrics(A_TENTH_PER_TOKEN, got, 20)
         assert f"response/length_{there}" in log and f"response/length_{absent}" not in log
 
 
@@ -104,29 +132,23 @@ def test_a_histogram_s_bins_hold_their_upper_edge():
 
 def test_rollout_metrics_of_an_empty_step():
     got = Collected([], [], [], 0, 0, 1.0)
-    log = metrics.rollout_metrics(got, np.zeros(0), np.zeros(0), 0, 9)
+    log = metrics.rollout_metrics(config.base(), got, 0)
     assert log == {"sampling/rounds": 0, "sampling/batch_groups": 0}
 
 
-def test_entropy_and_probability_are_those_of_the_network(tmp_path, monkeypatch):
+def test_entropy_and_probability_are_those_of_the_network(tmp_path):
     """A run's figures against float64 NumPy: the network, the full softmax at the sampling
     temperature, means over the tokens drawn (before the filter) and trained on (after it)."""
-    sampled = []
-
-    def recorded(*args, real=train.sample_batch):
-        sampled.append(real(*args))
-        return sampled[-1]
-
-    monkeypatch.setattr(train, "sample_batch", recorded)
-    monkeypatch.setattr(grading.verifier, "verify", stubbed_train.accept_half)
+    records = []
+    hooks = train.Hooks(step=lambda state, record: records.append(record))
     c = config.base()
     c.steps, c.eval.max_problems, c.eval.k, c.data.embedded_problems = 1, 2, 1, 64
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 1  # of the first update
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
     c.rollout.temperature, c.reward.overlong_buffer_tokens = 0.8, 4
-    train.train(c, tmp_path)
+    train.train(c, tmp_path, score=stubbed_train.JUDGE, hooks=hooks)
 
-    ((got, _),) = sampled
+    got = records[0].batch
     with checkpoint.reader(tmp_path / "checkpoints") as m:
         args = checkpoint.ocp.args
         arrays = m.restore(0, args=args.Composite(arrays=args.StandardRestore()))["arrays"]

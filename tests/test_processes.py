@@ -18,6 +18,7 @@ from absl import flags
 from dapo_jax import config, grading, parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.data.problems import Problem
 from dapo_jax.hosts import last_word, processes
 from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
@@ -112,7 +113,7 @@ def test_each_host_grades_its_own_share(hosts, monkeypatch):
     """Of four groups; then everybody has all verdicts, in order."""
     none = np.zeros(0, np.float32)
     groups = [
-        Group(n, [1], [Response(np.array([n, g]), none, none, False) for g in range(3)], None)
+        Group(n, [1], [Response(np.array([n, g]), none, none, False) for g in range(3)])
         for n in range(4)
     ]
     read = []
@@ -122,9 +123,13 @@ def test_each_host_grades_its_own_share(hosts, monkeypatch):
             read.append(ids[0])
             return f"Answer: {sum(ids)}"
 
-    answers = ["1", "1", "3", "9"]
-    alone = grading.grade_groups(Tokenizer(), groups, answers, "dapo")
-    assert [g.correct.tolist() for g in alone] == [
+    def grade():
+        judge = grading.judge(config.base())
+        return [g.grades for g in grading.grade_groups(Tokenizer(), judge, groups, asked)]
+
+    asked = [Problem(str(n), (), answer, "") for n, answer in enumerate(["1", "1", "3", "9"])]
+    alone = grade()
+    assert [g.right_G.tolist() for g in alone] == [
         [False, True, False],
         [True, False, False],
         [False, True, False],
@@ -138,12 +143,12 @@ def test_each_host_grades_its_own_share(hosts, monkeypatch):
             parallel, "gather_json", lambda x, host=host: sent.update({host: x}) or []
         )
         read.clear()
-        grading.grade_groups(Tokenizer(), groups, answers, "dapo")
+        grade()
         done += sorted(set(read))
     assert done == [0, 1, 2, 3]  # each group on one host
     through_json = json.loads(json.dumps([sent[h] for h in range(hosts)]))
     monkeypatch.setattr(parallel, "gather_json", lambda _: through_json)
-    for a, b in zip(grading.grade_groups(Tokenizer(), groups, answers, "dapo"), alone, strict=True):
+    for a, b in zip(grade(), alone, strict=True):
         jax.tree.map(np.testing.assert_array_equal, a, b)
 
 

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from dapo_jax import config, parallel, train
-from dapo_jax.checkpoint.checkpoint import State
+from dapo_jax import algorithm, config, parallel
 from dapo_jax.dapo import update
 from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.state import State
+from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
 
@@ -166,6 +168,10 @@ def table_stats(shape, params, rows, temperature):
     return update.HeadStats(taken, -(jnp.exp(logp) * logp).sum(-1))
 
 
+def judged(right) -> Grades:
+    return Grades(np.where(right, 1.0, -1.0), np.array(right, bool))
+
+
 def recorded_groups():
     def response(tokens):
         nothing = np.zeros(len(tokens), np.float32)
@@ -173,7 +179,7 @@ def recorded_groups():
         return Response(np.array(tokens, np.int32), nothing, nothing, truncated)
 
     return [
-        Group(i, prompt, [response(t) for t, _ in rs], np.array([c for _, c in rs], bool))
+        Group(i, prompt, [response(t) for t, _ in rs], judged([c for _, c in rs]))
         for i, (prompt, rs) in enumerate(RECORD)
     ]
 
@@ -187,22 +193,23 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
     o = c.optim
     tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
-    trainer = update.programs(None, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
+    trainer = update.Trainer(None, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
     machine = SimpleNamespace(trainer=trainer)
     put = lambda: parallel.to_device(dict(table=TABLE), trainer.param_shardings)
     params = put()
     reference = put() if c.loss.kl_coef else None
-    state = State(params, trainer.init_opt_state(params), reference, [])
+    state = State(params, trainer.init_opt_state(params), reference)
 
     order = lambda step: np.random.default_rng([c.seed, step]).permutation(4)
     expected, seen = replay(c, preset, order)
     assert seen["held"] and seen["margin"] > 1e-4  # clipped somewhere, undecided nowhere
     for step, (table, m, v, norm) in enumerate(expected):
-        minibatches = train.make_minibatches(c, recorded_groups(), step)
-        state, log = train.update_policy(c, machine, state, minibatches)
-        state = state._replace(step=step + 1)
+        minibatches = algorithm.make_minibatches(c, recorded_groups(), step)
+        knobs = algorithm.update_knobs(c, state)
+        state, logs = algorithm.update_policy(c, machine, state, minibatches, knobs)
+        state, log = state.count(step=step + 1), metrics.update_metrics(logs, False)
         adam = next(s for s in state.opt_state if hasattr(s, "mu"))
-        assert log["optim/lr"] == np.float32(learning_rate(step, preset, c.optim.lr))
+        assert knobs.lr == np.float32(learning_rate(step, preset, c.optim.lr))
         np.testing.assert_allclose(log["optim/grad_norm"], norm, rtol=2e-5)
         np.testing.assert_allclose(adam.mu["table"], m, atol=2e-6)
         np.testing.assert_allclose(adam.nu["table"], v, rtol=1e-4, atol=1e-9)

@@ -5,10 +5,12 @@ import types
 
 import numpy as np
 
-from dapo_jax import grading
-from dapo_jax.checkpoint import checkpoint
+from dapo_jax import build, config
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
-from dapo_jax.data.problems import Problem
+from dapo_jax.dapo.reward import Grade, Grades
+from dapo_jax.dapo.state import Counters
+from dapo_jax.data.problems import Encoded, Problem
+from dapo_jax.grading import Judge
 from dapo_jax.log import report
 from dapo_jax.rollout.engine import Response
 
@@ -58,7 +60,7 @@ def test_a_bar_where_a_terminal_is():
 
 
 def test_the_last_words():
-    state = checkpoint.State({}, None, None, [], step=2, updates=4, samples=1000, tokens=7)
+    state = Counters(step=2, updates=4, samples=1000, tokens=7)
     records = [
         {"step": 0, "eval/a/avg@k": 0.1, "time/eval_s": 1.0},
         {"step": 1, "alarms": ["x"]},
@@ -85,13 +87,13 @@ def group(position: int, correct: list[bool], truncated: list[bool]) -> Group:
         )
         for n, t in enumerate(truncated)
     ]
-    return Group(position, [7, 8], rows, np.array(correct))
+    right = np.array(correct)
+    return Group(position, [7, 8], rows, Grades(np.where(right, 2.0, 0.0), right))
 
 
 R, W, CUT, END = True, False, True, False
-FIRST = group(3, [W, R, R], [CUT, END, END])._replace(
-    extras=grading.Grades(np.array([W, R, R]), np.array([W, R, R]), ["9", "12", "12"])
-)
+FIRST = group(3, [W, R, R], [CUT, END, END])
+FIRST = FIRST._replace(grades=FIRST.grades._replace(answers=["9", "12", "12"]))
 SECOND = group(4, [R, W, W], [END, END, CUT])
 THIRD = group(6, [R, W, R], [CUT, END, CUT])
 REJECTED = group(5, [W, W, W], [CUT, END, CUT])
@@ -113,20 +115,25 @@ def test_a_right_one_and_a_wrong_one_of_the_first_groups_and_truncated_ones():
 def test_a_row_holds_what_a_reader_needs():
     words = ["a", "b ", "\ufffd"]
 
-    def decode(ids):
+    def decode(ids, skip_special=True):
         return "".join(words[i] if i < 3 else f"<{i}>" for i in ids)
 
-    rows = list(
-        report.samples(
-            GOT,
-            1,
-            lambda position: Problem(f"id{position}", (), "12", "math"),
-            types.SimpleNamespace(decode=decode),
-            lambda token: words[token],
-            lambda text, answer: text[-1] if answer == "12" else None,
-            lambda correct, length: correct * 2.0 - length / 8,
-        )
+    c = config.base()
+    c.log.samples, c.rollout.max_response_tokens = 1, 8
+    c.reward.overlong_buffer_tokens = 8  # so that every token costs 1/8
+    asked = [Problem(f"id{n}", (), "12", "math") for n in range(7)]
+
+    def read_again(problem, response):  # of a group that a restart has carried over
+        return Grade(2.0 * (len(response) == 1), len(response) == 1, response[-1])
+
+    text = build.Text(
+        types.SimpleNamespace(decode=decode),
+        Encoded([[7, 8]] * 7, asked, 0),
+        {},
+        [],
+        Judge(read_again),
     )
+    rows = list(report.samples(c, text, range(7), GOT))
     assert rows[-1] == {
         "position": 4,
         "problem": "id4",

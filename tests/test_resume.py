@@ -16,7 +16,7 @@ def saved(**changes):
 
 def check(was, allow=False, data="same"):
     said = []
-    resume.check(was, config.base(), data, allow, said.append)
+    resume.check(was, config.base(), {"data": data, "reward": ""}, allow, said.append)
     return said
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dapo_jax import config
 from dapo_jax.checkpoint import checkpoint, saver, seal
-from dapo_jax.checkpoint.checkpoint import State
+from dapo_jax.dapo.state import State
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def disk(monkeypatch):
 
 
 def state(step):
-    return State({"w": jnp.full(3, step)}, {"m": jnp.zeros(2)}, None, [], step=step)
+    return State({"w": jnp.full(3, step)}, {"m": jnp.zeros(2)}).count(step=step)
 
 
 def open_saver(directory, said, **options):
     c = config.base()
     for name, value in options.items():
         c.checkpoint[name] = value
-    return saver.Saver(directory, c, "", said.append)
+    return saver.Saver(directory, c, {}, said.append)
 
 
 def steps(directory):

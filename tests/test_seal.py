@@ -10,13 +10,13 @@ import pytest
 from etils import epath
 
 from dapo_jax.checkpoint import checkpoint, seal
-from dapo_jax.checkpoint.checkpoint import State
+from dapo_jax.dapo.state import State
 
 
 @pytest.fixture
 def step(tmp_path):
     """A whole step directory as Orbax leaves it."""
-    state = State({"w": jnp.arange(9.0)}, {"m": jnp.zeros(2)}, None, [], step=12)
+    state = State({"w": jnp.arange(9.0)}, {"m": jnp.zeros(2)}).count(step=12)
     with checkpoint.manager(tmp_path / "c", keep=2) as m:
         checkpoint.save(m, state, {})
     return epath.Path(tmp_path / "c" / "12")

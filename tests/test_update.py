@@ -227,7 +227,7 @@ def mesh_of(data=1, fsdp=1, tensor=1):
 def make_programs(shape=SHAPE, mesh=None, tx=None):
     """The default optimizer is one whose state is the gradient, so that `update` hands it out."""
     tx = optax.trace(decay=0.0) if tx is None else tx
-    return update.programs(shape, mesh or mesh_of(), RULES, tx, "float32")
+    return update.Trainer(shape, mesh or mesh_of(), RULES, tx, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +250,11 @@ def start(programs, params):
     return state, programs.init_opt_state(state)
 
 
+def knobs(c) -> update.Knobs:
+    loss = objective.Coefficients(*map(np.float32, c))
+    return update.Knobs(np.float32(LR), np.float32(TEMPERATURE), loss)
+
+
 def run(programs, params, batch, c, row_tokens=24, micro_rows=2, max_items=12):
     """One update; c=None is the supervised one."""
     rows, used, places = packing.pack(
@@ -263,10 +268,7 @@ def run(programs, params, batch, c, row_tokens=24, micro_rows=2, max_items=12):
         out = programs.supervise(*state, put(rows), np.int32(used), np.float32(LR))
     else:
         old, ref = (put(spread(v, places, rows)) for v in (batch.old, batch.ref))
-        out = programs.update(
-            *state, put(rows), old, ref, np.int32(used), np.float32(LR), np.float32(TEMPERATURE),
-            objective.Coefficients(*map(np.float32, c)),
-        )  # fmt: skip
+        out = programs.update(*state, update.Batch(put(rows), old, ref, np.int32(used)), knobs(c))
     new_params, opt_state, metrics = parallel.to_host(out)
     assert not metrics.pop("skipped")
     norm = metrics.pop("grad_norm")
@@ -509,11 +511,10 @@ def test_one_bad_token_skips_the_update(programs, params, batch):
     old[5][0] = np.nan
     rows, used, places = packing.pack(batch.items, row_tokens=24, micro_rows=2, max_items=12)
     put = lambda x: parallel.to_device(x, programs.row_sharding)
+    old, ref = (put(spread(v, places, rows)) for v in (old, batch.ref))
     new_params, opt_state, metrics = programs.update(
-        *start(programs, params), put(rows), put(spread(old, places, rows)),
-        put(spread(batch.ref, places, rows)), np.int32(used), np.float32(LR),
-        np.float32(TEMPERATURE), objective.Coefficients(*map(np.float32, ALL_ON)),
-    )  # fmt: skip
+        *start(programs, params), update.Batch(put(rows), old, ref, np.int32(used)), knobs(ALL_ON)
+    )
     assert metrics["skipped"] and not np.isfinite(metrics["grad_norm"])
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(new_params), params)
     assert not any(g.any() for g in jax.tree.leaves(jax.device_get(opt_state)))

@@ -28,7 +28,7 @@ def mesh_of(*sizes):
 
 
 def make_programs(shape=SHAPE, sizes=(1, 1, 1), **kwargs):
-    return update.programs(shape, mesh_of(*sizes), RULES, ADAM, "float32", **kwargs)
+    return update.Trainer(shape, mesh_of(*sizes), RULES, ADAM, "float32", **kwargs)
 
 
 def largest(jaxpr):
@@ -45,7 +45,7 @@ def test_no_array_of_tokens_by_vocabulary():
     def traced(head_chunk):
         shape = SHAPE._replace(hidden_size=8, attention_chunk=8, head_chunk=head_chunk)
         programs = make_programs(shape)
-        return largest(programs.update.trace(*programs.arguments(A, R, 48)).jaxpr.jaxpr)
+        return largest(programs.update.trace(*programs.abstract(A, R, 48)).jaxpr.jaxpr)
 
     forbidden = R * 48 * SHAPE.vocab_size
     assert traced(head_chunk=8) == forbidden // 6  # the logits of one chunk, and nothing larger
@@ -60,7 +60,7 @@ def test_memory_is_flat_in_the_vocabulary():
 
     def live(vocab, **change):
         programs = make_programs(SHAPE._replace(vocab_size=vocab, **change))
-        compiled = programs.update.lower(*programs.arguments(A, R, T)).compile()
+        compiled = programs.update.lower(*programs.abstract(A, R, T)).compile()
         return topology.memory(compiled).live
 
     small = live(1024)
@@ -77,14 +77,14 @@ def test_memory_is_flat_in_the_vocabulary():
 def fresh(programs, shape=SHAPE):
     key = np.asarray(jax.random.key_data(jax.random.key(0)))
     params = programs.init_params(key)
-    cells = jax.tree.map(np.ones_like, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype),
-                                                    programs.arguments(A, R, T)[2]))  # fmt: skip
+    abstract = programs.abstract(A, R, T)[2].rows
+    cells = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), abstract)
     rows = parallel.to_device(cells._replace(weight_AxRxT=cells.weight_AxRxT / R / T),
                               programs.row_sharding)  # fmt: skip
-    c = objective.Coefficients(*map(np.float32, objective.coefficients(config.base().loss)))
+    loss = objective.coefficients(config.base().loss)
     old = rows.sampled_logp_AxRxT
-    return (params, programs.init_opt_state(params), rows, old, old,
-            np.int32(1), np.float32(1e-3), np.float32(1), c)  # fmt: skip
+    return (params, programs.init_opt_state(params), update.Batch(rows, old, old, np.int32(1)),
+            update.Knobs(np.float32(1e-3), np.float32(1), loss))  # fmt: skip
 
 
 def test_offloaded_moments_rest_in_host_memory_and_change_nothing():
@@ -122,7 +122,7 @@ def test_the_program_measured_is_the_one_that_runs():
     """Compiled from abstract arguments, it is found ready by the first update."""
     programs = make_programs(sizes=(1, 2, 2))
     args = fresh(programs)
-    programs.update.lower(*programs.arguments(A, R, T)).compile()
+    programs.update.lower(*programs.abstract(A, R, T)).compile()
     compiled = []
 
     def listen(event, *_, **__):

@@ -104,8 +104,9 @@ class Judge:
     def accuracy(self, directory: pathlib.Path) -> float:
         text = self.text
         decode_params = self.machine.engine.decode_params(self._load(directory))
-        return evaluate.evaluate_set(
-            self.c, self.machine, decode_params, text.evals["heldout"], text.tokenizer, 1.0
+        draw = build.evaluation_draw(self.c, top_p=1.0)
+        return evaluate.evaluate(
+            self.machine, decode_params, text, text.evals["heldout"], self.c.eval.k, draw
         ).avg_at_k
 
     def require_base(self, directory: pathlib.Path) -> None:

@@ -50,11 +50,12 @@ def main() -> None:
 
     def evaluate_policy(c, machine, text, state, writer, say):
         jax.block_until_ready(state.params)
+        counters = state.counters
 
         def save(folder):
             hf.save(folder, machine.shape, state.params, "float32")
 
-        if watch.reading(state.step, state.tokens, state.updates, save):
+        if watch.reading(counters.step, counters.tokens, counters.updates, save):
             os.kill(os.getpid(), signal.SIGTERM)  # the trainer saves and leaves
         return {}
 

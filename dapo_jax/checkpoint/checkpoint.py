@@ -14,8 +14,9 @@ import importlib.metadata
 import json
 import math
 import pathlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,6 +28,8 @@ from dapo_jax import parallel
 from dapo_jax.checkpoint import seal
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.state import Counters, State
 from dapo_jax.rollout.engine import Response
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -84,50 +87,28 @@ def _absolute(directory: str | pathlib.Path) -> epath.Path:
     return epath.Path(path if "://" in path else pathlib.Path(path).resolve())
 
 
-class State(NamedTuple):
-    """Everything that decides what happens next, and nothing else."""
-
-    params: dict
-    opt_state: Any
-    ref_params: dict | None  # the start of the run, where loss.kl_coef wants it
-    carried: list[Group]  # accepted groups of earlier steps
-    step: int = 0  # rollout steps done
-    rounds: int = 0  # generation rounds done
-    updates: int = 0  # gradient updates done
-    position: int = 0  # next problem of the stream
-    accept_rate: float = 1.0  # estimate; decides only how many problems are drawn ahead
-    empty_steps: int = 0  # steps in a row without a learnable group
-    skipped_in_row: int = 0  # non-finite gradients in a row
-    alarms_in_row: int = 0  # steps in a row that broke a bound of config.guard
-    tokens: int = 0  # response tokens drawn so far
-    samples: int = 0  # responses drawn so far
-
-
-_COUNTERS = State._fields[4:]
-
-
 def save(
     m: ocp.CheckpointManager,
     state: State,
     config: dict[str, Any],
-    data: str = "",
+    inputs: Mapping[str, str] = MappingProxyType({}),
     score: float | None = None,
 ) -> None:
-    """Start writing `state` under its step; returns once its arrays may be overwritten. `data` is a
-    fingerprint of the problems, `score` what `keep_best` compares (None: never among the best)."""
+    """Start writing `state` under its step; returns once its arrays may be overwritten. inputs:
+    `resume.inputs`. score: what `keep_best` compares (None: never among the best)."""
     arrays, carried = _arrays(state), flatten_groups(state.carried)
     described = {
         "config": config,
         "versions": versions(),
-        "data": data,
+        **inputs,
         "content": {"arrays": seal.content(arrays), "carried": seal.digest(carried)},
     }
     m.save(
-        state.step,
+        state.counters.step,
         args=ocp.args.Composite(
             arrays=ocp.args.StandardSave(arrays),
             carried=ocp.args.StandardSave(carried),
-            state=ocp.args.JsonSave({k: getattr(state, k) for k in _COUNTERS} | described),
+            state=ocp.args.JsonSave(state.counters._asdict() | described),
         ),
         metrics={"score": score},
     )
@@ -154,7 +135,7 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
     if seal.digest(carried) != content.get("carried"):
         raise Damaged("carried is not what was saved")
     try:
-        groups = unflatten_groups(carried)
+        groups = unflatten_groups(carried, saved["config"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise Damaged(f"carried holds no groups: {_line(error)}") from error
     return State(
@@ -162,7 +143,7 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
         arrays["opt_state"],
         arrays.get("ref_params"),
         groups,
-        **{k: saved[k] for k in _COUNTERS if k in saved},
+        Counters(**{k: saved[k] for k in Counters._fields if k in saved}),
     )
 
 
@@ -174,16 +155,16 @@ def _changed(there: dict[str, int], saved: dict[str, int]) -> str:
 def read_state(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
     """The JSON of a step. Damaged: it has not the fields and types that `save` writes."""
     saved = read_json(m, step)
-    for name, kind in {k: type(State._field_defaults[k]) for k in _COUNTERS}.items():
+    for name, default in Counters._field_defaults.items():
         # A counter that an older version did not have starts at its default.
-        value = saved.get(name, State._field_defaults[name])
-        if type(value) is not kind or not 0 <= value < 2**63:
+        value = saved.get(name, default)
+        if type(value) is not type(default) or not 0 <= value < 2**63:
             raise Damaged(f"state: {name} is {value!r:.40}")
     content = saved.get("content")
     good = (
         all(isinstance(saved.get(k), dict) for k in ("config", "versions", "content"))
         and isinstance(content.get("arrays"), dict)
-        and isinstance(saved.get("data"), str)
+        and isinstance(saved.get("data", ""), str)
     )
     if not good or saved.get("step") != step:
         raise Damaged("state has other fields than were saved")
@@ -341,7 +322,9 @@ def flatten_groups(groups: Sequence[Group]) -> dict[str, np.ndarray]:
         position=join([g.position for g in groups], np.int64),
         prompt_length=join([len(g.prompt) for g in groups], np.int32),
         prompt=join([g.prompt for g in groups], np.int32),
-        correct=join([g.correct for g in groups], np.int32),
+        # -1: the judge knows no right and wrong
+        correct=join([_right_or(g.grades, -1) for g in groups], np.int32),
+        score=join([g.grades.score_G for g in groups], np.float64),
         response_length=join([len(r.tokens) for r in responses], np.int32),
         tokens=join([r.tokens for r in responses], np.int32),
         logps=join([r.logps for r in responses], np.float32),
@@ -350,7 +333,12 @@ def flatten_groups(groups: Sequence[Group]) -> dict[str, np.ndarray]:
     )
 
 
-def unflatten_groups(flat: dict[str, np.ndarray]) -> list[Group]:
+def _right_or(grades: Grades, missing: int) -> np.ndarray:
+    return np.full(len(grades.score_G), missing) if grades.right_G is None else grades.right_G
+
+
+def unflatten_groups(flat: dict[str, np.ndarray], config: dict[str, Any]) -> list[Group]:
+    """config: saved with them; gives the scores of groups of a version that saved none."""
     flat = {k: np.asarray(v)[:-1] for k, v in flat.items()}
     n = len(flat["position"])
     if not n:
@@ -364,16 +352,19 @@ def unflatten_groups(flat: dict[str, np.ndarray]) -> list[Group]:
         for t, lp, e, c in zip(tokens, logps, entropies, flat["truncated"], strict=True)
     ]
     G = len(responses) // n
+    correct_NxG = flat["correct"].reshape(n, G)
+    if "score" in flat:
+        score_NxG = flat["score"].reshape(n, G)
+    else:
+        score_NxG = np.where(correct_NxG, config["reward.correct"], config["reward.wrong"])
+    grades = [
+        Grades(score_G, None if (correct_G < 0).any() else correct_G.astype(bool))
+        for score_G, correct_G in zip(score_NxG, correct_NxG, strict=True)
+    ]
+    prompts = split("prompt", "prompt_length")
     return [
-        Group(int(p), prompt.tolist(), responses[i * G : (i + 1) * G], correct.astype(bool))
-        for i, (p, prompt, correct) in enumerate(
-            zip(
-                flat["position"],
-                split("prompt", "prompt_length"),
-                flat["correct"].reshape(n, G),
-                strict=True,
-            )
-        )
+        Group(int(flat["position"][i]), prompts[i].tolist(), responses[i * G : (i + 1) * G], x)
+        for i, x in enumerate(grades)
     ]
 
 

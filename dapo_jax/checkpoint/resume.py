@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dapo_jax import parallel, schema
+from dapo_jax.build import Text
 from dapo_jax.checkpoint import checkpoint
-from dapo_jax.checkpoint.checkpoint import Damaged, State
+from dapo_jax.checkpoint.checkpoint import Damaged
+from dapo_jax.dapo.state import State
 from dapo_jax.data.problems import Encoded
 
 # Fields that decide how long, how fast, where and how closely watched a run is, but not what it
@@ -89,12 +91,18 @@ def newest(
 
 
 def check(
-    saved: dict[str, Any], config, data: str, allow: bool, say: Callable[[str], None]
+    saved: dict[str, Any],
+    config,
+    inputs: dict[str, str],
+    allow: bool,
+    say: Callable[[str], None],
 ) -> None:
     """Show what has changed since `saved` was written. ConfigError: it changes what is learned, and
     that is not allowed."""
     harmless, meaningful = differences(saved["config"], schema.leaves(config))
-    if saved["data"] != data and not any("config.data." in line for line in meaningful):
+    if saved.get("reward", "") != inputs["reward"] and saved["config"].get("reward.function"):
+        meaningful.append("the file of config.reward.function: it has other contents")
+    if saved["data"] != inputs["data"] and not any("config.data." in line for line in meaningful):
         meaningful.append(
             "the training problems: other prompts, tokens or answers under the same names"
         )
@@ -130,6 +138,12 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
             free = any(name == h or (h[-1] == "." and name.startswith(h)) for h in HARMLESS)
             (harmless if free else meaningful).append(line)
     return harmless, meaningful
+
+
+def inputs(text: Text) -> dict[str, str]:
+    """What a run depends on beside its config, as saved: hashes of the problems and of the file of
+    a reward function."""
+    return {"data": fingerprint(text.train), "reward": text.judge.source}
 
 
 def fingerprint(train: Encoded) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from dapo_jax import parallel, schema
 from dapo_jax.checkpoint import checkpoint
-from dapo_jax.checkpoint.checkpoint import State
+from dapo_jax.dapo.state import State
 
 _LAST_TRIES, _LAST_WAIT_S = 3, 2.0  # of the final save, after which the process ends
 
@@ -25,7 +25,7 @@ class Saver:
         self,
         directory: str | pathlib.Path,
         config,
-        data: str,
+        inputs: dict[str, str],
         say: Callable[[str], None],
     ):
         self._open = lambda: checkpoint.manager(
@@ -36,7 +36,7 @@ class Saver:
             cleanup=True,
         )
         self._directory = directory
-        self._config, self._data, self._say = schema.leaves(config), data, say
+        self._config, self._inputs, self._say = schema.leaves(config), inputs, say
         self._manager = self._open()
         self._running = False  # a save that is not yet awaited
         self._failures = 0  # in a row
@@ -67,13 +67,14 @@ class Saver:
                 return
         good, _ = checkpoint.steps(self._directory)
         raise OSError(
-            f"step {state.step} could not be saved in {self._directory}; the newest checkpoint is"
-            f" {f'of step {good[0]}' if good else 'missing'}; make room and give the same command"
+            f"step {state.counters.step} could not be saved in {self._directory}; the newest"
+            f" checkpoint is {f'of step {good[0]}' if good else 'missing'}; make room and give the"
+            " same command"
         )
 
     def _save(self, state: State, score) -> None:
         self._running = self._attempt(
-            lambda: checkpoint.save(self._manager, state, self._config, self._data, score)
+            lambda: checkpoint.save(self._manager, state, self._config, self._inputs, score)
         )
 
     def _settle(self) -> bool:

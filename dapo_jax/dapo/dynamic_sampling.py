@@ -1,10 +1,10 @@
 """Dynamic Sampling (paper Eq. 11): keep sampling until the batch is full of groups that teach.
 
-A group teaches when 0 < correct < G. Accepted groups are taken in PROBLEM ORDER, never in order of
-finishing: the batch is the first N mixed groups of the problem stream from the cursor on. It
-therefore depends on the policy and the cursor alone: not on timing, on response lengths, or (with
-surplus='drop') on how many problems a round asks for. The filter sees correctness, never the shaped
-reward.
+A group teaches when 0 < right < G, or, under a judge that knows no right and wrong, when its raw
+scores differ. Accepted groups are taken in PROBLEM ORDER, never in order of finishing: the batch is
+the first N mixed groups of the problem stream from the cursor on. It therefore depends on the
+policy and the cursor alone: not on timing, on response lengths, or (with surplus='drop') on how
+many problems a round asks for. The filter sees the grade, never the shaped reward.
 
 Nothing here knows models or text: `sample` turns stream positions into groups.
 """
@@ -13,7 +13,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
+from dapo_jax.dapo.reward import Grades
+
+SPREAD = 1e-6  # scores closer than that are one score: rounding, and no difference to learn from
 
 
 class Group(NamedTuple):
@@ -22,12 +24,16 @@ class Group(NamedTuple):
     position: int  # of the problem in the stream
     prompt: Sequence[int]  # token ids
     responses: Sequence[Any]  # G engine Responses
-    correct: np.ndarray  # bool [G]
-    extras: Any = None  # whatever the caller wants to keep beside it
+    grades: Grades | None = None  # None = not judged yet
 
     @property
     def mixed(self) -> bool:
-        return bool(self.correct.any() and not self.correct.all())
+        """Whether its responses can be told apart: some right and some wrong, or, where there is no
+        right and wrong, raw scores that differ."""
+        right_G, score_G = self.grades.right_G, self.grades.score_G
+        if right_G is None:
+            return bool(score_G.max() - score_G.min() > SPREAD)
+        return bool(right_G.any() and not right_G.all())
 
 
 class Collected(NamedTuple):

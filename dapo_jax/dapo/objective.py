@@ -39,18 +39,19 @@ class Coefficients(NamedTuple):
 
 
 def coefficients(loss) -> Coefficients:
-    """From `config.loss`, where 0 means off."""
-    return Coefficients(
-        loss.clip_low,
-        loss.clip_high,
-        loss.dual_clip or np.inf,
-        loss.log_ratio_max,
-        loss.importance_cap or np.inf,
-        float(loss.importance_cap > 0),
-        loss.kl_coef,
-        loss.entropy_coef,
-        loss.entropy_enough or np.inf,
+    """From `config.loss`, where 0 means off; float32."""
+    numbers = Coefficients(
+        clip_low=loss.clip_low,
+        clip_high=loss.clip_high,
+        dual_clip=loss.dual_clip or np.inf,
+        log_ratio_max=loss.log_ratio_max,
+        importance_cap=loss.importance_cap or np.inf,
+        importance=loss.importance_cap > 0,
+        kl_coef=loss.kl_coef,
+        entropy_coef=loss.entropy_coef,
+        entropy_enough=loss.entropy_enough or np.inf,
     )
+    return jax.tree.map(np.float32, numbers)
 
 
 class TokenLoss(NamedTuple):
@@ -63,13 +64,13 @@ class TokenLoss(NamedTuple):
     dual_clipped: jax.Array  # bool: the dual clip did
 
 
-def clipped(logp, old_logp, advantage, c: Coefficients) -> TokenLoss:
+def ppo_clip(logp, old_logp, advantage, c: Coefficients) -> TokenLoss:
     """-min(ratio A, clip(ratio, 1 - low, 1 + high) A), at most -c A where A < 0 (dual clip)."""
     log_ratio = jnp.clip(logp - old_logp, -c.log_ratio_max, c.log_ratio_max)
     ratio = jnp.exp(log_ratio)
-    free = -advantage * ratio
-    held = -advantage * jnp.clip(ratio, 1 - c.clip_low, 1 + c.clip_high)
-    loss = jnp.maximum(free, held)
+    unclipped_loss = -advantage * ratio
+    clipped_loss = -advantage * jnp.clip(ratio, 1 - c.clip_low, 1 + c.clip_high)
+    loss = jnp.maximum(unclipped_loss, clipped_loss)
     # Where A < 0; elsewhere no bound. inf * 0 must not be formed.
     bound = jnp.where(
         advantage < 0, -jnp.where(advantage < 0, advantage, -1.0) * c.dual_clip, jnp.inf
@@ -77,8 +78,8 @@ def clipped(logp, old_logp, advantage, c: Coefficients) -> TokenLoss:
     return TokenLoss(
         jnp.minimum(loss, bound),
         ratio,
-        (held > free) & (ratio < 1 - c.clip_low),
-        (held > free) & (ratio > 1 + c.clip_high),
+        (clipped_loss > unclipped_loss) & (ratio < 1 - c.clip_low),
+        (clipped_loss > unclipped_loss) & (ratio > 1 + c.clip_high),
         loss > bound,
     )
 

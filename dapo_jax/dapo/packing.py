@@ -25,7 +25,7 @@ class Item(NamedTuple):
     weight: float  # of each response token in the loss
 
 
-class Rows(NamedTuple):
+class PackedBatch(NamedTuple):
     """A mini-batch. Cells outside responses have weight 0; segment 0 is padding."""
 
     tokens_AxRxT: np.ndarray  # int32
@@ -38,7 +38,20 @@ class Rows(NamedTuple):
     sampled_logp_AxRxT: np.ndarray  # float32, the sampler's record
 
 
-class Place(NamedTuple):
+# What `pack` fills; the abstract batch of `Trainer.abstract` is made from it too.
+DTYPES = {
+    "tokens_AxRxT": np.int32,
+    "targets_AxRxT": np.int32,
+    "positions_AxRxT": np.int32,
+    "segments_AxRxT": np.int32,
+    "trained_AxRxT": bool,
+    "weight_AxRxT": np.float32,
+    "advantage_AxRxT": np.float32,
+    "sampled_logp_AxRxT": np.float32,
+}
+
+
+class CellSpan(NamedTuple):
     """Where a sequence went: micro-batch, row, and the cells of its response."""
 
     micro: int
@@ -64,7 +77,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 def pack(
     items: Sequence[Item], *, row_tokens: int, micro_rows: int, max_items: int
-) -> tuple[Rows, int, list[Place | None]]:
+) -> tuple[PackedBatch, int, list[CellSpan | None]]:
     """(rows, micro-batches in use, place of each item). Items of weight 0 are left out (None).
 
     The number of micro-batches A is the least that `max_items` sequences can ever need.
@@ -74,12 +87,8 @@ def pack(
     if len(live) > max_items:
         raise ValueError(f"{len(live)} sequences, these rows are made for {max_items}")
     shape = (-(-max_items // micro_rows), micro_rows, row_tokens)
-    rows = Rows(
-        *(np.zeros(shape, np.int32) for _ in range(4)),
-        np.zeros(shape, bool),
-        *(np.zeros(shape, np.float32) for _ in range(3)),
-    )
-    places: list[Place | None] = [None] * len(items)
+    rows = PackedBatch(**{name: np.zeros(shape, dtype) for name, dtype in DTYPES.items()})
+    places: list[CellSpan | None] = [None] * len(items)
     bins = best_fit(lengths, row_tokens)
     for b, members in enumerate(bins):
         micro, row = divmod(b, micro_rows)
@@ -98,11 +107,11 @@ def pack(
             rows.weight_AxRxT[cells] = item.weight
             rows.advantage_AxRxT[cells] = item.advantage
             rows.sampled_logp_AxRxT[cells] = item.sampled_logps
-            places[live[m]] = Place(micro, row, response)
+            places[live[m]] = CellSpan(micro, row, response)
             start += n
     return rows, -(-len(bins) // micro_rows), places
 
 
-def unpack(values_AxRxT: np.ndarray, places: Sequence[Place | None]) -> list[np.ndarray | None]:
+def unpack(values_AxRxT: np.ndarray, places: Sequence[CellSpan | None]) -> list[np.ndarray | None]:
     """Per-cell values back to the response tokens of each item, in the items' order."""
     return [None if p is None else values_AxRxT[p.micro, p.row, p.cells] for p in places]

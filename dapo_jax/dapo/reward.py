@@ -1,6 +1,30 @@
-"""Rule-based reward with Soft Overlong Punishment (paper Eq. 7 and 13)."""
+"""What a response is worth: its grade (paper Eq. 7) and Soft Overlong Punishment (Eq. 13)."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
+
+
+class Grade(NamedTuple):
+    """What a judge says of one response."""
+
+    score: float  # the reward, before the length penalty; any finite number
+    right: bool | None = None  # right or wrong, where there is such a thing
+    answer: str | None = None  # what was read as the answer, for the log and for maj@k
+    parts: Mapping[str, float] = MappingProxyType({})  # what the score is made of, logged by name
+
+
+class Grades(NamedTuple):
+    """Of the G responses to one problem."""
+
+    score_G: np.ndarray  # float64
+    right_G: np.ndarray | None = None  # bool; None = the judge only scores
+    answers: Sequence[str | None] | None = None  # None = not kept over a restart
+    shadow_G: np.ndarray | None = None  # bool, a second judge's verdicts; logged, never trained on
+    parts_G: Mapping[str, np.ndarray] = MappingProxyType({})  # name -> float64
+    source: str = ""  # the problem's data_source
 
 
 def overlong_penalty(
@@ -17,16 +41,13 @@ def overlong_penalty(
 
 
 def shaped(
-    correct: np.ndarray,
+    score: np.ndarray,
     length: np.ndarray,
     *,
-    right: float,
-    wrong: float,
     max_tokens: int,
     buffer_tokens: int,
     factor: float,
 ) -> np.ndarray:
-    """Reward of each response: outcome (Eq. 7) plus length penalty (Eq. 13). The filter of dynamic
-    sampling never sees it, only `correct`: shaped rewards differ within all-wrong groups."""
-    outcome = np.where(correct, right, wrong)
-    return outcome + overlong_penalty(length, max_tokens, buffer_tokens, factor)
+    """Reward of each response: the judge's score plus the length penalty. The filter of dynamic
+    sampling never sees it, only the grade: shaped rewards differ within all-wrong groups."""
+    return score + overlong_penalty(length, max_tokens, buffer_tokens, factor)

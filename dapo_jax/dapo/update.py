@@ -9,7 +9,7 @@ Dims: A micro-batches, R rows, T cells, D hidden, V vocabulary.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from dapo_jax import parallel
-from dapo_jax.dapo import objective
-from dapo_jax.dapo.packing import Rows
+from dapo_jax.dapo import objective, packing
+from dapo_jax.dapo.packing import PackedBatch
 from dapo_jax.model import qwen2
-from dapo_jax.pods import topology
 
 
 class HeadStats(NamedTuple):
@@ -80,7 +79,7 @@ def _in_chunks(stats, x_RxTxD, targets_RxT, chunk: int) -> HeadStats:
     return HeadStats(*(jnp.moveaxis(o, 0, 1).reshape(R, T + pad)[:, :T] for o in out))
 
 
-def row_stats(shape: qwen2.Shape, params, rows: Rows, temperature) -> HeadStats:
+def row_stats(shape: qwen2.Shape, params, rows: PackedBatch, temperature) -> HeadStats:
     """`head_stats` of one micro-batch (fields of `rows` are [R, T] here)."""
     model = qwen2.bind(shape, params)
     x_RxTxD = model.hidden(rows.tokens_AxRxT, rows.positions_AxRxT, rows.segments_AxRxT)
@@ -92,13 +91,15 @@ def row_stats(shape: qwen2.Shape, params, rows: Rows, temperature) -> HeadStats:
 # ------------------------------------------------------------------------------------------------
 
 
-def dapo_loss(shape, params, rows: Rows, old_RxT, ref_RxT, temperature, c: objective.Coefficients):
+def dapo_loss(
+    shape, params, rows: PackedBatch, old_RxT, ref_RxT, temperature, c: objective.Coefficients
+):
     """sum(weight * token loss), with optional KL and entropy terms of the same weights."""
     stats = row_stats(shape, params, rows, temperature)
     trained = rows.trained_AxRxT
     logp = jnp.where(trained, stats.logp_RxT, 0.0)
     old = jnp.where(trained, old_RxT, 0.0)
-    term = objective.clipped(logp, old, rows.advantage_AxRxT, c)
+    term = objective.ppo_clip(logp, old, rows.advantage_AxRxT, c)
     weight = rows.weight_AxRxT * objective.importance_weight(old, rows.sampled_logp_AxRxT, c)
     kl = objective.k3(logp, jnp.where(trained, ref_RxT, 0.0))
     bonus = c.entropy_coef * jnp.minimum(stats.entropy_RxT, c.entropy_enough)
@@ -121,7 +122,7 @@ def dapo_loss(shape, params, rows: Rows, old_RxT, ref_RxT, temperature, c: objec
     return loss, (sums, maxima)
 
 
-def supervised_loss(shape, params, rows: Rows):
+def supervised_loss(shape, params, rows: PackedBatch):
     """Cross-entropy of the response tokens, weighted like any other loss."""
     stats = row_stats(shape, params, rows, 1.0)
     loss = -jnp.sum(rows.weight_AxRxT * stats.logp_RxT)
@@ -163,12 +164,12 @@ def accumulate(loss_fn, params, per_micro, micro_batches):
 
 
 def apply(tx: optax.GradientTransformation, params, opt_state, grads, lr):
-    """One optimizer step at learning rate `lr`; returns the old state where the gradient is not
-    finite. (params, opt_state, gradient norm before clipping, skipped)."""
+    """One optimizer step at learning rate `lr`; returns the old state where the gradient or any new
+    parameter is not finite. (params, opt_state, gradient norm before clipping, skipped)."""
     norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(norm)
     step, new_state = tx.update(grads, opt_state, params)
     new_params = jax.tree.map(lambda p, u: p - lr * u, params, step)
+    finite = jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(new_params))
     keep = functools.partial(jax.tree.map, lambda new, old: jnp.where(finite, new, old))
     return keep(new_params, params), keep(new_state, opt_state), norm, ~finite
 
@@ -194,115 +195,127 @@ def learning_rate(optim, step: int) -> float:
     return optim.lr * min(1.0, done / optim.warmup_steps)
 
 
-class Programs(NamedTuple):
-    """The compiled half of training, bound to a shape, a mesh and an optimizer."""
+class Batch(NamedTuple):
+    """What one update trains on, on the devices."""
 
-    init_params: callable  # key data -> params
-    init_opt_state: callable  # params -> opt_state
-    log_probs: callable  # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
-    update: callable  # (params, opt_state, rows, old, ref, micro_batches, lr, temperature, c)
-    gradient: callable  # (params, rows, old, ref, micro_batches, temperature, c) -> like params
-    supervise: callable  # (params, opt_state, rows, micro_batches, lr)
-    arguments: callable  # (A, R, T) -> abstract arguments of `update`, for its `trace` and `lower`
-    param_shardings: dict
-    opt_shardings: object
-    row_sharding: NamedSharding
+    rows: PackedBatch
+    old_logp_AxRxT: jax.Array  # float32, the denominator of the ratio
+    ref_logp_AxRxT: jax.Array  # float32, of the reference model; the old ones where there is none
+    micro_batches: jax.Array  # int32, how many of the A hold something
 
 
-def programs(
-    shape: qwen2.Shape,
-    mesh: Mesh,
-    rules: parallel.Rules,
-    tx: optax.GradientTransformation,
-    dtype,
-    offload: bool = False,
-) -> Programs:
-    """`update` and `supervise` return (params, opt_state, metrics) and donate their state;
-    `gradient` is what `update` clips and hands to the optimizer.
+class Knobs(NamedTuple):
+    """Numbers of an update; traced, so that changing one compiles nothing."""
 
+    lr: np.float32
+    temperature: np.float32  # divides the logits, as in sampling
+    loss: objective.Coefficients
+
+
+class Trainer:
+    """The compiled half of training, bound to a model shape, a mesh and an optimizer.
+
+    Nothing compiles before its first use. `update` and `supervise` donate params and opt_state.
     With `offload` the optimizer's per-weight state rests in host memory and is on the device only
-    while an update is applied. Raises ValueError where the devices cannot reach such memory.
+    while an update is applied; ValueError where the devices cannot reach such memory.
     """
-    rep = parallel.replicated(mesh)
-    param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
-    abstract_opt = jax.eval_shape(tx.init, qwen2.abstract(shape))
-    opt_on_device = optax.tree_map_params(
-        tx, lambda _, s: s, abstract_opt, param_shardings, transform_non_params=lambda _: rep
-    )
-    opt_shardings = opt_on_device
-    if offload:
-        parallel.check_host_memory(mesh)
-        on_host = jax.tree.map(lambda s: s.with_memory_kind("pinned_host"), param_shardings)
-        opt_shardings = optax.tree_map_params(
-            tx, lambda _, s: s, abstract_opt, on_host, transform_non_params=lambda _: rep
-        )
-    rows = NamedSharding(mesh, parallel.spec((None, "batch", None), rules))
-    cast = functools.partial(qwen2.cast, dtype=dtype)
 
-    def init_params(key_data):
-        return qwen2.init(shape, jax.random.wrap_key_data(key_data))
+    def __init__(
+        self,
+        shape: qwen2.Shape,
+        mesh: Mesh,
+        rules: parallel.Rules,
+        tx: optax.GradientTransformation,
+        dtype: str,
+        offload: bool = False,
+    ):
+        self.shape, self.mesh, self.rules, self.tx = shape, mesh, rules, tx
+        everywhere = parallel.replicated(mesh)
+        self.param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+        self.row_sharding = NamedSharding(mesh, parallel.spec((None, "batch", None), rules))
 
-    def log_probs(params, rows, micro_batches, temperature):
-        with parallel.use(mesh, rules):
-            params = cast(params)
+        def lay_out(per_weight):
+            """The optimizer's state with its per-weight parts as `per_weight` says."""
+            return optax.tree_map_params(
+                tx,
+                lambda _, s: s,
+                jax.eval_shape(tx.init, qwen2.abstract(shape)),
+                per_weight,
+                transform_non_params=lambda _: everywhere,
+            )
+
+        self._opt_on_device = self.opt_shardings = lay_out(self.param_shardings)
+        if offload:
+            parallel.check_host_memory(mesh)
+            on_host = jax.tree.map(
+                lambda s: s.with_memory_kind("pinned_host"), self.param_shardings
+            )
+            self.opt_shardings = lay_out(on_host)
+        self._offload = offload
+        self._cast = functools.partial(qwen2.cast, dtype=dtype)
+
+        state = (self.param_shardings, self.opt_shardings, everywhere)
+        # (key data) -> params
+        self.init_params = jax.jit(self._init_params, out_shardings=self.param_shardings)
+        # (params) -> opt_state
+        self.init_opt_state = jax.jit(tx.init, out_shardings=self.opt_shardings)
+        # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
+        self.log_probs = jax.jit(self._log_probs, out_shardings=self.row_sharding)
+        # (params, opt_state, Batch, Knobs) -> (params, opt_state, metrics)
+        self.update = jax.jit(self._update, donate_argnums=(0, 1), out_shardings=state)
+        # (params, Batch, Knobs) -> what `update` clips and hands to the optimizer
+        self.gradient = jax.jit(self._gradient, out_shardings=self.param_shardings)
+        # (params, opt_state, rows, micro_batches, lr) -> (params, opt_state, metrics)
+        self.supervise = jax.jit(self._supervise, donate_argnums=(0, 1), out_shardings=state)
+
+    def _init_params(self, key_data) -> qwen2.Params:
+        return qwen2.init(self.shape, jax.random.wrap_key_data(key_data))
+
+    def _log_probs(self, params, rows: PackedBatch, micro_batches, temperature) -> jax.Array:
+        with parallel.use(self.mesh, self.rules):
+            params = self._cast(params)
 
             def one(i, out):
                 micro = jax.tree.map(lambda x: x[i], rows)
-                return out.at[i].set(row_stats(shape, params, micro, temperature).logp_RxT)
+                return out.at[i].set(row_stats(self.shape, params, micro, temperature).logp_RxT)
 
             return jax.lax.fori_loop(0, micro_batches, one, jnp.zeros(rows.tokens_AxRxT.shape))
 
-    def step(loss_fn, params, opt_state, per_micro, micro_batches, lr):
-        with parallel.use(mesh, rules):
-            grads, sums, maxima = accumulate(loss_fn, cast(params), per_micro, micro_batches)
-            if offload:
-                opt_state = jax.device_put(opt_state, opt_on_device)
-            params, opt_state, norm, skipped = apply(tx, params, opt_state, grads, lr)
+    def _update(self, params, opt_state, batch: Batch, knobs: Knobs):
+        return self._step(self._dapo(knobs), params, opt_state, *_per_micro(batch), knobs.lr)
+
+    def _gradient(self, params, batch: Batch, knobs: Knobs):
+        with parallel.use(self.mesh, self.rules):
+            return accumulate(self._dapo(knobs), self._cast(params), *_per_micro(batch))[0]
+
+    def _supervise(self, params, opt_state, rows: PackedBatch, micro_batches, lr):
+        loss_fn = functools.partial(supervised_loss, self.shape)
+        return self._step(loss_fn, params, opt_state, (rows,), micro_batches, lr)
+
+    def _dapo(self, knobs: Knobs):
+        return functools.partial(dapo_loss, self.shape, temperature=knobs.temperature, c=knobs.loss)
+
+    def _step(self, loss_fn, params, opt_state, per_micro, micro_batches, lr):
+        with parallel.use(self.mesh, self.rules):
+            grads, sums, maxima = accumulate(loss_fn, self._cast(params), per_micro, micro_batches)
+            if self._offload:
+                opt_state = jax.device_put(opt_state, self._opt_on_device)
+            params, opt_state, norm, skipped = apply(self.tx, params, opt_state, grads, lr)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 
-    def dapo(temperature, c):
-        def loss_fn(params, rows, old_RxT, ref_RxT):
-            return dapo_loss(shape, params, rows, old_RxT, ref_RxT, temperature, c)
-
-        return loss_fn
-
-    def update(params, opt_state, rows, old, ref, micro_batches, lr, temperature, c):
-        return step(dapo(temperature, c), params, opt_state, (rows, old, ref), micro_batches, lr)
-
-    def gradient(params, rows, old, ref, micro_batches, temperature, c):
-        with parallel.use(mesh, rules):
-            per_micro = (rows, old, ref)
-            return accumulate(dapo(temperature, c), cast(params), per_micro, micro_batches)[0]
-
-    def supervise(params, opt_state, rows, micro_batches, lr):
-        def loss_fn(params, rows):
-            return supervised_loss(shape, params, rows)
-
-        return step(loss_fn, params, opt_state, (rows,), micro_batches, lr)
-
-    def arguments(micro_batches, micro_rows, row_tokens):
-        shape_AxRxT = (micro_batches, micro_rows, row_tokens)
-        cell = lambda dtype: jax.ShapeDtypeStruct(shape_AxRxT, dtype, sharding=rows)
-        i32, f32 = cell(jnp.int32), cell(jnp.float32)
-        number = np.float32(0)
+    def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
+        """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
+        cell = lambda dtype: jax.ShapeDtypeStruct((A, R, T), dtype, sharding=self.row_sharding)
+        params, number = qwen2.abstract(self.shape), np.float32(0)
+        loss = objective.Coefficients(**dict.fromkeys(objective.Coefficients._fields, number))
+        rows = PackedBatch(**{k: cell(d) for k, d in packing.DTYPES.items()})
         return (
-            topology.sharded(qwen2.abstract(shape), param_shardings),
-            topology.sharded(abstract_opt, opt_shardings),
-            Rows(i32, i32, i32, i32, cell(bool), f32, f32, f32),
-            f32, f32, np.int32(micro_batches), number, number,
-            objective.Coefficients(*[number] * len(objective.Coefficients._fields)),
-        )  # fmt: skip
+            parallel.sharded(params, self.param_shardings),
+            parallel.sharded(jax.eval_shape(self.tx.init, params), self.opt_shardings),
+            Batch(rows, cell(jnp.float32), cell(jnp.float32), np.int32(A)),
+            Knobs(number, number, loss),
+        )
 
-    state = (param_shardings, opt_shardings, rep)
-    return Programs(
-        jax.jit(init_params, out_shardings=param_shardings),
-        jax.jit(tx.init, out_shardings=opt_shardings),
-        jax.jit(log_probs, out_shardings=rows),
-        jax.jit(update, donate_argnums=(0, 1), out_shardings=state),
-        jax.jit(gradient, out_shardings=param_shardings),
-        jax.jit(supervise, donate_argnums=(0, 1), out_shardings=state),
-        arguments,
-        param_shardings,
-        opt_shardings,
-        rows,
-    )
+
+def _per_micro(batch: Batch) -> tuple[tuple, jax.Array]:
+    return (batch.rows, batch.old_logp_AxRxT, batch.ref_logp_AxRxT), batch.micro_batches

@@ -2,11 +2,11 @@
 
 A contextual bandit. A prompt is two tokens (8 x 8 of them), a response is one. The base answers
 with the same RARE token at probability .01 whatever the prompt, and it is right; the rest goes
-evenly to `WRONG` answers, which differ by prompt. Policy, sampler, advantages, loss and updates are
-those of training; only the verifier is replaced by "is it RARE?". Every probability is exact: a
-policy over single tokens can be written out.
+evenly to `WRONG` answers, which differ by prompt. The steps are those of training (algorithm.py);
+only the reward is this task's. Every probability is exact: a policy over single tokens can be
+written out.
 
-The move has to be shared: a prompt is in one mini-batch a rollout, so by itself its ratio is 1
+The move has to be shared: a prompt is in one mini-batch per rollout, so by itself its ratio is 1
 when it is trained on, and no clip binds.
 """
 
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dapo_jax import build, parallel, presets, train, warmup
-from dapo_jax.checkpoint import checkpoint
+from dapo_jax import algorithm, build, grading, parallel, presets, warmup
 from dapo_jax.dapo import packing, update
-from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.state import State
+from dapo_jax.data.problems import Encoded, Problem
 from dapo_jax.experiments import bases
 from dapo_jax.model import qwen2
 
@@ -116,7 +116,7 @@ def make(where: pathlib.Path, seed: int) -> dict:
     config = settings(seed)
     machine = build_machine(config)
     params = build.initial_params(config, machine)
-    programs = update.programs(
+    trainer = update.Trainer(
         machine.shape,
         machine.mesh,
         config.sharding.train.to_dict(),
@@ -127,11 +127,11 @@ def make(where: pathlib.Path, seed: int) -> dict:
     rows, used, _ = packing.pack(
         items, row_tokens=config.optim.row_tokens, micro_rows=16, max_items=len(items)
     )
-    rows = parallel.to_device(rows, programs.row_sharding)
-    opt_state = programs.init_opt_state(params)
+    rows = parallel.to_device(rows, trainer.row_sharding)
+    opt_state = trainer.init_opt_state(params)
     for step in range(IMITATION_STEPS):
         lr = np.float32(IMITATION_LR * warmup.schedule(step / IMITATION_STEPS))
-        params, opt_state, _ = programs.supervise(params, opt_state, rows, np.int32(used), lr)
+        params, opt_state, _ = trainer.supervise(params, opt_state, rows, np.int32(used), lr)
     bases.save(where, config, machine, params)
     p_PxV = np.asarray(exact(machine)(params))
     return {
@@ -163,18 +163,29 @@ def play(where: pathlib.Path, base_seed: int, clip_high: float, seeds: Sequence[
     return {"curves": curves, "cpu_s": time.process_time() - started}
 
 
-def is_rare(group: Group) -> np.ndarray:
-    """Bool, a response each."""
-    return np.array([r.tokens[0] == RARE for r in group.responses])
+class Ids:
+    """The tokenizer of a task without words: a text is its token ids, written out."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+def is_rare(problem: Problem, response: str) -> grading.Grade:
+    """The reward of Eq. 7: +1 for the RARE token, -1 for any other."""
+    rare = response == str(RARE)
+    return grading.Grade(1.0 if rare else -1.0, rare)
 
 
 def learn(
-    config, machine: build.Machine, probabilities, params, verify=is_rare
+    config, machine: build.Machine, probabilities, params, score: grading.Score = is_rare
 ) -> dict[str, list[float]]:
     """ROLLOUTS rollouts. `rare` and `entropy` are those before each rollout and after the last;
     `positive` and `clipped` count each rollout's tokens of positive advantage, and those of them
     whose gradient the upper bound cut."""
-    state = checkpoint.State(params, machine.trainer.init_opt_state(params), None, [])
+    asked = [Problem(str(i), (), "", "") for i in range(SIDE * SIDE)]
+    text = build.Text(Ids(), Encoded(prompts(), asked, 0), {}, [], grading.Judge(score))
+    stream = [i % len(asked) for i in range(ROLLOUTS * len(asked))]
+    state = State(params, machine.trainer.init_opt_state(params))
     out = {"rare": [], "entropy": [], "positive": [], "clipped": []}
 
     def look():
@@ -184,23 +195,10 @@ def learn(
 
     look()
     for step in range(ROLLOUTS):
-        groups, _ = build.sample_groups(
-            machine,
-            machine.engine.decode_params(state.params),
-            list(enumerate(prompts(), start=step * SIDE * SIDE)),
-            config.rollout.group_size,
-            seed=config.seed,
-            temperature=1.0,
-            top_p=1.0,
-            max_response_tokens=1,
-        )
-        groups = [g._replace(correct=verify(g)) for g in groups]
-        minibatches = train.make_minibatches(config, groups, step)
-        state, log = train.update_policy(config, machine, state._replace(step=step), minibatches)
-        positive = sum(item.advantage > 0 for items in minibatches for item in items)
-        trained = sum(len(items) for items in minibatches)
-        out["positive"].append(positive)
-        out["clipped"].append(round(float(log["policy/clip_high_frac"]) * trained))
+        state, record = algorithm.step(config, text, machine, stream, state)
+        minibatches = algorithm.make_minibatches(config, record.batch.groups, step)
+        out["positive"].append(sum(x.advantage > 0 for items in minibatches for x in items))
+        out["clipped"].append(round(sum(float(log["clip_high"]) for log in record.updates)))
         look()
     return out
 

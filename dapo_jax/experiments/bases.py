@@ -19,6 +19,7 @@ from absl import logging
 
 from dapo_jax import build, evaluate, schema, warmup
 from dapo_jax.checkpoint import checkpoint
+from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic
 from dapo_jax.data.arithmetic import Style
 from dapo_jax.model import qwen2
@@ -107,7 +108,7 @@ def on_files(config, directory: pathlib.Path, train_levels, test_levels=TEST_LEV
 def save(where: pathlib.Path, config, machine: build.Machine, params) -> None:
     """Leave `params` in a task's folder, as a checkpoint that `config.init_from` takes."""
     with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
-        state = checkpoint.State(params, machine.trainer.init_opt_state(params), None, [])
+        state = State(params, machine.trainer.init_opt_state(params))
         checkpoint.save(saver, state, schema.leaves(config))
 
 
@@ -149,7 +150,8 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
     report = {}
     for level, data in text.evals.items():
-        scores = evaluate.evaluate_set(config, machine, decode_params, data, text.tokenizer, 1.0)
+        draw = build.evaluation_draw(config, top_p=1.0)
+        scores = evaluate.evaluate(machine, decode_params, text, data, config.eval.k, draw)
         report[level] = styles(scores, wait)
     return {"levels": report, "warm_up_cpu_s": trained_s, "cpu_s": time.process_time() - started}
 

@@ -14,9 +14,8 @@ import jax
 import numpy as np
 from absl import logging
 
-from dapo_jax import build, train
-from dapo_jax.checkpoint import checkpoint
-from dapo_jax.dapo import objective
+from dapo_jax import algorithm, build
+from dapo_jax.dapo.state import State
 from dapo_jax.data import problems
 from dapo_jax.experiments import bases
 
@@ -44,22 +43,21 @@ def measure(config, where: pathlib.Path, run: pathlib.Path) -> dict:
 
 
 def gradients(config, text: build.Text, machine: build.Machine, params) -> np.ndarray:
-    """float32 [batches, mini-batches, weights]: what `train.update_policy` would hand to the
+    """float32 [batches, mini-batches, weights]: what `algorithm.update_policy` would hand to the
     optimizer if no update changed the weights; 0 for a mini-batch without a trained token."""
     stream = problems.stream(range(len(text.train.ids)), config.seed)
-    state = checkpoint.State(params, None, None, [])
-    temperature = np.float32(config.rollout.temperature)
-    coefficients = objective.Coefficients(*map(np.float32, objective.coefficients(config.loss)))
+    state = State(params, None)
+    knobs = algorithm.update_knobs(config, state)
     size = sum(w.size for w in jax.tree.leaves(params))
     out = np.zeros((BATCHES, config.optim.minibatches, size), np.float32)
     for b in range(BATCHES):
-        got, _ = train.sample_batch(config, text, machine, stream, state)
-        minibatches = train.make_minibatches(config, got.groups, b)
-        for u, packed in enumerate(train.pack_minibatches(config, machine, state, minibatches)):
-            gradient = machine.trainer.gradient(params, *packed, temperature, coefficients)
+        got, _ = algorithm.sample_batch(config, text, machine, stream, state)
+        minibatches = algorithm.make_minibatches(config, got.groups, b)
+        for u, packed in enumerate(algorithm.pack_minibatches(config, machine, state, minibatches)):
+            gradient = machine.trainer.gradient(params, packed, knobs)
             leaves = map(np.ravel, jax.tree.leaves(gradient))
             out[b, u] = np.concatenate(list(leaves))
-        state = state._replace(position=got.next_position, accept_rate=got.accept_rate)
+        state = state.count(position=got.next_position, accept_rate=got.accept_rate)
     return out
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TextIO
 import jax
 
 from dapo_jax import parallel
-from dapo_jax.checkpoint.checkpoint import State
+from dapo_jax.dapo.state import Counters, State
 
 # ------------------------------------------------------------------------------------------------
 # Alarms
@@ -176,11 +176,11 @@ def _mean(steps: list[dict[str, float]], tag: str) -> float:
 def count_alarms(config, state: State, log: dict, history: History, say) -> tuple[State, list[str]]:
     """Say what is wrong with this step, and count such steps in a row."""
     broken = alarms(config, log, history)
-    in_row = state.alarms_in_row + 1 if broken else 0
+    in_row = state.counters.alarms_in_row + 1 if broken else 0
     if in_row & (in_row - 1) == 0:  # 1, 2, 4, 8, ...: it may last
         for alarm in broken:
-            say(f"alarm: step {state.step} ({in_row} in a row): {alarm}")
-    return state._replace(alarms_in_row=in_row), broken
+            say(f"alarm: step {state.counters.step} ({in_row} in a row): {alarm}")
+    return state.count(alarms_in_row=in_row), broken
 
 
 # ------------------------------------------------------------------------------------------------
@@ -208,20 +208,24 @@ def shortage(config, log: dict[str, float]) -> str:
     )
 
 
-def why_stop(config, state: State, log: dict[str, float]) -> str:
+def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
     """The configured policy that ends the run here; '' to go on."""
-    if state.empty_steps >= config.dynamic_sampling.max_empty_steps:
+    if counters.empty_steps >= config.dynamic_sampling.max_empty_steps:
         return (
-            f"nothing to learn: {state.empty_steps} steps in a row without one group that has right"
-            f" and wrong responses ({state.samples} responses drawn in {state.rounds} rounds);"
+            f"nothing to learn: {counters.empty_steps} steps in a row without one group that has"
+            f" right and wrong responses ({counters.samples} responses drawn in"
+            f" {counters.rounds} rounds);"
             " give easier or harder problems, more responses a problem, or a better start"
         )
     if config.dynamic_sampling.on_exhausted == "stop" and log and shortage(config, log):
         return f"dynamic sampling used up its {config.dynamic_sampling.max_rounds} rounds"
-    if state.skipped_in_row >= config.optim.max_skipped:
-        return f"{state.skipped_in_row} non-finite gradients in a row; lower optim.lr"
-    if config.guard.stop_after and state.alarms_in_row >= config.guard.stop_after:
-        return f"{state.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
+    if counters.skipped_in_row >= config.optim.max_skipped:
+        return (
+            f"{counters.skipped_in_row} updates in a row were not finite and have not been"
+            " applied; lower optim.lr"
+        )
+    if config.guard.stop_after and counters.alarms_in_row >= config.guard.stop_after:
+        return f"{counters.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
     return ""
 
 

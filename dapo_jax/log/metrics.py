@@ -12,11 +12,15 @@ import pathlib
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from dapo_jax import parallel
-from dapo_jax.dapo.dynamic_sampling import Collected
+from dapo_jax import algorithm, parallel
+from dapo_jax.algorithm import StepRecord
+from dapo_jax.dapo.dynamic_sampling import Collected, Group
+from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.state import State
 from dapo_jax.log import tags, trackers
 
 # ------------------------------------------------------------------------------------------------
@@ -24,58 +28,108 @@ from dapo_jax.log import tags, trackers
 # ------------------------------------------------------------------------------------------------
 
 
-def rollout_metrics(
-    got: Collected,
-    outcomes: np.ndarray,
-    rewards: np.ndarray,
-    tokens: int,
-    longest: int,
-) -> dict[str, float | list[int]]:
-    """Of everything drawn this step, before the filter, unless the tag says `batch`.
+class Clocks(NamedTuple):
+    """Seconds on one clock."""
 
-    outcomes, rewards: float [responses], without and with the length penalty, in drawing order.
-    tokens: response tokens drawn. longest: the limit of a response, tokens. The groups' `extras`
-    are `grading.Grades`.
-    """
-    log = {"sampling/rounds": got.rounds, "sampling/batch_groups": len(got.groups)}
-    if got.drawn:
-        correct_NxG = np.stack([g.correct for g in got.drawn])
-        right_N, wrong_N = correct_NxG.any(1), ~correct_NxG.all(1)  # has a right, a wrong one
-        grades = [g.extras for g in got.drawn]
-        rows = [r for g in got.drawn for r in g.responses]
-        length_NxG = np.array([len(r.tokens) for r in rows]).reshape(correct_NxG.shape)
-        entropies = np.concatenate([r.entropies for r in rows])
-        log |= {
-            "reward/mean": rewards.mean(),
-            "reward/accuracy": correct_NxG.mean(),
-            "reward/overlong_penalty": (rewards - outcomes).mean(),
-            "response/length_mean": length_NxG.mean(),
-            "response/length_max": length_NxG.max(),
-            "response/length_hist": histogram("response/length_hist", length_NxG, longest),
-            "response/truncated_frac": np.mean([r.truncated for r in rows]),
-            "policy/entropy": entropies.sum(dtype=float) / tokens,
-            "policy/entropy_hist": histogram("policy/entropy_hist", entropies, longest),
-            "policy/mean_prob": np.exp(np.concatenate([r.logps for r in rows])).sum(dtype=float)
-            / tokens,
-            "sampling/accept_frac": (right_N & wrong_N).mean(),
-            "sampling/all_correct_frac": (~wrong_N).mean(),
-            "sampling/all_wrong_frac": (~right_N).mean(),
-            "sampling/groups_by_correct": np.bincount(
-                correct_NxG.sum(1), minlength=correct_NxG.shape[1] + 1
-            ).tolist(),
-            "sampling/parse_fail_frac": np.mean([a is None for g in grades for a in g.answers]),
-            "sampling/shadow_gain": np.mean([g.shadow for g in grades]) - correct_NxG.mean(),
+    started: float
+    rollout_done: float
+    done: float
+
+
+def step_metrics(config, state: State, record: StepRecord, clocks: Clocks) -> dict:
+    """All numbers of a rollout step. state: after it."""
+    stats, counters = record.stats, state.counters
+    seconds = clocks.done - clocks.started
+    return (
+        rollout_metrics(config, record.batch, stats.tokens)
+        | update_metrics(record.updates, bool(config.loss.kl_coef))
+        | {
+            "optim/lr": record.knobs.lr,
+            "optim/updates": counters.updates,
+            "spent/tokens": counters.tokens,
+            "spent/samples": counters.samples,
+            "time/rollout_s": clocks.rollout_done - clocks.started,
+            "time/update_s": clocks.done - clocks.rollout_done,
+            "time/step_s": seconds,
+            "perf/tokens_per_s": stats.tokens / seconds,
+            "perf/slot_occupancy": stats.occupancy,
+            "perf/cache_peak": stats.peak_cache,
+            "sampling/evicted": stats.evicted,
         }
-        if correct_NxG.any():
-            log["response/length_correct"] = length_NxG[correct_NxG].mean()
-        if not correct_NxG.all():
-            log["response/length_wrong"] = length_NxG[~correct_NxG].mean()
-        source_N = np.array([g.source for g in grades])
-        for source in np.unique(source_N):
-            log[f"source/{source}/accuracy"] = correct_NxG[source_N == source].mean()
-    if got.groups:
-        log["reward/batch_accuracy"] = np.mean([g.correct for g in got.groups])
+    )
+
+
+def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | list[int]]:
+    """Of everything drawn this step, before the filter, unless the tag says `batch`. What speaks of
+    right and wrong is there where the judge does. tokens: response tokens drawn."""
+    log = {"sampling/rounds": got.rounds, "sampling/batch_groups": len(got.groups)}
+    if not got.drawn:
+        return log | _batch_metrics(got.groups)
+    longest = config.rollout.max_response_tokens
+    grades = [g.grades for g in got.drawn]
+    rows = [r for g in got.drawn for r in g.responses]
+    score_NxG = np.stack([g.score_G for g in grades])
+    length_NxG = np.array([len(r.tokens) for r in rows]).reshape(score_NxG.shape)
+    rewards_NxG = algorithm.shaped_rewards(config, score_NxG, length_NxG)
+    entropies = np.concatenate([r.entropies for r in rows])
+    right_NxG = None if grades[0].right_G is None else np.stack([g.right_G for g in grades])
+    verdicts = {} if right_NxG is None else _verdict_metrics(grades, right_NxG)
+    log |= {
+        "reward/mean": rewards_NxG.mean(),
+        "reward/accuracy": verdicts.pop("reward/accuracy", None),
+        "reward/score": None if verdicts else score_NxG.mean(),
+        "reward/overlong_penalty": (rewards_NxG - score_NxG).mean(),
+        "response/length_mean": length_NxG.mean(),
+        "response/length_max": length_NxG.max(),
+        "response/length_hist": histogram("response/length_hist", length_NxG, longest),
+        "response/truncated_frac": np.mean([r.truncated for r in rows]),
+        "policy/entropy": entropies.sum(dtype=float) / tokens,
+        "policy/entropy_hist": histogram("policy/entropy_hist", entropies, longest),
+        "policy/mean_prob": np.exp(np.concatenate([r.logps for r in rows])).sum(dtype=float)
+        / tokens,
+        "sampling/accept_frac": np.mean([g.mixed for g in got.drawn]),
+        **verdicts,
+    }
+    if right_NxG is not None:
+        if right_NxG.any():
+            log["response/length_correct"] = length_NxG[right_NxG].mean()
+        if not right_NxG.all():
+            log["response/length_wrong"] = length_NxG[~right_NxG].mean()
+    for name in grades[0].parts_G:
+        log[f"reward_part/{name}"] = np.mean([g.parts_G[name] for g in grades])
+    source_N = np.array([g.source for g in grades])
+    for source in np.unique(source_N):
+        of_source = source_N == source
+        if right_NxG is None:
+            log[f"source/{source}/score"] = score_NxG[of_source].mean()
+        else:
+            log[f"source/{source}/accuracy"] = right_NxG[of_source].mean()
+    log |= _batch_metrics(got.groups)
+    return {tag: value for tag, value in log.items() if value is not None}
+
+
+def _verdict_metrics(grades: Sequence[Grades], right_NxG: np.ndarray) -> dict:
+    """Of a judge that knows right and wrong."""
+    any_N, all_N = right_NxG.any(1), right_NxG.all(1)
+    log = {
+        "reward/accuracy": right_NxG.mean(),
+        "sampling/all_correct_frac": all_N.mean(),
+        "sampling/all_wrong_frac": (~any_N).mean(),
+        "sampling/groups_by_correct": np.bincount(
+            right_NxG.sum(1), minlength=right_NxG.shape[1] + 1
+        ).tolist(),
+        "sampling/parse_fail_frac": np.mean([a is None for g in grades for a in g.answers]),
+    }
+    if grades[0].shadow_G is not None:
+        shadow = np.mean([g.shadow_G for g in grades])
+        log["sampling/shadow_gain"] = shadow - right_NxG.mean()
     return log
+
+
+def _batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    if not groups or groups[0].grades.right_G is None:
+        return {}
+    return {"reward/batch_accuracy": np.mean([g.grades.right_G for g in groups])}
 
 
 def histogram(tag: str, values: np.ndarray, longest: int) -> list[int]:

@@ -5,15 +5,18 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
 
 import numpy as np
 from tqdm import tqdm
 
-from dapo_jax import parallel
-from dapo_jax.checkpoint.checkpoint import State
+from dapo_jax import algorithm, build, grading, parallel
+from dapo_jax.build import Text
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
+from dapo_jax.dapo.state import Counters
+from dapo_jax.model import qwen2
+from dapo_jax.pods import topology
 
 # ------------------------------------------------------------------------------------------------
 # Console
@@ -83,16 +86,18 @@ def evaluation_lines(step: int, log: dict[str, float]) -> list[str]:
     return lines
 
 
-def summary(name: str, state: State, stop: str, terminated: bool, records: list[dict]) -> str:
+def summary(name: str, counters: Counters, stop: str, terminated: bool, records: list[dict]) -> str:
     """The last words: how it ended, what was learned, where to look. name: of the workdir."""
     if stop:
-        lines = [f"stopped after step {state.step}, saved: {stop}"]
+        lines = [f"stopped after step {counters.step}, saved: {stop}"]
     elif terminated:
-        lines = [f"terminated after step {state.step}, saved; the same command goes on from there"]
+        lines = [
+            f"terminated after step {counters.step}, saved; the same command goes on from there"
+        ]
     else:
         lines = [
-            f"done: {state.step} steps, {state.updates} updates, {state.samples:,} responses,"
-            f" {state.tokens:,} tokens"
+            f"done: {counters.step} steps, {counters.updates} updates,"
+            f" {counters.samples:,} responses, {counters.tokens:,} tokens"
         ]
     scored = [r for r in records if "time/eval_s" in r]
     for tag in [t for t in scored[0] if t.endswith("/avg@k")] if scored else []:
@@ -105,6 +110,27 @@ def summary(name: str, state: State, stop: str, terminated: bool, records: list[
     return "\n".join(lines)
 
 
+def memory_lines(config, machine: build.Machine) -> list[str]:
+    """What sampling and an update take of a device. Compiles them; the run finds them ready."""
+    programs = build.calls(config, machine)
+    decode = f"decode_{build.training_draw(config).mode}"
+    return [
+        topology.memory_line(label, call.program.lower(*call.arguments).compile())
+        for label, name in (("prefill", "prefill"), ("decode", decode), ("update", "update"))
+        for call in [programs[name]]
+    ]
+
+
+def describe(config, machine: build.Machine) -> str:
+    sizes = " x ".join(f"{k} {v}" for k, v in machine.mesh.shape.items())
+    return (
+        f"model: {qwen2.param_count(machine.shape):,} parameters; devices:"
+        f" {machine.mesh.size} {machine.mesh.devices.flat[0].platform} ({sizes}); batch:"
+        f" {config.rollout.groups} groups x {config.rollout.group_size},"
+        f" {config.optim.minibatches} updates per step"
+    )
+
+
 # ------------------------------------------------------------------------------------------------
 # Samples
 # ------------------------------------------------------------------------------------------------
@@ -113,11 +139,7 @@ def summary(name: str, state: State, stop: str, terminated: bool, records: list[
 def chosen(got: Collected, count: int) -> list[tuple[Group, int]]:
     """(group, response) to show: a right and a wrong one of the batch's first `count` groups, and
     then up to `count` truncated ones, of the batch as far as it has them."""
-    out = [
-        (group, i)
-        for group in got.groups[:count]
-        for i in sorted({int(group.correct.argmax()), int(group.correct.argmin())})
-    ]
+    out = [(group, i) for group in got.groups[:count] for i in sorted(best_and_worst(group))]
     seen = {(group.position, i) for group, i in out}
     truncated = (
         (group, i)
@@ -136,41 +158,39 @@ def chosen(got: Collected, count: int) -> list[tuple[Group, int]]:
     return out
 
 
-def samples(
-    got: Collected,
-    count: int,
-    problem_of: Callable[[int], Any],
-    tokenizer,
-    piece: Callable[[int], str],
-    extracted: Callable[[str, str], str | None],
-    reward_of: Callable[[np.ndarray, np.ndarray], np.ndarray],
-) -> Iterator[dict]:
+def best_and_worst(group: Group) -> set[int]:
+    """The first right and the first wrong response, or those of the highest and lowest score."""
+    grades = group.grades
+    value_G = grades.score_G if grades.right_G is None else grades.right_G
+    return {int(value_G.argmax()), int(value_G.argmin())}
+
+
+def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterator[dict]:
     """The `chosen` responses as rows of rollouts/step_NNNNNN.jsonl.
 
-    problem_of: stream position -> problem. piece: token -> its text. extracted: (response, answer)
-    -> what the verifier took, asked for groups that a restart carried over, which have no grades.
-    reward_of: (correct, length) -> shaped reward.
-    A row's `pieces`, `entropies` (nats) and `logps` have one entry a token; a token that is part
-    of a character only decodes to U+FFFD.
+    stream: position -> row of the training set. Groups that a restart carried over come without
+    their answers, and are judged again. A row's `pieces`, `entropies` (nats) and `logps` have one
+    entry per token; a token that is part of a character only decodes to U+FFFD.
     """
-    problem_of = functools.cache(problem_of)  # rows of a group share it
-    for group, i in chosen(got, count):
-        problem, response = problem_of(group.position), group.responses[i]
-        ids = response.tokens.tolist()
-        text = tokenizer.decode(ids)
-        correct, length = group.correct[i : i + 1], np.array([len(ids)])
+    tokenizer = text.tokenizer
+    piece = functools.cache(lambda token: tokenizer.decode([token], skip_special=False))
+    for group, i in chosen(got, config.log.samples):
+        problem, response = text.train.problems[stream[group.position]], group.responses[i]
+        grades, ids = group.grades, response.tokens.tolist()
+        if grades.answers is None:
+            grades = grading.grade(tokenizer, text.judge, group.responses, problem)
+        verdict = {} if grades.right_G is None else {"correct": bool(grades.right_G[i])}
+        score, length = grades.score_G[i : i + 1], np.array([len(ids)])
         yield {
             "position": group.position,
             "problem": problem.id,
             "source": problem.source,
             "prompt": tokenizer.decode(group.prompt),
-            "response": text,
+            "response": tokenizer.decode(ids),
             "answer": problem.answer,
-            "extracted": group.extras.answers[i]
-            if group.extras
-            else extracted(text, problem.answer),
-            "correct": bool(correct[0]),
-            "reward": float(reward_of(correct, length)[0]),
+            "extracted": grades.answers[i],
+            **verdict,
+            "reward": float(algorithm.shaped_rewards(config, score, length)[0]),
             "tokens": len(ids),
             "truncated": bool(response.truncated),
             "mean_entropy": float(response.entropies.mean()),

@@ -17,17 +17,32 @@ RESAMPLES = 10_000  # of the bootstrap: two runs' interval ends then differ by a
 class Scores(NamedTuple):
     """What k samples a problem say. Arrays are in the order of the problems."""
 
-    correct_PxK: np.ndarray  # bool
+    correct_PxK: np.ndarray | None  # bool; None = the judge only scores
     answers: list[list[str | None]]  # [P][K] extracted, None = no answer line
     golds: list[str]
     truncated_PxK: np.ndarray  # bool
     lengths_PxK: np.ndarray  # response tokens
     responses: list[list]  # [P][K] engine Responses, or their texts where read from files
 
+    score_PxK: np.ndarray | None = None  # float64, where there is no right and wrong
+
+    @property
+    def value_PxK(self) -> np.ndarray:
+        """What the averages are of: right or wrong, or else the score."""
+        return self.score_PxK if self.correct_PxK is None else self.correct_PxK
+
     @property
     def avg_at_k(self) -> float:
-        """Mean accuracy: pass@1 with less variance (the paper's avg@32)."""
-        return float(self.correct_PxK.mean())
+        """Mean accuracy: pass@1 with less variance (the paper's avg@32). A mean score where there
+        is no right and wrong."""
+        return float(self.value_PxK.mean())
+
+    def headline(self) -> dict[str, float]:
+        """The scores of a set; without right and wrong there is no majority and no pass."""
+        if self.correct_PxK is None:
+            return {"avg@k": self.avg_at_k}
+        K = self.correct_PxK.shape[1]
+        return {"avg@k": self.avg_at_k, "maj@k": self.maj_at_k, "pass@k": self.pass_at(K)}
 
     @property
     def maj_at_k(self) -> float:
@@ -84,37 +99,44 @@ def interval(values_P: Sequence[float], seed: int = 0) -> tuple[float, float]:
 
 
 def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
-    """Everything about one set as plain JSON values; `pass@` has an entry for each of 1..k."""
-    P, K = s.correct_PxK.shape
-    return {
+    """Everything about one set as plain JSON values; `pass@` has an entry for each of 1..k. What
+    needs right and wrong is left out where there is none."""
+    P, K = s.value_PxK.shape
+    judged = s.correct_PxK is not None
+    out = {
         "problems": P,
         "k": K,
         "avg@k": s.avg_at_k,
-        "avg@k_interval95": interval(s.correct_PxK.mean(1), seed),
-        "maj@k": s.maj_at_k,
-        "maj@k_interval95": interval(s.majority_P(), seed),
-        "pass@": {str(k): s.pass_at(k) for k in range(1, K + 1)},
-        "pass@k_interval95": interval(s.pass_P(K), seed),
+        "avg@k_interval95": interval(s.value_PxK.mean(1), seed),
+    }
+    if judged:
+        out |= {
+            "maj@k": s.maj_at_k,
+            "maj@k_interval95": interval(s.majority_P(), seed),
+            "pass@": {str(k): s.pass_at(k) for k in range(1, K + 1)},
+            "pass@k_interval95": interval(s.pass_P(K), seed),
+        }
+    return out | {
         "truncated_frac": float(s.truncated_PxK.mean()),
         "unparsed_frac": float(np.mean([[a is None for a in row] for row in s.answers])),
         "length_mean": float(s.lengths_PxK.mean()),
         "per_problem": [
             {
                 "id": name,
-                "correct": int(correct.sum()),
+                **({"correct": int(value.sum())} if judged else {"score": float(value.mean())}),
                 "majority": most_frequent(answers),
                 "gold": gold,
                 "length_mean": float(lengths.mean()),
             }
-            for name, correct, answers, gold, lengths in zip(
-                ids, s.correct_PxK, s.answers, s.golds, s.lengths_PxK, strict=True
+            for name, value, answers, gold, lengths in zip(
+                ids, s.value_PxK, s.answers, s.golds, s.lengths_PxK, strict=True
             )
         ],
     }
 
 
 def lines(name: str, r: dict) -> Iterator[str]:
-    """A `summary` for people: the scores, then a row a problem."""
+    """A `summary` for people: the scores, then a row per problem."""
     k = r["k"]
 
     def score(tag, value, ends):
@@ -122,19 +144,21 @@ def lines(name: str, r: dict) -> Iterator[str]:
 
     yield f"{name}: {r['problems']} problems x {k} samples"
     yield score(f"avg@{k}", r["avg@k"], r["avg@k_interval95"])
-    yield score(f"maj@{k}", r["maj@k"], r["maj@k_interval95"])
-    yield score(f"pass@{k}", r["pass@"][str(k)], r["pass@k_interval95"])
-    shown = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n < k]
-    if shown:
-        yield "  pass@n    " + "  ".join(f"{n}: {r['pass@'][str(n)]:.4f}" for n in shown)
+    if "maj@k" in r:
+        yield score(f"maj@{k}", r["maj@k"], r["maj@k_interval95"])
+        yield score(f"pass@{k}", r["pass@"][str(k)], r["pass@k_interval95"])
+        if shown := [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n < k]:
+            yield "  pass@n    " + "  ".join(f"{n}: {r['pass@'][str(n)]:.4f}" for n in shown)
     yield (
         f"  truncated {r['truncated_frac']:.1%}, no answer found {r['unparsed_frac']:.1%},"
         f" mean length {r['length_mean']:.1f} tokens"
     )
-    yield f"  {'problem':16s} {'correct':>8s} {'majority':>12s} {'gold':>12s} {'mean length':>12s}"
+    right = "correct" if "maj@k" in r else "score"
+    yield f"  {'problem':16s} {right:>8s} {'majority':>12s} {'gold':>12s} {'mean length':>12s}"
     for row in r["per_problem"]:
+        value = f"{row['correct']:>4d}/{k:<3d}" if "correct" in row else f"{row['score']:>8.3f}"
         yield (
-            f"  {row['id']:16s} {row['correct']:>4d}/{k:<3d} {_answers(row['majority']):>12s}"
+            f"  {row['id']:16s} {value} {_answers(row['majority']):>12s}"
             f" {_short(row['gold']):>12s} {row['length_mean']:>12.1f}"
         )
 
@@ -155,13 +179,19 @@ def _short(text: str) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
+def _verdict(scores: Scores, *index) -> dict:
+    """What a row says of it: 'correct', or 'score' where there is no right and wrong."""
+    name = "score" if scores.correct_PxK is None else "correct"
+    return {name: scores.value_PxK[index].tolist()}
+
+
 def rows(data: Encoded, scores: Scores, tokenizer) -> Iterator[dict]:
     for p, problem in enumerate(data.problems):
         for g, response in enumerate(scores.responses[p]):
             yield {
                 "problem": problem.id,
                 "sample": g,
-                "correct": bool(scores.correct_PxK[p, g]),
+                **_verdict(scores, p, g),
                 "extracted": scores.answers[p][g],
                 "gold": problem.answer,
                 "tokens": len(response.tokens),
@@ -177,7 +207,7 @@ def verdicts(data: Encoded, scores: Scores) -> Iterator[dict]:
             "problem": problem.id,
             "gold": problem.answer,
             "extracted": scores.answers[p],
-            "correct": scores.correct_PxK[p].tolist(),
+            **_verdict(scores, p, slice(None)),
             "tokens": scores.lengths_PxK[p].tolist(),
             "truncated": scores.truncated_PxK[p].tolist(),
         }
@@ -189,13 +219,15 @@ def from_rows(rows_PxK: list[list[dict]]) -> Scores:
     def table(field):
         return [[row[field] for row in rows_K] for rows_K in rows_PxK]
 
+    judged = "correct" in rows_PxK[0][0]
     return Scores(
-        np.array(table("correct"), bool),
+        np.array(table("correct"), bool) if judged else None,
         table("extracted"),
         [rows_K[0]["gold"] for rows_K in rows_PxK],
         np.array(table("truncated"), bool),
         np.array(table("tokens")),
         table("response"),
+        None if judged else np.array(table("score"), np.float64),
     )
 
 

@@ -20,6 +20,7 @@ import jax
 
 from dapo_jax import build, parallel, validation
 from dapo_jax.model import paged, qwen2
+from dapo_jax.parallel import Call
 from dapo_jax.pods import hlo, slices as pods, topology
 
 GB = 1e9
@@ -28,7 +29,6 @@ NO_COMPILER = (
     "--compile needs XLA:TPU's compiler, libtpu (no TPU): pip install 'dapo_jax[tpu]'; the"
     " arithmetic above stands without it"
 )
-_TRAINED = ("old log-probs", "update")  # loops over micro-batches
 
 
 def available() -> bool:
@@ -44,20 +44,22 @@ def machine_for(config, shape: qwen2.Shape, pod: pods.Pod) -> build.Machine:
     return build.assemble(config, mesh, shape, stop_ids=(0, 1))
 
 
-def beside(config, calls: dict[str, tuple]) -> dict[str, dict[str, int]]:
+def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
     """Program -> item -> bytes a device of what a step keeps in memory while that program runs and
     does not hand to it. (What rests in the hosts' memory takes none of the device's.)"""
-    params, opt_state, rows, old, ref, *_ = calls["update"][1]
+    params, opt_state, batch, _ = calls["update"].arguments
+    _, pool, _ = calls["prefill"].arguments
     size = lambda tree: parallel.bytes_on_device(
         [x for x in jax.tree.leaves(tree) if _on_device(x)]
     )
     has_old, has_ref = config.loss.old_logprobs == "recompute", bool(config.loss.kl_coef)
-    batch = size(rows) + has_old * size(old) + has_ref * size(ref)
+    kept_rows = size(batch.rows) + has_old * size(batch.old_logp_AxRxT)
+    kept_rows += has_ref * size(batch.ref_logp_AxRxT)
     weights = {"master weights (float32)": size(params)}
     moments = {"optimizer state": size(opt_state)}
     reference = {"reference weights (float32)": size(params) * has_ref}
-    cache = {"the sampler's cache": size(calls["prefill"][1][1])}
-    others = {"the other mini-batches": batch * (config.optim.minibatches - 1)}
+    cache = {"the sampler's cache": size(pool)}
+    others = {"the other mini-batches": kept_rows * (config.optim.minibatches - 1)}
     by_kind = {
         "decode weights": moments | reference,  # the cache is released before
         "old log-probs": moments | reference | cache | others,
@@ -94,20 +96,19 @@ def _nothing(kept: dict[str, int], m: build.Machine, why: str, total=None) -> di
 
 
 def program(
-    name: str, call: tuple, kept: dict[str, int], config, m: build.Machine
+    name: str, call: Call, kept: dict[str, int], config, m: build.Machine
 ) -> dict[str, Any]:
     """Compile one. Plain JSON values; bytes are a device's. 'fits' is the verdict; 'refused' says
     what the compiler said where it ran out of memory."""
-    jitted, arguments = call
-    traced = jitted.trace(*arguments)
+    traced = call.program.trace(*call.arguments)
     used = -(-build.minibatch_responses(config) // config.optim.micro_batch_rows)
-    trained, drawn = name in _TRAINED, name.startswith("decode_")
+    trained = call.per == "micro-batch"
     blocks = m.engine.geometry.row_pages // paged.KERNEL_PAGES  # of a full slot's keys
     flops = topology.matmul_flops(
         traced.jaxpr.jaxpr, while_trips=used if trained else 1, kernel_trips=max(blocks, 1)
     )
     limit, resident = topology.limit(m.mesh), sum(kept.values())
-    given = parallel.bytes_on_device([x for x in jax.tree.leaves(arguments) if _on_device(x)])
+    given = parallel.bytes_on_device([x for x in jax.tree.leaves(call.arguments) if _on_device(x)])
     if resident + given > limit:
         what = f"its arguments alone, {given / GB:.2f} GB, and what lies beside them are too much"
         return _nothing(kept, m, what, resident + given)
@@ -130,7 +131,7 @@ def program(
         "total": resident + memory.peak,
         "fits": resident + memory.peak <= limit,
         "collectives_in_loops": {kind: x._asdict() for kind, x in sorted(moved.items())},
-        "per": "micro-batch" if trained else "token of all slots" if drawn else "call",
+        "per": call.per,
         "rematerialized": log.count("Involuntary full rematerialization"),
         "seconds": time.perf_counter() - started,
     }
@@ -250,7 +251,11 @@ def _programs(r: dict[str, Any]) -> list[str]:
             f"      arguments {topology.size(x['arguments'])}, updated in place"
             f" {topology.size(x['aliased'])}, temporaries {topology.size(x['temporaries'])};"
             f" matrix products {x['flops'] / 1e12:,.1f} TFLOP on all devices"
-            + (" (a token of all slots, at full length)" if name.startswith("decode_") else "")
+            + (
+                " (a token of all slots, at full length)"
+                if x["per"] == "token of all slots"
+                else ""
+            )
         )
         moved = ", ".join(
             f"{kind} {y['count']} x, {topology.size(y['bytes'])}"

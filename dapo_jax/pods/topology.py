@@ -1,7 +1,7 @@
 """Programs compiled for a TPU pod without one: their memory per chip and their exact matmul work.
 
     mesh = topology.make_mesh("v5p:4x4x8", dict(data=1, fsdp=16, tensor=8))
-    traced = program.trace(*topology.sharded(abstract_arguments, shardings))
+    traced = program.trace(*parallel.sharded(abstract_arguments, shardings))
     compiled, log = topology.compile_watched(traced.lower())
     topology.memory(compiled).peak, topology.matmul_flops(traced.jaxpr.jaxpr)
 
@@ -100,16 +100,6 @@ def make_mesh(name: str, sizes: Mapping[str, int], slices: int = 1) -> Mesh:
             f" ({' x '.join(f'{a}={n}' for a, n in zip(AXES, shape, strict=True))})"
         )
     return Mesh(arrange(shape, pod), AXES)
-
-
-def sharded(tree, shardings):
-    """Anything with shapes and dtypes -> jax.ShapeDtypeStructs that lie as `shardings` say (one
-    for all leaves, or a tree of them): arguments for `trace` and `lower`."""
-    if isinstance(shardings, jax.sharding.Sharding):
-        shardings = jax.tree.map(lambda _: shardings, tree)
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
-    )
 
 
 def versions() -> dict[str, str]:

@@ -20,6 +20,21 @@ _BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 
 
 class Draw(NamedTuple):
+    """How responses are drawn; plain data. Lengths in TOKENS."""
+
+    seed: int
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0  # nucleus mass
+    max_tokens: int = 0  # longest response; 0 = what the sampler holds
+    stop_strings: tuple[str, ...] = ()  # texts that end a response (`grading.cut_at`)
+
+    @property
+    def mode(self) -> str:
+        """Which of the decode programs draws so."""
+        return "greedy" if self.temperature == 0 else "full" if self.top_p >= 1 else "top_p"
+
+
+class Drawn(NamedTuple):
     token_S: jax.Array  # int32
     logp_S: jax.Array  # float32, log-probability of the token at temperature, before any cut
     entropy_S: jax.Array  # float32, nats, of the full distribution at temperature
@@ -108,7 +123,7 @@ def _cross(weight_Sxn, uniform_S):
 
 def draw(
     logits_SxV: jax.Array, uniform_S: jax.Array, temperature: jax.Array, top_p: jax.Array, mode: str
-) -> Draw:
+) -> Drawn:
     """`mode` (static): 'full' draws from the whole distribution, 'top_p' from its nucleus, and
     'greedy' takes the most likely token (recorded at temperature 1)."""
     scaled = logits_SxV.astype(jnp.float32)
@@ -129,4 +144,4 @@ def draw(
     # exp(-inf) * -inf is not a number: a token that cannot come adds nothing to the entropy.
     mean_shifted_S = jnp.where(weight_SxV > 0, weight_SxV * shifted_SxV, 0.0).sum(-1) / total_S
     log_total_S = jnp.log(total_S)
-    return Draw(token_S, jnp.log(taken_S) - log_total_S, log_total_S - mean_shifted_S)
+    return Drawn(token_S, jnp.log(taken_S) - log_total_S, log_total_S - mean_shifted_S)

@@ -9,17 +9,19 @@ prompt share its full pages, and get a copy of the last, partly filled one.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from dapo_jax import parallel
 from dapo_jax.model import paged, qwen2
+from dapo_jax.parallel import Call
 from dapo_jax.rollout import sampler
+from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.schedule import Request, Row, Schedule
 
-__all__ = ["Engine", "Request", "Response", "Stats"]
+__all__ = ["Draw", "Engine", "Request", "Response", "Stats"]
 
 
 class Response(NamedTuple):
@@ -51,19 +53,24 @@ class Stats(NamedTuple):
         return self.queued_tokens / max(self.queued_slot_steps, 1)
 
 
+class SamplerCalls(NamedTuple):
+    """The sampler's programs with abstract arguments, and the two large ones among these."""
+
+    weights: qwen2.Params  # in the decode layout
+    pool: Any
+    prefill: Call
+    copy_pages: Call
+    decode: dict[str, Call]  # `Draw.mode` -> program
+
+
 def total(stats: Sequence[Stats]) -> Stats:
-    """Of several calls."""
-    sums = np.sum([s[:-1] for s in stats] or [[0] * 7], axis=0).tolist()
-    return Stats(*sums, max((s.peak_cache for s in stats), default=0.0))
-
-
-def draw_mode(temperature: float, top_p: float) -> str:
-    """Which of the decode programs draws so."""
-    return "greedy" if temperature == 0 else "full" if top_p >= 1 else "top_p"
+    """Of several calls: everything adds up but `peak_cache`."""
+    sums = {name: sum(getattr(s, name) for s in stats) for name in Stats._fields}
+    return Stats(**sums | {"peak_cache": max((s.peak_cache for s in stats), default=0.0)})
 
 
 class Engine:
-    """Owns the slots. `generate` is a pure function of (params, requests, seed, draw settings)."""
+    """Owns the slots. `generate` is a pure function of (params, requests, draw)."""
 
     def __init__(
         self,
@@ -127,9 +134,9 @@ class Engine:
         self.release()
         return self.programs.to_decode_layout(params)
 
-    def calls(self, params) -> dict[str, tuple]:
-        """Name -> (jitted program, its abstract arguments), to compile ahead or for another
-        machine's devices. params: anything with the shapes of the model's weights."""
+    def calls(self, params) -> SamplerCalls:
+        """To compile ahead or for another machine's devices. params: anything with the shapes of
+        the model's weights."""
         slots, batch = self.slots, self.prefill_rows * self.shards
         rows = self.geometry.row_pages
         number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)
@@ -141,7 +148,14 @@ class Engine:
         pool = jax.eval_shape(lambda: paged.new_pool(self.geometry, self.dtype))
         pool = lay(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
         per_slot = sampler.Slots(
-            *[number(slots)] * 6, number(slots, dtype=bool), number(slots, rows)
+            token_S=number(slots),
+            position_S=number(slots),
+            emitted_S=number(slots),
+            limit_S=number(slots),
+            stream_S=number(slots),
+            sample_S=number(slots),
+            active_S=number(slots, dtype=bool),
+            table_SxR=number(slots, rows),
         )
         prompts = paged.Prompts(
             number(batch, self.prefill_tokens), number(batch, rows), number(batch), number()
@@ -153,15 +167,22 @@ class Engine:
         settings = lay(settings, jax.tree.map(lambda _: everywhere, settings))
         copies = lay((number(slots),) * 2, (self._axes.token_S,) * 2)
         decode = (weights, pool, lay(per_slot, self._axes), *settings)
-        return {
-            "prefill": (self.programs.prefill, (weights, pool, lay(prompts, prompt_axes))),
-            "copy_pages": (self.programs.copy_pages, (pool, *copies)),
-        } | {f"decode_{mode}": (f, decode) for mode, f in self.programs.decode.items()}
+        return SamplerCalls(
+            weights=weights,
+            pool=pool,
+            prefill=Call(self.programs.prefill, (weights, pool, lay(prompts, prompt_axes))),
+            copy_pages=Call(self.programs.copy_pages, (pool, *copies)),
+            decode={
+                mode: Call(program, decode, "token of all slots")
+                for mode, program in self.programs.decode.items()
+            },
+        )
 
     def require_memory(self, params, limit: int) -> None:
         """Raise ValueError if weights and cache alone exceed `limit` bytes a device, and say what
         would not. params: anything with the shapes of the model's weights."""
-        weights, pool = map(parallel.bytes_on_device, self.calls(params)["prefill"][1][:2])
+        calls = self.calls(params)
+        weights, pool = map(parallel.bytes_on_device, (calls.weights, calls.pool))
         if weights + pool <= limit:
             return
         gib = lambda n: f"{n / 2**30:.3g} GiB"
@@ -184,16 +205,13 @@ class Engine:
         self,
         decode_params,
         requests: Sequence[Request],
+        draw: Draw,
         *,
-        seed: int,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        max_response_tokens: int = 0,
         progress: Callable[[int], None] = lambda finished: None,
         on_tokens: Callable[[int, int, np.ndarray, np.ndarray], None] | None = None,
         cut: Callable[[np.ndarray], int] | None = None,
     ) -> tuple[list[Response], Stats]:
-        """Responses in the order of the requests.
+        """Responses in the order of the requests. Token ids only: stop strings are `cut`'s.
 
         progress: called after each chunk with the number of newly finished requests.
         on_tokens: called after each chunk with (request index, start, its tokens from there on,
@@ -203,11 +221,10 @@ class Engine:
 
         Raises ValueError for an empty or overlong prompt, or token ids outside the vocabulary.
         """
-        limit = max_response_tokens or self.response_tokens
+        limit = draw.max_tokens or self.response_tokens
         self._check(requests, limit)
-        mode = draw_mode(temperature, top_p)
-        key = np.asarray(jax.random.key_data(jax.random.key(seed)))
-        settings = (key, np.float32(temperature or 1.0), np.float32(top_p))
+        key = np.asarray(jax.random.key_data(jax.random.key(draw.seed)))
+        settings = (key, np.float32(draw.temperature or 1.0), np.float32(draw.top_p))
         settings = parallel.to_device(settings, parallel.replicated(self.mesh))
         pool = self.programs.new_pool() if self._pool is None else self._pool
         self._pool = None  # donated from here on; kept again when the queue is empty
@@ -235,7 +252,7 @@ class Engine:
             if copies:
                 pool = self._copy(pool, copies)
             slots = self._slots(rows)
-            pool, out = self.programs.decode[mode](decode_params, pool, slots, *settings)
+            pool, out = self.programs.decode[draw.mode](decode_params, pool, slots, *settings)
             out = parallel.to_host(out)
 
             chunks += 1
@@ -271,9 +288,7 @@ class Engine:
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
-            raise ValueError(
-                f"max_response_tokens={limit}: this sampler holds 1 to {self.response_tokens}"
-            )
+            raise ValueError(f"max_tokens={limit}: this sampler holds 1 to {self.response_tokens}")
         for i, r in enumerate(requests):
             if not 0 <= r.limit <= limit:
                 raise ValueError(f"request {i}: limit {r.limit}, this call allows 0 to {limit}")
@@ -295,15 +310,18 @@ class Engine:
 
     def _slots(self, rows) -> sampler.Slots:
         S = self.slots
-        numbers = np.zeros((6, S), np.int32)
+        token_S, position_S, emitted_S, limit_S, stream_S, sample_S = np.zeros((6, S), np.int32)
         active_S, table_SxR = np.zeros(S, bool), np.zeros((S, self.geometry.row_pages), np.int32)
         for s, row in enumerate(rows):
             if row:
-                q = row.request
-                numbers[:, s] = row.token, row.position, row.emitted, row.limit, q.stream, q.sample
-                active_S[s] = True
+                token_S[s], position_S[s], emitted_S[s] = row.token, row.position, row.emitted
+                limit_S[s], active_S[s] = row.limit, True
+                stream_S[s], sample_S[s] = row.request.stream, row.request.sample
                 self._table(table_SxR[s], row)
-        return parallel.to_device(sampler.Slots(*numbers, active_S, table_SxR), self._axes)
+        slots = sampler.Slots(
+            token_S, position_S, emitted_S, limit_S, stream_S, sample_S, active_S, table_SxR
+        )
+        return parallel.to_device(slots, self._axes)
 
     def _prefill(self, params, pool, schedule: Schedule, new: list[int]):
         """Run the prompts of the slots `new`, each shard its own, in chunks of tokens."""

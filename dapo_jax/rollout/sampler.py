@@ -11,6 +11,7 @@ N tokens a chunk, V vocabulary.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -101,14 +102,15 @@ def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temp
     return pool, out
 
 
-class Programs(NamedTuple):
-    """The compiled half, bound to one model shape, mesh and set of sizes."""
+class SamplerPrograms(NamedTuple):
+    """The compiled half, bound to one model shape, mesh and set of sizes. Pools are donated."""
 
-    new_pool: callable  # () -> pool
-    prefill: callable  # (params, pool, Prompts) -> pool                        [pool donated]
-    copy_pages: callable  # (pool, source_S, target_S) -> pool                  [pool donated]
-    decode: dict  # mode -> (params, pool, Slots, key data, temperature, top_p) -> (pool, Chunk)
-    to_decode_layout: callable  # training params -> decode params
+    new_pool: Callable  # () -> pool
+    prefill: Callable  # (params, pool, Prompts) -> pool
+    copy_pages: Callable  # (pool, source_S, target_S) -> pool
+    # `Draw.mode` -> (params, pool, Slots, key data, temperature, top_p) -> (pool, Chunk)
+    decode: dict[str, Callable]
+    to_decode_layout: Callable  # training params -> decode params
 
 
 def programs(
@@ -121,7 +123,7 @@ def programs(
     chunk: int,
     stop_ids: tuple[int, ...],
     dtype,
-) -> Programs:
+) -> SamplerPrograms:
     """Nothing compiles here; each program does at its first call, once."""
     pool = paged.pool_sharding(g, mesh, rules)
     rep = parallel.replicated(mesh)
@@ -141,15 +143,16 @@ def programs(
 
     prefill = functools.partial(_prefill, shape, g, prompt_tokens)
     copy_pages = functools.partial(paged.copy_pages, g)
-    return Programs(
-        jax.jit(functools.partial(paged.new_pool, g, dtype), out_shardings=pool),
-        jax.jit(scoped("prefill", prefill), donate_argnums=1, out_shardings=pool),
-        jax.jit(scoped("copy_pages", copy_pages), donate_argnums=0, out_shardings=pool),
-        {mode: decode(mode) for mode in ("full", "top_p", "greedy")},
-        jax.jit(functools.partial(qwen2.cast, dtype=dtype), out_shardings=weights),
+    return SamplerPrograms(
+        new_pool=jax.jit(functools.partial(paged.new_pool, g, dtype), out_shardings=pool),
+        prefill=jax.jit(scoped("prefill", prefill), donate_argnums=1, out_shardings=pool),
+        copy_pages=jax.jit(scoped("copy_pages", copy_pages), donate_argnums=0, out_shardings=pool),
+        decode={mode: decode(mode) for mode in ("full", "top_p", "greedy")},
+        to_decode_layout=jax.jit(functools.partial(qwen2.cast, dtype=dtype), out_shardings=weights),
     )
 
 
 def slot_axes() -> Slots:
     """Logical axes of the slots' numbers: rows lie over `batch`."""
-    return Slots(*[("batch",)] * 7, ("batch", None))
+    axes = {name: ("batch",) for name in Slots._fields}
+    return Slots(**axes | {"table_SxR": ("batch", None)})

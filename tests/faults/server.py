@@ -12,6 +12,7 @@ The verifier accepts about half of all responses (`stubbed_train.accept_half`): 
 learn something.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -21,9 +22,8 @@ import time
 
 import stubbed_train
 
-from dapo_jax import build, cli, evaluate, train
-from dapo_jax.checkpoint import checkpoint, saver, seal
-from dapo_jax.data import verifier
+from dapo_jax import cli, evaluate, train
+from dapo_jax.checkpoint import saver, seal
 
 
 def main() -> None:
@@ -45,18 +45,19 @@ def child(request: dict):
         os.dup2(here, there)
     flag = f"--xla_force_host_platform_device_count={request.get('devices', 1)}"
     os.environ["XLA_FLAGS"] = flag
+    hooks = train.QUIET
     if "marks" in request:
-        mark_phases(os.open(request["marks"], os.O_WRONLY))
+        hooks = marked(os.open(request["marks"], os.O_WRONLY))
     for name in request.get("faults", []):
-        FAULTS[name]()
-    verifier.verify = stubbed_train.accept_half
-    module = {"train": train, "evaluate": evaluate}[request["module"]]
-    if module is evaluate:
+        hooks = FAULTS[name](hooks)
+    main = functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks)
+    if request["module"] == "evaluate":
         evaluate.define_flags()
+        main = functools.partial(evaluate.main, score=stubbed_train.JUDGE)
     sys.argv = [request["module"], *request["argv"]]
     code = 1
     try:
-        cli.run(module.main)
+        cli.run(main)
         code = 0
     except SystemExit as end:
         code = end.code or 0
@@ -75,56 +76,51 @@ def child(request: dict):
 PHASES = ("start-up", "rollout", "update", "evaluation", "save", "commit")
 
 
-def mark_phases(pipe: int) -> None:
-    """Write the name of each phase to `pipe` when it begins. `commit` begins in the thread that
-    writes the checkpoint, just before its directory gets its name."""
+def marked(pipe: int) -> train.Hooks:
+    """Hooks that write the name of each phase to `pipe` when it begins. `commit` begins in the
+    thread that writes the checkpoint, just before its directory gets its name."""
 
-    def marked(owner, name, phase):
-        real = getattr(owner, name)
+    def mark(phase: str) -> None:
+        os.write(pipe, f"{phase}\n".encode())
 
-        def wrapper(*args, **kwargs):
-            os.write(pipe, f"{phase}\n".encode())
-            return real(*args, **kwargs)
+    write = seal.write
 
-        setattr(owner, name, wrapper)
+    def sealed(*args):
+        mark("commit")
+        return write(*args)
 
-    marked(build, "load_text", "start-up")
-    marked(train, "sample_batch", "rollout")
-    marked(train, "update_policy", "update")
-    marked(train, "evaluate_sets", "evaluation")
-    marked(checkpoint, "save", "save")
-    marked(seal, "write", "commit")
+    seal.write = sealed
+    return train.Hooks(phase=mark)
 
 
 # ------------------------------------------------------------------------------------------------
-# Faults
+# Faults: hooks -> hooks
 # ------------------------------------------------------------------------------------------------
 
 
-def clock_jumps() -> None:
+def clock_jumps(hooks: train.Hooks) -> train.Hooks:
     """The wall clock jumps at every step, forwards and backwards by up to ten years, also while a
     checkpoint is being written."""
-    real, real_ns, real_step = time.time, time.time_ns, train.train_step
+    real, real_ns = time.time, time.time_ns
     jumps, ten_years, offset = random.Random(0), 10 * 365 * 24 * 3600, 0
 
-    def step(*args):
+    def phase(name: str) -> None:
         nonlocal offset
-        offset = jumps.randint(-ten_years, ten_years)
-        return real_step(*args)
+        if name == "rollout":
+            offset = jumps.randint(-ten_years, ten_years)
 
-    train.train_step = step
     time.time = lambda: real() + offset
     time.time_ns = lambda: real_ns() + offset * 10**9
+    return hooks._replace(phase=phase)
 
 
-def full_disk() -> None:
+def full_disk(hooks: train.Hooks) -> train.Hooks:
     """From step 3 to step 6 a file takes all the room that is left beside the run."""
-    real, filler = train.train_step, None
+    filler = None
 
-    def step(c, text, machine, stream, state):
+    def step(state, record) -> None:
         nonlocal filler
-        out = real(c, text, machine, stream, state)
-        if out[0].step == 3:
+        if state.counters.step == 3:
             filler = pathlib.Path(cli.WORKDIR.value) / "filler"
             while not (filler.parent / "checkpoints" / "2").exists():
                 time.sleep(0.001)
@@ -134,16 +130,16 @@ def full_disk() -> None:
                         pass
                 except OSError:
                     pass
-        if out[0].step == 6:
+        if state.counters.step == 6:
             filler.unlink()
-        return out
 
-    train.train_step = step
+    return hooks._replace(step=step)
 
 
-def impatient() -> None:
+def impatient(hooks: train.Hooks) -> train.Hooks:
     """Does not wait between the last tries of the last save."""
     saver._LAST_WAIT_S = 0.0
+    return hooks
 
 
 FAULTS = {f.__name__: f for f in (clock_jumps, full_disk, impatient)}

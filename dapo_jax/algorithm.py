@@ -1,0 +1,199 @@
+"""Algorithm 1 of the paper (arXiv 2503.14476), and nothing of the run around it (train.py).
+
+    1   for step = 1, ..., M do                                            train.run
+    2       sample a batch D_b from D                                      sample_batch
+    3       update the old policy: pi_old <- pi                            sample_batch
+    4       sample G outputs o_i ~ pi_old(. | q) for each q in D_b         sample_batch
+    5       compute rewards r_i for each output by running R               sample_batch
+    6       keep the groups that teach in the buffer (Eq. 11)              sample_batch
+    7-8     if the buffer has fewer than N: continue                       sample_batch
+    9       compute the advantage of each token (Eq. 9)                    make_minibatches
+    10      for iteration = 1, ..., mu do                                  update_policy
+    11          update pi by maximizing the DAPO objective (Eq. 8)         update_policy
+
+What the paper leaves to the reader is decided so: the batch is the first N groups that teach in
+problem order; `optim.minibatches` updates take a share of the batch each (mu = 1); the denominator
+of the ratio is fixed before the first of them. `config` is the run's, `text` and `machine` are what
+build.py made of it. Every function is one of its arguments; nothing here writes, logs or looks at a
+clock.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dapo_jax import build, grading, parallel, validation
+from dapo_jax.dapo import advantage, objective, overlong_filter, packing, reward, update
+from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
+from dapo_jax.dapo.state import State
+from dapo_jax.rollout import engine
+from dapo_jax.rollout.engine import Stats
+
+
+class StepRecord(NamedTuple):
+    """What happened in one rollout step."""
+
+    batch: Collected
+    stats: Stats  # of the sampler
+    updates: list[dict[str, float]]  # metrics of each update, on the host
+    knobs: update.Knobs  # of these updates
+
+
+def step(
+    config,
+    text: build.Text,
+    machine: build.Machine,
+    stream: Sequence[int],
+    state: State,
+    on_phase: Callable[[str], None] = lambda phase: None,
+) -> tuple[State, StepRecord]:
+    """One rollout step: sample until the batch is full of groups that teach, then update on it.
+    stream: position -> row of the training set. on_phase: is told 'rollout' and 'update' as each
+    begins."""
+    on_phase("rollout")
+    batch, stats = sample_batch(config, text, machine, stream, state)  # lines 2-8
+    on_phase("update")
+    minibatches = make_minibatches(config, batch.groups, state.counters.step)  # line 9
+    knobs = update_knobs(config, state)
+    state, updates = update_policy(config, machine, state, minibatches, knobs)  # lines 10-11
+
+    counters = state.counters
+    state = state._replace(carried=batch.carried).count(
+        step=counters.step + 1,
+        rounds=counters.rounds + batch.rounds,
+        position=batch.next_position,
+        accept_rate=batch.accept_rate,
+        empty_steps=0 if batch.groups else counters.empty_steps + 1,
+        tokens=counters.tokens + stats.tokens,
+        samples=counters.samples + sum(len(g.responses) for g in batch.drawn),
+    )
+    return state, StepRecord(batch, stats, updates, knobs)
+
+
+def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected, Stats]:
+    """Dynamic sampling with the policy as it is at the start of the step."""
+    decode_params = machine.engine.decode_params(state.params)
+    draw = build.training_draw(config)
+    totals = []
+
+    def sample(positions: range) -> list[Group]:
+        rows = [stream[i] for i in positions]
+        prompts = list(zip(positions, [text.train.ids[r] for r in rows], strict=True))
+        groups, stats = build.sample_groups(
+            machine, decode_params, prompts, config.rollout.group_size, draw
+        )
+        totals.append(stats)
+        problems = [text.train.problems[r] for r in rows]
+        return grading.grade_groups(text.tokenizer, text.judge, groups, problems)
+
+    batch = collect(
+        sample,
+        start=state.counters.position,
+        need=config.rollout.groups,
+        accept_rate=state.counters.accept_rate,
+        max_rounds=config.dynamic_sampling.max_rounds,
+        dynamic=config.dynamic_sampling.enabled,
+        surplus=config.dynamic_sampling.surplus,
+        carried=state.carried,
+    )
+    return batch, engine.total(totals)
+
+
+def make_minibatches(config, groups: list[Group], step: int) -> list[list[packing.Item]]:
+    """Groups -> advantages and loss weights -> U mini-batches of whole groups, shuffled."""
+    if not groups:
+        return []
+    length_NxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
+    truncated_NxG = np.array([[r.truncated for r in g.responses] for g in groups])
+    trained_NxG, counted_NxG = overlong_filter.masks(truncated_NxG, config.loss.overlong_filter)
+    score_NxG = np.stack([g.grades.score_G for g in groups])
+    advantage_NxG = advantage.group_normalize(  # Eq. 9
+        shaped_rewards(config, score_NxG, length_NxG),
+        ddof=config.advantage.ddof,
+        epsilon=config.advantage.epsilon,
+        counted_NxG=counted_NxG,
+    )
+    tokens_NxG = np.where(trained_NxG, length_NxG, 0)
+
+    order = np.random.default_rng([config.seed, step]).permutation(len(groups))
+    size = config.rollout.groups // config.optim.minibatches  # groups; a short batch has fewer
+    minibatches = []
+    for start in range(0, len(order), size):
+        part = order[start : start + size]
+        weight_Q = objective.token_weights(  # the normaliser of Eq. 8
+            tokens_NxG[part].ravel(),
+            np.repeat(part, config.rollout.group_size),
+            config.loss.normalizer,
+            config.loss.chunk_sequences,
+        )
+        minibatches.append(
+            [
+                packing.Item(groups[n].prompt, r.tokens, r.logps, float(advantage_NxG[n, g]), w)
+                for n, weight_G in zip(part, weight_Q.reshape(len(part), -1), strict=True)
+                for g, (r, w) in enumerate(zip(groups[n].responses, weight_G, strict=True))
+            ]
+        )
+    return minibatches
+
+
+def shaped_rewards(config, score: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Scores with the length penalty of Eq. 13. length: response tokens; same shape."""
+    return reward.shaped(
+        score,
+        length,
+        max_tokens=config.rollout.max_response_tokens,
+        buffer_tokens=config.reward.overlong_buffer_tokens,
+        factor=config.reward.overlong_penalty,
+    )
+
+
+def update_policy(
+    config, machine, state: State, minibatches, knobs: update.Knobs
+) -> tuple[State, list[dict]]:
+    """Old (and reference) log-probs of the whole batch, then one gradient update per mini-batch.
+    Returns (state, metrics of each update)."""
+    params, opt_state, logs = state.params, state.opt_state, []
+    for batch in pack_minibatches(config, machine, state, minibatches):
+        params, opt_state, log = machine.trainer.update(params, opt_state, batch, knobs)
+        logs.append(log)
+    logs = parallel.to_host(logs)
+    in_row = state.counters.skipped_in_row
+    for log in logs:
+        in_row = in_row + 1 if log["skipped"] else 0
+    state = state._replace(params=params, opt_state=opt_state)
+    return state.count(updates=state.counters.updates + len(logs), skipped_in_row=in_row), logs
+
+
+def update_knobs(config, state: State) -> update.Knobs:
+    """The numbers of this step's updates."""
+    return update.Knobs(
+        lr=np.float32(update.learning_rate(config.optim, state.counters.step)),
+        temperature=np.float32(config.rollout.temperature),
+        loss=objective.coefficients(config.loss),
+    )
+
+
+def pack_minibatches(config, machine, state: State, minibatches) -> list[update.Batch]:
+    """What each update trains on, on the devices; nothing for a mini-batch of which every response
+    was filtered out. All old log-probs are those of `state`, before the first update."""
+    trainer, temperature = machine.trainer, np.float32(config.rollout.temperature)
+    packed = []
+    for items in minibatches:
+        rows, used, _ = packing.pack(
+            items,
+            row_tokens=validation.row_tokens(config),
+            micro_rows=config.optim.micro_batch_rows,
+            max_items=build.minibatch_responses(config),
+        )
+        if not used:
+            continue
+        rows, used = parallel.to_device(rows, trainer.row_sharding), np.int32(used)
+        old = rows.sampled_logp_AxRxT
+        if config.loss.old_logprobs == "recompute":
+            old = trainer.log_probs(state.params, rows, used, temperature)
+        ref = old
+        if state.ref_params is not None:
+            ref = trainer.log_probs(state.ref_params, rows, used, temperature)
+        packed.append(update.Batch(rows, old, ref, used))
+    return packed

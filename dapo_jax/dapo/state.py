@@ -1,0 +1,33 @@
+"""Everything that decides what happens next in a run, and nothing else."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dapo_jax.dapo.dynamic_sampling import Group
+
+
+class Counters(NamedTuple):
+    """How far a run is. Saved flat, under these names."""
+
+    step: int = 0  # rollout steps done
+    rounds: int = 0  # generation rounds done
+    updates: int = 0  # gradient updates done
+    position: int = 0  # next problem of the stream
+    accept_rate: float = 1.0  # estimate; decides only how many problems are drawn ahead
+    empty_steps: int = 0  # steps in a row without a learnable group
+    skipped_in_row: int = 0  # updates in a row that were not finite
+    alarms_in_row: int = 0  # steps in a row that broke a bound of config.guard
+    tokens: int = 0  # response tokens drawn so far
+    samples: int = 0  # responses drawn so far
+
+
+class State(NamedTuple):
+    params: dict
+    opt_state: Any
+    ref_params: dict | None = None  # the start of the run, where loss.kl_coef wants it
+    carried: Sequence[Group] = ()  # accepted groups of earlier steps
+    counters: Counters = Counters()
+
+    def count(self, **changes: int | float) -> "State":
+        """With some counters set to other values."""
+        return self._replace(counters=self.counters._replace(**changes))
