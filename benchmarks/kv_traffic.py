@@ -3,6 +3,7 @@
     python benchmarks/kv_traffic.py                         # 8192 requests, 1024 slots, 20k cap
     python benchmarks/kv_traffic.py --lengths=lengths.txt   # response lengths, one a line
     python benchmarks/kv_traffic.py --lengths=runs/a/rollouts
+    python benchmarks/kv_traffic.py --write                 # and put the table into RESULTS.md
 
 The ideal reads each live token of each busy row once a step. Slots, refill, prompt sharing, pages
 and evictions are decided by the engine's own code (rollout/schedule.py); only the model is missing.
@@ -15,25 +16,16 @@ import argparse
 import json
 import math
 import pathlib
-import statistics
 
 import numpy as np
+import results
+from lengths import log_normal
 from tqdm import tqdm
 
 from dapo_jax.model.paged import KERNEL_PAGES
 from dapo_jax.rollout.schedule import Request, Schedule
 
-
-def log_normal(n: int, cap: int, mean: float, sigma: float) -> np.ndarray:
-    """int [n]: log-normal lengths cut at `cap`, with `mean` after the cut, in random order."""
-    normal = statistics.NormalDist()
-    z = np.array([normal.inv_cdf((i + 0.5) / n) for i in range(n)])
-    low, high = 0.0, 2 * math.log(cap)
-    for _ in range(60):
-        mu = (low + high) / 2
-        lengths = np.clip(np.round(np.exp(mu + sigma * z)), 1, cap)
-        low, high = (mu, high) if lengths.mean() < mean else (low, mu)
-    return np.random.default_rng(0).permutation(lengths.astype(int))
+HEADING = "## Keys and values that decoding reads"
 
 
 def read_lengths(path: pathlib.Path) -> np.ndarray:
@@ -147,8 +139,11 @@ def main() -> None:
     parser.add_argument("--page_tokens", type=int, default=128)
     parser.add_argument("--pool", type=float, default=1.0, help="of all slots at full length")
     parser.add_argument("--bucket", type=int, default=2048)
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = vars(parser.parse_args())
-    file, n, mean, sigmas = (args.pop(k) for k in ("lengths", "requests", "mean", "sigma"))
+    file, n, mean, sigmas, write = (
+        args.pop(k) for k in ("lengths", "requests", "mean", "sigma", "write")
+    )
     if file:
         recorded = read_lengths(file)
         args["cap"] = max(args["cap"], int(recorded.max()))
@@ -156,14 +151,23 @@ def main() -> None:
     else:
         sets = {f"log-normal, sigma {s}": log_normal(n, args["cap"], mean, s) for s in sigmas}
     names = ("paged", "bucketed", "dense", "slowest", "steps", "occupancy", "peak", "evicted")
-    print(f"{'key/value bytes read over the ideal':36s}" + "".join(f"{x:>10s}" for x in names))
+    rows = [("lengths", "requests", "mean", *names)]
     for name, lengths in sets.items():
-        row = simulate(lengths, **args)
-        print(f"{name[-36:]:36s}" + "".join(f"{row[x]:>10.4g}" for x in names), flush=True)
-    print(
-        "slowest: paged, if all wait for the shard of slots that reads most. occupancy: busy slots."
-        " peak: pages in use, of all slots at full length, in the fullest shard."
+        found = simulate(lengths, **args)
+        counted = f"{len(lengths):,}", f"{lengths.mean():,.0f}"
+        rows.append((name, *counted, *(f"{found[x]:.4g}" for x in names)))
+        print("   ".join(rows[-1]), flush=True)
+    section = (
+        f"{HEADING}\n\n{results.made_by('numpy')}. Lengths in tokens,"
+        f" at most {args['cap']:,}; {args['slots']:,} slots, pages of {args['page_tokens']}, chunks"
+        f" of {args['chunk']}. Key/value bytes read over the ideal, which reads each live token of"
+        " each busy row once per step. slowest: paged, if all wait for the shard of slots that"
+        " reads most. occupancy: busy slots. peak: pages in use, of all slots at full length, in"
+        f" the fullest shard.\n\n{results.table(*rows)}"
     )
+    print("\n" + section)
+    if write:
+        results.write(HEADING, section)
 
 
 if __name__ == "__main__":

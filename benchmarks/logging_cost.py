@@ -11,16 +11,13 @@ share of the wall time stands beside it.
 """
 
 import argparse
-import functools
-import importlib.util
-import os
 import pathlib
-import platform
+import runpy
 import tempfile
 import time
 
-import jax
 import results
+import timing
 
 from dapo_jax import train
 from dapo_jax.log import guards, metrics, report
@@ -40,84 +37,44 @@ PARTS = {
 }
 
 
-class Clock:
-    """CPU and wall seconds of the calls of what it wraps, while `on`."""
-
-    on = False
-
-    def __init__(self, cpu_clock):
-        self.cpu, self.wall, self.calls, self._cpu_clock = 0.0, 0.0, 0, cpu_clock
-
-    def around(self, function):
-        @functools.wraps(function)
-        def timed(*args, **kwargs):
-            cpu, wall = self._cpu_clock(), time.perf_counter()
-            out = function(*args, **kwargs)
-            if Clock.on:
-                self.cpu += self._cpu_clock() - cpu
-                self.wall += time.perf_counter() - wall
-                self.calls += 1
-            return out
-
-        return timed
-
-
-class Steps(Clock):
-    """Of the rollout steps, from the second one on: `train.Hooks` tell when one begins and ends."""
-
-    def __init__(self):
-        super().__init__(time.process_time)
-
-    def begin(self, phase: str) -> None:
-        if phase == "rollout":
-            self._began = self._cpu_clock(), time.perf_counter()
-
-    def end(self, state, record) -> None:
-        if Clock.on:
-            self.cpu += self._cpu_clock() - self._began[0]
-            self.wall += time.perf_counter() - self._began[1]
-            self.calls += 1
-        Clock.on = True
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
-    spec = importlib.util.spec_from_file_location("quickstart", ROOT / "configs" / "quickstart.py")
-    quickstart = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(quickstart)
-    c = quickstart.get_config()
+    c = runpy.run_path(str(ROOT / "configs" / "quickstart.py"))["get_config"]()
     c.steps, c.eval.every, c.checkpoint.every = args.steps, 0, 0
 
-    clocks = {name: Clock(time.thread_time) for name in PARTS}
+    clocks = {name: timing.Clock(time.thread_time) for name in PARTS}
     for name, places in PARTS.items():
         for owner, attribute in places:
             setattr(owner, attribute, clocks[name].around(getattr(owner, attribute)))
-    steps = Steps()
+    steps, timing.Clock.on = timing.Steps(), False
+
+    def step(state, record):
+        steps.step(state, record)
+        timing.Clock.on = True  # the first one, which compiles, is done
+
     with tempfile.TemporaryDirectory() as folder:
-        hooks = train.Hooks(phase=steps.begin, step=steps.end)
+        hooks = train.Hooks(phase=steps.phase, step=step)
         train.train(c, pathlib.Path(folder) / "run", hooks=hooks)
         size = {p.name: _bytes(p) for p in (pathlib.Path(folder) / "run").iterdir()}
 
-    cpu = steps.cpu + sum(k.cpu for k in clocks.values())
-    wall = steps.wall + sum(k.wall for k in clocks.values())
-    lines = ["| part | ms a step | share of CPU time | of wall time |", "|---|---|---|---|"]
-    total = Clock(time.thread_time)
-    for name, k in clocks.items():
-        total.cpu, total.wall = total.cpu + k.cpu, total.wall + k.wall
-        lines.append(_row(name, k, steps.calls, cpu, wall))
-    lines.append(_row("all logging", total, steps.calls, cpu, wall))
-    share = total.cpu / cpu
+    spent = {name: (sum(k.cpu), sum(k.wall)) for name, k in clocks.items()}
+    logging = tuple(map(sum, zip(*spent.values(), strict=True)))
+    cpu, wall = sum(steps.cpu) + logging[0], sum(steps.wall) + logging[1]
+    n = len(steps.cpu)
+    rows = [("part", "ms per step", "share of CPU time", "of wall time")]
+    for name, (k, w) in (spent | {"all logging": logging}).items():
+        rows.append((name, f"{k / n * 1e3:.2f}", f"{k / cpu:.2%}", f"{w / wall:.2%}"))
+    share = logging[0] / cpu
     text = (
-        f"{HEADING}\n\n`taskset -c 0 python benchmarks/logging_cost.py --steps={args.steps}`:"
-        f" {steps.calls + 1} steps of the quickstart, {cpu / steps.calls * 1e3:.0f} CPU ms a step"
-        f" on {len(os.sched_getaffinity(0))} core of {platform.machine()}, jax {jax.__version__}."
+        f"{HEADING}\n\n{results.made_by('jax')}. {n + 1} steps of the quickstart,"
+        f" {cpu / n * 1e3:.0f} CPU ms per step."
         f" All logging takes {share:.2%} of the CPU time (at most {LIMIT:.0%} is wanted). Written:"
         f" metrics.jsonl {size['metrics.jsonl'] / 1e3:.0f} kB, tensorboard"
         f" {size['tensorboard'] / 1e3:.0f} kB, rollouts {size['rollouts'] / 1e3:.0f} kB.\n\n"
-        + "\n".join(lines)
+        + results.table(*rows)
     )
     print(text)
     if args.write:
@@ -128,10 +85,6 @@ def main() -> None:
 
 def _bytes(path: pathlib.Path) -> int:
     return sum(p.stat().st_size for p in [path, *path.rglob("*")] if p.is_file())
-
-
-def _row(name: str, k: Clock, steps: int, cpu: float, wall: float) -> str:
-    return f"| {name} | {k.cpu / steps * 1e3:.2f} | {k.cpu / cpu:.2%} | {k.wall / wall:.2%} |"
 
 
 if __name__ == "__main__":

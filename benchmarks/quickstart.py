@@ -1,20 +1,21 @@
 """DAPO against naive GRPO on the quickstart, seed by seed: accuracy at equal updates and tokens.
 
-    python benchmarks/quickstart.py --seeds=5 --out=runs/seeds
+    python benchmarks/quickstart.py --seeds=5 --out=runs/seeds [--write]
 
 Trains one base model (seed `--base_seed`), then from it configs/quickstart.py and
-configs/quickstart_grpo.py once a seed, `--jobs` at a time, each pinned to one core where the system
-can; finished runs are kept. `--own_base` gives each seed a base of its own instead, as the
+configs/quickstart_grpo.py once per seed, `--jobs` at a time, each pinned to one core where the
+system can; finished runs are kept. `--own_base` gives each seed a base of its own instead, as the
 quickstart does. Prints held-out accuracy (T=1, 128 problems x 4 samples) at every evaluation, with
 95% t-intervals over seeds. The headline of a run is fixed in advance: the mean of its evaluations
 after the start. (`python -m dapo_jax.experiments.ladder` has the techniques one by one.)
 """
 
 import argparse
-import importlib.util
 import pathlib
+import runpy
 
 import numpy as np
+import results
 
 from dapo_jax import config
 from dapo_jax.experiments import figures, ladder, pool, stats
@@ -23,15 +24,13 @@ from dapo_jax.log import metrics
 ROOT = pathlib.Path(__file__).parent.parent
 ARMS = {"DAPO": "quickstart", "naive GRPO": "quickstart_grpo"}
 TAG = "eval/heldout/avg@k"
+HEADING = "## The quickstart"
 
 
 def fields(arm: str, **changes) -> dict:
     """Leaves of the arm's config file, with `changes`."""
-    file = ROOT / "configs" / f"{ARMS[arm]}.py"
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return config.leaves(module.get_config()) | changes
+    file = runpy.run_path(str(ROOT / "configs" / f"{ARMS[arm]}.py"))
+    return config.leaves(file["get_config"]()) | changes
 
 
 def folder(arm: str, seed: int) -> str:
@@ -48,9 +47,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "runs" / "seeds")
-    parser.add_argument("--jobs", type=int, default=0, help="0: one a core")
+    parser.add_argument("--jobs", type=int, default=0, help="0: one per core")
     parser.add_argument("--base_seed", type=int, default=0)
     parser.add_argument("--own_base", action="store_true")
+    parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     args = parser.parse_args()
 
     base, after = [], ()
@@ -69,29 +69,39 @@ def main() -> None:
         arm: [metrics.read(args.out / folder(arm, s) / "metrics.jsonl") for s in seeds]
         for arm in ARMS
     }
-    headline, last = {}, {}
+    heading = HEADING + (", a base per seed" if args.own_base else "")
+    section = f"{heading}\n\n{results.made_by('jax', 'flax')}.\n\n{summary(records)}"
+    print("\n" + section)
+    if args.write:
+        results.write(heading, section)
+
+
+def summary(records: dict[str, list[list[dict]]]) -> str:
+    """Markdown of the runs (arm -> seed -> records): accuracy by seed and step."""
+    lines, headline, last = [], {}, {}
     for arm, of in records.items():
         steps = figures.curve(of[0], TAG, "step")[0].astype(int)
         curves = np.array([figures.curve(r, TAG, "step")[1] for r in of])
         last[arm] = [r[-1]["spent/tokens"] for r in of]
-        print(f"\n{arm}: held-out accuracy, T=1, after rollout step {', '.join(map(str, steps))}")
-        for seed, curve in enumerate(curves):
-            values = " ".join(f"{v:.3f}" for v in curve)
-            print(f"  seed {seed}: {values}   ({last[arm][seed] / 1e6:.2f} M tokens)")
-        for step, column in zip(steps, curves.T, strict=True):
-            print(f"  step {step:3d}: {stats.interval(column)}")
         headline[arm] = curves[:, 1:].mean(1)
-        print(f"  mean of the evaluations after the start: {stats.interval(headline[arm])}")
-
+        rows = [(arm, *(f"step {n}" for n in steps), "mean after the start", "M tokens")]
+        for seed, (curve, mean, n) in enumerate(zip(curves, headline[arm], last[arm], strict=True)):
+            rows.append((f"seed {seed}", *(f"{v:.3f}" for v in (*curve, mean)), f"{n / 1e6:.2f}"))
+        every = map(stats.interval, (*curves.T, headline[arm]))
+        rows.append(("95% t-interval", *every, f"{np.mean(last[arm]) / 1e6:.2f}"))
+        lines += [results.table(*rows), ""]
     difference = stats.paired(headline["DAPO"], headline["naive GRPO"])
-    print(f"\nDAPO - naive GRPO, same seed: {difference}")
     budgets = last["naive GRPO"]
     dapo, grpo = (
         stats.interval([at_tokens(r, n) for r, n in zip(records[arm], budgets, strict=True)])
         for arm in ARMS
     )
-    print(
-        f"at naive GRPO's tokens ({np.mean(budgets) / 1e6:.2f} M): DAPO {dapo}, naive GRPO {grpo}"
+    return "\n".join(
+        [
+            *lines,
+            f"DAPO - naive GRPO, same seed, mean after the start: {difference}. At naive GRPO's"
+            f" tokens ({np.mean(budgets) / 1e6:.2f} M): DAPO {dapo}, naive GRPO {grpo}.",
+        ]
     )
 
 

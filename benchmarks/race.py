@@ -18,16 +18,15 @@ Writes OUT/race.md and OUT/race.json; finished runs are kept in OUT.
 """
 
 import argparse
-import datetime
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import shutil
 import subprocess
 import sys
 import time
+
+import results
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RACERS = ROOT / "benchmarks" / "racers"
@@ -44,6 +43,7 @@ LIST = {
     "trl": ("with_trl.py", "", "TRL GRPOTrainer, loss_type='dapo'"),
 }
 LR = 3e-4  # of everybody; ours reaches the goal later with 6e-4 (43 against 40 CPU-s, seed 100)
+HEADING = "## The race"
 PACKAGES = {
     "ours": ("jax", "jaxlib", "flax"),
     "tunix": ("google-tunix", "jax", "flax"),
@@ -130,13 +130,6 @@ def notes(out: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def describe(racers: list[str]) -> str:
-    names = dict.fromkeys(p for r in racers for p in PACKAGES.get(r, ()))
-    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in names)
-    cpu = platform.processor() or platform.machine()
-    return f"{datetime.date.today()}, {cpu}, {len(CORES) or os.cpu_count()} cores; {versions}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
@@ -149,6 +142,7 @@ def main() -> None:
     parser.add_argument("--base_seed", type=int, default=0)
     parser.add_argument("--skill_steps", type=int, default=520, help="warm-up of the base: skill")
     parser.add_argument("--habit_steps", type=int, default=160, help="and habit, see config.py")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     racers = args.racers.split(",")
     if unknown := set(racers) - set(LIST):
@@ -185,9 +179,12 @@ def main() -> None:
             folder = out / f"{name}_{seed}"
             found[name].append(run(name, seed, args.lr, args.steps, args.goal, base, folder, judge))
     titles = {name: LIST[name][2] for name in racers}
-    runs = {name: [r["summary"] for r in results] for name, results in found.items()}
-    text = f"`{' '.join(['python', 'benchmarks/race.py', *sys.argv[1:]])}`, {describe(racers)}\n\n"
+    runs = {name: [r["summary"] for r in of] for name, of in found.items()}
+    packages = dict.fromkeys(p for r in racers for p in PACKAGES.get(r, ()))
+    text = f"{results.made_by(*packages)}\n\n"
     text += report.table(runs, OURS, titles, args.goal) + "\n" + report.notes(racers)
+    if args.write:
+        results.write(HEADING, f"{HEADING}\n\n{text}")
     (out / "race.md").write_text(text)
     (out / "race.json").write_text(json.dumps({"gaps": gaps, "runs": found}, indent=1))
     print(text)

@@ -1,8 +1,32 @@
-"""RESULTS.md: one section a benchmark, rewritten by `--write`."""
+"""RESULTS.md: one section per benchmark, rewritten by `--write`."""
 
+import datetime
+import importlib.metadata
+import os
 import pathlib
+import platform
+import sys
 
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
+
+
+def made_by(*packages: str) -> str:
+    """The command of this process, the day, the machine, and the versions of what was measured."""
+    script = pathlib.Path(sys.argv[0]).name
+    flags = [a for a in sys.argv[1:] if a != "--write"]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
+    return (
+        f"`{' '.join(['python', f'benchmarks/{script}', *flags])}`, {datetime.date.today()},"
+        f" {platform.processor() or platform.machine()}, {cores} cores; {versions}"
+    )
+
+
+def table(*rows: tuple) -> str:
+    """Markdown; the first row is the head."""
+    head, *body = ([str(cell) for cell in row] for row in rows)
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 
 def write(heading: str, section: str) -> None:

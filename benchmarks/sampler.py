@@ -2,6 +2,7 @@
 
     pip install -r benchmarks/requirements-peers.txt ...   # see that file; a venv of its own
     python benchmarks/sampler.py                           # the table, about ten minutes
+    python benchmarks/sampler.py --write                   # and put it into RESULTS.md
     python benchmarks/sampler.py --readers                 # CPU readers by row length, no peers
 
 Peers are google-tunix's sampler (jitted, JAX) and transformers' `generate` (torch). All run the
@@ -18,14 +19,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 if hasattr(os, "sched_setaffinity"):  # before XLA and OpenMP size their thread pools
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
-import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import results
+import timing
+from lengths import log_normal
 
 from dapo_jax import config, parallel
 from dapo_jax.model import qwen2
@@ -48,46 +49,34 @@ SHAPE = qwen2.Shape(
 PROMPT = 32  # tokens
 REAL_VOCAB = 151_936
 
+HEADING = "## Sampling on a CPU core"
+
 Turn = Callable[[], float]  # does the work once, returns how much that was (tokens, rows)
+Found = Iterator[tuple[str, ...] | str]  # rows of the table, and sentences below it
 
 
 def rates(turns: dict[str, Turn], repeats: int) -> dict[str, float]:
-    """Work per CPU-second of each, the median of `repeats` turns after one that is not counted."""
-    found = {name: [] for name in turns}
-    for i in range(repeats + 1):
-        for name, turn in turns.items():
-            start = time.process_time()
-            work = turn()
-            spent = time.process_time() - start
-            if i:
-                found[name].append(work / spent)
-    return {name: statistics.median(values) for name, values in found.items()}
+    """Work per CPU-second of each."""
+    found = timing.in_turns(turns, repeats)
+    return {name: work / seconds for name, (seconds, work) in found.items()}
 
 
-def report(what: str, turns: dict[str, Turn], repeats: int, target: str = "") -> dict[str, float]:
-    """A line of the table: the first of `turns` is ours."""
-    found = rates(turns, repeats)
-    (_, ours), *peers = found.items()
-    text = "   ".join(f"{name} {rate:,.0f} ({ours / rate:.2f}x)" for name, rate in peers)
-    print(f"{what:44s} {ours:>9,.0f}   {text}   {target}", flush=True)
-    return found
+def report(what: str, turns: dict[str, Turn], repeats: int) -> tuple[str, ...]:
+    """A row of the table: the first of `turns` is ours."""
+    (_, ours), *peers = rates(turns, repeats).items()
+    beside = (f"{name} {rate:,.0f} ({ours / rate:.2f}x)" for name, rate in peers)
+    row = what, f"{ours:,.0f}", *beside
+    print("   ".join(row), flush=True)
+    return row
+
+
+def say(sentence: str) -> str:
+    print(sentence, flush=True)
+    return sentence
 
 
 def prompts(n: int, tokens: int = PROMPT) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 1000, (n, tokens))
-
-
-def long_tail(n: int, cap: int, mean: float, sigma: float = 0.9) -> np.ndarray:
-    """Log-normal lengths, cut at `cap`, whose mean after the cut is `mean`: n quantiles in random
-    order, so that every n has the same distribution."""
-    normal = statistics.NormalDist()
-    z = np.array([normal.inv_cdf((i + 0.5) / n) for i in range(n)])
-    low, high = 0.0, math.log(cap)
-    for _ in range(50):
-        mu = (low + high) / 2
-        lengths = np.clip(np.round(np.exp(mu + sigma * z)), 1, cap)
-        low, high = (mu, high) if lengths.mean() < mean else (low, mu)
-    return np.random.default_rng(1).permutation(lengths.astype(int))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -227,20 +216,20 @@ def transformers_generate():
 # ------------------------------------------------------------------------------------------------
 
 
-def fixed_length(repeats: int) -> None:
+def fixed_length(repeats: int) -> Found:
     steps, rows = 128, prompts(64)
     ours = Ours(engine(64, steps, chunk=64))
     tunix, torch = tunix_sampler(steps), transformers_generate()
-    for top_p, target in ((1.0, ">= 1.8x tunix"), (0.7, ">= 4x tunix")):
+    for top_p in (1.0, 0.7):
         turns = {
             "ours": ours.turn(requests(64), top_p=top_p),
             "tunix": lambda p=top_p: tunix(rows, steps, p),
             "transformers": lambda p=top_p: torch(rows, steps, p),
         }
-        report(f"64 x ({PROMPT} + {steps}), T=1, top-p {top_p}", turns, repeats, target)
+        yield report(f"64 x ({PROMPT} + {steps}), T=1, top-p {top_p}", turns, repeats)
 
 
-def draw_alone(repeats: int, rows: int = 16) -> None:
+def draw_alone(repeats: int, rows: int = 16) -> Found:
     """A nucleus of 0.7 at the real vocabulary; the peer is tunix's own function, which sorts."""
     from tunix.generate.sampler import sample_top_p
 
@@ -254,12 +243,12 @@ def draw_alone(repeats: int, rows: int = 16) -> None:
         return rows
 
     turns = {"ours": lambda: turn(ours, logits, uniform), "tunix": lambda: turn(peer, logits, key)}
-    report(f"draw alone, top-p 0.7, V={REAL_VOCAB:,} (rows/s)", turns, repeats, ">= 8x")
+    yield report(f"draw alone, top-p 0.7, V={REAL_VOCAB:,} (rows/s)", turns, repeats)
 
 
-def uneven(repeats: int, n: int = 512, cap: int = 512, slots: int = 64) -> None:
+def uneven(repeats: int, n: int = 512, cap: int = 512, slots: int = 64) -> Found:
     """Forced lengths. The peer takes the same requests in batches, each up to its longest row."""
-    lengths = long_tail(n, cap, cap / 4)
+    lengths = log_normal(n, cap, cap / 4, seed=1)
     ours, tunix = Ours(engine(slots, cap)), tunix_sampler(cap)
 
     def batches():
@@ -268,22 +257,21 @@ def uneven(repeats: int, n: int = 512, cap: int = 512, slots: int = 64) -> None:
         return lengths.sum()  # the rest of what it drew is of no use
 
     turns = {"ours": ours.turn(requests(n, lengths)), "tunix": batches}
-    report(f"long tail, {n} requests, {slots} slots", turns, repeats, ">= 3.5x tunix")
+    yield report(f"long tail, {n} requests, {slots} slots", turns, repeats)
     s = ours.stats
-    print(
-        f"    lengths: mean {lengths.mean():.0f}, median {np.median(lengths):.0f}, longest"
-        f" {lengths.max()}; slot occupancy {s.queued_occupancy:.1%} until the queue is empty"
-        f" (target >= 90%), {s.occupancy:.1%} in all"
+    yield say(
+        f"lengths of the long tail: mean {lengths.mean():.0f}, median"
+        f" {np.median(lengths):.0f}, longest {lengths.max()}; slot occupancy"
+        f" {s.queued_occupancy:.1%} until the queue is empty, {s.occupancy:.1%} in all"
     )
 
 
-def group(repeats: int, samples: int = 16) -> None:
+def group(repeats: int, samples: int = 16) -> Found:
     """Samples of one prompt against one sample: CPU time up to the first token, and pages.
 
     Full pages of a prompt are shared; what does not fill its last page is copied for each sample,
     which then goes on in that page. So small pages waste less of a prompt's memory, and a prompt
     that fills its pages wastes nothing."""
-    print(f"{samples} samples of one prompt against one sample, targets <= 1.3x:")
     for page, tokens in ((0, 512), (64, 512), (64, 513), (8, 512)):
         ours = Ours(engine(samples, 16, prompt=tokens, page_tokens=page))
         prompt, g = prompts(1, tokens)[0].tolist(), ours.engine.geometry
@@ -296,20 +284,20 @@ def group(repeats: int, samples: int = 16) -> None:
         speed = rates({n: ours.turn(wanted[:n]) for n in (1, samples)}, repeats)
         share = f"{pages[samples]} prompt pages of {g.page_tokens} against {pages[1]}"
         time_of_one = speed[1] / (speed[samples] / samples)
-        print(
-            f"    {tokens - 1} cached prompt tokens: {time_of_one:.2f}x the CPU time; {share}"
-            f" ({pages[samples] / pages[1]:.2f}x)",
-            flush=True,
+        yield say(
+            f"{samples} samples of one prompt of {tokens - 1} cached tokens against one sample:"
+            f" {time_of_one:.2f}x the CPU time up to the first token; {share}"
+            f" ({pages[samples] / pages[1]:.2f}x)"
         )
 
 
-def linear(repeats: int, cap: int = 512, slots: int = 64) -> None:
+def linear(repeats: int, cap: int = 512, slots: int = 64) -> Found:
     """Cost by requests; the pool in use against the tokens that are alive."""
     for page in (32, 64):
         ours = Ours(engine(slots, cap, page_tokens=page))
         turns, alive = {}, {}
         for n in (256, 512, 1024):
-            work = requests(n, long_tail(n, cap, cap / 4))
+            work = requests(n, log_normal(n, cap, cap / 4, seed=1))
             turns[f"{n} requests"] = ours.turn(work)
             peak, now, held = 0, 0, dict.fromkeys(range(n), PROMPT)
 
@@ -327,22 +315,26 @@ def linear(repeats: int, cap: int = 512, slots: int = 64) -> None:
             used = ours.stats.peak_cache * g.tokens
             alive[n] = f"{peak:,} alive, {used:,.0f} in pages, {slots * (PROMPT + cap):,} full"
         found = rates(turns, repeats)
-        print(f"pages of {page}: tokens per CPU-second, and cache tokens at the peak", flush=True)
         for (name, rate), text in zip(found.items(), alive.values(), strict=True):
-            print(f"    {name:14s} {rate:>9,.0f}   {text}")
+            yield say(
+                f"pages of {page}, {name}: {rate:,.0f} tokens per CPU-second; cache tokens at the"
+                f" peak: {text}"
+            )
 
 
-def readers(repeats: int) -> None:
+def readers(repeats: int) -> Found:
     """Whole rows against pages of 64 on CPU, by row length: what `paged.geometry` chooses from."""
-    print("tokens per CPU-second, 64 slots, 128 requests: whole rows, then pages of 64")
     for row in (128, 160, 192, 256, 384, 512, 768, 1024):
         cap = row - PROMPT
-        for kind, lengths in (("all full", None), ("long tail", long_tail(128, cap, cap / 3))):
+        for kind, lengths in (
+            ("all full", None),
+            ("long tail", log_normal(128, cap, cap / 3, seed=1)),
+        ):
             turns = {
                 name: Ours(engine(64, cap, page_tokens=page)).turn(requests(128, lengths))
                 for name, page in (("rows", row), ("pages", 64))
             }
-            report(f"rows of {row} tokens, {kind}", turns, repeats)
+            yield report(f"rows of {row} tokens, {kind}", turns, repeats)
 
 
 def main() -> None:
@@ -351,11 +343,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--readers", action="store_true", help="only the CPU readers, no peers")
     parser.add_argument("--only", choices=[p.__name__ for p in parts], help="one part of the table")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
-    print(f"jax {jax.__version__}, {jax.default_backend()}, median of {args.repeats} turns")
+    if args.write and (args.readers or args.only):
+        parser.error("--write: only the whole table is kept")
+    found = []
     for part in [readers] if args.readers else parts:
         if args.only in (None, part.__name__):
-            part(args.repeats)
+            found += part(args.repeats)
+    if args.write:
+        rows = [f for f in found if isinstance(f, tuple)]
+        width = max(map(len, rows))
+        head = ("work per CPU-second", "dapo_jax", *("peer (ours over it)",) * (width - 2))
+        made = results.made_by("jax", "google-tunix", "transformers", "torch")
+        rows = [row + ("",) * (width - len(row)) for row in rows]
+        said = "\n".join(f"- {f}" for f in found if isinstance(f, str))
+        section = f"{HEADING}\n\n{made}; float32, one pinned core, medians of {args.repeats} turns."
+        results.write(HEADING, f"{section}\n\n{results.table(head, *rows)}\n\n{said}")
 
 
 if __name__ == "__main__":

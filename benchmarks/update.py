@@ -22,8 +22,6 @@ import argparse
 import datetime
 import importlib.metadata
 import os
-import statistics
-import time
 
 # Before jax makes its threads: one core.
 os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -34,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import results
+import timing
 from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
@@ -171,26 +170,13 @@ def tunix(params, items):
 # ------------------------------------------------------------------------------------------------
 
 
-def cpu_seconds(steps: dict, repeats: int) -> dict[str, float]:
-    """Median CPU-seconds of each function, in turns, after one unmeasured call."""
-    for step in steps.values():
-        step()
-    taken = {name: [] for name in steps}
-    for _ in range(repeats):
-        for name, step in steps.items():
-            started = time.process_time()
-            step()
-            taken[name].append(time.process_time() - started)
-    return {name: statistics.median(t) for name, t in taken.items()}
-
-
 def against_tunix(tailed: bool, repeats: int) -> str:
     params = qwen2.init(SHAPE, jax.random.key(0))
     items = data(tailed)
     steps = dict(ours=ours(params, items), tunix=tunix(params, items))
     first = {name: step() for name, step in steps.items()}
     assert abs(first["ours"] - first["tunix"]) < 1e-4 * abs(first["tunix"]), first
-    t = cpu_seconds(steps, repeats)
+    t = {name: seconds for name, (seconds, _) in timing.in_turns(steps, repeats).items()}
     name = "lengths with a long tail, mean 32 of 128" if tailed else "all responses 128 tokens"
     return f"| {name} | {t['ours']:.3f} | {t['tunix']:.3f} | {t['tunix'] / t['ours']:.2f}x |"
 
@@ -207,8 +193,9 @@ def rate(repeats: int) -> str:
         jnp.array(np.random.default_rng(i).normal(size=(1024, 1024)), jnp.float32) for i in (0, 1)
     )
     product = jax.jit(lambda a, b: jax.lax.fori_loop(0, 20, lambda _, x: (x @ b) * 0.03, a))
-    t = cpu_seconds(dict(step=step, product=lambda: jax.block_until_ready(product(a, b))), repeats)
-    of_step, of_product = step.work / t["step"], 20 * 2 * 1024**3 / t["product"]
+    turns = dict(step=step, product=lambda: jax.block_until_ready(product(a, b)))
+    (of_step, _), (of_product, _) = timing.in_turns(turns, repeats).values()
+    of_step, of_product = step.work / of_step, 20 * 2 * 1024**3 / of_product
     return (
         f"| update at width 1,024 | {of_step / 1e9:.0f} GFLOP/s | {of_product / 1e9:.0f} GFLOP/s |"
         f" {of_step / of_product:.0%} |"

@@ -31,4 +31,5 @@ dapo_setup test "$version"
 cores="$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)"
 # One file stays in one worker, where its tests share compiled programs.
 cd -- "$DAPO_ROOT"
-exec "$DAPO_PYTHON" -m pytest -n "$((cores < 8 ? cores : 8))" --dist=loadfile -m "not slow" ${arguments[@]+"${arguments[@]}"}
+exec "$DAPO_PYTHON" -m pytest -n "$((cores < 8 ? cores : 8))" --dist=loadfile \
+    --max-worker-restart=2 -m "not slow" ${arguments[@]+"${arguments[@]}"}

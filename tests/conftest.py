@@ -53,6 +53,13 @@ def pytest_configure(config):
         config.option.kill_seed = random.SystemRandom().randrange(2**32)
 
 
+def pytest_collection_modifyitems(config, items):
+    """A slow test's limit of time: long enough for the pods' compiler beside other work."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(3600))
+
+
 def pytest_report_header(config):
     return f"random moments of tests/faults: --kill_seed={config.option.kill_seed}"
 

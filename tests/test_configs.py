@@ -1,8 +1,8 @@
 """The shipped configs: valid on their slices, the paper's numbers, commands in the docstrings."""
 
 import ast
-import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,8 @@ ON_PODS = [("dapo_qwen2_5", argument) for argument in DOORS.values()] + [(GSM8K,
 
 
 def load(name: str, argument: str = ""):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config(*filter(None, [argument]))
+    make = runpy.run_path(str(FOLDER / f"{name}.py"))["get_config"]
+    return make(*filter(None, [argument]))
 
 
 def doc(name: str) -> str:

@@ -1,6 +1,6 @@
 """benchmarks/kv_traffic.py: its counts by hand, and its schedule is that of the engine."""
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import jax
@@ -12,10 +12,8 @@ from dapo_jax.model import qwen2
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request
 
-FILE = Path(__file__).parent.parent / "benchmarks" / "kv_traffic.py"
-spec = importlib.util.spec_from_file_location("kv_traffic", FILE)
-kv_traffic = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(kv_traffic)
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import kv_traffic
 
 SIZES = dict(slots=2, shards=1, chunk=4, prompt=3, room=3, group=1, cap=13, page_tokens=2)
 

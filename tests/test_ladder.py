@@ -1,9 +1,9 @@
 """The ladder: the fields of each rung, what is compared, what is said of it, and a small run."""
 
-import importlib.util
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -42,10 +42,7 @@ ORACLE = {
 
 
 def get_config(*argument):
-    spec = importlib.util.spec_from_file_location("ladder_config", ROOT / "configs" / "ladder.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config(*argument)
+    return runpy.run_path(str(ROOT / "configs" / "ladder.py"))["get_config"](*argument)
 
 
 @pytest.mark.parametrize("size", ["", "@7B"])

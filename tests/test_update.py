@@ -25,9 +25,11 @@ SHAPE = qwen2.Shape(
 )  # fmt: skip
 TEMPERATURE = 0.7
 LR = 0.5
-# Of the gradient's norm. Two float32 computations of these gradients, and each of them and float64,
-# lie up to 1.1e-6 of it apart.
-TOLERANCE = 1.5e-6
+EPS = 2.0**-24  # the most that storing a number as float32 changes it, of its size
+# What float32 may do to a gradient, in units of what one rounding of every weight does to it in
+# float64 (`truth`). All ways of computing it lie within 2.1 of them of the truth, with SSE4.2, AVX2
+# and AVX-512 alike; a change of one advantage by 1e-4 lies outside.
+ROUNDINGS = 4.0
 RULES = config.base().sharding.train.to_dict()
 # Every term on, far from its default. Bounds lie away from the ratios below, so that float32 and
 # float64 agree on which tokens are clipped.
@@ -45,6 +47,14 @@ class Batch(NamedTuple):
 class Result(NamedTuple):
     grads: dict
     metrics: dict
+
+
+class Truth(NamedTuple):
+    """A gradient in float64, and how far one float32 rounding of every weight moves it."""
+
+    value: Result
+    norm: float  # of the difference, over the gradient's
+    gaps: Result  # the largest |difference| of each array and metric
 
 
 # ------------------------------------------------------------------------------------------------
@@ -207,14 +217,27 @@ def expected(params, batch):
         loss = -(weight * logp).sum()
         return loss, dict(loss=loss)
 
-    def grad(loss_fn):
-        return Result(*in_float64(jax.grad(loss_fn, has_aux=True), params))
-
     return {
-        "all on": grad(lambda p: oracle_loss(p, batch, ALL_ON)),
-        "plain": grad(lambda p: oracle_loss(p, batch, PLAIN)),
-        "supervised": grad(supervised),
+        "all on": truth(lambda p: oracle_loss(p, batch, ALL_ON), params),
+        "plain": truth(lambda p: oracle_loss(p, batch, PLAIN), params),
+        "supervised": truth(supervised, params),
     }
+
+
+def truth(loss_fn, params, draws: int = 8) -> Truth:
+    """Every operation of float32 rounds, as if its inputs had been moved a little: so the gradient
+    of weights that are moved by one rounding, up or down at random, says how far apart right
+    computations may lie. All of it is float64: no property of this machine."""
+    rng = np.random.default_rng(5)
+    moved = lambda w: np.float64(w) * (1 + EPS * rng.choice([-1.0, 1.0], np.shape(w)))
+    with jax.enable_x64(True):
+        fn = jax.jit(jax.grad(loss_fn, has_aux=True))
+        trees = [jax.tree.map(np.float64, params)]
+        trees += [jax.tree.map(moved, params) for _ in range(draws)]
+        value, *others = (Result(*jax.device_get(fn(tree))) for tree in trees)
+    gap = lambda v, *xs: max(np.abs(x - v).max() for x in xs)
+    norm = math.sqrt(np.mean([relative_gap(o.grads, value.grads) ** 2 for o in others]))
+    return Truth(value, norm, jax.tree.map(gap, value, *others))
 
 
 def mesh_of(data=1, fsdp=1, tensor=1):
@@ -288,21 +311,19 @@ def relative_gap(got, want) -> float:
     return math.sqrt(gap / norm)
 
 
-def assert_same(got: Result, want: Result, tolerance: float, entries: float = 1e-6):
-    """The gradient equal within `tolerance` of its norm; each entry to `entries` (the largest is
-    about 1), and within a few times that of the largest entry of its own array."""
-    assert jax.tree.structure(got.grads) == jax.tree.structure(want.grads)
-    assert relative_gap(got.grads, want.grads) <= tolerance
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(got.grads), jax.tree.leaves(want.grads), strict=True
+def assert_same(got: Result, want: Truth):
+    """What float32 rounding explains lies between them: in the whole gradient, in the worst entry
+    of each array, and in each metric (for counts, the rounding of a sum)."""
+    assert relative_gap(got.grads, want.value.grads) <= ROUNDINGS * want.norm
+    arrays = jax.tree_util.tree_leaves_with_path(got.grads)
+    for (path, a), b, gap in zip(
+        arrays, jax.tree.leaves(want.value.grads), jax.tree.leaves(want.gaps.grads), strict=True
     ):
-        gap = np.abs(a - np.float64(b)).max()
-        # k_bias moves all scores of a query alike but for the rotation: its gradient is small.
-        own = max(np.abs(b).max(), 1e-2)
-        assert gap <= entries and gap <= 8e-6 * own, (path, gap, gap / own)
-    assert got.metrics.keys() == want.metrics.keys()
-    for name, value in want.metrics.items():
-        assert got.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+        assert np.abs(a - b).max() <= ROUNDINGS * gap, (path, np.abs(a - b).max() / gap)
+    assert got.metrics.keys() == want.value.metrics.keys()
+    for name, value in want.value.metrics.items():
+        allowed = ROUNDINGS * want.gaps.metrics[name]
+        assert got.metrics[name] == pytest.approx(value, rel=10 * EPS, abs=allowed), name
 
 
 # --- against the oracle ---------------------------------------------------------------------------
@@ -312,15 +333,26 @@ def assert_same(got: Result, want: Result, tolerance: float, entries: float = 1e
     ("case", "c"), [("all on", ALL_ON), ("plain", PLAIN), ("supervised", None)]
 )
 def test_gradient_against_dense_float64(programs, params, batch, expected, case, c):
-    # Without the dual clip a token weighs its whole ratio of 13.
-    assert_same(run(programs, params, batch, c), expected[case], TOLERANCE, entries=4e-6)
+    assert_same(run(programs, params, batch, c), expected[case])
+
+
+@pytest.mark.parametrize("field, factor", [("advantage", 1.0001), ("weight", 1.001)])
+def test_the_bound_is_no_wider_than_an_error(programs, params, batch, expected, field, factor):
+    """One sequence of twelve, a little off: outside of what rounding explains."""
+    items = list(batch.items)
+    items[4] = items[4]._replace(**{field: getattr(items[4], field) * factor})
+    got = run(programs, params, batch._replace(items=items), ALL_ON)
+    assert (
+        relative_gap(got.grads, expected["all on"].value.grads)
+        > ROUNDINGS * expected["all on"].norm
+    )
 
 
 def test_the_batch_has_every_case(expected):
-    metrics = expected["all on"].metrics
+    metrics = expected["all on"].value.metrics
     assert min(metrics[k] for k in ("clip_low", "clip_high", "dual_clip")) >= 1
     free = metrics["tokens"] - metrics["clip_low"] - metrics["clip_high"] - metrics["dual_clip"]
-    assert free >= 1 and expected["plain"].metrics["dual_clip"] == 0
+    assert free >= 1 and expected["plain"].value.metrics["dual_clip"] == 0
 
 
 def test_log_probs_and_entropy_return_to_their_sequences(programs, params, batch):
@@ -359,15 +391,10 @@ def test_head_stats(chunk):
 # --- however it is computed -----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def plain_way(programs, params, batch):
-    return run(programs, params, batch, ALL_ON)
-
-
-def test_order_of_the_sequences(programs, params, batch, plain_way):
+def test_order_of_the_sequences(programs, params, batch, expected):
     order = np.random.default_rng(3).permutation(12)
     shuffled = Batch(*([part[i] for i in order] for part in batch))
-    assert_same(run(programs, params, shuffled, ALL_ON), plain_way, TOLERANCE)
+    assert_same(run(programs, params, shuffled, ALL_ON), expected["all on"])
 
 
 @pytest.mark.parametrize(
@@ -378,8 +405,8 @@ def test_order_of_the_sequences(programs, params, batch, plain_way):
     ],
     ids=str,
 )
-def test_micro_batches_packing_and_padding(programs, params, batch, plain_way, layout):
-    assert_same(run(programs, params, batch, ALL_ON, **layout), plain_way, TOLERANCE)
+def test_micro_batches_packing_and_padding(programs, params, batch, expected, layout):
+    assert_same(run(programs, params, batch, ALL_ON, **layout), expected["all on"])
 
 
 @pytest.mark.parametrize(
@@ -390,9 +417,9 @@ def test_micro_batches_packing_and_padding(programs, params, batch, plain_way, l
     ],
     ids=str,
 )
-def test_chunks_and_rematerialisation(params, batch, plain_way, change):
+def test_chunks_and_rematerialisation(params, batch, expected, change):
     programs = make_programs(SHAPE._replace(**change))
-    assert_same(run(programs, params, batch, ALL_ON), plain_way, TOLERANCE)
+    assert_same(run(programs, params, batch, ALL_ON), expected["all on"])
 
 
 @pytest.mark.parametrize(
@@ -410,12 +437,12 @@ def test_chunks_and_rematerialisation(params, batch, plain_way, change):
     ],
     ids=str,
 )  # fmt: skip
-def test_meshes(params, batch, plain_way, sizes):
+def test_meshes(params, batch, expected, sizes):
     mesh = mesh_of(**sizes)
     rows = sizes.get("data", 1) * sizes.get("fsdp", 1)
     programs = make_programs(SHAPE._replace(head_chunk=10), mesh)
     got = run(programs, params, batch, ALL_ON, micro_rows=max(rows, 2))
-    assert_same(got, plain_way, TOLERANCE)
+    assert_same(got, expected["all on"])
     # The weights are really split: a device holds its share of the largest one.
     state, opt_state = start(programs, params)
     shards = sizes.get("fsdp", 1) * sizes.get("tensor", 1)

@@ -11,7 +11,7 @@ import harness
 import pytest
 from server import PHASES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # as many kills as --kills says
 
 # Seconds from the beginning of a phase to about its end: the kill comes within them.
 LENGTH = {

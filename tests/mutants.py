@@ -1,0 +1,189 @@
+"""One-line mistakes in the algorithm, the sampler and the resume that a named test must find.
+
+    python tests/mutants.py [--only=WORDS] [--jobs=2]
+
+Copies the repository to a temporary folder (one per job), puts one mistake after the other into the
+copy, runs the test named beside it, and prints what lived: exit status 1 if anything did. The tests
+are run once without a mistake first, since a test that fails anyway kills nothing.
+`test_mutants.py` sees to it that every line is still there. The count is in benchmarks/RESULTS.md.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+COPIED = ("dapo_jax", "tests", "configs", "benchmarks", "pyproject.toml", "README.md")
+LIMIT = 600  # s, of one test
+
+
+class Mutant(NamedTuple):
+    file: str  # of the package
+    old: str  # occurs in it once
+    new: str
+    test: str  # of tests/; kills it
+
+
+# fmt: off
+MUTANTS = [Mutant(*fields) for fields in (
+    # --- Eq. 9: advantage ---
+    ("dapo/advantage.py", "gap = np.where(counted, r - mean_Nx1, 0)", "gap = np.where(counted, mean_Nx1 - r, 0)", "test_advantage.py::test_sixteen_responses"),
+    ("dapo/advantage.py", "np.maximum(n_Nx1 - ddof, 1)", "np.maximum(n_Nx1, 1)", "test_advantage.py::test_sixteen_responses"),
+    ("dapo/advantage.py", "std_Nx1 + epsilon)", "std_Nx1**2 + epsilon)", "test_advantage.py::test_sixteen_responses"),
+    ("dapo/advantage.py", "np.where(counted, r, 0).sum(1, keepdims=True)", "r.sum(1, keepdims=True)", "test_advantage.py::test_responses_left_out_change_nothing_and_get_zero"),
+    ("dapo/advantage.py", "(n_Nx1 < 2)", "(n_Nx1 < 1)", "test_advantage.py::test_fewer_than_two_counted_responses_teach_nothing"),
+    ("dapo/advantage.py", "<= 1e-12", "< 0", "test_advantage.py::test_a_group_of_equal_rewards_is_exactly_zero"),
+    # --- Eq. 8: objective ---
+    ("dapo/objective.py", "loss = jnp.maximum(unclipped_loss, clipped_loss)", "loss = jnp.minimum(unclipped_loss, clipped_loss)", "test_objective.py::test_each_case_of_the_clip"),
+    ("dapo/objective.py", "jnp.clip(ratio, 1 - c.clip_low, 1 + c.clip_high)", "jnp.clip(ratio, 1 - c.clip_low, 1 + c.clip_low)", "test_objective.py::test_clip_higher_moves_only_the_upper_bound"),
+    ("dapo/objective.py", "jnp.clip(logp - old_logp, -c.log_ratio_max, c.log_ratio_max)", "logp - old_logp", "test_objective.py::test_log_ratio_guard"),
+    ("dapo/objective.py", "jnp.minimum(loss, bound),", "loss,", "test_objective.py::test_each_case_of_the_clip"),
+    ("dapo/objective.py", "(clipped_loss > unclipped_loss) & (ratio < 1 - c.clip_low)", "ratio < 1 - c.clip_low", "test_objective.py::test_gradient_is_zero_exactly_where_a_bound_is_reported"),
+    ("dapo/objective.py", "dual_clip=loss.dual_clip or np.inf", "dual_clip=loss.dual_clip", "test_objective.py::test_coefficients_from_config"),
+    ("dapo/objective.py", "jnp.clip(old_logp - sampled_logp, ", "jnp.clip(sampled_logp - old_logp, ", "test_objective.py::test_importance_weight"),
+    ("dapo/objective.py", "jnp.minimum(jnp.exp(gap), c.importance_cap)", "jnp.exp(gap)", "test_objective.py::test_importance_weight"),
+    ("dapo/objective.py", "log_r = jnp.clip(ref_logp - logp, -20.0, 20.0)", "log_r = jnp.clip(logp - ref_logp, -20.0, 20.0)", "test_objective.py::test_k3_against_float64"),
+    ("dapo/objective.py", "share_Q = np.full(tokens_Q.shape, 1 / max(tokens_Q.sum(), 1))", "share_Q = np.full(tokens_Q.shape, 1 / len(tokens_Q))", "test_objective.py::test_token_mean_of_the_golden_case"),
+    ("dapo/objective.py", "share_Q = 1 / (responses * np.maximum(tokens_Q, 1))", "share_Q = np.full(tokens_Q.shape, 1 / responses)", "test_objective.py::test_sample_level_mean_of_the_golden_case"),
+    ("dapo/objective.py", "(np.cumsum(kept_Q) - 1) // chunk_sequences", "np.arange(len(kept_Q)) // chunk_sequences", "test_objective.py::test_filtered_responses_leave_the_others_as_if_they_had_never_been"),
+    ("dapo/objective.py", "return np.where(kept_Q, share_Q, 0.0)", "return share_Q", "test_objective.py::test_filtered_responses_leave_the_others_as_if_they_had_never_been"),
+    # --- Eq. 13 and section 3.4: length ---
+    ("dapo/reward.py", "np.minimum(-over / buffer_tokens * factor, 0.0)", "-over / buffer_tokens * factor", "test_reward.py::test_the_papers_lengths"),
+    ("dapo/reward.py", "(max_tokens - buffer_tokens)", "max_tokens", "test_reward.py::test_the_papers_lengths"),
+    ("dapo/reward.py", "return score + overlong_penalty(", "return score - overlong_penalty(", "test_advantage.py::test_shaped_rewards_of_one_group"),
+    ("dapo/overlong_filter.py", '~truncated_NxG if overlong_filter == "group" else everything', '~truncated_NxG if overlong_filter == "loss" else everything', "test_train.py::test_the_three_readings_of_overlong_filtering"),
+    ("dapo/overlong_filter.py", 'everything if overlong_filter == "off" else ~truncated_NxG', "everything", "test_train.py::test_the_three_readings_of_overlong_filtering"),
+    # --- Eq. 11: Dynamic Sampling ---
+    ("dapo/dynamic_sampling.py", "bool(right_G.any() and not right_G.all())", "bool(right_G.any())", "test_dynamic_sampling.py::test_first_mixed_groups_of_the_stream"),
+    ("dapo/dynamic_sampling.py", "score_G.max() - score_G.min() > SPREAD", "score_G.max() > SPREAD", "test_dynamic_sampling.py::test_without_right_and_wrong_the_filter_sees_the_spread_of_raw_scores"),
+    ("dapo/dynamic_sampling.py", "if right_G is None:", "if True:", "test_dynamic_sampling.py::test_the_filter_sees_correctness_never_shaped_rewards"),
+    ("dapo/dynamic_sampling.py", "position = used[-1].position + 1", "position = used[-1].position", "test_dynamic_sampling.py::test_steps_lose_no_problem_and_use_none_twice"),
+    ("dapo/dynamic_sampling.py", "missing = need - len(accepted)", "missing = need", "test_dynamic_sampling.py::test_refill_asks_for_what_is_missing"),
+    ("dapo/dynamic_sampling.py", "accepted, drawn = list(carried), []", "accepted, drawn = [], []", "test_dynamic_sampling.py::test_carried_groups_shrink_the_first_round"),
+    ("dapo/dynamic_sampling.py", "and rounds < max_rounds:", "and rounds <= max_rounds:", "test_dynamic_sampling.py::test_max_rounds_with_nothing_to_learn"),
+    ("dapo/dynamic_sampling.py", "min(math.ceil(missing / accept_rate), MOST_AHEAD * missing)", "math.ceil(missing / accept_rate)", "test_dynamic_sampling.py::test_round_size"),
+    # --- rows, update ---
+    ("dapo/packing.py", "response = slice(start + len(item.prompt) - 1, start + n)", "response = slice(start + len(item.prompt), start + n)", "test_packing.py::test_round_trip"),
+    ("dapo/packing.py", "rows.segments_AxRxT[cells] = segment", "rows.segments_AxRxT[cells] = 1", "test_packing.py::test_round_trip"),
+    ("dapo/packing.py", "key=lambda i: (-lengths[i], i)", "key=lambda i: (lengths[i], i)", "test_packing.py::test_best_fit"),
+    ("dapo/update.py", "bonus = c.entropy_coef * jnp.minimum(stats.entropy_RxT, c.entropy_enough)", "bonus = c.entropy_coef * stats.entropy_RxT", "test_update.py::test_gradient_against_dense_float64"),
+    ("dapo/update.py", "logits_RxcxV = logits / temperature", "logits_RxcxV = logits", "test_update.py::test_head_stats"),
+    ("dapo/update.py", "weight = rows.weight_AxRxT * objective.importance_weight(old, rows.sampled_logp_AxRxT, c)", "weight = rows.weight_AxRxT", "test_update.py::test_gradient_against_dense_float64"),
+    ("dapo/update.py", "return keep(new_params, params), keep(new_state, opt_state), norm, ~finite", "return keep(new_params, params), new_state, norm, ~finite", "test_update.py::test_a_non_finite_gradient_keeps_the_old_state"),
+    ("dapo/update.py", "done = step if optim.warmup_from_zero else step + 1", "done = step", "test_update.py::test_learning_rate_of_the_paper"),
+    ("dapo/update.py", "optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),", "optax.identity(),", "test_update.py::test_optimizer_is_adamw"),
+    ("dapo/update.py", "lambda p, u: p - lr * u", "lambda p, u: p + lr * u", "test_learning.py::test_a_few_steps_raise_accuracy"),
+    # --- Algorithm 1 ---
+    ("algorithm.py", "float(advantage_NxG[n, g])", "-float(advantage_NxG[n, g])", "test_learning.py::test_a_few_steps_raise_accuracy"),
+    ("algorithm.py", "default_rng([config.seed, step])", "default_rng([config.seed])", "test_replay.py::test_updates_are_those_of_the_equations"),
+    ("algorithm.py", "position=batch.next_position,", "position=counters.position,", "test_train.py::test_two_steps_on_real_rows"),
+    ("algorithm.py", "tokens_NxG = np.where(trained_NxG, length_NxG, 0)", "tokens_NxG = length_NxG", "test_train.py::test_the_three_readings_of_overlong_filtering"),
+    ("algorithm.py", 'if config.loss.old_logprobs == "recompute":', 'if config.loss.old_logprobs == "reuse":', "test_replay.py::test_updates_are_those_of_the_equations"),
+    # --- the sampler ---
+    ("rollout/draw.py", "scaled = scaled / temperature", "scaled = scaled * temperature", "test_draw.py::test_records_are_of_the_full_distribution_at_temperature"),
+    ("rollout/draw.py", "enough_S = mass_S >= need_S", "enough_S = mass_S > need_S", "test_draw.py::test_nucleus_is_the_sorted_one"),
+    ("rollout/draw.py", "passed_Sxn = live_Sxn & (cdf_Sxn > target_S[:, None])", "passed_Sxn = cdf_Sxn >= target_S[:, None]", "test_draw.py::test_a_token_of_weight_zero_is_never_drawn"),
+    ("rollout/draw.py", "jnp.log(taken_S) - log_total_S, log_total_S - mean_shifted_S", "jnp.log(taken_S / kept.sum(-1)), log_total_S - mean_shifted_S", "test_draw.py::test_records_are_of_the_full_distribution_at_temperature"),
+    ("rollout/draw.py", "jax.random.fold_in(jax.random.fold_in(seed_key, i), j)", "jax.random.fold_in(seed_key, i + j)", "test_engine.py::test_samples_streams_and_seeds_differ"),
+    ("rollout/sampler.py", "emitted_S = slots.emitted_S + out.count_S", "emitted_S = out.count_S", "test_engine.py::test_tokens_depend_on_no_batch_chunk_or_mesh"),
+    ("rollout/engine.py", "[: end or None]", "[:None]", "test_engine.py::test_cut_ends_a_response"),
+    ("rollout/engine.py", "truncated = not end and int(tokens[-1]) not in self.stop_ids", "truncated = not end and active", "test_engine.py::test_ends_are_told_by_flag_and_length"),
+    ("rollout/schedule.py", "key=lambda s: rows[s].index):", "key=lambda s: -rows[s].index):", "test_kv_traffic.py::test_schedule_is_the_engines"),
+    ("rollout/schedule.py", "last = prompt_tokens - 1 + min(emitted + self.chunk, limit)", "last = prompt_tokens - 1 + emitted", "test_engine.py::test_tokens_depend_on_no_batch_chunk_or_mesh"),
+    # --- going on where a run was cut off ---
+    ("checkpoint/checkpoint.py", "for step in sorted(there, reverse=True):", "for step in sorted(there):", "test_checkpoint.py::test_keeps_the_newest"),
+    ("checkpoint/checkpoint.py", "groups,\n        Counters(", "(),\n        Counters(", "test_checkpoint.py::test_eight_devices_to_others_and_back"),
+    ("checkpoint/seal.py", "if there != wanted:", "if there is None:", "test_seal.py::test_every_damage_to_any_file_breaks_the_seal"),
+    ("checkpoint/seal.py", "jnp.sum(bits * (2 * place + 1), dtype=\"uint32\")", "jnp.sum(bits, dtype=\"uint32\")", "test_seal.py::test_content_sees_every_bit_of_every_element"),
+    ("checkpoint/resume.py", "if meaningful and not allow:", "if False:", "test_resume.py::test_meaningful_changes_are_refused_unless_allowed"),
+    ("checkpoint/resume.py", "(harmless if free else meaningful).append(line)", "harmless.append(line)", "test_resume.py::test_meaningful_changes_are_refused_unless_allowed"),
+    ("checkpoint/saver.py", "if due or self._failures:", "if due:", "test_saver.py::test_a_full_disk_costs_no_checkpoint_and_the_next_step_is_saved"),
+)]  # fmt: skip
+# fmt: on
+
+
+def copy(to: pathlib.Path) -> pathlib.Path:
+    to.mkdir()
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, to)
+    return to
+
+
+def pytest(root: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-rfE"]
+    # No byte code: two mutants of a file may have one size and one time.
+    env = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    command += [f"--timeout={LIMIT}", *arguments]
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+
+
+def broken(tests: list[str], root: pathlib.Path) -> list[str]:
+    """Tests that do not pass without a mutant."""
+    done = pytest(root, *(f"tests/{t}" for t in tests))
+    if done.returncode not in (0, 1):
+        sys.exit(f"error: pytest's exit status {done.returncode}\n{done.stdout[-2000:]}")
+    named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return [t for t in tests if any(f" tests/{t}" in line for line in named)]
+
+
+def verdict(mutant: Mutant, root: pathlib.Path) -> str:
+    """'failed': killed; 'passed': it lives; or what else became of the test."""
+    file = root / "dapo_jax" / mutant.file
+    text = file.read_text()
+    if text.count(mutant.old) != 1:
+        return f"the line occurs {text.count(mutant.old)} times"
+    file.write_text(text.replace(mutant.old, mutant.new))
+    try:
+        done = pytest(root, "-x", f"tests/{mutant.test}")
+        known = {0: "passed", 1: "failed"}
+        return known.get(done.returncode, f"exit status {done.returncode}: {done.stdout[-300:]}")
+    finally:
+        file.write_text(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="mutants whose file, line or test has this")
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+    mutants = [m for m in MUTANTS if args.only in " ".join(m)]
+    if not mutants:
+        parser.error(f"--only={args.only}: none of {len(MUTANTS)} mutants")
+    with tempfile.TemporaryDirectory() as folder:
+        roots = queue.SimpleQueue()
+        for i in range(args.jobs):
+            roots.put(copy(pathlib.Path(folder, str(i))))
+
+        def judged(mutant):
+            root = roots.get()
+            try:
+                return verdict(mutant, root)
+            finally:
+                roots.put(root)
+
+        already = broken(list(dict.fromkeys(m.test for m in mutants)), pathlib.Path(folder, "0"))
+        for test in already:
+            print(f"fails without a mutant: {test}", flush=True)
+        good, killed = [m for m in mutants if m.test not in already], 0
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            for mutant, result in zip(good, pool.map(judged, good), strict=True):
+                killed += result == "failed"
+                if result != "failed":
+                    print(f"{mutant.file}: {mutant.old!r} -> {mutant.new!r}", flush=True)
+                    print(f"    {mutant.test}: {result}", flush=True)
+    print(f"killed {killed} of {len(mutants)}")
+    return int(killed < len(mutants))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Figures of README.md and docs/ are those of kept outputs: benchmarks/RESULTS.md, section by
+section. A comment before a table or paragraph says which: `<!-- RESULTS: section; section -->`."""
+
+import decimal
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+# Quoted, but their benchmark has not been run with --write yet.
+NOT_KEPT_YET = {"The quickstart", "The quickstart, a base per seed", "Sampling on a CPU core"}
+MARK = re.compile(r"<!-- RESULTS: (.+?) -->\n(.+?)(?:\n\n|\Z)", re.S)
+# With a point, or a ratio: 0.95, .95, 1.3, 30x. Not versions, files, counts or sections.
+NUMBER = re.compile(r"(?<![\w.,-])[-+]?(\d*\.\d+|\d+(?=x))(?![\w.]*\d)(?=x?\b)")
+
+
+def numbers(text: str) -> list[str]:
+    return NUMBER.findall(text)
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^## (.+)$", (ROOT / "benchmarks" / "RESULTS.md").read_text(), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def rounds_to(kept: str, quoted: str) -> bool:
+    digits = decimal.Decimal(quoted).as_tuple().exponent
+    step = decimal.Decimal(1).scaleb(digits)
+    ways = (decimal.ROUND_HALF_UP, decimal.ROUND_HALF_EVEN)
+    return any(decimal.Decimal(kept).quantize(step, w) == decimal.Decimal(quoted) for w in ways)
+
+
+def missing(text: str, kept: str) -> list[str]:
+    """Numbers of `text` that no number of `kept` rounds to."""
+    there = set(numbers(kept))
+    return [n for n in numbers(text) if not any(rounds_to(k, n) for k in there)]
+
+
+QUOTES = [(p, *found) for p in PAGES for found in MARK.findall(p.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("page", "names", "text"), QUOTES, ids=[f"{p.name}: {names}" for p, names, _ in QUOTES]
+)
+def test_quoted_figures_are_kept_ones(page, names, text):
+    kept = sections()
+    wanted = names.split("; ")
+    assert set(wanted) - kept.keys() <= NOT_KEPT_YET
+    assert numbers(text), "nothing is quoted here"
+    if set(wanted) <= kept.keys():
+        assert missing(text, "".join(kept[w] for w in wanted)) == []
+
+
+def test_what_is_not_kept_yet_is_not_there():
+    assert not NOT_KEPT_YET & sections().keys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_table_of_measurements_says_where_they_are_kept(page):
+    text = page.read_text()
+    marked = {found[1] for found in MARK.findall(text)}
+    for table in re.findall(r"(?:^\|.*\n?)+", text, re.M):
+        body = table.split("\n", 2)[2]
+        assert len(numbers(body)) < 6 or table.rstrip("\n") in marked, table.split("\n")[0]
+
+
+def test_a_wrong_digit_is_found():
+    kept = "| +dynamic_sampling | 0.982 +- 0.004 | 3.21x | 19907 |"
+    assert missing("| DAPO | **.982 +- .004** | 3.2x |", kept) == []
+    assert missing("| DAPO | .983 +- .004 | 3.3x |", kept) == [".983", "3.3"]

@@ -1,0 +1,94 @@
+"""Reinforcement learning raises accuracy under the project's own verifiers: a minute of it with a
+model that has never seen an answer, and (slow) the quickstart's numbers."""
+
+import itertools
+import json
+import pathlib
+import runpy
+
+import pytest
+import tokenizers
+
+from dapo_jax import config, train
+from dapo_jax.log import metrics
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def accuracy(workdir, tag: str) -> tuple[float, float]:
+    """At the start and at the end of a run."""
+    records = metrics.read(workdir / "metrics.jsonl")
+    values = [r[tag] for r in records if tag in r]
+    return values[0], values[-1]
+
+
+# --- random weights ------------------------------------------------------------------------------
+
+
+def easy_problems(folder, seed):
+    """One to three digits, of which the first is the answer, and five words to write it with."""
+    words = {word: i for i, word in enumerate(["</s>", "Answer:", "?", "3", "8"])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    model.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    digits = [d for n in (1, 2, 3) for d in itertools.product("38", repeat=n)]
+    rows = [json.dumps({"problem": " ".join(d), "answer": d[0]}) for d in digits]
+    (folder / "problems.jsonl").write_text("\n".join(rows))
+
+    c = config.base()
+    c.tokenizer.path, c.model.vocab_size = str(folder), len(words)
+    c.data.train, c.data.max_prompt_tokens = str(folder / "problems.jsonl"), 128
+    c.eval.files, c.eval.k = f"train={c.data.train}", 16
+    c.model.hidden_size, c.model.intermediate_size, c.model.num_layers = 32, 64, 1
+    c.model.num_heads, c.model.num_kv_heads, c.model.head_dim = 2, 1, 16
+    c.reward.verifier = "integer"  # random words are right now and then
+    c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = 8, 2
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 8, 16, 2
+    c.steps, c.optim.lr, c.seed = 10, 3e-3, seed
+    c.eval.every = c.checkpoint.every = c.log.samples = 0
+    c.log.tensorboard = False
+    return c
+
+
+def test_a_few_steps_raise_accuracy(tmp_path):
+    """From .00-.02 to MEASURED after ten steps with seeds 0-4; with the sign of the advantage or of
+    the gradient turned it stays at .00-.02 (`mutants.py` has both)."""
+    c = easy_problems(tmp_path, seed=0)
+    assert train.train(c, tmp_path / "run")
+    before, after = accuracy(tmp_path / "run", "eval/train/avg@k")
+    assert before < 0.1 and after > 0.25, (before, after)
+
+
+# --- the quickstart ------------------------------------------------------------------------------
+
+
+def settings(arm: str, steps: int, seed: int):
+    c = runpy.run_path(str(ROOT / "configs" / f"{arm}.py"))["get_config"]()
+    c.steps, c.seed = steps, seed
+    c.eval.every = c.checkpoint.every = c.log.samples = 0
+    c.log.tensorboard = False
+    return c
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The quickstart's base model: its supervised warm-up alone."""
+    folder = tmp_path_factory.mktemp("base")
+    assert train.train(settings("quickstart", 0, 0), folder)
+    return folder / "checkpoints"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("arm", "least"), [("quickstart", 0.8), ("quickstart_grpo", 0.75)])
+def test_a_third_of_the_quickstart_raises_accuracy(base, tmp_path, arm, least, seed):
+    """Held-out accuracy at T=1 after 20 of its 60 steps. Seeds 0-4 gave .87, .87, .89, .91, .91
+    (DAPO) and .84, .87, .88, .89, .90 (naive GRPO), from .12-.15: each bound is three standard
+    deviations below the worst."""
+    c = settings(arm, 20, seed)
+    c.init_from = str(base)
+    c.supervised_warmup.skill_steps = c.supervised_warmup.habit_steps = 0
+    assert train.train(c, tmp_path)
+    before, after = accuracy(tmp_path, "eval/heldout/avg@k")
+    assert 0.08 < before < 0.2 and after > least, (before, after)
