@@ -27,6 +27,7 @@ from tqdm import tqdm
 from dapo_jax import build, cli, grading, parallel, validation
 from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
 from dapo_jax.checkpoint.seal import checksums
+from dapo_jax.data import files
 from dapo_jax.data.problems import Encoded
 from dapo_jax.hosts import processes
 from dapo_jax.log import scores as scores_lib
@@ -295,7 +296,7 @@ def evaluate_checkpoint(config, where: str | pathlib.Path, given: str = "") -> d
         folder = workdir / "eval" / name / settings_key(decides | {"prompts": prompts})
         if first:
             folder.mkdir(parents=True, exist_ok=True)
-            checkpoint.dump_json(folder / "settings.json", about)
+            files.write_json(folder / "settings.json", about)
         scores = evaluate_to_files(
             folder, machine, decode_params, data, text.tokenizer, saved, **draw
         )
@@ -341,7 +342,7 @@ def main() -> None:
     with processes.joined():
         result = evaluate_checkpoint(config, cli.WORKDIR.value, given.checkpoint)
         if out and parallel.first():
-            checkpoint.dump_json(out, result)
+            files.write_json(out, result)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from dapo_jax.checkpoint import checkpoint, resume, saver as saver_lib, workdir 
 from dapo_jax.checkpoint.checkpoint import State
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
-from dapo_jax.data import problems, verifier
+from dapo_jax.data import files, problems, verifier
 from dapo_jax.evaluate import evaluate_sets
 from dapo_jax.hosts import processes
 from dapo_jax.log import guards, metrics, report, trackers
@@ -277,7 +277,7 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> bool:
     accept = lambda saved: resume.check(saved, c, data, allow_config_change, say)
     state, resumed = start_state(c, text, machine, directory, accept, say)
     if parallel.first():
-        checkpoint.dump_json(workdir / "config.json", config)
+        files.write_json(workdir / "config.json", config)
     if state.step < c.steps:
         for line in memory_lines(c, machine):
             say(line)

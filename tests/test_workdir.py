@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from dapo_jax import config
-from dapo_jax.checkpoint import checkpoint, workdir
+from dapo_jax.checkpoint import workdir
+from dapo_jax.data import files
 from dapo_jax.log import metrics
 
 SETTINGS = config.base()
@@ -26,7 +27,7 @@ def test_a_new_one_is_made_and_an_old_one_is_taken(tmp_path):
     path = tmp_path / "a" / "b"
     with workdir.hold(path):
         assert [p.name for p in path.iterdir()] == [".lock"]
-        checkpoint.dump_json(path / "config.json", config.leaves(config.base()))
+        files.write_json(path / "config.json", config.leaves(config.base()))
         (path / "tensorboard").mkdir()
     with workdir.hold(path):
         pass

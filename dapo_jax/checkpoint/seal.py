@@ -99,14 +99,18 @@ def _noted_by_a_commit(step_dir: epath.Path) -> bool:
 
 def content(arrays) -> dict[str, int]:
     """Path in the tree -> checksum of the array there, on every process."""
+    return {path: number for path, (number, _) in survey(arrays).items()}
+
+
+def survey(arrays) -> dict[str, tuple[int, bool]]:
+    """Path in the tree -> (checksum, whether all of it is finite), on every process."""
     paths, _ = jax.tree.flatten_with_path(arrays)
     away = [_on_host(x) for _, x in paths]
-    near = iter(checksums([x for (_, x), a in zip(paths, away, strict=True) if not a]))
-    numbers = [_visit(x) if a else next(near) for (_, x), a in zip(paths, away, strict=True)]
-    numbers = parallel.to_host(numbers)
+    near = iter(_surveyed([x for (_, x), a in zip(paths, away, strict=True) if not a]))
+    found = [_visit(x) if a else next(near) for (_, x), a in zip(paths, away, strict=True)]
     return {
-        jax.tree_util.keystr(path, simple=True, separator="."): int(n)
-        for (path, _), n in zip(paths, numbers, strict=True)
+        jax.tree_util.keystr(path, simple=True, separator="."): (int(number), bool(finite))
+        for (path, _), (number, finite) in zip(paths, parallel.to_host(found), strict=True)
     }
 
 
@@ -115,9 +119,14 @@ def _on_host(x) -> bool:
     return isinstance(x, jax.Array) and x.sharding.memory_kind == "pinned_host"
 
 
-def _visit(x: jax.Array) -> jax.Array:
-    """The checksum of an array in host memory: one at a time comes to the devices."""
-    return checksums([jax.device_put(x, x.sharding.with_memory_kind("device"))])[0]
+def _visit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Of an array in host memory: one at a time comes to the devices."""
+    return _surveyed([jax.device_put(x, x.sharding.with_memory_kind("device"))])[0]
+
+
+@jax.jit
+def _surveyed(arrays) -> list[tuple[jax.Array, jax.Array]]:
+    return [(n, jnp.isfinite(x).all()) for n, x in zip(checksums(arrays), arrays, strict=True)]
 
 
 @jax.jit

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.figure
 import numpy as np
 
-from dapo_jax.checkpoint import checkpoint
+from dapo_jax.data import files
 from dapo_jax.experiments import bandit, bases, effects, snr, stats
 from dapo_jax.experiments.effects import Contrast, Effect, Runs
 
@@ -30,7 +30,7 @@ def write(out: pathlib.Path, found: Mapping[str, Effect], runs: Runs, seconds: f
     """All files into `out`; returns the short of it, for the console."""
     for name in found:
         FIGURES[name](runs).savefig(out / f"{name}.png", dpi=130)
-    checkpoint.dump_json(out / "mechanisms.json", plain(found, runs))
+    files.write_json(out / "mechanisms.json", plain(found, runs))
     (out / "mechanisms.md").write_text(markdown(found, runs, seconds))
     lines = [f"{e.name:26s} {'shown' if e.shown else 'NOT shown'}" for e in found.values()]
     return "\n".join([*lines, f"tables and figures: {out}/mechanisms.md"])
