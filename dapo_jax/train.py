@@ -259,7 +259,7 @@ def train(config, where: str | pathlib.Path, allow_config_change: bool = False) 
         say(f"warning: {warning}")
     if parallel.first():
         trackers.require(config)
-    with workdir_lib.hold(where) as home:
+    with workdir_lib.hold(where, config.checkpoint.directory) as home:
         return run(config, home, allow_config_change, say)
 
 

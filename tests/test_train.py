@@ -169,7 +169,7 @@ def test_gradients_that_are_not_finite_stop_the_run_with_a_checkpoint(
     for _ in range(2):
         train.train(c, tmp_path)
         said = capsys.readouterr().out
-        assert "stopped after step 2, saved: 4 non-finite gradients in a row" in said
+        assert "stopped after step 2, saved: 4 non-finite updates in a row" in said
     records = metrics.read(tmp_path / "metrics.jsonl")
     assert [r.get("optim/skipped") for r in records] == [None, 2, 2]
     before, after = arrays(tmp_path, 1), arrays(tmp_path, 2)
@@ -263,7 +263,7 @@ def test_non_finite_gradients_stop_the_run_with_a_checkpoint(tmp_path, monkeypat
     c.checkpoint.every, c.optim.max_skipped = 0, 3
     train.train(c, tmp_path)
     said = capsys.readouterr().out
-    assert "stopped after step 2, saved: 4 non-finite gradients in a row" in said
+    assert "stopped after step 2, saved: 4 non-finite updates in a row" in said
     assert metrics.read(tmp_path / "metrics.jsonl")[-1]["optim/skipped"] == 2
     before, after = arrays(tmp_path, 0), arrays(tmp_path, 2)  # two updates a step, none applied
     assert_same_bits(after["params"], before["params"])

@@ -219,7 +219,7 @@ def why_stop(config, state: State, log: dict[str, float]) -> str:
     if config.dynamic_sampling.on_exhausted == "stop" and log and shortage(config, log):
         return f"dynamic sampling used up its {config.dynamic_sampling.max_rounds} rounds"
     if state.skipped_in_row >= config.optim.max_skipped:
-        return f"{state.skipped_in_row} updates in a row left out: not finite; lower optim.lr"
+        return f"{state.skipped_in_row} non-finite updates in a row; lower optim.lr"
     if config.guard.stop_after and state.alarms_in_row >= config.guard.stop_after:
         return f"{state.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
     return ""
