@@ -109,7 +109,8 @@ class Saver:
         if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8, ...
             self._say(
                 f"warning: a checkpoint could not be saved (failure {self._failures} in a row):"
-                f" {wrong or 'on another process'}; training goes on and tries again every step"
+                f" {self._directory}: {wrong or 'on another process'}; training goes on and tries"
+                " again every step"
             )
         self._start_again()
         return False

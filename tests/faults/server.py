@@ -117,8 +117,8 @@ def clock_jumps() -> None:
     time.time_ns = lambda: real_ns() + offset * 10**9
 
 
-def full_disk() -> None:
-    """From step 3 to step 6 a file takes all the room that is left beside the run."""
+def full_disk(until: int = 6) -> None:
+    """From step 3 to step `until` a file takes all the room that is left beside the run."""
     real, filler = train.train_step, None
 
     def step(c, text, machine, stream, state):
@@ -134,11 +134,15 @@ def full_disk() -> None:
                         pass
                 except OSError:
                     pass
-        if out[0].step == 6:
+        if out[0].step == until:
             filler.unlink()
         return out
 
     train.train_step = step
+
+
+def full_for_good() -> None:
+    full_disk(until=10**9)
 
 
 def impatient() -> None:
@@ -146,7 +150,7 @@ def impatient() -> None:
     saver._LAST_WAIT_S = 0.0
 
 
-FAULTS = {f.__name__: f for f in (clock_jumps, full_disk, impatient)}
+FAULTS = {f.__name__: f for f in (clock_jumps, full_disk, full_for_good, impatient)}
 
 
 if __name__ == "__main__":
