@@ -1,6 +1,7 @@
 """What every entry point shares: absl flags, config overrides, and errors as one clear line."""
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -41,6 +42,10 @@ def _guarded(main, given: Sequence[str]) -> None:
         sys.unraisablehook = _without_closed_loops
     try:
         sys.exit(main(*given) or 0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(130)  # 128 + SIGINT; at once: the usual way waits for what is being saved
     except (ValueError, OSError) as error:
         fail(str(error) or type(error).__name__)
 

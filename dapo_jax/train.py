@@ -5,13 +5,13 @@
 The same command resumes. WORKDIR receives config.json (resolved), metrics.jsonl, tensorboard/,
 rollouts/ (text samples), eval/ and checkpoints/; it may be a bucket (gs://...). Any field of the
 config can be overridden: --config.optim.lr=1e-6. On several hosts, run the same command on each
-(hosts/processes.py). Exit code 0 at the end, or after SIGTERM once the running step is saved.
+(hosts/processes.py). Exit code 0 at the end, or after SIGTERM or Ctrl-C once the running step is
+saved; a second Ctrl-C ends at once, with 130.
 """
 
 import contextlib
 import functools
 import pathlib
-import signal
 import time
 
 import jax
@@ -284,11 +284,9 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> bool:
     say(f"resumed after step {state.step}" if resumed else "start")
     writer = metrics.Writer(workdir, state.step if resumed else -1, c, say)
     watchdog = guards.Watchdog(c.guard.hang_factor, c.guard.hang_floor_s)
-    terminated: list[int] = []  # SIGTERM (a preemption): finish the step, save, leave
-    handler = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     with contextlib.ExitStack() as after:
         after.callback(send, home, say)
-        after.callback(signal.signal, signal.SIGTERM, handler)
+        terminated = after.enter_context(guards.signals())
         after.callback(writer.close)
         saver = after.enter_context(saver_lib.Saver(directory, c, data, say))
         if not resumed:

@@ -47,7 +47,7 @@ class Saver:
     def __exit__(self, kind, *_):
         if kind is None:
             self._manager.close()
-        else:  # let the error of the run be the one that shows
+        elif kind is not KeyboardInterrupt:  # let the error of the run be the one that shows
             with contextlib.suppress(Exception):
                 self._manager.close()
 

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 import subprocess
+import time
 
 import harness
 import pytest
@@ -143,6 +144,32 @@ def params(content: dict) -> dict:
 
 def evaluated(workdir, step) -> str:
     return (workdir / "eval" / f"step_{step:06d}.jsonl").read_text()
+
+
+def test_ctrl_c_saves_and_a_second_one_ends_at_once(whole, server, tmp_path):
+    run = server.start(tmp_path / "run")
+    assert run.wait_for("rollout", 5)
+    run.kill(signal.SIGINT)
+    assert run.wait() == 0
+    step = harness.newest(tmp_path / "run")
+    assert step >= 4 and f"terminated after step {step}, saved; the same" in run.said()
+    endless = "--config.steps=1000000"
+    run = server.start(tmp_path / "run", endless, "--config.checkpoint.every=0")
+    assert run.wait_for("rollout", 2)
+    run.kill(signal.SIGINT)
+    while "interrupt: " not in run.said():  # two at once may count as one
+        time.sleep(0.001)
+    run.kill(signal.SIGINT)
+    assert run.wait() in (0, 130)  # the step may have been over before
+    assert "Traceback" not in run.said()
+    shutil.rmtree(tmp_path / "run")
+    run = server.start(tmp_path / "run")
+    assert run.wait_for("start-up")
+    run.kill(signal.SIGINT)
+    assert run.wait() == 130 and run.said().splitlines()[-1] == "interrupted"
+    assert "Traceback" not in run.said()
+    server.run(tmp_path / "run")
+    harness.assert_same_run(whole, tmp_path / "run")
 
 
 def test_a_second_run_on_the_same_checkpoints(server, tmp_path):
