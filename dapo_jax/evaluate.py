@@ -30,7 +30,7 @@ from dapo_jax.checkpoint.seal import checksums
 from dapo_jax.data import files
 from dapo_jax.data.problems import Encoded
 from dapo_jax.hosts import processes
-from dapo_jax.log import scores as scores_lib
+from dapo_jax.log import bars, scores as scores_lib
 from dapo_jax.log.scores import Scores, majority, pass_at_k
 from dapo_jax.model import hf, qwen2
 
@@ -214,13 +214,13 @@ def evaluate_to_files(
         done = np.asarray(multihost_utils.broadcast_one_to_all(done), bool)
     left = np.flatnonzero(~done)
     size = -(-2 * machine.engine.slots // k)  # two fills of the slots: less would leave many idle
-    bar = tqdm(
+    bar = bars.bar(
         total=len(done) * k,
         initial=int(done.sum()) * k,
         desc=folder.parent.name,
         unit="sample",
         dynamic_ncols=True,
-        disable=not first,
+        show=first,
     )
     with bar:
         for start in range(0, len(left), size):
