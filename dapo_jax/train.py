@@ -220,15 +220,13 @@ def pack_minibatches(config, machine, state: State, minibatches) -> list[tuple]:
     return packed
 
 
-def memory_lines(config, machine: build.Machine) -> list[str]:
+def memory_line(config, machine: build.Machine) -> str:
     """What sampling and an update take of a device. Compiles them; the run finds them ready."""
     programs = build.calls(config, machine)
     decode = f"decode_{engine.draw_mode(config.rollout.temperature, config.rollout.top_p)}"
-    return [
-        topology.memory_line(name.split("_")[0], program.lower(*arguments).compile())
-        for name in ("prefill", decode, "update")
-        for program, arguments in [programs[name]]
-    ]
+    names = ("prefill", decode, "update")
+    lowered = {n.split("_")[0]: programs[n][0].lower(*programs[n][1]) for n in names}
+    return topology.memory_line({n: program.compile() for n, program in lowered.items()})
 
 
 def drawn_metrics(config, got: Collected, stats: Stats) -> dict[str, float | list[int]]:
@@ -279,8 +277,7 @@ def run(c, home: workdir_lib.Workdir, allow_config_change: bool, say) -> bool:
     if parallel.first():
         files.write_json(workdir / "config.json", config)
     if state.step < c.steps:
-        for line in memory_lines(c, machine):
-            say(line)
+        say(memory_line(c, machine))
     say(f"resumed after step {state.step}" if resumed else "start")
     writer = metrics.Writer(workdir, state.step if resumed else -1, c, say)
     watchdog = guards.Watchdog(c.guard.hang_factor, c.guard.hang_floor_s)
