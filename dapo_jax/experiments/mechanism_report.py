@@ -4,7 +4,7 @@ import pathlib
 import platform
 from collections.abc import Mapping
 
-from dapo_jax.checkpoint import checkpoint
+from dapo_jax.data import files
 from dapo_jax.experiments import stats, techniques
 from dapo_jax.experiments.effects import Contrast, Effect, Runs
 from dapo_jax.experiments.techniques import overlong_filter
@@ -17,7 +17,7 @@ def write(out: pathlib.Path, found: Mapping[str, Effect], runs: Runs, seconds: f
     """Write all files into `out`; returns the summary for the console."""
     for name in found:
         techniques.ALL[name].figure(runs).savefig(out / f"{name}.png", dpi=130)
-    checkpoint.dump_json(out / "mechanisms.json", plain(found, runs))
+    files.write_json(out / "mechanisms.json", plain(found, runs))
     (out / "mechanisms.md").write_text(markdown(found, runs, seconds))
     lines = [f"{e.name:26s} {'shown' if e.shown else 'NOT shown'}" for e in found.values()]
     return "\n".join([*lines, f"tables and figures: {out}/mechanisms.md"])

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
+from dapo_jax.log import bars
 
 # What started processes inherit, unless the user has set it; the reasons: launch/quickstart.sh.
 _ENVIRONMENT = {
@@ -64,7 +64,9 @@ def run_all(
     results = {t.folder: _read(out, t) for t in tasks if _path(out, t).exists()}
     waiting = [t for t in tasks if t.folder not in results]
     jobs = jobs or _cores()
-    bar = tqdm(total=len(tasks), initial=len(results), desc=desc, unit="run", dynamic_ncols=True)
+    bar = bars.bar(
+        total=len(tasks), initial=len(results), desc=desc, unit="run", dynamic_ncols=True
+    )
     with bar:
         if jobs == 1:
             # Here only: with it comes JAX, which the processes of a pool start by themselves.

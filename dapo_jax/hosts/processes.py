@@ -322,6 +322,8 @@ def _farewell(watch: Watch, error: BaseException) -> tuple[str, int]:
             f"process {me.process_id}: {head}\nasking who is gone ...", file=sys.stderr, flush=True
         )
         return ("" if watch.wait() else f"process {me.process_id}: {head}"), 1  # told already
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
     if isinstance(error, ValueError | OSError):
         return text, 1
     sys.excepthook(type(error), error, error.__traceback__)
