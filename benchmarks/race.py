@@ -71,7 +71,7 @@ def run(
     import report
     from tqdm import tqdm
 
-    from dapo_jax.checkpoint import checkpoint
+    from dapo_jax.data import files
 
     result = out / "result.json"
     settings = {"racer": racer, "seed": seed, "lr": lr, "steps": steps, "goal": goal}
@@ -119,7 +119,7 @@ def run(
     if process.returncode or not complete:
         raise RuntimeError(f"{racer}, seed {seed}: ended with {process.returncode}; {out}/log.txt")
     found = {"settings": settings, "readings": readings, "summary": report.summary(readings, goal)}
-    checkpoint.dump_json(result, found)
+    files.write_json(result, found)
     return found
 
 

@@ -1,14 +1,4 @@
-"""The released script's reading of DAPO on Qwen2.5-7B: dapo_qwen2_5_7b.py where verl differs.
-
-    launch/tpu_vm.sh run --name=dapo --zone=ZONE --type=v6e-64 --spot \\
-        --prepare='gcloud storage cp gs://BUCKET/data/*.parquet dapo_jax/' \\
-        -- --config=configs/dapo_qwen2_5_7b_verl.py --workdir=gs://BUCKET/dapo_7b_verl
-
-Warm-up over 10 rollout steps of which the first has learning rate 0, weight decay 0.1, dual clip
-10, and a mean over chunks of 32 responses of token means: `config.verl`. `python -m dapo_jax.plan
---topology=v6e-64` says the same of memory and time as without `_verl`.
-Expected: nothing has been measured here.
-"""
+"""Another name of configs/dapo_qwen2_5.py:7B,verl, where all is said."""
 
 from dapo_jax import config, presets
 

@@ -10,7 +10,7 @@ The rungs, each with all before it: grpo, +overlong_filtering, +clip_higher, +so
 Without more, the embedded task (`presets.ladder_task`): a rung is to take about 40 seconds of a CPU
 core behind its base model, all rungs of five seeds about 20 minutes of two cores (those without
 Dynamic Sampling go on, there, to the tokens of those with it). With a size of Qwen2.5 the paper's
-setting on its slice of TPUs, as configs/dapo_qwen2_5_7b.py has it:
+setting on its slice of TPUs, as configs/dapo_qwen2_5.py:7B has it:
 
     launch/tpu_vm.sh run --name=rung --zone=ZONE --type=v6e-64 --spot \\
         --prepare='gcloud storage cp gs://BUCKET/data/*.parquet dapo_jax/' \\

@@ -1,6 +1,7 @@
 """What every entry point shares: absl flags, config overrides, and errors as one clear line."""
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -36,12 +37,26 @@ def _guarded(main, given: Sequence[str]) -> None:
     if not flags.FLAGS["verbosity"].present:
         # absl sets INFO, at which Orbax reports every file it touches; --verbosity=0 asks for that.
         logging.set_verbosity(logging.WARNING)
-        # `checkpoint/saver.py` tells of a failed save in one line; Orbax would add tracebacks.
-        logging.get_absl_handler().addFilter(lambda record: "orbax" not in record.pathname)
+        # `checkpoint/saver.py` tells of a failed save in one line; Orbax would add tracebacks, also
+        # by what its event loops leave behind: futures nobody awaits, calls on a closed loop.
+        logging.get_absl_handler().addFilter(
+            lambda record: "orbax" not in record.pathname and record.name != "asyncio"
+        )
+        sys.unraisablehook = _without_closed_loops
     try:
         sys.exit(main(*given) or 0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(130)  # 128 + SIGINT; at once: the usual way waits for what is being saved
     except (ValueError, OSError) as error:
         fail(str(error) or type(error).__name__)
+
+
+def _without_closed_loops(what) -> None:
+    """Where tensorstore's threads report what a callback raises."""
+    if str(what.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(what)
 
 
 def fail(message: str) -> None:

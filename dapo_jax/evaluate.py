@@ -26,9 +26,10 @@ from tqdm import tqdm
 from dapo_jax import build, cli, grading, parallel, validation
 from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
 from dapo_jax.checkpoint.seal import checksums
+from dapo_jax.data import files
 from dapo_jax.data.problems import Encoded
 from dapo_jax.hosts import processes
-from dapo_jax.log import scores as scores_lib
+from dapo_jax.log import bars, scores as scores_lib
 from dapo_jax.log.scores import Scores, majority, pass_at_k
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.draw import Draw
@@ -189,13 +190,13 @@ def evaluate_to_files(
         done = np.asarray(multihost_utils.broadcast_one_to_all(done), bool)
     left = np.flatnonzero(~done)
     size = -(-2 * machine.engine.slots // k)  # two fills of the slots: less would leave many idle
-    bar = tqdm(
+    bar = bars.bar(
         total=len(done) * k,
         initial=int(done.sum()) * k,
         desc=folder.parent.name,
         unit="sample",
         dynamic_ncols=True,
-        disable=not first,
+        show=first,
     )
     with bar:
         for start in range(0, len(left), size):
@@ -275,7 +276,7 @@ def evaluate_checkpoint(
         folder = workdir / "eval" / name / settings_key(decides | {"prompts": prompts})
         if first:
             folder.mkdir(parents=True, exist_ok=True)
-            checkpoint.dump_json(folder / "settings.json", about)
+            files.write_json(folder / "settings.json", about)
         scores = evaluate_to_files(
             folder, machine, decode_params, text, data, config.eval.k, draw, saved
         )
@@ -321,7 +322,7 @@ def main(score: grading.Score | None = None) -> None:
     with processes.joined():
         result = evaluate_checkpoint(config, cli.WORKDIR.value, given.checkpoint, score)
         if out and parallel.first():
-            checkpoint.dump_json(out, result)
+            files.write_json(out, result)
 
 
 if __name__ == "__main__":

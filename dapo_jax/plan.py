@@ -2,6 +2,7 @@
 
     python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --topology=v5p-256 [--json=FILE]
     python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --topology=v5p-256 --compile
+    python -m dapo_jax.plan --check --topology=v5p-256 TRAINING FLAG ...
 
 Prints the bytes a device needs while sampling and while updating, item by item; how many sequences
 are in flight and how many waves a batch takes; and LOWER bounds of the times: what the published
@@ -9,6 +10,7 @@ peaks of the chip would allow, which no real program reaches. Bytes of parameter
 cache are exact; those of activations are an estimate of what XLA keeps. `--compile` compiles the
 run's own programs for the pod and says what XLA keeps (pods/compile.py; minutes for a large model,
 JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and assigns nearly the same memory).
+`--check` is what launch/ runs before it makes a slice: would `train` take these flags there?
 """
 
 import json
@@ -22,6 +24,7 @@ import jax
 from absl import flags
 
 from dapo_jax import cli, schema, validation
+from dapo_jax.hosts import processes  # noqa: F401  (`--check` takes the flags of a training)
 from dapo_jax.model import hf, paged, qwen2
 from dapo_jax.pods import compile as plan_compile, slices as pods
 
@@ -240,12 +243,13 @@ def bounds(config, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -
 # ------------------------------------------------------------------------------------------------
 
 
-def mistakes(config, shape: qwen2.Shape, pod: pods.Pod) -> str:
-    """Why the config cannot run on that pod, line by line; '' if it can."""
+def mistakes(config, shape: qwen2.Shape | None, pod: pods.Pod) -> str:
+    """Why the config cannot run on that pod, line by line; '' if it can. Without a shape: as far as
+    that can be said without it."""
     try:
         validation.validate(config, pod.chips)
         sizes = validation.resolve_mesh(config, pod.chips)
-        bad = validation.check_shape(shape, sizes["tensor"], sizes["fsdp"])
+        bad = validation.check_shape(shape, sizes["tensor"], sizes["fsdp"]) if shape else []
         if sizes["data"] % pod.slices:
             bad.append(
                 f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices,"
@@ -254,6 +258,25 @@ def mistakes(config, shape: qwen2.Shape, pod: pods.Pod) -> str:
     except schema.ConfigError as error:
         return str(error)
     return "\n".join(bad)
+
+
+def check(config, pod: pods.Pod) -> str:
+    """What is doubtful about a run of the config on that pod, or ''. ValueError: it cannot run."""
+    try:
+        shape = network(config)
+    except ValueError as error:  # a directory of the hosts, or no network here
+        shape, doubt = None, f"{error}: not checked whether the model fits"
+    if wrong := mistakes(config, shape, pod):
+        raise ValueError(wrong)
+    if shape is None:
+        return doubt
+    peak = max(peaks(memory(config, shape, validation.resolve_mesh(config, pod.chips))).values())
+    if peak <= pod.chip.hbm:
+        return ""
+    return (
+        f"by arithmetic this needs {peak / GB:.1f} GB of a chip's {pod.chip.hbm / GB:.1f}: ask"
+        f" python -m dapo_jax.plan --topology={pod.cloud} what fits"
+    )
 
 
 class Choice(NamedTuple):
@@ -423,6 +446,7 @@ def report(r: dict[str, Any]) -> list[str]:
 
 def define_flags() -> None:
     """Not at import: tests and others use the functions alone."""
+    flags.DEFINE_bool("check", False, "Only check that the config is right for the slice.")
     flags.DEFINE_string("topology", None, "Slice: v5p-256, v6e-256, v5litepod-256, v5p:4x4x8.")
     flags.DEFINE_integer("mean_response", 0, "Assumed mean tokens; default: a quarter of the most.")
     flags.DEFINE_integer("mean_prompt", 0, "Assumed mean tokens; default: an eighth of the most.")
@@ -436,6 +460,10 @@ def main() -> int:
     jax.config.update("jax_platforms", "cpu")  # shapes only: leave an accelerator to others
     given, config = flags.FLAGS, cli.CONFIG.value
     pod = pods.parse(given.topology)
+    if given.check:
+        if doubt := check(config, pod):
+            print(f"warning: {doubt}", file=sys.stderr)
+        return 0
     traffic = Traffic(
         given.mean_prompt or max(config.data.max_prompt_tokens // 8, 1),
         given.mean_response or max(config.rollout.max_response_tokens // 4, 1),

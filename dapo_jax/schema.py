@@ -136,7 +136,7 @@ SCHEMA: dict[str, Field] = {
     "optim.micro_batch_rows": Field(8, "packed rows a device pass; gradients accumulate over passes in float32", 1),
     "optim.row_tokens": Field(0, "length of a packed row; 0 = longest prompt + longest response, rounded up to 8", 0),
     "optim.offload": Field(False, "keep Adam's moments in the hosts' memory between updates"),
-    "optim.max_skipped": Field(8, "non-finite gradients in a row before the run stops with a checkpoint", 1),
+    "optim.max_skipped": Field(8, "updates in a row left out as not finite before the run stops with a checkpoint", 1),
 
     # --- evaluation ---------------------------------------------------------------------------------------
     "eval.files": Field("", "problem files, comma-separated name=path; '' = the embedded held-out and harder sets"),

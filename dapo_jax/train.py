@@ -5,13 +5,12 @@
 The same command resumes. WORKDIR receives config.json (resolved), metrics.jsonl, tensorboard/,
 rollouts/ (text samples), eval/ and checkpoints/; it may be a bucket (gs://...). Any field of the
 config can be overridden: --config.optim.lr=1e-6. On several hosts, run the same command on each
-(hosts/processes.py). Exit code 0 at the end, or after SIGTERM once the running step is saved
-(--terminated_status=N gives another for that).
+(hosts/processes.py). Exit code 0 at the end, or after SIGTERM or Ctrl-C once the running step is
+saved (--terminated_status=N gives another for that); a second Ctrl-C ends at once, with 130.
 """
 
 import contextlib
 import pathlib
-import signal
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from dapo_jax import algorithm, build, cli, grading, parallel, schema, validatio
 from dapo_jax.algorithm import StepRecord
 from dapo_jax.checkpoint import checkpoint, resume, saver as saver_lib, workdir as workdir_lib
 from dapo_jax.dapo.state import State
-from dapo_jax.data import problems
+from dapo_jax.data import files, problems
 from dapo_jax.evaluate import evaluate_sets
 from dapo_jax.hosts import processes
 from dapo_jax.log import guards, metrics, report, trackers
@@ -60,7 +59,7 @@ def train(
         say(f"warning: {warning}")
     if parallel.first():
         trackers.require(config)
-    with workdir_lib.hold(where) as home:
+    with workdir_lib.hold(where, config.checkpoint.directory) as home:
         model_dir = hf.resolve(config.model.path) if config.model.path else None
         text = build.load_text(config, home.local, model_dir, score)
         processes.agree({"the set of problems (its hash)": build.digest(text)})
@@ -88,18 +87,15 @@ def run(
     accept = lambda saved: resume.check(saved, config, inputs, allow_config_change, say)
     state, resumed = start_state(config, text, machine, directory, accept, say)
     if parallel.first():
-        checkpoint.dump_json(home.local / "config.json", schema.leaves(config))
+        files.write_json(home.local / "config.json", schema.leaves(config))
     if state.counters.step < config.steps:
-        for line in report.memory_lines(config, machine):
-            say(line)
+        say(report.memory_line(config, machine))
     say(f"resumed after step {state.counters.step}" if resumed else "start")
     stream = problems.stream(range(len(text.train.ids)), config.seed)
     watchdog = guards.Watchdog(config.guard.hang_factor, config.guard.hang_floor_s)
-    terminated: list[int] = []  # SIGTERM (a preemption): finish the step, save, leave
-    handler = signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     with contextlib.ExitStack() as after:
         after.callback(send, home, say)
-        after.callback(signal.signal, signal.SIGTERM, handler)
+        terminated = after.enter_context(guards.signals())
         writer = metrics.Writer(home.local, state.counters.step if resumed else -1, config, say)
         after.callback(writer.close)
         progress = report.Progress(config.steps, state.counters.step, say)

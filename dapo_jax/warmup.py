@@ -8,17 +8,16 @@ pre-training and need no warm-up.
 """
 
 import functools
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from dapo_jax import parallel
 from dapo_jax.dapo import packing, update
 from dapo_jax.data import arithmetic
+from dapo_jax.log import bars
 
 # Imitation wants the fewest steps, RL stability: hence an optimizer of its own.
 OPTIMIZER = dict(b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.01, clip_norm=1.0)
@@ -70,12 +69,11 @@ def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
     trainer = update.Trainer(shape, mesh, rules, update.optimizer(**OPTIMIZER), config.model.dtype)
     eos = min(tokenizer.stop_ids)
     row_tokens = config.data.max_prompt_tokens + max(phase.cap for phase in phases)
-    bar = tqdm(
+    bar = bars.bar(
         total=sum(phase.steps for phase in phases),
         desc="warm-up",
         unit="step",
-        mininterval=0.1 if sys.stderr.isatty() else 10.0,  # seconds; a log keeps every line
-        disable=jax.process_index() > 0,
+        show=jax.process_index() == 0,
     )
     for phase in phases:
         if not phase.steps:

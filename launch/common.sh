@@ -10,17 +10,14 @@
 # A second call finds nothing to do and returns at once. Runs under bash 3.2 (macOS) and later.
 
 DAPO_ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
+# shellcheck source=launch/flags.sh
+source "$DAPO_ROOT/launch/flags.sh"
 # Supported: Python 3.11 to 3.14. The packages have no wheels for 3.15 at their tested versions.
 DAPO_NO_PYTHON=69  # exit status when no interpreter can be had, so that callers may skip
 
 dapo_venv() { printf '%s' "$DAPO_ROOT/.venv${1:+-$1}"; }  # dapo_venv [VERSION]
 
 dapo_say() { printf '[set-up] %s\n' "$*" >&2; }
-
-dapo_fail() {  # dapo_fail MESSAGE [STATUS]
-    printf 'error: %s\n' "$1" >&2
-    exit "${2:-1}"
-}
 
 # Whether COMMAND is a Python that runs (a pyenv shim may be on PATH and only print an error), is of
 # VERSION (any supported one if empty), and can make a virtual environment.
@@ -75,12 +72,9 @@ dapo_make_venv() {  # dapo_make_venv VENV VERSION
 }
 
 dapo_setup() {  # dapo_setup [EXTRA [VERSION]]; sets DAPO_PYTHON
-    local extra="${1:-}" version="${2:-}"
-    local venv
-    case "$version" in
-        "" | 3.11 | 3.12 | 3.13 | 3.14) ;;
-        *) dapo_fail "Python '$version' is not supported: choose 3.11, 3.12, 3.13 or 3.14" 2 ;;
-    esac
+    local extra="${1:-}" version="${2:-}" venv
+    [[ -z "$version" ]] || dapo_want python "--python" "$version"
+    dapo_want word0 "--extra" "$extra"
     venv="$(dapo_venv "$version")"
     DAPO_PYTHON="$venv/bin/python"
 

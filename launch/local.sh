@@ -17,29 +17,18 @@ that of the first that failed.
 TEXT
 }
 
-processes=2 devices=1 version="" dry_run="" training=()
-while (($#)); do
-    case "$1" in
-        --processes=[1-9]*) processes="${1#*=}" ;;
-        --devices=[1-9]*) devices="${1#*=}" ;;
-        --python=?*) version="${1#*=}" ;;
-        --dry-run) dry_run=1 ;;
-        -h | --help) usage; exit 0 ;;
-        --) shift; training=("$@"); break ;;
-        *) dapo_fail "unknown argument '$1' (flags are --name=value; see --help)" 2 ;;
-    esac
-    shift
-done
-workdir="$DAPO_ROOT/runs/local"
-for flag in ${training[@]+"${training[@]}"}; do
-    [[ "$flag" != --workdir=* ]] || workdir="${flag#*=}"
-done
+processes=2 devices=1 python="" dry_run="" training=()
+dapo_flags "processes=number:1:1024 devices=number:1:1024 python=python dry-run=switch" "$@"
+workdir="$(dapo_workdir)"
+: "${workdir:=$DAPO_ROOT/runs/local}"
 training=("--workdir=$workdir" ${training[@]+"${training[@]}"})
 
-[[ -n "$dry_run" ]] || dapo_setup "" "$version"
+[[ -n "$dry_run" ]] || dapo_setup "" "$python"
 # A port that is free now; nothing else on this machine is likely to take it within a second.
 port="${DAPO_PORT:-}"
-if [[ -z "$port" ]]; then
+if [[ -n "$port" ]]; then
+    dapo_want number:1:65535 DAPO_PORT "$port"
+else
     port=8476
     [[ -n "$dry_run" ]] || port="$("$DAPO_PYTHON" -c \
         'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
@@ -53,7 +42,7 @@ environment=(JAX_PLATFORMS=cpu "NPROC=${NPROC:-$threads}" "XLA_FLAGS=${XLA_FLAGS
 
 children=()
 for ((i = 0; i < processes; i++)); do
-    command=(env "${environment[@]}" "$(dapo_venv "$version")/bin/python" -m dapo_jax.train
+    command=(env "${environment[@]}" "$(dapo_venv "$python")/bin/python" -m dapo_jax.train
         "${training[@]}" "--coordinator=127.0.0.1:$port" "--num_processes=$processes"
         "--process_id=$i")
     if [[ -n "$dry_run" ]]; then

@@ -30,8 +30,8 @@ for arg in "$@"; do
         --config=?*) config="${arg#*=}" ;;
         --workdir=?*) workdir="${arg#*=}" ;;
         --config.?* | --noconfig.?* | --verbosity=?*) overrides+=("$arg") ;;
-        --extra=?*) extra="${arg#*=}" ;;
-        --python=?*) version="${arg#*=}" ;;
+        --extra=?*) extra="${arg#*=}"; dapo_want word --extra "$extra" ;;
+        --python=?*) version="${arg#*=}"; dapo_want python --python "$version" ;;
         --dry-run) dry_run=1 ;;
         -h | --help) usage; exit 0 ;;
         *) dapo_fail "unknown argument '$arg' (flags are --name=value; see --help)" 2 ;;

@@ -26,30 +26,22 @@ sends SIGTERM: the run saves and leaves, and the job puts itself into the queue 
 TEXT
 }
 
-nodes="" gpus=8 time=24:00:00 name=dapo_jax extra=cuda version="" dry_run="" to_sbatch=() training=()
-while (($#)); do
-    case "$1" in
-        --nodes=[1-9]*) nodes="${1#*=}" ;;
-        --gpus=[0-9]*) gpus="${1#*=}" ;;
-        --time=?*) time="${1#*=}" ;;
-        --name=?*) name="${1#*=}" ;;
-        --partition=?* | --account=?* | --qos=?* | --constraint=?*) to_sbatch+=("$1") ;;
-        --extra=*) extra="${1#*=}" ;;
-        --python=?*) version="${1#*=}" ;;
-        --dry-run) dry_run=1 ;;
-        -h | --help) usage; exit 0 ;;
-        --) shift; training=("$@"); break ;;
-        *) dapo_fail "unknown argument '$1' (flags are --name=value; see --help)" 2 ;;
-    esac
-    shift
-done
+nodes="" gpus=8 time=24:00:00 name=dapo_jax extra=cuda python="" dry_run="" training=()
+# shellcheck disable=SC2034  # read by name below
+partition="" account="" qos="" constraint=""
+dapo_flags "nodes=number:1:99999 gpus=number:0:1024 time=word name=text partition=text account=text
+    qos=text constraint=text extra=word0 python=python dry-run=switch" "$@"
 [[ -n "$nodes" ]] || dapo_fail "--nodes: how many? (see --help)" 2
 
-[[ -n "$dry_run" ]] || dapo_setup "$extra" "$version"
+[[ -n "$dry_run" ]] || dapo_setup "$extra" "$python"
 printf -v command ' %q' "$DAPO_ROOT/launch/until_done.sh" \
-    "$(dapo_venv "$version")/bin/python" -um dapo_jax.train \
+    "$(dapo_venv "$python")/bin/python" -um dapo_jax.train \
     ${training[@]+"${training[@]}"}
+to_sbatch=()
 ((gpus == 0)) || to_sbatch+=("--gpus-per-node=$gpus")
+for flag in partition account qos constraint; do
+    [[ -z "${!flag}" ]] || to_sbatch+=("--$flag=${!flag}")
+done
 
 # The signal goes to the step, not to this script: srun hands it on to the processes.
 read -r -d '' job <<TEXT || true

@@ -2,6 +2,7 @@
 # Train on a Cloud TPU pod slice through gcloud, from this machine.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
+source "$DAPO_ROOT/launch/slice.sh"
 
 usage() {
     cat <<'TEXT'
@@ -37,49 +38,26 @@ FILE names in training flags are names on the hosts, relative to the checkout.
 TEXT
 }
 
-action="" name="" zone="" project="" type="" runtime="" provisioning="" prepare="" retries=2
+action="" name="" zone="" project="" type="" runtime="" spot="" reserved="" prepare="" retries=2
 delete="" workdir="" to="" checkpoints="" dry_run="" training=()
-while (($#)); do
-    case "$1" in
-        --name=?*) name="${1#*=}" ;;
-        --zone=?*) zone="${1#*=}" ;;
-        --project=?*) project="${1#*=}" ;;
-        --type=?*) type="${1#*=}" ;;
-        --runtime=?*) runtime="${1#*=}" ;;
-        --spot | --reserved) provisioning="$1" ;;
-        --prepare=?*) prepare="${1#*=}" ;;
-        --retries=[0-9]*) retries="${1#*=}" ;;
-        --delete) delete=1 ;;
-        --workdir=?*) workdir="${1#*=}" ;;
-        --to=?*) to="${1#*=}" ;;
-        --checkpoints) checkpoints=1 ;;
-        --dry-run) dry_run=1 ;;
-        -h | --help) usage; exit 0 ;;
-        --) shift; training=("$@"); break ;;
-        run | stop | fetch | delete)
-            [[ -z "$action" ]] || dapo_fail "one command at a time: '$action' or '$1'" 2
-            action="$1" ;;
-        *) dapo_fail "unknown argument '$1' (flags are --name=value; see --help)" 2 ;;
-    esac
-    shift
-done
+dapo_flags "COMMAND=|run|stop|fetch|delete| name=word zone=word project=word type=word runtime=word
+    spot=switch reserved=switch prepare=any retries=number:0:1000000 delete=switch workdir=text
+    to=text checkpoints=switch dry-run=switch" "$@"
+[[ -n "$action" ]] || dapo_fail "say what to do: run, stop, fetch or delete (see --help)" 2
+[[ -z "$spot" || -z "$reserved" ]] || dapo_fail "--spot or --reserved, not both" 2
 # Several slices of one request are nodes NAME-0, NAME-1, ...; Cloud tells their hosts of each other.
-slices=1 nodes=("$name")
-if [[ "$type" =~ ^([1-9][0-9]?)x(.+)$ ]]; then
-    slices="${BASH_REMATCH[1]}" type="${BASH_REMATCH[2]}"
+whole="$type" slices=1 nodes=("$name")
+if [[ -n "$type" ]]; then
+    given="$runtime"
+    dapo_slice "$type"
+    runtime="${given:-$runtime}"
 fi
 if ((slices > 1)); then
     nodes=()
     for ((i = 0; i < slices; i++)); do nodes+=("$name-$i"); done
 fi
-[[ -n "$action" ]] || dapo_fail "say what to do: run, stop, fetch or delete (see --help)" 2
 
 scope=(${zone:+"--zone=$zone"} ${project:+"--project=$project"} --quiet)
-
-call() {  # call COMMAND ...: print it, and run it unless this is a dry run
-    printf '+ ' >&2; printf '%q ' "$@" >&2; printf '\n' >&2
-    [[ -n "$dry_run" ]] || "$@"
-}
 
 # State of the request for the slice ('' = there is none) and of the slice itself: of several, the
 # first that is not ready.
@@ -101,12 +79,12 @@ on_hosts() {  # on_hosts WORKER COMMAND: 'all' of every slice, at the same time,
     local node pid pids=() status=0 ssh=(gcloud compute tpus tpu-vm ssh)
     local flags=("${scope[@]}" "--worker=$1" "--command=$2")
     if [[ "$1" != all || $slices == 1 ]]; then
-        call "${ssh[@]}" "${nodes[0]}" "${flags[@]}"
+        dapo_call "${ssh[@]}" "${nodes[0]}" "${flags[@]}"
         return
     fi
     for node in "${nodes[@]}"; do
-        [[ -z "$dry_run" ]] || { call "${ssh[@]}" "$node" "${flags[@]}"; continue; }
-        call "${ssh[@]}" "$node" "${flags[@]}" &
+        [[ -z "$dry_run" ]] || { dapo_call "${ssh[@]}" "$node" "${flags[@]}"; continue; }
+        dapo_call "${ssh[@]}" "$node" "${flags[@]}" &
         pids+=($!)
     done
     for pid in ${pids[@]+"${pids[@]}"}; do wait "$pid" || status=$?; done
@@ -114,14 +92,14 @@ on_hosts() {  # on_hosts WORKER COMMAND: 'all' of every slice, at the same time,
 }
 
 delete_slice() {
-    call gcloud compute tpus queued-resources delete "$name" "${scope[@]}" --force
+    dapo_call gcloud compute tpus queued-resources delete "$name" "${scope[@]}" --force
 }
 
 create_slice() {
     local named=("--node-id=$name")
     ((slices == 1)) || named=("--node-count=$slices" "--node-prefix=$name")
-    call gcloud compute tpus queued-resources create "$name" "${scope[@]}" "${named[@]}" \
-        "--accelerator-type=$type" "--runtime-version=$runtime" ${provisioning:+"$provisioning"}
+    dapo_call gcloud compute tpus queued-resources create "$name" "${scope[@]}" "${named[@]}" \
+        "--accelerator-type=$type" "--runtime-version=$runtime" ${spot:+--spot} ${reserved:+--reserved}
 }
 
 # Until the slice is there: made, waited for, or made again after a preemption. Prints a line at
@@ -151,10 +129,10 @@ ensure_slice() {
 # The checkout without what git and the runs have put there.
 install() {
     local archive="$scratch/dapo_jax.tar.gz" node
-    call tar -czf "$archive" -C "$DAPO_ROOT" --exclude=./.git '--exclude=./.venv*' \
+    dapo_call tar -czf "$archive" -C "$DAPO_ROOT" --exclude=./.git '--exclude=./.venv*' \
         --exclude=./runs --exclude=__pycache__ '--exclude=./run.*' .
     for node in "${nodes[@]}"; do
-        call gcloud compute tpus tpu-vm scp "$archive" "$node:dapo_jax.tar.gz" "${scope[@]}" \
+        dapo_call gcloud compute tpus tpu-vm scp "$archive" "$node:dapo_jax.tar.gz" "${scope[@]}" \
             --worker=all || return
     done
     on_hosts all "mkdir -p dapo_jax && tar -xzf dapo_jax.tar.gz -C dapo_jax && \
@@ -194,20 +172,12 @@ run() {
 [[ "$action" == fetch || (-n "$name" && -n "$zone") ]] || dapo_fail "give --name and --zone" 2
 case "$action" in
     run)
-        for flag in ${training[@]+"${training[@]}"}; do
-            [[ "$flag" != --workdir=* ]] || workdir="${flag#*=}"
-        done
+        workdir="$(dapo_workdir)"
         [[ "$workdir" == gs://* ]] || dapo_fail \
             "give the training a bucket, --workdir=gs://...: hosts share no disk, and a preempted \
 slice loses its own" 2
         [[ -n "$type" ]] || dapo_fail "--type: which slice? v5p-256, v6e-256, v5litepod-256, ..." 2
-        case "$type" in
-            v2-* | v3-* | v4-*) : "${runtime:=tpu-ubuntu2204-base}" ;;
-            v5p-*) : "${runtime:=v2-alpha-tpuv5}" ;;
-            v5litepod-*) : "${runtime:=v2-alpha-tpuv5-lite}" ;;
-            v6e-*) : "${runtime:=v2-alpha-tpuv6e}" ;;
-            *) [[ -n "$runtime" ]] || dapo_fail "--type=$type: say --runtime=VERSION as well" 2 ;;
-        esac
+        dapo_check_training "$whole" "${training[@]}"
         scratch="$(mktemp -d)"
         trap 'rm -rf -- "$scratch"' EXIT
         run ;;
@@ -215,9 +185,9 @@ slice loses its own" 2
     fetch)
         [[ "$workdir" == gs://* && -n "$to" ]] || dapo_fail \
             "fetch: give --workdir=gs://... and --to=DIR" 2
-        call mkdir -p -- "$to"
+        dapo_call mkdir -p -- "$to"
         exclude='--exclude=checkpoints/.*'
         [[ -z "$checkpoints" ]] || exclude=""
-        call gcloud storage rsync --recursive ${exclude:+"$exclude"} "$workdir" "$to" ;;
+        dapo_call gcloud storage rsync --recursive ${exclude:+"$exclude"} "$workdir" "$to" ;;
     delete) delete_slice ;;
 esac

@@ -22,8 +22,11 @@ alive() { [[ -f "$pid" ]] && kill -0 "$(<"$pid")" 2>/dev/null; }
 
 case "${1:-}" in
     install)
-        export PATH="$HOME/.local/bin:$PATH"
-        command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
+        export PATH="$HOME/.cache/dapo_jax/uv/bin:$HOME/.local/bin:$PATH"
+        command -v uv >/dev/null || python3 -m pip install --quiet --disable-pip-version-check \
+            --target="$HOME/.cache/dapo_jax/uv" --no-deps --only-binary=:all: --require-hashes \
+            --requirement="$DAPO_ROOT/launch/uv.txt" >&2 || dapo_fail \
+            "no uv here, and the host's pip could not fetch it: install uv, then run this again"
         dapo_setup "${2:-tpu}" "${3:-}"
         printf '%s\n' "$DAPO_PYTHON" >"$DAPO_ROOT/run.python"
         ;;

@@ -40,6 +40,7 @@ hypothesis.settings.load_profile("dapo_jax")
 
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=30, help="random moments of tests/faults")
+    parser.addoption("--runs", type=int, default=100, help="checkpoints of test_seal under load")
     parser.addoption(
         "--all_configs",
         action="store_true",

@@ -108,6 +108,12 @@ def test_gradient_is_that_of_the_clipped_objective_by_hand(machine):
     )
 
 
+def test_the_rare_token_alone_is_rewarded():
+    text = bandit.Ids().decode([bandit.RARE])
+    assert bandit.is_rare(None, text)[:2] == (1.0, True)
+    assert bandit.is_rare(None, bandit.Ids().decode([bandit.RARE + 1]))[:2] == (-1.0, False)
+
+
 def test_entropy():
     assert bandit.entropy(np.full((2, 4), 0.25)) == pytest.approx(np.log(4))
     assert bandit.entropy(np.eye(3)) == 0

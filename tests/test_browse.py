@@ -171,7 +171,7 @@ def test_hostile_text_stays_text(text):
     for page in (
         browse.page([sample], title=text),
         browse.page([sample._replace(pieces=(), entropies=(), logps=())]),
-        browse.answers(text, [sample], judged=True),
+        browse.answers(text, [(sample, 2)], judged=True),
         tokens.table([tokens.Token(text, -0.1, 0.5, [(text, 0.9)])]),
     ):
         read = safe(page)
@@ -189,10 +189,10 @@ def test_any_text_stays_text(text):
     safe(browse.page([everywhere(text)], title=text))
 
 
-def test_the_tokens_are_coloured_by_entropy(tmp_path):
+def test_the_tokens_are_colored_by_entropy(tmp_path):
     put(tmp_path, 1, [NEW])
     [sample] = browse.read(str(tmp_path))
-    read = Reader(browse.coloured(sample))
+    read = Reader(browse.colored(sample))
     assert read.text == "Wait 2 Answer: 2</s>"  # blanks of the response are back
     alphas = [float(re.search(r",([\d.]+)\)", a["style"])[1]) for _, a in read.tags]
     np.testing.assert_allclose(alphas, 0.85 * np.array(NEW["entropies"]) / browse.HOT, atol=1e-3)

@@ -191,14 +191,3 @@ def test_groups_round_trip(n):
     flat = checkpoint.flatten_groups(want)
     assert all(a.ndim == 1 and a.size and a.dtype.kind in "if" for a in flat.values())
     same_groups(want, checkpoint.unflatten_groups(flat, {}))
-
-
-def test_dump_json_replaces_the_whole_file(tmp_path):
-    path = tmp_path / "config.json"
-    checkpoint.dump_json(path, {"a": list(range(100))})
-    with pytest.raises(TypeError):
-        checkpoint.dump_json(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": list(range(100))}
-    checkpoint.dump_json(path, {"b": 1})
-    assert json.loads(path.read_text()) == {"b": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]

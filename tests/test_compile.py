@@ -138,51 +138,49 @@ FOR_CPUS = ("quickstart", "quickstart_grpo", "dapo_math_tiny", "ladder")
 def pytest_generate_tests(metafunc):
     """Of the configs for pods the smallest and the one of another task; `--all_configs`: every one.
     The large ones as shipped are rows of benchmarks/pod_plan.py as well."""
-    if "config_file" in metafunc.fixturenames:
-        small = (
-            *FOR_CPUS,
-            "dapo_qwen2_5_0_5b",
-            "dapo_qwen2_5_0_5b_verl",
-            "gsm8k_dapo_qwen2_5_1_5b",
-        )
+    if "shipped" in metafunc.fixturenames:
+        small = ("dapo_qwen2_5:0.5B", "dapo_qwen2_5:0.5B,verl", "gsm8k_dapo_qwen2_5_1_5b:")
         every = metafunc.config.option.all_configs
-        files = [f for f in test_configs.FILES if every or f.stem in small]
-        metafunc.parametrize("config_file", files, ids=lambda f: f.stem)
+        on_pods = [":".join(of) for of in test_configs.ON_PODS]
+        chosen = [name for name in on_pods if every or name in small]
+        metafunc.parametrize("shipped", [*(f"{name}:" for name in FOR_CPUS), *chosen])
 
 
 @needs_libtpu
 @pytest.mark.slow
-def test_arithmetic_lies_within_15_percent_of_the_compiler(config_file, monkeypatch):
+def test_arithmetic_lies_within_15_percent_of_the_compiler(shipped, monkeypatch):
     """Both phases by their largest programs, in a process of its own: XLA:TPU may abort one that
     has compiled for another slice."""
-    if config_file.stem != "ladder":  # XLA:TPU aborts on its rows of 56 tokens at O0
+    if shipped != "ladder:":  # XLA:TPU aborts on its rows of 56 tokens at O0
         monkeypatch.setenv("JAX_OPTIMIZATION_LEVEL", "O0")
-    code = "import sys, test_compile as t; t.compare(t.pathlib.Path(sys.argv[1]))"
+    code = "import sys, test_compile as t; t.compare(sys.argv[1])"
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     done = subprocess.run(
-        [sys.executable, "-c", code, str(config_file)],
+        [sys.executable, "-c", code, shipped],
         env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
     )  # fmt: skip
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def compare(config_file):
-    """A `_verl` config samples as the one it is made of."""
-    c, name = test_configs.load(config_file), config_file.stem
-    pod = pods.parse("v5litepod-1") if name in FOR_CPUS else test_configs.pod_of(config_file)
+def compare(shipped):
+    """A `verl` config samples as the one it is made of."""
+    name, _, argument = shipped.partition(":")
+    c = test_configs.load(name, argument)
+    small = pods.parse("v5litepod-1")
+    pod = small if name in FOR_CPUS else test_configs.said(name, argument)[0]
     shape = plan.network(c)
     m = plan_compile.machine_for(c, shape, pod)
     calls = build.calls(c, m)
     kept = plan_compile.beside(c, calls)
     arithmetic = plan.peaks(plan.memory(c, shape, config.resolve_mesh(c, pod.chips)))
     phases = {"sampling": "decode_full", "updating": "update"}
-    if name.endswith(("_verl", "_grpo")):
+    if shipped.endswith(("verl", "_grpo:")):
         del phases["sampling"]
     for phase, program in phases.items():
         got = plan_compile.program(program, calls[program], kept[program], c, m)
         said = got["total"]
-        print(f"{name} on {pod.cloud}, {phase}: {arithmetic[phase]:.3g} of {said:.3g} bytes")
+        print(f"{shipped} on {pod.cloud}, {phase}: {arithmetic[phase]:.3g} of {said:.3g} bytes")
         assert got["fits"] and arithmetic[phase] == pytest.approx(said, rel=0.15)
 
 

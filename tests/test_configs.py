@@ -11,62 +11,101 @@ from dapo_jax import config, plan
 from dapo_jax.pods import slices as pods
 
 FOLDER = Path(__file__).parent.parent / "configs"
-FILES = sorted(FOLDER.glob("*.py"))
-ON_PODS = [f for f in FILES if "qwen2_5" in f.name]
+SIZES = ("0.5B", "1.5B", "7B", "32B")
+# Eight files are other names of dapo_qwen2_5.py:SIZE and :SIZE,verl.
+DOORS = {
+    f"dapo_qwen2_5_{size.lower().replace('.', '_')}{'_verl' * bool(reading)}": size + reading
+    for size in SIZES
+    for reading in ("", ",verl")
+}
+FILES = sorted(f for f in FOLDER.glob("*.py") if f.stem not in DOORS)
+GSM8K = "gsm8k_dapo_qwen2_5_1_5b"
+ON_PODS = [("dapo_qwen2_5", argument) for argument in DOORS.values()] + [(GSM8K, "")]
 
 
-def load(file: Path):
-    return runpy.run_path(str(file))["get_config"]()
+def load(name: str, argument: str = ""):
+    make = runpy.run_path(str(FOLDER / f"{name}.py"))["get_config"]
+    return make(*filter(None, [argument]))
 
 
-def pod_of(file: Path) -> pods.Pod:
-    return pods.parse(re.search(r"--type=(\S+)", ast.get_docstring(ast.parse(file.read_text())))[1])
+def doc(name: str) -> str:
+    return ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()))
+
+
+def said(name: str, argument: str) -> tuple[pods.Pod, list[float]]:
+    """What the docstring says of a config: its slice, and GB: arithmetic, limit of a chip, compiled
+    while sampling and while updating."""
+    if name == "dapo_qwen2_5":
+        size = re.escape(argument.partition(",")[0])
+        row = re.search(
+            rf"^ +{size} +(\S+) +\d+ x \d+ +(\S+) +(\S+) .* (\S+) +(\S+)$", doc(name), re.M
+        )
+    else:
+        row = re.search(
+            r"topology=(\S+)`: ([\d.]+) GB of ([\d.]+) a chip.*default optimization level; nothing"
+            r" run\): ([\d.]+) GB of [\d.]+ a chip while sampling, ([\d.]+) while updating",
+            " ".join(doc(name).split()),
+        )
+    return pods.parse(row[1]), [float(x) for x in row.groups()[1:]]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_docstring_names_the_command_of_this_file(file):
-    doc = ast.get_docstring(ast.parse(file.read_text()))
-    assert re.search(rf"(--config=configs/{file.name}|quickstart\.sh)", doc)
-    assert doc.count("\n") >= 5
+    text = doc(file.stem)
+    assert re.search(rf"(--config=configs/{file.name}|quickstart\.sh)", text)
+    assert text.count("\n") >= 5
 
 
-@pytest.mark.parametrize("file", ON_PODS, ids=lambda f: f.stem)
-def test_fits_the_slice_that_it_names(file):
-    c, pod = load(file), pod_of(file)
+@pytest.mark.parametrize("name", DOORS)
+def test_old_names_are_the_same_config(name):
+    assert config.leaves(load(name)) == config.leaves(load("dapo_qwen2_5", DOORS[name]))
+    assert f"configs/dapo_qwen2_5.py:{DOORS[name]}, where" in doc(name)
+
+
+def test_every_config_on_pods_is_tested():
+    assert {f.stem for f in FILES if "qwen2_5" in f.stem} == {name for name, _ in ON_PODS}
+    assert load("dapo_qwen2_5") == load("dapo_qwen2_5", "32B")
+
+
+@pytest.mark.parametrize(
+    "argument, words",
+    [
+        ("3B", "no size '3B' of Qwen2.5; there are 0.5B, 1.5B, 7B, 32B"),
+        ("7B,paper", "no reading 'paper'; there is SIZE"),
+    ],
+)
+def test_mistakes_in_the_argument_are_one_line(argument, words):
+    with pytest.raises(ValueError, match=words):
+        load("dapo_qwen2_5", argument)
+
+
+@pytest.mark.parametrize("name, argument", ON_PODS)
+def test_fits_the_slice_that_it_names(name, argument):
+    c, (pod, _) = load(name, argument), said(name, argument)
     mean = plan.Traffic(c.data.max_prompt_tokens // 8, c.rollout.max_response_tokens // 4)
     out = plan.plan(c, pod, mean, room=0.05)
     assert out["mistakes"] == [] and out["fits"]
     assert out["in_flight"]["longest"]["sequences"] >= c.rollout.slots * c.rollout.cache_fraction
     assert out["in_flight"]["mean"]["sequences"] == c.rollout.slots
-    assert pod.cloud in file.read_text()
 
 
-@pytest.mark.parametrize("file", ON_PODS, ids=lambda f: f.stem)
-def test_docstring_says_what_the_planner_says(file):
-    """Its command; and what its compiler said, with versions and level, near the arithmetic."""
-    c, pod, doc = load(file), pod_of(file), ast.get_docstring(ast.parse(file.read_text()))
-    words = " ".join(doc.split())
-    assert f"`python -m dapo_jax.plan --topology={pod.cloud}`" in words
-    if file.stem.endswith("_verl"):
-        return
-    said = re.search(
-        r"Compiled by `plan --compile` \([\d-]{10}, jax [\d.]+, libtpu [\d.]+, default optimization"
-        r" level; nothing run\): ([\d.]+) GB of ([\d.]+) a chip while sampling, ([\d.]+) while upd",
-        words,
-    )
-    sampling, limit, updating = (float(x) for x in said.groups())
+@pytest.mark.parametrize("name, argument", ON_PODS)
+def test_docstring_says_what_the_planner_says(name, argument):
+    """Of memory: the limit, its arithmetic, and its compiler's numbers near that."""
+    c, (pod, (memory, limit, sampling, updating)) = load(name, argument), said(name, argument)
     assert limit == pytest.approx(pod.chip.hbm / plan.GB, abs=0.05)
     shape, sizes = plan.network(c), config.resolve_mesh(c, pod.chips)
     got = {k: x / plan.GB for k, x in plan.peaks(plan.memory(c, shape, sizes)).items()}
     assert got == pytest.approx({"sampling": sampling, "updating": updating}, rel=0.15)
+    assert max(got.values()) == pytest.approx(memory, abs=0.6)
 
 
-@pytest.mark.parametrize("file", ON_PODS, ids=lambda f: f.stem)
-def test_is_the_papers_setting(file):
-    c = load(file)
+@pytest.mark.parametrize("name, argument", ON_PODS)
+def test_is_the_papers_setting(name, argument):
+    c = load(name, argument)
     assert (c.loss.clip_low, c.loss.clip_high) == (0.2, 0.28)
     assert c.dynamic_sampling.enabled and c.reward.overlong_penalty == 1.0 and not c.loss.kl_coef
-    if "gsm8k" not in file.name:
+    if name != GSM8K:
         assert (c.rollout.groups, c.rollout.group_size) == (512, 16)
         assert (c.data.max_prompt_tokens, c.rollout.max_response_tokens) == (2048, 20480)
         assert (c.reward.overlong_buffer_tokens, c.optim.minibatches, c.optim.lr) == (
@@ -74,14 +113,12 @@ def test_is_the_papers_setting(file):
             16,
             1e-6,
         )
-        assert c.optim.warmup_steps == (10 if "verl" in file.name else 20)
+        assert c.optim.warmup_steps == (10 if "verl" in argument else 20)
 
 
-@pytest.mark.parametrize("size", ["0_5b", "1_5b", "7b", "32b"])
+@pytest.mark.parametrize("size", SIZES)
 def test_verl_differs_where_verl_does_and_nowhere_else(size):
-    paper, verl = (
-        config.leaves(load(FOLDER / f"dapo_qwen2_5_{size}{x}.py")) for x in ("", "_verl")
-    )
+    paper, verl = (config.leaves(load("dapo_qwen2_5", size + reading)) for reading in ("", ",verl"))
     assert {k: (paper[k], verl[k]) for k in paper if paper[k] != verl[k]} == {
         "loss.dual_clip": (0.0, 10.0),
         "loss.normalizer": ("batch_tokens", "chunk_tokens"),
@@ -89,4 +126,4 @@ def test_verl_differs_where_verl_does_and_nowhere_else(size):
         "optim.warmup_from_zero": (False, True),
         "optim.weight_decay": (0.0, 0.1),
     }
-    assert size.replace("_", ".").upper() in paper["model.path"]
+    assert paper["model.path"] == f"Qwen/Qwen2.5-{size}"

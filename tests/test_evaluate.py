@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dapo_jax import evaluate
+from dapo_jax.log import scores
 
 
 @pytest.mark.parametrize("n", [1, 4, 7])
@@ -49,3 +50,15 @@ def test_scores_average_over_problems():
     assert scores.pass_at(1) == pytest.approx(scores.avg_at_k)
     assert scores.pass_at(2) == pytest.approx((1 + 1 / 2 + 5 / 6) / 3)
     assert scores.pass_at(4) == 1.0
+
+
+def test_a_damaged_line_of_samples_is_named(tmp_path):
+    """Its batch would be short of samples: it is to be made again."""
+    rows = [{"problem": "p", "sample": i} for i in range(3)]
+    scores.write_lines(tmp_path / "batch_000000.jsonl", rows)
+    assert scores.finished(tmp_path) == {"p": rows}
+    path = tmp_path / "batch_000001.jsonl"
+    path.write_text('{"problem": "q"}\n\0\n')
+    with pytest.raises(ValueError) as error:
+        scores.finished(tmp_path)
+    assert str(error.value).startswith(f"{path}: line 2 is damaged; remove the file: the same comm")

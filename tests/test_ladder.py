@@ -111,16 +111,18 @@ def test_unknown_rung_on_the_command_line():
 
 def test_tasks_share_a_base_and_go_on_for_equal_tokens():
     c = presets.ladder_task()
-    base, *runs = ladder.tasks(c, ["grpo", "+dynamic_sampling"], 2, base_seed=7, longer=2.5)
+    base, *runs = ladder.tasks(
+        c, ["grpo", "+dynamic_sampling"], range(3, 5), base_seed=7, longer=2.5
+    )
     assert (base.folder, base.arguments[0]["seed"], base.arguments[0]["steps"]) == ("base", 7, 0)
     assert [(t.folder, t.arguments[0]["steps"], t.after) for t in runs] == [
-        ("grpo/seed_0", c.steps * 5 // 2, ("base",)),
-        ("+dynamic_sampling/seed_0", c.steps, ("base",)),
-        ("grpo/seed_1", c.steps * 5 // 2, ("base",)),
-        ("+dynamic_sampling/seed_1", c.steps, ("base",)),
+        ("grpo/seed_3", c.steps * 5 // 2, ("base",)),
+        ("+dynamic_sampling/seed_3", c.steps, ("base",)),
+        ("grpo/seed_4", c.steps * 5 // 2, ("base",)),
+        ("+dynamic_sampling/seed_4", c.steps, ("base",)),
     ]
-    assert [t.arguments[0]["seed"] for t in runs] == [0, 0, 1, 1]
-    pod = ladder.tasks(presets.dapo_math("7B"), ["grpo"], 1, base_seed=0, longer=1.0)
+    assert [t.arguments[0]["seed"] for t in runs] == [3, 3, 4, 4]
+    pod = ladder.tasks(presets.dapo_math("7B"), ["grpo"], [0], base_seed=0, longer=1.0)
     assert [(t.folder, t.after) for t in pod] == [("grpo/seed_0", ())]
 
 
@@ -200,6 +202,20 @@ def test_a_run_that_stopped_early_is_named_and_does_not_set_the_budget():
     assert "Stopped before their last step: grpo/seed_1." in ladder.markdown(s, 60, 480, "x", 4)
 
 
+def test_one_name_for_the_seeds_and_the_rungs_and_the_old_names_too(tmp_path):
+    """--report alone reads back what is there; nothing is trained."""
+    for seed, records in enumerate(example(2)["grpo"], 100):
+        folder = tmp_path / ladder.folder("grpo", seed)
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records[:99]))
+    ask = ("-m", "dapo_jax.experiments.ladder", "--report", "--seeds=2", f"--out={tmp_path}")
+    for only in ("--only", "--rungs"):
+        done = command(*ask, "--first_seed=100", f"{only}=grpo", "--base_seed=7", "--steps=60")
+        assert "Stopped before their last step: grpo/seed_100, grpo/seed_101." in done.stdout
+    done = command(*ask, "--only=grpo")
+    assert done.returncode == 1 and "no rung of grpo has all of seeds 0 to 1" in done.stderr
+
+
 def test_verdicts_follow_the_numbers():
     values = {
         "a": np.array([0.80, 0.81, 0.82, 0.81]),
@@ -228,7 +244,7 @@ def test_report_writes_table_json_and_figures(tmp_path):
             lines = "".join(json.dumps(r) + "\n" for r in records)
             (folder / "metrics.jsonl").write_text(lines)
     c.steps = 60
-    text = ladder.report(c, tmp_path, presets.RUNGS, 4, 2.0)
+    text = ladder.report(c, tmp_path, presets.RUNGS, range(4), 2.0)
     assert text == (tmp_path / "table.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [r[0].lstrip("| ") for r in rows] == ["rung", *WANTED]
@@ -246,7 +262,7 @@ def test_report_writes_table_json_and_figures(tmp_path):
         "ladder.png", "accuracy.png", "dynamics.png",
     }  # fmt: skip
     with pytest.raises(ValueError, match="no rung of grpo has all of seeds 0 to 8"):
-        ladder.report(c, tmp_path, ["grpo"], 9, 2.0)
+        ladder.report(c, tmp_path, ["grpo"], range(9), 2.0)
 
 
 def test_every_axis_of_every_figure_is_labelled():
@@ -281,7 +297,7 @@ def test_two_rungs_end_to_end_and_again(tmp_path):
         "--config.eval.max_problems=4", "--config.eval.every=1",
     ]  # fmt: skip
     ask = ("-m", "dapo_jax.experiments.ladder", "--seeds=1", "--steps=2", "--longer=2", "--jobs=2",
-           f"--out={tmp_path}", "--rungs=grpo,+dynamic_sampling", *small)  # fmt: skip
+           f"--out={tmp_path}", "--only=grpo,+dynamic_sampling", *small)  # fmt: skip
     done = command(*ask)
     assert done.returncode == 0, done.stderr
     assert "# The ladder, 1 seed\n" in done.stdout and "one seed tells nothing" in done.stdout

@@ -37,11 +37,16 @@ def executable(path: Path, text: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """A checkout with set-up's inputs only, at a path that an unquoted expansion would break."""
+    """A checkout with what the scripts read only, at a path that an unquoted expansion would break;
+    its dapo_jax is empty."""
     root = tmp_path / "a checkout [with] 'odd' $names"
     shutil.copytree(ROOT / "launch", root / "launch")
-    for name in ("requirements.txt", "setup.py"):
-        shutil.copy(ROOT / name, root)
+    (root / "dapo_jax/pods").mkdir(parents=True)
+    (root / "dapo_jax/__init__.py").write_text("")
+    (root / "configs").mkdir()
+    configs = ("configs/quickstart.py", "configs/dapo_qwen2_5_7b.py")
+    for name in ("requirements.txt", "setup.py", "dapo_jax/pods/slices.txt", *configs):
+        shutil.copy(ROOT / name, root / name)
     return root
 
 
@@ -135,6 +140,7 @@ def test_quickstart_runs_what_the_dry_run_prints(checkout, tools, tmp_path):
     """With a stand-in for dapo_jax.train, which prints what it was given."""
     train = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
     executable(tmp_path / "dapo_jax/train.py", train)
+    (tmp_path / "dapo_jax/__init__.py").write_text("")
     script, flag = checkout / "launch/quickstart.sh", "--config.name=a 'b' $c"
     done = bash(script, flag, cwd=tmp_path, PATH=f"{tools}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
@@ -254,7 +260,7 @@ def test_setup_without_any_python_says_so(checkout, tools):
 def test_setup_rejects_an_unsupported_version(checkout, tools):
     done, calls = run_setup(checkout, tools, "", "3.9")
     assert (done.returncode, calls) == (2, [])
-    assert done.stderr.startswith("error: Python '3.9' is not supported")
+    assert done.stderr.startswith("error: --python=3.9: not supported; choose 3.11")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -3,12 +3,19 @@ fake but runs what it is told to run on its "hosts", which are folders."""
 
 import json
 import os
+import random
+import re
 import shlex
+import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 import test_launch
 from test_launch import ROOT, bash, executable
+
+from dapo_jax.pods import slices
 
 LAUNCH = ROOT / "launch"
 CLUSTER = ["tpu_vm.sh", "gke.sh", "slurm.sh", "local.sh"]
@@ -28,15 +35,26 @@ def test_unknown_arguments_are_refused(script):
     assert done.stderr.startswith("error: unknown argument '--nmae=x'")
 
 
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory) -> Path:
+    """The scripts in a checkout whose dapo_jax is empty, so that it checks no training's flags."""
+    return test_launch.checkout.__wrapped__(tmp_path_factory.mktemp("launch")) / "launch"
+
+
 def printed(script, *args, **env) -> list[list[str]]:
     """The commands of a dry run, as words."""
-    done = bash(LAUNCH / script, *args, "--dry-run", "--", *ODD, cwd=ROOT, **env)
+    done = bash(script, *args, "--dry-run", "--", *ODD, cwd=ROOT, **env)
     assert done.returncode == 0, done.stderr
-    lines = [x.removeprefix("+ ") for x in (done.stdout + done.stderr).splitlines()]
+    return commands_in(done.stdout + done.stderr)
+
+
+def commands_in(text: str) -> list[list[str]]:
+    lines = [x.removeprefix("+ ") for x in text.splitlines() if not x.startswith("[set-up] ")]
     return [shlex.split(x) for x in lines if "<<" not in x]
 
 
-ODD = ["--config=a b.py", "--workdir=gs://bucket/x", '--config.name=it\'s $x "y"']
+ODD = ["--config=configs/dapo_qwen2_5_7b.py", "--workdir=gs://bucket/x"]
+ODD += ['--config.data.train=it\'s $x "y" $(HOME) $$.json']
 
 
 # --------------------------------------------------------------------------------------------------
@@ -44,10 +62,10 @@ ODD = ["--config=a b.py", "--workdir=gs://bucket/x", '--config.name=it\'s $x "y"
 # --------------------------------------------------------------------------------------------------
 
 
-def test_tpu_vm_dry_run():
+def test_tpu_vm_dry_run(launch):
     commands = printed(
-        "tpu_vm.sh", "run", "--name=n", "--zone=z", "--project=p", "--type=v5p-256", "--spot",
-        "--prepare=echo 'a b'", "--delete",
+        launch / "tpu_vm.sh", "run", "--name=n", "--zone=z", "--project=p", "--type=v5p-256",
+        "--spot", "--prepare=echo 'a b'", "--delete",
     )  # fmt: skip
     where = ["--zone=z", "--project=p", "--quiet"]
     create, tar, scp, install, start, follow, delete = commands
@@ -70,9 +88,9 @@ def test_tpu_vm_dry_run():
     assert delete == [*request, "delete", "n", *where, "--force"]
 
 
-def test_tpu_vm_of_several_slices():
+def test_tpu_vm_of_several_slices(launch):
     """One request; every step on each of its nodes, the log from the first."""
-    commands = printed("tpu_vm.sh", "run", "--name=n", "--zone=z", "--type=2xv5p-256")
+    commands = printed(launch / "tpu_vm.sh", "run", "--name=n", "--zone=z", "--type=2xv5p-256")
     create, _, scp0, scp1, install0, install1, start0, start1, follow = commands
     assert {"--node-count=2", "--node-prefix=n", "--accelerator-type=v5p-256"} < set(create)
     assert "--runtime-version=v2-alpha-tpuv5" in create
@@ -83,20 +101,22 @@ def test_tpu_vm_of_several_slices():
         assert pair[0][6:] == pair[1][6:] and "--worker=all" in pair[0]
         assert ("worker.sh install", "worker.sh start")[i] in pair[0][-1]
     assert follow[:6] == [*ssh, "n-0"] and "--worker=0" in follow and "follow" in follow[-1]
-    stops = printed("tpu_vm.sh", "stop", "--name=n", "--zone=z", "--type=2xv5p-256")
+    stops = printed(launch / "tpu_vm.sh", "stop", "--name=n", "--zone=z", "--type=2xv5p-256")
     assert [x[5] for x in stops] == ["n-0", "n-1"]
 
 
-def test_tpu_vm_stop_fetch_delete():
-    (stop,) = printed("tpu_vm.sh", "stop", "--name=n", "--zone=z")
+def test_tpu_vm_stop_fetch_delete(launch):
+    (stop,) = printed(launch / "tpu_vm.sh", "stop", "--name=n", "--zone=z")
     assert stop[-2:] == ["--worker=all", "--command=bash dapo_jax/launch/worker.sh stop"]
-    mkdir, rsync = printed("tpu_vm.sh", "fetch", "--workdir=gs://b/x", "--to=my dir")
+    mkdir, rsync = printed(launch / "tpu_vm.sh", "fetch", "--workdir=gs://b/x", "--to=my dir")
     assert mkdir == ["mkdir", "-p", "--", "my dir"]
     assert rsync == [
         "gcloud", "storage", "rsync", "--recursive", "--exclude=checkpoints/.*", "gs://b/x",
         "my dir",
     ]  # fmt: skip
-    _, rsync = printed("tpu_vm.sh", "fetch", "--workdir=gs://b/x", "--to=d", "--checkpoints")
+    _, rsync = printed(
+        launch / "tpu_vm.sh", "fetch", "--workdir=gs://b/x", "--to=d", "--checkpoints"
+    )
     assert not any("exclude" in word for word in rsync)
 
 
@@ -106,7 +126,10 @@ def test_tpu_vm_stop_fetch_delete():
         (["run", "--name=n"], "--zone"),
         (["run", "--name=n", "--zone=z", "--type=v5p-8"], "gs://"),
         (["run", "--name=n", "--zone=z", "--", "--workdir=gs://b"], "--type"),
-        (["run", "--name=n", "--zone=z", "--type=v9", "--", "--workdir=gs://b"], "--runtime"),
+        (["run", "--name=n", "--zone=z", "--type=v9", "--", "--workdir=gs://b"], "no TPU slice"),
+        (["run", "--name=n", "--zone=z", "--type=v5p-255", "--", "--workdir=gs://b"], "v5p-255"),
+        (["run", "--name=n", "--zone=z", "--spot", "--reserved"], "not both"),
+        (["run", "stop", "--name=n", "--zone=z"], "one command"),
         (["fetch", "--to=d"], "gs://"),
         (["--name=n"], "say what to do"),
     ],
@@ -117,7 +140,7 @@ def test_tpu_vm_says_what_is_missing(args, said):
     assert done.stderr.count("\n") == 1
 
 
-def test_several_slices_are_waited_for_and_driven_together(tmp_path):
+def test_several_slices_are_waited_for_and_driven_together(launch, tmp_path):
     """A gcloud that answers at once, but for the second node, which is ready at the third look, and
     fails where the training is started: then so does the launcher, once it has run out of tries."""
     fake = """#!/usr/bin/env bash
@@ -135,7 +158,7 @@ def test_several_slices_are_waited_for_and_driven_together(tmp_path):
     executable(tmp_path / "bin/gcloud", fake)
     env = dict(CLOUD=tmp_path, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     done = bash(
-        LAUNCH / "tpu_vm.sh", "run", "--name=n", "--zone=z", "--type=2xv6e-8", "--retries=0", "--",
+        launch / "tpu_vm.sh", "run", "--name=n", "--zone=z", "--type=2xv6e-8", "--retries=0", "--",
         *ODD, cwd=ROOT, DAPO_POLL_SECONDS="0.05", **env,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
@@ -201,6 +224,7 @@ while not told:
 time.sleep(0.3)  # saving
 bucket.mkdir(exist_ok=True)
 print("terminated after step 1, saved; the same command goes on from there")
+sys.exit(int(sys.argv[-1].removeprefix("--terminated_status=")))
 """
 
 
@@ -211,9 +235,7 @@ def cloud(tmp_path) -> Path:
     tools = test_launch.tools.__wrapped__(tmp_path)
     executable(tools / "gcloud", GCLOUD)
     checkout = test_launch.checkout.__wrapped__(tmp_path)
-    (checkout / "dapo_jax").mkdir()
     (checkout / "dapo_jax/train.py").write_text(TRAIN)
-    (checkout / "dapo_jax/__init__.py").write_text("")
     (checkout / ".git").mkdir()
     (checkout / ".git/secret").write_text("")
     return tmp_path / "cloud"
@@ -239,7 +261,9 @@ def test_a_slice_is_made_taken_away_made_again_and_deleted(cloud):
         "resumed after step 1",
         "done: 2 steps",
     ]
-    assert out[0] == str(ODD)  # the flags came through two shells as they were
+    assert out[0] == str(
+        [*ODD, "--terminated_status=75"]
+    )  # the flags came through two shells as they were
     calls = [shlex.split(x) for x in (cloud / "calls").read_text().splitlines()]
     kinds = [c[3] for c in calls if c[3] != "describe"]
     # Look whether something runs, copy, install, start, follow, delete; and all of it again.
@@ -264,6 +288,32 @@ def test_a_slice_that_is_there_is_used_and_not_deleted(cloud):
         assert not (home / ".git").exists()
 
 
+def test_a_host_without_uv_gets_the_one_that_is_pinned(cloud):
+    """By a python3 whose pip is fake: the version and its checksum are said, and nothing is piped
+    into a shell."""
+    tools, home = cloud.parent / "tools", cloud / "home"
+    uv = (tools / "uv").rename(tools / "real-uv")
+    fake = f"""#!/usr/bin/env bash
+    printf '%s\\n' "$@" >'{cloud}/pip'
+    for word in "$@"; do case "$word" in --target=*) folder="${{word#*=}}/bin" ;; esac; done
+    mkdir -p "$folder" && cp '{uv}' "$folder/uv" && cp '{tools}/this-python' "$folder/"
+    """
+    executable(tools / "python3", fake)
+    for tool in ("bash", "cat", "cksum", "dirname", "cp", "grep", "mkdir", "rm"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    checkout = next(cloud.parent.glob("a checkout*"))
+    (checkout / ".venv/bin").mkdir(parents=True)
+    shutil.copy(tools / "this-python", checkout / ".venv/bin/python")
+    done = bash(checkout / "launch/worker.sh", "install", cwd=cloud, PATH=tools, HOME=home)
+    assert done.returncode == 0, done.stderr
+    words = (cloud / "pip").read_text().splitlines()
+    assert words[:3] == ["-m", "pip", "install"] and "--require-hashes" in words
+    (requirements,) = (w.partition("=")[2] for w in words if w.startswith("--requirement="))
+    pinned = Path(requirements).read_text().splitlines()[-1]
+    assert re.fullmatch(r"uv==\d+\.\d+\.\d+ --hash=sha256:[0-9a-f]{64}", pinned)
+    assert "pip install" in (home / ".cache/dapo_jax/uv/uv.log").read_text()
+
+
 def test_a_training_that_fails_is_started_again_and_given_up(cloud):
     checkout = next(cloud.parent.glob("a checkout*"))
     (checkout / "dapo_jax/train.py").write_text("raise SystemExit('error: no such field')")
@@ -281,27 +331,57 @@ def test_a_training_that_fails_is_started_again_and_given_up(cloud):
 
 
 @pytest.mark.parametrize(
-    ("command", "status"),
-    [("echo done: 3", 0), ("exit 3", 3), ("echo 'terminated after step 4, saved'", 75)],
+    ("code", "status"),
+    [
+        ("echo done; exit 0", 0),
+        ("echo terminated after step 4; exit 0", 0),  # what it says does not count
+        ("exit 3", 3),
+        ("exit ${0#--terminated_status=}", 75),
+        ("kill -TERM $$", 143),  # not told by us
+    ],
 )
-def test_until_done_tells_a_preemption_from_the_end(command, status, tmp_path):
+def test_until_done_hands_on_the_exit_status(code, status, tmp_path):
     note = tmp_path / "status"
-    done = bash(
-        LAUNCH / "until_done.sh", "bash", "-c", command, cwd=tmp_path, DAPO_STATUS_FILE=note
-    )
+    done = bash(LAUNCH / "until_done.sh", "bash", "-c", code, cwd=tmp_path, DAPO_STATUS_FILE=note)
     assert done.returncode == status
     assert note.read_text() == f"{status}\n"
-    assert done.stdout == ("" if status == 3 else command.removeprefix("echo ").strip("'") + "\n")
+    assert done.stderr == "" and done.stdout.strip() in code
 
 
-def test_gke_manifest_is_what_kubernetes_wants():
+@pytest.mark.parametrize(
+    ("on_term", "status"),
+    [("exit 75", 75), ("exit 0", 0), ("exit 4", 4), ("sleep 0.3; exit 75", 75), ("", 75)],
+)
+def test_until_done_asks_to_leave_and_waits(on_term, status, tmp_path):
+    """The last: a training that has not come to take SIGTERM yet."""
+    trap = f"trap {shlex.quote(on_term)} TERM; " if on_term else ""
+    code = trap + "echo up; while :; do sleep 0.02; done"
+    running = subprocess.Popen(
+        ["bash", LAUNCH / "until_done.sh", "bash", "-c", code], stdout=subprocess.PIPE, text=True
+    )
+    assert running.stdout.readline() == "up\n"
+    for _ in range(2):  # Slurm and Kubernetes may say it twice
+        running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == status
+    running.stdout.close()
+
+
+def expanded(text: str) -> str:
+    """What Kubernetes makes of an argument whose variables have the value VALUE: $$ is a $, $(NAME)
+    a variable, any other $ itself (its docs on dependent environment variables)."""
+    return re.sub(r"\$\$|\$\([^)]*\)", lambda m: "$" if m[0] == "$$" else "VALUE", text)
+
+
+def test_gke_manifest_is_what_kubernetes_wants(launch):
     yaml = pytest.importorskip("yaml")
+    odd = "--config.x=a\\b\n\tc\r\u00e4\u20ac $(A)$$(B)$"
     done = bash(
-        LAUNCH / "gke.sh", "run", "--name=dapo", "--type=v5p-256", "--image=a/b:c",
-        "--namespace=ns", "--dry-run", "--", *ODD, "--config.x=a\\b\n\tc", cwd=ROOT,
+        launch / "gke.sh", "run", "--name=dapo", "--type=v5p-256", "--image=a/b:c",
+        "--namespace=ns", "--restarts=007", "--dry-run", "--", *ODD, odd, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     spec = yaml.safe_load(done.stdout)["spec"]
+    assert spec["failurePolicy"] == {"maxRestarts": 7}
     (job,) = spec["replicatedJobs"]
     job = job["template"]["spec"]
     assert job["parallelism"] == job["completions"] == 32  # 128 chips, 4 a host
@@ -312,33 +392,191 @@ def test_gke_manifest_is_what_kubernetes_wants():
     }
     assert spec["replicatedJobs"][0]["replicas"] == 1
     (container,) = pod["containers"]
-    assert container["args"] == ["--start_timeout=600", *ODD, "--config.x=a\\b\n\tc"]
+    assert [expanded(x) for x in container["args"]] == ["--start_timeout=600", *ODD, odd]
+    assert container["resources"]["limits"] == {"google.com/tpu": 4}
     assert container["command"][-1] == "dapo_jax.train"
-    commands = [shlex.split(x.removeprefix("+ ")) for x in done.stderr.splitlines()]
+    commands = commands_in(done.stderr)
     assert commands[0] == ["kubectl", "--namespace=ns", "apply", "--filename=-"]
     assert [c[2] for c in commands] == ["apply", "wait", "logs"]
 
 
-def test_gke_of_several_slices():
+def test_gke_of_several_slices(launch):
     yaml = pytest.importorskip("yaml")
     flags = ("--name=dapo", "--type=2xv6e-256", "--image=i", "--dry-run")
-    done = bash(LAUNCH / "gke.sh", "run", *flags, "--", *ODD, cwd=ROOT)
+    done = bash(launch / "gke.sh", "run", *flags, "--", *ODD, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     (job,) = yaml.safe_load(done.stdout)["spec"]["replicatedJobs"]
     assert job["replicas"] == 2 and job["template"]["spec"]["parallelism"] == 64  # each
-    commands = [shlex.split(x) for x in done.stderr.splitlines()]
+    commands = commands_in(done.stderr)
     assert all("jobset.sigs.k8s.io/job-index=0," in c[-1] for c in commands[1:])
 
 
+def test_gke_of_one_host(launch):
+    """Eight chips in one pod, which meets nobody; GKE joins no such slices."""
+    yaml = pytest.importorskip("yaml")
+    flags = ("--name=dapo", "--image=i", "--dry-run", "--", *ODD)
+    done = bash(launch / "gke.sh", "run", "--type=v6e-8", *flags, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    (job,) = yaml.safe_load(done.stdout)["spec"]["replicatedJobs"]
+    job = job["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    assert job["parallelism"] == job["completions"] == 1
+    assert container["resources"]["limits"] == {"google.com/tpu": 8}
+    assert container["args"][0] == "--num_processes=1"
+    assert "ct6e-standard-8t, topology 2x4, 1 nodes" in done.stderr
+    done = bash(launch / "gke.sh", "run", "--type=2xv6e-8", *flags, cwd=ROOT)
+    assert done.returncode == 2 and "slices of several hosts" in done.stderr
+
+
 @pytest.mark.parametrize(
-    "bad", ["--type=0xv6e-8", "--type=v6e-7", "--type=h100-8", "--name=No", "--image="]
-)
-def test_gke_refuses(bad):
-    good = {"--name": "n", "--type": "v6e-16", "--image": "i"}
-    good[bad.split("=")[0]] = bad.split("=")[1]
+    "bad",
+    [
+        "--type=0xv6e-16", "--type=v6e-7", "--type=h100-8", "--type=v5e-16", "--name=No",
+        "--image=", "--image=a b", "--image=i\nx: y", "--namespace=-n", "--service-account=$(id)",
+        "--restarts=1\n  suspend: true", "--type=08xv6e-16",
+    ],
+)  # fmt: skip
+def test_gke_refuses(bad, launch):
+    flag, value = bad.split("=", 1)
+    good = {"--name": "n", "--type": "v6e-16", "--image": "i"} | {flag: value}
     flags = [f"{k}={v}" for k, v in good.items() if v]
-    done = bash(LAUNCH / "gke.sh", "run", *flags, "--dry-run", "--", *ODD, cwd=ROOT)
-    assert done.returncode == 2 and bad.split("=")[0] in done.stderr
+    done = bash(launch / "gke.sh", "run", *flags, "--dry-run", "--", *ODD, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: ") and flag in done.stderr
+
+
+@pytest.mark.parametrize("character", ["\x01", "\x1b", "\x7f", "\x85", "\u2028"])
+def test_gke_refuses_characters_that_are_not_for_yaml(character, launch):
+    flags = ("--name=n", "--type=v6e-16", "--image=i", "--dry-run", "--", *ODD)
+    done = bash(launch / "gke.sh", "run", *flags, f"--config.x=a{character}b", cwd=ROOT)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: training flag '--config.x=a")
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers and other values of flags, and what is checked before anything is made
+# --------------------------------------------------------------------------------------------------
+
+NUMBERS = [
+    ("local.sh", "processes"), ("local.sh", "devices"), ("slurm.sh", "nodes"), ("slurm.sh", "gpus"),
+    ("tpu_vm.sh", "retries"), ("gke.sh", "restarts"),
+]  # fmt: skip
+HOSTILE = [
+    "2x", "-1", "+1", "1.5", "1e3", "0x10", "2 ", " 2", "1 2", "1\n", "1\n  suspend: true", "\t1",
+    "99999999999", "18446744073709551617", "99999999999999999999", "8#7", "1+1", "1;touch own",
+    "1&&touch own", "a", "a=1", "PATH", "RANDOM", "$((1))", "`touch own`", "$(touch own)", "1|id",
+    "1+BASH_VERSINFO[$(touch own; echo 0)]", "x[$(touch own)]", "1,y=2", "*", "?",
+    "[0-9]", "1}", "${IFS}", "\u0661", "\u00b2", "\uff11", "1'", '1"', "1\\", "#1", "!1",
+    "~", "--", "1\r", "1\x01",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "flag"), NUMBERS)
+def test_hostile_numbers_run_nothing(script, flag, launch, tmp_path):
+    """With fixed values and with mixtures of their characters, a dry run's and a real one's."""
+    rng = random.Random(f"{script} {flag}")
+    characters = [*"0123456789", *"$([])`;&|+-x\n '\"\\", "touch own", "BASH_VERSINFO["]
+    mixed = ["".join(rng.choices(characters, k=rng.randint(2, 12))) for _ in range(40)]
+    tried = 0
+    for value in [*HOSTILE, *(x for x in mixed if not x.isdecimal())]:
+        args = (f"--{flag}={value}", *rng.choice([["--dry-run"], []]))
+        done = bash(launch / script, *args, cwd=tmp_path, HOME=tmp_path, PATH="/usr/bin:/bin")
+        assert done.returncode == 2 and done.stdout == "", (value, done)
+        assert done.stderr.startswith(f"error: --{flag}=") and done.stderr.count("\n") == 1, value
+        tried += 1
+    assert tried > 60 and not list(tmp_path.iterdir())
+    assert not (launch / "own").exists() and not (ROOT / "own").exists()
+
+
+@pytest.mark.parametrize("value", ["0x1F90", "99999", "0", "x[$(touch own)]"])
+def test_the_port_of_local_is_a_number(value, launch, tmp_path):
+    done = bash(launch / "local.sh", "--dry-run", cwd=tmp_path, DAPO_PORT=value)
+    assert (done.returncode, done.stdout) == (2, "") and not list(tmp_path.iterdir())
+    assert done.stderr.startswith("error: DAPO_PORT=") and done.stderr.count("\n") == 1
+
+
+def test_numbers_are_decimal(launch):
+    (command, *others) = printed(launch / "local.sh", "--processes=08", "--devices=010")
+    assert len(others) == 7 and "--num_processes=8" in command
+    assert "XLA_FLAGS=--xla_force_host_platform_device_count=10" in command
+
+
+@pytest.mark.parametrize(
+    ("script", "bad"),
+    [
+        ("tpu_vm.sh", "--name=-x"), ("tpu_vm.sh", "--zone=a b"), ("tpu_vm.sh", "--project=$(id)"),
+        ("tpu_vm.sh", "--runtime=a;b"), ("tpu_vm.sh", "--to=a\nb"), ("slurm.sh", "--time=1:00 x"),
+        ("slurm.sh", "--name=a\nb"), ("slurm.sh", "--extra=a]b"), ("slurm.sh", "--python=../x"),
+        ("local.sh", "--python=3.9"), ("quickstart.sh", "--python=../x"), ("gke.sh", "--name=n\n"),
+        ("quickstart.sh", "--extra=a]; id"),
+    ],
+)  # fmt: skip
+def test_other_values_are_checked_too(script, bad, launch, tmp_path):
+    done = bash(launch / script, "--dry-run", bad, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"error: {bad.split('=')[0]}=")
+
+
+def test_one_table_of_slices():
+    """launch/slice.sh and pods/slices.py: of all slices name, shape, hosts and chips."""
+    names = [
+        slices.Pod(family, sides).cloud
+        for family, known in slices.FAMILIES.items()
+        for sides in known.shapes
+    ]
+    code = """
+    cd "$1"; shift; source launch/common.sh; source launch/slice.sh
+    for name in "$@"; do dapo_slice "$name"; echo "$type $shape $hosts $chips $machine"; done
+    """
+    done = bash("-euo", "pipefail", "-c", code, "-", ROOT, *names, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[0] for row in rows] == names and len(names) > 100
+    for name, shape, hosts, chips, machine in rows:
+        pod = slices.parse(name)
+        assert shape == "x".join(map(str, pod.sides)) and int(hosts) == pod.hosts
+        assert int(hosts) * int(chips) == pod.chips and machine.endswith(f"-{chips}t")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--config=configs/nope.py"], "--config=configs/nope.py: no such file"),
+        (["--config.optim.lrr=3"], "config.optim.lrr: no such field; did you mean optim.lr"),
+        (["--config.mesh.tensor=3"], "config.mesh: "),
+        (["--hearbeat_timeout=3"], "Unknown command line flag 'hearbeat_timeout'"),
+    ],
+)
+@pytest.mark.parametrize("script", ["tpu_vm.sh", "gke.sh"])
+def test_a_training_is_checked_before_a_slice_is_made(script, flags, said, tmp_path):
+    """With the real package; neither gcloud nor kubectl is called."""
+    for tool in ("gcloud", "kubectl"):
+        executable(tmp_path / tool, f"#!/bin/sh\ntouch '{tmp_path}/called'\n")
+    executable(tmp_path / "python3", test_launch.THIS_PYTHON)
+    where = "--zone=z" if script == "tpu_vm.sh" else "--image=i"
+    done = bash(
+        LAUNCH / script, "run", "--name=n", where, "--type=v5p-256", "--",
+        "--config=configs/dapo_qwen2_5_32b.py", *flags, "--workdir=gs://b/x",
+        cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", PYTHONPATH=ROOT,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "called").exists()
+
+
+def test_a_training_that_is_right_passes_the_check(tmp_path):
+    executable(tmp_path / "python3", test_launch.THIS_PYTHON)
+    done = bash(
+        LAUNCH / "gke.sh", "run", "--name=n", "--image=i", "--type=v5p-256", "--dry-run", "--",
+        "--config=configs/dapo_qwen2_5_32b.py", "--workdir=gs://b/x", "--heartbeat_timeout=30",
+        cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", PYTHONPATH=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
+
+
+def test_sbatch_gets_a_constraint_as_one_word():
+    done = bash(LAUNCH / "slurm.sh", "--nodes=1", "--constraint=[a|b]*2&c", "--dry-run", cwd=ROOT)
+    assert "--constraint=[a|b]*2&c" in shlex.split(done.stdout.partition(" <<")[0])
 
 
 def test_slurm_job(tmp_path):
@@ -364,8 +602,8 @@ def test_slurm_job(tmp_path):
         assert json.loads(words)[-3:] == ODD and rest == requeued and ran.returncode == code
 
 
-def test_local_starts_and_ends_all(tmp_path):
-    commands = printed("local.sh", "--processes=3", "--devices=4", NPROC=64)
+def test_local_starts_and_ends_all(launch, tmp_path):
+    commands = printed(launch / "local.sh", "--processes=3", "--devices=4", NPROC=64)
     for i, command in enumerate(commands):
         at = command.index("dapo_jax.train")
         assert command[at + 1 :] == [

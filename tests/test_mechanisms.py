@@ -21,12 +21,18 @@ from dapo_jax.experiments import (
     pool,
     snr,
     stats,
+    techniques,
 )
+from dapo_jax.experiments.techniques import dynamic_sampling
 
 HOME = pathlib.Path("somewhere")
 
 
 # --- arms -----------------------------------------------------------------------------------------
+
+
+def settings(arm, seed=0, base_seed=0):
+    return arms.settings(techniques.ARMS[arm], seed, HOME, base_seed)
 
 
 @pytest.mark.parametrize(
@@ -41,20 +47,20 @@ HOME = pathlib.Path("somewhere")
     ],
 )
 def test_arms_that_are_compared_differ_in_one_switch(after, before, switch):
-    a, b = (config_lib.leaves(arms.settings(arm, 3, HOME, 1)) for arm in (after, before))
+    a, b = (config_lib.leaves(settings(arm, 3, 1)) for arm in (after, before))
     assert [name for name in a if a[name] != b[name]] == [switch]
-    assert arms.ARMS[after].base == arms.ARMS[before].base
+    assert techniques.ARMS[after].base == techniques.ARMS[before].base
 
 
-@pytest.mark.parametrize("arm", arms.ARMS)
+@pytest.mark.parametrize("arm", techniques.ARMS)
 def test_arms_are_valid(arm):
-    c = arms.settings(arm, 3, HOME, 1)
+    c = settings(arm, 3, 1)
     config_lib.validate(c, 1)
-    assert c.seed == 3 and f"base_{arms.ARMS[arm].base}_1" in c.init_from
+    assert c.seed == 3 and f"base_{techniques.ARMS[arm].base}_1" in c.init_from
 
 
 def test_off_arm_keeps_the_checkpoints_that_snr_wants():
-    c = arms.settings("dynamic_off", 0, HOME, 0)
+    c = settings("dynamic_off")
     assert all(step % c.checkpoint.keep_every == 0 for step in snr.STEPS)
     assert c.checkpoint.every == c.checkpoint.keep_every and snr.STEPS[-1] == c.steps
 
@@ -185,7 +191,7 @@ def test_curve_statistics():
     assert effects.last(values) == pytest.approx((6 * 3 + 2 * 2) / 5)
     assert effects.steps_mean([1, None, 3]) == 2
     run = {"evaluations": {s: {"heldout": {"accuracy": float(s)}} for s in ("65", "70", "80")}}
-    assert effects.late_accuracy(run) == 75
+    assert dynamic_sampling.late_accuracy(run) == 75
 
 
 @pytest.mark.parametrize(
@@ -217,14 +223,14 @@ def made_up(seeds: int, better: float):
         return 0.01 * rng.standard_normal(n)
 
     results = {}
-    for task in mechanisms.tasks(list(mechanisms.NEEDS), base_of):
+    for task in mechanisms.tasks(list(techniques.ALL), base_of):
         name, *_ = task.arguments
         if task.work is bases.make:
             level = {"accuracy": 0.5, "length": 9.0}
             results[task.folder] = {"levels": {f"k{k}": level for k in bases.TEST_LEVELS}}
-        elif task.work is arms.run:
+        elif task.work is techniques.run:
             long, right = high[name]
-            steps = arms.settings(name, 0, HOME, 0).steps
+            steps = settings(name).steps
             series = {tag: (0.3 + better * long + noisy(steps)).tolist() for tag in arms.SERIES}
             level = {
                 k: float(0.5 + better * right + noisy(()))
@@ -232,7 +238,7 @@ def made_up(seeds: int, better: float):
             }
             sets = {"heldout": level} | {f"k{k}": level for k in bases.TEST_LEVELS}
             results[task.folder] = {"series": series, "evaluations": {"0": sets, "80": sets}}
-        elif task.work is snr.measure:
+        elif task.work is dynamic_sampling.measure_noise:
             ways = {
                 way: {
                     k: float(0.1 + better * (way == "on") + 0.01 * rng.random())
@@ -264,13 +270,13 @@ def made_up(seeds: int, better: float):
 @pytest.mark.parametrize("better", [0.1, 0.0])
 def test_verdicts_follow_the_numbers(better):
     runs = made_up(6, better)
-    verdicts = {name: effect(runs).shown for name, effect in effects.EFFECTS.items()}
-    assert verdicts == dict.fromkeys(mechanisms.NEEDS, better > 0)
+    verdicts = {name: t.effect(runs).shown for name, t in techniques.ALL.items()}
+    assert verdicts == dict.fromkeys(techniques.ALL, better > 0)
 
 
 def test_every_deciding_contrast_is_needed():
-    for effect in effects.EFFECTS.values():
-        found = effect(made_up(6, 0.1))
+    for technique in techniques.ALL.values():
+        found = technique.effect(made_up(6, 0.1))
         for i, x in enumerate(found.contrasts):
             if x.expected:
                 broken = list(found.contrasts)
@@ -280,8 +286,8 @@ def test_every_deciding_contrast_is_needed():
 
 def test_report_states_every_number_and_verdict(tmp_path):
     runs = made_up(4, 0.1)
-    found = {name: effect(runs) for name, effect in effects.EFFECTS.items()}
-    found["token_mean"] = effects.token_mean(made_up(4, 0.0))
+    found = {name: technique.effect(runs) for name, technique in techniques.ALL.items()}
+    found["token_mean"] = techniques.ALL["token_mean"].effect(made_up(4, 0.0))
     said = mechanism_report.write(tmp_path, found, runs, 60.0)
     assert said.count("shown") == 5 and said.count("NOT shown") == 1
     text = (tmp_path / "mechanisms.md").read_text()
@@ -294,8 +300,8 @@ def test_report_states_every_number_and_verdict(tmp_path):
             assert there["after"]["seeds"] == x.after and there["before"]["seeds"] == x.before
             assert there["paired"]["mean"] == x.difference.mean
             assert mechanism_report.signed(x.difference) in text
-    for name, draw in mechanism_report.FIGURES.items():
-        for ax in draw(runs).axes:
+    for name, technique in techniques.ALL.items():
+        for ax in technique.figure(runs).axes:
             assert ax.get_xlabel() and ax.get_ylabel(), name
 
 
@@ -312,7 +318,7 @@ def test_seeds_alternate_over_two_bases():
 
 
 def test_tasks_come_after_what_they_need():
-    made = mechanisms.tasks(list(mechanisms.NEEDS), mechanisms.base_seeds(6, 0))
+    made = mechanisms.tasks(list(techniques.ALL), mechanisms.base_seeds(6, 0))
     folders = [t.folder for t in made]
     assert len(set(folders)) == len(folders)
     for task in made:
@@ -340,7 +346,7 @@ def test_a_run_that_was_cut_off_is_no_result(tmp_path, monkeypatch):
 
     monkeypatch.setattr(arms.train, "train", cut)
     with pytest.raises(RuntimeError, match="cut off after step 7"):
-        arms.run(tmp_path / "x", "mean_token", 0, 0)
+        techniques.run(tmp_path / "x", "mean_token", 0, 0)
 
 
 @pytest.mark.slow
@@ -357,10 +363,10 @@ def test_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(arms, "CHECKPOINT_EVERY", 2)
     monkeypatch.setattr(bandit, "ROLLOUTS", 10)
     monkeypatch.setattr(bandit, "CLIP_HIGH", (0.2, 10.0))
-    settings = arms.settings
+    whole = arms.settings
 
     def short(*arguments):
-        c = settings(*arguments)
+        c = whole(*arguments)
         c.steps, c.rollout.groups, c.eval.max_problems = 2, 8, 8
         c.dynamic_sampling.max_rounds = 2
         return c

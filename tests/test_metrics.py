@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import time
 
 import jax
 import numpy as np
@@ -293,7 +294,7 @@ def test_what_a_full_disk_refuses_is_written_later(tmp_path, monkeypatch):
         m.setattr(metrics.os, "fsync", full)
         for step in (1, 2):
             writer.record(step, {"a": float(step)})
-        m.setattr(metrics, "_replace", full)
+        m.setattr(metrics.files, "write", full)
         writer.lines("rollouts", 2, [{"text": "x"}])
     assert [r["step"] for r in metrics.read(path)][:1] == [0]
     assert said == [f"warning: {path}: No space left on device; records wait in memory"]
@@ -314,6 +315,72 @@ def test_a_last_line_cut_by_a_crash_is_left_out(tmp_path):
     assert [r["step"] for r in map(json.loads, path.read_text().splitlines())] == [0, 1, 3]
 
 
+@pytest.mark.parametrize("garbage", ["\0garbage", "[1]", '{"step": null}', '{"step": 2', ""])
+def test_a_damaged_line_costs_that_line(tmp_path, garbage):
+    write(tmp_path, -1, range(7))
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[2] = garbage
+    path.write_text("\n".join(lines) + "\n")
+    before, said = path.read_bytes(), []
+    writer = metrics.Writer(tmp_path, 5, PLOTTED, said.append)
+    writer.record(6, {"reward/mean": 6.0})
+    writer.close()
+    assert [r["step"] for r in metrics.read(path)] == [0, 1, 3, 4, 5, 6]
+    assert [step for step, _ in plotted(tmp_path)] == [0, 1, 3, 4, 5, 6]
+    kept = tmp_path / "metrics.jsonl.damaged"
+    if not garbage:  # an empty line was no record
+        assert not said and not kept.exists()
+        return
+    assert said == [
+        f"warning: {path}: line 3 is no record and left out; the file as it was is kept as"
+        " metrics.jsonl.damaged"
+    ]
+    assert kept.read_bytes() == before
+
+
+def test_many_damaged_lines(tmp_path):
+    path, said = tmp_path / "metrics.jsonl", []
+    path.write_text("x\n" * 9)
+    metrics.Writer(tmp_path, 0, PLAIN, said.append).close()
+    assert "lines 1, 2, 3, 4, 5, ... are no record" in said[0]
+    assert said[1].startswith(f"warning: {path}: has no record of step 0, from whose checkpoint")
+
+
+def test_a_run_that_goes_on_without_its_records_says_so(tmp_path):
+    """As where the checkpoints are another run's."""
+    said = []
+    metrics.Writer(tmp_path, 12, PLAIN, said.append).close()
+    assert said == [
+        f"warning: {tmp_path}/metrics.jsonl: has no record of step 12, from whose checkpoint this"
+        " run goes on: it was written by a run in another workdir, or lines are lost"
+    ]
+
+
+def test_a_damaged_line_of_samples_costs_that_line(tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    row = json.dumps({"response": "still there", "reward": [1]})
+    (tmp_path / "rollouts" / "step_000000.jsonl").write_text(f"\0garbage\n{row}\n[]\n")
+    path, said = tmp_path / "metrics.jsonl", []
+    path.write_text('{"step": 0}\n')
+    writer = metrics.Writer(tmp_path, 0, settings(text_every=1), said.append)
+    writer.close()
+    where = tmp_path / "rollouts" / "step_000000.jsonl"
+    assert said == [f"warning: {where}: lines 1, 3 are no sample and not shown"]
+    (file,) = (tmp_path / "tensorboard").glob("events*")
+    assert b"still there" in file.read_bytes()
+
+
+def test_samples_have_no_nan(tmp_path):
+    writer = metrics.Writer(tmp_path, -1, PLAIN)
+    row = {"mean_entropy": math.nan, "logps": [0.5, -math.inf, 1], "pieces": ["a"], "correct": True}
+    writer.lines("rollouts", 3, [row])
+    writer.close()
+    text = (tmp_path / "rollouts" / "step_000003.jsonl").read_text()
+    want = {"mean_entropy": None, "logps": [0.5, None, 1], "pieces": ["a"], "correct": True}
+    assert json.loads(text) == want and "NaN" not in text and '"correct": true' in text
+
+
 def test_no_file_is_no_records(tmp_path):
     assert metrics.read(tmp_path / "metrics.jsonl") == []
 
@@ -328,6 +395,8 @@ def test_values_that_json_lacks_become_null(tmp_path):
         raise AssertionError(f"{name} is no JSON")
 
     record = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    wall = record.pop("time/wall")
+    assert 0 <= time.time() - wall < 100
     assert record == dict(step=1, a=None, b=None, c=3, d=0.5, e=None)
     assert isinstance(record["c"], int)
     assert plotted(tmp_path) == [(1, 0.5), (1, 3.0)]

@@ -1,6 +1,7 @@
 """The notebooks run from top to bottom on a fresh run, and are kept without outputs."""
 
 import base64
+import importlib.util
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import jax
 import nbformat
 import numpy as np
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from dapo_jax import sample
 from dapo_jax.dynamics import tokens
@@ -35,11 +37,35 @@ def test_no_outputs_are_kept_and_cells_are_thin(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_badge_opens_this_notebook(name):
-    first, setup = read(name).cells[:2]
-    repository = setup.source.split('REPOSITORY = "')[1].split('"')[0]
-    address = f"colab.research.google.com/github/{repository}/blob/main/notebooks/{name}"
-    assert address in first.source
+def test_set_up_installs_from_an_address_an_archive_or_the_checkout(name, tmp_path, monkeypatch):
+    """The cell is run by IPython where dapo_jax cannot be imported; pip's line is caught."""
+    shell = InteractiveShell()
+    asked = []
+    shell.register_magic_function(asked.append, "line", "pip")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    cell = read(name).cells[1].source
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+
+    def pip(source):
+        asked.clear()
+        result = shell.run_cell(source)
+        return asked[0].strip() if asked else str(result.error_in_exec)
+
+    wanted = 'install -q "dapo_jax[notebook,gcs] @ {}"'.format
+    assert "set ADDRESS, or upload dapo_jax.zip" in pip(cell)
+    (tmp_path / "dapo_jax").mkdir()
+    (tmp_path / "dapo_jax" / "__init__.py").touch()
+    assert pip(cell) == wanted(tmp_path.as_uri())
+    archive = tmp_path / "notebooks" / "dapo_jax-main.zip"
+    archive.touch()
+    assert pip(cell) == wanted(archive.as_uri())
+    for given, found in (
+        ("git+https://example.org/me/dapo_jax", "git+https://example.org/me/dapo_jax"),
+        ("../mine.tar.gz", (tmp_path / "mine.tar.gz").as_uri()),
+    ):
+        assert pip(cell.replace('ADDRESS = ""', f'ADDRESS = "{given}"')) == wanted(found)
+    assert "OWNER" not in (ROOT / "notebooks" / name).read_text()
 
 
 def test_both_are_there():
@@ -112,7 +138,7 @@ def test_tokens_are_what_the_sampler_drew(fresh):
     """Log-probs and entropies of one forward pass are the sampler's own records."""
     loaded = tokens.open_run(str(fresh), n=4, temperature=0.8)
     prompt, answer = tokens.problems(str(fresh))[0]
-    ids = sample.encode(loaded.c, loaded.tokenizer, prompt)
+    ids = sample.encode(loaded.config, loaded.tokenizer, prompt)
     responses, answers = sample.draw(loaded, ids), tokens.answers(loaded, prompt, answer, top=48)
     assert len(responses) == len(answers) == 4
     for response, seen in zip(responses, answers, strict=True):

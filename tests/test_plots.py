@@ -1,5 +1,6 @@
 """Figures: what is drawn is what was logged, every axis has a name, nothing global is touched."""
 
+import collections
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from dapo_jax.dynamics import logs, plots, verl
 from dapo_jax.dynamics.logs import Run
+from dapo_jax.experiments import ink
 from dapo_jax.log import tags
 
 STEPS = np.arange(1, 31)
@@ -40,7 +42,6 @@ def theirs():
 
 FIGURES = {
     "dynamics": plots.dynamics,
-    "accuracy": plots.accuracy,
     "filter": plots.filter_accuracy,
     "sampling": plots.sampling,
     "clipping": plots.clipping,
@@ -92,7 +93,7 @@ def test_the_raw_line_is_under_the_smooth_one():
     ax = plots.dynamics([run], window=7).axes[2]
     raw, thick = ax.lines
     np.testing.assert_array_equal(raw.get_ydata(), run.series["policy/entropy"][1])
-    np.testing.assert_allclose(thick.get_ydata(), plots.smooth(raw.get_ydata(), 7))
+    np.testing.assert_allclose(thick.get_ydata(), ink.smooth(raw.get_ydata(), 7))
     assert raw.get_linewidth() < thick.get_linewidth() and raw.get_color() == thick.get_color()
 
 
@@ -105,7 +106,7 @@ def test_smooth_against_a_loop():
             np.nan if np.isnan(v) else np.nanmean(values[max(i - reach, 0) : i + reach + 1])
             for i, v in enumerate(values)
         ]
-        np.testing.assert_allclose(plots.smooth(values, window), wanted)
+        np.testing.assert_allclose(ink.smooth(values, window), wanted)
 
 
 def test_other_axes():
@@ -131,6 +132,40 @@ def test_like_with_like(theirs):
     figure = plots.dynamics([ours(), theirs])
     assert drawn(figure, "Response length", "verl (trained batch)")
     assert figure.axes[0].get_yscale() == "log"  # 900 tokens beside 1
+
+
+def test_a_short_run_beside_a_long_one_can_be_told_apart():
+    """Five steps beside thirty are too short for dashes: each kind of line ends in its marker."""
+    short = Run("short", {t: (x[:5], y[:5]) for t, (x, y) in ours().series.items()})
+    figure = plots.clipping([ours("long"), short])
+    for name, last in (("long", 30), ("short", 5)):
+        markers = {}
+        for kind in ("low", "high"):
+            ax = figure.axes[0]
+            line = next(x for x in ax.lines if x.get_label() == f"{name}, {kind}")
+            markers[kind] = line.get_marker()
+            assert line.get_xdata()[-1] == last
+            assert line.get_markevery() in (1, [last - 1])
+        assert len(set(markers.values())) == 2 and "None" not in markers.values()
+
+
+Drawn = collections.namedtuple("Drawn", "piece logp entropy")
+Answer = collections.namedtuple("Answer", "tokens")
+
+
+def test_token_profile_draws_equal_answers_once_over_the_tokens():
+    two, three = ([Drawn(p, -0.5, 0.1) for p in words] for words in (("a", "$b$"), ("a", "c", " ")))
+    figure = plots.token_profile([Answer(two), Answer(three), Answer(two)])
+    for ax in figure.axes:
+        labels = [x.get_label() for x in ax.lines]
+        assert labels == ["answer 1, 2 times", "answer 2", "first difference"]
+        assert ax.lines[-1].get_xdata() == [2, 2]  # "a" is common
+        assert [t.get_text() for t in ax.get_xticklabels()] == ["a", "$b$ | c", " "]
+        assert not any(t.get_parse_math() for t in ax.get_xticklabels())
+    (left, _) = plots.token_profile([Answer(two)] * 4).axes
+    assert [x.get_label() for x in left.lines] == ["answer 1, 4 times"]
+    (left, _) = plots.token_profile([Answer(three * 20)]).axes
+    assert "$b$" not in [t.get_text() for t in left.get_xticklabels()]
 
 
 def test_time_adds_up():
@@ -169,7 +204,7 @@ def test_every_tag_is_in_the_table():
 
 def test_matplotlib_is_imported_where_figures_are_drawn():
     """Not where one trains, who waits for it; pyplot, which keeps figures alive, nobody imports."""
-    drawing = {"plots.py", "figures.py", "mechanism_report.py"}
+    drawing = {"plots.py", "figures.py", "ink.py", "effects.py"}
     package = Path(plots.__file__).parent.parent
     for file in package.rglob("*.py"):
         names = re.findall(r"^\s*(?:from|import)\s+(matplotlib[\w.]*)", file.read_text(), re.M)

@@ -79,12 +79,58 @@ def test_no_cluster_means_one_process(set_flags, monkeypatch):
         (dict(coordinator="h:1", num_processes=2), "give all three"),
         (dict(coordinator="h:1", num_processes=2, process_id=2), "process_id from 0"),
         (dict(coordinator="host", num_processes=2, process_id=0), "wants host:port"),
+        (dict(coordinator="h:0", num_processes=2, process_id=1), "wants host:port"),
+        (dict(coordinator="h:65536", num_processes=2, process_id=1), "wants host:port"),
     ],
 )
 def test_flags_that_do_not_fit_together(values, said, set_flags):
     set_flags(**(dict(coordinator="", num_processes=0, process_id=-1) | values))
     with pytest.raises(ValueError, match=said):
         processes.start()
+
+
+@pytest.mark.parametrize(
+    ("host", "bound"),
+    [
+        ("127.0.0.1", "127.0.0.1"), ("127.1.2.3", "127.1.2.3"), ("localhost", "localhost"),
+        ("10.0.0.1", "[::]"), ("host-0", "[::]"), ("0.0.0.0", "[::]"),
+    ],
+)  # fmt: skip
+def test_a_coordinator_on_loopback_listens_there_alone(host, bound):
+    port = free_port()
+    assert processes._bind_address(host, port) == f"{bound}:{port}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1"])
+@pytest.mark.parametrize("taken", ["127.0.0.1", ""])
+def test_a_port_that_is_taken(host, taken, set_flags, monkeypatch):
+    """Also by somebody who would share it, as the server of JAX does."""
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: pytest.fail("tried"))
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        s.bind((taken, 0))
+        s.listen()
+        port = s.getsockname()[1]
+        set_flags(coordinator=f"{host}:{port}", num_processes=2, process_id=0)
+        with pytest.raises(ValueError, match=rf"port {port} is in use"):
+            processes.start()
+
+
+def test_the_coordinator_is_told_where_to_listen_and_how_long_to_wait(set_flags, monkeypatch):
+    """JAX's heartbeat comes every half of its timeout, and fails after half to all of it."""
+    asked = []
+
+    def initialize(*_, **given):
+        asked.append(given)
+        raise jax.errors.JaxRuntimeError("INTERNAL: no\nstack")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    port = free_port()
+    set_flags(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=0, heartbeat_timeout=40)
+    with pytest.raises(ValueError, match="^the processes could not meet: INTERNAL: no;"):
+        processes.start()
+    assert asked[0]["coordinator_bind_address"] == f"127.0.0.1:{port}"
+    assert asked[0]["heartbeat_timeout_seconds"] / 2 > 1.2 * 40
 
 
 def test_agree_names_what_differs(monkeypatch):
@@ -169,13 +215,14 @@ class Service:
 
 def test_watch_names_the_process_that_is_silent(capsys):
     service = Service()
-    watch = processes.Watch(service, timeout=0.5)
-    while service.beats < 30:  # 20 of them in the time-out
+    watch = processes.Watch(service, timeout=1)
+    while service.beats < 30:
         time.sleep(0.02)
     assert not watch.gone
-    service.alive = False
+    service.alive, silent = False, time.monotonic()
     while not watch.wait():
         pass
+    assert time.monotonic() - silent > 1  # the limit, not less
     assert "process 1 of 1 (host b, pid 7) has been silent" in capsys.readouterr().err
     watch.stop()
 
@@ -318,15 +365,25 @@ def test_two_then_four_processes_do_what_one_does(tmp_path):
     )
 
 
-def interrupt(tmp_path, number, to: int, *extra):
-    """Two processes; `number` is sent to one of them in the middle of the run."""
+def at_work(tmp_path, *extra) -> tuple[pathlib.Path, int, list[subprocess.Popen]]:
+    """(workdir, port, two processes in the middle of an endless run)."""
     workdir, port = tmp_path / "run", free_port()
     endless = ("--config.steps=100000", "--config.checkpoint.every=0", *extra)
     running = [start(tmp_path, workdir, 2, i, port, *endless) for i in range(2)]
+    wait_for_step(workdir, 1, running)
+    return workdir, port, running
+
+
+def wait_for_step(workdir, step: int, running):
     deadline = time.time() + 300
-    while steps_done(workdir) < 1 and time.time() < deadline:
+    while steps_done(workdir) < step and time.time() < deadline:
         assert [p.poll() for p in running] == [None, None], shown(finish(running))
         time.sleep(0.02)
+
+
+def interrupt(tmp_path, number, to: int, *extra):
+    """Two processes; `number` is sent to one of them in the middle of the run."""
+    workdir, _, running = at_work(tmp_path, *extra)
     running[to].send_signal(number)
     started = time.time()
     return workdir, finish(running, 120), time.time() - started
@@ -360,6 +417,35 @@ def test_a_killed_coordinator_ends_the_others_with_its_name(tmp_path):
     last = done[1][1].strip().splitlines()[-1]
     assert last.startswith("error: process 0 of 2 (host "), shown(done)
     assert "the coordinator 127.0.0.1:" in last and "goes on from the last checkpoint" in last
+
+
+@pytest.mark.slow
+def test_a_process_may_stand_still_for_less_than_the_limit(tmp_path):
+    workdir, port, running = at_work(tmp_path, "--heartbeat_timeout=20")
+    socket.create_server(("127.0.0.2", port)).close()  # on all interfaces it would be in use
+    running[1].send_signal(signal.SIGSTOP)
+    time.sleep(16)
+    running[1].send_signal(signal.SIGCONT)
+    wait_for_step(workdir, steps_done(workdir) + 3, running)
+    running[0].send_signal(signal.SIGTERM)
+    done = finish(running, 120)
+    assert [status for status, _ in done] == [0, 0], shown(done)
+    assert not any("silent" in said for _, said in done)
+
+
+@pytest.mark.slow
+def test_a_second_process_of_a_number_ends_itself_alone(tmp_path):
+    workdir, port, running = at_work(tmp_path)
+    for index in (1, 0):
+        ((status, said),) = finish([start(tmp_path, workdir, 2, index, port)])
+        pid = running[index].pid
+        assert status == 1, said
+        assert f"error: --process_id={index}: this machine has that process" in said
+        assert f"(pid {pid})" in said and "Traceback" not in said
+    wait_for_step(workdir, steps_done(workdir) + 3, running)
+    running[0].send_signal(signal.SIGTERM)
+    done = finish(running, 120)
+    assert [status for status, _ in done] == [0, 0], shown(done)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import io
 import types
 
 import numpy as np
+import pytest
 
 from dapo_jax import build, config
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
@@ -50,13 +51,28 @@ def test_a_line_a_step_where_no_terminal_is(monkeypatch):
     assert said[2] == "step 4/64  acc 0.50  eta 02:00" and file.getvalue() == ""
 
 
-def test_a_bar_where_a_terminal_is():
+LOG = {
+    "reward/accuracy": 0.5,
+    "reward/mean": -0.125,
+    "response/length_mean": 10.64,
+    "policy/entropy": 0.25,
+    "sampling/accept_frac": 0.75,
+    "perf/tokens_per_s": 12345.6,
+}
+
+
+@pytest.mark.parametrize(("columns", "last"), [(80, "tok/s 12,346"), (70, "accept 0.75"), (15, "")])
+def test_a_line_a_step_and_a_bar_where_a_terminal_is(monkeypatch, columns, last):
+    """The lines stay in the scrollback, so they must not wrap."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     said, file = [], Terminal()
-    progress = report.Progress(4, 1, said.append, file)
-    progress.update({"reward/accuracy": 0.5})
+    progress = report.Progress(64, 11, said.append, file)
+    progress.update(LOG)
+    progress.update({})
     progress.close()
-    assert said == []
-    assert "2/4" in file.getvalue() and "acc 0.50" in file.getvalue() and "<" in file.getvalue()
+    assert len(said) == 2 and said[0].startswith("step 12/64") and said[1] == "step 13/64  "
+    assert said[0].endswith(last) and len(said[0]) <= columns
+    assert "13/64" in file.getvalue() and "<" in file.getvalue()
 
 
 def test_the_last_words():
@@ -73,6 +89,31 @@ def test_the_last_words():
         "stopped after step 2, saved: why"
     )
     assert "the same command goes on" in report.summary("x", state, "", True, [])
+
+
+def test_the_last_words_of_a_run_that_was_evaluated_in_other_ways():
+    """Sets that are gone, sets that came later, and a number that was not finite."""
+    records = [
+        {"step": 0, "eval/a/avg@k": 0.1, "eval/b/avg@k": 0.3, "time/eval_s": 1.0},
+        {"step": 1, "eval/a/avg@k": None, "time/eval_s": 1.0},
+        {"step": 2, "eval/a/avg@k": 0.2, "eval/c/avg@k": 0.4, "time/eval_s": 1.0},
+    ]
+    said = report.summary("x", Counters(), "", False, records)
+    lines = [line.split() for line in said.splitlines() if "avg@k" in line]
+    assert lines == [
+        ["eval/a/avg@k", "0.10", "->", "-", "->", "0.20"],
+        ["eval/b/avg@k", "0.30", "->", "-", "->", "-"],
+        ["eval/c/avg@k", "-", "->", "-", "->", "0.40"],
+    ]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_how_to_see_the_curves(monkeypatch, installed):
+    find = lambda name: object() if installed and name == "tensorboard" else None
+    monkeypatch.setattr(report.importlib.util, "find_spec", find)
+    said = report.summary("runs/x", Counters(), "", False, [])
+    assert "tensorboard --logdir runs/x/tensorboard (" in said
+    assert ("pip install tensorboard" in said) != installed
 
 
 # ------------------------------------------------------------------------------------------------

@@ -70,6 +70,27 @@ def test_a_full_disk_costs_no_checkpoint_and_the_next_step_is_saved(tmp_path, di
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["2", "9"]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("where", ["params", "opt_state"])
+def test_what_is_not_finite_is_never_saved(tmp_path, value, where):
+    """It ends the run and takes no place of a good one."""
+    broken = state(3)
+    broken = broken._replace(**{where: {"w": jnp.ones(3), "z": jnp.array([1.0, value])}})
+
+    def run(last):
+        with open_saver(tmp_path, []) as s:
+            s.after_step(state(2), due=True)
+            (s.last if last else s.after_step)(broken, *([] if last else [True]))
+
+    match = (
+        rf"step 3 is not saved in .*: 1 of \d arrays hold NaN or infinity, {where}.z the first; "
+    )
+    for last in (True, False):
+        with pytest.raises(checkpoint.NotFinite, match=match + ".* of step 2: lower optim.lr"):
+            run(last)
+        assert steps(tmp_path) == [2]
+
+
 def test_the_last_save_is_tried_several_times(tmp_path, disk):
     tries = []
     real = seal.write

@@ -1,13 +1,19 @@
 """The seal tells a whole step directory from any other; the content knows every bit of an array."""
 
+import json
+import os
 import pathlib
 import random
+import subprocess
+import sys
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from orbax.checkpoint._src.metadata import checkpoint as ocp_metadata
 
 from dapo_jax.checkpoint import checkpoint, seal
 from dapo_jax.dapo.state import State
@@ -16,10 +22,17 @@ from dapo_jax.dapo.state import State
 @pytest.fixture
 def step(tmp_path):
     """A whole step directory as Orbax leaves it."""
-    state = State({"w": jnp.arange(9.0)}, {"m": jnp.zeros(2)}).count(step=12)
-    with checkpoint.manager(tmp_path / "c", keep=2) as m:
-        checkpoint.save(m, state, {})
+    save_step_12(tmp_path)
     return epath.Path(tmp_path / "c" / "12")
+
+
+def save_step_12(folder):
+    with checkpoint.manager(folder / "c", keep=2) as m:
+        checkpoint.save(m, state(12), {})
+
+
+def state(step):
+    return State({"w": jnp.arange(9.0)}, {"m": jnp.zeros(2)}).count(step=step)
 
 
 def all_files(step):
@@ -35,21 +48,67 @@ def test_every_damage_to_any_file_breaks_the_seal(step):
         flipped = bytearray(data)
         flipped[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         versions = [b"", data[:-1], data[: len(data) // 2], None]
-        if file.name != "commit_success.txt":  # nothing reads the path that Orbax notes in it
+        if file.name not in ("commit_success.txt", "_CHECKPOINT_METADATA"):  # nobody reads these
             versions += [data + b"\n", bytes(flipped)]
         for version in versions:
             file.unlink()
             if version is not None:
                 file.write_bytes(version)
-            committed = file.name == "_CHECKPOINT_METADATA" and version in (
-                data + b"\n",
-                bytes(flipped),
-            )
-            if not committed:  # a JSON that says the same, or another time of the commit
-                with pytest.raises(seal.Damaged):
-                    seal.check(step)
+            with pytest.raises(seal.Damaged):
+                seal.check(step)
             file.write_bytes(data)
         seal.check(step)
+
+
+@pytest.mark.parametrize(
+    "note", ["{}", "[]", "null", "3", "[" * 99999, '{"commit_timestamp_nsecs": 1.5}']
+)
+def test_a_note_that_no_commit_leaves(step, note):
+    (step / "_CHECKPOINT_METADATA").write_text(note)
+    with pytest.raises(seal.Damaged, match="_CHECKPOINT_METADATA is missing or not what a commit"):
+        seal.check(step)
+
+
+def test_what_orbax_writes_late_is_no_damage(tmp_path, monkeypatch):
+    """Its thread for notes may still be at work when the seal is written."""
+    sealed, write = threading.Event(), seal.write
+    store = ocp_metadata._MetadataStoreImpl  # where all of Orbax's notes are written
+    real = store.write
+
+    def late(self, file_path, metadata):
+        if metadata.get("item_handlers"):
+            assert sealed.wait(60)
+        real(self, file_path, metadata)
+
+    def write_and_tell(step_dir):
+        before = (step_dir / "_CHECKPOINT_METADATA").read_text()
+        assert json.loads(before)["item_handlers"] is None  # not yet
+        write(step_dir)
+        sealed.set()
+
+    monkeypatch.setattr(store, "write", late)
+    monkeypatch.setattr(seal, "write", write_and_tell)
+    save_step_12(tmp_path)
+    after = json.loads((tmp_path / "c" / "12" / "_CHECKPOINT_METADATA").read_text())
+    assert after["item_handlers"]
+    assert checkpoint.steps(tmp_path / "c") == ([12], {})
+
+
+@pytest.mark.slow
+def test_a_good_checkpoint_is_never_refused(tmp_path, pytestconfig):
+    """Saved and read `--runs` times, beside four busy processes a core."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(spin) for _ in range(4 * (os.cpu_count() or 1))]
+    try:
+        with checkpoint.manager(tmp_path, keep=2) as m:
+            for step in range(1, pytestconfig.option.runs + 1):
+                checkpoint.save(m, state(step), {})
+                m.wait_until_finished()
+                assert checkpoint.steps(tmp_path) == ([step, step - 1][: min(step, 2)], {})
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def test_what_does_not_belong_breaks_the_seal(step):

@@ -38,3 +38,32 @@ def test_other_names_are_refused(name):
 def test_larger_slices_come_by_size():
     sizes = [p.chips for p in pods.larger(pods.parse("v6e-16"))]
     assert sizes == [32, 64, 128, 256]
+    sizes = [p.chips for p in pods.larger(pods.parse("v5p-512"))]
+    assert sizes == [512, 1024, 2048, 4096]
+
+
+@pytest.mark.parametrize(
+    ("name", "sides", "hosts"),
+    [
+        ("v4-8", "2x2x1", 1), ("v4-16", "2x2x2", 2), ("v4-4096", "8x16x16", 512),
+        ("v5litepod-1", "1x1", 1), ("v5litepod-4", "2x2", 1), ("v5litepod-8", "2x4", 1),
+        ("v5litepod-16", "4x4", 4), ("v5litepod-256", "16x16", 64),
+        ("v5p-8", "2x2x1", 1), ("v5p-384", "4x4x12", 48), ("v5p-640", "4x4x20", 80),
+        ("v5p-1536", "8x8x12", 192), ("v5p-12288", "16x16x24", 1536),
+        ("v6e-1", "1x1", 1), ("v6e-8", "2x4", 1), ("v6e-16", "4x4", 4), ("v6e-256", "16x16", 64),
+    ],
+)  # fmt: skip
+def test_sizes_as_cloud_documents_them(name, sides, hosts):
+    pod = pods.parse(name)
+    assert "x".join(map(str, pod.sides)) == sides and pod.hosts == hosts
+
+
+def test_every_slice_has_a_name_of_its_own():
+    """The table's shapes come by size, one to a size; the chips of each family are known."""
+    assert set(pods.FAMILIES) == set(pods.CHIPS)
+    for family, known in pods.FAMILIES.items():
+        every = [pods.Pod(family, sides) for sides in known.shapes]
+        sizes = [pod.chips for pod in every]
+        assert sizes == sorted(set(sizes))
+        assert [pods.parse(pod.cloud) for pod in every] == every
+        assert [pods.parse(pod.topology) for pod in every] == every

@@ -2,6 +2,7 @@
 round, in metrics.jsonl and in TensorBoard."""
 
 import pathlib
+import time
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_each_record_holds_what_the_table_says(everything):
     workdir, _ = everything
     first, second, last = metrics.read(workdir / "metrics.jsonl")
     for record, kinds in (
-        (first, {"evaluation"}),
+        (first, {"record", "evaluation"}),
         (second, set(tags.WHEN) - {"evaluation"}),
         (last, set(tags.WHEN)),
     ):
@@ -73,7 +74,7 @@ def test_tensorboard_holds_every_tag_with_its_definition(everything):
     for record in metrics.read(workdir / "metrics.jsonl"):
         for tag, value in record.items():
             name = f"{tag}/text_summary" if tag == "alarms" else _clean_tag(tag)
-            if tag == "step":
+            if tag in ("step", "time/wall"):
                 continue
             wanted.add((record["step"], name))
             point = points[record["step"], name]
@@ -89,6 +90,13 @@ def test_tensorboard_holds_every_tag_with_its_definition(everything):
     samples = {(step, "samples/text_summary") for step in (1, 2)}
     hparams = {p for p in points if p[1].startswith("_hparams_/")}
     assert points.keys() == wanted | samples | hparams and len(hparams) == 3
+
+
+def test_a_record_s_time_is_that_of_its_points(everything):
+    workdir, _ = everything
+    times = {r["step"]: r["time/wall"] for r in metrics.read(workdir / "metrics.jsonl")}
+    assert list(times.values()) == sorted(times.values()) and time.time() - times[0] < 1000
+    assert {(e.step, e.wall_time) for e in events(workdir) if e.summary.value} == set(times.items())
 
 
 def test_families():

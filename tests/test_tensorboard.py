@@ -1,6 +1,7 @@
 """TensorBoard's file beyond what tests/test_tags.py reads from a whole run: odd input, samples."""
 
 import math
+import time
 
 from test_tags import events
 
@@ -32,6 +33,30 @@ def test_a_histogram_s_sums_are_those_of_its_bins_middles(tmp_path):
     ((_, v),) = values(tmp_path)
     assert (v.histo.num, v.histo.sum, v.histo.sum_squares) == (5, 6, 12)
     assert (v.histo.min, v.histo.max) == (-0.5, 2.5)
+
+
+def test_points_have_the_time_of_their_record(tmp_path):
+    """So that a board which is made anew tells when each step was, pauses included."""
+    out = board.Board(tmp_path / "tensorboard", config.base())
+    out.record({"step": 3, "reward/mean": 0.5, "time/wall": 1234567.125})
+    out.samples(3, [ROW])
+    before = time.time()
+    out.record({"step": 4, "reward/mean": 0.5})  # of an older version
+    out.close()
+    found = [(e.step, e.wall_time) for e in events(tmp_path) if e.summary.value]
+    assert found[:2] == [(3, 1234567.125)] * 2 and found[2][0] == 4 and found[2][1] >= before
+    assert {v.tag for _, v in values(tmp_path)} == {"reward/mean", "samples/text_summary"}
+
+
+def test_a_row_of_other_types_is_shown_as_far_as_it_goes(tmp_path):
+    odd = dict(reward=[1], tokens="7", mean_entropy=None, response=[2], prompt={"a": 1}, answer={})
+    out = board.Board(tmp_path / "tensorboard", config.base())
+    out.samples(1, [odd, ROW | dict(tokens=3.0)])
+    out.close()
+    ((_, v),) = values(tmp_path)
+    first, second = v.tensor.string_val[0].decode().split("\n\n---\n\n")
+    assert first.startswith("**wrong**, ; answer {}, found None\n\n    {'a': 1}\n\n    [2]")
+    assert "tokens 3, " in second
 
 
 def test_samples_are_markdown_that_leaves_a_response_as_it_is(tmp_path):

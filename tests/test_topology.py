@@ -107,8 +107,8 @@ def test_memory_of_a_program():
 
 def test_memory_line():
     compiled = jax.jit(lambda x: x + 1, donate_argnums=0).lower(jnp.zeros(500_000)).compile()
-    line = topology.memory_line("update", compiled)
-    assert line.startswith("update: 2 MB a device at its peak (arguments 2 MB, of which 2 MB")
+    line = topology.memory_line({"decode": compiled, "update": compiled})
+    assert line == "memory of a device, at most: decode 2 MB, update 2 MB"
 
 
 def test_sizes_in_words():

@@ -3,13 +3,15 @@ which is a folder behind a stand-in for gcsfs."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from dapo_jax import config
-from dapo_jax.checkpoint import checkpoint, workdir
+from dapo_jax.checkpoint import workdir
+from dapo_jax.data import files
 from dapo_jax.log import metrics
 
 SETTINGS = config.base()
@@ -25,8 +27,9 @@ def refused(path) -> str:
 def test_a_new_one_is_made_and_an_old_one_is_taken(tmp_path):
     path = tmp_path / "a" / "b"
     with workdir.hold(path):
-        assert [p.name for p in path.iterdir()] == [".lock"]
-        checkpoint.dump_json(path / "config.json", config.leaves(config.base()))
+        assert sorted(p.name for p in path.iterdir()) == [".lock", "checkpoints"]
+    with workdir.hold(path):  # as after a kill before anything was written
+        files.write_json(path / "config.json", config.leaves(config.base()))
         (path / "tensorboard").mkdir()
     with workdir.hold(path):
         pass
@@ -54,6 +57,39 @@ def test_a_model_directory_keeps_its_config(tmp_path):
 def test_a_config_that_is_none(tmp_path, text):
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
     assert "config.json" in refused(tmp_path)
+
+
+def test_checkpoints_elsewhere_have_a_lock_of_their_own(tmp_path):
+    """Whoever comes by another workdir, or by the workdir whose checkpoints they are."""
+    one, two, away = tmp_path / "1", tmp_path / "2", tmp_path / "away"
+    owner = f"another run is at work in it (process {os.getpid()} on "
+    refuse = lambda: pytest.raises(ValueError, match=re.escape(owner))
+    with workdir.hold(one, str(away)):
+        with refuse() as error, workdir.hold(two, str(away)):
+            pass
+        assert str(error.value).startswith(f"config.checkpoint.directory={away}: another")
+        with workdir.hold(two):
+            pass
+    with workdir.hold(two, str(away)):  # and no longer than that
+        pass
+    with (
+        workdir.hold(one),
+        refuse() as error,
+        workdir.hold(two, str(one / "checkpoints")),
+    ):
+        pass
+    with workdir.hold(one, str(one)), refuse(), workdir.hold(two, str(one)):  # one lock for both
+        pass
+
+
+def test_checkpoints_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    wanted = str(tmp_path / "file" / "c")
+    with pytest.raises(ValueError) as error, workdir.hold(tmp_path / "run", wanted):
+        pass
+    assert str(error.value) == (
+        f"config.checkpoint.directory={wanted}: cannot be written (Not a directory)"
+    )
 
 
 def test_a_second_holder_is_refused_and_the_lock_dies_with_its_process(tmp_path):

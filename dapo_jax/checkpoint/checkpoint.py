@@ -11,7 +11,6 @@ all. Nothing is pickled. What is read back is untrusted: `Damaged` says what is 
 """
 
 import importlib.metadata
-import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -87,6 +86,10 @@ def _absolute(directory: str | pathlib.Path) -> epath.Path:
     return epath.Path(path if "://" in path else pathlib.Path(path).resolve())
 
 
+class NotFinite(ValueError):
+    """A state that no run can go on from."""
+
+
 def save(
     m: ocp.CheckpointManager,
     state: State,
@@ -95,13 +98,23 @@ def save(
     score: float | None = None,
 ) -> None:
     """Start writing `state` under its step; returns once its arrays may be overwritten. inputs:
-    `resume.inputs`. score: what `keep_best` compares (None: never among the best)."""
+    `resume.inputs`. score: what `keep_best` compares (None: never among the best). NotFinite: an
+    array holds NaN or infinity, on every process; nothing is written."""
     arrays, carried = _arrays(state), flatten_groups(state.carried)
+    survey = seal.survey(arrays)
+    if broken := [path for path, (_, finite) in survey.items() if not finite]:
+        raise NotFinite(
+            f"the parameters are not finite any more: {len(broken)} of {len(survey)} arrays hold"
+            f" NaN or infinity, {broken[0]} the first"
+        )
     described = {
         "config": config,
         "versions": versions(),
         **inputs,
-        "content": {"arrays": seal.content(arrays), "carried": seal.digest(carried)},
+        "content": {
+            "arrays": {path: number for path, (number, _) in survey.items()},
+            "carried": seal.digest(carried),
+        },
     }
     m.save(
         state.counters.step,
@@ -366,10 +379,3 @@ def unflatten_groups(flat: dict[str, np.ndarray], config: dict[str, Any]) -> lis
         Group(int(flat["position"][i]), prompts[i].tolist(), responses[i * G : (i + 1) * G], x)
         for i, x in enumerate(grades)
     ]
-
-
-def dump_json(path: pathlib.Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    temporary.replace(path)

@@ -47,35 +47,45 @@ class Saver:
     def __exit__(self, kind, *_):
         if kind is None:
             self._manager.close()
-        else:  # let the error of the run be the one that shows
+        elif kind is not KeyboardInterrupt:  # let the error of the run be the one that shows
             with contextlib.suppress(Exception):
                 self._manager.close()
 
     def after_step(self, state: State, due: bool, score: float | None = None) -> None:
-        """Await the save of the step before; save this one if it is due or that one failed."""
+        """Await the save of the step before; save this one if it is due or that one failed.
+        NotFinite: this state is none to go on from; what was saved before stays."""
         self._settle()
         if due or self._failures:
             self._save(state, score)
 
     def last(self, state: State, score: float | None = None) -> None:
-        """Save this step and wait. OSError: it cannot be saved."""
+        """Save this step and wait. OSError: it cannot be saved. NotFinite: it must not be."""
         self._settle()
         for attempt in range(_LAST_TRIES):
             time.sleep(attempt * _LAST_WAIT_S)
             self._save(state, score)
             if self._settle():
                 return
-        good, _ = checkpoint.steps(self._directory)
         raise OSError(
             f"step {state.counters.step} could not be saved in {self._directory}; the newest"
-            f" checkpoint is {f'of step {good[0]}' if good else 'missing'}; make room and give the"
-            " same command"
+            f" checkpoint is {self._newest()}; make room and give the same command"
         )
 
+    def _newest(self) -> str:
+        good, _ = checkpoint.steps(self._directory)
+        return f"of step {good[0]}" if good else "missing"
+
     def _save(self, state: State, score) -> None:
-        self._running = self._attempt(
-            lambda: checkpoint.save(self._manager, state, self._config, self._inputs, score)
-        )
+        try:
+            self._running = self._attempt(
+                lambda: checkpoint.save(self._manager, state, self._config, self._inputs, score)
+            )
+        except checkpoint.NotFinite as error:
+            raise checkpoint.NotFinite(
+                f"step {state.counters.step} is not saved in {self._directory}: {error}; the newest"
+                f" checkpoint is {self._newest()}: lower optim.lr, or look at optim.* and the"
+                " weights the run began with, before the run goes on from there"
+            ) from error
 
     def _settle(self) -> bool:
         """Wait for the running save; whether the last one is safe."""
@@ -89,6 +99,8 @@ class Saver:
         wrong = ""
         try:
             action()
+        except checkpoint.NotFinite:  # everywhere at once, and no matter of disks
+            raise
         except Exception as error:  # of the file system, of Orbax, of tensorstore
             wrong = " ".join(str(error).split())[:300] or type(error).__name__
         if parallel.everyone(not wrong):
@@ -97,7 +109,8 @@ class Saver:
         if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8, ...
             self._say(
                 f"warning: a checkpoint could not be saved (failure {self._failures} in a row):"
-                f" {wrong or 'on another process'}; training goes on and tries again every step"
+                f" {self._directory}: {wrong or 'on another process'}; training goes on and tries"
+                " again every step"
             )
         self._start_again()
         return False

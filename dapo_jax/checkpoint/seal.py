@@ -15,16 +15,17 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 from etils import epath
 
 from dapo_jax import parallel
 
 SEAL = "seal.json"
-HASHED = (
-    1 << 20
-)  # bytes; larger files are sealed by size alone, `content` covers the arrays in them
+HASHED = 1 << 20  # bytes; of larger files the size is sealed, `content` covers the arrays in them
 
-# Orbax writes these two last, after the seal.
+# Orbax finishes these two after the seal: one thread of its own notes a step's handlers and times,
+# now or later, and the commit waits for it. No run reads them, so they are not sealed, but `check`
+# wants them as a commit leaves them.
 _COMMITTED, _METADATA = "commit_success.txt", "_CHECKPOINT_METADATA"
 
 
@@ -34,8 +35,7 @@ class Damaged(ValueError):
 
 def write(step_dir: epath.Path) -> None:
     """Seal the files that are there now."""
-    seal = {"files": _files(step_dir, HASHED), "orbax": _orbax_metadata(step_dir)}
-    (step_dir / SEAL).write_bytes(_dump(seal))
+    (step_dir / SEAL).write_bytes(_dump({"files": _files(step_dir, HASHED)}))
 
 
 def check(step_dir: epath.Path) -> None:
@@ -45,7 +45,7 @@ def check(step_dir: epath.Path) -> None:
         seal = json.loads(raw)
         if raw != _dump(seal):
             raise ValueError
-        sealed, orbax = dict(seal["files"]), dict(seal["orbax"])
+        sealed = dict(seal["files"])
         limit = max((int(size) for size, sha256 in sealed.values() if sha256), default=0)
     except OSError as error:
         raise Damaged(f"{SEAL} cannot be read ({error.strerror})") from error
@@ -57,8 +57,8 @@ def check(step_dir: epath.Path) -> None:
         if there != wanted:
             what = "is missing" if not there else "does not belong to it" if not wanted else ""
             raise Damaged(f"{name} {what or 'is not what was written'}")
-    if _orbax_metadata(step_dir) != orbax:
-        raise Damaged(f"{_METADATA} is not what was written")
+    if not _noted_by_a_commit(step_dir):
+        raise Damaged(f"{_METADATA} is missing or not what a commit leaves")
     committed = step_dir / _COMMITTED
     if not committed.exists() or not committed.read_bytes().endswith(step_dir.name.encode()):
         raise Damaged(f"{_COMMITTED} is missing or cut")
@@ -83,14 +83,13 @@ def _files(step_dir: epath.Path, limit: int) -> dict[str, list]:
     return found
 
 
-def _orbax_metadata(step_dir: epath.Path) -> dict:
-    """What Orbax notes about a step, without the time of the commit. Nothing here reads it."""
+def _noted_by_a_commit(step_dir: epath.Path) -> bool:
+    """Whether Orbax can read its own note; the time of the commit is the last that it adds."""
     try:
-        noted = dict(json.loads((step_dir / _METADATA).read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return {}
-    noted.pop("commit_timestamp_nsecs", None)
-    return noted
+        noted = ocp.metadata.get_step_metadata(step_dir)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return False
+    return type(noted.commit_timestamp_nsecs) is int
 
 
 # ------------------------------------------------------------------------------------------------
@@ -100,14 +99,18 @@ def _orbax_metadata(step_dir: epath.Path) -> dict:
 
 def content(arrays) -> dict[str, int]:
     """Path in the tree -> checksum of the array there, on every process."""
+    return {path: number for path, (number, _) in survey(arrays).items()}
+
+
+def survey(arrays) -> dict[str, tuple[int, bool]]:
+    """Path in the tree -> (checksum, whether all of it is finite), on every process."""
     paths, _ = jax.tree.flatten_with_path(arrays)
     away = [_on_host(x) for _, x in paths]
-    near = iter(checksums([x for (_, x), a in zip(paths, away, strict=True) if not a]))
-    numbers = [_visit(x) if a else next(near) for (_, x), a in zip(paths, away, strict=True)]
-    numbers = parallel.to_host(numbers)
+    near = iter(_surveyed([x for (_, x), a in zip(paths, away, strict=True) if not a]))
+    found = [_visit(x) if a else next(near) for (_, x), a in zip(paths, away, strict=True)]
     return {
-        jax.tree_util.keystr(path, simple=True, separator="."): int(n)
-        for (path, _), n in zip(paths, numbers, strict=True)
+        jax.tree_util.keystr(path, simple=True, separator="."): (int(number), bool(finite))
+        for (path, _), (number, finite) in zip(paths, parallel.to_host(found), strict=True)
     }
 
 
@@ -116,9 +119,14 @@ def _on_host(x) -> bool:
     return isinstance(x, jax.Array) and x.sharding.memory_kind == "pinned_host"
 
 
-def _visit(x: jax.Array) -> jax.Array:
-    """The checksum of an array in host memory: one at a time comes to the devices."""
-    return checksums([jax.device_put(x, x.sharding.with_memory_kind("device"))])[0]
+def _visit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Of an array in host memory: one at a time comes to the devices."""
+    return _surveyed([jax.device_put(x, x.sharding.with_memory_kind("device"))])[0]
+
+
+@jax.jit
+def _surveyed(arrays) -> list[tuple[jax.Array, jax.Array]]:
+    return [(n, jnp.isfinite(x).all()) for n, x in zip(checksums(arrays), arrays, strict=True)]
 
 
 @jax.jit

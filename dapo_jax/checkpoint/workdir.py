@@ -46,22 +46,26 @@ def is_remote(name: str | pathlib.Path) -> bool:
 
 
 @contextlib.contextmanager
-def hold(name: str | pathlib.Path) -> Iterator[Workdir]:
-    """Make the directory, and keep every other run out of it until the scope ends.
+def hold(name: str | pathlib.Path, checkpoints: str = "") -> Iterator[Workdir]:
+    """Make the directory, and keep every other run out of it and of the one with its checkpoints
+    until the scope ends. checkpoints: config.checkpoint.directory, where that is elsewhere.
 
-    The lock is the kernel's (flock) and dies with the process that has it, however that dies; a
-    bucket has none. ValueError: the directory cannot be used, is somebody else's, or another run is
+    A lock is the kernel's (flock) and dies with the process that has it, however that dies; a
+    bucket has none. ValueError: a directory cannot be used, is somebody else's, or another run is
     at work in it.
     """
     home = open_workdir(name)
-    if parallel.first():
-        _check_owner(name, home.local)
-    lock = _lock(home.local) if parallel.first() and home.remote is None else None
-    try:
+    directory = checkpoints or home.checkpoints
+    with contextlib.ExitStack() as held:
+        if parallel.first():
+            _check_owner(name, home.local)
+            if home.remote is None:
+                held.callback(os.close, _lock(home.local, f"--workdir={name}"))
+            same = pathlib.Path(directory).resolve() == home.local.resolve()
+            if not is_remote(directory) and not same:
+                what = f"config.checkpoint.directory={checkpoints}" if checkpoints else directory
+                held.callback(os.close, _lock(pathlib.Path(directory), what))
         yield home
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
 def open_workdir(name: str | pathlib.Path) -> Workdir:
@@ -171,17 +175,26 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
             raise ValueError(
                 f"--workdir={name}: its config.json is not a run's; choose another directory"
             )
-    elif foreign := [name for name in _OURS if (workdir / name).exists()]:
+    elif foreign := [name for name in _OURS if _holds_more_than_a_lock(workdir / name)]:
         raise ValueError(
             f"--workdir={name}: holds {', '.join(foreign)} but no config.json of a run; choose"
             " another directory"
         )
 
 
-def _lock(workdir: pathlib.Path) -> int:
-    """A descriptor that holds the lock. Where the file system has no locks: one that does not."""
-    path = workdir / _LOCK
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+def _holds_more_than_a_lock(path: pathlib.Path) -> bool:
+    """A run that was killed at its start leaves no more than that."""
+    return path.exists() and not (path.is_dir() and [p.name for p in path.iterdir()] == [_LOCK])
+
+
+def _lock(directory: pathlib.Path, what: str) -> int:
+    """A descriptor that holds the directory's lock; where the file system has no locks, one that
+    does not. what: how the user has named it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ValueError(f"{what}: cannot be written ({error.strerror})") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -190,9 +203,9 @@ def _lock(workdir: pathlib.Path) -> int:
         owner = os.read(lock, 200).decode(errors="replace").strip() or "unknown process"
         os.close(lock)
         raise ValueError(
-            f"--workdir={workdir}: another run is at work in it ({owner}); stop it, or choose"
-            " another directory"
+            f"{what}: another run is at work in it ({owner}); stop it, or choose another directory"
         ) from error
-    os.truncate(lock, 0)
-    os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    with contextlib.suppress(OSError):  # a full disk: the owner has no name then
+        os.truncate(lock, 0)
+        os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     return lock

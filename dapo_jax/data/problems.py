@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tqdm import tqdm
 
 from dapo_jax.data import prompts
 from dapo_jax.data.tokenizer import Tokenizer, load as load_tokenizer
+from dapo_jax.log import bars
 
 if TYPE_CHECKING:
     import grain
@@ -282,7 +282,7 @@ def _rows(path: Path) -> Iterator[tuple[int, bytes | dict]]:
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, bytes]]:
-    bar = tqdm(total=path.stat().st_size, desc=path.name, unit="B", **_BAR)
+    bar = bars.bar(total=path.stat().st_size, desc=path.name, unit="B", **_BAR)
     with open(path, "rb") as raw, bar:
         lines = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         for number, line in enumerate(lines, 1):
@@ -299,7 +299,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict]]:
         # Only what is needed, a few thousand rows at a time: DAPO-Math-17k has 1.79M of them.
         batches = file.iter_batches(4096, columns=[n for n in names if n in _COLUMNS])
         rows = (row for batch in batches for row in batch.to_pylist())
-        bar = tqdm(rows, path.name, file.metadata.num_rows, unit="row", **_BAR)
+        bar = bars.bar(rows, desc=path.name, total=file.metadata.num_rows, unit="row", **_BAR)
         yield from enumerate(bar, 1)
 
 
@@ -334,7 +334,7 @@ def encode(
         )
     ids, kept, n_long = [], [], 0
     tokens = tokenizer.chat if chat else lambda m: tokenizer.encode(prompts.plain_text(m))
-    for problem in tqdm(problems, "encoding prompts", **_BAR):
+    for problem in bars.bar(problems, desc="encoding prompts", **_BAR):
         row = tokens(problem.messages)
         if not row:
             raise ValueError(f"problem {problem.id}: the tokenizer makes no token of its prompt")
@@ -386,7 +386,9 @@ def inspect(paths: Sequence[str], tokenizer: str = "", chat_template: str = "") 
     chat = bool(tok and tok.template)
     render = tok.render_chat if chat else prompts.plain_text
     texts = [render(p.messages) for p in problems]
-    lengths = [len(tok.encode(text) if tok else text) for text in tqdm(texts, "encoding", **_BAR)]
+    lengths = [
+        len(tok.encode(text) if tok else text) for text in bars.bar(texts, desc="encoding", **_BAR)
+    ]
     low, high = (f(problems, key=lambda p: Decimal(p.answer)).answer for f in (min, max))
 
     yield f"rows        {report.rows:>9,}"

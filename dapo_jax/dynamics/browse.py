@@ -1,8 +1,8 @@
-"""Samples of a run as one reads them: by problem across steps, each token coloured by the policy's
-entropy there; and how often the policy reflects.
+"""Samples of a run, to be read: by problem across steps, each token colored by the policy's entropy
+there; and how often the policy reflects.
 
-What a model writes is hostile text: it is escaped, nothing of it can become markup or a formula,
-and characters that would not show (or would turn a line around) appear as their codes.
+What a model writes is hostile text: it is escaped, nothing in it can become markup or a formula,
+and characters that would not show (or would reverse a line) appear as their codes.
 """
 
 import html
@@ -23,7 +23,7 @@ KINDS = ("right", "wrong", "truncated")
 class Sample(NamedTuple):
     """A row of rollouts/step_NNNNNN.jsonl. Runs of older versions lack what has a default here.
 
-    pieces, entropies (nats), logps: one a response token, or none at all.
+    pieces, entropies (nats), logps: one per response token, or none at all.
     """
 
     step: int
@@ -64,7 +64,7 @@ def steps(path: str) -> list[int]:
 def read(path: str, of: Collection[int] | None = None) -> list[Sample]:
     """Samples of a workdir (local or gs://) in order of their steps; `of`: of these steps only.
 
-    Raises ValueError naming file and line for a row that is no sample.
+    Raises ValueError naming file and line for a row that is not a sample.
     """
     out = []
     for step, file in sorted(_files(path).items()):
@@ -148,6 +148,14 @@ def choose(
 # ------------------------------------------------------------------------------------------------
 
 
+def distinct(answers: Iterable[Any]) -> list[tuple[Any, int]]:
+    """Answers (`tokens.Answer`) of different tokens, each with how often it was drawn."""
+    found: dict[tuple[str, ...], list[Any]] = {}
+    for answer in answers:
+        found.setdefault(tuple(t.piece for t in answer.tokens), []).append(answer)
+    return [(same[0], len(same)) for same in found.values()]
+
+
 def visible(text: str) -> str:
     """Characters that do not show or that steer what does (controls, escapes, turns of the writing
     direction, odd blanks, halves of surrogate pairs) as codes; lines and tabs stay."""
@@ -156,10 +164,11 @@ def visible(text: str) -> str:
     return "".join(x if x in "\n\t" or x.isprintable() else f"\\u{{{ord(x):x}}}" for x in text)
 
 
-def text(samples: Iterable[Sample]) -> str:
-    """For a terminal: a block a problem, a paragraph a sample."""
-    out = []
-    for problem, rows in by_problem(samples).items():
+def text(samples: Iterable[Sample], title: str = "") -> str:
+    """For a terminal: one block per problem, one paragraph per sample, under the title's line."""
+    problems = by_problem(samples)
+    out = [f"##### {visible(title)}" + ("" if problems else ": none")] if title else []
+    for problem, rows in problems.items():
         out += [f"=== problem {visible(problem)}, answer {visible(rows[0].answer)}"]
         out += [visible(rows[0].prompt)]
         for s in rows:
@@ -180,8 +189,8 @@ def _about(s: Sample) -> str:
 # HTML
 # ------------------------------------------------------------------------------------------------
 
-HOT = 2.0  # nats from which on the colour is full: a choice among e^2 = 7 equal tokens
-_COLOURS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7"}
+HOT = 2.0  # nats from which on the color is full: a choice among e^2 = 7 equal tokens
+_COLORS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7"}
 # No formula: $...$ in a response must not be typeset where it changes what is shown.
 _PLAIN = (
     'class="tex2jax_ignore mathjax_ignore" style="font-family:sans-serif;font-size:13px;'
@@ -205,7 +214,7 @@ def _shade(nats: float) -> str:
 
 
 def legend() -> str:
-    """The scale of the colours."""
+    """The scale of the colors."""
     marks = [HOT * i / 4 for i in range(5)]
     cells = "".join(
         f'<span style="background:{_shade(m)};color:#000;padding:1px 8px">{m:g}</span>'
@@ -219,8 +228,8 @@ def legend() -> str:
 
 
 def aligned(pieces: Sequence[str], text: str) -> list[str]:
-    """Pieces with the blanks of `text` before them that a token decoded alone may lack
-    (SentencePiece), and the last piece of a character of several tokens with that character."""
+    """Pieces with the blanks that `text` has before them, which a token decoded alone may lack
+    (SentencePiece). Where several tokens make one character, the last of them gets it."""
     out, at = [], 0
     for piece in pieces:
         found = text.find(piece, at, at + len(piece) + 8) if piece else -1
@@ -237,9 +246,9 @@ def aligned(pieces: Sequence[str], text: str) -> list[str]:
     return out
 
 
-def coloured(s: Sample) -> str:
-    """One span a token, its background by entropy; its numbers are in the title, which shows when
-    one points at the token. Without entropies: the response as it is."""
+def colored(s: Sample) -> str:
+    """One span per token, its background by entropy; its numbers are in the title, which shows when
+    the pointer is on the token. Without entropies: the response as it is."""
     if not s.entropies:
         return escape(s.response)
     pieces, logps = aligned(s.pieces, s.response), s.logps
@@ -266,29 +275,30 @@ def page(samples: Iterable[Sample], title: str = "") -> str:
         )
         for s in rows:
             out.append(
-                f'<div><b style="color:{_COLOURS[s.kind]}">{s.kind}</b>: {escape(_about(s))}</div>'
-                f'<div style="{_BOX.format(_COLOURS[s.kind])}">{coloured(s)}</div>'
+                f'<div><b style="color:{_COLORS[s.kind]}">{s.kind}</b>: {escape(_about(s))}</div>'
+                f'<div style="{_BOX.format(_COLORS[s.kind])}">{colored(s)}</div>'
             )
         out.append("</details>")
     out.append("</div>")
     return "\n".join(out)
 
 
-def answers(prompt: str, samples: Sequence[Sample], judged: bool) -> str:
-    """HTML of several answers to one prompt; judged: there was a right answer to compare with."""
+def answers(prompt: str, samples: Sequence[tuple[Sample, int]], judged: bool) -> str:
+    """HTML of several answers to one prompt, each with how often it was drawn; judged: there was a
+    right answer to compare with."""
     out = [
         f"<div {_PLAIN}>",
         legend(),
         f'<div style="{_BOX.format("#999")}">{escape(prompt)}</div>',
     ]
-    for i, s in enumerate(samples, 1):
+    for i, (s, times) in enumerate(samples, 1):
         kind = s.kind if judged or s.truncated else ""
-        colour = _COLOURS.get(kind, "#999")
+        color = _COLORS.get(kind, "#999")
         said = "" if s.extracted is None else f", answered {escape(s.extracted[:80])}"
         out.append(
-            f'<div>{i}. <b style="color:{colour}">{kind}</b> {s.tokens} tokens,'
+            f'<div>{i}. <b style="color:{color}">{kind}</b> {times} x {s.tokens} tokens,'
             f" {s.mean_entropy:.3f} nats per token{said}</div>"
-            f'<div style="{_BOX.format(colour)}">{coloured(s)}</div>'
+            f'<div style="{_BOX.format(color)}">{colored(s)}</div>'
         )
     return "\n".join([*out, "</div>"])
 

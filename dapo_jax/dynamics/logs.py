@@ -4,8 +4,8 @@
     theirs = logs.read("verl_console.log")      # verl's names become ours: dynamics/verl.py
     steps, values = run.series["policy/entropy"]
 
-What a file is shows in its content. Files are others': they are parsed, nothing in them is run, and
-what is no log raises ValueError of one line that names file and line.
+The content of a file shows its format. Files come from elsewhere, so they are parsed and nothing in
+them is run; a file that is not a log raises a ValueError of one line that names file and line.
 """
 
 import csv
@@ -32,8 +32,8 @@ _LARGEST = 1 << 30  # bytes of a log, unpacked
 
 class Run(NamedTuple):
     """series: tag -> (rollout steps int [n] ascending, values float [n]; NaN where the run had no
-    finite number). path: where it was read. of: tag -> what a foreign log's number is of, where
-    ours is of all that was drawn."""
+    finite number). path: where it was read. of: tag -> what a foreign log's number describes,
+    where ours describes all that was drawn."""
 
     name: str
     series: dict[str, Series]
@@ -45,7 +45,7 @@ def read(path: str, name: str = "", names: Mapping[str, str] | None = None) -> R
     """One run. `name`: how figures call it, by default the file's or directory's name; of a file
     that holds several runs, the one to read. `names`: a CSV's own names -> our tags.
 
-    ValueError: there is nothing, it is no log, or it holds several runs and `name` is none of them.
+    ValueError: nothing is there, it is no log, or it holds several runs and none is called `name`.
     """
     runs = read_all(path, names)
     chosen = [r for r in runs if r.name == name] or runs
@@ -169,7 +169,7 @@ def first_line(error: BaseException) -> str:
 
 
 # ------------------------------------------------------------------------------------------------
-# Formats: each gives (step, {name: value}) rows
+# Formats: each yields (step, {name: value}) rows
 # ------------------------------------------------------------------------------------------------
 
 Rows = Iterator[tuple[int, dict[str, Any]]]
@@ -181,7 +181,7 @@ _ITEM = re.compile(r"(.+?):(?:np\.\w+\()?([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf
 
 
 def parse(text: str, path: str) -> Rows:
-    """Rows of a log by what its text looks like. ValueError: like none of those known."""
+    """Rows of a log, by what its text looks like. ValueError: like no known format."""
     first = next((line for line in text.split("\n") if line.strip()), "")
     if first.lstrip().startswith("{") and _object(first) is not None:
         return _json_lines(path, text)
@@ -282,8 +282,8 @@ def _is_number(value) -> bool:
 
 
 def series(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Series]:
-    """Rows -> tag -> (steps, values). Of a step that comes twice (a run that was resumed) the later
-    value counts; null and what is not finite is NaN; text and lists are left out."""
+    """Rows -> tag -> (steps, values). Where a step comes twice (in a resumed run) the later value
+    counts; null and numbers that are not finite become NaN; text and lists are left out."""
     found: dict[str, dict[int, float]] = {}
     for step, row in rows:
         for tag, value in row.items():

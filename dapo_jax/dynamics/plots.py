@@ -1,10 +1,12 @@
 """The paper's figures, and those one looks at when a run goes wrong. Each function takes runs
 (`logs.Run`) and returns a matplotlib Figure; nothing here touches pyplot or any global state.
 
-Thin lines are the numbers as logged, thick ones their running mean. What a run did not log is left
-out of a panel, and the panel says so where nobody logged it.
+Thin lines are the numbers as logged, thick ones their running mean. Each thick line ends in the
+marker of its kind, as dashes cannot be told apart on a line that is short beside a longer run's. A
+panel leaves out runs that did not log its number, and says so where no run logged it.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,11 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from dapo_jax.dynamics import browse
 from dapo_jax.dynamics.logs import Run
-
-# Okabe and Ito's, told apart by colour-blind readers too; black is kept for text.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B0A000")
-DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
+from dapo_jax.experiments import ink
 
 # What a figure may be drawn over: name -> (the tag that counts it, axis label).
 X_AXES = {
@@ -30,7 +30,7 @@ X_AXES = {
 
 
 class Panel(NamedTuple):
-    """tags: of each run the first is drawn that all runs have, or else the first that it has."""
+    """tags: the first that all runs have is drawn or, without such a tag, each run's first."""
 
     title: str
     tags: tuple[str, ...]
@@ -49,7 +49,7 @@ DYNAMICS = (
         "Training accuracy", ("reward/accuracy", "reward/batch_accuracy"), "right [share of all]"
     ),
 )
-# What a tag is of, for the legend where runs had to be drawn by different ones.
+# What a tag describes, for the legend where runs had to be drawn by different tags.
 _OF = {
     "policy/batch_entropy": "trained tokens",
     "policy/batch_mean_prob": "trained tokens",
@@ -61,30 +61,23 @@ _OF = {
 # Figures
 # ------------------------------------------------------------------------------------------------
 
-# (tag, what the legend calls it, dashes): one line of each run that has the tag.
+# (tag, what the legend calls it, dashes): one line for each run that has the tag.
 Styles = Sequence[tuple[str, str, object]]
 
 
 def dynamics(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
     """The paper's panels: length, reward, entropy, mean probability, accuracy in training and on
     the evaluation sets. x: one of `X_AXES`. window: steps of the running mean."""
-    figure, axes = _grid(2, 3)
-    for ax, panel in zip(axes.flat, DYNAMICS, strict=False):
+    figure, axes = ink.panels(2, 3)
+    for ax, panel in zip(axes, DYNAMICS, strict=False):
         for run, tag, label in chosen(runs, panel.tags):
-            _line(ax, run, tag, label, _colour(runs, run), "-", x, window)
+            _line(ax, run, tag, label, _color(runs, run), "-", x, window)
         _finish(ax, panel.title, panel.label, x)
     lengths = [r.series["response/length_mean"][1] for r in runs if DYNAMICS[0].tags[0] in r.series]
     longest = [np.nanmax(v, initial=1.0) for v in lengths]
     if longest and max(longest) > 20 * min(longest):  # a small model beside a large one
-        axes[0, 0].set_yscale("log")
-    _evaluations(axes.flat[-1], runs, x)
-    return figure
-
-
-def accuracy(runs: Sequence[Run], x: str = "step") -> Figure:
-    """Accuracy on the evaluation sets, by itself."""
-    figure, axes = _grid(1, 1)
-    _evaluations(axes[0, 0], runs, x)
+        axes[0].set_yscale("log")
+    _evaluations(axes[-1], runs, x)
     return figure
 
 
@@ -95,14 +88,14 @@ def lines(
     window: int = 5,
 ) -> Figure:
     """A row of panels (title, label of the y axis with its unit, styles)."""
-    figure, axes = _grid(1, len(panels))
-    for ax, (title, label, styles) in zip(axes.flat, panels, strict=True):
+    figure, axes = ink.panels(1, len(panels))
+    for ax, (title, label, styles) in zip(axes, panels, strict=True):
         for run in runs:
             for tag, what, dash in styles:
                 if tag in run.series:
                     name = ", ".join(filter(None, (run.name, what)))
                     name += f" ({run.of[tag]})" if tag in run.of else ""
-                    _line(ax, run, tag, name, _colour(runs, run), dash, x, window)
+                    _line(ax, run, tag, name, _color(runs, run), dash, x, window)
         _finish(ax, title, label, x)
     return figure
 
@@ -114,7 +107,7 @@ def filter_accuracy(runs: Sequence[Run], x: str = "step", window: int = 5) -> Fi
     both = (("reward/accuracy", "drawn", "-"), ("reward/batch_accuracy", "after filter", "--"))
     found = sorted({t for r in runs for t in r.series if t.startswith("source/")})
     sources = [
-        (t, t.removeprefix("source/").removesuffix("/accuracy"), DASHES[i % len(DASHES)])
+        (t, t.removeprefix("source/").removesuffix("/accuracy"), ink.DASHES[i % len(ink.DASHES)])
         for i, t in enumerate(found)
     ]
     panels = [("Before and after the filter", share, both)]
@@ -168,24 +161,26 @@ def truncation(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
 
 
 def time_split(runs: Sequence[Run]) -> Figure:
-    """Wall time of each rollout step, stacked by what it went into; a panel a run."""
+    """Wall time of each rollout step, stacked by what it went into; one panel per run."""
     parts = (
         ("time/rollout_s", "sampling, verifying"),
         ("time/update_s", "updates"),
         ("time/eval_s", "evaluation"),
     )
-    figure, axes = _grid(1, len(runs))
-    for ax, run in zip(axes.flat, runs, strict=False):
+    figure, axes = ink.panels(1, max(len(runs), 1))
+    if not runs:
+        axes[0].set_axis_off()
+    for ax, run in zip(axes, runs, strict=False):
         there = [(tag, name) for tag, name in parts if tag in run.series]
         steps = np.unique(np.concatenate([np.zeros(0), *(run.series[t][0] for t, _ in there)]))
         steps = steps[steps > 0]  # before the first there is an evaluation only
         heights = [np.nan_to_num(_at(run, tag, steps)) for tag, _ in there]
         total, bottom = sum(h.sum() for h in heights), np.zeros(len(steps))
-        for (_, name), height, colour in zip(there, heights, COLOURS, strict=False):
+        for (_, name), height, color in zip(there, heights, ink.COLORS, strict=False):
             if total:
                 label = f"{name} ({height.sum() / total:.0%})"
                 top = bottom + height
-                ax.stairs(top, edges(steps), baseline=bottom, fill=True, color=colour, label=label)
+                ax.stairs(top, edges(steps), baseline=bottom, fill=True, color=color, label=label)
                 bottom = top
         ax.set_ylim(0, 1.3 * bottom.max() if total else 1)  # room for the legend
         _finish(ax, f"Time: {run.name}", "wall time [seconds per step]", "step")
@@ -199,8 +194,7 @@ def group_heatmap(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figu
     steps, table = counts
     share = table / np.maximum(table.sum(1, keepdims=True), 1)
     G = table.shape[1] - 1
-    figure, axes = _grid(1, 1)
-    ax = axes[0, 0]
+    figure, (ax,) = ink.panels(1, 1, width=8)
     mesh = ax.pcolormesh(edges(steps), np.arange(G + 2) - 0.5, share.T, cmap="magma", vmin=0)
     figure.colorbar(mesh, ax=ax, label="share of the drawn groups")
     for border in (0.5, G - 0.5):
@@ -217,34 +211,50 @@ def phrases(
     counts: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]], name: str = "", window: int = 5
 ) -> Figure:
     """Reflective phrases over the steps; counts: `browse.reflection(...)`."""
-    figure, axes = _grid(1, 2)
+    figure, axes = ink.panels(1, 2)
     columns = (
         (1, "Samples that reflect", "share of logged samples"),
         (2, "Reflective phrases", "times per 1,000 response tokens"),
     )
-    for ax, (column, title, label) in zip(axes.flat, columns, strict=True):
+    for ax, (column, title, label) in zip(axes, columns, strict=True):
         for i, (phrase, series) in enumerate(counts.items()):
             run = Run(name, {phrase: (series[0], series[column])})
-            dash = DASHES[i // len(COLOURS) % len(DASHES)]
-            _line(ax, run, phrase, phrase, COLOURS[i % len(COLOURS)], dash, "step", window)
+            dash = ink.DASHES[i // len(ink.COLORS) % len(ink.DASHES)]
+            _line(ax, run, phrase, phrase, ink.COLORS[i % len(ink.COLORS)], dash, "step", window)
         _finish(ax, title + (f": {name}" if name else ""), label, "step", "no such phrase")
     return figure
 
 
 def token_profile(answers: Sequence) -> Figure:
     """Probability of each drawn token, and entropy where it was drawn, along several answers
-    (`tokens.Answer`) to one prompt."""
-    figure, axes = _grid(1, 2)
+    (`tokens.Answer`) to one prompt. Equal answers are one line. The dotted line stands where the
+    answers first differ; the tokens are named up to 40 of them."""
+    found = browse.distinct(answers)
+    pieces = [[t.piece for t in a.tokens] for a, _ in found]
+    places = list(itertools.zip_longest(*pieces))
+    names = [
+        " | ".join(dict.fromkeys(browse.visible(repr(p)[1:-1]) for p in place if p is not None))
+        for place in places
+    ]
+    parting = next((i for i, place in enumerate(places, 1) if len(set(place)) > 1), None)
+    figure, axes = ink.panels(1, 2, width=6, height=4)
     columns = (
         ("Probability of the drawn token", "probability", lambda t: math.exp(t.logp)),
         ("Entropy where it was drawn", "entropy [nats]", lambda t: t.entropy),
     )
-    for ax, (title, label, value) in zip(axes.flat, columns, strict=True):
-        for i, answer in enumerate(answers):
-            row, places = [value(t) for t in answer.tokens], range(1, len(answer.tokens) + 1)
-            ax.plot(places, row, ".-", ms=4, lw=1, color=COLOURS[i % 8], label=f"answer {i + 1}")
+    for ax, (title, label, value) in zip(axes, columns, strict=True):
+        for i, (answer, times) in enumerate(found):
+            name = f"answer {i + 1}" + (f", {times} times" if times > 1 else "")
+            row, color = [value(t) for t in answer.tokens], ink.COLORS[i % len(ink.COLORS)]
+            ax.plot(range(1, len(row) + 1), row, ".-", ms=4, lw=1, color=color, label=name)
+        if parting:
+            ax.axvline(parting, color="gray", lw=1, ls=":", label="first difference")
         _finish(ax, title, label, "step")
         ax.set_xlabel("token of the response")
+        if len(names) <= 40:
+            ax.set_xticks(
+                range(1, len(names) + 1), names, rotation=90, fontsize=7, parse_math=False
+            )
     return figure
 
 
@@ -253,23 +263,9 @@ def token_profile(answers: Sequence) -> Figure:
 # ------------------------------------------------------------------------------------------------
 
 
-def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Mean of the `window` (odd) values around each, fewer at the ends; NaN counts for nothing and
-    stays NaN."""
-    values = np.asarray(values, float)
-    there = np.isfinite(values)
-    reach = max(window, 1) // 2
-    sums = np.cumsum(np.concatenate([[0.0], np.where(there, values, 0.0)]))
-    numbers = np.cumsum(np.concatenate([[0], there]))
-    last = np.arange(len(values))
-    low, high = np.maximum(last - reach, 0), np.minimum(last + reach + 1, len(values))
-    mean = (sums[high] - sums[low]) / np.maximum(numbers[high] - numbers[low], 1)
-    return np.where(there, mean, np.nan)
-
-
 def x_of(run: Run, steps: np.ndarray, x: str) -> np.ndarray | None:
     """Where `steps` [n] of a run lie on an axis of `X_AXES`; 0 at step 0. None: the run has not
-    logged what the axis counts. Raises ValueError for an axis that there is not."""
+    logged what the axis counts. Raises ValueError for an unknown axis."""
     if x not in X_AXES:
         raise ValueError(f"x = {x!r}: must be one of {', '.join(X_AXES)}")
     tag = X_AXES[x][0]
@@ -285,7 +281,7 @@ def x_of(run: Run, steps: np.ndarray, x: str) -> np.ndarray | None:
 
 
 def chosen(runs: Sequence[Run], tags: Sequence[str]) -> list[tuple[Run, str, str]]:
-    """(run, tag, label) of each run that has one of `tags`: like with like where that can be."""
+    """(run, tag, label) of each run that has one of `tags`: the same tag for all where possible."""
     shared = [t for t in tags if all(t in r.series for r in runs)]
     out = []
     for run in runs:
@@ -314,35 +310,28 @@ def _at(run: Run, tag: str, steps: np.ndarray) -> np.ndarray:
 # Ink
 # ------------------------------------------------------------------------------------------------
 
-
-def _grid(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
-    """(figure, axes [rows, columns]); a lone panel is wider."""
-    width = 8.0 if rows * columns == 1 else 4.6 * max(columns, 1)
-    figure = Figure((width, 3.5 * rows), dpi=100, layout="constrained")
-    axes = figure.subplots(rows, max(columns, 1), squeeze=False)
-    for ax in axes.flat[rows * columns :]:
-        ax.set_axis_off()
-    return figure, axes
+_MARKERS = dict(zip(ink.DASHES, "os^Dv", strict=True))
 
 
-def _colour(runs: Sequence[Run], run: Run) -> str:
-    return COLOURS[next(i for i, r in enumerate(runs) if r is run) % len(COLOURS)]
+def _color(runs: Sequence[Run], run: Run) -> str:
+    return ink.COLORS[next(i for i, r in enumerate(runs) if r is run) % len(ink.COLORS)]
 
 
-def _line(ax: Axes, run: Run, tag: str, label: str, colour, dash, x: str, window: int) -> None:
+def _line(ax: Axes, run: Run, tag: str, label: str, color, dash, x: str, window: int) -> None:
     steps, values = run.series[tag]
     at = x_of(run, steps, x)
     if at is None or not np.isfinite(values).any():
         return
-    few = "o" if len(steps) <= 12 else ""
     if window > 1 and len(steps) > 2:
-        ax.plot(at, values, color=colour, lw=0.8, alpha=0.35)
-        values = smooth(values, window)
-    ax.plot(at, values, color=colour, lw=1.8, ls=dash, marker=few, ms=3.5, label=label)
+        ax.plot(at, values, color=color, lw=0.8, alpha=0.35)
+        values = ink.smooth(values, window)
+    every = 1 if len(steps) <= 12 else [len(steps) - 1]
+    style = {"ls": dash, "marker": _MARKERS[dash], "markevery": every, "ms": 4}
+    ax.plot(at, values, color=color, lw=1.8, label=label, **style)
 
 
 def _evaluations(ax: Axes, runs: Sequence[Run], x: str) -> None:
-    """avg@k of every set at top-p 1: colour = run, dashes = set."""
+    """avg@k of every set at top-p 1: color = run, dashes = set."""
     tags = dict.fromkeys(
         t for r in runs for t in r.series if t.endswith("/avg@k") and "_top_p" not in t
     )
@@ -350,8 +339,8 @@ def _evaluations(ax: Axes, runs: Sequence[Run], x: str) -> None:
     for run in runs:
         for i, (tag, name) in enumerate(zip(tags, names, strict=True)):
             if tag in run.series:
-                dash = DASHES[i % len(DASHES)]
-                _line(ax, run, tag, f"{run.name}, {name}", _colour(runs, run), dash, x, 1)
+                dash = ink.DASHES[i % len(ink.DASHES)]
+                _line(ax, run, tag, f"{run.name}, {name}", _color(runs, run), dash, x, 1)
     _finish(ax, "Evaluation", "avg@k at T = 1 [share right]", x)
 
 
@@ -359,8 +348,6 @@ def _finish(ax: Axes, title: str, label: str, x: str, nothing: str = "not logged
     ax.set_title(title, fontsize=11)
     ax.set_xlabel(X_AXES[x][1])
     ax.set_ylabel(label)
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
     if x == "step":
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:

@@ -53,7 +53,8 @@ class Answer(NamedTuple):
 
 def read_config(path: str):
     """The config of a run from its config.json. Fields that this version does not know are left
-    out, those it has in addition are at their defaults. ValueError: there is none, or no run's."""
+    out; fields that the run did not know have their defaults. ValueError: no such file, or not a
+    run's."""
     file = logs.place(path) / "config.json"
     if not logs.attempt(path, file.exists):
         raise ValueError(f"{path}: no config.json in it; give a run's directory")
@@ -80,9 +81,9 @@ def open_run(
     seed: int = 0,
     step: int | None = None,
 ) -> sample.Loaded:
-    """The policy of a workdir (local or gs://; nothing is written there), ready to draw n answers a
-    prompt; max_tokens 0: as in training. step: of the checkpoint, None = the newest. On whatever
-    devices this process has. ValueError: what the run lacks."""
+    """The policy of a workdir (local or gs://; nothing is written there), on whatever devices this
+    process has, ready to draw n answers per prompt. max_tokens 0: as in training; step: of the
+    checkpoint, None = the newest. ValueError: what the run lacks."""
     config = read_config(path)
     config.eval.temperature, config.eval.top_p, config.seed = temperature, 1.0, seed
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 1, -1, 1  # not the run's own devices
@@ -122,7 +123,7 @@ def answers(
     out = []
     for response in sample.draw(loaded, ids):
         text = loaded.tokenizer.decode(response.tokens.tolist())
-        verdict = answer and verifier.verify(text, answer, loaded.c.reward.verifier)
+        verdict = answer and verifier.verify(text, answer, loaded.config.reward.verifier)
         tokens = look(loaded, ids, response.tokens.tolist(), top)
         out.append(Answer(text, verdict or None, response.truncated, tokens))
     return out
@@ -136,9 +137,9 @@ def look(
     ids = np.array([*prompt, *response])
     padded = np.zeros(-(-len(ids) // _CHUNK) * _CHUNK, np.int32)
     padded[: len(ids)] = ids
-    temperature = np.float32(loaded.c.eval.temperature or 1.0)  # greedy: as the model has it
+    temperature = np.float32(loaded.config.eval.temperature or 1.0)  # greedy: as the model has it
     shape = loaded.machine.shape._replace(attention="chunked")  # one row, on any devices
-    params = qwen2.cast(loaded.params, loaded.c.model.dtype)
+    params = qwen2.cast(loaded.params, loaded.config.model.dtype)
     seen = jax.device_get(
         _distributions(shape, params, padded, len(ids), temperature, min(top, shape.vocab_size))
     )
@@ -180,31 +181,35 @@ def _distributions(shape: qwen2.Shape, params, ids_T, length, temperature, top: 
 
 
 def page(prompt: str, drawn: Sequence[Answer]) -> str:
-    """Answers as coloured text (background: entropy), each with its verdict."""
+    """Answers as colored text (background: entropy), each with its verdict; equal ones once, with
+    their number."""
     rows = [
-        browse.Sample(
-            step=0,
-            problem="",
-            prompt=prompt,
-            response=a.text,
-            answer="",
-            correct=bool(a.verdict and a.verdict.correct),
-            tokens=len(a.tokens),
-            truncated=a.truncated,
-            mean_entropy=a.mean_entropy,
-            extracted=a.verdict.extracted if a.verdict else None,
-            pieces=tuple(t.piece for t in a.tokens),
-            entropies=tuple(t.entropy for t in a.tokens),
-            logps=tuple(t.logp for t in a.tokens),
+        (
+            browse.Sample(
+                step=0,
+                problem="",
+                prompt=prompt,
+                response=a.text,
+                answer="",
+                correct=bool(a.verdict and a.verdict.correct),
+                tokens=len(a.tokens),
+                truncated=a.truncated,
+                mean_entropy=a.mean_entropy,
+                extracted=a.verdict.extracted if a.verdict else None,
+                pieces=tuple(t.piece for t in a.tokens),
+                entropies=tuple(t.entropy for t in a.tokens),
+                logps=tuple(t.logp for t in a.tokens),
+            ),
+            times,
         )
-        for a in drawn
+        for a, times in browse.distinct(drawn)
     ]
     return browse.answers(prompt, rows, judged=any(a.verdict for a in drawn))
 
 
 def table(tokens: Sequence[Token]) -> str:
-    """A line a token: its probability, the entropy in nats, and the likeliest tokens there, as far
-    as their probability rounds to 0.001 or more."""
+    """One line per token: its probability, the entropy in nats, and the likeliest tokens there, as
+    far as their probability rounds to 0.001 or more."""
     top = max((len(t.others) for t in tokens), default=0)
     names = ["#", "token", "probability", "entropy [nats]", *(f"{i + 1}." for i in range(top))]
     cells = [

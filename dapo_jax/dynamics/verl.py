@@ -1,7 +1,7 @@
 """verl's metric names in ours, so that a run of verl can be laid over one of this project.
 
-`TABLE` and `EVALUATION` are all there is to it: which of verl's numbers make one of ours, and of
-what they are where that differs. verl logs the batch that it trains on (with the DAPO recipe: after
+`TABLE` and `EVALUATION` are all of it: which of verl's numbers make one of ours, and what they
+describe where that differs. verl logs the batch that it trains on (with the DAPO recipe: after
 the filter), from `verl/trainer/ppo/metric_utils.py` and `recipe/dapo/dapo_ray_trainer.py`.
 """
 
@@ -15,8 +15,8 @@ Series = tuple[np.ndarray, np.ndarray]  # rollout steps int [n], values float [n
 
 
 class Rule(NamedTuple):
-    """`tag` (ours) = the sum of verl's `plus`, less `minus`; where a step lacks one but the first,
-    it counts as 0. `of`: what the number is of, where ours is of something else."""
+    """`tag` (ours) = the sum of verl's `plus`, less `minus`; a number that a step lacks
+    counts as 0, except the first. `of`: what the number describes, where ours describes another."""
 
     tag: str
     plus: tuple[str, ...]
@@ -26,7 +26,7 @@ class Rule(NamedTuple):
 
 # fmt: off
 TABLE = (
-    Rule("policy/batch_entropy", ("actor/entropy",)),  # nats a trained token
+    Rule("policy/batch_entropy", ("actor/entropy",)),  # nats per trained token
     Rule("policy/batch_entropy", ("actor/entropy_loss",)),  # its name until verl 0.4
     Rule("policy/clip_frac", ("actor/pg_clipfrac",)),  # both bounds together; ours are apart
     Rule("policy/dual_clip_frac", ("actor/pg_clipfrac_lower",)),
@@ -62,8 +62,8 @@ def is_verl(names) -> bool:
 
 
 def translate(series: Mapping[str, Series]) -> tuple[dict[str, Series], dict[str, str]]:
-    """(series under our tags, tag -> what it is of where ours is of all that was drawn). Names that
-    have no counterpart here stay as they are."""
+    """(series under our tags, tag -> what it describes where ours describes all that was drawn).
+    Names without a counterpart here stay as they are."""
     out, of, used = {}, {}, set()
     for rule in TABLE:
         if rule.tag in out or rule.plus[0] not in series:

@@ -1,10 +1,10 @@
-"""The training runs of the mechanism experiments: every arm is naive GRPO or DAPO but for one
-switch, run by `train.train` itself, and read back from the files that it leaves."""
+"""The training runs of the mechanism experiments. Each arm (techniques/) is naive GRPO or DAPO with
+one switch turned, is run by `train.train` itself, and is read back from the files it leaves."""
 
 import json
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from dapo_jax import presets, schema, train
 from dapo_jax.experiments import bases
 from dapo_jax.log import metrics
 
-SERIES = (  # one number a rollout step
+SERIES = (  # one number per rollout step
     "reward/accuracy",
     "response/length_mean",
     "response/truncated_frac",
@@ -27,31 +27,19 @@ SERIES = (  # one number a rollout step
 
 
 class Arm(NamedTuple):
-    base: str
-    changes: dict[str, Any]  # config fields that differ from `config.base()`
+    label: str  # in tables and figures
+    base: str  # of bases.HABITS
+    changes: Mapping[str, Any]  # config fields that differ from `schema.base()`
 
 
 _FULL = schema.leaves(schema.base())
 NAIVE = {k: v for k, v in schema.leaves(presets.grpo()).items() if v != _FULL[k]}
+# Limit, steps and width of the ramp of the arms from base `rambling`, and from `careful`.
 RAMBLING = {"rollout.max_response_tokens": 72, "steps": 30, "reward.overlong_buffer_tokens": 24}
-SHORT = {"rollout.max_response_tokens": 24, "steps": 50, "reward.overlong_buffer_tokens": 6}
-HARD = {"rollout.max_response_tokens": 40, "steps": 60, "loss.overlong_filter": "loss"}
-TOKENS = {"loss.normalizer": "batch_tokens"}
-SOFT = {"reward.overlong_penalty": 1.0}
-OUT = {"loss.overlong_filter": "group"}
-# Arms that are compared differ in one switch.
-ARMS = {
-    "mean_sample": Arm("rambling", NAIVE | RAMBLING),
-    "mean_token": Arm("rambling", NAIVE | RAMBLING | TOKENS),
-    "filter_off": Arm("careful", NAIVE | SHORT),
-    "filter_loss": Arm("careful", NAIVE | SHORT | {"loss.overlong_filter": "loss"}),
-    "filter_group": Arm("careful", NAIVE | SHORT | OUT),
-    "filter_group_soft": Arm("careful", NAIVE | SHORT | OUT | SOFT),
-    "ramble_group": Arm("rambling", NAIVE | RAMBLING | TOKENS | OUT),
-    "ramble_group_soft": Arm("rambling", NAIVE | RAMBLING | TOKENS | OUT | SOFT),
-    "dynamic_off": Arm("hasty", HARD | {"dynamic_sampling.enabled": False}),
-    "dynamic_on": Arm("hasty", HARD | {"dynamic_sampling.enabled": True}),
-}
+CAREFUL = {"rollout.max_response_tokens": 24, "steps": 50, "reward.overlong_buffer_tokens": 6}
+# What more than one technique's arms turn on.
+TOKEN_MEAN = {"loss.normalizer": "batch_tokens"}
+OUT_OF_GROUP = {"loss.overlong_filter": "group"}
 LEVELS = {"careful": (2, 3, 4, 5), "rambling": (2, 3, 4)}
 CHECKPOINT_EVERY = 20  # of the arms that snr.py looks at
 
@@ -60,12 +48,11 @@ def folder(arm: str, seed: int) -> str:
     return f"{arm}_{seed}"
 
 
-def settings(arm: str, seed: int, home: pathlib.Path, base_seed: int):
+def settings(arm: Arm, seed: int, home: pathlib.Path, base_seed: int):
     """The config of a run; `home` holds the bases and the problems."""
-    base, changes = ARMS[arm].base, ARMS[arm].changes
+    base = arm.base
     config = schema.base()
-    with config.unlocked():
-        config.update_from_flattened_dict(changes)
+    config.update_from_flattened_dict(arm.changes)
     config.seed = seed
     config.init_from = str((home / bases.folder(base, base_seed) / "checkpoints").absolute())
     config.log.tensorboard, config.log.samples = False, 0
@@ -80,9 +67,9 @@ def settings(arm: str, seed: int, home: pathlib.Path, base_seed: int):
     return config
 
 
-def run(where: pathlib.Path, arm: str, seed: int, base_seed: int) -> dict:
-    """A task of the pool: {series: tag -> a value a step (None: the step has none), evaluations:
-    step -> set -> measures, steps, cpu_s}. RuntimeError: the run was cut off."""
+def run(where: pathlib.Path, arm: Arm, seed: int, base_seed: int) -> dict:
+    """{series: tag -> one value per step (None where a step has none), evaluations: step -> set ->
+    measures, cpu_s}. Raises RuntimeError where the run was cut off."""
     logging.set_verbosity(logging.WARNING)
     started = time.process_time()
     config = settings(arm, seed, where.parent, base_seed)

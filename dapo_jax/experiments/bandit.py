@@ -2,11 +2,11 @@
 
 A contextual bandit. A prompt is two tokens (8 x 8 of them), a response is one. The base answers
 with the same RARE token at probability .01 whatever the prompt, and it is right; the rest goes
-evenly to `WRONG` answers, which differ by prompt. Policy, sampler, advantages, loss and updates are
-those of training; what judges is "is it RARE?". Every probability is exact: a
-policy over single tokens can be written out.
+evenly to `WRONG` answers, which differ by prompt. The steps are those of training (algorithm.py);
+only the reward is this task's. Every probability is exact: a policy over single tokens can be
+written out.
 
-The move has to be shared: a prompt is in one mini-batch a rollout, so by itself its ratio is 1
+The move has to be shared: a prompt is in one mini-batch per rollout, so by itself its ratio is 1
 when it is trained on, and no clip binds.
 """
 
@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dapo_jax import algorithm, build, grading, parallel, presets, schema, warmup
-from dapo_jax.checkpoint import checkpoint
+from dapo_jax import algorithm, build, grading, parallel, presets, warmup
 from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.state import State
 from dapo_jax.data.problems import Encoded, Problem
+from dapo_jax.experiments import bases
 from dapo_jax.model import qwen2
 
 SIDE, ANSWERS, WRONG = 8, 30, 12
@@ -34,7 +34,7 @@ CLIP_HIGH = (0.2, 0.28, 0.4, 10.0)  # the last never binds
 ROLLOUTS = 20
 
 # What `measures` returns.
-HALF, AT_10, GROWTH = "rollouts to p = .5", "p at rollout 10", "growth of p a rollout"
+HALF, AT_10, GROWTH = "rollouts to p = .5", "p at rollout 10", "growth of p per rollout"
 CLIPPED = "clipped share of tokens with positive advantage, until p = .5"
 ENTROPY_HALF, ENTROPY_10 = "entropy at p = .5 (nats)", "entropy at rollout 10 (nats)"
 MEASURES = (HALF, AT_10, GROWTH, CLIPPED, ENTROPY_HALF, ENTROPY_10)
@@ -53,7 +53,7 @@ def label(clip_high: float) -> str:
 
 
 def settings(seed: int = 0, clip_high: float = 0.2):
-    """64 prompts x 16 responses a rollout, 16 updates of 4 prompts each."""
+    """64 prompts x 16 responses per rollout, 16 updates of 4 prompts each."""
     config = presets.grpo()
     config.seed = seed
     config.loss.clip_high = clip_high
@@ -132,9 +132,7 @@ def make(where: pathlib.Path, seed: int) -> dict:
     for step in range(IMITATION_STEPS):
         lr = np.float32(IMITATION_LR * warmup.schedule(step / IMITATION_STEPS))
         params, opt_state, _ = trainer.supervise(params, opt_state, rows, np.int32(used), lr)
-    with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
-        state = State(params, machine.trainer.init_opt_state(params))
-        checkpoint.save(saver, state, schema.leaves(config))
+    bases.save(where, config, machine, params)
     p_PxV = np.asarray(exact(machine)(params))
     return {
         "rare": float(p_PxV[:, RARE].mean()),
@@ -156,11 +154,7 @@ def play(where: pathlib.Path, base_seed: int, clip_high: float, seeds: Sequence[
     config = settings(0, clip_high)
     machine = build_machine(config)
     probabilities = exact(machine)
-    start = checkpoint.restore_params(
-        where.parent / base_folder(base_seed) / "checkpoints",
-        qwen2.abstract(machine.shape),
-        machine.trainer.param_shardings,
-    )
+    start = bases.restore(where.parent / base_folder(base_seed), machine)
     curves = {}
     for seed in seeds:
         config.seed = seed
@@ -176,8 +170,10 @@ class Ids:
         return " ".join(map(str, ids))
 
 
-def is_rare(problem: Problem, response: str) -> bool:
-    return response == str(RARE)
+def is_rare(problem: Problem, response: str) -> grading.Grade:
+    """The reward of Eq. 7: +1 for the RARE token, -1 for any other."""
+    rare = response == str(RARE)
+    return grading.Grade(1.0 if rare else -1.0, rare)
 
 
 def learn(

@@ -1,8 +1,8 @@
 """Base models with habits that one technique is about, made by warm-up; and the problems they meet.
 
-All come from one skill phase a seed, nearly clean and half of it in the careful style (`Wait f 4 g
-6 Wait g 6 ...`); each habit goes on from there. Skill first, because among many slips it may never
-appear (warmup.py).
+All come from one skill phase per seed, nearly clean and half of it in the careful style (`Wait f 4
+g 6 Wait g 6 ...`); each habit goes on from there. The skill comes first, because among many slips
+it may never appear (warmup.py).
 
     careful    long careful working, or the answer at once: right mostly, or now and then
     rambling   from `careful`: the long style repeats its steps, and may not end; it still pays
@@ -27,7 +27,7 @@ from dapo_jax.model import qwen2
 ROOM = 64  # tokens in which every careful answer of levels 2..5 fits with much to spare
 TEST_LEVELS = (2, 3, 4, 5)
 HARD_LEVELS = (5, 6, 7, 8)  # warm-up shows five operations at most
-TEST_PROBLEMS, TEST_SAMPLES = 48, 8  # a level
+TEST_PROBLEMS, TEST_SAMPLES = 48, 8  # per level
 ANSWERED_AT_ONCE = 3  # tokens of `Answer: 7 </s>`; whatever is longer has been worked out
 
 
@@ -57,7 +57,7 @@ HABITS = {
 
 
 def lineage(names: Iterable[str]) -> list[str]:
-    """The bases `names` and all that they come from, parents first."""
+    """The bases `names` and all their ancestors, parents first."""
     out: list[str] = []
     for name in names:
         new = []
@@ -73,7 +73,7 @@ def folder(name: str, seed: int) -> str:
 
 
 def write_problems(directory: pathlib.Path) -> None:
-    """The train file of each set of levels in use, a held-out file a level, and the tokenizer."""
+    """A train file for each set of levels in use, a held-out file for each level, the tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     for levels in ((2, 3, 4, 5), (2, 3, 4), HARD_LEVELS):
         made = arithmetic.problems(4096, levels, 0, "train")
@@ -91,7 +91,7 @@ def train_file(directory: pathlib.Path, levels) -> pathlib.Path:
 
 
 def on_files(config, directory: pathlib.Path, train_levels, test_levels=TEST_LEVELS) -> None:
-    """Make `c` train on these levels and test each held-out level by itself, with room to write."""
+    """Make `config` train on these levels and test each held-out level alone, with ample room."""
     directory = directory.absolute()
     config.data.train = str(train_file(directory, train_levels))
     config.tokenizer.path = str(directory / "tokenizer.model")
@@ -105,9 +105,23 @@ def on_files(config, directory: pathlib.Path, train_levels, test_levels=TEST_LEV
     config.eval.max_response_tokens = max(ROOM, config.rollout.max_response_tokens)
 
 
+def save(where: pathlib.Path, config, machine: build.Machine, params) -> None:
+    """Leave `params` in a task's folder, as a checkpoint that `config.init_from` takes."""
+    with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
+        state = State(params, machine.trainer.init_opt_state(params))
+        checkpoint.save(saver, state, schema.leaves(config))
+
+
+def restore(where: pathlib.Path, machine: build.Machine, step: int | None = None) -> qwen2.Params:
+    """The weights that a task or a run left in its folder, in the training layout. step: of the
+    checkpoint, None = the newest."""
+    like, shardings = qwen2.abstract(machine.shape), machine.trainer.param_shardings
+    return checkpoint.restore_params(where / "checkpoints", like, shardings, step)
+
+
 def make(where: pathlib.Path, name: str, seed: int) -> dict:
-    """A task of the pool: warm up, save as a checkpoint that `config.init_from` takes, and report
-    what the base does on the held-out levels: `styles` of each."""
+    """A task of the pool: warm up, save, and report what the base does on the held-out levels:
+    `styles` of each."""
     logging.set_verbosity(logging.WARNING)
     started = time.process_time()
     habit = HABITS[name]
@@ -118,11 +132,7 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     text = build.load_text(config, where, None)
     machine = build.build_machine(config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
     if habit.parent:
-        params = checkpoint.restore_params(
-            where.parent / folder(habit.parent, seed) / "checkpoints",
-            qwen2.abstract(machine.shape),
-            machine.trainer.param_shardings,
-        )
+        params = restore(where.parent / folder(habit.parent, seed), machine)
     else:
         params = build.initial_params(config, machine)
     phase = warmup.Phase(
@@ -135,9 +145,7 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     )
     params = warmup.warm_up(config, machine.mesh, machine.shape, text.tokenizer, params, [phase])
     trained_s = time.process_time() - started
-    with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
-        state = State(params, machine.trainer.init_opt_state(params))
-        checkpoint.save(saver, state, schema.leaves(config))
+    save(where, config, machine, params)
     decode_params = machine.engine.decode_params(params)
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
     report = {}

@@ -3,16 +3,16 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 
-import matplotlib.figure
 import numpy as np
+from matplotlib.figure import Figure
 
 from dapo_jax import presets
-from dapo_jax.experiments import stats
+from dapo_jax.experiments import ink, stats
 
 Runs = Mapping[str, Sequence[Sequence[dict]]]  # rung -> seed -> records of metrics.jsonl
 
 # Dark to light along the ladder, full DAPO apart; the eye needs no legend to find the last rung.
-COLORS = dict(
+RUNG_COLORS = dict(
     zip(
         presets.CUMULATIVE,
         ("#2b2d42", "#5c6784", "#7b9acc", "#8cc5b5", "#e0a458", "#c1121f"),
@@ -20,6 +20,7 @@ COLORS = dict(
     )
 )
 PAPER_COLOR = "#b8bcc6"
+SIZE = (5.2, 3.9)  # inches per panel
 
 
 def curve(records: Sequence[dict], tag: str, x: str) -> tuple[np.ndarray, np.ndarray]:
@@ -56,10 +57,10 @@ def draw(
     return paths
 
 
-def ladder(updates, tokens, paper) -> matplotlib.figure.Figure:
+def ladder(updates, tokens, paper) -> Figure:
     """Table 1 as bars: the paper's beside ours, and DAPO with one technique left out."""
     names = list(updates)
-    figure, (left, right) = _panels(2, width=6.0, height=1.2 + 0.42 * len(names), ratios=(1, 2))
+    figure, (left, right) = ink.panels(1, 2, 6.0, 1.2 + 0.42 * len(names), ratios=(1, 2))
     left.barh(range(len(paper)), list(paper.values()), color=PAPER_COLOR)
     for i, value in enumerate(paper.values()):
         left.text(value - 1, i, f"{value:g}", va="center", ha="right")
@@ -76,7 +77,7 @@ def ladder(updates, tokens, paper) -> matplotlib.figure.Figure:
             [x.mean for x in of],
             0.38,
             xerr=np.nan_to_num([x.half for x in of]),
-            color=[COLORS.get(n, PAPER_COLOR) for n in names],
+            color=[RUNG_COLORS.get(n, PAPER_COLOR) for n in names],
             alpha=alpha,
             capsize=2,
             error_kw={"linewidth": 1},
@@ -96,12 +97,12 @@ def ladder(updates, tokens, paper) -> matplotlib.figure.Figure:
     return figure
 
 
-def accuracy(runs: Runs, tag: str, steps: int) -> matplotlib.figure.Figure:
+def accuracy(runs: Runs, tag: str, steps: int) -> Figure:
     """Held-out accuracy of the ladder over updates and over generated tokens."""
-    figure, (left, right) = _panels(2)
+    figure, (left, right) = ink.panels(1, 2, *SIZE)
     for name in _ladder(runs):
-        band(left, runs[name], tag, "optim/updates", name, COLORS[name], last_step=steps)
-        band(right, runs[name], tag, "spent/tokens", name, COLORS[name], scale=1e-6)
+        band(left, runs[name], tag, "optim/updates", name, RUNG_COLORS[name], last_step=steps)
+        band(right, runs[name], tag, "spent/tokens", name, RUNG_COLORS[name], scale=1e-6)
     left.set_xlabel("gradient updates")
     right.set_xlabel("generated tokens (millions)")
     left.set_ylabel("held-out accuracy, T=1 (share)")
@@ -109,7 +110,7 @@ def accuracy(runs: Runs, tag: str, steps: int) -> matplotlib.figure.Figure:
     return figure
 
 
-def clip_higher(runs: Runs, steps: int) -> matplotlib.figure.Figure | None:
+def clip_higher(runs: Runs, steps: int) -> Figure | None:
     """Entropy with and without Clip-Higher, where both are there: early in the ladder, and in full
     DAPO."""
     full = presets.CUMULATIVE[-1]
@@ -120,7 +121,7 @@ def clip_higher(runs: Runs, steps: int) -> matplotlib.figure.Figure | None:
     switches = [s for s in switches if s[0] in runs and s[1] in runs]
     if not switches:
         return None
-    figure, panels = _panels(len(switches))
+    figure, panels = ink.panels(1, len(switches), *SIZE)
     for axes, (on, off, title) in zip(panels, switches, strict=True):
         for name, label, color in (
             (on, "with Clip-Higher", "#c1121f"),
@@ -134,9 +135,9 @@ def clip_higher(runs: Runs, steps: int) -> matplotlib.figure.Figure | None:
     return figure
 
 
-def dynamics(runs: Runs, steps: int) -> matplotlib.figure.Figure:
+def dynamics(runs: Runs, steps: int) -> Figure:
     """Length, reward, mean probability and the share of groups with a signal, over updates."""
-    figure, panels = _panels(4, columns=2)
+    figure, panels = ink.panels(2, 2, *SIZE)
     for axes, (tag, label) in zip(
         panels,
         (
@@ -148,7 +149,7 @@ def dynamics(runs: Runs, steps: int) -> matplotlib.figure.Figure:
         strict=True,
     ):
         for name in _ladder(runs):
-            band(axes, runs[name], tag, "optim/updates", name, COLORS[name], steps)
+            band(axes, runs[name], tag, "optim/updates", name, RUNG_COLORS[name], steps)
         axes.set_ylabel(label)
         axes.set_xlabel("gradient updates")
     panels[0].legend(fontsize=8)
@@ -178,36 +179,9 @@ def band(
     first = curves[0][0]
     grid = first if x != "spent/tokens" else np.linspace(0, first[-1], 60)
     grid = grid[grid <= min(at[-1] for at, _ in curves)]
-    values = np.array([np.interp(grid, at, _smooth(v)) for at, v in curves])
-    mean = values.mean(0)
-    axes.plot(grid * scale, mean, color=color, label=label, linewidth=1.6)
-    if len(values) > 1:
-        half = np.array([stats.interval(v).half for v in values.T])
-        axes.fill_between(
-            grid * scale, mean - half, mean + half, color=color, alpha=0.13, linewidth=0
-        )
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Mean over 5 points, fewer at the ends."""
-    if len(values) <= 30:
-        return values
-    ones = np.ones(5)
-    return np.convolve(values, ones, "same") / np.convolve(np.ones(len(values)), ones, "same")
+    values = [np.interp(grid, at, ink.smooth(v, 5 if len(v) > 30 else 1)) for at, v in curves]
+    ink.band(axes, grid * scale, values, label, color)
 
 
 def _ladder(runs: Runs) -> list[str]:
     return [name for name in presets.CUMULATIVE if name in runs]
-
-
-def _panels(n: int, columns: int = 0, width: float = 5.2, height: float = 3.9, ratios=None):
-    """A figure that needs no display, and its panels in reading order; inches a panel."""
-    columns = columns or n
-    rows = -(-n // columns)
-    figure = matplotlib.figure.Figure((width * columns, height * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, width_ratios=ratios).ravel()
-    for a in axes:
-        a.spines[["top", "right"]].set_visible(False)
-        a.grid(alpha=0.25, linewidth=0.6)
-        a.set_axisbelow(True)
-    return figure, list(axes)

@@ -2,26 +2,32 @@
 
     python -m dapo_jax.experiments.ladder --seeds=5 --out=runs/ladder
 
-Makes one base model (seed `--base_seed`), trains from it every rung of `presets.RUNGS` once a seed,
-one process a core, and writes OUT/table.md, OUT/table.json and figures. The same command resumes.
-The setting is configs/ladder.py; `--config=FILE` takes the rungs of another full-DAPO config, whose
-model is then the base, and `--jobs=1` trains in this process, which may be one of several hosts
-that share OUT. Rungs that were trained elsewhere (configs/ladder.py:+clip_higher@7B, each with
---workdir=OUT/<rung>/seed_<seed>) are put together by `--report`.
+Makes one base model, trains from it every rung of `presets.RUNGS` once per seed, one process per
+core, and writes OUT/table.md, OUT/table.json and figures. The same command resumes. `--first_seed`
+is the seed of the base and of the first run. The setting is configs/ladder.py; `--config=FILE`
+takes the rungs of another full-DAPO config, whose model is then the base, and `--jobs=1` trains in
+this process, which may be one of several hosts that share OUT. Rungs that were trained elsewhere
+(configs/ladder.py:+clip_higher@7B, each with --workdir=OUT/<rung>/seed_<seed>) are put together by
+`--report`.
 
-What is compared was fixed before the first run of it:
+What is compared was fixed before seeds 0 to 4 ran (benchmarks/RESULTS.md). The setting was chosen
+before, among about ten, on seeds 100 to 102 and with another window of the mean:
 
 - A run's accuracy at equal UPDATES is the mean of its held-out accuracy (T=1, top-p 1) after 4/6,
   5/6 and 6/6 of `steps`. Its accuracy at equal TOKENS is the same mean at 4/6, 5/6 and 6/6 of a
   budget, the fewest tokens that any run which was not stopped early generated. Between evaluations
   the curve is a straight line; after a run that stopped early it stays where it was.
-- Rungs without Dynamic Sampling draw fewer tokens an update; they train `--longer` times as many
-  steps, and the additional ones count for the comparison at equal tokens only.
+- Rungs without Dynamic Sampling draw fewer tokens per update; they train `--longer` times as many
+  steps, and the additional ones count for the comparison at equal tokens only. So the budget is
+  what GRPO draws in 2.5 times the compared steps, .74 M tokens here. The quickstart's comparison
+  (benchmarks/quickstart.py) is at .20 M tokens, what GRPO draws in the compared steps alone, with
+  lr 3e-4 in place of 5e-4 and 32 tokens per response in place of 20: there GRPO is ahead, here
+  DAPO.
 - Intervals are 95% t-intervals over seeds, of a mean or of paired differences (same seed, one
   switch). "Ahead" and "behind" mean a paired interval without zero; "disjoint" is said of the two
-  unpaired intervals. All seeds, 0 to `--seeds` - 1, count.
+  unpaired intervals. All `--seeds` seeds count.
 
-One base model: how much another one would change is not in the intervals.
+There is one base model: what another one would change is not in the intervals.
 """
 
 import contextlib
@@ -41,17 +47,19 @@ from dapo_jax.hosts import processes
 from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
 
-SEEDS = flags.DEFINE_integer("seeds", 5, "Runs a rung.", lower_bound=1)
+SEEDS = flags.DEFINE_integer("seeds", 5, "Runs per rung.", lower_bound=1)
+FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "Seed of the base and of each rung's first run.")
+BASE_SEED = flags.DEFINE_integer("base_seed", None, "Seed of the base, if not --first_seed.")
 OUT = flags.DEFINE_string("out", "runs/ladder", "Directory of the runs, the table and the figures.")
-JOBS = flags.DEFINE_integer("jobs", 0, "Runs at a time; 0 = one a core, 1 = in this process.")
-ONLY = flags.DEFINE_list("rungs", list(presets.RUNGS), "Rungs to run.")
+JOBS = flags.DEFINE_integer("jobs", 0, "Runs at a time; 0 = one per core, 1 = in this process.")
+ONLY = flags.DEFINE_list("only", list(presets.RUNGS), "Rungs to run.")
+flags.DEFINE_alias("rungs", "only")
 STEPS = flags.DEFINE_integer(
     "steps", 0, "Rollout steps compared at equal updates; 0 = the config's."
 )
 LONGER = flags.DEFINE_float(
     "longer", 2.5, "Steps of rungs without Dynamic Sampling, as a multiple."
 )
-BASE_SEED = flags.DEFINE_integer("base_seed", 0, "Seed of the base model's warm-up.")
 REPORT = flags.DEFINE_bool("report", False, "Run nothing: put together the runs that OUT holds.")
 
 # Table 1 of the paper: AIME 2024, avg@32, Qwen2.5-32B.
@@ -66,14 +74,14 @@ WINDOW = np.array([4, 5, 6]) / 6
 
 
 def tasks(
-    config, rungs: Sequence[str], seeds: int, base_seed: int, longer: float
+    config, rungs: Sequence[str], seeds: Sequence[int], base_seed: int, longer: float
 ) -> list[pool.Task]:
-    """The base model, where `c` has a warm-up that makes one, and every rung once a seed."""
+    """The base model, where `config` has a warm-up that makes one, and every rung once per seed."""
     out, after = [], ()
     if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps:
         fields = schema.leaves(config) | {"seed": base_seed, "steps": 0}
         out, after = [pool.Task("base", run, (fields,))], ("base",)
-    for seed in range(seeds):
+    for seed in seeds:
         for name in rungs:
             r = presets.rung(config, name)
             r.seed = seed
@@ -110,12 +118,12 @@ def run(workdir: pathlib.Path, fields: Mapping[str, Any], base: str = "") -> dic
 
 
 class Summary(NamedTuple):
-    """Rung -> one value a seed [seeds]; only rungs all of whose seeds are there."""
+    """Rung -> one value per seed [seeds]; only rungs all of whose seeds are there."""
 
     updates: dict[str, np.ndarray]  # accuracy at equal updates
     tokens: dict[str, np.ndarray]  # accuracy at equal tokens
-    beside: dict[str, dict[str, np.ndarray]]  # what is measured beside it -> rung -> values
-    budget: float  # generated tokens of the second
+    beside: dict[str, dict[str, np.ndarray]]  # other measures -> rung -> values
+    budget: float  # generated tokens at which tokens are equal
     early: list[str]  # runs that stopped before their last step
 
 
@@ -129,10 +137,12 @@ BESIDE = {
 }
 
 
-def read(out: pathlib.Path, rungs: Sequence[str], seeds: int) -> dict[str, list[list[dict]]]:
+def read(
+    out: pathlib.Path, rungs: Sequence[str], seeds: Sequence[int]
+) -> dict[str, list[list[dict]]]:
     """Rung -> seed -> records of its run; rungs that lack a seed are left out."""
     found = {
-        name: [metrics.read(out / folder(name, s) / "metrics.jsonl") for s in range(seeds)]
+        name: [metrics.read(out / folder(name, s) / "metrics.jsonl") for s in seeds]
         for name in rungs
     }
     return {name: runs for name, runs in found.items() if all(runs)}
@@ -149,6 +159,7 @@ def summarize(
     tag: str,
     steps: int,
     wanted: Mapping[str, int],
+    first_seed: int = 0,
 ) -> Summary:
     """steps: rollout steps at equal updates; wanted: rung -> steps it was to train."""
 
@@ -161,7 +172,7 @@ def summarize(
         late = lambda r: [x[tag] for x in r if steps * 2 / 3 < x["step"] <= steps and tag in x]
         return each(lambda r: np.mean(late(r) or np.nan))
 
-    last = {(n, s): r[-1] for n, of in runs.items() for s, r in enumerate(of)}
+    last = {(n, s): r[-1] for n, of in runs.items() for s, r in enumerate(of, first_seed)}
     early = [folder(*run) for run, r in last.items() if r["step"] < wanted[run[0]]]
     spent = {folder(*run): r.get("spent/tokens", 0) for run, r in last.items()}
     budget = min((n for run, n in spent.items() if run not in early), default=min(spent.values()))
@@ -193,7 +204,7 @@ def signed(x: stats.Interval) -> str:
 
 
 def pairs(rungs: Sequence[str]) -> list[tuple[str, str]]:
-    """(after, before) of everything that is told: the whole, each step, each technique left out."""
+    """(after, before) of all that is compared: the whole, each step, each technique left out."""
     ladder = presets.CUMULATIVE
     told = [(FULL, ladder[0]), *zip(ladder[1:], ladder, strict=False)]
     told += [(FULL, name) for name in presets.LEAVE_ONE_OUT[:-1]]
@@ -279,18 +290,20 @@ def as_json(s: Summary, steps: int, scale: str) -> dict:
     }
 
 
-def report(config, out: pathlib.Path, rungs: Sequence[str], seeds: int, longer: float) -> str:
+def report(
+    config, out: pathlib.Path, rungs: Sequence[str], seeds: Sequence[int], longer: float
+) -> str:
     """Write table.md, table.json and the figures of the runs in `out`; returns the table. Raises
-    ValueError where there is none."""
+    ValueError where no rung is complete."""
     runs = read(out, rungs, seeds)
     if not runs:
-        raise ValueError(f"{out}: no rung of {', '.join(rungs)} has all of seeds 0 to {seeds - 1}")
+        all_of = f"all of seeds {seeds[0]} to {seeds[-1]}"
+        raise ValueError(f"{out}: no rung of {', '.join(rungs)} has {all_of}")
     tag = evaluation_tag(config)
     wanted = {name: steps_of(presets.rung(config, name), longer) for name in runs}
-    summary = summarize(runs, tag, config.steps, wanted)
-    text = markdown(
-        summary, config.steps, config.steps * config.optim.minibatches, describe(config), seeds
-    )
+    summary = summarize(runs, tag, config.steps, wanted, seeds[0])
+    updates = config.steps * config.optim.minibatches
+    text = markdown(summary, config.steps, updates, describe(config), len(seeds))
     (out / "table.md").write_text(text)
     (out / "table.json").write_text(
         json.dumps(as_json(summary, config.steps, describe(config)), indent=2)
@@ -315,7 +328,7 @@ def describe(config) -> str:
 
 
 def start():
-    """The config that the rungs are of: --config's, or configs/ladder.py's; with the overrides."""
+    """The config whose rungs are run: that of --config or configs/ladder.py, with the overrides."""
     flag = flags.FLAGS["config"]
     if flag.present:
         return cli.CONFIG.value
@@ -333,7 +346,9 @@ def main() -> None:
     )
     if LONGER.value < 1:
         raise ValueError(f"--longer: {LONGER.value} is less than once")
-    todo = tasks(config, rungs, SEEDS.value, BASE_SEED.value, LONGER.value)
+    first = FIRST_SEED.value
+    seeds, base = range(first, first + SEEDS.value), BASE_SEED.value
+    todo = tasks(config, rungs, seeds, first if base is None else base, LONGER.value)
     with contextlib.ExitStack() as after:
         if JOBS.value == 1 and not REPORT.value:
             after.enter_context(processes.joined())
@@ -344,7 +359,7 @@ def main() -> None:
             except RuntimeError as error:
                 cli.fail(str(error))
         if JOBS.value != 1 or REPORT.value or parallel.first():
-            print(report(config, out, rungs, SEEDS.value, LONGER.value))
+            print(report(config, out, rungs, seeds, LONGER.value))
 
 
 if __name__ == "__main__":

@@ -1,36 +1,23 @@
-"""mechanisms.md, mechanisms.json and a figure an effect, from `effects.Effect`s and their runs."""
+"""mechanisms.md, mechanisms.json and one figure per technique, from the effects and their runs."""
 
 import pathlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import matplotlib.figure
-import numpy as np
-
-from dapo_jax.checkpoint import checkpoint
-from dapo_jax.experiments import bandit, bases, effects, snr, stats
+from dapo_jax.data import files
+from dapo_jax.experiments import stats, techniques
 from dapo_jax.experiments.effects import Contrast, Effect, Runs
+from dapo_jax.experiments.techniques import overlong_filter
 
-NAMES = {  # of arms, for people
-    "mean_sample": "sample mean",
-    "mean_token": "token mean",
-    "filter_off": "-1 for truncation",
-    "filter_loss": "out of the loss",
-    "filter_group": "out of loss and group",
-    "filter_group_soft": "out of loss and group, soft ramp",
-    "ramble_group": "out of loss and group",
-    "ramble_group_soft": "out of loss and group, soft ramp",
-    "dynamic_off": "off",
-    "dynamic_on": "on",
-    "base": "before training",
-}
+LABELS = {overlong_filter.BASE: "before training"}
+LABELS |= {name: arm.label for name, arm in techniques.ARMS.items()}
 
 
 def write(out: pathlib.Path, found: Mapping[str, Effect], runs: Runs, seconds: float) -> str:
-    """All files into `out`; returns the short of it, for the console."""
+    """Write all files into `out`; returns the summary for the console."""
     for name in found:
-        FIGURES[name](runs).savefig(out / f"{name}.png", dpi=130)
-    checkpoint.dump_json(out / "mechanisms.json", plain(found, runs))
+        techniques.ALL[name].figure(runs).savefig(out / f"{name}.png", dpi=130)
+    files.write_json(out / "mechanisms.json", plain(found, runs))
     (out / "mechanisms.md").write_text(markdown(found, runs, seconds))
     lines = [f"{e.name:26s} {'shown' if e.shown else 'NOT shown'}" for e in found.values()]
     return "\n".join([*lines, f"tables and figures: {out}/mechanisms.md"])
@@ -88,10 +75,10 @@ def markdown(found: Mapping[str, Effect], runs: Runs, seconds: float) -> str:
     lines = [
         "# Mechanism experiments",
         "",
-        f"{len(runs.base_of)} RL seeds an arm over {len(per_base)} base seeds"
+        f"{len(runs.base_of)} RL seeds per arm over {len(per_base)} base seeds"
         f" ({', '.join(f'{n} from base {b}' for b, n in per_base.items())}); arms paired by seed."
         " Intervals: mean +- half of the 95% t-interval over seeds, with the differences between"
-        " bases in it. **decides**: fixed before the runs (mechanisms.py); the rest is as found.",
+        " bases in it. **decides**: as experiments/techniques/ has it; the rest is as found.",
         "",
         f"Runs: {cpu / 60:.1f} CPU-minutes in all, this call {seconds / 60:.1f} minutes"
         f" ({platform.machine()}, {platform.system()}).",
@@ -126,7 +113,7 @@ def signed(x: stats.Interval) -> str:
 
 
 def _names(x: Contrast) -> list[str]:
-    return [NAMES.get(name, name) for name in (x.after_name, x.before_name)]
+    return [LABELS.get(name, name) for name in (x.after_name, x.before_name)]
 
 
 def _row(x: Contrast) -> str:
@@ -146,7 +133,7 @@ def _seeds(effect: Effect) -> list[str]:
         if x.expected:
             for name, values in ((x.after_name, x.after), (x.before_name, x.before)):
                 numbers = " ".join(f"{v:.3f}" for v in values)
-                lines.append(f"- {x.measure}, {NAMES.get(name, name)}: {numbers}")
+                lines.append(f"- {x.measure}, {LABELS.get(name, name)}: {numbers}")
     return lines
 
 
@@ -186,139 +173,3 @@ def _bases(runs: Runs) -> list[str]:
             )
             lines.append(f"| {folder.removeprefix('base_')} | {level} | {' | '.join(cells)} |")
     return lines
-
-
-# ------------------------------------------------------------------------------------------------
-# Figures
-# ------------------------------------------------------------------------------------------------
-
-
-def _axes(columns: int):
-    figure = matplotlib.figure.Figure(figsize=(4.6 * columns, 3.4), layout="constrained")
-    return figure, np.atleast_1d(figure.subplots(1, columns))
-
-
-def _band(ax, x, curves: Sequence[Sequence[float]], label: str) -> None:
-    """Mean over seeds and its 95% interval."""
-    points = [stats.interval(column) for column in zip(*curves, strict=True)]
-    (line,) = ax.plot(x, [p.mean for p in points], label=label)
-    low, high = [p.low for p in points], [p.high for p in points]
-    ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-
-
-def _over_steps(ax, runs: Runs, chosen: Sequence[str], tag: str, unit: str) -> None:
-    for arm in chosen:
-        curves = runs.each(arm, lambda run: run["series"][tag])
-        _band(ax, range(1, len(curves[0]) + 1), curves, NAMES[arm])
-    ax.set(xlabel="rollout step", ylabel=unit)
-    ax.legend()
-
-
-def _token_mean(runs: Runs):
-    figure, axes = _axes(3)
-    pair = ("mean_sample", "mean_token")
-    _over_steps(axes[0], runs, pair, effects.LENGTH, "mean response length (tokens)")
-    _over_steps(axes[1], runs, pair, effects.CUT, "truncated responses (share)")
-    _over_steps(axes[2], runs, pair, effects.ENTROPY, "entropy (nats a token)")
-    return figure
-
-
-def _by_level(ax, runs: Runs, chosen: Sequence[str], measure: str, unit: str) -> None:
-    levels = bases.TEST_LEVELS
-    for i, arm in enumerate(("base", *chosen)):
-        if arm == "base":
-            values = [effects.base_accuracy(runs, [k]) for k in levels]
-        else:
-            values = [runs.each(arm, effects.level(measure, k)) for k in levels]
-        points = [stats.interval(v) for v in values]
-        x = np.arange(len(levels)) + 0.12 * (i - len(chosen) / 2)
-        ax.errorbar(
-            x, [p.mean for p in points], [p.half for p in points],
-            fmt="o", capsize=3, label=NAMES[arm],
-        )  # fmt: skip
-    ax.set(xlabel="operations in the problem, k", ylabel=unit, ylim=(0, 1))
-    ax.set_xticks(range(len(levels)), [str(k) for k in levels])
-    ax.legend(fontsize=8)
-
-
-def _overlong_filter(runs: Runs):
-    figure, axes = _axes(2)
-    chosen = ("filter_off", "filter_loss", "filter_group")
-    unit = f"held-out accuracy with {bases.ROOM} tokens (share)"
-    _by_level(axes[0], runs, chosen, "accuracy", unit)
-    _over_steps(axes[1], runs, chosen, effects.CUT, "truncated at 24 tokens (share)")
-    return figure
-
-
-def _soft_punishment(runs: Runs):
-    figure, axes = _axes(3)
-    ramble = ("ramble_group", "ramble_group_soft")
-    _over_steps(axes[0], runs, ramble, effects.LENGTH, "mean response length (tokens)")
-    _over_steps(axes[1], runs, ramble, effects.CUT, "truncated responses (share)")
-    careful = ("filter_group", "filter_group_soft")
-    _over_steps(axes[2], runs, careful, effects.CUT, "truncated responses (share)")
-    for ax, base in zip(axes, ("rambling", "rambling", "careful"), strict=True):
-        ax.set_title(f"base: {base}")
-    return figure
-
-
-def _dynamic_sampling(runs: Runs):
-    figure, axes = _axes(2)
-    for arm in ("dynamic_off", "dynamic_on"):
-        each = [
-            {int(s): e["heldout"]["accuracy"] for s, e in evaluations.items()}
-            for evaluations in runs.each(arm, lambda run: run["evaluations"])
-        ]
-        steps = sorted(each[0])
-        _band(axes[0], steps, [[e[s] for s in steps] for e in each], NAMES[arm])
-    axes[0].set(xlabel="rollout step (8 updates each)", ylabel="held-out accuracy (share, T=1)")
-    for i, way in enumerate(("off", "on")):
-        points = [
-            stats.interval(
-                [runs.results[snr.folder(s)]["steps"][str(step)][way]["snr"] for s in runs.base_of]
-            )
-            for step in snr.STEPS
-        ]
-        x = np.arange(len(points)) + 0.35 * (i - 0.5)
-        axes[1].bar(
-            x, [p.mean for p in points], 0.35, yerr=[p.half for p in points], capsize=3, label=way
-        )
-    axes[1].set(
-        xlabel="weights of the off-arm after rollout step",
-        ylabel="gradient's |mean|² / variance",
-    )
-    axes[1].set_xticks(range(len(snr.STEPS)), [str(s) for s in snr.STEPS])
-    for ax in axes:
-        ax.legend(title="Dynamic Sampling")
-    return figure  # fmt: skip
-
-
-def _clip_higher(runs: Runs):
-    figure, axes = _axes(3)
-    for i, bound in enumerate(bandit.CLIP_HIGH):
-        curves = [
-            curve
-            for base in sorted(set(runs.base_of.values()))
-            for curve in runs.results[bandit.folder(bound, base)]["curves"].values()
-        ]
-        label = bandit.label(bound)
-        _band(axes[0], range(bandit.ROLLOUTS + 1), [c["rare"] for c in curves], label)
-        half = stats.interval([bandit.measures(c)[bandit.HALF] for c in curves])
-        axes[1].errorbar([i], [half.mean], [half.half], fmt="o", capsize=4)
-        _band(axes[2], range(bandit.ROLLOUTS + 1), [c["entropy"] for c in curves], label)
-    axes[0].set(xlabel="rollout (16 updates each)", ylabel="probability of the rare right answer")
-    axes[1].set(xlabel="eps_high", ylabel="rollouts to probability .5")
-    ticks = [f"{b:g}" if b < 10 else "none" for b in bandit.CLIP_HIGH]
-    axes[1].set_xticks(range(len(ticks)), ticks)
-    axes[2].set(xlabel="rollout (16 updates each)", ylabel="entropy (nats)")
-    axes[0].legend()
-    return figure
-
-
-FIGURES = {
-    "token_mean": _token_mean,
-    "overlong_filter": _overlong_filter,
-    "soft_punishment": _soft_punishment,
-    "dynamic_sampling": _dynamic_sampling,
-    "clip_higher": _clip_higher,
-}

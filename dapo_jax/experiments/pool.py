@@ -1,4 +1,4 @@
-"""Many independent runs, one process a core; a finished run is kept and not made again.
+"""Many independent runs, one process per core; a finished run is kept and not made again.
 
 A task is a module-level function that works in a folder of its own and returns plain JSON values.
 Its result is `folder/result.json`, beside the arguments that gave it, written whole or not at all;
@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
+from dapo_jax.log import bars
 
 # What started processes inherit, unless the user has set it; the reasons: launch/quickstart.sh.
 _ENVIRONMENT = {
@@ -45,24 +45,28 @@ def run_all(
     tasks: Sequence[Task], out: str | pathlib.Path, jobs: int = 0, desc: str = "runs"
 ) -> dict[str, Any]:
     """Folder -> result of every task. jobs: processes, each pinned to one core where the system can
-    (0: one a core); 1 works in this process, where a task may be a run on several hosts that share
-    `out`.
+    (0: one per core); with 1 the tasks run in this process, where each may be a run on several
+    hosts that share `out`.
 
     Raises RuntimeError naming the log of a task that failed, once the running ones have ended, and
     ValueError, before anything runs, where `out` holds a result made with other arguments or tasks
-    share a folder, wait for each other or for one that is none.
+    share a folder, wait for each other, or wait for a folder that no task makes.
     """
     out = pathlib.Path(out)
     folders = [t.folder for t in tasks]
     if twice := sorted({f for f in folders if folders.count(f) > 1}):
         raise ValueError(f"run_all: several tasks want the folder {', '.join(twice)}")
     if unknown := {a for t in tasks for a in t.after} - set(folders):
-        raise ValueError(f"run_all: tasks wait for {', '.join(sorted(unknown))}, which are none")
+        raise ValueError(
+            f"run_all: tasks wait for {', '.join(sorted(unknown))}, which no task makes"
+        )
     tasks = _in_order(tasks)
     results = {t.folder: _read(out, t) for t in tasks if _path(out, t).exists()}
     waiting = [t for t in tasks if t.folder not in results]
     jobs = jobs or _cores()
-    bar = tqdm(total=len(tasks), initial=len(results), desc=desc, unit="run", dynamic_ncols=True)
+    bar = bars.bar(
+        total=len(tasks), initial=len(results), desc=desc, unit="run", dynamic_ncols=True
+    )
     with bar:
         if jobs == 1:
             # Here only: with it comes JAX, which the processes of a pool start by themselves.
@@ -77,7 +81,7 @@ def run_all(
 
 
 def _cores() -> int:
-    """That this process may use."""
+    """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -119,7 +123,7 @@ def _run_pool(out, waiting: list[Task], results: dict, jobs: int, bar) -> None:
 
 
 def _in_order(tasks: Sequence[Task]) -> list[Task]:
-    """Each after those it waits for; raises ValueError for a circle."""
+    """Each task after those it waits for. Raises ValueError for a circle."""
     done, order, left = set(), [], list(tasks)
     while left:
         ready = [t for t in left if done.issuperset(t.after)]
@@ -134,7 +138,7 @@ def _in_order(tasks: Sequence[Task]) -> list[Task]:
 
 @contextlib.contextmanager
 def _environment(**more: str) -> Iterator[None]:
-    """What the processes inherit; this one has its own back afterwards."""
+    """Set what the processes inherit; afterwards this process has its own environment again."""
     new = {k: v for k, v in (_ENVIRONMENT | more).items() if k not in os.environ}
     os.environ |= new
     try:
@@ -145,7 +149,7 @@ def _environment(**more: str) -> Iterator[None]:
 
 
 def _start(cores, parent: int) -> None:
-    """Of a new process, before it starts JAX: one core, so that runs do not share threads."""
+    """Pin a new process to one core before it starts JAX, so that runs do not share threads."""
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     try:
         core = cores.get(timeout=10)
@@ -158,7 +162,7 @@ def _start(cores, parent: int) -> None:
 
 def _leave_with(parent: int) -> None:
     """End this process once the one that started it is gone. A training run saves at the first
-    SIGTERM; the next one finds it done."""
+    SIGTERM; by the next it has saved."""
     while True:
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -166,7 +170,7 @@ def _leave_with(parent: int) -> None:
 
 
 def _work(out: pathlib.Path, task: Task, quiet: bool, keep: bool = True) -> Any:
-    """The task's result; quiet: print to its log. keep: write the result."""
+    """The task's result. quiet: what it prints goes to its log; keep: write the result."""
     folder = out / task.folder
     folder.mkdir(parents=True, exist_ok=True)
     if quiet:
@@ -205,7 +209,7 @@ def _read(out: pathlib.Path, task: Task) -> Any:
 
 
 def _differences(old: list, new: list) -> Iterator[str]:
-    """Argument by argument, of mappings field by field."""
+    """What differs, argument by argument, and field by field in a mapping."""
     if len(old) != len(new):
         yield f"{len(old)} arguments, now {len(new)}"
         return

@@ -1,8 +1,9 @@
 """How noisy the gradient of an update is with and without Dynamic Sampling, at fixed weights.
 
-At checkpoints of the arm without it, `BATCHES` rollout batches are drawn each way from the same
-stream of problems and cut into mini-batches as in training; the gradient of each mini-batch is
-taken and not applied. They are independent given the weights: no problem is in two of one way.
+At checkpoints of a run, `BATCHES` rollout batches are drawn with it and as many without it, from
+the same stream of problems, and cut into mini-batches as in training; the gradient of each
+mini-batch is taken and not applied. Given the weights these are independent: no problem is in two
+of one kind.
 """
 
 import itertools
@@ -14,37 +15,26 @@ import numpy as np
 from absl import logging
 
 from dapo_jax import algorithm, build
-from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.state import State
 from dapo_jax.data import problems
-from dapo_jax.experiments import arms
-from dapo_jax.model import qwen2
+from dapo_jax.experiments import bases
 
 STEPS = (0, 20, 60)  # rollout steps of the checkpoints
 BATCHES = 12  # of 32 groups, 8 mini-batches each
 SEED_OFFSET = 1 << 10  # another order of the problems and other uniforms than the run had
 
 
-def folder(seed: int) -> str:
-    return f"snr_{seed}"
-
-
-def measure(where: pathlib.Path, seed: int, base_seed: int) -> dict:
-    """A task of the pool: {steps: checkpoint step -> 'off' or 'on' -> measures, cpu_s}."""
+def measure(config, where: pathlib.Path, run: pathlib.Path) -> dict:
+    """{steps: checkpoint step -> 'off' or 'on' -> measures, cpu_s} of the run of `config` in the
+    folder `run`; `where`: a folder to work in."""
     logging.set_verbosity(logging.WARNING)
     started = time.process_time()
-    config = arms.settings("dynamic_off", seed, where.parent, base_seed)
-    config.seed = seed + SEED_OFFSET
+    config.seed += SEED_OFFSET
     text = build.load_text(config, where, None)
     machine = build.build_machine(config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
     out = {}
     for step in STEPS:
-        params = checkpoint.restore_params(
-            where.parent / arms.folder("dynamic_off", seed) / "checkpoints",
-            qwen2.abstract(machine.shape),
-            machine.trainer.param_shardings,
-            step,
-        )
+        params = bases.restore(run, machine, step)
         out[str(step)] = {}
         for way, dynamic in (("off", False), ("on", True)):
             config.dynamic_sampling.enabled = dynamic
@@ -54,8 +44,8 @@ def measure(where: pathlib.Path, seed: int, base_seed: int) -> dict:
 
 def gradients(config, text: build.Text, machine: build.Machine, params) -> np.ndarray:
     """float32 [batches, mini-batches, weights]: what `algorithm.update_policy` would hand to the
-    optimizer if no update changed the weights; 0 for a mini-batch of which nothing is left."""
-    stream = problems.stream(range(len(text.algorithm.ids)), config.seed)
+    optimizer if no update changed the weights; 0 for a mini-batch without a trained token."""
+    stream = problems.stream(range(len(text.train.ids)), config.seed)
     state = State(params, None)
     knobs = algorithm.update_knobs(config, state)
     size = sum(w.size for w in jax.tree.leaves(params))

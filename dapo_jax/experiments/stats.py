@@ -1,4 +1,4 @@
-"""Means and 95% t-intervals over seeds. A sample here is one number a seed."""
+"""Means and 95% t-intervals over seeds. A sample here is one number per seed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,26 +27,30 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Of the mean of `values` [seeds]. Raises ValueError where there are none."""
+    """Of the mean of `values` [seeds]. Raises ValueError for an empty sequence.
+
+    scipy's `ttest_1samp(...).confidence_interval()` gives the same; it warns where all values are
+    equal, as a share that is 0 at every seed is.
+    """
     values = np.asarray(values, float)
     if not len(values):
         raise ValueError("interval: no values")
     half = np.nan
     if len(values) > 1:
-        half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
     return Interval(float(values.mean()), float(half))
 
 
 def paired(after: Sequence[float], before: Sequence[float]) -> Interval:
-    """Of the differences seed by seed [seeds]: what two arms that share seeds tell most sharply.
-    Raises ValueError where they are not as many."""
+    """Of the differences seed by seed [seeds], the sharpest comparison of two arms that share their
+    seeds. Raises ValueError where the two have different lengths."""
     if len(after) != len(before):
-        raise ValueError(f"paired: {len(after)} values and {len(before)} are no pairs")
+        raise ValueError(f"paired: {len(after)} values and {len(before)} do not make pairs")
     return interval(np.subtract(after, before))
 
 
 def apart(a: Interval, b: Interval) -> bool:
-    """Whether the intervals are disjoint. NaN halves (one seed) are never apart."""
+    """Whether the intervals are disjoint; never, where one has no width (a single seed)."""
     return a.low > b.high or b.low > a.high
 
 

@@ -6,11 +6,19 @@ the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhe
     python -m dapo_jax.train ... --coordinator=10.0.0.1:8476 --num_processes=2 --process_id=0
 
 Nothing hangs: a start that is not complete after --start_timeout seconds, different configs, and a
-process that stops answering for --heartbeat_timeout seconds all end in a non-zero exit and a line
-that says which process, and what to do.
+process that is silent for longer than --heartbeat_timeout seconds all end in a non-zero exit and a
+line that says which process, and what to do.
+
+The coordinator (process 0) believes whoever reaches its port: no password, no encryption. Of a run
+on loopback it listens on loopback; otherwise on all interfaces, and the network has to keep others
+out. A second client with the number of one that is there ends the whole run, as JAX answers it; on
+one machine the second one is refused before it asks.
 """
 
+import atexit
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +29,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -44,13 +53,18 @@ START_TIMEOUT = flags.DEFINE_integer(
     "start_timeout", 50, "Seconds in which all processes must have met.", lower_bound=1
 )
 HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
-    "heartbeat_timeout", 100, "Seconds of silence after which a process is gone.", lower_bound=5
+    "heartbeat_timeout",
+    100,
+    "Seconds of silence after which a process is named as gone. The run ends then where a device"
+    " program fails of it; where all of them wait, after 2.5 times as long at the latest.",
+    lower_bound=5,
 )
 
 HINT = (
     "is the same command running on every host (and no older one left over), is the address right,"
     " and does the firewall let its port through?"
 )
+_claims: list[int] = []  # file descriptors, open as long as this process lives
 # Errors of a device program or of the network start with a status; mistakes of the user do not.
 _STATUS = re.compile(r"(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_)")
 
@@ -78,7 +92,8 @@ def joined():
 
 def start() -> bool:
     """Meet the other processes; False where this is the only one. Exits with 1 and a hint when they
-    have not met in time. ValueError: the three flags do not fit together."""
+    have not met in time. ValueError: the three flags do not fit together, process 0 cannot listen,
+    or this machine has a process of that number already."""
     address, count, index = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
     if count == 1:
         return False
@@ -88,8 +103,12 @@ def start() -> bool:
             f"--coordinator={address} --num_processes={count} --process_id={index}: give all three"
             " (a process_id from 0 to num_processes - 1) or none"
         )
-    if address and not re.fullmatch(r".+:\d+", address):
+    match = re.fullmatch(r"(.+):(\d{1,5})", address)
+    if address and not (match and 0 < int(match[2]) < 1 << 16):
         raise ValueError(f"--coordinator={address}: wants host:port, as 10.0.0.1:8476")
+    if match:
+        _claim(address, index)
+    bind = _bind_address(match[1].strip("[]"), int(match[2])) if match and index == 0 else None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     limit = START_TIMEOUT.value
     timer = threading.Timer(limit, _give_up)  # JAX itself would abort with a stack trace
@@ -101,7 +120,9 @@ def start() -> bool:
             count or None,
             index if given else None,
             initialization_timeout=limit + 60,
-            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT.value,
+            # JAX beats at half of its time and gives up after half to all of it: behind `Watch`.
+            heartbeat_timeout_seconds=5 * HEARTBEAT_TIMEOUT.value // 2,
+            coordinator_bind_address=bind,
             # Flags describe one process a host, which has all of the host's devices.
             cluster_detection_method="deactivate" if given else None,
         )
@@ -109,6 +130,8 @@ def start() -> bool:
         if given or "coordinator_address" not in str(error):
             raise
         return False  # JAX found no cluster
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(f"the processes could not meet: {_first_line(error)}; {HINT}") from error
     finally:
         timer.cancel()
     # JAX's preemption service takes SIGTERM and waits to be asked; here it is to end the process,
@@ -122,6 +145,49 @@ def start() -> bool:
         flush=True,
     )
     return True
+
+
+def _bind_address(host: str, port: int) -> str:
+    """Where the coordinator is to listen: on its host alone if that is loopback, else on all
+    interfaces. ValueError: it cannot (JAX would end with a stack trace, or crash)."""
+    loopback = host in ("localhost", "::1") or host.startswith("127.")
+    v6 = ":" in host if loopback else socket.has_dualstack_ipv6()
+    try:
+        socket.create_server(
+            (host if loopback else "", port),
+            family=socket.AF_INET6 if v6 else socket.AF_INET,
+            dualstack_ipv6=v6 and not loopback,
+        ).close()
+    except OSError as error:
+        what = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            what = "is in use; end what listens there (an older run?) or say another, everywhere"
+        raise ValueError(f"--coordinator={host}:{port}: port {port} {what}") from error
+    name = f"[{host}]" if ":" in host else host
+    return f"{name}:{port}" if loopback else f"[::]:{port}"
+
+
+def _claim(address: str, index: int) -> None:
+    """Be the only process of this number on this machine, until this process ends. ValueError:
+    there is one, which a second would take down with it (see above)."""
+    name = re.sub(r"\W", "_", f"dapo_jax-{os.getuid()}-{address}-{index}")
+    path = pathlib.Path(tempfile.gettempdir(), name)
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:  # nowhere to write: then it goes without
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.read(file, 20).decode(errors="replace")
+        os.close(file)
+        raise ValueError(
+            f"--process_id={index}: this machine has that process of {address} already (pid {pid})"
+        ) from None
+    atexit.register(path.unlink, missing_ok=True)
+    os.ftruncate(file, 0)
+    os.write(file, str(os.getpid()).encode())
+    _claims.append(file)
 
 
 def _give_up():
@@ -177,9 +243,10 @@ def identity(config, workdir: str) -> dict[str, Any]:
 
 
 class Watch:
-    """A thread that says which process has fallen silent, before JAX's own heartbeat aborts the run
-    (JAX gives a number, without host). It never ends the process by itself: a Python thread can be
-    held up where JAX's cannot. Of process 0, whose end JAX answers at once, `last` is told."""
+    """A thread that says which process has been silent for `timeout` seconds, before JAX's own
+    heartbeat aborts the run (JAX gives a number, without host). It never ends the process by
+    itself: a Python thread can be held up where JAX's cannot. Of process 0, whose end JAX answers
+    at once, `last` is told."""
 
     FOLDER = "dapo_jax/alive"
 
@@ -207,7 +274,8 @@ class Watch:
                 if heard.get(key, ("", 0))[0] != value:
                     heard[key] = (value, now)
             for key, (value, when) in heard.items():
-                if now - when > 0.6 * self._timeout and not self.gone:
+                # One period more: the last beat came up to that long before the silence began.
+                if now - when > 1.05 * self._timeout and not self.gone:
                     number, who = key.rsplit("/", 1)[-1], value.partition(" ")[2]
                     self.gone = (
                         f"process {number} of {total} ({who}) has been silent for"
@@ -220,8 +288,8 @@ class Watch:
             time.sleep(self._timeout / 20)
 
     def wait(self) -> bool:
-        """Until somebody is known to be gone; False after the timeout."""
-        return self._told.wait(self._timeout)
+        """Until somebody is known to be gone; False after the timeout and its two periods."""
+        return self._told.wait(1.2 * self._timeout)
 
     def stop(self):
         """Say nothing more, but go on beating: others may still be at work."""
@@ -249,15 +317,21 @@ def _farewell(watch: Watch, error: BaseException) -> tuple[str, int]:
         return "", 0 if error.code is None else error.code if isinstance(error.code, int) else 1
     if _STATUS.match(text):  # a device program failed: most likely because a peer is gone
         me = distributed.global_state
-        head = text.splitlines()[0]
+        head = _first_line(error)
         print(
             f"process {me.process_id}: {head}\nasking who is gone ...", file=sys.stderr, flush=True
         )
         return ("" if watch.wait() else f"process {me.process_id}: {head}"), 1  # told already
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
     if isinstance(error, ValueError | OSError):
         return text, 1
     sys.excepthook(type(error), error, error.__traceback__)
     return "", 1
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _say(message: str):

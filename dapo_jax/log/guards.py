@@ -5,6 +5,8 @@ import contextlib
 import faulthandler
 import functools
 import math
+import os
+import signal
 import statistics
 import sys
 import time
@@ -69,62 +71,45 @@ def recall(records: Iterable[dict]) -> History:
     return History(*parallel.gather_json(history)[0])
 
 
+class Bound(NamedTuple):
+    """What a number must stay within; 0 is no bound. below, above: entries of _TRY."""
+
+    tag: str
+    name: str
+    low: float
+    high: float
+    below: str
+    above: str
+
+
+def bounds(config, log: dict) -> list[Bound]:
+    """Of one step: two of them depend on what it was like, or on the machine."""
+    right, wrong = (log.get(f"sampling/all_{x}_frac", 0.0) for x in ("correct", "wrong"))
+    few = "all right" if right > wrong else "all wrong"
+    # Groups carried over come from an older policy: there the gap says nothing.
+    gap = _gap_max(config) if config.dynamic_sampling.surplus == "drop" else 0.0
+    # fmt: off
+    return [
+        Bound("policy/entropy", "entropy", config.guard.entropy_min, config.guard.entropy_max, "entropy low", "entropy high"),
+        Bound("response/length_mean", "mean response length", config.guard.length_min, config.guard.length_max, "length low", "length high"),
+        Bound("response/truncated_frac", "share of truncated responses", 0.0, config.guard.truncated_max, "", "truncated"),
+        Bound("sampling/accept_frac", "share of problems with mixed groups", config.guard.accept_min, 0.0, few, ""),
+        Bound("policy/sampler_trainer_logprob_gap", "gap of sampler and trainer log-probs", 0.0, gap, "", "gap"),
+    ]
+    # fmt: on
+
+
 def alarms(config, log: dict, history: History) -> list[str]:
     """What is wrong with a step, in words, with what to try. history: with this step."""
     out = []
-
-    def check(tag: str, low: float, high: float, name: str, below: str, above: str) -> None:
-        value = log.get(tag)
+    for b in bounds(config, log):
+        value = log.get(b.tag)
         if value is None:
-            return
-        if low and not value >= low:  # NaN is out of any bounds
-            out.append(f"{name} {value:.3g} is below {low:g}; try: {_TRY[below]}")
-        if high and not value <= high:
-            out.append(f"{name} {value:.3g} is above {high:g}; try: {_TRY[above]}")
-
-    right, wrong = (log.get(f"sampling/all_{x}_frac", 0.0) for x in ("correct", "wrong"))
-    few = "all right" if right > wrong else "all wrong"
-    check(
-        "policy/entropy",
-        config.guard.entropy_min,
-        config.guard.entropy_max,
-        "entropy",
-        "entropy low",
-        "entropy high",
-    )
-    check(
-        "response/length_mean",
-        config.guard.length_min,
-        config.guard.length_max,
-        "mean response length",
-        "length low",
-        "length high",
-    )
-    check(
-        "response/truncated_frac",
-        0.0,
-        config.guard.truncated_max,
-        "share of truncated responses",
-        "",
-        "truncated",
-    )
-    check(
-        "sampling/accept_frac",
-        config.guard.accept_min,
-        0.0,
-        "share of problems with mixed groups",
-        few,
-        "",
-    )
-    if config.dynamic_sampling.surplus == "drop":  # groups carried over come from an older policy
-        check(
-            "policy/sampler_trainer_logprob_gap",
-            0.0,
-            _gap_max(config),
-            "gap of sampler and trainer log-probs",
-            "",
-            "gap",
-        )
+            continue
+        if b.low and not value >= b.low:  # NaN is out of any bounds
+            out.append(f"{b.name} {value:.3g} is below {b.low:g}; try: {_TRY[b.below]}")
+        if b.high and not value <= b.high:
+            out.append(f"{b.name} {value:.3g} is above {b.high:g}; try: {_TRY[b.above]}")
     return out + _drifts(config.guard, history)
 
 
@@ -227,6 +212,32 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
     if config.guard.stop_after and counters.alarms_in_row >= config.guard.stop_after:
         return f"{counters.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
     return ""
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[list[int]]:
+    """Within this scope SIGTERM (a preemption) and a first Ctrl-C only ask: the list holds their
+    numbers, and the run finishes its step, saves and leaves. A second Ctrl-C is KeyboardInterrupt.
+    """
+    asked: list[int] = []
+
+    def ask(number, _) -> None:
+        asked.append(number)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            # Not by print, which may be what the signal has interrupted.
+            os.write(2, b"\ninterrupt: finishing the step and saving; Ctrl-C again ends at once\n")
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    if before[signal.SIGINT] == signal.SIG_IGN:  # a job in a shell's background
+        del before[signal.SIGINT]
+    try:
+        for number in before:
+            signal.signal(number, ask)
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: another language's
 
 
 # ------------------------------------------------------------------------------------------------

@@ -5,14 +5,14 @@ resumed run first cuts what lies beyond the checkpoint it starts from. Only proc
 """
 
 import contextlib
-import itertools
 import json
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from dapo_jax.algorithm import StepRecord
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
+from dapo_jax.data import files
 from dapo_jax.log import tags, trackers
 
 # ------------------------------------------------------------------------------------------------
@@ -188,20 +189,41 @@ class Writer:
         self._trackers = trackers.Trackers(config, workdir, say)
         if not parallel.first():
             return
-        kept = [r for r in read(self._path) if r["step"] <= resume_step]
+        kept = [r for r in self._recovered(resume_step) if r["step"] <= resume_step]
         for folder in ("rollouts", "eval"):
             for file in workdir.glob(f"{folder}/step_*.jsonl*"):
                 if _step(file) > resume_step:
                     file.unlink()
-        _replace(self._path, "".join(json.dumps(r) + "\n" for r in kept))
+        files.write(self._path, "".join(json.dumps(r) + "\n" for r in kept))
         self._size = self._path.stat().st_size  # bytes of whole lines
         shutil.rmtree(workdir / "tensorboard", ignore_errors=True)
         self._write()
+
+    def _recovered(self, resume_step: int) -> list[dict]:
+        """All records that can be read. What the file has lost is said, and the file kept."""
+        if not self._path.exists():
+            records, damaged = [], []
+        else:
+            records, damaged = _records(self._path)
+        if damaged:
+            kept_as = self._path.with_name(self._path.name + ".damaged")
+            shutil.copyfile(self._path, kept_as)
+            self._say(
+                f"warning: {self._path}: {_numbered(damaged)} no record and left out; the file as"
+                f" it was is kept as {kept_as.name}"
+            )
+        if resume_step >= 0 and resume_step not in {r["step"] for r in records}:
+            self._say(
+                f"warning: {self._path}: has no record of step {resume_step}, from whose checkpoint"
+                " this run goes on: it was written by a run in another workdir, or lines are lost"
+            )
+        return records
 
     def record(self, step: int, values: dict) -> None:
         """One line of metrics.jsonl: numbers, lists of counts, lists of strings."""
         if not parallel.first():
             return
+        values = values | {"time/wall": round(time.time(), 3)}
         record = {"step": step} | {
             k: v if isinstance(v, list) else number(v) for k, v in values.items()
         }
@@ -213,21 +235,21 @@ class Writer:
         """JSON lines to `folder`/step_NNNNNN.jsonl, on disk with the next record."""
         if not parallel.first():
             return
-        text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
+        text = "".join(json.dumps(_nulled(r), ensure_ascii=False) + "\n" for r in rows)
         self._files[self._workdir / folder / f"step_{step:06d}.jsonl"] = text
 
     def _write(self) -> None:
         try:
-            files = list(self._files)
-            for path in files:
+            written = list(self._files)
+            for path in written:
                 path.parent.mkdir(exist_ok=True)
-                _replace(path, self._files[path])
+                files.write(path, self._files[path])
                 del self._files[path]
             new = "".join(self._lines)
             if new:
                 self._append(new.encode())
             self._lines.clear()
-            self._plot(new, files)
+            self._plot(new, written)
             self._failing = False
         except OSError as error:
             self._close_board()
@@ -244,25 +266,27 @@ class Writer:
             os.fsync(file.fileno())  # a checkpoint must not be newer than its records
         self._size += len(new)
 
-    def _plot(self, new: str, files: Sequence[pathlib.Path]) -> None:
+    def _plot(self, new: str, written: Sequence[pathlib.Path]) -> None:
         """Add records and samples to TensorBoard's file; a new file begins with all records there
         are and the newest samples."""
         if not self._plots:
             return
-        from dapo_jax.log import (
-            tensorboard as board,  # tensorboardX brings torch in where that is installed
-        )
+        # tensorboardX brings torch in where that is installed.
+        from dapo_jax.log import tensorboard as board
 
         if self._board is None:
             self._board = board.Board(self._workdir / "tensorboard", self._c)
             new = self._path.read_text()
-            files = sorted((self._workdir / "rollouts").glob("step_*.jsonl"))
+            written = sorted((self._workdir / "rollouts").glob("step_*.jsonl"))
         for record in map(json.loads, new.splitlines()):
             self._board.record(record)
-        every = self._text_every
-        due = [f for f in files if f.parent.name == "rollouts" and every and _step(f) % every == 0]
+        due = [f for f in written if f.parent.name == "rollouts"]
+        due = [f for f in due if self._text_every and _step(f) % self._text_every == 0]
         for file in due[-board.TEXTS :]:
-            self._board.samples(_step(file), _objects(file))
+            rows = dict(files.json_lines(file))
+            if damaged := [n for n, row in rows.items() if row is None]:
+                self._say(f"warning: {file}: {_numbered(damaged)} no sample and not shown")
+            self._board.samples(_step(file), filter(None, rows.values()))
         self._board.flush()
 
     def _close_board(self) -> None:
@@ -283,13 +307,6 @@ def _step(file: pathlib.Path) -> int:
     return int(re.sub(r"\D", "", file.name) or 0)
 
 
-def _replace(path: pathlib.Path, text: str) -> None:
-    """A reader sees the old file or the new one, never a part."""
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
-
-
 def number(value) -> float | int | None:
     """JSON has no NaN or infinity: null, which plots as a gap."""
     if isinstance(value, int | np.integer):
@@ -298,19 +315,29 @@ def number(value) -> float | int | None:
     return value if np.isfinite(value) else None
 
 
+def _nulled(value: Any) -> Any:
+    """Rows of samples, by the same rule."""
+    if isinstance(value, dict):
+        return {k: _nulled(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_nulled(v) for v in value]
+    return number(value) if isinstance(value, float) else value
+
+
 def read(path: pathlib.Path) -> list[dict]:
-    """Whole records of a metrics.jsonl; what follows a line cut off by a crash is left out."""
-    good = lambda record: type(record.get("step")) is int
-    return list(itertools.takewhile(good, _objects(path))) if path.exists() else []
+    """The records of a metrics.jsonl; lines that are none, cut off or damaged, are left out."""
+    return _records(path)[0] if path.exists() else []
 
 
-def _objects(path: pathlib.Path) -> Iterator[dict]:
-    """The JSON objects of a file, one a line, up to the first line that is none."""
-    for line in path.read_bytes().splitlines():
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        if not isinstance(value, dict):
-            return
-        yield value
+def _records(path: pathlib.Path) -> tuple[list[dict], list[int]]:
+    """(records, numbers of the lines that are none)."""
+    lines = {n: r for n, r in files.json_lines(path)}
+    damaged = [n for n, r in lines.items() if r is None or type(r.get("step")) is not int]
+    return [r for n, r in lines.items() if n not in damaged], damaged
+
+
+def _numbered(lines: Sequence[int]) -> str:
+    """'line 3 is', 'lines 3, 4, 5, 6, 7, ... are'."""
+    if len(lines) == 1:
+        return f"line {lines[0]} is"
+    return f"lines {', '.join(map(str, lines[:5]))}{', ...' if len(lines) > 5 else ''} are"

@@ -1,6 +1,8 @@
 """What a run says to people: the console, and responses as rows to read."""
 
 import functools
+import importlib.util
+import shutil
 import statistics
 import sys
 import time
@@ -24,8 +26,8 @@ from dapo_jax.pods import topology
 
 
 class Progress:
-    """How far the run is and how long it will take: a bar where a person looks at a terminal, else
-    (the log of a pod) a line a step. say: prints a line; file: where the bar would be drawn."""
+    """How far the run is and how long it will take: a line a step, and where a person looks at a
+    terminal a bar below them. say: prints a line; file: where the bar would be drawn."""
 
     def __init__(
         self, steps: int, done: int, say: Callable[[str], None], file: TextIO | None = None
@@ -49,21 +51,21 @@ class Progress:
         now = time.monotonic()
         self._seconds.append(now - self._since)
         self._since, self._done = now, self._done + 1
-        if not self._bar.disable:
-            self._bar.update()
-            self._bar.set_postfix_str(short(log))
+        line = f"step {self._done}/{self._steps}"
+        if self._bar.disable:  # the log of a pod: as wide as it needs to be
+            left = (self._steps - self._done) * statistics.median(self._seconds)
+            self._say(f"{line}  {short(log)}  eta {tqdm.format_interval(left)}")
             return
-        left = (self._steps - self._done) * statistics.median(self._seconds)
-        self._say(
-            f"step {self._done}/{self._steps}  {short(log)}  eta {tqdm.format_interval(left)}"
-        )
+        room = shutil.get_terminal_size().columns - len(line) - 2
+        self._say(f"{line}  {short(log, room)}")  # the bar has the time left
+        self._bar.update()
 
     def close(self) -> None:
         self._bar.close()
 
 
-def short(log: dict[str, float]) -> str:
-    """The few numbers that fit in a line."""
+def short(log: dict[str, float], room: int = 1000) -> str:
+    """The numbers that tell how a step went, as many as fit into `room` characters."""
     shown = (
         ("acc", "reward/accuracy", ".2f"),
         ("reward", "reward/mean", "+.2f"),
@@ -72,7 +74,10 @@ def short(log: dict[str, float]) -> str:
         ("accept", "sampling/accept_frac", ".2f"),
         ("tok/s", "perf/tokens_per_s", ",.0f"),
     )
-    return " ".join(f"{name} {log[tag]:{form}}" for name, tag, form in shown if tag in log)
+    words = [f"{name} {log[tag]:{form}}" for name, tag, form in shown if tag in log]
+    while len(" ".join(words)) > room:
+        words.pop()
+    return " ".join(words)
 
 
 def evaluation_lines(step: int, log: dict[str, float]) -> list[str]:
@@ -100,25 +105,29 @@ def summary(name: str, counters: Counters, stop: str, terminated: bool, records:
             f" {counters.samples:,} responses, {counters.tokens:,} tokens"
         ]
     scored = [r for r in records if "time/eval_s" in r]
-    for tag in [t for t in scored[0] if t.endswith("/avg@k")] if scored else []:
-        path = " -> ".join(f"{r[tag]:.2f}" for r in scored)
+    # Of all of them: a resumed run may evaluate on other sets than before.
+    for tag in dict.fromkeys(t for r in scored for t in r if t.endswith("/avg@k")):
+        path = " -> ".join("-" if r.get(tag) is None else f"{r[tag]:.2f}" for r in scored)
         lines.append(f"  {tag:32s} {path}")
     if alarmed := [r["step"] for r in records if r.get("alarms")]:
         lines.append(f"  alarms in {len(alarmed)} steps, the last in step {alarmed[-1]}")
-    lines.append(f"  curves: tensorboard --logdir {name}/tensorboard (or metrics.jsonl)")
+    there = importlib.util.find_spec("tensorboard")
+    how = "or metrics.jsonl" if there else "pip install tensorboard; or metrics.jsonl"
+    lines.append(f"  curves: tensorboard --logdir {name}/tensorboard ({how})")
     lines.append(f"  samples: {name}/rollouts, checkpoints: {name}/checkpoints")
     return "\n".join(lines)
 
 
-def memory_lines(config, machine: build.Machine) -> list[str]:
+def memory_line(config, machine: build.Machine) -> str:
     """What sampling and an update take of a device. Compiles them; the run finds them ready."""
     programs = build.calls(config, machine)
-    decode = f"decode_{build.training_draw(config).mode}"
-    return [
-        topology.memory_line(label, call.program.lower(*call.arguments).compile())
-        for label, name in (("prefill", "prefill"), ("decode", decode), ("update", "update"))
-        for call in [programs[name]]
-    ]
+    wanted = {
+        "prefill": programs["prefill"],
+        "decode": programs[f"decode_{build.training_draw(config).mode}"],
+        "update": programs["update"],
+    }
+    lowered = {label: call.program.lower(*call.arguments) for label, call in wanted.items()}
+    return topology.memory_line({label: program.compile() for label, program in lowered.items()})
 
 
 def describe(config, machine: build.Machine) -> str:

@@ -4,11 +4,12 @@ reports, and the files that keep the samples."""
 import collections
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from dapo_jax.data import files
 from dapo_jax.data.problems import Encoded
 
 RESAMPLES = 10_000  # of the bootstrap: two runs' interval ends then differ by about 1% of its width
@@ -235,14 +236,15 @@ def finished(folder: pathlib.Path) -> dict[str, list[dict]]:
     """Problem id -> its rows in sample order, from all whole batches."""
     by_problem = collections.defaultdict(list)
     for path in sorted(folder.glob("batch_*.jsonl")):
-        with path.open(encoding="utf-8") as file:
-            for row in map(json.loads, file):
-                by_problem[row["problem"]].append(row)
+        for number, row in files.json_lines(path):
+            if row is None or "problem" not in row:
+                raise ValueError(
+                    f"{path}: line {number} is damaged; remove the file: the same command then"
+                    " samples its problems again"
+                )
+            by_problem[row["problem"]].append(row)
     return dict(by_problem)
 
 
-def write_lines(path: pathlib.Path, lines: Iterator[dict]) -> None:
-    draft = path.with_suffix(".tmp")
-    with draft.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in lines)
-    draft.replace(path)
+def write_lines(path: pathlib.Path, lines: Iterable[dict]) -> None:
+    files.write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in lines))

@@ -29,6 +29,7 @@ class Tag(NamedTuple):
 
 
 WHEN = {
+    "record": "every record",
     "step": "every rollout step",
     "drawn": "steps that drew responses",
     "trained": "steps with an update",
@@ -82,7 +83,7 @@ TAGS: dict[str, Tag] = {
     "optim/lr": Tag("1", "learning rate of the step", "warm-up, then constant", "as configured", "0 after warm-up: a mistake in the config", "paper section 4.1"),
     "optim/grad_norm": Tag("1", "global gradient norm before clipping", "mean over updates of ||g||", "steady", "grows tenfold: instability; nan: see optim/skipped", "code", "trained"),
     "optim/updates": Tag("updates", "gradient updates of the run so far", "count", "grows by optim.minibatches a step", "stands still: nothing to learn from", "paper section 4.1"),
-    "optim/skipped": Tag("updates", "updates of the step left out for a gradient that is not finite", "count", "0", "above 0 in a row: lower optim.lr", "code"),
+    "optim/skipped": Tag("updates", "updates of the step left out because a gradient or its result is not finite", "count", "0", "above 0 in a row: lower optim.lr", "code"),
     # --- cost -----------------------------------------------------------------------------------
     "spent/tokens": Tag("tokens", "response tokens drawn since the start, the rejected ones included", "sum", "grows steadily", "leaps a step: many rounds", "code"),
     "spent/samples": Tag("responses", "responses drawn since the start", "sum", "grows steadily", "as above", "code"),
@@ -90,6 +91,7 @@ TAGS: dict[str, Tag] = {
     "time/update_s": Tag("s", "old log-probs and updates", "wall time", "steady", "grows: longer rows", "code"),
     "time/step_s": Tag("s", "the step without evaluation and saving", "time/rollout_s + time/update_s", "steady after the first steps, which compile", "leaps: a compilation, or a slow neighbour", "code"),
     "time/eval_s": Tag("s", "evaluation", "wall time", "steady", "large: lower eval.k or eval.max_problems", "code", "evaluation"),
+    "time/wall": Tag("s", "when the record was made", "seconds since 1970-01-01 UTC; the wall time of TensorBoard's points, also after a restart", "grows", "leaps: the run was away in between", "code", "record"),
     "perf/tokens_per_s": Tag("tokens/s", "response tokens drawn a second of the step, updates included", "tokens / time/step_s", "steady", "falls: see time/*", "code"),
     "perf/slot_occupancy": Tag("share", "decoding slots in use, over the chunks of the step", "mean", "above 0.7", "low: a few long responses keep all waiting; fewer slots", "rollout/engine.py"),
     "perf/cache_peak": Tag("share", "most of the cache that was in use", "max(pages used / pages)", "below 1", "1: see sampling/evicted", "rollout/engine.py"),

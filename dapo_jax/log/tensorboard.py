@@ -32,11 +32,14 @@ class Board:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         self._c, self._described, self._hparams = config, set(), False
+        self._wall: dict[int, float] = {}  # step -> when it was recorded, seconds since 1970
         self._flushed = float("-inf")
         self._writer = EventsWriter(str(folder / "events"))
 
     def record(self, record: dict) -> None:
-        """A line of metrics.jsonl, as one event."""
+        """A line of metrics.jsonl, as one event of its time."""
+        if isinstance(wall := record.get("time/wall"), int | float):
+            self._wall[record["step"]] = wall
         points = [p for tag, value in record.items() if (p := self._point(tag, value))]
         self._write(record["step"], points)
         scores = [t for t in record if t.startswith("eval/")]
@@ -53,7 +56,7 @@ class Board:
 
     def _point(self, tag: str, value) -> Summary.Value | None:
         """None where there is nothing to draw: null, no counts, what another program wrote."""
-        if tag == "step":
+        if tag in ("step", "time/wall"):  # of the event itself
             return None
         if isinstance(value, int | float):
             # summary.scalar takes five times as long, for arrays and a warning about NaN.
@@ -73,7 +76,8 @@ class Board:
         return point
 
     def _write(self, step: int, points: Sequence[Summary.Value]) -> None:
-        event = Event(step=step, wall_time=time.time(), summary=Summary(value=points))
+        wall = self._wall.get(step, time.time())  # records of older versions have none
+        event = Event(step=step, wall_time=wall, summary=Summary(value=points))
         self._writer.write_event(event)
 
     def flush(self) -> None:
@@ -102,7 +106,7 @@ def _histogram(tag: str, counts: list[int], edges: np.ndarray):
 
 
 def _card(row: dict) -> str:
-    """A row of rollouts/ as Markdown. Rows of older versions have fewer fields."""
+    """A row of rollouts/ as Markdown; without what the row lacks or has of another type."""
     verdict = "right" if row.get("correct") else "wrong"
     if row.get("truncated"):
         verdict += ", truncated"
@@ -110,17 +114,17 @@ def _card(row: dict) -> str:
         f"{name} {row[field]:{form}}"
         for name, field, form in (
             ("reward", "reward", "+.2f"),
-            ("tokens", "tokens", "d"),
+            ("tokens", "tokens", ".0f"),
             ("nats a token", "mean_entropy", ".3f"),
         )
-        if field in row
+        if isinstance(row.get(field), int | float)
     )
-    text = row.get("response", "")
+    text = str(row.get("response", ""))
     if (cut := len(text) - _SHOWN) > 0:
         text = f"{text[: _SHOWN // 2]}\n[{cut:,} characters]\n{text[-_SHOWN // 2 :]}"
     return (
         f"**{verdict}**, {numbers}; answer {row.get('answer')}, found {row.get('extracted')}"
-        f"\n\n{_quoted(row.get('prompt', ''))}\n\n{_quoted(text)}"
+        f"\n\n{_quoted(str(row.get('prompt', '')))}\n\n{_quoted(text)}"
     )
 
 

@@ -58,7 +58,8 @@ class Trackers:
         ids[key], self._open[name] = connect(project, ids.get(key), fields, self._workdir)
 
     def record(self, step: int, values: dict) -> None:
-        numbers = {t: v for t, v in values.items() if isinstance(v, int | float) and t != "step"}
+        own = ("step", "time/wall")  # services have both, with clocks of their own
+        numbers = {t: v for t, v in values.items() if isinstance(v, int | float) and t not in own}
         for name, tracker in self._open.items():
             self._guarded(name, functools.partial(tracker.log, step, numbers))
 

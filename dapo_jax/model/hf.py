@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from tqdm import tqdm
 
 from dapo_jax import parallel
+from dapo_jax.log import bars
 from dapo_jax.model import qwen2
 from dapo_jax.model.hf_format import (
     DTYPES,
@@ -114,12 +115,12 @@ def load_params(
     path, dtype = Path(path), jnp.dtype(dtype)
     headers = read_headers(path, shape)
     params = {}
-    with tqdm(
+    with bars.bar(
         total=sum(h.nbytes for h in headers.values()),
         desc=f"loading {path.name}",
         unit="B",
         unit_scale=True,
-        disable=jax.process_index() > 0,
+        show=jax.process_index() == 0,
     ) as bar:
         # Largest first: a tensor's passing copies then exist while little else does.
         for w in sorted(weights(shape), key=lambda w: -w.size):
@@ -238,7 +239,7 @@ def save(
         if len(files) > 1:
             (partial / INDEX).write_bytes(_index(files, jnp.dtype(dtype).itemsize))
     total = sum(len(tensors) for tensors in files.values())
-    with tqdm(total=total, desc=f"writing {path.name}", unit="tensor", disable=not writes) as bar:
+    with bars.bar(total=total, desc=f"writing {path.name}", unit="tensor", show=writes) as bar:
         for file, tensors in files.items():
             values = (_fetch(flat[w.keys], i, w, dtype, bar) for w, i in tensors)
             if writes:

@@ -2,10 +2,12 @@
 
 A slice is named as Google Cloud does (v5p-256, v6e-256, v5litepod-256, two of them: 2xv5p-256) or
 by the sides of its torus in chips (v5p:4x4x8, v6e:16x16). Cloud counts cores for v4 and v5p, two a
-chip, and chips for v5e and v6e.
+chip, and chips for v5e and v6e. Which there are is said in slices.txt, which the scripts in launch/
+read too.
 """
 
 import math
+import pathlib
 import re
 from typing import NamedTuple
 
@@ -28,12 +30,28 @@ CHIPS = {
     "v5p": Chip(int(HBM_LIMIT_GIB["TPU v5"] * GIB), 459e12, 2765e9),
     "v6e": Chip(int(HBM_LIMIT_GIB["TPU v6 lite"] * GIB), 918e12, 1640e9),
 }
-_CLOUD = {"v4": ("v4", 2), "v5p": ("v5p", 2), "v5litepod": ("v5e", 1), "v5e": ("v5e", 1)}
-_CLOUD["v6e"] = ("v6e", 1)
-_SIDES = {
-    3: "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x4x12 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16 16x16x16",
-    2: "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16",
-}
+
+
+class Family(NamedTuple):
+    """What Cloud rents with chips of one kind: a line of slices.txt."""
+
+    cloud: str  # 'v5litepod'
+    size: int  # what a name counts: so many of a chip
+    one_host: int  # the most chips that one host drives; larger slices have 4 per host
+    shapes: tuple[tuple[int, ...], ...]  # sides in chips, by size
+
+
+def _read(text: str) -> dict[str, Family]:
+    families = {}
+    for line in text.replace("\\\n", " ").splitlines():
+        if line and not line.startswith("#"):
+            family, cloud, size, one_host, _, _, _, *shapes = line.split()
+            sides = tuple(tuple(map(int, shape.split("x"))) for shape in shapes)
+            families[family] = Family(cloud, int(size), int(one_host), sides)
+    return families
+
+
+FAMILIES = _read(pathlib.Path(__file__).with_name("slices.txt").read_text())
 
 
 class Pod(NamedTuple):
@@ -57,11 +75,16 @@ class Pod(NamedTuple):
         return f"{self.family}:{'x'.join(map(str, self.sides))}"
 
     @property
+    def hosts(self) -> int:
+        """Of one slice; a host is a TPU VM."""
+        chips = math.prod(self.sides)
+        return 1 if chips <= FAMILIES[self.family].one_host else chips // 4
+
+    @property
     def cloud(self) -> str:
         """'v5p-256'."""
-        torus = self.family in ("v4", "v5p")
-        name = {"v5e": "v5litepod"}.get(self.family, self.family)
-        one = f"{name}-{math.prod(self.sides) * (2 if torus else 1)}"
+        family = FAMILIES[self.family]
+        one = f"{family.cloud}-{math.prod(self.sides) * family.size}"
         return one if self.slices == 1 else f"{self.slices}x{one}"
 
 
@@ -70,29 +93,23 @@ def parse(name: str) -> Pod:
     if match := re.fullmatch(r"(?:(\d+)x)?(\w+):(\d+(?:x\d+){1,2})", name):
         slices, family, sides = match.groups()
         pod = Pod(family, tuple(map(int, sides.split("x"))), int(slices or 1))
-        if family in CHIPS and len(pod.sides) == _dimensions(family) and pod.chips:
+        known = FAMILIES.get(family)
+        if known and len(pod.sides) == len(known.shapes[0]) and pod.chips:
             return pod
-    elif (match := re.fullmatch(r"(?:(\d+)x)?(\w+)-(\d+)", name)) and match[2] in _CLOUD:
-        (family, cores), slices = _CLOUD[match[2]], int(match[1] or 1)
-        for sides in _all_sides(family):
-            if math.prod(sides) * cores == int(match[3]) and slices:
-                return Pod(family, sides, slices)
+    elif match := re.fullmatch(r"(?:(\d+)x)?(\w+)-(\d+)", name):
+        slices, size = int(match[1] or 1), int(match[3])
+        for family, known in FAMILIES.items():
+            for sides in known.shapes if match[2] in (family, known.cloud) and slices else ():
+                if math.prod(sides) * known.size == size:
+                    return Pod(family, sides, slices)
     raise ValueError(
         f"{name!r}: no TPU slice is called that; write v5p-256, v6e-256, v5litepod-256, 2xv5p-256,"
-        f" or family:chips as v5p:4x4x8 or v6e:16x16 (families: {', '.join(CHIPS)})"
+        f" or family:chips as v5p:4x4x8 or v6e:16x16 (families: {', '.join(FAMILIES)})"
     )
 
 
-def _dimensions(family: str) -> int:
-    return 3 if family in ("v4", "v5p") else 2
-
-
-def _all_sides(family: str) -> list[tuple[int, ...]]:
-    return [tuple(map(int, s.split("x"))) for s in _SIDES[_dimensions(family)].split()]
-
-
 def larger(pod: Pod) -> list[Pod]:
-    """The slices of the same family with more chips, by size."""
-    return [
-        Pod(pod.family, s) for s in _all_sides(pod.family) if math.prod(s) > math.prod(pod.sides)
-    ]
+    """The slices of the same family with more chips, by size; only powers of two, because other
+    numbers hardly divide a batch and a model."""
+    more = (s for s in FAMILIES[pod.family].shapes if math.prod(s) > math.prod(pod.sides))
+    return [Pod(pod.family, s) for s in more if math.prod(s).bit_count() == 1]

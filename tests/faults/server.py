@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import sys
 import time
 
@@ -45,6 +46,7 @@ def child(request: dict):
         os.dup2(here, there)
     flag = f"--xla_force_host_platform_device_count={request.get('devices', 1)}"
     os.environ["XLA_FLAGS"] = flag
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be in a background
     hooks = train.QUIET
     if "marks" in request:
         hooks = marked(os.open(request["marks"], os.O_WRONLY))
@@ -114,8 +116,8 @@ def clock_jumps(hooks: train.Hooks) -> train.Hooks:
     return hooks._replace(phase=phase)
 
 
-def full_disk(hooks: train.Hooks) -> train.Hooks:
-    """From step 3 to step 6 a file takes all the room that is left beside the run."""
+def full_disk(hooks: train.Hooks, until: int = 6) -> train.Hooks:
+    """From step 3 to step `until` a file takes all the room that is left beside the run."""
     filler = None
 
     def step(state, record) -> None:
@@ -130,10 +132,14 @@ def full_disk(hooks: train.Hooks) -> train.Hooks:
                         pass
                 except OSError:
                     pass
-        if state.counters.step == 6:
+        if state.counters.step == until:
             filler.unlink()
 
     return hooks._replace(step=step)
+
+
+def full_for_good(hooks: train.Hooks) -> train.Hooks:
+    return full_disk(hooks, until=10**9)
 
 
 def impatient(hooks: train.Hooks) -> train.Hooks:
@@ -142,7 +148,7 @@ def impatient(hooks: train.Hooks) -> train.Hooks:
     return hooks
 
 
-FAULTS = {f.__name__: f for f in (clock_jumps, full_disk, impatient)}
+FAULTS = {f.__name__: f for f in (clock_jumps, full_disk, full_for_good, impatient)}
 
 
 if __name__ == "__main__":

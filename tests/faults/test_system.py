@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 import subprocess
+import time
 
 import harness
 import pytest
@@ -42,6 +43,28 @@ def test_a_full_disk_costs_no_step_and_no_checkpoint(whole, server, tmp_path):
         assert "No space left" in said or "RESOURCE_EXHAUSTED" in said
         assert "metrics.jsonl: No space left on device; records wait in memory" in said
         harness.assert_same_run(whole, disk / "run")
+
+
+def test_a_disk_that_stays_full_is_told_in_lines(server, tmp_path):
+    """A warning a failed save at first, and no stack; on it, a start names what it cannot write."""
+    with mounted(tmp_path / "disk", "size=8m") as disk:
+        flags = ("--config.checkpoint.every=1", "--config.steps=24")
+        said = server.run(disk / "run", *flags, faults=["full_for_good", "impatient"], code=1)
+        assert (
+            "Traceback" not in said and "Event loop" not in said and "never retrieved" not in said
+        )
+        assert f"(failure 1 in a row): {disk}/run/checkpoints: " in said
+        told = [line for line in said.splitlines() if "a checkpoint could not be saved" in line]
+        assert len(told) == 5  # of the failures 1, 2, 4, 8, 16
+        assert len(said.splitlines()) < 150
+        (error,) = (line for line in said.splitlines() if "error: " in line)
+        assert "; the newest checkpoint is of step 2; make room" in error
+        said = server.run(disk / "run", *flags, code=1).splitlines()
+        assert (
+            said[-1].startswith("error: ") and f"No space left on device: '{disk}/run/" in said[-1]
+        )
+        (disk / "run" / "filler").unlink()
+        assert harness.step_resumed_from(server.run(disk / "run", *flags)) == 2
 
 
 def test_killed_while_the_disk_is_full(whole, server, tmp_path):
@@ -121,6 +144,47 @@ def params(content: dict) -> dict:
 
 def evaluated(workdir, step) -> str:
     return (workdir / "eval" / f"step_{step:06d}.jsonl").read_text()
+
+
+def test_ctrl_c_saves_and_a_second_one_ends_at_once(whole, server, tmp_path):
+    run = server.start(tmp_path / "run")
+    assert run.wait_for("rollout", 5)
+    run.kill(signal.SIGINT)
+    assert run.wait() == 0
+    step = harness.newest(tmp_path / "run")
+    assert step >= 4 and f"terminated after step {step}, saved; the same" in run.said()
+    endless = "--config.steps=1000000"
+    run = server.start(tmp_path / "run", endless, "--config.checkpoint.every=0")
+    assert run.wait_for("rollout", 2)
+    run.kill(signal.SIGINT)
+    while "interrupt: " not in run.said():  # two at once may count as one
+        time.sleep(0.001)
+    run.kill(signal.SIGINT)
+    assert run.wait() in (0, 130)  # the step may have been over before
+    assert "Traceback" not in run.said()
+    shutil.rmtree(tmp_path / "run")
+    run = server.start(tmp_path / "run")
+    assert run.wait_for("start-up")
+    run.kill(signal.SIGINT)
+    assert run.wait() == 130 and run.said().splitlines()[-1] == "interrupted"
+    assert "Traceback" not in run.said()
+    server.run(tmp_path / "run")
+    harness.assert_same_run(whole, tmp_path / "run")
+
+
+def test_a_second_run_on_the_same_checkpoints(server, tmp_path):
+    """Refused while the first is alive; then it goes on from them, and says that it does."""
+    elsewhere = f"--config.checkpoint.directory={tmp_path / 'elsewhere'}"
+    first = server.start(tmp_path / "1", elsewhere, "--config.steps=1000000")
+    assert first.wait_for("commit", 2)
+    said = server.run(tmp_path / "2", elsewhere, code=1)
+    assert said.startswith(f"error: {elsewhere[2:]}: another run is at work in it (process ")
+    assert f"(process {first.pid} on " in said and said.count("\n") == 1
+    first.kill(signal.SIGTERM)
+    assert first.wait() == 0
+    said = server.run(tmp_path / "2", elsewhere)
+    step = harness.step_resumed_from(said)
+    assert f"warning: {tmp_path}/2/metrics.jsonl: has no record of step {step}, from whose" in said
 
 
 def test_a_second_run_is_refused_until_the_first_is_dead(server, tmp_path):

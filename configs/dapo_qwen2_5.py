@@ -1,0 +1,43 @@
+"""DAPO with the paper's numbers on Qwen2.5 (base) of 0.5B to 32B, DAPO-Math-17k and AIME 2024.
+
+    launch/tpu_vm.sh run --name=dapo --zone=ZONE --type=v5p-256 --spot \\
+        --prepare='gcloud storage cp gs://BUCKET/data/*.parquet dapo_jax/' \\
+        -- --config=configs/dapo_qwen2_5.py:32B --workdir=gs://BUCKET/dapo_32b
+
+512 x 16 responses of at most 20,480 tokens and 16 updates per rollout step; AdamW 1e-6, warm-up 20
+rollout steps, clip .2/.28, overlong buffer 4,096: `config.paper`. `:32B,verl` is the released
+script's reading, where verl differs: warm-up over 10 rollout steps of which the first has learning
+rate 0, weight decay 0.1, dual clip 10, and a mean over chunks of 32 responses of token means:
+`config.verl`.
+
+Each size names its slice (fsdp x tensor). By the arithmetic of `python -m dapo_jax.plan`, the same
+with `verl`: decimal GB of each chip, responses in flight at 5,120 tokens and at full length, and
+LOWER bounds of a step's seconds at the former. Last, what `plan --compile` says (2026-11-21, jax
+0.10.2, libtpu 0.0.42.1, default optimization level; nothing run): GB while sampling and updating.
+
+    size  slice    mesh    GB    limit  in flight      decode  old    update  compiled
+    0.5B  v6e-8    4 x 2   22    33.5   1,024    256   > 234   > 7.3  > 29    19.2  22.3
+    1.5B  v6e-16   8 x 2   26    33.5   1,024    512   > 168   > 11   > 43    23.7  26.0
+    7B    v6e-64   16 x 4  27    33.5   2,048  1,024   > 109   > 11   > 46    26.1  26.8
+    32B   v5p-256  16 x 8  59    102.8  2,048  1,024   > 147   > 51   > 202   59.0  57.1
+
+Expected: nothing has been measured here. For 32B the paper reports 50 on AIME 2024 (avg@32) from
+about 320 rollout steps; the authors' released code 52, and 50 without Dynamic Sampling. verl's
+example for 7B starts from Qwen2.5-Math-7B with 8,192 tokens and without Dynamic Sampling, and
+reports 36. A 0.5B base model almost never solves an AIME problem; its run may stop with "nothing to
+learn" (exit code 0, checkpoint saved).
+
+The configs dapo_qwen2_5_<size>.py and dapo_qwen2_5_<size>_verl.py are these by their old names.
+"""
+
+from dapo_jax import config, presets
+
+
+def get_config(argument: str = "32B"):
+    size, _, reading = argument.partition(",")
+    if size not in presets.PLACES:
+        raise ValueError(f"no size {size!r} of Qwen2.5; there are {', '.join(presets.PLACES)}")
+    if reading not in ("", "verl"):
+        raise ValueError(f"no reading {reading!r}; there is SIZE (the paper's) and SIZE,verl")
+    c = presets.dapo_math(size)
+    return config.verl(c) if reading else c

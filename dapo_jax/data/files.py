@@ -1,0 +1,36 @@
+"""Small files: written whole or not at all, and read line by line, whatever has become of them."""
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    """A reader sees the old file or the new one, never a part. OSError: with the path."""
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:  # of a full disk it would name no file
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    write(path, json.dumps(value, indent=2) + "\n")
+
+
+def json_lines(path: pathlib.Path) -> Iterator[tuple[int, dict | None]]:
+    """(number from 1, its JSON object or None where it holds none) of each line that is not empty.
+    A last line that was cut off while it was written is left out."""
+    *lines, last = path.read_bytes().split(b"\n")
+    for number, line in enumerate([*lines, last], 1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                value = None
+            if isinstance(value, dict):
+                yield number, value
+            elif number <= len(lines):
+                yield number, None

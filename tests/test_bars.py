@@ -1,0 +1,40 @@
+"""A bar on a terminal, lines in a log."""
+
+import io
+import time
+
+import pytest
+
+from dapo_jax.log import bars
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def drawn(monkeypatch, file, every_s, **options) -> str:
+    monkeypatch.setattr(bars.sys, "stderr", file)
+    monkeypatch.setattr(bars, "_EVERY_S", every_s)
+    with bars.bar(total=5, desc="loading", **options) as bar:
+        for _ in range(5):
+            time.sleep(0.002)
+            bar.update()
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("leave", [True, False])
+def test_lines_in_a_log(monkeypatch, leave):
+    said = drawn(monkeypatch, io.StringIO(), 0.001, leave=leave, dynamic_ncols=True)
+    assert "\r" not in said and len(said.splitlines()) >= 4
+    assert all(line.startswith("loading: ") and "/5 [" in line for line in said.splitlines())
+
+
+def test_nothing_in_a_log_of_what_is_quick(monkeypatch):
+    assert drawn(monkeypatch, io.StringIO(), 30.0) == ""
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    said = drawn(monkeypatch, Terminal(), 30.0, mininterval=0)
+    assert "\rloading: " in said and "5/5" in said
+    assert drawn(monkeypatch, io.StringIO(), 0.0, show=False) == ""
