@@ -253,7 +253,7 @@ def train(config, where: str | pathlib.Path, allow_config_change: bool = False) 
     """Run up to `c.steps` in the workdir `where`; False where SIGTERM cut it off.
     Raises ConfigError, ValueError or OSError for bad input, before anything compiles."""
     processes.agree(processes.identity(config, str(where)))
-    validation.validate(config, len(jax.devices()))
+    validation.validate(config, len(jax.devices()), files=True)
     say = tqdm.write if parallel.first() else lambda _: None
     for warning in validation.warnings(config):
         say(f"warning: {warning}")
