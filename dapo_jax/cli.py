@@ -204,7 +204,7 @@ def load(path: str) -> schema.Config:
         lost = [f"config.{name}: missing" for name in schema.SCHEMA if name not in fields]
         if lost or not fields.keys() <= schema.SCHEMA.keys():
             strange = [schema.unknown(name) for name in fields if name not in schema.SCHEMA]
-            raise schema.ConfigError("; ".join([*strange, *lost][:3]))
+            raise ValueError("; ".join([*strange, *lost][:3]))
         return config.lock()
     except KeyboardInterrupt:
         raise
@@ -216,7 +216,8 @@ def _blame(file: str, error: BaseException) -> str:
     """'FILE line N: what is wrong'."""
     frames = traceback.extract_tb(error.__traceback__)
     package = os.path.dirname(os.path.abspath(__file__))
-    if isinstance(error, ValueError) and frames[-1].filename.startswith(package):
+    by = frames[-1].filename
+    if isinstance(error, ValueError) and by.startswith(package) and by != __file__:
         return str(error)  # of a preset, which says itself what is wrong
     lines = [f.lineno for f in frames if f.filename == file]
     if isinstance(error, SyntaxError) and error.filename == file:
