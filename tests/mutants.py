@@ -82,7 +82,7 @@ MUTANTS = [Mutant(*fields) for fields in (
     # --- Algorithm 1 ---
     ("algorithm.py", "float(advantage_NxG[n, g])", "-float(advantage_NxG[n, g])", "test_learning.py::test_a_few_steps_raise_accuracy"),
     ("algorithm.py", "default_rng([config.seed, step])", "default_rng([config.seed])", "test_replay.py::test_updates_are_those_of_the_equations"),
-    ("algorithm.py", "position=batch.next_position,", "position=counters.position,", "test_train.py::test_two_steps_on_real_rows"),
+    ("algorithm.py", "position=batch.next_position,", "position=counters.position,", "test_train.py::test_every_step_goes_on_in_the_stream"),
     ("algorithm.py", "tokens_NxG = np.where(trained_NxG, length_NxG, 0)", "tokens_NxG = length_NxG", "test_train.py::test_the_three_readings_of_overlong_filtering"),
     ("algorithm.py", 'if config.loss.old_logprobs == "recompute":', 'if config.loss.old_logprobs == "reuse":', "test_replay.py::test_updates_are_those_of_the_equations"),
     # --- the sampler ---
