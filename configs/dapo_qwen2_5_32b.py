@@ -8,8 +8,9 @@
 rollout steps, clip .2/.28, overlong buffer 4,096: `config.paper`.
 
 Pod: v5p-256, fsdp 16 x tensor 8. By the arithmetic of `python -m dapo_jax.plan --topology=v5p-256`:
-59 GB of 102.8 a chip; 2,048 responses of 5,120 tokens in flight, or 1,024 of full length; LOWER
-bounds of a step at the former: decode > 147 s, old log-probs > 51 s, update > 202 s.
+59 GB of 102.8 a chip; 2,048 responses of 5,120 tokens in flight, or 1,024 of full length. A step
+with a mean response of 5,000: 64 minutes, 53 to 80, by constants of which none was measured on a
+TPU; a run of 320 steps 14 days.
 Compiled by `plan --compile` (2026-11-21, jax 0.10.2, libtpu 0.0.42.1, default optimization level;
 nothing run): 59.0 GB of 102.8 a chip while sampling, 57.1 while updating.
 Expected: nothing has been measured here. The paper reports 50 on AIME 2024 (avg@32) from about 320

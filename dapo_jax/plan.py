@@ -10,7 +10,8 @@ LOWER bounds of the times: what the published peaks of the chip would allow, whi
 reaches. Bytes of parameters, optimizer and cache are exact; those of activations are an estimate of
 what XLA keeps. `--compile` compiles the run's own programs for the pod and says what XLA keeps
 (pods/compile.py; minutes for a large model, JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and
-assigns nearly the same memory).
+assigns nearly the same memory). `--kernels` counts the instructions that libtpu makes of the decode
+kernels, for constants.py (pods/kernels.py; seconds).
 """
 
 import json
@@ -25,7 +26,15 @@ from absl import flags
 
 from dapo_jax import cli, schema, validation
 from dapo_jax.model import hf, paged, qwen2
-from dapo_jax.pods import compile as plan_compile, constants, cost, simulate, slices as pods
+from dapo_jax.pods import (
+    compile as plan_compile,
+    constants,
+    cost,
+    kernels,
+    simulate,
+    slices as pods,
+    topology,
+)
 from dapo_jax.pods.simulate import Traffic
 
 GB = 1e9
@@ -448,6 +457,26 @@ def expected(
     }
 
 
+def counted(config, pod: pods.Pod) -> dict[str, Any]:
+    """The bundles of the sampler's kernels, counted. ValueError: the compiler refuses."""
+    shape = network(config)
+    s = scene(config, shape, sizes := validation.resolve_mesh(config, pod.chips), pod)
+    heads = parts("heads", config.sharding.decode, sizes)
+    part = kernels.Attention(
+        s.sizes.slots // s.sizes.shards, shape.num_heads // heads, s.kv_heads, shape.head_dim,
+        config.model.dtype,
+    )  # fmt: skip
+    loops = kernels.measure(pod, part, cache(config, shape, sizes))
+    turns = kernels.turns(loops)
+    block = cost.DESIGN.block_pages * s.sizes.page_tokens * s.key_bytes
+    return {
+        "versions": topology.versions(),
+        "turns": turns,
+        "loops": {name: [x._asdict() for x in found] for name, found in loops.items()},
+        "text": kernels.report(pod, turns, block, constants.values()),
+    }
+
+
 def plan(
     config,
     pod: pods.Pod,
@@ -591,6 +620,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("eval_problems", 30, "Assumed problems of an evaluation set.", 0)
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
+    flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the sampler's kernels as well.")
     flags.DEFINE_string("json", "", "File for all of it; '-' = print JSON instead.")
     flags.mark_flag_as_required("topology")
 
@@ -609,6 +639,10 @@ def main() -> int:
     result, text = plan(config, pod, traffic, given.room, money), given.json != "-"
     if text:
         print("\n".join(report(result)), flush=True)
+    if given.kernels and plan_compile.available() and not result["mistakes"]:
+        result["kernels"] = counted(config, pod)
+        if text:
+            print("\n".join(result["kernels"]["text"]), flush=True)
     if given.compile and plan_compile.available():
         result["compiled"] = plan_compile.check(
             None if result["mistakes"] else config,
@@ -619,7 +653,7 @@ def main() -> int:
         )
         if text:
             print("\n".join(plan_compile.report(result["compiled"])))
-    elif given.compile:
+    elif given.compile or (given.kernels and not plan_compile.available()):
         print(plan_compile.NO_COMPILER, file=sys.stderr)
     if given.json:
         whole = json.dumps(result, indent=2, default=float) + "\n"

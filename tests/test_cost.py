@@ -112,7 +112,10 @@ def test_a_block_of_keys_by_hand():
     assert cost.block_seconds(s, k, deep) == pytest.approx(1525 / 1.75e9 / 2)
     share = one._replace(hbm_share=0.8)
     assert cost.block_seconds(s, k, share) == pytest.approx(moved / 0.8)
-    assert cost.bundles("v5e", 4, k) == k["bundles.v5p.4"]
+    assert cost.bundles("v5e", 4, k) == k["bundles.v5e.4"]
+    grown = k["bundles.v5p.16"] / k["bundles.v5p.4"]  # v5e was counted at 4 pages only
+    assert cost.bundles("v5e", 16, k) == pytest.approx(grown * k["bundles.v5e.4"])
+    assert k["bundles.v6e.4"] < cost.bundles("v6e", 8, k) < k["bundles.v6e.16"]
 
 
 def test_blocks_of_the_fullest_shard():

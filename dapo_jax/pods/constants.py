@@ -74,7 +74,7 @@ CONSTANTS: dict[str, Constant] = {
 
     # --- blocks of keys: bundles, at least a cycle each ---------------------------------------------------
     **{f"bundles.{chip}.{pages}": _exact(n, "bundles", _LLO) for chip, pages, n in
-       [("v5p", 4, 548), ("v5p", 8, 933), ("v5p", 16, 1525), ("v6e", 4, 502), ("v6e", 16, 1347)]},
+       [("v4", 4, 581), ("v5e", 4, 512), ("v5p", 4, 548), ("v5p", 8, 933), ("v5p", 16, 1525), ("v6e", 4, 502), ("v6e", 16, 1347)]},
 }
 # fmt: on
 

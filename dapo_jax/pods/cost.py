@@ -261,12 +261,13 @@ def block_seconds(scene: Scene, k: Values, design: Design) -> float:
 
 
 def bundles(family: str, pages: int, k: Values) -> float:
-    """Of a turn. A size or chip that nobody counted is read off those that are: v5e and v4 have the
-    matrix units of v5p."""
-    counted = {int(n.split(".")[2]): k[n] for n in k if n.startswith(f"bundles.{family}.")}
-    if not counted:
-        counted = {int(n.split(".")[2]): k[n] for n in k if n.startswith("bundles.v5p.")}
-    return float(np.interp(pages, sorted(counted), [counted[n] for n in sorted(counted)]))
+    """Of a turn. Between sizes that were counted what lies between; beyond them as on v5p, of which
+    most sizes were."""
+    of = lambda chip: {int(n.split(".")[2]): k[n] for n in k if n.startswith(f"bundles.{chip}.")}
+    line = lambda x, at: float(np.interp(x, sorted(at), [at[n] for n in sorted(at)]))
+    counted, v5p = of(family), of("v5p")
+    near = min(max(pages, min(counted)), max(counted))
+    return line(near, counted) * line(pages, v5p) / line(near, v5p)
 
 
 def prefill_call(scene: Scene, k: Values) -> float:
