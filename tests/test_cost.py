@@ -175,10 +175,15 @@ def quick(c, s, traffic=TRAFFIC, **more):
     return cost.work(c, traffic, s, **more)
 
 
-@pytest.mark.parametrize("pod", ["v5p-256", "v6e-256"])
-def test_low_and_high_enclose_the_step_and_lie_within_1_6(pod):
-    more = dict(mesh__fsdp=32, optim__micro_batch_rows=32, rollout__cache_fraction=0.43)
-    c, s = shipped(pod=pod, **(more if pod == "v6e-256" else {}))
+V6E = dict(mesh__fsdp=32, optim__micro_batch_rows=32, rollout__cache_fraction=0.43)
+
+
+@pytest.mark.parametrize(
+    ("size", "pod", "more"),
+    [("32B", "v5p-256", {}), ("32B", "v6e-256", V6E), ("0.5B", "v6e-8", {})],
+)
+def test_low_and_high_enclose_the_step_and_lie_within_1_6(size, pod, more):
+    c, s = shipped(size, pod, **more)
     price = cost.pricer(c, quick(c, s), s)
     step, got = price(constants.values()).step, cost.spread(price)
     assert got.low < step < got.high <= 1.6 * got.low

@@ -44,7 +44,7 @@ CONSTANTS: dict[str, Constant] = {
     # --- one token of all slots --------------------------------------------------------------------
     "weights_hbm": Constant(0.80, 0.90, 0.70, "of HBM", "assumed: weights of a product, as they are read"),
     "decode_mxu": Constant(0.65, 0.75, 0.55, "of peak", "assumed: those products where rows are many"),
-    "dma_latency": Constant(0.50 * US, 0.35 * US, 0.75 * US, "s", "assumed: from asking for a block of keys to its first byte"),
+    "dma_latency": Constant(0.50 * US, 0.38 * US, 0.75 * US, "s", "assumed: from asking for a block of keys to its first byte"),
     "small_ops": Constant(50 * US, 25 * US, 64 * US, "s a layer", "assumed; counted: 64 in ~30 fusions (RoPE, casts, layouts, page numbers)"),
     "scatter": Constant(20 * US, 10.1 * US, 30 * US, "s a layer, 128 rows", "counted: 10.1 in bundles of two scatters; waits for DMA assumed"),
     "reduce_latency": Constant(6 * US, 2 * US, 10 * US, "s", "assumed: one all-reduce over `tensor`, beside its bytes"),
