@@ -111,12 +111,12 @@ def compile_and_dump(spec: dict, folder: str) -> None:
     pool = array(K, POOL_PAGES, PAGE, DIM)
     number = lambda *size: array(*size, dtype=jnp.int32)
 
-    def our_kernel(keys, values, q, new, length, table):
-        work = paged_kernel.work(length, table, device.num_cores)
-        return paged_kernel.attend(q, *new, keys, values, jnp.int32(0), work, DIM**-0.5)
+    def our_kernel(keys, values, q, new, turn, length, table):
+        work = paged_kernel.work(length, table, turn, device.num_cores)
+        return paged_kernel.attend(q, *new, keys, values, jnp.int32(0), work, DIM)
 
-    def jax_kernel(keys, values, q, new, length, table):
-        del new
+    def jax_kernel(keys, values, q, new, turn, length, table):
+        del new, turn
         split = "batch" if spec["both_cores"] else None
         sizes = dict(pages_per_compute_block=spec["pages"], megacore_mode=split)
         return paged_attention(q, keys, values, length, table, **sizes)
@@ -124,7 +124,8 @@ def compile_and_dump(spec: dict, folder: str) -> None:
     call = jax_kernel if spec["pages"] else our_kernel
     donated = () if spec["pages"] else (0, 1)
     new = (array(S, K, DIM),) * 2
-    arguments = (pool, pool, array(S, H, DIM), new, number(S), number(S, ROW_PAGES))
+    turn = array(S, 3 * DIM, dtype=jnp.float32)
+    arguments = (pool, pool, array(S, H, DIM), new, turn, number(S), number(S, ROW_PAGES))
     jax.jit(call, donate_argnums=donated).lower(*arguments).compile()
 
 

@@ -12,6 +12,7 @@ from dapo_jax.model import paged, qwen2
 
 H, K, D = 6, 2, 16
 SHAPE = qwen2.Shape(32, 32, 32, 2, H, K, D, 1e4, 1e-6, True, scan_layers=False)
+STILL = jnp.ones((3, 1, 1, D // 2)), jnp.zeros((3, 1, 1, D // 2))  # no rotation
 
 
 def geometry(platform="cpu", shape=SHAPE, slots=4, row_tokens=32, page_tokens=8, fraction=1.0):
@@ -86,6 +87,8 @@ def kernel_attends(
     g = geometry("tpu", shape, slots=len(lengths), row_tokens=64, page_tokens=16)
     g = g._replace(cores=cores)
     assert (g.reader, g.row_pages, g.head_dim) == ("kernel", 4, 128)
+    angles = qwen2.rope_angles(jnp.asarray(lengths)[:, None] * 7, head_dim, 1e4)
+    inverse = angles[0], -angles[1]
     lengths = np.array(lengths, np.int32)
     pool, table, *kv = filled(g, lengths, shape)
     live = lengths > 0
@@ -94,6 +97,7 @@ def kernel_attends(
     pool, kv = (jax.tree.map(lambda x: jnp.asarray(x, dtype), x) for x in (pool, kv))
     last = np.maximum(lengths - 1, 0)
     new = [x[np.arange(len(lengths)), :, last][:, :, None] for x in kv]
+    new[0] = qwen2.rotate(new[0].astype("float32"), inverse)  # as the model hands it over
     before = [np.array(x) for x in pool]
     for s in np.flatnonzero(live):  # what the kernel must put there itself
         for x in before:
@@ -105,8 +109,10 @@ def kernel_attends(
     ):
         patch.setattr(paged.paged_kernel, "_BLOCK_TOKENS", block)
         before = tuple(map(jnp.asarray, before))
-        after, got = paged.decode_attend(g, rows)(0, (before,), q, *new)
-    np.testing.assert_array_equal(np.asarray(after[0]), np.asarray(jnp.stack(pool)))
+        after, got = paged.decode_attend(g, rows)(angles)(0, (before,), q, *new)
+    for x, y in zip(after[0], pool, strict=True):
+        np.testing.assert_allclose(*(np.asarray(z, np.float64) for z in (x, y)), rtol=0, atol=1e-6)
+    q = qwen2.rotate(q, angles)
     want = oracle(*(np.asarray(x, np.float64) for x in (q[:, :, 0], *kv)), lengths)
     return np.asarray(got[:, :, 0]), want
 
@@ -180,7 +186,7 @@ def test_tokens_are_written_to_their_pages_alone(platform, scan):
     q = jnp.zeros((3, H, 16, D))
     lengths = np.array([12, 0, 16], np.int32)
     prompts = paged.Prompts(np.zeros((3, 16), np.int32), table, lengths, np.int32(0))
-    pool, _ = paged.prefill_attend(g, prompts, 8, 16)(1, before, q, *new)
+    pool, _ = paged.prefill_attend(g, prompts, 8, 16)(STILL)(1, before, q, *new)
 
     def written(pool, row):
         return positions_of(g, pool, 1, table[row], 16)[..., :D]
@@ -196,7 +202,7 @@ def test_tokens_are_written_to_their_pages_alone(platform, scan):
     rows = paged.Rows(table, np.array([12, 3, 16], np.int32), np.array([True, True, False]))
     rows = jax.tree.map(jnp.asarray, rows)
     with pltpu.force_tpu_interpret_mode():
-        after, _ = paged.decode_attend(g, rows)(1, pool, q[:, :, :1], *one)
+        after, _ = paged.decode_attend(g, rows)(STILL)(1, pool, q[:, :, :1], *one)
     np.testing.assert_array_equal(written(after, 0)[:, :, 12], one[:, 0, :, 0])
     np.testing.assert_array_equal(written(after, 1)[:, :, 3], one[:, 1, :, 0])
     touched = [sum(np.asarray(x != 7).sum() for x in jax.tree.leaves(p)) for p in (pool, after)]

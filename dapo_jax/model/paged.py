@@ -174,49 +174,71 @@ def copy_pages(g: Geometry, pool: Pool, source_S, target_S) -> Pool:
 
 
 def decode_attend(g: Geometry, rows: Rows):
-    """attend(layer, pool, q, k, v) for one new token a row: writes its key and value and reads."""
-    axes = Rows(("batch", None), ("batch",), ("batch",))
-    plan = plan_axes = []  # the same in every layer
-    if g.reader == "pages":
-        plan_axes = _Plan(*[("batch",)] * 4)
-        make = functools.partial(_plan, page_tokens=g.page_tokens)
-        plan = parallel.local(make, (axes,), plan_axes)(rows)
-    elif g.reader == "kernel":
-        plan_axes = paged_kernel.Work(("batch", None), ("batch",), ("batch",), ("batch", None))
-        make = functools.partial(_kernel_work, g)
-        plan = parallel.local(make, (axes,), plan_axes)(rows)
+    """attend(angles)(layer, pool, q, k, v) for one new token a row: rotates q and k, writes the key
+    and value, and reads."""
+    axes, heads = Rows(("batch", None), ("batch",), ("batch",)), ("batch", "heads", None, None)
+    kv, angle = ("batch", "kv_heads", None, None), ("batch", None, None, None)
 
-    def local(layer, keys, values, q, k, v, rows, plan):
-        if g.reader == "kernel":
-            return _write_and_read(g, layer, keys, values, q, k, v, plan)
-        page_S = jnp.take_along_axis(
-            rows.table_SxR, (rows.position_S // g.page_tokens)[:, None], axis=1
-        )[:, 0]
-        place = layer * g.pages + page_S, rows.position_S % g.page_tokens, rows.active_S
-        keys, values = _store(g, keys, values, k.swapaxes(0, 1), v.swapaxes(0, 1), *place)
-        read = {"pages": _read_pages, "rows": _read_rows}[g.reader]
-        y = read(g, q[:, :, 0], keys, values, layer, rows, plan).astype(q.dtype)[:, :, None]
-        return _stacked(keys, g), _stacked(values, g), y
-
-    heads, kv = ("batch", "heads", None, None), ("batch", "kv_heads", None, None)
-    mapped = parallel.local(
-        local,
-        ((), g.pool_axes, g.pool_axes, heads, kv, kv, axes, plan_axes),
-        (g.pool_axes, g.pool_axes, heads),
-    )
-
-    def attend(layer, pool, q, k, v):
-        return _with_layer(
-            g, pool, layer, lambda *place: mapped(place[0], *place[1], q, k, v, rows, plan)
+    def attend(angles):
+        plan = plan_axes = []  # the same in every layer
+        if g.reader == "pages":
+            plan_axes = _Plan(*[("batch",)] * 4)
+            make = functools.partial(_plan, page_tokens=g.page_tokens)
+            plan = parallel.local(make, (axes,), plan_axes)(rows)
+        elif g.reader == "kernel":
+            plan_axes = paged_kernel.work_axes()
+            make = functools.partial(_kernel_plan, g)
+            plan = parallel.local(make, (axes, (angle, angle)), plan_axes)(rows, angles)
+        mapped = parallel.local(
+            functools.partial(_write_and_read if g.reader == "kernel" else _write_then_read, g),
+            ((), g.pool_axes, g.pool_axes, heads, kv, kv, axes, plan_axes),
+            (g.pool_axes, g.pool_axes, heads),
         )
+
+        def attend_layer(layer, pool, q, k, v):
+            if g.reader != "kernel":
+                q, k = qwen2.rotate(q, angles), qwen2.rotate(k, angles)
+            return _with_layer(
+                g, pool, layer, lambda *place: mapped(place[0], *place[1], q, k, v, rows, plan)
+            )
+
+        return attend_layer
 
     return attend
 
 
+def _write_then_read(g: Geometry, layer, keys, values, q, k, v, rows: Rows, plan):
+    """Of one device and layer, for XLA: (keys, values, [S, H, 1, d])."""
+    page_S = jnp.take_along_axis(
+        rows.table_SxR, (rows.position_S // g.page_tokens)[:, None], axis=1
+    )[:, 0]
+    place = layer * g.pages + page_S, rows.position_S % g.page_tokens, rows.active_S
+    keys, values = _store(g, keys, values, k.swapaxes(0, 1), v.swapaxes(0, 1), *place)
+    read = {"pages": _read_pages, "rows": _read_rows}[g.reader]
+    y = read(g, q[:, :, 0], keys, values, layer, rows, plan).astype(q.dtype)[:, :, None]
+    return _stacked(keys, g), _stacked(values, g), y
+
+
+def _write_and_read(g: Geometry, layer, keys, values, q, k, v, rows: Rows, plan):
+    """The same by the kernel, which also rotates q and k."""
+    pages = _flat(keys, g), _flat(values, g)
+    new = (_padded(x[:, :, 0], g) for x in (q, k, v))
+    keys, values, y = paged_kernel.attend(*new, *pages, layer * g.pages, plan, q.shape[-1])
+    return _stacked(keys, g), _stacked(values, g), y[:, :, None, : q.shape[-1]]
+
+
+def _kernel_plan(g: Geometry, rows: Rows, angles) -> paged_kernel.Work:
+    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
+    cos, sin = (x[:, 0, 0] for x in angles)
+    turn = paged_kernel.turn(cos, sin, g.head_dim)
+    return paged_kernel.work(length_S, rows.table_SxR, turn, g.cores)
+
+
 def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
-    """attend(layer, pool, q, k, v) for a chunk of prompt tokens: writes whole parts of pages, then
-    attends causally. `window` (static): tokens of the longest prompt; a prompt that fits into one
-    chunk needs no look at the pool. `chunk`: queries a step of attention."""
+    """attend(angles)(layer, pool, q, k, v) for a chunk of prompt tokens: rotates q and k, writes
+    whole parts of pages, then attends causally. `window` (static): tokens of the longest prompt; a
+    prompt that fits into one chunk needs no look at the pool. `chunk`: queries a step of attention.
+    """
     T = prompts.tokens_BxT.shape[1]
     part = math.gcd(T, g.page_tokens)  # tokens written together
     once = window <= T
@@ -251,13 +273,14 @@ def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
         (g.pool_axes, g.pool_axes, (kv, kv)),
     )
 
-    def attend(layer, pool, q, k, v):
+    def attend(angles, layer, pool, q, k, v):
+        q, k = qwen2.rotate(q, angles), qwen2.rotate(k, angles)
         pool, seen = _with_layer(
             g, pool, layer, lambda *place: mapped(place[0], *place[1], k, v, prompts)
         )
         return pool, attention.causal(q, *seen, 0 if once else prompts.start, chunk)
 
-    return attend
+    return lambda angles: functools.partial(attend, angles)
 
 
 def _with_layer(g: Geometry, pool: Pool, layer, act):
@@ -323,20 +346,6 @@ def _gather(pages_KxMxPxd, table_BxQ, transposed: bool = False):
     found = found.swapaxes(-1, -2) if transposed else found
     K, B, Q, P, d = found.shape
     return found.transpose(1, 0, 2, 3, 4).reshape(B, K, Q * P, d)
-
-
-def _kernel_work(g: Geometry, rows: Rows) -> paged_kernel.Work:
-    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
-    return paged_kernel.work(length_S, rows.table_SxR, g.cores)
-
-
-def _write_and_read(g: Geometry, layer, keys, values, q, k, v, work: paged_kernel.Work):
-    """The kernel in the place of `_store` and a reader: (keys, values, [S, H, 1, d])."""
-    pages = _flat(keys, g), _flat(values, g)
-    new = (_padded(x[:, :, 0], g) for x in (q, k, v))
-    scale = q.shape[-1] ** -0.5
-    keys, values, y = paged_kernel.attend(*new, *pages, layer * g.pages, work, scale)
-    return _stacked(keys, g), _stacked(values, g), y[:, :, None, : q.shape[-1]]
 
 
 # ------------------------------------------------------------------------------------------------

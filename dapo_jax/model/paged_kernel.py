@@ -1,5 +1,5 @@
-"""Attention of one new token a row over its pages, for TPU: a Pallas kernel that also stores the
-token's key and value.
+"""Attention of one new token a row over its pages, for TPU: a Pallas kernel that also rotates the
+token's queries and key and stores its key and value.
 
 What decoding costs is reading keys and values from HBM, so everything here serves that stream. A
 core works through a list of rows; of each row it copies blocks of several pages to VMEM, `_AHEAD`
@@ -28,6 +28,8 @@ from jax.experimental.pallas import tpu as pltpu
 _BLOCK_TOKENS = 1024  # read together: amortizes the latencies of a step of the softmax
 _AHEAD = 7  # blocks in flight: 3.5 MB of 128 dimensions in bfloat16, 2.1 us of v6e's stream
 _LEAVING = 4  # rows whose results are still on their way to HBM
+_VMEM = 16 << 20  # bytes, what a kernel may have unasked; buffers take a third
+_ROWS = 8  # that share a register in float32
 _TILE = 16  # tokens written back together: as many as share a register in bfloat16
 _MASKED = -1e30  # finite: exp2 of a difference to it is 0 and not NaN
 
@@ -39,9 +41,25 @@ class Work(NamedTuple):
     count_C: jax.Array  # int32
     length_S: jax.Array  # int32, tokens that a row sees, with the new one; 0 = idle, not listed
     table_SxR: jax.Array  # int32
+    turn_Sx3d: jax.Array  # float32, of `turn`
 
 
-def work(length_S: jax.Array, table_SxR: jax.Array, cores: int) -> Work:
+def work_axes() -> Work:
+    """Logical axes: rows, and the lists of them, lie over `batch`."""
+    return Work(("batch", None), ("batch",), ("batch",), ("batch", None), ("batch", None))
+
+
+def turn(cos_Sxh: jax.Array, sin_Sxh: jax.Array, d: int) -> jax.Array:
+    """Rotary angles as three stretches of d lanes, [S, 3 d]: x turns into x times the first, plus x
+    from h lanes on times the second, plus x from h lanes before times the third. h: half a head,
+    of which lanes from 2 h on are padding."""
+    S, h = cos_Sxh.shape
+    rest, zero = jnp.zeros((S, d - 2 * h)), jnp.zeros((S, h))
+    parts = cos_Sxh, cos_Sxh, rest, -sin_Sxh, zero, rest, zero, sin_Sxh, rest
+    return jnp.concatenate(parts, axis=1)
+
+
+def work(length_S: jax.Array, table_SxR: jax.Array, turn_Sx3d: jax.Array, cores: int) -> Work:
     """Rows with a length above 0, dealt out to the cores longest first and there and back (0, 1, 1,
     0, 0, ...), which leaves their sums closer than the longest row is long."""
     S = length_S.shape[0]
@@ -53,7 +71,8 @@ def work(length_S: jax.Array, table_SxR: jax.Array, cores: int) -> Work:
 
     order_S = jnp.argsort(-length_S).astype(jnp.int32)
     live_CxW = dealt(jnp.arange(S) < (length_S > 0).sum())
-    return Work(dealt(order_S), live_CxW.sum(1, dtype=jnp.int32), length_S, table_SxR)
+    count_C = live_CxW.sum(1, dtype=jnp.int32)
+    return Work(dealt(order_S), count_C, length_S, table_SxR, turn_Sx3d)
 
 
 def attend(
@@ -64,47 +83,52 @@ def attend(
     values_KxNxPxd: jax.Array,
     first: jax.Array,
     todo: Work,
-    scale: float,
+    head_dim: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Store each listed row's new key and value as its last token, in the place of the pool, and
-    read all: (keys, values, softmax(scale q k) v of [S, H, d] in q's dtype, 0 for idle rows).
+    """Rotate q and k, store each listed row's new key and value as its last token, in the place of
+    the pool, and read all: (keys, values, attention of [S, H, d] in q's dtype, 0 for idle rows).
 
-    first: int32, the number of the page that tables call 0. Products take the pool's dtype and add
-    up in float32, in which the softmax is; its weights are rounded to the pool's dtype.
+    first: int32, the number of the page that tables call 0. head_dim: the model's, where d is
+    padded. Products take the pool's dtype and add up in float32, in which rotation and softmax
+    are; the softmax's weights are rounded to the pool's dtype.
+
+    Rows of q, k, v and the result are whole vectors of lanes, as the products with weights around
+    this call make and take them.
     """
     S, H, d = q_SxHxd.shape
     K, _, P, _ = keys_KxNxPxd.shape
     dtype = keys_KxNxPxd.dtype
-    G = -(-(H // K) // 8) * 8
     B = min(max(1, _BLOCK_TOKENS // P), todo.table_SxR.shape[1])
-    q_SxKxGxd = q_SxHxd.reshape(S, K, H // K, d).astype(dtype)
-    q_SxKxGxd = jnp.pad(q_SxKxGxd, [(0, 0), (0, 0), (0, G - H // K), (0, 0)])
+    rows = (x.reshape(S, -1) for x in (q_SxHxd, k_SxKxd, v_SxKxd, todo.turn_Sx3d))
+    rows = [jnp.pad(x.astype(jnp.float32), [(0, -S % _ROWS), (0, 0)]) for x in rows]
     pages = jax.ShapeDtypeStruct(keys_KxNxPxd.shape, dtype)
     full = S * todo.table_SxR.shape[1] * P * d  # how long rows are is not known here
     cost = pl.CostEstimate(
         flops=4 * H * full, transcendentals=0, bytes_accessed=2 * K * full * dtype.itemsize
     )
     here, there = (pl.BlockSpec(memory_space=x) for x in (pltpu.VMEM, pl.ANY))
-    y_SxKxGxd, keys, values = pl.pallas_call(
-        functools.partial(_kernel, scale=scale),
+    y_Sx1xHd, keys, values = pl.pallas_call(
+        functools.partial(_kernel, head_dim=head_dim),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
             grid=todo.count_C.shape,
-            in_specs=[here, here, there, there],
+            in_specs=[here, here, here, here, there, there],
             out_specs=[there, there, there],
             scratch_shapes=[
                 pltpu.VMEM((_AHEAD + 1, B, P, d), dtype),
                 pltpu.VMEM((_AHEAD + 1, B, P, d), dtype),
-                pltpu.VMEM((_LEAVING, G, d), q_SxHxd.dtype),
-                pltpu.VMEM((_LEAVING, 2, min(_TILE, P), d), dtype),
+                pltpu.VMEM((_LEAVING, 1, H // K * d), q_SxHxd.dtype),
+                pltpu.VMEM((_LEAVING, 2, math.gcd(_TILE, P), d), dtype),
                 pltpu.SemaphoreType.DMA((_AHEAD + 1,)),
                 pltpu.SemaphoreType.DMA((_LEAVING,)),
             ],
         ),
-        out_shape=[jax.ShapeDtypeStruct((S, K, G, d), q_SxHxd.dtype), pages, pages],
-        input_output_aliases={7: 1, 8: 2},  # counted with the five scalars
+        out_shape=[jax.ShapeDtypeStruct((S, 1, H * d), q_SxHxd.dtype), pages, pages],
+        input_output_aliases={9: 1, 10: 2},  # counted with the five scalars
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel",), disable_bounds_checks=True
+            dimension_semantics=("parallel",),
+            disable_bounds_checks=True,
+            vmem_limit_bytes=max(_VMEM, _VMEM // 2 + 2 * sum(x.nbytes for x in rows)),
         ),
         cost_estimate=cost,
         name="decode_attention",
@@ -114,13 +138,12 @@ def attend(
         todo.rows_CxW.reshape(-1),
         todo.length_S,
         todo.table_SxR.reshape(-1),
-        q_SxKxGxd,
-        jnp.stack([k_SxKxd, v_SxKxd], axis=2).astype(dtype),
+        *rows,
         keys_KxNxPxd,
         values_KxNxPxd,
     )
-    y = y_SxKxGxd[:, :, : H // K].reshape(S, H, d)
-    return keys, values, jnp.where((todo.length_S > 0)[:, None, None], y, 0)
+    y_SxHd = jnp.where((todo.length_S > 0)[:, None], y_Sx1xHd[:, 0], 0)
+    return keys, values, y_SxHd.reshape(S, H, d)
 
 
 def _kernel(
@@ -130,7 +153,9 @@ def _kernel(
     length_ref,
     table_ref,
     q_ref,
-    new_ref,
+    k_ref,
+    v_ref,
+    turn_ref,
     _keys_in,
     _values_in,
     y_ref,
@@ -143,10 +168,12 @@ def _kernel(
     arrived,
     left,
     *,
-    scale,
+    head_dim,
 ):
     depth, B, P, d = k_buffer.shape
-    S, K, G, _ = q_ref.shape
+    S, K = length_ref.shape[0], k_ref.shape[1] // d
+    heads = q_ref.shape[1] // (K * d)  # of a key/value head
+    G = -(-heads // 8) * 8
     R, W = table_ref.shape[0] // S, rows_ref.shape[0] // pl.num_programs(0)
     T, tile = B * P, tile_buffer.shape[2]
     core = pl.program_id(0)
@@ -206,7 +233,7 @@ def _kernel(
         k_Txd, v_Txd = k_buffer[slot].reshape(T, d), v_buffer[slot].reshape(T, d)
         f32 = dict(preferred_element_type=jnp.float32)
         scores_GxT = jax.lax.dot_general(q_Gxd, k_Txd, (((1,), (1,)), ((), ())), **f32)
-        scores_GxT *= scale * math.log2(math.e)
+        scores_GxT *= head_dim**-0.5 * math.log2(math.e)
         if tokens is not None:
             place_GxT = jax.lax.broadcasted_iota(jnp.int32, scores_GxT.shape, 1)
             scores_GxT = jnp.where(place_GxT < tokens, scores_GxT, _MASKED)
@@ -217,13 +244,35 @@ def _kernel(
         y_Gxd = y_Gxd * fade_Gx1 + jnp.dot(weights_GxT.astype(v_Txd.dtype), v_Txd, **f32)
         return new_Gx1, sum_Gx1, y_Gxd
 
+    def lanes(i, width):
+        return pl.ds(pl.multiple_of(i * width, d), width)
+
+    def new_of(row, head):
+        """A row's queries of a head, [G, d], key and value, [1, d], in the pool's dtype."""
+
+        def stretch(ref, i, width=d):  # a load starts at a multiple of _ROWS, a rotation does not
+            some = ref[pl.ds(pl.multiple_of(row - rem(row, _ROWS), _ROWS), _ROWS), lanes(i, width)]
+            return pltpu.roll(some, _ROWS - rem(row, _ROWS), 0)[:1]
+
+        cos_1xd, after_1xd, before_1xd = (stretch(turn_ref, i) for i in range(3))
+
+        def rotated(x):
+            after, before = (pltpu.roll(x, n, 1) for n in (d - head_dim // 2, head_dim // 2))
+            return x * cos_1xd + after * after_1xd + before * before_1xd
+
+        q_1xGd = stretch(q_ref, head, heads * d)
+        parts = [q_1xGd[:, g * d : (g + 1) * d] for g in range(heads)]
+        q_Gxd = jnp.concatenate([*parts, jnp.zeros((G - heads, d))] if heads < G else parts)
+        k_1xd, v_1xd = stretch(k_ref, head), stretch(v_ref, head)
+        return tuple(x.astype(k_buffer.dtype) for x in (rotated(q_Gxd), rotated(k_1xd), v_1xd))
+
     def leaving(spot, row, head, page, offset):
         """The copies of what a row and head makes: attention, the tiles of its key and value."""
         place = pl.ds(offset, tile)
         return [
             pltpu.make_async_copy(source, target, left.at[spot])
             for source, target in (
-                (y_buffer.at[spot], y_ref.at[row, head]),
+                (y_buffer.at[spot], y_ref.at[row, :, lanes(head, heads * d)]),
                 (tile_buffer.at[spot, 0], keys_ref.at[head, page, place]),
                 (tile_buffer.at[spot, 1], values_ref.at[head, page, place]),
             )
@@ -237,7 +286,7 @@ def _kernel(
         cursor, slot = carry
         n, head = div(item, K), rem(item, K)
         row, length, last = row_at(n)
-        q_Gxd = q_ref[row, head]
+        q_Gxd, k_1xd, v_1xd = new_of(row, head)
         zeros = jnp.zeros((G, 1), jnp.float32)
         softmax = zeros + _MASKED, zeros, jnp.zeros((G, d), jnp.float32)
 
@@ -257,13 +306,15 @@ def _kernel(
         token = length - 1 - last * T  # the new one, in the block
         p, offset = div(token, P), pl.multiple_of(div(rem(token, P), tile) * tile, tile)
         own = jax.lax.broadcasted_iota(jnp.int32, (tile, d), 0) == rem(token, tile)
-        for j, buffer in enumerate((k_buffer, v_buffer)):
+        for j, (buffer, new_1xd) in enumerate(((k_buffer, k_1xd), (v_buffer, v_1xd))):
             there = (slot, p, pl.ds(offset, tile))
-            tokens = jnp.where(own, new_ref[row, head, pl.ds(j, 1)], buffer[there])
+            tokens = jnp.where(own, new_1xd, buffer[there])
             buffer[there] = tokens
             tile_buffer[spot, j] = tokens
         _, sum_Gx1, y_Gxd = step(q_Gxd, slot, softmax, token + 1)
-        y_buffer[spot] = (y_Gxd / sum_Gx1).astype(y_buffer.dtype)
+        y_Gxd = (y_Gxd / sum_Gx1).astype(y_buffer.dtype)
+        for g in range(heads):
+            y_buffer[spot, :, g * d : (g + 1) * d] = y_Gxd[g : g + 1]
         for copy in leaving(spot, row, head, page_of(row, div(length - 1, P)), offset):
             copy.start()
         return cursor, rem(slot + 1, depth)
