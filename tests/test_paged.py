@@ -151,12 +151,12 @@ def test_no_copy_of_the_tpu_kernel_races_another(capfd):
 
 def test_rows_are_dealt_out_to_cores():
     lengths = np.array([5, 0, 900, 7, 0, 800, 40, 30, 0], np.int32)
-    work = paged.paged_kernel.work(jnp.asarray(lengths), jnp.zeros((9, 2), jnp.int32), 2)
+    work = paged.paged_kernel.work(jnp.asarray(lengths), jnp.zeros((9, 2), jnp.int32), None, 2)
     dealt = [np.asarray(r[:n]) for r, n in zip(work.rows_CxW, work.count_C, strict=True)]
     assert [lengths[r].tolist() for r in dealt] == [[900, 30, 7], [800, 40, 5]]
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 20000, 128).astype(np.int32)
-    work = paged.paged_kernel.work(jnp.asarray(lengths), jnp.zeros((128, 2), jnp.int32), 2)
+    work = paged.paged_kernel.work(jnp.asarray(lengths), jnp.zeros((128, 2), jnp.int32), None, 2)
     sums = [lengths[r[:n]].sum() for r, n in zip(work.rows_CxW, work.count_C, strict=True)]
     assert np.diff(sums) <= lengths.max() and sum(sums) == lengths.sum()
 
