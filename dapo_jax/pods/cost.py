@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dapo_jax.model import paged
 from dapo_jax.pods import simulate
 from dapo_jax.pods.constants import CONSTANTS, Values, values
 from dapo_jax.pods.slices import Pod
@@ -27,7 +26,7 @@ class Design(NamedTuple):
     """How this package's programs work, as far as it takes time. The defaults are the code's; a
     change of the code changes its line here."""
 
-    block_pages: int = paged.KERNEL_PAGES  # of 128 tokens, a turn of the attention kernel
+    block_pages: int = 4  # of 128 tokens, a turn of the attention kernel
     both_cores: bool = False  # the rows are split over a chip's cores
     ahead: int = 1  # blocks under way from HBM while one is worked on
     hbm_share: float = 0.0  # of HBM that the kernel reaches, where that is known; 0 = by bundles
