@@ -96,6 +96,7 @@ def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected
         dynamic=config.dynamic_sampling.enabled,
         surplus=config.dynamic_sampling.surplus,
         carried=state.carried,
+        accept=lambda group: overlong_filter.teaches(group, config.loss.overlong_filter),
     )
     return batch, engine.total(totals)
 

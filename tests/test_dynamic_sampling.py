@@ -204,7 +204,7 @@ def whole_batches(teaches, start, need=512, size=1536):
     return rounds, rounds * size
 
 
-OUTCOMES = {True: np.array([True, False]), False: np.array([False, False])}
+OUTCOMES = {teaches: Grades(np.array([1.0 * teaches, 0.0])) for teaches in (True, False)}
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.08, 0.125, 0.3, 0.6])

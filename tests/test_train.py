@@ -18,6 +18,7 @@ import stubbed_train
 
 from dapo_jax import algorithm, config, train
 from dapo_jax.checkpoint import checkpoint
+from dapo_jax.dapo import overlong_filter
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grade, Grades
 from dapo_jax.log import metrics
@@ -269,6 +270,15 @@ def test_the_three_readings_of_overlong_filtering(reading):
     # Two right of four, or one of two: std with ddof 1 of +-1 is 2/sqrt(3) or sqrt(2).
     expected = 1 / np.sqrt(2) if reading == "group" else np.sqrt(3) / 2
     np.testing.assert_allclose([a.advantage, b.advantage], [expected, -expected], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("reading", "teaches"), [("off", True), ("loss", True), ("group", False)])
+def test_a_group_whose_only_wrong_responses_are_filtered_out_teaches_nothing(reading, teaches):
+    nothing = np.zeros(1, np.float32)
+    rows = [Response(np.zeros(1, int), nothing, nothing, t) for t in (False, False, True)]
+    right = np.array([True, True, False])
+    group = Group(0, [1], rows, Grades(np.where(right, 1.0, -1.0), right))
+    assert overlong_filter.teaches(group, reading) is teaches
 
 
 @pytest.mark.slow  # 151,936 logits on eight simulated devices

@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dapo_jax.dapo.reward import Grades
 
 SPREAD = 1e-6  # scores closer than that are one score: rounding, and no difference to learn from
@@ -30,9 +32,15 @@ class Group(NamedTuple):
     def mixed(self) -> bool:
         """Whether its responses can be told apart: some right and some wrong, or, where there is no
         right and wrong, raw scores that differ."""
-        right_G, score_G = self.grades.right_G, self.grades.score_G
-        if right_G is None:
-            return bool(score_G.max() - score_G.min() > SPREAD)
+        return self.mixed_among(np.ones(len(self.grades.score_G), bool))
+
+    def mixed_among(self, counted_G: np.ndarray) -> bool:
+        """`mixed` of the responses in `counted_G` (bool [G]) alone."""
+        if not counted_G.any():
+            return False
+        if self.grades.right_G is None:
+            return bool(np.ptp(self.grades.score_G[counted_G]) > SPREAD)
+        right_G = self.grades.right_G[counted_G]
         return bool(right_G.any() and not right_G.all())
 
 
