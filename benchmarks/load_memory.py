@@ -24,15 +24,11 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from dapo_jax import config, parallel
+from dapo_jax import config, parallel, plan
 from dapo_jax.model import hf, hf_format
 from dapo_jax.model.qwen2 import Shape, param_count
 
-SHAPES = {
-    "0.5B": Shape(151936, 896, 4864, 24, 14, 2, 64, 1e6, 1e-6, True),
-    "1.5B": Shape(151936, 1536, 8960, 28, 12, 2, 128, 1e6, 1e-6, True),
-    "3B": Shape(151936, 2048, 11008, 36, 16, 2, 128, 1e6, 1e-6, True),
-}
+SIZES = ("0.5B", "1.5B", "3B")
 
 
 def write(directory: Path, shape: Shape, shard_bytes: int = 1_000_000_000) -> None:
@@ -94,7 +90,7 @@ def measure(directory: Path, devices: int, dtype: str) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", default="1.5B", choices=SHAPES)
+    parser.add_argument("--size", default="1.5B", choices=SIZES)
     parser.add_argument("--dtype", default="bfloat16", help="dtype to load to")
     parser.add_argument("--load", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -102,7 +98,7 @@ def main():
         print(json.dumps(load(Path(args.load), args.dtype)))
         return
 
-    shape, GB = SHAPES[args.size], 1e9
+    shape, GB = plan.qwen2_5(args.size), 1e9
     with tempfile.TemporaryDirectory() as directory:
         write(Path(directory), shape)
         print(f"{args.size}: {param_count(shape):,} parameters, bfloat16 -> {args.dtype}")

@@ -51,25 +51,23 @@ def measure(pod: Pod) -> dict:
     """Compile and describe one; in a process of its own, since a fault of libtpu ends it."""
     import jax
 
-    from dapo_jax import config
+    from dapo_jax import config, plan
     from dapo_jax.dapo import update
     from dapo_jax.model import qwen2
     from dapo_jax.pods import topology
 
     c = config.paper()
-    m = c.model
-    m.vocab_size, m.hidden_size, m.intermediate_size, m.num_layers = 152_064, 5120, 27_648, 64
-    m.num_heads, m.num_kv_heads, m.head_dim = 40, 8, 128
-    m.rope_theta, m.tie_embeddings = 1e6, False
-    shape = qwen2.shape_from_config(c)
+    c.model.path = "Qwen/Qwen2.5-32B"
+    shape = plan.network(c)
     mesh = topology.make_mesh(pod.topology, dict(data=pod.data, fsdp=pod.fsdp, tensor=pod.tensor))
-    o = c.optim
+    o, rules = c.optim, c.sharding.train.to_dict()
     tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
-    trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, m.dtype, pod.offload)
+    trainer = update.Trainer(shape, mesh, rules, tx, c.model.dtype, pod.offload)
     rows, T = pod.data * pod.fsdp, config.row_tokens(c)
     traced = trainer.update.trace(*trainer.abstract(MICRO_BATCHES, rows, T))
     work = topology.matmul_flops(traced.jaxpr.jaxpr, while_trips=MICRO_BATCHES)
-    needed = 6 * qwen2.param_count(shape) + 6 * T * m.num_heads * m.head_dim * m.num_layers
+    attention = T * shape.num_heads * shape.head_dim * shape.num_layers
+    needed = 6 * (qwen2.param_count(shape) + attention)
     started = time.perf_counter()
     compiled, log = topology.compile_watched(traced.lower())
     on_host = compiled.memory_analysis().host_argument_size_in_bytes

@@ -94,7 +94,12 @@ def load_text(
         rows, report = problems.read(files, config.data.on_bad)
         rows = rows[: limit or None]
         out = problems.encode(
-            rows, tok, config.data.max_prompt_tokens, config.tokenizer.chat, config.data.on_long
+            rows,
+            tok,
+            config.data.max_prompt_tokens,
+            config.tokenizer.chat,
+            config.data.on_long,
+            name,
         )
         note = f"{name}: {len(out.problems)} problems of {report.rows} rows"
         for count, what in (

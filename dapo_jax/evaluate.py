@@ -23,13 +23,13 @@ from absl import flags
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
-from dapo_jax import build, cli, grading, parallel, validation
+from dapo_jax import bars, build, cli, grading, parallel, validation
 from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
 from dapo_jax.checkpoint.seal import checksums
 from dapo_jax.data import files
 from dapo_jax.data.problems import Encoded
 from dapo_jax.hosts import processes
-from dapo_jax.log import bars, scores as scores_lib
+from dapo_jax.log import scores as scores_lib
 from dapo_jax.log.scores import Scores, majority, pass_at_k
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.draw import Draw

@@ -52,11 +52,18 @@ def arrange(shape: tuple[int, int, int], devices: list) -> np.ndarray:
 
 
 def spec(axes: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
-    """PartitionSpec of an array whose dimensions carry these logical axes (None = replicated)."""
-    parts = []
+    """PartitionSpec of an array whose dimensions carry these logical axes (None = replicated).
+    ValueError: the rules split one array over one mesh axis twice."""
+    parts, used = [], []
     for axis in axes:
         names = tuple(n for n in rules[axis].split(",") if n) if axis else ()
         parts.append(names[0] if len(names) == 1 else names or None)
+        used += names
+    if len(used) > len(set(used)):
+        told = ", ".join(f"{axis}={rules[axis]!r}" for axis in axes if axis and rules[axis])
+        raise ValueError(
+            f"config.sharding: {told} are of one array; a mesh axis can split it only once"
+        )
     return PartitionSpec(*parts)
 
 

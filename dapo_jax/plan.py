@@ -49,6 +49,12 @@ QWEN2_5 = {
 }
 
 
+def qwen2_5(size: str, **choices) -> qwen2.Shape:
+    """Shape of the published model of that size, e.g. '32B'."""
+    V, D, F, L, H, K, tied = QWEN2_5[size]
+    return qwen2.Shape(V, D, F, L, H, K, D // H, 1e6, 1e-6, tied, **choices)
+
+
 def network(config) -> qwen2.Shape:
     """Shape of the config's model; no weights are read or fetched. ValueError: it is not known."""
     choices, path = qwen2.compute_choices(config), config.model.path
@@ -58,8 +64,7 @@ def network(config) -> qwen2.Shape:
         return hf.read_shape(pathlib.Path(path).expanduser(), **choices)
     size = path.removeprefix("Qwen/Qwen2.5-").removesuffix("-Instruct")
     if path.startswith("Qwen/Qwen2.5-") and size in QWEN2_5:
-        V, D, F, L, H, K, tied = QWEN2_5[size]
-        return qwen2.Shape(V, D, F, L, H, K, D // H, 1e6, 1e-6, tied, **choices)
+        return qwen2_5(size, **choices)
     try:
         file = huggingface_hub.hf_hub_download(path, "config.json")
     except Exception as e:  # as in hf.resolve
@@ -443,8 +448,10 @@ def define_flags() -> None:
     """Not at import: tests and others use the functions alone."""
     flags.DEFINE_bool("check", False, "Only check that the config is right for the slice.")
     flags.DEFINE_string("topology", None, "Slice: v5p-256, v6e-256, v5litepod-256, v5p:4x4x8.")
-    flags.DEFINE_integer("mean_response", 0, "Assumed mean tokens; default: a quarter of the most.")
-    flags.DEFINE_integer("mean_prompt", 0, "Assumed mean tokens; default: an eighth of the most.")
+    most = schema.SCHEMA["rollout.max_response_tokens"].high
+    for name, share in (("mean_response", "a quarter"), ("mean_prompt", "an eighth")):
+        said = f"Assumed mean tokens; default: {share} of the most."
+        flags.DEFINE_integer(name, 0, said, lower_bound=0, upper_bound=most)
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
     flags.DEFINE_string("json", "", "File for all of it; '-' = print JSON instead.")

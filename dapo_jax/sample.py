@@ -119,6 +119,8 @@ def load(
     tokenizer = load_tokenizer(config, workdir, policy.model_dir)
     for prompt in prompts:
         encode(config, tokenizer, prompt)
+        if words := tokenizer.unknown_words(prompt):
+            print(f"warning: the tokenizer does not know: {', '.join(words)}", file=sys.stderr)
     machine = build.build_machine(
         config, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir
     )

@@ -14,6 +14,8 @@ Lengths are in TOKENS everywhere. "verl" is the code the DAPO authors name for t
 """
 
 import difflib
+import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -31,32 +33,36 @@ class Field(NamedTuple):
     choices: tuple[str, ...] = ()  # allowed strings
 
 
+# Beyond these a number is a slip of the keyboard, or asks for more memory than there is anywhere.
+_TOKENS, _ROWS = 2**22, 2**20
+INTEGERS, FLOATS = 2**31 - 1, 1e12  # of fields without a bound of their own
+
 # fmt: off
 SCHEMA: dict[str, Field] = {
     # --- the run -------------------------------------------------------------------------------
-    "seed": Field(0, "seeds the problem order, every sample's uniforms, initialisation and minibatch shuffles", 0),
+    "seed": Field(0, "seeds the problem order, every sample's uniforms, initialisation and minibatch shuffles", 0, 2**31 - 1),
     "steps": Field(100, "rollout steps (one = sample a batch, then `optim.minibatches` updates)", 0),
     "init_from": Field("", "checkpoint directory of another run to start from (used when the workdir has none)"),
 
     # --- model: read from `path`, or from the fields below where path is '' ---------------------
     "model.path": Field("", "Hugging Face directory or hub name of a Qwen2 checkpoint; '' = random weights of the shape below"),
-    "model.vocab_size": Field(48, "rows of the embedding (Qwen2.5: 151936 or 152064)", 2),
-    "model.hidden_size": Field(64, "width of the residual stream, D", 1),
-    "model.intermediate_size": Field(192, "width of the SwiGLU hidden layer, F", 1),
-    "model.num_layers": Field(2, "decoder blocks, L", 1),
-    "model.num_heads": Field(4, "query heads, H", 1),
-    "model.num_kv_heads": Field(2, "key/value heads, K; divides num_heads", 1),
-    "model.head_dim": Field(16, "width of one head, even (RoPE rotates halves)", 2),
-    "model.rope_theta": Field(1e4, "RoPE base (Qwen2.5: 1e6)", 1.0),
-    "model.rms_eps": Field(1e-6, "epsilon inside RMSNorm's square root", 0.0),
+    "model.vocab_size": Field(48, "rows of the embedding (Qwen2.5: 151936 or 152064)", 2, 2**24),
+    "model.hidden_size": Field(64, "width of the residual stream, D", 1, 2**20),
+    "model.intermediate_size": Field(192, "width of the SwiGLU hidden layer, F", 1, 2**20),
+    "model.num_layers": Field(2, "decoder blocks, L", 1, 1000),
+    "model.num_heads": Field(4, "query heads, H", 1, 2**20),
+    "model.num_kv_heads": Field(2, "key/value heads, K; divides num_heads", 1, 2**20),
+    "model.head_dim": Field(16, "width of one head, even (RoPE rotates halves)", 2, 2**20),
+    "model.rope_theta": Field(1e4, "RoPE base (Qwen2.5: 1e6)", 1.0, 1e15),
+    "model.rms_eps": Field(1e-6, "epsilon inside RMSNorm's square root", 1e-12, 1.0),
     "model.tie_embeddings": Field(True, "the output head is the embedding's transpose"),
-    "model.init_std": Field(0.25, "std of the random embedding (linear layers: 1/sqrt(fan_in))", 0.0),
+    "model.init_std": Field(0.25, "std of the random embedding (linear layers: 1/sqrt(fan_in))", 0.0, 1e3),
     "model.dtype": Field("float32", "compute dtype; master weights and Adam are float32 always", choices=("float32", "bfloat16")),
     "model.scan_layers": Field(False, "training: scan over layers (one compiled body) instead of unrolling them"),
     "model.remat": Field("none", "what the backward pass recomputes: nothing, all but matmul outputs, blocks but for attention, whole blocks", choices=("none", "dots", "attention", "full")),
     "model.attention": Field("auto", "training attention: splash on TPU, cudnn on GPU, chunked (XLA) elsewhere; auto = by platform", choices=("auto", "chunked", "splash", "cudnn")),
-    "model.attention_chunk": Field(512, "queries a step of training attention; bounds its scores to chunk x row", 1),
-    "model.head_chunk": Field(1024, "tokens a step of the output head; bounds logits to chunk x vocabulary", 1),
+    "model.attention_chunk": Field(512, "queries a step of training attention; bounds its scores to chunk x row", 1, _TOKENS),
+    "model.head_chunk": Field(1024, "tokens a step of the output head; bounds logits to chunk x vocabulary", 1, _TOKENS),
 
     # --- text ---------------------------------------------------------------------------------
     "tokenizer.path": Field("", "directory or file: tokenizer.json or SentencePiece .model; '' = model.path, else the embedded task's"),
@@ -67,27 +73,27 @@ SCHEMA: dict[str, Field] = {
     "data.train": Field("", "problem files, comma-separated (parquet, jsonl, jsonl.gz); '' = the embedded arithmetic task"),
     "data.on_bad": Field("refuse", "a row without an integer answer: stop and name it, or skip and count", choices=("refuse", "skip")),
     "data.on_long": Field("filter", "a prompt over max_prompt_tokens: leave the problem out, or cut the prompt's beginning (verl)", choices=("filter", "left_truncate")),
-    "data.max_prompt_tokens": Field(32, "longest prompt (paper: 2048)", 1),
-    "data.embedded_problems": Field(4096, "training problems of the embedded task", 1),
+    "data.max_prompt_tokens": Field(32, "longest prompt (paper: 2048)", 1, _TOKENS),
+    "data.embedded_problems": Field(4096, "training problems of the embedded task", 1, _ROWS),
 
     # --- supervised warm-up: makes a base model that can but rarely does (embedded task only) -----
     "supervised_warmup.skill_steps": Field(0, "steps on mostly careful worked examples; 0 = no warm-up", 0),
-    "supervised_warmup.skill_lr": Field(3e-3, "peak learning rate of those steps (schedule in warmup.py)", 0.0),
+    "supervised_warmup.skill_lr": Field(3e-3, "peak learning rate of those steps (schedule in warmup.py)", 0.0, 10.0),
     "supervised_warmup.habit_steps": Field(0, "steps on hasty examples that skip the work, so that care becomes rare", 0),
-    "supervised_warmup.habit_lr": Field(1.5e-3, "peak learning rate of those steps", 0.0),
-    "supervised_warmup.batch": Field(64, "examples a step", 1),
+    "supervised_warmup.habit_lr": Field(1.5e-3, "peak learning rate of those steps", 0.0, 10.0),
+    "supervised_warmup.batch": Field(64, "examples a step", 1, _ROWS),
 
     # --- rollout (paper section 4.1: 512 prompts x 16, 20480 tokens) -------------------------------
-    "rollout.groups": Field(32, "groups (prompts) a training batch needs, N", 1),
-    "rollout.group_size": Field(8, "responses a prompt, G", 2),
-    "rollout.max_response_tokens": Field(32, "longest response, L_max, end-of-text token included (paper: 20480)", 1),
-    "rollout.temperature": Field(1.0, "divides the logits; the recorded log-probs are at this temperature", 1e-3),
+    "rollout.groups": Field(32, "groups (prompts) a training batch needs, N", 1, _ROWS),
+    "rollout.group_size": Field(8, "responses a prompt, G", 2, _ROWS),
+    "rollout.max_response_tokens": Field(32, "longest response, L_max, end-of-text token included (paper: 20480)", 1, _TOKENS),
+    "rollout.temperature": Field(1.0, "divides the logits; the recorded log-probs are at this temperature", 1e-3, 1e3),
     "rollout.top_p": Field(1.0, "nucleus mass of training samples; below 1 the samples no longer come from the policy", 1e-6, 1.0),
-    "rollout.slots": Field(128, "responses decoded at a time", 1),
-    "rollout.chunk": Field(8, "tokens decoded between two host visits", 1),
-    "rollout.prefill_prompts": Field(16, "prompts a prefill call", 1),
-    "rollout.prefill_tokens": Field(512, "tokens of each prompt a prefill call; longer prompts take several", 8),
-    "rollout.page_tokens": Field(0, "tokens of a cache page; 0 = 128, and on CPU what model/paged.py measured to be quick", 0),
+    "rollout.slots": Field(128, "responses decoded at a time", 1, _ROWS),
+    "rollout.chunk": Field(8, "tokens decoded between two host visits", 1, _TOKENS),
+    "rollout.prefill_prompts": Field(16, "prompts a prefill call", 1, _ROWS),
+    "rollout.prefill_tokens": Field(512, "tokens of each prompt a prefill call; longer prompts take several", 8, _TOKENS),
+    "rollout.page_tokens": Field(0, "tokens of a cache page; 0 = 128, and on CPU what model/paged.py measured to be quick", 0, _TOKENS),
     "rollout.cache_fraction": Field(1.0, "size of the cache, of what all slots at full length would fill; rows that no longer fit are made again later", 1e-6, 1.0),
 
     # --- dynamic sampling (paper Eq. 11) -------------------------------------------------------------
@@ -100,53 +106,53 @@ SCHEMA: dict[str, Field] = {
     # --- reward (paper Eq. 7 and 13) -------------------------------------------------------------------
     "reward.verifier": Field("dapo", "verifier that decides correctness (the other one is logged beside it)", choices=("dapo", "integer")),
     "reward.function": Field("", "a function score(problem, response) -> Grade of one's own, as FILE.py:NAME, in place of the verifier"),
-    "reward.correct": Field(1.0, "reward of a correct response"),
-    "reward.wrong": Field(-1.0, "reward of a wrong response"),
-    "reward.overlong_buffer_tokens": Field(12, "L_cache: the penalty ramps over this many last tokens (paper: 4096)", 0),
-    "reward.overlong_penalty": Field(1.0, "size of the full penalty at L_max; 0 = no soft punishment", 0.0),
+    "reward.correct": Field(1.0, "reward of a correct response", -1e6, 1e6),
+    "reward.wrong": Field(-1.0, "reward of a wrong response", -1e6, 1e6),
+    "reward.overlong_buffer_tokens": Field(12, "L_cache: the penalty ramps over this many last tokens (paper: 4096)", 0, _TOKENS),
+    "reward.overlong_penalty": Field(1.0, "size of the full penalty at L_max; 0 = no soft punishment", 0.0, 1e6),
 
     # --- advantage -------------------------------------------------------------------------------------
     "advantage.ddof": Field(1, "1: sample std of a group, as in verl; 0: population std", 0, 1),
-    "advantage.epsilon": Field(1e-6, "added to the std (verl: 1e-6; AReaL 1e-5; TRL 1e-4)", 0.0),
+    "advantage.epsilon": Field(1e-6, "added to the std (verl: 1e-6; AReaL 1e-5; TRL 1e-4)", 1e-12, 1e6),
 
     # --- objective (paper Eq. 8) ------------------------------------------------------------------------
     "loss.clip_low": Field(0.2, "ratio is clipped below at 1 - clip_low", 0.0, 1.0),
-    "loss.clip_high": Field(0.28, "ratio is clipped above at 1 + clip_high (Clip-Higher; GRPO: = clip_low)", 0.0),
-    "loss.dual_clip": Field(0.0, "bound c > 1 on a negative advantage's loss (verl: 10); 0 = off (paper)", 0.0),
-    "loss.log_ratio_max": Field(20.0, "log-ratios are clamped to +- this before exp, so that one token cannot overflow", 1.0),
+    "loss.clip_high": Field(0.28, "ratio is clipped above at 1 + clip_high (Clip-Higher; GRPO: = clip_low)", 0.0, 1e6),
+    "loss.dual_clip": Field(0.0, "bound c > 1 on a negative advantage's loss (verl: 10); 0 = off (paper)", 0.0, 1e6),
+    "loss.log_ratio_max": Field(20.0, "log-ratios are clamped to +- this before exp, so that one token cannot overflow", 1.0, 80.0),
     "loss.normalizer": Field("batch_tokens", "what a token's loss is divided by; see dapo/objective.py", choices=("batch_tokens", "group_tokens", "chunk_tokens", "sequence")),
-    "loss.chunk_sequences": Field(32, "responses a chunk of normalizer='chunk_tokens'", 1),
+    "loss.chunk_sequences": Field(32, "responses a chunk of normalizer='chunk_tokens'", 1, _ROWS),
     "loss.overlong_filter": Field("off", "truncated responses: off = train on them; loss = leave the loss; group = leave loss and group statistics", choices=("off", "loss", "group")),
     "loss.old_logprobs": Field("recompute", "denominator of the ratio: the trainer's own pass, or the sampler's records", choices=("recompute", "reuse")),
-    "loss.importance_cap": Field(0.0, "truncated importance weight min(pi_trainer/pi_sampler, cap) on recomputed log-probs; 0 = off", 0.0),
-    "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0),
-    "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0),
+    "loss.importance_cap": Field(0.0, "truncated importance weight min(pi_trainer/pi_sampler, cap) on recomputed log-probs; 0 = off", 0.0, 1e6),
+    "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0, 1e6),
+    "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0, 1e6),
     "loss.entropy_enough": Field(0.0, "nats a token from which on the bonus no longer pushes: a guard against collapse only; 0 = no end", 0.0),
 
     # --- optimizer -----------------------------------------------------------------------------------------
-    "optim.lr": Field(3e-4, "AdamW learning rate after warm-up (paper: 1e-6)", 0.0),
+    "optim.lr": Field(3e-4, "AdamW learning rate after warm-up (paper: 1e-6)", 0.0, 10.0),
     "optim.warmup_steps": Field(2, "ROLLOUT steps of linear warm-up (paper: 20; verl: 10)", 0),
     "optim.warmup_from_zero": Field(False, "the first rollout step trains at lr 0, as verl's schedule does"),
-    "optim.b1": Field(0.9, "Adam's first decay", 0.0, 1.0),
-    "optim.b2": Field(0.95, "Adam's second decay (verl: 0.999)", 0.0, 1.0),
-    "optim.eps": Field(1e-8, "Adam's epsilon", 0.0),
-    "optim.weight_decay": Field(0.0, "decoupled weight decay (verl: 0.1)", 0.0),
-    "optim.clip_norm": Field(1.0, "global gradient norm is clipped to this", 0.0),
-    "optim.minibatches": Field(8, "gradient updates a rollout step (paper: 16)", 1),
-    "optim.micro_batch_rows": Field(8, "packed rows a device pass; gradients accumulate over passes in float32", 1),
-    "optim.row_tokens": Field(0, "length of a packed row; 0 = longest prompt + longest response, rounded up to 8", 0),
+    "optim.b1": Field(0.9, "Adam's first decay", 0.0, 0.999999),
+    "optim.b2": Field(0.95, "Adam's second decay (verl: 0.999)", 0.0, 0.999999),
+    "optim.eps": Field(1e-8, "Adam's epsilon", 1e-20, 1.0),
+    "optim.weight_decay": Field(0.0, "decoupled weight decay (verl: 0.1)", 0.0, 1e6),
+    "optim.clip_norm": Field(1.0, "global gradient norm is clipped to this", 0.0, 1e9),
+    "optim.minibatches": Field(8, "gradient updates a rollout step (paper: 16)", 1, _ROWS),
+    "optim.micro_batch_rows": Field(8, "packed rows a device pass; gradients accumulate over passes in float32", 1, _ROWS),
+    "optim.row_tokens": Field(0, "length of a packed row; 0 = longest prompt + longest response, rounded up to 8", 0, _TOKENS),
     "optim.offload": Field(False, "keep Adam's moments in the hosts' memory between updates"),
     "optim.max_skipped": Field(8, "updates in a row left out as not finite before the run stops with a checkpoint", 1),
 
     # --- evaluation ---------------------------------------------------------------------------------------
     "eval.files": Field("", "problem files, comma-separated name=path; '' = the embedded held-out and harder sets"),
     "eval.every": Field(20, "rollout steps between evaluations (first and last are always evaluated); 0 = those two only", 0),
-    "eval.k": Field(4, "samples a problem (paper: 32)", 1),
+    "eval.k": Field(4, "samples a problem (paper: 32)", 1, _ROWS),
     "eval.max_problems": Field(128, "problems a file, the first ones; 0 = all", 0),
-    "eval.temperature": Field(1.0, "sampling temperature of evaluation; 0 = greedy", 0.0),
+    "eval.temperature": Field(1.0, "sampling temperature of evaluation; 0 = greedy", 0.0, 1e3),
     "eval.top_p": Field(0.7, "second setting evaluated beside top_p=1 (paper: 0.7); 1 = none", 1e-6, 1.0),
     "eval.stop_strings": Field("", "texts that end a response of evaluation, separated by |, with \\n for a new line; '' = only stop tokens do"),
-    "eval.max_response_tokens": Field(0, "longest response in evaluation; 0 = rollout.max_response_tokens", 0),
+    "eval.max_response_tokens": Field(0, "longest response in evaluation; 0 = rollout.max_response_tokens", 0, _TOKENS),
 
     # --- checkpoints and logs --------------------------------------------------------------------------------
     "checkpoint.every": Field(10, "rollout steps between checkpoints (the last is always saved); 0 = only the last", 0),
@@ -196,16 +202,145 @@ SCHEMA |= {f"sharding.decode.{k}": Field(v, f"mesh axes of logical axis {k!r} in
 # fmt: on
 
 
-def base() -> ml_collections.ConfigDict:
+# Fields that hold paths, of one file or of several; the command line expands `~` in them.
+PATHS = (
+    "init_from",
+    "model.path",
+    "tokenizer.path",
+    "tokenizer.chat_template",
+    "data.train",
+    "eval.files",
+    "checkpoint.directory",
+)
+
+
+def base() -> "Config":
     """Every field at its default: full DAPO on the embedded task. Locked: unknown names raise."""
-    tree: dict = {}
+    root = Config()
     for name, field in SCHEMA.items():
         *parents, leaf = name.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
+        node = root
+        for depth, parent in enumerate(parents, 1):
+            if parent not in node:
+                node[parent] = Config(section=".".join(parents[:depth]))
+            node = node[parent]
         node[leaf] = field.default
-    return ml_collections.ConfigDict(tree).lock()
+    return root.lock()
+
+
+# ------------------------------------------------------------------------------------------------
+# Old names
+# ------------------------------------------------------------------------------------------------
+
+_OLD_SECTIONS = {"sampling": "dynamic_sampling", "warmup": "supervised_warmup"}
+
+# Old name -> today's: on the command line, in config files, and in configs that older runs saved.
+RENAMED = {
+    "sampling.dynamic": "dynamic_sampling.enabled",
+    "optim.micro_rows": "optim.micro_batch_rows",
+    "reward.mode": "reward.verifier",
+    "checkpoint.best": "checkpoint.best_metric",
+    "eval.problems": "eval.max_problems",
+} | {
+    f"{old}.{name.removeprefix(new + '.')}": name
+    for old, new in _OLD_SECTIONS.items()
+    for name in SCHEMA
+    if name.startswith(new + ".") and name != "dynamic_sampling.enabled"
+}
+
+_warned: set[str] = set()  # old names of which this process has told
+
+
+def today(name: str) -> str:
+    """Today's name of a field. An old one is told on stderr, once per process."""
+    new = RENAMED.get(name, name)
+    if new != name and name not in _warned:
+        _warned.add(name)
+        print(f"warning: config.{name} is now config.{new}", file=sys.stderr)
+    return new
+
+
+def translated(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat config as any version saved it, with today's names."""
+    return {RENAMED.get(name, name): value for name, value in saved.items()}
+
+
+class Config(ml_collections.ConfigDict):
+    """A config or one section of it: a ConfigDict that understands the old names of its fields, and
+    whose complaint about an unknown one is the project's."""
+
+    _prefix = ""  # 'optim.' for the section optim
+
+    def __init__(self, *args, section: str = "", **kwargs):
+        object.__setattr__(self, "_prefix", f"{section}." if section else "")
+        super().__init__(*args, **kwargs)
+
+    def copy_and_resolve_references(self, visit_map=None):
+        copied = super().copy_and_resolve_references(visit_map)
+        object.__setattr__(copied, "_prefix", self._prefix)
+        return copied
+
+    def _find(self, key) -> tuple[ml_collections.ConfigDict, Any]:
+        """(node, key there) of an own key, dotted or not, old or not."""
+        full = f"{self._prefix}{key}"
+        *sections, leaf = today(full).removeprefix(self._prefix).split(".")
+        node = self
+        for section in sections:
+            node = ml_collections.ConfigDict.__getitem__(node, section)
+        return node, leaf
+
+    def __getitem__(self, key):
+        if not self._prefix and key in _OLD_SECTIONS:
+            return _OldSection(self, key)
+        if f"{self._prefix}{key}" in RENAMED:
+            node, leaf = self._find(key)
+            return node[leaf]
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            if str(key).startswith("_"):  # Python looks for methods
+                raise
+            raise KeyError(unknown(f"{self._prefix}{key}")) from None
+
+    def __setitem__(self, key, value):
+        if not self._prefix and key in _OLD_SECTIONS and isinstance(value, Mapping):
+            for leaf, inner in value.items():
+                self[key][leaf] = inner
+        elif f"{self._prefix}{key}" in RENAMED:
+            node, leaf = self._find(key)
+            node[leaf] = value
+        elif self.is_locked and key not in self:
+            raise KeyError(unknown(f"{self._prefix}{key}"))
+        else:
+            super().__setitem__(key, value)
+
+    def update_from_flattened_dict(self, flattened_dict, strip_prefix=""):
+        own = {k: v for k, v in flattened_dict.items() if k.startswith(strip_prefix)}
+        own = {today(self._prefix + k.removeprefix(strip_prefix)): v for k, v in own.items()}
+        super().update_from_flattened_dict({k.removeprefix(self._prefix): own[k] for k in own})
+
+
+class _OldSection:
+    """What `c.sampling` still is: a view that leads each old field to where it is today."""
+
+    def __init__(self, root: Config, name: str):
+        object.__setattr__(self, "_root", root)
+        object.__setattr__(self, "_name", name)
+
+    def _place(self, leaf: str):
+        full = f"{self._name}.{leaf}"
+        section = self._root[_OLD_SECTIONS[self._name]]
+        return self._root._find(full) if full in RENAMED else (section, leaf)
+
+    def __getattr__(self, leaf: str):
+        node, name = self._place(leaf)
+        return getattr(node, name)
+
+    def __setattr__(self, leaf: str, value) -> None:
+        node, name = self._place(leaf)
+        setattr(node, name, value)
+
+    __getitem__, __setitem__ = __getattr__, __setattr__
 
 
 def leaves(c: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -223,12 +358,101 @@ def leaves(c: ml_collections.ConfigDict) -> dict[str, Any]:
     return {k: flat[k] for k in SCHEMA if k in flat} | flat
 
 
+# The names that verl, TRL, AReaL, OpenRLHF, tunix and MaxText have for our fields, or for what comes
+# closest: the last part of a name, or its last two where one would be ambiguous.
+PEERS = {
+    "model.path": "model model_name_or_path pretrain load_parameters_path",
+    "data.train": "train_files train_dataset dataset_name prompt_data train_ds dataset_path",
+    "eval.files": "val_files eval_dataset valid_dataset eval_ds eval_dataset_name",
+    "data.max_prompt_tokens": "max_prompt_length prompt_max_len max_prefill_predict_length",
+    "data.on_long": "truncation filter_overlong_prompts",
+    "tokenizer.chat": "return_raw_chat apply_chat_template",
+    "tokenizer.chat_template": "chat_template_path",
+    "rollout.groups": "train_batch_size generation_batch_size rollout_batch_size batch_size",
+    "rollout.group_size": "n num_generations n_samples n_samples_per_prompt",
+    "rollout.max_response_tokens": "max_response_length max_completion_length max_new_tokens "
+    "max_tokens generate_max_len max_tokens_to_generate max_target_length",
+    "rollout.temperature": "decode_sampling_temperature",
+    "rollout.top_p": "decode_sampling_nucleus_p",
+    "rollout.slots": "max_num_seqs max_concurrent_rollouts vllm_generate_batch_size "
+    "rollout_vllm_max_num_seqs",
+    "rollout.cache_fraction": "gpu_memory_utilization vllm_gpu_memory_utilization "
+    "mem_fraction_static kv_cache_size hbm_utilization_vllm",
+    "dynamic_sampling.enabled": "filter_groups.enable filter_groups dynamic_filter_fn "
+    "dynamic_filtering",
+    "dynamic_sampling.max_rounds": "max_num_gen_batches",
+    "reward.verifier": "reward_funcs reward_fn reward_fns custom_reward_function.path "
+    "custom_reward_function remote_rm_url",
+    "reward.correct": "reward_scaling reward_bias",
+    "reward.wrong": "penalty_incorrect_answer",
+    "reward.overlong_buffer_tokens": "overlong_buffer.len soft_punish_cache overlong_tokens "
+    "overlong_buffer_len overlong_buffer_length",
+    "reward.overlong_penalty": "overlong_buffer.enable penalty_factor overlong_reward_penalty "
+    "overlong_penalty_factor overlong_buffer_penalty",
+    "loss.clip_low": "clip_ratio_low clip_ratio epsilon eps_clip grpo_epsilon",
+    "loss.clip_high": "clip_ratio_high epsilon_high eps_clip_higher eps_clip_low_high",
+    "loss.dual_clip": "clip_ratio_c delta c_clip",
+    "loss.normalizer": "loss_agg_mode loss_type",
+    "loss.overlong_filter": "mask_truncated_completions mask_no_eos_with_zero",
+    "loss.old_logprobs": "recompute_logprob bypass_mode",
+    "loss.importance_cap": "tis_imp_ratio_cap vllm_importance_sampling_cap behav_imp_weight_cap "
+    "enable_vllm_is_correction use_decoupled_loss",
+    "loss.kl_coef": "kl_loss_coef use_kl_loss beta kl_ctl init_kl_coef grpo_beta",
+    "loss.entropy_coef": "entropy_coeff entropy_loss_coef",
+    "optim.lr": "learning_rate actor_learning_rate",
+    "optim.warmup_steps": "lr_warmup_steps warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio "
+    "warmup_steps_proportion",
+    "optim.weight_decay": "l2",
+    "optim.b1": "adam_beta1 beta1 adam_b1 betas adam_betas",
+    "optim.b2": "adam_beta2 beta2 adam_b2",
+    "optim.eps": "adam_epsilon",
+    "optim.clip_norm": "grad_clip max_grad_norm gradient_clipping max_norm "
+    "gradient_clipping_threshold",
+    "optim.minibatches": "ppo_mini_batch_size steps_per_generation ppo_n_minibatches "
+    "mini_batch_size",
+    "optim.micro_batch_rows": "ppo_micro_batch_size_per_gpu per_device_train_batch_size "
+    "gradient_accumulation_steps micro_train_batch_size train_micro_batch_size",
+    "optim.row_tokens": "max_tokens_per_mb use_dynamic_bsz packing_samples",
+    "optim.offload": "optimizer_offload adam_offload",
+    "model.remat": "enable_gradient_checkpointing gradient_checkpointing remat_policy",
+    "model.dtype": "bf16",
+    "steps": "total_training_steps total_epochs max_steps num_train_epochs total_train_epochs "
+    "total_train_steps num_episodes num_batches",
+    "eval.every": "test_freq eval_steps evaluator.freq_steps eval_every_n_steps",
+    "eval.k": "val_kwargs.n num_generations_eval eval_n_samples_per_prompt num_eval_passes",
+    "eval.temperature": "val_kwargs.temperature eval_temperature greedy",
+    "checkpoint.every": "save_freq save_steps saver.freq_steps save_interval_steps",
+    "checkpoint.keep": "max_actor_ckpt_to_keep save_total_limit max_ckpt_num max_to_keep",
+    "checkpoint.directory": "default_local_dir output_dir fileroot ckpt_path "
+    "checkpoint_root_directory",
+    "init_from": "resume_mode resume_from_path resume_from_checkpoint load_checkpoint",
+    "log.wandb": "project_name report_to use_wandb wandb_project",
+    "seed": "data_shuffle_seed",
+    "mesh.fsdp": "fsdp_size ici_fsdp_parallelism zero_stage",
+    "mesh.tensor": "tensor_model_parallel_size vllm_tensor_parallel_size ds_tensor_parallel_size "
+    "ici_tensor_parallelism",
+}
+_OF_PEERS = {peer: ours for ours, peers in PEERS.items() for peer in peers.split()}
+
+
+def unknown(name: str) -> str:
+    """What to say of a field that is none."""
+    return f"config.{name}: no such field{nearest(name)}"
+
+
 def nearest(name: str) -> str:
-    """', did you mean a, b?' for a mistyped field name; '' when nothing is close."""
-    short = {}
+    """', did you mean a, b?' for a mistyped field name, or for a peer's; '' when nothing is
+    close."""
+    *parents, leaf = name.split(".")
+    for theirs in (".".join([*parents[-1:], leaf]), leaf):
+        if theirs in _OF_PEERS:
+            return f"; did you mean {_OF_PEERS[theirs]}?"
+    short: dict[str, list[str]] = {}
     for known in SCHEMA:
         short.setdefault(known.rsplit(".", 1)[-1], []).append(known)
     close = difflib.get_close_matches(name, SCHEMA, n=3, cutoff=0.5)
-    for leaf in difflib.get_close_matches(name.rsplit(".", 1)[-1], short, n=3, cutoff=0.6):
-        close += [k for k in short[leaf] if k not in close]
+    for near in difflib.get_close_matches(leaf, short, n=3, cutoff=0.6):
+        close += [k for k in short[near] if k not in close]
+    for near in difflib.get_close_matches(leaf, _OF_PEERS, n=1, cutoff=0.8):
+        close = [_OF_PEERS[near], *(k for k in close if k != _OF_PEERS[near])]
     return f"; did you mean {', '.join(close[:3])}?" if close else ""

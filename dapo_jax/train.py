@@ -53,7 +53,7 @@ def train(
     OSError for bad input, before anything compiles."""
     hooks.phase("start-up")
     processes.agree(processes.identity(config, str(where)))
-    validation.validate(config, len(jax.devices()))
+    validation.validate(config, len(jax.devices()), files=True)
     say = tqdm.write if parallel.first() else lambda _: None
     for warning in validation.warnings(config):
         say(f"warning: {warning}")

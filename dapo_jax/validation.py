@@ -4,30 +4,38 @@
 """
 
 import math
+import pathlib
 from typing import Any
 
 import ml_collections
 
-from dapo_jax.schema import SCHEMA, ConfigError, leaves, nearest
+from dapo_jax import schema
+from dapo_jax.schema import SCHEMA, ConfigError, leaves
 
 
 def _check_field(name: str, value: Any) -> str | None:
     field = SCHEMA.get(name)
     if field is None:
-        return f"config.{name}: no such field{nearest(name)}"
+        return schema.unknown(name)
     kind = type(field.default)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    long = type(value) is int and value.bit_length() > 200  # str() refuses really long ones
+    shown = "a number of that size" if long else repr(value)[:60]
+    if kind is float and type(value) is int:
+        value = float(max(min(value, 10**300), -(10**300)))  # float() refuses larger ones
     if type(value) is not kind:
-        return f"config.{name}: wants {kind.__name__}, got {value!r} ({type(value).__name__})"
+        return f"config.{name}: wants {kind.__name__}, got {shown} ({type(value).__name__})"
     if kind is float and not math.isfinite(value):
         return f"config.{name}: wants a finite number, got {value}"
     if field.choices and value not in field.choices:
-        return f"config.{name}: {value!r} is not one of {', '.join(field.choices)}"
+        return f"config.{name}: {shown} is not one of {', '.join(field.choices)}"
     if field.low is not None and value < field.low:
-        return f"config.{name}: {value} is too small, at least {field.low:g} ({field.doc})"
-    if field.high is not None and value > field.high:
-        return f"config.{name}: {value} is too large, at most {field.high:g} ({field.doc})"
+        return f"config.{name}: {shown} is too small, at least {field.low:g} ({field.doc})"
+    high = field.high
+    if high is None:
+        high = {int: schema.INTEGERS, float: schema.FLOATS}.get(kind)
+    if high is not None and value > high:
+        most = high if kind is int else f"{high:g}"
+        return f"config.{name}: {shown} is too large, at most {most} ({field.doc})"
     return None
 
 
@@ -68,14 +76,42 @@ def row_tokens(config: ml_collections.ConfigDict) -> int:
     return config.optim.row_tokens or -(-longest // 8) * 8
 
 
-def validate(config: ml_collections.ConfigDict, devices: int) -> None:
-    """Raise ConfigError listing every mistake, one line each, before anything compiles."""
+def missing(config: ml_collections.ConfigDict) -> list[str]:
+    """A line per file or folder of the config that is not there; hub names are not looked up."""
+    paths = [("data.train", path) for path in config.data.train.split(",")]
+    paths += [("eval.files", entry.rpartition("=")[2]) for entry in config.eval.files.split(",")]
+    paths += [(name, config.tokenizer[name.partition(".")[2]]) for name in schema.PATHS[2:4]]
+    if config.model.path.startswith(("/", ".", "~")) or config.model.path.count("/") > 1:
+        paths.append(("model.path", config.model.path))
+    return [
+        f"config.{name}: {path.strip()}: no such file or folder"
+        for name, path in paths
+        if path.strip() and not _exists(path.strip())
+    ]
+
+
+def _exists(path: str) -> bool:
+    try:
+        return pathlib.Path(path).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # a NUL byte, a name too long, no such user
+        return False
+
+
+def validate(config: ml_collections.ConfigDict, devices: int, files: bool = False) -> None:
+    """Raise ConfigError listing every mistake, one line each, before anything compiles.
+
+    files: also those that `missing` finds; the planner's machine need not have them."""
     bad = [e for n, v in leaves(config).items() if (e := _check_field(n, v))]
     bad += [f"config.{n}: missing" for n in SCHEMA if n not in leaves(config)]
     if bad:  # the relations below assume sane fields
         raise ConfigError("\n".join(bad))
 
-    sizes = resolve_mesh(config, devices)
+    bad += missing(config) if files else []
+    try:
+        sizes = resolve_mesh(config, devices)
+    except ConfigError as error:
+        bad.append(str(error))
+        sizes = dict.fromkeys(config.mesh, 1)  # divides everything
     shards, tensor = sizes["data"] * sizes["fsdp"], sizes["tensor"]
     why = f"mesh data x fsdp = {shards}"
     _divides(bad, "config.optim.micro_batch_rows", config.optim.micro_batch_rows, shards, why)
@@ -96,7 +132,16 @@ def validate(config: ml_collections.ConfigDict, devices: int) -> None:
             f"config.optim.row_tokens: {config.optim.row_tokens} cannot hold the longest prompt +"
             f" response ({longest}); raise it or set 0"
         )
-    parts = math.prod(sizes[a] for a in config.sharding.train.sequence.split(",") if a)
+    for phase, rules in config.sharding.items():
+        for axis, names in rules.items():
+            axes = [a for a in names.split(",") if a]
+            if not set(axes) <= set(sizes) or len(axes) > len(set(axes)):
+                bad.append(
+                    f"config.sharding.{phase}.{axis}: {names!r}: wants each of"
+                    f" {', '.join(sizes)} at most once, with commas between"
+                )
+    split = {a for a in config.sharding.train.sequence.split(",") if a} & set(sizes)
+    parts = math.prod(sizes[a] for a in split)
     why = f"the mesh axes of sharding.train.sequence; set optim.row_tokens to a multiple of {parts}"
     _divides(bad, "length of a packed row", row_tokens(config), parts, why)
     if (

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dapo_jax import parallel
+from dapo_jax import bars, parallel
 from dapo_jax.dapo import packing, update
 from dapo_jax.data import arithmetic
-from dapo_jax.log import bars
 
 # Imitation wants the fewest steps, RL stability: hence an optimizer of its own.
 OPTIMIZER = dict(b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.01, clip_norm=1.0)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dapo_jax.log import bars
+from dapo_jax import bars
 
 
 class Terminal(io.StringIO):

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dapo_jax import cli, gate, schema
+from dapo_jax.checkpoint import checkpoint, workdir
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -106,3 +109,104 @@ def test_config_files_that_cannot_be_used(tmp_path):
     assert "fast" in error or "lr" in error
     file.write_text(start + "  c.optim.learing_rate = 1.0\n  return c\n")
     assert "learing_rate" in refused(f"--workdir={tmp_path}", f"--config={file}")
+
+
+BROKEN = {
+    "def get_config(:": "line 1: SyntaxError: ",
+    "import nothing_there": "line 1: ModuleNotFoundError: ",
+    "def get_config():\n  return confg": "line 2: NameError: ",
+    "def get_config():\n  assert 1 == 2": "line 2: AssertionError",
+    "def get_config():\n  return 1 / 0": "line 2: ZeroDivisionError: division by zero",
+    "def get_config():\n  return get_config()": "line 2: nested too deeply",
+    "def get_config():\n  raise SystemExit(3)": "line 2: SystemExit: 3",
+    "def get_config():\n  return open('/nope')": "line 2: No such file",
+    "a\0b": "SyntaxError: source code string cannot contain null bytes",
+    "x = " + "(" * 3000: "line 1: SyntaxError: too many nested parentheses",
+    "from dapo_jax import config\nget_config = lambda: config.base().optim": "b1: no such field",
+    "x = 1": "it defines no get_config()",
+    "def get_config():\n  return 5": "get_config() returned a int, not the config",
+    "from dapo_jax import config\ndef get_config():\n  c = config.base()\n"
+    "  c.optim.learning_rate = 1\n  return c": "line 4: config.optim.learning_rate: no such field",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_config_file_is_one_line_with_its_number(text, tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    with pytest.raises(ValueError) as error:
+        cli.load(str(file))
+    assert str(error.value).startswith(str(file)) and BROKEN[text] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path):
+    (tmp_path / "c.py").write_text("import nothing_there")
+    done = train(f"--config={tmp_path}/c.py", "--config.lrr=1", "--config.steps=x", "stray")
+    assert [line.split(": ")[0:2] for line in done.stderr.splitlines()] == [
+        ["error", "config.lrr"],
+        ["error", "config.steps"],
+        ["error", "unexpected argument 'stray'; flags are written --name=value"],
+        ["error", f"{tmp_path}/c.py line 1"],
+    ]
+
+
+def test_every_form_of_an_override():
+    argv = "t --config.seed=3 --config.optim.lr 1e-4 --noconfig.optim.offload -config.steps=2 x"
+    rest, given = cli._split([*argv.split(), "--config.log.tensorboard", "--", "--config.seed=4"])
+    assert rest == ["t", "x", "--", "--config.seed=4"]
+    assert cli._overrides(given, bad := []) == {
+        "seed": 3,
+        "optim.lr": 1e-4,
+        "optim.offload": False,
+        "steps": 2,
+        "log.tensorboard": True,
+    }
+    assert not bad
+
+
+def test_home_is_expanded_in_every_path(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert cli.expand("~/a,x=~/b,/c~,d") == "/home/me/a,x=/home/me/b,/c~,d"
+    made = schema.base()
+    cli.apply(made, dict.fromkeys(schema.PATHS, "~/a"))
+    flat = schema.leaves(made)
+    assert {flat[name] for name in schema.PATHS} == {"/home/me/a"}
+    assert not [
+        n for n, f in schema.SCHEMA.items() if "director" in f.doc and n not in schema.PATHS
+    ]
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "sample", "plan"])
+def test_help_lists_the_own_flags_with_defaults(command):
+    program = [sys.executable, "-m", f"dapo_jax.{command}"]
+    done = subprocess.run(
+        [*program, "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert f"python -m dapo_jax.{command} --" in done.stdout
+    for word in ("--config ", "(default: configs/quickstart.py)", "--workdir", "--helpfields"):
+        assert word in done.stdout
+    assert {"evaluate": "--top_p", "sample": "--probs", "plan": "--room"}.get(
+        command, "--allow_config_change"
+    ) in done.stdout
+    assert "absl" not in done.stdout and "log_dir" not in done.stdout
+
+
+@pytest.mark.parametrize("place", ["file:///x", "foo://x", "http://127.0.0.1:1/x"])
+def test_a_place_of_no_known_kind(place):
+    for reader in (workdir.open_workdir, checkpoint.steps):
+        with pytest.raises(ValueError, match=f"{place}: no kind of place that is known"):
+            reader(place)
+
+
+def test_what_a_native_library_prints_does_not_stand_beside_its_error(capfd):
+    with gate.hushed():
+        os.write(2, b"progress\n")
+    told = pytest.raises(ValueError, match="^f row 3: cannot be read: KeyError: 'x'$")
+    with told, gate.reading("f", "row 3"), gate.hushed():
+        os.write(2, b"thread 'main' panicked at\n")
+        raise KeyError("x")
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "progress\nafter\n"
+    with pytest.raises(KeyboardInterrupt), gate.reading("f"):
+        raise KeyboardInterrupt

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dapo_jax
-from dapo_jax import config, parallel, validation
+from dapo_jax import config, parallel, schema, validation
 from dapo_jax.model import qwen2
 
 PACKAGE = Path(dapo_jax.__file__).parent
@@ -143,6 +143,17 @@ MISTAKES = [
     # choice
     (dict(loss__normalizer="tokens"), 1, "config.loss.normalizer: 'tokens' is not one of"),
     (dict(model__dtype="float16"), 1, "config.model.dtype: 'float16' is not one of float32"),
+    # beyond what a number can be
+    (dict(seed=2**64), 1, "config.seed: 18446744073709551616 is too large, at most 2147483647"),
+    (dict(steps=10**5000), 1, "config.steps: a number of that size is too large, at most"),
+    (dict(optim__b1=1.0), 1, "config.optim.b1: 1.0 is too large, at most 0.999999"),
+    (dict(optim__b2=1.0), 1, "config.optim.b2: 1.0 is too large, at most 0.999999"),
+    (dict(optim__eps=0.0), 1, "config.optim.eps: 0.0 is too small, at least 1e-20"),
+    (dict(supervised_warmup__batch=99999999999), 1, "config.supervised_warmup.batch: 99999999999"),
+    (dict(optim__row_tokens=9999999999999), 1, "config.optim.row_tokens: 9999999999999 is too"),
+    # mesh axes
+    (dict(sharding__train__vocab="data,data"), 1, "config.sharding.train.vocab: 'data,data': "),
+    (dict(sharding__decode__mlp="rows"), 1, "config.sharding.decode.mlp: 'rows': wants each of"),
     # names
     (dict(optim__learning_rate=1.0), 1, "config.optim.learning_rate: no such field"),
     # relations
@@ -196,6 +207,34 @@ def test_all_mistakes_are_told_at_once():
     ]
 
 
+def test_peers_names_are_not_ours_and_lead_to_fields():
+    assert set(schema.PEERS) <= set(config.SCHEMA)
+    assert not {*schema._OF_PEERS} & {*config.SCHEMA}
+
+
+def test_missing_files_are_told_with_the_other_mistakes(tmp_path):
+    here = tmp_path / "a.jsonl"
+    here.write_text("")
+    c = changed(data__train=f"{here},/nope.parquet", eval__files=f"x={here},y=/no", mesh__data=3)
+    c = changed(c, model__path="/nothere", supervised_warmup__skill_steps=5)
+    with pytest.raises(config.ConfigError) as error:
+        config.validate(c, 1, files=True)
+    assert [line.split(": ")[:2] for line in str(error.value).splitlines()] == [
+        ["config.data.train", "/nope.parquet"],
+        ["config.eval.files", "/no"],
+        ["config.model.path", "/nothere"],
+        ["config.mesh", "data=3 x fsdp=-1 x tensor=1 cannot be laid over 1 devices; use at most one"
+         " -1 and sizes whose product divides 1"],
+        ["config.supervised_warmup", str(error.value).splitlines()[-1].split(": ")[1]],
+    ]  # fmt: skip
+
+
+def test_one_array_is_split_once_over_a_mesh_axis():
+    rules = {"vocab": "fsdp", "embed": "fsdp", "batch": "data"}
+    with pytest.raises(ValueError, match="config.sharding: vocab='fsdp', embed='fsdp' are of one"):
+        parallel.spec(("vocab", "embed", None), rules)
+
+
 def test_a_missing_field_is_named():
     c = config.base()
     with c.unlocked():
@@ -223,6 +262,18 @@ def test_base_is_locked():
         ("temperature", "rollout.temperature"),
         ("loss.cliphigh", "loss.clip_high"),
         ("optim.clip_low", "loss.clip_low"),
+        # peers' names
+        ("optim.learning_rate", "optim.lr"),
+        ("actor_rollout_ref.actor.clip_ratio_low", "loss.clip_low"),
+        ("loss.eps_clip", "loss.clip_low"),
+        ("n_samples", "rollout.group_size"),
+        ("actor_rollout_ref.rollout.n", "rollout.group_size"),
+        ("num_generations", "rollout.group_size"),
+        ("loss.loss_agg_mode", "loss.normalizer"),
+        ("beta", "loss.kl_coef"),
+        ("trainer.total_epochs", "steps"),
+        ("algorithm.filter_groups.enable", "dynamic_sampling.enabled"),
+        ("max_completion_lenght", "rollout.max_response_tokens"),
     ],
 )
 def test_nearest_names_what_was_meant(typed, meant):

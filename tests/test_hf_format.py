@@ -108,6 +108,18 @@ def test_read_shape_choices(tmp_path):
         ({"hidden_size": True}, "hidden_size=true"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps=NaN"),
+        ({"rope_theta": float("inf")}, "rope_theta=Infinity"),
+        ({"rope_theta": 1e-320}, "rope_theta=1e-320"),
+        ({"rope_theta": 10**400}, "rope_theta=1000"),
+        ({"hidden_size": 2**64}, "hidden_size=18446744073709551616"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers=10000000: wants a int of 1 to 10000"),
+        ({"tie_word_embeddings": "false"}, 'tie_word_embeddings="false": wants true or false'),
+        ({"rope_scaling": "default"}, "rope_scaling"),
+        ({"rope_parameters": "default"}, "rope_parameters"),
+        ({"layer_types": 5}, "layer_types"),
+        ({"layer_types": True}, "layer_types"),
+        ({"layer_types": [[1]]}, "layer_types"),
     ],
 )
 def test_refused_by_name(tmp_path, changed, named):
@@ -116,13 +128,22 @@ def test_refused_by_name(tmp_path, changed, named):
     assert named in str(e.value) and "config.json" in str(e.value) and "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x00", "[" * 100_000, '{"a":' * 100_000])
 def test_unreadable_config(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config\.json: "):
         hf.read_shape(tmp_path)
     with pytest.raises(ValueError, match=r"config\.json: cannot be read"):
         hf.read_shape(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite(tmp_path, value):
+    tensors = {name: x.copy() for name, x in golden.tensors(CASE).items()}
+    tensors["model.norm.weight"].flat[-1] = value
+    directory = golden.write(tmp_path, CASE, state=tensors)
+    with pytest.raises(ValueError, match="model.norm.weight holds NaN or infinity"):
+        load_params(directory)
 
 
 # --- tensors and files ----------------------------------------------------------------------------

@@ -52,8 +52,9 @@ def easy_problems(folder, seed):
 
 
 def test_a_few_steps_raise_accuracy(tmp_path):
-    """From .00-.02 to MEASURED after ten steps with seeds 0-4; with the sign of the advantage or of
-    the gradient turned it stays at .00-.02 (`mutants.py` has both)."""
+    """Seeds 0-4 went from .00-.07 to .61, .71, .47, .50, .48 in ten steps: the bound is three
+    standard deviations below their mean. With the sign of the advantage turned seed 0 ends at 0
+    (`mutants.py` has that, and the sign of the gradient)."""
     c = easy_problems(tmp_path, seed=0)
     assert train.train(c, tmp_path / "run")
     before, after = accuracy(tmp_path / "run", "eval/train/avg@k")

@@ -29,7 +29,7 @@ def make(**changes) -> objective.Coefficients:
 
 
 def golden(c):
-    return objective.clipped(OLD + LOG_RATIO, OLD, ADVANTAGE, c)
+    return objective.ppo_clip(OLD + LOG_RATIO, OLD, ADVANTAGE, c)
 
 
 def golden_loss(normalizer, chunk=32):
@@ -63,8 +63,8 @@ def test_without_the_dual_clip_a_bad_token_pays_its_whole_ratio():
 def test_clip_higher_moves_only_the_upper_bound():
     log_ratio = np.log(np.float32([1.25, 0.75]))
     advantage = np.float32([1.0, -1.0])
-    higher = objective.clipped(log_ratio, np.zeros(2), advantage, make())
-    symmetric = objective.clipped(log_ratio, np.zeros(2), advantage, make(clip_high=0.2))
+    higher = objective.ppo_clip(log_ratio, np.zeros(2), advantage, make())
+    symmetric = objective.ppo_clip(log_ratio, np.zeros(2), advantage, make(clip_high=0.2))
     np.testing.assert_allclose(higher.loss, [-1.25, 0.8], rtol=1e-6)
     np.testing.assert_allclose(symmetric.loss, [-1.2, 0.8], rtol=1e-6)
 
@@ -75,8 +75,8 @@ def test_gradient_is_zero_exactly_where_a_bound_is_reported():
     grid = np.meshgrid(np.linspace(-3.97, 4.03, 41), [-2.5, -1.0, -0.01, 0.01, 1.0, 3.0])
     log_ratio, advantage = (x.ravel().astype(np.float32) for x in grid)
     old = np.zeros_like(log_ratio)
-    grad = jax.grad(lambda x: objective.clipped(x, old, advantage, c).loss.sum())(log_ratio)
-    term = objective.clipped(log_ratio, old, advantage, c)
+    grad = jax.grad(lambda x: objective.ppo_clip(x, old, advantage, c).loss.sum())(log_ratio)
+    term = objective.ppo_clip(log_ratio, old, advantage, c)
     bound = term.clipped_low | term.clipped_high | term.dual_clipped
     assert term.clipped_low.any() and term.clipped_high.any() and term.dual_clipped.any()
     expected = np.where(bound, 0.0, -advantage * np.exp(log_ratio))
@@ -85,17 +85,17 @@ def test_gradient_is_zero_exactly_where_a_bound_is_reported():
 
 def test_zero_advantage_is_zero_loss_with_every_dual_clip():
     for dual in (0.0, 10.0):
-        loss = lambda x: objective.clipped(x, 0.0, 0.0, make(dual_clip=dual)).loss  # noqa: B023
+        loss = lambda x: objective.ppo_clip(x, 0.0, 0.0, make(dual_clip=dual)).loss  # noqa: B023
         value, grad = jax.value_and_grad(loss)(0.7)
         assert value == 0 and grad == 0
 
 
 @pytest.mark.parametrize("gap", [50.0, 1e4, -1e4])
 def test_log_ratio_guard(gap):
-    term = objective.clipped(jnp.float32(gap), jnp.float32(0), jnp.float32(-1), make())
+    term = objective.ppo_clip(jnp.float32(gap), jnp.float32(0), jnp.float32(-1), make())
     assert term.ratio == pytest.approx(np.exp(np.clip(gap, -20, 20)), rel=1e-5)
     assert np.isfinite(term.loss)
-    near = objective.clipped(
+    near = objective.ppo_clip(
         jnp.float32(3), jnp.float32(0), jnp.float32(-1), make(log_ratio_max=2.0)
     )
     assert near.ratio == pytest.approx(np.exp(2), rel=1e-6)

@@ -26,9 +26,7 @@ def test_the_papers_lengths(length, penalty):
     """Exact: every value of the ramp is a multiple of 1/4096. A correct response that fills its
     20,480 tokens ends at 0, a wrong one at -2."""
     assert reward.overlong_penalty(np.array([length]), **PAPER)[0] == penalty
-    shaped = reward.shaped(
-        np.array([True, False]), np.array([length, length]), right=1.0, wrong=-1.0, **PAPER
-    )
+    shaped = reward.shaped(np.array([1.0, -1.0]), np.array([length, length]), **PAPER)
     np.testing.assert_array_equal(shaped, [1 + penalty, -1 + penalty])
 
 
@@ -55,8 +53,7 @@ def test_without_a_buffer_nothing_within_the_limit_is_punished():
 
 def test_other_outcomes():
     shaped = reward.shaped(
-        np.array([[True, False]]), np.array([[5, 20]]), right=2.0, wrong=0.0,
-        max_tokens=20, buffer_tokens=10, factor=0.5,
+        np.array([[2.0, 0.0]]), np.array([[5, 20]]), max_tokens=20, buffer_tokens=10, factor=0.5
     )  # fmt: skip
     np.testing.assert_array_equal(shaped, [[2.0, -0.5]])
 

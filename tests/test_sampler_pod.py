@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from dapo_jax import config
+from dapo_jax import config, plan
 from dapo_jax.model import paged, qwen2
 from dapo_jax.pods import hlo, topology
 from dapo_jax.rollout.engine import Engine
@@ -16,19 +16,7 @@ pytestmark = [
     ),
 ]
 
-QWEN_32B = qwen2.Shape(
-    vocab_size=152064,
-    hidden_size=5120,
-    intermediate_size=27648,
-    num_layers=64,
-    num_heads=40,
-    num_kv_heads=8,
-    head_dim=128,
-    rope_theta=1e6,
-    rms_eps=1e-6,
-    tie_embeddings=False,
-    scan_layers=True,
-)
+QWEN_32B = plan.qwen2_5("32B", scan_layers=True)
 FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "constant", "call"}
 
 

@@ -315,3 +315,64 @@ def test_sentencepiece_errors(word_model, tmp_path):
         load(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(word_model)
     assert load(tmp_path).encode("f") == load(tmp_path / "b.model").encode("f")
+
+
+# --- a first try, with limits ---------------------------------------------------------------------
+
+LETTERS = {c: i for i, c in enumerate("abcdefghijklmnopqrstuvwxyz0123456789 ")}
+SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+def write_words(folder, unk_token="</s>", **parts):
+    model = {"type": "WordLevel", "vocab": {"</s>": 40, **LETTERS}, "unk_token": unk_token}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": model} | parts))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+
+
+@pytest.mark.parametrize(
+    "parts, reason",
+    [
+        ({"pre_tokenizer": SPLIT | {"pattern": {"Regex": "(a+)+$"}}}, "cannot encode 'aaaa"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "cannot encode 'What"),
+        ({"decoder": {"type": "Strip", "content": " ", "start": 5, "stop": 5}}, "cannot decode"),
+        ({"unk_token": "[UNK]"}, r"Missing \[UNK\]"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 45}}, "a first try "),
+    ],
+)
+def test_a_tokenizer_that_fails_is_one_line(tmp_path, capfd, parts, reason):
+    write_words(tmp_path, **parts)
+    with pytest.raises(ValueError, match=f"^{tmp_path}/tokenizer.json: .*{reason}") as e:
+        load(tmp_path)
+    assert "\n" not in str(e.value)
+    assert capfd.readouterr().err == ""  # no panic beside it
+
+
+LOOP = "{% for i in range(99999) %}"
+TEMPLATES = {
+    LOOP * 2 + "{% endfor %}" * 2: "a first try takes more than",
+    "{{ 'a' * 10**10 }}": "asks for more memory than there is",
+    "{{ 'a' * 3000000 }}": "makes 3,000,000 characters of a prompt",
+    "{% for i in [1] %}" * 25 + "{% endfor %}" * 25: "not a Jinja template: SyntaxError: too many",
+    "{% if 1 %}" * 200 + "{% endif %}" * 200: "not a Jinja template: IndentationError",
+    "{% break %}": "not a Jinja template: SyntaxError: 'break' outside loop",
+    "{{ " + "[" * 500 + "]" * 500 + " }}": "not a Jinja template: nested too deeply",
+    "{{ messages" + ".a" * 5000 + " }}": "not a Jinja template: nested too deeply",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=TEMPLATES.values())
+def test_a_template_without_end_is_one_line(tmp_path, template):
+    write_words(tmp_path)
+    file = tmp_path / "chat.jinja"
+    file.write_text(template)
+    with pytest.raises(ValueError) as e:
+        load(tmp_path, file)
+    assert str(file) in str(e.value) and TEMPLATES[template] in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_words_that_the_tokenizer_does_not_know(folder, word_model):
+    words = load(folder)
+    assert words.unknown_words("six times seven, six times nine") == ["times", "seven,", "nine"]
+    assert words.unknown_words("six seven") == []

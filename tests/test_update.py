@@ -533,6 +533,16 @@ def test_a_non_finite_gradient_keeps_the_old_state(bad):
     assert not skipped and (moved["w"] != params["w"]).all()
 
 
+def test_parameters_that_would_not_be_finite_are_not_applied():
+    """The gradient is finite; what it would make of the parameters is not."""
+    params, grads = dict(w=jnp.ones(3)), dict(w=jnp.full(3, 2.0))
+    tx = optax.scale(1e30)
+    state = tx.init(params)
+    after, _, norm, skipped = update.apply(tx, params, state, grads, 1e30)
+    assert skipped and np.isfinite(norm)
+    np.testing.assert_array_equal(after["w"], params["w"])
+
+
 def test_one_bad_token_skips_the_update(programs, params, batch):
     old = [o.copy() for o in batch.old]
     old[5][0] = np.nan

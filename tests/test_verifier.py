@@ -74,6 +74,8 @@ STATES_42 = [
     # the mark
     "Answer: 42", "answer:42", "ANSWER : 42", "Answer：42", "Final Answer: 42", "## Answer: 42",
     "Answer:\n42", "Answer:\n\n  42\n", "**Answer**\n\nThe answer is 42.", "Answer -> 42",
+    "Answer => 42", "Answer:\n> 42", "Answer: 42</answer>", "Answer: the sum of both is 42",
+    "Answer: 42. I am not sure about step 3.", "Answer: 42 red or blue marbles",
     "The answer is 42", "the answer (arabic numerals) is 42.", "So the correct answer is: **42**",
     "Answer: 3\nWait, that is wrong.\nAnswer: 42", "Answer: 41\nSo \\boxed{42}",
     "\\boxed{41}\nAnswer: 42", "Answer: 42\nI hope this answer is helpful!",
@@ -130,6 +132,16 @@ STATES_NOTHING = [
     # statements that deny or bound it
     "Answer: not 42", "The answer isn't 42.", "The answer cannot be 42.", "Answer: 42?",
     "Answer: at least 42", "Answer: more than 42", "Answer: x <= 42", "Answer: ≤ 42",
+    "Answer: >42", "Answer: > 42", "Answer: over 42", "Answer: under 42", "Answer: up to 42",
+    "Answer: 42 or more", "Answer: 42 at most", "Answer: anything but 42", "Answer: 42 is wrong",
+    "Answer: 42 is not the answer", "Answer: 42 or forty-three", "Answer: 42; 43",
+    "Answer: 42. Or 43.", "Answer: 42. 43.", "Answer: 42</answer>43",
+    "The answer is 42. No, it is 43.",
+    # words that make another number of it
+    "Answer: minus 42", "Answer: negative 42", "Answer: half of 42", "Answer: twice 42",
+    "Answer: double 42", "Answer: the reciprocal of 42", "Answer: log 42", "Answer: sin(42)",
+    "Answer: f(42)", "Answer: C(42)", "Answer: zero point 42", "Answer: forty plus 42",
+    "Answer: the square root of 42",
     # broken off, or not final
     "and therefore the total number of apples is 42", "so x = 42 and then",
     "Answer: 42\n" + "Wait, let me check this again.\n" * 20,

@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
-from dapo_jax import parallel
+from dapo_jax import gate, parallel
 from dapo_jax.checkpoint import seal
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.dapo.dynamic_sampling import Group
@@ -83,7 +83,10 @@ def _score(saved: dict[str, float | None]) -> float:
 def _absolute(directory: str | pathlib.Path) -> epath.Path:
     """Orbax wants local paths absolute."""
     path = str(directory)
-    return epath.Path(path if "://" in path else pathlib.Path(path).resolve())
+    if "://" not in path:
+        return epath.Path(pathlib.Path(path).resolve())
+    with gate.reading(path, what="no kind of place that is known, such as gs://"):
+        return epath.Path(path)
 
 
 class NotFinite(ValueError):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import jax
 from etils import epath
 
-from dapo_jax import parallel
+from dapo_jax import gate, parallel
 
 CHECKPOINTS = "checkpoints"
 # What a run creates, replaces or removes without asking.
@@ -102,7 +102,8 @@ def open_workdir(name: str | pathlib.Path) -> Workdir:
 def _open_remote(name: str) -> Workdir:
     local = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-"))
     atexit.register(shutil.rmtree, local, ignore_errors=True)
-    home = Workdir(name, local, epath.Path(name), {})
+    with gate.reading(f"--workdir={name}", what="no kind of place that is known, such as gs://"):
+        home = Workdir(name, local, epath.Path(name), {})
     if not parallel.first():
         return home
     try:

@@ -21,7 +21,6 @@ import os
 import re
 import reprlib
 import sys
-import zlib
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -31,9 +30,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dapo_jax import bars, gate
 from dapo_jax.data import prompts
 from dapo_jax.data.tokenizer import Tokenizer, load as load_tokenizer
-from dapo_jax.log import bars
 
 if TYPE_CHECKING:
     import grain
@@ -92,6 +91,10 @@ class Encoded(NamedTuple):
 
 
 class _BadRow(ValueError):  # (field, value, reason)
+    pass
+
+
+class _Foreign(ValueError):  # a whole file, and the message names it
     pass
 
 
@@ -165,15 +168,23 @@ def integer(value: object, field: str = "answer") -> str:
     so removing them changes no verdict there; leading zeros, '+' and '-1,234' it would demand
     literally, which no reader of the problem can know.
 
-    Refused as damaged are answers that went through a float: '27.0', whose column has already
-    rounded its larger answers, and integers beyond 2**53 that fill a float's 53-bit mantissa. Five
-    rows of DAPO-Math-17k look like that: their 105263157894736848 should end in 42.
+    A float or a decimal, also as text ('27.0'), is read where it is integral and below 2**53, up to
+    which a float holds every integer. Refused as damaged are those beyond, and integers beyond that
+    fill a float's 53-bit mantissa. Five rows of DAPO-Math-17k look like that: their
+    105263157894736848 should end in 42.
 
     ValueError (three arguments: field, value, reason) for whatever is not an integer.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         raise _BadRow(field, value, "missing or empty")
+    if isinstance(value, Decimal) and value.is_finite() and abs(value.adjusted()) < 400:
+        value = format(value, "f")
+    elif isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
     text = str(value).strip() if isinstance(value, str | int | float) else ""
+    if m := re.fullmatch(r"([+-]?[0-9][0-9,]*)\.0*", text):
+        digits = m[1].lstrip("+-").replace(",", "")
+        text = m[1] if len(digits) < 17 and int(digits) < 2**53 else text
     # Digits stay text: int() refuses more than 4300 of them.
     if m := re.fullmatch(r"([+-]?)([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)", text):
         digits = m[2].replace(",", "").lstrip("0") or "0"
@@ -194,7 +205,7 @@ def _fills_mantissa(digits: str) -> bool:
 # --- one row ------------------------------------------------------------------------------------
 
 
-def _parse(row: bytes | dict) -> tuple[prompts.Messages, str, object, str]:
+def _parse(row: bytes | dict | Exception) -> tuple[prompts.Messages, str, object, str]:
     """(messages, name of the answer's field, answer as it stands there, source or ''); _BadRow."""
     if isinstance(row, bytes):
         try:
@@ -203,6 +214,8 @@ def _parse(row: bytes | dict) -> tuple[prompts.Messages, str, object, str]:
             raise _BadRow("row", row, f"not UTF-8 text (byte {e.start})") from e
         except (ValueError, RecursionError) as e:
             raise _BadRow("row", row, f"not valid JSON: {e}") from e
+    if isinstance(row, Exception):
+        raise _BadRow("row", "", f"cannot be read: {gate.describe(row)}") from row
     if isinstance(row, dict) and row.get("verl_row") is not None:
         row = row["verl_row"]
     if not isinstance(row, dict):
@@ -262,7 +275,7 @@ def _id(messages: prompts.Messages) -> str:
 # --- files --------------------------------------------------------------------------------------
 
 
-def _rows(path: Path) -> Iterator[tuple[int, bytes | dict]]:
+def _rows(path: Path) -> Iterator[tuple[int, bytes | dict | Exception]]:
     """(row number, a dict of parquet or an undecoded line of jsonl)."""
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"
@@ -273,11 +286,12 @@ def _rows(path: Path) -> Iterator[tuple[int, bytes | dict]]:
     try:
         for number, row in (_parquet if path.suffix == ".parquet" else _jsonl)(path):
             yield number, row
-    except (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeDecodeError) as e:
+    except _Foreign:
+        raise
+    except Exception as e:  # of pyarrow, gzip, the system: what a damaged file raises is anybody's
         after = f" after row {number}" if number else ""
         raise ValueError(
-            f"{path}: cannot be read{after}, is it damaged or cut short? "
-            + " ".join(str(e).split())
+            f"{path}: cannot be read{after}, is it damaged or cut short? {gate.describe(e)}"
         ) from e
 
 
@@ -291,16 +305,29 @@ def _jsonl(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _parquet(path: Path) -> Iterator[tuple[int, dict]]:
+def _parquet(path: Path) -> Iterator[tuple[int, dict | Exception]]:
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         if not any(set(schema) <= set(names) for schema in SCHEMAS):
-            raise ValueError(f"{path}: has the columns {', '.join(names)}; {_NEEDS}")
+            raise _Foreign(f"{path}: has the columns {', '.join(names)[:300]}; {_NEEDS}")
         # Only what is needed, a few thousand rows at a time: DAPO-Math-17k has 1.79M of them.
         batches = file.iter_batches(4096, columns=[n for n in names if n in _COLUMNS])
-        rows = (row for batch in batches for row in batch.to_pylist())
+        rows = (row for batch in batches for row in _dicts(batch))
         bar = bars.bar(rows, desc=path.name, total=file.metadata.num_rows, unit="row", **_BAR)
         yield from enumerate(bar, 1)
+
+
+def _dicts(batch: pa.RecordBatch) -> Iterator[dict | Exception]:
+    """The rows; where one holds what Python has no value for (the year 5,881,580), its error."""
+    try:
+        yield from batch.to_pylist()
+    except Exception:
+        for i in range(batch.num_rows):
+            try:
+                row = batch.slice(i, 1).to_pylist()[0]
+            except Exception as e:
+                row = e
+            yield row
 
 
 def _nearest(path: Path) -> str:
@@ -319,12 +346,14 @@ def encode(
     max_tokens: int,
     chat: bool,
     on_long: str = "filter",
+    name: str = "",
 ) -> Encoded:
     """Prompts as token ids, each 1..max_tokens tokens long.
 
     chat: through the tokenizer's chat template; otherwise the contents alone, as plain text.
     on_long: 'filter' leaves longer prompts out; 'left_truncate' keeps their last max_tokens
       tokens, as verl's `truncation=left` does (the question survives, the template's head not).
+    name: of the set, for errors.
     ValueError: a prompt without tokens; no prompt that fits; no chat template.
     """
     if on_long not in ("filter", "left_truncate") or max_tokens < 1:
@@ -344,8 +373,8 @@ def encode(
             kept.append(problem)
     if problems and not kept:
         raise ValueError(
-            f"all {n_long} prompts are longer than {max_tokens} tokens; raise "
-            "data.max_prompt_tokens or set data.on_long='left_truncate'"
+            f"{name or problems[0].source}: all {n_long} prompts are longer than {max_tokens}"
+            " tokens; raise data.max_prompt_tokens or set data.on_long='left_truncate'"
         )
     return Encoded(ids, kept, n_long)
 

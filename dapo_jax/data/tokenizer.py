@@ -5,12 +5,18 @@
 
 Nothing is downloaded and no code of a checkpoint is run: the two native libraries read the
 vocabulary, and a chat template, which is a program that came with the data, is rendered in Jinja's
-sandbox.
+sandbox. A tokenizer.json and a template are tried out first, in a process of their own with limits
+of time and memory.
 """
 
 import functools
 import json
+import os
 import re
+import resource
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +27,12 @@ import sentencepiece
 import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
+from dapo_jax import gate
+
 # Qwen2.5 base models end with the first, instruct models with the second, and either may appear
 # after training one from the other: with only one of them known, answers would run to the limit.
 QWEN_STOPS = ("<|endoftext|>", "<|im_end|>")
+MAX_TEXT = 2_000_000  # characters that a chat template may make of a conversation
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ class Tokenizer:
     stop_ids: ids that end a response.
     template: Jinja source of the chat template, '' if none was found.
     specials: bos_token, eos_token, ... as a chat template sees them.
+    unknown_id: id that stands for what the vocabulary lacks; None where it can write any text.
     """
 
     vocab_size: int
@@ -44,6 +54,7 @@ class Tokenizer:
     _encode: Callable[[str], list[int]]
     _decode: Callable[[list[int], bool], str]
     _token: Callable[[int], str | None]
+    unknown_id: int | None = None
 
     def encode(self, text: str) -> list[int]:
         """Token ids; no BOS or EOS is added, special tokens written in the text are recognised."""
@@ -56,6 +67,12 @@ class Tokenizer:
     def token(self, id: int) -> str:
         """The vocabulary's own spelling of one token ('Ġthe', '▁the'); '' for an unused id."""
         return (self._token(int(id)) or "") if 0 <= id < self.vocab_size else ""
+
+    def unknown_words(self, text: str) -> list[str]:
+        """The words of `text`, each once, of which the model sees no more than that they are
+        unknown."""
+        words = dict.fromkeys(text.split())
+        return [word for word in words if self.unknown_id in self.encode(word)]
 
     def render_chat(self, messages: Sequence) -> str:
         """The prompt text of a conversation, up to where the assistant starts to write.
@@ -72,17 +89,20 @@ class Tokenizer:
             dict(m) if isinstance(m, Mapping) else {"role": m[0], "content": m[1]} for m in messages
         ]
         try:
-            return _compile(self.template).render(
+            text = _compile(self.template).render(
                 messages=messages,
                 add_generation_prompt=True,
                 tools=None,
                 documents=None,
                 **self.specials,
             )
+            if len(text) > MAX_TEXT:
+                raise ValueError(f"makes {len(text):,} characters of a prompt")
+            return text
         except SecurityError as e:
             raise ValueError(f"chat template refused by the sandbox: {_line(e)}") from e
         except Exception as e:  # a template is a program: any of Python's errors can come out
-            raise ValueError(f"chat template failed: {type(e).__name__}: {_line(e)}") from e
+            raise ValueError(f"chat template failed: {gate.describe(e)}") from e
 
     def chat(self, messages: Sequence) -> list[int]:
         """Token ids of `render_chat(messages)`."""
@@ -97,9 +117,16 @@ def load(path: str | Path, chat_template: str | Path = "") -> Tokenizer:
       chat_template.jinja in the same folder.
     stop_ids are those of generation_config.json and tokenizer_config.json together with Qwen's pair
     (where the vocabulary has it) or SentencePiece's eos.
-    ValueError: missing or damaged files, unknown stop token, template that does not compile.
+    ValueError: missing or damaged files, unknown stop token, a template that does not compile or
+      cannot render a first prompt, a tokenizer that cannot encode one within the limits.
     """
     file = _vocabulary_file(Path(path))
+    if file.suffix != ".model" or chat_template:
+        _try_out(file, chat_template)
+    return _load(file, chat_template)
+
+
+def _load(file: Path, chat_template: str | Path) -> Tokenizer:
     config = _json(file.parent / "tokenizer_config.json")
     generation = _json(file.parent / "generation_config.json")
     named = {
@@ -132,23 +159,102 @@ def load(path: str | Path, chat_template: str | Path = "") -> Tokenizer:
         _compile(template)
     except jinja2.TemplateSyntaxError as e:
         raise ValueError(f"{where}: line {e.lineno}: not a Jinja template: {_line(e)}") from e
+    except Exception as e:  # Jinja writes Python, which has limits of its own
+        raise ValueError(f"{where}: not a Jinja template: {gate.describe(e)}") from e
     return Tokenizer(stop_ids=frozenset(stops), template=template, specials=specials, **fields)
+
+
+# ------------------------------------------------------------------------------------------------
+# A first try, in a process of its own
+# ------------------------------------------------------------------------------------------------
+
+# A template is a program, and so is a chain of regular expressions. Seconds of the processor, so
+# that other work on the machine does not count; what only sleeps is ended by the clock.
+_SECONDS, _CLOCK_SECONDS, _BYTES = 6, 60, 2 * 10**9
+_PROBES = ("What is 6 * 7?\n", "Solve  it: $x^2 = 4$. " * 20, "a" * 500 + "!", "1" * 200, " " * 99,
+           "naïve Ünïcode 漢字 😀 e\u0301 \u200b\x00", "")  # fmt: skip
+
+
+def _try_out(file: Path, chat_template: str | Path) -> None:
+    """Load both elsewhere, encode, decode and render there. ValueError: it fails, takes longer than
+    _SECONDS or more memory than _BYTES."""
+    program = [sys.executable, "-m", "dapo_jax.data.tokenizer", str(file), str(chat_template)]
+    there = os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+    try:
+        done = subprocess.run(
+            program, env=there, capture_output=True, check=False, timeout=_CLOCK_SECONDS
+        )
+        status, said = done.returncode, done.stdout.decode(errors="replace").splitlines()
+    except subprocess.TimeoutExpired as late:
+        status, said = None, (late.stdout or b"").decode(errors="replace").splitlines()
+    if status == 0:
+        return
+    if said and said[-1].startswith("error: "):
+        raise ValueError(said[-1].removeprefix("error: "))
+    where = said[-1] if said else str(file)
+    if status in (None, -signal.SIGXCPU, -signal.SIGKILL):
+        raise ValueError(f"{where}: a first try takes more than {_SECONDS} s of the processor")
+    raise ValueError(
+        f"{where}: a first try ends with exit code {status}; it needs more than"
+        f" {_BYTES / 1e9:g} GB of memory, or what reads it crashes"
+    )
+
+
+def _tried_out(file: Path, chat_template: str) -> None:
+    """What that process does: prints what it is at, and at the end 'error: ...' if there is one."""
+    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    at = f"{file}{' or ' + chat_template if chat_template else ''}"
+    print(at, flush=True)
+    try:
+        made = _load(file, chat_template)
+        for text in _PROBES:
+            for skip in (True, False):
+                made.decode(made.encode(text), skip)
+        made.decode(range(200))
+        if made.template:
+            config = _json(file.parent / "tokenizer_config.json")
+            at = f"{_template(file.parent, config, chat_template)[0]}: "
+            print(f"{at}chat template", flush=True)
+            made.encode(made.render_chat([("user", "What is 6 * 7?")]))
+    except ValueError as error:  # of a file it names it
+        place = at if "chat template " in str(error) else ""
+        print("error: " + " ".join(f"{place}{error}".split()), flush=True)
+        sys.exit(1)
+    except MemoryError:
+        print(f"error: {at}: a first try needs more than {_BYTES / 1e9:g} GB", flush=True)
+        sys.exit(1)
+
+
+# ------------------------------------------------------------------------------------------------
+# The two kinds of vocabulary
+# ------------------------------------------------------------------------------------------------
 
 
 def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:
     text = _text(file)
-    try:
+    # The library raises bare Exceptions, and what Rust panics of is a BaseException.
+    with gate.reading(file, what="not a tokenizer.json"), gate.hushed():
         model = tokenizers.Tokenizer.from_str(text)
-    except Exception as e:  # the library raises a bare Exception
-        raise ValueError(f"{file}: not a tokenizer.json: {_line(e)}") from e
     model.no_truncation()  # the file may carry the settings of somebody's training run
     model.no_padding()
     ids = model.get_vocab(with_added_tokens=True)
+
+    def encode(text: str) -> list[int]:
+        with gate.reading(file, what=f"cannot encode {text[:40]!r}"), gate.hushed():
+            return model.encode(text, add_special_tokens=False).ids
+
+    def decode(ids: list[int], skip: bool) -> str:
+        with gate.reading(file, what=f"cannot decode the tokens {ids[:9]}"), gate.hushed():
+            return model.decode(ids, skip_special_tokens=skip)
+
     fields = dict(
         vocab_size=max(ids.values(), default=-1) + 1,
-        _encode=lambda text: model.encode(text, add_special_tokens=False).ids,
-        _decode=lambda ids, skip: model.decode(ids, skip_special_tokens=skip),
+        _encode=encode,
+        _decode=decode,
         _token=model.id_to_token,
+        unknown_id=ids.get(getattr(model.model, "unk_token", None)),
     )
     return fields, ids.get, {ids[name] for name in QWEN_STOPS if name in ids}, {}
 
@@ -182,6 +288,7 @@ def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
         return text + model.decode(run)
 
     fields = dict(vocab_size=size, _encode=encode, _decode=decode, _token=model.id_to_piece)
+    fields["unknown_id"] = model.unk_id()
     special = {"bos_token": model.bos_id(), "eos_token": model.eos_id()}
     ids = {model.id_to_piece(i): i for i in range(size)}
     return (
@@ -292,3 +399,7 @@ def _json(file: Path) -> dict:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+if __name__ == "__main__":
+    _tried_out(Path(sys.argv[1]), sys.argv[2])

@@ -127,7 +127,7 @@ def _unwrap_shortest(line: str, command: str) -> str:
 
 # "Answer: 42", "**Answer**: 42", '"answer": "42"', "<answer>42" and "the answer (in cm) is 42".
 _MARK = re.compile(
-    r"(?<!/)(?<!to )answers?\b[^\n.:：=>]{0,60}?(?:[:：=>]|\b(?:is|are|was|be|equals)\b)",
+    r"(?<!/)(?<!to )answers?\b[^\n.:：=>]{0,60}?(?:=>|[:：=>]|\b(?:is|are|was|be|equals)\b)",
     re.IGNORECASE,
 )
 _BOX = "\\boxed{"
@@ -255,6 +255,29 @@ _EXPLANATION = re.compile(
     r"\s(?:\((?=[a-z]{2})|-\s+[a-z]{2}|(?:because|since|as|which|where|that is|i\.e)\b)",
     re.IGNORECASE,
 )
+# Right before the number ("half of 42", "up to 42", "sin(42)"), so that it is another one or none.
+_ALTERS = re.compile(
+    r"(?:[^\W\d_]\(|\b(?:minus|negative|plus|times|point|half|third|quarter|twice"
+    r"|thrice|double|triple|reciprocal|inverse|opposite|negation|factorial|square|cube|roots?|squared|log|ln|exp|sin|cos"
+    r"|tan|sqrt|over|under|above|below|beyond|within|up|but|except|excluding|besides|exceeds|exceeding)"
+    r"(?: (?:of|to|the|for|by|from))?[ (]{0,9})$",
+    re.IGNORECASE,
+)
+# Behind it ("42 is wrong", "42 or more").
+_DENIES = re.compile(
+    r"n't\b|\b(?:not|never|cannot|wrong|incorrect|false|impossible|at (?:least|most))\b"
+    r"|\bor (?:so|more|less|fewer|greater|higher|lower|above|below|even|another|maybe|perhaps|zero"
+    r"|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w{3,6}teen|\w{3,6}ty)\b",
+    re.IGNORECASE,
+)
+# And at the beginning of what comes behind its sentence ("42. No, it is 43", "42; 43").
+_TAKES_BACK = re.compile(
+    r"\W{0,9}(?:(?:or|no|nope|not|wait|actually|sorry|correction|rather|alternatively)\b.*?[0-9]"
+    r"|[0-9][0-9,. ]*$)",
+    re.IGNORECASE | re.DOTALL,
+)
+_AFTER_TAG = re.compile(r"[a-z]{1,20}>\W{0,9}[0-9]")
+_QUOTE = re.compile(r"\n[ \t]*> ")
 _CHOICE = re.compile(r"\b(?:or|maybe|perhaps|possibly)\b", re.IGNORECASE)
 _LIST = re.compile(r",(?![0-9]{3})|\band\b", re.IGNORECASE)
 
@@ -295,6 +318,8 @@ def _read_integer(statement: str) -> str | None:
     if end := _SENTENCE_END.search(text):
         if _TWO_WORDS.match(text, 0, end.start()) and _DIGIT.search(text, end.end()):
             return None  # prose that goes on to calculate
+        if _TAKES_BACK.match(text, end.end()):
+            return None
         text = text[: end.start()]
     first = _NUMBER.search(text)
     if first is None:
@@ -327,10 +352,12 @@ def _plain(text: str) -> str:
         text = text.replace("^\\circ", " ").replace("^{\\circ}", " ")
         text = _UNIT_POWER.sub(" ", text)
         text = _TEX.sub(lambda command: _TEX_PLAIN.get(command[1], "\\"), text)
-    for tag in ("</", "<|"):
-        text = text.partition(tag)[0]
-    text = text.translate(_PLAIN).replace("**", "  ")
-    return text.strip(" '*_:=>|").removeprefix(". ")
+    text, _, closed = text.partition("</")
+    text = text.partition("<|")[0]
+    if _AFTER_TAG.match(closed):  # "42</answer>43"
+        text += " ; " + closed.partition(">")[2]
+    text = _QUOTE.sub("\n", text).translate(_PLAIN).replace("**", "  ")
+    return text.strip(" '*_:=|").removeprefix(". ")
 
 
 def _magnitude(digits: str) -> str | None:
@@ -363,6 +390,8 @@ def _sign(before: str) -> str | None:
     words = words.lstrip("*- ")
     if not _OPERATORS.isdisjoint(words) or _DIGIT.search(words) or _NEGATION.search(words):
         return None
+    if _ALTERS.search(before[-40:]):
+        return None
     return "-" if sign == "-" else ""
 
 
@@ -371,6 +400,8 @@ def _is_unit(after: str) -> bool:
     word = after.lstrip()
     if not word:
         return True
+    if _DENIES.search(word):
+        return False
     if word[0] in _OPERATORS_FIRST or word[0].isnumeric() or not _OPERATORS_LATER.isdisjoint(word):
         return False
     letters = _LETTERS.match(word)

@@ -64,7 +64,7 @@ def read_config(path: str):
         raise ValueError(f"{path}/config.json: no JSON") from error
     if not isinstance(saved, dict) or "rollout.group_size" not in saved:
         raise ValueError(f"{path}/config.json: not a run's")
-    config = schema.base()
+    config, saved = schema.base(), schema.translated(saved)
     try:
         config.update_from_flattened_dict({k: v for k, v in saved.items() if k in schema.SCHEMA})
     except (TypeError, ValueError) as error:

@@ -39,7 +39,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
-from ml_collections import config_flags
 
 from dapo_jax import build, cli, parallel, presets, schema, train
 from dapo_jax.experiments import figures, pool, stats
@@ -329,11 +328,10 @@ def describe(config) -> str:
 
 def start():
     """The config whose rungs are run: that of --config or configs/ladder.py, with the overrides."""
-    flag = flags.FLAGS["config"]
-    if flag.present:
+    if cli.FILE.present:
         return cli.CONFIG.value
     config = presets.ladder_task()
-    config.update_from_flattened_dict(config_flags.get_override_values(flag))
+    cli.apply(config, cli.CONFIG.overrides)
     return config
 
 

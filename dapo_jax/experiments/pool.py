@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from dapo_jax.log import bars
+from dapo_jax import bars
 
 # What started processes inherit, unless the user has set it; the reasons: launch/quickstart.sh.
 _ENVIRONMENT = {

@@ -24,8 +24,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from tqdm import tqdm
 
-from dapo_jax import parallel
-from dapo_jax.log import bars
+from dapo_jax import bars, parallel
 from dapo_jax.model import qwen2
 from dapo_jax.model.hf_format import (
     DTYPES,
@@ -63,7 +62,7 @@ def resolve(path_or_name: str | Path) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
     except Exception as e:  # the client's own errors, those of its HTTP library, the system's
         raise ValueError(
-            f"{name}: no such directory, and not to be had from the Hugging Face hub or its cache"
+            f"{name}: no such directory, and the Hugging Face hub and its cache do not give it"
             f" ({type(e).__name__}); pass the directory that holds its config.json and safetensors"
         ) from e
 
@@ -110,7 +109,7 @@ def load_params(
     arrays are filled in place on the devices, a layer at a time. float32, float16 and bfloat16
     tensors become `dtype` there.
 
-    ValueError, before a weight is read: see `hf_format.read_headers`.
+    ValueError, before a weight is read: see `hf_format.read_headers`; then: a weight is not finite.
     """
     path, dtype = Path(path), jnp.dtype(dtype)
     headers = read_headers(path, shape)
@@ -180,8 +179,15 @@ def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: 
 
         x = jax.make_array_from_callback(w.shape, sharding, part)
         x.block_until_ready()
+    if not _all_finite(x):
+        raise ValueError(f"{header.file}: {name} holds NaN or infinity; fetch it again")
     bar.update(header.nbytes)
     return x
+
+
+@jax.jit
+def _all_finite(x):
+    return jnp.isfinite(x).all()
 
 
 def _read(stored, w: Weight, ranges: tuple[tuple[int, int], ...]) -> np.ndarray:

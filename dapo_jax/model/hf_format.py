@@ -15,6 +15,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors import SafetensorError, safe_open
 
+from dapo_jax import gate
 from dapo_jax.model import qwen2
 from dapo_jax.model.qwen2 import Shape
 
@@ -57,7 +58,8 @@ def read_shape(path: str | Path, **compute_choices) -> Shape:
             )
     if "quantization_config" in config:
         raise ValueError(f"{file}: quantization_config: quantised weights are not supported")
-    if set(config.get("layer_types", ())) - {"full_attention"}:
+    layer_types = config.get("layer_types", [])
+    if not isinstance(layer_types, list) or any(t != "full_attention" for t in layer_types):
         raise ValueError(f"{file}: layer_types: only full_attention is supported")
 
     hidden, heads = (_number(file, config, n) for n in ("hidden_size", "num_attention_heads"))
@@ -79,8 +81,8 @@ def read_shape(path: str | Path, **compute_choices) -> Shape:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rope_theta=_rope_theta(file, config),
-        rms_eps=_number(file, {"rms_norm_eps": 1e-6} | config, "rms_norm_eps", float),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        rms_eps=_number(file, {"rms_norm_eps": 1e-6} | config, "rms_norm_eps"),
+        tie_embeddings=_flag(file, config, "tie_word_embeddings"),
         **compute_choices,
     )
 
@@ -89,9 +91,9 @@ def _rope_theta(file: Path, config: dict) -> float:
     """From `rope_theta` and `rope_scaling`, or from newer files' `rope_parameters`: both in one."""
     for field in ("rope_scaling", "rope_parameters"):
         rope = config.get(field, {})
-        kind = (
-            rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-        )
+        if not isinstance(rope, dict):
+            raise ValueError(f"{file}: {field} {json.dumps(rope)}: wants an object")
+        kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError(
                 f"{file}: {field} {json.dumps(rope)} is not supported, only type default (every"
@@ -99,14 +101,37 @@ def _rope_theta(file: Path, config: dict) -> float:
             )
     # 1e4 is Qwen2's default; `rope` is now rope_parameters, which wins as in transformers.
     both = {"rope_theta": 1e4} | config | {k: v for k, v in rope.items() if v is not None}
-    return _number(file, both, "rope_theta", float)
+    return _number(file, both, "rope_theta")
 
 
-def _number(file: Path, config: dict, name: str, kind: type = int):
-    value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, (kind, int)) or value <= 0:
-        raise ValueError(f"{file}: {name}={json.dumps(value)}: wants a positive {kind.__name__}")
+# What any Qwen2 could have, and far beyond: names -> (type, smallest, largest).
+_BOUNDS = {
+    "vocab_size": (int, 1, 2**24),
+    "hidden_size": (int, 1, 2**20),
+    "intermediate_size": (int, 1, 2**22),
+    "num_hidden_layers": (int, 1, 10_000),
+    "num_attention_heads": (int, 1, 2**16),
+    "num_key_value_heads": (int, 1, 2**16),
+    "head_dim": (int, 1, 2**16),
+    "rope_theta": (float, 1.0, 1e15),
+    "rms_norm_eps": (float, 1e-12, 1.0),
+}
+
+
+def _number(file: Path, config: dict, name: str):
+    value, (kind, low, high) = config.get(name), _BOUNDS[name]
+    # NaN is in no interval.
+    if isinstance(value, bool) or not isinstance(value, (kind, int)) or not low <= value <= high:
+        said = str(json.dumps(value))[:60]
+        raise ValueError(f"{file}: {name}={said}: wants a {kind.__name__} of {low} to {high}")
     return kind(value)
+
+
+def _flag(file: Path, config: dict, name: str) -> bool:
+    value = config.get(name, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"{file}: {name}={json.dumps(value)[:60]}: wants true or false")
+    return value
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -115,8 +140,8 @@ def read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
         raise ValueError(f"{file}: cannot be read ({e.strerror})") from e
-    except ValueError as e:  # bad JSON or bad UTF-8
-        raise ValueError(f"{file}: not valid JSON ({e})") from e
+    except (ValueError, RecursionError) as e:  # bad JSON or bad UTF-8
+        raise ValueError(f"{file}: not valid JSON ({gate.describe(e)})") from e
     if not isinstance(value, dict):
         raise ValueError(f"{file}: wants a JSON object, not {type(value).__name__}")
     return value

@@ -1,0 +1,67 @@
+"""What benchmarks share, and the reports they write; the measuring itself is theirs."""
+
+import pathlib
+import re
+import sys
+import time
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))
+import lengths
+import quickstart
+import results
+import timing
+
+# Their figures are in README.md or RESULTS.md.
+KEPT = ("checkpoint_cost", "kv_traffic", "logging_cost", "pod_plan", "pod_update", "quickstart")
+
+
+@pytest.mark.parametrize("name", [*KEPT, "race", "sampler", "update"])
+def test_every_benchmark_can_keep_its_figures(name):
+    source = pathlib.Path(results.__file__).with_name(f"{name}.py").read_text()
+    assert '"--write"' in source and "results.write(" in source
+
+
+def test_a_section_takes_the_place_of_the_old_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "RESULTS.md")
+    for heading, text in (("## A", "1"), ("## B", "2"), ("## A", "3"), ("## C", "4")):
+        results.write(heading, f"{heading}\n\n{text}")
+    assert (tmp_path / "RESULTS.md").read_text() == (
+        "# Measured\n\n## A\n\n3\n\n## B\n\n2\n\n## C\n\n4\n"
+    )
+
+
+def test_the_quickstarts_summary():
+    def run(scale):
+        curve = [(0, 0.1, 0), (20, 0.5 * scale, 1e6), (40, 0.6 * scale, 2e6)]
+        return [{"step": s, quickstart.TAG: v, "spent/tokens": t} for s, v, t in curve]
+
+    records = {"DAPO": [run(1.5), run(1.6)], "naive GRPO": [run(1.0), run(1.1)]}
+    text = quickstart.summary(records)
+    assert "| seed 0 | 0.100 | 0.750 | 0.900 | 0.825 | 2.00 |" in text
+    assert "| naive GRPO | step 0 | step 20 | step 40 | mean after the start | M tokens |" in text
+    assert re.search(r"mean after the start: \+?0\.275 ", text), text
+    assert "At naive GRPO's tokens (2.00 M): DAPO 0.93" in text
+
+
+@pytest.mark.parametrize("n", [64, 512])
+def test_lengths_have_the_mean_after_the_cut_for_every_n(n):
+    got = lengths.log_normal(n, cap=512, mean=128)
+    assert got.max() <= 512 and got.min() >= 1 and abs(got.mean() - 128) < 1
+    np.testing.assert_array_equal(np.sort(got), np.sort(lengths.log_normal(n, 512, 128, seed=1)))
+
+
+def test_functions_take_turns():
+    told = []
+    found = timing.in_turns({"a": lambda: told.append("a"), "b": lambda: told.append("b") or 7}, 3)
+    assert told == ["a", "b"] * 4 and found["b"][1] == 7 and found["a"][0] >= 0
+
+
+def test_a_clock_counts_calls_while_it_is_on(monkeypatch):
+    clock = timing.Clock(time.thread_time)
+    work = clock.around(lambda n: sum(range(n)))
+    assert work(10) == 45 and len(clock.cpu) == len(clock.wall) == 1
+    monkeypatch.setattr(timing.Clock, "on", False)
+    assert work(10) == 45 and len(clock.cpu) == 1
