@@ -145,7 +145,22 @@ def test_rooms_import_only_from_rooms_below(file):
     ]
 
 
-def test_an_import_upwards_is_found(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("folder", "uses"),
+    [
+        ("dapo", {"model/", "parallel.py"}),  # no text
+        ("rollout", {"model/", "parallel.py"}),  # no text either, and no rewards
+        ("model", {"parallel.py", "gate.py", "bars.py"}),
+        ("data", {"gate.py", "bars.py"}),  # no JAX
+    ],
+)
+def test_the_paper_knows_no_text_and_the_data_no_devices(folder, uses):
+    """Which rooms stand below says little where they stand side by side."""
+    files = (PACKAGE / folder).glob("*.py")
+    assert {room(p) for file in files for p in imported(file)} <= {f"{folder}/", *uses}
+
+
+def test_an_import_upwards_is_found(tmp_path):
     """The checks above see every way to write an import."""
     file = tmp_path / "x.py"
     for line in (
