@@ -44,7 +44,7 @@ def test_what_lies_beside_the_programs():
         calls = build.calls(c, build.assemble(c, mesh, shape, stop_ids=(0,)))
         got = plan_compile.beside(c, calls)
         assert list(got) == list(calls)
-        pool = calls["prefill"][1][1]
+        pool = calls["prefill"].arguments[1]
         return {k: sum(v.values()) for k, v in got.items()}, parallel.bytes_on_device(pool)
 
     N = qwen2.param_count(qwen2.shape_from_config(small()))
@@ -97,7 +97,7 @@ def test_out_of_memory_is_a_verdict():
     c, pod = small(mesh__fsdp=4), pods.parse("v5litepod-4")
     m = plan_compile.machine_for(c, plan.network(c), pod)
     x = jax.ShapeDtypeStruct((2**17,), jnp.float32, sharding=parallel.replicated(m.mesh))
-    call = jax.jit(lambda x: jnp.sort(jnp.sin(x[:, None] * x), axis=0)), (x,)
+    call = parallel.Call(jax.jit(lambda x: jnp.sort(jnp.sin(x[:, None] * x), axis=0)), (x,))
     got = plan_compile.program("update", call, {"state": 10**9}, c, m)
     assert not got["fits"] and got["total"] > 10**9 + 2**36
     assert "DOES NOT FIT beside 1.00 GB" in plan_compile.line("update", got)

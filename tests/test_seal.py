@@ -144,6 +144,12 @@ def test_content_sees_every_bit_of_every_element(dtype):
             assert seal.content({"a": {"x": jnp.asarray(y)}})["a.x"] != number
 
 
+def test_content_sees_elements_that_change_places():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    numbers = {seal.content({"x": jnp.asarray(y)})["x"] for y in (x, x[::-1], x[:, ::-1])}
+    assert len(numbers) == 3
+
+
 def test_content_does_not_know_the_mesh():
     x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
     mesh = jax.make_mesh((4, 2), ("a", "b"))

@@ -9,6 +9,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+from dapo_jax import parallel
 from dapo_jax.parallel import AXES
 from dapo_jax.pods import topology
 
@@ -121,10 +122,10 @@ def test_sharded_arguments():
     mesh = Mesh(np.array(jax.devices()).reshape(1, -1, 1), AXES)
     split, whole = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
     tree = dict(w=np.zeros((8, 2), np.float32), n=np.int32(3))
-    each = topology.sharded(tree, dict(w=split, n=whole))
+    each = parallel.sharded(tree, dict(w=split, n=whole))
     assert each["w"].shape == (8, 2) and each["w"].dtype == np.float32
     assert each["w"].sharding == split and each["n"].sharding == whole
-    assert topology.sharded(tree, whole)["w"].sharding == whole
+    assert parallel.sharded(tree, whole)["w"].sharding == whole
 
 
 def test_the_log_of_a_compilation(capfd):
@@ -171,8 +172,8 @@ def test_a_program_for_a_pod():
     """Weights over four chips: a quarter of them on each."""
     mesh = topology.make_mesh("v5e:2x2", dict(data=1, fsdp=4, tensor=1))
     split, rows = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P("fsdp"))
-    w = topology.sharded(jax.ShapeDtypeStruct((4096, 1024), jnp.float32), split)
-    x = topology.sharded(jax.ShapeDtypeStruct((512, 4096), jnp.bfloat16), rows)
+    w = parallel.sharded(jax.ShapeDtypeStruct((4096, 1024), jnp.float32), split)
+    x = parallel.sharded(jax.ShapeDtypeStruct((512, 4096), jnp.bfloat16), rows)
     f = jax.jit(
         lambda w, x: w - x.T @ (x @ w).astype(x.dtype), donate_argnums=0, out_shardings=split
     )

@@ -108,6 +108,12 @@ def test_every_promised_file_and_tag_is_there(whole_run):
     assert {"prompt", "response", "answer", "correct", "truncated"} <= set(row)
 
 
+def test_every_step_goes_on_in_the_stream(whole_run):
+    """Each of the first three has used four groups at least."""
+    rows = (whole_run[0] / "rollouts" / "step_000004.jsonl").read_text().splitlines()
+    assert min(json.loads(row)["position"] for row in rows) >= 12
+
+
 def test_nothing_compiles_after_the_first_step(whole_run):
     _, per_step = whole_run
     assert per_step[0] > 0
