@@ -14,7 +14,7 @@ from test_train import arrays, assert_same_bits, small, without_clocks
 from dapo_jax import config, grading, train
 from dapo_jax.data.problems import Problem
 from dapo_jax.grading import Grade
-from dapo_jax.log import metrics, tags
+from dapo_jax.log import guards, metrics, tags
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -68,6 +68,17 @@ def test_its_records_hold_what_the_table_of_tags_says(three_steps):
     ):
         there = {tags.family(t) for t in record if t != "step"}
         assert there - {"alarms"} == {name for name, t in tags.TAGS.items() if t.when in kinds}
+
+
+def test_what_is_said_of_short_batches_and_alike_scores_fits_a_score_alone():
+    c = small(1)
+    log = {"sampling/rounds": 10, "sampling/batch_groups": 1, "sampling/accept_frac": 0.001}
+    log["reward/score"] = 0.5
+    assert guards.shortage(c, log) == (
+        "1 of 4 groups have scores that differ after 10 rounds; training on them"
+    )
+    (alarm,) = guards.alarms(c, log, guards.History([], []))
+    assert "let the score differ" in alarm and "wrong" not in alarm
 
 
 def test_a_graded_run_resumes_bit_for_bit(three_steps, tmp_path):

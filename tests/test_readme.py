@@ -99,11 +99,13 @@ def test_every_metric_exists():
 # ------------------------------------------------------------------------------------------------
 
 PACKAGE = ROOT / "dapo_jax"
-HOUSE = next(b for b in re.findall(r"```\n(.*?)```", README, re.S) if "algorithm.py " in b)
+BLOCKS = re.split(r"^```\w*\n", README, flags=re.M)[1::2]
+HOUSE = next(b for b in BLOCKS if "[log/]" in b)
 # From top to bottom and, in a row, from left to right: a room imports from rooms behind it.
 ROOMS = [r for line in HOUSE.splitlines() for r in re.findall(r"(?<![\w/])\w+(?:\.py|/)", line)]
 WINGS = [r for r in ROOMS if f"[{r}]" in HOUSE]
-PATH = re.findall(r"^\d+\. `([\w/]+\.py)`$", README, re.M)
+# What there is to read, in that order.
+PATH = re.findall(r"[\w/]+\.py", next(b for b in BLOCKS if "Algorithm 1, and" in b))
 
 
 def room(file: pathlib.Path) -> str:
