@@ -80,6 +80,15 @@ def _same_compiler(compiled: dict, level: str) -> bool:
     )
 
 
+def minutes(r: dict) -> str:
+    """'61 (50-76)', of a step at the planner's default lengths."""
+    if "step" not in r:
+        return "-"
+    return "{:.3g} ({:.3g}-{:.3g})".format(
+        *(r["step"][x] / 60 for x in ("expected_s", "low_s", "high_s"))
+    )
+
+
 def table(measured: list[tuple[Row, dict]]) -> str:
     gb = lambda n: f"{n / 1e9:.1f}"
     one = measured[0][1]["compiled"]
@@ -92,8 +101,9 @@ def table(measured: list[tuple[Row, dict]]) -> str:
         " memory, of the phase's largest program. By arithmetic: `plan` without compiling.",
         "",
         "| config | pod | data x fsdp x tensor | slots (cache) | sampling in memory |"
-        " by arithmetic | updating in memory | by arithmetic | limit | verdict | compile s |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        " by arithmetic | updating in memory | by arithmetic | limit | verdict | compile s |"
+        " expected step, min |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row, r in measured:
         programs, limit = r["compiled"]["programs"], gb(r["pod"]["chip"]["hbm"])
@@ -117,7 +127,7 @@ def table(measured: list[tuple[Row, dict]]) -> str:
             f" {' x '.join(str(n) for n in r['mesh'].values())} | {r['slots']:,} ({share}) |"
             f" {' | '.join(cells)} | {limit} |"
             f" {'fits' if r['compiled']['fits'] else 'does not fit'} |"
-            f" {sum(x['seconds'] for x in programs.values()):.0f} |"
+            f" {sum(x['seconds'] for x in programs.values()):.0f} | {minutes(r)} |"
         )
     lines += [
         "",

@@ -4,13 +4,16 @@
     python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --topology=v5p-256 --compile
     python -m dapo_jax.plan --check --topology=v5p-256 TRAINING FLAG ...
 
-Prints the bytes a device needs while sampling and while updating, item by item; how many sequences
-are in flight and how many waves a batch takes; and LOWER bounds of the times: what the published
-peaks of the chip would allow, which no real program reaches. Bytes of parameters, optimizer and
-cache are exact; those of activations are an estimate of what XLA keeps. `--compile` compiles the
-run's own programs for the pod and says what XLA keeps (pods/compile.py; minutes for a large model,
-JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and assigns nearly the same memory).
-`--check` is what launch/ runs before it makes a slice: would `train` take these flags there?
+Prints the bytes a device needs while sampling and while updating, item by item; the seconds and the
+price to expect of a step and of the run, with a low and a high figure (pods/cost.py: the run's own
+schedule over assumed lengths, and a table of constants, of which none was measured on a TPU); and
+LOWER bounds of the times: what the published peaks of the chip would allow, which no real program
+reaches. Bytes of parameters, optimizer and cache are exact; those of activations are an estimate of
+what XLA keeps. `--compile` compiles the run's own programs for the pod and says what XLA keeps
+(pods/compile.py; minutes for a large model, JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and
+assigns nearly the same memory). `--kernels` counts the instructions that libtpu makes of the decode
+kernels, for constants.py (pods/kernels.py; seconds). `--check` is what launch/ runs before it makes
+a slice: would `train` take these flags there?
 """
 
 import json
@@ -26,13 +29,25 @@ from absl import flags
 from dapo_jax import cli, schema, validation
 from dapo_jax.hosts import processes  # noqa: F401  (`--check` takes the flags of a training)
 from dapo_jax.model import hf, paged, qwen2
-from dapo_jax.pods import compile as plan_compile, slices as pods
+from dapo_jax.pods import (
+    compile as plan_compile,
+    constants,
+    cost,
+    kernels,
+    simulate,
+    slices as pods,
+    topology,
+)
+from dapo_jax.pods.simulate import Traffic
 
 GB = 1e9
+NEAR, SIMULATED = (
+    1.5,
+    4,
+)  # choices within this factor of the quickest, and how many kinds of sampler are simulated
 CANNOT_KNOW = (
-    "step time, MFU or tokens/s on hardware: bounds say what is impossible, not what happens",
-    "response lengths: they decide how many waves there are and grow while training",
-    "time in collectives, on the host, in compilation, evaluation and checkpoints",
+    "times on hardware: the expected ones rest on constants that nobody measured on a TPU",
+    "response lengths and how many groups teach: both are assumed, and change while training",
     "whether XLA accepts the programs, and what it keeps: only --compile tells",
     "fragmentation and other programs on the chip: leave some room",
 )
@@ -75,13 +90,6 @@ def network(config) -> qwen2.Shape:
 # ------------------------------------------------------------------------------------------------
 # Bytes a device
 # ------------------------------------------------------------------------------------------------
-
-
-class Traffic(NamedTuple):
-    """What no config knows: assumed lengths, in TOKENS."""
-
-    prompt: int  # mean
-    response: int  # mean
 
 
 def parts(axis: str, rules, sizes) -> int:
@@ -196,6 +204,45 @@ def _itemsize(config) -> int:
     return jax.numpy.dtype(config.model.dtype).itemsize
 
 
+def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
+    """What the cost model asks of a config on a slice."""
+    g, decode, train = cache(config, shape, sizes), config.sharding.decode, config.sharding.train
+    # Of the embedding only rows are read.
+    embedding = 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
+    reuse = config.loss.old_logprobs != "recompute"
+    return cost.Scene(
+        pod=pod,
+        sizes=simulate.Sizes(
+            config.rollout.slots,
+            g.shards,
+            min(config.rollout.chunk, config.rollout.max_response_tokens),
+            g.pages,
+            g.page_tokens,
+            -(-config.rollout.prefill_prompts // g.shards),
+        ),
+        prefill_tokens=min(
+            config.rollout.prefill_tokens, -(-config.data.max_prompt_tokens // 8) * 8
+        ),
+        layers=shape.num_layers,
+        width=shape.hidden_size,
+        heads=shape.num_heads,
+        head_dim=shape.head_dim,
+        kv_heads=-(-shape.num_kv_heads // parts("kv_heads", decode, sizes)),
+        key_bytes=2 * g.head_dim * _itemsize(config),
+        vocab=-(-shape.vocab_size // parts("vocab", decode, sizes)),
+        read=qwen2.param_count(shape) - embedding,
+        item=_itemsize(config),
+        decode_split=parts("mlp", decode, sizes),
+        train_split=parts("mlp", train, sizes),
+        fsdp=parts("embed", train, sizes),
+        micro_rows=config.optim.micro_batch_rows,
+        row_tokens=validation.row_tokens(config),
+        remat=shape.remat,
+        scored=(not reuse) + bool(config.loss.kl_coef),
+        parameters=qwen2.param_count(shape),
+    )
+
+
 # ------------------------------------------------------------------------------------------------
 # Waves and lower bounds
 # ------------------------------------------------------------------------------------------------
@@ -286,7 +333,7 @@ class Choice(NamedTuple):
     prefill_prompts: int
     cache_fraction: float
     peak: float  # bytes a device
-    decode: float  # lower bound, seconds
+    step: float  # expected seconds
 
     def flags(self) -> str:
         return (
@@ -308,12 +355,10 @@ def chosen(config, x: dict[str, Any]):
     return t
 
 
-def search(
-    config, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float
-) -> list[Choice]:
-    """Meshes, micro-batches and slots that fit with `room` (a share of the memory) to spare, the
-    cache as large as it can be; the lowest decode bound first."""
-    found, mean = [], traffic.prompt + traffic.response
+def fitting(config, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float):
+    """Yields (Choice without its seconds, config) of meshes, micro-batches and slots that fit with
+    `room` (a share of the memory) to spare, the cache as large as it can be."""
+    mean = traffic.prompt + traffic.response
     wanted = config.rollout.groups * config.rollout.group_size
     for tensor in (t for t in range(1, shape.num_kv_heads + 1) if pod.chips % t == 0):
         for data in (d for d in {1, 2, 4, 8, pod.slices} if pod.chips // tensor % d == 0):
@@ -334,19 +379,47 @@ def search(
                 if free < held:
                     continue
                 pool = free / held * row  # tokens a shard can hold
-                slots = min(2 ** int(math.log2(max(pool / mean, 1))), -(-wanted // shards))
-                t.rollout.slots = slots * shards
-                t.rollout.cache_fraction = min(math.floor(pool / slots / row * 1000) / 1000, 1.0)
-                peak = max(peaks(memory(t, shape, sizes)).values())
-                decode = bounds(t, shape, sizes, pod, traffic)["decode"]
-                choice = t.rollout.slots, t.rollout.prefill_prompts, t.rollout.cache_fraction
-                if peak <= (1 - room) * pod.chip.hbm and math.isfinite(decode):
-                    found.append(Choice(sizes, rows * shards, *choice, peak, decode))
+                most = min(2 ** int(math.log2(max(pool / mean, 1))), -(-wanted // shards))
+                for slots in sorted({most, max(most // 2, 1), max(most // 4, 1)}):
+                    u = t.copy_and_resolve_references()
+                    u.rollout.slots = slots * shards
+                    fraction = min(math.floor(pool / slots / row * 1000) / 1000, 1.0)
+                    u.rollout.cache_fraction = fraction
+                    peak = max(peaks(memory(u, shape, sizes)).values())
+                    held_rows = waves(u, shape, sizes, mean)["sequences"]
+                    if peak <= (1 - room) * pod.chip.hbm and held_rows and fraction > 0:
+                        prompts = u.rollout.prefill_prompts
+                        micro = rows * shards
+                        x = Choice(sizes, micro, slots * shards, prompts, fraction, peak, math.inf)
+                        yield x, u
+
+
+def search(
+    config, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float
+) -> list[Choice]:
+    """What is `fitting`, the shortest expected step first. Simulated are those only that are not
+    far behind without a schedule, and with fewer visits of the host."""
+    known, timed = constants.values(), []
+    for x, t in fitting(config, shape, pod, traffic, room):
+        s = scene(t, shape, x.mesh, pod)
+        timed.append((cost.rough(t, traffic, s, known), x, t, s))
+    timed.sort(key=lambda x: x[0])
+    found, rollouts = [], {}
+    for rough, x, t, s in timed:
+        key = s.sizes.shards, s.sizes.slots
+        if (key not in rollouts and len(rollouts) == SIMULATED) or rough > NEAR * timed[0][0]:
+            continue
+        # Pages beyond those in use change nothing.
+        sizes = cost.quickly(t, s.sizes)
+        if key not in rollouts or rollouts[key].pages > sizes.pages:
+            rollouts[key] = cost.simulated(t, traffic, sizes)
+        work = cost.work(t, traffic, s, rollouts=rollouts[key])
+        found.append(x._replace(step=cost.pricer(t, work, s)(known).step))
 
     def rank(x: Choice):
         """Within 2% of each other: passes that keep a device busy, then the smaller ones."""
         tokens = x.micro_rows * validation.row_tokens(config) // (x.mesh["data"] * x.mesh["fsdp"])
-        near = round(math.log(x.decode) / 0.02)
+        near = round(math.log(x.step) / 0.02)
         return near, -min(tokens, 16384), x.micro_rows, x.mesh["data"]
 
     return sorted(found, key=rank)
@@ -357,21 +430,102 @@ def search(
 # ------------------------------------------------------------------------------------------------
 
 
-def plan(config, pod: pods.Pod, traffic: Traffic, room: float) -> dict[str, Any]:
+class Money(NamedTuple):
+    """What else is assumed of a run."""
+
+    price: float = 0.0  # $ a chip-hour; 0 = the list price
+    eval_problems: int = 30  # of a file: AIME 2024
+
+
+def expected(
+    config, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic, money: Money
+) -> dict[str, Any]:
+    """The step and the run in seconds, chip-hours, $ and bytes, as plain JSON values."""
+    s, known = scene(config, shape, sizes, pod), constants.values()
+    tests = min(config.eval.max_problems or money.eval_problems, money.eval_problems)
+    work = cost.work(config, traffic, s, eval_problems=tests)
+    price = cost.pricer(config, work, s)
+    now, spread = price(known), cost.spread(price)
+    rate = money.price or known[f"price.{pod.family}"]
+    hours = pod.chips * now.step / 3600
+    busiest = max(work.rollouts.traces, key=lambda x: x.count_CxS.sum())
+    saved = cost.checkpoint_bytes(config, s)
+    kept = config.checkpoint.keep + 1 + config.checkpoint.keep_best
+    return {
+        "step": {
+            "expected_s": now.step,
+            "low_s": spread.low,
+            "high_s": spread.high,
+            "parts": now.phases,
+            "decoding": now.decoding,
+            "uncertain": spread.by,
+            "rounds": sum(map(len, work.rollouts.steps)) / len(work.rollouts.steps),
+            "responses": work.responses,
+            "occupancy": busiest.occupancy,
+            "evicted": sum(x.evicted for x in work.rollouts.traces),
+            "filled_cells": work.packed.fill,
+            "chip_hours": hours,
+            "price": hours * rate,
+            "changes": cost.changes(config, work, s),
+        },
+        "run": {
+            "steps": config.steps,
+            "expected_s": config.steps * now.step,
+            "chip_hours": config.steps * hours,
+            "price": config.steps * hours * rate,
+            "price_chip_hour": rate,
+            "first_compilation_s": known["compile"],
+            "checkpoint_bytes": saved,
+            "checkpoints_bytes": saved * kept,  # one is being written
+            "host_disk_bytes": 2 * s.parameters if config.model.path else 0,
+            "host_memory_bytes": known["host_token"] * work.responses * traffic.response
+            + 29 * work.packed.cells,  # the rows of all mini-batches: 7 numbers and a flag a cell
+        },
+        "constants": {name: c._asdict() for name, c in constants.CONSTANTS.items()},
+    }
+
+
+def counted(config, pod: pods.Pod) -> dict[str, Any]:
+    """The bundles of the sampler's kernels, counted. ValueError: the compiler refuses."""
+    shape = network(config)
+    s = scene(config, shape, sizes := validation.resolve_mesh(config, pod.chips), pod)
+    heads = parts("heads", config.sharding.decode, sizes)
+    part = kernels.Attention(
+        s.sizes.slots // s.sizes.shards, shape.num_heads // heads, s.kv_heads, shape.head_dim,
+        config.model.dtype,
+    )  # fmt: skip
+    loops = kernels.measure(pod, part, cache(config, shape, sizes))
+    turns = kernels.turns(loops)
+    block = cost.DESIGN.block_pages * s.sizes.page_tokens * s.key_bytes
+    return {
+        "versions": topology.versions(),
+        "turns": turns,
+        "loops": {name: [x._asdict() for x in found] for name, found in loops.items()},
+        "text": kernels.report(pod, turns, block, constants.values()),
+    }
+
+
+def plan(
+    config,
+    pod: pods.Pod,
+    traffic: Traffic,
+    room: float,
+    money: Money = Money(),  # noqa: B008
+) -> dict[str, Any]:
     """Everything about one config on one pod, as plain JSON values (bytes, seconds, tokens)."""
     shape = network(config)
     out = {
         "pod": {"cloud": pod.cloud, "topology": pod.topology, "slices": pod.slices}
         | {"chips": pod.chips, "chip": pod.chip._asdict()},
         "parameters": qwen2.param_count(shape),
-        "assumed": traffic._asdict() | {"room": room},
+        "assumed": traffic._asdict() | {"room": room} | money._asdict(),
         "mistakes": mistakes(config, shape, pod).splitlines(),
         "suggestions": [x._asdict() | {"flags": x.flags()} for x in
                         search(config, shape, pod, traffic, room)[:3]],
         "cannot_know": list(CANNOT_KNOW),
     }  # fmt: skip
     if not out["suggestions"]:
-        bigger = (p for p in pods.larger(pod) if search(config, shape, p, traffic, room))
+        bigger = (p for p in pods.larger(pod) if any(fitting(config, shape, p, traffic, room)))
         out["smallest_that_fits"] = next((p.cloud for p in bigger), None)
     if out["mistakes"]:
         return out | {"fits": False}
@@ -384,16 +538,55 @@ def plan(config, pod: pods.Pod, traffic: Traffic, room: float) -> dict[str, Any]
         "mean": {"tokens": mean} | waves(config, shape, sizes, mean),
     }
     peak = peaks(table)
-    return out | {
+    fits = max(peak.values()) <= pod.chip.hbm and flight["longest"]["sequences"] > 0
+    times = expected(config, shape, sizes, pod, traffic, money) if fits else {}
+    return out | times | {
         "mesh": sizes,
         "slots": config.rollout.slots,
         "cache_fraction": config.rollout.cache_fraction,
         "bytes": table,
         "peaks": peak,
-        "fits": max(peak.values()) <= pod.chip.hbm and flight["longest"]["sequences"] > 0,
+        "fits": fits,
         "in_flight": flight,
         "lower_bounds_s": bounds(config, shape, sizes, pod, traffic),
-    }
+    }  # fmt: skip
+
+
+def time_lines(r: dict[str, Any]) -> list[str]:
+    """The expected step and run, for people."""
+    step, run, a = r["step"], r["run"], r["assumed"]
+    number = lambda x: f"{x:,.0f}" if abs(x) >= 10 else f"{x:.2g}"
+    table = lambda parts: ", ".join(f"{what} {number(s)}" for what, s in parts.items() if s)
+    clock = lambda s: f"{s:,.1f} s" if s < 100 else f"{s / 60:.1f} min"
+    uncertain = sorted(step["uncertain"].items(), key=lambda x: x[1][0] - x[1][1])[:3]
+    lines = [
+        f"EXPECTED step: {clock(step['expected_s'])} ({clock(step['low_s'])} to"
+        f" {clock(step['high_s'])}), if responses have {a['response']:,} tokens (log-normal, sigma"
+        f" {a['sigma']:g}) after {a['prompt']:,} of prompt and {a['accept']:.0%} of the groups"
+        " are accepted:",
+        f"  seconds: {table(step['parts'])}",
+        f"  decode and tail go into: {table(step['decoding'])}",
+        f"  {step['rounds']:.2f} rounds, {step['responses']:,.0f} responses, slots"
+        f" {step['occupancy']:.0%} busy, {step['evicted']} rows evicted, rows of the update"
+        f" {step['filled_cells']:.0%} full",
+        "  most uncertain: "
+        + ", ".join(
+            f"{name} {number(low)} to +{number(high)} s" for name, (low, high) in uncertain
+        ),
+    ]
+    if len(step["changes"]) > 1:
+        lines.append("  the same step by today's changes, one after the other:")
+        lines += [f"    {what:32s} {clock(s)}" for what, s in step["changes"]]
+    return [
+        *lines,
+        f"a run of {run['steps']:,} steps: {run['expected_s'] / 86400:.1f} days,"
+        f" {run['chip_hours']:,.0f} chip-hours, ${run['price']:,.0f} at"
+        f" ${run['price_chip_hour']:g} a chip-hour; a step ${step['price']:,.2f}",
+        f"first compilation {clock(run['first_compilation_s'])}; a checkpoint"
+        f" {run['checkpoint_bytes'] / GB:,.1f} GB, room for {run['checkpoints_bytes'] / GB:,.1f};"
+        f" a host: {run['host_disk_bytes'] / GB:,.1f} GB of disk for the weights,"
+        f" {run['host_memory_bytes'] / GB:,.1f} GB of memory for a batch",
+    ]
 
 
 def report(r: dict[str, Any]) -> list[str]:
@@ -418,6 +611,7 @@ def report(r: dict[str, Any]) -> list[str]:
                 f"sequences of the {what} length ({f['tokens']:,} tokens): {f['sequences']:,} in"
                 f" flight, {f['waves']} waves a batch"
             )
+        lines += time_lines(r) if r["fits"] else []
         a = r["assumed"]
         lines.append(
             f"LOWER bounds of a step, if every response had {a['response']:,} tokens after"
@@ -428,9 +622,7 @@ def report(r: dict[str, Any]) -> list[str]:
     if r["suggestions"]:
         lines.append(f"what fits with {r['assumed']['room']:.0%} to spare, best first:")
         for x in r["suggestions"]:
-            lines.append(
-                f"  {x['flags']}   ({x['peak'] / GB:.1f} GB; decode > {x['decode']:.1f} s)"
-            )
+            lines.append(f"  {x['flags']}   ({x['peak'] / GB:.1f} GB; a step {x['step']:,.1f} s)")
     else:
         other = r["smallest_that_fits"]
         lines.append(
@@ -452,8 +644,14 @@ def define_flags() -> None:
     for name, share in (("mean_response", "a quarter"), ("mean_prompt", "an eighth")):
         said = f"Assumed mean tokens; default: {share} of the most."
         flags.DEFINE_integer(name, 0, said, lower_bound=0, upper_bound=most)
+    default = Traffic._field_defaults
+    flags.DEFINE_float("sigma", default["sigma"], "Assumed std of log response length.", 0, 3)
+    flags.DEFINE_float("accept", default["accept"], "Assumed share of mixed groups.", 0, 1)
+    flags.DEFINE_float("price", 0.0, "$ a chip-hour; default: Cloud's list price on demand.", 0)
+    flags.DEFINE_integer("eval_problems", 30, "Assumed problems of an evaluation set.", 0)
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
+    flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the sampler's kernels as well.")
     flags.DEFINE_string("json", "", "File for all of it; '-' = print JSON instead.")
     flags.mark_flag_as_required("topology")
 
@@ -469,10 +667,17 @@ def main() -> int:
     traffic = Traffic(
         given.mean_prompt or max(config.data.max_prompt_tokens // 8, 1),
         given.mean_response or max(config.rollout.max_response_tokens // 4, 1),
+        given.sigma,
+        given.accept,
     )
-    result, text = plan(config, pod, traffic, given.room), given.json != "-"
+    money = Money(given.price, given.eval_problems)
+    result, text = plan(config, pod, traffic, given.room, money), given.json != "-"
     if text:
         print("\n".join(report(result)), flush=True)
+    if given.kernels and plan_compile.available() and not result["mistakes"]:
+        result["kernels"] = counted(config, pod)
+        if text:
+            print("\n".join(result["kernels"]["text"]), flush=True)
     if given.compile and plan_compile.available():
         result["compiled"] = plan_compile.check(
             None if result["mistakes"] else config,
@@ -483,7 +688,7 @@ def main() -> int:
         )
         if text:
             print("\n".join(plan_compile.report(result["compiled"])))
-    elif given.compile:
+    elif given.compile or (given.kernels and not plan_compile.available()):
         print(plan_compile.NO_COMPILER, file=sys.stderr)
     if given.json:
         whole = json.dumps(result, indent=2, default=float) + "\n"

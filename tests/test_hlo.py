@@ -137,6 +137,59 @@ def test_loops_that_count_by_two_turn_half_as_often():
     assert hlo.collectives(by_one) == {"collective-permute": hlo.Moved(16, 16 * 16)}
 
 
+HIDDEN = """
+HloModule m
+
+%start (p: bf16[8,4]) -> bf16[8,64] {
+  %all-gather.1 = bf16[8,64]{1,0} all-gather(%p), channel_id=5, dimensions={1}
+  ROOT %c = (bf16[8,4], bf16[8,64], u32[]) custom-call(%all-gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%beside (p: bf16[8,64]) -> bf16[8,64] {
+  %all-gather.2 = bf16[8,64]{1,0} all-gather(%p), channel_id=5, dimensions={1}
+  ROOT %t = (bf16[9,9], bf16[8,64]) tuple(%convolution, %all-gather.2)
+}
+
+%plain (p: bf16[2,4]) -> bf16[2,64] {
+  ROOT %all-gather.3 = bf16[2,64]{1,0} all-gather(%p), channel_id=5, dimensions={1}
+}
+
+%few (p: (s32[])) -> pred[] {
+  %eight = s32[] constant(8)
+  ROOT %lt = pred[] compare(%i, %eight), direction=LT
+}
+
+%window (p: (s32[])) -> (s32[]) {
+  %f = (bf16[9,9], bf16[8,64]) fusion(%y), kind=kOutput, calls=%beside
+  ROOT %t.1 = (s32[]) tuple(%i)
+}
+
+%layers (p: (s32[])) -> pred[] {
+  %three = s32[] constant(3)
+  ROOT %lt.1 = pred[] compare(%i, %three), direction=LT
+}
+
+%layer (p: (s32[])) -> (s32[]) {
+  %s = (bf16[8,4], bf16[8,64], u32[]) fusion(%y), kind=kCustom, calls=%start
+  %w = (s32[]) while(%s), condition=%few, body=%window
+  %d = (bf16[9,9], bf16[8,64]) fusion(%w), kind=kCustom, calls=%beside
+  %e = bf16[2,64] fusion(%w), kind=kCustom, calls=%plain
+  ROOT %t.2 = (s32[]) tuple(%i)
+}
+
+ENTRY %main (x: s32[]) -> (s32[]) {
+  ROOT %w.1 = (s32[]) while(%z), condition=%layers, body=%layer
+}
+"""  # noqa: E501
+
+
+def test_a_gather_hidden_behind_other_fusions_counts_once():
+    """In three layers: one that is started and goes on beside 8 windows and another fusion, and a
+    plain one that has its channel."""
+    moved = hlo.collectives(HIDDEN)
+    assert moved == {"all-gather": hlo.Moved(3 * 2, 3 * (8 * 64 + 2 * 64) * 2)}
+
+
 def test_fusions_are_left_out_where_not_wanted():
     inside = [line for _, lines in hlo.in_loops(WRITTEN) for line in lines]
     assert any("all-reduce.1" in x for x in inside) and any("fusion(" in x for x in inside)

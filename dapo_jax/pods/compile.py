@@ -26,8 +26,8 @@ from dapo_jax.pods import hlo, slices as pods, topology
 GB = 1e9
 CRASHED = "the compiler broke off with a fault of its own; nothing is known of this program"
 NO_COMPILER = (
-    "--compile needs XLA:TPU's compiler, libtpu (no TPU): pip install 'dapo_jax[tpu]'; the"
-    " arithmetic above stands without it"
+    "--compile and --kernels need XLA:TPU's compiler, libtpu (no TPU): pip install 'dapo_jax[tpu]';"
+    " the arithmetic above stands without it"
 )
 
 

@@ -124,13 +124,20 @@ def instructions(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def collectives(hlo: str) -> dict[str, Moved]:
-    """Kind -> what is moved between devices inside loops; see `in_loops` for how often."""
+    """Kind -> what is moved between devices inside loops; see `in_loops` for how often.
+
+    XLA:TPU hides a gather behind other work by fusing it with several of them, and with each turn
+    of a product over windows: the first fusion starts it, and all hold the same instruction. It is
+    counted where it starts.
+    """
     out: dict[str, Moved] = {}
-    for turns, lines in in_loops(hlo, fused=True):
+    bodies = [(turns, _starts(lines), lines) for turns, lines in in_loops(hlo, fused=True)]
+    hidden = {_key(line) for _, starts, lines in bodies if starts for line in lines}
+    for turns, starts, lines in bodies:
         for line in lines:
             found = _INSTRUCTION.match(line)
             kind = _COLLECTIVE.fullmatch(found[2]) if found else None
-            if not kind:
+            if not kind or (_key(line) in hidden and not starts):
                 continue
             arrays = list(_ARRAY.finditer(found[1]))
             if kind[2] and kind[1] != "all-reduce":  # returns its operands first, and its handles
@@ -140,6 +147,18 @@ def collectives(hlo: str) -> dict[str, Moved]:
             old = out.get(kind[1], Moved(0, 0))
             out[kind[1]] = Moved(old.count + turns, old.bytes + turns * size)
     return out
+
+
+def _starts(lines: list[str]) -> bool:
+    return any('custom_call_target="AsyncCollectiveStart"' in x for x in lines)
+
+
+def _key(line: str) -> tuple[str, ...] | None:
+    """(operation, its array, channel) of a collective, the same wherever it shows up."""
+    found, channel = _INSTRUCTION.match(line), re.search(r"channel_id=(\d+)", line)
+    if not found or not channel or not _COLLECTIVE.fullmatch(found[2]):
+        return None
+    return found[2], _ARRAY.search(found[1])[0], channel[1]
 
 
 def _bytes(array: re.Match) -> int:

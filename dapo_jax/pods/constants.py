@@ -1,0 +1,88 @@
+"""What the cost model takes as given: one table, every number with its range and its source.
+
+Marks of `source`: 'published' by the maker or in a paper; 'counted' in what libtpu 0.0.42.1 made of
+this package's programs (bundles of a kernel at `python -m dapo_jax.plan --kernels`, or XLA's
+`estimated_cycles`); 'measured' on a CPU; 'assumed': nobody measured it on a TPU, and `low` and
+`high` say how far off it may be. 'low' is what makes a step short.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+US, GIGA = 1e-6, 1e9
+
+
+class Constant(NamedTuple):
+    value: float
+    low: float  # the value that makes a step shortest
+    high: float
+    unit: str
+    source: str
+
+
+def _exact(value: float, unit: str, source: str) -> Constant:
+    return Constant(value, value, value, unit, source)
+
+
+_BOOK = "published: jax-ml.github.io/scaling-book, 'TPUs', both directions of one axis"
+_CLOCK = "assumed: by peak / (multiply-adds of the matrix units a cycle)"
+_LIST = "assumed: Google Cloud's list price, on demand, of an American region"
+_LLO = "counted: bundles of a turn over one block of keys, 128 rows, 5 query heads of one key head"
+
+# fmt: off
+CONSTANTS: dict[str, Constant] = {
+    # --- chips; peaks of FLOPs and HBM are in slices.CHIPS ------------------------------------------
+    **{f"ici.{chip}": _exact(x, "B/s", _BOOK) for chip, x in
+       dict(v4=0.9e11, v5e=0.9e11, v5p=1.8e11, v6e=1.8e11).items()},
+    **{f"clock.{chip}": _exact(x, "Hz", _CLOCK) for chip, x in
+       dict(v4=1.05e9, v5e=1.5e9, v5p=1.75e9, v6e=1.75e9).items()},
+    **{f"cores.{chip}": _exact(x, "", "published: cloud.google.com/tpu/docs/system-architecture") for chip, x in
+       dict(v4=2, v5e=1, v5p=2, v6e=1).items()},
+    **{f"price.{chip}": _exact(x, "$/chip-hour", _LIST) for chip, x in
+       dict(v4=3.22, v5e=1.2, v5p=4.2, v6e=2.7).items()},
+
+    # --- one token of all slots --------------------------------------------------------------------
+    "weights_hbm": Constant(0.80, 0.90, 0.70, "of HBM", "assumed: weights of a product, as they are read"),
+    "decode_mxu": Constant(0.65, 0.75, 0.55, "of peak", "assumed: those products where rows are many"),
+    "dma_latency": Constant(0.50 * US, 0.38 * US, 0.75 * US, "s", "assumed: from asking for a block of keys to its first byte"),
+    "small_ops": Constant(50 * US, 25 * US, 64 * US, "s a layer", "assumed; counted: 64 in ~30 fusions (RoPE, casts, layouts, page numbers)"),
+    "scatter": Constant(20 * US, 10.1 * US, 30 * US, "s a layer, 128 rows", "counted: 10.1 in bundles of two scatters; waits for DMA assumed"),
+    "reduce_latency": Constant(6 * US, 2 * US, 10 * US, "s", "assumed: one all-reduce over `tensor`, beside its bytes"),
+    "draw": Constant(250 * US, 150 * US, 350 * US, "s, 128 x 19,008 logits", "counted: 253 outside of the layers"),
+    "small_collective": Constant(30 * US, 10 * US, 50 * US, "s", "assumed: a number a row, over `tensor` or the shards"),
+
+    # --- the other parts of a rollout ----------------------------------------------------------------
+    "prefill_mxu": Constant(0.45, 0.60, 0.35, "of peak", "assumed"),
+    "host_chunk": Constant(25e-3, 10e-3, 40e-3, "s a chunk", "assumed: dispatch, gathers, copies"),
+    "host_slot": Constant(31 * US, 28 * US, 40 * US, "s a slot and chunk", "measured: 57-63 ms of schedule and tables at 2,048 slots"),
+    "grading": Constant(2.5, 1.0, 4.0, "s a round of 8,192", "assumed: decoding texts and verifying"),
+
+    # --- packed rows -----------------------------------------------------------------------------------
+    "train_mxu": Constant(0.66, 0.80, 0.55, "of peak", "counted: 2.37 s of products in a micro-batch of 32B on v5p-256"),
+    "splash_mxu": Constant(0.55, 0.65, 0.45, "of peak", "assumed"),
+    "elementwise": Constant(0.29, 0.10, 0.40, "of the products", "counted: .27 s copies, .26 fusions, .15 bias gradients of that micro-batch"),
+    "forward_moved": _exact(2, "rows x D a layer", "counted: all-gathers of old log-probs"),
+    "update_moved": Constant(9, 7, 10, "rows x D a layer", "counted: 7 all-gathers and an all-reduce, which moves twice"),
+    "forward_weights": Constant(0.35, 0, 1, "of the weights", "counted: 2.9 GB of 8.2 gathered without overlap"),
+    "update_weights": Constant(1.2, 0, 3, "of the weights", "counted: 9.5 GB of 8.2"),
+
+    # --- around the steps ------------------------------------------------------------------------------
+    "to_host": Constant(1 * GIGA, 4 * GIGA, 0.7 * GIGA, "B/s a host", "published: marin-community/marin#1747, ~1 GB/s"),
+    "compile": Constant(450, 235, 600, "s", "measured: all programs of the shipped configs on two CPU cores"),
+    "host_token": _exact(12, "B", "counted: token, log-prob, entropy of a response"),
+    "chips_a_host": _exact(4, "", "published: hosts of v5p, and of v5e and v6e slices of several hosts"),
+
+    # --- blocks of keys: bundles, at least a cycle each ---------------------------------------------------
+    **{f"bundles.{chip}.{pages}": _exact(n, "bundles", _LLO) for chip, pages, n in
+       [("v4", 4, 581), ("v5e", 4, 512), ("v5p", 4, 548), ("v5p", 8, 933), ("v5p", 16, 1525), ("v6e", 4, 502), ("v6e", 16, 1347)]},
+}
+# fmt: on
+
+Values = Mapping[str, float]
+
+
+def values(**instead: float) -> dict[str, float]:
+    """Name -> value, with some replaced. KeyError: there is no such constant."""
+    if unknown := set(instead) - set(CONSTANTS):
+        raise KeyError(f"no such constants: {', '.join(sorted(unknown))}")
+    return {name: c.value for name, c in CONSTANTS.items()} | instead

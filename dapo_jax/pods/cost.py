@@ -1,0 +1,456 @@
+"""Seconds of a rollout step on a slice, from what its programs do and a table of constants.
+
+    work = cost.work(config, traffic, scene)         the schedule, once: it knows no time
+    price = cost.pricer(config, work, scene)
+    price(constants.values()).phases                 seconds by phase, for any constants
+
+Nothing is measured on a TPU: each constant says where it is from (constants.py), and `spread` what
+their ranges make of the sum. What is left out makes a step slower: contention of ICI, waits between
+programs, stragglers among hosts.
+
+Dims: C chunks, S slots.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from dapo_jax.model import paged
+from dapo_jax.pods import simulate
+from dapo_jax.pods.constants import CONSTANTS, Values, values
+from dapo_jax.pods.slices import Pod
+
+
+class Design(NamedTuple):
+    """How this package's programs work, as far as it takes time. The defaults are the code's; a
+    change of the code changes its line here."""
+
+    block_pages: int = paged.KERNEL_PAGES  # of 128 tokens, a turn of the attention kernel
+    both_cores: bool = False  # the rows are split over a chip's cores
+    ahead: int = 1  # blocks under way from HBM while one is worked on
+    hbm_share: float = 0.0  # of HBM that the kernel reaches, where that is known; 0 = by bundles
+    idle_blocks: int = 1  # blocks that an idle row reads
+    flag_every: int = 1  # tokens between two looks at whether all rows have ended
+    small_ops: float = 1.0  # of the constant
+    host_overlaps: bool = False  # the host's part of a chunk runs while the next is decoded
+    own_segment: bool = False  # training attention leaves out blocks of other sequences
+    moved: float = 1.0  # of the activations that the update gathers without overlap
+    joined_evaluation: bool = False  # both settings in one call
+
+
+DESIGN = Design()
+
+
+class Scene(NamedTuple):
+    """One config on one slice, in numbers. Sizes without a word are of a device."""
+
+    pod: Pod
+    sizes: simulate.Sizes  # of the sampler
+    prefill_tokens: int  # of a prompt in one call
+    layers: int
+    width: int  # D, whole
+    heads: int  # H, whole
+    head_dim: int
+    kv_heads: int  # of a device while decoding
+    key_bytes: float  # of one token in one head and layer, keys and values
+    vocab: int  # columns of the head while decoding
+    read: int  # parameters that a token's products read, whole
+    item: int  # bytes of a weight or activation
+    decode_split: int  # tensor axis while decoding
+    train_split: int
+    fsdp: int
+    micro_rows: int
+    row_tokens: int
+    remat: str
+    scored: int  # forward passes before the updates: old, reference log-probs
+    parameters: int
+
+
+# ------------------------------------------------------------------------------------------------
+# What there is to do: the schedule, without time
+# ------------------------------------------------------------------------------------------------
+
+
+class Rollouts(NamedTuple):
+    """Rounds of the sampler. Time is nearly linear in a round's problems between two sizes, so a
+    few are simulated and the others read off the line between."""
+
+    steps: list[list[int]]  # problems of each round of some rollout steps
+    at: list[int]  # problems, ascending
+    traces: list[simulate.Trace]
+    pages: int  # that the fullest shard used, or all of them where they were too few
+
+
+class Work(NamedTuple):
+    """Of one rollout step."""
+
+    rollouts: Rollouts
+    packed: simulate.Packed
+    evaluations: list[simulate.Trace]  # calls of one evaluation
+    prefill_chunks: int  # calls that take a prompt through
+    responses: float  # drawn
+    response: int  # tokens of one, mean
+
+
+def work(
+    config,
+    traffic: simulate.Traffic,
+    scene: Scene,
+    *,
+    design: Design = DESIGN,
+    eval_problems: int = 0,
+    rollouts: Rollouts | None = None,
+) -> Work:
+    """What a step does. eval_problems: of one set of problems; 0 = evaluation is left out.
+    rollouts: where they are known already."""
+    cap, G = config.rollout.max_response_tokens, config.rollout.group_size
+    known = rollouts or simulated(config, traffic, scene.sizes)
+    evaluated = []
+    if eval_problems:
+        settings = 1 + (config.eval.top_p < 1)
+        joined = settings if design.joined_evaluation else 1
+        sets = max(len([x for x in config.eval.files.split(",") if x]), 1)
+        longest = config.eval.max_response_tokens or cap
+        mean = min(traffic.response, longest // 2)
+        asked = traffic._replace(response=mean), longest, eval_problems, joined * config.eval.k
+        trace = simulate.sample(simulate.lengths(*asked), traffic.prompt, longest, scene.sizes)
+        evaluated = [trace] * (settings // joined * sets)
+    return Work(
+        known,
+        simulate.packed(config, traffic, scene.row_tokens),
+        evaluated,
+        -(-max(traffic.prompt - 1, 1) // scene.prefill_tokens),
+        float(np.mean([sum(x) for x in known.steps])) * G,
+        traffic.response,
+    )
+
+
+def simulated(config, traffic: simulate.Traffic, sizes: simulate.Sizes) -> Rollouts:
+    """The rounds of steps as they follow each other, and traces of some sizes."""
+    steps = simulate.rounds(config, traffic.accept)
+    at = anchors([n for step in steps for n in step])
+    G, cap = config.rollout.group_size, config.rollout.max_response_tokens
+    traces = [
+        simulate.sample(simulate.lengths(traffic, cap, n, G), traffic.prompt, cap, sizes)
+        for n in at
+    ]
+    used = sizes.pages if any(x.evicted for x in traces) else max(x.pages for x in traces)
+    return Rollouts(steps, at, traces, used)
+
+
+def quickly(config, sizes: simulate.Sizes) -> simulate.Sizes:
+    """For a first look: host visits at most 40 in the longest response, and pages of four."""
+    chunk = max(sizes.chunk, config.rollout.max_response_tokens // 40)
+    pages = dict(page_tokens=4 * sizes.page_tokens, pages=sizes.pages // 4)
+    return sizes._replace(chunk=chunk, **(pages if sizes.pages > 400 else {}))
+
+
+def anchors(sizes: list[int]) -> list[int]:
+    """The sizes to simulate: the largest, eighths of it, and the smallest; all where they are
+    few."""
+    distinct = sorted(set(sizes))
+    if len(distinct) <= 3:
+        return distinct
+    out, n = {distinct[0]}, distinct[-1]
+    while n > distinct[0]:
+        out.add(n)
+        n //= 8
+    return sorted(out)
+
+
+# ------------------------------------------------------------------------------------------------
+# A token of all slots
+# ------------------------------------------------------------------------------------------------
+
+_PARTS = 4  # a chunk is looked at in the middle of so many parts
+
+
+class Call(NamedTuple):
+    """One call of the sampler, as far as it takes time."""
+
+    steps_C: np.ndarray  # tokens of each chunk
+    blocks_C: np.ndarray  # see `block_count`
+    queued_C: np.ndarray  # bool: requests are waiting
+    prefills: int  # calls of the prefill program
+
+
+def look(trace: simulate.Trace, work: Work, scene: Scene, design: Design) -> Call:
+    blocks_C = block_count(trace, scene, design)
+    prefills = int(trace.prefills_C.sum()) * work.prefill_chunks
+    return Call(trace.steps_C, blocks_C, trace.queued_C, prefills)
+
+
+def decode(call: Call, scene: Scene, k: Values, design: Design = DESIGN) -> dict[str, np.ndarray]:
+    """Seconds of each chunk by what they go into: {'attention': [C], ...}."""
+    rows = scene.sizes.slots // scene.sizes.shards
+    L = scene.layers
+    once = {  # seconds of one token
+        "products": products(scene, rows, k),
+        "all-reduces": L * 2 * reduce_seconds(scene, rows, k),
+        "small operations": L * k["small_ops"] * design.small_ops,
+        "writes to the cache": L * k["scatter"] * rows / 128,
+        "head and draw": draw_seconds(scene, rows, k, design),
+    }
+    turn = block_seconds(scene, k, design)
+    return {what: s * call.steps_C for what, s in once.items()} | {
+        "attention": L * scene.kv_heads * turn * call.blocks_C
+    }
+
+
+def products(scene: Scene, rows: int, k: Values) -> float:
+    """Matrix products of a token of `rows` rows: bound by reading weights, or by multiplying."""
+    chip, n = scene.pod.chip, scene.read / scene.decode_split
+    return max(
+        n * scene.item / (k["weights_hbm"] * chip.bandwidth),
+        2 * n * rows / (k["decode_mxu"] * chip.flops),
+    )
+
+
+def reduce_seconds(scene: Scene, rows: int, k: Values) -> float:
+    """One all-reduce of the residual stream over `tensor`."""
+    t = scene.decode_split
+    if t == 1:
+        return 0.0
+    moved = 2 * (t - 1) / t * rows * scene.width * scene.item
+    return moved / axis_rate(scene.pod, t, k) + k["reduce_latency"]
+
+
+def axis_rate(pod: Pod, n: int, k: Values) -> float:
+    """Bytes a second around n chips in a row: a ring where n is a whole side of a torus that closes
+    (v4, v5p: multiples of 4; v5e, v6e: 16), else a line, which goes one way at a time."""
+    whole = 4 if pod.family in ("v4", "v5p") else 16
+    ring = n in pod.sides and n % whole == 0
+    return k[f"ici.{pod.family}"] * (1 if ring else 0.5)
+
+
+def draw_seconds(scene: Scene, rows: int, k: Values, design: Design) -> float:
+    size = rows * scene.vocab / (128 * 19008)
+    over_tensor = 4 * (scene.decode_split > 1)  # embedding, three of the draw
+    over_shards = (scene.sizes.shards > 1) / design.flag_every
+    return k["draw"] * size + k["small_collective"] * (over_tensor + over_shards)
+
+
+def block_count(trace: simulate.Trace, scene: Scene, design: Design) -> np.ndarray:
+    """[C]: turns of the kernel's loop in one layer and head, over the tokens of each chunk, in the
+    shard that has most of them at each token: all wait for it."""
+    size = design.block_pages * scene.sizes.page_tokens
+    rows, steps_C = scene.sizes.slots // scene.sizes.shards, trace.steps_C
+    total_C = np.zeros(len(steps_C))
+    for part in range(_PARTS):
+        at_Cx1 = ((part + 0.5) / _PARTS * steps_C)[:, None]
+        seen = np.ceil((trace.position_CxS + at_Cx1 + 1) / size)
+        blocks_CxS = np.where(trace.count_CxS > at_Cx1, seen, design.idle_blocks)
+        total_C += blocks_CxS.reshape(len(steps_C), -1, rows).sum(2).max(1)
+    return total_C / _PARTS * steps_C
+
+
+def block_seconds(scene: Scene, k: Values, design: Design) -> float:
+    """One turn, where the rows are shared by the cores: the bundles of the turn, or waiting for the
+    next block, of which `ahead` are under way, or what HBM gives."""
+    family = scene.pod.family
+    cores = int(k[f"cores.{family}"]) if design.both_cores else 1
+    tokens = design.block_pages * scene.sizes.page_tokens
+    moved = tokens * scene.key_bytes / scene.pod.chip.bandwidth
+    if design.hbm_share:
+        return moved / design.hbm_share
+    copied = cores * moved  # the cores share HBM
+    turn = bundles(family, design.block_pages, k) / k[f"clock.{family}"]
+    return max(turn, copied, (k["dma_latency"] + copied) / design.ahead) / cores
+
+
+def bundles(family: str, pages: int, k: Values) -> float:
+    """Of a turn. Between sizes that were counted what lies between; beyond them as on v5p, of which
+    most sizes were."""
+    of = lambda chip: {int(n.split(".")[2]): k[n] for n in k if n.startswith(f"bundles.{chip}.")}
+    line = lambda x, at: float(np.interp(x, sorted(at), [at[n] for n in sorted(at)]))
+    counted, v5p = of(family), of("v5p")
+    near = min(max(pages, min(counted)), max(counted))
+    return line(near, counted) * line(pages, v5p) / line(near, v5p)
+
+
+def prefill_call(scene: Scene, k: Values) -> float:
+    """One call of a shard's prompts; no head is run."""
+    chip = scene.pod.chip
+    n = (scene.read - scene.vocab * scene.decode_split * scene.width) / scene.decode_split
+    return max(
+        2 * n * scene.sizes.prefill_rows * scene.prefill_tokens / (k["prefill_mxu"] * chip.flops),
+        n * scene.item / (k["weights_hbm"] * chip.bandwidth),
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# A micro-batch of packed rows
+# ------------------------------------------------------------------------------------------------
+
+
+def micro_batch(
+    scene: Scene, pairs: float, k: Values, *, update: bool, moved: float = 1.0
+) -> float:
+    """Forward, or forward, backward and what is computed again. pairs: of a query and a key that
+    attention computes in these rows."""
+    chip, chips = scene.pod.chip, scene.pod.chips
+    cells = scene.micro_rows * scene.row_tokens
+    again = scene.remat not in ("none", "dots")
+    passes = 3 + again if update else 1
+    looks = (2 if again and scene.remat == "full" else 1) + 2.5 if update else 1
+    dense = passes * 2 * scene.read * cells / chips / (k["train_mxu"] * chip.flops)
+    attention = looks * 4 * scene.heads * scene.head_dim * scene.layers * pairs / chips
+    seconds = dense * (1 + k["elementwise"]) + attention / (k["splash_mxu"] * chip.flops)
+    kind = "update" if update else "forward"
+    t, f = scene.train_split, scene.fsdp
+    if t > 1:
+        rows = scene.micro_rows * t / chips * scene.row_tokens * scene.width * scene.item
+        gathered = k[f"{kind}_moved"] * moved * scene.layers * rows * (t - 1) / t
+        seconds += gathered / axis_rate(scene.pod, t, k)
+    if f > 1:
+        axes = len(scene.pod.sides) - (t > 1)
+        weights = k[f"{kind}_weights"] * scene.read / t * scene.item * (f - 1) / f
+        seconds += weights / (k[f"ici.{scene.pod.family}"] * axes)
+    return seconds
+
+
+# ------------------------------------------------------------------------------------------------
+# A rollout step
+# ------------------------------------------------------------------------------------------------
+
+
+class Price(NamedTuple):
+    """Expected seconds of a rollout step."""
+
+    phases: dict[str, float]  # they add up to the step; 'tail': decoding with nothing to refill
+    decoding: dict[str, float]  # what 'decode' and 'tail' go into
+
+    @property
+    def step(self) -> float:
+        return sum(self.phases.values())
+
+
+def pricer(config, work: Work, scene: Scene, design: Design = DESIGN) -> Callable[[Values], Price]:
+    """Constants -> seconds; evaluation and checkpoint with their share of a step."""
+    rounds = [look(x, work, scene, design) for x in work.rollouts.traces]
+    evaluated = [look(x, work, scene, design) for x in work.evaluations]
+    # How much of each simulated round there is in a step, on average.
+    parts_N = np.zeros(len(rounds))
+    for n in (n for step in work.rollouts.steps for n in step):
+        parts_N += [np.interp(n, work.rollouts.at, row) for row in np.eye(len(rounds))]
+    parts_N /= len(work.rollouts.steps)
+
+    def price(k: Values) -> Price:
+        sampled, into = zip(*(sampling(x, scene, k, design) for x in rounds), strict=True)
+        weigh = lambda tables: {
+            what: float(sum(n * x[what] for n, x in zip(parts_N, tables, strict=True)))
+            for what in tables[0]
+        }
+        tests = sum(sum(sampling(x, scene, k, design)[0].values()) for x in evaluated)
+        hosts = max(scene.pod.chips / k["chips_a_host"], 1)
+        saved = checkpoint_bytes(config, scene) / hosts / k["to_host"]
+        return Price(
+            weigh(sampled)
+            | {"grading": k["grading"] * work.responses / 8192}
+            | training(work.packed, scene, k, design)
+            | {
+                "evaluation": tests / config.eval.every if config.eval.every else 0.0,
+                "checkpoint": saved / config.checkpoint.every if config.checkpoint.every else 0.0,
+            },
+            weigh(into),
+        )
+
+    return price
+
+
+def training(packed: simulate.Packed, scene: Scene, k: Values, design: Design) -> dict[str, float]:
+    pairs = packed.pairs
+    if design.own_segment:  # blocks on the edge of a sequence are computed whole
+        pairs = min(1.25 * packed.own_pairs, pairs)
+    n = packed.micro_batches
+    forward = micro_batch(scene, pairs / n, k, update=False)
+    update = micro_batch(scene, pairs / n, k, update=True, moved=design.moved)
+    return {"old log-probs": scene.scored * n * forward, "update": n * update}
+
+
+def sampling(call: Call, scene: Scene, k: Values, design: Design) -> tuple[dict, dict]:
+    """Seconds of one call of the sampler: by phase, and by what decoding goes into."""
+    into_C = decode(call, scene, k, design)
+    token_C = sum(into_C.values())
+    host = k["host_chunk"] + k["host_slot"] * scene.sizes.slots
+    host_C = np.maximum(host - token_C, 0) if design.host_overlaps else np.full(len(token_C), host)
+    phases = {
+        "prefill": call.prefills * prefill_call(scene, k),
+        "decode": float(token_C[call.queued_C].sum()),
+        "tail": float(token_C[~call.queued_C].sum()),
+        "host": float(host_C.sum()),
+    }
+    return phases, {what: float(x.sum()) for what, x in into_C.items()}
+
+
+def checkpoint_bytes(config, scene: Scene) -> float:
+    """Weights and both moments in float32, and the reference where there is one."""
+    return (12 + 4 * bool(config.loss.kl_coef)) * scene.parameters
+
+
+def rough(config, traffic: simulate.Traffic, scene: Scene, k: Values) -> float:
+    """Seconds of a step without its schedule, to tell what is worth simulating: slots that are full
+    for all tokens but a tail as long as the longest response, and shards that read alike."""
+    cap, G = config.rollout.max_response_tokens, config.rollout.group_size
+    drawn = math.ceil(config.rollout.groups / max(traffic.accept, 1 / 64))
+    length = simulate.lengths(traffic, cap, drawn, G).reshape(-1).astype(float)
+    steps = np.array([length.sum() / scene.sizes.slots + cap])
+    block = DESIGN.block_pages * scene.sizes.page_tokens
+    read = (length * (length / 2 + traffic.prompt)).sum() / block / scene.sizes.shards
+    call = Call(
+        steps, np.array([read]), np.array([True]), drawn // max(scene.sizes.prefill_rows, 1)
+    )
+    packed = simulate.packed(config, traffic, scene.row_tokens)
+    sampled = sum(sampling(call, scene, k, DESIGN)[0].values())
+    return sampled + sum(training(packed, scene, k, DESIGN).values())
+
+
+class Spread(NamedTuple):
+    """Seconds of a step, and what the ranges of the constants make of them."""
+
+    low: float
+    high: float
+    by: dict[str, tuple[float, float]]  # seconds less and more by one constant alone
+
+
+def spread(price: Callable[[Values], Price]) -> Spread:
+    """One constant at a time as far off as its range, and the root of the sum of squares: errors
+    that know nothing of each other."""
+    known = values()
+    step = price(known).step
+    by = {
+        name: tuple(price(known | {name: x}).step - step for x in (c.low, c.high))
+        for name, c in CONSTANTS.items()
+        if not c.low == c.value == c.high
+    }
+    low, high = (math.sqrt(sum(x * x for x in side)) for side in zip(*by.values(), strict=True))
+    return Spread(step - low, step + high, by)
+
+
+# The programs of the first release, from which `changes` starts.
+FIRST = Design(
+    block_pages=4,
+    both_cores=False,
+    ahead=1,
+    hbm_share=0.0,
+    idle_blocks=1,
+    flag_every=1,
+    small_ops=1.0,
+    host_overlaps=False,
+    own_segment=False,
+    moved=1.0,
+    joined_evaluation=False,
+)
+
+
+def changes(config, work: Work, scene: Scene) -> list[tuple[str, float]]:
+    """(field and its value, seconds of a step with this and all changes above it), from the first
+    release to today's programs. Evaluation as it is today."""
+    design, out = FIRST, [("the first release", FIRST)]
+    for name, value in DESIGN._asdict().items():
+        if value != getattr(FIRST, name):
+            design = design._replace(**{name: value})
+            out.append((f"{name} = {value}", design))
+    return [(what, pricer(config, work, scene, x)(values()).step) for what, x in out]

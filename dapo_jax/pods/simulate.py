@@ -1,0 +1,226 @@
+"""What happens in a rollout of which only the lengths are known: no model, no device, no time.
+
+Responses get lengths from a distribution; everything else is decided by the code that decides it in
+a run: slots, pages, refill and eviction by `rollout.schedule.Schedule`, rounds by
+`dapo.dynamic_sampling.collect`, rows by `dapo.packing.best_fit`. `pods/cost.py` puts seconds to it.
+
+Dims: C chunks, S slots, N problems, G samples of a problem. Lengths in TOKENS.
+"""
+
+import functools
+import math
+import statistics
+from typing import NamedTuple
+
+import numpy as np
+
+from dapo_jax.dapo import packing
+from dapo_jax.dapo.dynamic_sampling import Group, collect
+from dapo_jax.rollout.schedule import Request, Schedule
+
+
+class Traffic(NamedTuple):
+    """What no config knows. Lengths are log-normal, cut at the cap; `alike` of the variance of
+    their logarithm is between problems and the rest within a group."""
+
+    prompt: int  # mean; every prompt has it
+    response: int  # mean, after the cut
+    sigma: float = 0.9  # of the logarithm
+    accept: float = 0.6  # share of groups with right and wrong responses
+    alike: float = 0.5
+
+
+@functools.cache
+def log_mean(mean: float, sigma: float, cap: int) -> float:
+    """Mean of the logarithm for which lengths cut at `cap` have this mean. ValueError: none has."""
+    normal, n = statistics.NormalDist(), 4096
+    z = np.array([normal.inv_cdf((i + 0.5) / n) for i in range(n)])
+    if not 1 <= mean < cap:
+        raise ValueError(f"a mean response of {mean:,} tokens: wants 1 to {cap - 1:,}, of at most")
+    low, high = -20.0, 2 * math.log(cap) + 20
+    for _ in range(60):
+        mu = (low + high) / 2
+        got = np.clip(np.rint(np.exp(mu + sigma * z)), 1, cap).mean()
+        low, high = (mu, high) if got < mean else (low, mu)
+    return mu
+
+
+def lengths(traffic: Traffic, cap: int, problems: int, samples: int, seed: int = 0) -> np.ndarray:
+    """int [N, G], 1 to cap."""
+    rng = np.random.default_rng(seed)
+    between, within = math.sqrt(traffic.alike), math.sqrt(1 - traffic.alike)
+    z_NxG = between * rng.normal(size=(problems, 1)) + within * rng.normal(size=(problems, samples))
+    mu = log_mean(traffic.response, traffic.sigma, cap)
+    return np.clip(np.rint(np.exp(mu + traffic.sigma * z_NxG)), 1, cap).astype(int)
+
+
+# ------------------------------------------------------------------------------------------------
+# One call of the sampler
+# ------------------------------------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    """Of a sampler, as `rollout.engine.Engine` has them."""
+
+    slots: int
+    shards: int
+    chunk: int
+    pages: int  # of a shard
+    page_tokens: int
+    prefill_rows: int  # prompts a call and shard
+
+
+class Trace(NamedTuple):
+    """What the slots did, chunk by chunk; the slots of a shard lie side by side."""
+
+    position_CxS: np.ndarray  # int32, tokens in the cache when the chunk begins; 0 = idle
+    count_CxS: np.ndarray  # int32, tokens drawn; 0 = idle
+    queued_C: np.ndarray  # bool, whether requests were waiting behind these
+    prefills_C: np.ndarray  # int32, calls of the prefill program, of one width
+    evicted: int
+    pages: int  # most in use at a time, of the fullest shard
+
+    @property
+    def steps_C(self) -> np.ndarray:
+        """Tokens of the chunk: it ends early when all rows have ended."""
+        return self.count_CxS.max(1, initial=0)
+
+    @property
+    def occupancy(self) -> float:
+        return self.count_CxS.sum() / max(self.steps_C.sum() * self.count_CxS.shape[1], 1)
+
+
+def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes) -> Trace:
+    """The responses of N problems on their way through the slots, as `Engine.generate` takes
+    them. ValueError: the pages hold no row of the longest length."""
+    N, G = length_NxG.shape
+    if sizes.pages * sizes.page_tokens < prompt - 1 + cap:
+        raise ValueError(f"{sizes.pages} pages hold no row of {prompt - 1 + cap:,} tokens")
+    length_R = length_NxG.reshape(-1)
+    prompts = [(i,) * prompt for i in range(N)]  # problems differ, so their prompts do
+    schedule = Schedule(
+        [Request(prompts[i], i, g) for i in range(N) for g in range(G)],
+        slots=sizes.slots,
+        shards=sizes.shards,
+        chunk=min(sizes.chunk, cap),
+        limit=cap,
+        pages=sizes.pages,
+        page_tokens=sizes.page_tokens,
+        fixed=False,
+    )
+    shard_S = np.array([schedule.shard(s) for s in range(sizes.slots)])
+    rows, evicted = schedule.rows, 0
+    positions, counts, queued, prefills = [], [], [], []
+    while schedule:
+        evicted += schedule.grow()
+        new, _ = schedule.admit()
+        position_S, count_S = np.zeros((2, sizes.slots), np.int32)
+        live = [s for s, row in enumerate(rows) if row]
+        index = [rows[s].index for s in live]
+        emitted = np.array([rows[s].emitted for s in live], np.int32)
+        position_S[live] = emitted + prompt - 1
+        count_S[live] = np.minimum(schedule.chunk, length_R[index] - emitted)
+        for s, n, left in zip(
+            live, count_S[live].tolist(), (length_R[index] - emitted).tolist(), strict=True
+        ):
+            rows[s].emitted += n
+            if n == left:
+                schedule.release(s)
+        fresh = np.bincount(shard_S[new], minlength=1).max() if new else 0
+        positions.append(position_S)
+        counts.append(count_S)
+        queued.append(bool(schedule.waiting))
+        prefills.append(-(-int(fresh) // sizes.prefill_rows))
+    return Trace(
+        np.array(positions),
+        np.array(counts),
+        np.array(queued),
+        np.array(prefills),
+        evicted,
+        schedule.peak,
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# Rounds of dynamic sampling
+# ------------------------------------------------------------------------------------------------
+
+_OUTCOMES = {mixed: np.array([mixed, False]) for mixed in (False, True)}
+
+
+def rounds(config, accept: float, steps: int = 64) -> list[list[int]]:
+    """Problems of each round of each of `steps` rollout steps in a row, far from the run's first,
+    where a group teaches with probability `accept`."""
+    d = config.dynamic_sampling
+    return _rounds(config.rollout.groups, d.max_rounds, d.enabled, d.surplus, accept, steps)
+
+
+@functools.cache
+def _rounds(need, max_rounds, dynamic, surplus, accept, steps):
+    rng, teaches = np.random.default_rng(0), {}
+
+    def draw(positions: range) -> list[Group]:
+        asked.append(len(positions))
+        fresh = [p for p in positions if p not in teaches]
+        teaches.update(zip(fresh, (rng.random(len(fresh)) < accept).tolist(), strict=True))
+        return [Group(p, (), (), _OUTCOMES[teaches[p]]) for p in positions]
+
+    position, rate, carried, out = 0, max(accept, 1 / 64), [], []
+    for _ in range(steps):
+        asked: list[int] = []
+        got = collect(
+            draw,
+            start=position,
+            need=need,
+            accept_rate=rate,
+            max_rounds=max_rounds,
+            dynamic=dynamic,
+            surplus=surplus,
+            carried=carried,
+        )
+        position, rate, carried = got.next_position, got.accept_rate, got.carried
+        out.append(asked)
+    return out
+
+
+# ------------------------------------------------------------------------------------------------
+# Packed rows of the updates
+# ------------------------------------------------------------------------------------------------
+
+
+class Packed(NamedTuple):
+    """Of one rollout step."""
+
+    micro_batches: int
+    cells: int  # of those micro-batches, filled or not
+    pairs: float  # of a query and a key before it, in a whole row
+    own_pairs: float  # ... in the query's own sequence
+    fill: float  # share of cells in use
+
+
+@functools.cache
+def pack(
+    traffic: Traffic, cap: int, groups: int, samples: int, minibatches: int, row_tokens: int
+) -> tuple[list[int], int, float]:
+    """A batch as mini-batches of whole groups: (rows of each, cells in use, own_pairs)."""
+    rows, used, own = [], 0, 0.0
+    for part in np.array_split(lengths(traffic, cap, groups, samples, seed=1), minibatches):
+        cells = part.reshape(-1) + traffic.prompt - 1
+        rows.append(len(packing.best_fit(cells.tolist(), row_tokens)))
+        used += int(cells.sum())
+        own += float((cells.astype(float) ** 2).sum()) / 2
+    return rows, used, own
+
+
+def packed(config, traffic: Traffic, row_tokens: int) -> Packed:
+    rows, used, own = pack(
+        traffic,
+        config.rollout.max_response_tokens,
+        config.rollout.groups,
+        config.rollout.group_size,
+        config.optim.minibatches,
+        row_tokens,
+    )
+    micro = sum(-(-n // config.optim.micro_batch_rows) for n in rows)
+    cells = micro * config.optim.micro_batch_rows * row_tokens
+    return Packed(micro, cells, cells * row_tokens / 2, own, used / cells)
