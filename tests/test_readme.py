@@ -51,6 +51,15 @@ def test_every_flag_exists(module):
     assert not [f for f in flags | words if f not in said.stdout + said.stderr]
 
 
+def test_every_flag_in_prose_exists():
+    """`--dry-run`: as a script's, or as a command's name of a flag."""
+    sources = [*(ROOT / "launch").glob("*.sh"), *(ROOT / "dapo_jax").rglob("*.py")]
+    known = "".join(p.read_text() for p in sources)
+    flags = set(re.findall(r"`--([a-z_-]+)(?:=[^`]*)?`", TEXT))
+    assert len(flags) > 5
+    assert not [f for f in flags if f'"{f}"' not in known and f"--{f}" not in known]
+
+
 def test_every_flag_of_launch_exists():
     for script, flags in re.findall(r"(launch/\w+\.sh)((?: +(?!-- )[^\s`|#]+)*)", TEXT):
         text = (ROOT / script).read_text()
