@@ -54,6 +54,7 @@ def test_every_flag_exists(module):
 def test_every_flag_in_prose_exists():
     """`--dry-run`: as a script's, or as a command's name of a flag."""
     sources = [*(ROOT / "launch").glob("*.sh"), *(ROOT / "dapo_jax").rglob("*.py")]
+    sources += [ROOT / "tests" / "conftest.py"]
     known = "".join(p.read_text() for p in sources)
     flags = set(re.findall(r"`--([a-z_-]+)(?:=[^`]*)?`", TEXT))
     assert len(flags) > 5
