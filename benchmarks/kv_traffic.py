@@ -7,7 +7,7 @@
 
 The ideal reads each live token of each busy row once a step. Slots, refill, prompt sharing, pages
 and evictions are decided by the engine's own code (rollout/schedule.py); only the model is missing.
-  paged     whole blocks of 4 pages, as the TPU kernel reads; an idle slot costs one block
+  paged     whole pages, as the TPU kernel reads; an idle slot costs nothing
   bucketed  all slots up to the longest live row, rounded up to a bucket
   dense     all slots at full length
 """
@@ -22,7 +22,6 @@ import results
 from lengths import log_normal
 from tqdm import tqdm
 
-from dapo_jax.model.paged import KERNEL_PAGES
 from dapo_jax.rollout.schedule import Request, Schedule
 
 HEADING = "## Keys and values that decoding reads"
@@ -60,7 +59,6 @@ def simulate(
     pool: float,
     bucket: int,
     room: int,
-    block_pages: int = KERNEL_PAGES,
 ) -> dict[str, float]:
     """Key/value tokens read by each kind of cache over the ideal, and what the pool went through.
 
@@ -68,7 +66,7 @@ def simulate(
     full length. cap: longest response; a row has room for `room` prompt tokens and those.
     """
     full = room + cap
-    row_pages = -(-full // (page_tokens * block_pages)) * block_pages
+    row_pages = -(-full // page_tokens)
     pages = max(row_pages, math.ceil(pool * slots // shards * row_pages))
     # Groups differ by one token, so that each has a prompt of its own.
     names = [(i // group, *(0,) * (prompt - 1)) for i in range(len(lengths))]
@@ -84,7 +82,6 @@ def simulate(
     read = dict.fromkeys(("ideal", "paged", "bucketed", "dense"), 0)
     shard_S = np.array([schedule.shard(s) for s in range(slots)])
     slowest = idle = evicted = steps = 0
-    block = page_tokens * block_pages
     with tqdm(total=len(lengths), unit="request", leave=False) as bar:
         while schedule:
             evicted += schedule.grow()
@@ -96,11 +93,11 @@ def simulate(
                     count_S[s] = min(chunk, lengths[row.index] - row.emitted)
             n = int(count_S.max())  # a chunk ends early when all rows have
             busy_SxN = np.arange(n) < count_S[:, None]
-            seen_SxN = np.where(busy_SxN, position_S[:, None] + np.arange(n) + 1, 1)
-            blocks_SxN = -(-seen_SxN // block) * block
-            by_shard = np.bincount(shard_S, blocks_SxN.sum(1))
+            seen_SxN = np.where(busy_SxN, position_S[:, None] + np.arange(n) + 1, 0)
+            paged_SxN = -(-seen_SxN // page_tokens) * page_tokens
+            by_shard = np.bincount(shard_S, paged_SxN.sum(1))
             read["ideal"] += int(seen_SxN[busy_SxN].sum())
-            read["paged"] += int(blocks_SxN.sum())
+            read["paged"] += int(paged_SxN.sum())
             longest_N = -(-seen_SxN.max(0) // bucket) * bucket
             read["bucketed"] += int(np.minimum(longest_N, full).sum()) * slots
             read["dense"] += n * slots * full

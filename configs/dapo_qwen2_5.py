@@ -22,7 +22,9 @@ LOWER bounds of a step's seconds at the former. Last, what `plan --compile` says
     32B   v5p-256  16 x 8  59    102.8  2,048  1,024   > 147   > 51   > 202   59.0  57.1
 
 A step of 32B with a mean response of 5,000 tokens: 64 minutes by the cost model of `plan`, whose
-constants nobody has measured on a TPU. Expected: nothing has been measured here. For 32B the paper reports 50 on AIME 2024 (avg@32) from
+constants nobody has measured on a TPU.
+
+Expected: nothing has been measured here. For 32B the paper reports 50 on AIME 2024 (avg@32) from
 about 320 rollout steps; the authors' released code 52, and 50 without Dynamic Sampling. verl's
 example for 7B starts from Qwen2.5-Math-7B with 8,192 tokens and without Dynamic Sampling, and
 reports 36. A 0.5B base model almost never solves an AIME problem; its run may stop with "nothing to

@@ -20,12 +20,10 @@ SIZES = dict(slots=2, shards=1, chunk=4, prompt=3, room=3, group=1, cap=13, page
 
 def test_counts_by_hand():
     """Two slots, responses of 3 and 5 tokens after 2 cached ones: reads 3 4 5 and 3 4 5 6 7."""
-    got = kv_traffic.simulate(
-        np.array([3, 5]), **SIZES, pool=1.0, bucket=6, block_pages=2
-    )  # blocks of 4 tokens
+    got = kv_traffic.simulate(np.array([3, 5]), **SIZES, pool=1.0, bucket=6)  # pages of 2 tokens
     ideal = 3 + 4 + 5 + 3 + 4 + 5 + 6 + 7
     assert got["steps"] == 5 and got["occupancy"] == 8 / 10 and got["evicted"] == 0
-    assert got["paged"] * ideal == pytest.approx((4 + 4 + 8 + 4 + 4) + (4 + 4 + 8 + 8 + 8))
+    assert got["paged"] * ideal == pytest.approx((4 + 4 + 6) + (4 + 4 + 6 + 6 + 8))
     assert got["bucketed"] * ideal == pytest.approx(2 * (6 + 6 + 6 + 6 + 12))
     assert got["dense"] * ideal == pytest.approx(2 * 16 * 5)
 
@@ -56,7 +54,7 @@ def test_schedule_is_the_engines():
         lengths = np.array([len(r.tokens) for r in responses])
         assert lengths.min() < 10 and lengths.max() == 29
         sizes = SIZES | dict(slots=8, chunk=5, prompt=11, room=11, group=4, cap=29, page_tokens=8)
-        said = kv_traffic.simulate(lengths, **sizes, pool=pool, bucket=16, block_pages=1)
+        said = kv_traffic.simulate(lengths, **sizes, pool=pool, bucket=16)
         assert stats.slot_steps == 8 * said["steps"]
         assert stats.evicted == said["evicted"]
         assert stats.peak_cache == pytest.approx(said["peak"] / pool)

@@ -200,7 +200,10 @@ def test_the_reader_s_path():
 
 
 def test_what_the_path_stands_on_is_as_long_as_told():
-    model = [f"model/{n}.py" for n in ("qwen2", "attention", "attention_kernels", "paged")]
+    model = [
+        f"model/{n}.py"
+        for n in ("qwen2", "attention", "attention_kernels", "paged", "paged_kernel")
+    ]
     below = [f"rollout/{n}.py" for n in ("engine", "schedule", "pages")]
     rest = lines(*model, *below, "build.py", "grading.py", "parallel.py")
     told = re.search(r"about ([\d,]+) lines more", README)[1].replace(",", "")

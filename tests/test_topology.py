@@ -1,5 +1,6 @@
 """Work and memory of compiled programs; pods that are only described."""
 
+import functools
 import importlib.util
 
 import jax
@@ -70,19 +71,21 @@ def test_flops_under_shard_map_count_every_device():
     assert flops(copied, x, w) == 2 * (2 * 4 * 8 * 6)  # done twice
 
 
-def test_flops_of_loops_inside_a_kernel():
+def test_flops_that_a_kernel_estimates_itself():
     def kernel(a, n, out):
         step = lambda _, c: c + a[...] @ a[...]
         out[...] = jax.lax.fori_loop(0, n[0, 0], step, jnp.zeros((8, 8)))
 
-    def f(a, n):
-        call = pl.pallas_call(kernel, jax.ShapeDtypeStruct((8, 8), jnp.float32), interpret=True)
+    def f(a, n, cost=None):
+        out = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+        call = pl.pallas_call(kernel, out, interpret=True, cost_estimate=cost)
         return jax.lax.fori_loop(0, n[0, 0], lambda _, x: call(x, n), a)
 
     a, n = np.ones((8, 8), np.float32), np.ones((1, 1), np.int32)
+    known = functools.partial(f, cost=pl.CostEstimate(5000, 0, 0))
     assert flops(f, a, n) == 2 * 8**3
-    assert flops(f, a, n, while_trips=3) == 3 * 2 * 8**3  # the loop around the kernel
-    assert flops(f, a, n, while_trips=3, kernel_trips=5) == 15 * 2 * 8**3
+    assert flops(known, a, n) == 5000
+    assert flops(known, a, n, while_trips=3) == 15000  # the loop around the kernel
 
 
 def test_blocks_of_kernels():

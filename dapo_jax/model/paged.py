@@ -12,7 +12,7 @@ Over a mesh, the pool is split by key/value head and by group of rows (a "shard"
 the `batch` axes); page numbers are local to a shard.
 
 How keys are read depends on the platform and on the geometry, with the same tables and writes:
-  'kernel'  JAX's paged_attention for TPU
+  'kernel'  a TPU kernel (paged_kernel.py)
   'pages'   blocks of live pages, gathered, with an online softmax
   'rows'    a page is a whole row, page i belongs to row i, and nothing is gathered: the quickest on
             CPU while rows are short
@@ -27,14 +27,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.sharding import Mesh, NamedSharding
 
 from dapo_jax import parallel
-from dapo_jax.model import attention, qwen2
+from dapo_jax.model import attention, paged_kernel, qwen2
 
 _MASKED = -1e30  # finite: a row without keys must not turn into NaN
-KERNEL_PAGES = 4  # pages a block of the TPU kernel: 512 tokens, which read 9% more than rows hold
 _WHOLE_ROWS = 192  # longest rows that are read whole on CPU: fixed lengths gain, long tails lose
 _LANES = 128  # the TPU kernel takes head dims that are multiples of this
 _BLOCK = 32  # pages a step of the 'pages' reader
@@ -56,6 +54,7 @@ class Geometry(NamedTuple):
     layers: int  # L, of one array
     kv_heads: int
     head_dim: int  # as stored: padded for the kernel
+    cores: int = 1  # of a device, that the kernel shares its rows out to
 
     @property
     def transposed(self) -> bool:
@@ -103,6 +102,7 @@ def geometry(
     row_tokens: int,
     page_tokens: int,
     fraction: float,
+    cores: int = 1,
 ) -> Geometry:
     """Sizes for `slots` rows of at most `row_tokens` tokens, over `shards` groups of rows.
 
@@ -118,14 +118,22 @@ def geometry(
     reader = "kernel" if platform == "tpu" else "rows" if row_pages == 1 else "pages"
     head_dim = shape.head_dim
     if reader == "kernel":
-        row_pages = -(-row_pages // KERNEL_PAGES) * KERNEL_PAGES
         head_dim = -(-head_dim // _LANES) * _LANES
     rows = slots // shards
     pages = rows if reader == "rows" else max(row_pages, math.ceil(fraction * rows * row_pages))
     arrays = 1 if shape.scan_layers else shape.num_layers
     layers = shape.num_layers // arrays
     return Geometry(
-        reader, page_tokens, row_pages, pages, shards, arrays, layers, shape.num_kv_heads, head_dim
+        reader=reader,
+        page_tokens=page_tokens,
+        row_pages=row_pages,
+        pages=pages,
+        shards=shards,
+        arrays=arrays,
+        layers=layers,
+        kv_heads=shape.num_kv_heads,
+        head_dim=head_dim,
+        cores=cores,
     )
 
 
@@ -166,44 +174,71 @@ def copy_pages(g: Geometry, pool: Pool, source_S, target_S) -> Pool:
 
 
 def decode_attend(g: Geometry, rows: Rows):
-    """attend(layer, pool, q, k, v) for one new token a row: writes its key and value and reads."""
-    axes = Rows(("batch", None), ("batch",), ("batch",))
-    plan = plan_axes = []
-    if g.reader == "pages":  # the same in every layer
-        plan_axes = _Plan(*[("batch",)] * 4)
-        make = functools.partial(_plan, page_tokens=g.page_tokens)
-        plan = parallel.local(make, (axes,), plan_axes)(rows)
+    """attend(angles)(layer, pool, q, k, v) for one new token a row: rotates q and k, writes the key
+    and value, and reads."""
+    axes, heads = Rows(("batch", None), ("batch",), ("batch",)), ("batch", "heads", None, None)
+    kv, angle = ("batch", "kv_heads", None, None), ("batch", None, None, None)
 
-    def local(layer, keys, values, q, k, v, rows, plan):
-        page_S = jnp.take_along_axis(
-            rows.table_SxR, (rows.position_S // g.page_tokens)[:, None], axis=1
-        )[:, 0]
-        place = layer * g.pages + page_S, rows.position_S % g.page_tokens, rows.active_S
-        keys, values = _store(g, keys, values, k.swapaxes(0, 1), v.swapaxes(0, 1), *place)
-        read = {"kernel": _read_kernel, "pages": _read_pages, "rows": _read_rows}[g.reader]
-        y_SxHxd = read(g, q[:, :, 0], keys, values, layer, rows, plan)
-        y = y_SxHxd[..., : q.shape[-1]].astype(q.dtype)[:, :, None]
-        return _stacked(keys, g), _stacked(values, g), y
-
-    heads, kv = ("batch", "heads", None, None), ("batch", "kv_heads", None, None)
-    mapped = parallel.local(
-        local,
-        ((), g.pool_axes, g.pool_axes, heads, kv, kv, axes, plan_axes),
-        (g.pool_axes, g.pool_axes, heads),
-    )
-
-    def attend(layer, pool, q, k, v):
-        return _with_layer(
-            g, pool, layer, lambda *place: mapped(place[0], *place[1], q, k, v, rows, plan)
+    def attend(angles):
+        plan = plan_axes = []  # the same in every layer
+        if g.reader == "pages":
+            plan_axes = _Plan(*[("batch",)] * 4)
+            make = functools.partial(_plan, page_tokens=g.page_tokens)
+            plan = parallel.local(make, (axes,), plan_axes)(rows)
+        elif g.reader == "kernel":
+            plan_axes = paged_kernel.work_axes()
+            make = functools.partial(_kernel_plan, g)
+            plan = parallel.local(make, (axes, (angle, angle)), plan_axes)(rows, angles)
+        mapped = parallel.local(
+            functools.partial(_write_and_read if g.reader == "kernel" else _write_then_read, g),
+            ((), g.pool_axes, g.pool_axes, heads, kv, kv, axes, plan_axes),
+            (g.pool_axes, g.pool_axes, heads),
         )
+
+        def attend_layer(layer, pool, q, k, v):
+            if g.reader != "kernel":
+                q, k = qwen2.rotate(q, angles), qwen2.rotate(k, angles)
+            return _with_layer(
+                g, pool, layer, lambda *place: mapped(place[0], *place[1], q, k, v, rows, plan)
+            )
+
+        return attend_layer
 
     return attend
 
 
+def _write_then_read(g: Geometry, layer, keys, values, q, k, v, rows: Rows, plan):
+    """Of one device and layer, for XLA: (keys, values, [S, H, 1, d])."""
+    page_S = jnp.take_along_axis(
+        rows.table_SxR, (rows.position_S // g.page_tokens)[:, None], axis=1
+    )[:, 0]
+    place = layer * g.pages + page_S, rows.position_S % g.page_tokens, rows.active_S
+    keys, values = _store(g, keys, values, k.swapaxes(0, 1), v.swapaxes(0, 1), *place)
+    read = {"pages": _read_pages, "rows": _read_rows}[g.reader]
+    y = read(g, q[:, :, 0], keys, values, layer, rows, plan).astype(q.dtype)[:, :, None]
+    return _stacked(keys, g), _stacked(values, g), y
+
+
+def _write_and_read(g: Geometry, layer, keys, values, q, k, v, rows: Rows, plan):
+    """The same by the kernel, which also rotates q and k."""
+    pages = _flat(keys, g), _flat(values, g)
+    new = (_padded(x[:, :, 0], g) for x in (q, k, v))
+    keys, values, y = paged_kernel.attend(*new, *pages, layer * g.pages, plan, q.shape[-1])
+    return _stacked(keys, g), _stacked(values, g), y[:, :, None, : q.shape[-1]]
+
+
+def _kernel_plan(g: Geometry, rows: Rows, angles) -> paged_kernel.Work:
+    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
+    cos, sin = (x[:, 0, 0] for x in angles)
+    turn = paged_kernel.turn(cos, sin, g.head_dim)
+    return paged_kernel.work(length_S, rows.table_SxR, turn, g.cores)
+
+
 def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
-    """attend(layer, pool, q, k, v) for a chunk of prompt tokens: writes whole parts of pages, then
-    attends causally. `window` (static): tokens of the longest prompt; a prompt that fits into one
-    chunk needs no look at the pool. `chunk`: queries a step of attention."""
+    """attend(angles)(layer, pool, q, k, v) for a chunk of prompt tokens: rotates q and k, writes
+    whole parts of pages, then attends causally. `window` (static): tokens of the longest prompt; a
+    prompt that fits into one chunk needs no look at the pool. `chunk`: queries a step of attention.
+    """
     T = prompts.tokens_BxT.shape[1]
     part = math.gcd(T, g.page_tokens)  # tokens written together
     once = window <= T
@@ -238,13 +273,14 @@ def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
         (g.pool_axes, g.pool_axes, (kv, kv)),
     )
 
-    def attend(layer, pool, q, k, v):
+    def attend(angles, layer, pool, q, k, v):
+        q, k = qwen2.rotate(q, angles), qwen2.rotate(k, angles)
         pool, seen = _with_layer(
             g, pool, layer, lambda *place: mapped(place[0], *place[1], k, v, prompts)
         )
         return pool, attention.causal(q, *seen, 0 if once else prompts.start, chunk)
 
-    return attend
+    return lambda angles: functools.partial(attend, angles)
 
 
 def _with_layer(g: Geometry, pool: Pool, layer, act):
@@ -313,16 +349,8 @@ def _gather(pages_KxMxPxd, table_BxQ, transposed: bool = False):
 
 
 # ------------------------------------------------------------------------------------------------
-# Readers: q_SxHxd over the pages of each row -> [S, H, d]
+# Readers of XLA: q_SxHxd over the pages of each row -> [S, H, d]
 # ------------------------------------------------------------------------------------------------
-
-
-def _read_kernel(g, q_SxHxd, keys, values, layer, rows, plan):
-    length_S = jnp.where(rows.active_S, rows.position_S + 1, 1)
-    scale = q_SxHxd.shape[-1] ** -0.5
-    table = layer * g.pages + rows.table_SxR
-    q = _padded(q_SxHxd * scale, g)
-    return paged_attention(q, keys, values, length_S, table, pages_per_compute_block=KERNEL_PAGES)
 
 
 def _read_rows(g, q_SxHxd, keys, values, layer, rows, plan):

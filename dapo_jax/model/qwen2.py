@@ -129,16 +129,15 @@ class Block(nnx.Module):
         self.down = weight((F, D), ("mlp", "embed"), over_F, mlp + ".down_proj.weight", 1)
         # fmt: on
 
-    def __call__(self, x_BxTxD, angles, attend: Callable):
-        """`attend(q, k, v) -> (y_BxHxTxd, extra)` decides where keys come from; `extra` (this
-        layer's new keys and values, say) is handed back beside the output."""
+    def __call__(self, x_BxTxD, attend: Callable):
+        """`attend(q, k, v) -> (y_BxHxTxd, extra)` gives q and k their positions and decides where
+        keys come from; `extra` (what became of a cache, say) is handed back beside the output."""
         h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
         q = _to_heads(h, self.q[...], self.q_bias[...])
         k = _to_heads(h, self.k[...], self.k_bias[...])
         v = _to_heads(h, self.v[...], self.v_bias[...])
         q = constrain(q, "batch", "heads", "token", "head_dim")
         k = constrain(k, "batch", "kv_heads", "token", "head_dim")
-        q, k = rotate(q, angles), rotate(k, angles)
         y, extra = attend(q, k, v)
         x_BxTxD = x_BxTxD + _from_heads(y, self.o[...])
         x_BxTxD = constrain(x_BxTxD, "batch", "sequence", "act_embed")
@@ -174,11 +173,13 @@ class Qwen2(nnx.Module):
         x_BxTxD = self._embed(tokens_BxT)
         kernel = splash.kernel(self.c.attention, x_BxTxD.dtype, self.c.head_dim)
 
+        angles = rope_angles(positions_BxT, self.c.head_dim, self.c.rope_theta)
+
         def attend(q, k, v):
+            q, k = rotate(q, angles), rotate(k, angles)
             return kernel(q, k, v, segments_BxT, self.c.attention_chunk), None
 
-        angles = rope_angles(positions_BxT, self.c.head_dim, self.c.rope_theta)
-        x_BxTxD = self._run(x_BxTxD, angles, attend)
+        x_BxTxD = self._run(x_BxTxD, attend)
         return self._final(x_BxTxD)
 
     def head(self) -> jax.Array:
@@ -198,13 +199,13 @@ class Qwen2(nnx.Module):
         outside the decode loop, or every token would cut the layers out of the stack again."""
         stacked = nnx.split(self.blocks)[1]
         if self.c.scan_layers:
-            return stacked
+            return jax.tree.map_with_path(_flat_heads, stacked)
         return [jax.tree.map(lambda w: w[i], stacked) for i in range(self.c.num_layers)]  # noqa: B023
 
     def cached(self, tokens_BxT, positions_BxT, pool, attend: Callable, layers):
-        """The pass of the sampler. Layer i calls `attend(i, pool, q, k, v) -> (pool, y)`, which
-        stores the new keys in the pool and reads the older ones (model/paged.py). Returns (final
-        hidden states [B, T, D], pool).
+        """The pass of the sampler. Layer i calls `attend(angles)(i, pool, q, k, v) -> (pool, y)`,
+        which rotates, stores the new keys in the pool and reads the older ones (model/paged.py).
+        Returns (final hidden states [B, T, D], pool).
 
         The pool is carried whole through the layers. As an input and output of the scan, a layer's
         share would be cut out and put back, several passes over all keys for every token.
@@ -215,9 +216,9 @@ class Qwen2(nnx.Module):
             x_BxTxD, pool = carry
             i, weights = layer
             pool_attend = lambda q, k, v: attend(i, pool, q, k, v)[::-1]
-            return nnx.merge(graphdef, weights)(x_BxTxD, angles, pool_attend), None
+            return nnx.merge(graphdef, weights)(x_BxTxD, pool_attend), None
 
-        angles = rope_angles(positions_BxT, self.c.head_dim, self.c.rope_theta)
+        attend = attend(rope_angles(positions_BxT, self.c.head_dim, self.c.rope_theta))
         carry = (self._embed(tokens_BxT), pool)
         if self.c.scan_layers:
             carry, _ = jax.lax.scan(step, carry, (jnp.arange(self.c.num_layers), layers))
@@ -236,12 +237,12 @@ class Qwen2(nnx.Module):
     def _final(self, x_BxTxD):
         return rms_norm(x_BxTxD, self.final_norm[...], self.c.rms_eps)
 
-    def _run(self, x_BxTxD, angles, attend):
+    def _run(self, x_BxTxD, attend):
         """The training pass over the blocks: scanned or unrolled, under the remat policy."""
         graphdef, stacked = nnx.split(self.blocks)
 
         def step(x, layer):
-            return nnx.merge(graphdef, layer)(x, angles, attend)
+            return nnx.merge(graphdef, layer)(x, attend)
 
         step = _remat(step, self.c.remat)
         if self.c.scan_layers:
@@ -311,6 +312,12 @@ def _to_heads(x_BxTxD, w_DxHxd, bias_Hxd):
     D, H, d = w_DxHxd.shape
     y_BxTxHd = x_BxTxD @ w_DxHxd.reshape(D, H * d) + bias_Hxd.reshape(H * d)
     return y_BxTxHd.reshape(*x_BxTxD.shape[:2], H, d).swapaxes(1, 2)
+
+
+def _flat_heads(path, w):
+    """Stacked weights, those that take heads [L, H d, D]. Of four axes XLA on TPU would copy a
+    layer's out of the stack before each product; the others it reads as they are."""
+    return w.reshape(w.shape[0], -1, w.shape[-1]) if path[0].key == "o" else w
 
 
 def _from_heads(y_BxHxTxd, w_HxdxD):

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from dapo_jax import build, parallel, validation
-from dapo_jax.model import paged, qwen2
+from dapo_jax.model import qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.pods import hlo, slices as pods, topology
 
@@ -103,10 +103,7 @@ def program(
     traced = call.program.trace(*call.arguments)
     used = -(-build.minibatch_responses(config) // config.optim.micro_batch_rows)
     trained = call.per == "micro-batch"
-    blocks = m.engine.geometry.row_pages // paged.KERNEL_PAGES  # of a full slot's keys
-    flops = topology.matmul_flops(
-        traced.jaxpr.jaxpr, while_trips=used if trained else 1, kernel_trips=max(blocks, 1)
-    )
+    flops = topology.matmul_flops(traced.jaxpr.jaxpr, while_trips=used if trained else 1)
     limit, resident = topology.limit(m.mesh), sum(kept.values())
     given = parallel.bytes_on_device([x for x in jax.tree.leaves(call.arguments) if _on_device(x)])
     if resident + given > limit:

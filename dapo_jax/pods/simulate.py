@@ -16,6 +16,7 @@ import numpy as np
 
 from dapo_jax.dapo import packing
 from dapo_jax.dapo.dynamic_sampling import Group, collect
+from dapo_jax.dapo.reward import Grades
 from dapo_jax.rollout.schedule import Request, Schedule
 
 
@@ -145,7 +146,7 @@ def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes) -> Trace
 # Rounds of dynamic sampling
 # ------------------------------------------------------------------------------------------------
 
-_OUTCOMES = {mixed: np.array([mixed, False]) for mixed in (False, True)}
+_OUTCOMES = {mixed: Grades(np.array([1.0 * mixed, 0.0])) for mixed in (False, True)}
 
 
 def rounds(config, accept: float, steps: int = 64) -> list[list[int]]:

@@ -178,20 +178,19 @@ def size(n: int) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def matmul_flops(jaxpr, while_trips: int = 1, kernel_trips: int = 1) -> int:
+def matmul_flops(jaxpr, while_trips: int = 1) -> int:
     """Floating-point operations of every matrix product in a program, over all devices.
 
     XLA's own count sees the body of a loop once and a Pallas kernel not at all; here scans count
-    by their length, `while` loops (trip count unknown) `while_trips` times, and those inside a
-    kernel `kernel_trips` times, the body of a `shard_map` once a device, and of a `cond` the
-    dearest branch. Splash attention counts the blocks on and below the diagonal, other kernels
-    their whole grid.
+    by their length, `while` loops (trip count unknown) `while_trips` times, the body of a
+    `shard_map` once a device, and of a `cond` the dearest branch. A kernel counts what its cost
+    estimate says; without one splash attention the blocks on and below the diagonal, others their
+    whole grid.
     """
     total = 0
     for eqn in jaxpr.eqns:
         kind, p = eqn.primitive.name, eqn.params
-        trips = (kernel_trips if kind == "pallas_call" else while_trips, kernel_trips)
-        inner = [matmul_flops(j, *trips) for j in jax.extend.core.jaxprs_in_params(p)]
+        inner = [matmul_flops(j, while_trips) for j in jax.extend.core.jaxprs_in_params(p)]
         if kind == "dot_general":
             (contract, _), _ = p["dimension_numbers"]
             shape = eqn.invars[0].aval.shape
@@ -205,6 +204,8 @@ def matmul_flops(jaxpr, while_trips: int = 1, kernel_trips: int = 1) -> int:
             total += max(inner)
         elif kind == "shard_map":
             total += math.prod(p["mesh"].shape.values()) * sum(inner)
+        elif kind == "pallas_call" and p["cost_estimate"]:
+            total += p["cost_estimate"].flops
         elif kind == "pallas_call":
             total += _blocks(str(p["name"]), p["grid_mapping"].grid) * sum(inner)
         else:

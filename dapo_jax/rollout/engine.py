@@ -114,6 +114,7 @@ class Engine:
             row_tokens=prompt_tokens + response_tokens,
             page_tokens=page_tokens,
             fraction=cache_fraction,
+            cores=getattr(mesh.devices.flat[0], "num_cores", 1),
         )
         self.programs = sampler.programs(
             shape,

@@ -1,0 +1,334 @@
+"""Attention of one new token a row over its pages, for TPU: a Pallas kernel that also rotates the
+token's queries and key and stores its key and value.
+
+What decoding costs is reading keys and values from HBM, so everything here serves that stream. A
+core works through a list of rows; of each row it copies blocks of several pages to VMEM, `_AHEAD`
+blocks before they are needed and across the ends of rows, so that the latency of a copy is paid
+once a call. Only live pages are copied: idle rows are not in the list, and the last block of a row
+stops at its last page. The new key and value join that block on its way, and the tile that holds
+them goes back to the pool. On chips whose two cores work as one (v4, v5p) each has a list.
+
+Page numbers are not checked against the pool: they come from the host's tables, whose entries are
+pages of the shard (rollout/pages.py).
+
+Dims: S rows, R pages of a row's table, K key/value heads, G query heads a key/value head, padded to
+whole registers, N pages, P tokens of a page, d head_dim, C cores, W rows of a core's list, B pages
+of a block, T tokens of a block.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+_BLOCK_TOKENS = 1024  # read together: amortizes the latencies of a step of the softmax
+_AHEAD = 7  # blocks in flight: 3.5 MB of 128 dimensions in bfloat16, 2.1 us of v6e's stream
+_LEAVING = 4  # rows whose results are still on their way to HBM
+_VMEM = 16 << 20  # bytes, what a kernel may have unasked; buffers take a third
+_ROWS = 8  # that share a register in float32
+_TILE = 16  # tokens written back together: as many as share a register in bfloat16
+_MASKED = -1e30  # finite: exp2 of a difference to it is 0 and not NaN
+
+
+class Work(NamedTuple):
+    """Which rows each core reads, in order; the same for all layers of a token."""
+
+    rows_CxW: jax.Array  # int32, row numbers; those from `count` on are filler
+    count_C: jax.Array  # int32
+    length_S: jax.Array  # int32, tokens that a row sees, with the new one; 0 = idle, not listed
+    table_SxR: jax.Array  # int32
+    turn_Sx3d: jax.Array  # float32, of `turn`
+
+
+def work_axes() -> Work:
+    """Logical axes: rows, and the lists of them, lie over `batch`."""
+    return Work(("batch", None), ("batch",), ("batch",), ("batch", None), ("batch", None))
+
+
+def turn(cos_Sxh: jax.Array, sin_Sxh: jax.Array, d: int) -> jax.Array:
+    """Rotary angles as three stretches of d lanes, [S, 3 d]: x turns into x times the first, plus x
+    from h lanes on times the second, plus x from h lanes before times the third. h: half a head,
+    of which lanes from 2 h on are padding."""
+    S, h = cos_Sxh.shape
+    rest, zero = jnp.zeros((S, d - 2 * h)), jnp.zeros((S, h))
+    parts = cos_Sxh, cos_Sxh, rest, -sin_Sxh, zero, rest, zero, sin_Sxh, rest
+    return jnp.concatenate(parts, axis=1)
+
+
+def work(length_S: jax.Array, table_SxR: jax.Array, turn_Sx3d: jax.Array, cores: int) -> Work:
+    """Rows with a length above 0, dealt out to the cores longest first and there and back (0, 1, 1,
+    0, 0, ...), which leaves their sums closer than the longest row is long."""
+    S = length_S.shape[0]
+    W = -(-S // cores)
+
+    def dealt(x_S):
+        x_WxC = jnp.pad(x_S, (0, W * cores - S)).reshape(W, cores)
+        return jnp.where(jnp.arange(W)[:, None] % 2 == 1, x_WxC[:, ::-1], x_WxC).T
+
+    order_S = jnp.argsort(-length_S).astype(jnp.int32)
+    live_CxW = dealt(jnp.arange(S) < (length_S > 0).sum())
+    count_C = live_CxW.sum(1, dtype=jnp.int32)
+    return Work(dealt(order_S), count_C, length_S, table_SxR, turn_Sx3d)
+
+
+def attend(
+    q_SxHxd: jax.Array,
+    k_SxKxd: jax.Array,
+    v_SxKxd: jax.Array,
+    keys_KxNxPxd: jax.Array,
+    values_KxNxPxd: jax.Array,
+    first: jax.Array,
+    todo: Work,
+    head_dim: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rotate q and k, store each listed row's new key and value as its last token, in the place of
+    the pool, and read all: (keys, values, attention of [S, H, d] in q's dtype, 0 for idle rows).
+
+    first: int32, the number of the page that tables call 0. head_dim: the model's, where d is
+    padded. Products take the pool's dtype and add up in float32, in which rotation and softmax
+    are; the softmax's weights are rounded to the pool's dtype.
+
+    Rows of q, k, v and the result are whole vectors of lanes, as the products with weights around
+    this call make and take them.
+    """
+    S, H, d = q_SxHxd.shape
+    K, _, P, _ = keys_KxNxPxd.shape
+    dtype = keys_KxNxPxd.dtype
+    B = min(max(1, _BLOCK_TOKENS // P), todo.table_SxR.shape[1])
+    rows = (x.reshape(S, -1) for x in (q_SxHxd, k_SxKxd, v_SxKxd, todo.turn_Sx3d))
+    rows = [jnp.pad(x.astype(jnp.float32), [(0, -S % _ROWS), (0, 0)]) for x in rows]
+    pages = jax.ShapeDtypeStruct(keys_KxNxPxd.shape, dtype)
+    full = S * todo.table_SxR.shape[1] * P * d  # how long rows are is not known here
+    cost = pl.CostEstimate(
+        flops=4 * H * full, transcendentals=0, bytes_accessed=2 * K * full * dtype.itemsize
+    )
+    here, there = (pl.BlockSpec(memory_space=x) for x in (pltpu.VMEM, pl.ANY))
+    y_Sx1xHd, keys, values = pl.pallas_call(
+        functools.partial(_kernel, head_dim=head_dim),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=5,
+            grid=todo.count_C.shape,
+            in_specs=[here, here, here, here, there, there],
+            out_specs=[there, there, there],
+            scratch_shapes=[
+                pltpu.VMEM((_AHEAD + 1, B, P, d), dtype),
+                pltpu.VMEM((_AHEAD + 1, B, P, d), dtype),
+                pltpu.VMEM((_LEAVING, 1, H // K * d), q_SxHxd.dtype),
+                pltpu.VMEM((_LEAVING, 2, math.gcd(_TILE, P), d), dtype),
+                pltpu.SemaphoreType.DMA((_AHEAD + 1,)),
+                pltpu.SemaphoreType.DMA((_LEAVING,)),
+            ],
+        ),
+        out_shape=[jax.ShapeDtypeStruct((S, 1, H * d), q_SxHxd.dtype), pages, pages],
+        input_output_aliases={9: 1, 10: 2},  # counted with the five scalars
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",),
+            disable_bounds_checks=True,
+            vmem_limit_bytes=max(_VMEM, _VMEM // 2 + 2 * sum(x.nbytes for x in rows)),
+        ),
+        cost_estimate=cost,
+        name="decode_attention",
+    )(
+        first.reshape(1),
+        todo.count_C,
+        todo.rows_CxW.reshape(-1),
+        todo.length_S,
+        todo.table_SxR.reshape(-1),
+        *rows,
+        keys_KxNxPxd,
+        values_KxNxPxd,
+    )
+    y_SxHd = jnp.where((todo.length_S > 0)[:, None], y_Sx1xHd[:, 0], 0)
+    return keys, values, y_SxHd.reshape(S, H, d)
+
+
+def _kernel(
+    first_ref,
+    count_ref,
+    rows_ref,
+    length_ref,
+    table_ref,
+    q_ref,
+    k_ref,
+    v_ref,
+    turn_ref,
+    _keys_in,
+    _values_in,
+    y_ref,
+    keys_ref,
+    values_ref,
+    k_buffer,
+    v_buffer,
+    y_buffer,
+    tile_buffer,
+    arrived,
+    left,
+    *,
+    head_dim,
+):
+    depth, B, P, d = k_buffer.shape
+    S, K = length_ref.shape[0], k_ref.shape[1] // d
+    heads = q_ref.shape[1] // (K * d)  # of a key/value head
+    G = -(-heads // 8) * 8
+    R, W = table_ref.shape[0] // S, rows_ref.shape[0] // pl.num_programs(0)
+    T, tile = B * P, tile_buffer.shape[2]
+    core = pl.program_id(0)
+    count = count_ref[core]
+    div, rem = jax.lax.div, jax.lax.rem  # of what is never negative; // also asks for signs
+
+    def row_at(n):
+        """(row, its length, its last block) of the n-th of the core's rows."""
+        row = rows_ref[core * W + jnp.minimum(n, W - 1)]
+        length = length_ref[row]
+        return row, length, div(length - 1, T)
+
+    def page_of(row, column):
+        return first_ref[0] + table_ref[row * R + column]
+
+    def copies(head, page, slot, p):
+        """Of one page to place p of a buffer."""
+        return [
+            pltpu.make_async_copy(pages.at[head, page], buffer.at[slot, p], arrived.at[slot])
+            for pages, buffer in ((keys_ref, k_buffer), (values_ref, v_buffer))
+        ]
+
+    def last_pages(length, act):
+        """act(p) for each page of a row's last block."""
+        pages = div(rem(length - 1, T), P) + 1
+        jax.lax.fori_loop(0, pages, lambda p, _: act(p), None)
+
+    def start(cursor, slot):
+        """Start the copies of the block at `cursor`, (n, head, block); returns the one after it."""
+        n, head, i = cursor
+        row, length, last = row_at(n)
+
+        def page(p):
+            for copy in copies(head, page_of(row, i * B + p), slot, p):
+                copy.start()
+
+        @pl.when((n < count) & (i < last))
+        def _():
+            for p in range(B):
+                page(p)
+
+        @pl.when((n < count) & (i == last))
+        def _():
+            last_pages(length, page)
+
+        ends = i == last
+        row_ends = ends & (head == K - 1)
+        return (
+            n + row_ends.astype(jnp.int32),
+            jnp.where(ends, jnp.where(row_ends, 0, head + 1), head),
+            jnp.where(ends, 0, i + 1),
+        )
+
+    def step(q_Gxd, slot, softmax, tokens=None):
+        """Take a block into the softmax, or its first `tokens`."""
+        top_Gx1, sum_Gx1, y_Gxd = softmax
+        k_Txd, v_Txd = k_buffer[slot].reshape(T, d), v_buffer[slot].reshape(T, d)
+        f32 = dict(preferred_element_type=jnp.float32)
+        scores_GxT = jax.lax.dot_general(q_Gxd, k_Txd, (((1,), (1,)), ((), ())), **f32)
+        scores_GxT *= head_dim**-0.5 * math.log2(math.e)
+        if tokens is not None:
+            place_GxT = jax.lax.broadcasted_iota(jnp.int32, scores_GxT.shape, 1)
+            scores_GxT = jnp.where(place_GxT < tokens, scores_GxT, _MASKED)
+        new_Gx1 = jnp.maximum(top_Gx1, scores_GxT.max(-1, keepdims=True))
+        weights_GxT = jnp.exp2(scores_GxT - new_Gx1)
+        fade_Gx1 = jnp.exp2(top_Gx1 - new_Gx1)
+        sum_Gx1 = sum_Gx1 * fade_Gx1 + weights_GxT.sum(-1, keepdims=True)
+        y_Gxd = y_Gxd * fade_Gx1 + jnp.dot(weights_GxT.astype(v_Txd.dtype), v_Txd, **f32)
+        return new_Gx1, sum_Gx1, y_Gxd
+
+    def lanes(i, width):
+        return pl.ds(pl.multiple_of(i * width, d), width)
+
+    def new_of(row, head):
+        """A row's queries of a head, [G, d], key and value, [1, d], in the pool's dtype."""
+
+        def stretch(ref, i, width=d):  # a load starts at a multiple of _ROWS, a rotation does not
+            some = ref[pl.ds(pl.multiple_of(row - rem(row, _ROWS), _ROWS), _ROWS), lanes(i, width)]
+            return pltpu.roll(some, _ROWS - rem(row, _ROWS), 0)[:1]
+
+        cos_1xd, after_1xd, before_1xd = (stretch(turn_ref, i) for i in range(3))
+
+        def rotated(x):
+            after, before = (pltpu.roll(x, n, 1) for n in (d - head_dim // 2, head_dim // 2))
+            return x * cos_1xd + after * after_1xd + before * before_1xd
+
+        q_1xGd = stretch(q_ref, head, heads * d)
+        parts = [q_1xGd[:, g * d : (g + 1) * d] for g in range(heads)]
+        q_Gxd = jnp.concatenate([*parts, jnp.zeros((G - heads, d))] if heads < G else parts)
+        k_1xd, v_1xd = stretch(k_ref, head), stretch(v_ref, head)
+        return tuple(x.astype(k_buffer.dtype) for x in (rotated(q_Gxd), rotated(k_1xd), v_1xd))
+
+    def leaving(spot, row, head, page, offset):
+        """The copies of what a row and head makes: attention, the tiles of its key and value."""
+        place = pl.ds(offset, tile)
+        return [
+            pltpu.make_async_copy(source, target, left.at[spot])
+            for source, target in (
+                (y_buffer.at[spot], y_ref.at[row, :, lanes(head, heads * d)]),
+                (tile_buffer.at[spot, 0], keys_ref.at[head, page, place]),
+                (tile_buffer.at[spot, 1], values_ref.at[head, page, place]),
+            )
+        ]
+
+    def wait_left(spot):  # all are of the same size, whoever waits
+        for copy in leaving(spot, 0, 0, 0, 0):
+            copy.wait()
+
+    def one_head(item, carry):
+        cursor, slot = carry
+        n, head = div(item, K), rem(item, K)
+        row, length, last = row_at(n)
+        q_Gxd, k_1xd, v_1xd = new_of(row, head)
+        zeros = jnp.zeros((G, 1), jnp.float32)
+        softmax = zeros + _MASKED, zeros, jnp.zeros((G, d), jnp.float32)
+
+        def whole(_, carry):
+            cursor, slot, softmax = carry
+            cursor = start(cursor, rem(slot + _AHEAD, depth))
+            for buffer in (k_buffer, v_buffer):
+                pltpu.make_async_copy(buffer.at[slot], buffer.at[slot], arrived.at[slot]).wait()
+            return cursor, rem(slot + 1, depth), step(q_Gxd, slot, softmax)
+
+        cursor, slot, softmax = jax.lax.fori_loop(0, last, whole, (cursor, slot, softmax))
+        cursor = start(cursor, rem(slot + _AHEAD, depth))
+        spot = rem(item, _LEAVING)
+        pl.when(item >= _LEAVING)(lambda: wait_left(spot))
+        last_pages(length, lambda p: [copy.wait() for copy in copies(0, 0, slot, p)] and None)
+
+        token = length - 1 - last * T  # the new one, in the block
+        p, offset = div(token, P), pl.multiple_of(div(rem(token, P), tile) * tile, tile)
+        own = jax.lax.broadcasted_iota(jnp.int32, (tile, d), 0) == rem(token, tile)
+        for j, (buffer, new_1xd) in enumerate(((k_buffer, k_1xd), (v_buffer, v_1xd))):
+            there = (slot, p, pl.ds(offset, tile))
+            tokens = jnp.where(own, new_1xd, buffer[there])
+            buffer[there] = tokens
+            tile_buffer[spot, j] = tokens
+        _, sum_Gx1, y_Gxd = step(q_Gxd, slot, softmax, token + 1)
+        y_Gxd = (y_Gxd / sum_Gx1).astype(y_buffer.dtype)
+        for g in range(heads):
+            y_buffer[spot, :, g * d : (g + 1) * d] = y_Gxd[g : g + 1]
+        for copy in leaving(spot, row, head, page_of(row, div(length - 1, P)), offset):
+            copy.start()
+        return cursor, rem(slot + 1, depth)
+
+    def clear(slot):
+        """Tokens that are not copied have weight 0: what stands in their place must be a number."""
+        v_buffer[slot] = jnp.zeros_like(v_buffer[slot])
+
+    def begin(slot, cursor):
+        clear(slot)
+        return start(cursor, slot)
+
+    cursor = jax.lax.fori_loop(0, _AHEAD, begin, (jnp.int32(0),) * 3)
+    clear(_AHEAD)
+    items = count * K
+    jax.lax.fori_loop(0, items, one_head, (cursor, jnp.int32(0)))
+    jax.lax.fori_loop(0, jnp.minimum(items, _LEAVING), lambda spot, _: wait_left(spot), None)
