@@ -575,7 +575,7 @@ def time_lines(r: dict[str, Any]) -> list[str]:
         ),
     ]
     if len(step["changes"]) > 1:
-        lines.append("  the same step by today's changes, one after the other:")
+        lines.append("  the same step since the first release, one change after the other:")
         lines += [f"    {what:32s} {clock(s)}" for what, s in step["changes"]]
     return [
         *lines,

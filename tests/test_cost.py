@@ -228,7 +228,7 @@ def test_within_25_percent_of_a_simulator_written_apart(design, mean, instead, e
 def one_round(c, s, mean):
     """854 problems, at a mean of 5,000 with the config's own chunk."""
     sizes = s.sizes if mean == 5000 else cost.quickly(c, s.sizes)
-    rollouts = cost.Rollouts([[854]], [854], [round_of_854(sizes, mean)], 0)
+    rollouts = cost.Rollouts([[854]], [[854]], [854], [round_of_854(sizes, mean)], 0)
     return cost.work(c, TRAFFIC._replace(response=mean), s, rollouts=rollouts)
 
 
@@ -283,13 +283,15 @@ def test_training_within_25_percent_of_a_published_rate():
     assert 2 * 8192 / seconds == pytest.approx(7207, rel=0.25)
 
 
-def test_a_step_of_the_first_release():
-    """61 minutes by the simulator written apart, its update a little quicker (utilization .50)."""
-    c, s = shipped()
-    work = one_round(c, s, 5000)
-    steps = [[854], [854, 35], [854, 35, 4]]  # as that release's rounds came out
-    few = simulate.sample(simulate.lengths(TRAFFIC, 20480, 35, 16), 200, 20480, s.sizes)
-    rollouts = cost.Rollouts(steps, [35, 854], [few, *work.rollouts.traces], 0)
-    price = cost.pricer(c, work._replace(rollouts=rollouts), s, cost.FIRST)
-    assert price(constants.values()).step / 60 == pytest.approx(61, rel=0.1)
-    assert cost.changes(c, work, s)[0][0] == "the first release"
+def test_a_step_of_the_first_release_and_what_its_rounds_cost():
+    """61 minutes by the simulator written apart, its update a little quicker (utilization .50) and
+    without evaluation. Rounds that fill the batch take the tails of others away."""
+    c, s = shipped(eval__every=0)
+    work = quick(c, s)
+    steps, before = work.rollouts.steps, work.rollouts.before
+    mean = lambda x: sum(map(len, x)) / len(x)
+    assert mean(steps) < 1.05 and 1.4 < mean(before) < 2.1
+    (first, minutes), (margin, better), *_ = cost.changes(c, work, s)
+    assert first == "the first release" and margin == "rounds that fill the batch"
+    assert minutes / 60 == pytest.approx(61, rel=0.1)
+    assert 60 < minutes - better < 400

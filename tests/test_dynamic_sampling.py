@@ -84,26 +84,27 @@ def test_steps_lose_no_problem_and_use_none_twice(correct, need, step_rates):
             assert asked == list(range(len(asked)))
 
 
-def test_refill_asks_for_what_is_missing():
-    """Two of four accepted at an expected rate of 1. The next estimate counts the prior as four
-    problems more: (2 + 4) / 8; two are missing, so ceil(2 / 0.75) = 3 are drawn."""
+def test_refill_asks_for_what_is_missing_and_a_little_more():
+    """Two of four accepted at a rate that nobody knows. The guess counts as one problem: 3 of 5.
+    Two are missing, and a tenth of the batch is spare: ceil(2.4 / 0.6) = 4 are drawn."""
     stream = Stream([1, 0, 1, 4, 1, 1, 1, 1])
     got = collect(stream, need=4, accept_rate=1.0)
-    assert stream.asked == [range(0, 4), range(4, 7)]
+    assert stream.asked == [range(0, 4), range(4, 8)]
     assert positions(got.groups) == [0, 2, 4, 5]
-    assert got.next_position == 6  # problem 6 was accepted and not needed
+    assert got.next_position == 6  # problems 6 and 7 were accepted and not needed
+    assert got.accept_rate == 7 / 9
 
 
 def test_carried_groups_shrink_the_first_round():
     stream = Stream([1])
     first = collect(stream, need=4, accept_rate=0.5, surplus="carry")
-    assert stream.asked == [range(0, 8)] and positions(first.carried) == [4, 5, 6, 7]
+    assert stream.asked == [range(0, 9)] and positions(first.carried) == [4, 5, 6, 7, 8]
     again = collect(
-        stream, start=8, need=6, accept_rate=1.0, surplus="carry", carried=first.carried
+        stream, start=9, need=7, accept_rate=1.0, surplus="carry", carried=first.carried
     )
-    assert stream.asked[1:] == [range(8, 10)]
-    assert positions(again.groups) == [4, 5, 6, 7, 8, 9] and again.carried == []
-    assert positions(again.drawn) == [8, 9]  # what this step sampled
+    assert stream.asked[1:] == [range(9, 11)]
+    assert positions(again.groups) == [4, 5, 6, 7, 8, 9, 10] and again.carried == []
+    assert positions(again.drawn) == [9, 10]  # what this step sampled
 
 
 def test_enough_carried_groups_need_no_round():
@@ -180,8 +181,68 @@ def test_estimate_stays_a_share_and_rounds_stay_bounded(correct, need, rate):
 
 
 @pytest.mark.parametrize(
-    ("missing", "rate", "size"),
-    [(1, 1.0, 1), (4, 1.0, 4), (4, 0.5, 8), (5, 0.3, 17), (1, 1 / 64, ds.MOST_AHEAD)],
+    ("missing", "rate", "need", "size"),
+    [
+        (1, 1.0, 4, 1),
+        (4, 1.0, 4, 4),
+        (512, 0.6, 512, 913),  # 512 + 2.5 x 14.3 accepted
+        (5, 0.3, 512, 33),  # 5 + 2.5 x 1.87
+        (32, 0.5, 32, 71),  # 32 + 3.2: a tenth of the batch
+        (1, 1 / 64, 4, 16),
+        (512, 0.05, 512, 2048),
+    ],
 )
-def test_round_size(missing, rate, size):
-    assert ds.round_size(missing, rate) == size
+def test_round_size(missing, rate, need, size):
+    assert ds.round_size(missing, rate, need) == size
+
+
+def whole_batches(teaches, start, need=512, size=1536):
+    """(rounds, problems) where each round draws `size`, from `start` on until `need` teach."""
+    rounds = 0
+    while teaches[start : start + rounds * size].sum() < need:
+        rounds += 1
+    return rounds, rounds * size
+
+
+OUTCOMES = {True: np.array([True, False]), False: np.array([False, False])}
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.08, 0.125, 0.3, 0.6])
+def test_a_batch_of_the_paper_is_full_in_no_more_rounds_than_whole_batches_take(rate):
+    """30 steps in a row from where the rate is known, each against rounds of 1,536 problems from
+    the same place: full, in at most their rounds (at .6, where one of theirs is enough: in one of
+    its own in 95% of steps), from fewer problems. In a first step, where nobody knows the rate, one
+    round more may be needed."""
+    rng = np.random.default_rng(0)
+    teaches = rng.random(500_000) < rate
+
+    def step(start, estimate):
+        draw = lambda ids: [ds.Group(p, (), (), OUTCOMES[bool(teaches[p])]) for p in ids]
+        got = ds.collect(draw, start=start, need=512, accept_rate=estimate, max_rounds=10)
+        assert len(got.groups) == 512
+        rounds, drawn = whole_batches(teaches, start)
+        return got, (got.rounds - rounds, len(got.drawn) - drawn, got.rounds)
+
+    position, estimate, known = 0, rate, []
+    for _ in range(30):
+        got, more = step(position, estimate)
+        position, estimate = got.next_position, got.accept_rate
+        known.append(more)
+    known = np.array(known)
+    if rate == 0.6:
+        assert (known[:, 2] == 1).mean() >= 0.95
+    else:
+        assert known[:, 0].max() <= 0
+    first = np.array([step(start, 1.0)[1] for start in range(0, 250_000, 50_000)])
+    assert first[:, 0].max() <= 1
+    assert known[:, 1].sum() < 0 and first[:, 1].sum() < 0
+
+
+def test_what_teaches_is_the_callers_to_say():
+    """Of groups with right and wrong responses those at even positions have a signal left."""
+    stream = Stream([1])
+    got = collect(stream, need=3, accept_rate=0.5, accept=lambda g: g.mixed and g.position % 2 == 0)
+    assert positions(got.groups) == [0, 2, 4] and got.next_position == 5
+    assert got.accept_rate == pytest.approx((4 + 0.5 * 3) / (7 + 3))
+    got = collect(stream, need=3, dynamic=False, accept=lambda g: False)
+    assert positions(got.groups) == [0, 1, 2]

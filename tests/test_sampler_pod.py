@@ -41,7 +41,7 @@ def test_the_32b_sampler_works_in_place(pod, mesh):
     pool = paged.pool_bytes(engine.geometry, "bfloat16") // mesh.size
     layer = pool // 2 // QWEN_32B.num_layers  # keys or values of one
     calls = engine.calls(qwen2.abstract(QWEN_32B))
-    for call in (calls.decode["full"], calls.prefill):
+    for name, call in (("decode", calls.decode["full"]), ("prefill", calls.prefill)):
         compiled, log = topology.compile_watched(call.program.trace(*call.arguments).lower())
         assert "Involuntary full rematerialization" not in log
         memory = topology.memory(compiled)

@@ -45,13 +45,21 @@ class Collected(NamedTuple):
     accept_rate: float  # estimate for the next step's first round
 
 
-MOST_AHEAD = 4  # a round draws at most this many times the missing groups
+MOST_AHEAD = 4  # a round draws at most this many times the batch
+MARGIN = 2.5  # standard deviations of the number accepted that a round draws ahead,
+SPARE = 0.1  # but at most so much of the batch: of a small one the spread is a large part
 
 
-def round_size(missing: int, accept_rate: float) -> int:
-    """Problems to draw so that about `missing` are accepted. Bounded: where nothing is accepted,
-    rounds should stay rounds and not become one endless search."""
-    return min(math.ceil(missing / accept_rate), MOST_AHEAD * missing)
+def round_size(missing: int, accept_rate: float, need: int) -> int:
+    """Problems to draw so that `missing` groups are accepted, nearly always: a second round,
+    however small, takes as long as its longest response.
+
+    Bounded by the batch of `need`, not by what is missing, which would starve its last groups;
+    where nothing is accepted, rounds stay rounds and do not become one endless search.
+    """
+    spread = math.sqrt(missing * (1 - accept_rate))
+    wanted = missing + min(MARGIN * spread, SPARE * need)
+    return min(math.ceil(wanted / accept_rate), MOST_AHEAD * need)
 
 
 def collect(
@@ -64,6 +72,7 @@ def collect(
     dynamic: bool = True,
     surplus: str = "drop",
     carried: Sequence[Group] = (),
+    accept: Callable[[Group], bool] = lambda group: group.mixed,
 ) -> Collected:
     """Draw rounds of problems from stream position `start` on until `need` groups are accepted or
     `max_rounds` are used up; the caller decides what to do with a batch that stayed short.
@@ -71,19 +80,23 @@ def collect(
     surplus='drop': the cursor ends right behind the last group used, so a problem whose accepted
     group was not needed is sampled again, by the newer policy, and no problem is lost.
     surplus='carry': such groups come first in the next step, with their recorded log-probs.
+    accept: whether a group teaches. accept_rate: the share that did in earlier steps; 1 = nobody
+    knows, and the first round, which draws just the batch, finds out.
     Without `dynamic` every group is accepted and one round of `need` problems is drawn.
     """
     accepted, drawn = list(carried), []
-    position, rounds, prior = start, 0, accept_rate
+    position, rounds, teaching, prior = start, 0, 0, accept_rate
     while len(accepted) < need and rounds < max_rounds:
         missing = need - len(accepted)
-        size = round_size(missing, accept_rate) if dynamic else missing
+        size = round_size(missing, accept_rate, need) if dynamic else missing
         groups = sample(range(position, position + size))
         drawn += groups
-        accepted += [g for g in groups if g.mixed or not dynamic]
+        taught = [g for g in groups if accept(g)]
+        teaching += len(taught)
+        accepted += taught if dynamic else groups
         position += size
         rounds += 1
-        accept_rate = _estimate(drawn, prior, need)
+        accept_rate = _estimate(teaching, len(drawn), prior, need)
     used, extra = accepted[:need], accepted[need:]
     if surplus == "drop":
         extra = []
@@ -92,8 +105,8 @@ def collect(
     return Collected(used, extra, drawn, position, rounds, accept_rate)
 
 
-def _estimate(drawn: Sequence[Group], prior: float, weight: int) -> float:
-    """Share of mixed groups; the prior counts as `weight` earlier problems, so that one small round
-    does not swing it. Never below 1/64."""
-    mixed = sum(g.mixed for g in drawn)
-    return max((mixed + prior * weight) / (len(drawn) + weight), 1 / 64)
+def _estimate(accepted: int, drawn: int, prior: float, weight: int) -> float:
+    """Share of accepted groups; the prior counts as `weight` earlier problems, so that one small
+    round does not swing it, and as a single one where it is 1. Never below 1/64."""
+    weight = weight if prior < 1 else 1
+    return max((accepted + prior * weight) / (drawn + weight), 1 / 64)

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dapo_jax.model import paged
 from dapo_jax.pods import simulate
 from dapo_jax.pods.constants import CONSTANTS, Values, values
 from dapo_jax.pods.slices import Pod
@@ -27,7 +26,7 @@ class Design(NamedTuple):
     """How this package's programs work, as far as it takes time. The defaults are the code's; a
     change of the code changes its line here."""
 
-    block_pages: int = paged.KERNEL_PAGES  # of 128 tokens, a turn of the attention kernel
+    block_pages: int = 4  # of 128 tokens, a turn of the attention kernel
     both_cores: bool = False  # the rows are split over a chip's cores
     ahead: int = 1  # blocks under way from HBM while one is worked on
     hbm_share: float = 0.0  # of HBM that the kernel reaches, where that is known; 0 = by bundles
@@ -78,6 +77,7 @@ class Rollouts(NamedTuple):
     few are simulated and the others read off the line between."""
 
     steps: list[list[int]]  # problems of each round of some rollout steps
+    before: list[list[int]]  # the same by the first release
     at: list[int]  # problems, ascending
     traces: list[simulate.Trace]
     pages: int  # that the fullest shard used, or all of them where they were too few
@@ -130,14 +130,15 @@ def work(
 def simulated(config, traffic: simulate.Traffic, sizes: simulate.Sizes) -> Rollouts:
     """The rounds of steps as they follow each other, and traces of some sizes."""
     steps = simulate.rounds(config, traffic.accept)
-    at = anchors([n for step in steps for n in step])
+    before = simulate.rounds_aimed(config, traffic.accept)
+    at = anchors([n for step in steps + before for n in step])
     G, cap = config.rollout.group_size, config.rollout.max_response_tokens
     traces = [
         simulate.sample(simulate.lengths(traffic, cap, n, G), traffic.prompt, cap, sizes)
         for n in at
     ]
     used = sizes.pages if any(x.evicted for x in traces) else max(x.pages for x in traces)
-    return Rollouts(steps, at, traces, used)
+    return Rollouts(steps, before, at, traces, used)
 
 
 def quickly(config, sizes: simulate.Sizes) -> simulate.Sizes:
@@ -446,11 +447,14 @@ FIRST = Design(
 
 
 def changes(config, work: Work, scene: Scene) -> list[tuple[str, float]]:
-    """(field and its value, seconds of a step with this and all changes above it), from the first
-    release to today's programs. Evaluation as it is today."""
-    design, out = FIRST, [("the first release", FIRST)]
+    """(what, seconds of a step with this and all changes above it), from the first release to
+    today's rounds and programs. Evaluation as it is today."""
+    first = work.rollouts._replace(steps=work.rollouts.before)
+    design, out = FIRST, [("the first release", work._replace(rollouts=first), FIRST)]
+    if work.rollouts.before != work.rollouts.steps:
+        out.append(("rounds that fill the batch", work, FIRST))
     for name, value in DESIGN._asdict().items():
         if value != getattr(FIRST, name):
             design = design._replace(**{name: value})
-            out.append((f"{name} = {value}", design))
-    return [(what, pricer(config, work, scene, x)(values()).step) for what, x in out]
+            out.append((f"{name} = {value}", work, design))
+    return [(what, pricer(config, x, scene, d)(values()).step) for what, x, d in out]

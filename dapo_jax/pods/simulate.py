@@ -184,6 +184,24 @@ def _rounds(need, max_rounds, dynamic, surplus, accept, steps):
     return out
 
 
+def rounds_aimed(config, accept: float, steps: int = 64) -> list[list[int]]:
+    """As `rounds`, of the first release: each aimed at what was missing on average, at most four
+    times that, and the estimate from one step to the next weighed as much as a batch."""
+    need, d = config.rollout.groups, config.dynamic_sampling
+    if not d.enabled:
+        return [[need]] * steps
+    rng, rate, out = np.random.default_rng(0), max(accept, 1 / 64), []
+    for _ in range(steps):
+        got, sizes, prior = 0, [], rate
+        while got < need and len(sizes) < d.max_rounds:
+            missing = need - got
+            sizes.append(min(math.ceil(missing / rate), 4 * missing))
+            got += int(rng.binomial(sizes[-1], accept))
+            rate = max((got + prior * need) / (sum(sizes) + need), 1 / 64)
+        out.append(sizes)
+    return out
+
+
 # ------------------------------------------------------------------------------------------------
 # Packed rows of the updates
 # ------------------------------------------------------------------------------------------------
