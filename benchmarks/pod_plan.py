@@ -1,4 +1,4 @@
-"""What `plan --compile` says of the shipped configs on pods: the README's table.
+"""What `plan --compile` says of the shipped configs on pods: the table of RESULTS.md.
 
     python benchmarks/pod_plan.py                          all rows; needs pip install 'jax[tpu]'
     python benchmarks/pod_plan.py --only=v5p-256 --level=O0 --json=out.json       quickly

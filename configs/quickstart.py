@@ -5,7 +5,8 @@
 
 A supervised warm-up makes a base model of 101,952 parameters that can work a problem out but
 mostly guesses; 60 rollout steps of full DAPO then raise its held-out accuracy (T=1) from about 0.15
-to above 0.9. Hardware: two cores, about 80 seconds (README has five seeds and the baseline).
+to above 0.9. Hardware: two cores, about 80 seconds. Five seeds and
+the baseline: benchmarks/RESULTS.md.
 """
 
 from dapo_jax import config

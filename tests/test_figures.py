@@ -9,8 +9,6 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-# Quoted, but their benchmark has not been run with --write yet.
-NOT_KEPT_YET = {"The quickstart", "The quickstart, a base per seed", "Sampling on a CPU core"}
 MARK = re.compile(r"<!-- RESULTS: (.+?) -->\n(.+?)(?:\n\n|\Z)", re.S)
 # With a point, or a ratio: 0.95, .95, 1.3, 30x. Not versions, files, counts or sections.
 NUMBER = re.compile(r"(?<![\w.,-])[-+]?(\d*\.\d+|\d+(?=x))(?![\w.]*\d)(?=x?\b)")
@@ -47,14 +45,9 @@ QUOTES = [(p, *found) for p in PAGES for found in MARK.findall(p.read_text())]
 def test_quoted_figures_are_kept_ones(page, names, text):
     kept = sections()
     wanted = names.split("; ")
-    assert set(wanted) - kept.keys() <= NOT_KEPT_YET
+    assert set(wanted) <= kept.keys()
     assert numbers(text), "nothing is quoted here"
-    if set(wanted) <= kept.keys():
-        assert missing(text, "".join(kept[w] for w in wanted)) == []
-
-
-def test_what_is_not_kept_yet_is_not_there():
-    assert not NOT_KEPT_YET & sections().keys()
+    assert missing(text, "".join(kept[w] for w in wanted)) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -1,5 +1,7 @@
-"""README.md tells the truth about what can be checked by a machine: flags, fields, files, names."""
+"""README.md and docs/ tell the truth about what can be checked by a machine: flags, fields, files,
+functions, the picture of the house and the reader's path."""
 
+import ast
 import importlib
 import pathlib
 import re
@@ -11,21 +13,31 @@ import pytest
 from dapo_jax import config
 
 ROOT = pathlib.Path(__file__).parent.parent
-TEXT = (ROOT / "README.md").read_text() + "".join(
-    (ROOT / "configs" / f"{name}.py").read_text().split('"""')[1]
-    for name in ("quickstart", "quickstart_grpo", "dapo_math_tiny")
+README = (ROOT / "README.md").read_text()
+PAGES = {p.name: p.read_text() for p in sorted((ROOT / "docs").glob("*.md"))}
+TEXT = "\n".join(
+    [README, *PAGES.values(), (ROOT / "tests" / "README.md").read_text()]
+    + [
+        (ROOT / "configs" / f"{name}.py").read_text().split('"""')[1]
+        for name in ("quickstart", "quickstart_grpo", "dapo_math_tiny")
+    ]
 )
 
 
 def test_every_config_field_exists():
     fields = set(re.findall(r"--config\.([\w.]+)=", TEXT))
     fields |= set(re.findall(r"\bc\.(\w+\.\w+)", TEXT))
-    assert fields and fields <= set(config.SCHEMA)
+    # `section.field` in prose; NAME stands for any.
+    sections = {name.split(".")[0] for name in config.SCHEMA if "." in name}
+    named = re.findall(r"`((?:{})\.\w+)(?:=[^`]*)?`".format("|".join(sections)), TEXT)
+    fields |= {f for f in named if not f.endswith(".NAME") and not f.endswith(".py")}
+    fields -= {"loss.NAME"}
+    assert len(fields) > 30 and fields <= set(config.SCHEMA)
 
 
 @pytest.mark.parametrize("module", sorted(set(re.findall(r"python -m (dapo_jax[\w.]+)", TEXT))))
 def test_every_flag_exists(module):
-    commands = re.findall(rf"python -m {module}\b([^\n]*(?:\\\n[^\n]*)*)", TEXT)
+    commands = re.findall(rf"python -m {module}\b((?:[^\n`\\]|\\\n)*)", TEXT)
     flags = {f for c in commands for f in re.findall(r"--(\w+)(?:=|\s|$)", c)} - {"config"}
     said = subprocess.run(
         [sys.executable, "-m", module, "--help"], capture_output=True, text=True, cwd=ROOT
@@ -39,13 +51,169 @@ def test_every_flag_exists(module):
     assert not [f for f in flags | words if f not in said.stdout + said.stderr]
 
 
+def test_every_flag_in_prose_exists():
+    """`--dry-run`: as a script's, or as a command's name of a flag."""
+    sources = [*(ROOT / "launch").glob("*.sh"), *(ROOT / "dapo_jax").rglob("*.py")]
+    sources += [ROOT / "tests" / "conftest.py"]
+    known = "".join(p.read_text() for p in sources)
+    flags = set(re.findall(r"`--([a-z_-]+)(?:=[^`]*)?`", TEXT))
+    assert len(flags) > 5
+    assert not [f for f in flags if f'"{f}"' not in known and f"--{f}" not in known]
+
+
+def test_every_flag_of_launch_exists():
+    for script, flags in re.findall(r"(launch/\w+\.sh)((?: +(?!-- )[^\s`|#]+)*)", TEXT):
+        text = (ROOT / script).read_text()
+        for flag in re.findall(r"--([a-z][a-z_-]*)(?:=|\s|$)", flags):
+            assert f"--{flag}" in text or script == "launch/test.sh", (script, flag)
+
+
 def test_every_named_place_exists():
-    places = set(re.findall(r"(?:launch|configs|benchmarks)/\w+\.\w+", TEXT))
-    assert places and not [p for p in places if not (ROOT / p).exists()]
+    places = set(re.findall(r"(?:launch|configs|benchmarks|docs|notebooks)/\w+\.\w+", TEXT))
+    places |= set(re.findall(r"`((?:tests|dapo_jax)/[\w/]+\.\w+)`", TEXT))
+    assert len(places) > 15 and not [p for p in places if not (ROOT / p).exists()]
     for test in re.findall(r"`(test_\w+)`", TEXT):
         assert (ROOT / "tests" / f"{test}.py").exists(), test
+    images = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)
+    assert images and not [i for i in images if not (ROOT / i).exists()]
+    for page, text in PAGES.items():
+        for linked in re.findall(r"\]\((\w+\.md)\)", text):
+            assert linked in PAGES, (page, linked)
 
 
-@pytest.mark.parametrize("file, name", re.findall(r"`([\w/]+)\.py: (\w+)`", TEXT))
+@pytest.mark.parametrize("file, name", sorted(set(re.findall(r"`([\w/]+)\.py: (\w+)`", TEXT))))
 def test_every_named_function_exists(file, name):
     assert hasattr(importlib.import_module(f"dapo_jax.{file.replace('/', '.')}"), name)
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", TEXT, re.S))
+def test_every_python_block_parses_and_imports(code):
+    tree = ast.parse(code)
+    imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert imports
+    exec(compile(ast.Module(imports, []), "README.md", "exec"), {})
+
+
+def test_every_metric_exists():
+    from dapo_jax.log import tags
+
+    prefixes = {name.split("/")[0] for name in tags.TAGS if "/" in name}
+    found = re.findall(r"`((?:{})/[\w/@<>]+)`".format("|".join(prefixes)), TEXT)
+    assert len(set(found)) > 5
+    for tag in found:
+        tags.family(tag)  # or KeyError
+
+
+# ------------------------------------------------------------------------------------------------
+# The house
+# ------------------------------------------------------------------------------------------------
+
+PACKAGE = ROOT / "dapo_jax"
+BLOCKS = re.split(r"^```\w*\n", README, flags=re.M)[1::2]
+HOUSE = next(b for b in BLOCKS if "[log/]" in b)
+# From top to bottom and, in a row, from left to right: a room imports from rooms behind it.
+ROOMS = [r for line in HOUSE.splitlines() for r in re.findall(r"(?<![\w/])\w+(?:\.py|/)", line)]
+WINGS = [r for r in ROOMS if f"[{r}]" in HOUSE]
+# What there is to read, in that order.
+PATH = re.findall(r"[\w/]+\.py", next(b for b in BLOCKS if "Algorithm 1, and" in b))
+
+
+def room(file: pathlib.Path) -> str:
+    folder = file.relative_to(PACKAGE).parts[0]
+    return folder if folder.endswith(".py") else f"{folder}/"
+
+
+def imported(file: pathlib.Path) -> set[pathlib.Path]:
+    """Files of the package that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names |= {node.module or ""} | {f"{node.module}.{a.name}" for a in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {a.name for a in node.names}
+    paths = {PACKAGE.parent.joinpath(*n.split(".")).with_suffix(".py") for n in names if n}
+    return {p for p in paths if PACKAGE in p.parents and p.exists()}
+
+
+FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name != "__init__.py"]
+
+
+def test_every_room_is_in_the_picture_once():
+    assert len(ROOMS) == len(set(ROOMS)) and set(ROOMS) == {room(p) for p in FILES}
+    for line in HOUSE.splitlines():
+        if found := re.match(r"(dapo|rollout|model|data)/", line):
+            stems = {p.stem for p in (PACKAGE / found[1]).glob("*.py")} - {"__init__"}
+            assert stems <= set(re.findall(r"\w+", line)), found[1]
+    assert WINGS == ["log/", "hosts/", "checkpoint/", "pods/"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_rooms_import_only_from_rooms_below(file):
+    here = ROOMS.index(room(file))
+    assert not [
+        str(p.relative_to(PACKAGE))
+        for p in imported(file)
+        if room(p) != room(file) and ROOMS.index(room(p)) <= here
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "uses"),
+    [
+        ("dapo", {"model/", "parallel.py"}),  # no text
+        ("rollout", {"model/", "parallel.py"}),  # no text either, and no rewards
+        ("model", {"parallel.py", "gate.py", "bars.py"}),
+        ("data", {"gate.py", "bars.py"}),  # no JAX
+    ],
+)
+def test_the_paper_knows_no_text_and_the_data_no_devices(folder, uses):
+    """Which rooms stand below says little where they stand side by side."""
+    files = (PACKAGE / folder).glob("*.py")
+    assert {room(p) for file in files for p in imported(file)} <= {f"{folder}/", *uses}
+
+
+def test_an_import_upwards_is_found(tmp_path):
+    """The checks above see every way to write an import."""
+    file = tmp_path / "x.py"
+    for line in (
+        "from dapo_jax import train",
+        "import dapo_jax.train",
+        "def f():\n    from dapo_jax.train import run",
+    ):
+        file.write_text(line)
+        assert [room(p) for p in imported(file)] == ["train.py"]
+
+
+def lines(*files: str) -> int:
+    return sum(len((PACKAGE / f).read_text().splitlines()) for f in files)
+
+
+def test_the_reader_s_path():
+    """Twelve files are all of DAPO, and no wing is needed to read them."""
+    assert 0 < len(PATH) <= 12 and lines(*PATH) <= 4200
+    assert {f"dapo/{p.name}" for p in (PACKAGE / "dapo").glob("[a-z]*.py")} <= set(PATH)
+    told = re.search(r"twelve files, about ([\d,]+) lines", README)[1].replace(",", "")
+    assert len(PATH) == 12 and abs(lines(*PATH) - int(told)) <= 150
+    for file in PATH:
+        rooms = {room(p) for p in imported(PACKAGE / file)}
+        assert not rooms & {*WINGS, "experiments/", "dynamics/"}, file
+
+
+def test_what_the_path_stands_on_is_as_long_as_told():
+    model = [
+        f"model/{n}.py"
+        for n in ("qwen2", "attention", "attention_kernels", "paged", "paged_kernel")
+    ]
+    below = [f"rollout/{n}.py" for n in ("engine", "schedule", "pages")]
+    rest = lines(*model, *below, "build.py", "grading.py", "parallel.py")
+    told = re.search(r"about ([\d,]+) lines more", README)[1].replace(",", "")
+    assert abs(rest - int(told)) <= 200
+
+
+@pytest.mark.parametrize(("file", "most"), [("algorithm.py", 220), ("train.py", 260)])
+def test_the_algorithm_and_the_run_stay_short(file, most):
+    assert lines(file) <= most
+
+
+def test_readme_stays_short():
+    assert len(README.splitlines()) <= 170

@@ -42,6 +42,8 @@ _TRY = {
     "all wrong": "give easier problems or more responses a problem (rollout.group_size), and read"
     " rollouts/: answers may not be parsed (sampling/parse_fail_frac)",
     "all right": "give harder problems; these are learned (paper section 3.2)",
+    "all alike": "let the score differ where responses differ in worth, or draw more responses per"
+    " problem (rollout.group_size); read rollouts/",
     "gap": "set model.dtype='float32' to see whether it is rounding; loss.importance_cap=2 weighs"
     " it out; a leap is a bug worth reporting",
 }
@@ -86,6 +88,7 @@ def bounds(config, log: dict) -> list[Bound]:
     """Of one step: two of them depend on what it was like, or on the machine."""
     right, wrong = (log.get(f"sampling/all_{x}_frac", 0.0) for x in ("correct", "wrong"))
     few = "all right" if right > wrong else "all wrong"
+    few = "all alike" if "reward/score" in log else few
     # Groups carried over come from an older policy: there the gap says nothing.
     gap = _gap_max(config) if config.dynamic_sampling.surplus == "drop" else 0.0
     # fmt: off
@@ -185,11 +188,16 @@ def shortage(config, log: dict[str, float]) -> str:
         if found
         else "no update"
     )
+    have, others = "scores that differ", ""
+    if "reward/score" not in log:
+        have = "right and wrong responses"
+        others = (
+            f" ({log.get('sampling/all_wrong_frac', 0):.0%} of the problems all wrong,"
+            f" {log.get('sampling/all_correct_frac', 0):.0%} all right)"
+        )
     return (
-        f"{found} of {config.rollout.groups} groups have right and wrong responses after"
-        f" {log['sampling/rounds']} rounds ({log.get('sampling/all_wrong_frac', 0):.0%} of the"
-        f" problems all wrong, {log.get('sampling/all_correct_frac', 0):.0%} all right);"
-        f" {consequence}"
+        f"{found} of {config.rollout.groups} groups have {have} after"
+        f" {log['sampling/rounds']} rounds{others}; {consequence}"
     )
 
 
@@ -197,10 +205,10 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
     """The configured policy that ends the run here; '' to go on."""
     if counters.empty_steps >= config.dynamic_sampling.max_empty_steps:
         return (
-            f"nothing to learn: {counters.empty_steps} steps in a row without one group that has"
-            f" right and wrong responses ({counters.samples} responses drawn in"
+            f"nothing to learn: {counters.empty_steps} steps in a row without one group whose"
+            f" responses differ in grade ({counters.samples} responses drawn in"
             f" {counters.rounds} rounds);"
-            " give easier or harder problems, more responses a problem, or a better start"
+            " give easier or harder problems, more responses per problem, or a better start"
         )
     if config.dynamic_sampling.on_exhausted == "stop" and log and shortage(config, log):
         return f"dynamic sampling used up its {config.dynamic_sampling.max_rounds} rounds"

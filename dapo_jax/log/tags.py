@@ -32,11 +32,16 @@ WHEN = {
     "record": "every record",
     "step": "every rollout step",
     "drawn": "steps that drew responses",
+    "judged": "steps that drew responses, where the reward says right or wrong",
+    "scored": "steps that drew responses, where the reward is a score alone",
+    "parts": "steps that drew responses, where the reward names its parts",
+    "shadow": "steps that drew responses, where a verifier is the reward",
     "trained": "steps with an update",
-    "mixed": "steps whose batch has a group",
+    "mixed": "steps whose batch has a group, where the reward says right or wrong",
     "some": "steps with such responses",
     "reference": "with loss.kl_coef",
     "evaluation": "evaluated steps (the first and the last among them)",
+    "majority": "evaluated steps, where the reward says right or wrong",
     "alarm": "steps with an alarm",
 }
 
@@ -44,10 +49,13 @@ WHEN = {
 TAGS: dict[str, Tag] = {
     # --- reward ---------------------------------------------------------------------------------
     "reward/mean": Tag("reward", "shaped reward of drawn responses", "mean(R + P), P the length penalty", "rises; within [wrong - penalty, correct]", "falls while accuracy does not: responses grow into the penalty", "paper Eq. 7 and 13, Fig. 7b", "drawn"),
-    "reward/accuracy": Tag("share", "correct ones of drawn responses, BEFORE the filter", "mean(correct)", "rises", "flat from the start: too hard, or lr too low; falls: look at entropy and length", "paper Fig. 7b", "drawn"),
+    "reward/accuracy": Tag("share", "correct ones of drawn responses, BEFORE the filter", "mean(correct)", "rises", "flat from the start: too hard, or lr too low; falls: look at entropy and length", "paper Fig. 7b", "judged"),
+    "reward/score": Tag("reward", "score of drawn responses, before the length penalty and BEFORE the filter", "mean(R)", "rises", "flat from the start: no response scores better than its neighbours; rises while the samples get worse: the reward is being gamed", "a reward of one's own", "scored"),
+    "reward_part/<name>": Tag("as the reward has it", "one named part of the reward of drawn responses", "mean of Grade.parts[name]", "the parts that are meant to rise do", "one rises and the others fall: the reward is won by that part alone", "a reward of one's own", "parts"),
     "reward/batch_accuracy": Tag("share", "correct ones of the responses trained on, AFTER the filter", "mean(correct) over the batch", "near 1/2 with Dynamic Sampling, whatever the policy", "below 0.1 or above 0.9: most groups hold one exception; the gradient is noisy", "paper section 3.2", "mixed"),
     "reward/overlong_penalty": Tag("reward", "length penalty of drawn responses", "mean(P) <= 0", "0 to -0.1", "below -0.3: length runs into the limit", "paper Eq. 13", "drawn"),
-    "source/<data_source>/accuracy": Tag("share", "correct ones of drawn responses to problems of this data_source", "mean(correct) within the source", "all rise", "one stays at 0: its answers cannot be parsed, or are wrong", "data_source of the problem files", "drawn"),
+    "source/<data_source>/accuracy": Tag("share", "correct ones of drawn responses to problems of this data_source", "mean(correct) within the source", "all rise", "one stays at 0: its answers cannot be parsed, or are wrong", "data_source of the problem files", "judged"),
+    "source/<data_source>/score": Tag("reward", "score of drawn responses to problems of this data_source", "mean(R) within the source", "all rise", "one stays where it began: its problems are too hard, or the reward does not fit them", "data_source of the problem files", "scored"),
     # --- response -------------------------------------------------------------------------------
     "response/length_mean": Tag("tokens", "length of drawn responses, end-of-text token included", "mean(|o|)", "steady, or rising slowly as reasoning grows", "doubles in ten steps without more accuracy: run-away; falls to a few tokens: the policy guesses", "paper Fig. 7a", "drawn"),
     "response/length_max": Tag("tokens", "longest drawn response", "max(|o|)", "up to rollout.max_response_tokens", "far below the limit: the limit can be lowered", "paper section 3.4", "drawn"),
@@ -72,12 +80,12 @@ TAGS: dict[str, Tag] = {
     # --- sampling -------------------------------------------------------------------------------
     "sampling/rounds": Tag("rounds", "generation rounds of the step", "count", "1 to 4", "at dynamic_sampling.max_rounds: the problems no longer fit the policy", "paper Algorithm 1"),
     "sampling/batch_groups": Tag("groups", "groups trained on", "count", "rollout.groups", "fewer: Dynamic Sampling ran out of rounds", "paper Algorithm 1"),
-    "sampling/accept_frac": Tag("share", "drawn groups with right AND wrong responses", "mean[0 < correct < G]", "0.2 to 0.9", "near 0: nothing to learn from; see the next two", "paper Eq. 11", "drawn"),
-    "sampling/all_correct_frac": Tag("share", "drawn groups that are all right", "mean[correct = G]", "rises over a run", "near 1: the problems are learned; give harder ones", "paper Fig. 3b", "drawn"),
-    "sampling/all_wrong_frac": Tag("share", "drawn groups that are all wrong", "mean[correct = 0]", "falls", "near 1: too hard, or answers are not parsed", "paper section 3.2", "drawn"),
-    "sampling/groups_by_correct": Tag("groups", "drawn groups by how many of their responses are right", "counts for 0..G", "moves from left to right", "two spikes at 0 and G: few problems teach", "paper section 3.2", "drawn"),
-    "sampling/parse_fail_frac": Tag("share", "drawn responses without an answer that the verifier finds", "mean[no answer]", "near response/truncated_frac", "higher: the answer format is not learned", "data/verifier.py", "drawn"),
-    "sampling/shadow_gain": Tag("share", "accuracy by the OTHER verifier minus accuracy", "mean(shadow) - mean(correct)", "within +-0.01", "above 0.05: right answers are marked wrong", "data/verifier.py", "drawn"),
+    "sampling/accept_frac": Tag("share", "drawn groups with right AND wrong responses; where the reward is a score alone, with scores that differ", "mean[0 < correct < G], or mean[max(R) - min(R) > 1e-6]", "0.2 to 0.9", "near 0: nothing to learn from; see the next two", "paper Eq. 11", "drawn"),
+    "sampling/all_correct_frac": Tag("share", "drawn groups that are all right", "mean[correct = G]", "rises over a run", "near 1: the problems are learned; give harder ones", "paper Fig. 3b", "judged"),
+    "sampling/all_wrong_frac": Tag("share", "drawn groups that are all wrong", "mean[correct = 0]", "falls", "near 1: too hard, or answers are not parsed", "paper section 3.2", "judged"),
+    "sampling/groups_by_correct": Tag("groups", "drawn groups by how many of their responses are right", "counts for 0..G", "moves from left to right", "two spikes at 0 and G: few problems teach", "paper section 3.2", "judged"),
+    "sampling/parse_fail_frac": Tag("share", "drawn responses without an answer that the verifier finds", "mean[no answer]", "near response/truncated_frac", "higher: the answer format is not learned", "data/verifier.py", "judged"),
+    "sampling/shadow_gain": Tag("share", "accuracy by the OTHER verifier minus accuracy", "mean(shadow) - mean(correct)", "within +-0.01", "above 0.05: right answers are marked wrong", "data/verifier.py", "shadow"),
     "sampling/evicted": Tag("responses", "responses that gave their cache pages away and were made again", "count", "0, or few", "many: raise rollout.cache_fraction or lower rollout.slots", "rollout/engine.py"),
     # --- optimizer ------------------------------------------------------------------------------
     "optim/lr": Tag("1", "learning rate of the step", "warm-up, then constant", "as configured", "0 after warm-up: a mistake in the config", "paper section 4.1"),
@@ -96,9 +104,9 @@ TAGS: dict[str, Tag] = {
     "perf/slot_occupancy": Tag("share", "decoding slots in use, over the chunks of the step", "mean", "above 0.7", "low: a few long responses keep all waiting; fewer slots", "rollout/engine.py"),
     "perf/cache_peak": Tag("share", "most of the cache that was in use", "max(pages used / pages)", "below 1", "1: see sampling/evicted", "rollout/engine.py"),
     # --- evaluation: <set>, and <set>_top_p0.7 where eval.top_p is below 1 --------------------------
-    "eval/<set>/avg@k": Tag("share", "accuracy over eval.k samples a problem", "mean(correct)", "rises", "falls while reward/accuracy rises: overfitting", "paper section 4.1 (avg@32)", "evaluation"),
-    "eval/<set>/maj@k": Tag("share", "problems whose most frequent answer is right, ties by their share", "mean over problems", "above avg@k", "below it: wrong answers agree", "verl maj@k", "evaluation"),
-    "eval/<set>/pass@k": Tag("share", "problems with a right sample among k", "mean of 1 - C(n-c,k)/C(n,k)", "above avg@k", "falls while avg@k rises: diversity is lost", "arXiv 2107.03374 Eq. 1", "evaluation"),
+    "eval/<set>/avg@k": Tag("share", "accuracy over eval.k samples per problem; where the reward is a score alone, their mean score", "mean(correct), or mean(R)", "rises", "falls while reward/accuracy rises: overfitting", "paper section 4.1 (avg@32)", "evaluation"),
+    "eval/<set>/maj@k": Tag("share", "problems whose most frequent answer is right, ties by their share", "mean over problems", "above avg@k", "below it: wrong answers agree", "verl maj@k", "majority"),
+    "eval/<set>/pass@k": Tag("share", "problems with a right sample among k", "mean of 1 - C(n-c,k)/C(n,k)", "above avg@k", "falls while avg@k rises: diversity is lost", "arXiv 2107.03374 Eq. 1", "majority"),
     "eval/<set>/length_mean": Tag("tokens", "length of evaluation samples at top_p=1", "mean(|o|)", "close to response/length_mean", "far from it: the sets differ", "code", "evaluation"),
     "eval/<set>/truncated_frac": Tag("share", "evaluation samples at top_p=1 that the limit ended", "mean(truncated)", "below 0.1", "higher: raise eval.max_response_tokens", "code", "evaluation"),
     # --- words ----------------------------------------------------------------------------------
