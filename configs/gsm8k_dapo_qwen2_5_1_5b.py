@@ -50,4 +50,4 @@ def get_config():
     c.optim.lr, c.optim.warmup_steps, c.optim.weight_decay = 1.7e-5, 0, 0.017
     c.optim.minibatches = 1
     c.eval.k, c.eval.every, c.checkpoint.every = 1, 29, 29  # once an epoch
-    return presets.place(c, presets.Place("v6e-8", 2, 4, 1024, 1.0))
+    return presets.place(c, presets.Slice("v6e-8", 2, 4, 1024, 1.0))

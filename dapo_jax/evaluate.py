@@ -183,7 +183,7 @@ def evaluate_to_files(
     """`evaluate` a batch of problems at a time, each batch a file of `folder` that appears whole.
     Problems that are there already are not sampled again. Process 0 has the files and the scores;
     the others return None. `saved` is called after each file."""
-    first = parallel.first()
+    first = parallel.is_main_process()
     there = scores_lib.finished(folder) if first else {}
     done = np.array([p.id in there for p in data.problems])
     if jax.process_count() > 1:
@@ -242,7 +242,7 @@ def evaluate_checkpoint(
     machine = build.build_machine(
         config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, policy.model_dir
     )
-    first = parallel.first()
+    first = parallel.is_main_process()
     say = tqdm.write if first else lambda _: None
     for note in [*text.notes, f"policy: {policy}"]:
         say(note)
@@ -321,7 +321,7 @@ def main(score: grading.Score | None = None) -> None:
             config.eval[name] = value
     with processes.joined():
         result = evaluate_checkpoint(config, cli.WORKDIR.value, given.checkpoint, score)
-        if out and parallel.first():
+        if out and parallel.is_main_process():
             files.write_json(out, result)
 
 

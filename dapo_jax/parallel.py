@@ -104,7 +104,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 @contextlib.contextmanager
-def use(mesh: Mesh, rules: Rules):
+def mesh_scope(mesh: Mesh, rules: Rules):
     """Within this scope `constrain` lays activations out by `rules`. Wrap the traced body in it."""
     token = _scope.set((mesh, rules))
     try:
@@ -114,7 +114,7 @@ def use(mesh: Mesh, rules: Rules):
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Pin an activation's layout by logical axes; outside `use` (notebooks, tests) a no-op."""
+    """Pin an activation's layout by logical axes; outside `mesh_scope` a no-op."""
     scope = _scope.get()
     if scope is None:
         return x
@@ -133,26 +133,26 @@ def check_host_memory(mesh: Mesh) -> None:
 
 
 def platform() -> str:
-    """'cpu', 'gpu' or 'tpu': of the mesh in `use`, which may be one that is only described."""
+    """'cpu', 'gpu' or 'tpu': of the mesh in scope, which may be one that is only described."""
     scope = _scope.get()
     return jax.default_backend() if scope is None else scope[0].devices.flat[0].platform
 
 
-def ways(axis: str) -> int:
-    """Into how many parts `use` splits a logical axis; 1 outside it."""
+def axis_size(axis: str) -> int:
+    """Into how many parts `mesh_scope` splits a logical axis; 1 outside it."""
     scope = _scope.get()
     return 1 if scope is None else math.prod(scope[0].shape[a] for a in mesh_axes(axis))
 
 
 def mesh_axes(axis: str) -> tuple[str, ...]:
-    """The mesh axes of a logical axis, for collectives inside `local`."""
+    """The mesh axes of a logical axis, for collectives inside `per_shard`."""
     scope = _scope.get()
     return () if scope is None else tuple(n for n in scope[1][axis].split(",") if n)
 
 
-def local(f, in_axes, out_axes):
+def per_shard(f, in_axes, out_axes):
     """`f` on every device's own part of its arguments, which are split by logical axes: a tree of
-    axis tuples an argument (() = a replicated number), and one for what comes out. Outside `use`,
+    axis tuples an argument (() = a replicated number), and one for what comes out. Outside a scope,
     `f` itself."""
     scope = _scope.get()
     if scope is None:
@@ -224,11 +224,11 @@ def bytes_on_device(tree) -> int:
     )
 
 
-def first() -> bool:
+def is_main_process() -> bool:
     """Whether this is the process that writes files and talks."""
     return jax.process_index() == 0
 
 
-def everyone(ok: bool) -> bool:
+def all_processes(ok: bool) -> bool:
     """Whether `ok` holds on all processes; all must ask at the same point. Also a barrier."""
     return not any_process(not ok)

@@ -67,7 +67,7 @@ def grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
 # ------------------------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class Slice(NamedTuple):
     """A slice for a size of Qwen2.5, and how its mesh is cut: by `python -m dapo_jax.plan`."""
 
     pod: str  # Cloud's name
@@ -80,10 +80,10 @@ class Place(NamedTuple):
 # With the paper's lengths; the smaller ones are the smallest slices that decode a batch in tens of
 # waves and not in hundreds.
 PLACES = {
-    "0.5B": Place("v6e-8", 2, 4, 1024, 0.25),
-    "1.5B": Place("v6e-16", 2, 8, 1024, 0.5),
-    "7B": Place("v6e-64", 4, 16, 2048, 0.5),
-    "32B": Place("v5p-256", 8, 16, 2048, 0.5),
+    "0.5B": Slice("v6e-8", 2, 4, 1024, 0.25),
+    "1.5B": Slice("v6e-16", 2, 8, 1024, 0.5),
+    "7B": Slice("v6e-64", 4, 16, 2048, 0.5),
+    "32B": Slice("v5p-256", 8, 16, 2048, 0.5),
 }
 
 
@@ -99,7 +99,7 @@ def dapo_math(size: str) -> ml_collections.ConfigDict:
     return place(c, PLACES[size])
 
 
-def place(c: ml_collections.ConfigDict, where: Place) -> ml_collections.ConfigDict:
+def place(c: ml_collections.ConfigDict, where: Slice) -> ml_collections.ConfigDict:
     """`c` with the mesh of `where`, one row a device and pass, and its slots and cache."""
     c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, where.shards, where.tensor
     c.optim.micro_batch_rows = where.shards

@@ -194,7 +194,7 @@ def main(prompt: str) -> None:
         config.seed = given.seed
     if given.chat is not None:
         config.tokenizer.chat = given.chat
-    first = parallel.first()
+    first = parallel.is_main_process()
     if hasattr(sys.stdout, "reconfigure"):  # a terminal that cannot show a character shows '?'
         sys.stdout.reconfigure(errors="replace")
 

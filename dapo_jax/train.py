@@ -54,10 +54,10 @@ def train(
     hooks.phase("start-up")
     processes.agree(processes.identity(config, str(where)))
     validation.validate(config, len(jax.devices()), files=True)
-    say = tqdm.write if parallel.first() else lambda _: None
+    say = tqdm.write if parallel.is_main_process() else lambda _: None
     for warning in validation.warnings(config):
         say(f"warning: {warning}")
-    if parallel.first():
+    if parallel.is_main_process():
         trackers.require(config)
     with workdir_lib.hold(where, config.checkpoint.directory) as home:
         model_dir = hf.resolve(config.model.path) if config.model.path else None
@@ -86,7 +86,7 @@ def run(
     directory = config.checkpoint.directory or home.checkpoints
     accept = lambda saved: resume.check(saved, config, inputs, allow_config_change, say)
     state, resumed = start_state(config, text, machine, directory, accept, say)
-    if parallel.first():
+    if parallel.is_main_process():
         files.write_json(home.local / "config.json", schema.leaves(config))
     if state.counters.step < config.steps:
         say(report.memory_line(config, machine))
@@ -142,7 +142,7 @@ def run(
                 now = best or due(step, config.checkpoint.every)
                 saver.after_step(state, now, score(config, text, evaluation))
             send(home, say)
-    if parallel.first():
+    if parallel.is_main_process():
         records = metrics.read(home.local / "metrics.jsonl")
         say(report.summary(home.name, state.counters, stop, leaving, records))
     return bool(stop) or state.counters.step >= config.steps

@@ -63,7 +63,7 @@ def test_splash_on_meshes(sizes):
     args, direction = inputs(64), np.random.default_rng(1).normal(size=(B, H, T, 64))
 
     def run(*args):
-        with parallel.use(mesh, RULES):
+        with parallel.mesh_scope(mesh, RULES):
             return splash.splash(*args, SEGMENTS)
 
     assert_close(value_and_grads(jax.jit(run), args, direction), expected(args, direction), 1e-5)
@@ -130,7 +130,7 @@ def platform_mesh(name):
     ],
 )
 def test_auto_goes_by_platform(platform, dtype, head_dim, want):
-    with parallel.use(platform_mesh(platform), RULES):
+    with parallel.mesh_scope(platform_mesh(platform), RULES):
         assert splash.choose("auto", dtype, head_dim) == want
         assert splash.choose("chunked", dtype, head_dim) == "chunked"
     assert splash.choose("auto", dtype, head_dim) == "chunked"  # these tests run on CPU

@@ -81,7 +81,7 @@ def gsm8k():
     c = config.paper()
     c.rollout.groups, c.rollout.group_size, c.rollout.max_response_tokens = 256, 4, 4096
     c.loss.importance_cap = 5.0
-    return presets.place(c, presets.Place("v6e-8", 2, 4, 1024, 1.0))
+    return presets.place(c, presets.Slice("v6e-8", 2, 4, 1024, 1.0))
 
 
 FILES = {

@@ -65,7 +65,7 @@ def test_xla_readers_agree_with_the_oracle(page_tokens, slots):
         pool = [keys.transpose(1, 0, 3, 2), values.transpose(1, 0, 2, 3)]
     q = np.random.default_rng(1).normal(size=(slots, H, D)).astype(np.float32)
     active = np.arange(slots) != 2
-    rows = paged.Rows(table, lengths - 1, active)
+    rows = paged.CacheRows(table, lengths - 1, active)
     plan = paged._plan(rows, g.page_tokens) if g.reader == "pages" else []
     read = {"rows": paged._read_rows, "pages": paged._read_pages}[g.reader]
     got = jax.jit(functools.partial(read, g))(q, *pool, 0, rows, plan)
@@ -102,7 +102,7 @@ def kernel_attends(
     for s in np.flatnonzero(live):  # what the kernel must put there itself
         for x in before:
             x[:, table[s, last[s] // 16], last[s] % 16] = 77
-    rows = jax.tree.map(jnp.asarray, paged.Rows(table, last, live))
+    rows = jax.tree.map(jnp.asarray, paged.CacheRows(table, last, live))
     with (
         pytest.MonkeyPatch.context() as patch,
         pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(**interpret)),
@@ -199,7 +199,7 @@ def test_tokens_are_written_to_their_pages_alone(platform, scan):
         other_layer = g.arrays > 1 and old is now
         assert other_layer or changed == 32  # row 0: two pages of 8, row 2: two
     one = rng.normal(size=(2, 3, K, 1, D)).astype(np.float32)
-    rows = paged.Rows(table, np.array([12, 3, 16], np.int32), np.array([True, True, False]))
+    rows = paged.CacheRows(table, np.array([12, 3, 16], np.int32), np.array([True, True, False]))
     rows = jax.tree.map(jnp.asarray, rows)
     with pltpu.force_tpu_interpret_mode():
         after, _ = paged.decode_attend(g, rows)(STILL)(1, pool, q[:, :, :1], *one)

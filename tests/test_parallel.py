@@ -44,7 +44,7 @@ def test_constrain_pins_the_layout_inside_use_only(mesh):
     assert parallel.constrain(x, "batch", "heads") is x
 
     def f(x):
-        with parallel.use(mesh, RULES):
+        with parallel.mesh_scope(mesh, RULES):
             return parallel.constrain(x * 2, "batch", "heads")
 
     out = jax.jit(f, in_shardings=parallel.replicated(mesh))(x)
@@ -55,7 +55,7 @@ def test_constrain_pins_the_layout_inside_use_only(mesh):
 
 
 def test_use_ends_with_an_exception(mesh):
-    with pytest.raises(RuntimeError), parallel.use(mesh, RULES):
+    with pytest.raises(RuntimeError), parallel.mesh_scope(mesh, RULES):
         raise RuntimeError
     x = jnp.ones((8,))
     assert parallel.constrain(x, "batch") is x
@@ -86,11 +86,11 @@ def test_local_runs_on_each_devices_part(mesh):
         return jax.lax.psum(x, parallel.mesh_axes("heads")) if parallel.mesh_axes("heads") else x
 
     def f(x):
-        with parallel.use(mesh, RULES):
-            assert parallel.ways("heads") == 2 and parallel.ways("batch") == 4
+        with parallel.mesh_scope(mesh, RULES):
+            assert parallel.axis_size("heads") == 2 and parallel.axis_size("batch") == 4
             assert parallel.platform() == "cpu"
-            return parallel.local(part, (("batch", "heads"),), ("batch", None))(x)
+            return parallel.per_shard(part, (("batch", "heads"),), ("batch", None))(x)
 
     np.testing.assert_array_equal(jax.jit(f)(x), x[:, :4] + x[:, 4:])
-    assert parallel.local(part, ((),), ()) is part
-    assert parallel.ways("heads") == 1 and parallel.mesh_axes("heads") == ()
+    assert parallel.per_shard(part, ((),), ()) is part
+    assert parallel.axis_size("heads") == 1 and parallel.mesh_axes("heads") == ()

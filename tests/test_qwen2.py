@@ -164,7 +164,9 @@ def test_prefill_and_decode_give_the_logits_of_the_whole(page_tokens, prefill_to
     @jax.jit
     def decode(p, tokens, positions, pool):
         model = qwen2.bind(shape, p)
-        attend = paged.decode_attend(g, paged.Rows(jnp.asarray(table), positions, positions >= 0))
+        attend = paged.decode_attend(
+            g, paged.CacheRows(jnp.asarray(table), positions, positions >= 0)
+        )
         x, pool = model.cached(
             tokens[:, None], positions[:, None], pool, attend, model.layer_weights()
         )
@@ -260,7 +262,7 @@ def test_lookup_on_meshes(sizes, capfd):
     rules = config.base().sharding.train.to_dict()
 
     def loss(embed):
-        with parallel.use(mesh, rules):
+        with parallel.mesh_scope(mesh, rules):
             x = qwen2.lookup(embed, tokens)
         return (x * weight).sum(), x
 

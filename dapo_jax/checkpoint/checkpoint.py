@@ -58,7 +58,7 @@ def manager(
         )
 
     def seal_what_is_about_to_be_committed():
-        if parallel.first():
+        if parallel.is_main_process():
             for entry in path.iterdir():
                 if entry.name[0].isdigit() and not (entry / seal.SEAL).exists():
                     seal.write(entry)

@@ -64,7 +64,7 @@ def newest(
                 state, wrong = checkpoint.restore(m, step, like, shardings), ""
             except Damaged as error:
                 state, wrong = None, str(error)
-        if parallel.everyone(state is not None):
+        if parallel.all_processes(state is not None):
             break
         damaged[step] = wrong or "another process cannot read it"
     else:
@@ -77,11 +77,11 @@ def newest(
         )
     for other, wrong in sorted(damaged.items(), reverse=True):
         say(f"warning: checkpoint of step {other} is damaged: {wrong}")
-    if damaged and parallel.first():
+    if damaged and parallel.is_main_process():
         for other in damaged:
             kept_in = checkpoint.set_aside(directory, other).parent
         say(f"warning: going on from step {step}; what is damaged is kept in {kept_in}")
-    parallel.everyone(True)  # nobody writes before they are out of the way
+    parallel.all_processes(True)  # nobody writes before they are out of the way
     return state
 
 

@@ -103,7 +103,7 @@ class Saver:
             raise
         except Exception as error:  # of the file system, of Orbax, of tensorstore
             wrong = " ".join(str(error).split())[:300] or type(error).__name__
-        if parallel.everyone(not wrong):
+        if parallel.all_processes(not wrong):
             return True
         self._failures += 1
         if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8, ...

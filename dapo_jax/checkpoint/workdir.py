@@ -57,7 +57,7 @@ def hold(name: str | pathlib.Path, checkpoints: str = "") -> Iterator[Workdir]:
     home = open_workdir(name)
     directory = checkpoints or home.checkpoints
     with contextlib.ExitStack() as held:
-        if parallel.first():
+        if parallel.is_main_process():
             _check_owner(name, home.local)
             if home.remote is None:
                 held.callback(os.close, _lock(home.local, f"--workdir={name}"))
@@ -83,13 +83,13 @@ def open_workdir(name: str | pathlib.Path) -> Workdir:
         own = probe.with_name(f"{probe.name}_{jax.process_index()}")
         own.write_text("")
         own.unlink()
-        if parallel.first():
+        if parallel.is_main_process():
             probe.write_text("")
     except OSError as error:
         raise ValueError(f"--workdir={name}: cannot be written ({error.strerror})") from error
     parallel.gather_json(None)  # process 0 has written
     blind = [i for i, sees in enumerate(parallel.gather_json(probe.exists())) if not sees]
-    if parallel.first():
+    if parallel.is_main_process():
         probe.unlink()
     if blind:
         raise ValueError(
@@ -104,7 +104,7 @@ def _open_remote(name: str) -> Workdir:
     atexit.register(shutil.rmtree, local, ignore_errors=True)
     with gate.reading(f"--workdir={name}", what="no kind of place that is known, such as gs://"):
         home = Workdir(name, local, epath.Path(name), {})
-    if not parallel.first():
+    if not parallel.is_main_process():
         return home
     try:
         home.remote.mkdir(parents=True, exist_ok=True)  # in a bucket of objects: nothing
@@ -146,7 +146,7 @@ def _stamp(path: pathlib.Path) -> tuple:
 def send(home: Workdir) -> None:
     """Make the bucket hold what the local copy of process 0 holds; elsewhere nothing. OSError: the
     bucket refuses; the next call tries again."""
-    if home.remote is None or not parallel.first():
+    if home.remote is None or not parallel.is_main_process():
         return
     there = {p.relative_to(home.local): p for p in home.local.rglob("*") if p.is_file()}
     for relative, path in there.items():

@@ -60,7 +60,7 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
         return _in_chunks(jax.checkpoint(stats), x, targets, chunk)
 
     rows = ("batch", None)
-    split = parallel.local(
+    split = parallel.per_shard(
         part, (("batch", "sequence", None), ("embed", "vocab"), rows, ()), HeadStats(rows, rows)
     )
     return split(x_RxTxD, head_DxV, targets_RxT, jnp.float32(temperature))
@@ -272,7 +272,7 @@ class Trainer:
         return qwen2.init(self.shape, jax.random.wrap_key_data(key_data))
 
     def _log_probs(self, params, rows: PackedBatch, micro_batches, temperature) -> jax.Array:
-        with parallel.use(self.mesh, self.rules):
+        with parallel.mesh_scope(self.mesh, self.rules):
             params = self._cast(params)
 
             def one(i, out):
@@ -285,7 +285,7 @@ class Trainer:
         return self._step(self._dapo(knobs), params, opt_state, *_per_micro(batch), knobs.lr)
 
     def _gradient(self, params, batch: Batch, knobs: Knobs):
-        with parallel.use(self.mesh, self.rules):
+        with parallel.mesh_scope(self.mesh, self.rules):
             return accumulate(self._dapo(knobs), self._cast(params), *_per_micro(batch))[0]
 
     def _supervise(self, params, opt_state, rows: PackedBatch, micro_batches, lr):
@@ -296,7 +296,7 @@ class Trainer:
         return functools.partial(dapo_loss, self.shape, temperature=knobs.temperature, c=knobs.loss)
 
     def _step(self, loss_fn, params, opt_state, per_micro, micro_batches, lr):
-        with parallel.use(self.mesh, self.rules):
+        with parallel.mesh_scope(self.mesh, self.rules):
             grads, sums, maxima = accumulate(loss_fn, self._cast(params), per_micro, micro_batches)
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)

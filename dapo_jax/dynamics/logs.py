@@ -172,7 +172,7 @@ def first_line(error: BaseException) -> str:
 # Formats: each yields (step, {name: value}) rows
 # ------------------------------------------------------------------------------------------------
 
-Rows = Iterator[tuple[int, dict[str, Any]]]
+LogRows = Iterator[tuple[int, dict[str, Any]]]
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Behind a progress bar, '(TaskRunner pid=7)' or a time stamp: step:12 - actor/lr:1e-06 - ...
@@ -180,8 +180,8 @@ _CONSOLE = re.compile(r"(?:^|[\s)\]])step:(\d+) - (\S.*)")
 _ITEM = re.compile(r"(.+?):(?:np\.\w+\()?([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf|nan))\)?(?:\s.*)?")
 
 
-def parse(text: str, path: str) -> Rows:
-    """Rows of a log, by what its text looks like. ValueError: like no known format."""
+def parse(text: str, path: str) -> LogRows:
+    """LogRows of a log, by what its text looks like. ValueError: like no known format."""
     first = next((line for line in text.split("\n") if line.strip()), "")
     if first.lstrip().startswith("{") and _object(first) is not None:
         return _json_lines(path, text)
@@ -196,7 +196,7 @@ def parse(text: str, path: str) -> Rows:
     )
 
 
-def _console_lines(text: str) -> Rows:
+def _console_lines(text: str) -> LogRows:
     for line in text.replace("\r", "\n").split("\n"):
         if match := _CONSOLE.search(_ANSI.sub("", line)):
             items = map(_ITEM.fullmatch, (part.strip() for part in match[2].split(" - ")))
@@ -204,7 +204,7 @@ def _console_lines(text: str) -> Rows:
                 yield int(match[1]), row
 
 
-def _csv_rows(path: str, text: str) -> Rows:
+def _csv_rows(path: str, text: str) -> LogRows:
     reader = csv.reader(io.StringIO(text, newline=""))
     try:
         rows = [(reader.line_num, row) for row in reader if any(x.strip() for x in row)]
@@ -236,7 +236,7 @@ def _csv_rows(path: str, text: str) -> Rows:
         yield _step(path, line, out), out
 
 
-def _json_lines(path: str, text: str) -> Rows:
+def _json_lines(path: str, text: str) -> LogRows:
     lines = [(i, x) for i, x in enumerate(text.split("\n"), 1) if x.strip()]
     for line, content in lines:
         row = _object(content)
@@ -282,7 +282,7 @@ def _is_number(value) -> bool:
 
 
 def series(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Series]:
-    """Rows -> tag -> (steps, values). Where a step comes twice (in a resumed run) the later value
+    """LogRows -> tag -> (steps, values). Where a step comes twice (a resumed run) the later value
     counts; null and numbers that are not finite become NaN; text and lists are left out."""
     found: dict[str, dict[int, float]] = {}
     for step, row in rows:

@@ -356,7 +356,7 @@ def main() -> None:
                 pool.run_all(todo, out, JOBS.value, "ladder")
             except RuntimeError as error:
                 cli.fail(str(error))
-        if JOBS.value != 1 or REPORT.value or parallel.first():
+        if JOBS.value != 1 or REPORT.value or parallel.is_main_process():
             print(report(config, out, rungs, seeds, LONGER.value))
 
 

@@ -73,7 +73,9 @@ def run_all(
             from dapo_jax import parallel
 
             for task in waiting:
-                results[task.folder] = _work(out, task, quiet=False, keep=parallel.first())
+                results[task.folder] = _work(
+                    out, task, quiet=False, keep=parallel.is_main_process()
+                )
                 bar.update()
         elif waiting:
             _run_pool(out, waiting, results, min(jobs, len(waiting)), bar)

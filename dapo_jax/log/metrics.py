@@ -187,7 +187,7 @@ class Writer:
         self._files: dict[pathlib.Path, str] = {}  # not yet written
         self._say, self._failing = say, False
         self._trackers = trackers.Trackers(config, workdir, say)
-        if not parallel.first():
+        if not parallel.is_main_process():
             return
         kept = [r for r in self._recovered(resume_step) if r["step"] <= resume_step]
         for folder in ("rollouts", "eval"):
@@ -221,7 +221,7 @@ class Writer:
 
     def record(self, step: int, values: dict) -> None:
         """One line of metrics.jsonl: numbers, lists of counts, lists of strings."""
-        if not parallel.first():
+        if not parallel.is_main_process():
             return
         values = values | {"time/wall": round(time.time(), 3)}
         record = {"step": step} | {
@@ -233,7 +233,7 @@ class Writer:
 
     def lines(self, folder: str, step: int, rows: Iterable[dict]) -> None:
         """JSON lines to `folder`/step_NNNNNN.jsonl, on disk with the next record."""
-        if not parallel.first():
+        if not parallel.is_main_process():
             return
         text = "".join(json.dumps(_nulled(r), ensure_ascii=False) + "\n" for r in rows)
         self._files[self._workdir / folder / f"step_{step:06d}.jsonl"] = text
@@ -296,7 +296,7 @@ class Writer:
         self._board = None
 
     def close(self) -> None:
-        if parallel.first():
+        if parallel.is_main_process():
             self._write()
         self._close_board()
         self._trackers.close()

@@ -43,7 +43,7 @@ class Progress:
             unit="step",
             dynamic_ncols=True,
             file=file,
-            disable=not (parallel.first() and file.isatty()),
+            disable=not (parallel.is_main_process() and file.isatty()),
         )
 
     def update(self, log: dict) -> None:

@@ -40,7 +40,7 @@ class Trackers:
     def __init__(self, config, workdir: pathlib.Path, say: Callable[[str], None]):
         self._say, self._failing, self._workdir = say, set(), workdir
         self._open: dict[str, Tracker] = {}
-        if not parallel.first():
+        if not parallel.is_main_process():
             return
         path = workdir / "trackers.json"
         ids = _ids(path)

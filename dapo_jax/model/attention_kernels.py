@@ -56,7 +56,7 @@ def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
 
     heads = ("batch", "heads", "token", "head_dim")
     kv_heads = ("batch", "kv_heads", "token", "head_dim")
-    split = parallel.local(attend, (heads, kv_heads, kv_heads, ("batch", "token")), heads)
+    split = parallel.per_shard(attend, (heads, kv_heads, kv_heads, ("batch", "token")), heads)
     return split(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT)
 
 

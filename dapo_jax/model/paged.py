@@ -72,7 +72,7 @@ class Geometry(NamedTuple):
         return self.shards * self.pages * self.page_tokens
 
 
-class Rows(NamedTuple):
+class CacheRows(NamedTuple):
     """Which keys the rows see. A row that is not active writes nothing, and reads junk."""
 
     table_SxR: jax.Array  # int32, page numbers; entries past a row's end must be valid numbers too
@@ -165,7 +165,7 @@ def copy_pages(g: Geometry, pool: Pool, source_S, target_S) -> Pool:
         return jax.tree.map(move, pool)
 
     pools, row = ((g.pool_axes,) * 2,) * g.arrays, ("batch",)
-    return parallel.local(local, (pools, row, row), pools)(pool, source_S, target_S)
+    return parallel.per_shard(local, (pools, row, row), pools)(pool, source_S, target_S)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -173,10 +173,10 @@ def copy_pages(g: Geometry, pool: Pool, source_S, target_S) -> Pool:
 # ------------------------------------------------------------------------------------------------
 
 
-def decode_attend(g: Geometry, rows: Rows):
+def decode_attend(g: Geometry, rows: CacheRows):
     """attend(angles)(layer, pool, q, k, v) for one new token a row: rotates q and k, writes the key
     and value, and reads."""
-    axes, heads = Rows(("batch", None), ("batch",), ("batch",)), ("batch", "heads", None, None)
+    axes, heads = CacheRows(("batch", None), ("batch",), ("batch",)), ("batch", "heads", None, None)
     kv, angle = ("batch", "kv_heads", None, None), ("batch", None, None, None)
 
     def attend(angles):
@@ -184,12 +184,12 @@ def decode_attend(g: Geometry, rows: Rows):
         if g.reader == "pages":
             plan_axes = _Plan(*[("batch",)] * 4)
             make = functools.partial(_plan, page_tokens=g.page_tokens)
-            plan = parallel.local(make, (axes,), plan_axes)(rows)
+            plan = parallel.per_shard(make, (axes,), plan_axes)(rows)
         elif g.reader == "kernel":
             plan_axes = paged_kernel.work_axes()
             make = functools.partial(_kernel_plan, g)
-            plan = parallel.local(make, (axes, (angle, angle)), plan_axes)(rows, angles)
-        mapped = parallel.local(
+            plan = parallel.per_shard(make, (axes, (angle, angle)), plan_axes)(rows, angles)
+        mapped = parallel.per_shard(
             functools.partial(_write_and_read if g.reader == "kernel" else _write_then_read, g),
             ((), g.pool_axes, g.pool_axes, heads, kv, kv, axes, plan_axes),
             (g.pool_axes, g.pool_axes, heads),
@@ -207,7 +207,7 @@ def decode_attend(g: Geometry, rows: Rows):
     return attend
 
 
-def _write_then_read(g: Geometry, layer, keys, values, q, k, v, rows: Rows, plan):
+def _write_then_read(g: Geometry, layer, keys, values, q, k, v, rows: CacheRows, plan):
     """Of one device and layer, for XLA: (keys, values, [S, H, 1, d])."""
     page_S = jnp.take_along_axis(
         rows.table_SxR, (rows.position_S // g.page_tokens)[:, None], axis=1
@@ -219,7 +219,7 @@ def _write_then_read(g: Geometry, layer, keys, values, q, k, v, rows: Rows, plan
     return _stacked(keys, g), _stacked(values, g), y
 
 
-def _write_and_read(g: Geometry, layer, keys, values, q, k, v, rows: Rows, plan):
+def _write_and_read(g: Geometry, layer, keys, values, q, k, v, rows: CacheRows, plan):
     """The same by the kernel, which also rotates q and k."""
     pages = _flat(keys, g), _flat(values, g)
     new = (_padded(x[:, :, 0], g) for x in (q, k, v))
@@ -227,7 +227,7 @@ def _write_and_read(g: Geometry, layer, keys, values, q, k, v, rows: Rows, plan)
     return _stacked(keys, g), _stacked(values, g), y[:, :, None, : q.shape[-1]]
 
 
-def _kernel_plan(g: Geometry, rows: Rows, angles) -> paged_kernel.Work:
+def _kernel_plan(g: Geometry, rows: CacheRows, angles) -> paged_kernel.Work:
     length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
     cos, sin = (x[:, 0, 0] for x in angles)
     turn = paged_kernel.turn(cos, sin, g.head_dim)
@@ -267,7 +267,7 @@ def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
 
     kv = ("batch", "kv_heads", None, None)
     axes = prompt_axes()
-    mapped = parallel.local(
+    mapped = parallel.per_shard(
         local,
         ((), g.pool_axes, g.pool_axes, kv, kv, axes),
         (g.pool_axes, g.pool_axes, (kv, kv)),
@@ -378,7 +378,7 @@ class _Plan(NamedTuple):
     live_M: jax.Array  # bool
 
 
-def _plan(rows: Rows, page_tokens: int) -> _Plan:
+def _plan(rows: CacheRows, page_tokens: int) -> _Plan:
     S, R = rows.table_SxR.shape
     M = -(-S * R // _BLOCK) * _BLOCK
     count_S = jnp.where(rows.active_S, rows.position_S // page_tokens + 1, 0)

@@ -285,7 +285,7 @@ def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
     whole activation, on each device. Gradients of a row add up in float32.
     """
     over_V, over_D = parallel.mesh_axes("vocab"), parallel.mesh_axes("embed")
-    if parallel.ways("vocab") * parallel.ways("embed") == 1:
+    if parallel.axis_size("vocab") * parallel.axis_size("embed") == 1:
         return _rows(embed_VxD, tokens_BxT)
     scatter = bool(over_V) and over_V == parallel.mesh_axes("sequence")
 
@@ -300,7 +300,7 @@ def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
         return jax.lax.psum(x, over_V) if over_V else x
 
     token = "sequence" if scatter else None
-    split = parallel.local(part, (("vocab", "embed"), ("batch", None)), ("batch", token, None))
+    split = parallel.per_shard(part, (("vocab", "embed"), ("batch", None)), ("batch", token, None))
     return split(embed_VxD, tokens_BxT)
 
 

@@ -98,11 +98,11 @@ def compile_attention(family: str, part: Attention, g: paged.Geometry) -> None:
     S, d, R = part.rows, part.head_dim, g.row_pages
     pool = jax.eval_shape(lambda: paged.new_pool(g, part.dtype))
     pool = parallel.sharded(pool, paged.pool_sharding(g, mesh, rules))
-    rows = paged.Rows(number(jnp.int32, S, R), number(jnp.int32, S), number(bool, S))
+    rows = paged.CacheRows(number(jnp.int32, S, R), number(jnp.int32, S), number(bool, S))
     heads, kv = (number(part.dtype, S, n, 1, d) for n in (part.heads, part.kv_heads))
 
     def attend(layer, pool, q, k, v, rows):
-        with parallel.use(mesh, rules):
+        with parallel.mesh_scope(mesh, rules):
             return paged.decode_attend(g, rows)(layer, pool, q, k, v)
 
     program = jax.jit(attend, donate_argnums=1)

@@ -79,7 +79,7 @@ def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temp
     def step(carry):
         i, pool, token_S, position_S, out = carry
         active_S = out.active_S
-        rows = paged.Rows(slots.table_SxR, position_S, active_S)
+        rows = paged.CacheRows(slots.table_SxR, position_S, active_S)
         attend = paged.decode_attend(g, rows)
         x_Sx1xD, pool = model.cached(token_S[:, None], position_S[:, None], pool, attend, layers)
         logits_SxV = jnp.matmul(x_Sx1xD[:, 0], head_DxV, preferred_element_type=jnp.float32)
@@ -131,7 +131,7 @@ def programs(
 
     def scoped(name, f):
         def traced(*args):
-            with parallel.use(mesh, rules):
+            with parallel.mesh_scope(mesh, rules):
                 return f(*args)
 
         traced.__name__ = name  # what profiles and compile logs call it
