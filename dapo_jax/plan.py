@@ -131,7 +131,7 @@ def token_bytes(config, shape: qwen2.Shape, sizes) -> float:
 
 
 def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
-    """Phase -> item -> bytes a device. 'always' counts in both other phases: the sampler keeps its
+    """Phase -> item -> bytes per device. 'always' counts in both others: the sampler keeps its
     cache while the trainer works, and the optimizer its moments while the sampler does."""
     train, decode, item = config.sharding.train, config.sharding.decode, _itemsize(config)
     N, L = weight_count(shape, train, sizes), shape.num_layers
@@ -332,7 +332,7 @@ class Choice(NamedTuple):
     slots: int
     prefill_prompts: int
     cache_fraction: float
-    peak: float  # bytes a device
+    peak: float  # bytes per device
     step: float  # expected seconds
 
     def flags(self) -> str:
@@ -374,7 +374,7 @@ def fitting(config, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: f
                     continue
                 row = cache(t, shape, sizes).row_pages * cache(t, shape, sizes).page_tokens
                 table = memory(t, shape, sizes)
-                held = table["always"].pop("cache")  # of one row a shard
+                held = table["always"].pop("cache")  # of one row per shard
                 free = (1 - room) * pod.chip.hbm - max(peaks(table).values())
                 if free < held:
                     continue

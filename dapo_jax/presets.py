@@ -100,7 +100,7 @@ def dapo_math(size: str) -> ml_collections.ConfigDict:
 
 
 def place(c: ml_collections.ConfigDict, where: Slice) -> ml_collections.ConfigDict:
-    """`c` with the mesh of `where`, one row a device and pass, and its slots and cache."""
+    """`c` with the mesh of `where`, one row per device and pass, and its slots and cache."""
     c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, where.shards, where.tensor
     c.optim.micro_batch_rows = where.shards
     c.rollout.slots, c.rollout.cache_fraction = where.slots, where.cache_fraction

@@ -4,7 +4,7 @@
 
 The policy is the newest checkpoint of WORKDIR, or where it has none the model of config.model.path.
 The prompt goes through the chat template where config.tokenizer.chat says so (or --chat). Several
-completions are drawn at a time and shown one behind the other. --probs shows a line a token: its
+completions are drawn at a time and shown one behind the other. --probs shows a line per token: its
 probability at the temperature, before any nucleus cut, and the vocabulary's spelling of it.
 """
 
@@ -179,7 +179,7 @@ def define_flags() -> None:
         "max_tokens", 0, "Longest completion; default: config.rollout.max_response_tokens.", 0
     )
     flags.DEFINE_integer("seed", None, "Default: config.seed.")
-    flags.DEFINE_boolean("probs", False, "A line a token, with its probability.")
+    flags.DEFINE_boolean("probs", False, "A line per token, with its probability.")
     flags.DEFINE_boolean("chat", None, "Chat template; default: config.tokenizer.chat.")
 
 

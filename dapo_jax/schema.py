@@ -9,7 +9,7 @@ and returns it. On the command line any leaf is overridden as `--config.optim.lr
         c.optim.lr = 2e-6
         return c
 
-`validate` runs before anything compiles and raises `ConfigError` with one line a mistake.
+`validate` runs before anything compiles and raises `ConfigError` with one line per mistake.
 Lengths are in TOKENS everywhere. "verl" is the code the DAPO authors name for their released run.
 """
 
@@ -61,8 +61,8 @@ SCHEMA: dict[str, Field] = {
     "model.scan_layers": Field(False, "training: scan over layers (one compiled body) instead of unrolling them"),
     "model.remat": Field("none", "what the backward pass recomputes: nothing, all but matmul outputs, blocks but for attention, whole blocks", choices=("none", "dots", "attention", "full")),
     "model.attention": Field("auto", "training attention: splash on TPU, cudnn on GPU, chunked (XLA) elsewhere; auto = by platform", choices=("auto", "chunked", "splash", "cudnn")),
-    "model.attention_chunk": Field(512, "queries a step of training attention; bounds its scores to chunk x row", 1, _TOKENS),
-    "model.head_chunk": Field(1024, "tokens a step of the output head; bounds logits to chunk x vocabulary", 1, _TOKENS),
+    "model.attention_chunk": Field(512, "queries per step of training attention; bounds its scores to chunk x row", 1, _TOKENS),
+    "model.head_chunk": Field(1024, "tokens per step of the output head; bounds logits to chunk x vocabulary", 1, _TOKENS),
 
     # --- text ---------------------------------------------------------------------------------
     "tokenizer.path": Field("", "directory or file: tokenizer.json or SentencePiece .model; '' = model.path, else the embedded task's"),
@@ -81,24 +81,24 @@ SCHEMA: dict[str, Field] = {
     "supervised_warmup.skill_lr": Field(3e-3, "peak learning rate of those steps (schedule in warmup.py)", 0.0, 10.0),
     "supervised_warmup.habit_steps": Field(0, "steps on hasty examples that skip the work, so that care becomes rare", 0),
     "supervised_warmup.habit_lr": Field(1.5e-3, "peak learning rate of those steps", 0.0, 10.0),
-    "supervised_warmup.batch": Field(64, "examples a step", 1, _ROWS),
+    "supervised_warmup.batch": Field(64, "examples per step", 1, _ROWS),
 
     # --- rollout (paper section 4.1: 512 prompts x 16, 20480 tokens) -------------------------------
     "rollout.groups": Field(32, "groups (prompts) a training batch needs, N", 1, _ROWS),
-    "rollout.group_size": Field(8, "responses a prompt, G", 2, _ROWS),
+    "rollout.group_size": Field(8, "responses per prompt, G", 2, _ROWS),
     "rollout.max_response_tokens": Field(32, "longest response, L_max, end-of-text token included (paper: 20480)", 1, _TOKENS),
     "rollout.temperature": Field(1.0, "divides the logits; the recorded log-probs are at this temperature", 1e-3, 1e3),
     "rollout.top_p": Field(1.0, "nucleus mass of training samples; below 1 the samples no longer come from the policy", 1e-6, 1.0),
     "rollout.slots": Field(128, "responses decoded at a time", 1, _ROWS),
     "rollout.chunk": Field(8, "tokens decoded between two host visits", 1, _TOKENS),
-    "rollout.prefill_prompts": Field(16, "prompts a prefill call", 1, _ROWS),
+    "rollout.prefill_prompts": Field(16, "prompts per prefill call", 1, _ROWS),
     "rollout.prefill_tokens": Field(512, "tokens of each prompt a prefill call; longer prompts take several", 8, _TOKENS),
     "rollout.page_tokens": Field(0, "tokens of a cache page; 0 = 128, and on CPU what model/paged.py measured to be quick", 0, _TOKENS),
     "rollout.cache_fraction": Field(1.0, "size of the cache, of what all slots at full length would fill; rows that no longer fit are made again later", 1e-6, 1.0),
 
     # --- dynamic sampling (paper Eq. 11) -------------------------------------------------------------
     "dynamic_sampling.enabled": Field(True, "keep only groups with 0 < correct < G, and refill what is missing"),
-    "dynamic_sampling.max_rounds": Field(10, "generation rounds a step before `on_exhausted` applies (verl: 10)", 1),
+    "dynamic_sampling.max_rounds": Field(10, "generation rounds per step before `on_exhausted` applies (verl: 10)", 1),
     "dynamic_sampling.on_exhausted": Field("train", "rounds are used up: train on the groups there are, or stop with a checkpoint", choices=("train", "stop")),
     "dynamic_sampling.max_empty_steps": Field(3, "steps in a row without one learnable group before the run stops with a checkpoint", 1),
     "dynamic_sampling.surplus": Field("drop", "accepted groups beyond N: sample their problems again next step, or carry the groups over", choices=("drop", "carry")),
@@ -121,13 +121,13 @@ SCHEMA: dict[str, Field] = {
     "loss.dual_clip": Field(0.0, "bound c > 1 on a negative advantage's loss (verl: 10); 0 = off (paper)", 0.0, 1e6),
     "loss.log_ratio_max": Field(20.0, "log-ratios are clamped to +- this before exp, so that one token cannot overflow", 1.0, 80.0),
     "loss.normalizer": Field("batch_tokens", "what a token's loss is divided by; see dapo/objective.py", choices=("batch_tokens", "group_tokens", "chunk_tokens", "sequence")),
-    "loss.chunk_sequences": Field(32, "responses a chunk of normalizer='chunk_tokens'", 1, _ROWS),
+    "loss.chunk_sequences": Field(32, "responses per chunk of normalizer='chunk_tokens'", 1, _ROWS),
     "loss.overlong_filter": Field("off", "truncated responses: off = train on them; loss = leave the loss; group = leave loss and group statistics", choices=("off", "loss", "group")),
     "loss.old_logprobs": Field("recompute", "denominator of the ratio: the trainer's own pass, or the sampler's records", choices=("recompute", "reuse")),
     "loss.importance_cap": Field(0.0, "truncated importance weight min(pi_trainer/pi_sampler, cap) on recomputed log-probs; 0 = off", 0.0, 1e6),
     "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0, 1e6),
     "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0, 1e6),
-    "loss.entropy_enough": Field(0.0, "nats a token from which on the bonus no longer pushes: a guard against collapse only; 0 = no end", 0.0),
+    "loss.entropy_enough": Field(0.0, "nats per token from which on the bonus no longer pushes: a guard against collapse only; 0 = no end", 0.0),
 
     # --- optimizer -----------------------------------------------------------------------------------------
     "optim.lr": Field(3e-4, "AdamW learning rate after warm-up (paper: 1e-6)", 0.0, 10.0),
@@ -138,8 +138,8 @@ SCHEMA: dict[str, Field] = {
     "optim.eps": Field(1e-8, "Adam's epsilon", 1e-20, 1.0),
     "optim.weight_decay": Field(0.0, "decoupled weight decay (verl: 0.1)", 0.0, 1e6),
     "optim.clip_norm": Field(1.0, "global gradient norm is clipped to this", 0.0, 1e9),
-    "optim.minibatches": Field(8, "gradient updates a rollout step (paper: 16)", 1, _ROWS),
-    "optim.micro_batch_rows": Field(8, "packed rows a device pass; gradients accumulate over passes in float32", 1, _ROWS),
+    "optim.minibatches": Field(8, "gradient updates per rollout step (paper: 16)", 1, _ROWS),
+    "optim.micro_batch_rows": Field(8, "packed rows per device pass; gradients accumulate over passes in float32", 1, _ROWS),
     "optim.row_tokens": Field(0, "length of a packed row; 0 = longest prompt + longest response, rounded up to 8", 0, _TOKENS),
     "optim.offload": Field(False, "keep Adam's moments in the hosts' memory between updates"),
     "optim.max_skipped": Field(8, "updates in a row left out as not finite before the run stops with a checkpoint", 1),
@@ -147,8 +147,8 @@ SCHEMA: dict[str, Field] = {
     # --- evaluation ---------------------------------------------------------------------------------------
     "eval.files": Field("", "problem files, comma-separated name=path; '' = the embedded held-out and harder sets"),
     "eval.every": Field(20, "rollout steps between evaluations (first and last are always evaluated); 0 = those two only", 0),
-    "eval.k": Field(4, "samples a problem (paper: 32)", 1, _ROWS),
-    "eval.max_problems": Field(128, "problems a file, the first ones; 0 = all", 0),
+    "eval.k": Field(4, "samples per problem (paper: 32)", 1, _ROWS),
+    "eval.max_problems": Field(128, "problems per file, the first ones; 0 = all", 0),
     "eval.temperature": Field(1.0, "sampling temperature of evaluation; 0 = greedy", 0.0, 1e3),
     "eval.top_p": Field(0.7, "second setting evaluated beside top_p=1 (paper: 0.7); 1 = none", 1e-6, 1.0),
     "eval.stop_strings": Field("", "texts that end a response of evaluation, separated by |, with \\n for a new line; '' = only stop tokens do"),
@@ -161,7 +161,7 @@ SCHEMA: dict[str, Field] = {
     "checkpoint.keep_best": Field(0, "also keep this many with the best evaluation (each evaluated step is then saved)", 0),
     "checkpoint.best_metric": Field("", "metric that says which is best; '' = avg@k of the first evaluation set"),
     "checkpoint.directory": Field("", "where checkpoints go, e.g. gs://bucket/run; '' = WORKDIR/checkpoints"),
-    "log.samples": Field(4, "groups a step of which rollouts/ keeps a right and a wrong response, and as many truncated responses", 0),
+    "log.samples": Field(4, "groups per step of which rollouts/ keeps a right and a wrong response, and as many truncated responses", 0),
     "log.tensorboard": Field(True, "write TensorBoard events beside metrics.jsonl"),
     "log.wandb": Field("", "project at Weights & Biases that gets the numbers too (pip install wandb); '' = none"),
     "log.mlflow": Field("", "experiment of MLflow that gets the numbers too (pip install mlflow); '' = none"),

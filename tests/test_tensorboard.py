@@ -68,10 +68,10 @@ def test_samples_are_markdown_that_leaves_a_response_as_it_is(tmp_path):
     ((step, v),) = values(tmp_path)
     first, second, third = v.tensor.string_val[0].decode().split("\n\n---\n\n")
     assert (step, v.tag) == (4, "samples/text_summary")
-    head = "**right**, reward +0.50, tokens 3, nats a token 0.250; answer 7, found 7"
+    head = "**right**, reward +0.50, tokens 3, nats per token 0.250; answer 7, found 7"
     assert first == f"{head}\n\n    p q\n\n    x\n    **y**"
     assert (
         second.startswith("**wrong, truncated**, reward -2.00") and "[3,000 characters]" in second
     )
     assert second.count("z") == 2000
-    assert "nats a token 3.142" in third and "of an older version" in third
+    assert "nats per token 3.142" in third and "of an older version" in third

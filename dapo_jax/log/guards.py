@@ -39,7 +39,7 @@ _TRY = {
     " with a buffer (Eq. 13) restrain length; read the longest samples in rollouts/",
     "truncated": "raise rollout.max_response_tokens, or leave truncated responses out by"
     " loss.overlong_filter='group' and punish length softly (paper section 3.4, Eq. 13)",
-    "all wrong": "give easier problems or more responses a problem (rollout.group_size), and read"
+    "all wrong": "give easier problems or more responses per problem (rollout.group_size), and read"
     " rollouts/: answers may not be parsed (sampling/parse_fail_frac)",
     "all right": "give harder problems; these are learned (paper section 3.2)",
     "all alike": "let the score differ where responses differ in worth, or draw more responses per"

@@ -26,7 +26,7 @@ from dapo_jax.pods import topology
 
 
 class Progress:
-    """How far the run is and how long it will take: a line a step, and where a person looks at a
+    """How far the run is and how long it will take: a line per step, and where a person looks at a
     terminal a bar below them. say: prints a line; file: where the bar would be drawn."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What k samples a problem say about a policy: avg@k, maj@k, pass@k, intervals,
+"""What k samples per problem say about a policy: avg@k, maj@k, pass@k, intervals,
 reports, and the files that keep the samples."""
 
 import collections
@@ -16,7 +16,7 @@ RESAMPLES = 10_000  # of the bootstrap: two runs' interval ends then differ by a
 
 
 class Scores(NamedTuple):
-    """What k samples a problem say. Arrays are in the order of the problems."""
+    """What k samples per problem say. Arrays are in the order of the problems."""
 
     correct_PxK: np.ndarray | None  # bool; None = the judge only scores
     answers: list[list[str | None]]  # [P][K] extracted, None = no answer line
@@ -176,7 +176,7 @@ def _short(text: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------
-# Files: JSON lines, one sample a line, a batch of problems a file
+# Files: JSON lines, one sample a line, a batch of problems per file
 # ------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +202,7 @@ def rows(data: Encoded, scores: Scores, tokenizer) -> Iterator[dict]:
 
 
 def verdicts(data: Encoded, scores: Scores) -> Iterator[dict]:
-    """A row a problem, without the texts: what its k samples answered, and what was right."""
+    """A row per problem, without the texts: what its k samples answered, and what was right."""
     for p, problem in enumerate(data.problems):
         yield {
             "problem": problem.id,

@@ -115,7 +115,7 @@ def _card(row: dict) -> str:
         for name, field, form in (
             ("reward", "reward", "+.2f"),
             ("tokens", "tokens", ".0f"),
-            ("nats a token", "mean_entropy", ".3f"),
+            ("nats per token", "mean_entropy", ".3f"),
         )
         if isinstance(row.get(field), int | float)
     )

@@ -237,7 +237,7 @@ def _kernel_plan(g: Geometry, rows: CacheRows, angles) -> paged_kernel.Work:
 def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
     """attend(angles)(layer, pool, q, k, v) for a chunk of prompt tokens: rotates q and k, writes
     whole parts of pages, then attends causally. `window` (static): tokens of the longest prompt; a
-    prompt that fits into one chunk needs no look at the pool. `chunk`: queries a step of attention.
+    prompt that fits into one chunk needs no look at the pool. chunk: queries per step of attention.
     """
     T = prompts.tokens_BxT.shape[1]
     part = math.gcd(T, g.page_tokens)  # tokens written together

@@ -45,8 +45,8 @@ def machine_for(config, shape: qwen2.Shape, pod: pods.Pod) -> build.Machine:
 
 
 def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
-    """Program -> item -> bytes a device of what a step keeps in memory while that program runs and
-    does not hand to it. (What rests in the hosts' memory takes none of the device's.)"""
+    """Program -> item -> bytes per device of what a step keeps in memory while that program runs
+    and does not hand to it. (What rests in the hosts' memory takes none of the device's.)"""
     params, opt_state, batch, _ = calls["update"].arguments
     _, pool, _ = calls["prefill"].arguments
     size = lambda tree: parallel.bytes_on_device(

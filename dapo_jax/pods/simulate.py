@@ -68,7 +68,7 @@ class Sizes(NamedTuple):
     chunk: int
     pages: int  # of a shard
     page_tokens: int
-    prefill_rows: int  # prompts a call and shard
+    prefill_rows: int  # prompts per call and shard
 
 
 class Trace(NamedTuple):

@@ -100,7 +100,7 @@ class Engine:
             )
         self.slots, self.chunk = slots, min(chunk, response_tokens)
         self.prompt_tokens, self.response_tokens = prompt_tokens, response_tokens
-        self.prefill_rows = -(-prefill_prompts // self.shards)  # prompts a call and shard
+        self.prefill_rows = -(-prefill_prompts // self.shards)  # prompts per call and shard
         self.prefill_tokens = min(prefill_tokens, -(-prompt_tokens // 8) * 8)
         self.shape = shape
         self.stop_ids = tuple(sorted(stop_ids))
@@ -180,7 +180,7 @@ class Engine:
         )
 
     def require_memory(self, params, limit: int) -> None:
-        """Raise ValueError if weights and cache alone exceed `limit` bytes a device, and say what
+        """Raise ValueError if weights and cache alone exceed `limit` bytes per device, and say what
         would not. params: anything with the shapes of the model's weights."""
         calls = self.calls(params)
         weights, pool = map(parallel.bytes_on_device, (calls.weights, calls.pool))

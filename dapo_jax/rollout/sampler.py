@@ -6,8 +6,8 @@ travels with each visit as a few numbers; only the pool of keys and values stays
 donated and updated in place. All shapes are fixed, so one program (another for another draw mode)
 decodes every length.
 
-Dims: S slots, R pages of a slot's table, B prompts a prefill call, T prompt tokens a prefill call,
-N tokens a chunk, V vocabulary.
+Dims: S slots, R pages of a slot's table, B prompts and T of their tokens per prefill call,
+N tokens per chunk, V vocabulary.
 """
 
 import functools
