@@ -5,8 +5,8 @@ small. It is written before Orbax renames the directory, so it is there from the
 Reading it costs little, whatever the model's size, and finds what is missing, cut or changed.
 
 The CONTENT is a number per array, computed on the devices where the arrays lie, saved with the
-state and computed again after a restore. It is the same for every mesh, and finds what happened inside
-the large files or on the way from them.
+state and computed again after a restore. It is the same for every mesh, and finds what happened
+inside the large files or on the way from them.
 """
 
 import hashlib
