@@ -486,7 +486,7 @@ def expected(
 
 
 def counted(config, pod: pods.Pod) -> dict[str, Any]:
-    """The bundles of the sampler's kernels, counted. ValueError: the compiler refuses."""
+    """The bundles of the sampler's decode kernel, counted. ValueError: the compiler refuses."""
     shape = network(config)
     s = scene(config, shape, sizes := validation.resolve_mesh(config, pod.chips), pod)
     heads = parts("heads", config.sharding.decode, sizes)
@@ -494,14 +494,12 @@ def counted(config, pod: pods.Pod) -> dict[str, Any]:
         s.sizes.slots // s.sizes.shards, shape.num_heads // heads, s.kv_heads, shape.head_dim,
         config.model.dtype,
     )  # fmt: skip
-    loops = kernels.measure(pod, part, cache(config, shape, sizes))
-    turns = kernels.turns(loops)
-    block = cost.DESIGN.block_pages * s.sizes.page_tokens * s.key_bytes
+    found = kernels.measure(pod, part, cache(config, shape, sizes))
+    block = cost.DESIGN.kernel.block_tokens * s.key_bytes
     return {
         "versions": topology.versions(),
-        "turns": turns,
-        "loops": {name: [x._asdict() for x in found] for name, found in loops.items()},
-        "text": kernels.report(pod, turns, block, constants.values()),
+        "bundles": found._asdict(),
+        "text": kernels.report(pod, found, block, constants.values()),
     }
 
 
