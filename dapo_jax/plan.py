@@ -12,7 +12,7 @@ reaches. Bytes of parameters, optimizer and cache are exact; those of activation
 what XLA keeps. `--compile` compiles the run's own programs for the pod and says what XLA keeps
 (pods/compile.py; minutes for a large model, JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and
 assigns nearly the same memory). `--kernels` counts the instructions that libtpu makes of the decode
-kernels, for constants.py (pods/kernels.py; seconds). `--check` is what launch/ runs before it makes
+kernel, for constants.py (pods/kernels.py; seconds). `--check` is what launch/ runs before it makes
 a slice: would `train` take these flags there?
 """
 
@@ -649,7 +649,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("eval_problems", 30, "Assumed problems of an evaluation set.", 0)
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
-    flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the sampler's kernels as well.")
+    flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")
     flags.DEFINE_string("json", "", "File for all of it; '-' = print JSON instead.")
     flags.mark_flag_as_required("topology")
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from dapo_jax import plan, presets
-from dapo_jax.pods import constants, kernels, slices
+from dapo_jax.model import paged_kernel
+from dapo_jax.pods import constants, cost, kernels, slices
 from dapo_jax.pods.kernels import Loop
 
 # As libtpu prints: a bundle a line, the depth of loops as >, waits for branches without one.
@@ -38,6 +39,11 @@ def test_parts_by_hand():
     assert found == (150, 300, 400, 26) and found.beside == 400 + 4.5 * 26 - 300
     with pytest.raises(ValueError):  # not this kernel
         kernels.parts(kernels.loops(DUMP))
+
+
+def test_the_cost_models_kernel_is_the_one_that_ships():
+    assert cost.DESIGN.kernel.block_tokens == paged_kernel._BLOCK_TOKENS
+    assert cost.DESIGN.kernel.ahead == paged_kernel._AHEAD
 
 
 def test_report():

@@ -27,7 +27,7 @@ def _exact(value: float, unit: str, source: str) -> Constant:
 _BOOK = "published: jax-ml.github.io/scaling-book, 'TPUs', both directions of one axis"
 _CLOCK = "assumed: by peak / (multiply-adds of the matrix units a cycle)"
 _LIST = "assumed: Google Cloud's list price, on demand, of an American region"
-_JAX = "counted: JAX's paged_attention, a turn over so many pages, 128 rows, 5 query heads of one key head"
+_JAX = "counted: JAX's paged_attention (as benchmarks/attention_kernel.py, to 2%), so many pages, 128 rows, 5 query heads of one key head"
 _OURS = "counted: `plan --kernels`, model/paged_kernel.py, 128 rows, 5 query heads of one key head"
 
 # fmt: off
