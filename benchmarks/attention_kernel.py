@@ -13,46 +13,15 @@ comparing kernels. Clock: 1.75 GHz of both chips (public peak FLOPs and MXU size
 
 import argparse
 import json
-import os
-import pathlib
-import re
-import subprocess
 import sys
-import tempfile
-from typing import NamedTuple
+
+from dapo_jax.model import paged_kernel
+from dapo_jax.pods import kernels
 
 CLOCK = 1.75e9  # Hz
 CHIPS = {"v5p": ("v5p:2x2x1", 2765e9), "v6e": ("v6e:2x2", 1640e9), "v5e": ("v5e:2x2", 819e9)}
 PAGE, DIM, ROW_PAGES, POOL_PAGES = 128, 128, 176, 11264
 JAX_PAGES = 4, 8, 16  # pages a block of JAX's kernel
-_BUNDLE = re.compile(r"\s*0x[0-9a-f]+\s*(?:(LB|PF|LH|LE|PB)\s*)?:\s*(>*)\s*(\{\}|\{)")
-
-
-class Loop(NamedTuple):
-    """Bundles of a loop's body without the loops inside it, which follow in order."""
-
-    own: int
-    inner: list["Loop"]
-
-
-def loops(text: str) -> Loop:
-    """The tree of loops of a program in libtpu's dump of final bundles, the program at its root."""
-    stack = [Loop(0, [])]
-
-    def close(depth):
-        while len(stack) > depth:
-            done = stack.pop()
-            stack[-1].inner.append(done)
-
-    for found in filter(None, map(_BUNDLE.match, text.splitlines())):
-        # The wait for a branch is made of empty bundles, which are printed without a depth.
-        depth = len(stack) - 1 if found[3] == "{}" else len(found[2])
-        close(depth if found[1] == "LB" else depth + 1)
-        while len(stack) <= depth:  # into a new loop, or back into one after a bundle outside
-            stack.append(Loop(0, []) if found[1] == "LB" else stack[-1].inner.pop())
-        stack[-1] = Loop(stack[-1].own + 1, stack[-1].inner)
-    close(1)
-    return stack[0]
 
 
 def call_seconds(blocks, before: int, ahead: int, latency: float, bytes_per_s: float) -> float:
@@ -71,23 +40,16 @@ def call_seconds(blocks, before: int, ahead: int, latency: float, bytes_per_s: f
     return now
 
 
-def ours(program: Loop, rows: int, tokens: int, page_bytes: int):
-    """(bytes, cycles) of each block, and cycles before the first."""
-    from dapo_jax.model import paged_kernel
-
-    B = paged_kernel._BLOCK_TOKENS // PAGE
-    begin, row = (x for x in program.inner if x.inner)
-    block, ask, wait = row.inner
-    (ask_ahead,) = block.inner
-    live = -(-tokens // PAGE)
-    whole, last = divmod(live - 1, B)
-    last += 1
-    tail = row.own + last * (wait.own + max(ask.own, ask_ahead.own))
-    blocks = [(B * page_bytes, block.own)] * whole + [(last * page_bytes, tail)]
-    return blocks * rows, program.own + begin.own, paged_kernel._AHEAD
+def ours(program: kernels.Loop, rows: int, tokens: int, page_bytes: int):
+    """(bytes, cycles) of each block, cycles before the first, and how many are asked for ahead."""
+    n, B = kernels.parts(program), paged_kernel._BLOCK_TOKENS // PAGE
+    whole, last = divmod(-(-tokens // PAGE) - 1, B)
+    tail = (last + 1) * page_bytes, n.row + (last + 1) * n.page
+    blocks = [(B * page_bytes, n.block)] * whole + [tail]
+    return blocks * rows, n.start, paged_kernel._AHEAD
 
 
-def theirs(program: Loop, rows: int, tokens: int, page_bytes: int, pages: int):
+def theirs(program: kernels.Loop, rows: int, tokens: int, page_bytes: int, pages: int):
     (row,) = program.inner
     (block,) = row.inner
     count = -(-tokens // (PAGE * pages))
@@ -95,13 +57,12 @@ def theirs(program: Loop, rows: int, tokens: int, page_bytes: int, pages: int):
     return ([first] + [(pages * page_bytes, block.own)] * (count - 1)) * rows, program.own, 1
 
 
-def compile_and_dump(spec: dict, folder: str) -> None:
-    """Runs in a process of its own, which libtpu's settings are read once in."""
+def compile_one(spec: dict) -> None:
+    """Runs in a process of its own: `kernels.dumped`."""
     import jax
     import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 
-    from dapo_jax.model import paged_kernel
     from dapo_jax.pods import topology
 
     device = topology.devices(CHIPS[spec["chip"]][0])[0]
@@ -131,17 +92,12 @@ def compile_and_dump(spec: dict, folder: str) -> None:
 
 def measure(spec: dict) -> dict:
     """Bundles and modelled seconds of one kernel on one chip."""
-    with tempfile.TemporaryDirectory() as folder:
-        flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        run = [sys.executable, __file__, "--compile", json.dumps(spec), folder]
-        env = os.environ | dict(LIBTPU_INIT_ARGS=flags, JAX_PLATFORMS="cpu")
-        done = subprocess.run(run, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(done.stderr[-2000:])
-        name = "paged_attention" if spec["pages"] else "decode_attention"
-        files = pathlib.Path(folder).glob(f"*{name}*final_bundles.txt")
-        (file,) = (x for x in files if "schedule" not in x.name)
-        program = loops(file.read_text(errors="replace"))
+    try:
+        found = kernels.dumped([sys.executable, __file__, "--compile", json.dumps(spec)])
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    name = "paged_attention" if spec["pages"] else kernels.KERNEL
+    program = next(x for of, x in found.items() if name in of)
     cores = 2 if spec["chip"] == "v5p" else 1
     used = cores if spec["both_cores"] else 1
     page_bytes = 2 * PAGE * DIM * 2
@@ -172,10 +128,10 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=5, help="query heads of a device")
     parser.add_argument("--kv_heads", type=int, default=1)
     parser.add_argument("--latency", type=float, nargs="*", default=[0.5, 1.0], help="microseconds")
-    parser.add_argument("--compile", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--compile", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.compile:
-        return compile_and_dump(json.loads(args.compile[0]), args.compile[1])
+        return compile_one(json.loads(args.compile))
     us = args.latency
     print("| chip | kernel | bundles a block | us of bundles |", end="")
     print("".join(f" us at {x:g} us latency | of the chip's HBM |" for x in us))

@@ -21,8 +21,8 @@ LOWER bounds of a step's seconds at the former. Last, what `plan --compile` says
     7B    v6e-64   16 x 4  27    33.5   2,048  1,024   > 109   > 11   > 46    26.1  26.8
     32B   v5p-256  16 x 8  59    102.8  2,048  1,024   > 147   > 51   > 202   59.0  57.1
 
-A step of 32B with a mean response of 5,000 tokens: 64 minutes by the cost model of `plan`, whose
-constants nobody has measured on a TPU.
+A step of 32B with a mean response of 5,000 tokens: 24 to 29 minutes by the cost model of `plan`,
+whose constants nobody has measured on a TPU.
 
 Expected: nothing has been measured here. For 32B the paper reports 50 on AIME 2024 (avg@32) from
 about 320 rollout steps; the authors' released code 52, and 50 without Dynamic Sampling. verl's

@@ -12,7 +12,7 @@ reaches. Bytes of parameters, optimizer and cache are exact; those of activation
 what XLA keeps. `--compile` compiles the run's own programs for the pod and says what XLA keeps
 (pods/compile.py; minutes for a large model, JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and
 assigns nearly the same memory). `--kernels` counts the instructions that libtpu makes of the decode
-kernels, for constants.py (pods/kernels.py; seconds). `--check` is what launch/ runs before it makes
+kernel, for constants.py (pods/kernels.py; seconds). `--check` is what launch/ runs before it makes
 a slice: would `train` take these flags there?
 """
 
@@ -486,7 +486,7 @@ def expected(
 
 
 def counted(config, pod: pods.Pod) -> dict[str, Any]:
-    """The bundles of the sampler's kernels, counted. ValueError: the compiler refuses."""
+    """The bundles of the sampler's decode kernel, counted. ValueError: the compiler refuses."""
     shape = network(config)
     s = scene(config, shape, sizes := validation.resolve_mesh(config, pod.chips), pod)
     heads = parts("heads", config.sharding.decode, sizes)
@@ -494,14 +494,12 @@ def counted(config, pod: pods.Pod) -> dict[str, Any]:
         s.sizes.slots // s.sizes.shards, shape.num_heads // heads, s.kv_heads, shape.head_dim,
         config.model.dtype,
     )  # fmt: skip
-    loops = kernels.measure(pod, part, cache(config, shape, sizes))
-    turns = kernels.turns(loops)
-    block = cost.DESIGN.block_pages * s.sizes.page_tokens * s.key_bytes
+    found = kernels.measure(pod, part, cache(config, shape, sizes))
+    block = cost.DESIGN.kernel.block_tokens * s.key_bytes
     return {
         "versions": topology.versions(),
-        "turns": turns,
-        "loops": {name: [x._asdict() for x in found] for name, found in loops.items()},
-        "text": kernels.report(pod, turns, block, constants.values()),
+        "bundles": found._asdict(),
+        "text": kernels.report(pod, found, block, constants.values()),
     }
 
 
@@ -651,7 +649,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("eval_problems", 30, "Assumed problems of an evaluation set.", 0)
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
-    flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the sampler's kernels as well.")
+    flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")
     flags.DEFINE_string("json", "", "File for all of it; '-' = print JSON instead.")
     flags.mark_flag_as_required("topology")
 

@@ -61,13 +61,13 @@ MUTANTS = [Mutant(*fields) for fields in (
     ("dapo/overlong_filter.py", 'everything if overlong_filter == "off" else ~truncated_NxG', "everything", "test_train.py::test_the_three_readings_of_overlong_filtering"),
     # --- Eq. 11: Dynamic Sampling ---
     ("dapo/dynamic_sampling.py", "bool(right_G.any() and not right_G.all())", "bool(right_G.any())", "test_dynamic_sampling.py::test_first_mixed_groups_of_the_stream"),
-    ("dapo/dynamic_sampling.py", "score_G.max() - score_G.min() > SPREAD", "score_G.max() > SPREAD", "test_dynamic_sampling.py::test_without_right_and_wrong_the_filter_sees_the_spread_of_raw_scores"),
-    ("dapo/dynamic_sampling.py", "if right_G is None:", "if True:", "test_dynamic_sampling.py::test_the_filter_sees_correctness_never_shaped_rewards"),
+    ("dapo/dynamic_sampling.py", "np.ptp(self.grades.score_G[counted_G]) > SPREAD", "self.grades.score_G[counted_G].max() > SPREAD", "test_dynamic_sampling.py::test_without_right_and_wrong_the_filter_sees_the_spread_of_raw_scores"),
+    ("dapo/dynamic_sampling.py", "if self.grades.right_G is None:", "if True:", "test_dynamic_sampling.py::test_the_filter_sees_correctness_never_shaped_rewards"),
     ("dapo/dynamic_sampling.py", "position = used[-1].position + 1", "position = used[-1].position", "test_dynamic_sampling.py::test_steps_lose_no_problem_and_use_none_twice"),
-    ("dapo/dynamic_sampling.py", "missing = need - len(accepted)", "missing = need", "test_dynamic_sampling.py::test_refill_asks_for_what_is_missing"),
+    ("dapo/dynamic_sampling.py", "missing = need - len(accepted)", "missing = need", "test_dynamic_sampling.py::test_refill_asks_for_what_is_missing_and_a_little_more"),
     ("dapo/dynamic_sampling.py", "accepted, drawn = list(carried), []", "accepted, drawn = [], []", "test_dynamic_sampling.py::test_carried_groups_shrink_the_first_round"),
     ("dapo/dynamic_sampling.py", "and rounds < max_rounds:", "and rounds <= max_rounds:", "test_dynamic_sampling.py::test_max_rounds_with_nothing_to_learn"),
-    ("dapo/dynamic_sampling.py", "min(math.ceil(missing / accept_rate), MOST_AHEAD * missing)", "math.ceil(missing / accept_rate)", "test_dynamic_sampling.py::test_round_size"),
+    ("dapo/dynamic_sampling.py", "min(math.ceil(wanted / accept_rate), MOST_AHEAD * need)", "math.ceil(wanted / accept_rate)", "test_dynamic_sampling.py::test_round_size"),
     # --- rows, update ---
     ("dapo/packing.py", "response = slice(start + len(item.prompt) - 1, start + n)", "response = slice(start + len(item.prompt), start + n)", "test_packing.py::test_round_trip"),
     ("dapo/packing.py", "rows.segments_AxRxT[cells] = segment", "rows.segments_AxRxT[cells] = 1", "test_update.py::test_gradient_against_dense_float64"),

@@ -1,4 +1,4 @@
-"""benchmarks/attention_kernel.py: bundles by loop, and a call played through them by hand."""
+"""benchmarks/attention_kernel.py: a call played through them by hand."""
 
 import importlib.util
 from pathlib import Path
@@ -9,27 +9,6 @@ FILE = Path(__file__).parent.parent / "benchmarks" / "attention_kernel.py"
 spec = importlib.util.spec_from_file_location("attention_kernel", FILE)
 attention_kernel = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(attention_kernel)
-Loop = attention_kernel.Loop
-
-# As libtpu prints: a bundle a line, the depth of loops as >, waits for branches without one.
-DUMP = """\
-LB: loop body
-   0x0   :  { %s1 = smov 0 }
-   0x1 LB: > { %s2 = sld [smem:[#a]] }
-   0x2   : > { %3 = sbr.rel target = $region9 }
-   0x3   :  {}
-   0x4 LB: >> { %s4 = smov 0 }
-   0x5   :  {}
-   0x6   : > { %s5 = smov 0 /* of the inner loop, printed as if outside */ }
-   0x7   : >> { %s6 = smov 0 }
-   0x8 LB: >> { %s7 = smov 0 }
-   0x9   : > { %s8 = smov 0 }
-   0xa PF:  { %s9 = smov 0 }
-"""
-
-
-def test_bundles_of_loops():
-    assert attention_kernel.loops(DUMP) == Loop(2, [Loop(5, [Loop(3, []), Loop(1, [])])])
 
 
 def test_a_call_by_hand():

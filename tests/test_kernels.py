@@ -1,54 +1,70 @@
-"""Counting the bundles of a kernel in what libtpu writes down of it."""
+"""Counting the bundles of the decode kernel in what libtpu writes down of it."""
 
 import importlib.util
+import sys
 
 import pytest
 
 from dapo_jax import plan, presets
-from dapo_jax.pods import constants, kernels, slices
+from dapo_jax.model import paged_kernel
+from dapo_jax.pods import constants, cost, kernels, slices
+from dapo_jax.pods.kernels import Loop
 
-WRITTEN = """\
-= control target key start
+# As libtpu prints: a bundle a line, the depth of loops as >, waits for branches without one.
+DUMP = """\
 LB: loop body
-= control target key end
-   0x0   :  { %a = smov 0 }
-   0x1 LB: > { %b = sld [smem:0] }
-   0x2   : > { %c = sbr.rel }
+   0x0   :  { %s1 = smov 0 }
+   0x1 LB: > { %s2 = sld [smem:[#a]] }
+   0x2   : > { %3 = sbr.rel target = $region9 }
    0x3   :  {}
-   0x4 LB: >> { %d = sld [smem:1] }
-   0x5   : >> { %e = sbr.rel }
-   0x6   :  {}
-   0x7 LB: >>> { %f = vadd }
-   0x8 PF: >> { %g = smov 1 }
-   0x9 PF: > { %h = smov 2 }
-   0xa LB: >> { %i = smov 3 }
-   0xb   : > { %j = smov 4 }
-   0xc PF:  { %k = smov 5 }
-   0xd LB: > { %l = smov 6 }
-   0xe   :  { %m = smov 7 }
+   0x4 LB: >> { %s4 = smov 0 }
+   0x5   :  {}
+   0x6   : > { %s5 = smov 0 /* of the inner loop, printed as if outside */ }
+   0x7   : >> { %s6 = smov 0 }
+   0x8 LB: >> { %s7 = smov 0 }
+   0x9   : > { %s8 = smov 0 }
+   0xa PF:  { %s9 = smov 0 }
 """
 
 
-def test_loops_by_hand():
-    """Empty bundles stand in the shadow of a branch and belong to the loop around it."""
-    found = kernels.loops(WRITTEN)
-    assert found == [(1, 0xB), (2, 5), (3, 1), (2, 1), (1, 1)]
-    assert kernels.turns({"attention": found, "flat": found[:1]}) == {"attention": 5, "flat": 11}
+def test_bundles_of_loops():
+    assert kernels.loops(DUMP) == Loop(2, [Loop(5, [Loop(3, []), Loop(1, [])])])
+
+
+def test_parts_by_hand():
+    leaf = lambda n: Loop(n, [])
+    row = Loop(400, [Loop(300, [leaf(20)]), leaf(21), leaf(5)])
+    program = Loop(100, [Loop(50, [leaf(21)]), row, leaf(4)])
+    found = kernels.parts(program)
+    assert found == (150, 300, 400, 26) and found.beside == 400 + 4.5 * 26 - 300
+    with pytest.raises(ValueError):  # not this kernel
+        kernels.parts(kernels.loops(DUMP))
+
+
+def test_the_cost_models_kernel_is_the_one_that_ships():
+    assert cost.DESIGN.kernel.block_tokens == paged_kernel._BLOCK_TOKENS
+    assert cost.DESIGN.kernel.ahead == paged_kernel._AHEAD
 
 
 def test_report():
     pod, k = slices.parse("v5p-256"), constants.values()
-    lines = kernels.report(pod, {"paged_attention.1": 548, "scatter": 2216}, 262144, k)
-    assert "0.313 us" in lines[1] and "837 GB/s a core, 30% of the chip's HBM" in lines[1]
-    assert "HBM" not in lines[2]
+    lines = kernels.report(pod, kernels.Parts(445, 343, 471, 26), 524288, k)
+    assert "0.196 us" in lines[1] and "2 cores: at most 5,350 GB/s, 193% of the chip" in lines[1]
+    assert "245 = 0.140 us" in lines[2] and "445" in lines[3]
+
+
+def test_a_process_that_fails_is_told_by_its_last_lines():
+    with pytest.raises(ValueError, match="no such chip"):
+        kernels.dumped([sys.executable, "-c", "raise SystemExit('no such chip')"])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-def test_the_constants_are_what_this_compiler_makes():
+@pytest.mark.parametrize("pod", ["v5p-256", "v6e-128"])
+def test_the_constants_are_what_this_compiler_makes(pod):
     """Of the shipped 32B sampler's kernel: within a fifth, as other versions schedule otherwise."""
-    got = plan.counted(presets.dapo_math("32B"), slices.parse("v5p-256"))
-    name = next(x for x in got["turns"] if "attention" in x)
-    pages = plan.cost.DESIGN.block_pages
-    known = constants.values()[f"bundles.v5p.{pages}"]
-    assert got["turns"][name] == pytest.approx(known, rel=0.2)
-    assert got["loops"][name] and "of the chip's HBM" in "\n".join(got["text"])
+    got = plan.counted(presets.dapo_math("32B"), slices.parse(pod))
+    known, found = constants.values(), kernels.Parts(**got["bundles"])
+    for part in ("start", "block", "beside"):
+        counted = known[f"ours.{part}.{pod.split('-')[0]}"]
+        assert getattr(found, part) == pytest.approx(counted, rel=0.2), part
+    assert "of the chip's HBM" in "\n".join(got["text"])

@@ -27,7 +27,8 @@ def _exact(value: float, unit: str, source: str) -> Constant:
 _BOOK = "published: jax-ml.github.io/scaling-book, 'TPUs', both directions of one axis"
 _CLOCK = "assumed: by peak / (multiply-adds of the matrix units a cycle)"
 _LIST = "assumed: Google Cloud's list price, on demand, of an American region"
-_LLO = "counted: bundles of a turn over one block of keys, 128 rows, 5 query heads of one key head"
+_JAX = "counted: JAX's paged_attention (as benchmarks/attention_kernel.py, to 2%), so many pages, 128 rows, 5 query heads of one key head"
+_OURS = "counted: `plan --kernels`, model/paged_kernel.py, 128 rows, 5 query heads of one key head"
 
 # fmt: off
 CONSTANTS: dict[str, Constant] = {
@@ -45,8 +46,9 @@ CONSTANTS: dict[str, Constant] = {
     "weights_hbm": Constant(0.80, 0.90, 0.70, "of HBM", "assumed: weights of a product, as they are read"),
     "decode_mxu": Constant(0.65, 0.75, 0.55, "of peak", "assumed: those products where rows are many"),
     "dma_latency": Constant(0.50 * US, 0.38 * US, 0.75 * US, "s", "assumed: from asking for a block of keys to its first byte"),
-    "small_ops": Constant(50 * US, 25 * US, 64 * US, "s a layer", "assumed; counted: 64 in ~30 fusions (RoPE, casts, layouts, page numbers)"),
-    "scatter": Constant(20 * US, 10.1 * US, 30 * US, "s a layer, 128 rows", "counted: 10.1 in bundles of two scatters; waits for DMA assumed"),
+    "keys_hbm": Constant(0.90, 0.97, 0.80, "of HBM", "assumed: pages of keys, as they arrive; 0.86 of another kernel on v6e by arXiv 2604.15464"),
+    "small_ops": Constant(50 * US, 25 * US, 64 * US, "s a layer", "assumed, of the first release; counted: 64 in ~30 fusions (RoPE, casts, layouts, page numbers)"),
+    "scatter": Constant(20 * US, 10.1 * US, 30 * US, "s a layer, 128 rows", "counted: 10.1 in bundles of the first release's two scatters; waits for DMA assumed"),
     "reduce_latency": Constant(6 * US, 2 * US, 10 * US, "s", "assumed: one all-reduce over `tensor`, beside its bytes"),
     "draw": Constant(250 * US, 150 * US, 350 * US, "s, 128 x 19,008 logits", "counted: 253 outside of the layers"),
     "small_collective": Constant(30 * US, 10 * US, 50 * US, "s", "assumed: a number a row, over `tensor` or the shards"),
@@ -72,8 +74,11 @@ CONSTANTS: dict[str, Constant] = {
     "host_token": _exact(12, "B", "counted: token, log-prob, entropy of a response"),
     "chips_a_host": _exact(4, "", "published: hosts of v5p, and of v5e and v6e slices of several hosts"),
 
-    # --- blocks of keys: bundles, at least a cycle each ---------------------------------------------------
-    **{f"bundles.{chip}.{pages}": _exact(n, "bundles", _LLO) for chip, pages, n in
+    # --- attention while decoding: bundles, at least a cycle each -----------------------------------------
+    **{f"ours.{part}.{chip}": _exact(n, "bundles", _OURS) for part, counts in
+       dict(start=(411, 458, 445, 301), block=(360, 350, 343, 312), beside=(358, 264, 245, 247)).items()
+       for chip, n in zip(("v4", "v5e", "v5p", "v6e"), counts, strict=True)},
+    **{f"bundles.{chip}.{pages}": _exact(n, "bundles", _JAX) for chip, pages, n in
        [("v4", 4, 581), ("v5e", 4, 512), ("v5p", 4, 548), ("v5p", 8, 933), ("v5p", 16, 1525), ("v6e", 4, 502), ("v6e", 16, 1347)]},
 }
 # fmt: on

@@ -22,17 +22,50 @@ from dapo_jax.pods.constants import CONSTANTS, Values, values
 from dapo_jax.pods.slices import Pod
 
 
+class Kernel(NamedTuple):
+    """Attention while decoding, and what stands beside it in a layer."""
+
+    name: str
+    block_tokens: int  # a turn of its loop
+    both_cores: bool  # the rows are split over a chip's cores
+    ahead: int  # blocks under way from HBM while one is worked on
+    live_pages: bool  # a row's last block is read as far as it is filled
+    idle_blocks: int  # that an idle row reads
+    scatters: bool  # new keys and values are written by programs of their own
+    small_ops: float  # of the constant
+    hbm_share: float = 0.0  # of HBM that it reaches, where that is known; 0 = by bundles
+
+
+JAX = Kernel(
+    "JAX's",
+    block_tokens=512,
+    both_cores=False,
+    ahead=1,
+    live_pages=False,
+    idle_blocks=1,
+    scatters=True,
+    small_ops=1.0,
+)
+OURS = Kernel(
+    "ours",
+    block_tokens=1024,
+    both_cores=True,
+    ahead=7,
+    live_pages=True,
+    idle_blocks=0,
+    scatters=False,
+    # It rotates queries and keys too: beside products and attention stay 53 of the 101 thousand
+    # cycles of XLA's `estimated_cycles` of a 32B layer, 2,048 slots, v5p:4x4x8.
+    small_ops=0.525,
+)
+
+
 class Design(NamedTuple):
     """How this package's programs work, as far as it takes time. The defaults are the code's; a
     change of the code changes its line here."""
 
-    block_pages: int = 4  # of 128 tokens, a turn of the attention kernel
-    both_cores: bool = False  # the rows are split over a chip's cores
-    ahead: int = 1  # blocks under way from HBM while one is worked on
-    hbm_share: float = 0.0  # of HBM that the kernel reaches, where that is known; 0 = by bundles
-    idle_blocks: int = 1  # blocks that an idle row reads
+    kernel: Kernel = OURS
     flag_every: int = 1  # tokens between two looks at whether all rows have ended
-    small_ops: float = 1.0  # of the constant
     host_overlaps: bool = False  # the host's part of a chunk runs while the next is decoded
     own_segment: bool = False  # training attention leaves out blocks of other sequences
     moved: float = 1.0  # of the activations that the update gathers without overlap
@@ -168,35 +201,44 @@ def anchors(sizes: list[int]) -> list[int]:
 _PARTS = 4  # a chunk is looked at in the middle of so many parts
 
 
+class Reads(NamedTuple):
+    """What attention of one layer and head works through in the shard that has most of it, which
+    all wait for."""
+
+    blocks_C: np.ndarray  # turns of the kernel's loop
+    pages_C: np.ndarray  # read from HBM
+    rows_C: np.ndarray
+
+
 class Call(NamedTuple):
     """One call of the sampler, as far as it takes time."""
 
     steps_C: np.ndarray  # tokens of each chunk
-    blocks_C: np.ndarray  # see `block_count`
+    reads: "Reads"  # of all tokens of a chunk
     queued_C: np.ndarray  # bool: requests are waiting
     prefills: int  # calls of the prefill program
 
 
 def look(trace: simulate.Trace, work: Work, scene: Scene, design: Design) -> Call:
-    blocks_C = block_count(trace, scene, design)
     prefills = int(trace.prefills_C.sum()) * work.prefill_chunks
-    return Call(trace.steps_C, blocks_C, trace.queued_C, prefills)
+    return Call(trace.steps_C, reads(trace, scene, design.kernel), trace.queued_C, prefills)
 
 
 def decode(call: Call, scene: Scene, k: Values, design: Design = DESIGN) -> dict[str, np.ndarray]:
     """Seconds of each chunk by what they go into: {'attention': [C], ...}."""
     rows = scene.sizes.slots // scene.sizes.shards
-    L = scene.layers
+    L, kernel = scene.layers, design.kernel
     once = {  # seconds of one token
         "products": products(scene, rows, k),
         "all-reduces": L * 2 * reduce_seconds(scene, rows, k),
-        "small operations": L * k["small_ops"] * design.small_ops,
-        "writes to the cache": L * k["scatter"] * rows / 128,
+        "small operations": L * k["small_ops"] * kernel.small_ops,
+        "writes to the cache": L * k["scatter"] * kernel.scatters * rows / 128,
         "head and draw": draw_seconds(scene, rows, k, design),
     }
-    turn = block_seconds(scene, k, design)
+    read_C = attention_seconds(call.reads, scene, k, kernel)
+    begun_C = start_seconds(scene, k, kernel) * call.steps_C
     return {what: s * call.steps_C for what, s in once.items()} | {
-        "attention": L * scene.kv_heads * turn * call.blocks_C
+        "attention": L * (scene.kv_heads * read_C + begun_C)
     }
 
 
@@ -233,37 +275,51 @@ def draw_seconds(scene: Scene, rows: int, k: Values, design: Design) -> float:
     return k["draw"] * size + k["small_collective"] * (over_tensor + over_shards)
 
 
-def block_count(trace: simulate.Trace, scene: Scene, design: Design) -> np.ndarray:
-    """[C]: turns of the kernel's loop in one layer and head, over the tokens of each chunk, in the
-    shard that has most of them at each token: all wait for it."""
-    size = design.block_pages * scene.sizes.page_tokens
+def reads(trace: simulate.Trace, scene: Scene, kernel: Kernel) -> Reads:
+    """Over the tokens of each chunk."""
+    page, block = scene.sizes.page_tokens, kernel.block_tokens
     rows, steps_C = scene.sizes.slots // scene.sizes.shards, trace.steps_C
-    total_C = np.zeros(len(steps_C))
+    total = np.zeros((3, len(steps_C)))
     for part in range(_PARTS):
         at_Cx1 = ((part + 0.5) / _PARTS * steps_C)[:, None]
-        seen = np.ceil((trace.position_CxS + at_Cx1 + 1) / size)
-        blocks_CxS = np.where(trace.count_CxS > at_Cx1, seen, design.idle_blocks)
-        total_C += blocks_CxS.reshape(len(steps_C), -1, rows).sum(2).max(1)
-    return total_C / _PARTS * steps_C
+        seen_CxS, live_CxS = trace.position_CxS + at_Cx1 + 1, trace.count_CxS > at_Cx1
+        blocks_CxS = np.where(live_CxS, np.ceil(seen_CxS / block), kernel.idle_blocks)
+        pages_CxS = blocks_CxS * (block / page)
+        if kernel.live_pages:
+            pages_CxS = np.where(live_CxS, np.ceil(seen_CxS / page), pages_CxS)
+        for x_C, x_CxS in zip(total, (blocks_CxS, pages_CxS, live_CxS), strict=True):
+            x_C += x_CxS.reshape(len(steps_C), -1, rows).sum(2).max(1)
+    return Reads(*(total / _PARTS * steps_C))
 
 
-def block_seconds(scene: Scene, k: Values, design: Design) -> float:
-    """One turn, where the rows are shared by the cores: the bundles of the turn, or waiting for the
-    next block, of which `ahead` are under way, or what HBM gives."""
+def attention_seconds(read: Reads, scene: Scene, k: Values, kernel: Kernel) -> np.ndarray:
+    """[C], of one layer and head: the kernel's bundles, or what HBM gives, or the latency of
+    copies, of which `ahead` are under way. The rows are shared by the cores, and so is HBM."""
     family = scene.pod.family
-    cores = int(k[f"cores.{family}"]) if design.both_cores else 1
-    tokens = design.block_pages * scene.sizes.page_tokens
-    moved = tokens * scene.key_bytes / scene.pod.chip.bandwidth
-    if design.hbm_share:
-        return moved / design.hbm_share
-    copied = cores * moved  # the cores share HBM
-    turn = bundles(family, design.block_pages, k) / k[f"clock.{family}"]
-    return max(turn, copied, (k["dma_latency"] + copied) / design.ahead) / cores
+    cores = int(k[f"cores.{family}"]) if kernel.both_cores else 1
+    hbm = scene.pod.chip.bandwidth * (kernel.hbm_share or k["keys_hbm"])
+    copied_C = read.pages_C * scene.sizes.page_tokens * scene.key_bytes / hbm
+    if kernel.hbm_share:
+        return copied_C
+    if kernel.live_pages:
+        n_C = read.blocks_C * k[f"ours.block.{family}"] + read.rows_C * k[f"ours.beside.{family}"]
+    else:
+        n_C = read.blocks_C * bundles(family, kernel.block_tokens // 128, k)
+    waited_C = (read.blocks_C * k["dma_latency"] / cores + copied_C) / kernel.ahead
+    return np.maximum.reduce([n_C / k[f"clock.{family}"] / cores, copied_C, waited_C])
+
+
+def start_seconds(scene: Scene, k: Values, kernel: Kernel) -> float:
+    """Of a call, until its first block is there: with one block ahead each waits as long."""
+    if not kernel.live_pages:
+        return 0.0
+    family = scene.pod.family
+    return k[f"ours.start.{family}"] / k[f"clock.{family}"] + k["dma_latency"]
 
 
 def bundles(family: str, pages: int, k: Values) -> float:
-    """Of a turn. Between sizes that were counted what lies between; beyond them as on v5p, of which
-    most sizes were."""
+    """Of a turn of JAX's kernel. Between sizes that were counted what lies between; beyond them as
+    on v5p, of which most sizes were."""
     of = lambda chip: {int(n.split(".")[2]): k[n] for n in k if n.startswith(f"bundles.{chip}.")}
     line = lambda x, at: float(np.interp(x, sorted(at), [at[n] for n in sorted(at)]))
     counted, v5p = of(family), of("v5p")
@@ -398,11 +454,12 @@ def rough(config, traffic: simulate.Traffic, scene: Scene, k: Values) -> float:
     drawn = math.ceil(config.rollout.groups / max(traffic.accept, 1 / 64))
     length = simulate.lengths(traffic, cap, drawn, G).reshape(-1).astype(float)
     steps = np.array([length.sum() / scene.sizes.slots + cap])
-    block = DESIGN.block_pages * scene.sizes.page_tokens
-    read = (length * (length / 2 + traffic.prompt)).sum() / block / scene.sizes.shards
-    call = Call(
-        steps, np.array([read]), np.array([True]), drawn // max(scene.sizes.prefill_rows, 1)
-    )
+    seen = length / 2 + traffic.prompt
+    sizes = DESIGN.kernel.block_tokens, scene.sizes.page_tokens
+    blocks, pages = ((length * (seen / n + 0.5)).sum() for n in sizes)
+    shares = (np.array([x / scene.sizes.shards]) for x in (blocks, pages, length.sum()))
+    prefills = drawn // max(scene.sizes.prefill_rows, 1)
+    call = Call(steps, Reads(*shares), np.array([True]), prefills)
     packed = simulate.packed(config, traffic, scene.row_tokens)
     sampled = sum(sampling(call, scene, k, DESIGN)[0].values())
     return sampled + sum(training(packed, scene, k, DESIGN).values())
@@ -432,13 +489,8 @@ def spread(price: Callable[[Values], Price]) -> Spread:
 
 # The programs of the first release, from which `changes` starts.
 FIRST = Design(
-    block_pages=4,
-    both_cores=False,
-    ahead=1,
-    hbm_share=0.0,
-    idle_blocks=1,
+    kernel=JAX,
     flag_every=1,
-    small_ops=1.0,
     host_overlaps=False,
     own_segment=False,
     moved=1.0,
@@ -456,5 +508,5 @@ def changes(config, work: Work, scene: Scene) -> list[tuple[str, float]]:
     for name, value in DESIGN._asdict().items():
         if value != getattr(FIRST, name):
             design = design._replace(**{name: value})
-            out.append((f"{name} = {value}", work, design))
+            out.append((f"{name}: {getattr(value, 'name', value)}", work, design))
     return [(what, pricer(config, x, scene, d)(values()).step) for what, x, d in out]
