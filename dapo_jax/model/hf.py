@@ -265,16 +265,16 @@ def _plan(c: Shape, itemsize: int, shard_bytes: int) -> dict[str, Tensors]:
     tensors = [(w, 0) for w in table if w.keys == ("embed",)]
     tensors += [(w, i) for i in range(c.num_layers) for w in table if w.stacked]
     tensors += [(w, 0) for w in table if not w.stacked and w.keys != ("embed",)]
-    shards, room = [[]], shard_bytes
-    for w, i in tensors:
-        if w.size * itemsize > room and shards[-1]:
-            shards.append([])
-            room = shard_bytes
-        shards[-1].append((w, i))
-        room -= w.size * itemsize
-    n = len(shards)
-    names = [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
-    return dict(zip(names if n > 1 else [SINGLE], shards, strict=True))
+    named = {w.names[i]: (w, i) for w, i in tensors}
+    split = huggingface_hub.split_state_dict_into_shards_factory(
+        named,
+        get_storage_size=lambda tensor: tensor[0].size * itemsize,
+        filename_pattern=SINGLE.replace(".", "{suffix}."),
+        max_shard_size=shard_bytes,
+    )
+    return {
+        file: [named[name] for name in names] for file, names in split.filename_to_tensors.items()
+    }
 
 
 def _fetch(x: jax.Array, i: int, w: Weight, dtype: str, bar: tqdm) -> np.ndarray:
