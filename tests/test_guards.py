@@ -116,7 +116,7 @@ def replay(series: dict[str, list], c=None) -> dict[int, list[str]]:
     c, history, out = c or config.base(), NONE, {}
     series = {tag: values for tag, values in series.items() if tag != "config"}
     for step, values in enumerate(zip(*series.values(), strict=True), 1):
-        log = dict(zip(series, values, strict=True)) | {"sampling/rounds": 1}
+        log = dict(zip(series, values, strict=True))
         log = {t: v for t, v in log.items() if v is not None}
         history = guards.remember(history, log)
         if said := guards.alarms(c, log, history):
@@ -173,9 +173,10 @@ def test_a_resumed_run_remembers_the_same(tmp_path):
     history, records = NONE, [{"step": 0, "eval/heldout/avg@k": 0.1}]
     rng = np.random.default_rng(0)
     for _ in range(39):
-        log = {"sampling/rounds": 1, "policy/entropy": rng.random(), "reward/accuracy": np.nan}
+        log = {"policy/entropy": rng.random(), "reward/accuracy": np.nan}
         log["response/length_mean"] = np.float32(rng.random())
-        records.append(json.loads(json.dumps({t: metrics.number(v) for t, v in log.items()})))
+        record = {"step": len(records)} | {t: metrics.number(v) for t, v in log.items()}
+        records.append(json.loads(json.dumps(record)))
         history = guards.remember(history, log)
     assert len(history.first) == 5 and len(history.last) == 20
     assert guards.recall(records) == history

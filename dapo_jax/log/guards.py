@@ -57,9 +57,7 @@ class History(NamedTuple):
 
 
 def remember(history: History, log: dict) -> History:
-    """With one more step. Numbers that are none are left out, as from metrics.jsonl."""
-    if "sampling/rounds" not in log:  # an evaluation before the first step
-        return history
+    """With one more rollout step. Numbers that are none are left out, as from metrics.jsonl."""
     seen = {t: float(log[t]) for t in _WATCHED if log.get(t) is not None}
     seen = {t: v for t, v in seen.items() if math.isfinite(v)}
     first, last = history
@@ -69,7 +67,8 @@ def remember(history: History, log: dict) -> History:
 def recall(records: Iterable[dict]) -> History:
     """Of the records of metrics.jsonl that a resumed run goes on from. A collective: what process 0
     has counts, which alone may have the file."""
-    history = functools.reduce(remember, records, History([], []))
+    steps = (r for r in records if r["step"] > 0)  # 0: the evaluation before the first
+    history = functools.reduce(remember, steps, History([], []))
     return History(*parallel.gather_json(history)[0])
 
 
