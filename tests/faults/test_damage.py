@@ -43,7 +43,7 @@ def run(whole, tmp_path_factory):
         for other in range(step + 1, 13):
             shutil.rmtree(copy / str(other), ignore_errors=True)
         states[step], said = restore(copy)
-        assert states[step].step == step and not said
+        assert states[step].counters.step == step and not said
     return directory, restore, states
 
 
@@ -108,10 +108,10 @@ def test_any_damaged_file_sends_the_run_to_the_checkpoint_before(run, tmp_path, 
     directory, restore, states = run
     for name, copy in damaged_copies(directory, tmp_path, damage):
         state, said = restore(copy)
-        if damage in (flip, blank, scramble) and name in UNREAD and state.step == 12:
+        if damage in (flip, blank, scramble) and name in UNREAD and state.counters.step == 12:
             assert same(state, states[12])
             continue
-        assert state.step == 10 and same(state, states[10]), name
+        assert state.counters.step == 10 and same(state, states[10]), name
         assert "checkpoint of step 12 is damaged: " in said and "going on from step 10" in said
         assert name in said or name == seal.SEAL  # it may now accuse another file
         assert not (copy / "12").exists()
@@ -126,10 +126,10 @@ def test_what_no_run_reads_does_no_harm(run, tmp_path, name):
         shutil.copytree(directory, copy)
         (flip, blank, scramble)[seed % 3](copy / "12" / name, random.Random(seed))
         state, said = restore(copy)
-        assert same(state, states[state.step]), seed
-        assert (state.step == 12) == (not said), seed
+        assert same(state, states[state.counters.step]), seed
+        assert (state.counters.step == 12) == (not said), seed
         with checkpoint.manager(copy, keep=2) as m:  # as the run goes on to do
-            assert m.latest_step() == state.step
+            assert m.latest_step() == state.counters.step
 
 
 @pytest.mark.parametrize("damage", [truncate, flip, blank, scramble])
@@ -140,9 +140,9 @@ def test_the_content_alone_catches_what_would_restore_wrongly(run, tmp_path, mon
     caught = 0
     for name, copy in damaged_copies(directory, tmp_path, damage):
         state, said = restore(copy)
-        assert same(state, states[state.step]), name
-        assert (state.step == 12) == (not said)
-        caught += state.step == 10
+        assert same(state, states[state.counters.step]), name
+        assert (state.counters.step == 12) == (not said)
+        caught += state.counters.step == 10
     assert caught > 5
 
 
@@ -153,7 +153,7 @@ def test_two_damaged_ones(run, tmp_path):
     for step in ("10", "12"):
         flip(copy / step / "state" / "metadata", random.Random(0))
     state, said = restore(copy)
-    assert state.step == 8 and said.count("is damaged: ") == 2
+    assert state.counters.step == 8 and said.count("is damaged: ") == 2
 
 
 def test_no_whole_one_stops_and_changes_nothing(run, tmp_path):
