@@ -108,6 +108,7 @@ def clock_jumps(hooks: train.Hooks) -> train.Hooks:
 
     def phase(name: str) -> None:
         nonlocal offset
+        hooks.phase(name)
         if name == "rollout":
             offset = jumps.randint(-ten_years, ten_years)
 
