@@ -293,7 +293,8 @@ def test_the_watchdog_prints_all_stacks_of_a_step_that_hangs(tmp_path):
                 hang_for(0.2)
         assert (tmp_path / "stacks").read_text() == ""
         with dog.watch("step"):
-            while (tmp_path / "stacks").stat().st_size == 0:
+            # It prints again and again; once it finds this thread between two turns.
+            while "in hang_for" not in (tmp_path / "stacks").read_text():
                 hang_for(0.2)
         release.set()
         other.join()
