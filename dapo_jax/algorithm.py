@@ -14,8 +14,8 @@
 What the paper leaves to the reader is decided so: the batch is the first N groups that teach in
 problem order; `optim.minibatches` updates take a share of the batch each (mu = 1); the denominator
 of the ratio is fixed before the first of them. `config` is the run's, `text` and `machine` are what
-build.py made of it. Every function is one of its arguments; nothing here writes, logs or looks at a
-clock.
+build.py made of it. What a function returns depends on its arguments alone; nothing here writes,
+logs or looks at a clock.
 """
 
 from collections.abc import Callable, Sequence
