@@ -144,7 +144,7 @@ def test_several_slices_are_waited_for_and_driven_together(launch, tmp_path):
     """A gcloud that answers at once, but for the second node, which is ready at the third look, and
     fails where the training is started: then so does the launcher, once it has run out of tries."""
     fake = """#!/usr/bin/env bash
-    cd "$CLOUD"; printf '%q ' "$@" >>calls; echo >>calls
+    cd "$CLOUD"; call=$(printf '%q ' "$@"); echo "$call" >>calls  # one write: calls run side by side
     case "$3 $4 $5" in
         queued-resources*describe*) echo ACTIVE ;;
         tpu-vm*describe*n-0) echo READY ;;
@@ -166,14 +166,14 @@ def test_several_slices_are_waited_for_and_driven_together(launch, tmp_path):
     ssh = [(x[4], x[-1]) for x in calls if x[3] == "ssh"]
     assert sorted(n for n, command in ssh if "worker.sh start" in command) == ["n-0", "n-1"]
     assert not any("follow" in command for _, command in ssh)
-    assert [x[5].split(":")[0] for x in calls if x[3] == "scp"] == ["n-0", "n-1"]
+    assert sorted(x[5].split(":")[0] for x in calls if x[3] == "scp") == ["n-0", "n-1"]
 
 
 GCLOUD = r"""#!/usr/bin/env bash
 # A cloud in the folder CLOUD: `request` and `node` are states, host0 and host1 the home folders.
 set -u
 cd "$CLOUD"
-printf '%q ' "$@" >>calls; echo >>calls
+call=$(printf '%q ' "$@"); echo "$call" >>calls  # one write: calls run side by side
 for word in "$@"; do
     case "$word" in --worker=*) worker="${word#*=}" ;; --command=*) command="${word#*=}" ;; esac
 done
