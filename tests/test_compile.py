@@ -182,7 +182,7 @@ def compare(shipped):
         said = got["total"]
         print(f"{shipped} on {pod.cloud}, {phase}: {arithmetic[phase]:.3g} of {said:.3g} bytes")
         assert got["fits"]
-        # The arithmetic sees no vector memory: a toy's activations lie there, or copies of its cache.
+        # Arithmetic knows no vector memory: a toy's activations lie there, or copies of its cache.
         assert 0.85 * said <= arithmetic[phase] <= 1.15 * (said + got["vector"])
 
 
