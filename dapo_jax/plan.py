@@ -360,7 +360,8 @@ def fitting(config, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: f
     `room` (a share of the memory) to spare, the cache as large as it can be."""
     mean = traffic.prompt + traffic.response
     wanted = config.rollout.groups * config.rollout.group_size
-    for tensor in (t for t in range(1, shape.num_kv_heads + 1) if pod.chips % t == 0):
+    widest = min(shape.num_kv_heads, pod.chips)
+    for tensor in (t for t in range(1, widest + 1) if pod.chips % t == 0):
         for data in (d for d in {1, 2, 4, 8, pod.slices} if pod.chips // tensor % d == 0):
             sizes = {"data": data, "fsdp": pod.chips // tensor // data, "tensor": tensor}
             shards = pod.chips // tensor

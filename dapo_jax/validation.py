@@ -184,11 +184,11 @@ def check_shape(model, tensor: int, fsdp: int) -> list[str]:
     _divides(bad, "model.num_heads", model.num_heads, model.num_kv_heads, "model.num_kv_heads")
     if model.head_dim % 2:
         bad.append(f"model.head_dim = {model.head_dim} must be even (RoPE rotates halves)")
-    allowed = [t for t in range(1, model.num_kv_heads + 1) if model.num_kv_heads % t == 0]
-    if tensor not in allowed:
+    if model.num_kv_heads % tensor:
+        allowed = (t for t in range(1, tensor) if model.num_kv_heads % t == 0)
         bad.append(
             f"config.mesh.tensor = {tensor} does not divide the {model.num_kv_heads} key/value"
-            f" heads; allowed: {', '.join(map(str, allowed))}"
+            f" heads; allowed below it: {', '.join(map(str, allowed))}"
         )
     _divides(bad, "model.vocab_size", model.vocab_size, tensor, "mesh.tensor")
     _divides(bad, "model.intermediate_size", model.intermediate_size, tensor, "mesh.tensor")

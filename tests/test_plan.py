@@ -196,6 +196,13 @@ def test_too_big_names_what_is_big_enough():
     assert any(out["smallest_that_fits"] in line for line in plan.report(out))
 
 
+def test_absurd_sizes_are_said_at_once():
+    """No search runs over two thousand million heads."""
+    c = big("0.5B", model__num_kv_heads=2**31 - 1)
+    out = plan.plan(c, pods.parse("v5litepod-4"), plan.Traffic(256, 512), 0.1)
+    assert out["mistakes"][0].startswith("config.model.num_kv_heads: 2147483647 is too large")
+
+
 def test_a_mesh_that_cannot_be_is_said_and_replaced():
     c = big(mesh__tensor=16, rollout__groups=64)
     out = plan.plan(c, pods.parse("v5p-256"), plan.Traffic(256, 5120), 0.1)
