@@ -198,9 +198,10 @@ def test_too_big_names_what_is_big_enough():
 
 def test_absurd_sizes_are_said_at_once():
     """No search runs over two thousand million heads."""
-    c = big("0.5B", model__num_kv_heads=2**31 - 1)
-    out = plan.plan(c, pods.parse("v5litepod-4"), plan.Traffic(256, 512), 0.1)
-    assert out["mistakes"][0].startswith("config.model.num_kv_heads: 2147483647 is too large")
+    c, pod = big("0.5B", model__num_kv_heads=2**31 - 1), pods.parse("v5litepod-4")
+    shape = plan.network(c)
+    assert "num_kv_heads: 2147483647 is too large" in plan.mistakes(c, shape, pod)
+    assert not any(plan.fitting(c, shape, pod, plan.Traffic(256, 512), 0.1))
 
 
 def test_a_mesh_that_cannot_be_is_said_and_replaced():
