@@ -14,7 +14,7 @@ from dapo_jax.model.attention import in_query_chunks, packed
 KINDS = ("auto", "chunked", "splash", "cudnn")
 # Of `splash`'s output and its log-sum-exp: the remat policy 'attention' keeps them.
 SAVED = "attention"
-_LANES, _BLOCK = 128, 1024
+_LANES, BLOCK = 128, 1024
 
 
 def kernel(kind: str, dtype, head_dim: int):
@@ -40,12 +40,12 @@ def choose(kind: str, dtype, head_dim: int) -> str:
 
 def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
     """jax's splash kernels: each device has its rows and heads to itself, and blocks above the
-    diagonal or between different sequences are skipped. Rows are padded to whole blocks. Off TPU it
-    is interpreted, for tests."""
+    diagonal or between different sequences are skipped. Rows are padded to whole blocks; a cell of
+    padding sees no further than its block. Off TPU it is interpreted, for tests."""
 
     def attend(q, k, v, segments):
         (B, H, T, d), K = q.shape, k.shape[1]
-        block = min(_BLOCK, -(-T // _LANES) * _LANES)
+        block = min(BLOCK, -(-T // _LANES) * _LANES)
         pad = -T % block
         q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, pad), (0, 0))) for x in (q, k, v))
         segments = jnp.pad(segments, ((0, 0), (0, pad)))
@@ -99,12 +99,13 @@ def _within_segments(kernel, segments_T, block: int):
     Its two tables say which (query, key) blocks it computes, and which block of keys, or in the
     backward pass of queries, it asks for meanwhile: where nothing is computed, the next that is.
     """
-    last = jnp.where(segments_T == 0, jnp.iinfo(jnp.int32).max, segments_T)  # padding is
-    number_QxC = last.reshape(-1, block)
+    segments_QxC = segments_T.reshape(-1, block)
+    key = jnp.arange(len(segments_QxC))
+    query = key[:, None]
+    # Padding comes last, and nobody reads what it attends to: its own block, to stay finite.
+    number_QxC = jnp.where(segments_QxC == 0, 2**30 + query, segments_QxC)
     low_Q, high_Q = number_QxC.min(1), number_QxC.max(1)
     shared_QxK = (low_Q[:, None] <= high_Q) & (low_Q <= high_Q[:, None])
-    key = jnp.arange(len(low_Q))
-    query = key[:, None]
     forward, backward = kernel.fwd_mask_info, kernel.dkv_mask_info
     blocks_QxK = jnp.where(shared_QxK, forward.block_mask[0], 0)
     first_Qx1 = blocks_QxK.argmax(1)[:, None]
