@@ -211,6 +211,9 @@ def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
     # Of the embedding only rows are read.
     embedding = 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
     reuse = config.loss.old_logprobs != "recompute"
+    read = qwen2.param_count(shape) - embedding
+    # Of what a block's last product gives, the backward pass needs nothing.
+    last = shape.num_layers * shape.intermediate_size * shape.hidden_size
     along = [a for a in reversed(decode["mlp"].split(",")) if a]  # the quickest axis first
     return cost.Scene(
         pod=pod,
@@ -233,7 +236,7 @@ def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
         train_kv_heads=-(-shape.num_kv_heads // parts("kv_heads", train, sizes)),
         key_bytes=2 * g.head_dim * _itemsize(config),
         vocab=-(-shape.vocab_size // parts("vocab", decode, sizes)),
-        read=qwen2.param_count(shape) - embedding,
+        read=read,
         item=_itemsize(config),
         decode_split=parts("mlp", decode, sizes),
         decode_axes=tuple(n for a in along if (n := sizes[a]) > 1),
@@ -243,6 +246,7 @@ def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
         micro_rows=config.optim.micro_batch_rows,
         row_tokens=validation.row_tokens(config),
         remat=shape.remat,
+        again=0.0 if shape.remat in ("none", "dots") else 1 - last / read,
         scored=(not reuse) + bool(config.loss.kl_coef),
         parameters=qwen2.param_count(shape),
     )

@@ -3,11 +3,13 @@ that set none of its constants. What happens in the slots is the run's own Sched
 
 import functools
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
-from dapo_jax import config, plan, presets, validation
-from dapo_jax.pods import constants, cost, simulate, slices
+from dapo_jax import build, config, parallel, plan, presets, validation
+from dapo_jax.pods import constants, cost, simulate, slices, topology
 from dapo_jax.pods.constants import US
 from dapo_jax.pods.simulate import Traffic
 
@@ -323,6 +325,27 @@ def test_decoding_within_25_percent_of_published_latencies(shape, context, publi
     call = cost.Call(np.array([1]), one(0, 64 * context / 128), np.array([True]), 0)
     token = sum(x[0] for x in cost.decode(call, s, constants.values(), design).values())
     assert 1e3 * token == pytest.approx(published_ms, rel=0.25)
+
+
+def test_work_of_a_micro_batch_is_the_programs():
+    """By the products of the trained program and of its log-probs; attention there computes all
+    blocks on and below the diagonal."""
+    c = config.base()
+    c.model.update(dict(hidden_size=256, intermediate_size=1024, num_heads=8, num_kv_heads=2))
+    c.model.update(dict(head_dim=32, vocab_size=512, tie_embeddings=False, scan_layers=True))
+    c.model.attention, c.optim.row_tokens, c.optim.micro_batch_rows = "splash", 2048, 2
+    for remat in ("none", "attention", "full"):
+        c.model.remat = remat
+        mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
+        m = build.assemble(c, mesh, plan.network(c), stop_ids=(0,))
+        calls = build.calls(c, m)
+        s = plan.scene(c, plan.network(c), dict(data=1, fsdp=1, tensor=1), slices.parse("v6e-1"))
+        for name, update in (("old log-probs", False), ("update", True)):
+            traced = calls[name].program.trace(*calls[name].arguments)
+            work = topology.matmul_flops(traced.jaxpr.jaxpr)
+            pairs = 2 * 3 * 1024**2  # two rows of two blocks
+            got = cost.micro_batch(s, pairs, constants.values(), update=update).flops
+            assert got == pytest.approx(work, rel=0.02)
 
 
 def test_training_within_25_percent_of_a_published_rate():

@@ -62,8 +62,8 @@ CONSTANTS: dict[str, Constant] = {
 
     # --- packed rows -----------------------------------------------------------------------------------
     # Those in .8 where `tensor` is 8 or more and each device has a narrow part of a weight.
-    "train_mxu.8": Constant(0.66, 0.80, 0.55, "of peak", "counted: 2.3 s of products in a micro-batch of 16 rows of 32B on v5p-256"),
-    "train_mxu": Constant(0.75, 0.86, 0.62, "of peak", "counted: 3.4 s of products in one of 32 rows, .86 of peak; assumed lower, since MaxText publishes an MFU of .65"),
+    "train_mxu.8": Constant(0.62, 0.75, 0.52, "of peak", "counted: 2.3 s of products in a micro-batch of 16 rows of 32B on v5p-256"),
+    "train_mxu": Constant(0.70, 0.80, 0.58, "of peak", "counted: 3.5 s of products in one of 32 rows, .80 of peak; assumed lower, since MaxText publishes an MFU of .65"),
     "splash_waits": Constant(1.2, 1.02, 1.5, "of the bundles", "assumed: cycles of training attention, beside those that are counted below"),
     "elementwise.8": Constant(0.29, 0.10, 0.40, "of the products", "counted: .27 s copies, .27 fusions, .15 sums of dQ in the micro-batch of 16 rows"),
     "elementwise": Constant(0.19, 0.08, 0.30, "of the products", "counted: .10 s copies, .28 fusions, .30 sums of dQ in the one of 32"),

@@ -100,6 +100,7 @@ class Scene(NamedTuple):
     micro_rows: int
     row_tokens: int
     remat: str
+    again: float  # share of `read` whose products a backward pass computes again
     scored: int  # forward passes before the updates: old, reference log-probs
     parameters: int
 
@@ -367,13 +368,12 @@ def micro_batch(
     """Forward, or forward, backward and what is computed again. pairs: of a query and a key that
     attention computes in these rows."""
     chip, chips = scene.pod.chip, scene.pod.chips
-    again = scene.remat not in ("none", "dots")
     narrow = ".8" if scene.train_split >= 8 else ""
-    passes = 3 + again if update else 1
+    passes = 3 + scene.again if update else 1
     flops = passes * 2 * scene.read * scene.micro_rows * scene.row_tokens / chips
     products = flops / (k[f"train_mxu{narrow}"] * chip.flops)
 
-    looks = (2 if again and scene.remat == "full" else 1) if update else 1
+    looks = 2 if update and scene.remat == "full" else 1
     blocks = scene.heads * scene.layers * pairs / simulate.BLOCK**2 / chips
     score = 4 * scene.head_dim * simulate.BLOCK**2 * blocks  # FLOPs of one look
     cores = int(k[f"cores.{scene.pod.family}"])
