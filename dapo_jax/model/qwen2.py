@@ -133,9 +133,8 @@ class Block(nnx.Module):
         """`attend(q, k, v) -> (y_BxHxTxd, extra)` gives q and k their positions and decides where
         keys come from; `extra` (what became of a cache, say) is handed back beside the output."""
         h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
-        q = _to_heads(h, self.q[...], self.q_bias[...])
-        k = _to_heads(h, self.k[...], self.k_bias[...])
-        v = _to_heads(h, self.v[...], self.v_bias[...])
+        joined = parallel.axis_size("sequence") > 1
+        q, k, v = self._joined_heads(h) if joined else self._heads(h)
         q = constrain(q, "batch", "heads", "token", "head_dim")
         k = constrain(k, "batch", "kv_heads", "token", "head_dim")
         y, extra = attend(q, k, v)
@@ -143,9 +142,40 @@ class Block(nnx.Module):
         x_BxTxD = constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
         h = rms_norm(x_BxTxD, self.mlp_norm[...], self.c.rms_eps)
-        h_BxTxF = jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])
+        if joined:
+            both_Dx2xF = jnp.stack([self.gate[...], self.up[...]], 1)
+            both = jnp.einsum("BTD,DCF->BTCF", h, both_Dx2xF)
+            both = constrain(both, "batch", "token", None, "mlp")
+            gate, up = both[:, :, 0], both[:, :, 1]
+        else:
+            gate, up = h @ self.gate[...], h @ self.up[...]
+        h_BxTxF = jax.nn.silu(gate) * up
         x_BxTxD = x_BxTxD + constrain(h_BxTxF, "batch", "token", "mlp") @ self.down[...]
         return constrain(x_BxTxD, "batch", "sequence", "act_embed"), extra
+
+    def _heads(self, h_BxTxD):
+        return (
+            _to_heads(h_BxTxD, self.q[...], self.q_bias[...]),
+            _to_heads(h_BxTxD, self.k[...], self.k_bias[...]),
+            _to_heads(h_BxTxD, self.v[...], self.v_bias[...]),
+        )
+
+    def _joined_heads(self, h_BxTxD):
+        """The same by one product. Where devices hold tokens apart XLA gathers them while a product
+        runs if it is the only one that reads them, and before it otherwise."""
+        K, d = self.c.num_kv_heads, self.c.head_dim
+        by_group = lambda *ws: jnp.concatenate(
+            [w[...].reshape(*w.shape[:-2], K, -1) for w in ws], -1
+        )
+        w_DxKxGd = by_group(self.q, self.k, self.v)
+        bias_KxGd = by_group(self.q_bias, self.k_bias, self.v_bias)
+        y = jnp.einsum("BTD,DKg->BTKg", h_BxTxD, w_DxKxGd)
+        y = constrain(y, "batch", "token", "kv_heads", None) + bias_KxGd
+        y = y.swapaxes(1, 2)
+        q, k, v = jnp.split(y, [y.shape[-1] - 2 * d, y.shape[-1] - d], -1)
+        B, _, T, _ = y.shape
+        q = q.reshape(B, K, T, -1, d).swapaxes(2, 3).reshape(B, -1, T, d)
+        return q, k, v
 
 
 class Qwen2(nnx.Module):
