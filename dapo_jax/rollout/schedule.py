@@ -111,20 +111,26 @@ class Schedule:
         return evicted
 
     def admit(self) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Waiting requests into free slots, as far as pages allow. Returns (slots whose prompt has
-        to be run, page copies (slot, source page, target page))."""
+        """Waiting requests into free slots, as far as pages allow, each into the shard with the
+        fewest rows and, of those, the fewest tokens: a token takes as long as the fullest shard's.
+        Returns (slots whose prompt has to be run, page copies (slot, source page, target page))."""
         new, copies = [], []
         siblings = [defaultdict(list) for _ in range(self.shards)]  # prompt -> rows that hold it
-        busy = [0] * self.shards
+        free = [[] for _ in range(self.shards)]  # slots
+        load = [[0, 0] for _ in range(self.shards)]  # rows, tokens
         for s, row in enumerate(self.rows):
-            if row:
-                siblings[self.shard(s)][row.prompt].append(row)
-                busy[self.shard(s)] += 1
-        for s in range(self.slots):
-            if self.rows[s] or not self.waiting:
-                continue
             shard = self.shard(s)
-            pages = self._pages[shard]
+            if row:
+                siblings[shard][row.prompt].append(row)
+                load[shard][0] += 1
+                load[shard][1] += row.position
+            else:
+                free[shard].append(s)
+        able = [k for k in range(self.shards) if free[k]]
+        taken = [0] * self.shards  # of `free`
+        while self.waiting and able:
+            shard = min(able, key=load.__getitem__)
+            s, pages = free[shard][taken[shard]], self._pages[shard]
             index, request = self.waiting[0]
             prompt, limit = tuple(request.prompt), request.limit or self.limit
             held = siblings[shard][prompt]
@@ -140,13 +146,18 @@ class Schedule:
                 shared = sibling.pages[:full] if sibling else []
                 fresh = self._needs(len(prompt), 0, limit) - len(shared)
                 # One page in hand for every row in flight, or new rows would soon evict others.
-                if pages.free < fresh + busy[shard]:
+                if pages.free < fresh + load[shard][0]:
+                    able.remove(shard)
                     continue
                 table = pages.share(shared) + pages.take(fresh)
             self.waiting.popleft()
             row = self.rows[s] = Row(index, request, prompt, limit, table)
             held.append(row)
-            busy[shard] += 1
+            load[shard][0] += 1
+            load[shard][1] += row.position
+            taken[shard] += 1
+            if taken[shard] == len(free[shard]):
+                able.remove(shard)
             if sibling and rest > 0:
                 copies.append((s, sibling.pages[full], table[full]))
             elif not sibling and len(prompt) > 1:
