@@ -244,6 +244,24 @@ def test_progress_counts_every_request(engine, weights, requests):
     assert sum(counts) == len(requests)
 
 
+def test_a_chunk_is_handed_over_while_the_next_is_decoded(params, requests, responses):
+    """All but the last; and no later than that."""
+    engine, events = make_engine(chunk=4), []
+    decode = engine.programs.decode["full"]
+
+    def spy(*arguments):
+        events.append("decode")
+        return decode(*arguments)
+
+    engine.programs = engine.programs._replace(decode={"full": spy})
+    weights = engine.decode_params(params)
+    got, stats = engine.generate(weights, requests, DRAW, progress=events.append)
+    assert ids(got) == ids(responses)
+    dispatched = [x == "decode" for x in events]
+    assert dispatched == [True] + [True, False] * (stats.chunks - 1) + [False]
+    assert sum(x for x in events if x != "decode") == len(requests)
+
+
 @pytest.mark.parametrize(
     ("prompt", "limit", "message"),
     [

@@ -66,7 +66,7 @@ class Design(NamedTuple):
 
     kernel: Kernel = OURS
     flag_every: int = 1  # tokens between two looks at whether all rows have ended
-    host_overlaps: bool = False  # the host's part of a chunk runs while the next is decoded
+    host_overlaps: bool = True  # what a chunk drew is handed over while the next is decoded
     own_segment: bool = False  # training attention leaves out blocks of other sequences
     moved: float = 1.0  # of the activations that the update gathers without overlap
     joined_evaluation: bool = False  # both settings in one call
@@ -431,8 +431,10 @@ def sampling(call: Call, scene: Scene, k: Values, design: Design) -> tuple[dict,
     """Seconds of one call of the sampler: by phase, and by what decoding goes into."""
     into_C = decode(call, scene, k, design)
     token_C = sum(into_C.values())
-    host = k["host_chunk"] + k["host_slot"] * scene.sizes.slots
-    host_C = np.maximum(host - token_C, 0) if design.host_overlaps else np.full(len(token_C), host)
+    host_C = np.full(len(token_C), k["host_chunk"] + k["host_slot"] * scene.sizes.slots)
+    if design.host_overlaps:
+        rows_C = call.reads.rows_C / np.maximum(call.steps_C, 1) * scene.sizes.shards
+        host_C = k["host_chunk"] + k["host_row"] * rows_C
     phases = {
         "prefill": call.prefills * prefill_call(scene, k),
         "decode": float(token_C[call.queued_C].sum()),

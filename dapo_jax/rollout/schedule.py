@@ -30,17 +30,16 @@ class Row:
     prompt: tuple[int, ...]
     limit: int
     pages: list[int]
-    parts: list = dataclasses.field(default_factory=list)  # (tokens, logps, entropies) a chunk
+    slot: int
+    token: int  # the last, which the next chunk begins with
+    parts: list = dataclasses.field(default_factory=list)  # (a chunk of all slots, tokens in it)
     emitted: int = 0
+    tabled: int = 0  # pages that the engine's table has
 
     @property
     def position(self) -> int:
         """Tokens in the cache; the next one goes there."""
         return len(self.prompt) - 1 + self.emitted
-
-    @property
-    def token(self) -> int:
-        return int(self.parts[-1][0][-1]) if self.parts else self.prompt[-1]
 
 
 class Schedule:
@@ -115,6 +114,8 @@ class Schedule:
         fewest rows and, of those, the fewest tokens: a token takes as long as the fullest shard's.
         Returns (slots whose prompt has to be run, page copies (slot, source page, target page))."""
         new, copies = [], []
+        if not self.waiting:
+            return new, copies
         siblings = [defaultdict(list) for _ in range(self.shards)]  # prompt -> rows that hold it
         free = [[] for _ in range(self.shards)]  # slots
         load = [[0, 0] for _ in range(self.shards)]  # rows, tokens
@@ -151,7 +152,7 @@ class Schedule:
                     continue
                 table = pages.share(shared) + pages.take(fresh)
             self.waiting.popleft()
-            row = self.rows[s] = Row(index, request, prompt, limit, table)
+            row = self.rows[s] = Row(index, request, prompt, limit, table, s, prompt[-1])
             held.append(row)
             load[shard][0] += 1
             load[shard][1] += row.position
