@@ -144,6 +144,19 @@ def teacher(params):
     return logps
 
 
+def test_each_request_may_have_its_own_nucleus(engine, weights, requests):
+    """In one call, to the bit what calls of their own draw: also of the whole distribution."""
+    apart = [
+        r for p in (1.0, 0.6) for r in engine.generate(weights, requests, DRAW._replace(top_p=p))[0]
+    ]
+    asked = [r._replace(top_p=p) for p in (1.0, 0.6) for r in requests]
+    together, _ = engine.generate(weights, asked, DRAW)
+    assert ids(apart)[: len(requests)] != ids(apart)[len(requests) :]
+    for a, b in zip(apart, together, strict=True):
+        for name in ("tokens", "logps", "entropies"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
 @pytest.mark.parametrize(
     "settings", [dict(temperature=0.9), dict(temperature=0.7, top_p=0.6)], ids=str
 )

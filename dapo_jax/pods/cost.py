@@ -69,7 +69,7 @@ class Design(NamedTuple):
     host_overlaps: bool = True  # what a chunk drew is handed over while the next is decoded
     own_segment: bool = False  # training attention leaves out blocks of other sequences
     moved: float = 1.0  # of the activations that the update gathers without overlap
-    joined_evaluation: bool = False  # both settings in one call
+    joined_evaluation: bool = True  # all sets at both settings in one call
 
 
 DESIGN = Design()
@@ -143,13 +143,13 @@ def work(
     evaluated = []
     if eval_problems:
         settings = 1 + (config.eval.top_p < 1)
-        joined = settings if design.joined_evaluation else 1
         sets = max(len([x for x in config.eval.files.split(",") if x]), 1)
         longest = config.eval.max_response_tokens or cap
         mean = min(traffic.response, longest // 2)
-        asked = traffic._replace(response=mean), longest, eval_problems, joined * config.eval.k
+        joined = settings * sets if design.joined_evaluation else 1
+        asked = traffic._replace(response=mean), longest, joined * eval_problems, config.eval.k
         trace = simulate.sample(simulate.lengths(*asked), traffic.prompt, longest, scene.sizes)
-        evaluated = [trace] * (settings // joined * sets)
+        evaluated = [trace] * (settings * sets // joined)
     return Work(
         known,
         simulate.packed(config, traffic, scene.row_tokens),

@@ -155,6 +155,7 @@ class Engine:
             limit_S=number(slots),
             stream_S=number(slots),
             sample_S=number(slots),
+            top_p_S=number(slots, dtype=np.float32),
             active_S=number(slots, dtype=bool),
             table_SxR=number(slots, rows),
         )
@@ -163,7 +164,7 @@ class Engine:
         )
         prompt_axes = parallel.shardings(paged.prompt_axes(), self.mesh, self.rules)
         key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-        settings = (key, number(dtype=np.float32), number(dtype=np.float32))
+        settings = (key, number(dtype=np.float32))
         everywhere = parallel.replicated(self.mesh)
         settings = lay(settings, jax.tree.map(lambda _: everywhere, settings))
         copies = lay((number(slots),) * 2, (self._axes.token_S,) * 2)
@@ -225,11 +226,13 @@ class Engine:
         limit = draw.max_tokens or self.response_tokens
         self._check(requests, limit)
         key = np.asarray(jax.random.key_data(jax.random.key(draw.seed)))
-        settings = (key, np.float32(draw.temperature or 1.0), np.float32(draw.top_p))
+        settings = (key, np.float32(draw.temperature or 1.0))
         settings = parallel.to_device(settings, parallel.replicated(self.mesh))
         pool = self.programs.new_pool() if self._pool is None else self._pool
         self._pool = None  # donated from here on; kept again when the queue is empty
 
+        requests = [r._replace(top_p=r.top_p or draw.top_p) for r in requests]
+        mode = draw._replace(top_p=min((r.top_p for r in requests), default=1.0)).mode
         schedule = Schedule(
             requests,
             slots=self.slots,
@@ -272,7 +275,7 @@ class Engine:
             if copies:
                 pool = self._copy(pool, copies)
             slots = self._slots(rows, table_SxR)
-            pool, out = self.programs.decode[draw.mode](decode_params, pool, slots, *settings)
+            pool, out = self.programs.decode[mode](decode_params, pool, slots, *settings)
             if ends is not None:
                 hand_over(ends)
             out = parallel.to_host(out)
@@ -343,6 +346,7 @@ class Engine:
             limit_S=of([row.limit for row in there]),
             stream_S=of([row.request.stream for row in there]),
             sample_S=of([row.request.sample for row in there]),
+            top_p_S=of([row.request.top_p for row in there], np.float32),
             active_S=of(True, bool),
             table_SxR=table_SxR.copy(),
         )

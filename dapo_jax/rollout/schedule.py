@@ -19,6 +19,7 @@ class Request(NamedTuple):
     stream: int  # position of the problem in its stream
     sample: int  # index in its group
     limit: int = 0  # most response tokens; 0 = what the call allows
+    top_p: float = 0.0  # nucleus mass; 0 = the call's
 
 
 @dataclasses.dataclass
