@@ -2,6 +2,7 @@
 that set none of its constants. What happens in the slots is the run's own Schedule."""
 
 import functools
+from collections import deque
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from dapo_jax import build, config, parallel, plan, presets, validation
 from dapo_jax.pods import constants, cost, simulate, slices, topology
 from dapo_jax.pods.constants import US
 from dapo_jax.pods.simulate import Traffic
+from dapo_jax.rollout.schedule import Request, Schedule
 
 TRAFFIC = Traffic(200, 5000)
 
@@ -65,6 +67,24 @@ def test_slots_by_hand():
     assert got.count_CxS.sum() >= 13 and (got.count_CxS > 0).sum(1).max() == 1
     with pytest.raises(ValueError, match="2 pages hold no row of 12 tokens"):
         simulate.sample(np.array([[6]]), prompt=5, cap=8, sizes=sizes._replace(pages=2))
+
+
+def test_requests_go_to_the_shard_with_fewest_rows_then_fewest_tokens():
+    """Two shards of three slots: where all hold as much, in turn; a long row keeps others away."""
+    sizes = dict(slots=6, shards=2, chunk=4, limit=9, pages=9, page_tokens=4)
+    schedule = Schedule([Request((1, 2), i, 0) for i in range(7)], **sizes)
+    where = lambda: [row.index if row else None for row in schedule.rows]
+    schedule.waiting, later = deque(list(schedule.waiting)[:4]), list(schedule.waiting)[4:]
+    schedule.admit()
+    assert where() == [0, 2, None, 1, 3, None]
+    schedule.rows[0].emitted, schedule.rows[3].emitted = 8, 4
+    schedule.waiting.extend(later[:1])
+    schedule.admit()
+    assert where() == [0, 2, None, 1, 3, 4]
+    schedule.release(4), schedule.release(5)
+    schedule.waiting.extend(later[1:])
+    schedule.admit()
+    assert where() == [0, 2, None, 1, 5, 6]
 
 
 def test_rounds_are_those_of_the_runs_own_collect():

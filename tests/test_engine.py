@@ -144,6 +144,19 @@ def teacher(params):
     return logps
 
 
+def test_each_request_may_have_its_own_nucleus(engine, weights, requests):
+    """In one call, to the bit what calls of their own draw: also of the whole distribution."""
+    apart = [
+        r for p in (1.0, 0.6) for r in engine.generate(weights, requests, DRAW._replace(top_p=p))[0]
+    ]
+    asked = [r._replace(top_p=p) for p in (1.0, 0.6) for r in requests]
+    together, _ = engine.generate(weights, asked, DRAW)
+    assert ids(apart)[: len(requests)] != ids(apart)[len(requests) :]
+    for a, b in zip(apart, together, strict=True):
+        for name in ("tokens", "logps", "entropies"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
 @pytest.mark.parametrize(
     "settings", [dict(temperature=0.9), dict(temperature=0.7, top_p=0.6)], ids=str
 )
@@ -242,6 +255,24 @@ def test_progress_counts_every_request(engine, weights, requests):
     counts = []
     engine.generate(weights, requests, DRAW, progress=counts.append)
     assert sum(counts) == len(requests)
+
+
+def test_a_chunk_is_handed_over_while_the_next_is_decoded(params, requests, responses):
+    """All but the last; and no later than that."""
+    engine, events = make_engine(chunk=4), []
+    decode = engine.programs.decode["full"]
+
+    def spy(*arguments):
+        events.append("decode")
+        return decode(*arguments)
+
+    engine.programs = engine.programs._replace(decode={"full": spy})
+    weights = engine.decode_params(params)
+    got, stats = engine.generate(weights, requests, DRAW, progress=events.append)
+    assert ids(got) == ids(responses)
+    dispatched = [x == "decode" for x in events]
+    assert dispatched == [True] + [True, False] * (stats.chunks - 1) + [False]
+    assert sum(x for x in events if x != "decode") == len(requests)
 
 
 @pytest.mark.parametrize(

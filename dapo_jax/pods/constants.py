@@ -57,7 +57,8 @@ CONSTANTS: dict[str, Constant] = {
     # --- the other parts of a rollout ----------------------------------------------------------------
     "prefill_mxu": Constant(0.45, 0.60, 0.35, "of peak", "assumed"),
     "host_chunk": Constant(25e-3, 10e-3, 40e-3, "s a chunk", "assumed: dispatch, gathers, copies"),
-    "host_slot": Constant(31 * US, 28 * US, 40 * US, "s a slot and chunk", "measured: 57-63 ms of schedule and tables at 2,048 slots"),
+    "host_slot": Constant(31 * US, 28 * US, 40 * US, "s a slot and chunk", "measured: 57-63 ms of schedule and tables at 2,048 slots, of the first release"),
+    "host_row": Constant(11 * US, 8 * US, 20 * US, "s a row in flight and chunk", "measured: 10 ms of schedule and tables at 888 rows on average, while no chunk is decoded"),
     "grading": Constant(2.5, 1.0, 4.0, "s a round of 8,192", "assumed: decoding texts and verifying"),
 
     # --- packed rows -----------------------------------------------------------------------------------

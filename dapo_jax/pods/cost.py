@@ -66,11 +66,11 @@ class Design(NamedTuple):
 
     kernel: Kernel = OURS
     flag_every: int = 1  # tokens between two looks at whether all rows have ended
-    host_overlaps: bool = False  # the host's part of a chunk runs while the next is decoded
+    host_overlaps: bool = True  # what a chunk drew is handed over while the next is decoded
     own_segment: bool = True  # training attention leaves out blocks of other sequences
     groups_apart: bool = True  # cores share out the groups of heads of its backward pass
     joined_products: bool = True  # one product reads what is gathered of the residual stream
-    joined_evaluation: bool = False  # both settings in one call
+    joined_evaluation: bool = True  # all sets at both settings in one call
 
 
 DESIGN = Design()
@@ -148,13 +148,13 @@ def work(
     evaluated = []
     if eval_problems:
         settings = 1 + (config.eval.top_p < 1)
-        joined = settings if design.joined_evaluation else 1
         sets = max(len([x for x in config.eval.files.split(",") if x]), 1)
         longest = config.eval.max_response_tokens or cap
         mean = min(traffic.response, longest // 2)
-        asked = traffic._replace(response=mean), longest, eval_problems, joined * config.eval.k
+        joined = settings * sets if design.joined_evaluation else 1
+        asked = traffic._replace(response=mean), longest, joined * eval_problems, config.eval.k
         trace = simulate.sample(simulate.lengths(*asked), traffic.prompt, longest, scene.sizes)
-        evaluated = [trace] * (settings // joined * sets)
+        evaluated = [trace] * (settings * sets // joined)
     return Work(
         known,
         simulate.packed(config, traffic, scene.row_tokens),
@@ -483,8 +483,10 @@ def sampling(call: Call, scene: Scene, k: Values, design: Design) -> tuple[dict,
     """Seconds of one call of the sampler: by phase, and by what decoding goes into."""
     into_C = decode(call, scene, k, design)
     token_C = sum(into_C.values())
-    host = k["host_chunk"] + k["host_slot"] * scene.sizes.slots
-    host_C = np.maximum(host - token_C, 0) if design.host_overlaps else np.full(len(token_C), host)
+    host_C = np.full(len(token_C), k["host_chunk"] + k["host_slot"] * scene.sizes.slots)
+    if design.host_overlaps:
+        rows_C = call.reads.rows_C / np.maximum(call.steps_C, 1) * scene.sizes.shards
+        host_C = k["host_chunk"] + k["host_row"] * rows_C
     phases = {
         "prefill": call.prefills * prefill_call(scene, k),
         "decode": float(token_C[call.queued_C].sum()),
