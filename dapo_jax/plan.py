@@ -121,6 +121,7 @@ def cache(config, shape: qwen2.Shape, sizes) -> paged.Geometry:
         row_tokens=config.data.max_prompt_tokens + response,
         page_tokens=config.rollout.page_tokens,
         fraction=config.rollout.cache_fraction,
+        quantized=config.rollout.cache_dtype == "int8",
     )
 
 
@@ -234,7 +235,8 @@ def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
         head_dim=shape.head_dim,
         kv_heads=-(-shape.num_kv_heads // parts("kv_heads", decode, sizes)),
         train_kv_heads=-(-shape.num_kv_heads // parts("kv_heads", train, sizes)),
-        key_bytes=2 * g.head_dim * _itemsize(config),
+        key_bytes=2 * paged.vector_bytes(g, config.model.dtype),
+        cache="ours.int8" if g.quantized else "ours",
         vocab=-(-shape.vocab_size // parts("vocab", decode, sizes)),
         read=read,
         item=_itemsize(config),
@@ -492,6 +494,11 @@ def expected(
     now, spread = price(known), cost.spread(price)
     rate = money.price or known[f"price.{pod.family}"]
     hours = pod.chips * now.step / 3600
+    priced = lambda c: cost.pricer(c, work, scene(c, shape, sizes, pod))(known).step
+    plain = _changed(config, {"rollout.cache_dtype": "model"})
+    changes = cost.changes(plain, work, scene(plain, shape, sizes, pod))
+    if s.cache != "ours":
+        changes.append((f"rollout.cache_dtype: {config.rollout.cache_dtype}", now.step))
     busiest = max(work.rollouts.traces, key=lambda x: x.count_CxS.sum())
     saved = cost.checkpoint_bytes(config, s)
     kept = config.checkpoint.keep + 1 + config.checkpoint.keep_best
@@ -511,7 +518,11 @@ def expected(
             "micro_batch": _micro_batches(work, s, known),
             "chip_hours": hours,
             "price": hours * rate,
-            "changes": cost.changes(config, work, s),
+            "changes": changes,
+            "options": {
+                option: priced(_changed(config, fields | dict([option.split("=")])))
+                for option, fields in OPTIONS.items()
+            },
         },
         "run": {
             "steps": config.steps,
@@ -542,6 +553,21 @@ def _micro_batches(work: cost.Work, s: cost.Scene, k: constants.Values) -> dict[
         "update": update._asdict(),
         "hfu": update.flops / update.seconds / s.pod.chip.flops,
     }
+
+
+# What makes a step shorter and is off by default, for it changes the samples or what is taken for
+# their log-probs; docs/on_a_pod.md has the price. One or the other: int8 needs the pass that the
+# first leaves out.
+OPTIONS = {
+    "loss.old_logprobs=reuse": {"loss.importance_cap": 0.0, "rollout.cache_dtype": "model"},
+    "rollout.cache_dtype=int8": {"loss.importance_cap": 2.0, "loss.old_logprobs": "recompute"},
+}
+
+
+def _changed(config, fields: dict[str, Any]):
+    out = config.copy_and_resolve_references()
+    out.update_from_flattened_dict(fields)
+    return out
 
 
 def counted(config, pod: pods.Pod) -> dict[str, Any]:
@@ -638,6 +664,8 @@ def time_lines(r: dict[str, Any]) -> list[str]:
     if len(step["changes"]) > 1:
         lines.append("  the same step since the first release, one change after the other:")
         lines += [f"    {what:32s} {clock(s)}" for what, s in step["changes"]]
+    lines.append("  off by default, each at a price in samples:")
+    lines += [f"    {what:32s} {clock(s)}" for what, s in step["options"].items()]
     return [
         *lines,
         f"a run of {run['steps']:,} steps: {run['expected_s'] / 86400:.1f} days,"

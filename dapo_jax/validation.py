@@ -165,6 +165,12 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
             "config.loss.importance_cap: needs loss.old_logprobs='recompute'; with 'reuse' the"
             " sampler's log-probs already are the denominator"
         )
+    exact = config.loss.old_logprobs == "recompute" and config.loss.importance_cap
+    if config.rollout.cache_dtype == "int8" and not exact:
+        bad.append(
+            "config.rollout.cache_dtype: 'int8' samples from a policy that is a little off; needs"
+            " loss.old_logprobs='recompute' and loss.importance_cap (2 is usual), which weigh that"
+        )
     if config.dynamic_sampling.surplus == "carry" and not config.dynamic_sampling.enabled:
         bad.append("config.dynamic_sampling.surplus: 'carry' needs dynamic_sampling.enabled=True")
     if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps and (

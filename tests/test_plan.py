@@ -66,6 +66,8 @@ def test_cache_of_32b_is_256_kib_a_token():
     assert plan.cache(c, shape, sizes(1, 16, 8)).tokens == 1024 * 22528
     half = big(rollout__cache_fraction=0.5)
     assert plan.cache(half, shape, sizes(1, 16, 8)).tokens == 512 * 22528
+    int8 = big(rollout__cache_dtype="int8")
+    assert plan.token_bytes(int8, shape, sizes(1, 16, 8)) == 16 * 1024 * 33 / 32
     small = plan.network(big("0.5B"))  # heads of 64 are stored as 128
     assert plan.token_bytes(c, small, sizes(1, 1, 1)) == 2 * 24 * 2 * 128 * 2
 

@@ -418,5 +418,30 @@ def cast(params: Params, dtype) -> Params:
     return jax.tree.map(lambda w: w.astype(dtype), params)
 
 
+def even_keys(params: Params) -> Params:
+    """The same model with the components of its keys in like ranges, for a cache that gives all of
+    a key one scale. Queries take the factors back. These are powers of two, one for both components
+    that RoPE turns into each other: scores, and all that follows, stay the same bit for bit.
+
+    Biases of Qwen2.5 reach hundreds in single components of its first and last layers, where the
+    others would be rounded away. The range of a component: its bias and four standard deviations,
+    of a normalized input without correlations.
+    """
+    b = params["blocks"]
+    spread_LxKxd = jnp.sqrt(jnp.square(b["attn_norm"][:, :, None, None] * b["k"]).sum(1))
+    range_LxKxd = jnp.abs(b["k_bias"]) + 4 * spread_LxKxd
+    pair_LxKxh = jnp.hypot(*jnp.split(range_LxKxd, 2, axis=-1))
+    power_LxKxh = jnp.round(jnp.log2(jnp.maximum(pair_LxKxh, 1e-6))).astype(jnp.int32)
+    keys_LxKxd = jnp.ldexp(1.0, jnp.concatenate([power_LxKxh] * 2, axis=-1))
+    queries_LxHxd = jnp.repeat(keys_LxKxd, b["q"].shape[2] // b["k"].shape[2], axis=1)
+    even = {
+        "q": b["q"] * queries_LxHxd[:, None],
+        "q_bias": b["q_bias"] * queries_LxHxd,
+        "k": b["k"] / keys_LxKxd[:, None],
+        "k_bias": b["k_bias"] / keys_LxKxd,
+    }
+    return params | {"blocks": b | even}
+
+
 def param_count(c: Shape) -> int:
     return sum(w.size for w in jax.tree.leaves(abstract(c)))

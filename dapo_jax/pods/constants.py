@@ -86,12 +86,15 @@ CONSTANTS: dict[str, Constant] = {
     **{f"ours.{part}.{chip}": _exact(n, "bundles", _OURS) for part, counts in
        dict(start=(411, 458, 445, 301), block=(360, 350, 343, 312), beside=(358, 264, 245, 247)).items()
        for chip, n in zip(("v4", "v5e", "v5p", "v6e"), counts, strict=True)},
+    **{f"ours.int8.{part}.{chip}": _exact(n, "bundles", _OURS + ", rollout.cache_dtype='int8'") for part, counts in
+       dict(start=(267, 281, 286, 266), block=(1941, 451, 441, 358), beside=(488, 325, 314, 294)).items()
+       for chip, n in zip(("v4", "v5e", "v5p", "v6e"), counts, strict=True)},
+    **{f"bundles.{chip}.{pages}": _exact(n, "bundles", _JAX) for chip, pages, n in
+       [("v4", 4, 581), ("v5e", 4, 512), ("v5p", 4, 548), ("v5p", 8, 933), ("v5p", 16, 1525), ("v6e", 4, 502), ("v6e", 16, 1347)]},
     # --- attention while training -------------------------------------------------------------------------
     **{f"splash.{part}.{chip}": _exact(n, "bundles", _SPLASH) for part, counts in
        dict(forward=(9522, 5948, 6223, 4226), backward=(14029, 10131, 10554, 6830)).items()
        for chip, n in zip(("v4", "v5e", "v5p", "v6e"), counts, strict=True)},
-    **{f"bundles.{chip}.{pages}": _exact(n, "bundles", _JAX) for chip, pages, n in
-       [("v4", 4, 581), ("v5e", 4, 512), ("v5p", 4, 548), ("v5p", 8, 933), ("v5p", 16, 1525), ("v6e", 4, 502), ("v6e", 16, 1347)]},
 }
 # fmt: on
 

@@ -89,6 +89,7 @@ class Scene(NamedTuple):
     kv_heads: int  # of a device while decoding
     train_kv_heads: int  # ... while training
     key_bytes: float  # of one token in one head and layer, keys and values
+    cache: str  # 'ours' or 'ours.int8': the constants of the kernel that reads them
     vocab: int  # columns of the head while decoding
     read: int  # parameters that a token's products read, whole
     item: int  # bytes of a weight or activation
@@ -308,7 +309,8 @@ def attention_seconds(read: Reads, scene: Scene, k: Values, kernel: Kernel) -> n
     if kernel.hbm_share:
         return copied_C
     if kernel.live_pages:
-        n_C = read.blocks_C * k[f"ours.block.{family}"] + read.rows_C * k[f"ours.beside.{family}"]
+        block, beside = (k[f"{scene.cache}.{part}.{family}"] for part in ("block", "beside"))
+        n_C = read.blocks_C * block + read.rows_C * beside
     else:
         n_C = read.blocks_C * bundles(family, kernel.block_tokens // 128, k)
     waited_C = (read.blocks_C * k["dma_latency"] / cores + copied_C) / kernel.ahead
@@ -320,7 +322,7 @@ def start_seconds(scene: Scene, k: Values, kernel: Kernel) -> float:
     if not kernel.live_pages:
         return 0.0
     family = scene.pod.family
-    return k[f"ours.start.{family}"] / k[f"clock.{family}"] + k["dma_latency"]
+    return k[f"{scene.cache}.start.{family}"] / k[f"clock.{family}"] + k["dma_latency"]
 
 
 def bundles(family: str, pages: int, k: Values) -> float:

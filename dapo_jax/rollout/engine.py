@@ -88,8 +88,10 @@ class Engine:
         prefill_tokens: int = 512,
         page_tokens: int = 0,
         cache_fraction: float = 1.0,
+        cache_dtype: str = "model",
     ):
-        """Lengths in TOKENS. Raises ValueError for slots that the mesh cannot divide."""
+        """Lengths in TOKENS; cache_dtype: 'int8', or 'model' for `dtype`. Raises ValueError for
+        slots that the mesh cannot divide."""
         batch = parallel.spec(("batch",), rules)[0] or ()
         names = (batch,) if isinstance(batch, str) else batch
         self.shards = int(np.prod([mesh.shape[n] for n in names]))
@@ -115,6 +117,7 @@ class Engine:
             page_tokens=page_tokens,
             fraction=cache_fraction,
             cores=getattr(mesh.devices.flat[0], "num_cores", 1),
+            quantized=cache_dtype == "int8",
         )
         self.programs = sampler.programs(
             shape,
