@@ -5,8 +5,9 @@
 The same command resumes. WORKDIR receives config.json (resolved), metrics.jsonl, tensorboard/,
 rollouts/ (text samples), eval/ and checkpoints/; it may be a bucket (gs://...). Any field of the
 config can be overridden: --config.optim.lr=1e-6. On several hosts, run the same command on each
-(hosts/processes.py). Exit code 0 at the end, or after SIGTERM or Ctrl-C once the running step is
-saved (--terminated_status=N gives another for that); a second Ctrl-C ends at once, with 130.
+(hosts/processes.py). Exit code 0 at the end, or after SIGTERM or Ctrl-C, which are heard between
+two chunks of decoding and between two updates (--terminated_status=N gives another for that); a
+second Ctrl-C ends at once, with 130.
 """
 
 import contextlib
@@ -21,10 +22,11 @@ from tqdm import tqdm
 from dapo_jax import algorithm, build, cli, grading, parallel, schema, validation, warmup
 from dapo_jax.algorithm import StepRecord
 from dapo_jax.checkpoint import checkpoint, resume, saver as saver_lib, workdir as workdir_lib
+from dapo_jax.checkpoint.journal import Journal, remembering
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files, problems
 from dapo_jax.evaluate import evaluate_sets
-from dapo_jax.hosts import processes
+from dapo_jax.hosts import leaving, processes
 from dapo_jax.log import guards, metrics, report, trackers
 from dapo_jax.model import hf, qwen2
 
@@ -94,58 +96,73 @@ def run(
     stream = problems.stream(range(len(text.train.ids)), config.seed)
     watchdog = guards.Watchdog(config.guard.hang_factor, config.guard.hang_floor_s)
     with contextlib.ExitStack() as after:
+        asked = after.enter_context(leaving.signals())
         after.callback(send, home, say)
-        terminated = after.enter_context(guards.signals())
         writer = metrics.Writer(home.local, state.counters.step if resumed else -1, config, say)
         after.callback(writer.close)
         progress = report.Progress(config.steps, state.counters.step, say)
         after.callback(progress.close)
-        saver = after.enter_context(saver_lib.Saver(directory, config, inputs, say))
+        journal = after.enter_context(Journal(home, config, inputs, state.counters.step, say))
+        machine, text = remembering(machine, text, journal, asked.check)
+        saver = saver_lib.Saver(directory, config, inputs, say, on_saved=journal.covered)
+        after.enter_context(saver)
 
         def evaluate() -> dict[str, float]:
             hooks.phase("evaluation")
             with watchdog.watch("evaluation"):
                 return evaluate_policy(config, machine, text, state, writer, say)
 
-        if not resumed:
-            evaluation = evaluate()
-            writer.record(0, evaluation)
-            hooks.phase("save")
-            saver.after_step(state, due=True, score=score(config, text, evaluation))
-        history = guards.recall(metrics.read(home.local / "metrics.jsonl"))
-        stop = guards.why_stop(config, state.counters, {})
-        leaving = parallel.any_process(terminated)  # of one opinion: every step is a joint one
-        while state.counters.step < config.steps and not stop and not leaving:
-            with watchdog.watch("rollout step"):
-                state, record, clocks = timed_step(config, text, machine, stream, state, hooks)
-            step = state.counters.step
-            hooks.step(state, record)
-            log = metrics.step_metrics(config, state, record, clocks)
-            last = step == config.steps
-            evaluation = evaluate() if last or due(step, config.eval.every) else {}
-            log |= evaluation
-            history = guards.remember(history, log)
-            state, broken = guards.count_alarms(config, state, log, history, say)
-            log |= {"alarms": broken} if broken else {}
-            writer.lines("rollouts", step, report.samples(config, text, stream, record.batch))
-            writer.record(step, log)
-            progress.update(log)
-            if shortage := guards.shortage(config, log):
-                say(f"warning: step {step}: {shortage}")
-            stop = guards.why_stop(config, state.counters, log)
-            leaving = parallel.any_process(terminated)
-            hooks.phase("save")
-            if last or stop or leaving:
-                saver.last(state, score(config, text, evaluation))
-            else:
-                best = bool(evaluation and config.checkpoint.keep_best)
-                now = best or due(step, config.checkpoint.every)
-                saver.after_step(state, now, score(config, text, evaluation))
-            send(home, say)
+        stop = cut = ""
+        kept = state if resumed else None  # the newest whose record is written
+        try:
+            if not resumed:
+                evaluation = evaluate()
+                writer.record(0, evaluation)
+                kept = state
+                hooks.phase("save")
+                saver.after_step(state, due=True, score=score(config, text, evaluation))
+            history = guards.recall(metrics.read(home.local / "metrics.jsonl"))
+            stop = guards.why_stop(config, state.counters, {})
+            while state.counters.step < config.steps and not stop:
+                asked.check()
+                journal.at(state.counters.step)
+                with watchdog.watch("rollout step"):
+                    state, record, clocks = timed_step(config, text, machine, stream, state, hooks)
+                step = state.counters.step
+                hooks.step(state, record)
+                log = metrics.step_metrics(config, state, record, clocks)
+                last = step == config.steps
+                evaluation = evaluate() if last or due(step, config.eval.every) else {}
+                log |= evaluation
+                history = guards.remember(history, log)
+                state, broken = guards.count_alarms(config, state, log, history, say)
+                log |= {"alarms": broken} if broken else {}
+                writer.lines("rollouts", step, report.samples(config, text, stream, record.batch))
+                writer.record(step, log)
+                kept = state
+                progress.update(log)
+                if shortage := guards.shortage(config, log):
+                    say(f"warning: step {step}: {shortage}")
+                stop = guards.why_stop(config, state.counters, log)
+                hooks.phase("save")
+                if last or stop:
+                    saver.last(state, score(config, text, evaluation))
+                else:
+                    best = bool(evaluation and config.checkpoint.keep_best)
+                    now = best or due(step, config.checkpoint.every)
+                    saver.after_step(state, now, score(config, text, evaluation))
+                send(home, say)
+        except leaving.Leave:
+            cut = "terminated within a step; the same command does it again, but for what is kept"
+            journal.flush()
+            if kept and checkpoint.is_there(kept):
+                saver.last(kept)
+                done = f"terminated after step {kept.counters.step}, saved"
+                cut = f"{done}; the same command goes on from there"
     if parallel.is_main_process():
         records = metrics.read(home.local / "metrics.jsonl")
-        say(report.summary(home.name, state.counters, stop, leaving, records))
-    return bool(stop) or state.counters.step >= config.steps
+        say(report.summary(home.name, state.counters, stop, cut, records))
+    return not cut
 
 
 def timed_step(
