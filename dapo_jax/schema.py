@@ -42,7 +42,8 @@ SCHEMA: dict[str, Field] = {
     # --- the run -------------------------------------------------------------------------------
     "seed": Field(0, "seeds the problem order, every sample's uniforms, initialisation and minibatch shuffles", 0, 2**31 - 1),
     "steps": Field(100, "rollout steps (one = sample a batch, then `optim.minibatches` updates)", 0),
-    "init_from": Field("", "checkpoint directory of another run to start from (used when the workdir has none)"),
+    "init_from": Field("", "where a run begins whose workdir has no checkpoint: RUN[@STEP] (a workdir or its checkpoints/), one step, or a Hugging Face model"),
+    "init_state": Field("weights", "what it takes from there: the weights, or all (optimizer, counters, cursor: a branch that goes on at that step)", choices=("weights", "all")),
 
     # --- model: read from `path`, or from the fields below where path is '' ---------------------
     "model.path": Field("", "Hugging Face directory or hub name of a Qwen2 checkpoint; '' = random weights of the shape below"),

@@ -41,7 +41,7 @@ _PIECE = 1 << 24  # bytes told to the other processes at a time
 _HEAD = struct.Struct("<I16s8s")  # bytes of payload, key, checksum
 
 # Fields that no response depends on; names that end in a dot are sections.
-_FREE = ("steps", "init_from", "eval.", "checkpoint.", "log.", "guard.")
+_FREE = ("steps", "init_from", "init_state", "eval.", "checkpoint.", "log.", "guard.")
 
 
 class File(NamedTuple):

@@ -64,7 +64,7 @@ class Saver:
     def last(self, state: State, score: float | None = None) -> None:
         """Save this step, unless it is safe already, and wait. OSError: it cannot be saved.
         NotFinite: it must not be."""
-        if self._settle() and self._manager.latest_step() == state.counters.step:
+        if self._settle() and self.has(state.counters.step):
             return
         for attempt in range(_LAST_TRIES):
             time.sleep(attempt * _LAST_WAIT_S)
@@ -75,6 +75,10 @@ class Saver:
             f"step {state.counters.step} could not be saved in {self._directory}; the newest"
             f" checkpoint is {self._newest()}; make room and give the same command"
         )
+
+    def has(self, step: int) -> bool:
+        """Whether the newest checkpoint is that of `step`."""
+        return self._manager.latest_step() == step
 
     def _newest(self) -> str:
         good, _ = checkpoint.steps(self._directory)

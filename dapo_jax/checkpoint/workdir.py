@@ -17,7 +17,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -160,6 +160,14 @@ def send(home: Workdir) -> None:
     for relative in home.sent.keys() - there.keys():
         (home.remote / relative).unlink(missing_ok=True)
         del home.sent[relative]
+
+
+def try_to_send(home: Workdir, say: Callable[[str], None]) -> None:
+    """What does not arrive now does after the next step."""
+    try:
+        send(home)
+    except OSError as error:
+        say(f"warning: {home.name}: not written ({error}); trying again after the next step")
 
 
 def _check_owner(name, workdir: pathlib.Path) -> None:
