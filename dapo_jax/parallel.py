@@ -206,7 +206,9 @@ def gather_json(value: Any) -> list:
 
 def any_process(flag: bool) -> bool:
     """Whether `flag` holds on any process; the same answer on all. A collective."""
-    return any(gather_json(bool(flag)))
+    if jax.process_count() == 1:
+        return bool(flag)
+    return bool(multihost_utils.process_allgather(np.bool_(flag)).any())
 
 
 def device_memory(mesh: Mesh) -> int:

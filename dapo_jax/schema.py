@@ -42,7 +42,8 @@ SCHEMA: dict[str, Field] = {
     # --- the run -------------------------------------------------------------------------------
     "seed": Field(0, "seeds the problem order, every sample's uniforms, initialisation and minibatch shuffles", 0, 2**31 - 1),
     "steps": Field(100, "rollout steps (one = sample a batch, then `optim.minibatches` updates)", 0),
-    "init_from": Field("", "checkpoint directory of another run to start from (used when the workdir has none)"),
+    "init_from": Field("", "where a run begins whose workdir has no checkpoint: RUN[@STEP] (a workdir or its checkpoints/), one step, or a Hugging Face model"),
+    "init_state": Field("weights", "what it takes from there: the weights, or all (optimizer, counters, cursor: a branch that goes on at that step)", choices=("weights", "all")),
 
     # --- model: read from `path`, or from the fields below where path is '' ---------------------
     "model.path": Field("", "Hugging Face directory or hub name of a Qwen2 checkpoint; '' = random weights of the shape below"),
@@ -162,6 +163,7 @@ SCHEMA: dict[str, Field] = {
     "checkpoint.keep_best": Field(0, "also keep this many with the best evaluation (each evaluated step is then saved)", 0),
     "checkpoint.best_metric": Field("", "metric that says which is best; '' = avg@k of the first evaluation set"),
     "checkpoint.directory": Field("", "where checkpoints go, e.g. gs://bucket/run; '' = WORKDIR/checkpoints"),
+    "checkpoint.journal_gb": Field(16.0, "most GB of finished responses kept under WORKDIR/journal for steps that no checkpoint holds yet; 0 = none", 0.0, 1e6),
     "log.samples": Field(4, "groups per step of which rollouts/ keeps a right and a wrong response, and as many truncated responses", 0),
     "log.tensorboard": Field(True, "write TensorBoard events beside metrics.jsonl"),
     "log.wandb": Field("", "project at Weights & Biases that gets the numbers too (pip install wandb); '' = none"),

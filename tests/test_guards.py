@@ -1,11 +1,7 @@
 """Alarms as configured, and stacks from a step that hangs."""
 
-import contextlib
 import json
 import pathlib
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -203,78 +199,6 @@ def test_alarms_in_a_row_stop_the_run_where_configured():
     )
     c.guard.stop_after = 0
     assert not guards.why_stop(c, state.counters._replace(alarms_in_row=99), {})
-
-
-RUN = """
-import signal, sys, time
-from dapo_jax import cli
-from dapo_jax.log import guards
-
-def main():
-    with guards.signals() as asked:
-        print("begun", flush=True)
-        while not asked:
-            time.sleep(0.01)
-        print("asked", *asked, flush=True)
-        if "again" in sys.argv:
-            time.sleep(60)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    print("saved", flush=True)
-    if "after" in sys.argv:
-        time.sleep(60)
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be in a background
-cli.flags.FLAGS(["run"])
-cli._guarded(main, [])
-"""
-
-
-@pytest.mark.parametrize(
-    ("how", "numbers", "code", "said"),
-    [
-        ("", [signal.SIGTERM], 0, ["asked 15", "saved"]),
-        ("", [signal.SIGINT], 0, ["asked 2", "saved"]),
-        ("again", [signal.SIGINT, signal.SIGINT], 130, ["asked 2"]),
-        ("again", [signal.SIGTERM, signal.SIGINT, signal.SIGINT], 130, ["asked 15"]),
-        ("after", [signal.SIGTERM, signal.SIGINT], 130, ["asked 15", "saved"]),
-    ],
-)
-def test_signals(how, numbers, code, said):
-    """The first asks, a second Ctrl-C ends at once, in a line."""
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen([sys.executable, "-c", RUN, how], **pipes)
-    assert process.stdout.readline() == "begun\n"
-    process.send_signal(numbers[0])
-    for line in said:
-        assert process.stdout.readline() == line + "\n"
-    for number in numbers[1:-1]:
-        process.send_signal(number)
-        assert process.stderr.readline() == "\n"
-        assert process.stderr.readline().startswith("interrupt: finishing the step and saving;")
-    if numbers[1:]:
-        process.send_signal(numbers[-1])
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == code and out == ""
-    assert err.splitlines()[-1:] == (["interrupted"] if code else err.splitlines()[-1:])
-    assert "Traceback" not in err
-
-
-def test_a_job_in_the_background_ignores_ctrl_c():
-    with hidden(signal.SIGINT, signal.SIG_IGN), guards.signals() as asked:
-        signal.raise_signal(signal.SIGINT)
-        assert not asked
-        signal.raise_signal(signal.SIGTERM)
-        assert asked == [signal.SIGTERM]
-
-
-@contextlib.contextmanager
-def hidden(number, handler):
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
 
 
 def hang_for(seconds):

@@ -89,6 +89,11 @@ def _absolute(directory: str | pathlib.Path) -> epath.Path:
         return epath.Path(path)
 
 
+def is_there(state: State) -> bool:
+    """Whether its arrays can be saved: an update is made in their place."""
+    return not any(x.is_deleted() for x in jax.tree.leaves(_arrays(state)))
+
+
 class NotFinite(ValueError):
     """A state that no run can go on from."""
 

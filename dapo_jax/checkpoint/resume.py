@@ -18,6 +18,7 @@ from dapo_jax.data.problems import Encoded
 HARMLESS = (
     "steps",
     "init_from",  # used only where the workdir has no checkpoint
+    "init_state",
     "eval.",
     "checkpoint.",
     "log.",
@@ -118,7 +119,8 @@ def check(
                 [f"changed since the checkpoint: {line}" for line in meaningful]
                 + [
                     "this would be another experiment: change it back, choose another --workdir"
-                    " (config.init_from starts from these weights), or add --allow_config_change"
+                    " (config.init_from starts from these weights, with config.init_state=all"
+                    " from this step), or add --allow_config_change"
                 ]
             )
         )

@@ -1,8 +1,9 @@
 """The directory of a run: usable, its own, for one run at a time; on a disk or in a bucket.
 
 A directory on a disk is used as it is; the processes of a run have to share it. Of one in a bucket
-(gs://...; needs the package gcsfs) each process has a local copy without the checkpoints: process 0
-fetches what is there, and sends what changed. Checkpoints go to the bucket by Orbax itself.
+(gs://...; needs the package gcsfs) each process has a local copy without checkpoints and journal:
+process 0 fetches what is there, and sends what changed. Checkpoints go to the bucket by Orbax
+itself, the journal by its own.
 """
 
 import atexit
@@ -16,7 +17,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -24,9 +25,9 @@ from etils import epath
 
 from dapo_jax import gate, parallel
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, JOURNAL = "checkpoints", "journal"
 # What a run creates, replaces or removes without asking.
-_OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS)
+_OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
 _LOCK = ".lock"
 
 
@@ -109,7 +110,7 @@ def _open_remote(name: str) -> Workdir:
     try:
         home.remote.mkdir(parents=True, exist_ok=True)  # in a bucket of objects: nothing
         for top in home.remote.iterdir() if home.remote.exists() else ():
-            for file in _files(top) if top.name != CHECKPOINTS else ():
+            for file in _files(top) if top.name not in (CHECKPOINTS, JOURNAL) else ():
                 _fetch(home, file)
         (home.local / ".probe").write_text("")
         send(home)
@@ -159,6 +160,14 @@ def send(home: Workdir) -> None:
     for relative in home.sent.keys() - there.keys():
         (home.remote / relative).unlink(missing_ok=True)
         del home.sent[relative]
+
+
+def try_to_send(home: Workdir, say: Callable[[str], None]) -> None:
+    """What does not arrive now does after the next step."""
+    try:
+        send(home)
+    except OSError as error:
+        say(f"warning: {home.name}: not written ({error}); trying again after the next step")
 
 
 def _check_owner(name, workdir: pathlib.Path) -> None:

@@ -5,8 +5,6 @@ import contextlib
 import faulthandler
 import functools
 import math
-import os
-import signal
 import statistics
 import sys
 import time
@@ -221,32 +219,6 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
     if config.guard.stop_after and counters.alarms_in_row >= config.guard.stop_after:
         return f"{counters.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
     return ""
-
-
-@contextlib.contextmanager
-def signals() -> Iterator[list[int]]:
-    """Within this scope SIGTERM (a preemption) and a first Ctrl-C only ask: the list holds their
-    numbers, and the run finishes its step, saves and leaves. A second Ctrl-C is KeyboardInterrupt.
-    """
-    asked: list[int] = []
-
-    def ask(number, _) -> None:
-        asked.append(number)
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            # Not by print, which may be what the signal has interrupted.
-            os.write(2, b"\ninterrupt: finishing the step and saving; Ctrl-C again ends at once\n")
-
-    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
-    if before[signal.SIGINT] == signal.SIG_IGN:  # a job in a shell's background
-        del before[signal.SIGINT]
-    try:
-        for number in before:
-            signal.signal(number, ask)
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: another language's
 
 
 # ------------------------------------------------------------------------------------------------
