@@ -201,6 +201,36 @@ def gather_json(value: Any) -> list:
     return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
 
 
+_ERRORS = (OSError, ValueError)
+
+
+def agreed(action: Callable[[], Any], errors: tuple[type[Exception], ...] = _ERRORS) -> Any:
+    """`action()` of each process. Where one of `errors` comes out on any of them, all raise (of
+    several kinds the one named first), so that nobody goes on to wait for the others. A
+    collective."""
+    if jax.process_count() == 1:
+        return action()
+    value, mine, told = None, None, None
+    try:
+        value = action()
+    except errors as error:
+        mine = error
+        told = [next(i for i, kind in enumerate(errors) if isinstance(error, kind)), str(error)]
+    everybody = enumerate(gather_json(told))
+    if failed := [
+        (kind_and_text, process) for process, kind_and_text in everybody if kind_and_text
+    ]:
+        (kind, text), process = min(failed)
+        raise mine if told and told[0] == kind else errors[kind](f"process {process}: {text}")
+    return value
+
+
+def of_main_process(ask: Callable[[], Any], errors: tuple[type[Exception], ...] = _ERRORS) -> Any:
+    """What `ask` returns (JSON) or raises on process 0, on all of them: the others do not ask, so
+    that there is one opinion of what is on a disk or in a bucket. A collective."""
+    return gather_json(agreed(ask if is_main_process() else lambda: None, errors))[0]
+
+
 def any_process(flag: bool) -> bool:
     """Whether `flag` holds on any process; the same answer on all. A collective."""
     return any(gather_json(bool(flag)))

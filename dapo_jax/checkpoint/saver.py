@@ -72,7 +72,7 @@ class Saver:
         )
 
     def _newest(self) -> str:
-        good, _ = checkpoint.steps(self._directory)
+        good, _ = parallel.of_main_process(lambda: checkpoint.steps(self._directory))
         return f"of step {good[0]}" if good else "missing"
 
     def _save(self, state: State, score) -> None:
