@@ -24,15 +24,17 @@ from dapo_jax.checkpoint import checkpoint, resume, saver as saver_lib, workdir 
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files, problems
 from dapo_jax.evaluate import evaluate_sets
-from dapo_jax.hosts import processes
+from dapo_jax.hosts import processes, start
+from dapo_jax.hosts.watchdog import Watchdog, pulsed
 from dapo_jax.log import guards, metrics, report, trackers
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import qwen2
 
 
 class Hooks(NamedTuple):
     """What a caller may hear of a run; it sees and changes nothing."""
 
-    # 'start-up', 'rollout', 'update', 'evaluation' or 'save', as each begins
+    # 'start-up', 'rollout', 'update', 'evaluation' or 'save', as each begins; 'chunk' after each
+    # chunk of tokens
     phase: Callable[[str], None] = lambda phase: None
     # (state after the step, what happened in it), before anything of it is written
     step: Callable[[State, StepRecord], None] = lambda state, record: None
@@ -59,8 +61,13 @@ def train(
         say(f"warning: {warning}")
     if parallel.is_main_process():
         trackers.require(config)
-    with workdir_lib.hold(where, config.checkpoint.directory) as home:
-        model_dir = hf.resolve(config.model.path) if config.model.path else None
+    watchdog, first = Watchdog(config.guard), start.FirstToken()
+    listening = (hooks.phase, watchdog.phase, first.phase)
+    hooks = hooks._replace(phase=lambda name: [hear(name) for hear in listening])
+    with watchdog, workdir_lib.hold(where, config.checkpoint.directory) as home:
+        start.share_programs(home)
+        checkpoints = config.checkpoint.directory or home.checkpoints
+        model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
         processes.agree({"the set of problems (its hash)": build.digest(text)})
         machine = build.build_machine(
@@ -68,7 +75,8 @@ def train(
         )
         for note in [*text.notes, report.describe(config, machine), f"workdir: {home.name}"]:
             say(note)
-        return run(config, home, text, machine, allow_config_change, say, hooks)
+        machine = pulsed(machine, hooks.phase)
+        return run(config, home, text, machine, allow_config_change, say, hooks, first)
 
 
 def run(
@@ -79,6 +87,7 @@ def run(
     allow_config_change: bool,
     say: Callable[[str], None],
     hooks: Hooks,
+    first: start.FirstToken,
 ) -> bool:
     """Steps, evaluations, records and checkpoints up to the end. However it ends, what was opened
     is closed in the reverse order: saver, progress, writer; then the bucket gets what they left."""
@@ -92,7 +101,6 @@ def run(
         say(report.memory_line(config, machine))
     say(f"resumed after step {state.counters.step}" if resumed else "start")
     stream = problems.stream(range(len(text.train.ids)), config.seed)
-    watchdog = guards.Watchdog(config.guard.hang_factor, config.guard.hang_floor_s)
     with contextlib.ExitStack() as after:
         after.callback(send, home, say)
         terminated = after.enter_context(guards.signals())
@@ -104,26 +112,24 @@ def run(
 
         def evaluate() -> dict[str, float]:
             hooks.phase("evaluation")
-            with watchdog.watch("evaluation"):
-                return evaluate_policy(config, machine, text, state, writer, say)
+            return evaluate_policy(config, machine, text, state, writer, say)
 
         if not resumed:
             evaluation = evaluate()
-            writer.record(0, evaluation)
+            writer.record(0, evaluation | first.told())
             hooks.phase("save")
             saver.after_step(state, due=True, score=score(config, text, evaluation))
         history = guards.recall(metrics.read(home.local / "metrics.jsonl"))
         stop = guards.why_stop(config, state.counters, {})
         leaving = parallel.any_process(terminated)  # of one opinion: every step is a joint one
         while state.counters.step < config.steps and not stop and not leaving:
-            with watchdog.watch("rollout step"):
-                state, record, clocks = timed_step(config, text, machine, stream, state, hooks)
+            state, record, clocks = timed_step(config, text, machine, stream, state, hooks)
             step = state.counters.step
             hooks.step(state, record)
             log = metrics.step_metrics(config, state, record, clocks)
             last = step == config.steps
             evaluation = evaluate() if last or due(step, config.eval.every) else {}
-            log |= evaluation
+            log |= evaluation | first.told()
             history = guards.remember(history, log)
             state, broken = guards.count_alarms(config, state, log, history, say)
             log |= {"alarms": broken} if broken else {}

@@ -29,6 +29,7 @@ from dapo_jax.checkpoint import patience
 CHECKPOINTS = "checkpoints"
 # What a run creates, replaces or removes without asking.
 _OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS)
+PROGRAMS = "xla"  # compiled, for all hosts (hosts/start.py)
 _LOCK = ".lock"
 
 
@@ -126,7 +127,7 @@ def _open_remote(name: str) -> Workdir:
 def _small_files(remote: epath.Path) -> list[epath.Path]:
     """All that a process keeps a copy of."""
     tops = remote.iterdir() if remote.exists() else ()
-    return [file for top in tops if top.name != CHECKPOINTS for file in _files(top)]
+    return [file for top in tops if top.name not in (CHECKPOINTS, PROGRAMS) for file in _files(top)]
 
 
 def _files(path: epath.Path) -> Iterator[epath.Path]:
