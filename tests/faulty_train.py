@@ -1,5 +1,5 @@
 """`python tests/faulty_train.py FAULT --config=... --workdir=...`: `stubbed_train` with something
-that goes wrong on process 1 alone, from the third rollout on."""
+that goes wrong on process 1 alone: after the sixth grading, or where it restores."""
 
 import functools
 import sys
@@ -7,6 +7,7 @@ import time
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import stubbed_train
 
 from dapo_jax import cli, grading, train
@@ -32,7 +33,21 @@ def grade_groups(tokenizer, judge, groups, problems):
     return groups
 
 
-grading.grade_groups = grade_groups
+restored, tries = ocp.CheckpointManager.restore, 0
+
+
+def restore(self, step, *arguments, **named):
+    """Process 0 alone reads the JSON of a step; here it is about the arrays."""
+    global tries
+    tries += jax.process_index() == 1
+    if FAULT == "away" and 0 < tries < 3:
+        raise OSError(5, "Input/output error")
+    if FAULT == "half" and step == 2 and tries:
+        raise ValueError("DATA_LOSS: a checksum does not match")
+    return restored(self, step, *arguments, **named)
+
+
+grading.grade_groups, ocp.CheckpointManager.restore = grade_groups, restore
 if __name__ == "__main__":
     cli.run(
         functools.partial(

@@ -641,3 +641,27 @@ def test_a_stopped_process_ends_the_other_with_75(tmp_path):
         done = finish(running)
     assert time.time() - began < 40
     assert "error: process 1 of 2 (host " in done[0][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "step"), [("away", 2), ("half", 1)])
+def test_all_restore_the_step_that_all_can_read(tmp_path, fault, step):
+    """What one process cannot read at first it reads later; what is bad for one is for all."""
+    run(tmp_path, tmp_path / "run", 2, "--config.steps=2")
+    port = free_port()
+    done = finish(
+        [
+            start(
+                tmp_path, tmp_path / "run", 2, i, port, "--config.steps=3",
+                program=("faulty_train.py", fault),
+            )
+            for i in range(2)
+        ]
+    )  # fmt: skip
+    assert [status for status, _ in done] == [0, 0], shown(done)
+    assert f"resumed after step {step}" in done[0][1] and "done: 3 steps" in done[0][1]
+    away, half = fault == "away", fault == "half"
+    assert ("warning: process 1: " in done[1][1] and "again in 2 s" in done[1][1]) == away
+    assert (tmp_path / "run" / "checkpoints.damaged" / "2").exists() == half
+    said = "warning: checkpoint of step 2 is damaged: process 1: arrays cannot be read: ValueError"
+    assert (said in done[0][1]) == half

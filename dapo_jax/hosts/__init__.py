@@ -1,9 +1,10 @@
 """Closed wing: several hosts as one run.
 
 Promise: processes find each other or say who is missing, refuse to run where they differ, and end
-with a line that names who is gone; nothing hangs.
+with a line that names who is gone; a hang ends; a start fetches and compiles nothing twice.
 
-Doors: `processes.joined`, `processes.agree`.
-Inside: processes (meeting, agreement, heartbeat), last_word (speaks where JAX ends the process).
+Doors: `processes.joined`, `processes.agree`, `watchdog.Watchdog`, `start.model_directory`.
+Inside: processes (meeting, agreement, heartbeat), last_word (speaks where JAX ends the process),
+watchdog (what takes too long), start (base model, compiled programs, time to the first token).
 The collectives that the algorithm itself needs are in parallel.py.
 """

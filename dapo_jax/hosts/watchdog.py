@@ -7,6 +7,7 @@ knows from its own last ones; the first of each kind, which compiles, has a limi
 
 import collections
 import faulthandler
+import math
 import os
 import statistics
 import sys
@@ -58,18 +59,16 @@ class Watchdog:
             self._usual[before].append(now - began)
         told, end = self._limits(name)
         self._now = (name, now, now + told, now + end)
-        if end < float("inf"):
+        if end < math.inf:
             # Of C, it needs no Python: for a process that holds Python's lock and waits. Status 1.
             faulthandler.dump_traceback_later(end + _GIL_S, exit=True, file=self._file)
 
     def _limits(self, name: str) -> tuple[float, float]:
         """Seconds after which all stacks are printed, and after which the process ends."""
-        known = self._usual[name]
-        usual = self._factor * statistics.median(known) if known else 0.0
-        end = max(self._end_s if known else self._first_s, usual)
-        never = float("inf")
-        told = max(self._floor_s, usual) if known else never
-        return told, end if self._end_s and self._first_s else never
+        if not (known := self._usual[name]):
+            return math.inf, self._first_s or math.inf
+        usual = self._factor * statistics.median(known)
+        return max(self._floor_s, usual), max(self._end_s, usual) if self._end_s else math.inf
 
     def _run(self) -> None:
         printed = None
