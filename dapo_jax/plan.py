@@ -76,8 +76,8 @@ def network(config) -> qwen2.Shape:
     choices, path = qwen2.compute_choices(config), config.model.path
     if not path:
         return qwen2.shape_from_config(config)
-    if pathlib.Path(path).expanduser().is_dir():
-        return hf.read_shape(pathlib.Path(path).expanduser(), **choices)
+    if "://" in path or pathlib.Path(path).expanduser().is_dir():
+        return hf.read_shape(hf.resolve(path, weights=False), **choices)
     size = path.removeprefix("Qwen/Qwen2.5-").removesuffix("-Instruct")
     if path.startswith("Qwen/Qwen2.5-") and size in QWEN2_5:
         return qwen2_5(size, **choices)

@@ -46,7 +46,7 @@ SCHEMA: dict[str, Field] = {
     "init_state": Field("weights", "what it takes from there: the weights, or all (optimizer, counters, cursor: a branch that goes on at that step)", choices=("weights", "all")),
 
     # --- model: read from `path`, or from the fields below where path is '' ---------------------
-    "model.path": Field("", "Hugging Face directory or hub name of a Qwen2 checkpoint; '' = random weights of the shape below"),
+    "model.path": Field("", "Hugging Face directory, also in a bucket (gs://...), or hub name of a Qwen2 checkpoint; '' = random weights of the shape below"),
     "model.vocab_size": Field(48, "rows of the embedding (Qwen2.5: 151936 or 152064)", 2, 2**24),
     "model.hidden_size": Field(64, "width of the residual stream, D", 1, 2**20),
     "model.intermediate_size": Field(192, "width of the SwiGLU hidden layer, F", 1, 2**20),
@@ -182,8 +182,10 @@ SCHEMA: dict[str, Field] = {
     "guard.gap_max": Field(-1.0, "alarm above this difference of sampler's and trainer's log-probs, nats; -1 = 1e-3 for float32 on CPU, else 1; 0 = off", -1.0),
     "guard.accept_min": Field(0.01, "alarm below this share of drawn problems with right and wrong responses; 0 = off", 0.0, 1.0),
     "guard.stop_after": Field(0, "steps in a row with an alarm before the run stops with a checkpoint; 0 = only warn", 0),
-    "guard.hang_factor": Field(10.0, "print all Python stacks when a phase takes this many times its usual time; 0 = off", 0.0),
+    "guard.hang_factor": Field(10.0, "print all Python stacks when a phase (a chunk, an update, a save) takes this many times its usual time; 0 = off, also the next three", 0.0),
     "guard.hang_floor_s": Field(120.0, "and at least this many seconds", 0.0),
+    "guard.hang_end_s": Field(1800.0, "and leave with status 75, which the launchers answer by starting again, after at least this many; 0 = only print", 0.0),
+    "guard.hang_first_s": Field(7200.0, "the same for the first phase of a kind, which compiles or loads; 0 = only print", 0.0),
 
     # --- devices -----------------------------------------------------------------------------------------------
     "mesh.data": Field(1, "devices along `data` (replicas of the weights); -1 = all that are left", -1),

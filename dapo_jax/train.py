@@ -27,15 +27,17 @@ from dapo_jax.checkpoint.saver import Saver
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files, problems
 from dapo_jax.evaluate import evaluate_sets, find_given, load_params
-from dapo_jax.hosts import leaving, processes
+from dapo_jax.hosts import leaving, processes, start
+from dapo_jax.hosts.watchdog import Watchdog, pulsed
 from dapo_jax.log import guards, metrics, report, trackers
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import qwen2
 
 
 class Hooks(NamedTuple):
     """What a caller may hear of a run; it sees and changes nothing."""
 
-    # 'start-up', 'rollout', 'update', 'evaluation' or 'save', as each begins
+    # 'start-up', 'rollout', 'update', 'evaluation' or 'save', as each begins; 'chunk' after each
+    # chunk of tokens
     phase: Callable[[str], None] = lambda phase: None
     # (state after the step, what happened in it), before anything of it is written
     step: Callable[[State, StepRecord], None] = lambda state, record: None
@@ -62,8 +64,13 @@ def train(
         say(f"warning: {warning}")
     if parallel.is_main_process():
         trackers.require(config)
-    with workdir_lib.hold(where, config.checkpoint.directory) as home:
-        model_dir = hf.resolve(config.model.path) if config.model.path else None
+    watchdog, first = Watchdog(config.guard), start.FirstToken()
+    listening = (hooks.phase, watchdog.phase, first.phase)
+    hooks = hooks._replace(phase=lambda name: [hear(name) for hear in listening])
+    with watchdog, workdir_lib.hold(where, config.checkpoint.directory) as home:
+        start.share_programs(home)
+        checkpoints = config.checkpoint.directory or home.checkpoints
+        model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
         processes.agree({"the set of problems (its hash)": build.digest(text)})
         machine = build.build_machine(
@@ -71,7 +78,8 @@ def train(
         )
         for note in [*text.notes, report.describe(config, machine), f"workdir: {home.name}"]:
             say(note)
-        return run(config, home, text, machine, allow_config_change, say, hooks)
+        machine = pulsed(machine, hooks.phase)
+        return run(config, home, text, machine, allow_config_change, say, hooks, first)
 
 
 def run(
@@ -82,6 +90,7 @@ def run(
     allow_config_change: bool,
     say: Callable[[str], None],
     hooks: Hooks,
+    first: start.FirstToken,
 ) -> bool:
     """Steps, evaluations, records and checkpoints up to the end. However it ends, what was opened
     is closed in the reverse order: saver, progress, writer; then the bucket gets what they left."""
@@ -95,7 +104,6 @@ def run(
         say(report.memory_line(config, machine))
     say(f"resumed after step {state.counters.step}" if resumed else "start")
     stream = problems.stream(range(len(text.train.ids)), config.seed)
-    watchdog = guards.Watchdog(config.guard.hang_factor, config.guard.hang_floor_s)
     with contextlib.ExitStack() as after:
         asked = after.enter_context(leaving.signals())
         after.callback(workdir_lib.try_to_send, home, say)
@@ -109,15 +117,14 @@ def run(
 
         def evaluate() -> dict[str, float]:
             hooks.phase("evaluation")
-            with watchdog.watch("evaluation"):
-                return evaluate_policy(config, machine, text, state, writer, say)
+            return evaluate_policy(config, machine, text, state, writer, say)
 
         stop = cut = ""
         kept = state if resumed else None  # the newest whose record is written
         try:
             if not resumed:
                 evaluation = evaluate()
-                writer.record(0, evaluation)
+                writer.record(0, evaluation | first.told())
                 kept = state
                 hooks.phase("save")
                 saver.after_step(state, due=True, score=score(config, text, evaluation))
@@ -128,14 +135,13 @@ def run(
             while state.counters.step < config.steps and not stop:
                 asked.check()
                 journal.at(state.counters.step)
-                with watchdog.watch("rollout step"):
-                    state, record, clocks = timed_step(config, text, machine, stream, state, hooks)
+                state, record, clocks = timed_step(config, text, machine, stream, state, hooks)
                 step = state.counters.step
                 hooks.step(state, record)
                 log = metrics.step_metrics(config, state, record, clocks)
                 last = step == config.steps
                 evaluation = evaluate() if last or due(step, config.eval.every) else {}
-                log |= evaluation
+                log |= evaluation | first.told()
                 history = guards.remember(history, log)
                 state, broken = guards.count_alarms(config, state, log, history, say)
                 log |= {"alarms": broken} if broken else {}

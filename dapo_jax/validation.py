@@ -81,7 +81,8 @@ def missing(config: ml_collections.ConfigDict) -> list[str]:
     paths = [("data.train", path) for path in config.data.train.split(",")]
     paths += [("eval.files", entry.rpartition("=")[2]) for entry in config.eval.files.split(",")]
     paths += [(name, config.tokenizer[name.partition(".")[2]]) for name in schema.PATHS[2:4]]
-    if config.model.path.startswith(("/", ".", "~")) or config.model.path.count("/") > 1:
+    path = config.model.path
+    if "://" not in path and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
         paths.append(("model.path", config.model.path))
     return [
         f"config.{name}: {path.strip()}: no such file or folder"

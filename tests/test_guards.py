@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -199,35 +197,3 @@ def test_alarms_in_a_row_stop_the_run_where_configured():
     )
     c.guard.stop_after = 0
     assert not guards.why_stop(c, state.counters._replace(alarms_in_row=99), {})
-
-
-def hang_for(seconds):
-    time.sleep(seconds)
-
-
-def test_the_watchdog_prints_all_stacks_of_a_step_that_hangs(tmp_path):
-    release = threading.Event()
-    other = threading.Thread(target=release.wait, name="other")
-    other.start()
-    with (tmp_path / "stacks").open("w") as file:
-        patient, dog = guards.Watchdog(3.0, 600.0, file), guards.Watchdog(3.0, 0.05, file)
-        for _ in range(2):
-            with patient.watch("step"):
-                hang_for(0.2)
-        for kind in ("step", "evaluation"):  # their first time: no usual time is known
-            with dog.watch(kind):
-                hang_for(0.2)
-        assert (tmp_path / "stacks").read_text() == ""
-        with dog.watch("step"):
-            # It prints again and again; once it finds this thread between two turns.
-            while "in hang_for" not in (tmp_path / "stacks").read_text():
-                hang_for(0.2)
-        release.set()
-        other.join()
-        written = (tmp_path / "stacks").read_text()
-        assert "Timeout" in written and "in hang_for" in written
-        assert written.count("Thread 0x") >= 2 and "in wait" in written
-        with guards.Watchdog(0.0, 0.0, file).watch("step"):  # off
-            hang_for(0.01)
-        hang_for(0.1)  # nothing is left armed
-        assert (tmp_path / "stacks").read_text() == written

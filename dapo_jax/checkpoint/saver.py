@@ -81,7 +81,7 @@ class Saver:
         return self._manager.latest_step() == step
 
     def _newest(self) -> str:
-        good, _ = checkpoint.steps(self._directory)
+        good, _ = parallel.of_main_process(lambda: checkpoint.steps(self._directory))
         return f"of step {good[0]}" if good else "missing"
 
     def _save(self, state: State, score) -> None:

@@ -1,15 +1,10 @@
-"""What a run is watched for: numbers out of bounds, nothing to learn, steps that do not end."""
+"""What a run is watched for: numbers out of bounds, nothing to learn."""
 
-import collections
-import contextlib
-import faulthandler
 import functools
 import math
 import statistics
-import sys
-import time
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple, TextIO
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 
@@ -219,34 +214,3 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
     if config.guard.stop_after and counters.alarms_in_row >= config.guard.stop_after:
         return f"{counters.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
     return ""
-
-
-# ------------------------------------------------------------------------------------------------
-# Steps that do not end
-# ------------------------------------------------------------------------------------------------
-
-
-class Watchdog:
-    """Prints the Python stacks of all threads when something takes `factor` times as long as it
-    usually does, and at least `floor_s` seconds. It only prints: a slow disk is no reason to die.
-
-    The first time of each kind, which compiles, is not watched. faulthandler's own thread needs no
-    Python lock, so it also speaks when Python is stuck. `factor` 0: off.
-    """
-
-    def __init__(self, factor: float, floor_s: float, file: TextIO | None = None):
-        self._factor, self._floor_s = factor, floor_s
-        self._file = file or sys.__stderr__
-        self._usual = collections.defaultdict(lambda: collections.deque(maxlen=9))
-
-    @contextlib.contextmanager
-    def watch(self, kind: str) -> Iterator[None]:
-        known, started = self._usual[kind], time.monotonic()
-        if self._factor and known:
-            limit = max(self._floor_s, self._factor * statistics.median(known))
-            faulthandler.dump_traceback_later(limit, repeat=True, file=self._file)
-        try:
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-        known.append(time.monotonic() - started)
