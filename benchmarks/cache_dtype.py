@@ -132,9 +132,9 @@ def main() -> None:
         ))  # fmt: skip
         print(dict(zip(head, rows[-1], strict=True)), flush=True)
     if args.write:
-        s = model.shape
+        s, made = model.shape, results.made_by("jax").replace(str(args.model), args.model.name)
         said = (
-            f"{results.made_by('jax')}; a trained Qwen2-shaped model of"
+            f"{made}; a trained Qwen2-shaped model of"
             f" {qwen2.param_count(s):,} parameters ({s.num_layers} layers, heads of {s.head_dim}),"
             f" {args.samples} responses of {args.tokens} tokens at T=1. Sampler against trainer in"
             " the same compute dtype; greedy tokens against those of that dtype's own cache."
