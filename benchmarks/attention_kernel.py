@@ -74,7 +74,7 @@ def compile_one(spec: dict) -> None:
 
     def our_kernel(keys, values, q, new, turn, length, table):
         work = paged_kernel.work(length, table, turn, device.num_cores)
-        return paged_kernel.attend(q, *new, keys, values, jnp.int32(0), work, DIM)
+        return paged_kernel.attend(q, *new, (keys, values), jnp.int32(0), work, DIM)
 
     def jax_kernel(keys, values, q, new, turn, length, table):
         del new, turn

@@ -191,6 +191,22 @@ def test_the_step_and_what_it_costs(planned):
     assert "EXPECTED step: " in text and "at $2 a chip-hour" in text and "most uncertain" in text
 
 
+def test_what_is_off_by_default_is_priced_as_its_own_config_is(planned):
+    step = planned["step"]
+    saved = step["expected_s"] - step["options"]["loss.old_logprobs=reuse"]
+    assert saved == pytest.approx(step["parts"]["old log-probs"])
+    c = big(rollout__groups=128, optim__minibatches=4, rollout__slots=1024)
+    c.rollout.cache_dtype, c.loss.importance_cap = "int8", 2.0
+    shape, pod, traffic = plan.network(c), pods.parse("v5p-256"), plan.Traffic(200, 2000)
+    int8 = plan.expected(c, shape, planned["mesh"], pod, traffic, plan.Money(2.0))["step"]
+    assert step["options"]["rollout.cache_dtype=int8"] == pytest.approx(int8["expected_s"])
+    assert int8["decoding"]["attention"] < 0.85 * step["decoding"]["attention"]
+    (before, _), (last, seconds) = int8["changes"][-2:]
+    assert int8["changes"][:-1] == step["changes"] and before.startswith("kernel")
+    assert last == "rollout.cache_dtype: int8" and seconds == int8["expected_s"]
+    assert "rollout.cache_dtype=int8" in "\n".join(plan.report(planned))
+
+
 def test_too_big_names_what_is_big_enough():
     c = big()
     out = plan.plan(c, pods.parse("v6e-16"), plan.Traffic(256, 5120), 0.1)

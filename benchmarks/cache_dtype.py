@@ -1,0 +1,148 @@
+"""What int8 keys and values, and bfloat16, do to the samples of a trained model. CPU, minutes.
+
+    python benchmarks/cache_dtype.py --model=DIR             # config.json + safetensors
+    python benchmarks/cache_dtype.py --model=DIR --write     # and put the table into RESULTS.md
+
+Samples responses at T=1 after one token of prompt, takes the log-probs that the sampler records,
+and runs the trainer's forward over the same tokens in the same dtype. What it finds is how far off
+the denominator of the ratio is with loss.old_logprobs='reuse', and what loss.importance_cap has to
+weigh with rollout.cache_dtype='int8'. The last two rows: the same function with one pair of key
+components 100 times as large and the queries' as much smaller, as biases of Qwen2.5 make some; int8
+as it is, and without `qwen2.even_keys`.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import results
+
+from dapo_jax import config, parallel
+from dapo_jax.model import hf, qwen2
+from dapo_jax.rollout.engine import Draw, Engine, Request
+
+HEADING = "## Keys and values in int8"
+RULES = config.base().sharding.decode.to_dict()
+
+
+def generate(model, dtype: str, cache: str, even: bool, samples: int, tokens: int):
+    """Tokens and log-probs of responses at T=1, and greedy tokens after as many first ones."""
+    engine = Engine(
+        model.shape,
+        parallel.make_mesh(dict.fromkeys(parallel.AXES, 1)),
+        RULES,
+        slots=min(samples, 128),
+        prompt_tokens=1,
+        response_tokens=tokens,
+        chunk=tokens,
+        prefill_prompts=8,
+        stop_ids=[],
+        dtype=dtype,
+        cache_dtype=cache,
+    )
+    cast = engine.decode_params if even else lambda p: qwen2.cast(p, dtype)
+    weights = cast(model.params)
+    requests = [Request([1], 0, i) for i in range(samples)]
+    drawn, _ = engine.generate(weights, requests, Draw(seed=0))
+    starts = [Request([i % model.shape.vocab_size], 0, 0) for i in range(samples)]
+    greedy, _ = engine.generate(weights, starts, Draw(seed=0, temperature=0))
+    stacked = lambda responses, name: np.stack([getattr(r, name) for r in responses])
+    return stacked(drawn, "tokens"), stacked(drawn, "logps"), stacked(greedy, "tokens")
+
+
+def trainer(model, dtype: str, tokens_NxT: np.ndarray) -> np.ndarray:
+    """Log-probs of the trainer's forward; float64 [N, T]."""
+    weights = qwen2.cast(model.params, jnp.dtype(dtype))
+    whole = np.concatenate([np.ones_like(tokens_NxT[:, :1]), tokens_NxT], 1)
+
+    @jax.jit
+    def logps(tokens):
+        logits = qwen2.bind(model.shape, weights)(tokens[:, :-1])
+        found = jax.nn.log_softmax(logits, axis=-1)
+        return jnp.take_along_axis(found, tokens[:, 1:, None], 2)[..., 0]
+
+    return np.concatenate([np.asarray(logps(x), np.float64) for x in np.split(whole, 8)])
+
+
+def compared(sampled_NxT, trained_NxT) -> dict[str, float]:
+    """Of the sampler's log-probs against the trainer's of the same tokens. KL(sampler || trainer)
+    by Schulman's k3; effective samples: of tokens with weights pi_trainer / pi_sampler."""
+    gap = trained_NxT - sampled_NxT
+    weight = np.exp(gap)
+    return {
+        "mean": np.abs(gap).mean(),
+        "p99": np.quantile(np.abs(gap), 0.99),
+        "max": np.abs(gap).max(),
+        "kl": (weight - 1 - gap).mean(),
+        "ess": weight.sum() ** 2 / weight.size / (weight**2).sum(),
+        "capped": (weight > 2).mean(),
+    }
+
+
+def flips(greedy_NxT, exact_NxT) -> float:
+    """Share of greedy tokens that differ, among those whose prefixes do not."""
+    same = np.cumprod(greedy_NxT == exact_NxT, axis=1).sum(1)
+    diverged = (same < exact_NxT.shape[1]).sum()
+    return diverged / (same.sum() + diverged)
+
+
+def stretched(model, by: float = 100.0):
+    """The same function, with a pair of key components `by` times as large in every head."""
+    blocks, h = dict(model.params["blocks"]), model.shape.head_dim // 2
+    pair = np.ones(model.shape.head_dim, np.float32)
+    pair[[1, 1 + h]] = by
+    for name, factor in (("k", pair), ("k_bias", pair), ("q", 1 / pair), ("q_bias", 1 / pair)):
+        blocks[name] = blocks[name] * factor
+    return dataclasses.replace(model, params=model.params | {"blocks": blocks})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, type=pathlib.Path)
+    parser.add_argument("--samples", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=120, help="of a response")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    model, sizes = hf.load(args.model), (args.samples, args.tokens)
+    head = (
+        "compute, keys and values", "mean log-prob difference", "99%", "largest",
+        "KL a token, nats", "effective samples", "weights above 2", "greedy tokens that flip",
+    )  # fmt: skip
+    rows, exact = [head], {}
+    for name, m, dtype, cache, even in (
+        ("float32", model, "float32", "model", True),
+        ("float32, int8", model, "float32", "int8", True),
+        ("bfloat16", model, "bfloat16", "model", True),
+        ("bfloat16, int8", model, "bfloat16", "int8", True),
+        ("bfloat16, int8, stretched", stretched(model), "bfloat16", "int8", True),
+        ("bfloat16, int8, stretched, not evened", stretched(model), "bfloat16", "int8", False),
+    ):
+        tokens, logps, greedy = generate(m, dtype, cache, even, *sizes)
+        exact.setdefault(dtype, greedy)
+        x = compared(logps, trainer(m, dtype, tokens))
+        rows.append((
+            name, f"{x['mean']:.2g}", f"{x['p99']:.2g}", f"{x['max']:.2g}", f"{x['kl']:.2g}",
+            f"{x['ess']:.5f}", f"{x['capped']:.2g}", f"{flips(greedy, exact[dtype]):.2%}",
+        ))  # fmt: skip
+        print(dict(zip(head, rows[-1], strict=True)), flush=True)
+    if args.write:
+        s, made = model.shape, results.made_by("jax").replace(str(args.model), args.model.name)
+        said = (
+            f"{made}; a trained Qwen2-shaped model of"
+            f" {qwen2.param_count(s):,} parameters ({s.num_layers} layers, heads of {s.head_dim}),"
+            f" {args.samples} responses of {args.tokens} tokens at T=1. Sampler against trainer in"
+            " the same compute dtype; greedy tokens against those of that dtype's own cache."
+            " Stretched: the same function with a pair of key components 100 times as large"
+            " (`qwen2.even_keys` takes that away)."
+        )
+        results.write(HEADING, f"{HEADING}\n\n{said}\n\n{results.table(*rows)}")
+
+
+if __name__ == "__main__":
+    main()
