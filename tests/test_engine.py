@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
 from dapo_jax.model import hf, qwen2
+from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request, Stats, total
 
@@ -109,6 +110,17 @@ def test_tokens_depend_on_no_batch_chunk_or_mesh(how, params, requests, response
         assert a.truncated == b.truncated
         np.testing.assert_allclose(a.logps, b.logps, atol=1e-4)
         np.testing.assert_allclose(a.entropies, b.entropies, atol=1e-4)
+
+
+def test_nor_on_how_often_is_asked_whether_all_have_ended(monkeypatch, params, requests, responses):
+    """Rows that have all ended draw nothing more."""
+    monkeypatch.setattr(sampler, "asked_every", lambda g, steps: 8)
+    other = make_engine(chunk=16)
+    got, stats = other.generate(other.decode_params(params), requests, DRAW)
+    assert ids(got) == ids(responses)
+    for a, b in zip(got, responses, strict=True):
+        np.testing.assert_array_equal(a.logps, b.logps)
+    assert stats.tokens == sum(len(r.tokens) for r in responses)
 
 
 def test_tokens_do_not_depend_on_the_order_of_requests(engine, weights, requests, responses):

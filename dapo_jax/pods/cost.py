@@ -65,7 +65,7 @@ class Design(NamedTuple):
     change of the code changes its line here."""
 
     kernel: Kernel = OURS
-    flag_every: int = 1  # tokens between two looks at whether all rows have ended
+    flag_every: int = 8  # tokens between two looks at whether all rows have ended
     host_overlaps: bool = True  # what a chunk drew is handed over while the next is decoded
     own_segment: bool = False  # training attention leaves out blocks of other sequences
     moved: float = 1.0  # of the activations that the update gathers without overlap
