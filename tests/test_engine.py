@@ -269,6 +269,30 @@ def test_progress_counts_every_request(engine, weights, requests):
     assert sum(counts) == len(requests)
 
 
+@pytest.mark.parametrize("mesh_shape", [(1, 1, 1), (1, 2, 2)], ids=str)
+def test_the_last_rows_are_drawn_by_a_program_of_few_slots(mesh_shape, params, requests, responses):
+    """Once nothing waits and every shard's rows have room in it; the same tokens."""
+    engine = make_engine(mesh_shape, slots=8, chunk=2, page_tokens=8)
+    engine.few, seen = 4, []
+    decode = engine.programs.decode["full"]
+
+    def spy(params, pool, slots, *settings):
+        live = np.asarray(slots.active_S).reshape(engine.shards, -1).sum(1)
+        seen.append((len(slots.active_S), live.max()))
+        return decode(params, pool, slots, *settings)
+
+    engine.programs = engine.programs._replace(decode={"full": spy})
+    got, stats = engine.generate(engine.decode_params(params), requests, DRAW)
+    assert ids(got) == ids(responses)
+    for a, b in zip(got, responses, strict=True):
+        np.testing.assert_allclose(a.logps, b.logps, atol=1e-4)
+    sizes = [size for size, _ in seen]
+    assert sizes == sorted(sizes, reverse=True) and set(sizes) == {8, 4}
+    last = [most for size, most in seen if size == 8][-1]
+    assert last > 4 // engine.shards or sizes.index(4) == 0
+    assert stats.slot_steps <= 2 * sum(sizes)
+
+
 def test_a_chunk_is_handed_over_while_the_next_is_decoded(params, requests, responses):
     """All but the last; and no later than that."""
     engine, events = make_engine(chunk=4), []

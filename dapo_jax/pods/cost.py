@@ -69,6 +69,7 @@ class Design(NamedTuple):
     host_overlaps: bool = True  # what a chunk drew is handed over while the next is decoded
     own_segment: bool = False  # training attention leaves out blocks of other sequences
     moved: float = 1.0  # of the activations that the update gathers without overlap
+    few: int = 4  # the last rows run in a program of so many times fewer slots
     joined_evaluation: bool = True  # all sets at both settings in one call
 
 
@@ -217,16 +218,22 @@ class Call(NamedTuple):
     reads: "Reads"  # of all tokens of a chunk
     queued_C: np.ndarray  # bool: requests are waiting
     prefills: int  # calls of the prefill program
+    rows_C: np.ndarray | int = 0  # rows of a shard that the program has; 0 = all slots
 
 
 def look(trace: simulate.Trace, work: Work, scene: Scene, design: Design) -> Call:
     prefills = int(trace.prefills_C.sum()) * work.prefill_chunks
-    return Call(trace.steps_C, reads(trace, scene, design.kernel), trace.queued_C, prefills)
+    rows, shards = scene.sizes.slots // scene.sizes.shards, scene.sizes.shards
+    most_C = (trace.count_CxS > 0).reshape(-1, shards, rows).sum(2).max(1)
+    last_C = ~trace.queued_C & (most_C <= rows // design.few) & (rows % 32 == 0)
+    rows_C = np.where(last_C, rows // design.few, rows)
+    read = reads(trace, scene, design.kernel)
+    return Call(trace.steps_C, read, trace.queued_C, prefills, rows_C)
 
 
 def decode(call: Call, scene: Scene, k: Values, design: Design = DESIGN) -> dict[str, np.ndarray]:
     """Seconds of each chunk by what they go into: {'attention': [C], ...}."""
-    rows = scene.sizes.slots // scene.sizes.shards
+    rows = np.where(call.rows_C, call.rows_C, scene.sizes.slots // scene.sizes.shards)
     L, kernel = scene.layers, design.kernel
     once = {  # seconds of one token
         "products": products(scene, rows, k),
@@ -242,16 +249,16 @@ def decode(call: Call, scene: Scene, k: Values, design: Design = DESIGN) -> dict
     }
 
 
-def products(scene: Scene, rows: int, k: Values) -> float:
+def products(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
     """Matrix products of a token of `rows` rows: bound by reading weights, or by multiplying."""
     chip, n = scene.pod.chip, scene.read / scene.decode_split
-    return max(
+    return np.maximum(
         n * scene.item / (k["weights_hbm"] * chip.bandwidth),
         2 * n * rows / (k["decode_mxu"] * chip.flops),
     )
 
 
-def reduce_seconds(scene: Scene, rows: int, k: Values) -> float:
+def reduce_seconds(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
     """One all-reduce of the residual stream over `tensor`."""
     t = scene.decode_split
     if t == 1:
@@ -268,7 +275,7 @@ def axis_rate(pod: Pod, n: int, k: Values) -> float:
     return k[f"ici.{pod.family}"] * (1 if ring else 0.5)
 
 
-def draw_seconds(scene: Scene, rows: int, k: Values, design: Design) -> float:
+def draw_seconds(scene: Scene, rows: np.ndarray, k: Values, design: Design) -> np.ndarray:
     size = rows * scene.vocab / (128 * 19008)
     over_tensor = 4 * (scene.decode_split > 1)  # embedding, three of the draw
     over_shards = (scene.sizes.shards > 1) / design.flag_every
@@ -496,6 +503,7 @@ FIRST = Design(
     host_overlaps=False,
     own_segment=False,
     moved=1.0,
+    few=1,
     joined_evaluation=False,
 )
 
