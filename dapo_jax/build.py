@@ -200,7 +200,8 @@ def minibatch_responses(config) -> int:
 def calls(config, m: Machine) -> dict[str, Call]:
     """What a step runs, by name and quick to compile first: 'decode weights' (their cast into the
     sampler's layout), 'prefill', 'decode_MODE' (for each way to draw that training or evaluation
-    uses), 'old log-probs' and 'update' at a whole mini-batch."""
+    uses, of the last rows 'decode_MODE, few'), 'old log-probs' and 'update' at a whole mini-batch.
+    """
     abstract = qwen2.abstract(m.shape)
     micro_batches = -(-minibatch_responses(config) // config.optim.micro_batch_rows)
     wanted = m.trainer.abstract(
@@ -213,7 +214,9 @@ def calls(config, m: Machine) -> dict[str, Call]:
         "decode weights": Call(m.engine.programs.to_decode_layout, (params,)),
         "prefill": sampler.prefill,
     }
-    out |= {f"decode_{draw.mode}": sampler.decode[draw.mode] for draw in draws}
+    modes = {draw.mode for draw in draws}
+    used = {name: call for name, call in sampler.decode.items() if name.split(",")[0] in modes}
+    out |= {f"decode_{name}": call for name, call in used.items()}
     if config.loss.old_logprobs == "recompute" or config.loss.kl_coef:
         arguments = (params, batch.rows, batch.micro_batches, knobs.temperature)
         out["old log-probs"] = Call(m.trainer.log_probs, arguments, "micro-batch")

@@ -116,7 +116,7 @@ def test_command_line(tmp_path):
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_OPTIMIZATION_LEVEL": "O0"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "FITS, by the compiler" in done.stdout and "[6/6] update: " in done.stderr
+    assert "FITS, by the compiler" in done.stdout and "[8/8] update: " in done.stderr
     saved = json.loads(out.read_text())
     got = saved["compiled"]
     for phase, name in {"sampling": "decode_full", "updating": "update"}.items():

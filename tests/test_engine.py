@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
 from dapo_jax.model import hf, qwen2
+from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request, Stats, total
 
@@ -126,6 +127,17 @@ def test_an_int8_cache_is_a_little_off_and_the_same_however_the_work_is_cut(
         for q, r, row in zip(requests, told[0], exact, strict=True)
     ])  # fmt: skip
     assert 1e-4 < np.abs(gaps).mean() < 0.03 and np.abs(gaps).max() < 0.3
+
+
+def test_nor_on_how_often_is_asked_whether_all_have_ended(monkeypatch, params, requests, responses):
+    """Rows that have all ended draw nothing more."""
+    monkeypatch.setattr(sampler, "asked_every", lambda g, steps: 8)
+    other = make_engine(chunk=16)
+    got, stats = other.generate(other.decode_params(params), requests, DRAW)
+    assert ids(got) == ids(responses)
+    for a, b in zip(got, responses, strict=True):
+        np.testing.assert_array_equal(a.logps, b.logps)
+    assert stats.tokens == sum(len(r.tokens) for r in responses)
 
 
 def test_tokens_do_not_depend_on_the_order_of_requests(engine, weights, requests, responses):
@@ -272,6 +284,30 @@ def test_progress_counts_every_request(engine, weights, requests):
     counts = []
     engine.generate(weights, requests, DRAW, progress=counts.append)
     assert sum(counts) == len(requests)
+
+
+@pytest.mark.parametrize("mesh_shape", [(1, 1, 1), (1, 2, 2)], ids=str)
+def test_the_last_rows_are_drawn_by_a_program_of_few_slots(mesh_shape, params, requests, responses):
+    """Once nothing waits and every shard's rows have room in it; the same tokens."""
+    engine = make_engine(mesh_shape, slots=8, chunk=2, page_tokens=8)
+    engine.few, seen = 4, []
+    decode = engine.programs.decode["full"]
+
+    def spy(params, pool, slots, *settings):
+        live = np.asarray(slots.active_S).reshape(engine.shards, -1).sum(1)
+        seen.append((len(slots.active_S), live.max()))
+        return decode(params, pool, slots, *settings)
+
+    engine.programs = engine.programs._replace(decode={"full": spy})
+    got, stats = engine.generate(engine.decode_params(params), requests, DRAW)
+    assert ids(got) == ids(responses)
+    for a, b in zip(got, responses, strict=True):
+        np.testing.assert_allclose(a.logps, b.logps, atol=1e-4)
+    sizes = [size for size, _ in seen]
+    assert sizes == sorted(sizes, reverse=True) and set(sizes) == {8, 4}
+    last = [most for size, most in seen if size == 8][-1]
+    assert last > 4 // engine.shards or sizes.index(4) == 0
+    assert stats.slot_steps <= 2 * sum(sizes)
 
 
 def test_a_chunk_is_handed_over_while_the_next_is_decoded(params, requests, responses):

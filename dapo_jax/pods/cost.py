@@ -65,8 +65,9 @@ class Design(NamedTuple):
     change of the code changes its line here."""
 
     kernel: Kernel = OURS
-    flag_every: int = 1  # tokens between two looks at whether all rows have ended
+    flag_every: int = 8  # tokens between two looks at whether all rows have ended
     host_overlaps: bool = True  # what a chunk drew is handed over while the next is decoded
+    few: int = 4  # the last rows run in a program of so many times fewer slots
     own_segment: bool = True  # training attention leaves out blocks of other sequences
     groups_apart: bool = True  # cores share out the groups of heads of its backward pass
     joined_products: bool = True  # one product reads what is gathered of the residual stream
@@ -223,16 +224,22 @@ class Call(NamedTuple):
     reads: "Reads"  # of all tokens of a chunk
     queued_C: np.ndarray  # bool: requests are waiting
     prefills: int  # calls of the prefill program
+    rows_C: np.ndarray | int = 0  # rows of a shard that the program has; 0 = all slots
 
 
 def look(trace: simulate.Trace, work: Work, scene: Scene, design: Design) -> Call:
     prefills = int(trace.prefills_C.sum()) * work.prefill_chunks
-    return Call(trace.steps_C, reads(trace, scene, design.kernel), trace.queued_C, prefills)
+    rows, shards = scene.sizes.slots // scene.sizes.shards, scene.sizes.shards
+    most_C = (trace.count_CxS > 0).reshape(-1, shards, rows).sum(2).max(1)
+    last_C = ~trace.queued_C & (most_C <= rows // design.few) & (rows % 32 == 0)
+    rows_C = np.where(last_C, rows // design.few, rows)
+    read = reads(trace, scene, design.kernel)
+    return Call(trace.steps_C, read, trace.queued_C, prefills, rows_C)
 
 
 def decode(call: Call, scene: Scene, k: Values, design: Design = DESIGN) -> dict[str, np.ndarray]:
     """Seconds of each chunk by what they go into: {'attention': [C], ...}."""
-    rows = scene.sizes.slots // scene.sizes.shards
+    rows = np.where(call.rows_C, call.rows_C, scene.sizes.slots // scene.sizes.shards)
     L, kernel = scene.layers, design.kernel
     once = {  # seconds of one token
         "products": products(scene, rows, k),
@@ -248,22 +255,22 @@ def decode(call: Call, scene: Scene, k: Values, design: Design = DESIGN) -> dict
     }
 
 
-def products(scene: Scene, rows: int, k: Values) -> float:
+def products(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
     """Matrix products of a token of `rows` rows: bound by reading weights, or by multiplying."""
     chip, n = scene.pod.chip, scene.read / scene.decode_split
-    return max(
+    return np.maximum(
         n * scene.item / (k["weights_hbm"] * chip.bandwidth),
         2 * n * rows / (k["decode_mxu"] * chip.flops),
     )
 
 
-def reduce_seconds(scene: Scene, rows: int, k: Values) -> float:
+def reduce_seconds(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
     """One all-reduce of the residual stream, along one mesh axis after the other: of each sum a
     device keeps its part, and at last the parts are gathered."""
     seconds, part = 0.0, rows * scene.width * scene.item
     for n in scene.decode_axes:
         seconds += 2 * (n - 1) / n * part / axis_rate(scene.pod, n, k)
-        part /= n
+        part = part / n
     return seconds + k["reduce_latency"] * bool(scene.decode_axes)
 
 
@@ -275,7 +282,7 @@ def axis_rate(pod: Pod, n: int, k: Values) -> float:
     return k[f"ici.{pod.family}"] * (1 if ring else 0.5)
 
 
-def draw_seconds(scene: Scene, rows: int, k: Values, design: Design) -> float:
+def draw_seconds(scene: Scene, rows: np.ndarray, k: Values, design: Design) -> np.ndarray:
     size = rows * scene.vocab / (128 * 19008)
     over_tensor = 4 * (scene.decode_split > 1)  # embedding, three of the draw
     over_shards = (scene.sizes.shards > 1) / design.flag_every
@@ -549,6 +556,7 @@ FIRST = Design(
     flag_every=1,
     host_overlaps=False,
     own_segment=False,
+    few=1,
     groups_apart=False,
     joined_products=False,
     joined_evaluation=False,

@@ -61,7 +61,7 @@ class SamplerCalls(NamedTuple):
     pool: Any
     prefill: Call
     copy_pages: Call
-    decode: dict[str, Call]  # `Draw.mode` -> program
+    decode: dict[str, Call]  # `Draw.mode`, or 'MODE, few' of few slots -> program
 
 
 def total(stats: Sequence[Stats]) -> Stats:
@@ -131,6 +131,9 @@ class Engine:
             dtype=dtype,
         )
         self._axes = parallel.shardings(sampler.slot_axes(), mesh, rules)
+        # The last rows of a call: a token of 2,048 slots of which a few are busy takes its time.
+        rows = slots // self.shards
+        self.few = slots // 4 if self.geometry.reader == "kernel" and rows % 32 == 0 else 0
         self._pool = None
 
     def decode_params(self, params):
@@ -152,17 +155,21 @@ class Engine:
         weights = lay(jax.tree.map(cast, params), layout)
         pool = jax.eval_shape(lambda: paged.new_pool(self.geometry, self.dtype))
         pool = lay(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
-        per_slot = sampler.Slots(
-            token_S=number(slots),
-            position_S=number(slots),
-            emitted_S=number(slots),
-            limit_S=number(slots),
-            stream_S=number(slots),
-            sample_S=number(slots),
-            top_p_S=number(slots, dtype=np.float32),
-            active_S=number(slots, dtype=bool),
-            table_SxR=number(slots, rows),
-        )
+
+        def per_slot(size):
+            numbers = sampler.Slots(
+                token_S=number(size),
+                position_S=number(size),
+                emitted_S=number(size),
+                limit_S=number(size),
+                stream_S=number(size),
+                sample_S=number(size),
+                top_p_S=number(size, dtype=np.float32),
+                active_S=number(size, dtype=bool),
+                table_SxR=number(size, rows),
+            )
+            return lay(numbers, self._axes)
+
         prompts = paged.Prompts(
             number(batch, self.prefill_tokens), number(batch, rows), number(batch), number()
         )
@@ -172,15 +179,17 @@ class Engine:
         everywhere = parallel.replicated(self.mesh)
         settings = lay(settings, jax.tree.map(lambda _: everywhere, settings))
         copies = lay((number(slots),) * 2, (self._axes.token_S,) * 2)
-        decode = (weights, pool, lay(per_slot, self._axes), *settings)
         return SamplerCalls(
             weights=weights,
             pool=pool,
             prefill=Call(self.programs.prefill, (weights, pool, lay(prompts, prompt_axes))),
             copy_pages=Call(self.programs.copy_pages, (pool, *copies)),
             decode={
-                mode: Call(program, decode, "token of all slots")
+                mode + (", few" if size < slots else ""): Call(
+                    program, (weights, pool, per_slot(size), *settings), "token of all slots"
+                )
                 for mode, program in self.programs.decode.items()
+                for size in (slots, self.few)[: 1 + bool(self.few)]
             },
         )
 
@@ -249,7 +258,6 @@ class Engine:
             page_tokens=self.geometry.page_tokens,
             fixed=self.geometry.reader == "rows",
         )
-        rows = schedule.rows
         table_SxR = np.zeros((self.slots, self.geometry.row_pages), np.int32)
         responses: list[Response | None] = [None] * len(requests)
         steps = 0
@@ -262,10 +270,10 @@ class Engine:
             for row, ended, end in ends:
                 response = self._response(row, end) if ended else None
                 if on_tokens:
-                    chunk, drawn = row.parts[-1]
+                    chunk, i, drawn = row.parts[-1]
                     end = len(response.tokens) if response else row.emitted
                     n = max(end - row.emitted + drawn, 0)  # `cut` may end it before this chunk
-                    told = (x[row.slot, :n].copy() for x in (chunk.token_SxN, chunk.logp_SxN))
+                    told = (x[i, :n].copy() for x in (chunk.token_SxN, chunk.logp_SxN))
                     on_tokens(row.index, end - n, *told)
                 if response:
                     responses[row.index] = response
@@ -281,31 +289,30 @@ class Engine:
             pool = self._prefill(decode_params, pool, schedule, new)
             if copies:
                 pool = self._copy(pool, copies)
-            slots = self._slots(rows, table_SxR)
+            slots, there = self._slots(schedule, table_SxR)
             pool, out = self.programs.decode[mode](decode_params, pool, slots, *settings)
             if ends is not None:
                 hand_over(ends)
             out = parallel.to_host(out)
 
             chunks += 1
-            spent = np.array([out.count_S.sum(), int(out.count_S.max()) * self.slots])
+            size = len(out.count_S)
+            spent = np.array([out.count_S.sum(), int(out.count_S.max()) * size])
             steps += int(spent[1])
             if schedule.waiting:
                 queued += spent
-            last_S = out.token_SxN[np.arange(self.slots), out.count_S - 1].tolist()
+            last_S = out.token_SxN[np.arange(size), out.count_S - 1].tolist()
             count_S, active_S = out.count_S.tolist(), out.active_S.tolist()
             ends = []
-            for s, row in enumerate(rows):
-                if row is None:
-                    continue
-                row.parts.append((out, count_S[s]))
-                row.emitted += count_S[s]
-                row.token = last_S[s]
+            for row, i in there:
+                row.parts.append((out, i, count_S[i]))
+                row.emitted += count_S[i]
+                row.token = last_S[i]
                 end = cut(np.concatenate(_column(row, "token_SxN"))) if cut else 0
-                ended = end > 0 or not active_S[s]
+                ended = end > 0 or not active_S[i]
                 ends.append((row, ended, end))
                 if ended:
-                    schedule.release(s)
+                    schedule.release(row.slot)
         if ends is not None:
             hand_over(ends)
         self._pool = pool
@@ -331,10 +338,13 @@ class Engine:
 
     # --- to the device --------------------------------------------------------------------------
 
-    def _slots(self, rows, table_SxR: np.ndarray) -> sampler.Slots:
-        """What the slots do next. table_SxR: as the last chunk had it; is brought up to date."""
-        live = [s for s, row in enumerate(rows) if row]
-        there = [rows[s] for s in live]
+    def _slots(
+        self, schedule: Schedule, table_SxR: np.ndarray
+    ) -> tuple[sampler.Slots, list[tuple[Row, int]]]:
+        """What the rows do next, and `Schedule.places`. table_SxR: of all slots as the last chunk
+        had it; is brought up to date."""
+        size, places = schedule.places(self.few)
+        there, place = zip(*places, strict=True)
         for row in there:
             known, n = row.tabled, len(row.pages)
             if known < n:
@@ -342,8 +352,8 @@ class Engine:
                 row.tabled = n
 
         def of(values, dtype=np.int32):
-            out_S = np.zeros(self.slots, dtype)
-            out_S[live] = values
+            out_S = np.zeros((size, *np.shape(values)[1:]), dtype)
+            out_S[list(place)] = values
             return out_S
 
         slots = sampler.Slots(
@@ -355,9 +365,9 @@ class Engine:
             sample_S=of([row.request.sample for row in there]),
             top_p_S=of([row.request.top_p for row in there], np.float32),
             active_S=of(True, bool),
-            table_SxR=table_SxR.copy(),
+            table_SxR=of(table_SxR[[row.slot for row in there]]),
         )
-        return parallel.to_device(slots, self._axes)
+        return parallel.to_device(slots, self._axes), places
 
     def _prefill(self, params, pool, schedule: Schedule, new: list[int]):
         """Run the prompts of the slots `new`, each shard its own, in chunks of tokens."""
@@ -402,4 +412,4 @@ class Engine:
 
 def _column(row: Row, name: str) -> list[np.ndarray]:
     """One of a row's numbers of each of its tokens so far, a chunk apiece."""
-    return [getattr(chunk, name)[row.slot, :n] for chunk, n in row.parts]
+    return [getattr(chunk, name)[i, :n] for chunk, i, n in row.parts]

@@ -33,7 +33,7 @@ class Row:
     pages: list[int]
     slot: int
     token: int  # the last, which the next chunk begins with
-    parts: list = dataclasses.field(default_factory=list)  # (a chunk of all slots, tokens in it)
+    parts: list = dataclasses.field(default_factory=list)  # (a chunk, the place in it, tokens)
     emitted: int = 0
     tabled: int = 0  # pages that the engine's table has
 
@@ -79,6 +79,20 @@ class Schedule:
 
     def shard(self, slot: int) -> int:
         return slot * self.shards // self.slots
+
+    def places(self, few: int) -> tuple[int, list[tuple[Row, int]]]:
+        """(rows of the program for the next chunk, the rows in flight with their places in it).
+        That is all slots or, when nothing waits and every shard's rows have room there, `few`."""
+        live = [s for s, row in enumerate(self.rows) if row]
+        size, place = few // self.shards, []
+        count = [0] * self.shards
+        for s in live:
+            shard = self.shard(s)
+            place.append(shard * size + count[shard])
+            count[shard] += 1
+        if self.waiting or max(count) > size:
+            return self.slots, [(self.rows[s], s) for s in live]
+        return few, [(self.rows[s], p) for s, p in zip(live, place, strict=True)]
 
     def release(self, slot: int) -> None:
         """The row is finished, or gives way."""
