@@ -19,7 +19,7 @@ LOWER bounds of a step's seconds at the former. Last, what `plan --compile` says
     0.5B  v6e-8    4 x 2   22    33.5   1,024    256   > 234   > 7.3  > 29    19.2  22.3
     1.5B  v6e-16   8 x 2   26    33.5   1,024    512   > 168   > 11   > 43    23.7  26.0
     7B    v6e-64   16 x 4  27    33.5   2,048  1,024   > 109   > 11   > 46    26.1  26.8
-    32B   v5p-256  16 x 8  59    102.8  2,048  1,024   > 147   > 51   > 202   59.0  57.1
+    32B   v5p-256  32 x 4  64    102.8  2,048  1,024   > 147   > 51   > 202   59.0  63.7
 
 A step of 32B with a mean response of 5,000 tokens: 24 to 29 minutes by the cost model of `plan`,
 whose constants nobody has measured on a TPU.

@@ -385,7 +385,8 @@ def layouts(config, shape: qwen2.Shape, pod: pods.Pod):
             if free:
                 presets.lay_out(t, shards, tensor, together * tensor)
             t.mesh.update({"data": data, "fsdp": shards // data, "tensor": tensor})
-            if shards % data == 0 and (free or together == 1):
+            # Weights that training splits over `data` too would be gathered between slices.
+            if shards % data == 0 and (together == 1 or (free and pod.slices == 1)):
                 yield t
 
 

@@ -225,6 +225,48 @@ def test_rings_and_lines():
     assert rate("v6e-256", 8) == 0.9e11 and rate("v6e-256", 16) == 1.8e11
 
 
+def test_an_all_reduce_over_two_mesh_axes_by_hand():
+    """128 rows of 5,120 in bfloat16, 1.31 MB. v5p: a ring of four along one side, then a pair along
+    the next, which has a quarter to add up. v6e: a line of four, and four pairs on that line."""
+    k = constants.values(reduce_latency=0.0)
+    whole = 128 * 5120 * 2
+    got = lambda pod: cost.reduce_seconds(
+        shipped()[1]._replace(pod=slices.parse(pod), decode_axes=(4, 2)), 128, k
+    )
+    assert got("v5p-256") == pytest.approx(1.5 * whole / 1.8e11 + whole / 4 / 0.9e11)
+    assert got("v6e-256") == pytest.approx(1.5 * whole / 0.9e11 + whole / 0.9e11)
+    assert cost.reduce_seconds(shipped()[1]._replace(decode_axes=()), 128, k) == 0
+
+
+@pytest.mark.parametrize(("joined", "moved"), [(True, 9.4), (False, 11.5)])
+def test_waits_of_a_micro_batch_are_those_of_the_compiled_layers(joined, moved):
+    """By `hlo.waits` of four layers of 32B on v5p:4x4x8, times 16, at the ICI of constants.py: 16
+    rows over `tensor` 8 wait .852 s in a micro-batch, and with joined products 32 rows over 4 .669
+    s. A row waits less than half as long."""
+    c = presets.dapo_math("32B")
+    s = scene(c, slices.parse("v5p-256")) if joined else shipped()[1]
+    design = cost.DESIGN._replace(joined_products=joined)
+    got = cost.collective_waits(s, constants.values(), design, update=True)
+    assert (s.train_split, s.micro_rows) == ((4, 32) if joined else (8, 16))
+    assert got == pytest.approx(0.669 if joined else 0.852, rel=0.05)
+    row = 22528 * 5120 * 2 * (3 / 4 if joined else 7 / 8) / 1.8e11
+    assert got > moved * 64 * row
+
+
+def test_training_over_fewer_devices_than_decoding():
+    """The shipped 32B: weights in 128 parts while training, in 8 while decoding."""
+    s = scene(presets.dapo_math("32B"), slices.parse("v5p-256"))
+    assert (s.train_split, s.fsdp, s.replicas, s.train_kv_heads) == (4, 32, 1, 2)
+    assert (s.decode_split, s.decode_axes, s.kv_heads, s.sizes.shards) == (8, (4, 2), 1, 16)
+    narrow = shipped()[1]
+    assert (narrow.train_split, narrow.fsdp, narrow.decode_axes) == (8, 16, (8,))
+    k = constants.values()
+    per_row = lambda s: (
+        cost.micro_batch(s, s.micro_rows * 22528**2 / 4, k, update=True).seconds / s.micro_rows
+    )
+    assert per_row(s) < 0.8 * per_row(narrow)
+
+
 def test_all_that_is_done_adds_up():
     c, s = shipped(eval__every=5)
     work = quick(c, s, eval_problems=30)

@@ -213,3 +213,43 @@ def test_collectives_of_a_compiled_loop():
     assert moved["all-gather"] == hlo.Moved(7, 7 * 8 * 64 * 4)
     a, w = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole) for x in (a, w))
     assert hlo.collectives(jax.jit(f).lower(a, w).compile().as_text()) == {}
+
+
+WAITED = """
+HloModule m
+
+%condition (p: (f32[4], u32[])) -> pred[] {
+  %end = u32[] constant(3)
+  %i = u32[] get-tuple-element(%p), index=1
+  ROOT %lt = pred[] compare(%i, %end), direction=LT
+}
+
+%body (p: (f32[4], u32[])) -> (f32[4], u32[]) {
+  %near = (f32[25], f32[25]) collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}
+  %next = (f32[25], f32[25]) collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}
+  %f = f32[4] fusion(%x), kind=kLoop, calls=%c, backend_config={"estimated_cycles":"150"}
+  %near.2 = f32[25] collective-permute-done(%near)
+  %next.2 = f32[25] collective-permute-done(%next)
+  %g = f32[8] all-gather(%y), replica_groups={{0,1},{2,3}}, dimensions={0}
+  %r = f32[4] all-reduce(%y), replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
+  ROOT %t = (f32[4], u32[]) tuple(%x, %n)
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %before = f32[1000] all-gather(%x), replica_groups=[2,4]<=[8]
+  ROOT %w = (f32[4], u32[]) while(%z), condition=%condition, body=%body
+}
+"""
+
+
+def test_waits_by_hand():
+    """At a byte a second and a cycle a second: two permutations one way take 100 s one after the
+    other, beside which 150 s of work run; then 32 s of two devices and 16 of four. Three turns."""
+    groups = []
+
+    def wire(kind, size, devices):
+        groups.append((kind, devices))
+        return float(size)
+
+    assert hlo.waits(WAITED, wire, 1.0) == (3 * 150, 3 * (50 + 32 + 16))
+    assert groups[2:] == [("all-gather", 2), ("all-reduce", 4)]

@@ -148,7 +148,7 @@ def test_what_is_suggested_fits_and_runs():
         )
         assert again.to_json() == t.to_json()
         assert not plan.mistakes(again, shape, pod)
-        peak = max(plan.peaks(plan.memory(again, shape, x.mesh)).values())
+        peak = max(plan.peaks(plan.memory(again, plan.network(again), x.mesh)).values())
         assert peak == pytest.approx(x.peak) and peak <= 0.9 * pod.chip.hbm
         assert plan.waves(again, shape, x.mesh, 22528)["sequences"] > 0
 

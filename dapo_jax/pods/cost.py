@@ -266,11 +266,12 @@ def products(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
 
 def reduce_seconds(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
     """One all-reduce of the residual stream, along one mesh axis after the other: of each sum a
-    device keeps its part, and at last the parts are gathered."""
-    seconds, part = 0.0, rows * scene.width * scene.item
+    device keeps its part, and at last the parts are gathered. Groups along one side of the slice
+    share its links."""
+    seconds, part, sharing = 0.0, rows * scene.width * scene.item, 1
     for n in scene.decode_axes:
-        seconds += 2 * (n - 1) / n * part / axis_rate(scene.pod, n, k)
-        part = part / n
+        seconds += 2 * (n - 1) / n * part * sharing / axis_rate(scene.pod, n, k)
+        part, sharing = part / n, 1 if n in scene.pod.sides else sharing * n
     return seconds + k["reduce_latency"] * bool(scene.decode_axes)
 
 
