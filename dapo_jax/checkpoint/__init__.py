@@ -4,7 +4,8 @@ Promise: what `saver.Saver` has saved, `resume.newest` gives back bit for bit, o
 number of processes; what was damaged since is named, set aside and never used. What was finished of
 the steps since then, `journal.remembering` reads back. Nothing is pickled.
 
-Doors: `saver.Saver`, `resume.newest`, `checkpoint.restore_params`, `workdir.hold`, `journal.Journal`.
+Doors: `saver.Saver`, `resume.newest`, `checkpoint.restore_params`, `workdir.hold`,
+`journal.Journal`.
 Inside: checkpoint (Orbax), seal (is it what was written?), saver (in the background), resume (from
 which step, and what may have changed), branch (from another run's step, or further back), journal
 (responses of the running step), workdir (locks, buckets). The algorithm imports none of it.
