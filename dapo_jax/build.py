@@ -186,6 +186,7 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
         prefill_tokens=config.rollout.prefill_tokens,
         page_tokens=config.rollout.page_tokens,
         cache_fraction=config.rollout.cache_fraction,
+        cache_dtype=config.rollout.cache_dtype,
         stop_ids=stop_ids,
         dtype=config.model.dtype,
     )
@@ -266,13 +267,15 @@ def sample_groups(
     prompts: Sequence[tuple[int, Sequence[int]]],
     group_size: int,
     draw: Draw,
+    top_ps: Sequence[float] = (),
     **watch,
 ) -> tuple[list[Group], engine.Stats]:
-    """G responses to each (stream position, prompt); ungraded groups in the given order. watch:
-    `progress`, `on_tokens` and `cut` of `Engine.generate`."""
+    """G responses to each (stream position, prompt); ungraded groups in the given order. top_ps: of
+    each prompt, where they are not all the draw's. watch: `progress`, `on_tokens` and `cut` of
+    `Engine.generate`."""
     requests = [
-        engine.Request(prompt, position, g)
-        for position, prompt in prompts
+        engine.Request(prompt, position, g, top_p=top_p)
+        for (position, prompt), top_p in zip(prompts, top_ps or [0.0] * len(prompts), strict=True)
         for g in range(group_size)
     ]
     responses, stats = m.engine.generate(decode_params, requests, draw, **watch)

@@ -12,9 +12,11 @@ index, under a seed of evaluation's own, so scores do not depend on batch, order
 
 import functools
 import hashlib
+import itertools
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -27,6 +29,7 @@ from tqdm import tqdm
 from dapo_jax import bars, build, cli, grading, parallel, validation
 from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
 from dapo_jax.checkpoint.seal import checksums
+from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import files
 from dapo_jax.data.problems import Encoded
 from dapo_jax.hosts import processes
@@ -48,17 +51,37 @@ def evaluate(
     progress=lambda finished: None,
 ) -> Scores:
     """Draw k samples of every problem of `data` and let the judge of `text` grade them."""
+    (scores,) = evaluate_together(machine, decode_params, text, [data], k, [draw], progress)
+    return scores
+
+
+def evaluate_together(
+    machine: build.Machine,
+    decode_params,
+    text: build.Text,
+    sets: Sequence[Encoded],
+    k: int,
+    draws: Sequence[Draw],
+    progress=lambda finished: None,
+) -> list[Scores]:
+    """`evaluate` of every set by its own draw, which differ in top_p alone. One call of the
+    sampler: the last long responses of all are waited for once."""
     # The 63-bit id is cut to the 31 bits of the draw's counter.
-    names = [int(p.id[:8], 16) & 0x7FFFFFFF for p in data.problems]
+    prompts = [
+        (int(p.id[:8], 16) & 0x7FFFFFFF, ids)
+        for data in sets
+        for p, ids in zip(data.problems, data.ids, strict=True)
+    ]
+    top_ps = [draw.top_p for data, draw in zip(sets, draws, strict=True) for _ in data.ids]
+    cut = grading.cut_at(text.tokenizer, draws[0].stop_strings)
     groups, _ = build.sample_groups(
-        machine,
-        decode_params,
-        list(zip(names, data.ids, strict=True)),
-        k,
-        draw,
-        progress=progress,
-        cut=grading.cut_at(text.tokenizer, draw.stop_strings),
+        machine, decode_params, prompts, k, draws[0], top_ps, progress=progress, cut=cut
     )
+    rest = iter(groups)
+    return [_graded(text, data, list(itertools.islice(rest, len(data.ids)))) for data in sets]
+
+
+def _graded(text: build.Text, data: Encoded, groups: list[Group]) -> Scores:
     groups = grading.grade_groups(text.tokenizer, text.judge, groups, data.problems)
     grades, responses = [g.grades for g in groups], [g.responses for g in groups]
     only_scores = any(g.right_G is None for g in grades)
@@ -78,17 +101,20 @@ def evaluate_sets(
 ) -> tuple[dict[str, float], list[dict]]:
     """The evaluation of a training run: every set at top_p=1 and, where set, at `eval.top_p`.
     (tags as in log/tags.py, a row per problem and setting)."""
+    asked = list(itertools.product(text.evals.items(), build.evaluation_draws(config)))
+    if not asked:
+        return {}, []
+    sets, draws = zip(*((data, draw) for (_, data), draw in asked), strict=True)
+    results = evaluate_together(machine, decode_params, text, sets, config.eval.k, draws)
     out, rows = {}, []
-    for name, data in text.evals.items():
-        for draw in build.evaluation_draws(config):
-            scores = evaluate(machine, decode_params, text, data, config.eval.k, draw)
-            tag = f"eval/{name}" + ("" if draw.top_p == 1.0 else f"_top_p{draw.top_p:g}")
-            out |= {f"{tag}/{key}": value for key, value in scores.headline().items()}
-            if draw.top_p == 1.0:
-                out[f"{tag}/length_mean"] = float(scores.lengths_PxK.mean())
-                out[f"{tag}/truncated_frac"] = float(scores.truncated_PxK.mean())
-            about = {"set": name, "top_p": draw.top_p}
-            rows += (about | row for row in scores_lib.verdicts(data, scores))
+    for ((name, data), draw), scores in zip(asked, results, strict=True):
+        tag = f"eval/{name}" + ("" if draw.top_p == 1.0 else f"_top_p{draw.top_p:g}")
+        out |= {f"{tag}/{key}": value for key, value in scores.headline().items()}
+        if draw.top_p == 1.0:
+            out[f"{tag}/length_mean"] = float(scores.lengths_PxK.mean())
+            out[f"{tag}/truncated_frac"] = float(scores.truncated_PxK.mean())
+        about = {"set": name, "top_p": draw.top_p}
+        rows += (about | row for row in scores_lib.verdicts(data, scores))
     return out, rows
 
 

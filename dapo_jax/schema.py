@@ -95,6 +95,7 @@ SCHEMA: dict[str, Field] = {
     "rollout.prefill_prompts": Field(16, "prompts per prefill call", 1, _ROWS),
     "rollout.prefill_tokens": Field(512, "tokens of each prompt a prefill call; longer prompts take several", 8, _TOKENS),
     "rollout.page_tokens": Field(0, "tokens of a cache page; 0 = 128, and on CPU what model/paged.py measured to be quick", 0, _TOKENS),
+    "rollout.cache_dtype": Field("model", "keys and values while sampling: in model.dtype, or int8 with a scale a token and head, half the bytes; needs loss.importance_cap", choices=("model", "int8")),
     "rollout.cache_fraction": Field(1.0, "size of the cache, of what all slots at full length would fill; rows that no longer fit are made again later", 1e-6, 1.0),
 
     # --- dynamic sampling (paper Eq. 11) -------------------------------------------------------------
@@ -124,7 +125,7 @@ SCHEMA: dict[str, Field] = {
     "loss.normalizer": Field("batch_tokens", "what a token's loss is divided by; see dapo/objective.py", choices=("batch_tokens", "group_tokens", "chunk_tokens", "sequence")),
     "loss.chunk_sequences": Field(32, "responses per chunk of normalizer='chunk_tokens'", 1, _ROWS),
     "loss.overlong_filter": Field("off", "truncated responses: off = train on them; loss = leave the loss; group = leave loss and group statistics", choices=("off", "loss", "group")),
-    "loss.old_logprobs": Field("recompute", "denominator of the ratio: the trainer's own pass, or the sampler's records", choices=("recompute", "reuse")),
+    "loss.old_logprobs": Field("recompute", "denominator of the ratio: the trainer's own pass, or the sampler's records, rounding and all: a pass less", choices=("recompute", "reuse")),
     "loss.importance_cap": Field(0.0, "truncated importance weight min(pi_trainer/pi_sampler, cap) on recomputed log-probs; 0 = off", 0.0, 1e6),
     "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0, 1e6),
     "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0, 1e6),
@@ -380,6 +381,7 @@ PEERS = {
     "rollout_vllm_max_num_seqs",
     "rollout.cache_fraction": "gpu_memory_utilization vllm_gpu_memory_utilization "
     "mem_fraction_static kv_cache_size hbm_utilization_vllm",
+    "rollout.cache_dtype": "kv_cache_dtype quantize_kvcache kv_quant_dtype",
     "dynamic_sampling.enabled": "filter_groups.enable filter_groups dynamic_filter_fn "
     "dynamic_filtering",
     "dynamic_sampling.max_rounds": "max_num_gen_batches",

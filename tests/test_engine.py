@@ -111,6 +111,23 @@ def test_tokens_depend_on_no_batch_chunk_or_mesh(how, params, requests, response
         np.testing.assert_allclose(a.entropies, b.entropies, atol=1e-4)
 
 
+def test_an_int8_cache_is_a_little_off_and_the_same_however_the_work_is_cut(
+    params, requests, teacher
+):
+    told = []
+    for how in (dict(), dict(page_tokens=8, prefill_tokens=8, chunk=3, cache_fraction=0.4)):
+        engine = make_engine(cache_dtype="int8", **how)
+        told.append(engine.generate(engine.decode_params(params), requests, DRAW)[0])
+        assert [x.dtype for x in engine._pool[0]] == ["int8", "int8", "float32"]
+    assert ids(told[0]) == ids(told[1])
+    exact = teacher(requests, told[0], DRAW.temperature)
+    gaps = np.concatenate([
+        r.logps - row[np.arange(len(r.tokens)) + len(q.prompt) - 1, r.tokens]
+        for q, r, row in zip(requests, told[0], exact, strict=True)
+    ])  # fmt: skip
+    assert 1e-4 < np.abs(gaps).mean() < 0.03 and np.abs(gaps).max() < 0.3
+
+
 def test_tokens_do_not_depend_on_the_order_of_requests(engine, weights, requests, responses):
     order = np.random.default_rng(1).permutation(len(requests))
     got, _ = engine.generate(weights, [requests[i] for i in order], DRAW)
@@ -142,6 +159,19 @@ def teacher(params):
         return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
     return logps
+
+
+def test_each_request_may_have_its_own_nucleus(engine, weights, requests):
+    """In one call, to the bit what calls of their own draw: also of the whole distribution."""
+    apart = [
+        r for p in (1.0, 0.6) for r in engine.generate(weights, requests, DRAW._replace(top_p=p))[0]
+    ]
+    asked = [r._replace(top_p=p) for p in (1.0, 0.6) for r in requests]
+    together, _ = engine.generate(weights, asked, DRAW)
+    assert ids(apart)[: len(requests)] != ids(apart)[len(requests) :]
+    for a, b in zip(apart, together, strict=True):
+        for name in ("tokens", "logps", "entropies"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
 @pytest.mark.parametrize(
@@ -242,6 +272,24 @@ def test_progress_counts_every_request(engine, weights, requests):
     counts = []
     engine.generate(weights, requests, DRAW, progress=counts.append)
     assert sum(counts) == len(requests)
+
+
+def test_a_chunk_is_handed_over_while_the_next_is_decoded(params, requests, responses):
+    """All but the last; and no later than that."""
+    engine, events = make_engine(chunk=4), []
+    decode = engine.programs.decode["full"]
+
+    def spy(*arguments):
+        events.append("decode")
+        return decode(*arguments)
+
+    engine.programs = engine.programs._replace(decode={"full": spy})
+    weights = engine.decode_params(params)
+    got, stats = engine.generate(weights, requests, DRAW, progress=events.append)
+    assert ids(got) == ids(responses)
+    dispatched = [x == "decode" for x in events]
+    assert dispatched == [True] + [True, False] * (stats.chunks - 1) + [False]
+    assert sum(x for x in events if x != "decode") == len(requests)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
-from dapo_jax import evaluate
+from dapo_jax import build, config, evaluate, parallel
+from dapo_jax.data.problems import Encoded
 from dapo_jax.log import scores
+from dapo_jax.model import qwen2
 
 
 @pytest.mark.parametrize("n", [1, 4, 7])
@@ -62,3 +66,34 @@ def test_a_damaged_line_of_samples_is_named(tmp_path):
     with pytest.raises(ValueError) as error:
         scores.finished(tmp_path)
     assert str(error.value).startswith(f"{path}: line 2 is damaged; remove the file: the same comm")
+
+
+def test_a_runs_evaluation_is_one_call_with_the_samples_of_each_alone(tmp_path):
+    c = config.base()
+    c.model.update(dict(hidden_size=16, intermediate_size=16, num_layers=1))
+    c.eval.k, c.eval.top_p, c.rollout.slots = 2, 0.7, 8
+    text = build.load_text(c, tmp_path, None)
+    cut = {s: Encoded(d.ids[:3], d.problems[:3], 0) for s, d in text.evals.items()}
+    assert len(cut) > 1
+    text = text._replace(evals=cut)
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
+    machine = build.assemble(c, mesh, qwen2.shape_from_config(c), text.tokenizer.stop_ids)
+    params = machine.engine.decode_params(build.initial_params(c, machine))
+    calls, generate = [], machine.engine.generate
+    machine.engine.generate = lambda *a, **k: calls.append(len(a[1])) or generate(*a, **k)
+
+    tags, rows = evaluate.evaluate_sets(c, machine, params, text)
+    assert calls == [len(cut) * 2 * 3 * 2] and len(rows) == len(cut) * 2 * 3
+    asked = [(name, draw) for name in cut for draw in build.evaluation_draws(c)]
+    sets, draws = [cut[name] for name, _ in asked], [draw for _, draw in asked]
+    together = evaluate.evaluate_together(machine, params, text, sets, 2, draws)
+    for (name, draw), got in zip(asked, together, strict=True):
+        alone = evaluate.evaluate(machine, params, text, cut[name], 2, draw)
+        tag = f"eval/{name}" + ("_top_p0.7" if draw.top_p < 1 else "")
+        assert tags[f"{tag}/avg@k"] == alone.headline()["avg@k"]
+        pair = (list(itertools.chain(*s.responses)) for s in (got, alone))
+        for a, b in zip(*pair, strict=True):
+            np.testing.assert_array_equal(a.tokens, b.tokens)
+            np.testing.assert_array_equal(a.logps, b.logps)
+    first, cutoff = (s.responses[0][0].tokens.tolist() for s in together[:2])
+    assert first != cutoff

@@ -97,7 +97,9 @@ def test_a_collapse_of_acceptance_is_an_alarm_by_default():
 def test_the_gap_s_bound_follows_what_computes_it():
     c, gap = config.base(), {"policy/sampler_trainer_logprob_gap": 0.3}
     assert guards.alarms(c, gap, NONE)
-    c.model.dtype = "bfloat16"
+    c.rollout.cache_dtype = "int8"
+    assert not guards.alarms(c, gap, NONE)
+    c.rollout.cache_dtype, c.model.dtype = "model", "bfloat16"
     assert not guards.alarms(c, gap, NONE)
     assert guards.alarms(c, {"policy/sampler_trainer_logprob_gap": 1.5}, NONE)
     c.model.dtype, c.dynamic_sampling.surplus = (

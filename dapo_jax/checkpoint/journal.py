@@ -375,7 +375,7 @@ class _Trainer:
 def _name(request: Request) -> bytes:
     """What a response depends on beside the draw."""
     numbers = [request.stream, request.sample, request.limit, *request.prompt]
-    return np.array(numbers, np.int64).tobytes()
+    return np.array(numbers, np.int64).tobytes() + np.float64(request.top_p).tobytes()
 
 
 def _payload(response: Response) -> bytes:

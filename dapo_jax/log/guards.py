@@ -115,10 +115,12 @@ def alarms(config, log: dict, history: History) -> list[str]:
 
 def _gap_max(config) -> float:
     """One forward serves both, so what differs is rounding: 1e-5 at float32 on CPU. Accelerators
-    multiply float32 in less; bfloat16's largest over millions of tokens reaches some tenths."""
+    multiply float32 in less; bfloat16's largest over millions of tokens reaches some tenths, and so
+    does that of int8 keys and values."""
     if config.guard.gap_max >= 0:
         return config.guard.gap_max
-    return 1e-3 if config.model.dtype == "float32" and jax.default_backend() == "cpu" else 1.0
+    exact = config.model.dtype == "float32" and config.rollout.cache_dtype == "model"
+    return 1e-3 if exact and jax.default_backend() == "cpu" else 1.0
 
 
 def _drifts(guard, history: History) -> list[str]:

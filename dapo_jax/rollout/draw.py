@@ -53,7 +53,8 @@ def row_keys(seed_key: jax.Array, stream_S: jax.Array, sample_S: jax.Array) -> j
 
 
 def nucleus(weight_SxV: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Mask [S, V] of the smallest set of largest weights whose share is at least `top_p`.
+    """Mask [S, V] of the smallest set of largest weights whose share is at least `top_p`, which is
+    of all rows or [S].
 
     No sort: bisection on the threshold, over the bit patterns of the weights, which for
     non-negative floats are ordered like the floats; 31 halvings find it exactly. Equal weights at
@@ -124,8 +125,9 @@ def _cross(weight_Sxn, uniform_S):
 def draw(
     logits_SxV: jax.Array, uniform_S: jax.Array, temperature: jax.Array, top_p: jax.Array, mode: str
 ) -> Drawn:
-    """`mode` (static): 'full' draws from the whole distribution, 'top_p' from its nucleus, and
-    'greedy' takes the most likely token (recorded at temperature 1)."""
+    """`mode` (static): 'full' draws from the whole distribution, 'top_p' from its nucleus (of a
+    row at 1, from all of it: the same token as by 'full'), and 'greedy' takes the most likely token
+    (recorded at temperature 1). top_p: float32, of all rows or [S]."""
     scaled = logits_SxV.astype(jnp.float32)
     if mode != "greedy":
         scaled = scaled / temperature
@@ -139,7 +141,8 @@ def draw(
     else:
         kept = weight_SxV
         if mode == "top_p":
-            kept = jnp.where(nucleus(weight_SxV, top_p), weight_SxV, 0.0)
+            whole_Sx1 = jnp.atleast_1d(top_p)[:, None] >= 1
+            kept = jnp.where(nucleus(weight_SxV, top_p) | whole_Sx1, weight_SxV, 0.0)
         token_S, taken_S = invert(kept, uniform_S)
     # exp(-inf) * -inf is not a number: a token that cannot come adds nothing to the entropy.
     mean_shifted_S = jnp.where(weight_SxV > 0, weight_SxV * shifted_SxV, 0.0).sum(-1) / total_S

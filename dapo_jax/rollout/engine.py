@@ -89,8 +89,10 @@ class Engine:
         prefill_tokens: int = 512,
         page_tokens: int = 0,
         cache_fraction: float = 1.0,
+        cache_dtype: str = "model",
     ):
-        """Lengths in TOKENS. Raises ValueError for slots that the mesh cannot divide."""
+        """Lengths in TOKENS; cache_dtype: 'int8', or 'model' for `dtype`. Raises ValueError for
+        slots that the mesh cannot divide."""
         batch = parallel.spec(("batch",), rules)[0] or ()
         names = (batch,) if isinstance(batch, str) else batch
         self.shards = int(np.prod([mesh.shape[n] for n in names]))
@@ -116,6 +118,7 @@ class Engine:
             page_tokens=page_tokens,
             fraction=cache_fraction,
             cores=getattr(mesh.devices.flat[0], "num_cores", 1),
+            quantized=cache_dtype == "int8",
         )
         self.programs = sampler.programs(
             shape,
@@ -156,6 +159,7 @@ class Engine:
             limit_S=number(slots),
             stream_S=number(slots),
             sample_S=number(slots),
+            top_p_S=number(slots, dtype=np.float32),
             active_S=number(slots, dtype=bool),
             table_SxR=number(slots, rows),
         )
@@ -164,7 +168,7 @@ class Engine:
         )
         prompt_axes = parallel.shardings(paged.prompt_axes(), self.mesh, self.rules)
         key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-        settings = (key, number(dtype=np.float32), number(dtype=np.float32))
+        settings = (key, number(dtype=np.float32))
         everywhere = parallel.replicated(self.mesh)
         settings = lay(settings, jax.tree.map(lambda _: everywhere, settings))
         copies = lay((number(slots),) * 2, (self._axes.token_S,) * 2)
@@ -228,11 +232,13 @@ class Engine:
         limit = draw.max_tokens or self.response_tokens
         self._check(requests, limit)
         key = np.asarray(jax.random.key_data(jax.random.key(draw.seed)))
-        settings = (key, np.float32(draw.temperature or 1.0), np.float32(draw.top_p))
+        settings = (key, np.float32(draw.temperature or 1.0))
         settings = parallel.to_device(settings, parallel.replicated(self.mesh))
         pool = self.programs.new_pool() if self._pool is None else self._pool
         self._pool = None  # donated from here on; kept again when the queue is empty
 
+        requests = [r._replace(top_p=r.top_p or draw.top_p) for r in requests]
+        mode = draw._replace(top_p=min((r.top_p for r in requests), default=1.0)).mode
         schedule = Schedule(
             requests,
             slots=self.slots,
@@ -244,10 +250,30 @@ class Engine:
             fixed=self.geometry.reader == "rows",
         )
         rows = schedule.rows
+        table_SxR = np.zeros((self.slots, self.geometry.row_pages), np.int32)
         responses: list[Response | None] = [None] * len(requests)
         steps = 0
         queued = np.zeros(2, int)  # busy slot-steps, all slot-steps
         kept = chunks = prefilled = evicted = 0
+
+        def hand_over(ends: list[tuple[Row, bool, int]]) -> None:
+            """Nothing of this decides what comes next: it is done while the next chunk runs."""
+            nonlocal kept
+            for row, ended, end in ends:
+                response = self._response(row, end) if ended else None
+                if on_tokens:
+                    chunk, drawn = row.parts[-1]
+                    end = len(response.tokens) if response else row.emitted
+                    n = max(end - row.emitted + drawn, 0)  # `cut` may end it before this chunk
+                    told = (x[row.slot, :n].copy() for x in (chunk.token_SxN, chunk.logp_SxN))
+                    on_tokens(row.index, end - n, *told)
+                if response:
+                    responses[row.index] = response
+                    on_finished(row.index, response)
+                    kept += len(response.tokens)
+            progress(sum(ended for _, ended, _ in ends))
+
+        ends = None  # of the chunk before: (row, whether it ended, by `cut` at which token)
         while schedule:
             evicted += schedule.grow()
             new, copies = schedule.admit()
@@ -255,8 +281,10 @@ class Engine:
             pool = self._prefill(decode_params, pool, schedule, new)
             if copies:
                 pool = self._copy(pool, copies)
-            slots = self._slots(rows)
-            pool, out = self.programs.decode[draw.mode](decode_params, pool, slots, *settings)
+            slots = self._slots(rows, table_SxR)
+            pool, out = self.programs.decode[mode](decode_params, pool, slots, *settings)
+            if ends is not None:
+                hand_over(ends)
             out = parallel.to_host(out)
 
             chunks += 1
@@ -264,29 +292,22 @@ class Engine:
             steps += int(spent[1])
             if schedule.waiting:
                 queued += spent
-            finished = 0
+            last_S = out.token_SxN[np.arange(self.slots), out.count_S - 1].tolist()
+            count_S, active_S = out.count_S.tolist(), out.active_S.tolist()
+            ends = []
             for s, row in enumerate(rows):
                 if row is None:
                     continue
-                n = int(out.count_S[s])
-                part = tuple(
-                    x[s, :n].copy() for x in (out.token_SxN, out.logp_SxN, out.entropy_SxN)
-                )
-                start = row.emitted
-                row.parts.append(part)
-                row.emitted += n
-                response = self._response(row, bool(out.active_S[s]), cut)
-                if on_tokens:
-                    end = len(response.tokens) if response else row.emitted
-                    n = max(end - start, 0)  # `cut` may end it within what was told before
-                    on_tokens(row.index, end - n, part[0][:n], part[1][:n])
-                if response:
-                    responses[row.index] = response
-                    on_finished(row.index, response)
-                    kept += len(response.tokens)
+                row.parts.append((out, count_S[s]))
+                row.emitted += count_S[s]
+                row.token = last_S[s]
+                end = cut(np.concatenate(_column(row, "token_SxN"))) if cut else 0
+                ended = end > 0 or not active_S[s]
+                ends.append((row, ended, end))
+                if ended:
                     schedule.release(s)
-                    finished += 1
-            progress(finished)
+        if ends is not None:
+            hand_over(ends)
         self._pool = pool
         peak = schedule.peak / self.geometry.pages
         return responses, Stats(kept, steps, chunks, *queued, prefilled, evicted, peak)
@@ -310,21 +331,31 @@ class Engine:
 
     # --- to the device --------------------------------------------------------------------------
 
-    def _table(self, out: np.ndarray, row: Row) -> None:
-        out[: len(row.pages)] = row.pages
+    def _slots(self, rows, table_SxR: np.ndarray) -> sampler.Slots:
+        """What the slots do next. table_SxR: as the last chunk had it; is brought up to date."""
+        live = [s for s, row in enumerate(rows) if row]
+        there = [rows[s] for s in live]
+        for row in there:
+            known, n = row.tabled, len(row.pages)
+            if known < n:
+                table_SxR[row.slot, known:n] = row.pages[known:]
+                row.tabled = n
 
-    def _slots(self, rows) -> sampler.Slots:
-        S = self.slots
-        token_S, position_S, emitted_S, limit_S, stream_S, sample_S = np.zeros((6, S), np.int32)
-        active_S, table_SxR = np.zeros(S, bool), np.zeros((S, self.geometry.row_pages), np.int32)
-        for s, row in enumerate(rows):
-            if row:
-                token_S[s], position_S[s], emitted_S[s] = row.token, row.position, row.emitted
-                limit_S[s], active_S[s] = row.limit, True
-                stream_S[s], sample_S[s] = row.request.stream, row.request.sample
-                self._table(table_SxR[s], row)
+        def of(values, dtype=np.int32):
+            out_S = np.zeros(self.slots, dtype)
+            out_S[live] = values
+            return out_S
+
         slots = sampler.Slots(
-            token_S, position_S, emitted_S, limit_S, stream_S, sample_S, active_S, table_SxR
+            token_S=of([row.token for row in there]),
+            position_S=of([row.position for row in there]),
+            emitted_S=of([row.emitted for row in there]),
+            limit_S=of([row.limit for row in there]),
+            stream_S=of([row.request.stream for row in there]),
+            sample_S=of([row.request.sample for row in there]),
+            top_p_S=of([row.request.top_p for row in there], np.float32),
+            active_S=of(True, bool),
+            table_SxR=table_SxR.copy(),
         )
         return parallel.to_device(slots, self._axes)
 
@@ -345,7 +376,7 @@ class Engine:
             for i, (s, prompt) in enumerate(zip(batch, prompts, strict=True)):
                 tokens_BxW[i, : len(prompt)] = prompt
                 if s is not None:
-                    self._table(table_BxR[i], rows[s])
+                    table_BxR[i, : len(rows[s].pages)] = rows[s].pages
             for start in range(0, width, T):
                 chunk = paged.Prompts(
                     tokens_BxW[:, start : start + T], table_BxR, length_B, np.int32(start)
@@ -361,15 +392,14 @@ class Engine:
         pair = parallel.to_device((source_S, target_S), (self._axes.token_S,) * 2)
         return self.programs.copy_pages(pool, *pair)
 
-    def _response(self, row: Row, active: bool, cut) -> Response | None:
-        """The finished response of a row, or None while it goes on."""
-        end = 0
-        if cut:
-            end = cut(np.concatenate([p[0] for p in row.parts]))
-        if active and not end:
-            return None
-        tokens, logps, entropies = (
-            np.concatenate(x)[: end or None] for x in zip(*row.parts, strict=True)
-        )
+    def _response(self, row: Row, end: int) -> Response:
+        """Of a row that has ended. end: its tokens where `cut` ended it, else 0."""
+        columns = (_column(row, name) for name in ("token_SxN", "logp_SxN", "entropy_SxN"))
+        tokens, logps, entropies = (np.concatenate(x)[: end or None] for x in columns)
         truncated = not end and int(tokens[-1]) not in self.stop_ids
         return Response(tokens, logps, entropies, truncated)
+
+
+def _column(row: Row, name: str) -> list[np.ndarray]:
+    """One of a row's numbers of each of its tokens so far, a chunk apiece."""
+    return [getattr(chunk, name)[row.slot, :n] for chunk, n in row.parts]

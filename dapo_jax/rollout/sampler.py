@@ -34,6 +34,7 @@ class Slots(NamedTuple):
     limit_S: jax.Array  # int32, most response tokens
     stream_S: jax.Array  # int32, the problem's position in its stream (counter of the draw)
     sample_S: jax.Array  # int32, the sample's index in its group (counter of the draw)
+    top_p_S: jax.Array  # float32, nucleus mass; read in mode 'top_p' only
     active_S: jax.Array  # bool
     table_SxR: jax.Array  # int32, pages of the cache
 
@@ -58,7 +59,7 @@ def _prefill(shape, g, window, params, pool, prompts: paged.Prompts):
     return model.cached(prompts.tokens_BxT, positions_BxT, pool, attend, layers)[1]
 
 
-def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temperature, top_p):
+def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temperature):
     """Up to `steps` tokens for every active slot; ends early when all are done."""
     model = qwen2.bind(shape, params)
     layers, head_DxV = model.layer_weights(), model.head()
@@ -85,7 +86,8 @@ def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temp
         logits_SxV = jnp.matmul(x_Sx1xD[:, 0], head_DxV, preferred_element_type=jnp.float32)
         logits_SxV = constrain(logits_SxV, "batch", "vocab")
         emitted_S = slots.emitted_S + out.count_S
-        drawn = draw.draw(logits_SxV, draw.uniform(key_S, emitted_S), temperature, top_p, mode)
+        uniform_S = draw.uniform(key_S, emitted_S)
+        drawn = draw.draw(logits_SxV, uniform_S, temperature, slots.top_p_S, mode)
         stopped_S = jnp.isin(drawn.token_S, jnp.asarray(stop_ids, jnp.int32))
         count_S = out.count_S + active_S
         out = Chunk(
@@ -108,7 +110,7 @@ class SamplerPrograms(NamedTuple):
     new_pool: Callable  # () -> pool
     prefill: Callable  # (params, pool, Prompts) -> pool
     copy_pages: Callable  # (pool, source_S, target_S) -> pool
-    # `Draw.mode` -> (params, pool, Slots, key data, temperature, top_p) -> (pool, Chunk)
+    # `Draw.mode` -> (params, pool, Slots, key data, temperature) -> (pool, Chunk)
     decode: dict[str, Callable]
     to_decode_layout: Callable  # training params -> decode params
 
@@ -141,6 +143,9 @@ def programs(
         f = functools.partial(_decode, shape, g, chunk, stop_ids, mode)
         return jax.jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
 
+    def to_decode_layout(params):
+        return qwen2.cast(qwen2.even_keys(params) if g.quantized else params, dtype)
+
     prefill = functools.partial(_prefill, shape, g, prompt_tokens)
     copy_pages = functools.partial(paged.copy_pages, g)
     return SamplerPrograms(
@@ -148,7 +153,7 @@ def programs(
         prefill=jax.jit(scoped("prefill", prefill), donate_argnums=1, out_shardings=pool),
         copy_pages=jax.jit(scoped("copy_pages", copy_pages), donate_argnums=0, out_shardings=pool),
         decode={mode: decode(mode) for mode in ("full", "top_p", "greedy")},
-        to_decode_layout=jax.jit(functools.partial(qwen2.cast, dtype=dtype), out_shardings=weights),
+        to_decode_layout=jax.jit(to_decode_layout, out_shardings=weights),
     )
 
 

@@ -19,6 +19,7 @@ class Request(NamedTuple):
     stream: int  # position of the problem in its stream
     sample: int  # index in its group
     limit: int = 0  # most response tokens; 0 = what the call allows
+    top_p: float = 0.0  # nucleus mass; 0 = the call's
 
 
 @dataclasses.dataclass
@@ -30,17 +31,16 @@ class Row:
     prompt: tuple[int, ...]
     limit: int
     pages: list[int]
-    parts: list = dataclasses.field(default_factory=list)  # (tokens, logps, entropies) a chunk
+    slot: int
+    token: int  # the last, which the next chunk begins with
+    parts: list = dataclasses.field(default_factory=list)  # (a chunk of all slots, tokens in it)
     emitted: int = 0
+    tabled: int = 0  # pages that the engine's table has
 
     @property
     def position(self) -> int:
         """Tokens in the cache; the next one goes there."""
         return len(self.prompt) - 1 + self.emitted
-
-    @property
-    def token(self) -> int:
-        return int(self.parts[-1][0][-1]) if self.parts else self.prompt[-1]
 
 
 class Schedule:
@@ -111,20 +111,28 @@ class Schedule:
         return evicted
 
     def admit(self) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Waiting requests into free slots, as far as pages allow. Returns (slots whose prompt has
-        to be run, page copies (slot, source page, target page))."""
+        """Waiting requests into free slots, as far as pages allow, each into the shard with the
+        fewest rows and, of those, the fewest tokens: a token takes as long as the fullest shard's.
+        Returns (slots whose prompt has to be run, page copies (slot, source page, target page))."""
         new, copies = [], []
+        if not self.waiting:
+            return new, copies
         siblings = [defaultdict(list) for _ in range(self.shards)]  # prompt -> rows that hold it
-        busy = [0] * self.shards
+        free = [[] for _ in range(self.shards)]  # slots
+        load = [[0, 0] for _ in range(self.shards)]  # rows, tokens
         for s, row in enumerate(self.rows):
-            if row:
-                siblings[self.shard(s)][row.prompt].append(row)
-                busy[self.shard(s)] += 1
-        for s in range(self.slots):
-            if self.rows[s] or not self.waiting:
-                continue
             shard = self.shard(s)
-            pages = self._pages[shard]
+            if row:
+                siblings[shard][row.prompt].append(row)
+                load[shard][0] += 1
+                load[shard][1] += row.position
+            else:
+                free[shard].append(s)
+        able = [k for k in range(self.shards) if free[k]]
+        taken = [0] * self.shards  # of `free`
+        while self.waiting and able:
+            shard = min(able, key=load.__getitem__)
+            s, pages = free[shard][taken[shard]], self._pages[shard]
             index, request = self.waiting[0]
             prompt, limit = tuple(request.prompt), request.limit or self.limit
             held = siblings[shard][prompt]
@@ -140,13 +148,18 @@ class Schedule:
                 shared = sibling.pages[:full] if sibling else []
                 fresh = self._needs(len(prompt), 0, limit) - len(shared)
                 # One page in hand for every row in flight, or new rows would soon evict others.
-                if pages.free < fresh + busy[shard]:
+                if pages.free < fresh + load[shard][0]:
+                    able.remove(shard)
                     continue
                 table = pages.share(shared) + pages.take(fresh)
             self.waiting.popleft()
-            row = self.rows[s] = Row(index, request, prompt, limit, table)
+            row = self.rows[s] = Row(index, request, prompt, limit, table, s, prompt[-1])
             held.append(row)
-            busy[shard] += 1
+            load[shard][0] += 1
+            load[shard][1] += row.position
+            taken[shard] += 1
+            if taken[shard] == len(free[shard]):
+                able.remove(shard)
             if sibling and rest > 0:
                 copies.append((s, sibling.pages[full], table[full]))
             elif not sibling and len(prompt) > 1:
