@@ -374,8 +374,7 @@ class _Trainer:
 
 def _name(request: Request) -> bytes:
     """What a response depends on beside the draw."""
-    numbers = [request.stream, request.sample, request.limit, *request.prompt]
-    return np.array(numbers, np.int64).tobytes() + np.float64(request.top_p).tobytes()
+    return np.array(request.prompt, np.int64).tobytes() + repr(request[1:]).encode()
 
 
 def _payload(response: Response) -> bytes:

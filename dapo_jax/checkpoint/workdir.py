@@ -25,7 +25,7 @@ from etils import epath
 
 from dapo_jax import gate, parallel
 
-CHECKPOINTS, JOURNAL = "checkpoints", "journal"
+CHECKPOINTS, JOURNAL, REWOUND = "checkpoints", "journal", "rewound"
 # What a run creates, replaces or removes without asking.
 _OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
 _LOCK = ".lock"
@@ -110,7 +110,7 @@ def _open_remote(name: str) -> Workdir:
     try:
         home.remote.mkdir(parents=True, exist_ok=True)  # in a bucket of objects: nothing
         for top in home.remote.iterdir() if home.remote.exists() else ():
-            for file in _files(top) if top.name not in (CHECKPOINTS, JOURNAL) else ():
+            for file in _files(top) if top.name not in (CHECKPOINTS, JOURNAL, REWOUND) else ():
                 _fetch(home, file)
         (home.local / ".probe").write_text("")
         send(home)
