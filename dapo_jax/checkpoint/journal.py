@@ -321,15 +321,9 @@ class _Sampler:
             return self._inner.generate(
                 decode_params, requests, draw, progress=after_chunk, cut=cut
             )
-        named = repr(draw).encode()
-        keys = [self._journal.key(named, _name(request)) for request in requests]
-        responses = [_response(self._journal.get(key)) for key in keys]
+        keys, responses = self._look_up(requests, draw)
         missing = [i for i, response in enumerate(responses) if response is None]
         replayed = sum(len(r.tokens) for r in responses if r is not None)
-
-        def on_finished(index: int, response: Response) -> None:
-            if parallel.is_main_process():  # all have the same
-                self._journal.put(keys[missing[index]], _payload(response))
 
         drawn, stats = [], engine.total([])
         if len(missing) < len(requests):
@@ -340,12 +334,22 @@ class _Sampler:
                 [requests[i] for i in missing],
                 draw,
                 progress=after_chunk,
-                on_finished=on_finished,
+                on_finished=lambda index, response: self._keep(keys[missing[index]], response),
                 cut=cut,
             )
         for i, response in zip(missing, drawn, strict=True):
             responses[i] = response
         return responses, stats._replace(tokens=stats.tokens + replayed, replayed=replayed)
+
+    def _look_up(self, requests, draw) -> tuple[list[bytes], list[Response | None]]:
+        """The key of each request, and its response where that is there."""
+        named = repr(draw).encode()
+        keys = [self._journal.key(named, _name(request)) for request in requests]
+        return keys, [_response(self._journal.get(key)) for key in keys]
+
+    def _keep(self, key: bytes, response: Response) -> None:
+        if parallel.is_main_process():  # all have the same
+            self._journal.put(key, _payload(response))
 
 
 class _Trainer:
