@@ -27,6 +27,7 @@ from dapo_jax.log import guards, metrics, report
 ROOT = pathlib.Path(__file__).parent.parent
 HEADING = "## Logging"
 LIMIT = 0.02
+REMEMBERS = journal._Sampler
 
 # Part -> (module or class, name) of what belongs to it. None calls another one.
 PARTS = {
@@ -36,8 +37,7 @@ PARTS = {
     "text samples": [(metrics.Writer, "lines")],
     "files and TensorBoard": [(metrics.Writer, "record")],
     "console": [(report.Progress, "update")],
-    "journal": [(journal.Journal, name) for name in ("open", "key", "put")]
-    + [(journal, name) for name in ("_name", "_payload", "_response")],
+    "journal": [(journal.Journal, "open"), (REMEMBERS, "_look_up"), (REMEMBERS, "_keep")],
     "journal, in the background": [(journal.Journal, "flush")],
 }
 

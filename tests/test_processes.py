@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -509,12 +510,43 @@ def interrupt(tmp_path, number, to: int, *extra):
 
 
 @pytest.mark.slow
-def test_sigterm_to_one_process_saves_on_both(tmp_path):
-    workdir, done, _ = interrupt(tmp_path, signal.SIGTERM, 1)
-    assert [status for status, _ in done] == [0, 0], shown(done)
-    assert "the same command goes on from there" in done[0][1]
-    manager = checkpoint.manager(workdir / "checkpoints", keep=9)
-    assert manager.latest_step() == steps_done(workdir)
+def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(tmp_path):
+    """Then both are killed. What was drawn since the last checkpoint is read back, on both."""
+    length = ("--config.steps=40", "--config.checkpoint.every=0")
+    run(tmp_path, tmp_path / "whole", 2, *length)
+    workdir = tmp_path / "run"
+    for asked, step in ((1, 2), (0, 5), (None, 8)):
+        port = free_port()
+        running = [start(tmp_path, workdir, 2, i, port, *length) for i in range(2)]
+        wait_for_step(workdir, step, running)
+        if asked is None:
+            there = set((workdir / "journal").glob("*"))
+            while not set((workdir / "journal").glob("*")) - there:
+                assert running[0].poll() is None
+            for process in running:
+                process.kill()
+            finish(running)
+            continue
+        running[asked].send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        done = finish(running, 120)
+        assert time.monotonic() - began < 15  # 10, on a machine with a core for each
+        assert [status for status, _ in done] == [0, 0], shown(done)
+        assert "; the same command " in done[0][1] and "terminated " in done[0][1]
+    said = run(tmp_path, workdir, 2, *length)[0]
+    assert re.search(r"step \d+: \d+ responses or grades are there already", said)
+    assert numbers(workdir) == numbers(tmp_path / "whole")
+    a, b = params(workdir, 40), params(tmp_path / "whole", 40)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y), a, b)
+
+
+def numbers(workdir) -> list[dict]:
+    """Of metrics.jsonl, what a restart within a step does not change."""
+    clocks = ("time/", "perf/", "sampling/evicted")
+    return [
+        {k: v for k, v in r.items() if not k.startswith(clocks)}
+        for r in metrics.read(workdir / "metrics.jsonl")
+    ]
 
 
 @pytest.mark.slow

@@ -1,10 +1,13 @@
 """Closed wing: a run that is cut anywhere goes on as if nothing had happened.
 
 Promise: what `saver.Saver` has saved, `resume.newest` gives back bit for bit, on any mesh and any
-number of processes; what was damaged since is named, set aside and never used. Nothing is pickled.
+number of processes; what was damaged since is named, set aside and never used. What was finished of
+the steps since then, `journal.remembering` reads back. Nothing is pickled.
 
-Doors: `saver.Saver`, `resume.newest`, `checkpoint.restore_params`, `workdir.hold`.
+Doors: `saver.Saver`, `resume.newest`, `checkpoint.restore_params`, `workdir.hold`,
+`journal.Journal`.
 Inside: checkpoint (Orbax), seal (is it what was written?), saver (in the background), resume (from
-which step, and what may have changed), workdir (locks, buckets), patience (what
-cannot be read is tried again). The algorithm imports none of it.
+which step, and what may have changed), branch (from another run's step, or further back), journal
+(responses of the running step), workdir (locks, buckets), patience (what cannot be read is tried
+again). The algorithm imports none of it.
 """

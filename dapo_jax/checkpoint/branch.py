@@ -5,6 +5,7 @@ was changed it comes to the same bits as that run did; where something was, only
 difference. To rewind is to go back in the same workdir; what is left aside is moved, not deleted.
 """
 
+import itertools
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -61,28 +62,28 @@ def state(
 
 
 def rewind(config, where: str | pathlib.Path, step: int) -> None:
-    """Leave everything after `step` aside, in WORKDIR/rewound. Cut off in the middle it can be done
-    again. ValueError: `step` has no whole checkpoint."""
+    """Leave everything after `step` aside, in WORKDIR/rewound/to_STEP. Cut off in the middle it can
+    be done again. ValueError: `step` has no whole checkpoint."""
     with workdir_lib.hold(where, config.checkpoint.directory) as home:
         if not parallel.is_main_process():
             return
         directory = epath.Path(config.checkpoint.directory or home.checkpoints)
         checkpoint.find_step(directory, step)
         later = [p for p in directory.iterdir() if p.name.isdigit() and int(p.name) > step]
-        aside, n = home.local / "rewound" / f"to_{step}", 1
-        while aside.exists():
-            n += 1
-            aside = aside.with_name(f"to_{step}_{n}")
+        top = epath.Path(home.remote or home.local) / workdir_lib.REWOUND
+        names = (f"to_{step}" + f"_{n}" * (n > 1) for n in itertools.count(1))
+        name = next(name for name in names if not (top / name).exists())
+        aside = home.local / workdir_lib.REWOUND / name
         aside.mkdir(parents=True)
-        for name in ("metrics.jsonl", "config.json"):
-            if (home.local / name).exists():
-                shutil.copy2(home.local / name, aside)
+        for file in ("metrics.jsonl", "config.json"):
+            if (home.local / file).exists():
+                shutil.copy2(home.local / file, aside)
         for file in home.local.glob("*/step_*.jsonl*"):  # of rollouts/ and eval/
             if int(file.name[5:].partition(".")[0]) > step:
                 (aside / file.parent.name).mkdir(exist_ok=True)
                 file.rename(aside / file.parent.name / file.name)
         # Beside the others where they are in a bucket: not through this machine.
-        kept = directory.parent / "rewound" / aside.name / directory.name
+        kept = directory.parent / workdir_lib.REWOUND / name / directory.name
         if later:
             kept.mkdir(parents=True, exist_ok=True)
         for path in sorted(later, key=lambda p: -int(p.name)):
@@ -90,5 +91,6 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
         workdir_lib.send(home)
     print(
         f"back at step {step}; {len(later)} later checkpoints and what was logged since are kept in"
-        f" {home.name}/rewound/{aside.name}; the same command without --rewind goes on from there"
+        f" {home.name}/{workdir_lib.REWOUND}/{name}; the same command without --rewind goes on from"
+        " there"
     )

@@ -19,6 +19,7 @@ import json
 import secrets
 import struct
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ from dapo_jax.rollout.engine import Request, Response
 EVERY_S = 2.0  # what a killed run loses at most; in a bucket each write is an object
 _READERS = 32  # files read at a time: a bucket answers slowly and in parallel
 _PIECE = 1 << 24  # bytes told to the other processes at a time
-_HEAD = struct.Struct("<I16s8s")  # bytes of payload, key, checksum
+_HEAD = struct.Struct("<I16sI")  # bytes of payload, key, checksum of both
 
 # Fields that no response depends on; names that end in a dot are sections.
 _FREE = ("steps", "init_from", "init_state", "eval.", "checkpoint.", "log.", "guard.")
@@ -138,7 +139,7 @@ class Journal:
 
     def put(self, key: bytes, payload: bytes) -> None:
         """Written within EVERY_S, or by `flush`."""
-        checksum = _digest(key + payload, 8)
+        checksum = zlib.crc32(payload, zlib.crc32(key))
         record = _HEAD.pack(len(payload), key, checksum) + payload
         self._waiting.append((self._step, self._policy, record))
         if self._thread is None:
@@ -254,7 +255,7 @@ def _records(data: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
         size, key, checksum = _HEAD.unpack_from(data, at)
         end = at + _HEAD.size + size
         payload = data[at + _HEAD.size : end]
-        if _digest(key + payload, 8) == checksum:
+        if len(payload) == size and zlib.crc32(payload, zlib.crc32(key)) == checksum:
             yield key, payload, data[at:end]
         at = end
 
@@ -321,15 +322,9 @@ class _Sampler:
             return self._inner.generate(
                 decode_params, requests, draw, progress=after_chunk, cut=cut
             )
-        named = repr(draw).encode()
-        keys = [self._journal.key(named, _name(request)) for request in requests]
-        responses = [_response(self._journal.get(key)) for key in keys]
+        keys, responses = self._look_up(requests, draw)
         missing = [i for i, response in enumerate(responses) if response is None]
         replayed = sum(len(r.tokens) for r in responses if r is not None)
-
-        def on_finished(index: int, response: Response) -> None:
-            if parallel.is_main_process():  # all have the same
-                self._journal.put(keys[missing[index]], _payload(response))
 
         drawn, stats = [], engine.total([])
         if len(missing) < len(requests):
@@ -340,12 +335,29 @@ class _Sampler:
                 [requests[i] for i in missing],
                 draw,
                 progress=after_chunk,
-                on_finished=on_finished,
+                on_finished=lambda index, response: self._keep(keys[missing[index]], response),
                 cut=cut,
             )
         for i, response in zip(missing, drawn, strict=True):
             responses[i] = response
         return responses, stats._replace(tokens=stats.tokens + replayed, replayed=replayed)
+
+    def _look_up(self, requests, draw) -> tuple[list[bytes], list[Response | None]]:
+        """The key of each request, and its response where that is there."""
+        named, prompts = repr(draw).encode(), {}  # the samples of a prompt share it
+        for request in requests:
+            if id(request.prompt) not in prompts:
+                text = np.array(request.prompt, np.int64).tobytes()
+                prompts[id(request.prompt)] = _digest(named + text, 16)
+        keys = [
+            self._journal.key(prompts[id(request.prompt)], repr(request[1:]).encode())
+            for request in requests
+        ]
+        return keys, [_response(self._journal.get(key)) for key in keys]
+
+    def _keep(self, key: bytes, response: Response) -> None:
+        if parallel.is_main_process():  # all have the same
+            self._journal.put(key, _payload(response))
 
 
 class _Trainer:
@@ -370,12 +382,6 @@ class _Trainer:
         jax.block_until_ready(self._last)  # or all of a step's would be on their way at once
         self._check()
         return program(*arguments)
-
-
-def _name(request: Request) -> bytes:
-    """What a response depends on beside the draw."""
-    numbers = [request.stream, request.sample, request.limit, *request.prompt]
-    return np.array(numbers, np.int64).tobytes() + np.float64(request.top_p).tobytes()
 
 
 def _payload(response: Response) -> bytes:

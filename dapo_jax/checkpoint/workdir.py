@@ -27,10 +27,11 @@ from etils import epath
 from dapo_jax import gate, parallel
 from dapo_jax.checkpoint import patience
 
-CHECKPOINTS, JOURNAL = "checkpoints", "journal"
+CHECKPOINTS, JOURNAL, REWOUND = "checkpoints", "journal", "rewound"
 # What a run creates, replaces or removes without asking.
 _OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
 PROGRAMS = "xla"  # compiled, for all hosts (hosts/start.py)
+_LEFT_THERE = (CHECKPOINTS, JOURNAL, REWOUND, PROGRAMS)  # in a bucket
 _LOCK = ".lock"
 
 
@@ -128,12 +129,7 @@ def _open_remote(name: str) -> Workdir:
 def _small_files(remote: epath.Path) -> list[epath.Path]:
     """All that a process keeps a copy of."""
     tops = remote.iterdir() if remote.exists() else ()
-    return [
-        file
-        for top in tops
-        if top.name not in (CHECKPOINTS, JOURNAL, PROGRAMS)
-        for file in _files(top)
-    ]
+    return [file for top in tops if top.name not in _LEFT_THERE for file in _files(top)]
 
 
 def _files(path: epath.Path) -> Iterator[epath.Path]:
