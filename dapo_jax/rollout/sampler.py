@@ -82,8 +82,7 @@ def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temp
         rows = paged.CacheRows(slots.table_SxR, position_S, active_S)
         attend = paged.decode_attend(g, rows)
         x_Sx1xD, pool = model.cached(token_S[:, None], position_S[:, None], pool, attend, layers)
-        logits_SxV = jnp.matmul(x_Sx1xD[:, 0], head_DxV, preferred_element_type=jnp.float32)
-        logits_SxV = constrain(logits_SxV, "batch", "vocab")
+        logits_SxV = constrain(qwen2.logits(x_Sx1xD[:, 0], head_DxV), "batch", "vocab")
         emitted_S = slots.emitted_S + out.count_S
         drawn = draw.draw(logits_SxV, draw.uniform(key_S, emitted_S), temperature, top_p, mode)
         stopped_S = jnp.isin(drawn.token_S, jnp.asarray(stop_ids, jnp.int32))
@@ -148,7 +147,9 @@ def programs(
         prefill=jax.jit(scoped("prefill", prefill), donate_argnums=1, out_shardings=pool),
         copy_pages=jax.jit(scoped("copy_pages", copy_pages), donate_argnums=0, out_shardings=pool),
         decode={mode: decode(mode) for mode in ("full", "top_p", "greedy")},
-        to_decode_layout=jax.jit(functools.partial(qwen2.cast, dtype=dtype), out_shardings=weights),
+        to_decode_layout=jax.jit(
+            functools.partial(qwen2.cast, dtype=dtype, c=shape), out_shardings=weights
+        ),
     )
 
 
