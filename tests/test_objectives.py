@@ -1,5 +1,5 @@
-"""The field's other objectives: golden numbers, made in float64 by formulas written out, whose gradients
-agree with central differences. Every layout: test_update.py."""
+"""The field's other objectives: golden numbers, made in float64 by formulas written out, whose
+gradients agree with central differences. Every layout: test_update.py."""
 
 import importlib.util
 import os
