@@ -90,15 +90,9 @@ def row_stats(shape: qwen2.Shape, params, rows: PackedBatch, temperature) -> Hea
 
 
 def dapo_loss(
-    shape,
-    params,
-    rows: PackedBatch,
-    old_RxT,
-    ref_RxT,
-    temperature,
-    c: objective.Coefficients,
-    choice: objective.Choice,
-):
+    shape, params, rows: PackedBatch, old_RxT, ref_RxT, temperature,
+    c: objective.Coefficients, choice: objective.Choice,
+):  # fmt: skip
     """sum(weight * token loss), with optional KL and entropy terms of the same weights."""
     stats = row_stats(shape, params, rows, temperature)
     trained = rows.trained_AxRxT
@@ -326,13 +320,8 @@ class Trainer:
         return self._step(loss_fn, params, opt_state, (rows,), micro_batches, lr)
 
     def _dapo(self, knobs: Knobs):
-        return functools.partial(
-            dapo_loss,
-            self.shape,
-            temperature=knobs.temperature,
-            c=knobs.loss,
-            choice=self._choice,
-        )
+        bound = dict(temperature=knobs.temperature, c=knobs.loss, choice=self._choice)
+        return functools.partial(dapo_loss, self.shape, **bound)
 
     def _step(self, loss_fn, params, opt_state, per_micro, micro_batches, lr):
         with parallel.mesh_scope(self.mesh, self.rules):
