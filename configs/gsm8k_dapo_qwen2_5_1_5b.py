@@ -16,13 +16,15 @@ AReaL's examples/math/gsm8k_dapo_dynamic_bs.yaml in our terms (its knob -> ours)
     rewards 1 and 0, reward_bias, reward_scaling  reward.correct, reward.wrong; a shift and a scale
                                                   of all rewards drop out of the group's norm
     reward_norm group/group, eps 1e-5             advantage.epsilon, advantage.ddof
-    use_decoupled_loss, behav_imp_weight_cap 5    loss.old_logprobs 'recompute', importance_cap
-    dynamic_bs, dynamic_filter_fn                 dynamic_sampling.enabled
+    adv_norm batch/batch                          advantage.whiten
+    use_decoupled_loss                            loss.old_logprobs 'recompute'
+    rejection_sampling ratio, upper 5 (before:    loss.importance 'token_mask', importance_cap: zero
+      behav_imp_weight_cap 5)                     beyond it, in spite of the older name no cap
+    dynamic_filter_fn, dynamic_bs                 dynamic_sampling.enabled, refill False
     total_train_epochs 10 of 7,473 problems       steps
 
-Not the same: sampling waits for the update (AReaL's may be two versions old), a batch that the
-filter cut is filled up instead of shrunk, advantages are not normalised again over the batch, and
-the prompt asks for "Answer:" (the DAPO paper's) instead of a box.
+Not the same: sampling waits for the update (AReaL's may be two versions old), and the prompt asks
+for "Answer:" (the DAPO paper's) instead of a box.
 
 Pod: v6e-8, fsdp 4 x tensor 2. By the arithmetic of `python -m dapo_jax.plan --topology=v6e-8`: 24
 GB of 33.5 a chip; 1,024 responses of 1,024 tokens in flight, or 1,024 of full length; LOWER bounds
@@ -33,21 +35,13 @@ Expected: AReaL reports .7957 at best for GRPO on the Instruct model in this set
 minutes on 8 H800). Nothing has been measured here.
 """
 
-from dapo_jax import config, presets
+from dapo_jax import presets
 
 
 def get_config():
-    c = config.paper()
+    c = presets.gsm8k_dapo()
     c.model.path = "Qwen/Qwen2.5-1.5B"
     c.data.train, c.eval.files = "gsm8k_train.jsonl.gz", "gsm8k=gsm8k_test.jsonl.gz"
-    c.data.max_prompt_tokens = 1024
     c.steps = 290
-    c.rollout.groups, c.rollout.group_size, c.rollout.max_response_tokens = 256, 4, 4096
-    c.reward.correct, c.reward.wrong = 1.0, 0.0
-    c.reward.overlong_buffer_tokens = 512
-    c.advantage.epsilon = 1e-5
-    c.loss.importance_cap = 5.0
-    c.optim.lr, c.optim.warmup_steps, c.optim.weight_decay = 1.7e-5, 0, 0.017
-    c.optim.minibatches = 1
     c.eval.k, c.eval.every, c.checkpoint.every = 1, 29, 29  # once an epoch
     return presets.place(c, presets.Slice("v6e-8", 2, 4, 1024, 1.0))

@@ -3,18 +3,23 @@
     bash launch/quickstart.sh
     python -m dapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
 
+Another recipe on the same task is named behind the file, `configs/quickstart.py:gspo`: one of
+`presets.RECIPES`; benchmarks/recipes.py compares them.
+
 A supervised warm-up makes a base model of 101,952 parameters that can work a problem out but
 mostly guesses; 60 rollout steps of full DAPO then raise its held-out accuracy (T=1) from about 0.15
 to above 0.9. Hardware: two cores, about 80 seconds. Five seeds and
 the baseline: benchmarks/RESULTS.md.
 """
 
-from dapo_jax import config
+from dapo_jax import config, presets
 
 
-def get_config():
+def get_config(recipe: str = ""):
     c = config.base()  # full DAPO on the embedded task: steps of 32 x 8 responses and 8 updates
     c.steps = 60
     c.supervised_warmup.skill_steps, c.supervised_warmup.habit_steps = 900, 160
     c.checkpoint.every = 20
-    return c
+    if recipe not in ("", *presets.RECIPES):
+        raise ValueError(f"no recipe {recipe!r}; there are {', '.join(presets.RECIPES)}")
+    return presets.RECIPES[recipe](c) if recipe else c

@@ -96,6 +96,7 @@ def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected
         accept_rate=state.counters.accept_rate,
         max_rounds=config.dynamic_sampling.max_rounds,
         dynamic=config.dynamic_sampling.enabled,
+        refill=config.dynamic_sampling.refill,
         surplus=config.dynamic_sampling.surplus,
         carried=state.carried,
         accept=lambda group: overlong_filter.teaches(group, config.loss.overlong_filter),
@@ -116,8 +117,14 @@ def make_minibatches(config, groups: list[Group], step: int) -> list[list[packin
         ddof=config.advantage.ddof,
         epsilon=config.advantage.epsilon,
         counted_NxG=counted_NxG,
+        scale=config.advantage.scale,
+        leave_one_out=config.advantage.leave_one_out,
     )
     tokens_NxG = np.where(trained_NxG, length_NxG, 0)
+    if config.advantage.whiten:
+        advantage_NxG = advantage.whiten(
+            advantage_NxG, tokens_NxG, ddof=config.advantage.ddof, epsilon=config.advantage.epsilon
+        )
 
     order = np.random.default_rng([config.seed, step]).permutation(len(groups))
     size = config.rollout.groups // config.optim.minibatches  # groups; a short batch has fewer
@@ -129,6 +136,7 @@ def make_minibatches(config, groups: list[Group], step: int) -> list[list[packin
             np.repeat(part, config.rollout.group_size),
             config.loss.normalizer,
             config.loss.chunk_sequences,
+            config.rollout.max_response_tokens,
         )
         minibatches.append(
             [

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from dapo_jax import grading, parallel, schema, validation
+from dapo_jax import grading, objectives, parallel, schema, validation
 from dapo_jax.dapo import update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import arithmetic, problems, tokenizer
@@ -171,7 +171,13 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
         config.optim.clip_norm,
     )
     trainer = update.Trainer(
-        shape, mesh, rules["train"], tx, config.model.dtype, config.optim.offload
+        shape,
+        mesh,
+        rules["train"],
+        tx,
+        config.model.dtype,
+        config.optim.offload,
+        objectives.choice(config.loss),
     )
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
     sampler = engine.Engine(

@@ -1,7 +1,7 @@
 """Presets: config functions, each a difference from the one before it; configs/ adds files.
 
-base (schema.py) -> paper -> verl, grpo; `dapo_math(size)` lays `paper` over a slice of TPUs; `rung`
-takes the paper's techniques away one by one.
+base (schema.py) -> paper -> verl, grpo and the RECIPES of others; `dapo_math(size)` lays `paper`
+over a slice of TPUs; `rung` takes the paper's techniques away one by one.
 """
 
 import copy
@@ -60,6 +60,124 @@ def grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
     c.reward.overlong_penalty = 0.0
     c.dynamic_sampling.enabled = False
     return c
+
+
+# ------------------------------------------------------------------------------------------------
+# The field's recipes: each changes the algorithm of `c`; without `c`, of the paper's config, and
+# gives it the sizes and rates of its source. configs/quickstart.py:NAME runs one on a laptop.
+# ------------------------------------------------------------------------------------------------
+
+
+def dr_grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+    """Dr. GRPO (arXiv 2503.20783): naive GRPO without its two divisions, by the group's std and by
+    the response's length: A = r - mean, token losses summed and divided by L_max."""
+    c = grpo(paper() if c is None else c)
+    c.advantage.scale = "none"
+    c.loss.normalizer = "constant"
+    return c
+
+
+def gspo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+    """GSPO (arXiv 2507.18071, section 5.1): naive GRPO whose clipped ratio is the geometric mean of
+    the response's, within 3e-4 and 4e-4 of 1; four updates per rollout."""
+    if c is None:
+        c = paper()
+        c.optim.minibatches = 4
+    c = grpo(c)
+    c.loss.objective = "gspo"
+    c.loss.clip_low, c.loss.clip_high = 3e-4, 4e-4
+    return c
+
+
+def cispo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+    """DAPO with CISPO (MiniMax-M1, arXiv 2506.13585, Eq. 4-5) for PPO's clip: no lower bound, a
+    weight of at most 5 (the paper tunes it and gives no number; ScaleRL finds 4, 5 and 8 alike), a
+    mean over questions of token means. M1's Adam has eps 1e-15."""
+    if c is None:
+        c = paper()
+        c.optim.b2, c.optim.eps = 0.95, 1e-15
+    c.loss.objective = "cispo"
+    c.loss.clip_low, c.loss.clip_high = 1.0, 4.0
+    c.loss.normalizer = "group_tokens"
+    return c
+
+
+def rloo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+    """RLOO (arXiv 2402.14740): the response is one action, its baseline the mean reward of the
+    group's others, no std. Several updates per rollout clip the product of the ratios, as TRL's
+    trainer does; the paper's KL term is in the reward and left out here."""
+    if c is None:
+        c = paper()
+        c.rollout.group_size, c.optim.minibatches = 4, 1
+    c = grpo(c)
+    c.loss.objective = "rloo"
+    c.advantage.scale, c.advantage.leave_one_out = "none", True
+    return c
+
+
+def scale_rl(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+    """ScaleRL (arXiv 2510.13786, section 3): CISPO on the sampler's log-probs, a mean over
+    questions, gaps divided by the batch's std, questions without a gap dropped and not replaced, a
+    float32 head, no length penalty.
+
+    Its generators lag the trainer by up to 8 updates of 48 x 16; here 8 such updates follow one
+    rollout. Not here: retiring problems of pass rate .9, and the phrase that ends long thinking.
+    """
+    if c is None:
+        c = paper()
+        c.rollout.groups, c.rollout.max_response_tokens = 8 * 48, 14336
+        c.optim.lr, c.optim.warmup_steps, c.optim.minibatches = 5e-7, 100, 8
+        c.optim.weight_decay, c.optim.eps = 0.01, 1e-15
+    c = cispo(c)
+    c.loss.old_logprobs = "reuse"
+    c.advantage.scale, c.advantage.ddof = "batch", 0
+    c.dynamic_sampling.refill = False
+    c.reward.overlong_penalty = 0.0
+    c.model.float32_head = True
+    return c
+
+
+def just_rl(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+    """JustRL (arXiv 2512.16649, run_scaling_ssh_distill.sh): GRPO with Clip-Higher, dual clip 10
+    and a token mean, nothing filtered, nothing punished, nothing changed in mid-run.
+
+    Its verifier reads \\boxed{} answers, here the 'integer' one; its token mean was one per
+    micro-batch of 32,768 tokens, here of the mini-batch.
+    """
+    if c is None:
+        c = paper()
+        c.data.max_prompt_tokens, c.rollout.max_response_tokens = 1024, 15360
+        c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 256, 8, 4
+        c.optim.warmup_steps, c.optim.weight_decay = 10, 0.1
+        c.reward.verifier = "integer"
+        c.eval.temperature, c.eval.top_p, c.eval.every = 0.7, 0.9, 50
+        c.eval.max_response_tokens = 31744
+    c.dynamic_sampling.enabled = False
+    c.reward.overlong_penalty = 0.0
+    c.loss.dual_clip = 10.0
+    return c
+
+
+def gsm8k_dapo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+    """AReaL's examples/math/gsm8k_dapo_dynamic_bs.yaml, knob by knob in
+    configs/gsm8k_dapo_qwen2_5_1_5b.py: groups without a gap dropped and not replaced, advantages
+    normalised a second time over the batch, tokens of importance weight beyond 5 zeroed."""
+    if c is None:
+        c = paper()
+        c.data.max_prompt_tokens, c.rollout.max_response_tokens = 1024, 4096
+        c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 256, 4, 1
+        c.reward.overlong_buffer_tokens = 512
+        c.optim.lr, c.optim.warmup_steps, c.optim.weight_decay = 1.7e-5, 0, 0.017
+    c.reward.correct, c.reward.wrong = 1.0, 0.0
+    c.advantage.epsilon, c.advantage.whiten = 1e-5, True
+    c.loss.importance, c.loss.importance_cap = "token_mask", 5.0
+    c.dynamic_sampling.refill = False
+    return c
+
+
+RECIPES: dict[str, Callable[..., ml_collections.ConfigDict]] = {
+    f.__name__: f for f in (grpo, dr_grpo, gspo, cispo, rloo, scale_rl, just_rl, gsm8k_dapo)
+}
 
 
 # ------------------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ SCHEMA: dict[str, Field] = {
     "model.attention_chunk": Field(512, "queries per step of training attention; bounds its scores to chunk x row", 1, _TOKENS),
     "model.head_chunk": Field(1024, "tokens per step of the output head; bounds logits to chunk x vocabulary", 1, _TOKENS),
 
+    "model.float32_head": Field(False, "output weights and logits' products in float32 under a bfloat16 model, in sampler and trainer (ScaleRL, MiniMax-M1); logits are float32 anyway"),
+
     # --- text ---------------------------------------------------------------------------------
     "tokenizer.path": Field("", "directory or file: tokenizer.json or SentencePiece .model; '' = model.path, else the embedded task's"),
     "tokenizer.chat": Field(False, "render prompts through the chat template (False: message contents as they are)"),
@@ -101,6 +103,7 @@ SCHEMA: dict[str, Field] = {
     # --- dynamic sampling (paper Eq. 11) -------------------------------------------------------------
     "dynamic_sampling.enabled": Field(True, "keep only groups with 0 < correct < G, and refill what is missing"),
     "dynamic_sampling.max_rounds": Field(10, "generation rounds per step before `on_exhausted` applies (verl: 10)", 1),
+    "dynamic_sampling.refill": Field(True, "False: one round of `rollout.groups` problems; groups that do not teach leave the batch and nothing takes their place (AReaL dynamic_bs, ScaleRL)"),
     "dynamic_sampling.on_exhausted": Field("train", "rounds are used up: train on the groups there are, or stop with a checkpoint", choices=("train", "stop")),
     "dynamic_sampling.max_empty_steps": Field(3, "steps in a row without one learnable group before the run stops with a checkpoint", 1),
     "dynamic_sampling.surplus": Field("drop", "accepted groups beyond N: sample their problems again next step, or carry the groups over", choices=("drop", "carry")),
@@ -116,17 +119,23 @@ SCHEMA: dict[str, Field] = {
     # --- advantage -------------------------------------------------------------------------------------
     "advantage.ddof": Field(1, "1: sample std of a group, as in verl; 0: population std", 0, 1),
     "advantage.epsilon": Field(1e-6, "added to the std (verl: 1e-6; AReaL 1e-5; TRL 1e-4)", 1e-12, 1e6),
+    "advantage.scale": Field("group", "what the reward less its group's mean is divided by: the group's std, one std of the batch, nothing", choices=("group", "batch", "none")),
+    "advantage.leave_one_out": Field(False, "the mean of the other responses of the group in place of the group's (RLOO)"),
+    "advantage.whiten": Field(False, "normalise a second time, over the trained tokens of the batch (AReaL's adv_norm)"),
 
     # --- objective (paper Eq. 8) ------------------------------------------------------------------------
+    "loss.objective": Field("ppo", "a token's loss, by its name in dapo_jax/objectives.py: ppo (the paper's), cispo, gspo, gspo_token, rloo"),
     "loss.clip_low": Field(0.2, "ratio is clipped below at 1 - clip_low", 0.0, 1.0),
     "loss.clip_high": Field(0.28, "ratio is clipped above at 1 + clip_high (Clip-Higher; GRPO: = clip_low)", 0.0, 1e6),
     "loss.dual_clip": Field(0.0, "bound c > 1 on a negative advantage's loss (verl: 10); 0 = off (paper)", 0.0, 1e6),
     "loss.log_ratio_max": Field(20.0, "log-ratios are clamped to +- this before exp, so that one token cannot overflow", 1.0, 80.0),
-    "loss.normalizer": Field("batch_tokens", "what a token's loss is divided by; see dapo/objective.py", choices=("batch_tokens", "group_tokens", "chunk_tokens", "sequence")),
+    "loss.normalizer": Field("batch_tokens", "what a token's loss is divided by; see dapo/objective.py", choices=("batch_tokens", "group_tokens", "chunk_tokens", "sequence", "constant")),
     "loss.chunk_sequences": Field(32, "responses per chunk of normalizer='chunk_tokens'", 1, _ROWS),
     "loss.overlong_filter": Field("off", "truncated responses: off = train on them; loss = leave the loss; group = leave loss and group statistics", choices=("off", "loss", "group")),
     "loss.old_logprobs": Field("recompute", "denominator of the ratio: the trainer's own pass, or the sampler's records, rounding and all: a pass less", choices=("recompute", "reuse")),
-    "loss.importance_cap": Field(0.0, "truncated importance weight min(pi_trainer/pi_sampler, cap) on recomputed log-probs; 0 = off", 0.0, 1e6),
+    "loss.importance_cap": Field(0.0, "upper bound of the importance weight pi_trainer/pi_sampler on recomputed log-probs; 0 = no weight", 0.0, 1e6),
+    "loss.importance": Field("token", "the weight, by its name in dapo_jax/objectives.py: of a token, of a whole response (sequence: product, mean: geometric mean); truncated at the cap, or with _mask zeroed beyond it"),
+    "loss.importance_floor": Field(0.0, "masks also zero weights below this (IcePop: .5)", 0.0, 1.0),
     "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0, 1e6),
     "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0, 1e6),
     "loss.entropy_enough": Field(0.0, "nats per token from which on the bonus no longer pushes: a guard against collapse only; 0 = no end", 0.0),
@@ -134,6 +143,9 @@ SCHEMA: dict[str, Field] = {
     # --- optimizer -----------------------------------------------------------------------------------------
     "optim.lr": Field(3e-4, "AdamW learning rate after warm-up (paper: 1e-6)", 0.0, 10.0),
     "optim.warmup_steps": Field(2, "ROLLOUT steps of linear warm-up (paper: 20; verl: 10)", 0),
+    "optim.schedule": Field("constant", "the learning rate after warm-up", choices=("constant", "linear", "cosine")),
+    "optim.decay_steps": Field(0, "ROLLOUT steps after warm-up in which `schedule` falls to lr_end", 0),
+    "optim.lr_end": Field(0.0, "what it falls to, as a share of lr", 0.0, 1.0),
     "optim.warmup_from_zero": Field(False, "the first rollout step trains at lr 0, as verl's schedule does"),
     "optim.b1": Field(0.9, "Adam's first decay", 0.0, 0.999999),
     "optim.b2": Field(0.95, "Adam's second decay (verl: 0.999)", 0.0, 0.999999),
@@ -398,11 +410,21 @@ PEERS = {
     "loss.clip_low": "clip_ratio_low clip_ratio epsilon eps_clip grpo_epsilon",
     "loss.clip_high": "clip_ratio_high epsilon_high eps_clip_higher eps_clip_low_high",
     "loss.dual_clip": "clip_ratio_c delta c_clip",
-    "loss.normalizer": "loss_agg_mode loss_type",
+    "loss.normalizer": "loss_agg_mode",
+    "loss.objective": "loss_type loss_mode policy_loss.loss_mode policy_loss_type loss_algo loss_fn "
+    "importance_sampling_level use_cispo_loss",
+    "loss.importance": "rejection_sampling rollout_is vllm_importance_sampling_mode",
+    "advantage.scale": "scale_rewards norm_adv_by_std_in_grpo no_advantage_std_norm",
+    "advantage.whiten": "adv_norm",
+    "advantage.leave_one_out": "adv_estimator advantage_estimator use_leave_one_out_baseline",
+    "dynamic_sampling.refill": "dynamic_bs zero_variance_filter filter_zero_std_samples",
+    "model.float32_head": "cast_lm_head_to_fp32",
+    "optim.schedule": "lr_scheduler_type lr_decay_style lr_scheduler warmup_style",
+    "optim.lr_end": "min_lr_ratio",
     "loss.overlong_filter": "mask_truncated_completions mask_no_eos_with_zero",
     "loss.old_logprobs": "recompute_logprob bypass_mode",
     "loss.importance_cap": "tis_imp_ratio_cap vllm_importance_sampling_cap behav_imp_weight_cap "
-    "enable_vllm_is_correction use_decoupled_loss",
+    "behave_imp_weight_cap enable_vllm_is_correction use_decoupled_loss",
     "loss.kl_coef": "kl_loss_coef use_kl_loss beta kl_ctl init_kl_coef grpo_beta",
     "loss.entropy_coef": "entropy_coeff entropy_loss_coef",
     "optim.lr": "learning_rate actor_learning_rate",

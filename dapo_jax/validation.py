@@ -159,6 +159,12 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
             f"config.eval.stop_strings: {config.eval.stop_strings!r} has an empty text between"
             " its |"
         )
+    bad += check_objective(config.loss)
+    if config.optim.schedule != "constant" and not config.optim.decay_steps:
+        bad.append(
+            f"config.optim.decay_steps: schedule {config.optim.schedule!r} needs the rollout steps"
+            " after warm-up in which the rate falls"
+        )
     if config.loss.dual_clip and config.loss.dual_clip <= 1.0:
         bad.append(f"config.loss.dual_clip: {config.loss.dual_clip} must exceed 1 (or be 0: off)")
     if config.loss.importance_cap and config.loss.old_logprobs == "reuse":
@@ -172,6 +178,11 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
             "config.rollout.cache_dtype: 'int8' samples from a policy that is a little off; needs"
             " loss.old_logprobs='recompute' and loss.importance_cap (2 is usual), which weigh that"
         )
+    if not config.dynamic_sampling.refill and config.dynamic_sampling.on_exhausted == "stop":
+        bad.append(
+            "config.dynamic_sampling.on_exhausted: 'stop' would end the run at its first short"
+            " batch, and with refill=False most are; set 'train'"
+        )
     if config.dynamic_sampling.surplus == "carry" and not config.dynamic_sampling.enabled:
         bad.append("config.dynamic_sampling.surplus: 'carry' needs dynamic_sampling.enabled=True")
     if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps and (
@@ -183,6 +194,35 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
         )
     if bad:
         raise ConfigError("\n".join(bad))
+
+
+def check_objective(loss) -> list[str]:
+    """Names that `config.loss` gives and nothing has, and numbers that what it names has no use
+    for."""
+    from dapo_jax import objectives  # brings JAX in, which a config file does not need
+
+    tables = {"objective": objectives.OBJECTIVES, "importance": objectives.IMPORTANCE}
+    bad = [
+        f"config.loss.{name}: {loss[name]!r} is not one of {', '.join(table)}"
+        for name, table in tables.items()
+        if loss[name] not in table
+    ]
+    chosen = objectives.OBJECTIVES.get(loss.objective)
+    if chosen and loss.dual_clip and not chosen.dual_clip:
+        bad.append(
+            f"config.loss.dual_clip: objective {loss.objective!r} has no dual clip; set 0 (off)"
+        )
+    if loss.importance != "token" and not loss.importance_cap:
+        bad.append(
+            f"config.loss.importance: {loss.importance!r} needs loss.importance_cap > 0, the"
+            " largest weight"
+        )
+    if loss.importance_floor and not loss.importance.endswith("_mask"):
+        bad.append(
+            f"config.loss.importance_floor: only a mask has one, and loss.importance is"
+            f" {loss.importance!r}"
+        )
+    return bad
 
 
 def check_shape(model, tensor: int, fsdp: int) -> list[str]:
@@ -210,6 +250,22 @@ def warnings(config: ml_collections.ConfigDict) -> list[str]:
         out.append(
             "loss.overlong_filter='group' without the soft ramp (reward.overlong_penalty=0):"
             " nothing restrains response length"
+        )
+    from dapo_jax import objectives
+
+    if (
+        objectives.OBJECTIVES[config.loss.objective].of_responses
+        and config.loss.normalizer != "sequence"
+    ):
+        out.append(
+            f"loss.normalizer={config.loss.normalizer!r} with the objective"
+            f" {config.loss.objective!r}: the paper's is 'sequence', where every response weighs"
+            " the same"
+        )
+    if config.loss.objective == "cispo" and config.loss.clip_low < 1:
+        out.append(
+            f"loss.clip_low={config.loss.clip_low} with the objective 'cispo' lifts small ratios to"
+            " a bound; MiniMax-M1 and ScaleRL have none (clip_low=1, clip_high=4)"
         )
     if config.rollout.top_p < 1.0:
         out.append(

@@ -36,7 +36,7 @@ MUTANTS = [Mutant(*fields) for fields in (
     # --- Eq. 9: advantage ---
     ("dapo/advantage.py", "gap = np.where(counted, r - mean_Nx1, 0)", "gap = np.where(counted, mean_Nx1 - r, 0)", "test_advantage.py::test_sixteen_responses"),
     ("dapo/advantage.py", "np.maximum(n_Nx1 - ddof, 1)", "np.maximum(n_Nx1, 1)", "test_advantage.py::test_sixteen_responses"),
-    ("dapo/advantage.py", "std_Nx1 + epsilon)", "std_Nx1**2 + epsilon)", "test_advantage.py::test_sixteen_responses"),
+    ("dapo/advantage.py", "else std_Nx1 + epsilon", "else std_Nx1**2 + epsilon", "test_advantage.py::test_sixteen_responses"),
     ("dapo/advantage.py", "np.where(counted, r, 0).sum(1, keepdims=True)", "r.sum(1, keepdims=True)", "test_advantage.py::test_responses_left_out_change_nothing_and_get_zero"),
     ("dapo/advantage.py", "<= 1e-12", "< 0", "test_advantage.py::test_a_group_of_equal_rewards_is_exactly_zero"),
     # --- Eq. 8: objective ---
@@ -53,6 +53,15 @@ MUTANTS = [Mutant(*fields) for fields in (
     ("dapo/objective.py", "share_Q = 1 / (responses * np.maximum(tokens_Q, 1))", "share_Q = np.full(tokens_Q.shape, 1 / responses)", "test_objective.py::test_sample_level_mean_of_the_golden_case"),
     ("dapo/objective.py", "(np.cumsum(kept_Q) - 1) // chunk_sequences", "np.arange(len(kept_Q)) // chunk_sequences", "test_objective.py::test_filtered_responses_leave_the_others_as_if_they_had_never_been"),
     ("dapo/objective.py", "return np.where(kept_Q, share_Q, 0.0)", "return share_Q", "test_objective.py::test_filtered_responses_leave_the_others_as_if_they_had_never_been"),
+    # --- other objectives and advantages ---
+    ("objectives.py", "ppo_clip(per_response.mean(logp - old_logp), 0.0,", "ppo_clip(per_response.sum(logp - old_logp), 0.0,", "test_objectives.py::test_golden_losses_and_gradients"),
+    ("objectives.py", "jax.lax.stop_gradient(mean - logp) + logp", "mean", "test_objectives.py::test_golden_losses_and_gradients"),
+    ("objectives.py", "jax.lax.stop_gradient(jnp.clip(ratio, 1 - c.clip_low, 1 + c.clip_high))", "jnp.clip(ratio, 1 - c.clip_low, 1 + c.clip_high)", "test_objectives.py::test_golden_losses_and_gradients"),
+    ("objectives.py", "(ratio >= c.importance_floor) & (ratio <= c.importance_cap)", "ratio <= c.importance_cap", "test_objectives.py::test_golden_importance_weights"),
+    ("dapo/update.py", "total(x_RxT) / tokens()", "total(x_RxT)", "test_objectives.py::test_golden_losses_and_gradients"),
+    ("dapo/advantage.py", "gap = gap * n_Nx1 / np.maximum(n_Nx1 - 1, 1)", "gap = gap * n_Nx1", "test_objectives.py::test_without_std_by_the_batch_s_and_against_the_others"),
+    ("algorithm.py", "scale=config.advantage.scale,", "", "test_objectives.py::test_the_loss_of_dr_grpo_through_the_batch"),
+    ("dapo/objective.py", "1 / (responses * max_tokens)", "1 / max_tokens", "test_objectives.py::test_the_loss_of_dr_grpo_through_the_batch"),
     # --- Eq. 13 and section 3.4: length ---
     ("dapo/reward.py", "np.minimum(-over / buffer_tokens * factor, 0.0)", "-over / buffer_tokens * factor", "test_reward.py::test_the_papers_lengths"),
     ("dapo/reward.py", "(max_tokens - buffer_tokens)", "max_tokens", "test_reward.py::test_the_papers_lengths"),
@@ -73,8 +82,8 @@ MUTANTS = [Mutant(*fields) for fields in (
     ("dapo/packing.py", "rows.segments_AxRxT[cells] = segment", "rows.segments_AxRxT[cells] = 1", "test_update.py::test_gradient_against_dense_float64"),
     ("dapo/packing.py", "key=lambda i: (-lengths[i], i)", "key=lambda i: (lengths[i], i)", "test_packing.py::test_best_fit"),
     ("dapo/update.py", "bonus = c.entropy_coef * jnp.minimum(stats.entropy_RxT, c.entropy_enough)", "bonus = c.entropy_coef * stats.entropy_RxT", "test_update.py::test_gradient_against_dense_float64"),
-    ("dapo/update.py", "logits_RxcxV = logits / temperature", "logits_RxcxV = logits", "test_update.py::test_head_stats"),
-    ("dapo/update.py", "weight = rows.weight_AxRxT * objective.importance_weight(old, rows.sampled_logp_AxRxT, c)", "weight = rows.weight_AxRxT", "test_update.py::test_gradient_against_dense_float64"),
+    ("dapo/update.py", "qwen2.logits(x_RxcxD, head_f32.astype(dtype)) / temperature", "qwen2.logits(x_RxcxD, head_f32.astype(dtype))", "test_update.py::test_head_stats"),
+    ("dapo/update.py", "weight = rows.weight_AxRxT * importance", "weight = rows.weight_AxRxT", "test_update.py::test_gradient_against_dense_float64"),
     ("dapo/update.py", "return keep(new_params, params), keep(new_state, opt_state), norm, ~finite", "return keep(new_params, params), new_state, norm, ~finite", "test_update.py::test_a_non_finite_gradient_keeps_the_old_state"),
     ("dapo/update.py", "done = step if optim.warmup_from_zero else step + 1", "done = step", "test_update.py::test_learning_rate_of_the_paper"),
     ("dapo/update.py", "optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),", "optax.identity(),", "test_update.py::test_optimizer_is_adamw"),

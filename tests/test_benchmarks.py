@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))
 import lengths
 import quickstart
+import recipes
 import results
 import timing
 
@@ -18,7 +19,7 @@ import timing
 KEPT = ("checkpoint_cost", "kv_traffic", "logging_cost", "pod_plan", "pod_update", "quickstart")
 
 
-@pytest.mark.parametrize("name", [*KEPT, "race", "sampler", "update"])
+@pytest.mark.parametrize("name", [*KEPT, "race", "recipes", "sampler", "update"])
 def test_every_benchmark_can_keep_its_figures(name):
     source = pathlib.Path(results.__file__).with_name(f"{name}.py").read_text()
     assert '"--write"' in source and "results.write(" in source
@@ -44,6 +45,28 @@ def test_the_quickstarts_summary():
     assert "| naive GRPO | step 0 | step 20 | step 40 | mean after the start | M tokens |" in text
     assert re.search(r"mean after the start: \+?0\.275 ", text), text
     assert "At naive GRPO's tokens (2.00 M): DAPO 0.93" in text
+
+
+def test_recipes_are_compared_at_the_smallest_budget():
+    def run(updates, tokens):
+        return [
+            {"step": s, recipes.TAG: v, "optim/updates": s * updates, "spent/tokens": s * tokens}
+            for s, v in ((0, 0.0), (6, 0.6))
+        ]
+
+    records = {"dapo": [run(10, 3e6), run(10, 3e6)], "gspo": [run(20, 1e6), run(20, 1e6)]}
+    text = recipes.summary(records)
+    # 60 updates: all of dapo's 6 steps, 3 of gspo's; 6 M tokens: 2 of dapo's, all of gspo's.
+    assert "| dapo | 0.500 +- 0.000 | 0.167 +- 0.000 | 60 | 18.00 |" in text
+    assert "| gspo | 0.250 +- 0.000 | 0.500 +- 0.000 | 120 | 6.00 |" in text
+
+
+def test_every_recipe_is_a_config_of_the_quickstart():
+    dapo = recipes.fields("dapo")
+    for arm in recipes.ARMS:
+        changed = {k for k, v in recipes.fields(arm).items() if v != dapo[k]}
+        assert bool(changed) == (arm != "dapo")
+        assert not any(k.startswith(("supervised_warmup.", "data.", "optim.")) for k in changed)
 
 
 @pytest.mark.parametrize("n", [64, 512])

@@ -116,6 +116,17 @@ def test_enough_carried_groups_need_no_round():
     assert got.next_position == 9
 
 
+def test_without_refill_what_does_not_teach_leaves_a_hole():
+    """AReaL's dynamic_bs: one round of as many problems as the batch has, however many are lost;
+    the next step begins behind all of them."""
+    stream = Stream([1, 0, 4, 2, 0, 0, 0, 0])
+    got = collect(stream, need=4, accept_rate=0.5, refill=False)
+    assert stream.asked == [range(0, 4)]
+    assert positions(got.groups) == [0, 3] and got.next_position == 4 and got.rounds == 1
+    got = collect(stream, start=4, need=4, accept_rate=got.accept_rate, refill=False)
+    assert got.groups == [] and got.next_position == 8
+
+
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_max_rounds_with_nothing_to_learn(rounds):
     stream = Stream([0, 4])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from dapo_jax import config, parallel, plan
+from dapo_jax import build, config, parallel, plan
 from dapo_jax.model import paged, qwen2
 
 TINY = qwen2.Shape(
@@ -261,6 +261,38 @@ def test_bfloat16_copy_computes_near_the_master_weights():
     assert copy.dtype == jnp.bfloat16
     real = SEGMENTS > 0
     assert 1e-4 < np.abs(np.asarray(copy, np.float32) - master)[real].mean() < 0.05
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_float32_head_under_a_bfloat16_model(tied):
+    """Its weights are the master's, its products are not rounded, and nothing else changes type."""
+    shape = TINY._replace(tie_embeddings=tied, float32_head=True)
+    master = params(shape)
+    copy = qwen2.cast(master, jnp.bfloat16, shape)
+    name = "embed" if tied else "lm_head"
+    wide = {k for k, w in copy.items() if k != "blocks" and w.dtype == jnp.float32}
+    assert wide == {name} and {w.dtype for w in copy["blocks"].values()} == {jnp.bfloat16.dtype}
+    x = hidden(shape, copy)
+    assert x.dtype == jnp.bfloat16
+    weights = np.float64(master[name].T if tied else master[name])
+    exact = np.float64(x) @ weights
+    error = lambda head: np.abs(np.asarray(qwen2.logits(x, head)) - exact).max()
+    head = qwen2.bind(shape, copy).head()
+    assert error(head) < 1e-5 < 1e-3 < error(head.astype(jnp.bfloat16))
+
+
+def test_sampler_and_trainer_take_a_float32_head():
+    c = config.base()
+    c.model.dtype, c.model.float32_head = "bfloat16", True
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
+    calls = build.calls(c, build.assemble(c, mesh, qwen2.shape_from_config(c), (0,)))
+    cast = calls["decode weights"]
+    assert jax.eval_shape(cast.program, *cast.arguments)["embed"].dtype == jnp.float32
+    V, D = c.model.vocab_size, c.model.hidden_size
+    for name in ("decode_full", "old log-probs", "update"):
+        text = calls[name].program.lower(*calls[name].arguments).as_text()
+        product = rf"dot_general.*HIGHEST.*\(tensor<[\dx]*{D}xf32>, tensor<{D}x{V}xf32>\)"
+        assert re.search(product, text), name
 
 
 def test_config_fields_become_the_shape():

@@ -38,6 +38,7 @@ def everything(tmp_path_factory):
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
     c.reward.overlong_buffer_tokens, c.loss.kl_coef, c.log.text_every = 4, 0.1, 1
+    c.loss.importance, c.loss.importance_cap = "token_mask", 5.0
     c.guard.entropy_max = 0.1  # random weights are far above
     c.mesh.fsdp, c.mesh.tensor = 4, 2
     train.train(c, workdir, score=stubbed_train.JUDGE)

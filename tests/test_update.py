@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 from jax.sharding import Mesh
 
-from dapo_jax import config, parallel
+from dapo_jax import config, objectives, parallel
 from dapo_jax.dapo import objective, packing, update
 from dapo_jax.model import qwen2
 
@@ -115,7 +115,7 @@ def oracle_stats(params, items, temperature):
     return logp, -(jnp.exp(logp_all) * logp_all).sum(-1)
 
 
-def oracle_loss(params, batch, c):
+def oracle_loss(params, batch, c, objective="ppo", importance="token"):
     """The objective, case by case."""
     items = batch.items
     ones = [np.ones(len(i.response)) for i in items]
@@ -125,31 +125,53 @@ def oracle_loss(params, batch, c):
     sampled = dense(items, [i.sampled_logps for i in items])
     A = dense(items, [o * i.advantage for o, i in zip(ones, items, strict=True)])
     weight = dense(items, [o * i.weight for o, i in zip(ones, items, strict=True)])
-    ratio = jnp.exp(jnp.where(trained > 0, logp - old, 0.0))
+    mean = lambda x: x.sum(1, keepdims=True) / trained.sum(1, keepdims=True)
+    moved = jnp.where(trained > 0, logp - old, 0.0)
+    if objective.startswith("gspo"):  # both: a response's tokens have one advantage
+        moved = trained * mean(moved)
+    elif objective == "rloo":
+        moved = trained * moved.sum(1, keepdims=True)
+    ratio = jnp.exp(moved)
     gain = jnp.where(
         A > 0,
         A * jnp.minimum(ratio, 1 + c.clip_high),
         A * jnp.minimum(jnp.maximum(ratio, 1 - c.clip_low), c.dual_clip),
     )
+    if objective == "cispo":
+        fixed = jax.lax.stop_gradient(ratio)
+        gain = jnp.clip(fixed, 1 - c.clip_low, 1 + c.clip_high) * A * logp
+    w = ratio_w = np.exp(old - sampled)
+    if importance.startswith("sequence"):
+        w = ratio_w = trained * np.exp((old - sampled).sum(1, keepdims=True))
+    elif importance.startswith("mean"):
+        ratio_w = trained * np.exp(mean(old - sampled))
+        w = w if importance == "mean_mask" else ratio_w
+    if importance.endswith("_mask"):
+        w = np.where((ratio_w < c.importance_floor) | (ratio_w > c.importance_cap), 0, w)
+    else:
+        w = np.minimum(w, c.importance_cap)
     if c.importance:
-        weight = weight * np.minimum(np.exp(old - sampled), c.importance_cap)
+        weight = weight * w
     r = jnp.where(trained > 0, ref - logp, 0.0)
     bonus = jnp.where(entropy < c.entropy_enough, entropy, c.entropy_enough)
     kl = jnp.exp(r) - 1 - r
     loss = (weight * (-gain + c.kl_coef * kl - c.entropy_coef * bonus)).sum()
+    cut = objective == "cispo"
     metrics = dict(
         loss=(weight * -gain).sum(),
         tokens=trained.sum(),
         entropy=(trained * entropy).sum(),
         prob=(trained * jnp.exp(logp)).sum(),
-        clip_low=(trained * (A < 0) * (ratio < 1 - c.clip_low)).sum(),
-        clip_high=(trained * (A > 0) * (ratio > 1 + c.clip_high)).sum(),
+        clip_low=(trained * (cut | (A < 0)) * (ratio < 1 - c.clip_low)).sum(),
+        clip_high=(trained * (cut | (A > 0)) * (ratio > 1 + c.clip_high)).sum(),
         dual_clip=(trained * (A < 0) * (ratio > c.dual_clip)).sum(),
         approx_kl=(trained * (old - logp)).sum(),
         ref_kl=(trained * kl).sum(),
         ratio_max=(trained * ratio).max(),
         sampler_gap=(trained * abs(logp - sampled)).max(),
     )
+    if importance != "token":
+        metrics["importance_zeroed"] = (trained * (w == 0)).sum()
     return loss, metrics
 
 
@@ -247,10 +269,10 @@ def mesh_of(data=1, fsdp=1, tensor=1):
     return Mesh(np.array(jax.devices()[:n]).reshape(data, fsdp, tensor), parallel.AXES)
 
 
-def make_programs(shape=SHAPE, mesh=None, tx=None):
+def make_programs(shape=SHAPE, mesh=None, tx=None, choice=objective.DAPO):
     """The default optimizer is one whose state is the gradient, so that `update` hands it out."""
     tx = optax.trace(decay=0.0) if tx is None else tx
-    return update.Trainer(shape, mesh or mesh_of(), RULES, tx, "float32")
+    return update.Trainer(shape, mesh or mesh_of(), RULES, tx, "float32", choice=choice)
 
 
 @pytest.fixture(scope="module")
@@ -386,6 +408,31 @@ def test_head_stats(chunk):
     entropy = -(prob * np.log(prob)).sum(-1)
     np.testing.assert_allclose(got.logp_RxT, logp, rtol=1e-5, atol=2e-5)
     np.testing.assert_allclose(got.entropy_RxT, entropy, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "importance"),
+    [
+        ("cispo", "token_mask"),
+        ("gspo", "sequence"),
+        ("gspo_token", "mean"),
+        ("rloo", "sequence_mask"),
+        ("ppo", "mean_mask"),
+    ],
+)
+def test_every_objective_and_weight_in_every_layout(params, near_batch, name, importance):
+    """Against float64; then in longer rows, more of them to a micro-batch, on four devices: which
+    sequences share a row changes no response's sum."""
+    c = ALL_ON._replace(importance_cap=1.1, importance_floor=0.7, dual_clip=np.inf)
+    want = truth(lambda p: oracle_loss(p, near_batch, c, name, importance), params)
+    choice = objective.Choice(
+        objectives.OBJECTIVES[name].token_loss, objectives.IMPORTANCE[importance]
+    )
+    assert_same(run(make_programs(choice=choice), params, near_batch, c), want)
+    wide = make_programs(mesh=mesh_of(fsdp=2, tensor=2), choice=choice)
+    assert_same(run(wide, params, near_batch, c, row_tokens=40, micro_rows=4), want)
+    if importance.endswith("_mask"):
+        assert 0 < want.value.metrics["importance_zeroed"] < want.value.metrics["tokens"]
 
 
 # --- however it is computed -----------------------------------------------------------------------
@@ -572,6 +619,25 @@ def test_learning_rate_of_verl():
     rate = [update.learning_rate(config.verl().optim, step) for step in range(15)]
     np.testing.assert_allclose(rate[:11], 1e-6 * np.arange(11) / 10)
     assert rate[0] == 0 and rate[9] < 1e-6 and rate[10:] == [1e-6] * 5
+
+
+@pytest.mark.parametrize("from_zero", [False, True])
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_learning_rate_falls_by_optax_s_schedules(warmup, from_zero):
+    """By rollout step, from the full rate, reached once, to `lr_end` of it; then it stays there."""
+    optim = config.base().optim
+    optim.lr, optim.warmup_steps, optim.warmup_from_zero = 2e-3, warmup, from_zero
+    optim.decay_steps, optim.lr_end = 10, 0.1
+    full = max(warmup - (not from_zero), 0)
+    rate = {}
+    for optim.schedule in ("constant", "linear", "cosine"):
+        rate[optim.schedule] = [update.learning_rate(optim, step) for step in range(full + 14)]
+    part = np.minimum(np.arange(14) / 10, 1)
+    np.testing.assert_allclose(rate["linear"][full:], 2e-3 * (1 - 0.9 * part), rtol=1e-5)
+    cosine = 2e-3 * (0.1 + 0.9 * (1 + np.cos(np.pi * part)) / 2)
+    np.testing.assert_allclose(rate["cosine"][full:], cosine, rtol=1e-5)
+    assert rate["constant"][full:] == [2e-3] * 14
+    assert rate["linear"][:full] == rate["cosine"][:full] == rate["constant"][:full]
 
 
 def test_learning_rate_without_warm_up():

@@ -87,6 +87,7 @@ def collect(
     accept_rate: float,
     max_rounds: int,
     dynamic: bool = True,
+    refill: bool = True,
     surplus: str = "drop",
     carried: Sequence[Group] = (),
     accept: Callable[[Group], bool] = lambda group: group.mixed,
@@ -99,13 +100,15 @@ def collect(
     surplus='carry': such groups come first in the next step, with their recorded log-probs.
     accept: whether a group teaches. accept_rate: the share that did in earlier steps; 1 = nobody
     knows, and the first round, which draws just the batch, finds out.
-    Without `dynamic` every group is accepted and one round of `need` problems is drawn.
+    Without `dynamic` every group is accepted and one round of `need` problems is drawn; without
+    `refill` one round as well, of which the groups that teach are the batch.
     """
     accepted, drawn = list(carried), []
     position, rounds, teaching, prior = start, 0, 0, accept_rate
+    max_rounds = max_rounds if refill else 1
     while len(accepted) < need and rounds < max_rounds:
         missing = need - len(accepted)
-        size = round_size(missing, accept_rate, need) if dynamic else missing
+        size = round_size(missing, accept_rate, need) if dynamic and refill else missing
         groups = sample(range(position, position + size))
         drawn += groups
         taught = [g for g in groups if accept(g)]

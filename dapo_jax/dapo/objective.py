@@ -11,12 +11,14 @@ padding or mesh, and one compiled update serves them all:
                    of responses. verl at the authors' commit, whose chunks were micro-batches.
     sequence       1 / (responses x tokens of the response). GRPO: a mean over responses of token
                    means.
+    constant       1 / (responses x L_max). Dr. GRPO: a mean over responses of token sums.
 
-AReaL's names for the same switches: eps_clip = clip_low, eps_clip_higher = clip_high, c_clip =
-dual_clip; its loss is `batch_tokens`, and its advantages are normalized a second time over the
-batch, which nothing here does.
+Which function gives a token's loss is a static choice (`Choice`): the paper's is `ppo_clip`, the
+field's others are in objectives.py. AReaL's names for the same switches: eps_clip = clip_low,
+eps_clip_higher = clip_high, c_clip = dual_clip; its loss is `batch_tokens`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -36,6 +38,7 @@ class Coefficients(NamedTuple):
     kl_coef: float
     entropy_coef: float
     entropy_enough: float  # nats; inf = the bonus has no end
+    importance_floor: float = 0.0  # weights below it are zeroed, where the choice is a mask
 
 
 def coefficients(loss) -> Coefficients:
@@ -50,8 +53,17 @@ def coefficients(loss) -> Coefficients:
         kl_coef=loss.kl_coef,
         entropy_coef=loss.entropy_coef,
         entropy_enough=loss.entropy_enough or np.inf,
+        importance_floor=loss.importance_floor,
     )
     return jax.tree.map(np.float32, numbers)
+
+
+class PerResponse(NamedTuple):
+    """Reductions over the trained tokens of a response, for losses whose ratio is a response's;
+    each takes and gives an array of the tokens' shape, 0 outside responses."""
+
+    sum: Callable[[jax.Array], jax.Array]
+    mean: Callable[[jax.Array], jax.Array]
 
 
 class TokenLoss(NamedTuple):
@@ -64,7 +76,9 @@ class TokenLoss(NamedTuple):
     dual_clipped: jax.Array  # bool: the dual clip did
 
 
-def ppo_clip(logp, old_logp, advantage, c: Coefficients) -> TokenLoss:
+def ppo_clip(
+    logp, old_logp, advantage, c: Coefficients, per_response: PerResponse | None = None
+) -> TokenLoss:
     """-min(ratio A, clip(ratio, 1 - low, 1 + high) A), at most -c A where A < 0 (dual clip)."""
     log_ratio = jnp.clip(logp - old_logp, -c.log_ratio_max, c.log_ratio_max)
     ratio = jnp.exp(log_ratio)
@@ -84,11 +98,23 @@ def ppo_clip(logp, old_logp, advantage, c: Coefficients) -> TokenLoss:
     )
 
 
-def importance_weight(old_logp, sampled_logp, c: Coefficients) -> jax.Array:
+def importance_weight(
+    old_logp, sampled_logp, c: Coefficients, per_response: PerResponse | None = None
+) -> jax.Array:
     """min(pi_trainer / pi_sampler, cap), for samplers whose probabilities differ from the
     trainer's; 1 where `c.importance` is 0."""
     gap = jnp.clip(old_logp - sampled_logp, -c.log_ratio_max, c.log_ratio_max)
     return jnp.where(c.importance > 0, jnp.minimum(jnp.exp(gap), c.importance_cap), 1.0)
+
+
+class Choice(NamedTuple):
+    """What of the objective is code and no number: static, part of the compiled update."""
+
+    token_loss: Callable[..., TokenLoss] = ppo_clip
+    importance: Callable[..., jax.Array] = importance_weight
+
+
+DAPO = Choice()
 
 
 def k3(logp, ref_logp) -> jax.Array:
@@ -99,13 +125,18 @@ def k3(logp, ref_logp) -> jax.Array:
 
 
 def token_weights(
-    tokens_Q: np.ndarray, group_Q: np.ndarray, normalizer: str, chunk_sequences: int
+    tokens_Q: np.ndarray,
+    group_Q: np.ndarray,
+    normalizer: str,
+    chunk_sequences: int,
+    max_tokens: int = 1,
 ) -> np.ndarray:
     """What one token of each response weighs; float64 [Q].
 
     tokens_Q: trained tokens of each response of the mini-batch, 0 for one that is filtered out (it
-    counts in no denominator). group_Q: which group it belongs to. The weights of all trained tokens
-    add up to 1 (0 when there are none).
+    counts in no denominator). group_Q: which group it belongs to. max_tokens: L_max, of 'constant'.
+    The weights of all trained tokens add up to 1 (0 when there are none); with 'constant' to the
+    mean length over L_max.
     """
     tokens_Q = np.asarray(tokens_Q, np.float64)
     kept_Q = tokens_Q > 0
@@ -114,6 +145,8 @@ def token_weights(
         share_Q = np.full(tokens_Q.shape, 1 / max(tokens_Q.sum(), 1))
     elif normalizer == "sequence":
         share_Q = 1 / (responses * np.maximum(tokens_Q, 1))
+    elif normalizer == "constant":
+        share_Q = np.full(tokens_Q.shape, 1 / (responses * max_tokens))
     else:
         if normalizer == "group_tokens":
             part_Q = np.asarray(group_Q)

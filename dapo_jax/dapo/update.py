@@ -41,13 +41,11 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
     def part(x, head, targets, temperature):
         x = jax.lax.all_gather(x, over_T, axis=1, tiled=True) if over_T else x
         head = jax.lax.all_gather(head, over_D, axis=0, tiled=True) if over_D else head
-        head_f32 = head.astype(jnp.float32)
+        head_f32, dtype = head.astype(jnp.float32), head.dtype
         first = jax.lax.axis_index(over_V) * head.shape[1] if over_V else 0
 
         def stats(x_RxcxD, targets_Rxc):
-            head_DxV = head_f32.astype(x.dtype)
-            logits = jnp.matmul(x_RxcxD, head_DxV, preferred_element_type=jnp.float32)
-            logits_RxcxV = logits / temperature
+            logits_RxcxV = qwen2.logits(x_RxcxD, head_f32.astype(dtype)) / temperature
             top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
             shifted = logits_RxcxV - (jax.lax.pmax(top, over_V) if over_V else top)
             weight = jnp.exp(shifted)
@@ -92,15 +90,18 @@ def row_stats(shape: qwen2.Shape, params, rows: PackedBatch, temperature) -> Hea
 
 
 def dapo_loss(
-    shape, params, rows: PackedBatch, old_RxT, ref_RxT, temperature, c: objective.Coefficients
-):
+    shape, params, rows: PackedBatch, old_RxT, ref_RxT, temperature,
+    c: objective.Coefficients, choice: objective.Choice,
+):  # fmt: skip
     """sum(weight * token loss), with optional KL and entropy terms of the same weights."""
     stats = row_stats(shape, params, rows, temperature)
     trained = rows.trained_AxRxT
     logp = jnp.where(trained, stats.logp_RxT, 0.0)
     old = jnp.where(trained, old_RxT, 0.0)
-    term = objective.ppo_clip(logp, old, rows.advantage_AxRxT, c)
-    weight = rows.weight_AxRxT * objective.importance_weight(old, rows.sampled_logp_AxRxT, c)
+    over = per_response(rows)
+    term = choice.token_loss(logp, old, rows.advantage_AxRxT, c, over)
+    importance = choice.importance(old, rows.sampled_logp_AxRxT, c, over)
+    weight = rows.weight_AxRxT * importance
     kl = objective.k3(logp, jnp.where(trained, ref_RxT, 0.0))
     bonus = c.entropy_coef * jnp.minimum(stats.entropy_RxT, c.entropy_enough)
     loss = jnp.sum(weight * (term.loss + c.kl_coef * kl - bonus))
@@ -117,9 +118,26 @@ def dapo_loss(
         approx_kl=count(old - logp),
         ref_kl=count(kl),
     )
+    if choice.importance is not objective.DAPO.importance:
+        sums["importance_zeroed"] = count(importance == 0)
     gap = jnp.where(trained, jnp.abs(logp - rows.sampled_logp_AxRxT), 0.0)
     maxima = dict(ratio_max=jnp.max(jnp.where(trained, term.ratio, 0.0)), sampler_gap=jnp.max(gap))
     return loss, (sums, maxima)
+
+
+def per_response(rows: PackedBatch) -> objective.PerResponse:
+    """Reductions over the response of each cell of a micro-batch. A sequence lies whole in one row,
+    so every device sums its own rows."""
+
+    def part(x_RxT, segments_RxT):
+        add = lambda x_T, at_T: jnp.zeros(x_T.size + 1).at[at_T].add(x_T)[at_T]
+        return jax.vmap(add)(x_RxT, segments_RxT)
+
+    cells = ("batch", None)
+    split = parallel.per_shard(part, (cells, cells), cells)
+    total = lambda x_RxT: split(x_RxT, rows.segments_AxRxT)
+    tokens = lambda: jnp.maximum(total(rows.trained_AxRxT.astype(jnp.float32)), 1.0)
+    return objective.PerResponse(total, lambda x_RxT: total(x_RxT) / tokens())
 
 
 def supervised_loss(shape, params, rows: PackedBatch):
@@ -187,12 +205,19 @@ def optimizer(
 
 
 def learning_rate(optim, step: int) -> float:
-    """lr of rollout step `step` (from 0): linear warm-up, then constant. With `warmup_from_zero`
-    step 0 trains at lr 0, which is where verl's schedule starts."""
-    if not optim.warmup_steps:
-        return optim.lr
-    done = step if optim.warmup_from_zero else step + 1
-    return optim.lr * min(1.0, done / optim.warmup_steps)
+    """lr of rollout step `step` (from 0): linear warm-up, then `optim.schedule` by optax. With
+    `warmup_from_zero` step 0 trains at lr 0, which is where verl's schedule starts."""
+    lr, steps, left = optim.lr, optim.decay_steps, optim.lr_end
+    full = max(optim.warmup_steps - (not optim.warmup_from_zero), 0)  # first step at the full rate
+    if step < full:
+        done = step if optim.warmup_from_zero else step + 1
+        return lr * (done / optim.warmup_steps)
+    schedule = {
+        "constant": lambda: optax.constant_schedule(lr),
+        "linear": lambda: optax.linear_schedule(lr, lr * left, steps),
+        "cosine": lambda: optax.cosine_decay_schedule(lr, steps, left),
+    }[optim.schedule]()
+    return float(schedule(step - full))
 
 
 class Batch(NamedTuple):
@@ -228,8 +253,10 @@ class Trainer:
         tx: optax.GradientTransformation,
         dtype: str,
         offload: bool = False,
+        choice: objective.Choice = objective.DAPO,
     ):
         self.shape, self.mesh, self.rules, self.tx = shape, mesh, rules, tx
+        self._choice = choice
         everywhere = parallel.replicated(mesh)
         self.param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
         self.row_sharding = NamedSharding(mesh, parallel.spec((None, "batch", None), rules))
@@ -252,7 +279,7 @@ class Trainer:
             )
             self.opt_shardings = lay_out(on_host)
         self._offload = offload
-        self._cast = functools.partial(qwen2.cast, dtype=dtype)
+        self._cast = functools.partial(qwen2.cast, dtype=dtype, c=shape)
 
         state = (self.param_shardings, self.opt_shardings, everywhere)
         # (key data) -> params
@@ -293,7 +320,8 @@ class Trainer:
         return self._step(loss_fn, params, opt_state, (rows,), micro_batches, lr)
 
     def _dapo(self, knobs: Knobs):
-        return functools.partial(dapo_loss, self.shape, temperature=knobs.temperature, c=knobs.loss)
+        bound = dict(temperature=knobs.temperature, c=knobs.loss, choice=self._choice)
+        return functools.partial(dapo_loss, self.shape, **bound)
 
     def _step(self, loss_fn, params, opt_state, per_micro, micro_batches, lr):
         with parallel.mesh_scope(self.mesh, self.rules):

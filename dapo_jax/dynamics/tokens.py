@@ -139,7 +139,7 @@ def look(
     padded[: len(ids)] = ids
     temperature = np.float32(loaded.config.eval.temperature or 1.0)  # greedy: as the model has it
     shape = loaded.machine.shape._replace(attention="chunked")  # one row, on any devices
-    params = qwen2.cast(loaded.params, loaded.config.model.dtype)
+    params = qwen2.cast(loaded.params, loaded.config.model.dtype, shape)
     seen = jax.device_get(
         _distributions(shape, params, padded, len(ids), temperature, min(top, shape.vocab_size))
     )
@@ -164,7 +164,7 @@ def _distributions(shape: qwen2.Shape, params, ids_T, length, temperature, top: 
 
     def one(chunk):
         x_cxD, next_c = chunk
-        logits = jnp.matmul(x_cxD, head_DxV, preferred_element_type=jnp.float32) / temperature
+        logits = qwen2.logits(x_cxD, head_DxV) / temperature
         logp_cxV = jax.nn.log_softmax(logits)
         drawn = jnp.take_along_axis(logp_cxV, next_c[:, None], 1)[:, 0]
         best, best_ids = jax.lax.top_k(logp_cxV, top)

@@ -175,6 +175,8 @@ def shortage(config, log: dict[str, float]) -> str:
     found = log["sampling/batch_groups"]
     if not config.dynamic_sampling.enabled or found >= config.rollout.groups:
         return ""
+    if found and not config.dynamic_sampling.refill:
+        return ""  # as configured
     consequence = (
         "stopping"
         if config.dynamic_sampling.on_exhausted == "stop"

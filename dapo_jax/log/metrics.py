@@ -164,6 +164,8 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
         "policy/sampler_trainer_logprob_gap": logs[0]["sampler_gap"],
         "optim/grad_norm": np.mean([x["grad_norm"] for x in logs]),
     }
+    if "importance_zeroed" in logs[0]:
+        log["policy/importance_zeroed_frac"] = mean("importance_zeroed")
     return log | ({"policy/ref_kl": mean("ref_kl")} if with_reference else {})
 
 

@@ -46,6 +46,7 @@ class Shape(NamedTuple):
     attention: str = "chunked"  # kernel of training; one of splash.KINDS
     attention_chunk: int = 512
     head_chunk: int = 1024
+    float32_head: bool = False  # the compute copy of the output weights stays float32
 
 
 def shape_from_config(c) -> Shape:
@@ -74,6 +75,7 @@ def compute_choices(c) -> dict[str, Any]:
         attention=c.model.attention,
         attention_chunk=c.model.attention_chunk,
         head_chunk=c.model.head_chunk,
+        float32_head=c.model.float32_head,
     )
 
 
@@ -220,7 +222,7 @@ class Qwen2(nnx.Module):
         """float32 logits [B, T, V] of whole sequences, one a row."""
         positions = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
         x_BxTxD = self.hidden(tokens_BxT, positions, jnp.ones_like(tokens_BxT))
-        return jnp.matmul(x_BxTxD, self.head(), preferred_element_type=jnp.float32)
+        return logits(x_BxTxD, self.head())
 
     # --- sampling -----------------------------------------------------------------------------
 
@@ -261,7 +263,7 @@ class Qwen2(nnx.Module):
     # --- shared -------------------------------------------------------------------------------
 
     def _embed(self, tokens_BxT):
-        x_BxTxD = lookup(self.embed[...], tokens_BxT)
+        x_BxTxD = lookup(self.embed[...], tokens_BxT).astype(self.final_norm[...].dtype)
         return constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
     def _final(self, x_BxTxD):
@@ -355,6 +357,15 @@ def _from_heads(y_BxHxTxd, w_HxdxD):
     return y_BxHxTxd.swapaxes(1, 2).reshape(B, T, H * d) @ w_HxdxD.reshape(H * d, -1)
 
 
+def logits(x_xD, head_DxV) -> jax.Array:
+    """float32 [..., V]: products of the compute dtype, added up and returned in float32. Under a
+    head of higher precision the hidden states are raised to it, and TPUs are told not to multiply
+    in bfloat16 (ScaleRL and MiniMax-M1 have such a head, in sampler and trainer)."""
+    if head_DxV.dtype == x_xD.dtype:
+        return jnp.matmul(x_xD, head_DxV, preferred_element_type=jnp.float32)
+    return jnp.matmul(x_xD.astype(jnp.float32), head_DxV, precision=jax.lax.Precision.HIGHEST)
+
+
 def rms_norm(x, scale, eps: float):
     """x / rms(x) * scale, with the mean square in float32."""
     x32 = x.astype(jnp.float32)
@@ -413,9 +424,13 @@ def bind(c: Shape, params: Params) -> Qwen2:
     return nnx.merge(graphdef, state)
 
 
-def cast(params: Params, dtype) -> Params:
-    """Compute copy of the master weights (the identity for float32)."""
-    return jax.tree.map(lambda w: w.astype(dtype), params)
+def cast(params: Params, dtype, c: Shape | None = None) -> Params:
+    """Compute copy of the master weights (the identity for float32), as the shape wants it."""
+    out = jax.tree.map(lambda w: w.astype(dtype), params)
+    if c and c.float32_head:
+        head = "embed" if c.tie_embeddings else "lm_head"
+        out[head] = params[head]
+    return out
 
 
 def even_keys(params: Params) -> Params:

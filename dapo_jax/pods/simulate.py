@@ -154,11 +154,12 @@ def rounds(config, accept: float, steps: int = 64) -> list[list[int]]:
     """Problems of each round of each of `steps` rollout steps in a row, far from the run's first,
     where a group teaches with probability `accept`."""
     d = config.dynamic_sampling
-    return _rounds(config.rollout.groups, d.max_rounds, d.enabled, d.surplus, accept, steps)
+    need = config.rollout.groups
+    return _rounds(need, d.max_rounds, d.enabled, d.refill, d.surplus, accept, steps)
 
 
 @functools.cache
-def _rounds(need, max_rounds, dynamic, surplus, accept, steps):
+def _rounds(need, max_rounds, dynamic, refill, surplus, accept, steps):
     rng, teaches = np.random.default_rng(0), {}
 
     def draw(positions: range) -> list[Group]:
@@ -177,6 +178,7 @@ def _rounds(need, max_rounds, dynamic, surplus, accept, steps):
             accept_rate=rate,
             max_rounds=max_rounds,
             dynamic=dynamic,
+            refill=refill,
             surplus=surplus,
             carried=carried,
         )

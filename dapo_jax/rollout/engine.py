@@ -150,9 +150,9 @@ class Engine:
         number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)
         lay = functools.partial(jax.tree.map, lambda x, s: x.update(sharding=s))
 
-        cast = lambda x: number(*x.shape, dtype=self.dtype)
         layout = parallel.shardings(qwen2.metadata(self.shape, "axes"), self.mesh, self.rules)
-        weights = lay(jax.tree.map(cast, params), layout)
+        cast = functools.partial(qwen2.cast, dtype=self.dtype, c=self.shape)
+        weights = lay(jax.eval_shape(cast, params), layout)
         pool = jax.eval_shape(lambda: paged.new_pool(self.geometry, self.dtype))
         pool = lay(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
 

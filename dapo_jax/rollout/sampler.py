@@ -84,8 +84,7 @@ def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temp
         rows = paged.CacheRows(slots.table_SxR, position_S, active_S)
         attend = paged.decode_attend(g, rows)
         x_Sx1xD, pool = model.cached(token_S[:, None], position_S[:, None], pool, attend, layers)
-        logits_SxV = jnp.matmul(x_Sx1xD[:, 0], head_DxV, preferred_element_type=jnp.float32)
-        logits_SxV = constrain(logits_SxV, "batch", "vocab")
+        logits_SxV = constrain(qwen2.logits(x_Sx1xD[:, 0], head_DxV), "batch", "vocab")
         emitted_S = slots.emitted_S + out.count_S
         uniform_S = draw.uniform(key_S, emitted_S)
         drawn = draw.draw(logits_SxV, uniform_S, temperature, slots.top_p_S, mode)
@@ -155,7 +154,7 @@ def programs(
         return jax.jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
 
     def to_decode_layout(params):
-        return qwen2.cast(qwen2.even_keys(params) if g.quantized else params, dtype)
+        return qwen2.cast(qwen2.even_keys(params) if g.quantized else params, dtype, shape)
 
     prefill = functools.partial(_prefill, shape, g, prompt_tokens)
     copy_pages = functools.partial(paged.copy_pages, g)

@@ -1,0 +1,127 @@
+"""The field's other objectives: each a function of a token's log-probs and a line of a table.
+
+`config.loss.objective` names an entry of OBJECTIVES, `config.loss.importance` one of IMPORTANCE.
+Both are static: a run compiles what it uses, and DAPO's program knows nothing of the others. All
+take what `objective.ppo_clip` takes; outside responses log-probs and advantages are 0. The mean
+over tokens is no part of them (`objective.token_weights`). docs/own_loss.md adds one.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dapo_jax.dapo.objective import Choice, TokenLoss, importance_weight, ppo_clip
+
+# ------------------------------------------------------------------------------------------------
+# The loss of a token
+# ------------------------------------------------------------------------------------------------
+
+
+def _ratio(log_ratio, c):
+    return jnp.exp(jnp.clip(log_ratio, -c.log_ratio_max, c.log_ratio_max))
+
+
+def cispo(logp, old_logp, advantage, c, per_response) -> TokenLoss:
+    """-clip(ratio, 1 - low, 1 + high) A log pi, with no gradient through the clip: no token is
+    dropped, a bound caps what it weighs. MiniMax-M1 (arXiv 2506.13585, Eq. 4-5) and ScaleRL
+    (arXiv 2510.13786, Eq. 4) use no lower bound, clip_low 1; TRL's absolute `epsilon_high` 5 is
+    clip_high 4. The loss's value depends on log pi and says nothing."""
+    ratio = _ratio(logp - old_logp, c)
+    weight = jax.lax.stop_gradient(jnp.clip(ratio, 1 - c.clip_low, 1 + c.clip_high))
+    low, high = ratio < 1 - c.clip_low, ratio > 1 + c.clip_high
+    return TokenLoss(-weight * advantage * logp, ratio, low, high, jnp.zeros_like(low))
+
+
+def gspo(logp, old_logp, advantage, c, per_response) -> TokenLoss:
+    """PPO's clip of the geometric mean of the response's ratios (arXiv 2507.18071, Eq. 5-7)."""
+    return ppo_clip(per_response.mean(logp - old_logp), 0.0, advantage, c)
+
+
+def gspo_token(logp, old_logp, advantage, c, per_response) -> TokenLoss:
+    """GSPO-token (Eq. 13-15): GSPO's value, and a gradient through the token alone. The same as
+    `gspo` where the tokens of a response have one advantage, which here they have; this one sums
+    over responses forwards only."""
+    mean = per_response.mean(logp - old_logp)
+    return ppo_clip(jax.lax.stop_gradient(mean - logp) + logp, 0.0, advantage, c)
+
+
+def rloo(logp, old_logp, advantage, c, per_response) -> TokenLoss:
+    """PPO's clip of the product of the response's ratios: the response is one action (arXiv
+    2402.14740; the clip is TRL's). At ratio 1 the gradient is REINFORCE's."""
+    return ppo_clip(per_response.sum(logp - old_logp), 0.0, advantage, c)
+
+
+class Objective(NamedTuple):
+    token_loss: Callable[..., TokenLoss]
+    dual_clip: bool = False  # whether loss.dual_clip has a meaning in it
+    of_responses: bool = False  # its ratio is a response's: loss.normalizer 'sequence' is meant
+
+
+OBJECTIVES = {
+    "ppo": Objective(ppo_clip, dual_clip=True),
+    "cispo": Objective(cispo),
+    "gspo": Objective(gspo, of_responses=True),
+    "gspo_token": Objective(gspo_token, of_responses=True),
+    "rloo": Objective(rloo, of_responses=True),
+}
+
+# ------------------------------------------------------------------------------------------------
+# The weight of pi_trainer / pi_sampler; never differentiated, and never part of a clip
+# ------------------------------------------------------------------------------------------------
+
+
+def _kept(weight, ratio, c):
+    """`weight` where the ratio lies within its bounds, elsewhere 0. What is zeroed stays in every
+    denominator."""
+    inside = (ratio >= c.importance_floor) & (ratio <= c.importance_cap)
+    return jnp.where(inside, weight, 0.0)
+
+
+def token_mask(old_logp, sampled_logp, c, per_response):
+    """The token's ratio, or 0. IcePop (arXiv 2510.18855: .5 to 5); with an upper bound alone what
+    AReaL called `behave_imp_weight_cap`."""
+    ratio = _ratio(old_logp - sampled_logp, c)
+    return _kept(ratio, ratio, c)
+
+
+def sequence(old_logp, sampled_logp, c, per_response):
+    """min(product over the response, cap), the same for all its tokens."""
+    return jnp.minimum(_ratio(per_response.sum(old_logp - sampled_logp), c), c.importance_cap)
+
+
+def sequence_mask(old_logp, sampled_logp, c, per_response):
+    """The product over the response, or 0 for all of it (TRL's default). Over thousands of tokens a
+    product leaves any band by noise alone; there rather `mean_mask`."""
+    ratio = _ratio(per_response.sum(old_logp - sampled_logp), c)
+    return _kept(ratio, ratio, c)
+
+
+def mean(old_logp, sampled_logp, c, per_response):
+    """min(geometric mean over the response, cap)."""
+    return jnp.minimum(_ratio(per_response.mean(old_logp - sampled_logp), c), c.importance_cap)
+
+
+def mean_mask(old_logp, sampled_logp, c, per_response):
+    """Tokens' own ratios, of responses whose geometric mean lies within the bounds (NeMo-RL's
+    `seq-mask-tis`)."""
+    gap = old_logp - sampled_logp
+    return _kept(_ratio(gap, c), _ratio(per_response.mean(gap), c), c)
+
+
+IMPORTANCE: dict[str, Callable[..., jax.Array]] = {
+    "token": importance_weight,
+    "token_mask": token_mask,
+    "sequence": sequence,
+    "sequence_mask": sequence_mask,
+    "mean": mean,
+    "mean_mask": mean_mask,
+}
+
+
+def choice(loss) -> Choice:
+    """The functions that `config.loss` names; its checks are in validation.py. Without
+    `importance_cap` there is no weight, whichever it would be."""
+    weight = IMPORTANCE[loss.importance] if loss.importance_cap else importance_weight
+    return Choice(OBJECTIVES[loss.objective].token_loss, weight)

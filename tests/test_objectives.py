@@ -1,0 +1,333 @@
+"""The field's other objectives: golden numbers, made in float64 by formulas written out, whose
+gradients agree with central differences. Every layout: test_update.py."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dapo_jax import algorithm, config, objectives, presets, validation
+from dapo_jax.dapo import objective, update
+from dapo_jax.dapo.advantage import group_normalize, whiten
+
+# Four responses of 4, 2, 3 and 1 tokens to two prompts, packed as two to a row; the last of them in
+# front of the third, and a cell of a prompt before it.
+LENGTHS, PROMPTS = np.array([4, 2, 3, 1]), np.array([0, 0, 1, 1])
+NEW = [-0.5, -1.2, -0.1, -2.0, -0.7, -0.3, -1.0, -0.4, -0.9, -0.6]
+OLD = [-0.6, -1.0, -0.1, -4.0, -0.7, -0.8, -0.75, -0.4, -1.0, -0.2]
+SAMPLED = [-0.5, -2.0, -0.2, -3.9, -0.1, -2.7, -0.8, -0.4, -0.1, -1.35]
+ADVANTAGE = np.repeat([1.0, -1.0, 0.5, -0.5], LENGTHS)
+CELLS = [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 3), (1, 4), (1, 5), (1, 1)]
+SEGMENTS = jnp.array([[1, 1, 1, 1, 2, 2, 0], [1, 1, 2, 2, 2, 2, 0]])
+
+
+def rows(values):
+    """Values of the ten tokens -> [2, 7] cells, 0 elsewhere."""
+    return jnp.zeros((2, 7)).at[tuple(np.transpose(CELLS))].set(jnp.asarray(values, jnp.float32))
+
+
+def tokens(cells):
+    return np.asarray(cells)[tuple(np.transpose(CELLS))]
+
+
+def evaluate(name, normalizer, advantage=ADVANTAGE, importance="token", **changes):
+    """(loss, its gradient by the ten tokens' log-probs, importance weights)."""
+    c = config.base()
+    with c.unlocked():
+        c.loss.update(dict(changes, objective=name, importance=importance))
+    assert validation.check_objective(c.loss) == []
+    choice, numbers = objectives.choice(c.loss), objective.coefficients(c.loss)
+    weight = objective.token_weights(LENGTHS, PROMPTS, normalizer, 32, 8)
+    packed = SimpleNamespace(segments_AxRxT=SEGMENTS, trained_AxRxT=rows(np.ones(10)) > 0)
+    over = update.per_response(packed)
+    w = choice.importance(rows(OLD), rows(SAMPLED), numbers, over)
+
+    def loss(logp):
+        logp = jnp.where(packed.trained_AxRxT, logp, 0.0)
+        term = choice.token_loss(logp, rows(OLD), rows(advantage), numbers, over)
+        return (rows(np.repeat(weight, LENGTHS)) * w * term.loss).sum()
+
+    value, grad = jax.value_and_grad(loss)(rows(NEW))
+    return float(value), tokens(grad), tokens(w)
+
+
+GSPO_GRAD = [0, 0, 0, 0, *[0.16050317708596767] * 2, *[-0.039634559354196415] * 3, 0]
+CISPO = dict(clip_low=1.0, clip_high=4.0)
+GOLDEN = {
+    "cispo, at most 5": (
+        ("cispo", "batch_tokens", CISPO), 1.1326077272380417,
+        [-0.11051709180756475, -0.0818730753077982, -0.1, -0.5, 0.1, 0.1648721270700128,
+         -0.03894003915357024, -0.05, -0.055258545903782375, 0.033516002301781964],
+    ),
+    "cispo, at most 5, prompt mean": (("cispo", "group_tokens", CISPO), 0.9807410764841619, None),
+    "cispo, .8 to 1.28": (
+        ("cispo", "batch_tokens", {}), 0.3968389275865444,
+        [-0.11051709180756475, -0.0818730753077982, -0.1, -0.128, 0.1, 0.128,
+         -0.04, -0.05, -0.055258545903782375, 0.04],
+    ),
+    "gspo": (("gspo", "sequence", {}), -0.017897323890653904, GSPO_GRAD),
+    "gspo, the paper's band": (
+        ("gspo", "sequence", dict(clip_low=3e-4, clip_high=4e-4)), 0.07696517610934611, GSPO_GRAD,
+    ),
+    "gspo, divided by tokens": (("gspo", "batch_tokens", {}), -0.3578793303375588, None),
+    "gspo-token": (("gspo_token", "sequence", {}), -0.017897323890653904, GSPO_GRAD),
+    "gspo-token, an advantage per token": (
+        ("gspo_token", "sequence",
+         dict(advantage=[1, 0.5, -0.5, 2, -1, -0.2, 0.5, 0.5, -1.5, -0.5])), 0.10248881552878836,
+        [0, 0, 0.050250443671430715, 0, 0.16050317708596767, 0.03210063541719354,
+         -0.039634559354196415, -0.039634559354196415, 0.11890367806258924, 0],
+    ),
+    "rloo": (("rloo", "sequence", dict(clip_high=0.2)), 0.10459182062189983, None),
+    "prompt mean": (("ppo", "group_tokens", {}), -0.25984659802614923, None),
+    "token mean": (("ppo", "batch_tokens", {}), -0.25971662510270277, None),
+    "sequence mean": (("ppo", "sequence", {}), 0.048180816842620336, None),
+    "constant 8": (("ppo", "constant", {}), -0.08116144534459462, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_golden_losses_and_gradients(case):
+    (name, normalizer, changes), loss, grad = GOLDEN[case]
+    got, got_grad, _ = evaluate(name, normalizer, **changes)
+    assert got == pytest.approx(loss, rel=2e-6, abs=2e-7)
+    if grad is not None:
+        np.testing.assert_allclose(got_grad, grad, rtol=2e-6, atol=1e-8)
+
+
+TOKEN_WEIGHT = np.exp(np.subtract(OLD, SAMPLED))
+each = lambda *values: np.repeat(values, LENGTHS)
+WEIGHTS = {  # importance, cap, floor -> weights, loss by the token mean
+    ("token", 2.0, 0.0): (np.minimum(TOKEN_WEIGHT, 2), -0.13886000004209578),
+    ("token_mask", 5.0, 0.5): (
+        np.where((TOKEN_WEIGHT >= 0.5) & (TOKEN_WEIGHT <= 5), TOKEN_WEIGHT, 0),
+        -0.45861803182232014,
+    ),
+    ("token_mask", 5.0, 0.0): (
+        np.where(TOKEN_WEIGHT <= 5, TOKEN_WEIGHT, 0), -0.48108448002818116,
+    ),
+    ("sequence", 2.0, 0.0): (each(2, 2, 0.4274149319487267, 2), -0.2926687085100913),
+    ("sequence_mask", 3.0, 0.0): (
+        each(2.4596031111569494, 0, 0.4274149319487267, 0), -1.0956255913561277,
+    ),
+    ("mean", 2.0, 0.0): (
+        each(1.2523227161918644, 1.9155408290138962, 0.7532686564546568, 2), -0.04771105650071119,
+    ),
+    ("mean_mask", 2.0, 0.5): (TOKEN_WEIGHT * each(1, 1, 1, 0), 0.4949054416483884),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("importance, cap, floor", WEIGHTS)
+def test_golden_importance_weights(importance, cap, floor):
+    """Truncated or zeroed, of a token or a response; what is zeroed stays in the denominator."""
+    weights, loss = WEIGHTS[importance, cap, floor]
+    got, _, got_weights = evaluate(
+        "ppo", "batch_tokens",
+        importance=importance, importance_cap=cap, importance_floor=floor,
+    )  # fmt: skip
+    np.testing.assert_allclose(got_weights, weights, rtol=2e-6)
+    assert got == pytest.approx(loss, rel=2e-6, abs=3e-7)
+
+
+def test_the_decoupled_objective():
+    """AReaL's: PPO's clip around the trainer's own log-probs, times their ratio to the sampler's,
+    zeroed beyond 5. Without the second factor, and with the sampler's for the first's denominator,
+    it is something else."""
+    band = dict(clip_low=0.2, clip_high=0.2)
+    mask = dict(importance="token_mask", importance_cap=5.0)
+    got, _, _ = evaluate("ppo", "batch_tokens", **band, **mask)
+    assert got == pytest.approx(-0.47384578068389355, rel=2e-6)
+    got, _, _ = evaluate("ppo", "batch_tokens", **band)
+    assert got == pytest.approx(-0.25171662510270276, rel=2e-6)
+
+
+def test_where_nothing_has_moved_all_objectives_push_alike():
+    """At ratio 1: -weight x advantage per token, of the response where that is one action."""
+    same = np.zeros(10)
+    numbers = objective.coefficients(config.base().loss)
+    packed = SimpleNamespace(segments_AxRxT=SEGMENTS, trained_AxRxT=rows(np.ones(10)) > 0)
+    over = update.per_response(packed)
+    weight = rows(np.repeat(1 / LENGTHS, LENGTHS))  # a mean over each response
+    for name, (token_loss, *_) in objectives.OBJECTIVES.items():
+        loss = lambda x: (
+            (
+                weight * token_loss(x, rows(same), rows(ADVANTAGE), numbers, over).loss  # noqa: B023
+            ).sum()
+        )
+        size = 1 if name == "rloo" else np.repeat(LENGTHS, LENGTHS)
+        grad = tokens(jax.grad(loss)(rows(same)))
+        np.testing.assert_allclose(grad, -ADVANTAGE / size, rtol=1e-6, err_msg=name)
+
+
+# ------------------------------------------------------------------------------------------------
+# Advantages
+# ------------------------------------------------------------------------------------------------
+
+REWARDS = np.array([[1.0, 0, 0, 1], [1, 1, 1, 0]])
+OF_ADVANTAGE = dict(ddof=1, epsilon=1e-6)
+
+
+def test_without_std_by_the_batch_s_and_against_the_others():
+    centred = [[0.5, -0.5, -0.5, 0.5], [0.25, 0.25, 0.25, -0.75]]
+    none = group_normalize(REWARDS, scale="none", **OF_ADVANTAGE)
+    np.testing.assert_allclose(none, centred, rtol=1e-6)
+    batch = group_normalize(REWARDS, scale="batch", ddof=0, epsilon=1e-12)
+    np.testing.assert_allclose(batch, np.divide(centred, 0.46770717334674267), rtol=1e-6)
+    others = group_normalize(REWARDS, scale="none", leave_one_out=True, **OF_ADVANTAGE)
+    third = 1 / 3
+    np.testing.assert_allclose(
+        others, [[2 * third, -2 * third, -2 * third, 2 * third], [third, third, third, -1]],
+        rtol=1e-6,
+    )  # fmt: skip
+    pair = group_normalize(np.array([[1.0, 0.5]]), scale="none", leave_one_out=True, **OF_ADVANTAGE)
+    np.testing.assert_allclose(pair, [[0.5, -0.5]])
+
+
+def test_a_filtered_response_is_nobody_s_baseline():
+    counted = np.array([[True, True, False, True]])
+    got = group_normalize(
+        np.array([[1.0, 0.0, 9.0, 0.0]]), scale="none", leave_one_out=True,
+        counted_NxG=counted, **OF_ADVANTAGE,
+    )  # fmt: skip
+    np.testing.assert_allclose(got, [[1.0, -0.5, 0.0, -0.5]])
+
+
+def test_whitened_over_the_tokens_of_the_batch():
+    rng = np.random.default_rng(0)
+    A, n = rng.normal(size=(3, 4)), rng.integers(0, 9, (3, 4))
+    per_token = np.repeat(A.ravel(), n.ravel())
+    got = whiten(A, n, ddof=1, epsilon=1e-5)
+    want = (A - per_token.mean()) / (per_token.std(ddof=1) + 1e-5)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert np.isfinite(whiten(A, np.zeros((3, 4), int), ddof=1, epsilon=1e-5)).all()
+
+
+def test_the_loss_of_dr_grpo_through_the_batch():
+    """From recorded groups to advantages and weights; every ratio 1.1. Divided by L_max, not by the
+    width of the batch, which gives .0491."""
+    from dapo_jax.dapo.dynamic_sampling import Group
+    from dapo_jax.dapo.reward import Grades
+    from dapo_jax.rollout.engine import Response
+
+    c = config.base()
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 2, 4, 1
+    c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = 8, 4
+    c = presets.dr_grpo(c)
+    lengths = [[3, 7, 2, 4], [1, 6, 2, 5]]
+    response = lambda n: Response(np.ones(n, np.int32), np.zeros(n), np.zeros(n), False)
+    groups = [
+        Group(i, [1], [response(n) for n in ns], Grades(r, r > 0))
+        for i, (ns, r) in enumerate(zip(lengths, REWARDS, strict=True))
+    ]
+    (items,) = algorithm.make_minibatches(c, groups, 0)
+    numbers = objective.coefficients(c.loss)
+    old = np.float32(-1.0)
+    total = sum(
+        len(i.response) * i.weight
+        * objective.ppo_clip(old + np.float32(np.log(1.1)), old, i.advantage, numbers).loss
+        for i in items
+    )  # fmt: skip
+    assert total == pytest.approx(0.04296875, rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------
+# One more
+# ------------------------------------------------------------------------------------------------
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def with_the_diff_of_the_page(folder: pathlib.Path) -> None:
+    """docs/own_loss.md's diff, applied to the package in `folder`."""
+    page = (ROOT / "docs" / "own_loss.md").read_text()
+    (diff,) = re.findall(r"^```diff\n(.*?)^```", page, re.S | re.M)
+    touched = set(re.findall(r"^\+\+\+ b/(\S+)", diff, re.M))
+    assert touched == {"dapo_jax/objectives.py"}  # one file
+    subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=folder, check=True)
+
+
+def test_the_page_s_diff_is_an_objective(tmp_path):
+    """REINFORCE: -A sum log pi, a mean over responses."""
+    (tmp_path / "dapo_jax").mkdir()
+    file = shutil.copy(ROOT / "dapo_jax" / "objectives.py", tmp_path / "dapo_jax")
+    with_the_diff_of_the_page(tmp_path)
+    spec = importlib.util.spec_from_file_location("patched", file)
+    patched = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(patched)
+    (name,) = set(patched.OBJECTIVES) - set(objectives.OBJECTIVES)
+    numbers = objective.coefficients(config.base().loss)
+    token_loss = patched.OBJECTIVES[name].token_loss
+    term = token_loss(rows(NEW), rows(OLD), rows(ADVANTAGE), numbers, None)
+    assert float(term.loss.sum() / 4) == pytest.approx(0.9125, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_page_s_diff_trains(tmp_path):
+    """Nothing but that file has to know the name: config, checks, trainer and logs take it."""
+    shutil.copytree(ROOT / "dapo_jax", tmp_path / "dapo_jax")
+    with_the_diff_of_the_page(tmp_path)
+    command = "-m dapo_jax.train --config.steps=2 --config.eval.max_problems=8 --config.eval.k=1"
+    settings = "--config.loss.objective=reinforce --config.supervised_warmup.skill_steps=5"
+    run = subprocess.run(
+        [sys.executable, *command.split(), *settings.split(), f"--workdir={tmp_path / 'run'}",
+         f"--config={ROOT / 'configs' / 'quickstart.py'}"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+# ------------------------------------------------------------------------------------------------
+# Mistakes
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (dict(objective="gpso"), "config.loss.objective: 'gpso' is not one of ppo, cispo"),
+        (dict(importance="icepop"), "config.loss.importance: 'icepop' is not one of token,"),
+        (dict(objective="gspo", dual_clip=10.0), "'gspo' has no dual clip; set 0"),
+        (dict(importance="token_mask"), "'token_mask' needs loss.importance_cap > 0"),
+        (dict(importance_floor=0.5, importance_cap=2.0), "only a mask has one"),
+        (
+            dict(importance="token_mask", importance_cap=5.0, old_logprobs="reuse"),
+            "config.loss.importance_cap: needs loss.old_logprobs='recompute'",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(fields, said):
+    c = config.base()
+    c.loss.update(fields)
+    with pytest.raises(config.ConfigError) as error:
+        validation.validate(c, 1)
+    lines = str(error.value).splitlines()
+    assert any(said in line for line in lines) and len(lines) <= 2
+
+
+def test_warnings_of_what_works_and_is_not_the_paper_s():
+    c = config.base()
+    assert validation.warnings(c) == []
+    c.loss.objective = "gspo"
+    assert "'sequence'" in validation.warnings(c)[0]
+    c.loss.objective = "cispo"
+    assert "clip_low=1" in validation.warnings(c)[0]
+
+
+@pytest.mark.parametrize("name", presets.RECIPES)
+def test_recipes_are_valid_on_the_quickstart_and_at_their_own_size(name):
+    for c in (presets.RECIPES[name](config.base()), presets.RECIPES[name](config.paper())):
+        with c.unlocked():
+            c.model.path = "some/model"
+        config.validate(c, 1)
+        assert validation.warnings(c) == []
+    if name != "grpo":
+        config.validate(presets.RECIPES[name](), 1)
