@@ -113,14 +113,14 @@ def run(
             hooks.phase("save")
             saver.after_step(state, due=True, score=score(config, text, evaluation))
         history = guards.recall(metrics.read(home.local / "metrics.jsonl"))
-        stop = guards.why_stop(config, state.counters, {})
+        stop, hinted = guards.why_stop(config, state.counters, {}), False
         leaving = parallel.any_process(terminated)  # of one opinion: every step is a joint one
         while state.counters.step < config.steps and not stop and not leaving:
             with watchdog.watch("rollout step"):
                 state, record, clocks = timed_step(config, text, machine, stream, state, hooks)
             step = state.counters.step
             hooks.step(state, record)
-            log = metrics.step_metrics(config, state, record, clocks)
+            log = metrics.step_metrics(config, state, record, clocks, len(text.train.ids))
             last = step == config.steps
             evaluation = evaluate() if last or due(step, config.eval.every) else {}
             log |= evaluation
@@ -132,6 +132,9 @@ def run(
             progress.update(log)
             if shortage := guards.shortage(config, log):
                 say(f"warning: step {step}: {shortage}")
+            if not hinted and (hint := guards.hint(config, log)):
+                say(f"hint: step {step}: {hint}")
+                hinted = True
             stop = guards.why_stop(config, state.counters, log)
             leaving = parallel.any_process(terminated)
             hooks.phase("save")
