@@ -42,26 +42,27 @@ class Judge(NamedTuple):
 def judge(config, score: Score | Judge | None = None) -> Judge:
     """`score` where it is given, else what `config.reward` names. ValueError: a function of it is
     not where it is said to be, or its library is not there."""
-    reward = config.reward
-    miss = float(reward.wrong) if reward.on_error == "miss" else None
+    miss = float(config.reward.wrong) if config.reward.on_error == "miss" else None
     if isinstance(score, Judge):
         return score
     if score is not None:
         return Judge(score, miss=miss, takes=problems.any_answer, own=True)
-    named = rewards.read(reward)
-    if "math" in named.shipped and not reward.workers:
+    named = rewards.read(config)
+    if "math" in named.shipped and not config.reward.workers:
         raise ValueError(
             "config.reward.workers: verifier 'math' may take any time and needs processes that can"
             " be ended; set reward.workers=1 or more"
         )
-    other = None
-    if not reward.function:
-        other = rewards.by_verifier(reward, "dapo" if reward.verifier == "integer" else "integer")
+    other = pool = None
+    if not config.reward.function:
+        other = "dapo" if config.reward.verifier == "integer" else "integer"
+    if count := config.reward.workers:
+        pool = workers.Pool(config.reward.to_dict(), count, config.reward.timeout_s)
     return Judge(
         named.score,
-        other,
+        other and rewards.by_verifier(config, other),
         named.source,
-        workers.Pool(reward.to_dict()) if reward.workers else None,
+        pool,
         miss,
         problems.integer if named.integers else problems.any_answer,
         named.own,

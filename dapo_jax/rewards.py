@@ -53,19 +53,19 @@ class Rewards(NamedTuple):
         return not self.own and self.shipped <= {"dapo", "integer"}
 
 
-def read(reward) -> Rewards:
-    """reward: has the fields of `config.reward`. ValueError: a file or function is not there, a
+def read(config) -> Rewards:
+    """config: of it `config.reward` is read. ValueError: a file or function is not there, a
     name is used twice, a library is not installed."""
     files: dict[pathlib.Path, object] = {}
     shipped: set[str] = set()
 
     def scored(field: str, listed: str) -> Score:
-        parts = [_part(reward, field, entry, files, shipped) for entry in listed.split(",")]
+        parts = [_part(config, field, entry, files, shipped) for entry in listed.split(",")]
         return weighted(parts)
 
-    default = scored("function", reward.function or reward.verifier)
+    default = scored("function", config.reward.function or config.reward.verifier)
     by_source = []
-    for entry in filter(None, (e.strip() for e in reward.by_source.split(";"))):
+    for entry in filter(None, (e.strip() for e in config.reward.by_source.split(";"))):
         pattern, equals, listed = (x.strip() for x in entry.partition("="))
         if not (pattern and equals and listed):
             raise ValueError(f"config.reward.by_source: {entry!r} is not of the form SOURCE=REWARD")
@@ -87,7 +87,7 @@ def read(reward) -> Rewards:
 _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL)
 
 
-def _part(reward, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
+def _part(config, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
     """'[NAME=][WEIGHT*]WHAT': WHAT is a shipped verifier, format, or FILE.py:FUNCTION."""
     name, weight, what = _ENTRY.fullmatch(entry.strip()).groups()
     try:
@@ -96,16 +96,16 @@ def _part(reward, field: str, entry: str, files: dict, shipped: set[str]) -> Par
         raise ValueError(f"config.reward.{field}: {weight!r} is no weight") from None
     if what in answers.MODES:
         shipped.add(what)
-        return Part(name or what, weight, by_verifier(reward, what))
+        return Part(name or what, weight, by_verifier(config, what))
     if what == "format":
-        return Part(name or what, weight, tagged(reward.format_tags))
+        return Part(name or what, weight, tagged(config.reward.format_tags))
     function = _from_file(field, what, files)
     return Part(name or what.rpartition(":")[2], weight, function)
 
 
-def by_verifier(reward, mode: str) -> Score:
+def by_verifier(config, mode: str) -> Score:
     """Eq. 7: `reward.correct` where the final answer is right, else `reward.wrong`."""
-    right, wrong = float(reward.correct), float(reward.wrong)
+    right, wrong = float(config.reward.correct), float(config.reward.wrong)
 
     def score(problem: Problem, response: str) -> Grade:
         prompt = prompts.plain_text(problem.messages) if mode == "auto" else ""

@@ -48,11 +48,11 @@ class _Worker:
 
 
 class Pool:
-    """reward: the fields of `config.reward`, of which `workers` and `timeout_s` are used here.
-    Processes start with the first response and stay."""
+    """reward: the fields of `config.reward`. limit_s: for one response. At most `count` processes
+    start with the first responses, and stay."""
 
-    def __init__(self, reward: dict):
-        self._reward, self._limit_s = reward, reward["timeout_s"]
+    def __init__(self, reward: dict, count: int, limit_s: float):
+        self._reward, self._count, self._limit_s = reward, count, limit_s
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end, self._workers)
 
@@ -79,7 +79,7 @@ class Pool:
                     with contextlib.suppress(OSError):  # it died: seen below
                         worker.line.send(jobs[worker.job])
                 starting = sum(not w.ready for w in busy.values())
-                while starting < len(waiting) and len(self._workers) < self._reward["workers"]:
+                while starting < len(waiting) and len(self._workers) < self._count:
                     self._workers.append(worker := _Worker(self._reward, self._limit_s))
                     busy[worker.line] = worker
                     starting += 1
@@ -118,7 +118,8 @@ def main() -> None:
     line = connection.Connection(int(sys.argv[1]))
     reward, limit_s = line.recv()
     try:
-        score = rewards.read(types.SimpleNamespace(**reward)).score
+        config = types.SimpleNamespace(reward=types.SimpleNamespace(**reward))
+        score = rewards.read(config).score
     except (ValueError, OSError) as error:
         return line.send(str(error))
     line.send(None)

@@ -97,7 +97,7 @@ class Report(NamedTuple):
     duplicates: int  # rows that repeat an earlier prompt
     conflicts: tuple[Conflict, ...]
     refused: tuple[Refusal, ...]
-    mapped: int  # rows with the columns of `Reading.columns`
+    mapped: int = 0  # rows with the columns of `Reading.columns`
 
 
 class Encoded(NamedTuple):

@@ -23,8 +23,7 @@ import pyarrow.parquet as pq
 
 from dapo_jax import bars, gate
 
-_TEXT = (".jsonl", ".json", ".csv")
-SUFFIXES = (".parquet", *_TEXT, *(f"{s}.gz" for s in _TEXT))
+SUFFIXES = (".parquet", *(kind + gz for kind in (".jsonl", ".json", ".csv") for gz in ("", ".gz")))
 BAR = dict(delay=2, leave=False, unit_scale=True)  # a progress bar, if it takes more than 2 s
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?(?::(.+))?")
 
