@@ -103,7 +103,8 @@ def test_several_train_the_same_bits_in_workers_as_in_the_run(tmp_path):
         c = small(1)
         c.reward.function = f"{tmp_path}/short.py:short,0.1*exact,done=0.5*format"
         c.reward.on_error, c.reward.workers = "miss", workers
-        assert train.train(c, workdir := tmp_path / f"{workers}")
+        workdir = tmp_path / f"{workers}"
+        assert train.train(c, workdir)
         seen.append((without_clocks(workdir), arrays(workdir, 1)))
     (here, first), (there, second) = seen
     assert here == there

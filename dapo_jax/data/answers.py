@@ -9,6 +9,7 @@ r"""Verifiers beside the two of `verifier.py`, for answers that need not be inte
 """
 
 import importlib.util
+import logging
 import re
 
 from dapo_jax.data import verifier
@@ -107,7 +108,9 @@ def _math(response: str, answer: str) -> Verdict:
     require_math()
     import math_verify
 
-    # Its own limits of time are alarms of the process, which the workers have outside.
+    # Its own limits of time are alarms of the process, which the workers have outside; without
+    # them it warns.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     read = lambda text: math_verify.parse(text, parsing_timeout=None, raise_on_error=True)
     if not (gold := read(f"\\boxed{{{answer}}}")):
         raise ValueError(f"math-verify cannot read the reference answer {answer!r:.80}")
