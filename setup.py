@@ -44,6 +44,7 @@ setup(
         "tpu": ["jax[tpu]", "gcsfs"],
         "gcs": ["gcsfs"],  # workdirs in Cloud Storage
         "cuda": ["jax[cuda12]"],  # needs an NVIDIA driver >= 525; newer machines: jax[cuda13]
+        "math": ["math-verify>=0.8"],  # reward.verifier=math
         "notebook": ["ipykernel", "jupyter", "nbclient", "nbconvert"],
         "test": [
             "hypothesis>=6.100",

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from dapo_jax import grading, objectives, parallel, schema, validation
 from dapo_jax.dapo import update
 from dapo_jax.dapo.dynamic_sampling import Group
-from dapo_jax.data import arithmetic, problems, tokenizer
+from dapo_jax.data import arithmetic, problems, prompts, tokenizer
 from dapo_jax.model import hf, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.rollout import engine
@@ -89,9 +89,18 @@ def load_text(
         )
     tok = tokenizer.load(tokenizer_path, config.tokenizer.chat_template)
     notes = []
+    how = problems.Reading(
+        judge.takes,
+        problems.columns(config.data.columns),
+        prompts.template(config.data.template),
+        config.data.system,
+        judge.own,
+    )
 
     def read(name, files, limit=0):
-        rows, report = problems.read(files, config.data.on_bad)
+        rows, report = problems.read(files, config.data.on_bad, how)
+        if how.columns and not report.mapped and name == "train":
+            raise ValueError(f"config.data.columns: no row of {files[0]} has all of these columns")
         rows = rows[: limit or None]
         out = problems.encode(
             rows,
@@ -105,7 +114,7 @@ def load_text(
         for count, what in (
             (report.duplicates, "repeated prompts"),
             (len(report.conflicts), "prompts with conflicting answers dropped"),
-            (len(report.refused), "rows without an integer answer skipped"),
+            (len(report.refused), f"rows without {judge.answers} skipped"),
             (
                 out.n_long,
                 f"prompts over {config.data.max_prompt_tokens} tokens ({config.data.on_long})",
@@ -127,7 +136,7 @@ def digest(text: Text) -> str:
     sha = hashlib.sha256()
     for data in (text.train, *text.evals.values()):
         for ids, problem in zip(data.ids, data.problems, strict=True):
-            sha.update(f"{ids} {problem.answer}\n".encode())
+            sha.update(f"{ids} {problem.answer} {problem.row or ''}\n".encode())
     return sha.hexdigest()[:12]
 
 

@@ -290,7 +290,11 @@ def evaluate_checkpoint(
         "seed": config.seed,
         "temperature": draw.temperature,
         "top_p": draw.top_p,
-        "mode": config.reward.function or config.reward.verifier,
+        "mode": ";".join(
+            filter(
+                None, (config.reward.function or config.reward.verifier, config.reward.by_source)
+            )
+        ),
         "stop_strings": draw.stop_strings,
         "max_response_tokens": draw.max_tokens,
     } | ({"judge": text.judge.source} if text.judge.source else {})

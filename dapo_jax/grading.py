@@ -6,27 +6,21 @@ judges its own share of the groups, and only what was found is gathered.
 """
 
 import bisect
-import hashlib
-import importlib.util
-import math
-import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from dapo_jax import parallel
+from dapo_jax import parallel, rewards, workers
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grade, Grades
-from dapo_jax.data import problems, tokenizer, verifier
+from dapo_jax.data import problems, tokenizer
 from dapo_jax.data.problems import Problem
+from dapo_jax.rewards import Failed, Score
 from dapo_jax.rollout import engine
 
-__all__ = ["Grade", "Grades", "Judge", "Score", "ask", "cut_at", "grade", "grade_groups", "judge"]
-
-# A bool is taken for right or wrong with the score 1 or 0, a number for a score alone.
-Score = Callable[[Problem, str], Grade | float | bool]
+__all__ = ["Grade", "Grades", "Judge", "Score", "cut_at", "grade", "grade_groups", "judge"]
 
 
 class Judge(NamedTuple):
@@ -34,84 +28,101 @@ class Judge(NamedTuple):
 
     score: Score
     shadow: Score | None = None  # its verdicts are logged, never trained on
-    source: str = ""  # hash of the file that a user's function comes from: what resume compares
+    source: str = ""  # hash of the files that a user's functions come from: what resume compares
+    pool: workers.Pool | None = None  # where it judges; None = in this process
+    miss: float | None = None  # score of a response that it fails on; None = that ends the run
+    takes: Callable[[object, str], str] = problems.integer  # the answers that the reader accepts
+    own: bool = False  # functions of one's own: they see the whole row
+
+    @property
+    def answers(self) -> str:
+        return "an integer answer" if self.takes is problems.integer else "an answer"
 
 
 def judge(config, score: Score | Judge | None = None) -> Judge:
-    """`score` where it is given, else what `config.reward` names. ValueError: the file of
-    `reward.function` has no such function."""
+    """`score` where it is given, else what `config.reward` names. ValueError: a function of it is
+    not where it is said to be, or its library is not there."""
+    miss = float(config.reward.wrong) if config.reward.on_error == "miss" else None
+    if isinstance(score, Judge):
+        return score
     if score is not None:
-        return score if isinstance(score, Judge) else Judge(score)
-    if config.reward.function:
-        return _from_file(config.reward.function)
-    other = "integer" if config.reward.verifier == "dapo" else "dapo"
-    return Judge(*(by_verifier(config, mode) for mode in (config.reward.verifier, other)))
-
-
-def by_verifier(config, mode: str) -> Score:
-    """Eq. 7: `reward.correct` where the final answer is right, else `reward.wrong`."""
-    right, wrong = float(config.reward.correct), float(config.reward.wrong)
-
-    def score(problem: Problem, response: str) -> Grade:
-        verdict = verifier.verify(response, problem.answer, mode)
-        return Grade(right if verdict.correct else wrong, verdict.correct, verdict.extracted)
-
-    return score
-
-
-def _from_file(named: str) -> Judge:
-    """The function of 'FILE.py:NAME'."""
-    file, _, name = named.rpartition(":")
-    path = pathlib.Path(file).expanduser()
-    if not name.isidentifier() or path.suffix != ".py":
-        raise ValueError(f"config.reward.function: {named!r} is not of the form FILE.py:NAME")
-    if not path.is_file():
-        raise ValueError(f"config.reward.function: {file}: no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(score := getattr(module, name, None)):
-        raise ValueError(f"config.reward.function: {file} has no function {name!r}")
-    return Judge(score, source=hashlib.sha256(path.read_bytes()).hexdigest())
-
-
-def ask(score: Score, problem: Problem, response: str) -> Grade:
-    """What a judge says, as a Grade. ValueError: it says nothing that could be one."""
-    said = score(problem, response)
-    if isinstance(said, bool | np.bool_):
-        said = Grade(float(said), bool(said))
-    elif isinstance(said, int | float | np.integer | np.floating):
-        said = Grade(float(said))
-    if not (isinstance(said, Grade) and math.isfinite(said.score)):
+        return Judge(score, miss=miss, takes=problems.any_answer, own=True)
+    named = rewards.read(config)
+    if "math" in named.shipped and not config.reward.workers:
         raise ValueError(
-            f"reward: {getattr(score, '__name__', score)} gave {said!r:.80} for a response to"
-            f" problem {problem.id}; it has to be a Grade with a finite score, a number or a bool"
+            "config.reward.workers: verifier 'math' may take any time and needs processes that can"
+            " be ended; set reward.workers=1 or more"
         )
-    return said
+    other = pool = None
+    if not config.reward.function:
+        other = "dapo" if config.reward.verifier == "integer" else "integer"
+    if count := config.reward.workers:
+        pool = workers.Pool(config.reward.to_dict(), count, config.reward.timeout_s)
+    return Judge(
+        named.score,
+        other and rewards.by_verifier(config, other),
+        named.source,
+        pool,
+        miss,
+        problems.integer if named.integers else problems.any_answer,
+        named.own,
+    )
 
 
 def grade(
     tok: tokenizer.Tokenizer, judge: Judge, responses: Sequence[engine.Response], problem: Problem
 ) -> Grades:
     """Decode and judge the responses to one problem. ValueError: some of them are right or wrong,
-    or have other parts, and some are not."""
-    texts = [tok.decode(r.tokens.tolist()) for r in responses]
-    said = [ask(judge.score, problem, text) for text in texts]
-    kinds = {(g.right is None, tuple(g.parts)) for g in said}
+    or have other parts, and some are not; the judge fails on one and `judge.miss` is None."""
+    return next(iter(_grade(tok, judge, [(responses, problem)])))
+
+
+def _grade(
+    tok: tokenizer.Tokenizer,
+    judge: Judge,
+    asked: Sequence[tuple[Sequence[engine.Response], Problem]],
+) -> Iterable[Grades]:
+    """`grade` of several problems; all their responses are judged side by side in the pool."""
+    jobs = [(p, tok.decode(r.tokens.tolist())) for responses, p in asked for r in responses]
+    if judge.pool:
+        said = iter(judge.pool.grade(jobs))
+    else:
+        said = (rewards.attempt(judge.score, *job) for job in jobs)
+    texts = iter(text for _, text in jobs)
+    for responses, problem in asked:
+        mine = [next(said) for _ in responses]
+        if judge.miss is None:
+            for failed in (x for x in mine if isinstance(x, Failed)):
+                raise ValueError(
+                    f"{failed.why} (config.reward.on_error='miss' counts such responses)"
+                ) from failed.error
+        yield _grades(judge, problem, mine, [next(texts) for _ in responses])
+
+
+def _grades(
+    judge: Judge, problem: Problem, said: Sequence[Grade | Failed], texts: Sequence[str]
+) -> Grades:
+    whole = [g for g in said if isinstance(g, Grade)]
+    kinds = {(g.right is None, tuple(g.parts)) for g in whole}
     if len(kinds) > 1:
         raise ValueError(
             f"reward: the grades of problem {problem.id} differ in kind: each needs the same parts,"
             " and `right` has to be given for all responses or for none"
         )
-    graded_only = said[0].right is None
-    shadow = judge.shadow and [ask(judge.shadow, problem, text).right for text in texts]
+    right = None if whole and whole[0].right is None else False
+    parts = dict.fromkeys(whole[0].parts if whole else (), np.nan)
+    said = [g if isinstance(g, Grade) else Grade(judge.miss, right, None, parts) for g in said]
+    shadow = None
+    if judge.shadow:
+        shadow = [rewards.graded(judge.shadow, problem, text).right for text in texts]
     return Grades(
         score_G=np.array([g.score for g in said], np.float64),
-        right_G=None if graded_only else np.array([g.right for g in said], bool),
+        right_G=None if right is None else np.array([g.right for g in said], bool),
         answers=[g.answer for g in said],
         shadow_G=np.array(shadow, bool) if shadow else None,
-        parts_G={k: np.array([g.parts[k] for g in said], np.float64) for k in said[0].parts},
+        parts_G={k: np.array([g.parts[k] for g in said], np.float64) for k in parts},
         source=problem.source,
+        missed=None if judge.miss is None else len(said) - len(whole),
     )
 
 
@@ -124,11 +135,36 @@ def grade_groups(
     if not groups:
         return []
     mine = problems.host_slice(0, len(groups), jax.process_index(), jax.process_count())
-    graded = [grade(tok, judge, groups[i].responses, asked[i]) for i in mine]
-    if jax.process_count() > 1:
-        shares = parallel.gather_json([_plain(g) for g in graded])
-        graded = [_from_plain(g) for share in shares for g in share]
-    return [g._replace(grades=x) for g, x in zip(groups, graded, strict=True)]
+    graded, error = [], None
+    try:
+        graded += _grade(tok, judge, [(groups[i].responses, asked[i]) for i in mine])
+    except ValueError as e:
+        if jax.process_count() == 1:
+            raise
+        error = str(e)
+    if jax.process_count() > 1:  # the others have to hear of an error, or they would wait for it
+        shares = parallel.gather_json([error, [_plain(g) for g in graded]])
+        if errors := [e for e, _ in shares if e]:
+            raise ValueError(errors[0])
+        graded = [_from_plain(g) for _, share in shares for g in share]
+    return [g._replace(grades=x) for g, x in zip(groups, _alike(graded), strict=True)]
+
+
+def _alike(graded: list[Grades]) -> list[Grades]:
+    """ValueError: only some of the problems know right and wrong. Where all responses of one were
+    missed it takes the kind of the others."""
+    empty = [g.missed == len(g.score_G) for g in graded]
+    scored = {g.right_G is None for g, none in zip(graded, empty, strict=True) if not none}
+    if len(scored) > 1:
+        raise ValueError(
+            "reward: the grades of some problems say right or wrong and those of others do not;"
+            " give `right` for all or for none (config.reward.by_source mixes the two?)"
+        )
+    if scored == {True}:
+        return [
+            g._replace(right_G=None) if none else g for g, none in zip(graded, empty, strict=True)
+        ]
+    return graded
 
 
 def _plain(g: Grades) -> dict:

@@ -73,8 +73,11 @@ SCHEMA: dict[str, Field] = {
     "tokenizer.chat_template": Field("", "Jinja file; '' = the tokenizer's own"),
 
     # --- problems -----------------------------------------------------------------------------
-    "data.train": Field("", "problem files, comma-separated (parquet, jsonl, jsonl.gz); '' = the embedded arithmetic task"),
-    "data.on_bad": Field("refuse", "a row without an integer answer: stop and name it, or skip and count", choices=("refuse", "skip")),
+    "data.train": Field("", "problem files, comma-separated: parquet, jsonl, json, csv, patterns (data/*.jsonl), or data sets of the hub (openai/gsm8k:main/train-*); '' = the embedded arithmetic task"),
+    "data.on_bad": Field("refuse", "a row without an answer that the reward takes: stop and name it, or skip and count", choices=("refuse", "skip")),
+    "data.columns": Field("", "the rows' own names, as prompt=query,answer=final,source=kind (a.b: b within a; answer= for none); '' = those of verl, TRL, GSM8K and MATH"),
+    "data.template": Field("", "text with {problem} around each problem, or dapo, boxed, think, plain; '' = chats as they are, texts in the paper's prompt"),
+    "data.system": Field("", "system message before each prompt, in place of the row's; '' = the row's, if any"),
     "data.on_long": Field("filter", "a prompt over max_prompt_tokens: leave the problem out, or cut the prompt's beginning (verl)", choices=("filter", "left_truncate")),
     "data.max_prompt_tokens": Field(32, "longest prompt (paper: 2048)", 1, _TOKENS),
     "data.embedded_problems": Field(4096, "training problems of the embedded task", 1, _ROWS),
@@ -109,8 +112,13 @@ SCHEMA: dict[str, Field] = {
     "dynamic_sampling.surplus": Field("drop", "accepted groups beyond N: sample their problems again next step, or carry the groups over", choices=("drop", "carry")),
 
     # --- reward (paper Eq. 7 and 13) -------------------------------------------------------------------
-    "reward.verifier": Field("dapo", "verifier that decides correctness (the other one is logged beside it)", choices=("dapo", "integer")),
-    "reward.function": Field("", "a function score(problem, response) -> Grade of one's own, as FILE.py:NAME, in place of the verifier"),
+    "reward.verifier": Field("dapo", "verifier that decides correctness (another one is logged beside it); data/verifier.py, data/answers.py", choices=("dapo", "integer", "boxed", "math", "exact", "auto")),
+    "reward.function": Field("", "in place of the verifier: functions score(problem, response) -> Grade, as FILE.py:NAME, verifiers, or format; several as NAME=WEIGHT*WHAT with commas between"),
+    "reward.by_source": Field("", "another reward for some data sources: SOURCE=REWARD;SOURCE=REWARD, * in SOURCE for any text, REWARD as in reward.function"),
+    "reward.format_tags": Field("think,answer", "tags that the reward 'format' wants in this order, with commas between"),
+    "reward.workers": Field(0, "processes of each host that judge, with a limit of time; 0 = none, judged where the run is", 0, 1000),
+    "reward.timeout_s": Field(10.0, "seconds that a worker has for one response", 0.01),
+    "reward.on_error": Field("stop", "a response that the reward fails on or takes too long for: stop and name it, or count it as a miss with the score reward.wrong", choices=("stop", "miss")),
     "reward.correct": Field(1.0, "reward of a correct response", -1e6, 1e6),
     "reward.wrong": Field(-1.0, "reward of a wrong response", -1e6, 1e6),
     "reward.overlong_buffer_tokens": Field(12, "L_cache: the penalty ramps over this many last tokens (paper: 4096)", 0, _TOKENS),
@@ -159,7 +167,7 @@ SCHEMA: dict[str, Field] = {
     "optim.max_skipped": Field(8, "updates in a row left out as not finite before the run stops with a checkpoint", 1),
 
     # --- evaluation ---------------------------------------------------------------------------------------
-    "eval.files": Field("", "problem files, comma-separated name=path; '' = the embedded held-out and harder sets"),
+    "eval.files": Field("", "problem files, comma-separated name=path, as in data.train; '' = the embedded held-out and harder sets"),
     "eval.every": Field(20, "rollout steps between evaluations (first and last are always evaluated); 0 = those two only", 0),
     "eval.k": Field(4, "samples per problem (paper: 32)", 1, _ROWS),
     "eval.max_problems": Field(128, "problems per file, the first ones; 0 = all", 0),
@@ -399,8 +407,8 @@ PEERS = {
     "dynamic_sampling.enabled": "filter_groups.enable filter_groups dynamic_filter_fn "
     "dynamic_filtering",
     "dynamic_sampling.max_rounds": "max_num_gen_batches",
-    "reward.verifier": "reward_funcs reward_fn reward_fns custom_reward_function.path "
-    "custom_reward_function remote_rm_url",
+    "reward.function": "reward_funcs reward_fn reward_fns reward_weights "
+    "custom_reward_function.path custom_reward_function remote_rm_url functions",
     "reward.correct": "reward_scaling reward_bias",
     "reward.wrong": "penalty_incorrect_answer",
     "reward.overlong_buffer_tokens": "overlong_buffer.len soft_punish_cache overlong_tokens "

@@ -131,14 +131,14 @@ def run(
             elif not saver.has(state.counters.step):  # a branch, whose origin may be removed
                 saver.after_step(state, due=True)
             history = guards.recall(metrics.read(home.local / "metrics.jsonl"))
-            stop = guards.why_stop(config, state.counters, {})
+            stop, hinted = guards.why_stop(config, state.counters, {}), False
             while state.counters.step < config.steps and not stop:
                 asked.check()
                 journal.at(state.counters.step)
                 state, record, clocks = timed_step(config, text, machine, stream, state, hooks)
                 step = state.counters.step
                 hooks.step(state, record)
-                log = metrics.step_metrics(config, state, record, clocks)
+                log = metrics.step_metrics(config, state, record, clocks, len(text.train.ids))
                 last = step == config.steps
                 evaluation = evaluate() if last or due(step, config.eval.every) else {}
                 log |= evaluation | first.told()
@@ -151,6 +151,9 @@ def run(
                 progress.update(log)
                 if shortage := guards.shortage(config, log):
                     say(f"warning: step {step}: {shortage}")
+                if not hinted and (hint := guards.hint(config, log)):
+                    say(f"hint: step {step}: {hint}")
+                    hinted = True
                 stop = guards.why_stop(config, state.counters, log)
                 hooks.phase("save")
                 if last or stop:

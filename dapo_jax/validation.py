@@ -3,6 +3,7 @@
 `validate` raises `ConfigError` with one line per mistake.
 """
 
+import glob
 import math
 import pathlib
 from typing import Any
@@ -87,8 +88,17 @@ def missing(config: ml_collections.ConfigDict) -> list[str]:
     return [
         f"config.{name}: {path.strip()}: no such file or folder"
         for name, path in paths
-        if path.strip() and not _exists(path.strip())
+        if path.strip()
+        and not _exists(path.strip())
+        and not (name in ("data.train", "eval.files") and _of_many(path.strip()))
     ]
+
+
+def _of_many(path: str) -> bool:
+    """Whether it may be a pattern or a data set of the hub: the reader looks (data/rows.py)."""
+    local = path.startswith(("/", ".", "~")) or "/" not in path
+    named = ":" in path or not path.endswith((".parquet", ".jsonl", ".json", ".csv", ".gz"))
+    return glob.has_magic(path) or (named and not local)
 
 
 def _exists(path: str) -> bool:

@@ -212,9 +212,9 @@ def test_checksums_see_value_and_place():
     [
         ({"eval.k": 0}, {}, "config.eval.k: 0 is too small, at least 1"),
         (
-            {"reward.verifier": "exact"},
+            {"reward.verifier": "strict"},
             {},
-            "config.reward.verifier: 'exact' is not one of dapo, integer",
+            "config.reward.verifier: 'strict' is not one of dapo, integer, boxed",
         ),
         ({}, {"a.jsonl": ""}, "a.jsonl: no rows in this file"),
         ({"eval.files": "{tmp}/b.jsonl"}, {}, "b.jsonl: no such file"),

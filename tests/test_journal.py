@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 from test_engine import DRAW, SHAPE, make_engine
 
-from dapo_jax import config, grading
+from dapo_jax import config
 from dapo_jax.build import Machine
 from dapo_jax.checkpoint import journal as journal_lib
 from dapo_jax.checkpoint.journal import Journal, remembering
@@ -292,7 +292,7 @@ def test_a_judge_of_one_s_own_is_asked_once(params, tmp_path):
         with opened(tmp_path) as journal:
             _, text = remembering(Machine(*[None] * 6), Text(Judge(score)), journal, lambda: None)
             journal.open(params)
-            said.append([grading.ask(text.judge.score, problem, a) for a in answers])
+            said.append(text.judge.pool.grade([(problem, a) for a in answers]))
     assert asked == answers and said[0] == said[1]
     assert type(said[1][1].right) is bool and said[1][0] == Grade(0.25)
     with opened(tmp_path) as journal:

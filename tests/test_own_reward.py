@@ -12,6 +12,7 @@ import pytest
 from test_train import arrays, assert_same_bits, small, without_clocks
 
 from dapo_jax import config, grading, train
+from dapo_jax.data import answers
 from dapo_jax.data.problems import Problem
 from dapo_jax.grading import Grade
 from dapo_jax.log import guards, metrics, tags
@@ -88,6 +89,35 @@ def test_a_graded_run_resumes_bit_for_bit(three_steps, tmp_path):
     assert without_clocks(tmp_path)[-1] == without_clocks(three_steps[0])[-1]
 
 
+SHORT = """
+def short(problem, response):
+    assert len(response) % 5, "five characters, or ten"
+    return 1 / (1 + len(response))
+"""
+
+
+def test_several_train_the_same_bits_in_workers_as_in_the_run(tmp_path):
+    (tmp_path / "short.py").write_text(SHORT)
+    seen = []
+    for workers in (0, 3):
+        c = small(1)
+        c.reward.function = f"{tmp_path}/short.py:short,0.1*exact,done=0.5*format"
+        c.reward.on_error, c.reward.workers = "miss", workers
+        workdir = tmp_path / f"{workers}"
+        assert train.train(c, workdir)
+        seen.append((without_clocks(workdir), arrays(workdir, 1)))
+    (here, first), (there, second) = seen
+    assert here == there
+    assert_same_bits(first, second)
+    (step,) = [r for r in here if "reward/missed_frac" in r]
+    assert tags.family("reward/missed_frac") and 0 < step["reward/missed_frac"] < 1
+    parts = {t.partition("/")[2]: v for t, v in step.items() if t.startswith("reward_part/")}
+    assert parts.keys() == {"short", "exact", "done"} and 0 < parts["short"] < 1
+    drawn = 1 - step["reward/missed_frac"]  # a miss scores reward.wrong and has no parts
+    want = drawn * (parts["short"] + 0.1 * parts["exact"] + 0.5 * parts["done"]) - (1 - drawn)
+    assert step["reward/mean"] - step["reward/overlong_penalty"] == pytest.approx(want)
+
+
 # ------------------------------------------------------------------------------------------------
 # FILE.py:NAME
 # ------------------------------------------------------------------------------------------------
@@ -139,15 +169,18 @@ def test_the_reward_of_the_page_about_rewards_says_right_or_wrong():
     problem = Problem("0", (("user", "1 + 2 ?"),), "3", "sums")
     assert names["score"](problem, "so Answer: 3") == Grade(1.0, True)
     assert names["score"](problem, "3 or 4") == Grade(-1.0, False)
-    assert re.findall(r"^\| `(\w+)` \|", text, re.M) == list(Grade._fields)
+    assert re.findall(r"^\| `(\w+)` \|", text, re.M) == [*answers.MODES, *Grade._fields]
     assert all(f"`{field}`" in text for field in Problem._fields)
+
+
+NONE = ", and none of dapo, integer, boxed, math, exact, auto, format"
 
 
 @pytest.mark.parametrize(
     ("named", "wrong"),
     [
-        ("reward.py", "'reward.py' is not of the form FILE.py:NAME"),
-        ("reward:score", "'reward:score' is not of the form FILE.py:NAME"),
+        ("reward.py", f"'reward.py' is not of the form FILE.py:NAME{NONE}"),
+        ("reward:score", f"'reward:score' is not of the form FILE.py:NAME{NONE}"),
         ("no_such.py:score", "no_such.py: no such file"),
         ("reward.py:other", "reward.py has no function 'other'"),
     ],

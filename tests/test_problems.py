@@ -91,10 +91,10 @@ class Letters:
 )
 def test_schemas(tmp_path, name, row, content, source):
     (problem,), report = P.read(write(tmp_path / name, [row]))
-    expected = (("user", content),) if content else prompts.dapo_messages("1+1?")
+    expected = (("user", content),) if content else prompts.in_template("1+1?")
     assert problem.messages == expected
     assert (problem.answer, problem.source) == ("2", source)
-    assert report == (1, 1, 0, (), ())
+    assert report[:5] == (1, 1, 0, (), ())
 
 
 def test_verl_messages_are_kept_as_they_are(tmp_path):

@@ -10,7 +10,7 @@ from dapo_jax.data import prompts
 
 
 def test_template_is_word_for_word():
-    ((role, content),) = prompts.dapo_messages("What is $6 \\times 7$?")
+    ((role, content),) = prompts.in_template("What is $6 \\times 7$?")
     assert role == "user"
     assert content == (
         "Solve the following math problem step by step. The last line of your response should be "
@@ -22,8 +22,8 @@ def test_template_is_word_for_word():
 
 
 @given(st.text())
-def test_raw_problem_inverts_dapo_messages(problem):
-    assert prompts.raw_problem(prompts.dapo_messages(problem)) == problem
+def test_raw_problem_inverts_in_template(problem):
+    assert prompts.raw_problem(prompts.in_template(problem)) == problem
 
 
 def test_other_messages_are_left_alone():
@@ -44,4 +44,4 @@ def test_aime_prompts():
         messages = tuple((m["role"], m["content"]) for m in row["prompt"])
         raw = row["extra_info"]["raw_problem"]
         assert prompts.raw_problem(messages) == raw
-        assert prompts.dapo_messages(raw) == messages
+        assert prompts.in_template(raw) == messages

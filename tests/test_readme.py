@@ -37,7 +37,7 @@ def test_every_config_field_exists():
 
 @pytest.mark.parametrize("module", sorted(set(re.findall(r"python -m (dapo_jax[\w.]+)", TEXT))))
 def test_every_flag_exists(module):
-    commands = re.findall(rf"python -m {module}\b((?:[^\n`\\]|\\\n)*)", TEXT)
+    commands = re.findall(rf"python -m {module}(?!\.?\w)((?:[^\n`\\]|\\\n)*)", TEXT)
     flags = {f for c in commands for f in re.findall(r"--(\w+)(?:=|\s|$)", c)} - {"config"}
     said = subprocess.run(
         [sys.executable, "-m", module, "--help"], capture_output=True, text=True, cwd=ROOT

@@ -13,7 +13,7 @@ from tensorboardX.summary import _clean_tag
 from dapo_jax import config, train
 from dapo_jax.log import metrics, tags
 
-OWN = {"scored", "parts"}  # of a graded reward of one's own: test_own_reward.py
+OWN = {"scored", "parts", "missed"}  # of a graded reward of one's own: test_own_reward.py
 
 
 def events(workdir: pathlib.Path) -> list[Event]:

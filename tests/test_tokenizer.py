@@ -98,13 +98,13 @@ def test_qwen_decode_ignores_rows_without_a_token(qwen):
 
 
 def test_qwen_chat(qwen):
-    text = qwen.render_chat(prompts.dapo_messages("1+1?"))
+    text = qwen.render_chat(prompts.in_template("1+1?"))
     assert text == (
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-        "<|im_end|>\n<|im_start|>user\n" + prompts.dapo_messages("1+1?")[0][1] + "<|im_end|>\n"
+        "<|im_end|>\n<|im_start|>user\n" + prompts.in_template("1+1?")[0][1] + "<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    ids = qwen.chat([{"role": "user", "content": prompts.dapo_messages("1+1?")[0][1]}])
+    ids = qwen.chat([{"role": "user", "content": prompts.in_template("1+1?")[0][1]}])
     assert ids == qwen.encode(text)
     assert ids[:3] == [151644, 8948, 198] and ids[-3:] == [151644, 77091, 198]
 

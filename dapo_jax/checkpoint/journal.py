@@ -33,6 +33,8 @@ from dapo_jax.build import Machine, Text
 from dapo_jax.checkpoint import checkpoint, seal
 from dapo_jax.checkpoint.workdir import JOURNAL, Workdir
 from dapo_jax.dapo.reward import Grade
+from dapo_jax.data.problems import Problem
+from dapo_jax.rewards import Failed, attempt
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.engine import Request, Response
 
@@ -285,8 +287,9 @@ def remembering(
     only what it has not said. check: called between two chunks of decoding and between two updates;
     raises to end the run there."""
     sampler, trainer = _Sampler(machine.engine, journal, check), _Trainer(machine.trainer, check)
-    if journal.on and text.judge.shadow is None:  # rules, which come with a second opinion, do not
-        text = text._replace(judge=text.judge._replace(score=_score(text.judge.score, journal)))
+    judge = text.judge
+    if journal.on and (judge.pool or judge.shadow is None):  # quick rules have a second opinion
+        text = text._replace(judge=judge._replace(pool=_Judges(judge, journal)))
     return machine._replace(engine=sampler, trainer=trainer), text
 
 
@@ -401,21 +404,33 @@ def _response(payload: bytes | None) -> Response | None:
     return Response(tokens, logps, entropies, bool(payload[0]))
 
 
-def _score(judge: grading.Score, journal: Journal) -> grading.Score:
-    """The judge, asked once about a response."""
+class _Judges:
+    """A `workers.Pool`, or a judge in this process, that is asked once about a response."""
 
-    def score(problem, response: str) -> Grade:
-        key = journal.key(b"grade", problem.id.encode(), response.encode())
-        if (kept := journal.get(key)) is not None:
-            return Grade(**json.loads(kept))
-        grade = grading.ask(judge, problem, response)
-        plain = {
-            "score": float(grade.score),
-            "right": None if grade.right is None else bool(grade.right),
-            "answer": grade.answer,
-            "parts": {name: float(part) for name, part in grade.parts.items()},
-        }
-        journal.put(key, json.dumps(plain).encode())
-        return grade
+    def __init__(self, judge: grading.Judge, journal: Journal):
+        self._judge, self._journal = judge, journal
 
-    return score
+    def grade(self, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | Failed]:
+        """As `workers.Pool.grade`. What the judge failed on is not kept."""
+        names = ((b"grade", p.source.encode(), p.id.encode(), text.encode()) for p, text in jobs)
+        keys = [self._journal.key(*name) for name in names]
+        said = [kept and Grade(**json.loads(kept)) for kept in map(self._journal.get, keys)]
+        missing = [i for i, grade in enumerate(said) if grade is None]
+        asked = [jobs[i] for i in missing]
+        judge = self._judge
+        found = judge.pool.grade(asked) if judge.pool else [attempt(judge.score, *x) for x in asked]
+        for i, grade in zip(missing, found, strict=True):
+            said[i] = grade
+            if isinstance(grade, Grade):
+                self._journal.put(keys[i], _plain(grade))
+        return said
+
+
+def _plain(grade: Grade) -> bytes:
+    fields = {
+        "score": float(grade.score),
+        "right": None if grade.right is None else bool(grade.right),
+        "answer": grade.answer,
+        "parts": {name: float(part) for name, part in grade.parts.items()},
+    }
+    return json.dumps(fields).encode()

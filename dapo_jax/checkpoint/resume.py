@@ -31,6 +31,7 @@ HARMLESS = (
     "model.remat",
     "model.attention_chunk",
     "model.head_chunk",
+    "reward.workers",
     "rollout.slots",
     "rollout.chunk",
     "rollout.prefill_prompts",
@@ -101,7 +102,8 @@ def check(
     """Show what has changed since `saved` was written. ConfigError: it changes what is learned, and
     that is not allowed."""
     harmless, meaningful = differences(saved["config"], schema.leaves(config))
-    if saved.get("reward", "") != inputs["reward"] and saved["config"].get("reward.function"):
+    named = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source"))
+    if saved.get("reward", "") != inputs["reward"] and named:
         meaningful.append("the file of config.reward.function: it has other contents")
     if saved["data"] != inputs["data"] and not any("config.data." in line for line in meaningful):
         meaningful.append(
@@ -150,6 +152,10 @@ def inputs(text: Text) -> dict[str, str]:
 
 
 def fingerprint(train: Encoded) -> str:
-    """SHA-256 of the prompts' token ids and the answers, in order: what a stream position means."""
-    rows = [[p.id, p.answer, ids] for p, ids in zip(train.problems, train.ids, strict=True)]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    """SHA-256 of the prompts' token ids and the answers, in order, and of the rows where a reward
+    sees them: what a stream position means."""
+    rows = [
+        [p.id, p.answer, ids, *([p.row] if p.row else [])]
+        for p, ids in zip(train.problems, train.ids, strict=True)
+    ]
+    return hashlib.sha256(json.dumps(rows, default=str).encode()).hexdigest()

@@ -25,6 +25,7 @@ class Grades(NamedTuple):
     shadow_G: np.ndarray | None = None  # bool, a second judge's verdicts; logged, never trained on
     parts_G: Mapping[str, np.ndarray] = MappingProxyType({})  # name -> float64
     source: str = ""  # the problem's data_source
+    missed: int | None = None  # responses that the judge failed on; None = that would end the run
 
 
 def overlong_penalty(

@@ -1,62 +1,77 @@
 """Problem files: read, check, de-duplicate, encode, and put into an endless order.
 
-A problem is a prompt and an integer. Files are parquet, jsonl or jsonl.gz; a row is one of
+A problem is a prompt and an answer. What files there may be says `rows.py`; a row is one of
     {prompt: [{role, content}, ...], reward_model: {ground_truth}, data_source}  verl (DAPO's file)
     {verl_row: {the above}}                                                  with notes around
-    {question, answer}            GSM8K: the answer alone, or a solution that ends in #### answer
-    {problem, answer}             and
-    {problem, solution}           MATH: the answer in the last \\boxed{}
-verl rows keep their messages; the others get the DAPO prompt. Rows count from 1; in jsonl they are
-line numbers. To look at a file:
+    {prompt | question | problem, answer}      the answer, or a solution that ends in #### answer
+    {prompt | question | problem, solution}    MATH: the answer in the last \\boxed{}
+or has columns of its own (`Reading.columns`). Chats stay as they are; a prompt that is a text gets
+the DAPO prompt or another template. Rows count from 1; in jsonl and CSV they are line numbers. To
+look at a file:
 
     python -m dapo_jax.data.problems inspect FILE... [--tokenizer=DIR] [--chat_template=FILE]
 """
 
 import argparse
-import difflib
-import gzip
 import hashlib
 import json
+import math
 import os
 import re
 import reprlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dapo_jax import bars, gate
-from dapo_jax.data import prompts
+from dapo_jax.data import prompts, rows
+from dapo_jax.data.answers import last_boxed
+from dapo_jax.data.rows import BAR as _BAR, SUFFIXES as SUFFIXES, Foreign
 from dapo_jax.data.tokenizer import Tokenizer, load as load_tokenizer
 
 if TYPE_CHECKING:
     import grain
 
-SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
+_PROMPTS, _ANSWERS = ("question", "problem", "prompt"), ("answer", "solution")
 SCHEMAS = (
     ("verl_row",),
     ("prompt", "reward_model"),
-    ("question", "answer"),
-    ("problem", "answer"),
-    ("problem", "solution"),
+    *((p, a) for p in _PROMPTS for a in _ANSWERS),
 )
 _NEEDS = "needs the fields " + ", or ".join("+".join(s) for s in SCHEMAS)
 _COLUMNS = {"source_prompt", "data_source"}.union(*SCHEMAS)
 _SHOW = reprlib.Repr()  # bounded in length and depth, so that no value can spoil a message
 _SHOW.maxstring = _SHOW.maxother = 60
-_BAR = dict(delay=2, leave=False, unit_scale=True)  # a progress bar, if it takes more than 2 s
 
 
 class Problem(NamedTuple):
     id: str  # 16 hex digits of the SHA-256 of the prompt: stable over files
     messages: prompts.Messages  # ((role, content), ...)
-    answer: str  # an integer, any size: no '+', no leading zeros, no separators
+    answer: str  # an integer, any size: no '+', no leading zeros, no separators; or any text
     source: str  # data_source of the row, else the file's name
+    row: Mapping[str, Any] = MappingProxyType({})  # its columns but the prompt, where asked for
+
+    def __hash__(self):
+        return hash(self.id)
+
+
+class Reading(NamedTuple):
+    """How rows become problems."""
+
+    takes: Callable[[object, str], str] | None = None  # `any_answer`, or None = `integer`
+    # 'prompt', 'answer', 'source' -> name in the row, a.b for b within a; '' = there is none
+    columns: Mapping[str, str] = MappingProxyType({})
+    template: str = ""  # with {problem}; '' = chats as they are, texts in the paper's prompt
+    system: str = ""  # system message, in place of the row's
+    whole: bool = False  # keep the rows
+
+
+_USUAL = Reading()
 
 
 class Refusal(NamedTuple):
@@ -82,6 +97,7 @@ class Report(NamedTuple):
     duplicates: int  # rows that repeat an earlier prompt
     conflicts: tuple[Conflict, ...]
     refused: tuple[Refusal, ...]
+    mapped: int = 0  # rows with the columns of `Reading.columns`
 
 
 class Encoded(NamedTuple):
@@ -94,53 +110,55 @@ class _BadRow(ValueError):  # (field, value, reason)
     pass
 
 
-class _Foreign(ValueError):  # a whole file, and the message names it
-    pass
-
-
 def read(
-    paths: str | Path | Sequence[str | Path], on_bad: str = "refuse"
+    paths: str | Path | Sequence[str | Path], on_bad: str = "refuse", how: Reading = _USUAL
 ) -> tuple[list[Problem], Report]:
-    """The distinct problems of one or more files, in order of first appearance.
+    """The distinct problems of one or more files, patterns or data sets of the hub (`rows.find`),
+    in order of first appearance.
 
     Prompts are the same if roles and contents are, character by character, over all the files. One
     that comes with two different answers is dropped: nobody can tell which of them is wrong.
 
-    on_bad: what to do about rows without a prompt or without an integer answer. 'refuse' reads
-      everything, then raises; 'skip' leaves them out and names each in the report.
+    on_bad: what to do about rows without a prompt or without an answer that `how` takes. 'refuse'
+      reads everything, then raises; 'skip' leaves them out and names each in the report.
     ValueError: those rows; missing, empty, damaged or foreign files; no problem left over.
     """
     if on_bad not in ("refuse", "skip"):
         raise ValueError(f"on_bad: 'refuse' or 'skip', not {on_bad!r}")
-    paths = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
-    if not paths:
+    named = [paths] if isinstance(paths, str | Path) else paths
+    if not named:
         raise ValueError("no problem file was named")
-    rows, duplicates, refused = 0, 0, []
-    first: dict[prompts.Messages, tuple[str, str, str] | None] = {}  # (answer, source, where)
+    paths = [path for name in named for path in rows.find(name)]
+    count, mapped, duplicates, refused = 0, 0, 0, []
+    first: dict[prompts.Messages, tuple[str, str, str, dict] | None] = {}  # answer, ..., where, row
     others: dict[prompts.Messages, dict[str, str]] = {}  # answer -> where
     for path in paths:
-        before = rows
-        for number, row in _rows(path):
-            rows += 1
+        before = count
+        for number, row in rows.read(path, lambda names, path=path: _wanted(path, names, how)):
+            count += 1
             try:
-                messages, field, value, source = _parse(row)
-                duplicates += messages in first
-                known = first.setdefault(messages, None)
-                answer = integer(value, field)
+                asked = _parse(row, how)
+                mapped += asked.mapped
+                duplicates += asked.messages in first
+                known = first.setdefault(asked.messages, None)
+                answer = asked.value
+                if asked.field:
+                    answer = (how.takes or integer)(asked.value, asked.field)
             except _BadRow as e:
                 field, value, reason = e.args
                 refused.append(Refusal(str(path), number, field, _SHOW.repr(value), reason))
                 continue
             where = f"{path} row {number}"
             if known is None:
-                first[messages] = (answer, source or path.name.split(".")[0], where)
+                source = asked.source or path.name.split(".")[0]
+                first[asked.messages] = (answer, source, where, asked.row)
             elif known[0] != answer:
-                others.setdefault(messages, {}).setdefault(answer, where)
-        if rows == before:
+                others.setdefault(asked.messages, {}).setdefault(answer, where)
+        if count == before:
             raise ValueError(f"{path}: no rows in this file")
     if refused and on_bad == "refuse":
         raise ValueError(
-            f"{refused[0]} ({len(refused)} of {rows} rows are refused; "
+            f"{refused[0]} ({len(refused)} of {count} rows are refused; "
             "data.on_bad='skip' leaves them out)"
         )
     conflicts = tuple(
@@ -148,17 +166,17 @@ def read(
         for messages, more in others.items()
     )
     problems = [
-        Problem(_id(messages), messages, *known[:2])
+        Problem(_id(messages), messages, *known[:2], known[3])
         for messages, known in first.items()
         if known and messages not in others
     ]
     if not problems:
         why = f"; the first: {refused[0]}" if refused else ""
         raise ValueError(
-            f"{paths[0]}: no usable row: {len(refused)} of {rows} refused, "
+            f"{paths[0]}: no usable row: {len(refused)} of {count} refused, "
             f"{len(conflicts)} prompts with conflicting answers{why}"
         )
-    return problems, Report(rows, len(first), duplicates, conflicts, tuple(refused))
+    return problems, Report(count, len(first), duplicates, conflicts, tuple(refused), mapped)
 
 
 def integer(value: object, field: str = "answer") -> str:
@@ -202,11 +220,57 @@ def _fills_mantissa(digits: str) -> bool:
     return n > 2**53 and int(float(n)) == n and (n // (n & -n)).bit_length() >= 48
 
 
+def any_answer(value: object, field: str = "answer") -> str:
+    """An answer of any type as text: integers as `integer` gives them (but '007', '+7' as they
+    are), other text without the blanks around it, a list of one value as that value, what else
+    JSON can hold as JSON. ValueError as of `integer`, for what is missing or damaged."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    text = value.strip() if isinstance(value, str) else ""
+    try:
+        return text if re.match(r"\+|-?0[0-9]", text) else integer(value, field)
+    except _BadRow as bad:
+        if bad.args[2] == "missing or empty" or ("damaged" in bad.args[2] and "e" not in text):
+            raise
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _BadRow(field, value, "not a finite number")
+    return text or json.dumps(value, ensure_ascii=False, default=str)
+
+
+def columns(listed: str) -> dict[str, str]:
+    """'prompt=query,answer=final' as a mapping. ValueError: it is not of that form."""
+    pairs = [entry.partition("=") for entry in listed.split(",") if entry.strip()]
+    out = {role.strip(): name.strip() for role, _, name in pairs}
+    if not out.keys() <= {"prompt", "answer", "source"} or not all(e for _, e, _ in pairs):
+        raise ValueError(
+            f"config.data.columns: {listed!r} is not of the form prompt=NAME,answer=NAME,"
+            "source=NAME"
+        )
+    return out
+
+
 # --- one row ------------------------------------------------------------------------------------
 
 
-def _parse(row: bytes | dict | Exception) -> tuple[prompts.Messages, str, object, str]:
-    """(messages, name of the answer's field, answer as it stands there, source or ''); _BadRow."""
+class _Asked(NamedTuple):
+    messages: prompts.Messages
+    field: str  # name of the answer's field; '' = the rows have none
+    value: Any  # the answer as it stands there
+    source: str
+    row: dict  # what else there is, where that is wanted
+    mapped: bool
+
+
+def _wanted(path: Path, names: list[str], how: Reading) -> list[str]:
+    """The columns of a parquet file that are read."""
+    own = {name.partition(".")[0] for name in how.columns.values()} - {""}
+    if not (own and own <= set(names)) and not any(set(s) <= set(names) for s in SCHEMAS):
+        raise Foreign(f"{path}: has the columns {', '.join(names)[:300]}; {_NEEDS}")
+    return names if how.whole else [n for n in names if n in _COLUMNS | own]
+
+
+def _parse(row: rows.Row, how: Reading) -> _Asked:
+    """_BadRow: no such row."""
     if isinstance(row, bytes):
         try:
             row = json.loads(row.decode("utf-8-sig"))
@@ -220,30 +284,49 @@ def _parse(row: bytes | dict | Exception) -> tuple[prompts.Messages, str, object
         row = row["verl_row"]
     if not isinstance(row, dict):
         raise _BadRow("row", row, "not an object with named fields")
-    source = row["data_source"] if isinstance(row.get("data_source"), str) else ""
-    if row.get("prompt") is not None and row.get("reward_model") is not None:
+    names = how.columns
+    if mapped := bool(names) and all(_at(row, n) is not None for n in names.values() if n):
+        source = str(_at(row, names["source"])) if names.get("source") else ""
+    else:
+        names, source = {}, ""
+    if not source and isinstance(row.get("data_source"), str):
+        source = row["data_source"]
+    verl = row.get("prompt") is not None and row.get("reward_model") is not None
+    there = lambda of: next((n for n in of if row.get(n) is not None), "")
+    asks = names.get("prompt") or ("prompt" if verl else there(_PROMPTS))
+    if not asks:
+        raise _BadRow("row", sorted(map(str, row)), _NEEDS)
+    prompt = _at(row, asks)
+    if verl and asks == "prompt":
         # Some processed copies keep the messages in source_prompt and the bare problem in prompt.
-        messages = _messages(row.get("source_prompt") or row["prompt"], "prompt")
-        reward = row["reward_model"]
-        answer = reward.get("ground_truth") if isinstance(reward, dict) else None
-        return messages, "reward_model.ground_truth", answer, source
-    if row.get("question") is not None:
-        answer = row.get("answer")
-        if isinstance(answer, str) and "####" in answer:
-            answer = answer.rsplit("####", 1)[1]
-        return _messages(row["question"], "question"), "answer", answer, source
-    if row.get("problem") is not None:
-        messages = _messages(row["problem"], "problem")
-        if row.get("answer") is not None or not isinstance(row.get("solution"), str):
-            return messages, "answer", row.get("answer"), source
-        return messages, "solution \\boxed", _boxed(row["solution"]), source
-    raise _BadRow("row", sorted(map(str, row)), _NEEDS)
+        prompt = row.get("source_prompt") or prompt
+    messages = _messages(prompt, asks, how)
+    rest = {k: v for k, v in row.items() if k not in (asks, "source_prompt")} if how.whole else {}
+    field = names.get("answer", "reward_model.ground_truth" if verl else there(_ANSWERS))
+    if not field and "answer" not in names:
+        field = "answer"
+    value = _at(row, field) if field else ""
+    if field == "solution" and isinstance(value, str):
+        boxed = last_boxed(value)
+        if boxed is not None or asks != "prompt":  # TRL's solution may be the answer itself
+            field, value = "solution \\boxed", boxed
+    elif isinstance(value, str) and "####" in value and not verl:
+        value = value.rsplit("####", 1)[1]
+    return _Asked(messages, field, value, source, rest, mapped)
 
 
-def _messages(value: object, field: str) -> prompts.Messages:
+def _at(row: dict, name: str) -> Any:
+    """The value of 'a', or of 'b' within 'a' for 'a.b'; None where there is none."""
+    value: Any = row
+    for part in [name] if name in row else name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _messages(value: object, field: str, how: Reading) -> prompts.Messages:
     try:
         if isinstance(value, str):
-            messages, text = prompts.dapo_messages(value), value
+            messages, text = prompts.in_template(value, how.template), value
         else:
             messages = tuple((m["role"], m["content"]) for m in value)
             text = prompts.plain_text(messages)
@@ -254,87 +337,18 @@ def _messages(value: object, field: str) -> prompts.Messages:
         raise _BadRow(field, value, "expected text or a list of {role, content} texts") from e
     if not text.strip():
         raise _BadRow(field, value, "missing or empty")
-    return messages
-
-
-def _boxed(solution: str) -> str | None:
-    """Contents of the last \\boxed{...}, its braces balanced; None without one."""
-    _, found, rest = solution.rpartition("\\boxed{")
-    depth = 1
-    for end, char in enumerate(rest if found else ""):
-        depth += (char == "{") - (char == "}")
-        if not depth:
-            return rest[:end]
-    return None
+    said = tuple(m for m in messages if m[0] != "system")
+    if how.template and not isinstance(value, str):
+        if len(said) != 1:
+            raise _BadRow(field, value, "data.template needs a prompt of one user message")
+        before = messages[: messages.index(said[0])]
+        said = prompts.in_template(prompts.raw_problem(said), how.template)
+        messages = (*before, *said)
+    return (("system", how.system), *said) if how.system else messages
 
 
 def _id(messages: prompts.Messages) -> str:
     return hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16]
-
-
-# --- files --------------------------------------------------------------------------------------
-
-
-def _rows(path: Path) -> Iterator[tuple[int, bytes | dict | Exception]]:
-    """(row number, a dict of parquet or an undecoded line of jsonl)."""
-    if not path.is_file():
-        what = "a folder" if path.is_dir() else "no such file"
-        raise ValueError(f"{path}: {what}{_nearest(path)}")
-    if not path.name.endswith(SUFFIXES):
-        raise ValueError(f"{path}: not a problem file; expected {', '.join(SUFFIXES)}")
-    number = 0
-    try:
-        for number, row in (_parquet if path.suffix == ".parquet" else _jsonl)(path):
-            yield number, row
-    except _Foreign:
-        raise
-    except Exception as e:  # of pyarrow, gzip, the system: what a damaged file raises is anybody's
-        after = f" after row {number}" if number else ""
-        raise ValueError(
-            f"{path}: cannot be read{after}, is it damaged or cut short? {gate.describe(e)}"
-        ) from e
-
-
-def _jsonl(path: Path) -> Iterator[tuple[int, bytes]]:
-    bar = bars.bar(total=path.stat().st_size, desc=path.name, unit="B", **_BAR)
-    with open(path, "rb") as raw, bar:
-        lines = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
-        for number, line in enumerate(lines, 1):
-            bar.update(raw.tell() - bar.n)
-            if line.strip():
-                yield number, line
-
-
-def _parquet(path: Path) -> Iterator[tuple[int, dict | Exception]]:
-    with pq.ParquetFile(path) as file:
-        names = file.schema_arrow.names
-        if not any(set(schema) <= set(names) for schema in SCHEMAS):
-            raise _Foreign(f"{path}: has the columns {', '.join(names)[:300]}; {_NEEDS}")
-        # Only what is needed, a few thousand rows at a time: DAPO-Math-17k has 1.79M of them.
-        batches = file.iter_batches(4096, columns=[n for n in names if n in _COLUMNS])
-        rows = (row for batch in batches for row in _dicts(batch))
-        bar = bars.bar(rows, desc=path.name, total=file.metadata.num_rows, unit="row", **_BAR)
-        yield from enumerate(bar, 1)
-
-
-def _dicts(batch: pa.RecordBatch) -> Iterator[dict | Exception]:
-    """The rows; where one holds what Python has no value for (the year 5,881,580), its error."""
-    try:
-        yield from batch.to_pylist()
-    except Exception:
-        for i in range(batch.num_rows):
-            try:
-                row = batch.slice(i, 1).to_pylist()[0]
-            except Exception as e:
-                row = e
-            yield row
-
-
-def _nearest(path: Path) -> str:
-    folder = path if path.is_dir() else path.parent
-    names = sorted(p.name for p in folder.glob("*") if p.name.endswith(SUFFIXES))
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.3) or names[:3]
-    return f"; near it: {', '.join(str(folder / n) for n in near)}" if near else ""
 
 
 # --- token ids and order ------------------------------------------------------------------------
@@ -406,19 +420,22 @@ def host_slice(start: int, stop: int, host: int, hosts: int) -> range:
 # --- python -m dapo_jax.data.problems inspect ---------------------------------------------------
 
 
-def inspect(paths: Sequence[str], tokenizer: str = "", chat_template: str = "") -> Iterator[str]:
+def inspect(
+    paths: Sequence[str], tokenizer: str = "", chat_template: str = "", how: Reading = _USUAL
+) -> Iterator[str]:
     """The lines that `inspect` prints. Lengths are in tokens, without a tokenizer in characters."""
     if chat_template and not tokenizer:
         raise ValueError("--chat_template needs --tokenizer")
     tok = load_tokenizer(tokenizer, chat_template) if tokenizer else None
-    problems, report = read(paths, on_bad="skip")
+    problems, report = read(paths, "skip", how)
     chat = bool(tok and tok.template)
     render = tok.render_chat if chat else prompts.plain_text
     texts = [render(p.messages) for p in problems]
     lengths = [
         len(tok.encode(text) if tok else text) for text in bars.bar(texts, desc="encoding", **_BAR)
     ]
-    low, high = (f(problems, key=lambda p: Decimal(p.answer)).answer for f in (min, max))
+    integers = [p.answer for p in problems if re.fullmatch(r"-?[0-9]+", p.answer)]
+    low, high = (f(integers, key=Decimal, default="none") for f in (min, max))
 
     yield f"rows        {report.rows:>9,}"
     yield f"unique      {report.unique:>9,}   distinct prompts"
@@ -426,11 +443,13 @@ def inspect(paths: Sequence[str], tokenizer: str = "", chat_template: str = "") 
     yield f"conflicts   {len(report.conflicts):>9,}   prompts with different answers, dropped"
     for c in report.conflicts[:3]:
         yield "    " + "; ".join(f"{a} at {row}" for a, row in zip(c.answers, c.rows, strict=True))
-    yield f"refused     {len(report.refused):>9,}   rows without a prompt or an integer answer"
+    kind = "an" if how.takes else "an integer"
+    yield f"refused     {len(report.refused):>9,}   rows without a prompt or {kind} answer"
     yield from (f"    {refusal}" for refusal in report.refused[:5])
     yield f"kept        {len(problems):>9,}   problems"
     yield f"sources     {', '.join(sorted({p.source for p in problems}))}"
-    yield f"answers     {low} .. {high}"
+    others = len(problems) - len(integers)
+    yield f"answers     {low} .. {high}" + (f", and {others:,} that are no integers" * bool(others))
     yield f"{'tokens' if tok else 'characters':<11} " + "  ".join(
         f"p{q} {np.percentile(lengths, q, method='higher')}" for q in (0, 50, 90, 99, 100)
     )
@@ -447,9 +466,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_argument("files", nargs="+", metavar="FILE")
     cli.add_argument("--tokenizer", default="", help="tokenizer.json, *.model or their folder")
     cli.add_argument("--chat_template", default="", help="Jinja file")
+    cli.add_argument("--columns", default="", help="as config.data.columns")
+    cli.add_argument("--template", default="", help="as config.data.template")
+    cli.add_argument("--any", action="store_true", help="answers that are no integers too")
     args = cli.parse_args(argv)
     try:
-        for line in inspect(args.files, args.tokenizer, args.chat_template):
+        takes = any_answer if args.any else None
+        how = Reading(takes, columns(args.columns), prompts.template(args.template))
+        for line in inspect(args.files, args.tokenizer, args.chat_template, how):
             print(line, flush=True)
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)

@@ -10,11 +10,28 @@ DAPO_TEMPLATE = (
     'Remember to put your answer on its own line after "Answer:".'
 )
 _BEFORE, _AFTER = DAPO_TEMPLATE.split("{problem}")
+TEMPLATES = {
+    "dapo": DAPO_TEMPLATE,
+    "boxed": "{problem}\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    "think": "{problem}\n\nReason between <think> and </think>, and then write the final answer,"
+    " and nothing else, between <answer> and </answer>.",
+    "plain": "{problem}",
+}
 
 
-def dapo_messages(problem: str) -> Messages:
+def template(named: str) -> str:
+    """The text of a name in TEMPLATES; a text with {problem} as it is; '' for ''. ValueError."""
+    if named and named not in TEMPLATES and "{problem}" not in named:
+        raise ValueError(
+            f"config.data.template: {named!r:.80} is none of {', '.join(TEMPLATES)} and has no"
+            " {problem}"
+        )
+    return TEMPLATES.get(named, named)
+
+
+def in_template(problem: str, template: str = "") -> Messages:
     """The problem as one user message. A system message is left to the model's chat template."""
-    return (("user", _BEFORE + problem + _AFTER),)
+    return (("user", (template or DAPO_TEMPLATE).replace("{problem}", problem)),)
 
 
 def plain_text(messages: Messages) -> str:
@@ -23,7 +40,7 @@ def plain_text(messages: Messages) -> str:
 
 
 def raw_problem(messages: Messages) -> str:
-    """The problem inside `dapo_messages`; other messages come back as their plain text."""
+    """The problem inside the paper's prompt; other messages come back as their plain text."""
     text = plain_text(messages)
     # The length check refuses a text in which the two halves would overlap.
     if (

@@ -19,7 +19,7 @@ import numpy as np
 
 from dapo_jax import sample, schema
 from dapo_jax.checkpoint import workdir as workdir_lib
-from dapo_jax.data import verifier
+from dapo_jax.data import answers as verifiers, verifier
 from dapo_jax.dynamics import browse, logs
 from dapo_jax.model import qwen2
 
@@ -123,7 +123,8 @@ def answers(
     out = []
     for response in sample.draw(loaded, ids):
         text = loaded.tokenizer.decode(response.tokens.tolist())
-        verdict = answer and verifier.verify(text, answer, loaded.config.reward.verifier)
+        mode = loaded.config.reward.verifier
+        verdict = answer and verifiers.verify(text, answer, mode, prompt)
         tokens = look(loaded, ids, response.tokens.tolist(), top)
         out.append(Answer(text, verdict or None, response.truncated, tokens))
     return out

@@ -108,6 +108,21 @@ def alarms(config, log: dict, history: History) -> list[str]:
     return out + _drifts(config.guard, history)
 
 
+def hint(config, log: dict) -> str:
+    """Whether right answers pile up among those that the verifier calls wrong; '' if not."""
+    gain = log.get("sampling/shadow_gain") or 0.0
+    if gain <= 0.05:
+        return ""
+    ours = config.reward.verifier
+    other = "dapo" if ours == "integer" else "integer"
+    return (
+        f"verifier {ours!r} calls {gain:.0%} of the responses wrong of which {other!r} reads the"
+        f" right answer; look into rollouts/ for how the model writes it, and try"
+        f" reward.verifier={other!r}, 'boxed' or 'auto', or a data.template that asks for another"
+        " form"
+    )
+
+
 def _gap_max(config) -> float:
     """One forward serves both, so what differs is rounding: 1e-5 at float32 on CPU. Accelerators
     multiply float32 in less; bfloat16's largest over millions of tokens reaches some tenths, and so

@@ -37,8 +37,8 @@ class Clocks(NamedTuple):
     done: float
 
 
-def step_metrics(config, state: State, record: StepRecord, clocks: Clocks) -> dict:
-    """All numbers of a rollout step. state: after it."""
+def step_metrics(config, state: State, record: StepRecord, clocks: Clocks, problems: int) -> dict:
+    """All numbers of a rollout step. state: after it. problems: in the training set."""
     stats, counters = record.stats, state.counters
     seconds = clocks.done - clocks.started
     return (
@@ -49,6 +49,8 @@ def step_metrics(config, state: State, record: StepRecord, clocks: Clocks) -> di
             "optim/updates": counters.updates,
             "spent/tokens": counters.tokens,
             "spent/samples": counters.samples,
+            "data/epochs": counters.position / problems,
+            "data/problems_seen": min(counters.position, problems),
             "time/rollout_s": clocks.rollout_done - clocks.started,
             "time/update_s": clocks.done - clocks.rollout_done,
             "time/step_s": seconds,
@@ -96,8 +98,12 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
             log["response/length_correct"] = length_NxG[right_NxG].mean()
         if not right_NxG.all():
             log["response/length_wrong"] = length_NxG[~right_NxG].mean()
-    for name in grades[0].parts_G:
-        log[f"reward_part/{name}"] = np.mean([g.parts_G[name] for g in grades])
+    for name in {name: None for g in grades for name in g.parts_G}:
+        part = np.concatenate([g.parts_G[name] for g in grades if name in g.parts_G])
+        if (there := ~np.isnan(part)).any():  # responses that were missed have no parts
+            log[f"reward_part/{name}"] = part[there].mean()
+    if grades[0].missed is not None:
+        log["reward/missed_frac"] = sum(g.missed for g in grades) / len(rows)
     source_N = np.array([g.source for g in grades])
     for source in np.unique(source_N):
         of_source = source_N == source

@@ -1,0 +1,147 @@
+r"""Verifiers beside the two of `verifier.py`, for answers that need not be integers.
+
+`boxed`  the last `\boxed{}` as a number, or as LaTeX without its spacing and shorthand
+`math`   equivalence by the library math-verify (pip install 'dapo_jax[math]'), in a process of its
+         own: a symbolic comparison may take any time (reward.workers)
+`exact`  the stated answer, character by character: the last <answer></answer>, else the last
+         `\boxed{}`, else what follows the last "Answer:", else the last line
+`auto`   one of dapo, integer, boxed and exact, by what the prompt asks for, else by the data_source
+"""
+
+import importlib.util
+import logging
+import re
+
+from dapo_jax.data import verifier
+from dapo_jax.data.verifier import Verdict
+
+MODES = (*verifier.MODES, "boxed", "math", "exact", "auto")
+TAIL = 2000  # characters at the end of a response that math-verify reads
+
+
+def verify(response: str, answer: str, mode: str, prompt: str = "", source: str = "") -> Verdict:
+    """Judge `response` by any of MODES. prompt, source: of the problem, what `auto` chooses by.
+
+    ValueError: an unknown mode; `math` without its library, or with an answer that it cannot read.
+    """
+    if mode == "auto":
+        mode = chosen(answer, prompt, source)
+    if mode == "boxed":
+        said = last_boxed(response)
+        return Verdict(said is not None and same(said, answer), said)
+    if mode == "exact":
+        said = stated(response)
+        return Verdict(said == answer.strip(), said or None)
+    return _math(response, answer) if mode == "math" else verifier.verify(response, answer, mode)
+
+
+# ------------------------------------------------------------------------------------------------
+# boxed
+# ------------------------------------------------------------------------------------------------
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Contents of the last `\boxed{...}`, its braces balanced; None without one."""
+    _, found, rest = text.rpartition("\\boxed{")
+    depth = 1
+    for end, char in enumerate(rest if found else ""):
+        depth += (char == "{") - (char == "}")
+        if not depth:
+            return rest[:end]
+    return None
+
+
+# Applied in this order.
+_SHORTHAND = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r"\\[dt]frac", r"\\frac"),
+        (r"\\(?:left|right|,|!|;|:|displaystyle)|\\(?=[ %$])", ""),
+        (r"\\(?:text|mathrm|textbf|mbox) ?\{([^{}]*)\}", r"\1"),
+        (r"\^\{?\\circ\}?|[\s$%~]|\{,\}|\.$", ""),
+        (r"^[A-Za-z]=", ""),
+        (r"\\(frac|sqrt)(\d)(?=\d?)", r"\\\1{\2}"),
+        (r"(\\frac\{\d\})(\d)", r"\1{\2}"),
+        (r"\\frac\{(\d+)\}\{(\d+)\}", r"\1/\2"),
+    )
+)
+_NUMBER = re.compile(r"([+-]?)(\d+|\d{1,3}(?:,\d{3})+|(?=\.\d))(?:\.(\d*))?")
+
+
+def same(said: str, answer: str) -> bool:
+    """Whether two LaTeX texts are the same number, or the same text but for how they are set."""
+    return _canonical(said) == _canonical(answer)
+
+
+def _canonical(text: str) -> str:
+    text = text.strip()
+    for pattern, new in _SHORTHAND:
+        text = pattern.sub(new, text)
+    if m := _NUMBER.fullmatch(text):  # digits stay text: int() refuses more than 4300 of them
+        whole = m[2].replace(",", "").lstrip("0") or "0"
+        part = (m[3] or "").rstrip("0")
+        digits = whole + "." * bool(part) + part
+        return "-" * (m[1] == "-" and digits != "0") + digits
+    return text
+
+
+# ------------------------------------------------------------------------------------------------
+# exact, math, auto
+# ------------------------------------------------------------------------------------------------
+
+_ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+
+
+def stated(response: str) -> str:
+    """The answer as it stands at the end of a response, without blanks around it."""
+    _, opened, rest = response.rpartition("<answer>")
+    if opened and "</answer>" in rest:
+        return rest.partition("</answer>")[0].strip()
+    if (boxed := last_boxed(response)) is not None:
+        return boxed.strip()
+    if lines := _ANSWER_LINE.findall(response):
+        return lines[-1].strip()
+    return response.rstrip().rpartition("\n")[2].strip()
+
+
+def _math(response: str, answer: str) -> Verdict:
+    require_math()
+    import math_verify
+
+    # Its own limits of time are alarms of the process, which the workers have outside; without
+    # them it warns.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    read = lambda text: math_verify.parse(text, parsing_timeout=None, raise_on_error=True)
+    if not (gold := read(f"\\boxed{{{answer}}}")):
+        raise ValueError(f"math-verify cannot read the reference answer {answer!r:.80}")
+    said = read(response[-TAIL:])
+    correct = math_verify.verify(gold, said, timeout_seconds=None)
+    return Verdict(correct, str(said[-1]) if said else None)
+
+
+def require_math() -> None:
+    """ValueError: math-verify is not installed."""
+    if importlib.util.find_spec("math_verify") is None:
+        raise ValueError(
+            "config.reward: verifier 'math' needs a library: pip install 'dapo_jax[math]'"
+        )
+
+
+# What a data_source says where the prompt says nothing of how to answer; the first that it holds.
+_SOURCES = (("gsm8k", "integer"), ("dapo", "dapo"), ("aime", "integer"), ("math", "boxed"))
+
+
+def chosen(answer: str, prompt: str, source: str) -> str:
+    """The verifier that `auto` takes for a problem."""
+    if "\\boxed" in prompt:
+        return "boxed"
+    if "<answer>" in prompt:
+        return "exact"
+    if "Answer:" in prompt:
+        return "dapo"
+    if "####" in prompt:
+        return "integer"
+    for part, mode in _SOURCES:
+        if part in source.lower():
+            return mode
+    return "integer" if re.fullmatch(r"-?\d+", answer) else "boxed"

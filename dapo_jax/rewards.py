@@ -1,0 +1,219 @@
+"""What a response is worth, by what `config.reward` names: shipped verifiers, functions of one's
+own, several of them with weights, another choice per data source. No JAX: processes that only judge
+import this.
+"""
+
+import fnmatch
+import hashlib
+import importlib.util
+import math
+import pathlib
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dapo_jax import gate
+from dapo_jax.dapo.reward import Grade
+from dapo_jax.data import answers, prompts
+from dapo_jax.data.problems import Problem
+
+# A bool is taken for right or wrong with the score 1 or 0, a number for a score alone.
+Score = Callable[[Problem, str], Grade | float | bool]
+
+
+class Part(NamedTuple):
+    """One function of a sum."""
+
+    name: str  # in the logs
+    weight: float
+    score: Score
+
+
+class Failed(NamedTuple):
+    """A response that a reward gave no grade for, in one line."""
+
+    why: str
+    error: BaseException | None = None
+
+
+class Rewards(NamedTuple):
+    """What `config.reward` comes to."""
+
+    score: Score
+    source: str  # hash of the files that functions come from: what resume compares; '' = none
+    shipped: frozenset[str]  # verifiers among them
+    own: bool  # whether there are functions of one's own
+
+    @property
+    def integers(self) -> bool:
+        """Whether a reference answer has to be an integer."""
+        return not self.own and self.shipped <= {"dapo", "integer"}
+
+
+def read(config) -> Rewards:
+    """config: of it `config.reward` is read. ValueError: a file or function is not there, a
+    name is used twice, a library is not installed."""
+    files: dict[pathlib.Path, object] = {}
+    shipped: set[str] = set()
+
+    def scored(field: str, listed: str) -> Score:
+        parts = [_part(config, field, entry, files, shipped) for entry in listed.split(",")]
+        return weighted(parts)
+
+    default = scored("function", config.reward.function or config.reward.verifier)
+    by_source = []
+    for entry in filter(None, (e.strip() for e in config.reward.by_source.split(";"))):
+        pattern, equals, listed = (x.strip() for x in entry.partition("="))
+        if not (pattern and equals and listed):
+            raise ValueError(f"config.reward.by_source: {entry!r} is not of the form SOURCE=REWARD")
+        by_source.append((pattern, scored("by_source", listed)))
+    if "math" in shipped:
+        answers.require_math()
+
+    def score(problem: Problem, response: str):
+        chosen = (s for pattern, s in by_source if fnmatch.fnmatchcase(problem.source, pattern))
+        return graded(next(chosen, default), problem, response)
+
+    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    source = hashes[0] if len(hashes) == 1 else ""
+    if len(hashes) > 1:
+        source = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return Rewards(score if by_source else default, source, frozenset(shipped), bool(files))
+
+
+_ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL)
+
+
+def _part(config, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
+    """'[NAME=][WEIGHT*]WHAT': WHAT is a shipped verifier, format, or FILE.py:FUNCTION."""
+    name, weight, what = _ENTRY.fullmatch(entry.strip()).groups()
+    try:
+        weight = float(weight or 1)
+    except ValueError:
+        raise ValueError(f"config.reward.{field}: {weight!r} is no weight") from None
+    if what in answers.MODES:
+        shipped.add(what)
+        return Part(name or what, weight, by_verifier(config, what))
+    if what == "format":
+        return Part(name or what, weight, tagged(config.reward.format_tags))
+    function = _from_file(field, what, files)
+    return Part(name or what.rpartition(":")[2], weight, function)
+
+
+def by_verifier(config, mode: str) -> Score:
+    """Eq. 7: `reward.correct` where the final answer is right, else `reward.wrong`."""
+    right, wrong = float(config.reward.correct), float(config.reward.wrong)
+
+    def score(problem: Problem, response: str) -> Grade:
+        prompt = prompts.plain_text(problem.messages) if mode == "auto" else ""
+        verdict = answers.verify(response, problem.answer, mode, prompt, problem.source)
+        return Grade(right if verdict.correct else wrong, verdict.correct, verdict.extracted)
+
+    return score
+
+
+def tagged(tags: str) -> Score:
+    """1 for a response that is <tag>...</tag> for each of `tags` in their order and nothing else,
+    each once; otherwise 0. Blanks between them do not count."""
+    names = [t.strip() for t in tags.split(",") if t.strip()]
+
+    def format(problem: Problem, response: str) -> float:
+        rest = response.strip()
+        for tag in names:
+            start, end = f"<{tag}>", f"</{tag}>"
+            if not rest.startswith(start) or response.count(start) + response.count(end) != 2:
+                return 0.0
+            rest = rest.partition(end)[2].lstrip()
+        return float(bool(names) and not rest)
+
+    return format
+
+
+def weighted(parts: Sequence[Part]) -> Score:
+    """The weighted sum of several scores, each logged by its name. What is right, and what counts
+    as the answer, the first one says that says it. ValueError: two have the same name."""
+    names = [p.name for p in parts]
+    if twice := {n for n in names if names.count(n) > 1}:
+        raise ValueError(f"config.reward: the name {min(twice)!r} is used twice; write name=...")
+    if len(parts) == 1 and parts[0].weight == 1.0:
+        return parts[0].score
+
+    def score(problem: Problem, response: str) -> Grade:
+        grades = [graded(p.score, problem, response) for p in parts]
+        logged: dict[str, float] = {}
+        for part, grade in zip(parts, grades, strict=True):
+            logged[part.name] = grade.score
+            logged |= {f"{part.name}.{k}": v for k, v in grade.parts.items()}
+        return Grade(
+            sum(p.weight * g.score for p, g in zip(parts, grades, strict=True)),
+            next((g.right for g in grades if g.right is not None), None),
+            next((g.answer for g in grades if g.answer is not None), None),
+            logged,
+        )
+
+    return score
+
+
+def _from_file(field: str, named: str, files: dict[pathlib.Path, object]) -> Score:
+    """The function of 'FILE.py:NAME'. files: modules read so far, each once."""
+    file, _, name = named.rpartition(":")
+    path = pathlib.Path(file).expanduser()
+    if not name.isidentifier() or path.suffix != ".py":
+        shipped = ", ".join((*answers.MODES, "format"))
+        raise ValueError(
+            f"config.reward.{field}: {named!r} is not of the form FILE.py:NAME, and none of"
+            f" {shipped}"
+        )
+    if not path.is_file():
+        raise ValueError(f"config.reward.{field}: {file}: no such file")
+    if path not in files:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        files[path] = importlib.util.module_from_spec(spec)
+        with gate.reading(f"config.reward.{field}:", file):
+            spec.loader.exec_module(files[path])
+    if not callable(score := getattr(files[path], name, None)):
+        raise ValueError(f"config.reward.{field}: {file} has no function {name!r}")
+    return score
+
+
+# ------------------------------------------------------------------------------------------------
+# One response
+# ------------------------------------------------------------------------------------------------
+
+
+def graded(score: Score, problem: Problem, response: str) -> Grade:
+    """ValueError: the function's value is no grade."""
+    said = given = score(problem, response)
+    if isinstance(said, bool | np.bool_):
+        said = Grade(float(said), bool(said))
+    elif isinstance(said, int | float | np.integer | np.floating):
+        said = Grade(float(said))
+    if not (isinstance(said, Grade) and math.isfinite(said.score)):
+        raise NoGrade(
+            f"reward: {getattr(score, '__name__', score)} gave {given!r:.80} for a response to"
+            f" problem {problem.id}; it has to be a Grade with a finite score, a number or a bool"
+        )
+    return said
+
+
+class NoGrade(ValueError):
+    """The message is whole."""
+
+
+def attempt(score: Score, problem: Problem, response: str) -> Grade | Failed:
+    """The grade, or what went wrong and where."""
+    try:
+        return graded(score, problem, response)
+    except NoGrade as error:
+        return Failed(str(error), error)
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{pathlib.Path(last.filename).name} line {last.lineno}"
+        return Failed(failed(problem, f"{gate.describe(error)} ({where})"), error)
+
+
+def failed(problem: Problem, why: str) -> str:
+    return f"reward: failed on a response to problem {problem.id} of {problem.source}: {why}"

@@ -1,0 +1,346 @@
+"""Files as users have them: formats, columns, templates, patterns, the hub, published sets, answers
+made into integers; and the pages about them."""
+
+import gzip
+import hashlib
+import http.server
+import json
+import pathlib
+import re
+import threading
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dapo_jax import config, validation
+from dapo_jax.data import __main__ as data, integers, problems as P, prompts, rows
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROWS = [{"question": "1, 2?\n3", "answer": "3"}, {"question": 'a "b"', "answer": "4.0"}]
+CSV = 'question,answer\n"1, 2?\n3",3\n"a ""b""",4.0\n'
+
+
+def made(folder, name: str, made_rows=ROWS):
+    path = folder / name
+    kind = name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(made_rows), path)
+        return path
+    text = {
+        "jsonl": "".join(json.dumps(r) + "\n" for r in made_rows),
+        "json": json.dumps(made_rows),
+        "csv": CSV,
+    }[kind]
+    (gzip.open if name.endswith(".gz") else open)(path, "wb").write(text.encode())
+    return path
+
+
+def read(path, **how):
+    return P.read(path, how=P.Reading(**how))[0]
+
+
+@pytest.mark.parametrize("name", [f"a{s}" for s in rows.SUFFIXES])
+def test_every_format_gives_the_same_problems(tmp_path, name):
+    found = read(made(tmp_path, name))
+    assert [p.messages for p in found] == [prompts.in_template(r["question"]) for r in ROWS]
+    assert [(p.answer, p.source) for p in found] == [("3", "a"), ("4", "a")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wrong"),
+    [
+        ("a.json", "[1, 2", "a.json: not valid JSON"),
+        ("a.json", '{"a": [1], "b": [2]}', "expected a list of rows, or an object that holds one"),
+        ("a.json", "7", "expected a list of rows"),
+        ("a.json", "[7]", "a.json row 1: row = 7: not an object"),
+        (
+            "a.csv",
+            "question,answer\nx,1,2\n",
+            "a.csv row 2: row = '': cannot be read: has not the 2",
+        ),
+        ("a.csv", "question,answer\nx\n", "a.csv row 2: row = '': cannot be read: has not the 2"),
+        ("a.csv", 'question,answer\n"x,1\n', "a.csv: cannot be read, is it damaged"),
+        ("a.csv", "question,answer\n", "a.csv: no rows in this file"),
+        ("a.csv", "query,final\nx,1\n", "a.csv row 2: row = ['final', 'query']: needs the fields"),
+    ],
+)
+def test_damaged_json_and_csv_are_one_line(tmp_path, name, text, wrong):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=re.escape(wrong)) as error:
+        read(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_an_object_that_holds_the_rows(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"version": 1, "data": ROWS}))
+    assert len(read(tmp_path / "a.json")) == 2
+
+
+def test_patterns(tmp_path):
+    for i in range(3):
+        made(tmp_path, f"{i}.jsonl", [{"problem": f"q{i}", "answer": i}])
+    assert [p.answer for p in read(f"{tmp_path}/[01].jsonl")] == ["0", "1"]
+    with pytest.raises(ValueError, match="x\\*.jsonl: no file of that pattern"):
+        read(f"{tmp_path}/x*.jsonl")
+
+
+CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "messages", "answer"),
+    [
+        ({"prompt": "q", "answer": "3"}, prompts.in_template("q"), "3"),
+        ({"prompt": CHAT, "solution": "3"}, (("system", "s"), ("user", "q")), "3"),
+        ({"prompt": "q", "solution": "so \\boxed{3}"}, prompts.in_template("q"), "3"),
+        ({"question": "q", "solution": "so \\boxed{3}"}, prompts.in_template("q"), "3"),
+        ({"prompt": "q", "answer": "x\n#### 3"}, prompts.in_template("q"), "3"),
+    ],
+)
+def test_columns_of_trl(tmp_path, row, messages, answer):
+    for name in ("a.jsonl", "a.parquet"):
+        (found,) = read(made(tmp_path, name, [row]))
+        assert (found.messages, found.answer) == (messages, answer)
+
+
+def test_columns_of_its_own(tmp_path):
+    row = {"query": "q", "meta": {"final": 7.0}, "kind": "k", "tests": [1]}
+    for name in ("a.jsonl", "a.parquet"):
+        mapping = P.columns("prompt=query, answer=meta.final, source=kind")
+        (found,) = read(made(tmp_path, name, [row]), columns=mapping, whole=True)
+        assert (found.answer, found.source) == ("7", "k")
+        assert found.row == {k: v for k, v in row.items() if k != "query"}
+        (bare,) = read(tmp_path / name, columns=P.columns("prompt=query,answer="))
+        assert (bare.answer, bare.row, bare.messages) == ("", {}, found.messages)
+    for wrong in ("query", "prompt=", "text=query"):
+        if wrong != "prompt=":
+            with pytest.raises(ValueError, match=r"config\.data\.columns: .* is not of the form"):
+                P.columns(wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("\\frac{1}{2} ", "\\frac{1}{2}"),
+        ("1,234", "1234"),
+        ("27.0", "27"),
+        (27.0, "27"),
+        (0.5, "0.5"),
+        ("007", "007"),
+        ("1e5", "1e5"),
+        (["$x$"], "$x$"),
+        ([1, 2], "[1, 2]"),
+        ({"in": "é"}, '{"in": "é"}'),
+        (True, "true"),
+        ("105263157894736848", None),
+        (1e20, None),
+        (float("nan"), None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_answers_of_any_type(value, text):
+    if text is None:
+        with pytest.raises(ValueError):
+            P.any_answer(value)
+    else:
+        assert P.any_answer(value) == text
+
+
+def test_templates_and_system(tmp_path):
+    wrapped = [{"role": "user", "content": prompts.in_template("q")[0][1]}]
+    chat = {"prompt": CHAT, "reward_model": {"ground_truth": "1"}}
+    dapo = chat | {"prompt": wrapped}
+    assert read(made(tmp_path, "a.jsonl", [dapo]), template="Do {problem}!")[0].messages == (
+        ("user", "Do q!"),
+    )
+    assert read(made(tmp_path, "a.jsonl", [chat]), template="<{problem}>")[0].messages == (
+        ("system", "s"),
+        ("user", "<q>"),
+    )
+    assert read(tmp_path / "a.jsonl", system="new")[0].messages == (
+        ("system", "new"),
+        ("user", "q"),
+    )
+    two = chat | {"prompt": [*CHAT, {"role": "assistant", "content": "a"}]}
+    with pytest.raises(ValueError, match=r"data\.template needs a prompt of one user message"):
+        read(made(tmp_path, "a.jsonl", [two]), template="<{problem}>")
+    assert all("{problem}" in prompts.template(n) for n in prompts.TEMPLATES)
+    with pytest.raises(ValueError, match=r"config\.data\.template: 'boxd' is none of dapo, boxed"):
+        prompts.template("boxd")
+
+
+# ------------------------------------------------------------------------------------------------
+# The hub, by a stand-in
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Serves what is in its dictionary: path -> bytes. A hub's answers have its headers."""
+    served: dict[str, bytes] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = served.get(self.path.partition("?")[0])
+            self.send_response(404 if body is None else 200)
+            body = body or b""
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+            self.send_header("X-Repo-Commit", "c" * 40)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_port}", served
+        httpd.shutdown()
+
+
+def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    url, served = server
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    names = ["README.md", "main/test.jsonl", "main/train-0.jsonl", "main/train-1.jsonl"]
+    listed = [dict(type="file", path=n, size=1, oid="0" * 40) for n in names]
+    served["/api/datasets/me/sums/tree/main"] = json.dumps(listed).encode()
+    for i, name in enumerate(names):
+        row = json.dumps({"problem": f"q{i}", "answer": i}).encode()
+        served[f"/datasets/me/sums/resolve/main/{name}"] = row
+    from_hub = lambda name: [p.answer for p in read(name)]
+    assert from_hub("me/sums:main/train-*") == ["2", "3"]
+    assert from_hub("me/sums:main/test.jsonl") == ["1"]
+    with pytest.raises(ValueError, match=r"me/sums: say which file, as me/sums:FILE .*train-0"):
+        from_hub("me/sums")
+    with pytest.raises(ValueError, match=r"me/none: no such file, and not to be had as a data set"):
+        from_hub("me/none")
+    c = config.base()
+    c.data.train = "me/sums:main/train-*,openai/gsm8k"
+    assert validation.missing(c) == []
+    c.data.train = "nothere/a.jsonl"
+    assert validation.missing(c) == ["config.data.train: nothere/a.jsonl: no such file or folder"]
+
+
+# ------------------------------------------------------------------------------------------------
+# python -m dapo_jax.data
+# ------------------------------------------------------------------------------------------------
+
+
+def test_prepare_fetches_checks_and_keeps(server, tmp_path, monkeypatch, capsys):
+    url, served = server
+    body = b'{"problem": "q", "answer": 1}\n'
+    name, pinned = "aime25", data.SETS["aime25"]
+    monkeypatch.setenv("DAPO_JAX_DATA_HOST", url)
+    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 1
+    assert "not to be had" in capsys.readouterr().err
+    served[f"/{pinned.source}"] = body
+    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 1
+    assert f"is another file: SHA-256 {hashlib.sha256(body).hexdigest()}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    mine = pinned._replace(sha256=hashlib.sha256(body).hexdigest())
+    monkeypatch.setitem(data.SETS, name, mine)
+    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
+    assert (tmp_path / "aime25.jsonl").read_bytes() == body
+    served.clear()
+    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
+    assert "(was there)" in capsys.readouterr().out
+    assert data.main(["prepare", "aime23"]) == 1
+    assert "aime23: no such set; there are dapo-math-17k, aime24" in capsys.readouterr().err
+    assert data.main(["prepare"]) == 0 and "math500" in capsys.readouterr().out
+
+
+def test_all_sets_are_pinned_by_commit_and_hash():
+    for pinned in data.SETS.values():
+        assert re.fullmatch("[0-9a-f]{64}", pinned.sha256)
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+/[0-9a-f]{40}/.+", pinned.source)
+    named = set(re.findall(r"`([\w-]+)`", PAGE.split("## Published sets")[1].split("refuses")[0]))
+    assert named == {*data.SETS, *data.FAMILIES} - set(data.FAMILIES["gsm8k"])
+
+
+def test_the_paper_s_own_evaluation_file_has_the_pinned_hash(assets):
+    file = assets / "math" / "dapo_aime-2024_original.parquet"
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == data.SETS["aime24"].sha256
+
+
+def test_all_published_answers_are_read_where_the_reward_takes_text(assets):
+    for name, kept in (
+        ("math500.jsonl.gz", 500),
+        ("amc23.jsonl", 40),
+        ("gsm8k_test.jsonl.gz", 1319),
+    ):
+        found, report = P.read(assets / "math" / name, how=P.Reading(P.any_answer))
+        assert len(found) == kept and not report.refused
+
+
+@pytest.mark.parametrize(
+    ("answer", "form", "total"),
+    [
+        ("11 - 2\\sqrt{6}", "k - m\\sqrt{n}", 19),  # the paper's example
+        ("\\frac{3}{4}", "\\frac{m}{n}", 7),
+        ("$\\dfrac34$", "\\frac{m}{n}", 7),
+        ("3/4", "\\frac{m}{n}", 7),
+        ("-\\frac{2}{3}", "-\\frac{m}{n}", 5),
+        ("2\\sqrt{3}", "k\\sqrt{m}", 5),
+        ("\\sqrt2", "k\\sqrt{m}", 3),
+        ("1+\\sqrt{5}", "k + m\\sqrt{n}", 7),
+        ("5\\pi", "k\\pi", 5),
+        ("\\frac{\\pi}{2}", "\\frac{m\\pi}{n}", 3),
+        ("\\frac{3}{4}\\pi", "\\frac{m\\pi}{n}", 7),
+    ],
+)
+def test_answers_become_integers(answer, form, total):
+    made = integers.asked("Q", answer)
+    assert made.answer == str(total)
+    assert made.problem.startswith(f"Q\n\nThe original answer is in the form ${form}$, where ")
+
+
+@pytest.mark.parametrize("answer", ["3/6", "3/1", "2\\sqrt{8}", "(3,4)", "x", "1.5", "-1+\\sqrt2"])
+def test_answers_that_no_sum_tells_are_left(answer):
+    assert integers.asked("Q", answer) is None
+
+
+def test_integers_of_a_file(tmp_path, capsys):
+    file = made(
+        tmp_path,
+        "a.jsonl",
+        [dict(problem=f"q{i}", answer=a) for i, a in enumerate(["7", "\\frac12", "x"])],
+    )
+    assert data.main(["integers", str(file), str(tmp_path / "b.jsonl")]) == 0
+    out = capsys.readouterr().out
+    assert "2 problems, of 1 the answer was transformed; 1 left out, 0 rows refused" in out
+    seven, half = map(json.loads, (tmp_path / "b.jsonl").read_text().splitlines())
+    assert seven == dict(problem="q0", answer="7", original_answer="7", data_source="a")
+    assert half["answer"] == "3" and half["problem"].startswith("q1\n\nThe original answer")
+    assert [p.answer for p in read(tmp_path / "b.jsonl")] == ["7", "3"]
+
+
+# ------------------------------------------------------------------------------------------------
+# The page
+# ------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "own_data.md").read_text()
+
+
+def test_the_page_tells_the_forms_of_rows_and_the_columns(tmp_path):
+    for form in re.findall(r"^\| `\{([^`]*)\}`", PAGE, re.M):
+        keys = set(re.findall(r"(?:^|, )(\w+)", re.sub(r"\[.*?\]|: \{[^}]*\}", "", form)))
+        assert any(set(schema) <= keys for schema in P.SCHEMAS), form
+    (listed,) = re.findall(r"`(prompt=query[^`]*)`", PAGE)
+    row = {"query": "q", "extra": {"final": 3}, "kind": "k"}
+    (found,) = read(made(tmp_path, "a.jsonl", [row]), columns=P.columns(listed))
+    assert (found.answer, found.source) == ("3", "k")
+    assert all(f"`{name}`" in PAGE for name in prompts.TEMPLATES)
+    assert all(rows.is_hub(n) for n in ("openai/gsm8k:main/train-*", "OWNER/NAME@REVISION:FILE"))
