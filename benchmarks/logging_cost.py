@@ -1,13 +1,14 @@
-"""What logging costs a run of the quickstart, as a share of the steps' own CPU time.
+"""What logging and the journal cost a run of the quickstart, of the steps' own CPU time.
 
     taskset -c 0 python benchmarks/logging_cost.py [--steps=60] [--write]
 
 One run of configs/quickstart.py, base model included, with its defaults: metrics.jsonl, TensorBoard
-with histograms and texts, text samples with every token, alarms, the console. Counted: the CPU time
-of the main thread in all that computes, writes and prints metrics, from the second step on (the
-first compiles), against the CPU time of all threads in the rollout steps. Not counted: entropies
-and sums that the jitted programs return anyway. Waiting for the disk (fsync) is no CPU time, so the
-share of the wall time stands beside it.
+with histograms and texts, text samples with every token, alarms, the console, finished responses in
+the journal. Counted: the CPU time of the main thread in all that computes, writes and prints these
+(and of the journal's own thread), from the second step on (the first compiles), against the CPU
+time of all threads in the rollout steps. Not counted: entropies and sums that the jitted programs
+return anyway. Waiting for the disk (fsync) is no CPU time, so the share of the wall time stands
+beside it.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import results
 import timing
 
 from dapo_jax import train
+from dapo_jax.checkpoint import journal
 from dapo_jax.log import guards, metrics, report
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -34,6 +36,9 @@ PARTS = {
     "text samples": [(metrics.Writer, "lines")],
     "files and TensorBoard": [(metrics.Writer, "record")],
     "console": [(report.Progress, "update")],
+    "journal": [(journal.Journal, name) for name in ("open", "key", "put")]
+    + [(journal, name) for name in ("_name", "_payload", "_response")],
+    "journal, in the background": [(journal.Journal, "flush")],
 }
 
 

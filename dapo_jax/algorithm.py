@@ -25,7 +25,7 @@ import numpy as np
 
 from dapo_jax import build, grading, parallel, validation
 from dapo_jax.dapo import advantage, objective, overlong_filter, packing, reward, update
-from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect
+from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprint
 from dapo_jax.dapo.state import State
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.engine import Stats
@@ -85,7 +85,9 @@ def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected
         )
         totals.append(stats)
         problems = [text.train.problems[r] for r in rows]
-        return grading.grade_groups(text.tokenizer, text.judge, groups, problems)
+        groups = grading.grade_groups(text.tokenizer, text.judge, groups, problems)
+        parallel.same_everywhere(f"the round from problem {positions[0]} on", fingerprint(groups))
+        return groups
 
     batch = collect(
         sample,

@@ -186,6 +186,7 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
         prefill_tokens=config.rollout.prefill_tokens,
         page_tokens=config.rollout.page_tokens,
         cache_fraction=config.rollout.cache_fraction,
+        cache_dtype=config.rollout.cache_dtype,
         stop_ids=stop_ids,
         dtype=config.model.dtype,
     )

@@ -202,24 +202,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True)
+    dtype = dict(help="of the weights (default: %(default)s)")
 
     command = commands.add_parser("to-orbax", help="Hugging Face -> Orbax")
     command.add_argument("src", help="directory or hub name")
     command.add_argument("dst", help="new directory")
-    command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), **dtype)
     command.set_defaults(run=to_orbax)
 
     command = commands.add_parser("to-hf", help="Orbax -> Hugging Face")
     command.add_argument("src", help="workdir of a run, or a directory written by to-orbax")
     command.add_argument("dst", help="new directory")
-    command.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
+    command.add_argument(
+        "--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), **dtype
+    )
     command.add_argument("--tokenizer", help="directory or hub name; default: the run's model.path")
     command.set_defaults(run=to_hf)
 
     command = commands.add_parser("check", help="compare logits with transformers")
     command.add_argument("src", metavar="dir", help="directory or hub name")
-    command.add_argument("--rows", type=int, default=2)
-    command.add_argument("--length", type=int, default=128, help="tokens a row")
+    command.add_argument("--rows", type=int, default=2, help="default: %(default)s")
+    command.add_argument(
+        "--length", type=int, default=128, help="tokens a row (default: %(default)s)"
+    )
     command.set_defaults(run=check)
 
     options = vars(parser.parse_args(argv))

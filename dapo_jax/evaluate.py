@@ -22,6 +22,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from absl import flags
+from etils import epath
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
@@ -134,30 +135,37 @@ class Policy(NamedTuple):
 
 
 def find_policy(config, workdir: pathlib.Path, given: str = "") -> Policy:
-    """`given` is a run's workdir, its checkpoints/ or one step in there, what `convert to-orbax`
-    wrote, a Hugging Face directory or a hub name. ValueError: there is no checkpoint."""
+    """`given`, or else the newest checkpoint of the run, or else the model of the config.
+    ValueError: there is no checkpoint."""
     base = hf.resolve(config.model.path) if config.model.path else None
-    if config.checkpoint.directory and not given:
-        return Policy(
-            base, config.checkpoint.directory, checkpoint.find_step(config.checkpoint.directory)
-        )
-    path = pathlib.Path(given or workdir).expanduser()
-    if (path / "checkpoints").is_dir():
-        path = path / "checkpoints"
-    elif not given:
-        if base:
-            return Policy(base)
-        raise ValueError(
-            f"--workdir={workdir}: no checkpoint in it; train there first, or name one by"
-            " --checkpoint"
-        )
-    elif "://" in given:
-        return Policy(base, given, checkpoint.find_step(given))
-    elif path.name.isdigit() and (path / "arrays").is_dir():
-        return Policy(base, str(path.parent), int(path.name))
-    elif not path.is_dir() or any(path.glob("*.safetensors")):
+    if given:
+        return find_given(given, base)
+    if directory := config.checkpoint.directory:
+        return Policy(base, directory, checkpoint.find_step(directory))
+    if (workdir / "checkpoints").is_dir():
+        return find_given(str(workdir), base)
+    if base:
+        return Policy(base)
+    raise ValueError(
+        f"--workdir={workdir}: no checkpoint in it; train there first, or name one by --checkpoint"
+    )
+
+
+def find_given(given: str, base: pathlib.Path | None = None) -> Policy:
+    """A run's workdir or its checkpoints/, either with @STEP for another than the newest, one step
+    in there, what `convert to-orbax` wrote, a Hugging Face directory or a hub name. ValueError:
+    there is no checkpoint. base: the model directory of what holds no model itself."""
+    named = re.fullmatch(r"(.+)@(\d+)", given)
+    step = int(named[2]) if named and not pathlib.Path(given).exists() else None
+    path = epath.Path(given if step is None else named[1]).expanduser()
+    weights = "://" not in given and (not path.is_dir() or any(path.glob("*.safetensors")))
+    if step is None and weights:
         return Policy(hf.resolve(given))
-    return Policy(base, str(path), checkpoint.find_step(path))
+    if path.name.isdigit() and (path / "arrays").is_dir():
+        path, step = path.parent, int(path.name) if step is None else step
+    elif (path / "checkpoints").is_dir():
+        path = path / "checkpoints"
+    return Policy(base, str(path), checkpoint.find_step(path, step))
 
 
 def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
@@ -322,7 +330,9 @@ def define_flags() -> None:
     flags.DEFINE_float("top_p", None, "Nucleus mass; default: config.eval.top_p.")
     flags.DEFINE_float("temperature", None, "0 is greedy; default: config.eval.temperature.")
     flags.DEFINE_string(
-        "checkpoint", "", "Workdir, Orbax or Hugging Face directory; default: newest of --workdir."
+        "checkpoint",
+        "",
+        "Workdir[@STEP], Orbax or Hugging Face directory; default: the newest there is.",
     )
     flags.DEFINE_string("json", "", "File for settings, scores and the table of problems.")
 

@@ -23,7 +23,7 @@ from dapo_jax.data import problems, tokenizer, verifier
 from dapo_jax.data.problems import Problem
 from dapo_jax.rollout import engine
 
-__all__ = ["Grade", "Grades", "Judge", "Score", "cut_at", "grade", "grade_groups", "judge"]
+__all__ = ["Grade", "Grades", "Judge", "Score", "ask", "cut_at", "grade", "grade_groups", "judge"]
 
 # A bool is taken for right or wrong with the score 1 or 0, a number for a score alone.
 Score = Callable[[Problem, str], Grade | float | bool]
@@ -75,7 +75,8 @@ def _from_file(named: str) -> Judge:
     return Judge(score, source=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def _grade(score: Score, problem: Problem, response: str) -> Grade:
+def ask(score: Score, problem: Problem, response: str) -> Grade:
+    """What a judge says, as a Grade. ValueError: it says nothing that could be one."""
     said = score(problem, response)
     if isinstance(said, bool | np.bool_):
         said = Grade(float(said), bool(said))
@@ -95,7 +96,7 @@ def grade(
     """Decode and judge the responses to one problem. ValueError: some of them are right or wrong,
     or have other parts, and some are not."""
     texts = [tok.decode(r.tokens.tolist()) for r in responses]
-    said = [_grade(judge.score, problem, text) for text in texts]
+    said = [ask(judge.score, problem, text) for text in texts]
     kinds = {(g.right is None, tuple(g.parts)) for g in said}
     if len(kinds) > 1:
         raise ValueError(
@@ -103,7 +104,7 @@ def grade(
             " and `right` has to be given for all responses or for none"
         )
     graded_only = said[0].right is None
-    shadow = judge.shadow and [_grade(judge.shadow, problem, text).right for text in texts]
+    shadow = judge.shadow and [ask(judge.shadow, problem, text).right for text in texts]
     return Grades(
         score_G=np.array([g.score for g in said], np.float64),
         right_G=None if graded_only else np.array([g.right for g in said], bool),

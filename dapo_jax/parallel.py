@@ -7,10 +7,12 @@ split over. Nothing else in the project knows the mesh, so another strategy is a
 
 import contextlib
 import contextvars
+import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -204,9 +206,77 @@ def gather_json(value: Any) -> list:
     return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
 
 
+_ERRORS = (OSError, ValueError)
+
+
+def agreed(action: Callable[[], Any], errors: tuple[type[Exception], ...] = _ERRORS) -> Any:
+    """`action()` of each process. Where one of `errors` comes out on any of them, all raise (of
+    several kinds the one named first), so that nobody goes on to wait for the others. A
+    collective."""
+    if jax.process_count() == 1:
+        return action()
+    value, mine, told = None, None, None
+    try:
+        value = action()
+    except errors as error:
+        mine = error
+        told = [next(i for i, kind in enumerate(errors) if isinstance(error, kind)), str(error)]
+    everybody = enumerate(gather_json(told))
+    if failed := [
+        (kind_and_text, process) for process, kind_and_text in everybody if kind_and_text
+    ]:
+        (kind, text), process = min(failed)
+        raise mine if told and told[0] == kind else errors[kind](f"process {process}: {text}")
+    return value
+
+
+def of_main_process(ask: Callable[[], Any], errors: tuple[type[Exception], ...] = _ERRORS) -> Any:
+    """What `ask` returns (JSON) or raises on process 0, on all of them: the others do not ask, so
+    that there is one opinion of what is on a disk or in a bucket. A collective."""
+    return gather_json(agreed(ask if is_main_process() else lambda: None, errors))[0]
+
+
+def same_everywhere(what: str, parts: Iterable[bytes]) -> None:
+    """ValueError on all processes, naming those that differ, where they do not bring the same
+    bytes. Eight bytes a process travel; a run of one does not even look. A collective."""
+    if jax.process_count() == 1:
+        return
+    sha = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        sha.update(part)
+    rows = multihost_utils.process_allgather(np.frombuffer(sha.digest(), np.uint32))
+    digests = [row.tobytes() for row in rows]
+    usual = max(digests, key=digests.count)  # of as many, process 0's
+    if digests.count(usual) < len(digests):
+        hosts = enumerate(zip(gather_json(socket.gethostname()), digests, strict=True))
+        odd = [f"process {i} ({host})" for i, (host, digest) in hosts if digest != usual]
+        raise ValueError(
+            f"{what}: {', '.join(odd)} of {len(digests)} came to another result than the rest: a"
+            " device or memory that errs (have the host replaced where it does so again), or"
+            " another NumPy. The same command, on all hosts, goes on from the last checkpoint"
+        )
+
+
+_PIECE = 1 << 26  # bytes that travel at a time: the devices hold a copy
+
+
+def broadcast(x: np.ndarray) -> None:
+    """Fill `x`, contiguous and of one shape everywhere, with the bits it has on process 0. A
+    collective."""
+    flat = x.reshape(-1).view(np.uint8)
+    for start in range(0, flat.size if jax.process_count() > 1 else 0, _PIECE):
+        part = flat[start : start + _PIECE]
+        room = 1 << max(10, int(part.size - 1).bit_length())  # few lengths, so few programs
+        # Of integers: a sum with the others' zeros would make +0 of -0.
+        bits = np.pad(part, (0, room - part.size)).view(np.uint32)
+        part[:] = np.asarray(multihost_utils.broadcast_one_to_all(bits)).view(np.uint8)[: part.size]
+
+
 def any_process(flag: bool) -> bool:
     """Whether `flag` holds on any process; the same answer on all. A collective."""
-    return any(gather_json(bool(flag)))
+    if jax.process_count() == 1:
+        return bool(flag)
+    return bool(multihost_utils.process_allgather(np.bool_(flag)).any())
 
 
 def device_memory(mesh: Mesh) -> int:

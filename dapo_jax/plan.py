@@ -16,6 +16,7 @@ kernel, for constants.py (pods/kernels.py; seconds). `--check` is what launch/ r
 a slice: would `train` take these flags there?
 """
 
+import itertools
 import json
 import math
 import pathlib
@@ -26,7 +27,7 @@ import huggingface_hub
 import jax
 from absl import flags
 
-from dapo_jax import cli, schema, validation
+from dapo_jax import cli, presets, schema, validation
 from dapo_jax.hosts import processes  # noqa: F401  (`--check` takes the flags of a training)
 from dapo_jax.model import hf, paged, qwen2
 from dapo_jax.pods import (
@@ -75,8 +76,8 @@ def network(config) -> qwen2.Shape:
     choices, path = qwen2.compute_choices(config), config.model.path
     if not path:
         return qwen2.shape_from_config(config)
-    if pathlib.Path(path).expanduser().is_dir():
-        return hf.read_shape(pathlib.Path(path).expanduser(), **choices)
+    if "://" in path or pathlib.Path(path).expanduser().is_dir():
+        return hf.read_shape(hf.resolve(path, weights=False), **choices)
     size = path.removeprefix("Qwen/Qwen2.5-").removesuffix("-Instruct")
     if path.startswith("Qwen/Qwen2.5-") and size in QWEN2_5:
         return qwen2_5(size, **choices)
@@ -120,6 +121,7 @@ def cache(config, shape: qwen2.Shape, sizes) -> paged.Geometry:
         row_tokens=config.data.max_prompt_tokens + response,
         page_tokens=config.rollout.page_tokens,
         fraction=config.rollout.cache_fraction,
+        quantized=config.rollout.cache_dtype == "int8",
     )
 
 
@@ -210,6 +212,10 @@ def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
     # Of the embedding only rows are read.
     embedding = 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
     reuse = config.loss.old_logprobs != "recompute"
+    read = qwen2.param_count(shape) - embedding
+    # Of what a block's last product gives, the backward pass needs nothing.
+    last = shape.num_layers * shape.intermediate_size * shape.hidden_size
+    along = [a for a in reversed(decode["mlp"].split(",")) if a]  # the quickest axis first
     return cost.Scene(
         pod=pod,
         sizes=simulate.Sizes(
@@ -228,16 +234,21 @@ def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
         heads=shape.num_heads,
         head_dim=shape.head_dim,
         kv_heads=-(-shape.num_kv_heads // parts("kv_heads", decode, sizes)),
-        key_bytes=2 * g.head_dim * _itemsize(config),
+        train_kv_heads=-(-shape.num_kv_heads // parts("kv_heads", train, sizes)),
+        key_bytes=2 * paged.vector_bytes(g, config.model.dtype),
+        cache="ours.int8" if g.quantized else "ours",
         vocab=-(-shape.vocab_size // parts("vocab", decode, sizes)),
-        read=qwen2.param_count(shape) - embedding,
+        read=read,
         item=_itemsize(config),
         decode_split=parts("mlp", decode, sizes),
-        train_split=parts("mlp", train, sizes),
-        fsdp=parts("embed", train, sizes),
+        decode_axes=tuple(n for a in along if (n := sizes[a]) > 1),
+        train_split=(split := parts("mlp", train, sizes)),
+        fsdp=(kept := parts("embed", train, sizes)),
+        replicas=pod.chips // (split * kept),
         micro_rows=config.optim.micro_batch_rows,
         row_tokens=validation.row_tokens(config),
         remat=shape.remat,
+        again=0.0 if shape.remat in ("none", "dots") else 1 - last / read,
         scored=(not reuse) + bool(config.loss.kl_coef),
         parameters=qwen2.param_count(shape),
     )
@@ -334,6 +345,7 @@ class Choice(NamedTuple):
     cache_fraction: float
     peak: float  # bytes per device
     step: float  # expected seconds
+    fields: dict[str, str]  # others that differ from the config's own
 
     def flags(self) -> str:
         return (
@@ -343,6 +355,7 @@ class Choice(NamedTuple):
             f" --config.rollout.slots={self.slots}"
             f" --config.rollout.prefill_prompts={self.prefill_prompts}"
             f" --config.rollout.cache_fraction={self.cache_fraction}"
+            + "".join(f" --config.{name}={value}" for name, value in self.fields.items())
         )
 
 
@@ -352,46 +365,79 @@ def chosen(config, x: dict[str, Any]):
     t.mesh.update(x["mesh"])
     t.optim.micro_batch_rows = x["micro_rows"]
     t.rollout.update({k: x[k] for k in ("slots", "prefill_prompts", "cache_fraction")})
+    t.update_from_flattened_dict(x["fields"])
     return t
 
 
+def layouts(config, shape: qwen2.Shape, pod: pods.Pod):
+    """Copies of the config with other meshes: with the rules that `presets.lay_out` makes for each,
+    or with the config's own where they are none of these."""
+    known = config.copy_and_resolve_references()
+    presets.lay_out(known, 2, 1, 1 if config.sharding.train.embed == "fsdp" else 2)
+    free = known.sharding == config.sharding
+    widths = range(1, min(shape.num_kv_heads, pod.chips) + 1)
+    for tensor, together in itertools.product(widths, (1, 2, 4, 8)):
+        shards = pod.chips // tensor
+        if shape.num_kv_heads % (tensor * together) or pod.chips % (tensor * together):
+            continue
+        for data in sorted({1, 2, 4, 8, pod.slices}) if together == 1 else [shards // together]:
+            t = config.copy_and_resolve_references()
+            if free:
+                presets.lay_out(t, shards, tensor, together * tensor)
+            t.mesh.update({"data": data, "fsdp": shards // data, "tensor": tensor})
+            if shards % data == 0 and (free or together == 1):
+                yield t
+
+
 def fitting(config, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: float):
-    """Yields (Choice without its seconds, config) of meshes, micro-batches and slots that fit with
-    `room` (a share of the memory) to spare, the cache as large as it can be."""
+    """Yields (Choice without its seconds, config) of meshes, micro-batches, slots and activations
+    to keep that fit with `room` (a share of the memory) to spare, the cache as large as it can
+    be."""
     mean = traffic.prompt + traffic.response
     wanted = config.rollout.groups * config.rollout.group_size
-    for tensor in (t for t in range(1, shape.num_kv_heads + 1) if pod.chips % t == 0):
-        for data in (d for d in {1, 2, 4, 8, pod.slices} if pod.chips // tensor % d == 0):
-            sizes = {"data": data, "fsdp": pod.chips // tensor // data, "tensor": tensor}
-            shards = pod.chips // tensor
-            for rows in (1, 2, 4):
-                t = config.copy_and_resolve_references()
-                t.mesh.update(sizes)
-                t.optim.micro_batch_rows = rows * shards
-                t.rollout.slots, t.rollout.cache_fraction = shards, 1.0
-                t.rollout.prefill_prompts = -(-config.rollout.prefill_prompts // shards) * shards
-                if mistakes(t, shape, pod):
-                    continue
-                row = cache(t, shape, sizes).row_pages * cache(t, shape, sizes).page_tokens
-                table = memory(t, shape, sizes)
-                held = table["always"].pop("cache")  # of one row per shard
-                free = (1 - room) * pod.chip.hbm - max(peaks(table).values())
-                if free < held:
-                    continue
-                pool = free / held * row  # tokens a shard can hold
-                most = min(2 ** int(math.log2(max(pool / mean, 1))), -(-wanted // shards))
-                for slots in sorted({most, max(most // 2, 1), max(most // 4, 1)}):
-                    u = t.copy_and_resolve_references()
-                    u.rollout.slots = slots * shards
-                    fraction = min(math.floor(pool / slots / row * 1000) / 1000, 1.0)
-                    u.rollout.cache_fraction = fraction
-                    peak = max(peaks(memory(u, shape, sizes)).values())
-                    held_rows = waves(u, shape, sizes, mean)["sequences"]
-                    if peak <= (1 - room) * pod.chip.hbm and held_rows and fraction > 0:
-                        prompts = u.rollout.prefill_prompts
-                        micro = rows * shards
-                        x = Choice(sizes, micro, slots * shards, prompts, fraction, peak, math.inf)
-                        yield x, u
+    old = schema.leaves(config)
+    kept = ("attention", "full") if shape.remat in ("attention", "full") else (shape.remat,)
+    found = set()  # with the least that the backward pass computes again
+    for t, rows, remat in itertools.product(layouts(config, shape, pod), (1, 2, 4), kept):
+        t, net = t.copy_and_resolve_references(), shape._replace(remat=remat)
+        laid = rows, *t.mesh.values(), t.sharding.decode.heads
+        if laid in found:
+            continue
+        sizes, shards = t.mesh.to_dict(), t.mesh.data * t.mesh.fsdp
+        t.optim.micro_batch_rows, t.model.remat = rows * shards, remat
+        t.rollout.slots, t.rollout.cache_fraction = shards, 1.0
+        t.rollout.prefill_prompts = -(-config.rollout.prefill_prompts // shards) * shards
+        if mistakes(t, net, pod):
+            continue
+        own = parts("batch", t.sharding.decode, sizes)  # shards of decoding
+        row = cache(t, net, sizes).row_pages * cache(t, net, sizes).page_tokens
+        table = memory(t, net, sizes)
+        held = table["always"].pop("cache") * own / shards  # of one row per shard
+        free = (1 - room) * pod.chip.hbm - max(peaks(table).values())
+        if free < held:
+            continue
+        pool = free / held * row  # tokens a shard can hold
+        most = min(2 ** int(math.log2(max(pool / mean, 1))), -(-wanted // own))
+        for slots in sorted({most, max(most // 2, 1), max(most // 4, 1)}):
+            u = t.copy_and_resolve_references()
+            u.rollout.slots = slots * own
+            fraction = min(math.floor(pool / slots / row * 1000) / 1000, 1.0)
+            u.rollout.cache_fraction = fraction
+            peak = max(peaks(memory(u, net, sizes)).values())
+            held_rows = waves(u, net, sizes, mean)["sequences"]
+            fits = peak <= (1 - room) * pod.chip.hbm and held_rows and fraction > 0
+            if fits and slots * own % shards == 0:
+                fields = {
+                    name: value
+                    for name, value in schema.leaves(u).items()
+                    if name.startswith(("sharding.", "model.remat")) and value != old[name]
+                }
+                prompts, micro = u.rollout.prefill_prompts, rows * shards
+                found.add(laid)
+                yield (
+                    Choice(sizes, micro, slots * own, prompts, fraction, peak, math.inf, fields),
+                    u,
+                )
 
 
 def search(
@@ -401,7 +447,7 @@ def search(
     far behind without a schedule, and with fewer visits of the host."""
     known, timed = constants.values(), []
     for x, t in fitting(config, shape, pod, traffic, room):
-        s = scene(t, shape, x.mesh, pod)
+        s = scene(t, shape._replace(remat=t.model.remat), x.mesh, pod)
         timed.append((cost.rough(t, traffic, s, known), x, t, s))
     timed.sort(key=lambda x: x[0])
     found, rollouts = [], {}
@@ -448,6 +494,11 @@ def expected(
     now, spread = price(known), cost.spread(price)
     rate = money.price or known[f"price.{pod.family}"]
     hours = pod.chips * now.step / 3600
+    priced = lambda c: cost.pricer(c, work, scene(c, shape, sizes, pod))(known).step
+    plain = _changed(config, {"rollout.cache_dtype": "model"})
+    changes = cost.changes(plain, work, scene(plain, shape, sizes, pod))
+    if s.cache != "ours":
+        changes.append((f"rollout.cache_dtype: {config.rollout.cache_dtype}", now.step))
     busiest = max(work.rollouts.traces, key=lambda x: x.count_CxS.sum())
     saved = cost.checkpoint_bytes(config, s)
     kept = config.checkpoint.keep + 1 + config.checkpoint.keep_best
@@ -464,9 +515,14 @@ def expected(
             "occupancy": busiest.occupancy,
             "evicted": sum(x.evicted for x in work.rollouts.traces),
             "filled_cells": work.packed.fill,
+            "micro_batch": _micro_batches(work, s, known),
             "chip_hours": hours,
             "price": hours * rate,
-            "changes": cost.changes(config, work, s),
+            "changes": changes,
+            "options": {
+                option: priced(_changed(config, fields | dict([option.split("=")])))
+                for option, fields in OPTIONS.items()
+            },
         },
         "run": {
             "steps": config.steps,
@@ -483,6 +539,35 @@ def expected(
         },
         "constants": {name: c._asdict() for name, c in constants.CONSTANTS.items()},
     }
+
+
+def _micro_batches(work: cost.Work, s: cost.Scene, k: constants.Values) -> dict[str, Any]:
+    """Seconds of a forward pass and of an update's, by what they go into; the share of the chip's
+    peak that an update reaches, counting what is computed again (HFU)."""
+    forward, update = (
+        cost.of_micro_batches(work.packed, s, k, update=update) for update in (False, True)
+    )
+    return {
+        "rows": s.micro_rows,
+        "forward": forward._asdict(),
+        "update": update._asdict(),
+        "hfu": update.flops / update.seconds / s.pod.chip.flops,
+    }
+
+
+# What makes a step shorter and is off by default, for it changes the samples or what is taken for
+# their log-probs; docs/on_a_pod.md has the price. One or the other: int8 needs the pass that the
+# first leaves out.
+OPTIONS = {
+    "loss.old_logprobs=reuse": {"loss.importance_cap": 0.0, "rollout.cache_dtype": "model"},
+    "rollout.cache_dtype=int8": {"loss.importance_cap": 2.0, "loss.old_logprobs": "recompute"},
+}
+
+
+def _changed(config, fields: dict[str, Any]):
+    out = config.copy_and_resolve_references()
+    out.update_from_flattened_dict(fields)
+    return out
 
 
 def counted(config, pod: pods.Pod) -> dict[str, Any]:
@@ -556,6 +641,8 @@ def time_lines(r: dict[str, Any]) -> list[str]:
     number = lambda x: f"{x:,.0f}" if abs(x) >= 10 else f"{x:.2g}"
     table = lambda parts: ", ".join(f"{what} {number(s)}" for what, s in parts.items() if s)
     clock = lambda s: f"{s:,.1f} s" if s < 100 else f"{s / 60:.1f} min"
+    micro = step["micro_batch"]
+    parts = {x: micro["update"][x] for x in ("products", "elementwise", "attention", "waits")}
     uncertain = sorted(step["uncertain"].items(), key=lambda x: x[1][0] - x[1][1])[:3]
     lines = [
         f"EXPECTED step: {clock(step['expected_s'])} ({clock(step['low_s'])} to"
@@ -564,6 +651,8 @@ def time_lines(r: dict[str, Any]) -> list[str]:
         " are accepted:",
         f"  seconds: {table(step['parts'])}",
         f"  decode and tail go into: {table(step['decoding'])}",
+        f"  {micro['rows']} rows of the update: {table(parts)}; {micro['hfu']:.0%} of the chip's"
+        " peak, counting what is computed again",
         f"  {step['rounds']:.2f} rounds, {step['responses']:,.0f} responses, slots"
         f" {step['occupancy']:.0%} busy, {step['evicted']} rows evicted, rows of the update"
         f" {step['filled_cells']:.0%} full",
@@ -575,6 +664,8 @@ def time_lines(r: dict[str, Any]) -> list[str]:
     if len(step["changes"]) > 1:
         lines.append("  the same step since the first release, one change after the other:")
         lines += [f"    {what:32s} {clock(s)}" for what, s in step["changes"]]
+    lines.append("  off by default, each at a price in samples:")
+    lines += [f"    {what:32s} {clock(s)}" for what, s in step["options"].items()]
     return [
         *lines,
         f"a run of {run['steps']:,} steps: {run['expected_s'] / 86400:.1f} days,"

@@ -72,9 +72,11 @@ class Slice(NamedTuple):
 
     pod: str  # Cloud's name
     tensor: int  # at most the key/value heads
-    shards: int  # fsdp: chips / tensor
+    shards: int  # chips / tensor
     slots: int
     cache_fraction: float  # of the cache in which all slots could grow to the longest sequence
+    decode_tensor: int = 0  # chips that decode a row together, where not `tensor`
+    remat: str = "full"
 
 
 # With the paper's lengths; the smaller ones are the smallest slices that decode a batch in tens of
@@ -83,7 +85,7 @@ PLACES = {
     "0.5B": Slice("v6e-8", 2, 4, 1024, 0.25),
     "1.5B": Slice("v6e-16", 2, 8, 1024, 0.5),
     "7B": Slice("v6e-64", 4, 16, 2048, 0.5),
-    "32B": Slice("v5p-256", 8, 16, 2048, 0.5),
+    "32B": Slice("v5p-256", 4, 32, 2048, 0.5, decode_tensor=8, remat="attention"),
 }
 
 
@@ -101,11 +103,34 @@ def dapo_math(size: str) -> ml_collections.ConfigDict:
 
 def place(c: ml_collections.ConfigDict, where: Slice) -> ml_collections.ConfigDict:
     """`c` with the mesh of `where`, one row per device and pass, and its slots and cache."""
-    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 1, where.shards, where.tensor
+    lay_out(c, where.shards, where.tensor, where.decode_tensor or where.tensor)
     c.optim.micro_batch_rows = where.shards
+    c.model.remat = where.remat
     c.rollout.slots, c.rollout.cache_fraction = where.slots, where.cache_fraction
-    c.rollout.prefill_prompts = 4 * where.shards
+    c.rollout.prefill_prompts = (
+        4 * where.shards * where.tensor // (where.decode_tensor or where.tensor)
+    )
     return c
+
+
+_SPLIT = ("vocab", "mlp", "heads", "kv_heads")  # what `tensor` splits
+
+
+def lay_out(c: ml_collections.ConfigDict, shards: int, tensor: int, decode_tensor: int) -> None:
+    """Mesh and rules for weights that training splits over `shards` x `tensor` devices and decoding
+    over `decode_tensor`, a multiple of `tensor`.
+
+    Decoding reads all weights for each token, and is the quicker the more devices share them.
+    Training gathers the residual stream over `tensor`, and waits the less the fewer they are. Where
+    the two differ, `fsdp` is the part of the shards that decode together.
+    """
+    joined = decode_tensor // tensor
+    c.mesh.tensor = tensor
+    c.mesh.data, c.mesh.fsdp = (1, shards) if joined == 1 else (shards // joined, joined)
+    c.sharding.train.embed = "fsdp" if joined == 1 else "data,fsdp"
+    c.sharding.decode.batch = "data,fsdp" if joined == 1 else "data"
+    for axis in _SPLIT:
+        c.sharding.decode[axis] = "tensor" if joined == 1 else "fsdp,tensor"
 
 
 # ------------------------------------------------------------------------------------------------

@@ -42,10 +42,11 @@ SCHEMA: dict[str, Field] = {
     # --- the run -------------------------------------------------------------------------------
     "seed": Field(0, "seeds the problem order, every sample's uniforms, initialisation and minibatch shuffles", 0, 2**31 - 1),
     "steps": Field(100, "rollout steps (one = sample a batch, then `optim.minibatches` updates)", 0),
-    "init_from": Field("", "checkpoint directory of another run to start from (used when the workdir has none)"),
+    "init_from": Field("", "where a run begins whose workdir has no checkpoint: RUN[@STEP] (a workdir or its checkpoints/), one step, or a Hugging Face model"),
+    "init_state": Field("weights", "what it takes from there: the weights, or all (optimizer, counters, cursor: a branch that goes on at that step)", choices=("weights", "all")),
 
     # --- model: read from `path`, or from the fields below where path is '' ---------------------
-    "model.path": Field("", "Hugging Face directory or hub name of a Qwen2 checkpoint; '' = random weights of the shape below"),
+    "model.path": Field("", "Hugging Face directory, also in a bucket (gs://...), or hub name of a Qwen2 checkpoint; '' = random weights of the shape below"),
     "model.vocab_size": Field(48, "rows of the embedding (Qwen2.5: 151936 or 152064)", 2, 2**24),
     "model.hidden_size": Field(64, "width of the residual stream, D", 1, 2**20),
     "model.intermediate_size": Field(192, "width of the SwiGLU hidden layer, F", 1, 2**20),
@@ -94,6 +95,7 @@ SCHEMA: dict[str, Field] = {
     "rollout.prefill_prompts": Field(16, "prompts per prefill call", 1, _ROWS),
     "rollout.prefill_tokens": Field(512, "tokens of each prompt a prefill call; longer prompts take several", 8, _TOKENS),
     "rollout.page_tokens": Field(0, "tokens of a cache page; 0 = 128, and on CPU what model/paged.py measured to be quick", 0, _TOKENS),
+    "rollout.cache_dtype": Field("model", "keys and values while sampling: in model.dtype, or int8 with a scale a token and head, half the bytes; needs loss.importance_cap", choices=("model", "int8")),
     "rollout.cache_fraction": Field(1.0, "size of the cache, of what all slots at full length would fill; rows that no longer fit are made again later", 1e-6, 1.0),
 
     # --- dynamic sampling (paper Eq. 11) -------------------------------------------------------------
@@ -123,7 +125,7 @@ SCHEMA: dict[str, Field] = {
     "loss.normalizer": Field("batch_tokens", "what a token's loss is divided by; see dapo/objective.py", choices=("batch_tokens", "group_tokens", "chunk_tokens", "sequence")),
     "loss.chunk_sequences": Field(32, "responses per chunk of normalizer='chunk_tokens'", 1, _ROWS),
     "loss.overlong_filter": Field("off", "truncated responses: off = train on them; loss = leave the loss; group = leave loss and group statistics", choices=("off", "loss", "group")),
-    "loss.old_logprobs": Field("recompute", "denominator of the ratio: the trainer's own pass, or the sampler's records", choices=("recompute", "reuse")),
+    "loss.old_logprobs": Field("recompute", "denominator of the ratio: the trainer's own pass, or the sampler's records, rounding and all: a pass less", choices=("recompute", "reuse")),
     "loss.importance_cap": Field(0.0, "truncated importance weight min(pi_trainer/pi_sampler, cap) on recomputed log-probs; 0 = off", 0.0, 1e6),
     "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0, 1e6),
     "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0, 1e6),
@@ -161,6 +163,7 @@ SCHEMA: dict[str, Field] = {
     "checkpoint.keep_best": Field(0, "also keep this many with the best evaluation (each evaluated step is then saved)", 0),
     "checkpoint.best_metric": Field("", "metric that says which is best; '' = avg@k of the first evaluation set"),
     "checkpoint.directory": Field("", "where checkpoints go, e.g. gs://bucket/run; '' = WORKDIR/checkpoints"),
+    "checkpoint.journal_gb": Field(16.0, "most GB of finished responses kept under WORKDIR/journal for steps that no checkpoint holds yet; 0 = none", 0.0, 1e6),
     "log.samples": Field(4, "groups per step of which rollouts/ keeps a right and a wrong response, and as many truncated responses", 0),
     "log.tensorboard": Field(True, "write TensorBoard events beside metrics.jsonl"),
     "log.wandb": Field("", "project at Weights & Biases that gets the numbers too (pip install wandb); '' = none"),
@@ -179,8 +182,10 @@ SCHEMA: dict[str, Field] = {
     "guard.gap_max": Field(-1.0, "alarm above this difference of sampler's and trainer's log-probs, nats; -1 = 1e-3 for float32 on CPU, else 1; 0 = off", -1.0),
     "guard.accept_min": Field(0.01, "alarm below this share of drawn problems with right and wrong responses; 0 = off", 0.0, 1.0),
     "guard.stop_after": Field(0, "steps in a row with an alarm before the run stops with a checkpoint; 0 = only warn", 0),
-    "guard.hang_factor": Field(10.0, "print all Python stacks when a phase takes this many times its usual time; 0 = off", 0.0),
+    "guard.hang_factor": Field(10.0, "print all Python stacks when a phase (a chunk, an update, a save) takes this many times its usual time; 0 = off, also the next three", 0.0),
     "guard.hang_floor_s": Field(120.0, "and at least this many seconds", 0.0),
+    "guard.hang_end_s": Field(1800.0, "and leave with status 75, which the launchers answer by starting again, after at least this many; 0 = only print", 0.0),
+    "guard.hang_first_s": Field(7200.0, "the same for the first phase of a kind, which compiles or loads; 0 = only print", 0.0),
 
     # --- devices -----------------------------------------------------------------------------------------------
     "mesh.data": Field(1, "devices along `data` (replicas of the weights); -1 = all that are left", -1),
@@ -378,6 +383,7 @@ PEERS = {
     "rollout_vllm_max_num_seqs",
     "rollout.cache_fraction": "gpu_memory_utilization vllm_gpu_memory_utilization "
     "mem_fraction_static kv_cache_size hbm_utilization_vllm",
+    "rollout.cache_dtype": "kv_cache_dtype quantize_kvcache kv_quant_dtype",
     "dynamic_sampling.enabled": "filter_groups.enable filter_groups dynamic_filter_fn "
     "dynamic_filtering",
     "dynamic_sampling.max_rounds": "max_num_gen_batches",

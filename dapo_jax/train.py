@@ -5,8 +5,9 @@
 The same command resumes. WORKDIR receives config.json (resolved), metrics.jsonl, tensorboard/,
 rollouts/ (text samples), eval/ and checkpoints/; it may be a bucket (gs://...). Any field of the
 config can be overridden: --config.optim.lr=1e-6. On several hosts, run the same command on each
-(hosts/processes.py). Exit code 0 at the end, or after SIGTERM or Ctrl-C once the running step is
-saved (--terminated_status=N gives another for that); a second Ctrl-C ends at once, with 130.
+(hosts/processes.py). Exit code 0 at the end, or after SIGTERM or Ctrl-C, which are heard between
+two chunks of decoding and between two updates (--terminated_status=N gives another for that); a
+second Ctrl-C ends at once, with 130.
 """
 
 import contextlib
@@ -20,19 +21,23 @@ from tqdm import tqdm
 
 from dapo_jax import algorithm, build, cli, grading, parallel, schema, validation, warmup
 from dapo_jax.algorithm import StepRecord
-from dapo_jax.checkpoint import checkpoint, resume, saver as saver_lib, workdir as workdir_lib
+from dapo_jax.checkpoint import branch, checkpoint, resume, workdir as workdir_lib
+from dapo_jax.checkpoint.journal import Journal, remembering
+from dapo_jax.checkpoint.saver import Saver
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files, problems
-from dapo_jax.evaluate import evaluate_sets
-from dapo_jax.hosts import processes
+from dapo_jax.evaluate import evaluate_sets, find_given, load_params
+from dapo_jax.hosts import leaving, processes, start
+from dapo_jax.hosts.watchdog import Watchdog, pulsed
 from dapo_jax.log import guards, metrics, report, trackers
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import qwen2
 
 
 class Hooks(NamedTuple):
     """What a caller may hear of a run; it sees and changes nothing."""
 
-    # 'start-up', 'rollout', 'update', 'evaluation' or 'save', as each begins
+    # 'start-up', 'rollout', 'update', 'evaluation' or 'save', as each begins; 'chunk' after each
+    # chunk of tokens
     phase: Callable[[str], None] = lambda phase: None
     # (state after the step, what happened in it), before anything of it is written
     step: Callable[[State, StepRecord], None] = lambda state, record: None
@@ -59,8 +64,13 @@ def train(
         say(f"warning: {warning}")
     if parallel.is_main_process():
         trackers.require(config)
-    with workdir_lib.hold(where, config.checkpoint.directory) as home:
-        model_dir = hf.resolve(config.model.path) if config.model.path else None
+    watchdog, first = Watchdog(config.guard), start.FirstToken()
+    listening = (hooks.phase, watchdog.phase, first.phase)
+    hooks = hooks._replace(phase=lambda name: [hear(name) for hear in listening])
+    with watchdog, workdir_lib.hold(where, config.checkpoint.directory) as home:
+        start.share_programs(home)
+        checkpoints = config.checkpoint.directory or home.checkpoints
+        model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
         processes.agree({"the set of problems (its hash)": build.digest(text)})
         machine = build.build_machine(
@@ -68,7 +78,8 @@ def train(
         )
         for note in [*text.notes, report.describe(config, machine), f"workdir: {home.name}"]:
             say(note)
-        return run(config, home, text, machine, allow_config_change, say, hooks)
+        machine = pulsed(machine, hooks.phase)
+        return run(config, home, text, machine, allow_config_change, say, hooks, first)
 
 
 def run(
@@ -79,73 +90,87 @@ def run(
     allow_config_change: bool,
     say: Callable[[str], None],
     hooks: Hooks,
+    first: start.FirstToken,
 ) -> bool:
     """Steps, evaluations, records and checkpoints up to the end. However it ends, what was opened
     is closed in the reverse order: saver, progress, writer; then the bucket gets what they left."""
     inputs = resume.inputs(text)
     directory = config.checkpoint.directory or home.checkpoints
     accept = lambda saved: resume.check(saved, config, inputs, allow_config_change, say)
-    state, resumed = start_state(config, text, machine, directory, accept, say)
+    state, resumed = start_state(config, text, machine, directory, accept, say, home.local)
     if parallel.is_main_process():
         files.write_json(home.local / "config.json", schema.leaves(config))
     if state.counters.step < config.steps:
         say(report.memory_line(config, machine))
     say(f"resumed after step {state.counters.step}" if resumed else "start")
     stream = problems.stream(range(len(text.train.ids)), config.seed)
-    watchdog = guards.Watchdog(config.guard.hang_factor, config.guard.hang_floor_s)
     with contextlib.ExitStack() as after:
-        after.callback(send, home, say)
-        terminated = after.enter_context(guards.signals())
+        asked = after.enter_context(leaving.signals())
+        after.callback(workdir_lib.try_to_send, home, say)
         writer = metrics.Writer(home.local, state.counters.step if resumed else -1, config, say)
         after.callback(writer.close)
         progress = report.Progress(config.steps, state.counters.step, say)
         after.callback(progress.close)
-        saver = after.enter_context(saver_lib.Saver(directory, config, inputs, say))
+        journal = after.enter_context(Journal(home, config, inputs, state.counters.step, say))
+        machine, text = remembering(machine, text, journal, asked.check)
+        saver = after.enter_context(Saver(directory, config, inputs, say, journal.covered))
 
         def evaluate() -> dict[str, float]:
             hooks.phase("evaluation")
-            with watchdog.watch("evaluation"):
-                return evaluate_policy(config, machine, text, state, writer, say)
+            return evaluate_policy(config, machine, text, state, writer, say)
 
-        if not resumed:
-            evaluation = evaluate()
-            writer.record(0, evaluation)
-            hooks.phase("save")
-            saver.after_step(state, due=True, score=score(config, text, evaluation))
-        history = guards.recall(metrics.read(home.local / "metrics.jsonl"))
-        stop = guards.why_stop(config, state.counters, {})
-        leaving = parallel.any_process(terminated)  # of one opinion: every step is a joint one
-        while state.counters.step < config.steps and not stop and not leaving:
-            with watchdog.watch("rollout step"):
+        stop = cut = ""
+        kept = state if resumed else None  # the newest whose record is written
+        try:
+            if not resumed:
+                evaluation = evaluate()
+                writer.record(0, evaluation | first.told())
+                kept = state
+                hooks.phase("save")
+                saver.after_step(state, due=True, score=score(config, text, evaluation))
+            elif not saver.has(state.counters.step):  # a branch, whose origin may be removed
+                saver.after_step(state, due=True)
+            history = guards.recall(metrics.read(home.local / "metrics.jsonl"))
+            stop = guards.why_stop(config, state.counters, {})
+            while state.counters.step < config.steps and not stop:
+                asked.check()
+                journal.at(state.counters.step)
                 state, record, clocks = timed_step(config, text, machine, stream, state, hooks)
-            step = state.counters.step
-            hooks.step(state, record)
-            log = metrics.step_metrics(config, state, record, clocks)
-            last = step == config.steps
-            evaluation = evaluate() if last or due(step, config.eval.every) else {}
-            log |= evaluation
-            history = guards.remember(history, log)
-            state, broken = guards.count_alarms(config, state, log, history, say)
-            log |= {"alarms": broken} if broken else {}
-            writer.lines("rollouts", step, report.samples(config, text, stream, record.batch))
-            writer.record(step, log)
-            progress.update(log)
-            if shortage := guards.shortage(config, log):
-                say(f"warning: step {step}: {shortage}")
-            stop = guards.why_stop(config, state.counters, log)
-            leaving = parallel.any_process(terminated)
-            hooks.phase("save")
-            if last or stop or leaving:
-                saver.last(state, score(config, text, evaluation))
-            else:
-                best = bool(evaluation and config.checkpoint.keep_best)
-                now = best or due(step, config.checkpoint.every)
-                saver.after_step(state, now, score(config, text, evaluation))
-            send(home, say)
+                step = state.counters.step
+                hooks.step(state, record)
+                log = metrics.step_metrics(config, state, record, clocks)
+                last = step == config.steps
+                evaluation = evaluate() if last or due(step, config.eval.every) else {}
+                log |= evaluation | first.told()
+                history = guards.remember(history, log)
+                state, broken = guards.count_alarms(config, state, log, history, say)
+                log |= {"alarms": broken} if broken else {}
+                writer.lines("rollouts", step, report.samples(config, text, stream, record.batch))
+                writer.record(step, log)
+                kept = state
+                progress.update(log)
+                if shortage := guards.shortage(config, log):
+                    say(f"warning: step {step}: {shortage}")
+                stop = guards.why_stop(config, state.counters, log)
+                hooks.phase("save")
+                if last or stop:
+                    saver.last(state, score(config, text, evaluation))
+                else:
+                    best = bool(evaluation and config.checkpoint.keep_best)
+                    now = best or due(step, config.checkpoint.every)
+                    saver.after_step(state, now, score(config, text, evaluation))
+                workdir_lib.try_to_send(home, say)
+        except leaving.Leave:
+            cut = "terminated within a step; the same command does it again, but for what is kept"
+            journal.flush()
+            if kept and checkpoint.is_there(kept):
+                saver.last(kept)
+                done = f"terminated after step {kept.counters.step}, saved"
+                cut = f"{done}; the same command goes on from there"
     if parallel.is_main_process():
         records = metrics.read(home.local / "metrics.jsonl")
-        say(report.summary(home.name, state.counters, stop, leaving, records))
-    return bool(stop) or state.counters.step >= config.steps
+        say(report.summary(home.name, state.counters, stop, cut, records))
+    return not cut
 
 
 def timed_step(
@@ -166,14 +191,6 @@ def due(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
 
 
-def send(home: workdir_lib.Workdir, say) -> None:
-    """Metrics and samples to the bucket; what does not arrive now does after the next step."""
-    try:
-        workdir_lib.send(home)
-    except OSError as error:
-        say(f"warning: {home.name}: not written ({error}); trying again after the next step")
-
-
 def score(config, text: build.Text, evaluation: dict[str, float]) -> float | None:
     """What `checkpoint.keep_best` compares; None on a step without evaluation."""
     tag = config.checkpoint.best_metric or f"eval/{next(iter(text.evals), '')}/avg@k"
@@ -186,11 +203,11 @@ def score(config, text: build.Text, evaluation: dict[str, float]) -> float | Non
 
 
 def start_state(
-    config, text: build.Text, machine: build.Machine, directory, accept, say
+    config, text: build.Text, machine: build.Machine, directory, accept, say, local=None
 ) -> tuple[State, bool]:
     """(where the run begins, whether it goes on from a checkpoint):
     1. at the newest whole checkpoint of this run, if there is one that `accept` does not refuse;
-    2. else with the parameters of `init_from`, if that is set;
+    2. else with the parameters of `init_from`, if that is set, or as that run went on;
     3. else with the model directory's weights, or random ones, after the warm-up if there is one.
     """
     trainer = machine.trainer
@@ -202,8 +219,11 @@ def start_state(
         like = like._replace(ref_params=abstract)
     if (state := resume.newest(directory, like, shardings, accept, say)) is not None:
         return state, True
-    if config.init_from:
-        params = checkpoint.restore_params(config.init_from, abstract, trainer.param_shardings)
+    source = find_given(config.init_from) if config.init_from else None
+    if source and config.init_state == "all":
+        return branch.state(config, text, source, like, shardings, local, say), True
+    if source:
+        params = load_params(config, machine._replace(model_dir=source.model_dir), source)
     else:
         params = build.initial_params(config, machine)
         if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps:
@@ -226,11 +246,13 @@ def evaluate_policy(config, machine, text, state: State, writer, say) -> dict[st
     return scores | {"time/eval_s": time.perf_counter() - started}
 
 
-def main(score: grading.Score | None = None, hooks: Hooks = QUIET) -> int:
+def main(score: grading.Score | None = None, hooks: Hooks = QUIET) -> int | None:
     """score, hooks: of a program of one's own that starts runs by this command line."""
     if not cli.WORKDIR.value:
         raise ValueError("--workdir: say where the run is to be kept")
     with processes.joined():
+        if branch.REWIND.value is not None:
+            return branch.rewind(cli.CONFIG.value, cli.WORKDIR.value, branch.REWIND.value)
         ended = train(
             cli.CONFIG.value, cli.WORKDIR.value, cli.ALLOW_CONFIG_CHANGE.value, score, hooks
         )

@@ -81,7 +81,8 @@ def missing(config: ml_collections.ConfigDict) -> list[str]:
     paths = [("data.train", path) for path in config.data.train.split(",")]
     paths += [("eval.files", entry.rpartition("=")[2]) for entry in config.eval.files.split(",")]
     paths += [(name, config.tokenizer[name.partition(".")[2]]) for name in schema.PATHS[2:4]]
-    if config.model.path.startswith(("/", ".", "~")) or config.model.path.count("/") > 1:
+    path = config.model.path
+    if "://" not in path and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
         paths.append(("model.path", config.model.path))
     return [
         f"config.{name}: {path.strip()}: no such file or folder"
@@ -165,6 +166,12 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
             "config.loss.importance_cap: needs loss.old_logprobs='recompute'; with 'reuse' the"
             " sampler's log-probs already are the denominator"
         )
+    exact = config.loss.old_logprobs == "recompute" and config.loss.importance_cap
+    if config.rollout.cache_dtype == "int8" and not exact:
+        bad.append(
+            "config.rollout.cache_dtype: 'int8' samples from a policy that is a little off; needs"
+            " loss.old_logprobs='recompute' and loss.importance_cap (2 is usual), which weigh that"
+        )
     if config.dynamic_sampling.surplus == "carry" and not config.dynamic_sampling.enabled:
         bad.append("config.dynamic_sampling.surplus: 'carry' needs dynamic_sampling.enabled=True")
     if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps and (
@@ -184,11 +191,11 @@ def check_shape(model, tensor: int, fsdp: int) -> list[str]:
     _divides(bad, "model.num_heads", model.num_heads, model.num_kv_heads, "model.num_kv_heads")
     if model.head_dim % 2:
         bad.append(f"model.head_dim = {model.head_dim} must be even (RoPE rotates halves)")
-    allowed = [t for t in range(1, model.num_kv_heads + 1) if model.num_kv_heads % t == 0]
-    if tensor not in allowed:
+    if model.num_kv_heads % tensor:
+        allowed = (t for t in range(1, tensor) if model.num_kv_heads % t == 0)
         bad.append(
             f"config.mesh.tensor = {tensor} does not divide the {model.num_kv_heads} key/value"
-            f" heads; allowed: {', '.join(map(str, allowed))}"
+            f" heads; allowed below it: {', '.join(map(str, allowed))}"
         )
     _divides(bad, "model.vocab_size", model.vocab_size, tensor, "mesh.tensor")
     _divides(bad, "model.intermediate_size", model.intermediate_size, tensor, "mesh.tensor")

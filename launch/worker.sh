@@ -38,7 +38,6 @@ case "${1:-}" in
         python="$(<"$DAPO_ROOT/run.python")"
         rm -f -- "$status" "$asked"
         export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
-        export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$HOME/.cache/dapo_jax/xla}"
         cd -- "$DAPO_ROOT"
         DAPO_STATUS_FILE="$status" setsid nohup bash launch/until_done.sh \
             "$python" -um dapo_jax.train "$@" >"$log" 2>&1 </dev/null &

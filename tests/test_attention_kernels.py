@@ -79,10 +79,57 @@ def test_splash_in_bfloat16():
 
 def test_long_rows_in_several_blocks(monkeypatch):
     """Blocks of 128: rows of three, the last of them padding for the most part."""
-    monkeypatch.setattr(splash, "_BLOCK", 128)
+    monkeypatch.setattr(splash, "BLOCK", 128)
     args, direction = inputs(64), np.random.default_rng(1).normal(size=(B, H, T, 64))
     got = value_and_grads(lambda *a: splash.splash(*a, SEGMENTS), args, direction)
     assert_close(got, expected(args, direction), 1e-5)
+
+
+def test_blocks_of_other_segments_are_not_read(monkeypatch):
+    """Rows of eight blocks. What is not finite in one sequence would spoil each block that it takes
+    part in: a masked weight of zero times infinity is no number."""
+    monkeypatch.setattr(splash, "BLOCK", 128)
+    rng, d = np.random.default_rng(0), 64
+    own = np.repeat([1, 2, 3, 4, 0], [200, 56, 384, 250, 134]).astype(np.int32)[None]
+    T = own.shape[1]
+    q, k, v, direction = rng.normal(size=(4, 1, H, T, d)).astype(np.float32)
+    k, v = k[:, ::2], v[:, ::2]
+    f = lambda segments: value_and_grads(
+        lambda *a: splash.splash(*a, segments), (q, k, v), direction
+    )
+    alone = f(own)
+    third = own[0] == 3  # blocks 2 to 4, no other sequence's
+    for x in (q, k, v):
+        x[:, :, third] = np.inf
+    for got, want in zip(f(own), alone, strict=True):
+        assert np.array_equal(got[:, :, ~third], want[:, :, ~third])
+        assert np.isnan(got[:, :, third]).any()
+
+
+@pytest.mark.parametrize(
+    "lengths", [[1024], [200, 56, 384, 250], [128] * 8, [1] * 640, [1000, 24], []]
+)
+def test_computed_blocks(lengths):
+    """By the pairs of all cells, those of padding within a block; what is fetched meanwhile is what
+    is computed next."""
+    block, n = 128, 8
+    segments = np.zeros(block * n, np.int32)
+    segments[: sum(lengths)] = np.repeat(np.arange(len(lengths)) + 1, lengths)
+    pairs = (segments[:, None] == segments) & np.tri(block * n, dtype=bool)
+    apart = np.arange(block * n) // block
+    pairs &= (segments > 0) | (apart[:, None] == apart)
+    want_QxK = pairs.reshape(n, block, n, block).any((1, 3))
+    kernel = splash._within_segments(splash._kernel(5, block * n, block), segments, block)
+    forward, backward = kernel.fwd_mask_info, kernel.dkv_mask_info
+    for info in (forward, backward):
+        assert np.array_equal(info.block_mask[0] > 0, want_QxK)
+    walks = (forward.data_next[0], want_QxK), (backward.data_next[0].T, want_QxK.T)
+    for (next_, live), again in zip(walks, (False, True), strict=True):  # the next head's column
+        for row in range(n):
+            for at in range(n):
+                later = [(row, x) for x in range(at, n)]
+                later += [(row if again else (row + 1) % n, x) for x in range(n)]
+                assert next_[row, at] == next(x for r, x in later if live[r, x])
 
 
 def test_cudnn_gives_each_chunk_its_mask():

@@ -181,8 +181,9 @@ def compare(shipped):
         got = plan_compile.program(program, calls[program], kept[program], c, m)
         said = got["total"]
         print(f"{shipped} on {pod.cloud}, {phase}: {arithmetic[phase]:.3g} of {said:.3g} bytes")
-        # A toy's decode program takes up to 27 MB, .2% of the chip, that the sizes do not explain.
-        assert got["fits"] and arithmetic[phase] == pytest.approx(said, rel=0.15, abs=32e6)
+        assert got["fits"]
+        # Arithmetic knows no vector memory: a toy's activations lie there, or copies of its cache.
+        assert 0.85 * said <= arithmetic[phase] <= 1.15 * (said + got["vector"])
 
 
 @needs_libtpu

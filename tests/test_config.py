@@ -171,6 +171,13 @@ MISTAKES = [
     (dict(reward__overlong_buffer_tokens=33), 1, "config.reward.overlong_buffer_tokens: 33"),
     (dict(loss__dual_clip=1.0), 1, "config.loss.dual_clip: 1.0 must exceed 1"),
     (dict(loss__importance_cap=2.0, loss__old_logprobs="reuse"), 1, "config.loss.importance_cap:"),
+    (dict(rollout__cache_dtype="int8"), 1, "config.rollout.cache_dtype: 'int8' samples"),
+    (
+        dict(rollout__cache_dtype="int8", loss__old_logprobs="reuse"),
+        1,
+        "config.rollout.cache_dtype: 'int8' samples",
+    ),
+    (dict(rollout__cache_dtype="fp8"), 1, "config.rollout.cache_dtype: 'fp8' is not one of model,"),
     (
         dict(dynamic_sampling__surplus="carry", dynamic_sampling__enabled=False),
         1,

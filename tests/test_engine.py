@@ -123,6 +123,23 @@ def test_nor_on_how_often_is_asked_whether_all_have_ended(monkeypatch, params, r
     assert stats.tokens == sum(len(r.tokens) for r in responses)
 
 
+def test_an_int8_cache_is_a_little_off_and_the_same_however_the_work_is_cut(
+    params, requests, teacher
+):
+    told = []
+    for how in (dict(), dict(page_tokens=8, prefill_tokens=8, chunk=3, cache_fraction=0.4)):
+        engine = make_engine(cache_dtype="int8", **how)
+        told.append(engine.generate(engine.decode_params(params), requests, DRAW)[0])
+        assert [x.dtype for x in engine._pool[0]] == ["int8", "int8", "float32"]
+    assert ids(told[0]) == ids(told[1])
+    exact = teacher(requests, told[0], DRAW.temperature)
+    gaps = np.concatenate([
+        r.logps - row[np.arange(len(r.tokens)) + len(q.prompt) - 1, r.tokens]
+        for q, r, row in zip(requests, told[0], exact, strict=True)
+    ])  # fmt: skip
+    assert 1e-4 < np.abs(gaps).mean() < 0.03 and np.abs(gaps).max() < 0.3
+
+
 def test_tokens_do_not_depend_on_the_order_of_requests(engine, weights, requests, responses):
     order = np.random.default_rng(1).permutation(len(requests))
     got, _ = engine.generate(weights, [requests[i] for i in order], DRAW)

@@ -144,7 +144,7 @@ def test_several_slices_are_waited_for_and_driven_together(launch, tmp_path):
     """A gcloud that answers at once, but for the second node, which is ready at the third look, and
     fails where the training is started: then so does the launcher, once it has run out of tries."""
     fake = """#!/usr/bin/env bash
-    cd "$CLOUD"; call=$(printf '%q ' "$@"); echo "$call" >>calls  # one write: calls run side by side
+    cd "$CLOUD"; call=$(printf '%q ' "$@"); echo "$call" >>calls  # at once
     case "$3 $4 $5" in
         queued-resources*describe*) echo ACTIVE ;;
         tpu-vm*describe*n-0) echo READY ;;
@@ -173,7 +173,7 @@ GCLOUD = r"""#!/usr/bin/env bash
 # A cloud in the folder CLOUD: `request` and `node` are states, host0 and host1 the home folders.
 set -u
 cd "$CLOUD"
-call=$(printf '%q ' "$@"); echo "$call" >>calls  # one write: calls run side by side
+call=$(printf '%q ' "$@"); echo "$call" >>calls  # at once
 for word in "$@"; do
     case "$word" in --worker=*) worker="${word#*=}" ;; --command=*) command="${word#*=}" ;; esac
 done

@@ -68,7 +68,7 @@ def test_xla_readers_agree_with_the_oracle(page_tokens, slots):
     rows = paged.CacheRows(table, lengths - 1, active)
     plan = paged._plan(rows, g.page_tokens) if g.reader == "pages" else []
     read = {"rows": paged._read_rows, "pages": paged._read_pages}[g.reader]
-    got = jax.jit(functools.partial(read, g))(q, *pool, 0, rows, plan)
+    got = jax.jit(functools.partial(read, g))(q, pool, 0, rows, plan)
     want = oracle(q, keys, values, lengths)
     np.testing.assert_allclose(np.asarray(got)[active], want[active], atol=3e-6)
     assert np.isfinite(got).all()
@@ -209,12 +209,101 @@ def test_tokens_are_written_to_their_pages_alone(platform, scan):
     assert touched[1] - touched[0] == 2 * K * g.head_dim  # row 1's; row 0's page was written to
 
 
+def int8(x):
+    """NumPy's own: whole numbers and scales."""
+    scale = np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(1e-30)) / np.float32(127)
+    return np.rint(x / scale), scale
+
+
+def test_quantized_within_half_a_scale():
+    x = np.random.default_rng(0).normal(size=(50, 7, 16)).astype(np.float32)
+    x *= np.float32(10.0) ** np.arange(-12, 38).reshape(50, 1, 1)
+    x[3] = 0
+    whole, scale = jax.jit(paged.quantize)(x)
+    assert whole.dtype == jnp.int8 and scale.dtype == jnp.float32 and scale.shape == (50, 7, 1)
+    back = np.asarray(whole, np.float64) * np.asarray(scale, np.float64)
+    assert (np.abs(x - back) <= np.asarray(scale) / 2 * (1 + 1e-5)).all() and (back[3] == 0).all()
+    assert (np.abs(np.asarray(whole)).max(-1) == 127)[np.arange(50) != 3].all()
+    assert (np.asarray(whole) == int8(x)[0]).mean() > 0.999  # a division's last bit
+
+
 @pytest.mark.parametrize("scan", [False, True])
-def test_pages_are_copied_in_every_layer(scan):
-    g = geometry(shape=SHAPE._replace(scan_layers=scan))
+@pytest.mark.parametrize(("platform", "page_tokens"), [("cpu", 64), ("cpu", 8), ("tpu", 32)])
+def test_int8_pages(platform, page_tokens, scan):
+    """Prompts and two more tokens through each reader and the interpreted kernel: the pool holds
+    what NumPy makes of keys and values, and attention is the oracle's over that."""
+    shape, lengths, T = SHAPE._replace(scan_layers=scan), np.array([12, 0, 32, 31], np.int32), 32
+    sizes = dict(slots=4, shards=1, row_tokens=64, page_tokens=page_tokens, fraction=1.0)
+    g = paged.geometry(shape, platform, **sizes, quantized=True)
+    assert g.reader == {64: "rows", 8: "pages", 32: "kernel"}[g.page_tokens]
+    rng = np.random.default_rng(0)
+    table = np.arange(4 * g.row_pages) if g.reader == "rows" else rng.permutation(4 * g.row_pages)
+    table = table.reshape(4, -1).astype(np.int32)
+    kv = rng.normal(size=(2, 4, K, T + 2, D)).astype(np.float32)
+    still = jnp.ones((4, 1, 1, D // 2)), jnp.zeros((4, 1, 1, D // 2))
+    prompts = paged.Prompts(np.zeros((4, T), np.int32), table, lengths, np.int32(0))
+    pool = paged.new_pool(g, "float32")
+    q = jnp.asarray(rng.normal(size=(4, H, T, D)), "float32")
+    pool, first = paged.prefill_attend(g, prompts, 8, T)(still)(1, pool, q, *kv[:, :, :, :T])
+    whole, scale = int8(kv)
+    seen = (whole * scale).astype(np.float64)
+    want = oracle(np.asarray(q[:, :, 5]), *seen, np.full(4, 6))
+    np.testing.assert_allclose(first[:, :, 5], want, atol=3e-6)
+
+    active, every = np.array([True, False, True, True]), np.arange(4)
+    for t in range(2):
+        rows = jax.tree.map(jnp.asarray, paged.CacheRows(table, lengths + t, active))
+        new = kv[:, every, :, lengths + t].swapaxes(0, 1)[:, :, :, None]
+        with pltpu.force_tpu_interpret_mode():
+            pool, got = paged.decode_attend(g, rows)(still)(1, pool, q[:, :, :1], *new)
+        want = oracle(np.asarray(q[:, :, 0]), *seen, lengths + t + 1)
+        np.testing.assert_allclose(got[active, :, 0], want[active], atol=3e-6)
+    pages = pool[1 if g.arrays > 1 else 0]
+    scales = pages[2][:, 1] if g.layers > 1 else pages[2]
+    assert pages[0].dtype == pages[1].dtype == jnp.int8
+    for s in np.flatnonzero(active):
+        n = lengths[s] + 2
+        held = positions_of(g, (pages[:2],) * 2, 1, table[s], n)[..., :D]
+        np.testing.assert_array_equal(held, whole[:, s, :, :n])
+        held = np.moveaxis(np.asarray(scales)[:, table[s]], 2, 0).reshape(2, K, -1)[..., :n]
+        np.testing.assert_allclose(held, scale[:, s, :, :n, 0], rtol=1e-6)
+    left = paged.new_pool(g, "float32")[0] if g.arrays > 1 else [x[:, 0] for x in pages]
+    assert not any(np.asarray(x).any() for x in (pool[0] if g.arrays > 1 else left))
+
+
+def test_int8_prompts_in_chunks_are_those_in_one():
+    g = geometry(page_tokens=8)._replace(quantized=True)
+    rng, T = np.random.default_rng(0), 16
+    table = rng.permutation(g.pages)[: 3 * g.row_pages].reshape(3, -1).astype(np.int32)
+    q, k, v = (rng.normal(size=(3, n, T, D)).astype(np.float32) for n in (H, K, K))
+    lengths = np.array([12, 3, 16], np.int32)
+
+    def prefill(width):
+        pool, out = paged.new_pool(g, "float32"), []
+        for start in range(0, T, width):
+            part = slice(start, start + width)
+            tokens = np.zeros((3, width), np.int32)
+            prompts = paged.Prompts(tokens, table, lengths, jnp.int32(start))
+            chunk = (jnp.asarray(x[:, :, part]) for x in (q, k, v))
+            pool, y = paged.prefill_attend(g, prompts, 4, T)(STILL)(0, pool, *chunk)
+            out.append(np.asarray(y))
+        return pool, np.concatenate(out, 2)
+
+    (pool, whole), (other, parts) = prefill(16), prefill(8)
+    for x, y in zip(jax.tree.leaves(pool), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(x, y)
+    for s, n in enumerate(lengths):
+        np.testing.assert_allclose(whole[s, :, :n], parts[s, :, :n], atol=2e-6)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("scan", [False, True])
+def test_pages_are_copied_in_every_layer(scan, quantized):
+    g = geometry(shape=SHAPE._replace(scan_layers=scan))._replace(quantized=quantized)
     rng = np.random.default_rng(0)
     pool = jax.tree.map(
-        lambda x: jnp.asarray(rng.normal(size=x.shape), "float32"), paged.new_pool(g, "float32")
+        lambda x: jnp.asarray(100 * rng.normal(size=x.shape), x.dtype),
+        paged.new_pool(g, "float32"),
     )
     out = paged.copy_pages(g, pool, np.array([1, 4, 0, 0]), np.array([2, 9, g.pages, g.pages]))
     for old, new in zip(jax.tree.leaves(pool), jax.tree.leaves(out), strict=True):
@@ -235,3 +324,10 @@ def test_sizes():
     big = SHAPE._replace(num_layers=64, num_kv_heads=8, head_dim=128, scan_layers=True)
     g = geometry("tpu", big, slots=2, row_tokens=1024, page_tokens=128)
     assert paged.pool_bytes(g, "bfloat16") == 2 * 1024 * 256 * 1024
+    int8 = g._replace(quantized=True)  # half, and a scale of 4 bytes a vector of 128
+    assert paged.pool_bytes(int8, "bfloat16") == 2 * 1024 * 132 * 1024
+    for g in (g, int8):  # noqa: B020
+        sizes = jax.eval_shape(lambda g=g: paged.new_pool(g, "bfloat16"))
+        assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(sizes)) == paged.pool_bytes(
+            g, "bfloat16"
+        )

@@ -66,6 +66,8 @@ def test_cache_of_32b_is_256_kib_a_token():
     assert plan.cache(c, shape, sizes(1, 16, 8)).tokens == 1024 * 22528
     half = big(rollout__cache_fraction=0.5)
     assert plan.cache(half, shape, sizes(1, 16, 8)).tokens == 512 * 22528
+    int8 = big(rollout__cache_dtype="int8")
+    assert plan.token_bytes(int8, shape, sizes(1, 16, 8)) == 16 * 1024 * 33 / 32
     small = plan.network(big("0.5B"))  # heads of 64 are stored as 128
     assert plan.token_bytes(c, small, sizes(1, 1, 1)) == 2 * 24 * 2 * 128 * 2
 
@@ -140,7 +142,10 @@ def test_what_is_suggested_fits_and_runs():
     for x, t in every:
         flat = dict(re.findall(r"--config\.([\w.]+)=(\S+)", x.flags()))
         again = big(rollout__cache_fraction=float(flat.pop("rollout.cache_fraction")))
-        again.update_from_flattened_dict({k: int(v) for k, v in flat.items()})
+        text = ("sharding.", "model.")
+        again.update_from_flattened_dict(
+            {k: v if k.startswith(text) else int(v) for k, v in flat.items()}
+        )
         assert again.to_json() == t.to_json()
         assert not plan.mistakes(again, shape, pod)
         peak = max(plan.peaks(plan.memory(again, shape, x.mesh)).values())
@@ -194,6 +199,14 @@ def test_too_big_names_what_is_big_enough():
     assert pod.family == "v6e" and pod.chips > 16
     assert "DOES NOT FIT" in plan.report(out)
     assert any(out["smallest_that_fits"] in line for line in plan.report(out))
+
+
+def test_absurd_sizes_are_said_at_once():
+    """No search runs over two thousand million heads."""
+    c, pod = big("0.5B", model__num_kv_heads=2**31 - 1), pods.parse("v5litepod-4")
+    shape = plan.network(c)
+    assert "num_kv_heads: 2147483647 is too large" in plan.mistakes(c, shape, pod)
+    assert not any(plan.fitting(c, shape, pod, plan.Traffic(256, 512), 0.1))
 
 
 def test_a_mesh_that_cannot_be_is_said_and_replaced():

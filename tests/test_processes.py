@@ -234,6 +234,114 @@ def test_watch_names_the_process_that_is_silent(capsys):
     watch.stop()
 
 
+@pytest.fixture
+def ended(monkeypatch):
+    """(message, status) of each end of this process."""
+    ends = []
+    monkeypatch.setattr(processes, "_exit", lambda *how: ends.append(how))
+    return ends
+
+
+def wait_until(holds):
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_watch_follows_a_process_that_has_left(capsys, ended, monkeypatch):
+    """Soon, with its status and its words."""
+    monkeypatch.setattr(processes.distributed.global_state, "num_processes", 2)
+    service = Service()
+    watch = processes.Watch(service, timeout=2)
+    word = json.dumps(["host b", "the disk is full", 3])
+    service.key_value_set(f"{watch.FOLDER}/left/1", word, True)
+    wait_until(lambda: ended)
+    watch.stop()
+    assert ended == [("", 3)] and watch.status == 3 and watch.wait()
+    said = "error: process 1 (host b) has left with status 3: the disk is full\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_process_that_leaves_says_so(monkeypatch):
+    """To all that are left, without waiting for a coordinator that does not answer."""
+    monkeypatch.setattr(processes.distributed.global_state, "num_processes", 2)
+    service = Service()
+    watch = processes.Watch(service, timeout=1)
+    watch.leave("the first line\nthe second", 75)
+    word = json.loads(service.entries[f"{watch.FOLDER}/left/0"])
+    assert word == [socket.gethostname(), "the first line", 75]
+
+    service.key_value_set = lambda *_: time.sleep(60)  # stops the watch's own beats, too
+    began = time.monotonic()
+    watch.leave("", 75)
+    assert time.monotonic() - began < 5
+
+
+def test_watch_leaves_where_another_stays_silent(ended):
+    """With the status that is started again; a word would have been another."""
+    service = Service()
+    watch = processes.Watch(service, timeout=0.5)
+    wait_until(lambda: service.beats > 5)
+    service.alive, silent = False, time.monotonic()
+    wait_until(lambda: ended)
+    watch.stop()
+    assert time.monotonic() - silent > 1.0 and ended[0] == ("", 75)
+
+
+def test_hosts_that_differ_are_named(monkeypatch):
+    """Eight bytes of each are compared; of one process nothing is looked at."""
+    parallel.same_everywhere("it", iter(lambda: pytest.fail("looked"), None))
+    sent = []
+
+    def gather(rows):
+        def allgather(mine):
+            sent.append(mine)
+            return np.stack([mine if same else mine + 1 for same in rows])
+
+        monkeypatch.setattr(parallel.multihost_utils, "process_allgather", allgather)
+        monkeypatch.setattr(jax, "process_count", lambda: len(rows))
+        monkeypatch.setattr(
+            parallel, "gather_json", lambda x: [f"host{i}" for i in range(len(rows))]
+        )
+
+    gather([True, True, True])
+    parallel.same_everywhere("it", [b"a", b"b"])
+    gather([True, True, False, True])
+    with pytest.raises(ValueError, match=r"^it: process 2 \(host2\) of 4 came to another result"):
+        parallel.same_everywhere("it", [b"a", b"c"])
+    assert sent[0].nbytes == 8 and not np.array_equal(sent[0], sent[1])
+
+
+def test_one_failure_is_everybodys(monkeypatch):
+    """Nobody goes on to wait for who has failed; of two kinds the graver one counts."""
+
+    class Worse(ValueError):
+        pass
+
+    def fail(error):
+        raise error
+
+    kinds = (Worse, OSError, ValueError)
+    others = []
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    monkeypatch.setattr(parallel, "gather_json", lambda mine: [mine, *others])
+    others[:] = [None, None]
+    assert parallel.agreed(lambda: 5, kinds) == 5
+    assert parallel.of_main_process(lambda: [1, {"a": 2}]) == [1, {"a": 2}]
+    with pytest.raises(Worse, match="^mine$"):
+        parallel.agreed(lambda: fail(Worse("mine")), kinds)
+    others[:] = [None, [1, "the disk"]]
+    with pytest.raises(OSError, match="^process 2: the disk$"):
+        parallel.agreed(lambda: 5, kinds)
+    with pytest.raises(Worse, match="^mine$"):
+        parallel.agreed(lambda: fail(Worse("mine")), kinds)
+    with pytest.raises(OSError, match="^process 2: the disk$"):
+        parallel.agreed(lambda: fail(ValueError("mine")), kinds)
+    with pytest.raises(KeyError):  # a bug keeps its traceback
+        parallel.agreed(lambda: {}["x"], kinds)
+
+
 def test_the_last_word():
     """Nothing after an orderly end; else it depends on whether process 0 still listens."""
     with socket.socket() as s:
@@ -278,13 +386,16 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def start(folder, workdir, count, index, port, *extra, devices=1) -> subprocess.Popen:
+def start(
+    folder, workdir, count, index, port, *extra, devices=1, program=("stubbed_train.py",), env=()
+) -> subprocess.Popen:
     file = folder / "config.py"
     file.write_text(CONFIG)
     return subprocess.Popen(
         [
             sys.executable,
-            ROOT / "tests" / "stubbed_train.py",
+            ROOT / "tests" / program[0],
+            *program[1:],
             f"--config={file}",
             f"--workdir={workdir}",
             f"--coordinator=127.0.0.1:{port}",
@@ -296,7 +407,8 @@ def start(folder, workdir, count, index, port, *extra, devices=1) -> subprocess.
         | {
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             "NPROC": "16",  # as in conftest.py: a thread pool that does not run dry
-        },
+        }
+        | dict(env),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -408,7 +520,7 @@ def test_sigterm_to_one_process_saves_on_both(tmp_path):
 @pytest.mark.slow
 def test_a_killed_process_ends_the_other_with_its_name(tmp_path):
     _, done, seconds = interrupt(tmp_path, signal.SIGKILL, 1, "--heartbeat_timeout=10")
-    assert [status for status, _ in done] == [1, -signal.SIGKILL], shown(done)
+    assert [status for status, _ in done] == [75, -signal.SIGKILL], shown(done)
     assert seconds < 80  # without the flag it takes 100 s
     last = done[0][1].strip().splitlines()[-1]
     assert last.startswith("error: process 1 of 2 (host ")
@@ -479,3 +591,77 @@ def test_another_config_is_refused_by_name(tmp_path):
         assert status == 1
         assert "error: config.optim.lr is 0.5 in process 1 and 0.0003 in process 0" in said
     assert not (tmp_path / "run").exists()
+
+
+def faulty(tmp_path, fault, *extra) -> list[tuple[int, str]]:
+    """Two processes, of which something happens to the second one in the middle of the run."""
+    port = free_port()
+    flags = ("--config.steps=100000", "--heartbeat_timeout=20", *extra)
+    program = ("faulty_train.py", fault)
+    return finish(
+        [start(tmp_path, tmp_path / "run", 2, i, port, *flags, program=program) for i in range(2)]
+    )
+
+
+@pytest.mark.slow
+def test_a_hang_of_one_ends_both_with_75_and_all_stacks(tmp_path):
+    """Long before anybody is silent: a thread of each goes on beating."""
+    limits = ("--config.guard.hang_floor_s=2", "--config.guard.hang_end_s=6")
+    done = faulty(tmp_path, "hang", *limits)
+    assert [status for status, _ in done] == [75, 75], shown(done)
+    assert "in grade_groups" in done[1][1] and "a hang: '" in done[1][1], shown(done)
+    assert any("a hang: '" in said or "has left with status 75" in said for _, said in done[:1])
+
+
+@pytest.mark.slow
+def test_an_error_of_one_ends_the_other_with_its_words(tmp_path):
+    done = faulty(tmp_path, "break")
+    assert [status for status, _ in done] == [1, 1], shown(done)
+    assert done[1][1].strip().endswith("error: no more of this")
+    assert "has left with status 1: no more of this" in done[0][1], shown(done)
+
+
+@pytest.mark.slow
+def test_a_bit_that_flips_on_one_host_is_noticed_and_the_host_is_named(tmp_path):
+    done = faulty(tmp_path, "flip")
+    assert [status for status, _ in done] == [1, 1], shown(done)
+    for _, said in done:  # of two, the first one counts as the rest
+        assert "error: the round from problem " in said and "on: process 1 (" in said, shown(done)
+
+
+@pytest.mark.slow
+def test_a_stopped_process_ends_the_other_with_75(tmp_path):
+    _, _, running = at_work(tmp_path, "--heartbeat_timeout=5")
+    running[1].send_signal(signal.SIGSTOP)
+    began = time.time()
+    try:
+        assert running[0].wait(timeout=60) == 75, shown(finish(running))
+    finally:
+        running[1].kill()
+        done = finish(running)
+    assert time.time() - began < 40
+    assert "error: process 1 of 2 (host " in done[0][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "step"), [("away", 2), ("half", 1)])
+def test_all_restore_the_step_that_all_can_read(tmp_path, fault, step):
+    """What one process cannot read at first it reads later; what is bad for one is for all."""
+    run(tmp_path, tmp_path / "run", 2, "--config.steps=2")
+    port = free_port()
+    done = finish(
+        [
+            start(
+                tmp_path, tmp_path / "run", 2, i, port, "--config.steps=3",
+                program=("faulty_train.py", fault),
+            )
+            for i in range(2)
+        ]
+    )  # fmt: skip
+    assert [status for status, _ in done] == [0, 0], shown(done)
+    assert f"resumed after step {step}" in done[0][1] and "done: 3 steps" in done[0][1]
+    away, half = fault == "away", fault == "half"
+    assert ("warning: process 1: " in done[1][1] and "again in 2 s" in done[1][1]) == away
+    assert (tmp_path / "run" / "checkpoints.damaged" / "2").exists() == half
+    said = "warning: checkpoint of step 2 is damaged: process 1: arrays cannot be read: ValueError"
+    assert (said in done[0][1]) == half

@@ -137,6 +137,25 @@ def test_every_way_of_computing_gives_the_same(way):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), gradient, want_gradient)
 
 
+def test_even_keys_are_the_same_model():
+    """Bit for bit, also where a bias is far out; and then no component of a key is."""
+    p = params()
+    rng = np.random.default_rng(0)
+    blocks = p["blocks"] | {"k_bias": 20 * rng.normal(size=p["blocks"]["k_bias"].shape)}
+    blocks["k_bias"][0, :, 1] = 600
+    p = p | {"blocks": {name: jnp.asarray(x, "float32") for name, x in blocks.items()}}
+    even = jax.jit(qwen2.even_keys)(p)
+    np.testing.assert_array_equal(call(p, TOKENS), call(even, TOKENS))
+    h = TINY.head_dim // 2
+    pairs = [
+        np.hypot(b[..., :h], b[..., h:]) for b in (p["blocks"]["k_bias"], even["blocks"]["k_bias"])
+    ]
+    assert pairs[0].max() > 600 and pairs[1].max() <= 2**0.5
+    assert {"q", "k", "q_bias", "k_bias"} == {
+        name for name in blocks if not np.array_equal(even["blocks"][name], p["blocks"][name])
+    } | {"q_bias"}
+
+
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize(("page_tokens", "prefill_tokens"), [(16, 8), (8, 8), (8, 16), (24, 8)])
 def test_prefill_and_decode_give_the_logits_of_the_whole(page_tokens, prefill_tokens, scan):

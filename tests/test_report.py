@@ -82,13 +82,11 @@ def test_the_last_words():
         {"step": 1, "alarms": ["x"]},
         {"step": 2, "eval/a/avg@k": 0.25, "time/eval_s": 1.0},
     ]
-    said = report.summary("runs/x", state, "", False, records)
+    said = report.summary("runs/x", state, "", "", records)
     assert said.startswith("done: 2 steps, 4 updates, 1,000 responses, 7 tokens\n")
     assert "0.10 -> 0.25" in said and "alarms in 1 steps, the last in step 1" in said
-    assert report.summary("x", state, "why", False, []).startswith(
-        "stopped after step 2, saved: why"
-    )
-    assert "the same command goes on" in report.summary("x", state, "", True, [])
+    assert report.summary("x", state, "why", "", []).startswith("stopped after step 2, saved: why")
+    assert report.summary("x", state, "", "cut off", []).startswith("cut off\n")
 
 
 def test_the_last_words_of_a_run_that_was_evaluated_in_other_ways():
@@ -98,7 +96,7 @@ def test_the_last_words_of_a_run_that_was_evaluated_in_other_ways():
         {"step": 1, "eval/a/avg@k": None, "time/eval_s": 1.0},
         {"step": 2, "eval/a/avg@k": 0.2, "eval/c/avg@k": 0.4, "time/eval_s": 1.0},
     ]
-    said = report.summary("x", Counters(), "", False, records)
+    said = report.summary("x", Counters(), "", "", records)
     lines = [line.split() for line in said.splitlines() if "avg@k" in line]
     assert lines == [
         ["eval/a/avg@k", "0.10", "->", "-", "->", "0.20"],
@@ -111,7 +109,7 @@ def test_the_last_words_of_a_run_that_was_evaluated_in_other_ways():
 def test_how_to_see_the_curves(monkeypatch, installed):
     find = lambda name: object() if installed and name == "tensorboard" else None
     monkeypatch.setattr(report.importlib.util, "find_spec", find)
-    said = report.summary("runs/x", Counters(), "", False, [])
+    said = report.summary("runs/x", Counters(), "", "", [])
     assert "tensorboard --logdir runs/x/tensorboard (" in said
     assert ("pip install tensorboard" in said) != installed
 

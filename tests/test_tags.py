@@ -58,9 +58,9 @@ def test_each_record_holds_what_the_table_says(everything):
     workdir, _ = everything
     first, second, last = metrics.read(workdir / "metrics.jsonl")
     for record, kinds in (
-        (first, {"record", "evaluation", "majority"}),
-        (second, set(tags.WHEN) - OWN - {"evaluation", "majority"}),
-        (last, set(tags.WHEN) - OWN),
+        (first, {"record", "start", "evaluation", "majority"}),
+        (second, set(tags.WHEN) - OWN - {"start", "evaluation", "majority"}),
+        (last, set(tags.WHEN) - OWN - {"start"}),
     ):
         there = {tags.family(t) for t in record if t != "step"}
         assert there == {name for name, t in tags.TAGS.items() if t.when in kinds}

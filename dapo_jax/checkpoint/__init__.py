@@ -5,5 +5,6 @@ number of processes; what was damaged since is named, set aside and never used. 
 
 Doors: `saver.Saver`, `resume.newest`, `checkpoint.restore_params`, `workdir.hold`.
 Inside: checkpoint (Orbax), seal (is it what was written?), saver (in the background), resume (from
-which step, and what may have changed), workdir (locks, buckets). The algorithm imports none of it.
+which step, and what may have changed), workdir (locks, buckets), patience (what
+cannot be read is tried again). The algorithm imports none of it.
 """

@@ -11,6 +11,7 @@ all. Nothing is pickled. What is read back is untrusted: `Damaged` says what is 
 """
 
 import importlib.metadata
+import itertools
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -24,13 +25,14 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
 from dapo_jax import gate, parallel
-from dapo_jax.checkpoint import seal
+from dapo_jax.checkpoint import patience, seal
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import Counters, State
 from dapo_jax.rollout.engine import Response
 
+ERRORS = (Damaged, OSError, ValueError)  # of reading, the graver ones first (parallel.agreed)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -89,6 +91,11 @@ def _absolute(directory: str | pathlib.Path) -> epath.Path:
         return epath.Path(path)
 
 
+def is_there(state: State) -> bool:
+    """Whether its arrays can be saved: an update is made in their place."""
+    return not any(x.is_deleted() for x in jax.tree.leaves(_arrays(state)))
+
+
 class NotFinite(ValueError):
     """A state that no run can go on from."""
 
@@ -134,7 +141,8 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
     """The saved state, its arrays laid out by `shardings`; works on any mesh, whatever mesh wrote
     it. `like` has the structure, shapes and dtypes of params, opt_state and ref_params.
 
-    ValueError: other names or shapes than `like`. Damaged: it is not what was saved.
+    A collective: what one process raises, all do. ValueError: other names or shapes than `like`.
+    Damaged: it is not what was saved. OSError: it cannot be read now.
     """
     saved = read_state(m, step)
     target = jax.tree.map(
@@ -142,9 +150,16 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
         _arrays(like),
         _arrays(shardings),
     )
-    _check_same(f"{m.directory} step {step}", _saved_shapes(m, step), target)
-    arrays = _read(m, step, "arrays", ocp.args.StandardRestore(target))
-    carried = _read(m, step, "carried", ocp.args.StandardRestore())
+    there = parallel.agreed(lambda: _saved_shapes(m, step), ERRORS)
+    _check_same(f"{m.directory} step {step}", there, target)
+
+    def read() -> tuple[dict, dict]:
+        return (
+            _read(m, step, "arrays", ocp.args.StandardRestore(target)),
+            _read(m, step, "carried", ocp.args.StandardRestore()),
+        )
+
+    arrays, carried = parallel.agreed(read, ERRORS)
     content = saved["content"]
     if changed := _changed(seal.content(arrays), content["arrays"]):
         raise Damaged(f"{changed} is not what was saved")
@@ -169,8 +184,9 @@ def _changed(there: dict[str, int], saved: dict[str, int]) -> str:
 
 
 def read_state(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """The JSON of a step. Damaged: it has not the fields and types that `save` writes."""
-    saved = read_json(m, step)
+    """The JSON of a step, as process 0 reads it. Damaged: it has not the fields and types that
+    `save` writes."""
+    saved = parallel.of_main_process(lambda: read_json(m, step), ERRORS)
     for name, default in Counters._field_defaults.items():
         # A counter that an older version did not have starts at its default.
         value = saved.get(name, default)
@@ -196,10 +212,20 @@ def read_json(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
 
 
 def _read(m: ocp.CheckpointManager, step: int, item: str, args):
-    try:
-        return m.restore(step, args=ocp.args.Composite(**{item: args}))[item]
-    except Exception as error:  # whatever the readers make of changed bytes
-        raise Damaged(f"{item} cannot be read: {_line(error)}") from error
+    restored = lambda: m.restore(step, args=ocp.args.Composite(**{item: args}))[item]
+    return _patiently(f"{m.directory} step {step}", item, restored)
+
+
+def _patiently(where: str, item: str, action):
+    """What cannot be read is tried again. Damaged: it was read, twice, and makes no sense."""
+    for last in (False, True):
+        try:
+            return patience.read(f"{where}: {item}", action)
+        except Exception as error:  # whatever the readers make of changed bytes
+            if patience.passing(error):
+                raise
+            if last:
+                raise Damaged(f"{item} cannot be read: {_line(error)}") from error
 
 
 def _line(error: BaseException) -> str:
@@ -222,7 +248,7 @@ def restore_params(directory: str | pathlib.Path, params_like, shardings, step: 
     where = f"{directory} step {step}"
     with reader(directory) as m:
         # Orbax would leave a parameter that is not there as it stands in the target.
-        saved = _saved_shapes(m, step)
+        saved = parallel.agreed(lambda: _saved_shapes(m, step), ERRORS)
         _check_same(where, saved["params"], params_like)
         target = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params_like, shardings
@@ -233,7 +259,8 @@ def restore_params(directory: str | pathlib.Path, params_like, shardings, step: 
             partial_restore=True,
         )
         try:
-            arrays, state = _read(m, step, "arrays", args), read_json(m, step)
+            read = lambda: (_read(m, step, "arrays", args), read_json(m, step))
+            arrays, state = parallel.agreed(read, ERRORS)
         except Damaged as error:
             raise Damaged(f"{where}: damaged: {error}") from error
     content = state["content"].get("arrays") if isinstance(state.get("content"), dict) else None
@@ -245,20 +272,15 @@ def restore_params(directory: str | pathlib.Path, params_like, shardings, step: 
 
 
 def _saved_shapes(m: ocp.CheckpointManager, step: int) -> dict:
-    try:
-        path = m.directory / str(step) / "arrays"
-        return ocp.PyTreeCheckpointHandler().metadata(path).tree
-    except Exception as error:
-        raise Damaged(f"cannot be read: {_line(error)}") from error
+    path = m.directory / str(step) / "arrays"
+    shapes = lambda: ocp.PyTreeCheckpointHandler().metadata(path).tree
+    return _patiently(f"{m.directory} step {step}", "arrays", shapes)
 
 
 def steps(directory: str | pathlib.Path) -> tuple[list[int], dict[int, str]]:
     """(whole steps, newest first; damaged ones and what is wrong with each), by their seals."""
     path, whole, damaged = _absolute(directory), [], {}
-    if not path.is_dir():
-        return [], {}
-    there = [int(p.name) for p in path.iterdir() if p.name.isdigit() and p.is_dir()]
-    for step in sorted(there, reverse=True):
+    for step in numbers(directory):
         try:
             seal.check(path / str(step))
             whole.append(step)
@@ -267,21 +289,36 @@ def steps(directory: str | pathlib.Path) -> tuple[list[int], dict[int, str]]:
     return whole, damaged
 
 
-def set_aside(directory: str | pathlib.Path, step: int) -> epath.Path:
-    """Move a damaged step out of the way of the run that will write it again."""
+def numbers(directory: str | pathlib.Path) -> list[int]:
+    """The steps that are there, whole or not, newest first."""
     path = _absolute(directory)
-    to = path.parent / f"{path.name}.damaged" / str(step)
-    if to.exists():
-        to.rmtree()
-    to.parent.mkdir(parents=True, exist_ok=True)
-    return (path / str(step)).rename(to)
+
+    def there() -> list[int]:
+        entries = path.iterdir() if path.is_dir() else ()
+        return [int(p.name) for p in entries if p.name.isdigit() and p.is_dir()]
+
+    return sorted(patience.read(f"{path}", there), reverse=True)
+
+
+def set_aside(directory: str | pathlib.Path, step: int) -> epath.Path:
+    """Move a damaged step out of the way of the run that will write it again; a second one of that
+    step becomes STEP.2, and so on."""
+    path = _absolute(directory)
+    kept = path.parent / f"{path.name}.damaged"
+    kept.mkdir(parents=True, exist_ok=True)
+    names = itertools.chain([str(step)], (f"{step}.{n}" for n in itertools.count(2)))
+    return (path / str(step)).rename(next(kept / n for n in names if not (kept / n).exists()))
 
 
 def find_step(directory: str | pathlib.Path, step: int | None = None) -> int:
-    """`step`, or else the newest whole one under `directory`.
+    """`step`, or else the newest whole one under `directory`; the opinion of process 0.
 
     ValueError: there is none; the given one is not there or is damaged.
     """
+    return parallel.of_main_process(lambda: _find_step(directory, step), ERRORS)
+
+
+def _find_step(directory: str | pathlib.Path, step: int | None) -> int:
     if "://" not in str(directory) and not pathlib.Path(directory).is_dir():
         raise ValueError(f"{directory}: no such directory")
     whole, damaged = steps(directory)
@@ -297,8 +334,13 @@ def find_step(directory: str | pathlib.Path, step: int | None = None) -> int:
 
 
 def reader(directory: str | pathlib.Path) -> ocp.CheckpointManager:
-    """Creates and removes nothing, so that a run may be writing there at the same time."""
-    options = ocp.CheckpointManagerOptions(create=False, lightweight_initialize=True)
+    """Creates and removes nothing, so that a run may be writing there at the same time. Processes
+    read each by itself: one that has to try again must not leave the others waiting in Orbax."""
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+    options = ocp.CheckpointManagerOptions(
+        create=False, lightweight_initialize=True, multiprocessing_options=alone
+    )
     return ocp.CheckpointManager(_absolute(directory), options=options)
 
 

@@ -18,6 +18,7 @@ from dapo_jax.data.problems import Encoded
 HARMLESS = (
     "steps",
     "init_from",  # used only where the workdir has no checkpoint
+    "init_state",
     "eval.",
     "checkpoint.",
     "log.",
@@ -51,22 +52,22 @@ def newest(
     say: Callable[[str], None],
 ) -> State | None:
     """The state of the newest whole checkpoint under `directory`; None where there is no checkpoint
-    at all. Damaged ones are reported and set aside, and the one before is used.
+    at all. Damaged ones are reported and set aside, and the one before is used. What is there and
+    what is whole is for process 0 to say; all of them restore the same step, or none does.
 
     accept: is given the saved JSON before any array is read; raises to refuse.
-    Damaged: there are checkpoints, and none of them is whole.
+    Damaged: there are checkpoints, and none of them is whole. OSError: one cannot be read now.
     """
-    whole, damaged = checkpoint.steps(directory)
+    opinion = parallel.of_main_process(lambda: checkpoint.steps(directory))
+    whole, damaged = opinion[0], {int(step): wrong for step, wrong in opinion[1].items()}
     for step in whole:
         with checkpoint.reader(directory) as m:
             try:
                 accept(checkpoint.read_state(m, step))
-                state, wrong = checkpoint.restore(m, step, like, shardings), ""
+                state = checkpoint.restore(m, step, like, shardings)
+                break
             except Damaged as error:
-                state, wrong = None, str(error)
-        if parallel.all_processes(state is not None):
-            break
-        damaged[step] = wrong or "another process cannot read it"
+                damaged[step] = str(error)
     else:
         if not damaged:
             return None
@@ -118,7 +119,8 @@ def check(
                 [f"changed since the checkpoint: {line}" for line in meaningful]
                 + [
                     "this would be another experiment: change it back, choose another --workdir"
-                    " (config.init_from starts from these weights), or add --allow_config_change"
+                    " (config.init_from starts from these weights, with config.init_state=all"
+                    " from this step), or add --allow_config_change"
                 ]
             )
         )

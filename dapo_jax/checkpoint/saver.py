@@ -27,7 +27,9 @@ class Saver:
         config,
         inputs: dict[str, str],
         say: Callable[[str], None],
+        on_saved: Callable[[int], None] = lambda step: None,
     ):
+        """on_saved: is told the step of each checkpoint that is safe."""
         self._open = lambda: checkpoint.manager(
             directory,
             config.checkpoint.keep,
@@ -37,6 +39,7 @@ class Saver:
         )
         self._directory = directory
         self._config, self._inputs, self._say = schema.leaves(config), inputs, say
+        self._on_saved = on_saved
         self._manager = self._open()
         self._running = False  # a save that is not yet awaited
         self._failures = 0  # in a row
@@ -59,8 +62,10 @@ class Saver:
             self._save(state, score)
 
     def last(self, state: State, score: float | None = None) -> None:
-        """Save this step and wait. OSError: it cannot be saved. NotFinite: it must not be."""
-        self._settle()
+        """Save this step, unless it is safe already, and wait. OSError: it cannot be saved.
+        NotFinite: it must not be."""
+        if self._settle() and self.has(state.counters.step):
+            return
         for attempt in range(_LAST_TRIES):
             time.sleep(attempt * _LAST_WAIT_S)
             self._save(state, score)
@@ -71,8 +76,12 @@ class Saver:
             f" checkpoint is {self._newest()}; make room and give the same command"
         )
 
+    def has(self, step: int) -> bool:
+        """Whether the newest checkpoint is that of `step`."""
+        return self._manager.latest_step() == step
+
     def _newest(self) -> str:
-        good, _ = checkpoint.steps(self._directory)
+        good, _ = parallel.of_main_process(lambda: checkpoint.steps(self._directory))
         return f"of step {good[0]}" if good else "missing"
 
     def _save(self, state: State, score) -> None:
@@ -93,6 +102,7 @@ class Saver:
             self._running = False
             if self._attempt(self._manager.wait_until_finished):
                 self._failures = 0
+                self._on_saved(self._manager.latest_step())
         return not self._failures
 
     def _attempt(self, action: Callable[[], None]) -> bool:

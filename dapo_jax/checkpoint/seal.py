@@ -11,6 +11,8 @@ inside the large files or on the way from them.
 
 import hashlib
 import json
+import pathlib
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from dapo_jax import parallel
+from dapo_jax.checkpoint import patience
 
 SEAL = "seal.json"
 HASHED = 1 << 20  # bytes; of larger files the size is sealed, `content` covers the arrays in them
@@ -39,16 +42,17 @@ def write(step_dir: epath.Path) -> None:
 
 
 def check(step_dir: epath.Path) -> None:
-    """Damaged: a file is missing, extra, cut or changed since `write`."""
+    """Damaged: a file is missing, extra, cut or changed since `write`. OSError: something cannot be
+    read, which says nothing of it."""
     try:
-        raw = (step_dir / SEAL).read_bytes()
+        raw = _bytes(step_dir / SEAL)
         seal = json.loads(raw)
         if raw != _dump(seal):
             raise ValueError
         sealed = dict(seal["files"])
         limit = max((int(size) for size, sha256 in sealed.values() if sha256), default=0)
-    except OSError as error:
-        raise Damaged(f"{SEAL} cannot be read ({error.strerror})") from error
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise Damaged(f"{SEAL} is missing") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{SEAL} is not what was written") from error
     found = _files(step_dir, limit)
@@ -60,8 +64,12 @@ def check(step_dir: epath.Path) -> None:
     if not _noted_by_a_commit(step_dir):
         raise Damaged(f"{_METADATA} is missing or not what a commit leaves")
     committed = step_dir / _COMMITTED
-    if not committed.exists() or not committed.read_bytes().endswith(step_dir.name.encode()):
+    if not committed.exists() or not _bytes(committed).endswith(step_dir.name.encode()):
         raise Damaged(f"{_COMMITTED} is missing or cut")
+
+
+def _bytes(path: epath.Path) -> bytes:
+    return patience.read(f"{path}", path.read_bytes)
 
 
 def _dump(seal: dict) -> bytes:
@@ -72,23 +80,29 @@ def _files(step_dir: epath.Path, limit: int) -> dict[str, list]:
     """Relative name -> [bytes, SHA-256 or ''] of all files but the seal and the last two."""
     found, folders = {}, [step_dir]
     while folders:
-        for path in folders.pop().iterdir():
+        folder = folders.pop()
+        for path in patience.read(f"{folder}", lambda folder=folder: list(folder.iterdir())):
             name = path.relative_to(step_dir).as_posix()
             if path.is_dir():
                 folders.append(path)
             elif name not in (SEAL, _COMMITTED, _METADATA):
                 size = path.stat().length
-                digest = hashlib.sha256(path.read_bytes()).hexdigest() if size <= limit else ""
+                digest = hashlib.sha256(_bytes(path)).hexdigest() if size <= limit else ""
                 found[name] = [size, digest]
     return found
 
 
 def _noted_by_a_commit(step_dir: epath.Path) -> bool:
-    """Whether Orbax can read its own note; the time of the commit is the last that it adds."""
-    try:
-        noted = ocp.metadata.get_step_metadata(step_dir)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    """Whether Orbax can read its own note; the time of the commit is the last that it adds. From a
+    copy: Orbax makes nothing of the difference between a note that is bad and a disk that is."""
+    if not (step_dir / _METADATA).is_file():
         return False
+    with tempfile.TemporaryDirectory() as here:
+        pathlib.Path(here, _METADATA).write_bytes(_bytes(step_dir / _METADATA))
+        try:
+            noted = ocp.metadata.get_step_metadata(here)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return False
     return type(noted.commit_timestamp_nsecs) is int
 
 

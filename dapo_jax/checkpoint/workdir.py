@@ -1,14 +1,16 @@
 """The directory of a run: usable, its own, for one run at a time; on a disk or in a bucket.
 
 A directory on a disk is used as it is; the processes of a run have to share it. Of one in a bucket
-(gs://...; needs the package gcsfs) each process has a local copy without the checkpoints: process 0
-fetches what is there, and sends what changed. Checkpoints go to the bucket by Orbax itself.
+(gs://...; needs the package gcsfs) each process has a local copy without checkpoints and journal:
+process 0 fetches what is there, and sends what changed. Checkpoints go to the bucket by Orbax
+itself, the journal by its own.
 """
 
 import atexit
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import pathlib
@@ -16,17 +18,19 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
 from etils import epath
 
 from dapo_jax import gate, parallel
+from dapo_jax.checkpoint import patience
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, JOURNAL = "checkpoints", "journal"
 # What a run creates, replaces or removes without asking.
-_OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS)
+_OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
+PROGRAMS = "xla"  # compiled, for all hosts (hosts/start.py)
 _LOCK = ".lock"
 
 
@@ -108,18 +112,28 @@ def _open_remote(name: str) -> Workdir:
         return home
     try:
         home.remote.mkdir(parents=True, exist_ok=True)  # in a bucket of objects: nothing
-        for top in home.remote.iterdir() if home.remote.exists() else ():
-            for file in _files(top) if top.name != CHECKPOINTS else ():
-                _fetch(home, file)
+        for file in patience.read(name, lambda: _small_files(home.remote)):
+            patience.read(str(file), functools.partial(_fetch, home, file))
         (home.local / ".probe").write_text("")
-        send(home)
+        patience.read(name, lambda: send(home))
         (home.local / ".probe").unlink()
-        send(home)
+        patience.read(name, lambda: send(home))
     except ImportError as error:
         raise ValueError(f"--workdir={name}: {error} (pip install 'dapo_jax[gcs]')") from error
     except OSError as error:
         raise ValueError(f"--workdir={name}: cannot be read and written ({error})") from error
     return home
+
+
+def _small_files(remote: epath.Path) -> list[epath.Path]:
+    """All that a process keeps a copy of."""
+    tops = remote.iterdir() if remote.exists() else ()
+    return [
+        file
+        for top in tops
+        if top.name not in (CHECKPOINTS, JOURNAL, PROGRAMS)
+        for file in _files(top)
+    ]
 
 
 def _files(path: epath.Path) -> Iterator[epath.Path]:
@@ -148,6 +162,15 @@ def send(home: Workdir) -> None:
     bucket refuses; the next call tries again."""
     if home.remote is None or not parallel.is_main_process():
         return
+    try:
+        _send(home)
+    except Exception as error:  # of a bucket's client: not all of them are OSErrors
+        if not patience.passing(error):
+            raise
+        raise OSError(gate.describe(error)) from error
+
+
+def _send(home: Workdir) -> None:
     there = {p.relative_to(home.local): p for p in home.local.rglob("*") if p.is_file()}
     for relative, path in there.items():
         stamp = _stamp(path)
@@ -159,6 +182,14 @@ def send(home: Workdir) -> None:
     for relative in home.sent.keys() - there.keys():
         (home.remote / relative).unlink(missing_ok=True)
         del home.sent[relative]
+
+
+def try_to_send(home: Workdir, say: Callable[[str], None]) -> None:
+    """What does not arrive now does after the next step."""
+    try:
+        send(home)
+    except OSError as error:
+        say(f"warning: {home.name}: not written ({error}); trying again after the next step")
 
 
 def _check_owner(name, workdir: pathlib.Path) -> None:

@@ -23,7 +23,7 @@ def group_normalize(
     gap = np.where(counted, r - mean_Nx1, 0)
     std_Nx1 = np.sqrt((gap**2).sum(1, keepdims=True) / np.maximum(n_Nx1 - ddof, 1))
     # Equal rewards can leave rounding noise of 1e-17, which a division by 1e-6 is no cure for.
-    flat_Nx1 = np.where(counted, np.abs(gap), 0).max(1, keepdims=True) <= 1e-12
-    dead_Nx1 = flat_Nx1 | (n_Nx1 < 2)
-    advantage = np.where(dead_Nx1, 0.0, gap / np.where(dead_Nx1, 1.0, std_Nx1 + epsilon))
+    # (A response alone has no gap either.)
+    flat_Nx1 = np.abs(gap).max(1, keepdims=True) <= 1e-12
+    advantage = np.where(flat_Nx1, 0.0, gap / np.where(flat_Nx1, 1.0, std_Nx1 + epsilon))
     return advantage.astype(np.float32)

@@ -10,7 +10,7 @@ Nothing here knows models or text: `sample` turns stream positions into groups.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +42,15 @@ class Group(NamedTuple):
             return bool(np.ptp(self.grades.score_G[counted_G]) > SPREAD)
         right_G = self.grades.right_G[counted_G]
         return bool(right_G.any() and not right_G.all())
+
+
+def fingerprint(groups: Sequence[Group]) -> Iterator[bytes]:
+    """All that is decided by them, for a comparison of hosts."""
+    for group in groups:
+        yield np.array([group.position, *group.prompt], np.int64).tobytes()
+        yield group.grades.score_G.tobytes()
+        for r in group.responses:
+            yield r.tokens.tobytes() + r.logps.tobytes() + bytes([r.truncated])
 
 
 class Collected(NamedTuple):

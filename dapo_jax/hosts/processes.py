@@ -7,7 +7,8 @@ the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhe
 
 Nothing hangs: a start that is not complete after --start_timeout seconds, different configs, and a
 process that is silent for longer than --heartbeat_timeout seconds all end in a non-zero exit and a
-line that says which process, and what to do.
+line that says which process, and what to do. Who ends with an error says so to the others, which
+end with its status; who falls silent without a word is gone, and the others leave with 75.
 
 The coordinator (process 0) believes whoever reaches its port: no password, no encryption. Of a run
 on loopback it listens on loopback; otherwise on all interfaces, and the network has to keep others
@@ -32,7 +33,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from absl import flags
@@ -56,7 +57,7 @@ HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
     "heartbeat_timeout",
     100,
     "Seconds of silence after which a process is named as gone. The run ends then where a device"
-    " program fails of it; where all of them wait, after 2.5 times as long at the latest.",
+    " program fails of it; where all of them wait, after twice as long.",
     lower_bound=5,
 )
 
@@ -64,6 +65,7 @@ HINT = (
     "is the same command running on every host (and no older one left over), is the address right,"
     " and does the firewall let its port through?"
 )
+_watch: "Watch | None" = None  # within `joined`
 _claims: list[int] = []  # file descriptors, open as long as this process lives
 # Errors of a device program or of the network start with a status; mistakes of the user do not.
 _STATUS = re.compile(r"(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_)")
@@ -76,18 +78,27 @@ def joined():
     if not start():
         yield
         return
+    global _watch
     me = distributed.global_state
     last = _last_word(me.coordinator_address, me.process_id, me.num_processes)
-    watch = Watch(me.client, HEARTBEAT_TIMEOUT.value, last)
+    _watch = watch = Watch(me.client, HEARTBEAT_TIMEOUT.value, last)
     try:
         yield
     except BaseException as error:
-        message, status = _farewell(watch, error)
-        _tell(last, "bye")
-        _exit(message, status)
+        leave(*_farewell(watch, error))
     watch.stop()
     jax.distributed.shutdown()  # waits for the others
+    _watch = None
     _tell(last, "bye")
+
+
+def leave(message: str, status: int) -> NoReturn:
+    """End this process now, by any of its threads and without clean-up, which would wait for the
+    others. They are told, and end too."""
+    _say(message)
+    if _watch:
+        _watch.leave(message, status)
+    _exit("", status)
 
 
 def start() -> bool:
@@ -243,17 +254,19 @@ def identity(config, workdir: str) -> dict[str, Any]:
 
 
 class Watch:
-    """A thread that says which process has been silent for `timeout` seconds, before JAX's own
-    heartbeat aborts the run (JAX gives a number, without host). It never ends the process by
-    itself: a Python thread can be held up where JAX's cannot. Of process 0, whose end JAX answers
-    at once, `last` is told."""
+    """A thread that says which process has left, or has been silent for `timeout` seconds, before
+    JAX's own heartbeat aborts the run (JAX gives a number, without host). It ends this process when
+    it has not ended by itself in `timeout` / 10 seconds after the word of another, and after twice
+    the timeout of silence: a Python thread can be held up for a while. Of process 0, whose end JAX
+    answers at once, `last` is told."""
 
     FOLDER = "dapo_jax/alive"
 
     def __init__(self, client, timeout: float, last: subprocess.Popen | None = None):
         self._client, self._timeout, self._last = client, timeout, last
         self._stopped, self._told = threading.Event(), threading.Event()
-        self.gone = ""  # the line that names who is silent
+        self.gone = ""  # the line that names who is silent or has left
+        self.status = os.EX_TEMPFAIL  # with which to follow
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -269,6 +282,9 @@ class Watch:
                 return
             now = time.monotonic()
             for key, value in entries:
+                if "/left/" in key:
+                    self._follow(key.rsplit("/", 1)[-1], *json.loads(value))
+                    continue
                 if key not in heard and key.endswith("/0") and self._last:
                     _tell(self._last, value.partition(" ")[2])
                 if heard.get(key, ("", 0))[0] != value:
@@ -285,7 +301,42 @@ class Watch:
                     if not self._stopped.is_set():
                         _say(self.gone)
                     self._told.set()
+                if now - when > 2 * self._timeout and not self._stopped.is_set():
+                    leave("", self.status)
             time.sleep(self._timeout / 20)
+
+    def _follow(self, number: str, who: str, message: str, status: int) -> None:
+        """Another process has said that it goes: so does this one, soon."""
+        me = str(distributed.global_state.process_id)
+        if self.gone or self._stopped.is_set() or number == me:
+            return
+        self.status = status
+        self.gone = f"process {number} ({who}) has left with status {status}: {message}"
+        _say(self.gone)
+        self._told.set()
+        grace = threading.Timer(self._timeout / 10, leave, ("", status))
+        grace.daemon = True
+        grace.start()
+
+    def leave(self, message: str, status: int) -> None:
+        """Tell the others that this process goes. With the coordinator's end JAX aborts them: it
+        waits until they have gone, or could have."""
+        self._stopped.set()
+        me, total = distributed.global_state.process_id, distributed.global_state.num_processes
+        word = json.dumps([socket.gethostname(), message.partition("\n")[0], status])
+        left = f"{self.FOLDER}/left"
+
+        def tell() -> None:
+            with contextlib.suppress(Exception):  # the coordinator is gone
+                self._client.key_value_set(f"{left}/{me}", word, True)
+                while me == 0 and len(self._client.key_value_dir_get(left)) < total:
+                    time.sleep(0.1)
+
+        teller = threading.Thread(target=tell, daemon=True)  # a coordinator may hang, too
+        teller.start()
+        teller.join(self._timeout / 5 if me == 0 else 3)
+        if self._last:
+            _tell(self._last, "bye")
 
     def wait(self) -> bool:
         """Until somebody is known to be gone; False after the timeout and its two periods."""
@@ -321,7 +372,9 @@ def _farewell(watch: Watch, error: BaseException) -> tuple[str, int]:
         print(
             f"process {me.process_id}: {head}\nasking who is gone ...", file=sys.stderr, flush=True
         )
-        return ("" if watch.wait() else f"process {me.process_id}: {head}"), 1  # told already
+        if watch.wait():
+            return "", watch.status  # told already
+        return f"process {me.process_id}: {head}", 1
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
     if isinstance(error, ValueError | OSError):

@@ -1,17 +1,10 @@
-"""What a run is watched for: numbers out of bounds, nothing to learn, steps that do not end."""
+"""What a run is watched for: numbers out of bounds, nothing to learn."""
 
-import collections
-import contextlib
-import faulthandler
 import functools
 import math
-import os
-import signal
 import statistics
-import sys
-import time
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple, TextIO
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 
@@ -117,10 +110,12 @@ def alarms(config, log: dict, history: History) -> list[str]:
 
 def _gap_max(config) -> float:
     """One forward serves both, so what differs is rounding: 1e-5 at float32 on CPU. Accelerators
-    multiply float32 in less; bfloat16's largest over millions of tokens reaches some tenths."""
+    multiply float32 in less; bfloat16's largest over millions of tokens reaches some tenths, and so
+    does that of int8 keys and values."""
     if config.guard.gap_max >= 0:
         return config.guard.gap_max
-    return 1e-3 if config.model.dtype == "float32" and jax.default_backend() == "cpu" else 1.0
+    exact = config.model.dtype == "float32" and config.rollout.cache_dtype == "model"
+    return 1e-3 if exact and jax.default_backend() == "cpu" else 1.0
 
 
 def _drifts(guard, history: History) -> list[str]:
@@ -219,60 +214,3 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
     if config.guard.stop_after and counters.alarms_in_row >= config.guard.stop_after:
         return f"{counters.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
     return ""
-
-
-@contextlib.contextmanager
-def signals() -> Iterator[list[int]]:
-    """Within this scope SIGTERM (a preemption) and a first Ctrl-C only ask: the list holds their
-    numbers, and the run finishes its step, saves and leaves. A second Ctrl-C is KeyboardInterrupt.
-    """
-    asked: list[int] = []
-
-    def ask(number, _) -> None:
-        asked.append(number)
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            # Not by print, which may be what the signal has interrupted.
-            os.write(2, b"\ninterrupt: finishing the step and saving; Ctrl-C again ends at once\n")
-
-    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
-    if before[signal.SIGINT] == signal.SIG_IGN:  # a job in a shell's background
-        del before[signal.SIGINT]
-    try:
-        for number in before:
-            signal.signal(number, ask)
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: another language's
-
-
-# ------------------------------------------------------------------------------------------------
-# Steps that do not end
-# ------------------------------------------------------------------------------------------------
-
-
-class Watchdog:
-    """Prints the Python stacks of all threads when something takes `factor` times as long as it
-    usually does, and at least `floor_s` seconds. It only prints: a slow disk is no reason to die.
-
-    The first time of each kind, which compiles, is not watched. faulthandler's own thread needs no
-    Python lock, so it also speaks when Python is stuck. `factor` 0: off.
-    """
-
-    def __init__(self, factor: float, floor_s: float, file: TextIO | None = None):
-        self._factor, self._floor_s = factor, floor_s
-        self._file = file or sys.__stderr__
-        self._usual = collections.defaultdict(lambda: collections.deque(maxlen=9))
-
-    @contextlib.contextmanager
-    def watch(self, kind: str) -> Iterator[None]:
-        known, started = self._usual[kind], time.monotonic()
-        if self._factor and known:
-            limit = max(self._floor_s, self._factor * statistics.median(known))
-            faulthandler.dump_traceback_later(limit, repeat=True, file=self._file)
-        try:
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-        known.append(time.monotonic() - started)

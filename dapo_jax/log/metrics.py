@@ -52,7 +52,7 @@ def step_metrics(config, state: State, record: StepRecord, clocks: Clocks) -> di
             "time/rollout_s": clocks.rollout_done - clocks.started,
             "time/update_s": clocks.done - clocks.rollout_done,
             "time/step_s": seconds,
-            "perf/tokens_per_s": stats.tokens / seconds,
+            "perf/tokens_per_s": (stats.tokens - stats.replayed) / seconds,
             "perf/slot_occupancy": stats.occupancy,
             "perf/cache_peak": stats.peak_cache,
             "sampling/evicted": stats.evicted,

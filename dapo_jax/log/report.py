@@ -91,14 +91,13 @@ def evaluation_lines(step: int, log: dict[str, float]) -> list[str]:
     return lines
 
 
-def summary(name: str, counters: Counters, stop: str, terminated: bool, records: list[dict]) -> str:
-    """The last words: how it ended, what was learned, where to look. name: of the workdir."""
+def summary(name: str, counters: Counters, stop: str, cut: str, records: list[dict]) -> str:
+    """The last words: how it ended, what was learned, where to look. name: of the workdir. stop,
+    cut: why it ended before its last step, if it did."""
     if stop:
         lines = [f"stopped after step {counters.step}, saved: {stop}"]
-    elif terminated:
-        lines = [
-            f"terminated after step {counters.step}, saved; the same command goes on from there"
-        ]
+    elif cut:
+        lines = [cut]
     else:
         lines = [
             f"done: {counters.step} steps, {counters.updates} updates,"

@@ -14,7 +14,7 @@ from dapo_jax.model.attention import in_query_chunks, packed
 KINDS = ("auto", "chunked", "splash", "cudnn")
 # Of `splash`'s output and its log-sum-exp: the remat policy 'attention' keeps them.
 SAVED = "attention"
-_LANES, _BLOCK = 128, 1024
+_LANES, BLOCK = 128, 1024
 
 
 def kernel(kind: str, dtype, head_dim: int):
@@ -39,20 +39,29 @@ def choose(kind: str, dtype, head_dim: int) -> str:
 
 
 def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
-    """jax's splash kernels: blocks above the diagonal are skipped, and each device has its rows
-    and heads to itself. Rows are padded to whole blocks. Off TPU it is interpreted, for tests."""
+    """jax's splash kernels: each device has its rows and heads to itself, and blocks above the
+    diagonal or between different sequences are skipped. Rows are padded to whole blocks; a cell of
+    padding sees no further than its block. Off TPU it is interpreted, for tests."""
 
     def attend(q, k, v, segments):
-        T = q.shape[2]
-        block = min(_BLOCK, -(-T // _LANES) * _LANES)
+        (B, H, T, d), K = q.shape, k.shape[1]
+        block = min(BLOCK, -(-T // _LANES) * _LANES)
         pad = -T % block
         q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, pad), (0, 0))) for x in (q, k, v))
         segments = jnp.pad(segments, ((0, 0), (0, pad)))
-        kernel = _kernel(q.shape[1], T + pad, block)
-        scaled = (q.astype(jnp.float32) * q.shape[-1] ** -0.5).astype(q.dtype)
-        return jax.vmap(
-            lambda q, k, v, s: kernel(q, k, v, segment_ids=pallas.SegmentIds(s, s))
-        )(scaled, k, v, segments)[:, :, :T]  # fmt: skip
+        causal = _kernel(H // K, T + pad, block)
+        scaled = (q.astype(jnp.float32) * d**-0.5).astype(q.dtype)
+
+        def row(q_KxGxTxd, k_KxTxd, v_KxTxd, segments_T):
+            ids = pallas.SegmentIds(segments_T, segments_T)
+            kernel = _within_segments(causal, segments_T, block)
+            # An axis of vmap is one that a chip's cores share out among themselves.
+            return jax.vmap(lambda q, k, v: kernel(q, k, v, segment_ids=ids))(
+                q_KxGxTxd, k_KxTxd, v_KxTxd
+            )
+
+        y = jax.vmap(row)(scaled.reshape(B, K, H // K, T + pad, d), k, v, segments)
+        return y.reshape(B, H, T + pad, d)[:, :, :T]
 
     heads = ("batch", "heads", "token", "head_dim")
     kv_heads = ("batch", "kv_heads", "token", "head_dim")
@@ -61,6 +70,7 @@ def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
 
 
 def _kernel(num_heads: int, T: int, block: int):
+    """Causal attention of `num_heads` query heads over one key/value head."""
     compute = min(block, 512)  # keys at a time in registers
     sizes = pallas.BlockSizes(
         block_q=block,
@@ -73,7 +83,7 @@ def _kernel(num_heads: int, T: int, block: int):
     )
     mask = pallas.MultiHeadMask([pallas.CausalMask((T, T))] * num_heads)
     with jax.ensure_compile_time_eval():
-        return pallas.make_splash_mha(
+        return pallas.make_splash_mqa(
             mask,
             block_sizes=sizes,
             head_shards=1,
@@ -81,6 +91,32 @@ def _kernel(num_heads: int, T: int, block: int):
             residual_checkpoint_name=SAVED,
             interpret=parallel.platform() != "tpu",
         )
+
+
+def _within_segments(kernel, segments_T, block: int):
+    """The causal kernel without the blocks in which no query and key are of one sequence.
+
+    Its two tables say which (query, key) blocks it computes, and which block of keys, or in the
+    backward pass of queries, it asks for meanwhile: where nothing is computed, the next that is.
+    """
+    segments_QxC = segments_T.reshape(-1, block)
+    key = jnp.arange(len(segments_QxC))
+    query = key[:, None]
+    # Padding comes last, and nobody reads what it attends to: its own block, to stay finite.
+    number_QxC = jnp.where(segments_QxC == 0, 2**30 + query, segments_QxC)
+    low_Q, high_Q = number_QxC.min(1), number_QxC.max(1)
+    shared_QxK = (low_Q[:, None] <= high_Q) & (low_Q <= high_Q[:, None])
+    forward, backward = kernel.fwd_mask_info, kernel.dkv_mask_info
+    blocks_QxK = jnp.where(shared_QxK, forward.block_mask[0], 0)
+    first_Qx1 = blocks_QxK.argmax(1)[:, None]
+    keys_QxK = jnp.where(key < query, first_Qx1, jnp.roll(first_Qx1, -1, 0))
+    cut = lambda info, ahead_QxK, at: info._replace(
+        block_mask=blocks_QxK[None],
+        data_next=jnp.where(blocks_QxK > 0, at, ahead_QxK)[None].astype(info.data_next.dtype),
+    )
+    # A column of queries begins on the diagonal, for the next head too.
+    parts = cut(forward, keys_QxK, key), None, cut(backward, key, query)
+    return type(kernel)(*parts, **kernel.kwargs)
 
 
 def cudnn(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, implementation="cudnn"):

@@ -7,10 +7,13 @@ A checkpoint is a directory: config.json, one model.safetensors or several with 
 files. Only safetensors are read, never pickles.
 """
 
+import atexit
+import fnmatch
 import functools
 import json
 import shutil
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +22,13 @@ import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from tqdm import tqdm
 
-from dapo_jax import bars, parallel
+from dapo_jax import bars, gate, parallel
 from dapo_jax.model import qwen2
 from dapo_jax.model.hf_format import (
     DTYPES,
@@ -47,24 +51,39 @@ _TOKENIZER = ("tokenizer*", "vocab.json", "merges.txt", "*.jinja")
 _TOKENIZER_EXTRAS = ("special_tokens_map.json", "added_tokens.json")
 
 
-def resolve(path_or_name: str | Path) -> Path:
-    """Directory of a checkpoint: a local one, else a hub name, downloaded (or found in the cache).
+def resolve(path_or_name: str | Path, weights: bool = True) -> Path:
+    """Directory of a checkpoint: a local one, else a bucket's (gs://...) or a hub name, fetched (or
+    found in the hub's cache). Without `weights` only what is said of them is fetched.
 
-    ValueError: no such directory, or a hub name that cannot be fetched and is not cached.
+    ValueError: no such directory, or a name that cannot be fetched and is not cached.
     """
     path, name = Path(path_or_name).expanduser(), str(path_or_name)
+    wanted = ["*.json", *_TOKENIZER] + ["*.safetensors"] * weights
     if path.is_dir():
         return path
+    if "://" in name:
+        return _fetched(name, wanted)
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ValueError(f"{name}: no such directory; pass the one that holds config.json")
     try:
-        wanted = ["*.safetensors", "*.json", *_TOKENIZER]
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
     except Exception as e:  # the client's own errors, those of its HTTP library, the system's
         raise ValueError(
             f"{name}: no such directory, and the Hugging Face hub and its cache do not give it"
             f" ({type(e).__name__}); pass the directory that holds its config.json and safetensors"
         ) from e
+
+
+def _fetched(name: str, wanted: Sequence[str]) -> Path:
+    """A copy of a bucket's directory, for as long as this process lives."""
+    here = Path(tempfile.mkdtemp(prefix="dapo_jax-"))
+    atexit.register(shutil.rmtree, here, ignore_errors=True)
+    with gate.reading(name, what="no directory of config.json and safetensors"):
+        for file in epath.Path(name).iterdir():
+            if any(fnmatch.fnmatch(file.name, pattern) for pattern in wanted):
+                with file.open("rb") as source, (here / file.name).open("wb") as copy:
+                    shutil.copyfileobj(source, copy, 1 << 24)
+    return here
 
 
 # ------------------------------------------------------------------------------------------------
@@ -105,14 +124,18 @@ def load_params(
 ) -> Params:
     """Stream a checkpoint directory into arrays: laid out by `rules` over `mesh`, or on one device.
 
-    The host holds one tensor at a time (of it only what this process's devices keep); stacked
-    arrays are filled in place on the devices, a layer at a time. float32, float16 and bfloat16
-    tensors become `dtype` there.
+    The host holds one tensor at a time; stacked arrays are filled in place on the devices, a layer
+    at a time. float32, float16 and bfloat16 tensors become `dtype` there. Of several processes the
+    first one reads, all of it and once, and the others get it from there.
 
     ValueError, before a weight is read: see `hf_format.read_headers`; then: a weight is not finite.
     """
     path, dtype = Path(path), jnp.dtype(dtype)
-    headers = read_headers(path, shape)
+    tell = lambda: {n: [str(h[0]), *h[1:]] for n, h in read_headers(path, shape).items()}
+    headers = {
+        name: Header(Path(file), stored, tuple(size))
+        for name, (file, stored, size) in parallel.of_main_process(tell).items()
+    }
     params = {}
     with bars.bar(
         total=sum(h.nbytes for h in headers.values()),
@@ -167,17 +190,26 @@ def _sharding(axes, mesh, rules) -> Sharding:
 
 def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: tqdm) -> jax.Array:
     """One tensor in our layout, in its file's dtype."""
-    # Opened once a tensor: the file is mapped into memory, and pages once read stay resident.
-    with open_file(header.file) as f:
-        stored, parts = f.get_slice(name), {}
+    if jax.process_count() == 1:
+        # Opened once a tensor: the file is mapped into memory, and pages once read stay resident.
+        with open_file(header.file) as f:
+            stored, parts = f.get_slice(name), {}
 
-        def part(index):  # replicas share what was read
-            ranges = tuple(s.indices(n)[:2] for s, n in zip(index, w.shape, strict=True))
-            if ranges not in parts:
-                parts[ranges] = _read(stored, w, ranges)
-            return parts[ranges]
+            def part(index):  # replicas share what was read
+                ranges = tuple(s.indices(n)[:2] for s, n in zip(index, w.shape, strict=True))
+                if ranges not in parts:
+                    parts[ranges] = _read(stored, w, ranges)
+                return parts[ranges]
 
-        x = jax.make_array_from_callback(w.shape, sharding, part)
+            x = jax.make_array_from_callback(w.shape, sharding, part)
+            x.block_until_ready()
+    else:
+        whole = np.empty(w.shape, next(n for n, d in DTYPES.items() if d == header.dtype))
+        if parallel.is_main_process():
+            with open_file(header.file) as f:
+                whole[...] = _read(f.get_slice(name), w, tuple((0, n) for n in w.shape))
+        parallel.broadcast(whole)
+        x = jax.make_array_from_callback(w.shape, sharding, lambda index: whole[index])
         x.block_until_ready()
     if not _all_finite(x):
         raise ValueError(f"{header.file}: {name} holds NaN or infinity; fetch it again")

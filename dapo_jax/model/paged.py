@@ -8,6 +8,11 @@ carried through the layers and the decode loop, whole, and only ever scattered i
 For the readers of plain XLA the keys of a page lie transposed, [d, P]: a product with one query
 then reads them as they come, which on CPU takes half the time.
 
+A quantized pool holds keys and values as int8, with a float32 scale for each token and head: a page
+is filled token by token, and a scale of the whole page would round its older tokens again with each
+new one. No key is ever dequantized while decoding: the keys' scales multiply scores, and those of
+the values the weights of the softmax.
+
 Over a mesh, the pool is split by key/value head and by group of rows (a "shard": the devices along
 the `batch` axes); page numbers are local to a shard.
 
@@ -31,6 +36,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from dapo_jax import parallel
 from dapo_jax.model import attention, paged_kernel, qwen2
+from dapo_jax.model.paged_kernel import quantize
 
 _MASKED = -1e30  # finite: a row without keys must not turn into NaN
 _WHOLE_ROWS = 192  # longest rows that are read whole on CPU: fixed lengths gain, long tails lose
@@ -38,8 +44,9 @@ _LANES = 128  # the TPU kernel takes head dims that are multiples of this
 _BLOCK = 32  # pages a step of the 'pages' reader
 
 # (keys, values) of L layers: [K, L, N, P, d] (transposed keys: d before P), without the axis of
-# layers where L is 1
-Pool = tuple[tuple[jax.Array, jax.Array], ...]
+# layers where L is 1; and where they are quantized their scales, float32 [K, L, N, 2, P]
+Pages = tuple[jax.Array, ...]
+Pool = tuple[Pages, ...]
 
 
 class Geometry(NamedTuple):
@@ -55,6 +62,7 @@ class Geometry(NamedTuple):
     kv_heads: int
     head_dim: int  # as stored: padded for the kernel
     cores: int = 1  # of a device, that the kernel shares its rows out to
+    quantized: bool = False  # int8 and scales in place of numbers of the compute dtype
 
     @property
     def transposed(self) -> bool:
@@ -65,6 +73,11 @@ class Geometry(NamedTuple):
     def pool_axes(self) -> tuple[str | None, ...]:
         layers = () if self.layers == 1 else (None,)
         return ("kv_heads", *layers, "batch", None, None)
+
+    @property
+    def pages_axes(self):
+        """Of the arrays of `Pages`."""
+        return (self.pool_axes,) * (3 if self.quantized else 2)
 
     @property
     def tokens(self) -> int:
@@ -103,6 +116,7 @@ def geometry(
     page_tokens: int,
     fraction: float,
     cores: int = 1,
+    quantized: bool = False,
 ) -> Geometry:
     """Sizes for `slots` rows of at most `row_tokens` tokens, over `shards` groups of rows.
 
@@ -113,7 +127,8 @@ def geometry(
     if page_tokens == 0:
         on_cpu = platform == "cpu"
         page_tokens = row_tokens if on_cpu and row_tokens <= _WHOLE_ROWS else 64 if on_cpu else 128
-    page_tokens = -(-min(page_tokens, row_tokens) // 8) * 8
+    together = 32 if platform == "tpu" and quantized else 8  # tokens that share a register
+    page_tokens = -(-min(page_tokens, row_tokens) // together) * together
     row_pages = -(-row_tokens // page_tokens)
     reader = "kernel" if platform == "tpu" else "rows" if row_pages == 1 else "pages"
     head_dim = shape.head_dim
@@ -134,25 +149,37 @@ def geometry(
         kv_heads=shape.num_kv_heads,
         head_dim=head_dim,
         cores=cores,
+        quantized=quantized,
     )
+
+
+def vector_bytes(g: Geometry, dtype) -> int:
+    """Of one key or value in the pool, with its scale."""
+    return g.head_dim + 4 if g.quantized else g.head_dim * jnp.dtype(dtype).itemsize
 
 
 def pool_bytes(g: Geometry, dtype) -> int:
     """Of the whole pool, all devices together."""
-    per_token = 2 * g.kv_heads * g.head_dim * g.layers * g.arrays * jnp.dtype(dtype).itemsize
-    return g.tokens * per_token
+    return g.tokens * 2 * g.kv_heads * g.layers * g.arrays * vector_bytes(g, dtype)
 
 
 def pool_sharding(g: Geometry, mesh: Mesh, rules: parallel.Rules):
     kv = NamedSharding(mesh, parallel.spec(g.pool_axes, rules))
-    return ((kv, kv),) * g.arrays
+    return ((kv,) * len(g.pages_axes),) * g.arrays
 
 
 def new_pool(g: Geometry, dtype) -> Pool:
+    """Zeros; dtype: of a pool that is not quantized."""
     layers = () if g.layers == 1 else (g.layers,)
     size, page = (g.kv_heads, *layers, g.shards * g.pages), (g.page_tokens, g.head_dim)
-    keys, values = (*size, *(page[::-1] if g.transposed else page)), (*size, *page)
-    return tuple((jnp.zeros(keys, dtype), jnp.zeros(values, dtype)) for _ in range(g.arrays))
+    dtype = jnp.int8 if g.quantized else dtype
+
+    def pages():
+        keys = jnp.zeros((*size, *(page[::-1] if g.transposed else page)), dtype)
+        scales = [jnp.zeros((*size, 2, g.page_tokens))] if g.quantized else []
+        return keys, jnp.zeros((*size, *page), dtype), *scales
+
+    return tuple(pages() for _ in range(g.arrays))
 
 
 def copy_pages(g: Geometry, pool: Pool, source_S, target_S) -> Pool:
@@ -164,7 +191,7 @@ def copy_pages(g: Geometry, pool: Pool, source_S, target_S) -> Pool:
 
         return jax.tree.map(move, pool)
 
-    pools, row = ((g.pool_axes,) * 2,) * g.arrays, ("batch",)
+    pools, row = (g.pages_axes,) * g.arrays, ("batch",)
     return parallel.per_shard(local, (pools, row, row), pools)(pool, source_S, target_S)
 
 
@@ -191,40 +218,37 @@ def decode_attend(g: Geometry, rows: CacheRows):
             plan = parallel.per_shard(make, (axes, (angle, angle)), plan_axes)(rows, angles)
         mapped = parallel.per_shard(
             functools.partial(_write_and_read if g.reader == "kernel" else _write_then_read, g),
-            ((), g.pool_axes, g.pool_axes, heads, kv, kv, axes, plan_axes),
-            (g.pool_axes, g.pool_axes, heads),
+            ((), g.pages_axes, heads, kv, kv, axes, plan_axes),
+            (g.pages_axes, heads),
         )
 
         def attend_layer(layer, pool, q, k, v):
             if g.reader != "kernel":
                 q, k = qwen2.rotate(q, angles), qwen2.rotate(k, angles)
-            return _with_layer(
-                g, pool, layer, lambda *place: mapped(place[0], *place[1], q, k, v, rows, plan)
-            )
+            return _with_layer(g, pool, layer, lambda *place: mapped(*place, q, k, v, rows, plan))
 
         return attend_layer
 
     return attend
 
 
-def _write_then_read(g: Geometry, layer, keys, values, q, k, v, rows: CacheRows, plan):
-    """Of one device and layer, for XLA: (keys, values, [S, H, 1, d])."""
+def _write_then_read(g: Geometry, layer, pages, q, k, v, rows: CacheRows, plan):
+    """Of one device and layer, for XLA: (pages, [S, H, 1, d])."""
     page_S = jnp.take_along_axis(
         rows.table_SxR, (rows.position_S // g.page_tokens)[:, None], axis=1
     )[:, 0]
     place = layer * g.pages + page_S, rows.position_S % g.page_tokens, rows.active_S
-    keys, values = _store(g, keys, values, k.swapaxes(0, 1), v.swapaxes(0, 1), *place)
+    pages = _store(g, pages, k.swapaxes(0, 1), v.swapaxes(0, 1), *place)
     read = {"pages": _read_pages, "rows": _read_rows}[g.reader]
-    y = read(g, q[:, :, 0], keys, values, layer, rows, plan).astype(q.dtype)[:, :, None]
-    return _stacked(keys, g), _stacked(values, g), y
+    y = read(g, q[:, :, 0], pages, layer, rows, plan).astype(q.dtype)[:, :, None]
+    return _stacked(pages, g), y
 
 
-def _write_and_read(g: Geometry, layer, keys, values, q, k, v, rows: CacheRows, plan):
+def _write_and_read(g: Geometry, layer, pages, q, k, v, rows: CacheRows, plan):
     """The same by the kernel, which also rotates q and k."""
-    pages = _flat(keys, g), _flat(values, g)
-    new = (_padded(x[:, :, 0], g) for x in (q, k, v))
-    keys, values, y = paged_kernel.attend(*new, *pages, layer * g.pages, plan, q.shape[-1])
-    return _stacked(keys, g), _stacked(values, g), y[:, :, None, : q.shape[-1]]
+    pages, new = _flat(pages, g), (_padded(x[:, :, 0], g) for x in (q, k, v))
+    pages, y = paged_kernel.attend(*new, pages, layer * g.pages, plan, q.shape[-1])
+    return _stacked(pages, g), y[:, :, None, : q.shape[-1]]
 
 
 def _kernel_plan(g: Geometry, rows: CacheRows, angles) -> paged_kernel.Work:
@@ -244,7 +268,7 @@ def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
     once = window <= T
     window_pages = -(-window // g.page_tokens)
 
-    def local(layer, keys, values, k, v, prompts):
+    def local(layer, pages, k, v, prompts):
         token_J = prompts.start + part * jnp.arange(T // part)
         column_J = jnp.minimum(token_J // g.page_tokens, g.row_pages - 1)
         page_BxJ = layer * g.pages + prompts.table_BxR[:, column_J]
@@ -257,49 +281,47 @@ def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
             x = x_BxKxTxd.reshape(B, K, T // part, part, d).transpose(1, 0, 2, 3, 4)
             return x.reshape(K, B * (T // part), part, d)
 
-        keys, values = _store(g, keys, values, pieces(k), pieces(v), *place)
+        pages = _store(g, pages, pieces(k), pieces(v), *place)
         seen = (k, v)
         if not once:
             table = layer * g.pages + prompts.table_BxR[:, :window_pages]
-            seen = _gather(keys, table, g.transposed), _gather(values, table)
+            seen = _gather(pages[0], table, g.transposed), _gather(pages[1], table)
             seen = tuple(x[..., : k.shape[-1]] for x in seen)
-        return _stacked(keys, g), _stacked(values, g), seen
+        if g.quantized:  # as the cache has them, so that chunks of a prompt do not show
+            scales = () if once else _gather_scales(pages, table)
+            whole = map(quantize, seen) if once else zip(seen, scales, strict=True)
+            seen = tuple((x.astype(jnp.float32) * s).astype(k.dtype) for x, s in whole)
+        return _stacked(pages, g), seen
 
     kv = ("batch", "kv_heads", None, None)
     axes = prompt_axes()
-    mapped = parallel.per_shard(
-        local,
-        ((), g.pool_axes, g.pool_axes, kv, kv, axes),
-        (g.pool_axes, g.pool_axes, (kv, kv)),
-    )
+    mapped = parallel.per_shard(local, ((), g.pages_axes, kv, kv, axes), (g.pages_axes, (kv, kv)))
 
     def attend(angles, layer, pool, q, k, v):
         q, k = qwen2.rotate(q, angles), qwen2.rotate(k, angles)
-        pool, seen = _with_layer(
-            g, pool, layer, lambda *place: mapped(place[0], *place[1], k, v, prompts)
-        )
+        pool, seen = _with_layer(g, pool, layer, lambda *place: mapped(*place, k, v, prompts))
         return pool, attention.causal(q, *seen, 0 if once else prompts.start, chunk)
 
     return lambda angles: functools.partial(attend, angles)
 
 
 def _with_layer(g: Geometry, pool: Pool, layer, act):
-    """Run act(layer in its array, (keys, values)) -> (keys, values, out); returns (pool, out)."""
+    """Run act(layer in its array, its pages) -> (pages, out); returns (pool, out)."""
     if g.arrays == 1:
-        keys, values, out = act(jnp.int32(layer), pool[0])
-        return ((keys, values),), out
-    keys, values, out = act(jnp.int32(0), pool[layer])
-    return (*pool[:layer], (keys, values), *pool[layer + 1 :]), out
+        pages, out = act(jnp.int32(layer), pool[0])
+        return (pages,), out
+    pages, out = act(jnp.int32(0), pool[layer])
+    return (*pool[:layer], pages, *pool[layer + 1 :]), out
 
 
-def _flat(pages, g: Geometry):
+def _flat(pages: Pages, g: Geometry) -> Pages:
     """All layers' pages in one row of pages: [K, L N, P, d]."""
-    return pages.reshape(pages.shape[0], g.layers * g.pages, *pages.shape[-2:])
+    return tuple(x.reshape(x.shape[0], g.layers * g.pages, *x.shape[-2:]) for x in pages)
 
 
-def _stacked(pages, g: Geometry):
+def _stacked(pages: Pages, g: Geometry) -> Pages:
     layers = () if g.layers == 1 else (g.layers,)
-    return pages.reshape(pages.shape[0], *layers, g.pages, *pages.shape[-2:])
+    return tuple(x.reshape(x.shape[0], *layers, g.pages, *x.shape[-2:]) for x in pages)
 
 
 def _padded(x, g: Geometry):
@@ -307,9 +329,9 @@ def _padded(x, g: Geometry):
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
-def _store(g: Geometry, keys, values, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, keep_W):
+def _store(g: Geometry, pages, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, keep_W) -> Pages:
     """W pieces of u tokens into the pool, piece w from `offset` of its page on. Returns the flat
-    pages (keys, values).
+    pages.
 
     Heads are part of the index. As a dimension that every update spans, XLA on CPU would transpose
     the whole pool for each write.
@@ -336,8 +358,17 @@ def _store(g: Geometry, keys, values, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, ke
         out = pages.reshape(K * M * d, P).at[row, column].set(new_KxWxuxd, mode="drop")
         return out.reshape(K, M, d, P)
 
-    keys, values = _flat(keys, g), _flat(values, g)
-    return (columns if g.transposed else tokens)(keys, k_KxWxuxd), tokens(values, v_KxWxuxd)
+    def numbers(scales, new_KxWx2xu):
+        spot = (page_KxW[..., None] * 2 + jnp.arange(2)) * (P // u) + offset_W[:, None] // u
+        out = scales.reshape(K * M * 2 * (P // u), u).at[spot.reshape(-1)]
+        return out.set(new_KxWx2xu.reshape(-1, u), mode="drop").reshape(K, M, 2, P)
+
+    keys, values, *scales = _flat(pages, g)
+    if g.quantized:
+        (k_KxWxuxd, k_scale), (v_KxWxuxd, v_scale) = quantize(k_KxWxuxd), quantize(v_KxWxuxd)
+        scales = [numbers(*scales, jnp.stack([k_scale[..., 0], v_scale[..., 0]], 2))]
+    keys = (columns if g.transposed else tokens)(keys, k_KxWxuxd)
+    return keys, tokens(values, v_KxWxuxd), *scales
 
 
 def _gather(pages_KxMxPxd, table_BxQ, transposed: bool = False):
@@ -348,25 +379,41 @@ def _gather(pages_KxMxPxd, table_BxQ, transposed: bool = False):
     return found.transpose(1, 0, 2, 3, 4).reshape(B, K, Q * P, d)
 
 
+def _gather_scales(pages: Pages, table_BxQ):
+    """Of keys and of values, as `_gather` has them: [B, K, Q P, 1] each."""
+    found = pages[2][:, table_BxQ]
+    K, B, Q, _, P = found.shape
+    return found.transpose(3, 1, 0, 2, 4).reshape(2, B, K, Q * P, 1)
+
+
 # ------------------------------------------------------------------------------------------------
 # Readers of XLA: q_SxHxd over the pages of each row -> [S, H, d]
 # ------------------------------------------------------------------------------------------------
 
 
-def _read_rows(g, q_SxHxd, keys, values, layer, rows, plan):
+def _read_rows(g, q_SxHxd, pages, layer, rows, plan):
     S, H, d = q_SxHxd.shape
-    K, C = keys.shape[0], g.page_tokens
+    K, C = pages[0].shape[0], g.page_tokens
     if g.layers > 1:
-        keys, values = (
-            jax.lax.dynamic_slice_in_dim(x, layer * g.pages, g.pages, axis=1)
-            for x in (keys, values)
-        )
+        pages = (jax.lax.dynamic_slice_in_dim(x, layer * g.pages, g.pages, axis=1) for x in pages)
+    keys, values, *scales = pages
+    scales = scales[0] if scales else None
+    keys, values = keys.astype(q_SxHxd.dtype), values.astype(q_SxHxd.dtype)
     q = q_SxHxd.reshape(S, K, H // K, d).swapaxes(0, 1) * d**-0.5
     scores = jnp.einsum("KSGd,KSdC->KSGC", q, keys, preferred_element_type=jnp.float32)
+    scores = _scaled(scores, scales, 0)
     seen_SxC = jnp.arange(C) <= rows.position_S[:, None]
     weights = jax.nn.softmax(jnp.where(seen_SxC[None, :, None], scores, _MASKED), axis=-1)
+    weights = _scaled(weights, scales, 1)
     y_KxSxGxd = jnp.einsum("KSGC,KSCd->KSGd", weights.astype(values.dtype), values)
     return y_KxSxGxd.swapaxes(0, 1).reshape(S, H, d)
+
+
+def _scaled(x_KxMxGxP, scales_KxMx2xP, which: int):
+    """Scores (0) or weights (1) of M pages, by the scales of their keys or values, if any."""
+    if scales_KxMx2xP is None:
+        return x_KxMxGxP
+    return x_KxMxGxP * scales_KxMx2xP[:, :, which, None]
 
 
 class _Plan(NamedTuple):
@@ -391,9 +438,9 @@ def _plan(rows: CacheRows, page_tokens: int) -> _Plan:
     return _Plan(row_M, page_M, column_M * page_tokens, index_M < end_S[-1])
 
 
-def _read_pages(g, q_SxHxd, keys, values, layer, rows, plan):
+def _read_pages(g, q_SxHxd, pages, layer, rows, plan):
     S, H, d = q_SxHxd.shape
-    K = keys.shape[0]
+    K = pages[0].shape[0]
     G, P = H // K, g.page_tokens
     q_KxSxGxd = q_SxHxd.reshape(S, K, G, d).swapaxes(0, 1) * d**-0.5
     f32 = dict(preferred_element_type=jnp.float32)
@@ -403,9 +450,15 @@ def _read_pages(g, q_SxHxd, keys, values, layer, rows, plan):
         row_M, page_M, first_M, live_M = (
             jax.lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK) for x in plan
         )
+        found = lambda x: x[:, layer * g.pages + page_M]
         scores = jnp.einsum(
-            "KMGd,KMdP->KMGP", q_KxSxGxd[:, row_M], keys[:, layer * g.pages + page_M], **f32
+            "KMGd,KMdP->KMGP",
+            q_KxSxGxd[:, row_M],
+            found(pages[0]).astype(q_SxHxd.dtype),
+            **f32,
         )
+        scales = found(pages[2]) if g.quantized else None
+        scores = _scaled(scores, scales, 0)
         token_MxP = first_M[:, None] + jnp.arange(P)
         seen_MxP = live_M[:, None] & (token_MxP <= rows.position_S[row_M][:, None])
         scores = jnp.where(seen_MxP[None, :, None], scores, _MASKED)
@@ -418,8 +471,8 @@ def _read_pages(g, q_SxHxd, keys, values, layer, rows, plan):
         weights = jnp.exp(scores - new_top_KxSxG[:, row_M][..., None])
         y_KxMxGxd = jnp.einsum(
             "KMGP,KMPd->KMGd",
-            weights.astype(values.dtype),
-            values[:, layer * g.pages + page_M],
+            _scaled(weights, scales, 1).astype(q_SxHxd.dtype),
+            found(pages[1]).astype(q_SxHxd.dtype),
             **f32,
         )
         own, fade = own_SxM.astype(jnp.float32), jnp.exp(top_KxSxG - new_top_KxSxG)

@@ -11,6 +11,10 @@ them goes back to the pool. On chips whose two cores work as one (v4, v5p) each 
 Page numbers are not checked against the pool: they come from the host's tables, whose entries are
 pages of the shard (rollout/pages.py).
 
+Of a quantized pool half as much is read, and the arithmetic has to keep up: whole numbers become
+the queries' dtype, which has them exactly, and scales multiply scores and weights, not keys and
+values.
+
 Dims: S rows, R pages of a row's table, K key/value heads, G query heads a key/value head, padded to
 whole registers, N pages, P tokens of a page, d head_dim, C cores, W rows of a core's list, B pages
 of a block, T tokens of a block.
@@ -30,7 +34,7 @@ _AHEAD = 7  # blocks in flight: 3.5 MB of 128 dimensions in bfloat16, 2.1 us of 
 _LEAVING = 4  # rows whose results are still on their way to HBM
 _VMEM = 16 << 20  # bytes, what a kernel may have unasked; buffers take a third
 _ROWS = 8  # that share a register in float32
-_TILE = 16  # tokens written back together: as many as share a register in bfloat16
+_TILE = 16  # tokens written back together: as many as share a register in bfloat16; int8: twice
 _MASKED = -1e30  # finite: exp2 of a difference to it is 0 and not NaN
 
 
@@ -75,56 +79,70 @@ def work(length_S: jax.Array, table_SxR: jax.Array, turn_Sx3d: jax.Array, cores:
     return Work(dealt(order_S), count_C, length_S, table_SxR, turn_Sx3d)
 
 
+def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[..., d] as int8 and a float32 scale [..., 1]: |x - int8 * scale| <= scale / 2, where scale
+    is the largest |x| over 127."""
+    x = x.astype(jnp.float32)
+    scale = jnp.maximum(jnp.abs(x).max(-1, keepdims=True), 1e-30) / 127
+    return jnp.round(x / scale).astype(jnp.int32).astype(jnp.int8), scale
+
+
 def attend(
     q_SxHxd: jax.Array,
     k_SxKxd: jax.Array,
     v_SxKxd: jax.Array,
-    keys_KxNxPxd: jax.Array,
-    values_KxNxPxd: jax.Array,
+    pages: tuple[jax.Array, ...],
     first: jax.Array,
     todo: Work,
     head_dim: int,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
     """Rotate q and k, store each listed row's new key and value as its last token, in the place of
-    the pool, and read all: (keys, values, attention of [S, H, d] in q's dtype, 0 for idle rows).
+    the pool, and read all: (pages, attention of [S, H, d] in q's dtype, 0 for idle rows).
 
+    pages: keys and values [K, N, P, d], in q's dtype or int8 with float32 scales [K, N, 2, P].
     first: int32, the number of the page that tables call 0. head_dim: the model's, where d is
-    padded. Products take the pool's dtype and add up in float32, in which rotation and softmax
-    are; the softmax's weights are rounded to the pool's dtype.
+    padded. Products take q's dtype and add up in float32, in which rotation and softmax are; the
+    softmax's weights are rounded to q's dtype.
 
     Rows of q, k, v and the result are whole vectors of lanes, as the products with weights around
     this call make and take them.
     """
     S, H, d = q_SxHxd.shape
-    K, _, P, _ = keys_KxNxPxd.shape
-    dtype = keys_KxNxPxd.dtype
+    K, _, P, _ = pages[0].shape
+    dtype, n = pages[0].dtype, len(pages)
     B = min(max(1, _BLOCK_TOKENS // P), todo.table_SxR.shape[1])
     rows = (x.reshape(S, -1) for x in (q_SxHxd, k_SxKxd, v_SxKxd, todo.turn_Sx3d))
     rows = [jnp.pad(x.astype(jnp.float32), [(0, -S % _ROWS), (0, 0)]) for x in rows]
-    pages = jax.ShapeDtypeStruct(keys_KxNxPxd.shape, dtype)
     full = S * todo.table_SxR.shape[1] * P * d  # how long rows are is not known here
     cost = pl.CostEstimate(
         flops=4 * H * full, transcendentals=0, bytes_accessed=2 * K * full * dtype.itemsize
     )
     here, there = (pl.BlockSpec(memory_space=x) for x in (pltpu.VMEM, pl.ANY))
-    y_Sx1xHd, keys, values = pl.pallas_call(
+    scale = [pltpu.VMEM((_AHEAD + 1, B, 2, P), jnp.float32)] * (n - 2)
+    scale_tile = [pltpu.VMEM((_LEAVING, 2, P), jnp.float32)] * (n - 2)
+    y_Sx1xHd, *pages = pl.pallas_call(
         functools.partial(_kernel, head_dim=head_dim),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
             grid=todo.count_C.shape,
-            in_specs=[here, here, here, here, there, there],
-            out_specs=[there, there, there],
+            in_specs=[here, here, here, here, *[there] * n],
+            out_specs=[there] * (1 + n),
             scratch_shapes=[
                 pltpu.VMEM((_AHEAD + 1, B, P, d), dtype),
                 pltpu.VMEM((_AHEAD + 1, B, P, d), dtype),
+                *scale,
                 pltpu.VMEM((_LEAVING, 1, H // K * d), q_SxHxd.dtype),
-                pltpu.VMEM((_LEAVING, 2, math.gcd(_TILE, P), d), dtype),
+                pltpu.VMEM((_LEAVING, 2, math.gcd(_TILE * (n - 1), P), d), dtype),
+                *scale_tile,
                 pltpu.SemaphoreType.DMA((_AHEAD + 1,)),
                 pltpu.SemaphoreType.DMA((_LEAVING,)),
             ],
         ),
-        out_shape=[jax.ShapeDtypeStruct((S, 1, H * d), q_SxHxd.dtype), pages, pages],
-        input_output_aliases={9: 1, 10: 2},  # counted with the five scalars
+        out_shape=[
+            jax.ShapeDtypeStruct((S, 1, H * d), q_SxHxd.dtype),
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in pages),
+        ],
+        input_output_aliases={9 + i: 1 + i for i in range(n)},  # counted with the five scalars
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",),
             disable_bounds_checks=True,
@@ -139,11 +157,10 @@ def attend(
         todo.length_S,
         todo.table_SxR.reshape(-1),
         *rows,
-        keys_KxNxPxd,
-        values_KxNxPxd,
+        *pages,
     )
     y_SxHd = jnp.where((todo.length_S > 0)[:, None], y_Sx1xHd[:, 0], 0)
-    return keys, values, y_SxHd.reshape(S, H, d)
+    return tuple(pages), y_SxHd.reshape(S, H, d)
 
 
 def _kernel(
@@ -156,20 +173,14 @@ def _kernel(
     k_ref,
     v_ref,
     turn_ref,
-    _keys_in,
-    _values_in,
-    y_ref,
-    keys_ref,
-    values_ref,
-    k_buffer,
-    v_buffer,
-    y_buffer,
-    tile_buffer,
-    arrived,
-    left,
-    *,
+    *refs,
     head_dim,
 ):
+    quantized = len(refs) == 15  # there are scales beside keys and values
+    n = 2 + quantized
+    y_ref, pages_refs, buffers = refs[n], refs[n + 1 : 2 * n + 1], refs[2 * n + 1 : 3 * n + 1]
+    y_buffer, *tile_buffers, arrived, left = refs[3 * n + 1 :]
+    (k_buffer, v_buffer), tile_buffer = buffers[:2], tile_buffers[0]
     depth, B, P, d = k_buffer.shape
     S, K = length_ref.shape[0], k_ref.shape[1] // d
     heads = q_ref.shape[1] // (K * d)  # of a key/value head
@@ -193,7 +204,7 @@ def _kernel(
         """Of one page to place p of a buffer."""
         return [
             pltpu.make_async_copy(pages.at[head, page], buffer.at[slot, p], arrived.at[slot])
-            for pages, buffer in ((keys_ref, k_buffer), (values_ref, v_buffer))
+            for pages, buffer in zip(pages_refs, buffers, strict=True)
         ]
 
     def last_pages(length, act):
@@ -227,13 +238,20 @@ def _kernel(
             jnp.where(ends, 0, i + 1),
         )
 
+    def scales(slot, which):
+        """Of a block's keys (0) or values (1), [1, T]."""
+        return jnp.concatenate([buffers[2][slot, p, which : which + 1] for p in range(B)], axis=1)
+
     def step(q_Gxd, slot, softmax, tokens=None):
         """Take a block into the softmax, or its first `tokens`."""
         top_Gx1, sum_Gx1, y_Gxd = softmax
         k_Txd, v_Txd = k_buffer[slot].reshape(T, d), v_buffer[slot].reshape(T, d)
+        if quantized:
+            k_Txd, v_Txd = k_Txd.astype(q_Gxd.dtype), v_Txd.astype(q_Gxd.dtype)
         f32 = dict(preferred_element_type=jnp.float32)
         scores_GxT = jax.lax.dot_general(q_Gxd, k_Txd, (((1,), (1,)), ((), ())), **f32)
-        scores_GxT *= head_dim**-0.5 * math.log2(math.e)
+        unit = head_dim**-0.5 * math.log2(math.e)
+        scores_GxT *= scales(slot, 0) * unit if quantized else unit
         if tokens is not None:
             place_GxT = jax.lax.broadcasted_iota(jnp.int32, scores_GxT.shape, 1)
             scores_GxT = jnp.where(place_GxT < tokens, scores_GxT, _MASKED)
@@ -241,6 +259,8 @@ def _kernel(
         weights_GxT = jnp.exp2(scores_GxT - new_Gx1)
         fade_Gx1 = jnp.exp2(top_Gx1 - new_Gx1)
         sum_Gx1 = sum_Gx1 * fade_Gx1 + weights_GxT.sum(-1, keepdims=True)
+        if quantized:
+            weights_GxT *= scales(slot, 1)
         y_Gxd = y_Gxd * fade_Gx1 + jnp.dot(weights_GxT.astype(v_Txd.dtype), v_Txd, **f32)
         return new_Gx1, sum_Gx1, y_Gxd
 
@@ -248,7 +268,8 @@ def _kernel(
         return pl.ds(pl.multiple_of(i * width, d), width)
 
     def new_of(row, head):
-        """A row's queries of a head, [G, d], key and value, [1, d], in the pool's dtype."""
+        """A row's queries of a head, [G, d], key and value, [1, d], these as they are quantized or
+        in the pool's dtype."""
 
         def stretch(ref, i, width=d):  # a load starts at a multiple of _ROWS, a rotation does not
             some = ref[pl.ds(pl.multiple_of(row - rem(row, _ROWS), _ROWS), _ROWS), lanes(i, width)]
@@ -264,19 +285,22 @@ def _kernel(
         parts = [q_1xGd[:, g * d : (g + 1) * d] for g in range(heads)]
         q_Gxd = jnp.concatenate([*parts, jnp.zeros((G - heads, d))] if heads < G else parts)
         k_1xd, v_1xd = stretch(k_ref, head), stretch(v_ref, head)
-        return tuple(x.astype(k_buffer.dtype) for x in (rotated(q_Gxd), rotated(k_1xd), v_1xd))
+        new = rotated(q_Gxd), rotated(k_1xd), v_1xd
+        if quantized:
+            return new[0].astype(y_buffer.dtype), *new[1:]
+        return tuple(x.astype(k_buffer.dtype) for x in new)
 
     def leaving(spot, row, head, page, offset):
         """The copies of what a row and head makes: attention, the tiles of its key and value."""
         place = pl.ds(offset, tile)
-        return [
-            pltpu.make_async_copy(source, target, left.at[spot])
-            for source, target in (
-                (y_buffer.at[spot], y_ref.at[row, :, lanes(head, heads * d)]),
-                (tile_buffer.at[spot, 0], keys_ref.at[head, page, place]),
-                (tile_buffer.at[spot, 1], values_ref.at[head, page, place]),
-            )
+        pairs = [
+            (y_buffer.at[spot], y_ref.at[row, :, lanes(head, heads * d)]),
+            (tile_buffer.at[spot, 0], pages_refs[0].at[head, page, place]),
+            (tile_buffer.at[spot, 1], pages_refs[1].at[head, page, place]),
         ]
+        if quantized:
+            pairs.append((tile_buffers[1].at[spot], pages_refs[2].at[head, page]))
+        return [pltpu.make_async_copy(*pair, left.at[spot]) for pair in pairs]
 
     def wait_left(spot):  # all are of the same size, whoever waits
         for copy in leaving(spot, 0, 0, 0, 0):
@@ -293,7 +317,7 @@ def _kernel(
         def whole(_, carry):
             cursor, slot, softmax = carry
             cursor = start(cursor, rem(slot + _AHEAD, depth))
-            for buffer in (k_buffer, v_buffer):
+            for buffer in buffers:
                 pltpu.make_async_copy(buffer.at[slot], buffer.at[slot], arrived.at[slot]).wait()
             return cursor, rem(slot + 1, depth), step(q_Gxd, slot, softmax)
 
@@ -308,7 +332,16 @@ def _kernel(
         own = jax.lax.broadcasted_iota(jnp.int32, (tile, d), 0) == rem(token, tile)
         for j, (buffer, new_1xd) in enumerate(((k_buffer, k_1xd), (v_buffer, v_1xd))):
             there = (slot, p, pl.ds(offset, tile))
-            tokens = jnp.where(own, new_1xd, buffer[there])
+            if quantized:
+                new_1xd, scale = quantize(new_1xd)
+                mine = jax.lax.broadcasted_iota(jnp.int32, (1, P), 1) == rem(token, P)
+                old = buffers[2][slot, p, j : j + 1]
+                buffers[2][slot, p, j : j + 1] = jnp.where(mine, scale, old)
+                tile_buffers[1][spot, j : j + 1] = jnp.where(mine, scale, old)
+                old = buffer[there].astype(jnp.int32)  # registers of bytes are not masked
+                tokens = jnp.where(own, new_1xd.astype(jnp.int32), old).astype(buffer.dtype)
+            else:
+                tokens = jnp.where(own, new_1xd, buffer[there])
             buffer[there] = tokens
             tile_buffer[spot, j] = tokens
         _, sum_Gx1, y_Gxd = step(q_Gxd, slot, softmax, token + 1)
@@ -321,7 +354,7 @@ def _kernel(
 
     def clear(slot):
         """Tokens that are not copied have weight 0: what stands in their place must be a number."""
-        v_buffer[slot] = jnp.zeros_like(v_buffer[slot])
+        buffers[-1][slot] = jnp.zeros_like(buffers[-1][slot])  # values, or their scales
 
     def begin(slot, cursor):
         clear(slot)

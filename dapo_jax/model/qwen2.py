@@ -133,9 +133,8 @@ class Block(nnx.Module):
         """`attend(q, k, v) -> (y_BxHxTxd, extra)` gives q and k their positions and decides where
         keys come from; `extra` (what became of a cache, say) is handed back beside the output."""
         h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
-        q = _to_heads(h, self.q[...], self.q_bias[...])
-        k = _to_heads(h, self.k[...], self.k_bias[...])
-        v = _to_heads(h, self.v[...], self.v_bias[...])
+        joined = parallel.axis_size("sequence") > 1
+        q, k, v = self._joined_heads(h) if joined else self._heads(h)
         q = constrain(q, "batch", "heads", "token", "head_dim")
         k = constrain(k, "batch", "kv_heads", "token", "head_dim")
         y, extra = attend(q, k, v)
@@ -143,9 +142,40 @@ class Block(nnx.Module):
         x_BxTxD = constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
         h = rms_norm(x_BxTxD, self.mlp_norm[...], self.c.rms_eps)
-        h_BxTxF = jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])
+        if joined:
+            both_Dx2xF = jnp.stack([self.gate[...], self.up[...]], 1)
+            both = jnp.einsum("BTD,DCF->BTCF", h, both_Dx2xF)
+            both = constrain(both, "batch", "token", None, "mlp")
+            gate, up = both[:, :, 0], both[:, :, 1]
+        else:
+            gate, up = h @ self.gate[...], h @ self.up[...]
+        h_BxTxF = jax.nn.silu(gate) * up
         x_BxTxD = x_BxTxD + constrain(h_BxTxF, "batch", "token", "mlp") @ self.down[...]
         return constrain(x_BxTxD, "batch", "sequence", "act_embed"), extra
+
+    def _heads(self, h_BxTxD):
+        return (
+            _to_heads(h_BxTxD, self.q[...], self.q_bias[...]),
+            _to_heads(h_BxTxD, self.k[...], self.k_bias[...]),
+            _to_heads(h_BxTxD, self.v[...], self.v_bias[...]),
+        )
+
+    def _joined_heads(self, h_BxTxD):
+        """The same by one product. Where devices hold tokens apart XLA gathers them while a product
+        runs if it is the only one that reads them, and before it otherwise."""
+        K, d = self.c.num_kv_heads, self.c.head_dim
+        by_group = lambda *ws: jnp.concatenate(
+            [w[...].reshape(*w.shape[:-2], K, -1) for w in ws], -1
+        )
+        w_DxKxGd = by_group(self.q, self.k, self.v)
+        bias_KxGd = by_group(self.q_bias, self.k_bias, self.v_bias)
+        y = jnp.einsum("BTD,DKg->BTKg", h_BxTxD, w_DxKxGd)
+        y = constrain(y, "batch", "token", "kv_heads", None) + bias_KxGd
+        y = y.swapaxes(1, 2)
+        q, k, v = jnp.split(y, [y.shape[-1] - 2 * d, y.shape[-1] - d], -1)
+        B, _, T, _ = y.shape
+        q = q.reshape(B, K, T, -1, d).swapaxes(2, 3).reshape(B, -1, T, d)
+        return q, k, v
 
 
 class Qwen2(nnx.Module):
@@ -386,6 +416,31 @@ def bind(c: Shape, params: Params) -> Qwen2:
 def cast(params: Params, dtype) -> Params:
     """Compute copy of the master weights (the identity for float32)."""
     return jax.tree.map(lambda w: w.astype(dtype), params)
+
+
+def even_keys(params: Params) -> Params:
+    """The same model with the components of its keys in like ranges, for a cache that gives all of
+    a key one scale. Queries take the factors back. These are powers of two, one for both components
+    that RoPE turns into each other: scores, and all that follows, stay the same bit for bit.
+
+    Biases of Qwen2.5 reach hundreds in single components of its first and last layers, where the
+    others would be rounded away. The range of a component: its bias and four standard deviations,
+    of a normalized input without correlations.
+    """
+    b = params["blocks"]
+    spread_LxKxd = jnp.sqrt(jnp.square(b["attn_norm"][:, :, None, None] * b["k"]).sum(1))
+    range_LxKxd = jnp.abs(b["k_bias"]) + 4 * spread_LxKxd
+    pair_LxKxh = jnp.hypot(*jnp.split(range_LxKxd, 2, axis=-1))
+    power_LxKxh = jnp.round(jnp.log2(jnp.maximum(pair_LxKxh, 1e-6))).astype(jnp.int32)
+    keys_LxKxd = jnp.ldexp(1.0, jnp.concatenate([power_LxKxh] * 2, axis=-1))
+    queries_LxHxd = jnp.repeat(keys_LxKxd, b["q"].shape[2] // b["k"].shape[2], axis=1)
+    even = {
+        "q": b["q"] * queries_LxHxd[:, None],
+        "q_bias": b["q_bias"] * queries_LxHxd,
+        "k": b["k"] / keys_LxKxd[:, None],
+        "k_bias": b["k_bias"] / keys_LxKxd,
+    }
+    return params | {"blocks": b | even}
 
 
 def param_count(c: Shape) -> int:

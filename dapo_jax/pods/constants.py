@@ -28,6 +28,7 @@ _BOOK = "published: jax-ml.github.io/scaling-book, 'TPUs', both directions of on
 _CLOCK = "assumed: by peak / (multiply-adds of the matrix units a cycle)"
 _LIST = "assumed: Google Cloud's list price, on demand, of an American region"
 _JAX = "counted: JAX's paged_attention (as benchmarks/attention_kernel.py, to 2%), so many pages, 128 rows, 5 query heads of one key head"
+_SPLASH = "counted: jax's splash kernels in libtpu's dump, a block of 1,024 queries and keys of one head of 128, a core"
 _OURS = "counted: `plan --kernels`, model/paged_kernel.py, 128 rows, 5 query heads of one key head"
 
 # fmt: off
@@ -61,13 +62,19 @@ CONSTANTS: dict[str, Constant] = {
     "grading": Constant(2.5, 1.0, 4.0, "s a round of 8,192", "assumed: decoding texts and verifying"),
 
     # --- packed rows -----------------------------------------------------------------------------------
-    "train_mxu": Constant(0.66, 0.80, 0.55, "of peak", "counted: 2.37 s of products in a micro-batch of 32B on v5p-256"),
-    "splash_mxu": Constant(0.55, 0.65, 0.45, "of peak", "assumed"),
-    "elementwise": Constant(0.29, 0.10, 0.40, "of the products", "counted: .27 s copies, .26 fusions, .15 bias gradients of that micro-batch"),
+    # Those in .8 where `tensor` is 8 or more and each device has a narrow part of a weight.
+    "train_mxu.8": Constant(0.62, 0.75, 0.52, "of peak", "counted: 2.3 s of products in a micro-batch of 16 rows of 32B on v5p-256"),
+    "train_mxu": Constant(0.70, 0.80, 0.58, "of peak", "counted: 3.5 s of products in one of 32 rows, .80 of peak; assumed lower, since MaxText publishes an MFU of .65"),
+    "splash_waits": Constant(1.2, 1.02, 1.5, "of the bundles", "assumed: cycles of training attention, beside those that are counted below"),
+    "elementwise.8": Constant(0.29, 0.10, 0.40, "of the products", "counted: .27 s copies, .27 fusions, .15 sums of dQ in the micro-batch of 16 rows"),
+    "elementwise": Constant(0.19, 0.08, 0.30, "of the products", "counted: .10 s copies, .28 fusions, .30 sums of dQ in the one of 32"),
     "forward_moved": _exact(2, "rows x D a layer", "counted: all-gathers of old log-probs"),
-    "update_moved": Constant(9, 7, 10, "rows x D a layer", "counted: 7 all-gathers and an all-reduce, which moves twice"),
-    "forward_weights": Constant(0.35, 0, 1, "of the weights", "counted: 2.9 GB of 8.2 gathered without overlap"),
-    "update_weights": Constant(1.2, 0, 3, "of the weights", "counted: 9.5 GB of 8.2"),
+    "update_moved": Constant(9, 7, 10, "rows x D a layer", "counted: 7 all-gathers and an all-reduce, which moves twice, at `tensor` 8 and 4"),
+    "update_moved.joined": Constant(7, 5, 9, "rows x D a layer", "counted: all-gathers, with one product of each that is gathered"),
+    "forward_weights.8": Constant(0.35, 0, 1, "of the weights", "counted: 2.9 GB of 8.2 gathered without overlap"),
+    "forward_weights": Constant(1, 0.35, 1, "of the weights", "counted: all of them, at `tensor` 4"),
+    "update_weights.8": Constant(1.2, 0, 3, "of the weights", "counted: 9.5 GB of 8.2"),
+    "update_weights": Constant(2.1, 1, 3, "of the weights", "counted: .52 GB a layer of .24, at `tensor` 4"),
 
     # --- around the steps ------------------------------------------------------------------------------
     "to_host": Constant(1 * GIGA, 4 * GIGA, 0.7 * GIGA, "B/s a host", "published: marin-community/marin#1747, ~1 GB/s"),
@@ -79,8 +86,15 @@ CONSTANTS: dict[str, Constant] = {
     **{f"ours.{part}.{chip}": _exact(n, "bundles", _OURS) for part, counts in
        dict(start=(411, 458, 445, 301), block=(360, 350, 343, 312), beside=(358, 264, 245, 247)).items()
        for chip, n in zip(("v4", "v5e", "v5p", "v6e"), counts, strict=True)},
+    **{f"ours.int8.{part}.{chip}": _exact(n, "bundles", _OURS + ", rollout.cache_dtype='int8'") for part, counts in
+       dict(start=(267, 281, 286, 266), block=(1941, 451, 441, 358), beside=(488, 325, 314, 294)).items()
+       for chip, n in zip(("v4", "v5e", "v5p", "v6e"), counts, strict=True)},
     **{f"bundles.{chip}.{pages}": _exact(n, "bundles", _JAX) for chip, pages, n in
        [("v4", 4, 581), ("v5e", 4, 512), ("v5p", 4, 548), ("v5p", 8, 933), ("v5p", 16, 1525), ("v6e", 4, 502), ("v6e", 16, 1347)]},
+    # --- attention while training -------------------------------------------------------------------------
+    **{f"splash.{part}.{chip}": _exact(n, "bundles", _SPLASH) for part, counts in
+       dict(forward=(9522, 5948, 6223, 4226), backward=(14029, 10131, 10554, 6830)).items()
+       for chip, n in zip(("v4", "v5e", "v5p", "v6e"), counts, strict=True)},
 }
 # fmt: on
 

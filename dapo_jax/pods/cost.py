@@ -67,8 +67,9 @@ class Design(NamedTuple):
     kernel: Kernel = OURS
     flag_every: int = 8  # tokens between two looks at whether all rows have ended
     host_overlaps: bool = True  # what a chunk drew is handed over while the next is decoded
-    own_segment: bool = False  # training attention leaves out blocks of other sequences
-    moved: float = 1.0  # of the activations that the update gathers without overlap
+    own_segment: bool = True  # training attention leaves out blocks of other sequences
+    groups_apart: bool = True  # cores share out the groups of heads of its backward pass
+    joined_products: bool = True  # one product reads what is gathered of the residual stream
     few: int = 4  # the last rows run in a program of so many times fewer slots
     joined_evaluation: bool = True  # all sets at both settings in one call
 
@@ -87,16 +88,21 @@ class Scene(NamedTuple):
     heads: int  # H, whole
     head_dim: int
     kv_heads: int  # of a device while decoding
+    train_kv_heads: int  # ... while training
     key_bytes: float  # of one token in one head and layer, keys and values
+    cache: str  # 'ours' or 'ours.int8': the constants of the kernel that reads them
     vocab: int  # columns of the head while decoding
     read: int  # parameters that a token's products read, whole
     item: int  # bytes of a weight or activation
-    decode_split: int  # tensor axis while decoding
+    decode_split: int  # parts of a weight while decoding
+    decode_axes: tuple[int, ...]  # ... along each mesh axis
     train_split: int
-    fsdp: int
+    fsdp: int  # parts of what `train_split` leaves
+    replicas: int  # of the weights in training
     micro_rows: int
     row_tokens: int
     remat: str
+    again: float  # share of `read` whose products a backward pass computes again
     scored: int  # forward passes before the updates: old, reference log-probs
     parameters: int
 
@@ -259,12 +265,13 @@ def products(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
 
 
 def reduce_seconds(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
-    """One all-reduce of the residual stream over `tensor`."""
-    t = scene.decode_split
-    if t == 1:
-        return 0.0
-    moved = 2 * (t - 1) / t * rows * scene.width * scene.item
-    return moved / axis_rate(scene.pod, t, k) + k["reduce_latency"]
+    """One all-reduce of the residual stream, along one mesh axis after the other: of each sum a
+    device keeps its part, and at last the parts are gathered."""
+    seconds, part = 0.0, rows * scene.width * scene.item
+    for n in scene.decode_axes:
+        seconds += 2 * (n - 1) / n * part / axis_rate(scene.pod, n, k)
+        part /= n
+    return seconds + k["reduce_latency"] * bool(scene.decode_axes)
 
 
 def axis_rate(pod: Pod, n: int, k: Values) -> float:
@@ -309,7 +316,8 @@ def attention_seconds(read: Reads, scene: Scene, k: Values, kernel: Kernel) -> n
     if kernel.hbm_share:
         return copied_C
     if kernel.live_pages:
-        n_C = read.blocks_C * k[f"ours.block.{family}"] + read.rows_C * k[f"ours.beside.{family}"]
+        block, beside = (k[f"{scene.cache}.{part}.{family}"] for part in ("block", "beside"))
+        n_C = read.blocks_C * block + read.rows_C * beside
     else:
         n_C = read.blocks_C * bundles(family, kernel.block_tokens // 128, k)
     waited_C = (read.blocks_C * k["dma_latency"] / cores + copied_C) / kernel.ahead
@@ -321,7 +329,7 @@ def start_seconds(scene: Scene, k: Values, kernel: Kernel) -> float:
     if not kernel.live_pages:
         return 0.0
     family = scene.pod.family
-    return k[f"ours.start.{family}"] / k[f"clock.{family}"] + k["dma_latency"]
+    return k[f"{scene.cache}.start.{family}"] / k[f"clock.{family}"] + k["dma_latency"]
 
 
 def bundles(family: str, pages: int, k: Values) -> float:
@@ -349,29 +357,70 @@ def prefill_call(scene: Scene, k: Values) -> float:
 # ------------------------------------------------------------------------------------------------
 
 
+class Pass(NamedTuple):
+    """One micro-batch of packed rows, on a device."""
+
+    products: float  # seconds
+    elementwise: float
+    attention: float
+    waits: float  # for collectives that nothing runs beside
+    flops: float  # of products and attention, what is computed again included
+
+    @property
+    def seconds(self) -> float:
+        return self.products + self.elementwise + self.attention + self.waits
+
+
 def micro_batch(
-    scene: Scene, pairs: float, k: Values, *, update: bool, moved: float = 1.0
-) -> float:
+    scene: Scene, pairs: float, k: Values, design: "Design" = DESIGN, *, update: bool
+) -> Pass:
     """Forward, or forward, backward and what is computed again. pairs: of a query and a key that
     attention computes in these rows."""
     chip, chips = scene.pod.chip, scene.pod.chips
-    cells = scene.micro_rows * scene.row_tokens
-    again = scene.remat not in ("none", "dots")
-    passes = 3 + again if update else 1
-    looks = (2 if again and scene.remat == "full" else 1) + 2.5 if update else 1
-    dense = passes * 2 * scene.read * cells / chips / (k["train_mxu"] * chip.flops)
-    attention = looks * 4 * scene.heads * scene.head_dim * scene.layers * pairs / chips
-    seconds = dense * (1 + k["elementwise"]) + attention / (k["splash_mxu"] * chip.flops)
-    kind = "update" if update else "forward"
-    t, f = scene.train_split, scene.fsdp
+    narrow = ".8" if scene.train_split >= 8 else ""
+    passes = 3 + scene.again if update else 1
+    flops = passes * 2 * scene.read * scene.micro_rows * scene.row_tokens / chips
+    products = flops / (k[f"train_mxu{narrow}"] * chip.flops)
+
+    looks = 2 if update and scene.remat == "full" else 1
+    blocks = scene.heads * scene.layers * pairs / simulate.BLOCK**2 / chips
+    score = 4 * scene.head_dim * simulate.BLOCK**2 * blocks  # FLOPs of one look
+    cores = int(k[f"cores.{scene.pod.family}"])
+
+    def on_cores(way: str, n: int) -> float:
+        """Seconds where the cores share out n things of the same size."""
+        bundles = k[f"splash.{way}.{scene.pod.family}"] * k["splash_waits"] * blocks
+        return bundles / k[f"clock.{scene.pod.family}"] * math.ceil(n / cores) / n
+
+    forward = on_cores("forward", scene.heads // scene.train_split)
+    backward = on_cores("backward", scene.train_kv_heads if design.groups_apart else 1)
+    return Pass(
+        products,
+        k[f"elementwise{narrow}"] * products,
+        looks * forward + update * backward,
+        collective_waits(scene, k, design, update=update),
+        flops + score * (looks + 2.5 * update),
+    )
+
+
+def collective_waits(scene: Scene, k: Values, design: "Design", *, update: bool) -> float:
+    """Seconds a micro-batch in which a device waits for others: whole rows of the residual stream
+    that are gathered over `tensor` (a sum that each device gets whole counts twice), layers of
+    weights that are gathered over `fsdp`, and gradients that replicas of the weights add up."""
+    t, f, d = scene.train_split, scene.fsdp, scene.replicas
+    kind, joined = "update" if update else "forward", update and design.joined_products
+    ici, chips, seconds = k[f"ici.{scene.pod.family}"], scene.pod.chips, 0.0
     if t > 1:
         rows = scene.micro_rows * t / chips * scene.row_tokens * scene.width * scene.item
-        gathered = k[f"{kind}_moved"] * moved * scene.layers * rows * (t - 1) / t
-        seconds += gathered / axis_rate(scene.pod, t, k)
+        moved = k[f"{kind}_moved" + ".joined" * joined]
+        seconds += moved * scene.layers * rows * (t - 1) / t / axis_rate(scene.pod, t, k)
+    weights = scene.read / t * scene.item
     if f > 1:
         axes = len(scene.pod.sides) - (t > 1)
-        weights = k[f"{kind}_weights"] * scene.read / t * scene.item * (f - 1) / f
-        seconds += weights / (k[f"ici.{scene.pod.family}"] * axes)
+        gathered = k[f"{kind}_weights" + ".8" * (t >= 8)] * weights
+        seconds += gathered * (f - 1) / f / (ici * axes)
+    if d > 1 and update:
+        seconds += 2 * (d - 1) / d * weights / f / axis_rate(scene.pod, d, k)
     return seconds
 
 
@@ -425,13 +474,18 @@ def pricer(config, work: Work, scene: Scene, design: Design = DESIGN) -> Callabl
 
 
 def training(packed: simulate.Packed, scene: Scene, k: Values, design: Design) -> dict[str, float]:
-    pairs = packed.pairs
-    if design.own_segment:  # blocks on the edge of a sequence are computed whole
-        pairs = min(1.25 * packed.own_pairs, pairs)
+    of = lambda update: of_micro_batches(packed, scene, k, design, update=update)
     n = packed.micro_batches
-    forward = micro_batch(scene, pairs / n, k, update=False)
-    update = micro_batch(scene, pairs / n, k, update=True, moved=design.moved)
-    return {"old log-probs": scene.scored * n * forward, "update": n * update}
+    return {
+        "old log-probs": scene.scored * n * of(False).seconds,
+        "update": n * of(True).seconds,
+    }
+
+
+def of_micro_batches(packed, scene: Scene, k: Values, design: Design = DESIGN, *, update: bool):
+    """The mean Pass of a step's micro-batches."""
+    pairs = min(packed.own_pairs, packed.pairs) if design.own_segment else packed.pairs
+    return micro_batch(scene, pairs / packed.micro_batches, k, design, update=update)
 
 
 def sampling(call: Call, scene: Scene, k: Values, design: Design) -> tuple[dict, dict]:
@@ -502,8 +556,9 @@ FIRST = Design(
     flag_every=1,
     host_overlaps=False,
     own_segment=False,
-    moved=1.0,
     few=1,
+    groups_apart=False,
+    joined_products=False,
     joined_evaluation=False,
 )
 

@@ -17,6 +17,7 @@ import numpy as np
 from dapo_jax.dapo import packing
 from dapo_jax.dapo.dynamic_sampling import Group, collect
 from dapo_jax.dapo.reward import Grades
+from dapo_jax.model.attention_kernels import BLOCK
 from dapo_jax.rollout.schedule import Request, Schedule
 
 
@@ -212,34 +213,56 @@ class Packed(NamedTuple):
 
     micro_batches: int
     cells: int  # of those micro-batches, filled or not
-    pairs: float  # of a query and a key before it, in a whole row
-    own_pairs: float  # ... in the query's own sequence
+    pairs: float  # of a query and a key before it, in whole rows
+    own_pairs: float  # in blocks with two cells of one sequence, each row with its pass's most
     fill: float  # share of cells in use
 
 
 @functools.cache
 def pack(
-    traffic: Traffic, cap: int, groups: int, samples: int, minibatches: int, row_tokens: int
-) -> tuple[list[int], int, float]:
-    """A batch as mini-batches of whole groups: (rows of each, cells in use, own_pairs)."""
-    rows, used, own = [], 0, 0.0
+    traffic: Traffic,
+    cap: int,
+    groups: int,
+    samples: int,
+    minibatches: int,
+    row_tokens: int,
+    block: int,
+) -> tuple[list[list[int]], int]:
+    """A batch as mini-batches of whole groups: (`blocks` of the rows of each, cells in use)."""
+    rows, used = [], 0
     for part in np.array_split(lengths(traffic, cap, groups, samples, seed=1), minibatches):
-        cells = part.reshape(-1) + traffic.prompt - 1
-        rows.append(len(packing.best_fit(cells.tolist(), row_tokens)))
-        used += int(cells.sum())
-        own += float((cells.astype(float) ** 2).sum()) / 2
-    return rows, used, own
+        cells = (part.reshape(-1) + traffic.prompt - 1).tolist()
+        bins = packing.best_fit(cells, row_tokens)
+        rows.append([blocks([cells[i] for i in members], block) for members in bins])
+        used += sum(cells)
+    return rows, used
+
+
+def blocks(cells: list[int], block: int) -> int:
+    """Pairs of a block of queries and one of keys with a sequence in common, on and below the
+    diagonal. cells: of each sequence of a row, in order."""
+    count, start, last = 0, 0, -1
+    for n in cells:
+        first, shared = start // block, start // block == last
+        start += n
+        last = (start - 1) // block
+        count += (last - first + 1) * (last - first + 2) // 2 - shared
+    return count
 
 
 def packed(config, traffic: Traffic, row_tokens: int) -> Packed:
-    rows, used, own = pack(
+    micro, block = config.optim.micro_batch_rows, BLOCK
+    rows, used = pack(
         traffic,
         config.rollout.max_response_tokens,
         config.rollout.groups,
         config.rollout.group_size,
         config.optim.minibatches,
         row_tokens,
+        block,
     )
-    micro = sum(-(-n // config.optim.micro_batch_rows) for n in rows)
-    cells = micro * config.optim.micro_batch_rows * row_tokens
-    return Packed(micro, cells, cells * row_tokens / 2, own, used / cells)
+    # All devices wait for the row that takes longest: rows come longest sequence first.
+    fullest = [max(part[i : i + micro]) for part in rows for i in range(0, len(part), micro)]
+    cells = len(fullest) * micro * row_tokens
+    own = sum(fullest) * micro * block**2
+    return Packed(len(fullest), cells, cells * row_tokens / 2, own, used / cells)

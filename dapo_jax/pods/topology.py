@@ -45,7 +45,8 @@ class Memory(NamedTuple):
     outputs: int
     aliased: int  # of the outputs, in the place of donated arguments
     temporaries: int
-    peak: int  # most that is live at one time; the compiler holds this against the limit
+    peak: int  # most of the HBM that is live at one time; held against the limit
+    vector: int  # more that XLA:TPU keeps in vector memory: all of a toy's temporaries, say
 
     @property
     def live(self) -> int:
@@ -145,15 +146,19 @@ def compile_watched(lowered) -> tuple[jax.stages.Compiled, str]:
 
 
 def memory(compiled) -> Memory:
-    """What XLA's memory assignment gave one device."""
+    """What XLA's memory assignment gave one device. XLA's own peak counts vector memory too, where
+    whole arrays of small programs lie; no more of the HBM is live than is assigned there."""
     m = compiled.memory_analysis()
-    return Memory(
+    found = Memory(
         m.argument_size_in_bytes,
         m.output_size_in_bytes,
         m.alias_size_in_bytes,
         m.temp_size_in_bytes,
-        m.peak_memory_in_bytes,
+        peak=m.peak_memory_in_bytes,
+        vector=0,
     )
+    peak = min(found.peak, found.live)
+    return found._replace(peak=peak, vector=found.peak - peak)
 
 
 def memory_line(programs: Mapping[str, Any]) -> str:

@@ -42,10 +42,11 @@ class Stats(NamedTuple):
     prefilled: int  # prompts run; the other samples took theirs from a sibling
     evicted: int  # rows that had to be made again because the pages ran out
     peak_cache: float  # largest share of the pool in use
+    replayed: int = 0  # of `tokens`: not drawn now, but kept from a run that was cut off
 
     @property
     def occupancy(self) -> float:
-        return self.tokens / max(self.slot_steps, 1)
+        return (self.tokens - self.replayed) / max(self.slot_steps, 1)
 
     @property
     def queued_occupancy(self) -> float:
@@ -88,8 +89,10 @@ class Engine:
         prefill_tokens: int = 512,
         page_tokens: int = 0,
         cache_fraction: float = 1.0,
+        cache_dtype: str = "model",
     ):
-        """Lengths in TOKENS. Raises ValueError for slots that the mesh cannot divide."""
+        """Lengths in TOKENS; cache_dtype: 'int8', or 'model' for `dtype`. Raises ValueError for
+        slots that the mesh cannot divide."""
         batch = parallel.spec(("batch",), rules)[0] or ()
         names = (batch,) if isinstance(batch, str) else batch
         self.shards = int(np.prod([mesh.shape[n] for n in names]))
@@ -115,6 +118,7 @@ class Engine:
             page_tokens=page_tokens,
             fraction=cache_fraction,
             cores=getattr(mesh.devices.flat[0], "num_cores", 1),
+            quantized=cache_dtype == "int8",
         )
         self.programs = sampler.programs(
             shape,
@@ -219,12 +223,14 @@ class Engine:
         draw: Draw,
         *,
         progress: Callable[[int], None] = lambda finished: None,
+        on_finished: Callable[[int, Response], None] = lambda index, response: None,
         on_tokens: Callable[[int, int, np.ndarray, np.ndarray], None] | None = None,
         cut: Callable[[np.ndarray], int] | None = None,
     ) -> tuple[list[Response], Stats]:
         """Responses in the order of the requests. Token ids only: stop strings are `cut`'s.
 
-        progress: called after each chunk with the number of newly finished requests.
+        progress: called after each chunk with the number of newly finished requests; may raise.
+        on_finished: called with each request's index and response, before the chunk's `progress`.
         on_tokens: called after each chunk with (request index, start, its tokens from there on,
             their log-probs); from 0 again where a row was evicted.
         cut: called with all tokens of a row after each chunk; a number n > 0 ends the response
@@ -271,6 +277,7 @@ class Engine:
                     on_tokens(row.index, end - n, *told)
                 if response:
                     responses[row.index] = response
+                    on_finished(row.index, response)
                     kept += len(response.tokens)
             progress(sum(ended for _, ended, _ in ends))
 

@@ -154,6 +154,9 @@ def programs(
         f = functools.partial(_decode, shape, g, chunk, stop_ids, mode)
         return jax.jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
 
+    def to_decode_layout(params):
+        return qwen2.cast(qwen2.even_keys(params) if g.quantized else params, dtype)
+
     prefill = functools.partial(_prefill, shape, g, prompt_tokens)
     copy_pages = functools.partial(paged.copy_pages, g)
     return SamplerPrograms(
@@ -161,7 +164,7 @@ def programs(
         prefill=jax.jit(scoped("prefill", prefill), donate_argnums=1, out_shardings=pool),
         copy_pages=jax.jit(scoped("copy_pages", copy_pages), donate_argnums=0, out_shardings=pool),
         decode={mode: decode(mode) for mode in ("full", "top_p", "greedy")},
-        to_decode_layout=jax.jit(functools.partial(qwen2.cast, dtype=dtype), out_shardings=weights),
+        to_decode_layout=jax.jit(to_decode_layout, out_shardings=weights),
     )
 
 

@@ -132,7 +132,8 @@ class Server:
 # What a run has left
 # ------------------------------------------------------------------------------------------------
 
-_CLOCKS = ("time/", "perf/tokens")
+# Of how a step was run, which a restart within it changes, and not of what came out.
+_CLOCKS = ("time/", "perf/", "sampling/evicted")
 
 
 def newest(workdir: pathlib.Path) -> int:

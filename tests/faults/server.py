@@ -21,10 +21,12 @@ import signal
 import sys
 import time
 
+import jax
+import jax.numpy as jnp
 import stubbed_train
 
 from dapo_jax import cli, evaluate, train
-from dapo_jax.checkpoint import saver, seal
+from dapo_jax.checkpoint import journal, saver, seal
 
 
 def main() -> None:
@@ -149,7 +151,40 @@ def impatient(hooks: train.Hooks) -> train.Hooks:
     return hooks
 
 
-FAULTS = {f.__name__: f for f in (clock_jumps, full_disk, full_for_good, impatient)}
+def eager(hooks: train.Hooks) -> train.Hooks:
+    """Keeps finished responses at once: steps here take hundredths of a second."""
+    journal.EVERY_S = 0.002
+    return hooks
+
+
+def stuck(hooks: train.Hooks, in_phase: str) -> train.Hooks:
+    """The third time a phase begins, the device is busy for minutes, and Python's main thread
+    with it; 'commit': a save that takes as long."""
+    begun = 0
+
+    def phase(name: str) -> None:
+        nonlocal begun
+        hooks.phase(name)
+        begun += name == in_phase
+        if name == in_phase and begun == 3:
+            turn = lambda _, x: jnp.sin(x) @ x
+            forever = jax.jit(lambda x: jax.lax.fori_loop(0, 10**7, turn, x))
+            forever(jnp.eye(64)).block_until_ready()
+
+    write = seal.write
+
+    def sealed(step_dir):
+        write(step_dir)
+        if step_dir.name == "4":
+            time.sleep(600)
+
+    if in_phase == "commit":
+        seal.write = sealed
+    return hooks._replace(phase=phase)
+
+
+FAULTS = {f.__name__: f for f in (clock_jumps, eager, full_disk, full_for_good, impatient)}
+FAULTS |= {f"stuck_in_{p}": functools.partial(stuck, in_phase=p) for p in PHASES}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""Going on from another place than a run's newest checkpoint: from another run's, or further back.
+
+A branch takes the whole state of a step of another run, and its record up to there. Where nothing
+was changed it comes to the same bits as that run did; where something was, only that makes the
+difference. To rewind is to go back in the same workdir; what is left aside is moved, not deleted.
+"""
+
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags
+from etils import epath
+
+from dapo_jax import parallel
+from dapo_jax.build import Text
+from dapo_jax.checkpoint import checkpoint, resume, workdir as workdir_lib
+from dapo_jax.dapo.state import State
+
+REWIND = flags.DEFINE_integer(
+    "rewind",
+    None,
+    "Go back to the checkpoint of this step and leave; the same command without it goes on there.",
+    lower_bound=0,
+)
+
+
+def state(
+    config,
+    text: Text,
+    source: Any,
+    like: State,
+    shardings: State,
+    local: pathlib.Path | None,
+    say: Callable[[str], None],
+) -> State:
+    """All of the state of a step of another run, source.step under source.steps. local: the workdir
+    of the branch, which gets that run's metrics.jsonl. ValueError: there is no whole state of a run
+    of this model."""
+    directory, step = source.steps, source.step
+    if not directory:
+        raise ValueError(f"config.init_state='all': {config.init_from} is no run: it has weights")
+    with checkpoint.reader(directory) as m:
+        try:
+            saved = checkpoint.read_state(m, step)
+            resume.check(saved, config, resume.inputs(text), True, say)
+            found = checkpoint.restore(m, step, like, shardings)
+        except checkpoint.Damaged as error:
+            raise ValueError(
+                f"config.init_from={config.init_from}: {directory} step {step} holds no whole state"
+                f" of a run ({error}); config.init_state='weights' needs none"
+            ) from error
+    there = epath.Path(directory).parent / "metrics.jsonl"
+    if local and parallel.is_main_process() and there.exists():
+        here = local / "metrics.jsonl"
+        if not here.exists():  # as it is where a first try was cut off
+            here.write_bytes(there.read_bytes())
+    say(f"a branch of {directory} step {step}")
+    return found
+
+
+def rewind(config, where: str | pathlib.Path, step: int) -> None:
+    """Leave everything after `step` aside, in WORKDIR/rewound. Cut off in the middle it can be done
+    again. ValueError: `step` has no whole checkpoint."""
+    with workdir_lib.hold(where, config.checkpoint.directory) as home:
+        if not parallel.is_main_process():
+            return
+        directory = epath.Path(config.checkpoint.directory or home.checkpoints)
+        checkpoint.find_step(directory, step)
+        later = [p for p in directory.iterdir() if p.name.isdigit() and int(p.name) > step]
+        aside, n = home.local / "rewound" / f"to_{step}", 1
+        while aside.exists():
+            n += 1
+            aside = aside.with_name(f"to_{step}_{n}")
+        aside.mkdir(parents=True)
+        for name in ("metrics.jsonl", "config.json"):
+            if (home.local / name).exists():
+                shutil.copy2(home.local / name, aside)
+        for file in home.local.glob("*/step_*.jsonl*"):  # of rollouts/ and eval/
+            if int(file.name[5:].partition(".")[0]) > step:
+                (aside / file.parent.name).mkdir(exist_ok=True)
+                file.rename(aside / file.parent.name / file.name)
+        # Beside the others where they are in a bucket: not through this machine.
+        kept = directory.parent / "rewound" / aside.name / directory.name
+        if later:
+            kept.mkdir(parents=True, exist_ok=True)
+        for path in sorted(later, key=lambda p: -int(p.name)):
+            path.rename(kept / path.name)
+        workdir_lib.send(home)
+    print(
+        f"back at step {step}; {len(later)} later checkpoints and what was logged since are kept in"
+        f" {home.name}/rewound/{aside.name}; the same command without --rewind goes on from there"
+    )

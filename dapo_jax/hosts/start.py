@@ -1,0 +1,123 @@
+"""A start that fetches nothing twice: one reader of the base model, one compiler for all hosts."""
+
+import atexit
+import hashlib
+import os
+import pathlib
+import shutil
+import tempfile
+import time
+
+import jax
+import numpy as np
+from jax._src import cache_key  # what a program is called has no public name
+from jax.experimental.compilation_cache import compilation_cache
+
+from dapo_jax import parallel
+from dapo_jax.checkpoint import checkpoint, workdir
+from dapo_jax.model import hf
+
+_BASE = "base"  # in the workdir: config.json and tokenizer of a model from elsewhere
+_IMPORTED = time.monotonic()
+
+
+def share_programs(home: workdir.Workdir) -> None:
+    """Compile each program once for all hosts: process 0 does, hands it on, and keeps it in
+    WORKDIR/xla for the next start. JAX keeps nothing that another process has compiled, so that a
+    cache on each host's own disk serves the first one alone. Where JAX has been told of a cache,
+    that one stays; only of one in a bucket it is known that all hosts see it."""
+    several, given = jax.process_count() > 1, jax.config.jax_compilation_cache_dir
+    if several and not _alike():
+        return
+    if not given and (several or home.remote):
+        given = str((home.remote or home.local.resolve()) / workdir.PROGRAMS)
+        jax.config.update("jax_compilation_cache_dir", given)
+        compilation_cache.reset_cache()  # it may have looked already
+    elif not (given and "://" in given):
+        return
+    # Otherwise those that do not find what process 0 has found would wait for it.
+    jax.config.update("jax_share_binary_between_hosts", several)
+
+
+def _alike() -> bool:
+    """Whether all processes know a program by the same key. It holds a fingerprint of the devices,
+    which on CPU differs from process to process: there each compiles for itself. A collective."""
+    key = hashlib.sha256()
+    cache_key._hash_accelerator_config(key, np.asarray(jax.devices()))
+    return len(set(parallel.gather_json(key.hexdigest()))) == 1
+
+
+def model_directory(config, home: workdir.Workdir, checkpoints: str) -> pathlib.Path | None:
+    """Where this process finds config.json and tokenizer of `model.path`, and process 0 also the
+    weights, if a start needs them: not where there is a checkpoint to go on from or `init_from`.
+    None: the config has a shape and no model. A collective: process 0 alone looks, on its disk, in
+    a bucket or at the hub, and the others get the small files from it. What came from elsewhere is
+    kept in WORKDIR/base, where a start from a checkpoint finds it without asking anybody."""
+    if not config.model.path:
+        return None
+    kept = home.local / _BASE
+
+    def look() -> str:
+        weights = not config.init_from and not checkpoint.numbers(checkpoints)
+        if not weights and (kept / "config.json").is_file():
+            return str(kept)
+        found = hf.resolve(config.model.path, weights)
+        if not pathlib.Path(config.model.path).expanduser().is_dir():
+            kept.mkdir(exist_ok=True)
+            for file in _small(found):
+                shutil.copyfile(file, kept / file.name)
+        return str(found)
+
+    found = pathlib.Path(parallel.of_main_process(look))
+    return found if jax.process_count() == 1 else _sent(found)
+
+
+def _small(folder: pathlib.Path) -> list[pathlib.Path]:
+    """All but the weights."""
+    files = (p for p in sorted(folder.iterdir()) if p.is_file())
+    return [p for p in files if p.suffix != ".safetensors"]
+
+
+def _sent(folder: pathlib.Path) -> pathlib.Path:
+    """`folder` of process 0; on the others a copy of its small files."""
+    first = parallel.is_main_process()
+    listed = parallel.of_main_process(lambda: [[p.name, p.stat().st_size] for p in _small(folder)])
+    data = np.zeros(sum(size for _, size in listed), np.uint8)
+    if first:
+        data[:] = np.frombuffer(b"".join(p.read_bytes() for p in _small(folder)), np.uint8)
+    parallel.broadcast(data)
+    if first:
+        return folder
+    here, end = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-")), 0
+    atexit.register(shutil.rmtree, here, ignore_errors=True)
+    for name, size in listed:
+        (here / name).write_bytes(data[end : end + size].tobytes())
+        end += size
+    return here
+
+
+def seconds() -> float:
+    """Since this process began; where the system does not say, since its imports."""
+    try:
+        fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # s since the machine's start
+        return float(pathlib.Path("/proc/uptime").read_text().split()[0]) - began
+    except (OSError, ValueError, IndexError):
+        return time.monotonic() - _IMPORTED
+
+
+class FirstToken:
+    """How long the first chunk of tokens took from the start of this process."""
+
+    def __init__(self):
+        self._log: dict[str, float] | None = None
+
+    def phase(self, name: str) -> None:
+        """As of train.Hooks."""
+        if name == "chunk" and self._log is None:
+            self._log = {"time/first_token_s": seconds()}
+
+    def told(self) -> dict[str, float]:
+        """For the record of the step or evaluation that it was in, once."""
+        log, self._log = self._log or {}, {}
+        return log

@@ -1,0 +1,119 @@
+"""A hang ends: what takes too long prints all stacks and leaves, and is started again.
+
+A run goes through phases, each told as it begins (`train.Hooks.phase`); sampling tells each chunk
+of tokens besides (`pulsed`). A phase lasts until the next one. How long it usually takes, the run
+knows from its own last ones; the first of each kind, which compiles, has a limit of its own.
+"""
+
+import collections
+import faulthandler
+import math
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from dapo_jax.hosts import last_word, processes
+
+_GIL_S = 60.0  # after which faulthandler ends what Python cannot any more
+
+
+class Watchdog:
+    """As a context. `phase(name)` says that a phase begins; `guard` has the limits
+    (config.guard.hang_*). `leave` ends the process: by os.EX_TEMPFAIL (75), which the launchers
+    answer by the same command."""
+
+    def __init__(
+        self,
+        guard,
+        leave: Callable[[str, int], Any] = processes.leave,
+        file: TextIO | None = None,
+        tick_s: float = 1.0,
+    ):
+        self._factor, self._floor_s = guard.hang_factor, guard.hang_floor_s
+        self._end_s, self._first_s = guard.hang_end_s, guard.hang_first_s
+        self._leave, self._file, self._tick_s = leave, file or sys.__stderr__, tick_s
+        self._usual = collections.defaultdict(lambda: collections.deque(maxlen=31))  # s
+        self._now = ("", 0.0, 0.0, 0.0)  # phase, when it began; when to print, and to end
+        self._closed = threading.Event()
+
+    def __enter__(self) -> "Watchdog":
+        if self._factor:
+            threading.Thread(target=self._run, daemon=True).start()
+            self.phase("start-up")
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._closed.set()
+        faulthandler.cancel_dump_traceback_later()
+
+    def phase(self, name: str) -> None:
+        if not self._factor or self._closed.is_set():
+            return
+        before, began, *_ = self._now
+        now = time.monotonic()
+        if before:
+            self._usual[before].append(now - began)
+        told, end = self._limits(name)
+        self._now = (name, now, now + told, now + end)
+        if end < math.inf:
+            # Of C, it needs no Python: for a process that holds Python's lock and waits. Status 1.
+            faulthandler.dump_traceback_later(end + _GIL_S, exit=True, file=self._file)
+
+    def _limits(self, name: str) -> tuple[float, float]:
+        """Seconds after which all stacks are printed, and after which the process ends."""
+        if not (known := self._usual[name]):
+            return math.inf, self._first_s or math.inf
+        usual = self._factor * statistics.median(known)
+        return max(self._floor_s, usual), max(self._end_s, usual) if self._end_s else math.inf
+
+    def _run(self) -> None:
+        printed = None
+        while not self._closed.wait(self._tick_s):
+            turn = name, began, told, end = self._now
+            now = time.monotonic()
+            if now > min(told, end) and turn is not printed:
+                printed = turn
+                known = self._usual[name]
+                usual = (
+                    f"usually {statistics.median(known):.1f} s" if known else "for the first time"
+                )
+                self._say(f"{name!r} has lasted for {now - began:.0f} s, {usual}; all stacks:")
+                faulthandler.dump_traceback(self._file)
+            if now > end and self._now is turn and not self._closed.is_set():
+                self._say("all stacks at the end:")
+                faulthandler.dump_traceback(self._file)
+                self._leave(
+                    f"a hang: {name!r} has lasted for {now - began:.0f} s (config.guard.hang_*);"
+                    f" leaving with status {os.EX_TEMPFAIL}. {last_word.AGAIN}",
+                    os.EX_TEMPFAIL,
+                )
+                return
+
+    def _say(self, message: str) -> None:
+        print(f"watchdog: {message}", file=self._file, flush=True)
+
+
+def pulsed(machine, phase: Callable[[str], None]):
+    """The machine, with a sampler that tells the phase 'chunk' after each chunk of tokens."""
+    return machine._replace(engine=_Pulsed(machine.engine, phase))
+
+
+class _Pulsed:
+    """An `Engine` for all that it is asked."""
+
+    def __init__(self, inner, phase: Callable[[str], None]):
+        self._inner, self._phase = inner, phase
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def generate(self, *arguments, progress=lambda finished: None, **watch):
+        def after_chunk(finished: int) -> None:
+            progress(finished)
+            self._phase("chunk")
+
+        return self._inner.generate(*arguments, progress=after_chunk, **watch)

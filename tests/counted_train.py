@@ -1,0 +1,62 @@
+"""`python tests/counted_train.py HUB --config=... --workdir=...`: `stubbed_train`, where the folder
+HUB is the Hugging Face hub. After each step WORKDIR/counts_<process>.json says what this start has
+cost: calls of the hub, bytes from it, bytes of weights read, programs compiled here (of all hosts'
+devices, and of this host's alone)."""
+
+import collections
+import fnmatch
+import functools
+import json
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import huggingface_hub
+import jax
+import stubbed_train
+from jax._src import cache_key, compiler
+
+from dapo_jax import cli, train
+from dapo_jax.model import hf
+
+HUB = pathlib.Path(sys.argv.pop(1))
+COUNTS = collections.Counter(
+    hub_calls=0, hub_bytes=0, weight_bytes=0, compiled_for_all=0, compiled_for_one=0
+)
+compile_and_load, read = compiler.backend_compile_and_load, hf._read
+
+
+def snapshot_download(name, allow_patterns):
+    COUNTS["hub_calls"] += 1
+    here = tempfile.mkdtemp()
+    for file in (HUB / name).iterdir():
+        if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
+            COUNTS["hub_bytes"] += file.stat().st_size
+            shutil.copy(file, here)
+    return here
+
+
+def counted_compile(backend, module, devices, *rest):
+    hosts = len({device.process_index for device in devices})
+    COUNTS["compiled_for_all" if hosts > 1 else "compiled_for_one"] += 1
+    return compile_and_load(backend, module, devices, *rest)
+
+
+def counted_read(*arguments):
+    out = read(*arguments)
+    COUNTS["weight_bytes"] += out.nbytes
+    return out
+
+
+def told(state, step) -> None:
+    name = f"counts_{jax.process_index()}.json"
+    pathlib.Path(cli.WORKDIR.value, name).write_text(json.dumps(COUNTS))
+
+
+# On CPU each process has another fingerprint of the same devices; those of a slice have one.
+cache_key._hash_accelerator_config = lambda key, devices: key.update(b"slice")
+huggingface_hub.snapshot_download = snapshot_download
+compiler.backend_compile_and_load, hf._read = counted_compile, counted_read
+if __name__ == "__main__":
+    cli.run(functools.partial(train.main, score=stubbed_train.JUDGE, hooks=train.Hooks(step=told)))

@@ -1,0 +1,114 @@
+"""A branch and a rewind come to the same bits as the run itself, where nothing is changed."""
+
+import json
+import shutil
+import signal
+
+import harness
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ALL = "--config.init_state=all"
+
+
+def learned(workdir, step: int) -> tuple:
+    """Arrays, carried groups and counters of a checkpoint, without its config."""
+    saved = harness.saved(workdir, step)
+    state = json.loads(saved["state"])
+    return saved["arrays"], {k: v for k, v in state.items() if k != "config"}
+
+
+def later(found: dict[str, bytes], step: int) -> dict[str, bytes]:
+    return {k: v for k, v in found.items() if int(k.partition("step_")[2][:6]) > step}
+
+
+def assert_same_from(a, b, step: int) -> None:
+    assert harness.newest(a) == harness.newest(b) == 12
+    assert learned(a, 12) == learned(b, 12)
+    assert harness.records(a) == harness.records(b)
+    assert harness.plotted(a) == harness.plotted(b)
+    of_a, of_b = (later(harness.files(w, "rollouts", "eval"), step) for w in (a, b))
+    assert of_a == of_b and len(of_a) >= 12 - step
+
+
+@pytest.mark.parametrize("named", ["{}@8", "{}/checkpoints@8", "{}/checkpoints/8"])
+def test_a_branch_of_a_step(whole, server, tmp_path, named):
+    init = f"--config.init_from={named.format(whole)}"
+    said = server.run(tmp_path / "run", init, ALL)
+    assert f"a branch of {whole}/checkpoints step 8" in said
+    assert harness.step_resumed_from(said) == 8 and "has no record of" not in said
+    assert_same_from(whole, tmp_path / "run", 8)
+
+
+def test_a_branch_is_safe_from_what_the_other_run_does(whole, server, tmp_path):
+    """Killed before a checkpoint of its own is due, it goes on from its first step."""
+    shutil.copytree(whole, tmp_path / "origin")
+    command = (f"--config.init_from={tmp_path}/origin@10", ALL, "--config.checkpoint.every=0")
+    run = server.start(tmp_path / "run", *command)
+    assert run.wait_for("rollout", 2)  # the save of the first step is awaited by then
+    run.kill()
+    assert run.wait() == -signal.SIGKILL
+    assert harness.newest(tmp_path / "run") == 10
+    shutil.rmtree(tmp_path / "origin")
+    said = server.run(tmp_path / "run", *command)
+    assert "a branch" not in said
+    assert_same_from(whole, tmp_path / "run", 10)
+
+
+def test_a_branch_with_a_change_goes_another_way(whole, server, tmp_path):
+    init = f"--config.init_from={whole}@8"
+    said = server.run(tmp_path / "run", init, ALL, "--config.optim.lr=0.01")
+    assert "changed (allowed): config.optim.lr: " in said
+    assert harness.records(tmp_path / "run")[:9] == harness.records(whole)[:9]
+    assert learned(tmp_path / "run", 12)[0] != learned(whole, 12)[0]
+
+
+def test_weights_alone_begin_a_new_run(whole, server, tmp_path):
+    """The newest, and those of a step."""
+    for named, step in ((f"{whole}", 12), (f"{whole}@8", 8)):
+        workdir = tmp_path / f"from_{step}"
+        server.run(workdir, f"--config.init_from={named}", "--config.steps=0")
+        (arrays, _), state = learned(workdir, 0)
+        assert arrays["params"] == learned(whole, step)[0][0]["params"]
+        assert arrays["opt_state"] != learned(whole, step)[0][0]["opt_state"]
+        assert state["updates"] == 0
+
+
+@pytest.mark.parametrize(
+    ("init", "said"),
+    [
+        ("{whole}@7", "checkpoints: no step 7; it has 8, 10, 12"),
+        ("{tmp}/none", "{tmp}/none"),
+        ("{tmp}", "{tmp}: no checkpoint in it"),
+    ],
+)
+def test_what_is_no_run_is_one_line(whole, server, tmp_path, init, said):
+    named = init.format(whole=whole, tmp=tmp_path)
+    text = server.run(tmp_path / "run", f"--config.init_from={named}", ALL, code=1)
+    (error,) = (line for line in text.splitlines() if line.startswith("error: "))
+    assert said.format(tmp=tmp_path) in error and "Traceback" not in text
+
+
+def test_rewound_it_comes_to_the_same_bits(whole, server, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(whole, workdir)
+    before = harness.files(workdir, "rollouts", "eval")
+    for aside in ("to_8", "to_8_2"):
+        said = server.run(workdir, "--rewind=8")
+        assert said.startswith("back at step 8; 2 later checkpoints and what was logged since are")
+        assert harness.newest(workdir) == 8
+        kept = workdir / "rewound" / aside
+        assert harness.newest(kept) == 12 and harness.records(kept) == harness.records(whole)
+        assert harness.files(kept, "rollouts", "eval") == later(before, 8)
+        server.run(workdir)
+        harness.assert_same_run(whole, workdir)
+
+
+def test_back_to_what_is_not_there(whole, server, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(whole, workdir)
+    said = server.run(workdir, "--rewind=7", code=1)
+    assert said == f"error: {workdir}/checkpoints: no step 7; it has 8, 10, 12\n"
+    assert not (workdir / "rewound").exists()
+    harness.assert_same_run(whole, workdir)

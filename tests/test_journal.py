@@ -1,0 +1,339 @@
+"""What was finished is drawn once: read back bit for bit, and never where it does not belong."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from test_engine import DRAW, SHAPE, make_engine
+
+from dapo_jax import config, grading
+from dapo_jax.build import Machine
+from dapo_jax.checkpoint import journal as journal_lib
+from dapo_jax.checkpoint.journal import Journal, remembering
+from dapo_jax.checkpoint.workdir import Workdir
+from dapo_jax.data.problems import Problem
+from dapo_jax.grading import Grade, Judge
+from dapo_jax.hosts.leaving import Leave
+from dapo_jax.model import qwen2
+from dapo_jax.rollout.engine import Request, Response
+
+
+class Text:
+    """The one part of a text that matters here."""
+
+    def __init__(self, judge):
+        self.judge = judge
+
+    def _replace(self, judge):
+        return Text(judge)
+
+
+RULES = Text(Judge(lambda *_: True, shadow=lambda *_: True))
+REQUESTS = [Request([p + 1, 2, 3], 10 + p, g) for p in range(6) for g in range(4)]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return make_engine(chunk=4)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(qwen2.init, static_argnums=0)(SHAPE, jax.random.key(1))
+
+
+@pytest.fixture(scope="module")
+def whole(engine, params):
+    """(responses, numbers of the sampler) of a call that nothing happened to."""
+    return engine.generate(engine.decode_params(params), REQUESTS, DRAW)
+
+
+def opened(folder, said=None, step=3, remote=None, inputs=None, **fields) -> Journal:
+    c = config.base()
+    for name, value in fields.items():
+        section, _, leaf = name.rpartition("__")
+        (c[section] if section else c)[leaf] = value
+    home = Workdir(str(folder), folder, remote, {})
+    said = [] if said is None else said
+    return Journal(home, c, inputs or {"data": "d"}, step, said.append)
+
+
+def drawn_with(journal, engine, params, check=lambda: None, draw=DRAW, requests=REQUESTS):
+    """`whole` again, by a sampler that remembers."""
+    machine, _ = remembering(Machine(*[None] * 4, None, engine), RULES, journal, check)
+    weights = machine.engine.decode_params(params)
+    return machine.engine.generate(weights, requests, draw)
+
+
+def cut_after(journal, engine, params, chunks: int) -> None:
+    """Drawing, broken off behind so many chunks."""
+    left = iter(range(chunks - 1))
+
+    def check():
+        if next(left, None) is None:
+            raise Leave
+
+    with journal, pytest.raises(Leave):
+        drawn_with(journal, engine, params, check)
+
+
+def assert_same(responses, expected) -> None:
+    for a, b in zip(responses, expected, strict=True):
+        assert a.truncated == b.truncated
+        for x, y in zip(a[:3], b[:3], strict=True):
+            assert x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+def files(folder) -> list[pathlib.Path]:
+    return sorted((folder / "journal").glob("*"))
+
+
+# ------------------------------------------------------------------------------------------------
+# Responses
+# ------------------------------------------------------------------------------------------------
+
+
+def test_what_was_finished_is_not_drawn_again(engine, params, whole, tmp_path):
+    """Cut twice, then whole, then all from the journal."""
+    drawn, said = [], []
+    for chunks in (4, 5):
+        cut_after(opened(tmp_path), engine, params, chunks)
+    for _ in range(2):
+        with opened(tmp_path, said) as journal:
+            responses, stats = drawn_with(journal, engine, params)
+        assert_same(responses, whole[0])
+        assert stats.tokens == whole[1].tokens == sum(len(r.tokens) for r in responses)
+        drawn.append(stats.tokens - stats.replayed)
+    assert 0 < drawn[0] < 0.8 * whole[1].tokens and drawn[1] == 0 == stats.chunks
+    assert stats.occupancy == 0
+    assert said[-1] == f"step 4: {len(REQUESTS)} responses or grades are there already"
+
+
+def test_progress_counts_what_was_there(engine, params, tmp_path):
+    cut_after(opened(tmp_path), engine, params, 4)
+    told = []
+    with opened(tmp_path) as journal:
+        machine, _ = remembering(Machine(*[None] * 4, None, engine), RULES, journal, lambda: None)
+        weights = machine.engine.decode_params(params)
+        machine.engine.generate(weights, REQUESTS, DRAW, progress=told.append)
+    assert sum(told) == len(REQUESTS) and told[0] > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(fields={"seed": 1}),
+        dict(fields={"model__dtype": "bfloat16"}),
+        dict(fields={"rollout__slots": 8}),
+        dict(inputs={"data": "other"}),
+        dict(draw=DRAW._replace(seed=6)),
+        dict(draw=DRAW._replace(temperature=0.8)),
+        dict(draw=DRAW._replace(stop_strings=("x",))),
+        dict(requests=[r._replace(stream=r.stream + 100) for r in REQUESTS]),
+        dict(requests=[r._replace(sample=r.sample + 4) for r in REQUESTS]),
+        dict(requests=[r._replace(prompt=[*r.prompt, 4]) for r in REQUESTS]),
+        dict(requests=[r._replace(limit=5) for r in REQUESTS]),
+        dict(policy=True),
+    ],
+)
+def test_what_belongs_to_others_is_never_found(engine, params, tmp_path, change):
+    with opened(tmp_path) as journal:
+        drawn_with(journal, engine, params)
+    if change.pop("policy", None):
+        params = jax.tree.map(lambda x: x.at[(0,) * x.ndim].add(1e-6), params)
+    settings = change.pop("fields", {}) | {"inputs": change.pop("inputs", None)}
+    with opened(tmp_path, **settings) as journal:
+        _, stats = drawn_with(journal, engine, params, **change)
+    assert stats.replayed == 0
+
+
+def test_fields_that_change_no_response_do_not_matter(engine, params, tmp_path):
+    with opened(tmp_path) as journal:
+        drawn_with(journal, engine, params)
+    changed = dict(steps=7, eval__k=9, checkpoint__every=3, log__samples=1, guard__stop_after=2)
+    with opened(tmp_path, **changed) as journal:
+        _, stats = drawn_with(journal, engine, params)
+    assert stats.replayed == stats.tokens
+
+
+# ------------------------------------------------------------------------------------------------
+# Files
+# ------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_cut_or_damaged_loses_its_records_alone(engine, params, whole, tmp_path):
+    with opened(tmp_path) as journal:
+        drawn_with(journal, engine, params)
+    (file,) = files(tmp_path)
+    data, rng = file.read_bytes(), np.random.default_rng(0)
+    places = rng.integers(0, len(data), 12)
+    broken = [data[: rng.integers(len(data))] for _ in range(6)]
+    broken += [data[:i] + bytes([data[i] ^ 255]) + data[i + 1 :] for i in places]
+    kept = []
+    for text in [*broken, b"", bytes(100), data[:-1] + data]:
+        file.write_bytes(text)
+        said = []
+        with opened(tmp_path, said) as journal:
+            responses, stats = drawn_with(journal, engine, params)
+        assert_same(responses, whole[0])
+        kept.append(stats.replayed)
+        for other in set(files(tmp_path)) - {file}:
+            other.unlink()
+    assert kept[-1] == whole[1].tokens or kept[-1] > 0
+    assert max(kept[:-3]) > 0.9 * whole[1].tokens and kept[-3:-1] == [0, 0]
+
+
+def test_files_go_when_a_checkpoint_holds_what_they_led_to(engine, params, tmp_path):
+    said = []
+    other = jax.tree.map(lambda x: x + 1, params)
+    with opened(tmp_path, said, step=3) as journal:
+        drawn_with(journal, engine, params)
+        journal.at(4)
+        drawn_with(journal, engine, other)
+        journal.flush()
+        assert [f.name[:7] for f in files(tmp_path)] == ["000003.", "000004."]
+        journal.covered(4)
+    assert [f.name[:7] for f in files(tmp_path)] == ["000004."]
+    with opened(tmp_path, step=5) as journal:
+        journal.covered(5)
+    assert files(tmp_path) == [] == said
+
+
+def test_the_oldest_give_way_to_the_limit(engine, params, tmp_path):
+    with opened(tmp_path) as journal:
+        drawn_with(journal, engine, params)
+    size = files(tmp_path)[0].stat().st_size
+    said = []
+    with opened(tmp_path, said, step=9, checkpoint__journal_gb=1.5 * size / 1e9) as journal:
+        drawn_with(journal, engine, jax.tree.map(lambda x: x + 1, params))
+    assert [f.name[:7] for f in files(tmp_path)] == ["000009."] and said == []
+    with opened(tmp_path, said, step=9, checkpoint__journal_gb=1.5 * size / 1e9) as journal:
+        drawn_with(journal, engine, jax.tree.map(lambda x: x + 2, params))
+    assert len(files(tmp_path)) == 1
+    assert len(said) == 1 and "config.checkpoint.journal_gb allows no more" in said[0]
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(engine, params, whole, tmp_path):
+    (tmp_path / "journal").write_text("a file")
+    said = []
+    with opened(tmp_path, said) as journal:
+        responses, _ = drawn_with(journal, engine, params)
+    assert_same(responses, whole[0])
+    assert len(said) == 1 and "finished responses cannot be kept" in said[0]
+
+
+def test_in_a_bucket_each_write_is_an_object(engine, params, whole, tmp_path, bucket):
+    remote = epath.Path("gs://b/run")
+    with opened(tmp_path, remote=remote) as journal, pytest.raises(Leave):
+        chunks = iter(range(5))
+
+        def check():
+            journal.flush()
+            if next(chunks, None) is None:
+                raise Leave
+
+        drawn_with(journal, engine, params, check)
+    assert len(files(bucket / "run")) > 2 and not (tmp_path / "journal").exists()
+    with opened(tmp_path, remote=remote) as journal:
+        responses, stats = drawn_with(journal, engine, params)
+        assert_same(responses, whole[0])
+        assert 0 < stats.replayed < stats.tokens
+        journal.covered(99)
+    assert files(bucket / "run") == []
+
+
+def test_written_in_the_background(engine, params, tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_lib, "EVERY_S", 0.001)
+    journal = opened(tmp_path)
+    with journal:
+        drawn_with(journal, engine, params)
+        while not files(tmp_path) or journal._waiting:  # nobody asks for it
+            pass
+    assert not journal._thread.is_alive()
+
+
+def test_off_it_writes_and_asks_nothing(engine, params, whole, tmp_path):
+    with opened(tmp_path, checkpoint__journal_gb=0.0) as journal:
+        responses, stats = drawn_with(journal, engine, params)
+        with pytest.raises(Leave):  # but a run still leaves between two chunks
+            cut = iter([None])
+
+            def check():
+                if next(cut, 1):
+                    raise Leave
+
+            drawn_with(journal, engine, params, check)
+    assert_same(responses, whole[0])
+    assert stats == whole[1] and not (tmp_path / "journal").exists()
+    assert journal._thread is None
+
+
+# ------------------------------------------------------------------------------------------------
+# Grades, updates
+# ------------------------------------------------------------------------------------------------
+
+
+def test_a_judge_of_one_s_own_is_asked_once(params, tmp_path):
+    asked = []
+
+    def score(problem, response):
+        asked.append(response)
+        if response == "number":
+            return np.float32(0.25)
+        if response == "bool":
+            return True
+        return Grade(0.1 + len(asked), parts={"a": np.float64(1 / 3), "right": np.True_})
+
+    problem, answers = Problem("q", (), "1", ""), ["number", "bool", "grade", "other"]
+    said = []
+    for _ in range(2):
+        with opened(tmp_path) as journal:
+            _, text = remembering(Machine(*[None] * 6), Text(Judge(score)), journal, lambda: None)
+            journal.open(params)
+            said.append([grading.ask(text.judge.score, problem, a) for a in answers])
+    assert asked == answers and said[0] == said[1]
+    assert type(said[1][1].right) is bool and said[1][0] == Grade(0.25)
+    with opened(tmp_path) as journal:
+        _, text = remembering(Machine(*[None] * 6), RULES, journal, lambda: None)
+        assert text is RULES
+
+
+def test_updates_are_broken_off_between_two_of_them():
+    done = []
+
+    class Trainer:
+        param_shardings = "as it was"
+
+        def log_probs(self, params):
+            done.append("log_probs")
+            return np.zeros(2)
+
+        def update(self, params):
+            done.append("update")
+            return params, None, {"loss": 0.0}
+
+    class Nowhere:
+        on = False
+
+    checks = iter([False, False, False, True])
+
+    def check():
+        if next(checks):
+            raise Leave
+
+    machine, _ = remembering(Machine(*[None] * 4, Trainer(), None), RULES, Nowhere(), check)
+    assert machine.trainer.param_shardings == "as it was"
+    machine.trainer.log_probs(1)
+    machine.trainer.update(1)
+    machine.trainer.update(1)
+    with pytest.raises(Leave):
+        machine.trainer.update(1)
+    assert done == ["log_probs", "update", "update"]
+
+
+def test_a_payload_is_a_response(whole):
+    empty = Response(np.zeros(0, np.int32), *[np.zeros(0, np.float32)] * 2, True)
+    responses = [*whole[0], empty]
+    assert_same([journal_lib._response(journal_lib._payload(r)) for r in responses], responses)

@@ -1,0 +1,149 @@
+"""SIGTERM and Ctrl-C ask; whoever does not come to listen is ended in time."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dapo_jax.hosts import leaving
+
+RUN = """
+import signal, sys, time
+from dapo_jax import cli
+from dapo_jax.hosts import leaving
+
+def main():
+    with leaving.signals() as asked:
+        print("begun", flush=True)
+        while not asked:
+            time.sleep(0.01)
+        print("asked", *asked, flush=True)
+        if "again" in sys.argv:
+            time.sleep(60)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    print("saved", flush=True)
+    if "after" in sys.argv:
+        time.sleep(60)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be in a background
+cli.flags.FLAGS(["run"])
+cli._guarded(main, [])
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "numbers", "code", "said"),
+    [
+        ("", [signal.SIGTERM], 0, ["asked 15", "saved"]),
+        ("", [signal.SIGINT], 0, ["asked 2", "saved"]),
+        ("again", [signal.SIGINT, signal.SIGINT], 130, ["asked 2"]),
+        ("again", [signal.SIGTERM, signal.SIGINT, signal.SIGINT], 130, ["asked 15"]),
+        ("after", [signal.SIGTERM, signal.SIGINT], 130, ["asked 15", "saved"]),
+    ],
+)
+def test_signals(how, numbers, code, said):
+    """The first asks, a second Ctrl-C ends at once, in a line."""
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", RUN, how], **pipes)
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(numbers[0])
+    for line in said:
+        assert process.stdout.readline() == line + "\n"
+    for number in numbers[1:-1]:
+        process.send_signal(number)
+        assert process.stderr.readline() == "\n"
+        assert process.stderr.readline().startswith("interrupt: saving and leaving;")
+    if numbers[1:]:
+        process.send_signal(numbers[-1])
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == code and out == ""
+    assert err.splitlines()[-1:] == (["interrupted"] if code else err.splitlines()[-1:])
+    assert "Traceback" not in err
+
+
+def test_a_job_in_the_background_ignores_ctrl_c():
+    with hidden(signal.SIGINT, signal.SIG_IGN), leaving.signals() as asked:
+        signal.raise_signal(signal.SIGINT)
+        assert not asked
+        signal.raise_signal(signal.SIGTERM)
+        assert asked == [signal.SIGTERM]
+
+
+@contextlib.contextmanager
+def hidden(number, handler):
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+STUCK = """
+import hashlib, sys
+from dapo_jax import cli
+from dapo_jax.hosts import leaving
+
+leaving.GRACE_S = 0.5
+if "flags" in sys.argv:
+    cli.flags.FLAGS(["run", "--terminated_status=75"])
+with leaving.signals():
+    print("begun", flush=True)
+    print("not flushed")
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # no handler of Python runs meanwhile
+"""
+
+
+@pytest.mark.parametrize(("parsed", "code"), [("flags", 75), ("", 143)])
+def test_a_process_that_is_stuck_is_ended_in_time(parsed, code):
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK, parsed],
+        env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "begun\n"
+        asked = time.monotonic()
+        for _ in range(3):  # each of them counts from the first
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        out, err = process.communicate(timeout=30)
+        assert 0.5 <= time.monotonic() - asked < 5
+        assert process.returncode == code and out == "not flushed\n"
+        assert err.startswith("terminated: not ready to leave 0.5 s after SIGTERM")
+
+
+def test_all_leave_where_one_is_asked(monkeypatch):
+    """Also a process that no signal has reached has to be gone in time then."""
+    monkeypatch.setattr(leaving.parallel, "any_process", lambda flag: True)
+    ended = []
+    monkeypatch.setattr(leaving, "GRACE_S", 0.05)
+    monkeypatch.setattr(leaving.os, "_exit", lambda status: ended.append(status))
+    with leaving.signals() as asked:
+        with pytest.raises(leaving.Leave):
+            asked.check()
+        deadline = time.monotonic() + 10
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert not asked and ended
+
+
+def test_ctrl_c_has_no_deadline(monkeypatch):
+    monkeypatch.setattr(leaving, "GRACE_S", 0.0)
+    monkeypatch.setattr(leaving.os, "_exit", lambda _: pytest.fail("ended"))
+    with leaving.signals() as asked:
+        asked.check()
+        asked.append(signal.SIGINT)
+        with pytest.raises(leaving.Leave):
+            asked.check()
+        time.sleep(0.05)
+
+
+def test_leave_is_no_error_of_a_file():
+    assert not issubclass(leaving.Leave, Exception)

@@ -1,0 +1,141 @@
+"""What cannot be read is tried again and is never damage; what is damaged is set aside and kept."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from etils.epath import backend
+
+from dapo_jax.checkpoint import checkpoint, patience, resume, workdir
+from dapo_jax.dapo.state import State
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch):
+    """The seconds that were waited, in place of waiting."""
+    waited = []
+    monkeypatch.setattr(patience.time, "sleep", waited.append)
+    return waited
+
+
+def save(folder, *steps):
+    with checkpoint.manager(folder, keep=9) as m:
+        for step in steps:
+            state = State({"w": jnp.arange(9.0) + step}, {"m": jnp.zeros(2)})
+            checkpoint.save(m, state.count(step=step), {})
+
+
+def newest(folder):
+    """(step of the state that a resume finds, what it said)."""
+    like = State({"w": jax.ShapeDtypeStruct((9,), "float32")}, {"m": jnp.zeros(2)})
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    said = []
+    state = resume.newest(
+        folder, like, jax.tree.map(lambda _: here, like), lambda saved: None, said.append
+    )
+    assert state.params["w"][0] == state.counters.step
+    return state.counters.step, said
+
+
+class Unreachable(Exception):
+    """As gcsfs raises a 503: no OSError."""
+
+
+Unreachable.__module__ = "gcsfs.retry"
+
+
+@pytest.fixture
+def failing(tmp_path, monkeypatch):
+    """`failing(times, error)`: each file's reads fail so many times before one succeeds."""
+    places = (str(tmp_path), "gs://")
+
+    def fail(times, error):
+        failures = {}
+        for kind in (backend._OsPathBackend, type(backend.fsspec_backend)):
+            for name in ("read_bytes", "read_text", "open", "listdir"):
+                if (real := getattr(kind, name, None)) is None:
+                    continue
+
+                def attempt(self, path, *args, real=real, **kwargs):
+                    n = failures[str(path)] = failures.get(str(path), 0) + 1
+                    if n <= times and str(path).startswith(places):
+                        raise error
+                    return real(self, path, *args, **kwargs)
+
+                monkeypatch.setattr(kind, name, attempt)
+        return failures
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(5, "Input/output error"), TimeoutError("slow"), Unreachable("503")], ids=str
+)
+def test_a_disk_that_fails_now_and_then_costs_seconds_and_no_checkpoint(
+    tmp_path, failing, waits, capsys, error
+):
+    save(tmp_path / "c", 1, 2)
+    failures = failing(2, error)
+    assert newest(tmp_path / "c") == (2, [])
+    assert any("seal.json" in path for path in failures)
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["1", "2"]
+    assert not (tmp_path / "c.damaged").exists()
+    assert waits[:2] == [1, 2]
+    said = capsys.readouterr().err
+    assert "warning: process 0: " in said and "cannot be read (" in said and "again in 2 s" in said
+
+
+def test_a_disk_that_stays_away_ends_the_run_and_nothing_is_set_aside(tmp_path, failing, waits):
+    save(tmp_path / "c", 1, 2)
+    failing(10**9, OSError(5, "Input/output error"))
+    with pytest.raises(OSError, match="cannot be read, 11 times .*no damage.*the same command"):
+        newest(tmp_path / "c")
+    assert tuple(waits) == patience.WAITS_S
+    assert sorted(p.name for p in pathlib.Path(tmp_path / "c").iterdir()) == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ValueError('UNAVAILABLE: Error reading "gs://b/x": HTTP response code: 503'), True),
+        (ValueError("UNKNOWN: Error reading local file: [OS error 5: EIO]"), True),
+        (PermissionError(13, "Permission denied"), True),
+        (ValueError("DATA_LOSS: checksum does not match"), False),
+        (ValueError("NOT_FOUND: no such key"), False),
+        (FileNotFoundError(2, "No such file"), False),
+        (KeyError("UNKNOWN: a field"), False),
+    ],
+    ids=str,
+)
+def test_what_passes_and_what_does_not(error, passes):
+    assert patience.passing(error) == passes
+    wrapped = RuntimeError("while reading")
+    wrapped.__cause__ = error
+    assert patience.passing(wrapped) == passes
+
+
+def test_a_second_damaged_one_of_a_step_does_not_replace_the_first(tmp_path):
+    for name in ("4", "4.2", "4.3"):
+        save(tmp_path / "c", *([] if (tmp_path / "c" / "3").exists() else [3]), 4)
+        (tmp_path / "c" / "4" / "state" / "metadata").write_text(name)
+        step, said = newest(tmp_path / "c")
+        assert step == 3 and "checkpoint of step 4 is damaged" in said[0]
+        kept = tmp_path / "c.damaged" / name / "state" / "metadata"
+        assert kept.read_text() == name
+    assert len(list((tmp_path / "c.damaged").iterdir())) == 3
+
+
+def test_a_bucket_that_fails_now_and_then_opens_and_is_sent_to(bucket, failing, monkeypatch):
+    (bucket / "x").mkdir()
+    (bucket / "x" / "metrics.jsonl").write_text("{}\n")
+    failing(3, Unreachable("503"))
+    home = workdir.open_workdir("gs://b/x")
+    assert (home.local / "metrics.jsonl").read_text() == "{}\n"
+
+    def away(*_, **__):
+        raise Unreachable("503")
+
+    monkeypatch.setattr(workdir, "_send", away)
+    with pytest.raises(OSError, match="503"):  # which the run answers by trying after the next step
+        workdir.send(home)

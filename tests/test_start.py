@@ -1,0 +1,226 @@
+"""A start fetches nothing twice, and nothing at all that a checkpoint has."""
+
+import json
+import math
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import test_processes
+from jax.experimental.compilation_cache import compilation_cache
+
+from dapo_jax import config, parallel
+from dapo_jax.checkpoint import workdir
+from dapo_jax.data import arithmetic
+from dapo_jax.hosts import start
+from dapo_jax.log import metrics
+from dapo_jax.model import hf, qwen2
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A folder that is the hub, with org/tiny in it: random weights of the base config's shape."""
+    folder = tmp_path_factory.mktemp("hub")
+    made = arithmetic.write(tmp_path_factory.mktemp("data"), train=64, heldout=16)
+    shape = qwen2.shape_from_config(config.base())
+    params = jax.tree.map(
+        lambda x: np.random.default_rng(x.size).normal(0, 0.02, x.shape).astype(x.dtype),
+        qwen2.abstract(shape),
+    )
+    (folder / "org").mkdir()
+    hf.save(folder / "org" / "tiny", shape, jax.tree.map(jax.numpy.asarray, params),
+            tokenizer_dir=made.tokenizer.parent)  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def asked(hub, monkeypatch):
+    """The patterns of each call of the hub."""
+    calls = []
+
+    def snapshot_download(name, allow_patterns):
+        calls.append(allow_patterns)
+        return str(hub / name)
+
+    monkeypatch.setattr(hf.huggingface_hub, "snapshot_download", snapshot_download)
+    return calls
+
+
+def named(path="org/tiny", init_from=""):
+    c = config.base()
+    c.model.path, c.init_from = str(path), init_from
+    return c
+
+
+def test_the_hub_is_asked_once_and_not_where_there_is_a_checkpoint(hub, asked, tmp_path):
+    home = workdir.open_workdir(tmp_path / "run")
+    found = start.model_directory(named(), home, home.checkpoints)
+    assert found == hub / "org/tiny" and "*.safetensors" in asked[0]
+    kept = {p.name for p in (tmp_path / "run/base").iterdir()}
+    assert "config.json" in kept and "model.safetensors" not in kept
+    pathlib.Path(home.checkpoints, "7").mkdir(parents=True)
+    again = start.model_directory(named(), home, home.checkpoints)
+    assert again == tmp_path / "run/base" and len(asked) == 1
+    assert hf.read_shape(again) == hf.read_shape(found)
+    shutil.rmtree(again)  # a run of an older version: small files only
+    start.model_directory(named(), home, home.checkpoints)
+    assert len(asked) == 2 and "*.safetensors" not in asked[1]
+
+
+def test_weights_that_others_give_are_not_fetched(asked, tmp_path):
+    home = workdir.open_workdir(tmp_path / "run")
+    start.model_directory(named(init_from="runs/a/checkpoints"), home, home.checkpoints)
+    assert len(asked) == 1 and "*.safetensors" not in asked[0]
+    assert start.model_directory(config.base(), home, home.checkpoints) is None
+
+
+def test_a_directory_of_ones_own_is_used_where_it_is(hub, asked, tmp_path):
+    home = workdir.open_workdir(tmp_path / "run")
+    found = start.model_directory(named(hub / "org/tiny"), home, home.checkpoints)
+    assert found == hub / "org/tiny" and not asked and not (tmp_path / "run/base").exists()
+
+
+def test_a_model_in_a_bucket(hub, bucket):
+    shutil.copytree(hub / "org/tiny", bucket / "tiny")
+    (bucket / "tiny/optimizer.bin").write_text("not wanted")
+    whole = hf.resolve("gs://b/tiny")
+    assert hf.read_shape(whole) == hf.read_shape(hub / "org/tiny")
+    names = {p.name for p in whole.iterdir()}
+    assert "model.safetensors" in names and "optimizer.bin" not in names
+    small = {p.name for p in hf.resolve("gs://b/tiny", weights=False).iterdir()}
+    assert small == names - {"model.safetensors"}
+    with pytest.raises(ValueError, match="^gs://b/none: no directory of config.json and safetens"):
+        hf.resolve("gs://b/none")
+
+
+@pytest.fixture
+def cache(monkeypatch):
+    """`cache(home, processes, given)`: (directory, whether programs are handed on) of a start."""
+    names = ("jax_compilation_cache_dir", "jax_share_binary_between_hosts")
+    before = {name: getattr(jax.config, name) for name in names}
+    monkeypatch.setattr(compilation_cache, "reset_cache", lambda: None)
+
+    def begin(home, processes, given, alike=True):
+        monkeypatch.setattr(start, "_alike", lambda: alike)
+        jax.config.update(names[0], given)
+        jax.config.update(names[1], False)
+        monkeypatch.setattr(jax, "process_count", lambda: processes)
+        start.share_programs(home)
+        return tuple(getattr(jax.config, name) for name in names)
+
+    yield begin
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.parametrize(
+    ("remote", "processes", "given", "kept_in", "handed_on"),
+    [
+        (False, 1, None, None, False),
+        (False, 4, None, "WORKDIR/xla", True),
+        (True, 1, None, "gs://b/x/xla", False),
+        (True, 4, None, "gs://b/x/xla", True),
+        (True, 4, "/of/each/host", "/of/each/host", False),  # process 0 alone would find anything
+        (True, 4, "gs://b/cache", "gs://b/cache", True),
+    ],
+)
+def test_where_programs_are_kept(
+    remote, processes, given, kept_in, handed_on, cache, tmp_path, bucket
+):
+    home = workdir.open_workdir("gs://b/x" if remote else tmp_path / "run")
+    kept_in = kept_in and kept_in.replace("WORKDIR", str(tmp_path / "run"))
+    assert cache(home, processes, given) == (kept_in, handed_on)
+
+
+def test_hosts_that_call_programs_by_other_names_compile_each_for_itself(cache, tmp_path):
+    """Else they would wait for what nobody makes."""
+    home = workdir.open_workdir(tmp_path / "run")
+    assert cache(home, 4, None, alike=False) == (None, False)
+
+
+def test_programs_in_a_bucket_stay_there(bucket):
+    (bucket / "x/xla").mkdir(parents=True)
+    (bucket / "x/xla/jit_f-cache").write_text("large")
+    home = workdir.open_workdir("gs://b/x")
+    workdir.send(home)
+    assert not (home.local / "xla").exists() and (bucket / "x/xla/jit_f-cache").exists()
+
+
+def test_a_broadcast_keeps_every_bit(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(parallel, "_PIECE", 1 << 10)
+    pieces = []
+
+    def of_process_0(bits):
+        pieces.append(bits.nbytes)
+        return bits
+
+    monkeypatch.setattr(parallel.multihost_utils, "broadcast_one_to_all", of_process_0)
+    for x in (np.array([-0.0, math.nan, 1.5]), np.arange(5000, dtype=np.uint8), np.zeros((0, 3))):
+        before = x.tobytes()
+        parallel.broadcast(x)
+        assert x.tobytes() == before
+    assert set(pieces) == {1 << 10}
+
+
+def test_the_first_token_is_told_once():
+    first = start.FirstToken()
+    first.phase("start-up")
+    first.phase("chunk")
+    log = first.told()
+    first.phase("chunk")
+    assert first.told() == {} and 0 < log["time/first_token_s"] <= start.seconds()
+
+
+def counted(tmp_path, hub, steps, *extra) -> tuple[list[dict], list[str]]:
+    """(what a start of four processes has cost each, what they said)."""
+    port, flags = (
+        test_processes.free_port(),
+        (
+            "--config.model.path=org/tiny",
+            "--config.mesh.fsdp=4",
+            "--config.supervised_warmup.skill_steps=0",
+            "--config.supervised_warmup.habit_steps=0",
+        ),
+    )
+    env = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    done = test_processes.finish(
+        [
+            test_processes.start(
+                tmp_path, tmp_path / "run", 4, i, port, f"--config.steps={steps}", *flags, *extra,
+                program=("counted_train.py", str(hub)),
+                env=env | {"JAX_COMPILATION_CACHE_DIR": ""},
+            )
+            for i in range(4)
+        ]
+    )  # fmt: skip
+    assert [status for status, _ in done] == [0] * 4, test_processes.shown(done)
+    files = [tmp_path / "run" / f"counts_{i}.json" for i in range(4)]
+    return [json.loads(f.read_text()) for f in files], [said for _, said in done]
+
+
+@pytest.mark.slow
+def test_four_processes_read_the_weights_once_and_compile_each_program_once(hub, tmp_path):
+    first, _ = counted(tmp_path, hub, 1)
+    size = (hub / "org/tiny/model.safetensors").stat().st_size
+    small = sum(p.stat().st_size for p in (hub / "org/tiny").iterdir()) - size
+    print(first)
+    assert [c["hub_calls"] for c in first] == [1, 0, 0, 0]
+    assert [c["hub_bytes"] for c in first] == [size + small, 0, 0, 0]
+    assert size - 10_000 < first[0]["weight_bytes"] < size  # the file's header aside
+    assert [c["weight_bytes"] for c in first[1:]] == [0, 0, 0]
+    # They meet by two small programs, before any of them knows a place that all can see.
+    assert first[0]["compiled_for_all"] > 20
+    assert [c["compiled_for_all"] for c in first[1:]] == [2, 2, 2]
+
+    again, said = counted(tmp_path, hub, 2)
+    print(again)
+    assert "resumed after step 1" in said[0]
+    assert [c["hub_calls"] for c in again] == [0] * 4 and not any(c["hub_bytes"] for c in again)
+    assert not any(c["weight_bytes"] for c in again)
+    assert [c["compiled_for_all"] for c in again[1:]] == [2, 2, 2]
+    records = metrics.read(tmp_path / "run" / "metrics.jsonl")
+    told = [r.get("time/first_token_s", 0.0) > 0 for r in records]
+    assert told == [True, False, True]  # step 0's evaluation, and the step after the restart
