@@ -270,7 +270,7 @@ def reduce_seconds(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
     seconds, part = 0.0, rows * scene.width * scene.item
     for n in scene.decode_axes:
         seconds += 2 * (n - 1) / n * part / axis_rate(scene.pod, n, k)
-        part /= n
+        part = part / n  # an array: not in place
     return seconds + k["reduce_latency"] * bool(scene.decode_axes)
 
 
