@@ -112,6 +112,17 @@ def test_tokens_depend_on_no_batch_chunk_or_mesh(how, params, requests, response
         np.testing.assert_allclose(a.entropies, b.entropies, atol=1e-4)
 
 
+def test_nor_on_how_often_is_asked_whether_all_have_ended(monkeypatch, params, requests, responses):
+    """Rows that have all ended draw nothing more."""
+    monkeypatch.setattr(sampler, "asked_every", lambda g, steps: 8)
+    other = make_engine(chunk=16)
+    got, stats = other.generate(other.decode_params(params), requests, DRAW)
+    assert ids(got) == ids(responses)
+    for a, b in zip(got, responses, strict=True):
+        np.testing.assert_array_equal(a.logps, b.logps)
+    assert stats.tokens == sum(len(r.tokens) for r in responses)
+
+
 def test_an_int8_cache_is_a_little_off_and_the_same_however_the_work_is_cut(
     params, requests, teacher
 ):
@@ -127,17 +138,6 @@ def test_an_int8_cache_is_a_little_off_and_the_same_however_the_work_is_cut(
         for q, r, row in zip(requests, told[0], exact, strict=True)
     ])  # fmt: skip
     assert 1e-4 < np.abs(gaps).mean() < 0.03 and np.abs(gaps).max() < 0.3
-
-
-def test_nor_on_how_often_is_asked_whether_all_have_ended(monkeypatch, params, requests, responses):
-    """Rows that have all ended draw nothing more."""
-    monkeypatch.setattr(sampler, "asked_every", lambda g, steps: 8)
-    other = make_engine(chunk=16)
-    got, stats = other.generate(other.decode_params(params), requests, DRAW)
-    assert ids(got) == ids(responses)
-    for a, b in zip(got, responses, strict=True):
-        np.testing.assert_array_equal(a.logps, b.logps)
-    assert stats.tokens == sum(len(r.tokens) for r in responses)
 
 
 def test_tokens_do_not_depend_on_the_order_of_requests(engine, weights, requests, responses):

@@ -63,7 +63,7 @@ def test_its_records_hold_what_the_table_of_tags_says(three_steps):
     first, *middle, last = metrics.read(three_steps[0] / "metrics.jsonl")
     step = {"record", "step", "drawn", "trained", "scored", "parts"}
     for record, kinds in (
-        (first, {"record", "evaluation"}),
+        (first, {"record", "start", "evaluation"}),
         *((m, step) for m in middle),
         (last, step | {"evaluation"}),
     ):

@@ -1,6 +1,7 @@
 """The sampler of the 32B model, compiled for TPU pods: what it holds and what it moves."""
 
 import importlib.util
+import re
 
 import pytest
 
@@ -67,6 +68,10 @@ def test_the_32b_sampler_works_in_place(pod, mesh, cache):
             if operation not in FREE and size >= layer:
                 writes.append("scatter" if operation == "fusion" and "scatter" in line else line)
         assert len(writes) == arrays
+        if name == "decode":  # 8 tokens, then the one number that tells whether all rows have ended
+            reduced = [(turns, x) for turns, body in bodies for x in body if " all-reduce(" in x]
+            asked = [turns for turns, x in reduced if re.search(r" = \w+\[\]\S* all-reduce\(", x)]
+            assert asked == [1] and sorted({turns for turns, _ in reduced}) == [1, 8, 512]
         if name == "prefill":  # keys and values, scattered into the whole pool in its place
             assert writes == ["scatter"] * arrays
         else:
