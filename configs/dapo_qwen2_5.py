@@ -10,7 +10,7 @@ script's reading, where verl differs: warm-up over 10 rollout steps of which the
 rate 0, weight decay 0.1, dual clip 10, and a mean over chunks of 32 responses of token means:
 `config.verl`.
 
-Each size names its slice (fsdp x tensor). By the arithmetic of `python -m dapo_jax.plan`, the same
+Each size names its slice (shards x tensor). By the arithmetic of `python -m dapo_jax.plan`, the same
 with `verl`: decimal GB of each chip, responses in flight at 5,120 tokens and at full length, and
 LOWER bounds of a step's seconds at the former. Last, what `plan --compile` says (2026-11-21, jax
 0.10.2, libtpu 0.0.42.1, default optimization level; nothing run): GB while sampling and updating.
@@ -19,10 +19,12 @@ LOWER bounds of a step's seconds at the former. Last, what `plan --compile` says
     0.5B  v6e-8    4 x 2   22    33.5   1,024    256   > 234   > 7.3  > 29    19.2  22.3
     1.5B  v6e-16   8 x 2   26    33.5   1,024    512   > 168   > 11   > 43    23.7  26.0
     7B    v6e-64   16 x 4  27    33.5   2,048  1,024   > 109   > 11   > 46    26.1  26.8
-    32B   v5p-256  32 x 4  64    102.8  2,048  1,024   > 147   > 51   > 202   59.0  63.7
+    32B   v5p-256  32 x 4  64    102.8  2,048  1,024   > 147   > 51   > 202   58.9  63.7
 
-A step of 32B with a mean response of 5,000 tokens: 24 to 29 minutes by the cost model of `plan`,
-whose constants nobody has measured on a TPU.
+32B trains over tensor 4, and decodes each row on 8 chips of the same mesh (16 shards), by the rules
+of `presets.lay_out`. On this mesh its layers were compiled and not the whole programs: the last two
+numbers of its row are arithmetic. A step with a mean response of 5,000 tokens: 22 to 26 minutes by the cost model
+of `plan`, whose constants nobody has measured on a TPU.
 
 Expected: nothing has been measured here. For 32B the paper reports 50 on AIME 2024 (avg@32) from
 about 320 rollout steps; the authors' released code 52, and 50 without Dynamic Sampling. verl's

@@ -152,7 +152,7 @@ def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path |
     mesh = parallel.make_mesh(sizes)
     if model_dir:
         shape = hf.read_shape(model_dir, **qwen2.compute_choices(config))
-        if bad := validation.check_shape(shape, sizes["tensor"], sizes["fsdp"]):
+        if bad := validation.check_shape(shape, sizes, config.sharding):
             raise schema.ConfigError("\n".join(bad))
     else:
         shape = qwen2.shape_from_config(config)

@@ -307,7 +307,7 @@ def mistakes(config, shape: qwen2.Shape | None, pod: pods.Pod) -> str:
     try:
         validation.validate(config, pod.chips)
         sizes = validation.resolve_mesh(config, pod.chips)
-        bad = validation.check_shape(shape, sizes["tensor"], sizes["fsdp"]) if shape else []
+        bad = validation.check_shape(shape, sizes, config.sharding) if shape else []
         if sizes["data"] % pod.slices:
             bad.append(
                 f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices,"

@@ -6,6 +6,7 @@
 import glob
 import math
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
@@ -123,7 +124,7 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
     except ConfigError as error:
         bad.append(str(error))
         sizes = dict.fromkeys(config.mesh, 1)  # divides everything
-    shards, tensor = sizes["data"] * sizes["fsdp"], sizes["tensor"]
+    shards = sizes["data"] * sizes["fsdp"]
     why = f"mesh data x fsdp = {shards}"
     _divides(bad, "config.optim.micro_batch_rows", config.optim.micro_batch_rows, shards, why)
     _divides(bad, "config.rollout.slots", config.rollout.slots, shards, why)
@@ -136,7 +137,7 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
         "optim.minibatches",
     )
     if not config.model.path:
-        bad += check_shape(config.model, tensor, sizes["fsdp"])
+        bad += check_shape(config.model, sizes, config.sharding)
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     if config.optim.row_tokens and config.optim.row_tokens < longest:
         bad.append(
@@ -235,9 +236,11 @@ def check_objective(loss) -> list[str]:
     return bad
 
 
-def check_shape(model, tensor: int, fsdp: int) -> list[str]:
-    """Mistakes of a model shape under a mesh; `model` has the fields of `config.model`."""
+def check_shape(model, sizes: Mapping[str, int], sharding) -> list[str]:
+    """Mistakes of a model shape under a mesh and its rules; `model` has the fields of
+    `config.model`."""
     bad: list[str] = []
+    tensor = sizes["tensor"]
     _divides(bad, "model.num_heads", model.num_heads, model.num_kv_heads, "model.num_kv_heads")
     if model.head_dim % 2:
         bad.append(f"model.head_dim = {model.head_dim} must be even (RoPE rotates halves)")
@@ -249,7 +252,16 @@ def check_shape(model, tensor: int, fsdp: int) -> list[str]:
         )
     _divides(bad, "model.vocab_size", model.vocab_size, tensor, "mesh.tensor")
     _divides(bad, "model.intermediate_size", model.intermediate_size, tensor, "mesh.tensor")
-    _divides(bad, "model.hidden_size", model.hidden_size, fsdp, "mesh.fsdp")
+    _divides(bad, "model.hidden_size", model.hidden_size, sizes["fsdp"], "mesh.fsdp")
+    fields = dict(
+        kv_heads="num_kv_heads", vocab="vocab_size", mlp="intermediate_size", embed="hidden_size"
+    )
+    for phase, rules in sharding.items():
+        for axis, field in fields.items():
+            if "," in rules[axis]:
+                parts = math.prod(sizes.get(a, 1) for a in rules[axis].split(","))
+                why = f"mesh {rules[axis]}, by sharding.{phase}.{axis}"
+                _divides(bad, f"model.{field}", getattr(model, field), parts, why)
     return bad
 
 

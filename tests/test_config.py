@@ -167,6 +167,8 @@ MISTAKES = [
     (dict(model__intermediate_size=63, mesh__tensor=2), 8, "model.intermediate_size = 63 is not"),
     (dict(model__hidden_size=60), 8, "model.hidden_size = 60 is not divisible by 8 (mesh.fsdp)"),
     (dict(mesh__tensor=4), 8, "config.mesh.tensor = 4 does not divide the 2 key/value"),
+    (dict(sharding__decode__kv_heads="fsdp,tensor"), 8,
+     "model.num_kv_heads = 2 is not divisible by 8 (mesh fsdp,tensor, by sharding.decode"),
     (dict(optim__row_tokens=63), 1, "config.optim.row_tokens: 63 cannot hold"),
     (dict(reward__overlong_buffer_tokens=33), 1, "config.reward.overlong_buffer_tokens: 33"),
     (dict(loss__dual_clip=1.0), 1, "config.loss.dual_clip: 1.0 must exceed 1"),
