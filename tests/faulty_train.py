@@ -1,5 +1,5 @@
 """`python tests/faulty_train.py FAULT --config=... --workdir=...`: `stubbed_train` with something
-that goes wrong on process 1 alone: after the sixth grading, or where it restores."""
+that goes wrong on process 1 alone: in the third rollout, or where it restores."""
 
 import functools
 import sys
@@ -10,30 +10,35 @@ import numpy as np
 import orbax.checkpoint as ocp
 import stubbed_train
 
-from dapo_jax import cli, grading, train
+from dapo_jax import cli, parallel, train
 
 FAULT = sys.argv.pop(1)
-graded, rounds = grading.grade_groups, 0
+rollouts = tries = 0
+to_host, restored = parallel.to_host, ocp.CheckpointManager.restore
 
 
-def grade_groups(tokenizer, judge, groups, problems):
-    """After every round. Evaluation, which grades too, comes before the first."""
-    global rounds
-    groups = graded(tokenizer, judge, groups, problems)
-    rounds += 1
-    if rounds < 6 or jax.process_index() != 1:
-        return groups
-    if FAULT == "hang":
-        time.sleep(3600)
-    if FAULT == "break":
-        raise ValueError("no more of this")
-    if FAULT == "flip":  # one bit of one log-prob
-        response = groups[1].responses[2]
-        response.logps.view(np.uint32)[0] ^= np.uint32(1)
-    return groups
+def stands_still() -> None:
+    time.sleep(3600)
 
 
-restored, tries = ocp.CheckpointManager.restore, 0
+def phase(name: str) -> None:
+    global rollouts
+    rollouts += name == "rollout"
+    if rollouts == 3 and name == "rollout" and jax.process_index() == 1:
+        if FAULT == "hang":
+            stands_still()
+        if FAULT == "break":
+            raise ValueError("no more of this")
+
+
+def flipped_to_host(tree):
+    """One bit of one log-prob, as this host sees it."""
+    out = to_host(tree)
+    if FAULT == "flip" and rollouts == 3 and jax.process_index() == 1 and hasattr(out, "logp_SxN"):
+        logp_SxN = np.array(out.logp_SxN)
+        logp_SxN.view(np.uint32)[0, 0] ^= np.uint32(1)
+        out = out._replace(logp_SxN=logp_SxN)
+    return out
 
 
 def restore(self, step, *arguments, **named):
@@ -47,10 +52,7 @@ def restore(self, step, *arguments, **named):
     return restored(self, step, *arguments, **named)
 
 
-grading.grade_groups, ocp.CheckpointManager.restore = grade_groups, restore
+parallel.to_host, ocp.CheckpointManager.restore = flipped_to_host, restore
 if __name__ == "__main__":
-    cli.run(
-        functools.partial(
-            train.main, score=stubbed_train.JUDGE, hooks=train.Hooks(step=stubbed_train.record)
-        )
-    )
+    hooks = train.Hooks(phase=phase, step=stubbed_train.record)
+    cli.run(functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks))

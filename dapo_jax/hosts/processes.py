@@ -19,6 +19,7 @@ one machine the second one is refused before it asks.
 import atexit
 import contextlib
 import errno
+import faulthandler
 import fcntl
 import hashlib
 import json
@@ -314,7 +315,13 @@ class Watch:
         self.gone = f"process {number} ({who}) has left with status {status}: {message}"
         _say(self.gone)
         self._told.set()
-        grace = threading.Timer(self._timeout / 10, leave, ("", status))
+
+        def follow() -> None:
+            if status == os.EX_TEMPFAIL:  # the others may have waited for this one
+                faulthandler.dump_traceback(sys.__stderr__)
+            leave("", status)
+
+        grace = threading.Timer(self._timeout / 10, follow)
         grace.daemon = True
         grace.start()
 
