@@ -322,6 +322,15 @@ def test_warnings_of_what_works_and_is_not_the_paper_s():
     assert "clip_low=1" in validation.warnings(c)[0]
 
 
+def test_the_paper_s_program_knows_nothing_of_the_others():
+    """`Trainer`'s default choice, of which the update compiles what it did before there was one."""
+    for preset in (config.base, config.paper, config.verl, config.grpo):
+        assert objectives.choice(preset().loss) == objective.DAPO
+    c = config.base()
+    c.loss.importance_cap = 2.0  # a number, no other program
+    assert objectives.choice(c.loss) == objective.DAPO
+
+
 @pytest.mark.parametrize("name", presets.RECIPES)
 def test_recipes_are_valid_on_the_quickstart_and_at_their_own_size(name):
     for c in (presets.RECIPES[name](config.base()), presets.RECIPES[name](config.paper())):
