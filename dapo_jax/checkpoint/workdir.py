@@ -28,6 +28,7 @@ from dapo_jax import gate, parallel
 from dapo_jax.checkpoint import patience
 
 CHECKPOINTS, JOURNAL = "checkpoints", "journal"
+LOGS = "logs"  # what each host printed (hosts/keep_log.py)
 # What a run creates, replaces or removes without asking.
 _OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
 PROGRAMS = "xla"  # compiled, for all hosts (hosts/start.py)
@@ -131,7 +132,7 @@ def _small_files(remote: epath.Path) -> list[epath.Path]:
     return [
         file
         for top in tops
-        if top.name not in (CHECKPOINTS, JOURNAL, PROGRAMS)
+        if top.name not in (CHECKPOINTS, JOURNAL, PROGRAMS, LOGS)
         for file in _files(top)
     ]
 
