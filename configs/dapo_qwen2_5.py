@@ -10,9 +10,9 @@ script's reading, where verl differs: warm-up over 10 rollout steps of which the
 rate 0, weight decay 0.1, dual clip 10, and a mean over chunks of 32 responses of token means:
 `config.verl`.
 
-Each size names its slice (shards x tensor). By the arithmetic of `python -m dapo_jax.plan`, the same
-with `verl`: decimal GB of each chip, responses in flight at 5,120 tokens and at full length, and
-LOWER bounds of a step's seconds at the former. Last, what `plan --compile` says (2026-11-21, jax
+Each size names its slice (shards x tensor). By the arithmetic of `python -m dapo_jax.plan`, the
+same with `verl`: decimal GB of each chip, responses in flight at 5,120 tokens and at full length,
+and LOWER bounds of a step's seconds at the former. Last, what `plan --compile` says (2026-11-21, jax
 0.10.2, libtpu 0.0.42.1, default optimization level; nothing run): GB while sampling and updating.
 
     size  slice    mesh    GB    limit  in flight      decode  old    update  compiled
@@ -23,8 +23,8 @@ LOWER bounds of a step's seconds at the former. Last, what `plan --compile` says
 
 32B trains over tensor 4, and decodes each row on 8 chips of the same mesh (16 shards), by the rules
 of `presets.lay_out`. On this mesh its layers were compiled and not the whole programs: the last two
-numbers of its row are arithmetic. A step with a mean response of 5,000 tokens: 22 to 26 minutes by the cost model
-of `plan`, whose constants nobody has measured on a TPU.
+numbers of its row are arithmetic. A step with a mean response of 5,000 tokens: 20 to 24 minutes by
+the cost model of `plan`, whose constants nobody has measured on a TPU.
 
 Expected: nothing has been measured here. For 32B the paper reports 50 on AIME 2024 (avg@32) from
 about 320 rollout steps; the authors' released code 52, and 50 without Dynamic Sampling. verl's

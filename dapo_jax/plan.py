@@ -318,23 +318,32 @@ def mistakes(config, shape: qwen2.Shape | None, pod: pods.Pod) -> str:
     return "\n".join(bad)
 
 
-def check(config, pod: pods.Pod) -> str:
-    """What is doubtful about a run of the config on that pod, or ''. ValueError: it cannot run."""
+def check(config, pod: pods.Pod, with_files: bool = False, with_memory: bool = True) -> str:
+    """What is doubtful about a run of the config on that pod, or ''. ValueError: it cannot run.
+    with_files: names of files, relative ones, have to be here. with_memory: what by arithmetic does
+    not fit cannot run; else it is doubtful."""
     try:
         shape = network(config)
     except ValueError as error:  # a directory of the hosts, or no network here
         shape, doubt = None, f"{error}: not checked whether the model fits"
-    if wrong := mistakes(config, shape, pod):
-        raise ValueError(wrong)
+    wrong = mistakes(config, shape, pod).splitlines()
+    if with_files:
+        hint = "here, where the slice gets its copy from; --prepare=COMMAND fetches it there"
+        wrong += [f"{line} {hint}" for line in validation.missing(config) if ": /" not in line]
+    if wrong:
+        raise ValueError("\n".join(wrong))
     if shape is None:
         return doubt
     peak = max(peaks(memory(config, shape, validation.resolve_mesh(config, pod.chips))).values())
     if peak <= pod.chip.hbm:
         return ""
-    return (
+    doubt = (
         f"by arithmetic this needs {peak / GB:.1f} GB of a chip's {pod.chip.hbm / GB:.1f}: ask"
         f" python -m dapo_jax.plan --topology={pod.cloud} what fits"
     )
+    if with_memory:
+        raise ValueError(f"{doubt} (--skip-plan goes on all the same)")
+    return doubt
 
 
 class Choice(NamedTuple):
@@ -729,6 +738,8 @@ def report(r: dict[str, Any]) -> list[str]:
 def define_flags() -> None:
     """Not at import: tests and others use the functions alone."""
     flags.DEFINE_bool("check", False, "Only check that the config is right for the slice.")
+    flags.DEFINE_bool("check_files", False, "And that its files, relative to here, are there.")
+    flags.DEFINE_bool("check_memory", True, "And that by arithmetic it fits; else only warn.")
     flags.DEFINE_string("topology", None, "Slice: v5p-256, v6e-256, v5litepod-256, v5p:4x4x8.")
     most = schema.SCHEMA["rollout.max_response_tokens"].high
     for name, share in (("mean_response", "a quarter"), ("mean_prompt", "an eighth")):
@@ -751,7 +762,7 @@ def main() -> int:
     given, config = flags.FLAGS, cli.CONFIG.value
     pod = pods.parse(given.topology)
     if given.check:
-        if doubt := check(config, pod):
+        if doubt := check(config, pod, given.check_files, given.check_memory):
             print(f"warning: {doubt}", file=sys.stderr)
         return 0
     traffic = Traffic(

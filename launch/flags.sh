@@ -10,6 +10,7 @@ dapo_fail() {  # dapo_fail MESSAGE [STATUS]: one line on stderr, whatever a user
 # Whether VALUE is of KIND, one of
 #   number:MIN:MAX  a whole number in base 10
 #   word            for Cloud's and Kubernetes' names: letters, digits and ._:/@,- (word0: or nothing)
+#   pairs           KEY=VALUE,... of such words
 #   text            without control characters
 #   any             not empty
 #   python          a supported version
@@ -29,6 +30,9 @@ dapo_check_kind() {  # dapo_check_kind KIND VALUE
             [[ ! "$value" =~ ^[A-Za-z0-9][A-Za-z0-9._:/@,-]*$ ]] || return 0
             [[ -n "$value" || "$kind" == word ]] || return 0
             printf 'wants letters, digits and . _ : / @ , - behind a letter or digit' ;;
+        pairs)
+            [[ ! "$value" =~ ^[A-Za-z0-9][A-Za-z0-9._:/@=,-]*$ || "$value" != *=* ]] || return 0
+            printf 'wants KEY=VALUE,... of letters, digits and . _ : / @ -' ;;
         text)
             [[ -z "$value" || "$value" == *[[:cntrl:]]* ]] || return 0
             printf 'wants text without control characters' ;;

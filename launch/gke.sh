@@ -8,9 +8,10 @@ usage() {
     cat <<'TEXT'
 usage: launch/gke.sh COMMAND --name=NAME [FLAG ...] [-- TRAINING FLAG ...]
 
-  run       apply the manifest and print the log of host 0
-  logs      print the log of host 0 of a running job
-  delete    delete the job (its pods get SIGTERM: the run saves and leaves)
+  run       apply the manifest and print the log of host 0, through restarts, until the job ends;
+            exits with 0 where it has completed, with 1 and the reason where it has failed
+  logs      the same for a job that is there
+  delete    delete the job (its pods get SIGTERM and the grace of --spot or not, see below)
 
   launch/gke.sh run --name=dapo --type=v6e-256 --image=REGION-docker.pkg.dev/PROJECT/REPO/dapo_jax \
       -- --config=configs/dapo_qwen2_5_7b.py --workdir=gs://BUCKET/dapo
@@ -18,22 +19,32 @@ usage: launch/gke.sh COMMAND --name=NAME [FLAG ...] [-- TRAINING FLAG ...]
   --name=NAME            of the job
   --type=TYPE            v5p-256, v6e-8, v5litepod-256: node pools of that slice must be there;
                          several slices as one run: 2xv5p-256
-  --image=IMAGE          with this repository as its working directory and dapo_jax[tpu] installed
+  --image=IMAGE          with this repository as its working directory and dapo_jax[tpu] installed,
+                         as the Dockerfile makes it
+  --spot                 on nodes of Spot VMs. These have 30 s when they are taken away, of which
+                         GKE gives pods 15, whatever they ask for; others get 10 minutes here
+  --prepare=COMMAND      shell command in each pod before the training
+  --disk=GIB             of each node for the image's writing, weights of the hub and logs
+                         (default: 20; 32B: 80)
   --namespace=NAMESPACE  default: kubectl's
   --service-account=NAME Kubernetes account that may use the bucket     (default: default)
-  --restarts=N           of the whole job after a failure or preemption (default: 100)
+  --restarts=N           of the whole job after a failure (default: 100); those after a preemption
+                         count only where the others notice it before the pod's own end does
+  --skip-plan            go on where `dapo_jax.plan` says that the config does not fit
   --dry-run              print the manifest and the commands, run none
   --help                 print this
 
-The cluster needs the JobSet API (https://jobset.sigs.k8s.io). Those who have XPK may let it do the
+The compilation cache is WORKDIR/xla, the logs of all hosts are in WORKDIR/logs. The cluster needs
+the JobSet API of 0.6 or later (https://jobset.sigs.k8s.io). Those who have XPK may let it do the
 same: xpk workload create --tpu-type=TYPE --docker-image=IMAGE --command='python -m dapo_jax.train ...'
 TEXT
 }
 
 action="" name="" type="" image="" namespace="" service_account=default restarts=100 dry_run=""
-training=()
+spot="" prepare="" disk=20 skip_plan="" training=()
 dapo_flags "COMMAND=|run|logs|delete| name=word type=word image=word namespace=word
-    service-account=word restarts=number:0:1000000 dry-run=switch" "$@"
+    service-account=word restarts=number:0:1000000 spot=switch prepare=any disk=number:1:10000
+    skip-plan=switch dry-run=switch" "$@"
 [[ -n "$action" ]] || dapo_fail "say what to do: run, logs or delete (see --help)" 2
 LC_ALL=C  # of the letters below
 [[ "$name" =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] || dapo_fail \
@@ -55,13 +66,24 @@ check_characters() {
     for flag in "$@"; do
         case "${flag//[$'\n\r\t']/}" in
             *[[:cntrl:]]* | *$'\xc2'[$'\x80'-$'\x9f']* | *$'\xe2\x80'[$'\xa8\xa9']*) dapo_fail \
-                "training flag '$flag' has a control character in it" 2 ;;
+                "'$flag' has a control character in it" 2 ;;
         esac
     done
 }
 
 manifest() {
-    local flag one='$' two='$$'  # Kubernetes makes $$ a $, and a variable of $(NAME)
+    local flag words one='$' two='$$'  # Kubernetes makes $$ a $, and a variable of $(NAME)
+    local grace=600 nodes=""
+    if [[ -n "$spot" ]]; then
+        grace=15 nodes='
+              cloud.google.com/gke-spot: "true"
+            tolerations:
+            - {key: cloud.google.com/gke-spot, operator: Equal, value: "true", effect: NoSchedule}'
+    fi
+    # A preempted run would leave with status 0: for Kubernetes, complete.
+    words=(bash launch/until_done.sh python -um dapo_jax.train)
+    # As a script whose arguments are the training's flags.
+    [[ -z "$prepare" ]] || words=(bash -c "set -e"$'\n'"$prepare"$'\n'"exec ${words[*]} \"\$@\"" prepare)
     cat <<TEXT
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -72,6 +94,10 @@ metadata:
 spec:
   failurePolicy:
     maxRestarts: $restarts
+    rules:
+    - name: preempted
+      action: RestartJobSetAndIgnoreMaxRestarts
+      onJobFailureReasons: [PodFailurePolicy]
   replicatedJobs:
   - name: hosts
     replicas: $slices
@@ -81,14 +107,20 @@ spec:
         completions: $hosts
         completionMode: Indexed
         backoffLimit: 0
+        podFailurePolicy:
+          rules:
+          - action: FailJob
+            onExitCodes: {containerName: train, operator: In, values: [75]}
+          - action: FailJob
+            onPodConditions: [{type: DisruptionTarget}]
         template:
           spec:
             restartPolicy: Never
             serviceAccountName: $(quoted "$service_account")
-            terminationGracePeriodSeconds: 600
+            terminationGracePeriodSeconds: $grace
             nodeSelector:
               cloud.google.com/gke-tpu-accelerator: $accelerator
-              cloud.google.com/gke-tpu-topology: $shape
+              cloud.google.com/gke-tpu-topology: $shape$nodes
             containers:
             - name: train
               image: $(quoted "$image")
@@ -98,27 +130,62 @@ spec:
               - containerPort: 8482
               env:
               - {name: TF_CPP_MIN_LOG_LEVEL, value: "2"}
-              # A preempted run would leave with status 0: for Kubernetes, complete.
-              command: [bash, launch/until_done.sh, python, -um, dapo_jax.train]
-              args:
+              - {name: DAPO_LOG, value: /tmp/run.log}
+              command:
 TEXT
+    for flag in "${words[@]//"$one"/$two}"; do
+        printf '              - %s\n' "$(quoted "$flag")"
+    done
+    printf '              args:\n'
     for flag in "${flags[@]}" "${training[@]//"$one"/$two}"; do
         printf '              - %s\n' "$(quoted "$flag")"
     done
     cat <<TEXT
               resources:
-                limits: {google.com/tpu: $chips}
+                requests: {ephemeral-storage: ${disk}Gi}
+                limits: {google.com/tpu: $chips, ephemeral-storage: ${disk}Gi}
 TEXT
 }
 
+# Print host 0's log, of one pod after another, until the job has ended.
 follow() {
-    local first="jobset.sigs.k8s.io/jobset-name=$name,jobset.sigs.k8s.io/job-index=0"
-    first+=",batch.kubernetes.io/job-completion-index=0"
-    # Refused at once while there is no such pod yet.
-    until dapo_call "${kube[@]}" wait --for=condition=Ready --timeout=24h pod "--selector=$first"; do
+    local ended pods pod phase first="jobset.sigs.k8s.io/jobset-name=$name"
+    first+=",jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"
+    local job=("${kube[@]}" get jobset "$name" --output)
+    local newest=("${kube[@]}" get pods "--selector=$first" --sort-by=.metadata.creationTimestamp
+        --output 'jsonpath={range .items[*]}{.metadata.name} {.status.phase}{"\n"}{end}')
+    local true_ones='jsonpath={range .status.conditions[?(@.status=="True")]}'
+    true_ones+='{.type}: {.message}{"\n"}{end}'
+    if [[ -n "$dry_run" ]]; then
+        dapo_call "${job[@]}" "$true_ones"
+        dapo_call "${newest[@]}"
+        return
+    fi
+    scratch="$(mktemp -d)"
+    trap 'rm -rf -- "$scratch"' EXIT
+    while true; do
+        # Before the log: what has ended by now will have printed its last line.
+        ended="$("${job[@]}" "$true_ones" 2>"$scratch/said")" || {
+            ended=""
+            cat "$scratch/said" >&2
+            ! grep -q NotFound "$scratch/said" || dapo_fail "there is no job $name"
+        }
+        pods="$("${newest[@]}" 2>"$scratch/said")" || pods=""
+        read -r pod phase <<<"${pods##*$'\n'}" || true
+        if [[ -n "$pod" && "$phase" != Pending && ! -e "$scratch/$pod.done" ]]; then
+            [[ -e "$scratch/$pod" ]] || { dapo_say "log of $pod"; : >"$scratch/$pod"; }
+            # Again after a connection that broke, but for the lines that were shown.
+            "${kube[@]}" logs --follow --tail=-1 "$pod" \
+                | tail -n "+$(($(grep -c '' "$scratch/$pod") + 1))" \
+                | tee -a -- "$scratch/$pod" && [[ "$phase" != Running ]] && : >"$scratch/$pod.done"
+        fi
+        ended="$(grep -E '^(Completed|Failed): ' <<<"$ended")" || true
+        case "$ended" in
+            Completed*) dapo_say "$ended"; exit 0 ;;
+            Failed*) dapo_fail "the job has failed: ${ended#Failed: }" ;;
+        esac
         sleep "${DAPO_POLL_SECONDS:-15}"
     done
-    dapo_call "${kube[@]}" logs --follow --tail=-1 "--selector=$first"
 }
 
 case "$action" in
@@ -134,10 +201,11 @@ case "$action" in
                 "--type=$whole: GKE joins slices of several hosts, and $type has one" 2
             flags=(--num_processes=1)  # nobody to meet
         fi
-        check_characters "${training[@]}"
+        check_characters "$prepare" "${training[@]}"
         dapo_check_training "$whole" "${training[@]}"
         text="$(manifest)"
-        dapo_say "node pools: $slices of machine type $machine, topology $shape, $hosts nodes each"
+        dapo_say "node pools: $slices of machine type $machine, topology $shape, $hosts nodes \
+each${spot:+, Spot}"
         if [[ -n "$dry_run" ]]; then
             printf '%s\n' "$text"
             dapo_call "${kube[@]}" apply --filename=-

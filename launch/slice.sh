@@ -23,10 +23,12 @@ dapo_slice() {  # dapo_slice TYPE
     dapo_fail "--type=$1: $known" 2
 }
 
-# The training's flags, before anything is made: the config file is there, and `plan` has nothing
-# against it on slices of this TYPE. Names of files are those on the hosts, relative to the checkout.
+# The training's flags, before anything is made: the config file is there, its files are, and `plan`
+# has nothing against it on slices of this TYPE. Names of files are those on the hosts, relative to
+# the checkout, so that they have to be in this one unless $prepare brings them. With $skip_plan a
+# model that by arithmetic does not fit is only a warning.
 dapo_check_training() {  # dapo_check_training TYPE FLAG ...
-    local type="$1" flag config=configs/quickstart.py python
+    local type="$1" flag config=configs/quickstart.py python check=(--check)
     shift
     for flag in "$@"; do [[ "$flag" != --config=* ]] || config="${flag#*=}"; done
     config="${config%%:*}"  # the rest is the config's own argument
@@ -35,13 +37,16 @@ dapo_check_training() {  # dapo_check_training TYPE FLAG ...
         return
     fi
     [[ -f "$DAPO_ROOT/$config" ]] || dapo_fail "--config=$config: no such file in $DAPO_ROOT" 2
+    [[ -n "${prepare:-}" ]] || check+=(--check_files)
+    [[ -z "${skip_plan:-}" ]] || check+=(--nocheck_memory)
     for python in "$(dapo_venv)/bin/python" python3 python; do
         (cd -- "$DAPO_ROOT" && "$python" - 2>/dev/null) <<'PYTHON' || continue
 import importlib.util
 needed = ("dapo_jax.plan", "absl", "flax", "jax", "ml_collections", "orbax.checkpoint")
 raise SystemExit(not all(importlib.util.find_spec(name) for name in needed))
 PYTHON
-        (cd -- "$DAPO_ROOT" && "$python" -m dapo_jax.plan --check "--topology=$type" "$@") || exit 2
+        (cd -- "$DAPO_ROOT" && "$python" -m dapo_jax.plan "${check[@]}" "--topology=$type" "$@") \
+            || exit 2
         return
     done
     dapo_say "dapo_jax is not installed here: whether the config is right for $type shows on the hosts"

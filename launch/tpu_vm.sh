@@ -12,8 +12,10 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [FLAG ...] [-- TRAINING 
             and print the log of host 0. After a preemption: all of it again, which resumes. Ends
             with the training's exit status. Breaking off leaves the training alone; the same
             command follows it again.
+  logs      print the log of host --worker of the first slice, and what comes
   stop      ask the training to save and leave
-  fetch     copy metrics and samples from the bucket to --to (checkpoints with --checkpoints)
+  fetch     copy metrics, samples and the logs of all hosts from the bucket to --to (checkpoints
+            with --checkpoints)
   delete    delete the slice and its request
 
   launch/tpu_vm.sh run --name=dapo --zone=us-east5-a --type=v5p-256 --spot \
@@ -22,29 +24,52 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [FLAG ...] [-- TRAINING 
   --name=NAME, --zone=ZONE   of the slice
   --project=PROJECT          default: gcloud's
   --type=TYPE                Cloud's name of the slice: v5p-256, v6e-256, v5litepod-256; several
-                             as one run: 2xv5p-256 (stop wants it then, too)
+                             as one run: 2xv5p-256 (logs and stop want it then, too)
   --runtime=VERSION          default: what Google names for the type
   --spot | --reserved        how to ask for it                    (default: on demand)
   --prepare=COMMAND          shell command on every host after the install, such as
                              'gcloud storage cp gs://BUCKET/dapo-math-17k.parquet dapo_jax/'
-  --retries=N                starts after a failure that is no preemption, in a row (default: 2)
+  --retries=N                starts after a failure that is no preemption, in a row (default: 2);
+                             an hour of training begins a new row
+  --skip-plan                go on where `dapo_jax.plan` says that the config does not fit
   --delete                   run: delete the slice after the training has ended
   --workdir=gs://...         fetch: the run's; run takes it from the training flags
+  --worker=N                 logs: which host                     (default: 0)
   --to=DIR, --checkpoints    fetch: where to, and whether with checkpoints
   --dry-run                  print every command, run none
   --help                     print this
+
+As gcloud's `queued-resources create` takes them (--data-disk: source=DISK,mode=read-only):
+  --service-account=EMAIL --scopes=LIST --network=NAME --subnetwork=NAME --tags=LIST
+  --labels=KEY=VALUE,... --data-disk=KEY=VALUE,... --valid-until-duration=TIME --internal-ips
+  --ssh=internal | iap       how to reach hosts without public addresses (--internal-ips): from
+                             within their network (default), or by a tunnel (gcloud's alpha)
 
 FILE names in training flags are names on the hosts, relative to the checkout.
 TEXT
 }
 
 action="" name="" zone="" project="" type="" runtime="" spot="" reserved="" prepare="" retries=2
-delete="" workdir="" to="" checkpoints="" dry_run="" training=()
-dapo_flags "COMMAND=|run|stop|fetch|delete| name=word zone=word project=word type=word runtime=word
-    spot=switch reserved=switch prepare=any retries=number:0:1000000 delete=switch workdir=text
-    to=text checkpoints=switch dry-run=switch" "$@"
-[[ -n "$action" ]] || dapo_fail "say what to do: run, stop, fetch or delete (see --help)" 2
+delete="" workdir="" to="" checkpoints="" dry_run="" worker=0 skip_plan="" training=()
+# shellcheck disable=SC2034  # read by name in create_slice
+service_account="" scopes="" network="" subnetwork="" tags="" labels="" data_disk=""
+# shellcheck disable=SC2034
+valid_until_duration="" internal_ips="" ssh=""
+dapo_flags "COMMAND=|run|logs|stop|fetch|delete| name=word zone=word project=word type=word
+    runtime=word spot=switch reserved=switch prepare=any retries=number:0:1000000 delete=switch
+    workdir=text to=text checkpoints=switch worker=number:0:100000 skip-plan=switch dry-run=switch
+    service-account=word scopes=word network=word subnetwork=word tags=word labels=pairs
+    data-disk=pairs valid-until-duration=word internal-ips=switch ssh=word" "$@"
+[[ -n "$action" ]] || dapo_fail "say what to do: run, logs, stop, fetch or delete (see --help)" 2
 [[ -z "$spot" || -z "$reserved" ]] || dapo_fail "--spot or --reserved, not both" 2
+[[ -z "$internal_ips" ]] || : "${ssh:=internal}"
+tpu_vm=(compute tpus tpu-vm) by=()
+case "$ssh" in
+    "") ;;
+    internal) by=(--internal-ip) ;;
+    iap) tpu_vm=(alpha "${tpu_vm[@]}") by=(--tunnel-through-iap) ;;
+    *) dapo_fail "--ssh=$ssh: internal or iap" 2 ;;
+esac
 # Several slices of one request are nodes NAME-0, NAME-1, ...; Cloud tells their hosts of each other.
 whole="$type" slices=1 nodes=("$name")
 if [[ -n "$type" ]]; then
@@ -59,32 +84,40 @@ fi
 
 scope=(${zone:+"--zone=$zone"} ${project:+"--project=$project"} --quiet)
 
-# State of the request for the slice ('' = there is none) and of the slice itself: of several, the
-# first that is not ready.
+# What a `describe` of gcloud prints; nothing where there is no such thing. Where it cannot say, for
+# want of a network or a right, that is no answer: it is said, and 'UNKNOWN'.
+described() {
+    local said
+    if said="$(gcloud "$@" "${scope[@]}" 2>&1)"; then
+        printf '%s\n' "${said##*$'\n'}"
+    elif [[ "$said" != *NOT_FOUND* && "$said" != *"not found"* ]]; then
+        dapo_say "${said##*$'\n'}"
+        echo UNKNOWN
+    fi
+}
+# State of the request for the slice and of the slice itself: of several, the first that is not ready.
 request_state() {
-    gcloud compute tpus queued-resources describe "$name" "${scope[@]}" \
-        '--format=value(state.state)' 2>/dev/null || true
+    described compute tpus queued-resources describe "$name" '--format=value(state.state)'
 }
 node_state() {
     local node state=""
     for node in "${nodes[@]}"; do
-        state="$(gcloud compute tpus tpu-vm describe "$node" "${scope[@]}" \
-            '--format=value(state)' 2>/dev/null || true)"
+        state="$(described compute tpus tpu-vm describe "$node" '--format=value(state)')"
         [[ "$state" == READY ]] || break
     done
     printf '%s\n' "$state"
 }
 
 on_hosts() {  # on_hosts WORKER COMMAND: 'all' of every slice, at the same time, or one of the first
-    local node pid pids=() status=0 ssh=(gcloud compute tpus tpu-vm ssh)
-    local flags=("${scope[@]}" "--worker=$1" "--command=$2")
+    local node pid pids=() status=0 call=(gcloud "${tpu_vm[@]}" ssh)
+    local flags=("${scope[@]}" ${by[@]+"${by[@]}"} "--worker=$1" "--command=$2")
     if [[ "$1" != all || $slices == 1 ]]; then
-        dapo_call "${ssh[@]}" "${nodes[0]}" "${flags[@]}"
+        dapo_call "${call[@]}" "${nodes[0]}" "${flags[@]}"
         return
     fi
     for node in "${nodes[@]}"; do
-        [[ -z "$dry_run" ]] || { dapo_call "${ssh[@]}" "$node" "${flags[@]}"; continue; }
-        dapo_call "${ssh[@]}" "$node" "${flags[@]}" &
+        [[ -z "$dry_run" ]] || { dapo_call "${call[@]}" "$node" "${flags[@]}"; continue; }
+        dapo_call "${call[@]}" "$node" "${flags[@]}" &
         pids+=($!)
     done
     for pid in ${pids[@]+"${pids[@]}"}; do wait "$pid" || status=$?; done
@@ -96,16 +129,23 @@ delete_slice() {
 }
 
 create_slice() {
-    local named=("--node-id=$name")
+    local flag value named=("--node-id=$name") given=()
+    for flag in service-account scopes network subnetwork tags labels data-disk \
+        valid-until-duration; do
+        value="${flag//-/_}"
+        [[ -z "${!value}" ]] || given+=("--$flag=${!value}")
+    done
     ((slices == 1)) || named=("--node-count=$slices" "--node-prefix=$name")
     dapo_call gcloud compute tpus queued-resources create "$name" "${scope[@]}" "${named[@]}" \
-        "--accelerator-type=$type" "--runtime-version=$runtime" ${spot:+--spot} ${reserved:+--reserved}
+        "--accelerator-type=$type" "--runtime-version=$runtime" ${spot:+--spot} ${reserved:+--reserved} \
+        ${internal_ips:+--internal-ips} ${given[@]+"${given[@]}"}
 }
 
+known=""  # whether gcloud has ever answered: before that, what is wrong will not pass
 # Until the slice is there: made, waited for, or made again after a preemption. Prints a line at
 # each change.
 ensure_slice() {
-    local state seen=""
+    local state seen="" ours="" reason
     if [[ -n "$dry_run" ]]; then
         create_slice
         return
@@ -113,14 +153,24 @@ ensure_slice() {
     while true; do
         state="$(request_state)"
         [[ "$state" == "$seen" ]] || { dapo_say "slice $name: ${state:-not there}"; seen="$state"; }
+        [[ "$state" != UNKNOWN || -n "$known" ]] || dapo_fail "gcloud cannot say what there is of $name"
+        known=1
         case "$state" in
             ACTIVE)
                 case "$(node_state)" in
                     READY) return ;;
                     PREEMPTED | TERMINATED | STOPPED | "") delete_slice ;;
                 esac ;;
-            "") create_slice ;;
-            FAILED | SUSPENDED) delete_slice ;;
+            "") create_slice; ours=1 ;;
+            SUSPENDED) delete_slice ;;
+            FAILED)
+                reason="$(described compute tpus queued-resources describe "$name" \
+                    '--format=value(state.failedData.error.message)')"
+                # The same request would fail again; one that was there before is none of ours.
+                [[ -z "$ours" ]] || dapo_fail "slice $name: Cloud has refused the request: \
+${reason:-it does not say why}"
+                dapo_say "slice $name: an earlier request failed (${reason:-no reason given})"
+                delete_slice ;;
         esac
         sleep "${DAPO_POLL_SECONDS:-15}"
     done
@@ -132,8 +182,8 @@ install() {
     dapo_call tar -czf "$archive" -C "$DAPO_ROOT" --exclude=./.git '--exclude=./.venv*' \
         --exclude=./runs --exclude=__pycache__ '--exclude=./run.*' .
     for node in "${nodes[@]}"; do
-        dapo_call gcloud compute tpus tpu-vm scp "$archive" "$node:dapo_jax.tar.gz" "${scope[@]}" \
-            --worker=all || return
+        dapo_call gcloud "${tpu_vm[@]}" scp "$archive" "$node:dapo_jax.tar.gz" "${scope[@]}" \
+            ${by[@]+"${by[@]}"} --worker=all || return
     done
     on_hosts all "mkdir -p dapo_jax && tar -xzf dapo_jax.tar.gz -C dapo_jax && \
 bash dapo_jax/launch/worker.sh install tpu${prepare:+ && $prepare}"
@@ -144,18 +194,25 @@ running() {  # whether the slice is at work already: then there is nothing to co
 }
 
 run() {
-    local code failures=0 arguments
+    local code failures=0 arguments began state shown="$scratch/shown"
     printf -v arguments ' %q' "${training[@]}"
+    : >"$shown"
     while true; do
         code=1
         ensure_slice
-        if running || { install && on_hosts all "bash dapo_jax/launch/worker.sh start$arguments"; }
-        then
-            code=0
-            on_hosts 0 "bash dapo_jax/launch/worker.sh follow" || code=$?
-        fi
+        running || {
+            : >"$shown"
+            install && on_hosts all "bash dapo_jax/launch/worker.sh start$arguments"
+        } && {
+            code=0 began=$SECONDS
+            # From the line on to which it was shown already, before the connection broke.
+            on_hosts 0 "bash dapo_jax/launch/worker.sh follow $(grep -c '' "$shown")" \
+                | tee -a -- "$shown" || code=$?
+            ((SECONDS - began < 3600)) || failures=0
+        }
         [[ $code != 0 ]] || break
-        if [[ "$(request_state)" == ACTIVE && "$(node_state)" == READY ]]; then
+        state="$(request_state) $(node_state)"
+        if [[ "$state" == "ACTIVE READY" || "$state" == *UNKNOWN* ]]; then
             # The slice is well: a connection that broke (ssh's 255), or the run itself failed.
             [[ $code == 255 || $code == 75 ]] || ((++failures <= retries)) || break
             dapo_say "exit status $code with the slice in order: once more"
@@ -181,13 +238,14 @@ slice loses its own" 2
         scratch="$(mktemp -d)"
         trap 'rm -rf -- "$scratch"' EXIT
         run ;;
+    logs) on_hosts "$worker" "bash dapo_jax/launch/worker.sh follow" ;;
     stop) on_hosts all "bash dapo_jax/launch/worker.sh stop" ;;
     fetch)
         [[ "$workdir" == gs://* && -n "$to" ]] || dapo_fail \
             "fetch: give --workdir=gs://... and --to=DIR" 2
         dapo_call mkdir -p -- "$to"
-        exclude='--exclude=checkpoints/.*'
-        [[ -z "$checkpoints" ]] || exclude=""
-        dapo_call gcloud storage rsync --recursive ${exclude:+"$exclude"} "$workdir" "$to" ;;
+        exclude='--exclude=(checkpoints|xla)/.*'
+        [[ -z "$checkpoints" ]] || exclude='--exclude=xla/.*'
+        dapo_call gcloud storage rsync --recursive "$exclude" "$workdir" "$to" ;;
     delete) delete_slice ;;
 esac

@@ -5,13 +5,13 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
     cat <<'TEXT'
-usage: launch/worker.sh install [EXTRA [PYTHON]] | start ARGUMENT ... | alive | follow | stop
+usage: launch/worker.sh install [EXTRA [PYTHON]] | start ARGUMENT ... | alive | follow [LINES] | stop
 
   install   install uv (if need be) and dapo_jax with this extra
   start     run `python -m dapo_jax.train ARGUMENT ...` in the background, in place of an older one
   alive     exit with 0 where it runs
-  follow    print its log from the beginning until it ends, then exit with its status, or with 75
-            where the machine told it to stop (a preemption) and the same command would go on
+  follow    print its log, without its first LINES, until it ends, then exit with its status, or
+            with 75 where the machine told it to stop (a preemption) and the same command would go on
   stop      ask it to save and leave (SIGTERM)
 TEXT
 }
@@ -39,14 +39,16 @@ case "${1:-}" in
         rm -f -- "$status" "$asked"
         export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
         cd -- "$DAPO_ROOT"
-        DAPO_STATUS_FILE="$status" setsid nohup bash launch/until_done.sh \
-            "$python" -um dapo_jax.train "$@" >"$log" 2>&1 </dev/null &
+        : >"$log"
+        DAPO_STATUS_FILE="$status" DAPO_LOG="$log" setsid nohup bash launch/until_done.sh \
+            "$python" -um dapo_jax.train "$@" >/dev/null 2>&1 </dev/null &
         echo $! >"$pid"
         ;;
     alive) alive ;;
     follow)
         [[ -f "$pid" ]] || dapo_fail "nothing was started here"
-        tail -n +1 -F --pid="$(<"$pid")" -- "$log" 2>/dev/null
+        dapo_want number:0:1000000000 follow "${2:-0}"
+        tail -n "+$((10#${2:-0} + 1))" -F --pid="$(<"$pid")" -- "$log" 2>/dev/null
         [[ -f "$status" ]] || exit 75  # killed without a word
         code="$(<"$status")"
         [[ $code != 75 || ! -f "$asked" ]] || code=0

@@ -9,6 +9,8 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -111,13 +113,36 @@ def test_tpu_vm_stop_fetch_delete(launch):
     mkdir, rsync = printed(launch / "tpu_vm.sh", "fetch", "--workdir=gs://b/x", "--to=my dir")
     assert mkdir == ["mkdir", "-p", "--", "my dir"]
     assert rsync == [
-        "gcloud", "storage", "rsync", "--recursive", "--exclude=checkpoints/.*", "gs://b/x",
+        "gcloud", "storage", "rsync", "--recursive", "--exclude=(checkpoints|xla)/.*", "gs://b/x",
         "my dir",
     ]  # fmt: skip
     _, rsync = printed(
         launch / "tpu_vm.sh", "fetch", "--workdir=gs://b/x", "--to=d", "--checkpoints"
     )
-    assert not any("exclude" in word for word in rsync)
+    assert "--exclude=xla/.*" in rsync and not any("checkpoints" in word for word in rsync)
+    (logs,) = printed(
+        launch / "tpu_vm.sh", "logs", "--name=n", "--zone=z", "--worker=3", "--ssh=iap"
+    )
+    assert logs[:6] == ["gcloud", "alpha", "compute", "tpus", "tpu-vm", "ssh"]
+    assert {"--worker=3", "--tunnel-through-iap"} < {*logs} and logs[-1].endswith("follow")
+
+
+def test_tpu_vm_hands_on_what_gcloud_takes(launch):
+    """Values with commas and equals signs as they are; hosts without public addresses are reached
+    from within their network."""
+    given = ["--service-account=a@p.iam.gserviceaccount.com", "--network=n1", "--subnetwork=n2"]
+    given += [
+        "--labels=team=rl,run=a",
+        "--data-disk=source=projects/p/zones/z/disks/d,mode=read-only",
+    ]
+    given += ["--scopes=cloud-platform", "--tags=t1,t2", "--valid-until-duration=6h"]
+    flags = ("run", "--name=n", "--zone=z", "--type=v6e-8")
+    create, _, *others = printed(launch / "tpu_vm.sh", *flags, *given, "--internal-ips")
+    assert {*given, "--internal-ips"} < {*create} and len(others) == 4
+    assert all("--internal-ip" in words for words in others)
+    create, *others = printed(launch / "tpu_vm.sh", *flags)
+    words = {w.partition("=")[0] for command in [create, *others] for w in command}
+    assert not words & {g.partition("=")[0] for g in given} | words & {"--internal-ip"}
 
 
 @pytest.mark.parametrize(
@@ -181,17 +206,21 @@ hosts() { [[ $worker == all ]] && echo host0 host1 || echo "host$worker"; }
 case "$3 $4" in
     "queued-resources create") echo ACCEPTED >request ;;
     "queued-resources describe")
-        [[ -f request ]] || exit 1
+        [[ -f request ]] || { echo "ERROR: NOT_FOUND: no such request" >&2; exit 1; }
+        [[ ! -f offline ]] || { rm offline; echo "ERROR: no route to host" >&2; exit 1; }
+        case "$*" in *failedData*) echo "no capacity in z"; exit ;; esac
         cat request
         # What is asked for is there at the next look.
-        if [[ $(<request) == ACCEPTED ]]; then
+        if [[ $(<request) == ACCEPTED && -f refuse ]]; then
+            echo FAILED >request
+        elif [[ $(<request) == ACCEPTED ]]; then
             echo ACTIVE >request; echo READY >node; mkdir host0 host1
         fi ;;
     "queued-resources delete") rm -rf request node host0 host1 ;;
     "tpu-vm describe") cat node ;;
     "tpu-vm scp") for host in $(hosts); do cp "$5" "$host/dapo_jax.tar.gz"; done ;;
     "tpu-vm ssh")
-        if [[ $command == *follow && ! -e preempted ]]; then
+        if [[ $command == *"worker.sh follow"* && ! -e preempted ]]; then
             touch preempted
             ( until grep -qs "step 1" host0/dapo_jax/run.log; do sleep 0.05; done
               kill -TERM $(cat host?/dapo_jax/run.pid) ) &
@@ -288,6 +317,74 @@ def test_a_slice_that_is_there_is_used_and_not_deleted(cloud):
         assert not (home / ".git").exists()
 
 
+def test_a_request_that_fails_ends_with_cloud_s_reason(cloud):
+    """Once it is ours: one from before is made anew."""
+    run = ("run", "--name=n", "--zone=z", "--type=v6e-8", "--", *ODD)
+    (cloud / "refuse").touch()
+    done = tpu_vm(cloud, *run)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == (
+        "error: slice n: Cloud has refused the request: no capacity in z"
+    )
+    (cloud / "refuse").unlink()
+    (cloud / "preempted").touch()
+    (cloud / "bucket").mkdir()
+    done = tpu_vm(cloud, *run)
+    assert done.returncode == 0 and "done: 2 steps" in done.stdout, done.stderr
+    assert "an earlier request failed (no capacity in z)" in done.stderr
+    assert (cloud / "calls").read_text().count("queued-resources delete") == 1
+
+
+def test_a_network_that_is_away_deletes_no_slice(cloud):
+    """Of a slice that is there nothing can be said for a moment; and never anything: give up."""
+    run = ("run", "--name=n", "--zone=z", "--type=v6e-8", "--", *ODD)
+    (cloud / "request").write_text("ACTIVE\n")
+    (cloud / "node").write_text("READY\n")
+    (cloud / "offline").touch()
+    done = tpu_vm(cloud, *run)
+    assert done.returncode == 1 and "gcloud cannot say what there is of n" in done.stderr
+    assert "ERROR: no route to host" in done.stderr
+    for name in ("preempted", "bucket", "host0", "host1"):
+        (cloud / name).mkdir()
+    gcloud = cloud.parent / "tools/gcloud"
+    once = (
+        '"tpu-vm describe") [[ -e asked ]] || { touch asked; echo "ERROR: timeout" >&2; exit 1; }; '
+    )
+    gcloud.write_text(gcloud.read_text().replace('"tpu-vm describe") ', once))
+    done = tpu_vm(cloud, *run)
+    assert done.returncode == 0 and (cloud / "asked").exists(), done.stderr
+    calls = (cloud / "calls").read_text()
+    assert "create" not in calls and "delete" not in calls
+
+
+def test_a_broken_connection_shows_no_line_twice(cloud):
+    (cloud / "request").write_text("ACTIVE\n")
+    (cloud / "node").write_text("READY\n")
+    for name in ("preempted", "bucket", "host0", "host1"):
+        (cloud / name).mkdir()
+    gcloud = cloud.parent / "tools/gcloud"
+    broken = """
+        if [[ $command == *"worker.sh follow"* && ! -e broken ]]; then
+            touch broken
+            until grep -qs done host0/dapo_jax/run.log; do sleep 0.05; done
+            head -n 1 host0/dapo_jax/run.log
+            exit 255
+        fi
+        status=0
+"""
+    gcloud.write_text(gcloud.read_text().replace("        status=0\n", broken))
+    # Alive where it is asked, so that the same training is followed again.
+    worker = next(cloud.parent.glob("a checkout*")) / "launch/worker.sh"
+    worker.write_text(
+        worker.read_text().replace("    alive) alive ;;", "    alive) [[ -f $pid ]] ;;")
+    )
+    done = tpu_vm(cloud, "run", "--name=n", "--zone=z", "--type=v6e-8", "--", *ODD)
+    assert done.returncode == 0 and (cloud / "broken").exists(), done.stderr
+    shown = [x for x in done.stdout.splitlines() if not x.startswith("[")]
+    assert shown == ["resumed after step 1", "done: 2 steps"]
+    assert done.stdout.count("--terminated_status=75") == 1  # the line that was shown before
+
+
 def test_a_host_without_uv_gets_the_one_that_is_pinned(cloud):
     """By a python3 whose pip is fake: the version and its checksum are said, and nothing is piped
     into a shell."""
@@ -381,7 +478,7 @@ def test_gke_manifest_is_what_kubernetes_wants(launch):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     spec = yaml.safe_load(done.stdout)["spec"]
-    assert spec["failurePolicy"] == {"maxRestarts": 7}
+    assert spec["failurePolicy"]["maxRestarts"] == 7
     (job,) = spec["replicatedJobs"]
     job = job["template"]["spec"]
     assert job["parallelism"] == job["completions"] == 32  # 128 chips, 4 a host
@@ -393,11 +490,121 @@ def test_gke_manifest_is_what_kubernetes_wants(launch):
     assert spec["replicatedJobs"][0]["replicas"] == 1
     (container,) = pod["containers"]
     assert [expanded(x) for x in container["args"]] == ["--start_timeout=600", *ODD, odd]
-    assert container["resources"]["limits"] == {"google.com/tpu": 4}
+    assert container["resources"] == {
+        "requests": {"ephemeral-storage": "20Gi"},
+        "limits": {"google.com/tpu": 4, "ephemeral-storage": "20Gi"},
+    }
     assert container["command"][-1] == "dapo_jax.train"
+    assert pod["terminationGracePeriodSeconds"] == 600 and "tolerations" not in pod
     commands = commands_in(done.stderr)
     assert commands[0] == ["kubectl", "--namespace=ns", "apply", "--filename=-"]
-    assert [c[2] for c in commands] == ["apply", "wait", "logs"]
+    assert [c[2:4] for c in commands[1:]] == [["get", "jobset"], ["get", "pods"]]
+
+
+def test_gke_on_spot_nodes_and_with_a_command_before(launch):
+    """A grace that is true there; the command is a script of its own, whose words Kubernetes does
+    not touch, and the training gets its flags and its signals."""
+    yaml = pytest.importorskip("yaml")
+    prepare = "echo \"$HOME\" '$(x)' > prepared; false || true"
+    done = bash(
+        launch / "gke.sh", "run", "--name=dapo", "--type=v6e-16", "--image=i", "--spot",
+        "--disk=80", f"--prepare={prepare}", "--dry-run", "--", *ODD, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    manifest = yaml.safe_load(done.stdout)["spec"]
+    (rule,) = manifest["failurePolicy"]["rules"]
+    assert rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    job = manifest["replicatedJobs"][0]["template"]["spec"]
+    exits, taken = job["podFailurePolicy"]["rules"]
+    assert exits["onExitCodes"] == {"containerName": "train", "operator": "In", "values": [75]}
+    assert taken["onPodConditions"] == [{"type": "DisruptionTarget"}]
+    pod = job["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 15
+    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+    assert pod["tolerations"] == [
+        dict(key="cloud.google.com/gke-spot", operator="Equal", value="true", effect="NoSchedule")
+    ]
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"]["ephemeral-storage"] == "80Gi"
+    *shell, script, name = (expanded(x) for x in container["command"])
+    assert shell == ["bash", "-c"] and name == "prepare"
+    assert script.splitlines() == [
+        "set -e", prepare, 'exec bash launch/until_done.sh python -um dapo_jax.train "$@"'
+    ]  # fmt: skip
+
+
+KUBECTL = r"""#!/usr/bin/env bash
+# A job in the folder CLUSTER: a pod whose log comes in two parts, lost with its restart; a second.
+cd "$CLUSTER"; echo "$@" >>calls
+looks=$(grep -c 'get pods' calls)
+case "$1 $2" in
+    "get jobset")
+        [[ ! -e gone ]] || { echo 'Error from server (NotFound): no "dapo"' >&2; exit 1; }
+        echo "StartupPolicyCompleted: x"
+        ((looks < 5)) || cat end ;;
+    "get pods")
+        echo "dapo-0-aaa $( ((looks < 3)) && echo Running || echo Failed)"
+        ((looks < 3)) || echo "dapo-0-bbb $( ((looks < 4)) && echo Pending || echo Succeeded)" ;;
+    "logs --follow")
+        case "$4:$looks" in
+            *aaa:1) echo one ;;  # the connection breaks
+            *aaa:*) echo one; echo two ;;
+            *bbb:*) echo three ;;
+        esac ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("Completed: jobset completed successfully", 0, "[set-up] Completed: jobset completed"),
+        ("Failed: reached maximum restarts", 1, "error: the job has failed: reached maximum"),
+    ],
+)
+def test_gke_follows_through_restarts_to_the_end(end, status, said, launch, tmp_path):
+    executable(tmp_path / "bin/kubectl", KUBECTL)
+    (tmp_path / "end").write_text(end + "\n")
+    env = dict(CLUSTER=tmp_path, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    done = bash(
+        launch / "gke.sh", "logs", "--name=dapo", cwd=tmp_path, DAPO_POLL_SECONDS="0.01", **env
+    )
+    assert (done.returncode, done.stdout) == (status, "one\ntwo\nthree\n"), done.stderr
+    assert done.stderr.splitlines()[-1].startswith(said)
+
+
+def test_gke_follows_no_job_that_is_gone(launch, tmp_path):
+    executable(tmp_path / "bin/kubectl", KUBECTL)
+    (tmp_path / "gone").touch()
+    env = dict(CLUSTER=tmp_path, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    done = bash(launch / "gke.sh", "logs", "--name=dapo", cwd=tmp_path, **env)
+    assert done.returncode == 1 and done.stderr.endswith("error: there is no job dapo\n")
+
+
+def test_until_done_keeps_the_log_in_the_workdir(tmp_path):
+    """What the training has printed to the last line, also where it was told to leave."""
+    code = "echo up; trap 'echo last words; exit 75' TERM; while :; do sleep 0.02; done"
+    shell = tmp_path / "python"  # the training, and by -m what copies its log
+    executable(
+        shell,
+        f"""#!/usr/bin/env bash
+        [[ $2 != dapo_jax.hosts.keep_log ]] || exec '{sys.executable}' "$@"
+        {code}
+        """,
+    )
+    env = {**os.environ, "DAPO_LOG": str(tmp_path / "run.log"), "PYTHONPATH": str(ROOT)}
+    running = subprocess.Popen(
+        ["bash", LAUNCH / "until_done.sh", shell, "-m", "x", f"--workdir={tmp_path}/w"],
+        stdout=subprocess.PIPE, text=True, env=env,
+    )  # fmt: skip
+    assert running.stdout.readline() == "up\n"
+    time.sleep(2)  # the copier has come to take SIGTERM
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == 75
+    assert running.stdout.read() == "last words\n"
+    running.stdout.close()
+    (kept,) = (tmp_path / "w/logs").iterdir()
+    assert kept.read_text() == "up\nlast words\n" == (tmp_path / "run.log").read_text()
 
 
 def test_gke_of_several_slices(launch):
@@ -408,7 +615,7 @@ def test_gke_of_several_slices(launch):
     (job,) = yaml.safe_load(done.stdout)["spec"]["replicatedJobs"]
     assert job["replicas"] == 2 and job["template"]["spec"]["parallelism"] == 64  # each
     commands = commands_in(done.stderr)
-    assert all("jobset.sigs.k8s.io/job-index=0," in c[-1] for c in commands[1:])
+    assert any("jobset.sigs.k8s.io/job-index=0," in word for word in commands[-1])
 
 
 def test_gke_of_one_host(launch):
@@ -421,11 +628,73 @@ def test_gke_of_one_host(launch):
     job = job["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
     assert job["parallelism"] == job["completions"] == 1
-    assert container["resources"]["limits"] == {"google.com/tpu": 8}
+    assert container["resources"]["limits"]["google.com/tpu"] == 8
     assert container["args"][0] == "--num_processes=1"
     assert "ct6e-standard-8t, topology 2x4, 1 nodes" in done.stderr
     done = bash(launch / "gke.sh", "run", "--type=2xv6e-8", *flags, cwd=ROOT)
     assert done.returncode == 2 and "slices of several hosts" in done.stderr
+
+
+# Machine type, topology, hosts and chips a host, as Google's pages on each TPU version and on TPUs
+# in GKE give them (slices.txt names them); runtime of a TPU VM.
+DOCUMENTED = [
+    ("v4-8", "tpu-v4-podslice", "ct4p-hightpu-4t", "2x2x1", 1, 4, "tpu-ubuntu2204-base"),
+    ("v4-128", "tpu-v4-podslice", "ct4p-hightpu-4t", "4x4x4", 16, 4, "tpu-ubuntu2204-base"),
+    ("v5litepod-1", "tpu-v5-lite-podslice", "ct5lp-hightpu-1t", "1x1", 1, 1, "v2-alpha-tpuv5-lite"),
+    ("v5litepod-8", "tpu-v5-lite-podslice", "ct5lp-hightpu-8t", "2x4", 1, 8, "v2-alpha-tpuv5-lite"),
+    (
+        "v5litepod-16",
+        "tpu-v5-lite-podslice",
+        "ct5lp-hightpu-4t",
+        "4x4",
+        4,
+        4,
+        "v2-alpha-tpuv5-lite",
+    ),
+    (
+        "v5litepod-256",
+        "tpu-v5-lite-podslice",
+        "ct5lp-hightpu-4t",
+        "16x16",
+        64,
+        4,
+        "v2-alpha-tpuv5-lite",
+    ),
+    ("v5p-8", "tpu-v5p-slice", "ct5p-hightpu-4t", "2x2x1", 1, 4, "v2-alpha-tpuv5"),
+    ("v5p-128", "tpu-v5p-slice", "ct5p-hightpu-4t", "4x4x4", 16, 4, "v2-alpha-tpuv5"),
+    ("v5p-256", "tpu-v5p-slice", "ct5p-hightpu-4t", "4x4x8", 32, 4, "v2-alpha-tpuv5"),
+    ("v5p-12288", "tpu-v5p-slice", "ct5p-hightpu-4t", "16x16x24", 1536, 4, "v2-alpha-tpuv5"),
+    ("v6e-1", "tpu-v6e-slice", "ct6e-standard-1t", "1x1", 1, 1, "v2-alpha-tpuv6e"),
+    ("v6e-8", "tpu-v6e-slice", "ct6e-standard-8t", "2x4", 1, 8, "v2-alpha-tpuv6e"),
+    ("v6e-16", "tpu-v6e-slice", "ct6e-standard-4t", "4x4", 4, 4, "v2-alpha-tpuv6e"),
+    ("v6e-256", "tpu-v6e-slice", "ct6e-standard-4t", "16x16", 64, 4, "v2-alpha-tpuv6e"),
+]
+
+
+@pytest.mark.parametrize(
+    ("type", "label", "machine", "topology", "hosts", "chips", "runtime"),
+    DOCUMENTED,
+    ids=[row[0] for row in DOCUMENTED],
+)
+def test_dry_runs_have_the_documented_shapes(
+    type, label, machine, topology, hosts, chips, runtime, launch
+):
+    yaml = pytest.importorskip("yaml")
+    flags = ("--name=n", f"--type={type}", "--dry-run", "--", *ODD)
+    done = bash(launch / "gke.sh", "run", "--image=i", *flags, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    job = yaml.safe_load(done.stdout)["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = job["template"]["spec"]
+    assert job["parallelism"] == job["completions"] == hosts
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": label,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    assert pod["containers"][0]["resources"]["limits"]["google.com/tpu"] == chips
+    assert f"machine type {machine}, topology {topology}, {hosts} nodes each" in done.stderr
+    done = bash(launch / "tpu_vm.sh", "run", "--zone=z", *flags, cwd=ROOT)
+    create = commands_in(done.stderr)[0]
+    assert {f"--accelerator-type={type}", f"--runtime-version={runtime}"} < {*create}
 
 
 @pytest.mark.parametrize(
@@ -450,7 +719,7 @@ def test_gke_refuses_characters_that_are_not_for_yaml(character, launch):
     flags = ("--name=n", "--type=v6e-16", "--image=i", "--dry-run", "--", *ODD)
     done = bash(launch / "gke.sh", "run", *flags, f"--config.x=a{character}b", cwd=ROOT)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: training flag '--config.x=a")
+    assert done.stderr.startswith("error: '--config.x=a")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -508,7 +777,11 @@ def test_numbers_are_decimal(launch):
         ("tpu_vm.sh", "--runtime=a;b"), ("tpu_vm.sh", "--to=a\nb"), ("slurm.sh", "--time=1:00 x"),
         ("slurm.sh", "--name=a\nb"), ("slurm.sh", "--extra=a]b"), ("slurm.sh", "--python=../x"),
         ("local.sh", "--python=3.9"), ("quickstart.sh", "--python=../x"), ("gke.sh", "--name=n\n"),
-        ("quickstart.sh", "--extra=a]; id"),
+        ("quickstart.sh", "--extra=a]; id"), ("tpu_vm.sh", "--labels=a=b;id"),
+        ("tpu_vm.sh", "--labels=$(id)=1"), ("tpu_vm.sh", "--labels=a"), ("tpu_vm.sh", "--ssh=a b"),
+        ("tpu_vm.sh", "--data-disk=source=/x y"), ("tpu_vm.sh", "--network=a\nb"),
+        ("tpu_vm.sh", "--service-account=`id`"), ("tpu_vm.sh", "--worker=x[$(id)]"),
+        ("gke.sh", "--disk=1Gi"), ("gke.sh", "--disk=1\n    limits: {}"),
     ],
 )  # fmt: skip
 def test_other_values_are_checked_too(script, bad, launch, tmp_path):
@@ -545,6 +818,8 @@ def test_one_table_of_slices():
         (["--config.optim.lrr=3"], "config.optim.lrr: no such field; did you mean optim.lr"),
         (["--config.mesh.tensor=3"], "config.mesh: "),
         (["--hearbeat_timeout=3"], "Unknown command line flag 'hearbeat_timeout'"),
+        (["--config.data.train=no.jsonl"], "config.data.train: no.jsonl: no such file or folder"),
+        (["--config.rollout.cache_fraction=1.0", "--config.rollout.slots=8192"], "by arithmetic"),
     ],
 )
 @pytest.mark.parametrize("script", ["tpu_vm.sh", "gke.sh"])
@@ -553,22 +828,37 @@ def test_a_training_is_checked_before_a_slice_is_made(script, flags, said, tmp_p
     for tool in ("gcloud", "kubectl"):
         executable(tmp_path / tool, f"#!/bin/sh\ntouch '{tmp_path}/called'\n")
     executable(tmp_path / "python3", test_launch.THIS_PYTHON)
-    where = "--zone=z" if script == "tpu_vm.sh" else "--image=i"
+    where = ["--zone=z"] if script == "tpu_vm.sh" else ["--image=i"]
+    if not any("data.train" in flag for flag in flags):
+        where.append("--prepare=fetch")  # of the config's own files
     done = bash(
-        LAUNCH / script, "run", "--name=n", where, "--type=v5p-256", "--",
+        LAUNCH / script, "run", "--name=n", *where, "--type=v5p-256", "--",
         "--config=configs/dapo_qwen2_5_32b.py", *flags, "--workdir=gs://b/x",
         cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", PYTHONPATH=ROOT,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith(f"error: {said}") and len(lines) <= 2
     assert not (tmp_path / "called").exists()
+
+
+def test_what_by_arithmetic_does_not_fit_is_for_the_user_to_try(tmp_path):
+    executable(tmp_path / "python3", test_launch.THIS_PYTHON)
+    done = bash(
+        LAUNCH / "gke.sh", "run", "--name=n", "--image=i", "--type=v5p-256", "--prepare=fetch",
+        "--skip-plan", "--dry-run", "--", "--config=configs/dapo_qwen2_5_32b.py",
+        "--workdir=gs://b/x", "--config.rollout.cache_fraction=1.0", "--config.rollout.slots=8192",
+        cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", PYTHONPATH=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0 and "warning: by arithmetic this needs" in done.stderr
 
 
 def test_a_training_that_is_right_passes_the_check(tmp_path):
     executable(tmp_path / "python3", test_launch.THIS_PYTHON)
     done = bash(
-        LAUNCH / "gke.sh", "run", "--name=n", "--image=i", "--type=v5p-256", "--dry-run", "--",
-        "--config=configs/dapo_qwen2_5_32b.py", "--workdir=gs://b/x", "--heartbeat_timeout=30",
+        LAUNCH / "gke.sh", "run", "--name=n", "--image=i", "--type=v5p-256", "--dry-run",
+        "--prepare=fetch", "--", "--config=configs/dapo_qwen2_5_32b.py", "--workdir=gs://b/x",
+        "--heartbeat_timeout=30",
         cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", PYTHONPATH=ROOT,
     )  # fmt: skip
     assert done.returncode == 0 and "warning" not in done.stderr, done.stderr

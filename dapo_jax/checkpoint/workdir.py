@@ -28,10 +28,11 @@ from dapo_jax import gate, parallel
 from dapo_jax.checkpoint import patience
 
 CHECKPOINTS, JOURNAL, REWOUND = "checkpoints", "journal", "rewound"
+LOGS = "logs"  # what each host printed (hosts/keep_log.py)
 # What a run creates, replaces or removes without asking.
 _OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
 PROGRAMS = "xla"  # compiled, for all hosts (hosts/start.py)
-_LEFT_THERE = (CHECKPOINTS, JOURNAL, REWOUND, PROGRAMS)  # in a bucket
+_LEFT_THERE = (CHECKPOINTS, JOURNAL, REWOUND, PROGRAMS, LOGS)  # in a bucket
 _LOCK = ".lock"
 
 

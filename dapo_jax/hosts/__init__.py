@@ -8,6 +8,6 @@ Doors: `processes.joined`, `processes.agree`, `leaving.signals`, `watchdog.Watch
 `start.model_directory`.
 Inside: processes (meeting, agreement, heartbeat), last_word (speaks where JAX ends the process),
 leaving (SIGTERM and Ctrl-C), watchdog (what takes too long), start (base model, compiled programs,
-time to the first token).
+time to the first token), keep_log (copies what a host prints into the workdir).
 The collectives that the algorithm itself needs are in parallel.py.
 """

@@ -1,0 +1,36 @@
+"""A growing log file is kept in a folder of the workdir."""
+
+import socket
+import threading
+
+from dapo_jax.hosts import keep_log
+
+
+def test_the_copy_grows_and_is_whole_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(keep_log, "EVERY_S", 0.02)
+    log, folder, ends = tmp_path / "run.log", tmp_path / "w/logs", threading.Event()
+    log.write_text("one\n")
+    thread = threading.Thread(target=keep_log.keep, args=[log, str(folder), ends])
+    thread.start()
+    while not list(folder.glob("*.log")):
+        thread.join(0.01)
+    log.write_text("one\ntwo\n")
+    ends.set()
+    thread.join(20)
+    (copy,) = folder.iterdir()
+    assert copy.read_text() == "one\ntwo\n" and copy.name.endswith(f"Z_{socket.gethostname()}.log")
+
+
+def test_a_bucket_that_fails_is_named_once_and_tried_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(keep_log, "EVERY_S", 0.01)
+    log, folder, ends = tmp_path / "run.log", tmp_path / "logs", threading.Event()
+    log.write_text("one\n")
+    folder.write_text("in the way")
+    thread = threading.Thread(target=keep_log.keep, args=[log, str(folder), ends])
+    thread.start()
+    thread.join(0.3)
+    folder.unlink()
+    ends.set()
+    thread.join(20)
+    assert [p.read_text() for p in folder.iterdir()] == ["one\n"]
+    assert capsys.readouterr().err.count("not written") == 1
