@@ -19,18 +19,17 @@ from typing import NamedTuple
 import jax
 from tqdm import tqdm
 
-from dapo_jax import algorithm, build, cli, grading, parallel, schema, validation, warmup
+from dapo_jax import algorithm, begin, build, cli, grading, parallel, schema, validation
 from dapo_jax.algorithm import StepRecord
 from dapo_jax.checkpoint import branch, checkpoint, resume, workdir as workdir_lib
 from dapo_jax.checkpoint.journal import Journal, remembering
 from dapo_jax.checkpoint.saver import Saver
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files, problems
-from dapo_jax.evaluate import evaluate_sets, find_given, load_params
+from dapo_jax.evaluate import evaluate_sets
 from dapo_jax.hosts import leaving, processes, start
 from dapo_jax.hosts.watchdog import Watchdog, pulsed
 from dapo_jax.log import goodput, guards, hardware, metrics, profiler, report, trackers
-from dapo_jax.model import qwen2
 
 
 class Hooks(NamedTuple):
@@ -101,7 +100,7 @@ def run(
     inputs = resume.inputs(text)
     directory = config.checkpoint.directory or home.checkpoints
     accept = lambda saved: resume.check(saved, config, inputs, allow_config_change, say)
-    state, resumed = start_state(config, text, machine, directory, accept, say, home.local)
+    state, resumed = begin.start_state(config, text, machine, directory, accept, say, home.local)
     if parallel.is_main_process():
         files.write_json(home.local / "config.json", schema.leaves(config))
     if state.counters.step < config.steps:
@@ -214,39 +213,6 @@ def score(config, text: build.Text, evaluation: dict[str, float]) -> float | Non
             f"config.checkpoint.best_metric: no metric {tag!r}; there are {known}"
         )
     return float(evaluation[tag]) if tag in evaluation else None
-
-
-def start_state(
-    config, text: build.Text, machine: build.Machine, directory, accept, say, local=None
-) -> tuple[State, bool]:
-    """(where the run begins, whether it goes on from a checkpoint):
-    1. at the newest whole checkpoint of this run, if there is one that `accept` does not refuse;
-    2. else with the parameters of `init_from`, if that is set, or as that run went on;
-    3. else with the model directory's weights, or random ones, after the warm-up if there is one.
-    """
-    trainer = machine.trainer
-    shardings = State(trainer.param_shardings, trainer.opt_shardings)
-    abstract = qwen2.abstract(machine.shape)
-    like = State(abstract, jax.eval_shape(machine.tx.init, abstract))
-    if config.loss.kl_coef:
-        shardings = shardings._replace(ref_params=trainer.param_shardings)
-        like = like._replace(ref_params=abstract)
-    if (state := resume.newest(directory, like, shardings, accept, say)) is not None:
-        return state, True
-    source = find_given(config.init_from) if config.init_from else None
-    if source and config.init_state == "all":
-        return branch.state(config, text, source, like, shardings, local, say), True
-    if source:
-        params = load_params(config, machine._replace(model_dir=source.model_dir), source)
-    else:
-        params = build.initial_params(config, machine)
-        if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps:
-            phases = warmup.usual(config)
-            params = warmup.warm_up(
-                config, machine.mesh, machine.shape, text.tokenizer, params, phases
-            )
-    ref = jax.tree.map(lambda w: w.copy(), params) if config.loss.kl_coef else None
-    return State(params, trainer.init_opt_state(params), ref), False
 
 
 def evaluate_policy(config, machine, text, state: State, writer, say) -> dict[str, float]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from dapo_jax import build, train
+from dapo_jax import begin, build
 from dapo_jax.checkpoint import checkpoint, seal
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def run(whole, tmp_path_factory):
         """(the state, everything that was said)"""
         said = []
         accept = lambda saved: None
-        state, resumed = train.start_state(c, text, machine, directory, accept, said.append)
+        state, resumed = begin.start_state(c, text, machine, directory, accept, said.append)
         assert resumed
         return state, "\n".join(said)
 

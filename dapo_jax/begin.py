@@ -1,0 +1,42 @@
+"""Where a run begins: at a checkpoint of its own or of another run, or at weights of a model."""
+
+import jax
+
+from dapo_jax import build, warmup
+from dapo_jax.checkpoint import branch, resume
+from dapo_jax.dapo.state import State
+from dapo_jax.evaluate import find_given, load_params
+from dapo_jax.model import qwen2
+
+
+def start_state(
+    config, text: build.Text, machine: build.Machine, directory, accept, say, local=None
+) -> tuple[State, bool]:
+    """(where the run begins, whether it goes on from a checkpoint):
+    1. at the newest whole checkpoint of this run, if there is one that `accept` does not refuse;
+    2. else with the parameters of `init_from`, if that is set, or as that run went on;
+    3. else with the model directory's weights, or random ones, after the warm-up if there is one.
+    """
+    trainer = machine.trainer
+    shardings = State(trainer.param_shardings, trainer.opt_shardings)
+    abstract = qwen2.abstract(machine.shape)
+    like = State(abstract, jax.eval_shape(machine.tx.init, abstract))
+    if config.loss.kl_coef:
+        shardings = shardings._replace(ref_params=trainer.param_shardings)
+        like = like._replace(ref_params=abstract)
+    if (state := resume.newest(directory, like, shardings, accept, say)) is not None:
+        return state, True
+    source = find_given(config.init_from) if config.init_from else None
+    if source and config.init_state == "all":
+        return branch.state(config, text, source, like, shardings, local, say), True
+    if source:
+        params = load_params(config, machine._replace(model_dir=source.model_dir), source)
+    else:
+        params = build.initial_params(config, machine)
+        if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps:
+            phases = warmup.usual(config)
+            params = warmup.warm_up(
+                config, machine.mesh, machine.shape, text.tokenizer, params, phases
+            )
+    ref = jax.tree.map(lambda w: w.copy(), params) if config.loss.kl_coef else None
+    return State(params, trainer.init_opt_state(params), ref), False
