@@ -25,6 +25,9 @@ ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
 TERMINATED_STATUS = flags.DEFINE_integer(
     "terminated_status", 0, "Exit status of training that SIGTERM cut off and saved.", 0, 255
 )
+PROFILE = flags.DEFINE_integer(
+    "profile", 0, "Trace this rollout step of training into WORKDIR/profile; 0 = none.", 0
+)
 WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same command resumes it.")
 _PATH_FLAGS = ("config", "workdir", "data", "checkpoint", "json", "out")  # those that there are
 

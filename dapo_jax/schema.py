@@ -166,9 +166,10 @@ SCHEMA: dict[str, Field] = {
     "checkpoint.journal_gb": Field(16.0, "most GB of finished responses kept under WORKDIR/journal for steps that no checkpoint holds yet; 0 = none", 0.0, 1e6),
     "log.samples": Field(4, "groups per step of which rollouts/ keeps a right and a wrong response, and as many truncated responses", 0),
     "log.tensorboard": Field(True, "write TensorBoard events beside metrics.jsonl"),
-    "log.wandb": Field("", "project at Weights & Biases that gets the numbers too (pip install wandb); '' = none"),
-    "log.mlflow": Field("", "experiment of MLflow that gets the numbers too (pip install mlflow); '' = none"),
-    "log.text_every": Field(10, "rollout steps between text samples in TensorBoard; 0 = none", 0),
+    "log.wandb": Field("", "project at Weights & Biases that gets numbers, samples and alarms too (pip install wandb); '' = none"),
+    "log.mlflow": Field("", "experiment of MLflow that gets numbers, samples and alarms too (pip install mlflow); '' = none"),
+    "log.text_every": Field(10, "rollout steps between text samples in TensorBoard, W&B and MLflow; 0 = none", 0),
+    "log.alarm_command": Field("", "command that gets an alarm as JSON on its standard input, such as 'curl -d @- URL'; '' = none"),
 
     # --- alarms of a run that goes wrong --------------------------------------------------------------------
     "guard.entropy_min": Field(0.0, "alarm below this mean entropy of a token, nats (collapse); 0 = off", 0.0),

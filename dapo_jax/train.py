@@ -3,11 +3,11 @@
     python -m dapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
 
 The same command resumes. WORKDIR receives config.json (resolved), metrics.jsonl, tensorboard/,
-rollouts/ (text samples), eval/ and checkpoints/; it may be a bucket (gs://...). Any field of the
-config can be overridden: --config.optim.lr=1e-6. On several hosts, run the same command on each
-(hosts/processes.py). Exit code 0 at the end, or after SIGTERM or Ctrl-C, which are heard between
-two chunks of decoding and between two updates (--terminated_status=N gives another for that); a
-second Ctrl-C ends at once, with 130.
+rollouts/ (text samples), eval/, events.jsonl (where time went) and checkpoints/; it may be a bucket
+(gs://...). Any field of the config can be overridden: --config.optim.lr=1e-6. On several hosts, run
+the same command on each (hosts/processes.py). Exit code 0 at the end, or after SIGTERM or Ctrl-C,
+which are heard between two chunks of decoding and between two updates (--terminated_status=N gives
+another for that); a second Ctrl-C ends at once, with 130.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from dapo_jax.data import files, problems
 from dapo_jax.evaluate import evaluate_sets, find_given, load_params
 from dapo_jax.hosts import leaving, processes, start
 from dapo_jax.hosts.watchdog import Watchdog, pulsed
-from dapo_jax.log import guards, metrics, report, trackers
+from dapo_jax.log import goodput, guards, hardware, metrics, profiler, report, trackers
 from dapo_jax.model import qwen2
 
 
@@ -41,6 +41,7 @@ class Hooks(NamedTuple):
     phase: Callable[[str], None] = lambda phase: None
     # (state after the step, what happened in it), before anything of it is written
     step: Callable[[State, StepRecord], None] = lambda state, record: None
+    profile: int = 0  # the step to trace into WORKDIR/profile
 
 
 QUIET = Hooks()
@@ -56,6 +57,7 @@ def train(
     """Run up to `config.steps` in the workdir `where`; False where SIGTERM cut it off. score: the
     judge of responses, in place of what `config.reward` names. Raises ConfigError, ValueError or
     OSError for bad input, before anything compiles."""
+    began = time.time()
     hooks.phase("start-up")
     processes.agree(processes.identity(config, str(where)))
     validation.validate(config, len(jax.devices()), files=True)
@@ -79,7 +81,8 @@ def train(
         for note in [*text.notes, report.describe(config, machine), f"workdir: {home.name}"]:
             say(note)
         machine = pulsed(machine, hooks.phase)
-        return run(config, home, text, machine, allow_config_change, say, hooks, first)
+        book = goodput.Book(home.local, began)
+        return run(config, home, text, machine, allow_config_change, say, hooks, first, book)
 
 
 def run(
@@ -91,6 +94,7 @@ def run(
     say: Callable[[str], None],
     hooks: Hooks,
     first: start.FirstToken,
+    book: goodput.Book,
 ) -> bool:
     """Steps, evaluations, records and checkpoints up to the end. However it ends, what was opened
     is closed in the reverse order: saver, progress, writer; then the bucket gets what they left."""
@@ -103,11 +107,15 @@ def run(
     if state.counters.step < config.steps:
         say(report.memory_line(config, machine))
     say(f"resumed after step {state.counters.step}" if resumed else "start")
-    stream = problems.stream(range(len(text.train.ids)), config.seed)
+    book.note("resume", step=state.counters.step)
+    stream, since = problems.stream(range(len(text.train.ids)), config.seed), state.counters.step
     with contextlib.ExitStack() as after:
         asked = after.enter_context(leaving.signals())
         after.callback(workdir_lib.try_to_send, home, say)
-        writer = metrics.Writer(home.local, state.counters.step if resumed else -1, config, say)
+        after.callback(lambda: book.note("leave", finished=bool(stop or last)))
+        trace = after.enter_context(profiler.Profiler(home.local, hooks.profile, since, say))
+        hooks = goodput.beside(hooks, book, trace)
+        writer = metrics.Writer(home.local, since if resumed else -1, config, say, home.name)
         after.callback(writer.close)
         progress = report.Progress(config.steps, state.counters.step, say)
         after.callback(progress.close)
@@ -119,7 +127,7 @@ def run(
             hooks.phase("evaluation")
             return evaluate_policy(config, machine, text, state, writer, say)
 
-        stop = cut = ""
+        stop, cut, last = "", "", since >= config.steps
         kept = state if resumed else None  # the newest whose record is written
         try:
             if not resumed:
@@ -138,12 +146,13 @@ def run(
                 state, record, clocks = timed_step(config, text, machine, stream, state, hooks)
                 step = state.counters.step
                 hooks.step(state, record)
-                log = metrics.step_metrics(config, state, record, clocks)
+                log = metrics.step_metrics(config, state, record, clocks) | book.ledger.shares()
+                log |= hardware.step_metrics(config, machine.shape, record, clocks)
                 last = step == config.steps
                 evaluation = evaluate() if last or due(step, config.eval.every) else {}
                 log |= evaluation | first.told()
                 history = guards.remember(history, log)
-                state, broken = guards.count_alarms(config, state, log, history, say)
+                state, broken = guards.count_alarms(config, state, log, history, say, writer.alarm)
                 log |= {"alarms": broken} if broken else {}
                 writer.lines("rollouts", step, report.samples(config, text, stream, record.batch))
                 writer.record(step, log)
@@ -170,6 +179,7 @@ def run(
     if parallel.is_main_process():
         records = metrics.read(home.local / "metrics.jsonl")
         say(report.summary(home.name, state.counters, stop, cut, records))
+        say(goodput.summary(book.ledger))
     return not cut
 
 
@@ -253,6 +263,7 @@ def main(score: grading.Score | None = None, hooks: Hooks = QUIET) -> int | None
     with processes.joined():
         if branch.REWIND.value is not None:
             return branch.rewind(cli.CONFIG.value, cli.WORKDIR.value, branch.REWIND.value)
+        hooks = hooks._replace(profile=cli.PROFILE.value or hooks.profile)
         ended = train(
             cli.CONFIG.value, cli.WORKDIR.value, cli.ALLOW_CONFIG_CHANGE.value, score, hooks
         )

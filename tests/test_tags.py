@@ -1,6 +1,7 @@
 """The table of tags against a real run: all that a run can write is in the table, and the other way
 round, in metrics.jsonl and in TensorBoard."""
 
+import json
 import pathlib
 import time
 
@@ -11,9 +12,10 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.summary import _clean_tag
 
 from dapo_jax import config, train
-from dapo_jax.log import metrics, tags
+from dapo_jax.log import goodput, metrics, tags
 
-OWN = {"scored", "parts"}  # of a graded reward of one's own: test_own_reward.py
+# Of a graded reward of one's own: test_own_reward.py; of accelerators: test_hardware.py.
+OWN = {"scored", "parts", "device"}
 
 
 def events(workdir: pathlib.Path) -> list[Event]:
@@ -40,7 +42,8 @@ def everything(tmp_path_factory):
     c.reward.overlong_buffer_tokens, c.loss.kl_coef, c.log.text_every = 4, 0.1, 1
     c.guard.entropy_max = 0.1  # random weights are far above
     c.mesh.fsdp, c.mesh.tensor = 4, 2
-    train.train(c, workdir, score=stubbed_train.JUDGE)
+    c.log.alarm_command = f"tee -a {workdir}/rung"
+    train.train(c, workdir, score=stubbed_train.JUDGE, hooks=train.Hooks(profile=2))
     return workdir, c
 
 
@@ -101,6 +104,43 @@ def test_a_record_s_time_is_that_of_its_points(everything):
     times = {r["step"]: r["time/wall"] for r in metrics.read(workdir / "metrics.jsonl")}
     assert list(times.values()) == sorted(times.values()) and time.time() - times[0] < 1000
     assert {(e.step, e.wall_time) for e in events(workdir) if e.summary.value} == set(times.items())
+
+
+def test_a_step_is_traced(everything):
+    """The second, its rollout and its update, and no other."""
+    workdir, _ = everything
+    traced = {p.relative_to(workdir / "profile").parts[0] for p in workdir.rglob("*.xplane.pb")}
+    assert traced == {"step_000002_rollout", "step_000002_update"}
+    assert all(p.stat().st_size > 1000 for p in workdir.rglob("*.xplane.pb"))
+
+
+def test_alarms_are_rung(everything):
+    workdir, _ = everything
+    first, *_ = [
+        json.loads(x) for x in (workdir / "rung").read_text().replace("}{", "}\n{").split("\n")
+    ]
+    assert (first["workdir"], first["step"], first["in_row"]) == (str(workdir), 1, 1)
+    (_, record, _) = metrics.read(workdir / "metrics.jsonl")
+    assert first["alarms"] == record["alarms"]
+
+
+def test_events_say_where_time_went(everything):
+    """Phases in order, and a goodput of the whole that is the file's."""
+    workdir, _ = everything
+    events = [json.loads(x) for x in (workdir / "events.jsonl").read_text().splitlines()]
+    a_step = ["rollout", "update", "step", "save"]
+    begin = ["start-up", "resume", "evaluation", "save"]
+    assert [e["event"] for e in events] == [
+        *begin, *a_step, *a_step[:3], "evaluation", "save", "leave"
+    ]  # fmt: skip
+    assert events[-1]["finished"] is True
+    ledger = goodput.read(workdir / "events.jsonl")
+    assert ledger.steps.keys() == {1, 2} and ledger.lost["compile"] > 0
+    total = sum(ledger.steps.values()) + sum(ledger.lost.values())
+    assert total == pytest.approx(events[-1]["time"] - events[0]["time"], abs=0.01)
+    for record in metrics.read(workdir / "metrics.jsonl")[1:]:
+        shares = [v for t, v in record.items() if t.startswith(("time/goodput", "time/lost/"))]
+        assert sum(shares) == pytest.approx(1) and 0 < record["time/goodput"] < 1
 
 
 def test_families():

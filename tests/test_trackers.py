@@ -24,11 +24,11 @@ def wandb(monkeypatch):
     calls = Calls()
 
     def init(id=None, **_):
-        return types.SimpleNamespace(
-            id=id or "w1", log=calls.taking("log"), finish=calls.taking("finish")
-        )
+        own = {name: calls.taking(name) for name in ("log", "alert", "finish")}
+        return types.SimpleNamespace(id=id or "w1", **own)
 
     module = types.SimpleNamespace(init=calls.taking("init", init), calls=calls)
+    module.Table = lambda columns, data: ("table", columns, data)
     module.__spec__ = types.SimpleNamespace(origin="wandb.py")
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
@@ -38,11 +38,18 @@ def wandb(monkeypatch):
 def mlflow(monkeypatch):
     calls = Calls()
 
-    def start_run(run_id=None):
+    def start_run(run_id=None, run_name=None):
         return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id or "m1"))
 
     module = types.SimpleNamespace(start_run=calls.taking("start_run", start_run), calls=calls)
-    for name in ("set_experiment", "log_params", "log_metrics", "end_run"):
+    for name in (
+        "set_experiment",
+        "log_params",
+        "log_metrics",
+        "log_text",
+        "log_table",
+        "end_run",
+    ):
         setattr(module, name, calls.taking(name))
     module.__spec__ = types.SimpleNamespace(origin="mlflow.py")
     monkeypatch.setitem(sys.modules, "mlflow", module)
@@ -69,6 +76,7 @@ def test_wandb(tmp_path, wandb):
     run(c, tmp_path, 0, 1)
     run(settings(wandb="yours"), tmp_path, 1, 2)
     init = dict(project="mine", id=None, resume="allow", config=config.leaves(c), dir=tmp_path)
+    init["name"] = tmp_path.name
     assert wandb.calls[:3] == [
         ("init", (), init),
         ("log", ({"eval/x/avg@k": 0.5, "optim/updates": 3},), {"step": 0}),
@@ -88,14 +96,43 @@ def test_mlflow(tmp_path, mlflow):
     named = {"eval/x/avg_k": 0.5, "optim/updates": 3}
     assert mlflow.calls == [
         ("set_experiment", ("mine",), {}),
-        ("start_run", (), {"run_id": None}),
+        ("start_run", (), {"run_id": None, "run_name": tmp_path.name}),
         ("log_params", (config.leaves(c),), {}),
         ("log_metrics", (named,), {"step": 0}),
         ("end_run", (), {}),
         ("set_experiment", ("mine",), {}),
-        ("start_run", (), {"run_id": "m1"}),
+        ("start_run", (), {"run_id": "m1", "run_name": tmp_path.name}),
         ("log_metrics", (named,), {"step": 1}),
         ("end_run", (), {}),
+    ]
+
+
+ROW = dict(problem="p", prompt="q", response="r", answer="1", extracted=None, reward=-1.0, tokens=2)
+ROW |= dict(truncated=False, pieces=["r", ""], entropies=[0.5, float("nan")])
+
+
+def test_alarms_and_samples_go_there_too(tmp_path, wandb, mlflow):
+    """Under the workdir's own name, also where it is a bucket; samples as often as TensorBoard's,
+    without their numbers a token."""
+    c = settings(wandb="a", mlflow="b", text_every=2)
+    writer = metrics.Writer(tmp_path, -1, c, print, "gs://bucket/some run")
+    for step in (1, 2):
+        writer.lines("rollouts", step, iter([ROW, ROW | {"reward": 1.0}]))
+        writer.lines("eval", step, iter([{"problem": "p"}]))
+    writer.alarm(2, 1, ["low", "long"])
+    writer.close()
+    assert wandb.calls[0][2]["name"] == "some run"
+    columns = [x for x in ROW if x not in ("pieces", "entropies")]
+    cells = [["p", "q", "r", "1", None, reward, 2, False] for reward in (-1.0, 1.0)]
+    assert wandb.calls[1:3] == [
+        ("log", ({"samples": ("table", columns, cells)},), {"step": 2}),
+        ("alert", (), {"title": "some run: alarm in step 2", "text": "low\n\nlong"}),
+    ]
+    table = dict(zip(columns, map(list, zip(*cells, strict=True)), strict=True))
+    assert mlflow.calls[1] == ("start_run", (), {"run_id": None, "run_name": "some run"})
+    assert mlflow.calls[3:5] == [
+        ("log_table", (table, "samples/step_000002.json"), {}),
+        ("log_text", ("low\n\nlong", "alarms/step_000002.txt"), {}),
     ]
 
 

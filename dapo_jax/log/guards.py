@@ -155,11 +155,15 @@ def _mean(steps: list[dict[str, float]], tag: str) -> float:
     return statistics.fmean([s[tag] for s in steps if tag in s] or [math.nan])
 
 
-def count_alarms(config, state: State, log: dict, history: History, say) -> tuple[State, list[str]]:
-    """Say what is wrong with this step, and count such steps in a row."""
+def count_alarms(
+    config, state: State, log: dict, history: History, say, ring=lambda *_: None
+) -> tuple[State, list[str]]:
+    """Say what is wrong with this step, and count such steps in a row. ring: hears what is said, as
+    (step, steps in a row, alarms)."""
     broken = alarms(config, log, history)
     in_row = state.counters.alarms_in_row + 1 if broken else 0
-    if in_row & (in_row - 1) == 0:  # 1, 2, 4, 8, ...: it may last
+    if broken and in_row & (in_row - 1) == 0:  # 1, 2, 4, 8, ...: it may last
+        ring(state.counters.step, in_row, broken)
         for alarm in broken:
             say(f"alarm: step {state.counters.step} ({in_row} in a row): {alarm}")
     return state.count(alarms_in_row=in_row), broken

@@ -22,7 +22,7 @@ from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files
-from dapo_jax.log import tags, trackers
+from dapo_jax.log import bell, tags, trackers
 
 # ------------------------------------------------------------------------------------------------
 # Numbers
@@ -176,17 +176,20 @@ class Writer:
     """metrics.jsonl, TensorBoard, trackers, and one file a step under rollouts/ and eval/.
 
     `resume_step`: records of later steps are removed first; -1 removes all. What cannot be written
-    (a full disk) is kept in memory, reported by `say`, and written with what comes next.
+    (a full disk) is kept in memory, reported by `say`, and written with what comes next. name: of
+    the workdir, as trackers and alarms give it; `workdir` where that is a bucket is a copy.
     """
 
-    def __init__(self, workdir: pathlib.Path, resume_step: int, config, say=print):
+    def __init__(self, workdir: pathlib.Path, resume_step: int, config, say=print, name: str = ""):
         self._path, self._workdir = workdir / "metrics.jsonl", workdir
         self._board, self._c = None, config
         self._plots, self._text_every = config.log.tensorboard, config.log.text_every
         self._lines: list[str] = []  # of metrics.jsonl, not yet written
         self._files: dict[pathlib.Path, str] = {}  # not yet written
         self._say, self._failing = say, False
-        self._trackers = trackers.Trackers(config, workdir, say)
+        name = name or str(workdir)
+        self._trackers = trackers.Trackers(config, workdir, say, name)
+        self._bell = bell.Bell(config.log.alarm_command, name, say)
         if not parallel.is_main_process():
             return
         kept = [r for r in self._recovered(resume_step) if r["step"] <= resume_step]
@@ -235,8 +238,17 @@ class Writer:
         """JSON lines to `folder`/step_NNNNNN.jsonl, on disk with the next record."""
         if not parallel.is_main_process():
             return
-        text = "".join(json.dumps(_nulled(r), ensure_ascii=False) + "\n" for r in rows)
+        rows = [_nulled(r) for r in rows]
+        text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
+        if folder == "rollouts" and self._text_every and step % self._text_every == 0:
+            self._trackers.samples(step, rows)
         self._files[self._workdir / folder / f"step_{step:06d}.jsonl"] = text
+
+    def alarm(self, step: int, in_row: int, alarms: list[str]) -> None:
+        """To those who do not read the log: trackers, and log.alarm_command."""
+        if parallel.is_main_process():
+            self._trackers.alarm(step, alarms)
+            self._bell.ring(step, in_row, alarms)
 
     def _write(self) -> None:
         try:
@@ -300,6 +312,7 @@ class Writer:
             self._write()
         self._close_board()
         self._trackers.close()
+        self._bell.close()
 
 
 def _step(file: pathlib.Path) -> int:

@@ -44,6 +44,7 @@ WHEN = {
     "evaluation": "evaluated steps (the first and the last among them)",
     "majority": "evaluated steps, where the reward says right or wrong",
     "alarm": "steps with an alarm",
+    "device": "every rollout step, on TPUs and GPUs that are known",
 }
 
 # fmt: off
@@ -102,9 +103,15 @@ TAGS: dict[str, Tag] = {
     "time/eval_s": Tag("s", "evaluation", "wall time", "steady", "large: lower eval.k or eval.max_problems", "code", "evaluation"),
     "time/first_token_s": Tag("s", "from the start of process 0 to the first chunk of tokens: imports, meeting, weights or checkpoint, compilation", "wall time", "as at the last start, or less: programs are kept in WORKDIR/xla", "grows: look which of these it is; a cache that is not shared compiles on every host", "hosts/start.py", "start"),
     "time/wall": Tag("s", "when the record was made", "seconds since 1970-01-01 UTC; the wall time of TensorBoard's points, also after a restart", "grows", "leaps: the run was away in between", "code", "record"),
+    "time/goodput": Tag("share", "wall time since the run's first start that went into steps which count; of a step that was cut off nothing does, also what the journal kept", "seconds of rollout and update of steps not done again, without compilation / all seconds", "rises towards 0.9 and more", "low: read time/lost/<what>", "events.jsonl"),
+    "time/lost/<what>": Tag("share", "of that wall time, what went to: restart (steps cut off or done again), away (no process), start (start-up), compile, evaluation, save (writing checkpoints and records)", "seconds / all seconds", "below 0.05 each", "restart: save more often; away: more slices, or not Spot; evaluation: lower eval.k, raise eval.every", "events.jsonl"),
     "perf/tokens_per_s": Tag("tokens/s", "response tokens drawn a second of the step, updates included", "tokens / time/step_s", "steady", "falls: see time/*", "code"),
     "perf/slot_occupancy": Tag("share", "decoding slots in use, over the chunks of the step", "mean", "above 0.7", "low: a few long responses keep all waiting; fewer slots", "rollout/engine.py"),
     "perf/cache_peak": Tag("share", "most of the cache that was in use", "max(pages used / pages)", "below 1", "1: see sampling/evicted", "rollout/engine.py"),
+    "perf/mfu_rollout": Tag("share", "model FLOPs of sampling over the peak of all devices", "(2 N tokens + attention) / (time/rollout_s x devices x peak)", "0.01 to 0.2: decoding waits for memory", "falls: fewer sequences in flight; see perf/slot_occupancy", "log/hardware.py", "device"),
+    "perf/mfu_update": Tag("share", "model FLOPs of old log-probs and updates over the peak of all devices; nothing counts twice that is computed again", "(forward passes + 3 for an update) / (time/update_s x devices x peak)", "0.3 to 0.6", "below 0.2: rows are badly filled, or collectives wait; trace it by --profile=STEP", "log/hardware.py", "device"),
+    "perf/hbm_used": Tag("share", "device memory in use at the end of the step, of what programs may have; the fullest device of process 0", "bytes_in_use / bytes_limit", "steady", "grows from step to step: a leak", "log/hardware.py", "device"),
+    "perf/hbm_peak": Tag("share", "most device memory in use since the process began", "peak_bytes_in_use / bytes_limit", "below 0.95", "near 1: the next longer batch may be refused; lower rollout.cache_fraction or optim.micro_batch_rows", "log/hardware.py", "device"),
     # --- evaluation: <set>, and <set>_top_p0.7 where eval.top_p is below 1 --------------------------
     "eval/<set>/avg@k": Tag("share", "accuracy over eval.k samples per problem; where the reward is a score alone, their mean score", "mean(correct), or mean(R)", "rises", "falls while reward/accuracy rises: overfitting", "paper section 4.1 (avg@32)", "evaluation"),
     "eval/<set>/maj@k": Tag("share", "problems whose most frequent answer is right, ties by their share", "mean over problems", "above avg@k", "below it: wrong answers agree", "verl maj@k", "majority"),

@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow, through their own clients, for who wants their numbers there too.
+"""Weights & Biases and MLflow, through their own clients: numbers, samples and alarms there too.
 
 metrics.jsonl stays the record. Nothing is imported unless its config field is set, a service that
 fails is named once and does not end the run, and a resumed run goes on under its old id, kept in
@@ -16,29 +16,37 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dapo_jax import parallel, schema
+from dapo_jax.log import bell
+
+# What of a sample a person reads; the rest is one number or more a token.
+COLUMNS = ("problem", "prompt", "response", "answer", "extracted", "reward", "tokens", "truncated")
 
 
 class Tracker(NamedTuple):
     log: Callable[[int, dict[str, float]], Any]
+    alarm: Callable[[int, str], Any]
+    samples: Callable[[int, dict[str, list]], Any]  # a column's name -> its cells
     close: Callable[[], Any]
 
 
 def require(config) -> None:
-    """ConfigError: a client that the config asks for is not installed."""
+    """ConfigError: a client, or the command for alarms, that the config asks for is not there."""
     for name, wanted in (("wandb", config.log.wandb), ("mlflow", config.log.mlflow)):
         spec = importlib.util.find_spec(name) if wanted else None
         if wanted and (spec is None or spec.origin is None):  # a folder of that name has none
             raise schema.ConfigError(
                 f"config.log.{name}: its client is not installed: pip install {name}"
             )
+    bell.words(config.log.alarm_command)
 
 
 class Trackers:
     """Those that the config names. `record` takes a record's numbers; errors of a service are said
     once each, and the run goes on."""
 
-    def __init__(self, config, workdir: pathlib.Path, say: Callable[[str], None]):
+    def __init__(self, config, workdir: pathlib.Path, say: Callable[[str], None], name: str = ""):
         self._say, self._failing, self._workdir = say, set(), workdir
+        self._name = pathlib.PurePath(name or workdir).name  # of a new run there
         self._open: dict[str, Tracker] = {}
         if not parallel.is_main_process():
             return
@@ -55,13 +63,25 @@ class Trackers:
         connect = {"wandb": _wandb, "mlflow": _mlflow}[name]
         key = f"{name}:{project}"  # another project is another run
         fields = schema.leaves(config)
-        ids[key], self._open[name] = connect(project, ids.get(key), fields, self._workdir)
+        ids[key], self._open[name] = connect(
+            project, ids.get(key), self._name, fields, self._workdir
+        )
 
     def record(self, step: int, values: dict) -> None:
         own = ("step", "time/wall")  # services have both, with clocks of their own
         numbers = {t: v for t, v in values.items() if isinstance(v, int | float) and t not in own}
         for name, tracker in self._open.items():
             self._guarded(name, functools.partial(tracker.log, step, numbers))
+
+    def alarm(self, step: int, alarms: list[str]) -> None:
+        for name, tracker in self._open.items():
+            self._guarded(name, functools.partial(tracker.alarm, step, "\n\n".join(alarms)))
+
+    def samples(self, step: int, rows: list[dict]) -> None:
+        """Rows as report.samples makes them."""
+        table = {c: [r.get(c) for r in rows] for c in COLUMNS}
+        for name, tracker in self._open.items() if rows else ():
+            self._guarded(name, functools.partial(tracker.samples, step, table))
 
     def close(self) -> None:
         for name, tracker in self._open.items():
@@ -86,17 +106,33 @@ def _ids(path: pathlib.Path) -> dict[str, str]:
         return {}
 
 
-def _wandb(project: str, run_id: str | None, config: dict, workdir) -> tuple[str, Tracker]:
+def _wandb(
+    project: str, run_id: str | None, name: str, config: dict, workdir
+) -> tuple[str, Tracker]:
     wandb = importlib.import_module("wandb")
-    run = wandb.init(project=project, id=run_id, resume="allow", config=config, dir=workdir)
+    run = wandb.init(
+        project=project, id=run_id, name=name, resume="allow", config=config, dir=workdir
+    )
+
+    def samples(step: int, table: dict[str, list]) -> None:
+        rows = [list(row) for row in zip(*table.values(), strict=True)]
+        run.log({"samples": wandb.Table(columns=list(table), data=rows)}, step=step)
+
     # wandb drops what is older than its newest step: steps made again after a resume.
-    return run.id, Tracker(lambda step, numbers: run.log(numbers, step=step), run.finish)
+    return run.id, Tracker(
+        lambda step, numbers: run.log(numbers, step=step),
+        lambda step, text: run.alert(title=f"{name}: alarm in step {step}", text=text),
+        samples,
+        run.finish,
+    )
 
 
-def _mlflow(experiment: str, run_id: str | None, config: dict, workdir) -> tuple[str, Tracker]:
+def _mlflow(
+    experiment: str, run_id: str | None, name: str, config: dict, workdir
+) -> tuple[str, Tracker]:
     mlflow = importlib.import_module("mlflow")
     mlflow.set_experiment(experiment)
-    run = mlflow.start_run(run_id=run_id)
+    run = mlflow.start_run(run_id=run_id, run_name=name)
     if run_id is None:  # parameters of a run cannot change
         mlflow.log_params(config)
 
@@ -106,4 +142,9 @@ def _mlflow(experiment: str, run_id: str | None, config: dict, workdir) -> tuple
             {re.sub(r"[^\w\-./ ]", "_", t): v for t, v in numbers.items()}, step=step
         )
 
-    return run.info.run_id, Tracker(log, mlflow.end_run)
+    return run.info.run_id, Tracker(
+        log,
+        lambda step, text: mlflow.log_text(text, f"alarms/step_{step:06d}.txt"),
+        lambda step, table: mlflow.log_table(table, f"samples/step_{step:06d}.json"),
+        mlflow.end_run,
+    )

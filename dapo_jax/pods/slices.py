@@ -32,6 +32,32 @@ CHIPS = {
 }
 
 
+# Dense bfloat16 FLOPs a second, as NVIDIA publishes them, by how jax's name of a GPU begins.
+_GPUS = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
+}
+_TPUS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+}
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """bfloat16 FLOPs a second of a device by jax's name of it; None where that is not known."""
+    if device_kind in _TPUS:
+        return CHIPS[_TPUS[device_kind]].flops
+    return next((x for name, x in _GPUS.items() if device_kind.startswith(name)), None)
+
+
 class Family(NamedTuple):
     """What Cloud rents with chips of one kind: a line of slices.txt."""
 

@@ -1,0 +1,69 @@
+"""A command for each alarm that is said: `log.alarm_command`, such as a curl to a webhook.
+
+It gets one JSON object on its standard input: workdir, step, in_row (steps in a row with an alarm),
+alarms (sentences), time (seconds since 1970). It runs beside the training, without a shell, for
+LIMIT_S at most; whatever it does the run goes on.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+
+from dapo_jax import schema
+
+LIMIT_S, CLOSE_S = 30, 3  # of a command; and what the end of a run waits for it
+
+
+def words(command: str) -> list[str]:
+    """The command, split as a shell would. ConfigError: it cannot be, or no such program."""
+    try:
+        split = shlex.split(command)
+    except ValueError as error:
+        raise schema.ConfigError(f"config.log.alarm_command: {command!r}: {error}") from error
+    if split and shutil.which(split[0]) is None:
+        raise schema.ConfigError(f"config.log.alarm_command: {split[0]}: no such program")
+    return split
+
+
+class Bell:
+    def __init__(self, command: str, name: str, say: Callable[[str], None]):
+        self._words, self._name, self._say = words(command), name, say
+        self._ringing: threading.Thread | None = None
+
+    def ring(self, step: int, in_row: int, alarms: list[str]) -> None:
+        """Returns at once. While an earlier command still runs there is no other."""
+        if not self._words or (self._ringing and self._ringing.is_alive()):
+            return
+        message = {"workdir": self._name, "step": step, "in_row": in_row, "alarms": alarms}
+        message["time"] = round(time.time(), 3)
+        self._ringing = threading.Thread(target=self._run, args=[json.dumps(message)], daemon=True)
+        self._ringing.start()
+
+    def _run(self, message: str) -> None:
+        quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
+        try:
+            # Of its own session: Ctrl-C is the training's, and its children go with it.
+            with subprocess.Popen(
+                self._words, stdin=subprocess.PIPE, start_new_session=True, **quiet
+            ) as process:
+                try:
+                    process.communicate(message, timeout=LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    self._say(f"warning: log.alarm_command: ended after {LIMIT_S} s")
+            if process.returncode > 0:
+                self._say(f"warning: log.alarm_command: exit status {process.returncode}")
+        except OSError as error:
+            self._say(f"warning: log.alarm_command: {error}")
+
+    def close(self) -> None:
+        if self._ringing:
+            self._ringing.join(CLOSE_S)

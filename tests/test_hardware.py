@@ -1,0 +1,101 @@
+"""MFU and memory of devices: from the model's shape, tokens and the chip's peak."""
+
+import types
+
+import jax
+import pytest
+
+from dapo_jax import config
+from dapo_jax.log import hardware, metrics
+from dapo_jax.model import qwen2
+from dapo_jax.pods import slices, topology
+
+SHAPE = qwen2.Shape(100, 8, 16, 3, 4, 2, 2, 1e4, 1e-6, False)
+
+
+def by_hand(tokens: int) -> float:
+    """Products of one sequence, one by one: 2 x rows x inner x columns each."""
+    V, D, F, L, H, K, d = SHAPE[:7]
+    a_layer = 2 * tokens * (D * H * d + 2 * D * K * d + H * d * D + 3 * D * F)
+    attention = 2 * 2 * H * d * tokens * tokens / 2  # scores and values, the causal half
+    return L * (a_layer + attention) + 2 * tokens * D * V
+
+
+def test_forward_flops():
+    """What no product is (norms, biases) are some hundred weights here."""
+    got = hardware.forward_flops(SHAPE, [64, 32])
+    want = by_hand(64) + by_hand(32)
+    assert want < got < 1.05 * want
+    tied = SHAPE._replace(tie_embeddings=True)
+    assert hardware.forward_flops(tied, [64, 32]) == got  # the head is multiplied all the same
+
+
+def group(prompt: int, responses: list[int]):
+    rows = [types.SimpleNamespace(tokens=range(n)) for n in responses]
+    return types.SimpleNamespace(prompt=range(prompt), responses=rows)
+
+
+DRAWN = [group(10, [20, 30]), group(5, [8, 8])]
+RECORD = types.SimpleNamespace(batch=types.SimpleNamespace(drawn=DRAWN, groups=DRAWN[:1]))
+
+
+def test_step_flops():
+    c, f = config.base(), hardware.forward_flops
+    sampling, updating = hardware.step_flops(c, SHAPE, RECORD)
+    # A prompt once: what comes on top are the responses' tokens, each attending to all before it.
+    assert sampling == pytest.approx(
+        f(SHAPE, [30, 40, 13, 13]) - f(SHAPE, [10, 10, 5, 5]) + f(SHAPE, [10, 5])
+    )
+    assert updating == pytest.approx(
+        (3 + (c.loss.old_logprobs == "recompute")) * f(SHAPE, [30, 40])
+    )
+    c.loss.kl_coef = 0.1
+    assert hardware.step_flops(c, SHAPE, RECORD)[1] == pytest.approx(updating + f(SHAPE, [30, 40]))
+
+
+class Device(types.SimpleNamespace):
+    def memory_stats(self):
+        return self.stats
+
+
+def devices(monkeypatch, *them):
+    monkeypatch.setattr(jax, "local_devices", lambda: list(them))
+    monkeypatch.setattr(jax, "device_count", lambda: 2 * len(them))  # another host has as many
+
+
+CLOCKS = metrics.Clocks(10.0, 12.0, 16.0)
+
+
+def test_of_a_known_chip(monkeypatch):
+    stats = [dict(bytes_in_use=5, peak_bytes_in_use=7, bytes_limit=10)]
+    stats += [dict(bytes_in_use=6, peak_bytes_in_use=6, bytes_limit=10)]
+    devices(
+        monkeypatch, *(Device(device_kind="TPU v6 lite", platform="tpu", stats=s) for s in stats)
+    )
+    log = hardware.step_metrics(config.base(), SHAPE, RECORD, CLOCKS)
+    sampling, updating = hardware.step_flops(config.base(), SHAPE, RECORD)
+    assert log == {
+        "perf/mfu_rollout": pytest.approx(sampling / (2.0 * 4 * 918e12)),
+        "perf/mfu_update": pytest.approx(updating / (4.0 * 4 * 918e12)),
+        "perf/hbm_used": 0.6,
+        "perf/hbm_peak": 0.7,
+    }
+
+
+@pytest.mark.parametrize("stats", [None, {}, {"bytes_in_use": 3}])
+def test_of_an_unknown_one_that_tells_nothing(stats, monkeypatch):
+    devices(monkeypatch, Device(device_kind="Some chip", platform="gpu", stats=stats))
+    assert hardware.step_metrics(config.base(), SHAPE, RECORD, CLOCKS) == {}
+
+
+def test_of_a_cpu_nothing():
+    assert hardware.step_metrics(config.base(), SHAPE, RECORD, CLOCKS) == {}
+
+
+def test_peaks():
+    """jax's names of all TPUs that a program can be compiled for here; GPUs' have a suffix."""
+    known = {k for k in topology.HBM_LIMIT_GIB if slices.peak_flops(k)}
+    assert known == set(topology.HBM_LIMIT_GIB) - {"TPU7x"}
+    assert slices.peak_flops("TPU v5 lite") == 197e12 and slices.peak_flops("TPU v5") == 459e12
+    assert slices.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert slices.peak_flops("NVIDIA H100 PCIe") == 756e12 and slices.peak_flops("cpu") is None
