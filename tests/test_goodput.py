@@ -88,7 +88,7 @@ def test_without_any_time_there_are_no_shares():
 
 
 def test_the_book_goes_on_where_the_last_one_was_cut_off(tmp_path, monkeypatch):
-    clock = iter([10.0, 11.0, 12.0, 20.0, 21.0])
+    clock = iter([10.0, 11.0, 12.0, 20.0, 21.0, 22.0])
     monkeypatch.setattr(goodput.time, "time", lambda: next(clock))
     state = types.SimpleNamespace(counters=types.SimpleNamespace(step=1))
     book = goodput.Book(tmp_path, began=9.0)
@@ -98,7 +98,10 @@ def test_the_book_goes_on_where_the_last_one_was_cut_off(tmp_path, monkeypatch):
     file = tmp_path / "events.jsonl"
     whole = file.read_text()
     file.write_text(whole + '{"time": 13, "eve')
+    cut = file.read_text()
     again = goodput.Book(tmp_path, began=15.0)
+    assert file.read_text() == cut  # nothing is touched before it is known where this one begins
+    again.note("resume", step=1)
     assert again.ledger.steps.keys() == {1} and again.ledger.starts == 2
     assert again.ledger == goodput.read(file)  # what is in memory is what is on disk
     assert file.read_text().startswith(whole)

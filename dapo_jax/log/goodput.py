@@ -129,15 +129,14 @@ def _compiled() -> list[float]:
 
 
 class Book:
-    """Keeps events.jsonl of process 0. began: when this start of the run did, by time.time(). What
-    a full disk refuses is lost from the file."""
+    """Keeps events.jsonl of process 0, from `resume` on: a start that is refused touches no file.
+    began: when this start of the run did, by time.time(). What a full disk refuses is lost."""
 
     def __init__(self, workdir: pathlib.Path, began: float):
         self._path, self._told = workdir / "events.jsonl", _compiled()[0]
         self.ledger = read(self._path) if parallel.is_main_process() else Ledger()
-        with contextlib.suppress(OSError):
-            if self._path.exists() and not self._path.read_bytes().endswith(b"\n"):
-                self._write("\n")  # of a line that was cut off
+        cut_off = self._path.exists() and not self._path.read_bytes().endswith(b"\n")
+        self._waiting = "\n" if cut_off else ""
         self.note("start-up", time=began)
 
     def note(self, event: str, **more) -> None:
@@ -145,8 +144,11 @@ class Book:
         row = {"time": round(time.time(), 3), "event": event} | more
         row |= {"compile_s": round(compiled, 3)} if compiled else {}
         self.ledger = add(self.ledger, row)
-        with contextlib.suppress(OSError):
-            self._write(json.dumps(row) + "\n")
+        self._waiting += json.dumps(row) + "\n"
+        if event != "start-up" and parallel.is_main_process():
+            with contextlib.suppress(OSError), self._path.open("a") as file:
+                file.write(self._waiting)
+            self._waiting = ""
 
     def phase(self, name: str) -> None:
         if name != "chunk":
@@ -154,8 +156,3 @@ class Book:
 
     def step(self, state, record) -> None:
         self.note("step", step=state.counters.step)
-
-    def _write(self, text: str) -> None:
-        if parallel.is_main_process():
-            with self._path.open("a") as file:
-                file.write(text)
