@@ -210,7 +210,7 @@ def test_what_the_path_stands_on_is_as_long_as_told():
     assert abs(rest - int(told)) <= 200
 
 
-@pytest.mark.parametrize(("file", "most"), [("algorithm.py", 220), ("train.py", 275)])
+@pytest.mark.parametrize(("file", "most"), [("algorithm.py", 220), ("train.py", 260)])
 def test_the_algorithm_and_the_run_stay_short(file, most):
     assert lines(file) <= most
 
