@@ -1,4 +1,4 @@
-"""What is rewound in a bucket stays there; tests/faults/test_branch.py has whole runs."""
+"""What is rewound in a bucket stays there; tests/faults/test_rewind.py has whole runs."""
 
 import json
 
