@@ -20,7 +20,7 @@ updating.
     0.5B  v6e-8    4 x 2   22    33.5   1,024    256   > 234   > 7.3  > 29    19.2  22.3
     1.5B  v6e-16   8 x 2   26    33.5   1,024    512   > 168   > 11   > 43    23.7  26.0
     7B    v6e-64   16 x 4  27    33.5   2,048  1,024   > 109   > 11   > 46    26.1  26.8
-    32B   v5p-256  32 x 4  64    102.8  2,048  1,024   > 147   > 51   > 202   58.9  63.7
+    32B   v5p-256  32 x 4  64    102.8  4,096  1,024   > 117   > 51   > 202   58.9  63.7
 
 32B trains over tensor 4, and decodes each row on 8 chips of the same mesh (16 shards), by the rules
 of `presets.lay_out`. On this mesh its layers were compiled and not the whole programs: the last two

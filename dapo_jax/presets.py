@@ -203,7 +203,7 @@ PLACES = {
     "0.5B": Slice("v6e-8", 2, 4, 1024, 0.25),
     "1.5B": Slice("v6e-16", 2, 8, 1024, 0.5),
     "7B": Slice("v6e-64", 4, 16, 2048, 0.5),
-    "32B": Slice("v5p-256", 4, 32, 2048, 0.5, decode_tensor=8, remat="attention"),
+    "32B": Slice("v5p-256", 4, 32, 4096, 0.25, decode_tensor=8, remat="attention"),
 }
 
 

@@ -113,8 +113,9 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
     """Raise ConfigError listing every mistake, one line each, before anything compiles.
 
     files: also those that `missing` finds; the planner's machine need not have them."""
-    bad = [e for n, v in leaves(config).items() if (e := _check_field(n, v))]
-    bad += [f"config.{n}: missing" for n in SCHEMA if n not in leaves(config)]
+    given = leaves(config)
+    bad = [e for n, v in given.items() if (e := _check_field(n, v))]
+    bad += [f"config.{n}: missing" for n in SCHEMA if n not in given]
     if bad:  # the relations below assume sane fields
         raise ConfigError("\n".join(bad))
 
