@@ -78,7 +78,7 @@ def measure(pod: Pod) -> dict:
         limit=topology.limit(mesh),
         work_ratio=work / (MICRO_BATCHES * rows * T) / needed,
         rematerialized=log.count("Involuntary full rematerialization"),
-        splash=compiled.as_text().count("splash_mha"),
+        splash=compiled.as_text().count("splash_m"),
         seconds=time.perf_counter() - started,
         row_tokens=T,
         rows=MICRO_BATCHES * rows,

@@ -226,11 +226,13 @@ def test_the_32b_sampler_as_shipped():
     arithmetic = plan.peaks(plan.memory(c, shape, config.resolve_mesh(c, pod.chips)))
     assert got["fits"] and got["total"] == pytest.approx(arithmetic["sampling"], rel=0.15)
     assert got["rematerialized"] == 0
-    # Two sums a layer of [slots of a shard, D] in bfloat16, and little beside them.
-    rows = c.rollout.slots // 16 * 5120 * 2
+    # Of each of the 8 tokens that one turn draws, two sums a layer of [slots of a shard, D] in
+    # bfloat16, and little beside them.
+    assert got["per"] == "8 tokens of all slots"
+    rows = 8 * c.rollout.slots // 16 * 5120 * 2
     moved = got["collectives_in_loops"]
     assert moved["all-reduce"]["bytes"] == pytest.approx(64 * 2 * rows, rel=0.05)
-    assert moved["all-gather"]["bytes"] < 1e6  # no weights
-    tokens, pairs = c.rollout.slots, 64 * 40 * 128 * 22528
+    assert moved["all-gather"]["bytes"] < 8e6  # no weights
+    tokens, pairs = 8 * c.rollout.slots, 64 * 40 * 128 * 22528
     weights = qwen2.param_count(shape) - shape.vocab_size * shape.hidden_size
     assert got["flops"] == pytest.approx(tokens * (2 * weights + 4 * pairs), rel=0.02)

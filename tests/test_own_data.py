@@ -32,7 +32,8 @@ def made(folder, name: str, made_rows=ROWS):
         "json": json.dumps(made_rows),
         "csv": CSV,
     }[kind]
-    (gzip.open if name.endswith(".gz") else open)(path, "wb").write(text.encode())
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     return path
 
 

@@ -177,7 +177,7 @@ def test_a_weighted_sum_logs_each_by_name(own):
         problem(tests=[[1, 2], [2, 3], [3, 3]]),
         function=f"boxed, short=0.5*{own}:brief, 2*{own}:tests",
     )
-    assert got.score == -1.0 + 0.5 / 6 + 2 * 2 / 3
+    assert got.score == pytest.approx(-1.0 + 0.5 / 6 + 2 * 2 / 3)
     assert got.right is False and got.answer is None
     assert got.parts == {"boxed": -1.0, "short": 1 / 6, "tests": 2 / 3, "tests.passed": 2}
 

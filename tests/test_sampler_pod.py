@@ -56,7 +56,8 @@ def test_the_32b_sampler_works_in_place(pod, mesh, cache):
         assert "Involuntary full rematerialization" not in log
         memory = topology.memory(compiled)
         assert memory.aliased == pool
-        assert memory.temporaries <= 0.02 * pool
+        # Weights in the layouts that their products want, q's and the head's; no part of the pool.
+        assert memory.temporaries <= 0.9e9
         assert memory.peak <= topology.limit(mesh)
 
         bodies = hlo.in_loops(compiled.as_text())

@@ -248,17 +248,13 @@ def _programs(r: dict[str, Any]) -> list[str]:
             f"      arguments {topology.size(x['arguments'])}, updated in place"
             f" {topology.size(x['aliased'])}, temporaries {topology.size(x['temporaries'])};"
             f" matrix products {x['flops'] / 1e12:,.1f} TFLOP on all devices"
-            + (
-                " (a token of all slots, at full length)"
-                if x["per"] == "token of all slots"
-                else ""
-            )
+            + (f" ({x['per']}, at full length)" if x["per"].endswith("of all slots") else "")
         )
         moved = ", ".join(
             f"{kind} {y['count']} x, {topology.size(y['bytes'])}"
             for kind, y in x["collectives_in_loops"].items()
         )
-        lines.append(f"      moved inside loops, a {x['per']} and device: {moved or 'nothing'}")
+        lines.append(f"      moved inside loops, per {x['per']} and device: {moved or 'nothing'}")
         if x["rematerialized"]:
             lines.append(
                 f"      {x['rematerialized']} x 'Involuntary full rematerialization': an activation"

@@ -179,6 +179,8 @@ class Engine:
         everywhere = parallel.replicated(self.mesh)
         settings = lay(settings, jax.tree.map(lambda _: everywhere, settings))
         copies = lay((number(slots),) * 2, (self._axes.token_S,) * 2)
+        n = sampler.asked_every(self.geometry, self.chunk)
+        turn = "token of all slots" if n == 1 else f"{n} tokens of all slots"
         return SamplerCalls(
             weights=weights,
             pool=pool,
@@ -186,7 +188,7 @@ class Engine:
             copy_pages=Call(self.programs.copy_pages, (pool, *copies)),
             decode={
                 mode + (", few" if size < slots else ""): Call(
-                    program, (weights, pool, per_slot(size), *settings), "token of all slots"
+                    program, (weights, pool, per_slot(size), *settings), turn
                 )
                 for mode, program in self.programs.decode.items()
                 for size in (slots, self.few)[: 1 + bool(self.few)]
