@@ -135,7 +135,7 @@ def table(measured: list[tuple[Row, dict]]) -> str:
         "",
     ]
     lines += [
-        "| config | pod | decode: a turn, of 8 tokens | update: a micro-batch | rematerialized | update |"
+        "| config | pod | decode: 8 tokens | update: a micro-batch | rematerialized | update |"
     ]
     lines += ["|---|---|---|---|---|---|"]
     for row, r in measured:
