@@ -767,7 +767,7 @@ def test_the_port_of_local_is_a_number(value, launch, tmp_path):
 def test_numbers_are_decimal(launch):
     (command, *others) = printed(launch / "local.sh", "--processes=08", "--devices=010")
     assert len(others) == 7 and "--num_processes=8" in command
-    assert "XLA_FLAGS=--xla_force_host_platform_device_count=10" in command
+    assert any(x.endswith("--xla_force_host_platform_device_count=10") for x in command)
 
 
 @pytest.mark.parametrize(
@@ -900,7 +900,7 @@ def test_local_starts_and_ends_all(launch, tmp_path):
             "--workdir=gs://bucket/x", *ODD, "--coordinator=127.0.0.1:8476", "--num_processes=3",
             f"--process_id={i}",
         ]  # fmt: skip
-        assert "XLA_FLAGS=--xla_force_host_platform_device_count=4" in command
+        assert any(x.endswith("--xla_force_host_platform_device_count=4") for x in command)
         assert "NPROC=64" in command
     assert len(commands) == 3
 

@@ -15,7 +15,7 @@ from dapo_jax.dapo.state import State
 def waits(monkeypatch):
     """The seconds that were waited, in place of waiting."""
     waited = []
-    monkeypatch.setattr(patience.time, "sleep", waited.append)
+    monkeypatch.setattr(patience, "sleep", waited.append)  # not that of other threads
     return waited
 
 

@@ -2,8 +2,8 @@
 
 import re
 import sys
-import time
 from collections.abc import Callable
+from time import sleep
 from typing import TypeVar
 
 import jax
@@ -59,5 +59,5 @@ def read(what: str, action: Callable[[], T]) -> T:
             file=sys.stderr,
             flush=True,
         )
-        time.sleep(wait)
+        sleep(wait)
     raise AssertionError
