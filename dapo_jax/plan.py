@@ -420,7 +420,8 @@ def fitting(config, shape: qwen2.Shape, pod: pods.Pod, traffic: Traffic, room: f
         if mistakes(t, net, pod):
             continue
         own = parts("batch", t.sharding.decode, sizes)  # shards of decoding
-        row = cache(t, net, sizes).row_pages * cache(t, net, sizes).page_tokens
+        geometry = cache(t, net, sizes)
+        row = geometry.row_pages * geometry.page_tokens
         table = memory(t, net, sizes)
         held = table["always"].pop("cache") * own / shards  # of one row per shard
         free = (1 - room) * pod.chip.hbm - max(peaks(table).values())
