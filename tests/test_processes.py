@@ -131,7 +131,7 @@ def test_the_coordinator_is_told_where_to_listen_and_how_long_to_wait(set_flags,
     with pytest.raises(ValueError, match="^the processes could not meet: INTERNAL: no;"):
         processes.start()
     assert asked[0]["coordinator_bind_address"] == f"127.0.0.1:{port}"
-    assert asked[0]["heartbeat_timeout_seconds"] / 2 > 1.2 * 40
+    assert asked[0]["heartbeat_timeout_seconds"] / 2 > 2.2 * 40
 
 
 def test_agree_names_what_differs(monkeypatch):
@@ -667,10 +667,11 @@ def test_a_stopped_process_ends_the_other_with_75(tmp_path):
     running[1].send_signal(signal.SIGSTOP)
     began = time.time()
     try:
-        assert running[0].wait(timeout=60) == 75, shown(finish(running))
+        running[0].wait(timeout=60)
     finally:
-        running[1].kill()
+        running[1].kill()  # a stopped one would never close its output
         done = finish(running)
+    assert done[0][0] == 75, shown(done)
     assert time.time() - began < 40
     assert "error: process 1 of 2 (host " in done[0][1]
 

@@ -132,8 +132,9 @@ def start() -> bool:
             count or None,
             index if given else None,
             initialization_timeout=limit + 60,
-            # JAX beats at half of its time and gives up after half to all of it: behind `Watch`.
-            heartbeat_timeout_seconds=5 * HEARTBEAT_TIMEOUT.value // 2,
+            # JAX beats at half of its time and gives up after half to all of it, by SIGABRT: behind
+            # `Watch`, which ends a process that hangs after 2.2 times the timeout.
+            heartbeat_timeout_seconds=6 * HEARTBEAT_TIMEOUT.value,
             coordinator_bind_address=bind,
             # Flags describe one process a host, which has all of the host's devices.
             cluster_detection_method="deactivate" if given else None,
