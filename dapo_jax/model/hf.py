@@ -189,7 +189,7 @@ def _sharding(axes, mesh, rules) -> Sharding:
 
 
 def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: tqdm) -> jax.Array:
-    """One tensor in our layout, in its file's dtype."""
+    """One tensor in our layout, in its file's dtype; float16 as float32, which holds it exactly."""
     if jax.process_count() == 1:
         # Opened once a tensor: the file is mapped into memory, and pages once read stay resident.
         with open_file(header.file) as f:
@@ -198,7 +198,7 @@ def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: 
             def part(index):  # replicas share what was read
                 ranges = tuple(s.indices(n)[:2] for s, n in zip(index, w.shape, strict=True))
                 if ranges not in parts:
-                    parts[ranges] = _read(stored, w, ranges)
+                    parts[ranges] = _for_xla(_read(stored, w, ranges))
                 return parts[ranges]
 
             x = jax.make_array_from_callback(w.shape, sharding, part)
@@ -209,12 +209,18 @@ def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: 
             with open_file(header.file) as f:
                 whole[...] = _read(f.get_slice(name), w, tuple((0, n) for n in w.shape))
         parallel.broadcast(whole)
+        whole = _for_xla(whole)
         x = jax.make_array_from_callback(w.shape, sharding, lambda index: whole[index])
         x.block_until_ready()
     if not _all_finite(x):
         raise ValueError(f"{header.file}: {name} holds NaN or infinity; fetch it again")
     bar.update(header.nbytes)
     return x
+
+
+def _for_xla(x: np.ndarray) -> np.ndarray:
+    """XLA cannot convert float16 on a CPU that has no instruction for it (F16C)."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
 @jax.jit
@@ -311,7 +317,10 @@ def _plan(c: Shape, itemsize: int, shard_bytes: int) -> dict[str, Tensors]:
 
 def _fetch(x: jax.Array, i: int, w: Weight, dtype: str, bar: tqdm) -> np.ndarray:
     bar.update()
-    return parallel.to_host(_to_hf(x, i, w.stacked, w.order, w.hf_shape, dtype))
+    converted = "float32" if dtype == "float16" else dtype  # see `_for_xla`
+    return parallel.to_host(_to_hf(x, i, w.stacked, w.order, w.hf_shape, converted)).astype(
+        dtype, copy=False
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
