@@ -39,7 +39,8 @@ hypothesis.settings.load_profile("dapo_jax")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--kills", type=int, default=30, help="random moments of tests/faults")
+    parser.addoption("--kills", type=int, default=15, help="random moments of tests/faults")
+    parser.addoption("--strings", type=int, default=200_000, help="of the verifiers' slow test")
     parser.addoption("--runs", type=int, default=100, help="checkpoints of test_seal under load")
     parser.addoption(
         "--all_configs",
