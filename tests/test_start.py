@@ -211,16 +211,15 @@ def test_four_processes_read_the_weights_once_and_compile_each_program_once(hub,
     assert [c["hub_bytes"] for c in first] == [size + small, 0, 0, 0]
     assert size - 10_000 < first[0]["weight_bytes"] < size  # the file's header aside
     assert [c["weight_bytes"] for c in first[1:]] == [0, 0, 0]
-    # They meet by two small programs, before any of them knows a place that all can see.
     assert first[0]["compiled_for_all"] > 20
-    assert [c["compiled_for_all"] for c in first[1:]] == [2, 2, 2]
+    assert [c["compiled_for_all"] for c in first[1:]] == [0, 0, 0]
 
     again, said = counted(tmp_path, hub, 2)
     print(again)
     assert "resumed after step 1" in said[0]
     assert [c["hub_calls"] for c in again] == [0] * 4 and not any(c["hub_bytes"] for c in again)
     assert not any(c["weight_bytes"] for c in again)
-    assert [c["compiled_for_all"] for c in again[1:]] == [2, 2, 2]
+    assert [c["compiled_for_all"] for c in again[1:]] == [0, 0, 0]
     records = metrics.read(tmp_path / "run" / "metrics.jsonl")
     told = [r.get("time/first_token_s", 0.0) > 0 for r in records]
     assert told == [True, False, True]  # step 0's evaluation, and the step after the restart

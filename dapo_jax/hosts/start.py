@@ -44,7 +44,7 @@ def _alike() -> bool:
     which on CPU differs from process to process: there each compiles for itself. A collective."""
     key = hashlib.sha256()
     cache_key._hash_accelerator_config(key, np.asarray(jax.devices()))
-    return len(set(parallel.gather_json(key.hexdigest()))) == 1
+    return len(set(parallel.meet(key.hexdigest()))) == 1
 
 
 def model_directory(config, home: workdir.Workdir, checkpoints: str) -> pathlib.Path | None:
