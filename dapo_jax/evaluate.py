@@ -32,10 +32,10 @@ from dapo_jax.checkpoint.seal import checksums
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import files
 from dapo_jax.data.problems import Encoded
-from dapo_jax.hosts import processes
+from dapo_jax.hosts import processes, start
 from dapo_jax.log import scores as scores_lib
 from dapo_jax.log.scores import Scores, majority, pass_at_k
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import qwen2
 from dapo_jax.rollout.draw import Draw
 
 __all__ = ["Scores", "checksums", "evaluate", "evaluate_sets", "majority", "pass_at_k"]
@@ -134,10 +134,11 @@ class Policy(NamedTuple):
         return f"{self.steps} step {self.step}" if self.steps else str(self.model_dir)
 
 
-def find_policy(config, workdir: pathlib.Path, given: str = "") -> Policy:
-    """`given`, or else the newest checkpoint of the run, or else the model of the config.
-    ValueError: there is no checkpoint."""
-    base = hf.resolve(config.model.path) if config.model.path else None
+def find_policy(
+    config, workdir: pathlib.Path, base: pathlib.Path | None, given: str = ""
+) -> Policy:
+    """`given`, or else the newest checkpoint of the run, or else `base`, the directory of the
+    config's model. ValueError: there is no checkpoint."""
     if given:
         return find_given(given, base)
     if directory := config.checkpoint.directory:
@@ -160,7 +161,7 @@ def find_given(given: str, base: pathlib.Path | None = None) -> Policy:
     path = epath.Path(given if step is None else named[1]).expanduser()
     weights = "://" not in given and (not path.is_dir() or any(path.glob("*.safetensors")))
     if step is None and weights:
-        return Policy(hf.resolve(given))
+        return Policy(start.resolve(given))
     if path.name.isdigit() and (path / "arrays").is_dir():
         path, step = path.parent, int(path.name) if step is None else step
     elif (path / "checkpoints").is_dir():
@@ -233,8 +234,8 @@ def evaluate_to_files(
         show=first,
     )
     with bar:
-        for start in range(0, len(left), size):
-            part = left[start : start + size]
+        for at in range(0, len(left), size):
+            part = left[at : at + size]
             batch = Encoded([data.ids[i] for i in part], [data.problems[i] for i in part], 0)
             scores = evaluate(machine, decode_params, text, batch, k, draw, progress=bar.update)
             if first:
@@ -271,7 +272,10 @@ def evaluate_checkpoint(
     workdir, saved = home.local, functools.partial(workdir_lib.send, home)
     if home.remote and not given and (home.remote / workdir_lib.CHECKPOINTS).exists():
         given = home.checkpoints
-    policy = find_policy(config, workdir, given)
+    base = start.model_directory(
+        config, home, config.checkpoint.directory or home.checkpoints, given
+    )
+    policy = find_policy(config, workdir, base, given)
     text = load_text(config, workdir, policy.model_dir, score)
     machine = build.build_machine(
         config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, policy.model_dir

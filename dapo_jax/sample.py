@@ -21,7 +21,7 @@ from absl import flags
 from dapo_jax import build, cli, evaluate, parallel, validation
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.data import tokenizer as tokenizer_lib
-from dapo_jax.model import qwen2
+from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Request, Response
 
 _CHUNK = 8  # tokens between two looks at the terminal
@@ -113,7 +113,8 @@ def load(
     shards = sizes["data"] * sizes["fsdp"]
     config.rollout.slots = min(config.rollout.slots, -(-n // shards) * shards)
     config.rollout.chunk = min(config.rollout.chunk, _CHUNK)
-    policy = evaluate.find_policy(config, workdir)
+    base = hf.resolve(config.model.path) if config.model.path else None
+    policy = evaluate.find_policy(config, workdir, base)
     if step is not None:
         policy = policy._replace(step=checkpoint.find_step(policy.steps, step))
     tokenizer = load_tokenizer(config, workdir, policy.model_dir)

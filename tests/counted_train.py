@@ -1,7 +1,8 @@
-"""`python tests/counted_train.py HUB --config=... --workdir=...`: `stubbed_train`, where the folder
-HUB is the Hugging Face hub. After each step WORKDIR/counts_<process>.json says what this start has
-cost: calls of the hub, bytes from it, bytes of weights read, programs compiled here (of all hosts'
-devices, and of this host's alone)."""
+"""`python tests/counted_train.py HUB --config=... --workdir=...`: `stubbed_train`, or, with
+`evaluate` before HUB, `dapo_jax.evaluate`, where the folder HUB is the Hugging Face hub. After each
+step, or at the end, WORKDIR/counts_<process>.json says what this start has cost: calls of the hub,
+bytes from it, bytes of weights read, programs compiled here (of all hosts' devices, and of this
+host's alone)."""
 
 import collections
 import fnmatch
@@ -17,9 +18,10 @@ import jax
 import stubbed_train
 from jax._src import cache_key, compiler
 
-from dapo_jax import cli, train
+from dapo_jax import cli, evaluate, train
 from dapo_jax.model import hf
 
+EVALUATE = sys.argv[1] == "evaluate" and bool(sys.argv.pop(1))
 HUB = pathlib.Path(sys.argv.pop(1))
 COUNTS = collections.Counter(
     hub_calls=0, hub_bytes=0, weight_bytes=0, compiled_for_all=0, compiled_for_one=0
@@ -49,7 +51,7 @@ def counted_read(*arguments):
     return out
 
 
-def told(state, step) -> None:
+def told(*_) -> None:
     name = f"counts_{jax.process_index()}.json"
     pathlib.Path(cli.WORKDIR.value, name).write_text(json.dumps(COUNTS))
 
@@ -58,5 +60,8 @@ def told(state, step) -> None:
 cache_key._hash_accelerator_config = lambda key, devices: key.update(b"slice")
 huggingface_hub.snapshot_download = snapshot_download
 compiler.backend_compile_and_load, hf._read = counted_compile, counted_read
-if __name__ == "__main__":
+if __name__ == "__main__" and EVALUATE:
+    evaluate.define_flags()
+    cli.run(lambda: told(evaluate.main(stubbed_train.JUDGE)))
+elif __name__ == "__main__":
     cli.run(functools.partial(train.main, score=stubbed_train.JUDGE, hooks=train.Hooks(step=told)))

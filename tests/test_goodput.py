@@ -1,5 +1,6 @@
 """Where wall time went: a pure function of recorded events, and the book that records them."""
 
+import json
 import types
 
 import pytest
@@ -61,9 +62,53 @@ def test_cut_off_taken_away_and_done_again():
     assert sum(got.steps.values()) + sum(got.lost.values()) == 225
     assert goodput.summary(got) == (
         "  wall time 0.06 h in 3 starts: 12.0% in steps that count (goodput), 44.4% no process,"
-        " 32.4% steps done again or cut off, 6.2% start-up, 2.7% saving, 1.3% compilation,"
+        " 32.4% what was done again or cut off, 6.2% start-up, 2.7% saving, 1.3% compilation,"
         " 0.9% evaluation"
     )
+
+
+def redone(*kept_of_step) -> goodput.Ledger:
+    """Step 1, and 4 s of sampling of step 2; then both (or 2 alone), 10 s away, once more."""
+    first, *rest = kept_of_step
+    again = [(38, "start-up"), (40, "resume", {"step": 2 - len(kept_of_step)})]
+    for n, kept in enumerate((first, *rest), 3 - len(kept_of_step)):
+        at = 30 + 10 * n
+        again += [*step(at, n)[:2], (at + 9, "step", {"step": n, "kept": kept})]
+    cut = [(22, "rollout"), (26, "leave", {"finished": False})]
+    return ledger(*FIRST, *step(12, 1), *cut, *again)
+
+
+@pytest.mark.parametrize(
+    ("kept", "counted"),
+    [
+        (0.0, 0.0),
+        (0.25, 2.0),  # 6 s drew the other three quarters
+        (0.6, 4.0),  # as many as there were
+        (1.0, 4.0),
+    ],
+)
+def test_what_the_journal_kept_of_a_step_that_was_cut_off_counts(kept, counted):
+    got = redone(kept)
+    assert got.steps == {1: 9, 2: 9 + counted}
+    assert got.lost["restart"] == 4 - counted
+    gone = sum(redone(kept).lost.values()) + sum(got.steps.values())
+    assert gone == got.since  # nothing is counted twice
+
+
+def test_of_a_step_that_is_undone_its_sampling_counts_and_its_update_does_not():
+    """Step 1 was whole, 6 s of sampling and 3 of updating; no checkpoint held it."""
+    got = redone(1.0, 0.0)
+    assert got.steps == {1: 9 + 6, 2: 9} and got.lost["restart"] == 3 + 4
+    assert not {1, 2} & got.undone.keys()
+
+
+def test_what_was_kept_of_a_killed_run_counts():
+    """Nobody knows when it was killed: of the minute until the next start 6 s are known to count,
+    which is what the kept half would have taken."""
+    events = [*FIRST, (12, "rollout"), (72, "start-up"), (75, "resume", {"step": 0}),
+              (75, "rollout"), (81, "update"), (84, "step", {"step": 1, "kept": 0.5})]  # fmt: skip
+    got = ledger(*events)
+    assert got.steps == {1: 9 + 6} and got.lost["restart"] == 60 - 6
 
 
 def test_the_time_after_a_finished_run_is_nobody_s():
@@ -91,11 +136,13 @@ def test_the_book_goes_on_where_the_last_one_was_cut_off(tmp_path, monkeypatch):
     clock = iter([10.0, 11.0, 12.0, 20.0, 21.0, 22.0])
     monkeypatch.setattr(goodput.time, "time", lambda: next(clock))
     state = types.SimpleNamespace(counters=types.SimpleNamespace(step=1))
+    record = types.SimpleNamespace(stats=types.SimpleNamespace(tokens=8, replayed=2))
     book = goodput.Book(tmp_path, began=9.0)
     book.note("resume", step=0)
     book.phase("rollout")
-    book.step(state, None)
+    book.step(state, record)
     file = tmp_path / "events.jsonl"
+    assert json.loads(file.read_text().splitlines()[-1])["kept"] == 0.25
     whole = file.read_text()
     file.write_text(whole + '{"time": 13, "eve')
     cut = file.read_text()

@@ -142,7 +142,7 @@ def test_agree_names_what_differs(monkeypatch):
     def gather(value):
         return [value, other if value == mine else "another hash"]
 
-    monkeypatch.setattr(parallel, "gather_json", gather)
+    monkeypatch.setattr(parallel, "meet", gather)
     with pytest.raises(ValueError, match=r"^config\.optim\.lr is 0\.5 in process 1 and 0\.0003 in"):
         processes.agree(mine)
 

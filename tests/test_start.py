@@ -11,7 +11,7 @@ import pytest
 import test_processes
 from jax.experimental.compilation_cache import compilation_cache
 
-from dapo_jax import config, parallel
+from dapo_jax import config, evaluate, parallel
 from dapo_jax.checkpoint import workdir
 from dapo_jax.data import arithmetic
 from dapo_jax.hosts import start
@@ -74,6 +74,28 @@ def test_weights_that_others_give_are_not_fetched(asked, tmp_path):
     start.model_directory(named(init_from="runs/a/checkpoints"), home, home.checkpoints)
     assert len(asked) == 1 and "*.safetensors" not in asked[0]
     assert start.model_directory(config.base(), home, home.checkpoints) is None
+
+
+class Found(Exception):
+    """The policy of an evaluation is known."""
+
+
+def test_an_evaluation_asks_no_hub_for_what_a_run_has(hub, asked, tmp_path, monkeypatch):
+    def stop(config, workdir, model_dir, score):
+        raise Found(model_dir)
+
+    monkeypatch.setattr(evaluate, "load_text", stop)
+    with pytest.raises(Found) as found:  # nothing is there: the model itself is evaluated
+        evaluate.evaluate_checkpoint(named(), tmp_path / "run")
+    assert found.value.args == (hub / "org/tiny",) and "*.safetensors" in asked[0]
+    (tmp_path / "run/checkpoints/7").mkdir(parents=True)
+    monkeypatch.setattr(evaluate.checkpoint, "find_step", lambda path, step=None: 7)
+    with pytest.raises(Found) as found:
+        evaluate.evaluate_checkpoint(named(), tmp_path / "run")
+    assert found.value.args == (tmp_path / "run/base",) and len(asked) == 1
+    with pytest.raises(Found):  # other weights, the small files of this run's model
+        evaluate.evaluate_checkpoint(named(), tmp_path / "other", f"{tmp_path}/run@7")
+    assert len(asked) == 2 and "*.safetensors" not in asked[1]
 
 
 def test_a_directory_of_ones_own_is_used_where_it_is(hub, asked, tmp_path):
@@ -174,13 +196,13 @@ def test_the_first_token_is_told_once():
     assert first.told() == {} and 0 < log["time/first_token_s"] <= start.seconds()
 
 
-def counted(tmp_path, hub, steps, *extra) -> tuple[list[dict], list[str]]:
-    """(what a start of four processes has cost each, what they said)."""
+def counted(tmp_path, hub, *extra, processes=4, program=()) -> tuple[list[dict], list[str]]:
+    """(what a start has cost each process, what they said)."""
     port, flags = (
         test_processes.free_port(),
         (
             "--config.model.path=org/tiny",
-            "--config.mesh.fsdp=4",
+            f"--config.mesh.fsdp={processes}",
             "--config.supervised_warmup.skill_steps=0",
             "--config.supervised_warmup.habit_steps=0",
         ),
@@ -189,21 +211,21 @@ def counted(tmp_path, hub, steps, *extra) -> tuple[list[dict], list[str]]:
     done = test_processes.finish(
         [
             test_processes.start(
-                tmp_path, tmp_path / "run", 4, i, port, f"--config.steps={steps}", *flags, *extra,
-                program=("counted_train.py", str(hub)),
+                tmp_path, tmp_path / "run", processes, i, port, *flags, *extra,
+                program=("counted_train.py", *program, str(hub)),
                 env=env | {"JAX_COMPILATION_CACHE_DIR": ""},
             )
-            for i in range(4)
+            for i in range(processes)
         ]
     )  # fmt: skip
-    assert [status for status, _ in done] == [0] * 4, test_processes.shown(done)
-    files = [tmp_path / "run" / f"counts_{i}.json" for i in range(4)]
+    assert [status for status, _ in done] == [0] * processes, test_processes.shown(done)
+    files = [tmp_path / "run" / f"counts_{i}.json" for i in range(processes)]
     return [json.loads(f.read_text()) for f in files], [said for _, said in done]
 
 
 @pytest.mark.slow
 def test_four_processes_read_the_weights_once_and_compile_each_program_once(hub, tmp_path):
-    first, _ = counted(tmp_path, hub, 1)
+    first, _ = counted(tmp_path, hub, "--config.steps=1")
     size = (hub / "org/tiny/model.safetensors").stat().st_size
     small = sum(p.stat().st_size for p in (hub / "org/tiny").iterdir()) - size
     print(first)
@@ -211,16 +233,25 @@ def test_four_processes_read_the_weights_once_and_compile_each_program_once(hub,
     assert [c["hub_bytes"] for c in first] == [size + small, 0, 0, 0]
     assert size - 10_000 < first[0]["weight_bytes"] < size  # the file's header aside
     assert [c["weight_bytes"] for c in first[1:]] == [0, 0, 0]
-    # They meet by two small programs, before any of them knows a place that all can see.
     assert first[0]["compiled_for_all"] > 20
-    assert [c["compiled_for_all"] for c in first[1:]] == [2, 2, 2]
+    assert [c["compiled_for_all"] for c in first[1:]] == [0, 0, 0]
 
-    again, said = counted(tmp_path, hub, 2)
+    again, said = counted(tmp_path, hub, "--config.steps=2")
     print(again)
     assert "resumed after step 1" in said[0]
     assert [c["hub_calls"] for c in again] == [0] * 4 and not any(c["hub_bytes"] for c in again)
     assert not any(c["weight_bytes"] for c in again)
-    assert [c["compiled_for_all"] for c in again[1:]] == [2, 2, 2]
+    assert [c["compiled_for_all"] for c in again[1:]] == [0, 0, 0]
     records = metrics.read(tmp_path / "run" / "metrics.jsonl")
     told = [r.get("time/first_token_s", 0.0) > 0 for r in records]
     assert told == [True, False, True]  # step 0's evaluation, and the step after the restart
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [(), ("--checkpoint=org/tiny",)], ids=["of config", "given"])
+def test_an_evaluation_reads_the_weights_once_for_all_processes(hub, tmp_path, given):
+    got, said = counted(tmp_path, hub, *given, processes=2, program=("evaluate",))
+    # Of a given one, its small files for the config's own model are asked for apart.
+    assert [c["hub_calls"] for c in got] == [1 + len(given), 0]
+    assert got[0]["weight_bytes"] > 0 == got[1]["weight_bytes"] == got[1]["hub_bytes"]
+    assert "heldout: 8 problems x 2 samples" in said[0]

@@ -129,7 +129,7 @@ def test_a_disk_that_is_not_shared_is_refused(tmp_path, monkeypatch):
     def gather(value):  # as if process 1 saw another disk
         return [value, False] if isinstance(value, bool) else [value, value]
 
-    monkeypatch.setattr(workdir.parallel, "gather_json", gather)
+    monkeypatch.setattr(workdir.parallel, "meet", gather)
     with pytest.raises(ValueError, match="process 1 does not see what process 0 wrote"):
         workdir.open_workdir(tmp_path / "run")
 

@@ -82,7 +82,7 @@ def open_workdir(name: str | pathlib.Path) -> Workdir:
     path = pathlib.Path(name)
     if path.exists() and not path.is_dir():
         raise ValueError(f"--workdir={name}: is a file; give a directory")
-    token = parallel.gather_json(secrets.token_hex(8))[0]
+    token = parallel.meet(secrets.token_hex(8))[0]
     probe = path / f".probe_{token}"
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -93,8 +93,8 @@ def open_workdir(name: str | pathlib.Path) -> Workdir:
             probe.write_text("")
     except OSError as error:
         raise ValueError(f"--workdir={name}: cannot be written ({error.strerror})") from error
-    parallel.gather_json(None)  # process 0 has written
-    blind = [i for i, sees in enumerate(parallel.gather_json(probe.exists())) if not sees]
+    parallel.meet(None)  # process 0 has written
+    blind = [i for i, sees in enumerate(parallel.meet(probe.exists())) if not sees]
     if parallel.is_main_process():
         probe.unlink()
     if blind:

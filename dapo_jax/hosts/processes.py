@@ -223,9 +223,9 @@ def agree(values: dict[str, Any]) -> None:
     """Raise ValueError on every process, naming the first field that differs, unless all processes
     bring the same JSON values. Only a hash travels when they do."""
     text = json.dumps(values, sort_keys=True)
-    if len(set(parallel.gather_json(hashlib.sha256(text.encode()).hexdigest()))) == 1:
+    if len(set(parallel.meet(hashlib.sha256(text.encode()).hexdigest()))) == 1:
         return
-    mine, *others = parallel.gather_json(values)
+    mine, *others = parallel.meet(values)
     for number, theirs in enumerate(others, 1):
         for name in [*mine, *(k for k in theirs if k not in mine)]:
             a, b = mine.get(name, "nothing"), theirs.get(name, "nothing")

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -44,21 +45,24 @@ def _alike() -> bool:
     which on CPU differs from process to process: there each compiles for itself. A collective."""
     key = hashlib.sha256()
     cache_key._hash_accelerator_config(key, np.asarray(jax.devices()))
-    return len(set(parallel.gather_json(key.hexdigest()))) == 1
+    return len(set(parallel.meet(key.hexdigest()))) == 1
 
 
-def model_directory(config, home: workdir.Workdir, checkpoints: str) -> pathlib.Path | None:
+def model_directory(
+    config, home: workdir.Workdir, checkpoints: str, given: str | None = None
+) -> pathlib.Path | None:
     """Where this process finds config.json and tokenizer of `model.path`, and process 0 also the
-    weights, if a start needs them: not where there is a checkpoint to go on from or `init_from`.
-    None: the config has a shape and no model. A collective: process 0 alone looks, on its disk, in
-    a bucket or at the hub, and the others get the small files from it. What came from elsewhere is
-    kept in WORKDIR/base, where a start from a checkpoint finds it without asking anybody."""
+    weights, if a start needs them: not where there is a checkpoint to go on from, or where they are
+    `given` elsewhere (default: by `init_from`). None: the config has a shape and no model. As
+    `resolve`; what came from elsewhere is kept in WORKDIR/base, where a start from a checkpoint
+    finds it without asking anybody. A collective."""
     if not config.model.path:
         return None
     kept = home.local / _BASE
 
     def look() -> str:
-        weights = not config.init_from and not checkpoint.numbers(checkpoints)
+        elsewhere = config.init_from if given is None else given
+        weights = not elsewhere and not checkpoint.numbers(checkpoints)
         if not weights and (kept / "config.json").is_file():
             return str(kept)
         found = hf.resolve(config.model.path, weights)
@@ -68,6 +72,16 @@ def model_directory(config, home: workdir.Workdir, checkpoints: str) -> pathlib.
                 shutil.copyfile(file, kept / file.name)
         return str(found)
 
+    return _of_main_process(look)
+
+
+def resolve(name: str) -> pathlib.Path:
+    """`hf.resolve` by process 0 alone, on its disk, in a bucket or at the hub: the others get the
+    small files from it. A collective."""
+    return _of_main_process(lambda: str(hf.resolve(name)))
+
+
+def _of_main_process(look: Callable[[], str]) -> pathlib.Path:
     found = pathlib.Path(parallel.of_main_process(look))
     return found if jax.process_count() == 1 else _sent(found)
 

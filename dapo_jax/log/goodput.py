@@ -21,7 +21,7 @@ from dapo_jax.data import files
 
 # What time is lost to, in the words of the summary; `time/lost/<what>` in the records.
 LOST = {
-    "restart": "steps done again or cut off",
+    "restart": "what was done again or cut off",
     "away": "no process",
     "start": "start-up",
     "compile": "compilation",
@@ -40,6 +40,11 @@ class Ledger(NamedTuple):
     steps: Mapping[int, float] = MappingProxyType({})  # by number: of those that still count
     lost: Mapping[str, float] = MappingProxyType(dict.fromkeys(LOST, 0.0))
     begun: float = 0.0  # of the step that is running
+    step: int = 0  # the last one that is done
+    sampled: Mapping[int, float] = MappingProxyType({})  # of `steps` and `begun`: rollouts
+    # Rollouts that were cut off or undone, of steps to come: until those say what is left of them,
+    # they are lost to 'restart'.
+    undone: Mapping[int, float] = MappingProxyType({})
     doing: str = ""  # since the newest event; '' = nothing
     since: float = 0.0  # its time
     starts: int = 0
@@ -60,16 +65,22 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
     start-up                            a process begins with the run
     resume, step=N                      from the state after step N: later steps are lost
     rollout, update, evaluation, save   begins
-    step, step=N                        is done; what follows, up to the next event, is `save`
+    step, step=N, kept=share            is done; what follows, up to the next event, is `save`.
+                                        kept: of its tokens, that the journal had from before
     leave, finished=bool                the process ends; finished: for good
 
     compile_s, with any of them: seconds of compilation since the event before.
+
+    Sampling of a step that was begun before counts as far as its tokens were kept: as long as they
+    would have taken at the rate of the others, and no longer than there was.
     """
     name, now = event["event"], max(float(event["time"]), ledger.since)  # a clock may be set back
     steps, lost, begun = dict(ledger.steps), dict(ledger.lost), ledger.begun
+    sampled, undone, running = dict(ledger.sampled), dict(ledger.undone), ledger.step + 1
     seconds = now - ledger.since if ledger.doing else 0.0
     if name == "start-up" and ledger.doing != "away":  # killed: nobody knows how long it worked
         lost["restart"] += seconds
+        compiled = 0.0
     else:
         compiled = min(float(event.get("compile_s", 0.0)), seconds)
         lost["compile"] += compiled
@@ -77,18 +88,33 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
             begun += seconds - compiled
         elif ledger.doing:
             lost[ledger.doing] += seconds - compiled
+    if ledger.doing == "rollout":
+        sampled[running] = sampled.get(running, 0.0) + seconds - compiled
+
+    def undo(step: int) -> None:
+        undone[step] = undone.get(step, 0.0) + sampled.pop(step, 0.0)
+
     doing = {"start-up": "start", "resume": "start", "step": "save", "leave": "away"}.get(
         name, name
     )
     if name == "step":
-        steps[event["step"]], begun = begun, 0.0
+        running, share = event["step"], float(event.get("kept", 0.0))
+        other = sampled.get(running, 0.0)
+        had = undone.pop(running, 0.0)
+        back = min(had, other * share / (1 - share) if share < 1 else had)
+        steps[running], sampled[running], begun = begun + back, other + back, 0.0
+        lost["restart"] -= back
     elif name in ("start-up", "leave"):
+        undo(running)
         lost["restart"], begun = lost["restart"] + begun, 0.0
         doing = "" if event.get("finished") else doing
     elif name == "resume":
-        gone = [n for n in steps if n > event["step"]]
-        lost["restart"] += sum(steps.pop(n) for n in gone)
-    return Ledger(steps, lost, begun, doing, now, ledger.starts + (name == "start-up"))
+        for n in [n for n in steps if n > event["step"]]:
+            lost["restart"] += steps.pop(n)
+            undo(n)
+    done = event["step"] if name in ("step", "resume") else ledger.step
+    starts = ledger.starts + (name == "start-up")
+    return Ledger(steps, lost, begun, done, sampled, undone, doing, now, starts)
 
 
 def read(path: pathlib.Path) -> Ledger:
@@ -155,4 +181,6 @@ class Book:
             self.note(name)
 
     def step(self, state, record) -> None:
-        self.note("step", step=state.counters.step)
+        stats = record.stats
+        kept = {"kept": stats.replayed / stats.tokens} if stats.replayed else {}
+        self.note("step", step=state.counters.step, **kept)
