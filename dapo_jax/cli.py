@@ -29,7 +29,15 @@ PROFILE = flags.DEFINE_integer(
     "profile", 0, "Trace this rollout step of training into WORKDIR/profile; 0 = none.", 0
 )
 WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same command resumes it.")
-_PATH_FLAGS = ("config", "workdir", "data", "checkpoint", "json", "out")  # those that there are
+_PATH_FLAGS = (
+    "config",
+    "workdir",
+    "data",
+    "data_dir",
+    "checkpoint",
+    "json",
+    "out",
+)  # those that there are
 
 
 class _Config:
