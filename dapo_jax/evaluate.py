@@ -29,11 +29,11 @@ from etils import epath
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
-from dapo_jax import bars, build, cli, grading, parallel, schema, validation
+from dapo_jax import bars, build, cli, grading, parallel, presets, schema, validation
 from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
 from dapo_jax.checkpoint.seal import checksums
 from dapo_jax.dapo.dynamic_sampling import Group
-from dapo_jax.data import answers, files, published
+from dapo_jax.data import answers, files, published, tokenizer
 from dapo_jax.data.problems import Encoded
 from dapo_jax.hosts import processes
 from dapo_jax.log import scores as scores_lib
@@ -226,6 +226,8 @@ def ask(
     named, own = {}, {}
     for name, path in build.named_files(config.eval.files).items():
         known = None if pathlib.Path(path).exists() else published.evaluated(path)
+        if not known and re.fullmatch(r"[\w-]+", path) and not pathlib.Path(path).exists():
+            raise ValueError(f"{path}: no such file, and no set of that name ({published.KNOWN})")
         (named if known else own)[name] = known or path
     machine_of = lambda c, text: build.build_machine(
         c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir
@@ -399,8 +401,9 @@ def evaluate_checkpoint(
     every = list(ask(config, workdir, policy.model_dir, score, fixed, pathlib.Path(data_dir)))
     first = parallel.is_main_process()
     say = tqdm.write if first else lambda _: None
-    for note in [*(note for asked in every for note in asked.text.notes), f"policy: {policy}"]:
+    for note in (note for asked in every for note in asked.text.notes):
         say(note)
+    say(f"policy: {policy}, prompts {'as chats' if config.tokenizer.chat else 'as plain text'}")
     machine = every[0].machine
     params = load_params(config, machine, policy)
     weights = [int(x) for x in parallel.to_host(checksums(params))]
@@ -472,11 +475,11 @@ _FIELDS = {
 
 def define_flags() -> None:
     """Not at import: `train` imports this module and has no such flags."""
-    known = ", ".join(n for n, s in published.SETS.items() if s.protocol)
     flags.DEFINE_string(
         "data",
         None,
-        f"Sets by name ({known}) and problem files, [name=]path,...; default: config.eval.files.",
+        f"Sets by name ({published.KNOWN}) and problem files, [name=]path,...; default:"
+        " config.eval.files.",
     )
     flags.DEFINE_string("data_dir", "data", "Folder of the sets by name, fetched where missing.")
     flags.DEFINE_integer("k", None, "Samples a problem; default: the set's, config.eval.k.")
@@ -494,6 +497,20 @@ def define_flags() -> None:
     )
     flags.DEFINE_bool("rows", False, "A line per problem.")
     flags.DEFINE_string("json", "", "File for settings, scores and the table of problems.")
+
+
+def config_of_model() -> schema.Config | None:
+    """Where --checkpoint is a Hugging Face directory or hub name: the paper's config, with prompts
+    in the model's chat template if it has one, on a sampler for a single accelerator."""
+    if not flags.FLAGS.checkpoint or find_given(flags.FLAGS.checkpoint).steps:
+        return None
+    if not flags.FLAGS.data and not cli.CONFIG.overrides.get("eval.files"):
+        raise ValueError(f"--data: say what to evaluate on: {published.KNOWN}, or files")
+    c = presets.paper()
+    c.tokenizer.chat = bool(tokenizer.load(find_given(flags.FLAGS.checkpoint).model_dir).template)
+    c.rollout.slots = c.optim.micro_batch_rows = 64
+    c.rollout.cache_fraction = 0.25  # few responses get as long as they may
+    return c
 
 
 def main(score: grading.Score | None = None) -> None:
@@ -523,4 +540,4 @@ def main(score: grading.Score | None = None) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    cli.run(main)
+    cli.run(main, without_config=config_of_model)

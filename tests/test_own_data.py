@@ -3,11 +3,9 @@ made into integers; and the pages about them."""
 
 import gzip
 import hashlib
-import http.server
 import json
 import pathlib
 import re
-import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -175,34 +173,6 @@ def test_templates_and_system(tmp_path):
 # ------------------------------------------------------------------------------------------------
 # The hub, by a stand-in
 # ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server(tmp_path):
-    """Serves what is in its dictionary: path -> bytes. A hub's answers have its headers."""
-    served: dict[str, bytes] = {}
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = served.get(self.path.partition("?")[0])
-            self.send_response(404 if body is None else 200)
-            body = body or b""
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-            self.send_header("X-Repo-Commit", "c" * 40)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}", served
-        httpd.shutdown()
 
 
 def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):

@@ -60,6 +60,7 @@ SETS = {
 }
 # fmt: on
 FAMILIES = {"gsm8k": ("gsm8k-train", "gsm8k-test")}
+KNOWN = ", ".join(["gsm8k", *(name for name, s in SETS.items() if s.protocol)])  # to `evaluate`
 
 
 def evaluated(name: str) -> tuple[Set, Protocol] | None:
@@ -70,8 +71,7 @@ def evaluated(name: str) -> tuple[Set, Protocol] | None:
         if pinned.protocol:
             return pinned, pinned.protocol
     if listed:
-        with_protocol = ", ".join(n for n, s in SETS.items() if s.protocol)
-        raise ValueError(f"{name}: a set for training; those of evaluation are {with_protocol}")
+        raise ValueError(f"{name}: a set for training; those of evaluation are {KNOWN}")
     return None
 
 
