@@ -29,7 +29,15 @@ PROFILE = flags.DEFINE_integer(
     "profile", 0, "Trace this rollout step of training into WORKDIR/profile; 0 = none.", 0
 )
 WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same command resumes it.")
-_PATH_FLAGS = ("config", "workdir", "data", "checkpoint", "json", "out")  # those that there are
+_PATH_FLAGS = (
+    "config",
+    "workdir",
+    "data",
+    "data_dir",
+    "checkpoint",
+    "json",
+    "out",
+)  # those that there are
 
 
 class _Config:
@@ -42,13 +50,18 @@ class _Config:
 CONFIG = _Config()
 
 
-def run(main: Callable[..., int | None], *arguments: str) -> None:
+def run(
+    main: Callable[..., int | None],
+    *arguments: str,
+    without_config: Callable[[], schema.Config | None] = lambda: None,
+) -> None:
     """Parse the command line, call `main` with its positional `arguments` (their names), exit.
+    without_config: makes the config where --config is not given; None = the flag's default.
     Mistakes of the user (config, files, flags) end in lines `error: ...` on stderr and a non-zero
     code; anything else is a bug and keeps its traceback."""
     app.run(
         lambda argv: _guarded(main, argv[1:]),
-        flags_parser=functools.partial(_parse, arguments=arguments),
+        flags_parser=functools.partial(_parse, arguments=arguments, without_config=without_config),
     )
 
 
@@ -90,7 +103,7 @@ def fail(message: str) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def _parse(argv: Sequence[str], arguments: Sequence[str]) -> list[str]:
+def _parse(argv: Sequence[str], arguments: Sequence[str], without_config) -> list[str]:
     """The program's name and the positional arguments; flags and CONFIG are set. Exits with all
     that is wrong with overrides, flags and config file, a line each."""
     bad: list[str] = []
@@ -116,7 +129,8 @@ def _parse(argv: Sequence[str], arguments: Sequence[str]) -> list[str]:
         if name in flags.FLAGS and flags.FLAGS[name].value:
             flags.FLAGS[name].value = expand(flags.FLAGS[name].value)
     try:
-        CONFIG.value = load(FILE.value)
+        made = None if flags.FLAGS["config"].present else without_config()
+        CONFIG.value = made or load(FILE.value)
         apply(CONFIG.value, CONFIG.overrides)
     except ValueError as error:
         bad += str(error).splitlines()

@@ -1,6 +1,9 @@
 """avg@k, maj@k and pass@k of a policy on problem files, from k samples of our own drawing.
 
-    python -m dapo_jax.evaluate --config=FILE --workdir=DIR [--data=FILE,name=FILE] [--k=32]
+    python -m dapo_jax.evaluate --config=FILE --workdir=DIR [--data=aime24,gsm8k,name=FILE]
+
+Sets known by name (data/published.py) bring the settings of a paper, which flags and overrides of
+fields replace; files of one's own take those of the config (docs/evaluation.md).
 
 The policy is the newest checkpoint of WORKDIR, where it has none the model of config.model.path, or
 what --checkpoint names. Every sample is kept under WORKDIR/eval/<set>/<hash of the settings>/, in
@@ -16,7 +19,7 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -26,16 +29,16 @@ from etils import epath
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
-from dapo_jax import bars, build, cli, grading, parallel, validation
+from dapo_jax import bars, build, cli, grading, parallel, presets, schema, validation
 from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
 from dapo_jax.checkpoint.seal import checksums
 from dapo_jax.dapo.dynamic_sampling import Group
-from dapo_jax.data import files
+from dapo_jax.data import answers, files, published, tokenizer
 from dapo_jax.data.problems import Encoded
 from dapo_jax.hosts import processes, start
 from dapo_jax.log import scores as scores_lib
 from dapo_jax.log.scores import Scores, majority, pass_at_k
-from dapo_jax.model import qwen2
+from dapo_jax.model import hf_format, qwen2
 from dapo_jax.rollout.draw import Draw
 
 __all__ = ["Scores", "checksums", "evaluate", "evaluate_sets", "majority", "pass_at_k"]
@@ -200,6 +203,120 @@ def load_text(
     return text._replace(notes=text.notes[1:])  # the first is about the training set
 
 
+class Asked(NamedTuple):
+    """Sets of the same settings: all of one's own, or one that is known by name."""
+
+    config: schema.Config
+    text: build.Text
+    machine: build.Machine
+    source: str = ""  # the paper that the settings are of
+
+
+def ask(
+    config,
+    workdir: pathlib.Path,
+    model_dir: pathlib.Path | None,
+    score: grading.Score | None,
+    fixed: frozenset[str],
+    folder: pathlib.Path,
+) -> Iterator[Asked]:
+    """What `config.eval.files` names. fixed, folder: see `evaluate_checkpoint`.
+
+    A named set has a sampler of its own, sized by its prompts and its longest response: its score
+    cannot depend on what it is evaluated beside."""
+    named, own = {}, {}
+    for name, path in build.named_files(config.eval.files).items():
+        known = None if pathlib.Path(path).exists() else published.evaluated(path)
+        if not known and re.fullmatch(r"[\w-]+", path) and not pathlib.Path(path).exists():
+            raise ValueError(f"{path}: no such file, and no set of that name ({published.KNOWN})")
+        (named if known else own)[name] = known or path
+    machine_of = lambda c, text: build.build_machine(
+        c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir
+    )
+    if own or not named:
+        if named:
+            config = config.copy_and_resolve_references()
+            config.eval.files = ",".join(f"{name}={path}" for name, path in own.items())
+        text = load_text(config, workdir, model_dir, score)
+        yield Asked(config, text, machine_of(config, text))
+    machines = {}
+    for name, (pinned, protocol) in named.items():
+        try:
+            path, there = published.fetch(pinned, folder)
+        except ValueError as error:
+            raise ValueError(
+                f"{name}: {error}; on a machine with a network: python -m dapo_jax.data prepare"
+                f" {pinned.file.partition('.')[0]} --out={folder}"
+            ) from error
+        c = by_protocol(config, protocol, fixed)
+        c.eval.files = f"{name}={path}"
+        if c.reward.verifier == "math" and not (score or c.reward.function):
+            try:
+                answers.require_math()
+            except ValueError as error:
+                raise ValueError(
+                    f"{name}: {error}; without it --config.reward.verifier=auto judges by what each"
+                    " prompt asks for"
+                ) from error
+        text = load_text(c, workdir, model_dir, score)
+        (note,) = text.notes
+        note += fit(name, c, text, model_dir, fixed)
+        sizes = (c.data.max_prompt_tokens, c.eval.max_response_tokens)
+        machines[sizes] = machines.get(sizes) or machine_of(c, text)
+        notes = [f"{name}: fetched into {path}"] * (not there) + [note]
+        yield Asked(c, text._replace(notes=notes), machines[sizes], protocol.source)
+
+
+def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
+    """A copy of the config with the settings of a paper, but for the fields in `fixed`; prompts of
+    any length."""
+    wanted = {
+        "eval.k": protocol.k,
+        "eval.temperature": protocol.temperature,
+        "eval.top_p": protocol.top_p,
+        "eval.max_response_tokens": protocol.max_response_tokens,
+        "eval.max_problems": 0,
+        "eval.stop_strings": "",
+        "data.template": protocol.template,
+        "data.columns": "",
+        "data.max_prompt_tokens": 2**30,
+    }
+    reward = {
+        "reward.verifier": protocol.verifier,
+        "reward.function": "",
+        "reward.by_source": "",
+        "reward.workers": max(config.reward.workers, protocol.verifier == "math"),
+    }
+    if not fixed & {"reward.verifier", "reward.function", "reward.by_source"}:
+        wanted |= reward
+    c = config.copy_and_resolve_references()
+    if "rollout.max_response_tokens" in fixed and not c.eval.max_response_tokens:
+        del wanted["eval.max_response_tokens"]
+    c.update_from_flattened_dict({k: v for k, v in wanted.items() if k not in fixed})
+    return c
+
+
+def fit(name: str, c, text: build.Text, model_dir: pathlib.Path | None, fixed) -> str:
+    """Size the sampler of `c` by the set's prompts and, where nobody said how long a response may
+    be, by the context that the model was made for; what was cut, for the log. ValueError: no room
+    behind a prompt."""
+    longest = max(map(len, text.evals[name].ids))
+    if "data.max_prompt_tokens" not in fixed:
+        c.data.max_prompt_tokens = -(-longest // 128) * 128  # so that sets may share a sampler
+    limit = asked = c.eval.max_response_tokens or c.rollout.max_response_tokens
+    said = fixed & {"eval.max_response_tokens", "rollout.max_response_tokens"}
+    about = hf_format.read_json(model_dir / "config.json") if model_dir and not said else {}
+    if context := about.get("max_position_embeddings"):
+        limit = min(limit, context - longest)
+        if limit < 1:
+            raise ValueError(
+                f"{name}: its longest prompt has {longest} tokens and the model's context {context}"
+                " (config.json); say how long a response may be: --max_response_tokens=N"
+            )
+    c.eval.max_response_tokens = c.rollout.max_response_tokens = limit
+    return f", responses cut at {limit} tokens by the model's context" if limit < asked else ""
+
+
 # ------------------------------------------------------------------------------------------------
 # Sampling with restarts
 # ------------------------------------------------------------------------------------------------
@@ -262,10 +379,19 @@ def evaluate_checkpoint(
     where: str | pathlib.Path,
     given: str = "",
     score: grading.Score | None = None,
+    *,
+    fixed: frozenset[str] = frozenset(),
+    data_dir: str = "data",
+    rows: bool = False,
 ) -> dict:
-    """Evaluate on every set of `c.eval.files` in the workdir `where`, print a report of each, and
-    return all as plain JSON values: {settings, sets: {name: `scores.summary` and the folder of
-    samples}}."""
+    """Evaluate on every set of `c.eval.files` in the workdir `where`, print a report of each (with
+    `rows` a line per problem) and a table of all, and return them as plain JSON values: {settings:
+    what all sets share, sets: {name: `scores.summary`, its settings, the folder of samples}}.
+
+    fixed: fields of the config that replace the settings of named sets, which are looked for in
+    `data_dir` and fetched into it. ValueError: a set is not to be had, or anything else is wrong
+    with what was asked.
+    """
     processes.agree(processes.identity(config, str(where)))
     validation.validate(config, len(jax.devices()))
     home = workdir_lib.open_workdir(where)
@@ -276,99 +402,146 @@ def evaluate_checkpoint(
         config, home, config.checkpoint.directory or home.checkpoints, given
     )
     policy = find_policy(config, workdir, base, given)
-    text = load_text(config, workdir, policy.model_dir, score)
-    machine = build.build_machine(
-        config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, policy.model_dir
-    )
+    every = list(ask(config, workdir, policy.model_dir, score, fixed, pathlib.Path(data_dir)))
     first = parallel.is_main_process()
     say = tqdm.write if first else lambda _: None
-    for note in [*text.notes, f"policy: {policy}"]:
+    for note in (note for asked in every for note in asked.text.notes):
         say(note)
+    say(f"policy: {policy}, prompts {'as chats' if config.tokenizer.chat else 'as plain text'}")
+    machine = every[0].machine
     params = load_params(config, machine, policy)
     weights = [int(x) for x in parallel.to_host(checksums(params))]
     decode_params = machine.engine.decode_params(params)
     del params
-    draw = build.evaluation_draw(config)
+    abouts, sets = [], {}
+    for asked in every:
+        told, decides = settings(asked, weights)
+        about = {"policy": str(policy), "files": asked.config.eval.files or "embedded"} | decides
+        about |= {"paper": asked.source} if asked.source else {}
+        abouts.append(about)
+        for name, data in asked.text.evals.items():
+            ids = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
+            folder = workdir / "eval" / name / settings_key(decides | {"prompts": ids})
+            if first:
+                folder.mkdir(parents=True, exist_ok=True)
+                files.write_json(folder / "settings.json", about)
+            k, draw = asked.config.eval.k, build.evaluation_draw(asked.config)
+            scores = evaluate_to_files(
+                folder, asked.machine, decode_params, asked.text, data, k, draw, saved
+            )
+            if scores is not None:
+                r = scores_lib.summary(scores, [p.id for p in data.problems], config.seed)
+                r |= {"settings": told, "samples": f"{home.name}/{folder.relative_to(workdir)}"}
+                sets[name] = r
+                say("\n".join(scores_lib.lines(name, r, rows)))
+                say(f"  samples: {r['samples']}")
+        asked.machine.engine.release()
+    saved()
+    sets = {name: sets[name] for name in build.named_files(config.eval.files) or sets if sets}
+    if sets:
+        say("\n".join(["", *scores_lib.table(sets)]))
+    shared = {k: v for k, v in abouts[0].items() if all(a.get(k) == v for a in abouts)}
+    return {"settings": shared | {"files": config.eval.files or "embedded"}, "sets": sets}
+
+
+def settings(asked: Asked, weights: list[int]) -> tuple[dict, dict]:
+    """(how the sets are sampled and judged, all that a sample and its verdict depend on beside the
+    prompts: whoever changes one of these gets new files)."""
+    config, draw = asked.config, build.evaluation_draw(asked.config)
+    judged = (config.reward.function or config.reward.verifier, config.reward.by_source)
     told = {
         "k": config.eval.k,
         "seed": config.seed,
         "temperature": draw.temperature,
         "top_p": draw.top_p,
-        "mode": ";".join(
-            filter(
-                None, (config.reward.function or config.reward.verifier, config.reward.by_source)
-            )
-        ),
+        "mode": ";".join(filter(None, judged)),
         "stop_strings": draw.stop_strings,
         "max_response_tokens": draw.max_tokens,
-    } | ({"judge": text.judge.source} if text.judge.source else {})
-    # All that a sample and its verdict depend on: whoever changes one of these gets new files.
-    network = machine.shape._asdict() | {"dtype": config.model.dtype}
+    } | ({"judge": asked.text.judge.source} if asked.text.judge.source else {})
+    network = asked.machine.shape._asdict() | {"dtype": config.model.dtype}
     network.pop("init_std")  # told by the weights
-    decides = told | {
+    return told, told | {
         "model": network,
         "weights": weights,
-        "stop_ids": sorted(text.tokenizer.stop_ids),
+        "stop_ids": sorted(asked.text.tokenizer.stop_ids),
         "platform": jax.default_backend(),
     }
-    about = {"policy": str(policy), "files": config.eval.files or "embedded"} | decides
-    sets = {}
-    for name, data in text.evals.items():
-        prompts = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
-        folder = workdir / "eval" / name / settings_key(decides | {"prompts": prompts})
-        if first:
-            folder.mkdir(parents=True, exist_ok=True)
-            files.write_json(folder / "settings.json", about)
-        scores = evaluate_to_files(
-            folder, machine, decode_params, text, data, config.eval.k, draw, saved
-        )
-        if scores is not None:
-            sets[name] = scores_lib.summary(scores, [p.id for p in data.problems], config.seed)
-            sets[name]["samples"] = f"{home.name}/{folder.relative_to(workdir)}"
-            say("\n".join(scores_lib.lines(name, sets[name])))
-            say(f"  samples: {sets[name]['samples']}")
-    saved()
-    return {"settings": about, "sets": sets}
+
+
+_FIELDS = {
+    "data": "eval.files",
+    "k": "eval.k",
+    "top_p": "eval.top_p",
+    "temperature": "eval.temperature",
+    "max_response_tokens": "eval.max_response_tokens",
+}
 
 
 def define_flags() -> None:
     """Not at import: `train` imports this module and has no such flags."""
-    flags.DEFINE_string("data", None, "Problem files, [name=]path,...; default: config.eval.files.")
-    flags.DEFINE_integer("k", None, "Samples a problem; default: config.eval.k.")
-    flags.DEFINE_float("top_p", None, "Nucleus mass; default: config.eval.top_p.")
-    flags.DEFINE_float("temperature", None, "0 is greedy; default: config.eval.temperature.")
+    flags.DEFINE_string(
+        "data",
+        None,
+        f"Sets by name ({published.KNOWN}) and problem files, [name=]path,...; default:"
+        " config.eval.files.",
+    )
+    flags.DEFINE_string("data_dir", "data", "Folder of the sets by name, fetched where missing.")
+    flags.DEFINE_integer("k", None, "Samples a problem; default: the set's, config.eval.k.")
+    flags.DEFINE_float("top_p", None, "Nucleus mass; default: the set's, config.eval.top_p.")
+    flags.DEFINE_float(
+        "temperature", None, "0 is greedy; default: the set's, config.eval.temperature."
+    )
+    flags.DEFINE_integer(
+        "max_response_tokens", None, "Default: the set's, config.eval.max_response_tokens."
+    )
     flags.DEFINE_string(
         "checkpoint",
         "",
         "Workdir[@STEP], Orbax or Hugging Face directory; default: the newest there is.",
     )
+    flags.DEFINE_bool("rows", False, "A line per problem.")
     flags.DEFINE_string("json", "", "File for settings, scores and the table of problems.")
 
 
+def config_of_model() -> schema.Config | None:
+    """Where --checkpoint is a Hugging Face directory or hub name: the paper's config, with prompts
+    in the model's chat template if it has one, on a sampler for a single accelerator."""
+    if not flags.FLAGS.checkpoint or find_given(flags.FLAGS.checkpoint).steps:
+        return None
+    if not flags.FLAGS.data and not cli.CONFIG.overrides.get("eval.files"):
+        raise ValueError(f"--data: say what to evaluate on: {published.KNOWN}, or files")
+    c = presets.paper()
+    c.tokenizer.chat = bool(tokenizer.load(find_given(flags.FLAGS.checkpoint).model_dir).template)
+    c.rollout.slots = c.optim.micro_batch_rows = 64
+    c.rollout.cache_fraction = 0.25  # few responses get as long as they may
+    return c
+
+
 def main(score: grading.Score | None = None) -> None:
-    given = flags.FLAGS
+    flag = flags.FLAGS
     if not cli.WORKDIR.value:
         raise ValueError("--workdir: say where the samples are to be kept (the run's directory)")
-    if given.data is not None and not build.named_files(given.data):
+    if flag.data is not None and not build.named_files(flag.data):
         raise ValueError("--data: names no file; write --data=FILE,FILE or leave it out")
-    out = pathlib.Path(given.json) if given.json else None
+    out = pathlib.Path(flag.json) if flag.json else None
     if out and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise ValueError(f"--json={out}: not a file in an existing directory")
-    config = cli.CONFIG.value
-    for name, value in {
-        "files": given.data,
-        "k": given.k,
-        "top_p": given.top_p,
-        "temperature": given.temperature,
-    }.items():
-        if value is not None:
-            config.eval[name] = value
+    said = {field: v for n, field in _FIELDS.items() if (v := flag[n].value) is not None}
+    cli.apply(cli.CONFIG.value, said)
     with processes.joined():
-        result = evaluate_checkpoint(config, cli.WORKDIR.value, given.checkpoint, score)
+        result = evaluate_checkpoint(
+            cli.CONFIG.value,
+            cli.WORKDIR.value,
+            flag.checkpoint,
+            score,
+            fixed=frozenset(said | cli.CONFIG.overrides),
+            data_dir=flag.data_dir,
+            rows=flag.rows,
+        )
         if out and parallel.is_main_process():
             files.write_json(out, result)
 
 
 if __name__ == "__main__":
     define_flags()
-    cli.run(main)
+    cli.run(main, without_config=config_of_model)

@@ -78,7 +78,9 @@ def test_report(run, result):
         assert row["length_mean"] == np.mean([r["tokens"] for r in mine])
         assert {r["gold"] for r in mine} == {row["gold"]}
     text = list(scores.lines("heldout", heldout))
-    assert len(text) == 7 + 48 and "48 problems x 8 samples" in text[0]
+    assert len(text) == 6 and "48 problems x 8 samples" in text[0]
+    assert list(scores.lines("heldout", heldout, rows=True))[:6] == text
+    assert len(list(scores.lines("heldout", heldout, rows=True))) == 7 + 48
 
 
 def test_stop_strings_end_responses_early(run, result):

@@ -3,18 +3,16 @@ made into integers; and the pages about them."""
 
 import gzip
 import hashlib
-import http.server
 import json
 import pathlib
 import re
-import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dapo_jax import config, validation
-from dapo_jax.data import __main__ as data, integers, problems as P, prompts, rows
+from dapo_jax.data import __main__ as data, integers, problems as P, prompts, published, rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROWS = [{"question": "1, 2?\n3", "answer": "3"}, {"question": 'a "b"', "answer": "4.0"}]
@@ -177,34 +175,6 @@ def test_templates_and_system(tmp_path):
 # ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def server(tmp_path):
-    """Serves what is in its dictionary: path -> bytes. A hub's answers have its headers."""
-    served: dict[str, bytes] = {}
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = served.get(self.path.partition("?")[0])
-            self.send_response(404 if body is None else 200)
-            body = body or b""
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-            self.send_header("X-Repo-Commit", "c" * 40)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}", served
-        httpd.shutdown()
-
-
 def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
     import huggingface_hub
     from huggingface_hub import constants
@@ -268,7 +238,7 @@ def test_all_sets_are_pinned_by_commit_and_hash():
         assert re.fullmatch("[0-9a-f]{64}", pinned.sha256)
         assert re.fullmatch(r"[\w.-]+/[\w.-]+/[0-9a-f]{40}/.+", pinned.source)
     named = set(re.findall(r"`([\w-]+)`", PAGE.split("## Published sets")[1].split("refuses")[0]))
-    assert named == {*data.SETS, *data.FAMILIES} - set(data.FAMILIES["gsm8k"])
+    assert named == {*data.SETS, *published.FAMILIES} - set(published.FAMILIES["gsm8k"])
 
 
 def test_the_paper_s_own_evaluation_file_has_the_pinned_hash(assets):

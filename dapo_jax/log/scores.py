@@ -4,7 +4,7 @@ reports, and the files that keep the samples."""
 import collections
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -136,8 +136,8 @@ def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
     }
 
 
-def lines(name: str, r: dict) -> Iterator[str]:
-    """A `summary` for people: the scores, then a row per problem."""
+def lines(name: str, r: dict, rows: bool = False) -> Iterator[str]:
+    """A `summary` for people: the scores, and with `rows` a row per problem."""
     k = r["k"]
 
     def score(tag, value, ends):
@@ -154,6 +154,8 @@ def lines(name: str, r: dict) -> Iterator[str]:
         f"  truncated {r['truncated_frac']:.1%}, no answer found {r['unparsed_frac']:.1%},"
         f" mean length {r['length_mean']:.1f} tokens"
     )
+    if not rows:
+        return
     right = "correct" if "maj@k" in r else "score"
     yield f"  {'problem':16s} {right:>8s} {'majority':>12s} {'gold':>12s} {'mean length':>12s}"
     for row in r["per_problem"]:
@@ -161,6 +163,25 @@ def lines(name: str, r: dict) -> Iterator[str]:
         yield (
             f"  {row['id']:16s} {value} {_answers(row['majority']):>12s}"
             f" {_short(row['gold']):>12s} {row['length_mean']:>12.1f}"
+        )
+
+
+def table(sets: Mapping[str, dict]) -> Iterator[str]:
+    """A row per set: its `summary`, with the `settings` of its samples. Lengths in TOKENS."""
+    wide = max(map(len, ("set", *sets)))
+    yield (
+        f"{'set':{wide}s} {'problems':>8s} {'k':>4s} {'T':>4s} {'top-p':>5s} {'avg@k':>6s}"
+        f"  {'95% interval':16s} {'maj@k':>6s} {'pass@k':>6s} {'length':>8s} {'limit':>6s}"
+        f" {'truncated':>9s}"
+    )
+    for name, r in sets.items():
+        how, (low, high) = r["settings"], r["avg@k_interval95"]
+        told = [f"{r['maj@k']:.4f}", f"{r['pass@'][str(r['k'])]:.4f}"] if "maj@k" in r else "--"
+        yield (
+            f"{name:{wide}s} {r['problems']:8d} {r['k']:4d} {how['temperature']:4g}"
+            f" {how['top_p']:5g} {r['avg@k']:6.4f}  {f'{low:.4f} to {high:.4f}':16s}"
+            f" {told[0]:>6s} {told[1]:>6s} {r['length_mean']:8.1f}"
+            f" {how['max_response_tokens']:6d} {r['truncated_frac']:9.1%}"
         )
 
 

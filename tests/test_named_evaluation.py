@@ -1,0 +1,370 @@
+"""python -m dapo_jax.evaluate --data=aime24,gsm8k: settings of the papers, what replaces them, the
+same digits alone and in company, the table; and the page about it, command by command."""
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dapo_jax import convert, evaluate, train
+from dapo_jax.data import __main__ as data, prompts, published
+from dapo_jax.log import scores
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "data"))
+from tiny_config import __file__ as CONFIG, get_config as tiny
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "evaluation.md").read_text()
+FIXED = frozenset({"eval.max_response_tokens", "reward.verifier"})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> pathlib.Path:
+    """The workdir of a training run of 0 steps."""
+    workdir = tmp_path_factory.mktemp("run")
+    train.train(tiny(), workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def bodies(run) -> dict[str, bytes]:
+    """Files in the forms that are published, with problems that the run's model has words for."""
+    rows = (run / "data" / "heldout.jsonl").read_text().splitlines()
+    asked = [json.loads(x) for x in rows]
+    asked = [(r["prompt"][0]["content"], r["reward_model"]["ground_truth"]) for r in asked]
+    lines = lambda made: "".join(json.dumps(r) + "\n" for r in made).encode()
+    verl = [
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"role": "user", "content": prompts.in_template(q)[0][1]}],
+            "reward_model": {"ground_truth": a},
+        }
+        for q, a in asked[:2]
+    ]
+    pq.write_table(pa.Table.from_pylist(verl * 32), aime := io.BytesIO())
+    return {
+        "aime24": aime.getvalue(),
+        "aime25": lines({"problem": q, "answer": int(a)} for q, a in asked[2:4]),
+        "gsm8k-train": lines({"question": q, "answer": f"so\n#### {a}"} for q, a in asked[:1]),
+        "gsm8k-test": lines({"question": q, "answer": f"so\n#### {a}"} for q, a in asked[:50]),
+        "math500": lines({"problem": q, "solution": "s", "answer": a} for q, a in asked[4:8]),
+        "amc23": lines({"question": q, "answer": f"{a}.0"} for q, a in asked[8:10]),
+    }
+
+
+@pytest.fixture
+def pins(bodies, server, monkeypatch) -> dict[str, str]:
+    """The files are served, and their hashes are those that are pinned."""
+    url, served = server
+    monkeypatch.setenv("DAPO_JAX_DATA_HOST", url)
+    hashes = {name: hashlib.sha256(body).hexdigest() for name, body in bodies.items()}
+    for name, sha256 in hashes.items():
+        served[f"/{published.SETS[name].source}"] = bodies[name]
+        pinned = published.SETS[name]._replace(sha256=sha256)
+        monkeypatch.setitem(published.SETS, name, pinned)
+    return hashes
+
+
+def asked(files: str):
+    """The tiny config, with short responses and a verifier that a random model pleases at times."""
+    c = tiny()
+    c.eval.files, c.eval.max_response_tokens = files, 12
+    return c
+
+
+def test_the_settings_are_those_of_the_papers(pins, run, tmp_path):
+    mine = f"mine={run}/data/heldout.jsonl"
+    out = evaluate.evaluate_checkpoint(
+        asked(f"aime24,{mine},gsm8k,amc=amc23"),
+        tmp_path / "work",
+        str(run),
+        fixed=FIXED - {"reward.verifier"},
+        data_dir=str(tmp_path / "sets"),
+    )
+    assert list(out["sets"]) == ["aime24", "mine", "gsm8k", "amc"]
+    told = {
+        name: (r["problems"], s["k"], s["temperature"], s["top_p"], s["mode"])
+        for name, r in out["sets"].items()
+        for s in [r["settings"]]
+    }
+    assert told == {
+        "aime24": (2, 32, 1.0, 0.7, "dapo"),
+        "mine": (48, 8, 1.0, 0.7, "integer"),  # the config's
+        "gsm8k": (50, 1, 0.0, 1.0, "boxed"),  # all of them, whatever eval.max_problems is
+        "amc": (2, 32, 0.7, 0.9, "boxed"),
+    }
+    assert {r["settings"]["max_response_tokens"] for r in out["sets"].values()} == {12}
+    assert sorted(p.name for p in (tmp_path / "sets").iterdir()) == [
+        "aime24.parquet",
+        "amc23.jsonl",
+        "gsm8k-test.jsonl",
+    ]
+    shared = out["settings"]
+    assert shared["policy"].startswith(str(run)) and not {"k", "top_p", "paper"} & shared.keys()
+    kept = [json.loads(f.read_text()) for f in (tmp_path / "work").rglob("settings.json")]
+    papers = {s.get("paper", "").partition(",")[0] for s in kept}
+    assert papers == {"DAPO", "", "Qwen2.5-Math", "JustRL"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("eval.k", 2, "k"),
+        ("eval.temperature", 0.5, "temperature"),
+        ("eval.top_p", 0.25, "top_p"),
+        ("reward.verifier", "exact", "mode"),
+        ("reward.by_source", "x=boxed", "mode"),
+        ("eval.stop_strings", "7", "stop_strings"),
+        ("rollout.max_response_tokens", 9, "max_response_tokens"),
+        ("data.template", "plain", None),
+        ("eval.max_problems", 1, None),
+        ("data.max_prompt_tokens", 16, None),
+    ],
+)
+def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, tmp_path):
+    """Also where it is the config's own value by chance: who says it, means it."""
+    c = tiny()
+    c.eval.files = "aime24"
+    c.update_from_flattened_dict({field: value})
+    ask = lambda fixed: next(evaluate.ask(c, run, None, None, frozenset(fixed), tmp_path / "sets"))
+    said, usual = ask({field}), ask(())
+    if told:
+        here, there = (evaluate.settings(x, [])[0][told] for x in (said, usual))
+        expected = ("7",) if field == "eval.stop_strings" else value
+        assert here == ("integer;x=boxed" if field == "reward.by_source" else expected) != there
+    elif field == "eval.max_problems":
+        assert len(said.text.evals["aime24"].ids) == 1 < len(usual.text.evals["aime24"].ids)
+    else:
+        here, there = (x.text.evals["aime24"] for x in (said, usual))
+        assert here.ids != there.ids or here.n_long != there.n_long
+    assert usual.config.eval.max_response_tokens == published.DAPO.max_response_tokens
+
+
+def table(text: str) -> list[str]:
+    """The lines of the last table that was printed."""
+    return text[text.rindex("\nset ") + 1 :].splitlines()
+
+
+def test_the_same_digits_again_alone_and_in_company(pins, run, tmp_path, capsys):
+    """Nothing is read from a file of samples: each time another workdir."""
+
+    def evaluated(where, files):
+        out = evaluate.evaluate_checkpoint(
+            asked(files),
+            tmp_path / where,
+            str(run),
+            fixed=FIXED,
+            data_dir=str(tmp_path / "sets"),
+        )
+        found = {
+            name: r | {"samples": r["samples"].rpartition("/")[2]}
+            for name, r in out["sets"].items()
+        }
+        rows = {
+            name: sorted(
+                line
+                for f in pathlib.Path(r["samples"]).glob("batch_*")
+                for line in f.read_text().splitlines()
+            )
+            for name, r in out["sets"].items()
+        }
+        return found, rows, table(capsys.readouterr().out)
+
+    files = ["aime24", f"mine={run}/data/harder.jsonl", "gsm8k"]
+    found, rows, shown = evaluated("a", ",".join(files))
+    assert sum(r["avg@k"] for r in found.values()) > 0, "only zeros were compared"
+    turned = evaluated("turned", ",".join(reversed(files)))
+    assert turned == (found, rows, [shown[0], *reversed(shown[1:])])
+    alone = evaluated("alone", "aime24")
+    assert alone[:2] == ({"aime24": found["aime24"]}, {"aime24": rows["aime24"]})
+    assert alone[2][1].split() == shown[1].split()
+
+
+def test_the_table_says_what_the_summaries_say():
+    how = {"temperature": 1.0, "top_p": 0.7, "max_response_tokens": 20480}
+    r = {"problems": 30, "k": 32, "avg@k": 0.5, "avg@k_interval95": (0.25, 0.75), "maj@k": 0.6}
+    r |= {"pass@": {"32": 0.9}, "length_mean": 5012.25, "truncated_frac": 0.125, "settings": how}
+    scored = {k: v for k, v in r.items() if k not in ("maj@k", "pass@")}
+    head, one, other = scores.table({"aime24": r, "a_longer_name": scored})
+    row = "{} 30 32 1 0.7 0.5000 0.2500 to 0.7500 {} 5012.2 20480 12.5%"
+    assert " ".join(one.split()) == row.format("aime24", "0.6000 0.9000")
+    assert " ".join(other.split()) == row.format("a_longer_name", "- -")
+    names = "set problems k T top-p avg@k 95% interval maj@k pass@k length limit truncated"
+    assert head.split() == names.split() and len(head) == len(one) == len(other)
+
+
+@pytest.mark.parametrize(
+    ("files", "fields", "wrong"),
+    [
+        ("gsm8k-train", {}, "gsm8k-train: a set for training; those of evaluation are gsm8k, aim"),
+        ("dapo-math-17k", {}, "dapo-math-17k: a set for training"),
+        ("aime23", {}, "aime23: no such file, and no set of that name (gsm8k, aime24, aime25, "),
+        ("gsm8k,gsm8k=a.jsonl", {}, "the name 'gsm8k' is used twice; write name=path"),
+        ("math500", {}, "math500: config.reward: verifier 'math' needs a library: pip install "),
+    ],
+)
+def test_refused(files, fields, wrong, pins, run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    c = asked(files)
+    c.update_from_flattened_dict(fields)
+    with pytest.raises(ValueError, match=re.escape(wrong)) as error:
+        evaluate.evaluate_checkpoint(
+            c, tmp_path, str(run), fixed=frozenset(fields), data_dir=str(tmp_path / "sets")
+        )
+    assert "\n" not in str(error.value) and not (tmp_path / "eval").exists()
+
+
+def test_a_set_that_is_not_to_be_had_says_how(pins, server, run, tmp_path):
+    server[1].clear()
+    with pytest.raises(ValueError, match=r"^aime24: http.*: not to be had: .*404") as error:
+        evaluate.evaluate_checkpoint(asked("aime24"), tmp_path, str(run), data_dir=f"{tmp_path}/s")
+    command = (
+        f"; on a machine with a network: python -m dapo_jax.data prepare aime24 --out={tmp_path}/s"
+    )
+    assert str(error.value).endswith(command)
+
+
+def test_what_was_prepared_needs_no_network_and_is_checked(pins, server, bodies, run, tmp_path):
+    assert data.main(["prepare", "aime25", f"--out={tmp_path}"]) == 0
+    served = dict(server[1])
+    server[1].clear()
+    pinned = published.SETS["aime25"]
+    assert published.fetch(pinned, tmp_path) == (tmp_path / "aime25.jsonl", True)
+    (tmp_path / "aime25.jsonl").write_text('{"problem": "another", "answer": 1}\n')
+    with pytest.raises(ValueError, match="not to be had"):
+        published.fetch(pinned, tmp_path)
+    server[1].update(served)
+    assert published.fetch(pinned, tmp_path) == (tmp_path / "aime25.jsonl", False)
+    assert (tmp_path / "aime25.jsonl").read_bytes() == bodies["aime25"]
+    assert [p.name for p in tmp_path.iterdir()] == ["aime25.jsonl"]
+
+
+@pytest.mark.parametrize(("context", "limit"), [(0, 20480), (4096, 4096), (32768, 20480)])
+def test_responses_end_where_the_models_context_does(context, limit, pins, run, tmp_path):
+    """Qwen2.5-Math has 4,096 tokens; a paper's 20,480 would be noise beyond them."""
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": context or None}))
+    c = tiny()
+    c.eval.files = "aime24"
+    (asked,) = evaluate.ask(c, run, None, None, frozenset(), tmp_path / "sets")
+    longest = max(map(len, asked.text.evals["aime24"].ids))
+    c.eval.max_response_tokens = 20480
+    note = evaluate.fit("aime24", c, asked.text, tmp_path, frozenset())
+    got = c.eval.max_response_tokens
+    assert got == c.rollout.max_response_tokens == (limit if limit == 20480 else limit - longest)
+    assert bool(note) == (got < 20480) and (not note or f" {got} tokens" in note)
+    assert c.data.max_prompt_tokens % 128 == 0 and c.data.max_prompt_tokens >= longest
+
+
+def test_no_room_behind_a_prompt(pins, run, tmp_path):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 16}')
+    c = tiny()
+    c.eval.files = "aime24"
+    (asked,) = evaluate.ask(c, run, None, None, frozenset(), tmp_path / "sets")
+    with pytest.raises(ValueError, match=r"the model's context 16 .*--max_response_tokens=N$"):
+        evaluate.fit("aime24", c, asked.text, tmp_path, frozenset())
+    assert not evaluate.fit(
+        "aime24", c, asked.text, tmp_path, frozenset({"eval.max_response_tokens"})
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# The page
+# ------------------------------------------------------------------------------------------------
+
+COMMANDS = re.findall(r"^python -m (\S+) (.+)$", PAGE, re.M)
+
+
+def test_the_page_has_the_settings_of_each_set():
+    told = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.M)
+    assert dict(told) == {
+        name.removesuffix("-test"): f"{p.k} | {p.temperature:g} | {p.top_p:g} |"
+        f" {p.max_response_tokens:,} | `{p.template}` | `{p.verifier}` | {p.source}"
+        for name, s in published.SETS.items()
+        if (p := s.protocol)
+    }
+    assert all(f"`{name}`" in PAGE for name, _ in told) and "pip install 'dapo_jax[math]'" in PAGE
+    shown = table(PAGE.replace("```\nset ", "\nset "))[0]
+    assert shown.split() == next(scores.table({})).split()
+
+
+@pytest.fixture
+def desk(run, tmp_path, monkeypatch) -> pathlib.Path:
+    """A working directory with what the page's commands name; the model is the run's."""
+    model = tmp_path / "Qwen2.5-0.5B"
+    assert convert.main(["to-hf", str(run), str(model), "--dtype=float32"]) == 0
+    shutil.copy(run / "data" / "tokenizer.model", model)
+    about = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 160}
+    (model / "config.json").write_text(json.dumps(about))
+    shutil.copytree(run, tmp_path / "runs" / "mine")
+    shutil.copy(CONFIG, tmp_path / "my_config.py")
+    shutil.copy(run / "data" / "heldout.jsonl", tmp_path / "test.jsonl")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def started(module: str, flags: str, pins: dict[str, str]):
+    """The command as a user starts it, with the pins of the test's files."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "pinned.py"), module, *shlex.split(flags)],
+        env=os.environ | {"PINS": json.dumps(pins), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+
+def test_the_page_has_as_many_commands_as_are_run():
+    assert len(COMMANDS) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(4))
+def test_each_command_of_the_page(number, desk, pins):
+    module, flags = COMMANDS[number]
+    done = started(module, flags, pins)
+    assert done.returncode == 0, done.stderr
+    if module == "dapo_jax.data":
+        assert len(list((desk / "data").iterdir())) == 5
+        return
+    head, *rows = table(done.stdout)
+    (named,) = re.findall(r"--data=(\S+)", flags)
+    assert [r.split()[0] for r in rows] == [n.partition("=")[0] for n in named.split(",")]
+    if "--rows" in flags:
+        written = json.loads((desk / "scores.json").read_text())["sets"]
+        assert list(written) == ["aime24", "mine"]
+        for name, r in written.items():
+            assert all(f"  {p['id']} " in done.stdout for p in r["per_problem"]), name
+    else:
+        assert not re.search(r"^  [0-9a-f]{16} ", done.stdout, re.M)
+    if "--k=16" in flags:
+        assert rows[0].split()[:5] == ["math500", "4", "16", "0.6", "0.95"]
+    again = started(module, flags, pins)
+    assert table(again.stdout) == [head, *rows]
+
+
+@pytest.mark.parametrize(
+    ("flags", "wrong"),
+    [
+        ("", "--data: say what to evaluate on: gsm8k, aime24, aime25, gsm8k-test, math500, amc23,"),
+        ("--data=aime24 --checkpoint=nowhere", "nowhere: no such directory, and the Hugging Face"),
+    ],
+)
+def test_a_model_without_a_config_says_what_is_missing(flags, wrong, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "a.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    done = started("dapo_jax.evaluate", f"--checkpoint=model --workdir=w {flags}", {})
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {wrong}") and done.stderr.count("\n") == 1
