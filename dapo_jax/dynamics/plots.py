@@ -72,7 +72,7 @@ def dynamics(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
     for ax, panel in zip(axes, DYNAMICS, strict=False):
         for run, tag, label in chosen(runs, panel.tags):
             _line(ax, run, tag, label, _color(runs, run), "-", x, window)
-        _finish(ax, panel.title, panel.label, x)
+        finish(ax, panel.title, panel.label, x)
     lengths = [r.series["response/length_mean"][1] for r in runs if DYNAMICS[0].tags[0] in r.series]
     longest = [np.nanmax(v, initial=1.0) for v in lengths]
     if longest and max(longest) > 20 * min(longest):  # a small model beside a large one
@@ -96,7 +96,7 @@ def lines(
                     name = ", ".join(filter(None, (run.name, what)))
                     name += f" ({run.of[tag]})" if tag in run.of else ""
                     _line(ax, run, tag, name, _color(runs, run), dash, x, window)
-        _finish(ax, title, label, x)
+        finish(ax, title, label, x)
     return figure
 
 
@@ -183,7 +183,7 @@ def time_split(runs: Sequence[Run]) -> Figure:
                 ax.stairs(top, edges(steps), baseline=bottom, fill=True, color=color, label=label)
                 bottom = top
         ax.set_ylim(0, 1.3 * bottom.max() if total else 1)  # room for the legend
-        _finish(ax, f"Time: {run.name}", "wall time [seconds per step]", "step")
+        finish(ax, f"Time: {run.name}", "wall time [seconds per step]", "step")
     return figure
 
 
@@ -221,7 +221,7 @@ def phrases(
             run = Run(name, {phrase: (series[0], series[column])})
             dash = ink.DASHES[i // len(ink.COLORS) % len(ink.DASHES)]
             _line(ax, run, phrase, phrase, ink.COLORS[i % len(ink.COLORS)], dash, "step", window)
-        _finish(ax, title + (f": {name}" if name else ""), label, "step", "no such phrase")
+        finish(ax, title + (f": {name}" if name else ""), label, "step", "no such phrase")
     return figure
 
 
@@ -249,7 +249,7 @@ def token_profile(answers: Sequence) -> Figure:
             ax.plot(range(1, len(row) + 1), row, ".-", ms=4, lw=1, color=color, label=name)
         if parting:
             ax.axvline(parting, color="gray", lw=1, ls=":", label="first difference")
-        _finish(ax, title, label, "step")
+        finish(ax, title, label, "step")
         ax.set_xlabel("token of the response")
         if len(names) <= 40:
             ax.set_xticks(
@@ -341,10 +341,13 @@ def _evaluations(ax: Axes, runs: Sequence[Run], x: str) -> None:
             if tag in run.series:
                 dash = ink.DASHES[i % len(ink.DASHES)]
                 _line(ax, run, tag, f"{run.name}, {name}", _color(runs, run), dash, x, 1)
-    _finish(ax, "Evaluation", "avg@k at T = 1 [share right]", x)
+    finish(ax, "Evaluation", "avg@k at T = 1 [share right]", x)
 
 
-def _finish(ax: Axes, title: str, label: str, x: str, nothing: str = "not logged") -> None:
+def finish(
+    ax: Axes, title: str, label: str, x: str, nothing: str = "not logged", legend: bool = True
+) -> None:
+    """Title, labels, ticks and legend of a panel; where it is empty, the word for that."""
     ax.set_title(title, fontsize=11)
     ax.set_xlabel(X_AXES[x][1])
     ax.set_ylabel(label)
@@ -355,7 +358,7 @@ def _finish(ax: Axes, title: str, label: str, x: str, nothing: str = "not logged
     if "rounds" in label:
         ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     handles, labels = ax.get_legend_handles_labels()
-    if handles:
+    if handles and legend:
         ax.legend(handles, labels, fontsize=7.5, framealpha=0.7)
-    else:
+    elif not handles:
         ax.text(0.5, 0.5, nothing, ha="center", va="center", transform=ax.transAxes, color="gray")
