@@ -33,15 +33,15 @@ There is one base model: what another one would change is not in the intervals.
 import contextlib
 import json
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from absl import flags
 
-from dapo_jax import build, cli, parallel, presets, schema, train
+from dapo_jax import build, cli, parallel, presets, schema
 from dapo_jax.experiments import figures, pool, stats
+from dapo_jax.experiments.training import run
 from dapo_jax.hosts import processes
 from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
@@ -96,19 +96,6 @@ def steps_of(config, longer: float) -> int:
 
 def folder(rung: str, seed: int) -> str:
     return f"{rung}/seed_{seed}"
-
-
-def run(workdir: pathlib.Path, fields: Mapping[str, Any], base: str = "") -> dict[str, float]:
-    """Train by the config with these leaves, from the run `base` two folders up if there is one."""
-    started = time.process_time()
-    config = schema.base()
-    config.update_from_flattened_dict(fields)
-    if base:
-        config.init_from = str((workdir.parent.parent / base / "checkpoints").absolute())
-    if not train.train(config, workdir):
-        raise RuntimeError("cut off by SIGTERM; the same command goes on")
-    last = metrics.read(workdir / "metrics.jsonl")[-1]
-    return {"steps": last["step"], "cpu_s": round(time.process_time() - started, 1)}
 
 
 # ------------------------------------------------------------------------------------------------
