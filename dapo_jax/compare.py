@@ -224,7 +224,7 @@ def table(found: Mapping[str, Any], width: int = 80) -> str:
         )
     ]
     parts[0].append((f"length {to}", [_mean(r["length"], ".1f") for r in runs]))
-    parts[0].append((f"training {to}", [_mean(r["training_accuracy"]) for r in runs]))
+    parts[0].append((f"train. acc. {to}", [_mean(r["training_accuracy"]) for r in runs]))
     for tag in runs[0]["scores"]:
         of = [r["scores"][tag] for r in runs]
         rows = [
@@ -306,7 +306,7 @@ def _mean(values: Sequence[float | None], form: str = ".3f") -> str:
 
 def _placed(values: Mapping[str, list], name: str) -> str:
     (steps, text) = values[f"{name}_step"], _mean(values[name])
-    return text if text == "-" else f"{text} @ {_number(steps, '.0f')}"
+    return text if text == "-" else f"{text} @ {_number(steps, '.0f').replace(' to ', '-')}"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -316,7 +316,8 @@ def _placed(values: Mapping[str, list], name: str) -> str:
 
 def figure(columns: Sequence[Column]) -> Figure:
     """The first evaluation set over steps, updates and tokens, each to its own end (dotted: how far
-    all have come); training accuracy, length and entropy over steps."""
+    all have come); training accuracy, length and entropy over steps. Of several seeds the mean is
+    thick and each one thin; an interval is drawn for three or more, as that of two hides all."""
     tag = next(iter(scores(columns)), "eval/-/avg@k")
     made, axes = ink.panels(2, 3)
     below = ("reward/accuracy", "training accuracy"), ("response/length_mean", "length [tokens]")
@@ -326,10 +327,12 @@ def figure(columns: Sequence[Column]) -> Figure:
     for ax, (name, label, x) in zip(axes, shown, strict=True):
         for i, c in enumerate(columns):
             style = {"ls": ink.DASHES[i // len(ink.COLORS) % len(ink.DASHES)]}
-            style |= {"marker": "o", "ms": 3} if name == tag else {}
+            style |= {"marker": "o", "ms": 3} if name == tag and len(c.runs) == 1 else {}
             color = ink.COLORS[i % len(ink.COLORS)]
             curves = [curve(r, name, x) for r in c.runs]
-            ink.over_seeds(ax, curves, c.name, color, even=x == "tokens", **style)
+            ink.over_seeds(ax, curves, c.name, color, even=x == "tokens", fewest=3, **style)
+            for at, values in curves if len(curves) > 1 else []:
+                ax.plot(at, values, color=color, lw=0.8, alpha=0.5)
         if name == tag and len({logs.last_step(r) for c in columns for r in c.runs}) > 1:
             ax.axvline(end(columns, x), color="gray", lw=1, ls=":")
         plots.finish(ax, "", label, x, legend=False)

@@ -159,6 +159,18 @@ def test_the_figure_draws_what_was_logged_each_run_to_its_end(pair):
     assert all(ax.get_xlabel() and ax.get_ylabel() for ax in figure.axes)
 
 
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_the_figure_of_several_seeds(tmp_path, seeds):
+    """A thick mean, each seed thin, an interval from three seeds on: that of two hides the rest."""
+    gains = [0.004, 0.008, 0.012][:seeds]
+    paths = [made(tmp_path, f"r/{i}", gain=g, fields={"seed": i}) for i, g in enumerate(gains)]
+    ax = compare.figure(compare.read(paths, pool_seeds=True)).axes[0]
+    mean, *each = [line.get_ydata()[-1] for line in ax.lines]
+    assert each == pytest.approx([60 * g for g in gains])
+    assert mean == pytest.approx(sum(each) / seeds) and ax.lines[0].get_linewidth() > 1
+    assert len(ax.collections) == (seeds > 2)
+
+
 def test_the_command(pair, tmp_path):
     table, drawn = tmp_path / "c.json", tmp_path / "c.png"
     done = subprocess.run(

@@ -56,13 +56,13 @@ def over_seeds(
 
 
 def band(
-    ax: Axes, x: Sequence[float], curves, label: str, color: str | None = None, **style
+    ax: Axes, x: Sequence[float], curves, label: str, color: str | None = None, fewest=2, **style
 ) -> None:
     """The mean over seeds of `curves` [seeds, n] at `x` [n], and its 95% t-interval where there are
-    two seeds or more."""
+    `fewest` seeds or more."""
     points = [stats.interval(column) for column in np.transpose(curves)]
     (line,) = ax.plot(x, [p.mean for p in points], color=color, label=label, linewidth=1.6, **style)
-    if len(curves) > 1:
+    if len(curves) >= fewest:
         low, high = [p.low for p in points], [p.high for p in points]
         ax.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 
