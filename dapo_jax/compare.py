@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from dapo_jax import cli, gate, schema
 from dapo_jax.data import files
@@ -314,7 +313,7 @@ def _placed(values: Mapping[str, list], name: str) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def figure(columns: Sequence[Column]) -> Figure:
+def figure(columns: Sequence[Column]) -> plots.Figure:
     """The first evaluation set over steps, updates and tokens, each to its own end (dotted: how far
     all have come); training accuracy, length and entropy over steps. Of several seeds the mean is
     thick and each one thin; an interval is drawn for three or more, as that of two hides all."""

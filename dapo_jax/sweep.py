@@ -24,6 +24,7 @@ from absl import flags
 from dapo_jax import cli, compare, parallel, schema, validation
 from dapo_jax.data import files
 from dapo_jax.experiments import pool, training
+from dapo_jax.experiments.training import JOBS, SEEDS
 from dapo_jax.hosts import processes
 
 OVER = flags.DEFINE_multi_string(
@@ -31,11 +32,6 @@ OVER = flags.DEFINE_multi_string(
     [],
     "FIELD=VALUE,VALUE,...; may be given several times. A value with a comma: in quotes.",
 )
-SEEDS = flags.DEFINE_integer("seeds", 1, "Runs of each combination; config.seed, +1, ...", 1)
-JOBS = flags.DEFINE_integer(
-    "jobs", 0, "Runs at a time, each on a core; 0 = one per core, 1 = in this process."
-)
-
 # What a base model depends on: these sections, and the lengths that its examples may have.
 _OF_BASE = ("model.", "tokenizer.", "data.", "supervised_warmup.", "sharding.", "mesh.")
 _OF_BASE += ("rollout.max_response_tokens", "optim.row_tokens", "optim.micro_batch_rows")
@@ -113,7 +109,7 @@ def main() -> None:
     config, out = cli.CONFIG.value, pathlib.Path(cli.WORKDIR.value)
     if not cli.WORKDIR.value or "://" in cli.WORKDIR.value:
         raise ValueError(f"--workdir={cli.WORKDIR.value}: give a directory of this machine")
-    todo = tasks(config, settings(OVER.value), SEEDS.value)
+    todo = tasks(config, settings(OVER.value), SEEDS.value or 1)
     runs = [t.folder for t in todo if not t.folder.startswith("base/")]
     with contextlib.ExitStack() as after:
         if JOBS.value == 1:

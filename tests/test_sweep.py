@@ -4,11 +4,13 @@ end."""
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
+from test_compare import made
 
 from dapo_jax import compare, schema, sweep
 from dapo_jax.log import metrics
@@ -158,3 +160,56 @@ def test_a_sweep_goes_on_where_it_stopped_and_ends_with_the_comparison(tmp_path)
     # Another config under the same names is refused.
     other = command(tmp_path, *sweeping, "--config.steps=3")
     assert other.returncode == 1 and "was made with other settings (steps 2, now 3" in other.stderr
+
+
+# ------------------------------------------------------------------------------------------------
+# The page about both
+# ------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "compare_and_sweep.md").read_text()
+COMMANDS = [c.replace("\\\n", " ") for c in re.findall(r"^python -m (?:[^\n\\]|\\\n)+", PAGE, re.M)]
+
+
+def bash(folder, line) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["bash", "-c", line.replace("python", sys.executable, 1)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_page_s_comparisons_and_figures(tmp_path):
+    two, sweeping, pooled = COMMANDS
+    assert ".compare" in two and ".sweep" in sweeping and "--pool_seeds" in pooled
+    for name in "ab":
+        made(tmp_path / "runs", name)
+    for lr in (1e-4, 3e-4):
+        for seed in range(2):
+            fields = {"optim.lr": lr, "seed": seed}
+            made(tmp_path / "runs/sweep", f"optim.lr={lr}/seed_{seed}", fields=fields)
+    for line, columns in ((two, ["a", "b"]), (pooled, ["optim.lr=0.0001", "optim.lr=0.0003"])):
+        done = bash(tmp_path, line)
+        assert done.returncode == 0 and done.stdout.splitlines()[0].split() == columns, done.stderr
+    assert json.loads((tmp_path / "compare.json").read_text())["equal"]["steps"] == 60
+    (shown,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    done = bash(tmp_path, f"python -c '{shown}'")
+    assert done.returncode == 0, done.stderr
+    for name in ("compare", "headline", "generalization"):
+        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_table_on_the_page_has_the_rows_of_a_table(tmp_path):
+    """What the page shows was printed by this code: the same labels in the same places."""
+    made_runs = [
+        made(tmp_path, f"optim.lr={lr}/seed_{seed}", 24, 8, 4500, fields=fields)
+        for lr in (0.0001, 0.0003)
+        for seed in range(2)
+        for fields in [{"optim.lr": lr, "seed": seed, "steps": 24}]
+    ]
+    text = compare.table(compare.summary(compare.read(made_runs, pool_seeds=True)))
+    label = lambda line: re.sub(r"\d[\d,]*", "N", re.split(r"(?<=\S) {2,}", line)[0])
+    there = set(map(label, text.splitlines()))
+    (shown,) = [b for b in re.findall(r"```\n(.*?)```", PAGE, re.S) if "tokens drawn" in b]
+    assert not [line for line in shown.splitlines() if label(line) not in there]

@@ -1,12 +1,21 @@
-"""A training run as a task of the pool."""
+"""A training run as a task of the pool, and the flags of the commands that make many of them."""
 
 import pathlib
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from absl import flags
+
 from dapo_jax import schema, train
 from dapo_jax.log import metrics
+
+SEEDS = flags.DEFINE_integer(
+    "seeds", 0, "Runs of each rung of the ladder (0 = 5), or of each setting of a sweep (0 = 1).", 0
+)
+JOBS = flags.DEFINE_integer(
+    "jobs", 0, "Runs at a time, each on a core; 0 = one per core, 1 = in this process."
+)
 
 
 def run(workdir: pathlib.Path, fields: Mapping[str, Any], base: str = "") -> dict[str, float]:
