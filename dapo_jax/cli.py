@@ -114,7 +114,7 @@ def _parse(argv: Sequence[str], arguments: Sequence[str], without_config) -> lis
         if asked & {"--help", "-help", "-h", "--helpshort", "--helpfields"}:
             print("\n".join(_fields() if "--helpfields" in asked else _help(arguments)))
             sys.exit()
-        CONFIG.overrides = _overrides(given, bad)
+        CONFIG.overrides = overrides(given, bad)
         rest = flags.FLAGS(argv)
     except (flags.Error, UnicodeError) as error:
         fail("\n".join([*bad, str(error).splitlines()[0]]))
@@ -166,7 +166,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str | None]]
 _PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
 
 
-def _overrides(given: Sequence[tuple[str, str | None]], bad: list[str]) -> dict[str, Any]:
+def overrides(given: Sequence[tuple[str, str | None]], bad: list[str]) -> dict[str, Any]:
     """Field -> value; what is wrong is added to `bad`."""
     out = {}
     for name, text in given:

@@ -202,6 +202,7 @@ SCHEMA: dict[str, Field] = {
     "guard.truncated_max": Field(0.5, "alarm above this share of truncated responses; 0 = off", 0.0, 1.0),
     "guard.gap_max": Field(-1.0, "alarm above this difference of sampler's and trainer's log-probs, nats; -1 = 1e-3 for float32 on CPU, else 1; 0 = off", -1.0),
     "guard.accept_min": Field(0.01, "alarm below this share of drawn problems with right and wrong responses; 0 = off", 0.0, 1.0),
+    "guard.eval_fall": Field(0.1, "alarm where avg@k of a set (at top_p=1) lies this far below its best at two evaluations in a row, with training accuracy above what it was at that best; 0 = off", 0.0, 1.0),
     "guard.stop_after": Field(0, "steps in a row with an alarm before the run stops with a checkpoint; 0 = only warn", 0),
     "guard.hang_factor": Field(10.0, "print all Python stacks when a phase (a chunk, an update, a save) takes this many times its usual time; 0 = off, also the next three", 0.0),
     "guard.hang_floor_s": Field(120.0, "and at least this many seconds", 0.0),

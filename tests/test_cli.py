@@ -155,7 +155,7 @@ def test_every_form_of_an_override():
     argv = "t --config.seed=3 --config.optim.lr 1e-4 --noconfig.optim.offload -config.steps=2 x"
     rest, given = cli._split([*argv.split(), "--config.log.tensorboard", "--", "--config.seed=4"])
     assert rest == ["t", "x", "--", "--config.seed=4"]
-    assert cli._overrides(given, bad := []) == {
+    assert cli.overrides(given, bad := []) == {
         "seed": 3,
         "optim.lr": 1e-4,
         "optim.offload": False,

@@ -83,7 +83,7 @@ def test_overrides(overrides):
     argv, given = cli._split(["train", *(f"--config.{name}={text}" for name, text in overrides)])
     assert argv == ["train"] or any("=" in name for name, _ in overrides)
     told, made = [], config.base()
-    cli.apply(made, cli._overrides(given, told))
+    cli.apply(made, cli.overrides(given, told))
     try:
         config.validate(made, 1)
     except config.ConfigError as error:

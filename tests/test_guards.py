@@ -197,3 +197,54 @@ def test_alarms_in_a_row_stop_the_run_where_configured():
     )
     c.guard.stop_after = 0
     assert not guards.why_stop(c, state.counters._replace(alarms_in_row=99), {})
+
+
+def evaluations(training, scores):
+    """Steps 1, 2, ... of this training accuracy, with an evaluation at every fifth."""
+    return [
+        {"reward/accuracy": t} | ({"eval/aime/avg@k": scores[i // 5]} if i % 5 == 4 else {})
+        for i, t in enumerate(training)
+    ]
+
+
+def parted(steps, c=None) -> list[int]:
+    """The steps with an alarm."""
+    c, history, out = c or settings(eval_fall=0.1), NONE, []
+    for step, log in enumerate(steps, 1):
+        history = guards.remember(history, log)
+        if said := guards.alarms(c, log, history):
+            out.append(step)
+            assert said[0].startswith(
+                "eval/aime/avg@k fell from 0.5 to 0.3 while training accuracy"
+            )
+            assert "(they part); try: go back to the best checkpoint" in said[0]
+    return out
+
+
+RISING = [0.4 + 0.01 * i for i in range(25)]
+
+
+@pytest.mark.parametrize(
+    ("training", "scores", "steps"),
+    [
+        (RISING, [0.4, 0.5, 0.45, 0.42, 0.3], []),  # low enough at one evaluation only
+        (RISING, [0.4, 0.5, 0.35, 0.3, 0.5], [20]),
+        (RISING, [0.4, 0.5, 0.41, 0.3, 0.3], [25]),
+        (RISING, [0.5, 0.3, 0.45, 0.3, 0.42], []),  # it comes back
+        (RISING, [0.3, 0.35, 0.4, 0.45, 0.5], []),
+        (RISING[::-1], [0.4, 0.5, 0.3, 0.3, 0.3], []),  # training falls too: another trouble
+        ([None] * 25, [0.4, 0.5, 0.3, 0.3, 0.3], []),  # a reward without right and wrong
+    ],
+)
+def test_an_alarm_where_evaluation_and_training_part(training, scores, steps):
+    run = evaluations(training, scores)
+    assert parted(run) == steps
+    assert parted(run, settings()) == []  # 0 = off
+    cold = [{t.replace("aime", "aime_top_p0.7"): v for t, v in log.items()} for log in run]
+    assert parted(cold) == []  # another temperature is no accuracy of training
+    # A resumed run remembers what it was compared with.
+    records = [{"step": i, **log} for i, log in enumerate(run, 1)]
+    history = guards.recall([{"step": 0, "eval/aime/avg@k": 0.9}, *records[:-1]])
+    assert bool(
+        guards.alarms(settings(eval_fall=0.1), run[-1], guards.remember(history, run[-1]))
+    ) == (25 in steps)

@@ -90,6 +90,10 @@ def test_rollout_metrics():
         "reward/overlong_penalty": -5.2 / 12,
         "response/length_mean": 52 / 12,
         "response/length_max": 9,
+        # lengths 1 1 2 2 2 3 4 5 6 8 9 9: between the two that surround the place p / 100 * 11
+        "response/length_p50": 3.5,
+        "response/length_p90": 8 + 0.9 * (9 - 8),
+        "response/length_p99": 9,
         "response/truncated_frac": 2 / 12,
         "policy/entropy": np.concatenate([r.entropies for r in rows]).mean(),
         "policy/mean_prob": np.exp(np.concatenate([r.logps for r in rows])).mean(),
@@ -205,6 +209,9 @@ def test_update_metrics():
     }
     assert log == pytest.approx(want)
     assert "policy/ref_kl" not in metrics.update_metrics(updates(), with_reference=False)
+    weighted = [u | {"importance": 9.0, "importance_capped": 1.0} for u in updates()]
+    added = {"policy/importance_mean": 18 / 40, "policy/importance_capped_frac": 2 / 40}
+    assert metrics.update_metrics(weighted, with_reference=True) == pytest.approx(want | added)
     assert metrics.update_metrics([], with_reference=True) == {"optim/skipped": 0}
 
 

@@ -165,7 +165,7 @@ def test_the_command_line(tmp_path):
         "error: config.nope: no such field",
     ]
     given = [("sampling.dynamic", "0"), ("warmup.batch", "5")]
-    made = cli._overrides(given, bad := [])
+    made = cli.overrides(given, bad := [])
     assert not bad and made == {"dynamic_sampling.enabled": False, "supervised_warmup.batch": 5}
 
 

@@ -45,6 +45,8 @@ FIGURES = {
     "filter": plots.filter_accuracy,
     "sampling": plots.sampling,
     "clipping": plots.clipping,
+    "headline": plots.headline,
+    "generalization": plots.generalization,
     "truncation": plots.truncation,
     "time": plots.time_split,
     "map": lambda runs: plots.group_heatmap((STEPS, np.ones((30, 9))), runs[0].name),
@@ -166,6 +168,61 @@ def test_token_profile_draws_equal_answers_once_over_the_tokens():
     assert [x.get_label() for x in left.lines] == ["answer 1, 4 times"]
     (left, _) = plots.token_profile([Answer(three * 20)]).axes
     assert "$b$" not in [t.get_text() for t in left.get_xticklabels()]
+
+
+@pytest.mark.parametrize(
+    ("name", "references"),
+    [("aime24", 3), ("AIME-2024", 3), ("aime_2024_en", 3), ("aime25", 0), ("heldout", 0)],
+)
+def test_the_paper_s_first_figure(name, references):
+    """Of the setting at top-p .7; the paper's scores stand where the set is AIME 2024."""
+    found = {"optim/updates": (STEPS, 16.0 * STEPS)}
+    for i, score in enumerate(("avg@k", "pass@k", "maj@k"), 1):
+        found[f"eval/{name}/{score}"] = np.array([0, 20]), np.array([0.9, 0.9])
+        found[f"eval/{name}_top_p0.7/{score}"] = np.array([0, 20]), np.array([0.1, 0.2 * i])
+    figure = plots.headline([Run("a", found)])
+    (ax,) = figure.axes
+    assert ax.get_title() == f"{name}, top-p 0.7" and ax.get_xlabel() == "gradient updates"
+    for i, score in enumerate(("avg@k", "pass@k", "maj@k"), 1):
+        x, y = drawn(figure, ax.get_title(), f"a, {score}")
+        assert (x.tolist(), y.tolist()) == ([0, 320], [0.1, 0.2 * i])
+    lines = [line.get_ydata()[0] for line in ax.lines if line.get_color() == "gray"]
+    assert lines == [0.30, 0.47, 0.50][:references] and len(ax.texts) == references
+    alone = {t: v for t, v in found.items() if "_top_p" not in t}
+    (ax,) = plots.headline([Run("a", alone)]).axes
+    assert ax.get_title() == f"{name}, top-p 1" and ax.lines[0].get_ydata()[1] == 0.9
+
+
+def test_training_stands_beside_each_evaluation_set():
+    run = ours()
+    figure = plots.generalization([run], window=1)
+    assert [a.get_title() for a in figure.axes] == ["Training and heldout", "Training and hard"]
+    _, y = drawn(figure, "Training and hard", "ours, training")
+    np.testing.assert_array_equal(y, run.series["reward/accuracy"][1])
+    _, y = drawn(figure, "Training and hard", "ours, hard")
+    assert y.tolist() == [0.1, 0.9]
+    smoothed = plots.generalization([run, ours("other", 1)], window=7)
+    assert len(smoothed.axes) == 2  # not one for each run
+    assert drawn(smoothed, "Training and hard", "ours, hard")[1].tolist() == [0.1, 0.9]
+
+
+def test_percentiles_of_length_and_weights_where_there_are_any():
+    run = ours()
+    for p in (50, 90, 99):
+        figure = plots.truncation([run], window=1)
+        _, y = drawn(figure, "Percentiles of length, drawn", f"ours, {p}%")
+        np.testing.assert_array_equal(y, run.series[f"response/length_p{p}"][1])
+    figure = plots.clipping([run], window=1)
+    for title, label, tag in (
+        ("Importance weight", "ours", "importance_mean"),
+        ("Weights at their bounds", "ours, at the bound", "importance_capped_frac"),
+        ("Weights at their bounds", "ours, zeroed", "importance_zeroed_frac"),
+    ):
+        np.testing.assert_array_equal(
+            drawn(figure, title, label)[1], run.series[f"policy/{tag}"][1]
+        )
+    plain = Run("plain", {t: s for t, s in run.series.items() if "importance" not in t})
+    assert len(plots.clipping([plain]).axes) == 3
 
 
 def test_time_adds_up():

@@ -115,7 +115,7 @@ def oracle_stats(params, items, temperature):
     return logp, -(jnp.exp(logp_all) * logp_all).sum(-1)
 
 
-def oracle_loss(params, batch, c, objective="ppo", importance="token"):
+def oracle_loss(params, batch, c, objective="ppo", importance="token", weighted=False):
     """The objective, case by case."""
     items = batch.items
     ones = [np.ones(len(i.response)) for i in items]
@@ -170,6 +170,9 @@ def oracle_loss(params, batch, c, objective="ppo", importance="token"):
         ratio_max=(trained * ratio).max(),
         sampler_gap=(trained * abs(logp - sampled)).max(),
     )
+    if weighted:
+        metrics["importance"] = (trained * w).sum()
+        metrics["importance_capped"] = (trained * (w >= c.importance_cap)).sum()
     if importance != "token":
         metrics["importance_zeroed"] = (trained * (w == 0)).sum()
     return loss, metrics
@@ -418,21 +421,31 @@ def test_head_stats(chunk):
         ("gspo_token", "mean"),
         ("rloo", "sequence_mask"),
         ("ppo", "mean_mask"),
+        ("ppo", "token"),
     ],
 )
 def test_every_objective_and_weight_in_every_layout(params, near_batch, name, importance):
     """Against float64; then in longer rows, more of them to a micro-batch, on four devices: which
     sequences share a row changes no response's sum."""
     c = ALL_ON._replace(importance_cap=1.1, importance_floor=0.7, dual_clip=np.inf)
-    want = truth(lambda p: oracle_loss(p, near_batch, c, name, importance), params)
+    want = truth(lambda p: oracle_loss(p, near_batch, c, name, importance, True), params)
     choice = objective.Choice(
-        objectives.OBJECTIVES[name].token_loss, objectives.IMPORTANCE[importance]
+        objectives.OBJECTIVES[name].token_loss, objectives.IMPORTANCE[importance], True
     )
     assert_same(run(make_programs(choice=choice), params, near_batch, c), want)
     wide = make_programs(mesh=mesh_of(fsdp=2, tensor=2), choice=choice)
     assert_same(run(wide, params, near_batch, c, row_tokens=40, micro_rows=4), want)
     if importance.endswith("_mask"):
         assert 0 < want.value.metrics["importance_zeroed"] < want.value.metrics["tokens"]
+    else:
+        assert 0 < want.value.metrics["importance_capped"] < want.value.metrics["tokens"]
+
+
+def test_weights_are_told_of_where_there_are_any():
+    c = config.base()
+    assert objectives.choice(c.loss) == objective.DAPO and not objective.DAPO.weighted
+    c.loss.importance_cap = 2.0
+    assert objectives.choice(c.loss) == objective.Choice(weighted=True)
 
 
 # --- however it is computed -----------------------------------------------------------------------

@@ -118,6 +118,9 @@ def dapo_loss(
         approx_kl=count(old - logp),
         ref_kl=count(kl),
     )
+    if choice.weighted:
+        sums["importance"] = count(importance)
+        sums["importance_capped"] = count(importance >= c.importance_cap)
     if choice.importance is not objective.DAPO.importance:
         sums["importance_zeroed"] = count(importance == 0)
     gap = jnp.where(trained, jnp.abs(logp - rows.sampled_logp_AxRxT), 0.0)

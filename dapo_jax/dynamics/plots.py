@@ -8,6 +8,7 @@ panel leaves out runs that did not log its number, and says so where no run logg
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -72,7 +73,7 @@ def dynamics(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
     for ax, panel in zip(axes, DYNAMICS, strict=False):
         for run, tag, label in chosen(runs, panel.tags):
             _line(ax, run, tag, label, _color(runs, run), "-", x, window)
-        _finish(ax, panel.title, panel.label, x)
+        finish(ax, panel.title, panel.label, x)
     lengths = [r.series["response/length_mean"][1] for r in runs if DYNAMICS[0].tags[0] in r.series]
     longest = [np.nanmax(v, initial=1.0) for v in lengths]
     if longest and max(longest) > 20 * min(longest):  # a small model beside a large one
@@ -96,7 +97,55 @@ def lines(
                     name = ", ".join(filter(None, (run.name, what)))
                     name += f" ({run.of[tag]})" if tag in run.of else ""
                     _line(ax, run, tag, name, _color(runs, run), dash, x, window)
-        _finish(ax, title, label, x)
+        finish(ax, title, label, x)
+    return figure
+
+
+# Figure 1 of the paper and the rung it starts from: AIME 2024, avg@32, 32B.
+PAPER = {0.30: "naive GRPO", 0.47: "R1-Zero-Qwen-32B", 0.50: "DAPO"}
+_AIME24 = re.compile(r"aime[-_ ]?(20)?24", re.IGNORECASE)
+_SET = re.compile(r"eval/(.+?)(?:_top_p([\d.]+))?/avg@k")
+
+
+def headline(runs: Sequence[Run], x: str = "updates") -> Figure:
+    """Figure 1 of the paper: avg@k, pass@k and maj@k of each evaluation set, with the second
+    setting (`eval.top_p`, the paper's .7) where there is one. The paper's scores are lines where
+    the set is AIME 2024 by its name."""
+    found = dict.fromkeys(filter(None, (_SET.fullmatch(t) for r in runs for t in r.series)))
+    sets = {(m[1], m[2]): m[0].removesuffix("avg@k") for m in found}
+    shown = {s: tag for s, tag in sets.items() if s[1]} or sets or {("evaluation", None): ""}
+    styles = (("avg@k", "-"), ("pass@k", "--"), ("maj@k", ":"))
+    share = "right [share of samples, of problems]"
+    panels = [
+        (f"{name}, top-p {top_p or 1}", share, [(tag + score, score, d) for score, d in styles])
+        for (name, top_p), tag in shown.items()
+    ]
+    figure = lines(runs, panels, x, window=1)
+    for ax, (name, _) in zip(figure.axes, shown, strict=True):
+        for score, who in PAPER.items() if _AIME24.search(name) else ():
+            ax.axhline(score, color="gray", lw=1, ls=(0, (1, 3)))
+            side = "top" if score == 0.47 else "bottom"  # clear of the line above it
+            at = ax.get_yaxis_transform()
+            ax.text(1.01, score, f"{who}: {score:.0%}", fontsize=7, va=side, transform=at)
+    return figure
+
+
+def generalization(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
+    """Accuracy on the problems that are trained on beside that of each evaluation set, both at
+    top-p 1: where the two part, problems are learned by heart (guard.eval_fall is the alarm)."""
+    found = dict.fromkeys(t for r in runs for t in r.series if _SET.fullmatch(t))
+    sets = {_SET.fullmatch(tag)[1]: tag for tag in found if not _SET.fullmatch(tag)[2]}
+    figure, axes = ink.panels(1, max(len(sets), 1))
+    for ax, (name, tag) in zip(axes, sets.items(), strict=False):
+        for run in runs:
+            for of, what, dash, width in (
+                ("reward/accuracy", "training", "-", window),
+                (tag, name, "--", 1),
+            ):
+                if of in run.series:
+                    _line(ax, run, of, f"{run.name}, {what}", _color(runs, run), dash, x, width)
+    for ax, name in itertools.zip_longest(axes, sets, fillvalue="evaluation"):
+        finish(ax, f"Training and {name}", "right [share of responses]", x)
     return figure
 
 
@@ -132,8 +181,8 @@ def sampling(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
 
 
 def clipping(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
-    """Tokens whose gradient the lower or the upper bound cut, the largest ratio, and the gradient's
-    norm."""
+    """Tokens whose gradient the lower or the upper bound cut, the largest ratio, the gradient's
+    norm and, where a run has them, importance weights."""
     bounds = (
         ("policy/clip_low_frac", "low", "--"),
         ("policy/clip_high_frac", "high", "-"),
@@ -145,17 +194,29 @@ def clipping(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
         ("Largest ratio", "new / old probability [no unit]", ratio),
         ("Gradient norm", "L2 norm before clipping [no unit]", norm),
     )
+    if any("policy/importance_mean" in run.series for run in runs):
+        weight = (("policy/importance_mean", "", "-"),)
+        bound = (("policy/importance_capped_frac", "at the bound", "-"),)
+        bound += (("policy/importance_zeroed_frac", "zeroed", "--"),)
+        panels += (
+            ("Importance weight", "mean trainer / sampler probability [no unit]", weight),
+            ("Weights at their bounds", "share of trained tokens", bound),
+        )
     return lines(runs, panels, x, window)
 
 
 def truncation(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
-    """Responses that ran into the length limit, their punishment, and lengths by outcome."""
+    """Responses that ran into the length limit, their punishment, lengths by outcome, and
+    percentiles of length."""
     outcome = (("response/length_correct", "right", "-"), ("response/length_wrong", "wrong", "--"))
     cut, penalty = "response/truncated_frac", "reward/overlong_penalty"
+    dashes = zip((99, 90, 50), (":", "--", "-"), strict=True)
+    percentiles = [(f"response/length_p{p}", f"{p}%", dash) for p, dash in dashes]
     panels = (
         ("Truncated responses", "share of responses", ((cut, "", "-"),)),
         ("Overlong punishment", "mean of a response [reward]", ((penalty, "", "-"),)),
         ("Length by outcome, drawn", "mean length [tokens]", outcome),
+        ("Percentiles of length, drawn", "length [tokens]", percentiles),
     )
     return lines(runs, panels, x, window)
 
@@ -183,7 +244,7 @@ def time_split(runs: Sequence[Run]) -> Figure:
                 ax.stairs(top, edges(steps), baseline=bottom, fill=True, color=color, label=label)
                 bottom = top
         ax.set_ylim(0, 1.3 * bottom.max() if total else 1)  # room for the legend
-        _finish(ax, f"Time: {run.name}", "wall time [seconds per step]", "step")
+        finish(ax, f"Time: {run.name}", "wall time [seconds per step]", "step")
     return figure
 
 
@@ -221,7 +282,7 @@ def phrases(
             run = Run(name, {phrase: (series[0], series[column])})
             dash = ink.DASHES[i // len(ink.COLORS) % len(ink.DASHES)]
             _line(ax, run, phrase, phrase, ink.COLORS[i % len(ink.COLORS)], dash, "step", window)
-        _finish(ax, title + (f": {name}" if name else ""), label, "step", "no such phrase")
+        finish(ax, title + (f": {name}" if name else ""), label, "step", "no such phrase")
     return figure
 
 
@@ -249,7 +310,7 @@ def token_profile(answers: Sequence) -> Figure:
             ax.plot(range(1, len(row) + 1), row, ".-", ms=4, lw=1, color=color, label=name)
         if parting:
             ax.axvline(parting, color="gray", lw=1, ls=":", label="first difference")
-        _finish(ax, title, label, "step")
+        finish(ax, title, label, "step")
         ax.set_xlabel("token of the response")
         if len(names) <= 40:
             ax.set_xticks(
@@ -341,10 +402,13 @@ def _evaluations(ax: Axes, runs: Sequence[Run], x: str) -> None:
             if tag in run.series:
                 dash = ink.DASHES[i % len(ink.DASHES)]
                 _line(ax, run, tag, f"{run.name}, {name}", _color(runs, run), dash, x, 1)
-    _finish(ax, "Evaluation", "avg@k at T = 1 [share right]", x)
+    finish(ax, "Evaluation", "avg@k at T = 1 [share right]", x)
 
 
-def _finish(ax: Axes, title: str, label: str, x: str, nothing: str = "not logged") -> None:
+def finish(
+    ax: Axes, title: str, label: str, x: str, nothing: str = "not logged", legend: bool = True
+) -> None:
+    """Title, labels, ticks and legend of a panel; where it is empty, the word for that."""
     ax.set_title(title, fontsize=11)
     ax.set_xlabel(X_AXES[x][1])
     ax.set_ylabel(label)
@@ -355,7 +419,7 @@ def _finish(ax: Axes, title: str, label: str, x: str, nothing: str = "not logged
     if "rounds" in label:
         ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     handles, labels = ax.get_legend_handles_labels()
-    if handles:
+    if handles and legend:
         ax.legend(handles, labels, fontsize=7.5, framealpha=0.7)
-    else:
+    elif not handles:
         ax.text(0.5, 0.5, nothing, ha="center", va="center", transform=ax.transAxes, color="gray")

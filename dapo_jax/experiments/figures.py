@@ -166,21 +166,12 @@ def band(
     last_step: int = 0,
     scale: float = 1.0,
 ) -> None:
-    """The mean over seeds and its 95% interval, as far as every seed goes. Seeds are brought to one
-    grid by straight lines: over tokens, no two evaluate at the same place. Runs of more than 30
-    points are smoothed over 5. last_step: of the records shown; 0 = all."""
+    """`ink.over_seeds` of a number in each seed's records. last_step: of those shown; 0 = all."""
     curves = [
         curve([r for r in records if not last_step or r["step"] <= last_step], tag, x)
         for records in runs
     ]
-    curves = [c for c in curves if len(c[0])]
-    if not curves:
-        return
-    first = curves[0][0]
-    grid = first if x != "spent/tokens" else np.linspace(0, first[-1], 60)
-    grid = grid[grid <= min(at[-1] for at, _ in curves)]
-    values = [np.interp(grid, at, ink.smooth(v, 5 if len(v) > 30 else 1)) for at, v in curves]
-    ink.band(axes, grid * scale, values, label, color)
+    ink.over_seeds(axes, curves, label, color, even=x == "spent/tokens", scale=scale)
 
 
 def _ladder(runs: Runs) -> list[str]:

@@ -32,12 +32,37 @@ def panels(
     return figure, list(axes)
 
 
-def band(ax: Axes, x: Sequence[float], curves, label: str, color: str | None = None) -> None:
+def over_seeds(
+    ax: Axes,
+    curves: Sequence[tuple[np.ndarray, np.ndarray]],
+    label: str,
+    color: str,
+    even: bool = False,
+    scale: float = 1.0,
+    **style,
+) -> None:
+    """The mean over seeds and its 95% interval, as far as every seed goes. curves: (x [n], values
+    [n]) of each seed, brought to one grid by straight lines: the first one's x or, for seeds that
+    have no two points at the same place, an `even` one. More than 30 points are smoothed over 5.
+    scale: of x. style: of the line."""
+    curves = [c for c in curves if len(c[0])]
+    if not curves:
+        return
+    first = curves[0][0]
+    grid = np.linspace(0, first[-1], 60) if even and len(curves) > 1 else first
+    grid = grid[grid <= min(at[-1] for at, _ in curves)]
+    values = [np.interp(grid, at, smooth(v, 5 if len(v) > 30 else 1)) for at, v in curves]
+    band(ax, grid * scale, values, label, color, **style)
+
+
+def band(
+    ax: Axes, x: Sequence[float], curves, label: str, color: str | None = None, fewest=2, **style
+) -> None:
     """The mean over seeds of `curves` [seeds, n] at `x` [n], and its 95% t-interval where there are
-    two seeds or more."""
+    `fewest` seeds or more."""
     points = [stats.interval(column) for column in np.transpose(curves)]
-    (line,) = ax.plot(x, [p.mean for p in points], color=color, label=label, linewidth=1.6)
-    if len(curves) > 1:
+    (line,) = ax.plot(x, [p.mean for p in points], color=color, label=label, linewidth=1.6, **style)
+    if len(curves) >= fewest:
         low, high = [p.low for p in points], [p.high for p in points]
         ax.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 

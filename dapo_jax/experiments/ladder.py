@@ -33,24 +33,22 @@ There is one base model: what another one would change is not in the intervals.
 import contextlib
 import json
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from absl import flags
 
-from dapo_jax import build, cli, parallel, presets, schema, train
+from dapo_jax import build, cli, parallel, presets, schema
 from dapo_jax.experiments import figures, pool, stats
+from dapo_jax.experiments.training import JOBS, SEEDS, run
 from dapo_jax.hosts import processes
 from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
 
-SEEDS = flags.DEFINE_integer("seeds", 5, "Runs per rung.", lower_bound=1)
 FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "Seed of the base and of each rung's first run.")
 BASE_SEED = flags.DEFINE_integer("base_seed", None, "Seed of the base, if not --first_seed.")
 OUT = flags.DEFINE_string("out", "runs/ladder", "Directory of the runs, the table and the figures.")
-JOBS = flags.DEFINE_integer("jobs", 0, "Runs at a time; 0 = one per core, 1 = in this process.")
 ONLY = flags.DEFINE_list("only", list(presets.RUNGS), "Rungs to run.")
 flags.DEFINE_alias("rungs", "only")
 STEPS = flags.DEFINE_integer(
@@ -96,19 +94,6 @@ def steps_of(config, longer: float) -> int:
 
 def folder(rung: str, seed: int) -> str:
     return f"{rung}/seed_{seed}"
-
-
-def run(workdir: pathlib.Path, fields: Mapping[str, Any], base: str = "") -> dict[str, float]:
-    """Train by the config with these leaves, from the run `base` two folders up if there is one."""
-    started = time.process_time()
-    config = schema.base()
-    config.update_from_flattened_dict(fields)
-    if base:
-        config.init_from = str((workdir.parent.parent / base / "checkpoints").absolute())
-    if not train.train(config, workdir):
-        raise RuntimeError("cut off by SIGTERM; the same command goes on")
-    last = metrics.read(workdir / "metrics.jsonl")[-1]
-    return {"steps": last["step"], "cpu_s": round(time.process_time() - started, 1)}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -345,7 +330,7 @@ def main() -> None:
     if LONGER.value < 1:
         raise ValueError(f"--longer: {LONGER.value} is less than once")
     first = FIRST_SEED.value
-    seeds, base = range(first, first + SEEDS.value), BASE_SEED.value
+    seeds, base = range(first, first + (SEEDS.value or 5)), BASE_SEED.value
     todo = tasks(config, rungs, seeds, first if base is None else base, LONGER.value)
     with contextlib.ExitStack() as after:
         if JOBS.value == 1 and not REPORT.value:

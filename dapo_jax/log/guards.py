@@ -2,8 +2,9 @@
 
 import functools
 import math
+import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from dapo_jax.dapo.state import Counters, State
 _WATCHED = ("reward/accuracy", "policy/entropy", "response/length_mean")
 _FIRST, _WINDOW = 5, 10  # steps: what a run began with, and what "lately" means
 _RISE = 0.02  # accuracy that a window gains where a policy still learns
+_SCORE = re.compile(r"eval/((?!_top_p).)+/avg@k")  # of a set at top_p=1
 _LEARNED = 0.9  # accuracy from which on little entropy is as it should be
 
 # "paper": arXiv 2503.14476.
@@ -37,24 +39,32 @@ _TRY = {
     "all right": "give harder problems; these are learned (paper section 3.2)",
     "all alike": "let the score differ where responses differ in worth, or draw more responses per"
     " problem (rollout.group_size); read rollouts/",
+    "parted": "go back to the best checkpoint (checkpoint.keep_best), give more problems (data/epochs:"
+    " how often each was drawn), or hold on to the start with loss.kl_coef",
     "gap": "set model.dtype='float32' to see whether it is rounding; loss.importance_cap=2 weighs"
     " it out; a leap is a bug worth reporting",
 }
 
 
 class History(NamedTuple):
-    """The watched numbers of a run, as far as alarms compare with them; a dict a step."""
+    """The watched numbers of a run, as far as alarms compare with them; a dict a step. evaluated:
+    of each evaluation, the sets' avg@k and the training accuracy of the `_WINDOW` steps up to it."""
 
     first: list[dict[str, float]]
     last: list[dict[str, float]]
+    evaluated: Sequence[dict[str, float]] = ()
 
 
 def remember(history: History, log: dict) -> History:
     """With one more rollout step. Numbers that are none are left out, as from metrics.jsonl."""
     seen = {t: float(log[t]) for t in _WATCHED if log.get(t) is not None}
     seen = {t: v for t, v in seen.items() if math.isfinite(v)}
-    first, last = history
-    return History([*first, seen][:_FIRST], [*last, seen][-2 * _WINDOW :])
+    first, last, evaluated = history
+    last = [*last, seen][-2 * _WINDOW :]
+    if scores := {t: log[t] for t in log if _SCORE.fullmatch(t) and log[t] is not None}:
+        scores["reward/accuracy"] = _mean(last[-_WINDOW:], "reward/accuracy")
+        evaluated = [*evaluated, scores]
+    return History([*first, seen][:_FIRST], last, evaluated)
 
 
 def recall(records: Iterable[dict]) -> History:
@@ -105,7 +115,7 @@ def alarms(config, log: dict, history: History) -> list[str]:
             out.append(f"{b.name} {value:.3g} is below {b.low:g}; try: {_TRY[b.below]}")
         if b.high and not value <= b.high:
             out.append(f"{b.name} {value:.3g} is above {b.high:g}; try: {_TRY[b.above]}")
-    return out + _drifts(config.guard, history)
+    return out + _drifts(config.guard, history) + _partings(config.guard, log, history)
 
 
 def hint(config, log: dict) -> str:
@@ -162,6 +172,25 @@ def _drifts(guard, history: History) -> list[str]:
             f"mean response length grew from {was:.3g} to {length:.3g} tokens in {_WINDOW} steps"
             f" and {standing} (run-away); try: {_TRY['length high']}"
         )
+    return out
+
+
+def _partings(guard, log: dict, history: History) -> list[str]:
+    """At an evaluated step: sets whose score fell while training went on to succeed. Two evaluations
+    in a row, as one of few samples may be low by chance."""
+    out = []
+    for tag in filter(_SCORE.fullmatch, log) if guard.eval_fall else ():
+        scores = [e for e in history.evaluated if tag in e]
+        best = max(scores, key=lambda e: e[tag], default={})
+        lately = max([e[tag] for e in scores[-2:]], default=math.nan)
+        if len(scores) > 2 and lately <= best[tag] - guard.eval_fall:
+            was, now = best["reward/accuracy"], scores[-1]["reward/accuracy"]
+            if now > was:
+                out.append(
+                    f"{tag} fell from {best[tag]:.3g} to {scores[-1][tag]:.3g} while training"
+                    f" accuracy rose from {was:.3g} to {now:.3g} (they part);"
+                    f" try: {_TRY['parted']}"
+                )
     return out
 
 

@@ -84,6 +84,7 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
         "reward/overlong_penalty": (rewards_NxG - score_NxG).mean(),
         "response/length_mean": length_NxG.mean(),
         "response/length_max": length_NxG.max(),
+        **{f"response/length_p{p}": np.percentile(length_NxG, p) for p in (50, 90, 99)},
         "response/length_hist": histogram("response/length_hist", length_NxG, longest),
         "response/truncated_frac": np.mean([r.truncated for r in rows]),
         "policy/entropy": entropies.sum(dtype=float) / tokens,
@@ -170,6 +171,9 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
         "policy/sampler_trainer_logprob_gap": logs[0]["sampler_gap"],
         "optim/grad_norm": np.mean([x["grad_norm"] for x in logs]),
     }
+    if "importance" in logs[0]:
+        log["policy/importance_mean"] = mean("importance")
+        log["policy/importance_capped_frac"] = mean("importance_capped")
     if "importance_zeroed" in logs[0]:
         log["policy/importance_zeroed_frac"] = mean("importance_zeroed")
     return log | ({"policy/ref_kl": mean("ref_kl")} if with_reference else {})

@@ -42,6 +42,7 @@ WHEN = {
     "some": "steps with such responses",
     "reference": "with loss.kl_coef",
     "start": "the first record of each start",
+    "weighted": "with loss.importance_cap",
     "mask": "with another loss.importance than 'token'",
     "evaluation": "evaluated steps (the first and the last among them)",
     "majority": "evaluated steps, where the reward says right or wrong",
@@ -64,6 +65,9 @@ TAGS: dict[str, Tag] = {
     # --- response -------------------------------------------------------------------------------
     "response/length_mean": Tag("tokens", "length of drawn responses, end-of-text token included", "mean(|o|)", "steady, or rising slowly as reasoning grows", "doubles in ten steps without more accuracy: run-away; falls to a few tokens: the policy guesses", "paper Fig. 7a", "drawn"),
     "response/length_max": Tag("tokens", "longest drawn response", "max(|o|)", "up to rollout.max_response_tokens", "far below the limit: the limit can be lowered", "paper section 3.4", "drawn"),
+    "response/length_p50": Tag("tokens", "half of all drawn responses are no longer", "50th percentile of |o|, linear between lengths", "moves with length_mean", "far below length_mean: a few long responses make the mean", "code", "drawn"),
+    "response/length_p90": Tag("tokens", "nine of ten drawn responses are no longer", "90th percentile of |o|", "below the limit less the soft penalty's buffer", "in the buffer: one in ten is punished for its length", "code", "drawn"),
+    "response/length_p99": Tag("tokens", "all but one in a hundred drawn responses are no longer", "99th percentile of |o|", "below the limit", "at the limit while length_p90 is not: a few loops without an end", "code", "drawn"),
     "response/length_correct": Tag("tokens", "length of correct drawn responses", "mean(|o|) where correct", "close to length_mean", "falls while length_wrong rises: only short solutions survive the limit", "code", "some"),
     "response/length_wrong": Tag("tokens", "length of wrong drawn responses", "mean(|o|) where not correct", "up to twice length_correct", "at the limit: wrong means truncated; give more tokens or the soft penalty", "code", "some"),
     "response/length_hist": Tag("responses", "drawn responses by length", "counts; equal bins from 0 to rollout.max_response_tokens", "one hump below the limit", "a spike in the last bin: truncation", "code", "drawn"),
@@ -81,6 +85,8 @@ TAGS: dict[str, Tag] = {
     "policy/approx_kl": Tag("nats per token", "how far the updates of the step moved the policy", "mean(ln pi_old - ln pi_theta)", "within +-0.02", "growing: lower optim.lr or optim.minibatches", "verl ppo_kl", "trained"),
     "policy/ratio_max": Tag("1", "largest probability ratio of the step", "max(pi_theta / pi_old)", "1 to 10", "above 100: a token's probability exploded", "paper Eq. 8", "trained"),
     "policy/ref_kl": Tag("nats per token", "distance from the start of the run", "mean k3 estimate of KL(pi_theta || pi_start)", "grows slowly", "leaps: the policy left what the base model knows", "arXiv 2402.03300 Eq. 4", "reference"),
+    "policy/importance_mean": Tag("1", "importance weight of trained tokens", "mean(w), w of pi_trainer / pi_sampler by loss.importance", "0.95 to 1.05", "far from 1: sampler and trainer disagree, or a mask zeroes much", "arXiv 2510.18855", "weighted"),
+    "policy/importance_capped_frac": Tag("share", "trained tokens whose importance weight lies at its bound", "mean[w >= loss.importance_cap]", "below 0.01", "above 0.1: sampler and trainer disagree; with 'sequence' also long responses", "arXiv 2510.18855", "weighted"),
     "policy/importance_zeroed_frac": Tag("share", "trained tokens whose importance weight a mask zeroes", "mean[w = 0]", "below 0.01", "above 0.1: sampler and trainer disagree; with sequence_mask also long responses", "arXiv 2510.18855", "mask"),
     "policy/sampler_trainer_logprob_gap": Tag("nats", "largest difference of a token's log-probability between sampler and trainer, first update of the step", "max|ln pi_sampler - ln pi_trainer|", "below 1e-4 in float32 on CPU, below 0.5 in bfloat16 (groups carried over are older: more)", "large: two different policies; gradients are biased", "code: one forward for both", "trained"),
     # --- sampling -------------------------------------------------------------------------------

@@ -1,0 +1,215 @@
+"""A sweep: its runs and their bases, what it refuses before anything starts, and one from end to
+end."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from test_compare import made
+
+from dapo_jax import compare, schema, sweep
+from dapo_jax.log import metrics
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def test_every_combination_in_order():
+    found = sweep.settings(["optim.lr=1", "steps=2,3"])
+    assert found == [{"optim.lr": 1.0, "steps": 2}, {"optim.lr": 1.0, "steps": 3}]
+    (a, b) = sweep.settings(['eval.files="x=a.jsonl,y=b.jsonl", z=c.jsonl'])
+    assert (a, b) == ({"eval.files": "x=a.jsonl,y=b.jsonl"}, {"eval.files": "z=c.jsonl"})
+    assert sweep.settings(["optim.offload=true,false"])[1] == {"optim.offload": False}
+    names = [sweep.folder(s) for s in found] + [sweep.folder({"data.train": "~/a b,c/*.jsonl"})]
+    assert names[0] == "optim.lr=1.0_steps=2" and names[2] == "data.train=-a-b-c-.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("over", "wrong"),
+    [
+        ([], ["--over: name a field, as --over=optim.lr=1e-6,3e-6"]),
+        (["optim.learning_rate=1"], ["config.optim.learning_rate: no such field; did you mean op"]),
+        (["optim.lr"], ["--over=optim.lr: write --over=FIELD=VALUE,VALUE,..."]),
+        (
+            ["optim.lr=1,fast", "stps=2"],
+            ["config.optim.lr: wants float, got 'fast'", "config.stps"],
+        ),
+        (["seed=1,2"], ["--over=seed=1,2: --seeds=N runs each combination with N seeds"]),
+        (["steps=1", "steps=2"], ["--over=steps=2: steps is swept already"]),
+    ],
+)
+def test_what_is_no_field_or_value_is_a_line_each(over, wrong):
+    with pytest.raises(ValueError) as error:
+        sweep.settings(over)
+    lines = str(error.value).splitlines()
+    assert [line.startswith(w) for line, w in zip(lines, wrong, strict=True)] == [True] * len(wrong)
+
+
+def warm():
+    c = schema.base()
+    c.seed, c.supervised_warmup.skill_steps = 5, 2
+    c.mesh.data = 8  # simulated devices of the tests
+    return c
+
+
+def test_runs_share_the_bases_that_their_fields_do_not_change():
+    wanted = sweep.settings(["optim.lr=1e-4,1e-3", "rollout.max_response_tokens=24,32"])
+    todo = sweep.tasks(warm(), wanted, seeds=2)
+    bases = [t for t in todo if t.folder.startswith("base/")]
+    assert [(t.folder, t.arguments[0]["steps"], t.arguments[0]["seed"]) for t in bases] == [
+        ("base/0", 0, 5),
+        ("base/1", 0, 5),
+    ]
+    assert [t.arguments[0]["rollout.max_response_tokens"] for t in bases] == [24, 32]
+    runs = [t for t in todo if t not in bases]
+    assert len(runs) == 8 and runs[0].folder == (
+        "optim.lr=0.0001_rollout.max_response_tokens=24/seed_5"
+    )
+    for task in runs:
+        fields, base = task.arguments
+        assert fields["rollout.max_response_tokens"] == (24, 32)[int(base[-1])]
+        assert f"optim.lr={fields['optim.lr']}" in task.folder and task.after == (base,)
+        assert task.folder.endswith(f"seed_{fields['seed']}") and fields["seed"] in (5, 6)
+    given = warm()
+    given.init_from = "runs/a"
+    alone = sweep.tasks(given, sweep.settings(["optim.lr=1e-4"]), 1)
+    assert [(t.folder, t.after) for t in alone] == [("optim.lr=0.0001/seed_5", ())]
+
+
+def test_configs_that_cannot_work_are_refused_before_anything_starts():
+    wanted = sweep.settings(["rollout.group_size=1,8", "optim.lr=1e-4,-1"])
+    with pytest.raises(ValueError) as error:
+        sweep.tasks(warm(), wanted, 1)
+    assert [line.split(":")[0] for line in str(error.value).splitlines()] == [
+        "config.rollout.group_size",
+        "config.optim.lr",
+    ]
+
+
+CONFIG = """from dapo_jax import config
+def get_config():
+    c = config.base()
+    c.steps, c.supervised_warmup.skill_steps, c.eval.max_problems = 2, 3, 4
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
+    c.dynamic_sampling.max_rounds, c.log.tensorboard = 1, False
+    return c
+"""
+
+
+def command(folder, *arguments) -> subprocess.CompletedProcess:
+    (folder / "tiny.py").write_text(CONFIG)
+    return subprocess.run(
+        [sys.executable, "-m", "dapo_jax.sweep", "--config=tiny.py", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_mistake_on_the_command_line_starts_nothing(tmp_path):
+    done = command(tmp_path, "--workdir=s", "--over=optim.learing_rate=1e-6", "--over=lrr=1")
+    assert done.returncode == 1
+    assert [x for x in done.stderr.splitlines() if x.startswith("error: ")] == [
+        "error: config.optim.learing_rate: no such field; did you mean optim.lr, optim.lr_end,"
+        " optim.minibatches?",
+        "error: config.lrr: no such field; did you mean optim.lr?",
+    ]
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_where_it_stopped_and_ends_with_the_comparison(tmp_path):
+    sweeping = ("--workdir=s", "--over=optim.lr=1e-3,1e-2", "--seeds=2", "--jobs=2")
+    done = command(tmp_path, *sweeping)
+    assert done.returncode == 0, done.stderr
+    home = tmp_path / "s"
+    runs = [home / f"optim.lr={lr}" / f"seed_{s}" for lr in (0.001, 0.01) for s in (0, 1)]
+    for run in runs:  # ordinary workdirs
+        assert [r["step"] for r in metrics.read(run / "metrics.jsonl")] == [0, 1, 2]
+        fields = json.loads((run / "config.json").read_text())
+        assert fields["init_from"] == str(home / "base" / "0" / "checkpoints")
+    found = json.loads((home / "compare.json").read_text())
+    assert found["equal"] == compare.summary(compare.read([str(r) for r in runs]))["equal"]
+    assert [(r["name"], r["fields"]) for r in found["runs"]] == [
+        ("optim.lr=0.001", {"optim.lr": 0.001}),
+        ("optim.lr=0.01", {"optim.lr": 0.01}),
+    ]
+    for row in found["runs"]:
+        last = row["scores"]["eval/heldout/avg@k"]["last"]
+        of = [r for r in runs if r.parent.name == row["name"]]
+        assert last == [metrics.read(r / "metrics.jsonl")[-1]["eval/heldout/avg@k"] for r in of]
+    table = (home / "compare.txt").read_text()
+    assert done.stdout.startswith(table) and "over the runs of a column" in table
+    assert (home / "compare.png").read_bytes()[:4] == b"\x89PNG"
+    # As if it had been stopped before the last run: that one alone is made again, to the same bits.
+    before = [(r / "metrics.jsonl").read_text() for r in runs]
+    (runs[3] / "result.json").unlink()
+    (runs[3] / "metrics.jsonl").unlink()
+    shutil.rmtree(runs[3] / "checkpoints")
+    changed = [(r / "result.json").stat().st_mtime_ns for r in runs[:3]]
+    again = command(tmp_path, *sweeping)
+    assert again.returncode == 0 and again.stdout.splitlines()[0] == done.stdout.splitlines()[0]
+    assert changed == [(r / "result.json").stat().st_mtime_ns for r in runs[:3]]
+    repeated = [metrics.read(r / "metrics.jsonl")[-1]["policy/entropy"] for r in runs]
+    assert repeated == [json.loads(t.splitlines()[-1])["policy/entropy"] for t in before]
+    # Another config under the same names is refused.
+    other = command(tmp_path, *sweeping, "--config.steps=3")
+    assert other.returncode == 1 and "was made with other settings (steps 2, now 3" in other.stderr
+
+
+# ------------------------------------------------------------------------------------------------
+# The page about both
+# ------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "compare_and_sweep.md").read_text()
+COMMANDS = [c.replace("\\\n", " ") for c in re.findall(r"^python -m (?:[^\n\\]|\\\n)+", PAGE, re.M)]
+
+
+def bash(folder, line) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["bash", "-c", line.replace("python", sys.executable, 1)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_page_s_comparisons_and_figures(tmp_path):
+    two, sweeping, pooled = COMMANDS
+    assert ".compare" in two and ".sweep" in sweeping and "--pool_seeds" in pooled
+    for name in "ab":
+        made(tmp_path / "runs", name)
+    for lr in (1e-4, 3e-4):
+        for seed in range(2):
+            fields = {"optim.lr": lr, "seed": seed}
+            made(tmp_path / "runs/sweep", f"optim.lr={lr}/seed_{seed}", fields=fields)
+    for line, columns in ((two, ["a", "b"]), (pooled, ["optim.lr=0.0001", "optim.lr=0.0003"])):
+        done = bash(tmp_path, line)
+        assert done.returncode == 0 and done.stdout.splitlines()[0].split() == columns, done.stderr
+    assert json.loads((tmp_path / "compare.json").read_text())["equal"]["steps"] == 60
+    (shown,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    done = bash(tmp_path, f"python -c '{shown}'")
+    assert done.returncode == 0, done.stderr
+    for name in ("compare", "headline", "generalization"):
+        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_table_on_the_page_has_the_rows_of_a_table(tmp_path):
+    """What the page shows was printed by this code: the same labels in the same places."""
+    made_runs = [
+        made(tmp_path, f"optim.lr={lr}/seed_{seed}", 24, 8, 4500, fields=fields)
+        for lr in (0.0001, 0.0003)
+        for seed in range(2)
+        for fields in [{"optim.lr": lr, "seed": seed, "steps": 24}]
+    ]
+    text = compare.table(compare.summary(compare.read(made_runs, pool_seeds=True)))
+    label = lambda line: re.sub(r"\d[\d,]*", "N", re.split(r"(?<=\S) {2,}", line)[0])
+    there = set(map(label, text.splitlines()))
+    (shown,) = [b for b in re.findall(r"```\n(.*?)```", PAGE, re.S) if "tokens drawn" in b]
+    assert not [line for line in shown.splitlines() if label(line) not in there]
