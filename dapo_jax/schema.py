@@ -82,10 +82,14 @@ SCHEMA: dict[str, Field] = {
     "data.max_prompt_tokens": Field(32, "longest prompt (paper: 2048)", 1, _TOKENS),
     "data.embedded_problems": Field(4096, "training problems of the embedded task", 1, _ROWS),
 
-    # --- supervised warm-up: makes a base model that can but rarely does (embedded task only) -----
-    "supervised_warmup.skill_steps": Field(0, "steps on mostly careful worked examples; 0 = no warm-up", 0),
+    # --- supervised warm-up: worked examples of one's own, or of the embedded task, for which it makes a
+    # base model that can but rarely does ----------------------------------------------------------------
+    "supervised_warmup.files": Field("", "files of worked examples that the model imitates before its first step, comma-separated, of data.train's kinds: prompt+response, or messages (docs/warm_start.md); '' = none; not where init_from gives the weights"),
+    "supervised_warmup.steps": Field(0, "steps on them; 0 = once through", 0),
+    "supervised_warmup.lr": Field(1e-5, "peak learning rate of those steps (schedule in warmup.py)", 0.0, 10.0),
+    "supervised_warmup.skill_steps": Field(0, "embedded task: steps on mostly careful worked examples; 0 = none", 0),
     "supervised_warmup.skill_lr": Field(3e-3, "peak learning rate of those steps (schedule in warmup.py)", 0.0, 10.0),
-    "supervised_warmup.habit_steps": Field(0, "steps on hasty examples that skip the work, so that care becomes rare", 0),
+    "supervised_warmup.habit_steps": Field(0, "embedded task: steps on hasty examples that skip the work, so that care becomes rare", 0),
     "supervised_warmup.habit_lr": Field(1.5e-3, "peak learning rate of those steps", 0.0, 10.0),
     "supervised_warmup.batch": Field(64, "examples per step", 1, _ROWS),
 
@@ -237,6 +241,7 @@ PATHS = (
     "data.train",
     "eval.files",
     "checkpoint.directory",
+    "supervised_warmup.files",
 )
 
 
