@@ -36,14 +36,14 @@ def start_state(
     if source:
         params = load_params(config, machine._replace(model_dir=source.model_dir), source)
     else:
-        ours, phases = config.supervised_warmup, []
-        if ours.skill_steps + ours.habit_steps:
+        phases = []
+        if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps:
             phases += warmup.usual(config)
-        if ours.files:
+        if config.supervised_warmup.files:
             shown, note = warmup.of_files(config, text.tokenizer)
             rows = hashlib.sha256(json.dumps(shown.rows).encode()).hexdigest()
             processes.agree({"the rows of supervised_warmup.files (their hash)": rows})
-            say(f"{note}; {shown.steps} steps of {ours.batch}")
+            say(f"{note}; {shown.steps} steps of {config.supervised_warmup.batch}")
             phases.append(shown)
         params = build.initial_params(config, machine)
         if phases:

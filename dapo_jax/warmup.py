@@ -84,9 +84,9 @@ def usual(config) -> list[Phase]:
 
 def of_files(config, tokenizer: Tokenizer) -> tuple[Shown, str]:
     """The phase of `supervised_warmup.files`, and what became of their rows. ValueError: a row."""
-    ours, longest = config.supervised_warmup, config.rollout.max_response_tokens
+    longest = config.rollout.max_response_tokens
     rows, note = worked.read(
-        ours.files,
+        config.supervised_warmup.files,
         tokenizer,
         config.tokenizer.chat,
         worked.Limits(
@@ -96,8 +96,8 @@ def of_files(config, tokenizer: Tokenizer) -> tuple[Shown, str]:
             template=prompts.template(config.data.template), system=config.data.system
         ),
     )
-    steps = ours.steps or -(-len(rows) // ours.batch)
-    return Shown("rows", steps, ours.lr, rows, config.seed, longest), note
+    steps = config.supervised_warmup.steps or -(-len(rows) // config.supervised_warmup.batch)
+    return Shown("rows", steps, config.supervised_warmup.lr, rows, config.seed, longest), note
 
 
 def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase | Shown]):
