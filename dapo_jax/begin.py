@@ -1,11 +1,15 @@
 """Where a run begins: at a checkpoint of its own or of another run, or at weights of a model."""
 
+import hashlib
+import json
+
 import jax
 
 from dapo_jax import build, warmup
 from dapo_jax.checkpoint import branch, resume
 from dapo_jax.dapo.state import State
 from dapo_jax.evaluate import find_given, load_params
+from dapo_jax.hosts import processes
 from dapo_jax.model import qwen2
 
 
@@ -32,9 +36,17 @@ def start_state(
     if source:
         params = load_params(config, machine._replace(model_dir=source.model_dir), source)
     else:
-        params = build.initial_params(config, machine)
+        phases = []
         if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps:
-            phases = warmup.usual(config)
+            phases += warmup.usual(config)
+        if config.supervised_warmup.files:
+            shown, note = warmup.of_files(config, text.tokenizer)
+            rows = hashlib.sha256(json.dumps(shown.rows).encode()).hexdigest()
+            processes.agree({"the rows of supervised_warmup.files (their hash)": rows})
+            say(f"{note}; {shown.steps} steps of {config.supervised_warmup.batch}")
+            phases.append(shown)
+        params = build.initial_params(config, machine)
+        if phases:
             params = warmup.warm_up(
                 config, machine.mesh, machine.shape, text.tokenizer, params, phases
             )

@@ -82,10 +82,14 @@ SCHEMA: dict[str, Field] = {
     "data.max_prompt_tokens": Field(32, "longest prompt (paper: 2048)", 1, _TOKENS),
     "data.embedded_problems": Field(4096, "training problems of the embedded task", 1, _ROWS),
 
-    # --- supervised warm-up: makes a base model that can but rarely does (embedded task only) -----
-    "supervised_warmup.skill_steps": Field(0, "steps on mostly careful worked examples; 0 = no warm-up", 0),
+    # --- supervised warm-up: worked examples of one's own, or of the embedded task, for which it makes a
+    # base model that can but rarely does ----------------------------------------------------------------
+    "supervised_warmup.files": Field("", "files of worked examples that the model imitates before its first step, comma-separated, of data.train's kinds: prompt+response, or messages (docs/warm_start.md); '' = none; not where init_from gives the weights"),
+    "supervised_warmup.steps": Field(0, "steps on them; 0 = once through", 0),
+    "supervised_warmup.lr": Field(1e-5, "peak learning rate of those steps (schedule in warmup.py)", 0.0, 10.0),
+    "supervised_warmup.skill_steps": Field(0, "embedded task: steps on mostly careful worked examples; 0 = none", 0),
     "supervised_warmup.skill_lr": Field(3e-3, "peak learning rate of those steps (schedule in warmup.py)", 0.0, 10.0),
-    "supervised_warmup.habit_steps": Field(0, "steps on hasty examples that skip the work, so that care becomes rare", 0),
+    "supervised_warmup.habit_steps": Field(0, "embedded task: steps on hasty examples that skip the work, so that care becomes rare", 0),
     "supervised_warmup.habit_lr": Field(1.5e-3, "peak learning rate of those steps", 0.0, 10.0),
     "supervised_warmup.batch": Field(64, "examples per step", 1, _ROWS),
 
@@ -183,6 +187,8 @@ SCHEMA: dict[str, Field] = {
     "checkpoint.keep_best": Field(0, "also keep this many with the best evaluation (each evaluated step is then saved)", 0),
     "checkpoint.best_metric": Field("", "metric that says which is best; '' = avg@k of the first evaluation set"),
     "checkpoint.directory": Field("", "where checkpoints go, e.g. gs://bucket/run; '' = WORKDIR/checkpoints"),
+    "checkpoint.export_every": Field(0, "rollout steps between exports to WORKDIR/export/step_N, Hugging Face directories in bfloat16 (the last step's too); 0 = none", 0),
+    "checkpoint.export_keep": Field(2, "newest exports kept", 1),
     "checkpoint.journal_gb": Field(16.0, "most GB of finished responses kept under WORKDIR/journal for steps that no checkpoint holds yet; 0 = none", 0.0, 1e6),
     "log.samples": Field(4, "groups per step of which rollouts/ keeps a right and a wrong response, and as many truncated responses", 0),
     "log.tensorboard": Field(True, "write TensorBoard events beside metrics.jsonl"),
@@ -238,6 +244,7 @@ PATHS = (
     "data.train",
     "eval.files",
     "checkpoint.directory",
+    "supervised_warmup.files",
 )
 
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from dapo_jax import algorithm, begin, build, cli, grading, parallel, schema, validation
 from dapo_jax.algorithm import StepRecord
-from dapo_jax.checkpoint import branch, checkpoint, resume, workdir as workdir_lib
+from dapo_jax.checkpoint import branch, checkpoint, export, resume, workdir as workdir_lib
 from dapo_jax.checkpoint.journal import Journal, remembering
 from dapo_jax.checkpoint.saver import Saver
 from dapo_jax.dapo.state import State
@@ -171,6 +171,9 @@ def run(
                     best = bool(evaluation and config.checkpoint.keep_best)
                     now = best or due(step, config.checkpoint.every)
                     saver.after_step(state, now, score(config, text, evaluation))
+                every = config.checkpoint.export_every
+                if every and (last or stop or due(step, every)):
+                    export.export(config, home, machine, state, say)
                 workdir_lib.try_to_send(home, say)
         except leaving.Leave:
             cut = "terminated within a step; the same command does it again, but for what is kept"

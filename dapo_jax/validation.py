@@ -78,9 +78,13 @@ def row_tokens(config: ml_collections.ConfigDict) -> int:
     return config.optim.row_tokens or -(-longest // 8) * 8
 
 
+_ROWS = "supervised_warmup.files"
+
+
 def missing(config: ml_collections.ConfigDict) -> list[str]:
     """A line per file or folder of the config that is not there; hub names are not looked up."""
-    paths = [("data.train", path) for path in config.data.train.split(",")]
+    several = (("data.train", config.data.train), (_ROWS, config.supervised_warmup.files))
+    paths = [(name, path) for name, listed in several for path in listed.split(",")]
     paths += [("eval.files", entry.rpartition("=")[2]) for entry in config.eval.files.split(",")]
     paths += [(name, config.tokenizer[name.partition(".")[2]]) for name in schema.PATHS[2:4]]
     path = config.model.path
@@ -91,7 +95,7 @@ def missing(config: ml_collections.ConfigDict) -> list[str]:
         for name, path in paths
         if path.strip()
         and not _exists(path.strip())
-        and not (name in ("data.train", "eval.files") and _of_many(path.strip()))
+        and not (name in ("data.train", "eval.files", _ROWS) and _of_many(path.strip()))
     ]
 
 
@@ -201,9 +205,11 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
         config.data.train or config.model.path
     ):
         bad.append(
-            "config.supervised_warmup: the supervised warm-up is for the embedded task only; set"
-            " supervised_warmup.skill_steps=0 and supervised_warmup.habit_steps=0"
+            "config.supervised_warmup: skill_steps and habit_steps are for the embedded task only;"
+            " set both to 0, and name worked examples of your own in supervised_warmup.files"
         )
+    if config.supervised_warmup.steps and not config.supervised_warmup.files:
+        bad.append(f"config.supervised_warmup.steps: wants {_ROWS}, the examples to take them on")
     if bad:
         raise ConfigError("\n".join(bad))
 

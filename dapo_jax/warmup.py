@@ -4,7 +4,7 @@ Reinforcement learning can only reinforce what is sampled now and then. Phases o
 such a model in seconds. The usual two: SKILL shows nearly clean work, with a few slips, ramblings
 and endless loops; HABIT then shows work that breaks off, so that careful work stays known and
 becomes rare. Other habits make other bases (experiments/bases.py). Real models bring this from
-pre-training and need no warm-up.
+pre-training and need no warm-up, but may be shown worked examples of one's own (`Shown`).
 """
 
 import functools
@@ -16,7 +16,8 @@ import numpy as np
 
 from dapo_jax import bars, parallel
 from dapo_jax.dapo import packing, update
-from dapo_jax.data import arithmetic
+from dapo_jax.data import arithmetic, problems, prompts, worked
+from dapo_jax.data.tokenizer import Tokenizer
 
 # Imitation wants the fewest steps, RL stability: hence an optimizer of its own.
 OPTIMIZER = dict(b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.01, clip_norm=1.0)
@@ -34,6 +35,25 @@ class Phase(NamedTuple):
     mix: Mix
     seed: int  # of the examples
     cap: int  # tokens; longer examples are cut, and the model learns no end for them
+
+    def pairs(self, n: int, tokenizer: Tokenizer) -> list[worked.Pair]:
+        """n examples as token ids."""
+        return encode(examples(self, n), tokenizer, min(tokenizer.stop_ids))
+
+
+class Shown(NamedTuple):
+    """Imitation of worked examples, each as often, in an order that the seed decides."""
+
+    name: str
+    steps: int
+    lr: float  # the peak
+    rows: list[worked.Pair]
+    seed: int
+    cap: int  # tokens of the longest response
+
+    def pairs(self, n: int, tokenizer: Tokenizer) -> list[worked.Pair]:
+        order = problems.stream(range(len(self.rows)), self.seed)
+        return [self.rows[order[i]] for i in range(n)]
 
 
 def usual(config) -> list[Phase]:
@@ -62,11 +82,35 @@ def usual(config) -> list[Phase]:
     ]
 
 
-def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
+def of_files(config, tokenizer: Tokenizer) -> tuple[Shown, str]:
+    """The phase of `supervised_warmup.files`, and what became of their rows. ValueError: a row."""
+    longest = config.rollout.max_response_tokens
+    rows, note = worked.read(
+        config.supervised_warmup.files,
+        tokenizer,
+        config.tokenizer.chat,
+        worked.Limits(
+            config.data.max_prompt_tokens, longest, config.data.on_long, config.data.on_bad
+        ),
+        problems.Reading(
+            template=prompts.template(config.data.template), system=config.data.system
+        ),
+    )
+    steps = config.supervised_warmup.steps or -(-len(rows) // config.supervised_warmup.batch)
+    return Shown("rows", steps, config.supervised_warmup.lr, rows, config.seed, longest), note
+
+
+def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase | Shown]):
     """All phases on `params` (which are donated), one after the other; returns the new params."""
     rules = config.sharding.train.to_dict()
-    trainer = update.Trainer(shape, mesh, rules, update.optimizer(**OPTIMIZER), config.model.dtype)
-    eos = min(tokenizer.stop_ids)
+    trainer = update.Trainer(
+        shape,
+        mesh,
+        rules,
+        update.optimizer(**OPTIMIZER),
+        config.model.dtype,
+        config.optim.offload,
+    )
     row_tokens = config.data.max_prompt_tokens + max(phase.cap for phase in phases)
     bar = bars.bar(
         total=sum(phase.steps for phase in phases),
@@ -78,9 +122,7 @@ def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase]):
         if not phase.steps:
             continue
         opt_state = trainer.init_opt_state(params)
-        items = encode(
-            examples(phase, phase.steps * config.supervised_warmup.batch), tokenizer, eos
-        )
+        items = phase.pairs(phase.steps * config.supervised_warmup.batch, tokenizer)
         for step in range(phase.steps):
             batch = items[
                 step * config.supervised_warmup.batch : (step + 1) * config.supervised_warmup.batch

@@ -56,6 +56,12 @@ def test_splash_and_its_gradient_are_causal_attention_within_segments(d):
     assert_close(got, expected(args, direction), 1e-5)
 
 
+@pytest.mark.parametrize("block", range(128, splash.BLOCK + 1, 128))
+def test_splash_has_a_kernel_for_rows_of_every_length(block):
+    """What it computes at a time has to divide the block."""
+    splash._kernel(2, block, block)
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 2), (2, 1, 2)], ids=str)
 def test_splash_on_meshes(sizes):
     """Heads over `tensor`, rows over `data`."""

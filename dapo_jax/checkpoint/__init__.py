@@ -7,7 +7,7 @@ the steps since then, `journal.remembering` reads back. Nothing is pickled.
 Doors: `saver.Saver`, `resume.newest`, `checkpoint.restore_params`, `workdir.hold`,
 `journal.Journal`.
 Inside: checkpoint (Orbax), seal (is it what was written?), saver (in the background), resume (from
-which step, and what may have changed), branch (from another run's step, or further back), journal
-(responses of the running step), workdir (locks, buckets), patience (what cannot be read is tried
-again). The algorithm imports none of it.
+which step, and what may have changed), export (Hugging Face directories meanwhile), branch (from
+another run's step, or further back), journal (responses of the running step), workdir (locks,
+buckets), patience (what cannot be read is tried again). The algorithm imports none of it.
 """

@@ -32,7 +32,8 @@ LOGS = "logs"  # what each host printed (hosts/keep_log.py)
 # What a run creates, replaces or removes without asking.
 _OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
 PROGRAMS = "xla"  # compiled, for all hosts (hosts/start.py)
-_LEFT_THERE = (CHECKPOINTS, JOURNAL, REWOUND, PROGRAMS, LOGS)  # in a bucket
+EXPORT = "export"  # Hugging Face directories (export.py)
+_LEFT_THERE = (CHECKPOINTS, JOURNAL, REWOUND, PROGRAMS, LOGS, EXPORT)  # in a bucket
 _LOCK = ".lock"
 
 

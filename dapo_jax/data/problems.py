@@ -85,6 +85,11 @@ class Refusal(NamedTuple):
         return f"{self.file} row {self.row}: {self.field} = {self.value}: {self.reason}"
 
 
+def refusal(path: Path, row: int, field: str, value: object, reason: str) -> Refusal:
+    """With no more of the value than a line takes."""
+    return Refusal(str(path), row, field, _SHOW.repr(value), reason)
+
+
 class Conflict(NamedTuple):
     id: str
     answers: tuple[str, ...]
@@ -106,7 +111,7 @@ class Encoded(NamedTuple):
     n_long: int  # prompts that were left out, or cut
 
 
-class _BadRow(ValueError):  # (field, value, reason)
+class BadRow(ValueError):  # (field, value, reason)
     pass
 
 
@@ -144,9 +149,9 @@ def read(
                 answer = asked.value
                 if asked.field:
                     answer = (how.takes or integer)(asked.value, asked.field)
-            except _BadRow as e:
+            except BadRow as e:
                 field, value, reason = e.args
-                refused.append(Refusal(str(path), number, field, _SHOW.repr(value), reason))
+                refused.append(refusal(path, number, field, value, reason))
                 continue
             where = f"{path} row {number}"
             if known is None:
@@ -194,7 +199,7 @@ def integer(value: object, field: str = "answer") -> str:
     ValueError (three arguments: field, value, reason) for whatever is not an integer.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
-        raise _BadRow(field, value, "missing or empty")
+        raise BadRow(field, value, "missing or empty")
     if isinstance(value, Decimal) and value.is_finite() and abs(value.adjusted()) < 400:
         value = format(value, "f")
     elif isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -209,8 +214,8 @@ def integer(value: object, field: str = "answer") -> str:
         if not _fills_mantissa(digits):
             return "-" * (m[1] == "-" and digits != "0") + digits
     elif not re.fullmatch(r"[+-]?[0-9][0-9,]*(\.0*|(\.[0-9]+)?[eE]\+?[0-9]+)", text):  # 27.0, 1e5
-        raise _BadRow(field, value, "not an integer")
-    raise _BadRow(field, value, "float-damaged integer; restore it from the original data")
+        raise BadRow(field, value, "not an integer")
+    raise BadRow(field, value, "float-damaged integer; restore it from the original data")
 
 
 def _fills_mantissa(digits: str) -> bool:
@@ -229,11 +234,11 @@ def any_answer(value: object, field: str = "answer") -> str:
     text = value.strip() if isinstance(value, str) else ""
     try:
         return text if re.match(r"\+|-?0[0-9]", text) else integer(value, field)
-    except _BadRow as bad:
+    except BadRow as bad:
         if bad.args[2] == "missing or empty" or ("damaged" in bad.args[2] and "e" not in text):
             raise
     if isinstance(value, float) and not math.isfinite(value):
-        raise _BadRow(field, value, "not a finite number")
+        raise BadRow(field, value, "not a finite number")
     return text or json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -269,21 +274,27 @@ def _wanted(path: Path, names: list[str], how: Reading) -> list[str]:
     return names if how.whole else [n for n in names if n in _COLUMNS | own]
 
 
-def _parse(row: rows.Row, how: Reading) -> _Asked:
-    """_BadRow: no such row."""
+def decoded(row: rows.Row) -> dict:
+    """The columns of a row. BadRow: it has none."""
     if isinstance(row, bytes):
         try:
             row = json.loads(row.decode("utf-8-sig"))
         except UnicodeDecodeError as e:
-            raise _BadRow("row", row, f"not UTF-8 text (byte {e.start})") from e
+            raise BadRow("row", row, f"not UTF-8 text (byte {e.start})") from e
         except (ValueError, RecursionError) as e:
-            raise _BadRow("row", row, f"not valid JSON: {e}") from e
+            raise BadRow("row", row, f"not valid JSON: {e}") from e
     if isinstance(row, Exception):
-        raise _BadRow("row", "", f"cannot be read: {gate.describe(row)}") from row
+        raise BadRow("row", "", f"cannot be read: {gate.describe(row)}") from row
     if isinstance(row, dict) and row.get("verl_row") is not None:
         row = row["verl_row"]
     if not isinstance(row, dict):
-        raise _BadRow("row", row, "not an object with named fields")
+        raise BadRow("row", row, "not an object with named fields")
+    return row
+
+
+def _parse(row: rows.Row, how: Reading) -> _Asked:
+    """BadRow: no such row."""
+    row = decoded(row)
     names = how.columns
     if mapped := bool(names) and all(_at(row, n) is not None for n in names.values() if n):
         source = str(_at(row, names["source"])) if names.get("source") else ""
@@ -295,12 +306,12 @@ def _parse(row: rows.Row, how: Reading) -> _Asked:
     there = lambda of: next((n for n in of if row.get(n) is not None), "")
     asks = names.get("prompt") or ("prompt" if verl else there(_PROMPTS))
     if not asks:
-        raise _BadRow("row", sorted(map(str, row)), _NEEDS)
+        raise BadRow("row", sorted(map(str, row)), _NEEDS)
     prompt = _at(row, asks)
     if verl and asks == "prompt":
         # Some processed copies keep the messages in source_prompt and the bare problem in prompt.
         prompt = row.get("source_prompt") or prompt
-    messages = _messages(prompt, asks, how)
+    messages = conversation(prompt, asks, how)
     rest = {k: v for k, v in row.items() if k not in (asks, "source_prompt")} if how.whole else {}
     field = names.get("answer", "reward_model.ground_truth" if verl else there(_ANSWERS))
     if not field and "answer" not in names:
@@ -323,7 +334,9 @@ def _at(row: dict, name: str) -> Any:
     return value
 
 
-def _messages(value: object, field: str, how: Reading) -> prompts.Messages:
+def conversation(value: object, field: str, how: Reading) -> prompts.Messages:
+    """A prompt as it stands in a row, in the template and with the system message of `how`. BadRow:
+    it is none."""
     try:
         if isinstance(value, str):
             messages, text = prompts.in_template(value, how.template), value
@@ -332,15 +345,15 @@ def _messages(value: object, field: str, how: Reading) -> prompts.Messages:
             text = prompts.plain_text(messages)
         "\n".join([text, *(role for role, _ in messages)]).encode()
     except UnicodeEncodeError as e:
-        raise _BadRow(field, value, "holds half of a surrogate pair, which is not text") from e
+        raise BadRow(field, value, "holds half of a surrogate pair, which is not text") from e
     except (TypeError, KeyError, IndexError) as e:
-        raise _BadRow(field, value, "expected text or a list of {role, content} texts") from e
+        raise BadRow(field, value, "expected text or a list of {role, content} texts") from e
     if not text.strip():
-        raise _BadRow(field, value, "missing or empty")
+        raise BadRow(field, value, "missing or empty")
     said = tuple(m for m in messages if m[0] != "system")
     if how.template and not isinstance(value, str):
         if len(said) != 1:
-            raise _BadRow(field, value, "data.template needs a prompt of one user message")
+            raise BadRow(field, value, "data.template needs a prompt of one user message")
         before = messages[: messages.index(said[0])]
         said = prompts.in_template(prompts.raw_problem(said), how.template)
         messages = (*before, *said)

@@ -3,6 +3,8 @@
 Both give what `attention.packed` gives, without ever writing scores to memory. Dims as there.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
@@ -71,7 +73,8 @@ def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
 
 def _kernel(num_heads: int, T: int, block: int):
     """Causal attention of `num_heads` query heads over one key/value head."""
-    compute = min(block, 512)  # keys at a time in registers
+    # Keys at a time in registers, a divisor of the block's.
+    compute = block if block <= 512 else math.gcd(block, 512)
     sizes = pallas.BlockSizes(
         block_q=block,
         block_kv=block,

@@ -261,7 +261,8 @@ def save(
     The host holds one tensor at a time. `tokenizer_dir` is usually the checkpoint that training
     started from: besides the tokenizer, what `shape` does not know (context length, special token
     ids, generation settings) is taken from its config.json and generation_config.json.
-    In a multi-process run every process calls this, and process 0 writes.
+    In a multi-process run every process calls this, and process 0 writes; where it cannot, its
+    OSError comes once the others need it no more.
 
     ValueError: `path` exists and is not an empty directory, `tokenizer_dir` holds no tokenizer, or
     `dtype` is none of float32, float16 and bfloat16.
@@ -274,27 +275,37 @@ def save(
     small = _small_files(tokenizer_dir, shape, dtype)
     files = _plan(shape, jnp.dtype(dtype).itemsize, shard_bytes)
     flat, writes = flatten_dict(params), jax.process_index() == 0
-    partial = path.with_name(path.name + ".partial")
+    partial, wrong = path.with_name(path.name + ".partial"), None
     if writes:
         shutil.rmtree(partial, ignore_errors=True)  # of an interrupted attempt
-        partial.mkdir(parents=True)
-        for name, content in small.items():
-            (partial / name).write_bytes(content)
-        if len(files) > 1:
-            (partial / INDEX).write_bytes(_index(files, jnp.dtype(dtype).itemsize))
     total = sum(len(tensors) for tensors in files.values())
     with bars.bar(total=total, desc=f"writing {path.name}", unit="tensor", show=writes) as bar:
         for file, tensors in files.items():
             values = (_fetch(flat[w.keys], i, w, dtype, bar) for w, i in tensors)
-            if writes:
-                _write_file(partial / file, tensors, dtype, values)
-            else:
-                for _ in values:  # take part in the gathers
-                    pass
-    if writes:
-        partial.rename(path)
+            try:
+                if writes and not wrong:
+                    partial.mkdir(parents=True, exist_ok=True)
+                    _write_file(partial / file, tensors, dtype, values)
+            except OSError as error:
+                wrong = error
+            if jax.process_count() == 1 and wrong:
+                break
+            for _ in values:  # take part in the gathers
+                pass
+    try:
+        if writes and not wrong:
+            if len(files) > 1:
+                small[INDEX] = _index(files, jnp.dtype(dtype).itemsize)
+            for name, content in small.items():
+                (partial / name).write_bytes(content)
+            partial.rename(path)
+    except OSError as error:
+        wrong = error
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(f"saved {path}")
+    if wrong:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise wrong
 
 
 def _plan(c: Shape, itemsize: int, shard_bytes: int) -> dict[str, Tensors]:

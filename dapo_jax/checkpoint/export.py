@@ -1,0 +1,73 @@
+"""The policy as a Hugging Face directory, every so many steps while the run goes on.
+
+WORKDIR/export/step_N is what `convert to-hf` would write of the checkpoint of step N: bfloat16,
+with the tokenizer that the run uses. It appears whole or not at all (in a bucket its config.json
+comes last). No export that fails ends a run: the next one is tried in its turn.
+"""
+
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+
+from etils import epath
+
+from dapo_jax import gate, parallel
+from dapo_jax.build import Machine
+from dapo_jax.checkpoint.workdir import EXPORT, Workdir
+from dapo_jax.dapo.state import State
+from dapo_jax.model import hf
+
+
+def export(
+    config, home: Workdir, machine: Machine, state: State, say: Callable[[str], None]
+) -> None:
+    """Write the export of this step and remove all but the newest `checkpoint.export_keep`. All
+    processes take part in the gathering of weights, process 0 writes."""
+    step, first = state.counters.step, parallel.is_main_process()
+    folder = (home.remote or epath.Path(home.local)) / EXPORT
+    target, wrong = folder / f"step_{step}", ""
+    # Where a bucket is told last of all what is whole, the directory is made beside it first.
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-")) if home.remote else None
+    local = (scratch or pathlib.Path(folder)) / target.name
+    try:
+        if first and target.exists():  # of this step as it was before a rewind or a kill
+            target.rmtree()
+        parallel.all_processes(True)  # nobody looks before it is gone
+        hf.save(local, machine.shape, state.params, "bfloat16", _tokenizer(config, home, machine))
+        if first and scratch:
+            _send(local, target)
+        if first:
+            _prune(folder, step, config.checkpoint.export_keep)
+    except Exception as error:  # of a disk, of a bucket's client
+        wrong = gate.describe(error)
+    finally:
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
+    if not parallel.all_processes(not wrong):
+        why = wrong or "on another process"
+        say(f"warning: step {step} is not exported to {target}: {why}; training goes on")
+
+
+def _tokenizer(config, home: Workdir, machine: Machine) -> pathlib.Path:
+    """The folder of the run's tokenizer; the embedded task's is where `build.load_text` puts it."""
+    path = pathlib.Path(config.tokenizer.path or machine.model_dir or home.local / "data")
+    return path.expanduser() if path.expanduser().is_dir() else path.expanduser().parent
+
+
+def _send(local: pathlib.Path, target: epath.Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for file in sorted(local.iterdir(), key=lambda file: file.name == "config.json"):
+        with file.open("rb") as source, (target / file.name).open("wb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 24)
+
+
+def _prune(folder: epath.Path, step: int, keep: int) -> None:
+    """Those of later steps, which a rewind has left, are no newer ones."""
+    found = ((re.fullmatch(r"step_(\d+)", p.name), p) for p in folder.iterdir())
+    older = sorted((int(m[1]), p) for m, p in found if m and int(m[1]) <= step)
+    for _, path in older[:-keep]:
+        path.rmtree()
+    for path in folder.glob("*.partial"):  # of a process that was killed
+        path.rmtree()

@@ -1,0 +1,128 @@
+"""Worked examples: prompts with the responses that a model is to imitate (warmup.py).
+
+What files there may be says `rows.py`; a row is one of
+    {prompt | question | problem, response | completion}   each a text or a chat
+    {messages: [{role, content}, ...]}                     the last is the assistant's, and imitated
+The prompt becomes what it would be in training by reinforcement (`problems.conversation`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dapo_jax import bars
+from dapo_jax.data import problems, prompts, rows
+from dapo_jax.data.problems import BadRow
+from dapo_jax.data.tokenizer import Tokenizer
+
+_PROMPTS, _RESPONSES = ("prompt", "question", "problem"), ("response", "completion")
+_NEEDS = "needs messages, or a prompt (question, problem) and a response (completion)"
+
+Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response, its end included
+
+
+class Limits(NamedTuple):
+    """What is taken, and what becomes of the rest."""
+
+    prompt_tokens: int
+    response_tokens: int  # its end included
+    on_long: str  # a longer prompt: 'filter' | 'left_truncate', as `problems.encode`
+    on_bad: str  # no prompt, no response or a longer one: 'refuse' | 'skip'
+
+
+def read(
+    files: str, tokenizer: Tokenizer, chat: bool, limits: Limits, how: problems.Reading
+) -> tuple[list[Pair], str]:
+    """(the rows of all files in their order, what became of them in a line). chat: prompts go
+    through the tokenizer's chat template, and a response ends as the template ends one.
+
+    ValueError: names the file and the row that is refused; no row is left."""
+    end = ending(tokenizer, chat)
+    encode = tokenizer.chat if chat else lambda m: tokenizer.encode(prompts.plain_text(m))
+    pairs, count, long, refused = [], 0, 0, []
+    for path in (p for name in files.split(",") if name.strip() for p in rows.find(name.strip())):
+        found = rows.read(path, lambda names, path=path: _wanted(path, names))
+        for number, row in bars.bar(found, desc=f"encoding {path.name}", **rows.BAR):
+            count += 1
+            try:
+                messages, text = example(problems.decoded(row), how)
+                prompt, response = encode(messages), [*tokenizer.encode(text), end]
+                if not prompt or len(response) == 1:
+                    raise BadRow("row", text, "the tokenizer makes no token of it")
+                if len(response) > limits.response_tokens:
+                    raise BadRow(
+                        "response",
+                        text,
+                        f"has {len(response)} tokens with its end, over"
+                        f" rollout.max_response_tokens = {limits.response_tokens}",
+                    )
+            except BadRow as bad:
+                field, value, reason = bad.args
+                refused.append(problems.refusal(path, number, field, value, reason))
+                if limits.on_bad == "refuse":
+                    raise ValueError(
+                        f"{refused[0]} (data.on_bad='skip' leaves such rows out)"
+                    ) from None
+                continue
+            if len(prompt) > limits.prompt_tokens:
+                long += 1
+                if limits.on_long == "filter":
+                    continue
+            pairs.append((prompt[-limits.prompt_tokens :], response))
+    if not pairs:
+        why = f"; the first: {refused[0]}" if refused else ""
+        raise ValueError(
+            f"{files}: no usable row for the warm-up: of {count} are {len(refused)} refused, and"
+            f" {long} prompts longer than data.max_prompt_tokens = {limits.prompt_tokens}{why}"
+        )
+    note = f"warm-up: {len(pairs)} of {count} rows"
+    for n, what in (
+        (len(refused), "without a response that fits skipped"),
+        (long, f"prompts over {limits.prompt_tokens} tokens ({limits.on_long})"),
+    ):
+        note += f", {n} {what}" if n else ""
+    return pairs, note
+
+
+def ending(tokenizer: Tokenizer, chat: bool) -> int:
+    """The token that ends a response: the one after an assistant's message in the chat template,
+    without a template the first of the stop tokens."""
+    after = ""
+    if chat:
+        turn = (("user", "Question."), ("assistant", "Reply."))
+        after = tokenizer.render_chat(turn).rpartition("Reply.")[2]
+    ends = (i for i in tokenizer.encode(after) if i in tokenizer.stop_ids)
+    return next(ends, min(tokenizer.stop_ids))
+
+
+def example(row: dict[str, Any], how: problems.Reading) -> tuple[prompts.Messages, str]:
+    """(the prompt's messages, the response) of one row. BadRow: it has not both."""
+    if row.get("messages") is not None:
+        chat = row["messages"]
+        if not isinstance(chat, Sequence) or isinstance(chat, str) or len(chat) < 2:
+            raise BadRow("messages", chat, "expected a prompt and the assistant's response to it")
+        return problems.conversation(chat[:-1], "messages", how), _reply(chat[-1:], "messages")
+    there = lambda of: next((name for name in of if row.get(name) is not None), "")
+    asks, answers = there(_PROMPTS), there(_RESPONSES)
+    if not asks or not answers:
+        raise BadRow("row", sorted(map(str, row)), _NEEDS)
+    return problems.conversation(row[asks], asks, how), _reply(row[answers], answers)
+
+
+def _reply(value: Any, field: str) -> str:
+    """The text of a response, which may be a chat of one message."""
+    text = value
+    if not isinstance(value, str):
+        ((role, text),) = problems.conversation(value, field, problems.Reading())[:1]
+        if role != "assistant" or len(value) > 1:
+            raise BadRow(field, value, "expected one message of the assistant")
+    if not text.strip():
+        raise BadRow(field, value, "missing or empty")
+    return text
+
+
+def _wanted(path, names: list[str]) -> list[str]:
+    """The columns of a parquet file that are read."""
+    pair = any(n in names for n in _PROMPTS) and any(n in names for n in _RESPONSES)
+    if not pair and "messages" not in names:
+        raise rows.Foreign(f"{path}: has the columns {', '.join(names)[:300]}; {_NEEDS}")
+    return [n for n in names if n in ("messages", *_PROMPTS, *_RESPONSES)]

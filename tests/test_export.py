@@ -1,0 +1,128 @@
+"""Hugging Face directories while the run goes on: whole or not at all, no more than are wanted, and
+no bit of the run is another."""
+
+import errno
+
+import jax
+import numpy as np
+import pytest
+from test_train import arrays, assert_same_bits, run, small, without_clocks
+
+from dapo_jax import build, convert
+from dapo_jax.checkpoint import export, workdir
+from dapo_jax.dapo.state import State
+from dapo_jax.data import tokenizer
+from dapo_jax.model import hf
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(config, machine, random state) of the embedded task."""
+    c = small(1)
+    c.checkpoint.export_keep = 2
+    text = build.load_text(c, tmp_path_factory.mktemp("text"), None)
+    tok = text.tokenizer
+    machine = build.build_machine(c, tok.vocab_size, tok.stop_ids, None)
+    return c, machine, State(build.initial_params(c, machine), {})
+
+
+def written(made, home, *steps) -> list[str]:
+    """What is said meanwhile."""
+    c, machine, state = made
+    build.load_text(c, home.local, None)  # the embedded tokenizer
+    said = []
+    for step in steps:
+        export.export(c, home, machine, state.count(step=step - state.counters.step), said.append)
+    return said
+
+
+def names(folder) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def assert_is_the_policy(made, directory):
+    """Opened by our loader, its logits are those of the state in bfloat16, bit for bit."""
+    _, machine, state = made
+    here = jax.tree.map(lambda x: jax.device_put(x, jax.devices()[0]), state.params)
+    rounded = jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), here)
+    tokens = np.arange(20)[None]
+    want = hf.Model(hf.read_shape(directory), rounded)(tokens)
+    np.testing.assert_array_equal(hf.load(directory)(tokens), want)
+    assert tokenizer.load(directory).stop_ids == {*machine.engine.stop_ids}
+
+
+def test_the_newest_are_kept_and_open_as_the_policy(made, tmp_path):
+    home = workdir.open_workdir(tmp_path / "run")
+    assert written(made, home, 2, 9, 11) == []
+    folder = tmp_path / "run" / "export"
+    assert names(folder) == ["step_11", "step_9"]
+    assert_is_the_policy(made, folder / "step_11")
+    # After a rewind: what is older counts alone, and a step is exported again.
+    (folder / "step_9" / "config.json").write_text("old")
+    assert written(made, home, 9) == [] and names(folder) == ["step_11", "step_9"]
+    assert_is_the_policy(made, folder / "step_9")
+
+
+def test_a_kill_leaves_no_half_directory_that_looks_whole(made, tmp_path, monkeypatch):
+    home, folder = workdir.open_workdir(tmp_path / "run"), tmp_path / "run" / "export"
+    real = hf._write_file
+
+    def killed(file, *rest):
+        file.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hf, "_write_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        written(made, home, 3)
+    assert names(folder) == ["step_3.partial"]
+    monkeypatch.setattr(hf, "_write_file", real)
+    assert written(made, home, 4) == [] and names(folder) == ["step_4"]
+
+
+def test_a_full_disk_ends_no_run(made, tmp_path, monkeypatch):
+    home, folder = workdir.open_workdir(tmp_path / "run"), tmp_path / "run" / "export"
+    assert written(made, home, 1) == []
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(hf, "_write_file", full)
+    (said,) = written(made, home, 2)
+    assert said.startswith("warning: step 2 is not exported to ") and "No space left" in said
+    assert names(folder) == ["step_1"]
+
+
+def test_in_a_bucket_config_json_comes_last_and_nothing_is_fetched(made, bucket, monkeypatch):
+    home = workdir.open_workdir("gs://b/run")
+    sent = []
+    real = export.shutil.copyfileobj
+    monkeypatch.setattr(
+        export.shutil, "copyfileobj", lambda a, b, n: (sent.append(a.name), real(a, b, n))
+    )
+    assert written(made, home, 1, 2, 3) == []
+    assert sent[-1].endswith("config.json") and any(n.endswith(".safetensors") for n in sent)
+    folder = bucket / "run" / "export"
+    assert names(folder) == ["step_2", "step_3"]
+    assert_is_the_policy(made, folder / "step_3")
+    workdir.send(home)
+    again = workdir.open_workdir("gs://b/run")
+    assert not (again.local / "export").exists() and names(folder) == ["step_2", "step_3"]
+
+
+@pytest.mark.slow
+def test_a_run_exports_what_convert_would_and_changes_no_bit(tmp_path):
+    """Every second step and the last."""
+    assert run(small(3), tmp_path / "plain")
+    assert not (tmp_path / "plain" / "export").exists()
+    c = small(3)
+    c.checkpoint.export_every = 2
+    assert run(c, tmp_path / "exports")
+    assert names(tmp_path / "exports" / "export") == ["step_2", "step_3"]
+    plain, exports = without_clocks(tmp_path / "plain"), without_clocks(tmp_path / "exports")
+    bare = lambda rows: [{k: v for k, v in r.items() if "perf/" not in k} for r in rows]
+    assert bare(plain) == bare(exports)
+    assert_same_bits(arrays(tmp_path / "plain", 3), arrays(tmp_path / "exports", 3))
+    convert.main(["to-hf", str(tmp_path / "exports"), str(tmp_path / "hf")])
+    for name in ("model.safetensors", "config.json"):
+        mine = tmp_path / "exports" / "export" / "step_3" / name
+        assert mine.read_bytes() == (tmp_path / "hf" / name).read_bytes()

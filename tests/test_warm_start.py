@@ -1,0 +1,261 @@
+"""A warm start on worked examples of one's own: every form of row, what is refused, the same bits
+each time, and the page about it."""
+
+import json
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from test_train import assert_same_bits, small
+
+from dapo_jax import begin, build, config, train, warmup
+from dapo_jax.dapo.state import State
+from dapo_jax.data import arithmetic, problems, tokenizer, worked
+from dapo_jax.model import hf, qwen2
+
+PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "warm_start.md").read_text()
+LIMITS = worked.Limits(8, 6, "filter", "refuse")
+PLAIN = problems.Reading(template="{problem}")
+PROMPT, RESPONSE = "f 4 g + 2 ?", "f 4 Answer: 6"
+USER, SAID = {"role": "user", "content": PROMPT}, {"role": "assistant", "content": RESPONSE}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return arithmetic.write(tmp_path_factory.mktemp("data"), train=64, heldout=16)
+
+
+@pytest.fixture(scope="module")
+def words(made):
+    return tokenizer.load(made.tokenizer)
+
+
+def file_of(folder, rows, name="worked.jsonl"):
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), folder / name)
+    else:
+        (folder / name).write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return str(folder / name)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": PROMPT, "response": RESPONSE},
+        {"question": PROMPT, "completion": RESPONSE, "level": 3},
+        {"problem": PROMPT, "response": RESPONSE},
+        {"prompt": [USER], "completion": [SAID]},
+        {"messages": [USER, SAID]},
+    ],
+)
+def test_every_form_of_row_is_the_same_pair(row, words, tmp_path):
+    want = (words.encode(PROMPT), [*words.encode(RESPONSE), min(words.stop_ids)])
+    for name in ("worked.jsonl", "worked.parquet"):
+        pairs, note = worked.read(file_of(tmp_path, [row], name), words, False, LIMITS, PLAIN)
+        assert pairs == [want] and note == "warm-up: 1 of 1 rows"
+
+
+def test_rows_are_what_the_embedded_warm_up_is_made_of(words, tmp_path):
+    traces = [t for t in arithmetic.traces(200, seed=3) if t.ends]
+    file = file_of(tmp_path, [dict(prompt=t.prompt, response=t.response) for t in traces])
+    pairs, _ = worked.read(file, words, False, worked.Limits(32, 32, "filter", "refuse"), PLAIN)
+    assert pairs == warmup.encode(traces, words, min(words.stop_ids)) and len(pairs) > 100
+
+
+LONG = dict(prompt="f 4 ?", response="f f f f f f")
+BAD = [
+    ({"prompt": PROMPT}, "row = ['prompt']: needs messages, or a prompt"),
+    ({"prompt": PROMPT, "answer": "6"}, "row = ['answer', 'prompt']: needs messages, or a prompt"),
+    ({"prompt": PROMPT, "response": " "}, "response = ' ': missing or empty"),
+    ({"prompt": "", "response": "f"}, "prompt = '': missing or empty"),
+    ({"prompt": PROMPT, "response": [USER]}, "expected one message of the assistant"),
+    ({"prompt": PROMPT, "response": []}, "response = []: missing or empty"),
+    ({"prompt": PROMPT, "response": 6}, "response = 6: expected text or a list"),
+    ({"messages": [SAID]}, "expected a prompt and the assistant's response"),
+    ({"messages": [USER, USER]}, "expected one message of the assistant"),
+    (LONG, "has 7 tokens with its end, over rollout.max_response_tokens = 6"),
+]
+
+
+@pytest.mark.parametrize(("row", "wrong"), BAD)
+def test_a_bad_row_is_named_or_skipped(row, wrong, words, tmp_path):
+    good = {"prompt": PROMPT, "response": RESPONSE}
+    file = file_of(tmp_path, [good, row])
+    with pytest.raises(ValueError, match=re.escape(f"{file} row 2: ")) as error:
+        worked.read(file, words, False, LIMITS, PLAIN)
+    assert wrong in str(error.value) and "\n" not in str(error.value)
+    skip = LIMITS._replace(on_bad="skip")
+    pairs, note = worked.read(file, words, False, skip, PLAIN)
+    assert len(pairs) == 1 and note.endswith("1 of 2 rows, 1 without a response that fits skipped")
+    with pytest.raises(ValueError, match="no usable row for the warm-up: of 1 are 1 refused"):
+        worked.read(file_of(tmp_path, [row]), words, False, skip, PLAIN)
+
+
+def test_long_prompts_go_by_data_on_long(words, tmp_path):
+    rows = [{"prompt": p, "response": "f"} for p in ("f 4 ?", "f 4 g + 2 h - 3 ?")]
+    file = file_of(tmp_path, rows)
+    pairs, note = worked.read(file, words, False, LIMITS, PLAIN)
+    assert len(pairs) == 1 and note.endswith("1 of 2 rows, 1 prompts over 8 tokens (filter)")
+    pairs, _ = worked.read(file, words, False, LIMITS._replace(on_long="left_truncate"), PLAIN)
+    assert pairs[1][0] == words.encode(rows[1]["prompt"])[-8:]
+
+
+def test_foreign_columns_are_one_line(words, tmp_path):
+    file = file_of(tmp_path, [{"text": "f"}], "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: has the columns text; needs messages, or a"):
+        worked.read(file, words, False, LIMITS, PLAIN)
+
+
+def test_chats_end_as_the_template_ends_them(assets, tmp_path):
+    """And their prompts are those of training by reinforcement."""
+    template = assets / "tokenizer" / "chat_template_qwen2.5_instruct.jinja"
+    qwen = tokenizer.load(assets / "tokenizer" / "tokenizer.json", template)
+    limits = worked.Limits(200, 50, "filter", "refuse")
+    row = {"prompt": "What is 2+2?", "response": "4, \\boxed{4}"}
+    file, how = file_of(tmp_path, [row]), problems.Reading(system="Be brief.")
+    for chat, end in ((True, "<|im_end|>"), (False, "<|endoftext|>")):
+        ((prompt, response),), _ = worked.read(file, qwen, chat, limits, how)
+        (tmp_path / "rl.jsonl").write_text(json.dumps({"prompt": row["prompt"], "answer": "4"}))
+        same, _ = problems.read(tmp_path / "rl.jsonl", how=how)
+        assert prompt == problems.encode(same, qwen, 200, chat).ids[0]
+        assert qwen.decode(response, skip_special=False) == row["response"] + end
+
+
+# ------------------------------------------------------------------------------------------------
+# Runs
+# ------------------------------------------------------------------------------------------------
+
+MINE = """
+from dapo_jax import config
+
+def get_config():
+    c = config.base()
+    c.supervised_warmup.files, c.data.template = "worked.jsonl", "plain"
+    c.supervised_warmup.lr, c.supervised_warmup.batch, c.supervised_warmup.steps = 3e-3, 16, 40
+    return c
+"""
+
+
+def got(text: str, **changes):
+    space = {}
+    exec(text, space)
+    c = space["get_config"]()
+    c.update_from_flattened_dict(
+        {
+            k: v
+            for k, v in config.leaves(small(0)).items()
+            if k.startswith(("eval.", "rollout.", "optim.", "reward.overlong"))
+        }
+        | {"data.embedded_problems": 64, "steps": 0, "mesh.data": -1, "mesh.fsdp": 1}
+    )
+    c.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
+    return c
+
+
+def begun(c, where) -> tuple[State, list[str]]:
+    """What a run begins with in that workdir, and what it says meanwhile."""
+    where.mkdir(parents=True, exist_ok=True)
+    text = build.load_text(c, where, hf.resolve(c.model.path) if c.model.path else None)
+    stops, model = text.tokenizer.stop_ids, c.model.path and hf.resolve(c.model.path)
+    machine = build.build_machine(c, text.tokenizer.vocab_size, stops, model or None)
+    said = []
+    state, _ = begin.start_state(c, text, machine, where / "none", None, said.append)
+    return state, said
+
+
+def test_a_config_of_ten_lines_imitates_and_repeats_its_bits(words, tmp_path, monkeypatch):
+    """Also after a kill in the midst of the warm-up."""
+    assert len(MINE.strip().splitlines()) <= 10
+    monkeypatch.chdir(tmp_path)
+    traces = arithmetic.traces(48)
+    file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in traces])
+    state, said = begun(got(MINE), tmp_path / "a")
+    assert said == ["warm-up: 48 of 48 rows; 40 steps of 16"]
+    learned = [*words.encode("Answer: 7"), min(words.stop_ids)]
+    params = jax.tree.map(lambda x: jax.device_put(x, jax.devices()[0]), state.params)
+    model = hf.Model(qwen2.shape_from_config(config.base()), params)
+    right = 0
+    for prompt in (words.encode(t.prompt) for t in traces[:4]):
+        guess = np.asarray(model([prompt + learned[:-1]])).argmax(-1)[0, len(prompt) - 1 :]
+        right += guess.tolist() == learned
+    assert right == 4
+
+    schedule, seen = warmup.schedule, []
+
+    def killed(done):
+        seen.append(done)
+        if len(seen) == 7:
+            raise KeyboardInterrupt
+        return schedule(done)
+
+    monkeypatch.setattr(warmup, "schedule", killed)
+    with pytest.raises(KeyboardInterrupt):
+        begun(got(MINE), tmp_path / "b")
+    monkeypatch.setattr(warmup, "schedule", schedule)
+    assert_same_bits(state.params, begun(got(MINE), tmp_path / "b")[0].params)
+
+
+@pytest.mark.slow
+def test_a_run_keeps_what_it_has_learned_and_reads_the_files_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in arithmetic.traces(48)])
+    assert train.train(got(MINE), tmp_path / "run")
+    heard = [json.loads(line) for line in (tmp_path / "run/eval/step_000000.jsonl").open()]
+    assert np.mean([e == "7" for row in heard for e in row["extracted"]]) > 0.9
+    (tmp_path / "worked.jsonl").write_text("not read any more")
+    assert train.train(got(MINE), tmp_path / "run")
+    assert "resumed after step 0" in capsys.readouterr().out
+
+
+def test_rows_are_read_before_weights_and_the_row_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file_of(tmp_path, [{"prompt": PROMPT}])
+    with pytest.raises(ValueError, match=r"^worked\.jsonl row 1: row = \['prompt'\]: needs"):
+        train.train(got(MINE), tmp_path / "a")
+    with pytest.raises(ValueError, match=r"config\.supervised_warmup\.files: none\.jsonl: no such"):
+        train.train(got(MINE, supervised_warmup__files="none.jsonl"), tmp_path / "b")
+    with pytest.raises(ValueError, match=r"supervised_warmup\.steps: wants supervised_warmup\.fil"):
+        train.train(got(MINE, supervised_warmup__files=""), tmp_path / "b")
+
+
+def test_all_rows_once_in_an_order_of_the_seed(words):
+    rows = [([i], [i]) for i in range(10)]
+    order = lambda seed, n: warmup.Shown("rows", 0, 0.0, rows, seed, 1).pairs(n, words)
+    assert sorted(order(0, 10)) == rows and order(0, 10) == order(0, 25)[:10]
+    assert sorted(order(0, 20)[10:]) == rows and order(0, 10) != order(1, 10)
+
+
+# ------------------------------------------------------------------------------------------------
+# The page
+# ------------------------------------------------------------------------------------------------
+
+
+def test_the_config_of_the_page_warms_a_model_of_ones_own(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shape = qwen2.shape_from_config(config.base())
+    random = lambda x: np.random.default_rng(x.size).normal(0, 0.1, x.shape).astype(x.dtype)
+    params = jax.tree.map(lambda x: jax.numpy.asarray(random(x)), qwen2.abstract(shape))
+    hf.save("tiny", shape, params, "float32", made.tokenizer.parent)
+    (tmp_path / "problems.jsonl").write_bytes(made.train.read_bytes())
+    file_of(tmp_path, [dict(messages=[USER, SAID])] * 70)
+    (text,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    assert len(text.strip().splitlines()) <= 10
+    c = got(text, model__path="./tiny", tokenizer__chat=False, model__dtype="float32")
+    c.data.max_prompt_tokens, c.model.remat, c.model.scan_layers = 256, "none", False
+    state, said = begun(c, tmp_path / "run")
+    assert said == ["warm-up: 70 of 70 rows; 2 steps of 64"]
+    change = np.abs(np.asarray(state.params["embed"]) - hf.load("tiny").params["embed"])
+    assert 0 < change.max() < 1e-4
+
+
+def test_the_page_tells_the_forms_and_the_defaults():
+    table = dict(re.findall(r"^\| `(supervised_warmup\.\w+)` \| (\S*) ?\|", PAGE, re.M))
+    assert len(table) == 4
+    for name, default in table.items():
+        assert name.endswith("files") or config.SCHEMA[name].default == float(default)
+    for name in (*worked._PROMPTS, *worked._RESPONSES, "messages"):
+        assert re.search(rf"\b{name}\b", PAGE)
