@@ -134,6 +134,7 @@ def run(
                 writer.record(0, evaluation | first.told())
                 kept = state
                 hooks.phase("save")
+                workdir_lib.try_to_send(home, say)  # a checkpoint has the records of its steps
                 saver.after_step(state, due=True, score=score(config, text, evaluation))
             elif not saver.has(state.counters.step):  # a branch, whose origin may be removed
                 saver.after_step(state, due=True)
@@ -165,13 +166,13 @@ def run(
                     hinted = True
                 stop = guards.why_stop(config, state.counters, log)
                 hooks.phase("save")
+                workdir_lib.try_to_send(home, say)
                 if last or stop:
                     saver.last(state, score(config, text, evaluation))
                 else:
                     best = bool(evaluation and config.checkpoint.keep_best)
                     now = best or due(step, config.checkpoint.every)
                     saver.after_step(state, now, score(config, text, evaluation))
-                workdir_lib.try_to_send(home, say)
         except leaving.Leave:
             cut = "terminated within a step; the same command does it again, but for what is kept"
             journal.flush()
