@@ -71,6 +71,7 @@ def train(
     with watchdog, workdir_lib.hold(where, config.checkpoint.directory) as home:
         start.share_programs(home)
         checkpoints = config.checkpoint.directory or home.checkpoints
+        start.count(home, checkpoints)
         model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
         processes.agree({"the set of problems (its hash)": build.digest(text)})
