@@ -71,6 +71,7 @@ def train(
     with watchdog, workdir_lib.hold(where, config.checkpoint.directory) as home:
         start.share_programs(home)
         checkpoints = config.checkpoint.directory or home.checkpoints
+        start.count(home, checkpoints)
         model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
         processes.agree({"the set of problems (its hash)": build.digest(text)})
@@ -134,6 +135,7 @@ def run(
                 writer.record(0, evaluation | first.told())
                 kept = state
                 hooks.phase("save")
+                workdir_lib.try_to_send(home, say)  # a checkpoint has the records of its steps
                 saver.after_step(state, due=True, score=score(config, text, evaluation))
             elif not saver.has(state.counters.step):  # a branch, whose origin may be removed
                 saver.after_step(state, due=True)
@@ -165,6 +167,7 @@ def run(
                     hinted = True
                 stop = guards.why_stop(config, state.counters, log)
                 hooks.phase("save")
+                workdir_lib.try_to_send(home, say)
                 if last or stop:
                     saver.last(state, score(config, text, evaluation))
                 else:
@@ -174,7 +177,6 @@ def run(
                 every = config.checkpoint.export_every
                 if every and (last or stop or due(step, every)):
                     export.export(config, home, machine, state, say)
-                workdir_lib.try_to_send(home, say)
         except leaving.Leave:
             cut = "terminated within a step; the same command does it again, but for what is kept"
             journal.flush()

@@ -47,13 +47,13 @@ Unreachable.__module__ = "gcsfs.retry"
 
 @pytest.fixture
 def failing(tmp_path, monkeypatch):
-    """`failing(times, error)`: each file's reads fail so many times before one succeeds."""
+    """`failing(times, error)`: each file's use fails so many times before it succeeds."""
     places = (str(tmp_path), "gs://")
 
     def fail(times, error):
         failures = {}
         for kind in (backend._OsPathBackend, type(backend.fsspec_backend)):
-            for name in ("read_bytes", "read_text", "open", "listdir"):
+            for name in ("read_bytes", "read_text", "open", "listdir", "makedirs"):
                 if (real := getattr(kind, name, None)) is None:
                     continue
 

@@ -358,9 +358,32 @@ def test_the_last_word():
 
 @pytest.mark.parametrize(("farewell", "said"), [("bye\n", ""), ("", "process 0 of 4 broke off")])
 def test_the_last_word_is_spoken_by_a_process_that_outlives_this_one(farewell, said):
-    command = [sys.executable, "-I", "-S", last_word.__file__, "127.0.0.1:1", "0", "4"]
+    command = [sys.executable, "-I", "-S", last_word.__file__, "127.0.0.1:1", "0", "4", "60"]
     done = subprocess.run(command, input=farewell, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and said in done.stderr and bool(done.stderr) == bool(said)
+
+
+def test_a_process_that_gives_no_sign_of_life_is_ended():
+    """Not before its first one, and not while they come."""
+    code = """
+import subprocess, sys, time
+last = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+time.sleep(1.5)
+for _ in range(5):
+    last.stdin.write(b"host a, pid 7\\n")
+    last.stdin.flush()
+    time.sleep(0.5)
+print("alive", flush=True)
+time.sleep(60)
+"""
+    last = [sys.executable, "-I", "-S", last_word.__file__, "127.0.0.1:1", "0", "4", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *last], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "alive\n")
+    said = done.stderr.splitlines()
+    assert said[0] == "error: process 0 of 4 gave no sign of life for 1 s: ending it"
+    assert said[1].startswith("error: process 0 of 4 broke off")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -662,18 +685,21 @@ def test_a_bit_that_flips_on_one_host_is_noticed_and_the_host_is_named(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_stopped_process_ends_the_other_with_75(tmp_path):
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_process_is_ended_and_so_is_the_other(tmp_path, stopped):
+    """Of process 0 nobody hears that it is silent: all wait for its answer."""
     _, _, running = at_work(tmp_path, "--heartbeat_timeout=5")
-    running[1].send_signal(signal.SIGSTOP)
+    running[stopped].send_signal(signal.SIGSTOP)
     began = time.time()
-    try:
-        running[0].wait(timeout=60)
-    finally:
-        running[1].kill()  # a stopped one would never close its output
-        done = finish(running)
-    assert done[0][0] == 75, shown(done)
-    assert time.time() - began < 40
-    assert "error: process 1 of 2 (host " in done[0][1]
+    done = finish(running, 90)
+    assert time.time() - began < 80
+    assert done[stopped][0] == -signal.SIGKILL, shown(done)
+    assert f"error: process {stopped} of 2 gave no sign of life for 15 s" in done[stopped][1]
+    status, said = done[1 - stopped]
+    if stopped:
+        assert status == 75 and "error: process 1 of 2 (host " in said, shown(done)
+    else:
+        assert status != 0 and "the coordinator 127.0.0.1:" in said, shown(done)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import test_processes
+from absl import flags
 from jax.experimental.compilation_cache import compilation_cache
 
 from dapo_jax import config, evaluate, parallel
@@ -255,3 +256,37 @@ def test_an_evaluation_reads_the_weights_once_for_all_processes(hub, tmp_path, g
     assert [c["hub_calls"] for c in got] == [1 + len(given), 0]
     assert got[0]["weight_bytes"] > 0 == got[1]["weight_bytes"] == got[1]["hub_bytes"]
     assert "heldout: 8 problems x 2 samples" in said[0]
+
+
+# ------------------------------------------------------------------------------------------------
+# A launcher that starts it again
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["disk", "bucket"])
+def test_starts_that_come_to_nothing_are_counted(where, bucket, tmp_path, monkeypatch):
+    """By all that a launcher has started since a checkpoint or a response was kept."""
+    flags.FLAGS.mark_as_parsed()
+    monkeypatch.setattr(flags.FLAGS["terminated_status"], "value", 75)
+    name = str(tmp_path / "run") if where == "disk" else "gs://b/run"
+    top = tmp_path / "run" if where == "disk" else bucket / "run"
+
+    def starts(times: int) -> None:
+        for _ in range(times):
+            home = workdir.open_workdir(name)
+            start.count(home, str(top / "checkpoints"))
+
+    starts(start.MOST_STARTS)
+    for progress in ("journal/000000.p.x", "journal/000000.p.y", "checkpoints/1/x"):
+        (top / progress).parent.mkdir(parents=True, exist_ok=True)
+        (top / progress).write_text("")
+        starts(start.MOST_STARTS)
+    (top / "journal/000000.p.y").write_text("a record")
+    starts(start.MOST_STARTS)
+    for _ in range(2):  # the second tells it, too
+        with pytest.raises(ValueError, match=r"20 starts in a row .* remove .*starts\.json to"):
+            starts(1)
+    (top / "starts.json").write_text("{")  # cut off
+    starts(start.MOST_STARTS)
+    monkeypatch.setattr(flags.FLAGS["terminated_status"], "value", 0)
+    starts(2)  # by hand

@@ -75,6 +75,21 @@ def assert_same_bits(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+def test_in_a_bucket_a_checkpoint_has_the_records_of_its_steps(tmp_path, bucket, monkeypatch):
+    """Also where the run is killed as soon as the checkpoint is there."""
+    save, there = checkpoint.save, []
+
+    def noted(*arguments):
+        there.append([r["step"] for r in metrics.read(bucket / "run" / "metrics.jsonl")])
+        save(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save", noted)
+    c = small(2)
+    c.checkpoint.directory = str(tmp_path / "checkpoints")  # Orbax opens buckets by itself
+    run(c, "gs://b/run")
+    assert there == [[0], [0, 1], [0, 1, 2]]
+
+
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """Four steps without interruption, and how many programs were compiled after each."""

@@ -114,7 +114,8 @@ def _open_remote(name: str) -> Workdir:
     if not parallel.is_main_process():
         return home
     try:
-        home.remote.mkdir(parents=True, exist_ok=True)  # in a bucket of objects: nothing
+        make = functools.partial(home.remote.mkdir, parents=True, exist_ok=True)
+        patience.read(name, make)  # in a bucket of objects: nothing
         for file in patience.read(name, lambda: _small_files(home.remote)):
             patience.read(str(file), functools.partial(_fetch, home, file))
         (home.local / ".probe").write_text("")

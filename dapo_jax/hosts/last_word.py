@@ -3,12 +3,19 @@
 JAX aborts all others at once when process 0, the coordinator, is gone: with a stack trace, and
 before any thread of Python comes to run. This child of each process waits until its standard input
 closes. A last line 'bye' is an orderly end; without it, it asks whether process 0 still answers.
+Lines come as long as a thread of that process runs. One that stands still (stopped, or stuck in the
+kernel) cannot end itself, and its launcher would follow it for ever: it is killed after SECONDS.
 
-    python -I -S last_word.py HOST:PORT PROCESS_ID NUM_PROCESSES
+    python -I -S last_word.py HOST:PORT PROCESS_ID NUM_PROCESSES SECONDS
 """
 
+import functools
+import os
+import select
+import signal
 import socket
 import sys
+from collections.abc import Callable
 
 AGAIN = "The same command, on all hosts, goes on from the last checkpoint"
 
@@ -37,7 +44,33 @@ def word(lines: list[str], address: str, me: int, total: int) -> str:
     return f"error: process {me} of {total} broke off; see above and the system's log. {AGAIN}"
 
 
+def listen(pipe: int, limit_s: float, silent: Callable[[], None]) -> list[str]:
+    """The last line that came before the pipe closed, if there was one. silent: called where after
+    a first line none came for limit_s. Counted in tenths of it: a machine that was frozen and goes
+    on has slept through one."""
+    text, quiet = "", 0
+    while True:
+        if not select.select([pipe], [], [], limit_s / 10)[0]:
+            quiet += bool(text)
+            if quiet == 10:
+                silent()
+            continue
+        if not (data := os.read(pipe, 1 << 12)):
+            return text.split("\n")[-2:-1]
+        text, quiet = "\n".join((text + data.decode()).split("\n")[-2:]), 0
+
+
+def end(pid: int, me: int, total: int, limit_s: float) -> None:
+    """The process that started this one: it stands still, and whoever follows it waits."""
+    said = f"error: process {me} of {total} gave no sign of life for {limit_s:g} s: ending it"
+    print(said, file=sys.stderr, flush=True)
+    if os.getppid() == pid:
+        os.kill(pid, signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    said = word([x.strip() for x in sys.stdin], sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    address, me, total, limit_s = sys.argv[1], *map(int, sys.argv[2:4]), float(sys.argv[4])
+    ending = functools.partial(end, os.getppid(), me, total, limit_s)
+    said = word(listen(0, limit_s, ending), address, me, total)
     if said:
         print(said, file=sys.stderr, flush=True)

@@ -58,7 +58,7 @@ HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
     "heartbeat_timeout",
     100,
     "Seconds of silence after which a process is named as gone. The run ends then where a device"
-    " program fails of it; where all of them wait, after twice as long.",
+    " program fails of it; where all of them wait, after twice as long; itself after three times.",
     lower_bound=5,
 )
 
@@ -287,7 +287,7 @@ class Watch:
                 if "/left/" in key:
                     self._follow(key.rsplit("/", 1)[-1], *json.loads(value))
                     continue
-                if key not in heard and key.endswith("/0") and self._last:
+                if key.endswith("/0") and self._last:
                     _tell(self._last, value.partition(" ")[2])
                 if heard.get(key, ("", 0))[0] != value:
                     heard[key] = (value, now)
@@ -357,7 +357,9 @@ class Watch:
 
 def _last_word(address: str, me: int, total: int) -> subprocess.Popen:
     """Speaks where JAX ends this process before it can (last_word.py)."""
-    command = [sys.executable, "-I", "-S", last_word.__file__, address, str(me), str(total)]
+    limit_s = 3 * HEARTBEAT_TIMEOUT.value  # the others have left by then
+    numbers = map(str, (me, total, limit_s))
+    command = [sys.executable, "-I", "-S", last_word.__file__, address, *numbers]
     # Signals to the run's process group are not for it.
     return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 

@@ -1,7 +1,10 @@
-"""A start that fetches nothing twice: one reader of the base model, one compiler for all hosts."""
+"""A start that fetches nothing twice: one reader of the base model, one compiler for all hosts; and
+one that is not repeated for ever by a launcher."""
 
 import atexit
+import contextlib
 import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -11,13 +14,18 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from absl import flags
+from etils import epath
 from jax._src import cache_key  # what a program is called has no public name
 from jax.experimental.compilation_cache import compilation_cache
 
-from dapo_jax import parallel
-from dapo_jax.checkpoint import checkpoint, workdir
+from dapo_jax import cli, parallel
+from dapo_jax.checkpoint import checkpoint, patience, workdir
+from dapo_jax.data import files
 from dapo_jax.model import hf
 
+MOST_STARTS = 20  # in a row that come to nothing, before a launcher is told to give up
+_STARTS = "starts.json"  # in the workdir: what there was at the last start, and how often only that
 _BASE = "base"  # in the workdir: config.json and tokenizer of a model from elsewhere
 _IMPORTED = time.monotonic()
 
@@ -108,6 +116,38 @@ def _sent(folder: pathlib.Path) -> pathlib.Path:
         (here / name).write_bytes(data[end : end + size].tobytes())
         end += size
     return here
+
+
+def count(home: workdir.Workdir, checkpoints: str) -> None:
+    """Launchers start again whatever leaves with --terminated_status, however often. ValueError:
+    MOST_STARTS in a row have left no checkpoint and no record in the journal that was not there
+    before. Nothing without such a launcher. A collective."""
+    if not (flags.FLAGS.is_parsed() and cli.TERMINATED_STATUS.value):
+        return
+    top, note = epath.Path(home.remote or home.local), home.local / _STARTS
+
+    def listed() -> list:
+        folder = top / workdir.JOURNAL
+        found = folder.iterdir() if folder.is_dir() else ()
+        return sorted([path.name, path.stat().length] for path in found)
+
+    def counted() -> int:
+        there = [checkpoint.numbers(checkpoints), patience.read(f"{top}", listed)]
+        starts = 1
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or damaged
+            before = json.loads(note.read_text())
+            starts += before["starts"] if before["there"] == there else 0
+        with contextlib.suppress(OSError):  # a start that cannot be written down does not count
+            files.write_json(note, {"starts": starts, "there": there})
+            workdir.send(home)
+        return starts
+
+    if parallel.of_main_process(counted) > MOST_STARTS:
+        raise ValueError(
+            f"--workdir={home.name}: {MOST_STARTS} starts in a row have left no checkpoint and no"
+            " finished response: what ends them does not pass by itself; see what they printed, and"
+            f" remove {top / _STARTS} to have it tried again"
+        )
 
 
 def seconds() -> float:
