@@ -228,7 +228,9 @@ def ask(
     for name, path in build.named_files(config.eval.files).items():
         known = None if pathlib.Path(path).exists() else published.evaluated(path)
         if not known and re.fullmatch(r"[\w-]+", path) and not pathlib.Path(path).exists():
-            raise ValueError(f"{path}: no such file, and no set of that name ({published.KNOWN})")
+            raise ValueError(
+                f"{path:.80}: no such file, and no set of that name ({published.KNOWN})"
+            )
         (named if known else own)[name] = known or path
     machine_of = lambda c, text: build.build_machine(
         c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir
