@@ -209,7 +209,7 @@ def test_the_table_on_the_page_has_the_rows_of_a_table(tmp_path):
         for fields in [{"optim.lr": lr, "seed": seed, "steps": 24}]
     ]
     text = compare.table(compare.summary(compare.read(made_runs, pool_seeds=True)))
-    label = lambda line: re.sub(r"\d[\d,]*", "N", re.split(r"(?<=\S) {2,}", line)[0])
+    label = lambda line: re.sub(r"\d[\d,]*", "N", re.split(r"(?<=\S) {2,}", line.strip())[0])
     there = set(map(label, text.splitlines()))
     (shown,) = [b for b in re.findall(r"```\n(.*?)```", PAGE, re.S) if "tokens drawn" in b]
     assert not [line for line in shown.splitlines() if label(line) not in there]
