@@ -251,6 +251,27 @@ def lay_out(c: ml_collections.ConfigDict, shards: int, tensor: int, decode_tenso
         c.sharding.decode[axis] = "tensor" if joined == 1 else "fsdp,tensor"
 
 
+def one_chip() -> ml_collections.ConfigDict:
+    """Qwen2.5-0.5B on GSM8K, all its weights trained, on one chip of 16 GB (configs/one_chip.py):
+    the paper's algorithm at 16 x 8 responses of at most 512 tokens. The model writes its answers in
+    \\boxed{} unasked, so the prompt asks for that."""
+    c = paper()
+    c.model.path = "Qwen/Qwen2.5-0.5B"
+    c.data.train = "openai/gsm8k:main/train-*"
+    c.eval.files = "gsm8k=openai/gsm8k:main/test-*"
+    c.data.template, c.reward.verifier = "boxed", "boxed"
+    c.data.max_prompt_tokens, c.data.on_long = 256, "filter"
+    c.rollout.groups, c.rollout.group_size, c.rollout.max_response_tokens = 16, 8, 512
+    c.rollout.slots, c.rollout.chunk, c.rollout.prefill_prompts = 128, 64, 16
+    c.model.head_chunk = 256  # logits of 256 tokens at a time: 156 MB
+    c.reward.overlong_buffer_tokens = 128
+    c.optim.minibatches, c.optim.micro_batch_rows, c.optim.warmup_steps = 4, 2, 5
+    c.steps = 100
+    c.eval.every, c.eval.k, c.eval.max_problems, c.eval.top_p = 20, 1, 256, 1.0
+    c.checkpoint.every, c.checkpoint.keep = 10, 1
+    return c
+
+
 # ------------------------------------------------------------------------------------------------
 # The ladder
 # ------------------------------------------------------------------------------------------------

@@ -148,6 +148,27 @@ def pytest_generate_tests(metafunc):
 
 @needs_libtpu
 @pytest.mark.slow
+def test_the_config_for_one_chip_fits_a_free_tpu(tmp_path):
+    """v5e-1, 16 GB, with what its docstring says."""
+    out = tmp_path / "plan.json"
+    command = [
+        sys.executable, "-m", "dapo_jax.plan", "--config=configs/one_chip.py",
+        "--topology=v5e:1x1", "--compile", f"--json={out}",
+    ]  # fmt: skip
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "FITS, by the compiler" in done.stdout
+    programs = json.loads(out.read_text())["compiled"]["programs"]
+    limit, sampling, updating = test_configs.one_chip()
+    total = {name: x["total"] / plan.GB for name, x in programs.items()}
+    assert total["decode_full"] == pytest.approx(sampling, abs=0.3)
+    assert max(total.values()) == total["update"] == pytest.approx(updating, abs=0.3)
+    assert updating < 0.9 * limit
+
+
+@needs_libtpu
+@pytest.mark.slow
 def test_arithmetic_lies_within_15_percent_of_the_compiler(shipped, monkeypatch):
     """Both phases by their largest programs, in a process of its own: XLA:TPU may abort one that
     has compiled for another slice."""

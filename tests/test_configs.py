@@ -89,6 +89,25 @@ def test_fits_the_slice_that_it_names(name, argument):
     assert out["in_flight"]["mean"]["sequences"] == c.rollout.slots
 
 
+def one_chip() -> list[float]:
+    """What its docstring says: GB of the chip's, while sampling and while updating."""
+    words = r"run\): ([\d.]+) GB of ([\d.]+) while sampling, ([\d.]+) while updating"
+    sampling, limit, updating = re.search(words, " ".join(doc("one_chip").split())).groups()
+    return [float(x) for x in (limit, sampling, updating)]
+
+
+def test_the_config_for_one_chip_leaves_room_on_it():
+    c, pod = load("one_chip"), pods.parse("v5e:1x1")
+    out = plan.plan(c, pod, plan.Traffic(128, 256), room=0.1)
+    assert out["mistakes"] == [] and out["fits"]
+    limit, sampling, updating = one_chip()
+    assert limit == pytest.approx(pod.chip.hbm / plan.GB, abs=0.05)
+    got = plan.peaks(plan.memory(c, plan.network(c), config.resolve_mesh(c, 1)))
+    assert got["sampling"] / plan.GB == pytest.approx(sampling, rel=0.15)
+    assert got["updating"] / plan.GB == pytest.approx(updating, rel=0.15)
+    assert c.dynamic_sampling.enabled and (c.loss.clip_low, c.loss.clip_high) == (0.2, 0.28)
+
+
 @pytest.mark.parametrize("name, argument", ON_PODS)
 def test_docstring_says_what_the_planner_says(name, argument):
     """Of memory: the limit, its arithmetic, and its compiler's numbers near that."""

@@ -1,12 +1,17 @@
-"""The notebooks run from top to bottom on a fresh run, and are kept without outputs."""
+"""The notebooks run from top to bottom as in Colab, in an empty directory where the first cell
+installs the project, and are kept without outputs."""
 
 import base64
+import glob
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import types
+import venv
 from pathlib import Path
 
 import jax
@@ -17,6 +22,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from dapo_jax import sample
 from dapo_jax.dynamics import tokens
+from dapo_jax.log import metrics
+from dapo_jax.model import hf
 
 ROOT = Path(__file__).parent.parent
 NAMES = sorted(p.name for p in (ROOT / "notebooks").glob("*.ipynb"))
@@ -26,50 +33,87 @@ def read(name):
     return nbformat.read(ROOT / "notebooks" / name, as_version=4)
 
 
+SET_UP = read("train_on_colab.ipynb").cells[1].source  # the same in all of them
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_no_outputs_are_kept_and_cells_are_thin(name):
     notebook = read(name)
     nbformat.validate(notebook)
     cells = [c for c in notebook.cells if c.cell_type == "code"]
     assert cells and all(c.outputs == [] and c.execution_count is None for c in cells)
-    assert all(len(c.source.splitlines()) <= 16 for c in cells)
+    assert all(len(c.source.splitlines()) <= 16 for c in cells[1:])
+    assert cells[0].source == SET_UP and len(SET_UP.splitlines()) <= 26
     assert not any("def " in c.source for c in cells)  # the code lives in dapo_jax
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_set_up_installs_from_an_address_an_archive_or_the_checkout(name, tmp_path, monkeypatch):
-    """The cell is run by IPython where dapo_jax cannot be imported; pip's line is caught."""
-    shell = InteractiveShell()
-    asked = []
+@pytest.fixture
+def pip(tmp_path, monkeypatch):
+    """`pip(cell)`: what the set-up cell asks pip for, or what it ends with. It is run by IPython in
+    an empty folder, where dapo_jax cannot be imported."""
+    shell, asked = InteractiveShell(), []
     shell.register_magic_function(asked.append, "line", "pip")
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
-    cell = read(name).cells[1].source
+    monkeypatch.setattr(glob, "glob", lambda pattern: [])
+    monkeypatch.setattr(shutil, "which", lambda program: None)
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
 
-    def pip(source):
+    def run(cell):
         asked.clear()
-        result = shell.run_cell(source)
+        result = shell.run_cell(cell)
         return asked[0].strip() if asked else str(result.error_in_exec)
 
-    wanted = 'install -q "dapo_jax[notebook,gcs] @ {}"'.format
-    assert "set ADDRESS, or upload dapo_jax.zip" in pip(cell)
+    return run
+
+
+def wanted(source, extras="gcs"):
+    return f'install -q "dapo_jax[{extras}] @ {source}"'
+
+
+def test_set_up_takes_what_lies_beside_the_notebook(pip, tmp_path):
+    assert "set ADDRESS, or upload dapo_jax.zip" in pip(SET_UP)
     (tmp_path / "dapo_jax").mkdir()
     (tmp_path / "dapo_jax" / "__init__.py").touch()
-    assert pip(cell) == wanted(tmp_path.as_uri())
-    archive = tmp_path / "notebooks" / "dapo_jax-main.zip"
-    archive.touch()
-    assert pip(cell) == wanted(archive.as_uri())
-    for given, found in (
-        ("git+https://example.org/me/dapo_jax", "git+https://example.org/me/dapo_jax"),
-        ("../mine.tar.gz", (tmp_path / "mine.tar.gz").as_uri()),
-    ):
-        assert pip(cell.replace('ADDRESS = ""', f'ADDRESS = "{given}"')) == wanted(found)
-    assert "OWNER" not in (ROOT / "notebooks" / name).read_text()
+    assert pip(SET_UP) == wanted(tmp_path.as_uri())
+    for name in ("dapo_jax-main.zip", "dapo_jax-0.1.0-py3-none-any.whl"):
+        archive = tmp_path / "notebooks" / name
+        archive.touch()
+        assert pip(SET_UP) == wanted(archive.as_uri())
 
 
-def test_both_are_there():
-    assert NAMES == ["inspect_model.ipynb", "training_dynamics.ipynb"]
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("https://example.org/me/dapo_jax", "git+https://example.org/me/dapo_jax"),
+        ("git+ssh://git@example.org/me/dapo_jax", "git+ssh://git@example.org/me/dapo_jax"),
+        ("https://example.org/dapo_jax.zip", "https://example.org/dapo_jax.zip"),
+        ("file:///home/me/dapo_jax", "file:///home/me/dapo_jax"),
+        ("../mine.tar.gz", "mine.tar.gz"),
+        ("../dapo_jax-0.1.0-py3-none-any.whl", "dapo_jax-0.1.0-py3-none-any.whl"),
+        ("../checkout", "checkout"),
+    ],
+)
+def test_set_up_takes_an_address_or_a_path(given, found, pip, tmp_path):
+    found = found if "://" in found else (tmp_path / found).as_uri()
+    assert pip(SET_UP.replace('ADDRESS = ""', f'ADDRESS = "{given}"')) == wanted(found)
+
+
+def test_set_up_asks_for_an_upload_in_colab_and_for_what_the_chip_needs(pip, tmp_path, monkeypatch):
+    uploads = types.SimpleNamespace(upload=lambda: {"dapo_jax.zip": b""})
+    colab = types.SimpleNamespace(files=uploads)
+    monkeypatch.setitem(sys.modules, "google.colab", colab)
+    archive = (tmp_path / "notebooks" / "dapo_jax.zip").as_uri()
+    assert pip(SET_UP) == wanted(archive)
+    monkeypatch.setattr(shutil, "which", lambda program: program == "nvidia-smi")
+    assert pip(SET_UP) == wanted(archive, "cuda,gcs")
+    monkeypatch.setattr(glob, "glob", lambda pattern: ["/dev/vfio/0"])
+    assert pip(SET_UP) == wanted(archive, "tpu,gcs")
+
+
+def test_all_are_there_and_named():
+    assert NAMES == ["inspect_model.ipynb", "train_on_colab.ipynb", "training_dynamics.ipynb"]
+    assert all(f"notebooks/{name}" in (ROOT / "README.md").read_text() for name in NAMES)
 
 
 # --- on a fresh run -----------------------------------------------------------------------------
@@ -107,21 +151,85 @@ def overlay(tmp_path_factory):
     return path
 
 
+TINY = {
+    "model.path": "", "model.dtype": "float32", "model.scan_layers": False, "model.remat": "none",
+    "data.train": "", "eval.files": "", "data.template": "", "reward.verifier": "dapo",
+    "tokenizer.chat": False, "steps": 2, "supervised_warmup.skill_steps": 150,
+    "data.max_prompt_tokens": 32, "rollout.max_response_tokens": 32, "rollout.chunk": 8,
+    "reward.overlong_buffer_tokens": 12, "optim.lr": 3e-4, "eval.max_problems": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def colab(tmp_path_factory):
+    """(Python, sources): a Python that has all that dapo_jax needs but not dapo_jax, and what it
+    may be installed from."""
+    folder = tmp_path_factory.mktemp("colab")
+    venv.create(folder / "venv", with_pip=True)
+    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    # Of a path that is named there the .pth files are not followed, nor an editable install.
+    (site / "needs.pth").write_text(sysconfig.get_path("purelib"))
+    python = folder / "venv" / "bin" / "python"
+    kernel = folder / "jupyter" / "kernels" / "colab"
+    kernel.mkdir(parents=True)
+    command = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps(dict(argv=command, display_name="colab")))
+
+    copy = folder / "repository"
+    shutil.copytree(ROOT / "dapo_jax", copy / "dapo_jax")
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, copy)
+    archive = shutil.make_archive(str(folder / "dapo_jax"), "zip", copy)
+    git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], cwd=copy, check=True)
+    build = [str(python), "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(copy)]
+    done = subprocess.run(build, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"pip cannot fetch what builds a wheel: {done.stderr[-200:]}")
+    (wheel,) = folder.glob("*.whl")
+    return python, {"archive": archive, "git": f"git+file://localhost{copy}", "wheel": str(wheel)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name, figures", [("training_dynamics.ipynb", 12), ("inspect_model.ipynb", 1)]
+    "name, figures, source",
+    [
+        ("training_dynamics.ipynb", 12, "git"),
+        ("inspect_model.ipynb", 1, "wheel"),
+        ("train_on_colab.ipynb", 1, "archive"),
+    ],
 )
-def test_runs_top_to_bottom(name, figures, fresh, overlay, monkeypatch):
+def test_runs_top_to_bottom_as_in_colab(
+    name, figures, source, overlay, colab, tmp_path, monkeypatch, request
+):
     from nbclient import NotebookClient
 
-    for key, value in environment().items():
+    python, sources = colab
+    train = name.startswith("train_")
+    workdir = tmp_path / "run" if train else request.getfixturevalue("fresh")
+    subprocess.run([python, "-m", "pip", "uninstall", "-qy", "dapo_jax"], check=True)
+    here = tmp_path / "empty"
+    here.mkdir()
+    env = environment() | {
+        "PYTHONPATH": "",
+        "PIP_NO_DEPS": "1",  # they are there
+        "JUPYTER_PATH": str(python.parents[2] / "jupyter"),
+        "DAPO_JAX_WORKDIRS": str(workdir),
+        "DAPO_JAX_OVERLAY": str(overlay),
+        "DAPO_JAX_OVERRIDES": json.dumps(TINY),
+    }
+    for key, value in env.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setenv("DAPO_JAX_WORKDIRS", str(fresh))
-    monkeypatch.setenv("DAPO_JAX_OVERLAY", str(overlay))
     notebook = read(name)
-    NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": str(ROOT / "notebooks")}}
-    ).execute()
+    if source == "archive":
+        shutil.copy(sources[source], here)  # uploaded
+    else:
+        cell = notebook.cells[1]
+        cell.source = cell.source.replace('ADDRESS = ""', f'ADDRESS = "{sources[source]}"')
+    place = {"metadata": {"path": str(here)}}
+    NotebookClient(notebook, timeout=300, kernel_name="colab", resources=place).execute()
+    assert list(python.parents[1].glob("lib/*/site-packages/dapo_jax/train.py"))  # from there
     outputs = [o for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
     assert not [o for o in outputs if o.output_type == "error"]
     assert not [o.text for o in outputs if o.output_type == "stream" and "Traceback" in o.text]
@@ -131,6 +239,9 @@ def test_runs_top_to_bottom(name, figures, fresh, overlay, monkeypatch):
     pages = [o.data["text/html"] for o in outputs if "text/html" in o.get("data", {})]
     assert any("nats per token" in page for page in pages)
     assert not any("<script" in page for page in pages)
+    if train:
+        assert [r["step"] for r in metrics.read(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 2]
+        assert hf.load(tmp_path / "run-hf").shape.num_layers == 2
 
 
 @pytest.mark.slow

@@ -32,9 +32,8 @@ def export(
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-")) if home.remote else None
     local = (scratch or pathlib.Path(folder)) / target.name
     try:
-        if first and target.exists():  # of this step as it was before a rewind or a kill
-            target.rmtree()
-        parallel.all_processes(True)  # nobody looks before it is gone
+        # Of this step as it was before a rewind or a kill; nobody looks before it is gone.
+        parallel.of_main_process(lambda: target.rmtree() if target.exists() else None)
         hf.save(local, machine.shape, state.params, "bfloat16", _tokenizer(config, home, machine))
         if first and scratch:
             _send(local, target)
