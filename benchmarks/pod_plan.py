@@ -5,6 +5,8 @@
     python benchmarks/pod_plan.py --json=out.json          rows that are in the file already are not
                                                            compiled again: delete it after a change
     python benchmarks/pod_plan.py --write                  and put the table into RESULTS.md
+    python benchmarks/pod_plan.py --preempt_hours=6 --only=v5p-256 [--write]
+                                                           what preemptions cost; nothing compiles
 
 A config runs as shipped on the pod it was made for, and with the planner's first suggestion on the
 others. XLA:TPU compiles the run's own programs one by one; nothing is run. "In memory" is the
@@ -26,6 +28,8 @@ from typing import NamedTuple
 import results
 
 HEADING = "## Whole runs on pods, compiled"
+PREEMPTED = "## Whole runs on pods, preempted"
+LENGTHS = ("--mean_response=5000", "--mean_prompt=200")
 ROOT = pathlib.Path(__file__).parent.parent
 
 
@@ -154,16 +158,54 @@ def table(measured: list[tuple[Row, dict]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def preempted(planned: list[tuple[Row, dict]]) -> str:
+    """Expected goodput, and what a preemption costs. planned: with `--preempt_hours`."""
+    hours = planned[0][1]["run"]["preempted"]["hours"]
+    parts = list(planned[0][1]["run"]["preempted"]["lost_s"])
+    lines = [
+        PREEMPTED,
+        "",
+        f"`python benchmarks/pod_plan.py --preempt_hours={hours:g}`, {datetime.date.today()}: by"
+        f" the simulated schedule ({' '.join(LENGTHS)}) and pods/constants.py, of which nothing was"
+        f" measured on a TPU; a preemption every {hours:g} h of wall time. Goodput as"
+        " `time/goodput`: neither evaluation nor saving counts. The last columns are seconds per"
+        " preemption.",
+        "",
+        "| config | pod | changed | goodput | without preemptions | "
+        + " | ".join([*parts, "all"])
+        + " |",
+        "|---" * (6 + len(parts)) + "|",
+    ]
+    for row, r in planned:
+        p = r["run"]["preempted"]
+        for what, x in {"": p, **p["instead"]}.items():
+            lost = [*x["lost_s"].values(), sum(x["lost_s"].values())]
+            lines.append(
+                f"| {row.config} | {row.slice} | {what} | {x['goodput']:.1%} |"
+                f" {x['goodput_undisturbed']:.1%} | {' | '.join(f'{s:,.0f}' for s in lost)} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="rows of this: 32b, or 7b-v6e-16")
     parser.add_argument("--level", default="", help="JAX_OPTIMIZATION_LEVEL, e.g. O0")
     parser.add_argument("--json", type=pathlib.Path, help="write the planner's results here")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    parser.add_argument("--preempt_hours", type=float, default=0.0, help="a table of preemptions")
     args = parser.parse_args()
     rows = [r for r in ROWS if args.only in "-".join(r)]
     if not rows:
         parser.error(f"--only: one of {', '.join('-'.join(r) for r in ROWS)}")
+    if args.preempt_hours:
+        hours = f"--preempt_hours={args.preempt_hours:g}"
+        planned = [(row, plan(row, "", hours, *LENGTHS)) for row in rows]
+        section = preempted([x for x in planned if "run" in x[1]])
+        print(section)
+        if args.write:
+            results.write(PREEMPTED, section)
+        return
     measured, kept = [], {}
     if args.json and args.json.exists():
         kept = {Row(x["config"], x["slice"]): x for x in json.loads(args.json.read_text())}

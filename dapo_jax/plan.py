@@ -492,6 +492,7 @@ class Money(NamedTuple):
 
     price: float = 0.0  # $ a chip-hour; 0 = the list price
     eval_problems: int = 30  # of a file: AIME 2024
+    preempt_hours: float = 0.0  # wall time from one preemption to the next; 0 = none
 
 
 def expected(
@@ -513,6 +514,9 @@ def expected(
     busiest = max(work.rollouts.traces, key=lambda x: x.count_CxS.sum())
     saved = cost.checkpoint_bytes(config, s)
     kept = config.checkpoint.keep + 1 + config.checkpoint.keep_best
+    taken = (
+        preempted(config, shape, sizes, pod, traffic, money, work) if money.preempt_hours else {}
+    )
     return {
         "step": {
             "expected_s": now.step,
@@ -547,9 +551,33 @@ def expected(
             "host_disk_bytes": 2 * s.parameters if config.model.path else 0,
             "host_memory_bytes": known["host_token"] * work.responses * traffic.response
             + 29 * work.packed.cells,  # the rows of all mini-batches: 7 numbers and a flag a cell
-        },
+        }
+        | taken,
         "constants": {name: c._asdict() for name, c in constants.CONSTANTS.items()},
     }
+
+
+def preempted(
+    config, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic, money: Money, work
+) -> dict[str, Any]:
+    """Of a run that is preempted every so many hours: seconds that one costs, and the goodput; the
+    same without the journal, and with a checkpoint after each step."""
+    known, hours = constants.values(), money.preempt_hours
+    again = cost.drawn_again(config, traffic, work, scene(config, shape, sizes, pod), known)
+
+    def of(**fields) -> dict[str, Any]:
+        c = _changed(config, {name.replace("__", "."): x for name, x in fields.items()})
+        s = scene(c, shape, sizes, pod)
+        phases = cost.pricer(c, work, s)(known).phases
+        lost = cost.preemption(c, phases, again, s, known)
+        good, most = (cost.goodput(phases, x, hours) for x in (lost, {}))
+        return {"lost_s": lost, "goodput": good, "goodput_undisturbed": most}
+
+    instead = {
+        "checkpoint.every=1": of(checkpoint__every=1),
+        "checkpoint.journal_gb=0": of(checkpoint__journal_gb=0.0),
+    }
+    return {"preempted": {"hours": hours} | of() | {"instead": instead}}
 
 
 def _micro_batches(work: cost.Work, s: cost.Scene, k: constants.Values) -> dict[str, Any]:
@@ -677,8 +705,19 @@ def time_lines(r: dict[str, Any]) -> list[str]:
         lines += [f"    {what:32s} {clock(s)}" for what, s in step["changes"]]
     lines.append("  off by default, each at a price in samples:")
     lines += [f"    {what:32s} {clock(s)}" for what, s in step["options"].items()]
+    taken = []
+    if p := run.get("preempted"):
+        said = lambda x: (
+            f"goodput {x['goodput']:.1%}, without any {x['goodput_undisturbed']:.1%};"
+            f" {number(sum(x['lost_s'].values()))} s each ({table(x['lost_s'])})"
+        )
+        taken = [
+            f"a preemption every {p['hours']:g} h: {said(p)}",
+            *(f"    {what:32s} {said(x)}" for what, x in p["instead"].items()),
+        ]
     return [
         *lines,
+        *taken,
         f"a run of {run['steps']:,} steps: {run['expected_s'] / 86400:.1f} days,"
         f" {run['chip_hours']:,.0f} chip-hours, ${run['price']:,.0f} at"
         f" ${run['price_chip_hour']:g} a chip-hour; a step ${step['price']:,.2f}",
@@ -751,6 +790,8 @@ def define_flags() -> None:
     flags.DEFINE_float("accept", default["accept"], "Assumed share of mixed groups.", 0, 1)
     flags.DEFINE_float("price", 0.0, "$ a chip-hour; default: Cloud's list price on demand.", 0)
     flags.DEFINE_integer("eval_problems", 30, "Assumed problems of an evaluation set.", 0)
+    said = "Wall time from one preemption to the next, for the expected goodput; 0 = none."
+    flags.DEFINE_float("preempt_hours", 0.0, said, 0)
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
     flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")
@@ -772,7 +813,7 @@ def main() -> int:
         given.sigma,
         given.accept,
     )
-    money = Money(given.price, given.eval_problems)
+    money = Money(given.price, given.eval_problems, given.preempt_hours)
     result, text = plan(config, pod, traffic, given.room, money), given.json != "-"
     if text:
         print("\n".join(report(result)), flush=True)

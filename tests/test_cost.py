@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 from dapo_jax import build, config, parallel, plan, presets, validation
+from dapo_jax.hosts import leaving
 from dapo_jax.pods import constants, cost, simulate, slices, topology
 from dapo_jax.pods.constants import US
 from dapo_jax.pods.simulate import Traffic
@@ -62,6 +63,13 @@ def test_slots_by_hand():
     assert got.prefills_C.tolist() == [2, 1]
     assert got.steps_C.tolist() == [4, 4] and got.occupancy == 13 / 16
     assert got.evicted == 0 and got.pages == 5
+    assert got.ended_NxG.tolist() == [[1], [0], [1]]
+    rest = simulate.sample(np.array([[6], [0], [4]]), prompt=5, cap=8, sizes=sizes)
+    assert rest.count_CxS.tolist() == [[4, 4], [2, 0]] and rest.ended_NxG.tolist() == [
+        [1],
+        [0],
+        [0],
+    ]
     few = sizes._replace(pages=3)  # room for one at a time, once it has grown
     got = simulate.sample(np.array([[6], [3], [4]]), prompt=5, cap=8, sizes=few)
     assert got.count_CxS.sum() >= 13 and (got.count_CxS > 0).sum(1).max() == 1
@@ -209,7 +217,7 @@ def test_reads_of_the_fullest_shard():
     s = s._replace(sizes=s.sizes._replace(slots=4, shards=2))
     position = np.array([[300, 600, 300, 0]])
     count = np.array([[1, 1, 1, 0]])
-    trace = simulate.Trace(position, count, np.array([False]), np.array([0]), 0, 1)
+    trace = simulate.Trace(position, count, np.array([False]), np.array([0]), 0, 1, np.array([[0]]))
     alone = trace._replace(count_CxS=np.array([[0, 0, 1, 0]]))
     assert cost.reads(trace, s, cost.JAX) == cost.Reads([3], [12], [2])
     assert cost.reads(alone, s, cost.JAX) == cost.Reads([2], [8], [1])
@@ -450,3 +458,59 @@ def test_a_step_of_the_first_release_and_what_came_since():
     assert last[1] == cost.pricer(c, work, s)(constants.values()).step
     # The pages of 8,192 responses are most of what a step reads.
     assert dict(cost.changes(c, work, s))["kernel: ours"] < 0.55 * better
+
+
+# ------------------------------------------------------------------------------------------------
+# Preemptions
+# ------------------------------------------------------------------------------------------------
+
+
+def test_a_preemption_by_hand():
+    """Of 1,000 s of a step 700 are sampling, 250 follow it, 50 are evaluation and saving. Five
+    steps from one checkpoint to the next, so two without one; a host writes 12.3 GB of 393,
+    which takes longer than leaving."""
+    c, s = shipped()
+    s, k = s._replace(replicas=1), constants.values(start=60, provision=300, leaving=8)
+    assert (c.checkpoint.every, c.checkpoint.journal_gb > 0) == (5, True)
+    phases = {"prefill": 10, "decode": 300, "tail": 380, "host": 10, "grading": 5}
+    phases |= {"old log-probs": 95, "update": 150, "evaluation": 40, "checkpoint": 10}
+    a_host = 12 * 32_763_876_352 / 32 / 1e9
+    fixed = {"leaving": 8, "provisioning": 300, "start": 60 + a_host}
+    kept = cost.preemption(c, phases, 200, s, k)
+    equal = lambda got, want: got == pytest.approx(fixed | want)
+    assert equal(kept, {"earlier steps": 2 * 250, "this step": 140 + 0.25 * 125 + 0.05 * 250})
+    spent = 500 + 183.75 + 8 + 300 + 60 + a_host
+    assert cost.goodput(phases, kept, 6.0) == pytest.approx(0.95 * (1 - spent / 21600))
+    assert cost.goodput(phases, kept, 0.1) == 0 and cost.goodput(phases, {}, 6.0) == 0.95
+    quick = cost.preemption(c, phases, 200, s, k | {"to_host": 4e9})  # saved while sampling
+    assert quick["earlier steps"] == pytest.approx(2 * 0.3 * 250)
+    c.checkpoint.journal_gb = 0.0
+    undone = cost.preemption(c, phases, 200, s, k)
+    assert equal(undone, {"earlier steps": 2000, "this step": 500})
+    c.checkpoint.every = 1
+    assert cost.preemption(c, phases, 200, s, k)["earlier steps"] == 0
+
+
+def test_what_is_drawn_again_by_hand(monkeypatch):
+    """Responses of 6, 3 and 4 tokens in two slots and chunks of 4, a second a token of all slots:
+    8 s. Cut off in the first chunk (at 2/3, 2, 10/3 s) all of it is done again; in the second
+    (14/3, 6, 22/3 s) the one of 3 tokens is there, and the others take 6 s in place of what was
+    left."""
+    c = config.base()
+    c.rollout.max_response_tokens, c.rollout.group_size = 8, 1
+    sizes = simulate.Sizes(slots=2, shards=1, chunk=4, pages=6, page_tokens=4, prefill_rows=1)
+    length = np.array([[6], [3], [4]])
+    trace = simulate.sample(length, prompt=5, cap=8, sizes=sizes)
+    rollouts = cost.Rollouts([[3]], [[3]], [3], [trace], 6)
+    work = cost.Work(rollouts, None, [], 1, 3.0, 4)
+    monkeypatch.setattr(simulate, "lengths", lambda *_: length)
+    monkeypatch.setattr(cost, "look", lambda trace, *_: trace)
+    monkeypatch.setattr(cost, "decode", lambda trace, *_: {"all": trace.steps_C})
+    monkeypatch.setattr(cost, "call_seconds", lambda trace, *_: trace.steps_C.sum())
+    s = shipped()[1]._replace(sizes=sizes)
+    again = cost.drawn_again(c, Traffic(5, 4), work, s, constants.values())
+    assert again == pytest.approx((2 / 3 + 2 + 10 / 3 + (6 - 10 / 3) + (6 - 2) + (6 - 2 / 3)) / 6)
+
+
+def test_leaving_takes_as_long_as_the_run_gives_it():
+    assert constants.CONSTANTS["leaving"].value == leaving.GRACE_S

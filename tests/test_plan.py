@@ -157,7 +157,9 @@ def test_what_is_suggested_fits_and_runs():
 def planned():
     """A quarter of the paper's batch, so that its simulation is quick."""
     c = big(rollout__groups=128, optim__minibatches=4, rollout__slots=1024)
-    return plan.plan(c, pods.parse("v5p-256"), plan.Traffic(200, 2000), 0.1, plan.Money(2.0))
+    return plan.plan(
+        c, pods.parse("v5p-256"), plan.Traffic(200, 2000), 0.1, plan.Money(2.0, 30, 6.0)
+    )
 
 
 def test_suggestions_go_by_the_expected_step(planned):
@@ -187,7 +189,12 @@ def test_the_step_and_what_it_costs(planned):
     assert run["checkpoint_bytes"] == pytest.approx(12 * 32.76e9, rel=0.001)
     assert run["host_disk_bytes"] == pytest.approx(2 * 32.76e9, rel=0.001)
     assert json.dumps(planned, default=float)
+    taken = run["preempted"]
+    assert 0 < taken["goodput"] < taken["goodput_undisturbed"] < 1
+    without = taken["instead"]["checkpoint.journal_gb=0"]
+    assert without["goodput"] < taken["goodput"] and without["lost_s"]["leaving"] == 8
     text = "\n".join(plan.report(planned))
+    assert f"a preemption every 6 h: goodput {taken['goodput']:.1%}" in text
     assert "EXPECTED step: " in text and "at $2 a chip-hour" in text and "most uncertain" in text
 
 
@@ -198,7 +205,9 @@ def test_what_is_off_by_default_is_priced_as_its_own_config_is(planned):
     c = big(rollout__groups=128, optim__minibatches=4, rollout__slots=1024)
     c.rollout.cache_dtype, c.loss.importance_cap = "int8", 2.0
     shape, pod, traffic = plan.network(c), pods.parse("v5p-256"), plan.Traffic(200, 2000)
-    int8 = plan.expected(c, shape, planned["mesh"], pod, traffic, plan.Money(2.0))["step"]
+    whole = plan.expected(c, shape, planned["mesh"], pod, traffic, plan.Money(2.0))
+    int8 = whole["step"]
+    assert "preempted" not in whole["run"]  # what nobody asks for is not simulated
     assert step["options"]["rollout.cache_dtype=int8"] == pytest.approx(int8["expected_s"])
     assert int8["decoding"]["attention"] < 0.85 * step["decoding"]["attention"]
     *before, (last, seconds) = int8["changes"]

@@ -80,6 +80,11 @@ CONSTANTS: dict[str, Constant] = {
     # --- around the steps ------------------------------------------------------------------------------
     "to_host": Constant(1 * GIGA, 4 * GIGA, 0.7 * GIGA, "B/s a host", "published: marin-community/marin#1747, ~1 GB/s"),
     "compile": Constant(450, 235, 600, "s", "measured: all programs of the shipped configs on two CPU cores"),
+    # Of a preemption; how often there is one, `plan` is told.
+    "leaving": Constant(8, 1, 8, "s", "counted: hosts/leaving.py, from SIGTERM to the end of the process, at most"),
+    "provision": Constant(300, 120, 1200, "s", "assumed, for Cloud tells no time: where there is room, from the end of a slice to another one, installed"),
+    "start": Constant(60, 30, 120, "s", "assumed: imports, meeting, tracing, programs from WORKDIR/xla"),
+    "from_bucket": Constant(1 * GIGA, 4 * GIGA, 0.3 * GIGA, "B/s a host", "assumed: as `to_host`"),
     "host_token": _exact(12, "B", "counted: token, log-prob, entropy of a response"),
     "chips_a_host": _exact(4, "", "published: hosts of v5p, and of v5e and v6e slices of several hosts"),
 

@@ -441,15 +441,19 @@ class Price(NamedTuple):
         return sum(self.phases.values())
 
 
+def shares(rollouts: Rollouts) -> np.ndarray:
+    """How much of each simulated round there is in a step, on average."""
+    parts_N = np.zeros(len(rollouts.at))
+    for n in (n for step in rollouts.steps for n in step):
+        parts_N += [np.interp(n, rollouts.at, row) for row in np.eye(len(rollouts.at))]
+    return parts_N / len(rollouts.steps)
+
+
 def pricer(config, work: Work, scene: Scene, design: Design = DESIGN) -> Callable[[Values], Price]:
     """Constants -> seconds; evaluation and checkpoint with their share of a step."""
     rounds = [look(x, work, scene, design) for x in work.rollouts.traces]
     evaluated = [look(x, work, scene, design) for x in work.evaluations]
-    # How much of each simulated round there is in a step, on average.
-    parts_N = np.zeros(len(rounds))
-    for n in (n for step in work.rollouts.steps for n in step):
-        parts_N += [np.interp(n, work.rollouts.at, row) for row in np.eye(len(rounds))]
-    parts_N /= len(work.rollouts.steps)
+    parts_N = shares(work.rollouts)
 
     def price(k: Values) -> Price:
         sampled, into = zip(*(sampling(x, scene, k, design) for x in rounds), strict=True)
@@ -458,8 +462,7 @@ def pricer(config, work: Work, scene: Scene, design: Design = DESIGN) -> Callabl
             for what in tables[0]
         }
         tests = sum(sum(sampling(x, scene, k, design)[0].values()) for x in evaluated)
-        hosts = max(scene.pod.chips / k["chips_a_host"], 1)
-        saved = checkpoint_bytes(config, scene) / hosts / k["to_host"]
+        saved = checkpoint_bytes(config, scene) / hosts(scene, k) / k["to_host"]
         return Price(
             weigh(sampled)
             | {"grading": k["grading"] * work.responses / 8192}
@@ -509,6 +512,76 @@ def sampling(call: Call, scene: Scene, k: Values, design: Design) -> tuple[dict,
 def checkpoint_bytes(config, scene: Scene) -> float:
     """Weights and both moments in float32, and the reference where there is one."""
     return (12 + 4 * bool(config.loss.kl_coef)) * scene.parameters
+
+
+def hosts(scene: Scene, k: Values) -> float:
+    return max(scene.pod.chips / k["chips_a_host"], 1)
+
+
+# ------------------------------------------------------------------------------------------------
+# A run on chips that are taken away
+# ------------------------------------------------------------------------------------------------
+
+_CUTS = 6  # of a call of the sampler, at times as far apart
+
+
+def drawn_again(config, traffic: simulate.Traffic, work: Work, scene: Scene, k: Values) -> float:
+    """Seconds of sampling that a preemption within a rollout costs on average, with the journal:
+    responses that had ended are there, and all others are drawn from their first token on."""
+    cap, G = config.rollout.max_response_tokens, config.rollout.group_size
+    spent, lost = 0.0, 0.0
+    for share, n, trace in zip(
+        shares(work.rollouts), work.rollouts.at, work.rollouts.traces, strict=True
+    ):
+        length_NxG = simulate.lengths(traffic, cap, n, G)
+        whole = call_seconds(trace, work, scene, k)
+        at_C = np.cumsum(sum(decode(look(trace, work, scene, DESIGN), scene, k).values()))
+        for cut in (np.arange(_CUTS) + 0.5) / _CUTS:
+            during = np.searchsorted(at_C, cut * at_C[-1])  # this chunk is lost
+            rest_NxG = np.where(trace.ended_NxG < during, 0, length_NxG)
+            rest = simulate.sample(rest_NxG, traffic.prompt, cap, scene.sizes)
+            again = call_seconds(rest, work, scene, k) - (1 - cut) * whole
+            lost += share * whole * again / _CUTS
+        spent += share * whole
+    return lost / spent
+
+
+def call_seconds(trace: simulate.Trace, work: Work, scene: Scene, k: Values) -> float:
+    """Of one call of the sampler."""
+    return sum(sampling(look(trace, work, scene, DESIGN), scene, k, DESIGN)[0].values())
+
+
+def preemption(config, phases: dict[str, float], again: float, scene: Scene, k: Values):
+    """Seconds of wall time that one preemption costs, by what they go into. phases: Price.phases;
+    again: `drawn_again`. At any time of a step alike, of steps between checkpoints alike.
+
+    With the journal what follows the rollout is done again, of this step as far as it had come and
+    of steps that no checkpoint holds, but for the samples of evaluations; without it all of these.
+    A run that leaves while it samples saves the last step first, where that can be done in time."""
+    step, saved = sum(phases.values()), checkpoint_bytes(config, scene)
+    sampled = sum(phases[x] for x in ("prefill", "decode", "tail", "host")) / step
+    per_host = saved / hosts(scene, k)
+    earlier = (max(config.checkpoint.every, 1) - 1) / 2
+    if per_host / k["to_host"] <= k["leaving"]:
+        earlier *= 1 - sampled
+    rest = sum(phases[x] for x in ("grading", "old log-probs", "update"))
+    after = 1 - sampled - rest / step  # evaluation and saving: nothing of the step is safe yet
+    kept = config.checkpoint.journal_gb > 0
+    return {
+        "earlier steps": earlier * (rest if kept else step),
+        "this step": sampled * again + rest / step * rest / 2 + after * rest if kept else step / 2,
+        "leaving": k["leaving"],
+        "provisioning": k["provision"],
+        "start": k["start"] + per_host * scene.replicas / k["from_bucket"],
+    }
+
+
+def goodput(phases: dict[str, float], lost: dict[str, float], hours: float) -> float:
+    """`time/goodput` of a run that is preempted every so many hours: neither evaluation nor saving
+    counts."""
+    step = sum(phases.values())
+    good = 1 - (phases["evaluation"] + phases["checkpoint"]) / step
+    return good * max(1 - sum(lost.values()) / 3600 / hours, 0.0)
 
 
 def rough(config, traffic: simulate.Traffic, scene: Scene, k: Values) -> float:

@@ -81,6 +81,7 @@ class Trace(NamedTuple):
     prefills_C: np.ndarray  # int32, calls of the prefill program, of one width
     evicted: int
     pages: int  # most in use at a time, of the fullest shard
+    ended_NxG: np.ndarray  # int32, the chunk in which a response ended
 
     @property
     def steps_C(self) -> np.ndarray:
@@ -94,14 +95,16 @@ class Trace(NamedTuple):
 
 def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes) -> Trace:
     """The responses of N problems on their way through the slots, as `Engine.generate` takes
-    them. ValueError: the pages hold no row of the longest length."""
+    them. length_NxG: 0 = is there already. ValueError: the pages hold no row of the longest
+    length."""
     N, G = length_NxG.shape
     if sizes.pages * sizes.page_tokens < prompt - 1 + cap:
         raise ValueError(f"{sizes.pages} pages hold no row of {prompt - 1 + cap:,} tokens")
-    length_R = length_NxG.reshape(-1)
+    asked_NxG = length_NxG > 0
+    length_R, ended_R = length_NxG[asked_NxG], np.zeros(asked_NxG.sum(), np.int32)
     prompts = [(i,) * prompt for i in range(N)]  # problems differ, so their prompts do
     schedule = Schedule(
-        [Request(prompts[i], i, g) for i in range(N) for g in range(G)],
+        [Request(prompts[i], i, g) for i, g in np.argwhere(asked_NxG).tolist()],
         slots=sizes.slots,
         shards=sizes.shards,
         chunk=min(sizes.chunk, cap),
@@ -127,12 +130,15 @@ def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes) -> Trace
         ):
             rows[s].emitted += n
             if n == left:
+                ended_R[rows[s].index] = len(counts)
                 schedule.release(s)
         fresh = np.bincount(shard_S[new], minlength=1).max() if new else 0
         positions.append(position_S)
         counts.append(count_S)
         queued.append(bool(schedule.waiting))
         prefills.append(-(-int(fresh) // sizes.prefill_rows))
+    ended_NxG = np.zeros((N, G), np.int32)
+    ended_NxG[asked_NxG] = ended_R
     return Trace(
         np.array(positions),
         np.array(counts),
@@ -140,6 +146,7 @@ def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes) -> Trace
         np.array(prefills),
         evicted,
         schedule.peak,
+        ended_NxG,
     )
 
 
