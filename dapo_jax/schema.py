@@ -187,7 +187,7 @@ SCHEMA: dict[str, Field] = {
     "checkpoint.keep_best": Field(0, "also keep this many with the best evaluation (each evaluated step is then saved)", 0),
     "checkpoint.best_metric": Field("", "metric that says which is best; '' = avg@k of the first evaluation set"),
     "checkpoint.directory": Field("", "where checkpoints go, e.g. gs://bucket/run; '' = WORKDIR/checkpoints"),
-    "checkpoint.export_every": Field(0, "rollout steps between exports to WORKDIR/export/step_N, Hugging Face directories in bfloat16 (the last step's too); 0 = none", 0),
+    "checkpoint.export_every": Field(0, "rollout steps between exports to WORKDIR/export/step_N, in the format of Hugging Face and bfloat16 (the last step is exported too); 0 = none", 0),
     "checkpoint.export_keep": Field(2, "newest exports kept", 1),
     "checkpoint.journal_gb": Field(16.0, "most GB of finished responses kept under WORKDIR/journal for steps that no checkpoint holds yet; 0 = none", 0.0, 1e6),
     "log.samples": Field(4, "groups per step of which rollouts/ keeps a right and a wrong response, and as many truncated responses", 0),
