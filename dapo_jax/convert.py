@@ -89,9 +89,12 @@ def _saved_shape(state: dict) -> Shape:
     c = schema.base()
     try:
         if "shape" in state:
-            return Shape(**state["shape"])
+            saved = dict(state["shape"])
+            yarn = saved.get("yarn")
+            return Shape(**saved | {"yarn": qwen2.Yarn(*yarn) if yarn else None})
         # A run's state has its config, flat.
-        c.model.update({k: state["config"][f"model.{k}"] for k in c.model})
+        known = state["config"]  # older runs lack newer fields, and had what is the default now
+        c.model.update({k: known[f"model.{k}"] for k in c.model if f"model.{k}" in known})
     except (KeyError, TypeError) as error:
         raise ValueError(f"the checkpoint does not say which model it holds ({error})") from error
     return hf.read_shape(hf.resolve(c.model.path)) if c.model.path else qwen2.shape_from_config(c)
@@ -131,7 +134,7 @@ def transformers_logits(directory: Path, tokens_BxT: np.ndarray) -> np.ndarray:
     import torch
     import transformers
 
-    model = transformers.Qwen2ForCausalLM.from_pretrained(
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         directory,
         dtype=torch.float32,
         use_safetensors=True,

@@ -20,6 +20,7 @@ import itertools
 import json
 import math
 import pathlib
+import re
 import sys
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ CANNOT_KNOW = (
     "fragmentation and other programs on the chip: leave some room",
 )
 
-# Qwen2.5 as published: rows, D, F, layers, heads, key/value heads, tied (config.json of each).
+# As published: rows, D, F, layers, heads, key/value heads, tied (config.json of each).
 QWEN2_5 = {
     "0.5B": (151936, 896, 4864, 24, 14, 2, True),
     "1.5B": (151936, 1536, 8960, 28, 12, 2, True),
@@ -65,10 +66,47 @@ QWEN2_5 = {
 }
 
 
+QWEN3 = {
+    "0.6B": (151936, 1024, 3072, 28, 16, 8, True),
+    "1.7B": (151936, 2048, 6144, 28, 16, 8, True),
+    "4B": (151936, 2560, 9728, 36, 32, 8, True),
+    "8B": (151936, 4096, 12288, 36, 32, 8, False),
+    "14B": (151936, 5120, 17408, 40, 40, 8, False),
+    "32B": (151936, 5120, 25600, 64, 64, 8, False),
+}
+
+
 def qwen2_5(size: str, **choices) -> qwen2.Shape:
     """Shape of the published model of that size, e.g. '32B'."""
     V, D, F, L, H, K, tied = QWEN2_5[size]
-    return qwen2.Shape(V, D, F, L, H, K, D // H, 1e6, 1e-6, tied, **choices)
+    eps = 1e-5 if D >= 5120 else 1e-6
+    return qwen2.Shape(V, D, F, L, H, K, D // H, 1e6, eps, tied, **choices)
+
+
+def qwen3(size: str, **choices) -> qwen2.Shape:
+    """The same of Qwen3, dense."""
+    *sizes, tied = QWEN3[size]
+    declared = dict(qkv_bias=False, qk_norm=True)
+    return qwen2.Shape(*sizes, 128, 1e6, 1e-6, tied, **declared, **choices)
+
+
+def published(name: str, **choices) -> qwen2.Shape | None:
+    """Shape of a model by its hub name; None: not one of those that are known here. The instruct
+    variants of Qwen2.5 and the base ones of Qwen3 have the shape of the other."""
+    family, _, size = re.sub(r"(Qwen2\.5.*)-Instruct$|(Qwen3.*)-Base$", r"\1\2", name).rpartition(
+        "-"
+    )
+    math_sized = size in ("1.5B", "7B")
+    if family == "Qwen/Qwen3" and size in QWEN3:
+        return qwen3(size, **choices)
+    if family == "Qwen/Qwen2.5" and size in QWEN2_5:
+        return qwen2_5(size, **choices)
+    if family == "Qwen/Qwen2.5-Math" and math_sized:
+        return qwen2_5(size, **choices)._replace(rope_theta=1e4)
+    if family == "deepseek-ai/DeepSeek-R1-Distill-Qwen" and (math_sized or size in ("14B", "32B")):
+        distilled = qwen2_5(size, **choices)._replace(tie_embeddings=False)
+        return distilled._replace(rope_theta=1e4) if math_sized else distilled
+    return None
 
 
 def network(config) -> qwen2.Shape:
@@ -78,9 +116,8 @@ def network(config) -> qwen2.Shape:
         return qwen2.shape_from_config(config)
     if "://" in path or pathlib.Path(path).expanduser().is_dir():
         return hf.read_shape(hf.resolve(path, weights=False), **choices)
-    size = path.removeprefix("Qwen/Qwen2.5-").removesuffix("-Instruct")
-    if path.startswith("Qwen/Qwen2.5-") and size in QWEN2_5:
-        return qwen2_5(size, **choices)
+    if shape := published(path, **choices):
+        return shape
     try:
         file = huggingface_hub.hf_hub_download(path, "config.json")
     except Exception as e:  # as in hf.resolve

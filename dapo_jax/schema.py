@@ -46,7 +46,7 @@ SCHEMA: dict[str, Field] = {
     "init_state": Field("weights", "what it takes from there: the weights, or all (optimizer, counters, cursor: a branch that goes on at that step)", choices=("weights", "all")),
 
     # --- model: read from `path`, or from the fields below where path is '' ---------------------
-    "model.path": Field("", "Hugging Face directory, also in a bucket (gs://...), or hub name of a Qwen2 checkpoint; '' = random weights of the shape below"),
+    "model.path": Field("", "Hugging Face directory, also in a bucket (gs://...), or hub name of a Qwen2.5 or Qwen3 checkpoint; '' = random weights of the shape below"),
     "model.vocab_size": Field(48, "rows of the embedding (Qwen2.5: 151936 or 152064)", 2, 2**24),
     "model.hidden_size": Field(64, "width of the residual stream, D", 1, 2**20),
     "model.intermediate_size": Field(192, "width of the SwiGLU hidden layer, F", 1, 2**20),
@@ -57,6 +57,8 @@ SCHEMA: dict[str, Field] = {
     "model.rope_theta": Field(1e4, "RoPE base (Qwen2.5: 1e6)", 1.0, 1e15),
     "model.rms_eps": Field(1e-6, "epsilon inside RMSNorm's square root", 1e-12, 1.0),
     "model.tie_embeddings": Field(True, "the output head is the embedding's transpose"),
+    "model.qkv_bias": Field(True, "q, k and v have biases (Qwen2.5; Qwen3 has none)"),
+    "model.qk_norm": Field(False, "an RMSNorm over each head of q and of k (Qwen3)"),
     "model.init_std": Field(0.25, "std of the random embedding (linear layers: 1/sqrt(fan_in))", 0.0, 1e3),
     "model.dtype": Field("float32", "compute dtype; master weights and Adam are float32 always", choices=("float32", "bfloat16")),
     "model.scan_layers": Field(False, "training: scan over layers (one compiled body) instead of unrolling them"),

@@ -84,16 +84,52 @@ def test_read_shape_choices(tmp_path):
     assert hf.read_shape(tmp_path, scan_layers=False, remat="none").scan_layers is False
 
 
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def test_read_qwen3(tmp_path):
+    settings = published("1.5B", model_type="qwen3", attention_bias=False)
+    shape = read(tmp_path, settings)
+    assert shape.qk_norm and not shape.qkv_bias and shape.head_dim == 128
+    assert read(tmp_path, settings | {"head_dim": 64}).head_dim == 64
+    # 128 whatever the width: transformers' default.
+    assert read(tmp_path, published("0.5B", model_type="qwen3")).head_dim == 128
+
+
+def test_read_yarn(tmp_path):
+    yarn = read(tmp_path, published("7B", rope_scaling=YARN)).yarn
+    assert yarn == qwen2.Yarn(4.0, 8192, pytest.approx(1 + 0.1 * np.log(4)), 32.0, 1.0)
+    rope = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2, "beta_slow": 2, "beta_fast": None}
+    shape = read(tmp_path, published("7B", rope_parameters=rope | {"attention_factor": 1.5}))
+    assert shape.yarn == qwen2.Yarn(2.0, 32768, 1.5, 32.0, 2.0)  # max_position_embeddings
+    assert shape.rope_theta == 5e5
+
+
+def test_a_network_of_no_family_is_not_exported(tmp_path):
+    shape = read(tmp_path, published("0.5B"))._replace(qk_norm=True)
+    with pytest.raises(ValueError, match="model.qkv_bias=True with model.qk_norm=True"):
+        hf_format.config_json(shape, "float32")
+
+
 @pytest.mark.parametrize(
     "changed, named",
     [
         ({"use_sliding_window": True}, "use_sliding_window=true"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling: factor=null"),
+        ({"rope_scaling": YARN | {"factor": 0.5}}, "rope_scaling: factor=0.5"),
+        ({"rope_scaling": YARN | {"mscale": 1.0}}, "rope_scaling: mscale is not supported"),
+        ({"rope_scaling": YARN | {"beta_fast": 0.5}}, "rope_scaling: beta_fast=0.5 is below"),
+        ({"rope_scaling": YARN, "rope_parameters": {"rope_theta": 1e6}}, "give only one"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta=1.0: yarn wants more"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters: factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters"),
         ({"rope_parameters": [1]}, "rope_parameters"),
-        ({"model_type": "qwen3"}, 'model_type="qwen3"'),
+        ({"model_type": "llama"}, 'model_type="llama" is not supported, only "qwen2", "qwen3"'),
+        ({"model_type": "qwen3_moe"}, 'model_type="qwen3_moe"'),
+        ({"model_type": ["qwen3"]}, "model_type="),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias=true"),
         ({"model_type": None}, "model_type"),
         ({"hidden_act": "gelu"}, 'hidden_act="gelu"'),
         ({"attention_bias": False}, "attention_bias=false"),
@@ -149,14 +185,10 @@ def test_weights_that_are_not_finite(tmp_path, value):
 # --- tensors and files ----------------------------------------------------------------------------
 
 
-def test_weights_cover_the_tree():
+def test_weights_cover_the_tree(tmp_path):
     """Each tensor of the recipe, which is transformers' naming, belongs to one weight and back."""
     for case, settings in golden.CASES.items():
-        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-        names += ("num_attention_heads", "num_key_value_heads")
-        d = settings.get("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
-        sizes = [settings[n] for n in names]
-        c = qwen2.Shape(*sizes, d, 1e6, 1e-6, settings["tie_word_embeddings"])
+        c = read(tmp_path, settings)
         found = {n: w.hf_shape for w in hf_format.weights(c) for n in w.names}
         assert found == golden.shapes(settings), case
 

@@ -1,6 +1,7 @@
 """The network against a float64 NumPy one, and its ways of computing against each other."""
 
 import functools
+import itertools
 import re
 
 import jax
@@ -27,6 +28,10 @@ TINY = qwen2.Shape(
     scan_layers=False,
     remat="none",
 )
+QWEN3 = TINY._replace(qkv_bias=False, qk_norm=True)
+# Of the two frequencies of a head of 4 the second turns less than once in 64 tokens.
+YARN = QWEN3._replace(yarn=qwen2.Yarn(4.0, 64, 1.25))
+FAMILIES = {"qwen2": TINY, "qwen3": QWEN3, "yarn": YARN}
 SEGMENTS = np.array([[1] * 5 + [2] * 6 + [0] * 2, [1] * 9 + [2] * 4])
 POSITIONS = np.array([[*range(5), *range(6), 0, 0], [*range(9), *range(4)]])
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, SEGMENTS.shape)
@@ -45,23 +50,37 @@ def hidden(shape, params):
     return qwen2.bind(shape, params).hidden(TOKENS, POSITIONS, SEGMENTS)
 
 
-@jax.jit
-def call(params, tokens):
-    return qwen2.bind(TINY, params)(tokens)
+@functools.partial(jax.jit, static_argnames="shape")
+def call(params, tokens, shape=TINY):
+    return qwen2.bind(shape, params)(tokens)
+
+
+def yarn_angle_rates(c):
+    """The paper's formula, arXiv 2309.00071, section 3.2: ramp over turns rounded to dimensions."""
+    rate = c.rope_theta ** (-np.arange(c.head_dim // 2) / (c.head_dim // 2))
+    if not c.yarn:
+        return rate
+    dimension = lambda turns: (
+        c.head_dim / 2 * np.log(c.yarn.original / (2 * np.pi * turns)) / np.log(c.rope_theta)
+    )
+    low = max(np.floor(dimension(c.yarn.beta_fast)), 0)
+    high = min(np.ceil(dimension(c.yarn.beta_slow)), c.head_dim - 1)
+    fast = 1 - np.clip((np.arange(c.head_dim // 2) - low) / (high - low), 0, 1)
+    return rate * fast + rate / c.yarn.factor * (1 - fast)
 
 
 def oracle_logits(c, params, tokens):
     """One sequence, float64, one head at a time: float64 [T, V]."""
     p = jax.tree.map(lambda w: np.asarray(w, np.float64), params)
     T, half = len(tokens), c.head_dim // 2
-    angle = np.arange(T)[:, None] * c.rope_theta ** (-np.arange(half) / half)
+    angle = np.arange(T)[:, None] * yarn_angle_rates(c)
 
     def norm(x, scale):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + c.rms_eps) * scale
 
     def rotate(x):  # pairs (i, i + d/2) as complex numbers
         z = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angle)
-        return np.concatenate([z.real, z.imag], -1)
+        return np.concatenate([z.real, z.imag], -1) * (c.yarn.attention_factor if c.yarn else 1)
 
     x = p["embed"][tokens]
     for i in range(c.num_layers):
@@ -69,9 +88,12 @@ def oracle_logits(c, params, tokens):
         h = norm(x, w["attn_norm"])
         for head in range(c.num_heads):
             kv = head // (c.num_heads // c.num_kv_heads)
-            q = rotate(h @ w["q"][:, head] + w["q_bias"][head])
-            k = rotate(h @ w["k"][:, kv] + w["k_bias"][kv])
-            v = h @ w["v"][:, kv] + w["v_bias"][kv]
+            q, k, v = (h @ w[n][:, i] for n, i in (("q", head), ("k", kv), ("v", kv)))
+            if c.qkv_bias:
+                q, k, v = q + w["q_bias"][head], k + w["k_bias"][kv], v + w["v_bias"][kv]
+            if c.qk_norm:
+                q, k = norm(q, w["q_norm"]), norm(k, w["k_norm"])
+            q, k = rotate(q), rotate(k)
             scores = np.where(np.tri(T, dtype=bool), q @ k.T / np.sqrt(c.head_dim), -np.inf)
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             x = x + weights / weights.sum(-1, keepdims=True) @ v @ w["o"][head]
@@ -82,9 +104,10 @@ def oracle_logits(c, params, tokens):
     return norm(x, p["final_norm"]) @ head
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [False, True])
-def test_packed_rows_are_the_oracle_on_each_sequence(tied):
-    shape = TINY._replace(tie_embeddings=tied)
+def test_packed_rows_are_the_oracle_on_each_sequence(tied, family):
+    shape = FAMILIES[family]._replace(tie_embeddings=tied)
     model = qwen2.bind(shape, params(shape))
     logits = np.asarray(hidden(shape, params(shape)) @ model.head())
     for row, segment in ((0, 1), (0, 2), (1, 1), (1, 2)):
@@ -99,6 +122,32 @@ def test_call_is_the_oracle():
     assert logits.dtype == jnp.float32
     want = np.stack([oracle_logits(TINY, params(), row) for row in TOKENS])
     np.testing.assert_allclose(logits, want, atol=3e-5)
+
+
+PUBLISHED_YARN = {
+    0: 1.0,
+    23: 0.006978306,
+    24: 0.0053753215,
+    32: 0.00060294115,
+    39: 6.4903943e-05,
+    40: 4.4456985e-05,
+    41: 3.5825316e-05,
+    63: 3.1023444e-07,
+}
+
+
+def test_yarn_frequencies_of_a_published_model():
+    """Qwen3-8B, factor 4 of 32,768 tokens: the first and the last frequency of each stretch, as
+    transformers 5.12.1 computes them in float32."""
+    yarn = qwen2.Yarn(4.0, 32768, 1.0 + 0.1 * np.log(4.0))
+    shape = plan.qwen3("8B")._replace(yarn=yarn)
+    scale = qwen2.yarn_scale(128, 1e6, yarn)
+    rate = 1e6 ** (-np.arange(64) / 64)
+    np.testing.assert_allclose(rate * scale, yarn_angle_rates(shape), rtol=1e-6)
+    for i, want in PUBLISHED_YARN.items():
+        np.testing.assert_allclose(rate[i] * scale[i], want, rtol=1e-6)
+    cos, sin = qwen2.rope_angles(jnp.full((1, 1), 3), 128, 1e6, yarn)
+    np.testing.assert_allclose(np.hypot(cos, sin), yarn.attention_factor, rtol=1e-6)
 
 
 WAYS = {
@@ -156,14 +205,48 @@ def test_even_keys_are_the_same_model():
     } | {"q_bias"}
 
 
+def test_even_keys_where_a_norm_follows():
+    p = params(QWEN3)
+    far = p["blocks"]["k_norm"].at[0, 1].set(600)
+    p = p | {"blocks": p["blocks"] | {"k_norm": far}}
+    even = jax.jit(qwen2.even_keys)(p)
+    np.testing.assert_array_equal(call(p, TOKENS, QWEN3), call(even, TOKENS, QWEN3))
+    changed = {k for k, w in even["blocks"].items() if not np.array_equal(w, p["blocks"][k])}
+    assert changed == {"q_norm", "k_norm"} and np.abs(even["blocks"]["k_norm"]).max() < 2
+
+
+@pytest.mark.parametrize("sequence", ["", "tensor"], ids=["heads", "joined heads"])
+def test_a_mesh_computes_the_same(sequence):
+    """Qwen3 with heads split, and with tokens split between the products too."""
+    shape, sizes = YARN._replace(scan_layers=True), (1, 2, 2)
+    mesh = Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), parallel.AXES)
+    rules = config.base().sharding.train.to_dict() | {"sequence": sequence}
+    layout = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+    tokens = TOKENS[:, :12]
+
+    def loss(p):
+        with parallel.mesh_scope(mesh, rules):
+            x = qwen2.bind(shape, p)(tokens)
+        return jnp.sin(x).sum(), x
+
+    whole = jax.grad(lambda p: jnp.sin(call(p, tokens, shape)).sum())(params(shape))
+    grad, x = jax.jit(jax.grad(loss, has_aux=True))(jax.device_put(params(shape), layout))
+    np.testing.assert_allclose(x, call(params(shape), tokens, shape), atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-4), grad, whole)
+
+
 @pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize(("page_tokens", "prefill_tokens"), [(16, 8), (8, 8), (8, 16), (24, 8)])
-def test_prefill_and_decode_give_the_logits_of_the_whole(page_tokens, prefill_tokens, scan):
+@pytest.mark.parametrize(
+    ("page_tokens", "prefill_tokens", "family"),
+    [(16, 8, TINY), (8, 8, TINY), (8, 16, TINY), (24, 8, TINY), (8, 8, YARN)],
+    ids=["16-8", "8-8", "8-16", "24-8", "8-8 qwen3 with yarn"],
+)
+def test_prefill_and_decode_give_the_logits_of_the_whole(page_tokens, prefill_tokens, scan, family):
     """Prompts of different lengths, right-padded, in one chunk or several; every slot at its own
     position, over pages that are full of others' leavings."""
-    shape = TINY._replace(scan_layers=scan)
+    shape, weights = family._replace(scan_layers=scan), params(family)
     lengths = np.array([3, 11])  # tokens of the two prompts
-    want = np.asarray(call(params(), TOKENS))
+    want = np.asarray(call(weights, TOKENS, family))
     prompts = np.zeros((2, 16), np.int32)
     for row, tokens, n in zip(prompts, TOKENS, lengths, strict=True):
         row[: n - 1] = tokens[: n - 1]
@@ -194,17 +277,17 @@ def test_prefill_and_decode_give_the_logits_of_the_whole(page_tokens, prefill_to
     for start in range(0, 11, prefill_tokens):
         tokens = prompts[:, start : start + prefill_tokens]
         chunk = paged.Prompts(tokens, table, lengths - 1, np.int32(start))
-        pool = prefill(params(), pool, jax.tree.map(jnp.asarray, chunk))
+        pool = prefill(weights, pool, jax.tree.map(jnp.asarray, chunk))
     for step in range(2):
         positions = lengths - 1 + step
-        logits, pool = decode(params(), TOKENS[[0, 1], positions], positions, pool)
+        logits, pool = decode(weights, TOKENS[[0, 1], positions], positions, pool)
         np.testing.assert_allclose(logits, want[[0, 1], positions], atol=3e-5)
 
 
 def test_every_weight_declares_axes_and_name():
     known = set(config.base().sharding.train)
-    for tied in (False, True):
-        shape = TINY._replace(tie_embeddings=tied)
+    for tied, family in itertools.product((False, True), FAMILIES.values()):
+        shape = family._replace(tie_embeddings=tied)
         weights = jax.tree.leaves_with_path(qwen2.abstract(shape))
         names = []
         for path, weight in weights:
@@ -221,14 +304,46 @@ def test_every_weight_declares_axes_and_name():
             names.append(hf)
         assert len(set(names)) == len(names) == len(weights)
         assert ("lm_head.weight" in names) == (not tied)
-        assert len(names) == 12 + 2 + (not tied)  # a block's, embedding and norm, the head
+        block = 9 + 3 * shape.qkv_bias + 2 * shape.qk_norm
+        assert len(names) == block + 2 + (not tied)  # embedding and norm, the head
 
 
 @pytest.mark.parametrize(
-    ("size", "count"), [("0.5B", 494_032_768), ("7B", 7_615_616_512), ("32B", 32_763_876_352)]
+    ("name", "count"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
+        ("Qwen/Qwen2.5-3B", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B", 7_615_616_512),
+        ("Qwen/Qwen2.5-14B", 14_770_033_664),
+        ("Qwen/Qwen2.5-32B", 32_763_876_352),
+        ("Qwen/Qwen2.5-72B", 72_706_203_648),
+        ("Qwen/Qwen2.5-Math-1.5B", 1_543_714_304),
+        ("Qwen/Qwen2.5-Math-7B-Instruct", 7_615_616_512),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1_777_088_000),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7_615_616_512),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", 14_770_033_664),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 32_763_876_352),
+        ("Qwen/Qwen3-0.6B", 596_049_920),
+        ("Qwen/Qwen3-1.7B-Base", 1_720_574_976),
+        ("Qwen/Qwen3-4B", 4_022_468_096),
+        ("Qwen/Qwen3-8B-Base", 8_190_735_360),
+        ("Qwen/Qwen3-14B", 14_768_307_200),
+        ("Qwen/Qwen3-32B", 32_762_123_264),
+    ],
 )
-def test_released_sizes_have_the_released_parameter_counts(size, count):
-    assert qwen2.param_count(plan.qwen2_5(size)) == count
+def test_published_models_have_the_published_parameter_counts(name, count):
+    shape = plan.published(name)
+    assert qwen2.param_count(shape) == count
+    assert shape.qk_norm == ("Qwen3" in name) != shape.qkv_bias
+    small = "Math" in name or ("Distill" in name and name.endswith(("-1.5B", "-7B")))
+    assert shape.rope_theta == (1e4 if small else 1e6)
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen2.5-Coder-7B", "7B"]
+)
+def test_other_models_are_not_taken_for_a_published_one(name):
+    assert plan.published(name) is None
 
 
 def test_init_does_not_depend_on_the_mesh():
@@ -299,7 +414,9 @@ def test_config_fields_become_the_shape():
     c = config.base()
     c.model.num_layers, c.model.rope_theta, c.model.remat = 7, 5e5, "dots"
     shape = qwen2.shape_from_config(c)
-    assert shape._asdict() == {k: c.model[k] for k in qwen2.Shape._fields}
+    assert shape._asdict() == {"yarn": None} | {
+        k: c.model[k] for k in qwen2.Shape._fields if k != "yarn"
+    }
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 2), (1, 2, 2), (2, 2, 2), (1, 4, 1)], ids=str)

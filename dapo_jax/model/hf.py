@@ -1,4 +1,4 @@
-"""Qwen2.5 checkpoints in Hugging Face form: found, streamed into (sharded) arrays, written.
+"""Checkpoints in Hugging Face form: found, streamed into (sharded) arrays, written.
 
     model = load("Qwen/Qwen2.5-0.5B")  # or a directory
     logits_BxTxV = model(tokens_BxT)

@@ -1,4 +1,4 @@
-"""What a Hugging Face Qwen2 directory says, before any weight is read.
+"""What a Hugging Face directory of a Qwen says, before any weight is read.
 
 config.json <-> Shape, the tensor names and layouts of every weight, and the headers of the
 safetensors files with all checks on them. Reading and writing the weights is `hf`.
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from dapo_jax import gate
 from dapo_jax.model import qwen2
-from dapo_jax.model.qwen2 import Shape
+from dapo_jax.model.qwen2 import Shape, Yarn
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # NumPy name -> safetensors name
@@ -28,16 +28,28 @@ DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # NumPy name 
 # ------------------------------------------------------------------------------------------------
 
 # Fields that would change the computation -> the one value this network computes, which is also
-# Qwen2's default: an absent field is fine.
+# their default: an absent field is fine.
 _COMPUTED = {
-    "model_type": "qwen2",
     "hidden_act": "silu",
     "use_sliding_window": False,
     "use_mrope": False,
-    "attention_bias": True,  # q, k and v have biases,
-    "qkv_bias": True,
-    "attention_out_bias": False,  # nothing else has
+    "attention_out_bias": False,
     "mlp_bias": False,
+}
+
+
+class Family(NamedTuple):
+    """What a model_type says of the network; Qwen2.5-Math and R1-Distill-Qwen are qwen2."""
+
+    architecture: str
+    qkv_bias: bool
+    qk_norm: bool
+    head_dim: int  # where config.json has none; 0 = hidden_size / heads
+
+
+FAMILIES = {
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, qk_norm=False, head_dim=0),
+    "qwen3": Family("Qwen3ForCausalLM", qkv_bias=False, qk_norm=True, head_dim=128),
 }
 
 
@@ -50,7 +62,14 @@ def read_shape(path: str | Path, **compute_choices) -> Shape:
     config = {k: v for k, v in read_json(file).items() if v is not None}
     if "model_type" not in config:
         raise ValueError(f"{file}: no model_type; is this a language model's config.json?")
-    for name, only in _COMPUTED.items():
+    family = FAMILIES.get(str(config["model_type"]))
+    if not family:
+        raise ValueError(
+            f"{file}: model_type={json.dumps(config['model_type'])} is not supported, only"
+            f" {', '.join(map(json.dumps, FAMILIES))}"
+        )
+    biases = dict.fromkeys(("attention_bias", "qkv_bias"), family.qkv_bias)
+    for name, only in (_COMPUTED | biases).items():
         if config.get(name, only) != only:
             raise ValueError(
                 f"{file}: {name}={json.dumps(config[name])} is not supported, only"
@@ -63,15 +82,17 @@ def read_shape(path: str | Path, **compute_choices) -> Shape:
         raise ValueError(f"{file}: layer_types: only full_attention is supported")
 
     hidden, heads = (_number(file, config, n) for n in ("hidden_size", "num_attention_heads"))
-    if "head_dim" not in config and hidden % heads:
+    if "head_dim" not in config and not family.head_dim and hidden % heads:
         raise ValueError(f"{file}: hidden_size={hidden} is not divisible by {heads} heads")
     kv_heads = _number(file, config, "num_key_value_heads")
-    head_dim = _number(file, {"head_dim": hidden // heads} | config, "head_dim")
+    default = {"head_dim": family.head_dim or hidden // heads}
+    head_dim = _number(file, default | config, "head_dim")
     if heads % kv_heads or head_dim % 2:
         raise ValueError(
             f"{file}: {heads} query heads on {kv_heads} key/value heads of width {head_dim}: wants"
             " a whole multiple and an even width"
         )
+    rope_theta, yarn = _rope(file, config)
     return Shape(
         vocab_size=_number(file, config, "vocab_size"),
         hidden_size=hidden,
@@ -80,31 +101,62 @@ def read_shape(path: str | Path, **compute_choices) -> Shape:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rope_theta=_rope_theta(file, config),
+        rope_theta=rope_theta,
         rms_eps=_number(file, {"rms_norm_eps": 1e-6} | config, "rms_norm_eps"),
         tie_embeddings=_flag(file, config, "tie_word_embeddings"),
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        yarn=yarn,
         **compute_choices,
     )
 
 
-def _rope_theta(file: Path, config: dict) -> float:
+# All that may stand beside the type where it is yarn: what else there is would change the numbers.
+_YARN = {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}
+
+
+def _rope(file: Path, config: dict) -> tuple[float, Yarn | None]:
     """From `rope_theta` and `rope_scaling`, or from newer files' `rope_parameters`: both in one."""
+    yarn = None
     for field in ("rope_scaling", "rope_parameters"):
         rope = config.get(field, {})
         if not isinstance(rope, dict):
             raise ValueError(f"{file}: {field} {json.dumps(rope)}: wants an object")
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        if kind not in ("default", "yarn") or rope.get("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError(
-                f"{file}: {field} {json.dumps(rope)} is not supported, only type default (every"
-                " dimension rotated, no scaling)"
+                f"{file}: {field} {json.dumps(rope)} is not supported, only the types default and"
+                " yarn, with every dimension rotated"
             )
-    # 1e4 is Qwen2's default; `rope` is now rope_parameters, which wins as in transformers.
+        if kind == "yarn":
+            yarn = _yarn(f"{file}: {field}", config, rope)
+    # 1e4 is the default; `rope` is now rope_parameters, which wins as in transformers.
     both = {"rope_theta": 1e4} | config | {k: v for k, v in rope.items() if v is not None}
-    return _number(file, both, "rope_theta")
+    theta = _number(file, both, "rope_theta")
+    if yarn and config.get("rope_scaling") and config.get("rope_parameters"):
+        raise ValueError(f"{file}: rope_scaling and rope_parameters: with yarn, give only one")
+    if yarn and theta == 1.0:
+        raise ValueError(f"{file}: rope_theta=1.0: yarn wants more")
+    return theta, yarn
 
 
-# What any Qwen2 could have, and far beyond: names -> (type, smallest, largest).
+def _yarn(where: str, config: dict, rope: dict) -> Yarn:
+    said = {k: v for k, v in rope.items() if v is not None}
+    common = {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
+    if unknown := sorted(set(said) - _YARN - common):
+        raise ValueError(f"{where}: {unknown[0]} is not supported, only {', '.join(sorted(_YARN))}")
+    context = config.get("max_position_embeddings")
+    said = {"original_max_position_embeddings": context} | said
+    factor = _number(where, said, "factor")
+    default = {"attention_factor": 0.1 * math.log(factor) + 1, "beta_fast": 32.0, "beta_slow": 1.0}
+    names = ("original_max_position_embeddings", *default)
+    yarn = Yarn(factor, *(_number(where, default | said, name) for name in names))
+    if yarn.beta_fast < yarn.beta_slow:
+        raise ValueError(f"{where}: beta_fast={yarn.beta_fast} is below beta_slow={yarn.beta_slow}")
+    return yarn
+
+
+# What any Qwen could have, and far beyond: names -> (type, smallest, largest).
 _BOUNDS = {
     "vocab_size": (int, 1, 2**24),
     "hidden_size": (int, 1, 2**20),
@@ -115,10 +167,15 @@ _BOUNDS = {
     "head_dim": (int, 1, 2**16),
     "rope_theta": (float, 1.0, 1e15),
     "rms_norm_eps": (float, 1e-12, 1.0),
+    "factor": (float, 1.0, 1e4),
+    "original_max_position_embeddings": (int, 1, 2**31),
+    "attention_factor": (float, 1e-3, 1e3),
+    "beta_fast": (float, 1e-3, 1e6),
+    "beta_slow": (float, 1e-3, 1e6),
 }
 
 
-def _number(file: Path, config: dict, name: str):
+def _number(file: Path | str, config: dict, name: str):
     value, (kind, low, high) = config.get(name), _BOUNDS[name]
     # NaN is in no interval.
     if isinstance(value, bool) or not isinstance(value, (kind, int)) or not low <= value <= high:
@@ -148,10 +205,25 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def config_json(c: Shape, dtype: str) -> dict[str, Any]:
-    """Contents of config.json; `read_shape` gives the shape back."""
-    return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
+    """Contents of config.json; `read_shape` gives the shape back. ValueError: no family has it."""
+    is_of = lambda f: (f.qkv_bias, f.qk_norm) == (c.qkv_bias, c.qk_norm)
+    name = next((name for name, family in FAMILIES.items() if is_of(family)), None)
+    if not name:
+        raise ValueError(
+            f"model.qkv_bias={c.qkv_bias} with model.qk_norm={c.qk_norm}: no Hugging Face"
+            f" architecture of {', '.join(FAMILIES)} is that; such a model cannot be exported"
+        )
+    context = 32768  # as most have: the shape does not know it
+    rope = {}
+    if c.yarn:
+        context = int(c.yarn.factor * c.yarn.original)
+        yarn = c.yarn._asdict()
+        yarn["original_max_position_embeddings"] = yarn.pop("original")
+        rope = {"rope_scaling": {"rope_type": "yarn"} | yarn}
+    return rope | {
+        "architectures": [FAMILIES[name].architecture],
+        "model_type": name,
+        "attention_bias": c.qkv_bias,
         "vocab_size": c.vocab_size,
         "hidden_size": c.hidden_size,
         "intermediate_size": c.intermediate_size,
@@ -164,7 +236,7 @@ def config_json(c: Shape, dtype: str) -> dict[str, Any]:
         "rms_norm_eps": c.rms_eps,
         "tie_word_embeddings": c.tie_embeddings,
         "use_sliding_window": False,
-        "max_position_embeddings": 32768,  # Qwen2's default: the shape does not know it
+        "max_position_embeddings": context,
         "torch_dtype": dtype,
     }
 

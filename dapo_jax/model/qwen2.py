@@ -1,4 +1,6 @@
-"""Qwen2.5 in Flax NNX: RMSNorm, RoPE, grouped-query attention with q/k/v bias, SwiGLU.
+"""Qwen2.5 and Qwen3 (dense) in Flax NNX: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+
+Qwen2.5 has biases on q, k and v; Qwen3 has none, and a norm over each head of q and of k.
 
 Every weight is declared once, by `declare(...)`: shape, logical axes, initializer and Hugging Face
 name. Initialisation, sharding, the abstract tree and the checkpoint mapping all come from there.
@@ -13,11 +15,13 @@ L layers, V vocabulary, S slots, C cached tokens.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from dapo_jax import parallel
@@ -25,6 +29,16 @@ from dapo_jax.model import attention_kernels as splash
 from dapo_jax.parallel import constrain
 
 Params = dict[str, Any]
+
+
+class Yarn(NamedTuple):
+    """YaRN (arXiv 2309.00071), which stretches the context of RoPE; as config.json's rope_scaling."""
+
+    factor: float  # new context / old
+    original: int  # tokens of the old context
+    attention_factor: float  # of queries and keys each
+    beta_fast: float = 32.0  # frequencies of more turns than this in the old context stay
+    beta_slow: float = 1.0  # those of fewer are divided by `factor`; between them, a ramp
 
 
 class Shape(NamedTuple):
@@ -40,6 +54,9 @@ class Shape(NamedTuple):
     rope_theta: float
     rms_eps: float
     tie_embeddings: bool
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    yarn: Yarn | None = None  # from config.json alone
     init_std: float = 0.02
     scan_layers: bool = True
     remat: str = "full"
@@ -62,6 +79,8 @@ def shape_from_config(c) -> Shape:
         rope_theta=c.model.rope_theta,
         rms_eps=c.model.rms_eps,
         tie_embeddings=c.model.tie_embeddings,
+        qkv_bias=c.model.qkv_bias,
+        qk_norm=c.model.qk_norm,
         init_std=c.model.init_std,
         **compute_choices(c),
     )
@@ -105,6 +124,10 @@ def declare(rngs, shape, axes, init, hf: str, in_axes: int = 0, layers: int = 0)
     return nnx.Param(init(rngs.params(), shape), axes=axes, hf=hf, in_axes=in_axes)
 
 
+def _absent(*declaration):
+    """In place of `declare`, for a weight that the shape does not have."""
+
+
 class Block(nnx.Module):
     """One decoder block; its weights carry a leading layer axis until a scan or slice takes it."""
 
@@ -114,6 +137,7 @@ class Block(nnx.Module):
         )  # fmt: skip
         self.c = c
         weight = functools.partial(declare, rngs, layers=c.num_layers)
+        bias, head_norm = (weight if has else _absent for has in (c.qkv_bias, c.qk_norm))
         over_D, over_F, over_Hd = _normal(D**-0.5), _normal(F**-0.5), _normal((H * d) ** -0.5)
         # fmt: off
         attn, mlp = "model.layers.{}.self_attn", "model.layers.{}.mlp"
@@ -121,9 +145,11 @@ class Block(nnx.Module):
         self.q = weight((D, H, d), ("embed", "heads", "head_dim"), over_D, attn + ".q_proj.weight", 1)
         self.k = weight((D, K, d), ("embed", "kv_heads", "head_dim"), over_D, attn + ".k_proj.weight", 1)
         self.v = weight((D, K, d), ("embed", "kv_heads", "head_dim"), over_D, attn + ".v_proj.weight", 1)
-        self.q_bias = weight((H, d), ("heads", "head_dim"), _zeros, attn + ".q_proj.bias")
-        self.k_bias = weight((K, d), ("kv_heads", "head_dim"), _zeros, attn + ".k_proj.bias")
-        self.v_bias = weight((K, d), ("kv_heads", "head_dim"), _zeros, attn + ".v_proj.bias")
+        self.q_bias = bias((H, d), ("heads", "head_dim"), _zeros, attn + ".q_proj.bias")
+        self.k_bias = bias((K, d), ("kv_heads", "head_dim"), _zeros, attn + ".k_proj.bias")
+        self.v_bias = bias((K, d), ("kv_heads", "head_dim"), _zeros, attn + ".v_proj.bias")
+        self.q_norm = head_norm((d,), ("head_dim",), _ones, attn + ".q_norm.weight")
+        self.k_norm = head_norm((d,), ("head_dim",), _ones, attn + ".k_norm.weight")
         self.o = weight((H, d, D), ("heads", "head_dim", "embed"), over_Hd, attn + ".o_proj.weight", 2)
         self.mlp_norm = weight((D,), ("embed",), _ones, "model.layers.{}.post_attention_layernorm.weight")
         self.gate = weight((D, F), ("embed", "mlp"), over_D, mlp + ".gate_proj.weight", 1)
@@ -137,6 +163,9 @@ class Block(nnx.Module):
         h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
         joined = parallel.axis_size("sequence") > 1
         q, k, v = self._joined_heads(h) if joined else self._heads(h)
+        if self.c.qk_norm:
+            q = rms_norm(q, self.q_norm[...], self.c.rms_eps)
+            k = rms_norm(k, self.k_norm[...], self.c.rms_eps)
         q = constrain(q, "batch", "heads", "token", "head_dim")
         k = constrain(k, "batch", "kv_heads", "token", "head_dim")
         y, extra = attend(q, k, v)
@@ -157,9 +186,9 @@ class Block(nnx.Module):
 
     def _heads(self, h_BxTxD):
         return (
-            _to_heads(h_BxTxD, self.q[...], self.q_bias[...]),
-            _to_heads(h_BxTxD, self.k[...], self.k_bias[...]),
-            _to_heads(h_BxTxD, self.v[...], self.v_bias[...]),
+            _to_heads(h_BxTxD, self.q, self.q_bias),
+            _to_heads(h_BxTxD, self.k, self.k_bias),
+            _to_heads(h_BxTxD, self.v, self.v_bias),
         )
 
     def _joined_heads(self, h_BxTxD):
@@ -170,9 +199,11 @@ class Block(nnx.Module):
             [w[...].reshape(*w.shape[:-2], K, -1) for w in ws], -1
         )
         w_DxKxGd = by_group(self.q, self.k, self.v)
-        bias_KxGd = by_group(self.q_bias, self.k_bias, self.v_bias)
+        biases = (self.q_bias, self.k_bias, self.v_bias)
+        bias_KxGd = by_group(*biases) if self.c.qkv_bias else None
         y = jnp.einsum("BTD,DKg->BTKg", h_BxTxD, w_DxKxGd)
-        y = constrain(y, "batch", "token", "kv_heads", None) + bias_KxGd
+        y = constrain(y, "batch", "token", "kv_heads", None)
+        y = y if bias_KxGd is None else y + bias_KxGd
         y = y.swapaxes(1, 2)
         q, k, v = jnp.split(y, [y.shape[-1] - 2 * d, y.shape[-1] - d], -1)
         B, _, T, _ = y.shape
@@ -205,7 +236,7 @@ class Qwen2(nnx.Module):
         x_BxTxD = self._embed(tokens_BxT)
         kernel = splash.kernel(self.c.attention, x_BxTxD.dtype, self.c.head_dim)
 
-        angles = rope_angles(positions_BxT, self.c.head_dim, self.c.rope_theta)
+        angles = self._angles(positions_BxT)
 
         def attend(q, k, v):
             q, k = rotate(q, angles), rotate(k, angles)
@@ -250,7 +281,7 @@ class Qwen2(nnx.Module):
             pool_attend = lambda q, k, v: attend(i, pool, q, k, v)[::-1]
             return nnx.merge(graphdef, weights)(x_BxTxD, pool_attend), None
 
-        attend = attend(rope_angles(positions_BxT, self.c.head_dim, self.c.rope_theta))
+        attend = attend(self._angles(positions_BxT))
         carry = (self._embed(tokens_BxT), pool)
         if self.c.scan_layers:
             carry, _ = jax.lax.scan(step, carry, (jnp.arange(self.c.num_layers), layers))
@@ -265,6 +296,9 @@ class Qwen2(nnx.Module):
     def _embed(self, tokens_BxT):
         x_BxTxD = lookup(self.embed[...], tokens_BxT).astype(self.final_norm[...].dtype)
         return constrain(x_BxTxD, "batch", "sequence", "act_embed")
+
+    def _angles(self, positions_BxT):
+        return rope_angles(positions_BxT, self.c.head_dim, self.c.rope_theta, self.c.yarn)
 
     def _final(self, x_BxTxD):
         return rms_norm(x_BxTxD, self.final_norm[...], self.c.rms_eps)
@@ -340,9 +374,10 @@ def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
 # transposes weights nor activations.
 
 
-def _to_heads(x_BxTxD, w_DxHxd, bias_Hxd):
+def _to_heads(x_BxTxD, w_DxHxd: nnx.Param, bias_Hxd: nnx.Param | None):
     D, H, d = w_DxHxd.shape
-    y_BxTxHd = x_BxTxD @ w_DxHxd.reshape(D, H * d) + bias_Hxd.reshape(H * d)
+    y_BxTxHd = x_BxTxD @ w_DxHxd[...].reshape(D, H * d)
+    y_BxTxHd = y_BxTxHd if bias_Hxd is None else y_BxTxHd + bias_Hxd[...].reshape(H * d)
     return y_BxTxHd.reshape(*x_BxTxD.shape[:2], H, d).swapaxes(1, 2)
 
 
@@ -373,13 +408,32 @@ def rms_norm(x, scale, eps: float):
     return x32.astype(x.dtype) * scale
 
 
-def rope_angles(positions_BxT, head_dim: int, theta: float):
-    """(cos, sin) of rotary embedding, float32 [B, 1, T, d/2], the same for all heads and layers."""
+def rope_angles(positions_BxT, head_dim: int, theta: float, yarn: Yarn | None = None):
+    """(cos, sin) of rotary embedding, float32 [B, 1, T, d/2], the same for all heads and layers.
+    YaRN's attention factor is in them, so that whatever rotates queries and keys applies it."""
     half = head_dim // 2
     frequency_half = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if yarn:
+        frequency_half *= yarn_scale(head_dim, theta, yarn)
     angle = positions_BxT[:, None, :, None].astype(jnp.float32) * frequency_half
+    angles = jnp.cos(angle), jnp.sin(angle)
+    if yarn:
+        angles = tuple(yarn.attention_factor * x for x in angles)
     # A barrier, or XLA on CPU makes them again wherever they are used.
-    return jax.lax.optimization_barrier((jnp.cos(angle), jnp.sin(angle)))
+    return jax.lax.optimization_barrier(angles)
+
+
+def yarn_scale(head_dim: int, theta: float, yarn: Yarn) -> np.ndarray:
+    """What YaRN multiplies each frequency by, float32 [d/2]: 1 for the fast ones, 1 / factor for the
+    slow. As in transformers, the ramp begins and ends at whole dimensions."""
+    at = lambda turns: (
+        head_dim * math.log(yarn.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    )
+    low = max(math.floor(at(yarn.beta_fast)), 0)
+    high = min(math.ceil(at(yarn.beta_slow)), head_dim - 1)
+    high = high if high != low else low + 0.001
+    slow_half = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0, 1)
+    return (1 - slow_half + slow_half / yarn.factor).astype(np.float32)
 
 
 def rotate(x_BxHxTxd, angles):
@@ -440,21 +494,30 @@ def even_keys(params: Params) -> Params:
 
     Biases of Qwen2.5 reach hundreds in single components of its first and last layers, where the
     others would be rounded away. The range of a component: its bias and four standard deviations,
-    of a normalized input without correlations.
+    of a normalized input without correlations. Where a norm follows (Qwen3), its scale is what can
+    take a factor; heads share it, and the factors are of the head in which a component is largest.
     """
     b = params["blocks"]
     spread_LxKxd = jnp.sqrt(jnp.square(b["attn_norm"][:, :, None, None] * b["k"]).sum(1))
-    range_LxKxd = jnp.abs(b["k_bias"]) + 4 * spread_LxKxd
+    range_LxKxd = (jnp.abs(b["k_bias"]) if "k_bias" in b else 0.0) + 4 * spread_LxKxd
+    if "k_norm" in b:
+        size_LxKx1 = jnp.sqrt(jnp.mean(jnp.square(range_LxKxd), axis=-1, keepdims=True))
+        range_LxKxd = (range_LxKxd / size_LxKx1).max(1, keepdims=True)  # K = 1 from here on
+        range_LxKxd = 4 * jnp.abs(b["k_norm"])[:, None] * range_LxKxd
     pair_LxKxh = jnp.hypot(*jnp.split(range_LxKxd, 2, axis=-1))
     power_LxKxh = jnp.round(jnp.log2(jnp.maximum(pair_LxKxh, 1e-6))).astype(jnp.int32)
     keys_LxKxd = jnp.ldexp(1.0, jnp.concatenate([power_LxKxh] * 2, axis=-1))
+    if "k_norm" in b:
+        keys_Lxd = keys_LxKxd[:, 0]
+        even = {"q_norm": b["q_norm"] * keys_Lxd, "k_norm": b["k_norm"] / keys_Lxd}
+        return params | {"blocks": b | even}
     queries_LxHxd = jnp.repeat(keys_LxKxd, b["q"].shape[2] // b["k"].shape[2], axis=1)
-    even = {
-        "q": b["q"] * queries_LxHxd[:, None],
-        "q_bias": b["q_bias"] * queries_LxHxd,
-        "k": b["k"] / keys_LxKxd[:, None],
-        "k_bias": b["k_bias"] / keys_LxKxd,
-    }
+    even = {"q": b["q"] * queries_LxHxd[:, None]}
+    if "q_bias" in b:
+        even["q_bias"] = b["q_bias"] * queries_LxHxd
+    even["k"] = b["k"] / keys_LxKxd[:, None]
+    if "k_bias" in b:
+        even["k_bias"] = b["k_bias"] / keys_LxKxd
     return params | {"blocks": b | even}
 
 

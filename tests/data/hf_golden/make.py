@@ -1,13 +1,14 @@
 """Golden logits and greedy responses of `transformers`, and the recipe of the weights behind them.
 
     pip install -r benchmarks/requirements-peers.txt
-    python tests/data/hf_golden/make.py         # rewrites golden.npz and greedy.npz beside it
-    python tests/data/hf_golden/make.py greedy  # only greedy.npz
+    python tests/data/hf_golden/make.py          # rewrites golden.npz and greedy.npz beside it
+    python tests/data/hf_golden/make.py greedy   # only greedy.npz
+    python tests/data/hf_golden/make.py CASE...  # only these cases of golden.npz
 
-Made once with torch 2.13.0 on CPU in float32 (eager attention), golden.npz by transformers 5.23.0
-and greedy.npz by 5.12.1. Only tokens and logits are stored. The weights come again from `tensor`:
-NumPy's legacy RandomState, whose streams never change, seeded by the CRC-32 of 'case/tensor name',
-so that order is of no matter:
+Made once with torch 2.13.0 on CPU in float32 (eager attention), golden.npz by transformers 5.23.0,
+its cases after "head_dim" and greedy.npz by 5.12.1. Only tokens and logits are stored. The weights
+come again from `tensor`: NumPy's legacy RandomState, whose streams never change, seeded by the
+CRC-32 of 'case/tensor name', so that order is of no matter:
 
     norm weights     1 + 0.3 n
     biases           0.5 n
@@ -25,7 +26,7 @@ import numpy as np
 GOLDEN = Path(__file__).with_name("golden.npz")
 GREEDY = GOLDEN.with_name("greedy.npz")
 VOCAB = 64
-GREEDY_CASES = ("0.5B", "7B", "head_dim")  # prompts of 12 tokens, 40 new ones
+GREEDY_CASES = ("0.5B", "7B", "head_dim", "qwen3_yarn")  # prompts of 12 tokens, 40 new ones
 
 
 def _config(heads, kv_heads, head_dim, tied, **other):
@@ -49,6 +50,16 @@ def _config(heads, kv_heads, head_dim, tied, **other):
     )
 
 
+def _qwen3(hidden, heads, kv_heads, head_dim, tied, **other):
+    sizes = dict(model_type="qwen3", hidden_size=hidden, head_dim=head_dim, attention_bias=False)
+    return _config(heads, kv_heads, head_dim, tied) | sizes | other
+
+
+def _yarn(**other):
+    yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
+    return {"rope_scaling": yarn | other}
+
+
 # The head layouts and choices of the published sizes, at small widths.
 CASES = {
     "0.5B": _config(14, 2, 4, True),
@@ -58,6 +69,11 @@ CASES = {
     "72B": _config(64, 8, 4, False, rms_norm_eps=1e-5),
     "math": _config(28, 4, 4, False, rope_theta=1e4),
     "head_dim": _config(6, 3, 8, False) | {"hidden_size": 20, "head_dim": 8},
+    "r1_distill": _config(12, 2, 8, False, rope_theta=1e4, use_mrope=False),
+    "yarn": _config(6, 3, 8, True) | _yarn(),
+    "qwen3": _qwen3(20, 6, 3, 8, False),
+    "qwen3_tied": _qwen3(32, 16, 8, 4, True),
+    "qwen3_yarn": _qwen3(20, 4, 2, 16, True) | _yarn(beta_fast=4.0, attention_factor=1.25),
 }
 
 
@@ -82,7 +98,10 @@ def shapes(config) -> dict[str, tuple[int, ...]]:
         }
         for name, heads in (("q", H), ("k", K), ("v", K)):
             layer[f"self_attn.{name}_proj.weight"] = (heads * d, D)
-            layer[f"self_attn.{name}_proj.bias"] = (heads * d,)
+            if config["model_type"] == "qwen2":
+                layer[f"self_attn.{name}_proj.bias"] = (heads * d,)
+            elif name != "v":
+                layer[f"self_attn.{name}_norm.weight"] = (d,)
         out |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     return out
 
@@ -129,7 +148,8 @@ def torch_model(case: str):
     import torch
     import transformers
 
-    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config.from_dict(CASES[case]))
+    config = transformers.AutoConfig.for_model(**CASES[case])
+    model = transformers.AutoModelForCausalLM.from_config(config)
     state = {k: torch.from_numpy(v) for k, v in tensors(case).items()}
     wrong = model.load_state_dict(state, strict=False)
     assert not wrong.unexpected_keys and set(wrong.missing_keys) <= {"lm_head.weight"}, wrong
@@ -166,11 +186,13 @@ def make_greedy():
 def main():
     import torch
 
-    make_greedy()
-    if sys.argv[1:] == ["greedy"]:
+    named = sys.argv[1:]
+    if named in ([], ["greedy"]):
+        make_greedy()
+    if named == ["greedy"]:
         return
-    out = {}
-    for case in CASES:
+    out = dict(np.load(GOLDEN)) if named else {}
+    for case in named or CASES:
         with torch.no_grad():
             logits = torch_model(case)(torch.from_numpy(tokens(case))).logits
         assert logits.dtype == torch.float32
