@@ -1,6 +1,6 @@
 """What a start of several processes takes from the hub and from disk, and who compiles.
 
-    python benchmarks/start.py [--size=1.5B] [--processes=4]
+    python benchmarks/start.py [--size=1.5B] [--processes=4] [--write]
 
 Writes a random bfloat16 checkpoint of Qwen2.5's shape (1.5B: 3.1 GB, removed afterwards), which a
 stand-in for the hub gives out, and starts processes on loopback three times: first with nothing,
@@ -10,6 +10,7 @@ first step: meet, find the model, lay its weights out over all of them.
 
 import argparse
 import collections
+import datetime
 import json
 import os
 import socket
@@ -22,6 +23,7 @@ from pathlib import Path
 import huggingface_hub
 import jax
 import load_memory
+import results
 from jax._src import cache_key, compiler
 
 from dapo_jax import config, parallel, plan
@@ -29,6 +31,7 @@ from dapo_jax.checkpoint import workdir
 from dapo_jax.hosts import start
 from dapo_jax.model import hf
 
+HEADING = "## A start of several processes"
 COLUMNS = ("hub_calls", "hub_bytes", "weight_bytes", "programs_compiled", "seconds")
 
 
@@ -93,8 +96,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=load_memory.SIZES, default="1.5B")
     parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     given = parser.parse_args()
-    print(f"Qwen2.5-{given.size}, {given.processes} processes; a number per process")
+    lines = [
+        HEADING,
+        "",
+        f"`python benchmarks/start.py`, {datetime.date.today()}, jax {jax.__version__}: random"
+        f" bfloat16 weights of Qwen2.5-{given.size}, {given.processes} processes on loopback of"
+        " one machine, a stand-in for the hub; a number per process. Seconds are of this machine"
+        " and what else runs on it; the rest is counted.",
+        "",
+        f"| start | {' | '.join(COLUMNS)} |",
+        "|---" * (1 + len(COLUMNS)) + "|",
+    ]
+    print("\n".join(lines))
     with tempfile.TemporaryDirectory() as folder:
         hub, run = Path(folder, "hub"), str(Path(folder, "run"))
         (hub / "Qwen/stand-in").mkdir(parents=True)
@@ -103,9 +118,11 @@ def main() -> None:
             if what == "with a checkpoint":
                 Path(run, "checkpoints", "1").mkdir(parents=True)
             counts = starts(hub, run, given.processes)
-            print(what)
-            for column in COLUMNS:
-                print(f"  {column:<18}" + "".join(f"{c[column]:>16,}" for c in counts))
+            cells = (", ".join(f"{c[column]:,}" for c in counts) for column in COLUMNS)
+            lines.append(f"| {what} | {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    if given.write:
+        results.write(HEADING, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,10 @@ import results
 import timing
 
 # Their figures are in README.md or RESULTS.md.
-KEPT = ("checkpoint_cost", "kv_traffic", "logging_cost", "pod_plan", "pod_update", "quickstart")
+KEPT = (
+    "checkpoint_cost", "kv_traffic", "logging_cost", "pod_plan", "pod_update", "quickstart",
+    "start",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*KEPT, "race", "recipes", "sampler", "update"])
