@@ -17,8 +17,8 @@ import timing
 
 # Their figures are in README.md or RESULTS.md.
 KEPT = (
-    "checkpoint_cost", "kv_traffic", "logging_cost", "pod_plan", "pod_update", "quickstart",
-    "start",
+    "chaos", "checkpoint_cost", "kv_traffic", "logging_cost", "pod_plan", "pod_update",
+    "quickstart", "start",
 )  # fmt: skip
 
 

@@ -327,8 +327,8 @@ def test_the_paper_s_program_knows_nothing_of_the_others():
     for preset in (config.base, config.paper, config.verl, config.grpo):
         assert objectives.choice(preset().loss) == objective.DAPO
     c = config.base()
-    c.loss.importance_cap = 2.0  # a number, no other program
-    assert objectives.choice(c.loss) == objective.DAPO
+    c.loss.importance_cap = 2.0  # the same loss, and two sums for the log
+    assert objectives.choice(c.loss) == objective.DAPO._replace(weighted=True)
 
 
 @pytest.mark.parametrize("name", presets.RECIPES)

@@ -1,0 +1,299 @@
+"""A cloud in a folder, for chaos.py: hosts whose trainings are real processes, a gcloud, a bucket.
+
+CLOUD/request and node_K are Cloud's states, host_K_W the home folder of host W of slice K, b/ is
+gs://b. The hosts' python is a client of `serve`, which has imported everything and
+forks a process for each training; that process dies with the client, as the client with its host.
+CLOUD/pid_I is the training of process I, CLOUD/life_I.jsonl what it does.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import selectors
+import signal
+import socket
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SLICES, HOSTS = 2, 2
+
+GCLOUD = r"""#!/usr/bin/env bash
+set -u
+cd "$CLOUD"
+for word in "$@"; do
+    case "$word" in --worker=*) worker="${word#*=}" ;; --command=*) command="${word#*=}" ;; esac
+done
+end_host() {
+    [[ ! -f $1/dapo_jax/run.pid ]] || kill -KILL -- "-$(<"$1/dapo_jax/run.pid")" 2>/dev/null
+    rm -rf "$1"
+}
+hosts() { [[ $worker == all ]] && echo host_"$1"_* || echo "host_$1_$worker"; }
+case "$3 $4" in
+    "queued-resources create") echo ACCEPTED >request ;;
+    "queued-resources describe")
+        [[ -f request ]] || { echo "ERROR: NOT_FOUND: no such request" >&2; exit 1; }
+        cat request
+        # What is asked for is there at the next look.
+        [[ $(<request) == ACCEPTED ]] || exit 0
+        for k in 0 1; do echo READY >node_$k; mkdir -p host_${k}_0 host_${k}_1; done
+        echo ACTIVE >request ;;
+    "queued-resources delete")
+        for host in host_*; do end_host "$host"; done
+        rm -f request node_* ;;
+    "tpu-vm describe")
+        cat "node_${5##*-}" 2>/dev/null || { echo "ERROR: NOT_FOUND: no such node" >&2; exit 1; } ;;
+    "tpu-vm scp")
+        node="${6%%:*}"
+        for host in $(hosts "${node##*-}"); do cp "$5" "$host/dapo_jax.tar.gz"; done ;;
+    "tpu-vm ssh")
+        status=0
+        for host in $(hosts "${5##*-}"); do
+            # A host that was taken away answers as ssh does without a connection.
+            (cd "$host" && HOME="$PWD" HOST="$host" bash -c "$command") || status=$?
+            [[ -d $host ]] || status=255
+        done
+        exit $status ;;
+esac
+"""
+
+UV = """#!/usr/bin/env bash
+if [[ $1 == venv ]]; then
+    mkdir -p "${@: -1}/bin"
+    cp "$(dirname "$0")/client" "${@: -1}/bin/python"
+fi
+"""
+
+# The training by `serve`, which adds what the metadata of a TPU would give; all else as it is.
+CLIENT = """#!{python} -ISu
+import json, os, signal, socket, sys
+if "dapo_jax.train" not in sys.argv:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+asked = {{signal.SIGTERM, signal.SIGINT}}
+signal.pthread_sigmask(signal.SIG_BLOCK, asked)
+_, k, w = os.environ["HOST"].split("_")
+s = socket.socket(socket.AF_UNIX)
+s.connect({at!r})
+where = [os.readlink("/proc/self/fd/%d" % n) for n in (1, 2)]
+argv = sys.argv[sys.argv.index("dapo_jax.train"):]
+request = {{"index": int(k) * {hosts} + int(w), "argv": argv}}
+socket.send_fds(s, [json.dumps(request).encode()], [1, 2])
+pid = int(s.recv(20))
+def hand_on(number, _):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+for number in asked:
+    signal.signal(number, hand_on)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, asked)
+status = int(s.recv(20) or b"-9")
+if status < 0:
+    if status != -signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+
+
+def build(cloud: pathlib.Path) -> dict[str, str]:
+    """Make the cloud and its tools; the environment of launch/tpu_vm.sh there."""
+    tools = cloud / "tools"
+    tools.mkdir(parents=True)
+    (cloud / "b").mkdir()
+    at = str(cloud / "socket")
+    client = CLIENT.format(python=sys.executable, at=at, hosts=HOSTS)
+    for name, text in (("gcloud", GCLOUD), ("uv", UV), ("client", client)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    return os.environ | {
+        "CLOUD": str(cloud),
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "DAPO_POLL_SECONDS": "0.2",
+    }
+
+
+# ------------------------------------------------------------------------------------------------
+# Trainings
+# ------------------------------------------------------------------------------------------------
+
+
+def serve(cloud: pathlib.Path, port: int) -> None:
+    """Fork a training for each client that comes, until standard input closes. One thread: nothing
+    of JAX may run before a fork."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(cloud / "socket"))
+    listening.listen()
+    chosen, running = selectors.DefaultSelector(), {}  # pid -> its client
+    for what in (listening, sys.stdin):
+        chosen.register(what, selectors.EVENT_READ)
+    print("ready", flush=True)
+    while True:
+        for ready, _ in chosen.select(0.05):
+            if ready.fileobj is sys.stdin:
+                for pid in running:
+                    os.kill(pid, signal.SIGKILL)
+                return
+            if ready.fileobj is listening:
+                client, _ = listening.accept()
+                data, files, _, _ = socket.recv_fds(client, 1 << 16, 2)
+                pid = os.fork()
+                if not pid:
+                    _train(cloud, port, json.loads(data), files)
+                for file in files:
+                    os.close(file)
+                running[pid] = client
+                chosen.register(client, selectors.EVENT_READ, pid)
+                client.send(str(pid).encode())
+            else:  # a client says nothing: it is gone
+                chosen.unregister(ready.fileobj)
+                os.kill(ready.data, signal.SIGKILL)
+        for pid, client in list(running.items()):
+            if (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                del running[pid]
+                if client in chosen.get_map():
+                    chosen.unregister(client)
+                    client.send(str(os.waitstatus_to_exitcode(ended[1])).encode())
+                client.close()
+
+
+class Unreachable(Exception):
+    """As gcsfs raises a 503."""
+
+
+Unreachable.__module__ = "gcsfs.retry"
+
+
+class Failing:
+    """Of the operations on the bucket, and of the restores of a checkpoint, some in a row fail."""
+
+    def __init__(self, note: pathlib.Path, tell):
+        self._skip, self._left = -1, 0
+        if note.exists():
+            self._skip, self._left = map(int, note.read_text().split())
+            note.unlink()
+        self._restores, self._tell = self._left, tell
+
+    def operation(self) -> None:
+        self._skip -= 1
+        if self._skip < 0 < self._left:
+            self._left -= 1
+            self._tell("failed", of="bucket")
+            raise Unreachable("503: the bucket is away")
+
+    def restore(self) -> None:
+        if self._restores > 0:
+            self._restores -= 1
+            self._tell("failed", of="restore")
+            raise OSError(5, "Input/output error")
+
+
+def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> None:
+    """In the forked process; never returns."""
+    import jax
+    import stubbed_train
+    from jax._src import cache_key
+
+    from dapo_jax import cli, parallel, train
+    from dapo_jax.checkpoint import journal, seal
+    from dapo_jax.rollout import engine
+
+    for here, there in ((os.open(os.devnull, os.O_RDONLY), 0), (files[0], 1), (files[1], 2)):
+        os.dup2(here, there)
+    os.closerange(3, 1 << 12)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    index, drawn = request["index"], 0
+    (cloud / f"pid_{index}").write_text(str(os.getpid()))
+    life = os.open(cloud / f"life_{index}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def tell(what: str, **more) -> None:
+        row = {"time": time.time(), "pid": os.getpid(), "what": what, "drawn": drawn} | more
+        os.write(life, (json.dumps(row) + "\n").encode())
+
+    failing = Failing(cloud / f"fail_{index}", tell)
+    _place_bucket(cloud / "b", failing)
+    generate, keep = engine.Engine.generate, journal._Sampler._keep
+
+    def counted(self, *arguments, **named):
+        def on_tokens(index, start, tokens, logps) -> None:
+            nonlocal drawn
+            drawn += len(tokens)
+
+        return generate(self, *arguments, on_tokens=on_tokens, **named)
+
+    def told(self, key: bytes, response) -> None:
+        tell("kept", key=key.hex(), tokens=len(response.tokens))
+        keep(self, key, response)
+
+    def step(state, record) -> None:
+        groups = record.batch.drawn
+        said = [[g.position, [r.tokens.tolist() for r in g.responses]] for g in groups]
+        arrays = [x for x in jax.tree.leaves((state.params, state.opt_state)) if x.ndim]
+        sums = [int(x) for x in parallel.to_host(sums_of(arrays))]
+        after = [said, sums, state.counters._asdict()]
+        digest = hashlib.sha256(json.dumps(after).encode()).hexdigest()
+        tell("step", step=state.counters.step, digest=digest)
+
+    sums_of = jax.jit(seal.checksums)
+    engine.Engine.generate, journal._Sampler._keep = counted, told
+    # On CPU each process has another fingerprint of the same devices; those of a slice have one.
+    cache_key._hash_accelerator_config = lambda key, devices: key.update(b"slice")
+    jax.config.update("jax_compilation_cache_dir", "gs://b/xla")
+    found = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={SLICES * HOSTS}"]
+    sys.argv = [*request["argv"], *found, f"--process_id={index}"]
+    hooks, code = train.Hooks(phase=tell, step=step), 1
+    try:
+        cli.run(functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks))
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _place_bucket(folder: pathlib.Path, failing: Failing) -> None:
+    """gs://b is this folder for all that opens files by etils.epath; `failing` hears of it."""
+    import orbax.checkpoint as ocp
+    from etils.epath import backend
+    from fsspec.implementations.dirfs import DirFileSystem
+    from fsspec.implementations.local import LocalFileSystem
+
+    class Gcs(DirFileSystem):
+        protocol = ("gs", "gcs")
+        cachable = False
+
+        def __init__(self, **_):
+            super().__init__(folder.parent, LocalFileSystem(auto_mkdir=True))
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return str(path).removeprefix("gs://").strip("/")
+
+        def _join(self, path):
+            failing.operation()
+            return super()._join(path)
+
+    restore = ocp.CheckpointManager.restore
+
+    def restored(self, *arguments, **named):
+        failing.restore()
+        return restore(self, *arguments, **named)
+
+    get = lambda self, name: Gcs() if name in ("gs", "gcs") else LocalFileSystem()
+    type(backend.fsspec_backend)._get_filesystem = get
+    ocp.CheckpointManager.restore = restored
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/faults")]
+    import harness  # noqa: F401  # all that a training imports, once
+    import stubbed_train  # noqa: F401
+
+    serve(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
