@@ -19,7 +19,7 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -38,7 +38,7 @@ from dapo_jax.data.problems import Encoded
 from dapo_jax.hosts import processes, start
 from dapo_jax.log import scores as scores_lib
 from dapo_jax.log.scores import Scores, majority, pass_at_k
-from dapo_jax.model import hf_format, qwen2
+from dapo_jax.model import hf, hf_format, qwen2
 from dapo_jax.rollout.draw import Draw
 
 __all__ = ["Scores", "checksums", "evaluate", "evaluate_sets", "majority", "pass_at_k"]
@@ -155,7 +155,11 @@ def find_policy(
     )
 
 
-def find_given(given: str, base: pathlib.Path | None = None) -> Policy:
+def find_given(
+    given: str,
+    base: pathlib.Path | None = None,
+    resolve: Callable[[str], pathlib.Path] = start.resolve,
+) -> Policy:
     """A run's workdir or its checkpoints/, either with @STEP for another than the newest, one step
     in there, what `convert to-orbax` wrote, a Hugging Face directory or a hub name. ValueError:
     there is no checkpoint. base: the model directory of what holds no model itself."""
@@ -164,7 +168,7 @@ def find_given(given: str, base: pathlib.Path | None = None) -> Policy:
     path = epath.Path(given if step is None else named[1]).expanduser()
     weights = "://" not in given and (not path.is_dir() or any(path.glob("*.safetensors")))
     if step is None and weights:
-        return Policy(start.resolve(given))
+        return Policy(resolve(given))
     if path.name.isdigit() and (path / "arrays").is_dir():
         path, step = path.parent, int(path.name) if step is None else step
     elif (path / "checkpoints").is_dir():
@@ -508,12 +512,13 @@ def define_flags() -> None:
 def config_of_model() -> schema.Config | None:
     """Where --checkpoint is a Hugging Face directory or hub name: the paper's config, with prompts
     in the model's chat template if it has one, on a sampler for a single accelerator."""
-    if not flags.FLAGS.checkpoint or find_given(flags.FLAGS.checkpoint).steps:
+    small = functools.partial(hf.resolve, weights=False)  # each for itself: nobody has met yet
+    if not (given := flags.FLAGS.checkpoint) or (policy := find_given(given, None, small)).steps:
         return None
     if not flags.FLAGS.data and not cli.CONFIG.overrides.get("eval.files"):
         raise ValueError(f"--data: say what to evaluate on: {published.KNOWN}, or files")
     c = presets.paper()
-    c.tokenizer.chat = bool(tokenizer.load(find_given(flags.FLAGS.checkpoint).model_dir).template)
+    c.tokenizer.chat = bool(tokenizer.load(policy.model_dir).template)
     c.rollout.slots = c.optim.micro_batch_rows = 64
     c.rollout.cache_fraction = 0.25  # few responses get as long as they may
     return c
