@@ -9,6 +9,7 @@ from etils.epath import backend
 
 from dapo_jax.checkpoint import checkpoint, patience, resume, workdir
 from dapo_jax.dapo.state import State
+from dapo_jax.hosts import start
 
 
 @pytest.fixture(autouse=True)
@@ -139,3 +140,23 @@ def test_a_bucket_that_fails_now_and_then_opens_and_is_sent_to(bucket, failing, 
     monkeypatch.setattr(workdir, "_send", away)
     with pytest.raises(OSError, match="503"):  # which the run answers by trying after the next step
         workdir.send(home)
+
+
+def test_a_compiled_program_that_cannot_be_read_is_tried_again(waits, monkeypatch):
+    """To JAX it would not be there; the host would wait for one that has it, who tells nobody."""
+
+    class Cache:
+        def __init__(self):
+            self.left = 2
+
+        def get(self, key):
+            self.left -= 1
+            if self.left >= 0:
+                raise Unreachable("503")
+            return key.encode()
+
+    cache = Cache()
+    monkeypatch.setattr(start.jax_cache, "_get_cache", lambda client: cache)
+    for _ in range(2):  # two runs of one process
+        start._read_with_patience("gs://b/x/xla")
+    assert cache.get("jit_f") == b"jit_f" and waits == [1, 2]

@@ -124,6 +124,7 @@ def cache(monkeypatch):
     names = ("jax_compilation_cache_dir", "jax_share_binary_between_hosts")
     before = {name: getattr(jax.config, name) for name in names}
     monkeypatch.setattr(compilation_cache, "reset_cache", lambda: None)
+    monkeypatch.setattr(start, "_read_with_patience", lambda where: None)
 
     def begin(home, processes, given, alike=True):
         monkeypatch.setattr(start, "_alike", lambda: alike)

@@ -16,7 +16,10 @@ import jax
 import numpy as np
 from absl import flags
 from etils import epath
-from jax._src import cache_key  # what a program is called has no public name
+from jax._src import (
+    cache_key,  # what a program is called has no public name
+    compilation_cache as jax_cache,  # nor has the cache that is in use
+)
 from jax.experimental.compilation_cache import compilation_cache
 
 from dapo_jax import cli, parallel
@@ -46,6 +49,17 @@ def share_programs(home: workdir.Workdir) -> None:
         return
     # Otherwise those that do not find what process 0 has found would wait for it.
     jax.config.update("jax_share_binary_between_hosts", several)
+    _read_with_patience(given)
+
+
+def _read_with_patience(where: str) -> None:
+    """To JAX a program that cannot be read is one that is not there; and whoever misses what
+    process 0 has found waits for it as long as JAX lets it, 20 minutes."""
+    client = jax.devices()[0].client
+    cache = patience.read(where, lambda: jax_cache._get_cache(client))
+    if cache is not None and "get" not in vars(cache):
+        get = cache.get
+        cache.get = lambda key: patience.read(f"{where}/{key}", lambda: get(key))
 
 
 def _alike() -> bool:
