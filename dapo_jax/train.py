@@ -242,6 +242,7 @@ def main(score: grading.Score | None = None, hooks: Hooks = QUIET) -> int | None
         ended = train(
             cli.CONFIG.value, cli.WORKDIR.value, cli.ALLOW_CONFIG_CHANGE.value, score, hooks
         )
+        leaving.ending()
     return 0 if ended else cli.TERMINATED_STATUS.value
 
 

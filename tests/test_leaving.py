@@ -26,9 +26,13 @@ def main():
             time.sleep(60)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if "ending" in sys.argv:
+        leaving.ending()
     print("saved", flush=True)
     if "after" in sys.argv:
         time.sleep(60)
+    if "ending" in sys.argv:
+        signal.raise_signal(signal.SIGTERM)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be in a background
 cli.flags.FLAGS(["run"])
@@ -44,6 +48,7 @@ cli._guarded(main, [])
         ("again", [signal.SIGINT, signal.SIGINT], 130, ["asked 2"]),
         ("again", [signal.SIGTERM, signal.SIGINT, signal.SIGINT], 130, ["asked 15"]),
         ("after", [signal.SIGTERM, signal.SIGINT], 130, ["asked 15", "saved"]),
+        ("ending", [signal.SIGTERM], 0, ["asked 15", "saved"]),  # and once more, late
     ],
 )
 def test_signals(how, numbers, code, said):

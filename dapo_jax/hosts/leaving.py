@@ -74,6 +74,12 @@ def signals() -> Iterator[Asked]:
         os.close(wakeup)  # ends the thread
 
 
+def ending() -> None:
+    """The process has done all it was to do and ends: with its own status, not that of a SIGTERM,
+    which a launcher would answer by the same command."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def _end_in_time(listening: int) -> None:
     """End the process GRACE_S after SIGTERM came through the pipe; return when it is closed."""
     deadline = None
