@@ -106,18 +106,27 @@ def test_out_of_memory_is_a_verdict():
     assert not got["fits"] and "arguments alone" in got["refused"]
 
 
-@needs_libtpu
-def test_command_line(tmp_path):
+def planned(tmp_path, config: str, topology: str, env=(), timeout=None) -> tuple[dict, str]:
+    """(what `plan --compile` writes of a config that fits, what it says meanwhile)."""
     out = tmp_path / "plan.json"
     command = [
-        sys.executable, "-m", "dapo_jax.plan", "--config=configs/quickstart.py",
-        "--topology=v5e:2x2", "--compile", f"--json={out}",
+        sys.executable, "-m", "dapo_jax.plan", f"--config=configs/{config}.py",
+        f"--topology={topology}", "--compile", f"--json={out}",
     ]  # fmt: skip
-    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_OPTIMIZATION_LEVEL": "O0"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "FITS, by the compiler" in done.stdout and "[8/8] update: " in done.stderr
-    saved = json.loads(out.read_text())
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | dict(env)
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "FITS, by the compiler" in done.stdout
+    return json.loads(out.read_text()), done.stderr
+
+
+@needs_libtpu
+def test_command_line(tmp_path):
+    level = {"JAX_OPTIMIZATION_LEVEL": "O0"}
+    saved, said = planned(tmp_path, "quickstart", "v5e:2x2", level, timeout=300)
+    assert "[8/8] update: " in said
     got = saved["compiled"]
     for phase, name in {"sampling": "decode_full", "updating": "update"}.items():
         assert saved["peaks"][phase] == pytest.approx(got["programs"][name]["total"], rel=0.15)
@@ -150,16 +159,8 @@ def pytest_generate_tests(metafunc):
 @pytest.mark.slow
 def test_the_config_for_one_chip_fits_a_free_tpu(tmp_path):
     """v5e-1, 16 GB, with what its docstring says."""
-    out = tmp_path / "plan.json"
-    command = [
-        sys.executable, "-m", "dapo_jax.plan", "--config=configs/one_chip.py",
-        "--topology=v5e:1x1", "--compile", f"--json={out}",
-    ]  # fmt: skip
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "FITS, by the compiler" in done.stdout
-    programs = json.loads(out.read_text())["compiled"]["programs"]
+    saved, _ = planned(tmp_path, "one_chip", "v5e:1x1")
+    programs = saved["compiled"]["programs"]
     limit, sampling, updating = test_configs.one_chip()
     total = {name: x["total"] / plan.GB for name, x in programs.items()}
     assert total["decode_full"] == pytest.approx(sampling, abs=0.3)
