@@ -196,7 +196,7 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
     import stubbed_train
     from jax._src import cache_key
 
-    from dapo_jax import cli, parallel, train
+    from dapo_jax import parallel, train
     from dapo_jax.checkpoint import journal, seal
     from dapo_jax.rollout import engine
 
@@ -244,18 +244,10 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
     jax.config.update("jax_compilation_cache_dir", "gs://b/xla")
     found = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={SLICES * HOSTS}"]
     sys.argv = [*request["argv"], *found, f"--process_id={index}"]
-    hooks, code = train.Hooks(phase=tell, step=step), 1
-    try:
-        cli.run(functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks))
-        code = 0
-    except SystemExit as end:
-        code = end.code or 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    hooks = train.Hooks(phase=tell, step=step)
+    stubbed_train.run_and_exit(
+        functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks)
+    )
 
 
 def _place_bucket(folder: pathlib.Path, failing: Failing) -> None:

@@ -5,8 +5,11 @@ WORKDIR/drawn_<process>.jsonl: one object a rollout step."""
 
 import functools
 import json
+import os
 import pathlib
+import sys
 import zlib
+from typing import NoReturn
 
 import jax
 
@@ -33,6 +36,22 @@ def record(state, step) -> None:
     name = f"drawn_{jax.process_index()}.jsonl"
     with pathlib.Path(cli.WORKDIR.value, name).open("a") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def run_and_exit(main) -> NoReturn:
+    """`cli.run(main)` in a forked process, which ends here, with the status of the command."""
+    code = 1
+    try:
+        cli.run(main)
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -59,18 +59,7 @@ def child(request: dict):
         evaluate.define_flags()
         main = functools.partial(evaluate.main, score=stubbed_train.JUDGE)
     sys.argv = [request["module"], *request["argv"]]
-    code = 1
-    try:
-        cli.run(main)
-        code = 0
-    except SystemExit as end:
-        code = end.code or 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    stubbed_train.run_and_exit(main)
 
 
 # ------------------------------------------------------------------------------------------------
