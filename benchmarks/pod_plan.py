@@ -168,7 +168,7 @@ def preempted(planned: list[tuple[Row, dict]]) -> str:
         f"`python benchmarks/pod_plan.py --preempt_hours={hours:g}`, {datetime.date.today()}: by"
         f" the simulated schedule ({' '.join(LENGTHS)}) and pods/constants.py, of which nothing was"
         f" measured on a TPU; a preemption every {hours:g} h of wall time. Goodput as"
-        " `time/goodput`: neither evaluation nor saving counts. The last columns are seconds per"
+        " `time/goodput`: steps and their evaluations. The last columns are seconds per"
         " preemption.",
         "",
         "| config | pod | changed | goodput | without preemptions | "

@@ -598,7 +598,7 @@ def preempted(
     config, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic, money: Money, work
 ) -> dict[str, Any]:
     """Of a run that is preempted every so many hours: seconds that one costs, and the goodput; the
-    same without the journal, and with a checkpoint after each step."""
+    same without the journal, and with a checkpoint after each step, or each fifth one."""
     known, hours = constants.values(), money.preempt_hours
     again = cost.drawn_again(config, traffic, work, scene(config, shape, sizes, pod), known)
 
@@ -610,8 +610,9 @@ def preempted(
         good, most = (cost.goodput(phases, x, hours) for x in (lost, {}))
         return {"lost_s": lost, "goodput": good, "goodput_undisturbed": most}
 
+    every = 5 if config.checkpoint.every == 1 else 1
     instead = {
-        "checkpoint.every=1": of(checkpoint__every=1),
+        f"checkpoint.every={every}": of(checkpoint__every=every),
         "checkpoint.journal_gb=0": of(checkpoint__journal_gb=0.0),
     }
     return {"preempted": {"hours": hours} | of() | {"instead": instead}}

@@ -31,7 +31,7 @@ def paper() -> ml_collections.ConfigDict:
     c.optim.lr, c.optim.warmup_steps, c.optim.minibatches = 1e-6, 20, 16
     c.optim.b2 = 0.999
     c.eval.k, c.eval.every, c.eval.max_problems = 32, 5, 0
-    c.checkpoint.every = 5
+    c.checkpoint.every = 1  # a step takes minutes, and a save runs beside the next one
     c.tokenizer.chat = True
     c.model.dtype = "bfloat16"
     c.model.scan_layers, c.model.remat = True, "full"

@@ -471,7 +471,8 @@ def test_a_preemption_by_hand():
     which takes longer than leaving."""
     c, s = shipped()
     s, k = s._replace(replicas=1), constants.values(start=60, provision=300, leaving=8)
-    assert (c.checkpoint.every, c.checkpoint.journal_gb > 0) == (5, True)
+    assert (c.checkpoint.every, c.checkpoint.journal_gb > 0) == (1, True)
+    c.checkpoint.every = 5
     phases = {"prefill": 10, "decode": 300, "tail": 380, "host": 10, "grading": 5}
     phases |= {"old log-probs": 95, "update": 150, "evaluation": 40, "checkpoint": 10}
     a_host = 12 * 32_763_876_352 / 32 / 1e9
@@ -480,8 +481,8 @@ def test_a_preemption_by_hand():
     equal = lambda got, want: got == pytest.approx(fixed | want)
     assert equal(kept, {"earlier steps": 2 * 250, "this step": 140 + 0.25 * 125 + 0.05 * 250})
     spent = 500 + 183.75 + 8 + 300 + 60 + a_host
-    assert cost.goodput(phases, kept, 6.0) == pytest.approx(0.95 * (1 - spent / 21600))
-    assert cost.goodput(phases, kept, 0.1) == 0 and cost.goodput(phases, {}, 6.0) == 0.95
+    assert cost.goodput(phases, kept, 6.0) == pytest.approx(0.99 * (1 - spent / 21600))
+    assert cost.goodput(phases, kept, 0.1) == 0 and cost.goodput(phases, {}, 6.0) == 0.99
     quick = cost.preemption(c, phases, 200, s, k | {"to_host": 4e9})  # saved while sampling
     assert quick["earlier steps"] == pytest.approx(2 * 0.3 * 250)
     c.checkpoint.journal_gb = 0.0

@@ -137,7 +137,9 @@ def test_events_say_where_time_went(everything):
     assert events[-1]["finished"] is True
     ledger = goodput.read(workdir / "events.jsonl")
     assert ledger.steps.keys() == {1, 2} and ledger.lost["compile"] > 0
-    total = sum(ledger.steps.values()) + sum(ledger.lost.values())
+    assert ledger.evaluated.keys() == {0, 2}
+    parts = (ledger.steps, ledger.evaluated, ledger.lost)
+    total = sum(sum(part.values()) for part in parts)
     assert total == pytest.approx(events[-1]["time"] - events[0]["time"], abs=0.01)
     for record in metrics.read(workdir / "metrics.jsonl")[1:]:
         shares = [v for t, v in record.items() if t.startswith(("time/goodput", "time/lost/"))]

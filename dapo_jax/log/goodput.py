@@ -25,7 +25,6 @@ LOST = {
     "away": "no process",
     "start": "start-up",
     "compile": "compilation",
-    "evaluation": "evaluation",
     "save": "saving",
 }
 _COMPILES = tuple(
@@ -34,10 +33,12 @@ _COMPILES = tuple(
 
 
 class Ledger(NamedTuple):
-    """Seconds of wall time so far. Steps and what was lost sum to all there was between the first
-    event and the last, but for what lies between the end of a finished run and its going on."""
+    """Seconds of wall time so far. Steps, their evaluations and what was lost sum to all there was
+    between the first event and the last, but for what lies between the end of a finished run and
+    its going on."""
 
     steps: Mapping[int, float] = MappingProxyType({})  # by number: of those that still count
+    evaluated: Mapping[int, float] = MappingProxyType({})  # after these; 0 = before the first
     lost: Mapping[str, float] = MappingProxyType(dict.fromkeys(LOST, 0.0))
     begun: float = 0.0  # of the step that is running
     step: int = 0  # the last one that is done
@@ -51,7 +52,7 @@ class Ledger(NamedTuple):
 
     def shares(self) -> dict[str, float]:
         """`time/goodput` and `time/lost/<what>`, which sum to 1; nothing without any time."""
-        good = sum(self.steps.values())
+        good = sum((*self.steps.values(), *self.evaluated.values()))
         if not (total := good + self.begun + sum(self.lost.values())):
             return {}
         # The running step counts as good until it is cut off.
@@ -76,6 +77,7 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
     """
     name, now = event["event"], max(float(event["time"]), ledger.since)  # a clock may be set back
     steps, lost, begun = dict(ledger.steps), dict(ledger.lost), ledger.begun
+    evaluated = dict(ledger.evaluated)
     sampled, undone, running = dict(ledger.sampled), dict(ledger.undone), ledger.step + 1
     seconds = now - ledger.since if ledger.doing else 0.0
     if name == "start-up" and ledger.doing != "away":  # killed: nobody knows how long it worked
@@ -86,6 +88,9 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
         lost["compile"] += compiled
         if ledger.doing in ("rollout", "update"):
             begun += seconds - compiled
+        elif ledger.doing == "evaluation":
+            lost["restart"] += evaluated.pop(ledger.step, 0.0)  # it was cut off, and is done again
+            evaluated[ledger.step] = seconds - compiled
         elif ledger.doing:
             lost[ledger.doing] += seconds - compiled
     if ledger.doing == "rollout":
@@ -110,11 +115,11 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
         doing = "" if event.get("finished") else doing
     elif name == "resume":
         for n in [n for n in steps if n > event["step"]]:
-            lost["restart"] += steps.pop(n)
+            lost["restart"] += steps.pop(n) + evaluated.pop(n, 0.0)
             undo(n)
     done = event["step"] if name in ("step", "resume") else ledger.step
     starts = ledger.starts + (name == "start-up")
-    return Ledger(steps, lost, begun, done, sampled, undone, doing, now, starts)
+    return Ledger(steps, evaluated, lost, begun, done, sampled, undone, doing, now, starts)
 
 
 def read(path: pathlib.Path) -> Ledger:
@@ -126,13 +131,14 @@ def read(path: pathlib.Path) -> Ledger:
 
 def summary(ledger: Ledger) -> str:
     """One line: 'wall time 3.2 h in 4 starts: 91.2% in steps that count, 4.1% ...'."""
-    shares = ledger.shares()
-    hours = (sum(ledger.steps.values()) + sum(ledger.lost.values())) / 3600
-    parts = [f"{shares.get('time/goodput', 0):.1%} in steps that count (goodput)"]
+    shares, evaluated = ledger.shares(), sum(ledger.evaluated.values())
+    seconds = sum(ledger.steps.values()) + evaluated + sum(ledger.lost.values())
+    good = f"{shares.get('time/goodput', 0):.1%} in steps that count (goodput"
+    parts = [f"{good}; {evaluated / seconds:.1%} their evaluations)" if evaluated else f"{good})"]
     lost = sorted(LOST, key=ledger.lost.get, reverse=True)
     parts += [f"{shares[f'time/lost/{w}']:.1%} {LOST[w]}" for w in lost if ledger.lost[w]]
     starts = f"{ledger.starts} start" + ("s" if ledger.starts > 1 else "")
-    return f"  wall time {hours:.2f} h in {starts}: {', '.join(parts)}"
+    return f"  wall time {seconds / 3600:.2f} h in {starts}: {', '.join(parts)}"
 
 
 def beside(hooks, *others):

@@ -577,10 +577,8 @@ def preemption(config, phases: dict[str, float], again: float, scene: Scene, k: 
 
 
 def goodput(phases: dict[str, float], lost: dict[str, float], hours: float) -> float:
-    """`time/goodput` of a run that is preempted every so many hours: neither evaluation nor saving
-    counts."""
-    step = sum(phases.values())
-    good = 1 - (phases["evaluation"] + phases["checkpoint"]) / step
+    """`time/goodput` of a run that is preempted every so many hours: saving does not count."""
+    good = 1 - phases["checkpoint"] / sum(phases.values())
     return good * max(1 - sum(lost.values()) / 3600 / hours, 0.0)
 
 
