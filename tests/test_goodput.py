@@ -61,8 +61,8 @@ def test_cut_off_taken_away_and_done_again():
     assert sum(got.steps.values()) + 2 + sum(got.lost.values()) == 225
     assert goodput.summary(got) == (
         "  wall time 0.06 h in 3 starts: 12.9% in steps that count (goodput; 0.9% their"
-        " evaluations), 44.4% no process, 32.4% what was done again or cut off, 6.2% start-up, 2.7% saving,"
-        " 1.3% compilation"
+        " evaluations), 44.4% no process, 32.4% what was done again or cut off, 6.2% start-up,"
+        " 2.7% saving, 1.3% compilation"
     )
 
 
