@@ -69,11 +69,13 @@ def fit(compute, score, *, start: float | None = None, skip=0.0, most=1.0) -> Fi
     """The curve through `score` [n] at `compute` [n], of any unit: tokens, updates, chip-seconds.
 
     start: the score without training where it is known, as in the paper, and not to be fitted.
-    skip: points of less compute are left out, as the paper does with about the first eighth of a
-    run, but for those at 0, which say `start`. most: the highest score there can be. Points that
+    skip: points of less compute are left out, as the paper does with the first 1,500 GPU-hours, but
+    for those at 0, which say `start`. most: the highest score there can be. Points that
     are not finite are left out. ValueError: fewer than `FEWEST`, or no significant rise.
     """
     compute, score = np.asarray(compute, float), np.asarray(score, float)
+    if compute.shape != score.shape:
+        raise ValueError(f"compute and score have shapes {compute.shape} and {score.shape}")
     used = np.isfinite(compute) & np.isfinite(score)
     used &= (compute > 0) & (compute >= skip) | (compute == 0) & (start is None)
     compute, score = compute[used], score[used]
@@ -81,6 +83,8 @@ def fit(compute, score, *, start: float | None = None, skip=0.0, most=1.0) -> Fi
         raise ValueError(f"{len(compute)} points of score over compute: a curve needs {FEWEST}")
     solve = lambda logs: _solve(compute, score, *np.exp(logs), start, most)
     trained = compute[compute > 0]
+    if not len(trained):
+        raise ValueError("no score beyond compute 0: no curve to fit")
     ends = trained.min() / 10**DECADES, trained.max() * 10**DECADES
     box = np.log([EXPONENTS, ends])  # [2, 2]: of each the lowest and the highest
     best = _best(solve, box)
