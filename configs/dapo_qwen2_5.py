@@ -1,4 +1,4 @@
-"""DAPO with the paper's numbers on Qwen2.5 (base) of 0.5B to 32B, DAPO-Math-17k and AIME 2024.
+"""DAPO with the paper's numbers on Qwen2.5 of 0.5B to 72B, DAPO-Math-17k and AIME 2024.
 
     launch/tpu_vm.sh run --name=dapo --zone=ZONE --type=v5p-256 --spot \\
         --prepare='gcloud storage cp gs://BUCKET/data/*.parquet dapo_jax/' \\
@@ -8,24 +8,35 @@
 rollout steps, clip .2/.28, overlong buffer 4,096: `config.paper`. `:32B,verl` is the released
 script's reading, where verl differs: warm-up over 10 rollout steps of which the first has learning
 rate 0, weight decay 0.1, dual clip 10, and a mean over chunks of 32 responses of token means:
-`config.verl`.
+`config.verl`. The sizes are base models; `:Math-7B` is Qwen2.5-Math, base, with responses of 2,048
+tokens, for its context is 4,096; `:R1-7B` is DeepSeek-R1-Distill-Qwen. Qwen3 has dapo_qwen3.py.
 
 Each size names its slice (shards x tensor). By the arithmetic of `python -m dapo_jax.plan`, the
-same with `verl`: decimal GB of each chip, responses in flight at 5,120 tokens and at full length,
-and LOWER bounds of a step's seconds at the former. Last, what `plan --compile` says (2026-11-21,
-jax 0.10.2, libtpu 0.0.42.1, default optimization level; nothing run): GB while sampling and
-updating.
+same with `verl`: decimal GB of each chip, responses in flight at a quarter of the longest (5,120
+tokens) and at full length, and LOWER bounds of a step's seconds at the former. Last, where it was
+asked, what `plan --compile` says (2026-11-21, jax 0.10.2, libtpu 0.0.42.1, default optimization
+level; nothing run): GB while sampling and updating.
 
-    size  slice    mesh    GB    limit  in flight      decode  old    update  compiled
-    0.5B  v6e-8    4 x 2   22    33.5   1,024    256   > 234   > 7.3  > 29    19.2  22.3
-    1.5B  v6e-16   8 x 2   26    33.5   1,024    512   > 168   > 11   > 43    23.7  26.0
-    7B    v6e-64   16 x 4  27    33.5   2,048  1,024   > 109   > 11   > 46    26.1  26.8
-    32B   v5p-256  32 x 4  64    102.8  4,096  1,024   > 117   > 51   > 202   58.9  63.7
+    size       slice    mesh    GB    limit  in flight      decode   old     update   compiled
+    0.5B       v6e-8    4 x 2   22    33.5   1,024    256   > 234   > 7.3   > 29    19.2  22.3
+    1.5B       v6e-16   8 x 2   26    33.5   1,024    512   > 168   > 11    > 43    23.7  26.0
+    3B         v6e-32   16 x 2  24    33.5   2,048    608   > 122   > 10    > 42    -     -
+    7B         v6e-64   16 x 4  27    33.5   2,048  1,024   > 109   > 11    > 46    26.1  26.8
+    14B        v5p-128  16 x 4  84    102.8  2,048  1,024   > 183   > 46    > 184   -     -
+    32B        v5p-256  32 x 4  64    102.8  4,096  1,024   > 117   > 51    > 202   58.9  63.7
+    72B        v5p-512  64 x 4  85    102.8  8,192  2,048   > 88    > 56    > 225   -     -
+    Math-1.5B  v6e-8    8 x 1   22    33.5   4,096  1,024   > 6.6   > 2.7   > 11    -     -
+    Math-7B    v6e-16   16 x 1  27    33.5   2,048    816   > 9.1   > 6.1   > 24    -     -
+    R1-1.5B    v6e-16   8 x 2   27    33.5   1,024    512   > 168   > 11    > 43    -     -
+    R1-7B      v6e-64   16 x 4  27    33.5   2,048  1,024   > 109   > 11    > 46    -     -
+    R1-14B     v5p-128  16 x 4  84    102.8  2,048  1,024   > 183   > 46    > 184   -     -
+    R1-32B     v5p-256  32 x 4  64    102.8  4,096  1,024   > 117   > 51    > 202   -     -
 
 32B trains over tensor 4, and decodes each row on 8 chips of the same mesh (16 shards), by the rules
-of `presets.lay_out`. On this mesh its layers were compiled and not the whole programs: the last two
-numbers of its row are arithmetic. A step with a mean response of 5,000 tokens: 20 to 24 minutes by
-the cost model of `plan`, whose constants nobody has measured on a TPU.
+of `presets.lay_out`; so does 72B, and Math-7B on 4. On this mesh 32B's layers were compiled and not
+the whole programs: the last two numbers of its row are arithmetic. A step with a mean response of
+5,000 tokens: 20 to 24 minutes by the cost model of `plan`, whose constants nobody has measured on a
+TPU.
 
 Expected: nothing has been measured here. For 32B the paper reports 50 on AIME 2024 (avg@32) from
 about 320 rollout steps; the authors' released code 52, and 50 without Dynamic Sampling. verl's
@@ -36,14 +47,8 @@ learn" (exit code 0, checkpoint saved).
 The configs dapo_qwen2_5_<size>.py and dapo_qwen2_5_<size>_verl.py are these by their old names.
 """
 
-from dapo_jax import config, presets
+from dapo_jax import presets
 
 
 def get_config(argument: str = "32B"):
-    size, _, reading = argument.partition(",")
-    if size not in presets.PLACES:
-        raise ValueError(f"no size {size!r} of Qwen2.5; there are {', '.join(presets.PLACES)}")
-    if reading not in ("", "verl"):
-        raise ValueError(f"no reading {reading!r}; there is SIZE (the paper's) and SIZE,verl")
-    c = presets.dapo_math(size)
-    return config.verl(c) if reading else c
+    return presets.dapo_math(argument)

@@ -9,7 +9,7 @@ The rungs, each with all before it: grpo, +overlong_filtering, +clip_higher, +so
 
 Without more, the embedded task (`presets.ladder_task`): a rung is to take about 40 seconds of a CPU
 core behind its base model, all rungs of five seeds about 20 minutes of two cores (those without
-Dynamic Sampling go on, there, to the tokens of those with it). With a size of Qwen2.5 the paper's
+Dynamic Sampling go on, there, to the tokens of those with it). With a size of Qwen the paper's
 setting on its slice of TPUs, as configs/dapo_qwen2_5.py:7B has it:
 
     launch/tpu_vm.sh run --name=rung --zone=ZONE --type=v6e-64 --spot \\
@@ -27,6 +27,4 @@ from dapo_jax import presets
 
 def get_config(argument: str = presets.CUMULATIVE[-1]):
     name, _, size = argument.partition("@")
-    if size not in ("", *presets.PLACES):
-        raise ValueError(f"no size {size!r} of Qwen2.5; there are {', '.join(presets.PLACES)}")
     return presets.rung(presets.dapo_math(size) if size else presets.ladder_task(), name)

@@ -181,12 +181,12 @@ RECIPES: dict[str, Callable[..., ml_collections.ConfigDict]] = {
 
 
 # ------------------------------------------------------------------------------------------------
-# Qwen2.5 on TPU slices
+# Qwen on TPU slices
 # ------------------------------------------------------------------------------------------------
 
 
 class Slice(NamedTuple):
-    """A slice for a size of Qwen2.5, and how its mesh is cut: by `python -m dapo_jax.plan`."""
+    """A slice for a model, and how its mesh is cut: by `python -m dapo_jax.plan`."""
 
     pod: str  # Cloud's name
     tensor: int  # at most the key/value heads
@@ -197,26 +197,62 @@ class Slice(NamedTuple):
     remat: str = "full"
 
 
-# With the paper's lengths; the smaller ones are the smallest slices that decode a batch in tens of
-# waves and not in hundreds.
+class Place(NamedTuple):
+    model: str  # hub name
+    slice: Slice
+    context: int = 32_768  # tokens that the model was trained on, or more
+
+
+# With the paper's lengths, or what the context leaves of them; the smaller slices are the smallest
+# that decode a batch in tens of waves and not in hundreds. Keys and values decide: of Qwen3 each
+# size has 8 heads of 128, of Qwen2.5 the small ones have 2.
 PLACES = {
-    "0.5B": Slice("v6e-8", 2, 4, 1024, 0.25),
-    "1.5B": Slice("v6e-16", 2, 8, 1024, 0.5),
-    "7B": Slice("v6e-64", 4, 16, 2048, 0.5),
-    "32B": Slice("v5p-256", 4, 32, 4096, 0.25, decode_tensor=8, remat="attention"),
+    "0.5B": Place("Qwen/Qwen2.5-0.5B", Slice("v6e-8", 2, 4, 1024, 0.25)),
+    "1.5B": Place("Qwen/Qwen2.5-1.5B", Slice("v6e-16", 2, 8, 1024, 0.5)),
+    "3B": Place("Qwen/Qwen2.5-3B", Slice("v6e-32", 2, 16, 2048, 0.3, 2, "attention")),
+    "7B": Place("Qwen/Qwen2.5-7B", Slice("v6e-64", 4, 16, 2048, 0.5)),
+    "14B": Place("Qwen/Qwen2.5-14B", Slice("v5p-128", 4, 16, 2048, 0.5, 4, "attention")),
+    "32B": Place("Qwen/Qwen2.5-32B", Slice("v5p-256", 4, 32, 4096, 0.25, 8, "attention")),
+    "72B": Place("Qwen/Qwen2.5-72B", Slice("v5p-512", 4, 64, 8192, 0.25, 8, "attention")),
+    "Math-1.5B": Place(
+        "Qwen/Qwen2.5-Math-1.5B", Slice("v6e-8", 1, 8, 4096, 0.25, 1, "attention"), 4096
+    ),
+    "Math-7B": Place(
+        "Qwen/Qwen2.5-Math-7B", Slice("v6e-16", 1, 16, 2048, 0.4, 4, "attention"), 4096
+    ),
+    "Qwen3-0.6B": Place("Qwen/Qwen3-0.6B-Base", Slice("v6e-32", 1, 32, 1024, 0.25, 1, "attention")),
+    "Qwen3-1.7B": Place("Qwen/Qwen3-1.7B-Base", Slice("v6e-32", 2, 16, 1024, 0.25, 2, "attention")),
+    "Qwen3-4B": Place("Qwen/Qwen3-4B-Base", Slice("v6e-64", 2, 32, 1024, 0.3, 8, "attention")),
+    "Qwen3-8B": Place("Qwen/Qwen3-8B-Base", Slice("v6e-128", 2, 64, 2048, 0.25, 8, "attention")),
+    "Qwen3-14B": Place("Qwen/Qwen3-14B-Base", Slice("v5p-128", 4, 16, 4096, 0.3, 4, "attention")),
+    "Qwen3-32B": Place("Qwen/Qwen3-32B", Slice("v5p-256", 4, 32, 4096, 0.25, 8, "attention")),
+}
+PLACES |= {
+    f"R1-{size}": Place(f"deepseek-ai/DeepSeek-R1-Distill-Qwen-{size}", PLACES[size].slice)
+    for size in ("1.5B", "7B", "14B", "32B")
 }
 
 
-def dapo_math(size: str) -> ml_collections.ConfigDict:
-    """The paper's section 4.1 on Qwen2.5 (base) of `size`, laid over its slice of `PLACES`: trained
-    on DAPO-Math-17k, evaluated on AIME 2024. For another slice ask the planner and override
-    what it prints."""
-    c = paper()
-    c.model.path = f"Qwen/Qwen2.5-{size}"
+def dapo_math(argument: str) -> ml_collections.ConfigDict:
+    """The paper's section 4.1 on a model of `PLACES`, laid over its slice: trained on
+    DAPO-Math-17k, evaluated on AIME 2024. "7B,verl" is `verl`'s reading of it. Responses are as
+    long as the model's context allows, at most the paper's, and their last fifth is the overlong
+    buffer. For another slice ask the planner and override what it prints. ValueError: no such
+    model, or reading."""
+    size, _, reading = argument.partition(",")
+    if size not in PLACES:
+        raise ValueError(f"no size {size!r} of Qwen; there are {', '.join(PLACES)}")
+    if reading not in ("", "verl"):
+        raise ValueError(f"no reading {reading!r}; there is SIZE (the paper's) and SIZE,verl")
+    model, where, context = PLACES[size]
+    c = verl() if reading else paper()
+    c.model.path = model
     c.data.train = "dapo-math-17k.parquet"
     c.eval.files = "aime24=aime-2024.parquet"
+    response = min(c.rollout.max_response_tokens, context - c.data.max_prompt_tokens)
+    c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = response, response // 5
     c.steps = 320  # 5,120 updates
-    return place(c, PLACES[size])
+    return place(c, where)
 
 
 def place(c: ml_collections.ConfigDict, where: Slice) -> ml_collections.ConfigDict:

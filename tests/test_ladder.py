@@ -78,7 +78,7 @@ def test_base_configs_keep_what_they_say():
     "make, words",
     [
         (lambda: get_config("+luck"), r"no rung '\+luck'; there are grpo, \+overlong_filtering,"),
-        (lambda: get_config("grpo@3B"), "no size '3B' of Qwen2.5; there are 0.5B, 1.5B, 7B, 32B"),
+        (lambda: get_config("grpo@8B"), "no size '8B' of Qwen; there are 0.5B, 1.5B, 3B, 7B"),
         (lambda: presets.rung(config.grpo(), "grpo"), "this config is without clip_higher"),
     ],
 )

@@ -195,7 +195,7 @@ def colab(tmp_path_factory):
 @pytest.mark.parametrize(
     "name, figures, source",
     [
-        ("training_dynamics.ipynb", 12, "git"),
+        ("training_dynamics.ipynb", 13, "git"),
         ("inspect_model.ipynb", 1, "wheel"),
         ("train_on_colab.ipynb", 1, "archive"),
     ],

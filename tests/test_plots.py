@@ -47,6 +47,7 @@ FIGURES = {
     "clipping": plots.clipping,
     "headline": plots.headline,
     "generalization": plots.generalization,
+    "scaling": plots.scaling,
     "truncation": plots.truncation,
     "time": plots.time_split,
     "map": lambda runs: plots.group_heatmap((STEPS, np.ones((30, 9))), runs[0].name),

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from dapo_jax.dynamics import browse
+from dapo_jax.dynamics import browse, scaling as curves
 from dapo_jax.dynamics.logs import Run
 from dapo_jax.experiments import ink
 
@@ -27,6 +27,7 @@ X_AXES = {
     "updates": ("optim/updates", "gradient updates"),
     "tokens": ("spent/tokens", "response tokens drawn"),
     "samples": ("spent/samples", "responses drawn"),
+    "seconds": ("time/step_s", "sampling and updates [s]"),  # times its chips: chip-seconds
 }
 
 
@@ -147,6 +148,42 @@ def generalization(runs: Sequence[Run], x: str = "step", window: int = 5) -> Fig
     for ax, name in itertools.zip_longest(axes, sets, fillvalue="evaluation"):
         finish(ax, f"Training and {name}", "right [share of responses]", x)
     return figure
+
+
+def scaling(
+    runs: Sequence[Run], x: str = "tokens", share: float = 1 / 3, skip: float = 0.0
+) -> Figure:
+    """ScaleRL's sigmoid through the scores of each evaluation set at top-p 1, with its interval
+    (scaling.py), and dashed the one through the first `share` of the run's compute, drawn to the
+    end: what one would have foretold. Points of compute below `skip` are left out of both."""
+    sets = {m[1]: m[0] for r in runs for t in r.series if (m := _SET.fullmatch(t)) and not m[2]}
+    figure, axes = ink.panels(1, max(len(sets), 1), width=5.4)
+    for ax, (name, tag) in itertools.zip_longest(axes, sets.items(), fillvalue=("evaluation", "")):
+        for run in (r for r in runs if tag in r.series):
+            at = x_of(run, run.series[tag][0], x)
+            if at is not None:
+                _foretold(ax, run.name, at, run.series[tag][1], _color(runs, run), share, skip)
+        finish(ax, f"Score over compute: {name}", "avg@k at T = 1 [share right]", x)
+    return figure
+
+
+def _foretold(ax: Axes, name: str, at, score, color: str, share: float, skip: float) -> None:
+    """Points, curve and band of all of them and of the first; where there is none, the reason."""
+    ax.plot(at, score, "o", ms=3, color=color)
+    grid, end = np.linspace(0, np.nanmax(at), 200), np.nanmax(at)
+    for used, style, what in (
+        (np.isfinite(at), "-", "all"),
+        (at <= share * end * (1 + 1e-9), "--", f"first {share:.0%}"),
+    ):
+        try:
+            fit = curves.fit(at[used], score[used], skip=skip)
+        except ValueError as error:
+            ax.plot([], [], color=color, ls=style, label=f"{name}, {what}: {error}")
+            continue
+        drawn, last = fit.curve(grid), fit.curve(end)
+        label = f"{name}, {what}: ceiling {fit.ceiling}, at the end {last}"
+        ax.plot(grid, drawn.value, color=color, ls=style, lw=1.6, label=label)
+        ax.fill_between(grid, drawn.low, drawn.high, color=color, alpha=0.12, linewidth=0)
 
 
 def filter_accuracy(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
@@ -336,6 +373,8 @@ def x_of(run: Run, steps: np.ndarray, x: str) -> np.ndarray | None:
     known, values = known[np.isfinite(values)], values[np.isfinite(values)]
     if not len(known):
         return None
+    if x == "seconds":  # logged step by step
+        values = np.cumsum(values)
     if known[0] > 0:
         known, values = np.append(0, known), np.append(0.0, values)
     return np.interp(steps, known, values, left=np.nan, right=np.nan)
