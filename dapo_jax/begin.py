@@ -5,7 +5,7 @@ import json
 
 import jax
 
-from dapo_jax import build, warmup
+from dapo_jax import build, validation, warmup
 from dapo_jax.checkpoint import branch, resume
 from dapo_jax.dapo.state import State
 from dapo_jax.evaluate import find_given, load_params
@@ -36,10 +36,10 @@ def start_state(
     if source:
         params = load_params(config, machine._replace(model_dir=source.model_dir), source)
     else:
-        phases = []
-        if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps:
+        phases, imitated = [], validation.warm_up(config)
+        if "task" in imitated:
             phases += warmup.usual(config)
-        if config.supervised_warmup.files:
+        if "files" in imitated:
             shown, note = warmup.of_files(config, text.tokenizer)
             rows = hashlib.sha256(json.dumps(shown.rows).encode()).hexdigest()
             processes.agree({"the rows of supervised_warmup.files (their hash)": rows})

@@ -82,8 +82,7 @@ def tasks(config, wanted: Sequence[Setting], seeds: int) -> list[pool.Task]:
         except ValueError as error:
             bad |= dict.fromkeys(str(error).splitlines())
         after = ()
-        warm = made.supervised_warmup.skill_steps + made.supervised_warmup.habit_steps
-        if warm and not made.init_from:
+        if validation.warm_up(made) and not made.init_from:
             of = {k: v for k, v in schema.leaves(made).items() if k.startswith(_OF_BASE)}
             after = (bases.setdefault(str(of), f"base/{len(bases)}"),)
             if not any(t.folder == after[0] for t in out):

@@ -78,6 +78,14 @@ def row_tokens(config: ml_collections.ConfigDict) -> int:
     return config.optim.row_tokens or -(-longest // 8) * 8
 
 
+def warm_up(config: ml_collections.ConfigDict) -> tuple[str, ...]:
+    """What the model imitates before its first step, one after the other, unless `init_from` gives
+    the weights: examples of the embedded 'task', rows of 'files'; () = nothing."""
+    of = config.supervised_warmup
+    asked = {"task": of.skill_steps + of.habit_steps, "files": of.files}
+    return tuple(what for what, wanted in asked.items() if wanted)
+
+
 _ROWS = "supervised_warmup.files"
 
 
@@ -201,14 +209,12 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
         )
     if config.dynamic_sampling.surplus == "carry" and not config.dynamic_sampling.enabled:
         bad.append("config.dynamic_sampling.surplus: 'carry' needs dynamic_sampling.enabled=True")
-    if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps and (
-        config.data.train or config.model.path
-    ):
+    if "task" in warm_up(config) and (config.data.train or config.model.path):
         bad.append(
             "config.supervised_warmup: skill_steps and habit_steps are for the embedded task only;"
             " set both to 0, and name worked examples of your own in supervised_warmup.files"
         )
-    if config.supervised_warmup.steps and not config.supervised_warmup.files:
+    if config.supervised_warmup.steps and "files" not in warm_up(config):
         bad.append(f"config.supervised_warmup.steps: wants {_ROWS}, the examples to take them on")
     if bad:
         raise ConfigError("\n".join(bad))

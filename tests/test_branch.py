@@ -15,6 +15,8 @@ def run(bucket, monkeypatch):
     for step in (4, 8, 12):
         (home / "checkpoints" / str(step)).mkdir(parents=True)
         (home / "checkpoints" / str(step) / "arrays").write_text(f"{step}")
+        (home / "export" / f"step_{step}").mkdir(parents=True)
+        (home / "export" / f"step_{step}" / "weights").write_text(f"{step}")
         (home / "rollouts").mkdir(exist_ok=True)
         (home / "rollouts" / f"step_{step:06d}.jsonl").write_text(f"{step}")
     (home / "config.json").write_text(json.dumps(config.leaves(config.base())))
@@ -36,14 +38,19 @@ def test_what_is_rewound_in_a_bucket_is_not_fetched_again(run, capsys):
     kept = ["config.json", "metrics.jsonl"]
     assert names(run) == [
         "checkpoints/4/arrays",
-        *kept,
+        *kept[:1],
+        "export/step_4/weights",
+        *kept[1:],
         *[
-            f"rewound/to_4/{n}"
-            for n in ("checkpoints/8/arrays", *kept, "rollouts/step_000008.jsonl")
-        ],
-        *[
-            f"rewound/to_8/{n}"
-            for n in ("checkpoints/12/arrays", *kept, "rollouts/step_000012.jsonl")
+            f"rewound/to_{to}/{n}"
+            for to, later in ((4, 8), (8, 12))
+            for n in (
+                f"checkpoints/{later}/arrays",
+                *kept[:1],
+                f"export/step_{later}/weights",
+                *kept[1:],
+                f"rollouts/step_{later:06d}.jsonl",
+            )
         ],
         "rollouts/step_000004.jsonl",
     ]

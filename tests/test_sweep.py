@@ -80,6 +80,17 @@ def test_runs_share_the_bases_that_their_fields_do_not_change():
     assert [(t.folder, t.after) for t in alone] == [("optim.lr=0.0001/seed_5", ())]
 
 
+def test_rows_of_ones_own_make_a_base_too(tmp_path):
+    (tmp_path / "worked.jsonl").touch()
+    mine = warm()
+    mine.supervised_warmup.skill_steps = 0
+    mine.supervised_warmup.files = str(tmp_path / "worked.jsonl")
+    todo = sweep.tasks(mine, sweep.settings(["optim.lr=1e-4", "data.template=,boxed"]), seeds=2)
+    bases = [t for t in todo if t.folder.startswith("base/")]
+    assert [t.arguments[0]["data.template"] for t in bases] == ["", "boxed"]
+    assert [t.after for t in todo if t not in bases] == [("base/0",)] * 2 + [("base/1",)] * 2
+
+
 def test_configs_that_cannot_work_are_refused_before_anything_starts():
     wanted = sweep.settings(["rollout.group_size=1,8", "optim.lr=1e-4,-1"])
     with pytest.raises(ValueError) as error:

@@ -16,7 +16,7 @@ from etils import epath
 
 from dapo_jax import parallel
 from dapo_jax.build import Text
-from dapo_jax.checkpoint import checkpoint, resume, workdir as workdir_lib
+from dapo_jax.checkpoint import checkpoint, export, resume, workdir as workdir_lib
 from dapo_jax.dapo.state import State
 
 REWIND = flags.DEFINE_integer(
@@ -84,13 +84,18 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
                 file.rename(aside / file.parent.name / file.name)
         # Beside the others where they are in a bucket: not through this machine.
         kept = directory.parent / workdir_lib.REWOUND / name / directory.name
-        if later:
-            kept.mkdir(parents=True, exist_ok=True)
-        for path in sorted(later, key=lambda p: -int(p.name)):
-            path.rename(kept / path.name)
+        exports = [path for s, path in export.found(home) if s > step]
+        for place, paths in (
+            (kept, sorted(later, key=lambda p: -int(p.name))),
+            (top / name / workdir_lib.EXPORT, exports),
+        ):
+            if paths:
+                place.mkdir(parents=True, exist_ok=True)
+            for path in paths:
+                path.rename(place / path.name)
         workdir_lib.send(home)
     print(
-        f"back at step {step}; {len(later)} later checkpoints and what was logged since are kept in"
-        f" {home.name}/{workdir_lib.REWOUND}/{name}; the same command without --rewind goes on from"
-        " there"
+        f"back at step {step}; {len(later)} later checkpoints, and what was exported and logged"
+        f" since, are kept in {home.name}/{workdir_lib.REWOUND}/{name}; the same command without"
+        " --rewind goes on from there"
     )

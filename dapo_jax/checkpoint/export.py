@@ -26,19 +26,18 @@ def export(
     """Write the export of this step and remove all but the newest `checkpoint.export_keep`. All
     processes take part in the gathering of weights, process 0 writes."""
     step, first = state.counters.step, parallel.is_main_process()
-    folder = (home.remote or epath.Path(home.local)) / EXPORT
-    target, wrong = folder / f"step_{step}", ""
+    target, wrong = _folder(home) / f"step_{step}", ""
     # Where a bucket is told last of all what is whole, the directory is made beside it first.
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-")) if home.remote else None
-    local = (scratch or pathlib.Path(folder)) / target.name
+    local = (scratch or pathlib.Path(target.parent)) / target.name
     try:
-        # Of this step as it was before a rewind or a kill; nobody looks before it is gone.
+        # Of this step as it was before a kill; nobody looks before it is gone.
         parallel.of_main_process(lambda: target.rmtree() if target.exists() else None)
         hf.save(local, machine.shape, state.params, "bfloat16", _tokenizer(config, home, machine))
         if first and scratch:
             _send(local, target)
         if first:
-            _prune(folder, step, config.checkpoint.export_keep)
+            _prune(home, step, config.checkpoint.export_keep)
     except Exception as error:  # of a disk, of a bucket's client
         wrong = gate.describe(error)
     finally:
@@ -62,11 +61,22 @@ def _send(local: pathlib.Path, target: epath.Path) -> None:
             shutil.copyfileobj(source, copy, 1 << 24)
 
 
-def _prune(folder: epath.Path, step: int, keep: int) -> None:
-    """Those of later steps, which a rewind has left, are no newer ones."""
-    found = ((re.fullmatch(r"step_(\d+)", p.name), p) for p in folder.iterdir())
-    older = sorted((int(m[1]), p) for m, p in found if m and int(m[1]) <= step)
-    for _, path in older[:-keep]:
+def found(home: Workdir) -> list[tuple[int, epath.Path]]:
+    """(step, directory) of each export that is there, in order."""
+    folder = _folder(home)
+    paths = folder.iterdir() if folder.exists() else ()
+    named = ((re.fullmatch(r"step_(\d+)", p.name), p) for p in paths)
+    return sorted((int(m[1]), p) for m, p in named if m)
+
+
+def _folder(home: Workdir) -> epath.Path:
+    return (home.remote or epath.Path(home.local)) / EXPORT
+
+
+def _prune(home: Workdir, step: int, keep: int) -> None:
+    """Those of later steps, which a kill before their checkpoint has left, are no newer ones."""
+    older = [path for s, path in found(home) if s <= step]
+    for path in older[:-keep]:
         path.rmtree()
-    for path in folder.glob("*.partial"):  # of a process that was killed
+    for path in _folder(home).glob("*.partial"):  # of a process that was killed
         path.rmtree()

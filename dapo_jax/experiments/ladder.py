@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 from absl import flags
 
-from dapo_jax import build, cli, parallel, presets, schema
+from dapo_jax import build, cli, parallel, presets, schema, validation
 from dapo_jax.experiments import figures, pool, stats
 from dapo_jax.experiments.training import JOBS, SEEDS, run
 from dapo_jax.hosts import processes
@@ -75,7 +75,7 @@ def tasks(
 ) -> list[pool.Task]:
     """The base model, where `config` has a warm-up that makes one, and every rung once per seed."""
     out, after = [], ()
-    if config.supervised_warmup.skill_steps + config.supervised_warmup.habit_steps:
+    if validation.warm_up(config):
         fields = schema.leaves(config) | {"seed": base_seed, "steps": 0}
         out, after = [pool.Task("base", run, (fields,))], ("base",)
     for seed in seeds:
