@@ -13,9 +13,8 @@
 
 What the paper leaves to the reader is decided so: the batch is the first N groups that teach in
 problem order; `optim.minibatches` updates take a share of the batch each (mu = 1); the denominator
-of the ratio is fixed before the first of them. `config` is the run's, `text` and `machine` are what
-build.py made of it. What a function returns depends on its arguments alone; nothing here writes,
-logs or looks at a clock.
+of the ratio is fixed before the first of them. `text` and `machine` are what build.py made of the
+`config`. A result depends on the arguments alone; nothing here writes or looks at a clock.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,9 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dapo_jax import build, grading, parallel, validation
-from dapo_jax.dapo import advantage, objective, overlong_filter, packing, reward, update
+from dapo_jax import build, curriculum, grading, parallel, validation
+from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprint
+from dapo_jax.dapo.overlong_filter import masks, teaches
 from dapo_jax.dapo.state import State
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.engine import Stats
@@ -38,6 +38,7 @@ class StepRecord(NamedTuple):
     stats: Stats  # of the sampler
     updates: list[dict[str, float]]  # metrics of each update, on the host
     knobs: update.Knobs  # of these updates
+    known: Sequence[float]  # pass rates that drawn problems had before, under config.curriculum
 
 
 def step(
@@ -48,9 +49,8 @@ def step(
     state: State,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> tuple[State, StepRecord]:
-    """One rollout step: sample until the batch is full of groups that teach, then update on it.
-    stream: position -> row of the training set. on_phase: is told 'rollout' and 'update' as each
-    begins."""
+    """One rollout step: sample a batch of groups that teach, then update on it. stream: position ->
+    row of the training set. on_phase: is told 'rollout' and 'update' as each begins."""
     on_phase("rollout")
     batch, stats = sample_batch(config, text, machine, stream, state)  # lines 2-8
     on_phase("update")
@@ -58,8 +58,9 @@ def step(
     knobs = update_knobs(config, state)
     state, updates = update_policy(config, machine, state, minibatches, knobs)  # lines 10-11
 
-    counters = state.counters
-    state = state._replace(carried=batch.carried).count(
+    counters, problems = state.counters, len(text.train.ids)
+    rates, known = curriculum.record(config, stream, problems, state.rates, batch)
+    state = state._replace(carried=batch.carried, rates=rates).count(
         step=counters.step + 1,
         rounds=counters.rounds + batch.rounds,
         position=batch.next_position,
@@ -68,16 +69,15 @@ def step(
         tokens=counters.tokens + stats.tokens,
         samples=counters.samples + sum(len(g.responses) for g in batch.drawn),
     )
-    return state, StepRecord(batch, stats, updates, knobs)
+    return state, StepRecord(batch, stats, updates, knobs, known)
 
 
 def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected, Stats]:
     """Dynamic sampling with the policy as it is at the start of the step."""
     decode_params = machine.engine.decode_params(state.params)
-    draw = build.training_draw(config)
-    totals = []
+    draw, totals = build.training_draw(config, state.counters.step), []
 
-    def sample(positions: range) -> list[Group]:
+    def sample(positions: Sequence[int]) -> list[Group]:
         rows = [stream[i] for i in positions]
         prompts = list(zip(positions, [text.train.ids[r] for r in rows], strict=True))
         groups, stats = build.sample_groups(
@@ -99,7 +99,8 @@ def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected
         refill=config.dynamic_sampling.refill,
         surplus=config.dynamic_sampling.surplus,
         carried=state.carried,
-        accept=lambda group: overlong_filter.teaches(group, config.loss.overlong_filter),
+        accept=lambda g: teaches(g, config.loss.overlong_filter) and curriculum.in_band(config, g),
+        ahead=curriculum.ahead(config, stream, len(text.train.ids), state.rates),
     )
     return batch, engine.total(totals)
 
@@ -110,7 +111,7 @@ def make_minibatches(config, groups: list[Group], step: int) -> list[list[packin
         return []
     length_NxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
     truncated_NxG = np.array([[r.truncated for r in g.responses] for g in groups])
-    trained_NxG, counted_NxG = overlong_filter.masks(truncated_NxG, config.loss.overlong_filter)
+    trained_NxG, counted_NxG = masks(truncated_NxG, config.loss.overlong_filter)
     score_NxG = np.stack([g.grades.score_G for g in groups])
     advantage_NxG = advantage.group_normalize(  # Eq. 9
         shaped_rewards(config, score_NxG, length_NxG),
@@ -129,8 +130,7 @@ def make_minibatches(config, groups: list[Group], step: int) -> list[list[packin
     order = np.random.default_rng([config.seed, step]).permutation(len(groups))
     size = config.rollout.groups // config.optim.minibatches  # groups; a short batch has fewer
     minibatches = []
-    for start in range(0, len(order), size):
-        part = order[start : start + size]
+    for part in np.split(order, range(size, len(order), size)):
         weight_Q = objective.token_weights(  # the normaliser of Eq. 8
             tokens_NxG[part].ravel(),
             np.repeat(part, config.rollout.group_size),
@@ -180,15 +180,15 @@ def update_knobs(config, state: State) -> update.Knobs:
     """The numbers of this step's updates."""
     return update.Knobs(
         lr=np.float32(update.learning_rate(config.optim, state.counters.step)),
-        temperature=np.float32(config.rollout.temperature),
+        temperature=np.float32(curriculum.temperature(config, state.counters.step)),
         loss=objective.coefficients(config.loss),
     )
 
 
 def pack_minibatches(config, machine, state: State, minibatches) -> list[update.Batch]:
-    """What each update trains on, on the devices; nothing for a mini-batch of which every response
-    was filtered out. All old log-probs are those of `state`, before the first update."""
-    trainer, temperature = machine.trainer, np.float32(config.rollout.temperature)
+    """What each update trains on, on the devices; nothing for a mini-batch without a response to
+    train on. All old log-probs are those of `state`, before the first update."""
+    trainer, temperature = machine.trainer, update_knobs(config, state).temperature
     packed = []
     for items in minibatches:
         rows, used, _ = packing.pack(

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from dapo_jax import grading, objectives, parallel, schema, validation
+from dapo_jax import curriculum, grading, objectives, parallel, schema, validation
 from dapo_jax.dapo import update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import arithmetic, problems, prompts, tokenizer
@@ -253,11 +253,11 @@ def initial_params(config, m: Machine) -> qwen2.Params:
 EVALUATION_SEED = 1 << 20  # added: evaluation never shares uniforms with training
 
 
-def training_draw(config) -> Draw:
-    """How rollouts are drawn."""
+def training_draw(config, step: int = 0) -> Draw:
+    """How rollouts of rollout step `step` are drawn."""
     return Draw(
         config.seed,
-        config.rollout.temperature,
+        curriculum.temperature(config, step),
         config.rollout.top_p,
         config.rollout.max_response_tokens,
     )

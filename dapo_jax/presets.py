@@ -121,7 +121,8 @@ def scale_rl(c: ml_collections.ConfigDict | None = None) -> ml_collections.Confi
     float32 head, no length penalty.
 
     Its generators lag the trainer by up to 8 updates of 48 x 16; here 8 such updates follow one
-    rollout. Not here: retiring problems of pass rate .9, and the phrase that ends long thinking.
+    rollout. Problems of pass rate .9 are not drawn again (No-Positive-Resampling). Not here: the
+    phrase that ends long thinking.
     """
     if c is None:
         c = paper()
@@ -132,6 +133,7 @@ def scale_rl(c: ml_collections.ConfigDict | None = None) -> ml_collections.Confi
     c.loss.old_logprobs = "reuse"
     c.advantage.scale, c.advantage.ddof = "batch", 0
     c.dynamic_sampling.refill = False
+    c.curriculum.pass_rate_cap = 0.9
     c.reward.overlong_penalty = 0.0
     c.model.float32_head = True
     return c

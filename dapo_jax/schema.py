@@ -117,6 +117,15 @@ SCHEMA: dict[str, Field] = {
     "dynamic_sampling.max_empty_steps": Field(3, "steps in a row without one learnable group before the run stops with a checkpoint", 1),
     "dynamic_sampling.surplus": Field("drop", "accepted groups beyond N: sample their problems again next step, or carry the groups over", choices=("drop", "carry")),
 
+    # --- curriculum: from the pass rate of each problem when it was last drawn (docs/curriculum.md) -------
+    "curriculum.pass_rate_cap": Field(0.0, "No-Positive-Resampling: a problem that came to this pass rate is left out of later epochs (ScaleRL: .9); 0 = none is", 0.0, 1.0),
+    "curriculum.revisit_epochs": Field(0, "epochs after which such a problem is drawn again; 0 = never", 0),
+    "curriculum.band_low": Field(0.0, "band pass: Dynamic Sampling keeps groups of a pass rate above this (a reward that is a score alone: mean score)", 0.0, 1.0),
+    "curriculum.band_high": Field(1.0, "and below this; 0 and 1 = no band", 0.0, 1.0),
+    "curriculum.temperature_schedule": Field("constant", "how the temperature of sampling goes from rollout.temperature to temperature_end", choices=("constant", "linear", "cosine")),
+    "curriculum.temperature_steps": Field(0, "ROLLOUT steps in which it does", 0),
+    "curriculum.temperature_end": Field(1.0, "where it goes", 1e-3, 1e3),
+
     # --- reward (paper Eq. 7 and 13) -------------------------------------------------------------------
     "reward.verifier": Field("dapo", "verifier that decides correctness (another one is logged beside it); data/verifier.py, data/answers.py", choices=("dapo", "integer", "boxed", "math", "exact", "auto")),
     "reward.function": Field("", "in place of the verifier: functions score(problem, response) -> Grade, as FILE.py:NAME, verifiers, or format; several as NAME=WEIGHT*WHAT with commas between"),
@@ -418,6 +427,8 @@ PEERS = {
     "dynamic_sampling.enabled": "filter_groups.enable filter_groups dynamic_filter_fn "
     "dynamic_filtering",
     "dynamic_sampling.max_rounds": "max_num_gen_batches",
+    "curriculum.pass_rate_cap": "no_resampling_pass_rate",
+    "curriculum.band_low": "dynamic_filtering_range dynamic_filtering_reward_range",
     "reward.function": "reward_funcs reward_fn reward_fns reward_weights "
     "custom_reward_function.path custom_reward_function remote_rm_url functions",
     "reward.correct": "reward_scaling reward_bias",

@@ -184,6 +184,7 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
             " its |"
         )
     bad += check_objective(config.loss)
+    bad += check_curriculum(config)
     if config.optim.schedule != "constant" and not config.optim.decay_steps:
         bad.append(
             f"config.optim.decay_steps: schedule {config.optim.schedule!r} needs the rollout steps"
@@ -245,6 +246,39 @@ def check_objective(loss) -> list[str]:
         bad.append(
             f"config.loss.importance_floor: only a mask has one, and loss.importance is"
             f" {loss.importance!r}"
+        )
+    return bad
+
+
+def check_curriculum(config) -> list[str]:
+    """Fields of `config.curriculum` that would do nothing, or not what they say."""
+    c, bad = config.curriculum, []
+    if c.revisit_epochs and not c.pass_rate_cap:
+        bad.append("config.curriculum.revisit_epochs: wants pass_rate_cap, which leaves them out")
+    if not c.band_low < c.band_high:
+        bad.append(
+            f"config.curriculum.band_low: {c.band_low} is not below band_high = {c.band_high}: no"
+            " group would lie between them"
+        )
+    if (c.band_low > 0 or c.band_high < 1) and not config.dynamic_sampling.enabled:
+        bad.append(
+            "config.curriculum.band_low: a band is a rule of Dynamic Sampling; set"
+            " dynamic_sampling.enabled=True"
+        )
+    if c.temperature_schedule != "constant" and not c.temperature_steps:
+        bad.append(
+            f"config.curriculum.temperature_steps: schedule {c.temperature_schedule!r} needs the"
+            " rollout steps in which the temperature changes"
+        )
+    if c.temperature_schedule == "constant" and c.temperature_steps:
+        bad.append(
+            "config.curriculum.temperature_schedule: 'constant' takes no temperature_steps; set"
+            " 'linear' or 'cosine'"
+        )
+    if c.temperature_schedule != "constant" and config.dynamic_sampling.surplus == "carry":
+        bad.append(
+            "config.curriculum.temperature_schedule: the log-probs of groups carried over are of an"
+            " earlier temperature; set dynamic_sampling.surplus='drop'"
         )
     return bad
 

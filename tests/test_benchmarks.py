@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))
+import curricula
 import lengths
 import quickstart
 import recipes
@@ -22,7 +23,7 @@ KEPT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*KEPT, "race", "recipes", "sampler", "update"])
+@pytest.mark.parametrize("name", [*KEPT, "curricula", "race", "recipes", "sampler", "update"])
 def test_every_benchmark_can_keep_its_figures(name):
     source = pathlib.Path(results.__file__).with_name(f"{name}.py").read_text()
     assert '"--write"' in source and "results.write(" in source
@@ -70,6 +71,30 @@ def test_every_recipe_is_a_config_of_the_quickstart():
         changed = {k for k, v in recipes.fields(arm).items() if v != dapo[k]}
         assert bool(changed) == (arm != "dapo")
         assert not any(k.startswith(("supervised_warmup.", "data.", "optim.")) for k in changed)
+
+
+def test_curricula_are_compared_by_tokens_to_an_accuracy():
+    def run(*values, **last):
+        records = [
+            {"step": s, curricula.TAG: v, "spent/tokens": 1e4 * s, "data/epochs": s / 2}
+            for s, v in enumerate(values)
+        ]
+        return [*records[:-1], records[-1] | last]
+
+    assert curricula.tokens_to(run(0.1, 0.8, 1.0, 0.5), 0.9) == (pytest.approx(1.5e4), True)
+    assert curricula.tokens_to(run(0.1, 0.8, 0.85), 0.9) == (2e4, False)
+    slow, quick = run(0.1, 0.8, 1.0), run(0.0, 0.9, 0.95, **{"curriculum/left_out": 7})
+    text = curricula.summary({"none": [slow, slow], "no_positive": [quick, run(0.1, 0.2, 0.3)]})
+    assert "| none | 15.0 +- 0.0 | | 2 of 2 | 1.000 +- 0.000 | 1.0 | 0 |" in text
+    assert "| no_positive | 15.0 +- 63.5 | 0.0 +- 63.5 | 1 of 2 |" in text
+
+
+def test_every_curriculum_changes_what_is_drawn_and_nothing_else():
+    none = curricula.fields("none")
+    for arm in curricula.ARMS:
+        changed = {k for k, v in curricula.fields(arm).items() if v != none[k]}
+        assert bool(changed) == (arm != "none")
+        assert all(k.startswith(("curriculum.", "rollout.temperature")) for k in changed)
 
 
 @pytest.mark.parametrize("n", [64, 512])

@@ -186,6 +186,34 @@ MISTAKES = [
         "config.dynamic_sampling.surplus:",
     ),
     (dict(supervised_warmup__skill_steps=5, data__train="a.jsonl"), 1, "config.supervised_warmup:"),
+    # curriculum
+    (dict(curriculum__pass_rate_cap=1.5), 1, "config.curriculum.pass_rate_cap: 1.5 is too large"),
+    (dict(curriculum__revisit_epochs=2), 1, "config.curriculum.revisit_epochs: wants pass"),
+    (dict(curriculum__band_low=0.5, curriculum__band_high=0.5), 1, "config.curriculum.band_low: 0"),
+    (
+        dict(curriculum__band_high=0.8, dynamic_sampling__enabled=False),
+        1,
+        "config.curriculum.band_low: a band is a rule of Dynamic Sampling",
+    ),
+    (
+        dict(curriculum__temperature_schedule="linear"),
+        1,
+        "config.curriculum.temperature_steps: schedule 'linear' needs",
+    ),
+    (
+        dict(curriculum__temperature_steps=9),
+        1,
+        "config.curriculum.temperature_schedule: 'constant' takes no temperature_steps",
+    ),
+    (
+        dict(
+            curriculum__temperature_schedule="cosine",
+            curriculum__temperature_steps=9,
+            dynamic_sampling__surplus="carry",
+        ),
+        1,
+        "config.curriculum.temperature_schedule: the log-probs of groups carried over",
+    ),
     # mesh
     (dict(mesh__data=3), 8, "config.mesh: data=3 x fsdp=-1 x tensor=1 cannot be laid over 8"),
     (dict(mesh__fsdp=4), 8, "config.mesh: data=1 x fsdp=4 x tensor=1 wants 4 devices and"),
@@ -278,6 +306,9 @@ def test_base_is_locked():
         ("n_samples", "rollout.group_size"),
         ("actor_rollout_ref.rollout.n", "rollout.group_size"),
         ("num_generations", "rollout.group_size"),
+        ("no_resampling_pass_rate", "curriculum.pass_rate_cap"),
+        ("dynamic_filtering_reward_range", "curriculum.band_low"),
+        ("curriculum.revisit_epoch", "curriculum.revisit_epochs"),
         ("loss.loss_agg_mode", "loss.normalizer"),
         ("beta", "loss.kl_coef"),
         ("trainer.total_epochs", "steps"),

@@ -135,6 +135,7 @@ def fresh(tmp_path_factory):
         "eval.every": 2,
         "rollout.groups": 8,
         "checkpoint.every": 2,
+        "curriculum.pass_rate_cap": 0.9,
     }
     command = [sys.executable, "-m", "dapo_jax.train", "--config=configs/quickstart.py"]
     command += [f"--workdir={folder}", *(f"--config.{k}={v}" for k, v in settings.items())]
@@ -195,7 +196,7 @@ def colab(tmp_path_factory):
 @pytest.mark.parametrize(
     "name, figures, source",
     [
-        ("training_dynamics.ipynb", 13, "git"),
+        ("training_dynamics.ipynb", 15, "git"),
         ("inspect_model.ipynb", 1, "wheel"),
         ("train_on_colab.ipynb", 1, "archive"),
     ],

@@ -21,7 +21,11 @@ def series(rng, *names):
 
 def ours(name="ours", seed=0):
     rng = np.random.default_rng(seed)
-    scalars = [t for t in tags.TAGS if "<" not in t and t != "alarms" and not t.endswith("_hist")]
+    scalars = [
+        t
+        for t in tags.TAGS
+        if "<" not in t and t != "alarms" and not t.endswith(("_hist", "by_pass_rate"))
+    ]
     found = series(rng, *scalars, "source/a/accuracy", "source/b/accuracy")
     found["optim/updates"] = STEPS, 8.0 * STEPS
     found["spent/tokens"] = STEPS, 1000.0 * STEPS
@@ -44,6 +48,7 @@ FIGURES = {
     "dynamics": plots.dynamics,
     "filter": plots.filter_accuracy,
     "sampling": plots.sampling,
+    "curriculum": plots.curriculum,
     "clipping": plots.clipping,
     "headline": plots.headline,
     "generalization": plots.generalization,
@@ -51,6 +56,7 @@ FIGURES = {
     "truncation": plots.truncation,
     "time": plots.time_split,
     "map": lambda runs: plots.group_heatmap((STEPS, np.ones((30, 9))), runs[0].name),
+    "difficulty": lambda runs: plots.difficulty((STEPS, np.ones((30, 11))), "a"),
     "phrases": lambda runs: plots.phrases({"wait": (STEPS, STEPS / 30, STEPS * 2.0)}),
 }
 
@@ -68,7 +74,7 @@ def test_every_axis_has_a_label_with_its_unit(name, theirs, tmp_path):
         assert drawn or not runs
         for ax in drawn:
             assert ax.get_ylabel() and (ax.get_xlabel() or "colorbar" in ax.get_label())
-            unit = r"share|tokens|nats|reward|seconds|probability|rounds|of \d|no unit"
+            unit = r"share|tokens|nats|reward|seconds|probability|rounds|problems|of \d|no unit"
             assert re.search(unit, ax.get_ylabel()), ax.get_ylabel()
 
 
@@ -242,6 +248,15 @@ def test_heatmap_shows_shares():
     np.testing.assert_allclose(mesh.get_array(), [[0.25, 0, 0], [0.5, 0, 0], [0.25, 1, 0]])
     assert plots.edges(np.array([1, 2, 5])).tolist() == [0.5, 1.5, 3.5, 6.5]
     assert plots.edges(np.array([7])).tolist() == [6.5, 7.5]
+
+
+def test_difficulty_has_a_row_for_the_unsolved_and_one_for_each_tenth():
+    table = np.zeros((2, 11))
+    table[0, 0], table[1, [0, 10]] = 4, (1, 3)
+    mesh = plots.difficulty((np.array([1, 2]), table)).axes[0].collections[0]
+    np.testing.assert_allclose(mesh.get_array()[:, 0], np.arange(11) == 0)
+    np.testing.assert_allclose(mesh.get_array()[[0, 5, 10], 1], [0.25, 0, 0.75])
+    assert mesh.get_coordinates()[:, 0, 1].tolist() == list(tags.RATE_EDGES)
 
 
 def test_a_real_log_beside_ours(assets):

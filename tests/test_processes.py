@@ -480,14 +480,19 @@ def params(workdir, step):
     return checkpoint.restore_params(workdir / "checkpoints", like, here, step)
 
 
+CURRICULUM = ("--config.data.embedded_problems=8", "--config.curriculum.pass_rate_cap=0.5")
+CURRICULUM += ("--config.curriculum.revisit_epochs=1",)
+
+
 @pytest.mark.slow
-def test_two_then_four_processes_do_what_one_does(tmp_path):
+@pytest.mark.parametrize("extra", [(), CURRICULUM], ids=["plain", "curriculum"])
+def test_two_then_four_processes_do_what_one_does(tmp_path, extra):
     """The whole loop: warm-up, rollouts, updates, evaluation, save; and a resume of what two
     processes of two devices each left by four processes of one."""
     one, many = tmp_path / "one", tmp_path / "many"
-    run(tmp_path, one, 1, "--config.steps=3")
-    run(tmp_path, many, 2, "--config.steps=2", "--config.mesh.tensor=2", devices=2)
-    said = run(tmp_path, many, 4, "--config.steps=3", "--config.mesh.fsdp=4")
+    run(tmp_path, one, 1, "--config.steps=3", *extra)
+    run(tmp_path, many, 2, "--config.steps=2", "--config.mesh.tensor=2", *extra, devices=2)
+    said = run(tmp_path, many, 4, "--config.steps=3", "--config.mesh.fsdp=4", *extra)
     assert "resumed after step 2" in said[0] and "done: 3 steps" in said[0]
     assert not any("done" in text or "start" in text for text in said[1:])
 
@@ -497,7 +502,8 @@ def test_two_then_four_processes_do_what_one_does(tmp_path):
     assert there[2] == there[3] == reference[2:]
     rows = zip(*(metrics.read(w / "metrics.jsonl") for w in (one, many)), strict=True)
     for a, b in rows:
-        exact = {k: v for k, v in a.items() if k.split("/")[0] in ("step", "reward", "sampling")}
+        same = ("step", "reward", "sampling", "curriculum")
+        exact = {k: v for k, v in a.items() if k.split("/")[0] in same}
         assert exact.items() <= b.items()
         scores = {k: v for k, v in a.items() if k.startswith("eval/") and a["step"] in (0, 3)}
         assert a["step"] not in (0, 3) or len(scores) == 10

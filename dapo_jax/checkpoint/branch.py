@@ -45,8 +45,9 @@ def state(
     with checkpoint.reader(directory) as m:
         try:
             saved = checkpoint.read_state(m, step)
-            resume.check(saved, config, resume.inputs(text), True, say)
+            same = resume.check(saved, config, resume.inputs(text), True, say)
             found = checkpoint.restore(m, step, like, shardings)
+            found = found if same else found._replace(rates=None)
         except checkpoint.Damaged as error:
             raise ValueError(
                 f"config.init_from={config.init_from}: {directory} step {step} holds no whole state"

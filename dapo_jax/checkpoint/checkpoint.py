@@ -1,7 +1,8 @@
 """One atomic checkpoint: everything that decides what happens next, under one step number.
 
     params, opt_state, ref_params   arrays, saved by shard, restored into any mesh
-    carried                         accepted groups waiting for the next step (ragged arrays, flat)
+    carried                         accepted groups waiting for the next step (ragged arrays, flat),
+                                    and pass rates by problem where a curriculum keeps them
     state                           JSON: counters, cursor, acceptance estimate, resolved config,
                                     package versions, fingerprint of the data, checksums of the rest
     seal.json                       the files of all this (`checkpoint/seal.py`)
@@ -29,7 +30,7 @@ from dapo_jax.checkpoint import patience, seal
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
-from dapo_jax.dapo.state import Counters, State
+from dapo_jax.dapo.state import Counters, Rates, State
 from dapo_jax.rollout.engine import Response
 
 ERRORS = (Damaged, OSError, ValueError)  # of reading, the graver ones first (parallel.agreed)
@@ -111,6 +112,7 @@ def save(
     `resume.inputs`. score: what `keep_best` compares (None: never among the best). NotFinite: an
     array holds NaN or infinity, on every process; nothing is written."""
     arrays, carried = _arrays(state), flatten_groups(state.carried)
+    carried |= state.rates._asdict() if state.rates else {}
     survey = seal.survey(arrays)
     if broken := [path for path, (_, finite) in survey.items() if not finite]:
         raise NotFinite(
@@ -166,6 +168,8 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
     if seal.digest(carried) != content.get("carried"):
         raise Damaged("carried is not what was saved")
     try:
+        known = [np.asarray(carried.pop(k)) for k in Rates._fields if k in carried]
+        rates = Rates(*known) if known else None
         groups = unflatten_groups(carried, saved["config"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise Damaged(f"carried holds no groups: {_line(error)}") from error
@@ -175,6 +179,7 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
         arrays.get("ref_params"),
         groups,
         Counters(**{k: saved[k] for k in Counters._fields if k in saved}),
+        rates,
     )
 
 

@@ -49,14 +49,15 @@ def newest(
     directory: str | pathlib.Path,
     like: State,
     shardings: State,
-    accept: Callable[[dict[str, Any]], None],
+    accept: Callable[[dict[str, Any]], bool],
     say: Callable[[str], None],
 ) -> State | None:
     """The state of the newest whole checkpoint under `directory`; None where there is no checkpoint
     at all. Damaged ones are reported and set aside, and the one before is used. What is there and
     what is whole is for process 0 to say; all of them restore the same step, or none does.
 
-    accept: is given the saved JSON before any array is read; raises to refuse.
+    accept: is given the saved JSON before any array is read; raises to refuse, and says whether the
+    problems are the same: what is known of others is left behind.
     Damaged: there are checkpoints, and none of them is whole. OSError: one cannot be read now.
     """
     opinion = parallel.of_main_process(lambda: checkpoint.steps(directory))
@@ -64,8 +65,9 @@ def newest(
     for step in whole:
         with checkpoint.reader(directory) as m:
             try:
-                accept(checkpoint.read_state(m, step))
+                same = accept(checkpoint.read_state(m, step))
                 state = checkpoint.restore(m, step, like, shardings)
+                state = state if same else state._replace(rates=None)
                 break
             except Damaged as error:
                 damaged[step] = str(error)
@@ -98,9 +100,9 @@ def check(
     inputs: dict[str, str],
     allow: bool,
     say: Callable[[str], None],
-) -> None:
-    """Show what has changed since `saved` was written. ConfigError: it changes what is learned, and
-    that is not allowed."""
+) -> bool:
+    """Show what has changed since `saved` was written; whether the training problems have not.
+    ConfigError: it changes what is learned, and that is not allowed."""
     harmless, meaningful = differences(saved["config"], schema.leaves(config))
     named = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source"))
     if saved.get("reward", "") != inputs["reward"] and named:
@@ -128,6 +130,7 @@ def check(
         )
     for line in meaningful:
         say(f"changed (allowed): {line}")
+    return saved["data"] == inputs["data"]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -80,7 +80,7 @@ def round_size(missing: int, accept_rate: float, need: int) -> int:
 
 
 def collect(
-    sample: Callable[[range], list[Group]],
+    sample: Callable[[Sequence[int]], list[Group]],
     *,
     start: int,
     need: int,
@@ -91,6 +91,7 @@ def collect(
     surplus: str = "drop",
     carried: Sequence[Group] = (),
     accept: Callable[[Group], bool] = lambda group: group.mixed,
+    ahead: Callable[[int, int], Sequence[int]] = lambda start, size: range(start, start + size),
 ) -> Collected:
     """Draw rounds of problems from stream position `start` on until `need` groups are accepted or
     `max_rounds` are used up; the caller decides what to do with a batch that stayed short.
@@ -99,7 +100,8 @@ def collect(
     group was not needed is sampled again, by the newer policy, and no problem is lost.
     surplus='carry': such groups come first in the next step, with their recorded log-probs.
     accept: whether a group teaches. accept_rate: the share that did in earlier steps; 1 = nobody
-    knows, and the first round, which draws just the batch, finds out.
+    knows, and the first round, which draws just the batch, finds out. ahead: the positions to draw
+    next, so many from one on, where not all are; fewer where there are no more.
     Without `dynamic` every group is accepted and one round of `need` problems is drawn; without
     `refill` one round as well, of which the groups that teach are the batch.
     """
@@ -109,12 +111,14 @@ def collect(
     while len(accepted) < need and rounds < max_rounds:
         missing = need - len(accepted)
         size = round_size(missing, accept_rate, need) if dynamic and refill else missing
-        groups = sample(range(position, position + size))
+        if not (positions := ahead(position, size)):
+            break
+        groups = sample(positions)
         drawn += groups
         taught = [g for g in groups if accept(g)]
         teaching += len(taught)
         accepted += taught if dynamic else groups
-        position += size
+        position = positions[-1] + 1
         rounds += 1
         accept_rate = _estimate(teaching, len(drawn), prior, need)
     used, extra = accepted[:need], accepted[need:]

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dapo_jax.dapo.dynamic_sampling import Group
 
 
@@ -21,12 +23,21 @@ class Counters(NamedTuple):
     samples: int = 0  # responses drawn so far
 
 
+class Rates(NamedTuple):
+    """How each of P problems went when it was last drawn; host arrays, alike on all processes."""
+
+    rate_P: np.ndarray  # float64, pass rate (`curriculum.pass_rate`); 0 where it was never drawn
+    draws_P: np.ndarray  # int32, how often it was drawn
+    epoch_P: np.ndarray  # int32, of the last draw
+
+
 class State(NamedTuple):
     params: dict
     opt_state: Any
     ref_params: dict | None = None  # the start of the run, where loss.kl_coef wants it
     carried: Sequence[Group] = ()  # accepted groups of earlier steps
     counters: Counters = Counters()
+    rates: Rates | None = None  # where config.curriculum keeps them
 
     def count(self, **changes: int | float) -> "State":
         """With some counters set to other values."""

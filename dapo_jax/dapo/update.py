@@ -215,12 +215,17 @@ def learning_rate(optim, step: int) -> float:
     if step < full:
         done = step if optim.warmup_from_zero else step + 1
         return lr * (done / optim.warmup_steps)
+    return scheduled(optim.schedule, lr, left, steps, step - full)
+
+
+def scheduled(name: str, start: float, left: float, steps: int, step: int) -> float:
+    """Of a number that goes from `start` to the share `left` of it in `steps`: at `step`."""
     schedule = {
-        "constant": lambda: optax.constant_schedule(lr),
-        "linear": lambda: optax.linear_schedule(lr, lr * left, steps),
-        "cosine": lambda: optax.cosine_decay_schedule(lr, steps, left),
-    }[optim.schedule]()
-    return float(schedule(step - full))
+        "constant": lambda: optax.constant_schedule(start),
+        "linear": lambda: optax.linear_schedule(start, start * left, steps),
+        "cosine": lambda: optax.cosine_decay_schedule(start, steps, left),
+    }[name]()
+    return float(schedule(step))
 
 
 class Batch(NamedTuple):

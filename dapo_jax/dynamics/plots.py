@@ -20,6 +20,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from dapo_jax.dynamics import browse, scaling as curves
 from dapo_jax.dynamics.logs import Run
 from dapo_jax.experiments import ink
+from dapo_jax.log import tags
 
 # What a figure may be drawn over: name -> (the tag that counts it, axis label).
 X_AXES = {
@@ -217,6 +218,18 @@ def sampling(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
     return lines(runs, panels, x, window)
 
 
+def curriculum(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
+    """Difficulty over time, of runs with `config.curriculum`: recorded pass rates, of all problems
+    that were drawn and of those drawn again, and how many problems are left out."""
+    rates = (("curriculum/pass_rate", "all", "-"), ("curriculum/known_rate", "drawn again", "--"))
+    panels = (
+        ("Pass rate when last drawn", "mean [share of responses]", rates),
+        ("Left out", "problems of the training set", (("curriculum/left_out", "", "-"),)),
+        ("Temperature", "of sampling [no unit]", (("curriculum/temperature", "", "-"),)),
+    )
+    return lines(runs, panels, x, window)
+
+
 def clipping(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
     """Tokens whose gradient the lower or the upper bound cut, the largest ratio, the gradient's
     norm and, where a run has them, importance weights."""
@@ -292,17 +305,35 @@ def group_heatmap(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figu
     steps, table = counts
     share = table / np.maximum(table.sum(1, keepdims=True), 1)
     G = table.shape[1] - 1
-    figure, (ax,) = ink.panels(1, 1, width=8)
-    mesh = ax.pcolormesh(edges(steps), np.arange(G + 2) - 0.5, share.T, cmap="magma", vmin=0)
-    figure.colorbar(mesh, ax=ax, label="share of the drawn groups")
+    figure, ax = _map(steps, np.arange(G + 2) - 0.5, share, "share of the drawn groups")
     for border in (0.5, G - 0.5):
         ax.axhline(border, color="white", lw=1.2, ls="--")
     ax.set_title("Groups by right responses" + (f": {name}" if name else ""))
-    ax.set_xlabel(X_AXES["step"][1])
     ax.set_ylabel(f"right responses of a group [of {G}]")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
+
+
+def difficulty(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figure:
+    """Problems by their recorded pass rate over the steps. counts: steps [n] and counts [n, 11],
+    `logs.histograms(path)["curriculum/by_pass_rate"]`; the lowest row are those at 0."""
+    steps, table = counts
+    share = table / np.maximum(table.sum(1, keepdims=True), 1)
+    figure, ax = _map(steps, np.array(tags.RATE_EDGES), share, "share of the problems drawn so far")
+    ax.set_title("Problems by pass rate when last drawn" + (f": {name}" if name else ""))
+    ax.set_ylabel("pass rate [share of responses]")
+    ax.set_yticks([-0.05, *tags.RATE_EDGES[3::2]], ["0", *map(str, tags.RATE_EDGES[3::2])])
+    return figure
+
+
+def _map(steps, rows, share, label: str) -> tuple[Figure, Axes]:
+    """Shares [n, m] over the steps. rows: the m + 1 borders of their rows."""
+    figure, (ax,) = ink.panels(1, 1, width=8)
+    mesh = ax.pcolormesh(edges(steps), rows, share.T, cmap="magma", vmin=0)
+    figure.colorbar(mesh, ax=ax, label=label)
+    ax.set_xlabel(X_AXES["step"][1])
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return figure, ax
 
 
 def phrases(

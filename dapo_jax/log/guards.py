@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 
-from dapo_jax import parallel
+from dapo_jax import curriculum, parallel
 from dapo_jax.dapo.state import Counters, State
 
 # ------------------------------------------------------------------------------------------------
@@ -218,6 +218,12 @@ def count_alarms(
 # ------------------------------------------------------------------------------------------------
 
 
+_LEFT_OUT = (
+    "no problem is left to draw: all of them came to config.curriculum.pass_rate_cap when they were"
+    " last drawn; give harder ones, or let them come back by config.curriculum.revisit_epochs"
+)
+
+
 def shortage(config, log: dict[str, float]) -> str:
     """What to say when dynamic sampling did not fill the batch; '' when it did."""
     found = log["sampling/batch_groups"]
@@ -232,6 +238,8 @@ def shortage(config, log: dict[str, float]) -> str:
         if found
         else "no update"
     )
+    if not log["sampling/rounds"]:
+        return f"{_LEFT_OUT}; {consequence}"
     have, others = "scores that differ", ""
     if "reward/score" not in log:
         have = "right and wrong responses"
@@ -239,6 +247,8 @@ def shortage(config, log: dict[str, float]) -> str:
             f" ({log.get('sampling/all_wrong_frac', 0):.0%} of the problems all wrong,"
             f" {log.get('sampling/all_correct_frac', 0):.0%} all right)"
         )
+    if curriculum.has_band(config):
+        have += f" and a pass rate in {config.curriculum.band_low}..{config.curriculum.band_high}"
     return (
         f"{found} of {config.rollout.groups} groups have {have} after"
         f" {log['sampling/rounds']} rounds{others}; {consequence}"
@@ -248,6 +258,8 @@ def shortage(config, log: dict[str, float]) -> str:
 def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
     """The configured policy that ends the run here; '' to go on."""
     if counters.empty_steps >= config.dynamic_sampling.max_empty_steps:
+        if log.get("sampling/rounds") == 0:
+            return _LEFT_OUT
         return (
             f"nothing to learn: {counters.empty_steps} steps in a row without one group whose"
             f" responses differ in grade ({counters.samples} responses drawn in"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dapo_jax import algorithm, parallel
+from dapo_jax import algorithm, curriculum, parallel
 from dapo_jax.algorithm import StepRecord
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.reward import Grades
@@ -59,7 +59,24 @@ def step_metrics(config, state: State, record: StepRecord, clocks: Clocks, probl
             "perf/cache_peak": stats.peak_cache,
             "sampling/evicted": stats.evicted,
         }
+        | curriculum_metrics(config, state, record, problems)
     )
+
+
+def curriculum_metrics(config, state: State, record: StepRecord, problems: int) -> dict:
+    """Of the pass rates that are kept; nothing where none are."""
+    rates = state.rates
+    if rates is None:
+        return {}
+    seen_P = rates.draws_P > 0
+    due_P = curriculum.due(config, rates, state.counters.position // problems)
+    log = {
+        "curriculum/left_out": (~due_P).sum(),
+        "curriculum/by_pass_rate": histogram("curriculum/by_pass_rate", rates.rate_P[seen_P], 0),
+        "curriculum/temperature": record.knobs.temperature,
+    }
+    log |= {"curriculum/pass_rate": rates.rate_P[seen_P].mean()} if seen_P.any() else {}
+    return log | ({"curriculum/known_rate": np.mean(record.known)} if record.known else {})
 
 
 def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | list[int]]:

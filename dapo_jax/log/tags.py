@@ -45,6 +45,8 @@ WHEN = {
     "weighted": "with loss.importance_cap",
     "mask": "with another loss.importance than 'token'",
     "evaluation": "evaluated steps (the first and the last among them)",
+    "curriculum": "every rollout step, with config.curriculum",
+    "again": "with config.curriculum, steps that drew problems a second time",
     "majority": "evaluated steps, where the reward says right or wrong",
     "alarm": "steps with an alarm",
     "device": "every rollout step, on TPUs and GPUs that are known",
@@ -99,6 +101,12 @@ TAGS: dict[str, Tag] = {
     "sampling/parse_fail_frac": Tag("share", "drawn responses without an answer that the verifier finds", "mean[no answer]", "near response/truncated_frac", "higher: the answer format is not learned", "data/verifier.py", "judged"),
     "sampling/shadow_gain": Tag("share", "accuracy by the OTHER verifier minus accuracy", "mean(shadow) - mean(correct)", "within +-0.01", "above 0.05: right answers are marked wrong", "data/verifier.py", "shadow"),
     "sampling/evicted": Tag("responses", "responses that gave their cache pages away and were made again", "count", "0, or few", "many: raise rollout.cache_fraction or lower rollout.slots", "rollout/engine.py"),
+    # --- curriculum -----------------------------------------------------------------------------
+    "curriculum/left_out": Tag("problems", "problems that the epoch leaves out, their pass rate being at curriculum.pass_rate_cap", "count", "grows as problems are learned, falls where they come back", "near the size of the set: nothing is left to draw; set curriculum.revisit_epochs, or give harder problems", "arXiv 2510.13786", "curriculum"),
+    "curriculum/pass_rate": Tag("share", "pass rate of each problem when it was last drawn, over all that were; where the reward is a score alone, their mean score", "mean of the recorded rates", "rises", "flat: as reward/accuracy", "curriculum.py", "curriculum"),
+    "curriculum/known_rate": Tag("share", "pass rate that the problems drawn had when they were drawn before: how hard the curriculum's choice is", "mean of the recorded rates of the problems drawn", "below curriculum.pass_rate_cap, and below curriculum/pass_rate", "equal to curriculum/pass_rate: the curriculum chooses nothing", "curriculum.py", "again"),
+    "curriculum/by_pass_rate": Tag("problems", "problems that were drawn by their recorded pass rate", "counts: 0, up to .1, up to .2, ..., up to 1", "moves from left to right", "two spikes at 0 and 1: few problems teach", "curriculum.py", "curriculum"),
+    "curriculum/temperature": Tag("1", "temperature that the step sampled at", "curriculum.temperature_schedule", "as configured", "-", "curriculum.py", "curriculum"),
     # --- optimizer ------------------------------------------------------------------------------
     "optim/lr": Tag("1", "learning rate of the step", "warm-up, then optim.schedule", "as configured", "0 after warm-up: a mistake in the config", "paper section 4.1"),
     "optim/grad_norm": Tag("1", "global gradient norm before clipping", "mean over updates of ||g||", "steady", "grows tenfold: instability; nan: see optim/skipped", "code", "trained"),
@@ -107,7 +115,7 @@ TAGS: dict[str, Tag] = {
     # --- cost -----------------------------------------------------------------------------------
     "spent/tokens": Tag("tokens", "response tokens drawn since the start, the rejected ones included", "sum", "grows steadily", "leaps a step: many rounds", "code"),
     "spent/samples": Tag("responses", "responses drawn since the start", "sum", "grows steadily", "as above", "code"),
-    "data/epochs": Tag("passes", "how often the run has gone through the training set", "problems drawn for / problems in the set", "grows steadily", "above 10: the problems may be learned by heart; compare eval/*", "code"),
+    "data/epochs": Tag("passes", "how often the run has gone through the training set", "problems drawn for, or left out by a curriculum / problems in the set", "grows steadily", "above 10: the problems may be learned by heart; compare eval/*", "code"),
     "data/problems_seen": Tag("problems", "different problems of the training set that the run has drawn responses to", "min(problems drawn for, problems in the set)", "grows to the size of the set", "stands still below it: see sampling/rounds", "code"),
     "time/rollout_s": Tag("s", "sampling and verifying", "wall time", "steady", "grows: longer responses or more rounds", "code"),
     "time/update_s": Tag("s", "old log-probs and updates", "wall time", "steady", "grows: longer rows", "code"),
@@ -138,6 +146,7 @@ TAGS: dict[str, Tag] = {
 # Of policy/entropy_hist, nats. Half of all tokens are nearly certain; ln(152,064) = 11.93.
 ENTROPY_EDGES = (0, 0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 4, 6, 8, 12)
 LENGTH_BINS = 32  # of response/length_hist, at most
+RATE_EDGES = (-0.1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)  # of curriculum/by_pass_rate
 
 _FAMILIES = {t: re.compile(re.sub(r"<\w+>", ".+", t)) for t in TAGS if "<" in t}
 
@@ -168,6 +177,8 @@ def edges(tag: str, bins: int, longest: int) -> Sequence[float]:
     """The bins + 1 edges of a histogram's counts. longest: rollout.max_response_tokens."""
     if tag == "policy/entropy_hist":
         return ENTROPY_EDGES
+    if tag == "curriculum/by_pass_rate":
+        return RATE_EDGES
     if tag == "response/length_hist":
         return np.linspace(0, longest, bins + 1).tolist()
     return (np.arange(bins + 1) - 0.5).tolist()  # one bin a whole number

@@ -1,0 +1,457 @@
+"""Curricula: what is drawn and kept is what a book of pass rates, kept by hand, says; a run that is
+cut off and goes on decides the same; and a config without one has nothing of it."""
+
+import itertools
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+import stubbed_train
+from hypothesis import given, strategies as st
+
+from dapo_jax import build, config, curriculum, presets, train
+from dapo_jax.checkpoint import checkpoint
+from dapo_jax.dapo import dynamic_sampling as ds
+from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.state import Rates
+from dapo_jax.data import problems
+from dapo_jax.log import metrics, tags
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def settings(**fields):
+    c = config.base()
+    for name, value in fields.items():
+        c.curriculum[name] = value
+    config.validate(c, 1)
+    return c
+
+
+def group(right_G, position=0, score_G=None) -> ds.Group:
+    right_G = None if right_G is None else np.array(right_G, bool)
+    score_G = np.where(right_G, 1.0, -1.0) if score_G is None else np.array(score_G)
+    return ds.Group(position, [1], [None] * len(score_G), Grades(score_G, right_G))
+
+
+def of(right: int, G: int, position=0) -> ds.Group:
+    return group(np.arange(G) < right, position)
+
+
+# ------------------------------------------------------------------------------------------------
+# Golden numbers
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cap", "G", "fewest"), [(0.9, 16, 15), (0.9, 8, 8), (0.875, 8, 7)])
+def test_the_fewest_right_responses_that_retire_a_problem(cap, G, fewest):
+    c = settings(pass_rate_cap=cap)
+    drawn = [of(n, G, position=n) for n in range(G + 1)]
+    batch = ds.Collected([], [], drawn, G + 1, 1, 1.0)
+    rates, _ = curriculum.record(c, range(G + 1), G + 1, None, batch)
+    assert curriculum.due(c, rates, 0).all()
+    assert np.argmin(curriculum.due(c, rates, 1)) == fewest
+    assert not curriculum.due(c, rates, 1)[fewest:].any()
+
+
+def test_an_open_band():
+    c = settings(band_low=0.2, band_high=0.8)
+    rates = [0.0, 0.125, 0.2, 0.25, 0.5, 0.8, 0.875, 1.0]
+    kept = [curriculum.in_band(c, of(round(40 * r), 40)) for r in rates]
+    assert kept == [False, False, False, True, True, False, False, False]
+
+
+def test_without_a_band_only_zero_variance_is_filtered():
+    groups = [group([1, 1, 1, 1]), group([0, 0, 0, 0]), group([1, 0, 0, 0])]
+    teaches = [g.mixed and curriculum.in_band(settings(), g) for g in groups]
+    assert teaches == [False, False, True]
+
+
+def test_a_pass_rate_is_raw():
+    """Of right and wrong where the judge tells them, whatever they score; else the mean score."""
+    assert curriculum.pass_rate(group([1, 0, 0, 0], score_G=[5.0, -1.0, -1.0, 0.0])) == 0.25
+    assert curriculum.pass_rate(group(None, score_G=[0.5, 0.0, 1.0, 0.3])) == 0.45
+
+
+# ------------------------------------------------------------------------------------------------
+# What is drawn, by a book kept by hand
+# ------------------------------------------------------------------------------------------------
+
+
+def by_hand(c, stream, P, book, start):
+    """Endless: the positions that are drawn from `start` on. book: row -> (rate, epoch)."""
+    cap, sits_out = c.curriculum.pass_rate_cap, c.curriculum.revisit_epochs
+    for position in itertools.count(start):
+        rate, drawn_in = book.get(stream[position], (-1.0, 0))
+        epochs = position // P - drawn_in
+        if not (cap and rate >= cap and epochs > 0 and (not sits_out or epochs <= sits_out)):
+            yield position
+
+
+outcomes = st.lists(st.integers(0, 4), min_size=2, max_size=9).filter(
+    lambda counts: any(0 < n < 4 for n in counts)
+)
+
+
+@hypothesis.settings(max_examples=50)
+@given(
+    outcomes,
+    st.sampled_from([0.5, 0.75, 1.0]),
+    st.integers(1, 3),
+    st.sampled_from(["drop", "carry"]),
+    st.lists(st.floats(1 / 64, 1.0), min_size=6, max_size=6),
+)
+def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surplus, accept_rates):
+    """Right responses change with the epoch. Over six steps the book by hand gives the positions;
+    neither they nor the rates depend on how many problems a round asks for."""
+    P = len(correct)
+    c = settings(pass_rate_cap=cap, revisit_epochs=sits_out)
+    rng = np.random.default_rng(P)
+    stream = np.concatenate([rng.permutation(P) for _ in range(400)]).tolist()
+
+    def outcome(position):
+        return of((correct[stream[position]] + position // P) % 5, 4, position)
+
+    rates, book, cursor, carried = None, {}, 0, []
+    for accept_rate in accept_rates:
+        got = ds.collect(
+            lambda positions: [outcome(p) for p in positions],
+            start=cursor,
+            need=2,
+            accept_rate=accept_rate,
+            max_rounds=1000,
+            surplus=surplus,
+            carried=carried,
+            ahead=curriculum.ahead(c, stream, P, rates),
+        )
+        due = by_hand(c, stream, P, book, cursor)
+        assert [g.position for g in got.drawn] == list(itertools.islice(due, len(got.drawn)))
+        rates, known = curriculum.record(c, stream, P, rates, got)
+        before = dict(book)
+        counted = [g for g in got.drawn if g.position < got.next_position]
+        for g in counted:
+            book[stream[g.position]] = (g.grades.right_G.mean(), g.position // P)
+        rows = [stream[g.position] for g in counted]
+        assert known == [before[row][0] for row in rows if row in before]
+        if surplus == "drop":
+            used = [g.position for g in got.groups]
+            due = (p for p in by_hand(c, stream, P, before, cursor) if outcome(p).mixed)
+            assert used == list(itertools.islice(due, 2)) and got.next_position == used[-1] + 1
+        seen = {int(i): (rates.rate_P[i], rates.epoch_P[i]) for i in rates.draws_P.nonzero()[0]}
+        assert seen == book
+        cursor, carried = got.next_position, got.carried
+
+
+def test_a_problem_comes_back_after_its_epochs():
+    c = settings(pass_rate_cap=0.9, revisit_epochs=2)
+    rates = Rates(np.array([1.0, 0.5]), np.ones(2, np.int32), np.array([3, 3], np.int32))
+    assert [curriculum.due(c, rates, e)[0] for e in (3, 4, 5, 6)] == [True, False, False, True]
+
+
+def retired(P, epoch) -> Rates:
+    return Rates(np.ones(P), np.ones(P, np.int32), np.full(P, epoch, np.int32))
+
+
+def test_where_all_are_left_out_the_next_pass_that_draws_any_begins():
+    stream, rates = problems.stream(range(4), 0), retired(4, epoch=1)
+    back = settings(pass_rate_cap=0.9, revisit_epochs=2)
+    # Two of epoch 1 are left, then epochs 2 and 3 are passed over whole.
+    assert curriculum.ahead(back, stream, 4, rates)(6, 4) == [6, 7, 16, 17]
+    never = settings(pass_rate_cap=0.9)
+    assert curriculum.ahead(never, stream, 4, rates)(6, 4) == [6, 7]
+    assert curriculum.ahead(never, stream, 4, rates)(8, 4) == []
+
+
+def test_where_nothing_is_left_to_draw_a_step_is_short():
+    stream = problems.stream(range(4), 0)
+    ahead = curriculum.ahead(settings(pass_rate_cap=0.9), stream, 4, retired(4, epoch=1))
+    sample = lambda positions: [of(2, 4, p) for p in positions]
+    got = ds.collect(sample, start=6, need=8, accept_rate=1.0, max_rounds=9, ahead=ahead)
+    assert [g.position for g in got.groups] == [6, 7] and (got.rounds, got.next_position) == (1, 8)
+    got = ds.collect(sample, start=8, need=8, accept_rate=0.3, max_rounds=9, ahead=ahead)
+    assert (got.groups, got.drawn, got.rounds, got.next_position) == ([], [], 0, 8)
+    assert got.accept_rate == 0.3
+
+
+def test_without_a_curriculum_nothing_is_kept_or_looked_up():
+    c, batch = settings(), ds.Collected([], [], [of(1, 4)], 1, 1, 1.0)
+    assert curriculum.record(c, None, 4, None, batch) == (None, [])
+    assert curriculum.record(c, None, 4, retired(4, 1), batch) == (None, [])
+    assert curriculum.ahead(c, None, 4, retired(4, 1))(7, 3) == range(7, 10)
+    for name, make in presets.RECIPES.items():
+        assert curriculum.is_on(make()) == (name == "scale_rl")
+
+
+# ------------------------------------------------------------------------------------------------
+# Temperature
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_temperature_goes_from_one_to_the_other(schedule):
+    c = settings(temperature_schedule=schedule, temperature_steps=4, temperature_end=0.5)
+    c.rollout.temperature = 1.5
+    share = np.minimum(np.arange(7) / 4, 1)
+    share = share if schedule == "linear" else (1 - np.cos(np.pi * share)) / 2
+    drawn = [build.training_draw(c, step).temperature for step in range(7)]
+    np.testing.assert_allclose(drawn, 1.5 - share, rtol=1e-6)
+
+
+def test_without_a_schedule_it_is_the_config_s_to_the_bit():
+    c = config.base()
+    c.rollout.temperature = 0.1 + 0.2
+    assert build.training_draw(c, 7) == build.training_draw(c) and curriculum.temperature(c, 7) == (
+        0.1 + 0.2
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# Whole runs
+# ------------------------------------------------------------------------------------------------
+
+
+def small(steps, **fields):
+    """Eight problems, of which half a dozen epochs pass in six steps; everything is on."""
+    fields = (
+        dict(
+            pass_rate_cap=0.75,
+            revisit_epochs=1,
+            band_low=0.1,
+            band_high=0.6,
+            temperature_schedule="linear",
+            temperature_steps=4,
+            temperature_end=1.3,
+        )
+        | fields
+    )
+    c = settings(**fields)
+    c.steps, c.eval.every, c.checkpoint.every, c.log.tensorboard = steps, 0, 2, False
+    c.eval.k, c.eval.max_problems, c.data.embedded_problems = 2, 8, 8
+    c.model.hidden_size, c.model.intermediate_size, c.model.num_layers = 16, 32, 1
+    c.model.num_heads, c.model.num_kv_heads, c.model.head_dim = 2, 1, 8
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
+    c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
+    c.reward.overlong_buffer_tokens = 4
+    return c
+
+
+OFF = {name.split(".")[1]: f.default for name, f in config.SCHEMA.items() if name[:5] == "curri"}
+
+
+def run(c, workdir, **options):
+    assert train.train(c, workdir, score=stubbed_train.JUDGE, **options)
+
+
+def saved(workdir, step):
+    """(arrays, carried and rates as in the checkpoint)."""
+    args = checkpoint.ocp.args
+    with checkpoint.reader(workdir / "checkpoints") as m:
+        items = {k: args.StandardRestore() for k in ("arrays", "carried")}
+        out = m.restore(step, args=args.Composite(**items))
+    return jax.tree.map(np.asarray, dict(out))
+
+
+def numbers(workdir):
+    return [
+        {k: v for k, v in r.items() if not k.startswith(("time/", "perf/", "sampling/evicted"))}
+        for r in metrics.read(workdir / "metrics.jsonl")
+    ]
+
+
+def rollouts(workdir):
+    return {p.name: p.read_text() for p in (workdir / "rollouts").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """(workdir of six steps, what was drawn in each, programs compiled after each)."""
+    workdir, steps, compiled, after = tmp_path_factory.mktemp("whole"), [], [], []
+
+    def listen(event, *_, **__):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    def keep(state, record):
+        steps.append(record.batch)
+        after.append(len(compiled))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    run(small(6), workdir, hooks=train.Hooks(step=keep))
+    return workdir, steps, after
+
+
+def test_a_run_draws_and_trains_by_the_book(whole):
+    workdir, steps, _ = whole
+    c, book, cursor, left_out = small(6), {}, 0, 0
+    stream = problems.stream(range(8), c.seed)
+    for batch, logged in zip(steps, metrics.read(workdir / "metrics.jsonl")[1:], strict=True):
+        due = by_hand(c, stream, 8, book, cursor)
+        assert [g.position for g in batch.drawn] == list(itertools.islice(due, len(batch.drawn)))
+        assert all(g.grades.right_G.sum() in (1, 2) for g in batch.groups)
+        counted = [g for g in batch.drawn if g.position < batch.next_position]
+        left_out += batch.next_position - cursor - len(counted)
+        again = [book[stream[g.position]][0] for g in counted if stream[g.position] in book]
+        for g in counted:
+            book[stream[g.position]] = (g.grades.right_G.mean(), g.position // 8)
+        cursor = batch.next_position
+        rate_P = np.array([book[i][0] for i in sorted(book)])
+        assert logged["curriculum/pass_rate"] == pytest.approx(rate_P.mean())
+        if again:
+            assert logged["curriculum/known_rate"] == pytest.approx(np.mean(again))
+        assert bool(again) == ("curriculum/known_rate" in logged)
+        tenths = np.ceil(np.round(10 * rate_P, 9)).astype(int)
+        assert logged["curriculum/by_pass_rate"] == np.bincount(tenths, minlength=11).tolist()
+        epoch = cursor // 8
+        out = [i for i, (rate, e) in book.items() if rate >= 0.75 and 0 < epoch - e <= 1]
+        assert logged["curriculum/left_out"] == len(out)
+        step = logged["step"] - 1
+        assert logged["curriculum/temperature"] == pytest.approx(1 + 0.3 * min(step / 4, 1))
+        assert logged["policy/sampler_trainer_logprob_gap"] < 1e-4  # both at that temperature
+    assert left_out >= 3 and cursor > 3 * 8 and len(book) == 8
+
+
+def test_nothing_compiles_after_the_second_step(whole):
+    """Neither for another temperature nor for another number of problems."""
+    assert whole[2][0] > 0 and len(set(whole[2][2:])) == 1
+
+
+class Cut(Exception):
+    pass
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_cut_within_a_step_and_resumed_is_left_alone(whole, chunks, tmp_path):
+    """Behind so many chunks of the sixth step: the checkpoint is of the fourth, the journal has the
+    fifth and a part of the sixth."""
+    done, left = [], iter(range(chunks))
+
+    def cut(phase):
+        if len(done) == 5 and phase == "chunk" and next(left, None) is None:
+            raise Cut
+
+    hooks = train.Hooks(phase=cut, step=lambda state, record: done.append(record))
+    with pytest.raises(Cut):
+        run(small(6), tmp_path, hooks=hooks)
+    assert checkpoint.numbers(tmp_path / "checkpoints")[0] == 4
+    run(small(6), tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, saved(tmp_path, 6), saved(whole[0], 6))
+    assert {"rate_P", "draws_P", "epoch_P"} < saved(tmp_path, 6)["carried"].keys()
+    for a, b in zip(numbers(tmp_path), numbers(whole[0]), strict=True):
+        evaluated = {k for k in a.keys() ^ b.keys() if k.startswith("eval/")}
+        assert {k: a[k] for k in a.keys() - evaluated} == {k: b[k] for k in b.keys() - evaluated}
+    assert rollouts(tmp_path) == rollouts(whole[0])
+
+
+def test_carried_groups_and_rates_survive_a_restart_together(tmp_path):
+    for name, steps in (("cut", (3, 6)), ("whole", (6,))):
+        for n in steps:
+            c = small(n, **{k: OFF[k] for k in OFF if k.startswith("temperature")})
+            c.dynamic_sampling.surplus = "carry"
+            run(c, tmp_path / name)
+    cut, whole = (saved(tmp_path / name, 6) for name in ("cut", "whole"))
+    jax.tree.map(np.testing.assert_array_equal, cut, whole)
+
+
+def test_slots_and_mesh_decide_nothing(whole, tmp_path):
+    c = small(6)
+    c.rollout.slots, c.rollout.chunk, c.mesh.data, c.mesh.fsdp = 24, 3, 2, 4
+    run(c, tmp_path)
+    decided = lambda w: [
+        {k: v for k, v in r.items() if k.startswith(("curriculum/", "sampling/gr", "spent/"))}
+        for r in numbers(w)
+    ]
+    assert decided(tmp_path) == decided(whole[0])
+    for name in Rates._fields:
+        a, b = (saved(w, 6)["carried"][name] for w in (tmp_path, whole[0]))
+        np.testing.assert_array_equal(a, b)
+
+
+def test_off_has_nothing_of_it_and_the_first_epoch_is_the_same(tmp_path):
+    """Of 64 problems three steps draw none twice: a cap changes no bit, and off keeps no rates. A
+    checkpoint of before goes on with one, and one with rates without."""
+    bits = {}
+    for name, cap in (("off", 0.0), ("cap", 0.5)):
+        c = small(3, **OFF | {"pass_rate_cap": cap})
+        c.data.embedded_problems = 64
+        run(c, tmp_path / name)
+        bits[name] = saved(tmp_path / name, 3)
+        assert curriculum.is_on(c) == bool(bits[name]["carried"].keys() & {*Rates._fields})
+        tags = {k for r in numbers(tmp_path / name) for k in r if k.startswith("curriculum/")}
+        assert bool(tags) == bool(cap)
+    jax.tree.map(np.testing.assert_array_equal, bits["off"]["arrays"], bits["cap"]["arrays"])
+    for name, cap in (("off", 0.5), ("cap", 0.0)):
+        c = small(4, **OFF | {"pass_rate_cap": cap})
+        c.data.embedded_problems = 64
+        run(c, tmp_path / name, allow_config_change=True)
+        assert bool(cap) == bool(saved(tmp_path / name, 4)["carried"].keys() & {*Rates._fields})
+
+
+def test_what_is_known_of_other_problems_is_left_behind(tmp_path):
+    drawn = {}
+    for number in (8, 12):
+        c = small(2 if number == 8 else 3)
+        c.data.embedded_problems = number
+        keep = lambda state, record, n=number: drawn.update({n: state.rates})
+        run(c, tmp_path, allow_config_change=True, hooks=train.Hooks(step=keep))
+    assert len(drawn[8].draws_P) == 8 and len(drawn[12].draws_P) == 12
+    assert drawn[12].draws_P.sum() < drawn[8].draws_P.sum()  # of one step
+
+
+def test_a_run_with_nothing_left_to_draw_says_so_and_stops(tmp_path, capsys):
+    """Everything is right from the first epoch on."""
+    c = small(9, **OFF | {"pass_rate_cap": 0.9})
+    c.dynamic_sampling.enabled = False
+    assert train.train(c, tmp_path, score=lambda problem, response: True)
+    said = capsys.readouterr().out
+    assert "stopped after step 5, saved: no problem is left to draw: all of them came to" in said
+    last = metrics.read(tmp_path / "metrics.jsonl")[-1]
+    assert (last["curriculum/left_out"], last["sampling/rounds"], last["data/epochs"]) == (8, 0, 1)
+
+
+# ------------------------------------------------------------------------------------------------
+# The page
+# ------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "curriculum.md").read_text()
+
+
+def on_the_page(workdir, *command):
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=workdir,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_the_page_s_run_and_figures(tmp_path):
+    """A short one: after no warm-up the problems are all wrong, which is a difficulty too."""
+    (command,) = re.findall(r"^python ((?:[^\n\\]|\\\n)+)", PAGE, re.M)
+    words = shlex.split(command.replace("\\\n", " "))
+    words = [w.replace("configs/", f"{ROOT}/configs/") for w in words]
+    brief = ["steps=2", "eval.every=0", "eval.max_problems=4", "dynamic_sampling.max_rounds=2"]
+    brief += ["supervised_warmup.skill_steps=20", "supervised_warmup.habit_steps=0"]
+    done = on_the_page(tmp_path, *words, *(f"--config.{field}" for field in brief))
+    assert done.returncode == 0, done.stderr[-2000:]
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    done = on_the_page(tmp_path, "-c", code)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for name in ("curriculum", "difficulty"):
+        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_page_names_every_field_and_every_metric():
+    fields = {name for name in config.SCHEMA if name.startswith("curriculum.")}
+    named = set(re.findall(r"`(curriculum\.\w+)(?:=\S+)?`", PAGE))
+    assert named == fields
+    metric = {t for t in tags.TAGS if t.startswith("curriculum/")} - {"curriculum/temperature"}
+    assert set(re.findall(r"`(curriculum/\w+)`", PAGE)) == metric
