@@ -1,13 +1,14 @@
 """avg@k, maj@k and pass@k of a policy on problem files, from k samples of our own drawing.
 
-    python -m dapo_jax.evaluate --config=FILE --workdir=DIR [--data=aime24,gsm8k,name=FILE]
+    python -m dapo_jax.evaluate --workdir=DIR [--config=FILE] [--data=aime24,gsm8k,name=FILE]
 
 Sets known by name (data/published.py) bring the settings of a paper, which flags and overrides of
 fields replace; files of one's own take those of the config (docs/evaluation.md).
 
 The policy is the newest checkpoint of WORKDIR, where it has none the model of config.model.path, or
-what --checkpoint names. Every sample is kept under WORKDIR/eval/<set>/<hash of the settings>/, in
-batches of problems; the same command goes on after the last whole batch.
+what --checkpoint names; the config, unless --config names one, is the run's own. Every sample is
+kept under WORKDIR/eval/<set>/<hash of the settings>/, in batches of problems; the same command goes
+on after the last whole batch.
 
 Samples are grouped by problem. A sample's random numbers are named by the problem's id and its
 index, under a seed of evaluation's own, so scores do not depend on batch, order or mesh.
@@ -509,12 +510,25 @@ def define_flags() -> None:
     flags.DEFINE_string("json", "", "File for settings, scores and the table of problems.")
 
 
-def config_of_model() -> schema.Config | None:
-    """Where --checkpoint is a Hugging Face directory or hub name: the paper's config, with prompts
-    in the model's chat template if it has one, on a sampler for a single accelerator."""
-    small = functools.partial(hf.resolve, weights=False)  # each for itself: nobody has met yet
-    if not (given := flags.FLAGS.checkpoint) or (policy := find_given(given, None, small)).steps:
+def config_of_run(workdir: str) -> schema.Config | None:
+    """What the run in `workdir` was trained with; None where there is none."""
+    if not workdir or not (file := epath.Path(workdir) / "config.json").exists():
         return None
+    try:
+        return schema.of_run(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}; name a config file: --config=FILE") from error
+
+
+def config_of_policy() -> schema.Config | None:
+    """The config of the run that --checkpoint, or else --workdir, names. Where --checkpoint is a
+    Hugging Face directory or hub name: the paper's, with prompts in the model's chat template if it
+    has one, on a sampler for a single accelerator."""
+    small = functools.partial(hf.resolve, weights=False)  # each for itself: nobody has met yet
+    if not (given := flags.FLAGS.checkpoint):
+        return config_of_run(cli.WORKDIR.value)
+    if (policy := find_given(given, None, small)).steps:
+        return config_of_run(str(epath.Path(policy.steps).parent))
     if not flags.FLAGS.data and not cli.CONFIG.overrides.get("eval.files"):
         raise ValueError(f"--data: say what to evaluate on: {published.KNOWN}, or files")
     c = presets.paper()
@@ -551,4 +565,4 @@ def main(score: grading.Score | None = None) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    cli.run(main, without_config=config_of_model)
+    cli.run(main, without_config=config_of_policy)
