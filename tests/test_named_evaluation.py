@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dapo_jax import convert, evaluate, train
-from dapo_jax.data import __main__ as data, prompts, published
+from dapo_jax.data import __main__ as data, answers, prompts, published
 from dapo_jax.log import scores
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "data"))
@@ -148,6 +148,42 @@ def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, t
         here, there = (x.text.evals["aime24"] for x in (said, usual))
         assert here.ids != there.ids or here.n_long != there.n_long
     assert usual.config.eval.max_response_tokens == published.DAPO.max_response_tokens
+
+
+def test_math500_is_judged_by_equivalence(pins, server, run, tmp_path, monkeypatch):
+    """Rows as they are published, by math-verify in a worker, every sample."""
+    pytest.importorskip("math_verify", reason="needs math-verify (requirements-peers.txt)")
+    lines = (run / "data" / "heldout.jsonl").read_text().splitlines()
+    found = [(r["prompt"][0]["content"], r["reward_model"]) for r in map(json.loads, lines)]
+    rows = [
+        {
+            "problem": problem,
+            "solution": f"Thus $\\boxed{{{2 * int(gold['ground_truth'])}/2}}$.",
+            "answer": f"\\frac{{{2 * int(gold['ground_truth'])}}}{{2}}",
+            "subject": "Prealgebra",
+            "level": 1,
+            "unique_id": f"test/prealgebra/{i}.json",
+        }
+        for i, (problem, gold) in enumerate(found[:40])
+    ]
+    body = "".join(json.dumps(r) + "\n" for r in rows).encode()
+    pinned = published.SETS["math500"]._replace(sha256=hashlib.sha256(body).hexdigest())
+    monkeypatch.setitem(published.SETS, "math500", pinned)
+    server[1][f"/{pinned.source}"] = body
+    fixed = FIXED - {"reward.verifier"}
+    out = evaluate.evaluate_checkpoint(
+        asked("math500"), tmp_path, str(run), fixed=fixed, data_dir=str(tmp_path / "sets")
+    )
+    scored = out["sets"]["math500"]
+    how = scored["settings"]
+    assert (scored["problems"], how["k"], how["mode"]) == (40, 4, "math")
+    kept = [json.loads(x) for f in (tmp_path / "eval").rglob("batch_*") for x in f.open()]
+    assert len(kept) == 160 and {r["gold"] for r in kept} == {r["answer"] for r in rows}
+    right = [r for r in kept if r["correct"]]
+    assert 0 < scored["avg@k"] == len(right) / 160 < 1
+    for r in kept:
+        assert answers.verify(r["response"], r["gold"], "math").correct == r["correct"]
+    assert not any(answers.verify(r["response"], r["gold"], "boxed").correct for r in right)
 
 
 def table(text: str) -> list[str]:
