@@ -66,14 +66,18 @@ def load_text(
     workdir: pathlib.Path,
     model_dir: pathlib.Path | None,
     score: grading.Score | None = None,
+    train: bool = True,
 ) -> Text:
     """Read problems and tokenizer. The embedded task writes its files under workdir/data first and
-    then takes the same way as any other. score: judges responses; None = what the config names."""
+    then takes the same way as any other. score: judges responses; None = what the config names.
+    train: False = the training set is not wanted, and the first of `eval.files` stands for it."""
     judge = grading.judge(config, score)
     train_files = [f.strip() for f in config.data.train.split(",") if f.strip()]
     eval_files = named_files(config.eval.files)
     tokenizer_path = config.tokenizer.path or model_dir
-    if not train_files:
+    alone = not train and eval_files and (train_files or tokenizer_path)
+    first = next(iter(eval_files)) if alone else "train"
+    if not train_files and not alone:
         made = arithmetic.write(
             workdir / "data",
             train=config.data.embedded_problems,
@@ -99,7 +103,7 @@ def load_text(
 
     def read(name, files, limit=0):
         rows, report = problems.read(files, config.data.on_bad, how)
-        if how.columns and not report.mapped and name == "train":
+        if how.columns and not report.mapped and name == first:
             raise ValueError(f"config.data.columns: no row of {files[0]} has all of these columns")
         rows = rows[: limit or None]
         out = problems.encode(
@@ -124,11 +128,13 @@ def load_text(
         notes.append(note)
         return out
 
-    train = read("train", train_files)
+    trained = None if alone else read("train", train_files)
+    if not train:
+        notes.clear()
     evals = {
         name: read(name, [path], config.eval.max_problems) for name, path in eval_files.items()
     }
-    return Text(tok, train, evals, notes, judge)
+    return Text(tok, trained or evals[first], evals, notes, judge)
 
 
 def digest(text: Text) -> str:

@@ -1,13 +1,14 @@
 """avg@k, maj@k and pass@k of a policy on problem files, from k samples of our own drawing.
 
-    python -m dapo_jax.evaluate --config=FILE --workdir=DIR [--data=aime24,gsm8k,name=FILE]
+    python -m dapo_jax.evaluate --workdir=DIR [--config=FILE] [--data=aime24,gsm8k,name=FILE]
 
 Sets known by name (data/published.py) bring the settings of a paper, which flags and overrides of
 fields replace; files of one's own take those of the config (docs/evaluation.md).
 
 The policy is the newest checkpoint of WORKDIR, where it has none the model of config.model.path, or
-what --checkpoint names. Every sample is kept under WORKDIR/eval/<set>/<hash of the settings>/, in
-batches of problems; the same command goes on after the last whole batch.
+what --checkpoint names; the config, unless --config names one, is the run's own. Every sample is
+kept under WORKDIR/eval/<set>/<hash of the settings>/, in batches of problems; the same command goes
+on after the last whole batch.
 
 Samples are grouped by problem. A sample's random numbers are named by the problem's id and its
 index, under a seed of evaluation's own, so scores do not depend on batch, order or mesh.
@@ -19,7 +20,7 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -29,16 +30,16 @@ from etils import epath
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
-from dapo_jax import bars, build, cli, grading, parallel, presets, schema, validation
+from dapo_jax import bars, build, cli, grading, named_sets, parallel, presets, schema, validation
 from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
 from dapo_jax.checkpoint.seal import checksums
 from dapo_jax.dapo.dynamic_sampling import Group
-from dapo_jax.data import answers, files, published, tokenizer
+from dapo_jax.data import files, published, tokenizer
 from dapo_jax.data.problems import Encoded
 from dapo_jax.hosts import processes, start
 from dapo_jax.log import scores as scores_lib
 from dapo_jax.log.scores import Scores, majority, pass_at_k
-from dapo_jax.model import hf, hf_format, qwen2
+from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.draw import Draw
 
 __all__ = ["Scores", "checksums", "evaluate", "evaluate_sets", "majority", "pass_at_k"]
@@ -187,142 +188,6 @@ def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
     )
 
 
-def load_text(
-    config,
-    workdir: pathlib.Path,
-    model_dir: pathlib.Path | None,
-    score: grading.Score | None = None,
-) -> build.Text:
-    """As in training, but a training set of one's own is not read: it may have millions of rows."""
-    named = build.named_files(config.eval.files)
-    for name in named:
-        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
-            raise ValueError(f"{name!r} cannot name a folder of samples; write --data=name=path")
-    if config.data.train and not named:
-        raise ValueError("no problems to evaluate on; give --data=FILE (or config.eval.files)")
-    if named and (config.data.train or config.tokenizer.path or model_dir):
-        config = config.copy_and_resolve_references()
-        config.data.train = next(iter(named.values()))  # is read anyway
-    text = build.load_text(config, workdir, model_dir, score)
-    return text._replace(notes=text.notes[1:])  # the first is about the training set
-
-
-class Asked(NamedTuple):
-    """Sets of the same settings: all of one's own, or one that is known by name."""
-
-    config: schema.Config
-    text: build.Text
-    machine: build.Machine
-    source: str = ""  # the paper that the settings are of
-
-
-def ask(
-    config,
-    workdir: pathlib.Path,
-    model_dir: pathlib.Path | None,
-    score: grading.Score | None,
-    fixed: frozenset[str],
-    folder: pathlib.Path,
-) -> Iterator[Asked]:
-    """What `config.eval.files` names. fixed, folder: see `evaluate_checkpoint`.
-
-    A named set has a sampler of its own, sized by its prompts and its longest response: its score
-    cannot depend on what it is evaluated beside."""
-    named, own = {}, {}
-    for name, path in build.named_files(config.eval.files).items():
-        known = None if pathlib.Path(path).exists() else published.evaluated(path)
-        if not known and re.fullmatch(r"[\w-]+", path) and not pathlib.Path(path).exists():
-            raise ValueError(
-                f"{path:.80}: no such file, and no set of that name ({published.KNOWN})"
-            )
-        (named if known else own)[name] = known or path
-    machine_of = lambda c, text: build.build_machine(
-        c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir
-    )
-    if own or not named:
-        if named:
-            config = config.copy_and_resolve_references()
-            config.eval.files = ",".join(f"{name}={path}" for name, path in own.items())
-        text = load_text(config, workdir, model_dir, score)
-        yield Asked(config, text, machine_of(config, text))
-    machines = {}
-    for name, (pinned, protocol) in named.items():
-        try:
-            path, there = published.fetch(pinned, folder)
-        except ValueError as error:
-            raise ValueError(
-                f"{name}: {error}; on a machine with a network: python -m dapo_jax.data prepare"
-                f" {pinned.file.partition('.')[0]} --out={folder}"
-            ) from error
-        c = by_protocol(config, protocol, fixed)
-        c.eval.files = f"{name}={path}"
-        if c.reward.verifier == "math" and not (score or c.reward.function):
-            try:
-                answers.require_math()
-            except ValueError as error:
-                raise ValueError(
-                    f"{name}: {error}; without it --config.reward.verifier=auto judges by what each"
-                    " prompt asks for"
-                ) from error
-        text = load_text(c, workdir, model_dir, score)
-        (note,) = text.notes
-        note += fit(name, c, text, model_dir, fixed)
-        sizes = (c.data.max_prompt_tokens, c.eval.max_response_tokens)
-        machines[sizes] = machines.get(sizes) or machine_of(c, text)
-        notes = [f"{name}: fetched into {path}"] * (not there) + [note]
-        yield Asked(c, text._replace(notes=notes), machines[sizes], protocol.source)
-
-
-def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
-    """A copy of the config with the settings of a paper, but for the fields in `fixed`; prompts of
-    any length."""
-    wanted = {
-        "eval.k": protocol.k,
-        "eval.temperature": protocol.temperature,
-        "eval.top_p": protocol.top_p,
-        "eval.max_response_tokens": protocol.max_response_tokens,
-        "eval.max_problems": 0,
-        "eval.stop_strings": "",
-        "data.template": protocol.template,
-        "data.columns": "",
-        "data.max_prompt_tokens": 2**30,
-    }
-    reward = {
-        "reward.verifier": protocol.verifier,
-        "reward.function": "",
-        "reward.by_source": "",
-        "reward.workers": max(config.reward.workers, protocol.verifier == "math"),
-    }
-    if not fixed & {"reward.verifier", "reward.function", "reward.by_source"}:
-        wanted |= reward
-    c = config.copy_and_resolve_references()
-    if "rollout.max_response_tokens" in fixed and not c.eval.max_response_tokens:
-        del wanted["eval.max_response_tokens"]
-    c.update_from_flattened_dict({k: v for k, v in wanted.items() if k not in fixed})
-    return c
-
-
-def fit(name: str, c, text: build.Text, model_dir: pathlib.Path | None, fixed) -> str:
-    """Size the sampler of `c` by the set's prompts and, where nobody said how long a response may
-    be, by the context that the model was made for; what was cut, for the log. ValueError: no room
-    behind a prompt."""
-    longest = max(map(len, text.evals[name].ids))
-    if "data.max_prompt_tokens" not in fixed:
-        c.data.max_prompt_tokens = -(-longest // 128) * 128  # so that sets may share a sampler
-    limit = asked = c.eval.max_response_tokens or c.rollout.max_response_tokens
-    said = fixed & {"eval.max_response_tokens", "rollout.max_response_tokens"}
-    about = hf_format.read_json(model_dir / "config.json") if model_dir and not said else {}
-    if context := about.get("max_position_embeddings"):
-        limit = min(limit, context - longest)
-        if limit < 1:
-            raise ValueError(
-                f"{name}: its longest prompt has {longest} tokens and the model's context {context}"
-                " (config.json); say how long a response may be: --max_response_tokens=N"
-            )
-    c.eval.max_response_tokens = c.rollout.max_response_tokens = limit
-    return f", responses cut at {limit} tokens by the model's context" if limit < asked else ""
-
-
 # ------------------------------------------------------------------------------------------------
 # Sampling with restarts
 # ------------------------------------------------------------------------------------------------
@@ -408,7 +273,9 @@ def evaluate_checkpoint(
         config, home, config.checkpoint.directory or home.checkpoints, given
     )
     policy = find_policy(config, workdir, base, given)
-    every = list(ask(config, workdir, policy.model_dir, score, fixed, pathlib.Path(data_dir)))
+    every = list(
+        named_sets.ask(config, workdir, policy.model_dir, score, fixed, pathlib.Path(data_dir))
+    )
     first = parallel.is_main_process()
     say = tqdm.write if first else lambda _: None
     for note in (note for asked in every for note in asked.text.notes):
@@ -450,7 +317,7 @@ def evaluate_checkpoint(
     return {"settings": shared | {"files": config.eval.files or "embedded"}, "sets": sets}
 
 
-def settings(asked: Asked, weights: list[int]) -> tuple[dict, dict]:
+def settings(asked: named_sets.Asked, weights: list[int]) -> tuple[dict, dict]:
     """(how the sets are sampled and judged, all that a sample and its verdict depend on beside the
     prompts: whoever changes one of these gets new files)."""
     config, draw = asked.config, build.evaluation_draw(asked.config)
@@ -509,12 +376,25 @@ def define_flags() -> None:
     flags.DEFINE_string("json", "", "File for settings, scores and the table of problems.")
 
 
-def config_of_model() -> schema.Config | None:
-    """Where --checkpoint is a Hugging Face directory or hub name: the paper's config, with prompts
-    in the model's chat template if it has one, on a sampler for a single accelerator."""
-    small = functools.partial(hf.resolve, weights=False)  # each for itself: nobody has met yet
-    if not (given := flags.FLAGS.checkpoint) or (policy := find_given(given, None, small)).steps:
+def config_of_run(workdir: str) -> schema.Config | None:
+    """What the run in `workdir` was trained with; None where there is none."""
+    if not workdir or not (file := epath.Path(workdir) / "config.json").exists():
         return None
+    try:
+        return schema.of_run(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}; name a config file: --config=FILE") from error
+
+
+def config_of_policy() -> schema.Config | None:
+    """The config of the run that --checkpoint, or else --workdir, names. Where --checkpoint is a
+    Hugging Face directory or hub name: the paper's, with prompts in the model's chat template if it
+    has one, on a sampler for a single accelerator."""
+    small = functools.partial(hf.resolve, weights=False)  # each for itself: nobody has met yet
+    if not (given := flags.FLAGS.checkpoint):
+        return config_of_run(cli.WORKDIR.value)
+    if (policy := find_given(given, None, small)).steps:
+        return config_of_run(str(epath.Path(policy.steps).parent))
     if not flags.FLAGS.data and not cli.CONFIG.overrides.get("eval.files"):
         raise ValueError(f"--data: say what to evaluate on: {published.KNOWN}, or files")
     c = presets.paper()
@@ -551,4 +431,4 @@ def main(score: grading.Score | None = None) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    cli.run(main, without_config=config_of_model)
+    cli.run(main, without_config=config_of_policy)

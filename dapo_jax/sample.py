@@ -1,8 +1,9 @@
 """Completions of a prompt, streamed to the terminal.
 
-    python -m dapo_jax.sample --config=FILE --workdir=DIR [--n=4] [--temperature=0.7] "prompt"
+    python -m dapo_jax.sample --workdir=DIR [--config=FILE] [--n=4] [--temperature=0.7] "prompt"
 
-The policy is the newest checkpoint of WORKDIR, or where it has none the model of config.model.path.
+The policy is the newest checkpoint of WORKDIR, or where it has none the model of config.model.path;
+the config is that of the run, unless --config names one.
 The prompt goes through the chat template where config.tokenizer.chat says so (or --chat). Several
 completions are drawn at a time and shown one behind the other. --probs shows a line per token: its
 probability at the temperature, before any nucleus cut, and the vocabulary's spelling of it.
@@ -216,4 +217,4 @@ def main(prompt: str) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    cli.run(main, "prompt")
+    cli.run(main, "prompt", without_config=lambda: evaluate.config_of_run(cli.WORKDIR.value))

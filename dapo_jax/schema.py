@@ -14,6 +14,7 @@ Lengths are in TOKENS everywhere. "verl" is the code the DAPO authors name for t
 """
 
 import difflib
+import json
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -303,6 +304,24 @@ def today(name: str) -> str:
         _warned.add(name)
         print(f"warning: config.{name} is now config.{new}", file=sys.stderr)
     return new
+
+
+def of_run(text: str | bytes) -> "Config":
+    """The config that a run has left in its config.json. Fields that this version does not know are
+    left out; those that the run did not know have their defaults. ValueError: it is not a run's."""
+    try:
+        saved = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("no JSON") from error
+    if not isinstance(saved, dict) or "rollout.group_size" not in saved:
+        raise ValueError("not a run's")
+    config = base()
+    known = {k: v for k, v in translated(saved).items() if k in SCHEMA}
+    try:
+        config.update_from_flattened_dict(known)
+    except (TypeError, ValueError) as error:
+        raise ValueError(str(error).partition("\n")[0]) from error
+    return config
 
 
 def translated(saved: Mapping[str, Any]) -> dict[str, Any]:

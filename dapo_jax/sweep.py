@@ -108,11 +108,12 @@ def main() -> None:
     config, out = cli.CONFIG.value, pathlib.Path(cli.WORKDIR.value)
     if not cli.WORKDIR.value or "://" in cli.WORKDIR.value:
         raise ValueError(f"--workdir={cli.WORKDIR.value}: give a directory of this machine")
-    todo = tasks(config, settings(OVER.value), SEEDS.value or 1)
-    runs = [t.folder for t in todo if not t.folder.startswith("base/")]
+    wanted = settings(OVER.value)
     with contextlib.ExitStack() as after:
-        if JOBS.value == 1:
+        if JOBS.value == 1:  # before `tasks` counts devices
             after.enter_context(processes.joined())
+        todo = tasks(config, wanted, SEEDS.value or 1)
+        runs = [t.folder for t in todo if not t.folder.startswith("base/")]
         out.mkdir(parents=True, exist_ok=True)
         try:
             pool.run_all(todo, out, JOBS.value, "sweep")

@@ -1,12 +1,10 @@
 """Shared set-up: eight simulated CPU devices, so that the mesh tests need no accelerator."""
 
-import hashlib
-import http.server
 import os
 import random
-import threading
 from pathlib import Path
 
+import hub
 import hypothesis
 import pytest
 
@@ -82,30 +80,8 @@ def assets() -> Path:
 
 @pytest.fixture
 def server():
-    """Serves what is in its dictionary: path -> bytes. A hub's answers have its headers."""
-    served: dict[str, bytes] = {}
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = served.get(self.path.partition("?")[0])
-            self.send_response(404 if body is None else 200)
-            body = body or b""
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-            self.send_header("X-Repo-Commit", "c" * 40)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}", served
-        httpd.shutdown()
+    with hub.serving() as found:
+        yield found
 
 
 @pytest.fixture

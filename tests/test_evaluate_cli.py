@@ -199,6 +199,14 @@ def test_same_weights_in_other_forms(run, result, no_sampling, tmp_path):
         assert got["settings"]["policy"].startswith(str(given).removesuffix("/0"))
 
 
+def test_without_a_config_it_is_the_run_s(run, tmp_path):
+    assert evaluate.config_of_run(str(run)) == tiny()
+    assert evaluate.config_of_run("") is evaluate.config_of_run(str(tmp_path)) is None
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(ValueError, match=r"/config\.json: not a run's; name a config file: --con"):
+        evaluate.config_of_run(str(tmp_path))
+
+
 def test_checksums_see_value_and_place():
     x = np.random.RandomState(0).normal(size=(3, 4, 5)).astype(np.float32)
     one = lambda x: int(evaluate.checksums({"x": jnp.asarray(x)})[0])

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dapo_jax import convert, evaluate, train
-from dapo_jax.data import __main__ as data, prompts, published
+from dapo_jax import convert, evaluate, named_sets, train
+from dapo_jax.data import __main__ as data, answers, problems, prompts, published
 from dapo_jax.log import scores
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "data"))
@@ -136,7 +136,9 @@ def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, t
     c = tiny()
     c.eval.files = "aime24"
     c.update_from_flattened_dict({field: value})
-    ask = lambda fixed: next(evaluate.ask(c, run, None, None, frozenset(fixed), tmp_path / "sets"))
+    ask = lambda fixed: next(
+        named_sets.ask(c, run, None, None, frozenset(fixed), tmp_path / "sets")
+    )
     said, usual = ask({field}), ask(())
     if told:
         here, there = (evaluate.settings(x, [])[0][told] for x in (said, usual))
@@ -148,6 +150,42 @@ def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, t
         here, there = (x.text.evals["aime24"] for x in (said, usual))
         assert here.ids != there.ids or here.n_long != there.n_long
     assert usual.config.eval.max_response_tokens == published.DAPO.max_response_tokens
+
+
+def test_math500_is_judged_by_equivalence(pins, server, run, tmp_path, monkeypatch):
+    """Rows as they are published, by math-verify in a worker, every sample."""
+    pytest.importorskip("math_verify", reason="needs math-verify (requirements-peers.txt)")
+    lines = (run / "data" / "heldout.jsonl").read_text().splitlines()
+    found = [(r["prompt"][0]["content"], r["reward_model"]) for r in map(json.loads, lines)]
+    rows = [
+        {
+            "problem": problem,
+            "solution": f"Thus $\\boxed{{{2 * int(gold['ground_truth'])}/2}}$.",
+            "answer": f"\\frac{{{2 * int(gold['ground_truth'])}}}{{2}}",
+            "subject": "Prealgebra",
+            "level": 1,
+            "unique_id": f"test/prealgebra/{i}.json",
+        }
+        for i, (problem, gold) in enumerate(found[:40])
+    ]
+    body = "".join(json.dumps(r) + "\n" for r in rows).encode()
+    pinned = published.SETS["math500"]._replace(sha256=hashlib.sha256(body).hexdigest())
+    monkeypatch.setitem(published.SETS, "math500", pinned)
+    server[1][f"/{pinned.source}"] = body
+    fixed = FIXED - {"reward.verifier"}
+    out = evaluate.evaluate_checkpoint(
+        asked("math500"), tmp_path, str(run), fixed=fixed, data_dir=str(tmp_path / "sets")
+    )
+    scored = out["sets"]["math500"]
+    how = scored["settings"]
+    assert (scored["problems"], how["k"], how["mode"]) == (40, 4, "math")
+    kept = [json.loads(x) for f in (tmp_path / "eval").rglob("batch_*") for x in f.open()]
+    assert len(kept) == 160 and {r["gold"] for r in kept} == {r["answer"] for r in rows}
+    right = [r for r in kept if r["correct"]]
+    assert 0 < scored["avg@k"] == len(right) / 160 < 1
+    for r in kept:
+        assert answers.verify(r["response"], r["gold"], "math").correct == r["correct"]
+    assert not any(answers.verify(r["response"], r["gold"], "boxed").correct for r in right)
 
 
 def table(text: str) -> list[str]:
@@ -225,6 +263,17 @@ def test_refused(files, fields, wrong, pins, run, tmp_path, monkeypatch):
     assert "\n" not in str(error.value) and not (tmp_path / "eval").exists()
 
 
+def test_a_file_is_read_once(pins, run, tmp_path, monkeypatch):
+    seen, read = [], problems.read
+    noted = lambda files, *how: (seen.extend(map(str, files)), read(files, *how))[1]
+    monkeypatch.setattr(problems, "read", noted)
+    c = asked(f"aime24,mine={run}/data/heldout.jsonl")
+    c.tokenizer.path = f"{run}/data/tokenizer.model"
+    said = [a.text.notes for a in named_sets.ask(c, run, None, None, FIXED, tmp_path / "sets")]
+    assert sorted(seen) == sorted([f"{run}/data/heldout.jsonl", f"{tmp_path}/sets/aime24.parquet"])
+    assert [[n.split(":")[0] for n in notes] for notes in said] == [["mine"], ["aime24"] * 2]
+
+
 def test_a_set_that_is_not_to_be_had_says_how(pins, server, run, tmp_path):
     server[1].clear()
     with pytest.raises(ValueError, match=r"^aime24: http.*: not to be had: .*404") as error:
@@ -256,10 +305,10 @@ def test_responses_end_where_the_models_context_does(context, limit, pins, run, 
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": context or None}))
     c = tiny()
     c.eval.files = "aime24"
-    (asked,) = evaluate.ask(c, run, None, None, frozenset(), tmp_path / "sets")
+    (asked,) = named_sets.ask(c, run, None, None, frozenset(), tmp_path / "sets")
     longest = max(map(len, asked.text.evals["aime24"].ids))
     c.eval.max_response_tokens = 20480
-    note = evaluate.fit("aime24", c, asked.text, tmp_path, frozenset())
+    note = named_sets.fit("aime24", c, asked.text, tmp_path, frozenset())
     got = c.eval.max_response_tokens
     assert got == c.rollout.max_response_tokens == (limit if limit == 20480 else limit - longest)
     assert bool(note) == (got < 20480) and (not note or f" {got} tokens" in note)
@@ -270,10 +319,10 @@ def test_no_room_behind_a_prompt(pins, run, tmp_path):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 16}')
     c = tiny()
     c.eval.files = "aime24"
-    (asked,) = evaluate.ask(c, run, None, None, frozenset(), tmp_path / "sets")
+    (asked,) = named_sets.ask(c, run, None, None, frozenset(), tmp_path / "sets")
     with pytest.raises(ValueError, match=r"the model's context 16 .*--max_response_tokens=N$"):
-        evaluate.fit("aime24", c, asked.text, tmp_path, frozenset())
-    assert not evaluate.fit(
+        named_sets.fit("aime24", c, asked.text, tmp_path, frozenset())
+    assert not named_sets.fit(
         "aime24", c, asked.text, tmp_path, frozenset({"eval.max_response_tokens"})
     )
 

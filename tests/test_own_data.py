@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 
+import hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -186,11 +187,8 @@ def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
     template = url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     names = ["README.md", "main/test.jsonl", "main/train-0.jsonl", "main/train-1.jsonl"]
-    listed = [dict(type="file", path=n, size=1, oid="0" * 40) for n in names]
-    served["/api/datasets/me/sums/tree/main"] = json.dumps(listed).encode()
-    for i, name in enumerate(names):
-        row = json.dumps({"problem": f"q{i}", "answer": i}).encode()
-        served[f"/datasets/me/sums/resolve/main/{name}"] = row
+    bodies = [json.dumps({"problem": f"q{i}", "answer": i}).encode() for i in range(4)]
+    hub.put(served, "me/sums", dict(zip(names, bodies, strict=True)))
     from_hub = lambda name: [p.answer for p in read(name)]
     assert from_hub("me/sums:main/train-*") == ["2", "3"]
     assert from_hub("me/sums:main/test.jsonl") == ["1"]

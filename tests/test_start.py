@@ -12,7 +12,7 @@ import test_processes
 from absl import flags
 from jax.experimental.compilation_cache import compilation_cache
 
-from dapo_jax import config, evaluate, parallel
+from dapo_jax import config, evaluate, named_sets, parallel
 from dapo_jax.checkpoint import workdir
 from dapo_jax.data import arithmetic
 from dapo_jax.hosts import start
@@ -85,7 +85,7 @@ def test_an_evaluation_asks_no_hub_for_what_a_run_has(hub, asked, tmp_path, monk
     def stop(config, workdir, model_dir, score):
         raise Found(model_dir)
 
-    monkeypatch.setattr(evaluate, "load_text", stop)
+    monkeypatch.setattr(named_sets, "load_text", stop)
     with pytest.raises(Found) as found:  # nothing is there: the model itself is evaluated
         evaluate.evaluate_checkpoint(named(), tmp_path / "run")
     assert found.value.args == (hub / "org/tiny",) and "*.safetensors" in asked[0]

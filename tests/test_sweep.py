@@ -13,6 +13,7 @@ import pytest
 from test_compare import made
 
 from dapo_jax import compare, schema, sweep
+from dapo_jax.data import arithmetic
 from dapo_jax.log import metrics
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -171,6 +172,21 @@ def test_a_sweep_goes_on_where_it_stopped_and_ends_with_the_comparison(tmp_path)
     # Another config under the same names is refused.
     other = command(tmp_path, *sweeping, "--config.steps=3")
     assert other.returncode == 1 and "was made with other settings (steps 2, now 3" in other.stderr
+
+
+@pytest.mark.slow
+def test_runs_in_turns_start_from_what_rows_of_ones_own_have_made(tmp_path):
+    traces = [t for t in arithmetic.traces(200) if t.ends and len(t.response.split()) < 20][:16]
+    rows = [{"prompt": t.prompt, "response": t.response} for t in traces]
+    (tmp_path / "worked.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    files = ("supervised_warmup.skill_steps=0", "supervised_warmup.files=worked.jsonl", "steps=1")
+    over = ("--workdir=s", "--over=optim.lr=1e-3,1e-2", "--jobs=1")
+    done = command(tmp_path, *over, *(f"--config.{f}" for f in files))
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("warm-up: 16 of 16 rows") == 1
+    for lr in (0.001, 0.01):
+        fields = json.loads((tmp_path / f"s/optim.lr={lr}/seed_0/config.json").read_text())
+        assert fields["init_from"] == str(tmp_path / "s/base/0/checkpoints")
 
 
 # ------------------------------------------------------------------------------------------------

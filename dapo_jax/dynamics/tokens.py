@@ -52,24 +52,14 @@ class Answer(NamedTuple):
 
 
 def read_config(path: str):
-    """The config of a run from its config.json. Fields that this version does not know are left
-    out; fields that the run did not know have their defaults. ValueError: no such file, or not a
-    run's."""
+    """`schema.of_run` of a workdir. ValueError: no such file, or not a run's."""
     file = logs.place(path) / "config.json"
     if not logs.attempt(path, file.exists):
         raise ValueError(f"{path}: no config.json in it; give a run's directory")
     try:
-        saved = json.loads(logs.text_of(file, path))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}/config.json: no JSON") from error
-    if not isinstance(saved, dict) or "rollout.group_size" not in saved:
-        raise ValueError(f"{path}/config.json: not a run's")
-    config, saved = schema.base(), schema.translated(saved)
-    try:
-        config.update_from_flattened_dict({k: v for k, v in saved.items() if k in schema.SCHEMA})
-    except (TypeError, ValueError) as error:
+        return schema.of_run(logs.text_of(file, path))
+    except ValueError as error:
         raise ValueError(f"{path}/config.json: {logs.first_line(error)}") from error
-    return config
 
 
 def open_run(
