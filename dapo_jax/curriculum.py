@@ -102,6 +102,6 @@ def record(
 
 def temperature(config, step: int) -> float:
     """Of sampling in rollout step `step` (from 0), and of the log-probs of what it drew."""
-    start, c = config.rollout.temperature, config.curriculum
-    left = c.temperature_end / start
-    return update.scheduled(c.temperature_schedule, start, left, c.temperature_steps, step)
+    name, steps = config.curriculum.temperature_schedule, config.curriculum.temperature_steps
+    start = config.rollout.temperature
+    return update.scheduled(name, start, config.curriculum.temperature_end / start, steps, step)

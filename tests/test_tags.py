@@ -36,7 +36,7 @@ def everything(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("everything")
     c = config.base()
     c.steps, c.eval.every, c.checkpoint.every = 2, 0, 0
-    c.eval.k, c.eval.max_problems, c.data.embedded_problems = 2, 8, 8
+    c.eval.k, c.eval.max_problems, c.data.embedded_problems = 2, 8, 4
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
     c.reward.overlong_buffer_tokens, c.loss.kl_coef, c.log.text_every = 4, 0.1, 1
