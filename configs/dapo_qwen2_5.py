@@ -23,7 +23,7 @@ level; nothing run): GB while sampling and updating.
     3B         v6e-32   16 x 2  24    33.5   2,048    608   > 122   > 10    > 42    -     -
     7B         v6e-64   16 x 4  27    33.5   2,048  1,024   > 109   > 11    > 46    26.1  26.8
     14B        v5p-128  16 x 4  84    102.8  2,048  1,024   > 183   > 46    > 184   -     -
-    32B        v5p-256  32 x 4  64    102.8  4,096  1,024   > 117   > 51    > 202   58.9  63.7
+    32B        v5p-256  32 x 4  64    102.8  4,096  1,024   > 117   > 51    > 202   59.2  64.4
     72B        v5p-512  64 x 4  85    102.8  8,192  2,048   > 88    > 56    > 225   -     -
     Math-1.5B  v6e-8    8 x 1   22    33.5   4,096  1,024   > 6.6   > 2.7   > 11    -     -
     Math-7B    v6e-16   16 x 1  27    33.5   2,048    816   > 9.1   > 6.1   > 24    -     -
@@ -33,10 +33,8 @@ level; nothing run): GB while sampling and updating.
     R1-32B     v5p-256  32 x 4  64    102.8  4,096  1,024   > 117   > 51    > 202   -     -
 
 32B trains over tensor 4, and decodes each row on 8 chips of the same mesh (16 shards), by the rules
-of `presets.lay_out`; so does 72B, and Math-7B on 4. On this mesh 32B's layers were compiled and not
-the whole programs: the last two numbers of its row are arithmetic. A step with a mean response of
-5,000 tokens: 20 to 24 minutes by the cost model of `plan`, whose constants nobody has measured on a
-TPU.
+of `presets.lay_out`; so does 72B, and Math-7B on 4. A step of 32B with a mean response of 5,000
+tokens: 20 to 24 minutes by the cost model of `plan`, whose constants nobody has measured on a TPU.
 
 Expected: nothing has been measured here. For 32B the paper reports 50 on AIME 2024 (avg@32) from
 about 320 rollout steps; the authors' released code 52, and 50 without Dynamic Sampling. verl's
