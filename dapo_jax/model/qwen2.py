@@ -630,18 +630,15 @@ def adapted(c: Shape, params: Params, key: jax.Array) -> Params:
 
 def merge(c: Shape, params: Params, dtype=None) -> Params:
     """The same model without adapters: W + alpha / rank * A B, made in float32 and then of `dtype`
-    (None: of W's), a layer at a time."""
+    (None: of W's)."""
     if trained(params) is params:
         return params
     out, adapters = base(params), params["blocks"]["lora"]
 
-    def one(layer):
-        w, a, b = layer
-        add = jnp.tensordot(a, b, 1, precision=jax.lax.Precision.HIGHEST)
-        return (w.astype(jnp.float32) + c.lora.scale * add).astype(dtype or w.dtype)
-
-    new = {
-        name: jax.lax.map(one, (out["blocks"][name], adapters[f"{name}_a"], adapters[f"{name}_b"]))
-        for name in c.lora.targets
-    }
+    multiply = functools.partial(jnp.tensordot, axes=1, precision=jax.lax.Precision.HIGHEST)
+    new = {}
+    for name in c.lora.targets:
+        w, (a, b) = out["blocks"][name], (adapters[f"{name}_{x}"] for x in "ab")
+        added = w.astype(jnp.float32) + c.lora.scale * jax.vmap(multiply)(a, b)
+        new[name] = added.astype(dtype or w.dtype)
     return out | {"blocks": out["blocks"] | new}

@@ -512,7 +512,7 @@ def sampling(call: Call, scene: Scene, k: Values, design: Design) -> tuple[dict,
 
 
 def checkpoint_bytes(config, scene: Scene) -> float:
-    """What is trained and both moments in float32, and the reference where there is one; the base of
+    """What is trained and its moments in float32, the reference where there is one, and the base of
     adapters."""
     trained, base = scene.adapters or scene.parameters, scene.item * scene.parameters
     return (12 + 4 * bool(config.loss.kl_coef)) * trained + base * bool(scene.adapters)
