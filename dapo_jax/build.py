@@ -250,8 +250,7 @@ def initial_params(config, m: Machine) -> qwen2.Params:
 
 
 def with_adapters(config, m: Machine, params: qwen2.Params) -> qwen2.Params:
-    """What a run trains: where the config wants adapters (LoRA), `params`, which are donated, and
-    adapters from the seed."""
+    """What a run trains: `params`, and adapters (LoRA) from the seed where the config has them."""
     key = jax.random.fold_in(jax.random.key(config.seed), ADAPTERS_SEED)
     return m.trainer.adapted(params, _key_data(key))
 

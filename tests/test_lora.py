@@ -5,13 +5,14 @@ import functools
 import importlib.util
 import pathlib
 import re
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from test_train import arrays, assert_same_bits, run, small, without_clocks
+from test_train import arrays, assert_same_bits, finish, launch, run, small, without_clocks
 from test_update import (
     ALL_ON,
     RULES,
@@ -204,6 +205,22 @@ def test_resume_continues_bit_for_bit(whole_run, tmp_path):
     assert_same_bits(arrays(tmp_path / "cut", 3), arrays(whole_run, 3))
     logs = [without_clocks(w)[-1] for w in (whole_run, tmp_path / "cut")]
     assert logs[0]["policy/entropy"] == logs[1]["policy/entropy"]
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_ends_with_the_same_bits(tmp_path):
+    flags = ("model.lora.rank=4", "loss.kl_coef=0.1", "steps=8")
+    finish(launch(tmp_path, tmp_path / "alone", 1, *flags))
+    process = launch(tmp_path, tmp_path / "killed", 1, *flags)
+    deadline = time.time() + 300
+    while not (tmp_path / "killed" / "checkpoints" / "2").is_dir():
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -9
+    said = finish(launch(tmp_path, tmp_path / "killed", 1, *flags))
+    assert re.search("resumed after step [246]", said)
+    assert_same_bits(*(arrays(tmp_path / name, 8) for name in ("alone", "killed")))
 
 
 def test_a_run_trains_and_saves_adapters_and_leaves_the_base(whole_run):

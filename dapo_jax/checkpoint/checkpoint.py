@@ -292,7 +292,7 @@ def restore_merged(
     if not shape.lora:
         return params
     merged = lambda params: qwen2.cast(qwen2.merge(shape, params, "float32"), "float32")
-    return jax.jit(merged, donate_argnums=0, out_shardings=qwen2.base(shardings))(params)
+    return jax.jit(merged, out_shardings=qwen2.base(shardings))(params)
 
 
 def _saved_shapes(m: ocp.CheckpointManager, step: int) -> dict:

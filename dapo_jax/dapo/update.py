@@ -291,7 +291,7 @@ class Trainer:
         # (key data) -> params, without adapters
         self.init_params = jax.jit(self._init_params, out_shardings=base)
         # (params without adapters, key data) -> params; (params) -> params without adapters
-        adapted = jax.jit(self._adapted, donate_argnums=0, out_shardings=self.param_shardings)
+        adapted = jax.jit(self._adapted, out_shardings=self.param_shardings)
         merged = jax.jit(functools.partial(qwen2.merge, shape), out_shardings=base)
         same = base is self.param_shardings
         self.adapted = (lambda params, key_data: params) if same else adapted
