@@ -205,6 +205,6 @@ def pack_minibatches(config, machine, state: State, minibatches) -> list[update.
             old = trainer.log_probs(state.params, rows, used, temperature)
         ref = old
         if state.ref_params is not None:
-            ref = trainer.log_probs(state.ref_params, rows, used, temperature)
+            ref = trainer.log_probs(state.reference, rows, used, temperature)
         packed.append(update.Batch(rows, old, ref, used))
     return packed

@@ -20,14 +20,15 @@ def start_state(
     1. at the newest whole checkpoint of this run, if there is one that `accept` does not refuse;
     2. else with the parameters of `init_from`, if that is set, or as that run went on;
     3. else with the model directory's weights, or random ones, after the warm-up if there is one.
+    Adapters (LoRA) are added to what 2 and 3 say, which stays as it is from then on.
     """
     trainer = machine.trainer
     shardings = State(trainer.param_shardings, trainer.opt_shardings)
-    abstract = qwen2.abstract(machine.shape)
-    like = State(abstract, jax.eval_shape(machine.tx.init, abstract))
+    abstract = qwen2.abstract(trainer.shape)
+    like = State(abstract, jax.eval_shape(machine.tx.init, qwen2.trained(abstract)))
     if config.loss.kl_coef:
-        shardings = shardings._replace(ref_params=trainer.param_shardings)
-        like = like._replace(ref_params=abstract)
+        shardings = shardings._replace(ref_params=qwen2.trained(trainer.param_shardings))
+        like = like._replace(ref_params=qwen2.trained(abstract))
     if (state := resume.newest(directory, like, shardings, accept, say)) is not None:
         return state, True
     source = find_given(config.init_from) if config.init_from else None
@@ -50,5 +51,7 @@ def start_state(
             params = warmup.warm_up(
                 config, machine.mesh, machine.shape, text.tokenizer, params, phases
             )
-    ref = jax.tree.map(lambda w: w.copy(), params) if config.loss.kl_coef else None
+    params = build.with_adapters(config, machine, params)
+    trained = qwen2.trained(params)
+    ref = jax.tree.map(lambda w: w.copy(), trained) if config.loss.kl_coef else None
     return State(params, trainer.init_opt_state(params), ref), False

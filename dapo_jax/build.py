@@ -37,7 +37,7 @@ class Machine(NamedTuple):
     """Everything that runs on devices."""
 
     mesh: Mesh
-    shape: qwen2.Shape
+    shape: qwen2.Shape  # of what is sampled: adapters are the trainer's own
     model_dir: pathlib.Path | None  # where the weights come from; None = random
     tx: optax.GradientTransformation
     trainer: update.Trainer
@@ -169,7 +169,7 @@ def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path |
         )
     machine = assemble(config, mesh, shape, stop_ids, model_dir)
     try:
-        machine.engine.require_memory(qwen2.abstract(shape), parallel.device_memory(mesh))
+        machine.engine.require_memory(qwen2.abstract(machine.shape), parallel.device_memory(mesh))
     except ValueError as error:
         raise schema.ConfigError(f"config.rollout: {error}") from None
     return machine
@@ -211,7 +211,7 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
         stop_ids=stop_ids,
         dtype=config.model.dtype,
     )
-    return Machine(mesh, shape, model_dir, tx, trainer, sampler)
+    return Machine(mesh, shape.merged, model_dir, tx, trainer, sampler)
 
 
 def minibatch_responses(config) -> int:
@@ -244,12 +244,25 @@ def calls(config, m: Machine) -> dict[str, Call]:
     return out | {"update": Call(m.trainer.update, wanted, "micro-batch")}
 
 
+ADAPTERS_SEED = 1 << 20  # folded in: no weight of the network has it
+
+
 def initial_params(config, m: Machine) -> qwen2.Params:
-    """Weights of the model directory, or random ones from the seed; in the training layout."""
+    """Weights of the model directory, or random ones from the seed; in the training layout, without
+    adapters."""
     if m.model_dir:
         return hf.load_params(m.model_dir, m.shape, m.mesh, config.sharding.train.to_dict())
-    key = np.asarray(jax.random.key_data(jax.random.key(config.seed)))
-    return m.trainer.init_params(key)
+    return m.trainer.init_params(_key_data(jax.random.key(config.seed)))
+
+
+def with_adapters(config, m: Machine, params: qwen2.Params) -> qwen2.Params:
+    """What a run trains: `params`, and adapters (LoRA) from the seed where the config has them."""
+    key = jax.random.fold_in(jax.random.key(config.seed), ADAPTERS_SEED)
+    return m.trainer.adapted(params, _key_data(key))
+
+
+def _key_data(key) -> np.ndarray:
+    return np.asarray(jax.random.key_data(key))
 
 
 # ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh
 
 from dapo_jax import cli, parallel, schema
 from dapo_jax.checkpoint import checkpoint
@@ -57,19 +57,16 @@ def load_params(
     directory: str | Path, mesh: Mesh | None = None, rules: parallel.Rules | None = None
 ) -> tuple[Shape, Params]:
     """Shape and float32 parameters of the newest checkpoint of a run (its workdir or `checkpoints/`
-    in it) or of `save_params`, laid out by `rules` over `mesh` or on one device.
+    in it; adapters merged) or of `save_params`, laid out by `rules` over `mesh` or on one device.
 
     ValueError: no checkpoint there.
     """
     path, state = _newest(directory)
     shape = _saved_shape(state)
-    abstract = qwen2.abstract(shape)
     if mesh is None:
-        one = SingleDeviceSharding(jax.local_devices()[0])
-        shardings = jax.tree.map(lambda _: one, abstract)
-    else:
-        shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
-    return shape, checkpoint.restore_params(str(path), abstract, shardings)
+        mesh = Mesh(np.reshape(jax.local_devices()[:1], (1, 1, 1)), parallel.AXES)
+        rules = schema.base().sharding.train.to_dict()
+    return shape, checkpoint.restore_merged(str(path), shape, mesh, rules)
 
 
 def _newest(directory: str | Path) -> tuple[Path, dict]:
@@ -94,7 +91,8 @@ def _saved_shape(state: dict) -> Shape:
             return Shape(**saved | {"yarn": qwen2.Yarn(*yarn) if yarn else None})
         # A run's state has its config, flat.
         known = state["config"]  # older runs lack newer fields, and had what is the default now
-        c.model.update({k: known[f"model.{k}"] for k in c.model if f"model.{k}" in known})
+        sizes = [k for k in c.model if f"model.{k}" in known]
+        c.model.update({k: known[f"model.{k}"] for k in sizes})
     except (KeyError, TypeError) as error:
         raise ValueError(f"the checkpoint does not say which model it holds ({error})") from error
     return hf.read_shape(hf.resolve(c.model.path)) if c.model.path else qwen2.shape_from_config(c)

@@ -178,13 +178,11 @@ def find_given(
 
 
 def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
+    """In the training layout; adapters (LoRA) that the policy was trained with are merged in."""
     if not policy.steps:
         return build.initial_params(config, machine)
-    return checkpoint.restore_params(
-        policy.steps,
-        qwen2.abstract(machine.shape),
-        machine.trainer.param_shardings,
-        policy.step,
+    return checkpoint.restore_merged(
+        policy.steps, machine.shape, machine.mesh, machine.trainer.rules, policy.step
     )
 
 

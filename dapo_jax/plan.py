@@ -135,10 +135,11 @@ def parts(axis: str, rules, sizes) -> int:
     return math.prod(sizes[a] for a in rules[axis].split(",") if a)
 
 
-def weight_count(shape: qwen2.Shape, rules, sizes) -> int:
-    """Parameters that a device holds, exactly."""
-    leaves = jax.tree.leaves(qwen2.abstract(shape))
-    axes = jax.tree.leaves(qwen2.metadata(shape, "axes"), is_leaf=lambda x: isinstance(x, tuple))
+def weight_count(shape: qwen2.Shape, rules, sizes, part=qwen2.base) -> int:
+    """Parameters that a device holds, exactly; `part`: of which part of the tree."""
+    leaves, axes = part(qwen2.abstract(shape)), part(qwen2.metadata(shape, "axes"))
+    leaves = jax.tree.leaves(leaves)
+    axes = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
     return sum(
         math.prod(
             -(-n // parts(a, rules, sizes)) if a else n for n, a in zip(x.shape, names, strict=True)
@@ -174,21 +175,24 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
     cache while the trainer works, and the optimizer its moments while the sampler does."""
     train, decode, item = config.sharding.train, config.sharding.decode, _itemsize(config)
     N, L = weight_count(shape, train, sizes), shape.num_layers
+    n = weight_count(shape, train, sizes, qwen2.trained)  # of these are trained
     D, F, H, d, V = (
         shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.head_dim,
         shape.vocab_size,
     )  # fmt: skip
     shards = parts("batch", train, sizes)
     heads, mlp, vocab = (parts(a, train, sizes) for a in ("heads", "mlp", "vocab"))
-    always = {
-        "master weights (float32)": 4 * N,
-        "Adam's moments (float32)": 8 * N,
+    masters = {"master weights (float32)": 4 * n}
+    if shape.lora:
+        masters = {f"base ({config.model.dtype})": item * N, "adapters (float32)": 4 * n}
+    always = masters | {
+        "Adam's moments (float32)": 8 * n,
         "cache": cache(config, shape, sizes).tokens
         / parts("batch", decode, sizes)
         * token_bytes(config, shape, sizes),
     }
     if config.loss.kl_coef:
-        always["reference weights (float32)"] = 4 * N
+        always["reference weights (float32)"] = 4 * n
 
     prompts = -(-config.rollout.prefill_prompts // parts("batch", decode, sizes))
     slots = -(-config.rollout.slots // parts("batch", decode, sizes))
@@ -221,10 +225,10 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
     head = 2 * head_weights + 4 * rows * min(shape.head_chunk, T) * V / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
     updating = {
-        "compute copy of the weights": item * N if item < 4 else 0,
-        "gradient sums (float32)": 4 * N,
-        "gradients of a pass": item * N,
-        "one layer gathered, and its gradients": 3 * item * layer / mlp,
+        "compute copy of the weights": item * n if item < 4 else 0,
+        "gradient sums (float32)": 4 * n,
+        "gradients of a pass": item * n,
+        "one layer gathered, and its gradients": (2 if shape.lora else 3) * item * layer / mlp,
         "saved activations": item * L * per_layer,
         "one block backward, or the head": max(block, head),
         # Eight arrays of 4 bytes a cell, and old and reference log-probs, of all mini-batches.
@@ -288,6 +292,7 @@ def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
         again=0.0 if shape.remat in ("none", "dots") else 1 - last / read,
         scored=(not reuse) + bool(config.loss.kl_coef),
         parameters=qwen2.param_count(shape),
+        adapters=qwen2.adapter_count(shape),
     )
 
 
@@ -326,6 +331,7 @@ def bounds(config, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -
     forward = n * (2 * read * (p + r) + 2 * H * d * L * (p + r) ** 2) / pod.chips / chip.flops
     scored = (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
     passes = 3 if shape.remat in ("none", "dots") else 4  # backward twice forward; and again
+    passes -= bool(shape.lora)  # no gradients of the base
     return {
         "decode": decode if flight["sequences"] else math.inf,
         "old log-probs": scored * forward,

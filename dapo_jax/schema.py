@@ -61,7 +61,7 @@ SCHEMA: dict[str, Field] = {
     "model.qkv_bias": Field(True, "q, k and v have biases (Qwen2.5; Qwen3 has none)"),
     "model.qk_norm": Field(False, "an RMSNorm over each head of q and of k (Qwen3)"),
     "model.init_std": Field(0.25, "std of the random embedding (linear layers: 1/sqrt(fan_in))", 0.0, 1e3),
-    "model.dtype": Field("float32", "compute dtype; master weights and Adam are float32 always", choices=("float32", "bfloat16")),
+    "model.dtype": Field("float32", "compute dtype; master weights and Adam are float32 (with LoRA the adapters', and the rest has this dtype)", choices=("float32", "bfloat16")),
     "model.scan_layers": Field(False, "training: scan over layers (one compiled body) instead of unrolling them"),
     "model.remat": Field("none", "what the backward pass recomputes: nothing, all but matmul outputs, blocks but for attention, whole blocks", choices=("none", "dots", "attention", "full")),
     "model.attention": Field("auto", "training attention: splash on TPU, cudnn on GPU, chunked (XLA) elsewhere; auto = by platform", choices=("auto", "chunked", "splash", "cudnn")),
@@ -69,6 +69,10 @@ SCHEMA: dict[str, Field] = {
     "model.head_chunk": Field(1024, "tokens per step of the output head; bounds logits to chunk x vocabulary", 1, _TOKENS),
 
     "model.float32_head": Field(False, "output weights and logits' products in float32 under a bfloat16 model, in sampler and trainer (ScaleRL, MiniMax-M1); logits are float32 anyway"),
+    # LoRA (arXiv 2106.09685): W + alpha / rank * A B, of which only A and B are trained (docs/lora.md)
+    "model.lora.rank": Field(0, "width of the adapters; 0 = none, all weights are trained", 0, 2**14),
+    "model.lora.alpha": Field(16.0, "they count alpha / rank", 0.0, 1e6),
+    "model.lora.targets": Field("q,k,v,o,gate,up,down", "linear layers of a block that have them"),
 
     # --- text ---------------------------------------------------------------------------------
     "tokenizer.path": Field("", "directory or file: tokenizer.json or SentencePiece .model; '' = model.path, else the embedded task's"),
@@ -468,6 +472,9 @@ PEERS = {
     "advantage.leave_one_out": "adv_estimator advantage_estimator use_leave_one_out_baseline",
     "dynamic_sampling.refill": "dynamic_bs zero_variance_filter filter_zero_std_samples",
     "model.float32_head": "cast_lm_head_to_fp32",
+    "model.lora.rank": "lora_rank lora_r use_peft use_lora lora",
+    "model.lora.alpha": "lora_alpha",
+    "model.lora.targets": "target_modules lora_target_modules lora_module_path",
     "optim.schedule": "lr_scheduler_type lr_decay_style lr_scheduler warmup_style",
     "optim.lr_end": "min_lr_ratio",
     "loss.overlong_filter": "mask_truncated_completions mask_no_eos_with_zero",

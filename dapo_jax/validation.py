@@ -183,8 +183,7 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
             f"config.eval.stop_strings: {config.eval.stop_strings!r} has an empty text between"
             " its |"
         )
-    bad += check_objective(config.loss)
-    bad += check_curriculum(config)
+    bad += check_objective(config.loss) + check_curriculum(config) + check_lora(config.model)
     if config.optim.schedule != "constant" and not config.optim.decay_steps:
         bad.append(
             f"config.optim.decay_steps: schedule {config.optim.schedule!r} needs the rollout steps"
@@ -283,6 +282,22 @@ def check_curriculum(config) -> list[str]:
     return bad
 
 
+def check_lora(model) -> list[str]:
+    """Mistakes of `config.model.lora`, as far as they do not depend on the network's shape."""
+    from dapo_jax.model import qwen2  # brings JAX in
+
+    lora, bad = model.lora, []
+    names = lora.targets.split(",")
+    if lora.rank and (set(names) - set(qwen2.LINEAR) or len(names) > len(set(names))):
+        bad.append(
+            f"config.model.lora.targets: {lora.targets!r}: wants each of {', '.join(qwen2.LINEAR)}"
+            " at most once, with commas between"
+        )
+    if lora.rank and not lora.alpha:
+        bad.append("config.model.lora.alpha: 0 leaves adapters without effect; 16 is usual")
+    return bad
+
+
 def check_shape(model, sizes: Mapping[str, int], sharding) -> list[str]:
     """Mistakes of a model shape under a mesh and its rules; `model` has the fields of
     `config.model`."""
@@ -298,6 +313,12 @@ def check_shape(model, sizes: Mapping[str, int], sharding) -> list[str]:
             f" heads; allowed below it: {', '.join(map(str, allowed))}"
         )
     _divides(bad, "model.vocab_size", model.vocab_size, tensor, "mesh.tensor")
+    narrow = min(model.hidden_size, model.intermediate_size, model.num_kv_heads * model.head_dim)
+    if model.lora and model.lora.rank > narrow:
+        bad.append(
+            f"config.model.lora.rank = {model.lora.rank} exceeds {narrow}, the narrowest side of a"
+            " linear layer of this model, whose weights it could as well train whole (rank 0)"
+        )
     _divides(bad, "model.intermediate_size", model.intermediate_size, tensor, "mesh.tensor")
     _divides(bad, "model.hidden_size", model.hidden_size, sizes["fsdp"], "mesh.fsdp")
     fields = dict(

@@ -26,7 +26,7 @@ TEXT = "\n".join(
 
 def test_every_config_field_exists():
     fields = set(re.findall(r"--config\.([\w.]+)=", TEXT))
-    fields |= set(re.findall(r"\bc\.(\w+\.\w+)", TEXT))
+    fields |= set(re.findall(r"\bc\.(\w+(?:\.\w+)+)", TEXT))
     # `section.field` in prose; NAME stands for any.
     sections = {name.split(".")[0] for name in config.SCHEMA if "." in name}
     named = re.findall(r"`((?:{})\.\w+)(?:=[^`]*)?`".format("|".join(sections)), TEXT)

@@ -25,12 +25,13 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
-from dapo_jax import gate, parallel
+from dapo_jax import gate, parallel, schema
 from dapo_jax.checkpoint import patience, seal
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import Counters, Rates, State
+from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
 
 ERRORS = (Damaged, OSError, ValueError)  # of reading, the graver ones first (parallel.agreed)
@@ -274,6 +275,29 @@ def restore_params(directory: str | pathlib.Path, params_like, shardings, step: 
     if check and (changed := _changed(seal.content({"params": arrays["params"]}), content)):
         raise Damaged(f"{where}: damaged: {changed} is not what was saved")
     return arrays["params"]
+
+
+def restore_merged(
+    directory: str | pathlib.Path, shape: qwen2.Shape, mesh, rules, step: int | None = None
+) -> qwen2.Params:
+    """As `restore_params`, for a network of this shape, in float32: adapters (LoRA) that the run
+    has trained are merged into the weights they belong to."""
+    step = find_step(directory, step)
+    try:
+        with reader(directory) as m:
+            saved = parallel.agreed(lambda: read_json(m, step), ERRORS).get("config")
+    except Damaged as error:
+        raise Damaged(f"{directory} step {step}: damaged: {error}") from error
+    c, named = schema.base(), ("model.lora.", "model.dtype", "model.float32_head")
+    of_run = saved if isinstance(saved, dict) else {}  # `convert` saves none
+    c.update_from_flattened_dict({k: v for k, v in of_run.items() if k.startswith(named)})
+    shape = shape._replace(lora=qwen2.lora_choice(c), float32_head=c.model.float32_head)
+    shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+    params = restore_params(directory, qwen2.abstract(shape), shardings, step)
+    if not shape.lora:
+        return params
+    merged = lambda params: qwen2.cast(qwen2.merge(shape, params, "float32"), "float32")
+    return jax.jit(merged, out_shardings=qwen2.base(shardings))(params)
 
 
 def _saved_shapes(m: ocp.CheckpointManager, step: int) -> dict:

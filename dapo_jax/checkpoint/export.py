@@ -33,7 +33,8 @@ def export(
     try:
         # Of this step as it was before a kill; nobody looks before it is gone.
         parallel.of_main_process(lambda: target.rmtree() if target.exists() else None)
-        hf.save(local, machine.shape, state.params, "bfloat16", _tokenizer(config, home, machine))
+        params = machine.trainer.merged(state.params)
+        hf.save(local, machine.shape, params, "bfloat16", _tokenizer(config, home, machine))
         if first and scratch:
             _send(local, target)
         if first:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.model import qwen2
 
 
 class Counters(NamedTuple):
@@ -34,10 +35,16 @@ class Rates(NamedTuple):
 class State(NamedTuple):
     params: dict
     opt_state: Any
-    ref_params: dict | None = None  # the start of the run, where loss.kl_coef wants it
+    # The start of the run, where loss.kl_coef wants it: of what is trained (`qwen2.trained`)
+    ref_params: dict | None = None
     carried: Sequence[Group] = ()  # accepted groups of earlier steps
     counters: Counters = Counters()
     rates: Rates | None = None  # where config.curriculum keeps them
+
+    @property
+    def reference(self) -> dict | None:
+        """All parameters of the reference model; with adapters the policy's but for these."""
+        return self.ref_params and qwen2.with_trained(self.params, self.ref_params)
 
     def count(self, **changes: int | float) -> "State":
         """With some counters set to other values."""

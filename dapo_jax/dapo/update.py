@@ -5,6 +5,8 @@ AdamW, and keeps the old state where the gradient is not finite. It never makes 
 tokens x vocabulary: the head runs on chunks of cells, and the backward pass makes each chunk's
 logits again.
 
+With adapters (LoRA) gradients, optimizer and `apply` are of these alone (`qwen2.trained`).
+
 Dims: A micro-batches, R rows, T cells, D hidden, V vocabulary.
 """
 
@@ -156,7 +158,8 @@ def supervised_loss(shape, params, rows: PackedBatch):
 
 
 def accumulate(loss_fn, params, per_micro, micro_batches):
-    """Gradient, sums and maxima over the first `micro_batches` entries of the trees `per_micro`.
+    """Gradient of what is trained, sums and maxima over the first `micro_batches` entries of the
+    trees `per_micro`.
 
     A loop with a traced trip count: one program for any number, and no time on empty entries,
     which a scan over all of them would run too. The gradient is taken inside, so that nothing of a
@@ -166,15 +169,16 @@ def accumulate(loss_fn, params, per_micro, micro_batches):
     def at(i):
         return jax.tree.map(lambda x: x[i], per_micro)
 
-    grad_fn = jax.grad(lambda p, micro: loss_fn(p, *micro), has_aux=True)
-    grads, (sums, maxima) = jax.eval_shape(grad_fn, params, at(0))
+    loss = lambda p, micro: loss_fn(qwen2.with_trained(params, p), *micro)
+    grad_fn, trained = jax.grad(loss, has_aux=True), qwen2.trained(params)
+    grads, (sums, maxima) = jax.eval_shape(grad_fn, trained, at(0))
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
 
     def add(i, carry):
         total, sums, maxima = carry
         # The barrier keeps XLA from moving the reductions over devices behind the loop: all of each
         # gradient would then be kept on every device (and libtpu 0.0.42 breaks off on it).
-        grads, (more_sums, more_maxima) = jax.lax.optimization_barrier(grad_fn(params, at(i)))
+        grads, (more_sums, more_maxima) = jax.lax.optimization_barrier(grad_fn(trained, at(i)))
         return (
             jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads),
             jax.tree.map(jnp.add, sums, more_sums),
@@ -267,6 +271,7 @@ class Trainer:
         self._choice = choice
         everywhere = parallel.replicated(mesh)
         self.param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+        trained, base = qwen2.trained(self.param_shardings), qwen2.base(self.param_shardings)
         self.row_sharding = NamedSharding(mesh, parallel.spec((None, "batch", None), rules))
 
         def lay_out(per_weight):
@@ -274,37 +279,45 @@ class Trainer:
             return optax.tree_map_params(
                 tx,
                 lambda _, s: s,
-                jax.eval_shape(tx.init, qwen2.abstract(shape)),
+                jax.eval_shape(tx.init, qwen2.trained(qwen2.abstract(shape))),
                 per_weight,
                 transform_non_params=lambda _: everywhere,
             )
 
-        self._opt_on_device = self.opt_shardings = lay_out(self.param_shardings)
+        self._opt_on_device = self.opt_shardings = lay_out(trained)
         if offload:
             parallel.check_host_memory(mesh)
-            on_host = jax.tree.map(
-                lambda s: s.with_memory_kind("pinned_host"), self.param_shardings
-            )
+            on_host = jax.tree.map(lambda s: s.with_memory_kind("pinned_host"), trained)
             self.opt_shardings = lay_out(on_host)
         self._offload = offload
         self._cast = functools.partial(qwen2.cast, dtype=dtype, c=shape)
 
         state = (self.param_shardings, self.opt_shardings, everywhere)
-        # (key data) -> params
-        self.init_params = jax.jit(self._init_params, out_shardings=self.param_shardings)
+        # (key data) -> params, without adapters
+        self.init_params = jax.jit(self._init_params, out_shardings=base)
+        # (params without adapters, key data) -> params; (params) -> params without adapters
+        adapted = jax.jit(self._adapted, out_shardings=self.param_shardings)
+        merged = jax.jit(functools.partial(qwen2.merge, shape), out_shardings=base)
+        same = base is self.param_shardings
+        self.adapted = (lambda params, key_data: params) if same else adapted
+        self.merged = (lambda params: params) if same else merged
         # (params) -> opt_state
-        self.init_opt_state = jax.jit(tx.init, out_shardings=self.opt_shardings)
+        init = lambda params: tx.init(qwen2.trained(params))
+        self.init_opt_state = jax.jit(init, out_shardings=self.opt_shardings)
         # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
         self.log_probs = jax.jit(self._log_probs, out_shardings=self.row_sharding)
         # (params, opt_state, Batch, Knobs) -> (params, opt_state, metrics)
         self.update = jax.jit(self._update, donate_argnums=(0, 1), out_shardings=state)
         # (params, Batch, Knobs) -> what `update` clips and hands to the optimizer
-        self.gradient = jax.jit(self._gradient, out_shardings=self.param_shardings)
+        self.gradient = jax.jit(self._gradient, out_shardings=trained)
         # (params, opt_state, rows, micro_batches, lr) -> (params, opt_state, metrics)
         self.supervise = jax.jit(self._supervise, donate_argnums=(0, 1), out_shardings=state)
 
     def _init_params(self, key_data) -> qwen2.Params:
-        return qwen2.init(self.shape, jax.random.wrap_key_data(key_data))
+        return qwen2.init(self.shape.merged, jax.random.wrap_key_data(key_data))
+
+    def _adapted(self, params, key_data) -> qwen2.Params:
+        return qwen2.adapted(self.shape, params, jax.random.wrap_key_data(key_data))
 
     def _log_probs(self, params, rows: PackedBatch, micro_batches, temperature) -> jax.Array:
         with parallel.mesh_scope(self.mesh, self.rules):
@@ -336,7 +349,9 @@ class Trainer:
             grads, sums, maxima = accumulate(loss_fn, self._cast(params), per_micro, micro_batches)
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)
-            params, opt_state, norm, skipped = apply(self.tx, params, opt_state, grads, lr)
+            trained = qwen2.trained(params)
+            trained, opt_state, norm, skipped = apply(self.tx, trained, opt_state, grads, lr)
+            params = qwen2.with_trained(params, trained)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 
     def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
@@ -347,7 +362,9 @@ class Trainer:
         rows = PackedBatch(**{k: cell(d) for k, d in packing.DTYPES.items()})
         return (
             parallel.sharded(params, self.param_shardings),
-            parallel.sharded(jax.eval_shape(self.tx.init, params), self.opt_shardings),
+            parallel.sharded(
+                jax.eval_shape(self.tx.init, qwen2.trained(params)), self.opt_shardings
+            ),
             Batch(rows, cell(jnp.float32), cell(jnp.float32), np.int32(A)),
             Knobs(number, number, loss),
         )

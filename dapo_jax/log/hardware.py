@@ -26,12 +26,18 @@ def forward_flops(shape: qwen2.Shape, lengths) -> float:
 
 def step_flops(config, shape: qwen2.Shape, record: StepRecord) -> tuple[float, float]:
     """(of sampling, of updating): what the model needs, without what is computed again to save
-    memory. A prompt is read once per group; the backward pass is two forward ones."""
+    memory. A prompt is read once per group; the backward pass is two forward ones, or with adapters
+    (LoRA), whose own products are left out, one."""
     drawn, trained = record.batch.drawn, record.batch.groups
     prompts = forward_flops(shape, [len(g.prompt) for g in drawn])
     again = forward_flops(shape, [len(g.prompt) for g in drawn for _ in g.responses])
     sampling = forward_flops(shape, _lengths(drawn)) - again + prompts
-    passes = 3 + (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
+    passes = (
+        3
+        - bool(config.model.lora.rank)
+        + (config.loss.old_logprobs == "recompute")
+        + bool(config.loss.kl_coef)
+    )
     return sampling, passes * forward_flops(shape, _lengths(trained))
 
 

@@ -131,8 +131,10 @@ def memory_line(config, machine: build.Machine) -> str:
 
 def describe(config, machine: build.Machine) -> str:
     sizes = " x ".join(f"{k} {v}" for k, v in machine.mesh.shape.items())
+    adapters = qwen2.adapter_count(machine.trainer.shape)
+    trained = f" and {adapters:,} of adapters, which alone are trained" if adapters else ""
     return (
-        f"model: {qwen2.param_count(machine.shape):,} parameters; devices:"
+        f"model: {qwen2.param_count(machine.shape):,} parameters{trained}; devices:"
         f" {machine.mesh.size} {machine.mesh.devices.flat[0].platform} ({sizes}); batch:"
         f" {config.rollout.groups} groups x {config.rollout.group_size},"
         f" {config.optim.minibatches} updates per step"

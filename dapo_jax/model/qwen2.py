@@ -41,6 +41,20 @@ class Yarn(NamedTuple):
     beta_slow: float = 1.0  # those of fewer are divided by `factor`; between them, a ramp
 
 
+class Lora(NamedTuple):
+    """Adapters (LoRA, arXiv 2106.09685). A linear layer is W + alpha / rank * A B: W stays as it is,
+    in `dtype`, and A [in, rank] and B [rank, out], in float32, are all that is trained."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]  # linear layers of `Block`, by their names there
+    dtype: str  # of the weights that stay; the compute dtype
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
 class Shape(NamedTuple):
     """What the network is; static under jit. Fields as in `config.model`."""
 
@@ -64,6 +78,12 @@ class Shape(NamedTuple):
     attention_chunk: int = 512
     head_chunk: int = 1024
     float32_head: bool = False  # the compute copy of the output weights stays float32
+    lora: Lora | None = None
+
+    @property
+    def merged(self) -> "Shape":
+        """The network without adapters: what is sampled, exported and published."""
+        return self._replace(lora=None)
 
 
 def shape_from_config(c) -> Shape:
@@ -95,7 +115,14 @@ def compute_choices(c) -> dict[str, Any]:
         attention_chunk=c.model.attention_chunk,
         head_chunk=c.model.head_chunk,
         float32_head=c.model.float32_head,
+        lora=lora_choice(c),
     )
+
+
+def lora_choice(c) -> Lora | None:
+    """`config.model.lora`; rank 0 = no adapters."""
+    rank, alpha, targets = c.model.lora.rank, c.model.lora.alpha, c.model.lora.targets
+    return Lora(rank, alpha, tuple(targets.split(",")), c.model.dtype) if rank else None
 
 
 # ------------------------------------------------------------------------------------------------
@@ -128,6 +155,25 @@ def _absent(*declaration):
     """In place of `declare`, for a weight that the shape does not have."""
 
 
+LINEAR = ("q", "k", "v", "o", "gate", "up", "down")  # weights of a block that take adapters
+
+
+class Adapters(nnx.Module):
+    """A and B of each adapted weight of a block, declared by the weight's own declaration: A is split
+    as its inputs are, B as its outputs. B begins at zero, so that the model begins as its base."""
+
+    def __init__(self, c: Shape, rngs: nnx.Rngs, weights: dict[str, nnx.Param]):
+        r, weight = c.lora.rank, functools.partial(declare, rngs, layers=c.num_layers)
+        for name, w in weights.items():
+            inputs, (shape, axes) = w.in_axes, (w.shape[1:], w.axes[1:])
+            peft = f"base_model.model.{w.hf.removesuffix('weight')}lora_{{}}.weight"
+            a, b = (peft.replace("lora_{}", f"lora_{x}") for x in "AB")
+            std = math.prod(shape[:inputs]) ** -0.5
+            into, out = (*axes[:inputs], None), (None, *axes[inputs:])
+            setattr(self, f"{name}_a", weight((*shape[:inputs], r), into, _normal(std), a, inputs))
+            setattr(self, f"{name}_b", weight((r, *shape[inputs:]), out, _zeros, b, 1))
+
+
 class Block(nnx.Module):
     """One decoder block; its weights carry a leading layer axis until a scan or slice takes it."""
 
@@ -156,6 +202,8 @@ class Block(nnx.Module):
         self.up = weight((D, F), ("embed", "mlp"), over_D, mlp + ".up_proj.weight", 1)
         self.down = weight((F, D), ("mlp", "embed"), over_F, mlp + ".down_proj.weight", 1)
         # fmt: on
+        if c.lora:
+            self.lora = Adapters(c, rngs, {name: getattr(self, name) for name in c.lora.targets})
 
     def __call__(self, x_BxTxD, attend: Callable):
         """`attend(q, k, v) -> (y_BxHxTxd, extra)` gives q and k their positions and decides where
@@ -163,13 +211,15 @@ class Block(nnx.Module):
         h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
         joined = parallel.axis_size("sequence") > 1
         q, k, v = self._joined_heads(h) if joined else self._heads(h)
+        if self.c.lora:
+            q, k, v = (self._add(n, y, h, out=_to_heads) for n, y in zip("qkv", (q, k, v)))  # noqa: B905
         if self.c.qk_norm:
             q = rms_norm(q, self.q_norm[...], self.c.rms_eps)
             k = rms_norm(k, self.k_norm[...], self.c.rms_eps)
         q = constrain(q, "batch", "heads", "token", "head_dim")
         k = constrain(k, "batch", "kv_heads", "token", "head_dim")
         y, extra = attend(q, k, v)
-        x_BxTxD = x_BxTxD + _from_heads(y, self.o[...])
+        x_BxTxD = x_BxTxD + self._add("o", _from_heads(y, self.o[...]), y, into=_from_heads)
         x_BxTxD = constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
         h = rms_norm(x_BxTxD, self.mlp_norm[...], self.c.rms_eps)
@@ -180,9 +230,20 @@ class Block(nnx.Module):
             gate, up = both[:, :, 0], both[:, :, 1]
         else:
             gate, up = h @ self.gate[...], h @ self.up[...]
-        h_BxTxF = jax.nn.silu(gate) * up
-        x_BxTxD = x_BxTxD + constrain(h_BxTxF, "batch", "token", "mlp") @ self.down[...]
+        gate, up = self._add("gate", gate, h), self._add("up", up, h)
+        h_BxTxF = constrain(jax.nn.silu(gate) * up, "batch", "token", "mlp")
+        x_BxTxD = x_BxTxD + self._add("down", h_BxTxF @ self.down[...], h_BxTxF)
         return constrain(x_BxTxD, "batch", "sequence", "act_embed"), extra
+
+    def _add(self, name: str, y, x, into=jnp.matmul, out=jnp.matmul):
+        """`y`, the product of `x` with a weight, plus that with its adapters. Not by W + A B: the
+        gradient of that has the size of W and a third of the cost of a pass, and A and B need none
+        of it. Over devices only x A [B, T, rank] travels beyond what `y` does."""
+        if not self.c.lora or name not in self.c.lora.targets:
+            return y
+        a, b = getattr(self.lora, f"{name}_a"), getattr(self.lora, f"{name}_b")
+        z_BxTxr = constrain(into(x, a[...]), "batch", "sequence", None)
+        return y + out(self.c.lora.scale * z_BxTxr, b[...])
 
     def _heads(self, h_BxTxD):
         return (
@@ -374,7 +435,7 @@ def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
 # transposes weights nor activations.
 
 
-def _to_heads(x_BxTxD, w_DxHxd: nnx.Param, bias_Hxd: nnx.Param | None):
+def _to_heads(x_BxTxD, w_DxHxd: nnx.Param, bias_Hxd: nnx.Param | None = None):
     D, H, d = w_DxHxd.shape
     y_BxTxHd = x_BxTxD @ w_DxHxd[...].reshape(D, H * d)
     y_BxTxHd = y_BxTxHd if bias_Hxd is None else y_BxTxHd + bias_Hxd[...].reshape(H * d)
@@ -459,8 +520,9 @@ def init(c: Shape, key: jax.Array) -> Params:
 
 
 def abstract(c: Shape) -> Params:
-    """The tree of `init` as jax.ShapeDtypeStructs."""
-    return nnx.to_pure_dict(_abstract(c)[1])
+    """All parameters as jax.ShapeDtypeStructs: float32, but for those that adapters leave alone."""
+    params = nnx.to_pure_dict(_abstract(c)[1])
+    return jax.eval_shape(functools.partial(_freeze, c), params) if c.lora else params
 
 
 def metadata(c: Shape, name: str) -> Params:
@@ -522,4 +584,61 @@ def even_keys(params: Params) -> Params:
 
 
 def param_count(c: Shape) -> int:
-    return sum(w.size for w in jax.tree.leaves(abstract(c)))
+    """Of the network; adapters are not counted."""
+    return sum(w.size for w in jax.tree.leaves(abstract(c.merged)))
+
+
+def adapter_count(c: Shape) -> int:
+    return sum(w.size for w in jax.tree.leaves(trained(abstract(c)))) if c.lora else 0
+
+
+# ------------------------------------------------------------------------------------------------
+# Adapters: of trees of parameters, and of whatever else has their structure
+# ------------------------------------------------------------------------------------------------
+
+
+def trained(params: Params) -> Params:
+    """What an update changes: the adapters where there are some, else all."""
+    adapters = params.get("blocks", {}).get("lora")
+    return params if adapters is None else {"blocks": {"lora": adapters}}
+
+
+def with_trained(params: Params, new: Params) -> Params:
+    """`params` with `new` in place of `trained(params)`."""
+    if new.keys() == params.keys():
+        return new
+    return params | {"blocks": params["blocks"] | new["blocks"]}
+
+
+def base(params: Params) -> Params:
+    """All but the adapters."""
+    if trained(params) is params:
+        return params
+    return params | {"blocks": {k: w for k, w in params["blocks"].items() if k != "lora"}}
+
+
+def _freeze(c: Shape, params: Params) -> Params:
+    """What stays, in the dtype it is computed in: its compute copy is then no copy."""
+    return with_trained(cast(params, c.lora.dtype, c), trained(params))
+
+
+def adapted(c: Shape, params: Params, key: jax.Array) -> Params:
+    """A model with new adapters of the key, which add nothing yet. Pure, as `init`."""
+    blocks = params["blocks"] | {"lora": init(c, key)["blocks"]["lora"]}
+    return _freeze(c, params | {"blocks": blocks})
+
+
+def merge(c: Shape, params: Params, dtype=None) -> Params:
+    """The same model without adapters: W + alpha / rank * A B, made in float32 and then of `dtype`
+    (None: of W's)."""
+    if trained(params) is params:
+        return params
+    out, adapters = base(params), params["blocks"]["lora"]
+
+    multiply = functools.partial(jnp.tensordot, axes=1, precision=jax.lax.Precision.HIGHEST)
+    new = {}
+    for name in c.lora.targets:
+        w, (a, b) = out["blocks"][name], (adapters[f"{name}_{x}"] for x in "ab")
+        added = w.astype(jnp.float32) + c.lora.scale * jax.vmap(multiply)(a, b)
+        new[name] = added.astype(dtype or w.dtype)
+    return out | {"blocks": out["blocks"] | new}

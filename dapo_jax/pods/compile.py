@@ -55,9 +55,12 @@ def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
     has_old, has_ref = config.loss.old_logprobs == "recompute", bool(config.loss.kl_coef)
     kept_rows = size(batch.rows) + has_old * size(batch.old_logp_AxRxT)
     kept_rows += has_ref * size(batch.ref_logp_AxRxT)
-    weights = {"master weights (float32)": size(params)}
+    trained = size(qwen2.trained(params))
+    weights = {"master weights (float32)": trained}
+    if base := size(params) - trained:
+        weights = {f"base ({config.model.dtype})": base, "adapters (float32)": trained}
     moments = {"optimizer state": size(opt_state)}
-    reference = {"reference weights (float32)": size(params) * has_ref}
+    reference = {"reference weights (float32)": trained * has_ref}
     cache = {"the sampler's cache": size(pool)}
     others = {"the other mini-batches": kept_rows * (config.optim.minibatches - 1)}
     by_kind = {

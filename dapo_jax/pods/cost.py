@@ -105,6 +105,7 @@ class Scene(NamedTuple):
     again: float  # share of `read` whose products a backward pass computes again
     scored: int  # forward passes before the updates: old, reference log-probs
     parameters: int
+    adapters: int  # trained in their place; 0 = none
 
 
 # ------------------------------------------------------------------------------------------------
@@ -379,7 +380,7 @@ def micro_batch(
     attention computes in these rows."""
     chip, chips = scene.pod.chip, scene.pod.chips
     narrow = ".8" if scene.train_split >= 8 else ""
-    passes = 3 + scene.again if update else 1
+    passes = 3 - bool(scene.adapters) + scene.again if update else 1
     flops = passes * 2 * scene.read * scene.micro_rows * scene.row_tokens / chips
     products = flops / (k[f"train_mxu{narrow}"] * chip.flops)
 
@@ -421,7 +422,8 @@ def collective_waits(scene: Scene, k: Values, design: "Design", *, update: bool)
         gathered = k[f"{kind}_weights" + ".8" * (t >= 8)] * weights
         seconds += gathered * (f - 1) / f / (ici * axes)
     if d > 1 and update:
-        seconds += 2 * (d - 1) / d * weights / f / axis_rate(scene.pod, d, k)
+        share = (scene.adapters or scene.parameters) / scene.parameters
+        seconds += 2 * (d - 1) / d * weights * share / f / axis_rate(scene.pod, d, k)
     return seconds
 
 
@@ -510,8 +512,10 @@ def sampling(call: Call, scene: Scene, k: Values, design: Design) -> tuple[dict,
 
 
 def checkpoint_bytes(config, scene: Scene) -> float:
-    """Weights and both moments in float32, and the reference where there is one."""
-    return (12 + 4 * bool(config.loss.kl_coef)) * scene.parameters
+    """What is trained and its moments in float32, the reference where there is one, and the base of
+    adapters."""
+    trained, base = scene.adapters or scene.parameters, scene.item * scene.parameters
+    return (12 + 4 * bool(config.loss.kl_coef)) * trained + base * bool(scene.adapters)
 
 
 def hosts(scene: Scene, k: Values) -> float:

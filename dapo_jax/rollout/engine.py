@@ -105,12 +105,12 @@ class Engine:
         self.prompt_tokens, self.response_tokens = prompt_tokens, response_tokens
         self.prefill_rows = -(-prefill_prompts // self.shards)  # prompts per call and shard
         self.prefill_tokens = min(prefill_tokens, -(-prompt_tokens // 8) * 8)
-        self.shape = shape
+        self.shape = shape.merged
         self.stop_ids = tuple(sorted(stop_ids))
         self.mesh, self.rules, self.dtype = mesh, rules, dtype
         self._fraction = cache_fraction
         self.geometry = paged.geometry(
-            shape,
+            self.shape,
             mesh.devices.flat[0].platform,
             slots=slots,
             shards=self.shards,

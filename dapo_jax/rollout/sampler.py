@@ -137,6 +137,7 @@ def programs(
     dtype,
 ) -> SamplerPrograms:
     """Nothing compiles here; each program does at its first call, once."""
+    trained, shape = shape, shape.merged
     pool = paged.pool_sharding(g, mesh, rules)
     rep = parallel.replicated(mesh)
     weights = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
@@ -154,6 +155,7 @@ def programs(
         return jax.jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
 
     def to_decode_layout(params):
+        params = qwen2.merge(trained, params, dtype)
         return qwen2.cast(qwen2.even_keys(params) if g.quantized else params, dtype, shape)
 
     prefill = functools.partial(_prefill, shape, g, prompt_tokens)

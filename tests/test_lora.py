@@ -1,0 +1,345 @@
+"""LoRA: adapters beside the weights of a block, against float64 and NumPy; what is trained, saved
+and published, and that without it nothing is another."""
+
+import functools
+import importlib.util
+import pathlib
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from test_train import arrays, assert_same_bits, finish, launch, run, small, without_clocks
+from test_update import (
+    ALL_ON,
+    RULES,
+    SHAPE,
+    knobs,
+    make_batch,
+    mesh_of,
+    oracle_loss,
+    relative_gap,
+    spread,
+)  # fmt: skip
+
+from dapo_jax import build, config, convert, evaluate, parallel, plan, schema, validation
+from dapo_jax.dapo import packing, update
+from dapo_jax.log import metrics
+from dapo_jax.model import hf, qwen2
+from dapo_jax.pods import slices
+
+PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "lora.md").read_text()
+LORA = qwen2.Lora(4, 10.0, qwen2.LINEAR, "float32")
+live = pytest.mark.skipif(
+    not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")),
+    reason="needs torch and transformers (benchmarks/requirements-peers.txt)",
+)
+
+
+def model(shape, seed=0, size=0.1):
+    """A model with adapters that are far from zero."""
+    params = qwen2.adapted(shape, qwen2.init(shape.merged, jax.random.key(7)), jax.random.key(8))
+    rng = np.random.default_rng(seed)
+    random = lambda w: jnp.asarray(size * rng.normal(size=w.shape), jnp.float32)
+    return qwen2.with_trained(params, jax.tree.map(random, qwen2.trained(params)))
+
+
+def merged_by_numpy(params, lora):
+    """W + alpha / r A B in float64, by the index; one weight and layer after the other."""
+    blocks = {k: np.array(w, np.float64) for k, w in params["blocks"].items() if k != "lora"}
+    for name in lora.targets:
+        a, b = (np.array(params["blocks"]["lora"][f"{name}_{x}"], np.float64) for x in "ab")
+        for i in range(len(a)):
+            for r in range(lora.rank):
+                outer = np.multiply.outer(a[i, ..., r], b[i, r])
+                blocks[name][i] += lora.alpha / lora.rank * outer
+    return jax.tree.map(np.float64, {k: v for k, v in params.items() if k != "blocks"}) | {
+        "blocks": blocks
+    }
+
+
+@pytest.mark.parametrize("targets", [qwen2.LINEAR, ("q", "v"), ("o", "down")])
+@pytest.mark.parametrize("scan", [False, True])
+def test_merged_equals_the_adapters_forward(targets, scan):
+    shape = SHAPE._replace(lora=LORA._replace(targets=targets), scan_layers=scan)
+    params, tokens = model(shape), np.random.default_rng(1).integers(0, shape.vocab_size, (3, 17))
+    logits = qwen2.bind(shape, params)(tokens)
+    oracle = jax.tree.map(np.float32, merged_by_numpy(params, shape.lora))
+    got = jax.jit(functools.partial(qwen2.merge, shape))(params)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), got, oracle)
+    for merged in (got, oracle):
+        want = qwen2.bind(shape.merged, merged)(tokens)
+        assert np.abs(logits - want).max() <= 1e-5 * np.abs(want).max()
+    without = qwen2.bind(shape.merged, qwen2.base(params))(tokens)
+    assert np.abs(logits - without).max() > 0.1  # adapters that say something
+
+
+def gradient(shape, params, batch, mesh, lr=0.0):
+    """(gradient of what is trained, parameters after an update with it) by the jitted program."""
+    programs = update.Trainer(shape, mesh, RULES, update.optax.trace(decay=0.0), shape.lora.dtype)
+    rows, used, places = packing.pack(batch.items, row_tokens=24, micro_rows=4, max_items=12)
+    put = lambda x: parallel.to_device(x, programs.row_sharding)
+    old, ref = (put(spread(v, places, rows)) for v in (batch.old, batch.ref))
+    state = parallel.to_device(jax.device_get(params), programs.param_shardings)
+    opt_state = programs.init_opt_state(state)
+    packed = update.Batch(put(rows), old, ref, np.int32(used))
+    state, opt_state, log = programs.update(
+        state, opt_state, packed, knobs(ALL_ON)._replace(lr=np.float32(lr))
+    )
+    assert not log["skipped"]
+    return jax.device_get((opt_state.trace, state))
+
+
+@pytest.fixture(scope="module")
+def truth():
+    """(shape, parameters, batch, gradient of the adapters by autodiff of the dense float64 oracle
+    of test_update.py at merged weights)."""
+    shape = SHAPE._replace(lora=LORA)
+    params = model(shape, size=0.02)
+    batch = make_batch(
+        jax.tree.map(np.float32, merged_by_numpy(params, LORA)), [-0.6, -0.1, 0.0, 0.1, 0.4, 2.6]
+    )
+    with jax.enable_x64(True):
+        wide = jax.tree.map(np.float64, jax.device_get(params))
+
+        def loss(own):
+            p = qwen2.with_trained(wide, own)
+            blocks = dict(qwen2.base(p)["blocks"])
+            for name in LORA.targets:
+                a, b = (p["blocks"]["lora"][f"{name}_{x}"] for x in "ab")
+                flat = jnp.einsum(
+                    "lir,lro->lio", a.reshape(len(a), -1, LORA.rank), b.reshape(*b.shape[:2], -1)
+                )
+                blocks[name] += LORA.alpha / LORA.rank * flat.reshape(blocks[name].shape)
+            return oracle_loss(p | {"blocks": blocks}, batch, ALL_ON)[0]
+
+        grads = jax.device_get(jax.jit(jax.grad(loss))(qwen2.trained(wide)))
+    return shape, params, batch, grads
+
+
+MESHES = [dict(), dict(data=2, fsdp=2, tensor=2)]
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+def test_gradients_are_the_adapters_alone_and_right(truth, sizes):
+    shape, params, batch, want = truth
+    got, after = gradient(shape, params, batch, mesh_of(**sizes), lr=0.5)
+    assert jax.tree.structure(got) == jax.tree.structure(qwen2.trained(params))
+    assert relative_gap(got, want) < 1e-4
+    assert_same_bits(qwen2.base(after), jax.device_get(qwen2.base(params)))
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), qwen2.trained(after), got)
+    assert all(jax.tree.leaves(moved))
+
+
+def test_adapters_begin_as_nothing_and_do_not_depend_on_the_mesh():
+    shape = SHAPE._replace(lora=LORA)
+    made = []
+    for sizes in MESHES:
+        trainer = update.Trainer(shape, mesh_of(**sizes), RULES, update.optax.sgd(1.0), "float32")
+        params = trainer.init_params(np.array([0, 3], np.uint32))
+        made.append(jax.device_get(trainer.adapted(params, np.array([0, 4], np.uint32))))
+    for other in made[1:]:
+        assert_same_bits(other, made[0])
+    for name, x in made[0]["blocks"]["lora"].items():
+        assert (x == 0).all() if name.endswith("_b") else x.std() > 0.5 * x[0, ..., 0].size ** -0.5
+    full = update.Trainer(SHAPE, mesh_of(), RULES, update.optax.sgd(1.0), "float32")
+    assert_same_bits(qwen2.base(made[0]), full.init_params(np.array([0, 3], np.uint32)))
+    assert_same_bits(qwen2.merge(shape, made[0]), qwen2.base(made[0]))
+
+
+def test_what_stays_is_in_the_compute_dtype_and_has_no_moments():
+    shape = SHAPE._replace(lora=LORA._replace(dtype="bfloat16"))
+    tx = update.optimizer(0.9, 0.95, 1e-8, 0.01, 1.0)
+    trainer = update.Trainer(shape, mesh_of(), RULES, tx, "bfloat16")
+    params = trainer.adapted(trainer.init_params(np.zeros(2, np.uint32)), np.ones(2, np.uint32))
+    kinds = {k: str(w.dtype) for k, w in flatten_dict(params).items()}
+    assert kinds == {k: "float32" if "lora" in k else "bfloat16" for k in kinds}
+    abstract, opt_state, *_ = trainer.abstract(1, 1, 8)
+    assert {k: str(w.dtype) for k, w in flatten_dict(abstract).items()} == kinds
+    n = qwen2.adapter_count(shape)
+    assert sum(x.size for x in jax.tree.leaves(opt_state)) == 2 * n + 1  # and a count
+    text = trainer.update.lower(*trainer.abstract(1, 1, 8)).as_text()
+    whole = "x".join(map(str, params["blocks"]["up"].shape))
+    assert f"tensor<{whole}xbf16>" in text and f"tensor<{whole}xf32>" not in text
+
+
+def test_off_costs_nothing():
+    """Rank 0 is the programs that there were, whatever the other fields say."""
+
+    def texts(**changes):
+        c = small(1)
+        c.model.lora.update(changes)
+        m = build.build_machine(c, 48, (0, 1), None)
+        return {k: x.program.lower(*x.arguments).as_text() for k, x in build.calls(c, m).items()}
+
+    plain, on = texts(), texts(rank=2)
+    assert plain == texts(alpha=3.0, targets="q")
+    same = {k for k in plain if plain[k] == on[k]}
+    assert same == {k for k in plain if k.startswith(("prefill", "decode_"))}  # sampler: merged
+
+
+# --- a run ----------------------------------------------------------------------------------------
+
+
+def adapted(steps, **fields):
+    c = small(steps)
+    c.model.lora.rank, c.optim.lr = 4, 3e-3
+    c.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
+    return c
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("lora") / "run"
+    run(adapted(3, loss__kl_coef=0.1, checkpoint__export_every=3, checkpoint__keep=9), workdir)
+    return workdir
+
+
+def test_resume_continues_bit_for_bit(whole_run, tmp_path):
+    c = lambda n: adapted(n, loss__kl_coef=0.1, checkpoint__keep=9)
+    run(c(1), tmp_path / "cut")
+    run(c(3), tmp_path / "cut")
+    assert_same_bits(arrays(tmp_path / "cut", 3), arrays(whole_run, 3))
+    logs = [without_clocks(w)[-1] for w in (whole_run, tmp_path / "cut")]
+    assert logs[0]["policy/entropy"] == logs[1]["policy/entropy"]
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_ends_with_the_same_bits(tmp_path):
+    flags = ("model.lora.rank=4", "loss.kl_coef=0.1", "steps=8")
+    finish(launch(tmp_path, tmp_path / "alone", 1, *flags))
+    process = launch(tmp_path, tmp_path / "killed", 1, *flags)
+    deadline = time.time() + 300
+    while not (tmp_path / "killed" / "checkpoints" / "2").is_dir():
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -9
+    said = finish(launch(tmp_path, tmp_path / "killed", 1, *flags))
+    assert re.search("resumed after step [246]", said)
+    assert_same_bits(*(arrays(tmp_path / name, 8) for name in ("alone", "killed")))
+
+
+def test_a_run_trains_and_saves_adapters_and_leaves_the_base(whole_run):
+    start, end = (arrays(whole_run, step) for step in (0, 3))
+    assert_same_bits(qwen2.base(end["params"]), qwen2.base(start["params"]))
+    assert all(x.any() for x in jax.tree.leaves(qwen2.trained(end["params"])))
+    assert start["ref_params"].keys() == {"blocks"} and "lora" in end["ref_params"]["blocks"]
+    assert_same_bits(end["ref_params"], qwen2.trained(start["params"]))
+    moments = [x for x in jax.tree.leaves(end["opt_state"]) if x.ndim]
+    assert sum(x.size for x in moments) == 2 * sum(
+        x.size for x in jax.tree.leaves(qwen2.trained(end["params"]))
+    )
+    for record in metrics.read(whole_run / "metrics.jsonl")[1:]:
+        assert record["policy/sampler_trainer_logprob_gap"] < 1e-4  # merged there, not here
+    assert metrics.read(whole_run / "metrics.jsonl")[-1]["policy/ref_kl"] > 0
+
+
+def test_every_reader_gets_merged_weights(whole_run, tmp_path):
+    """Evaluation, `init_from`, export while training, convert."""
+    c = adapted(3)
+    lora = qwen2.lora_choice(c)
+    want = merged_by_numpy(arrays(whole_run, 3)["params"], lora)
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    for reader in (c, small(3)):
+        m = build.build_machine(reader, 48, (0, 1), None)
+        got = evaluate.load_params(reader, m, evaluate.find_given(str(whole_run)))
+        jax.tree.map(near, jax.device_get(got), want)
+    shape, got = convert.load_params(whole_run)
+    assert shape.lora is None
+    jax.tree.map(near, jax.device_get(got), want)
+    exported = whole_run / "export" / "step_3"
+    rounded = jax.tree.map(lambda w: np.asarray(jnp.asarray(w, "bfloat16"), np.float32), want)
+    found = hf.load_params(exported, hf.read_shape(exported))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=2**-7), jax.device_get(found), rounded
+    )
+    run(adapted(0, init_from=str(whole_run), model__lora__rank=2), tmp_path / "next")
+    base = qwen2.base(arrays(tmp_path / "next", 0)["params"])
+    jax.tree.map(near, base, want)
+
+
+@live
+def test_transformers_opens_the_export_with_equal_logits(tmp_path):
+    shape = qwen2.shape_from_config(config.base())._replace(lora=LORA)
+    params, tokens = model(shape), np.arange(40).reshape(2, 20)
+    hf.save(tmp_path / "hf", shape.merged, qwen2.merge(shape, params), "float32")
+    theirs = convert.transformers_logits(tmp_path / "hf", tokens)
+    ours = np.asarray(qwen2.bind(shape, params)(tokens))
+    assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+
+
+def test_another_rank_is_another_run(whole_run, capsys):
+    with pytest.raises(schema.ConfigError, match=r"config.model.lora.rank: 4 -> 2"):
+        run(adapted(4, loss__kl_coef=0.1, model__lora__rank=2), whole_run)
+    with pytest.raises(ValueError, match=r"blocks\.lora\.\w+"):
+        c = adapted(4, loss__kl_coef=0.1, model__lora__rank=2)
+        run(c, whole_run, allow_config_change=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (dict(rank=-1), "config.model.lora.rank: -1 is too small, at least 0"),
+        (dict(rank=64), "config.model.lora.rank = 64 exceeds 32, the narrowest side"),
+        (dict(rank=4, alpha=0.0), "config.model.lora.alpha: 0 leaves adapters without effect"),
+        (dict(rank=4, alpha=-1.0), "config.model.lora.alpha: -1.0 is too small"),
+        (dict(rank=4, targets="q,x"), "config.model.lora.targets: 'q,x': wants each of q, k, v, o"),
+        (dict(rank=4, targets="q,q"), "at most once"),
+        (dict(rank=4, targets=""), "config.model.lora.targets: ''"),
+    ],
+)
+def test_mistakes_are_named(fields, says):
+    c = config.base()
+    c.model.lora.update(fields)
+    with pytest.raises(schema.ConfigError, match=re.escape(says)) as error:
+        validation.validate(c, 1)
+    assert len(str(error.value).splitlines()) == 1
+
+
+# --- a pod ----------------------------------------------------------------------------------------
+
+
+def test_the_plan_counts_adapters():
+    c = config.paper()
+    c.model.path = "Qwen/Qwen2.5-7B"
+    pod = slices.parse("v6e-8")
+    sizes = dict(data=1, fsdp=8, tensor=1)
+    full = plan.memory(c, plan.network(c), sizes)
+    c.model.lora.rank = 32
+    shape = plan.network(c)
+    lora = plan.memory(c, shape, sizes)
+    N, n = qwen2.param_count(shape), qwen2.adapter_count(shape)
+    assert N == 7_615_616_512 and n == 80_740_352  # as PEFT counts them at rank 32
+    near = functools.partial(pytest.approx, rel=1e-3)  # of what 8 do not divide each has more
+    assert lora["always"]["base (bfloat16)"] == near(2 * N / 8)
+    # Sides of D are split over fsdp, the others over tensor.
+    here = 28 * 32 * (7 * 3584 // 8 + 2 * 3584 + 2 * 512 + 3 * 18944)
+    assert lora["always"]["Adam's moments (float32)"] == 8 * here
+    assert lora["updating"]["gradient sums (float32)"] == 4 * here
+    assert full["always"]["Adam's moments (float32)"] == near(8 * N / 8)
+    assert plan.peaks(lora)["updating"] < plan.peaks(full)["updating"] - 8 * N / 8
+    scene = plan.scene(c, shape, sizes, pod)
+    assert scene.adapters == n and scene.parameters == N
+    saved = plan.cost.checkpoint_bytes(c, scene)
+    assert saved == 2 * N + 12 * n
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_the_page_is_a_run_and_tells_the_fields(tmp_path):
+    (text,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    made = {}
+    exec(text, made)
+    c = made["get_config"]()
+    assert c.optim.lr == pytest.approx(10 * config.paper().optim.lr)
+    validation.validate(c, 8)
+    shape = plan.network(c)
+    assert shape.lora == qwen2.Lora(32, 32.0, qwen2.LINEAR, "bfloat16")
+    table = re.findall(r"^\| `(model\.lora\.\w+)` \| (\S+) \|", PAGE, re.M)
+    fields = {k: str(f.default) for k, f in schema.SCHEMA.items() if k.startswith("model.lora.")}
+    assert dict(table) == fields
