@@ -334,6 +334,21 @@ def test_ten_slow_or_failing_at_once_hang_nothing(failing):
     assert not alive("sleep 1000")
 
 
+def test_workers_judge_side_by_side_what_waits(tmp_path):
+    """Two to four times the rows per second by four workers, and the same grades."""
+    text = "import time\ndef score(problem, response):\n    time.sleep(0.1)\n"
+    (tmp_path / "wait.py").write_text(text + "    return float(len(response))\n")
+    rates, found = [], []
+    for workers in (1, 4):
+        judge = grading.judge(rewarded(function=f"{tmp_path}/wait.py:score", workers=workers))
+        grades(judge, ["a"] * workers)  # they have started
+        began = time.monotonic()
+        (got,) = grades(judge, ["a" * i for i in range(24)])
+        rates.append(24 / (time.monotonic() - began))
+        found.append(got.score_G.tobytes())
+    assert found[0] == found[1] and rates[0] <= 10 and 2 * rates[0] < rates[1] <= 40, rates
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
