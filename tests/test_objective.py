@@ -196,6 +196,19 @@ def test_weights_against_nested_means(normalizer, batch, chunk):
     assert np.dot(got, tokens) == pytest.approx(1.0 if any(tokens) else 0.0)
 
 
+@given(tokens=st.lists(st.integers(0, 40), min_size=1, max_size=24), most=st.integers(40, 50))
+def test_the_constant_denominator_against_sums(tokens, most):
+    """Dr. GRPO's: the mean over kept responses of sums of token losses, over L_max."""
+    rng = np.random.default_rng(most)
+    losses = [rng.normal(size=n) for n in tokens]
+    kept = [x for x in losses if len(x)]
+    want = sum(x.sum() / most for x in kept) / max(len(kept), 1)
+    got = objective.token_weights(np.array(tokens), np.zeros(len(tokens)), "constant", 1, most)
+    total = sum(w * x.sum() for w, x in zip(got, losses, strict=True))
+    assert total == pytest.approx(want, rel=1e-12, abs=1e-15)
+    assert not got[np.array(tokens) == 0].any()
+
+
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_filtered_responses_leave_the_others_as_if_they_had_never_been(normalizer):
     with_holes = objective.token_weights(

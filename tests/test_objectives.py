@@ -251,6 +251,8 @@ def with_the_diff_of_the_page(folder: pathlib.Path) -> None:
     (diff,) = re.findall(r"^```diff\n(.*?)^```", page, re.S | re.M)
     touched = set(re.findall(r"^\+\+\+ b/(\S+)", diff, re.M))
     assert touched == {"dapo_jax/objectives.py"}  # one file
+    changed = re.findall(r"^[+-](?![+-]{2} )", diff, re.M)
+    assert changed.count("+") <= 15 and "-" not in changed
     subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=folder, check=True)
 
 

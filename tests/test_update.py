@@ -421,6 +421,7 @@ def test_head_stats(chunk):
         ("gspo_token", "mean"),
         ("rloo", "sequence_mask"),
         ("ppo", "mean_mask"),
+        ("ppo", "token_mask"),  # the decoupled objective, and IcePop
         ("ppo", "token"),
     ],
 )
@@ -439,6 +440,21 @@ def test_every_objective_and_weight_in_every_layout(params, near_batch, name, im
         assert 0 < want.value.metrics["importance_zeroed"] < want.value.metrics["tokens"]
     else:
         assert 0 < want.value.metrics["importance_capped"] < want.value.metrics["tokens"]
+
+
+@pytest.mark.parametrize(
+    "normalizer", ["batch_tokens", "group_tokens", "chunk_tokens", "sequence", "constant"]
+)
+def test_every_average_in_every_layout(programs, params, near_batch, normalizer):
+    """Weights go by mini-batch and not by row: the mean over prompts, responses, chunks of them or
+    tokens, and Dr. GRPO's constant, are the same however the responses lie."""
+    lengths = np.array([len(i.response) for i in near_batch.items])
+    weights = objective.token_weights(lengths, np.repeat(np.arange(4), 3), normalizer, 5, 10)
+    items = [i._replace(weight=w) for i, w in zip(near_batch.items, weights, strict=True)]
+    batch = near_batch._replace(items=items)
+    want = truth(lambda p: oracle_loss(p, batch, PLAIN), params)
+    assert_same(run(programs, params, batch, PLAIN), want)
+    assert_same(run(programs, params, batch, PLAIN, row_tokens=40, micro_rows=4), want)
 
 
 def test_weights_are_told_of_where_there_are_any():
