@@ -4,6 +4,7 @@ import this.
 """
 
 import fnmatch
+import functools
 import hashlib
 import importlib.util
 import math
@@ -106,10 +107,12 @@ def _part(config, field: str, entry: str, files: dict, shipped: set[str]) -> Par
 def by_verifier(config, mode: str) -> Score:
     """Eq. 7: `reward.correct` where the final answer is right, else `reward.wrong`."""
     right, wrong = float(config.reward.correct), float(config.reward.wrong)
+    # Responses of a group come one after the other, and short ones are often the same text.
+    verify = functools.lru_cache(maxsize=64)(answers.verify)
 
     def score(problem: Problem, response: str) -> Grade:
         prompt = prompts.plain_text(problem.messages) if mode == "auto" else ""
-        verdict = answers.verify(response, problem.answer, mode, prompt, problem.source)
+        verdict = verify(response, problem.answer, mode, prompt, problem.source)
         return Grade(right if verdict.correct else wrong, verdict.correct, verdict.extracted)
 
     return score

@@ -391,6 +391,15 @@ def test_a_hint_where_another_verifier_finds_what_ours_calls_wrong():
     assert guards.hint(c, {"sampling/shadow_gain": 0.01}) == guards.hint(c, {}) == ""
 
 
+def test_a_text_that_a_group_has_twice_is_read_once(monkeypatch):
+    read, verify = [], answers.verify
+    monkeypatch.setattr(answers, "verify", lambda *job: read.append(job) or verify(*job))
+    judge = grading.judge(rewarded(verifier="dapo"))
+    groups = grades(judge, ["Answer: 42", "Answer: 41", "Answer: 42"], ["Answer: 42"])
+    assert [g.right_G.tolist() for g in groups] == [[True, False, True], [True]]
+    assert len(read) == 4  # two texts, each by the verifier and by the one of the hint
+
+
 def test_workers_import_no_jax():
     """They start quickly, and never take the accelerator."""
     import subprocess

@@ -314,10 +314,12 @@ class Trainer:
         self.supervise = jax.jit(self._supervise, donate_argnums=(0, 1), out_shardings=state)
 
     def _init_params(self, key_data) -> qwen2.Params:
-        return qwen2.init(self.shape.merged, jax.random.wrap_key_data(key_data))
+        with parallel.mesh_scope(self.mesh, self.rules):
+            return qwen2.init(self.shape.merged, jax.random.wrap_key_data(key_data))
 
     def _adapted(self, params, key_data) -> qwen2.Params:
-        return qwen2.adapted(self.shape, params, jax.random.wrap_key_data(key_data))
+        with parallel.mesh_scope(self.mesh, self.rules):
+            return qwen2.adapted(self.shape, params, jax.random.wrap_key_data(key_data))
 
     def _log_probs(self, params, rows: PackedBatch, micro_batches, temperature) -> jax.Array:
         with parallel.mesh_scope(self.mesh, self.rules):
