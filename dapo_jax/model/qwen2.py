@@ -150,7 +150,7 @@ def declare(rngs, shape, axes, init, hf: str, in_axes: int = 0, layers: int = 0)
         shape, axes = (layers, *shape), ("layers", *axes)
     # Numbers are drawn by their place in the flattened weight. Drawn flat they are the same ones,
     # and compile five times faster on CPU; devices that share a weight draw each its own part.
-    whole = all(parallel.axis_size(axis) == 1 for axis in axes)
+    whole = all(axis is None or parallel.axis_size(axis) == 1 for axis in axes)
     w = init(rngs.params(), (math.prod(shape),) if whole else shape).reshape(shape)
     return nnx.Param(w, axes=axes, hf=hf, in_axes=in_axes)
 
