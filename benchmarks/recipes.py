@@ -15,6 +15,7 @@ import pathlib
 import runpy
 from collections.abc import Mapping, Sequence
 
+import jax
 import results
 
 from dapo_jax import config, presets
@@ -74,7 +75,8 @@ def main() -> None:
         arm: [metrics.read(args.out / folder(arm, s) / "metrics.jsonl") for s in seeds]
         for arm in args.only
     }
-    section = f"{HEADING}\n\n{results.made_by('jax', 'flax')}.\n\n{summary(records)}"
+    made = f"{results.made_by('jax', 'flax')}; {jax.default_backend()} backend"
+    section = f"{HEADING}\n\n{made}.\n\n{summary(records)}"
     print("\n" + section)
     if args.write:
         results.write(HEADING, section)

@@ -8,8 +8,8 @@ Memory, v5e-1: compiled by `python -m dapo_jax.plan --topology=v5e:1x1 --compile
 0.10.2, libtpu 0.0.42.1; nothing run): 9.7 GB of 16.9 while sampling, 13.4 while updating. All its
 weights are trained: 2.0 GB of them, 4.0 of Adam's moments and 2.0 of gradients, in float32. Keys
 and values of 128 responses of full length take 2.4 GB on a TPU, which pads heads of 64 to 128, and
-1.2 on a GPU. There it has not been measured: --config.optim.micro_batch_rows=1 takes less, and GPUs
-older than sm80 have no cuDNN attention: --config.model.attention=chunked.
+1.2 on a GPU. There this config has not been run: --config.optim.micro_batch_rows=1 takes less, and
+GPUs older than sm80 have no cuDNN attention: --config.model.attention=chunked.
 Expected: 4 to 6 s a step on v5e-1 if responses have 128 tokens, by the planner's arithmetic, from
 constants that nobody has measured on a TPU. Nothing has been trained with it here.
 """

@@ -108,13 +108,24 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 @contextlib.contextmanager
-def mesh_scope(mesh: Mesh, rules: Rules):
-    """Within this scope `constrain` lays activations out by `rules`. Wrap the traced body in it."""
+def mesh_scope(mesh: Mesh, rules: Rules, dtype=None):
+    """Within this scope `constrain` lays activations out by `rules`. Wrap the traced body in it.
+    dtype: of the computation; GPUs would multiply float32 in TF32, of 10 bits, if not told."""
+    exact = dtype is not None and np.dtype(dtype) == np.float32
+    exact &= mesh.devices.flat[0].platform == "gpu"
     token = _scope.set((mesh, rules))
     try:
-        yield
+        with jax.default_matmul_precision("highest") if exact else contextlib.nullcontext():
+            yield
     finally:
         _scope.reset(token)
+
+
+def same_bits(mesh: Mesh) -> dict[str, bool] | None:
+    """`compiler_options` of a program whose result has to be the same in every run: on GPUs sums at
+    like indices would otherwise add up in any order."""
+    gpu = mesh.devices.flat[0].platform == "gpu"
+    return {"xla_gpu_exclude_nondeterministic_ops": True} if gpu else None
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:

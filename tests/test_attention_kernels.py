@@ -1,4 +1,7 @@
-"""Flash attention by platform: splash interpreted; cuDNN as far as one gets without a GPU."""
+"""Flash attention by platform: splash interpreted; cuDNN as far as one gets without a GPU (more in
+test_gpu.py)."""
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -146,19 +149,22 @@ def test_cudnn_gives_each_chunk_its_mask():
         assert_close(value_and_grads(f, args, direction), expected(args, direction), 1e-5)
 
 
-def test_cudnn_lowers_for_cuda(monkeypatch):
-    """jax's own checks of shapes pass, and the program calls cuDNN forward and back."""
+@pytest.mark.parametrize(("chunk", "mask"), [(100, "NO_MASK"), (300, "CAUSAL")])
+def test_cudnn_lowers_for_cuda(monkeypatch, chunk, mask):
+    """jax's own checks of shapes pass, and the program calls cuDNN forward and back; of a row in
+    one chunk cuDNN knows that it is causal."""
 
     class Versions:
         cudnn_get_version = staticmethod(lambda: 91000)
 
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", Versions)
     q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in inputs(64))
-    loss = lambda *a: splash.cudnn(*a, SEGMENTS, 100).astype(jnp.float32).sum()
+    loss = lambda *a: splash.cudnn(*a, SEGMENTS, chunk).astype(jnp.float32).sum()
     traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, v)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     for call in ("fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmaxBackward"):
         assert f"@__cudnn${call}(" in text
+    assert set(re.findall(r"mask_type\\22: \\22([A-Z_]+)", text)) == {mask}
 
 
 def platform_mesh(name):
@@ -186,7 +192,7 @@ def test_auto_goes_by_platform(platform, dtype, head_dim, want):
     with parallel.mesh_scope(platform_mesh(platform), RULES):
         assert splash.choose("auto", dtype, head_dim) == want
         assert splash.choose("chunked", dtype, head_dim) == "chunked"
-    assert splash.choose("auto", dtype, head_dim) == "chunked"  # these tests run on CPU
+    assert splash.choose("auto", jnp.float32, head_dim) == "chunked"  # of the CPU or GPU in use
 
 
 def test_kernels_by_name():

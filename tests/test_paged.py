@@ -74,6 +74,40 @@ def test_xla_readers_agree_with_the_oracle(page_tokens, slots):
     assert np.isfinite(got).all()
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("page_tokens", [16, 32])
+def test_the_gpu_kernel_reads_what_the_xla_reader_does(page_tokens, quantized):
+    """Interpreted; layer 1 of 2, an idle row, whole pages and parts of them."""
+    shape = SHAPE._replace(scan_layers=True)
+    g = geometry("gpu", shape, slots=7, row_tokens=64, page_tokens=page_tokens)
+    assert g.reader == "triton" and g.transposed and g.layers == 2
+    rng = np.random.default_rng(0)
+    size = dict(keys=(D, page_tokens), values=(page_tokens, D))
+    pages = [rng.normal(size=(K, 2 * g.pages, *s)).astype(np.float32) for s in size.values()]
+    if quantized:
+        pages = [np.rint(40 * x).astype(np.int8) for x in pages]
+        scales = rng.uniform(0.01, 0.03, (K, 2 * g.pages, 2, page_tokens))
+        pages.append(scales.astype(np.float32))
+    table = rng.permutation(g.pages).reshape(7, -1).astype(np.int32)
+    lengths = np.array([1, 8, 9, 16, 17, 64, 50])
+    rows = paged.CacheRows(*map(jnp.asarray, (table, lengths - 1, np.arange(7) != 2)))
+    q = jnp.asarray(rng.normal(size=(7, H, D)), "float32")
+    pages, g = [jnp.asarray(x) for x in pages], g._replace(quantized=quantized)
+    got = paged._read_by_triton(g, q, pages, 1, rows, [])
+    want = paged._read_pages(g, q, pages, 1, rows, paged._plan(rows, page_tokens))
+    np.testing.assert_allclose(got, want, atol=2e-6)
+    assert np.abs(np.delete(want, 2, 0)).max() > 0.5 and not np.any(got[2])
+
+
+def test_pages_that_triton_cannot_read_are_gathered():
+    """Its blocks are powers of two, 16 and more."""
+    reader = lambda **how: geometry("gpu", row_tokens=600, **how).reader
+    assert reader(page_tokens=64) == reader(page_tokens=0) == "triton"
+    assert reader(page_tokens=8) == reader(page_tokens=24) == "pages"
+    assert reader(page_tokens=64, shape=SHAPE._replace(head_dim=80)) == "pages"
+    assert reader(page_tokens=600) == "rows"
+
+
 LAYOUTS = [(5, 1, 128), (10, 2, 128), (7, 1, 128), (12, 2, 128), (7, 1, 64), (2, 2, 64), (6, 2, 16)]
 LENGTHS = [0, 64, 17, 0, 16, 49, 1]  # idle rows, whole blocks, one row more than an even deal
 
@@ -317,7 +351,7 @@ def test_sizes():
     g = geometry(page_tokens=0, row_tokens=4000)
     assert (g.reader, g.page_tokens, g.row_pages, g.pages) == ("pages", 64, 63, 4 * 63)
     g = geometry("gpu", page_tokens=0, row_tokens=4000, fraction=0.5)
-    assert (g.reader, g.page_tokens, g.pages) == ("pages", 128, 64)
+    assert (g.reader, g.page_tokens, g.pages) == ("triton", 128, 64)
     g = geometry("tpu", page_tokens=0, row_tokens=22528, fraction=0.01)
     assert (g.row_pages, g.pages) == (176, 176)  # never less than one full row
     # 32B in bfloat16: 256 KiB a token

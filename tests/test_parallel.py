@@ -94,3 +94,39 @@ def test_local_runs_on_each_devices_part(mesh):
     np.testing.assert_array_equal(jax.jit(f)(x), x[:, :4] + x[:, 4:])
     assert parallel.per_shard(part, ((),), ()) is part
     assert parallel.axis_size("heads") == 1 and parallel.mesh_axes("heads") == ()
+
+
+def described(platform):
+    """A mesh of one device, of which only the platform is known."""
+
+    class Device:
+        pass
+
+    class Described:
+        devices = np.array([Device()])
+
+    Device.platform = platform
+    return Described
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "exact"),
+    [
+        ("gpu", "float32", True),
+        ("gpu", "bfloat16", False),
+        ("gpu", None, False),
+        ("cpu", "float32", False),
+        ("tpu", "float32", False),
+    ],
+)
+def test_a_gpu_multiplies_float32_in_float32(platform, dtype, exact):
+    """Where it would take TF32; on other platforms nothing is said, programs stay as they are."""
+    with parallel.mesh_scope(described(platform), RULES, dtype):
+        (product,) = jax.make_jaxpr(jnp.dot)(np.ones((2, 2)), np.ones((2, 2))).eqns
+    highest = (jax.lax.Precision.HIGHEST,) * 2
+    assert product.params["precision"] == (highest if exact else None)
+
+
+def test_only_gpus_have_to_be_told_to_add_up_in_one_order():
+    assert parallel.same_bits(described("gpu")) == {"xla_gpu_exclude_nondeterministic_ops": True}
+    assert parallel.same_bits(described("cpu")) is parallel.same_bits(described("tpu")) is None

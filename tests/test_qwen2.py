@@ -288,6 +288,40 @@ def test_prefill_and_decode_give_the_logits_of_the_whole(page_tokens, prefill_to
         np.testing.assert_allclose(logits, want[[0, 1], positions], atol=3e-5)
 
 
+def on_gpu(monkeypatch):
+    """What is traced from here on is traced as for a GPU."""
+    monkeypatch.setattr(parallel, "platform", lambda: "gpu")
+
+
+def test_gradients_of_like_tokens_add_up_in_one_order_on_a_gpu(monkeypatch):
+    """To the same sums; a row nobody looked up has none."""
+    rng = np.random.default_rng(0)
+    table, grad = rng.normal(size=(9, 4)), rng.normal(size=(3, 50, 4))
+    ids = jnp.asarray(rng.integers(0, 8, (3, 50)))
+    gradient = jax.grad(lambda t: (qwen2.lookup(t, ids) * grad).sum())
+    want = gradient(jnp.float32(table))
+    on_gpu(monkeypatch)
+    np.testing.assert_allclose(gradient(jnp.float32(table)), want, atol=1e-5)
+    assert not np.any(want[8]) and np.abs(want).max() > 5
+    text = jax.jit(gradient).trace(jnp.float32(table)).lower().as_text()
+    assert "stablehlo.scatter" in text and "unique_indices = true" in text
+
+
+def test_the_heads_gradient_multiplies_in_the_compute_dtype_on_a_gpu(monkeypatch):
+    rng = np.random.default_rng(0)
+    x, head = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in ((2, 5, 8), (8, 30)))
+    gradient = jax.grad(lambda x, h: jnp.sin(qwen2.logits(x, h)).sum(), (0, 1))
+    want, products = gradient(x, head), []
+    on_gpu(monkeypatch)
+    assert qwen2.logits(x, head).dtype == jnp.float32
+    for got, right in zip(gradient(x, head), want, strict=True):
+        assert got.dtype == right.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.float32(got), np.float32(right), rtol=0.02, atol=0.1)
+    for eqn in jax.make_jaxpr(gradient)(x, head).eqns:
+        products += [eqn] if eqn.primitive.name == "dot_general" else []
+    assert {v.aval.dtype for eqn in products for v in eqn.invars} == {jnp.dtype("bfloat16")}
+
+
 def test_every_weight_declares_axes_and_name():
     known = set(config.base().sharding.train)
     for tied, family in itertools.product((False, True), FAMILIES.values()):
@@ -422,8 +456,8 @@ def test_config_fields_become_the_shape():
     c = config.base()
     c.model.num_layers, c.model.rope_theta, c.model.remat = 7, 5e5, "dots"
     shape = qwen2.shape_from_config(c)
-    assert shape._asdict() == {"yarn": None} | {
-        k: c.model[k] for k in qwen2.Shape._fields if k != "yarn"
+    assert shape._asdict() == {"yarn": None, "lora": None} | {
+        k: c.model[k] for k in qwen2.Shape._fields if k not in ("yarn", "lora")
     }
 
 

@@ -290,7 +290,8 @@ class Trainer:
             on_host = jax.tree.map(lambda s: s.with_memory_kind("pinned_host"), trained)
             self.opt_shardings = lay_out(on_host)
         self._offload = offload
-        self._cast = functools.partial(qwen2.cast, dtype=dtype, c=shape)
+        self._cast, self._dtype = functools.partial(qwen2.cast, dtype=dtype, c=shape), dtype
+        same = parallel.same_bits(mesh)
 
         state = (self.param_shardings, self.opt_shardings, everywhere)
         # (key data) -> params, without adapters
@@ -307,11 +308,15 @@ class Trainer:
         # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
         self.log_probs = jax.jit(self._log_probs, out_shardings=self.row_sharding)
         # (params, opt_state, Batch, Knobs) -> (params, opt_state, metrics)
-        self.update = jax.jit(self._update, donate_argnums=(0, 1), out_shardings=state)
+        self.update = jax.jit(
+            self._update, donate_argnums=(0, 1), out_shardings=state, compiler_options=same
+        )
         # (params, Batch, Knobs) -> what `update` clips and hands to the optimizer
         self.gradient = jax.jit(self._gradient, out_shardings=trained)
         # (params, opt_state, rows, micro_batches, lr) -> (params, opt_state, metrics)
-        self.supervise = jax.jit(self._supervise, donate_argnums=(0, 1), out_shardings=state)
+        self.supervise = jax.jit(
+            self._supervise, donate_argnums=(0, 1), out_shardings=state, compiler_options=same
+        )
 
     def _init_params(self, key_data) -> qwen2.Params:
         with parallel.mesh_scope(self.mesh, self.rules):
@@ -322,7 +327,7 @@ class Trainer:
             return qwen2.adapted(self.shape, params, jax.random.wrap_key_data(key_data))
 
     def _log_probs(self, params, rows: PackedBatch, micro_batches, temperature) -> jax.Array:
-        with parallel.mesh_scope(self.mesh, self.rules):
+        with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
             params = self._cast(params)
 
             def one(i, out):
@@ -335,7 +340,7 @@ class Trainer:
         return self._step(self._dapo(knobs), params, opt_state, *_per_micro(batch), knobs.lr)
 
     def _gradient(self, params, batch: Batch, knobs: Knobs):
-        with parallel.mesh_scope(self.mesh, self.rules):
+        with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
             return accumulate(self._dapo(knobs), self._cast(params), *_per_micro(batch))[0]
 
     def _supervise(self, params, opt_state, rows: PackedBatch, micro_batches, lr):
@@ -347,7 +352,7 @@ class Trainer:
         return functools.partial(dapo_loss, self.shape, **bound)
 
     def _step(self, loss_fn, params, opt_state, per_micro, micro_batches, lr):
-        with parallel.mesh_scope(self.mesh, self.rules):
+        with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
             grads, sums, maxima = accumulate(loss_fn, self._cast(params), per_micro, micro_batches)
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)

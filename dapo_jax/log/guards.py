@@ -134,13 +134,13 @@ def hint(config, log: dict) -> str:
 
 
 def _gap_max(config) -> float:
-    """One forward serves both, so what differs is rounding: 1e-5 at float32 on CPU. Accelerators
+    """One forward serves both, so what differs is rounding: 1e-5 at float32 on CPU and GPU. TPUs
     multiply float32 in less; bfloat16's largest over millions of tokens reaches some tenths, and so
     does that of int8 keys and values."""
     if config.guard.gap_max >= 0:
         return config.guard.gap_max
     exact = config.model.dtype == "float32" and config.rollout.cache_dtype == "model"
-    return 1e-3 if exact and jax.default_backend() == "cpu" else 1.0
+    return 1e-3 if exact and jax.default_backend() != "tpu" else 1.0
 
 
 def _drifts(guard, history: History) -> list[str]:

@@ -17,6 +17,7 @@ KINDS = ("auto", "chunked", "splash", "cudnn")
 # Of `splash`'s output and its log-sum-exp: the remat policy 'attention' keeps them.
 SAVED = "attention"
 _LANES, BLOCK = 128, 1024
+_CUDNN_CHUNK = 4096  # queries: a bias of 8 KB for each key, and rows up to that in one call
 
 
 def kernel(kind: str, dtype, head_dim: int):
@@ -24,7 +25,9 @@ def kernel(kind: str, dtype, head_dim: int):
     kind = choose(kind, dtype, head_dim)
     if kind == "splash":
         return lambda q, k, v, segments, chunk: splash(q, k, v, segments)
-    step = cudnn if kind == "cudnn" else packed
+    step = packed
+    if kind == "cudnn":
+        step = lambda q, k, v, segments, chunk: cudnn(q, k, v, segments, max(chunk, _CUDNN_CHUNK))
     return lambda *args: checkpoint_name(step(*args), SAVED)
 
 
@@ -128,14 +131,21 @@ def cudnn(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, implementat
     jax's public function knows no segments, only one length a row or a bias of queries x keys
     (cuDNN's own packed layout is private to jax, and Hopper's alone). So the segments go in as a
     bias, `chunk` queries at a time: that bounds it to chunk x T, and no score is written to memory.
-    Like the chunked kernel it computes the full square, the half above the diagonal included.
+    A row in one chunk is told to be causal, so that cuDNN leaves out what is above the diagonal;
+    of several it computes the full square, as the chunked kernel does.
     """
+    causal = chunk >= q_BxHxTxd.shape[2]
     by_token = lambda x: jnp.swapaxes(x, 1, 2)  # [B, heads, T, d] <-> [B, T, heads, d]
     k, v = by_token(k_BxKxTxd), by_token(v_BxKxTxd)
 
     def attend(q_BxHxcxd, mask_Bx1xcxT):
         y = jax.nn.dot_product_attention(
-            by_token(q_BxHxcxd), k, v, mask=mask_Bx1xcxT, implementation=implementation
+            by_token(q_BxHxcxd),
+            k,
+            v,
+            mask=mask_Bx1xcxT,
+            is_causal=causal,
+            implementation=implementation,
         )
         return by_token(y)
 

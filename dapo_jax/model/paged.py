@@ -5,8 +5,8 @@ page numbers, its table. Rows therefore take memory as they grow and not at thei
 length, and rows with the same prompt may name the same pages. The pool is written in place: it is
 carried through the layers and the decode loop, whole, and only ever scattered into.
 
-For the readers of plain XLA the keys of a page lie transposed, [d, P]: a product with one query
-then reads them as they come, which on CPU takes half the time.
+But for the TPU kernel the keys of a page lie transposed, [d, P]: a product with one query then
+reads them as they come, which on CPU takes half the time.
 
 A quantized pool holds keys and values as int8, with a float32 scale for each token and head: a page
 is filled token by token, and a scale of the whole page would round its older tokens again with each
@@ -18,6 +18,7 @@ the `batch` axes); page numbers are local to a shard.
 
 How keys are read depends on the platform and on the geometry, with the same tables and writes:
   'kernel'  a TPU kernel (paged_kernel.py)
+  'triton'  a GPU kernel (paged_triton.py)
   'pages'   blocks of live pages, gathered, with an online softmax
   'rows'    a page is a whole row, page i belongs to row i, and nothing is gathered: the quickest on
             CPU while rows are short
@@ -35,7 +36,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from dapo_jax import parallel
-from dapo_jax.model import attention, paged_kernel, qwen2
+from dapo_jax.model import attention, paged_kernel, paged_triton, qwen2
 from dapo_jax.model.paged_kernel import quantize
 
 _MASKED = -1e30  # finite: a row without keys must not turn into NaN
@@ -52,7 +53,7 @@ Pool = tuple[Pages, ...]
 class Geometry(NamedTuple):
     """Sizes of a pool; static under jit."""
 
-    reader: str  # 'kernel' | 'pages' | 'rows'
+    reader: str  # 'kernel' | 'triton' | 'pages' | 'rows'
     page_tokens: int  # P
     row_pages: int  # R
     pages: int  # N, of one shard
@@ -131,6 +132,8 @@ def geometry(
     page_tokens = -(-min(page_tokens, row_tokens) // together) * together
     row_pages = -(-row_tokens // page_tokens)
     reader = "kernel" if platform == "tpu" else "rows" if row_pages == 1 else "pages"
+    if platform == "gpu" and reader == "pages" and paged_triton.fits(page_tokens, shape.head_dim):
+        reader = "triton"
     head_dim = shape.head_dim
     if reader == "kernel":
         head_dim = -(-head_dim // _LANES) * _LANES
@@ -239,7 +242,7 @@ def _write_then_read(g: Geometry, layer, pages, q, k, v, rows: CacheRows, plan):
     )[:, 0]
     place = layer * g.pages + page_S, rows.position_S % g.page_tokens, rows.active_S
     pages = _store(g, pages, k.swapaxes(0, 1), v.swapaxes(0, 1), *place)
-    read = {"pages": _read_pages, "rows": _read_rows}[g.reader]
+    read = {"pages": _read_pages, "rows": _read_rows, "triton": _read_by_triton}[g.reader]
     y = read(g, q[:, :, 0], pages, layer, rows, plan).astype(q.dtype)[:, :, None]
     return _stacked(pages, g), y
 
@@ -436,6 +439,11 @@ def _plan(rows: CacheRows, page_tokens: int) -> _Plan:
     column_M = jnp.clip(index_M - (end_S - count_S)[row_M], 0, R - 1)
     page_M = rows.table_SxR[row_M, column_M]
     return _Plan(row_M, page_M, column_M * page_tokens, index_M < end_S[-1])
+
+
+def _read_by_triton(g, q_SxHxd, pages, layer, rows, plan):
+    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
+    return paged_triton.attend(q_SxHxd, pages, layer * g.pages, rows.table_SxR, length_S)
 
 
 def _read_pages(g, q_SxHxd, pages, layer, rows, plan):

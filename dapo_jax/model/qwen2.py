@@ -401,8 +401,30 @@ def _rows(table_VxD, ids):
 
 def _rows_backward(kept, grad):
     table, ids = kept  # the table for its shape and dtype alone
-    grad_VxD = jnp.zeros(table.shape, jnp.float32).at[ids].add(grad.astype(jnp.float32))
+    if parallel.platform() == "gpu":
+        grad_NxD = grad.reshape(ids.size, -1).astype(jnp.float32)
+        grad_VxD = _sums_of_rows(table.shape, ids.reshape(-1), grad_NxD)
+    else:
+        grad_VxD = jnp.zeros(table.shape, jnp.float32).at[ids].add(grad.astype(jnp.float32))
     return grad_VxD.astype(table.dtype), None
+
+
+def _sums_of_rows(shape, ids_N, grad_NxD) -> jax.Array:
+    """What `zeros.at[ids].add(grad)` gives, added up in one order. A GPU's additions at like
+    indices come in any; XLA's own way to order them takes 10 ms for 8,192 tokens of 1.5B, on H100.
+    """
+    order_N = jnp.argsort(ids_N)
+    ids_N, grad_NxD = ids_N[order_N], grad_NxD[order_N]
+
+    def add(a, b):  # sums from the first of a run of like ids on
+        (a_ids, a_sums), (b_ids, b_sums) = a, b
+        return b_ids, b_sums + jnp.where((a_ids == b_ids)[:, None], a_sums, 0.0)
+
+    _, sums_NxD = jax.lax.associative_scan(add, (ids_N, grad_NxD))
+    last_N = jnp.append(ids_N[1:] != ids_N[:-1], True)
+    spot_N = jnp.where(last_N, ids_N, shape[0] + jnp.arange(ids_N.size))  # out of range: dropped
+    out_VxD = jnp.zeros(shape, jnp.float32)
+    return out_VxD.at[spot_N].set(sums_NxD, mode="drop", unique_indices=True)
 
 
 _rows.defvjp(lambda table, ids: (table[ids], (table, ids)), _rows_backward)
@@ -462,8 +484,29 @@ def logits(x_xD, head_DxV) -> jax.Array:
     head of higher precision the hidden states are raised to it, and TPUs are told not to multiply
     in bfloat16 (ScaleRL and MiniMax-M1 have such a head, in sampler and trainer)."""
     if head_DxV.dtype == x_xD.dtype:
-        return jnp.matmul(x_xD, head_DxV, preferred_element_type=jnp.float32)
+        return (_product if parallel.platform() == "gpu" else _matmul)(x_xD, head_DxV)
     return jnp.matmul(x_xD.astype(jnp.float32), head_DxV, precision=jax.lax.Precision.HIGHEST)
+
+
+def _matmul(x_xD, head_DxV):
+    return jnp.matmul(x_xD, head_DxV, preferred_element_type=jnp.float32)
+
+
+@jax.custom_vjp
+def _product(x_xD, head_DxV):
+    """`_matmul` whose gradient multiplies in the compute dtype too, as TPUs do unasked: with the
+    float32 gradient of logits GPUs would multiply in float32, at half the speed."""
+    return _matmul(x_xD, head_DxV)
+
+
+def _product_backward(kept, grad_xV):
+    x_xD, head_DxV = kept
+    grad_xV = grad_xV.astype(x_xD.dtype)
+    x_NxD, grad_NxV = (a.reshape(-1, a.shape[-1]) for a in (x_xD, grad_xV))
+    return grad_xV @ head_DxV.T, x_NxD.T @ grad_NxV
+
+
+_product.defvjp(lambda x, head: (_matmul(x, head), (x, head)), _product_backward)
 
 
 def rms_norm(x, scale, eps: float):

@@ -144,7 +144,7 @@ def programs(
 
     def scoped(name, f):
         def traced(*args):
-            with parallel.mesh_scope(mesh, rules):
+            with parallel.mesh_scope(mesh, rules, dtype):
                 return f(*args)
 
         traced.__name__ = name  # what profiles and compile logs call it

@@ -1,0 +1,241 @@
+"""What only a GPU can show; skipped without one.
+
+    JAX_PLATFORMS=cuda,cpu python -m pytest -n 0 tests/test_gpu.py tests/test_attention_kernels.py
+
+Of the other tests those run there whose mesh is one device: sampler, update, model, attention.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from test_attention_kernels import SEGMENTS, assert_close, expected, inputs, value_and_grads
+
+from dapo_jax import config, parallel, plan
+from dapo_jax.dapo import objective, packing, update
+from dapo_jax.model import attention, attention_kernels, paged, paged_triton, qwen2
+from dapo_jax.rollout.draw import Draw
+from dapo_jax.rollout.engine import Engine, Request
+
+pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
+# Of Qwen2.5-0.5B all but the depth, and a vocabulary of fewer rows.
+SHAPE = plan.qwen2_5("0.5B")._replace(num_layers=3, vocab_size=16_384, init_std=0.05)
+ROW = 320  # tokens: three pages
+RULES = config.base().sharding
+LR = 1e-3
+
+
+def mesh(kind: str = "gpu") -> Mesh:
+    return Mesh(np.array(jax.devices(kind)[:1]).reshape(1, 1, 1), parallel.AXES)
+
+
+@functools.cache
+def params():
+    """On the host; biases and norms too, which `init` leaves at 0 and 1."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        made = jax.device_get(qwen2.init(SHAPE, jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda w: w + np.float32(0.02) * rng.standard_normal(w.shape, "f"), made)
+
+
+def gap(got, want) -> float:
+    """Norm of the difference of two trees over the norm of the second."""
+    pairs = zip(*(map(np.float64, jax.tree.leaves(x)) for x in (got, want)), strict=True)
+    over, under = np.sum([[((a - b) ** 2).sum(), (b * b).sum()] for a, b in pairs], axis=0)
+    return np.sqrt(over / under)
+
+
+# --- attention --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [512, 128, 100])
+@pytest.mark.parametrize("d", [64, 128])
+def test_cudnn_and_its_gradient(d, chunk):
+    """Against float64, and no further from it than the plain kernel in bfloat16."""
+    args, direction = inputs(d), np.random.default_rng(1).normal(size=(2, 4, 300, d))
+    low = [jnp.asarray(x, jnp.bfloat16) for x in args]
+    want = expected([np.asarray(x, np.float32) for x in low], direction)
+    run = lambda f: value_and_grads(jax.jit(f), low, direction)
+    got = run(lambda *a: attention_kernels.cudnn(*a, SEGMENTS, chunk))
+    assert got[0].dtype == jnp.bfloat16
+    assert_close(got, want, 2e-2)
+    real = (SEGMENTS > 0)[:, None, :, None]
+    plain = run(lambda *a: attention.packed(*a, SEGMENTS, chunk))
+    for ours, theirs, right in zip(got, plain, want, strict=True):
+        assert gap(ours * real, right * real) <= 1.5 * gap(theirs * real, right * real) < 1e-2
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize(("page", "d"), [(128, 64), (128, 128), (64, 64), (16, 16), (32, 128)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 3e-6), ("bfloat16", 2e-2)])
+def test_paged_kernel_against_the_plain_reader(dtype, tolerance, page, d, quantized):
+    """In float32 of the same numbers; idle rows, and pages of others in between."""
+    H, K, S, R, N = 14, 2, 9, 5, 60
+    g = paged.Geometry("pages", page, R, N, 1, 1, 2, K, d, quantized=quantized)
+    rng = np.random.default_rng(0)
+    table = rng.permutation(N)[: S * R].reshape(S, R).astype(np.int32)
+    position = np.array([0, page - 1, page, 3 * page, 5 * page - 1, 7, 2, 1, page + 3], np.int32)
+    rows = paged.CacheRows(*map(jnp.asarray, (table, position, np.arange(S) != 3)))
+    pool = [rng.normal(size=(K, 2 * N, *size)) for size in ((d, page), (page, d))]
+    if quantized:
+        pool = [jnp.asarray(np.rint(40 * x), jnp.int8) for x in pool]
+        pool.append(jnp.asarray(rng.uniform(0.01, 0.03, (K, 2 * N, 2, page)), jnp.float32))
+    else:
+        pool = [jnp.asarray(x, dtype) for x in pool]
+    q = jnp.asarray(rng.normal(size=(S, H, d)), dtype)
+    assert paged_triton.fits(page, d)
+    got = jax.jit(functools.partial(paged._read_by_triton, g))(q, pool, 1, rows, [])
+    whole = [x if x.dtype == jnp.int8 else x.astype(jnp.float32) for x in pool]
+    with jax.default_matmul_precision("highest"):
+        read = jax.jit(functools.partial(paged._read_pages, g))
+        want = read(q.astype(jnp.float32), whole, 1, rows, paged._plan(rows, page))
+    np.testing.assert_allclose(got, want, atol=tolerance)
+    assert np.abs(np.delete(want, 3, 0)).max() > 0.1
+
+
+# --- the network ------------------------------------------------------------------------------
+
+
+def logits(kind: str, tokens, dtype="float32"):
+    with parallel.mesh_scope(mesh(kind), RULES.train, dtype):
+        weights = jax.device_put(qwen2.cast(params(), dtype), jax.devices(kind)[0])
+        return jax.device_get(jax.jit(lambda p: qwen2.bind(SHAPE, p)(tokens))(weights))
+
+
+def test_float32_logits_are_the_cpus():
+    tokens = np.random.default_rng(0).integers(0, SHAPE.vocab_size, (2, 300))
+    want = logits("cpu", tokens)
+    assert want.std() > 0.3
+    assert gap(logits("gpu", tokens), want) < 1e-5  # TF32: 1e-3
+    assert gap(logits("gpu", tokens, "bfloat16"), want) < 3e-2
+
+
+# --- the sampler --------------------------------------------------------------------------------
+
+
+@functools.cache
+def engine(dtype="float32", **how) -> Engine:
+    sizes = dict(slots=16, chunk=32, prompt_tokens=64, response_tokens=ROW - 64) | how
+    stops = range(0, SHAPE.vocab_size, 150)  # a response has 150 tokens, more or less
+    return Engine(
+        SHAPE, mesh(), RULES.decode, prefill_prompts=4, stop_ids=list(stops), dtype=dtype, **sizes
+    )
+
+
+def requests():
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, SHAPE.vocab_size, n).tolist() for n in (1, 2, 17, 40, 63, 64)]
+    return [Request(p, 10 + i, g) for i, p in enumerate(prompts) for g in range(4)]
+
+
+def sample(**how):
+    made = engine(**how)
+    assert made.geometry.reader == ("rows" if how.get("page_tokens") == ROW else "triton")
+    return made.generate(made.decode_params(params()), requests(), Draw(seed=5, temperature=0.9))[0]
+
+
+def test_what_the_cache_gives_is_the_whole_forward_pass():
+    """Log-probs and entropies of float32, read from pages and from whole rows."""
+    for how in ({}, {"page_tokens": ROW}, {"page_tokens": 64}):
+        got = sample(**how)
+        rows = np.zeros((len(got), ROW), np.int32)
+        for row, q, r in zip(rows, requests(), got, strict=True):
+            row[: len(q.prompt) + len(r.tokens)] = [*q.prompt, *r.tokens]
+        for q, r, at in zip(requests(), got, logits("gpu", rows), strict=True):
+            n = len(r.tokens)
+            at = at[len(q.prompt) - 1 :][:n] / np.float64(0.9)
+            at -= at.max(-1, keepdims=True)
+            at -= np.log(np.exp(at).sum(-1, keepdims=True))
+            np.testing.assert_allclose(r.logps, at[np.arange(n), r.tokens], atol=1e-4)
+            np.testing.assert_allclose(r.entropies, -(np.exp(at) * at).sum(-1), atol=2e-4)
+
+
+def test_tokens_depend_on_no_slot_chunk_or_page():
+    want = sample()
+    assert {r.truncated for r in want} == {True, False}
+    for how in (dict(slots=3), dict(slots=32, chunk=7), dict(page_tokens=64, cache_fraction=0.4)):
+        got = sample(**how)
+        assert [r.tokens.tolist() for r in got] == [r.tokens.tolist() for r in want], how
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a.logps, b.logps, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_seed_gives_the_same_bits(dtype):
+    for a, b in zip(sample(dtype=dtype), sample(dtype=dtype), strict=True):
+        for x, y in zip(a[:3], b[:3], strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+# --- the update -----------------------------------------------------------------------------------
+
+
+def items(n=24):
+    rng = np.random.default_rng(1)
+    length = rng.integers(8, ROW - 64, n)
+    draw = lambda n: rng.integers(0, 500, n)  # the same rows of the embedding over and over
+    return [
+        packing.Item(
+            draw(rng.integers(4, 64)), draw(n), np.full(n, -9.0, "f"), float(a), 1 / length.sum()
+        )
+        for n, a in zip(length, rng.normal(size=n), strict=True)
+    ]
+
+
+@functools.cache
+def trainer(kind, dtype):
+    tx = update.optimizer(0.9, 0.95, 1e-8, 0.1, 1.0)
+    return update.Trainer(SHAPE, mesh(kind), RULES.train.to_dict(), tx, dtype)
+
+
+def arguments(made, alone=False):
+    rows, used, _ = packing.pack(
+        items(), row_tokens=ROW, micro_rows=24 if alone else 4, max_items=24
+    )
+    if alone:  # a row for each sequence
+        each = [packing.pack([i], row_tokens=ROW, micro_rows=1, max_items=1)[0] for i in items()]
+        rows = jax.tree.map(lambda *x: np.concatenate(x, 1), *each)
+        used = 1
+    rows = parallel.to_device(rows, made.row_sharding)
+    loss = objective.coefficients(config.base().loss)
+    old = made.log_probs(made_params(made), rows, np.int32(used), np.float32(1))
+    knobs = update.Knobs(np.float32(LR), np.float32(1), loss)
+    return update.Batch(rows, old, old, np.int32(used)), knobs
+
+
+def made_params(made):
+    return parallel.to_device(params(), made.param_shardings)
+
+
+def gradient(kind, dtype="float32", **how):
+    made = trainer(kind, dtype)
+    return jax.device_get(made.gradient(made_params(made), *arguments(made, **how)))
+
+
+def test_the_gradient_is_the_cpus_in_every_layout():
+    want = gradient("cpu")
+    assert gap(gradient("gpu"), want) < 2e-5
+    assert gap(gradient("gpu", alone=True), want) < 2e-5
+    low = gradient("gpu", "bfloat16")
+    assert gap(low, want) < 5e-2
+    assert gap(gradient("gpu", "bfloat16", alone=True), low) < 5e-2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_updates_give_the_same_bits_every_time(dtype):
+    """Over three of them: like tokens' gradients are added up in one order."""
+    made = trainer("gpu", dtype)
+
+    def run():
+        state = made_params(made), made.init_opt_state(made_params(made))
+        for _ in range(3):
+            *state, log = made.update(*state, *arguments(made))
+        return jax.device_get((state, log))
+
+    first = run()
+    assert not first[1]["skipped"]
+    for _ in range(3):
+        jax.tree.map(np.testing.assert_array_equal, run(), first)
