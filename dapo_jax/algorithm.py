@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dapo_jax import build, grading, parallel, validation
+from dapo_jax import build, carried, grading, parallel, validation
 from dapo_jax.dapo import advantage, objective, overlong_filter, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprint
 from dapo_jax.dapo.state import State
@@ -49,8 +49,7 @@ def step(
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> tuple[State, StepRecord]:
     """One rollout step: sample until the batch is full of groups that teach, then update on it.
-    stream: position -> row of the training set. on_phase: is told 'rollout' and 'update' as each
-    begins."""
+    stream: position -> row of the training set. on_phase: hears 'rollout' and then 'update'."""
     on_phase("rollout")
     batch, stats = sample_batch(config, text, machine, stream, state)  # lines 2-8
     on_phase("update")
@@ -73,6 +72,8 @@ def step(
 
 def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected, Stats]:
     """Dynamic sampling with the policy as it is at the start of the step."""
+    if carried.wanted(config, state):
+        return carried.sample_batch(config, text, machine, stream, state)
     decode_params = machine.engine.decode_params(state.params)
     draw = build.training_draw(config)
     totals = []
@@ -162,8 +163,7 @@ def shaped_rewards(config, score: np.ndarray, length: np.ndarray) -> np.ndarray:
 def update_policy(
     config, machine, state: State, minibatches, knobs: update.Knobs
 ) -> tuple[State, list[dict]]:
-    """Old (and reference) log-probs of the whole batch, then one gradient update per mini-batch.
-    Returns (state, metrics of each update)."""
+    """One gradient update per mini-batch. Returns (state, metrics of each update)."""
     params, opt_state, logs = state.params, state.opt_state, []
     for batch in pack_minibatches(config, machine, state, minibatches):
         params, opt_state, log = machine.trainer.update(params, opt_state, batch, knobs)

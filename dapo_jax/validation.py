@@ -194,6 +194,16 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
             "config.rollout.cache_dtype: 'int8' samples from a policy that is a little off; needs"
             " loss.old_logprobs='recompute' and loss.importance_cap (2 is usual), which weigh that"
         )
+    if config.rollout.staleness and not exact:
+        bad.append(
+            "config.rollout.staleness: trains on tokens of earlier weights; needs"
+            " loss.old_logprobs='recompute' and loss.importance_cap (AReaL: 5), which weigh that"
+        )
+    if config.rollout.staleness and not config.dynamic_sampling.refill:
+        bad.append(
+            "config.rollout.staleness: a batch that is short by dynamic_sampling.refill=False needs"
+            " the end of a round, and there are none; set refill=True or staleness=0"
+        )
     if not config.dynamic_sampling.refill and config.dynamic_sampling.on_exhausted == "stop":
         bad.append(
             "config.dynamic_sampling.on_exhausted: 'stop' would end the run at its first short"
