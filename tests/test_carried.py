@@ -11,6 +11,7 @@ from test_train import arrays, assert_same_bits, run, small, without_clocks
 from dapo_jax import build, config, train
 from dapo_jax.carried import Aged
 from dapo_jax.checkpoint import checkpoint
+from dapo_jax.log import tags
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +139,7 @@ def test_rows_go_on_in_later_steps(whole_run):
             several += sum(len(set(r.versions)) > 1 for r in group.responses)
     assert several > 1
     records = without_clocks(workdir)
+    assert {n for n, t in tags.TAGS.items() if t.when == "aged"} <= records[1].keys()
     for (_, step), r in zip(told, records[1:], strict=True):
         rows = [x.versions for g in step.batch.groups for x in g.responses]
         age = r["step"] - 1 - np.concatenate(rows)
