@@ -22,20 +22,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dapo_jax import build, curriculum, grading, parallel, validation
+from dapo_jax import build, carried, curriculum, grading, parallel, validation
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprint
 from dapo_jax.dapo.overlong_filter import masks, teaches
 from dapo_jax.dapo.state import State
 from dapo_jax.rollout import engine
-from dapo_jax.rollout.engine import Stats
 
 
 class StepRecord(NamedTuple):
     """What happened in one rollout step."""
 
     batch: Collected
-    stats: Stats  # of the sampler
+    stats: engine.Stats  # of the sampler
     updates: list[dict[str, float]]  # metrics of each update, on the host
     knobs: update.Knobs  # of these updates
     known: Sequence[float]  # pass rates that drawn problems had before, under config.curriculum
@@ -72,8 +71,10 @@ def step(
     return state, StepRecord(batch, stats, updates, knobs, known)
 
 
-def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected, Stats]:
+def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected, engine.Stats]:
     """Dynamic sampling with the policy as it is at the start of the step."""
+    if carried.wanted(config, state):
+        return carried.sample_batch(config, text, machine, stream, state)
     decode_params = machine.engine.decode_params(state.params)
     draw, totals = build.training_draw(config, state.counters.step), []
 
@@ -162,8 +163,7 @@ def shaped_rewards(config, score: np.ndarray, length: np.ndarray) -> np.ndarray:
 def update_policy(
     config, machine, state: State, minibatches, knobs: update.Knobs
 ) -> tuple[State, list[dict]]:
-    """Old (and reference) log-probs of the whole batch, then one gradient update per mini-batch.
-    Returns (state, metrics of each update)."""
+    """One gradient update per mini-batch. Returns (state, metrics of each update)."""
     params, opt_state, logs = state.params, state.opt_state, []
     for batch in pack_minibatches(config, machine, state, minibatches):
         params, opt_state, log = machine.trainer.update(params, opt_state, batch, knobs)

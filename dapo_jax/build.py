@@ -192,7 +192,7 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
         tx,
         config.model.dtype,
         config.optim.offload,
-        objectives.choice(config.loss),
+        objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0),
     )
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
     sampler = engine.Engine(
@@ -210,6 +210,7 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
         cache_dtype=config.rollout.cache_dtype,
         stop_ids=stop_ids,
         dtype=config.model.dtype,
+        resumes=config.rollout.staleness > 0,
     )
     return Machine(mesh, shape.merged, model_dir, tx, trainer, sampler)
 

@@ -536,6 +536,7 @@ class Money(NamedTuple):
     price: float = 0.0  # $ a chip-hour; 0 = the list price
     eval_problems: int = 30  # of a file: AIME 2024
     preempt_hours: float = 0.0  # wall time from one preemption to the next; 0 = none
+    staleness: bool = False  # whether to say what `rollout.staleness` would make of the step
 
 
 def expected(
@@ -560,9 +561,11 @@ def expected(
     taken = (
         preempted(config, shape, sizes, pod, traffic, money, work) if money.preempt_hours else {}
     )
+    aged = cost.aged(config, traffic, work, s, known) if money.staleness else []
     return {
         "step": {
             "expected_s": now.step,
+            "staleness": [x._asdict() for x in aged],
             "low_s": spread.low,
             "high_s": spread.high,
             "parts": now.phases,
@@ -749,6 +752,11 @@ def time_lines(r: dict[str, Any]) -> list[str]:
         lines += [f"    {what:32s} {clock(s)}" for what, s in step["changes"]]
     lines.append("  off by default, each at a price in samples:")
     lines += [f"    {what:32s} {clock(s)}" for what, s in step["options"].items()]
+    lines += [
+        f"  rollout.staleness={i}: {clock(x['seconds'])}, slots {x['occupancy']:.0%} busy; trained"
+        f" tokens are {x['mean']:.2f} steps old, at most {x['oldest']}; {x['parked']:,.0f} parked"
+        for i, x in enumerate(step["staleness"])
+    ]
     taken = []
     if p := run.get("preempted"):
         said = lambda x: (
@@ -836,6 +844,8 @@ def define_flags() -> None:
     flags.DEFINE_integer("eval_problems", 30, "Assumed problems of an evaluation set.", 0)
     said = "Wall time from one preemption to the next, for the expected goodput; 0 = none."
     flags.DEFINE_float("preempt_hours", 0.0, said, 0)
+    said = "Simulate rollout.staleness = 0, 1 and 2 as well; minutes."
+    flags.DEFINE_bool("staleness", False, said)
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
     flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")
@@ -857,7 +867,7 @@ def main() -> int:
         given.sigma,
         given.accept,
     )
-    money = Money(given.price, given.eval_problems, given.preempt_hours)
+    money = Money(given.price, given.eval_problems, given.preempt_hours, given.staleness)
     result, text = plan(config, pod, traffic, given.room, money), given.json != "-"
     if text:
         print("\n".join(report(result)), flush=True)

@@ -114,6 +114,8 @@ SCHEMA: dict[str, Field] = {
     "rollout.cache_dtype": Field("model", "keys and values while sampling: in model.dtype, or int8 with a scale a token and head, half the bytes; needs loss.importance_cap", choices=("model", "int8")),
     "rollout.cache_fraction": Field(1.0, "size of the cache, of what all slots at full length would fill; rows that no longer fit are made again later", 1e-6, 1.0),
 
+    "rollout.staleness": Field(0, "S: a step ends when its batch is there, unfinished responses go on in the next, and no trained token is older than S steps (docs/staleness.md); needs loss.importance_cap; 0 = a step ends when all of its responses have", 0, 64),
+
     # --- dynamic sampling (paper Eq. 11) -------------------------------------------------------------
     "dynamic_sampling.enabled": Field(True, "keep only groups with 0 < correct < G, and refill what is missing"),
     "dynamic_sampling.max_rounds": Field(10, "generation rounds per step before `on_exhausted` applies (verl: 10)", 1),
@@ -223,6 +225,7 @@ SCHEMA: dict[str, Field] = {
     "guard.length_rise": Field(1.5, "alarm where it grows by this factor in ten steps and accuracy no longer rises; 0 = off", 0.0),
     "guard.truncated_max": Field(0.5, "alarm above this share of truncated responses; 0 = off", 0.0, 1.0),
     "guard.gap_max": Field(-1.0, "alarm above this difference of sampler's and trainer's log-probs, nats; -1 = 1e-3 for float32 on CPU, else 1; 0 = off", -1.0),
+    "guard.ess_min": Field(0.5, "with rollout.staleness: alarm below this effective sample size of the batch's importance weights, as a share of its tokens; 0 = off", 0.0, 1.0),
     "guard.accept_min": Field(0.01, "alarm below this share of drawn problems with right and wrong responses; 0 = off", 0.0, 1.0),
     "guard.eval_fall": Field(0.1, "alarm where avg@k of a set (at top_p=1) lies this far below its best at two evaluations in a row, with training accuracy above what it was at that best; 0 = off", 0.0, 1.0),
     "guard.stop_after": Field(0, "steps in a row with an alarm before the run stops with a checkpoint; 0 = only warn", 0),

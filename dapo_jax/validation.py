@@ -202,6 +202,16 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
             "config.rollout.cache_dtype: 'int8' samples from a policy that is a little off; needs"
             " loss.old_logprobs='recompute' and loss.importance_cap (2 is usual), which weigh that"
         )
+    if config.rollout.staleness and not exact:
+        bad.append(
+            "config.rollout.staleness: trains on tokens of earlier weights; needs"
+            " loss.old_logprobs='recompute' and loss.importance_cap (AReaL: 5), which weigh that"
+        )
+    if config.rollout.staleness and not config.dynamic_sampling.refill:
+        bad.append(
+            "config.rollout.staleness: a batch that is short by dynamic_sampling.refill=False needs"
+            " the end of a round, and there are none; set refill=True or staleness=0"
+        )
     if not config.dynamic_sampling.refill and config.dynamic_sampling.on_exhausted == "stop":
         bad.append(
             "config.dynamic_sampling.on_exhausted: 'stop' would end the run at its first short"
@@ -252,6 +262,11 @@ def check_objective(loss) -> list[str]:
 def check_curriculum(config) -> list[str]:
     """Fields of `config.curriculum` that would do nothing, or not what they say."""
     c, bad = config.curriculum, []
+    if config.rollout.staleness and c != schema.base().curriculum:
+        bad.append(
+            "config.rollout.staleness: a curriculum chooses by what earlier steps have finished, and"
+            " here they have not; set 0, or leave config.curriculum as it is"
+        )
     if c.revisit_epochs and not c.pass_rate_cap:
         bad.append("config.curriculum.revisit_epochs: wants pass_rate_cap, which leaves them out")
     if not c.band_low < c.band_high:

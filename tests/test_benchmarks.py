@@ -23,7 +23,9 @@ KEPT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*KEPT, "curricula", "gpu", "race", "recipes", "sampler", "update"])
+@pytest.mark.parametrize(
+    "name", [*KEPT, "curricula", "gpu", "race", "recipes", "sampler", "update"]
+)
 def test_every_benchmark_can_keep_its_figures(name):
     source = pathlib.Path(results.__file__).with_name(f"{name}.py").read_text()
     assert '"--write"' in source and "results.write(" in source

@@ -77,6 +77,22 @@ def test_slots_by_hand():
         simulate.sample(np.array([[6]]), prompt=5, cap=8, sizes=sizes._replace(pages=2))
 
 
+def test_steps_that_never_drain():
+    """The run's own clock and schedule: no slot waits for the last responses."""
+    c = config.base()
+    c.rollout.groups, c.rollout.group_size, c.rollout.max_response_tokens = 16, 4, 400
+    traffic = Traffic(20, 100, sigma=1.2)
+    sizes = simulate.Sizes(slots=32, shards=2, chunk=10, pages=800, page_tokens=8, prefill_rows=4)
+    drained = simulate.sample(simulate.lengths(traffic, 400, 27, 4), 20, 400, sizes)
+    for staleness in (1, 2):
+        got = simulate.carried(c, traffic, sizes, staleness, prefill_tokens=16, steps=4)
+        busy = np.mean([t.occupancy for t in got.traces])
+        assert drained.occupancy < 0.8 < 0.93 < busy
+        assert 0 < got.age < got.oldest <= staleness and got.parked > 0
+        assert 16 / 0.6 * 0.7 < got.judged < 16 / 0.6 * 1.5
+        assert all(t.prefills_C.sum() > t.queued_C.any() for t in got.traces)
+
+
 def test_requests_go_to_the_shard_with_fewest_rows_then_fewest_tokens():
     """Two shards of three slots: where all hold as much, in turn; a long row keeps others away."""
     sizes = dict(slots=6, shards=2, chunk=4, limit=9, pages=9, page_tokens=4)

@@ -1,7 +1,7 @@
 """One atomic checkpoint: everything that decides what happens next, under one step number.
 
     params, opt_state, ref_params   arrays, saved by shard, restored into any mesh
-    carried                         accepted groups waiting for the next step (ragged arrays, flat),
+    carried                         groups waiting for the next step, or in flight (ragged, flat),
                                     and pass rates by problem where a curriculum keeps them
     state                           JSON: counters, cursor, acceptance estimate, resolved config,
                                     package versions, fingerprint of the data, checksums of the rest
@@ -26,6 +26,7 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
 from dapo_jax import gate, parallel, schema
+from dapo_jax.carried import Aged
 from dapo_jax.checkpoint import patience, seal
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.dapo.dynamic_sampling import Group
@@ -399,6 +400,7 @@ def flatten_groups(groups: Sequence[Group]) -> dict[str, np.ndarray]:
     """Ragged groups -> concatenated arrays and their lengths. Orbax refuses arrays of size 0, so
     each array ends with one dummy entry."""
     responses = [r for g in groups for r in g.responses]
+    aged = [r for r in responses if isinstance(r, Aged)]  # all or none
 
     def join(parts, dtype):
         return np.concatenate(
@@ -409,19 +411,34 @@ def flatten_groups(groups: Sequence[Group]) -> dict[str, np.ndarray]:
         position=join([g.position for g in groups], np.int64),
         prompt_length=join([len(g.prompt) for g in groups], np.int32),
         prompt=join([g.prompt for g in groups], np.int32),
-        # -1: the judge knows no right and wrong
-        correct=join([_right_or(g.grades, -1) for g in groups], np.int32),
-        score=join([g.grades.score_G for g in groups], np.float64),
+        # -1: the judge knows no right and wrong; -2: not judged yet
+        correct=join([_right_or(g, -1) for g in groups], np.int32),
+        score=join([_scores(g) for g in groups], np.float64),
         response_length=join([len(r.tokens) for r in responses], np.int32),
         tokens=join([r.tokens for r in responses], np.int32),
         logps=join([r.logps for r in responses], np.float32),
         entropies=join([r.entropies for r in responses], np.float32),
         truncated=join([r.truncated for r in responses], np.int32),
+        **(
+            dict(
+                versions=join([r.versions for r in aged], np.int32),
+                ended=join([r.ended for r in aged], np.int32),
+            )
+            if aged
+            else {}
+        ),
     )
 
 
-def _right_or(grades: Grades, missing: int) -> np.ndarray:
-    return np.full(len(grades.score_G), missing) if grades.right_G is None else grades.right_G
+def _right_or(group: Group, missing: int) -> np.ndarray:
+    if group.grades is None:
+        return np.full(len(group.responses), -2)
+    right_G = group.grades.right_G
+    return np.full(len(group.responses), missing) if right_G is None else right_G
+
+
+def _scores(group: Group) -> np.ndarray:
+    return group.grades.score_G if group.grades else np.zeros(len(group.responses))
 
 
 def unflatten_groups(flat: dict[str, np.ndarray], config: dict[str, Any]) -> list[Group]:
@@ -438,6 +455,9 @@ def unflatten_groups(flat: dict[str, np.ndarray], config: dict[str, Any]) -> lis
         Response(t, lp, e, bool(c))
         for t, lp, e, c in zip(tokens, logps, entropies, flat["truncated"], strict=True)
     ]
+    if "versions" in flat:
+        parts = zip(responses, split("versions", "response_length"), flat["ended"], strict=True)
+        responses = [Aged(*r, versions, bool(ended)) for r, versions, ended in parts]
     G = len(responses) // n
     correct_NxG = flat["correct"].reshape(n, G)
     if "score" in flat:
@@ -445,7 +465,9 @@ def unflatten_groups(flat: dict[str, np.ndarray], config: dict[str, Any]) -> lis
     else:
         score_NxG = np.where(correct_NxG, config["reward.correct"], config["reward.wrong"])
     grades = [
-        Grades(score_G, None if (correct_G < 0).any() else correct_G.astype(bool))
+        None
+        if (correct_G == -2).any()
+        else Grades(score_G, None if (correct_G < 0).any() else correct_G.astype(bool))
         for score_G, correct_G in zip(score_NxG, correct_NxG, strict=True)
     ]
     prompts = split("prompt", "prompt_length")

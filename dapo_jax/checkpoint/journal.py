@@ -36,7 +36,7 @@ from dapo_jax.dapo.reward import Grade
 from dapo_jax.data.problems import Problem
 from dapo_jax.rewards import Failed, attempt
 from dapo_jax.rollout import engine
-from dapo_jax.rollout.engine import Request, Response
+from dapo_jax.rollout.engine import Part, Request, Response
 
 EVERY_S = 2.0  # what a killed run loses at most; in a bucket each write is an object
 _READERS = 32  # files read at a time: a bucket answers slowly and in parallel
@@ -314,6 +314,7 @@ class _Sampler:
         *,
         progress: Callable[[int], None] = lambda finished: None,
         cut: Callable[[np.ndarray], int] | None = None,
+        feed: Callable[[list[Part]], Sequence[Request] | None] | None = None,
     ) -> tuple[list[Response], engine.Stats]:
         """As `Engine.generate`; of the parameters that `decode_params` has had last."""
 
@@ -323,8 +324,10 @@ class _Sampler:
 
         if not self._journal.on:
             return self._inner.generate(
-                decode_params, requests, draw, progress=after_chunk, cut=cut
+                decode_params, requests, draw, progress=after_chunk, cut=cut, feed=feed
             )
+        if feed is not None:
+            return self._fed(decode_params, requests, draw, after_chunk, feed)
         keys, responses = self._look_up(requests, draw)
         missing = [i for i, response in enumerate(responses) if response is None]
         replayed = sum(len(r.tokens) for r in responses if r is not None)
@@ -345,6 +348,39 @@ class _Sampler:
             responses[i] = response
         return responses, stats._replace(tokens=stats.tokens + replayed, replayed=replayed)
 
+    def _fed(self, decode_params, requests, draw, after_chunk, feed):
+        """`generate` with a `feed`, which is told of what is there before anything is drawn."""
+        keys, asked, replayed = [], [], 0  # asked: which of the requests have to be drawn
+
+        def missing(new: Sequence[Request] | None) -> list[Request] | None:
+            nonlocal replayed
+            out = []
+            while new:
+                found, kept = self._look_up(new, draw)
+                there = []
+                for i, (request, r) in enumerate(zip(new, kept, strict=True), len(keys)):
+                    if r is None:
+                        asked.append(i)
+                        out.append(request)
+                    else:
+                        there.append(Part(i, 0, *r[:3], True))
+                        replayed += len(r.tokens)
+                keys.extend(found)
+                new = feed(there) if there else ()
+            return None if new is None else out
+
+        stats = engine.total([])
+        if wanted := missing(requests):
+            _, stats = self._inner.generate(
+                decode_params,
+                wanted,
+                draw,
+                progress=after_chunk,
+                on_finished=lambda i, response: self._keep(keys[asked[i]], response),
+                feed=lambda parts: missing(feed([p._replace(index=asked[p.index]) for p in parts])),
+            )
+        return [], stats._replace(tokens=stats.tokens + replayed, replayed=replayed)
+
     def _look_up(self, requests, draw) -> tuple[list[bytes], list[Response | None]]:
         """The key of each request, and its response where that is there."""
         named, prompts = repr(draw).encode(), {}  # the samples of a prompt share it
@@ -353,7 +389,11 @@ class _Sampler:
                 text = np.array(request.prompt, np.int64).tobytes()
                 prompts[id(request.prompt)] = _digest(named + text, 16)
         keys = [
-            self._journal.key(prompts[id(request.prompt)], repr(request[1:]).encode())
+            self._journal.key(
+                prompts[id(request.prompt)],
+                repr(request[1:5]).encode(),
+                np.array(request.prefix, np.int32).tobytes(),
+            )
             for request in requests
         ]
         return keys, [_response(self._journal.get(key)) for key in keys]

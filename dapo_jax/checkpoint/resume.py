@@ -43,6 +43,7 @@ HARMLESS = (
     "optim.offload",
     "optim.max_skipped",
 )
+LANES = ("rollout.slots", "rollout.chunk")  # decide with rollout.staleness which step a token is of
 
 
 def newest(
@@ -144,6 +145,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
         if was != now:
             line = f"config.{name}: {was!r} -> {now!r}"
             free = any(name == h or (h[-1] == "." and name.startswith(h)) for h in HARMLESS)
+            free = free and not (name in LANES and new.get("rollout.staleness"))
             (harmless if free else meaningful).append(line)
     return harmless, meaningful
 

@@ -48,7 +48,7 @@ def fingerprint(groups: Sequence[Group]) -> Iterator[bytes]:
     """All that is decided by them, for a comparison of hosts."""
     for group in groups:
         yield np.array([group.position, *group.prompt], np.int64).tobytes()
-        yield group.grades.score_G.tobytes()
+        yield group.grades.score_G.tobytes() if group.grades else b""
         for r in group.responses:
             yield r.tokens.tobytes() + r.logps.tobytes() + bytes([r.truncated])
 

@@ -113,6 +113,7 @@ class Choice(NamedTuple):
     token_loss: Callable[..., TokenLoss] = ppo_clip
     importance: Callable[..., jax.Array] = importance_weight
     weighted: bool = False  # whether there are weights to tell of, other than 1
+    aged: bool = False  # whether what they mend is the age of tokens too
 
 
 DAPO = Choice()

@@ -123,6 +123,8 @@ def dapo_loss(
     if choice.weighted:
         sums["importance"] = count(importance)
         sums["importance_capped"] = count(importance >= c.importance_cap)
+    if choice.aged:
+        sums["importance_square"] = count(importance**2)
     if choice.importance is not objective.DAPO.importance:
         sums["importance_zeroed"] = count(importance == 0)
     gap = jnp.where(trained, jnp.abs(logp - rows.sampled_logp_AxRxT), 0.0)

@@ -41,6 +41,8 @@ _TRY = {
     " problem (rollout.group_size); read rollouts/",
     "parted": "go back to the best checkpoint (checkpoint.keep_best), give more problems (data/epochs:"
     " how often each was drawn), or hold on to the start with loss.kl_coef",
+    "ess": "lower rollout.staleness, optim.lr or optim.minibatches: the policy moves too far while"
+    " responses are on their way",
     "gap": "set model.dtype='float32' to see whether it is rounding; loss.importance_cap=2 weighs"
     " it out; a leap is a bug worth reporting",
 }
@@ -91,14 +93,16 @@ def bounds(config, log: dict) -> list[Bound]:
     right, wrong = (log.get(f"sampling/all_{x}_frac", 0.0) for x in ("correct", "wrong"))
     few = "all right" if right > wrong else "all wrong"
     few = "all alike" if "reward/score" in log else few
-    # Groups carried over come from an older policy: there the gap says nothing.
-    gap = _gap_max(config) if config.dynamic_sampling.surplus == "drop" else 0.0
+    # What is carried over comes from an older policy: there the gap says nothing.
+    carries = config.dynamic_sampling.surplus == "carry" or config.rollout.staleness
+    gap = 0.0 if carries else _gap_max(config)
     # fmt: off
     return [
         Bound("policy/entropy", "entropy", config.guard.entropy_min, config.guard.entropy_max, "entropy low", "entropy high"),
         Bound("response/length_mean", "mean response length", config.guard.length_min, config.guard.length_max, "length low", "length high"),
         Bound("response/truncated_frac", "share of truncated responses", 0.0, config.guard.truncated_max, "", "truncated"),
         Bound("sampling/accept_frac", "share of problems with mixed groups", config.guard.accept_min, 0.0, few, ""),
+        Bound("policy/importance_ess", "effective sample size of the importance weights", config.guard.ess_min, 0.0, "ess", ""),
         Bound("policy/sampler_trainer_logprob_gap", "gap of sampler and trainer log-probs", 0.0, gap, "", "gap"),
     ]
     # fmt: on

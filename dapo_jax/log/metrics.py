@@ -41,8 +41,10 @@ def step_metrics(config, state: State, record: StepRecord, clocks: Clocks, probl
     """All numbers of a rollout step. state: after it. problems: in the training set."""
     stats, counters = record.stats, state.counters
     seconds = clocks.done - clocks.started
+    # Not `stats.tokens`: of what is judged now, some may have been drawn in earlier steps.
+    tokens = sum(len(r.tokens) for g in record.batch.drawn for r in g.responses)
     return (
-        rollout_metrics(config, record.batch, stats.tokens)
+        rollout_metrics(config, record.batch, tokens)
         | update_metrics(record.updates, bool(config.loss.kl_coef))
         | {
             "optim/lr": record.knobs.lr,
@@ -60,6 +62,7 @@ def step_metrics(config, state: State, record: StepRecord, clocks: Clocks, probl
             "sampling/evicted": stats.evicted,
         }
         | curriculum_metrics(config, state, record, problems)
+        | (staleness_metrics(state, record.batch) if config.rollout.staleness else {})
     )
 
 
@@ -79,9 +82,28 @@ def curriculum_metrics(config, state: State, record: StepRecord, problems: int) 
     return log | ({"curriculum/known_rate": np.mean(record.known)} if record.known else {})
 
 
+def staleness_metrics(state: State, got: Collected) -> dict[str, float]:
+    """Of `rollout.staleness`: how old the trained tokens are, and what is in flight. state: after
+    the step."""
+    parked = [r for g in got.carried for r in g.responses if not r.ended]
+    log = {
+        "staleness/in_flight": len(got.carried),
+        "staleness/parked_tokens": sum(len(r.tokens) for r in parked),
+    }
+    rows = [r.versions for g in got.groups for r in g.responses]
+    if not rows:
+        return log
+    age = state.counters.step - 1 - np.concatenate(rows)
+    return log | {
+        "staleness/age_mean": age.mean(),
+        "staleness/age_max": age.max(),
+        "staleness/versions_per_row": np.mean([len(np.unique(v)) for v in rows]),
+    }
+
+
 def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | list[int]]:
     """Of everything drawn this step, before the filter, unless the tag says `batch`. What speaks of
-    right and wrong is there where the judge does. tokens: response tokens drawn."""
+    right and wrong is there where the judge does. tokens: of these responses."""
     log = {"sampling/rounds": got.rounds, "sampling/batch_groups": len(got.groups)}
     if not got.drawn:
         return log | _batch_metrics(got.groups)
@@ -191,6 +213,8 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
     if "importance" in logs[0]:
         log["policy/importance_mean"] = mean("importance")
         log["policy/importance_capped_frac"] = mean("importance_capped")
+    if "importance_square" in logs[0]:
+        log["policy/importance_ess"] = mean("importance") ** 2 / mean("importance_square")
     if "importance_zeroed" in logs[0]:
         log["policy/importance_zeroed_frac"] = mean("importance_zeroed")
     return log | ({"policy/ref_kl": mean("ref_kl")} if with_reference else {})

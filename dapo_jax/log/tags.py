@@ -43,6 +43,7 @@ WHEN = {
     "reference": "with loss.kl_coef",
     "start": "the first record of each start",
     "weighted": "with loss.importance_cap",
+    "aged": "with rollout.staleness",
     "mask": "with another loss.importance than 'token'",
     "evaluation": "evaluated steps (the first and the last among them)",
     "curriculum": "every rollout step, with config.curriculum",
@@ -107,6 +108,13 @@ TAGS: dict[str, Tag] = {
     "curriculum/known_rate": Tag("share", "pass rate that the problems drawn had when they were drawn before: how hard the curriculum's choice is", "mean of the recorded rates of the problems drawn", "below curriculum.pass_rate_cap, and below curriculum/pass_rate", "equal to curriculum/pass_rate: the curriculum chooses nothing", "curriculum.py", "again"),
     "curriculum/by_pass_rate": Tag("problems", "problems that were drawn by their recorded pass rate", "counts: 0, up to .1, up to .2, ..., up to 1", "moves from left to right", "two spikes at 0 and 1: few problems teach", "curriculum.py", "curriculum"),
     "curriculum/temperature": Tag("1", "temperature that the step sampled at", "curriculum.temperature_schedule", "as configured", "-", "curriculum.py", "curriculum"),
+    # --- responses of several steps ----------------------------------------------------------------
+    "policy/importance_ess": Tag("share", "effective sample size of the importance weights, of the trained tokens", "mean(w)^2 / mean(w^2)", "above 0.9", "below guard.ess_min: few tokens carry the update; less staleness, or smaller steps", "dapo/update.py", "aged"),
+    "staleness/age_mean": Tag("steps", "age of the trained tokens: steps since the weights that drew them", "mean over trained tokens", "below rollout.staleness", "at rollout.staleness: most of the batch waits for its slowest responses", "rollout/clock.py", "aged"),
+    "staleness/age_max": Tag("steps", "age of the oldest trained token", "max", "at most rollout.staleness", "it cannot be above", "rollout/clock.py", "aged"),
+    "staleness/versions_per_row": Tag("versions", "different weights that drew a trained response", "mean over trained responses", "1 to 1 + rollout.staleness", "near the upper end: steps are short beside responses", "rollout/clock.py", "aged"),
+    "staleness/in_flight": Tag("groups", "groups that stay in flight behind the step", "count", "near rollout.staleness x rollout.groups", "0: a step of its own has drained", "rollout/clock.py", "aged"),
+    "staleness/parked_tokens": Tag("tokens", "response tokens of rows that go on in the next step", "count", "steady", "grows: responses grow", "rollout/clock.py", "aged"),
     # --- optimizer ------------------------------------------------------------------------------
     "optim/lr": Tag("1", "learning rate of the step", "warm-up, then optim.schedule", "as configured", "0 after warm-up: a mistake in the config", "paper section 4.1"),
     "optim/grad_norm": Tag("1", "global gradient norm before clipping", "mean over updates of ||g||", "steady", "grows tenfold: instability; nan: see optim/skipped", "code", "trained"),

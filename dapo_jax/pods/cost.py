@@ -182,6 +182,42 @@ def simulated(config, traffic: simulate.Traffic, sizes: simulate.Sizes) -> Rollo
     return Rollouts(steps, before, at, traces, used)
 
 
+class Age(NamedTuple):
+    """Expected of steps with `rollout.staleness`, far from the run's first."""
+
+    seconds: float
+    occupancy: float  # of the slots, over the whole sampling of a step
+    mean: float  # age of the trained tokens, in steps
+    oldest: int
+    parked: float  # tokens of rows that go on, a step
+
+
+def aged(config, traffic: simulate.Traffic, known: Work, scene: Scene, k: Values) -> list[Age]:
+    """For S = 0, 1, 2, all with as many host visits as `quickly`."""
+    scene = scene._replace(sizes=quickly(config, scene.sizes))
+    plain = known._replace(rollouts=simulated(config, traffic, scene.sizes))
+    part_N, traces = shares(plain.rollouts), plain.rollouts.traces
+    busy, all_of = (
+        sum(n * x for n, x in zip(part_N, of, strict=True))
+        for of in (
+            [t.count_CxS.sum() for t in traces],
+            [t.steps_C.sum() * t.count_CxS.shape[1] for t in traces],
+        )
+    )
+    out = [Age(pricer(config, plain, scene)(k).step, float(busy / all_of), 0.0, 0, 0.0)]
+    for staleness in (1, 2):
+        got = simulate.carried(config, traffic, scene.sizes, staleness, scene.prefill_tokens)
+        at = [*range(len(got.traces))]
+        rollouts = plain.rollouts._replace(steps=[[i] for i in at], at=at, traces=got.traces)
+        work = known._replace(
+            rollouts=rollouts, prefill_chunks=1, responses=got.judged * config.rollout.group_size
+        )
+        seconds = pricer(config, work, scene)(k).step
+        occupancy = float(np.mean([t.occupancy for t in got.traces]))
+        out.append(Age(seconds, occupancy, got.age, got.oldest, got.parked))
+    return out
+
+
 def quickly(config, sizes: simulate.Sizes) -> simulate.Sizes:
     """For a first look: host visits at most 40 in the longest response, and pages of four."""
     chunk = max(sizes.chunk, config.rollout.max_response_tokens // 40)

@@ -18,6 +18,7 @@ from dapo_jax.dapo import packing
 from dapo_jax.dapo.dynamic_sampling import Group, collect
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.model.attention_kernels import BLOCK
+from dapo_jax.rollout.clock import Clock, Flight, Run
 from dapo_jax.rollout.schedule import Request, Schedule
 
 
@@ -101,53 +102,180 @@ def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes) -> Trace
     if sizes.pages * sizes.page_tokens < prompt - 1 + cap:
         raise ValueError(f"{sizes.pages} pages hold no row of {prompt - 1 + cap:,} tokens")
     asked_NxG = length_NxG > 0
-    length_R, ended_R = length_NxG[asked_NxG], np.zeros(asked_NxG.sum(), np.int32)
+    ended_R = np.zeros(asked_NxG.sum(), np.int32)
     prompts = [(i,) * prompt for i in range(N)]  # problems differ, so their prompts do
-    schedule = Schedule(
-        [Request(prompts[i], i, g) for i, g in np.argwhere(asked_NxG).tolist()],
-        slots=sizes.slots,
-        shards=sizes.shards,
-        chunk=min(sizes.chunk, cap),
-        limit=cap,
-        pages=sizes.pages,
-        page_tokens=sizes.page_tokens,
-        fixed=False,
-    )
-    shard_S = np.array([schedule.shard(s) for s in range(sizes.slots)])
-    rows, evicted = schedule.rows, 0
-    positions, counts, queued, prefills = [], [], [], []
-    while schedule:
-        evicted += schedule.grow()
-        new, _ = schedule.admit()
-        position_S, count_S = np.zeros((2, sizes.slots), np.int32)
-        live = [s for s, row in enumerate(rows) if row]
-        index = [rows[s].index for s in live]
-        emitted = np.array([rows[s].emitted for s in live], np.int32)
-        position_S[live] = emitted + prompt - 1
-        count_S[live] = np.minimum(schedule.chunk, length_R[index] - emitted)
-        for s, n, left in zip(
-            live, count_S[live].tolist(), (length_R[index] - emitted).tolist(), strict=True
-        ):
-            rows[s].emitted += n
-            if n == left:
-                ended_R[rows[s].index] = len(counts)
-                schedule.release(s)
-        fresh = np.bincount(shard_S[new], minlength=1).max() if new else 0
-        positions.append(position_S)
-        counts.append(count_S)
-        queued.append(bool(schedule.waiting))
-        prefills.append(-(-int(fresh) // sizes.prefill_rows))
+    requests = [Request(prompts[i], i, g) for i, g in np.argwhere(asked_NxG).tolist()]
+    call = _Call(requests, length_NxG[asked_NxG].tolist(), cap, sizes)
+    while call.schedule:
+        for index, _, left in call.chunk():
+            if not left:
+                ended_R[index] = len(call.counts) - 1
     ended_NxG = np.zeros((N, G), np.int32)
     ended_NxG[asked_NxG] = ended_R
-    return Trace(
-        np.array(positions),
-        np.array(counts),
-        np.array(queued),
-        np.array(prefills),
-        evicted,
-        schedule.peak,
-        ended_NxG,
-    )
+    return call.trace(ended_NxG)
+
+
+class _Call:
+    """A call of the sampler, chunk by chunk."""
+
+    def __init__(
+        self,
+        requests: list[Request],
+        left: list[int],
+        cap: int,
+        sizes: Sizes,
+        prefill_tokens: int = 0,
+    ):
+        """left: tokens that each request has still to draw. prefill_tokens: of a prompt in one
+        call of the prefill program; 0 = a prompt is one call."""
+        self.left, self.sizes, self._prefill_tokens = left, sizes, prefill_tokens
+        self.schedule = Schedule(
+            requests,
+            slots=sizes.slots,
+            shards=sizes.shards,
+            chunk=min(sizes.chunk, cap),
+            limit=cap,
+            pages=sizes.pages,
+            page_tokens=sizes.page_tokens,
+            fixed=False,
+        )
+        self._shard_S = np.array([self.schedule.shard(s) for s in range(sizes.slots)])
+        self.positions, self.counts, self.queued, self.prefills, self.evicted = [], [], [], [], 0
+
+    def chunk(self) -> list[tuple[int, int, int]]:
+        """(request, tokens drawn, tokens left) of every row in a slot."""
+        schedule, rows = self.schedule, self.schedule.rows
+        self.evicted += schedule.grow()
+        new, _ = schedule.admit()
+        calls = self._prefill_calls(new)
+        position_S, count_S = np.zeros((2, self.sizes.slots), np.int32)
+        out = []
+        for s, row in enumerate(rows):
+            if row:
+                left = self.left[row.index] - row.emitted
+                n = min(schedule.chunk, left)
+                position_S[s], count_S[s] = row.position, n
+                row.emitted += n
+                out.append((row.index, row.emitted, left - n))
+                if n == left:
+                    schedule.release(s)
+        self.positions.append(position_S)
+        self.counts.append(count_S)
+        self.queued.append(bool(schedule.waiting))
+        self.prefills.append(calls)
+        return out
+
+    def _prefill_calls(self, new: list[int]) -> int:
+        """As `Engine._prefill` makes them: a call lasts as long as the longest prompt of it."""
+        if not new:
+            return 0
+        n, T = self.sizes.prefill_rows, self._prefill_tokens
+        shard_N = self._shard_S[new]
+        if not T:
+            return -(-int(np.bincount(shard_N).max()) // n)
+        length_N = np.array([len(self.schedule.rows[s].prompt) - 1 for s in new])
+        queues = [length_N[shard_N == k] for k in range(self.sizes.shards)]
+        batches = range(0, max(map(len, queues)), n)
+        longest = [max(q[i : i + n].max(initial=0) for q in queues) for i in batches]
+        return sum(-(-int(x) // T) for x in longest)
+
+    def trace(self, ended_NxG: np.ndarray) -> Trace:
+        return Trace(
+            np.array(self.positions),
+            np.array(self.counts),
+            np.array(self.queued),
+            np.array(self.prefills),
+            self.evicted,
+            self.schedule.peak,
+            ended_NxG,
+        )
+
+
+# ------------------------------------------------------------------------------------------------
+# Steps that never drain
+# ------------------------------------------------------------------------------------------------
+
+
+class Carried(NamedTuple):
+    """Rollout steps with `rollout.staleness`, from the first on that is like those after it."""
+
+    traces: list[Trace]
+    parked: float  # tokens of rows that go on, run again, a step
+    judged: float  # groups a step
+    age: float  # steps, of the trained tokens, mean
+    oldest: int
+
+
+def carried(
+    config,
+    traffic: Traffic,
+    sizes: Sizes,
+    staleness: int,
+    prefill_tokens: int = 0,
+    steps: int = 2,
+) -> Carried:
+    """As `carried.sample_batch` takes them, by the same clock and the same schedule."""
+    cap, G, need = (config.rollout[x] for x in ("max_response_tokens", "group_size", "groups"))
+    most = math.ceil((steps + 2 * staleness + 3) * need / max(traffic.accept, 1 / 64))
+    length_NxG = lengths(traffic, cap, most, G).tolist()
+    taught_N = (np.random.default_rng(0).random(most) < traffic.accept).tolist()
+    every = not config.dynamic_sampling.enabled
+    drawn: dict[tuple[int, int], list[int]] = {}  # (position, sample) -> tokens of each version
+    flights, position, out, judged, ages, parked = [], 0, [], 0, [], 0
+    for version in range(steps + staleness):
+        clock = Clock(
+            flights,
+            need=need,
+            staleness=staleness,
+            samples=G,
+            lanes=sizes.slots,
+            tick=min(sizes.chunk, cap),
+            version=version,
+            position=position,
+            most=config.dynamic_sampling.max_rounds * need,
+        )
+        runs: list[Run] = []
+        call = _Call([], [], cap, sizes, prefill_tokens)
+
+        def join(flights, call=call, runs=runs) -> None:
+            for f in flights:
+                p = f.position % most  # beyond: the same problems again
+                for g, run in enumerate(f.runs):
+                    if not run.whole:
+                        request = Request((f.position,) * traffic.prompt, f.position, g)
+                        request = request._replace(prefix=(-1 - g,) * run.at)
+                        call.schedule.waiting.append((len(runs), request))
+                        call.left.append(length_NxG[p][g] - run.at)
+                        runs.append(run)
+
+        judge = lambda whole: [every or taught_N[f.position % most] for f in whole]
+        join(flights)
+        before = {id(r): r.at for f in flights for r in f.runs}
+        late = version >= staleness
+        parked += late * sum(r.at for f in flights for r in f.runs if not r.whole)
+        while (used := clock.run(judge, join)) is None:
+            for index, emitted, left in call.chunk():
+                run, start = runs[index], before.get(id(runs[index]), 0)
+                run.known = max(run.known, start + emitted)
+                run.ended |= not left
+        for f in clock.flights:
+            for g, run in enumerate(f.runs):
+                grown = run.at - before.get(id(run), 0)
+                drawn.setdefault((f.position, g), [0] * (steps + staleness))[version] = grown
+        if late:
+            out.append(call.trace(np.zeros((0, G), np.int32)))
+            judged += clock.judged
+            of = np.array([drawn[f.position, g] for f in used for g in range(G)]).sum(0)
+            ages.append(of[version::-1])
+        taken, position = {f.position for f in used}, clock.position
+        flights = [
+            Flight(f.position, [Run(r.at, r.whole, r.at) for r in f.runs], f.begun, f.accepted)
+            for f in clock.flights
+            if f.position not in taken
+        ]
+    total = sum(np.pad(x, (0, steps + staleness - len(x))) for x in ages)
+    age = float(total @ np.arange(len(total)) / total.sum())
+    return Carried(out, parked / steps, judged / steps, age, int(np.flatnonzero(total).max()))
 
 
 # ------------------------------------------------------------------------------------------------

@@ -33,6 +33,17 @@ class Response(NamedTuple):
     truncated: bool  # ended by the length limit and not by a stop token
 
 
+class Part(NamedTuple):
+    """What a chunk drew of one response."""
+
+    index: int  # of the request
+    start: int  # tokens drawn of it before, without the request's prefix
+    tokens: np.ndarray  # int32 [n]
+    logps: np.ndarray  # float32 [n]
+    entropies: np.ndarray  # float32 [n]
+    ended: bool
+
+
 class Stats(NamedTuple):
     tokens: int  # response tokens drawn and kept
     slot_steps: int  # slot x decode step, busy or idle
@@ -90,9 +101,10 @@ class Engine:
         page_tokens: int = 0,
         cache_fraction: float = 1.0,
         cache_dtype: str = "model",
+        resumes: bool = False,
     ):
-        """Lengths in TOKENS; cache_dtype: 'int8', or 'model' for `dtype`. Raises ValueError for
-        slots that the mesh cannot divide."""
+        """Lengths in TOKENS; cache_dtype: 'int8', or 'model' for `dtype`; resumes: whether requests
+        may have a prefix. Raises ValueError for slots that the mesh cannot divide."""
         batch = parallel.spec(("batch",), rules)[0] or ()
         names = (batch,) if isinstance(batch, str) else batch
         self.shards = int(np.prod([mesh.shape[n] for n in names]))
@@ -104,7 +116,9 @@ class Engine:
         self.slots, self.chunk = slots, min(chunk, response_tokens)
         self.prompt_tokens, self.response_tokens = prompt_tokens, response_tokens
         self.prefill_rows = -(-prefill_prompts // self.shards)  # prompts per call and shard
-        self.prefill_tokens = min(prefill_tokens, -(-prompt_tokens // 8) * 8)
+        window = prompt_tokens + response_tokens * resumes  # that prefill looks back over
+        self.prefill_tokens = min(prefill_tokens, -(-window // 8) * 8)
+        self.resumes = resumes
         self.shape = shape.merged
         self.stop_ids = tuple(sorted(stop_ids))
         self.mesh, self.rules, self.dtype = mesh, rules, dtype
@@ -125,7 +139,7 @@ class Engine:
             mesh,
             rules,
             self.geometry,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=window,
             chunk=self.chunk,
             stop_ids=self.stop_ids,
             dtype=dtype,
@@ -228,8 +242,10 @@ class Engine:
         on_finished: Callable[[int, Response], None] = lambda index, response: None,
         on_tokens: Callable[[int, int, np.ndarray, np.ndarray], None] | None = None,
         cut: Callable[[np.ndarray], int] | None = None,
+        feed: Callable[[list[Part]], Sequence[Request] | None] | None = None,
     ) -> tuple[list[Response], Stats]:
-        """Responses in the order of the requests. Token ids only: stop strings are `cut`'s.
+        """Responses in the order of the requests, without their prefixes. Token ids only: stop
+        strings are `cut`'s.
 
         progress: called after each chunk with the number of newly finished requests; may raise.
         on_finished: called with each request's index and response, before the chunk's `progress`.
@@ -237,6 +253,9 @@ class Engine:
             their log-probs); from 0 again where a row was evicted.
         cut: called with all tokens of a row after each chunk; a number n > 0 ends the response
             there, with n tokens (stop strings).
+        feed: called after each chunk with what it drew (a row that was evicted begins again, with
+            the same tokens); its requests join the queue. None ends the call: a response that has
+            not ended is None.
 
         Raises ValueError for an empty or overlong prompt, or token ids outside the vocabulary.
         """
@@ -266,9 +285,11 @@ class Engine:
         queued = np.zeros(2, int)  # busy slot-steps, all slot-steps
         kept = chunks = prefilled = evicted = 0
 
-        def hand_over(ends: list[tuple[Row, bool, int]]) -> None:
-            """Nothing of this decides what comes next: it is done while the next chunk runs."""
+        def hand_over(ends: list[tuple[Row, bool, int]]) -> bool:
+            """Done while the next chunk runs: nothing of this decides what is in it. False: it was
+            the last one."""
             nonlocal kept
+            more = feed([_part(row, ended) for row, ended, _ in ends]) if feed else ()
             for row, ended, end in ends:
                 response = self._response(row, end) if ended else None
                 if on_tokens:
@@ -282,9 +303,20 @@ class Engine:
                     on_finished(row.index, response)
                     kept += len(response.tokens)
             progress(sum(ended for _, ended, _ in ends))
+            self._check(more or (), limit)
+            for request in more or ():
+                schedule.waiting.append(
+                    (len(responses), request._replace(top_p=request.top_p or draw.top_p))
+                )
+                responses.append(None)
+            return more is not None
 
         ends = None  # of the chunk before: (row, whether it ended, by `cut` at which token)
-        while schedule:
+        while schedule or ends is not None:
+            if not schedule:
+                hand_over(ends)  # which may bring more
+                ends = None
+                continue
             evicted += schedule.grow()
             new, copies = schedule.admit()
             prefilled += len(new)
@@ -293,8 +325,8 @@ class Engine:
                 pool = self._copy(pool, copies)
             slots, there = self._slots(schedule, table_SxR)
             pool, out = self.programs.decode[mode](decode_params, pool, slots, *settings)
-            if ends is not None:
-                hand_over(ends)
+            if ends is not None and not hand_over(ends):
+                break
             out = parallel.to_host(out)
 
             chunks += 1
@@ -315,8 +347,6 @@ class Engine:
                 ends.append((row, ended, end))
                 if ended:
                     schedule.release(row.slot)
-        if ends is not None:
-            hand_over(ends)
         self._pool = pool
         peak = schedule.peak / self.geometry.pages
         return responses, Stats(kept, steps, chunks, *queued, prefilled, evicted, peak)
@@ -332,7 +362,11 @@ class Engine:
                     f"request {i}: prompt of {len(r.prompt)} tokens, this sampler takes 1 to"
                     f" {self.prompt_tokens}"
                 )
-            if min(r.prompt) < 0 or max(r.prompt) >= self.shape.vocab_size:
+            most = (r.limit or limit) - 1 if self.resumes else 0
+            if len(r.prefix) > most:
+                raise ValueError(f"request {i}: prefix of {len(r.prefix)} tokens, at most {most}")
+            ids = (*r.prompt, *r.prefix)
+            if min(ids) < 0 or max(ids) >= self.shape.vocab_size:
                 raise ValueError(
                     f"request {i}: token id outside 0..{self.shape.vocab_size - 1}; is this the"
                     " model's tokenizer?"
@@ -361,8 +395,8 @@ class Engine:
         slots = sampler.Slots(
             token_S=of([row.token for row in there]),
             position_S=of([row.position for row in there]),
-            emitted_S=of([row.emitted for row in there]),
-            limit_S=of([row.limit for row in there]),
+            emitted_S=of([len(row.request.prefix) + row.emitted for row in there]),
+            limit_S=of([len(row.request.prefix) + row.limit for row in there]),
             stream_S=of([row.request.stream for row in there]),
             sample_S=of([row.request.sample for row in there]),
             top_p_S=of([row.request.top_p for row in there], np.float32),
@@ -410,6 +444,12 @@ class Engine:
         tokens, logps, entropies = (np.concatenate(x)[: end or None] for x in columns)
         truncated = not end and int(tokens[-1]) not in self.stop_ids
         return Response(tokens, logps, entropies, truncated)
+
+
+def _part(row: Row, ended: bool) -> Part:
+    chunk, i, n = row.parts[-1]
+    columns = (x[i, :n].copy() for x in (chunk.token_SxN, chunk.logp_SxN, chunk.entropy_SxN))
+    return Part(row.index, row.emitted - n, *columns, ended)
 
 
 def _column(row: Row, name: str) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ class Request(NamedTuple):
     sample: int  # index in its group
     limit: int = 0  # most response tokens; 0 = what the call allows
     top_p: float = 0.0  # nucleus mass; 0 = the call's
+    prefix: Sequence[int] = ()  # response tokens that are there already; `limit` counts them too
 
 
 @dataclasses.dataclass
@@ -28,8 +29,8 @@ class Row:
 
     index: int  # of the request
     request: Request
-    prompt: tuple[int, ...]
-    limit: int
+    prompt: tuple[int, ...]  # with the request's prefix
+    limit: int  # without it, as `emitted`
     pages: list[int]
     slot: int
     token: int  # the last, which the next chunk begins with
@@ -137,7 +138,8 @@ class Schedule:
         for s, row in enumerate(self.rows):
             shard = self.shard(s)
             if row:
-                siblings[shard][row.prompt].append(row)
+                if not row.request.prefix:  # nobody has the same one
+                    siblings[shard][row.prompt].append(row)
                 load[shard][0] += 1
                 load[shard][1] += row.position
             else:
@@ -148,8 +150,9 @@ class Schedule:
             shard = min(able, key=load.__getitem__)
             s, pages = free[shard][taken[shard]], self._pages[shard]
             index, request = self.waiting[0]
-            prompt, limit = tuple(request.prompt), request.limit or self.limit
-            held = siblings[shard][prompt]
+            prompt = (*request.prompt, *request.prefix)
+            limit = (request.limit or self.limit) - len(request.prefix)
+            held = [] if request.prefix else siblings[shard][prompt]
             # A row may be young itself, but the first of its siblings was prefilled, or is older.
             sibling = held[0] if held else None
             # The prompt's last token is written again by every row that starts, with what is

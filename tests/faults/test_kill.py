@@ -13,6 +13,10 @@ from server import PHASES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # as many kills as --kills says
 
+# Responses of up to eight ticks, which outlive steps.
+STALE = ["--config.loss.importance_cap=5", "--config.rollout.chunk=4"]
+STALE += ["--config.rollout.max_response_tokens=32"]
+
 # Seconds from the beginning of a phase to about its end: the kill comes within them.
 LENGTH = {
     "start-up": 1.0,
@@ -24,8 +28,16 @@ LENGTH = {
 }
 
 
-def test_killed_at_random_moments_ends_with_the_same_bits(whole, server, tmp_path, request):
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_killed_at_random_moments_ends_with_the_same_bits(
+    staleness, whole, server, tmp_path, request
+):
     """One chain after the other: kill, start again, kill ... until the run reaches its end."""
+    flags = STALE if staleness else []
+    flags = [*flags, f"--config.rollout.staleness={staleness}"]
+    if staleness:
+        whole = tmp_path / "whole"
+        server.run(whole, *flags)
     kills = request.config.getoption("--kills")
     seed = request.config.getoption("--kill_seed")
     print(f"\n--kill_seed={seed}")
@@ -37,7 +49,7 @@ def test_killed_at_random_moments_ends_with_the_same_bits(whole, server, tmp_pat
         while True:
             plan = plan or rng.sample(PHASES, len(PHASES))  # each of them equally often
             phase = plan.pop()
-            run = server.start(workdir)
+            run = server.start(workdir, *flags)
             reached = run.wait_for(phase, 1 if phase == "start-up" else rng.randint(1, 3))
             if reached and killed.total() < kills:
                 time.sleep(rng.uniform(0, LENGTH[phase]))

@@ -1,0 +1,140 @@
+"""The clock of rollouts that never drain: what a step trains on where responses outlive steps.
+
+At most (S + 1) x N groups are in flight, the next problem of the stream coming in as soon as one
+leaves. Their rows wait in problem order for L lanes; a lane has its row until that ends, and at
+each tick every row in a lane draws up to `tick` tokens. A group is judged at the tick in which its
+last row ends, and leaves if it does not teach. The step ends at the first tick at which
+
+    N accepted groups are whole: the first N of them in problem order are the batch; and
+    of what stays, at most (S - k) x N groups hold tokens that are k versions old, or older,
+
+so that no trained token is older than S versions. Nobody is dropped for being slow: who would grow
+too old is waited for. Rows that have not ended stay as they are and are first in the next step.
+
+All of this is counters. Time has no part in it, nor has the order in which a sampler really draws:
+it may be behind with some rows and ahead with others. The clock turns as far as all that it needs
+is known, and what was drawn beyond its last tick is not used.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+
+
+@dataclasses.dataclass
+class Run:
+    """One row in flight, in numbers of response tokens."""
+
+    known: int = 0  # drawn, as far as the clock may use them
+    ended: bool = False  # whether it has no more than these
+    at: int = 0  # at the clock's tick
+
+    @property
+    def whole(self) -> bool:
+        return self.ended and self.at == self.known
+
+
+@dataclasses.dataclass
+class Flight:
+    """A group in flight."""
+
+    position: int  # of its problem in the stream
+    runs: list[Run]
+    begun: int | None = None  # version of its oldest token; None: it has none yet
+    accepted: bool = False  # whole, judged, and to be trained on
+
+
+class Clock:
+    """Of one step. `flights`, in problem order, is what is in flight at its tick."""
+
+    def __init__(
+        self,
+        flights: list[Flight],
+        *,
+        need: int,
+        staleness: int,
+        samples: int,
+        lanes: int,
+        tick: int,
+        version: int,
+        position: int,
+        most: int,
+    ):
+        """need: N groups of a batch, of `samples` rows each; version: of the weights of this step;
+        position: the next problem of the stream; most: groups to judge at which the step no longer
+        looks for more, and ends with what it has found."""
+        self.flights, self.position = flights, position
+        self.need, self.staleness, self.samples = need, staleness, samples
+        self.tick, self.version, self.most = tick, version, most
+        self.judged = self.ticks = self.tokens = 0
+        self._free = lanes
+        self._lanes: list[tuple[Flight, Run]] = []
+        self._queue = deque((f, r) for f in flights for r in f.runs if not r.whole)
+
+    def admit(self) -> list[Flight]:
+        """The problems that come in at this tick."""
+        new = []
+        while len(self.flights) < (self.staleness + 1) * self.need and self.judged < self.most:
+            new.append(Flight(self.position, [Run() for _ in range(self.samples)]))
+            self.flights.append(new[-1])
+            self.position += 1
+        self._queue.extend((f, r) for f in new for r in f.runs)
+        return new
+
+    def batch(self) -> list[Flight] | None:
+        """What the step trains on, if it ends at this tick."""
+        used = [f for f in self.flights if f.accepted][: self.need]
+        if not self._lanes and not self._queue:  # nothing is left to wait for
+            return used
+        if len(used) < self.need and self.judged < self.most:
+            return None
+        ages = [self.version - f.begun for f in self.flights if f.begun is not None]
+        gone = [self.version - f.begun for f in used]
+        for k in range(self.staleness + 1):
+            staying = sum(a >= k for a in ages) - sum(a >= k for a in gone)
+            if staying > (self.staleness - k) * self.need:
+                return None
+        return used
+
+    def turn(self) -> list[Flight] | None:
+        """One tick: the groups that are whole with it, to be judged. None: what it needs is not
+        known yet."""
+        while self._free and self._queue:
+            self._lanes.append(self._queue.popleft())
+            self._free -= 1
+        if any(not r.ended and r.known < r.at + self.tick for _, r in self._lanes):
+            return None
+        staying, touched = [], {}
+        for f, r in self._lanes:
+            drawn = min(self.tick, r.known - r.at)
+            r.at += drawn
+            self.tokens += drawn
+            f.begun = self.version if f.begun is None else f.begun
+            if r.whole:
+                touched[f.position] = f
+            else:
+                staying.append((f, r))
+        self._free += len(self._lanes) - len(staying)
+        self._lanes = staying
+        self.ticks += 1
+        return [f for _, f in sorted(touched.items()) if all(r.whole for r in f.runs)]
+
+    def run(
+        self,
+        judge: Callable[[list[Flight]], list[bool]],
+        opened: Callable[[list[Flight]], None] = lambda new: None,
+    ) -> list[Flight] | None:
+        """Turn as far as all is known. judge: whether each of these whole groups teaches; opened:
+        hears who came in. Returns the batch, or None where the step has not ended yet."""
+        opened(self.admit())
+        while (used := self.batch()) is None:
+            if (whole := self.turn()) is None:
+                return None
+            if whole:
+                for flight, teaches in zip(whole, judge(whole), strict=True):
+                    flight.accepted = teaches
+                    self.judged += 1
+                    if not teaches:
+                        self.flights.remove(flight)
+                opened(self.admit())
+        return used

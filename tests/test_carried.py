@@ -1,0 +1,253 @@
+"""Responses that outlive steps: parked and continued, killed and resumed, the same bits."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from test_engine import DRAW, make_engine, params, requests  # noqa: F401
+from test_train import arrays, assert_same_bits, run, small, without_clocks
+
+from dapo_jax import build, config, train
+from dapo_jax.carried import Aged
+from dapo_jax.checkpoint import checkpoint
+from dapo_jax.log import tags
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return make_engine(resumes=True)
+
+
+@pytest.fixture(scope="module")
+def whole(engine, params, requests):  # noqa: F811
+    return engine.generate(engine.decode_params(params), requests, DRAW)[0]
+
+
+# ------------------------------------------------------------------------------------------------
+# The sampler
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", [{}, dict(page_tokens=8, cache_fraction=0.4, chunk=3)])
+def test_a_row_goes_on_where_it_was_parked(cache, engine, whole, params, requests):  # noqa: F811
+    """Under the same weights: the same tokens, and log-probs but for the rounding of a prefill."""
+    other = make_engine(resumes=True, **cache) if cache else engine
+    cuts = [min(1 + i % 4, len(r.tokens) - 1) for i, r in enumerate(whole)]
+    rest = [
+        q._replace(prefix=r.tokens[:n].tolist())
+        for q, r, n in zip(requests, whole, cuts, strict=True)
+    ]
+    got, stats = other.generate(other.decode_params(params), rest, DRAW)
+    assert sum(cuts) > 40 and (stats.evicted > 0 or not cache)
+    for a, b, n in zip(got, whole, cuts, strict=True):
+        assert a.tokens.tolist() == b.tokens[n:].tolist() and a.truncated == b.truncated
+        np.testing.assert_allclose(a.logps, b.logps[n:], atol=2e-5)
+
+
+def test_a_row_s_bits_do_not_depend_on_its_neighbours(engine, whole, params, requests):  # noqa: F811
+    """Nor on the cache, on slots, chunks and pages."""
+    rest = [
+        q._replace(prefix=r.tokens[: len(r.tokens) // 2].tolist())
+        for q, r in zip(requests, whole, strict=True)
+    ]
+    expected, _ = engine.generate(engine.decode_params(params), rest, DRAW)
+    for cache in (dict(slots=4, chunk=3), dict(page_tokens=4, cache_fraction=0.4)):
+        other = make_engine(resumes=True, **cache)
+        got, _ = other.generate(other.decode_params(params), rest[::-1], DRAW)
+        for a, b in zip(got[::-1], expected, strict=True):
+            assert a.tokens.tobytes() == b.tokens.tobytes()
+            np.testing.assert_allclose(a.logps, b.logps, atol=2e-5)
+
+
+def test_a_call_is_fed_and_ended_from_outside(engine, whole, params, requests):  # noqa: F811
+    waiting, told = list(requests[4:]), {i: [] for i in range(len(requests))}
+
+    def feed(parts):
+        for part in parts:
+            assert part.start == len(told[part.index])
+            told[part.index] += part.tokens.tolist()
+        return [waiting.pop(0) for _ in range(min(2, len(waiting)))]
+
+    weights = engine.decode_params(params)
+    got, _ = engine.generate(weights, requests[:4], DRAW, feed=feed)
+    assert [r.tokens.tolist() for r in got] == [r.tokens.tolist() for r in whole]
+    assert list(told.values()) == [r.tokens.tolist() for r in whole]
+    got, _ = engine.generate(weights, requests, DRAW, feed=lambda parts: None)
+    assert any(r is None for r in got)
+    assert engine.generate(weights, requests[:2], DRAW)[0][1].tokens.tolist() == told[1]
+
+
+def test_a_prefix_that_does_not_fit_is_refused(engine, params, requests):  # noqa: F811
+    long = requests[0]._replace(prefix=[1] * 20)
+    with pytest.raises(ValueError, match="prefix of 20 tokens, at most 19"):
+        engine.generate(engine.decode_params(params), [long], DRAW)
+    plain = make_engine()
+    with pytest.raises(ValueError, match="prefix of 1 tokens, at most 0"):
+        plain.generate(params, [requests[0]._replace(prefix=[1])], DRAW)
+
+
+# ------------------------------------------------------------------------------------------------
+# A run
+# ------------------------------------------------------------------------------------------------
+
+
+def aged(steps: int, staleness: int = 1):
+    c = small(steps)
+    c.rollout.staleness, c.loss.importance_cap = staleness, 5.0
+    c.rollout.slots, c.rollout.chunk, c.rollout.max_response_tokens = 24, 4, 32
+    return c
+
+
+def in_flight(workdir, step: int) -> dict[str, bytes]:
+    args = checkpoint.ocp.args
+    with checkpoint.reader(workdir / "checkpoints") as m:
+        kept = m.restore(step, args=args.Composite(carried=args.StandardRestore()))["carried"]
+    return {name: np.asarray(x).tobytes() for name, x in kept.items()}
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """Six steps without interruption, and what `train` told of each."""
+    workdir, told = tmp_path_factory.mktemp("whole"), []
+    run(aged(6), workdir, hooks=train.Hooks(step=lambda *step: told.append(step)))
+    return workdir, told
+
+
+def test_rows_go_on_in_later_steps(whole_run):
+    workdir, told = whole_run
+    seen: dict[tuple[int, int], Aged] = {}
+    several = 0
+    for step, (state, record) in enumerate(told):
+        groups = [*record.batch.groups, *state.carried]
+        assert [g.position for g in record.batch.groups] == sorted(
+            g.position for g in record.batch.groups
+        )
+        assert len(state.carried) <= 4
+        for group in groups:
+            for g, row in enumerate(group.responses):
+                before = seen.get((group.position, g))
+                if before is not None:  # what it had is there, bit for bit
+                    n = len(before.tokens)
+                    for a, b in zip(before[:3], row[:3], strict=True):
+                        assert a.tobytes() == b[:n].tobytes()
+                    assert row.versions[:n].tolist() == before.versions.tolist()
+                    assert (row.versions[n:] == step).all()
+                seen[group.position, g] = row
+        for group in record.batch.groups:
+            assert all(r.ended and (step - r.versions <= 1).all() for r in group.responses)
+            several += sum(len(set(r.versions)) > 1 for r in group.responses)
+    assert several > 1
+    records = without_clocks(workdir)
+    assert {n for n, t in tags.TAGS.items() if t.when == "aged"} <= records[1].keys()
+    for (_, step), r in zip(told, records[1:], strict=True):
+        rows = [x.versions for g in step.batch.groups for x in g.responses]
+        age = r["step"] - 1 - np.concatenate(rows)
+        assert r["staleness/age_mean"] == pytest.approx(age.mean())
+        assert r["staleness/age_max"] == age.max()
+        assert r["staleness/in_flight"] == 4 and 0.5 < r["policy/importance_ess"] < 1.0001
+    assert {r["staleness/age_max"] for r in records[1:]} == {0, 1}
+    assert max(r["staleness/parked_tokens"] for r in records[1:]) > 0
+    assert [r["spent/tokens"] for r in records[1:]] == [s.counters.tokens for s, _ in told]
+
+
+class Cut(Exception):
+    """What ends a run in these tests."""
+
+
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_cut_off_anywhere_it_ends_with_the_same_bits(every, whole_run, tmp_path):
+    """After so many chunks of decoding, again and again: within a step, before an update, between
+    two checkpoints. What had been finished is not drawn again."""
+    c, replayed = aged(6), []
+    c.checkpoint.every = every
+    for chunks in (3, 9, 14, 1, 23, 30, 400):
+        left = iter(range(chunks))
+
+        def phase(name, left=left):
+            if name == "chunk" and next(left, None) is None:
+                raise Cut
+
+        hooks = train.Hooks(phase, lambda state, record: replayed.append(record.stats.replayed))
+        try:
+            run(c, tmp_path, hooks=hooks)
+        except Cut:
+            continue
+        break
+    assert without_clocks(tmp_path)[-1]["step"] == 6 and max(replayed) > 0
+    clean = lambda workdir: [
+        {k: v for k, v in r.items() if not k.startswith(("perf/", "sampling/evicted"))}
+        for r in without_clocks(workdir)
+    ]
+    assert json.dumps(clean(tmp_path)) == json.dumps(clean(whole_run[0]))
+    assert_same_bits(arrays(tmp_path, 6), arrays(whole_run[0], 6))
+    assert in_flight(tmp_path, 6) == in_flight(whole_run[0], 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(1, 8, 1), (4, 1, 2)])
+def test_another_mesh_draws_and_parks_the_same(mesh, whole_run, tmp_path):
+    """The update adds up in another order: tokens and their versions, of the first steps."""
+    c, told = aged(3), []
+    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = mesh
+    c.rollout.page_tokens, c.rollout.cache_fraction = 16, 0.5
+    c.rollout.prefill_tokens = 16
+    run(c, tmp_path, hooks=train.Hooks(step=lambda *step: told.append(step)))
+    for (state, record), (other, expected) in zip(told, whole_run[1], strict=False):
+        for a, b in (
+            (record.batch.groups, expected.batch.groups),
+            (state.carried, other.carried),
+        ):
+            assert [g.position for g in a] == [g.position for g in b]
+            for x, y in zip(a, b, strict=True):
+                for r, s in zip(x.responses, y.responses, strict=True):
+                    assert r.tokens.tolist() == s.tokens.tolist()
+                    assert r.versions.tolist() == s.versions.tolist()
+
+
+@pytest.mark.slow
+def test_what_is_in_flight_is_not_lost_by_another_staleness(whole_run, tmp_path):
+    c = aged(4, staleness=2)
+    run(c, tmp_path)
+    c.steps, c.rollout.staleness, told = 7, 1, []
+    with pytest.raises(config.ConfigError, match=r"config\.rollout\.staleness: 2 -> 1"):
+        run(c, tmp_path)
+    hooks = train.Hooks(step=lambda *step: told.append(step))
+    run(c, tmp_path, hooks=hooks, allow_config_change=True)
+    trained = [g.position for _, record in told for g in record.batch.groups]
+    assert len(trained) == 12 and len(told[-1][0].carried) <= 4
+    c.steps, c.rollout.staleness = 8, 0
+    with pytest.raises(config.ConfigError, match="the checkpoint has . groups in flight; set 1"):
+        run(c, tmp_path, allow_config_change=True)
+
+
+def test_other_slots_are_another_run(whole_run, tmp_path):
+    c = aged(7)
+    c.rollout.slots = 8
+    with pytest.raises(config.ConfigError, match=r"config\.rollout\.slots: 24 -> 8"):
+        run(c, whole_run[0])
+
+
+def test_staleness_needs_weights_of_importance(tmp_path):
+    c = aged(1)
+    c.loss.importance_cap = 0.0
+    with pytest.raises(config.ConfigError, match=r"config\.rollout\.staleness: .*importance_cap"):
+        run(c, tmp_path)
+    c = aged(1)
+    c.dynamic_sampling.refill = False
+    with pytest.raises(config.ConfigError, match=r"config\.rollout\.staleness: .*refill"):
+        run(c, tmp_path)
+
+
+def test_no_staleness_compiles_no_more():
+    """The programs of S = 0 know nothing of it."""
+    c = config.base()
+    c.loss.importance_cap = 5.0
+    for staleness in (0, 1):
+        c.rollout.staleness = staleness
+        machine = build.build_machine(c, 48, [0], None)
+        assert machine.engine.resumes == (staleness > 0)
+        # A prompt of one chunk looks at no page; a prompt with a prefix may be as long as a row.
+        assert machine.engine.prefill_tokens == (64 if staleness else 32)
+        sums = jax.eval_shape(machine.trainer.update, *build.calls(c, machine)["update"].arguments)
+        assert ("importance_square" in sums[-1]) == (staleness > 0)
