@@ -264,8 +264,8 @@ def check_curriculum(config) -> list[str]:
     c, bad = config.curriculum, []
     if config.rollout.staleness and c != schema.base().curriculum:
         bad.append(
-            "config.rollout.staleness: a curriculum chooses by what earlier steps have finished, and"
-            " here they have not; set 0, or leave config.curriculum as it is"
+            "config.rollout.staleness: a curriculum chooses by what earlier steps have finished,"
+            " and here they have not; set 0, or leave config.curriculum as it is"
         )
     if c.revisit_epochs and not c.pass_rate_cap:
         bad.append("config.curriculum.revisit_epochs: wants pass_rate_cap, which leaves them out")
