@@ -148,6 +148,11 @@ def weight_count(shape: qwen2.Shape, rules, sizes, part=qwen2.base) -> int:
     )
 
 
+def wide_count(config, shape: qwen2.Shape) -> int:
+    """Parameters of a float32 head under a model of another type, whole; 0: it has none."""
+    return shape.float32_head * (_itemsize(config) < 4) * shape.vocab_size * shape.hidden_size
+
+
 def cache(config, shape: qwen2.Shape, sizes) -> paged.Geometry:
     """The sampler's pool of pages on TPUs."""
     response = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
@@ -196,10 +201,13 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
 
     prompts = -(-config.rollout.prefill_prompts // parts("batch", decode, sizes))
     slots = -(-config.rollout.slots // parts("batch", decode, sizes))
-    head_weights = item * V * -(-D // 128) * 128 / vocab  # TPUs lay out the last axis in 128 lanes
+    wide = wide_count(config, shape)
+    apart = lambda rules: wide / math.prod(parts(a, rules, sizes) for a in ("vocab", "embed"))
+    # TPUs lay out the last axis in 128 lanes.
+    head_weights = (4 if wide else item) * V * -(-D // 128) * 128 / vocab
     token = token_bytes(config, shape, sizes) + item * (3 * F / mlp + 6 * D)
     sampling = {
-        "decode weights": item * weight_count(shape, decode, sizes),
+        "decode weights": item * weight_count(shape, decode, sizes) + (4 - item) * apart(decode),
         "logits": 3 * 4 * slots * V / vocab + (head_weights if D % 128 else 0),
         "prefill": prompts
         * min(config.rollout.prefill_tokens, config.data.max_prompt_tokens)
@@ -222,12 +230,15 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
         scores *= L
     layer = (qwen2.param_count(shape) - V * D * (1 if shape.tie_embeddings else 2)) / L
     block = scores + item * tokens * (6 * F / mlp + 8 * H * d / heads + 3 * D)
-    head = 2 * head_weights + 4 * rows * min(shape.head_chunk, T) * V / vocab
+    # A float32 copy to add gradients to; of a float32 head only where it is gathered.
+    copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
+    head = copied + 4 * rows * min(shape.head_chunk, T) * V / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
+    raised = 0 if shape.lora else apart(train)  # trained weights whose compute copy is float32
     updating = {
-        "compute copy of the weights": item * n if item < 4 else 0,
+        "compute copy of the weights": item * (n - raised) if item < 4 else 0,
         "gradient sums (float32)": 4 * n,
-        "gradients of a pass": item * n,
+        "gradients of a pass": item * n + (4 - item) * raised,
         "one layer gathered, and its gradients": (2 if shape.lora else 3) * item * layer / mlp,
         "saved activations": item * L * per_layer,
         "one block backward, or the head": max(block, head),
@@ -280,6 +291,7 @@ def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
         cache="ours.int8" if g.quantized else "ours",
         vocab=-(-shape.vocab_size // parts("vocab", decode, sizes)),
         read=read,
+        wide=wide_count(config, shape),
         item=_itemsize(config),
         decode_split=parts("mlp", decode, sizes),
         decode_axes=tuple(n for a in along if (n := sizes[a]) > 1),
@@ -322,7 +334,9 @@ def bounds(config, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -
     chip, H, d, L = pod.chip, shape.num_heads, shape.head_dim, shape.num_layers
     batch, heads = (parts(a, config.sharding.decode, sizes) for a in ("batch", "kv_heads"))
     keys = n * (p * r + r * r / 2) * token_bytes(config, shape, sizes) / batch
-    weights = flight["waves"] * r * read * split * _itemsize(config)
+    wide, item = wide_count(config, shape), _itemsize(config)
+    weights = flight["waves"] * r * (read * item + wide * (4 - item)) * split
+    read += 5 * wide  # products of the highest precision are six of bfloat16
     attention = 4 * H * d * L * n * (p * r + r * r / 2) / batch / heads
     decode = max(
         (weights + keys) / chip.bandwidth,

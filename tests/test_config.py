@@ -201,6 +201,16 @@ MISTAKES = [
         "config.curriculum.temperature_steps: schedule 'linear' needs",
     ),
     (
+        dict(
+            rollout__staleness=1,
+            loss__old_logprobs="recompute",
+            loss__importance_cap=5.0,
+            curriculum__pass_rate_cap=0.9,
+        ),
+        1,
+        "config.rollout.staleness: a curriculum chooses by what earlier steps have finished",
+    ),
+    (
         dict(curriculum__temperature_steps=9),
         1,
         "config.curriculum.temperature_schedule: 'constant' takes no temperature_steps",

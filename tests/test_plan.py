@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from dapo_jax import config, plan
+from dapo_jax import config, plan, presets
 from dapo_jax.model import qwen2
-from dapo_jax.pods import slices as pods
+from dapo_jax.pods import constants, cost, slices as pods
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -103,6 +103,50 @@ def test_sampling_lies_within_3_percent_of_the_compiler(mesh, slots, peak):
     table = plan.memory(c, plan.network(c), sizes(*mesh))
     got = table["always"]["cache"] + sum(table["sampling"].values())
     assert got / plan.GB == pytest.approx(peak, rel=0.03)
+
+
+@pytest.mark.parametrize("size", ["0.5B", "32B"])  # tied, and not
+def test_a_float32_head_is_counted(size):
+    """Its copy for decoding and its gradients have four bytes, it needs no copy for training, and
+    its products take six times as long."""
+    many, pod = sizes(1, 16, 8 if size == "32B" else 2), pods.parse("v5p-256")
+    of = lambda **fields: big(size, mesh__tensor=many["tensor"], **fields)
+    c, wide = of(), of(model__float32_head=True)
+    shape, wider = plan.network(c), plan.network(wide)
+    head = shape.vocab_size * shape.hidden_size
+    parts = head / many["tensor"], head / many["tensor"] / 16  # of decoding, of training
+    before, after = plan.memory(c, shape, many), plan.memory(wide, wider, many)
+    more = lambda phase, item: after[phase][item] - before[phase][item]
+    assert more("sampling", "decode weights") == pytest.approx(2 * parts[0])
+    assert more("updating", "compute copy of the weights") == pytest.approx(-2 * parts[1])
+    assert more("updating", "gradients of a pass") == pytest.approx(2 * parts[1])
+    assert before["always"] == after["always"]
+    a, b = plan.scene(c, shape, many, pod), plan.scene(wide, wider, many, pod)
+    assert (a.read_bytes, a.multiplied) == (2 * a.read, a.read)
+    assert b.read_bytes == a.read_bytes + 2 * head and b.multiplied == a.read + 5 * head
+    few, full, known = 1, 10**6, constants.values()  # rows: bound by reading, by multiplying
+    ratio = lambda rows: cost.products(b, rows, known) / cost.products(a, rows, known)
+    assert ratio(few) == pytest.approx(b.read_bytes / a.read_bytes)
+    assert ratio(full) == pytest.approx(b.multiplied / a.multiplied)
+    whole = of(model__float32_head=True, model__dtype="float32")  # as it is there anyway
+    assert plan.wide_count(whole, plan.network(whole)) == 0
+
+
+def test_a_float32_head_lies_within_15_percent_of_the_compiler():
+    """One layer and two tables of 151,936 rows, on v5e-1: `plan --compile`'s programs (2026-11-22,
+    jax 0.10.2, libtpu 0.0.42.1, default optimization level)."""
+    c = presets.one_chip()
+    c.model.path = ""
+    c.model.vocab_size, c.model.hidden_size, c.model.intermediate_size = 151936, 512, 512
+    c.model.num_layers, c.model.num_heads, c.model.num_kv_heads, c.model.head_dim = 1, 4, 2, 128
+    c.model.tie_embeddings, c.model.float32_head = False, True
+    c.rollout.slots, c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = 64, 256, 64
+    got = plan.peaks(plan.memory(c, plan.network(c), sizes(1, 1, 1)))
+    assert got["updating"] / plan.GB == pytest.approx(3.488, rel=0.15)
+    assert got["sampling"] / plan.GB == pytest.approx(2.391, rel=0.15)
+    # The copy of the head that a bfloat16 one needs beside the master weights is not there.
+    c.model.float32_head = False
+    assert plan.peaks(plan.memory(c, plan.network(c), sizes(1, 1, 1)))["updating"] > got["updating"]
 
 
 def test_waves():

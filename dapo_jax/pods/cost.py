@@ -93,6 +93,7 @@ class Scene(NamedTuple):
     cache: str  # 'ours' or 'ours.int8': the constants of the kernel that reads them
     vocab: int  # columns of the head while decoding
     read: int  # parameters that a token's products read, whole
+    wide: int  # of these, in a head of float32 under a model of another type
     item: int  # bytes of a weight or activation
     decode_split: int  # parts of a weight while decoding
     decode_axes: tuple[int, ...]  # ... along each mesh axis
@@ -106,6 +107,15 @@ class Scene(NamedTuple):
     scored: int  # forward passes before the updates: old, reference log-probs
     parameters: int
     adapters: int  # trained in their place; 0 = none
+
+    @property
+    def read_bytes(self) -> int:
+        return self.read * self.item + self.wide * (4 - self.item)
+
+    @property
+    def multiplied(self) -> int:
+        """`read` in products of bfloat16, of which the highest precision takes six for one."""
+        return self.read + 5 * self.wide
 
 
 # ------------------------------------------------------------------------------------------------
@@ -294,10 +304,10 @@ def decode(call: Call, scene: Scene, k: Values, design: Design = DESIGN) -> dict
 
 def products(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
     """Matrix products of a token of `rows` rows: bound by reading weights, or by multiplying."""
-    chip, n = scene.pod.chip, scene.read / scene.decode_split
+    chip, split = scene.pod.chip, scene.decode_split
     return np.maximum(
-        n * scene.item / (k["weights_hbm"] * chip.bandwidth),
-        2 * n * rows / (k["decode_mxu"] * chip.flops),
+        scene.read_bytes / split / (k["weights_hbm"] * chip.bandwidth),
+        2 * scene.multiplied / split * rows / (k["decode_mxu"] * chip.flops),
     )
 
 
@@ -417,7 +427,7 @@ def micro_batch(
     chip, chips = scene.pod.chip, scene.pod.chips
     narrow = ".8" if scene.train_split >= 8 else ""
     passes = 3 - bool(scene.adapters) + scene.again if update else 1
-    flops = passes * 2 * scene.read * scene.micro_rows * scene.row_tokens / chips
+    flops = passes * 2 * scene.multiplied * scene.micro_rows * scene.row_tokens / chips
     products = flops / (k[f"train_mxu{narrow}"] * chip.flops)
 
     looks = 2 if update and scene.remat == "full" else 1
@@ -452,7 +462,7 @@ def collective_waits(scene: Scene, k: Values, design: "Design", *, update: bool)
         rows = scene.micro_rows * t / chips * scene.row_tokens * scene.width * scene.item
         moved = k[f"{kind}_moved" + ".joined" * joined]
         seconds += moved * scene.layers * rows * (t - 1) / t / axis_rate(scene.pod, t, k)
-    weights = scene.read / t * scene.item
+    weights = scene.read_bytes / t
     if f > 1:
         axes = len(scene.pod.sides) - (t > 1)
         gathered = k[f"{kind}_weights" + ".8" * (t >= 8)] * weights
