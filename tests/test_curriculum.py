@@ -419,7 +419,9 @@ def test_a_run_with_nothing_left_to_draw_says_so_and_stops(tmp_path, capsys):
 # The page
 # ------------------------------------------------------------------------------------------------
 
-PAGE = (ROOT / "docs" / "curriculum.md").read_text()
+
+def page() -> str:
+    return (ROOT / "docs" / "curriculum.md").read_text()
 
 
 def on_the_page(workdir, *command):
@@ -435,14 +437,14 @@ def on_the_page(workdir, *command):
 @pytest.mark.slow
 def test_the_page_s_run_and_figures(tmp_path):
     """A short one: after no warm-up the problems are all wrong, which is a difficulty too."""
-    (command,) = re.findall(r"^python ((?:[^\n\\]|\\\n)+)", PAGE, re.M)
+    (command,) = re.findall(r"^python ((?:[^\n\\]|\\\n)+)", page(), re.M)
     words = shlex.split(command.replace("\\\n", " "))
     words = [w.replace("configs/", f"{ROOT}/configs/") for w in words]
     brief = ["steps=2", "eval.every=0", "eval.max_problems=4", "dynamic_sampling.max_rounds=2"]
     brief += ["supervised_warmup.skill_steps=20", "supervised_warmup.habit_steps=0"]
     done = on_the_page(tmp_path, *words, *(f"--config.{field}" for field in brief))
     assert done.returncode == 0, done.stderr[-2000:]
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", page(), re.S)
     done = on_the_page(tmp_path, "-c", code)
     assert done.returncode == 0, done.stderr[-2000:]
     for name in ("curriculum", "difficulty"):
@@ -451,7 +453,7 @@ def test_the_page_s_run_and_figures(tmp_path):
 
 def test_the_page_names_every_field_and_every_metric():
     fields = {name for name in config.SCHEMA if name.startswith("curriculum.")}
-    named = set(re.findall(r"`(curriculum\.\w+)(?:=\S+)?`", PAGE))
+    named = set(re.findall(r"`(curriculum\.\w+)(?:=\S+)?`", page()))
     assert named == fields
     metric = {t for t in tags.TAGS if t.startswith("curriculum/")} - {"curriculum/temperature"}
-    assert set(re.findall(r"`(curriculum/\w+)`", PAGE)) == metric
+    assert set(re.findall(r"`(curriculum/\w+)`", page())) == metric
