@@ -301,9 +301,9 @@ class Trainer:
         # (params without adapters, key data) -> params; (params) -> params without adapters
         adapted = jax.jit(self._adapted, out_shardings=self.param_shardings)
         merged = jax.jit(functools.partial(qwen2.merge, shape), out_shardings=base)
-        same = base is self.param_shardings
-        self.adapted = (lambda params, key_data: params) if same else adapted
-        self.merged = (lambda params: params) if same else merged
+        plain = base is self.param_shardings
+        self.adapted = (lambda params, key_data: params) if plain else adapted
+        self.merged = (lambda params: params) if plain else merged
         # (params) -> opt_state
         init = lambda params: tx.init(qwen2.trained(params))
         self.init_opt_state = jax.jit(init, out_shardings=self.opt_shardings)
