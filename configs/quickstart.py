@@ -18,7 +18,6 @@ from dapo_jax import config, presets
 def get_config(recipe: str = ""):
     c = config.base()  # full DAPO on the embedded task: steps of 32 x 8 responses and 8 updates
     c.steps = 60
-    c.optim.micro_batch_rows = 4  # of 64 cells: they stay in a core's cache, and few are padding
     c.supervised_warmup.skill_steps, c.supervised_warmup.habit_steps = 900, 160
     c.checkpoint.every = 20
     if recipe not in ("", *presets.RECIPES):

@@ -14,7 +14,6 @@ from dapo_jax import config
 def get_config():
     c = config.grpo()
     c.steps = 60
-    c.optim.micro_batch_rows = 4
     c.supervised_warmup.skill_steps, c.supervised_warmup.habit_steps = (
         900,
         160,
