@@ -52,7 +52,10 @@ def verl(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
 
 def grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
     """Naive GRPO, the paper's starting point: symmetric clip, sample-level mean, every group
-    trained on, no length shaping. (Set loss.kl_coef for GRPO with its KL term.)"""
+    trained on, no length shaping. (Set loss.kl_coef for GRPO with its KL term.)
+
+    Measured: 0.898 +- 0.021 at 275 updates, 0.934 +- 0.020 at 0.19 M tokens.
+    """
     c = base() if c is None else c
     c.loss.clip_high = c.loss.clip_low
     c.loss.normalizer = "sequence"
@@ -65,12 +68,17 @@ def grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
 # ------------------------------------------------------------------------------------------------
 # The field's recipes: each changes the algorithm of `c`; without `c`, of the paper's config, and
 # gives it the sizes and rates of its source. configs/quickstart.py:NAME runs one on a laptop.
+# "Measured" is held-out accuracy on that quickstart, five seeds (benchmarks/recipes.py), at rates
+# that were chosen for DAPO, which has 0.924 +- 0.020 and 0.914 +- 0.024 there.
 # ------------------------------------------------------------------------------------------------
 
 
 def dr_grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
     """Dr. GRPO (arXiv 2503.20783): naive GRPO without its two divisions, by the group's std and by
-    the response's length: A = r - mean, token losses summed and divided by L_max."""
+    the response's length: A = r - mean, token losses summed and divided by L_max.
+
+    Measured: 0.910 +- 0.021 at 275 updates, 0.939 +- 0.016 at 0.19 M tokens.
+    """
     c = grpo(paper() if c is None else c)
     c.advantage.scale = "none"
     c.loss.normalizer = "constant"
@@ -79,7 +87,10 @@ def dr_grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.Config
 
 def gspo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
     """GSPO (arXiv 2507.18071, section 5.1): naive GRPO whose clipped ratio is the geometric mean of
-    the response's, within 3e-4 and 4e-4 of 1; four updates per rollout."""
+    the response's, within 3e-4 and 4e-4 of 1; four updates per rollout.
+
+    Measured: 0.778 +- 0.077 at 275 updates, 0.900 +- 0.025 at 0.19 M tokens.
+    """
     if c is None:
         c = paper()
         c.optim.minibatches = 4
@@ -92,7 +103,10 @@ def gspo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
 def cispo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
     """DAPO with CISPO (MiniMax-M1, arXiv 2506.13585, Eq. 4-5) for PPO's clip: no lower bound, a
     weight of at most 5 (the paper tunes it and gives no number; ScaleRL finds 4, 5 and 8 alike), a
-    mean over questions of token means. M1's Adam has eps 1e-15."""
+    mean over questions of token means. M1's Adam has eps 1e-15.
+
+    Measured: 0.926 +- 0.023 at 275 updates, 0.916 +- 0.024 at 0.19 M tokens.
+    """
     if c is None:
         c = paper()
         c.optim.b2, c.optim.eps = 0.95, 1e-15
@@ -105,7 +119,10 @@ def cispo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDi
 def rloo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
     """RLOO (arXiv 2402.14740): the response is one action, its baseline the mean reward of the
     group's others, no std. Several updates per rollout clip the product of the ratios, as TRL's
-    trainer does; the paper's KL term is in the reward and left out here."""
+    trainer does; the paper's KL term is in the reward and left out here.
+
+    Measured: 0.905 +- 0.017 at 275 updates, 0.937 +- 0.015 at 0.19 M tokens.
+    """
     if c is None:
         c = paper()
         c.rollout.group_size, c.optim.minibatches = 4, 1
@@ -123,6 +140,8 @@ def scale_rl(c: ml_collections.ConfigDict | None = None) -> ml_collections.Confi
     Its generators lag the trainer by up to 8 updates of 48 x 16; here 8 such updates follow one
     rollout. Problems of pass rate .9 are not drawn again (No-Positive-Resampling). Not here: the
     phrase that ends long thinking.
+
+    Measured: 0.936 +- 0.016 at 275 updates, 0.941 +- 0.016 at 0.19 M tokens.
     """
     if c is None:
         c = paper()
@@ -145,6 +164,8 @@ def just_rl(c: ml_collections.ConfigDict | None = None) -> ml_collections.Config
 
     Its verifier reads \\boxed{} answers, here the 'integer' one; its token mean was one per
     micro-batch of 32,768 tokens, here of the mini-batch.
+
+    Measured: 0.900 +- 0.019 at 275 updates, 0.927 +- 0.013 at 0.19 M tokens.
     """
     if c is None:
         c = paper()
@@ -163,7 +184,10 @@ def just_rl(c: ml_collections.ConfigDict | None = None) -> ml_collections.Config
 def gsm8k_dapo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
     """AReaL's examples/math/gsm8k_dapo_dynamic_bs.yaml, knob by knob in
     configs/gsm8k_dapo_qwen2_5_1_5b.py: groups without a gap dropped and not replaced, advantages
-    normalised a second time over the batch, tokens of importance weight beyond 5 zeroed."""
+    normalised a second time over the batch, tokens of importance weight beyond 5 zeroed.
+
+    Measured: 0.931 +- 0.015 at 275 updates, 0.939 +- 0.016 at 0.19 M tokens.
+    """
     if c is None:
         c = paper()
         c.data.max_prompt_tokens, c.rollout.max_response_tokens = 1024, 4096

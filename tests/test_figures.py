@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from dapo_jax import presets
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 MARK = re.compile(r"<!-- RESULTS: (.+?) -->\n(.+?)(?:\n\n|\Z)", re.S)
@@ -65,3 +67,14 @@ def test_a_wrong_digit_is_found():
     kept = "| +dynamic_sampling | 0.982 +- 0.004 | 3.21x | 19907 |"
     assert missing("| DAPO | **.982 +- .004** | 3.2x |", kept) == []
     assert missing("| DAPO | .983 +- .004 | 3.3x |", kept) == [".983", "3.3"]
+
+
+@pytest.mark.parametrize("name", presets.RECIPES)
+def test_a_recipe_says_what_was_measured_of_it(name):
+    kept = sections()["The field's recipes on the quickstart"]
+    head, row = (
+        re.search(r"^\| recipe .*$", kept, re.M)[0],
+        re.search(rf"^\| {name} .*$", kept, re.M)[0],
+    )
+    said = re.search(r"^ *Measured: (.+)\.$", presets.RECIPES[name].__doc__, re.M)[1]
+    assert len(numbers(said)) == 5 and not missing(said, head + row)
