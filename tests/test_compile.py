@@ -148,7 +148,7 @@ def pytest_generate_tests(metafunc):
     """Of the configs for pods the smallest and the one of another task; `--all_configs`: every one.
     The large ones as shipped are rows of benchmarks/pod_plan.py as well."""
     if "shipped" in metafunc.fixturenames:
-        small = ("dapo_qwen2_5:0.5B", "dapo_qwen2_5:0.5B,verl", "gsm8k_dapo_qwen2_5_1_5b:")
+        small = ("dapo_qwen2_5:0.5B", "gsm8k_dapo_qwen2_5_1_5b:")
         every = metafunc.config.option.all_configs
         on_pods = [":".join(of) for of in test_configs.ON_PODS]
         chosen = [name for name in on_pods if every or name in small]
