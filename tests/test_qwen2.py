@@ -388,11 +388,15 @@ def test_init_does_not_depend_on_the_mesh():
     rules, tiny, made = config.base().sharding.train, TINY._replace(num_layers=1), []
     for shape in ((1, 1, 1), (1, 4, 2)):
         devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
-        layout = parallel.shardings(
-            qwen2.metadata(tiny, "axes"), Mesh(devices, parallel.AXES), rules
-        )
-        init = jax.jit(qwen2.init, static_argnums=0, out_shardings=layout)
-        made.append(init(tiny, jax.random.key(3)))
+        mesh = Mesh(devices, parallel.AXES)
+        layout = parallel.shardings(qwen2.metadata(tiny, "axes"), mesh, rules)
+        with parallel.mesh_scope(mesh, rules):
+            init = jax.jit(lambda key: qwen2.init(tiny, key), out_shardings=layout)
+            lowered = init.lower(jax.random.key(3))
+        made.append(lowered.compile()(jax.random.key(3)))
+        # Flat where one device draws all of a weight; else in its shape, which devices can split.
+        L, H, d, D = made[-1]["blocks"]["o"].shape
+        assert (f"<{L}x{H}x{d}x{D}xui32>" in lowered.as_text()) == (len(mesh.devices.flat) > 1)
     assert len(made[1]["embed"].sharding.device_set) == 8
     assert not made[1]["embed"].is_fully_replicated
     jax.tree.map(np.testing.assert_array_equal, *jax.device_get(made))

@@ -321,10 +321,12 @@ class Trainer:
         )
 
     def _init_params(self, key_data) -> qwen2.Params:
-        return qwen2.init(self.shape.merged, jax.random.wrap_key_data(key_data))
+        with parallel.mesh_scope(self.mesh, self.rules):
+            return qwen2.init(self.shape.merged, jax.random.wrap_key_data(key_data))
 
     def _adapted(self, params, key_data) -> qwen2.Params:
-        return qwen2.adapted(self.shape, params, jax.random.wrap_key_data(key_data))
+        with parallel.mesh_scope(self.mesh, self.rules):
+            return qwen2.adapted(self.shape, params, jax.random.wrap_key_data(key_data))
 
     def _log_probs(self, params, rows: PackedBatch, micro_batches, temperature) -> jax.Array:
         with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
