@@ -16,11 +16,11 @@ import runpy
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import one_base
 import results
 
 from dapo_jax import config
-from dapo_jax.experiments import figures, ladder, pool, stats
-from dapo_jax.log import metrics
+from dapo_jax.experiments import figures, stats
 
 ROOT = pathlib.Path(__file__).parent.parent
 ARMS = {
@@ -88,19 +88,7 @@ def main() -> None:
     args = parser.parse_args()
 
     arms = ["none", *(arm for arm in args.only if arm != "none")]
-    folder = lambda arm, seed: f"{arm}/seed_{seed}"
-    seeds = range(args.seeds)
-    base = pool.Task("base", ladder.run, (fields("none", steps=0),))
-    runs = [
-        pool.Task(folder(arm, s), ladder.run, (fields(arm, seed=s), "base"), ("base",))
-        for s in seeds
-        for arm in arms
-    ]
-    pool.run_all([base, *runs], args.out, args.jobs)
-    records = {
-        arm: [metrics.read(args.out / folder(arm, s) / "metrics.jsonl") for s in seeds]
-        for arm in arms
-    }
+    records = one_base.train(fields, arms, "none", args.seeds, args.out, args.jobs)
     section = f"{HEADING}\n\n{results.made_by('jax', 'flax')}.\n\n{summary(records)}"
     print("\n" + section)
     if args.write:

@@ -16,11 +16,11 @@ import runpy
 from collections.abc import Mapping, Sequence
 
 import jax
+import one_base
 import results
 
 from dapo_jax import config, presets
-from dapo_jax.experiments import ladder, pool, stats
-from dapo_jax.log import metrics
+from dapo_jax.experiments import ladder, stats
 
 ROOT = pathlib.Path(__file__).parent.parent
 ARMS = {"dapo": "", **{name: name for name in presets.RECIPES}}
@@ -62,19 +62,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
 
-    folder = lambda arm, seed: f"{arm}/seed_{seed}"
-    seeds = range(args.seeds)
-    base = pool.Task("base", ladder.run, (fields("dapo", steps=0),))
-    runs = [
-        pool.Task(folder(arm, s), ladder.run, (fields(arm, seed=s), "base"), ("base",))
-        for s in seeds
-        for arm in args.only
-    ]
-    pool.run_all([base, *runs], args.out, args.jobs)
-    records = {
-        arm: [metrics.read(args.out / folder(arm, s) / "metrics.jsonl") for s in seeds]
-        for arm in args.only
-    }
+    records = one_base.train(fields, args.only, "dapo", args.seeds, args.out, args.jobs)
     made = f"{results.made_by('jax', 'flax')}; {jax.default_backend()} backend"
     section = f"{HEADING}\n\n{made}.\n\n{summary(records)}"
     print("\n" + section)

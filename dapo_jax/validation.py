@@ -299,16 +299,18 @@ def check_curriculum(config) -> list[str]:
 
 def check_lora(model) -> list[str]:
     """Mistakes of `config.model.lora`, as far as they do not depend on the network's shape."""
+    lora, bad = model.lora, []
+    if not lora.rank:
+        return bad
     from dapo_jax.model import qwen2  # brings JAX in
 
-    lora, bad = model.lora, []
     names = lora.targets.split(",")
-    if lora.rank and (set(names) - set(qwen2.LINEAR) or len(names) > len(set(names))):
+    if set(names) - set(qwen2.LINEAR) or len(names) > len(set(names)):
         bad.append(
             f"config.model.lora.targets: {lora.targets!r}: wants each of {', '.join(qwen2.LINEAR)}"
             " at most once, with commas between"
         )
-    if lora.rank and not lora.alpha:
+    if not lora.alpha:
         bad.append("config.model.lora.alpha: 0 leaves adapters without effect; 16 is usual")
     return bad
 

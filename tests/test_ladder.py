@@ -1,5 +1,6 @@
 """The ladder: the fields of each rung, what is compared, what is said of it, and a small run."""
 
+import functools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dapo_jax import config, presets, train
+from dapo_jax import config, presets
 from dapo_jax.experiments import figures, ladder, pool
 from dapo_jax.log import metrics
 
@@ -126,10 +127,10 @@ def test_tasks_share_a_base_and_go_on_for_equal_tokens():
     assert [(t.folder, t.after) for t in pod] == [("grpo/seed_0", ())]
 
 
-def test_a_run_that_was_cut_off_is_not_finished(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "train", lambda c, where: False)
+def test_a_run_that_was_cut_off_is_not_finished(tmp_path):
+    cut_off = functools.partial(ladder.run, train=lambda c, where: False)
     with pytest.raises(RuntimeError, match="cut off by SIGTERM; the same command goes on"):
-        pool.run_all([pool.Task("base", ladder.run, ({"steps": 0},))], tmp_path, jobs=1)
+        pool.run_all([pool.Task("base", cut_off, ({"steps": 0},))], tmp_path, jobs=1)
     assert not (tmp_path / "base" / "result.json").exists()
 
 

@@ -2,7 +2,7 @@
 
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import flags
@@ -18,14 +18,20 @@ JOBS = flags.DEFINE_integer(
 )
 
 
-def run(workdir: pathlib.Path, fields: Mapping[str, Any], base: str = "") -> dict[str, float]:
-    """Train by the config with these leaves, from the run `base` two folders up if there is one."""
+def run(
+    workdir: pathlib.Path,
+    fields: Mapping[str, Any],
+    base: str = "",
+    train: Callable[..., bool] = train.train,
+) -> dict[str, float]:
+    """Train by the config with these leaves, from the run `base` two folders up if there is one.
+    train: (config, workdir) -> whether it went to its end."""
     started = time.process_time()
     config = schema.base()
     config.update_from_flattened_dict(fields)
     if base:
         config.init_from = str((workdir.parent.parent / base / "checkpoints").absolute())
-    if not train.train(config, workdir):
+    if not train(config, workdir):
         raise RuntimeError("cut off by SIGTERM; the same command goes on")
     last = metrics.read(workdir / "metrics.jsonl")[-1]
     return {"steps": last["step"], "cpu_s": round(time.process_time() - started, 1)}
