@@ -28,6 +28,7 @@ from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprin
 from dapo_jax.dapo.overlong_filter import masks, teaches
 from dapo_jax.dapo.state import State
 from dapo_jax.rollout import engine
+from dapo_jax.vapo import positive_lm
 
 
 class StepRecord(NamedTuple):
@@ -110,6 +111,7 @@ def make_minibatches(config, groups: list[Group], step: int) -> list[list[packin
     """Groups -> advantages and loss weights -> U mini-batches of whole groups, shuffled."""
     if not groups:
         return []
+    right_NxG = [positive_lm.right(g.grades, config.loss.positive_coef) for g in groups]
     length_NxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
     truncated_NxG = np.array([[r.truncated for r in g.responses] for g in groups])
     trained_NxG, counted_NxG = masks(truncated_NxG, config.loss.overlong_filter)
@@ -141,9 +143,11 @@ def make_minibatches(config, groups: list[Group], step: int) -> list[list[packin
         )
         minibatches.append(
             [
-                packing.Item(groups[n].prompt, r.tokens, r.logps, float(advantage_NxG[n, g]), w)
+                packing.Item(groups[n].prompt, r.tokens, r.logps, float(a), w, right)
                 for n, weight_G in zip(part, weight_Q.reshape(len(part), -1), strict=True)
-                for g, (r, w) in enumerate(zip(groups[n].responses, weight_G, strict=True))
+                for r, a, w, right in zip(
+                    groups[n].responses, advantage_NxG[n], weight_G, right_NxG[n], strict=True
+                )
             ]
         )
     return minibatches
@@ -191,7 +195,7 @@ def pack_minibatches(config, machine, state: State, minibatches) -> list[update.
     trainer, temperature = machine.trainer, update_knobs(config, state).temperature
     packed = []
     for items in minibatches:
-        rows, used, _ = packing.pack(
+        rows, used, places = packing.pack(
             items,
             row_tokens=validation.row_tokens(config),
             micro_rows=config.optim.micro_batch_rows,
@@ -199,6 +203,8 @@ def pack_minibatches(config, machine, state: State, minibatches) -> list[update.
         )
         if not used:
             continue
+        positive = positive_lm.cells(rows, items, places, config.loss.positive_coef)
+        positive = parallel.to_device(positive, trainer.row_sharding)
         rows, used = parallel.to_device(rows, trainer.row_sharding), np.int32(used)
         old = rows.sampled_logp_AxRxT
         if config.loss.old_logprobs == "recompute":
@@ -206,5 +212,5 @@ def pack_minibatches(config, machine, state: State, minibatches) -> list[update.
         ref = old
         if state.ref_params is not None:
             ref = trainer.log_probs(state.reference, rows, used, temperature)
-        packed.append(update.Batch(rows, old, ref, used))
+        packed.append(update.Batch(rows, old, ref, used, positive))
     return packed

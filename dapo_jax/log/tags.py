@@ -45,6 +45,7 @@ WHEN = {
     "weighted": "with loss.importance_cap",
     "aged": "with rollout.staleness",
     "mask": "with another loss.importance than 'token'",
+    "positive": "with loss.positive_coef",
     "evaluation": "evaluated steps (the first and the last among them)",
     "curriculum": "every rollout step, with config.curriculum",
     "again": "with config.curriculum, steps that drew problems a second time",
@@ -91,6 +92,7 @@ TAGS: dict[str, Tag] = {
     "policy/importance_mean": Tag("1", "importance weight of trained tokens", "mean(w), w of pi_trainer / pi_sampler by loss.importance", "0.95 to 1.05", "far from 1: sampler and trainer disagree, or a mask zeroes much", "arXiv 2510.18855", "weighted"),
     "policy/importance_capped_frac": Tag("share", "trained tokens whose importance weight lies at its bound", "mean[w >= loss.importance_cap]", "below 0.01", "above 0.1: sampler and trainer disagree; with 'sequence' also long responses", "arXiv 2510.18855", "weighted"),
     "policy/importance_zeroed_frac": Tag("share", "trained tokens whose importance weight a mask zeroes", "mean[w = 0]", "below 0.01", "above 0.1: sampler and trainer disagree; with sequence_mask also long responses", "arXiv 2510.18855", "mask"),
+    "policy/positive_loss": Tag("nats per token", "log-likelihood loss on right responses, times loss.positive_coef", "mean over updates of mu NLL, NLL over tokens of right responses; 0 in an update without one", "falls towards 0", "0: no response is right", "arXiv 2504.05118 Eq. 9-10", "positive"),
     "policy/sampler_trainer_logprob_gap": Tag("nats", "largest difference of a token's log-probability between sampler and trainer, first update of the step", "max|ln pi_sampler - ln pi_trainer|", "below 1e-4 in float32 on CPU, below 0.5 in bfloat16 (groups carried over are older: more)", "large: two different policies; gradients are biased", "code: one forward for both", "trained"),
     # --- sampling -------------------------------------------------------------------------------
     "sampling/rounds": Tag("rounds", "generation rounds of the step", "count", "1 to 4", "at dynamic_sampling.max_rounds: the problems no longer fit the policy", "paper Algorithm 1"),
