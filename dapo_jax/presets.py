@@ -1,7 +1,7 @@
 """Presets: config functions, each a difference from the one before it; configs/ adds files.
 
-base (schema.py) -> paper -> verl, vapo, grpo and the RECIPES of others; `dapo_math(size)` lays `paper`
-over a slice of TPUs; `rung` takes the paper's techniques away one by one.
+base (schema.py) -> paper -> verl, vapo, grpo and the RECIPES of others; `dapo_math(size)` lays
+`paper` over a slice of TPUs; `rung` takes the paper's techniques away one by one.
 """
 
 import copy

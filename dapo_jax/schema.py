@@ -171,7 +171,6 @@ SCHEMA: dict[str, Field] = {
     "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0, 1e6),
     "loss.entropy_enough": Field(0.0, "nats per token from which on the bonus no longer pushes: a guard against collapse only; 0 = no end", 0.0),
 
-
     # --- value model (VAPO, arXiv 2504.05118; docs/vapo.md): advantages by GAE in place of the group's ---------
     "critic.enabled": Field(False, "a value model beside the policy, and its GAE advantages"),
     "critic.init_from": Field("", "Hugging Face directory or hub name it starts from: a reward model (its score.weight is the head) or a language model (new head); '' = the policy's weights and a new head"),

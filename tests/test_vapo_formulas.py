@@ -317,8 +317,8 @@ def test_off_costs_nothing(monkeypatch):
 
     off, on = texts(0.0), texts(MU)
     assert {k for k in off if off[k] != on[k]} == {"update"}
-    fields = lambda b: ((b.rows, b.old_logp_AxRxT, b.ref_logp_AxRxT), b.micro_batches)
-    monkeypatch.setattr(update, "_per_micro", fields)
+    fields = lambda self, b: (b.rows, b.old_logp_AxRxT, b.ref_logp_AxRxT)
+    monkeypatch.setattr(update.Trainer, "_per_micro", fields)
     assert texts(0.0) == off
 
 
