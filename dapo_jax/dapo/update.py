@@ -92,11 +92,11 @@ def row_stats(shape: qwen2.Shape, params, rows: PackedBatch, temperature) -> Hea
 
 
 def dapo_loss(
-    shape, params, rows: PackedBatch, old_RxT, ref_RxT, positive_RxT=None, *, temperature,
+    shape, params, rows: PackedBatch, old_RxT, ref_RxT, positive_RxT, temperature,
     c: objective.Coefficients, choice: objective.Choice,
 ):  # fmt: skip
     """sum(weight * token loss), with optional KL and entropy terms of the same weights, and where
-    there is `positive_RxT` the log-likelihood with these weights (vapo/positive_lm.py)."""
+    there are weights for it (else None) the positive-example loss."""
     stats = row_stats(shape, params, rows, temperature)
     trained = rows.trained_AxRxT
     logp = jnp.where(trained, stats.logp_RxT, 0.0)
@@ -245,7 +245,8 @@ class Batch(NamedTuple):
     old_logp_AxRxT: jax.Array  # float32, the denominator of the ratio
     ref_logp_AxRxT: jax.Array  # float32, of the reference model; the old ones where there is none
     micro_batches: jax.Array  # int32, how many of the A hold something
-    positive_AxRxT: jax.Array | None = None  # float32, of vapo/positive_lm.py; None = no such term
+    # float32, what -log pi weighs (vapo/positive_lm.py); None: no part of the program
+    positive_AxRxT: jax.Array | None = None
 
 
 class Knobs(NamedTuple):
@@ -344,17 +345,24 @@ class Trainer:
             return jax.lax.fori_loop(0, micro_batches, one, jnp.zeros(rows.tokens_AxRxT.shape))
 
     def _update(self, params, opt_state, batch: Batch, knobs: Knobs):
-        return self._step(self._dapo(knobs), params, opt_state, *_per_micro(batch), knobs.lr)
+        per_micro, loss_fn = self._per_micro(batch), self._loss(knobs)
+        return self._step(loss_fn, params, opt_state, per_micro, batch.micro_batches, knobs.lr)
 
     def _gradient(self, params, batch: Batch, knobs: Knobs):
         with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
-            return accumulate(self._dapo(knobs), self._cast(params), *_per_micro(batch))[0]
+            per_micro, loss_fn = self._per_micro(batch), self._loss(knobs)
+            return accumulate(loss_fn, self._cast(params), per_micro, batch.micro_batches)[0]
 
     def _supervise(self, params, opt_state, rows: PackedBatch, micro_batches, lr):
         loss_fn = functools.partial(supervised_loss, self.shape)
         return self._step(loss_fn, params, opt_state, (rows,), micro_batches, lr)
 
-    def _dapo(self, knobs: Knobs):
+    # What a trainer of another loss has in place of these: vapo/critic.py
+
+    def _per_micro(self, batch: Batch) -> tuple:
+        return batch.rows, batch.old_logp_AxRxT, batch.ref_logp_AxRxT, batch.positive_AxRxT
+
+    def _loss(self, knobs: Knobs):
         bound = dict(temperature=knobs.temperature, c=knobs.loss, choice=self._choice)
         return functools.partial(dapo_loss, self.shape, **bound)
 
@@ -368,13 +376,11 @@ class Trainer:
             params = qwen2.with_trained(params, trained)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 
-    def abstract(
-        self, A: int, R: int, T: int, positive: bool = False
-    ) -> tuple[qwen2.Params, Any, Batch, Knobs]:
-        """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells.
-        positive: with loss.positive_coef."""
+    def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
+        """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
         cell = lambda dtype: jax.ShapeDtypeStruct((A, R, T), dtype, sharding=self.row_sharding)
         params, number = qwen2.abstract(self.shape), np.float32(0)
+        positive = cell(jnp.float32) if self._choice.positive else None
         loss = objective.Coefficients(**dict.fromkeys(objective.Coefficients._fields, number))
         rows = PackedBatch(**{k: cell(d) for k, d in packing.DTYPES.items()})
         return (
@@ -382,17 +388,6 @@ class Trainer:
             parallel.sharded(
                 jax.eval_shape(self.tx.init, qwen2.trained(params)), self.opt_shardings
             ),
-            Batch(
-                rows,
-                cell(jnp.float32),
-                cell(jnp.float32),
-                np.int32(A),
-                cell(jnp.float32) if positive else None,
-            ),
+            Batch(rows, cell(jnp.float32), cell(jnp.float32), np.int32(A), positive),
             Knobs(number, number, loss),
         )
-
-
-def _per_micro(batch: Batch) -> tuple[tuple, jax.Array]:
-    per_micro = batch.rows, batch.old_logp_AxRxT, batch.ref_logp_AxRxT, batch.positive_AxRxT
-    return per_micro, batch.micro_batches
