@@ -167,10 +167,10 @@ SCHEMA: dict[str, Field] = {
     "loss.importance": Field("token", "the weight, by its name in dapo_jax/objectives.py: of a token, of a whole response (sequence: product, mean: geometric mean); truncated at the cap, or with _mask zeroed beyond it"),
     "loss.importance_floor": Field(0.0, "masks also zero weights below this (IcePop: .5)", 0.0, 1.0),
     "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0, 1e6),
+    "loss.positive_coef": Field(0.0, "mu: weight of the log-likelihood loss on right responses (VAPO: .1), with or without a value model; 0 = none", 0.0, 1e6),
     "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0, 1e6),
     "loss.entropy_enough": Field(0.0, "nats per token from which on the bonus no longer pushes: a guard against collapse only; 0 = no end", 0.0),
 
-    "loss.positive_coef": Field(0.0, "mu: weight of -log pi over the tokens of right responses, a mean over those of the mini-batch (VAPO Eq. 9-10: .1); 0 = no such term", 0.0, 1e6),
 
     # --- value model (VAPO, arXiv 2504.05118; docs/vapo.md): advantages by GAE in place of the group's ---------
     "critic.enabled": Field(False, "a value model beside the policy, and its GAE advantages"),

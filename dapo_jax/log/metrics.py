@@ -251,10 +251,10 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
         log["policy/importance_capped_frac"] = mean("importance_capped")
     if "importance_square" in logs[0]:
         log["policy/importance_ess"] = mean("importance") ** 2 / mean("importance_square")
-    if "positive_loss" in logs[0]:
-        log["policy/positive_loss"] = np.mean([x["positive_loss"] for x in logs])
     if "importance_zeroed" in logs[0]:
         log["policy/importance_zeroed_frac"] = mean("importance_zeroed")
+    if "positive_loss" in logs[0]:
+        log["policy/positive_loss"] = np.mean([x["positive_loss"] for x in logs])
     return log | ({"policy/ref_kl": mean("ref_kl")} if with_reference else {})
 
 
