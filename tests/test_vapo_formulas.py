@@ -317,9 +317,9 @@ def test_off_costs_nothing(monkeypatch):
 
     off, on = texts(0.0), texts(MU)
     assert {k for k in off if off[k] != on[k]} == {"update"}
-    fields = lambda self, b: (b.rows, b.old_logp_AxRxT, b.ref_logp_AxRxT)
+    fields = lambda _, b: (b.rows, b.old_logp_AxRxT, b.ref_logp_AxRxT, None)
     monkeypatch.setattr(update.Trainer, "_per_micro", fields)
-    assert texts(0.0) == off
+    assert texts(0.0) == off and texts(MU)["update"] != on["update"]
 
 
 def test_minibatches_carry_the_verdicts():
