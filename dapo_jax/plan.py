@@ -437,6 +437,7 @@ def check(config, pod: pods.Pod, with_files: bool = False, with_memory: bool = T
     not fit cannot run; else it is doubtful."""
     try:
         shape = network(config)
+        value_model(config, shape)
     except ValueError as error:  # a directory of the hosts, or no network here
         shape, doubt = None, f"{error}: not checked whether the model fits"
     wrong = mistakes(config, shape, pod).splitlines()

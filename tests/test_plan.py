@@ -268,8 +268,9 @@ def test_a_value_model_is_counted(planned):
     assert cost.checkpoint_bytes(c, b) == 12 * (b.parameters + b.value.parameters)
     other = big("7B", critic__enabled=True, critic__init_from="Qwen/Qwen2.5-72B-Instruct")
     shape, of_72b = plan.network(other), plan.network(big("72B"))
-    assert plan.value_model(other, shape) == of_72b._replace(value_head=True)
-    larger, own = plan.update_memory(other, of_72b, many), plan.memory(other, shape, many)
+    value = plan.value_model(other, shape)
+    assert value == of_72b._replace(value_head=True)
+    larger, own = plan.update_memory(other, value, many), plan.memory(other, shape, many)
     assert larger.items() <= own["updating"].items() and len(own["updating"]) == len(larger) + 1
 
 
@@ -329,6 +330,17 @@ def test_too_big_names_what_is_big_enough():
     assert pod.family == "v6e" and pod.chips > 16
     assert "DOES NOT FIT" in plan.report(out)
     assert any(out["smallest_that_fits"] in line for line in plan.report(out))
+
+
+def test_a_value_model_that_is_not_to_be_had_here_is_a_doubt(monkeypatch):
+    """As the policy's own: the hosts may have it."""
+
+    def offline(*_):
+        raise OSError
+
+    monkeypatch.setattr(plan.huggingface_hub, "hf_hub_download", offline)
+    c = big(critic__enabled=True, critic__init_from="somebody/reward")
+    assert plan.check(c, pods.parse("v5p-256")).startswith("somebody/reward: its config.json is")
 
 
 def test_absurd_sizes_are_said_at_once():
