@@ -207,7 +207,7 @@ def pack_minibatches(config, machine, state: State, minibatches) -> list[update.
         )
         if not used:
             continue
-        positive = positive_lm.cells(items, places, rows.tokens_AxRxT.shape, mu)
+        positive = positive_lm.cells(rows, items, places, mu)
         rows, positive, used = *parallel.to_device((rows, positive), over), np.int32(used)
         old = rows.sampled_logp_AxRxT
         if config.loss.old_logprobs == "recompute":

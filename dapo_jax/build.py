@@ -225,8 +225,9 @@ def calls(config, m: Machine) -> dict[str, Call]:
     abstract = qwen2.abstract(m.shape)
     micro_batches = -(-minibatch_responses(config) // config.optim.micro_batch_rows)
     wanted = m.trainer.abstract(
-        micro_batches, config.optim.micro_batch_rows, validation.row_tokens(config)
-    )
+        micro_batches, config.optim.micro_batch_rows, validation.row_tokens(config),
+        positive=bool(config.loss.positive_coef),
+    )  # fmt: skip
     params, _, batch, knobs = wanted
     sampler = m.engine.calls(abstract)
     draws = [training_draw(config), *evaluation_draws(config)]

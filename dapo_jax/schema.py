@@ -167,10 +167,9 @@ SCHEMA: dict[str, Field] = {
     "loss.importance": Field("token", "the weight, by its name in dapo_jax/objectives.py: of a token, of a whole response (sequence: product, mean: geometric mean); truncated at the cap, or with _mask zeroed beyond it"),
     "loss.importance_floor": Field(0.0, "masks also zero weights below this (IcePop: .5)", 0.0, 1.0),
     "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0, 1e6),
+    "loss.positive_coef": Field(0.0, "mu: weight of the log-likelihood loss on right responses (VAPO: .1), with or without a value model; 0 = none", 0.0, 1e6),
     "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0, 1e6),
     "loss.entropy_enough": Field(0.0, "nats per token from which on the bonus no longer pushes: a guard against collapse only; 0 = no end", 0.0),
-
-    "loss.positive_coef": Field(0.0, "mu: weight of -log pi over the tokens of right responses, a mean over those of the mini-batch (VAPO Eq. 9-10: .1); 0 = no such term", 0.0, 1e6),
 
     # --- value model (VAPO, arXiv 2504.05118; docs/vapo.md): advantages by GAE in place of the group's ---------
     "critic.enabled": Field(False, "a value model beside the policy, and its GAE advantages"),
@@ -240,7 +239,7 @@ SCHEMA: dict[str, Field] = {
     "guard.truncated_max": Field(0.5, "alarm above this share of truncated responses; 0 = off", 0.0, 1.0),
     "guard.gap_max": Field(-1.0, "alarm above this difference of sampler's and trainer's log-probs, nats; -1 = 1e-3 for float32 on CPU and GPU, else 1; 0 = off", -1.0),
     "guard.ess_min": Field(0.5, "with rollout.staleness: alarm below this effective sample size of the batch's importance weights, as a share of its tokens; 0 = off", 0.0, 1.0),
-    "guard.explained_min": Field(0.2, "with critic.enabled: alarm below this share of the returns' variance explained by the value model, after critic.pretrain_steps; 0 = off", 0.0, 1.0),
+    "guard.explained_min": Field(0.1, "with critic.enabled: alarm below this share of the returns' variance explained by the value model, after critic.pretrain_steps and while accuracy is below .9; 0 = off", 0.0, 1.0),
     "guard.accept_min": Field(0.01, "alarm below this share of drawn problems with right and wrong responses; 0 = off", 0.0, 1.0),
     "guard.eval_fall": Field(0.1, "alarm where avg@k of a set (at top_p=1) lies this far below its best at two evaluations in a row, with training accuracy above what it was at that best; 0 = off", 0.0, 1.0),
     "guard.stop_after": Field(0, "steps in a row with an alarm before the run stops with a checkpoint; 0 = only warn", 0),

@@ -114,7 +114,6 @@ class Choice(NamedTuple):
     importance: Callable[..., jax.Array] = importance_weight
     weighted: bool = False  # whether there are weights to tell of, other than 1
     aged: bool = False  # whether what they mend is the age of tokens too
-    positive: bool = False  # whether there is a loss of right responses (vapo/positive_lm.py)
 
 
 DAPO = Choice()

@@ -92,11 +92,11 @@ def row_stats(shape: qwen2.Shape, params, rows: PackedBatch, temperature) -> Hea
 
 
 def dapo_loss(
-    shape, params, rows: PackedBatch, old_RxT, ref_RxT, positive_RxT, temperature,
+    shape, params, rows: PackedBatch, old_RxT, ref_RxT, positive_RxT=None, *, temperature,
     c: objective.Coefficients, choice: objective.Choice,
 ):  # fmt: skip
     """sum(weight * token loss), with optional KL and entropy terms of the same weights, and where
-    there are weights for it (else None) the positive-example loss."""
+    there is `positive_RxT` the log-likelihood with these weights (vapo/positive_lm.py)."""
     stats = row_stats(shape, params, rows, temperature)
     trained = rows.trained_AxRxT
     logp = jnp.where(trained, stats.logp_RxT, 0.0)
@@ -245,8 +245,7 @@ class Batch(NamedTuple):
     old_logp_AxRxT: jax.Array  # float32, the denominator of the ratio
     ref_logp_AxRxT: jax.Array  # float32, of the reference model; the old ones where there is none
     micro_batches: jax.Array  # int32, how many of the A hold something
-    # float32, what -log pi weighs (vapo/positive_lm.py); None: no part of the program
-    positive_AxRxT: jax.Array | None = None
+    positive_AxRxT: jax.Array | None = None  # float32, of vapo/positive_lm.py; None = no such term
 
 
 class Knobs(NamedTuple):
@@ -376,11 +375,13 @@ class Trainer:
             params = qwen2.with_trained(params, trained)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 
-    def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
-        """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
+    def abstract(
+        self, A: int, R: int, T: int, positive: bool = False
+    ) -> tuple[qwen2.Params, Any, Batch, Knobs]:
+        """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells.
+        positive: with loss.positive_coef."""
         cell = lambda dtype: jax.ShapeDtypeStruct((A, R, T), dtype, sharding=self.row_sharding)
         params, number = qwen2.abstract(self.shape), np.float32(0)
-        positive = cell(jnp.float32) if self._choice.positive else None
         loss = objective.Coefficients(**dict.fromkeys(objective.Coefficients._fields, number))
         rows = PackedBatch(**{k: cell(d) for k, d in packing.DTYPES.items()})
         return (
@@ -388,6 +389,12 @@ class Trainer:
             parallel.sharded(
                 jax.eval_shape(self.tx.init, qwen2.trained(params)), self.opt_shardings
             ),
-            Batch(rows, cell(jnp.float32), cell(jnp.float32), np.int32(A), positive),
+            Batch(
+                rows,
+                cell(jnp.float32),
+                cell(jnp.float32),
+                np.int32(A),
+                cell(jnp.float32) if positive else None,
+            ),
             Knobs(number, number, loss),
         )

@@ -66,9 +66,10 @@ def values(shape: qwen2.Shape, params, rows: PackedBatch) -> jax.Array:
 
 def critic_loss(shape, params, rows: PackedBatch, old_RxT, returns_RxT, clip):
     """sum(weight * value loss), the weights being the policy's."""
-    term = value_loss.value_loss(values(shape, params, rows), old_RxT, returns_RxT, clip)
-    trained = rows.trained_AxRxT
-    count = lambda x: jnp.sum(jnp.where(trained, x, 0.0))
+    within = lambda x: jnp.where(rows.trained_AxRxT, x, 0.0)
+    values_RxT = within(values(shape, params, rows))
+    term = value_loss.value_loss(values_RxT, within(old_RxT), within(returns_RxT), clip)
+    count = lambda x: jnp.sum(within(x))
     loss = jnp.sum(rows.weight_AxRxT * term.loss)
     sums = dict(tokens=count(1.0), value_loss=count(term.loss), clipped=count(term.clipped))
     return loss, (sums, {})
