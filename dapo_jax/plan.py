@@ -634,8 +634,9 @@ def expected(
     )
     aged = cost.aged(config, traffic, work, s, known) if money.staleness else []
     alone = min(config.critic.pretrain_steps, config.steps) if s.value else 0
-    # The run is as long as so many whole steps: of the first the policy's update is left out.
-    whole = config.steps - alone * now.phases["update"] / now.step
+    # The run is as long as so many whole steps: the first ones leave the policy as it is.
+    left_out = sum(now.phases[x] for x in ("old log-probs", "update"))
+    whole = config.steps - alone * left_out / now.step
     return {
         "step": {
             "expected_s": now.step,

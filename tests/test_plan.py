@@ -275,7 +275,7 @@ def test_a_value_model_is_counted(planned):
 
 
 def test_the_step_with_a_value_model(planned):
-    """A forward pass and an update more; its own steps, without the policy's update, in the run's
+    """A forward pass and an update more; its own steps, without those of the policy, in the run's
     total; the same output as before for a run without one."""
     c = big(rollout__groups=128, optim__minibatches=4, rollout__slots=1024, steps=60)
     c.critic.enabled = True
@@ -290,7 +290,7 @@ def test_the_step_with_a_value_model(planned):
     for value, policy in (("values", "old log-probs"), ("update of values", "update")):
         assert 0.93 * parts[policy] < parts[value] < parts[policy]
     assert step["expected_s"] == pytest.approx(sum(parts.values()) + saved[0])
-    alone = step["expected_s"] - parts["update"]
+    alone = step["expected_s"] - parts["update"] - parts["old log-probs"]
     assert run["expected_s"] == pytest.approx(50 * alone + 10 * step["expected_s"])
     assert run["price"] == pytest.approx(run["expected_s"] * 128 / 3600 * 2)
     text = "\n".join(plan.time_lines(got | {"assumed": planned["assumed"]}))
