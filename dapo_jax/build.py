@@ -170,6 +170,9 @@ def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path |
             " they do not belong together (config.model.vocab_size, config.tokenizer.path)"
         )
     machine = assemble(config, mesh, shape, stop_ids, model_dir)
+    values = machine.critic.shape if config.critic.init_from and machine.critic else None
+    if values and (bad := validation.check_shape(values, sizes, config.sharding)):
+        raise schema.ConfigError("\n".join(f"the value model: {line}" for line in bad))
     try:
         machine.engine.require_memory(qwen2.abstract(machine.shape), parallel.device_memory(mesh))
     except ValueError as error:

@@ -26,7 +26,7 @@ from test_update import RULES, SHAPE, mesh_of, relative_gap, spread
 
 from dapo_jax import build, config, parallel, schema, validation
 from dapo_jax.dapo import packing, update as dapo_update
-from dapo_jax.log import guards, metrics
+from dapo_jax.log import guards, metrics, tags
 from dapo_jax.model import hf, qwen2
 from dapo_jax.vapo import critic, pretraining, update
 
@@ -168,6 +168,7 @@ def test_estimates_are_gae_of_each_response(items, old, layout, alpha):
     )
     G, error = np.concatenate(returns), np.concatenate(errors)
     assert log["critic/explained_variance"] == pytest.approx(1 - error.var() / G.var(), abs=1e-4)
+    assert {tags.family(tag) for tag in log} == {t for t in tags.TAGS if t.startswith("critic/")}
     assert log["critic/advantage_std"] == pytest.approx(np.concatenate(advantages).std(), rel=1e-4)
 
 
