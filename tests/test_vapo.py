@@ -25,7 +25,7 @@ from test_train import (
 from test_update import RULES, SHAPE, mesh_of, relative_gap, spread
 
 from dapo_jax import build, config, parallel, schema, validation
-from dapo_jax.dapo import packing
+from dapo_jax.dapo import packing, update as dapo_update
 from dapo_jax.log import guards, metrics, tags
 from dapo_jax.model import hf, qwen2
 from dapo_jax.vapo import critic, pretraining, update
@@ -370,6 +370,16 @@ def test_eight_devices_draw_the_same_and_learn_the_same(tmp_path):
     one, eight = arrays(tmp_path / "one", 3), arrays(tmp_path / "eight", 3)
     for of in (lambda a: a["params"], lambda a: a["critic"]["params"]):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), of(one), of(eight))
+
+
+def test_in_pre_training_nobody_reads_or_makes_log_probs(tmp_path, monkeypatch):
+    def unwanted(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(dapo_update.Trainer, "_log_probs", unwanted)
+    run(valued(2, loss__kl_coef=0.1), tmp_path)
+    with pytest.raises(AssertionError):
+        run(valued(3, loss__kl_coef=0.1), tmp_path)
 
 
 def test_values_that_explain_nothing_are_an_alarm():

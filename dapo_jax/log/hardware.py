@@ -30,17 +30,18 @@ def step_flops(
     """(of sampling, of updating): what the model needs, without what is computed again to save
     memory. A prompt is read once per group; the backward pass is two forward ones, or with adapters
     (LoRA), whose own products are left out, one. critic: shape of the value model, if there is one;
-    it reads the batch and learns, in pre-training alone."""
+    it reads the batch and learns, in pre-training alone: the policy's passes are not made then."""
     drawn, trained = record.batch.drawn, record.batch.groups
     prompts = forward_flops(shape, [len(g.prompt) for g in drawn])
     again = forward_flops(shape, [len(g.prompt) for g in drawn for _ in g.responses])
     sampling = forward_flops(shape, _lengths(drawn)) - again + prompts
     passes = (
-        (3 - bool(config.model.lora.rank)) * bool(record.updates)
+        3
+        - bool(config.model.lora.rank)
         + (config.loss.old_logprobs == "recompute")
         + bool(config.loss.kl_coef)
     )
-    updating = passes * forward_flops(shape, _lengths(trained))
+    updating = passes * bool(record.updates) * forward_flops(shape, _lengths(trained))
     return sampling, updating + (4 * forward_flops(critic, _lengths(trained)) if critic else 0.0)
 
 
