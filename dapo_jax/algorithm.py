@@ -194,8 +194,7 @@ def update_knobs(config, state: State) -> update.Knobs:
 
 def pack_minibatches(config, machine, state: State, minibatches) -> list[update.Batch]:
     """What each update trains on, on the devices; nothing for a mini-batch without a response to
-    train on. All old log-probs are those of `state`, before the first update; in value pre-training
-    nothing reads them, and none are made."""
+    train on. Old log-probs are of `state`, before the first update; pre-training makes none."""
     waits = pretraining.on(config, state.counters.step)
     trainer, temperature = machine.trainer, update_knobs(config, state).temperature
     mu, over = config.loss.positive_coef, trainer.row_sharding
