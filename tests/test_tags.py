@@ -105,7 +105,7 @@ def test_tensorboard_holds_every_tag_with_its_definition(everything):
 def test_a_record_s_time_is_that_of_its_points(everything):
     workdir, _ = everything
     times = {r["step"]: r["time/wall"] for r in metrics.read(workdir / "metrics.jsonl")}
-    assert list(times.values()) == sorted(times.values()) and time.time() - times[0] < 1000
+    assert list(times.values()) == sorted(times.values()) and 0 <= time.time() - times[0] < 10**5
     assert {(e.step, e.wall_time) for e in events(workdir) if e.summary.value} == set(times.items())
 
 
