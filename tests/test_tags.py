@@ -119,6 +119,10 @@ def test_a_step_is_traced(everything):
 
 def test_alarms_are_rung(everything):
     workdir, _ = everything
+    deadline = time.monotonic() + 60
+    while not (workdir / "rung").exists() or not (workdir / "rung").read_text().endswith("}"):
+        assert time.monotonic() < deadline  # the run did not wait for the command
+        time.sleep(0.05)
     first, *_ = [
         json.loads(x) for x in (workdir / "rung").read_text().replace("}{", "}\n{").split("\n")
     ]
