@@ -86,7 +86,7 @@ def test_without_a_compiler_the_arithmetic_stands():
     flags = ["--config=configs/quickstart.py", "--topology=v5e:2x2", "--compile"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, *flags]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "FITS, by arithmetic" in done.stdout
     assert "pip install 'dapo_jax[tpu]'" in done.stderr and "by the compiler" not in done.stdout
 
@@ -133,7 +133,7 @@ def planned(tmp_path, config: str, topology: str, env=(), timeout=None) -> tuple
 @needs_libtpu
 def test_command_line(tmp_path):
     level = {"JAX_OPTIMIZATION_LEVEL": "O0"}
-    saved, said = planned(tmp_path, "quickstart", "v5e:2x2", level, timeout=300)
+    saved, said = planned(tmp_path, "quickstart", "v5e:2x2", level, timeout=500)
     assert "[8/8] update: " in said
     got = saved["compiled"]
     for phase, name in {"sampling": "decode_full", "updating": "update"}.items():
@@ -229,15 +229,15 @@ def test_sigterm_ends_the_compiler_too_and_says_one_line(tmp_path):
             cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL,
             stderr=stderr, start_new_session=True,
         )  # fmt: skip
-    deadline = time.time() + 200
+    deadline = time.time() + 1800
     while "decode_full: compiling" not in log.read_text() and time.time() < deadline:
         assert running.poll() is None, log.read_text()
         time.sleep(0.1)
     running.terminate()
-    assert running.wait(60) == 128 + signal.SIGTERM
+    assert running.wait(300) == 128 + signal.SIGTERM
     lines = log.read_text().splitlines()
     assert lines[-1].startswith("error: stopped by SIGTERM") and len(lines) < 20, lines
-    deadline = time.time() + 20
+    deadline = time.time() + 120
     with pytest.raises(ProcessLookupError):
         while time.time() < deadline:  # until nothing is left of its group
             os.killpg(running.pid, 0)

@@ -366,7 +366,7 @@ def test_command_line(tmp_path):
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     with pytest.raises(ValueError):
         pods.parse("v5litepod-3")
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "FITS, by arithmetic" in done.stdout and "LOWER bounds" in done.stdout
     assert "EXPECTED step" in done.stdout
@@ -374,5 +374,5 @@ def test_command_line(tmp_path):
     saved = json.loads((tmp_path / "plan.json").read_text())
     assert saved["parameters"] == 101_952 and saved["fits"] is True
     command[-1] = "--topology=v5litepod-3"
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and done.stderr.startswith("error: 'v5litepod-3': no TPU slice")
