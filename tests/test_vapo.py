@@ -120,7 +120,9 @@ def test_the_gradient_is_that_of_any_layout(params, items, old, expected, layout
     assert relative_gap(gradient(make_critic(), params, items, old, layout), expected) < 1e-5
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1, 4, 2), pytest.param((2, 2, 2), marks=pytest.mark.slow)], ids=str
+)
 def test_eight_devices_are_one(params, items, old, expected, sizes):
     layout = dict(row_tokens=24, micro_rows=8, max_items=12)
     of = make_critic(mesh_of(*sizes))
@@ -199,6 +201,7 @@ def test_it_starts_from_a_model(kind, tmp_path):
         c.critic.init_from = str(tmp_path / "model")
         m = machine_of(c)
         assert m.critic.shape.num_layers == 1 and m.trainer.shape.num_layers == 2
+        assert build.build_machine(c, 48, (0, 1), None, critic=False).critic is None
     got = jax.device_get(critic.initial_params(c, m.critic, policy))
     assert got.keys() == {"embed", "blocks", "final_norm", "score"}
     for name in ("embed", "blocks", "final_norm"):
