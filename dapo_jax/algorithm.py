@@ -194,7 +194,8 @@ def update_knobs(config, state: State) -> update.Knobs:
 
 def pack_minibatches(config, machine, state: State, minibatches) -> list[update.Batch]:
     """What each update trains on, on the devices; nothing for a mini-batch without a response to
-    train on. All old log-probs are those of `state`, before the first update."""
+    train on. Old log-probs are of `state`, before the first update; pre-training makes none."""
+    waits = pretraining.on(config, state.counters.step)
     trainer, temperature = machine.trainer, update_knobs(config, state).temperature
     mu, over = config.loss.positive_coef, trainer.row_sharding
     packed = []
@@ -210,10 +211,10 @@ def pack_minibatches(config, machine, state: State, minibatches) -> list[update.
         positive = positive_lm.cells(rows, items, places, mu)
         rows, positive, used = *parallel.to_device((rows, positive), over), np.int32(used)
         old = rows.sampled_logp_AxRxT
-        if config.loss.old_logprobs == "recompute":
+        if config.loss.old_logprobs == "recompute" and not waits:
             old = trainer.log_probs(state.params, rows, used, temperature)
         ref = old
-        if state.ref_params is not None:
+        if state.ref_params is not None and not waits:
             ref = trainer.log_probs(state.reference, rows, used, temperature)
         packed.append(update.Batch(rows, old, ref, used, positive))
     return packed

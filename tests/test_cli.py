@@ -23,7 +23,7 @@ def train(*arguments):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

@@ -369,7 +369,7 @@ def started(module: str, flags: str, pins: dict[str, str]):
         env=os.environ | {"PINS": json.dumps(pins), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1500,
     )
 
 

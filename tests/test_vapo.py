@@ -25,8 +25,8 @@ from test_train import (
 from test_update import RULES, SHAPE, mesh_of, relative_gap, spread
 
 from dapo_jax import build, config, parallel, schema, validation
-from dapo_jax.dapo import packing
-from dapo_jax.log import guards, metrics
+from dapo_jax.dapo import packing, update as dapo_update
+from dapo_jax.log import guards, metrics, tags
 from dapo_jax.model import hf, qwen2
 from dapo_jax.vapo import critic, pretraining, update
 
@@ -120,7 +120,9 @@ def test_the_gradient_is_that_of_any_layout(params, items, old, expected, layout
     assert relative_gap(gradient(make_critic(), params, items, old, layout), expected) < 1e-5
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1, 4, 2), pytest.param((2, 2, 2), marks=pytest.mark.slow)], ids=str
+)
 def test_eight_devices_are_one(params, items, old, expected, sizes):
     layout = dict(row_tokens=24, micro_rows=8, max_items=12)
     of = make_critic(mesh_of(*sizes))
@@ -168,6 +170,7 @@ def test_estimates_are_gae_of_each_response(items, old, layout, alpha):
     )
     G, error = np.concatenate(returns), np.concatenate(errors)
     assert log["critic/explained_variance"] == pytest.approx(1 - error.var() / G.var(), abs=1e-4)
+    assert {tags.family(tag) for tag in log} == {t for t in tags.TAGS if t.startswith("critic/")}
     assert log["critic/advantage_std"] == pytest.approx(np.concatenate(advantages).std(), rel=1e-4)
 
 
@@ -198,6 +201,7 @@ def test_it_starts_from_a_model(kind, tmp_path):
         c.critic.init_from = str(tmp_path / "model")
         m = machine_of(c)
         assert m.critic.shape.num_layers == 1 and m.trainer.shape.num_layers == 2
+        assert build.build_machine(c, 48, (0, 1), None, critic=False).critic is None
     got = jax.device_get(critic.initial_params(c, m.critic, policy))
     assert got.keys() == {"embed", "blocks", "final_norm", "score"}
     for name in ("embed", "blocks", "final_norm"):
@@ -369,6 +373,16 @@ def test_eight_devices_draw_the_same_and_learn_the_same(tmp_path):
     one, eight = arrays(tmp_path / "one", 3), arrays(tmp_path / "eight", 3)
     for of in (lambda a: a["params"], lambda a: a["critic"]["params"]):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), of(one), of(eight))
+
+
+def test_in_pre_training_nobody_reads_or_makes_log_probs(tmp_path, monkeypatch):
+    def unwanted(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(dapo_update.Trainer, "_log_probs", unwanted)
+    run(valued(2, loss__kl_coef=0.1), tmp_path)
+    with pytest.raises(AssertionError):
+        run(valued(3, loss__kl_coef=0.1), tmp_path)
 
 
 def test_values_that_explain_nothing_are_an_alarm():

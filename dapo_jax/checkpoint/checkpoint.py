@@ -389,8 +389,8 @@ def _check_same(where: str, saved, wanted) -> None:
         there, here = saved.get(name, "absent"), wanted.get(name, "absent")
         if there != here:
             raise ValueError(
-                f"{where}: {name} is {there} there and {here} by this config; use config.model.* of"
-                " the run that wrote it"
+                f"{where}: {name} is {there} there and {here} by this config; use config.model.*"
+                " and config.critic.* of the run that wrote it"
             )
 
 

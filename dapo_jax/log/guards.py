@@ -259,10 +259,21 @@ def shortage(config, log: dict[str, float]) -> str:
         )
     if curriculum.has_band(config):
         have += f" and a pass rate in {config.curriculum.band_low}..{config.curriculum.band_high}"
+    if _drew_all(config, log):
+        others += (
+            f", having drawn once all but the {log['curriculum/left_out']:.0f} problems that"
+            " config.curriculum.pass_rate_cap leaves out"
+        )
     return (
         f"{found} of {config.rollout.groups} groups have {have} after"
         f" {log['sampling/rounds']} rounds{others}; {consequence}"
     )
+
+
+def _drew_all(config, log: dict[str, float]) -> bool:
+    """Whether the batch stayed short for want of problems, and not of rounds."""
+    capped, of = config.curriculum.pass_rate_cap > 0, config.dynamic_sampling
+    return capped and of.refill and log["sampling/rounds"] < of.max_rounds
 
 
 def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
@@ -277,6 +288,8 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
             " give easier or harder problems, more responses per problem, or a better start"
         )
     if config.dynamic_sampling.on_exhausted == "stop" and log and shortage(config, log):
+        if _drew_all(config, log):
+            return "dynamic sampling has drawn every problem that the curriculum does not leave out"
         return f"dynamic sampling used up its {config.dynamic_sampling.max_rounds} rounds"
     if counters.skipped_in_row >= config.optim.max_skipped:
         return (

@@ -142,25 +142,34 @@ class Critic(update.Trainer):
 
 
 def critic_shape(config, policy: qwen2.Shape) -> qwen2.Shape:
-    """Of a value model: the policy's, or of `critic.init_from`, with a value head and without
-    adapters. ValueError: what is there cannot read the policy's tokens."""
-    if not config.critic.init_from:
+    """Of a value model: the policy's, or of `critic.init_from` as process 0 has it, with a value
+    head and without adapters. ValueError: what is there cannot read the policy's tokens. A
+    collective."""
+    if not (name := config.critic.init_from):
         return policy.merged._replace(value_head=True)
-    where = hf.resolve(config.critic.init_from, weights=False)
-    shape = hf.read_shape(where, **qwen2.compute_choices(config)).merged
-    if shape.vocab_size < policy.vocab_size:
+    choices = qwen2.compute_choices(config)
+    read = lambda: hf.read_shape(hf.resolve(name, weights=False), **choices).merged._asdict()
+    told = parallel.of_main_process(read)
+    yarn = told["yarn"] and qwen2.Yarn(*told["yarn"])
+    if told["vocab_size"] < policy.vocab_size:
         raise ValueError(
-            f"config.critic.init_from: {where} has {shape.vocab_size} embedding rows, the policy"
+            f"config.critic.init_from: {name} has {told['vocab_size']} embedding rows, the policy"
             f" {policy.vocab_size}; the value model has to have the policy's tokenizer"
         )
-    return shape._replace(value_head=True)
+    return qwen2.Shape(**told | {"yarn": yarn, "value_head": True})
 
 
 def initial_params(config, critic: Critic, policy_params: qwen2.Params) -> qwen2.Params:
     """A copy of the policy (without adapters) with a head of zeros; or of `critic.init_from`, whose
-    `score.weight` is the head where it is a reward model. ValueError: it cannot be read."""
+    `score.weight` is the head where it is a reward model. ValueError: it cannot be read. A
+    collective; process 0 reads."""
     if not config.critic.init_from:
         return critic.of_model(policy_params)
-    where = hf.resolve(config.critic.init_from)
-    shape = critic.shape._replace(value_head=hf_format.has_value_head(where))
+
+    def look() -> tuple[str, bool]:
+        where = hf.resolve(config.critic.init_from)
+        return str(where), hf_format.has_value_head(where)
+
+    where, scores = parallel.of_main_process(look)
+    shape = critic.shape._replace(value_head=scores)
     return critic.of_model(hf.load_params(where, shape, critic.mesh, critic.rules))

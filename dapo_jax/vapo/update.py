@@ -58,8 +58,13 @@ def horizon(config, minibatches: Sequence[Sequence[Item]]) -> critic.Horizon:
     """The numbers of GAE, and where the thirds by length of this step's responses part."""
     lengths = [len(item.response) for items in minibatches for item in items if item.weight]
     thirds = np.quantile(lengths, [1 / 3, 2 / 3], method="lower") if lengths else (0, 0)
-    of = config.critic
-    numbers = (of.gamma, of.lambda_value, of.lambda_policy, of.length_alpha, *thirds)
+    numbers = critic.Horizon(
+        config.critic.gamma,
+        config.critic.lambda_value,
+        config.critic.lambda_policy,
+        config.critic.length_alpha,
+        *thirds,
+    )
     return critic.Horizon(*map(np.float32, numbers))
 
 
