@@ -48,9 +48,10 @@ def start_state(
             phases.append(shown)
         params = build.initial_params(config, machine)
         if phases:
-            params = warmup.warm_up(
-                config, machine.mesh, machine.shape, text.tokenizer, params, phases
-            )
+            with build.compiling(config, machine):
+                params = warmup.warm_up(
+                    config, machine.mesh, machine.shape, text.tokenizer, params, phases
+                )
     params = build.with_adapters(config, machine, params)
     trained = qwen2.trained(params)
     ref = jax.tree.map(lambda w: w.copy(), trained) if config.loss.kl_coef else None

@@ -3,9 +3,11 @@
 Training, evaluation and the experiments all start here, so that they cannot differ.
 """
 
+import contextlib
 import hashlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -243,6 +245,24 @@ def calls(config, m: Machine) -> dict[str, Call]:
         arguments = (params, batch.rows, batch.micro_batches, knobs.temperature)
         out["old log-probs"] = Call(m.trainer.log_probs, arguments, "micro-batch")
     return out | {"update": Call(m.trainer.update, wanted, "micro-batch")}
+
+
+@contextlib.contextmanager
+def compiling(config, m: Machine) -> Iterator[None]:
+    """Meanwhile a thread compiles what a step runs, which then lies ready. In one process alone:
+    where several share what they compile, each would do so at a place of its own."""
+    if jax.process_count() > 1 or not config.steps:
+        yield
+        return
+    with ThreadPoolExecutor(1) as thread:
+        compiled = thread.map(
+            lambda call: call.program.lower(*call.arguments).compile(), calls(config, m).values()
+        )
+        try:
+            yield
+            list(compiled)  # raises what a compilation did
+        finally:
+            thread.shutdown(cancel_futures=True)
 
 
 ADAPTERS_SEED = 1 << 20  # folded in: no weight of the network has it
