@@ -4,6 +4,7 @@ Training, evaluation and the experiments all start here, so that they cannot dif
 """
 
 import contextlib
+import functools
 import hashlib
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -180,18 +181,12 @@ def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path |
 def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -> Machine:
     """The programs of a run on any mesh, also of devices that are only described."""
     rules = config.sharding.to_dict()
-    tx = update.optimizer(
-        config.optim.b1,
-        config.optim.b2,
-        config.optim.eps,
-        config.optim.weight_decay,
-        config.optim.clip_norm,
-    )
-    trainer = update.Trainer(
+    adam = (config.optim.b1, config.optim.b2, config.optim.eps)
+    trainer = _trainer(
         shape,
         mesh,
-        rules["train"],
-        tx,
+        tuple(rules["train"].items()),
+        (*adam, config.optim.weight_decay, config.optim.clip_norm),
         config.model.dtype,
         config.optim.offload,
         objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0),
@@ -214,7 +209,13 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
         dtype=config.model.dtype,
         resumes=config.rollout.staleness > 0,
     )
-    return Machine(mesh, shape.merged, model_dir, tx, trainer, sampler)
+    return Machine(mesh, shape.merged, model_dir, trainer.tx, trainer, sampler)
+
+
+@functools.lru_cache(maxsize=8)
+def _trainer(shape, mesh: Mesh, rules, optimizer, *options) -> update.Trainer:
+    """The same for like arguments: what one run of a process has compiled serves the next."""
+    return update.Trainer(shape, mesh, dict(rules), update.optimizer(*optimizer), *options)
 
 
 def minibatch_responses(config) -> int:

@@ -219,6 +219,7 @@ def test_what_a_step_runs_is_compiled_beside_the_warm_up(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in arithmetic.traces(16)])
     c = got(MINE, steps=1, supervised_warmup__steps=1)
+    stubbed_train.forget_programs()
     jax.config.update("jax_log_compiles", True)  # in all threads
     try:
         with caplog.at_level(logging.WARNING):
