@@ -156,9 +156,12 @@ def digest(text: Text) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None) -> Machine:
-    """Mesh, model shape and programs; nothing compiles yet. Raises ConfigError for shapes that the
-    mesh or the tokenizer refuse."""
+def build_machine(
+    config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None, critic: bool = True
+) -> Machine:
+    """Mesh, model shape and programs; nothing compiles yet. critic: False = to sample and evaluate
+    alone, which no value model is needed for. Raises ConfigError for shapes that the mesh or the
+    tokenizer refuse."""
     sizes = validation.resolve_mesh(config, len(jax.devices()))
     mesh = parallel.make_mesh(sizes)
     if model_dir:
@@ -172,7 +175,7 @@ def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path |
             f"the tokenizer has {vocab_tokens} ids and the model {shape.vocab_size} embedding rows;"
             " they do not belong together (config.model.vocab_size, config.tokenizer.path)"
         )
-    machine = assemble(config, mesh, shape, stop_ids, model_dir)
+    machine = assemble(config, mesh, shape, stop_ids, model_dir, critic)
     values = machine.critic.shape if config.critic.init_from and machine.critic else None
     if values and (bad := validation.check_shape(values, sizes, config.sharding)):
         raise schema.ConfigError("\n".join(f"the value model: {line}" for line in bad))
@@ -183,7 +186,9 @@ def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path |
     return machine
 
 
-def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -> Machine:
+def assemble(
+    config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None, critic: bool = True
+) -> Machine:
     """The programs of a run on any mesh, also of devices that are only described."""
     rules = config.sharding.to_dict()
     adam = (config.optim.b1, config.optim.b2, config.optim.eps)
@@ -196,8 +201,9 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
     )
     choice = objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0)
     trainer = _trainer(update.Trainer, shape, *programs, choice)
-    on = config.critic.enabled
-    critic = _trainer(Critic, critic_shape(config, shape), *programs) if on else None
+    values = None
+    if critic and config.critic.enabled:
+        values = _trainer(Critic, critic_shape(config, shape), *programs)
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
     sampler = engine.Engine(
         shape,
@@ -216,7 +222,7 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
         dtype=config.model.dtype,
         resumes=config.rollout.staleness > 0,
     )
-    return Machine(mesh, shape.merged, model_dir, trainer.tx, trainer, sampler, critic)
+    return Machine(mesh, shape.merged, model_dir, trainer.tx, trainer, sampler, values)
 
 
 @functools.lru_cache(maxsize=8)

@@ -15,8 +15,8 @@ from dapo_jax import config, train
 from dapo_jax.log import goodput, metrics, tags
 
 # Of a graded reward of one's own: test_own_reward.py; of accelerators: test_hardware.py; of
-# responses that outlive steps: test_carried.py; of responses by length: test_vapo.py.
-OWN = {"scored", "parts", "missed", "device", "aged", "thirds"}
+# responses that outlive steps: test_carried.py.
+OWN = {"scored", "parts", "missed", "device", "aged"}
 
 
 def events(workdir: pathlib.Path) -> list[Event]:

@@ -120,7 +120,9 @@ def test_the_gradient_is_that_of_any_layout(params, items, old, expected, layout
     assert relative_gap(gradient(make_critic(), params, items, old, layout), expected) < 1e-5
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1, 4, 2), pytest.param((2, 2, 2), marks=pytest.mark.slow)], ids=str
+)
 def test_eight_devices_are_one(params, items, old, expected, sizes):
     layout = dict(row_tokens=24, micro_rows=8, max_items=12)
     of = make_critic(mesh_of(*sizes))
@@ -199,6 +201,7 @@ def test_it_starts_from_a_model(kind, tmp_path):
         c.critic.init_from = str(tmp_path / "model")
         m = machine_of(c)
         assert m.critic.shape.num_layers == 1 and m.trainer.shape.num_layers == 2
+        assert build.build_machine(c, 48, (0, 1), None, critic=False).critic is None
     got = jax.device_get(critic.initial_params(c, m.critic, policy))
     assert got.keys() == {"embed", "blocks", "final_norm", "score"}
     for name in ("embed", "blocks", "final_norm"):
@@ -385,9 +388,9 @@ def test_in_pre_training_nobody_reads_or_makes_log_probs(tmp_path, monkeypatch):
 
 def test_values_that_explain_nothing_are_an_alarm():
     c = valued(9)
-    log = {"critic/explained_variance": 0.05, "policy/loss": 0.1, "reward/accuracy": 0.4}
+    log = {"critic/explained_variance": 0.01, "policy/loss": 0.1, "reward/accuracy": 0.4}
     alarms = lambda **more: guards.alarms(c, log | more, guards.History([], []))
-    assert "explained variance of the returns 0.05 is below 0.1" in alarms()[0]
+    assert "explained variance of the returns 0.01 is below 0.02" in alarms()[0]
     assert alarms(**{"reward/accuracy": 0.95}) == []  # little is left to explain
     del log["policy/loss"]  # in pre-training
     assert alarms() == []

@@ -51,7 +51,7 @@ WHEN = {
     "again": "with config.curriculum, steps that drew problems a second time",
     "critic": "with config.critic, steps with an update of the value model",
     "differ": "with config.critic, steps whose returns are not all alike",
-    "thirds": "with config.critic: <third> is short, middle or long, by the lengths of the step's responses",
+    "thirds": "as the last two; <third> is short, middle or long, by the lengths of the step's responses, and one may be empty",
     "majority": "evaluated steps, where the reward says right or wrong",
     "alarm": "steps with an alarm",
     "device": "every rollout step, on TPUs and GPUs that are known",
