@@ -59,6 +59,14 @@ def test_what_lies_beside_the_programs():
     assert "decode_top_p" not in got and got["decode_full"] == 16 * N + 4
     assert got["update"] == pool + 4 * N + 3 * (batch + 4 * cells)  # the reference's log-probs
     assert "old log-probs" not in kept(small(loss__old_logprobs="reuse"))[0]
+    V = N + 64  # a value model: its 64 x 1 head beside tied embeddings
+    got, pool = kept(small(critic__enabled=True))
+    others = pool + 3 * (batch + 4 * cells)
+    assert got["prefill"] == 12 * N + 4 + 12 * V + 4
+    assert got["update"] == others + 12 * V + 4
+    assert got["values"] == others + 12 * N + 4 + 8 * V + 4 + (1 + 3) * 4 * cells
+    # Old log-probs; advantages of all; values and returns of the three others.
+    assert got["update of values"] == others + 12 * N + 4 + (1 + 4 + 3 * 2) * 4 * cells
 
 
 def test_memory_named_in_the_compilers_message():

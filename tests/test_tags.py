@@ -15,8 +15,8 @@ from dapo_jax import config, train
 from dapo_jax.log import goodput, metrics, tags
 
 # Of a graded reward of one's own: test_own_reward.py; of accelerators: test_hardware.py; of
-# responses that outlive steps: test_carried.py.
-OWN = {"scored", "parts", "missed", "device", "aged"}
+# responses that outlive steps: test_carried.py; of responses by length: test_vapo.py.
+OWN = {"scored", "parts", "missed", "device", "aged", "thirds"}
 
 
 def events(workdir: pathlib.Path) -> list[Event]:
@@ -41,7 +41,8 @@ def everything(tmp_path_factory):
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
     c.reward.overlong_buffer_tokens, c.loss.kl_coef, c.log.text_every = 4, 0.1, 1
-    c.loss.importance, c.loss.importance_cap = "token_mask", 5.0
+    c.loss.importance, c.loss.importance_cap, c.loss.positive_coef = "token_mask", 5.0, 0.1
+    c.critic.enabled, c.critic.pretrain_steps = True, 0
     c.guard.entropy_max = 0.1  # random weights are far above
     c.curriculum.band_high = 0.9
     c.mesh.fsdp, c.mesh.tensor = 4, 2

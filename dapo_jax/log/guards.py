@@ -43,6 +43,8 @@ _TRY = {
     " how often each was drawn), or hold on to the start with loss.kl_coef",
     "ess": "lower rollout.staleness, optim.lr or optim.minibatches: the policy moves too far while"
     " responses are on their way",
+    "values": "pre-train the value model longer (critic.pretrain_steps), raise critic.lr, or start it from"
+    " a reward model (critic.init_from); GAE of values that explain nothing is noise",
     "gap": "set model.dtype='float32' to see whether it is rounding; loss.importance_cap=2 weighs"
     " it out; a leap is a bug worth reporting",
 }
@@ -96,6 +98,9 @@ def bounds(config, log: dict) -> list[Bound]:
     # What is carried over comes from an older policy: there the gap says nothing.
     carries = config.dynamic_sampling.surplus == "carry" or config.rollout.staleness
     gap = 0.0 if carries else _gap_max(config)
+    # Not in pre-training; and where nearly all are right there is little left to explain.
+    told = "policy/loss" in log and log.get("reward/accuracy", 0.0) < _LEARNED
+    explained = config.guard.explained_min if told else 0.0
     # fmt: off
     return [
         Bound("policy/entropy", "entropy", config.guard.entropy_min, config.guard.entropy_max, "entropy low", "entropy high"),
@@ -103,6 +108,7 @@ def bounds(config, log: dict) -> list[Bound]:
         Bound("response/truncated_frac", "share of truncated responses", 0.0, config.guard.truncated_max, "", "truncated"),
         Bound("sampling/accept_frac", "share of problems with mixed groups", config.guard.accept_min, 0.0, few, ""),
         Bound("policy/importance_ess", "effective sample size of the importance weights", config.guard.ess_min, 0.0, "ess", ""),
+        Bound("critic/explained_variance", "explained variance of the returns", explained, 0.0, "values", ""),
         Bound("policy/sampler_trainer_logprob_gap", "gap of sampler and trainer log-probs", 0.0, gap, "", "gap"),
     ]
     # fmt: on
