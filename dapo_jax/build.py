@@ -24,6 +24,7 @@ from dapo_jax.model import hf, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.draw import Draw
+from dapo_jax.vapo.critic import Critic, critic_shape
 
 
 class Text(NamedTuple):
@@ -45,6 +46,7 @@ class Machine(NamedTuple):
     tx: optax.GradientTransformation
     trainer: update.Trainer
     engine: engine.Engine
+    critic: Critic | None = None  # the value model's trainer, where there is one
 
 
 # ------------------------------------------------------------------------------------------------
@@ -171,6 +173,9 @@ def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path |
             " they do not belong together (config.model.vocab_size, config.tokenizer.path)"
         )
     machine = assemble(config, mesh, shape, stop_ids, model_dir)
+    values = machine.critic.shape if config.critic.init_from and machine.critic else None
+    if values and (bad := validation.check_shape(values, sizes, config.sharding)):
+        raise schema.ConfigError("\n".join(f"the value model: {line}" for line in bad))
     try:
         machine.engine.require_memory(qwen2.abstract(machine.shape), parallel.device_memory(mesh))
     except ValueError as error:
@@ -181,16 +186,19 @@ def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path |
 def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -> Machine:
     """The programs of a run on any mesh, also of devices that are only described."""
     rules = config.sharding.to_dict()
-    adam = (config.optim.b1, config.optim.b2, config.optim.eps)
-    trainer = _trainer(
-        shape,
-        mesh,
-        tuple(rules["train"].items()),
-        (*adam, config.optim.weight_decay, config.optim.clip_norm),
-        config.model.dtype,
-        config.optim.offload,
-        objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0),
+    adam = (
+        config.optim.b1,
+        config.optim.b2,
+        config.optim.eps,
+        config.optim.weight_decay,
+        config.optim.clip_norm,
     )
+    train = tuple(rules["train"].items())
+    programs = (mesh, train, adam, config.model.dtype, config.optim.offload)
+    choice = objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0)
+    trainer = _programs(update.Trainer, shape, *programs, choice)
+    on = config.critic.enabled
+    critic = _programs(Critic, critic_shape(config, shape), *programs) if on else None
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
     sampler = engine.Engine(
         shape,
@@ -209,13 +217,14 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
         dtype=config.model.dtype,
         resumes=config.rollout.staleness > 0,
     )
-    return Machine(mesh, shape.merged, model_dir, trainer.tx, trainer, sampler)
+    return Machine(mesh, shape.merged, model_dir, trainer.tx, trainer, sampler, critic)
 
 
 @functools.lru_cache(maxsize=8)
-def _trainer(shape, mesh: Mesh, rules, optimizer, *options) -> update.Trainer:
-    """The same for like arguments: what one run of a process has compiled serves the next."""
-    return update.Trainer(shape, mesh, dict(rules), update.optimizer(*optimizer), *options)
+def _programs(kind, shape, mesh: Mesh, rules, adam, *options):
+    """A Trainer or Critic, the same for like arguments: what one run of a process has compiled
+    serves the next."""
+    return kind(shape, mesh, dict(rules), update.optimizer(*adam), *options)
 
 
 def minibatch_responses(config) -> int:
@@ -230,8 +239,9 @@ def calls(config, m: Machine) -> dict[str, Call]:
     abstract = qwen2.abstract(m.shape)
     micro_batches = -(-minibatch_responses(config) // config.optim.micro_batch_rows)
     wanted = m.trainer.abstract(
-        micro_batches, config.optim.micro_batch_rows, validation.row_tokens(config)
-    )
+        micro_batches, config.optim.micro_batch_rows, validation.row_tokens(config),
+        positive=bool(config.loss.positive_coef),
+    )  # fmt: skip
     params, _, batch, knobs = wanted
     sampler = m.engine.calls(abstract)
     draws = [training_draw(config), *evaluation_draws(config)]
@@ -245,7 +255,14 @@ def calls(config, m: Machine) -> dict[str, Call]:
     if config.loss.old_logprobs == "recompute" or config.loss.kl_coef:
         arguments = (params, batch.rows, batch.micro_batches, knobs.temperature)
         out["old log-probs"] = Call(m.trainer.log_probs, arguments, "micro-batch")
-    return out | {"update": Call(m.trainer.update, wanted, "micro-batch")}
+    out |= {"update": Call(m.trainer.update, wanted, "micro-batch")}
+    if m.critic:
+        wanted = m.critic.abstract(*batch.rows.tokens_AxRxT.shape)
+        params, _, batch, _ = wanted
+        reading = (params, batch.rows, batch.micro_batches)
+        out["values"] = Call(m.critic.values, reading, "micro-batch")
+        out["update of values"] = Call(m.critic.update, wanted, "micro-batch")
+    return out
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Presets: config functions, each a difference from the one before it; configs/ adds files.
 
-base (schema.py) -> paper -> verl, grpo and the RECIPES of others; `dapo_math(size)` lays `paper`
-over a slice of TPUs; `rung` takes the paper's techniques away one by one.
+base (schema.py) -> paper -> verl, vapo, grpo and the RECIPES of others; `dapo_math(size)` lays
+`paper` over a slice of TPUs; `rung` takes the paper's techniques away one by one.
 """
 
 import copy
@@ -62,6 +62,17 @@ def grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
     c.loss.overlong_filter = "off"
     c.reward.overlong_penalty = 0.0
     c.dynamic_sampling.enabled = False
+    return c
+
+
+def vapo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+    """VAPO (arXiv 2504.05118, section 5.1): PPO with a value model, 16 updates of 512 responses a
+    rollout, Clip-Higher and the token mean. What the paper leaves open: docs/vapo.md."""
+    c = paper() if c is None else c
+    c.critic.enabled = True  # 50 steps for it alone, lr 2e-6, lambda 1 and 1 - 1 / (.05 l)
+    c.loss.positive_coef = 0.1
+    c.dynamic_sampling.enabled = False  # an all-right group still has A = R - V
+    c.reward.overlong_penalty = 0.0
     return c
 
 

@@ -35,8 +35,14 @@ if "JAX_NUM_CPU_DEVICES" not in os.environ and (
         jax.devices()
         del os.environ["NPROC"]
 
-# No deadline: the first example of a property compiles. Under CI the examples are always the same.
-hypothesis.settings.register_profile("dapo_jax", deadline=None, derandomize="CI" in os.environ)
+# No deadline, nor one for drawing examples: the first compiles, and a machine may be busy. Under
+# CI the examples are always the same.
+hypothesis.settings.register_profile(
+    "dapo_jax",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+)
 hypothesis.settings.load_profile("dapo_jax")
 
 

@@ -41,7 +41,7 @@ def record(state, step) -> None:
 
 def forget_programs() -> None:
     """Those that earlier runs of this process have compiled."""
-    build._trainer.cache_clear()
+    build._programs.cache_clear()
     sampler.programs.cache_clear()
 
 

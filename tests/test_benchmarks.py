@@ -86,7 +86,8 @@ def test_curricula_are_compared_by_tokens_to_an_accuracy():
     assert curricula.tokens_to(run(0.1, 0.8, 1.0, 0.5), 0.9) == (pytest.approx(1.5e4), True)
     assert curricula.tokens_to(run(0.1, 0.8, 0.85), 0.9) == (2e4, False)
     slow, quick = run(0.1, 0.8, 1.0), run(0.0, 0.9, 0.95, **{"curriculum/left_out": 7})
-    text = curricula.summary({"none": [slow, slow], "no_positive": [quick, run(0.1, 0.2, 0.3)]})
+    stopped = [*run(0.1, 0.2, 0.3), {"step": 3, "spent/tokens": 2e4, "data/epochs": 1}]
+    text = curricula.summary({"none": [slow, slow], "no_positive": [quick, stopped]})
     assert "| none | 15.0 +- 0.0 | | 2 of 2 | 1.000 +- 0.000 | 1.0 | 0 |" in text
     assert "| no_positive | 15.0 +- 63.5 | 0.0 +- 63.5 | 1 of 2 |" in text
 

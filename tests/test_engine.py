@@ -496,7 +496,7 @@ def test_greedy_equals_transformers(tmp_path):
 
 @pytest.mark.slow
 def test_no_memory_growth_over_many_requests(engine, weights):
-    """Resident memory after 10,000 tiny requests against that after 2,000, in many calls."""
+    """Of 2,000 tiny requests in many calls each, after as many before."""
     rng = np.random.default_rng(0)
 
     def work(calls):
@@ -513,7 +513,10 @@ def test_no_memory_growth_over_many_requests(engine, weights):
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     work(40)
-    few, early = arrays(), resident()
-    work(160)
+    few, now, grown = arrays(), resident(), []
+    for _ in range(4):
+        work(40)
+        before, now = now, resident()
+        grown.append(now - before)
     assert arrays() <= few
-    assert resident() < early + 8  # MiB
+    assert min(grown) < 2, grown  # MiB; the allocator's own steps come now and then, a leak always

@@ -21,7 +21,7 @@ from test_launch import bash, executable
 
 from dapo_jax import cli, config, train
 from dapo_jax.data import arithmetic
-from dapo_jax.log import metrics
+from dapo_jax.log import bell, metrics
 from dapo_jax.model import hf, qwen2
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -318,6 +318,7 @@ def test_watched_from_afar(desk, bucket, monkeypatch, wandb):
     executable(desk / "bin" / "curl", '#!/bin/sh\necho "$@" >>heard; cat >>heard')
     monkeypatch.chdir(desk)
     monkeypatch.setenv("PATH", f"{desk}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(bell, "CLOSE_S", 60)  # the command may take its time to start
     c = cli.load("mine.py")
     c.steps, c.checkpoint.directory = 1, str(desk / "checkpoints")  # Orbax opens buckets by itself
     c.guard.length_min = 1000.0
