@@ -380,6 +380,7 @@ def test_in_pre_training_nobody_reads_or_makes_log_probs(tmp_path, monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(dapo_update.Trainer, "_log_probs", unwanted)
+    monkeypatch.setattr(build, "_trainer", build._trainer.__wrapped__)  # not one made before
     run(valued(2, loss__kl_coef=0.1), tmp_path)
     with pytest.raises(AssertionError):
         run(valued(3, loss__kl_coef=0.1), tmp_path)
