@@ -200,8 +200,7 @@ def assemble(
         config.optim.offload,
     )
     choice = objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0)
-    trainer = _trainer(update.Trainer, shape, *programs, choice)
-    values = None
+    trainer, values = _trainer(update.Trainer, shape, *programs, choice), None
     if critic and config.critic.enabled:
         values = _trainer(Critic, critic_shape(config, shape), *programs)
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)

@@ -348,7 +348,7 @@ def test_a_run_without_a_value_model_is_no_start_for_one(whole_run, tmp_path):
         {"loss.kl_coef": 0.1, "optim.offload": True},
         {"model.lora.rank": 2, "model.dtype": "bfloat16"},
         {"rollout.staleness": 1, "loss.importance_cap": 5.0, "rollout.chunk": 4},
-        {"dynamic_sampling.surplus": "carry", "loss.overlong_filter": "group"},
+        {"dynamic_sampling.surplus": "carry"},
         {"dynamic_sampling.enabled": False, "loss.positive_coef": 0.1, "critic.clip": 0.2},
         {"loss.objective": "cispo", "loss.normalizer": "sequence", "loss.old_logprobs": "reuse"},
     ],
