@@ -55,9 +55,10 @@ def start_state(
             phases.append(shown)
         params = build.initial_params(config, machine)
         if phases:
-            params = warmup.warm_up(
-                config, machine.mesh, machine.shape, text.tokenizer, params, phases
-            )
+            with build.compiling(config, machine):
+                params = warmup.warm_up(
+                    config, machine.mesh, machine.shape, text.tokenizer, params, phases
+                )
     values = initial_params(config, critic, params) if critic else None
     params = build.with_adapters(config, machine, params)
     trained = qwen2.trained(params)

@@ -3,9 +3,12 @@
 Training, evaluation and the experiments all start here, so that they cannot differ.
 """
 
+import contextlib
+import functools
 import hashlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -188,19 +191,18 @@ def assemble(
 ) -> Machine:
     """The programs of a run on any mesh, also of devices that are only described."""
     rules = config.sharding.to_dict()
-    tx = update.optimizer(
-        config.optim.b1,
-        config.optim.b2,
-        config.optim.eps,
-        config.optim.weight_decay,
-        config.optim.clip_norm,
+    adam = (config.optim.b1, config.optim.b2, config.optim.eps)
+    programs = (
+        mesh,
+        tuple(rules["train"].items()),
+        (*adam, config.optim.weight_decay, config.optim.clip_norm),
+        config.model.dtype,
+        config.optim.offload,
     )
-    programs = (mesh, rules["train"], tx, config.model.dtype, config.optim.offload)
     choice = objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0)
-    trainer = update.Trainer(shape, *programs, choice)
-    values = None
+    trainer, values = _trainer(update.Trainer, shape, *programs, choice), None
     if critic and config.critic.enabled:
-        values = Critic(critic_shape(config, shape), *programs)
+        values = _trainer(Critic, critic_shape(config, shape), *programs)
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
     sampler = engine.Engine(
         shape,
@@ -219,7 +221,13 @@ def assemble(
         dtype=config.model.dtype,
         resumes=config.rollout.staleness > 0,
     )
-    return Machine(mesh, shape.merged, model_dir, tx, trainer, sampler, values)
+    return Machine(mesh, shape.merged, model_dir, trainer.tx, trainer, sampler, values)
+
+
+@functools.lru_cache(maxsize=8)
+def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, *options) -> update.Trainer:
+    """The same for like arguments: what one run of a process has compiled serves the next."""
+    return kind(shape, mesh, dict(rules), update.optimizer(*optimizer), *options)
 
 
 def minibatch_responses(config) -> int:
@@ -258,6 +266,24 @@ def calls(config, m: Machine) -> dict[str, Call]:
         out["values"] = Call(m.critic.values, reading, "micro-batch")
         out["update of values"] = Call(m.critic.update, wanted, "micro-batch")
     return out
+
+
+@contextlib.contextmanager
+def compiling(config, m: Machine) -> Iterator[None]:
+    """Meanwhile a thread compiles what a step runs, which then lies ready. In one process alone:
+    where several share what they compile, each would do so at a place of its own."""
+    if jax.process_count() > 1 or not config.steps:
+        yield
+        return
+    with ThreadPoolExecutor(1) as thread:
+        compiled = thread.map(
+            lambda call: call.program.lower(*call.arguments).compile(), calls(config, m).values()
+        )
+        try:
+            yield
+            list(compiled)  # raises what a compilation did
+        finally:
+            thread.shutdown(cancel_futures=True)
 
 
 ADAPTERS_SEED = 1 << 20  # folded in: no weight of the network has it

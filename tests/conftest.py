@@ -7,6 +7,7 @@ from pathlib import Path
 import hub
 import hypothesis
 import pytest
+import typed
 
 # Before jax is imported. An accelerator is used only where the user asks for it: the tests'
 # tolerances hold for float32 on CPU.
@@ -82,6 +83,14 @@ def assets() -> Path:
     if not Path(folder).is_dir():
         pytest.fail(f"DAPO_JAX_ASSETS={folder} is not a folder")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def shell():
+    """Runs commands of the package, each in a process of its own, as `typed.Shell` does."""
+    shell = typed.Shell()
+    yield shell
+    shell.close()
 
 
 @pytest.fixture

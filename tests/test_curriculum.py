@@ -318,6 +318,7 @@ def whole(tmp_path_factory):
         after.append(len(compiled))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
+    stubbed_train.forget_programs()
     run(small(6), workdir, hooks=train.Hooks(step=keep))
     return workdir, steps, after
 

@@ -2,11 +2,8 @@
 
 import functools
 import json
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -152,23 +149,13 @@ def test_mistakes_are_one_line_that_says_what_there_is(make, words):
     assert "\n" not in str(error.value)
 
 
-def command(*arguments):
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-
-
-def test_unknown_rung_on_the_command_line():
+def test_unknown_rung_on_the_command_line(shell):
     value = "cli.CONFIG.value.dynamic_sampling.enabled"
     entry = f"from dapo_jax import cli; cli.run(lambda: print({value}))"
-    assert command("-c", entry, "--config=configs/ladder.py:grpo@7B").stdout == "False\n"
-    done = command("-c", entry, "--config=configs/ladder.py:+luck")
+    assert (
+        shell.python("-c", entry, f"--config={ROOT}/configs/ladder.py:grpo@7B").stdout == "False\n"
+    )
+    done = shell.python("-c", entry, f"--config={ROOT}/configs/ladder.py:+luck")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: the ladder has no rung '+luck'; there are grpo, +overl")
 
@@ -266,7 +253,7 @@ def test_a_run_that_stopped_early_is_named_and_does_not_set_the_budget():
     assert "Stopped before their last step: grpo/seed_1." in ladder.markdown(s, 60, 480, "x", 4)
 
 
-def test_one_name_for_the_seeds_and_the_rungs_and_the_old_names_too(tmp_path):
+def test_one_name_for_the_seeds_and_the_rungs_and_the_old_names_too(shell, tmp_path):
     """--report alone reads back what is there; nothing is trained."""
     for seed, records in enumerate(example(2)["grpo"], 100):
         folder = tmp_path / ladder.folder("grpo", seed)
@@ -274,9 +261,9 @@ def test_one_name_for_the_seeds_and_the_rungs_and_the_old_names_too(tmp_path):
         (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records[:99]))
     ask = ("-m", "dapo_jax.experiments.ladder", "--report", "--seeds=2", f"--out={tmp_path}")
     for only in ("--only", "--rungs"):
-        done = command(*ask, "--first_seed=100", f"{only}=grpo", "--base_seed=7", "--steps=60")
+        done = shell.python(*ask, "--first_seed=100", f"{only}=grpo", "--base_seed=7", "--steps=60")
         assert "Stopped before their last step: grpo/seed_100, grpo/seed_101." in done.stdout
-    done = command(*ask, "--only=grpo")
+    done = shell.python(*ask, "--only=grpo")
     assert done.returncode == 1 and "no rung of grpo has all of seeds 0 to 1" in done.stderr
 
 
@@ -353,7 +340,7 @@ def test_every_axis_of_every_figure_is_labelled():
 
 
 @pytest.mark.slow
-def test_two_rungs_end_to_end_and_again(tmp_path):
+def test_two_rungs_end_to_end_and_again(shell, tmp_path):
     small = [
         "--config.supervised_warmup.skill_steps=4", "--config.supervised_warmup.habit_steps=2",
         "--config.rollout.groups=4", "--config.rollout.slots=8", "--config.optim.minibatches=2",
@@ -362,7 +349,7 @@ def test_two_rungs_end_to_end_and_again(tmp_path):
     ]  # fmt: skip
     ask = ("-m", "dapo_jax.experiments.ladder", "--seeds=1", "--steps=2", "--longer=2", "--jobs=2",
            f"--out={tmp_path}", "--only=grpo,+dynamic_sampling", *small)  # fmt: skip
-    done = command(*ask)
+    done = shell.python(*ask)
     assert done.returncode == 0, done.stderr
     assert "# The ladder, 1 seed\n" in done.stdout and "one seed tells nothing" in done.stdout
     steps = {"grpo": 4, "+dynamic_sampling": 2}
@@ -372,10 +359,10 @@ def test_two_rungs_end_to_end_and_again(tmp_path):
     first = [metrics.read(tmp_path / name / "seed_0" / "metrics.jsonl")[0][TAG] for name in steps]
     assert first[0] == first[1]  # one base model
     written = (tmp_path / "grpo" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns
-    again = command(*ask)
+    again = shell.python(*ask)
     assert again.returncode == 0 and again.stdout == done.stdout
     assert (tmp_path / "grpo" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns == written
-    other = command(*ask, "--config.optim.lr=1e-2")
+    other = shell.python(*ask, "--config.optim.lr=1e-2")
     assert other.returncode == 1
     assert (
         f"optim.lr {presets.ladder_task().optim.lr}, now 0.01"
@@ -384,7 +371,7 @@ def test_two_rungs_end_to_end_and_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_rungs_of_vapo_end_to_end(tmp_path):
+def test_rungs_of_vapo_end_to_end(shell, tmp_path):
     """PPO has a response per problem and no pre-training; VAPO a step of it before the two."""
     small = [
         "--config.supervised_warmup.skill_steps=4", "--config.supervised_warmup.habit_steps=2",
@@ -392,7 +379,7 @@ def test_rungs_of_vapo_end_to_end(tmp_path):
         "--config.optim.minibatches=2", "--config.critic.pretrain_steps=1",
         "--config.eval.max_problems=4", "--config.eval.every=1",
     ]  # fmt: skip
-    done = command(
+    done = shell.python(
         "-m", "dapo_jax.experiments.ladder", "--method=vapo", "--seeds=1", "--steps=2", "--jobs=1",
         f"--out={tmp_path}", "--only=ppo,+group_sampling,-group_sampling", *small,
     )  # fmt: skip

@@ -2,11 +2,8 @@
 
 import itertools
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -272,6 +269,9 @@ def test_a_value_model_is_counted(planned):
     assert value == of_72b._replace(value_head=True)
     larger, own = plan.update_memory(other, value, many), plan.memory(other, shape, many)
     assert larger.items() <= own["updating"].items() and len(own["updating"]) == len(larger) + 1
+    other.critic.init_from = "Qwen/Qwen2.5-1.5B"  # of two key/value heads, where the policy has 4
+    other.mesh.tensor, other.optim.micro_batch_rows = 4, 32
+    assert plan.mistakes(other, shape, pod).startswith("the value model: ")
 
 
 def test_the_step_with_a_value_model(planned):
@@ -358,21 +358,16 @@ def test_a_mesh_that_cannot_be_is_said_and_replaced():
     assert any("tensor" in line for line in plan.report(out) if line.startswith("cannot run"))
 
 
-def test_command_line(tmp_path):
-    command = [
-        sys.executable, "-m", "dapo_jax.plan", "--config=configs/quickstart.py",
-        "--topology=v5litepod-1", f"--json={tmp_path}/plan.json",
-    ]  # fmt: skip
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+def test_command_line(shell, tmp_path):
+    command = ("-m", "dapo_jax.plan", f"--config={ROOT}/configs/quickstart.py")
     with pytest.raises(ValueError):
         pods.parse("v5litepod-3")
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    done = shell.python(*command, "--topology=v5litepod-1", f"--json={tmp_path}/plan.json")
     assert done.returncode == 0, done.stderr
     assert "FITS, by arithmetic" in done.stdout and "LOWER bounds" in done.stdout
     assert "EXPECTED step" in done.stdout
     assert "What this cannot know:" in done.stdout
     saved = json.loads((tmp_path / "plan.json").read_text())
     assert saved["parameters"] == 101_952 and saved["fits"] is True
-    command[-1] = "--topology=v5litepod-3"
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    done = shell.python(*command, "--topology=v5litepod-3")
     assert done.returncode == 1 and done.stderr.startswith("error: 'v5litepod-3': no TPU slice")

@@ -104,6 +104,7 @@ def whole_run(tmp_path_factory):
             compiled.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
+    stubbed_train.forget_programs()
     run(small(4), workdir, hooks=train.Hooks(step=count))
     return workdir, per_step
 
