@@ -112,11 +112,13 @@ def table(heading: str, measured: list[tuple[Row, dict]]) -> str:
     gb = lambda n: f"{n / 1e9:.1f}"
     one = measured[0][1]["compiled"]
     versions = ", ".join(f"{k} {v}" for k, v in one["versions"].items())
+    flags = " --only=vapo" if heading == VALUES else ""
+    flags += f" --level={one['level']}" if one["level"] != "default" else ""
     lines = [
         heading,
         "",
-        f"`python benchmarks/pod_plan.py`, {datetime.date.today()}, {versions}, optimization level"
-        f" {one['level']}. Decimal GB a chip: the compiler's peak + what lies beside it = in"
+        f"`python benchmarks/pod_plan.py{flags}`, {datetime.date.today()}, {versions}, optimization"
+        f" level {one['level']}. Decimal GB a chip: the compiler's peak + what lies beside it = in"
         " memory, of the phase's largest program. By arithmetic: `plan` without compiling.",
         "",
         "| config | pod | data x fsdp x tensor | slots (cache) | sampling in memory |"

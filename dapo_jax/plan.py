@@ -16,6 +16,7 @@ kernel, for constants.py (pods/kernels.py; seconds). `--check` is what launch/ r
 a slice: would `train` take these flags there?
 """
 
+import functools
 import itertools
 import json
 import math
@@ -134,10 +135,16 @@ def read_network(config, path: str) -> qwen2.Shape:
     if shape := published(path, **choices):
         return shape
     try:
-        file = huggingface_hub.hf_hub_download(path, "config.json")
+        file = _config_file(path)
     except Exception as e:  # as in hf.resolve
         raise ValueError(f"{path}: its config.json is not to be had ({type(e).__name__})") from e
     return hf.read_shape(pathlib.Path(file).parent, **choices)
+
+
+@functools.cache
+def _config_file(path: str) -> str:
+    """Of a model of the hub. A search asks for that of a value model once per mesh."""
+    return huggingface_hub.hf_hub_download(path, "config.json")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -421,6 +428,9 @@ def mistakes(config, shape: qwen2.Shape | None, pod: pods.Pod) -> str:
         validation.validate(config, pod.chips)
         sizes = validation.resolve_mesh(config, pod.chips)
         bad = validation.check_shape(shape, sizes, config.sharding) if shape else []
+        if shape and config.critic.init_from and (value := value_model(config, shape)):
+            wrong = validation.check_shape(value, sizes, config.sharding)
+            bad += [f"the value model: {line}" for line in wrong]
         if sizes["data"] % pod.slices:
             bad.append(
                 f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices,"

@@ -102,7 +102,7 @@ SCHEMA: dict[str, Field] = {
 
     # --- rollout (paper section 4.1: 512 prompts x 16, 20480 tokens) -------------------------------
     "rollout.groups": Field(32, "groups (prompts) a training batch needs, N", 1, _ROWS),
-    "rollout.group_size": Field(8, "responses per prompt, G", 2, _ROWS),
+    "rollout.group_size": Field(8, "responses per prompt, G; 1 with critic.enabled only", 1, _ROWS),
     "rollout.max_response_tokens": Field(32, "longest response, L_max, end-of-text token included (paper: 20480)", 1, _TOKENS),
     "rollout.temperature": Field(1.0, "divides the logits; the recorded log-probs are at this temperature", 1e-3, 1e3),
     "rollout.top_p": Field(1.0, "nucleus mass of training samples; below 1 the samples no longer come from the policy", 1e-6, 1.0),

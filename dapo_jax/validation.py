@@ -138,6 +138,13 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
     except ConfigError as error:
         bad.append(str(error))
         sizes = dict.fromkeys(config.mesh, 1)  # divides everything
+    if config.rollout.group_size == 1 and (
+        config.dynamic_sampling.enabled or not config.critic.enabled
+    ):
+        bad.append(
+            "config.rollout.group_size: 1 response makes no group to compare or to filter; set 2 or"
+            " more, or critic.enabled=True and dynamic_sampling.enabled=False"
+        )
     shards = sizes["data"] * sizes["fsdp"]
     why = f"mesh data x fsdp = {shards}"
     _divides(bad, "config.optim.micro_batch_rows", config.optim.micro_batch_rows, shards, why)

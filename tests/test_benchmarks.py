@@ -15,6 +15,7 @@ import quickstart
 import recipes
 import results
 import timing
+import vapo
 
 # Their figures are in README.md or RESULTS.md.
 KEPT = (
@@ -24,7 +25,7 @@ KEPT = (
 
 
 @pytest.mark.parametrize(
-    "name", [*KEPT, "curricula", "gpu", "race", "recipes", "sampler", "update"]
+    "name", [*KEPT, "curricula", "gpu", "race", "recipes", "sampler", "update", "vapo"]
 )
 def test_every_benchmark_can_keep_its_figures(name):
     source = pathlib.Path(results.__file__).with_name(f"{name}.py").read_text()
@@ -73,6 +74,31 @@ def test_every_recipe_is_a_config_of_the_quickstart():
         changed = {k for k, v in recipes.fields(arm).items() if v != dapo[k]}
         assert bool(changed) == (arm != "dapo")
         assert not any(k.startswith(("supervised_warmup.", "data.", "optim.")) for k in changed)
+
+
+def test_vapo_is_compared_behind_its_pretraining(tmp_path):
+    """Equal updates are the policy's; at equal tokens pre-training has been paid for."""
+
+    def run(before, told=None):
+        return [
+            {
+                "step": s, vapo.TAG: max(s - before, 0) / 10, "spent/tokens": 1e6 * s,
+                "optim/updates": 8 * max(s - before, 0), "response/length_mean": 20.0,
+            }
+            | ({"critic/explained_variance": told + s / 100} if told else {})
+            for s in range(before + 7)
+        ]  # fmt: skip
+
+    text = vapo.summary({"vapo": [run(3, 0.5)] * 2, "grpo": [run(0)] * 2})
+    assert "| method | at 48 updates | at 6.000 M tokens |" in text
+    assert "| vapo | 0.500 +- 0.000 | 0.200 +- 0.000 | 9.000 | 20.0 | 0.530 +- 0.000 |" in text
+    assert "| grpo | 0.500 +- 0.000 | 0.500 +- 0.000 | 6.000 | 20.0 | |" in text
+    for out in (None, tmp_path):
+        dapo, other = vapo.fields("dapo", out), vapo.fields("vapo", out)
+        assert other["steps"] - dapo["steps"] == other["critic.pretrain_steps"] == vapo.PRETRAINED
+        changed = {k for k in dapo if dapo[k] != other[k]} - {"steps"}
+        parts = ("critic.", "loss.positive", "dynamic_sampling.", "reward.overlong")
+        assert changed and all(k.startswith(parts) for k in changed)
 
 
 def test_curricula_are_compared_by_tokens_to_an_accuracy():

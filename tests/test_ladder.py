@@ -61,6 +61,69 @@ def test_the_ladder_is_the_papers_table():
     assert get_config("grpo") == config.grpo(get_config())
 
 
+VAPO = presets.LADDERS["vapo"]
+VAPO_FIELDS = {  # technique -> field -> without it, with it
+    "value_pretraining": {"critic.pretrain_steps": (0, 45)},
+    "decoupled_gae": {"critic.lambda_value": (0.95, 1.0)},
+    "length_adaptive_gae": {"critic.length_alpha": (0.0, 1.5)},
+    "clip_higher": {"loss.clip_high": (0.2, 0.28)},
+    "token_loss": {"loss.normalizer": ("sequence", "batch_tokens")},
+    "positive_lm": {"loss.positive_coef": (0.0, 0.1)},
+    "group_sampling": {"rollout.groups": (256, 32), "rollout.group_size": (1, 8)},
+}
+
+
+@pytest.mark.parametrize("name", VAPO.cumulative + VAPO.leave_one_out)
+def test_a_rung_of_vapo_changes_its_fields_and_no_other(name):
+    """The paper's seven, each a switch; a rung has what stands before it, or all but one."""
+    full = config.leaves(presets.vapo_ladder_task())
+    got = config.leaves(presets.rung(presets.vapo_ladder_task(), name, VAPO))
+    order = list(VAPO_FIELDS)
+    has = order[: VAPO.cumulative.index(name)] if name in VAPO.cumulative else order
+    has = [technique for technique in has if name != f"-{technique}"]
+    want = {f: v[t in has] for t, fields in VAPO_FIELDS.items() for f, v in fields.items()}
+    assert {f: got[f] for f in want} == want
+    assert {f for f in got if got[f] != full[f]} <= set(want)
+    config.validate(presets.rung(presets.vapo_ladder_task(), name, VAPO), devices=1)
+
+
+def test_vapo_s_ladder_is_the_papers_table():
+    assert VAPO.cumulative == ("ppo", *(f"+{name}" for name in VAPO_FIELDS))
+    assert (VAPO.paper["ppo"], VAPO.paper[VAPO.cumulative[-1]]) == (5, 60)
+    left_out = [VAPO.paper[name] for name in VAPO.leave_one_out[:-1]]
+    assert [*left_out, VAPO.paper["+positive_lm"]] == [11, 33, 45, 46, 53, 54, 55]
+    assert presets.rung(presets.vapo_ladder_task(), "-group_sampling", VAPO) == presets.rung(
+        presets.vapo_ladder_task(), "+positive_lm", VAPO
+    )
+    with pytest.raises(ValueError, match="starts from VAPO, and this config is without value_pre"):
+        presets.rung(presets.ladder_task(), "ppo", VAPO)
+
+
+def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
+    """Updates of the policy are equal, with and without pre-training; its tokens are spent."""
+    c = presets.vapo_ladder_task()
+    c.steps, c.critic.pretrain_steps = 70, 10
+    base, with_it, without = ladder.tasks(
+        c, ["+group_sampling", "-value_pretraining"], [0], 0, 2.5, VAPO
+    )
+    assert [t.arguments[0]["steps"] for t in (base, with_it, without)] == [0, 70, 60]
+    for name, before in (("+group_sampling", 10), ("-value_pretraining", 0)):
+        for seed in range(2):
+            folder = tmp_path / ladder.folder(name, seed)
+            folder.mkdir(parents=True)
+            rows = [
+                {"step": s, TAG: 0.2 + max(s - before, 0) / 100, "spent/tokens": 1000 * s}
+                for s in range(0, before + 61, 5)
+            ]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    text = ladder.report(c, tmp_path, VAPO.rungs, range(2), 2.5, VAPO)
+    assert "against VAPO (+group_sampling)" in text and "after 480 updates" in text
+    row = next(x for x in text.splitlines() if x.startswith("| -value_pretraining | 11 |"))
+    # Means at 4/6, 5/6 and 6/6 of 60 steps, and of 60,000 tokens: there 10 steps fewer.
+    assert "| 0.700 +- 0.000 | +0.000 +- 0.000 | 0.700 +- 0.000 | +0.100 +- 0.000 |" in row
+    assert not list(tmp_path.glob("*.png"))
+
+
 def test_base_configs_keep_what_they_say():
     c = config.verl()
     c.loss.overlong_filter, c.dynamic_sampling.surplus = "group", "carry"

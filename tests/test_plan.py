@@ -269,6 +269,9 @@ def test_a_value_model_is_counted(planned):
     assert value == of_72b._replace(value_head=True)
     larger, own = plan.update_memory(other, value, many), plan.memory(other, shape, many)
     assert larger.items() <= own["updating"].items() and len(own["updating"]) == len(larger) + 1
+    other.critic.init_from = "Qwen/Qwen2.5-1.5B"  # of two key/value heads, where the policy has 4
+    other.mesh.tensor, other.optim.micro_batch_rows = 4, 32
+    assert plan.mistakes(other, shape, pod).startswith("the value model: ")
 
 
 def test_the_step_with_a_value_model(planned):

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -235,6 +236,25 @@ def test_watch_names_the_process_that_is_silent(capsys):
     assert time.monotonic() - service.last > 1  # the limit, not less
     assert "process 1 of 1 (host b, pid 7) has been silent" in capsys.readouterr().err
     watch.stop()
+
+
+def test_watch_is_gone_before_python_ends():
+    """Also one that sleeps for long, or whose question is under way."""
+    asked, answer = threading.Event(), threading.Event()
+
+    class Slow(Service):
+        def key_value_dir_get(self, folder):
+            asked.set()
+            assert answer.wait(60)
+            return []
+
+    for service in (Service(), Slow()):
+        watch = processes.Watch(service, timeout=10_000)
+        wait_until(lambda s=service: asked.is_set() if isinstance(s, Slow) else s.beats)
+        watch.stop()
+        threading.Timer(0.1, answer.set).start()
+        watch.end()
+        assert not watch._thread.is_alive()
 
 
 @pytest.fixture
@@ -549,8 +569,8 @@ def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(tmp_path):
     run(tmp_path, tmp_path / "whole", 2, *length)
     workdir = tmp_path / "run"
     for asked, step in ((1, 2), (0, 5), (None, 8)):
-        port = free_port()
-        running = [start(tmp_path, workdir, 2, i, port, *length) for i in range(2)]
+        port, endless = free_port(), ["--config.steps=100000"] * (asked is None)
+        running = [start(tmp_path, workdir, 2, i, port, *length, *endless) for i in range(2)]
         wait_for_step(workdir, step, running)
         if asked is None:
             there = set((workdir / "journal").glob("*"))
