@@ -368,3 +368,29 @@ def test_two_rungs_end_to_end_and_again(shell, tmp_path):
         f"optim.lr {presets.ladder_task().optim.lr}, now 0.01"
         in other.stderr.strip().splitlines()[-1]
     )
+
+
+@pytest.mark.slow
+def test_rungs_of_vapo_end_to_end(shell, tmp_path):
+    """PPO has a response per problem and no pre-training; VAPO a step of it before the two."""
+    small = [
+        "--config.supervised_warmup.skill_steps=4", "--config.supervised_warmup.habit_steps=2",
+        "--config.rollout.groups=4", "--config.rollout.group_size=4", "--config.rollout.slots=16",
+        "--config.optim.minibatches=2", "--config.critic.pretrain_steps=1",
+        "--config.eval.max_problems=4", "--config.eval.every=1",
+    ]  # fmt: skip
+    done = shell.python(
+        "-m", "dapo_jax.experiments.ladder", "--method=vapo", "--seeds=1", "--steps=2", "--jobs=1",
+        f"--out={tmp_path}", "--only=ppo,+group_sampling,-group_sampling", *small,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^\| ppo \| 5 \| .*^\| \+group_sampling \| 60 \| ", done.stdout, re.M | re.S)
+    runs = {
+        n: metrics.read(tmp_path / n / "seed_0" / "metrics.jsonl")
+        for n in ("ppo", "+group_sampling")
+    }
+    assert [r.get("optim/updates", 0) for r in runs["ppo"]] == [0, 2, 4]
+    assert [r.get("optim/updates", 0) for r in runs["+group_sampling"]] == [0, 0, 2, 4]
+    drawn = {n: of[-1]["spent/samples"] / (len(of) - 1) for n, of in runs.items()}
+    assert drawn == {"ppo": 16, "+group_sampling": 16}
+    assert (tmp_path / "+positive_lm").exists()  # what -group_sampling is
