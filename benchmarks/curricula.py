@@ -70,7 +70,7 @@ def summary(records: Mapping[str, Sequence[Sequence[dict]]]) -> str:
                 one(stats.interval(thousands[arm])),
                 "" if arm == "none" else one(stats.paired(thousands[arm], thousands["none"])),
                 f"{sum(came for _, came in reached[arm])} of {len(of)}",
-                stats.interval([r[TAG] for r in last]),
+                stats.interval([figures.curve(run, TAG, "spent/tokens")[1][-1] for run in of]),
                 f"{np.mean([r['data/epochs'] for r in last]):.1f}",
                 f"{np.mean([r.get('curriculum/left_out', 0) for r in last]):.0f}",
             )

@@ -31,6 +31,7 @@ from typing import NamedTuple
 import results
 
 HEADING = "## Whole runs on pods, compiled"
+VALUES = "## Whole runs on pods, with a value model"
 PREEMPTED = "## Whole runs on pods, preempted"
 AGED = "## Whole runs on pods, responses that outlive steps"
 LENGTHS = ("--mean_response=5000", "--mean_prompt=200")
@@ -38,7 +39,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 class Row(NamedTuple):
-    config: str  # a file of configs/
+    config: str  # a file of configs/, NAME or NAME:ARGUMENT
     slice: str  # Cloud's name
 
 
@@ -52,8 +53,11 @@ ROWS = (
     Row("dapo_qwen2_5_1_5b", "v6e-16"),
     Row("dapo_qwen2_5_0_5b", "v6e-8"),
     Row("gsm8k_dapo_qwen2_5_1_5b", "v6e-8"),
+    Row("vapo:32B", "v5p-256"),
+    Row("vapo:32B", "v5p-512"),
 )
 AGED_ROWS = (ROWS[0], ROWS[2], ROWS[5])  # of `--staleness`
+WITHOUT = {"vapo:32B": "dapo_qwen2_5_32b"}  # value model: the same model and batch
 
 
 def plan(row: Row, level: str, *flags: str) -> dict:
@@ -62,14 +66,25 @@ def plan(row: Row, level: str, *flags: str) -> dict:
         out = pathlib.Path(folder, "plan.json")
         environment = os.environ | dict(JAX_PLATFORMS="cpu")
         environment |= dict(JAX_OPTIMIZATION_LEVEL=level) if level else {}
+        name, *argument = row.config.split(":")
+        config = ":".join([f"configs/{name}.py", *argument])
         command = [
-            sys.executable, "-m", "dapo_jax.plan", f"--config=configs/{row.config}.py",
+            sys.executable, "-m", "dapo_jax.plan", f"--config={config}",
             f"--topology={row.slice}", f"--json={out}", *flags,
         ]  # fmt: skip
         subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False)
         if not out.exists():
             sys.exit(f"{' '.join(command)}: no result")
         return json.loads(out.read_text())
+
+
+def measure_beside(row: Row, level: str, old: dict | None) -> dict:
+    """`measure`; of a run with a value model also the step of the one without."""
+    got = measure(row, level, old)
+    if row.config in WITHOUT:
+        without = plan(row._replace(config=WITHOUT[row.config]), level, *got["flags"])
+        got["without_values"] = without["step"]
+    return got
 
 
 def measure(row: Row, level: str, old: dict | None) -> dict:
@@ -98,15 +113,17 @@ def minutes(r: dict) -> str:
     )
 
 
-def table(measured: list[tuple[Row, dict]]) -> str:
+def table(heading: str, measured: list[tuple[Row, dict]]) -> str:
     gb = lambda n: f"{n / 1e9:.1f}"
     one = measured[0][1]["compiled"]
     versions = ", ".join(f"{k} {v}" for k, v in one["versions"].items())
+    flags = " --only=vapo" if heading == VALUES else ""
+    flags += f" --level={one['level']}" if one["level"] != "default" else ""
     lines = [
-        HEADING,
+        heading,
         "",
-        f"`python benchmarks/pod_plan.py`, {datetime.date.today()}, {versions}, optimization level"
-        f" {one['level']}. Decimal GB a chip: the compiler's peak + what lies beside it = in"
+        f"`python benchmarks/pod_plan.py{flags}`, {datetime.date.today()}, {versions}, optimization"
+        f" level {one['level']}. Decimal GB a chip: the compiler's peak + what lies beside it = in"
         " memory, of the phase's largest program. By arithmetic: `plan` without compiling.",
         "",
         "| config | pod | data x fsdp x tensor | slots (cache) | sampling in memory |"
@@ -119,7 +136,7 @@ def table(measured: list[tuple[Row, dict]]) -> str:
         cells = []
         for phase, names in (
             ("sampling", ("decode weights", "prefill", "decode_")),
-            ("updating", ("old log-probs", "update")),
+            ("updating", ("old log-probs", "update", "values")),
         ):
             known = [
                 x for n, x in programs.items() if n.startswith(names) and x["total"] is not None
@@ -155,12 +172,39 @@ def table(measured: list[tuple[Row, dict]]) -> str:
             return ", ".join(f"{k} {v['bytes'] / 1e9:.3g} GB" for k, v in kinds.items()) or "-"
 
         count = sum(x.get("rematerialized", 0) for x in programs.values())
-        work = f"{programs['update']['flops'] / 1e12:,.0f}" if "update" in programs else "-"
+        updates = (programs[n] for n in ("update", "update of values") if n in programs)
+        work = " + ".join(f"{x['flops'] / 1e12:,.0f}" for x in updates) or "-"
         lines.append(
             f"| {row.config} | {row.slice} | {moved('decode_full')} |"
             f" {moved('update')} | {count} | {work} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_steps(measured)]) + "\n"
+
+
+def _steps(measured: list[tuple[Row, dict]]) -> list[str]:
+    """Of runs with a value model: what it adds to a step."""
+    both = [(row, r) for row, r in measured if "step" in r and "without_values" in r]
+    if not both:
+        return []
+    lines = [
+        "",
+        "The expected step by its parts, in seconds, at the planner's default lengths, against the"
+        " run without a value model and the same flags:",
+        "",
+        "| config | pod | step | sampling | old log-probs | update | values | update of values |"
+        " others |",
+        "|---" * 9 + "|",
+    ]
+    for row, r in both:
+        without = row._replace(config=WITHOUT[row.config])
+        for name, step in ((without, r["without_values"]), (row, r["step"])):
+            of = dict(step["parts"])
+            sampling = sum(of.pop(x) for x in ("prefill", "decode", "tail", "host"))
+            names = ("old log-probs", "update", "values", "update of values")
+            shown = [step["expected_s"], sampling, *(of.pop(x, 0.0) for x in names)]
+            cells = " | ".join(f"{s:,.0f}" for s in [*shown, sum(of.values())])
+            lines.append(f"| {name.config} | {name.slice} | {cells} |")
+    return lines
 
 
 def preempted(planned: list[tuple[Row, dict]]) -> str:
@@ -235,8 +279,10 @@ def main() -> None:
     parser.add_argument("--preempt_hours", type=float, default=0.0, help="a table of preemptions")
     parser.add_argument("--staleness", action="store_true", help="a table of that")
     args = parser.parse_args()
+    rows = [r for r in (AGED_ROWS if args.staleness else ROWS) if args.only in "-".join(r)]
+    if not rows:
+        parser.error(f"--only: one of {', '.join('-'.join(r) for r in ROWS)}")
     if args.staleness:
-        rows = [r for r in AGED_ROWS if args.only in "-".join(r)]
         known = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
         for row in rows:
             known["-".join(row)] = known.get("-".join(row)) or fitted(row, "--staleness", *LENGTHS)
@@ -247,9 +293,6 @@ def main() -> None:
         if args.write:
             results.write(AGED, section)
         return
-    rows = [r for r in ROWS if args.only in "-".join(r)]
-    if not rows:
-        parser.error(f"--only: one of {', '.join('-'.join(r) for r in ROWS)}")
     if args.preempt_hours:
         hours = f"--preempt_hours={args.preempt_hours:g}"
         planned = [(row, plan(row, "", hours, *LENGTHS)) for row in rows]
@@ -263,14 +306,18 @@ def main() -> None:
         kept = {Row(x["config"], x["slice"]): x for x in json.loads(args.json.read_text())}
     for row in rows:
         print(f"{row.config} on {row.slice} ...", flush=True)
-        measured.append((row, measure(row, args.level, kept.get(row))))
+        measured.append((row, measure_beside(row, args.level, kept.get(row))))
         kept[row] = row._asdict() | measured[-1][1]
         if args.json:  # what there is, should a later row fail
             args.json.write_text(json.dumps(list(kept.values()), indent=1))
-    section = table(measured)
-    print("\n" + section)
-    if args.write:
-        results.write(HEADING, section)
+    for heading in (HEADING, VALUES):
+        part = [x for x in measured if (x[0].config in WITHOUT) == (heading == VALUES)]
+        if not part:
+            continue
+        section = table(heading, part)
+        print("\n" + section)
+        if args.write:
+            results.write(heading, section)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprin
 from dapo_jax.dapo.overlong_filter import masks, teaches
 from dapo_jax.dapo.state import State
 from dapo_jax.rollout import engine
+from dapo_jax.vapo import positive_lm, pretraining, update as vapo
 
 
 class StepRecord(NamedTuple):
@@ -38,6 +39,7 @@ class StepRecord(NamedTuple):
     updates: list[dict[str, float]]  # metrics of each update, on the host
     knobs: update.Knobs  # of these updates
     known: Sequence[float]  # pass rates that drawn problems had before, under config.curriculum
+    value_updates: Sequence[dict] = ()  # as `updates`, of the value model, where there is one
 
 
 def step(
@@ -55,7 +57,9 @@ def step(
     on_phase("update")
     minibatches = make_minibatches(config, batch.groups, state.counters.step)  # line 9
     knobs = update_knobs(config, state)
-    state, updates = update_policy(config, machine, state, minibatches, knobs)  # lines 10-11
+    batches = pack_minibatches(config, machine, state, minibatches)
+    state, batches, valued = vapo.learn_values(config, machine, state, minibatches, batches)
+    state, updates = update_policy(machine, state, batches, knobs)  # lines 10-11
 
     counters, problems = state.counters, len(text.train.ids)
     rates, known = curriculum.record(config, stream, problems, state.rates, batch)
@@ -68,7 +72,7 @@ def step(
         tokens=counters.tokens + stats.tokens,
         samples=counters.samples + sum(len(g.responses) for g in batch.drawn),
     )
-    return state, StepRecord(batch, stats, updates, knobs, known)
+    return state, StepRecord(batch, stats, updates, knobs, known, valued)
 
 
 def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected, engine.Stats]:
@@ -114,14 +118,17 @@ def make_minibatches(config, groups: list[Group], step: int) -> list[list[packin
     truncated_NxG = np.array([[r.truncated for r in g.responses] for g in groups])
     trained_NxG, counted_NxG = masks(truncated_NxG, config.loss.overlong_filter)
     score_NxG = np.stack([g.grades.score_G for g in groups])
-    advantage_NxG = advantage.group_normalize(  # Eq. 9
-        shaped_rewards(config, score_NxG, length_NxG),
-        ddof=config.advantage.ddof,
-        epsilon=config.advantage.epsilon,
-        counted_NxG=counted_NxG,
-        scale=config.advantage.scale,
-        leave_one_out=config.advantage.leave_one_out,
-    )
+    advantage_NxG = shaped_rewards(config, score_NxG, length_NxG)
+    if not config.critic.enabled:  # else `vapo.learn_values` makes them of these rewards
+        advantage_NxG = advantage.group_normalize(  # Eq. 9
+            advantage_NxG,
+            ddof=config.advantage.ddof,
+            epsilon=config.advantage.epsilon,
+            counted_NxG=counted_NxG,
+            scale=config.advantage.scale,
+            leave_one_out=config.advantage.leave_one_out,
+        )
+    right_NxG = [positive_lm.right(g.grades, config.loss.positive_coef) for g in groups]
     tokens_NxG = np.where(trained_NxG, length_NxG, 0)
     if config.advantage.whiten:
         advantage_NxG = advantage.whiten(
@@ -141,9 +148,11 @@ def make_minibatches(config, groups: list[Group], step: int) -> list[list[packin
         )
         minibatches.append(
             [
-                packing.Item(groups[n].prompt, r.tokens, r.logps, float(advantage_NxG[n, g]), w)
+                packing.Item(groups[n].prompt, r.tokens, r.logps, float(A), w, right)
                 for n, weight_G in zip(part, weight_Q.reshape(len(part), -1), strict=True)
-                for g, (r, w) in enumerate(zip(groups[n].responses, weight_G, strict=True))
+                for r, A, w, right in zip(
+                    groups[n].responses, advantage_NxG[n], weight_G, right_NxG[n], strict=True
+                )
             ]
         )
     return minibatches
@@ -160,12 +169,10 @@ def shaped_rewards(config, score: np.ndarray, length: np.ndarray) -> np.ndarray:
     )
 
 
-def update_policy(
-    config, machine, state: State, minibatches, knobs: update.Knobs
-) -> tuple[State, list[dict]]:
+def update_policy(machine, state: State, batches, knobs: update.Knobs) -> tuple[State, list[dict]]:
     """One gradient update per mini-batch. Returns (state, metrics of each update)."""
     params, opt_state, logs = state.params, state.opt_state, []
-    for batch in pack_minibatches(config, machine, state, minibatches):
+    for batch in batches:
         params, opt_state, log = machine.trainer.update(params, opt_state, batch, knobs)
         logs.append(log)
     logs = parallel.to_host(logs)
@@ -179,7 +186,7 @@ def update_policy(
 def update_knobs(config, state: State) -> update.Knobs:
     """The numbers of this step's updates."""
     return update.Knobs(
-        lr=np.float32(update.learning_rate(config.optim, state.counters.step)),
+        lr=np.float32(pretraining.policy_rate(config, state.counters.step)),
         temperature=np.float32(curriculum.temperature(config, state.counters.step)),
         loss=objective.coefficients(config.loss),
     )
@@ -187,11 +194,13 @@ def update_knobs(config, state: State) -> update.Knobs:
 
 def pack_minibatches(config, machine, state: State, minibatches) -> list[update.Batch]:
     """What each update trains on, on the devices; nothing for a mini-batch without a response to
-    train on. All old log-probs are those of `state`, before the first update."""
+    train on. Old log-probs are of `state`, before the first update; pre-training makes none."""
+    waits = pretraining.on(config, state.counters.step)
     trainer, temperature = machine.trainer, update_knobs(config, state).temperature
+    mu, over = config.loss.positive_coef, trainer.row_sharding
     packed = []
     for items in minibatches:
-        rows, used, _ = packing.pack(
+        rows, used, places = packing.pack(
             items,
             row_tokens=validation.row_tokens(config),
             micro_rows=config.optim.micro_batch_rows,
@@ -199,12 +208,13 @@ def pack_minibatches(config, machine, state: State, minibatches) -> list[update.
         )
         if not used:
             continue
-        rows, used = parallel.to_device(rows, trainer.row_sharding), np.int32(used)
+        positive = positive_lm.cells(rows, items, places, mu)
+        rows, positive, used = *parallel.to_device((rows, positive), over), np.int32(used)
         old = rows.sampled_logp_AxRxT
-        if config.loss.old_logprobs == "recompute":
+        if config.loss.old_logprobs == "recompute" and not waits:
             old = trainer.log_probs(state.params, rows, used, temperature)
         ref = old
-        if state.ref_params is not None:
+        if state.ref_params is not None and not waits:
             ref = trainer.log_probs(state.reference, rows, used, temperature)
-        packed.append(update.Batch(rows, old, ref, used))
+        packed.append(update.Batch(rows, old, ref, used, positive))
     return packed

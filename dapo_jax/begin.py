@@ -7,10 +7,11 @@ import jax
 
 from dapo_jax import build, validation, warmup
 from dapo_jax.checkpoint import branch, resume
-from dapo_jax.dapo.state import State
+from dapo_jax.dapo.state import CriticState, State
 from dapo_jax.evaluate import find_given, load_params
 from dapo_jax.hosts import processes
 from dapo_jax.model import qwen2
+from dapo_jax.vapo.critic import initial_params
 
 
 def start_state(
@@ -29,6 +30,12 @@ def start_state(
     if config.loss.kl_coef:
         shardings = shardings._replace(ref_params=qwen2.trained(trainer.param_shardings))
         like = like._replace(ref_params=qwen2.trained(abstract))
+    if critic := machine.critic:
+        of = qwen2.abstract(critic.shape)
+        shardings = shardings._replace(
+            critic=CriticState(critic.param_shardings, critic.opt_shardings)
+        )
+        like = like._replace(critic=CriticState(of, jax.eval_shape(machine.tx.init, of)))
     if (state := resume.newest(directory, like, shardings, accept, say)) is not None:
         return state, True
     source = find_given(config.init_from) if config.init_from else None
@@ -48,10 +55,15 @@ def start_state(
             phases.append(shown)
         params = build.initial_params(config, machine)
         if phases:
-            params = warmup.warm_up(
-                config, machine.mesh, machine.shape, text.tokenizer, params, phases
-            )
+            with build.compiling(config, machine):
+                params = warmup.warm_up(
+                    config, machine.mesh, machine.shape, text.tokenizer, params, phases
+                )
+    values = initial_params(config, critic, params) if critic else None
     params = build.with_adapters(config, machine, params)
     trained = qwen2.trained(params)
     ref = jax.tree.map(lambda w: w.copy(), trained) if config.loss.kl_coef else None
-    return State(params, trainer.init_opt_state(params), ref), False
+    state = State(params, trainer.init_opt_state(params), ref)
+    if critic:
+        state = state._replace(critic=CriticState(values, critic.init_opt_state(values)))
+    return state, False

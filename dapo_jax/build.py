@@ -3,9 +3,12 @@
 Training, evaluation and the experiments all start here, so that they cannot differ.
 """
 
+import contextlib
+import functools
 import hashlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -21,6 +24,7 @@ from dapo_jax.model import hf, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.draw import Draw
+from dapo_jax.vapo.critic import Critic, critic_shape
 
 
 class Text(NamedTuple):
@@ -42,6 +46,7 @@ class Machine(NamedTuple):
     tx: optax.GradientTransformation
     trainer: update.Trainer
     engine: engine.Engine
+    critic: Critic | None = None  # the value model's trainer, where there is one
 
 
 # ------------------------------------------------------------------------------------------------
@@ -151,9 +156,12 @@ def digest(text: Text) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None) -> Machine:
-    """Mesh, model shape and programs; nothing compiles yet. Raises ConfigError for shapes that the
-    mesh or the tokenizer refuse."""
+def build_machine(
+    config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None, critic: bool = True
+) -> Machine:
+    """Mesh, model shape and programs; nothing compiles yet. critic: False = to sample and evaluate
+    alone, which no value model is needed for. Raises ConfigError for shapes that the mesh or the
+    tokenizer refuse."""
     sizes = validation.resolve_mesh(config, len(jax.devices()))
     mesh = parallel.make_mesh(sizes)
     if model_dir:
@@ -167,7 +175,10 @@ def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path |
             f"the tokenizer has {vocab_tokens} ids and the model {shape.vocab_size} embedding rows;"
             " they do not belong together (config.model.vocab_size, config.tokenizer.path)"
         )
-    machine = assemble(config, mesh, shape, stop_ids, model_dir)
+    machine = assemble(config, mesh, shape, stop_ids, model_dir, critic)
+    values = machine.critic.shape if config.critic.init_from and machine.critic else None
+    if values and (bad := validation.check_shape(values, sizes, config.sharding)):
+        raise schema.ConfigError("\n".join(f"the value model: {line}" for line in bad))
     try:
         machine.engine.require_memory(qwen2.abstract(machine.shape), parallel.device_memory(mesh))
     except ValueError as error:
@@ -175,25 +186,23 @@ def build_machine(config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path |
     return machine
 
 
-def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -> Machine:
+def assemble(
+    config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None, critic: bool = True
+) -> Machine:
     """The programs of a run on any mesh, also of devices that are only described."""
     rules = config.sharding.to_dict()
-    tx = update.optimizer(
-        config.optim.b1,
-        config.optim.b2,
-        config.optim.eps,
-        config.optim.weight_decay,
-        config.optim.clip_norm,
-    )
-    trainer = update.Trainer(
-        shape,
+    adam = (config.optim.b1, config.optim.b2, config.optim.eps)
+    programs = (
         mesh,
-        rules["train"],
-        tx,
+        tuple(rules["train"].items()),
+        (*adam, config.optim.weight_decay, config.optim.clip_norm),
         config.model.dtype,
         config.optim.offload,
-        objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0),
     )
+    choice = objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0)
+    trainer, values = _trainer(update.Trainer, shape, *programs, choice), None
+    if critic and config.critic.enabled:
+        values = _trainer(Critic, critic_shape(config, shape), *programs)
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
     sampler = engine.Engine(
         shape,
@@ -212,7 +221,13 @@ def assemble(config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None) -
         dtype=config.model.dtype,
         resumes=config.rollout.staleness > 0,
     )
-    return Machine(mesh, shape.merged, model_dir, tx, trainer, sampler)
+    return Machine(mesh, shape.merged, model_dir, trainer.tx, trainer, sampler, values)
+
+
+@functools.lru_cache(maxsize=8)
+def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, *options) -> update.Trainer:
+    """The same for like arguments: what one run of a process has compiled serves the next."""
+    return kind(shape, mesh, dict(rules), update.optimizer(*optimizer), *options)
 
 
 def minibatch_responses(config) -> int:
@@ -227,8 +242,9 @@ def calls(config, m: Machine) -> dict[str, Call]:
     abstract = qwen2.abstract(m.shape)
     micro_batches = -(-minibatch_responses(config) // config.optim.micro_batch_rows)
     wanted = m.trainer.abstract(
-        micro_batches, config.optim.micro_batch_rows, validation.row_tokens(config)
-    )
+        micro_batches, config.optim.micro_batch_rows, validation.row_tokens(config),
+        positive=bool(config.loss.positive_coef),
+    )  # fmt: skip
     params, _, batch, knobs = wanted
     sampler = m.engine.calls(abstract)
     draws = [training_draw(config), *evaluation_draws(config)]
@@ -242,7 +258,32 @@ def calls(config, m: Machine) -> dict[str, Call]:
     if config.loss.old_logprobs == "recompute" or config.loss.kl_coef:
         arguments = (params, batch.rows, batch.micro_batches, knobs.temperature)
         out["old log-probs"] = Call(m.trainer.log_probs, arguments, "micro-batch")
-    return out | {"update": Call(m.trainer.update, wanted, "micro-batch")}
+    out |= {"update": Call(m.trainer.update, wanted, "micro-batch")}
+    if m.critic:
+        wanted = m.critic.abstract(*batch.rows.tokens_AxRxT.shape)
+        params, _, batch, _ = wanted
+        reading = (params, batch.rows, batch.micro_batches)
+        out["values"] = Call(m.critic.values, reading, "micro-batch")
+        out["update of values"] = Call(m.critic.update, wanted, "micro-batch")
+    return out
+
+
+@contextlib.contextmanager
+def compiling(config, m: Machine) -> Iterator[None]:
+    """Meanwhile a thread compiles what a step runs, which then lies ready. In one process alone:
+    where several share what they compile, each would do so at a place of its own."""
+    if jax.process_count() > 1 or not config.steps:
+        yield
+        return
+    with ThreadPoolExecutor(1) as thread:
+        compiled = thread.map(
+            lambda call: call.program.lower(*call.arguments).compile(), calls(config, m).values()
+        )
+        try:
+            yield
+            list(compiled)  # raises what a compilation did
+        finally:
+            thread.shutdown(cancel_futures=True)
 
 
 ADAPTERS_SEED = 1 << 20  # folded in: no weight of the network has it

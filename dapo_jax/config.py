@@ -9,7 +9,7 @@
 Fields: schema.py. Presets: presets.py. Checks: validation.py.
 """
 
-from dapo_jax.presets import base, grpo, paper, verl
+from dapo_jax.presets import base, grpo, paper, vapo, verl
 from dapo_jax.schema import SCHEMA, ConfigError, Field, leaves, nearest
 from dapo_jax.validation import (
     check_shape,
@@ -34,6 +34,7 @@ __all__ = [
     "row_tokens",
     "stop_strings",
     "validate",
+    "vapo",
     "verl",
     "warnings",
 ]

@@ -1,7 +1,7 @@
 """Which problems are drawn, by how they went when they were last drawn: the field's curricula.
 
     pass_rate_cap        No-Positive-Resampling (ScaleRL, arXiv 2510.13786): a problem that came to
-                         this pass rate is left out of later epochs
+                         this pass rate is left out of later epochs, and a step draws none twice
     revisit_epochs       and comes back after so many
     band_low, band_high  a group teaches only with a pass rate between them, both excluded (OpenRLHF
                          dynamic_filtering_range)
@@ -47,6 +47,11 @@ def in_band(config, group: Group) -> bool:
     return config.curriculum.band_low < pass_rate(group) < config.curriculum.band_high
 
 
+def unknown(problems: int) -> Rates:
+    """Before any is drawn."""
+    return Rates(*(np.zeros(problems, kind) for kind in (np.float64, np.int32, np.int32)))
+
+
 def due(config, rates: Rates, epoch: int) -> np.ndarray:
     """bool [P]: the problems that `epoch` draws. What was last drawn in it was due in it."""
     cap, sits_out = config.curriculum.pass_rate_cap, config.curriculum.revisit_epochs
@@ -59,22 +64,22 @@ def due(config, rates: Rates, epoch: int) -> np.ndarray:
 def ahead(
     config, stream: Sequence[int], problems: int, rates: Rates | None
 ) -> Callable[[int, int], Sequence[int]]:
-    """`collect`'s: (start, size) -> the next `size` positions from `start` on whose problems are
-    due, over the ends of epochs; fewer where no later epoch draws any. problems: in an epoch."""
-    if rates is None or not config.curriculum.pass_rate_cap:
+    """`collect`'s, for one step: (start, size) -> the next `size` positions from `start` on whose
+    problems are due, over the ends of epochs, none of a problem that the step has drawn; fewer
+    where no more are. problems: in an epoch."""
+    if not config.curriculum.pass_rate_cap:
         return lambda start, size: range(start, start + size)
+    rates, drawn_P = rates or unknown(problems), np.zeros(problems, bool)
 
     def next_due(start: int, size: int) -> list[int]:
-        found: list[int] = []
-        while len(found) < size:
-            due_P = due(config, rates, start // problems)
-            rest = range(start, (start // problems + 1) * problems)
-            if due_P.any():
-                new = (position for position in rest if due_P[stream[position]])
-                found += itertools.islice(new, size - len(found))
-            elif not config.curriculum.revisit_epochs:
-                break
-            start = rest.stop
+        first, found = start // problems, []
+        last = first + config.curriculum.revisit_epochs + 1  # by then every one that ever is
+        for epoch in range(first, last + 1):
+            due_P = due(config, rates, epoch) & ~drawn_P
+            rest = range(max(start, epoch * problems), (epoch + 1) * problems)
+            new = (position for position in rest if due_P[stream[position]])
+            found += itertools.islice(new, size - len(found))
+            drawn_P[[stream[position] for position in found]] = True
         return found
 
     return next_due
@@ -87,7 +92,7 @@ def record(
     teach count too. What lies behind the cursor does not: it is drawn again, by the next policy."""
     if not is_on(config):
         return None, []
-    before = rates or Rates(*(np.zeros(problems, kind) for kind in (np.float64, *[np.int32] * 2)))
+    before = rates or unknown(problems)
     rates = Rates(*(x.copy() for x in before))  # a checkpoint may be writing the old ones
     known = []
     for group in batch.drawn:  # in the order of the stream: the last draw is the newest

@@ -16,6 +16,7 @@ kernel, for constants.py (pods/kernels.py; seconds). `--check` is what launch/ r
 a slice: would `train` take these flags there?
 """
 
+import functools
 import itertools
 import json
 import math
@@ -43,6 +44,7 @@ from dapo_jax.pods import (
 from dapo_jax.pods.simulate import Traffic
 
 GB = 1e9
+CELL = 10  # arrays of 4 bytes a packed cell: eight of the rows, old and reference log-probs
 NEAR, SIMULATED = (
     1.5,
     4,
@@ -111,18 +113,38 @@ def published(name: str, **choices) -> qwen2.Shape | None:
 
 def network(config) -> qwen2.Shape:
     """Shape of the config's model; no weights are read or fetched. ValueError: it is not known."""
-    choices, path = qwen2.compute_choices(config), config.model.path
-    if not path:
+    if not config.model.path:
         return qwen2.shape_from_config(config)
+    return read_network(config, config.model.path)
+
+
+def value_model(config, shape: qwen2.Shape) -> qwen2.Shape | None:
+    """Shape of the value model beside a policy of `shape`; None: the run has none."""
+    if not config.critic.enabled or shape.value_head:
+        return None
+    start = config.critic.init_from
+    body = read_network(config, start)._replace(remat=shape.remat) if start else shape
+    return body.merged._replace(value_head=True)
+
+
+def read_network(config, path: str) -> qwen2.Shape:
+    """Shape of the model at `path`, a directory or a hub name, as the config computes it."""
+    choices = qwen2.compute_choices(config)
     if "://" in path or pathlib.Path(path).expanduser().is_dir():
         return hf.read_shape(hf.resolve(path, weights=False), **choices)
     if shape := published(path, **choices):
         return shape
     try:
-        file = huggingface_hub.hf_hub_download(path, "config.json")
+        file = _config_file(path)
     except Exception as e:  # as in hf.resolve
         raise ValueError(f"{path}: its config.json is not to be had ({type(e).__name__})") from e
     return hf.read_shape(pathlib.Path(file).parent, **choices)
+
+
+@functools.cache
+def _config_file(path: str) -> str:
+    """Of a model of the hub. A search asks for that of a value model once per mesh."""
+    return huggingface_hub.hf_hub_download(path, "config.json")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -148,9 +170,21 @@ def weight_count(shape: qwen2.Shape, rules, sizes, part=qwen2.base) -> int:
     )
 
 
+def outputs(shape: qwen2.Shape) -> int:
+    """Numbers that the head makes of a token."""
+    return 1 if shape.value_head else shape.vocab_size
+
+
+def read_count(shape: qwen2.Shape) -> int:
+    """Parameters that a token's products read: of the embedding only rows are."""
+    multiplied = shape.tie_embeddings and not shape.value_head
+    embedding = 0 if multiplied else shape.vocab_size * shape.hidden_size
+    return qwen2.param_count(shape) - embedding
+
+
 def wide_count(config, shape: qwen2.Shape) -> int:
     """Parameters of a float32 head under a model of another type, whole; 0: it has none."""
-    return shape.float32_head * (_itemsize(config) < 4) * shape.vocab_size * shape.hidden_size
+    return shape.float32_head * (_itemsize(config) < 4) * outputs(shape) * shape.hidden_size
 
 
 def cache(config, shape: qwen2.Shape, sizes) -> paged.Geometry:
@@ -179,14 +213,9 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
     """Phase -> item -> bytes per device. 'always' counts in both others: the sampler keeps its
     cache while the trainer works, and the optimizer its moments while the sampler does."""
     train, decode, item = config.sharding.train, config.sharding.decode, _itemsize(config)
-    N, L = weight_count(shape, train, sizes), shape.num_layers
-    n = weight_count(shape, train, sizes, qwen2.trained)  # of these are trained
-    D, F, H, d, V = (
-        shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.head_dim,
-        shape.vocab_size,
-    )  # fmt: skip
-    shards = parts("batch", train, sizes)
-    heads, mlp, vocab = (parts(a, train, sizes) for a in ("heads", "mlp", "vocab"))
+    N, n = (weight_count(shape, train, sizes, part) for part in (qwen2.base, qwen2.trained))
+    D, F, V = shape.hidden_size, shape.intermediate_size, shape.vocab_size
+    mlp, vocab = (parts(a, train, sizes) for a in ("mlp", "vocab"))
     masters = {"master weights (float32)": 4 * n}
     if shape.lora:
         masters = {f"base ({config.model.dtype})": item * N, "adapters (float32)": 4 * n}
@@ -198,22 +227,50 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
     }
     if config.loss.kl_coef:
         always["reference weights (float32)"] = 4 * n
+    updating = update_memory(config, shape, sizes)
+    if value := value_model(config, shape):
+        of_value = weight_count(value, train, sizes)
+        always["value model's weights (float32)"] = 4 * of_value
+        always["value model's moments (float32)"] = 8 * of_value
+        made = {"values, advantages, returns": updating["packed rows"] * 3 / CELL}
+        of_values = update_memory(config, value, sizes) | made  # before the policy's, and then gone
+        updating = max(updating, of_values, key=lambda items: sum(items.values()))
 
     prompts = -(-config.rollout.prefill_prompts // parts("batch", decode, sizes))
     slots = -(-config.rollout.slots // parts("batch", decode, sizes))
-    wide = wide_count(config, shape)
-    apart = lambda rules: wide / math.prod(parts(a, rules, sizes) for a in ("vocab", "embed"))
-    # TPUs lay out the last axis in 128 lanes.
-    head_weights = (4 if wide else item) * V * -(-D // 128) * 128 / vocab
+    head_weights = _head_bytes(config, shape, sizes) if D % 128 else 0
     token = token_bytes(config, shape, sizes) + item * (3 * F / mlp + 6 * D)
     sampling = {
-        "decode weights": item * weight_count(shape, decode, sizes) + (4 - item) * apart(decode),
-        "logits": 3 * 4 * slots * V / vocab + (head_weights if D % 128 else 0),
+        "decode weights": item * weight_count(shape, decode, sizes)
+        + (4 - item) * _wide_part(config, shape, sizes, decode),
+        "logits": 3 * 4 * slots * V / vocab + head_weights,
         "prefill": prompts
         * min(config.rollout.prefill_tokens, config.data.max_prompt_tokens)
         * token,
     }
+    return {"always": always, "sampling": sampling, "updating": updating}
 
+
+def _wide_part(config, shape: qwen2.Shape, sizes, rules) -> float:
+    """`wide_count`, of a device."""
+    return wide_count(config, shape) / math.prod(parts(a, rules, sizes) for a in ("vocab", "embed"))
+
+
+def _head_bytes(config, shape: qwen2.Shape, sizes) -> float:
+    """Of a device's part of the output weights as training multiplies with them, gathered over
+    `embed`. TPUs lay out the last axis in 128 lanes."""
+    item = 4 if wide_count(config, shape) else _itemsize(config)
+    lanes = -(-shape.hidden_size // 128) * 128
+    return item * outputs(shape) * lanes / parts("vocab", config.sharding.train, sizes)
+
+
+def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
+    """Item -> bytes per device of an update of a model of `shape`, the policy or a value model."""
+    train, item, L = config.sharding.train, _itemsize(config), shape.num_layers
+    n = weight_count(shape, train, sizes, qwen2.trained)
+    D, F, H, d = shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.head_dim
+    shards = parts("batch", train, sizes)
+    heads, mlp, vocab = (parts(a, train, sizes) for a in ("heads", "mlp", "vocab"))
     T, rows = validation.row_tokens(config), -(-config.optim.micro_batch_rows // shards)
     tokens = rows * T  # of a device in a pass
     kept = tokens / parts("sequence", train, sizes)
@@ -228,24 +285,26 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
     scores = 0 if fused else 2 * 4 * rows * H / heads * chunk * T
     if shape.remat == "none" and chunk == T:  # not one chunk's, but every layer's
         scores *= L
-    layer = (qwen2.param_count(shape) - V * D * (1 if shape.tie_embeddings else 2)) / L
+    tables = shape.vocab_size * (read_count(shape) < qwen2.param_count(shape)) + outputs(shape)
+    layer = (qwen2.param_count(shape) - D * tables) / L
     block = scores + item * tokens * (6 * F / mlp + 8 * H * d / heads + 3 * D)
     # A float32 copy to add gradients to; of a float32 head only where it is gathered.
+    wide, head_weights = wide_count(config, shape), _head_bytes(config, shape, sizes)
     copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
-    head = copied + 4 * rows * min(shape.head_chunk, T) * V / vocab
+    head = copied + 4 * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
-    raised = 0 if shape.lora else apart(train)  # trained weights whose compute copy is float32
-    updating = {
+    # Trained weights whose compute copy is float32.
+    raised = 0 if shape.lora else _wide_part(config, shape, sizes, train)
+    return {
         "compute copy of the weights": item * (n - raised) if item < 4 else 0,
         "gradient sums (float32)": 4 * n,
         "gradients of a pass": item * n + (4 - item) * raised,
         "one layer gathered, and its gradients": (2 if shape.lora else 3) * item * layer / mlp,
         "saved activations": item * L * per_layer,
         "one block backward, or the head": max(block, head),
-        # Eight arrays of 4 bytes a cell, and old and reference log-probs, of all mini-batches.
-        "packed rows": config.optim.minibatches * -(-minibatch // shards) * T * 4 * 10,
+        # Of all mini-batches.
+        "packed rows": config.optim.minibatches * -(-minibatch // shards) * T * 4 * CELL,
     }
-    return {"always": always, "sampling": sampling, "updating": updating}
 
 
 def peaks(table: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -261,10 +320,8 @@ def _itemsize(config) -> int:
 def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
     """What the cost model asks of a config on a slice."""
     g, decode, train = cache(config, shape, sizes), config.sharding.decode, config.sharding.train
-    # Of the embedding only rows are read.
-    embedding = 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
     reuse = config.loss.old_logprobs != "recompute"
-    read = qwen2.param_count(shape) - embedding
+    read, value = read_count(shape), value_model(config, shape)
     # Of what a block's last product gives, the backward pass needs nothing.
     last = shape.num_layers * shape.intermediate_size * shape.hidden_size
     along = [a for a in reversed(decode["mlp"].split(",")) if a]  # the quickest axis first
@@ -305,6 +362,7 @@ def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
         scored=(not reuse) + bool(config.loss.kl_coef),
         parameters=qwen2.param_count(shape),
         adapters=qwen2.adapter_count(shape),
+        value=value and scene(config, value, sizes, pod),
     )
 
 
@@ -327,11 +385,9 @@ def bounds(config, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -
     p, r = traffic.prompt, traffic.response
     n = config.rollout.groups * config.rollout.group_size
     flight = waves(config, shape, sizes, p + r)
-    read = qwen2.param_count(shape) - (
-        0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
-    )  # of the embedding only rows are read
     split = weight_count(shape, config.sharding.decode, sizes) / qwen2.param_count(shape)
     chip, H, d, L = pod.chip, shape.num_heads, shape.head_dim, shape.num_layers
+    read = read_count(shape)
     batch, heads = (parts(a, config.sharding.decode, sizes) for a in ("batch", "kv_heads"))
     keys = n * (p * r + r * r / 2) * token_bytes(config, shape, sizes) / batch
     wide, item = wide_count(config, shape), _itemsize(config)
@@ -342,15 +398,22 @@ def bounds(config, shape: qwen2.Shape, sizes, pod: pods.Pod, traffic: Traffic) -
         (weights + keys) / chip.bandwidth,
         (2 * read * n * r / pod.chips + attention) / chip.flops,
     )
-    forward = n * (2 * read * (p + r) + 2 * H * d * L * (p + r) ** 2) / pod.chips / chip.flops
+
+    def forward(shape: qwen2.Shape) -> float:
+        multiplied = read_count(shape) + 5 * wide_count(config, shape)
+        squares = shape.num_heads * shape.head_dim * shape.num_layers * (p + r) ** 2
+        return n * (2 * multiplied * (p + r) + 2 * squares) / pod.chips / chip.flops
+
     scored = (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
     passes = 3 if shape.remat in ("none", "dots") else 4  # backward twice forward; and again
-    passes -= bool(shape.lora)  # no gradients of the base
-    return {
+    out = {
         "decode": decode if flight["sequences"] else math.inf,
-        "old log-probs": scored * forward,
-        "update": passes * forward,
+        "old log-probs": scored * forward(shape),
+        "update": (passes - bool(shape.lora)) * forward(shape),  # no gradients of the base
     }
+    if value := value_model(config, shape):
+        out |= {"values": forward(value), "update of values": passes * forward(value)}
+    return out
 
 
 # ------------------------------------------------------------------------------------------------
@@ -365,6 +428,9 @@ def mistakes(config, shape: qwen2.Shape | None, pod: pods.Pod) -> str:
         validation.validate(config, pod.chips)
         sizes = validation.resolve_mesh(config, pod.chips)
         bad = validation.check_shape(shape, sizes, config.sharding) if shape else []
+        if shape and config.critic.init_from and (value := value_model(config, shape)):
+            wrong = validation.check_shape(value, sizes, config.sharding)
+            bad += [f"the value model: {line}" for line in wrong]
         if sizes["data"] % pod.slices:
             bad.append(
                 f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices,"
@@ -381,6 +447,7 @@ def check(config, pod: pods.Pod, with_files: bool = False, with_memory: bool = T
     not fit cannot run; else it is doubtful."""
     try:
         shape = network(config)
+        value_model(config, shape)
     except ValueError as error:  # a directory of the hosts, or no network here
         shape, doubt = None, f"{error}: not checked whether the model fits"
     wrong = mistakes(config, shape, pod).splitlines()
@@ -577,6 +644,10 @@ def expected(
     )
     aged = cost.aged(config, traffic, work, s, known) if money.staleness else []
     aged = [x._asdict() | {"apart": x.apart and x.apart._asdict()} for x in aged]
+    alone = min(config.critic.pretrain_steps, config.steps) if s.value else 0
+    # The run is as long as so many whole steps: the first ones leave the policy as it is.
+    left_out = sum(now.phases[x] for x in ("old log-probs", "update"))
+    whole = config.steps - alone * left_out / now.step
     return {
         "step": {
             "expected_s": now.step,
@@ -602,17 +673,19 @@ def expected(
         },
         "run": {
             "steps": config.steps,
-            "expected_s": config.steps * now.step,
-            "chip_hours": config.steps * hours,
-            "price": config.steps * hours * rate,
+            "expected_s": whole * now.step,
+            "chip_hours": whole * hours,
+            "price": whole * hours * rate,
             "price_chip_hour": rate,
             "first_compilation_s": known["compile"],
             "checkpoint_bytes": saved,
             "checkpoints_bytes": saved * kept,  # one is being written
-            "host_disk_bytes": 2 * s.parameters if config.model.path else 0,
+            "host_disk_bytes": 2 * s.parameters * bool(config.model.path)
+            + (2 * s.value.parameters * bool(config.critic.init_from) if s.value else 0),
             "host_memory_bytes": known["host_token"] * work.responses * traffic.response
             + 29 * work.packed.cells,  # the rows of all mini-batches: 7 numbers and a flag a cell
         }
+        | ({"pretrain_steps": alone} if s.value else {})
         | taken,
         "constants": {name: c._asdict() for name, c in constants.CONSTANTS.items()},
     }
@@ -698,10 +771,12 @@ def plan(
 ) -> dict[str, Any]:
     """Everything about one config on one pod, as plain JSON values (bytes, seconds, tokens)."""
     shape = network(config)
+    value = value_model(config, shape)
     out = {
         "pod": {"cloud": pod.cloud, "topology": pod.topology, "slices": pod.slices}
         | {"chips": pod.chips, "chip": pod.chip._asdict()},
         "parameters": qwen2.param_count(shape),
+        **({"value_parameters": qwen2.param_count(value)} if value else {}),
         "assumed": traffic._asdict() | {"room": room} | money._asdict(),
         "mistakes": mistakes(config, shape, pod).splitlines(),
         "suggestions": [x._asdict() | {"flags": x.flags()} for x in
@@ -786,7 +861,9 @@ def time_lines(r: dict[str, Any]) -> list[str]:
     lines.append("  off by default, each at a price in samples:")
     lines += [f"    {what:32s} {clock(s)}" for what, s in step["options"].items()]
     lines += aged_lines(step["staleness"])
-    taken = []
+    alone, taken = "", []
+    if n := run.get("pretrain_steps"):
+        alone = f", the first {n:,} of them the value model's alone"
     if p := run.get("preempted"):
         said = lambda x: (
             f"goodput {x['goodput']:.1%}, without any {x['goodput_undisturbed']:.1%};"
@@ -799,7 +876,7 @@ def time_lines(r: dict[str, Any]) -> list[str]:
     return [
         *lines,
         *taken,
-        f"a run of {run['steps']:,} steps: {run['expected_s'] / 86400:.1f} days,"
+        f"a run of {run['steps']:,} steps{alone}: {run['expected_s'] / 86400:.1f} days,"
         f" {run['chip_hours']:,.0f} chip-hours, ${run['price']:,.0f} at"
         f" ${run['price_chip_hour']:g} a chip-hour; a step ${step['price']:,.2f}",
         f"first compilation {clock(run['first_compilation_s'])}; a checkpoint"
@@ -812,8 +889,9 @@ def time_lines(r: dict[str, Any]) -> list[str]:
 def report(r: dict[str, Any]) -> list[str]:
     """`plan` for people."""
     pod, limit = r["pod"], r["pod"]["chip"]["hbm"]
+    value = f" and {n:,} of a value model" if (n := r.get("value_parameters")) else ""
     lines = [
-        f"{r['parameters']:,} parameters on {pod['cloud']} = {pod['topology']}"
+        f"{r['parameters']:,} parameters{value} on {pod['cloud']} = {pod['topology']}"
         f"{' x ' + str(pod['slices']) if pod['slices'] > 1 else ''}: {pod['chips']} chips of"
         f" {limit / GB:.2f} GB"
     ]

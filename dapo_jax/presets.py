@@ -1,11 +1,11 @@
 """Presets: config functions, each a difference from the one before it; configs/ adds files.
 
-base (schema.py) -> paper -> verl, grpo and the RECIPES of others; `dapo_math(size)` lays `paper`
-over a slice of TPUs; `rung` takes the paper's techniques away one by one.
+base (schema.py) -> paper -> verl, vapo, grpo and the RECIPES of others; `dapo_math(size)` lays
+`paper` over a slice of TPUs; `rung` takes the paper's techniques away one by one.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -62,6 +62,17 @@ def grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
     c.loss.overlong_filter = "off"
     c.reward.overlong_penalty = 0.0
     c.dynamic_sampling.enabled = False
+    return c
+
+
+def vapo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+    """VAPO (arXiv 2504.05118, section 5.1): PPO with a value model, 16 updates of 512 responses a
+    rollout, Clip-Higher and the token mean. What the paper leaves open: docs/vapo.md."""
+    c = paper() if c is None else c
+    c.critic.enabled = True  # 50 steps for it alone, lr 2e-6, lambda 1 and 1 - 1 / (.05 l)
+    c.loss.positive_coef = 0.1
+    c.dynamic_sampling.enabled = False  # an all-right group still has A = R - V
+    c.reward.overlong_penalty = 0.0
     return c
 
 
@@ -356,30 +367,87 @@ LEAVE_ONE_OUT = tuple(f"-{name}" for name in WITHOUT)
 RUNGS = (*CUMULATIVE, *LEAVE_ONE_OUT[:-1])
 
 
-def rung(c: ml_collections.ConfigDict, name: str) -> ml_collections.ConfigDict:
-    """`c`, which is full DAPO, as the rung `name` of `CUMULATIVE` or `LEAVE_ONE_OUT`.
+class Ladder(NamedTuple):
+    """A paper's techniques, one on the other and each left out."""
+
+    full: str  # what has all of them, in words
+    bare: str  # name of the rung without any
+    without: Mapping[str, Callable[[ml_collections.ConfigDict], dict[str, Any]]]
+    paper: Mapping[str, int]  # rung -> AIME 2024, avg@32, of Qwen2.5-32B
+
+    @property
+    def cumulative(self) -> tuple[str, ...]:
+        return self.bare, *(f"+{name}" for name in self.without)
+
+    @property
+    def leave_one_out(self) -> tuple[str, ...]:
+        return tuple(f"-{name}" for name in self.without)
+
+    @property
+    def rungs(self) -> tuple[str, ...]:
+        """All of them, once: the last one left out is the last but one of the cumulative."""
+        return *self.cumulative, *self.leave_one_out[:-1]
+
+
+# Table 1 of each paper; VAPO's (arXiv 2504.05118) adds nothing one by one. Without decoupled GAE
+# the value model's targets have the policy's fixed lambda; without group sampling there are as many
+# responses, each to a problem of its own.
+LADDERS = {
+    "dapo": Ladder(
+        "full DAPO", "grpo", WITHOUT, dict(zip(CUMULATIVE, (30, 36, 38, 41, 42, 50), strict=True))
+    ),
+    "vapo": Ladder(
+        "VAPO",
+        "ppo",
+        {
+            "value_pretraining": lambda c: {  # there is none without a value model
+                "critic.pretrain_steps": 0 if c.critic.enabled else c.critic.pretrain_steps
+            },
+            "decoupled_gae": lambda c: {"critic.lambda_value": c.critic.lambda_policy},
+            "length_adaptive_gae": lambda c: {"critic.length_alpha": 0.0},
+            "clip_higher": WITHOUT["clip_higher"],
+            "token_loss": WITHOUT["token_loss"],
+            "positive_lm": lambda c: {"loss.positive_coef": 0.0},
+            "group_sampling": lambda c: {
+                "rollout.groups": c.rollout.groups * c.rollout.group_size,
+                "rollout.group_size": 1,
+            },
+        },
+        {
+            "ppo": 5, "-value_pretraining": 11, "-decoupled_gae": 33, "-length_adaptive_gae": 45,
+            "-clip_higher": 46, "-token_loss": 53, "-positive_lm": 54, "+positive_lm": 55,
+            "+group_sampling": 60,
+        },
+    ),
+}  # fmt: skip
+
+
+def rung(
+    c: ml_collections.ConfigDict, name: str, ladder: Ladder = LADDERS["dapo"]
+) -> ml_collections.ConfigDict:
+    """`c`, which is full DAPO, or all that `ladder` is of, as the rung `name` of it.
 
     A rung with overlong filtering takes truncated responses out of the loss and leaves them in the
     statistics of their group (loss.overlong_filter 'loss'), unless `c` itself says 'group': the
     paper "masks the loss of truncated samples", and says nothing of the group's mean and std.
     Raises ValueError for another name, and where `c` lacks a technique of its own.
     """
-    if name not in CUMULATIVE + LEAVE_ONE_OUT:
-        known = ", ".join(CUMULATIVE + LEAVE_ONE_OUT)
+    if name not in ladder.cumulative + ladder.leave_one_out:
+        known = ", ".join(ladder.cumulative + ladder.leave_one_out)
         raise ValueError(f"the ladder has no rung {name!r}; there are {known}")
     c = copy.deepcopy(c)
-    if c.loss.overlong_filter == "off":
+    if "overlong_filtering" in ladder.without and c.loss.overlong_filter == "off":
         c.loss.overlong_filter = "loss"
     flat = schema.leaves(c)
-    for technique, fields in WITHOUT.items():
+    for technique, fields in ladder.without.items():
         if all(flat[field] == value for field, value in fields(c).items()):
             raise ValueError(
-                f"the ladder starts from full DAPO, and this config is without {technique}"
+                f"the ladder starts from {ladder.full}, and this config is without {technique}"
             )
-    techniques = list(WITHOUT)
-    taken = techniques[CUMULATIVE.index(name) :] if name in CUMULATIVE else [name[1:]]
+    techniques, up_to = list(ladder.without), ladder.cumulative
+    taken = techniques[up_to.index(name) :] if name in up_to else [name[1:]]
     for technique in taken:
-        c.update_from_flattened_dict(WITHOUT[technique](c))
+        c.update_from_flattened_dict(ladder.without[technique](c))
     return c
 
 
@@ -397,4 +465,13 @@ def ladder_task() -> ml_collections.ConfigDict:
     c.optim.lr = 5e-4
     c.eval.every, c.eval.top_p = 15, 1.0  # T=1, top-p 1 only
     c.checkpoint.every = 30
+    return c
+
+
+def vapo_ladder_task() -> ml_collections.ConfigDict:
+    """VAPO on the task of `ladder_task`, whose responses have about 12 tokens: a policy that stays
+    as it is for the first 45 of 135 steps, and a value model with a small model's rate."""
+    c = vapo(ladder_task())
+    c.critic.pretrain_steps, c.critic.lr, c.critic.length_alpha = 45, 1e-3, 1.5
+    c.steps += c.critic.pretrain_steps
     return c

@@ -102,7 +102,7 @@ SCHEMA: dict[str, Field] = {
 
     # --- rollout (paper section 4.1: 512 prompts x 16, 20480 tokens) -------------------------------
     "rollout.groups": Field(32, "groups (prompts) a training batch needs, N", 1, _ROWS),
-    "rollout.group_size": Field(8, "responses per prompt, G", 2, _ROWS),
+    "rollout.group_size": Field(8, "responses per prompt, G; 1 with critic.enabled only", 1, _ROWS),
     "rollout.max_response_tokens": Field(32, "longest response, L_max, end-of-text token included (paper: 20480)", 1, _TOKENS),
     "rollout.temperature": Field(1.0, "divides the logits; the recorded log-probs are at this temperature", 1e-3, 1e3),
     "rollout.top_p": Field(1.0, "nucleus mass of training samples; below 1 the samples no longer come from the policy", 1e-6, 1.0),
@@ -167,8 +167,21 @@ SCHEMA: dict[str, Field] = {
     "loss.importance": Field("token", "the weight, by its name in dapo_jax/objectives.py: of a token, of a whole response (sequence: product, mean: geometric mean); truncated at the cap, or with _mask zeroed beyond it"),
     "loss.importance_floor": Field(0.0, "masks also zero weights below this (IcePop: .5)", 0.0, 1.0),
     "loss.kl_coef": Field(0.0, "weight of the k3 estimate of KL(policy || start of the run); 0 = no reference model", 0.0, 1e6),
+    "loss.positive_coef": Field(0.0, "mu: weight of the log-likelihood loss on right responses (VAPO: .1), with or without a value model; 0 = none", 0.0, 1e6),
     "loss.entropy_coef": Field(0.0, "weight of the entropy bonus", 0.0, 1e6),
     "loss.entropy_enough": Field(0.0, "nats per token from which on the bonus no longer pushes: a guard against collapse only; 0 = no end", 0.0),
+
+    # --- value model (VAPO, arXiv 2504.05118; docs/vapo.md): advantages by GAE in place of the group's ---------
+    "critic.enabled": Field(False, "a value model beside the policy, and its GAE advantages"),
+    "critic.init_from": Field("", "Hugging Face directory or hub name it starts from: a reward model (its score.weight is the head) or a language model (new head); '' = the policy's weights and a new head"),
+    "critic.lr": Field(2e-6, "its AdamW learning rate; betas, epsilon, decay and clip are optim.*'s", 0.0, 10.0),
+    "critic.warmup_steps": Field(0, "ROLLOUT steps of linear warm-up of that rate", 0),
+    "critic.pretrain_steps": Field(50, "first ROLLOUT steps, in which only the value model learns (VAPO section 5.1: 50); the policy's warm-up begins behind them", 0),
+    "critic.gamma": Field(1.0, "discount per token", 0.0, 1.0),
+    "critic.lambda_value": Field(1.0, "lambda of the value model's targets (decoupled GAE); 1 = the target is the reward", 0.0, 1.0),
+    "critic.lambda_policy": Field(0.95, "lambda of the policy's advantages where length_alpha is 0", 0.0, 1.0),
+    "critic.length_alpha": Field(0.05, "alpha of the policy's length-adaptive lambda 1 - 1 / (alpha l) (VAPO Eq. 5), l tokens; 0 = lambda_policy at any length", 0.0, 1e6),
+    "critic.clip": Field(0.0, "a value learns while within this of what it was at the start of the step, in the reward's unit (PPO's value clip); 0 = off", 0.0, 1e6),
 
     # --- optimizer -----------------------------------------------------------------------------------------
     "optim.lr": Field(3e-4, "AdamW learning rate after warm-up (paper: 1e-6)", 0.0, 10.0),
@@ -226,6 +239,7 @@ SCHEMA: dict[str, Field] = {
     "guard.truncated_max": Field(0.5, "alarm above this share of truncated responses; 0 = off", 0.0, 1.0),
     "guard.gap_max": Field(-1.0, "alarm above this difference of sampler's and trainer's log-probs, nats; -1 = 1e-3 for float32 on CPU and GPU, else 1; 0 = off", -1.0),
     "guard.ess_min": Field(0.5, "with rollout.staleness: alarm below this effective sample size of the batch's importance weights, as a share of its tokens; 0 = off", 0.0, 1.0),
+    "guard.explained_min": Field(0.02, "with critic.enabled: alarm below this share of the returns' variance explained by the value model, after critic.pretrain_steps and while accuracy is below .9; 0 = off", 0.0, 1.0),
     "guard.accept_min": Field(0.01, "alarm below this share of drawn problems with right and wrong responses; 0 = off", 0.0, 1.0),
     "guard.eval_fall": Field(0.1, "alarm where avg@k of a set (at top_p=1) lies this far below its best at two evaluations in a row, with training accuracy above what it was at that best; 0 = off", 0.0, 1.0),
     "guard.stop_after": Field(0, "steps in a row with an alarm before the run stops with a checkpoint; 0 = only warn", 0),
@@ -260,6 +274,7 @@ PATHS = (
     "model.path",
     "tokenizer.path",
     "tokenizer.chat_template",
+    "critic.init_from",
     "data.train",
     "eval.files",
     "checkpoint.directory",
@@ -486,6 +501,14 @@ PEERS = {
     "behave_imp_weight_cap enable_vllm_is_correction use_decoupled_loss",
     "loss.kl_coef": "kl_loss_coef use_kl_loss beta kl_ctl init_kl_coef grpo_beta",
     "loss.entropy_coef": "entropy_coeff entropy_loss_coef",
+    "critic.lr": "critic_learning_rate critic.optim.lr",
+    "critic.pretrain_steps": "critic_warmup critic_warmup_steps policy_training_start_step",
+    "critic.lambda_policy": "lam gae_lambda lambd",
+    "critic.lambda_value": "gae_lambda_value",
+    "critic.length_alpha": "length_adaptive_alpha vapo_length_adaptive_gae",
+    "critic.clip": "cliprange_value value_clip value_eps_clip",
+    "critic.init_from": "critic.model.path critic_pretrain critic_path",
+    "loss.positive_coef": "positive_example_nll_weight positive_nll_coef",
     "optim.lr": "learning_rate actor_learning_rate",
     "optim.warmup_steps": "lr_warmup_steps warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio "
     "warmup_steps_proportion",

@@ -149,7 +149,8 @@ def run(
                 hooks.step(state, record)
                 log = metrics.step_metrics(config, state, record, clocks, len(text.train.ids))
                 log |= book.ledger.shares()
-                log |= hardware.step_metrics(config, machine.shape, record, clocks)
+                values = machine.critic and machine.critic.shape
+                log |= hardware.step_metrics(config, machine.shape, record, clocks, values)
                 last = step == config.steps
                 evaluation = evaluate() if last or due(step, config.eval.every) else {}
                 log |= evaluation | first.told()

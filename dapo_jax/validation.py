@@ -95,9 +95,10 @@ def missing(config: ml_collections.ConfigDict) -> list[str]:
     paths = [(name, path) for name, listed in several for path in listed.split(",")]
     paths += [("eval.files", entry.rpartition("=")[2]) for entry in config.eval.files.split(",")]
     paths += [(name, config.tokenizer[name.partition(".")[2]]) for name in schema.PATHS[2:4]]
-    path = config.model.path
-    if "://" not in path and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
-        paths.append(("model.path", config.model.path))
+    for name in ("model.path", "critic.init_from"):
+        path = config[name.partition(".")[0]][name.partition(".")[2]]
+        if "://" not in path and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
+            paths.append((name, path))
     return [
         f"config.{name}: {path.strip()}: no such file or folder"
         for name, path in paths
@@ -137,6 +138,13 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
     except ConfigError as error:
         bad.append(str(error))
         sizes = dict.fromkeys(config.mesh, 1)  # divides everything
+    if config.rollout.group_size == 1 and (
+        config.dynamic_sampling.enabled or not config.critic.enabled
+    ):
+        bad.append(
+            "config.rollout.group_size: 1 response makes no group to compare or to filter; set 2 or"
+            " more, or critic.enabled=True and dynamic_sampling.enabled=False"
+        )
     shards = sizes["data"] * sizes["fsdp"]
     why = f"mesh data x fsdp = {shards}"
     _divides(bad, "config.optim.micro_batch_rows", config.optim.micro_batch_rows, shards, why)
@@ -184,6 +192,7 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
             " its |"
         )
     bad += check_objective(config.loss) + check_curriculum(config) + check_lora(config.model)
+    bad += check_critic(config) if config.critic.enabled else []
     if config.optim.schedule != "constant" and not config.optim.decay_steps:
         bad.append(
             f"config.optim.decay_steps: schedule {config.optim.schedule!r} needs the rollout steps"
@@ -297,6 +306,26 @@ def check_curriculum(config) -> list[str]:
     return bad
 
 
+def check_critic(config) -> list[str]:
+    """Fields that mean nothing beside a value model, whose advantages are a token's own."""
+    from dapo_jax import objectives
+
+    bad, of_group = [], schema.base().advantage
+    for name in ("scale", "leave_one_out", "whiten"):
+        if config.advantage[name] != of_group[name]:
+            bad.append(
+                f"config.advantage.{name}: {config.advantage[name]!r} is of advantages within a"
+                f" group; with critic.enabled they are GAE's: leave it at {of_group[name]!r}"
+            )
+    chosen = objectives.OBJECTIVES.get(config.loss.objective)
+    if chosen and chosen.of_responses and config.loss.objective != "gspo_token":
+        bad.append(
+            f"config.loss.objective: {config.loss.objective!r} has one ratio for a response, and"
+            " with critic.enabled each token has its own advantage; set ppo, cispo or gspo_token"
+        )
+    return bad
+
+
 def check_lora(model) -> list[str]:
     """Mistakes of `config.model.lora`, as far as they do not depend on the network's shape."""
     lora, bad = model.lora, []
@@ -353,6 +382,11 @@ def check_shape(model, sizes: Mapping[str, int], sharding) -> list[str]:
 def warnings(config: ml_collections.ConfigDict) -> list[str]:
     """Settings that work but deserve a word before a long run."""
     out = []
+    if config.critic.enabled and config.critic.pretrain_steps >= config.steps > 0:
+        out.append(
+            f"critic.pretrain_steps={config.critic.pretrain_steps} of steps={config.steps}: the"
+            " policy does not learn in this run"
+        )
     if config.loss.overlong_filter == "group" and not config.reward.overlong_penalty:
         out.append(
             "loss.overlong_filter='group' without the soft ramp (reward.overlong_penalty=0):"

@@ -7,6 +7,7 @@ from pathlib import Path
 import hub
 import hypothesis
 import pytest
+import typed
 
 # Before jax is imported. An accelerator is used only where the user asks for it: the tests'
 # tolerances hold for float32 on CPU.
@@ -34,8 +35,14 @@ if "JAX_NUM_CPU_DEVICES" not in os.environ and (
         jax.devices()
         del os.environ["NPROC"]
 
-# No deadline: the first example of a property compiles. Under CI the examples are always the same.
-hypothesis.settings.register_profile("dapo_jax", deadline=None, derandomize="CI" in os.environ)
+# No deadline, nor one for drawing examples: the first compiles, and a machine may be busy. Under
+# CI the examples are always the same.
+hypothesis.settings.register_profile(
+    "dapo_jax",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+)
 hypothesis.settings.load_profile("dapo_jax")
 
 
@@ -76,6 +83,14 @@ def assets() -> Path:
     if not Path(folder).is_dir():
         pytest.fail(f"DAPO_JAX_ASSETS={folder} is not a folder")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def shell():
+    """Runs commands of the package, each in a process of its own, as `typed.Shell` does."""
+    shell = typed.Shell()
+    yield shell
+    shell.close()
 
 
 @pytest.fixture

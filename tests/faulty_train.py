@@ -1,7 +1,11 @@
 """`python tests/faulty_train.py FAULT --config=... --workdir=...`: `stubbed_train` with something
-that goes wrong on process 1 alone: in the third rollout, or where it restores."""
+that goes wrong on process 1 alone: in the third rollout, or where it restores. 'kill' is a SIGKILL
+of any process as the third rollout begins, once the checkpoint of step 2 is there."""
 
 import functools
+import os
+import pathlib
+import signal
 import sys
 import time
 
@@ -24,6 +28,10 @@ def stands_still() -> None:
 def phase(name: str) -> None:
     global rollouts
     rollouts += name == "rollout"
+    if rollouts == 3 and FAULT == "kill":
+        while not pathlib.Path(cli.WORKDIR.value, "checkpoints", "2").is_dir():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
     if rollouts == 3 and name == "rollout" and jax.process_index() == 1:
         if FAULT == "hang":
             stands_still()

@@ -34,7 +34,7 @@ from dapo_jax.model import hf_format
 from dapo_jax.model.qwen2 import Shape
 
 ROOT = pathlib.Path(__file__).parent.parent
-SECONDS = 240  # of the clock, for one case
+SECONDS = 500  # of the clock, for one case
 
 TEXTS = [
     *(

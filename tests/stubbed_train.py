@@ -13,8 +13,9 @@ from typing import NoReturn
 
 import jax
 
-from dapo_jax import cli, train
+from dapo_jax import build, cli, train
 from dapo_jax.grading import Grade, Judge
+from dapo_jax.rollout import sampler
 
 
 def accept_half(problem, response: str) -> Grade:
@@ -36,6 +37,12 @@ def record(state, step) -> None:
     name = f"drawn_{jax.process_index()}.jsonl"
     with pathlib.Path(cli.WORKDIR.value, name).open("a") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def forget_programs() -> None:
+    """Those that earlier runs of this process have compiled."""
+    build._trainer.cache_clear()
+    sampler.programs.cache_clear()
 
 
 def run_and_exit(main) -> NoReturn:

@@ -17,6 +17,7 @@ import recipes
 import results
 import staleness
 import timing
+import vapo
 
 # Their figures are in README.md or RESULTS.md.
 KEPT = (
@@ -26,7 +27,8 @@ KEPT = (
 
 
 @pytest.mark.parametrize(
-    "name", [*KEPT, "curricula", "gpu", "race", "recipes", "sampler", "staleness", "update"]
+    "name",
+    [*KEPT, "curricula", "gpu", "race", "recipes", "sampler", "staleness", "update", "vapo"],
 )
 def test_every_benchmark_can_keep_its_figures(name):
     source = pathlib.Path(results.__file__).with_name(f"{name}.py").read_text()
@@ -77,6 +79,31 @@ def test_every_recipe_is_a_config_of_the_quickstart():
         assert not any(k.startswith(("supervised_warmup.", "data.", "optim.")) for k in changed)
 
 
+def test_vapo_is_compared_behind_its_pretraining(tmp_path):
+    """Equal updates are the policy's; at equal tokens pre-training has been paid for."""
+
+    def run(before, told=None):
+        return [
+            {
+                "step": s, vapo.TAG: max(s - before, 0) / 10, "spent/tokens": 1e6 * s,
+                "optim/updates": 8 * max(s - before, 0), "response/length_mean": 20.0,
+            }
+            | ({"critic/explained_variance": told + s / 100} if told else {})
+            for s in range(before + 7)
+        ]  # fmt: skip
+
+    text = vapo.summary({"vapo": [run(3, 0.5)] * 2, "grpo": [run(0)] * 2})
+    assert "| method | at 48 updates | at 6.000 M tokens |" in text
+    assert "| vapo | 0.500 +- 0.000 | 0.200 +- 0.000 | 9.000 | 20.0 | 0.530 +- 0.000 |" in text
+    assert "| grpo | 0.500 +- 0.000 | 0.500 +- 0.000 | 6.000 | 20.0 | |" in text
+    for out in (None, tmp_path):
+        dapo, other = vapo.fields("dapo", out), vapo.fields("vapo", out)
+        assert other["steps"] - dapo["steps"] == other["critic.pretrain_steps"] == vapo.PRETRAINED
+        changed = {k for k in dapo if dapo[k] != other[k]} - {"steps"}
+        parts = ("critic.", "loss.positive", "dynamic_sampling.", "reward.overlong")
+        assert changed and all(k.startswith(parts) for k in changed)
+
+
 def test_curricula_are_compared_by_tokens_to_an_accuracy():
     def run(*values, **last):
         records = [
@@ -88,7 +115,8 @@ def test_curricula_are_compared_by_tokens_to_an_accuracy():
     assert curricula.tokens_to(run(0.1, 0.8, 1.0, 0.5), 0.9) == (pytest.approx(1.5e4), True)
     assert curricula.tokens_to(run(0.1, 0.8, 0.85), 0.9) == (2e4, False)
     slow, quick = run(0.1, 0.8, 1.0), run(0.0, 0.9, 0.95, **{"curriculum/left_out": 7})
-    text = curricula.summary({"none": [slow, slow], "no_positive": [quick, run(0.1, 0.2, 0.3)]})
+    stopped = [*run(0.1, 0.2, 0.3), {"step": 3, "spent/tokens": 2e4, "data/epochs": 1}]
+    text = curricula.summary({"none": [slow, slow], "no_positive": [quick, stopped]})
     assert "| none | 15.0 +- 0.0 | | 2 of 2 | 1.000 +- 0.000 | 1.0 | 0 |" in text
     assert "| no_positive | 15.0 +- 63.5 | 0.0 +- 63.5 | 1 of 2 |" in text
 

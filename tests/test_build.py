@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dapo_jax import config, grading
+from dapo_jax import build, config, grading
 from dapo_jax.data import arithmetic, tokenizer as tokenizer_lib
 
 
@@ -32,3 +32,30 @@ def test_stop_strings_of_a_config():
     c.eval.stop_strings = "a||b"
     with pytest.raises(config.ConfigError, match=r"eval.stop_strings: 'a\|\|b' has an empty text"):
         config.validate(c, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "trainer", "sampler"),
+    [
+        ({"seed": 1, "optim.lr": 1e-3, "loss.clip_high": 0.3, "steps": 7}, True, True),
+        ({"optim.b2": 0.9}, False, True),
+        ({"loss.objective": "cispo"}, False, True),
+        ({"sharding.train.mlp": ""}, False, True),
+        ({"rollout.chunk": 4}, True, False),
+        ({"rollout.staleness": 1}, False, False),
+        ({"model.dtype": "bfloat16"}, False, False),
+        ({"model.lora.rank": 2}, False, False),
+        ({"mesh.fsdp": 1, "mesh.tensor": 2, "mesh.data": -1}, False, False),
+    ],
+    ids=str,
+)
+def test_runs_of_a_process_share_the_programs_that_are_the_same(change, trainer, sampler):
+    def made(fields):
+        c = config.base()
+        c.update_from_flattened_dict(fields)
+        m = build.build_machine(c, 48, (0, 1), None)
+        assert m.tx is m.trainer.tx
+        return m.trainer, m.engine.programs, m.engine
+
+    (a, b, engine), (x, y, other) = made({}), made(change)
+    assert (a is x, b is y) == (trainer, sampler) and engine is not other

@@ -14,54 +14,51 @@ from dapo_jax.checkpoint import checkpoint, workdir
 ROOT = Path(__file__).parent.parent
 
 
-def train(*arguments):
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "dapo_jax.train", f"--config={ROOT}/configs/quickstart.py"]
-    return subprocess.run(
-        [*command, *map(str, arguments)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def train(shell):
+    command = ("-m", "dapo_jax.train", f"--config={ROOT}/configs/quickstart.py")
+    return lambda *arguments: shell.python(*command, *arguments)
 
 
-def refused(*arguments) -> str:
-    """The one error line."""
-    done = train(*arguments)
-    assert done.returncode not in (0, None)
-    assert "Traceback" not in done.stderr + done.stdout
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: "), done.stderr
-    assert done.stderr.count("error: ") == 1
-    return last
+@pytest.fixture
+def refused(train):
+    """Of a command line: the one error line."""
+
+    def refused(*arguments) -> str:
+        done = train(*arguments)
+        assert done.returncode not in (0, None)
+        assert "Traceback" not in done.stderr + done.stdout
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith("error: "), done.stderr
+        assert done.stderr.count("error: ") == 1
+        return last
+
+    return refused
 
 
-def test_unknown_field_gets_the_nearest_names(tmp_path):
+def test_unknown_field_gets_the_nearest_names(refused, tmp_path):
     error = refused(f"--workdir={tmp_path}", "--config.optim.learing_rate=1e-6")
     assert error.startswith("error: config.optim.learing_rate: no such field; did you mean ")
     assert "optim.lr" in error
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wrong_type_names_the_field(tmp_path):
+def test_wrong_type_names_the_field(refused, tmp_path):
     error = refused(f"--workdir={tmp_path}", "--config.rollout.groups=many")
     assert "rollout.groups" in error and "many" in error
 
 
-def test_out_of_range_names_the_field(tmp_path):
+def test_out_of_range_names_the_field(refused, tmp_path):
     error = refused(f"--workdir={tmp_path}", "--config.rollout.group_size=1")
     assert error.startswith("error: config.rollout.group_size: 1 is too small, at least 2")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_workdir():
+def test_missing_workdir(refused):
     assert "--workdir" in refused()
 
 
-def test_workdir_that_is_a_file(tmp_path):
+def test_workdir_that_is_a_file(refused, tmp_path):
     file = tmp_path / "run"
     file.write_text("mine")
     error = refused(f"--workdir={file}")
@@ -69,14 +66,14 @@ def test_workdir_that_is_a_file(tmp_path):
     assert file.read_text() == "mine"
 
 
-def test_unwritable_workdir():
+def test_unwritable_workdir(refused):
     if not Path("/proc").is_dir():
         pytest.skip("no /proc: no directory that even root cannot write")
     error = refused("--workdir=/proc/nope/run")
     assert "--workdir=/proc/nope/run: cannot be written" in error
 
 
-def test_problems_without_integer_answers(tmp_path):
+def test_problems_without_integer_answers(refused, tmp_path):
     file = tmp_path / "problems.jsonl"
     rows = [{"problem": "1 + 1 ?", "answer": "2"}, {"problem": "a half ?", "answer": "1/2"}]
     file.write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -94,12 +91,12 @@ def test_problems_without_integer_answers(tmp_path):
     assert f"{file} row 2" in error and "1/2" in error
 
 
-def test_unknown_flag_and_stray_argument_are_named(tmp_path):
+def test_unknown_flag_and_stray_argument_are_named(refused, tmp_path):
     assert "worksdir" in refused(f"--worksdir={tmp_path}")
     assert "'stray'" in refused(f"--workdir={tmp_path}", "stray")
 
 
-def test_config_files_that_cannot_be_used(tmp_path):
+def test_config_files_that_cannot_be_used(refused, tmp_path):
     error = refused(f"--workdir={tmp_path}", f"--config={tmp_path}/none.py")
     assert f"{tmp_path}/none.py" in error and "No such file" in error
     file = tmp_path / "typo.py"
@@ -140,7 +137,7 @@ def test_a_broken_config_file_is_one_line_with_its_number(text, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path):
+def test_all_that_is_wrong_is_told_at_once(train, tmp_path):
     (tmp_path / "c.py").write_text("import nothing_there")
     done = train(f"--config={tmp_path}/c.py", "--config.lrr=1", "--config.steps=x", "stray")
     assert [line.split(": ")[0:2] for line in done.stderr.splitlines()] == [

@@ -125,7 +125,13 @@ def test_presets_are_valid_for_a_real_model():
 
 MISTAKES = [
     # out of range
-    (dict(rollout__group_size=1), 1, "config.rollout.group_size: 1 is too small, at least 2"),
+    (dict(rollout__group_size=0), 1, "config.rollout.group_size: 0 is too small, at least 1"),
+    (dict(rollout__group_size=1), 1, "config.rollout.group_size: 1 response makes no group"),
+    (
+        dict(rollout__group_size=1, dynamic_sampling__enabled=False),
+        1,
+        "config.rollout.group_size: 1 response makes no group",
+    ),
     (dict(rollout__max_response_tokens=0), 1, "config.rollout.max_response_tokens: 0 is too small"),
     (dict(rollout__top_p=1.5), 1, "config.rollout.top_p: 1.5 is too large, at most 1"),
     (dict(rollout__top_p=0.0), 1, "config.rollout.top_p: 0.0 is too small"),
@@ -245,7 +251,7 @@ def test_a_mistake_is_one_line_that_names_its_field(fields, devices, message):
 
 def test_all_mistakes_are_told_at_once():
     with pytest.raises(config.ConfigError) as error:
-        config.validate(changed(rollout__group_size=1, loss__normalizer="x", optim__lr="y"), 1)
+        config.validate(changed(rollout__group_size=0, loss__normalizer="x", optim__lr="y"), 1)
     lines = str(error.value).splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "config.rollout.group_size",

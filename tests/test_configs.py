@@ -142,6 +142,21 @@ def test_is_the_papers_setting(name, argument):
         assert c.optim.warmup_steps == (10 if "verl" in argument else 20)
 
 
+def test_two_models_fit_the_slice_of_one():
+    """With what the docstring says, beside what DAPO takes there."""
+    pod = pods.parse("v5p-256")
+    said = r"102.8 GB a chip it takes ([\d.]+) while sampling and ([\d.]+) while .*, ([\d.]+) more"
+    *numbers, more = map(float, re.search(said, " ".join(doc("vapo").split())).groups())
+    one, two = load("dapo_qwen2_5", "32B"), load("vapo", "32B")
+    assert plan.check(two, pod) == "" and two.steps == one.steps + two.critic.pretrain_steps
+    peaks = []
+    for c in (one, two):
+        shape, sizes = plan.network(c), config.resolve_mesh(c, pod.chips)
+        peaks.append([x / plan.GB for x in plan.peaks(plan.memory(c, shape, sizes)).values()])
+    assert peaks[1] == pytest.approx(numbers, abs=0.05)
+    assert [b - a for a, b in zip(*peaks, strict=True)] == pytest.approx([more, more], abs=0.05)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_verl_differs_where_verl_does_and_nowhere_else(size):
     paper, verl = (config.leaves(load("dapo_qwen2_5", size + reading)) for reading in ("", ",verl"))

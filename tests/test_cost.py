@@ -461,9 +461,10 @@ def test_decoding_within_25_percent_of_published_latencies(shape, context, publi
 
 
 def test_work_of_a_micro_batch_is_the_programs():
-    """By the products of the trained program and of its log-probs; attention there computes all
-    blocks on and below the diagonal."""
+    """By the products of the trained program and of its log-probs, and of a value model's two;
+    attention there computes all blocks on and below the diagonal."""
     c = config.base()
+    c.critic.enabled = True
     c.model.update(dict(hidden_size=256, intermediate_size=1024, num_heads=8, num_kv_heads=2))
     c.model.update(dict(head_dim=32, vocab_size=512, tie_embeddings=False, scan_layers=True))
     c.model.attention, c.optim.row_tokens, c.optim.micro_batch_rows = "splash", 2048, 2
@@ -473,11 +474,14 @@ def test_work_of_a_micro_batch_is_the_programs():
         m = build.assemble(c, mesh, plan.network(c), stop_ids=(0,))
         calls = build.calls(c, m)
         s = plan.scene(c, plan.network(c), dict(data=1, fsdp=1, tensor=1), slices.parse("v6e-1"))
-        for name, update in (("old log-probs", False), ("update", True)):
+        for name, of, update in (
+            ("old log-probs", s, False), ("update", s, True),
+            ("values", s.value, False), ("update of values", s.value, True),
+        ):  # fmt: skip
             traced = calls[name].program.trace(*calls[name].arguments)
             work = topology.matmul_flops(traced.jaxpr.jaxpr)
             pairs = 2 * 3 * 1024**2  # two rows of two blocks
-            got = cost.micro_batch(s, pairs, constants.values(), update=update).flops
+            got = cost.micro_batch(of, pairs, constants.values(), update=update).flops
             assert got == pytest.approx(work, rel=0.02)
 
 

@@ -20,9 +20,9 @@ from dapo_jax import build, config, curriculum, presets, train
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo import dynamic_sampling as ds
 from dapo_jax.dapo.reward import Grades
-from dapo_jax.dapo.state import Rates
+from dapo_jax.dapo.state import Counters, Rates
 from dapo_jax.data import problems
-from dapo_jax.log import metrics, tags
+from dapo_jax.log import guards, metrics, tags
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -86,12 +86,15 @@ def test_a_pass_rate_is_raw():
 
 
 def by_hand(c, stream, P, book, start):
-    """Endless: the positions that are drawn from `start` on. book: row -> (rate, epoch)."""
-    cap, sits_out = c.curriculum.pass_rate_cap, c.curriculum.revisit_epochs
-    for position in itertools.count(start):
+    """The positions that a step draws from `start` on, if it is long enough: each problem once.
+    book: row -> (rate, epoch)."""
+    cap, sits_out, drawn = c.curriculum.pass_rate_cap, c.curriculum.revisit_epochs, set()
+    for position in range(start, start + 10 * P):
         rate, drawn_in = book.get(stream[position], (-1.0, 0))
         epochs = position // P - drawn_in
-        if not (cap and rate >= cap and epochs > 0 and (not sits_out or epochs <= sits_out)):
+        left_out = rate >= cap and epochs > 0 and (not sits_out or epochs <= sits_out)
+        if not left_out and stream[position] not in drawn:
+            drawn.add(stream[position])
             yield position
 
 
@@ -104,7 +107,7 @@ outcomes = st.lists(st.integers(0, 4), min_size=2, max_size=9).filter(
 @given(
     outcomes,
     st.sampled_from([0.5, 0.75, 1.0]),
-    st.integers(1, 3),
+    st.integers(0, 3),
     st.sampled_from(["drop", "carry"]),
     st.lists(st.floats(1 / 64, 1.0), min_size=6, max_size=6),
 )
@@ -142,8 +145,10 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
         assert known == [before[row][0] for row in rows if row in before]
         if surplus == "drop":
             used = [g.position for g in got.groups]
-            due = (p for p in by_hand(c, stream, P, before, cursor) if outcome(p).mixed)
-            assert used == list(itertools.islice(due, 2)) and got.next_position == used[-1] + 1
+            due = list(by_hand(c, stream, P, before, cursor))
+            assert used == [p for p in due if outcome(p).mixed][:2]
+            end = used if len(used) == 2 else due or [cursor - 1]
+            assert got.next_position == end[-1] + 1
         seen = {int(i): (rates.rate_P[i], rates.epoch_P[i]) for i in rates.draws_P.nonzero()[0]}
         assert seen == book
         cursor, carried = got.next_position, got.carried
@@ -162,8 +167,11 @@ def retired(P, epoch) -> Rates:
 def test_where_all_are_left_out_the_next_pass_that_draws_any_begins():
     stream, rates = problems.stream(range(4), 0), retired(4, epoch=1)
     back = settings(pass_rate_cap=0.9, revisit_epochs=2)
-    # Two of epoch 1 are left, then epochs 2 and 3 are passed over whole.
-    assert curriculum.ahead(back, stream, 4, rates)(6, 4) == [6, 7, 16, 17]
+    # Two of epoch 1 are left, then epochs 2 and 3 are passed over whole; in epoch 4 the other two.
+    others = [p for p in range(16, 20) if stream[p] not in (stream[6], stream[7])]
+    ahead = curriculum.ahead(back, stream, 4, rates)
+    assert ahead(6, 3) == [6, 7, others[0]] and ahead(others[0] + 1, 9) == others[1:]
+    assert curriculum.ahead(back, stream, 4, rates)(8, 9) == [16, 17, 18, 19]
     never = settings(pass_rate_cap=0.9)
     assert curriculum.ahead(never, stream, 4, rates)(6, 4) == [6, 7]
     assert curriculum.ahead(never, stream, 4, rates)(8, 4) == []
@@ -178,6 +186,33 @@ def test_where_nothing_is_left_to_draw_a_step_is_short():
     got = ds.collect(sample, start=8, need=8, accept_rate=0.3, max_rounds=9, ahead=ahead)
     assert (got.groups, got.drawn, got.rounds, got.next_position) == ([], [], 0, 8)
     assert got.accept_rate == 0.3
+
+
+def test_a_few_problems_left_are_drawn_once_a_step_which_says_so():
+    """One of four is left: it is not the whole batch, however many that wants."""
+    c, stream, rates = settings(pass_rate_cap=0.9), problems.stream(range(4), 0), retired(4, 0)
+    rates.rate_P[2] = 0.5
+    (left,) = (p for p in range(8, 12) if stream[p] == 2)
+    sample = lambda positions: [of(2, 4, p) for p in positions]
+    got = ds.collect(
+        sample,
+        start=8,
+        need=8,
+        accept_rate=0.1,
+        max_rounds=9,
+        ahead=curriculum.ahead(c, stream, 4, rates),
+    )
+    assert [g.position for g in got.drawn] == [left] and got.next_position == left + 1
+    log = {"sampling/batch_groups": 1, "sampling/rounds": 1, "curriculum/left_out": 3}
+    assert guards.shortage(c, log) == (
+        "1 of 32 groups have right and wrong responses after 1 rounds (0% of the problems all"
+        " wrong, 0% all right), having drawn once all but the 3 problems that"
+        " config.curriculum.pass_rate_cap leaves out; training on them"
+    )
+    assert "drawn once" not in guards.shortage(settings(), log)
+    c.dynamic_sampling.on_exhausted = "stop"
+    stop = lambda rounds: guards.why_stop(c, Counters(), log | {"sampling/rounds": rounds})
+    assert "drawn every problem that" in stop(1) and "used up its 10 rounds" in stop(10)
 
 
 def test_without_a_curriculum_nothing_is_kept_or_looked_up():
@@ -283,6 +318,7 @@ def whole(tmp_path_factory):
         after.append(len(compiled))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
+    stubbed_train.forget_programs()
     run(small(6), workdir, hooks=train.Hooks(step=keep))
     return workdir, steps, after
 

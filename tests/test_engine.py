@@ -115,6 +115,7 @@ def test_tokens_depend_on_no_batch_chunk_or_mesh(how, params, requests, response
 def test_nor_on_how_often_is_asked_whether_all_have_ended(monkeypatch, params, requests, responses):
     """Rows that have all ended draw nothing more."""
     monkeypatch.setattr(sampler, "asked_every", lambda g, steps: 8)
+    monkeypatch.setattr(sampler, "programs", sampler.programs.__wrapped__)  # not those of others
     other = make_engine(chunk=16)
     got, stats = other.generate(other.decode_params(params), requests, DRAW)
     assert ids(got) == ids(responses)
@@ -163,8 +164,8 @@ def teacher(params):
     """(requests, responses, temperature) -> float64 log-probs [N, T, V] of whole sequences."""
     model = jax.jit(lambda p, tokens: qwen2.bind(SHAPE, p)(tokens))
 
-    def logps(requests, responses, temperature):
-        rows = np.zeros((len(requests), PROMPT + RESPONSE), np.int32)
+    def logps(requests, responses, temperature, width=PROMPT + RESPONSE):
+        rows = np.zeros((len(requests), width), np.int32)
         for row, q, r in zip(rows, requests, responses, strict=True):
             row[: len(q.prompt) + len(r.tokens)] = [*q.prompt, *r.tokens]
         logits = np.asarray(model(params, rows), np.float64) / temperature
@@ -441,7 +442,7 @@ def test_cut_ends_a_response(params, requests, responses):
 
 
 @pytest.mark.parametrize("page_tokens", [0, 8], ids=["rows", "pages"])
-def test_long_prompts_are_prefilled_in_pieces(page_tokens, params):
+def test_long_prompts_are_prefilled_in_pieces(page_tokens, params, teacher):
     """Pieces of 8 tokens, of prompts of up to 27, against one piece and against the trainer."""
     rng = np.random.default_rng(3)
     requests = [
@@ -462,12 +463,9 @@ def test_long_prompts_are_prefilled_in_pieces(page_tokens, params):
     assert pieces.prefill_tokens == 8
     whole, _ = make(prefill_tokens=64, page_tokens=page_tokens).generate(weights, requests, DRAW)
     assert ids(got) == ids(whole)
-    model = qwen2.bind(SHAPE, params)
-    for q, r in zip(requests, got, strict=True):
-        row = np.array([[*q.prompt, *r.tokens]])
-        logits = np.asarray(model(row)[0], np.float64)[len(q.prompt) - 1 : -1] / 0.9
-        logps = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        np.testing.assert_allclose(r.logps, logps[np.arange(len(r.tokens)), r.tokens], atol=1e-4)
+    for q, r, row in zip(requests, got, teacher(requests, got, 0.9, 27 + 12), strict=True):
+        at = row[len(q.prompt) - 1 :]
+        np.testing.assert_allclose(r.logps, at[np.arange(len(r.tokens)), r.tokens], atol=1e-4)
 
 
 def test_greedy_equals_transformers(tmp_path):
@@ -498,7 +496,7 @@ def test_greedy_equals_transformers(tmp_path):
 
 @pytest.mark.slow
 def test_no_memory_growth_over_many_requests(engine, weights):
-    """Resident memory after 10,000 tiny requests against that after 2,000, in many calls."""
+    """Of 2,000 tiny requests in many calls each, after as many before."""
     rng = np.random.default_rng(0)
 
     def work(calls):
@@ -515,7 +513,10 @@ def test_no_memory_growth_over_many_requests(engine, weights):
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     work(40)
-    few, early = arrays(), resident()
-    work(160)
+    few, now, grown = arrays(), resident(), []
+    for _ in range(4):
+        work(40)
+        before, now = now, resident()
+        grown.append(now - before)
     assert arrays() <= few
-    assert resident() < early + 8  # MiB
+    assert min(grown) < 2, grown  # MiB; the allocator's own steps come now and then, a leak always

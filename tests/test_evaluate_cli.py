@@ -257,11 +257,10 @@ def test_no_checkpoint(run, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_command_line_refusals(tmp_path):
+def test_command_line_refusals(shell, tmp_path):
     """One line and exit code 1, through the real command."""
-    command = [sys.executable, "-m", "dapo_jax.evaluate", f"--config={CONFIG}"]
-    command += [f"--workdir={tmp_path}/run", "--k=0"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = ("-m", "dapo_jax.evaluate", f"--config={CONFIG}", f"--workdir={tmp_path}/run")
+    done = shell.python(*command, "--k=0")
     assert done.returncode == 1
     assert done.stderr.startswith("error: config.eval.k: 0 is too small")
     assert done.stderr.count("\n") == 1

@@ -6,8 +6,8 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
-import subprocess
 import sys
 
 import hub
@@ -21,7 +21,7 @@ from test_launch import bash, executable
 
 from dapo_jax import cli, config, train
 from dapo_jax.data import arithmetic
-from dapo_jax.log import metrics
+from dapo_jax.log import bell, metrics
 from dapo_jax.model import hf, qwen2
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -75,30 +75,17 @@ def gsm8k():
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory, gsm8k):
+def shell(shell, tmp_path_factory, gsm8k):
     """Types a line in a folder; returns what was said."""
-    logs = tmp_path_factory.mktemp("logs")
-    about = {"PYTHONPATH": str(ROOT), "HF_ENDPOINT": gsm8k, "HF_HUB_CACHE": str(logs / "hub")}
-    process = subprocess.Popen(
-        [sys.executable, ROOT / "tests" / "typed.py"],
-        env=os.environ | about,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    hub = {"HF_ENDPOINT": gsm8k, "HF_HUB_CACHE": str(tmp_path_factory.mktemp("hub"))}
 
     def typed(folder: pathlib.Path, line: str) -> str:
-        log = logs / f"{len(list(logs.iterdir()))}.txt"
-        request = {"folder": str(folder), "line": line, "log": str(log)}
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        code = process.stdout.readline().strip()
-        assert code == "0", log.read_text()
-        return log.read_text()
+        python, *arguments = shlex.split(line)
+        done = shell.python(*arguments, cwd=folder, **hub)
+        assert python == "python" and done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
 
-    yield typed
-    process.stdin.close()
-    process.wait()
+    return typed
 
 
 def model(folder: pathlib.Path, tokenizer: pathlib.Path, **shape) -> None:
@@ -331,6 +318,7 @@ def test_watched_from_afar(desk, bucket, monkeypatch, wandb):
     executable(desk / "bin" / "curl", '#!/bin/sh\necho "$@" >>heard; cat >>heard')
     monkeypatch.chdir(desk)
     monkeypatch.setenv("PATH", f"{desk}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(bell, "CLOSE_S", 60)  # the command may take its time to start
     c = cli.load("mine.py")
     c.steps, c.checkpoint.directory = 1, str(desk / "checkpoints")  # Orbax opens buckets by itself
     c.guard.length_min = 1000.0

@@ -36,7 +36,9 @@ def group(prompt: int, responses: list[int]):
 
 
 DRAWN = [group(10, [20, 30]), group(5, [8, 8])]
-RECORD = types.SimpleNamespace(batch=types.SimpleNamespace(drawn=DRAWN, groups=DRAWN[:1]))
+RECORD = types.SimpleNamespace(
+    batch=types.SimpleNamespace(drawn=DRAWN, groups=DRAWN[:1]), updates=[{}]
+)
 
 
 def test_step_flops():
@@ -51,6 +53,14 @@ def test_step_flops():
     )
     c.loss.kl_coef = 0.1
     assert hardware.step_flops(c, SHAPE, RECORD)[1] == pytest.approx(updating + f(SHAPE, [30, 40]))
+    values = SHAPE._replace(value_head=True)  # which reads, and learns, before the policy does
+    V, D = SHAPE.vocab_size, SHAPE.hidden_size
+    assert f(values, [30]) == pytest.approx(f(SHAPE, [30]) - 2 * 30 * D * (V - 1))
+    pretraining = types.SimpleNamespace(batch=RECORD.batch, updates=[])
+    alone = hardware.step_flops(c, SHAPE, pretraining, values)[1]
+    assert alone == pytest.approx(4 * f(values, [30, 40]))
+    both = hardware.step_flops(c, SHAPE, RECORD, values)[1]
+    assert both == pytest.approx(alone + updating + f(SHAPE, [30, 40]))
 
 
 class Device(types.SimpleNamespace):

@@ -1,5 +1,6 @@
 """A growing log file is kept in a folder of the workdir."""
 
+import pathlib
 import socket
 import threading
 
@@ -16,7 +17,7 @@ def test_the_copy_grows_and_is_whole_at_the_end(tmp_path, monkeypatch):
         thread.join(0.01)
     log.write_text("one\ntwo\n")
     ends.set()
-    thread.join(20)
+    thread.join(60)
     (copy,) = folder.iterdir()
     assert copy.read_text() == "one\ntwo\n" and copy.name.endswith(f"Z_{socket.gethostname()}.log")
 
@@ -27,10 +28,13 @@ def test_a_bucket_that_fails_is_named_once_and_tried_again(tmp_path, monkeypatch
     log.write_text("one\n")
     folder.write_text("in the way")
     thread = threading.Thread(target=keep_log.keep, args=[log, str(folder), ends])
+    tries, read = [], pathlib.Path.read_bytes
+    monkeypatch.setattr(pathlib.Path, "read_bytes", lambda path: tries.append(path) or read(path))
     thread.start()
-    thread.join(0.3)
+    while tries.count(log) < 4:
+        thread.join(0.01)
     folder.unlink()
     ends.set()
-    thread.join(20)
+    thread.join(60)
     assert [p.read_text() for p in folder.iterdir()] == ["one\n"]
     assert capsys.readouterr().err.count("not written") == 1

@@ -2,11 +2,8 @@
 
 import functools
 import json
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +61,69 @@ def test_the_ladder_is_the_papers_table():
     assert get_config("grpo") == config.grpo(get_config())
 
 
+VAPO = presets.LADDERS["vapo"]
+VAPO_FIELDS = {  # technique -> field -> without it, with it
+    "value_pretraining": {"critic.pretrain_steps": (0, 45)},
+    "decoupled_gae": {"critic.lambda_value": (0.95, 1.0)},
+    "length_adaptive_gae": {"critic.length_alpha": (0.0, 1.5)},
+    "clip_higher": {"loss.clip_high": (0.2, 0.28)},
+    "token_loss": {"loss.normalizer": ("sequence", "batch_tokens")},
+    "positive_lm": {"loss.positive_coef": (0.0, 0.1)},
+    "group_sampling": {"rollout.groups": (256, 32), "rollout.group_size": (1, 8)},
+}
+
+
+@pytest.mark.parametrize("name", VAPO.cumulative + VAPO.leave_one_out)
+def test_a_rung_of_vapo_changes_its_fields_and_no_other(name):
+    """The paper's seven, each a switch; a rung has what stands before it, or all but one."""
+    full = config.leaves(presets.vapo_ladder_task())
+    got = config.leaves(presets.rung(presets.vapo_ladder_task(), name, VAPO))
+    order = list(VAPO_FIELDS)
+    has = order[: VAPO.cumulative.index(name)] if name in VAPO.cumulative else order
+    has = [technique for technique in has if name != f"-{technique}"]
+    want = {f: v[t in has] for t, fields in VAPO_FIELDS.items() for f, v in fields.items()}
+    assert {f: got[f] for f in want} == want
+    assert {f for f in got if got[f] != full[f]} <= set(want)
+    config.validate(presets.rung(presets.vapo_ladder_task(), name, VAPO), devices=1)
+
+
+def test_vapo_s_ladder_is_the_papers_table():
+    assert VAPO.cumulative == ("ppo", *(f"+{name}" for name in VAPO_FIELDS))
+    assert (VAPO.paper["ppo"], VAPO.paper[VAPO.cumulative[-1]]) == (5, 60)
+    left_out = [VAPO.paper[name] for name in VAPO.leave_one_out[:-1]]
+    assert [*left_out, VAPO.paper["+positive_lm"]] == [11, 33, 45, 46, 53, 54, 55]
+    assert presets.rung(presets.vapo_ladder_task(), "-group_sampling", VAPO) == presets.rung(
+        presets.vapo_ladder_task(), "+positive_lm", VAPO
+    )
+    with pytest.raises(ValueError, match="starts from VAPO, and this config is without value_pre"):
+        presets.rung(presets.ladder_task(), "ppo", VAPO)
+
+
+def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
+    """Updates of the policy are equal, with and without pre-training; its tokens are spent."""
+    c = presets.vapo_ladder_task()
+    c.steps, c.critic.pretrain_steps = 70, 10
+    base, with_it, without = ladder.tasks(
+        c, ["+group_sampling", "-value_pretraining"], [0], 0, 2.5, VAPO
+    )
+    assert [t.arguments[0]["steps"] for t in (base, with_it, without)] == [0, 70, 60]
+    for name, before in (("+group_sampling", 10), ("-value_pretraining", 0)):
+        for seed in range(2):
+            folder = tmp_path / ladder.folder(name, seed)
+            folder.mkdir(parents=True)
+            rows = [
+                {"step": s, TAG: 0.2 + max(s - before, 0) / 100, "spent/tokens": 1000 * s}
+                for s in range(0, before + 61, 5)
+            ]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    text = ladder.report(c, tmp_path, VAPO.rungs, range(2), 2.5, VAPO)
+    assert "against VAPO (+group_sampling)" in text and "after 480 updates" in text
+    row = next(x for x in text.splitlines() if x.startswith("| -value_pretraining | 11 |"))
+    # Means at 4/6, 5/6 and 6/6 of 60 steps, and of 60,000 tokens: there 10 steps fewer.
+    assert "| 0.700 +- 0.000 | +0.000 +- 0.000 | 0.700 +- 0.000 | +0.100 +- 0.000 |" in row
+    assert not list(tmp_path.glob("*.png"))
+
+
 def test_base_configs_keep_what_they_say():
     c = config.verl()
     c.loss.overlong_filter, c.dynamic_sampling.surplus = "group", "carry"
@@ -89,23 +149,13 @@ def test_mistakes_are_one_line_that_says_what_there_is(make, words):
     assert "\n" not in str(error.value)
 
 
-def command(*arguments):
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-
-
-def test_unknown_rung_on_the_command_line():
+def test_unknown_rung_on_the_command_line(shell):
     value = "cli.CONFIG.value.dynamic_sampling.enabled"
     entry = f"from dapo_jax import cli; cli.run(lambda: print({value}))"
-    assert command("-c", entry, "--config=configs/ladder.py:grpo@7B").stdout == "False\n"
-    done = command("-c", entry, "--config=configs/ladder.py:+luck")
+    assert (
+        shell.python("-c", entry, f"--config={ROOT}/configs/ladder.py:grpo@7B").stdout == "False\n"
+    )
+    done = shell.python("-c", entry, f"--config={ROOT}/configs/ladder.py:+luck")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: the ladder has no rung '+luck'; there are grpo, +overl")
 
@@ -203,7 +253,7 @@ def test_a_run_that_stopped_early_is_named_and_does_not_set_the_budget():
     assert "Stopped before their last step: grpo/seed_1." in ladder.markdown(s, 60, 480, "x", 4)
 
 
-def test_one_name_for_the_seeds_and_the_rungs_and_the_old_names_too(tmp_path):
+def test_one_name_for_the_seeds_and_the_rungs_and_the_old_names_too(shell, tmp_path):
     """--report alone reads back what is there; nothing is trained."""
     for seed, records in enumerate(example(2)["grpo"], 100):
         folder = tmp_path / ladder.folder("grpo", seed)
@@ -211,9 +261,9 @@ def test_one_name_for_the_seeds_and_the_rungs_and_the_old_names_too(tmp_path):
         (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records[:99]))
     ask = ("-m", "dapo_jax.experiments.ladder", "--report", "--seeds=2", f"--out={tmp_path}")
     for only in ("--only", "--rungs"):
-        done = command(*ask, "--first_seed=100", f"{only}=grpo", "--base_seed=7", "--steps=60")
+        done = shell.python(*ask, "--first_seed=100", f"{only}=grpo", "--base_seed=7", "--steps=60")
         assert "Stopped before their last step: grpo/seed_100, grpo/seed_101." in done.stdout
-    done = command(*ask, "--only=grpo")
+    done = shell.python(*ask, "--only=grpo")
     assert done.returncode == 1 and "no rung of grpo has all of seeds 0 to 1" in done.stderr
 
 
@@ -290,7 +340,7 @@ def test_every_axis_of_every_figure_is_labelled():
 
 
 @pytest.mark.slow
-def test_two_rungs_end_to_end_and_again(tmp_path):
+def test_two_rungs_end_to_end_and_again(shell, tmp_path):
     small = [
         "--config.supervised_warmup.skill_steps=4", "--config.supervised_warmup.habit_steps=2",
         "--config.rollout.groups=4", "--config.rollout.slots=8", "--config.optim.minibatches=2",
@@ -299,7 +349,7 @@ def test_two_rungs_end_to_end_and_again(tmp_path):
     ]  # fmt: skip
     ask = ("-m", "dapo_jax.experiments.ladder", "--seeds=1", "--steps=2", "--longer=2", "--jobs=2",
            f"--out={tmp_path}", "--only=grpo,+dynamic_sampling", *small)  # fmt: skip
-    done = command(*ask)
+    done = shell.python(*ask)
     assert done.returncode == 0, done.stderr
     assert "# The ladder, 1 seed\n" in done.stdout and "one seed tells nothing" in done.stdout
     steps = {"grpo": 4, "+dynamic_sampling": 2}
@@ -309,10 +359,10 @@ def test_two_rungs_end_to_end_and_again(tmp_path):
     first = [metrics.read(tmp_path / name / "seed_0" / "metrics.jsonl")[0][TAG] for name in steps]
     assert first[0] == first[1]  # one base model
     written = (tmp_path / "grpo" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns
-    again = command(*ask)
+    again = shell.python(*ask)
     assert again.returncode == 0 and again.stdout == done.stdout
     assert (tmp_path / "grpo" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns == written
-    other = command(*ask, "--config.optim.lr=1e-2")
+    other = shell.python(*ask, "--config.optim.lr=1e-2")
     assert other.returncode == 1
     assert (
         f"optim.lr {presets.ladder_task().optim.lr}, now 0.01"

@@ -25,7 +25,7 @@ def bash(*command, cwd, **env) -> subprocess.CompletedProcess:
         env=kept | {k: str(v) for k, v in env.items()},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -277,6 +277,6 @@ def test_shellcheck():
         [shellcheck, "--external-sources", "--source-path=SCRIPTDIR", *map(str, SCRIPTS)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout

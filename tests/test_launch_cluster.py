@@ -459,7 +459,7 @@ def test_until_done_asks_to_leave_and_waits(on_term, status, tmp_path):
     assert running.stdout.readline() == "up\n"
     for _ in range(2):  # Slurm and Kubernetes may say it twice
         running.send_signal(signal.SIGTERM)
-    assert running.wait(30) == status
+    assert running.wait(120) == status
     running.stdout.close()
 
 
@@ -588,19 +588,29 @@ def test_until_done_keeps_the_log_in_the_workdir(tmp_path):
     executable(
         shell,
         f"""#!/usr/bin/env bash
-        [[ $2 != dapo_jax.hosts.keep_log ]] || exec '{sys.executable}' "$@"
+        [[ $2 != dapo_jax.hosts.keep_log ]] || exec '{sys.executable}' -c "$COPIER" "${{@:3}}"
         {code}
         """,
     )
+    copier = f"""
+import pathlib, sys
+from dapo_jax.hosts import keep_log
+keep = keep_log.keep
+keep_log.keep = lambda *what: pathlib.Path({str(tmp_path / "copies")!r}).touch() or keep(*what)
+keep_log.main(*sys.argv[1:])
+"""
     env = {**os.environ, "DAPO_LOG": str(tmp_path / "run.log"), "PYTHONPATH": str(ROOT)}
+    env["COPIER"] = copier
     running = subprocess.Popen(
         ["bash", LAUNCH / "until_done.sh", shell, "-m", "x", f"--workdir={tmp_path}/w"],
         stdout=subprocess.PIPE, text=True, env=env,
     )  # fmt: skip
     assert running.stdout.readline() == "up\n"
-    time.sleep(2)  # the copier has come to take SIGTERM
+    while not (tmp_path / "copies").exists():  # the copier has come to take SIGTERM
+        assert running.poll() is None
+        time.sleep(0.02)
     running.send_signal(signal.SIGTERM)
-    assert running.wait(30) == 75
+    assert running.wait(120) == 75
     assert running.stdout.read() == "last words\n"
     running.stdout.close()
     (kept,) = (tmp_path / "w/logs").iterdir()

@@ -248,8 +248,9 @@ def made_up(seeds: int, better: float):
             }
             results[task.folder] = {"steps": {str(s): ways for s in snr.STEPS}}
         elif task.work is bandit.play:
-            _, bound, played = task.arguments
-            rate = 1.4 + better * bandit.CLIP_HIGH.index(bound) + 0.01 * rng.random(len(played))
+            _, bound, played, *positive = task.arguments
+            gain = better * (bandit.CLIP_HIGH.index(bound) + bool(positive))
+            rate = 1.4 + gain + 0.01 * rng.random(len(played))
             results[task.folder] = {
                 "curves": {
                     str(s): {
@@ -289,7 +290,7 @@ def test_report_states_every_number_and_verdict(tmp_path):
     found = {name: technique.effect(runs) for name, technique in techniques.ALL.items()}
     found["token_mean"] = techniques.ALL["token_mean"].effect(made_up(4, 0.0))
     said = mechanism_report.write(tmp_path, found, runs, 60.0)
-    assert said.count("shown") == 5 and said.count("NOT shown") == 1
+    assert said.count("shown") == 6 and said.count("NOT shown") == 1
     text = (tmp_path / "mechanisms.md").read_text()
     assert "## Token-level loss: not shown" in text and "## Dynamic Sampling: shown" in text
     data = json.loads((tmp_path / "mechanisms.json").read_text())
@@ -324,8 +325,13 @@ def test_tasks_come_after_what_they_need():
     for task in made:
         assert all(folders.index(a) < folders.index(task.folder) for a in task.after)
         json.dumps(task.arguments)
-    played = [t.arguments[2] for t in made if t.work is bandit.play and t.arguments[1] == 0.2]
-    assert sorted(s for seeds in played for s in seeds) == list(range(12))
+    for coef in ([], [0.1]):  # the plain arm at .2, of two techniques, once
+        played = [
+            t.arguments[2]
+            for t in made
+            if t.work is bandit.play and [t.arguments[1], *t.arguments[3:]] == [0.2, *coef]
+        ]
+        assert sorted(s for seeds in played for s in seeds) == list(range(12))
     only = mechanisms.tasks(["clip_higher"], mechanisms.base_seeds(6, 0))
     assert {t.work for t in only} == {bandit.make, bandit.play}
 

@@ -403,7 +403,7 @@ def test_values_that_json_lacks_become_null(tmp_path):
 
     record = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
     wall = record.pop("time/wall")
-    assert 0 <= time.time() - wall < 100
+    assert 0 <= time.time() - wall < 10**4
     assert record == dict(step=1, a=None, b=None, c=3, d=0.5, e=None)
     assert isinstance(record["c"], int)
     assert plotted(tmp_path) == [(1, 0.5), (1, 3.0)]

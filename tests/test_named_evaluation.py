@@ -4,12 +4,10 @@ same digits alone and in company, the table; and the page about it, command by c
 import hashlib
 import io
 import json
-import os
 import pathlib
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 
 import pyarrow as pa
@@ -362,14 +360,12 @@ def desk(run, tmp_path, monkeypatch) -> pathlib.Path:
     return tmp_path
 
 
-def started(module: str, flags: str, pins: dict[str, str]):
-    """The command as a user starts it, with the pins of the test's files."""
-    return subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "pinned.py"), module, *shlex.split(flags)],
-        env=os.environ | {"PINS": json.dumps(pins), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
+@pytest.fixture
+def started(shell):
+    """(module, flags, pins): the command as a user starts it, with the pins of the test's files."""
+    pinned = ROOT / "tests" / "pinned.py"
+    return lambda module, flags, pins: shell.python(
+        pinned, module, *shlex.split(flags), PINS=json.dumps(pins)
     )
 
 
@@ -379,7 +375,7 @@ def test_the_page_has_as_many_commands_as_are_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
-def test_each_command_of_the_page(number, desk, pins):
+def test_each_command_of_the_page(number, desk, pins, started):
     module, flags = COMMANDS[number]
     done = started(module, flags, pins)
     assert done.returncode == 0, done.stderr
@@ -409,7 +405,9 @@ def test_each_command_of_the_page(number, desk, pins):
         ("--data=aime24 --checkpoint=nowhere", "nowhere: no such directory, and the Hugging Face"),
     ],
 )
-def test_a_model_without_a_config_says_what_is_missing(flags, wrong, tmp_path, monkeypatch):
+def test_a_model_without_a_config_says_what_is_missing(
+    flags, wrong, started, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.safetensors").touch()

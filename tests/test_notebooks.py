@@ -229,7 +229,7 @@ def test_runs_top_to_bottom_as_in_colab(
         cell = notebook.cells[1]
         cell.source = cell.source.replace('ADDRESS = ""', f'ADDRESS = "{sources[source]}"')
     place = {"metadata": {"path": str(here)}}
-    NotebookClient(notebook, timeout=300, kernel_name="colab", resources=place).execute()
+    NotebookClient(notebook, timeout=1800, kernel_name="colab", resources=place).execute()
     assert list(python.parents[1].glob("lib/*/site-packages/dapo_jax/train.py"))  # from there
     outputs = [o for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
     assert not [o for o in outputs if o.output_type == "error"]

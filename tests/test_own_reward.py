@@ -1,11 +1,8 @@
 """A reward of one's own: a graded one, of which nothing is right or wrong, trained and resumed; and
 the one that README shows, named on the command line as FILE.py:NAME."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -130,33 +127,25 @@ def get_config():
 """
 
 
-def start(tmp_path, *overrides: str) -> subprocess.CompletedProcess:
+@pytest.fixture
+def start(shell, tmp_path):
     (tmp_path / "tiny.py").write_text(CONFIG)
-    return subprocess.run(
-        [sys.executable, "-m", "dapo_jax.train", "--config=tiny.py", "--workdir=run"]
-        + [f"--config.{o}" for o in ("reward.function=my_reward.py:score", *overrides)],
-        cwd=tmp_path,
-        env=os.environ
-        | {
-            "PYTHONPATH": str(ROOT),
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command = ("-m", "dapo_jax.train", "--config=tiny.py", "--workdir=run")
+    command += ("--config.reward.function=my_reward.py:score",)
+    eight = "--xla_force_host_platform_device_count=8"
+    return lambda *more: shell.python(*command, *more, cwd=tmp_path, XLA_FLAGS=eight)
 
 
-def test_the_reward_of_readme_trains_and_is_refused_when_its_file_changes(tmp_path):
+def test_the_reward_of_readme_trains_and_is_refused_when_its_file_changes(start, tmp_path):
     (shown,) = re.findall(r"```python\n([^`]*def score[^`]*)```", (ROOT / "README.md").read_text())
     assert len(shown.splitlines()) <= 10
     (tmp_path / "my_reward.py").write_text(shown)
-    trained = start(tmp_path)
+    trained = start()
     assert trained.returncode == 0, trained.stderr
     parts = {t for t in metrics.read(tmp_path / "run/metrics.jsonl")[-1] if "reward_part/" in t}
     assert parts
     (tmp_path / "my_reward.py").write_text(shown + "# a remark\n")
-    refused = start(tmp_path, "steps=2")
+    refused = start("--config.steps=2")
     assert refused.returncode == 1
     wrong, *_ = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
     assert wrong.endswith("the file of config.reward.function: it has other contents")

@@ -2,11 +2,8 @@
 
 import itertools
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -242,6 +239,71 @@ def test_the_step_and_what_it_costs(planned):
     assert "EXPECTED step: " in text and "at $2 a chip-hour" in text and "most uncertain" in text
 
 
+def test_a_value_model_is_counted(planned):
+    """Of the policy's size, without its output weights; and of another one."""
+    many, pod = sizes(1, 16, 8), pods.parse("v5p-256")
+    plain, c = big(), big(critic__enabled=True)
+    shape = plan.network(c)
+    value, D, V = plan.value_model(c, shape), shape.hidden_size, shape.vocab_size
+    assert qwen2.param_count(value) == 32_763_876_352 - V * D + D
+    before, after = (plan.memory(x, shape, many) for x in (plain, c))
+    of_value = plan.weight_count(value, c.sharding.train, many)
+    more = {k: n for k, n in after["always"].items() if k not in before["always"]}
+    assert more == {
+        "value model's weights (float32)": 4 * of_value,
+        "value model's moments (float32)": 8 * of_value,
+    }
+    assert after["sampling"] == before["sampling"]
+    of_values = plan.update_memory(c, value, many)
+    made = {"values, advantages, returns": of_values["packed rows"] * 3 / 10}  # of ten arrays
+    both = [before["updating"], of_values | made]
+    assert after["updating"] in both and plan.peaks(after)["updating"] == pytest.approx(
+        sum(after["always"].values()) + max(sum(x.values()) for x in both)
+    )
+    a, b = (plan.scene(x, shape, many, pod) for x in (plain, c))
+    assert a == b._replace(value=None) and b.value.read == b.read - V * D + D
+    assert cost.checkpoint_bytes(c, b) == 12 * (b.parameters + b.value.parameters)
+    other = big("7B", critic__enabled=True, critic__init_from="Qwen/Qwen2.5-72B-Instruct")
+    shape, of_72b = plan.network(other), plan.network(big("72B"))
+    value = plan.value_model(other, shape)
+    assert value == of_72b._replace(value_head=True)
+    larger, own = plan.update_memory(other, value, many), plan.memory(other, shape, many)
+    assert larger.items() <= own["updating"].items() and len(own["updating"]) == len(larger) + 1
+    other.critic.init_from = "Qwen/Qwen2.5-1.5B"  # of two key/value heads, where the policy has 4
+    other.mesh.tensor, other.optim.micro_batch_rows = 4, 32
+    assert plan.mistakes(other, shape, pod).startswith("the value model: ")
+
+
+def test_the_step_with_a_value_model(planned):
+    """A forward pass and an update more; its own steps, without those of the policy, in the run's
+    total; the same output as before for a run without one."""
+    c = big(rollout__groups=128, optim__minibatches=4, rollout__slots=1024, steps=60)
+    c.critic.enabled = True
+    shape, pod, traffic = plan.network(c), pods.parse("v5p-256"), plan.Traffic(200, 2000)
+    got = plan.expected(c, shape, planned["mesh"], pod, traffic, plan.Money(2.0, 30, 6.0))
+    step, run, of = got["step"], got["run"], planned["step"]["parts"]
+    parts = step["parts"]
+    saved = [x.pop("checkpoint") for x in (parts, of)]
+    assert saved[0] / saved[1] == pytest.approx(2 - 152064 * 5120 / 32_763_876_352, rel=1e-5)
+    assert {k: s for k, s in parts.items() if k in of} == of
+    assert list(parts)[-3:] == ["values", "update of values", "evaluation"]
+    for value, policy in (("values", "old log-probs"), ("update of values", "update")):
+        assert 0.93 * parts[policy] < parts[value] < parts[policy]
+    assert step["expected_s"] == pytest.approx(sum(parts.values()) + saved[0])
+    alone = step["expected_s"] - parts["update"] - parts["old log-probs"]
+    assert run["expected_s"] == pytest.approx(50 * alone + 10 * step["expected_s"])
+    assert run["price"] == pytest.approx(run["expected_s"] * 128 / 3600 * 2)
+    text = "\n".join(plan.time_lines(got | {"assumed": planned["assumed"]}))
+    assert "a run of 60 steps, the first 50 of them the value model's alone: " in text
+    bounds = plan.bounds(c, shape, planned["mesh"], pod, traffic)
+    assert {k: s for k, s in bounds.items() if k in planned["lower_bounds_s"]} == (
+        planned["lower_bounds_s"]
+    )
+    assert 0.93 * bounds["update"] < bounds["update of values"] == 4 * bounds["values"]
+    before = json.dumps(planned, default=float) + "\n".join(plan.report(planned))
+    assert "values" not in before and "value model" not in before and "pretrain" not in before
+
+
 def test_what_is_off_by_default_is_priced_as_its_own_config_is(planned):
     step = planned["step"]
     saved = step["expected_s"] - step["options"]["loss.old_logprobs=reuse"]
@@ -270,6 +332,17 @@ def test_too_big_names_what_is_big_enough():
     assert any(out["smallest_that_fits"] in line for line in plan.report(out))
 
 
+def test_a_value_model_that_is_not_to_be_had_here_is_a_doubt(monkeypatch):
+    """As the policy's own: the hosts may have it."""
+
+    def offline(*_):
+        raise OSError
+
+    monkeypatch.setattr(plan.huggingface_hub, "hf_hub_download", offline)
+    c = big(critic__enabled=True, critic__init_from="somebody/reward")
+    assert plan.check(c, pods.parse("v5p-256")).startswith("somebody/reward: its config.json is")
+
+
 def test_absurd_sizes_are_said_at_once():
     """No search runs over two thousand million heads."""
     c, pod = big("0.5B", model__num_kv_heads=2**31 - 1), pods.parse("v5litepod-4")
@@ -285,21 +358,16 @@ def test_a_mesh_that_cannot_be_is_said_and_replaced():
     assert any("tensor" in line for line in plan.report(out) if line.startswith("cannot run"))
 
 
-def test_command_line(tmp_path):
-    command = [
-        sys.executable, "-m", "dapo_jax.plan", "--config=configs/quickstart.py",
-        "--topology=v5litepod-1", f"--json={tmp_path}/plan.json",
-    ]  # fmt: skip
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+def test_command_line(shell, tmp_path):
+    command = ("-m", "dapo_jax.plan", f"--config={ROOT}/configs/quickstart.py")
     with pytest.raises(ValueError):
         pods.parse("v5litepod-3")
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    done = shell.python(*command, "--topology=v5litepod-1", f"--json={tmp_path}/plan.json")
     assert done.returncode == 0, done.stderr
     assert "FITS, by arithmetic" in done.stdout and "LOWER bounds" in done.stdout
     assert "EXPECTED step" in done.stdout
     assert "What this cannot know:" in done.stdout
     saved = json.loads((tmp_path / "plan.json").read_text())
     assert saved["parameters"] == 101_952 and saved["fits"] is True
-    command[-1] = "--topology=v5litepod-3"
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    done = shell.python(*command, "--topology=v5litepod-3")
     assert done.returncode == 1 and done.stderr.startswith("error: 'v5litepod-3': no TPU slice")

@@ -49,6 +49,7 @@ FIGURES = {
     "filter": plots.filter_accuracy,
     "sampling": plots.sampling,
     "curriculum": plots.curriculum,
+    "values": plots.values,
     "clipping": plots.clipping,
     "headline": plots.headline,
     "generalization": plots.generalization,

@@ -582,7 +582,7 @@ def test_inspect_survives_a_closed_pipe(tmp_path):
     )
     assert run.stdout.readline().startswith(b"rows")
     run.stdout.close()
-    assert run.wait(timeout=60) == 0 and run.stderr.read() == b""
+    assert run.wait(timeout=300) == 0 and run.stderr.read() == b""
     run.stderr.close()
 
 

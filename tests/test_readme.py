@@ -5,8 +5,6 @@ import ast
 import importlib
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -36,19 +34,13 @@ def test_every_config_field_exists():
 
 
 @pytest.mark.parametrize("module", sorted(set(re.findall(r"python -m (dapo_jax[\w.]+)", TEXT))))
-def test_every_flag_exists(module):
+def test_every_flag_exists(module, shell):
     commands = re.findall(rf"python -m {module}(?!\.?\w)((?:[^\n`\\]|\\\n)*)", TEXT)
     flags = {f for c in commands for f in re.findall(r"--(\w+)(?:=|\s|$)", c)} - {"config"}
-    said = subprocess.run(
-        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, cwd=ROOT
-    )
     words = {c.split()[0] for c in commands if re.match(r"\s+[a-z]", c)}  # subcommands
-    for word in words:
-        extra = subprocess.run(
-            [sys.executable, "-m", module, word, "--help"], capture_output=True, text=True
-        )
-        said.stdout += extra.stdout + extra.stderr
-    assert not [f for f in flags | words if f not in said.stdout + said.stderr]
+    done = [shell.python("-m", module, *word, "--help") for word in ((), *((w,) for w in words))]
+    said = "".join(x.stdout + x.stderr for x in done)
+    assert not [f for f in flags | words if f not in said]
 
 
 def test_every_flag_in_prose_exists():

@@ -206,7 +206,8 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     for step, (table, m, v, norm) in enumerate(expected):
         minibatches = algorithm.make_minibatches(c, recorded_groups(), step)
         knobs = algorithm.update_knobs(c, state)
-        state, logs = algorithm.update_policy(c, machine, state, minibatches, knobs)
+        batches = algorithm.pack_minibatches(c, machine, state, minibatches)
+        state, logs = algorithm.update_policy(machine, state, batches, knobs)
         state, log = state.count(step=step + 1), metrics.update_metrics(logs, False)
         adam = next(s for s in state.opt_state if hasattr(s, "mu"))
         assert knobs.lr == np.float32(learning_rate(step, preset, c.optim.lr))

@@ -234,7 +234,7 @@ from dapo_jax.rewards import Grade
 
 def score(problem, response):
     if response == "slow":
-        subprocess.Popen(["sleep", "1000"])
+        subprocess.Popen(["sleep", "1000.25"])
         time.sleep(1000)
     if response == "stuck":
         while True:
@@ -315,11 +315,11 @@ def test_ten_slow_or_failing_at_once_hang_nothing(failing):
     texts = [*texts, "stuck", "slow", "dddd", "raise", "right"]
     seen = []
     for workers in (2, 5):
-        fields = dict(function=failing, on_error="miss", workers=workers, timeout_s=0.7)
+        fields = dict(function=failing, on_error="miss", workers=workers, timeout_s=2.5)
         judge = grading.judge(rewarded(**fields))
         began = time.monotonic()
         (found,) = grades(judge, texts)
-        assert time.monotonic() - began < 120
+        assert time.monotonic() - began < 300
         assert found.missed == 10
         seen.append((found.score_G.tobytes(), found.answers, found.right_G.tolist()))
         (again,) = grades(judge, ["right"] * 3)  # workers live on
@@ -331,34 +331,45 @@ def test_ten_slow_or_failing_at_once_hang_nothing(failing):
     (here,) = grades(plain, quick)
     there = dict(zip(texts, seen[0][1], strict=True))
     assert here.answers == [there[t] for t in quick]
-    assert not alive("sleep 1000")
+    deadline = time.monotonic() + 60
+    while alive("sleep 1000.25"):  # killed is not buried
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+MEETING = """
+import pathlib, time
+def score(problem, response):
+    here = pathlib.Path(__file__).parent / "here"
+    here.mkdir(exist_ok=True)
+    (here / response).touch()
+    while len(list(here.iterdir())) < 4:
+        time.sleep(0.01)
+    return float(len(response))
+"""
 
 
 def test_workers_judge_side_by_side_what_waits(tmp_path):
-    """Two to four times the rows per second by four workers, and the same grades."""
-    text = "import time\ndef score(problem, response):\n    time.sleep(0.1)\n"
-    (tmp_path / "wait.py").write_text(text + "    return float(len(response))\n")
-    rates, found = [], []
-    for workers in (1, 4):
-        judge = grading.judge(rewarded(function=f"{tmp_path}/wait.py:score", workers=workers))
-        grades(judge, ["a"] * workers)  # they have started
-        began = time.monotonic()
-        (got,) = grades(judge, ["a" * i for i in range(24)])
-        rates.append(24 / (time.monotonic() - began))
+    """Each of four waits for the other three; and the same grades in one process."""
+    (tmp_path / "meeting.py").write_text(MEETING)
+    texts, found = ["a" * i for i in range(1, 9)], []
+    for workers in (4, 1):
+        reward = rewarded(function=f"{tmp_path}/meeting.py:score", workers=workers, timeout_s=300.0)
+        (got,) = grades(grading.judge(reward), texts)
         found.append(got.score_G.tobytes())
-    assert found[0] == found[1] and rates[0] <= 10 and 2 * rates[0] < rates[1] <= 40, rates
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("slow", "took more than 0.5 s"),
+        ("slow", "took more than 2 s"),
         ("die", "ended its process"),
         ("raise", "ZeroDivisionError: division by zero (failing.py line 13)"),
     ],
 )
 def test_an_error_in_a_worker_names_the_row(text, why, failing):
-    judge = grading.judge(rewarded(function=failing, workers=1, timeout_s=0.5))
+    judge = grading.judge(rewarded(function=failing, workers=1, timeout_s=2.0))
     with pytest.raises(ValueError) as error:
         grades(judge, ["right", text])
     wanted = f"reward: failed on a response to problem {0:016x} of sums: {why}"

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -140,11 +139,10 @@ def test_refusals(model, tmp_path):
     ],
     ids=["none", "workdir", "top_p", "works"],
 )
-def test_command_line(model, arguments, code, text):
+def test_command_line(shell, model, arguments, code, text):
     folder = model[1]
-    command = [sys.executable, "-m", "dapo_jax.sample", f"--config={CONFIG}"]
-    command += [a.format(model=folder) for a in arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    arguments = [a.format(model=folder) for a in arguments]
+    done = shell.python("-m", "dapo_jax.sample", f"--config={CONFIG}", *arguments)
     assert done.returncode == code, done.stderr
     assert text in (done.stderr if code else done.stdout)
     assert "Traceback" not in done.stderr and (not code or done.stderr.count("\n") == 1)

@@ -112,19 +112,15 @@ def get_config():
 """
 
 
-def command(folder, *arguments) -> subprocess.CompletedProcess:
-    (folder / "tiny.py").write_text(CONFIG)
-    return subprocess.run(
-        [sys.executable, "-m", "dapo_jax.sweep", "--config=tiny.py", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture
+def command(shell, tmp_path):
+    (tmp_path / "tiny.py").write_text(CONFIG)
+    sweep = ("-m", "dapo_jax.sweep", "--config=tiny.py")
+    return lambda *arguments: shell.python(*sweep, *arguments, cwd=tmp_path)
 
 
-def test_a_mistake_on_the_command_line_starts_nothing(tmp_path):
-    done = command(tmp_path, "--workdir=s", "--over=optim.learing_rate=1e-6", "--over=lrr=1")
+def test_a_mistake_on_the_command_line_starts_nothing(command, tmp_path):
+    done = command("--workdir=s", "--over=optim.learing_rate=1e-6", "--over=lrr=1")
     assert done.returncode == 1
     assert [x for x in done.stderr.splitlines() if x.startswith("error: ")] == [
         "error: config.optim.learing_rate: no such field; did you mean optim.lr, optim.lr_end,"
@@ -135,9 +131,9 @@ def test_a_mistake_on_the_command_line_starts_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_where_it_stopped_and_ends_with_the_comparison(tmp_path):
+def test_a_sweep_goes_on_where_it_stopped_and_ends_with_the_comparison(command, tmp_path):
     sweeping = ("--workdir=s", "--over=optim.lr=1e-3,1e-2", "--seeds=2", "--jobs=2")
-    done = command(tmp_path, *sweeping)
+    done = command(*sweeping)
     assert done.returncode == 0, done.stderr
     home = tmp_path / "s"
     runs = [home / f"optim.lr={lr}" / f"seed_{s}" for lr in (0.001, 0.01) for s in (0, 1)]
@@ -164,24 +160,24 @@ def test_a_sweep_goes_on_where_it_stopped_and_ends_with_the_comparison(tmp_path)
     (runs[3] / "metrics.jsonl").unlink()
     shutil.rmtree(runs[3] / "checkpoints")
     changed = [(r / "result.json").stat().st_mtime_ns for r in runs[:3]]
-    again = command(tmp_path, *sweeping)
+    again = command(*sweeping)
     assert again.returncode == 0 and again.stdout.splitlines()[0] == done.stdout.splitlines()[0]
     assert changed == [(r / "result.json").stat().st_mtime_ns for r in runs[:3]]
     repeated = [metrics.read(r / "metrics.jsonl")[-1]["policy/entropy"] for r in runs]
     assert repeated == [json.loads(t.splitlines()[-1])["policy/entropy"] for t in before]
     # Another config under the same names is refused.
-    other = command(tmp_path, *sweeping, "--config.steps=3")
+    other = command(*sweeping, "--config.steps=3")
     assert other.returncode == 1 and "was made with other settings (steps 2, now 3" in other.stderr
 
 
 @pytest.mark.slow
-def test_runs_in_turns_start_from_what_rows_of_ones_own_have_made(tmp_path):
+def test_runs_in_turns_start_from_what_rows_of_ones_own_have_made(command, tmp_path):
     traces = [t for t in arithmetic.traces(200) if t.ends and len(t.response.split()) < 20][:16]
     rows = [{"prompt": t.prompt, "response": t.response} for t in traces]
     (tmp_path / "worked.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     files = ("supervised_warmup.skill_steps=0", "supervised_warmup.files=worked.jsonl", "steps=1")
     over = ("--workdir=s", "--over=optim.lr=1e-3,1e-2", "--jobs=1")
-    done = command(tmp_path, *over, *(f"--config.{f}" for f in files))
+    done = command(*over, *(f"--config.{f}" for f in files))
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count("warm-up: 16 of 16 rows") == 1
     for lr in (0.001, 0.01):

@@ -41,7 +41,8 @@ def everything(tmp_path_factory):
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
     c.reward.overlong_buffer_tokens, c.loss.kl_coef, c.log.text_every = 4, 0.1, 1
-    c.loss.importance, c.loss.importance_cap = "token_mask", 5.0
+    c.loss.importance, c.loss.importance_cap, c.loss.positive_coef = "token_mask", 5.0, 0.1
+    c.critic.enabled, c.critic.pretrain_steps = True, 0
     c.guard.entropy_max = 0.1  # random weights are far above
     c.curriculum.band_high = 0.9
     c.mesh.fsdp, c.mesh.tensor = 4, 2
@@ -105,7 +106,7 @@ def test_tensorboard_holds_every_tag_with_its_definition(everything):
 def test_a_record_s_time_is_that_of_its_points(everything):
     workdir, _ = everything
     times = {r["step"]: r["time/wall"] for r in metrics.read(workdir / "metrics.jsonl")}
-    assert list(times.values()) == sorted(times.values()) and time.time() - times[0] < 1000
+    assert list(times.values()) == sorted(times.values()) and 0 <= time.time() - times[0] < 10**5
     assert {(e.step, e.wall_time) for e in events(workdir) if e.summary.value} == set(times.items())
 
 
@@ -119,6 +120,10 @@ def test_a_step_is_traced(everything):
 
 def test_alarms_are_rung(everything):
     workdir, _ = everything
+    deadline = time.monotonic() + 60
+    while not (workdir / "rung").exists() or not (workdir / "rung").read_text().endswith("}"):
+        assert time.monotonic() < deadline  # the run did not wait for the command
+        time.sleep(0.05)
     first, *_ = [
         json.loads(x) for x in (workdir / "rung").read_text().replace("}{", "}\n{").split("\n")
     ]

@@ -104,6 +104,7 @@ def whole_run(tmp_path_factory):
             compiled.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
+    stubbed_train.forget_programs()
     run(small(4), workdir, hooks=train.Hooks(step=count))
     return workdir, per_step
 
@@ -330,14 +331,17 @@ def get_config():
 """
 
 
-def launch(tmp_path, workdir, devices, *overrides) -> subprocess.Popen:
+def launch(
+    tmp_path, workdir, devices, *overrides, program=("stubbed_train.py",)
+) -> subprocess.Popen:
     file = tmp_path / "config.py"
     file.write_text(CONFIG)
     flags = [f"--config.{o}" for o in overrides]
     return subprocess.Popen(
         [
             sys.executable,
-            ROOT / "tests" / "stubbed_train.py",
+            ROOT / "tests" / program[0],
+            *program[1:],
             f"--config={file}",
             f"--workdir={workdir}",
             *flags,
@@ -350,7 +354,7 @@ def launch(tmp_path, workdir, devices, *overrides) -> subprocess.Popen:
 
 
 def finish(process) -> str:
-    said, _ = process.communicate(timeout=600)
+    said, _ = process.communicate(timeout=1800)
     assert process.returncode == 0, said
     return said
 
@@ -373,9 +377,8 @@ def test_eight_devices_sample_the_same_tokens_and_learn_the_same(tmp_path):
 @pytest.mark.slow
 def test_sigterm_exits_with_0_and_no_step_is_half_written(tmp_path):
     process = launch(tmp_path, tmp_path / "run", 1, "steps=100000", "checkpoint.every=0")
-    deadline = time.time() + 300
     while len(metrics.read(tmp_path / "run" / "metrics.jsonl")) <= 2:
-        assert process.poll() is None and time.time() < deadline
+        assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     said = finish(process)

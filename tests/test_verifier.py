@@ -301,7 +301,8 @@ def test_time_is_linear(unit, size, mode):
         return time.process_time() - start
 
     short = min(seconds(size // 10) for _ in range(3))
-    assert seconds(size) < 40 * max(short, 0.002)  # 10 if linear, 100 if quadratic
+    limit = 40 * max(short, 0.002)  # 10 if linear, 100 if quadratic
+    assert any(seconds(size) < limit for _ in range(3))
 
 
 @pytest.mark.parametrize("mode", ["Dapo", "", "minerva"])

@@ -2,17 +2,20 @@
 each time, and the page about it."""
 
 import json
+import logging
 import pathlib
 import re
+import types
 
 import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import stubbed_train
 from test_train import assert_same_bits, small
 
-from dapo_jax import begin, build, config, train, warmup
+from dapo_jax import begin, build, config, parallel, train, warmup
 from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic, problems, tokenizer, worked
 from dapo_jax.model import hf, qwen2
@@ -209,6 +212,34 @@ def test_a_run_keeps_what_it_has_learned_and_reads_the_files_once(tmp_path, monk
     (tmp_path / "worked.jsonl").write_text("not read any more")
     assert train.train(got(MINE), tmp_path / "run")
     assert "resumed after step 0" in capsys.readouterr().out
+
+
+def test_what_a_step_runs_is_compiled_beside_the_warm_up(tmp_path, monkeypatch, caplog):
+    """Once, and not by the thread that runs it; what a compilation raises ends the start."""
+    monkeypatch.chdir(tmp_path)
+    file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in arithmetic.traces(16)])
+    c = got(MINE, steps=1, supervised_warmup__steps=1)
+    stubbed_train.forget_programs()
+    jax.config.update("jax_log_compiles", True)  # in all threads
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert train.train(c, tmp_path / "run", score=stubbed_train.JUDGE)
+    finally:
+        jax.config.update("jax_log_compiles", False)
+    told = re.compile(r"Compiling jit\((\w+)\)")
+    found = [(told.match(r.getMessage()), r.threadName) for r in caplog.records]
+    by = [(name[1], thread) for name, thread in found if name]
+    names = ("prefill", "decode_full", "decode_top_p", "_log_probs", "_update")
+    assert sorted(n for n, _ in by if n in names) == sorted(names)
+    assert {t for n, t in by if n in names}.isdisjoint(t for n, t in by if n == "_supervise")
+
+    def broken(*arguments):
+        raise ValueError("of the compiler")
+
+    call = parallel.Call(types.SimpleNamespace(lower=broken), ())
+    monkeypatch.setattr(build, "calls", lambda *arguments: {"update": call})
+    with pytest.raises(ValueError, match="of the compiler"):
+        begun(c, tmp_path / "b")
 
 
 def test_rows_are_read_before_weights_and_the_row_is_named(tmp_path, monkeypatch):

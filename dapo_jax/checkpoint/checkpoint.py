@@ -1,6 +1,7 @@
 """One atomic checkpoint: everything that decides what happens next, under one step number.
 
-    params, opt_state, ref_params   arrays, saved by shard, restored into any mesh
+    params, opt_state, ref_params   arrays, saved by shard, restored into any mesh; with a value
+                                    model its params and opt_state too, under `critic`
     carried                         groups waiting for the next step, or in flight (ragged, flat),
                                     and pass rates by problem where a curriculum keeps them
     state                           JSON: counters, cursor, acceptance estimate, resolved config,
@@ -31,7 +32,7 @@ from dapo_jax.checkpoint import patience, seal
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
-from dapo_jax.dapo.state import Counters, Rates, State
+from dapo_jax.dapo.state import Counters, CriticState, Rates, State
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
 
@@ -182,6 +183,7 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
         groups,
         Counters(**{k: saved[k] for k in Counters._fields if k in saved}),
         rates,
+        CriticState(**arrays["critic"]) if "critic" in arrays else None,
     )
 
 
@@ -241,7 +243,8 @@ def _line(error: BaseException) -> str:
 
 def _arrays(state: State) -> dict:
     arrays = {"params": state.params, "opt_state": state.opt_state}
-    return arrays | ({} if state.ref_params is None else {"ref_params": state.ref_params})
+    arrays |= {} if state.ref_params is None else {"ref_params": state.ref_params}
+    return arrays | ({} if state.critic is None else {"critic": state.critic._asdict()})
 
 
 def restore_params(directory: str | pathlib.Path, params_like, shardings, step: int | None = None):
@@ -386,8 +389,8 @@ def _check_same(where: str, saved, wanted) -> None:
         there, here = saved.get(name, "absent"), wanted.get(name, "absent")
         if there != here:
             raise ValueError(
-                f"{where}: {name} is {there} there and {here} by this config; use config.model.* of"
-                " the run that wrote it"
+                f"{where}: {name} is {there} there and {here} by this config; use config.model.*"
+                " and config.critic.* of the run that wrote it"
             )
 
 

@@ -25,6 +25,7 @@ HARMLESS = (
     "guard.",
     "mesh.",
     "sharding.",
+    "critic.init_from",
     "model.path",  # may have moved: the weights are here, the fingerprint covers the tokens
     "model.scan_layers",
     "model.attention",

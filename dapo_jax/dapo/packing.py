@@ -23,6 +23,7 @@ class Item(NamedTuple):
     sampled_logps: np.ndarray  # float32 [len(response)]
     advantage: float
     weight: float  # of each response token in the loss
+    right: bool = False  # by the judge; read where loss.positive_coef is set
 
 
 class PackedBatch(NamedTuple):

@@ -32,6 +32,13 @@ class Rates(NamedTuple):
     epoch_P: np.ndarray  # int32, of the last draw
 
 
+class CriticState(NamedTuple):
+    """Of the value model (vapo/critic.py)."""
+
+    params: dict
+    opt_state: Any
+
+
 class State(NamedTuple):
     params: dict
     opt_state: Any
@@ -40,6 +47,7 @@ class State(NamedTuple):
     carried: Sequence[Group] = ()  # accepted groups of earlier steps
     counters: Counters = Counters()
     rates: Rates | None = None  # where config.curriculum keeps them
+    critic: CriticState | None = None  # where config.critic.enabled
 
     @property
     def reference(self) -> dict | None:

@@ -92,10 +92,11 @@ def row_stats(shape: qwen2.Shape, params, rows: PackedBatch, temperature) -> Hea
 
 
 def dapo_loss(
-    shape, params, rows: PackedBatch, old_RxT, ref_RxT, temperature,
+    shape, params, rows: PackedBatch, old_RxT, ref_RxT, positive_RxT=None, *, temperature,
     c: objective.Coefficients, choice: objective.Choice,
 ):  # fmt: skip
-    """sum(weight * token loss), with optional KL and entropy terms of the same weights."""
+    """sum(weight * token loss), with optional KL and entropy terms of the same weights, and where
+    there is `positive_RxT` the log-likelihood with these weights (vapo/positive_lm.py)."""
     stats = row_stats(shape, params, rows, temperature)
     trained = rows.trained_AxRxT
     logp = jnp.where(trained, stats.logp_RxT, 0.0)
@@ -127,6 +128,9 @@ def dapo_loss(
         sums["importance_square"] = count(importance**2)
     if choice.importance is not objective.DAPO.importance:
         sums["importance_zeroed"] = count(importance == 0)
+    if positive_RxT is not None:
+        sums["positive_loss"] = -jnp.sum(positive_RxT * logp)
+        loss += sums["positive_loss"]
     gap = jnp.where(trained, jnp.abs(logp - rows.sampled_logp_AxRxT), 0.0)
     maxima = dict(ratio_max=jnp.max(jnp.where(trained, term.ratio, 0.0)), sampler_gap=jnp.max(gap))
     return loss, (sums, maxima)
@@ -241,6 +245,7 @@ class Batch(NamedTuple):
     old_logp_AxRxT: jax.Array  # float32, the denominator of the ratio
     ref_logp_AxRxT: jax.Array  # float32, of the reference model; the old ones where there is none
     micro_batches: jax.Array  # int32, how many of the A hold something
+    positive_AxRxT: jax.Array | None = None  # float32, of vapo/positive_lm.py; None = no such term
 
 
 class Knobs(NamedTuple):
@@ -339,17 +344,24 @@ class Trainer:
             return jax.lax.fori_loop(0, micro_batches, one, jnp.zeros(rows.tokens_AxRxT.shape))
 
     def _update(self, params, opt_state, batch: Batch, knobs: Knobs):
-        return self._step(self._dapo(knobs), params, opt_state, *_per_micro(batch), knobs.lr)
+        per_micro, loss_fn = self._per_micro(batch), self._loss(knobs)
+        return self._step(loss_fn, params, opt_state, per_micro, batch.micro_batches, knobs.lr)
 
     def _gradient(self, params, batch: Batch, knobs: Knobs):
         with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
-            return accumulate(self._dapo(knobs), self._cast(params), *_per_micro(batch))[0]
+            per_micro, loss_fn = self._per_micro(batch), self._loss(knobs)
+            return accumulate(loss_fn, self._cast(params), per_micro, batch.micro_batches)[0]
 
     def _supervise(self, params, opt_state, rows: PackedBatch, micro_batches, lr):
         loss_fn = functools.partial(supervised_loss, self.shape)
         return self._step(loss_fn, params, opt_state, (rows,), micro_batches, lr)
 
-    def _dapo(self, knobs: Knobs):
+    # What a trainer of another loss has in place of these: vapo/critic.py
+
+    def _per_micro(self, batch: Batch) -> tuple:
+        return batch.rows, batch.old_logp_AxRxT, batch.ref_logp_AxRxT, batch.positive_AxRxT
+
+    def _loss(self, knobs: Knobs):
         bound = dict(temperature=knobs.temperature, c=knobs.loss, choice=self._choice)
         return functools.partial(dapo_loss, self.shape, **bound)
 
@@ -363,8 +375,11 @@ class Trainer:
             params = qwen2.with_trained(params, trained)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 
-    def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
-        """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
+    def abstract(
+        self, A: int, R: int, T: int, positive: bool = False
+    ) -> tuple[qwen2.Params, Any, Batch, Knobs]:
+        """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells.
+        positive: with loss.positive_coef."""
         cell = lambda dtype: jax.ShapeDtypeStruct((A, R, T), dtype, sharding=self.row_sharding)
         params, number = qwen2.abstract(self.shape), np.float32(0)
         loss = objective.Coefficients(**dict.fromkeys(objective.Coefficients._fields, number))
@@ -374,10 +389,12 @@ class Trainer:
             parallel.sharded(
                 jax.eval_shape(self.tx.init, qwen2.trained(params)), self.opt_shardings
             ),
-            Batch(rows, cell(jnp.float32), cell(jnp.float32), np.int32(A)),
+            Batch(
+                rows,
+                cell(jnp.float32),
+                cell(jnp.float32),
+                np.int32(A),
+                cell(jnp.float32) if positive else None,
+            ),
             Knobs(number, number, loss),
         )
-
-
-def _per_micro(batch: Batch) -> tuple[tuple, jax.Array]:
-    return (batch.rows, batch.old_logp_AxRxT, batch.ref_logp_AxRxT), batch.micro_batches

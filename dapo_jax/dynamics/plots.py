@@ -230,6 +230,23 @@ def curriculum(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
     return lines(runs, panels, x, window)
 
 
+def values(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
+    """The value model of runs with `config.critic`: how much of the returns it explains, of all
+    responses and of the shortest and the longest third, its loss, the spread of what it says."""
+    explained = (
+        ("critic/explained_variance", "all", "-"),
+        ("critic/short/explained_variance", "shortest third", ":"),
+        ("critic/long/explained_variance", "longest third", "--"),
+    )
+    spread = (("critic/return_std", "returns", "--"), ("critic/advantage_std", "advantages", "-"))
+    panels = (
+        ("Explained variance", "share of the returns' variance", explained),
+        ("Value loss", "mean [reward^2]", (("critic/value_loss", "", "-"),)),
+        ("Spread", "standard deviation [reward]", spread),
+    )
+    return lines(runs, panels, x, window)
+
+
 def clipping(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
     """Tokens whose gradient the lower or the upper bound cut, the largest ratio, the gradient's
     norm and, where a run has them, importance weights."""

@@ -1,4 +1,5 @@
-"""Clip-Higher where it must show, if anywhere: one rare right token that all prompts share.
+"""Clip-Higher, and the loss on right responses, where they must show, if anywhere: one rare right
+token that all prompts share.
 
 A contextual bandit. A prompt is two tokens (8 x 8 of them), a response is one. The base answers
 with the same RARE token at probability .01 whatever the prompt, and it is right; the rest goes
@@ -40,8 +41,9 @@ ENTROPY_HALF, ENTROPY_10 = "entropy at p = .5 (nats)", "entropy at rollout 10 (n
 MEASURES = (HALF, AT_10, GROWTH, CLIPPED, ENTROPY_HALF, ENTROPY_10)
 
 
-def folder(clip_high: float, base_seed: int) -> str:
-    return f"bandit_{clip_high:g}_{base_seed}"
+def folder(clip_high: float, base_seed: int, positive_coef: float = 0.0) -> str:
+    positive = f"_positive_{positive_coef:g}" if positive_coef else ""
+    return f"bandit_{clip_high:g}{positive}_{base_seed}"
 
 
 def base_folder(seed: int) -> str:
@@ -52,11 +54,11 @@ def label(clip_high: float) -> str:
     return f"eps_high {clip_high:g}" if clip_high < 10 else "no upper bound"
 
 
-def settings(seed: int = 0, clip_high: float = 0.2):
+def settings(seed: int = 0, clip_high: float = 0.2, positive_coef: float = 0.0):
     """64 prompts x 16 responses per rollout, 16 updates of 4 prompts each."""
     config = presets.grpo()
     config.seed = seed
-    config.loss.clip_high = clip_high
+    config.loss.clip_high, config.loss.positive_coef = clip_high, positive_coef
     m = config.model
     m.vocab_size, m.hidden_size, m.intermediate_size = 1 + 2 * SIDE + ANSWERS + 1, 32, 96
     m.num_layers, m.num_heads, m.num_kv_heads, m.head_dim = 1, 2, 1, 16
@@ -148,10 +150,13 @@ def entropy(p_PxV: np.ndarray) -> float:
     return float(-(p * np.log(np.maximum(p, 1e-30))).sum(1).mean())
 
 
-def play(where: pathlib.Path, base_seed: int, clip_high: float, seeds: Sequence[int]) -> dict:
+def play(
+    where: pathlib.Path, base_seed: int, clip_high: float, seeds: Sequence[int],
+    positive_coef: float = 0.0,
+) -> dict:  # fmt: skip
     """A task of the pool: the curves of each seed at one upper bound."""
     started = time.process_time()
-    config = settings(0, clip_high)
+    config = settings(0, clip_high, positive_coef)
     machine = build_machine(config)
     probabilities = exact(machine)
     start = bases.restore(where.parent / base_folder(base_seed), machine)

@@ -28,6 +28,11 @@ before, among about ten, on seeds 100 to 102 and with another window of the mean
   unpaired intervals. All `--seeds` seeds count.
 
 There is one base model: what another one would change is not in the intervals.
+
+`--method=vapo` climbs VAPO's ladder (Table 1 of arXiv 2504.05118) instead, from PPO with a value
+model up and with each technique left out: tables and no figures. A step is then one in which the
+policy learns, counted behind those of value pre-training, whose tokens count as any others'; no
+rung has Dynamic Sampling, so none goes on for longer.
 """
 
 import contextlib
@@ -49,7 +54,8 @@ from dapo_jax.model import qwen2
 FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "Seed of the base and of each rung's first run.")
 BASE_SEED = flags.DEFINE_integer("base_seed", None, "Seed of the base, if not --first_seed.")
 OUT = flags.DEFINE_string("out", "runs/ladder", "Directory of the runs, the table and the figures.")
-ONLY = flags.DEFINE_list("only", list(presets.RUNGS), "Rungs to run.")
+METHOD = flags.DEFINE_enum("method", "dapo", list(presets.LADDERS), "Whose ladder.")
+ONLY = flags.DEFINE_list("only", None, "Rungs to run; all, if not given.")
 flags.DEFINE_alias("rungs", "only")
 STEPS = flags.DEFINE_integer(
     "steps", 0, "Rollout steps compared at equal updates; 0 = the config's."
@@ -59,9 +65,8 @@ LONGER = flags.DEFINE_float(
 )
 REPORT = flags.DEFINE_bool("report", False, "Run nothing: put together the runs that OUT holds.")
 
-# Table 1 of the paper: AIME 2024, avg@32, Qwen2.5-32B.
-PAPER = dict(zip(presets.CUMULATIVE, (30, 36, 38, 41, 42, 50), strict=True))
-FULL = presets.CUMULATIVE[-1]
+DAPO = presets.LADDERS["dapo"]
+PAPER, FULL = DAPO.paper, DAPO.cumulative[-1]
 WINDOW = np.array([4, 5, 6]) / 6
 
 
@@ -71,8 +76,9 @@ WINDOW = np.array([4, 5, 6]) / 6
 
 
 def tasks(
-    config, rungs: Sequence[str], seeds: Sequence[int], base_seed: int, longer: float
-) -> list[pool.Task]:
+    config, rungs: Sequence[str], seeds: Sequence[int], base_seed: int, longer: float,
+    of: presets.Ladder = DAPO,
+) -> list[pool.Task]:  # fmt: skip
     """The base model, where `config` has a warm-up that makes one, and every rung once per seed."""
     out, after = [], ()
     if validation.warm_up(config):
@@ -80,16 +86,27 @@ def tasks(
         out, after = [pool.Task("base", run, (fields,))], ("base",)
     for seed in seeds:
         for name in rungs:
-            r = presets.rung(config, name)
+            r = presets.rung(config, name, of)
             r.seed = seed
-            r.steps = steps_of(r, longer)
+            r.steps = pretrained(r) + steps_of(r, longer, policy_steps(config))
             out.append(pool.Task(folder(name, seed), run, (schema.leaves(r), *after), after))
     return out
 
 
-def steps_of(config, longer: float) -> int:
-    """Rollout steps that a rung trains."""
-    return config.steps if config.dynamic_sampling.enabled else round(config.steps * longer)
+def pretrained(config) -> int:
+    """First rollout steps, in which only the value model learns."""
+    return config.critic.pretrain_steps if config.critic.enabled else 0
+
+
+def policy_steps(config) -> int:
+    """Rollout steps in which the policy learns."""
+    return config.steps - pretrained(config)
+
+
+def steps_of(rung, longer: float, steps: int) -> int:
+    """Rollout steps in which the policy of a rung learns. steps: those compared."""
+    alike = rung.dynamic_sampling.enabled or rung.critic.enabled
+    return steps if alike else round(steps * longer)
 
 
 def folder(rung: str, seed: int) -> str:
@@ -109,6 +126,7 @@ class Summary(NamedTuple):
     beside: dict[str, dict[str, np.ndarray]]  # other measures -> rung -> values
     budget: float  # generated tokens at which tokens are equal
     early: list[str]  # runs that stopped before their last step
+    of: presets.Ladder = DAPO
 
 
 # Means over the last third of the compared steps; tokens: all up to the last of them.
@@ -122,13 +140,17 @@ BESIDE = {
 
 
 def read(
-    out: pathlib.Path, rungs: Sequence[str], seeds: Sequence[int]
+    out: pathlib.Path, rungs: Mapping[str, int], seeds: Sequence[int]
 ) -> dict[str, list[list[dict]]]:
-    """Rung -> seed -> records of its run; rungs that lack a seed are left out."""
-    found = {
-        name: [metrics.read(out / folder(name, s) / "metrics.jsonl") for s in seeds]
-        for name in rungs
-    }
+    """Rung -> seed -> records of its run; rungs that lack a seed are left out. rungs: name -> steps
+    of value pre-training, which are not counted: of them the first record alone is kept."""
+
+    def records(name: str, seed: int) -> list[dict]:
+        found, n = metrics.read(out / folder(name, seed) / "metrics.jsonl"), rungs[name]
+        kept = [r for r in found if not 0 < r["step"] < n]
+        return [r | {"step": max(r["step"] - n, 0)} for r in kept]
+
+    found = {name: [records(name, s) for s in seeds] for name in rungs}
     return {name: runs for name, runs in found.items() if all(runs)}
 
 
@@ -144,11 +166,12 @@ def summarize(
     steps: int,
     wanted: Mapping[str, int],
     first_seed: int = 0,
+    of: presets.Ladder = DAPO,
 ) -> Summary:
     """steps: rollout steps at equal updates; wanted: rung -> steps it was to train."""
 
     def each(value) -> dict[str, np.ndarray]:
-        return {name: np.array([value(r) for r in of]) for name, of in runs.items()}
+        return {name: np.array([value(r) for r in found]) for name, found in runs.items()}
 
     def beside(tag):
         if tag == "spent/tokens":
@@ -156,7 +179,7 @@ def summarize(
         late = lambda r: [x[tag] for x in r if steps * 2 / 3 < x["step"] <= steps and tag in x]
         return each(lambda r: np.mean(late(r) or np.nan))
 
-    last = {(n, s): r[-1] for n, of in runs.items() for s, r in enumerate(of, first_seed)}
+    last = {(n, s): r[-1] for n, found in runs.items() for s, r in enumerate(found, first_seed)}
     early = [folder(*run) for run, r in last.items() if r["step"] < wanted[run[0]]]
     spent = {folder(*run): r.get("spent/tokens", 0) for run, r in last.items()}
     budget = min((n for run, n in spent.items() if run not in early), default=min(spent.values()))
@@ -166,6 +189,7 @@ def summarize(
         {name: beside(tag) for name, tag in BESIDE.items()},
         budget,
         early,
+        of,
     )
 
 
@@ -187,11 +211,11 @@ def signed(x: stats.Interval) -> str:
     return f"{'+' if x.mean >= 0 else ''}{x}"
 
 
-def pairs(rungs: Sequence[str]) -> list[tuple[str, str]]:
+def pairs(rungs: Sequence[str], of: presets.Ladder = DAPO) -> list[tuple[str, str]]:
     """(after, before) of all that is compared: the whole, each step, each technique left out."""
-    ladder = presets.CUMULATIVE
-    told = [(FULL, ladder[0]), *zip(ladder[1:], ladder, strict=False)]
-    told += [(FULL, name) for name in presets.LEAVE_ONE_OUT[:-1]]
+    ladder = of.cumulative
+    told = [(ladder[-1], ladder[0]), *zip(ladder[1:], ladder, strict=False)]
+    told += [(ladder[-1], name) for name in of.leave_one_out[:-1]]
     return [(a, b) for a, b in told if a in rungs and b in rungs]
 
 
@@ -208,12 +232,13 @@ def markdown(s: Summary, steps: int, updates: int, scale: str, seeds: int) -> st
         " scale: the columns stand side by side for the order of the techniques, not for their"
         " sizes.",
         "Mean and 95% t-interval over seeds; a change is paired by seed, against the rung above it"
-        f" or, left out, against full DAPO ({FULL}). How: dapo_jax/experiments/ladder.py.",
+        f" or, left out, against {s.of.full} ({s.of.cumulative[-1]}). How:"
+        " dapo_jax/experiments/ladder.py.",
         "\n".join(table(s, steps, updates, tokens)),
         f"At equal updates ({updates:,}):",
-        "\n".join(f"- {verdict(a, b, s.updates)}" for a, b in pairs(list(s.updates))),
+        "\n".join(f"- {verdict(a, b, s.updates)}" for a, b in pairs(list(s.updates), s.of)),
         f"At equal tokens ({tokens}):",
-        "\n".join(f"- {verdict(a, b, s.tokens)}" for a, b in pairs(list(s.tokens))),
+        "\n".join(f"- {verdict(a, b, s.tokens)}" for a, b in pairs(list(s.tokens), s.of)),
     ]
     if s.early:
         parts.append(f"Stopped before their last step: {', '.join(s.early)}.")
@@ -226,10 +251,11 @@ def table(s: Summary, steps: int, updates: int, tokens: str) -> list[str]:
         f"accuracy after {tokens} tokens", "change", *BESIDE,
     ]  # fmt: skip
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    below = dict(zip(presets.CUMULATIVE[1:], presets.CUMULATIVE, strict=False))
-    below |= dict.fromkeys(presets.LEAVE_ONE_OUT, FULL)
+    ladder = s.of.cumulative
+    below = dict(zip(ladder[1:], ladder, strict=False))
+    below |= dict.fromkeys(s.of.leave_one_out, ladder[-1])
     for name in s.updates:
-        row = [name, str(PAPER.get(name, ""))]
+        row = [name, str(s.of.paper.get(name, ""))]
         for values in (s.updates, s.tokens):
             other = below.get(name)
             change = signed(stats.paired(values[name], values[other])) if other in values else ""
@@ -253,7 +279,7 @@ def as_json(s: Summary, steps: int, scale: str) -> dict:
     def changes(values):
         return [
             {"after": a, "before": b, **plain(stats.paired(values[a], values[b]))}
-            for a, b in pairs(list(values))
+            for a, b in pairs(list(values), s.of)
         ]
 
     beside = {
@@ -262,7 +288,7 @@ def as_json(s: Summary, steps: int, scale: str) -> dict:
     }
     return {
         "scale": scale,
-        "paper": PAPER,
+        "paper": dict(s.of.paper),
         "steps": steps,
         "budget_tokens": s.budget,
         "stopped_early": s.early,
@@ -275,24 +301,26 @@ def as_json(s: Summary, steps: int, scale: str) -> dict:
 
 
 def report(
-    config, out: pathlib.Path, rungs: Sequence[str], seeds: Sequence[int], longer: float
-) -> str:
-    """Write table.md, table.json and the figures of the runs in `out`; returns the table. Raises
-    ValueError where no rung is complete."""
-    runs = read(out, rungs, seeds)
+    config, out: pathlib.Path, rungs: Sequence[str], seeds: Sequence[int], longer: float,
+    of: presets.Ladder = DAPO,
+) -> str:  # fmt: skip
+    """Write table.md, table.json and, of DAPO's ladder, the figures of the runs in `out`; returns
+    the table. Raises ValueError where no rung is complete."""
+    configs = {name: presets.rung(config, name, of) for name in rungs}
+    runs = read(out, {name: pretrained(c) for name, c in configs.items()}, seeds)
     if not runs:
         all_of = f"all of seeds {seeds[0]} to {seeds[-1]}"
         raise ValueError(f"{out}: no rung of {', '.join(rungs)} has {all_of}")
     tag = evaluation_tag(config)
-    wanted = {name: steps_of(presets.rung(config, name), longer) for name in runs}
-    summary = summarize(runs, tag, config.steps, wanted, seeds[0])
-    updates = config.steps * config.optim.minibatches
-    text = markdown(summary, config.steps, updates, describe(config), len(seeds))
+    steps = policy_steps(config)
+    wanted = {name: steps_of(configs[name], longer, steps) for name in runs}
+    summary = summarize(runs, tag, steps, wanted, seeds[0], of)
+    updates = steps * config.optim.minibatches
+    text = markdown(summary, steps, updates, describe(config), len(seeds))
     (out / "table.md").write_text(text)
-    (out / "table.json").write_text(
-        json.dumps(as_json(summary, config.steps, describe(config)), indent=2)
-    )
-    figures.draw(runs, summary.updates, summary.tokens, PAPER, tag, config.steps, out)
+    (out / "table.json").write_text(json.dumps(as_json(summary, steps, describe(config)), indent=2))
+    if of is DAPO:
+        figures.draw(runs, summary.updates, summary.tokens, PAPER, tag, steps, out)
     return text
 
 
@@ -315,23 +343,23 @@ def start():
     """The config whose rungs are run: that of --config or configs/ladder.py, with the overrides."""
     if cli.FILE.present:
         return cli.CONFIG.value
-    config = presets.ladder_task()
+    config = presets.vapo_ladder_task() if METHOD.value == "vapo" else presets.ladder_task()
     cli.apply(config, cli.CONFIG.overrides)
     return config
 
 
 def main() -> None:
     config, out = start(), pathlib.Path(OUT.value)
+    of = presets.LADDERS[METHOD.value]
     if STEPS.value:
-        config.steps = STEPS.value
-    rungs = list(
-        dict.fromkeys("+token_loss" if n == "-dynamic_sampling" else n for n in ONLY.value)
-    )
+        config.steps = STEPS.value + pretrained(config)
+    same = {of.leave_one_out[-1]: of.cumulative[-2]}
+    rungs = list(dict.fromkeys(same.get(n, n) for n in ONLY.value or of.rungs))
     if LONGER.value < 1:
         raise ValueError(f"--longer: {LONGER.value} is less than once")
     first = FIRST_SEED.value
     seeds, base = range(first, first + (SEEDS.value or 5)), BASE_SEED.value
-    todo = tasks(config, rungs, seeds, first if base is None else base, LONGER.value)
+    todo = tasks(config, rungs, seeds, first if base is None else base, LONGER.value, of)
     with contextlib.ExitStack() as after:
         if JOBS.value == 1 and not REPORT.value:
             after.enter_context(processes.joined())
@@ -342,7 +370,7 @@ def main() -> None:
             except RuntimeError as error:
                 cli.fail(str(error))
         if JOBS.value != 1 or REPORT.value or parallel.is_main_process():
-            print(report(config, out, rungs, seeds, LONGER.value))
+            print(report(config, out, rungs, seeds, LONGER.value, of))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ def tasks(names, base_of: dict[int, int]) -> list[Task]:
             Task(arms.folder(name, s), techniques.run, (name, s, b), (bases.folder(arm.base, b),))
             for s, b in base_of.items()
         ]
-    return [*out, *(task for name in names for task in techniques.ALL[name].tasks(base_of))]
+    out += (task for name in names for task in techniques.ALL[name].tasks(base_of))
+    return list({task.folder: task for task in out}.values())  # two techniques share the bandit
 
 
 def main(argv=None) -> None:

@@ -20,6 +20,7 @@ from absl import flags
 from dapo_jax import cli, parallel
 
 GRACE_S = 8.0  # from SIGTERM to the end of the process, at most
+FLUSH_S = 0.2  # of which for what was printed, per stream
 
 
 class Leave(BaseException):
@@ -98,7 +99,7 @@ def _end_in_time(listening: int) -> None:
     for stream in (sys.stdout, sys.stderr):  # which whoever is stuck may hold
         flushing = threading.Thread(target=stream.flush, daemon=True)
         flushing.start()
-        flushing.join(0.2)
+        flushing.join(FLUSH_S)
     # Without a command line, a program of its own expects what the signal alone would have done.
     parsed = flags.FLAGS.is_parsed()
     os._exit(cli.TERMINATED_STATUS.value if parsed else 128 + signal.SIGTERM)

@@ -89,6 +89,7 @@ def joined():
         leave(*_farewell(watch, error))
     watch.stop()
     jax.distributed.shutdown()  # waits for the others
+    watch.end()
     _watch = None
     _tell(last, "bye")
 
@@ -267,6 +268,7 @@ class Watch:
     def __init__(self, client, timeout: float, last: subprocess.Popen | None = None):
         self._client, self._timeout, self._last = client, timeout, last
         self._stopped, self._told = threading.Event(), threading.Event()
+        self._ended = threading.Event()
         self.gone = ""  # the line that names who is silent or has left
         self.status = os.EX_TEMPFAIL  # with which to follow
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -305,7 +307,8 @@ class Watch:
                     self._told.set()
                 if now - when > 2 * self._timeout and not self._stopped.is_set():
                     leave("", self.status)
-            time.sleep(self._timeout / 20)
+            if self._ended.wait(self._timeout / 20):
+                return
 
     def _follow(self, number: str, who: str, message: str, status: int) -> None:
         """Another process has said that it goes: so does this one, soon."""
@@ -353,6 +356,12 @@ class Watch:
     def stop(self):
         """Say nothing more, but go on beating: others may still be at work."""
         self._stopped.set()
+
+    def end(self):
+        """Stop beating too, and be gone: Python's end aborts a process of which a thread is asking
+        the coordinator."""
+        self._ended.set()
+        self._thread.join(30)
 
 
 def _last_word(address: str, me: int, total: int) -> subprocess.Popen:

@@ -43,6 +43,8 @@ _TRY = {
     " how often each was drawn), or hold on to the start with loss.kl_coef",
     "ess": "lower rollout.staleness, optim.lr or optim.minibatches: the policy moves too far while"
     " responses are on their way",
+    "values": "pre-train the value model longer (critic.pretrain_steps), raise critic.lr, or start it from"
+    " a reward model (critic.init_from); GAE of values that explain nothing is noise",
     "gap": "set model.dtype='float32' to see whether it is rounding; loss.importance_cap=2 weighs"
     " it out; a leap is a bug worth reporting",
 }
@@ -96,6 +98,9 @@ def bounds(config, log: dict) -> list[Bound]:
     # What is carried over comes from an older policy: there the gap says nothing.
     carries = config.dynamic_sampling.surplus == "carry" or config.rollout.staleness
     gap = 0.0 if carries else _gap_max(config)
+    # Not in pre-training; and where nearly all are right there is little left to explain.
+    told = "policy/loss" in log and log.get("reward/accuracy", 0.0) < _LEARNED
+    explained = config.guard.explained_min if told else 0.0
     # fmt: off
     return [
         Bound("policy/entropy", "entropy", config.guard.entropy_min, config.guard.entropy_max, "entropy low", "entropy high"),
@@ -103,6 +108,7 @@ def bounds(config, log: dict) -> list[Bound]:
         Bound("response/truncated_frac", "share of truncated responses", 0.0, config.guard.truncated_max, "", "truncated"),
         Bound("sampling/accept_frac", "share of problems with mixed groups", config.guard.accept_min, 0.0, few, ""),
         Bound("policy/importance_ess", "effective sample size of the importance weights", config.guard.ess_min, 0.0, "ess", ""),
+        Bound("critic/explained_variance", "explained variance of the returns", explained, 0.0, "values", ""),
         Bound("policy/sampler_trainer_logprob_gap", "gap of sampler and trainer log-probs", 0.0, gap, "", "gap"),
     ]
     # fmt: on
@@ -253,10 +259,21 @@ def shortage(config, log: dict[str, float]) -> str:
         )
     if curriculum.has_band(config):
         have += f" and a pass rate in {config.curriculum.band_low}..{config.curriculum.band_high}"
+    if _drew_all(config, log):
+        others += (
+            f", having drawn once all but the {log['curriculum/left_out']:.0f} problems that"
+            " config.curriculum.pass_rate_cap leaves out"
+        )
     return (
         f"{found} of {config.rollout.groups} groups have {have} after"
         f" {log['sampling/rounds']} rounds{others}; {consequence}"
     )
+
+
+def _drew_all(config, log: dict[str, float]) -> bool:
+    """Whether the batch stayed short for want of problems, and not of rounds."""
+    capped, of = config.curriculum.pass_rate_cap > 0, config.dynamic_sampling
+    return capped and of.refill and log["sampling/rounds"] < of.max_rounds
 
 
 def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
@@ -271,6 +288,8 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
             " give easier or harder problems, more responses per problem, or a better start"
         )
     if config.dynamic_sampling.on_exhausted == "stop" and log and shortage(config, log):
+        if _drew_all(config, log):
+            return "dynamic sampling has drawn every problem that the curriculum does not leave out"
         return f"dynamic sampling used up its {config.dynamic_sampling.max_rounds} rounds"
     if counters.skipped_in_row >= config.optim.max_skipped:
         return (

@@ -15,19 +15,22 @@ from dapo_jax.pods import slices
 
 def forward_flops(shape: qwen2.Shape, lengths) -> float:
     """Of one forward pass over sequences of so many tokens, each causal within itself; 2 per
-    multiply-add. An embedding is looked up, the output head multiplied."""
+    multiply-add. An embedding is looked up, the output head multiplied. A value head is one row."""
     n = np.asarray(lengths, float)
     weights = qwen2.param_count(shape)
-    if not shape.tie_embeddings:
+    if shape.value_head or not shape.tie_embeddings:
         weights -= shape.vocab_size * shape.hidden_size
     width = shape.num_layers * shape.num_heads * shape.head_dim
     return float(2 * weights * n.sum() + 2 * width * (n * n).sum())
 
 
-def step_flops(config, shape: qwen2.Shape, record: StepRecord) -> tuple[float, float]:
+def step_flops(
+    config, shape: qwen2.Shape, record: StepRecord, critic: qwen2.Shape | None = None
+) -> tuple[float, float]:
     """(of sampling, of updating): what the model needs, without what is computed again to save
     memory. A prompt is read once per group; the backward pass is two forward ones, or with adapters
-    (LoRA), whose own products are left out, one."""
+    (LoRA), whose own products are left out, one. critic: shape of the value model, if there is one;
+    it reads the batch and learns, in pre-training alone: the policy's passes are not made then."""
     drawn, trained = record.batch.drawn, record.batch.groups
     prompts = forward_flops(shape, [len(g.prompt) for g in drawn])
     again = forward_flops(shape, [len(g.prompt) for g in drawn for _ in g.responses])
@@ -38,7 +41,8 @@ def step_flops(config, shape: qwen2.Shape, record: StepRecord) -> tuple[float, f
         + (config.loss.old_logprobs == "recompute")
         + bool(config.loss.kl_coef)
     )
-    return sampling, passes * forward_flops(shape, _lengths(trained))
+    updating = passes * bool(record.updates) * forward_flops(shape, _lengths(trained))
+    return sampling, updating + (4 * forward_flops(critic, _lengths(trained)) if critic else 0.0)
 
 
 def _lengths(groups: Iterable[Group]) -> list[int]:
@@ -46,13 +50,17 @@ def _lengths(groups: Iterable[Group]) -> list[int]:
 
 
 def step_metrics(
-    config, shape: qwen2.Shape, record: StepRecord, clocks: Clocks
+    config,
+    shape: qwen2.Shape,
+    record: StepRecord,
+    clocks: Clocks,
+    critic: qwen2.Shape | None = None,
 ) -> dict[str, float]:
     """The `perf/mfu_*` and `perf/hbm_*` of a step."""
     device, log = jax.local_devices()[0], {}
     if peak := slices.peak_flops(device.device_kind):
         peak *= jax.device_count()
-        flops = step_flops(config, shape, record)
+        flops = step_flops(config, shape, record, critic)
         seconds = (clocks.rollout_done - clocks.started, clocks.done - clocks.rollout_done)
         for name, done, took in zip(("rollout", "update"), flops, seconds, strict=True):
             log[f"perf/mfu_{name}"] = done / (took * peak)

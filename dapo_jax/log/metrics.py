@@ -63,6 +63,7 @@ def step_metrics(config, state: State, record: StepRecord, clocks: Clocks, probl
         }
         | curriculum_metrics(config, state, record, problems)
         | (staleness_metrics(state, record.batch) if config.rollout.staleness else {})
+        | value_metrics(record.value_updates)
     )
 
 
@@ -99,6 +100,41 @@ def staleness_metrics(state: State, got: Collected) -> dict[str, float]:
         "staleness/age_max": age.max(),
         "staleness/versions_per_row": np.mean([len(np.unique(v)) for v in rows]),
     }
+
+
+def value_metrics(logs: Sequence[dict]) -> dict[str, float]:
+    """Of the value model, where there is one. Loss and gradient are of its updates; what its
+    values explain is of those that advantages were made of, before the first update."""
+    if not logs:
+        return {}
+    tokens = sum(x["tokens"] for x in logs)
+    log = {
+        "critic/value_loss": sum(x["value_loss"] for x in logs) / tokens,
+        "critic/clipped_frac": sum(x["clipped"] for x in logs) / tokens,
+        "critic/grad_norm": np.mean([x["grad_norm"] for x in logs]),
+        "critic/skipped": sum(bool(x["skipped"]) for x in logs),
+    }
+    names = logs[0]["estimates"]
+    sums = {n: np.sum([x["estimates"][n] for x in logs], axis=0, dtype=float) for n in names}
+    for i, part in enumerate(("", "short/", "middle/", "long/")):
+        if not (count := sums["tokens"][i]):
+            continue
+
+        def mean(name):
+            return sums[name][i] / count  # noqa: B023
+
+        variance = {
+            name: max(mean(f"{name}_square") - mean(name) ** 2, 0.0)
+            for name in ("return", "advantage", "error")
+        }
+        if variance["return"] > 1e-9:
+            log[f"critic/{part}explained_variance"] = 1 - variance["error"] / variance["return"]
+        for name in ("return", "advantage"):
+            log[f"critic/{part}{name}_mean"] = mean(name)
+            log[f"critic/{part}{name}_std"] = variance[name] ** 0.5
+        if not part:
+            log["critic/lambda_mean"] = mean("lam")
+    return log
 
 
 def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | list[int]]:
@@ -217,6 +253,8 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
         log["policy/importance_ess"] = mean("importance") ** 2 / mean("importance_square")
     if "importance_zeroed" in logs[0]:
         log["policy/importance_zeroed_frac"] = mean("importance_zeroed")
+    if "positive_loss" in logs[0]:
+        log["policy/positive_loss"] = np.mean([x["positive_loss"] for x in logs])
     return log | ({"policy/ref_kl": mean("ref_kl")} if with_reference else {})
 
 

@@ -123,7 +123,7 @@ def memory_line(config, machine: build.Machine) -> str:
     wanted = {
         "prefill": programs["prefill"],
         "decode": programs[f"decode_{build.training_draw(config).mode}"],
-        "update": programs["update"],
+        **{name: call for name, call in programs.items() if name.startswith("update")},
     }
     lowered = {label: call.program.lower(*call.arguments) for label, call in wanted.items()}
     return topology.memory_line({label: program.compile() for label, program in lowered.items()})
@@ -133,6 +133,8 @@ def describe(config, machine: build.Machine) -> str:
     sizes = " x ".join(f"{k} {v}" for k, v in machine.mesh.shape.items())
     adapters = qwen2.adapter_count(machine.trainer.shape)
     trained = f" and {adapters:,} of adapters, which alone are trained" if adapters else ""
+    if machine.critic:
+        trained += f"; value model: {qwen2.param_count(machine.critic.shape):,}"
     return (
         f"model: {qwen2.param_count(machine.shape):,} parameters{trained}; devices:"
         f" {machine.mesh.size} {machine.mesh.devices.flat[0].platform} ({sizes}); batch:"

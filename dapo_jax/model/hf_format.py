@@ -358,6 +358,11 @@ def read_headers(path: Path, c: Shape) -> dict[str, Header]:
     return {name: headers[name] for name in expected}
 
 
+def has_value_head(path: Path) -> bool:
+    """Whether it is a reward or value model (Qwen2ForSequenceClassification of one label)."""
+    return "score.weight" in _headers(path)
+
+
 def _headers(path: Path) -> dict[str, Header]:
     """Headers of the one file, or of all that the index lists."""
     if (path / SINGLE).is_file():

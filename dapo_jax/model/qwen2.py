@@ -79,6 +79,7 @@ class Shape(NamedTuple):
     head_chunk: int = 1024
     float32_head: bool = False  # the compute copy of the output weights stays float32
     lora: Lora | None = None
+    value_head: bool = False  # one number a token in place of logits: a value or reward model
 
     @property
     def merged(self) -> "Shape":
@@ -288,7 +289,9 @@ class Qwen2(nnx.Module):
         )
         self.blocks = Block(c, rngs)
         self.final_norm = declare(rngs, (D,), ("embed",), _ones, "model.norm.weight")
-        if not c.tie_embeddings:
+        if c.value_head:
+            self.score = declare(rngs, (D, 1), ("embed", None), _zeros, "score.weight", in_axes=1)
+        elif not c.tie_embeddings:
             self.lm_head = declare(
                 rngs, (D, V), ("embed", "vocab"), _normal(D**-0.5), "lm_head.weight", in_axes=1
             )
@@ -311,7 +314,9 @@ class Qwen2(nnx.Module):
         return self._final(x_BxTxD)
 
     def head(self) -> jax.Array:
-        """Output weights [D, V]: logits = hidden @ head."""
+        """Output weights [D, V]: logits = hidden @ head. Of a value head [D, 1]."""
+        if self.c.value_head:
+            return constrain(self.score[...], None, None)
         return self.embed[...].T if self.c.tie_embeddings else self.lm_head[...]
 
     def __call__(self, tokens_BxT) -> jax.Array:
@@ -592,7 +597,7 @@ def cast(params: Params, dtype, c: Shape | None = None) -> Params:
     """Compute copy of the master weights (the identity for float32), as the shape wants it."""
     out = jax.tree.map(lambda w: w.astype(dtype), params)
     if c and c.float32_head:
-        head = "embed" if c.tie_embeddings else "lm_head"
+        head = "score" if c.value_head else "embed" if c.tie_embeddings else "lm_head"
         out[head] = params[head]
     return out
 

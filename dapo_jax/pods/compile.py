@@ -53,22 +53,34 @@ def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
         [x for x in jax.tree.leaves(tree) if _on_device(x)]
     )
     has_old, has_ref = config.loss.old_logprobs == "recompute", bool(config.loss.kl_coef)
-    kept_rows = size(batch.rows) + has_old * size(batch.old_logp_AxRxT)
-    kept_rows += has_ref * size(batch.ref_logp_AxRxT)
+    logps = has_old * size(batch.old_logp_AxRxT) + has_ref * size(batch.ref_logp_AxRxT)
+    logps += size(batch.positive_AxRxT)
+    kept_rows, U = size(batch.rows) + logps, config.optim.minibatches
     trained = size(qwen2.trained(params))
+    value, value_moments, cells = {}, {}, 0
+    if "update of values" in calls:
+        value_params, value_state, targets, _ = calls["update of values"].arguments
+        value = {"value model's weights (float32)": size(value_params)}
+        value_moments = {"value model's optimizer state": size(value_state)}
+        cells = size(targets.returns_AxRxT)
     weights = {"master weights (float32)": trained}
     if base := size(params) - trained:
         weights = {f"base ({config.model.dtype})": base, "adapters (float32)": trained}
     moments = {"optimizer state": size(opt_state)}
     reference = {"reference weights (float32)": trained * has_ref}
     cache = {"the sampler's cache": size(pool)}
-    others = {"the other mini-batches": kept_rows * (config.optim.minibatches - 1)}
+    others = {"the other mini-batches": kept_rows * (U - 1)}
+    values = {"values": cells * (U - 1) + logps}
+    made = {"values, advantages, returns": cells * (3 * U - 2) + logps}
+    both, of_policy = value | value_moments, weights | moments
     by_kind = {
-        "decode weights": moments | reference,  # the cache is released before
-        "old log-probs": moments | reference | cache | others,
-        "update": reference | cache | others,
+        "decode weights": moments | reference | both,  # the cache is released before
+        "old log-probs": moments | reference | both | cache | others,
+        "update": reference | both | cache | others,
+        "values": of_policy | reference | value_moments | cache | others | values,
+        "update of values": of_policy | reference | cache | others | made,
     }
-    sampling = weights | moments | reference
+    sampling = of_policy | reference | both
     kept = {name: by_kind.get(name, sampling) for name in calls}
     return {name: {k: n for k, n in items.items() if n} for name, items in kept.items()}
 

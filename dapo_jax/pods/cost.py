@@ -108,6 +108,7 @@ class Scene(NamedTuple):
     scored: int  # forward passes before the updates: old, reference log-probs
     parameters: int
     adapters: int  # trained in their place; 0 = none
+    value: "Scene | None" = None  # of the value model beside it, which trains alone
 
     @property
     def read_bytes(self) -> int:
@@ -256,7 +257,8 @@ def apart(phases: dict[str, float], busy: float, prompts: float, shards: int) ->
     are shared out by whole shards of decoding."""
     drawn = busy * (phases["decode"] + phases["tail"]) + prompts + phases["evaluation"]
     beside = phases["host"] + phases["grading"]
-    trained = phases["old log-probs"] + phases["update"]
+    outside = ("prefill", "decode", "tail", "host", "grading", "evaluation", "checkpoint")
+    trained = sum(s for what, s in phases.items() if what not in outside)
 
     def step(share: float) -> float:
         return max(drawn / share + beside, trained / (1 - share) + phases["checkpoint"])
@@ -566,12 +568,14 @@ def pricer(config, work: Work, scene: Scene, design: Design = DESIGN) -> Callabl
 
 
 def training(packed: simulate.Packed, scene: Scene, k: Values, design: Design) -> dict[str, float]:
-    of = lambda update: of_micro_batches(packed, scene, k, design, update=update)
-    n = packed.micro_batches
-    return {
-        "old log-probs": scene.scored * n * of(False).seconds,
-        "update": n * of(True).seconds,
-    }
+    def of(scene: Scene, update: bool) -> float:
+        one = of_micro_batches(packed, scene, k, design, update=update)
+        return packed.micro_batches * one.seconds
+
+    out = {"old log-probs": scene.scored * of(scene, False), "update": of(scene, True)}
+    if scene.value:
+        out |= {"values": of(scene.value, False), "update of values": of(scene.value, True)}
+    return out
 
 
 def of_micro_batches(packed, scene: Scene, k: Values, design: Design = DESIGN, *, update: bool):
@@ -598,10 +602,11 @@ def sampling(call: Call, scene: Scene, k: Values, design: Design) -> tuple[dict,
 
 
 def checkpoint_bytes(config, scene: Scene) -> float:
-    """What is trained and its moments in float32, the reference where there is one, and the base of
-    adapters."""
+    """What is trained and its moments in float32, the reference where there is one, the base of
+    adapters, and the value model."""
     trained, base = scene.adapters or scene.parameters, scene.item * scene.parameters
-    return (12 + 4 * bool(config.loss.kl_coef)) * trained + base * bool(scene.adapters)
+    policy = (12 + 4 * bool(config.loss.kl_coef)) * trained + base * bool(scene.adapters)
+    return policy + (12 * scene.value.parameters if scene.value else 0)
 
 
 def hosts(scene: Scene, k: Values) -> float:
@@ -654,7 +659,8 @@ def preemption(config, phases: dict[str, float], again: float, scene: Scene, k: 
     earlier = (max(config.checkpoint.every, 1) - 1) / 2
     if per_host / k["to_host"] <= k["leaving"]:
         earlier *= 1 - sampled
-    rest = sum(phases[x] for x in ("grading", "old log-probs", "update"))
+    outside = ("prefill", "decode", "tail", "host", "evaluation", "checkpoint")
+    rest = sum(s for x, s in phases.items() if x not in outside)
     after = 1 - sampled - rest / step  # evaluation and saving: nothing of the step is safe yet
     kept = config.checkpoint.journal_gb > 0
     return {

@@ -137,7 +137,7 @@ class Engine:
         self.programs = sampler.programs(
             shape,
             mesh,
-            rules,
+            tuple(rules.items()),
             self.geometry,
             prompt_tokens=window,
             chunk=self.chunk,

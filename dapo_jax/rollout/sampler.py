@@ -125,10 +125,11 @@ class SamplerPrograms(NamedTuple):
     to_decode_layout: Callable  # training params -> decode params
 
 
+@functools.lru_cache(maxsize=8)
 def programs(
     shape: qwen2.Shape,
     mesh: Mesh,
-    rules: parallel.Rules,
+    rules: tuple[tuple[str, str], ...],
     g: paged.Geometry,
     *,
     prompt_tokens: int,
@@ -136,7 +137,9 @@ def programs(
     stop_ids: tuple[int, ...],
     dtype,
 ) -> SamplerPrograms:
-    """Nothing compiles here; each program does at its first call, once."""
+    """Nothing compiles here; each program does at its first call, once, for all engines of like
+    arguments. rules: the items of `parallel.Rules`."""
+    rules = dict(rules)
     trained, shape = shape, shape.merged
     pool = paged.pool_sharding(g, mesh, rules)
     rep = parallel.replicated(mesh)

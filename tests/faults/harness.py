@@ -53,7 +53,7 @@ class Run:
         *whole, self._partial = (self._partial + data).split("\n")
         return whole
 
-    def wait_for(self, phase: str, times: int = 1, timeout: float = 120) -> bool:
+    def wait_for(self, phase: str, times: int = 1, timeout: float = 900) -> bool:
         """Until the phase has begun so many times; False when the run ends before."""
         deadline = time.monotonic() + timeout
         while times > 0:

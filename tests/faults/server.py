@@ -108,15 +108,29 @@ def clock_jumps(hooks: train.Hooks) -> train.Hooks:
     return hooks._replace(phase=phase)
 
 
-def full_disk(hooks: train.Hooks, until: int = 6) -> train.Hooks:
-    """From step 3 to step `until` a file takes all the room that is left beside the run."""
+def killed(hooks: train.Hooks, rollout: int) -> train.Hooks:
+    """As that rollout begins: from outside, the signal may come when the run has gone on."""
+    begun = 0
+
+    def phase(name: str) -> None:
+        nonlocal begun
+        hooks.phase(name)
+        begun += name == "rollout"
+        if begun == rollout:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hooks._replace(phase=phase)
+
+
+def full_disk(hooks: train.Hooks, since: int = 3, until: int = 6) -> train.Hooks:
+    """From one step to the other a file takes all the room that is left beside the run."""
     filler = None
 
     def step(state, record) -> None:
         nonlocal filler
-        if state.counters.step == 3:
+        if state.counters.step == since:
             filler = pathlib.Path(cli.WORKDIR.value) / "filler"
-            while not (filler.parent / "checkpoints" / "2").exists():
+            while not (filler.parent / "checkpoints" / str(since - 1)).exists():
                 time.sleep(0.001)
             with filler.open("wb", buffering=0) as file:
                 try:
@@ -130,8 +144,8 @@ def full_disk(hooks: train.Hooks, until: int = 6) -> train.Hooks:
     return hooks._replace(step=step)
 
 
-def full_for_good(hooks: train.Hooks) -> train.Hooks:
-    return full_disk(hooks, until=10**9)
+def full_for_good(hooks: train.Hooks, since: int = 3) -> train.Hooks:
+    return full_disk(hooks, since, until=10**9)
 
 
 def impatient(hooks: train.Hooks) -> train.Hooks:
@@ -173,6 +187,8 @@ def stuck(hooks: train.Hooks, in_phase: str) -> train.Hooks:
 
 
 FAULTS = {f.__name__: f for f in (clock_jumps, eager, full_disk, full_for_good, impatient)}
+FAULTS |= {"full_from_the_first": functools.partial(full_for_good, since=1)}
+FAULTS |= {f"killed_in_{n}": functools.partial(killed, rollout=n) for n in (2, 6, 8)}
 FAULTS |= {f"stuck_in_{p}": functools.partial(stuck, in_phase=p) for p in PHASES}
 
 

@@ -16,6 +16,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # as many kills as --ki
 # Responses of up to eight ticks, which outlive steps.
 STALE = ["--config.loss.importance_cap=5", "--config.rollout.chunk=4"]
 STALE += ["--config.rollout.max_response_tokens=32"]
+# Two models, the second alone in the first steps.
+VALUES = ["--config.critic.enabled=True", "--config.critic.pretrain_steps=4"]
+VALUES += ["--config.critic.lr=1e-3", "--config.loss.positive_coef=0.1"]
+FLAGS = {
+    "plain": [],
+    "staleness 1": [*STALE, "--config.rollout.staleness=1"],
+    "staleness 2": [*STALE, "--config.rollout.staleness=2"],
+    "values": VALUES,
+}
 
 # Seconds from the beginning of a phase to about its end: the kill comes within them.
 LENGTH = {
@@ -28,17 +37,14 @@ LENGTH = {
 }
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_killed_at_random_moments_ends_with_the_same_bits(
-    staleness, whole, server, tmp_path, request
-):
+@pytest.mark.parametrize("name", FLAGS)
+def test_killed_at_random_moments_ends_with_the_same_bits(name, whole, server, tmp_path, request):
     """One chain after the other: kill, start again, kill ... until the run reaches its end."""
-    flags = STALE if staleness else []
-    flags = [*flags, f"--config.rollout.staleness={staleness}"]
-    if staleness:
+    flags = FLAGS[name]
+    if flags:
         whole = tmp_path / "whole"
         server.run(whole, *flags)
-    kills = request.config.getoption("--kills") // (3 if staleness else 1)
+    kills = request.config.getoption("--kills") // (3 if flags else 1)
     seed = request.config.getoption("--kill_seed")
     print(f"\n--kill_seed={seed}")
     rng, killed, resumed = random.Random(seed), collections.Counter(), collections.Counter()

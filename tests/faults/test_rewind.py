@@ -47,10 +47,8 @@ def test_a_branch_is_safe_from_what_the_other_run_does(whole, server, tmp_path):
     """Killed before a checkpoint of its own is due, it goes on from its first step."""
     shutil.copytree(whole, tmp_path / "origin")
     command = (f"--config.init_from={tmp_path}/origin@10", ALL, "--config.checkpoint.every=0")
-    run = server.start(tmp_path / "run", *command)
-    assert run.wait_for("rollout", 2)  # the save of the first step is awaited by then
-    run.kill()
-    assert run.wait() == -signal.SIGKILL
+    # The save of the first step is awaited by then.
+    server.run(tmp_path / "run", *command, faults=["killed_in_2"], code=-signal.SIGKILL)
     assert harness.newest(tmp_path / "run") == 10
     shutil.rmtree(tmp_path / "origin")
     said = server.run(tmp_path / "run", *command)

@@ -1,4 +1,5 @@
-"""The paper's techniques, one controlled experiment per module: arms, what decides, claim, figure.
+"""The paper's techniques and one of VAPO's, one controlled experiment per module: arms, what
+decides, claim, figure.
 
 Another experiment is a module with a `TECHNIQUE` (effects.Technique) and its name in this list.
 """
@@ -11,13 +12,21 @@ from dapo_jax.experiments.techniques import (
     clip_higher,
     dynamic_sampling,
     overlong_filter,
+    positive_lm,
     soft_punishment,
     token_mean,
 )
 
 ALL: dict[str, Technique] = {
     module.__name__.rpartition(".")[2]: module.TECHNIQUE
-    for module in (token_mean, overlong_filter, soft_punishment, dynamic_sampling, clip_higher)
+    for module in (
+        token_mean,
+        overlong_filter,
+        soft_punishment,
+        dynamic_sampling,
+        clip_higher,
+        positive_lm,
+    )
 }
 ARMS = {name: arm for technique in ALL.values() for name, arm in technique.arms.items()}
 

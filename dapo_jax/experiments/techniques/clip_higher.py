@@ -5,7 +5,7 @@ rare right answer has probability .5 with eps_high .28 than .20, with .40 than .
 bound than with .40.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dapo_jax.experiments import bandit, ink, stats
 from dapo_jax.experiments.effects import Contrast, Runs, Technique
@@ -13,23 +13,31 @@ from dapo_jax.experiments.pool import Task
 
 
 def tasks(base_of: Mapping[int, int]) -> list[Task]:
+    return play(base_of, [(bound,) for bound in bandit.CLIP_HIGH])
+
+
+def play(base_of: Mapping[int, int], arms: Sequence[tuple[float, ...]]) -> list[Task]:
+    """The bases, and from each the bandit with each of `arms`: (upper bound, positive_coef)."""
     bases = sorted(set(base_of.values()))
     out = [Task(bandit.base_folder(b), bandit.make, (b,)) for b in bases]
     for b in bases:
         mine = [s for s in base_of if base_of[s] == b]
         seeds = [*mine, *(s + len(base_of) for s in mine)]
         out += [
-            Task(bandit.folder(bound, b), bandit.play, (b, bound, seeds), (bandit.base_folder(b),))
-            for bound in bandit.CLIP_HIGH
-        ]
+            Task(
+                bandit.folder(bound, b, *positive), bandit.play, (b, bound, seeds, *positive),
+                (bandit.base_folder(b),),
+            )
+            for bound, *positive in arms
+        ]  # fmt: skip
     return out
 
 
-def curves(runs: Runs, bound: float) -> list[dict]:
+def curves(runs: Runs, bound: float, *positive: float) -> list[dict]:
     """The curves of bandit.py at one upper bound, by seed."""
     found: dict[str, dict] = {}
     for base in sorted(set(runs.base_of.values())):
-        found |= runs.results[bandit.folder(bound, base)]["curves"]
+        found |= runs.results[bandit.folder(bound, base, *positive)]["curves"]
     return [found[seed] for seed in sorted(found, key=int)]
 
 

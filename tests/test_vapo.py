@@ -1,0 +1,403 @@
+"""The value model and a step with one: its gradient and its estimates against NumPy, whatever the
+layout or the mesh; where it comes from; what a run of both models keeps, and what DAPO pays for it.
+"""
+
+import itertools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import test_update
+from flax.traverse_util import flatten_dict
+from test_train import (
+    arrays,
+    assert_same_bits,
+    finish,
+    launch,
+    run,
+    small,
+    without_clocks,
+)
+from test_update import RULES, SHAPE, mesh_of, relative_gap, spread
+
+from dapo_jax import build, config, parallel, schema, validation
+from dapo_jax.dapo import packing, update as dapo_update
+from dapo_jax.log import guards, metrics, tags
+from dapo_jax.model import hf, qwen2
+from dapo_jax.vapo import critic, pretraining, update
+
+SHAPE = SHAPE._replace(value_head=True)
+LAYOUTS = [
+    dict(row_tokens=24, micro_rows=2, max_items=12),
+    dict(row_tokens=15, micro_rows=1, max_items=30),  # few sequences a row, much of it empty
+    dict(row_tokens=40, micro_rows=4, max_items=12),
+]
+
+
+def make_critic(mesh=None, shape=SHAPE):
+    """Its optimizer's state is the gradient, so that `update` hands it out."""
+    return critic.Critic(shape, mesh or mesh_of(), RULES, optax.trace(decay=0.0), "float32")
+
+
+@pytest.fixture(scope="module")
+def params():
+    tree = jax.device_get(qwen2.init(SHAPE, jax.random.key(0)))
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda w: w + rng.normal(scale=0.1, size=w.shape).astype(np.float32), tree)
+
+
+@pytest.fixture(scope="module")
+def items():
+    """Twelve responses, their rewards as advantages."""
+    rng = np.random.default_rng(2)
+    lengths = [rng.integers(low=1, high=(7, 10)) for _ in range(12)]
+    share = 1 / sum(n for _, n in lengths)
+    draw = lambda n: rng.integers(32, size=n)
+    return [
+        packing.Item(draw(p).tolist(), draw(n), np.zeros(n, "f"), float(rng.choice([-1, 1])), share)
+        for p, n in lengths
+    ]
+
+
+@pytest.fixture(scope="module")
+def old(items):
+    rng = np.random.default_rng(4)
+    return [rng.normal(size=len(i.response)).astype(np.float32) for i in items]
+
+
+def oracle_values(params, items):
+    """[Q, T], by the dense model of test_update.py: the head is one more row of its vocabulary."""
+    wider = params | {"embed": jnp.concatenate([params["embed"], params["score"].T])}
+    return test_update.dense_logits(wider, test_update.oracle_tokens(items)[:, :-1])[..., -1]
+
+
+def packed(of, items, old, layout):
+    rows, used, places = packing.pack(items, **layout)
+    for field in rows[5:]:  # what lies beyond the micro-batches in use is never looked at
+        field[used:] = 0 if field.dtype == bool else np.nan
+    put = lambda x: parallel.to_device(x, of.row_sharding)
+    returns = spread([np.full(len(i.response), i.advantage, "f") for i in items], places, rows)
+    return critic.Batch(
+        put(rows), put(spread(old, places, rows)), put(returns), np.int32(used)
+    ), places
+
+
+@pytest.fixture(scope="module")
+def expected(params, items, old):
+    """Gradient of the value loss with a clip of .5, in float64."""
+    dense = lambda values: test_update.dense(items, values)
+    trained = dense([np.ones(len(i.response)) for i in items])
+    reward = dense([np.full(len(i.response), i.advantage) for i in items])
+    before = dense(old)
+
+    def loss(p):
+        v = oracle_values(p, items)
+        near = before + jnp.clip(v - before, -0.5, 0.5)
+        worse = jnp.maximum((v - reward) ** 2, (near - reward) ** 2)
+        return 0.5 * (trained * worse).sum() / trained.sum()
+
+    return test_update.in_float64(jax.grad(loss), params)
+
+
+def gradient(of, params, items, old, layout):
+    batch, _ = packed(of, items, old, layout)
+    state = parallel.to_device(params, of.param_shardings)
+    knobs = critic.Knobs(np.float32(0.1), np.float32(0.5))
+    alone = jax.device_get(of.gradient(state, batch, knobs))
+    _, opt_state, log = parallel.to_host(of.update(state, of.init_opt_state(state), batch, knobs))
+    assert not log["skipped"] and log["tokens"] == sum(len(i.response) for i in items)
+    assert 0 < log["clipped"] < log["tokens"]
+    assert relative_gap(alone, opt_state.trace) < 1e-6
+    return alone
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_gradient_is_that_of_any_layout(params, items, old, expected, layout):
+    assert relative_gap(gradient(make_critic(), params, items, old, layout), expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 4, 2), pytest.param((2, 2, 2), marks=pytest.mark.slow)], ids=str
+)
+def test_eight_devices_are_one(params, items, old, expected, sizes):
+    layout = dict(row_tokens=24, micro_rows=8, max_items=12)
+    of = make_critic(mesh_of(*sizes))
+    assert relative_gap(gradient(of, params, items, old, layout), expected) < 1e-5
+    batch, places = packed(of, items, old, layout)
+    state = parallel.to_device(params, of.param_shardings)
+    got = jax.device_get(of.values(state, batch.rows, batch.micro_batches))
+    want = np.asarray(oracle_values(params, items))
+    for row, item, values in zip(want, items, packing.unpack(got, places), strict=True):
+        at = len(item.prompt) - 1
+        np.testing.assert_allclose(values, row[at : at + len(item.response)], atol=2e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_estimates_are_gae_of_each_response(items, old, layout, alpha):
+    """Against sums of discounted differences, response by response; the sums too."""
+    of = make_critic()
+    batch, places = packed(of, items, old, layout)
+    values = jnp.nan_to_num(batch.old_values_AxRxT)
+    c = config.base()
+    c.critic.gamma, c.critic.lambda_value, c.critic.length_alpha = 0.99, 0.9, alpha
+    numbers = update.horizon(c, [items])
+    got = jax.device_get(of.estimate(batch.rows, values, numbers))
+    advantages = packing.unpack(got.advantage_AxRxT, places)
+    returns = packing.unpack(got.returns_AxRxT, places)
+    lengths = sorted(len(i.response) for i in items)
+    assert (numbers.short, numbers.long) == (lengths[3], lengths[7])
+    errors = []
+    for item, v, A, G in zip(items, old, advantages, returns, strict=True):
+        n = len(v)
+        delta = np.append(0.99 * v[1:], item.advantage) - v
+        lam = max(0.0, 1 - 1 / (alpha * n)) if alpha else 0.95
+        ahead = np.maximum(np.arange(n)[None] - np.arange(n)[:, None], 0)  # [t, k]: k - t
+        power = lambda rate, ahead=ahead: np.triu(rate**ahead)
+        np.testing.assert_allclose(A, power(0.99 * lam) @ delta, atol=1e-5)
+        np.testing.assert_allclose(G, power(0.99 * 0.9) @ delta + v, atol=1e-5)
+        errors.append(G - v)
+    assert got.sums["tokens"].tolist() == [
+        sum(n for n in lengths if low < n <= high)
+        for low, high in ((0, 99), (0, lengths[3]), (lengths[3], lengths[7]), (lengths[7], 99))
+    ]
+    log = metrics.value_metrics(
+        [dict(tokens=1, value_loss=0, clipped=0, grad_norm=0, skipped=0, estimates=got.sums)]
+    )
+    G, error = np.concatenate(returns), np.concatenate(errors)
+    assert log["critic/explained_variance"] == pytest.approx(1 - error.var() / G.var(), abs=1e-4)
+    assert {tags.family(tag) for tag in log} == {t for t in tags.TAGS if t.startswith("critic/")}
+    assert log["critic/advantage_std"] == pytest.approx(np.concatenate(advantages).std(), rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------
+# Where it comes from
+# ------------------------------------------------------------------------------------------------
+
+
+def machine_of(c):
+    return build.build_machine(c, 48, (0, 1), None)
+
+
+@pytest.mark.parametrize("kind", ["reward model", "language model", "policy"])
+def test_it_starts_from_a_model(kind, tmp_path):
+    c = small(1)
+    c.critic.enabled = True
+    c.model.tie_embeddings = False
+    m = machine_of(c)
+    policy = build.initial_params(c, m)
+    if kind == "policy":
+        given = policy
+    else:
+        shape = m.critic.shape._replace(value_head=kind == "reward model", num_layers=1)
+        given = qwen2.init(shape, jax.random.key(5))
+        if kind == "reward model":
+            given["score"] += 0.5
+        hf.save(tmp_path / "model", shape, given, "float32")
+        c.critic.init_from = str(tmp_path / "model")
+        m = machine_of(c)
+        assert m.critic.shape.num_layers == 1 and m.trainer.shape.num_layers == 2
+        assert build.build_machine(c, 48, (0, 1), None, critic=False).critic is None
+    got = jax.device_get(critic.initial_params(c, m.critic, policy))
+    assert got.keys() == {"embed", "blocks", "final_norm", "score"}
+    for name in ("embed", "blocks", "final_norm"):
+        assert_same_bits(got[name], jax.device_get(given[name]))
+    assert (got["score"] == (0.5 if kind == "reward model" else 0.0)).all()
+    if kind == "policy":  # a copy: the first update is made in its place
+        jax.tree.map(lambda x: x.delete(), m.critic.of_model(policy))
+        assert not any(x.is_deleted() for x in jax.tree.leaves(policy))
+
+
+def test_a_model_of_other_tokens_is_refused(tmp_path):
+    c = small(1)
+    c.critic.enabled = True
+    shape = machine_of(c).critic.shape._replace(vocab_size=24)
+    hf.save(tmp_path / "model", shape, qwen2.init(shape, jax.random.key(5)), "float32")
+    c.critic.init_from = str(tmp_path / "model")
+    with pytest.raises(ValueError, match="24 embedding rows, the policy 48"):
+        machine_of(c)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"advantage.whiten": True}, "config.advantage.whiten: True is of advantages within"),
+        ({"advantage.leave_one_out": True}, "config.advantage.leave_one_out: True is of"),
+        ({"advantage.scale": "batch"}, "config.advantage.scale: 'batch' is of"),
+        ({"loss.objective": "gspo"}, "'gspo' has one ratio for a response"),
+        ({"critic.init_from": "./nowhere"}, "config.critic.init_from: ./nowhere: no such file"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_line(change, words):
+    c = small(1)
+    c.critic.enabled = True
+    config.validate(c, 8, files=True)
+    c.update_from_flattened_dict(change)
+    with pytest.raises(schema.ConfigError, match=re.escape(words)) as told:
+        config.validate(c, 8, files=True)
+    assert "\n" not in str(told.value)
+
+
+# ------------------------------------------------------------------------------------------------
+# What DAPO pays
+# ------------------------------------------------------------------------------------------------
+
+
+def test_dapo_s_programs_are_the_same():
+    """By their text: a value model adds two, and none of DAPO's knows of it."""
+
+    def texts(**changes):
+        c = small(1)
+        c.critic.update(changes)
+        m = machine_of(c)
+        return {k: x.program.lower(*x.arguments).as_text() for k, x in build.calls(c, m).items()}
+
+    off = texts()
+    assert texts(lr=1.0, pretrain_steps=3, length_alpha=0.0) == off
+    on = texts(enabled=True)
+    assert on.keys() - off.keys() == {"values", "update of values"}
+    assert {k: on[k] for k in off} == off
+
+
+def test_the_policy_s_rate_begins_behind_pre_training():
+    c = small(9)
+    c.optim.lr, c.optim.warmup_steps, c.critic.pretrain_steps = 1.0, 2, 3
+    rates = lambda: [pretraining.policy_rate(c, step) for step in range(6)]
+    assert rates() == [0.5, 1, 1, 1, 1, 1]
+    c.critic.enabled = True
+    assert rates() == [0, 0, 0, 0.5, 1, 1]
+    c.critic.lr, c.critic.warmup_steps = 1.0, 2
+    assert [update.update_knobs(c, step).lr for step in range(3)] == [0.5, 1, 1]
+
+
+# ------------------------------------------------------------------------------------------------
+# A run
+# ------------------------------------------------------------------------------------------------
+
+
+def valued(steps, **fields):
+    c = small(steps)
+    c.critic.enabled, c.critic.pretrain_steps, c.critic.lr = True, 2, 1e-3
+    c.critic.length_alpha, c.checkpoint.keep = 0.4, 9
+    c.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
+    return c
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("vapo") / "run"
+    run(valued(4, checkpoint__export_every=4), workdir)
+    return workdir
+
+
+def test_in_pre_training_the_policy_stays_bit_for_bit(whole_run):
+    at = [arrays(whole_run, step) for step in range(5)]
+    for before, after in itertools.pairwise(at):
+        moved = relative_gap(after["critic"]["params"], before["critic"]["params"])
+        assert moved > 1e-6
+    for name in ("params", "opt_state"):
+        assert_same_bits(at[0][name], at[2][name])
+    assert relative_gap(at[3]["params"], at[2]["params"]) > 1e-6
+    records = metrics.read(whole_run / "metrics.jsonl")
+    assert [r["optim/updates"] for r in records[1:]] == [0, 0, 2, 4]
+    assert [r["optim/lr"] > 0 for r in records[1:]] == [False, False, True, True]
+    assert ["policy/loss" in r for r in records[1:]] == [False, False, True, True]
+    assert all(np.isfinite(r["critic/explained_variance"]) for r in records[1:])
+    assert all(r["critic/skipped"] == 0 for r in records[1:])
+
+
+def test_both_models_resume_bit_for_bit(whole_run, tmp_path):
+    for steps in (1, 3, 4):  # within pre-training, behind it
+        run(valued(steps, checkpoint__export_every=4), tmp_path)
+    assert_same_bits(arrays(tmp_path, 4), arrays(whole_run, 4))
+    of = lambda workdir: [
+        {k: v for k, v in r.items() if not k.startswith("eval/")} for r in without_clocks(workdir)
+    ]
+    mine, theirs = of(tmp_path), of(whole_run)
+    assert [{k: m[k] for k in t} for m, t in zip(mine, theirs, strict=True)] == theirs
+
+
+def test_what_is_exported_is_the_policy(whole_run):
+    folder = whole_run / "export/step_4"
+    told = json.loads((folder / "config.json").read_text())
+    assert told["architectures"] == ["Qwen2ForCausalLM"]
+    got = hf.load(folder).params
+    want = jax.tree.map(
+        lambda w: np.asarray(w, jnp.bfloat16).astype(np.float32), arrays(whole_run, 4)["params"]
+    )
+    assert_same_bits(jax.device_get(got), want)
+
+
+def test_a_run_without_a_value_model_is_no_start_for_one(whole_run, tmp_path):
+    c = valued(5, init_from=f"{whole_run}@3", init_state="all")
+    run(c, tmp_path / "branch")
+    assert_same_bits(arrays(tmp_path / "branch", 4)["critic"], arrays(whole_run, 4)["critic"])
+    c.critic.enabled = False
+    with pytest.raises(ValueError, match="critic.*absent"):
+        run(c, tmp_path / "other")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss.kl_coef": 0.1, "optim.offload": True},
+        {"model.lora.rank": 2, "model.dtype": "bfloat16"},
+        {"rollout.staleness": 1, "loss.importance_cap": 5.0, "rollout.chunk": 4},
+        {"dynamic_sampling.surplus": "carry"},
+        {"dynamic_sampling.enabled": False, "loss.positive_coef": 0.1, "critic.clip": 0.2},
+        {"loss.objective": "cispo", "loss.normalizer": "sequence", "loss.old_logprobs": "reuse"},
+    ],
+    ids=lambda c: next(iter(c)),
+)
+def test_a_step_of_both_models_under_each_option(change, tmp_path):
+    c = valued(2, critic__pretrain_steps=1)
+    c.update_from_flattened_dict(change)
+    run(c, tmp_path)
+    last = metrics.read(tmp_path / "metrics.jsonl")[-1]
+    assert last["optim/updates"] >= 1 and last["optim/skipped"] == last["critic/skipped"] == 0
+    assert np.isfinite(last["optim/grad_norm"]) and np.isfinite(last["critic/grad_norm"])
+    kinds = {str(x.dtype) for x in flatten_dict(arrays(tmp_path, 2)["critic"]["params"]).values()}
+    assert kinds == {"float32"}
+
+
+@pytest.mark.slow
+def test_eight_devices_draw_the_same_and_learn_the_same(tmp_path):
+    flags = ("steps=3", "critic.enabled=True", "critic.pretrain_steps=1", "critic.lr=1e-3")
+    for name, devices, mesh in (("one", 1, ()), ("eight", 8, ("mesh.fsdp=4", "mesh.tensor=2"))):
+        finish(launch(tmp_path, tmp_path / name, devices, *flags, *mesh))
+    one, eight = arrays(tmp_path / "one", 3), arrays(tmp_path / "eight", 3)
+    for of in (lambda a: a["params"], lambda a: a["critic"]["params"]):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), of(one), of(eight))
+
+
+def test_in_pre_training_nobody_reads_or_makes_log_probs(tmp_path, monkeypatch):
+    def unwanted(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(dapo_update.Trainer, "_log_probs", unwanted)
+    monkeypatch.setattr(build, "_trainer", build._trainer.__wrapped__)  # not one made before
+    run(valued(2, loss__kl_coef=0.1), tmp_path)
+    with pytest.raises(AssertionError):
+        run(valued(3, loss__kl_coef=0.1), tmp_path)
+
+
+def test_values_that_explain_nothing_are_an_alarm():
+    c = valued(9)
+    log = {"critic/explained_variance": 0.01, "policy/loss": 0.1, "reward/accuracy": 0.4}
+    alarms = lambda **more: guards.alarms(c, log | more, guards.History([], []))
+    assert "explained variance of the returns 0.01 is below 0.02" in alarms()[0]
+    assert alarms(**{"reward/accuracy": 0.95}) == []  # little is left to explain
+    del log["policy/loss"]  # in pre-training
+    assert alarms() == []
+
+
+def test_a_run_that_only_pre_trains_is_told_of():
+    c = valued(2)
+    assert any("critic.pretrain_steps=2 of steps=2" in w for w in validation.warnings(c))
+    c.steps = 3
+    assert not any("pretrain_steps" in w for w in validation.warnings(c))
