@@ -7,6 +7,9 @@
     python benchmarks/pod_plan.py --write                  and put the table into RESULTS.md
     python benchmarks/pod_plan.py --preempt_hours=6 --only=v5p-256 [--write]
                                                            what preemptions cost; nothing compiles
+    python benchmarks/pod_plan.py --staleness [--only=32b] [--json=out.json] [--write]
+                                                           what rollout.staleness gains, on one mesh
+                                                           and on two; nothing compiles
 
 A config runs as shipped on the pod it was made for, and with the planner's first suggestion on the
 others. XLA:TPU compiles the run's own programs one by one; nothing is run. "In memory" is the
@@ -30,6 +33,7 @@ import results
 HEADING = "## Whole runs on pods, compiled"
 VALUES = "## Whole runs on pods, with a value model"
 PREEMPTED = "## Whole runs on pods, preempted"
+AGED = "## Whole runs on pods, responses that outlive steps"
 LENGTHS = ("--mean_response=5000", "--mean_prompt=200")
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -52,6 +56,7 @@ ROWS = (
     Row("vapo:32B", "v5p-256"),
     Row("vapo:32B", "v5p-512"),
 )
+AGED_ROWS = (ROWS[0], ROWS[2], ROWS[5])  # of `--staleness`
 WITHOUT = {"vapo:32B": "dapo_qwen2_5_32b"}  # value model: the same model and batch
 
 
@@ -231,6 +236,40 @@ def preempted(planned: list[tuple[Row, dict]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def fitted(row: Row, *more: str) -> dict:
+    """As shipped where the config can run there, else with the first suggestion."""
+    first = plan(row, "", *more)
+    flags = first["suggestions"][0]["flags"].split() if first["mistakes"] else []
+    return plan(row, "", *more, *flags) if flags else first
+
+
+def aged(planned: list[tuple[Row, dict]]) -> str:
+    """Steps whose responses outlive them. planned: with `--staleness`."""
+    head = "config, pod, S, slots, minutes, of S = 0, slots busy, sampling s, of it prefill"
+    head += ", age in steps, oldest, M tokens parked, two meshes minutes, devices that sample, gain"
+    rows = [tuple(head.split(", "))]
+    for row, r in planned:
+        plain, *_ = r["step"]["staleness"]
+        for x in r["step"]["staleness"]:
+            sampled = sum(x["phases"][what] for what in ("prefill", "decode", "tail", "host"))
+            cells = [*row, x["staleness"], f"{x['slots']:,}", f"{x['seconds'] / 60:.1f}"]
+            cells += [f"{x['seconds'] / plain['seconds']:.2f}", f"{x['occupancy']:.0%}"]
+            cells += [f"{sampled:.0f}", f"{x['phases']['prefill']:.0f}"]
+            if best := x["apart"]:
+                cells += [f"{x['mean']:.2f}", x["oldest"], f"{x['parked'] / 1e6:.1f}"]
+                cells += [f"{best['seconds'] / 60:.1f}", f"{best['share']:.0%}"]
+                cells += [f"{x['seconds'] / best['seconds']:.2f}x"]
+            rows.append((*cells, *["-"] * (len(rows[0]) - len(cells))))
+    said = (
+        f"`python benchmarks/pod_plan.py --staleness`, {datetime.date.today()}: by the run's own"
+        f" clock and schedule ({' '.join(LENGTHS)}) and pods/constants.py, of which nothing was"
+        " measured on a TPU. S: rollout.staleness; a pod's cache is the same in all its rows."
+        " Sampling: prefill, decoding, host. Two meshes: the same step where a part of the devices"
+        " samples while the others train, at best (pods/cost.py: apart), and what is gained."
+    )
+    return f"{AGED}\n\n{said}\n\n{results.table(*rows)}\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="rows of this: 32b, or 7b-v6e-16")
@@ -238,10 +277,22 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, help="write the planner's results here")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     parser.add_argument("--preempt_hours", type=float, default=0.0, help="a table of preemptions")
+    parser.add_argument("--staleness", action="store_true", help="a table of that")
     args = parser.parse_args()
-    rows = [r for r in ROWS if args.only in "-".join(r)]
+    rows = [r for r in (AGED_ROWS if args.staleness else ROWS) if args.only in "-".join(r)]
     if not rows:
         parser.error(f"--only: one of {', '.join('-'.join(r) for r in ROWS)}")
+    if args.staleness:
+        known = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+        for row in rows:
+            known["-".join(row)] = known.get("-".join(row)) or fitted(row, "--staleness", *LENGTHS)
+            if args.json:
+                args.json.write_text(json.dumps(known, indent=1))
+        section = aged([(row, known["-".join(row)]) for row in rows])
+        print(section)
+        if args.write:
+            results.write(AGED, section)
+        return
     if args.preempt_hours:
         hours = f"--preempt_hours={args.preempt_hours:g}"
         planned = [(row, plan(row, "", hours, *LENGTHS)) for row in rows]

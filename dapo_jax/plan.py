@@ -643,6 +643,7 @@ def expected(
         preempted(config, shape, sizes, pod, traffic, money, work) if money.preempt_hours else {}
     )
     aged = cost.aged(config, traffic, work, s, known) if money.staleness else []
+    aged = [x._asdict() | {"apart": x.apart and x.apart._asdict()} for x in aged]
     alone = min(config.critic.pretrain_steps, config.steps) if s.value else 0
     # The run is as long as so many whole steps: the first ones leave the policy as it is.
     left_out = sum(now.phases[x] for x in ("old log-probs", "update"))
@@ -650,7 +651,7 @@ def expected(
     return {
         "step": {
             "expected_s": now.step,
-            "staleness": [x._asdict() for x in aged],
+            "staleness": aged,
             "low_s": spread.low,
             "high_s": spread.high,
             "parts": now.phases,
@@ -810,6 +811,24 @@ def plan(
     }  # fmt: skip
 
 
+def aged_lines(aged: list[dict[str, Any]]) -> list[str]:
+    """Of `--staleness`, for people."""
+    lines = []
+    for x in aged:
+        lines.append(
+            f"    rollout.staleness={x['staleness']} rollout.slots={x['slots']}:"
+            f" {x['seconds'] / 60:.1f} min, slots {x['occupancy']:.0%} busy"
+        )
+        if best := x["apart"]:
+            lines[-1] += (
+                f"; trained tokens are {x['mean']:.2f} steps old, at most {x['oldest']};"
+                f" {x['parked'] / 1e6:.1f} M parked; sampled on {best['share']:.0%} of the devices"
+                f" and trained on the others at best {best['seconds'] / 60:.1f} min"
+            )
+    head = "  responses that outlive steps, over the same cache, with fewer host visits:"
+    return [head, *lines] if aged else []
+
+
 def time_lines(r: dict[str, Any]) -> list[str]:
     """The expected step and run, for people."""
     step, run, a = r["step"], r["run"], r["assumed"]
@@ -841,11 +860,7 @@ def time_lines(r: dict[str, Any]) -> list[str]:
         lines += [f"    {what:32s} {clock(s)}" for what, s in step["changes"]]
     lines.append("  off by default, each at a price in samples:")
     lines += [f"    {what:32s} {clock(s)}" for what, s in step["options"].items()]
-    lines += [
-        f"  rollout.staleness={i}: {clock(x['seconds'])}, slots {x['occupancy']:.0%} busy; trained"
-        f" tokens are {x['mean']:.2f} steps old, at most {x['oldest']}; {x['parked']:,.0f} parked"
-        for i, x in enumerate(step["staleness"])
-    ]
+    lines += aged_lines(step["staleness"])
     alone, taken = "", []
     if n := run.get("pretrain_steps"):
         alone = f", the first {n:,} of them the value model's alone"
@@ -936,7 +951,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("eval_problems", 30, "Assumed problems of an evaluation set.", 0)
     said = "Wall time from one preemption to the next, for the expected goodput; 0 = none."
     flags.DEFINE_float("preempt_hours", 0.0, said, 0)
-    said = "Simulate rollout.staleness = 0, 1 and 2 as well; minutes."
+    said = "Simulate rollout.staleness = 0, 1 and 2, on one mesh and on two; minutes."
     flags.DEFINE_bool("staleness", False, said)
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")

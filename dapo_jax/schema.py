@@ -239,7 +239,7 @@ SCHEMA: dict[str, Field] = {
     "guard.truncated_max": Field(0.5, "alarm above this share of truncated responses; 0 = off", 0.0, 1.0),
     "guard.gap_max": Field(-1.0, "alarm above this difference of sampler's and trainer's log-probs, nats; -1 = 1e-3 for float32 on CPU and GPU, else 1; 0 = off", -1.0),
     "guard.ess_min": Field(0.5, "with rollout.staleness: alarm below this effective sample size of the batch's importance weights, as a share of its tokens; 0 = off", 0.0, 1.0),
-    "guard.explained_min": Field(0.02, "with critic.enabled: alarm below this share of the returns' variance explained by the value model, after critic.pretrain_steps and while accuracy is below .9; 0 = off", 0.0, 1.0),
+    "guard.explained_min": Field(0.1, "with critic.enabled: alarm below this share of the returns' variance explained by the value model, after critic.pretrain_steps and while accuracy is below .9; 0 = off", 0.0, 1.0),
     "guard.accept_min": Field(0.01, "alarm below this share of drawn problems with right and wrong responses; 0 = off", 0.0, 1.0),
     "guard.eval_fall": Field(0.1, "alarm where avg@k of a set (at top_p=1) lies this far below its best at two evaluations in a row, with training accuracy above what it was at that best; 0 = off", 0.0, 1.0),
     "guard.stop_after": Field(0, "steps in a row with an alarm before the run stops with a checkpoint; 0 = only warn", 0),

@@ -11,9 +11,11 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))
 import curricula
 import lengths
+import pod_plan
 import quickstart
 import recipes
 import results
+import staleness
 import timing
 import vapo
 
@@ -25,7 +27,8 @@ KEPT = (
 
 
 @pytest.mark.parametrize(
-    "name", [*KEPT, "curricula", "gpu", "race", "recipes", "sampler", "update", "vapo"]
+    "name",
+    [*KEPT, "curricula", "gpu", "race", "recipes", "sampler", "staleness", "update", "vapo"],
 )
 def test_every_benchmark_can_keep_its_figures(name):
     source = pathlib.Path(results.__file__).with_name(f"{name}.py").read_text()
@@ -123,6 +126,47 @@ def test_every_curriculum_changes_what_is_drawn_and_nothing_else():
         changed = {k for k, v in curricula.fields(arm).items() if v != none[k]}
         assert bool(changed) == (arm != "none")
         assert all(k.startswith(("curriculum.", "rollout.temperature")) for k in changed)
+
+
+def test_staleness_is_compared_seed_by_seed_at_equal_updates():
+    def run(score, **aged):
+        of = lambda s: {"step": s, "optim/updates": 10 * s, "spent/tokens": 1e6 * s}
+        return [of(s) | {staleness.TAG: score * s / 6} | aged for s in (0, 6)]
+
+    aged = {"staleness/age_mean": 0.5, "policy/importance_ess": 0.99, "perf/slot_occupancy": 0.9}
+    records = {
+        "S=0": [run(0.6), run(0.9)],
+        "S=1": [run(0.6, **aged), run(0.84, **aged)],
+        "S=2": [run(0.3, **aged), run(0.59, **aged)],
+    }
+    text = staleness.summary(records)
+    assert "| S=0 | 0.625 +- 1.588 | - | - | 6.000 +- 0.000 | - | - | - |" in text
+    assert "| S=1 | 0.600 +- 1.271 | -0.025 +- 0.318 | not told apart | 6.000" in text
+    assert "| 0.50 | 0.990 | 90% |" in text
+    assert re.search(r"S=2 .*\| -0.254 \+- 0.053 \| behind \|", text), text
+
+
+@pytest.mark.parametrize("task", staleness.TASKS)
+def test_staleness_changes_what_it_needs_and_nothing_else(task):
+    plain = staleness.fields(task, "S=0")
+    for arm, S in staleness.ARMS.items():
+        changed = {k: v for k, v in staleness.fields(task, arm).items() if v != plain[k]}
+        needed = {"rollout.staleness": S, "loss.importance_cap": 5.0}
+        batch = plain["rollout.groups"] * plain["rollout.group_size"]
+        needed |= {"rollout.slots": (S + 1) * batch}
+        assert changed == (needed if S else {})
+
+
+def test_a_pod_s_staleness_in_a_table():
+    phases = dict.fromkeys(("prefill", "decode", "tail", "host", "update"), 60.0)
+    of = dict(staleness=0, slots=4096, seconds=300, occupancy=0.5, phases=phases, apart=None)
+    aged = dict(of, staleness=1, slots=3072, seconds=240, mean=0.4, oldest=1, parked=1.5e7)
+    aged |= dict(apart={"seconds": 200, "share": 0.5})
+    text = pod_plan.aged([(pod_plan.ROWS[0], {"step": {"staleness": [of, aged]}})])
+    head = "| dapo_qwen2_5_32b | v5p-256 |"
+    assert f"{head} 0 | 4,096 | 5.0 | 1.00 | 50% | 240 | 60 | - | - | - | - | - | - |" in text
+    assert f"{head} 1 | 3,072 | 4.0 | 0.80 | 50% | 240 | 60 | 0.40 | 1 | 15.0 |" in text
+    assert "| 3.3 | 50% | 1.20x |" in text
 
 
 @pytest.mark.parametrize("n", [64, 512])

@@ -2,6 +2,7 @@
 that set none of its constants. What happens in the slots is the run's own Schedule."""
 
 import functools
+import math
 from collections import deque
 
 import jax
@@ -91,6 +92,38 @@ def test_steps_that_never_drain():
         assert 0 < got.age < got.oldest <= staleness and got.parked > 0
         assert 16 / 0.6 * 0.7 < got.judged < 16 / 0.6 * 1.5
         assert all(t.prefills_C.sum() > t.queued_C.any() for t in got.traces)
+
+
+def test_staleness_with_all_slots_and_with_fewer():
+    """Of a step: S = 0 first; the cache stays as it is, and two meshes only where S allows it."""
+    c, s = shipped("0.5B", "v6e-8")
+    c.rollout.groups, c.rollout.group_size, c.rollout.max_response_tokens = 16, 4, 400
+    sizes = simulate.Sizes(slots=32, shards=2, chunk=10, pages=800, page_tokens=8, prefill_rows=4)
+    s, traffic, known = s._replace(sizes=sizes), Traffic(20, 100, sigma=1.2), constants.values()
+    plain, *stale = cost.aged(c, traffic, cost.work(c, traffic, s), s, known)
+    assert (plain.staleness, plain.slots, plain.apart) == (0, 32, None) and plain.oldest == 0
+    assert [(x.staleness, x.slots) for x in stale] == [(S, n) for S in (1, 2) for n in (32, 24, 16)]
+    for x in stale:
+        assert sum(x.phases.values()) == pytest.approx(x.seconds)
+        assert x.oldest <= x.staleness and x.occupancy > plain.occupancy
+    one, _, half = stale[:3]
+    assert half.parked < one.parked and half.mean < one.mean
+    table = [x._asdict() | {"apart": x.apart and x.apart._asdict()} for x in (plain, half)]
+    _, first, last = plan.aged_lines(table)
+    assert "rollout.staleness=0 rollout.slots=32: " in first and first.endswith("% busy")
+    assert "rollout.staleness=1 rollout.slots=16: " in last and "at most 1; 0.0 M parked" in last
+    assert plan.aged_lines([]) == []
+
+
+def test_two_meshes_by_hand():
+    """Each half takes twice as long for its part, and they wait for the slower one."""
+    phases = {"prefill": 30, "decode": 60, "tail": 40, "host": 5, "grading": 1}
+    phases |= {"old log-probs": 20, "update": 80, "evaluation": 10, "checkpoint": 4}
+    drawn = 0.5 * 100 + 10 + 10
+    assert cost.apart(phases, 0.5, 10, shards=4) == (max(drawn / 0.5 + 6, 100 / 0.5 + 4), 0.5)
+    assert cost.apart(phases, 1.0, 30, shards=4) == ((100 + 30 + 10) / 0.5 + 6, 0.5)
+    assert cost.apart(phases | {"update": 20}, 1.0, 30, shards=4).share == 0.75
+    assert cost.apart(phases, 1.0, 30, shards=1).seconds == math.inf  # cannot be shared out
 
 
 def test_requests_go_to_the_shard_with_fewest_rows_then_fewest_tokens():

@@ -510,14 +510,18 @@ CURRICULUM = ("--config.data.embedded_problems=8", "--config.curriculum.pass_rat
 CURRICULUM += ("--config.curriculum.revisit_epochs=1",)
 
 
+VALUES = ("enabled=True", "pretrain_steps=1", "lr=1e-3")
+BESIDE = (*CURRICULUM, *(f"--config.critic.{field}" for field in VALUES))
+
+
 @pytest.mark.slow
 def test_two_then_four_processes_do_what_one_does(tmp_path):
     """The whole loop: warm-up, rollouts by a curriculum, updates, evaluation, save; and a resume of
     what two processes of two devices each left by four processes of one."""
     one, many = tmp_path / "one", tmp_path / "many"
-    run(tmp_path, one, 1, "--config.steps=3", *CURRICULUM)
-    run(tmp_path, many, 2, "--config.steps=2", "--config.mesh.tensor=2", *CURRICULUM, devices=2)
-    said = run(tmp_path, many, 4, "--config.steps=3", "--config.mesh.fsdp=4", *CURRICULUM)
+    run(tmp_path, one, 1, "--config.steps=3", *BESIDE)
+    run(tmp_path, many, 2, "--config.steps=2", "--config.mesh.tensor=2", *BESIDE, devices=2)
+    said = run(tmp_path, many, 4, "--config.steps=3", "--config.mesh.fsdp=4", *BESIDE)
     assert "resumed after step 2" in said[0] and "done: 3 steps" in said[0]
     assert not any("done" in text or "start" in text for text in said[1:])
 
@@ -533,6 +537,8 @@ def test_two_then_four_processes_do_what_one_does(tmp_path):
         scores = {k: v for k, v in a.items() if k.startswith("eval/") and a["step"] in (0, 3)}
         assert a["step"] not in (0, 3) or len(scores) == 10
         assert scores.items() <= b.items()
+        of = lambda r: [v for k, v in r.items() if k.startswith("critic/")]
+        assert (a["step"] == 0) == (of(a) == []) and of(a) == pytest.approx(of(b), abs=1e-3)
     assert (one / "config.json").is_file() and (many / "config.json").is_file()
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params(one, 3), params(many, 3)

@@ -125,7 +125,7 @@ def test_a_mistake_on_the_command_line_starts_nothing(command, tmp_path):
     assert [x for x in done.stderr.splitlines() if x.startswith("error: ")] == [
         "error: config.optim.learing_rate: no such field; did you mean optim.lr, optim.lr_end,"
         " optim.minibatches?",
-        "error: config.lrr: no such field; did you mean supervised_warmup.lr, optim.lr?",
+        "error: config.lrr: no such field; did you mean supervised_warmup.lr, critic.lr, optim.lr?",
     ]
     assert not (tmp_path / "s").exists()
 

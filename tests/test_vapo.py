@@ -390,7 +390,7 @@ def test_values_that_explain_nothing_are_an_alarm():
     c = valued(9)
     log = {"critic/explained_variance": 0.01, "policy/loss": 0.1, "reward/accuracy": 0.4}
     alarms = lambda **more: guards.alarms(c, log | more, guards.History([], []))
-    assert "explained variance of the returns 0.01 is below 0.02" in alarms()[0]
+    assert "explained variance of the returns 0.01 is below 0.1" in alarms()[0]
     assert alarms(**{"reward/accuracy": 0.95}) == []  # little is left to explain
     del log["policy/loss"]  # in pre-training
     assert alarms() == []

@@ -11,6 +11,7 @@ programs, stragglers among hosts.
 Dims: C chunks, S slots.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -196,16 +197,22 @@ def simulated(config, traffic: simulate.Traffic, sizes: simulate.Sizes) -> Rollo
 class Age(NamedTuple):
     """Expected of steps with `rollout.staleness`, far from the run's first."""
 
+    staleness: int
+    slots: int
     seconds: float
     occupancy: float  # of the slots, over the whole sampling of a step
     mean: float  # age of the trained tokens, in steps
     oldest: int
     parked: float  # tokens of rows that go on, a step
+    phases: dict[str, float]  # seconds; their sum is the step
+    apart: "Apart | None" = None  # the same on two meshes; None: of S = 0
 
 
 def aged(config, traffic: simulate.Traffic, known: Work, scene: Scene, k: Values) -> list[Age]:
-    """For S = 0, 1, 2, all with as many host visits as `quickly`."""
+    """For S = 0, and for S = 1 and 2 with all slots, three quarters and half of them over the same
+    pages; all with as many host visits as `quickly`."""
     scene = scene._replace(sizes=quickly(config, scene.sizes))
+    shards = scene.sizes.shards
     plain = known._replace(rollouts=simulated(config, traffic, scene.sizes))
     part_N, traces = shares(plain.rollouts), plain.rollouts.traces
     busy, all_of = (
@@ -215,18 +222,52 @@ def aged(config, traffic: simulate.Traffic, known: Work, scene: Scene, k: Values
             [t.steps_C.sum() * t.count_CxS.shape[1] for t in traces],
         )
     )
-    out = [Age(pricer(config, plain, scene)(k).step, float(busy / all_of), 0.0, 0, 0.0)]
-    for staleness in (1, 2):
-        got = simulate.carried(config, traffic, scene.sizes, staleness, scene.prefill_tokens)
+    price = pricer(config, plain, scene)(k)
+    prompts = price.phases["prefill"]
+    drained = price.step, float(busy / all_of), 0.0, 0, 0.0, price.phases
+    out = [Age(0, scene.sizes.slots, *drained)]
+    fewer = sorted({scene.sizes.slots * n // 4 // shards * shards for n in (4, 3, 2)} - {0})
+    for staleness, slots in itertools.product((1, 2), fewer[::-1]):
+        there = scene._replace(sizes=scene.sizes._replace(slots=slots))
+        got = simulate.carried(config, traffic, there.sizes, staleness, there.prefill_tokens)
         at = [*range(len(got.traces))]
         rollouts = plain.rollouts._replace(steps=[[i] for i in at], at=at, traces=got.traces)
         work = known._replace(
             rollouts=rollouts, prefill_chunks=1, responses=got.judged * config.rollout.group_size
         )
-        seconds = pricer(config, work, scene)(k).step
-        occupancy = float(np.mean([t.occupancy for t in got.traces]))
-        out.append(Age(seconds, occupancy, got.age, got.oldest, got.parked))
+        price = pricer(config, work, there)(k)
+        busy = float(np.mean([t.occupancy for t in got.traces]))
+        found = price.step, busy, got.age, got.oldest, got.parked, price.phases
+        best = apart(price.phases, busy, prompts, shards)
+        out.append(Age(staleness, slots, *found, best))
     return out
+
+
+class Apart(NamedTuple):
+    """A step where some devices only sample and the others only train, at the same time."""
+
+    seconds: float
+    share: float  # of the devices, that sample
+
+
+def apart(phases: dict[str, float], busy: float, prompts: float, shards: int) -> Apart:
+    """At best, from the same step on one mesh: each device has as many rows as there, so that a
+    share of the devices takes as much longer; no slot is ever idle, new weights arrive in no time,
+    and what was parked needs no prefill. prompts: seconds of prefilling prompts alone. The devices
+    are shared out by whole shards of decoding."""
+    drawn = busy * (phases["decode"] + phases["tail"]) + prompts + phases["evaluation"]
+    beside = phases["host"] + phases["grading"]
+    outside = ("prefill", "decode", "tail", "host", "grading", "evaluation", "checkpoint")
+    trained = sum(s for what, s in phases.items() if what not in outside)
+
+    def step(share: float) -> float:
+        return max(drawn / share + beside, trained / (1 - share) + phases["checkpoint"])
+
+    parts = [i / shards for i in range(1, shards)]
+    if not parts:
+        return Apart(math.inf, 1.0)
+    share = min(parts, key=step)
+    return Apart(step(share), share)
 
 
 def quickly(config, sizes: simulate.Sizes) -> simulate.Sizes:
