@@ -49,8 +49,8 @@ def test_wrong_type_names_the_field(refused, tmp_path):
 
 
 def test_out_of_range_names_the_field(refused, tmp_path):
-    error = refused(f"--workdir={tmp_path}", "--config.rollout.group_size=1")
-    assert error.startswith("error: config.rollout.group_size: 1 is too small, at least 2")
+    error = refused(f"--workdir={tmp_path}", "--config.rollout.groups=0")
+    assert error.startswith("error: config.rollout.groups: 0 is too small, at least 1")
     assert list(tmp_path.iterdir()) == []
 
 
