@@ -642,7 +642,7 @@ def expected(
     taken = (
         preempted(config, shape, sizes, pod, traffic, money, work) if money.preempt_hours else {}
     )
-    aged = cost.aged(config, traffic, work, s, known) if money.staleness else []
+    aged = cost.aged(config, traffic, work, s, known, tests) if money.staleness else []
     aged = [x._asdict() | {"apart": x.apart and x.apart._asdict()} for x in aged]
     alone = min(config.critic.pretrain_steps, config.steps) if s.value else 0
     # The run is as long as so many whole steps: the first ones leave the policy as it is.

@@ -100,7 +100,8 @@ def test_staleness_with_all_slots_and_with_fewer():
     c.rollout.groups, c.rollout.group_size, c.rollout.max_response_tokens = 16, 4, 400
     sizes = simulate.Sizes(slots=32, shards=2, chunk=10, pages=800, page_tokens=8, prefill_rows=4)
     s, traffic, known = s._replace(sizes=sizes), Traffic(20, 100, sigma=1.2), constants.values()
-    plain, *stale = cost.aged(c, traffic, cost.work(c, traffic, s), s, known)
+    plain, *stale = cost.aged(c, traffic, cost.work(c, traffic, s), s, known, eval_problems=5)
+    assert all(x.phases["evaluation"] > 0 for x in (plain, *stale))
     assert (plain.staleness, plain.slots, plain.apart) == (0, 32, None) and plain.oldest == 0
     assert [(x.staleness, x.slots) for x in stale] == [(S, n) for S in (1, 2) for n in (32, 24, 16)]
     for x in stale:

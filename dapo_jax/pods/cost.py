@@ -158,26 +158,31 @@ def work(
 ) -> Work:
     """What a step does. eval_problems: of one set of problems; 0 = evaluation is left out.
     rollouts: where they are known already."""
-    cap, G = config.rollout.max_response_tokens, config.rollout.group_size
     known = rollouts or simulated(config, traffic, scene.sizes)
-    evaluated = []
-    if eval_problems:
-        settings = 1 + (config.eval.top_p < 1)
-        sets = max(len([x for x in config.eval.files.split(",") if x]), 1)
-        longest = config.eval.max_response_tokens or cap
-        mean = min(traffic.response, longest // 2)
-        joined = settings * sets if design.joined_evaluation else 1
-        asked = traffic._replace(response=mean), longest, joined * eval_problems, config.eval.k
-        trace = simulate.sample(simulate.lengths(*asked), traffic.prompt, longest, scene.sizes)
-        evaluated = [trace] * (settings * sets // joined)
     return Work(
         known,
         simulate.packed(config, traffic, scene.row_tokens),
-        evaluated,
+        evaluated(config, traffic, scene.sizes, eval_problems, design),
         -(-max(traffic.prompt - 1, 1) // scene.prefill_tokens),
-        float(np.mean([sum(x) for x in known.steps])) * G,
+        float(np.mean([sum(x) for x in known.steps])) * config.rollout.group_size,
         traffic.response,
     )
+
+
+def evaluated(
+    config, traffic: simulate.Traffic, sizes: simulate.Sizes, problems: int, design: Design = DESIGN
+) -> list[simulate.Trace]:
+    """The calls of an evaluation of all sets. problems: of one set; 0 = it is left out."""
+    if not problems:
+        return []
+    settings = 1 + (config.eval.top_p < 1)
+    sets = max(len([x for x in config.eval.files.split(",") if x]), 1)
+    longest = config.eval.max_response_tokens or config.rollout.max_response_tokens
+    mean = min(traffic.response, longest // 2)
+    joined = settings * sets if design.joined_evaluation else 1
+    asked = traffic._replace(response=mean), longest, joined * problems, config.eval.k
+    trace = simulate.sample(simulate.lengths(*asked), traffic.prompt, longest, sizes)
+    return [trace] * (settings * sets // joined)
 
 
 def simulated(config, traffic: simulate.Traffic, sizes: simulate.Sizes) -> Rollouts:
@@ -208,12 +213,16 @@ class Age(NamedTuple):
     apart: "Apart | None" = None  # the same on two meshes; None: of S = 0
 
 
-def aged(config, traffic: simulate.Traffic, known: Work, scene: Scene, k: Values) -> list[Age]:
+def aged(
+    config, traffic: simulate.Traffic, known: Work, scene: Scene, k: Values, eval_problems: int = 0
+) -> list[Age]:
     """For S = 0, and for S = 1 and 2 with all slots, three quarters and half of them over the same
-    pages; all with as many host visits as `quickly`."""
+    pages; all with as many host visits as `quickly`. eval_problems: as of `work`."""
     scene = scene._replace(sizes=quickly(config, scene.sizes))
     shards = scene.sizes.shards
-    plain = known._replace(rollouts=simulated(config, traffic, scene.sizes))
+    tests = lambda sizes: evaluated(config, traffic, sizes, eval_problems)
+    drawn = simulated(config, traffic, scene.sizes)
+    plain = known._replace(rollouts=drawn, evaluations=tests(scene.sizes))
     part_N, traces = shares(plain.rollouts), plain.rollouts.traces
     busy, all_of = (
         sum(n * x for n, x in zip(part_N, of, strict=True))
@@ -233,7 +242,10 @@ def aged(config, traffic: simulate.Traffic, known: Work, scene: Scene, k: Values
         at = [*range(len(got.traces))]
         rollouts = plain.rollouts._replace(steps=[[i] for i in at], at=at, traces=got.traces)
         work = known._replace(
-            rollouts=rollouts, prefill_chunks=1, responses=got.judged * config.rollout.group_size
+            rollouts=rollouts,
+            evaluations=tests(there.sizes),
+            prefill_chunks=1,
+            responses=got.judged * config.rollout.group_size,
         )
         price = pricer(config, work, there)(k)
         busy = float(np.mean([t.occupancy for t in got.traces]))
