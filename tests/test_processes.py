@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import random
 import re
 import signal
 import socket
@@ -17,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 from absl import flags
+from ports import free_port
 
 from dapo_jax import config, grading, parallel
 from dapo_jax.checkpoint import checkpoint
@@ -425,15 +425,6 @@ def get_config():
     c.checkpoint.every, c.checkpoint.keep, c.supervised_warmup.skill_steps = 1, 10, 1
     return c
 """
-
-
-def free_port() -> int:
-    """Below those that the system hands out by itself: nobody gets it before it is used here."""
-    while True:
-        port = random.SystemRandom().randrange(15_000, 32_000)
-        with contextlib.suppress(OSError), socket.socket() as s:
-            s.bind(("127.0.0.1", port))
-            return port
 
 
 def start(

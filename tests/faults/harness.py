@@ -17,6 +17,7 @@ from tensorboardX.proto.event_pb2 import Event
 from dapo_jax import config
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.log import metrics
+from dapo_jax.model import qwen2
 
 HERE = pathlib.Path(__file__).parent
 
@@ -143,14 +144,19 @@ def newest(workdir: pathlib.Path) -> int:
 
 def saved(workdir: pathlib.Path, step: int) -> dict:
     """Everything in a checkpoint, on the host: arrays, carried groups, and the JSON as text."""
-    args = checkpoint.ocp.args
-    with checkpoint.reader(workdir / "checkpoints") as m:
-        items = dict(
-            arrays=args.StandardRestore(), carried=args.StandardRestore(), state=args.JsonRestore()
-        )
-        out = m.restore(step, args=args.Composite(**items))
+    out = restored(workdir, step, "arrays", "carried", "state")
     arrays = jax.tree.map(lambda x: np.asarray(x).tobytes(), (out["arrays"], out["carried"]))
     return {"arrays": arrays, "state": json.dumps(out["state"], sort_keys=True)}
+
+
+def restored(workdir: pathlib.Path, step: int, *items: str):
+    """Items of a checkpoint, as they are."""
+    args = checkpoint.ocp.args
+    kinds = {name: args.StandardRestore() for name in items} | (
+        {"state": args.JsonRestore()} if "state" in items else {}
+    )
+    with checkpoint.reader(workdir / "checkpoints") as m:
+        return m.restore(step, args=args.Composite(**kinds))
 
 
 def records(workdir: pathlib.Path) -> list[str]:
@@ -195,6 +201,44 @@ def assert_same_run(a: pathlib.Path, b: pathlib.Path) -> None:
     assert steps == list(range(step + 1))
     assert plotted(a) == plotted(b)
     assert files(a, "rollouts", "eval", "data") == files(b, "rollouts", "eval", "data")
+
+
+# Of a sample, what another mesh rounds in another way.
+_ROUNDED = ("mean_entropy", "entropies", "logps")
+
+
+def assert_same_run_elsewhere(a: pathlib.Path, b: pathlib.Path) -> None:
+    """On other devices an update adds up in another order: what is drawn, parked, graded, trained
+    on and counted is the same, and weights and log-probs are but for their last bits."""
+    step = newest(a)
+    assert newest(b) == step
+    known = ("content", "config", "versions")  # the first has the checksums of weights
+    counted = [
+        {k: v for k, v in restored(x, step, "state")["state"].items() if k not in known}
+        for x in (a, b)
+    ]
+    assert counted[0] == counted[1]
+    parked = [restored(x, step, "carried")["carried"] for x in (a, b)]
+    assert parked[0].keys() == parked[1].keys()
+    for name, x in parked[0].items():
+        near = np.issubdtype(x.dtype, np.floating)
+        np.testing.assert_allclose(parked[1][name], x, atol=1e-4 * near, rtol=0, err_msg=name)
+    for folder in ("rollouts", "eval"):
+        lines = [files(x, folder) for x in (a, b)]
+        assert lines[0].keys() == lines[1].keys()
+        for name in lines[0]:
+            rows = [
+                [
+                    {k: v for k, v in json.loads(row).items() if k not in _ROUNDED}
+                    for row in x[name].splitlines()
+                ]
+                for x in lines
+            ]
+            assert rows[0] == rows[1], name
+    like = qwen2.abstract(qwen2.shape_from_config(get_config()))
+    here = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
+    weights = [checkpoint.restore_params(x / "checkpoints", like, here, step) for x in (a, b)]
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), *weights)
 
 
 def step_resumed_from(said: str) -> int:
