@@ -21,15 +21,26 @@ def train(
     fields: (arm, **changes) -> leaves of its config; plain: the arm whose warm-up, with seed 0,
     makes the base; jobs: runs at a time, 0 = one per core.
     """
-    folder = lambda arm, seed: f"{arm}/seed_{seed}"
     base = pool.Task("base", training.run, (fields(plain, steps=0),))
+    return branches(fields, arms, range(seeds), [base], out, jobs)
+
+
+def branches(
+    fields: Callable[..., dict[str, Any]],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    bases: Sequence[pool.Task],
+    out: pathlib.Path,
+    jobs: int,
+) -> dict[str, list[list[dict]]]:
+    """As `train`, from the last of `bases`, which may be made from those before it."""
+    folder, base = (lambda arm, seed: f"{arm}/seed_{seed}"), bases[-1].folder
     runs = [
-        pool.Task(folder(arm, s), training.run, (fields(arm, seed=s), base.folder), (base.folder,))
-        for s in range(seeds)
+        pool.Task(folder(arm, s), training.run, (fields(arm, seed=s), base), (base,))
+        for s in seeds
         for arm in arms
     ]
-    pool.run_all([base, *runs], out, jobs)
+    pool.run_all([*bases, *runs], out, jobs)
     return {
-        arm: [metrics.read(out / folder(arm, s) / "metrics.jsonl") for s in range(seeds)]
-        for arm in arms
+        arm: [metrics.read(out / folder(arm, s) / "metrics.jsonl") for s in seeds] for arm in arms
     }

@@ -79,7 +79,7 @@ def test_every_recipe_is_a_config_of_the_quickstart():
         assert not any(k.startswith(("supervised_warmup.", "data.", "optim.")) for k in changed)
 
 
-def test_vapo_is_compared_behind_its_pretraining():
+def test_vapo_is_compared_behind_its_pretraining(tmp_path):
     """Equal updates are the policy's; at equal tokens pre-training has been paid for."""
 
     def run(before, told=None):
@@ -97,7 +97,11 @@ def test_vapo_is_compared_behind_its_pretraining():
     assert "| vapo | 0.500 +- 0.000 | 0.200 +- 0.000 | 9.000 | 20.0 | 0.530 +- 0.000 |" in text
     assert "| grpo | 0.500 +- 0.000 | 0.500 +- 0.000 | 6.000 | 20.0 | |" in text
     dapo, other = vapo.fields("dapo"), vapo.fields("vapo")
-    assert other["steps"] - dapo["steps"] == other["critic.pretrain_steps"] == vapo.PRETRAINED
+    more = other["steps"] - dapo["steps"]
+    assert more == other["critic.pretrain_steps"] == vapo.PRETRAINED["short"]
+    chains = vapo.fields("vapo", tmp_path)
+    assert chains["critic.pretrain_steps"] == vapo.PRETRAINED["chains"] > more
+    assert "train_k5678.jsonl" in chains["data.train"]
     changed = {k for k in dapo if dapo[k] != other[k]} - {"steps"}
     parts = ("critic.", "loss.positive", "dynamic_sampling.", "reward.overlong")
     assert changed and all(k.startswith(parts) for k in changed)
