@@ -361,10 +361,6 @@ WITHOUT: dict[str, Callable[[ml_collections.ConfigDict], dict[str, Any]]] = {
         "dynamic_sampling.surplus": "drop",
     },
 }
-# Table 1, and then all of it with one technique taken away; '-dynamic_sampling' is '+token_loss'.
-CUMULATIVE = ("grpo", *(f"+{name}" for name in WITHOUT))
-LEAVE_ONE_OUT = tuple(f"-{name}" for name in WITHOUT)
-RUNGS = (*CUMULATIVE, *LEAVE_ONE_OUT[:-1])
 
 
 class Ladder(NamedTuple):
@@ -394,7 +390,13 @@ class Ladder(NamedTuple):
 # responses, each to a problem of its own.
 LADDERS = {
     "dapo": Ladder(
-        "full DAPO", "grpo", WITHOUT, dict(zip(CUMULATIVE, (30, 36, 38, 41, 42, 50), strict=True))
+        "full DAPO",
+        "grpo",
+        WITHOUT,
+        {
+            "grpo": 30, "+overlong_filtering": 36, "+clip_higher": 38, "+soft_overlong": 41,
+            "+token_loss": 42, "+dynamic_sampling": 50,
+        },
     ),
     "vapo": Ladder(
         "VAPO",
@@ -420,6 +422,10 @@ LADDERS = {
         },
     ),
 }  # fmt: skip
+# DAPO's Table 1, and then all of it with one technique taken away; '-dynamic_sampling' is
+# '+token_loss'.
+CUMULATIVE, LEAVE_ONE_OUT = LADDERS["dapo"].cumulative, LADDERS["dapo"].leave_one_out
+RUNGS = LADDERS["dapo"].rungs
 
 
 def rung(
