@@ -136,6 +136,12 @@ def test_eight_devices_are_one(params, items, old, expected, sizes):
         np.testing.assert_allclose(values, row[at : at + len(item.response)], atol=2e-5)
 
 
+def logged(*sums):
+    """What a step logs of values whose updates had these sums."""
+    told = dict(tokens=1, value_loss=0, clipped=0, grad_norm=0, skipped=0)
+    return metrics.value_metrics([told | {"estimates": of} for of in sums])
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.4])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_estimates_are_gae_of_each_response(items, old, layout, alpha):
@@ -165,13 +171,30 @@ def test_estimates_are_gae_of_each_response(items, old, layout, alpha):
         sum(n for n in lengths if low < n <= high)
         for low, high in ((0, 99), (0, lengths[3]), (lengths[3], lengths[7]), (lengths[7], 99))
     ]
-    log = metrics.value_metrics(
-        [dict(tokens=1, value_loss=0, clipped=0, grad_norm=0, skipped=0, estimates=got.sums)]
-    )
+    log = logged(got.sums)
     G, error = np.concatenate(returns), np.concatenate(errors)
     assert log["critic/explained_variance"] == pytest.approx(1 - error.var() / G.var(), abs=1e-4)
     assert {tags.family(tag) for tag in log} == {t for t in tags.TAGS if t.startswith("critic/")}
     assert log["critic/advantage_std"] == pytest.approx(np.concatenate(advantages).std(), rel=1e-4)
+
+
+def test_golden_explained_variance():
+    """Of two responses, a mini-batch each, from the sums of their estimates."""
+    values, rewards = ([0.9, 0.35, -0.5, 0.5, 1.4], [-0.5, -0.25, -0.9]), (1.0, -1.0)
+    of, layout = make_critic(), dict(row_tokens=9, micro_rows=1, max_items=1)
+
+    def sums(values, reward):
+        response = packing.Item([1, 2], [3] * len(values), np.zeros(len(values), "f"), reward, 1.0)
+        batch, _ = packed(of, [response], [np.array(values, "f")], layout)
+        got = of.estimate(batch.rows, batch.old_values_AxRxT, update.horizon(config.vapo(), []))
+        return jax.device_get(got.sums)
+
+    tag = "critic/explained_variance"
+    log = logged(*map(sums, values, rewards))
+    assert log[tag] == pytest.approx(0.4946666666666667, rel=1e-5)
+    off_by_3 = [[r + 3] * len(v) for v, r in zip(values, rewards, strict=True)]
+    assert logged(*map(sums, off_by_3, rewards))[tag] == pytest.approx(1, abs=1e-6)
+    assert tag not in logged(*map(sums, values, (1.0, 1.0)))  # nothing to explain
 
 
 # ------------------------------------------------------------------------------------------------
