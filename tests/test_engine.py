@@ -509,6 +509,7 @@ def test_no_memory_growth_over_many_requests(engine, weights):
         return len(jax.live_arrays())
 
     def resident():
+        gc.collect()
         with open("/proc/self/statm") as f:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
