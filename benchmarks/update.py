@@ -2,6 +2,7 @@
 
     pip install -r benchmarks/requirements-peers.txt ...        (see there; tunix needs Python 3.11)
     python benchmarks/update.py [--write] [--repeats=7] [--only=equal|tailed|rate]
+        [--isa=AVX2]                                  (both sides without AVX-512)
 
 Everything runs in this one process on one core and alternates, so that a busy machine slows both
 sides alike; the figures are medians of CPU-seconds, and their ratios. Both sides get the same
@@ -19,20 +20,16 @@ sequences of a 32-token prompt and at most 128 response tokens.
 # ruff: noqa: E402  (jax is imported after the core is chosen)
 
 import argparse
-import datetime
-import importlib.metadata
-import os
 
-# Before jax makes its threads: one core.
-os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+import timing
+
+timing.one_core()
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import results
-import timing
 from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
@@ -206,16 +203,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", choices=("equal", "tailed", "rate"))
+    parser.add_argument("--isa", choices=timing.ISA, help="both sides without what is beyond it")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
+    heading = f"{HEADING}, {args.isa} alone" if args.isa else HEADING
     wanted = lambda name: args.only in (None, name)
     packages = ("jax", "google-tunix") if args.only != "rate" else ("jax",)
-    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
-    lines = [
-        HEADING, "",
-        f"`python benchmarks/update.py`, {datetime.date.today()}, {versions}, float32, one pinned"
-        " core, medians of CPU-seconds in turns.", "",
-    ]  # fmt: skip
+    made = results.made_by(*packages)
+    lines = [heading, "", f"{made}; float32, one pinned core, medians of CPU-seconds in turns.", ""]
     if wanted("equal") or wanted("tailed"):
         lines += ["| 64 sequences | dapo_jax | google-tunix | |", "|---|---|---|---|"]
         lines += [
@@ -226,7 +221,7 @@ def main() -> None:
     section = "\n".join(lines) + "\n"
     print(section)
     if args.write:
-        results.write(HEADING, section)
+        results.write(heading, section)
 
 
 if __name__ == "__main__":
