@@ -1,7 +1,10 @@
 """What benchmarks share, and the reports they write; the measuring itself is theirs."""
 
+import json
+import os
 import pathlib
 import re
+import subprocess
 import sys
 import time
 
@@ -42,6 +45,32 @@ def test_a_section_takes_the_place_of_the_old_one(tmp_path, monkeypatch):
     assert (tmp_path / "RESULTS.md").read_text() == (
         "# Measured\n\n## A\n\n3\n\n## B\n\n2\n\n## C\n\n4\n"
     )
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="of Linux")
+def test_an_instruction_set_is_named_to_all_sides_before_they_are_imported():
+    code = (
+        "import os, sys, timing; timing.one_core(); import json;"
+        "assert not {'jax', 'torch', 'numpy'} & set(sys.modules);"
+        f"print(json.dumps([{{k: os.environ.get(k) for k in {list(timing.ISA['AVX2'])}}},"
+        " len(os.sched_getaffinity(0))]))"
+    )
+    env = os.environ | {"XLA_FLAGS": "--xla_foo=1"}
+
+    def told(*flags):
+        where = pathlib.Path(timing.__file__).parent
+        command = [sys.executable, "-c", code, *flags]
+        return json.loads(subprocess.check_output(command, cwd=where, env=env))
+
+    plain, cores = told("--repeats=1")
+    assert plain["XLA_FLAGS"] == "--xla_foo=1" and cores == 1
+    found, _ = told("--isa=AVX2", "--repeats=1")
+    assert found == timing.ISA["AVX2"] | {"XLA_FLAGS": "--xla_foo=1 --xla_cpu_max_isa=AVX2"}
+
+
+def test_the_machine_is_said_by_its_processors_name():
+    assert re.fullmatch(r".*\d{4}-\d\d-\d\d, .+, \d+ cores; numpy [\d.]+", results.made_by("numpy"))
+    assert results.cpu() and "\n" not in results.cpu()
 
 
 def test_the_quickstarts_summary():
