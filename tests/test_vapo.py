@@ -386,6 +386,27 @@ def test_in_pre_training_nobody_reads_or_makes_log_probs(tmp_path, monkeypatch):
         run(valued(3, loss__kl_coef=0.1), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ((dapo_update, "dapo_loss"), "4 updates in a row were not finite"),
+        ((critic, "critic_loss"), "4 updates of the value model in a row were not finite"),
+    ],
+)
+def test_either_model_alone_stops_the_run(loss, said, tmp_path, monkeypatch, capsys):
+    """Two updates a step of each: those of the other model are finite."""
+    finite = getattr(*loss)
+
+    def broken(*arguments, **named):
+        value, sums = finite(*arguments, **named)
+        return value * jnp.nan, sums
+
+    monkeypatch.setattr(*loss, broken)
+    monkeypatch.setattr(build, "_trainer", build._trainer.__wrapped__)  # not one made before
+    run(valued(9, critic__pretrain_steps=1, optim__max_skipped=3), tmp_path)
+    assert said in capsys.readouterr().out
+
+
 def test_values_that_explain_nothing_are_an_alarm():
     c = valued(9)
     log = {"critic/explained_variance": 0.01, "policy/loss": 0.1, "reward/accuracy": 0.4}

@@ -291,11 +291,15 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
         if _drew_all(config, log):
             return "dynamic sampling has drawn every problem that the curriculum does not leave out"
         return f"dynamic sampling used up its {config.dynamic_sampling.max_rounds} rounds"
-    if counters.skipped_in_row >= config.optim.max_skipped:
-        return (
-            f"{counters.skipped_in_row} updates in a row were not finite and have not been"
-            " applied; lower optim.lr"
-        )
+    for in_row, of, rate in (
+        (counters.skipped_in_row, "", "optim.lr"),
+        (counters.values_skipped_in_row, " of the value model", "critic.lr"),
+    ):
+        if in_row >= config.optim.max_skipped:
+            return (
+                f"{in_row} updates{of} in a row were not finite and have not been applied;"
+                f" lower {rate}"
+            )
     if config.guard.stop_after and counters.alarms_in_row >= config.guard.stop_after:
         return f"{counters.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
     return ""
