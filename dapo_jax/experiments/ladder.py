@@ -136,6 +136,7 @@ BESIDE = {
     "entropy, nats": "policy/entropy",
     "length, tokens": "response/length_mean",
     "truncated": "response/truncated_frac",
+    "explained": "critic/explained_variance",  # a column of ladders with value models
 }
 
 
@@ -179,6 +180,7 @@ def summarize(
         late = lambda r: [x[tag] for x in r if steps * 2 / 3 < x["step"] <= steps and tag in x]
         return each(lambda r: np.mean(late(r) or np.nan))
 
+    measures = {name: beside(tag) for name, tag in BESIDE.items()}
     last = {(n, s): r[-1] for n, found in runs.items() for s, r in enumerate(found, first_seed)}
     early = [folder(*run) for run, r in last.items() if r["step"] < wanted[run[0]]]
     spent = {folder(*run): r.get("spent/tokens", 0) for run, r in last.items()}
@@ -186,7 +188,7 @@ def summarize(
     return Summary(
         each(lambda r: accuracy(r, tag, "step", steps)),
         each(lambda r: accuracy(r, tag, "spent/tokens", budget)),
-        {name: beside(tag) for name, tag in BESIDE.items()},
+        {name: of for name, of in measures.items() if not np.isnan([*of.values()]).all()},
         budget,
         early,
         of,
@@ -248,7 +250,7 @@ def markdown(s: Summary, steps: int, updates: int, scale: str, seeds: int) -> st
 def table(s: Summary, steps: int, updates: int, tokens: str) -> list[str]:
     columns = [
         "rung", "paper", f"accuracy after {updates:,} updates", "change",
-        f"accuracy after {tokens} tokens", "change", *BESIDE,
+        f"accuracy after {tokens} tokens", "change", *s.beside,
     ]  # fmt: skip
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     ladder = s.of.cumulative
