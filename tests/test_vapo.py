@@ -417,6 +417,13 @@ def test_values_that_explain_nothing_are_an_alarm():
     assert alarms() == []
 
 
+def test_groups_of_one_are_no_alarm():
+    c, log = valued(9), {"sampling/accept_frac": 0.0}
+    assert "mixed groups 0 is below 0.01" in guards.alarms(c, log, guards.History([], []))[0]
+    c.rollout.group_size = 1
+    assert guards.alarms(c, log, guards.History([], [])) == []
+
+
 def test_a_run_that_only_pre_trains_is_told_of():
     c = valued(2)
     assert any("critic.pretrain_steps=2 of steps=2" in w for w in validation.warnings(c))
