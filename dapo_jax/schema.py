@@ -98,6 +98,7 @@ SCHEMA: dict[str, Field] = {
     "supervised_warmup.skill_lr": Field(3e-3, "peak learning rate of those steps (schedule in warmup.py)", 0.0, 10.0),
     "supervised_warmup.habit_steps": Field(0, "embedded task: steps on hasty examples that skip the work, so that care becomes rare", 0),
     "supervised_warmup.habit_lr": Field(1.5e-3, "peak learning rate of those steps", 0.0, 10.0),
+    "supervised_warmup.optimizer": Field("adam", "of all these steps: Adam, or Muon for the matrices of the blocks and Adam for the rest", choices=("adam", "muon")),
     "supervised_warmup.batch": Field(64, "examples per step", 1, _ROWS),
 
     # --- rollout (paper section 4.1: 512 prompts x 16, 20480 tokens) -------------------------------

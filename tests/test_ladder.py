@@ -63,8 +63,8 @@ def test_the_ladder_is_the_papers_table():
 
 VAPO = presets.LADDERS["vapo"]
 VAPO_FIELDS = {  # technique -> field -> without it, with it
-    "value_pretraining": {"critic.pretrain_steps": (0, 45)},
-    "decoupled_gae": {"critic.lambda_value": (0.95, 1.0)},
+    "value_pretraining": {"critic.pretrain_steps": (0, 20)},
+    "decoupled_gae": {"critic.lambda_value": (0.5, 1.0)},
     "length_adaptive_gae": {"critic.length_alpha": (0.0, 1.5)},
     "clip_higher": {"loss.clip_high": (0.2, 0.28)},
     "token_loss": {"loss.normalizer": ("sequence", "batch_tokens")},
@@ -113,6 +113,7 @@ def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
             folder.mkdir(parents=True)
             rows = [
                 {"step": s, TAG: 0.2 + max(s - before, 0) / 100, "spent/tokens": 1000 * s}
+                | {"critic/explained_variance": (s > before) / 4}
                 for s in range(0, before + 61, 5)
             ]
             (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -121,7 +122,8 @@ def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
     row = next(x for x in text.splitlines() if x.startswith("| -value_pretraining | 11 |"))
     # Means at 4/6, 5/6 and 6/6 of 60 steps, and of 60,000 tokens: there 10 steps fewer.
     assert "| 0.700 +- 0.000 | +0.000 +- 0.000 | 0.700 +- 0.000 | +0.100 +- 0.000 |" in row
-    assert not list(tmp_path.glob("*.png"))
+    assert row.endswith("| 0.25 |") and "| M tokens | explained |" in text
+    assert [p.name for p in tmp_path.glob("*.png")] == ["ladder.png"]
 
 
 def test_base_configs_keep_what_they_say():
@@ -300,6 +302,7 @@ def test_report_writes_table_json_and_figures(tmp_path):
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [r[0].lstrip("| ") for r in rows] == ["rung", *WANTED]
     assert [r[1] for r in rows] == ["paper", "30", "42", "50"]
+    assert rows[0][-1] == "truncated |"  # no value model, and no column of what it explains
     assert "after 480 updates" in rows[0][2] and "after 0.12 M tokens" in rows[0][4]
     assert "101,952 parameters" in text and "Qwen2.5-32B, AIME 2024" in text
     equal_updates, equal_tokens = text.split("At equal tokens")

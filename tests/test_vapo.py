@@ -468,6 +468,27 @@ def test_in_pre_training_nobody_reads_or_makes_log_probs(tmp_path, monkeypatch):
         run(valued(3, loss__kl_coef=0.1), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ((dapo_update, "dapo_loss"), "4 updates in a row were not finite"),
+        ((critic, "critic_loss"), "4 updates of the value model in a row were not finite"),
+    ],
+)
+def test_either_model_alone_stops_the_run(loss, said, tmp_path, monkeypatch, capsys):
+    """Two updates a step of each: those of the other model are finite."""
+    finite = getattr(*loss)
+
+    def broken(*arguments, **named):
+        value, sums = finite(*arguments, **named)
+        return value * jnp.nan, sums
+
+    monkeypatch.setattr(*loss, broken)
+    monkeypatch.setattr(build, "_trainer", build._trainer.__wrapped__)  # not one made before
+    run(valued(9, critic__pretrain_steps=1, optim__max_skipped=3), tmp_path)
+    assert said in capsys.readouterr().out
+
+
 def test_values_that_explain_nothing_are_an_alarm():
     c = valued(9)
     log = {"critic/explained_variance": 0.01, "policy/loss": 0.1, "reward/accuracy": 0.4}
@@ -476,6 +497,13 @@ def test_values_that_explain_nothing_are_an_alarm():
     assert alarms(**{"reward/accuracy": 0.95}) == []  # little is left to explain
     del log["policy/loss"]  # in pre-training
     assert alarms() == []
+
+
+def test_groups_of_one_are_no_alarm():
+    c, log = valued(9), {"sampling/accept_frac": 0.0}
+    assert "mixed groups 0 is below 0.01" in guards.alarms(c, log, guards.History([], []))[0]
+    c.rollout.group_size = 1
+    assert guards.alarms(c, log, guards.History([], [])) == []
 
 
 def test_a_run_that_only_pre_trains_is_told_of():

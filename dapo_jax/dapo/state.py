@@ -19,6 +19,7 @@ class Counters(NamedTuple):
     accept_rate: float = 1.0  # estimate; decides only how many problems are drawn ahead
     empty_steps: int = 0  # steps in a row without a learnable group
     skipped_in_row: int = 0  # updates in a row that were not finite
+    values_skipped_in_row: int = 0  # of the value model
     alarms_in_row: int = 0  # steps in a row that broke a bound of config.guard
     tokens: int = 0  # response tokens drawn so far
     samples: int = 0  # responses drawn so far

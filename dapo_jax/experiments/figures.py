@@ -57,8 +57,8 @@ def draw(
     return paths
 
 
-def ladder(updates, tokens, paper) -> Figure:
-    """Table 1 as bars: the paper's beside ours, and DAPO with one technique left out."""
+def ladder(updates, tokens, paper, colors=RUNG_COLORS) -> Figure:
+    """Table 1 as bars: the paper's beside ours, and all of it with one technique left out."""
     names = list(updates)
     figure, (left, right) = ink.panels(1, 2, 6.0, 1.2 + 0.42 * len(names), ratios=(1, 2))
     left.barh(range(len(paper)), list(paper.values()), color=PAPER_COLOR)
@@ -77,7 +77,7 @@ def ladder(updates, tokens, paper) -> Figure:
             [x.mean for x in of],
             0.38,
             xerr=np.nan_to_num([x.half for x in of]),
-            color=[RUNG_COLORS.get(n, PAPER_COLOR) for n in names],
+            color=[colors.get(n, PAPER_COLOR) for n in names],
             alpha=alpha,
             capsize=2,
             error_kw={"linewidth": 1},

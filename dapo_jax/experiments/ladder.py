@@ -30,9 +30,9 @@ before, among about ten, on seeds 100 to 102 and with another window of the mean
 There is one base model: what another one would change is not in the intervals.
 
 `--method=vapo` climbs VAPO's ladder (Table 1 of arXiv 2504.05118) instead, from PPO with a value
-model up and with each technique left out: tables and no figures. A step is then one in which the
-policy learns, counted behind those of value pre-training, whose tokens count as any others'; no
-rung has Dynamic Sampling, so none goes on for longer.
+model up and with each technique left out: the tables, and bars beside the paper's. A step is then
+one in which the policy learns, counted behind those of value pre-training, whose tokens count as
+any others'; no rung has Dynamic Sampling, so none goes on for longer.
 """
 
 import contextlib
@@ -136,6 +136,7 @@ BESIDE = {
     "entropy, nats": "policy/entropy",
     "length, tokens": "response/length_mean",
     "truncated": "response/truncated_frac",
+    "explained": "critic/explained_variance",  # a column of ladders with value models
 }
 
 
@@ -179,6 +180,7 @@ def summarize(
         late = lambda r: [x[tag] for x in r if steps * 2 / 3 < x["step"] <= steps and tag in x]
         return each(lambda r: np.mean(late(r) or np.nan))
 
+    measures = {name: beside(tag) for name, tag in BESIDE.items()}
     last = {(n, s): r[-1] for n, found in runs.items() for s, r in enumerate(found, first_seed)}
     early = [folder(*run) for run, r in last.items() if r["step"] < wanted[run[0]]]
     spent = {folder(*run): r.get("spent/tokens", 0) for run, r in last.items()}
@@ -186,7 +188,7 @@ def summarize(
     return Summary(
         each(lambda r: accuracy(r, tag, "step", steps)),
         each(lambda r: accuracy(r, tag, "spent/tokens", budget)),
-        {name: beside(tag) for name, tag in BESIDE.items()},
+        {name: of for name, of in measures.items() if not np.isnan([*of.values()]).all()},
         budget,
         early,
         of,
@@ -248,7 +250,7 @@ def markdown(s: Summary, steps: int, updates: int, scale: str, seeds: int) -> st
 def table(s: Summary, steps: int, updates: int, tokens: str) -> list[str]:
     columns = [
         "rung", "paper", f"accuracy after {updates:,} updates", "change",
-        f"accuracy after {tokens} tokens", "change", *BESIDE,
+        f"accuracy after {tokens} tokens", "change", *s.beside,
     ]  # fmt: skip
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     ladder = s.of.cumulative
@@ -304,7 +306,7 @@ def report(
     config, out: pathlib.Path, rungs: Sequence[str], seeds: Sequence[int], longer: float,
     of: presets.Ladder = DAPO,
 ) -> str:  # fmt: skip
-    """Write table.md, table.json and, of DAPO's ladder, the figures of the runs in `out`; returns
+    """Write table.md, table.json and figures (one, of VAPO's ladder) of the runs in `out`; returns
     the table. Raises ValueError where no rung is complete."""
     configs = {name: presets.rung(config, name, of) for name in rungs}
     runs = read(out, {name: pretrained(c) for name, c in configs.items()}, seeds)
@@ -321,6 +323,10 @@ def report(
     (out / "table.json").write_text(json.dumps(as_json(summary, steps, describe(config)), indent=2))
     if of is DAPO:
         figures.draw(runs, summary.updates, summary.tokens, PAPER, tag, steps, out)
+    else:
+        colors = dict.fromkeys(of.cumulative, "#7b9acc") | {of.cumulative[-1]: "#c1121f"}
+        bars = figures.ladder(summary.updates, summary.tokens, of.paper, colors)
+        bars.savefig(out / "ladder.png", dpi=130)
     return text
 
 

@@ -91,7 +91,7 @@ class Bound(NamedTuple):
 
 
 def bounds(config, log: dict) -> list[Bound]:
-    """Of one step: two of them depend on what it was like, or on the machine."""
+    """Of one step; some depend on what it was like, or on the machine."""
     right, wrong = (log.get(f"sampling/all_{x}_frac", 0.0) for x in ("correct", "wrong"))
     few = "all right" if right > wrong else "all wrong"
     few = "all alike" if "reward/score" in log else few
@@ -101,12 +101,14 @@ def bounds(config, log: dict) -> list[Bound]:
     # Not in pre-training; and where nearly all are right there is little left to explain.
     told = "policy/loss" in log and log.get("reward/accuracy", 0.0) < _LEARNED
     explained = config.guard.explained_min if told else 0.0
+    # One response, with a value model, is never right and wrong.
+    mixed = config.guard.accept_min if config.rollout.group_size > 1 else 0.0
     # fmt: off
     return [
         Bound("policy/entropy", "entropy", config.guard.entropy_min, config.guard.entropy_max, "entropy low", "entropy high"),
         Bound("response/length_mean", "mean response length", config.guard.length_min, config.guard.length_max, "length low", "length high"),
         Bound("response/truncated_frac", "share of truncated responses", 0.0, config.guard.truncated_max, "", "truncated"),
-        Bound("sampling/accept_frac", "share of problems with mixed groups", config.guard.accept_min, 0.0, few, ""),
+        Bound("sampling/accept_frac", "share of problems with mixed groups", mixed, 0.0, few, ""),
         Bound("policy/importance_ess", "effective sample size of the importance weights", config.guard.ess_min, 0.0, "ess", ""),
         Bound("critic/explained_variance", "explained variance of the returns", explained, 0.0, "values", ""),
         Bound("policy/sampler_trainer_logprob_gap", "gap of sampler and trainer log-probs", 0.0, gap, "", "gap"),
@@ -291,11 +293,15 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
         if _drew_all(config, log):
             return "dynamic sampling has drawn every problem that the curriculum does not leave out"
         return f"dynamic sampling used up its {config.dynamic_sampling.max_rounds} rounds"
-    if counters.skipped_in_row >= config.optim.max_skipped:
-        return (
-            f"{counters.skipped_in_row} updates in a row were not finite and have not been"
-            " applied; lower optim.lr"
-        )
+    for in_row, of, rate in (
+        (counters.skipped_in_row, "", "optim.lr"),
+        (counters.values_skipped_in_row, " of the value model", "critic.lr"),
+    ):
+        if in_row >= config.optim.max_skipped:
+            return (
+                f"{in_row} updates{of} in a row were not finite and have not been applied;"
+                f" lower {rate}"
+            )
     if config.guard.stop_after and counters.alarms_in_row >= config.guard.stop_after:
         return f"{counters.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
     return ""

@@ -41,10 +41,11 @@ def learn_values(
         params, opt_state, log = machine.critic.update(params, opt_state, task, knobs)
         logs.append(log | {"estimates": of.sums})
     logs = parallel.to_host(logs)
-    in_row = state.counters.skipped_in_row
+    in_row = state.counters.values_skipped_in_row
     for log in logs:
         in_row = in_row + 1 if log["skipped"] else 0
-    state = state._replace(critic=CriticState(params, opt_state)).count(skipped_in_row=in_row)
+    state = state._replace(critic=CriticState(params, opt_state))
+    state = state.count(values_skipped_in_row=in_row)
     if pretraining.on(config, state.counters.step):
         return state, [], logs
     for_policy = [
