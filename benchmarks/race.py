@@ -157,8 +157,11 @@ def main() -> None:
     base = out / "base"
     out.mkdir(parents=True, exist_ok=True)
     warmup = {
+        "supervised_warmup.optimizer": "adam",
         "supervised_warmup.skill_steps": args.skill_steps,
+        "supervised_warmup.skill_lr": 3e-3,
         "supervised_warmup.habit_steps": args.habit_steps,
+        "supervised_warmup.habit_lr": 1.5e-3,
     }
     judge_lib.make_base(base, ROOT, warmup, args.base_seed)
     seeds = range(args.first_seed, args.first_seed + args.seeds)

@@ -18,8 +18,22 @@ def made_by(*packages: str) -> str:
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
     return (
         f"`{' '.join(['python', f'benchmarks/{script}', *flags])}`, {datetime.date.today()},"
-        f" {platform.processor() or platform.machine()}, {cores} cores; {versions}"
+        f" {cpu()}, {cores} cores; {versions}"
     )
+
+
+def cpu() -> str:
+    """'AMD EPYC, family 25, model 17, AVX-512', or as much of it as is known."""
+    path = pathlib.Path("/proc/cpuinfo")
+    lines = path.read_text().split("\n\n")[0].splitlines() if path.exists() else []
+    found = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+    if "model name" not in found:
+        return platform.processor() or platform.machine()
+    numbers = [f"{k} {found[k]}" for k in ("cpu family", "model") if k in found]
+    flags = found.get("flags", "").split()
+    isa = [name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags]
+    said = ", ".join([found["model name"], *numbers, *isa[:1]])
+    return said.replace("cpu family", "family")
 
 
 def table(*rows: tuple) -> str:

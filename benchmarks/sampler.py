@@ -3,6 +3,7 @@
     pip install -r benchmarks/requirements-peers.txt ...   # see that file; a venv of its own
     python benchmarks/sampler.py                           # the table, about ten minutes
     python benchmarks/sampler.py --write                   # and put it into RESULTS.md
+    python benchmarks/sampler.py --isa=AVX2                # the peers, without AVX-512 for anybody
     python benchmarks/sampler.py --readers                 # CPU readers by row length, no peers
 
 Peers are google-tunix's sampler (jitted, JAX) and transformers' `generate` (torch). All run the
@@ -11,21 +12,19 @@ prompts; nothing stops but by length. The process is pinned to one core and coun
 sides take turns, the first turn (which compiles) is not counted, and the median of the others is.
 """
 
+# ruff: noqa: E402  (jax is imported after the core is chosen)
+
 import argparse
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["OMP_NUM_THREADS"] = "1"
-if hasattr(os, "sched_setaffinity"):  # before XLA and OpenMP size their thread pools
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-
 from collections.abc import Callable, Iterator, Sequence
+
+import timing
+
+timing.one_core()
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import results
-import timing
 from lengths import log_normal
 
 from dapo_jax import config, parallel
@@ -338,16 +337,18 @@ def readers(repeats: int) -> Found:
 
 
 def main() -> None:
-    parts = (fixed_length, draw_alone, uneven, group, linear)
+    peers = (fixed_length, draw_alone, uneven)
+    parts = (*peers, group, linear)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--readers", action="store_true", help="only the CPU readers, no peers")
     parser.add_argument("--only", choices=[p.__name__ for p in parts], help="one part of the table")
+    parser.add_argument("--isa", choices=timing.ISA, help="all sides without what is beyond it")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     if args.write and (args.readers or args.only):
         parser.error("--write: only the whole table is kept")
-    found = []
+    parts, found = peers if args.isa else parts, []
     for part in [readers] if args.readers else parts:
         if args.only in (None, part.__name__):
             found += part(args.repeats)
@@ -358,8 +359,9 @@ def main() -> None:
         made = results.made_by("jax", "google-tunix", "transformers", "torch")
         rows = [row + ("",) * (width - len(row)) for row in rows]
         said = "\n".join(f"- {f}" for f in found if isinstance(f, str))
-        section = f"{HEADING}\n\n{made}; float32, one pinned core, medians of {args.repeats} turns."
-        results.write(HEADING, f"{section}\n\n{results.table(head, *rows)}\n\n{said}")
+        heading = f"{HEADING}, {args.isa} alone" if args.isa else HEADING
+        section = f"{heading}\n\n{made}; float32, one pinned core, medians of {args.repeats} turns."
+        results.write(heading, f"{section}\n\n{results.table(head, *rows)}\n\n{said}")
 
 
 if __name__ == "__main__":

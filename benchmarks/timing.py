@@ -1,10 +1,36 @@
 """Clocks of the benchmarks: seconds of calls, of rollout steps, of functions that take turns."""
 
 import functools
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+# What each side calls an instruction set. XLA's libraries of kernels look at the processor all the
+# same, for ours and google-tunix alike.
+ISA = {
+    "AVX2": {
+        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    }
+}
+
+
+def one_core() -> None:
+    """Before jax or torch is imported, which size their threads and choose their kernels then: the
+    last core, one thread, and the instruction set that `--isa=` of the command line names."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    for name in [a.removeprefix("--isa=") for a in sys.argv if a.startswith("--isa=")]:
+        for key, value in ISA.get(name, {}).items():  # another name is for argparse to refuse
+            old = os.environ.get(key, "") if key == "XLA_FLAGS" else ""
+            os.environ[key] = f"{old} {value}".strip()
 
 
 def in_turns(

@@ -2,6 +2,8 @@
 
     pip install -r benchmarks/requirements-peers.txt ...        (see there; tunix needs Python 3.11)
     python benchmarks/update.py [--write] [--repeats=7] [--only=equal|tailed|rate]
+        [--isa=AVX2]                                  (both sides without AVX-512)
+        [--micro_rows=8]                              (packed rows of a pass, ours)
 
 Everything runs in this one process on one core and alternates, so that a busy machine slows both
 sides alike; the figures are medians of CPU-seconds, and their ratios. Both sides get the same
@@ -19,20 +21,16 @@ sequences of a 32-token prompt and at most 128 response tokens.
 # ruff: noqa: E402  (jax is imported after the core is chosen)
 
 import argparse
-import datetime
-import importlib.metadata
-import os
 
-# Before jax makes its threads: one core.
-os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+import timing
+
+timing.one_core()
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import results
-import timing
 from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
@@ -170,10 +168,10 @@ def tunix(params, items):
 # ------------------------------------------------------------------------------------------------
 
 
-def against_tunix(tailed: bool, repeats: int) -> str:
+def against_tunix(tailed: bool, repeats: int, micro_rows: int) -> str:
     params = qwen2.init(SHAPE, jax.random.key(0))
     items = data(tailed)
-    steps = dict(ours=ours(params, items), tunix=tunix(params, items))
+    steps = dict(ours=ours(params, items, micro_rows=micro_rows), tunix=tunix(params, items))
     first = {name: step() for name, step in steps.items()}
     assert abs(first["ours"] - first["tunix"]) < 1e-4 * abs(first["tunix"]), first
     t = {name: seconds for name, (seconds, _) in timing.in_turns(steps, repeats).items()}
@@ -206,27 +204,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", choices=("equal", "tailed", "rate"))
+    parser.add_argument("--micro_rows", type=int, default=8, help="config.optim.micro_batch_rows")
+    parser.add_argument("--isa", choices=timing.ISA, help="both sides without what is beyond it")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
-    wanted = lambda name: args.only in (None, name)
+    heading = f"{HEADING}, {args.isa} alone" if args.isa else HEADING
+    # A matrix product is the libraries' own code, which no flag holds back.
+    known = ("equal", "tailed") if args.isa else ("equal", "tailed", "rate")
+    if args.only not in (None, *known):
+        parser.error(f"--only={args.only}: not with --isa")
+    wanted = lambda name: name in known and args.only in (None, name)
     packages = ("jax", "google-tunix") if args.only != "rate" else ("jax",)
-    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
-    lines = [
-        HEADING, "",
-        f"`python benchmarks/update.py`, {datetime.date.today()}, {versions}, float32, one pinned"
-        " core, medians of CPU-seconds in turns.", "",
-    ]  # fmt: skip
+    made = results.made_by(*packages)
+    lines = [heading, "", f"{made}; float32, one pinned core, medians of CPU-seconds in turns.", ""]
     if wanted("equal") or wanted("tailed"):
         lines += ["| 64 sequences | dapo_jax | google-tunix | |", "|---|---|---|---|"]
         lines += [
-            against_tunix(n == "tailed", args.repeats) for n in ("equal", "tailed") if wanted(n)
+            against_tunix(n == "tailed", args.repeats, args.micro_rows)
+            for n in ("equal", "tailed")
+            if wanted(n)
         ]
     if wanted("rate"):
         lines += ["", "| | update | matrix product | |", "|---|---|---|---|", rate(args.repeats)]
     section = "\n".join(lines) + "\n"
     print(section)
     if args.write:
-        results.write(HEADING, section)
+        results.write(heading, section)
 
 
 if __name__ == "__main__":

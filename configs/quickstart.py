@@ -8,8 +8,8 @@ Another recipe on the same task is named behind the file, `configs/quickstart.py
 
 A supervised warm-up makes a base model of 101,952 parameters that can work a problem out but
 mostly guesses; 60 rollout steps of full DAPO then raise its held-out accuracy (T=1) from about 0.15
-to above 0.9. Hardware: two cores, about 90 seconds. Five seeds and
-the baseline: benchmarks/RESULTS.md.
+to above 0.9. Hardware: two cores, about 65 seconds. Five seeds and the baseline:
+benchmarks/RESULTS.md.
 """
 
 from dapo_jax import config, presets
@@ -18,7 +18,9 @@ from dapo_jax import config, presets
 def get_config(recipe: str = ""):
     c = config.base()  # full DAPO on the embedded task: steps of 32 x 8 responses and 8 updates
     c.steps = 60
-    c.supervised_warmup.skill_steps, c.supervised_warmup.habit_steps = 900, 160
+    c.supervised_warmup.optimizer = "muon"
+    c.supervised_warmup.skill_steps, c.supervised_warmup.skill_lr = 350, 1e-2
+    c.supervised_warmup.habit_steps, c.supervised_warmup.habit_lr = 60, 3e-3
     c.checkpoint.every = 20
     if recipe not in ("", *presets.RECIPES):
         raise ValueError(f"no recipe {recipe!r}; there are {', '.join(presets.RECIPES)}")

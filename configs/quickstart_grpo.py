@@ -14,8 +14,7 @@ from dapo_jax import config
 def get_config():
     c = config.grpo()
     c.steps = 60
-    c.supervised_warmup.skill_steps, c.supervised_warmup.habit_steps = (
-        900,
-        160,
-    )  # the base of quickstart.py
+    c.supervised_warmup.optimizer = "muon"  # the base of quickstart.py
+    c.supervised_warmup.skill_steps, c.supervised_warmup.skill_lr = 350, 1e-2
+    c.supervised_warmup.habit_steps, c.supervised_warmup.habit_lr = 60, 3e-3
     return c

@@ -117,8 +117,7 @@ def make_minibatches(config, groups: list[Group], step: int) -> list[list[packin
     length_NxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
     truncated_NxG = np.array([[r.truncated for r in g.responses] for g in groups])
     trained_NxG, counted_NxG = masks(truncated_NxG, config.loss.overlong_filter)
-    score_NxG = np.stack([g.grades.score_G for g in groups])
-    advantage_NxG = shaped_rewards(config, score_NxG, length_NxG)
+    advantage_NxG = shaped_rewards(config, np.stack([g.grades.score_G for g in groups]), length_NxG)
     if not config.critic.enabled:  # else `vapo.learn_values` makes them of these rewards
         advantage_NxG = advantage.group_normalize(  # Eq. 9
             advantage_NxG,
@@ -148,7 +147,7 @@ def make_minibatches(config, groups: list[Group], step: int) -> list[list[packin
         )
         minibatches.append(
             [
-                packing.Item(groups[n].prompt, r.tokens, r.logps, float(A), w, right)
+                packing.Item(groups[n].prompt, r.tokens, r.logps, float(A), w, right, r.truncated)
                 for n, weight_G in zip(part, weight_Q.reshape(len(part), -1), strict=True)
                 for r, A, w, right in zip(
                     groups[n].responses, advantage_NxG[n], weight_G, right_NxG[n], strict=True
@@ -205,6 +204,7 @@ def pack_minibatches(config, machine, state: State, minibatches) -> list[update.
             row_tokens=validation.row_tokens(config),
             micro_rows=config.optim.micro_batch_rows,
             max_items=build.minibatch_responses(config),
+            open_ends=config.critic.enabled and config.critic.bootstrap_truncated,
         )
         if not used:
             continue

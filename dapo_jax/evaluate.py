@@ -282,7 +282,7 @@ def evaluate_checkpoint(
     machine = every[0].machine
     params = load_params(config, machine, policy)
     weights = [int(x) for x in parallel.to_host(checksums(params))]
-    decode_params = machine.engine.decode_params(params)
+    decode_params = machine.engine.decode_params(params, keep=False)
     del params
     abouts, sets = [], {}
     for asked in every:

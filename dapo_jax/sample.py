@@ -142,11 +142,12 @@ def encode(config, tokenizer, prompt: str) -> list[int]:
     return ids
 
 
-def draw(loaded: Loaded, ids: list[int], on_tokens=None) -> list[Response]:
-    """`c.eval.k` responses to the prompt `ids`, at `c.eval.temperature` and `c.eval.top_p`."""
+def draw(loaded: Loaded, ids: list[int], on_tokens=None, keep: bool = True) -> list[Response]:
+    """`c.eval.k` responses to the prompt `ids`, at `c.eval.temperature` and `c.eval.top_p`. keep:
+    False = the last draw, which may take the weights (`Engine.decode_params`)."""
     config, engine = loaded.config, loaded.machine.engine
     responses, _ = engine.generate(
-        engine.decode_params(loaded.params),
+        engine.decode_params(loaded.params, keep),
         [Request(ids, 0, i) for i in range(config.eval.k)],
         build.evaluation_draw(config)._replace(seed=config.seed, stop_strings=()),
         on_tokens=on_tokens,
@@ -169,7 +170,7 @@ def sample(
     loaded = load(config, workdir, n=n, max_tokens=max_tokens, prompts=[prompt])
     tokenizer = loaded.tokenizer
     screen = Screen(tokenizer, n, loaded.config.eval.max_response_tokens, probs, write)
-    responses = draw(loaded, encode(config, tokenizer, prompt), screen)
+    responses = draw(loaded, encode(config, tokenizer, prompt), screen, keep=False)
     return [tokenizer.decode(r.tokens.tolist()) for r in responses]
 
 

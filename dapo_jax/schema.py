@@ -98,6 +98,7 @@ SCHEMA: dict[str, Field] = {
     "supervised_warmup.skill_lr": Field(3e-3, "peak learning rate of those steps (schedule in warmup.py)", 0.0, 10.0),
     "supervised_warmup.habit_steps": Field(0, "embedded task: steps on hasty examples that skip the work, so that care becomes rare", 0),
     "supervised_warmup.habit_lr": Field(1.5e-3, "peak learning rate of those steps", 0.0, 10.0),
+    "supervised_warmup.optimizer": Field("adam", "of all these steps: Adam, or Muon for the matrices of the blocks and Adam for the rest", choices=("adam", "muon")),
     "supervised_warmup.batch": Field(64, "examples per step", 1, _ROWS),
 
     # --- rollout (paper section 4.1: 512 prompts x 16, 20480 tokens) -------------------------------
@@ -181,6 +182,7 @@ SCHEMA: dict[str, Field] = {
     "critic.lambda_value": Field(1.0, "lambda of the value model's targets (decoupled GAE); 1 = the target is the reward", 0.0, 1.0),
     "critic.lambda_policy": Field(0.95, "lambda of the policy's advantages where length_alpha is 0", 0.0, 1.0),
     "critic.length_alpha": Field(0.05, "alpha of the policy's length-adaptive lambda 1 - 1 / (alpha l) (VAPO Eq. 5), l tokens; 0 = lambda_policy at any length", 0.0, 1e6),
+    "critic.bootstrap_truncated": Field(False, "behind a response cut at rollout.max_response_tokens the value of the state it broke off in follows, in place of its reward; False = its reward, and 0 behind it"),
     "critic.clip": Field(0.0, "a value learns while within this of what it was at the start of the step, in the reward's unit (PPO's value clip); 0 = off", 0.0, 1e6),
 
     # --- optimizer -----------------------------------------------------------------------------------------

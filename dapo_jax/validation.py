@@ -317,6 +317,11 @@ def check_critic(config) -> list[str]:
                 f"config.advantage.{name}: {config.advantage[name]!r} is of advantages within a"
                 f" group; with critic.enabled they are GAE's: leave it at {of_group[name]!r}"
             )
+    if config.critic.bootstrap_truncated and config.loss.overlong_filter != "off":
+        bad.append(
+            "config.critic.bootstrap_truncated: True is of truncated responses, and"
+            f" loss.overlong_filter={config.loss.overlong_filter!r} leaves them out; set it to off"
+        )
     chosen = objectives.OBJECTIVES.get(config.loss.objective)
     if chosen and chosen.of_responses and config.loss.objective != "gspo_token":
         bad.append(

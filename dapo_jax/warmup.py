@@ -13,14 +13,45 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from dapo_jax import bars, parallel
 from dapo_jax.dapo import packing, update
 from dapo_jax.data import arithmetic, problems, prompts, worked
 from dapo_jax.data.tokenizer import Tokenizer
+from dapo_jax.model import qwen2
 
 # Imitation wants the fewest steps, RL stability: hence an optimizer of its own.
 OPTIMIZER = dict(b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.01, clip_norm=1.0)
+
+# Muon's decay of the momentum, and the root mean square of a matrix's update at rate 1.
+MUON = dict(beta=0.8, consistent_rms=0.3)
+
+
+def optimizer(name: str, shape: qwen2.Shape) -> optax.GradientTransformation:
+    """`supervised_warmup.optimizer`. 'muon' (optax.contrib) is for the matrices of the blocks, each
+    layer by itself, and Adam for the rest: on the embedded task the skill appears in 350 steps, and
+    by Adam in 900 or not yet."""
+    if name == "adam":
+        return update.optimizer(**OPTIMIZER)
+
+    def of_blocks(weight):  # stacked over layers; None: not a matrix
+        axes, inputs = (qwen2.metadata(shape, of)["blocks"][weight] for of in ("axes", "in_axes"))
+        split = (tuple(range(1, 1 + inputs)), tuple(range(1 + inputs, len(axes))))
+        return optax.contrib.MuonDimensionNumbers(*split) if inputs else None
+
+    weights = qwen2.abstract(shape)
+    matrices = {"blocks": {weight: of_blocks(weight) for weight in weights["blocks"]}}
+    return optax.chain(
+        optax.clip_by_global_norm(OPTIMIZER["clip_norm"]),
+        optax.contrib.muon(
+            -1.0,  # `update.apply` multiplies by the rate, and subtracts
+            **MUON,
+            muon_weight_dimension_numbers=dict.fromkeys(weights) | matrices,
+            adam_b1=OPTIMIZER["b1"],
+            adam_b2=OPTIMIZER["b2"],
+        ),
+    )
 
 
 Mix = Sequence[tuple[arithmetic.Style, Sequence[int]]]  # styles, and the levels of each
@@ -107,7 +138,7 @@ def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase | Sho
         shape,
         mesh,
         rules,
-        update.optimizer(**OPTIMIZER),
+        optimizer(config.supervised_warmup.optimizer, shape),
         config.model.dtype,
         config.optim.offload,
     )

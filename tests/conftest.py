@@ -1,5 +1,6 @@
 """Shared set-up: eight simulated CPU devices, so that the mesh tests need no accelerator."""
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -35,6 +36,9 @@ if "JAX_NUM_CPU_DEVICES" not in os.environ and (
         jax.devices()
         del os.environ["NPROC"]
 
+# Of the seconds that tracing takes, a tenth went to the collector at its usual pace.
+gc.set_threshold(50_000)
+
 # No deadline, nor one for drawing examples: the first compiles, and a machine may be busy. Under
 # CI the examples are always the same.
 hypothesis.settings.register_profile(
@@ -46,10 +50,20 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("dapo_jax")
 
 
+# The files that take longest, fast and slow tests, are begun first: the workers then end together.
+LONGEST = (
+    "test_processes", "test_compile", "test_learning", "test_chaos", "test_vapo", "test_damage",
+    "test_leave", "test_kill", "test_system", "test_pod_update", "test_notebooks", "test_start",
+    "test_curriculum", "test_first_week", "test_train", "test_evaluate_cli", "test_lora",
+    "test_qwen2", "test_named_evaluation", "test_update", "test_hf",
+)  # fmt: skip
+
+
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=15, help="random moments of tests/faults")
     parser.addoption("--strings", type=int, default=200_000, help="of the verifiers' slow test")
-    parser.addoption("--runs", type=int, default=100, help="checkpoints of test_seal under load")
+    parser.addoption("--runs", type=int, default=20, help="checkpoints of test_seal under load")
+    parser.addoption("--seeds", type=int, default=1, help="of each slow run of test_learning")
     parser.addoption(
         "--all_configs",
         action="store_true",
@@ -64,7 +78,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """A slow test's limit of time: long enough for the pods' compiler beside other work."""
+    """The longest files first; a slow test's limit of time: long enough for the pods' compiler
+    beside other work."""
+    items.sort(key=lambda item: (*LONGEST, item.path.stem).index(item.path.stem))
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(3600))

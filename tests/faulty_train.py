@@ -62,5 +62,6 @@ def restore(self, step, *arguments, **named):
 
 parallel.to_host, ocp.CheckpointManager.restore = flipped_to_host, restore
 if __name__ == "__main__":
+    stubbed_train.know_programs_of_others(sys.argv)
     hooks = train.Hooks(phase=phase, step=stubbed_train.record)
     cli.run(functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks))

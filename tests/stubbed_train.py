@@ -12,6 +12,7 @@ import zlib
 from typing import NoReturn
 
 import jax
+from jax._src import cache_key
 
 from dapo_jax import build, cli, train
 from dapo_jax.grading import Grade, Judge
@@ -45,6 +46,15 @@ def forget_programs() -> None:
     sampler.programs.cache_clear()
 
 
+def know_programs_of_others(argv: list[str]) -> None:
+    """Of several processes: as those of a slice, which all know a program by the same key and find
+    it where process 0 has kept it. On CPU each has another fingerprint of the same devices, and
+    would compile all of it at each start. Only for a cache that this machine alone has written."""
+    if not any(flag.startswith("--num_processes=") for flag in argv):
+        return
+    cache_key._hash_accelerator_config = lambda key, devices: key.update(b"slice")
+
+
 def run_and_exit(main) -> NoReturn:
     """`cli.run(main)` in a forked process, which ends here, with the status of the command."""
     code = 1
@@ -62,4 +72,5 @@ def run_and_exit(main) -> NoReturn:
 
 
 if __name__ == "__main__":
+    know_programs_of_others(sys.argv)
     cli.run(functools.partial(train.main, score=JUDGE, hooks=train.Hooks(step=record)))

@@ -1,7 +1,10 @@
 """What benchmarks share, and the reports they write; the measuring itself is theirs."""
 
+import json
+import os
 import pathlib
 import re
+import subprocess
 import sys
 import time
 
@@ -10,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))
 import curricula
+import half_billion
 import lengths
 import pod_plan
 import quickstart
@@ -28,8 +32,11 @@ KEPT = (
 
 @pytest.mark.parametrize(
     "name",
-    [*KEPT, "curricula", "gpu", "race", "recipes", "sampler", "staleness", "update", "vapo"],
-)
+    [
+        *KEPT, "curricula", "gpu", "half_billion", "race", "recipes", "sampler", "staleness",
+        "update", "vapo",
+    ],
+)  # fmt: skip
 def test_every_benchmark_can_keep_its_figures(name):
     source = pathlib.Path(results.__file__).with_name(f"{name}.py").read_text()
     assert '"--write"' in source and "results.write(" in source
@@ -42,6 +49,32 @@ def test_a_section_takes_the_place_of_the_old_one(tmp_path, monkeypatch):
     assert (tmp_path / "RESULTS.md").read_text() == (
         "# Measured\n\n## A\n\n3\n\n## B\n\n2\n\n## C\n\n4\n"
     )
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="of Linux")
+def test_an_instruction_set_is_named_to_all_sides_before_they_are_imported():
+    code = (
+        "import os, sys, timing; timing.one_core(); import json;"
+        "assert not {'jax', 'torch', 'numpy'} & set(sys.modules);"
+        f"print(json.dumps([{{k: os.environ.get(k) for k in {list(timing.ISA['AVX2'])}}},"
+        " len(os.sched_getaffinity(0))]))"
+    )
+    env = os.environ | {"XLA_FLAGS": "--xla_foo=1"}
+
+    def told(*flags):
+        where = pathlib.Path(timing.__file__).parent
+        command = [sys.executable, "-c", code, *flags]
+        return json.loads(subprocess.check_output(command, cwd=where, env=env))
+
+    plain, cores = told("--repeats=1")
+    assert plain["XLA_FLAGS"] == "--xla_foo=1" and cores == 1
+    found, _ = told("--isa=AVX2", "--repeats=1")
+    assert found == timing.ISA["AVX2"] | {"XLA_FLAGS": "--xla_foo=1 --xla_cpu_max_isa=AVX2"}
+
+
+def test_the_machine_is_said_by_its_processors_name():
+    assert re.fullmatch(r".*\d{4}-\d\d-\d\d, .+, \d+ cores; numpy [\d.]+", results.made_by("numpy"))
+    assert results.cpu() and "\n" not in results.cpu()
 
 
 def test_the_quickstarts_summary():
@@ -122,6 +155,20 @@ def test_curricula_are_compared_by_tokens_to_an_accuracy():
     text = curricula.summary({"none": [slow, slow], "no_positive": [quick, stopped]})
     assert "| none | 15.0 +- 0.0 | | 2 of 2 | 1.000 +- 0.000 | 1.0 | 0 |" in text
     assert "| no_positive | 15.0 +- 63.5 | 0.0 +- 63.5 | 1 of 2 |" in text
+
+
+def test_both_sides_of_half_a_billion_take_turns(monkeypatch):
+    """A row is of medians over processes, ours before theirs; work a CPU-second."""
+    seconds, asked = iter([1.0, 2.0, 8.0, 6.0, 2.0, 3.0]), []
+
+    def run(cores, what, who):
+        asked.append((cores, what, who))
+        return {"seconds": (s := next(seconds)), "peak": 10 * s}
+
+    monkeypatch.setattr(half_billion, "run", run)
+    row = half_billion.compared(2, "decode", 3)
+    assert asked == [(2, "decode", "ours"), (2, "decode", "theirs")] * 3
+    assert row == ("decode, 2 core(s)", "8.0", "5.3", "1.50x", "20.00", "30.00")
 
 
 def test_every_curriculum_changes_what_is_drawn_and_nothing_else():

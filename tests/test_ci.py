@@ -1,6 +1,7 @@
 """What CI promises of itself: skipped tests are told, a test that hangs fails by name."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -61,6 +62,16 @@ def test_a_skip_that_nothing_explains_is_an_error(results):
 def test_no_results_are_no_success(tmp_path):
     done = told(tmp_path)
     assert done.returncode == 1 and "no results in" in done.stderr
+
+
+def test_lists_of_test_files_name_files():
+    """Those that Python 3.12 leaves out, and those that are begun first."""
+    there = {file.stem for file in (ROOT / "tests").rglob("test_*.py")}
+    once = re.search(r"once=\(\n(.*?)\n\)", (ROOT / ".ci" / "run").read_text(), re.S)[1].split()
+    longest = re.search(r"LONGEST = \((.*?)\)", (ROOT / "tests/conftest.py").read_text(), re.S)[1]
+    first = re.findall(r'"(\w+)"', longest)
+    assert len(once) > 10 and {f"test_{name}" for name in once} < there
+    assert len(first) > 10 and set(first) < there
 
 
 def test_a_test_that_hangs_fails_with_its_stack(tmp_path):

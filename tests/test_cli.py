@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -175,11 +173,9 @@ def test_home_is_expanded_in_every_path(monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "sample", "plan"])
-def test_help_lists_the_own_flags_with_defaults(command):
-    program = [sys.executable, "-m", f"dapo_jax.{command}"]
-    done = subprocess.run(
-        [*program, "--help"], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+def test_help_lists_the_own_flags_with_defaults(command, shell):
+    done = shell.python("-m", f"dapo_jax.{command}", "--help", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     assert f"python -m dapo_jax.{command} --" in done.stdout
     for word in ("--config ", "(default: configs/quickstart.py)", "--workdir", "--helpfields"):
         assert word in done.stdout

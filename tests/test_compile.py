@@ -131,6 +131,7 @@ def planned(tmp_path, config: str, topology: str, env=(), timeout=None) -> tuple
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_command_line(tmp_path):
     level = {"JAX_OPTIMIZATION_LEVEL": "O0"}
     saved, said = planned(tmp_path, "quickstart", "v5e:2x2", level, timeout=500)
@@ -230,7 +231,7 @@ def test_sigterm_ends_the_compiler_too_and_says_one_line(tmp_path):
             stderr=stderr, start_new_session=True,
         )  # fmt: skip
     deadline = time.time() + 1800
-    while "decode_full: compiling" not in log.read_text() and time.time() < deadline:
+    while "prefill: compiling" not in log.read_text() and time.time() < deadline:
         assert running.poll() is None, log.read_text()
         time.sleep(0.1)
     running.terminate()

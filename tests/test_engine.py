@@ -40,7 +40,7 @@ RULES = config.base().sharding.decode
 DRAW = Draw(seed=5, temperature=0.9)
 
 
-def make_engine(mesh_shape=(1, 1, 1), slots=8, chunk=16, shape=SHAPE, **cache):
+def make_engine(mesh_shape=(1, 1, 1), slots=8, chunk=16, shape=SHAPE, dtype="float32", **cache):
     devices = np.array(jax.devices()[: np.prod(mesh_shape)]).reshape(mesh_shape)
     sizes = dict(slots=slots, chunk=chunk, prompt_tokens=PROMPT, response_tokens=RESPONSE, **cache)
     return Engine(
@@ -50,7 +50,7 @@ def make_engine(mesh_shape=(1, 1, 1), slots=8, chunk=16, shape=SHAPE, **cache):
         **sizes,
         prefill_prompts=4,
         stop_ids=STOPS,
-        dtype="float32",
+        dtype=dtype,
     )
 
 
@@ -281,6 +281,33 @@ def test_nothing_compiles_after_the_first_call(caplog, engine, weights, requests
     assert compilations(caplog, lambda: jax.jit(lambda x: x + 99)(np.float32(1)))
 
 
+@pytest.mark.parametrize("change", [{}, {"dtype": "bfloat16"}, {"cache_dtype": "int8"}], ids=str)
+@pytest.mark.parametrize("scan", [False, True])
+def test_weights_that_are_given_up_are_held_once(params, requests, scan, change):
+    """The same samples; what needs no change stays where it lies, and stacks of layers that are
+    taken apart are gone."""
+    engine = make_engine(shape=SHAPE._replace(scan_layers=scan), **change)
+    given = jax.device_put(params, jax.devices()[0])
+    want, _ = engine.generate(engine.decode_params(given), requests[:4], DRAW)
+    assert not any(w.is_deleted() for w in jax.tree.leaves(given))  # kept unless told
+    place = lambda w: w.unsafe_buffer_pointer()
+    embed, stack = place(given["embed"]), place(given["blocks"]["up"])
+    taken = engine.decode_params(given, keep=False)
+    got, _ = engine.generate(taken, requests[:4], DRAW)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+        np.testing.assert_array_equal(a.logps, b.logps)
+    if "cache_dtype" in change:  # its keys are evened out: another model's weights
+        return
+    blocks = taken["blocks"]
+    assert isinstance(blocks, dict if scan else list)
+    assert given["embed"].is_deleted() == ("dtype" in change)
+    assert given["blocks"]["up"].is_deleted() == ("dtype" in change or not scan)
+    if not change:
+        assert place(taken["embed"]) == embed
+        assert not scan or place(blocks["up"]) == stack
+
+
 def test_progress_counts_every_request(engine, weights, requests):
     counts = []
     engine.generate(weights, requests, DRAW, progress=counts.append)
@@ -509,6 +536,7 @@ def test_no_memory_growth_over_many_requests(engine, weights):
         return len(jax.live_arrays())
 
     def resident():
+        gc.collect()
         with open("/proc/self/statm") as f:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 

@@ -220,6 +220,7 @@ def test_export(shell, trained, files):
     assert not np.array_equal(before["embed"], after["embed"])
 
 
+@pytest.mark.slow
 @row("CSV, and a data set of the hub")
 def test_csv_and_the_hub(shell, desk):
     (desk / "train.csv").write_text('question,answer\n"f 4 g + 2 ?",6\n')
@@ -227,6 +228,7 @@ def test_csv_and_the_hub(shell, desk):
     assert len({r["problem"] for r in samples(desk)}) > 1
 
 
+@pytest.mark.slow
 @row("a system prompt, another template")
 def test_system_and_template(shell, desk):
     ran(desk, shell, "a system prompt, another template")
@@ -234,6 +236,7 @@ def test_system_and_template(shell, desk):
     assert all(re.fullmatch(r" ⁇ +[\w +-]+ \? Answer:", r["prompt"]) for r in samples(desk))
 
 
+@pytest.mark.slow
 @row("a reward of yes or no")
 def test_yes_or_no(shell, desk):
     ran(desk, shell, "a reward of yes or no")
@@ -242,6 +245,7 @@ def test_yes_or_no(shell, desk):
     assert all(r["correct"] == (r["answer"] in r["response"].split()) for r in kept)
 
 
+@pytest.mark.slow
 @row("a graded reward, several rewards")
 def test_graded_and_several(shell, desk):
     *_, last = ran(desk, shell, "a graded reward, several rewards")
@@ -262,6 +266,7 @@ def test_losses(shell, desk, task):
     assert found == want[task]
 
 
+@pytest.mark.slow
 @row("a cosine learning rate")
 def test_cosine(shell, desk):
     first, second = (r["optim/lr"] for r in ran(desk, shell, "a cosine learning rate")[1:])
@@ -275,6 +280,7 @@ def test_qwen3(shell, desk):
     assert json.loads((desk / "Qwen/Qwen3-0.6B/config.json").read_text())["model_type"] == "qwen3"
 
 
+@pytest.mark.slow
 @row("from a cell of a notebook")
 def test_a_cell(shell, desk):
     mine(desk)
@@ -297,6 +303,7 @@ def test_a_sweep(shell, desk):
 POD = "weeks on a pod, watched from afar"
 
 
+@pytest.mark.slow
 @row(POD)
 def test_launch(desk):
     """As far as it goes without a cloud: the config and its files are checked, the slice is not."""

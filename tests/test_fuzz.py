@@ -92,6 +92,7 @@ def test_overrides(overrides):
         one_line_each(message)
 
 
+@pytest.mark.slow
 def test_a_few_generated_commands():
     """tests/fuzz_commands.py makes thousands by hand."""
     program = [sys.executable, str(Path(__file__).parent / "fuzz_commands.py")]

@@ -121,9 +121,11 @@ def test_trained_model(tmp_path, assets):
 # --- loading --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("small", [0, hf._SMALL], ids=["streamed", "small"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_dtypes(tmp_path, dtype):
+def test_dtypes(tmp_path, monkeypatch, dtype, small):
     """Any stored dtype becomes any wanted one, as NumPy would convert it."""
+    monkeypatch.setattr(hf, "_SMALL", small)
     tensors = {k: v.astype(dtype) for k, v in golden.tensors(CASE).items()}
     directory = golden.write(tmp_path, CASE, state=tensors)
     stored = tensors["model.layers.1.self_attn.k_proj.weight"]
@@ -132,6 +134,15 @@ def test_dtypes(tmp_path, dtype):
         assert k.dtype == wanted and k.shape == (2, 20, 3, 8)
         expected = stored.astype(wanted).reshape(3, 8, 20).transpose(2, 0, 1)
         assert np.asarray(k[1]).tobytes() == expected.tobytes()
+
+
+def test_small_weights_are_loaded_without_a_program(tmp_path, monkeypatch):
+    directory = golden.write(tmp_path, CASE, state=golden.tensors(CASE))
+    monkeypatch.setattr(hf, "_SMALL", 0)
+    streamed = load_params(directory)
+    monkeypatch.undo()
+    monkeypatch.setattr(hf, "_load_tensor", None)
+    assert_same(load_params(directory), streamed)
 
 
 # Cuts every other kind of axis: inside joined dimensions, one over two mesh axes, the stack.
@@ -148,6 +159,7 @@ def test_sharded(tmp_path, monkeypatch, rules, dtype):
     directory = golden.write(tmp_path, "0.5B", state=tensors, config=settings, shards=3)
     whole = load_params(directory, dtype=dtype)
 
+    monkeypatch.setattr(hf, "_SMALL", 0)
     parts = []
     read = hf._read
     monkeypatch.setattr(hf, "_read", lambda *args: parts.append(read(*args)) or parts[-1])

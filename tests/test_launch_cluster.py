@@ -821,20 +821,24 @@ def test_one_table_of_slices():
         assert int(hosts) * int(chips) == pod.chips and machine.endswith(f"-{chips}t")
 
 
+MISTAKES = [
+    (["--config=configs/nope.py"], "--config=configs/nope.py: no such file"),
+    (["--config.optim.lrr=3"], "config.optim.lrr: no such field; did you mean optim.lr"),
+    (["--config.mesh.tensor=3"], "config.mesh: "),
+    (["--hearbeat_timeout=3"], "Unknown command line flag 'hearbeat_timeout'"),
+    (["--config.data.train=no.jsonl"], "config.data.train: no.jsonl: no such file or folder"),
+    (["--config.rollout.cache_fraction=1.0", "--config.rollout.slots=8192"], "by arithmetic"),
+]
+
+
 @pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--config=configs/nope.py"], "--config=configs/nope.py: no such file"),
-        (["--config.optim.lrr=3"], "config.optim.lrr: no such field; did you mean optim.lr"),
-        (["--config.mesh.tensor=3"], "config.mesh: "),
-        (["--hearbeat_timeout=3"], "Unknown command line flag 'hearbeat_timeout'"),
-        (["--config.data.train=no.jsonl"], "config.data.train: no.jsonl: no such file or folder"),
-        (["--config.rollout.cache_fraction=1.0", "--config.rollout.slots=8192"], "by arithmetic"),
-    ],
+    ("script", "flags", "said"),
+    [("tpu_vm.sh", *mistake) for mistake in MISTAKES]
+    + [("gke.sh", *mistake) for mistake in MISTAKES[-2:]],
 )
-@pytest.mark.parametrize("script", ["tpu_vm.sh", "gke.sh"])
 def test_a_training_is_checked_before_a_slice_is_made(script, flags, said, tmp_path):
-    """With the real package; neither gcloud nor kubectl is called."""
+    """With the real package; neither gcloud nor kubectl is called. The check is one function, of
+    launch/slice.sh: that gke.sh calls it is seen by two mistakes of different kinds."""
     for tool in ("gcloud", "kubectl"):
         executable(tmp_path / tool, f"#!/bin/sh\ntouch '{tmp_path}/called'\n")
     executable(tmp_path / "python3", test_launch.THIS_PYTHON)

@@ -15,6 +15,7 @@ from dapo_jax.experiments import (
     arms,
     bandit,
     bases,
+    credit,
     effects,
     mechanism_report,
     mechanisms,
@@ -209,6 +210,17 @@ def test_contrast(after, before, expected, shown, disjoint):
     assert x.difference.mean == pytest.approx(np.mean(after) - np.mean(before))
 
 
+def credit_run(trained: float, adaptive: float, noisy) -> dict:
+    third = {"explained": 0.1 + trained, "error": 0.5 - trained, "advantage": 0.5 - trained}
+    levels = {f"k{k}": {"accuracy": 0.5 + adaptive + float(noisy(()))} for k in credit.LEVELS}
+    return {
+        "before": {"slope": 0.3 - trained + float(noisy(()))}
+        | {t: {k: v + float(noisy(())) for k, v in third.items()} for t in credit.THIRDS},
+        "series": {tag: (0.5 + noisy(credit.STEPS)).tolist() for tag in credit.SERIES},
+        "levels": levels,
+    }
+
+
 def made_up(seeds: int, better: float):
     """Results in which the deciding side of every contrast is better by about `better`."""
     rng = np.random.default_rng(0)
@@ -262,6 +274,15 @@ def made_up(seeds: int, better: float):
                     for s, r in zip(played, rate, strict=True)
                 }
             }
+        elif task.work is credit.make_reward_model:
+            results[task.folder] = {"explained": 0.6}
+        elif task.work is credit.play:
+            _, changes, played = task.arguments
+            trained = better * bool(changes["critic.pretrain_steps"])
+            adaptive = better * bool(changes["critic.length_alpha"])
+            results[task.folder] = {
+                "runs": {str(s): credit_run(trained, adaptive, noisy) for s in played}
+            }
         else:
             results[task.folder] = {}
         results[task.folder]["cpu_s"] = 1.0
@@ -290,7 +311,7 @@ def test_report_states_every_number_and_verdict(tmp_path):
     found = {name: technique.effect(runs) for name, technique in techniques.ALL.items()}
     found["token_mean"] = techniques.ALL["token_mean"].effect(made_up(4, 0.0))
     said = mechanism_report.write(tmp_path, found, runs, 60.0)
-    assert said.count("shown") == 6 and said.count("NOT shown") == 1
+    assert said.count("shown") == 8 and said.count("NOT shown") == 1
     text = (tmp_path / "mechanisms.md").read_text()
     assert "## Token-level loss: not shown" in text and "## Dynamic Sampling: shown" in text
     data = json.loads((tmp_path / "mechanisms.json").read_text())

@@ -448,6 +448,7 @@ def start(
         | {
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             "NPROC": "16",  # as in conftest.py: a thread pool that does not run dry
+            "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "xla"),  # of this session alone
         }
         | dict(env),
         stdout=subprocess.PIPE,

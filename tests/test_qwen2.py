@@ -260,31 +260,31 @@ def test_prefill_and_decode_give_the_logits_of_the_whole(page_tokens, prefill_to
     table = np.arange(g.pages, dtype=np.int32).reshape(2, -1)[:, : g.row_pages]
     pool = jax.tree.map(lambda x: jnp.full(x.shape, 9.0), paged.new_pool(g, "float32"))
 
+    sampled = weights if shape.scan_layers else qwen2.unstacked(weights)
+
     @jax.jit
     def prefill(p, pool, chunk):
-        model = qwen2.bind(shape, p)
+        model, layers = qwen2.bind_layers(shape, p)
         positions = chunk.start + np.broadcast_to(np.arange(prefill_tokens), (2, prefill_tokens))
         attend = paged.prefill_attend(g, chunk, 4, 11)
-        return model.cached(chunk.tokens_BxT, positions, pool, attend, model.layer_weights())[1]
+        return model.cached(chunk.tokens_BxT, positions, pool, attend, layers)[1]
 
     @jax.jit
     def decode(p, tokens, positions, pool):
-        model = qwen2.bind(shape, p)
+        model, layers = qwen2.bind_layers(shape, p)
         attend = paged.decode_attend(
             g, paged.CacheRows(jnp.asarray(table), positions, positions >= 0)
         )
-        x, pool = model.cached(
-            tokens[:, None], positions[:, None], pool, attend, model.layer_weights()
-        )
+        x, pool = model.cached(tokens[:, None], positions[:, None], pool, attend, layers)
         return x[:, 0] @ model.head(), pool
 
     for start in range(0, 11, prefill_tokens):
         tokens = prompts[:, start : start + prefill_tokens]
         chunk = paged.Prompts(tokens, table, lengths - 1, np.int32(start))
-        pool = prefill(weights, pool, jax.tree.map(jnp.asarray, chunk))
+        pool = prefill(sampled, pool, jax.tree.map(jnp.asarray, chunk))
     for step in range(2):
         positions = lengths - 1 + step
-        logits, pool = decode(weights, TOKENS[[0, 1], positions], positions, pool)
+        logits, pool = decode(sampled, TOKENS[[0, 1], positions], positions, pool)
         np.testing.assert_allclose(logits, want[[0, 1], positions], atol=3e-5)
 
 

@@ -150,6 +150,22 @@ def test_content_sees_elements_that_change_places():
     assert len(numbers) == 3
 
 
+def test_numpy_and_the_program_find_the_same(monkeypatch):
+    rng = np.random.default_rng(0)
+    number = lambda size, dtype: jnp.asarray(rng.integers(0, 99, size), dtype)
+    arrays = [number(size, jnp.float32) for size in ((), (0,), (7,), (5, 4, 3))]
+    arrays += [number((3, 5), dtype) for dtype in (jnp.bfloat16, jnp.int32, jnp.uint8)]
+    arrays += [arrays[2].at[3].set(jnp.nan), arrays[4].at[1].set(jnp.inf)]
+    with monkeypatch.context() as m:
+        for program in ("_survey", "_checksums"):
+            m.setattr(seal, program, None)
+        survey, sums = seal.survey(arrays), seal.checksums(arrays)
+    assert [finite for _, finite in survey.values()] == 7 * [True] + 2 * [False]
+    monkeypatch.setattr(seal, "_SMALL", -1)
+    assert seal.survey(arrays) == survey
+    assert [int(n) for n in seal.checksums(arrays)] == [int(n) for n in sums]
+
+
 def test_content_does_not_know_the_mesh():
     x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
     mesh = jax.make_mesh((4, 2), ("a", "b"))

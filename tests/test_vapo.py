@@ -24,10 +24,14 @@ from test_train import (
 )
 from test_update import RULES, SHAPE, mesh_of, relative_gap, spread
 
-from dapo_jax import build, config, parallel, schema, validation
+from dapo_jax import algorithm, build, config, parallel, schema, validation
 from dapo_jax.dapo import packing, update as dapo_update
+from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.state import State
 from dapo_jax.log import guards, metrics, tags
 from dapo_jax.model import hf, qwen2
+from dapo_jax.rollout.engine import Response
 from dapo_jax.vapo import critic, pretraining, update
 
 SHAPE = SHAPE._replace(value_head=True)
@@ -136,6 +140,62 @@ def test_eight_devices_are_one(params, items, old, expected, sizes):
         np.testing.assert_allclose(values, row[at : at + len(item.response)], atol=2e-5)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_truncated_response_bootstraps(params, items, layout):
+    """The value of the state it broke off in follows, in place of its reward: what the model says
+    behind the last token, in rows where nothing of the others changes."""
+    of, cut = make_critic(), [i._replace(truncated=n % 3 == 0) for n, i in enumerate(items)]
+    rows, used, places = packing.pack(cut, open_ends=True, **layout)
+    closed, _, _ = packing.pack(items, **layout)
+    for name in ("trained_AxRxT", "weight_AxRxT", "advantage_AxRxT"):
+        assert getattr(rows, name).sum() == getattr(closed, name).sum()
+    cells = lambda rows: (rows.segments_AxRxT > 0).sum()
+    assert cells(rows) == cells(closed) + sum(i.truncated for i in cut)
+    rows = parallel.to_device(rows, of.row_sharding)
+    state = parallel.to_device(params, of.param_shardings)
+    values = of.values(state, rows, np.int32(used))
+    c = config.base()
+    c.critic.gamma, c.critic.lambda_value, c.critic.length_alpha = 0.99, 0.9, 0.0
+    got = jax.device_get(of.estimate(rows, values, update.horizon(c, [cut])))
+    advantages = packing.unpack(got.advantage_AxRxT, places)
+    returns = packing.unpack(got.returns_AxRxT, places)
+    longer = [i._replace(response=np.append(i.response, 0)) for i in items]
+    told = np.asarray(oracle_values(params, longer))
+    for item, of_row, A, G in zip(cut, told, advantages, returns, strict=True):
+        n, first = len(item.response), len(item.prompt) - 1
+        v, behind = of_row[first : first + n], of_row[first + n]
+        delta = 0.99 * np.append(v[1:], behind if item.truncated else 0.0) - v
+        delta[-1] += 0.0 if item.truncated else item.advantage
+        power = lambda rate, n=n: np.triu(rate ** np.abs(np.subtract.outer(range(n), range(n))))
+        np.testing.assert_allclose(A, power(0.99 * 0.95) @ delta, atol=5e-5)
+        np.testing.assert_allclose(G, power(0.99 * 0.9) @ delta + v, atol=5e-5)
+
+
+def test_only_a_run_that_bootstraps_has_the_cell():
+    c = small(1)
+    c.critic.enabled, c.loss.old_logprobs = True, "reuse"
+    responses = [
+        Response(np.full(n, n), np.zeros(n, "f"), np.zeros(n, "f"), n % 2 == 0) for n in range(1, 5)
+    ]
+    verdicts = Grades(np.ones(4), np.ones(4, bool))
+    groups = [Group(i, [1], responses, verdicts) for i in range(4)]
+
+    def cells(**fields):
+        c.critic.update(fields)
+        given = algorithm.make_minibatches(c, groups, 0)
+        packed = algorithm.pack_minibatches(c, machine_of(c), State({}, ()), given)
+        return sum(int((b.rows.segments_AxRxT > 0).sum()) for b in packed)
+
+    assert cells(bootstrap_truncated=True) == cells(bootstrap_truncated=False) + 8
+    assert cells(enabled=False, bootstrap_truncated=True) == cells(bootstrap_truncated=False)
+
+
+def logged(*sums):
+    """What a step logs of values whose updates had these sums."""
+    told = dict(tokens=1, value_loss=0, clipped=0, grad_norm=0, skipped=0)
+    return metrics.value_metrics([told | {"estimates": of} for of in sums])
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.4])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_estimates_are_gae_of_each_response(items, old, layout, alpha):
@@ -165,13 +225,30 @@ def test_estimates_are_gae_of_each_response(items, old, layout, alpha):
         sum(n for n in lengths if low < n <= high)
         for low, high in ((0, 99), (0, lengths[3]), (lengths[3], lengths[7]), (lengths[7], 99))
     ]
-    log = metrics.value_metrics(
-        [dict(tokens=1, value_loss=0, clipped=0, grad_norm=0, skipped=0, estimates=got.sums)]
-    )
+    log = logged(got.sums)
     G, error = np.concatenate(returns), np.concatenate(errors)
     assert log["critic/explained_variance"] == pytest.approx(1 - error.var() / G.var(), abs=1e-4)
     assert {tags.family(tag) for tag in log} == {t for t in tags.TAGS if t.startswith("critic/")}
     assert log["critic/advantage_std"] == pytest.approx(np.concatenate(advantages).std(), rel=1e-4)
+
+
+def test_golden_explained_variance():
+    """Of two responses, a mini-batch each, from the sums of their estimates."""
+    values, rewards = ([0.9, 0.35, -0.5, 0.5, 1.4], [-0.5, -0.25, -0.9]), (1.0, -1.0)
+    of, layout = make_critic(), dict(row_tokens=9, micro_rows=1, max_items=1)
+
+    def sums(values, reward):
+        response = packing.Item([1, 2], [3] * len(values), np.zeros(len(values), "f"), reward, 1.0)
+        batch, _ = packed(of, [response], [np.array(values, "f")], layout)
+        got = of.estimate(batch.rows, batch.old_values_AxRxT, update.horizon(config.vapo(), []))
+        return jax.device_get(got.sums)
+
+    tag = "critic/explained_variance"
+    log = logged(*map(sums, values, rewards))
+    assert log[tag] == pytest.approx(0.4946666666666667, rel=1e-5)
+    off_by_3 = [[r + 3] * len(v) for v, r in zip(values, rewards, strict=True)]
+    assert logged(*map(sums, off_by_3, rewards))[tag] == pytest.approx(1, abs=1e-6)
+    assert tag not in logged(*map(sums, values, (1.0, 1.0)))  # nothing to explain
 
 
 # ------------------------------------------------------------------------------------------------
@@ -228,6 +305,10 @@ def test_a_model_of_other_tokens_is_refused(tmp_path):
         ({"advantage.whiten": True}, "config.advantage.whiten: True is of advantages within"),
         ({"advantage.leave_one_out": True}, "config.advantage.leave_one_out: True is of"),
         ({"advantage.scale": "batch"}, "config.advantage.scale: 'batch' is of"),
+        (
+            {"critic.bootstrap_truncated": True, "loss.overlong_filter": "loss"},
+            "config.critic.bootstrap_truncated: True is of truncated responses, and",
+        ),
         ({"loss.objective": "gspo"}, "'gspo' has one ratio for a response"),
         ({"critic.init_from": "./nowhere"}, "config.critic.init_from: ./nowhere: no such file"),
     ],
@@ -349,6 +430,7 @@ def test_a_run_without_a_value_model_is_no_start_for_one(whole_run, tmp_path):
         {"model.lora.rank": 2, "model.dtype": "bfloat16"},
         {"rollout.staleness": 1, "loss.importance_cap": 5.0, "rollout.chunk": 4},
         {"dynamic_sampling.surplus": "carry"},
+        {"critic.bootstrap_truncated": True, "rollout.max_response_tokens": 6},
         {"dynamic_sampling.enabled": False, "loss.positive_coef": 0.1, "critic.clip": 0.2},
         {"loss.objective": "cispo", "loss.normalizer": "sequence", "loss.old_logprobs": "reuse"},
     ],

@@ -24,7 +24,7 @@ from dapo_jax.model import hf
 PAD = 47  # an id that no text uses
 
 
-def make_base(base: pathlib.Path, root: pathlib.Path, warmup: dict[str, int], seed: int) -> None:
+def make_base(base: pathlib.Path, root: pathlib.Path, warmup: dict, seed: int) -> None:
     """Trains the base by the trainer's own warm-up, exports it by its own converter, and writes
     problems and vocabulary beside it. Left alone where it is whole."""
     if (base / "vocabulary.json").exists():

@@ -26,6 +26,8 @@ from dapo_jax.checkpoint import patience
 SEAL = "seal.json"
 HASHED = 1 << 20  # bytes; of larger files the size is sealed, `content` covers the arrays in them
 
+_SMALL = 1 << 20  # elements
+
 # Orbax finishes these two after the seal: one thread of its own notes a step's handlers and times,
 # now or later, and the commit waits for it. No run reads them, so they are not sealed, but `check`
 # wants them as a commit leaves them.
@@ -138,26 +140,54 @@ def _visit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return _surveyed([jax.device_put(x, x.sharding.with_memory_kind("device"))])[0]
 
 
-@jax.jit
-def _surveyed(arrays) -> list[tuple[jax.Array, jax.Array]]:
-    return [(n, jnp.isfinite(x).all()) for n, x in zip(checksums(arrays), arrays, strict=True)]
-
-
-@jax.jit
-def checksums(params) -> list[jax.Array]:
+def checksums(params) -> list:
     """A number for each array that any change of one element changes, and one of several changes in
     2**32 does not: its bits, weighted by odd numbers that depend on their place. uint32 sums wrap,
     so that they are exact in any order and layout."""
+    return _each(_checksums, _weigh_here, jax.tree.leaves(params))
 
-    def weigh(x):
-        bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype("uint32")
-        place, stride = jnp.uint32(0), 1
-        for axis in reversed(range(x.ndim)):
-            place += jax.lax.broadcasted_iota("uint32", x.shape, axis) * jnp.uint32(stride % 2**32)
-            stride *= x.shape[axis]
-        return jnp.sum(bits * (2 * place + 1), dtype="uint32")
 
-    return [weigh(x) for x in jax.tree.leaves(params)]
+def _surveyed(arrays: list) -> list[tuple]:
+    return _each(_survey, lambda x: (_weigh_here(x), np.isfinite(x).all()), arrays)
+
+
+def _each(program, here, arrays: list) -> list:
+    """Of each array: by one program of the devices, or by NumPy for what is small and in a CPU's
+    memory, which is done long before XLA has compiled anything."""
+    near = [_at_hand(x) for x in arrays]
+    far = [x for x, n in zip(arrays, near, strict=True) if not n]
+    found = iter(program(far) if far else ())
+    return [here(np.asarray(x)) if n else next(found) for x, n in zip(arrays, near, strict=True)]
+
+
+def _at_hand(x) -> bool:
+    if not isinstance(x, jax.Array) or jax.process_count() > 1 or x.size > _SMALL:
+        return False
+    return all(device.platform == "cpu" for device in x.devices())
+
+
+def _weigh_here(x: np.ndarray) -> np.uint32:
+    bits = x.ravel().view(f"uint{8 * x.dtype.itemsize}").astype(np.uint32)
+    return np.sum(bits * (2 * np.arange(x.size, dtype=np.uint32) + 1), dtype=np.uint32)
+
+
+def _weigh(x: jax.Array) -> jax.Array:
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype("uint32")
+    place, stride = jnp.uint32(0), 1
+    for axis in reversed(range(x.ndim)):
+        place += jax.lax.broadcasted_iota("uint32", x.shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= x.shape[axis]
+    return jnp.sum(bits * (2 * place + 1), dtype="uint32")
+
+
+@jax.jit
+def _checksums(arrays: list) -> list[jax.Array]:
+    return [_weigh(x) for x in arrays]
+
+
+@jax.jit
+def _survey(arrays: list) -> list[tuple[jax.Array, jax.Array]]:
+    return [(_weigh(x), jnp.isfinite(x).all()) for x in arrays]
 
 
 def digest(arrays: dict[str, np.ndarray]) -> str:

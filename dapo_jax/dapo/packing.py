@@ -24,6 +24,7 @@ class Item(NamedTuple):
     advantage: float
     weight: float  # of each response token in the loss
     right: bool = False  # by the judge; read where loss.positive_coef is set
+    truncated: bool = False  # cut where it might have gone on
 
 
 class PackedBatch(NamedTuple):
@@ -77,14 +78,21 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def pack(
-    items: Sequence[Item], *, row_tokens: int, micro_rows: int, max_items: int
+    items: Sequence[Item],
+    *,
+    row_tokens: int,
+    micro_rows: int,
+    max_items: int,
+    open_ends: bool = False,
 ) -> tuple[PackedBatch, int, list[CellSpan | None]]:
     """(rows, micro-batches in use, place of each item). Items of weight 0 are left out (None).
 
-    The number of micro-batches A is the least that `max_items` sequences can ever need.
+    The number of micro-batches A is the least that `max_items` sequences can ever need. open_ends:
+    a truncated item has one more cell, not trained, that reads its last token.
     """
     live = [i for i, item in enumerate(items) if item.weight]
-    lengths = [len(items[i].prompt) + len(items[i].response) - 1 for i in live]
+    cells_of = lambda x: len(x.prompt) + len(x.response) - (not (open_ends and x.truncated))
+    lengths = [cells_of(items[i]) for i in live]
     if len(live) > max_items:
         raise ValueError(f"{len(live)} sequences, these rows are made for {max_items}")
     shape = (-(-max_items // micro_rows), micro_rows, row_tokens)
@@ -98,11 +106,11 @@ def pack(
             item, n = items[live[m]], lengths[m]
             sequence = np.concatenate([item.prompt, item.response])
             cells = np.s_[micro, row, start : start + n]
-            rows.tokens_AxRxT[cells] = sequence[:-1]
-            rows.targets_AxRxT[cells] = sequence[1:]
+            rows.tokens_AxRxT[cells] = sequence[:n]
+            rows.targets_AxRxT[cells] = np.append(sequence[1:], 0)[:n]
             rows.positions_AxRxT[cells] = np.arange(n)
             rows.segments_AxRxT[cells] = segment
-            response = slice(start + len(item.prompt) - 1, start + n)
+            response = slice(first := start + len(item.prompt) - 1, first + len(item.response))
             cells = np.s_[micro, row, response]
             rows.trained_AxRxT[cells] = True
             rows.weight_AxRxT[cells] = item.weight

@@ -281,15 +281,14 @@ class Trainer:
         trained, base = qwen2.trained(self.param_shardings), qwen2.base(self.param_shardings)
         self.row_sharding = NamedSharding(mesh, parallel.spec((None, "batch", None), rules))
 
+        opt_state = jax.eval_shape(tx.init, qwen2.trained(qwen2.abstract(shape)))
+
         def lay_out(per_weight):
-            """The optimizer's state with its per-weight parts as `per_weight` says."""
-            return optax.tree_map_params(
-                tx,
-                lambda _, s: s,
-                jax.eval_shape(tx.init, qwen2.trained(qwen2.abstract(shape))),
-                per_weight,
-                transform_non_params=lambda _: everywhere,
-            )
+            """The optimizer's state with its per-weight parts as `per_weight` says: what ends on
+            the path of a weight."""
+            of = dict(jax.tree.leaves_with_path(per_weight))
+            own = lambda path: (of[path[i:]] for i in range(len(path)) if path[i:] in of)
+            return jax.tree.map_with_path(lambda path, _: next(own(path), everywhere), opt_state)
 
         self._opt_on_device = self.opt_shardings = lay_out(trained)
         if offload:

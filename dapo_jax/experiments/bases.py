@@ -11,7 +11,7 @@ it may never appear (warmup.py).
 
 import pathlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic
 from dapo_jax.data.arithmetic import Style
+from dapo_jax.experiments.pool import Task
 from dapo_jax.model import qwen2
 
 ROOM = 64  # tokens in which every careful answer of levels 2..5 fits with much to spare
@@ -70,6 +71,20 @@ def lineage(names: Iterable[str]) -> list[str]:
 
 def folder(name: str, seed: int) -> str:
     return f"base_{name}_{seed}"
+
+
+def tasks(names: Iterable[str], seeds: Sequence[int]) -> list[Task]:
+    """The bases `names` of each seed and all that they come from, for the pool."""
+    return [
+        Task(
+            folder(name, s),
+            make,
+            (name, s),
+            (folder(parent, s),) if (parent := HABITS[name].parent) else (),
+        )
+        for name in lineage(names)
+        for s in seeds
+    ]
 
 
 def write_problems(directory: pathlib.Path) -> None:

@@ -6,7 +6,8 @@ Two base models per habit, from warm-ups with seeds of their own (bases.py); RL 
 base s mod 2, so an interval over seeds has the differences between bases in it. Arms share seeds,
 bases and problems and are compared seed by seed. OUT receives mechanisms.md (tables, verdicts),
 mechanisms.json (every number of every seed) and one figure per technique. The same command goes on
-where it was cut off. About 26 minutes of one CPU core.
+where it was cut off. About 36 minutes of one CPU core, 10 of them of VAPO's three (positive_lm,
+value_pretraining, length_adaptive), which docs/vapo.md speaks of.
 
 An effect counts as shown if the paired 95% t-interval over seeds of each of its deciding contrasts
 excludes zero on the side that the claim names. techniques/<name>.py says which contrasts decide.
@@ -40,18 +41,7 @@ def tasks(names, base_of: dict[int, int]) -> list[Task]:
     """Everything that the techniques `names` need, bases first."""
     seeds = sorted(set(base_of.values()))
     wanted = {arm: of for name in names for arm, of in techniques.ALL[name].arms.items()}
-    out = []
-    for base in bases.lineage(arm.base for arm in wanted.values()):
-        parent = bases.HABITS[base].parent
-        out += [
-            Task(
-                bases.folder(base, b),
-                bases.make,
-                (base, b),
-                (bases.folder(parent, b),) if parent else (),
-            )
-            for b in seeds
-        ]
+    out = bases.tasks((arm.base for arm in wanted.values()), seeds)
     # The longest first, so that no core idles at the end.
     for name, arm in sorted(wanted.items(), key=lambda item: -item[1].changes["steps"]):
         out += [

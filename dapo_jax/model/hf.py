@@ -48,6 +48,7 @@ from dapo_jax.model.qwen2 import Params, Shape
 __all__ = ["Model", "load", "load_params", "read_shape", "resolve", "save"]
 
 _TOKENIZER = ("tokenizer*", "vocab.json", "merges.txt", "*.jinja")
+_SMALL = 1 << 20  # elements of a stack that passes through the host whole
 _TOKENIZER_EXTRAS = ("special_tokens_map.json", "added_tokens.json")
 
 
@@ -125,8 +126,9 @@ def load_params(
     """Stream a checkpoint directory into arrays: laid out by `rules` over `mesh`, or on one device.
 
     The host holds one tensor at a time; stacked arrays are filled in place on the devices, a layer
-    at a time. float32, float16 and bfloat16 tensors become `dtype` there. Of several processes the
-    first one reads, all of it and once, and the others get it from there.
+    at a time (small ones on the host, all layers at once). float32, float16 and bfloat16 tensors
+    become `dtype` there. Of several processes the first one reads, all of it and once, and the
+    others get it from there.
 
     ValueError, before a weight is read: see `hf_format.read_headers`; then: a weight is not finite.
     """
@@ -152,6 +154,11 @@ def load_params(
 
 def _load_weight(w: Weight, headers, mesh, rules, dtype, bar: tqdm) -> jax.Array:
     layer_sharding = _sharding(w.axes, mesh, rules)
+    if jax.process_count() == 1 and len(w.names) * w.size <= _SMALL:
+        layers = [_read_small(headers[name], name, w, dtype, bar) for name in w.names]
+        if not w.stacked:
+            return jax.device_put(layers[0], layer_sharding)
+        return jax.device_put(np.stack(layers), _sharding(("layers", *w.axes), mesh, rules))
     if not w.stacked:
         x = _load_tensor(headers[w.names[0]], w.names[0], w, layer_sharding, bar)
         convert = jax.jit(lambda x: x.astype(dtype), out_shardings=layer_sharding)
@@ -169,6 +176,21 @@ def _load_weight(w: Weight, headers, mesh, rules, dtype, bar: tqdm) -> jax.Array
         stack = set_layer(stack, layer, i, as_bits)
         stack.block_until_ready()  # else the host reads ahead, and layers pile up
     return stack
+
+
+def _read_small(header: Header, name: str, w: Weight, dtype, bar: tqdm) -> np.ndarray:
+    """One tensor whole, in our layout and of `dtype`: as the programs of `_load_weight` make it,
+    before XLA has compiled one of them."""
+    with open_file(header.file) as f:
+        x = _read(f.get_slice(name), w, tuple((0, n) for n in w.shape))
+    if not np.isfinite(x).all():
+        raise _not_finite(header, name)
+    bar.update(header.nbytes)
+    return x.astype(dtype)
+
+
+def _not_finite(header: Header, name: str) -> ValueError:
+    return ValueError(f"{header.file}: {name} holds NaN or infinity; fetch it again")
 
 
 def _set_layer(stack, layer, i, as_bits: bool):
@@ -213,7 +235,7 @@ def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: 
         x = jax.make_array_from_callback(w.shape, sharding, lambda index: whole[index])
         x.block_until_ready()
     if not _all_finite(x):
-        raise ValueError(f"{header.file}: {name} holds NaN or infinity; fetch it again")
+        raise _not_finite(header, name)
     bar.update(header.nbytes)
     return x
 

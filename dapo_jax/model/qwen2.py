@@ -327,18 +327,10 @@ class Qwen2(nnx.Module):
 
     # --- sampling -----------------------------------------------------------------------------
 
-    def layer_weights(self):
-        """What `cached` runs over: a list of layers, or all stacked where they are scanned. Made
-        outside the decode loop, or every token would cut the layers out of the stack again."""
-        stacked = nnx.split(self.blocks)[1]
-        if self.c.scan_layers:
-            return jax.tree.map_with_path(_flat_heads, stacked)
-        return [jax.tree.map(lambda w: w[i], stacked) for i in range(self.c.num_layers)]  # noqa: B023
-
     def cached(self, tokens_BxT, positions_BxT, pool, attend: Callable, layers):
-        """The pass of the sampler. Layer i calls `attend(angles)(i, pool, q, k, v) -> (pool, y)`,
-        which rotates, stores the new keys in the pool and reads the older ones (model/paged.py).
-        Returns (final hidden states [B, T, D], pool).
+        """The pass of the sampler, over the layers of `bind_layers`. Layer i calls
+        `attend(angles)(i, pool, q, k, v) -> (pool, y)`, which rotates, stores the new keys in the
+        pool and reads the older ones (model/paged.py). Returns (final hidden states [B, T, D], pool).
 
         The pool is carried whole through the layers. As an input and output of the scan, a layer's
         share would be cut out and put back, several passes over all keys for every token.
@@ -591,6 +583,28 @@ def bind(c: Shape, params: Params) -> Qwen2:
     state = jax.tree.map(lambda x: x, state)  # a copy: the cached one stays abstract
     nnx.replace_by_pure_dict(state, params)
     return nnx.merge(graphdef, state)
+
+
+def unstacked(params: Params) -> Params:
+    """The same with a list of layers in place of the stack of them."""
+    blocks = params["blocks"]
+    count = len(blocks["attn_norm"])
+    return params | {"blocks": [jax.tree.map(lambda w: w[i], blocks) for i in range(count)]}  # noqa: B023
+
+
+def bind_layers(c: Shape, params: Params) -> tuple[Qwen2, Any]:
+    """`bind` of the sampler's weights, and what `Qwen2.cached` runs over: all layers stacked where
+    they are scanned, else (`unstacked`) each as it lies in memory."""
+    if c.scan_layers:
+        model = bind(c, params)
+        return model, jax.tree.map_with_path(_flat_heads, nnx.split(model.blocks)[1])
+    first, *others = params["blocks"]
+    model = bind(c, params | {"blocks": first})
+    layers = [nnx.split(model.blocks)[1]]
+    for other in others:
+        layers.append(jax.tree.map(lambda x: x, layers[0]))
+        nnx.replace_by_pure_dict(layers[-1], other)
+    return model, layers
 
 
 def cast(params: Params, dtype, c: Shape | None = None) -> Params:

@@ -150,11 +150,12 @@ class Engine:
         self.few = slots // 4 if self.geometry.reader == "kernel" and rows % 32 == 0 else 0
         self._pool = None
 
-    def decode_params(self, params):
+    def decode_params(self, params, keep: bool = True):
         """Training layout -> decode layout and compute dtype; once a rollout. That gathers whole
-        stacks of layers at a time, so the cache gives way to it."""
+        stacks of layers at a time, so the cache gives way to it. keep: False = `params` are not
+        wanted any more, and a process that only samples holds its weights once."""
         self.release()
-        return self.programs.to_decode_layout(params)
+        return (self.programs.to_decode_layout if keep else self.programs.take)(params)
 
     def calls(self, params) -> SamplerCalls:
         """To compile ahead or for another machine's devices. params: anything with the shapes of
@@ -164,9 +165,8 @@ class Engine:
         number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)
         lay = functools.partial(jax.tree.map, lambda x, s: x.update(sharding=s))
 
-        layout = parallel.shardings(qwen2.metadata(self.shape, "axes"), self.mesh, self.rules)
-        cast = functools.partial(qwen2.cast, dtype=self.dtype, c=self.shape)
-        weights = lay(jax.eval_shape(cast, params), layout)
+        weights = jax.eval_shape(self.programs.to_decode_layout, params)
+        weights = lay(weights, self.programs.layout)
         pool = jax.eval_shape(lambda: paged.new_pool(self.geometry, self.dtype))
         pool = lay(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
 

@@ -13,7 +13,7 @@ N tokens per chunk, V vocabulary.
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,15 +55,14 @@ def _prefill(shape, g, window, params, pool, prompts: paged.Prompts):
     T = prompts.tokens_BxT.shape[1]
     positions_BxT = jnp.broadcast_to(prompts.start + jnp.arange(T), prompts.tokens_BxT.shape)
     attend = paged.prefill_attend(g, prompts, shape.attention_chunk, window)
-    model = qwen2.bind(shape, params)
-    layers = model.layer_weights()
+    model, layers = qwen2.bind_layers(shape, params)
     return model.cached(prompts.tokens_BxT, positions_BxT, pool, attend, layers)[1]
 
 
 def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temperature):
     """Up to `steps` tokens for every active slot; ends early when all are done."""
-    model = qwen2.bind(shape, params)
-    layers, head_DxV = model.layer_weights(), model.head()
+    model, layers = qwen2.bind_layers(shape, params)
+    head_DxV = model.head()
     S = slots.token_S.shape[0]
     key_S = draw.row_keys(jax.random.wrap_key_data(seed_key), slots.stream_S, slots.sample_S)
     out = Chunk(
@@ -122,7 +121,11 @@ class SamplerPrograms(NamedTuple):
     copy_pages: Callable  # (pool, source_S, target_S) -> pool
     # `Draw.mode` -> (params, pool, Slots, key data, temperature) -> (pool, Chunk)
     decode: dict[str, Callable]
-    to_decode_layout: Callable  # training params -> decode params
+    # training params -> decode params: of the compute dtype, and where the network is not scanned a
+    # list of layers, since what XLA on CPU cuts out of a stack it copies, in each call
+    to_decode_layout: Callable
+    take: Callable  # the same, and the training params are gone; see `Engine.decode_params`
+    layout: Any  # shardings of the decode params
 
 
 @functools.lru_cache(maxsize=8)
@@ -143,7 +146,8 @@ def programs(
     trained, shape = shape, shape.merged
     pool = paged.pool_sharding(g, mesh, rules)
     rep = parallel.replicated(mesh)
-    weights = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+    stacked = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+    weights = stacked if shape.scan_layers else _one_by_one(shape, mesh, rules)
 
     def scoped(name, f):
         def traced(*args):
@@ -157,9 +161,20 @@ def programs(
         f = functools.partial(_decode, shape, g, chunk, stop_ids, mode)
         return jax.jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
 
-    def to_decode_layout(params):
+    def convert(params):
         params = qwen2.merge(trained, params, dtype)
         return qwen2.cast(qwen2.even_keys(params) if g.quantized else params, dtype, shape)
+
+    def to_decode_layout(params):
+        return convert(params) if shape.scan_layers else qwen2.unstacked(convert(params))
+
+    to_decode_layout = jax.jit(to_decode_layout, out_shardings=weights)
+
+    def take(params):
+        if g.quantized or qwen2.trained(params) is not params:
+            return to_decode_layout(params)
+        params = jax.tree.map(_take, params, jax.eval_shape(convert, params), stacked)
+        return params if shape.scan_layers else _take_apart(params, weights["blocks"])
 
     prefill = functools.partial(_prefill, shape, g, prompt_tokens)
     copy_pages = functools.partial(paged.copy_pages, g)
@@ -168,8 +183,38 @@ def programs(
         prefill=jax.jit(scoped("prefill", prefill), donate_argnums=1, out_shardings=pool),
         copy_pages=jax.jit(scoped("copy_pages", copy_pages), donate_argnums=0, out_shardings=pool),
         decode={mode: decode(mode) for mode in ("full", "top_p", "greedy")},
-        to_decode_layout=jax.jit(to_decode_layout, out_shardings=weights),
+        to_decode_layout=to_decode_layout,
+        take=take,
+        layout=weights,
     )
+
+
+def _one_by_one(shape, mesh, rules):
+    """Shardings of `qwen2.unstacked` weights."""
+    axes = qwen2.metadata(shape, "axes")
+    layer = parallel.shardings({k: a[1:] for k, a in axes["blocks"].items()}, mesh, rules)
+    rest = {k: a for k, a in axes.items() if k != "blocks"}
+    return parallel.shardings(rest, mesh, rules) | {"blocks": [layer] * shape.num_layers}
+
+
+def _take(w, like, sharding):
+    """`w` in the dtype of `like` and laid out so: itself where it is already, else gone."""
+    if w.dtype == like.dtype and w.sharding.is_equivalent_to(sharding, w.ndim):
+        return w
+    out = jax.block_until_ready(jax.jit(lambda w: w.astype(like.dtype), out_shardings=sharding)(w))
+    w.delete()
+    return out
+
+
+def _take_apart(params, layouts):
+    """`qwen2.unstacked`, one kind of weight after the other, of which each stack is then gone."""
+    layers = [{} for _ in layouts]
+    for name, stack in params["blocks"].items():
+        cut = jax.jit(lambda w: [*w], out_shardings=[layout[name] for layout in layouts])
+        for layer, w in zip(layers, jax.block_until_ready(cut(stack)), strict=True):
+            layer[name] = w
+        stack.delete()
+    return params | {"blocks": layers}
 
 
 def slot_axes() -> Slots:

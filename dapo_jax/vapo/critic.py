@@ -104,14 +104,17 @@ class Critic(update.Trainer):
         with parallel.mesh_scope(self.mesh, self.rules):
             length = jax.vmap(lambda r: update.per_response(r).sum(r.trained_AxRxT))(rows)
         trained, segments = rows.trained_AxRxT, rows.segments_AxRxT
-        # The reward comes with the last trained token of a response.
-        same = (segments[..., 1:] == segments[..., :-1]) & trained[..., 1:]
-        goes_on = jnp.pad(same, ((0, 0), (0, 0), (0, 1)))
-        reward = jnp.where(trained & ~goes_on, rows.advantage_AxRxT, 0.0)
+        # The reward comes with the last token of a response. One that was cut and goes on has a
+        # cell more, whose value follows that token instead.
+        next_cell = lambda x: jnp.pad(x[..., 1:], ((0, 0), (0, 0), (0, 1)))
+        ends = segments != next_cell(segments)
+        reward = jnp.where(trained & ends, rows.advantage_AxRxT, 0.0)
+        last = jnp.where(ends | next_cell(trained), 0.0, next_cell(values_AxRxT))
         adaptive = gae.length_adaptive_lambda(length, h.alpha)
         lam = jnp.where(h.alpha > 0, adaptive, h.lambda_policy)
         given = (values_AxRxT, reward, trained, segments, h.gamma)
-        advantage, returns = gae.gae(*given, lam), gae.returns(*given, h.lambda_value)
+        advantage = gae.gae(*given, lam, last)
+        returns = gae.returns(*given, h.lambda_value, last)
 
         third = jnp.stack([length <= h.short, length > h.long])
         third = jnp.stack([jnp.ones_like(trained), third[0], ~third.any(0), third[1]]) & trained

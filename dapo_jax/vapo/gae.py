@@ -3,10 +3,11 @@
     delta_t = r_t + gamma V_(t+1) - V_t,    A_t = delta_t + gamma lambda A_(t+1)
 
 V_t is the value of the state in which token t is chosen; after the last token of a response V is 0,
-or what bootstraps a truncated one. Decoupled GAE (VC-PPO, arXiv 2503.01491; VAPO section 4.1) takes
-two lambdas, one for the policy's advantages and one for the value model's targets: with lambda and
-gamma 1 the target of every token is the response's final reward, whatever V says. Length-adaptive
-GAE (VAPO Eq. 4-5) is `length_adaptive_lambda`.
+or, of a truncated one under critic.bootstrap_truncated, that of the state it broke off in.
+Decoupled GAE (VC-PPO, arXiv 2503.01491; VAPO section 4.1) takes two lambdas, one for the policy's
+advantages and one for the value model's targets: with lambda and gamma 1 the target of every token
+is the response's final reward, whatever V says. Length-adaptive GAE (VAPO Eq. 4-5) is
+`length_adaptive_lambda`.
 
 Dims: R rows, T cells of a row; axes before them (A micro-batches) are as good as rows.
 """

@@ -1,4 +1,4 @@
-"""The value model's loss of a token, and how much of the returns it explains.
+"""The value model's loss of a token.
 
 The baseline of VAPO is PPO as in VC-PPO (arXiv 2503.01491); neither says whether values are
 clipped. Here they are where asked for, as PPO's reference does, and are not by default.
@@ -26,15 +26,3 @@ def value_loss(values, old_values, returns, clip) -> ValueLoss:
     bounded = jnp.clip(values, old_values - clip, old_values + clip)
     clipped_square = jnp.square(bounded - returns)
     return ValueLoss(0.5 * jnp.maximum(square, clipped_square), clipped_square > square)
-
-
-def explained_variance(values, returns, trained) -> jax.Array:
-    """1 - Var(returns - values) / Var(returns) over trained tokens; 1 is perfect, 0 a constant's,
-    below 0 worse than one. NaN where the returns are all the same: there is nothing to explain.
-    trained: bool, or weights; shapes alike."""
-    weight = jnp.asarray(trained, jnp.float32)
-    mean = lambda x: jnp.sum(weight * x) / jnp.maximum(jnp.sum(weight), 1e-30)
-    variance = lambda x: mean(jnp.square(x - mean(x)))
-    total = variance(returns)
-    ratio = variance(returns - values) / jnp.where(total > 0, total, 1.0)
-    return jnp.where(total > 0, 1.0 - ratio, jnp.nan)

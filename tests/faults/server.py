@@ -13,6 +13,7 @@ learn something.
 """
 
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -30,6 +31,8 @@ from dapo_jax.checkpoint import journal, saver, seal
 
 
 def main() -> None:
+    gc.collect()
+    gc.freeze()  # no run walks what all of them share
     for line in sys.stdin:
         request = json.loads(line)
         if "reap" in request:
@@ -49,6 +52,7 @@ def child(request: dict):
     flag = f"--xla_force_host_platform_device_count={request.get('devices', 1)}"
     os.environ["XLA_FLAGS"] = flag
     signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be in a background
+    stubbed_train.know_programs_of_others(request["argv"])
     hooks = train.QUIET
     if "marks" in request:
         hooks = marked(os.open(request["marks"], os.O_WRONLY))

@@ -13,7 +13,7 @@ BENCHMARK = pathlib.Path(__file__).resolve().parents[2] / "benchmarks/chaos.py"
 @pytest.mark.slow
 def test_of_everything_that_happens_on_spot_machines_one(tmp_path, request):
     events = ("preemptions", "kills", "hangs", "bucket_failures")
-    command = [sys.executable, BENCHMARK, "--steps=3", *(f"--{e}=1" for e in events)]
+    command = [sys.executable, BENCHMARK, "--steps=8", *(f"--{e}=1" for e in events)]
     wanted = [rf"\| {kind} \| 1 \|" for kind in ("preemption", "kill", "hang")]
     wanted += [r"bucket that fails \([1-9]"]
     for attempt in range(5):  # a run may be at its end before the last moment has come

@@ -1,4 +1,4 @@
-"""The paper's techniques and one of VAPO's, one controlled experiment per module: arms, what
+"""The paper's techniques and three of VAPO's, one controlled experiment per module: arms, what
 decides, claim, figure.
 
 Another experiment is a module with a `TECHNIQUE` (effects.Technique) and its name in this list.
@@ -11,10 +11,12 @@ from dapo_jax.experiments.effects import Technique
 from dapo_jax.experiments.techniques import (
     clip_higher,
     dynamic_sampling,
+    length_adaptive,
     overlong_filter,
     positive_lm,
     soft_punishment,
     token_mean,
+    value_pretraining,
 )
 
 ALL: dict[str, Technique] = {
@@ -26,6 +28,8 @@ ALL: dict[str, Technique] = {
         dynamic_sampling,
         clip_higher,
         positive_lm,
+        value_pretraining,
+        length_adaptive,
     )
 }
 ARMS = {name: arm for technique in ALL.values() for name, arm in technique.arms.items()}
