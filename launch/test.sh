@@ -30,7 +30,7 @@ done
 dapo_setup test "$version"
 cores="$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)"
 # One file stays in one worker, where its tests share compiled programs; the order of the files is
-# that of tests/conftest.py. One worker more than there are cores, as some tests wait.
+# that of tests/conftest.py.
 cd -- "$DAPO_ROOT"
-exec "$DAPO_PYTHON" -m pytest -n "$((cores < 8 ? cores + 1 : 8))" --dist=loadfile \
+exec "$DAPO_PYTHON" -m pytest -n "$((cores < 8 ? cores : 8))" --dist=loadfile \
     --no-loadscope-reorder --max-worker-restart=2 -m "not slow" ${arguments[@]+"${arguments[@]}"}
