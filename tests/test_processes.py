@@ -715,7 +715,8 @@ def test_a_bit_that_flips_on_one_host_is_noticed_and_the_host_is_named(tmp_path)
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_process_is_ended_and_so_is_the_other(tmp_path, stopped):
-    """Of process 0 nobody hears that it is silent: all wait for its answer."""
+    """Of process 0 nobody hears that it is silent: all wait for its answer, and their own signs of
+    life with them. Both have been silent for as long, so which one is ended first is chance."""
     _, _, running = at_work(tmp_path, "--heartbeat_timeout=5")
     running[stopped].send_signal(signal.SIGSTOP)
     began = time.time()
@@ -727,7 +728,9 @@ def test_a_stopped_process_is_ended_and_so_is_the_other(tmp_path, stopped):
     if stopped:
         assert status == 75 and "error: process 1 of 2 (host " in said, shown(done)
     else:
-        assert status != 0 and "the coordinator 127.0.0.1:" in said, shown(done)
+        alone = "the coordinator 127.0.0.1:" in said
+        too = status == -signal.SIGKILL and "process 1 of 2 gave no sign of life for 15 s" in said
+        assert status != 0 and (alone or too), shown(done)
 
 
 @pytest.mark.slow
