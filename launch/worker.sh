@@ -48,7 +48,8 @@ case "${1:-}" in
     follow)
         [[ -f "$pid" ]] || dapo_fail "nothing was started here"
         dapo_want number:0:1000000000 follow "${2:-0}"
-        tail -n "+$((10#${2:-0} + 1))" -F --pid="$(<"$pid")" -- "$log" 2>/dev/null
+        tail -n "+$((10#${2:-0} + 1))" -F -s "${DAPO_POLL_SECONDS:-1}" --pid="$(<"$pid")" \
+            -- "$log" 2>/dev/null
         [[ -f "$status" ]] || exit 75  # killed without a word
         code="$(<"$status")"
         [[ $code != 75 || ! -f "$asked" ]] || code=0

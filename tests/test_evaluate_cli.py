@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -107,19 +106,18 @@ def samples(folder: str) -> list[dict]:
     return sorted(rows, key=lambda r: (r["problem"], r["sample"]))
 
 
-def test_killed_half_way(run, result, tmp_path):
+def test_killed_half_way(shell, run, result, tmp_path):
     """SIGKILL between two batches, then the same command: nothing is sampled twice, and the numbers
     are those of a run that nobody disturbed."""
     out = tmp_path / "out.json"
-    command = [sys.executable, "-m", "dapo_jax.evaluate", f"--config={CONFIG}"]
-    command += [f"--checkpoint={run}", f"--json={out}"]
-    command += [f"--data=heldout={run}/data/heldout.jsonl"]
+    command = ["-m", "dapo_jax.evaluate", f"--config={CONFIG}", f"--checkpoint={run}"]
+    command += [f"--json={out}", f"--data=heldout={run}/data/heldout.jsonl"]
     # As this process has it. NPROC: see conftest.py.
-    env = os.environ | {"JAX_NUM_CPU_DEVICES": str(len(jax.devices())), "NPROC": "16"}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    env = {"JAX_NUM_CPU_DEVICES": str(len(jax.devices())), "NPROC": "16"}
+    quiet = [os.devnull] * 2
     for attempt in itertools.count():  # until the signal comes in time, however busy the machine
         workdir = tmp_path / f"work_{attempt}"
-        process = subprocess.Popen([*command, f"--workdir={workdir}"], env=env, **quiet)
+        process = shell.start(*command, f"--workdir={workdir}", logs=quiet, env=env)
         try:
             while process.poll() is None and not written(workdir):
                 time.sleep(0.002)
@@ -130,8 +128,7 @@ def test_killed_half_way(run, result, tmp_path):
         if 0 < len(kept) < 24:  # batches of 16 / 8 problems
             break
 
-    command += [f"--workdir={workdir}"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = shell.python(*command, f"--workdir={workdir}", **env)
     assert done.returncode == 0, done.stderr
     assert "heldout: 48 problems x 8 samples" in done.stdout
     now = written(workdir)

@@ -216,7 +216,11 @@ case "$3 $4" in
         elif [[ $(<request) == ACCEPTED ]]; then
             echo ACTIVE >request; echo READY >node; mkdir host0 host1
         fi ;;
-    "queued-resources delete") rm -rf request node host0 host1 ;;
+    "queued-resources delete")
+        for host in host0 host1; do  # and with it all that runs there
+            kill -KILL -- "-$(cat $host/dapo_jax/run.pid)" 2>/dev/null
+        done
+        rm -rf request node host0 host1 ;;
     "tpu-vm describe") cat node ;;
     "tpu-vm scp") for host in $(hosts); do cp "$5" "$host/dapo_jax.tar.gz"; done ;;
     "tpu-vm ssh")
@@ -265,17 +269,33 @@ def cloud(tmp_path) -> Path:
     executable(tools / "gcloud", GCLOUD)
     checkout = test_launch.checkout.__wrapped__(tmp_path)
     (checkout / "dapo_jax/train.py").write_text(TRAIN)
+    (checkout / "dapo_jax/hosts").mkdir()  # an installed one would look for a real bucket
+    (checkout / "dapo_jax/hosts/keep_log.py").write_text("")
     (checkout / ".git").mkdir()
     (checkout / ".git/secret").write_text("")
     return tmp_path / "cloud"
+
+
+# Buries what the command leaves behind, as an init does at once or, in a container, seconds later:
+# until then it counts as alive.
+REAPER = """
+import ctypes, os, sys
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+command = os.spawnvp(os.P_NOWAIT, sys.argv[1], sys.argv[1:])
+while (ended := os.wait())[0] != command:
+    pass
+sys.exit(os.waitstatus_to_exitcode(ended[1]))
+"""
 
 
 def tpu_vm(cloud, *args):
     env = dict(
         CLOUD=cloud, PATH=f"{cloud.parent / 'tools'}:{os.environ['PATH']}", DAPO_POLL_SECONDS="0.1"
     )
-    checkout = next(cloud.parent.glob("a checkout*"))
-    return bash(checkout / "launch/tpu_vm.sh", *args, cwd=cloud.parent, **env)
+    script = next(cloud.parent.glob("a checkout*")) / "launch/tpu_vm.sh"
+    call = f'exec {shlex.quote(sys.executable)} -ISc {shlex.quote(REAPER)} bash "$@"'
+    return bash("-c", call, "-", script, *args, cwd=cloud.parent, **env)
 
 
 def test_a_slice_is_made_taken_away_made_again_and_deleted(cloud):
@@ -311,9 +331,12 @@ def test_a_slice_that_is_there_is_used_and_not_deleted(cloud):
     assert "done: 2 steps" in done.stdout
     calls = (cloud / "calls").read_text()
     assert "create" not in calls and "delete" not in calls
+    deadline = time.monotonic() + 120
     for host in ("host0", "host1"):
         home = cloud / host / "dapo_jax"
-        assert "done: 2 steps" in (home / "run.log").read_text()
+        while "done: 2 steps" not in (home / "run.log").read_text():  # it follows the first alone
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         assert not (home / ".git").exists()
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import pathlib
 import re
 import signal
@@ -11,10 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 
 import jax
 import numpy as np
 import pytest
+import typed
 from absl import flags
 from ports import free_port
 
@@ -391,21 +392,21 @@ def test_a_process_that_gives_no_sign_of_life_is_ended():
     code = """
 import subprocess, sys, time
 last = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
-time.sleep(2.5)
+time.sleep(1.3)
 for _ in range(11):
     last.stdin.write(b"host a, pid 7\\n")
     last.stdin.flush()
-    time.sleep(0.25)
+    time.sleep(0.12)
 print("alive", flush=True)
 time.sleep(600)
 """
-    last = [sys.executable, "-I", "-S", last_word.__file__, "127.0.0.1:1", "0", "4", "2"]
+    last = [sys.executable, "-I", "-S", last_word.__file__, "127.0.0.1:1", "0", "4", "1"]
     done = subprocess.run(
         [sys.executable, "-c", code, *last], capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "alive\n")
     said = done.stderr.splitlines()
-    assert said[0] == "error: process 0 of 4 gave no sign of life for 2 s: ending it"
+    assert said[0] == "error: process 0 of 4 gave no sign of life for 1 s: ending it"
     assert said[1].startswith("error: process 0 of 4 broke off")
 
 
@@ -418,7 +419,7 @@ from dapo_jax import config
 def get_config():
     c = config.base()
     c.eval.every, c.eval.k, c.eval.max_problems, c.data.embedded_problems = 0, 2, 8, 64
-    c.eval.top_p = 1.0
+    c.eval.top_p, c.model.num_layers = 1.0, 1
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 4, 16
     c.reward.overlong_buffer_tokens, c.log.tensorboard = 4, False
@@ -428,36 +429,31 @@ def get_config():
 
 
 def start(
-    folder, workdir, count, index, port, *extra, devices=1, program=("stubbed_train.py",), env=()
-) -> subprocess.Popen:
+    shell, folder, workdir, count, index, port, *extra, devices=1, program=("stubbed_train.py",),
+    env=(),
+) -> typed.Process:  # fmt: skip
     file = folder / "config.py"
     file.write_text(CONFIG)
-    return subprocess.Popen(
-        [
-            sys.executable,
-            ROOT / "tests" / program[0],
-            *program[1:],
-            f"--config={file}",
-            f"--workdir={workdir}",
-            f"--coordinator=127.0.0.1:{port}",
-            f"--num_processes={count}",
-            f"--process_id={index}",
-            *extra,
-        ],
-        env=os.environ
-        | {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    return shell.start(
+        ROOT / "tests" / program[0],
+        *program[1:],
+        f"--config={file}",
+        f"--workdir={workdir}",
+        f"--coordinator=127.0.0.1:{port}",
+        f"--num_processes={count}",
+        f"--process_id={index}",
+        *extra,
+        logs=[folder / f"said_{uuid.uuid4().hex}.txt"] * 2,
+        env={
+            "XLA_FLAGS": f"{typed.SOON} --xla_force_host_platform_device_count={devices}",
             "NPROC": "16",  # as in conftest.py: a thread pool that does not run dry
             "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "xla"),  # of this session alone
         }
         | dict(env),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
     )
 
 
-def finish(running: list[subprocess.Popen], seconds=900) -> list[tuple[int, str]]:
+def finish(running: list[typed.Process], seconds=900) -> list[tuple[int, str]]:
     """(exit status, output) of each; none outlives the test."""
     try:
         said = [p.communicate(timeout=seconds)[0] for p in running]
@@ -471,10 +467,13 @@ def shown(done: list[tuple[int, str]]) -> str:
     return "".join(f"\n=== exit status {status}\n{text[-3000:]}" for status, text in done)
 
 
-def run(folder, workdir, count, *extra, devices=1) -> list[str]:
+def run(shell, folder, workdir, count, *extra, devices=1) -> list[str]:
     port = free_port()
     done = finish(
-        [start(folder, workdir, count, i, port, *extra, devices=devices) for i in range(count)]
+        [
+            start(shell, folder, workdir, count, i, port, *extra, devices=devices)
+            for i in range(count)
+        ]
     )
     assert [status for status, _ in done] == [0] * count, shown(done)
     return [text for _, text in done]
@@ -493,7 +492,9 @@ def drawn(workdir) -> dict[int, list]:
 
 
 def params(workdir, step):
-    like = qwen2.abstract(qwen2.shape_from_config(config.base()))
+    c = config.base()
+    c.model.num_layers = 1  # as in CONFIG
+    like = qwen2.abstract(qwen2.shape_from_config(c))
     here = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
     return checkpoint.restore_params(workdir / "checkpoints", like, here, step)
 
@@ -507,13 +508,13 @@ BESIDE = (*CURRICULUM, *(f"--config.critic.{field}" for field in VALUES))
 
 
 @pytest.mark.slow
-def test_two_then_four_processes_do_what_one_does(tmp_path):
+def test_two_then_four_processes_do_what_one_does(shell, tmp_path):
     """The whole loop: warm-up, rollouts by a curriculum, updates, evaluation, save; and a resume of
     what two processes of two devices each left by four processes of one."""
     one, many = tmp_path / "one", tmp_path / "many"
-    run(tmp_path, one, 1, "--config.steps=3", *BESIDE)
-    run(tmp_path, many, 2, "--config.steps=2", "--config.mesh.tensor=2", *BESIDE, devices=2)
-    said = run(tmp_path, many, 4, "--config.steps=3", "--config.mesh.fsdp=4", *BESIDE)
+    run(shell, tmp_path, one, 1, "--config.steps=3", *BESIDE)
+    run(shell, tmp_path, many, 2, "--config.steps=2", "--config.mesh.tensor=2", *BESIDE, devices=2)
+    said = run(shell, tmp_path, many, 4, "--config.steps=3", "--config.mesh.fsdp=4", *BESIDE)
     assert "resumed after step 2" in said[0] and "done: 3 steps" in said[0]
     assert not any("done" in text or "start" in text for text in said[1:])
 
@@ -537,11 +538,11 @@ def test_two_then_four_processes_do_what_one_does(tmp_path):
     )
 
 
-def at_work(tmp_path, *extra) -> tuple[pathlib.Path, int, list[subprocess.Popen]]:
+def at_work(shell, tmp_path, *extra) -> tuple[pathlib.Path, int, list[typed.Process]]:
     """(workdir, port, two processes in the middle of an endless run)."""
     workdir, port = tmp_path / "run", free_port()
     endless = ("--config.steps=100000", "--config.checkpoint.every=0", *extra)
-    running = [start(tmp_path, workdir, 2, i, port, *endless) for i in range(2)]
+    running = [start(shell, tmp_path, workdir, 2, i, port, *endless) for i in range(2)]
     wait_for_step(workdir, 1, running)
     return workdir, port, running
 
@@ -552,23 +553,23 @@ def wait_for_step(workdir, step: int, running):
         time.sleep(0.02)
 
 
-def interrupt(tmp_path, number, to: int, *extra):
+def interrupt(shell, tmp_path, number, to: int, *extra):
     """Two processes; `number` is sent to one of them in the middle of the run."""
-    workdir, _, running = at_work(tmp_path, *extra)
+    workdir, _, running = at_work(shell, tmp_path, *extra)
     running[to].send_signal(number)
     started = time.time()
     return workdir, finish(running, 120), time.time() - started
 
 
 @pytest.mark.slow
-def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(tmp_path):
+def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(shell, tmp_path):
     """Then both are killed. What was drawn since the last checkpoint is read back, on both."""
     length = ("--config.steps=20", "--config.checkpoint.every=0")
-    run(tmp_path, tmp_path / "whole", 2, *length)
+    run(shell, tmp_path, tmp_path / "whole", 2, *length)
     workdir = tmp_path / "run"
     for asked, step in ((1, 2), (0, 5), (None, 8)):
         port, endless = free_port(), ["--config.steps=100000"] * (asked is None)
-        running = [start(tmp_path, workdir, 2, i, port, *length, *endless) for i in range(2)]
+        running = [start(shell, tmp_path, workdir, 2, i, port, *length, *endless) for i in range(2)]
         wait_for_step(workdir, step, running)
         if asked is None:
             there = set((workdir / "journal").glob("*"))
@@ -584,7 +585,7 @@ def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(tmp_path):
         assert time.monotonic() - began < 60  # 10, on a machine with a core for each
         assert [status for status, _ in done] == [0, 0], shown(done)
         assert "; the same command " in done[0][1] and "terminated " in done[0][1]
-    said = run(tmp_path, workdir, 2, *length)[0]
+    said = run(shell, tmp_path, workdir, 2, *length)[0]
     assert re.search(r"step \d+: \d+ responses or grades are there already", said)
     assert numbers(workdir) == numbers(tmp_path / "whole")
     a, b = params(workdir, 20), params(tmp_path / "whole", 20)
@@ -601,8 +602,8 @@ def numbers(workdir) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_other_with_its_name(tmp_path):
-    _, done, seconds = interrupt(tmp_path, signal.SIGKILL, 1, "--heartbeat_timeout=10")
+def test_a_killed_process_ends_the_other_with_its_name(shell, tmp_path):
+    _, done, seconds = interrupt(shell, tmp_path, signal.SIGKILL, 1, "--heartbeat_timeout=10")
     assert [status for status, _ in done] == [75, -signal.SIGKILL], shown(done)
     assert seconds < 80  # without the flag it takes 100 s
     last = done[0][1].strip().splitlines()[-1]
@@ -611,9 +612,9 @@ def test_a_killed_process_ends_the_other_with_its_name(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_coordinator_ends_the_others_with_its_name(tmp_path):
+def test_a_killed_coordinator_ends_the_others_with_its_name(shell, tmp_path):
     """JAX ends them, at once and with a stack trace; the last line is ours."""
-    _, done, seconds = interrupt(tmp_path, signal.SIGKILL, 0, "--heartbeat_timeout=10")
+    _, done, seconds = interrupt(shell, tmp_path, signal.SIGKILL, 0, "--heartbeat_timeout=10")
     assert done[0][0] == -signal.SIGKILL and done[1][0] not in (0, -signal.SIGKILL), shown(done)
     assert seconds < 80  # without the flag it takes 100 s
     last = done[1][1].strip().splitlines()[-1]
@@ -622,8 +623,8 @@ def test_a_killed_coordinator_ends_the_others_with_its_name(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_may_stand_still_for_less_than_the_limit(tmp_path):
-    workdir, port, running = at_work(tmp_path, "--heartbeat_timeout=20")
+def test_a_process_may_stand_still_for_less_than_the_limit(shell, tmp_path):
+    workdir, port, running = at_work(shell, tmp_path, "--heartbeat_timeout=20")
     socket.create_server(("127.0.0.2", port)).close()  # on all interfaces it would be in use
     running[1].send_signal(signal.SIGSTOP)
     time.sleep(12)
@@ -636,10 +637,10 @@ def test_a_process_may_stand_still_for_less_than_the_limit(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_process_of_a_number_ends_itself_alone(tmp_path):
-    workdir, port, running = at_work(tmp_path)
+def test_a_second_process_of_a_number_ends_itself_alone(shell, tmp_path):
+    workdir, port, running = at_work(shell, tmp_path)
     for index in (1, 0):
-        ((status, said),) = finish([start(tmp_path, workdir, 2, index, port)])
+        ((status, said),) = finish([start(shell, tmp_path, workdir, 2, index, port)])
         pid = running[index].pid
         assert status == 1, said
         assert f"error: --process_id={index}: this machine has that process" in said
@@ -651,9 +652,9 @@ def test_a_second_process_of_a_number_ends_itself_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_is_not_there(tmp_path):
+def test_a_coordinator_that_is_not_there(shell, tmp_path):
     ((status, said),) = finish(
-        [start(tmp_path, tmp_path / "run", 2, 1, free_port(), "--start_timeout=5")], 200
+        [start(shell, tmp_path, tmp_path / "run", 2, 1, free_port(), "--start_timeout=5")], 200
     )
     assert status == 1
     last = said.strip().splitlines()[-1]
@@ -662,12 +663,12 @@ def test_a_coordinator_that_is_not_there(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_config_is_refused_by_name(tmp_path):
+def test_another_config_is_refused_by_name(shell, tmp_path):
     port = free_port()
     done = finish(
         [
-            start(tmp_path, tmp_path / "run", 2, 0, port),
-            start(tmp_path, tmp_path / "run", 2, 1, port, "--config.optim.lr=0.5"),
+            start(shell, tmp_path, tmp_path / "run", 2, 0, port),
+            start(shell, tmp_path, tmp_path / "run", 2, 1, port, "--config.optim.lr=0.5"),
         ]
     )
     for status, said in done:
@@ -676,37 +677,40 @@ def test_another_config_is_refused_by_name(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def faulty(tmp_path, fault, *extra) -> list[tuple[int, str]]:
+def faulty(shell, tmp_path, fault, *extra) -> list[tuple[int, str]]:
     """Two processes, of which something happens to the second one in the middle of the run."""
     port = free_port()
     flags = ("--config.steps=100000", "--heartbeat_timeout=20", *extra)
     program = ("faulty_train.py", fault)
     return finish(
-        [start(tmp_path, tmp_path / "run", 2, i, port, *flags, program=program) for i in range(2)]
+        [
+            start(shell, tmp_path, tmp_path / "run", 2, i, port, *flags, program=program)
+            for i in range(2)
+        ]
     )
 
 
 @pytest.mark.slow
-def test_a_hang_of_one_ends_both_with_75_and_all_stacks(tmp_path):
+def test_a_hang_of_one_ends_both_with_75_and_all_stacks(shell, tmp_path):
     """Long before anybody is silent: a thread of each goes on beating."""
     limits = ("--config.guard.hang_floor_s=2", "--config.guard.hang_end_s=6")
-    done = faulty(tmp_path, "hang", *limits)
+    done = faulty(shell, tmp_path, "hang", *limits)
     assert [status for status, _ in done] == [75, 75], shown(done)
     assert "in stands_still" in done[1][1], shown(done)  # who hangs, whoever noticed
     assert any("a hang: '" in said and "all stacks" in said for _, said in done), shown(done)
 
 
 @pytest.mark.slow
-def test_an_error_of_one_ends_the_other_with_its_words(tmp_path):
-    done = faulty(tmp_path, "break")
+def test_an_error_of_one_ends_the_other_with_its_words(shell, tmp_path):
+    done = faulty(shell, tmp_path, "break")
     assert [status for status, _ in done] == [1, 1], shown(done)
     assert done[1][1].strip().endswith("error: no more of this")
     assert "has left with status 1: no more of this" in done[0][1], shown(done)
 
 
 @pytest.mark.slow
-def test_a_bit_that_flips_on_one_host_is_noticed_and_the_host_is_named(tmp_path):
-    done = faulty(tmp_path, "flip")
+def test_a_bit_that_flips_on_one_host_is_noticed_and_the_host_is_named(shell, tmp_path):
+    done = faulty(shell, tmp_path, "flip")
     assert [status for status, _ in done] == [1, 1], shown(done)
     for _, said in done:  # of two, the first one counts as the rest
         assert "error: the round from problem " in said and "on: process 1 (" in said, shown(done)
@@ -714,10 +718,10 @@ def test_a_bit_that_flips_on_one_host_is_noticed_and_the_host_is_named(tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stopped_process_is_ended_and_so_is_the_other(tmp_path, stopped):
+def test_a_stopped_process_is_ended_and_so_is_the_other(shell, tmp_path, stopped):
     """Of process 0 nobody hears that it is silent: all wait for its answer, and their own signs of
     life with them. Both have been silent for as long, so which one is ended first is chance."""
-    _, _, running = at_work(tmp_path, "--heartbeat_timeout=5")
+    _, _, running = at_work(shell, tmp_path, "--heartbeat_timeout=5")
     running[stopped].send_signal(signal.SIGSTOP)
     began = time.time()
     done = finish(running, 90)
@@ -735,14 +739,14 @@ def test_a_stopped_process_is_ended_and_so_is_the_other(tmp_path, stopped):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "step"), [("away", 2), ("half", 1)])
-def test_all_restore_the_step_that_all_can_read(tmp_path, fault, step):
+def test_all_restore_the_step_that_all_can_read(shell, tmp_path, fault, step):
     """What one process cannot read at first it reads later; what is bad for one is for all."""
-    run(tmp_path, tmp_path / "run", 2, "--config.steps=2")
+    run(shell, tmp_path, tmp_path / "run", 2, "--config.steps=2")
     port = free_port()
     done = finish(
         [
             start(
-                tmp_path, tmp_path / "run", 2, i, port, "--config.steps=3",
+                shell, tmp_path, tmp_path / "run", 2, i, port, "--config.steps=3",
                 program=("faulty_train.py", fault),
             )
             for i in range(2)

@@ -312,10 +312,10 @@ def alive(word: str) -> list[str]:
 def test_ten_slow_or_failing_at_once_hang_nothing(failing):
     """And the others get the grades that one process gives them, whatever the number of workers."""
     texts = ["a", "slow", "bb", "die", "stuck", "raise", "slow", "ccc", "die", "right", "nan"]
-    texts = [*texts, "stuck", "slow", "dddd", "raise", "right"]
+    texts = [*texts, "die", "raise", "dddd", "raise", "right"]
     seen = []
-    for workers in (2, 5):
-        fields = dict(function=failing, on_error="miss", workers=workers, timeout_s=2.5)
+    for workers in (2, 3):  # three hang: all at once, and one after the others
+        fields = dict(function=failing, on_error="miss", workers=workers, timeout_s=2.0)
         judge = grading.judge(rewarded(**fields))
         began = time.monotonic()
         (found,) = grades(judge, texts)

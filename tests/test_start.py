@@ -198,7 +198,7 @@ def test_the_first_token_is_told_once():
     assert first.told() == {} and 0 < log["time/first_token_s"] <= start.seconds()
 
 
-def counted(tmp_path, hub, *extra, processes=4, program=()) -> tuple[list[dict], list[str]]:
+def counted(shell, tmp_path, hub, *extra, processes=4, program=()) -> tuple[list[dict], list[str]]:
     """(what a start has cost each process, what they said)."""
     port, flags = (
         test_processes.free_port(),
@@ -213,7 +213,7 @@ def counted(tmp_path, hub, *extra, processes=4, program=()) -> tuple[list[dict],
     done = test_processes.finish(
         [
             test_processes.start(
-                tmp_path, tmp_path / "run", processes, i, port, *flags, *extra,
+                shell, tmp_path, tmp_path / "run", processes, i, port, *flags, *extra,
                 program=("counted_train.py", *program, str(hub)),
                 env=env | {"JAX_COMPILATION_CACHE_DIR": ""},
             )
@@ -226,8 +226,8 @@ def counted(tmp_path, hub, *extra, processes=4, program=()) -> tuple[list[dict],
 
 
 @pytest.mark.slow
-def test_four_processes_read_the_weights_once_and_compile_each_program_once(hub, tmp_path):
-    first, _ = counted(tmp_path, hub, "--config.steps=1")
+def test_four_processes_read_the_weights_once_and_compile_each_program_once(shell, hub, tmp_path):
+    first, _ = counted(shell, tmp_path, hub, "--config.steps=1")
     size = (hub / "org/tiny/model.safetensors").stat().st_size
     small = sum(p.stat().st_size for p in (hub / "org/tiny").iterdir()) - size
     print(first)
@@ -238,7 +238,7 @@ def test_four_processes_read_the_weights_once_and_compile_each_program_once(hub,
     assert first[0]["compiled_for_all"] > 20
     assert [c["compiled_for_all"] for c in first[1:]] == [0, 0, 0]
 
-    again, said = counted(tmp_path, hub, "--config.steps=2")
+    again, said = counted(shell, tmp_path, hub, "--config.steps=2")
     print(again)
     assert "resumed after step 1" in said[0]
     assert [c["hub_calls"] for c in again] == [0] * 4 and not any(c["hub_bytes"] for c in again)
@@ -251,8 +251,8 @@ def test_four_processes_read_the_weights_once_and_compile_each_program_once(hub,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [(), ("--checkpoint=org/tiny",)], ids=["of config", "given"])
-def test_an_evaluation_reads_the_weights_once_for_all_processes(hub, tmp_path, given):
-    got, said = counted(tmp_path, hub, *given, processes=2, program=("evaluate",))
+def test_an_evaluation_reads_the_weights_once_for_all_processes(shell, hub, tmp_path, given):
+    got, said = counted(shell, tmp_path, hub, *given, processes=2, program=("evaluate",))
     # Of a given one, its small files for the config's own model are asked for apart.
     assert [c["hub_calls"] for c in got] == [1 + len(given), 0]
     assert got[0]["weight_bytes"] > 0 == got[1]["weight_bytes"] == got[1]["hub_bytes"]

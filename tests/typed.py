@@ -1,21 +1,25 @@
 """Commands of the package as they are typed, each in a process of its own: `Shell`.
 
 The libraries are imported once, by `python tests/typed.py`, which makes each process by a fork; the
-package is imported by each command. A request on its stdin is a JSON line, the answer the code.
+package is imported by each command. A request on its stdin is a JSON line, and so is the answer: of
+a command its process, of a process its exit code.
 """
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
 import os
 import pathlib
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 # What takes longest of what the commands import, and reads nothing of a request's environment.
 LIBRARIES = (
@@ -24,7 +28,9 @@ LIBRARIES = (
     "jinja2", "pyarrow.parquet", "matplotlib.figure", "scipy.ndimage", "scipy.stats",
 )  # fmt: skip
 
-
+# For runs of a few steps that are compared with each other, as whole as a machine's faults leave
+# them: compiled in half the time. What numbers the compiler's own level makes is for other tests.
+SOON = "--xla_backend_optimization_level=0"
 ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 
 
@@ -34,33 +40,92 @@ class Shell:
     _server: subprocess.Popen | None = None
 
     def python(self, *arguments, cwd=".", **env: str) -> subprocess.CompletedProcess:
-        """`python ARGUMENTS`, of the form -m MODULE ..., -c CODE ... or FILE ...; env: beside
-        os.environ, with the repository on PYTHONPATH. JAX reads of it on import what it is at the
-        first command."""
+        """`python ARGUMENTS`, as `start` reads them, to its end."""
+        with tempfile.TemporaryDirectory() as folder:
+            logs = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
+            process = self.start(*arguments, cwd=cwd, logs=logs, env=env)
+            process.communicate()
+            said = [log.read_text() for log in logs]
+            return subprocess.CompletedProcess(arguments, process.returncode, *said)
+
+    def start(self, *arguments, logs, cwd=".", env) -> "Process":
+        """Begin `python ARGUMENTS`, of the form -m MODULE ..., -c CODE ... or FILE ...; logs: what
+        gets stdout and stderr; env: beside os.environ, with the repository on PYTHONPATH. JAX reads
+        of it on import, but for where programs are kept and the number of CPU devices, what it is
+        at the first command."""
         if self._server is None:
             self._server = subprocess.Popen(
                 [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-        with tempfile.TemporaryDirectory() as folder:
-            logs = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
-            request = {"arguments": [*map(str, arguments)], "folder": os.path.abspath(cwd)}
-            env = os.environ | {"PYTHONPATH": ROOT} | env
-            request |= {"env": env, "logs": [*map(str, logs)]}
-            print(json.dumps(request), file=self._server.stdin, flush=True)
-            code = int(self._server.stdout.readline())
-            return subprocess.CompletedProcess(arguments, code, *(p.read_text() for p in logs))
+        request = {"arguments": [*map(str, arguments)], "folder": os.path.abspath(cwd)}
+        request |= {"env": os.environ | {"PYTHONPATH": ROOT} | env, "logs": [*map(str, logs)]}
+        return Process(self, self.ask(request), logs[0])
+
+    def ask(self, request: dict):
+        print(json.dumps(request), file=self._server.stdin, flush=True)
+        return json.loads(self._server.stdout.readline())
 
     def close(self) -> None:
         if self._server is not None:
             self._server.communicate()
 
 
+class Process:
+    """As subprocess.Popen has it, of a child of the server; `communicate` reads one log."""
+
+    returncode: int | None = None
+
+    def __init__(self, shell: Shell, pid: int, log: pathlib.Path):
+        self.pid, self._shell, self._log = pid, shell, log
+
+    def _reap(self, how: int) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._shell.ask({"reap": self.pid, "how": how})
+        return self.returncode
+
+    def poll(self) -> int | None:
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int:
+        return self._reap(0)
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float = float("inf")) -> tuple[str, None]:
+        """What it and its own children said, once all of them are done with the log.
+        TimeoutExpired: they are not after so many seconds."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None or _is_open(self._log):
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.02)
+        return self._log.read_text(), None
+
+
+def _is_open(log: pathlib.Path) -> bool:
+    """Whether a descriptor that `become` opened, or a child's copy of it, is there still."""
+    with log.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
 def serve() -> None:
     for request in map(json.loads, sys.stdin):
-        if not (pid := os.fork()):
+        if "reap" in request:
+            pid, status = os.waitpid(request["reap"], request["how"])
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        elif not (answer := os.fork()):
             with ended():
                 become(**request)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        print(json.dumps(answer), flush=True)
 
 
 @contextlib.contextmanager
@@ -89,10 +154,15 @@ def become(arguments: list[str], folder: str, env: dict[str, str], logs: list[st
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    new = os.O_WRONLY | os.O_CREAT | os.O_APPEND  # of both, where they are one file
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for descriptor, log in enumerate(logs, 1):
         os.dup2(os.open(log, new, 0o600), descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # until its last copy is closed: `_is_open`
+    jax = importlib.import_module("jax")
+    jax.config.update("jax_compilation_cache_dir", env.get("JAX_COMPILATION_CACHE_DIR") or None)
+    if devices := env.get("JAX_NUM_CPU_DEVICES"):
+        jax.config.update("jax_num_cpu_devices", int(devices))
     sys.path[1:1] = env["PYTHONPATH"].split(os.pathsep)
     sys.path[0] = folder
     how, *rest = arguments

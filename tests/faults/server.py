@@ -25,9 +25,11 @@ import time
 import jax
 import jax.numpy as jnp
 import stubbed_train
+import typed
 
 from dapo_jax import cli, evaluate, train
 from dapo_jax.checkpoint import journal, saver, seal
+from dapo_jax.hosts import leaving
 
 
 def main() -> None:
@@ -50,7 +52,7 @@ def child(request: dict):
     for here, there in ((null, 0), (log, 1), (log, 2)):
         os.dup2(here, there)
     flag = f"--xla_force_host_platform_device_count={request.get('devices', 1)}"
-    os.environ["XLA_FLAGS"] = flag
+    os.environ["XLA_FLAGS"] = f"{typed.SOON} {flag}"
     signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be in a background
     stubbed_train.know_programs_of_others(request["argv"])
     hooks = train.QUIET
@@ -164,6 +166,12 @@ def eager(hooks: train.Hooks) -> train.Hooks:
     return hooks
 
 
+def hasty(hooks: train.Hooks) -> train.Hooks:
+    """Gives whoever does not listen less time than a cloud would."""
+    leaving.GRACE_S = 2.0
+    return hooks
+
+
 def stuck(hooks: train.Hooks, in_phase: str) -> train.Hooks:
     """The third time a phase begins, the device is busy for minutes, and Python's main thread
     with it; 'commit': a save that takes as long."""
@@ -190,7 +198,7 @@ def stuck(hooks: train.Hooks, in_phase: str) -> train.Hooks:
     return hooks._replace(phase=phase)
 
 
-FAULTS = {f.__name__: f for f in (clock_jumps, eager, full_disk, full_for_good, impatient)}
+FAULTS = {f.__name__: f for f in (clock_jumps, eager, full_disk, full_for_good, hasty, impatient)}
 FAULTS |= {"full_from_the_first": functools.partial(full_for_good, since=1)}
 FAULTS |= {f"killed_in_{n}": functools.partial(killed, rollout=n) for n in (2, 6, 8)}
 FAULTS |= {f"stuck_in_{p}": functools.partial(stuck, in_phase=p) for p in PHASES}
