@@ -2,6 +2,7 @@
 
     pip install -r benchmarks/requirements-peers.txt ...       # see that file; a venv of its own
     python benchmarks/half_billion.py [--write] [--cores=1,2] [--repeats=3] [--only=decode|update]
+        [--sequences=2]
 
 Random float32 weights, the real vocabulary. Each side runs in a process of its own, in turns, with
 its threads on the first cores named; a figure is the median over processes of CPU-seconds (user and
@@ -9,10 +10,10 @@ system, all threads), and peak memory is the largest resident set of such a proc
 
     decode  16 prompts of 64 tokens at temperature 1, by dapo_jax's Engine and by `generate`; the
             difference of two lengths, so that prefill and compilation drop out
-    update  2 sequences of 64 + 448 tokens: the DAPO loss, clipping at 1, AdamW; the second update
-            and later. Torch: micro-batches of one sequence, logits of response tokens alone, fused
-            AdamW, SDPA, nothing recomputed. Losses and gradients of both are compared before, on a
-            small shape with the same weights
+    update  --sequences (2) of 64 + 448 tokens: the DAPO loss, clipping at 1, AdamW; the second
+            update and later. Torch: micro-batches of one sequence, logits of response tokens alone,
+            fused AdamW, SDPA, nothing recomputed. Losses and gradients of both are compared before,
+            on a small shape with the same weights
 """
 
 import argparse
@@ -43,7 +44,7 @@ SMALL = REAL | dict(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, head_dim=16
 )
 ROWS, PROMPT, SHORT, LONG = 16, 64, 16, 48  # of decode: tokens
-SEQUENCES, RESPONSE = int(os.environ.get("SEQ", "2")), 448
+RESPONSE = 448
 ADAMW = dict(b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.1)
 LR = 1e-6
 
@@ -69,10 +70,13 @@ def our_weights(shape):
     from dapo_jax.model import qwen2
 
     rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda w: jax.numpy.array(np.float32(0.02) * rng.standard_normal(w.shape, np.float32)),
-        qwen2.abstract(shape),
-    )
+
+    def made(like):
+        w = rng.standard_normal(like.shape, np.float32)
+        w *= 0.02
+        return jax.numpy.array(w)
+
+    return jax.tree.map(made, qwen2.abstract(shape))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -150,15 +154,16 @@ def their_decode() -> list[float]:
 # ------------------------------------------------------------------------------------------------
 
 
-def experience(shape: dict):
+def experience(shape: dict, sequences: int):
     """(ids [N, T], advantages [N], old log-probs [N, responses])."""
     rng = np.random.default_rng(0)
-    ids = rng.integers(0, shape["vocab_size"], (SEQUENCES, PROMPT + RESPONSE))
-    old = np.full((SEQUENCES, RESPONSE), -np.log(shape["vocab_size"]), np.float32)
-    return ids, rng.normal(size=SEQUENCES).astype(np.float32), old
+    ids = rng.integers(0, shape["vocab_size"], (sequences, PROMPT + RESPONSE))
+    old = np.full((sequences, RESPONSE), -np.log(shape["vocab_size"]), np.float32)
+    return ids, rng.normal(size=sequences).astype(np.float32), old
 
 
-def our_update(shape: dict, params=None):
+def our_update(shape: dict, params=None, sequences: int = 2):
+    import jax
 
     from dapo_jax import config, parallel
     from dapo_jax.dapo import objective, packing, update
@@ -169,7 +174,7 @@ def our_update(shape: dict, params=None):
     mesh = parallel.make_mesh(dict.fromkeys(parallel.AXES, 1))
     tx = update.optimizer(**ADAMW, clip_norm=1.0)
     trainer = update.Trainer(network, mesh, config.base().sharding.train.to_dict(), tx, "float32")
-    ids, advantages, old = experience(shape)
+    ids, advantages, old = experience(shape, sequences)
     items = [
         packing.Item(x[:PROMPT], x[PROMPT:], logp, float(a), 1 / old.size)
         for x, logp, a in zip(ids, old, advantages, strict=True)
@@ -178,8 +183,8 @@ def our_update(shape: dict, params=None):
         items, row_tokens=PROMPT + RESPONSE, micro_rows=rows, max_items=len(items)
     )
     packed = parallel.to_device(packed, trainer.row_sharding)
-    if params is None:
-        params = our_weights(network)
+    params = our_weights(network) if params is None else params
+    params = jax.device_put(params, trainer.param_shardings)  # or the second update compiles again
     state = [params, trainer.init_opt_state(params)]
     del params
     old = packed.sampled_logp_AxRxT
@@ -193,13 +198,13 @@ def our_update(shape: dict, params=None):
     return step
 
 
-def their_update(shape: dict, network=None):
+def their_update(shape: dict, network=None, sequences: int = 2):
     import torch
     from torch.nn.functional import cross_entropy
 
     network = network or torch_model(shape)
     network.train()
-    ids, advantages, old = map(torch.from_numpy, experience(shape))
+    ids, advantages, old = map(torch.from_numpy, experience(shape, sequences))
     adamw = dict(betas=(ADAMW["b1"], ADAMW["b2"]), eps=ADAMW["eps"])
     optimizer = torch.optim.AdamW(
         network.parameters(), LR, **adamw, weight_decay=ADAMW["weight_decay"], fused=True
@@ -259,7 +264,7 @@ def agree() -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def side(what: str, who: str) -> dict:
+def side(what: str, who: str, sequences: str) -> dict:
     """One process's part: CPU-seconds of a unit of work, and its peak memory."""
     if what == "agree":
         return dict(said=agree())
@@ -267,27 +272,29 @@ def side(what: str, who: str) -> dict:
         short, long = dict(ours=our_decode, theirs=their_decode)[who]()
         seconds = (long - short) / (LONG - SHORT)
     else:
-        step = dict(ours=our_update, theirs=their_update)[who](REAL)
+        step = dict(ours=our_update, theirs=their_update)[who](REAL, sequences=int(sequences))
         step()  # compiles; makes the optimizer's state
         seconds = statistics.median(cpu_seconds(step, 2))
     used = resource.getrusage(resource.RUSAGE_SELF)
     return dict(seconds=seconds, peak=used.ru_maxrss / 2**20)
 
 
-def run(cores: int, what: str, who: str) -> dict:
+def run(cores: int, what: str, who: str, sequences: int) -> dict:
     """The same in a process of its own, on the last `cores` cores."""
-    command = [sys.executable, __file__, "side", str(cores), what, who]
+    command = [sys.executable, __file__, "side", str(cores), what, who, str(sequences)]
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     print(cores, what, who, found := json.loads(out.splitlines()[-1]), flush=True)
     return found
 
 
-def compared(cores: int, what: str, repeats: int) -> tuple[str, ...]:
+def compared(cores: int, what: str, repeats: int, sequences: int) -> tuple[str, ...]:
     """A row of the table: medians over processes, which take turns."""
-    found = [[run(cores, what, who) for who in ("ours", "theirs")] for _ in range(repeats)]
+    found = [
+        [run(cores, what, who, sequences) for who in ("ours", "theirs")] for _ in range(repeats)
+    ]
     middle = lambda i, name: statistics.median(turn[i][name] for turn in found)
     ours, theirs = (middle(i, "seconds") for i in (0, 1))
-    work = dict(decode=ROWS, update=SEQUENCES * (PROMPT + RESPONSE))[what]
+    work = dict(decode=ROWS, update=sequences * (PROMPT + RESPONSE))[what]
     peaks = (f"{middle(i, 'peak'):.2f}" for i in (0, 1))
     return (
         f"{what}, {cores} core(s)",
@@ -300,20 +307,21 @@ def compared(cores: int, what: str, repeats: int) -> tuple[str, ...]:
 
 def main() -> None:
     if sys.argv[1:2] == ["side"]:
-        print(json.dumps(side(*sys.argv[3:5])))
+        print(json.dumps(side(*sys.argv[3:6])))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", default="1,2")
+    parser.add_argument("--sequences", type=int, default=2, help="of an update")
     parser.add_argument("--only", choices=("decode", "update"))
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     if args.write and args.only:
         parser.error("--write: only the whole table is kept")
     whats = [args.only] if args.only else ["decode", "update"]
-    said = run(1, "agree", "both")["said"] if "update" in whats else ""
+    said = run(1, "agree", "both", 2)["said"] if "update" in whats else ""
     rows = [
-        compared(cores, what, args.repeats)
+        compared(cores, what, args.repeats, args.sequences)
         for what in whats
         for cores in map(int, args.cores.split(","))
     ]
@@ -323,9 +331,9 @@ def main() -> None:
     if args.write:
         made = results.made_by("jax", "transformers", "torch")
         about = (
-            f"float32; medians of {args.repeats} processes a side; an update is of {SEQUENCES} x"
-            f" {PROMPT + RESPONSE} tokens. Gradient norms of two updates at the small shape, both"
-            f" sides: {said}."
+            f"float32; medians of {args.repeats} processes a side; an update is of"
+            f" {args.sequences} x {PROMPT + RESPONSE} tokens. Gradient norms of two updates at the"
+            f" small shape, both sides: {said}."
         )
         results.write(HEADING, f"{HEADING}\n\n{made}; {about}\n\n{table}\n")
 

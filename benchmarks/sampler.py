@@ -44,6 +44,7 @@ SHAPE = qwen2.Shape(
     rope_theta=1e4,
     rms_eps=1e-6,
     tie_embeddings=True,
+    scan_layers=False,
 )
 PROMPT = 32  # tokens
 REAL_VOCAB = 151_936

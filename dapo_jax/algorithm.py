@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dapo_jax import build, carried, curriculum, grading, parallel, validation
+from dapo_jax import build, carried, curriculum, grading, parallel
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprint
 from dapo_jax.dapo.overlong_filter import masks, teaches
@@ -199,13 +199,7 @@ def pack_minibatches(config, machine, state: State, minibatches) -> list[update.
     mu, over = config.loss.positive_coef, trainer.row_sharding
     packed = []
     for items in minibatches:
-        rows, used, places = packing.pack(
-            items,
-            row_tokens=validation.row_tokens(config),
-            micro_rows=config.optim.micro_batch_rows,
-            max_items=build.minibatch_responses(config),
-            open_ends=config.critic.enabled and config.critic.bootstrap_truncated,
-        )
+        rows, used, places = packing.pack(items, **build.row_layout(config))
         if not used:
             continue
         positive = positive_lm.cells(rows, items, places, mu)

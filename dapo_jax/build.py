@@ -20,7 +20,7 @@ from dapo_jax import curriculum, grading, objectives, parallel, schema, validati
 from dapo_jax.dapo import update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import arithmetic, problems, prompts, tokenizer
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import attention_kernels, hf, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.draw import Draw
@@ -175,6 +175,14 @@ def build_machine(
             f"the tokenizer has {vocab_tokens} ids and the model {shape.vocab_size} embedding rows;"
             " they do not belong together (config.model.vocab_size, config.tokenizer.path)"
         )
+    if config.optim.share_prompts and config.critic.enabled:
+        raise schema.ConfigError("config.optim.share_prompts: not with critic.enabled")
+    kernel = attention_kernels.choose(shape.attention, config.model.dtype, shape.head_dim)
+    if config.optim.share_prompts and kernel == "splash":
+        raise schema.ConfigError(
+            "config.optim.share_prompts: splash attention, which model.attention names or has on a"
+            " TPU, cannot see a prompt beside its own segment; set model.attention=chunked"
+        )
     machine = assemble(config, mesh, shape, stop_ids, model_dir, critic)
     values = machine.critic.shape if config.critic.init_from and machine.critic else None
     if values and (bad := validation.check_shape(values, sizes, config.sharding)):
@@ -232,6 +240,17 @@ def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, *options) -> updat
 
 def minibatch_responses(config) -> int:
     return config.rollout.groups // config.optim.minibatches * config.rollout.group_size
+
+
+def row_layout(config) -> dict:
+    """How `packing.pack` lays out a mini-batch."""
+    return dict(
+        row_tokens=validation.row_tokens(config),
+        micro_rows=config.optim.micro_batch_rows,
+        max_items=minibatch_responses(config),
+        open_ends=config.critic.enabled and config.critic.bootstrap_truncated,
+        share_prompts=config.optim.share_prompts,
+    )
 
 
 def calls(config, m: Machine) -> dict[str, Call]:
@@ -299,6 +318,8 @@ def initial_params(config, m: Machine) -> qwen2.Params:
 
 def with_adapters(config, m: Machine, params: qwen2.Params) -> qwen2.Params:
     """What a run trains: `params`, and adapters (LoRA) from the seed where the config has them."""
+    if not config.model.lora.rank:
+        return params
     key = jax.random.fold_in(jax.random.key(config.seed), ADAPTERS_SEED)
     return m.trainer.adapted(params, _key_data(key))
 

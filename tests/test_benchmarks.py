@@ -161,13 +161,13 @@ def test_both_sides_of_half_a_billion_take_turns(monkeypatch):
     """A row is of medians over processes, ours before theirs; work a CPU-second."""
     seconds, asked = iter([1.0, 2.0, 8.0, 6.0, 2.0, 3.0]), []
 
-    def run(cores, what, who):
-        asked.append((cores, what, who))
+    def run(*side):
+        asked.append(side)
         return {"seconds": (s := next(seconds)), "peak": 10 * s}
 
     monkeypatch.setattr(half_billion, "run", run)
-    row = half_billion.compared(2, "decode", 3)
-    assert asked == [(2, "decode", "ours"), (2, "decode", "theirs")] * 3
+    row = half_billion.compared(2, "decode", 3, 2)
+    assert asked == [(2, "decode", "ours", 2), (2, "decode", "theirs", 2)] * 3
     assert row == ("decode, 2 core(s)", "8.0", "5.3", "1.50x", "20.00", "30.00")
 
 

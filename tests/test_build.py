@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from dapo_jax import build, config, grading
+from dapo_jax import algorithm, build, config, grading
+from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic, tokenizer as tokenizer_lib
+from dapo_jax.rollout import engine
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,37 @@ def test_stop_strings_of_a_config():
     c.eval.stop_strings = "a||b"
     with pytest.raises(config.ConfigError, match=r"eval.stop_strings: 'a\|\|b' has an empty text"):
         config.validate(c, 1)
+
+
+def test_a_prompt_is_packed_once_where_prompts_are_shared():
+    """The cells of a mini-batch, by the config: 4 responses of 2 tokens to a prompt of 5."""
+    drawn = engine.Response(np.full(2, 3), np.zeros(2, "f"), np.zeros(2, "f"), False)
+    right_G = np.array([True, False] * 2)
+    groups = [Group(0, [1, 2, 3, 4, 5], [drawn] * 4, Grades(right_G.astype(float), right_G))]
+
+    def cells(share_prompts):
+        c = config.base()
+        c.rollout.groups = c.optim.minibatches = 1
+        c.rollout.group_size, c.loss.old_logprobs = 4, "reuse"
+        c.optim.share_prompts = share_prompts
+        machine = build.build_machine(c, 48, (0, 1), None)
+        given = algorithm.make_minibatches(c, groups, 0)
+        (batch,) = algorithm.pack_minibatches(c, machine, State({}, ()), given)
+        return int((batch.rows.segments_AxRxT > 0).sum())
+
+    assert (cells(False), cells(True)) == (4 * (4 + 2), 4 + 4 * 2)
+
+
+def test_splash_attention_cannot_share_prompts():
+    c = config.base()
+    c.optim.share_prompts = True
+    build.build_machine(c, 48, (0, 1), None)
+    c.model.attention = "splash"
+    with pytest.raises(config.ConfigError, match=r"share_prompts: splash .*=chunked"):
+        build.build_machine(c, 48, (0, 1), None)
+    c.model.attention, c.critic.enabled = "chunked", True
+    with pytest.raises(config.ConfigError, match=r"share_prompts: not with critic"):
+        build.build_machine(c, 48, (0, 1), None)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,13 @@ def ids(responses):
     return [r.tokens.tolist() for r in responses]
 
 
+def test_one_cpu_makes_no_copy_of_a_large_embedding():
+    shape = SHAPE._replace(vocab_size=2**15, hidden_size=256)
+    call = make_engine(slots=1, shape=shape).calls(qwen2.abstract(shape)).decode["full"]
+    needed = call.program.lower(*call.arguments).compile().memory_analysis().temp_size_in_bytes
+    assert needed < 4 * 2**15 * 256 / 4  # bytes of the embedding
+
+
 @pytest.mark.parametrize(
     "how",
     [

@@ -19,6 +19,7 @@ from test_update import (
     knobs,
     make_batch,
     mesh_of,
+    oracle,
     oracle_loss,
     relative_gap,
     spread,
@@ -115,7 +116,7 @@ def truth():
                 blocks[name] += LORA.alpha / LORA.rank * flat.reshape(blocks[name].shape)
             return oracle_loss(p | {"blocks": blocks}, batch, ALL_ON)[0]
 
-        grads = jax.device_get(jax.jit(jax.grad(loss))(qwen2.trained(wide)))
+        grads = jax.device_get(oracle(jax.grad(loss))(qwen2.trained(wide)))
     return shape, params, batch, grads
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dapo_jax.dapo import packing
+from dapo_jax.model.attention import SHARED
 
 
 def naive_best_fit(lengths, capacity):
@@ -121,6 +122,34 @@ def test_round_trip(items, row_tokens, micro_rows, spare):
     for row in rows.segments_AxRxT.reshape(-1, row_tokens):
         numbers = list(dict.fromkeys(row[row > 0].tolist()))
         assert numbers == list(range(1, len(numbers) + 1))
+
+
+@given(st.lists(batches.filter(bool), min_size=1, max_size=4), st.integers(14, 40))
+def test_shared_prompts(groups, row_tokens):
+    """A cell sees, of its row and up to itself, its own sequence and nothing else; a prompt takes
+    its place once in every row that holds a parcel of it."""
+    items = [i._replace(prompt=group[0].prompt) for group in groups for i in group]
+    settings = dict(row_tokens=row_tokens, micro_rows=2, max_items=len(items))
+    rows, _, places = packing.pack(items, **settings, share_prompts=True)
+    assert [p is None for p in places] == [i.weight == 0 for i in items]
+    for item, p in zip(items, places, strict=True):
+        if p is None:
+            continue
+        row = packing.PackedBatch(*(field[p.micro, p.row] for field in rows))
+        assert row.targets_AxRxT[p.cells].tolist() == item.response.tolist()
+        assert (row.weight_AxRxT[p.cells] == item.weight).all()
+        whole = [*item.prompt, *item.response][:-1]
+        for t in range(p.cells.start, p.cells.stop):
+            of, prompt = row.segments_AxRxT[: t + 1], row.segments_AxRxT[t] >> SHARED << SHARED
+            seen = (of == of[t]) | (of == prompt)
+            n = seen.sum()
+            assert row.tokens_AxRxT[: t + 1][seen].tolist() == whole[:n]
+            assert row.positions_AxRxT[: t + 1][seen].tolist() == list(range(n))
+    trained = rows.trained_AxRxT
+    assert trained.sum() == sum(len(i.response) for i in items if i.weight)
+    prompts = {(p.micro, p.row, id(i.prompt)): len(i.prompt) - 1
+               for i, p in zip(items, places, strict=True) if p}  # fmt: skip
+    assert (rows.segments_AxRxT > 0).sum() == trained.sum() + sum(prompts.values())
 
 
 def test_shapes_do_not_depend_on_the_sequences():

@@ -508,6 +508,18 @@ def test_seeds_are_not_shifted_copies_of_one_another():
     assert len(epochs) == 25
 
 
+def test_a_place_of_the_stream_is_looked_up_once():
+    asked = []
+
+    class Noted(list):
+        def __getitem__(self, row):
+            asked.append(row)
+            return super().__getitem__(row)
+
+    s = P.stream(Noted("abcd"), seed=0)
+    assert [s[3], s[9], s[3]] == [s[3], s[9], s[3]] and len(asked) == 2
+
+
 def test_stream_of_problems(four):
     s = P.stream(four, seed=1)
     assert {s[i] for i in range(4)} == set(four)

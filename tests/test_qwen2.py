@@ -456,7 +456,7 @@ def test_config_fields_become_the_shape():
     c = config.base()
     c.model.num_layers, c.model.rope_theta, c.model.remat = 7, 5e5, "dots"
     shape = qwen2.shape_from_config(c)
-    others = {"yarn": None, "lora": None, "value_head": False}
+    others = {"yarn": None, "shared_prompts": False, "lora": None, "value_head": False}
     assert shape._asdict() == others | {
         k: c.model[k] for k in qwen2.Shape._fields if k not in others
     }

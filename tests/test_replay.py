@@ -193,7 +193,8 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
     o = c.optim
     tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
-    trainer = update.Trainer(None, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
+    shape = SimpleNamespace(shared_prompts=False, float32_head=False)  # what is asked of one
+    trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
     machine = SimpleNamespace(trainer=trainer)
     put = lambda: parallel.to_device(dict(table=TABLE), trainer.param_shardings)
     params = put()

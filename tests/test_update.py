@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, objectives, parallel
 from dapo_jax.dapo import objective, packing, update
-from dapo_jax.model import qwen2
+from dapo_jax.model import one_cpu, qwen2
 
 SHAPE = qwen2.Shape(
     vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=8, num_kv_heads=4,
@@ -178,10 +178,15 @@ def oracle_loss(params, batch, c, objective="ppo", importance="token", weighted=
     return loss, metrics
 
 
+def oracle(fn):
+    """An oracle runs once: soon compiled is soon done."""
+    return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
+
+
 def in_float64(fn, params, *args):
     with jax.enable_x64(True):
         params = jax.tree.map(lambda w: jnp.asarray(np.asarray(w), jnp.float64), params)
-        return jax.device_get(jax.jit(lambda p: fn(p, *args))(params))
+        return jax.device_get(oracle(lambda p: fn(p, *args))(params))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -256,7 +261,7 @@ def truth(loss_fn, params, draws: int = 8) -> Truth:
     rng = np.random.default_rng(5)
     moved = lambda w: np.float64(w) * (1 + EPS * rng.choice([-1.0, 1.0], np.shape(w)))
     with jax.enable_x64(True):
-        fn = jax.jit(jax.grad(loss_fn, has_aux=True))
+        fn = oracle(jax.grad(loss_fn, has_aux=True))
         trees = [jax.tree.map(np.float64, params)]
         trees += [jax.tree.map(moved, params) for _ in range(draws)]
         value, *others = (Result(*jax.device_get(fn(tree))) for tree in trees)
@@ -303,10 +308,10 @@ def knobs(c) -> update.Knobs:
     return update.Knobs(np.float32(LR), np.float32(TEMPERATURE), loss)
 
 
-def run(programs, params, batch, c, row_tokens=24, micro_rows=2, max_items=12):
-    """One update; c=None is the supervised one."""
+def run(programs, params, batch, c, row_tokens=24, micro_rows=2, max_items=12, **how):
+    """One update; c=None is the supervised one. how: of `packing.pack`."""
     rows, used, places = packing.pack(
-        batch.items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=max_items
+        batch.items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=max_items, **how
     )
     for field in rows[5:]:  # what lies beyond the micro-batches in use is never looked at
         field[used:] = np.nan
@@ -359,6 +364,36 @@ def assert_same(got: Result, want: Truth):
 )
 def test_gradient_against_dense_float64(programs, params, batch, expected, case, c):
     assert_same(run(programs, params, batch, c), expected[case])
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo"])
+def test_shared_prompts_give_the_same_gradient(params, batch, name):
+    """Of groups of three with a prompt each: what is computed once serves all of them."""
+    items = [i._replace(prompt=batch.items[n // 3 * 3].prompt) for n, i in enumerate(batch.items)]
+    choice = objective.DAPO._replace(token_loss=objectives.OBJECTIVES[name].token_loss)
+    groups, sharing = batch._replace(items=items), SHAPE._replace(shared_prompts=True)
+    apart = run(make_programs(choice=choice), params, groups, PLAIN)
+    made = make_programs(sharing, choice=choice)
+    shared = run(made, params, groups, PLAIN, share_prompts=True)
+    assert relative_gap(shared.grads, apart.grads) < 1e-5
+    assert apart.metrics.keys() == shared.metrics.keys()
+    for name, value in apart.metrics.items():
+        assert shared.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """What is of large models and vocabularies on one CPU, of any."""
+    monkeypatch.setattr(one_cpu, "LARGE_MODEL", 0)
+    monkeypatch.setattr(qwen2, "_LARGE_VOCABULARY", 0)
+
+
+@pytest.mark.parametrize(
+    "change", [{}, dict(head_chunk=10, remat="dots", scan_layers=False)], ids=str
+)
+def test_a_large_model_on_one_cpu(large, params, batch, expected, change):
+    programs = make_programs(SHAPE._replace(**change))
+    assert_same(run(programs, params, batch, ALL_ON), expected["all on"])
 
 
 @pytest.mark.parametrize("field, factor", [("advantage", 1.0001), ("weight", 1.001)])
@@ -572,8 +607,12 @@ def adamw(**changes):
     return update.optimizer(**(settings | changes))
 
 
+ways = pytest.mark.parametrize("apply", [update.apply, one_cpu.apply])
+
+
+@ways
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
-def test_optimizer_is_adamw(clip_norm):
+def test_optimizer_is_adamw(clip_norm, apply):
     rng = np.random.default_rng(0)
     draw = lambda: dict(a=rng.normal(size=(3, 4)), b=rng.normal(size=5))
     ours = theirs = jax.tree.map(jnp.float32, draw())
@@ -586,7 +625,7 @@ def test_optimizer_is_adamw(clip_norm):
     state, reference_state = tx.init(ours), reference.init(theirs)
     for lr in rates:
         grads = jax.tree.map(jnp.float32, draw())
-        ours, state, norm, skipped = update.apply(tx, ours, state, grads, lr)
+        ours, state, norm, skipped = apply(tx, ours, state, grads, lr)
         step, reference_state = reference.update(grads, reference_state, theirs)
         theirs = optax.apply_updates(theirs, step)
         assert not skipped
@@ -595,31 +634,41 @@ def test_optimizer_is_adamw(clip_norm):
             np.testing.assert_allclose(ours[k], theirs[k], rtol=1e-6, atol=1e-7)
 
 
+@ways
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_non_finite_gradient_keeps_the_old_state(bad):
+def test_a_non_finite_gradient_keeps_the_old_state(bad, apply):
     """Weights, moments and Adam's count; and the next step works as if nothing had been."""
     tx = adamw()
     params, grads = dict(w=jnp.arange(4.0)), dict(w=jnp.array([0.1, -0.2, 0.3, 0.4]))
-    params, state, _, _ = update.apply(tx, params, tx.init(params), grads, 0.1)
+    params, state, _, _ = apply(tx, params, tx.init(params), grads, 0.1)
     broken = dict(w=grads["w"].at[1].set(bad))
-    after, after_state, norm, skipped = update.apply(tx, params, state, broken, 0.1)
+    after, after_state, norm, skipped = apply(tx, params, state, broken, 0.1)
     assert skipped and not np.isfinite(norm)
     jax.tree.map(np.testing.assert_array_equal, (after, after_state), (params, state))
-    moved, _, _, skipped = update.apply(tx, after, after_state, grads, 0.1)
+    moved, _, _, skipped = apply(tx, after, after_state, grads, 0.1)
     assert not skipped and (moved["w"] != params["w"]).all()
 
 
-def test_parameters_that_would_not_be_finite_are_not_applied():
+@ways
+def test_parameters_that_would_not_be_finite_are_not_applied(apply):
     """The gradient is finite; what it would make of the parameters is not."""
     params, grads = dict(w=jnp.ones(3)), dict(w=jnp.full(3, 2.0))
     tx = optax.scale(1e30)
     state = tx.init(params)
-    after, _, norm, skipped = update.apply(tx, params, state, grads, 1e30)
+    after, _, norm, skipped = apply(tx, params, state, grads, 1e30)
     assert skipped and np.isfinite(norm)
     np.testing.assert_array_equal(after["w"], params["w"])
 
 
 def test_one_bad_token_skips_the_update(programs, params, batch):
+    check_one_bad_token(programs, params, batch)
+
+
+def test_one_bad_token_skips_the_update_of_a_large_model(large, params, batch):
+    check_one_bad_token(make_programs(), params, batch)
+
+
+def check_one_bad_token(programs, params, batch):
     old = [o.copy() for o in batch.old]
     old[5][0] = np.nan
     rows, used, places = packing.pack(batch.items, row_tokens=24, micro_rows=2, max_items=12)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dapo_jax.model.attention import SHARED
+
 
 class Item(NamedTuple):
     """One prompt with its response, and what the loss needs to know about it."""
@@ -33,7 +35,7 @@ class PackedBatch(NamedTuple):
     tokens_AxRxT: np.ndarray  # int32
     targets_AxRxT: np.ndarray  # int32, the next token
     positions_AxRxT: np.ndarray  # int32, counted from the start of each sequence
-    segments_AxRxT: np.ndarray  # int32, 1.. within a row
+    segments_AxRxT: np.ndarray  # int32, 1.. within a row, of shared prompts: `attention.SHARED`
     trained_AxRxT: np.ndarray  # bool, the target is a trained response token
     weight_AxRxT: np.ndarray  # float32
     advantage_AxRxT: np.ndarray  # float32
@@ -84,41 +86,63 @@ def pack(
     micro_rows: int,
     max_items: int,
     open_ends: bool = False,
+    share_prompts: bool = False,
 ) -> tuple[PackedBatch, int, list[CellSpan | None]]:
     """(rows, micro-batches in use, place of each item). Items of weight 0 are left out (None).
 
     The number of micro-batches A is the least that `max_items` sequences can ever need. open_ends:
-    a truncated item has one more cell, not trained, that reads its last token.
+    a truncated item has one more cell, not trained, that reads its last token. share_prompts: items
+    with the same prompt (one object) that lie in one row see one copy of its cells but the last,
+    which reads the token before the response (segments: see `attention.SHARED`).
     """
     live = [i for i, item in enumerate(items) if item.weight]
+    head = lambda i: (len(items[i].prompt) - 1) * share_prompts  # cells that others see too
     cells_of = lambda x: len(x.prompt) + len(x.response) - (not (open_ends and x.truncated))
-    lengths = [cells_of(items[i]) for i in live]
+    own = {i: cells_of(items[i]) - head(i) for i in live}
     if len(live) > max_items:
         raise ValueError(f"{len(live)} sequences, these rows are made for {max_items}")
     shape = (-(-max_items // micro_rows), micro_rows, row_tokens)
     rows = PackedBatch(**{name: np.zeros(shape, dtype) for name, dtype in DTYPES.items()})
     places: list[CellSpan | None] = [None] * len(items)
-    bins = best_fit(lengths, row_tokens)
-    for b, members in enumerate(bins):
-        micro, row = divmod(b, micro_rows)
-        start = 0
-        for segment, m in enumerate(members, 1):
-            item, n = items[live[m]], lengths[m]
-            sequence = np.concatenate([item.prompt, item.response])
-            cells = np.s_[micro, row, start : start + n]
-            rows.tokens_AxRxT[cells] = sequence[:n]
-            rows.targets_AxRxT[cells] = np.append(sequence[1:], 0)[:n]
-            rows.positions_AxRxT[cells] = np.arange(n)
-            rows.segments_AxRxT[cells] = segment
-            response = slice(first := start + len(item.prompt) - 1, first + len(item.response))
-            cells = np.s_[micro, row, response]
-            rows.trained_AxRxT[cells] = True
-            rows.weight_AxRxT[cells] = item.weight
-            rows.advantage_AxRxT[cells] = item.advantage
-            rows.sampled_logp_AxRxT[cells] = item.sampled_logps
-            places[live[m]] = CellSpan(micro, row, response)
+    together: dict[int, list[int]] = {}
+    for i in live:
+        together.setdefault(id(items[i].prompt) if share_prompts else i, []).append(i)
+    parcels = [  # a prompt's sequences that share it
+        [members[m] for m in part]
+        for members in together.values()
+        for part in best_fit([own[i] for i in members], row_tokens - head(members[0]))
+    ]
+    bins = best_fit([head(p[0]) + sum(own[i] for i in p) for p in parcels], row_tokens)
+    for b, row_parcels in enumerate(bins):
+        at = divmod(b, micro_rows)
+        start = segment = 0
+        for number, members in enumerate((parcels[p] for p in row_parcels), 1):
+            shared, n = (number << SHARED) * share_prompts, head(members[0])
+            cells = (*at, slice(start, start + n))
+            _fill(rows, cells, items[members[0]].prompt[: n + 1], 0, shared)
             start += n
+            for i in members:
+                item, segment = items[i], segment + 1
+                sequence = np.concatenate([item.prompt[n:], item.response])
+                _fill(rows, (*at, slice(start, start + own[i])), sequence, n, shared | segment)
+                first = start + len(item.prompt) - 1 - n
+                cells = (*at, slice(first, first + len(item.response)))
+                rows.trained_AxRxT[cells] = True
+                rows.weight_AxRxT[cells] = item.weight
+                rows.advantage_AxRxT[cells] = item.advantage
+                rows.sampled_logp_AxRxT[cells] = item.sampled_logps
+                places[i] = CellSpan(*cells)
+                start += own[i]
     return rows, -(-len(bins) // micro_rows), places
+
+
+def _fill(rows: PackedBatch, cells: tuple, sequence, position: int, segment: int) -> None:
+    """`sequence`, whose first token has this position, into cells of a row."""
+    n = cells[-1].stop - cells[-1].start
+    rows.tokens_AxRxT[cells] = sequence[:n]
+    rows.targets_AxRxT[cells] = np.append(sequence[1:], 0)[:n]
+    rows.positions_AxRxT[cells] = np.arange(position, position + n)
+    rows.segments_AxRxT[cells] = segment
 
 
 def unpack(values_AxRxT: np.ndarray, places: Sequence[CellSpan | None]) -> list[np.ndarray | None]:

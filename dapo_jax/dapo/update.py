@@ -3,7 +3,7 @@
 `update` accumulates float32 gradients over micro-batches inside one program, then clips, applies
 AdamW, and keeps the old state where the gradient is not finite. It never makes an array of
 tokens x vocabulary: the head runs on chunks of cells, and the backward pass makes each chunk's
-logits again.
+logits again (one CPU keeps those of a row that is one chunk, where the vocabulary is large).
 
 With adapters (LoRA) gradients, optimizer and `apply` are of these alone (`qwen2.trained`).
 
@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from dapo_jax import parallel
 from dapo_jax.dapo import objective, packing
 from dapo_jax.dapo.packing import PackedBatch
-from dapo_jax.model import qwen2
+from dapo_jax.model import attention, one_cpu, qwen2
 
 
 class HeadStats(NamedTuple):
@@ -37,7 +37,9 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
     travel; the target's logit is a masked sum too, since a gather would fetch all the others.
     Gradients of the head add up over chunks in float32, on each device, and travel once.
     """
-    over_V, over_D, over_T = map(parallel.mesh_axes, ("vocab", "embed", "sequence"))
+    alone = qwen2.large_on_one_cpu(head_DxV.shape[1])
+    axes = ("vocab", "embed", "sequence")
+    over_V, over_D, over_T = ((),) * 3 if alone else map(parallel.mesh_axes, axes)
     everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x
 
     def part(x, head, targets, temperature):
@@ -48,6 +50,8 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
 
         def stats(x_RxcxD, targets_Rxc):
             logits_RxcxV = qwen2.logits(x_RxcxD, head_f32.astype(dtype)) / temperature
+            if alone:
+                return HeadStats(*one_cpu.over_vocabulary(logits_RxcxV, targets_Rxc))
             top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
             shifted = logits_RxcxV - (jax.lax.pmax(top, over_V) if over_V else top)
             weight = jnp.exp(shifted)
@@ -57,12 +61,13 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
             log_total = jnp.log(total)
             return HeadStats(taken - log_total, log_total - mean / total)
 
+        if alone and chunk >= x.shape[1]:
+            return stats(x, targets)  # kept: the backward pass begins with these logits
         return _in_chunks(jax.checkpoint(stats), x, targets, chunk)
 
     rows = ("batch", None)
-    split = parallel.per_shard(
-        part, (("batch", "sequence", None), ("embed", "vocab"), rows, ()), HeadStats(rows, rows)
-    )
+    in_axes = (("batch", "sequence", None), ("embed", "vocab"), rows, ())
+    split = part if alone else parallel.per_shard(part, in_axes, HeadStats(rows, rows))
     return split(x_RxTxD, head_DxV, targets_RxT, jnp.float32(temperature))
 
 
@@ -101,7 +106,7 @@ def dapo_loss(
     trained = rows.trained_AxRxT
     logp = jnp.where(trained, stats.logp_RxT, 0.0)
     old = jnp.where(trained, old_RxT, 0.0)
-    over = per_response(rows)
+    over = per_response(rows, shape.shared_prompts)
     term = choice.token_loss(logp, old, rows.advantage_AxRxT, c, over)
     importance = choice.importance(old, rows.sampled_logp_AxRxT, c, over)
     weight = rows.weight_AxRxT * importance
@@ -136,7 +141,7 @@ def dapo_loss(
     return loss, (sums, maxima)
 
 
-def per_response(rows: PackedBatch) -> objective.PerResponse:
+def per_response(rows: PackedBatch, shared_prompts: bool = False) -> objective.PerResponse:
     """Reductions over the response of each cell of a micro-batch. A sequence lies whole in one row,
     so every device sums its own rows."""
 
@@ -146,7 +151,10 @@ def per_response(rows: PackedBatch) -> objective.PerResponse:
 
     cells = ("batch", None)
     split = parallel.per_shard(part, (cells, cells), cells)
-    total = lambda x_RxT: split(x_RxT, rows.segments_AxRxT)
+    number_RxT = rows.segments_AxRxT
+    if shared_prompts:
+        number_RxT &= (1 << attention.SHARED) - 1
+    total = lambda x_RxT: split(x_RxT, number_RxT)
     tokens = lambda: jnp.maximum(total(rows.trained_AxRxT.astype(jnp.float32)), 1.0)
     return objective.PerResponse(total, lambda x_RxT: total(x_RxT) / tokens())
 
@@ -366,11 +374,17 @@ class Trainer:
 
     def _step(self, loss_fn, params, opt_state, per_micro, micro_batches, lr):
         with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
-            grads, sums, maxima = accumulate(loss_fn, self._cast(params), per_micro, micro_batches)
+            size = sum(w.size for w in jax.tree.leaves(qwen2.trained(params)))
+            large = parallel.on_one_cpu() and size >= one_cpu.LARGE_MODEL
+            # jax 0.10 can add to a place neither what has to be cast nor cuts of a stack of layers.
+            placed = large and np.dtype(self._dtype) == np.float32 and self.shape.scan_layers
+            sum_up = one_cpu.accumulate if placed else accumulate
+            put = one_cpu.apply if large else apply
+            grads, sums, maxima = sum_up(loss_fn, self._cast(params), per_micro, micro_batches)
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)
             trained = qwen2.trained(params)
-            trained, opt_state, norm, skipped = apply(self.tx, trained, opt_state, grads, lr)
+            trained, opt_state, norm, skipped = put(self.tx, trained, opt_state, grads, lr)
             params = qwen2.with_trained(params, trained)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 

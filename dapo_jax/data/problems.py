@@ -13,6 +13,7 @@ look at a file:
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import math
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,9 +34,6 @@ from dapo_jax.data import prompts, rows
 from dapo_jax.data.answers import last_boxed
 from dapo_jax.data.rows import BAR as _BAR, SUFFIXES as SUFFIXES, Foreign
 from dapo_jax.data.tokenizer import Tokenizer, load as load_tokenizer
-
-if TYPE_CHECKING:
-    import grain
 
 _PROMPTS, _ANSWERS = ("question", "problem", "prompt"), ("answer", "solution")
 SCHEMAS = (
@@ -406,7 +404,17 @@ def encode(
     return Encoded(ids, kept, n_long)
 
 
-def stream(problems: Sequence[Problem], seed: int) -> "grain.MapDataset":
+class Stream:
+    """By position, remembered: one of few problems takes Grain milliseconds to find."""
+
+    def __init__(self, order):  # grain.MapDataset
+        self._at = functools.lru_cache(1 << 16)(order.__getitem__)
+
+    def __getitem__(self, position: int):
+        return self._at(position)
+
+
+def stream(problems: Sequence[Problem], seed: int) -> Stream:
     """Endless order of the problems, a new permutation each epoch, with random access.
 
     `stream(problems, seed)[i]` is a pure function of its arguments and i, so the state of the data
@@ -419,7 +427,8 @@ def stream(problems: Sequence[Problem], seed: int) -> "grain.MapDataset":
         raise ValueError("no problems to stream")
     # Grain shuffles epoch e by seed + e: unhashed, seed 1 would replay seed 0 one epoch later.
     digest = hashlib.sha256(f"problem order {seed}".encode()).digest()
-    return grain.MapDataset.source(problems).shuffle(int.from_bytes(digest[:4], "big")).repeat()
+    order = grain.MapDataset.source(problems).shuffle(int.from_bytes(digest[:4], "big"))
+    return Stream(order.repeat())
 
 
 def host_slice(start: int, stop: int, host: int, hosts: int) -> range:

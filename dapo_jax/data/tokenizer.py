@@ -178,7 +178,8 @@ _PROBES = ("What is 6 * 7?\n", "Solve  it: $x^2 = 4$. " * 20, "a" * 500 + "!", "
 def _try_out(file: Path, chat_template: str | Path) -> None:
     """Load both elsewhere, encode, decode and render there. ValueError: it fails, takes longer than
     _SECONDS or more memory than _BYTES."""
-    program = [sys.executable, "-m", "dapo_jax.data.tokenizer", str(file), str(chat_template)]
+    program = [sys.executable, "-m", "dapo_jax.data.tokenizer"]
+    program += [str(file), str(chat_template), str(_SECONDS)]
     there = os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
     try:
         done = subprocess.run(
@@ -200,9 +201,9 @@ def _try_out(file: Path, chat_template: str | Path) -> None:
     )
 
 
-def _tried_out(file: Path, chat_template: str) -> None:
+def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
     """What that process does: prints what it is at, and at the end 'error: ...' if there is one."""
-    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     at = f"{file}{' or ' + chat_template if chat_template else ''}"
@@ -402,4 +403,4 @@ def _line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    _tried_out(Path(sys.argv[1]), sys.argv[2])
+    _tried_out(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

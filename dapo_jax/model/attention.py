@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 
 _MASKED = -1e30  # finite: a row of padding must not turn into NaN
+# Lowest bits of a segment's number, which tell the sequences of a row apart; the bits above are the
+# number of a prompt that several of them share, whose own cells have that number and 0 below.
+SHARED = 16
 
 
 def repeat_kv(x_BxKxTxd: jax.Array, num_heads: int) -> jax.Array:
@@ -24,6 +27,7 @@ def packed(
     v_BxKxTxd: jax.Array,
     segments_BxT: jax.Array,
     chunk: int,
+    shared: bool = False,
 ) -> jax.Array:
     """Causal attention within segments; segment 0 is padding. Returns [B, H, T, d].
 
@@ -41,17 +45,23 @@ def packed(
         weights = jax.nn.softmax(jnp.where(mask_Bx1xcxT, scores * d**-0.5, _MASKED), axis=-1)
         return jnp.einsum("BHcT,BHTd->BHcd", weights.astype(v_BxHxTxd.dtype), v_BxHxTxd)
 
-    return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk)
+    return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk, shared)
 
 
-def in_query_chunks(attend: Callable, q_BxHxTxd, segments_BxT, chunk: int) -> jax.Array:
+def in_query_chunks(
+    attend: Callable, q_BxHxTxd, segments_BxT, chunk: int, shared: bool = False
+) -> jax.Array:
     """`attend(q_BxHxcxd, mask_Bx1xcxT) -> y_BxHxcxd` on `chunk` queries at a time; the mask (bool)
-    lets a query see its own segment's tokens up to itself."""
+    lets a query see its own segment's tokens up to itself; where `shared`, those of its prompt too.
+    """
     T, d = q_BxHxTxd.shape[2:]
     index_T = jnp.arange(T)
 
     def masked(q_BxHxcxd, index_c, segments_Bxc):
         same_BxcxT = segments_Bxc[:, :, None] == segments_BxT[:, None, :]
+        if shared:
+            prompt_Bxc = segments_Bxc & -(1 << SHARED)  # none: 0, as padding, which is behind
+            same_BxcxT |= prompt_Bxc[:, :, None] == segments_BxT[:, None, :]
         causal_cxT = index_c[:, None] >= index_T[None, :]
         return attend(q_BxHxcxd, (same_BxcxT & causal_cxT)[:, None])
 

@@ -3,6 +3,7 @@
 Both give what `attention.packed` gives, without ever writing scores to memory. Dims as there.
 """
 
+import functools
 import math
 
 import jax
@@ -20,14 +21,17 @@ _LANES, BLOCK = 128, 1024
 _CUDNN_CHUNK = 4096  # queries: a bias of 8 KB for each key, and rows up to that in one call
 
 
-def kernel(kind: str, dtype, head_dim: int):
-    """The function (q, k, v, segments, chunk) -> y that `model.attention` names."""
+def kernel(kind: str, dtype, head_dim: int, shared: bool = False):
+    """The function (q, k, v, segments, chunk) -> y that `model.attention` names. shared: rows may
+    hold prompts that several sequences share (`attention.SHARED`), which splash cannot see."""
     kind = choose(kind, dtype, head_dim)
     if kind == "splash":
         return lambda q, k, v, segments, chunk: splash(q, k, v, segments)
-    step = packed
+    step = functools.partial(packed, shared=shared)
     if kind == "cudnn":
-        step = lambda q, k, v, segments, chunk: cudnn(q, k, v, segments, max(chunk, _CUDNN_CHUNK))
+        step = lambda q, k, v, segments, chunk: cudnn(
+            q, k, v, segments, max(chunk, _CUDNN_CHUNK), shared=shared
+        )
     return lambda *args: checkpoint_name(step(*args), SAVED)
 
 
@@ -125,7 +129,9 @@ def _within_segments(kernel, segments_T, block: int):
     return type(kernel)(*parts, **kernel.kwargs)
 
 
-def cudnn(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, implementation="cudnn"):
+def cudnn(
+    q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, implementation="cudnn", shared=False
+):
     """cuDNN's flash kernel through jax.nn.dot_product_attention.
 
     jax's public function knows no segments, only one length a row or a bias of queries x keys
@@ -149,4 +155,4 @@ def cudnn(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, implementat
         )
         return by_token(y)
 
-    return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk)
+    return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk, shared)

@@ -78,6 +78,7 @@ class Shape(NamedTuple):
     attention_chunk: int = 512
     head_chunk: int = 1024
     float32_head: bool = False  # the compute copy of the output weights stays float32
+    shared_prompts: bool = False  # packed rows may hold such (`attention.SHARED`)
     lora: Lora | None = None
     value_head: bool = False  # one number a token in place of logits: a value or reward model
 
@@ -116,6 +117,7 @@ def compute_choices(c) -> dict[str, Any]:
         attention_chunk=c.model.attention_chunk,
         head_chunk=c.model.head_chunk,
         float32_head=c.model.float32_head,
+        shared_prompts=c.optim.share_prompts,
         lora=lora_choice(c),
     )
 
@@ -234,10 +236,10 @@ class Block(nnx.Module):
             both = constrain(both, "batch", "token", None, "mlp")
             gate, up = both[:, :, 0], both[:, :, 1]
         else:
-            gate, up = h @ self.gate[...], h @ self.up[...]
+            gate, up = linear(h, self.gate[...]), linear(h, self.up[...])
         gate, up = self._add("gate", gate, h), self._add("up", up, h)
         h_BxTxF = constrain(jax.nn.silu(gate) * up, "batch", "token", "mlp")
-        x_BxTxD = x_BxTxD + self._add("down", h_BxTxF @ self.down[...], h_BxTxF)
+        x_BxTxD = x_BxTxD + self._add("down", linear(h_BxTxF, self.down[...]), h_BxTxF)
         return constrain(x_BxTxD, "batch", "sequence", "act_embed"), extra
 
     def _add(self, name: str, y, x, into=jnp.matmul, out=jnp.matmul):
@@ -302,7 +304,9 @@ class Qwen2(nnx.Module):
         """Packed rows -> final hidden states [B, T, D]. Segment 0 is padding."""
 
         x_BxTxD = self._embed(tokens_BxT)
-        kernel = splash.kernel(self.c.attention, x_BxTxD.dtype, self.c.head_dim)
+        kernel = splash.kernel(
+            self.c.attention, x_BxTxD.dtype, self.c.head_dim, self.c.shared_prompts
+        )
 
         angles = self._angles(positions_BxT)
 
@@ -458,9 +462,17 @@ def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
 # transposes weights nor activations.
 
 
+def linear(x_BxTxD, w_DxF):
+    """Product of each token with the weights. On CPU as one of all tokens: over two axes of tokens
+    XLA sums the gradient of the weights from a transposed copy, at a third of the speed."""
+    if parallel.platform() != "cpu":
+        return x_BxTxD @ w_DxF
+    return (x_BxTxD.reshape(-1, x_BxTxD.shape[-1]) @ w_DxF).reshape(*x_BxTxD.shape[:-1], -1)
+
+
 def _to_heads(x_BxTxD, w_DxHxd: nnx.Param, bias_Hxd: nnx.Param | None = None):
     D, H, d = w_DxHxd.shape
-    y_BxTxHd = x_BxTxD @ w_DxHxd[...].reshape(D, H * d)
+    y_BxTxHd = linear(x_BxTxD, w_DxHxd[...].reshape(D, H * d))
     y_BxTxHd = y_BxTxHd if bias_Hxd is None else y_BxTxHd + bias_Hxd[...].reshape(H * d)
     return y_BxTxHd.reshape(*x_BxTxD.shape[:2], H, d).swapaxes(1, 2)
 
@@ -473,7 +485,15 @@ def _flat_heads(path, w):
 
 def _from_heads(y_BxHxTxd, w_HxdxD):
     B, H, T, d = y_BxHxTxd.shape
-    return y_BxHxTxd.swapaxes(1, 2).reshape(B, T, H * d) @ w_HxdxD.reshape(H * d, -1)
+    return linear(y_BxHxTxd.swapaxes(1, 2).reshape(B, T, H * d), w_HxdxD.reshape(H * d, -1))
+
+
+_LARGE_VOCABULARY = 2**15
+
+
+def large_on_one_cpu(vocab: int) -> bool:
+    """Whether logits, or the embedding, are so large that each pass of one CPU over them is felt."""
+    return parallel.on_one_cpu() and vocab >= _LARGE_VOCABULARY
 
 
 def logits(x_xD, head_DxV) -> jax.Array:
@@ -486,7 +506,9 @@ def logits(x_xD, head_DxV) -> jax.Array:
 
 
 def _matmul(x_xD, head_DxV):
-    return jnp.matmul(x_xD, head_DxV, preferred_element_type=jnp.float32)
+    x_NxD = x_xD.reshape(-1, x_xD.shape[-1]) if parallel.platform() == "cpu" else x_xD
+    y = jnp.matmul(x_NxD, head_DxV, preferred_element_type=jnp.float32)
+    return y.reshape(*x_xD.shape[:-1], -1)
 
 
 @jax.custom_vjp

@@ -62,7 +62,7 @@ def _prefill(shape, g, window, params, pool, prompts: paged.Prompts):
 def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temperature):
     """Up to `steps` tokens for every active slot; ends early when all are done."""
     model, layers = qwen2.bind_layers(shape, params)
-    head_DxV = model.head()
+    head_DxV = None if qwen2.large_on_one_cpu(shape.vocab_size) else model.head()
     S = slots.token_S.shape[0]
     key_S = draw.row_keys(jax.random.wrap_key_data(seed_key), slots.stream_S, slots.sample_S)
     out = Chunk(
@@ -83,7 +83,9 @@ def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temp
         rows = paged.CacheRows(slots.table_SxR, position_S, active_S)
         attend = paged.decode_attend(g, rows)
         x_Sx1xD, pool = model.cached(token_S[:, None], position_S[:, None], pool, attend, layers)
-        logits_SxV = constrain(qwen2.logits(x_Sx1xD[:, 0], head_DxV), "batch", "vocab")
+        # Made here a tied embedding is multiplied as it lies; before the loop XLA would copy it.
+        head = model.head() if head_DxV is None else head_DxV
+        logits_SxV = constrain(qwen2.logits(x_Sx1xD[:, 0], head), "batch", "vocab")
         emitted_S = slots.emitted_S + out.count_S
         uniform_S = draw.uniform(key_S, emitted_S)
         drawn = draw.draw(logits_SxV, uniform_S, temperature, slots.top_p_S, mode)
