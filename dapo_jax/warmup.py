@@ -165,7 +165,7 @@ def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase | Sho
                 micro_rows=config.optim.micro_batch_rows,
                 max_items=config.supervised_warmup.batch,
             )
-            rows = parallel.to_device(rows, trainer.row_sharding)
+            rows = parallel.to_program(rows, trainer.row_sharding)
             lr = np.float32(phase.lr * schedule(step / phase.steps))
             params, opt_state, metrics = trainer.supervise(
                 params, opt_state, rows, np.int32(used), lr

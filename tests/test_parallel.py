@@ -127,6 +127,24 @@ def test_a_gpu_multiplies_float32_in_float32(platform, dtype, exact):
     assert product.params["precision"] == (highest if exact else None)
 
 
-def test_only_gpus_have_to_be_told_to_add_up_in_one_order():
-    assert parallel.same_bits(described("gpu")) == {"xla_gpu_exclude_nondeterministic_ops": True}
-    assert parallel.same_bits(described("cpu")) is parallel.same_bits(described("tpu")) is None
+def test_options_of_a_program(monkeypatch):
+    """Only GPUs have to be told to add up in one order, and only CPUs at which level to compile."""
+    said = lambda platform: [
+        parallel.compiler_options(described(platform), same) for same in (False, True)
+    ]
+    assert said("gpu") == [None, {"xla_gpu_exclude_nondeterministic_ops": True}]
+    assert said("tpu") == [None, None]
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert said("cpu") == [{"xla_backend_optimization_level": 2}] * 2
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    assert said("cpu") == [None, None]
+
+
+def test_one_cpu_takes_numpy_values_as_they_are():
+    one, two = (jax.sharding.Mesh(np.array(jax.devices()[:n]), "x") for n in (1, 2))
+    values = dict(x=np.arange(4), y=np.float32(1))
+    rep = [parallel.replicated(m) for m in (one, two)]
+    assert parallel.to_program(values, rep[0]) is values
+    assert parallel.for_program(values, rep[0]) is values
+    for told in (parallel.to_program(values, rep[1]), parallel.for_program(values, rep[1])):
+        assert told["x"].sharding == rep[1] and told["y"].dtype == np.float32

@@ -305,7 +305,8 @@ class Trainer:
             self.opt_shardings = lay_out(on_host)
         self._offload = offload
         self._cast, self._dtype = functools.partial(qwen2.cast, dtype=dtype, c=shape), dtype
-        same = parallel.same_bits(mesh)
+        options = parallel.compiler_options(mesh)
+        same_bits = parallel.compiler_options(mesh, same_bits=True)
 
         state = (self.param_shardings, self.opt_shardings, everywhere)
         # (key data) -> params, without adapters
@@ -320,16 +321,18 @@ class Trainer:
         init = lambda params: tx.init(qwen2.trained(params))
         self.init_opt_state = jax.jit(init, out_shardings=self.opt_shardings)
         # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
-        self.log_probs = jax.jit(self._log_probs, out_shardings=self.row_sharding)
+        self.log_probs = jax.jit(
+            self._log_probs, out_shardings=self.row_sharding, compiler_options=options
+        )
         # (params, opt_state, Batch, Knobs) -> (params, opt_state, metrics)
         self.update = jax.jit(
-            self._update, donate_argnums=(0, 1), out_shardings=state, compiler_options=same
+            self._update, donate_argnums=(0, 1), out_shardings=state, compiler_options=same_bits
         )
         # (params, Batch, Knobs) -> what `update` clips and hands to the optimizer
         self.gradient = jax.jit(self._gradient, out_shardings=trained)
         # (params, opt_state, rows, micro_batches, lr) -> (params, opt_state, metrics)
         self.supervise = jax.jit(
-            self._supervise, donate_argnums=(0, 1), out_shardings=state, compiler_options=same
+            self._supervise, donate_argnums=(0, 1), out_shardings=state, compiler_options=same_bits
         )
 
     def _init_params(self, key_data) -> qwen2.Params:

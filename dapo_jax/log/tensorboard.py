@@ -5,19 +5,28 @@ list of strings text. Each card says what its tag means (log/tags.py). hparams a
 config beside the last evaluation.
 """
 
+import contextlib
 import pathlib
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from tensorboardX import summary
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.summary_pb2 import Summary
 
 from dapo_jax import schema
 from dapo_jax.log import tags
+
+# It would import what reaches a bucket, most of a second of a run's start; files here are local.
+STORAGE = "google.cloud.storage"
+with contextlib.ExitStack() as after:
+    if STORAGE not in sys.modules:
+        sys.modules[STORAGE] = None  # "there is none"
+        after.callback(sys.modules.pop, STORAGE)
+    from tensorboardX import summary
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
 
 FLUSH_S = 5.0  # seconds that a chart may be behind
 TEXTS = 20  # steps whose samples a new file begins with; TensorBoard shows ten

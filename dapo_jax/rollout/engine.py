@@ -182,7 +182,7 @@ class Engine:
                 active_S=number(size, dtype=bool),
                 table_SxR=number(size, rows),
             )
-            return lay(numbers, self._axes)
+            return parallel.for_program(numbers, self._axes)
 
         prompts = paged.Prompts(
             number(batch, self.prefill_tokens), number(batch, rows), number(batch), number()
@@ -191,14 +191,16 @@ class Engine:
         key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
         settings = (key, number(dtype=np.float32))
         everywhere = parallel.replicated(self.mesh)
-        settings = lay(settings, jax.tree.map(lambda _: everywhere, settings))
-        copies = lay((number(slots),) * 2, (self._axes.token_S,) * 2)
+        settings = parallel.for_program(settings, everywhere)
+        copies = parallel.for_program((number(slots),) * 2, self._axes.token_S)
         n = sampler.asked_every(self.geometry, self.chunk)
         turn = "token of all slots" if n == 1 else f"{n} tokens of all slots"
         return SamplerCalls(
             weights=weights,
             pool=pool,
-            prefill=Call(self.programs.prefill, (weights, pool, lay(prompts, prompt_axes))),
+            prefill=Call(
+                self.programs.prefill, (weights, pool, parallel.for_program(prompts, prompt_axes))
+            ),
             copy_pages=Call(self.programs.copy_pages, (pool, *copies)),
             decode={
                 mode + (", few" if size < slots else ""): Call(
@@ -263,7 +265,7 @@ class Engine:
         self._check(requests, limit)
         key = np.asarray(jax.random.key_data(jax.random.key(draw.seed)))
         settings = (key, np.float32(draw.temperature or 1.0))
-        settings = parallel.to_device(settings, parallel.replicated(self.mesh))
+        settings = parallel.to_program(settings, parallel.replicated(self.mesh))
         pool = self.programs.new_pool() if self._pool is None else self._pool
         self._pool = None  # donated from here on; kept again when the queue is empty
 
@@ -403,7 +405,7 @@ class Engine:
             active_S=of(True, bool),
             table_SxR=of(table_SxR[[row.slot for row in there]]),
         )
-        return parallel.to_device(slots, self._axes), places
+        return parallel.to_program(slots, self._axes), places
 
     def _prefill(self, params, pool, schedule: Schedule, new: list[int]):
         """Run the prompts of the slots `new`, each shard its own, in chunks of tokens."""
@@ -427,7 +429,7 @@ class Engine:
                 chunk = paged.Prompts(
                     tokens_BxW[:, start : start + T], table_BxR, length_B, np.int32(start)
                 )
-                pool = self.programs.prefill(params, pool, parallel.to_device(chunk, axes))
+                pool = self.programs.prefill(params, pool, parallel.to_program(chunk, axes))
         return pool
 
     def _copy(self, pool, copies):
@@ -435,7 +437,7 @@ class Engine:
         target_S = np.full(self.slots, self.geometry.pages, np.int32)  # out of range: no copy
         for s, source, target in copies:
             source_S[s], target_S[s] = source, target
-        pair = parallel.to_device((source_S, target_S), (self._axes.token_S,) * 2)
+        pair = parallel.to_program((source_S, target_S), self._axes.token_S)
         return self.programs.copy_pages(pool, *pair)
 
     def _response(self, row: Row, end: int) -> Response:

@@ -159,9 +159,11 @@ def programs(
         traced.__name__ = name  # what profiles and compile logs call it
         return traced
 
+    jit = functools.partial(jax.jit, compiler_options=parallel.compiler_options(mesh))
+
     def decode(mode):
         f = functools.partial(_decode, shape, g, chunk, stop_ids, mode)
-        return jax.jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
+        return jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
 
     def convert(params):
         params = qwen2.merge(trained, params, dtype)
@@ -182,7 +184,7 @@ def programs(
     copy_pages = functools.partial(paged.copy_pages, g)
     return SamplerPrograms(
         new_pool=jax.jit(functools.partial(paged.new_pool, g, dtype), out_shardings=pool),
-        prefill=jax.jit(scoped("prefill", prefill), donate_argnums=1, out_shardings=pool),
+        prefill=jit(scoped("prefill", prefill), donate_argnums=1, out_shardings=pool),
         copy_pages=jax.jit(scoped("copy_pages", copy_pages), donate_argnums=0, out_shardings=pool),
         decode={mode: decode(mode) for mode in ("full", "top_p", "greedy")},
         to_decode_layout=to_decode_layout,
