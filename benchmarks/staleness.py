@@ -42,7 +42,7 @@ BESIDE = {
 def fields(task: str, arm: str, **changes) -> dict:
     """Leaves of the task's config file at the staleness of `arm`, with `changes`."""
     c = runpy.run_path(str(ROOT / "configs" / f"{task}.py"))["get_config"]()
-    c.rollout.staleness = ARMS[arm]
+    c.rollout.staleness, c.loss.old_logprobs = ARMS[arm], "recompute"
     if ARMS[arm]:
         c.loss.importance_cap = 5.0
         c.rollout.slots = (1 + ARMS[arm]) * c.rollout.groups * c.rollout.group_size
