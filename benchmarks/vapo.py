@@ -54,6 +54,7 @@ def fields(arm: str, out: pathlib.Path | None = None, **changes) -> dict:
     """Leaves of the config of an arm; out: of the setting `chains`, where its problems are."""
     if out is None:
         c = runpy.run_path(str(ROOT / "configs" / "quickstart.py"))["get_config"]()
+        c.optim.share_prompts = False  # a value model cannot
     else:
         c = config.base()
         c.rollout.max_response_tokens = bases.ROOM

@@ -27,5 +27,6 @@ def get_config(recipe: str = ""):
         raise ValueError(f"no recipe {recipe!r}; there are {', '.join(presets.RECIPES)}")
     if recipe:
         return presets.RECIPES[recipe](c)
+    c.optim.share_prompts, c.optim.micro_batch_rows = True, 4
     c.loss.old_logprobs = "reuse"  # all is float32 here: the trainer's own would be these to 3e-6
     return c

@@ -17,5 +17,6 @@ def get_config():
     c.supervised_warmup.optimizer = "muon"  # the base of quickstart.py
     c.supervised_warmup.skill_steps, c.supervised_warmup.skill_lr = 350, 1e-2
     c.supervised_warmup.habit_steps, c.supervised_warmup.habit_lr = 60, 3e-3
+    c.optim.share_prompts, c.optim.micro_batch_rows = True, 4
     c.rollout.chunk, c.loss.old_logprobs = 16, "reuse"  # as there
     return c

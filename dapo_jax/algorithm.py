@@ -199,7 +199,7 @@ def pack_minibatches(config, machine, state: State, minibatches) -> list[update.
     mu, over = config.loss.positive_coef, trainer.row_sharding
     packed = []
     for items in minibatches:
-        rows, used, places = packing.pack(items, **build.row_layout(config))
+        rows, used, places = packing.pack(items, **build.row_layout(config, machine.mesh))
         if not used:
             continue
         positive = positive_lm.cells(rows, items, places, mu)

@@ -175,8 +175,6 @@ def build_machine(
             f"the tokenizer has {vocab_tokens} ids and the model {shape.vocab_size} embedding rows;"
             " they do not belong together (config.model.vocab_size, config.tokenizer.path)"
         )
-    if config.optim.share_prompts and config.critic.enabled:
-        raise schema.ConfigError("config.optim.share_prompts: not with critic.enabled")
     kernel = attention_kernels.choose(shape.attention, config.model.dtype, shape.head_dim)
     if config.optim.share_prompts and kernel == "splash":
         raise schema.ConfigError(
@@ -242,11 +240,11 @@ def minibatch_responses(config) -> int:
     return config.rollout.groups // config.optim.minibatches * config.rollout.group_size
 
 
-def row_layout(config) -> dict:
+def row_layout(config, mesh: Mesh) -> dict:
     """How `packing.pack` lays out a mini-batch."""
     return dict(
         row_tokens=validation.row_tokens(config),
-        micro_rows=config.optim.micro_batch_rows,
+        micro_rows=validation.micro_rows(config, mesh.shape),
         max_items=minibatch_responses(config),
         open_ends=config.critic.enabled and config.critic.bootstrap_truncated,
         share_prompts=config.optim.share_prompts,
@@ -259,9 +257,9 @@ def calls(config, m: Machine) -> dict[str, Call]:
     uses, of the last rows 'decode_MODE, few'), 'old log-probs' and 'update' at a whole mini-batch.
     """
     abstract = qwen2.abstract(m.shape)
-    micro_batches = -(-minibatch_responses(config) // config.optim.micro_batch_rows)
+    rows = validation.micro_rows(config, m.mesh.shape)
     wanted = m.trainer.abstract(
-        micro_batches, config.optim.micro_batch_rows, validation.row_tokens(config),
+        -(-minibatch_responses(config) // rows), rows, validation.row_tokens(config),
         positive=bool(config.loss.positive_coef),
     )  # fmt: skip
     params, _, batch, knobs = wanted

@@ -355,7 +355,7 @@ def scene(config, shape: qwen2.Shape, sizes, pod: pods.Pod) -> cost.Scene:
         train_split=(split := parts("mlp", train, sizes)),
         fsdp=(kept := parts("embed", train, sizes)),
         replicas=pod.chips // (split * kept),
-        micro_rows=config.optim.micro_batch_rows,
+        micro_rows=validation.micro_rows(config, sizes),
         row_tokens=validation.row_tokens(config),
         remat=shape.remat,
         again=0.0 if shape.remat in ("none", "dots") else 1 - last / read,

@@ -198,7 +198,7 @@ SCHEMA: dict[str, Field] = {
     "optim.weight_decay": Field(0.0, "decoupled weight decay (verl: 0.1)", 0.0, 1e6),
     "optim.clip_norm": Field(1.0, "global gradient norm is clipped to this", 0.0, 1e9),
     "optim.minibatches": Field(8, "gradient updates per rollout step (paper: 16)", 1, _ROWS),
-    "optim.micro_batch_rows": Field(8, "packed rows per device pass; gradients accumulate over passes in float32", 1, _ROWS),
+    "optim.micro_batch_rows": Field(8, "packed rows per pass over the devices, rounded up to a multiple of mesh data x fsdp; gradients accumulate over passes in float32", 1, _ROWS),
     "optim.row_tokens": Field(0, "length of a packed row; 0 = longest prompt + longest response, rounded up to 8", 0, _TOKENS),
     "optim.share_prompts": Field(False, "responses to one prompt that lie in one packed row share its tokens, which are then computed once; not with splash attention, nor with a value model"),
     "optim.offload": Field(False, "keep Adam's moments in the hosts' memory between updates"),

@@ -78,6 +78,12 @@ def row_tokens(config: ml_collections.ConfigDict) -> int:
     return config.optim.row_tokens or -(-longest // 8) * 8
 
 
+def micro_rows(config: ml_collections.ConfigDict, sizes: Mapping[str, int]) -> int:
+    """Packed rows of a pass over a mesh of these sizes: as many for each device that holds rows."""
+    shards = sizes["data"] * sizes["fsdp"]
+    return -(-config.optim.micro_batch_rows // shards) * shards
+
+
 def warm_up(config: ml_collections.ConfigDict) -> tuple[str, ...]:
     """What the model imitates before its first step, one after the other, unless `init_from` gives
     the weights: examples of the embedded 'task', rows of 'files'; () = nothing."""
@@ -147,7 +153,6 @@ def validate(config: ml_collections.ConfigDict, devices: int, files: bool = Fals
         )
     shards = sizes["data"] * sizes["fsdp"]
     why = f"mesh data x fsdp = {shards}"
-    _divides(bad, "config.optim.micro_batch_rows", config.optim.micro_batch_rows, shards, why)
     _divides(bad, "config.rollout.slots", config.rollout.slots, shards, why)
     _divides(bad, "config.rollout.prefill_prompts", config.rollout.prefill_prompts, shards, why)
     _divides(
@@ -317,6 +322,11 @@ def check_critic(config) -> list[str]:
                 f"config.advantage.{name}: {config.advantage[name]!r} is of advantages within a"
                 f" group; with critic.enabled they are GAE's: leave it at {of_group[name]!r}"
             )
+    if config.optim.share_prompts:
+        bad.append(
+            "config.optim.share_prompts: a value model reads each response behind a prompt of its"
+            " own; with critic.enabled set it to False"
+        )
     if config.critic.bootstrap_truncated and config.loss.overlong_filter != "off":
         bad.append(
             "config.critic.bootstrap_truncated: True is of truncated responses, and"

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import optax
 
-from dapo_jax import bars, parallel
+from dapo_jax import bars, parallel, validation
 from dapo_jax.dapo import packing, update
 from dapo_jax.data import arithmetic, problems, prompts, worked
 from dapo_jax.data.tokenizer import Tokenizer
@@ -162,7 +162,7 @@ def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase | Sho
             rows, used, _ = packing.pack(
                 [packing.Item(p, r, np.zeros(len(r)), 0.0, 1 / total) for p, r in batch],
                 row_tokens=config.optim.row_tokens or -(-row_tokens // 8) * 8,
-                micro_rows=config.optim.micro_batch_rows,
+                micro_rows=validation.micro_rows(config, mesh.shape),
                 max_items=config.supervised_warmup.batch,
             )
             rows = parallel.to_program(rows, trainer.row_sharding)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dapo_jax import algorithm, build, config, grading
+from dapo_jax import algorithm, build, config, grading, parallel, validation
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
@@ -64,9 +64,16 @@ def test_splash_attention_cannot_share_prompts():
     c.model.attention = "splash"
     with pytest.raises(config.ConfigError, match=r"share_prompts: splash .*=chunked"):
         build.build_machine(c, 48, (0, 1), None)
-    c.model.attention, c.critic.enabled = "chunked", True
-    with pytest.raises(config.ConfigError, match=r"share_prompts: not with critic"):
-        build.build_machine(c, 48, (0, 1), None)
+
+
+def test_passes_have_as_many_rows_for_each_device():
+    c = config.base()
+    c.optim.micro_batch_rows = 6
+    config.validate(c, 8)
+    for data, fsdp, rows in ((1, 8, 8), (2, 4, 8), (1, 2, 6), (1, 1, 6), (4, 1, 8)):
+        assert validation.micro_rows(c, dict(data=data, fsdp=fsdp, tensor=8)) == rows
+    mesh = parallel.make_mesh(dict(data=2, fsdp=4, tensor=1))
+    assert build.row_layout(c, mesh)["micro_rows"] == 8
 
 
 @pytest.mark.parametrize(

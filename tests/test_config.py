@@ -163,7 +163,6 @@ MISTAKES = [
     # names
     (dict(optim__learning_rate=1.0), 1, "config.optim.learning_rate: no such field"),
     # relations
-    (dict(optim__micro_batch_rows=6), 8, "config.optim.micro_batch_rows = 6 is not divisible by 8"),
     (dict(rollout__slots=100), 8, "config.rollout.slots = 100 is not divisible by 8"),
     (dict(rollout__prefill_prompts=4), 8, "config.rollout.prefill_prompts = 4 is not divisible"),
     (dict(rollout__groups=12), 1, "config.rollout.groups = 12 is not divisible by 8 (optim"),

@@ -158,19 +158,19 @@ def test_rounds_are_those_of_the_runs_own_collect():
 def test_packed_rows_by_hand(monkeypatch):
     c = config.base()
     c.rollout.groups, c.rollout.group_size, c.rollout.max_response_tokens = 4, 2, 400
-    c.optim.minibatches, c.optim.micro_batch_rows = 2, 1
+    c.optim.minibatches = 2
     traffic = Traffic(10, 200)
-    got = simulate.packed(c, traffic, row_tokens=10_000)  # each mini-batch in one row
+    got = simulate.packed(c, traffic, row_tokens=10_000, micro_rows=1)  # each mini-batch in one row
     cells = simulate.lengths(traffic, 400, 4, 2, seed=1) + 9
     assert got.micro_batches == 2 and got.cells == 20_000 and got.pairs == 10**8
     assert got.fill == cells.sum() / 20_000
     monkeypatch.setattr(simulate, "BLOCK", 10)
     rows = [part for half in np.split(cells, 2) for part in [half.reshape(-1).tolist()]]
     want = sum(pairs_of_blocks(sorted(row, reverse=True), 10) for row in rows) * 100
-    assert simulate.packed(c, traffic, row_tokens=10_000).own_pairs == want
+    assert simulate.packed(c, traffic, row_tokens=10_000, micro_rows=1).own_pairs == want
     # Two rows a pass: both wait for the one that takes longer.
-    c.optim.minibatches, c.optim.micro_batch_rows = 1, 2
-    got = simulate.packed(c, traffic, row_tokens=4 * 410)
+    c.optim.minibatches = 1
+    got = simulate.packed(c, traffic, row_tokens=4 * 410, micro_rows=2)
     assert got.micro_batches == 1 and got.own_pairs % 200 == 0
 
 

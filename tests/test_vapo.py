@@ -309,6 +309,7 @@ def test_a_model_of_other_tokens_is_refused(tmp_path):
             {"critic.bootstrap_truncated": True, "loss.overlong_filter": "loss"},
             "config.critic.bootstrap_truncated: True is of truncated responses, and",
         ),
+        ({"optim.share_prompts": True}, "config.optim.share_prompts: a value model reads"),
         ({"loss.objective": "gspo"}, "'gspo' has one ratio for a response"),
         ({"critic.init_from": "./nowhere"}, "config.critic.init_from: ./nowhere: no such file"),
     ],

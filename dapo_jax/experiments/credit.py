@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from dapo_jax import algorithm, build, evaluate, parallel, presets, schema, validation
+from dapo_jax import algorithm, build, evaluate, parallel, presets, schema
 from dapo_jax.dapo import packing
 from dapo_jax.dapo.state import CriticState, State
 from dapo_jax.data import arithmetic, problems
@@ -126,9 +126,7 @@ def pack(config, machine: build.Machine, items: Sequence[packing.Item]):
     """(rows on the devices, micro-batches in use, places) of a mini-batch."""
     rows, used, places = packing.pack(
         items,
-        row_tokens=validation.row_tokens(config),
-        micro_rows=config.optim.micro_batch_rows,
-        max_items=build.minibatch_responses(config),
+        **build.row_layout(config, machine.mesh),
     )
     return parallel.to_device(rows, machine.critic.row_sharding), np.int32(used), places
 

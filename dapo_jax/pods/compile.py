@@ -116,7 +116,7 @@ def program(
     """Compile one. Plain JSON values; bytes are a device's. 'fits' is the verdict; 'refused' says
     what the compiler said where it ran out of memory."""
     traced = call.program.trace(*call.arguments)
-    used = -(-build.minibatch_responses(config) // config.optim.micro_batch_rows)
+    used = -(-build.minibatch_responses(config) // validation.micro_rows(config, m.mesh.shape))
     trained = call.per == "micro-batch"
     flops = topology.matmul_flops(traced.jaxpr.jaxpr, while_trips=used if trained else 1)
     limit, resident = topology.limit(m.mesh), sum(kept.values())

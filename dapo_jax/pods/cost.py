@@ -161,7 +161,7 @@ def work(
     known = rollouts or simulated(config, traffic, scene.sizes)
     return Work(
         known,
-        simulate.packed(config, traffic, scene.row_tokens),
+        simulate.packed(config, traffic, scene.row_tokens, scene.micro_rows),
         evaluated(config, traffic, scene.sizes, eval_problems, design),
         -(-max(traffic.prompt - 1, 1) // scene.prefill_tokens),
         float(np.mean([sum(x) for x in known.steps])) * config.rollout.group_size,
@@ -703,7 +703,7 @@ def rough(config, traffic: simulate.Traffic, scene: Scene, k: Values) -> float:
     shares = (np.array([x / scene.sizes.shards]) for x in (blocks, pages, length.sum()))
     prefills = drawn // max(scene.sizes.prefill_rows, 1)
     call = Call(steps, Reads(*shares), np.array([True]), prefills)
-    packed = simulate.packed(config, traffic, scene.row_tokens)
+    packed = simulate.packed(config, traffic, scene.row_tokens, scene.micro_rows)
     sampled = sum(sampling(call, scene, k, DESIGN)[0].values())
     return sampled + sum(training(packed, scene, k, DESIGN).values())
 

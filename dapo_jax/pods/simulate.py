@@ -387,8 +387,8 @@ def blocks(cells: list[int], block: int) -> int:
     return count
 
 
-def packed(config, traffic: Traffic, row_tokens: int) -> Packed:
-    micro, block = config.optim.micro_batch_rows, BLOCK
+def packed(config, traffic: Traffic, row_tokens: int, micro_rows: int) -> Packed:
+    micro, block = micro_rows, BLOCK
     rows, used = pack(
         traffic,
         config.rollout.max_response_tokens,
