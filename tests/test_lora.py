@@ -195,6 +195,7 @@ def adapted(steps, **fields):
 
 
 @pytest.fixture(scope="module")
+@compiled_soon()
 def whole_run(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("lora") / "run"
     run(adapted(3, loss__kl_coef=0.1, checkpoint__export_every=3, checkpoint__keep=9), workdir)
