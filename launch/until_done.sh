@@ -33,6 +33,9 @@ child=$!
 while [[ -n "$again" ]]; do  # a signal ends the wait; the child is saving
     again="" status=0
     wait "$child" || status=$?
+    # Of a child that ends just as the wait begins bash says 255 (its waitpid finds that the handler
+    # of SIGCHLD was first), and its own status when asked again.
+    [[ $status != 255 ]] || { status=0; wait "$child" || status=$?; }
 done
 # 143: SIGTERM came before the training had anything to save, and ended it.
 [[ $status != 143 || -z "$told" ]] || status=75

@@ -58,6 +58,14 @@ LONGEST = (
     "test_qwen2", "test_named_evaluation", "test_update", "test_hf",
 )  # fmt: skip
 
+# Files of whole runs and of what is around a program: compiled as `typed.SOON` says, in this
+# process and in those that it starts. Formulas and programs are tested at the compiler's own level.
+SOON = (
+    "test_attention_kernels", "test_carried", "test_curriculum", "test_evaluate_cli", "test_export",
+    "test_first_week", "test_named_evaluation", "test_own_reward", "test_qwen3_run", "test_start",
+    "test_tags", "test_train", "test_vapo", "test_warm_start",
+)  # fmt: skip
+
 
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=15, help="random moments of tests/faults")
@@ -107,6 +115,23 @@ def shell():
     shell = typed.Shell()
     yield shell
     shell.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _level(request):
+    """Programs of another level are forgotten."""
+    if request.path.stem not in SOON:
+        yield
+        return
+    import stubbed_train
+    from levels import compiled_soon
+
+    with compiled_soon():
+        stubbed_train.forget_programs()
+        jax.clear_caches()
+        yield
+    stubbed_train.forget_programs()
+    jax.clear_caches()
 
 
 @pytest.fixture

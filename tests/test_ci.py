@@ -70,13 +70,15 @@ def test_no_results_are_no_success(tmp_path):
 
 
 def test_lists_of_test_files_name_files():
-    """Those that Python 3.12 leaves out, and those that are begun first."""
+    """Those that Python 3.12 leaves out, those that are begun first and those soon compiled."""
     there = {file.stem for file in (ROOT / "tests").rglob("test_*.py")}
     once = re.search(r"once=\(\n(.*?)\n\)", (ROOT / ".ci" / "run").read_text(), re.S)[1].split()
-    longest = re.search(r"LONGEST = \((.*?)\)", (ROOT / "tests/conftest.py").read_text(), re.S)[1]
-    first = re.findall(r'"(\w+)"', longest)
+    conftest = (ROOT / "tests/conftest.py").read_text()
+    listed = lambda name: re.search(rf"^{name} = \((.*?)\)", conftest, re.S | re.M)[1]
+    first, soon = (re.findall(r'"(\w+)"', listed(name)) for name in ("LONGEST", "SOON"))
     assert len(once) > 10 and {f"test_{name}" for name in once} < there
     assert len(first) > 10 and set(first) < there
+    assert len(soon) > 10 and set(soon) < there
 
 
 def test_a_test_that_hangs_fails_with_its_stack(tmp_path):

@@ -456,6 +456,7 @@ def test_a_training_that_fails_is_started_again_and_given_up(cloud):
         ("echo done; exit 0", 0),
         ("echo terminated after step 4; exit 0", 0),  # what it says does not count
         ("exit 3", 3),
+        ("exit 255", 255),
         ("exit ${0#--terminated_status=}", 75),
         ("kill -TERM $$", 143),  # not told by us
     ],
@@ -484,6 +485,14 @@ def test_until_done_asks_to_leave_and_waits(on_term, status, tmp_path):
         running.send_signal(signal.SIGTERM)
     assert running.wait(120) == status
     running.stdout.close()
+
+
+def test_until_done_does_not_take_bash_s_word_for_it(tmp_path):
+    """Its `wait` says 255 where the child ends just as it begins, whatever that ends with."""
+    first = 'builtin wait "$@"; set -- $?; [[ -e waited ]] && return $1; touch waited; return 255'
+    env = {"BASH_FUNC_wait%%": f"() {{ {first}; }}"}
+    done = bash(LAUNCH / "until_done.sh", "bash", "-c", "exit 75", cwd=tmp_path, **env)
+    assert done.returncode == 75 and (tmp_path / "waited").exists()
 
 
 def expanded(text: str) -> str:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from levels import compiled_soon
 from test_train import arrays, assert_same_bits, finish, launch, run, small, without_clocks
 from test_update import (
     ALL_ON,
@@ -134,6 +135,7 @@ def test_gradients_are_the_adapters_alone_and_right(truth, sizes):
     assert all(jax.tree.leaves(moved))
 
 
+@compiled_soon()
 def test_adapters_begin_as_nothing_and_do_not_depend_on_the_mesh():
     shape = SHAPE._replace(lora=LORA)
     made = []
@@ -193,12 +195,14 @@ def adapted(steps, **fields):
 
 
 @pytest.fixture(scope="module")
+@compiled_soon()
 def whole_run(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("lora") / "run"
     run(adapted(3, loss__kl_coef=0.1, checkpoint__export_every=3, checkpoint__keep=9), workdir)
     return workdir
 
 
+@compiled_soon()
 def test_resume_continues_bit_for_bit(whole_run, tmp_path):
     c = lambda n: adapted(n, loss__kl_coef=0.1, checkpoint__keep=9)
     run(c(1), tmp_path / "cut")
@@ -209,6 +213,7 @@ def test_resume_continues_bit_for_bit(whole_run, tmp_path):
 
 
 @pytest.mark.slow
+@compiled_soon()
 def test_killed_and_started_again_ends_with_the_same_bits(tmp_path):
     flags = ("model.lora.rank=4", "loss.kl_coef=0.1", "steps=8")
     finish(launch(tmp_path, tmp_path / "alone", 1, *flags))
@@ -236,6 +241,7 @@ def test_a_run_trains_and_saves_adapters_and_leaves_the_base(whole_run):
     assert metrics.read(whole_run / "metrics.jsonl")[-1]["policy/ref_kl"] > 0
 
 
+@compiled_soon()
 def test_every_reader_gets_merged_weights(whole_run, tmp_path):
     """Evaluation, `init_from`, export while training, convert."""
     c = adapted(3)
@@ -270,6 +276,7 @@ def test_transformers_opens_the_export_with_equal_logits(tmp_path):
     assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
 
 
+@compiled_soon()
 def test_another_rank_is_another_run(whole_run, capsys):
     with pytest.raises(schema.ConfigError, match=r"config.model.lora.rank: 4 -> 2"):
         run(adapted(4, loss__kl_coef=0.1, model__lora__rank=2), whole_run)

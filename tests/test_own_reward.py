@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import typed
 from test_train import arrays, assert_same_bits, small, without_clocks
 
 from dapo_jax import config, grading, train
@@ -132,7 +133,7 @@ def start(shell, tmp_path):
     (tmp_path / "tiny.py").write_text(CONFIG)
     command = ("-m", "dapo_jax.train", "--config=tiny.py", "--workdir=run")
     command += ("--config.reward.function=my_reward.py:score",)
-    eight = "--xla_force_host_platform_device_count=8"
+    eight = f"{typed.SOON} --xla_force_host_platform_device_count=8"
     return lambda *more: shell.python(*command, *more, cwd=tmp_path, XLA_FLAGS=eight)
 
 

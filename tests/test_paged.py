@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import typed
 from jax.experimental.pallas import tpu as pltpu
 
 from dapo_jax.model import paged, qwen2
@@ -58,7 +59,7 @@ def interpreted(attend, g):
     """`attend(g, what)(angles)(layer, ...)` as one program, soon compiled: an interpreted kernel's
     is kept by no cache, and nobody ships it."""
     one = lambda what, angles, layer, *arrays: attend(g, what)(angles)(layer, *arrays)
-    return jax.jit(one, static_argnums=2, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(one, static_argnums=2, compiler_options=typed.OPTIONS)
 
 
 @pytest.mark.parametrize(("page_tokens", "slots"), [(8, 4), (8, 40), (16, 5), (32, 4)])

@@ -499,6 +499,19 @@ def params(workdir, step):
     return checkpoint.restore_params(workdir / "checkpoints", like, here, step)
 
 
+@pytest.mark.slow
+def test_what_a_child_says_late_is_read_too(shell):
+    """The processes of these tests: on either log, of a command that has ended before."""
+    late = "import sys, time; time.sleep(0.5); print('late', file=sys.{0})"
+    code = f"""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", {late!r}.format("stdout")], stderr=subprocess.DEVNULL)
+subprocess.Popen([sys.executable, "-c", {late!r}.format("stderr")], stdout=subprocess.DEVNULL)
+"""
+    done = shell.python("-c", code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "late\n")
+
+
 CURRICULUM = ("--config.data.embedded_problems=8", "--config.curriculum.pass_rate_cap=0.5")
 CURRICULUM += ("--config.curriculum.revisit_epochs=1",)
 

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import typed
 from hypothesis import given, strategies as st
 from jax.sharding import Mesh
+from levels import compiled_soon
 
 from dapo_jax import config, objectives, parallel
 from dapo_jax.dapo import objective, packing, update
@@ -180,7 +182,7 @@ def oracle_loss(params, batch, c, objective="ppo", importance="token", weighted=
 
 def oracle(fn):
     """An oracle runs once: soon compiled is soon done."""
-    return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(fn, compiler_options=typed.OPTIONS)
 
 
 def in_float64(fn, params, *args):
@@ -367,6 +369,7 @@ def test_gradient_against_dense_float64(programs, params, batch, expected, case,
 
 
 @pytest.mark.parametrize("name", ["ppo", "gspo"])
+@compiled_soon()
 def test_shared_prompts_give_the_same_gradient(params, batch, name):
     """Of groups of three with a prompt each: what is computed once serves all of them."""
     items = [i._replace(prompt=batch.items[n // 3 * 3].prompt) for n, i in enumerate(batch.items)]
@@ -460,6 +463,7 @@ def test_head_stats(chunk):
         ("ppo", "token"),
     ],
 )
+@compiled_soon()
 def test_every_objective_and_weight_in_every_layout(params, near_batch, name, importance):
     """Against float64; then in longer rows, more of them to a micro-batch, on four devices: which
     sequences share a row changes no response's sum."""
@@ -580,6 +584,7 @@ def layouts(draw):
 
 @hypothesis.settings(max_examples=12)
 @given(layouts())
+@compiled_soon()
 def test_any_batch_on_any_mesh(params, near_batch, layout):
     """Its gradient is that of one device, where the rows and micro-batches are other ones."""
     order, weights, sizes, alone = layout

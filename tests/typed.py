@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -29,8 +30,12 @@ LIBRARIES = (
 )  # fmt: skip
 
 # For runs of a few steps that are compared with each other, as whole as a machine's faults leave
-# them: compiled in half the time. What numbers the compiler's own level makes is for other tests.
-SOON = "--xla_backend_optimization_level=0"
+# them: compiled in a third of the time. What numbers the compiler's own level makes is for other
+# tests.
+OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones have no other emitters
+    OPTIONS["xla_cpu_use_fusion_emitters"] = False
+SOON = " ".join(f"--{name}={str(value).lower()}" for name, value in OPTIONS.items())
 ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 
 
@@ -59,7 +64,7 @@ class Shell:
             )
         request = {"arguments": [*map(str, arguments)], "folder": os.path.abspath(cwd)}
         request |= {"env": os.environ | {"PYTHONPATH": ROOT} | env, "logs": [*map(str, logs)]}
-        return Process(self, self.ask(request), logs[0])
+        return Process(self, self.ask(request), logs)
 
     def ask(self, request: dict):
         print(json.dumps(request), file=self._server.stdin, flush=True)
@@ -71,12 +76,12 @@ class Shell:
 
 
 class Process:
-    """As subprocess.Popen has it, of a child of the server; `communicate` reads one log."""
+    """As subprocess.Popen has it, of a child of the server; `communicate` reads the first log."""
 
     returncode: int | None = None
 
-    def __init__(self, shell: Shell, pid: int, log: pathlib.Path):
-        self.pid, self._shell, self._log = pid, shell, log
+    def __init__(self, shell: Shell, pid: int, logs: list[pathlib.Path]):
+        self.pid, self._shell, self._logs = pid, shell, logs
 
     def _reap(self, how: int) -> int | None:
         if self.returncode is None:
@@ -97,14 +102,14 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float = float("inf")) -> tuple[str, None]:
-        """What it and its own children said, once all of them are done with the log.
+        """What it and its own children said, once all of them are done with the logs.
         TimeoutExpired: they are not after so many seconds."""
         deadline = time.monotonic() + timeout
-        while self.poll() is None or _is_open(self._log):
+        while self.poll() is None or any(map(_is_open, self._logs)):
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout)
             time.sleep(0.02)
-        return self._log.read_text(), None
+        return self._logs[0].read_text(), None
 
 
 def _is_open(log: pathlib.Path) -> bool:
