@@ -385,7 +385,7 @@ def test_shared_prompts_give_the_same_gradient(params, batch, name):
 def large(monkeypatch):
     """What is of large models and vocabularies on one CPU, of any."""
     monkeypatch.setattr(one_cpu, "LARGE_MODEL", 0)
-    monkeypatch.setattr(qwen2, "_LARGE_VOCABULARY", 0)
+    monkeypatch.setattr(one_cpu, "LARGE_VOCABULARY", 0)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dapo_jax import parallel
 from dapo_jax.model import qwen2
 
 LARGE_MODEL = 2**26  # parameters, of which a second copy is felt
+LARGE_VOCABULARY = 2**15  # each pass over its logits, or over the embedding, is felt
+
+
+def large_model(trained: qwen2.Params) -> bool:
+    size = sum(w.size for w in jax.tree.leaves(trained))
+    return parallel.on_one_cpu() and size >= LARGE_MODEL
+
+
+def large_vocabulary(size: int) -> bool:
+    return parallel.on_one_cpu() and size >= LARGE_VOCABULARY
 
 
 @jax.custom_vjp
@@ -52,24 +63,20 @@ def _backward(kept, grad):
 over_vocabulary.defvjp(_forward, _backward)
 
 
-def accumulate(loss_fn, params, per_micro, micro_batches):
+def accumulate(loss, trained, micro_batches):
     """`update.accumulate`: each layer's gradient is added to the sum where that lies, and there is
-    no second gradient of the size of the model."""
-    at = lambda i: jax.tree.map(lambda x: x[i], per_micro)
-    loss = lambda p, micro: loss_fn(qwen2.with_trained(params, p), *micro)
-    trained = qwen2.trained(params)
-    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
-    totals = jax.tree.map(jax.new_ref, zeros(trained))
+    no second gradient of the size of the model. loss: as there, of (trained, i)."""
+    totals = jax.tree.map(jax.new_ref, qwen2.zeros(trained))
 
     def add(i, carry):
-        _, backward, more = jax.vjp(lambda p: loss(p, at(i)), trained, has_aux=True)
+        _, backward, more = jax.vjp(lambda p: loss(p, i), trained, has_aux=True)
         backward.with_refs(totals)(jnp.float32(1))
         return tuple(
             jax.tree.map(f, old, new)
             for f, old, new in zip((jnp.add, jnp.maximum), carry, more, strict=True)
         )
 
-    told = zeros(jax.eval_shape(lambda: loss(trained, at(0))[1]))
+    told = qwen2.zeros(jax.eval_shape(lambda: loss(trained, 0)[1]))
     told = jax.lax.fori_loop(0, micro_batches, add, told)
     return jax.tree.map(lambda ref: ref[...], totals), *told
 
