@@ -386,6 +386,7 @@ def large(monkeypatch):
     """What is of large models and vocabularies on one CPU, of any."""
     monkeypatch.setattr(one_cpu, "LARGE_MODEL", 0)
     monkeypatch.setattr(one_cpu, "LARGE_VOCABULARY", 0)
+    monkeypatch.setattr(one_cpu, "_COLUMNS", 7)
 
 
 @pytest.mark.parametrize(

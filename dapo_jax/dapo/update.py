@@ -49,9 +49,10 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
         first = jax.lax.axis_index(over_V) * head.shape[1] if over_V else 0
 
         def stats(x_RxcxD, targets_Rxc):
-            logits_RxcxV = qwen2.logits(x_RxcxD, head_f32.astype(dtype)) / temperature
+            head_DxV = head_f32.astype(dtype)
             if alone:
-                return HeadStats(*one_cpu.over_vocabulary(logits_RxcxV, targets_Rxc))
+                return HeadStats(*one_cpu.head_stats(x_RxcxD, head_DxV, targets_Rxc, temperature))
+            logits_RxcxV = qwen2.logits(x_RxcxD, head_DxV) / temperature
             top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
             shifted = logits_RxcxV - (jax.lax.pmax(top, over_V) if over_V else top)
             weight = jnp.exp(shifted)
@@ -221,7 +222,7 @@ def optimizer(
     """Clip by global norm (0 = do not), Adam, decoupled decay; `apply` multiplies by the learning
     rate, which follows rollout steps and so is not optax's to count."""
     return optax.chain(
-        optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
+        one_cpu.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
         optax.scale_by_adam(b1, b2, eps),
         optax.add_decayed_weights(weight_decay),
     )
