@@ -209,12 +209,13 @@ def _take(w, like, sharding):
 
 
 def _take_apart(params, layouts):
-    """`qwen2.unstacked`, one kind of weight after the other, of which each stack is then gone."""
+    """`qwen2.unstacked`, one kind of weight after the other, of which each stack is then gone. By a
+    program of one layer: that of all compiles for seconds."""
     layers = [{} for _ in layouts]
     for name, stack in params["blocks"].items():
-        cut = jax.jit(lambda w: [*w], out_shardings=[layout[name] for layout in layouts])
-        for layer, w in zip(layers, jax.block_until_ready(cut(stack)), strict=True):
-            layer[name] = w
+        cut = jax.jit(lambda w, i: w[i], out_shardings=layouts[0][name])
+        for i, layer in enumerate(layers):
+            layer[name] = jax.block_until_ready(cut(stack, i))
         stack.delete()
     return params | {"blocks": layers}
 
