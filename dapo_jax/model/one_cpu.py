@@ -17,6 +17,7 @@ _COLUMNS = 1024  # of logits at a time: with the gradients of 512 cells, 2 MiB
 
 
 def large_model(trained: qwen2.Params) -> bool:
+    """Whether one CPU holds what is trained, or its gradient, and that is large."""
     size = sum(w.size for w in jax.tree.leaves(trained))
     return parallel.on_one_cpu() and size >= LARGE_MODEL
 
@@ -74,7 +75,7 @@ def _backward(kept, grad):
         of_each = of_logp + of_entropy * (logp_Nxv + entropy)
         taken = first + jnp.arange(size) == targets
         of_logits_Nxv = jnp.where(taken, of_logp, 0.0) - jnp.exp(logp_Nxv) * of_each
-        of_logits_Nxv = (of_logits_Nxv / temperature).astype(logits_NxV.dtype)
+        of_logits_Nxv /= temperature
         of_x_NxD, of_head_VxD = sums
         of_some_vxD = (of_logits_Nxv.T @ x_NxD.astype(jnp.float32)).astype(head_DxV.dtype)
         return (
