@@ -18,6 +18,7 @@ system, all threads), and peak memory is the largest resident set of such a proc
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -63,18 +64,26 @@ def prompts(n: int, tokens: int = PROMPT) -> np.ndarray:
 
 
 def our_weights(shape):
-    """Random ones, made one kind after the other as torch makes its own: `qwen2.init` makes all in
-    one program, whose temporaries would be the peak."""
+    """Random ones, made a few at a time where they stay: made whole, they are there two or three
+    times while they go from numpy to jax, which would be the peak."""
     import jax
 
     from dapo_jax.model import qwen2
 
     rng = np.random.default_rng(0)
 
+    def put(w, part, i):
+        by_part = w.reshape(-1, part.size)
+        return jax.lax.dynamic_update_index_in_dim(by_part, part, i, 0).reshape(w.shape)
+
+    put = jax.jit(put, donate_argnums=0)
+
     def made(like):
-        w = rng.standard_normal(like.shape, np.float32)
-        w *= 0.02
-        return jax.numpy.array(w)
+        w, parts = jax.numpy.zeros(like.shape), math.gcd(like.size, 64)
+        for i in range(parts):
+            part = rng.standard_normal(like.size // parts, np.float32)
+            w = jax.block_until_ready(put(w, 0.02 * part, i))
+        return w
 
     return jax.tree.map(made, qwen2.abstract(shape))
 

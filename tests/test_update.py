@@ -388,7 +388,8 @@ def test_shared_prompts_give_the_same_gradient(params, batch, name):
 def large(monkeypatch):
     """What is of large models and vocabularies on one CPU, of any."""
     monkeypatch.setattr(one_cpu, "LARGE_MODEL", 0)
-    monkeypatch.setattr(qwen2, "_LARGE_VOCABULARY", 0)
+    monkeypatch.setattr(one_cpu, "LARGE_VOCABULARY", 0)
+    monkeypatch.setattr(one_cpu, "_COLUMNS", 7)  # four parts, and a rest
 
 
 @pytest.mark.parametrize(
@@ -449,6 +450,51 @@ def test_head_stats(chunk):
     entropy = -(prob * np.log(prob)).sum(-1)
     np.testing.assert_allclose(got.logp_RxT, logp, rtol=1e-5, atol=2e-5)
     np.testing.assert_allclose(got.entropy_RxT, entropy, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("bfloat16", 2e-2)])
+def test_head_stats_of_one_cpu(large, dtype, rtol):
+    """As elsewhere, with their gradients; and nothing but the logits has their size."""
+    rng = np.random.default_rng(0)
+    N, D, V = 256, 8, 4096
+    x, head = (jnp.array(rng.normal(size=s), dtype) for s in ((2, N // 2, D), (D, V)))
+    targets = rng.integers(V, size=(2, N // 2)).astype(np.int32)
+    of_logp, of_entropy = rng.normal(size=(2, 2, N // 2))
+
+    def loss(stats, x, head):
+        logp, entropy = stats(x, head, targets, 0.7)
+        return (of_logp * logp + of_entropy * entropy).sum()
+
+    def of(stats):
+        return jax.value_and_grad(functools.partial(loss, stats), (0, 1))
+
+    elsewhere = jax.jit(of(lambda *args: update.head_stats(*args, N))).lower(x, head).compile()
+    program = jax.jit(of(one_cpu.head_stats)).lower(x, head).compile()
+    got, want = program(x, head), elsewhere(x, head)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        assert a.dtype == b.dtype and relative_gap([a], [b]) < rtol
+    used, other = (p.memory_analysis().temp_size_in_bytes for p in (program, elsewhere))
+    assert used < 1.5 * (4 * N * V) < other
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_clipping_of_a_large_model(large, size):
+    """As optax's, and without a second gradient."""
+    params = dict(w=jnp.ones((256, 256)))
+    grads = jax.tree.map(lambda w: size * jax.random.normal(jax.random.key(0), w.shape), params)
+    clip, mesh = one_cpu.clip_by_global_norm(0.5), mesh_of(1, 1, 1)
+    want, _ = optax.clip_by_global_norm(0.5).update(grads, clip.init(grads))
+
+    def step(params, state, grads):
+        with parallel.mesh_scope(mesh, RULES, "float32"):
+            clipped = clip.update(grads, clip.init(grads))[0]
+            return clipped, one_cpu.apply(adamw(clip_norm=0.5), params, state, grads, 0.1)
+
+    got = jax.jit(lambda g: step(params, adamw().init(params), g)[0])(grads)
+    np.testing.assert_allclose(got["w"], want["w"], rtol=1e-6)
+    update_only = jax.jit(lambda *args: step(*args)[1], donate_argnums=(0, 1))
+    used = update_only.lower(params, adamw().init(params), grads).compile().memory_analysis()
+    assert used.temp_size_in_bytes < params["w"].nbytes
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
     travel; the target's logit is a masked sum too, since a gather would fetch all the others.
     Gradients of the head add up over chunks in float32, on each device, and travel once.
     """
-    alone = qwen2.large_on_one_cpu(head_DxV.shape[1])
+    alone = one_cpu.large_vocabulary(head_DxV.shape[1])
     axes = ("vocab", "embed", "sequence")
     over_V, over_D, over_T = ((),) * 3 if alone else map(parallel.mesh_axes, axes)
     everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x
@@ -49,9 +49,10 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
         first = jax.lax.axis_index(over_V) * head.shape[1] if over_V else 0
 
         def stats(x_RxcxD, targets_Rxc):
-            logits_RxcxV = qwen2.logits(x_RxcxD, head_f32.astype(dtype)) / temperature
+            head_DxV = head_f32.astype(dtype)
             if alone:
-                return HeadStats(*one_cpu.over_vocabulary(logits_RxcxV, targets_Rxc))
+                return HeadStats(*one_cpu.head_stats(x_RxcxD, head_DxV, targets_Rxc, temperature))
+            logits_RxcxV = qwen2.logits(x_RxcxD, head_DxV) / temperature
             top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
             shifted = logits_RxcxV - (jax.lax.pmax(top, over_V) if over_V else top)
             weight = jnp.exp(shifted)
@@ -171,35 +172,37 @@ def supervised_loss(shape, params, rows: PackedBatch):
 # ------------------------------------------------------------------------------------------------
 
 
-def accumulate(loss_fn, params, per_micro, micro_batches):
+def accumulate(loss_fn, params, per_micro, micro_batches, in_place: bool = False):
     """Gradient of what is trained, sums and maxima over the first `micro_batches` entries of the
-    trees `per_micro`.
+    trees `per_micro`. in_place: see one_cpu.py.
 
     A loop with a traced trip count: one program for any number, and no time on empty entries,
     which a scan over all of them would run too. The gradient is taken inside, so that nothing of a
     micro-batch outlives its turn, and the sums in the carry are float32 and updated in place.
     """
 
-    def at(i):
-        return jax.tree.map(lambda x: x[i], per_micro)
+    def loss(p, i):
+        micro = jax.tree.map(lambda x: x[i], per_micro)
+        return loss_fn(qwen2.with_trained(params, p), *micro)
 
-    loss = lambda p, micro: loss_fn(qwen2.with_trained(params, p), *micro)
     grad_fn, trained = jax.grad(loss, has_aux=True), qwen2.trained(params)
-    grads, (sums, maxima) = jax.eval_shape(grad_fn, trained, at(0))
-    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
+    if in_place:
+        return one_cpu.accumulate(loss, trained, micro_batches)
+    grads, (sums, maxima) = jax.eval_shape(grad_fn, trained, 0)
 
     def add(i, carry):
         total, sums, maxima = carry
         # The barrier keeps XLA from moving the reductions over devices behind the loop: all of each
         # gradient would then be kept on every device (and libtpu 0.0.42 breaks off on it).
-        grads, (more_sums, more_maxima) = jax.lax.optimization_barrier(grad_fn(trained, at(i)))
+        grads, (more_sums, more_maxima) = jax.lax.optimization_barrier(grad_fn(trained, i))
         return (
             jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads),
             jax.tree.map(jnp.add, sums, more_sums),
             jax.tree.map(jnp.maximum, maxima, more_maxima),
         )
 
-    return jax.lax.fori_loop(0, micro_batches, add, (zeros(grads), zeros(sums), zeros(maxima)))
+    start = tuple(map(qwen2.zeros, (grads, sums, maxima)))
+    return jax.lax.fori_loop(0, micro_batches, add, start)
 
 
 def apply(tx: optax.GradientTransformation, params, opt_state, grads, lr):
@@ -219,7 +222,7 @@ def optimizer(
     """Clip by global norm (0 = do not), Adam, decoupled decay; `apply` multiplies by the learning
     rate, which follows rollout steps and so is not optax's to count."""
     return optax.chain(
-        optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
+        one_cpu.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
         optax.scale_by_adam(b1, b2, eps),
         optax.add_decayed_weights(weight_decay),
     )
@@ -377,13 +380,12 @@ class Trainer:
 
     def _step(self, loss_fn, params, opt_state, per_micro, micro_batches, lr):
         with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
-            size = sum(w.size for w in jax.tree.leaves(qwen2.trained(params)))
-            large = parallel.on_one_cpu() and size >= one_cpu.LARGE_MODEL
+            large = one_cpu.large_model(qwen2.trained(params))
             # jax 0.10 can add to a place neither what has to be cast nor cuts of a stack of layers.
             placed = large and np.dtype(self._dtype) == np.float32 and self.shape.scan_layers
-            sum_up = one_cpu.accumulate if placed else accumulate
             put = one_cpu.apply if large else apply
-            grads, sums, maxima = sum_up(loss_fn, self._cast(params), per_micro, micro_batches)
+            cast = self._cast(params)
+            grads, sums, maxima = accumulate(loss_fn, cast, per_micro, micro_batches, placed)
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)
             trained = qwen2.trained(params)

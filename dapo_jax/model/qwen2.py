@@ -462,12 +462,11 @@ def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
 # transposes weights nor activations.
 
 
-def linear(x_BxTxD, w_DxF):
+def linear(x_xD, w_DxF, **how):
     """Product of each token with the weights. On CPU as one of all tokens: over two axes of tokens
     XLA sums the gradient of the weights from a transposed copy, at a third of the speed."""
-    if parallel.platform() != "cpu":
-        return x_BxTxD @ w_DxF
-    return (x_BxTxD.reshape(-1, x_BxTxD.shape[-1]) @ w_DxF).reshape(*x_BxTxD.shape[:-1], -1)
+    x = x_xD.reshape(-1, x_xD.shape[-1]) if parallel.platform() == "cpu" else x_xD
+    return jnp.matmul(x, w_DxF, **how).reshape(*x_xD.shape[:-1], -1)
 
 
 def _to_heads(x_BxTxD, w_DxHxd: nnx.Param, bias_Hxd: nnx.Param | None = None):
@@ -488,14 +487,6 @@ def _from_heads(y_BxHxTxd, w_HxdxD):
     return linear(y_BxHxTxd.swapaxes(1, 2).reshape(B, T, H * d), w_HxdxD.reshape(H * d, -1))
 
 
-_LARGE_VOCABULARY = 2**15
-
-
-def large_on_one_cpu(vocab: int) -> bool:
-    """Whether logits, or the embedding, are so large that each pass of one CPU over them is felt."""
-    return parallel.on_one_cpu() and vocab >= _LARGE_VOCABULARY
-
-
 def logits(x_xD, head_DxV) -> jax.Array:
     """float32 [..., V]: products of the compute dtype, added up and returned in float32. Under a
     head of higher precision the hidden states are raised to it, and TPUs are told not to multiply
@@ -505,10 +496,7 @@ def logits(x_xD, head_DxV) -> jax.Array:
     return jnp.matmul(x_xD.astype(jnp.float32), head_DxV, precision=jax.lax.Precision.HIGHEST)
 
 
-def _matmul(x_xD, head_DxV):
-    x_NxD = x_xD.reshape(-1, x_xD.shape[-1]) if parallel.platform() == "cpu" else x_xD
-    y = jnp.matmul(x_NxD, head_DxV, preferred_element_type=jnp.float32)
-    return y.reshape(*x_xD.shape[:-1], -1)
+_matmul = functools.partial(linear, preferred_element_type=jnp.float32)
 
 
 @jax.custom_vjp
@@ -670,6 +658,11 @@ def even_keys(params: Params) -> Params:
     if "k_bias" in b:
         even["k_bias"] = b["k_bias"] / keys_LxKxd
     return params | {"blocks": b | even}
+
+
+def zeros(tree) -> Any:
+    """float32 sums of what a tree holds, before the first."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
 
 
 def param_count(c: Shape) -> int:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.model import paged, qwen2
+from dapo_jax.model import one_cpu, paged, qwen2
 from dapo_jax.parallel import constrain
 from dapo_jax.rollout import draw
 
@@ -62,7 +62,7 @@ def _prefill(shape, g, window, params, pool, prompts: paged.Prompts):
 def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temperature):
     """Up to `steps` tokens for every active slot; ends early when all are done."""
     model, layers = qwen2.bind_layers(shape, params)
-    head_DxV = None if qwen2.large_on_one_cpu(shape.vocab_size) else model.head()
+    head_DxV = None if one_cpu.large_vocabulary(shape.vocab_size) else model.head()
     S = slots.token_S.shape[0]
     key_S = draw.row_keys(jax.random.wrap_key_data(seed_key), slots.stream_S, slots.sample_S)
     out = Chunk(
@@ -211,12 +211,13 @@ def _take(w, like, sharding):
 
 
 def _take_apart(params, layouts):
-    """`qwen2.unstacked`, one kind of weight after the other, of which each stack is then gone."""
+    """`qwen2.unstacked`, one kind of weight after the other, of which each stack is then gone. By a
+    program of one layer: that of all compiles for seconds."""
     layers = [{} for _ in layouts]
     for name, stack in params["blocks"].items():
-        cut = jax.jit(lambda w: [*w], out_shardings=[layout[name] for layout in layouts])
-        for layer, w in zip(layers, jax.block_until_ready(cut(stack)), strict=True):
-            layer[name] = w
+        cut = jax.jit(lambda w, i: w[i], out_shardings=layouts[0][name])
+        for i, layer in enumerate(layers):
+            layer[name] = jax.block_until_ready(cut(stack, i))
         stack.delete()
     return params | {"blocks": layers}
 
