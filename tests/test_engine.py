@@ -87,6 +87,13 @@ def ids(responses):
     return [r.tokens.tolist() for r in responses]
 
 
+def test_one_cpu_makes_angles_once_a_token():
+    """And not for each head of each layer."""
+    call = make_engine().calls(qwen2.abstract(SHAPE)).decode["full"]
+    text = call.program.lower(*call.arguments).compile().as_text()
+    assert text.count(" cosine(") == text.count(" sine(") == 1
+
+
 def test_one_cpu_makes_no_copy_of_a_large_embedding():
     shape = SHAPE._replace(vocab_size=2**15, hidden_size=256)
     call = make_engine(slots=1, shape=shape).calls(qwen2.abstract(shape)).decode["full"]
