@@ -87,6 +87,22 @@ def ids(responses):
     return [r.tokens.tolist() for r in responses]
 
 
+def test_one_cpu_makes_angles_once_a_token():
+    """And not for each head of each layer."""
+    call = make_engine().calls(qwen2.abstract(SHAPE)).decode["full"]
+    text = call.program.lower(*call.arguments).compile().as_text()
+    assert text.count(" cosine(") == text.count(" sine(") == 1
+
+
+def test_on_cpu_logits_are_multiplied_before_their_maximum_is_found():
+    """By XLA's library together, which is slower than one after the other."""
+    shape = SHAPE._replace(vocab_size=1024)  # of 32 it is not
+    call = make_engine(shape=shape).calls(qwen2.abstract(shape)).decode["full"]
+    text = call.program.lower(*call.arguments).compile().as_text()
+    bodies = [body for body in text.split("\n\n") if " dot(" in body]
+    assert bodies and not any(" reduce(" in body for body in bodies)
+
+
 def test_one_cpu_makes_no_copy_of_a_large_embedding():
     shape = SHAPE._replace(vocab_size=2**15, hidden_size=256)
     call = make_engine(slots=1, shape=shape).calls(qwen2.abstract(shape)).decode["full"]

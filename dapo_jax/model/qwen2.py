@@ -534,7 +534,9 @@ def rope_angles(positions_BxT, head_dim: int, theta: float, yarn: Yarn | None = 
     angles = jnp.cos(angle), jnp.sin(angle)
     if yarn:
         angles = tuple(yarn.attention_factor * x for x in angles)
-    # A barrier, or XLA on CPU makes them again wherever they are used.
+    if parallel.platform() == "cpu":
+        # A product with 1, or XLA makes them again for each head of each layer, barrier or not.
+        return tuple(jnp.matmul(x, jnp.eye(half), precision="highest") for x in angles)
     return jax.lax.optimization_barrier(angles)
 
 

@@ -86,6 +86,9 @@ def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temp
         # Made here a tied embedding is multiplied as it lies; before the loop XLA would copy it.
         head = model.head() if head_DxV is None else head_DxV
         logits_SxV = constrain(qwen2.logits(x_Sx1xD[:, 0], head), "batch", "vocab")
+        if parallel.platform() == "cpu":  # or XLA's library finds their maximum as it multiplies,
+            # in memory it asks for each time. Draws of rows that are not active count nowhere.
+            logits_SxV = jnp.where(active_S[:, None], logits_SxV, 0.0)
         emitted_S = slots.emitted_S + out.count_S
         uniform_S = draw.uniform(key_S, emitted_S)
         drawn = draw.draw(logits_SxV, uniform_S, temperature, slots.top_p_S, mode)
