@@ -22,11 +22,11 @@ def get_config(recipe: str = ""):
     c.supervised_warmup.skill_steps, c.supervised_warmup.skill_lr = 350, 1e-2
     c.supervised_warmup.habit_steps, c.supervised_warmup.habit_lr = 60, 3e-3
     c.rollout.chunk = 16  # most responses end within it
+    c.optim.share_prompts, c.optim.micro_batch_rows = True, 4
     c.checkpoint.every = 20
     if recipe not in ("", *presets.RECIPES):
         raise ValueError(f"no recipe {recipe!r}; there are {', '.join(presets.RECIPES)}")
     if recipe:
         return presets.RECIPES[recipe](c)
-    c.optim.share_prompts, c.optim.micro_batch_rows = True, 4
     c.loss.old_logprobs = "reuse"  # all is float32 here: the trainer's own would be these to 3e-6
     return c

@@ -195,7 +195,7 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
     shape = SimpleNamespace(shared_prompts=False, float32_head=False)  # what is asked of one
     trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
-    machine = SimpleNamespace(trainer=trainer)
+    machine = SimpleNamespace(trainer=trainer, mesh=mesh)
     put = lambda: parallel.to_device(dict(table=TABLE), trainer.param_shardings)
     params = put()
     reference = put() if c.loss.kl_coef else None
