@@ -8,7 +8,7 @@ Another recipe on the same task is named behind the file, `configs/quickstart.py
 
 A supervised warm-up makes a base model of 101,952 parameters that can work a problem out but
 mostly guesses; 60 rollout steps of full DAPO then raise its held-out accuracy (T=1) from about 0.15
-to above 0.9. Hardware: two cores, about 60 seconds. Five seeds and the baseline:
+to above 0.9. Hardware: two cores, about 40 seconds. Five seeds and the baseline:
 benchmarks/RESULTS.md.
 """
 
