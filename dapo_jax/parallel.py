@@ -221,7 +221,7 @@ def to_device(tree, sharding):
 
 def to_program(tree, sharding):
     """`to_device`, for the arguments of one call of a program: one CPU device takes NumPy values as
-    they are, a tenth of a millisecond sooner each."""
+    they are, a quarter of a millisecond sooner for nine small ones."""
     return tree if _one_cpu(sharding) else to_device(tree, sharding)
 
 

@@ -118,8 +118,9 @@ def pack(
         start = segment = 0
         for number, members in enumerate((parcels[p] for p in row_parcels), 1):
             shared, n = (number << SHARED) * share_prompts, head(members[0])
-            cells = (*at, slice(start, start + n))
-            _fill(rows, cells, items[members[0]].prompt[: n + 1], 0, shared)
+            if n:
+                cells = (*at, slice(start, start + n))
+                _fill(rows, cells, items[members[0]].prompt[: n + 1], 0, shared)
             start += n
             for i in members:
                 item, segment = items[i], segment + 1
