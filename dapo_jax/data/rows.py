@@ -18,9 +18,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from dapo_jax import bars, gate
 
 SUFFIXES = (".parquet", *(kind + gz for kind in (".jsonl", ".json", ".csv") for gz in ("", ".gz")))
@@ -155,6 +152,8 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _parquet(path: Path, wanted) -> Iterator[tuple[int, Row]]:
+    import pyarrow.parquet as pq  # here: text files need it not
+
     with pq.ParquetFile(path) as file:
         columns = wanted(file.schema_arrow.names)
         # Only what is needed, a few thousand rows at a time: DAPO-Math-17k has 1.79M of them.
@@ -163,8 +162,9 @@ def _parquet(path: Path, wanted) -> Iterator[tuple[int, Row]]:
         yield from enumerate(bar, 1)
 
 
-def _dicts(batch: pa.RecordBatch) -> Iterator[dict | Exception]:
-    """The rows; where one holds what Python has no value for (the year 5,881,580), its error."""
+def _dicts(batch) -> Iterator[dict | Exception]:
+    """The rows of a pyarrow.RecordBatch; where one holds what Python has no value for (the year
+    5,881,580), its error."""
     try:
         yield from batch.to_pylist()
     except Exception:

@@ -24,7 +24,6 @@ from typing import Any
 
 import jinja2
 import sentencepiece
-import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from dapo_jax import gate
@@ -234,6 +233,8 @@ def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
 
 
 def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:
+    import tokenizers  # here: a SentencePiece model needs it not
+
     text = _text(file)
     # The library raises bare Exceptions, and what Rust panics of is a BaseException.
     with gate.reading(file, what="not a tokenizer.json"), gate.hushed():
@@ -270,6 +271,7 @@ def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
     if not size:
         raise ValueError(f"{file}: not a SentencePiece model: it holds no pieces")
     control = {model.id_to_piece(i): i for i in range(size) if model.is_control(i)}
+    marked = frozenset(control.values())
     # SentencePiece itself never reads control pieces from text; Hugging Face tokenizers do.
     marks = re.compile("(" + "|".join(map(re.escape, sorted(control, key=len, reverse=True))) + ")")
 
@@ -279,10 +281,10 @@ def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
 
     def decode(ids: list[int], skip: bool) -> str:
         if skip:
-            return model.decode([i for i in ids if not model.is_control(i)])
+            return model.decode([i for i in ids if i not in marked])
         text, run = "", []
         for i in ids:
-            if model.is_control(i):
+            if i in marked:
                 text, run = text + model.decode(run) + model.id_to_piece(i), []
             else:
                 run.append(i)

@@ -9,7 +9,6 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental.pallas.ops.tpu import splash_attention as pallas
 
 from dapo_jax import parallel
 from dapo_jax.model.attention import in_query_chunks, packed
@@ -51,6 +50,7 @@ def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
     """jax's splash kernels: each device has its rows and heads to itself, and blocks above the
     diagonal or between different sequences are skipped. Rows are padded to whole blocks; a cell of
     padding sees no further than its block. Off TPU it is interpreted, for tests."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as pallas  # see paged_kernel.py
 
     def attend(q, k, v, segments):
         (B, H, T, d), K = q.shape, k.shape[1]
@@ -80,6 +80,8 @@ def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
 
 def _kernel(num_heads: int, T: int, block: int):
     """Causal attention of `num_heads` query heads over one key/value head."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as pallas
+
     # Keys at a time in registers, a divisor of the block's.
     compute = block if block <= 512 else math.gcd(block, 512)
     sizes = pallas.BlockSizes(

@@ -26,8 +26,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 _BLOCK_TOKENS = 1024  # read together: amortizes the latencies of a step of the softmax
 _AHEAD = 7  # blocks in flight: 3.5 MB of 128 dimensions in bfloat16, 2.1 us of v6e's stream
@@ -107,6 +105,9 @@ def attend(
     Rows of q, k, v and the result are whole vectors of lanes, as the products with weights around
     this call make and take them.
     """
+    from jax.experimental import pallas as pl  # here: it takes 0.2 s, and where no kernel runs
+    from jax.experimental.pallas import tpu as pltpu  # nobody should wait for it
+
     S, H, d = q_SxHxd.shape
     K, _, P, _ = pages[0].shape
     dtype, n = pages[0].dtype, len(pages)
@@ -176,6 +177,9 @@ def _kernel(
     *refs,
     head_dim,
 ):
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
     quantized = len(refs) == 15  # there are scales beside keys and values
     n = 2 + quantized
     y_ref, pages_refs, buffers = refs[n], refs[n + 1 : 2 * n + 1], refs[2 * n + 1 : 3 * n + 1]

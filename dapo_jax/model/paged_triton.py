@@ -14,8 +14,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from dapo_jax import parallel
 
@@ -33,6 +31,9 @@ def attend(q_SxHxd, pages, first, table_SxR, length_S) -> jax.Array:
     """[S, H, d], float32. pages: keys [K, N, d, P], values [K, N, P, d] and perhaps scales float32
     [K, N, 2, P]; first: page 0 of the layer; length_S: int32, tokens a row sees, 0 = idle. Off
     GPUs it is interpreted, for tests."""
+    from jax.experimental import pallas as pl  # here: see paged_kernel.py
+    from jax.experimental.pallas import triton
+
     keys, values, *scales = pages
     (K, N, d, P), (S, H, _), R = keys.shape, q_SxHxd.shape, table_SxR.shape[1]
     G = H // K
@@ -60,6 +61,9 @@ def attend(q_SxHxd, pages, first, table_SxR, length_S) -> jax.Array:
 
 
 def _attend_row(q_ref, keys_ref, values_ref, table_ref, length_ref, *rest):
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
     *scales_ref, y_ref = rest
     q_Gxd, length = q_ref[...], length_ref[0]
     (G, d), P = q_Gxd.shape, keys_ref.shape[2]
