@@ -188,7 +188,7 @@ def accumulate(loss_fn, params, per_micro, micro_batches, in_place: bool = False
     grad_fn, trained = jax.grad(loss, has_aux=True), qwen2.trained(params)
     if in_place:
         return one_cpu.accumulate(loss, trained, micro_batches)
-    grads, (sums, maxima) = jax.eval_shape(grad_fn, trained, 0)
+    sums, maxima = jax.eval_shape(loss, trained, 0)[1]
 
     def add(i, carry):
         total, sums, maxima = carry
@@ -201,7 +201,7 @@ def accumulate(loss_fn, params, per_micro, micro_batches, in_place: bool = False
             jax.tree.map(jnp.maximum, maxima, more_maxima),
         )
 
-    start = tuple(map(qwen2.zeros, (grads, sums, maxima)))
+    start = tuple(map(qwen2.zeros, (trained, sums, maxima)))
     return jax.lax.fori_loop(0, micro_batches, add, start)
 
 
