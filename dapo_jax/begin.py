@@ -1,5 +1,6 @@
 """Where a run begins: at a checkpoint of its own or of another run, or at weights of a model."""
 
+import functools
 import hashlib
 import json
 
@@ -55,10 +56,15 @@ def start_state(
             phases.append(shown)
         params = build.initial_params(config, machine)
         if phases:
-            with build.compiling(config, machine):
-                params = warmup.warm_up(
-                    config, machine.mesh, machine.shape, text.tokenizer, params, phases
-                )
+            params = warmup.warm_up(
+                config,
+                machine.mesh,
+                machine.shape,
+                text.tokenizer,
+                params,
+                phases,
+                beside=functools.partial(build.compiling, config, machine),
+            )
     values = initial_params(config, critic, params) if critic else None
     params = build.with_adapters(config, machine, params)
     trained = qwen2.trained(params)

@@ -7,8 +7,11 @@ becomes rare. Other habits make other bases (experiments/bases.py). Real models 
 pre-training and need no warm-up, but may be shown worked examples of one's own (`Shown`).
 """
 
+import contextlib
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import jax
@@ -67,8 +70,8 @@ class Phase(NamedTuple):
     seed: int  # of the examples
     cap: int  # tokens; longer examples are cut, and the model learns no end for them
 
-    def pairs(self, n: int, tokenizer: Tokenizer) -> list[worked.Pair]:
-        """n examples as token ids."""
+    def pairs(self, n: int, tokenizer: Tokenizer) -> Iterator[worked.Pair]:
+        """n examples as token ids, each made when it is asked for."""
         return encode(examples(self, n), tokenizer, min(tokenizer.stop_ids))
 
 
@@ -82,9 +85,9 @@ class Shown(NamedTuple):
     seed: int
     cap: int  # tokens of the longest response
 
-    def pairs(self, n: int, tokenizer: Tokenizer) -> list[worked.Pair]:
+    def pairs(self, n: int, tokenizer: Tokenizer) -> Iterator[worked.Pair]:
         order = problems.stream(range(len(self.rows)), self.seed)
-        return [self.rows[order[i]] for i in range(n)]
+        return (self.rows[order[i]] for i in range(n))
 
 
 def usual(config) -> list[Phase]:
@@ -131,8 +134,18 @@ def of_files(config, tokenizer: Tokenizer) -> tuple[Shown, str]:
     return Shown("rows", steps, config.supervised_warmup.lr, rows, config.seed, longest), note
 
 
-def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase | Shown]):
-    """All phases on `params` (which are donated), one after the other; returns the new params."""
+def warm_up(
+    config,
+    mesh,
+    shape,
+    tokenizer,
+    params,
+    phases: Sequence[Phase | Shown],
+    beside: Callable[[], AbstractContextManager] = contextlib.nullcontext,
+):
+    """All phases on `params` (which are donated), one after the other; returns the new params.
+    beside: entered once the first step is traced, since Python traces but one program at a time;
+    left at the end."""
     rules = config.sharding.train.to_dict()
     trainer = update.Trainer(
         shape,
@@ -149,45 +162,53 @@ def warm_up(config, mesh, shape, tokenizer, params, phases: Sequence[Phase | Sho
         unit="step",
         show=jax.process_index() == 0,
     )
-    for phase in phases:
-        if not phase.steps:
-            continue
-        opt_state = trainer.init_opt_state(params)
-        items = phase.pairs(phase.steps * config.supervised_warmup.batch, tokenizer)
-        for step in range(phase.steps):
-            batch = items[
-                step * config.supervised_warmup.batch : (step + 1) * config.supervised_warmup.batch
-            ]
-            total = sum(len(response) for _, response in batch)
-            rows, used, _ = packing.pack(
-                [packing.Item(p, r, np.zeros(len(r)), 0.0, 1 / total) for p, r in batch],
-                row_tokens=config.optim.row_tokens or -(-row_tokens // 8) * 8,
-                micro_rows=validation.micro_rows(config, mesh.shape),
-                max_items=config.supervised_warmup.batch,
-            )
-            rows = parallel.to_program(rows, trainer.row_sharding)
-            lr = np.float32(phase.lr * schedule(step / phase.steps))
-            params, opt_state, metrics = trainer.supervise(
-                params, opt_state, rows, np.int32(used), lr
-            )
-            bar.update()
-            if step % 20 == 0 or step == phase.steps - 1:
-                bar.set_postfix_str(
-                    f"{phase.name} loss {float(metrics['loss']):.3f}", refresh=False
-                )
-    bar.close()
+    metrics = None
+    with bar, contextlib.ExitStack() as meanwhile:
+        for phase in filter(lambda phase: phase.steps, phases):
+            opt_state = trainer.init_opt_state(params)
+            packed = batches(config, mesh, tokenizer, phase, row_tokens)
+            for step, (rows, used) in enumerate(packed):
+                rows = parallel.to_program(rows, trainer.row_sharding)
+                lr = np.float32(phase.lr * schedule(step / phase.steps))
+                arguments = params, opt_state, rows, np.int32(used), lr
+                if not metrics:
+                    trainer.supervise.lower(*arguments)
+                    meanwhile.enter_context(beside())
+                params, opt_state, metrics = trainer.supervise(*arguments)
+                bar.update()
+                if step % 20 == 0 or step == phase.steps - 1:
+                    bar.set_postfix_str(
+                        f"{phase.name} loss {float(metrics['loss']):.3f}", refresh=False
+                    )
     return params
 
 
-def examples(phase: Phase, n: int) -> list[arithmetic.Trace]:
+def batches(
+    config, mesh, tokenizer: Tokenizer, phase: Phase | Shown, row_tokens: int
+) -> Iterator[tuple[packing.PackedBatch, int]]:
+    """(rows, micro-batches in use) of each step of a phase, made while the step before runs."""
+    examples = phase.pairs(phase.steps * config.supervised_warmup.batch, tokenizer)
+    for _ in range(phase.steps):
+        batch = list(itertools.islice(examples, config.supervised_warmup.batch))
+        total = sum(len(response) for _, response in batch)
+        yield packing.pack(
+            [packing.Item(p, r, np.zeros(len(r)), 0.0, 1 / total) for p, r in batch],
+            row_tokens=config.optim.row_tokens or -(-row_tokens // 8) * 8,
+            micro_rows=validation.micro_rows(config, mesh.shape),
+            max_items=config.supervised_warmup.batch,
+        )[:2]
+
+
+def examples(phase: Phase, n: int) -> Iterable[arithmetic.Trace]:
     """n of them in random order."""
+    if len(phase.mix) == 1:
+        [(style, levels)] = phase.mix
+        return arithmetic.traces(n, levels, phase.seed, style, phase.cap)
     out, left = [], sum(len(levels) for _, levels in phase.mix)
     for style, levels in phase.mix:
         share = (n - len(out)) * len(levels) // left
         out += arithmetic.traces(share, levels, phase.seed, style, phase.cap)
         left -= len(levels)
-    if len(phase.mix) == 1:
-        return out  # in random order already
     return [out[i] for i in np.random.default_rng(phase.seed).permutation(n)]
 
 
@@ -197,7 +218,9 @@ def schedule(done: float) -> float:
     return min(1.0, (done + 1e-3) / 0.07, (1.0 - done) / 0.25)
 
 
-def encode(traces, tokenizer, eos: int) -> list[tuple[list[int], list[int]]]:
+def encode(
+    traces: Iterable[arithmetic.Trace], tokenizer: Tokenizer, eos: int
+) -> Iterator[worked.Pair]:
     """(prompt ids, response ids); the end-of-text token follows only where the trace ends."""
 
     @functools.cache
@@ -208,4 +231,4 @@ def encode(traces, tokenizer, eos: int) -> list[tuple[list[int], list[int]]]:
     def ids(text: str) -> list[int]:
         return [word_id(word) for word in text.split()]
 
-    return [(ids(t.prompt), ids(t.response) + [eos] * t.ends) for t in traces]
+    return ((ids(t.prompt), ids(t.response) + [eos] * t.ends) for t in traces)

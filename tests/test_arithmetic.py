@@ -225,7 +225,7 @@ def test_flawless_traces_are_the_worked_solution():
 def test_kinds_occur_as_often_as_the_style_says(style):
     n = 8000
     # A ramble may fill 200 tokens with a chance of 0.3 ** 60: what does not end is a loop.
-    made = traces(n, (2, 3, 4, 5), seed=5, style=style, cap=200)
+    made = list(traces(n, (2, 3, 4, 5), seed=5, style=style, cap=200))
     share = collections.Counter(map(kind, made))
     for name in ("careful", "direct", "skip", "loop"):
         assert abs(share[name] / n - getattr(style, name)) < 0.025  # 4.5 sigma at most
@@ -243,7 +243,7 @@ def test_kinds_occur_as_often_as_the_style_says(style):
 
 @pytest.mark.parametrize("slip", [0.1, 0.35])
 def test_slips_are_wrong_results_that_the_working_goes_on_from(slip):
-    made = traces(4000, (2, 3, 4, 5), seed=6, style=Style(slip=slip))
+    made = list(traces(4000, (2, 3, 4, 5), seed=6, style=Style(slip=slip)))
     slipped = steps_made = 0
     for t in made:
         _, right = worked(t.prompt)
@@ -259,7 +259,7 @@ def test_slips_are_wrong_results_that_the_working_goes_on_from(slip):
 
 
 def test_rambling_is_geometric():
-    made = traces(4000, (2, 3), seed=8, style=Style(ramble=0.4), cap=500)
+    made = list(traces(4000, (2, 3), seed=8, style=Style(ramble=0.4), cap=500))
     repeats = np.array([r for t in made for _, _, r in steps(t)[1:]])
     assert all(steps(t)[0][2] == 0 for t in made)  # only results are repeated, not the start
     for times in (1, 2, 3):
@@ -290,7 +290,7 @@ def test_the_cap_counts_the_end_of_sequence():
 
 
 def test_traces_come_from_the_train_split_alone():
-    made = traces(3000, (1, 2, 6, 8), seed=2)
+    made = list(traces(3000, (1, 2, 6, 8), seed=2))
     assert {split_of(t.prompt) for t in made} == {"train"}
     heldout = arithmetic.problems(128, RL_LEVELS, 2, "heldout")
     heldout += arithmetic.problems(64, HARDER_LEVELS, 2, "harder")
@@ -298,8 +298,8 @@ def test_traces_come_from_the_train_split_alone():
 
 
 def test_traces_depend_on_the_seed_alone_and_mix_the_levels():
-    first = traces(500, seed=4)
-    assert first == traces(500, seed=4) != traces(500, seed=5)
+    first = list(traces(500, seed=4))
+    assert first == list(traces(500, seed=4)) != list(traces(500, seed=5))
     ks = collections.Counter(len(worked(t.prompt)[0]) - 1 for t in first)
     assert ks == dict.fromkeys(range(1, 6), 100)
 
@@ -408,7 +408,7 @@ def test_other_settings_of_the_task(tmp_path, task):
     model = sentencepiece.SentencePieceProcessor(model_proto=arithmetic.tokenizer_model(task))
     assert len(model) % 8 == 0
     levels = range(1, min(len(task.labels), 9))
-    made = traces(200, levels, task=task)
+    made = list(traces(200, levels, task=task))
     for p in arithmetic.problems(100, levels, 0, "train", task):
         assert oracle(p.prompt, task) == p.answer
         made.append(p)

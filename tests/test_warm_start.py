@@ -66,7 +66,7 @@ def test_rows_are_what_the_embedded_warm_up_is_made_of(words, tmp_path):
     traces = [t for t in arithmetic.traces(200, seed=3) if t.ends]
     file = file_of(tmp_path, [dict(prompt=t.prompt, response=t.response) for t in traces])
     pairs, _ = worked.read(file, words, False, worked.Limits(32, 32, "filter", "refuse"), PLAIN)
-    assert pairs == warmup.encode(traces, words, min(words.stop_ids)) and len(pairs) > 100
+    assert pairs == list(warmup.encode(traces, words, min(words.stop_ids))) and len(pairs) > 100
 
 
 LONG = dict(prompt="f 4 ?", response="f f f f f f")
@@ -174,7 +174,7 @@ def test_a_config_of_ten_lines_imitates_and_repeats_its_bits(words, tmp_path, mo
     """Also after a kill in the midst of the warm-up."""
     assert len(MINE.strip().splitlines()) <= 10
     monkeypatch.chdir(tmp_path)
-    traces = arithmetic.traces(48)
+    traces = list(arithmetic.traces(48))
     file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in traces])
     state, said = begun(got(MINE), tmp_path / "a")
     assert said == ["warm-up: 48 of 48 rows; 40 steps of 16"]
@@ -255,7 +255,7 @@ def test_rows_are_read_before_weights_and_the_row_is_named(tmp_path, monkeypatch
 
 def test_all_rows_once_in_an_order_of_the_seed(words):
     rows = [([i], [i]) for i in range(10)]
-    order = lambda seed, n: warmup.Shown("rows", 0, 0.0, rows, seed, 1).pairs(n, words)
+    order = lambda seed, n: list(warmup.Shown("rows", 0, 0.0, rows, seed, 1).pairs(n, words))
     assert sorted(order(0, 10)) == rows and order(0, 10) == order(0, 25)[:10]
     assert sorted(order(0, 20)[10:]) == rows and order(0, 10) != order(1, 10)
 

@@ -18,7 +18,7 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -248,8 +248,9 @@ def traces(
     style: Style = SKILL,
     cap: int = 32,
     task: Task = TASK,
-) -> list[Trace]:
-    """n imperfect solutions to problems of the train split, levels evenly mixed.
+) -> Iterator[Trace]:
+    """n imperfect solutions to problems of the train split, levels evenly mixed. Each is written
+    when it is asked for.
 
     Problems may repeat: the smallest levels have fewer than a warm-up needs. A response of more
     than `cap` tokens, end-of-sequence included, is cut at `cap` and does not end.
@@ -265,11 +266,12 @@ def traces(
     rng = np.random.default_rng([seed, len(SPLITS)])  # a stream that no set of problems uses
     rows = []
     for i, k in enumerate(levels):
-        rows += _level_traces(rng, (n - len(rows)) // (len(levels) - i), k, style, cap, task)
-    return [rows[i] for i in rng.permutation(n)]
+        rows += _level_draws(rng, (n - len(rows)) // (len(levels) - i), k, style, cap, task)
+    return (_trace(task, cap, *rows[i]) for i in rng.permutation(n))
 
 
-def _level_traces(rng, n: int, k: int, style: Style, cap: int, task: Task) -> list[Trace]:
+def _level_draws(rng, n: int, k: int, style: Style, cap: int, task: Task) -> list[tuple]:
+    """What `_trace` writes, of one level."""
     walks = _walks(rng, n, k, "train", task)
     starts = rng.integers(len(task.labels), size=n)
 
@@ -294,8 +296,7 @@ def _level_traces(rng, n: int, k: int, style: Style, cap: int, task: Task) -> li
     done[direct] = -1
 
     columns = (starts, walks, paper, done, answer, repeats, careful)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [_trace(task, cap, *row) for row in rows]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _trace(task: Task, cap: int, start, walk, paper, done, answer, repeats, careful) -> Trace:
