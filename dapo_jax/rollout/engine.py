@@ -263,8 +263,7 @@ class Engine:
         """
         limit = draw.max_tokens or self.response_tokens
         self._check(requests, limit)
-        key = np.asarray(jax.random.key_data(jax.random.key(draw.seed)))
-        settings = (key, np.float32(draw.temperature or 1.0))
+        settings = (_key_data(draw.seed), np.float32(draw.temperature or 1.0))
         settings = parallel.to_program(settings, parallel.replicated(self.mesh))
         pool = self.programs.new_pool() if self._pool is None else self._pool
         self._pool = None  # donated from here on; kept again when the queue is empty
@@ -446,6 +445,11 @@ class Engine:
         tokens, logps, entropies = (np.concatenate(x)[: end or None] for x in columns)
         truncated = not end and int(tokens[-1]) not in self.stop_ids
         return Response(tokens, logps, entropies, truncated)
+
+
+@functools.lru_cache
+def _key_data(seed: int) -> np.ndarray:
+    return np.asarray(jax.random.key_data(jax.random.key(seed)))
 
 
 def _part(row: Row, ended: bool) -> Part:
