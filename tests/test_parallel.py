@@ -128,15 +128,18 @@ def test_a_gpu_multiplies_float32_in_float32(platform, dtype, exact):
 
 
 def test_options_of_a_program(monkeypatch):
-    """Only GPUs have to be told to add up in one order, and only CPUs at which level to compile."""
+    """Only GPUs have to be told to add up in one order, and only CPUs how to compile."""
     said = lambda platform: [
         parallel.compiler_options(described(platform), same) for same in (False, True)
     ]
     assert said("gpu") == [None, {"xla_gpu_exclude_nondeterministic_ops": True}]
     assert said("tpu") == [None, None]
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    assert said("cpu") == [{"xla_backend_optimization_level": 2}] * 2
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    level, width = "xla_backend_optimization_level", "xla_cpu_prefer_vector_width"
+    assert said("cpu") == [{level: 2, width: 512}] * 2
+    monkeypatch.setenv("XLA_FLAGS", f"--{level}=0")
+    assert said("cpu") == [{width: 512}] * 2
+    monkeypatch.setenv("XLA_FLAGS", f"--{level}=0 --{width}=256")
     assert said("cpu") == [None, None]
 
 
