@@ -10,7 +10,7 @@ usage: launch/test.sh [--python=X.Y] [PYTEST ARGUMENT ...]
 Runs pytest on the tests not marked slow. Arguments go to pytest and win over the defaults:
 
   launch/test.sh tests/test_verifier.py -k nested
-  launch/test.sh -m slow                the others (minutes each)
+  launch/test.sh -m slow                the others (five seconds to minutes each)
   launch/test.sh -n 0 --pdb             in one process, with a debugger
   launch/test.sh --python=3.12          with that Python, in .venv-3.12
 

@@ -109,7 +109,7 @@ node_state() {
 }
 
 on_hosts() {  # on_hosts WORKER COMMAND: 'all' of every slice, at the same time, or one of the first
-    local node pid pids=() status=0 call=(gcloud "${tpu_vm[@]}" ssh)
+    local node pid one pids=() status=0 call=(gcloud "${tpu_vm[@]}" ssh)
     local flags=("${scope[@]}" ${by[@]+"${by[@]}"} "--worker=$1" "--command=$2")
     if [[ "$1" != all || $slices == 1 ]]; then
         dapo_call "${call[@]}" "${nodes[0]}" "${flags[@]}"
@@ -120,7 +120,12 @@ on_hosts() {  # on_hosts WORKER COMMAND: 'all' of every slice, at the same time,
         dapo_call "${call[@]}" "$node" "${flags[@]}" &
         pids+=($!)
     done
-    for pid in ${pids[@]+"${pids[@]}"}; do wait "$pid" || status=$?; done
+    for pid in ${pids[@]+"${pids[@]}"}; do
+        one=0
+        wait "$pid" || one=$?
+        [[ $one != 255 ]] || { one=0; wait "$pid" || one=$?; }  # see until_done.sh
+        [[ $one == 0 ]] || status=$one
+    done
     return "$status"
 }
 

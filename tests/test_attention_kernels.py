@@ -52,6 +52,7 @@ def assert_close(got, want, tolerance):
         assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [64, 128])
 def test_splash_and_its_gradient_are_causal_attention_within_segments(d):
     args, direction = inputs(d), np.random.default_rng(1).normal(size=(B, H, T, d))

@@ -142,6 +142,7 @@ def test_measures():
     assert m[bandit.ENTROPY_HALF] == pytest.approx(1.4)
 
 
+@pytest.mark.slow
 def test_a_rare_shared_move_grows(machine):
     """Two rollouts of the real loop from a base made here."""
     c, m = machine

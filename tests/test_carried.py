@@ -114,6 +114,7 @@ def whole_run(tmp_path_factory):
     return workdir, told
 
 
+@pytest.mark.slow
 def test_rows_go_on_in_later_steps(whole_run):
     workdir, told = whole_run
     seen: dict[tuple[int, int], Aged] = {}

@@ -114,6 +114,7 @@ def saved(tmp_path_factory):
     return directory, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", [(1, 4, 2), (1, 1, 1), (1, 2, 1), (2, 1, 2)], ids=str)
 def test_eight_devices_to_others_and_back(saved, tmp_path, mesh_shape):
     directory, state = saved

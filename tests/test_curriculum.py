@@ -323,6 +323,7 @@ def whole(tmp_path_factory):
     return workdir, steps, after
 
 
+@pytest.mark.slow
 def test_a_run_draws_and_trains_by_the_book(whole):
     workdir, steps, _ = whole
     c, book, cursor, left_out = small(6), {}, 0, 0
@@ -362,6 +363,7 @@ class Cut(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_cut_within_a_step_and_resumed_is_left_alone(whole, chunks, tmp_path):
     """Behind so many chunks of the sixth step: the checkpoint is of the fourth, the journal has the
@@ -385,6 +387,7 @@ def test_cut_within_a_step_and_resumed_is_left_alone(whole, chunks, tmp_path):
     assert rollouts(tmp_path) == rollouts(whole[0])
 
 
+@pytest.mark.slow
 def test_carried_groups_and_rates_survive_a_restart_together(tmp_path):
     for name, steps in (("cut", (3, 6)), ("whole", (6,))):
         for n in steps:
@@ -395,6 +398,7 @@ def test_carried_groups_and_rates_survive_a_restart_together(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, cut, whole)
 
 
+@pytest.mark.slow
 def test_slots_and_mesh_decide_nothing(whole, tmp_path):
     c = small(6)
     c.rollout.slots, c.rollout.chunk, c.mesh.data, c.mesh.fsdp = 24, 3, 2, 4

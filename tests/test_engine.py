@@ -147,6 +147,7 @@ def test_nor_on_how_often_is_asked_whether_all_have_ended(monkeypatch, params, r
     assert stats.tokens == sum(len(r.tokens) for r in responses)
 
 
+@pytest.mark.slow
 def test_an_int8_cache_is_a_little_off_and_the_same_however_the_work_is_cut(
     params, requests, teacher
 ):
@@ -304,6 +305,7 @@ def test_nothing_compiles_after_the_first_call(caplog, engine, weights, requests
     assert compilations(caplog, lambda: jax.jit(lambda x: x + 99)(np.float32(1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{}, {"dtype": "bfloat16"}, {"cache_dtype": "int8"}], ids=str)
 @pytest.mark.parametrize("scan", [False, True])
 def test_weights_that_are_given_up_are_held_once(params, requests, scan, change):
@@ -337,6 +339,7 @@ def test_progress_counts_every_request(engine, weights, requests):
     assert sum(counts) == len(requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", [(1, 1, 1), (1, 2, 2)], ids=str)
 def test_the_last_rows_are_drawn_by_a_program_of_few_slots(mesh_shape, params, requests, responses):
     """Once nothing waits and every shard's rows have room in it; the same tokens."""
@@ -491,6 +494,7 @@ def test_cut_ends_a_response(params, requests, responses):
     assert 8 < np.count_nonzero(ends) < len(requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_tokens", [0, 8], ids=["rows", "pages"])
 def test_long_prompts_are_prefilled_in_pieces(page_tokens, params, teacher):
     """Pieces of 8 tokens, of prompts of up to 27, against one piece and against the trainer."""

@@ -68,6 +68,7 @@ def test_a_damaged_line_of_samples_is_named(tmp_path):
     assert str(error.value).startswith(f"{path}: line 2 is damaged; remove the file: the same comm")
 
 
+@pytest.mark.slow
 def test_a_runs_evaluation_is_one_call_with_the_samples_of_each_alone(tmp_path):
     c = config.base()
     c.model.update(dict(hidden_size=16, intermediate_size=16, num_layers=1))

@@ -41,6 +41,7 @@ def result(run) -> dict:
     return evaluate.evaluate_checkpoint(tiny(), run)
 
 
+@pytest.mark.slow
 def test_agrees_with_training(run, result):
     """At both settings that training evaluates, number for number."""
     (record,) = metrics.read(run / "metrics.jsonl")
@@ -106,6 +107,7 @@ def samples(folder: str) -> list[dict]:
     return sorted(rows, key=lambda r: (r["problem"], r["sample"]))
 
 
+@pytest.mark.slow
 def test_killed_half_way(shell, run, result, tmp_path):
     """SIGKILL between two batches, then the same command: nothing is sampled twice, and the numbers
     are those of a run that nobody disturbed."""
@@ -155,6 +157,7 @@ def no_sampling(monkeypatch):
     monkeypatch.setattr(evaluate, "evaluate", refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -183,6 +186,7 @@ def test_other_weights_do_not_mix(run, result, no_sampling, tmp_path):
         evaluate.evaluate_checkpoint(tiny(), run, str(tmp_path / "near"))
 
 
+@pytest.mark.slow
 def test_same_weights_in_other_forms(run, result, no_sampling, tmp_path):
     """The samples of a policy serve all its copies: its weights are recognised bit by bit."""
     copy, there = tmp_path / "hf", tmp_path / "orbax"
@@ -289,6 +293,7 @@ def test_restore_params(tmp_path):
         checkpoint.restore_params(tmp_path, qwen2.abstract(untied), more)
 
 
+@pytest.mark.slow
 def test_aime_with_the_real_tokenizer(assets, tmp_path):
     """The paper's evaluation file on a random Qwen2.5: from a Hugging Face directory to a 0."""
     c = tiny()

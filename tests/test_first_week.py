@@ -179,6 +179,7 @@ def test_each_takes_ten_lines_or_one_command_and_is_tested():
     assert sorted(TESTED) == sorted(WEEK)
 
 
+@pytest.mark.slow
 @row("train and score on JSONL and a model directory")
 def test_train_and_score(shell, trained, files):
     records = metrics.read(trained / "metrics.jsonl")
@@ -194,6 +195,7 @@ def test_scores_on_other_problems(shell, trained, files):
     assert re.search(r"^other +4 +2 +1 +0.7 ", shell(files, line), re.M)
 
 
+@pytest.mark.slow
 @row("a branch from step 1, with the optimizer")
 def test_a_branch(shell, trained, files):
     mine(files)

@@ -58,6 +58,7 @@ def test_a_process_that_fails_is_told_by_its_last_lines():
         kernels.dumped([sys.executable, "-c", "raise SystemExit('no such chip')"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize(
     ("pod", "cache"), [("v5p-256", "ours"), ("v6e-128", "ours"), ("v5p-256", "ours.int8")]

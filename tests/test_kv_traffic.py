@@ -28,6 +28,7 @@ def test_counts_by_hand():
     assert got["dense"] * ideal == pytest.approx(2 * 16 * 5)
 
 
+@pytest.mark.slow
 def test_schedule_is_the_engines():
     """The lengths that an engine drew give its steps, its peak and its evictions."""
     shape = qwen2.Shape(32, 16, 16, 1, 2, 1, 8, 1e4, 1e-6, True, scan_layers=False)

@@ -863,6 +863,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "flags", "said"),
     [("tpu_vm.sh", *mistake) for mistake in MISTAKES]

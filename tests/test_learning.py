@@ -57,6 +57,7 @@ def easy_problems(folder, seed):
     return c
 
 
+@pytest.mark.slow
 def test_a_few_steps_raise_accuracy(tmp_path):
     """Seeds 0-4 went from .00-.07 to .61, .71, .47, .50, .48 in ten steps: the bound is three
     standard deviations below their mean. With the sign of the advantage turned seed 0 ends at 0

@@ -62,6 +62,7 @@ def merged_by_numpy(params, lora):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", [qwen2.LINEAR, ("q", "v"), ("o", "down")])
 @pytest.mark.parametrize("scan", [False, True])
 def test_merged_equals_the_adapters_forward(targets, scan):
@@ -202,6 +203,7 @@ def whole_run(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 @compiled_soon()
 def test_resume_continues_bit_for_bit(whole_run, tmp_path):
     c = lambda n: adapted(n, loss__kl_coef=0.1, checkpoint__keep=9)
@@ -241,6 +243,7 @@ def test_a_run_trains_and_saves_adapters_and_leaves_the_base(whole_run):
     assert metrics.read(whole_run / "metrics.jsonl")[-1]["policy/ref_kl"] > 0
 
 
+@pytest.mark.slow
 @compiled_soon()
 def test_every_reader_gets_merged_weights(whole_run, tmp_path):
     """Evaluation, `init_from`, export while training, convert."""

@@ -141,6 +141,7 @@ def test_rollout_metrics_of_an_empty_step():
     assert log == {"sampling/rounds": 0, "sampling/batch_groups": 0}
 
 
+@pytest.mark.slow
 def test_entropy_and_probability_are_those_of_the_network(tmp_path):
     """A run's figures against float64 NumPy: the network, the full softmax at the sampling
     temperature, means over the tokens drawn (before the filter) and trained on (after it)."""

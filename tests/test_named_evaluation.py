@@ -80,6 +80,7 @@ def asked(files: str):
     return c
 
 
+@pytest.mark.slow
 def test_the_settings_are_those_of_the_papers(pins, run, tmp_path):
     mine = f"mine={run}/data/heldout.jsonl"
     out = evaluate.evaluate_checkpoint(
@@ -191,6 +192,7 @@ def table(text: str) -> list[str]:
     return text[text.rindex("\nset ") + 1 :].splitlines()
 
 
+@pytest.mark.slow
 def test_the_same_digits_again_alone_and_in_company(pins, run, tmp_path, capsys):
     """Nothing is read from a file of samples: each time another workdir."""
 

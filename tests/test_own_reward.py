@@ -33,6 +33,7 @@ def three_steps(tmp_path_factory):
     return workdir, batches
 
 
+@pytest.mark.slow
 def test_graded_groups_are_accepted_by_the_spread_of_their_scores(three_steps):
     workdir, batches = three_steps
     drawn = [g for batch in batches for g in batch.drawn]
@@ -94,6 +95,7 @@ def short(problem, response):
 """
 
 
+@pytest.mark.slow
 def test_several_train_the_same_bits_in_workers_as_in_the_run(tmp_path):
     (tmp_path / "short.py").write_text(SHORT)
     seen = []
@@ -137,6 +139,7 @@ def start(shell, tmp_path):
     return lambda *more: shell.python(*command, *more, cwd=tmp_path, XLA_FLAGS=eight)
 
 
+@pytest.mark.slow
 def test_the_reward_of_readme_trains_and_is_refused_when_its_file_changes(start, tmp_path):
     (shown,) = re.findall(r"```python\n([^`]*def score[^`]*)```", (ROOT / "README.md").read_text())
     assert len(shown.splitlines()) <= 10

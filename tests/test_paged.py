@@ -182,6 +182,7 @@ def test_blocks_and_cores_of_the_tpu_kernel_do_not_show(cores, lengths, block):
     np.testing.assert_allclose(got, want, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_no_copy_of_the_tpu_kernel_races_another(capfd):
     """Cores at the same time, copies as late as they may be or at once, and a clock for each."""
     for when in ("on_wait", "eager"):

@@ -203,6 +203,7 @@ def planned():
     )
 
 
+@pytest.mark.slow
 def test_suggestions_go_by_the_expected_step(planned):
     """Within 2% of each other the order is another."""
     first, *others = planned["suggestions"]

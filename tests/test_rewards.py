@@ -309,6 +309,7 @@ def alive(word: str) -> list[str]:
     return out
 
 
+@pytest.mark.slow
 def test_ten_slow_or_failing_at_once_hang_nothing(failing):
     """And the others get the grades that one process gives them, whatever the number of workers."""
     texts = ["a", "slow", "bb", "die", "stuck", "raise", "slow", "ccc", "die", "right", "nan"]

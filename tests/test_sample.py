@@ -93,6 +93,7 @@ def draws(c, prompt="6 * 7", **settings):
     return texts, "".join(shown)
 
 
+@pytest.mark.slow
 def test_shown_is_drawn(model):
     c, _ = model
     texts, shown = draws(c, n=3, max_tokens=20)

@@ -51,6 +51,7 @@ def everything(tmp_path_factory):
     return workdir, c
 
 
+@pytest.mark.slow
 def test_the_table_and_metrics_jsonl_hold_the_same(everything):
     workdir, _ = everything
     records = metrics.read(workdir / "metrics.jsonl")

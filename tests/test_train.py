@@ -75,6 +75,7 @@ def assert_same_bits(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.slow
 def test_in_a_bucket_a_checkpoint_has_the_records_of_its_steps(tmp_path, bucket, monkeypatch):
     """Also where the run is killed as soon as the checkpoint is there."""
     save, there = checkpoint.save, []
@@ -200,6 +201,7 @@ def test_alarms_in_a_row_stop_the_run_with_a_checkpoint(tmp_path, capsys):
         assert any("is above 0.5" in alarm for alarm in record["alarms"])
 
 
+@pytest.mark.slow
 def test_the_batch_does_not_depend_on_slots_or_acceptance_estimate(whole_run, tmp_path):
     workdir, _ = whole_run
     c = small(2)
@@ -217,6 +219,7 @@ def test_the_batch_does_not_depend_on_slots_or_acceptance_estimate(whole_run, tm
         assert x == y
 
 
+@pytest.mark.slow
 def test_carried_groups_survive_a_restart(tmp_path):
     c = small(1)
     c.dynamic_sampling.surplus = "carry"
@@ -245,6 +248,7 @@ def test_unlearnable_problems_are_named_and_end_the_run(policy, tmp_path, capsys
     assert last["sampling/all_wrong_frac"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

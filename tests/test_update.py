@@ -392,6 +392,7 @@ def large(monkeypatch):
     monkeypatch.setattr(one_cpu, "_COLUMNS", 7)  # four parts, and a rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{}, dict(head_chunk=10, remat="dots", scan_layers=False)], ids=str
 )
@@ -628,6 +629,7 @@ def layouts(draw):
     return order, weights, draw(st.sampled_from(LAYOUTS)), draw(st.booleans())
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=12)
 @given(layouts())
 @compiled_soon()

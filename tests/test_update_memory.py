@@ -87,6 +87,7 @@ def fresh(programs, shape=SHAPE):
             update.Knobs(np.float32(1e-3), np.float32(1), loss))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_offloaded_moments_rest_in_host_memory_and_change_nothing():
     results = {}
     for offload in (False, True):
@@ -118,6 +119,7 @@ def test_devices_without_host_memory_are_named():
         parallel.check_host_memory(Toy)
 
 
+@pytest.mark.slow
 def test_the_program_measured_is_the_one_that_runs():
     """Compiled from abstract arguments, it is found ready by the first update."""
     programs = make_programs(sizes=(1, 2, 2))

@@ -376,6 +376,7 @@ def whole_run(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_in_pre_training_the_policy_stays_bit_for_bit(whole_run):
     at = [arrays(whole_run, step) for step in range(5)]
     for before, after in itertools.pairwise(at):
@@ -392,6 +393,7 @@ def test_in_pre_training_the_policy_stays_bit_for_bit(whole_run):
     assert all(r["critic/skipped"] == 0 for r in records[1:])
 
 
+@pytest.mark.slow
 def test_both_models_resume_bit_for_bit(whole_run, tmp_path):
     for steps in (1, 3, 4):  # within pre-training, behind it
         run(valued(steps, checkpoint__export_every=4), tmp_path)
@@ -414,6 +416,7 @@ def test_what_is_exported_is_the_policy(whole_run):
     assert_same_bits(jax.device_get(got), want)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_value_model_is_no_start_for_one(whole_run, tmp_path):
     c = valued(5, init_from=f"{whole_run}@3", init_state="all")
     run(c, tmp_path / "branch")
@@ -458,6 +461,7 @@ def test_eight_devices_draw_the_same_and_learn_the_same(tmp_path):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), of(one), of(eight))
 
 
+@pytest.mark.slow
 def test_in_pre_training_nobody_reads_or_makes_log_probs(tmp_path, monkeypatch):
     def unwanted(*_):
         raise AssertionError
@@ -469,6 +473,7 @@ def test_in_pre_training_nobody_reads_or_makes_log_probs(tmp_path, monkeypatch):
         run(valued(3, loss__kl_coef=0.1), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "said"),
     [

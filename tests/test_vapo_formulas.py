@@ -267,6 +267,7 @@ def close(a, b, tolerance=2e-6):
     assert gap < tolerance, gap
 
 
+@pytest.mark.slow
 def test_without_advantages_it_is_supervised_learning_of_right_responses(params, drawn):
     programs = make_programs()
     got, metrics = gradient(programs, params, drawn, 0.0, 24, 2)
@@ -283,6 +284,7 @@ def test_without_advantages_it_is_supervised_learning_of_right_responses(params,
     assert metrics["loss"] == pytest.approx(0.0, abs=1e-7)  # the objective's, without the term
 
 
+@pytest.mark.slow
 def test_the_gradient_is_the_sum_of_both_and_of_no_layout(params, drawn):
     programs = make_programs()
     got, _ = gradient(programs, params, drawn, 0.7, 24, 2)

@@ -170,6 +170,7 @@ def begun(c, where) -> tuple[State, list[str]]:
     return state, said
 
 
+@pytest.mark.slow
 def test_a_config_of_ten_lines_imitates_and_repeats_its_bits(words, tmp_path, monkeypatch):
     """Also after a kill in the midst of the warm-up."""
     assert len(MINE.strip().splitlines()) <= 10
@@ -214,6 +215,7 @@ def test_a_run_keeps_what_it_has_learned_and_reads_the_files_once(tmp_path, monk
     assert "resumed after step 0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_a_step_runs_is_compiled_beside_the_warm_up(tmp_path, monkeypatch, caplog):
     """Once, and not by the thread that runs it; what a compilation raises ends the start."""
     monkeypatch.chdir(tmp_path)
