@@ -20,10 +20,6 @@ def config(base: pathlib.Path, seed: int, steps: int, arm: str, lr: float):
     c.data.train, c.eval.files = str(base / "train.jsonl"), f"heldout={base / 'heldout.jsonl'}"
     c.dynamic_sampling.enabled = arm == "dapo"
     c.eval.every, c.eval.top_p = clock.EVERY, 1.0
-    c.rollout.chunk = 16  # of 4, 8, 16 the quickest where responses are this alike
-    # A prompt is as long as its responses: computed once for those that lie in a row with it.
-    c.optim.share_prompts = True
-    c.optim.micro_batch_rows, c.optim.row_tokens = 4, 80  # of 2 and 4 rows of 64 to 128
     # As for the others: no checkpoints but the trainer's first and last, no TensorBoard.
     c.checkpoint.every, c.log.tensorboard, c.log.samples = 0, False, 0
     # The sampler is the trainer, in float32: its log-probs are the old ones (see README).

@@ -97,7 +97,7 @@ NOTES = {
         " agree to 1e-5 in float32).",
         "truncated responses are trained on, as in the authors' best run.",
         "in an update the responses to one prompt share its tokens (optim.share_prompts), which the"
-        " others compute once a response: the same loss; rows of 80 tokens, 4 a pass.",
+        " others compute once a response: the same loss; rows of 64 tokens, 4 a pass.",
     ),
     "fixed": (
         "as above with dynamic_sampling.enabled=False: the techniques that the others have.",
