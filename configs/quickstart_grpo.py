@@ -19,4 +19,5 @@ def get_config():
     c.supervised_warmup.habit_steps, c.supervised_warmup.habit_lr = 60, 3e-3
     c.optim.share_prompts, c.optim.micro_batch_rows = True, 4
     c.rollout.chunk, c.loss.old_logprobs = 16, "reuse"  # as there
+    c.checkpoint.journal_gb = 0
     return c
