@@ -354,6 +354,7 @@ def test_a_run_draws_and_trains_by_the_book(whole):
     assert left_out >= 3 and cursor > 3 * 8 and len(book) == 8
 
 
+@pytest.mark.slow
 def test_nothing_compiles_after_the_second_step(whole):
     """Neither for another temperature nor for another number of problems."""
     assert whole[2][0] > 0 and len(set(whole[2][2:])) == 1

@@ -188,6 +188,7 @@ def test_train_and_score(shell, trained, files):
     assert re.search(r"^test +4 +2 +1 +0.7 ", said, re.M)  # by the settings of mine.py
 
 
+@pytest.mark.slow
 @row("the scores of a trained run on other problems")
 def test_scores_on_other_problems(shell, trained, files):
     (line,) = WEEK["the scores of a trained run on other problems"][1]

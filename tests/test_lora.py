@@ -228,6 +228,7 @@ def test_killed_and_started_again_ends_with_the_same_bits(tmp_path):
     assert_same_bits(*(arrays(tmp_path / name, 8) for name in ("alone", "killed")))
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_saves_adapters_and_leaves_the_base(whole_run):
     start, end = (arrays(whole_run, step) for step in (0, 3))
     assert_same_bits(qwen2.base(end["params"]), qwen2.base(start["params"]))

@@ -405,6 +405,7 @@ def test_both_models_resume_bit_for_bit(whole_run, tmp_path):
     assert [{k: m[k] for k in t} for m, t in zip(mine, theirs, strict=True)] == theirs
 
 
+@pytest.mark.slow
 def test_what_is_exported_is_the_policy(whole_run):
     folder = whole_run / "export/step_4"
     told = json.loads((folder / "config.json").read_text())
