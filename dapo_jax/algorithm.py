@@ -193,27 +193,26 @@ def update_knobs(config, state: State) -> update.Knobs:
 
 def pack_minibatches(config, machine, state: State, minibatches) -> Iterable[update.Batch]:
     """What each update trains on, on the devices; nothing for a mini-batch without a response to
-    train on. Where no model is asked first, each is packed while the update before it runs."""
-    packed = (pack(config, machine, state, items) for items in minibatches)
-    packed = (batch for batch in packed if batch is not None)
-    asked = state.critic or state.ref_params or config.loss.old_logprobs == "recompute"
-    return list(packed) if asked else packed
-
-
-def pack(config, machine, state: State, items: list[packing.Item]) -> update.Batch | None:
-    """Old log-probs are of `state`, before the first update; pre-training makes none."""
+    train on. Old log-probs are of `state`, before the first update; pre-training makes none. Where
+    no model is asked first, each is packed while the update before it runs."""
     waits = pretraining.on(config, state.counters.step)
     trainer, temperature = machine.trainer, update_knobs(config, state).temperature
     mu, over = config.loss.positive_coef, trainer.row_sharding
-    rows, used, places = packing.pack(items, **build.row_layout(config, machine.mesh))
-    if not used:
-        return None
-    positive = positive_lm.cells(rows, items, places, mu)
-    rows, positive, used = *parallel.to_device((rows, positive), over), np.int32(used)
-    old = rows.sampled_logp_AxRxT
-    if config.loss.old_logprobs == "recompute" and not waits:
-        old = trainer.log_probs(state.params, rows, used, temperature)
-    ref = old
-    if state.ref_params is not None and not waits:
-        ref = trainer.log_probs(state.reference, rows, used, temperature)
-    return update.Batch(rows, old, ref, used, positive)
+
+    def pack(items: list[packing.Item]) -> update.Batch | None:
+        rows, used, places = packing.pack(items, **build.row_layout(config, machine.mesh))
+        if not used:
+            return None
+        positive = positive_lm.cells(rows, items, places, mu)
+        rows, positive, used = *parallel.to_device((rows, positive), over), np.int32(used)
+        old = rows.sampled_logp_AxRxT
+        if config.loss.old_logprobs == "recompute" and not waits:
+            old = trainer.log_probs(state.params, rows, used, temperature)
+        ref = old
+        if state.ref_params is not None and not waits:
+            ref = trainer.log_probs(state.reference, rows, used, temperature)
+        return update.Batch(rows, old, ref, used, positive)
+
+    packed = filter(None, map(pack, minibatches))
+    asked = state.critic or state.ref_params or config.loss.old_logprobs == "recompute"
+    return list(packed) if asked else packed

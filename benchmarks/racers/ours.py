@@ -22,8 +22,6 @@ def config(base: pathlib.Path, seed: int, steps: int, arm: str, lr: float):
     c.eval.every, c.eval.top_p = clock.EVERY, 1.0
     # As for the others: no checkpoints but the trainer's first and last, no TensorBoard.
     c.checkpoint.every, c.log.tensorboard, c.log.samples = 0, False, 0
-    # The sampler is the trainer, in float32: its log-probs are the old ones (see README).
-    c.loss.old_logprobs = "reuse"
     same = (c.rollout.groups, c.rollout.group_size, c.optim.minibatches)
     assert same == (clock.GROUPS, clock.GROUP_SIZE, clock.UPDATES), same
     same = (c.loss.clip_low, c.loss.clip_high, c.optim.b1, c.optim.b2)
