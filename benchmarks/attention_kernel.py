@@ -16,7 +16,7 @@ import json
 import sys
 
 from dapo_jax.model import paged_kernel
-from dapo_jax.pods import kernels
+from dapo_jax.plan import kernels
 
 CLOCK = 1.75e9  # Hz
 CHIPS = {"v5p": ("v5p:2x2x1", 2765e9), "v6e": ("v6e:2x2", 1640e9), "v5e": ("v5e:2x2", 819e9)}

@@ -20,7 +20,7 @@ import one_base
 import results
 
 from dapo_jax import config
-from dapo_jax.experiments import figures, stats
+from dapo_jax.lab.experiments import figures, stats
 
 ROOT = pathlib.Path(__file__).parent.parent
 ARMS = {

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dapo_jax.experiments import pool, training
+from dapo_jax.lab.experiments import pool, training
 from dapo_jax.log import metrics
 
 

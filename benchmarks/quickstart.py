@@ -7,7 +7,7 @@ configs/quickstart_grpo.py once per seed, `--jobs` at a time, each pinned to one
 system can; finished runs are kept. `--own_base` gives each seed a base of its own instead, as the
 quickstart does. Prints held-out accuracy (T=1, 128 problems x 4 samples) at every evaluation, with
 95% t-intervals over seeds. The headline of a run is fixed in advance: the mean of its evaluations
-after the start. (`python -m dapo_jax.experiments.ladder` has the techniques one by one.)
+after the start. (`python -m dapo_jax.lab ladder` has the techniques one by one.)
 """
 
 import argparse
@@ -18,7 +18,7 @@ import numpy as np
 import results
 
 from dapo_jax import config
-from dapo_jax.experiments import figures, ladder, pool, stats
+from dapo_jax.lab.experiments import figures, ladder, pool, stats
 from dapo_jax.log import metrics
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -19,8 +19,9 @@ import jax
 import one_base
 import results
 
-from dapo_jax import config, presets
-from dapo_jax.experiments import ladder, stats
+from dapo_jax import config
+from dapo_jax.config import presets
+from dapo_jax.lab.experiments import ladder, stats
 
 ROOT = pathlib.Path(__file__).parent.parent
 ARMS = {"dapo": "", **{name: name for name in presets.RECIPES}}

@@ -24,7 +24,7 @@ import one_base
 import results
 
 from dapo_jax import config
-from dapo_jax.experiments import ladder, stats
+from dapo_jax.lab.experiments import ladder, stats
 
 ROOT = pathlib.Path(__file__).parent.parent
 TASKS = {"quickstart": "The quickstart", "ladder": "The ladder's rung +dynamic_sampling"}

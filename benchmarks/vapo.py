@@ -34,8 +34,9 @@ import numpy as np
 import one_base
 import results
 
-from dapo_jax import config, presets
-from dapo_jax.experiments import bases, ladder, pool, stats, training
+from dapo_jax import config
+from dapo_jax.config import presets
+from dapo_jax.lab.experiments import bases, ladder, pool, stats, training
 
 ROOT = pathlib.Path(__file__).parent.parent
 ARMS = {"vapo": presets.vapo, "dapo": lambda c: c, "grpo": presets.grpo}

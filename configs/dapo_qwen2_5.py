@@ -45,7 +45,7 @@ learn" (exit code 0, checkpoint saved).
 The configs dapo_qwen2_5_<size>.py and dapo_qwen2_5_<size>_verl.py are these by their old names.
 """
 
-from dapo_jax import presets
+from dapo_jax.config import presets
 
 
 def get_config(argument: str = "32B"):

@@ -1,6 +1,7 @@
 """Another name of configs/dapo_qwen2_5.py:0.5B,verl, where all is said."""
 
-from dapo_jax import config, presets
+from dapo_jax import config
+from dapo_jax.config import presets
 
 
 def get_config():

@@ -1,6 +1,6 @@
 """Another name of configs/dapo_qwen2_5.py:32B, where all is said."""
 
-from dapo_jax import presets
+from dapo_jax.config import presets
 
 
 def get_config():

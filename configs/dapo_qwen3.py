@@ -22,7 +22,7 @@ By the arithmetic of `python -m dapo_jax.plan`; 8B's last numbers are of `plan -
 Expected: nothing has been measured here.
 """
 
-from dapo_jax import presets
+from dapo_jax.config import presets
 
 
 def get_config(argument: str = "8B"):

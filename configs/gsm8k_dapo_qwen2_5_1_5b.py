@@ -35,7 +35,7 @@ Expected: AReaL reports .7957 at best for GRPO on the Instruct model in this set
 minutes on 8 H800). Nothing has been measured here.
 """
 
-from dapo_jax import presets
+from dapo_jax.config import presets
 
 
 def get_config():

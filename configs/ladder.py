@@ -1,7 +1,7 @@
 """One rung of the paper's ladder (Table 1), or full DAPO without one technique.
 
     python -m dapo_jax.train --config=configs/ladder.py:+clip_higher --workdir=runs/rung
-    python -m dapo_jax.experiments.ladder --seeds=5 --out=runs/ladder
+    python -m dapo_jax.lab ladder --seeds=5 --out=runs/ladder
 
 The rungs, each with all before it: grpo, +overlong_filtering, +clip_higher, +soft_overlong,
 +token_loss, +dynamic_sampling (full DAPO; the default). Left out of full DAPO: -overlong_filtering,
@@ -22,7 +22,7 @@ best run was without it ("-overlong_filtering"), as are the other configs here. 
 'group', takes them out of both and leaves nothing that restrains length before +soft_overlong.
 """
 
-from dapo_jax import presets
+from dapo_jax.config import presets
 
 
 def get_config(argument: str = presets.CUMULATIVE[-1]):

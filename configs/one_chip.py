@@ -14,7 +14,7 @@ Expected: 4 to 6 s a step on v5e-1 if responses have 128 tokens, by the planner'
 constants that nobody has measured on a TPU. Nothing has been trained with it here.
 """
 
-from dapo_jax import presets
+from dapo_jax.config import presets
 
 
 def get_config():

@@ -12,7 +12,8 @@ to above 0.9. Hardware: two cores, about 25 seconds. Five seeds and the baseline
 benchmarks/RESULTS.md.
 """
 
-from dapo_jax import config, presets
+from dapo_jax import config
+from dapo_jax.config import presets
 
 
 def get_config(recipe: str = ""):

@@ -17,7 +17,8 @@ whose 102.8 GB a chip it takes 61.9 while sampling and 66.8 while updating by th
 `python -m dapo_jax.plan`, 3.0 more than DAPO.
 """
 
-from dapo_jax import config, presets
+from dapo_jax import config
+from dapo_jax.config import presets
 
 
 def get_config(size: str = ""):

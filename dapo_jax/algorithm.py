@@ -22,13 +22,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dapo_jax import build, carried, curriculum, grading, parallel
+from dapo_jax import build, parallel
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprint
 from dapo_jax.dapo.overlong_filter import masks, teaches
 from dapo_jax.dapo.state import State
+from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
-from dapo_jax.vapo import positive_lm, pretraining, update as vapo
+from dapo_jax.variants import curriculum, positive_lm, staleness as carried
+from dapo_jax.variants.vapo import pretraining, update as vapo
 
 
 class StepRecord(NamedTuple):

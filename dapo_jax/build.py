@@ -16,15 +16,18 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from dapo_jax import curriculum, grading, objectives, parallel, schema, validation
+from dapo_jax import parallel
+from dapo_jax.config import schema, validation
 from dapo_jax.dapo import update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import arithmetic, problems, prompts, tokenizer
 from dapo_jax.model import attention_kernels, hf, qwen2
 from dapo_jax.parallel import Call
+from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.vapo.critic import Critic, critic_shape
+from dapo_jax.variants import curriculum, objectives
+from dapo_jax.variants.vapo.critic import Critic, critic_shape
 
 
 class Text(NamedTuple):

@@ -21,8 +21,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from dapo_jax import cli, parallel, schema
+from dapo_jax import parallel
 from dapo_jax.checkpoint import checkpoint
+from dapo_jax.config import cli, schema
 from dapo_jax.model import hf, qwen2
 from dapo_jax.model.qwen2 import Params, Shape
 

@@ -30,16 +30,18 @@ from etils import epath
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
-from dapo_jax import bars, build, cli, grading, named_sets, parallel, presets, schema, validation
+from dapo_jax import bars, build, parallel
 from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
 from dapo_jax.checkpoint.seal import checksums
+from dapo_jax.config import cli, presets, schema, validation
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import files, published, tokenizer
 from dapo_jax.data.problems import Encoded
+from dapo_jax.evaluation import named_sets, scores as scores_lib
+from dapo_jax.evaluation.scores import Scores, majority, pass_at_k
 from dapo_jax.hosts import processes, start
-from dapo_jax.log import scores as scores_lib
-from dapo_jax.log.scores import Scores, majority, pass_at_k
 from dapo_jax.model import hf, qwen2
+from dapo_jax.reward import grading
 from dapo_jax.rollout.draw import Draw
 
 __all__ = ["Scores", "checksums", "evaluate", "evaluate_sets", "majority", "pass_at_k"]

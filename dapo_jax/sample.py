@@ -19,8 +19,9 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from dapo_jax import build, cli, evaluate, parallel, validation
+from dapo_jax import build, evaluate, parallel
 from dapo_jax.checkpoint import checkpoint
+from dapo_jax.config import cli, validation
 from dapo_jax.data import tokenizer as tokenizer_lib
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Request, Response

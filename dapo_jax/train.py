@@ -19,17 +19,20 @@ from typing import NamedTuple
 import jax
 from tqdm import tqdm
 
-from dapo_jax import algorithm, begin, build, cli, grading, parallel, schema, validation
+from dapo_jax import algorithm, build, parallel
 from dapo_jax.algorithm import StepRecord
 from dapo_jax.checkpoint import branch, checkpoint, export, resume, workdir as workdir_lib
 from dapo_jax.checkpoint.journal import Journal, remembering
 from dapo_jax.checkpoint.saver import Saver
+from dapo_jax.config import cli, schema, validation
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files, problems
 from dapo_jax.evaluate import evaluate_sets
 from dapo_jax.hosts import leaving, processes, start
 from dapo_jax.hosts.watchdog import Watchdog, pulsed
 from dapo_jax.log import goodput, guards, hardware, metrics, profiler, report, trackers
+from dapo_jax.reward import grading
+from dapo_jax.run import begin
 
 
 class Hooks(NamedTuple):

@@ -18,7 +18,8 @@ import jax
 import stubbed_train
 from jax._src import compiler
 
-from dapo_jax import cli, evaluate, train
+from dapo_jax import evaluate, train
+from dapo_jax.config import cli
 from dapo_jax.model import hf
 
 EVALUATE = sys.argv[1] == "evaluate" and bool(sys.argv.pop(1))

@@ -14,7 +14,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import stubbed_train
 
-from dapo_jax import cli, parallel, train
+from dapo_jax import parallel, train
+from dapo_jax.config import cli
 
 FAULT = sys.argv.pop(1)
 rollouts = tries = 0

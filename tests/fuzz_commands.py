@@ -28,10 +28,12 @@ import pyarrow.parquet as pq
 from absl import flags
 from safetensors.numpy import save_file
 
-from dapo_jax import cli, convert, evaluate, plan, sample, schema, train
+from dapo_jax import convert, evaluate, sample, train
+from dapo_jax.config import cli, schema
 from dapo_jax.data import problems
 from dapo_jax.model import hf_format
 from dapo_jax.model.qwen2 import Shape
+from dapo_jax.plan import planner as plan
 
 ROOT = pathlib.Path(__file__).parent.parent
 SECONDS = 500  # of the clock, for one case

@@ -14,8 +14,9 @@ from typing import NoReturn
 import jax
 from jax._src import cache_key
 
-from dapo_jax import build, cli, train
-from dapo_jax.grading import Grade, Judge
+from dapo_jax import build, train
+from dapo_jax.config import cli
+from dapo_jax.reward.grading import Grade, Judge
 from dapo_jax.rollout import sampler
 
 

@@ -11,7 +11,7 @@ from dapo_jax import algorithm, build, parallel
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
-from dapo_jax.experiments import bandit
+from dapo_jax.lab.experiments import bandit
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Response

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dapo_jax import schema
+from dapo_jax.config import schema
 from dapo_jax.log import bell
 
 ALARMS = ["entropy is low; $(touch x)", "\u00e9"]

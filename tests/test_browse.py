@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dapo_jax.dynamics import browse, tokens
+from dapo_jax.lab.dynamics import browse, tokens
 
 OLD = {
     "position": 3,

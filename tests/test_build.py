@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from dapo_jax import algorithm, build, config, grading, parallel, validation
+from dapo_jax import algorithm, build, config, parallel
+from dapo_jax.config import validation
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic, tokenizer as tokenizer_lib
+from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
 
 

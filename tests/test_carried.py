@@ -9,9 +9,9 @@ from test_engine import DRAW, make_engine, params, requests  # noqa: F401
 from test_train import arrays, assert_same_bits, run, small, without_clocks
 
 from dapo_jax import build, config, train
-from dapo_jax.carried import Aged
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.log import tags
+from dapo_jax.variants.staleness import Aged
 
 
 @pytest.fixture(scope="module")

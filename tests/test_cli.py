@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dapo_jax import cli, gate, schema
+from dapo_jax import gate
 from dapo_jax.checkpoint import checkpoint, workdir
+from dapo_jax.config import cli, schema
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
-from dapo_jax.rollout.clock import Clock, Flight, Run
+from dapo_jax.variants.clock import Clock, Flight, Run
 
 SIZES = dict(need=4, staleness=1, samples=3, lanes=10, tick=4, most=40)
 

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from dapo_jax import compare, schema
-from dapo_jax.experiments import stats
+from dapo_jax.config import schema
+from dapo_jax.lab import compare
+from dapo_jax.lab.experiments import stats
 
 
 def made(folder, name, steps=60, updates=8, tokens=1000, gain=0.01, fields=None, **more):
@@ -174,7 +175,15 @@ def test_the_figure_of_several_seeds(tmp_path, seeds):
 def test_the_command(pair, tmp_path):
     table, drawn = tmp_path / "c.json", tmp_path / "c.png"
     done = subprocess.run(
-        [sys.executable, "-m", "dapo_jax.compare", *pair, f"--json={table}", f"--figure={drawn}"],
+        [
+            sys.executable,
+            "-m",
+            "dapo_jax.lab",
+            "compare",
+            *pair,
+            f"--json={table}",
+            f"--figure={drawn}",
+        ],
         capture_output=True,
         text=True,
         check=True,

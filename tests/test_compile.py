@@ -16,9 +16,11 @@ import pytest
 import test_configs
 from jax.sharding import Mesh
 
-from dapo_jax import build, config, parallel, plan, presets
+from dapo_jax import build, config, parallel
+from dapo_jax.config import presets
 from dapo_jax.model import qwen2
-from dapo_jax.pods import compile as plan_compile, slices as pods
+from dapo_jax.plan import compile as plan_compile, planner as plan
+from dapo_jax.pods import slices as pods
 
 ROOT = pathlib.Path(__file__).parent.parent
 needs_libtpu = pytest.mark.skipif(

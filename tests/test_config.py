@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import dapo_jax
-from dapo_jax import config, parallel, schema, validation
+from dapo_jax import config, parallel
+from dapo_jax.config import schema, validation
 from dapo_jax.model import qwen2
 
 PACKAGE = Path(dapo_jax.__file__).parent

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from dapo_jax import build, config, parallel, plan, presets, validation
+from dapo_jax import build, config, parallel
+from dapo_jax.config import presets, validation
 from dapo_jax.hosts import leaving
-from dapo_jax.pods import constants, cost, simulate, slices, topology
-from dapo_jax.pods.constants import US
-from dapo_jax.pods.simulate import Traffic
+from dapo_jax.plan import constants, cost, planner as plan, simulate
+from dapo_jax.plan.constants import US
+from dapo_jax.plan.simulate import Traffic
+from dapo_jax.pods import slices, topology
 from dapo_jax.rollout.schedule import Request, Schedule
 
 TRAFFIC = Traffic(200, 5000)

@@ -8,9 +8,9 @@ import pytest
 
 from dapo_jax import config
 from dapo_jax.dapo import packing
-from dapo_jax.experiments import bases, credit, mechanisms, pool
-from dapo_jax.experiments.techniques import length_adaptive, value_pretraining
-from dapo_jax.vapo import gae
+from dapo_jax.lab.experiments import bases, credit, mechanisms, pool
+from dapo_jax.lab.experiments.techniques import length_adaptive, value_pretraining
+from dapo_jax.variants.vapo import gae
 
 
 def test_by_position_by_hand():

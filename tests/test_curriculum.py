@@ -16,13 +16,15 @@ import pytest
 import stubbed_train
 from hypothesis import given, strategies as st
 
-from dapo_jax import build, config, curriculum, presets, train
+from dapo_jax import build, config, train
 from dapo_jax.checkpoint import checkpoint
+from dapo_jax.config import presets
 from dapo_jax.dapo import dynamic_sampling as ds
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import Counters, Rates
 from dapo_jax.data import problems
 from dapo_jax.log import guards, metrics, tags
+from dapo_jax.variants import curriculum
 
 ROOT = pathlib.Path(__file__).parent.parent
 

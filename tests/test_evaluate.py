@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import build, config, evaluate, parallel
 from dapo_jax.data.problems import Encoded
-from dapo_jax.log import scores
+from dapo_jax.evaluation import scores
 from dapo_jax.model import qwen2
 
 

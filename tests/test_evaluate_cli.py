@@ -20,7 +20,8 @@ from jax.sharding import Mesh
 from dapo_jax import config, convert, evaluate, parallel, train
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.state import State
-from dapo_jax.log import metrics, scores
+from dapo_jax.evaluation import scores
+from dapo_jax.log import metrics
 from dapo_jax.model import hf, qwen2
 
 sys.path.insert(0, str(Path(__file__).parent / "data"))

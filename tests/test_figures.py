@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from dapo_jax import presets
+from dapo_jax.config import presets
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]

@@ -19,7 +19,8 @@ import pytest
 import test_trackers
 from test_launch import bash, executable
 
-from dapo_jax import cli, config, train
+from dapo_jax import config, train
+from dapo_jax.config import cli
 from dapo_jax.data import arithmetic
 from dapo_jax.log import bell, metrics
 from dapo_jax.model import hf, qwen2

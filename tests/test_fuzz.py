@@ -13,8 +13,9 @@ import hypothesis.strategies as st
 import jax
 import pytest
 
-from dapo_jax import cli, config
+from dapo_jax import config
 from dapo_jax.checkpoint import checkpoint, resume, seal, workdir
+from dapo_jax.config import cli
 from dapo_jax.dapo.state import Counters, State
 from dapo_jax.data import problems
 from dapo_jax.log import metrics

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from dapo_jax.pods import hlo
+from dapo_jax.plan import hlo
 
 WRITTEN = """
 HloModule m, entry_computation_layout={()->f32[]}

@@ -14,9 +14,9 @@ from dapo_jax.checkpoint import journal as journal_lib
 from dapo_jax.checkpoint.journal import Journal, remembering
 from dapo_jax.checkpoint.workdir import Workdir
 from dapo_jax.data.problems import Problem
-from dapo_jax.grading import Grade, Judge
 from dapo_jax.hosts.leaving import Leave
 from dapo_jax.model import qwen2
+from dapo_jax.reward.grading import Grade, Judge
 from dapo_jax.rollout.engine import Request, Response
 
 

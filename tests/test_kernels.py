@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from dapo_jax import plan, presets
+from dapo_jax.config import presets
 from dapo_jax.model import paged_kernel
-from dapo_jax.pods import constants, cost, kernels, slices
-from dapo_jax.pods.kernels import Loop
+from dapo_jax.plan import constants, cost, kernels, planner as plan
+from dapo_jax.plan.kernels import Loop
+from dapo_jax.pods import slices
 
 # As libtpu prints: a bundle a line, the depth of loops as >, waits for branches without one.
 DUMP = """\

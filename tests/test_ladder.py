@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dapo_jax import config, presets
-from dapo_jax.experiments import figures, ladder, pool
+from dapo_jax import config
+from dapo_jax.config import presets
+from dapo_jax.lab.experiments import figures, ladder, pool
 from dapo_jax.log import metrics
 
 ROOT = Path(__file__).parent.parent
@@ -261,7 +262,7 @@ def test_one_name_for_the_seeds_and_the_rungs_and_the_old_names_too(shell, tmp_p
         folder = tmp_path / ladder.folder("grpo", seed)
         folder.mkdir(parents=True)
         (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records[:99]))
-    ask = ("-m", "dapo_jax.experiments.ladder", "--report", "--seeds=2", f"--out={tmp_path}")
+    ask = ("-m", "dapo_jax.lab", "ladder", "--report", "--seeds=2", f"--out={tmp_path}")
     for only in ("--only", "--rungs"):
         done = shell.python(*ask, "--first_seed=100", f"{only}=grpo", "--base_seed=7", "--steps=60")
         assert "Stopped before their last step: grpo/seed_100, grpo/seed_101." in done.stdout
@@ -350,7 +351,7 @@ def test_two_rungs_end_to_end_and_again(shell, tmp_path):
         "--config.dynamic_sampling.max_rounds=2", "--config.dynamic_sampling.max_empty_steps=9",
         "--config.eval.max_problems=4", "--config.eval.every=1",
     ]  # fmt: skip
-    ask = ("-m", "dapo_jax.experiments.ladder", "--seeds=1", "--steps=2", "--longer=2", "--jobs=2",
+    ask = ("-m", "dapo_jax.lab", "ladder", "--seeds=1", "--steps=2", "--longer=2", "--jobs=2",
            f"--out={tmp_path}", "--only=grpo,+dynamic_sampling", *small)  # fmt: skip
     done = shell.python(*ask)
     assert done.returncode == 0, done.stderr
@@ -383,7 +384,7 @@ def test_rungs_of_vapo_end_to_end(shell, tmp_path):
         "--config.eval.max_problems=4", "--config.eval.every=1",
     ]  # fmt: skip
     done = shell.python(
-        "-m", "dapo_jax.experiments.ladder", "--method=vapo", "--seeds=1", "--steps=2", "--jobs=1",
+        "-m", "dapo_jax.lab", "ladder", "--method=vapo", "--seeds=1", "--steps=2", "--jobs=1",
         f"--out={tmp_path}", "--only=ppo,+group_sampling,-group_sampling", *small,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -71,7 +71,7 @@ def test_a_few_steps_raise_accuracy(tmp_path):
 # --- rewards of one's own ------------------------------------------------------------------------
 
 REWARDS = """
-from dapo_jax.rewards import Grade
+from dapo_jax.reward.functions import Grade
 
 def share(problem, response):
     return response.split().count(problem.answer) / 8

@@ -13,7 +13,7 @@ from dapo_jax.hosts import leaving
 
 RUN = """
 import signal, sys, time
-from dapo_jax import cli
+from dapo_jax.config import cli
 from dapo_jax.hosts import leaving
 
 def main():
@@ -90,7 +90,7 @@ def hidden(number, handler):
 
 STUCK = """
 import hashlib, sys
-from dapo_jax import cli
+from dapo_jax.config import cli
 from dapo_jax.hosts import leaving
 
 leaving.GRACE_S, leaving.FLUSH_S = 0.5, 60.0

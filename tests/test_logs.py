@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dapo_jax.dynamics import logs, verl
+from dapo_jax.lab.dynamics import logs, verl
 from dapo_jax.log import tags
 
 VERL_CSV = "train_logs/verl_dapo_rloo_qwen2.5-1.5b_steps.csv"

@@ -26,10 +26,12 @@ from test_update import (
     spread,
 )  # fmt: skip
 
-from dapo_jax import build, config, convert, evaluate, parallel, plan, schema, validation
+from dapo_jax import build, config, convert, evaluate, parallel
+from dapo_jax.config import schema, validation
 from dapo_jax.dapo import packing, update
 from dapo_jax.log import metrics
 from dapo_jax.model import hf, qwen2
+from dapo_jax.plan import planner as plan
 from dapo_jax.pods import slices
 
 PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "lora.md").read_text()

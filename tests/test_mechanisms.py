@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from dapo_jax import config as config_lib, warmup
+from dapo_jax import config as config_lib
 from dapo_jax.data import arithmetic
-from dapo_jax.experiments import (
+from dapo_jax.lab.experiments import (
     arms,
     bandit,
     bases,
@@ -24,7 +24,8 @@ from dapo_jax.experiments import (
     stats,
     techniques,
 )
-from dapo_jax.experiments.techniques import dynamic_sampling
+from dapo_jax.lab.experiments.techniques import dynamic_sampling
+from dapo_jax.run import warmup
 
 HOME = pathlib.Path("somewhere")
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dapo_jax import convert, evaluate, named_sets, train
+from dapo_jax import convert, evaluate, train
 from dapo_jax.data import __main__ as data, answers, problems, prompts, published
-from dapo_jax.log import scores
+from dapo_jax.evaluation import named_sets, scores
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "data"))
 from tiny_config import __file__ as CONFIG, get_config as tiny

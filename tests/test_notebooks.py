@@ -21,7 +21,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from dapo_jax import sample
-from dapo_jax.dynamics import tokens
+from dapo_jax.lab.dynamics import tokens
 from dapo_jax.log import metrics
 from dapo_jax.model import hf
 

@@ -15,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dapo_jax import algorithm, config, objectives, presets, validation
+from dapo_jax import algorithm, config
+from dapo_jax.config import presets, validation
 from dapo_jax.dapo import objective, update
 from dapo_jax.dapo.advantage import group_normalize, whiten
+from dapo_jax.variants import objectives
 
 # Four responses of 4, 2, 3 and 1 tokens to two prompts, packed as two to a row; the last of them in
 # front of the third, and a cell of a prompt before it.
@@ -250,7 +252,7 @@ def with_the_diff_of_the_page(folder: pathlib.Path) -> None:
     page = (ROOT / "docs" / "own_loss.md").read_text()
     (diff,) = re.findall(r"^```diff\n(.*?)^```", page, re.S | re.M)
     touched = set(re.findall(r"^\+\+\+ b/(\S+)", diff, re.M))
-    assert touched == {"dapo_jax/objectives.py"}  # one file
+    assert touched == {"dapo_jax/variants/objectives.py"}  # one file
     changed = re.findall(r"^[+-](?![+-]{2} )", diff, re.M)
     assert changed.count("+") <= 15 and "-" not in changed
     subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=folder, check=True)

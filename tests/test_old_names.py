@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dapo_jax import cli, config, presets, schema
+from dapo_jax import config
 from dapo_jax.checkpoint import resume
+from dapo_jax.config import cli, presets, schema
 
 ROOT = Path(__file__).parent.parent
 

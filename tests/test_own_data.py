@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dapo_jax import config, validation
+from dapo_jax import config
+from dapo_jax.config import validation
 from dapo_jax.data import __main__ as data, integers, problems as P, prompts, published, rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -9,11 +9,12 @@ import pytest
 import typed
 from test_train import arrays, assert_same_bits, small, without_clocks
 
-from dapo_jax import config, grading, train
+from dapo_jax import config, train
 from dapo_jax.data import answers
 from dapo_jax.data.problems import Problem
-from dapo_jax.grading import Grade
 from dapo_jax.log import guards, metrics, tags
+from dapo_jax.reward import grading
+from dapo_jax.reward.grading import Grade
 
 ROOT = pathlib.Path(__file__).parent.parent
 

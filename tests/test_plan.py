@@ -7,9 +7,11 @@ import re
 
 import pytest
 
-from dapo_jax import config, plan, presets
+from dapo_jax import config
+from dapo_jax.config import presets
 from dapo_jax.model import qwen2
-from dapo_jax.pods import constants, cost, slices as pods
+from dapo_jax.plan import constants, cost, planner as plan
+from dapo_jax.pods import slices as pods
 
 ROOT = pathlib.Path(__file__).parent.parent
 

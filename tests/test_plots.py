@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dapo_jax.dynamics import logs, plots, verl
-from dapo_jax.dynamics.logs import Run
-from dapo_jax.experiments import ink
+from dapo_jax.lab.dynamics import logs, plots, verl
+from dapo_jax.lab.dynamics.logs import Run
+from dapo_jax.lab.experiments import ink
 from dapo_jax.log import tags
 
 STEPS = np.arange(1, 31)

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from dapo_jax import plan, presets
+from dapo_jax.config import presets
 from dapo_jax.dapo import update
-from dapo_jax.pods import constants, hlo, topology
+from dapo_jax.plan import constants, hlo, planner as plan
+from dapo_jax.pods import topology
 
 SCRIPT = pathlib.Path(__file__).parent.parent / "benchmarks" / "pod_update.py"
 

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from dapo_jax.experiments import pool
-from dapo_jax.experiments.pool import Task
+from dapo_jax.lab.experiments import pool
+from dapo_jax.lab.experiments.pool import Task
 
 # ------------------------------------------------------------------------------------------------
 # Tasks: at module level, as workers import them by name
@@ -139,7 +139,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc to look processes up in")
 def test_processes_leave_when_their_parent_is_killed(tmp_path):
     code = (
-        "from dapo_jax.experiments import pool; import copied_test_pool as t;"
+        "from dapo_jax.lab.experiments import pool; import copied_test_pool as t;"
         "pool.run_all([pool.Task(n, t.slow_run) for n in 'ab'], {!r}, jobs=2)"
     )
     here = os.path.dirname(__file__)

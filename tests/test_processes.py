@@ -19,13 +19,14 @@ import typed
 from absl import flags
 from ports import free_port
 
-from dapo_jax import config, grading, parallel
+from dapo_jax import config, parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data.problems import Problem
 from dapo_jax.hosts import last_word, processes
 from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
+from dapo_jax.reward import grading
 from dapo_jax.rollout.engine import Response
 
 ROOT = pathlib.Path(__file__).parent.parent

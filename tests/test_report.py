@@ -11,8 +11,8 @@ from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.reward import Grade, Grades
 from dapo_jax.dapo.state import Counters
 from dapo_jax.data.problems import Encoded, Problem
-from dapo_jax.grading import Judge
 from dapo_jax.log import report
+from dapo_jax.reward.grading import Judge
 from dapo_jax.rollout.engine import Response
 
 # ------------------------------------------------------------------------------------------------

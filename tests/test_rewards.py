@@ -9,11 +9,12 @@ import time
 
 import pytest
 
-from dapo_jax import config, grading, rewards
+from dapo_jax import config
 from dapo_jax.data import answers, problems
 from dapo_jax.data.problems import Problem
 from dapo_jax.log import guards
-from dapo_jax.rewards import Failed, Grade
+from dapo_jax.reward import functions as rewards, grading
+from dapo_jax.reward.functions import Failed, Grade
 
 
 def problem(answer="42", source="sums", prompt="6 * 7 ?", number=0, **row) -> Problem:
@@ -154,7 +155,7 @@ def test_reference_answers_are_integers_only_where_the_verifiers_need_them():
 # ------------------------------------------------------------------------------------------------
 
 OWN = """
-from dapo_jax.rewards import Grade
+from dapo_jax.reward.functions import Grade
 
 def brief(problem, response):
     return 1 / (1 + len(response))
@@ -230,7 +231,7 @@ def test_a_file_that_does_not_run_is_one_line(tmp_path):
 
 FAILING = """
 import os, subprocess, time
-from dapo_jax.rewards import Grade
+from dapo_jax.reward.functions import Grade
 
 def score(problem, response):
     if response == "slow":
@@ -416,7 +417,7 @@ def test_workers_import_no_jax():
     """They start quickly, and never take the accelerator."""
     import subprocess
 
-    code = "import dapo_jax.workers, sys; sys.exit('jax' in sys.modules)"
+    code = "import dapo_jax.reward.workers, sys; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from dapo_jax.dynamics import plots, scaling
-from dapo_jax.dynamics.logs import Run
+from dapo_jax.lab.dynamics import plots, scaling
+from dapo_jax.lab.dynamics.logs import Run
 
 # ScaleRL's three runs (arXiv 2510.13786): ceiling, exponent, midpoint, and the scores of the
 # formula in float64 at these GPU-hours from a start of .25.

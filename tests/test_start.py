@@ -12,9 +12,10 @@ import test_processes
 from absl import flags
 from jax.experimental.compilation_cache import compilation_cache
 
-from dapo_jax import config, evaluate, named_sets, parallel
+from dapo_jax import config, evaluate, parallel
 from dapo_jax.checkpoint import workdir
 from dapo_jax.data import arithmetic
+from dapo_jax.evaluation import named_sets
 from dapo_jax.hosts import start
 from dapo_jax.log import metrics
 from dapo_jax.model import hf, qwen2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dapo_jax.experiments import stats
+from dapo_jax.lab.experiments import stats
 
 
 def test_interval_is_scipys():

@@ -12,8 +12,9 @@ import sys
 import pytest
 from test_compare import made
 
-from dapo_jax import compare, schema, sweep
+from dapo_jax.config import schema
 from dapo_jax.data import arithmetic
+from dapo_jax.lab import compare, sweep
 from dapo_jax.log import metrics
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -115,7 +116,7 @@ def get_config():
 @pytest.fixture
 def command(shell, tmp_path):
     (tmp_path / "tiny.py").write_text(CONFIG)
-    sweep = ("-m", "dapo_jax.sweep", "--config=tiny.py")
+    sweep = ("-m", "dapo_jax.lab", "sweep", "--config=tiny.py")
     return lambda *arguments: shell.python(*sweep, *arguments, cwd=tmp_path)
 
 

@@ -16,9 +16,10 @@ from hypothesis import given, strategies as st
 from jax.sharding import Mesh
 from levels import compiled_soon
 
-from dapo_jax import config, objectives, parallel
+from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, packing, update
 from dapo_jax.model import one_cpu, qwen2
+from dapo_jax.variants import objectives
 
 SHAPE = qwen2.Shape(
     vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=8, num_kv_heads=4,

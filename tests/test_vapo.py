@@ -24,7 +24,8 @@ from test_train import (
 )
 from test_update import RULES, SHAPE, mesh_of, relative_gap, spread
 
-from dapo_jax import algorithm, build, config, parallel, schema, validation
+from dapo_jax import algorithm, build, config, parallel
+from dapo_jax.config import schema, validation
 from dapo_jax.dapo import packing, update as dapo_update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
@@ -32,7 +33,7 @@ from dapo_jax.dapo.state import State
 from dapo_jax.log import guards, metrics, tags
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Response
-from dapo_jax.vapo import critic, pretraining, update
+from dapo_jax.variants.vapo import critic, pretraining, update
 
 SHAPE = SHAPE._replace(value_head=True)
 LAYOUTS = [

@@ -16,7 +16,8 @@ from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.rollout.engine import Response
-from dapo_jax.vapo import gae, positive_lm, value_loss
+from dapo_jax.variants import positive_lm
+from dapo_jax.variants.vapo import gae, value_loss
 
 # Two responses of 5 and 3 tokens, rewards 1 and -1.
 LENGTHS, REWARD = (5, 3), (1.0, -1.0)

@@ -15,10 +15,11 @@ import pytest
 import stubbed_train
 from test_train import assert_same_bits, small
 
-from dapo_jax import begin, build, config, parallel, train, warmup
+from dapo_jax import build, config, parallel, train
 from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic, problems, tokenizer, worked
 from dapo_jax.model import hf, qwen2
+from dapo_jax.run import begin, warmup
 
 PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "warm_start.md").read_text()
 LIMITS = worked.Limits(8, 6, "filter", "refuse")

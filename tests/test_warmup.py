@@ -5,9 +5,10 @@ import numpy as np
 import optax
 import pytest
 
-from dapo_jax import config, parallel, warmup
+from dapo_jax import config, parallel
 from dapo_jax.dapo import update
 from dapo_jax.model import qwen2
+from dapo_jax.run import warmup
 
 SHAPE = qwen2.shape_from_config(config.base())
 # The weights that multiply, as [layers, inputs, outputs].

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dapo_jax.experiments import stats
+from dapo_jax.lab.experiments import stats
 
 MEAN = 3  # readings of the running mean
 

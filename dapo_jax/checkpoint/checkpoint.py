@@ -26,15 +26,16 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
-from dapo_jax import gate, parallel, schema
-from dapo_jax.carried import Aged
+from dapo_jax import gate, parallel
 from dapo_jax.checkpoint import patience, seal
 from dapo_jax.checkpoint.seal import Damaged
+from dapo_jax.config import schema
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import Counters, CriticState, Rates, State
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
+from dapo_jax.variants.staleness import Aged
 
 ERRORS = (Damaged, OSError, ValueError)  # of reading, the graver ones first (parallel.agreed)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")

@@ -28,13 +28,15 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from dapo_jax import grading, parallel, schema
+from dapo_jax import parallel
 from dapo_jax.build import Machine, Text
 from dapo_jax.checkpoint import checkpoint, seal
 from dapo_jax.checkpoint.workdir import JOURNAL, Workdir
+from dapo_jax.config import schema
 from dapo_jax.dapo.reward import Grade
 from dapo_jax.data.problems import Problem
-from dapo_jax.rewards import Failed, attempt
+from dapo_jax.reward import grading
+from dapo_jax.reward.functions import Failed, attempt
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.engine import Part, Request, Response
 

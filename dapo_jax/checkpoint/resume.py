@@ -6,10 +6,11 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from dapo_jax import parallel, schema
+from dapo_jax import parallel
 from dapo_jax.build import Text
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.checkpoint.checkpoint import Damaged
+from dapo_jax.config import schema
 from dapo_jax.dapo.state import State
 from dapo_jax.data.problems import Encoded
 

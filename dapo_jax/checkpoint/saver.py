@@ -5,8 +5,9 @@ import pathlib
 import time
 from collections.abc import Callable
 
-from dapo_jax import parallel, schema
+from dapo_jax import parallel
 from dapo_jax.checkpoint import checkpoint
+from dapo_jax.config import schema
 from dapo_jax.dapo.state import State
 
 _LAST_TRIES, _LAST_WAIT_S = 3, 2.0  # of the final save, after which the process ends

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from dapo_jax import cli, parallel
+from dapo_jax import parallel
+from dapo_jax.config import cli
 
 GRACE_S = 8.0  # from SIGTERM to the end of the process, at most
 FLUSH_S = 0.2  # of which for what was printed, per stream

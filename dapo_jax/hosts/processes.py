@@ -40,8 +40,9 @@ import jax
 from absl import flags
 from jax._src import distributed  # the coordination service's client has no public name yet
 
-from dapo_jax import parallel, schema
+from dapo_jax import parallel
 from dapo_jax.checkpoint import checkpoint
+from dapo_jax.config import schema
 from dapo_jax.hosts import last_word
 
 COORDINATOR = flags.DEFINE_string(

@@ -22,8 +22,9 @@ from jax._src import (
 )
 from jax.experimental.compilation_cache import compilation_cache
 
-from dapo_jax import cli, parallel
+from dapo_jax import parallel
 from dapo_jax.checkpoint import checkpoint, patience, workdir
+from dapo_jax.config import cli
 from dapo_jax.data import files
 from dapo_jax.model import hf
 

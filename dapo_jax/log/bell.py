@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from dapo_jax import schema
+from dapo_jax.config import schema
 
 LIMIT_S, CLOSE_S = 30, 3  # of a command; and what the end of a run waits for it
 

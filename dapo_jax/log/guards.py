@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import jax
 
-from dapo_jax import curriculum, parallel
+from dapo_jax import parallel
 from dapo_jax.dapo.state import Counters, State
+from dapo_jax.variants import curriculum
 
 # ------------------------------------------------------------------------------------------------
 # Alarms

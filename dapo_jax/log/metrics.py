@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dapo_jax import algorithm, curriculum, parallel
+from dapo_jax import algorithm, parallel
 from dapo_jax.algorithm import StepRecord
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files
 from dapo_jax.log import bell, tags, trackers
+from dapo_jax.variants import curriculum
 
 # ------------------------------------------------------------------------------------------------
 # Numbers

@@ -13,12 +13,13 @@ from typing import TextIO
 import numpy as np
 from tqdm import tqdm
 
-from dapo_jax import algorithm, build, grading, parallel
+from dapo_jax import algorithm, build, parallel
 from dapo_jax.build import Text
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.state import Counters
 from dapo_jax.model import qwen2
 from dapo_jax.pods import topology
+from dapo_jax.reward import grading
 
 # ------------------------------------------------------------------------------------------------
 # Console

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dapo_jax import schema
+from dapo_jax.config import schema
 from dapo_jax.log import tags
 
 # It would import what reaches a bucket, most of a second of a run's start; files here are local.

@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dapo_jax import parallel, schema
+from dapo_jax import parallel
+from dapo_jax.config import schema
 from dapo_jax.log import bell
 
 # What of a sample a person reads; the rest is one number or more a token.

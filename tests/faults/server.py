@@ -27,8 +27,9 @@ import jax.numpy as jnp
 import stubbed_train
 import typed
 
-from dapo_jax import cli, evaluate, train
+from dapo_jax import evaluate, train
 from dapo_jax.checkpoint import journal, saver, seal
+from dapo_jax.config import cli
 from dapo_jax.hosts import leaving
 
 

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from dapo_jax import begin, build
+from dapo_jax import build
 from dapo_jax.checkpoint import checkpoint, seal
+from dapo_jax.run import begin
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,282 @@
+"""What every entry point shares: flags, the config and its overrides, errors as one clear line."""
+
+import functools
+import importlib.machinery
+import importlib.util
+import logging as stdlib_logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_collections
+from absl import app, flags, logging
+
+from dapo_jax import gate
+from dapo_jax.config import schema
+
+FILE = flags.DEFINE_string(
+    "config", "configs/quickstart.py", "Config file, FILE.py or FILE.py:ARGUMENT of its get_config."
+)
+ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
+    "allow_config_change", False, "Resume although fields have changed that decide what is learned."
+)
+TERMINATED_STATUS = flags.DEFINE_integer(
+    "terminated_status", 0, "Exit status of training that SIGTERM cut off and saved.", 0, 255
+)
+PROFILE = flags.DEFINE_integer(
+    "profile", 0, "Trace this rollout step of training into WORKDIR/profile; 0 = none.", 0
+)
+WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same command resumes it.")
+_PATH_FLAGS = (
+    "config",
+    "workdir",
+    "data",
+    "data_dir",
+    "checkpoint",
+    "json",
+    "out",
+)  # those that there are
+
+
+class _Config:
+    """What --config and the --config.field=value of the command line make together."""
+
+    value: schema.Config
+    overrides: dict[str, Any]  # today's name of a field -> its value
+
+
+CONFIG = _Config()
+
+
+def run(
+    main: Callable[..., int | None],
+    *arguments: str,
+    without_config: Callable[[], schema.Config | None] = lambda: None,
+) -> None:
+    """Parse the command line, call `main` with its positional `arguments` (their names), exit.
+    without_config: makes the config where --config is not given; None = the flag's default.
+    Mistakes of the user (config, files, flags) end in lines `error: ...` on stderr and a non-zero
+    code; anything else is a bug and keeps its traceback."""
+    app.run(
+        lambda argv: _guarded(main, argv[1:]),
+        flags_parser=functools.partial(_parse, arguments=arguments, without_config=without_config),
+    )
+
+
+def _guarded(main, given: Sequence[str]) -> None:
+    if not flags.FLAGS["verbosity"].present:
+        # absl sets INFO, at which Orbax reports every file it touches; --verbosity=0 asks for that.
+        logging.set_verbosity(logging.WARNING)
+        # `checkpoint/saver.py` tells of a failed save in one line; Orbax would add tracebacks, also
+        # by what its event loops leave behind: futures nobody awaits, calls on a closed loop.
+        logging.get_absl_handler().addFilter(
+            lambda record: "orbax" not in record.pathname and record.name != "asyncio"
+        )
+        sys.unraisablehook = _without_closed_loops
+    stdlib_logging.getLogger("gcsfs").setLevel("CRITICAL")  # would print stacks before it raises
+    try:
+        sys.exit(main(*given) or 0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(130)  # 128 + SIGINT; at once: the usual way waits for what is being saved
+    except (ValueError, OSError) as error:
+        fail(str(error) or type(error).__name__)
+
+
+def _without_closed_loops(what) -> None:
+    """Where tensorstore's threads report what a callback raises."""
+    if str(what.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(what)
+
+
+def fail(message: str) -> None:
+    for line in message.splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    sys.exit(1)
+
+
+# ------------------------------------------------------------------------------------------------
+# The command line
+# ------------------------------------------------------------------------------------------------
+
+
+def _parse(argv: Sequence[str], arguments: Sequence[str], without_config) -> list[str]:
+    """The program's name and the positional arguments; flags and CONFIG are set. Exits with all
+    that is wrong with overrides, flags and config file, a line each."""
+    bad: list[str] = []
+    try:
+        argv = flags.FLAGS.read_flags_from_files(list(argv), force_gnu=False)  # --flagfile
+        argv, given = _split(argv)
+        asked = set(argv[: argv.index("--")] if "--" in argv else argv)
+        if asked & {"--help", "-help", "-h", "--helpshort", "--helpfields"}:
+            print("\n".join(_fields() if "--helpfields" in asked else _help(arguments)))
+            sys.exit()
+        CONFIG.overrides = overrides(given, bad)
+        rest = flags.FLAGS(argv)
+    except (flags.Error, UnicodeError) as error:
+        fail("\n".join([*bad, str(error).splitlines()[0]]))
+    n = len(arguments)
+    if len(rest) - 1 > n:
+        bad.append(f"unexpected argument {rest[n + 1]!r}; flags are written --name=value")
+    elif len(rest) - 1 < n:
+        bad.append(
+            f"{arguments[len(rest) - 1]}: missing; it is written behind the flags, in quotes"
+        )
+    for name in _PATH_FLAGS:
+        if name in flags.FLAGS and flags.FLAGS[name].value:
+            flags.FLAGS[name].value = expand(flags.FLAGS[name].value)
+    try:
+        made = None if flags.FLAGS["config"].present else without_config()
+        CONFIG.value = made or load(FILE.value)
+        apply(CONFIG.value, CONFIG.overrides)
+    except ValueError as error:
+        bad += str(error).splitlines()
+    if bad:
+        fail("\n".join(bad))
+    return rest
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str | None]]]:
+    """(arguments without the overrides, overrides as (field, text)); written --config.a.b=text,
+    --config.a.b text, and for a yes or no --config.a.b, --noconfig.a.b."""
+    rest, given, left = [], [], list(argv)
+    while left:
+        match = re.fullmatch(r"--?(no)?config\.([^=]*)(=.*)?", left[0], re.DOTALL)
+        if left[0] == "--":
+            return rest + left, given
+        if match is None:
+            rest.append(left.pop(0))
+            continue
+        left.pop(0)
+        negated, name, text = match.groups()
+        known = schema.SCHEMA.get(schema.RENAMED.get(name, name))
+        if text is not None:
+            given.append((f"no{name}" if negated else name, text[1:]))
+        elif known and isinstance(known.default, bool):
+            given.append((name, "false" if negated else "true"))
+        else:
+            text = left.pop(0) if known and left and not left[0].startswith("--") else None
+            given.append((name, text))
+    return rest, given
+
+
+_PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
+
+
+def overrides(given: Sequence[tuple[str, str | None]], bad: list[str]) -> dict[str, Any]:
+    """Field -> value; what is wrong is added to `bad`."""
+    out = {}
+    for name, text in given:
+        name = schema.today(name)
+        if name not in schema.SCHEMA:
+            bad.append(schema.unknown(name))
+        elif text is None:
+            bad.append(f"config.{name}: wants a value: --config.{name}=VALUE")
+        else:
+            kind = type(schema.SCHEMA[name].default)
+            try:
+                out[name] = _PARSERS[kind].parse(text) if kind in _PARSERS else text
+            except (ValueError, OverflowError):
+                bad.append(f"config.{name}: wants {kind.__name__}, got {text[:80]!r}")
+    return out
+
+
+def expand(paths: str) -> str:
+    """`~` at the beginning of a path, of each in 'name=path,path' (bash leaves it behind a =)."""
+    entries = (entry.rpartition("=") for entry in paths.split(","))
+    return ",".join(name + equals + os.path.expanduser(path) for name, equals, path in entries)
+
+
+def _help(arguments: Sequence[str]) -> list[str]:
+    """What --help prints: the module's own words with its example, and its flags."""
+    program = sys.modules["__main__"]
+    lines = [(program.__doc__ or "").strip(), "", "flags:"]
+    for module, own in sorted(flags.FLAGS.flags_by_module_dict().items()):
+        if module.startswith("dapo_jax.") or module == sys.argv[0]:
+            for flag in own:
+                default = "" if flag.default in (None, "") else f" (default: {flag.default})"
+                lines.append(f"  --{flag.name:<22} {flag.help}{default}")
+    lines += [f"  {name:<24} (behind the flags)" for name in arguments]
+    lines += [
+        "  --config.FIELD=VALUE     Overrides a field of the config; --helpfields lists them."
+    ]
+    return lines
+
+
+def _fields() -> list[str]:
+    """What --helpfields prints."""
+    return [f"{name} = {field.default!r}   {field.doc}" for name, field in schema.SCHEMA.items()]
+
+
+# ------------------------------------------------------------------------------------------------
+# Config files
+# ------------------------------------------------------------------------------------------------
+
+
+def load(path: str) -> schema.Config:
+    """What `get_config` of a file returns, locked; `path` is FILE or FILE:ARGUMENT.
+
+    ValueError: there is no such file, or whatever it raises, in one line with its number there."""
+    file, *argument = path.split(":", 1)
+    if not os.path.isfile(file):  # which takes any text
+        what = "a directory" if os.path.isdir(file) else "No such file"
+        raise ValueError(f"--config={path[:200]}: {what}; give a Python file with a get_config()")
+    name = "dapo_jax_config_file"
+    spec = importlib.util.spec_from_loader(name, importlib.machinery.SourceFileLoader(name, file))
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        if not callable(getattr(module, "get_config", None)):
+            raise AttributeError("it defines no get_config()")
+        config = module.get_config(*argument)
+        if not isinstance(config, ml_collections.ConfigDict):
+            raise TypeError(f"get_config() returned a {type(config).__name__}, not the config")
+        fields = schema.leaves(config)
+        lost = [f"config.{name}: missing" for name in schema.SCHEMA if name not in fields]
+        if lost or not fields.keys() <= schema.SCHEMA.keys():
+            strange = [schema.unknown(name) for name in fields if name not in schema.SCHEMA]
+            raise ValueError("; ".join([*strange, *lost][:3]))
+        return config.lock()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # it is a program: anything can come out
+        raise ValueError(_blame(file, error)) from error
+
+
+def _blame(file: str, error: BaseException) -> str:
+    """'FILE line N: what is wrong'."""
+    frames = traceback.extract_tb(error.__traceback__)
+    package = os.path.dirname(os.path.abspath(__file__))
+    by = frames[-1].filename
+    if isinstance(error, ValueError) and by.startswith(package) and by != __file__:
+        return str(error)  # of a preset, which says itself what is wrong
+    lines = [f.lineno for f in frames if f.filename == file]
+    if isinstance(error, SyntaxError) and error.filename == file:
+        lines = [error.lineno]
+    text = gate.describe(error)
+    inner = error.args[0] if isinstance(error, AttributeError) and error.args else error
+    if isinstance(inner, KeyError) and str(inner).startswith("'config."):  # what schema.Config says
+        text = inner.args[0]
+    return f"{file} line {lines[-1]}: {text}" if lines and lines[-1] else f"{file}: {text}"
+
+
+def apply(config: ml_collections.ConfigDict, overrides: dict[str, Any]) -> None:
+    """Set fields by their full names, and expand `~` in those that are paths. ValueError: the
+    config has no such section."""
+    with config.ignore_type():
+        for name, value in overrides.items():
+            *sections, leaf = name.split(".")
+            try:
+                functools.reduce(lambda node, key: node[key], sections, config)[leaf] = value
+            except (KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"config.{name}: this config file has no such field") from error
+        for name, value in schema.leaves(config).items():
+            if name in schema.PATHS and isinstance(value, str) and "~" in value:
+                *sections, leaf = name.split(".")
+                functools.reduce(lambda node, key: node[key], sections, config)[leaf] = expand(
+                    value
+                )

@@ -1,0 +1,1 @@
+"""Named evaluation sets and the scores of an evaluation."""

@@ -1,0 +1,146 @@
+"""What is evaluated: sets by name, under the settings of a paper each, and files of one's own."""
+
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dapo_jax import build
+from dapo_jax.config import schema
+from dapo_jax.data import answers, published
+from dapo_jax.model import hf_format
+from dapo_jax.reward import grading
+
+
+def load_text(
+    config,
+    workdir: pathlib.Path,
+    model_dir: pathlib.Path | None,
+    score: grading.Score | None = None,
+) -> build.Text:
+    """As in training, but for a training set of one's own: it may have millions of rows."""
+    named = build.named_files(config.eval.files)
+    for name in named:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
+            raise ValueError(f"{name!r} cannot name a folder of samples; write --data=name=path")
+    if config.data.train and not named:
+        raise ValueError("no problems to evaluate on; give --data=FILE (or config.eval.files)")
+    return build.load_text(config, workdir, model_dir, score, train=False)
+
+
+class Asked(NamedTuple):
+    """Sets of the same settings: all of one's own, or one that is known by name."""
+
+    config: schema.Config
+    text: build.Text
+    machine: build.Machine
+    source: str = ""  # the paper that the settings are of
+
+
+def ask(
+    config,
+    workdir: pathlib.Path,
+    model_dir: pathlib.Path | None,
+    score: grading.Score | None,
+    fixed: frozenset[str],
+    folder: pathlib.Path,
+) -> Iterator[Asked]:
+    """What `config.eval.files` names. fixed: fields that replace the settings of named sets, which
+    are looked for in `folder` and fetched into it. ValueError: a set is not to be had.
+
+    A named set has a sampler of its own, sized by its prompts and its longest response: its score
+    cannot depend on what it is evaluated beside."""
+    named, own = {}, {}
+    for name, path in build.named_files(config.eval.files).items():
+        there = pathlib.Path(path).exists()
+        known = None if there else published.evaluated(path)
+        if not known and not there and re.fullmatch(r"[\w-]+", path):
+            raise ValueError(
+                f"{path:.80}: no such file, and no set of that name ({published.KNOWN})"
+            )
+        (named if known else own)[name] = known or path
+    machine_of = lambda c, text: build.build_machine(
+        c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir, critic=False
+    )
+    if own or not named:
+        if named:
+            config = config.copy_and_resolve_references()
+            config.eval.files = ",".join(f"{name}={path}" for name, path in own.items())
+        text = load_text(config, workdir, model_dir, score)
+        yield Asked(config, text, machine_of(config, text))
+    machines = {}
+    for name, (pinned, protocol) in named.items():
+        try:
+            path, there = published.fetch(pinned, folder)
+        except ValueError as error:
+            raise ValueError(
+                f"{name}: {error}; on a machine with a network: python -m dapo_jax.data prepare"
+                f" {pinned.file.partition('.')[0]} --out={folder}"
+            ) from error
+        c = by_protocol(config, protocol, fixed)
+        c.eval.files = f"{name}={path}"
+        if c.reward.verifier == "math" and not (score or c.reward.function):
+            try:
+                answers.require_math()
+            except ValueError as error:
+                raise ValueError(
+                    f"{name}: {error}; without it --config.reward.verifier=auto judges by what each"
+                    " prompt asks for"
+                ) from error
+        text = load_text(c, workdir, model_dir, score)
+        (note,) = text.notes
+        note += fit(name, c, text, model_dir, fixed)
+        sizes = (c.data.max_prompt_tokens, c.eval.max_response_tokens)
+        machines[sizes] = machines.get(sizes) or machine_of(c, text)
+        notes = [f"{name}: fetched into {path}"] * (not there) + [note]
+        yield Asked(c, text._replace(notes=notes), machines[sizes], protocol.source)
+
+
+def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
+    """A copy of the config with the settings of a paper, but for the fields in `fixed`; prompts of
+    any length."""
+    wanted = {
+        "eval.k": protocol.k,
+        "eval.temperature": protocol.temperature,
+        "eval.top_p": protocol.top_p,
+        "eval.max_response_tokens": protocol.max_response_tokens,
+        "eval.max_problems": 0,
+        "eval.stop_strings": "",
+        "data.template": protocol.template,
+        "data.columns": "",
+        "data.max_prompt_tokens": 2**30,
+    }
+    reward = {
+        "reward.verifier": protocol.verifier,
+        "reward.function": "",
+        "reward.by_source": "",
+        "reward.workers": max(config.reward.workers, protocol.verifier == "math"),
+    }
+    if not fixed & {"reward.verifier", "reward.function", "reward.by_source"}:
+        wanted |= reward
+    c = config.copy_and_resolve_references()
+    if "rollout.max_response_tokens" in fixed and not c.eval.max_response_tokens:
+        del wanted["eval.max_response_tokens"]
+    c.update_from_flattened_dict({k: v for k, v in wanted.items() if k not in fixed})
+    return c
+
+
+def fit(name: str, c, text: build.Text, model_dir: pathlib.Path | None, fixed) -> str:
+    """Size the sampler of `c` by the set's prompts and, where nobody said how long a response may
+    be, by the context that the model was made for; what was cut, for the log. ValueError: no room
+    behind a prompt."""
+    longest = max(map(len, text.evals[name].ids))
+    if "data.max_prompt_tokens" not in fixed:
+        c.data.max_prompt_tokens = -(-longest // 128) * 128  # so that sets may share a sampler
+    limit = asked = c.eval.max_response_tokens or c.rollout.max_response_tokens
+    said = fixed & {"eval.max_response_tokens", "rollout.max_response_tokens"}
+    about = hf_format.read_json(model_dir / "config.json") if model_dir and not said else {}
+    if context := about.get("max_position_embeddings"):
+        limit = min(limit, context - longest)
+        if limit < 1:
+            raise ValueError(
+                f"{name}: its longest prompt has {longest} tokens and the model's context {context}"
+                " (config.json); say how long a response may be: --max_response_tokens=N"
+            )
+    c.eval.max_response_tokens = c.rollout.max_response_tokens = limit
+    return f", responses cut at {limit} tokens by the model's context" if limit < asked else ""

@@ -1,0 +1,1 @@
+"""Studies of finished runs and comparisons of many: outside the training path."""

@@ -1,0 +1,383 @@
+"""Runs side by side: the fields in which they differ, and their scores where they can be compared.
+
+    python -m dapo_jax.lab compare runs/a runs/b --figure=compare.png --json=compare.json
+    python -m dapo_jax.lab compare runs/sweep/*/seed_* --pool_seeds
+
+RUN is a workdir, local or in a bucket (gs://...), or another log that `dynamics/logs.py` reads.
+Runs are compared at equal steps, equal updates and equal generated tokens: where the one that has
+been evaluated the least far ends. Between two evaluations a curve is a straight line. `best` and
+`last` are of each run's own length, and their step stands beside them.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dapo_jax import gate
+from dapo_jax.config import cli, schema
+from dapo_jax.data import files
+from dapo_jax.lab.dynamics import logs, plots
+from dapo_jax.lab.dynamics.logs import Run
+from dapo_jax.lab.experiments import ink, stats
+
+AXES = {"step": "steps", "updates": "updates", "tokens": "tokens"}  # of plots.X_AXES
+RECENT = 5  # steps that a length or a training accuracy is the mean of
+CELL = 22  # characters of a column of the table, at most
+Rows = list[tuple[str, list[str]]]  # label, a cell for each column
+
+
+class Column(NamedTuple):
+    """Runs that are looked at together: one, or one for each seed."""
+
+    name: str
+    runs: list[Run]
+    fields: Mapping[str, Any] | None  # of the first; None: a log without a config.json
+
+
+def read(paths: Sequence[str], pool_seeds: bool = False) -> list[Column]:
+    """A column for each run, or for all that differ in nothing but the seed. ValueError: a path
+    holds no run, or stands here twice."""
+    if twice := sorted({p for p in paths if paths.count(p) > 1}):
+        raise ValueError(f"{twice[0]}: is named twice")
+    runs = [logs.read(p)._replace(name=n) for p, n in zip(paths, names(paths), strict=True)]
+    found = [(run, config(run.path)) for run in runs]
+    pools: dict[str, list] = {}
+    for run, fields in found:
+        rest = {k: v for k, v in (fields or {}).items() if k != "seed"}
+        key = json.dumps(rest, sort_keys=True) if pool_seeds and fields else run.name
+        pools.setdefault(key, []).append((run, fields))
+    return [column([run for run, _ in of], of[0][1]) for of in pools.values()]
+
+
+def column(runs: list[Run], fields: Mapping[str, Any] | None) -> Column:
+    """Named as its run, or as the folder of its runs."""
+    folders = {os.path.dirname(r.name) for r in runs}
+    name = runs[0].name
+    if len(runs) > 1:
+        (folder, *more) = folders
+        name = folder if folder and not more else f"{name} and {len(runs) - 1} more"
+    return Column(name, runs, fields)
+
+
+def names(paths: Sequence[str]) -> list[str]:
+    """What is left of each path without the folders that all have in common."""
+    parts = [p.rstrip("/").split("/") for p in paths]
+    while min(map(len, parts)) > 1 and len({p[0] for p in parts}) == 1:
+        parts = [p[1:] for p in parts]
+    return ["/".join(p) for p in parts]
+
+
+def config(path: str) -> dict[str, Any] | None:
+    """The fields of a workdir by today's names, those that came later at their defaults; None where
+    there is no config.json."""
+    file = logs.place(path) / "config.json"
+    if not logs.attempt(path, file.exists):
+        return None
+    with gate.reading(f"{path}/config.json"):
+        saved = json.loads(logs.text_of(file, path))
+        return schema.leaves(schema.base()) | {schema.today(k): v for k, v in saved.items()}
+
+
+# ------------------------------------------------------------------------------------------------
+# What is compared
+# ------------------------------------------------------------------------------------------------
+
+
+def differing(columns: Sequence[Column]) -> dict[str, list]:
+    """Field -> its value in each column ('-' where it has none); only those that differ."""
+    known = [c.fields for c in columns if c.fields is not None]
+    fields = [f for f in schema.SCHEMA if any(f in k for k in known)]
+    fields += sorted({f for k in known for f in k} - set(fields))
+    return {
+        f: [(c.fields or {}).get(f, "-") for c in columns]
+        for f in fields
+        if any(k.get(f, "-") != known[0].get(f, "-") for k in known)
+    }
+
+
+def scores(columns: Sequence[Column]) -> list[str]:
+    """The tags of avg@k, those that all runs have first."""
+    runs = [r for c in columns for r in c.runs]
+    tags = list(dict.fromkeys(t for r in runs for t in r.series if t.endswith("/avg@k")))
+    return sorted(tags, key=lambda tag: not all(tag in r.series for r in runs))
+
+
+def curve(run: Run, tag: str, x: str) -> tuple[np.ndarray, np.ndarray]:
+    """(positions on an axis [n], finite values [n]); empty where the run has not logged them."""
+    steps, values = run.series.get(tag, (np.zeros(0), np.zeros(0)))
+    at = plots.x_of(run, steps, x)
+    there = np.isfinite(values) & np.isfinite(at if at is not None else np.nan)
+    return (at if at is not None else steps)[there], values[there]
+
+
+def end(columns: Sequence[Column], x: str) -> float:
+    """How far every run has come on an axis at its last evaluation, or without any its last step.
+    NaN where a run does not say."""
+    tags = scores(columns)
+
+    def last(run: Run) -> float:
+        evaluated = [t for t in tags if t in run.series]
+        steps = np.concatenate([curve(run, t, "step")[0] for t in evaluated] or [np.zeros(0)])
+        at = plots.x_of(run, np.array([steps.max() if len(steps) else logs.last_step(run)]), x)
+        return np.nan if at is None else at[0]
+
+    return float(np.min([last(r) for c in columns for r in c.runs]))
+
+
+def value_at(run: Run, tag: str, x: str, place: float) -> float:
+    """The curve of a tag at a place; NaN where it does not reach it."""
+    at, values = curve(run, tag, x)
+    return float(np.interp(place, at, values, left=np.nan, right=np.nan)) if len(at) else np.nan
+
+
+def recent(run: Run, tag: str, step: float) -> float:
+    """Mean of the last `RECENT` values up to a step."""
+    at, values = curve(run, tag, "step")
+    return float(values[at <= step][-RECENT:].mean()) if (at <= step).any() else np.nan
+
+
+def last(run: Run, tag: str) -> float:
+    values = curve(run, tag, "step")[1]
+    return float(values[-1]) if len(values) else np.nan
+
+
+def facts(run: Run, step: float) -> dict[str, float]:
+    """What a run took, and what it was like up to an equal step."""
+    spent = [np.nansum(run.series[t][1]) for t in ("time/step_s", "time/eval_s") if t in run.series]
+    return {
+        "steps": logs.last_step(run),
+        "updates": last(run, "optim/updates"),
+        "tokens": last(run, "spent/tokens"),
+        "time_s": float(sum(spent)) if spent else np.nan,
+        "goodput": last(run, "time/goodput"),
+        "length": recent(run, "response/length_mean", step),
+        "training_accuracy": recent(run, "reward/accuracy", step),
+    }
+
+
+def score(run: Run, tag: str, ends: Mapping[str, float]) -> dict[str, float]:
+    """A set's avg@k at each equal end, and the best and last of the run with their steps."""
+    out = {f"at_equal_{AXES[x]}": value_at(run, tag, x, place) for x, place in ends.items()}
+    steps, values = curve(run, tag, "step")
+    best = int(values.argmax()) if len(values) else 0
+    for name, i in (("best", best), ("last", -1)):
+        out[name] = float(values[i]) if len(values) else np.nan
+        out[f"{name}_step"] = int(steps[i]) if len(values) else np.nan
+    return out
+
+
+def summary(columns: Sequence[Column]) -> dict:
+    """Everything that the table says, as plain values: `runs` has a list of one value per run."""
+    ends = {x: end(columns, x) for x in AXES}
+    ends = {x: place for x, place in ends.items() if np.isfinite(place)}
+    differ = differing(columns)
+
+    def lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list]:
+        return {k: [None if np.isnan(r[k]) else r[k] for r in rows] for k in rows[0]}
+
+    return {
+        "equal": {AXES[x]: place for x, place in ends.items()},
+        "runs": [
+            {
+                "name": c.name,
+                "paths": [r.path for r in c.runs],
+                "fields": {f: values[i] for f, values in differ.items()},
+                **lists([facts(r, ends["step"]) for r in c.runs]),
+                "scores": {
+                    tag: lists([score(r, tag, ends) for r in c.runs]) for tag in scores(columns)
+                },
+            }
+            for i, c in enumerate(columns)
+        ],
+    }
+
+
+# ------------------------------------------------------------------------------------------------
+# Table
+# ------------------------------------------------------------------------------------------------
+
+
+def table(found: Mapping[str, Any], width: int = 80) -> str:
+    """A `summary` for people, at most `width` characters wide: a column for each run, in several
+    blocks where they do not fit beside each other."""
+    runs, ends = found["runs"], found["equal"]
+    to = f"at step {ends['steps']:,.0f}"
+    parts: list[Rows] = [[("", [r["name"] for r in runs])]]
+    parts[0] += [(f, [_shown(r["fields"][f]) for r in runs]) for f in runs[0]["fields"]]
+    parts[0] += [
+        (label, [_number(r[key], form) for r in runs])
+        for label, key, form in (
+            ("steps done", "steps", ",.0f"),
+            ("updates done", "updates", ",.0f"),
+            ("tokens drawn", "tokens", ",.0f"),
+            ("time of its steps, s", "time_s", ",.0f"),
+            ("goodput, share", "goodput", ".2f"),
+        )
+    ]
+    parts[0].append((f"length {to}", [_mean(r["length"], ".1f") for r in runs]))
+    parts[0].append((f"train. acc. {to}", [_mean(r["training_accuracy"]) for r in runs]))
+    for tag in runs[0]["scores"]:
+        of = [r["scores"][tag] for r in runs]
+        rows = [
+            (f"  at {place:,.0f} {unit}", [_mean(s[f"at_equal_{unit}"]) for s in of])
+            for unit, place in ends.items()
+        ]
+        rows += [
+            (f"  {name}, @ its step", [_placed(s, name) for s in of]) for name in ("best", "last")
+        ]
+        parts.append([(tag, [""] * len(runs)), *rows])
+    seeds = max(len(r["paths"]) for r in runs)
+    return "\n\n".join([*_blocks(parts, width), *_notes(found, seeds, width)])
+
+
+def _notes(found: Mapping[str, Any], seeds: int, width: int) -> list[str]:
+    lengths = {steps for r in found["runs"] for steps in r["steps"]}
+    notes = []
+    if len(lengths) > 1:
+        notes.append(
+            f"These runs have different lengths ({min(lengths)} to {max(lengths)} steps): rows with"
+            " 'at' compare them where each of them has been; 'best' and 'last' do not."
+        )
+    if not found["runs"][0]["scores"]:
+        notes.append("No run has been evaluated.")
+    if seeds > 1:
+        notes.append("Means and 95% t-intervals over the runs of a column.")
+    return ["\n".join(textwrap.wrap(n, width)) for n in notes]
+
+
+def _blocks(parts: Sequence[Rows], width: int) -> list[str]:
+    """Columns side by side as far as they fit; a long cell goes on in the next line. Rows that say
+    nothing of a block's columns are left out, and so are parts that then have a heading alone."""
+    label = min(max(len(name) for rows in parts for name, _ in rows), width // 2)
+    wide = [
+        max(len(rows[n][1][i]) for rows in parts for n in range(len(rows)))
+        for i in range(len(parts[0][0][1]))
+    ]
+    wide = [min(w, CELL, width - label - 2) for w in wide]
+    blocks: list[list[int]] = [[]]
+    for i, w in enumerate(wide):
+        if blocks[-1] and sum(wide[j] + 2 for j in blocks[-1]) + w + 2 > width - label:
+            blocks.append([])
+        blocks[-1].append(i)
+    out = []
+    for of in blocks:
+        lines: list[str] = []
+        for (name, cells), *rows in parts:
+            said = [(n, c) for n, c in rows if {c[i] for i in of} != {"-"}]
+            for row, texts in [(name, cells), *said] if said else []:
+                columns = [_wrapped(row, label), *(_wrapped(texts[i], wide[i]) for i in of)]
+                for left, *cell in itertools.zip_longest(*columns, fillvalue=""):
+                    shown = [f"{x:>{wide[i]}}" for x, i in zip(cell, of, strict=True)]
+                    lines.append("  ".join([f"{left:<{label}}", *shown]).rstrip())
+        out.append("\n".join(lines))
+    return out
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return [text[i : i + width] for i in range(0, len(text), width)] or [""]
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if value == "" else f"{value:g}" if type(value) is float else str(value)
+
+
+def _number(values: Sequence[float | None], form: str) -> str:
+    """One value, or the smallest and the largest."""
+    there = sorted(v for v in values if v is not None)
+    return " to ".join(dict.fromkeys(format(v, form) for v in there[:1] + there[-1:])) or "-"
+
+
+def _mean(values: Sequence[float | None], form: str = ".3f") -> str:
+    """The mean over runs; '-' where one of them has no value."""
+    if None in values:
+        return "-"
+    mean, half = stats.interval(values)
+    return f"{mean:{form}}" + ("" if np.isnan(half) else f" +- {half:{form}}")
+
+
+def _placed(values: Mapping[str, list], name: str) -> str:
+    (steps, text) = values[f"{name}_step"], _mean(values[name])
+    return text if text == "-" else f"{text} @ {_number(steps, '.0f').replace(' to ', '-')}"
+
+
+# ------------------------------------------------------------------------------------------------
+# Figure
+# ------------------------------------------------------------------------------------------------
+
+
+def figure(columns: Sequence[Column]) -> plots.Figure:
+    """The first evaluation set over steps, updates and tokens, each to its own end (dotted: how far
+    all have come); training accuracy, length and entropy over steps. Of several seeds the mean is
+    thick and each one thin; an interval is drawn for three or more, as that of two hides all."""
+    tag = next(iter(scores(columns)), "eval/-/avg@k")
+    made, axes = ink.panels(2, 3)
+    below = ("reward/accuracy", "training accuracy"), ("response/length_mean", "length [tokens]")
+    below += (("policy/entropy", "entropy [nats per token]"),)
+    shown = [(tag, tag.removeprefix("eval/"), x) for x in AXES]
+    shown += [(t, label, "step") for t, label in below]
+    for ax, (name, label, x) in zip(axes, shown, strict=True):
+        for i, c in enumerate(columns):
+            style = {"ls": ink.DASHES[i // len(ink.COLORS) % len(ink.DASHES)]}
+            style |= {"marker": "o", "ms": 3} if name == tag and len(c.runs) == 1 else {}
+            color = ink.COLORS[i % len(ink.COLORS)]
+            curves = [curve(r, name, x) for r in c.runs]
+            ink.over_seeds(ax, curves, c.name, color, even=x == "tokens", fewest=3, **style)
+            for at, values in curves if len(curves) > 1 else []:
+                ax.plot(at, values, color=color, lw=0.8, alpha=0.5)
+        if name == tag and len({logs.last_step(r) for c in columns for r in c.runs}) > 1:
+            ax.axvline(end(columns, x), color="gray", lw=1, ls=":")
+        plots.finish(ax, "", label, x, legend=False)
+    by_label = {}
+    for ax in axes:
+        by_label |= {label: h for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if by_label:
+        made.legend(by_label.values(), by_label, loc="outside lower center", ncols=3, fontsize=8)
+    return made
+
+
+def write(columns: Sequence[Column], json_file: str = "", figure_file: str = "") -> str:
+    """Write what is asked for; returns the table, as wide as the terminal."""
+    found = summary(columns)
+    if json_file:
+        files.write_json(pathlib.Path(json_file), found)
+    if figure_file:
+        figure(columns).savefig(figure_file, dpi=130)
+    return table(found, shutil.get_terminal_size((80, 24)).columns)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m dapo_jax.lab compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.error = cli.fail  # one line
+    parser.add_argument("run", nargs="+", help="workdir, local or gs://, or another log")
+    parser.add_argument("--json", default="", help="write everything here, each run's values too")
+    parser.add_argument("--figure", default="", help="draw the runs here: FILE.png, .pdf or .svg")
+    parser.add_argument(
+        "--pool_seeds", action="store_true", help="runs that differ in nothing but seed: one column"
+    )
+    options = parser.parse_args(argv)
+    try:
+        if len(options.run) < 2:
+            raise ValueError(f"{options.run[0]}: give two runs or more")
+        if (kind := pathlib.Path(options.figure).suffix) not in ("", ".png", ".pdf", ".svg"):
+            raise ValueError(f"--figure={options.figure}: {kind} is not .png, .pdf or .svg")
+        print(write(read(options.run, options.pool_seeds), options.json, options.figure))
+    except (ValueError, OSError) as error:
+        return cli.fail(str(error) or type(error).__name__)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""A checkpoint looked at token by token: what it draws, how sure it is, what it might have said.
+
+loaded = tokens.open_run("runs/quickstart", n=4)
+for response in tokens.answers(loaded, "f 4 g + 2 h - 3 ?", "3"):
+    print(response.text, response.verdict)
+"""
+
+import functools
+import json
+import math
+import pathlib
+import tempfile
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dapo_jax import sample
+from dapo_jax.checkpoint import workdir as workdir_lib
+from dapo_jax.config import schema
+from dapo_jax.data import answers as verifiers, verifier
+from dapo_jax.lab.dynamics import browse, logs
+from dapo_jax.model import qwen2
+
+_CHUNK = 64  # tokens whose logits are made at a time
+
+
+class Token(NamedTuple):
+    """One drawn token; probabilities at the sampling temperature, before any nucleus cut."""
+
+    piece: str  # its text alone
+    logp: float
+    entropy: float  # nats
+    others: list[tuple[str, float]]  # the likeliest tokens (it may be among them), probability
+
+
+class Answer(NamedTuple):
+    text: str
+    verdict: verifier.Verdict | None  # None where no right answer is given
+    truncated: bool
+    tokens: list[Token]
+
+    @property
+    def mean_entropy(self) -> float:
+        return float(np.mean([t.entropy for t in self.tokens]))
+
+
+# ------------------------------------------------------------------------------------------------
+# A run's policy
+# ------------------------------------------------------------------------------------------------
+
+
+def read_config(path: str):
+    """`schema.of_run` of a workdir. ValueError: no such file, or not a run's."""
+    file = logs.place(path) / "config.json"
+    if not logs.attempt(path, file.exists):
+        raise ValueError(f"{path}: no config.json in it; give a run's directory")
+    try:
+        return schema.of_run(logs.text_of(file, path))
+    except ValueError as error:
+        raise ValueError(f"{path}/config.json: {logs.first_line(error)}") from error
+
+
+def open_run(
+    path: str,
+    *,
+    n: int = 4,
+    max_tokens: int = 0,
+    temperature: float = 1.0,
+    seed: int = 0,
+    step: int | None = None,
+) -> sample.Loaded:
+    """The policy of a workdir (local or gs://; nothing is written there), on whatever devices this
+    process has, ready to draw n answers per prompt. max_tokens 0: as in training; step: of the
+    checkpoint, None = the newest. ValueError: what the run lacks."""
+    config = read_config(path)
+    config.eval.temperature, config.eval.top_p, config.seed = temperature, 1.0, seed
+    config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 1, -1, 1  # not the run's own devices
+    if not workdir_lib.is_remote(path):
+        where = pathlib.Path(path).expanduser()
+        return sample.load(config, where, n=n, max_tokens=max_tokens, step=step)
+    config.checkpoint.directory = config.checkpoint.directory or f"{path.rstrip('/')}/checkpoints"
+    with tempfile.TemporaryDirectory() as folder:  # the embedded task's tokenizer
+        data = logs.place(path) / "data"
+        for file in data.iterdir() if logs.attempt(path, data.is_dir) else ():
+            (pathlib.Path(folder) / "data").mkdir(exist_ok=True)
+            (pathlib.Path(folder) / "data" / file.name).write_bytes(file.read_bytes())
+        return sample.load(config, pathlib.Path(folder), n=n, max_tokens=max_tokens, step=step)
+
+
+def problems(path: str, most: int = 4) -> list[tuple[str, str]]:
+    """A few (prompt, answer) of a workdir: those it logged last. ValueError: it logged none."""
+    for step in reversed(browse.steps(path)):
+        if rows := browse.read(path, {step}):
+            return list(dict.fromkeys((r.prompt, r.answer) for r in rows))[:most]
+    raise ValueError(f"{path}: no samples in rollouts/; give prompts and answers of your own")
+
+
+# ------------------------------------------------------------------------------------------------
+# What it says
+# ------------------------------------------------------------------------------------------------
+
+
+def answers(
+    loaded: sample.Loaded, prompt: str, answer: str | None = None, top: int = 5
+) -> list[Answer]:
+    """Draw answers to a prompt and look at every token. answer: the right one, for the verifier.
+
+    ValueError: the prompt is empty or too long.
+    """
+    ids = sample.encode(loaded.config, loaded.tokenizer, prompt)
+    out = []
+    for response in sample.draw(loaded, ids):
+        text = loaded.tokenizer.decode(response.tokens.tolist())
+        mode = loaded.config.reward.verifier
+        verdict = answer and verifiers.verify(text, answer, mode, prompt)
+        tokens = look(loaded, ids, response.tokens.tolist(), top)
+        out.append(Answer(text, verdict or None, response.truncated, tokens))
+    return out
+
+
+def look(
+    loaded: sample.Loaded, prompt: Sequence[int], response: Sequence[int], top: int = 5
+) -> list[Token]:
+    """Each token of a response to a prompt (ids), by one forward pass over both; the `top`
+    likeliest tokens at each place beside it."""
+    ids = np.array([*prompt, *response])
+    padded = np.zeros(-(-len(ids) // _CHUNK) * _CHUNK, np.int32)
+    padded[: len(ids)] = ids
+    temperature = np.float32(loaded.config.eval.temperature or 1.0)  # greedy: as the model has it
+    shape = loaded.machine.shape._replace(attention="chunked")  # one row, on any devices
+    params = qwen2.cast(loaded.params, loaded.config.model.dtype, shape)
+    seen = jax.device_get(
+        _distributions(shape, params, padded, len(ids), temperature, min(top, shape.vocab_size))
+    )
+    piece = lambda i: loaded.tokenizer.decode([int(i)], skip_special=False)
+    out = []
+    for at in range(len(prompt) - 1, len(ids) - 1):  # the place before a token predicts it
+        likeliest = zip(seen[2][at], seen[3][at], strict=True)
+        others = [(piece(i), math.exp(p)) for i, p in likeliest]
+        out.append(Token(piece(ids[at + 1]), float(seen[0][at]), float(seen[1][at]), others))
+    return out
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def _distributions(shape: qwen2.Shape, params, ids_T, length, temperature, top: int):
+    """At each place: log-prob of the next token of `ids_T`, entropy, and ids [T, top] with log-
+    probs [T, top] of the likeliest. Logits are made for `_CHUNK` places at a time."""
+    model = qwen2.bind(shape, params)
+    places = jnp.arange(len(ids_T))
+    segments = (places < length).astype(jnp.int32)
+    x_TxD = model.hidden(ids_T[None], places[None], segments[None])[0]
+    head_DxV = model.head()
+
+    def one(chunk):
+        x_cxD, next_c = chunk
+        logits = qwen2.logits(x_cxD, head_DxV) / temperature
+        logp_cxV = jax.nn.log_softmax(logits)
+        drawn = jnp.take_along_axis(logp_cxV, next_c[:, None], 1)[:, 0]
+        best, best_ids = jax.lax.top_k(logp_cxV, top)
+        return drawn, -jnp.sum(jnp.exp(logp_cxV) * logp_cxV, -1), best_ids, best
+
+    cut = lambda x: x.reshape(-1, _CHUNK, *x.shape[1:])
+    out = jax.lax.map(one, (cut(x_TxD), cut(jnp.roll(ids_T, -1))))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out)
+
+
+# ------------------------------------------------------------------------------------------------
+# HTML
+# ------------------------------------------------------------------------------------------------
+
+
+def page(prompt: str, drawn: Sequence[Answer]) -> str:
+    """Answers as colored text (background: entropy), each with its verdict; equal ones once, with
+    their number."""
+    rows = [
+        (
+            browse.Sample(
+                step=0,
+                problem="",
+                prompt=prompt,
+                response=a.text,
+                answer="",
+                correct=bool(a.verdict and a.verdict.correct),
+                tokens=len(a.tokens),
+                truncated=a.truncated,
+                mean_entropy=a.mean_entropy,
+                extracted=a.verdict.extracted if a.verdict else None,
+                pieces=tuple(t.piece for t in a.tokens),
+                entropies=tuple(t.entropy for t in a.tokens),
+                logps=tuple(t.logp for t in a.tokens),
+            ),
+            times,
+        )
+        for a, times in browse.distinct(drawn)
+    ]
+    return browse.answers(prompt, rows, judged=any(a.verdict for a in drawn))
+
+
+def table(tokens: Sequence[Token]) -> str:
+    """One line per token: its probability, the entropy in nats, and the likeliest tokens there, as
+    far as their probability rounds to 0.001 or more."""
+    top = max((len(t.others) for t in tokens), default=0)
+    names = ["#", "token", "probability", "entropy [nats]", *(f"{i + 1}." for i in range(top))]
+    cells = [
+        [
+            str(i),
+            browse.escape(_quoted(t.piece)),
+            f"{math.exp(t.logp):.4f}",
+            f"{t.entropy:.3f}",
+            *(
+                f"{browse.escape(_quoted(piece))} {p:.3f}" if p >= 0.0005 else ""
+                for piece, p in t.others
+            ),
+        ]
+        for i, t in enumerate(tokens, 1)
+    ]
+    return browse.rows(names, cells, [t.entropy for t in tokens])
+
+
+def _quoted(piece: str) -> str:
+    """So that blanks and the ends of lines are seen."""
+    return json.dumps(piece, ensure_ascii=False)

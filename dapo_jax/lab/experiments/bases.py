@@ -1,0 +1,190 @@
+"""Base models with habits that one technique is about, made by warm-up; and the problems they meet.
+
+All come from one skill phase per seed, nearly clean and half of it in the careful style (`Wait f 4
+g 6 Wait g 6 ...`); each habit goes on from there. The skill comes first, because among many slips
+it may never appear (warmup.py).
+
+    careful    long careful working, or the answer at once: right mostly, or now and then
+    rambling   from `careful`: the long style repeats its steps, and may not end; it still pays
+    hasty      plain working that mostly breaks off: the base of the quickstart, from this skill
+"""
+
+import pathlib
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from absl import logging
+
+from dapo_jax import build, evaluate
+from dapo_jax.checkpoint import checkpoint
+from dapo_jax.config import schema
+from dapo_jax.dapo.state import State
+from dapo_jax.data import arithmetic
+from dapo_jax.data.arithmetic import Style
+from dapo_jax.lab.experiments.pool import Task
+from dapo_jax.model import qwen2
+from dapo_jax.run import warmup
+
+ROOM = 64  # tokens in which every careful answer of levels 2..5 fits with much to spare
+TEST_LEVELS = (2, 3, 4, 5)
+HARD_LEVELS = (5, 6, 7, 8)  # warm-up shows five operations at most
+TEST_PROBLEMS, TEST_SAMPLES = 48, 8  # per level
+ANSWERED_AT_ONCE = 3  # tokens of `Answer: 7 </s>`; whatever is longer has been worked out
+
+
+class Habit(NamedTuple):
+    """How a base comes from the one before it ('' = from random weights)."""
+
+    parent: str
+    mix: warmup.Mix
+    steps: int
+    lr: float
+    cap: int  # tokens of an example
+
+
+SKILL = Style(careful=0.5, loop=0.01, slip=0.01, ramble=0.02)
+# The careful style nearly always where it will fit, half the time where it will not.
+CAREFUL = (
+    (Style(careful=0.85, direct=0.15), (2, 3)),
+    (Style(careful=0.45, direct=0.55), (4, 5)),
+)
+RAMBLING = Style(careful=0.4, direct=0.6, ramble=0.86)
+HABITS = {
+    "skill": Habit("", [(SKILL, arithmetic.WARMUP_LEVELS)], 900, 3e-3, 40),
+    "careful": Habit("skill", CAREFUL, 300, 1.5e-3, 40),
+    "rambling": Habit("careful", [(RAMBLING, (2, 3, 4))], 200, 1.5e-3, 80),
+    "hasty": Habit("skill", [(arithmetic.HABIT, arithmetic.WARMUP_LEVELS)], 160, 1.5e-3, 32),
+}
+
+
+def lineage(names: Iterable[str]) -> list[str]:
+    """The bases `names` and all their ancestors, parents first."""
+    out: list[str] = []
+    for name in names:
+        new = []
+        while name and name not in out:
+            new.insert(0, name)
+            name = HABITS[name].parent
+        out += new
+    return out
+
+
+def folder(name: str, seed: int) -> str:
+    return f"base_{name}_{seed}"
+
+
+def tasks(names: Iterable[str], seeds: Sequence[int]) -> list[Task]:
+    """The bases `names` of each seed and all that they come from, for the pool."""
+    return [
+        Task(
+            folder(name, s),
+            make,
+            (name, s),
+            (folder(parent, s),) if (parent := HABITS[name].parent) else (),
+        )
+        for name in lineage(names)
+        for s in seeds
+    ]
+
+
+def write_problems(directory: pathlib.Path) -> None:
+    """A train file for each set of levels in use, a held-out file for each level, the tokenizer."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for levels in ((2, 3, 4, 5), (2, 3, 4), HARD_LEVELS):
+        made = arithmetic.problems(4096, levels, 0, "train")
+        arithmetic.write_problems(train_file(directory, levels), made)
+    for k in TEST_LEVELS:
+        made = arithmetic.problems(TEST_PROBLEMS, [k], 0, "heldout")
+        arithmetic.write_problems(directory / f"heldout_k{k}.jsonl", made)
+    made = arithmetic.problems(128, HARD_LEVELS, 0, "heldout")
+    arithmetic.write_problems(directory / "heldout_hard.jsonl", made)
+    arithmetic.write_tokenizer(directory / "tokenizer.model")
+
+
+def train_file(directory: pathlib.Path, levels) -> pathlib.Path:
+    return directory / f"train_k{''.join(map(str, levels))}.jsonl"
+
+
+def on_files(config, directory: pathlib.Path, train_levels, test_levels=TEST_LEVELS) -> None:
+    """Make `config` train on these levels and test each held-out level alone, with ample room."""
+    directory = directory.absolute()
+    config.data.train = str(train_file(directory, train_levels))
+    config.tokenizer.path = str(directory / "tokenizer.model")
+    config.eval.files = ",".join(f"k{k}={directory}/heldout_k{k}.jsonl" for k in test_levels)
+    config.eval.k, config.eval.max_problems, config.eval.top_p, config.eval.every = (
+        TEST_SAMPLES,
+        0,
+        1.0,
+        0,
+    )
+    config.eval.max_response_tokens = max(ROOM, config.rollout.max_response_tokens)
+
+
+def save(where: pathlib.Path, config, machine: build.Machine, params) -> None:
+    """Leave `params` in a task's folder, as a checkpoint that `config.init_from` takes."""
+    with checkpoint.manager(where / "checkpoints", keep=1, cleanup=True) as saver:
+        state = State(params, machine.trainer.init_opt_state(params))
+        checkpoint.save(saver, state, schema.leaves(config))
+
+
+def restore(where: pathlib.Path, machine: build.Machine, step: int | None = None) -> qwen2.Params:
+    """The weights that a task or a run left in its folder, in the training layout. step: of the
+    checkpoint, None = the newest."""
+    like, shardings = qwen2.abstract(machine.shape), machine.trainer.param_shardings
+    return checkpoint.restore_params(where / "checkpoints", like, shardings, step)
+
+
+def make(where: pathlib.Path, name: str, seed: int) -> dict:
+    """A task of the pool: warm up, save, and report what the base does on the held-out levels:
+    `styles` of each."""
+    logging.set_verbosity(logging.WARNING)
+    started = time.process_time()
+    habit = HABITS[name]
+    config = schema.base()
+    config.seed = seed
+    config.rollout.max_response_tokens = habit.cap
+    on_files(config, where.parent / "data", (2, 3, 4, 5))
+    text = build.load_text(config, where, None)
+    machine = build.build_machine(config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
+    if habit.parent:
+        params = restore(where.parent / folder(habit.parent, seed), machine)
+    else:
+        params = build.initial_params(config, machine)
+    phase = warmup.Phase(
+        name,
+        habit.steps,
+        habit.lr,
+        habit.mix,
+        len(HABITS) * seed + list(HABITS).index(name),
+        habit.cap,
+    )
+    params = warmup.warm_up(config, machine.mesh, machine.shape, text.tokenizer, params, [phase])
+    trained_s = time.process_time() - started
+    save(where, config, machine, params)
+    decode_params = machine.engine.decode_params(params)
+    wait = text.tokenizer.encode(arithmetic.WAIT)[0]
+    report = {}
+    for level, data in text.evals.items():
+        draw = build.evaluation_draw(config, top_p=1.0)
+        scores = evaluate.evaluate(machine, decode_params, text, data, config.eval.k, draw)
+        report[level] = styles(scores, wait)
+    return {"levels": report, "warm_up_cpu_s": trained_s, "cpu_s": time.process_time() - started}
+
+
+def styles(scores: evaluate.Scores, wait: int) -> dict[str, float]:
+    """Shares, accuracies and mean lengths (tokens) of the styles of one set of samples. The first
+    token tells them apart: `wait` opens the careful style. A style without samples is left out."""
+    rows = [r for row in scores.responses for r in row]
+    long = np.array([r.tokens[0] == wait for r in rows])
+    length = np.array([len(r.tokens) for r in rows])
+    correct, cut = scores.correct_PxK.ravel(), scores.truncated_PxK.ravel()
+    out = {"accuracy": correct.mean(), "length": length.mean(), "truncated": cut.mean()}
+    out["careful_share"] = long.mean()
+    for style, chosen in (("careful", long), ("other", ~long)):
+        if chosen.any():
+            out[f"{style}_accuracy"] = correct[chosen].mean()
+            out[f"{style}_length"] = length[chosen].mean()
+            out[f"{style}_truncated"] = cut[chosen].mean()
+    return {k: float(v) for k, v in out.items()}

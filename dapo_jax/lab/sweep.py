@@ -1,0 +1,130 @@
+"""A sweep: every combination of the values of some fields, once per seed, and what comes of them.
+
+    python -m dapo_jax.lab sweep --config=configs/quickstart.py --workdir=runs/sweep \\
+        --over=optim.lr=1e-4,3e-4,1e-3 --seeds=2
+
+Each run is an ordinary workdir, WORKDIR/optim.lr=0.0001/seed_0 and so on; the same command goes on
+where it stopped, and with more values or seeds it makes only what is missing. Where the config has
+a supervised warm-up, all seeds start from the same base model, WORKDIR/base/0: one is made for each
+combination of those swept fields that the warm-up depends on. At the end stands the table of
+`lab compare`, a column for each combination, in compare.txt, compare.json and compare.png too.
+"""
+
+import contextlib
+import csv
+import itertools
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from absl import flags
+
+from dapo_jax import parallel
+from dapo_jax.config import cli, schema, validation
+from dapo_jax.data import files
+from dapo_jax.hosts import processes
+from dapo_jax.lab import compare
+from dapo_jax.lab.experiments import pool, training
+from dapo_jax.lab.experiments.training import JOBS, SEEDS
+
+OVER = flags.DEFINE_multi_string(
+    "over",
+    [],
+    "FIELD=VALUE,VALUE,...; may be given several times. A value with a comma: in quotes.",
+)
+# What a base model depends on: these sections, and the lengths that its examples may have.
+_OF_BASE = ("model.", "tokenizer.", "data.", "supervised_warmup.", "sharding.", "mesh.")
+_OF_BASE += ("rollout.max_response_tokens", "optim.row_tokens", "optim.micro_batch_rows")
+
+Setting = Mapping[str, Any]  # swept field -> its value
+
+
+def settings(over: Sequence[str]) -> list[Setting]:
+    """All combinations of the values of 'FIELD=VALUE,VALUE', the last field's values changing
+    first. ValueError: a line for each that is no such thing."""
+    axes: dict[str, list] = {}
+    bad: list[str] = []
+    for text in over:
+        name, _, values = text.partition("=")
+        (cells,) = csv.reader([values]) if values else ([],)
+        field = schema.today(name.strip())
+        parsed = [cli.overrides([(field, cell.strip())], bad) for cell in cells]
+        if not cells:
+            bad.append(f"--over={text}: write --over=FIELD=VALUE,VALUE,...")
+        elif field in axes:
+            bad.append(f"--over={text}: {field} is swept already; name all its values at once")
+        elif field == "seed":
+            bad.append(f"--over={text}: --seeds=N runs each combination with N seeds")
+        axes[field] = [p.get(field) for p in parsed]
+    if not over:
+        bad.append("--over: name a field, as --over=optim.lr=1e-6,3e-6")
+    if bad:
+        raise ValueError("\n".join(dict.fromkeys(bad)))
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def folder(setting: Setting) -> str:
+    """A name for the setting's runs, without what paths and shells give a meaning to."""
+    return re.sub(r"[^\w.=+-]+", "-", "_".join(f"{k}={v}" for k, v in setting.items()))
+
+
+def tasks(config, wanted: Sequence[Setting], seeds: int) -> list[pool.Task]:
+    """The base models, if the config has a warm-up that makes them, and the runs. ValueError: a
+    line for each mistake in a config."""
+    first, bad, bases, out = config.seed, {}, {}, []
+    devices = len(jax.devices())
+    for setting in wanted:
+        made = schema.base()
+        made.update_from_flattened_dict(schema.leaves(config))
+        cli.apply(made, setting)
+        try:
+            validation.validate(made, devices, files=True)
+        except ValueError as error:
+            bad |= dict.fromkeys(str(error).splitlines())
+        after = ()
+        if validation.warm_up(made) and not made.init_from:
+            of = {k: v for k, v in schema.leaves(made).items() if k.startswith(_OF_BASE)}
+            after = (bases.setdefault(str(of), f"base/{len(bases)}"),)
+            if not any(t.folder == after[0] for t in out):
+                out.append(pool.Task(*after, training.run, (schema.leaves(made) | {"steps": 0},)))
+        for seed in range(first, first + seeds):
+            fields = schema.leaves(made) | {"seed": seed}
+            name = f"{folder(setting)}/seed_{seed}"
+            out.append(pool.Task(name, training.run, (fields, *after), after))
+    if bad:
+        raise ValueError("\n".join(bad))
+    return out
+
+
+def report(out: pathlib.Path, done: Sequence[str]) -> str:
+    """Write the comparison of these runs into the sweep's directory; returns the table."""
+    columns = compare.read([str(out / name) for name in done], pool_seeds=True)
+    text = compare.write(columns, str(out / "compare.json"), str(out / "compare.png"))
+    files.write(out / "compare.txt", text + "\n")
+    return text
+
+
+def main() -> None:
+    config, out = cli.CONFIG.value, pathlib.Path(cli.WORKDIR.value)
+    if not cli.WORKDIR.value or "://" in cli.WORKDIR.value:
+        raise ValueError(f"--workdir={cli.WORKDIR.value}: give a directory of this machine")
+    wanted = settings(OVER.value)
+    with contextlib.ExitStack() as after:
+        if JOBS.value == 1:  # before `tasks` counts devices
+            after.enter_context(processes.joined())
+        todo = tasks(config, wanted, SEEDS.value or 1)
+        runs = [t.folder for t in todo if not t.folder.startswith("base/")]
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            pool.run_all(todo, out, JOBS.value, "sweep")
+        except RuntimeError as error:
+            cli.fail(str(error))
+        if JOBS.value != 1 or parallel.is_main_process():
+            print(report(out, runs))
+            print(f"\n{out}/compare.txt, compare.json, compare.png; the runs beside them")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,1 @@
+"""Does a config fit a slice, and how long is a step? Needs no TPU."""

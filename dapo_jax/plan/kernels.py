@@ -1,0 +1,170 @@
+"""`plan --kernels`: how many bundles of instructions libtpu makes of the decode kernel.
+
+One layer's attention, as the sampler calls it, is compiled for one chip of the slice by a process
+of its own, with libtpu told to write down its final programs. A bundle takes a cycle or more, so a
+loop's bundles over the clock are the least its turn takes, and its bytes over that time the most
+that it can read. What waits for HBM is not to be seen there: that is `dma_latency` and `keys_hbm`
+in constants.py; benchmarks/attention_kernel.py plays whole calls.
+"""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from dapo_jax import parallel
+from dapo_jax.config import schema
+from dapo_jax.model import paged, qwen2
+from dapo_jax.plan.constants import Values
+from dapo_jax.pods import topology
+from dapo_jax.pods.slices import Pod
+
+_BUNDLE = re.compile(r"\s*0x[0-9a-f]+\s*(?:(LB|PF|LH|LE|PB)\s*)?:\s*(>*)\s*(\{\}|\{)")
+KERNEL = "decode_attention"
+
+
+class Attention(NamedTuple):
+    """One device's part of a layer's attention while decoding."""
+
+    rows: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+
+
+class Loop(NamedTuple):
+    """Bundles of a loop's body without the loops inside it, which follow in order."""
+
+    own: int
+    inner: list["Loop"]
+
+
+class Parts(NamedTuple):
+    """Bundles of model/paged_kernel.py, by what they are for."""
+
+    start: int  # of a call, before it asks for its first pages
+    block: int  # a whole block of keys
+    row: int  # a row and head: the new token, its last block, the result
+    page: int  # of a row's last block, beside
+
+    @property
+    def beside(self) -> float:
+        """Of a row whose blocks all count as whole ones, the last with 1 to 8 pages."""
+        return self.row + 4.5 * self.page - self.block
+
+
+def loops(text: str) -> Loop:
+    """The tree of loops of a program in libtpu's dump of final bundles, the program at its root."""
+    stack = [Loop(0, [])]
+
+    def close(depth):
+        while len(stack) > depth:
+            done = stack.pop()
+            stack[-1].inner.append(done)
+
+    for found in filter(None, map(_BUNDLE.match, text.splitlines())):
+        # The wait for a branch is made of empty bundles, which are printed without a depth.
+        depth = len(stack) - 1 if found[3] == "{}" else len(found[2])
+        close(depth if found[1] == "LB" else depth + 1)
+        while len(stack) <= depth:  # into a new loop, or back into one after a bundle outside
+            stack.append(Loop(0, []) if found[1] == "LB" else stack[-1].inner.pop())
+        stack[-1] = Loop(stack[-1].own + 1, stack[-1].inner)
+    close(1)
+    return stack[0]
+
+
+def parts(program: Loop) -> Parts:
+    """Of the decode kernel, whose loops are: first blocks; rows (blocks, pages to ask for, pages to
+    wait for); results on their way. ValueError: it has others."""
+    begin, row = (x for x in program.inner if x.inner)
+    block, ask, wait = row.inner
+    (ask_ahead,) = block.inner
+    page = wait.own + max(ask.own, ask_ahead.own)
+    return Parts(program.own + begin.own, block.own, row.own, page)
+
+
+def dumped(command: list[str]) -> dict[str, Loop]:
+    """Program -> its loops, of what a process compiles. It must import libtpu itself, which reads
+    its settings once. ValueError: the process fails; its last lines are in the message."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+        environment = os.environ | dict(JAX_PLATFORMS="cpu", LIBTPU_INIT_ARGS=flags)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError("\n".join(done.stderr.splitlines()[-5:]))
+        files = pathlib.Path(folder).glob("*final_bundles.txt")
+        return {
+            re.sub(r"^\d+-|-?\d*-final_bundles\.txt$", "", x.name): loops(
+                x.read_text(errors="replace")
+            )
+            for x in sorted(files)
+            if "schedule-analysis" not in x.name
+        }
+
+
+def measure(pod: Pod, part: Attention, geometry: paged.Geometry) -> Parts:
+    """geometry: the pool, of which one shard and one layer are taken. ValueError: the compiler
+    refuses."""
+    geometry = geometry._replace(shards=1, kv_heads=part.kv_heads, layers=1, arrays=1)
+    given = json.dumps([pod.family, part, geometry])
+    found = dumped([sys.executable, "-m", "dapo_jax.plan.kernels", given])
+    return parts(next(x for name, x in found.items() if KERNEL in name))
+
+
+def compile_attention(family: str, part: Attention, g: paged.Geometry) -> None:
+    """One layer's writes and reads of the cache, for one chip that is not there."""
+    chip = topology.devices(f"{family}:2x2" + "x1" * (family in ("v4", "v5p")))[0]
+    g = g._replace(cores=chip.num_cores)
+    mesh = Mesh([[[chip]]], parallel.AXES)
+    rules = schema.base().sharding.decode
+    number = lambda dtype, *size: jax.ShapeDtypeStruct(
+        size, dtype, sharding=parallel.replicated(mesh)
+    )
+    S, d, R = part.rows, part.head_dim, g.row_pages
+    pool = jax.eval_shape(lambda: paged.new_pool(g, part.dtype))
+    pool = parallel.sharded(pool, paged.pool_sharding(g, mesh, rules))
+    rows = paged.CacheRows(number(jnp.int32, S, R), number(jnp.int32, S), number(bool, S))
+    heads, kv = (number(part.dtype, S, n, 1, d) for n in (part.heads, part.kv_heads))
+
+    def attend(layer, pool, q, k, v, rows):
+        with parallel.mesh_scope(mesh, rules):
+            angles = qwen2.rope_angles(rows.position_S[:, None], d, 1e6)
+            return paged.decode_attend(g, rows)(angles)(layer, pool, q, k, v)
+
+    program = jax.jit(attend, donate_argnums=1)
+    program.lower(number(jnp.int32), pool, heads, kv, kv, rows).compile()
+
+
+def report(pod: Pod, found: Parts, block_bytes: float, k: Values) -> list[str]:
+    """For people. block_bytes: keys and values of a whole block."""
+    clock, cores = k[f"clock.{pod.family}"], int(k[f"cores.{pod.family}"])
+    rate = cores * block_bytes / (found.block / clock)
+    line = lambda what, n: f"  {what:40s} {n:6.0f} = {1e6 * n / clock:.3f} us"
+    return [
+        f"Bundles of the decode kernel on {pod.family}, at least a cycle each, at"
+        f" {clock / 1e9:g} GHz:",
+        line("a whole block of keys", found.block)
+        + f"; {block_bytes / 1e3:.0f} kB on {cores} core{'s' * (cores > 1)}: at most"
+        f" {rate / 1e9:,.0f} GB/s, {rate / pod.chip.bandwidth:.0%} of the chip's HBM",
+        line("a row and head, beside its blocks", found.beside),
+        line("a call, before its first pages", found.start),
+    ]
+
+
+def child(given: str) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    family, part, geometry = json.loads(given)
+    compile_attention(family, Attention(*part), paged.Geometry(*geometry))
+
+
+if __name__ == "__main__":
+    child(sys.argv[1])

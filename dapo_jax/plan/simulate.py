@@ -1,0 +1,405 @@
+"""What happens in a rollout of which only the lengths are known: no model, no device, no time.
+
+Responses get lengths from a distribution; everything else is decided by the code that decides it in
+a run: slots, pages, refill and eviction by `rollout.schedule.Schedule`, rounds by
+`dapo.dynamic_sampling.collect`, rows by `dapo.packing.best_fit`. `pods/cost.py` puts seconds to it.
+
+Dims: C chunks, S slots, N problems, G samples of a problem. Lengths in TOKENS.
+"""
+
+import functools
+import math
+import statistics
+from typing import NamedTuple
+
+import numpy as np
+
+from dapo_jax.dapo import packing
+from dapo_jax.dapo.dynamic_sampling import Group, collect
+from dapo_jax.dapo.reward import Grades
+from dapo_jax.model.attention_kernels import BLOCK
+from dapo_jax.rollout.schedule import Request, Schedule
+from dapo_jax.variants.clock import Clock, Flight, Run
+
+
+class Traffic(NamedTuple):
+    """What no config knows. Lengths are log-normal, cut at the cap; `alike` of the variance of
+    their logarithm is between problems and the rest within a group."""
+
+    prompt: int  # mean; every prompt has it
+    response: int  # mean, after the cut
+    sigma: float = 0.9  # of the logarithm
+    accept: float = 0.6  # share of groups with right and wrong responses
+    alike: float = 0.5
+
+
+@functools.cache
+def log_mean(mean: float, sigma: float, cap: int) -> float:
+    """Mean of the logarithm for which lengths cut at `cap` have this mean. ValueError: none has."""
+    normal, n = statistics.NormalDist(), 4096
+    z = np.array([normal.inv_cdf((i + 0.5) / n) for i in range(n)])
+    if not 1 <= mean < cap:
+        raise ValueError(f"a mean response of {mean:,} tokens: wants 1 to {cap - 1:,}, of at most")
+    low, high = -20.0, 2 * math.log(cap) + 20
+    for _ in range(60):
+        mu = (low + high) / 2
+        got = np.clip(np.rint(np.exp(mu + sigma * z)), 1, cap).mean()
+        low, high = (mu, high) if got < mean else (low, mu)
+    return mu
+
+
+def lengths(traffic: Traffic, cap: int, problems: int, samples: int, seed: int = 0) -> np.ndarray:
+    """int [N, G], 1 to cap."""
+    rng = np.random.default_rng(seed)
+    between, within = math.sqrt(traffic.alike), math.sqrt(1 - traffic.alike)
+    z_NxG = between * rng.normal(size=(problems, 1)) + within * rng.normal(size=(problems, samples))
+    mu = log_mean(traffic.response, traffic.sigma, cap)
+    return np.clip(np.rint(np.exp(mu + traffic.sigma * z_NxG)), 1, cap).astype(int)
+
+
+# ------------------------------------------------------------------------------------------------
+# One call of the sampler
+# ------------------------------------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    """Of a sampler, as `rollout.engine.Engine` has them."""
+
+    slots: int
+    shards: int
+    chunk: int
+    pages: int  # of a shard
+    page_tokens: int
+    prefill_rows: int  # prompts per call and shard
+
+
+class Trace(NamedTuple):
+    """What the slots did, chunk by chunk; the slots of a shard lie side by side."""
+
+    position_CxS: np.ndarray  # int32, tokens in the cache when the chunk begins; 0 = idle
+    count_CxS: np.ndarray  # int32, tokens drawn; 0 = idle
+    queued_C: np.ndarray  # bool, whether requests were waiting behind these
+    prefills_C: np.ndarray  # int32, calls of the prefill program, of one width
+    evicted: int
+    pages: int  # most in use at a time, of the fullest shard
+    ended_NxG: np.ndarray  # int32, the chunk in which a response ended
+
+    @property
+    def steps_C(self) -> np.ndarray:
+        """Tokens of the chunk: it ends early when all rows have ended."""
+        return self.count_CxS.max(1, initial=0)
+
+    @property
+    def occupancy(self) -> float:
+        return self.count_CxS.sum() / max(self.steps_C.sum() * self.count_CxS.shape[1], 1)
+
+
+def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes) -> Trace:
+    """The responses of N problems on their way through the slots, as `Engine.generate` takes
+    them. length_NxG: 0 = is there already. ValueError: the pages hold no row of the longest
+    length."""
+    N, G = length_NxG.shape
+    if sizes.pages * sizes.page_tokens < prompt - 1 + cap:
+        raise ValueError(f"{sizes.pages} pages hold no row of {prompt - 1 + cap:,} tokens")
+    asked_NxG = length_NxG > 0
+    ended_R = np.zeros(asked_NxG.sum(), np.int32)
+    prompts = [(i,) * prompt for i in range(N)]  # problems differ, so their prompts do
+    requests = [Request(prompts[i], i, g) for i, g in np.argwhere(asked_NxG).tolist()]
+    call = _Call(requests, length_NxG[asked_NxG].tolist(), cap, sizes)
+    while call.schedule:
+        for index, _, left in call.chunk():
+            if not left:
+                ended_R[index] = len(call.counts) - 1
+    ended_NxG = np.zeros((N, G), np.int32)
+    ended_NxG[asked_NxG] = ended_R
+    return call.trace(ended_NxG)
+
+
+class _Call:
+    """A call of the sampler, chunk by chunk."""
+
+    def __init__(
+        self,
+        requests: list[Request],
+        left: list[int],
+        cap: int,
+        sizes: Sizes,
+        prefill_tokens: int = 0,
+    ):
+        """left: tokens that each request has still to draw. prefill_tokens: of a prompt in one
+        call of the prefill program; 0 = a prompt is one call."""
+        self.left, self.sizes, self._prefill_tokens = left, sizes, prefill_tokens
+        self.schedule = Schedule(
+            requests,
+            slots=sizes.slots,
+            shards=sizes.shards,
+            chunk=min(sizes.chunk, cap),
+            limit=cap,
+            pages=sizes.pages,
+            page_tokens=sizes.page_tokens,
+            fixed=False,
+        )
+        self._shard_S = np.array([self.schedule.shard(s) for s in range(sizes.slots)])
+        self.positions, self.counts, self.queued, self.prefills, self.evicted = [], [], [], [], 0
+
+    def chunk(self) -> list[tuple[int, int, int]]:
+        """(request, tokens drawn, tokens left) of every row in a slot."""
+        schedule, rows = self.schedule, self.schedule.rows
+        self.evicted += schedule.grow()
+        new, _ = schedule.admit()
+        calls = self._prefill_calls(new)
+        position_S, count_S = np.zeros((2, self.sizes.slots), np.int32)
+        out = []
+        for s, row in enumerate(rows):
+            if row:
+                left = self.left[row.index] - row.emitted
+                n = min(schedule.chunk, left)
+                position_S[s], count_S[s] = row.position, n
+                row.emitted += n
+                out.append((row.index, row.emitted, left - n))
+                if n == left:
+                    schedule.release(s)
+        self.positions.append(position_S)
+        self.counts.append(count_S)
+        self.queued.append(bool(schedule.waiting))
+        self.prefills.append(calls)
+        return out
+
+    def _prefill_calls(self, new: list[int]) -> int:
+        """As `Engine._prefill` makes them: a call lasts as long as the longest prompt of it."""
+        if not new:
+            return 0
+        n, T = self.sizes.prefill_rows, self._prefill_tokens
+        shard_N = self._shard_S[new]
+        if not T:
+            return -(-int(np.bincount(shard_N).max()) // n)
+        length_N = np.array([len(self.schedule.rows[s].prompt) - 1 for s in new])
+        queues = [length_N[shard_N == k] for k in range(self.sizes.shards)]
+        batches = range(0, max(map(len, queues)), n)
+        longest = [max(q[i : i + n].max(initial=0) for q in queues) for i in batches]
+        return sum(-(-int(x) // T) for x in longest)
+
+    def trace(self, ended_NxG: np.ndarray) -> Trace:
+        return Trace(
+            np.array(self.positions),
+            np.array(self.counts),
+            np.array(self.queued),
+            np.array(self.prefills),
+            self.evicted,
+            self.schedule.peak,
+            ended_NxG,
+        )
+
+
+# ------------------------------------------------------------------------------------------------
+# Steps that never drain
+# ------------------------------------------------------------------------------------------------
+
+
+class Carried(NamedTuple):
+    """Rollout steps with `rollout.staleness`, from the first on that is like those after it."""
+
+    traces: list[Trace]
+    parked: float  # tokens of rows that go on, run again, a step
+    judged: float  # groups a step
+    age: float  # steps, of the trained tokens, mean
+    oldest: int
+
+
+def carried(
+    config,
+    traffic: Traffic,
+    sizes: Sizes,
+    staleness: int,
+    prefill_tokens: int = 0,
+    steps: int = 2,
+) -> Carried:
+    """As `carried.sample_batch` takes them, by the same clock and the same schedule."""
+    cap, G, need = (config.rollout[x] for x in ("max_response_tokens", "group_size", "groups"))
+    most = math.ceil((steps + 2 * staleness + 3) * need / max(traffic.accept, 1 / 64))
+    length_NxG = lengths(traffic, cap, most, G).tolist()
+    taught_N = (np.random.default_rng(0).random(most) < traffic.accept).tolist()
+    every = not config.dynamic_sampling.enabled
+    drawn: dict[tuple[int, int], list[int]] = {}  # (position, sample) -> tokens of each version
+    flights, position, out, judged, ages, parked = [], 0, [], 0, [], 0
+    for version in range(steps + staleness):
+        clock = Clock(
+            flights,
+            need=need,
+            staleness=staleness,
+            samples=G,
+            lanes=sizes.slots,
+            tick=min(sizes.chunk, cap),
+            version=version,
+            position=position,
+            most=config.dynamic_sampling.max_rounds * need,
+        )
+        runs: list[Run] = []
+        call = _Call([], [], cap, sizes, prefill_tokens)
+
+        def join(flights, call=call, runs=runs) -> None:
+            for f in flights:
+                p = f.position % most  # beyond: the same problems again
+                for g, run in enumerate(f.runs):
+                    if not run.whole:
+                        request = Request((f.position,) * traffic.prompt, f.position, g)
+                        request = request._replace(prefix=(-1 - g,) * run.at)
+                        call.schedule.waiting.append((len(runs), request))
+                        call.left.append(length_NxG[p][g] - run.at)
+                        runs.append(run)
+
+        judge = lambda whole: [every or taught_N[f.position % most] for f in whole]
+        join(flights)
+        before = {id(r): r.at for f in flights for r in f.runs}
+        late = version >= staleness
+        parked += late * sum(r.at for f in flights for r in f.runs if not r.whole)
+        while (used := clock.run(judge, join)) is None:
+            for index, emitted, left in call.chunk():
+                run, start = runs[index], before.get(id(runs[index]), 0)
+                run.known = max(run.known, start + emitted)
+                run.ended |= not left
+        for f in clock.flights:
+            for g, run in enumerate(f.runs):
+                grown = run.at - before.get(id(run), 0)
+                drawn.setdefault((f.position, g), [0] * (steps + staleness))[version] = grown
+        if late:
+            out.append(call.trace(np.zeros((0, G), np.int32)))
+            judged += clock.judged
+            of = np.array([drawn[f.position, g] for f in used for g in range(G)]).sum(0)
+            ages.append(of[version::-1])
+        taken, position = {f.position for f in used}, clock.position
+        flights = [
+            Flight(f.position, [Run(r.at, r.whole, r.at) for r in f.runs], f.begun, f.accepted)
+            for f in clock.flights
+            if f.position not in taken
+        ]
+    total = sum(np.pad(x, (0, steps + staleness - len(x))) for x in ages)
+    age = float(total @ np.arange(len(total)) / total.sum())
+    return Carried(out, parked / steps, judged / steps, age, int(np.flatnonzero(total).max()))
+
+
+# ------------------------------------------------------------------------------------------------
+# Rounds of dynamic sampling
+# ------------------------------------------------------------------------------------------------
+
+_OUTCOMES = {mixed: Grades(np.array([1.0 * mixed, 0.0])) for mixed in (False, True)}
+
+
+def rounds(config, accept: float, steps: int = 64) -> list[list[int]]:
+    """Problems of each round of each of `steps` rollout steps in a row, far from the run's first,
+    where a group teaches with probability `accept`."""
+    d = config.dynamic_sampling
+    need = config.rollout.groups
+    return _rounds(need, d.max_rounds, d.enabled, d.refill, d.surplus, accept, steps)
+
+
+@functools.cache
+def _rounds(need, max_rounds, dynamic, refill, surplus, accept, steps):
+    rng, teaches = np.random.default_rng(0), {}
+
+    def draw(positions: range) -> list[Group]:
+        asked.append(len(positions))
+        fresh = [p for p in positions if p not in teaches]
+        teaches.update(zip(fresh, (rng.random(len(fresh)) < accept).tolist(), strict=True))
+        return [Group(p, (), (), _OUTCOMES[teaches[p]]) for p in positions]
+
+    position, rate, carried, out = 0, max(accept, 1 / 64), [], []
+    for _ in range(steps):
+        asked: list[int] = []
+        got = collect(
+            draw,
+            start=position,
+            need=need,
+            accept_rate=rate,
+            max_rounds=max_rounds,
+            dynamic=dynamic,
+            refill=refill,
+            surplus=surplus,
+            carried=carried,
+        )
+        position, rate, carried = got.next_position, got.accept_rate, got.carried
+        out.append(asked)
+    return out
+
+
+def rounds_aimed(config, accept: float, steps: int = 64) -> list[list[int]]:
+    """As `rounds`, of the first release: each aimed at what was missing on average, at most four
+    times that, and the estimate from one step to the next weighed as much as a batch."""
+    need, d = config.rollout.groups, config.dynamic_sampling
+    if not d.enabled:
+        return [[need]] * steps
+    rng, rate, out = np.random.default_rng(0), max(accept, 1 / 64), []
+    for _ in range(steps):
+        got, sizes, prior = 0, [], rate
+        while got < need and len(sizes) < d.max_rounds:
+            missing = need - got
+            sizes.append(min(math.ceil(missing / rate), 4 * missing))
+            got += int(rng.binomial(sizes[-1], accept))
+            rate = max((got + prior * need) / (sum(sizes) + need), 1 / 64)
+        out.append(sizes)
+    return out
+
+
+# ------------------------------------------------------------------------------------------------
+# Packed rows of the updates
+# ------------------------------------------------------------------------------------------------
+
+
+class Packed(NamedTuple):
+    """Of one rollout step."""
+
+    micro_batches: int
+    cells: int  # of those micro-batches, filled or not
+    pairs: float  # of a query and a key before it, in whole rows
+    own_pairs: float  # in blocks with two cells of one sequence, each row with its pass's most
+    fill: float  # share of cells in use
+
+
+@functools.cache
+def pack(
+    traffic: Traffic,
+    cap: int,
+    groups: int,
+    samples: int,
+    minibatches: int,
+    row_tokens: int,
+    block: int,
+) -> tuple[list[list[int]], int]:
+    """A batch as mini-batches of whole groups: (`blocks` of the rows of each, cells in use)."""
+    rows, used = [], 0
+    for part in np.array_split(lengths(traffic, cap, groups, samples, seed=1), minibatches):
+        cells = (part.reshape(-1) + traffic.prompt - 1).tolist()
+        bins = packing.best_fit(cells, row_tokens)
+        rows.append([blocks([cells[i] for i in members], block) for members in bins])
+        used += sum(cells)
+    return rows, used
+
+
+def blocks(cells: list[int], block: int) -> int:
+    """Pairs of a block of queries and one of keys with a sequence in common, on and below the
+    diagonal. cells: of each sequence of a row, in order."""
+    count, start, last = 0, 0, -1
+    for n in cells:
+        first, shared = start // block, start // block == last
+        start += n
+        last = (start - 1) // block
+        count += (last - first + 1) * (last - first + 2) // 2 - shared
+    return count
+
+
+def packed(config, traffic: Traffic, row_tokens: int, micro_rows: int) -> Packed:
+    micro, block = micro_rows, BLOCK
+    rows, used = pack(
+        traffic,
+        config.rollout.max_response_tokens,
+        config.rollout.groups,
+        config.rollout.group_size,
+        config.optim.minibatches,
+        row_tokens,
+        block,
+    )
+    # All devices wait for the row that takes longest: rows come longest sequence first.
+    fullest = [max(part[i : i + micro]) for part in rows for i in range(0, len(part), micro)]
+    cells = len(fullest) * micro * row_tokens
+    own = sum(fullest) * micro * block**2
+    return Packed(len(fullest), cells, cells * row_tokens / 2, own, used / cells)

@@ -1,0 +1,1 @@
+"""What a response is worth: reward functions, verifiers by name, judging processes."""

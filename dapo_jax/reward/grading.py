@@ -1,0 +1,207 @@
+"""Where token ids become text and text becomes a grade.
+
+`dapo/` knows no text and `data/` no JAX; this is the room between them. What judges a response is a
+value that is passed in: any function `score(problem, response) -> Grade`. Every process decodes and
+judges its own share of the groups, and only what was found is gathered.
+"""
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from dapo_jax import parallel
+from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.reward import Grade, Grades
+from dapo_jax.data import problems, tokenizer
+from dapo_jax.data.problems import Problem
+from dapo_jax.reward import functions as rewards, workers
+from dapo_jax.reward.functions import Failed, Score
+from dapo_jax.rollout import engine
+
+__all__ = ["Grade", "Grades", "Judge", "Score", "cut_at", "grade", "grade_groups", "judge"]
+
+
+class Judge(NamedTuple):
+    """What decides on responses, and what looks on."""
+
+    score: Score
+    shadow: Score | None = None  # its verdicts are logged, never trained on
+    source: str = ""  # hash of the files that a user's functions come from: what resume compares
+    pool: workers.Pool | None = None  # where it judges; None = in this process
+    miss: float | None = None  # score of a response that it fails on; None = that ends the run
+    takes: Callable[[object, str], str] = problems.integer  # the answers that the reader accepts
+    own: bool = False  # functions of one's own: they see the whole row
+
+    @property
+    def answers(self) -> str:
+        return "an integer answer" if self.takes is problems.integer else "an answer"
+
+
+def judge(config, score: Score | Judge | None = None) -> Judge:
+    """`score` where it is given, else what `config.reward` names. ValueError: a function of it is
+    not where it is said to be, or its library is not there."""
+    miss = float(config.reward.wrong) if config.reward.on_error == "miss" else None
+    if isinstance(score, Judge):
+        return score
+    if score is not None:
+        return Judge(score, miss=miss, takes=problems.any_answer, own=True)
+    named = rewards.read(config)
+    if "math" in named.shipped and not config.reward.workers:
+        raise ValueError(
+            "config.reward.workers: verifier 'math' may take any time and needs processes that can"
+            " be ended; set reward.workers=1 or more"
+        )
+    other = pool = None
+    if not config.reward.function:
+        other = "dapo" if config.reward.verifier == "integer" else "integer"
+    if count := config.reward.workers:
+        pool = workers.Pool(config.reward.to_dict(), count, config.reward.timeout_s)
+    return Judge(
+        named.score,
+        other and rewards.by_verifier(config, other),
+        named.source,
+        pool,
+        miss,
+        problems.integer if named.integers else problems.any_answer,
+        named.own,
+    )
+
+
+def grade(
+    tok: tokenizer.Tokenizer, judge: Judge, responses: Sequence[engine.Response], problem: Problem
+) -> Grades:
+    """Decode and judge the responses to one problem. ValueError: some of them are right or wrong,
+    or have other parts, and some are not; the judge fails on one and `judge.miss` is None."""
+    return next(iter(_grade(tok, judge, [(responses, problem)])))
+
+
+def _grade(
+    tok: tokenizer.Tokenizer,
+    judge: Judge,
+    asked: Sequence[tuple[Sequence[engine.Response], Problem]],
+) -> Iterable[Grades]:
+    """`grade` of several problems; all their responses are judged side by side in the pool."""
+    jobs = [(p, tok.decode(r.tokens.tolist())) for responses, p in asked for r in responses]
+    if judge.pool:
+        said = iter(judge.pool.grade(jobs))
+    else:
+        said = (rewards.attempt(judge.score, *job) for job in jobs)
+    texts = iter(text for _, text in jobs)
+    for responses, problem in asked:
+        mine = [next(said) for _ in responses]
+        if judge.miss is None:
+            for failed in (x for x in mine if isinstance(x, Failed)):
+                raise ValueError(
+                    f"{failed.why} (config.reward.on_error='miss' counts such responses)"
+                ) from failed.error
+        yield _grades(judge, problem, mine, [next(texts) for _ in responses])
+
+
+def _grades(
+    judge: Judge, problem: Problem, said: Sequence[Grade | Failed], texts: Sequence[str]
+) -> Grades:
+    whole = [g for g in said if isinstance(g, Grade)]
+    kinds = {(g.right is None, tuple(g.parts)) for g in whole}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"reward: the grades of problem {problem.id} differ in kind: each needs the same parts,"
+            " and `right` has to be given for all responses or for none"
+        )
+    right = None if whole and whole[0].right is None else False
+    parts = dict.fromkeys(whole[0].parts if whole else (), np.nan)
+    said = [g if isinstance(g, Grade) else Grade(judge.miss, right, None, parts) for g in said]
+    shadow = None
+    if judge.shadow:
+        shadow = [rewards.graded(judge.shadow, problem, text).right for text in texts]
+    return Grades(
+        score_G=np.array([g.score for g in said], np.float64),
+        right_G=None if right is None else np.array([g.right for g in said], bool),
+        answers=[g.answer for g in said],
+        shadow_G=np.array(shadow, bool) if shadow else None,
+        parts_G={k: np.array([g.parts[k] for g in said], np.float64) for k in parts},
+        source=problem.source,
+        missed=None if judge.miss is None else len(said) - len(whole),
+    )
+
+
+def grade_groups(
+    tok: tokenizer.Tokenizer, judge: Judge, groups: Sequence[Group], asked: Sequence[Problem]
+) -> list[Group]:
+    """The groups with their `grade`; `asked` are their problems. Every process decodes and judges
+    its own share of the groups, and only grades are gathered (the token ids come out of the sampler
+    whole on every process: any of them may have to pack any row)."""
+    if not groups:
+        return []
+    mine = problems.host_slice(0, len(groups), jax.process_index(), jax.process_count())
+    graded, error = [], None
+    try:
+        graded += _grade(tok, judge, [(groups[i].responses, asked[i]) for i in mine])
+    except ValueError as e:
+        if jax.process_count() == 1:
+            raise
+        error = str(e)
+    if jax.process_count() > 1:  # the others have to hear of an error, or they would wait for it
+        shares = parallel.gather_json([error, [_plain(g) for g in graded]])
+        if errors := [e for e, _ in shares if e]:
+            raise ValueError(errors[0])
+        graded = [_from_plain(g) for _, share in shares for g in share]
+    return [g._replace(grades=x) for g, x in zip(groups, _alike(graded), strict=True)]
+
+
+def _alike(graded: list[Grades]) -> list[Grades]:
+    """ValueError: only some of the problems know right and wrong. Where all responses of one were
+    missed it takes the kind of the others."""
+    empty = [g.missed == len(g.score_G) for g in graded]
+    scored = {g.right_G is None for g, none in zip(graded, empty, strict=True) if not none}
+    if len(scored) > 1:
+        raise ValueError(
+            "reward: the grades of some problems say right or wrong and those of others do not;"
+            " give `right` for all or for none (config.reward.by_source mixes the two?)"
+        )
+    if scored == {True}:
+        return [
+            g._replace(right_G=None) if none else g for g, none in zip(graded, empty, strict=True)
+        ]
+    return graded
+
+
+def _plain(g: Grades) -> dict:
+    """As JSON, in which floats travel exactly."""
+    listed = lambda x: None if x is None else x.tolist()
+    return g._asdict() | {
+        "score_G": g.score_G.tolist(),
+        "right_G": listed(g.right_G),
+        "shadow_G": listed(g.shadow_G),
+        "parts_G": {k: x.tolist() for k, x in g.parts_G.items()},
+    }
+
+
+def _from_plain(plain: dict) -> Grades:
+    bools = lambda x: None if x is None else np.array(x, bool)
+    return Grades(**plain)._replace(
+        score_G=np.array(plain["score_G"], np.float64),
+        right_G=bools(plain["right_G"]),
+        shadow_G=bools(plain["shadow_G"]),
+        parts_G={k: np.array(x, np.float64) for k, x in plain["parts_G"].items()},
+    )
+
+
+def cut_at(tok: tokenizer.Tokenizer, texts: Sequence[str]) -> Callable[[np.ndarray], int] | None:
+    """The `cut` of `Engine.generate` that ends a response with the token that completes one of
+    `texts`; None for none."""
+    if not texts:
+        return None
+
+    def holds(ids: np.ndarray) -> bool:
+        text = tok.decode(ids.tolist())
+        return any(t in text for t in texts)
+
+    def cut(ids: np.ndarray) -> int:
+        if not holds(ids):
+            return 0
+        return bisect.bisect_left(range(len(ids)), True, key=lambda n: holds(ids[: n + 1])) + 1
+
+    return cut

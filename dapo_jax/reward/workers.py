@@ -1,0 +1,138 @@
+"""Judging in processes, with a limit of time for each response.
+
+A worker is `python -m dapo_jax.reward.workers`, a fresh interpreter without the accelerator. It
+gets the fields of `config.reward`, then problems and responses one by one. One that takes too long is
+killed, with all it has started, and replaced. Which worker judges what changes no grade.
+"""
+
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+import weakref
+from collections.abc import Sequence
+from multiprocessing import Pipe, connection
+
+from dapo_jax.data.problems import Problem
+from dapo_jax.reward import functions as rewards
+from dapo_jax.reward.functions import Failed, Grade
+
+START_S = 300.0  # for the imports of a worker, the function's file among them
+_ORPHAN_S = 30.0  # beyond its limit, after which a worker whose parent is gone ends by itself
+
+
+class _Worker:
+    def __init__(self, reward: dict, limit_s: float):
+        self.line, theirs = Pipe()
+        paths = os.pathsep.join(p for p in sys.path if p)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dapo_jax.reward.workers", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"},
+            start_new_session=True,  # what it starts is killed with it
+        )
+        theirs.close()
+        self.line.send((reward, limit_s))
+        self.ready, self.job = False, -1  # job: an index; -1 = none
+        self.due = time.monotonic() + START_S
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self.line.close()
+
+
+class Pool:
+    """reward: the fields of `config.reward`. limit_s: for one response. At most `count` processes
+    start with the first responses, and stay."""
+
+    def __init__(self, reward: dict, count: int, limit_s: float):
+        self._reward, self._count, self._limit_s = reward, count, limit_s
+        self._workers: list[_Worker] = []
+        weakref.finalize(self, _end, self._workers)
+
+    def grade(self, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | Failed]:
+        """Of each (problem, response), in their order. ValueError: no worker can start."""
+        out: list[Grade | Failed | None] = [None] * len(jobs)
+        waiting = collections.deque(range(len(jobs)))
+        idle = [w for w in self._workers if w.ready]
+        busy = {w.line: w for w in self._workers if not w.ready}  # or still starting
+
+        def ends(worker: _Worker, why: str) -> None:
+            worker.kill()
+            self._workers.remove(worker)
+            if not worker.ready:
+                raise ValueError(f"reward: a process that judges {why} while it started")
+            out[worker.job] = Failed(rewards.failed(jobs[worker.job][0], why))
+
+        try:
+            while waiting or any(w.job >= 0 for w in busy.values()):
+                while waiting and idle:
+                    worker = idle.pop()
+                    worker.job, worker.due = waiting.popleft(), time.monotonic() + self._limit_s
+                    busy[worker.line] = worker
+                    with contextlib.suppress(OSError):  # it died: seen below
+                        worker.line.send(jobs[worker.job])
+                starting = sum(not w.ready for w in busy.values())
+                while starting < len(waiting) and len(self._workers) < self._count:
+                    self._workers.append(worker := _Worker(self._reward, self._limit_s))
+                    busy[worker.line] = worker
+                    starting += 1
+                soonest = min(w.due for w in busy.values())
+                ready = connection.wait(list(busy), max(soonest - time.monotonic(), 0.0))
+                for line in ready:
+                    worker = busy.pop(line)
+                    try:
+                        said = line.recv()
+                    except (EOFError, OSError):
+                        ends(worker, "ended its process")
+                        continue
+                    if worker.ready:
+                        out[worker.job], worker.job = said, -1
+                    elif said:  # why it cannot judge
+                        busy[line] = worker
+                        raise ValueError(said)
+                    worker.ready = True
+                    idle.append(worker)
+                for worker in [w for w in busy.values() if w.due <= time.monotonic()]:
+                    del busy[worker.line]
+                    limit = self._limit_s if worker.ready else START_S
+                    ends(worker, f"took more than {limit:g} s")
+        except BaseException:  # Ctrl-C too: nothing half done is left for the next call
+            _end(self._workers)
+            raise
+        return out
+
+
+def _end(workers: list[_Worker]) -> None:
+    while workers:
+        workers.pop().kill()
+
+
+def main() -> None:
+    line = connection.Connection(int(sys.argv[1]))
+    reward, limit_s = line.recv()
+    try:
+        config = types.SimpleNamespace(reward=types.SimpleNamespace(**reward))
+        score = rewards.read(config).score
+    except (ValueError, OSError) as error:
+        return line.send(str(error))
+    line.send(None)
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
+        while True:
+            problem, response = line.recv()
+            signal.setitimer(signal.ITIMER_REAL, limit_s + _ORPHAN_S)
+            said = rewards.attempt(score, problem, response)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            failed = isinstance(said, Failed)
+            line.send(Failed(said.why) if failed else said._replace(parts=dict(said.parts)))
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How a run begins: warm-up, given weights, resume."""

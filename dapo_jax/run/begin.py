@@ -1,0 +1,77 @@
+"""Where a run begins: at a checkpoint of its own or of another run, or at weights of a model."""
+
+import functools
+import hashlib
+import json
+
+import jax
+
+from dapo_jax import build
+from dapo_jax.checkpoint import branch, resume
+from dapo_jax.config import validation
+from dapo_jax.dapo.state import CriticState, State
+from dapo_jax.evaluate import find_given, load_params
+from dapo_jax.hosts import processes
+from dapo_jax.model import qwen2
+from dapo_jax.run import warmup
+from dapo_jax.variants.vapo.critic import initial_params
+
+
+def start_state(
+    config, text: build.Text, machine: build.Machine, directory, accept, say, local=None
+) -> tuple[State, bool]:
+    """(where the run begins, whether it goes on from a checkpoint):
+    1. at the newest whole checkpoint of this run, if there is one that `accept` does not refuse;
+    2. else with the parameters of `init_from`, if that is set, or as that run went on;
+    3. else with the model directory's weights, or random ones, after the warm-up if there is one.
+    Adapters (LoRA) are added to what 2 and 3 say, which stays as it is from then on.
+    """
+    trainer = machine.trainer
+    shardings = State(trainer.param_shardings, trainer.opt_shardings)
+    abstract = qwen2.abstract(trainer.shape)
+    like = State(abstract, jax.eval_shape(machine.tx.init, qwen2.trained(abstract)))
+    if config.loss.kl_coef:
+        shardings = shardings._replace(ref_params=qwen2.trained(trainer.param_shardings))
+        like = like._replace(ref_params=qwen2.trained(abstract))
+    if critic := machine.critic:
+        of = qwen2.abstract(critic.shape)
+        shardings = shardings._replace(
+            critic=CriticState(critic.param_shardings, critic.opt_shardings)
+        )
+        like = like._replace(critic=CriticState(of, jax.eval_shape(machine.tx.init, of)))
+    if (state := resume.newest(directory, like, shardings, accept, say)) is not None:
+        return state, True
+    source = find_given(config.init_from) if config.init_from else None
+    if source and config.init_state == "all":
+        return branch.state(config, text, source, like, shardings, local, say), True
+    if source:
+        params = load_params(config, machine._replace(model_dir=source.model_dir), source)
+    else:
+        phases, imitated = [], validation.warm_up(config)
+        if "task" in imitated:
+            phases += warmup.usual(config)
+        if "files" in imitated:
+            shown, note = warmup.of_files(config, text.tokenizer)
+            rows = hashlib.sha256(json.dumps(shown.rows).encode()).hexdigest()
+            processes.agree({"the rows of supervised_warmup.files (their hash)": rows})
+            say(f"{note}; {shown.steps} steps of {config.supervised_warmup.batch}")
+            phases.append(shown)
+        params = build.initial_params(config, machine)
+        if phases:
+            params = warmup.warm_up(
+                config,
+                machine.mesh,
+                machine.shape,
+                text.tokenizer,
+                params,
+                phases,
+                beside=functools.partial(build.compiling, config, machine),
+            )
+    values = initial_params(config, critic, params) if critic else None
+    params = build.with_adapters(config, machine, params)
+    trained = qwen2.trained(params)
+    ref = jax.tree.map(lambda w: w.copy(), trained) if config.loss.kl_coef else None
+    state = State(params, trainer.init_opt_state(params), ref)
+    if critic:
+        state = state._replace(critic=CriticState(values, critic.init_opt_state(values)))
+    return state, False

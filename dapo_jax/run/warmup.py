@@ -1,0 +1,235 @@
+"""Supervised warm-up: a base model that can do the embedded task but rarely does.
+
+Reinforcement learning can only reinforce what is sampled now and then. Phases of imitation give
+such a model in seconds. The usual two: SKILL shows nearly clean work, with a few slips, ramblings
+and endless loops; HABIT then shows work that breaks off, so that careful work stays known and
+becomes rare. Other habits make other bases (experiments/bases.py). Real models bring this from
+pre-training and need no warm-up, but may be shown worked examples of one's own (`Shown`).
+"""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from dapo_jax import bars, parallel
+from dapo_jax.config import validation
+from dapo_jax.dapo import packing, update
+from dapo_jax.data import arithmetic, problems, prompts, worked
+from dapo_jax.data.tokenizer import Tokenizer
+from dapo_jax.model import qwen2
+
+# Imitation wants the fewest steps, RL stability: hence an optimizer of its own.
+OPTIMIZER = dict(b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.01, clip_norm=1.0)
+
+# Muon's decay of the momentum, and the root mean square of a matrix's update at rate 1.
+MUON = dict(beta=0.8, consistent_rms=0.3)
+
+
+def optimizer(name: str, shape: qwen2.Shape) -> optax.GradientTransformation:
+    """`supervised_warmup.optimizer`. 'muon' (optax.contrib) is for the matrices of the blocks, each
+    layer by itself, and Adam for the rest: on the embedded task the skill appears in 350 steps, and
+    by Adam in 900 or not yet."""
+    if name == "adam":
+        return update.optimizer(**OPTIMIZER)
+
+    def of_blocks(weight):  # stacked over layers; None: not a matrix
+        axes, inputs = (qwen2.metadata(shape, of)["blocks"][weight] for of in ("axes", "in_axes"))
+        split = (tuple(range(1, 1 + inputs)), tuple(range(1 + inputs, len(axes))))
+        return optax.contrib.MuonDimensionNumbers(*split) if inputs else None
+
+    weights = qwen2.abstract(shape)
+    matrices = {"blocks": {weight: of_blocks(weight) for weight in weights["blocks"]}}
+    return optax.chain(
+        optax.clip_by_global_norm(OPTIMIZER["clip_norm"]),
+        optax.contrib.muon(
+            -1.0,  # `update.apply` multiplies by the rate, and subtracts
+            **MUON,
+            muon_weight_dimension_numbers=dict.fromkeys(weights) | matrices,
+            adam_b1=OPTIMIZER["b1"],
+            adam_b2=OPTIMIZER["b2"],
+        ),
+    )
+
+
+Mix = Sequence[tuple[arithmetic.Style, Sequence[int]]]  # styles, and the levels of each
+
+
+class Phase(NamedTuple):
+    """Imitation of examples, every level as often, by an optimizer that starts anew."""
+
+    name: str
+    steps: int
+    lr: float  # the peak; `schedule` has the shape
+    mix: Mix
+    seed: int  # of the examples
+    cap: int  # tokens; longer examples are cut, and the model learns no end for them
+
+    def pairs(self, n: int, tokenizer: Tokenizer) -> Iterator[worked.Pair]:
+        """n examples as token ids, each made when it is asked for."""
+        return encode(examples(self, n), tokenizer, min(tokenizer.stop_ids))
+
+
+class Shown(NamedTuple):
+    """Imitation of worked examples, each as often, in an order that the seed decides."""
+
+    name: str
+    steps: int
+    lr: float  # the peak
+    rows: list[worked.Pair]
+    seed: int
+    cap: int  # tokens of the longest response
+
+    def pairs(self, n: int, tokenizer: Tokenizer) -> Iterator[worked.Pair]:
+        order = problems.stream(range(len(self.rows)), self.seed)
+        return (self.rows[order[i]] for i in range(n))
+
+
+def usual(config) -> list[Phase]:
+    """What `config.supervised_warmup` asks for: the skill, then the habit."""
+    cap = config.rollout.max_response_tokens
+    skill, habit = (
+        [(style, arithmetic.WARMUP_LEVELS)] for style in (arithmetic.SKILL, arithmetic.HABIT)
+    )
+    return [
+        Phase(
+            "skill",
+            config.supervised_warmup.skill_steps,
+            config.supervised_warmup.skill_lr,
+            skill,
+            2 * config.seed,
+            cap,
+        ),
+        Phase(
+            "habit",
+            config.supervised_warmup.habit_steps,
+            config.supervised_warmup.habit_lr,
+            habit,
+            2 * config.seed + 1,
+            cap,
+        ),
+    ]
+
+
+def of_files(config, tokenizer: Tokenizer) -> tuple[Shown, str]:
+    """The phase of `supervised_warmup.files`, and what became of their rows. ValueError: a row."""
+    longest = config.rollout.max_response_tokens
+    rows, note = worked.read(
+        config.supervised_warmup.files,
+        tokenizer,
+        config.tokenizer.chat,
+        worked.Limits(
+            config.data.max_prompt_tokens, longest, config.data.on_long, config.data.on_bad
+        ),
+        problems.Reading(
+            template=prompts.template(config.data.template), system=config.data.system
+        ),
+    )
+    steps = config.supervised_warmup.steps or -(-len(rows) // config.supervised_warmup.batch)
+    return Shown("rows", steps, config.supervised_warmup.lr, rows, config.seed, longest), note
+
+
+def warm_up(
+    config,
+    mesh,
+    shape,
+    tokenizer,
+    params,
+    phases: Sequence[Phase | Shown],
+    beside: Callable[[], AbstractContextManager] = contextlib.nullcontext,
+):
+    """All phases on `params` (which are donated), one after the other; returns the new params.
+    beside: entered once the first step is traced, since Python traces but one program at a time;
+    left at the end."""
+    rules = config.sharding.train.to_dict()
+    trainer = update.Trainer(
+        shape,
+        mesh,
+        rules,
+        optimizer(config.supervised_warmup.optimizer, shape),
+        config.model.dtype,
+        config.optim.offload,
+    )
+    row_tokens = config.data.max_prompt_tokens + max(phase.cap for phase in phases)
+    bar = bars.bar(
+        total=sum(phase.steps for phase in phases),
+        desc="warm-up",
+        unit="step",
+        show=jax.process_index() == 0,
+    )
+    metrics = None
+    with bar, contextlib.ExitStack() as meanwhile:
+        for phase in filter(lambda phase: phase.steps, phases):
+            opt_state = trainer.init_opt_state(params)
+            packed = batches(config, mesh, tokenizer, phase, row_tokens)
+            for step, (rows, used) in enumerate(packed):
+                rows = parallel.to_program(rows, trainer.row_sharding)
+                lr = np.float32(phase.lr * schedule(step / phase.steps))
+                arguments = params, opt_state, rows, np.int32(used), lr
+                if not metrics:
+                    trainer.supervise.lower(*arguments)
+                    meanwhile.enter_context(beside())
+                params, opt_state, metrics = trainer.supervise(*arguments)
+                bar.update()
+                if step % 20 == 0 or step == phase.steps - 1:
+                    bar.set_postfix_str(
+                        f"{phase.name} loss {float(metrics['loss']):.3f}", refresh=False
+                    )
+    return params
+
+
+def batches(
+    config, mesh, tokenizer: Tokenizer, phase: Phase | Shown, row_tokens: int
+) -> Iterator[tuple[packing.PackedBatch, int]]:
+    """(rows, micro-batches in use) of each step of a phase, made while the step before runs."""
+    examples = phase.pairs(phase.steps * config.supervised_warmup.batch, tokenizer)
+    for _ in range(phase.steps):
+        batch = list(itertools.islice(examples, config.supervised_warmup.batch))
+        total = sum(len(response) for _, response in batch)
+        yield packing.pack(
+            [packing.Item(p, r, np.zeros(len(r)), 0.0, 1 / total) for p, r in batch],
+            row_tokens=config.optim.row_tokens or -(-row_tokens // 8) * 8,
+            micro_rows=validation.micro_rows(config, mesh.shape),
+            max_items=config.supervised_warmup.batch,
+        )[:2]
+
+
+def examples(phase: Phase, n: int) -> Iterable[arithmetic.Trace]:
+    """n of them in random order."""
+    if len(phase.mix) == 1:
+        [(style, levels)] = phase.mix
+        return arithmetic.traces(n, levels, phase.seed, style, phase.cap)
+    out, left = [], sum(len(levels) for _, levels in phase.mix)
+    for style, levels in phase.mix:
+        share = (n - len(out)) * len(levels) // left
+        out += arithmetic.traces(share, levels, phase.seed, style, phase.cap)
+        left -= len(levels)
+    return [out[i] for i in np.random.default_rng(phase.seed).permutation(n)]
+
+
+def schedule(done: float) -> float:
+    """Share of the peak learning rate: a short ramp, constant, a straight line to 0. The skill
+    appears suddenly and at different times; a rate that sinks from the start can miss it."""
+    return min(1.0, (done + 1e-3) / 0.07, (1.0 - done) / 0.25)
+
+
+def encode(
+    traces: Iterable[arithmetic.Trace], tokenizer: Tokenizer, eos: int
+) -> Iterator[worked.Pair]:
+    """(prompt ids, response ids); the end-of-text token follows only where the trace ends."""
+
+    @functools.cache
+    def word_id(word: str) -> int:  # one token a word, so each word is encoded once
+        (token,) = tokenizer.encode(word)
+        return token
+
+    def ids(text: str) -> list[int]:
+        return [word_id(word) for word in text.split()]
+
+    return ((ids(t.prompt), ids(t.response) + [eos] * t.ends) for t in traces)

@@ -1,0 +1,1 @@
+"""Methods beyond DAPO: each file replaces a part of `algorithm.Algorithm`."""

@@ -1,0 +1,178 @@
+"""The value model: the policy's body with one number a token, and an optimizer of its own.
+
+V at the cell that reads token t is the value of the state in which token t + 1 is chosen. VAPO
+(arXiv 2504.05118, section 4.1) starts it from a reward model, VC-PPO (2503.01491) found why that
+alone fails; `critic.init_from` names a directory of either kind, '' takes the policy's weights.
+
+Dims: A micro-batches, R rows, T cells, D hidden.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dapo_jax import parallel
+from dapo_jax.dapo import update
+from dapo_jax.dapo.packing import PackedBatch
+from dapo_jax.model import hf, hf_format, qwen2
+from dapo_jax.variants.vapo import gae, value_loss
+
+
+class Batch(NamedTuple):
+    """What one update of the value model trains on, on the devices."""
+
+    rows: PackedBatch
+    old_values_AxRxT: jax.Array  # float32, before the step's first update
+    returns_AxRxT: jax.Array  # float32, the targets
+    micro_batches: jax.Array  # int32, how many of the A hold something
+
+
+class Knobs(NamedTuple):
+    """Numbers of an update; traced, so that changing one compiles nothing."""
+
+    lr: np.float32
+    clip: np.float32  # how far a value may move from the old one and still learn; inf = any
+
+
+class Horizon(NamedTuple):
+    """Numbers of GAE; traced."""
+
+    gamma: np.float32
+    lambda_value: np.float32
+    lambda_policy: np.float32
+    alpha: np.float32  # of the length-adaptive lambda; 0 = lambda_policy whatever the length
+    short: np.float32  # TOKENS: a response of at most so many is in the first third by length
+    long: np.float32  # and one of more than so many in the last
+
+
+class Estimates(NamedTuple):
+    """What GAE makes of values and rewards."""
+
+    advantage_AxRxT: jax.Array  # float32, of the policy's lambda
+    returns_AxRxT: jax.Array  # float32, of the value model's lambda
+    # Over trained cells: float32 [4] each, of all and of the thirds by length (short, middle, long)
+    sums: dict[str, jax.Array]
+
+
+def values(shape: qwen2.Shape, params, rows: PackedBatch) -> jax.Array:
+    """float32 [R, T] of one micro-batch (fields of `rows` are [R, T] here)."""
+    model = qwen2.bind(shape, params)
+    x_RxTxD = model.hidden(rows.tokens_AxRxT, rows.positions_AxRxT, rows.segments_AxRxT)
+    return qwen2.logits(x_RxTxD, model.head())[..., 0]
+
+
+def critic_loss(shape, params, rows: PackedBatch, old_RxT, returns_RxT, clip):
+    """sum(weight * value loss), the weights being the policy's."""
+    within = lambda x: jnp.where(rows.trained_AxRxT, x, 0.0)
+    values_RxT = within(values(shape, params, rows))
+    term = value_loss.value_loss(values_RxT, within(old_RxT), within(returns_RxT), clip)
+    count = lambda x: jnp.sum(within(x))
+    loss = jnp.sum(rows.weight_AxRxT * term.loss)
+    sums = dict(tokens=count(1.0), value_loss=count(term.loss), clipped=count(term.clipped))
+    return loss, (sums, {})
+
+
+class Critic(update.Trainer):
+    """A `Trainer` of values: `update` and `gradient` take `Batch` and `Knobs` of this module, and
+    there is nothing to sample from. `shape` has a value head and no adapters."""
+
+    def __init__(self, shape: qwen2.Shape, *arguments, **named):
+        super().__init__(shape, *arguments, **named)
+        cells = self.row_sharding
+        # (params, rows, micro_batches) -> float32 [A, R, T]
+        self.values = jax.jit(self._values, out_shardings=cells)
+        # (rows, values, Horizon) -> Estimates; rows.advantage_AxRxT is the reward of its response
+        estimates = Estimates(cells, cells, parallel.replicated(self.mesh))
+        self.estimate = jax.jit(self._estimate, out_shardings=estimates)
+        # (parameters of a model with or without a value head) -> params: a copy, its new head zero
+        self.of_model = jax.jit(self._of_model, out_shardings=self.param_shardings)
+
+    def _values(self, params, rows: PackedBatch, micro_batches) -> jax.Array:
+        with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
+            params = self._cast(params)
+
+            def one(i, out):
+                micro = jax.tree.map(lambda x: x[i], rows)
+                return out.at[i].set(values(self.shape, params, micro))
+
+            return jax.lax.fori_loop(0, micro_batches, one, jnp.zeros(rows.tokens_AxRxT.shape))
+
+    def _estimate(self, rows: PackedBatch, values_AxRxT, h: Horizon) -> Estimates:
+        with parallel.mesh_scope(self.mesh, self.rules):
+            length = jax.vmap(lambda r: update.per_response(r).sum(r.trained_AxRxT))(rows)
+        trained, segments = rows.trained_AxRxT, rows.segments_AxRxT
+        # The reward comes with the last token of a response. One that was cut and goes on has a
+        # cell more, whose value follows that token instead.
+        next_cell = lambda x: jnp.pad(x[..., 1:], ((0, 0), (0, 0), (0, 1)))
+        ends = segments != next_cell(segments)
+        reward = jnp.where(trained & ends, rows.advantage_AxRxT, 0.0)
+        last = jnp.where(ends | next_cell(trained), 0.0, next_cell(values_AxRxT))
+        adaptive = gae.length_adaptive_lambda(length, h.alpha)
+        lam = jnp.where(h.alpha > 0, adaptive, h.lambda_policy)
+        given = (values_AxRxT, reward, trained, segments, h.gamma)
+        advantage = gae.gae(*given, lam, last)
+        returns = gae.returns(*given, h.lambda_value, last)
+
+        third = jnp.stack([length <= h.short, length > h.long])
+        third = jnp.stack([jnp.ones_like(trained), third[0], ~third.any(0), third[1]]) & trained
+        add = lambda x: jnp.sum(jnp.where(third, x, 0.0), axis=(1, 2, 3))
+        error = returns - values_AxRxT
+        sums = dict(tokens=add(1.0), lam=add(lam))
+        for name, x in (("return", returns), ("advantage", advantage), ("error", error)):
+            sums |= {name: add(x), f"{name}_square": add(x * x)}
+        return Estimates(advantage, returns, sums)
+
+    def _of_model(self, params) -> qwen2.Params:
+        """Copied: what comes out is donated to the first update, what goes in is the policy."""
+        body = {k: w for k, w in params.items() if k in ("embed", "blocks", "final_norm")}
+        body = jax.tree.map(lambda w: jnp.copy(w).astype(jnp.float32), body)
+        score = params.get("score", jnp.zeros((self.shape.hidden_size, 1)))
+        return body | {"score": jnp.copy(score)}
+
+    def _per_micro(self, batch: Batch) -> tuple:
+        return batch.rows, batch.old_values_AxRxT, batch.returns_AxRxT
+
+    def _loss(self, knobs: Knobs):
+        return functools.partial(critic_loss, self.shape, clip=knobs.clip)
+
+    def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
+        """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
+        params, opt_state, batch, _ = super().abstract(A, R, T)
+        return params, opt_state, Batch(*batch[:4]), Knobs(np.float32(0), np.float32(0))
+
+
+def critic_shape(config, policy: qwen2.Shape) -> qwen2.Shape:
+    """Of a value model: the policy's, or of `critic.init_from` as process 0 has it, with a value
+    head and without adapters. ValueError: what is there cannot read the policy's tokens. A
+    collective."""
+    if not (name := config.critic.init_from):
+        return policy.merged._replace(value_head=True)
+    choices = qwen2.compute_choices(config)
+    read = lambda: hf.read_shape(hf.resolve(name, weights=False), **choices).merged._asdict()
+    told = parallel.of_main_process(read)
+    yarn = told["yarn"] and qwen2.Yarn(*told["yarn"])
+    if told["vocab_size"] < policy.vocab_size:
+        raise ValueError(
+            f"config.critic.init_from: {name} has {told['vocab_size']} embedding rows, the policy"
+            f" {policy.vocab_size}; the value model has to have the policy's tokenizer"
+        )
+    return qwen2.Shape(**told | {"yarn": yarn, "value_head": True})
+
+
+def initial_params(config, critic: Critic, policy_params: qwen2.Params) -> qwen2.Params:
+    """A copy of the policy (without adapters) with a head of zeros; or of `critic.init_from`, whose
+    `score.weight` is the head where it is a reward model. ValueError: it cannot be read. A
+    collective; process 0 reads."""
+    if not config.critic.init_from:
+        return critic.of_model(policy_params)
+
+    def look() -> tuple[str, bool]:
+        where = hf.resolve(config.critic.init_from)
+        return str(where), hf_format.has_value_head(where)
+
+    where, scores = parallel.of_main_process(look)
+    shape = critic.shape._replace(value_head=scores)
+    return critic.of_model(hf.load_params(where, shape, critic.mesh, critic.rules))
