@@ -7,18 +7,19 @@ import contextlib
 import functools
 import hashlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from dapo_jax import parallel
+from dapo_jax import algorithm, parallel
 from dapo_jax.config import schema, validation
-from dapo_jax.dapo import update
+from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import arithmetic, problems, prompts, tokenizer
 from dapo_jax.model import attention_kernels, hf, qwen2
@@ -26,8 +27,7 @@ from dapo_jax.parallel import Call
 from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.variants import curriculum, objectives
-from dapo_jax.variants.vapo.critic import Critic, critic_shape
+from dapo_jax.variants import choose
 
 
 class Text(NamedTuple):
@@ -49,7 +49,8 @@ class Machine(NamedTuple):
     tx: optax.GradientTransformation
     trainer: update.Trainer
     engine: engine.Engine
-    critic: Critic | None = None  # the value model's trainer, where there is one
+    layout: packing.Layout  # of the rows of a mini-batch
+    others: Mapping[str, Any] = MappingProxyType({})  # trainers of models beside the policy
 
 
 # ------------------------------------------------------------------------------------------------
@@ -160,11 +161,11 @@ def digest(text: Text) -> str:
 
 
 def build_machine(
-    config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None, critic: bool = True
+    config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None, others: bool = True
 ) -> Machine:
-    """Mesh, model shape and programs; nothing compiles yet. critic: False = to sample and evaluate
-    alone, which no value model is needed for. Raises ConfigError for shapes that the mesh or the
-    tokenizer refuse."""
+    """Mesh, model shape and programs; nothing compiles yet. others: False = to sample and evaluate
+    alone, which needs no model beside the policy. ConfigError: the mesh or the tokenizer refuse a
+    shape."""
     sizes = validation.resolve_mesh(config, len(jax.devices()))
     mesh = parallel.make_mesh(sizes)
     if model_dir:
@@ -184,10 +185,10 @@ def build_machine(
             "config.optim.share_prompts: splash attention, which model.attention names or has on a"
             " TPU, cannot see a prompt beside its own segment; set model.attention=chunked"
         )
-    machine = assemble(config, mesh, shape, stop_ids, model_dir, critic)
-    values = machine.critic.shape if config.critic.init_from and machine.critic else None
-    if values and (bad := validation.check_shape(values, sizes, config.sharding)):
-        raise schema.ConfigError("\n".join(f"the value model: {line}" for line in bad))
+    machine = assemble(config, mesh, shape, stop_ids, model_dir, others)
+    for name, other in machine.others.items():
+        if bad := validation.check_shape(other.shape, sizes, config.sharding):
+            raise schema.ConfigError("\n".join(f"the {name} model: {line}" for line in bad))
     try:
         machine.engine.require_memory(qwen2.abstract(machine.shape), parallel.device_memory(mesh))
     except ValueError as error:
@@ -196,7 +197,7 @@ def build_machine(
 
 
 def assemble(
-    config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None, critic: bool = True
+    config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None, others: bool = True
 ) -> Machine:
     """The programs of a run on any mesh, also of devices that are only described."""
     rules = config.sharding.to_dict()
@@ -208,10 +209,9 @@ def assemble(
         config.model.dtype,
         config.optim.offload,
     )
-    choice = objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0)
-    trainer, values = _trainer(update.Trainer, shape, *programs, choice), None
-    if critic and config.critic.enabled:
-        values = _trainer(Critic, critic_shape(config, shape), *programs)
+    terms = tuple(term.loss for term in choose.of(config).terms)
+    trainer = _trainer(update.Trainer, shape, *programs, choose.objective(config), terms)
+    make = lambda kind, shape: _trainer(kind, shape, *programs)
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
     sampler = engine.Engine(
         shape,
@@ -230,7 +230,14 @@ def assemble(
         dtype=config.model.dtype,
         resumes=config.rollout.staleness > 0,
     )
-    return Machine(mesh, shape.merged, model_dir, trainer.tx, trainer, sampler, values)
+    layout = packing.Layout(
+        validation.row_tokens(config),
+        validation.micro_rows(config, mesh.shape),
+        minibatch_responses(config),
+        config.optim.share_prompts,
+    )
+    models = choose.others(config, shape, make) if others else {}
+    return Machine(mesh, shape.merged, model_dir, trainer.tx, trainer, sampler, layout, models)
 
 
 @functools.lru_cache(maxsize=8)
@@ -243,31 +250,17 @@ def minibatch_responses(config) -> int:
     return config.rollout.groups // config.optim.minibatches * config.rollout.group_size
 
 
-def row_layout(config, mesh: Mesh) -> dict:
-    """How `packing.pack` lays out a mini-batch."""
-    return dict(
-        row_tokens=validation.row_tokens(config),
-        micro_rows=validation.micro_rows(config, mesh.shape),
-        max_items=minibatch_responses(config),
-        open_ends=config.critic.enabled and config.critic.bootstrap_truncated,
-        share_prompts=config.optim.share_prompts,
-    )
-
-
 def calls(config, m: Machine) -> dict[str, Call]:
     """What a step runs, by name and quick to compile first: 'decode weights' (their cast into the
     sampler's layout), 'prefill', 'decode_MODE' (for each way to draw that training or evaluation
     uses, of the last rows 'decode_MODE, few'), 'old log-probs' and 'update' at a whole mini-batch.
     """
     abstract = qwen2.abstract(m.shape)
-    rows = validation.micro_rows(config, m.mesh.shape)
-    wanted = m.trainer.abstract(
-        -(-minibatch_responses(config) // rows), rows, validation.row_tokens(config),
-        positive=bool(config.loss.positive_coef),
-    )  # fmt: skip
+    rows = m.layout.micro_rows
+    wanted = m.trainer.abstract(-(-m.layout.max_items // rows), rows, m.layout.row_tokens)
     params, _, batch, knobs = wanted
     sampler = m.engine.calls(abstract)
-    draws = [training_draw(config), *evaluation_draws(config)]
+    draws = [algorithm.training_draw(choose.of(config)), *evaluation_draws(config)]
     out = {
         "decode weights": Call(m.engine.programs.to_decode_layout, (params,)),
         "prefill": sampler.prefill,
@@ -279,12 +272,8 @@ def calls(config, m: Machine) -> dict[str, Call]:
         arguments = (params, batch.rows, batch.micro_batches, knobs.temperature)
         out["old log-probs"] = Call(m.trainer.log_probs, arguments, "micro-batch")
     out |= {"update": Call(m.trainer.update, wanted, "micro-batch")}
-    if m.critic:
-        wanted = m.critic.abstract(*batch.rows.tokens_AxRxT.shape)
-        params, _, batch, _ = wanted
-        reading = (params, batch.rows, batch.micro_batches)
-        out["values"] = Call(m.critic.values, reading, "micro-batch")
-        out["update of values"] = Call(m.critic.update, wanted, "micro-batch")
+    for other in m.others.values():
+        out |= other.calls(*batch.rows.tokens_AxRxT.shape)
     return out
 
 
@@ -336,16 +325,6 @@ def _key_data(key) -> np.ndarray:
 EVALUATION_SEED = 1 << 20  # added: evaluation never shares uniforms with training
 
 
-def training_draw(config, step: int = 0) -> Draw:
-    """How rollouts of rollout step `step` are drawn."""
-    return Draw(
-        config.seed,
-        curriculum.temperature(config, step),
-        config.rollout.top_p,
-        config.rollout.max_response_tokens,
-    )
-
-
 def evaluation_draw(config, top_p: float | None = None) -> Draw:
     """How evaluation draws, at `eval.top_p` where no other is given."""
     return Draw(
@@ -371,17 +350,8 @@ def sample_groups(
     top_ps: Sequence[float] = (),
     **watch,
 ) -> tuple[list[Group], engine.Stats]:
-    """G responses to each (stream position, prompt); ungraded groups in the given order. top_ps: of
-    each prompt, where they are not all the draw's. watch: `progress`, `on_tokens` and `cut` of
-    `Engine.generate`."""
-    requests = [
-        engine.Request(prompt, position, g, top_p=top_p)
-        for (position, prompt), top_p in zip(prompts, top_ps or [0.0] * len(prompts), strict=True)
-        for g in range(group_size)
-    ]
-    responses, stats = m.engine.generate(decode_params, requests, draw, **watch)
-    groups = [
-        Group(position, prompt, responses[i * group_size : (i + 1) * group_size])
-        for i, (position, prompt) in enumerate(prompts)
-    ]
-    return groups, stats
+    """Ungraded groups, as `engine.sample` draws them."""
+    drawn, stats = engine.sample(
+        m.engine, decode_params, prompts, group_size, draw, top_ps, **watch
+    )
+    return [Group(*prompt, of) for prompt, of in zip(prompts, drawn, strict=True)], stats

@@ -18,6 +18,10 @@ _PASS = (KeyboardInterrupt, GeneratorExit)
 _stderr = threading.Lock()
 
 
+class ConfigError(ValueError):
+    """A config value that cannot work; the message says which field, why, and what would."""
+
+
 def describe(error: BaseException) -> str:
     """One line; with the kind of error, where the text alone would not say what happened."""
     text = " ".join(str(error).split())

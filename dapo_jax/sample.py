@@ -125,7 +125,7 @@ def load(
         if words := tokenizer.unknown_words(prompt):
             print(f"warning: the tokenizer does not know: {', '.join(words)}", file=sys.stderr)
     machine = build.build_machine(
-        config, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir, critic=False
+        config, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir, others=False
     )
     return Loaded(config, tokenizer, machine, evaluate.load_params(config, machine, policy), policy)
 

@@ -20,7 +20,7 @@ import jax
 from tqdm import tqdm
 
 from dapo_jax import algorithm, build, parallel
-from dapo_jax.algorithm import StepRecord
+from dapo_jax.algorithm import Algorithm, StepRecord
 from dapo_jax.checkpoint import branch, checkpoint, export, resume, workdir as workdir_lib
 from dapo_jax.checkpoint.journal import Journal, remembering
 from dapo_jax.checkpoint.saver import Saver
@@ -33,6 +33,7 @@ from dapo_jax.hosts.watchdog import Watchdog, pulsed
 from dapo_jax.log import goodput, guards, hardware, metrics, profiler, report, trackers
 from dapo_jax.reward import grading
 from dapo_jax.run import begin
+from dapo_jax.variants import choose
 
 
 class Hooks(NamedTuple):
@@ -111,6 +112,7 @@ def run(
         say(report.memory_line(config, machine))
     say(f"resumed after step {state.counters.step}" if resumed else "start")
     book.note("resume", step=state.counters.step)
+    state, method = choose.resumed(config, state), choose.of(config)
     stream, since = problems.stream(range(len(text.train.ids)), config.seed), state.counters.step
     with contextlib.ExitStack() as after:
         asked = after.enter_context(leaving.signals())
@@ -147,13 +149,13 @@ def run(
             while state.counters.step < config.steps and not stop:
                 asked.check()
                 journal.at(state.counters.step)
-                state, record, clocks = timed_step(config, text, machine, stream, state, hooks)
+                state, record, clocks = timed_step(method, text, machine, stream, state, hooks)
                 step = state.counters.step
                 hooks.step(state, record)
                 log = metrics.step_metrics(config, state, record, clocks, len(text.train.ids))
                 log |= book.ledger.shares()
-                values = machine.critic and machine.critic.shape
-                log |= hardware.step_metrics(config, machine.shape, record, clocks, values)
+                others = [other.shape for other in machine.others.values()]
+                log |= hardware.step_metrics(config, machine.shape, record, clocks, others)
                 last = step == config.steps
                 evaluation = evaluate() if last or due(step, config.eval.every) else {}
                 log |= evaluation | first.told()
@@ -196,7 +198,7 @@ def run(
 
 
 def timed_step(
-    config, text, machine, stream, state: State, hooks: Hooks
+    method: Algorithm, text, machine, stream, state: State, hooks: Hooks
 ) -> tuple[State, StepRecord, metrics.Clocks]:
     """`algorithm.step` with the clock that it does not look at."""
     began: dict[str, float] = {}
@@ -205,7 +207,7 @@ def timed_step(
         began[phase] = time.perf_counter()
         hooks.phase(phase)
 
-    state, record = algorithm.step(config, text, machine, stream, state, on_phase)
+    state, record = algorithm.step(method, text, machine, stream, state, on_phase)
     return state, record, metrics.Clocks(began["rollout"], began["update"], time.perf_counter())
 
 

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from dapo_jax import algorithm, build, config, parallel
+from dapo_jax import algorithm, build, config
 from dapo_jax.config import validation
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
-from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic, tokenizer as tokenizer_lib
 from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
@@ -52,8 +51,8 @@ def test_a_prompt_is_packed_once_where_prompts_are_shared():
         c.rollout.group_size, c.loss.old_logprobs = 4, "reuse"
         c.optim.share_prompts = share_prompts
         machine = build.build_machine(c, 48, (0, 1), None)
-        given = algorithm.make_minibatches(c, groups, 0)
-        (batch,) = algorithm.pack_minibatches(c, machine, State({}, ()), given)
+        given = algorithm.make_minibatches(c, algorithm.dapo(c).credit, groups, 0)
+        (batch,) = algorithm.pack_minibatches(machine, given)
         return int((batch.rows.segments_AxRxT > 0).sum())
 
     assert (cells(False), cells(True)) == (4 * (4 + 2), 4 + 4 * 2)
@@ -74,8 +73,8 @@ def test_passes_have_as_many_rows_for_each_device():
     config.validate(c, 8)
     for data, fsdp, rows in ((1, 8, 8), (2, 4, 8), (1, 2, 6), (1, 1, 6), (4, 1, 8)):
         assert validation.micro_rows(c, dict(data=data, fsdp=fsdp, tensor=8)) == rows
-    mesh = parallel.make_mesh(dict(data=2, fsdp=4, tensor=1))
-    assert build.row_layout(c, mesh)["micro_rows"] == 8
+    c.mesh.data, c.mesh.fsdp = 2, 4
+    assert build.build_machine(c, 48, (0, 1), None).layout.micro_rows == 8
 
 
 @pytest.mark.parametrize(

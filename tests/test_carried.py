@@ -11,7 +11,7 @@ from test_train import arrays, assert_same_bits, run, small, without_clocks
 from dapo_jax import build, config, train
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.log import tags
-from dapo_jax.variants.staleness import Aged
+from dapo_jax.rollout.engine import Response
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def whole_run(tmp_path_factory):
 @pytest.mark.slow
 def test_rows_go_on_in_later_steps(whole_run):
     workdir, told = whole_run
-    seen: dict[tuple[int, int], Aged] = {}
+    seen: dict[tuple[int, int], Response] = {}
     several = 0
     for step, (state, record) in enumerate(told):
         groups = [*record.batch.groups, *state.carried]

@@ -191,4 +191,4 @@ def test_groups_round_trip(n):
     want = groups(n, G=4, seed=n)
     flat = checkpoint.flatten_groups(want)
     assert all(a.ndim == 1 and a.size and a.dtype.kind in "if" for a in flat.values())
-    same_groups(want, checkpoint.unflatten_groups(flat, {}))
+    same_groups(want, checkpoint.unflatten_groups(flat))

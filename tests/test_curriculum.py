@@ -16,15 +16,17 @@ import pytest
 import stubbed_train
 from hypothesis import given, strategies as st
 
-from dapo_jax import build, config, train
+from dapo_jax import algorithm, config, train
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import presets
 from dapo_jax.dapo import dynamic_sampling as ds
 from dapo_jax.dapo.reward import Grades
-from dapo_jax.dapo.state import Counters, Rates
+from dapo_jax.dapo.state import Counters
 from dapo_jax.data import problems
 from dapo_jax.log import guards, metrics, tags
-from dapo_jax.variants import curriculum
+from dapo_jax.rollout.engine import Response
+from dapo_jax.variants import choose, curriculum
+from dapo_jax.variants.curriculum import Rates
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -57,23 +59,27 @@ def test_the_fewest_right_responses_that_retire_a_problem(cap, G, fewest):
     c = settings(pass_rate_cap=cap)
     drawn = [of(n, G, position=n) for n in range(G + 1)]
     batch = ds.Collected([], [], drawn, G + 1, 1, 1.0)
-    rates, _ = curriculum.record(c, range(G + 1), G + 1, None, batch)
-    assert curriculum.due(c, rates, 0).all()
-    assert np.argmin(curriculum.due(c, rates, 1)) == fewest
-    assert not curriculum.due(c, rates, 1)[fewest:].any()
+    rates, _ = curriculum.record(range(G + 1), G + 1, curriculum.unknown(G + 1), batch)
+    assert curriculum.due(c.curriculum, rates, 0).all()
+    assert np.argmin(curriculum.due(c.curriculum, rates, 1)) == fewest
+    assert not curriculum.due(c.curriculum, rates, 1)[fewest:].any()
 
 
 def test_an_open_band():
     c = settings(band_low=0.2, band_high=0.8)
     rates = [0.0, 0.125, 0.2, 0.25, 0.5, 0.8, 0.875, 1.0]
-    kept = [curriculum.in_band(c, of(round(40 * r), 40)) for r in rates]
+    kept = [curriculum.in_band(c.curriculum, of(round(40 * r), 40)) for r in rates]
     assert kept == [False, False, False, True, True, False, False, False]
 
 
 def test_without_a_band_only_zero_variance_is_filtered():
     groups = [group([1, 1, 1, 1]), group([0, 0, 0, 0]), group([1, 0, 0, 0])]
-    teaches = [g.mixed and curriculum.in_band(settings(), g) for g in groups]
-    assert teaches == [False, False, True]
+    rows = [Response(np.zeros(1, int), np.zeros(1), np.zeros(1), False)] * 4
+    assert [choose.of(settings()).teaches(g._replace(responses=rows)) for g in groups] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_pass_rate_is_raw():
@@ -124,7 +130,7 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
     def outcome(position):
         return of((correct[stream[position]] + position // P) % 5, 4, position)
 
-    rates, book, cursor, carried = None, {}, 0, []
+    rates, book, cursor, carried = curriculum.unknown(P), {}, 0, []
     for accept_rate in accept_rates:
         got = ds.collect(
             lambda positions: [outcome(p) for p in positions],
@@ -134,11 +140,11 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
             max_rounds=1000,
             surplus=surplus,
             carried=carried,
-            ahead=curriculum.ahead(c, stream, P, rates),
+            ahead=curriculum.ahead(c.curriculum, stream, P, rates),
         )
         due = by_hand(c, stream, P, book, cursor)
         assert [g.position for g in got.drawn] == list(itertools.islice(due, len(got.drawn)))
-        rates, known = curriculum.record(c, stream, P, rates, got)
+        rates, known = curriculum.record(stream, P, rates, got)
         before = dict(book)
         counted = [g for g in got.drawn if g.position < got.next_position]
         for g in counted:
@@ -159,7 +165,12 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
 def test_a_problem_comes_back_after_its_epochs():
     c = settings(pass_rate_cap=0.9, revisit_epochs=2)
     rates = Rates(np.array([1.0, 0.5]), np.ones(2, np.int32), np.array([3, 3], np.int32))
-    assert [curriculum.due(c, rates, e)[0] for e in (3, 4, 5, 6)] == [True, False, False, True]
+    assert [curriculum.due(c.curriculum, rates, e)[0] for e in (3, 4, 5, 6)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def retired(P, epoch) -> Rates:
@@ -171,17 +182,18 @@ def test_where_all_are_left_out_the_next_pass_that_draws_any_begins():
     back = settings(pass_rate_cap=0.9, revisit_epochs=2)
     # Two of epoch 1 are left, then epochs 2 and 3 are passed over whole; in epoch 4 the other two.
     others = [p for p in range(16, 20) if stream[p] not in (stream[6], stream[7])]
-    ahead = curriculum.ahead(back, stream, 4, rates)
+    ahead = curriculum.ahead(back.curriculum, stream, 4, rates)
     assert ahead(6, 3) == [6, 7, others[0]] and ahead(others[0] + 1, 9) == others[1:]
-    assert curriculum.ahead(back, stream, 4, rates)(8, 9) == [16, 17, 18, 19]
+    assert curriculum.ahead(back.curriculum, stream, 4, rates)(8, 9) == [16, 17, 18, 19]
     never = settings(pass_rate_cap=0.9)
-    assert curriculum.ahead(never, stream, 4, rates)(6, 4) == [6, 7]
-    assert curriculum.ahead(never, stream, 4, rates)(8, 4) == []
+    assert curriculum.ahead(never.curriculum, stream, 4, rates)(6, 4) == [6, 7]
+    assert curriculum.ahead(never.curriculum, stream, 4, rates)(8, 4) == []
 
 
 def test_where_nothing_is_left_to_draw_a_step_is_short():
     stream = problems.stream(range(4), 0)
-    ahead = curriculum.ahead(settings(pass_rate_cap=0.9), stream, 4, retired(4, epoch=1))
+    c = settings(pass_rate_cap=0.9).curriculum
+    ahead = curriculum.ahead(c, stream, 4, retired(4, epoch=1))
     sample = lambda positions: [of(2, 4, p) for p in positions]
     got = ds.collect(sample, start=6, need=8, accept_rate=1.0, max_rounds=9, ahead=ahead)
     assert [g.position for g in got.groups] == [6, 7] and (got.rounds, got.next_position) == (1, 8)
@@ -202,7 +214,7 @@ def test_a_few_problems_left_are_drawn_once_a_step_which_says_so():
         need=8,
         accept_rate=0.1,
         max_rounds=9,
-        ahead=curriculum.ahead(c, stream, 4, rates),
+        ahead=curriculum.ahead(c.curriculum, stream, 4, rates),
     )
     assert [g.position for g in got.drawn] == [left] and got.next_position == left + 1
     log = {"sampling/batch_groups": 1, "sampling/rounds": 1, "curriculum/left_out": 3}
@@ -218,12 +230,10 @@ def test_a_few_problems_left_are_drawn_once_a_step_which_says_so():
 
 
 def test_without_a_curriculum_nothing_is_kept_or_looked_up():
-    c, batch = settings(), ds.Collected([], [], [of(1, 4)], 1, 1, 1.0)
-    assert curriculum.record(c, None, 4, None, batch) == (None, [])
-    assert curriculum.record(c, None, 4, retired(4, 1), batch) == (None, [])
-    assert curriculum.ahead(c, None, 4, retired(4, 1))(7, 3) == range(7, 10)
+    method = choose.of(settings())
+    assert method.remember == () and method.positions(None, None, None)(7, 3) == range(7, 10)
     for name, make in presets.RECIPES.items():
-        assert curriculum.is_on(make()) == (name == "scale_rl")
+        assert curriculum.is_on(make().curriculum) == (name == "scale_rl")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -237,16 +247,16 @@ def test_temperature_goes_from_one_to_the_other(schedule):
     c.rollout.temperature = 1.5
     share = np.minimum(np.arange(7) / 4, 1)
     share = share if schedule == "linear" else (1 - np.cos(np.pi * share)) / 2
-    drawn = [build.training_draw(c, step).temperature for step in range(7)]
+    drawn = [algorithm.training_draw(choose.of(c), step).temperature for step in range(7)]
     np.testing.assert_allclose(drawn, 1.5 - share, rtol=1e-6)
 
 
 def test_without_a_schedule_it_is_the_config_s_to_the_bit():
     c = config.base()
     c.rollout.temperature = 0.1 + 0.2
-    assert build.training_draw(c, 7) == build.training_draw(c) and curriculum.temperature(c, 7) == (
-        0.1 + 0.2
-    )
+    method = choose.of(c)
+    assert algorithm.training_draw(method, 7) == algorithm.training_draw(method)
+    assert method.temperature(7) == 0.1 + 0.2
 
 
 # ------------------------------------------------------------------------------------------------
@@ -425,7 +435,9 @@ def test_off_has_nothing_of_it_and_the_first_epoch_is_the_same(tmp_path):
         c.data.embedded_problems = 64
         run(c, tmp_path / name)
         bits[name] = saved(tmp_path / name, 3)
-        assert curriculum.is_on(c) == bool(bits[name]["carried"].keys() & {*Rates._fields})
+        assert curriculum.is_on(c.curriculum) == bool(
+            bits[name]["carried"].keys() & {*Rates._fields}
+        )
         tags = {k for r in numbers(tmp_path / name) for k in r if k.startswith("curriculum/")}
         assert bool(tags) == bool(cap)
     jax.tree.map(np.testing.assert_array_equal, bits["off"]["arrays"], bits["cap"]["arrays"])
@@ -441,7 +453,7 @@ def test_what_is_known_of_other_problems_is_left_behind(tmp_path):
     for number in (8, 12):
         c = small(2 if number == 8 else 3)
         c.data.embedded_problems = number
-        keep = lambda state, record, n=number: drawn.update({n: state.rates})
+        keep = lambda state, record, n=number: drawn.update({n: Rates(**state.by_problem)})
         run(c, tmp_path, allow_config_change=True, hooks=train.Hooks(step=keep))
     assert len(drawn[8].draws_P) == 8 and len(drawn[12].draws_P) == 12
     assert drawn[12].draws_P.sum() < drawn[8].draws_P.sum()  # of one step

@@ -229,7 +229,7 @@ def test_the_loss_of_dr_grpo_through_the_batch():
         Group(i, [1], [response(n) for n in ns], Grades(r, r > 0))
         for i, (ns, r) in enumerate(zip(lengths, REWARDS, strict=True))
     ]
-    (items,) = algorithm.make_minibatches(c, groups, 0)
+    (items,) = algorithm.make_minibatches(c, algorithm.dapo(c).credit, groups, 0)
     numbers = objective.coefficients(c.loss)
     old = np.float32(-1.0)
     total = sum(

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh
 
 from dapo_jax import algorithm, config, parallel
-from dapo_jax.dapo import update
+from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
@@ -195,7 +195,8 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
     shape = SimpleNamespace(shared_prompts=False, float32_head=False)  # what is asked of one
     trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
-    machine = SimpleNamespace(trainer=trainer, mesh=mesh)
+    layout = packing.Layout(config.row_tokens(c), c.optim.micro_batch_rows, 8)
+    machine, method = SimpleNamespace(trainer=trainer, layout=layout), algorithm.dapo(c)
     put = lambda: parallel.to_device(dict(table=TABLE), trainer.param_shardings)
     params = put()
     reference = put() if c.loss.kl_coef else None
@@ -205,10 +206,9 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     expected, seen = replay(c, preset, order)
     assert seen["held"] and seen["margin"] > 1e-4  # clipped somewhere, undecided nowhere
     for step, (table, m, v, norm) in enumerate(expected):
-        minibatches = algorithm.make_minibatches(c, recorded_groups(), step)
-        knobs = algorithm.update_knobs(c, state)
-        batches = algorithm.pack_minibatches(c, machine, state, minibatches)
-        state, logs = algorithm.update_policy(machine, state, batches, knobs)
+        items = algorithm.make_minibatches(c, method.credit, recorded_groups(), step)
+        knobs = algorithm.update_knobs(method, step)
+        state, logs, _ = method.learn(method, machine, state, items)
         state, log = state.count(step=step + 1), metrics.update_metrics(logs, False)
         adam = next(s for s in state.opt_state if hasattr(s, "mu"))
         assert knobs.lr == np.float32(learning_rate(step, preset, c.optim.lr))

@@ -18,7 +18,7 @@ import stubbed_train
 
 from dapo_jax import algorithm, config, train
 from dapo_jax.checkpoint import checkpoint
-from dapo_jax.dapo import overlong_filter
+from dapo_jax.dapo import dynamic_sampling
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grade, Grades
 from dapo_jax.log import metrics
@@ -282,7 +282,7 @@ def test_the_three_readings_of_overlong_filtering(reading):
     ]
     right = np.array([True, False, False, True])
     group = Group(0, [1, 2], responses, Grades(np.where(right, 1.0, -1.0), right))
-    ((a, b, x, y),) = algorithm.make_minibatches(c, [group], step=0)
+    ((a, b, x, y),) = algorithm.make_minibatches(c, algorithm.dapo(c).credit, [group], step=0)
     if reading == "off":
         assert [i.weight for i in (a, b, x, y)] == [1 / 40] * 4
     else:
@@ -298,7 +298,7 @@ def test_a_group_whose_only_wrong_responses_are_filtered_out_teaches_nothing(rea
     rows = [Response(np.zeros(1, int), nothing, nothing, t) for t in (False, False, True)]
     right = np.array([True, True, False])
     group = Group(0, [1], rows, Grades(np.where(right, 1.0, -1.0), right))
-    assert overlong_filter.teaches(group, reading) is teaches
+    assert dynamic_sampling.teaches(group, reading) is teaches
 
 
 @pytest.mark.slow  # 151,936 logits on eight simulated devices

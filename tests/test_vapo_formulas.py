@@ -16,7 +16,7 @@ from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.rollout.engine import Response
-from dapo_jax.variants import positive_lm
+from dapo_jax.variants import choose, positive_lm
 from dapo_jax.variants.vapo import gae, value_loss
 
 # Two responses of 5 and 3 tokens, rewards 1 and -1.
@@ -197,18 +197,29 @@ MU, RIGHT = 0.1, (True, False, True, False)
 LOGP = [[-0.5, -1.2, -0.1, -2.0], [-0.7, -0.3], [-1.0, -0.4, -0.9], [-0.6]]
 
 
-def bare(logp, right, weight=0.1):
-    return packing.Item([1, 2], [3] * len(logp), np.float32(logp), 0.5, weight, right)
+def judged(logp, right) -> Group:
+    """One problem's responses, and what the judge says."""
+    responses = [Response(np.full(len(x), 3), np.float32(x), np.zeros(len(x)), False) for x in logp]
+    return Group(0, [1, 2], responses, Grades(np.zeros(len(logp)), np.array(right, bool)))
+
+
+def term_weights(groups, trained=None):
+    tokens_MxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
+    return positive_lm.weights(MU, groups, tokens_MxG if trained is None else tokens_MxG * trained)
 
 
 @pytest.mark.parametrize("layout", [(8, 1), (16, 2), (24, 4)])
 def test_golden_positive_loss(layout):
     """mu NLL, .1 x .871..., in every packing; a filtered response counts in no divisor."""
-    items = [bare(x, r) for x, r in zip(LOGP, RIGHT, strict=True)]
-    items.append(bare([-9.0], True, weight=0.0))
+    group = judged([*LOGP, [-9.0]], [*RIGHT, True])
+    (weight_G,) = term_weights([group], trained=np.array([1, 1, 1, 1, 0]))
+    items = [
+        packing.Item([1, 2], r.tokens, r.logps, 0.5, 0.1 * (n < 4), False, (w,))
+        for n, (r, w) in enumerate(zip(group.responses, weight_G, strict=True))
+    ]
     row_tokens, micro_rows = layout
     rows, _, places = packing.pack(items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=4)
-    weight = positive_lm.cells(rows, items, places, MU)
+    weight = packing.spread(weight_G, places, rows.tokens_AxRxT.shape)
     assert weight.dtype == np.float32 and not weight[~rows.trained_AxRxT].any()
     assert -(weight * rows.sampled_logp_AxRxT).sum() == pytest.approx(MU * 0.8714285714285713)
     for span, right in zip(places, RIGHT, strict=False):  # the gradient by log-probs
@@ -217,48 +228,51 @@ def test_golden_positive_loss(layout):
 
 
 def test_no_right_response_is_a_loss_of_zero():
-    items = [bare(x, False) for x in LOGP]
-    rows, _, places = packing.pack(items, row_tokens=16, micro_rows=2, max_items=4)
-    weight = positive_lm.cells(rows, items, places, MU)
-    assert weight is not None and not weight.any() and np.isfinite(weight).all()
-    assert positive_lm.cells(rows, items, places, 0.0) is None
+    assert not term_weights([judged(LOGP, [False] * 4)]).any()
 
 
 def test_a_score_alone_is_refused():
-    scored = Grades(score_G=np.array([0.2, 0.9]))
-    assert positive_lm.right(scored, 0.0) == [False, False]
+    scored = judged(LOGP[:2], [0, 1])._replace(grades=Grades(score_G=np.array([0.2, 0.9])))
     with pytest.raises(config.ConfigError, match=re.escape("config.loss.positive_coef: 0.1 needs")):
-        positive_lm.right(scored, MU)
+        term_weights([scored])
     # The judge's verdict, whatever the score.
-    judged = Grades(score_G=np.array([0.2, -0.9]), right_G=np.array([False, True]))
-    assert positive_lm.right(judged, MU) == [False, True]
+    graded = Grades(score_G=np.array([0.2, -0.9]), right_G=np.array([False, True]))
+    weight = term_weights([scored._replace(grades=graded)])
+    assert (weight > 0).tolist() == [[False, True]]
 
 
-def gradient(programs, params, items, advantage, row_tokens, micro_rows, coef=MU):
+def gradient(terms, params, items, advantage, row_tokens, micro_rows):
     """(gradient, metrics) of an update on the policy that drew the responses."""
+    programs = make_programs(terms=terms)
     items = [i._replace(advantage=advantage) for i in items]
     rows, used, places = packing.pack(
         items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=12
     )
-    positive = positive_lm.cells(rows, items, places, coef)
-    rows, positive = (parallel.to_device(x, programs.row_sharding) for x in (rows, positive))
+    weights = [packing.spread([i.term_weights[0] for i in items], places, rows[0].shape)]
+    rows, weights = parallel.to_device((rows, tuple(weights[: len(terms)])), programs.row_sharding)
     old = rows.sampled_logp_AxRxT
-    batch = update.Batch(rows, old, old, np.int32(used), positive)
+    batch = update.Batch(rows, old, old, np.int32(used), weights)
     knobs = test_update.knobs(test_update.PLAIN)._replace(temperature=np.float32(1.0))
     out = programs.update(*start(programs, params), batch, knobs)
     _, opt_state, metrics = parallel.to_host(out)
     return opt_state.trace, metrics
 
 
+NLL = (positive_lm.NLL,)
+
+
 @pytest.fixture(scope="module")
 def drawn():
+    """Two of three responses are right."""
     rng = np.random.default_rng(3)
+    sizes = rng.integers(low=1, high=(7, 10), size=(12, 2))
+    share = MU / sum(n for i, (_, n) in enumerate(sizes) if i % 3)
     return [
         packing.Item(
             rng.integers(32, size=p).tolist(), rng.integers(32, size=n),
-            rng.normal(-1, 0.3, n).astype(np.float32), 0.0, 0.05, bool(i % 3),
+            rng.normal(-1, 0.3, n).astype(np.float32), 0.0, 0.05, False, (share * bool(i % 3),),
         )
-        for i, (p, n) in enumerate(rng.integers(low=1, high=(7, 10), size=(12, 2)))
+        for i, (p, n) in enumerate(sizes)
     ]  # fmt: skip
 
 
@@ -271,12 +285,9 @@ def close(a, b, tolerance=2e-6):
 @pytest.mark.slow
 def test_without_advantages_it_is_supervised_learning_of_right_responses(params, drawn):
     programs = make_programs()
-    got, metrics = gradient(programs, params, drawn, 0.0, 24, 2)
-    right = [i for i in drawn if i.right]
-    share = MU / sum(len(i.response) for i in right)
-    rows, used, _ = packing.pack(
-        [i._replace(weight=share) for i in right], row_tokens=24, micro_rows=2, max_items=12
-    )
+    got, metrics = gradient(NLL, params, drawn, 0.0, 24, 2)
+    right = [i._replace(weight=i.term_weights[0]) for i in drawn if i.term_weights[0]]
+    rows, used, _ = packing.pack(right, row_tokens=24, micro_rows=2, max_items=12)
     rows = parallel.to_device(rows, programs.row_sharding)
     supervised = programs.supervise(*start(programs, params), rows, np.int32(used), np.float32(0.1))
     _, opt_state, said = parallel.to_host(supervised)
@@ -287,19 +298,18 @@ def test_without_advantages_it_is_supervised_learning_of_right_responses(params,
 
 @pytest.mark.slow
 def test_the_gradient_is_the_sum_of_both_and_of_no_layout(params, drawn):
-    programs = make_programs()
-    got, _ = gradient(programs, params, drawn, 0.7, 24, 2)
-    alone, _ = gradient(programs, params, drawn, 0.0, 24, 2)
-    without, metrics = gradient(programs, params, drawn, 0.7, 24, 2, coef=0.0)
+    got, _ = gradient(NLL, params, drawn, 0.7, 24, 2)
+    alone, _ = gradient(NLL, params, drawn, 0.0, 24, 2)
+    without, metrics = gradient((), params, drawn, 0.7, 24, 2)
     close(got, jax.tree.map(np.add, alone, without), 1e-5)
     assert "positive_loss" not in metrics
     for row_tokens, micro_rows, order in ((48, 4, 1), (16, 1, 1), (24, 2, -1)):
-        other, _ = gradient(programs, params, drawn[::order], 0.7, row_tokens, micro_rows)
+        other, _ = gradient(NLL, params, drawn[::order], 0.7, row_tokens, micro_rows)
         close(other, got, 1e-5)
 
 
-def test_off_costs_nothing(monkeypatch):
-    """The program without the loss is that of a batch that has no such field."""
+def test_off_costs_nothing():
+    """The term changes the update's program alone."""
 
     def texts(coef):
         c = config.base()
@@ -309,10 +319,6 @@ def test_off_costs_nothing(monkeypatch):
 
     off, on = texts(0.0), texts(MU)
     assert {k for k in off if off[k] != on[k]} == {"update"}
-    fields = lambda _, b: (b.rows, b.old_logp_AxRxT, b.ref_logp_AxRxT, None)
-    monkeypatch.setattr(update.Trainer, "_per_micro", fields)
-    monkeypatch.setattr(build, "_trainer", build._trainer.__wrapped__)  # not one made before
-    assert texts(0.0) == off and texts(MU)["update"] != on["update"]
 
 
 def test_minibatches_carry_the_verdicts():
@@ -334,10 +340,13 @@ def test_minibatches_carry_the_verdicts():
         )
         for i in range(4)
     ]
-    for items in algorithm.make_minibatches(c, groups, 0):
-        assert [i.right for i in items] == [len(i.response) in (1, 3, 5, 7, 8) for i in items]
+    method = choose.of(c)
+    for items in algorithm.make_minibatches(c, method.credit, groups, 0, method.terms):
+        right = [len(i.response) in (1, 3, 5, 8) for i in items]
+        assert [i.term_weights[0] > 0 for i in items] == right
         rows, _, places = packing.pack(items, row_tokens=16, micro_rows=2, max_items=4)
-        weight = positive_lm.cells(rows, items, places, MU)
+        weights = [i.term_weights[0] for i in items]
+        weight = packing.spread(weights, places, rows.tokens_AxRxT.shape)
         at = np.isin(rows.targets_AxRxT, (1, 3, 5, 8)) & rows.trained_AxRxT
         assert at.sum() > 0 and set(weight[at]) == {np.float32(MU / at.sum())}
         assert not weight[~at].any()

@@ -47,7 +47,7 @@ def state(
             saved = checkpoint.read_state(m, step)
             same = resume.check(saved, config, resume.inputs(text), True, say)
             found = checkpoint.restore(m, step, like, shardings)
-            found = found if same else found._replace(rates=None)
+            found = found if same else found._replace(by_problem={})
         except checkpoint.Damaged as error:
             raise ValueError(
                 f"config.init_from={config.init_from}: {directory} step {step} holds no whole state"

@@ -1,9 +1,9 @@
 """One atomic checkpoint: everything that decides what happens next, under one step number.
 
-    params, opt_state, ref_params   arrays, saved by shard, restored into any mesh; with a value
-                                    model its params and opt_state too, under `critic`
+    params, opt_state, ref_params   arrays, saved by shard, restored into any mesh; each entry of
+                                    `State.memory` beside them, under its name
     carried                         groups waiting for the next step, or in flight (ragged, flat),
-                                    and pass rates by problem where a curriculum keeps them
+                                    and the arrays of `State.by_problem`
     state                           JSON: counters, cursor, acceptance estimate, resolved config,
                                     package versions, fingerprint of the data, checksums of the rest
     seal.json                       the files of all this (`checkpoint/seal.py`)
@@ -32,10 +32,9 @@ from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.config import schema
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
-from dapo_jax.dapo.state import Counters, CriticState, Rates, State
+from dapo_jax.dapo.state import Counters, State
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.engine import Response
-from dapo_jax.variants.staleness import Aged
 
 ERRORS = (Damaged, OSError, ValueError)  # of reading, the graver ones first (parallel.agreed)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -116,7 +115,7 @@ def save(
     `resume.inputs`. score: what `keep_best` compares (None: never among the best). NotFinite: an
     array holds NaN or infinity, on every process; nothing is written."""
     arrays, carried = _arrays(state), flatten_groups(state.carried)
-    carried |= state.rates._asdict() if state.rates else {}
+    carried |= state.by_problem
     survey = seal.survey(arrays)
     if broken := [path for path, (_, finite) in survey.items() if not finite]:
         raise NotFinite(
@@ -172,9 +171,8 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
     if seal.digest(carried) != content.get("carried"):
         raise Damaged("carried is not what was saved")
     try:
-        known = [np.asarray(carried.pop(k)) for k in Rates._fields if k in carried]
-        rates = Rates(*known) if known else None
-        groups = unflatten_groups(carried, saved["config"])
+        by_problem = {k: np.asarray(v) for k, v in carried.items() if k not in GROUP_FIELDS}
+        groups = unflatten_groups(carried)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise Damaged(f"carried holds no groups: {_line(error)}") from error
     return State(
@@ -183,8 +181,8 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
         arrays.get("ref_params"),
         groups,
         Counters(**{k: saved[k] for k in Counters._fields if k in saved}),
-        rates,
-        CriticState(**arrays["critic"]) if "critic" in arrays else None,
+        {name: tree for name, tree in arrays.items() if name in like.memory},
+        by_problem,
     )
 
 
@@ -245,7 +243,7 @@ def _line(error: BaseException) -> str:
 def _arrays(state: State) -> dict:
     arrays = {"params": state.params, "opt_state": state.opt_state}
     arrays |= {} if state.ref_params is None else {"ref_params": state.ref_params}
-    return arrays | ({} if state.critic is None else {"critic": state.critic._asdict()})
+    return arrays | state.memory
 
 
 def restore_params(directory: str | pathlib.Path, params_like, shardings, step: int | None = None):
@@ -390,8 +388,8 @@ def _check_same(where: str, saved, wanted) -> None:
         there, here = saved.get(name, "absent"), wanted.get(name, "absent")
         if there != here:
             raise ValueError(
-                f"{where}: {name} is {there} there and {here} by this config; use config.model.*"
-                " and config.critic.* of the run that wrote it"
+                f"{where}: {name} is {there} there and {here} by this config; use the config of the"
+                " run that wrote it (model.* and what else is trained)"
             )
 
 
@@ -400,18 +398,23 @@ def _check_same(where: str, saved, wanted) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
+GROUP_FIELDS = (
+    "position", "prompt_length", "prompt", "correct", "score", "response_length", "tokens", "logps",
+    "entropies", "truncated", "versions", "ended",
+)  # fmt: skip
+
+
 def flatten_groups(groups: Sequence[Group]) -> dict[str, np.ndarray]:
-    """Ragged groups -> concatenated arrays and their lengths. Orbax refuses arrays of size 0, so
-    each array ends with one dummy entry."""
+    """Ragged groups -> concatenated arrays and their lengths, by GROUP_FIELDS. Orbax refuses arrays
+    of size 0, so each array ends with one dummy entry."""
     responses = [r for g in groups for r in g.responses]
-    aged = [r for r in responses if isinstance(r, Aged)]  # all or none
 
     def join(parts, dtype):
         return np.concatenate(
             [np.asarray(p, dtype).reshape(-1) for p in parts] + [np.zeros(1, dtype)]
         )
 
-    return dict(
+    flat = dict(
         position=join([g.position for g in groups], np.int64),
         prompt_length=join([len(g.prompt) for g in groups], np.int32),
         prompt=join([g.prompt for g in groups], np.int32),
@@ -423,15 +426,11 @@ def flatten_groups(groups: Sequence[Group]) -> dict[str, np.ndarray]:
         logps=join([r.logps for r in responses], np.float32),
         entropies=join([r.entropies for r in responses], np.float32),
         truncated=join([r.truncated for r in responses], np.int32),
-        **(
-            dict(
-                versions=join([r.versions for r in aged], np.int32),
-                ended=join([r.ended for r in aged], np.int32),
-            )
-            if aged
-            else {}
-        ),
     )
+    if any(r.versions is not None for r in responses):  # then all have them
+        flat["versions"] = join([r.versions for r in responses], np.int32)
+        flat["ended"] = join([r.ended for r in responses], np.int32)
+    return flat
 
 
 def _right_or(group: Group, missing: int) -> np.ndarray:
@@ -445,9 +444,9 @@ def _scores(group: Group) -> np.ndarray:
     return group.grades.score_G if group.grades else np.zeros(len(group.responses))
 
 
-def unflatten_groups(flat: dict[str, np.ndarray], config: dict[str, Any]) -> list[Group]:
-    """config: saved with them; gives the scores of groups of a version that saved none."""
-    flat = {k: np.asarray(v)[:-1] for k, v in flat.items()}
+def unflatten_groups(flat: Mapping[str, np.ndarray]) -> list[Group]:
+    """The groups that `flatten_groups` took apart; other entries of `flat` are passed over."""
+    flat = {k: np.asarray(v)[:-1] for k, v in flat.items() if k in GROUP_FIELDS}
     n = len(flat["position"])
     if not n:
         return []
@@ -461,13 +460,10 @@ def unflatten_groups(flat: dict[str, np.ndarray], config: dict[str, Any]) -> lis
     ]
     if "versions" in flat:
         parts = zip(responses, split("versions", "response_length"), flat["ended"], strict=True)
-        responses = [Aged(*r, versions, bool(ended)) for r, versions, ended in parts]
+        responses = [r._replace(versions=v, ended=bool(ended)) for r, v, ended in parts]
     G = len(responses) // n
     correct_NxG = flat["correct"].reshape(n, G)
-    if "score" in flat:
-        score_NxG = flat["score"].reshape(n, G)
-    else:
-        score_NxG = np.where(correct_NxG, config["reward.correct"], config["reward.wrong"])
+    score_NxG = flat["score"].reshape(n, G)
     grades = [
         None
         if (correct_G == -2).any()

@@ -289,11 +289,11 @@ def remembering(
     only what it has not said. check: called between two chunks of decoding and between two updates;
     raises to end the run there."""
     sampler, trainer = _Sampler(machine.engine, journal, check), _Trainer(machine.trainer, check)
-    critic = machine.critic and _Trainer(machine.critic, check)
+    others = {name: _Trainer(other, check) for name, other in machine.others.items()}
     judge = text.judge
     if journal.on and (judge.pool or judge.shadow is None):  # quick rules have a second opinion
         text = text._replace(judge=judge._replace(pool=_Judges(judge, journal)))
-    return machine._replace(engine=sampler, trainer=trainer, critic=critic), text
+    return machine._replace(engine=sampler, trainer=trainer, others=others), text
 
 
 class _Sampler:

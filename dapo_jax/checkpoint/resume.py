@@ -70,7 +70,7 @@ def newest(
             try:
                 same = accept(checkpoint.read_state(m, step))
                 state = checkpoint.restore(m, step, like, shardings)
-                state = state if same else state._replace(rates=None)
+                state = state if same else state._replace(by_problem={})
                 break
             except Damaged as error:
                 damaged[step] = str(error)

@@ -21,9 +21,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-
-class ConfigError(ValueError):
-    """A config value that cannot work; the message says which field, why, and what would."""
+from dapo_jax.gate import ConfigError as ConfigError
 
 
 class Field(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.reward import Grades, masks
 
 SPREAD = 1e-6  # scores closer than that are one score: rounding, and no difference to learn from
 
@@ -42,6 +42,12 @@ class Group(NamedTuple):
             return bool(np.ptp(self.grades.score_G[counted_G]) > SPREAD)
         right_G = self.grades.right_G[counted_G]
         return bool(right_G.any() and not right_G.all())
+
+
+def teaches(group: Group, overlong_filter: str) -> bool:
+    """Eq. 11 of the responses that count: whether they can be told apart."""
+    truncated_G = np.array([r.truncated for r in group.responses], bool)
+    return group.mixed_among(masks(truncated_G, overlong_filter)[1])
 
 
 def fingerprint(groups: Sequence[Group]) -> Iterator[bytes]:

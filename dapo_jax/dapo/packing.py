@@ -25,8 +25,17 @@ class Item(NamedTuple):
     sampled_logps: np.ndarray  # float32 [len(response)]
     advantage: float
     weight: float  # of each response token in the loss
-    right: bool = False  # by the judge; read where loss.positive_coef is set
     truncated: bool = False  # cut where it might have gone on
+    term_weights: Sequence[float] = ()  # of each response token in each extra term of the loss
+
+
+class Layout(NamedTuple):
+    """The rows that a mini-batch is packed into; fixed for a run, so nothing compiles again."""
+
+    row_tokens: int  # TOKENS of a row
+    micro_rows: int  # rows of a micro-batch
+    max_items: int  # most sequences of a mini-batch
+    share_prompts: bool = False  # sequences of one prompt in one row share its cells
 
 
 class PackedBatch(NamedTuple):
@@ -144,6 +153,17 @@ def _fill(rows: PackedBatch, cells: tuple, sequence, position: int, segment: int
     rows.targets_AxRxT[cells] = np.append(sequence[1:], 0)[:n]
     rows.positions_AxRxT[cells] = np.arange(position, position + n)
     rows.segments_AxRxT[cells] = segment
+
+
+def spread(
+    numbers: Sequence[float], places: Sequence[CellSpan | None], shape: tuple[int, ...]
+) -> np.ndarray:
+    """One number per item -> float32 [A, R, T]: in the cells of its response, 0 elsewhere."""
+    out_AxRxT = np.zeros(shape, np.float32)
+    for number, place in zip(numbers, places, strict=True):
+        if place is not None:
+            out_AxRxT[place.micro, place.row, place.cells] = number
+    return out_AxRxT
 
 
 def unpack(values_AxRxT: np.ndarray, places: Sequence[CellSpan | None]) -> list[np.ndarray | None]:

@@ -1,4 +1,5 @@
-"""What a response is worth: its grade (paper Eq. 7) and Soft Overlong Punishment (Eq. 13)."""
+"""What a response is worth: its grade (paper Eq. 7), Soft Overlong Punishment (Eq. 13), and what a
+truncated response counts for (Overlong Filtering, section 3.4)."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -52,3 +53,18 @@ def shaped(
     """Reward of each response: the judge's score plus the length penalty. The filter of dynamic
     sampling never sees it, only the grade: shaped rewards differ within all-wrong groups."""
     return score + overlong_penalty(length, max_tokens, buffer_tokens, factor)
+
+
+def masks(truncated_NxG: np.ndarray, overlong_filter: str) -> tuple[np.ndarray, np.ndarray]:
+    """bool [N, G] each: (responses whose tokens are trained on, responses that count in the mean
+    and std of their group). overlong_filter says what becomes of a truncated response:
+
+    off    it is trained on like any other
+    loss   it leaves the loss and stays, with its reward, in the mean and std of its group: the
+           paper "masks the loss of truncated samples" and says no more
+    group  it leaves the loss and the statistics of its group
+    """
+    everything = np.ones_like(truncated_NxG, bool)
+    trained_NxG = everything if overlong_filter == "off" else ~truncated_NxG
+    counted_NxG = ~truncated_NxG if overlong_filter == "group" else everything
+    return trained_NxG, counted_NxG

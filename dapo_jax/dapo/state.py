@@ -1,6 +1,7 @@
 """Everything that decides what happens next in a run, and nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,36 +20,23 @@ class Counters(NamedTuple):
     accept_rate: float = 1.0  # estimate; decides only how many problems are drawn ahead
     empty_steps: int = 0  # steps in a row without a learnable group
     skipped_in_row: int = 0  # updates in a row that were not finite
-    values_skipped_in_row: int = 0  # of the value model
+    others_skipped_in_row: int = 0  # the same for the models in `State.memory`
     alarms_in_row: int = 0  # steps in a row that broke a bound of config.guard
     tokens: int = 0  # response tokens drawn so far
     samples: int = 0  # responses drawn so far
 
 
-class Rates(NamedTuple):
-    """How each of P problems went when it was last drawn; host arrays, alike on all processes."""
-
-    rate_P: np.ndarray  # float64, pass rate (`curriculum.pass_rate`); 0 where it was never drawn
-    draws_P: np.ndarray  # int32, how often it was drawn
-    epoch_P: np.ndarray  # int32, of the last draw
-
-
-class CriticState(NamedTuple):
-    """Of the value model (vapo/critic.py)."""
-
-    params: dict
-    opt_state: Any
-
-
 class State(NamedTuple):
     params: dict
     opt_state: Any
-    # The start of the run, where loss.kl_coef wants it: of what is trained (`qwen2.trained`)
+    # Frozen copy of the trainable weights at the start of the run; only if `loss.kl_coef` > 0
     ref_params: dict | None = None
-    carried: Sequence[Group] = ()  # accepted groups of earlier steps
+    carried: Sequence[Group] = ()  # groups that the next step begins with
     counters: Counters = Counters()
-    rates: Rates | None = None  # where config.curriculum keeps them
-    critic: CriticState | None = None  # where config.critic.enabled
+    # What a method of variants/ carries from step to step: arrays on the devices, by a name of its
+    # own, and host arrays with an entry per training problem, which begin anew with other problems
+    memory: Mapping[str, Any] = MappingProxyType({})
+    by_problem: Mapping[str, np.ndarray] = MappingProxyType({})
 
     @property
     def reference(self) -> dict | None:
@@ -56,5 +44,5 @@ class State(NamedTuple):
         return self.ref_params and qwen2.with_trained(self.params, self.ref_params)
 
     def count(self, **changes: int | float) -> "State":
-        """With some counters set to other values."""
+        """The same state with some counters set to other values."""
         return self._replace(counters=self.counters._replace(**changes))

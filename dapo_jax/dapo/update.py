@@ -11,6 +11,7 @@ Dims: A micro-batches, R rows, T cells, D hidden, V vocabulary.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -97,12 +98,19 @@ def row_stats(shape: qwen2.Shape, params, rows: PackedBatch, temperature) -> Hea
 # ------------------------------------------------------------------------------------------------
 
 
+class LossTerm(NamedTuple):
+    """A term that a method adds to the loss; static, part of the compiled update."""
+
+    name: str  # of its sum in the metrics of an update
+    loss: Callable  # (logp_RxT, weight_RxT) -> scalar
+
+
 def dapo_loss(
-    shape, params, rows: PackedBatch, old_RxT, ref_RxT, positive_RxT=None, *, temperature,
-    c: objective.Coefficients, choice: objective.Choice,
+    shape, params, rows: PackedBatch, old_RxT, ref_RxT, *weights_RxT, temperature,
+    c: objective.Coefficients, choice: objective.Choice, terms: tuple[LossTerm, ...] = (),
 ):  # fmt: skip
-    """sum(weight * token loss), with optional KL and entropy terms of the same weights, and where
-    there is `positive_RxT` the log-likelihood with these weights (vapo/positive_lm.py)."""
+    """sum(weight * token loss), with optional KL and entropy terms of the same weights, and the
+    extra `terms`, each with its own weights."""
     stats = row_stats(shape, params, rows, temperature)
     trained = rows.trained_AxRxT
     logp = jnp.where(trained, stats.logp_RxT, 0.0)
@@ -134,9 +142,9 @@ def dapo_loss(
         sums["importance_square"] = count(importance**2)
     if choice.importance is not objective.DAPO.importance:
         sums["importance_zeroed"] = count(importance == 0)
-    if positive_RxT is not None:
-        sums["positive_loss"] = -jnp.sum(positive_RxT * logp)
-        loss += sums["positive_loss"]
+    for extra, weight_RxT in zip(terms, weights_RxT, strict=True):
+        sums[extra.name] = extra.loss(logp, weight_RxT)
+        loss += sums[extra.name]
     gap = jnp.where(trained, jnp.abs(logp - rows.sampled_logp_AxRxT), 0.0)
     maxima = dict(ratio_max=jnp.max(jnp.where(trained, term.ratio, 0.0)), sampler_gap=jnp.max(gap))
     return loss, (sums, maxima)
@@ -240,7 +248,7 @@ def learning_rate(optim, step: int) -> float:
 
 
 def scheduled(name: str, start: float, left: float, steps: int, step: int) -> float:
-    """Of a number that goes from `start` to the share `left` of it in `steps`: at `step`."""
+    """Value at `step` of a schedule from `start` to `left * start` over `steps` steps."""
     schedule = {
         "constant": lambda: optax.constant_schedule(start),
         "linear": lambda: optax.linear_schedule(start, start * left, steps),
@@ -256,7 +264,7 @@ class Batch(NamedTuple):
     old_logp_AxRxT: jax.Array  # float32, the denominator of the ratio
     ref_logp_AxRxT: jax.Array  # float32, of the reference model; the old ones where there is none
     micro_batches: jax.Array  # int32, how many of the A hold something
-    positive_AxRxT: jax.Array | None = None  # float32, of vapo/positive_lm.py; None = no such term
+    terms: tuple[jax.Array, ...] = ()  # float32 [A, R, T], weights of each extra term
 
 
 class Knobs(NamedTuple):
@@ -284,9 +292,10 @@ class Trainer:
         dtype: str,
         offload: bool = False,
         choice: objective.Choice = objective.DAPO,
+        terms: tuple[LossTerm, ...] = (),
     ):
         self.shape, self.mesh, self.rules, self.tx = shape, mesh, rules, tx
-        self._choice = choice
+        self._choice, self._terms = choice, terms
         everywhere = parallel.replicated(mesh)
         self.param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
         trained, base = qwen2.trained(self.param_shardings), qwen2.base(self.param_shardings)
@@ -369,13 +378,15 @@ class Trainer:
         loss_fn = functools.partial(supervised_loss, self.shape)
         return self._step(loss_fn, params, opt_state, (rows,), micro_batches, lr)
 
-    # What a trainer of another loss has in place of these: vapo/critic.py
+    # A trainer of another loss replaces these.
 
     def _per_micro(self, batch: Batch) -> tuple:
-        return batch.rows, batch.old_logp_AxRxT, batch.ref_logp_AxRxT, batch.positive_AxRxT
+        return batch.rows, batch.old_logp_AxRxT, batch.ref_logp_AxRxT, *batch.terms
 
     def _loss(self, knobs: Knobs):
-        bound = dict(temperature=knobs.temperature, c=knobs.loss, choice=self._choice)
+        bound = dict(
+            temperature=knobs.temperature, c=knobs.loss, choice=self._choice, terms=self._terms
+        )
         return functools.partial(dapo_loss, self.shape, **bound)
 
     def _step(self, loss_fn, params, opt_state, per_micro, micro_batches, lr):
@@ -393,11 +404,8 @@ class Trainer:
             params = qwen2.with_trained(params, trained)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 
-    def abstract(
-        self, A: int, R: int, T: int, positive: bool = False
-    ) -> tuple[qwen2.Params, Any, Batch, Knobs]:
-        """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells.
-        positive: with loss.positive_coef."""
+    def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
+        """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
         cell = lambda dtype: jax.ShapeDtypeStruct((A, R, T), dtype, sharding=self.row_sharding)
         params, number = qwen2.abstract(self.shape), np.float32(0)
         loss = objective.Coefficients(**dict.fromkeys(objective.Coefficients._fields, number))
@@ -412,7 +420,7 @@ class Trainer:
                 cell(jnp.float32),
                 cell(jnp.float32),
                 np.int32(A),
-                cell(jnp.float32) if positive else None,
+                tuple(cell(jnp.float32) for _ in self._terms),
             ),
             Knobs(number, number, loss),
         )

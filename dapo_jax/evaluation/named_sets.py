@@ -60,7 +60,7 @@ def ask(
             )
         (named if known else own)[name] = known or path
     machine_of = lambda c, text: build.build_machine(
-        c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir, critic=False
+        c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir, others=False
     )
     if own or not named:
         if named:

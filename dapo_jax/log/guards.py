@@ -260,7 +260,7 @@ def shortage(config, log: dict[str, float]) -> str:
             f" ({log.get('sampling/all_wrong_frac', 0):.0%} of the problems all wrong,"
             f" {log.get('sampling/all_correct_frac', 0):.0%} all right)"
         )
-    if curriculum.has_band(config):
+    if curriculum.has_band(config.curriculum):
         have += f" and a pass rate in {config.curriculum.band_low}..{config.curriculum.band_high}"
     if _drew_all(config, log):
         others += (
@@ -296,7 +296,7 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
         return f"dynamic sampling used up its {config.dynamic_sampling.max_rounds} rounds"
     for in_row, of, rate in (
         (counters.skipped_in_row, "", "optim.lr"),
-        (counters.values_skipped_in_row, " of the value model", "critic.lr"),
+        (counters.others_skipped_in_row, " of the value model", "critic.lr"),
     ):
         if in_row >= config.optim.max_skipped:
             return (

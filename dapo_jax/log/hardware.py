@@ -1,7 +1,7 @@
 """What a step made of its devices: share of the peak, and memory in use. Only where the platform
 tells: TPUs and GPUs; a CPU has no such tags."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -25,12 +25,13 @@ def forward_flops(shape: qwen2.Shape, lengths) -> float:
 
 
 def step_flops(
-    config, shape: qwen2.Shape, record: StepRecord, critic: qwen2.Shape | None = None
+    config, shape: qwen2.Shape, record: StepRecord, others: Sequence[qwen2.Shape] = ()
 ) -> tuple[float, float]:
     """(of sampling, of updating): what the model needs, without what is computed again to save
     memory. A prompt is read once per group; the backward pass is two forward ones, or with adapters
-    (LoRA), whose own products are left out, one. critic: shape of the value model, if there is one;
-    it reads the batch and learns, in pre-training alone: the policy's passes are not made then."""
+    (LoRA), whose own products are left out, one. others: shapes of
+    further models; each reads the batch and learns, also in a step without an update of the policy.
+    """
     drawn, trained = record.batch.drawn, record.batch.groups
     prompts = forward_flops(shape, [len(g.prompt) for g in drawn])
     again = forward_flops(shape, [len(g.prompt) for g in drawn for _ in g.responses])
@@ -42,7 +43,7 @@ def step_flops(
         + bool(config.loss.kl_coef)
     )
     updating = passes * bool(record.updates) * forward_flops(shape, _lengths(trained))
-    return sampling, updating + (4 * forward_flops(critic, _lengths(trained)) if critic else 0.0)
+    return sampling, updating + sum(4 * forward_flops(s, _lengths(trained)) for s in others)
 
 
 def _lengths(groups: Iterable[Group]) -> list[int]:
@@ -54,13 +55,13 @@ def step_metrics(
     shape: qwen2.Shape,
     record: StepRecord,
     clocks: Clocks,
-    critic: qwen2.Shape | None = None,
+    others: Sequence[qwen2.Shape] = (),
 ) -> dict[str, float]:
     """The `perf/mfu_*` and `perf/hbm_*` of a step."""
     device, log = jax.local_devices()[0], {}
     if peak := slices.peak_flops(device.device_kind):
         peak *= jax.device_count()
-        flops = step_flops(config, shape, record, critic)
+        flops = step_flops(config, shape, record, others)
         seconds = (clocks.rollout_done - clocks.started, clocks.done - clocks.rollout_done)
         for name, done, took in zip(("rollout", "update"), flops, seconds, strict=True):
             log[f"perf/mfu_{name}"] = done / (took * peak)

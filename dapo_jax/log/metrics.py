@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dapo_jax import algorithm, parallel
+from dapo_jax import parallel
 from dapo_jax.algorithm import StepRecord
+from dapo_jax.dapo import minibatches
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files
 from dapo_jax.log import bell, tags, trackers
-from dapo_jax.variants import curriculum
 
 # ------------------------------------------------------------------------------------------------
 # Numbers
@@ -62,80 +62,8 @@ def step_metrics(config, state: State, record: StepRecord, clocks: Clocks, probl
             "perf/cache_peak": stats.peak_cache,
             "sampling/evicted": stats.evicted,
         }
-        | curriculum_metrics(config, state, record, problems)
-        | (staleness_metrics(state, record.batch) if config.rollout.staleness else {})
-        | value_metrics(record.value_updates)
+        | record.metrics
     )
-
-
-def curriculum_metrics(config, state: State, record: StepRecord, problems: int) -> dict:
-    """Of the pass rates that are kept; nothing where none are."""
-    rates = state.rates
-    if rates is None:
-        return {}
-    seen_P = rates.draws_P > 0
-    due_P = curriculum.due(config, rates, state.counters.position // problems)
-    log = {
-        "curriculum/left_out": (~due_P).sum(),
-        "curriculum/by_pass_rate": histogram("curriculum/by_pass_rate", rates.rate_P[seen_P], 0),
-        "curriculum/temperature": record.knobs.temperature,
-    }
-    log |= {"curriculum/pass_rate": rates.rate_P[seen_P].mean()} if seen_P.any() else {}
-    return log | ({"curriculum/known_rate": np.mean(record.known)} if record.known else {})
-
-
-def staleness_metrics(state: State, got: Collected) -> dict[str, float]:
-    """Of `rollout.staleness`: how old the trained tokens are, and what is in flight. state: after
-    the step."""
-    parked = [r for g in got.carried for r in g.responses if not r.ended]
-    log = {
-        "staleness/in_flight": len(got.carried),
-        "staleness/parked_tokens": sum(len(r.tokens) for r in parked),
-    }
-    rows = [r.versions for g in got.groups for r in g.responses]
-    if not rows:
-        return log
-    age = state.counters.step - 1 - np.concatenate(rows)
-    return log | {
-        "staleness/age_mean": age.mean(),
-        "staleness/age_max": age.max(),
-        "staleness/versions_per_row": np.mean([len(np.unique(v)) for v in rows]),
-    }
-
-
-def value_metrics(logs: Sequence[dict]) -> dict[str, float]:
-    """Of the value model, where there is one. Loss and gradient are of its updates; what its
-    values explain is of those that advantages were made of, before the first update."""
-    if not logs:
-        return {}
-    tokens = sum(x["tokens"] for x in logs)
-    log = {
-        "critic/value_loss": sum(x["value_loss"] for x in logs) / tokens,
-        "critic/clipped_frac": sum(x["clipped"] for x in logs) / tokens,
-        "critic/grad_norm": np.mean([x["grad_norm"] for x in logs]),
-        "critic/skipped": sum(bool(x["skipped"]) for x in logs),
-    }
-    names = logs[0]["estimates"]
-    sums = {n: np.sum([x["estimates"][n] for x in logs], axis=0, dtype=float) for n in names}
-    for i, part in enumerate(("", "short/", "middle/", "long/")):
-        if not (count := sums["tokens"][i]):
-            continue
-
-        def mean(name):
-            return sums[name][i] / count  # noqa: B023
-
-        variance = {
-            name: max(mean(f"{name}_square") - mean(name) ** 2, 0.0)
-            for name in ("return", "advantage", "error")
-        }
-        if variance["return"] > 1e-9:
-            log[f"critic/{part}explained_variance"] = 1 - variance["error"] / variance["return"]
-        for name in ("return", "advantage"):
-            log[f"critic/{part}{name}_mean"] = mean(name)
-            log[f"critic/{part}{name}_std"] = variance[name] ** 0.5
-        if not part:
-            log["critic/lambda_mean"] = mean("lam")
-    return log
 
 
 def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | list[int]]:
@@ -149,7 +77,7 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
     rows = [r for g in got.drawn for r in g.responses]
     score_NxG = np.stack([g.score_G for g in grades])
     length_NxG = np.array([len(r.tokens) for r in rows]).reshape(score_NxG.shape)
-    rewards_NxG = algorithm.shaped_rewards(config, score_NxG, length_NxG)
+    rewards_NxG = minibatches.shaped_rewards(config, score_NxG, length_NxG)
     entropies = np.concatenate([r.entropies for r in rows])
     right_NxG = None if grades[0].right_G is None else np.stack([g.right_G for g in grades])
     verdicts = {} if right_NxG is None else _verdict_metrics(grades, right_NxG)
@@ -223,6 +151,14 @@ def histogram(tag: str, values: np.ndarray, longest: int) -> list[int]:
     return np.bincount(bins, minlength=len(edges) - 1).tolist()
 
 
+# What `dapo.update` sums; the rest of its log are extra terms of the loss.
+SUMS = {
+    "loss", "tokens", "entropy", "prob", "clip_low", "clip_high", "dual_clip", "approx_kl",
+    "ref_kl", "importance", "importance_capped", "importance_square", "importance_zeroed", "ratio_max",
+    "sampler_gap", "grad_norm", "skipped",
+}  # fmt: skip
+
+
 def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, float]:
     """Means over the trained tokens of all updates of a step; `ratio_max` and the gap are maxima.
     `logs`: what `update` returned, on the host."""
@@ -254,8 +190,8 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
         log["policy/importance_ess"] = mean("importance") ** 2 / mean("importance_square")
     if "importance_zeroed" in logs[0]:
         log["policy/importance_zeroed_frac"] = mean("importance_zeroed")
-    if "positive_loss" in logs[0]:
-        log["policy/positive_loss"] = np.mean([x["positive_loss"] for x in logs])
+    for name in logs[0].keys() - SUMS:
+        log[f"policy/{name}"] = np.mean([x[name] for x in logs])  # an extra term of the loss
     return log | ({"policy/ref_kl": mean("ref_kl")} if with_reference else {})
 
 

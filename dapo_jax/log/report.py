@@ -15,11 +15,13 @@ from tqdm import tqdm
 
 from dapo_jax import algorithm, build, parallel
 from dapo_jax.build import Text
+from dapo_jax.dapo import minibatches
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.state import Counters
 from dapo_jax.model import qwen2
 from dapo_jax.pods import topology
 from dapo_jax.reward import grading
+from dapo_jax.variants import choose
 
 # ------------------------------------------------------------------------------------------------
 # Console
@@ -123,7 +125,7 @@ def memory_line(config, machine: build.Machine) -> str:
     programs = build.calls(config, machine)
     wanted = {
         "prefill": programs["prefill"],
-        "decode": programs[f"decode_{build.training_draw(config).mode}"],
+        "decode": programs[f"decode_{algorithm.training_draw(choose.of(config)).mode}"],
         **{name: call for name, call in programs.items() if name.startswith("update")},
     }
     lowered = {label: call.program.lower(*call.arguments) for label, call in wanted.items()}
@@ -134,8 +136,8 @@ def describe(config, machine: build.Machine) -> str:
     sizes = " x ".join(f"{k} {v}" for k, v in machine.mesh.shape.items())
     adapters = qwen2.adapter_count(machine.trainer.shape)
     trained = f" and {adapters:,} of adapters, which alone are trained" if adapters else ""
-    if machine.critic:
-        trained += f"; value model: {qwen2.param_count(machine.critic.shape):,}"
+    for name, other in machine.others.items():
+        trained += f"; {name} model: {qwen2.param_count(other.shape):,}"
     return (
         f"model: {qwen2.param_count(machine.shape):,} parameters{trained}; devices:"
         f" {machine.mesh.size} {machine.mesh.devices.flat[0].platform} ({sizes}); batch:"
@@ -203,7 +205,7 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
             "answer": problem.answer,
             "extracted": grades.answers[i],
             **verdict,
-            "reward": float(algorithm.shaped_rewards(config, score, length)[0]),
+            "reward": float(minibatches.shaped_rewards(config, score, length)[0]),
             "tokens": len(ids),
             "truncated": bool(response.truncated),
             "mean_entropy": float(response.entropies.mean()),

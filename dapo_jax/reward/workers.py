@@ -1,8 +1,8 @@
 """Judging in processes, with a limit of time for each response.
 
 A worker is `python -m dapo_jax.reward.workers`, a fresh interpreter without the accelerator. It
-gets the fields of `config.reward`, then problems and responses one by one. One that takes too long is
-killed, with all it has started, and replaced. Which worker judges what changes no grade.
+gets the fields of `config.reward`, then problems and responses one by one. One that takes too long
+is killed, with all it has started, and replaced. Which worker judges what changes no grade.
 """
 
 import collections

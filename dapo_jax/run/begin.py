@@ -9,12 +9,12 @@ import jax
 from dapo_jax import build
 from dapo_jax.checkpoint import branch, resume
 from dapo_jax.config import validation
-from dapo_jax.dapo.state import CriticState, State
+from dapo_jax.dapo.state import State
 from dapo_jax.evaluate import find_given, load_params
 from dapo_jax.hosts import processes
 from dapo_jax.model import qwen2
 from dapo_jax.run import warmup
-from dapo_jax.variants.vapo.critic import initial_params
+from dapo_jax.variants import choose
 
 
 def start_state(
@@ -33,12 +33,8 @@ def start_state(
     if config.loss.kl_coef:
         shardings = shardings._replace(ref_params=qwen2.trained(trainer.param_shardings))
         like = like._replace(ref_params=qwen2.trained(abstract))
-    if critic := machine.critic:
-        of = qwen2.abstract(critic.shape)
-        shardings = shardings._replace(
-            critic=CriticState(critic.param_shardings, critic.opt_shardings)
-        )
-        like = like._replace(critic=CriticState(of, jax.eval_shape(machine.tx.init, of)))
+    memory, laid_out = choose.memory_like(machine)
+    like, shardings = like._replace(memory=memory), shardings._replace(memory=laid_out)
     if (state := resume.newest(directory, like, shardings, accept, say)) is not None:
         return state, True
     source = find_given(config.init_from) if config.init_from else None
@@ -67,11 +63,8 @@ def start_state(
                 phases,
                 beside=functools.partial(build.compiling, config, machine),
             )
-    values = initial_params(config, critic, params) if critic else None
+    memory = choose.new_memory(config, machine, params)
     params = build.with_adapters(config, machine, params)
     trained = qwen2.trained(params)
     ref = jax.tree.map(lambda w: w.copy(), trained) if config.loss.kl_coef else None
-    state = State(params, trainer.init_opt_state(params), ref)
-    if critic:
-        state = state._replace(critic=CriticState(values, critic.init_opt_state(values)))
-    return state, False
+    return State(params, trainer.init_opt_state(params), ref, memory=memory), False

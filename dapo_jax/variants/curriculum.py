@@ -1,4 +1,4 @@
-"""Which problems are drawn, by how they went when they were last drawn: the field's curricula.
+"""Curricula: which problems are drawn, by how they went when they were last drawn.
 
     pass_rate_cap        No-Positive-Resampling (ScaleRL, arXiv 2510.13786): a problem that came to
                          this pass rate is left out of later epochs, and a step draws none twice
@@ -10,27 +10,63 @@
 A position of the stream stays an epoch and a problem, and with it the name of a sample's random
 numbers: a problem that is left out is a position that is passed over. What a step draws depends on
 the state at its beginning alone, so rates that the step itself finds count from the next one on.
-Without config.curriculum nothing is kept and nothing asked.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo import update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
-from dapo_jax.dapo.state import Rates
+from dapo_jax.dapo.state import State
 
 
-def is_on(config) -> bool:
-    """Whether pass rates are kept."""
+class Rates(NamedTuple):
+    """How each of P problems went when it was last drawn (`State.by_problem`)."""
+
+    rate_P: np.ndarray  # float64, `pass_rate`; 0 where it was never drawn
+    draws_P: np.ndarray  # int32, how often it was drawn
+    epoch_P: np.ndarray  # int32, of the last draw
+
+
+def apply(config, algorithm: Algorithm) -> Algorithm:
+    """The algorithm with what `config.curriculum` asks for."""
     c = config.curriculum
-    return bool(c.pass_rate_cap or has_band(config) or c.temperature_schedule != "constant")
+    if not is_on(c):
+        return algorithm
+
+    def positions(text, stream, state):
+        problems = len(text.train.ids)
+        return ahead(c, stream, problems, rates_of(state, problems))
+
+    def remember(text, stream, state, batch):
+        problems = len(text.train.ids)
+        rates, known = record(stream, problems, rates_of(state, problems), batch)
+        state = state._replace(by_problem=rates._asdict())
+        return state, metrics(c, state, rates, known, temperature(state.counters.step - 1))
+
+    teaches = algorithm.teaches
+    temperature = lambda step: sampling_temperature(c, config.rollout.temperature, step)
+    algorithm = algorithm._replace(
+        temperature=temperature, remember=(*algorithm.remember, remember)
+    )
+    if c.pass_rate_cap:
+        algorithm = algorithm._replace(positions=positions)
+    if has_band(c):
+        algorithm = algorithm._replace(teaches=lambda g: teaches(g) and in_band(c, g))
+    return algorithm
 
 
-def has_band(config) -> bool:
-    return config.curriculum.band_low > 0 or config.curriculum.band_high < 1
+def is_on(c) -> bool:
+    """Whether pass rates are kept. c, here and below: config.curriculum."""
+    return bool(c.pass_rate_cap or has_band(c) or c.temperature_schedule != "constant")
+
+
+def has_band(c) -> bool:
+    return c.band_low > 0 or c.band_high < 1
 
 
 def pass_rate(group: Group) -> float:
@@ -40,42 +76,44 @@ def pass_rate(group: Group) -> float:
     return float(np.mean(grades.score_G if grades.right_G is None else grades.right_G))
 
 
-def in_band(config, group: Group) -> bool:
-    """Whether a group that teaches lies in the band; without one, always."""
-    if not has_band(config):
-        return True
-    return config.curriculum.band_low < pass_rate(group) < config.curriculum.band_high
+def in_band(c, group: Group) -> bool:
+    """Whether a group's pass rate lies in the band."""
+    return c.band_low < pass_rate(group) < c.band_high
+
+
+def rates_of(state: State, problems: int) -> Rates:
+    """What is recorded of the problems."""
+    if state.by_problem:
+        return Rates(*(state.by_problem[name] for name in Rates._fields))
+    return unknown(problems)
 
 
 def unknown(problems: int) -> Rates:
-    """Before any is drawn."""
+    """Before any problem is drawn."""
     return Rates(*(np.zeros(problems, kind) for kind in (np.float64, np.int32, np.int32)))
 
 
-def due(config, rates: Rates, epoch: int) -> np.ndarray:
+def due(c, rates: Rates, epoch: int) -> np.ndarray:
     """bool [P]: the problems that `epoch` draws. What was last drawn in it was due in it."""
-    cap, sits_out = config.curriculum.pass_rate_cap, config.curriculum.revisit_epochs
-    left_out_P = (rates.draws_P > 0) & (rates.rate_P >= cap) & (rates.epoch_P < epoch)
-    if sits_out:
-        left_out_P &= epoch - rates.epoch_P <= sits_out
-    return ~left_out_P if cap else np.ones_like(left_out_P)
+    left_out_P = (rates.draws_P > 0) & (rates.rate_P >= c.pass_rate_cap) & (rates.epoch_P < epoch)
+    if c.revisit_epochs:
+        left_out_P &= epoch - rates.epoch_P <= c.revisit_epochs
+    return ~left_out_P if c.pass_rate_cap else np.ones_like(left_out_P)
 
 
 def ahead(
-    config, stream: Sequence[int], problems: int, rates: Rates | None
+    c, stream: Sequence[int], problems: int, rates: Rates
 ) -> Callable[[int, int], Sequence[int]]:
     """`collect`'s, for one step: (start, size) -> the next `size` positions from `start` on whose
     problems are due, over the ends of epochs, none of a problem that the step has drawn; fewer
     where no more are. problems: in an epoch."""
-    if not config.curriculum.pass_rate_cap:
-        return lambda start, size: range(start, start + size)
-    rates, drawn_P = rates or unknown(problems), np.zeros(problems, bool)
+    drawn_P = np.zeros(problems, bool)
 
     def next_due(start: int, size: int) -> list[int]:
         first, found = start // problems, []
-        last = first + config.curriculum.revisit_epochs + 1  # by then every one that ever is
+        last = first + c.revisit_epochs + 1  # by then every one that ever is
         for epoch in range(first, last + 1):
-            due_P = due(config, rates, epoch) & ~drawn_P
+            due_P = due(c, rates, epoch) & ~drawn_P
             rest = range(max(start, epoch * problems), (epoch + 1) * problems)
             new = (position for position in rest if due_P[stream[position]])
             found += itertools.islice(new, size - len(found))
@@ -86,13 +124,10 @@ def ahead(
 
 
 def record(
-    config, stream: Sequence[int], problems: int, rates: Rates | None, batch: Collected
-) -> tuple[Rates | None, list[float]]:
+    stream: Sequence[int], problems: int, before: Rates, batch: Collected
+) -> tuple[Rates, list[float]]:
     """(rates with what the step drew, what was recorded of its problems before). Groups that do not
     teach count too. What lies behind the cursor does not: it is drawn again, by the next policy."""
-    if not is_on(config):
-        return None, []
-    before = rates or unknown(problems)
     rates = Rates(*(x.copy() for x in before))  # a checkpoint may be writing the old ones
     known = []
     for group in batch.drawn:  # in the order of the stream: the last draw is the newest
@@ -105,8 +140,28 @@ def record(
     return rates, known
 
 
-def temperature(config, step: int) -> float:
-    """Of sampling in rollout step `step` (from 0), and of the log-probs of what it drew."""
-    name, steps = config.curriculum.temperature_schedule, config.curriculum.temperature_steps
-    start = config.rollout.temperature
-    return update.scheduled(name, start, config.curriculum.temperature_end / start, steps, step)
+def metrics(c, state: State, rates: Rates, known: Sequence[float], temperature: float) -> dict:
+    """state: after the step. known: rates that the step's problems had before. temperature: the
+    step's."""
+    problems = len(rates.rate_P)
+    seen_P = rates.draws_P > 0
+    due_P = due(c, rates, state.counters.position // problems)
+    bins = np.searchsorted(RATE_EDGES[1:-1], rates.rate_P[seen_P], side="left")
+    log = {
+        "curriculum/left_out": (~due_P).sum(),
+        "curriculum/by_pass_rate": np.bincount(bins, minlength=len(RATE_EDGES) - 1).tolist(),
+        "curriculum/temperature": np.float32(temperature),
+    }
+    log |= {"curriculum/pass_rate": rates.rate_P[seen_P].mean()} if seen_P.any() else {}
+    return log | ({"curriculum/known_rate": np.mean(known)} if known else {})
+
+
+def sampling_temperature(c, start: float, step: int) -> float:
+    """Sampling temperature at rollout step `step` (from 0); log-probs use the same one. start:
+    config.rollout.temperature."""
+    end = c.temperature_end / start
+    return update.scheduled(c.temperature_schedule, start, end, c.temperature_steps, step)
+
+
+# Bounds of the bins of curriculum/by_pass_rate; a bin holds its upper one
+RATE_EDGES = (-0.1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)

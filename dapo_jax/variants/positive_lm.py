@@ -4,40 +4,39 @@
 
 Right is what the judge says, not a shaped reward above 0; the divisor is that of the whole
 mini-batch, so that micro-batches, packing and mesh change nothing; and a mini-batch without a right
-response has a term of 0. It asks for no value model: `loss.positive_coef` adds it to any objective.
+response has a term of 0. It needs no value model: `loss.positive_coef` adds it to any objective.
 """
 
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
-from dapo_jax.config import schema
-from dapo_jax.dapo.packing import CellSpan, Item, PackedBatch
-from dapo_jax.dapo.reward import Grades
+from dapo_jax import gate
+from dapo_jax.algorithm import Algorithm
+from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.minibatches import Term
+from dapo_jax.dapo.update import LossTerm
+
+NLL = LossTerm("positive_loss", lambda logp_RxT, weight_RxT: -jnp.sum(weight_RxT * logp_RxT))
 
 
-def right(grades: Grades, coef: float) -> Sequence[bool]:
-    """Of each response to a problem; all False without the loss. ConfigError: the reward is a score
-    alone and the loss is on."""
-    if coef and grades.right_G is None:
-        raise schema.ConfigError(
+def apply(config, algorithm: Algorithm) -> Algorithm:
+    """The algorithm with this term where `loss.positive_coef` is set."""
+    if not (coef := config.loss.positive_coef):
+        return algorithm
+    term = Term(NLL, lambda groups, tokens_MxG: weights(coef, groups, tokens_MxG))
+    return algorithm._replace(terms=(*algorithm.terms, term))
+
+
+def weights(coef: float, groups: Sequence[Group], tokens_MxG: np.ndarray) -> np.ndarray:
+    """What a token of each response weighs: `coef` over the trained tokens of all right responses
+    of the mini-batch; float64 [M, G]. ConfigError: the reward is a score alone."""
+    if any(group.grades.right_G is None for group in groups):
+        raise gate.ConfigError(
             f"config.loss.positive_coef: {coef} needs responses that are right or wrong, and the"
             " reward only scores; give Grade(..., right=...), or set 0"
         )
-    return [False] * len(grades.score_G) if grades.right_G is None else grades.right_G.tolist()
-
-
-def cells(
-    rows: PackedBatch, items: Sequence[Item], places: Sequence[CellSpan | None], coef: float
-) -> np.ndarray | None:
-    """What -log pi of each cell weighs in the loss: `coef` over the trained tokens of right
-    responses; float32 [A, R, T]. None where `coef` is 0: the program has no such term. rows, items,
-    places: of a whole mini-batch, as `packing.pack` took and gave them."""
-    if not coef:
-        return None
-    spans = [p for item, p in zip(items, places, strict=True) if item.right and p is not None]
-    tokens = sum(p.cells.stop - p.cells.start for p in spans)
-    weight_AxRxT = np.zeros(rows.tokens_AxRxT.shape, np.float32)
-    for p in spans:
-        weight_AxRxT[p.micro, p.row, p.cells] = coef / tokens
-    return weight_AxRxT
+    right_MxG = np.stack([group.grades.right_G for group in groups]).astype(bool)
+    tokens = np.where(right_MxG, tokens_MxG, 0).sum()
+    return np.where(right_MxG, coef / max(tokens, 1), 0.0)

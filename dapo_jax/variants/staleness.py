@@ -1,73 +1,84 @@
-"""Lines 2 to 8 of Algorithm 1 where responses outlive steps (`rollout.staleness` > 0).
+"""Responses that outlive steps (`rollout.staleness` = S > 0): lines 2 to 8 of Algorithm 1.
 
-`rollout/clock.py` says in numbers which rows there are, how far each gets and what the batch is;
-here the numbers get tokens and grades. A row that has not ended keeps its tokens, their log-probs
-and the version of the weights that drew each (the step it was); in the next step the sampler takes
-them for a part of its prompt. A batch is a pure function of the state at the start of its step, of
-`rollout.slots` and of `rollout.chunk`, which are the clock's lanes and its tick, and of nothing
-else: neither devices nor processes, neither pages nor what a killed run had drawn already.
+A step ends when its batch is there; unfinished responses go on in the next one. clock.py says in
+numbers which rows there are, how far each gets and what the batch is; here the numbers get tokens
+and grades. A row that has not ended keeps its tokens, their log-probs and the version of the
+weights that drew each (the step it was); in the next step the sampler takes them for a part of its
+prompt. A batch is a pure function of the state at the start of its step, of `rollout.slots` and of
+`rollout.chunk`, which are the clock's lanes and its tick, and of nothing else: neither devices nor
+processes, neither pages nor what a killed run had drawn already.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from dapo_jax import build, parallel
-from dapo_jax.config import schema
-from dapo_jax.dapo import overlong_filter
+from dapo_jax import gate, parallel
+from dapo_jax.algorithm import Algorithm, training_draw
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, fingerprint
 from dapo_jax.dapo.state import State
 from dapo_jax.reward import grading
 from dapo_jax.rollout.engine import Part, Request, Response, Stats, total
 from dapo_jax.variants.clock import Clock, Flight, Run
 
-
-class Aged(NamedTuple):
-    """A response of as many versions as it took, whole or not: has all that `Response` has."""
-
-    tokens: np.ndarray  # int32 [n]
-    logps: np.ndarray  # float32 [n], each as its version had it
-    entropies: np.ndarray  # float32 [n], nats
-    truncated: bool
-    versions: np.ndarray  # int32 [n], the step in which each token was drawn
-    ended: bool
-
-
 _IDS, _NUMBERS = np.zeros(0, np.int32), np.zeros(0, np.float32)
-_NONE = Aged(_IDS, _NUMBERS, _NUMBERS, False, _IDS, False)
+_NONE = Response(_IDS, _NUMBERS, _NUMBERS, False, _IDS, False)
 
 
-def wanted(config, state: State) -> bool:
-    """Whether a step is one of these. ConfigError: S is 0, and what is in flight would be lost."""
+def apply(config, algorithm: Algorithm) -> Algorithm:
+    """The algorithm whose responses outlive steps, where `rollout.staleness` is set."""
+    if not config.rollout.staleness:
+        return algorithm
+    return algorithm._replace(sample=sample_batch, remember=(*algorithm.remember, metrics))
+
+
+def check(config, state: State) -> None:
+    """ConfigError: S is 0, and what the state has in flight would be lost."""
     parked = sum(g.grades is None for g in state.carried)
     if parked and not config.rollout.staleness:
-        raise schema.ConfigError(
+        raise gate.ConfigError(
             f"config.rollout.staleness: 0, and the checkpoint has {parked} groups in flight; set 1"
             " or more, or begin another run with its weights (config.init_from)"
         )
-    return config.rollout.staleness > 0
+
+
+def metrics(text, stream, state: State, batch: Collected) -> tuple[State, dict[str, float]]:
+    """The state as it is, and how old the trained tokens are and what is in flight. state: after
+    the step."""
+    parked = [r for g in batch.carried for r in g.responses if not r.ended]
+    log = {
+        "staleness/in_flight": len(batch.carried),
+        "staleness/parked_tokens": sum(len(r.tokens) for r in parked),
+    }
+    if rows := [r.versions for g in batch.groups for r in g.responses]:
+        age = state.counters.step - 1 - np.concatenate(rows)
+        log |= {
+            "staleness/age_mean": age.mean(),
+            "staleness/age_max": age.max(),
+            "staleness/versions_per_row": np.mean([len(np.unique(v)) for v in rows]),
+        }
+    return state, log
 
 
 def sample_batch(
-    config, text: build.Text, machine: build.Machine, stream: Sequence[int], state: State
+    algorithm: Algorithm, text, machine, stream: Sequence[int], state: State
 ) -> tuple[Collected, Stats]:
     """As `algorithm.sample_batch`; `carried` is all that stays in flight."""
-    version, sampler = state.counters.step, machine.engine
-    draw, need = build.training_draw(config), config.rollout.groups
+    config, sampler, version = algorithm.config, machine.engine, state.counters.step
+    draw, need = training_draw(algorithm), config.rollout.groups
     decode_params = sampler.decode_params(state.params)
     groups = {g.position: _rows(g, version) for g in state.carried}
     drawn: list[Group] = []
     requests: list[Request] = []
-    rows: list[_Drawn] = []  # of each request
-    at: dict[tuple[int, int], _Drawn] = {}  # by (position, sample)
+    rows: list[_Row] = []  # of each request
+    at: dict[tuple[int, int], _Row] = {}  # by (position, sample)
 
     def asked(flight: Flight) -> list[Request]:
         """What a group still has to draw."""
         group, out = groups[flight.position], []
         for g, (run, row) in enumerate(zip(flight.runs, group.responses, strict=True)):
             if not run.whole:
-                rows.append(_Drawn(run, row))
+                rows.append(_Row(run, row))
                 at[flight.position, g] = rows[-1]
                 out.append(Request(group.prompt, group.position, g, prefix=row.tokens.tolist()))
         return out
@@ -98,7 +109,7 @@ def sample_batch(
         drawn.extend(graded)
         if not config.dynamic_sampling.enabled:
             return [True] * len(graded)
-        return [overlong_filter.teaches(g, config.loss.overlong_filter) for g in graded]
+        return [algorithm.teaches(g) for g in graded]
 
     flights = [_flight(groups[p], bool(groups[p].grades)) for p in sorted(groups)]
     clock = Clock(
@@ -134,10 +145,10 @@ def sample_batch(
     return Collected(batch, carried, drawn, clock.position, rounds, rate), stats
 
 
-class _Drawn:
-    """A row of this step: what it came with, and what the sampler draws of it."""
+class _Row:
+    """One response in flight: its tokens from earlier steps plus those drawn in this step."""
 
-    def __init__(self, run: Run, before: Aged):
+    def __init__(self, run: Run, before: Response):
         self.run, self.before = run, before
         self.parts: list[Part] = []
 
@@ -150,8 +161,8 @@ class _Drawn:
             self.run.known += new
         self.run.ended |= part.ended
 
-    def row(self, version: int, stop_ids: Sequence[int]) -> Aged:
-        """At the clock's tick."""
+    def row(self, version: int, stop_ids: Sequence[int]) -> Response:
+        """The response at the clock's tick."""
         old, n = self.before, self.run.at
 
         def joined(name: str) -> np.ndarray:
@@ -162,14 +173,19 @@ class _Drawn:
         versions = np.concatenate([old.versions, np.full(new, version, np.int32)])
         ended = self.run.whole
         truncated = ended and int(tokens[-1]) not in stop_ids
-        return Aged(tokens, joined("logps"), joined("entropies"), truncated, versions, ended)
+        logps, entropies = joined("logps"), joined("entropies")
+        return Response(tokens, logps, entropies, truncated, versions, ended)
 
 
 def _rows(group: Group, version: int) -> Group:
-    """A carried group with rows; responses that S = 0 carried over are of the step before."""
-    as_row = lambda r: Aged(*r, np.full(len(r.tokens), max(version - 1, 0), np.int32), True)
-    rows = [as_row(r) if isinstance(r, Response) else r for r in group.responses]
-    return group._replace(responses=rows)
+    """The group with versions of its responses; those that S = 0 carried over are a step old."""
+    before = max(version - 1, 0)
+
+    def row(r: Response) -> Response:
+        known = r.versions is not None
+        return r if known else r._replace(versions=np.full(len(r.tokens), before, np.int32))
+
+    return group._replace(responses=[row(r) for r in group.responses])
 
 
 def _flight(group: Group, accepted: bool) -> Flight:

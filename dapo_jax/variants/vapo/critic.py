@@ -18,6 +18,7 @@ from dapo_jax import parallel
 from dapo_jax.dapo import update
 from dapo_jax.dapo.packing import PackedBatch
 from dapo_jax.model import hf, hf_format, qwen2
+from dapo_jax.parallel import Call
 from dapo_jax.variants.vapo import gae, value_loss
 
 
@@ -141,7 +142,18 @@ class Critic(update.Trainer):
     def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
         """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
         params, opt_state, batch, _ = super().abstract(A, R, T)
-        return params, opt_state, Batch(*batch[:4]), Knobs(np.float32(0), np.float32(0))
+        cell = batch.old_logp_AxRxT
+        batch = Batch(batch.rows, cell, cell, batch.micro_batches)
+        return params, opt_state, batch, Knobs(np.float32(0), np.float32(0))
+
+    def calls(self, A: int, R: int, T: int) -> dict[str, Call]:
+        """What a step runs, by name."""
+        wanted = params, _, batch, _ = self.abstract(A, R, T)
+        reading = (params, batch.rows, batch.micro_batches)
+        return {
+            "values": Call(self.values, reading, "micro-batch"),
+            "update of values": Call(self.update, wanted, "micro-batch"),
+        }
 
 
 def critic_shape(config, policy: qwen2.Shape) -> qwen2.Shape:

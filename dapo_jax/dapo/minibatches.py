@@ -1,0 +1,128 @@
+"""Lines 9 to 11 of Algorithm 1: graded groups -> mini-batches -> gradient updates.
+
+Dims: N groups of G responses, M groups of a mini-batch, Q responses of a mini-batch, K extra terms.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dapo_jax import parallel
+from dapo_jax.dapo import advantage, objective, packing, reward, update
+from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.state import State
+
+
+class Term(NamedTuple):
+    """An extra term of the loss: what it makes of a log-prob, and what each response weighs."""
+
+    loss: update.LossTerm
+    weights: Callable  # (groups, trained tokens [M, G]) -> float64 [M, G], per response token
+
+
+def make_minibatches(
+    config, credit: Callable, groups: list[Group], step: int, terms: Sequence[Term] = ()
+) -> list[list[packing.Item]]:
+    """Groups -> advantages and loss weights -> U mini-batches of whole groups, shuffled.
+    credit: (reward_NxG, counted_NxG) -> advantage_NxG."""
+    if not groups:
+        return []
+    length_NxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
+    truncated_NxG = np.array([[r.truncated for r in g.responses] for g in groups])
+    trained_NxG, counted_NxG = reward.masks(truncated_NxG, config.loss.overlong_filter)
+    reward_NxG = shaped_rewards(config, np.stack([g.grades.score_G for g in groups]), length_NxG)
+    advantage_NxG = credit(reward_NxG, counted_NxG)
+    tokens_NxG = np.where(trained_NxG, length_NxG, 0)
+    if config.advantage.whiten:
+        advantage_NxG = advantage.whiten(
+            advantage_NxG, tokens_NxG, ddof=config.advantage.ddof, epsilon=config.advantage.epsilon
+        )
+
+    order = np.random.default_rng([config.seed, step]).permutation(len(groups))
+    size = config.rollout.groups // config.optim.minibatches  # groups; a short batch has fewer
+    minibatches = []
+    for part in np.split(order, range(size, len(order), size)):
+        weight_Q = objective.token_weights(  # the normaliser of Eq. 8
+            tokens_NxG[part].ravel(),
+            np.repeat(part, config.rollout.group_size),
+            config.loss.normalizer,
+            config.loss.chunk_sequences,
+            config.rollout.max_response_tokens,
+        )
+        of_part = [groups[n] for n in part]
+        extra_KxQ = [term.weights(of_part, tokens_NxG[part]).ravel() for term in terms]
+        responses = [(g.prompt, r) for g in of_part for r in g.responses]
+        numbers = zip(advantage_NxG[part].ravel(), weight_Q, *extra_KxQ, strict=True)
+        minibatches.append(
+            [
+                packing.Item(prompt, r.tokens, r.logps, float(A), weight, r.truncated, extra)
+                for (prompt, r), (A, weight, *extra) in zip(responses, numbers, strict=True)
+            ]
+        )
+    return minibatches
+
+
+def shaped_rewards(config, score: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Scores with the length penalty of Eq. 13. length: response TOKENS; same shape."""
+    return reward.shaped(
+        score,
+        length,
+        max_tokens=config.rollout.max_response_tokens,
+        buffer_tokens=config.reward.overlong_buffer_tokens,
+        factor=config.reward.overlong_penalty,
+    )
+
+
+def pack_minibatches(
+    machine, minibatches: Iterable[Sequence[packing.Item]], open_ends: bool = False
+) -> Iterator[update.Batch]:
+    """Mini-batches on the devices, each packed when it is asked for. One without a response to
+    train on is left out. Old and reference log-probs are the sampler's. machine: `build.Machine`.
+    """
+    for items in minibatches:
+        rows, used, places = packing.pack(items, open_ends=open_ends, **machine.layout._asdict())
+        if used:
+            terms = tuple(
+                packing.spread(weight_Q, places, rows.tokens_AxRxT.shape)
+                for weight_Q in zip(*(item.term_weights for item in items), strict=True)
+            )
+            rows, terms = parallel.to_device((rows, terms), machine.trainer.row_sharding)
+            old = rows.sampled_logp_AxRxT
+            yield update.Batch(rows, old, old, np.int32(used), terms)
+
+
+def update_policy(
+    loss, trainer: update.Trainer, state: State, batches: Iterable[update.Batch], knobs
+) -> tuple[State, list[dict]]:
+    """One gradient update per batch: (state, metrics of each update). loss: config.loss. Where no
+    model computes log-probs first, each batch is packed while the update before it runs."""
+    old_params, recompute = state.params, loss.old_logprobs == "recompute"
+
+    def with_log_probs(b: update.Batch) -> update.Batch:
+        """By the models before the first update."""
+        old = b.old_logp_AxRxT
+        if recompute:
+            old = trainer.log_probs(old_params, b.rows, b.micro_batches, knobs.temperature)
+        ref = old
+        if state.ref_params is not None:
+            ref = trainer.log_probs(state.reference, b.rows, b.micro_batches, knobs.temperature)
+        return b._replace(old_logp_AxRxT=old, ref_logp_AxRxT=ref)
+
+    if recompute or state.ref_params is not None:
+        batches = [with_log_probs(b) for b in batches]
+    params, opt_state, logs = state.params, state.opt_state, []
+    for batch in batches:
+        params, opt_state, log = trainer.update(params, opt_state, batch, knobs)
+        logs.append(log)
+    logs = parallel.to_host(logs)
+    in_row = skipped_in_row(state.counters.skipped_in_row, logs)
+    state = state._replace(params=params, opt_state=opt_state)
+    return state.count(updates=state.counters.updates + len(logs), skipped_in_row=in_row), logs
+
+
+def skipped_in_row(before: int, logs: Sequence[dict]) -> int:
+    """Updates in a row that were not finite: `before`, counted on over the updates of a step."""
+    for log in logs:
+        before = before + 1 if log["skipped"] else 0
+    return before

@@ -1,0 +1,62 @@
+"""Which methods a config asks for, put together: the one place that knows them all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from dapo_jax import algorithm
+from dapo_jax.algorithm import Algorithm
+from dapo_jax.dapo.state import State
+from dapo_jax.model import qwen2
+from dapo_jax.variants import curriculum, objectives, positive_lm, staleness
+from dapo_jax.variants.vapo import critic, update as vapo
+
+METHODS = (curriculum, staleness, positive_lm, vapo)
+
+
+def of(config) -> Algorithm:
+    """DAPO, with what each method that is on replaces."""
+    out = algorithm.dapo(config)
+    for method in METHODS:
+        out = method.apply(config, out)
+    return out
+
+
+def objective(config):
+    """The static choice of a token's loss and importance weight (objectives.py)."""
+    return objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0)
+
+
+def others(config, policy: qwen2.Shape, make: Callable[..., Any]) -> dict[str, Any]:
+    """Trainers of the models beside the policy, by name. make: (class, shape) -> trainer."""
+    if not config.critic.enabled:
+        return {}
+    return {vapo.NAME: make(critic.Critic, critic.critic_shape(config, policy))}
+
+
+def new_memory(config, machine, params: qwen2.Params) -> dict[str, Any]:
+    """`State.memory` at the start of a run. params: the policy's, without adapters."""
+    begin = lambda trainer: critic.initial_params(config, trainer, params)
+    values = {name: begin(trainer) for name, trainer in machine.others.items()}
+    return {
+        name: {"params": of, "opt_state": machine.others[name].init_opt_state(of)}
+        for name, of in values.items()
+    }
+
+
+def memory_like(machine) -> tuple[dict, dict]:
+    """(shapes, shardings) of `State.memory`."""
+    like, shardings = {}, {}
+    for name, trainer in machine.others.items():
+        params = qwen2.abstract(trainer.shape)
+        like[name] = {"params": params, "opt_state": jax.eval_shape(trainer.tx.init, params)}
+        shardings[name] = {"params": trainer.param_shardings, "opt_state": trainer.opt_shardings}
+    return like, shardings
+
+
+def resumed(config, state: State) -> State:
+    """A state to go on from, without what no method of this config keeps. ConfigError: the config
+    cannot go on from it."""
+    staleness.check(config, state)
+    return state if curriculum.is_on(config.curriculum) else state._replace(by_problem={})
