@@ -81,7 +81,7 @@ def sample_batch(config, text, machine, stream, state: State) -> tuple[Collected
     """Dynamic sampling with the policy as it is at the start of the step."""
     if carried.wanted(config, state):
         return carried.sample_batch(config, text, machine, stream, state)
-    decode_params = machine.engine.decode_params(state.params)
+    decode_params = machine.decode_params(state.params)
     draw, totals = build.training_draw(config, state.counters.step), []
 
     def sample(positions: Sequence[int]) -> list[Group]:
@@ -174,6 +174,7 @@ def update_policy(machine, state: State, batches, knobs: update.Knobs) -> tuple[
     """One gradient update per mini-batch. Returns (state, metrics of each update)."""
     params, opt_state, logs = state.params, state.opt_state, []
     for batch in batches:
+        machine.watch.between((batch, logs[-1:]))
         params, opt_state, log = machine.trainer.update(params, opt_state, batch, knobs)
         logs.append(log)
     logs = parallel.to_host(logs)
@@ -200,6 +201,13 @@ def pack_minibatches(config, machine, state: State, minibatches) -> Iterable[upd
     waits = pretraining.on(config, state.counters.step)
     trainer, temperature = machine.trainer, update_knobs(config, state).temperature
     mu, over = config.loss.positive_coef, trainer.row_sharding
+    running = None
+
+    def log_probs(params, rows, used):
+        nonlocal running
+        machine.watch.between(running)
+        running = trainer.log_probs(params, rows, used, temperature)
+        return running
 
     def pack(items: list[packing.Item]) -> update.Batch | None:
         rows, used, places = packing.pack(items, **build.row_layout(config, machine.mesh))
@@ -209,10 +217,10 @@ def pack_minibatches(config, machine, state: State, minibatches) -> Iterable[upd
         rows, positive, used = *parallel.to_device((rows, positive), over), np.int32(used)
         old = rows.sampled_logp_AxRxT
         if config.loss.old_logprobs == "recompute" and not waits:
-            old = trainer.log_probs(state.params, rows, used, temperature)
+            old = log_probs(state.params, rows, used)
         ref = old
         if state.ref_params is not None and not waits:
-            ref = trainer.log_probs(state.reference, rows, used, temperature)
+            ref = log_probs(state.reference, rows, used)
         return update.Batch(rows, old, ref, used, positive)
 
     packed = filter(None, map(pack, minibatches))

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import hashlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -50,6 +50,12 @@ class Machine(NamedTuple):
     trainer: update.Trainer
     engine: engine.Engine
     critic: Critic | None = None  # the value model's trainer, where there is one
+    watch: engine.Watch = engine.UNWATCHED  # who observes sampling and updates
+
+    def decode_params(self, params):
+        """`Engine.decode_params`, with the store of responses opened for these weights."""
+        self.watch.store.open(params)
+        return self.engine.decode_params(params)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -369,17 +375,16 @@ def sample_groups(
     group_size: int,
     draw: Draw,
     top_ps: Sequence[float] = (),
-    **watch,
+    cut: Callable[[np.ndarray], int] | None = None,
 ) -> tuple[list[Group], engine.Stats]:
     """G responses to each (stream position, prompt); ungraded groups in the given order. top_ps: of
-    each prompt, where they are not all the draw's. watch: `progress`, `on_tokens` and `cut` of
-    `Engine.generate`."""
+    each prompt, where they are not all the draw's. cut: see `Engine.generate`."""
     requests = [
         engine.Request(prompt, position, g, top_p=top_p)
         for (position, prompt), top_p in zip(prompts, top_ps or [0.0] * len(prompts), strict=True)
         for g in range(group_size)
     ]
-    responses, stats = m.engine.generate(decode_params, requests, draw, **watch)
+    responses, stats = m.engine.generate(decode_params, requests, draw, m.watch, cut=cut)
     groups = [
         Group(position, prompt, responses[i * group_size : (i + 1) * group_size])
         for i, (position, prompt) in enumerate(prompts)

@@ -38,6 +38,7 @@ def learn_values(
     knobs, logs = update_knobs(config, state.counters.step), []
     for batch, old, of in zip(batches, values, estimates, strict=True):
         task = critic.Batch(batch.rows, old, of.returns_AxRxT, batch.micro_batches)
+        machine.watch.between(logs[-1:])
         params, opt_state, log = machine.critic.update(params, opt_state, task, knobs)
         logs.append(log | {"estimates": of.sums})
     logs = parallel.to_host(logs)
