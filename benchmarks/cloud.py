@@ -196,7 +196,7 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
     import stubbed_train
 
     from dapo_jax import parallel, train
-    from dapo_jax.checkpoint import journal, seal
+    from dapo_jax.checkpoint import remembered, seal
     from dapo_jax.rollout import engine
 
     for here, there in ((os.open(os.devnull, os.O_RDONLY), 0), (files[0], 1), (files[1], 2)):
@@ -214,7 +214,7 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
 
     failing = Failing(cloud / f"fail_{index}", tell)
     _place_bucket(cloud / "b", failing)
-    generate, keep = engine.Engine.generate, journal._Sampler._keep
+    generate, keep = engine.Engine.generate, remembered.Responses.put
 
     def counted(self, *arguments, **named):
         def on_tokens(index, start, tokens, logps) -> None:
@@ -223,9 +223,10 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
 
         return generate(self, *arguments, on_tokens=on_tokens, **named)
 
-    def told(self, key: bytes, response) -> None:
+    def told(self, request, draw, response) -> None:
+        (key,) = self._keys([request], draw)
         tell("kept", key=key.hex(), tokens=len(response.tokens))
-        keep(self, key, response)
+        keep(self, request, draw, response)
 
     def step(state, record) -> None:
         groups = record.batch.drawn
@@ -237,7 +238,7 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
         tell("step", step=state.counters.step, digest=digest)
 
     sums_of = jax.jit(seal.checksums)
-    engine.Engine.generate, journal._Sampler._keep = counted, told
+    engine.Engine.generate, remembered.Responses.put = counted, told
     jax.config.update("jax_compilation_cache_dir", "gs://b/xla")
     found = [f"--coordinator=127.0.0.1:{port}", f"--num_processes={SLICES * HOSTS}"]
     sys.argv = [*request["argv"], *found, f"--process_id={index}"]

@@ -21,13 +21,13 @@ import results
 import timing
 
 from dapo_jax import train
-from dapo_jax.checkpoint import journal
+from dapo_jax.checkpoint import journal, remembered
 from dapo_jax.log import guards, metrics, report
 
 ROOT = pathlib.Path(__file__).parent.parent
 HEADING = "## Logging"
 LIMIT = 0.02
-REMEMBERS = journal._Sampler
+RESPONSES = remembered.Responses
 
 # Part -> (module or class, name) of what belongs to it. None calls another one.
 PARTS = {
@@ -37,7 +37,7 @@ PARTS = {
     "text samples": [(metrics.Writer, "lines")],
     "files and TensorBoard": [(metrics.Writer, "record")],
     "console": [(report.Progress, "update")],
-    "journal": [(journal.Journal, "open"), (REMEMBERS, "_look_up"), (REMEMBERS, "_keep")],
+    "journal": [(journal.Journal, "open"), (RESPONSES, "get"), (RESPONSES, "put")],
     "journal, in the background": [(journal.Journal, "flush")],
 }
 

@@ -31,7 +31,7 @@ from dapo_jax import config, parallel
 from dapo_jax.model import qwen2
 from dapo_jax.rollout import draw
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.rollout.engine import Engine, Request
+from dapo_jax.rollout.engine import Engine, Request, Watch
 
 SHAPE = qwen2.Shape(
     vocab_size=1024,
@@ -109,10 +109,10 @@ class Ours:
         self.weights = engine.decode_params(qwen2.init(SHAPE, jax.random.key(0)))
         self.stats = None
 
-    def turn(self, requests: Sequence[Request], top_p: float = 1.0, **watch) -> Turn:
+    def turn(self, requests: Sequence[Request], top_p: float = 1.0, **observers) -> Turn:
         def run():
             draw = Draw(seed=1, top_p=top_p)
-            self.stats = self.engine.generate(self.weights, requests, draw, **watch)[1]
+            self.stats = self.engine.generate(self.weights, requests, draw, **observers)[1]
             return self.stats.tokens
 
         return run
@@ -310,7 +310,7 @@ def linear(repeats: int, cap: int = 512, slots: int = 64) -> Found:
                 nonlocal now, peak
                 peak, now = max(peak, now), 0
 
-            ours.turn(work, on_tokens=count, progress=chunk)()
+            ours.turn(work, on_tokens=count, watch=Watch(progress=chunk))()
             g = ours.engine.geometry
             used = ours.stats.peak_cache * g.tokens
             alive[n] = f"{peak:,} alive, {used:,.0f} in pages, {slots * (PROMPT + cap):,} full"

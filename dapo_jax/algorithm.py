@@ -114,14 +114,14 @@ def step(
 def sample_batch(algorithm, text, machine, stream, state: State) -> tuple[Collected, engine.Stats]:
     """Dynamic Sampling with the policy as it is at the start of the step."""
     rollout, settings = algorithm.config.rollout, algorithm.config.dynamic_sampling
-    decode_params = machine.engine.decode_params(state.params)
+    decode_params = machine.decode_params(state.params)
     draw, totals = training_draw(algorithm, state.counters.step), []
 
     def sample(positions: Sequence[int]) -> list[Group]:
         rows = [stream[i] for i in positions]
         prompts = list(zip(positions, [text.train.ids[r] for r in rows], strict=True))
         responses, stats = engine.sample(
-            machine.engine, decode_params, prompts, rollout.group_size, draw
+            machine.engine, decode_params, prompts, rollout.group_size, draw, machine.watch
         )
         totals.append(stats)
         groups = [Group(*prompt, of) for prompt, of in zip(prompts, responses, strict=True)]
@@ -150,7 +150,7 @@ def learn(algorithm, machine, state: State, minibatches) -> tuple[State, list[di
     """One update of the policy per mini-batch; no metrics beside the updates' own."""
     batches = pack_minibatches(machine, minibatches)
     knobs = update_knobs(algorithm, state.counters.step)
-    return *update_policy(algorithm.config.loss, machine.trainer, state, batches, knobs), {}
+    return *update_policy(algorithm.config.loss, machine, state, batches, knobs), {}
 
 
 def training_draw(algorithm, step: int = 0) -> Draw:

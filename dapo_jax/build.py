@@ -7,7 +7,7 @@ import contextlib
 import functools
 import hashlib
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -51,6 +51,12 @@ class Machine(NamedTuple):
     engine: engine.Engine
     layout: packing.Layout  # of the rows of a mini-batch
     others: Mapping[str, Any] = MappingProxyType({})  # trainers of models beside the policy
+    watch: engine.Watch = engine.UNWATCHED  # who observes sampling and updates
+
+    def decode_params(self, params):
+        """`Engine.decode_params`, with the store of responses opened for these weights."""
+        self.watch.store.open(params)
+        return self.engine.decode_params(params)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -348,10 +354,10 @@ def sample_groups(
     group_size: int,
     draw: Draw,
     top_ps: Sequence[float] = (),
-    **watch,
+    cut: Callable[[np.ndarray], int] | None = None,
 ) -> tuple[list[Group], engine.Stats]:
     """Ungraded groups, as `engine.sample` draws them."""
     drawn, stats = engine.sample(
-        m.engine, decode_params, prompts, group_size, draw, top_ps, **watch
+        m.engine, decode_params, prompts, group_size, draw, m.watch, top_ps, cut
     )
     return [Group(*prompt, of) for prompt, of in zip(prompts, drawn, strict=True)], stats

@@ -43,6 +43,7 @@ from dapo_jax.hosts import processes, start
 from dapo_jax.model import hf, qwen2
 from dapo_jax.reward import grading
 from dapo_jax.rollout.draw import Draw
+from dapo_jax.rollout.engine import Watch
 
 __all__ = ["Scores", "checksums", "evaluate", "evaluate_sets", "majority", "pass_at_k"]
 
@@ -54,10 +55,9 @@ def evaluate(
     data: Encoded,
     k: int,
     draw: Draw,
-    progress=lambda finished: None,
 ) -> Scores:
     """Draw k samples of every problem of `data` and let the judge of `text` grade them."""
-    (scores,) = evaluate_together(machine, decode_params, text, [data], k, [draw], progress)
+    (scores,) = evaluate_together(machine, decode_params, text, [data], k, [draw])
     return scores
 
 
@@ -68,7 +68,6 @@ def evaluate_together(
     sets: Sequence[Encoded],
     k: int,
     draws: Sequence[Draw],
-    progress=lambda finished: None,
 ) -> list[Scores]:
     """`evaluate` of every set by its own draw, which differ in top_p alone. One call of the
     sampler: the last long responses of all are waited for once."""
@@ -80,9 +79,7 @@ def evaluate_together(
     ]
     top_ps = [draw.top_p for data, draw in zip(sets, draws, strict=True) for _ in data.ids]
     cut = grading.cut_at(text.tokenizer, draws[0].stop_strings)
-    groups, _ = build.sample_groups(
-        machine, decode_params, prompts, k, draws[0], top_ps, progress=progress, cut=cut
-    )
+    groups, _ = build.sample_groups(machine, decode_params, prompts, k, draws[0], top_ps, cut)
     rest = iter(groups)
     return [_graded(text, data, list(itertools.islice(rest, len(data.ids)))) for data in sets]
 
@@ -221,11 +218,12 @@ def evaluate_to_files(
         dynamic_ncols=True,
         show=first,
     )
+    machine = machine._replace(watch=Watch(progress=bar.update))
     with bar:
         for at in range(0, len(left), size):
             part = left[at : at + size]
             batch = Encoded([data.ids[i] for i in part], [data.problems[i] for i in part], 0)
-            scores = evaluate(machine, decode_params, text, batch, k, draw, progress=bar.update)
+            scores = evaluate(machine, decode_params, text, batch, k, draw)
             if first:
                 lines = scores_lib.rows(batch, scores, text.tokenizer)
                 scores_lib.write_lines(folder / f"batch_{part[0]:06d}.jsonl", lines)

@@ -21,17 +21,25 @@ from tqdm import tqdm
 
 from dapo_jax import algorithm, build, parallel
 from dapo_jax.algorithm import Algorithm, StepRecord
-from dapo_jax.checkpoint import branch, checkpoint, export, resume, workdir as workdir_lib
-from dapo_jax.checkpoint.journal import Journal, remembering
+from dapo_jax.checkpoint import (
+    branch,
+    checkpoint,
+    export,
+    remembered,
+    resume,
+    workdir as workdir_lib,
+)
+from dapo_jax.checkpoint.journal import Journal
 from dapo_jax.checkpoint.saver import Saver
 from dapo_jax.config import cli, schema, validation
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files, problems
 from dapo_jax.evaluate import evaluate_sets
 from dapo_jax.hosts import leaving, processes, start
-from dapo_jax.hosts.watchdog import Watchdog, pulsed
+from dapo_jax.hosts.watchdog import Watchdog
 from dapo_jax.log import goodput, guards, hardware, metrics, profiler, report, trackers
 from dapo_jax.reward import grading
+from dapo_jax.rollout.engine import Watch
 from dapo_jax.run import begin
 from dapo_jax.variants import choose
 
@@ -84,7 +92,7 @@ def train(
         )
         for note in [*text.notes, report.describe(config, machine), f"workdir: {home.name}"]:
             say(note)
-        machine = pulsed(machine, hooks.phase)
+        machine = machine._replace(watch=Watch(progress=lambda _: hooks.phase("chunk")))
         book = goodput.Book(home.local, began)
         return run(config, home, text, machine, allow_config_change, say, hooks, first, book)
 
@@ -125,7 +133,9 @@ def run(
         progress = report.Progress(config.steps, state.counters.step, say)
         after.callback(progress.close)
         journal = after.enter_context(Journal(home, config, inputs, state.counters.step, say))
-        machine, text = remembering(machine, text, journal, asked.check)
+        watch = remembered.watch(machine.watch, journal, asked.check)
+        machine = machine._replace(watch=watch)
+        text = text._replace(judge=remembered.judge(text.judge, journal))
         saver = after.enter_context(Saver(directory, config, inputs, say, journal.covered))
 
         def evaluate() -> dict[str, float]:
@@ -228,7 +238,7 @@ def score(config, text: build.Text, evaluation: dict[str, float]) -> float | Non
 
 def evaluate_policy(config, machine, text, state: State, writer, say) -> dict[str, float]:
     started = time.perf_counter()
-    decode_params = machine.engine.decode_params(state.params)
+    decode_params = machine.decode_params(state.params)
     scores, rows = evaluate_sets(config, machine, decode_params, text)
     step = state.counters.step
     writer.lines("eval", step, rows)

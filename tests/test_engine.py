@@ -15,7 +15,7 @@ from dapo_jax import config, parallel
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.rollout.engine import Engine, Request, Stats, total
+from dapo_jax.rollout.engine import Engine, Request, Stats, Watch, total
 
 sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
 import make as golden
@@ -335,7 +335,7 @@ def test_weights_that_are_given_up_are_held_once(params, requests, scan, change)
 
 def test_progress_counts_every_request(engine, weights, requests):
     counts = []
-    engine.generate(weights, requests, DRAW, progress=counts.append)
+    engine.generate(weights, requests, DRAW, Watch(progress=counts.append))
     assert sum(counts) == len(requests)
 
 
@@ -375,7 +375,7 @@ def test_a_chunk_is_handed_over_while_the_next_is_decoded(params, requests, resp
 
     engine.programs = engine.programs._replace(decode={"full": spy})
     weights = engine.decode_params(params)
-    got, stats = engine.generate(weights, requests, DRAW, progress=events.append)
+    got, stats = engine.generate(weights, requests, DRAW, Watch(progress=events.append))
     assert ids(got) == ids(responses)
     dispatched = [x == "decode" for x in events]
     assert dispatched == [True] + [True, False] * (stats.chunks - 1) + [False]
@@ -405,7 +405,7 @@ def test_an_interrupted_call_leaves_a_working_engine(engine, weights, requests, 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(weights, requests, DRAW, progress=interrupt)
+        engine.generate(weights, requests, DRAW, Watch(progress=interrupt))
     assert ids(engine.generate(weights, requests, DRAW)[0]) == ids(responses)
 
 

@@ -8,29 +8,19 @@ import pytest
 from etils import epath
 from test_engine import DRAW, SHAPE, make_engine
 
-from dapo_jax import config
+from dapo_jax import algorithm, config
 from dapo_jax.build import Machine
-from dapo_jax.checkpoint import journal as journal_lib
-from dapo_jax.checkpoint.journal import Journal, remembering
+from dapo_jax.checkpoint import journal as journal_lib, remembered
+from dapo_jax.checkpoint.journal import Journal
 from dapo_jax.checkpoint.workdir import Workdir
+from dapo_jax.dapo.state import State
 from dapo_jax.data.problems import Problem
 from dapo_jax.hosts.leaving import Leave
 from dapo_jax.model import qwen2
+from dapo_jax.reward import grading
 from dapo_jax.reward.grading import Grade, Judge
-from dapo_jax.rollout.engine import Request, Response
+from dapo_jax.rollout.engine import UNWATCHED, Request, Response
 
-
-class Text:
-    """The one part of a text that matters here."""
-
-    def __init__(self, judge):
-        self.judge = judge
-
-    def _replace(self, judge):
-        return Text(judge)
-
-
-RULES = Text(Judge(lambda *_: True, shadow=lambda *_: True))
 REQUESTS = [Request([p + 1, 2, 3], 10 + p, g) for p in range(6) for g in range(4)]
 
 
@@ -60,11 +50,15 @@ def opened(folder, said=None, step=3, remote=None, inputs=None, **fields) -> Jou
     return Journal(home, c, inputs or {"data": "d"}, step, said.append)
 
 
+def watched(engine, journal, check=lambda: None) -> Machine:
+    watch = remembered.watch(UNWATCHED, journal, check)
+    return Machine(*[None] * 4, None, engine, watch=watch)
+
+
 def drawn_with(journal, engine, params, check=lambda: None, draw=DRAW, requests=REQUESTS):
-    """`whole` again, by a sampler that remembers."""
-    machine, _ = remembering(Machine(*[None] * 4, None, engine), RULES, journal, check)
-    weights = machine.engine.decode_params(params)
-    return machine.engine.generate(weights, requests, draw)
+    """`whole` again, with the journal as the store."""
+    machine = watched(engine, journal, check)
+    return engine.generate(machine.decode_params(params), requests, draw, machine.watch)
 
 
 def cut_after(journal, engine, params, chunks: int) -> None:
@@ -111,14 +105,15 @@ def test_what_was_finished_is_not_drawn_again(engine, params, whole, tmp_path):
     assert said[-1] == f"step 4: {len(REQUESTS)} responses or grades are there already"
 
 
-def test_progress_counts_what_was_there(engine, params, tmp_path):
+def test_what_is_there_begins_no_chunk(engine, params, tmp_path):
+    """`progress` follows chunks alone: the watchdog takes it for the pulse of the sampler."""
     cut_after(opened(tmp_path), engine, params, 4)
     told = []
     with opened(tmp_path) as journal:
-        machine, _ = remembering(Machine(*[None] * 4, None, engine), RULES, journal, lambda: None)
-        weights = machine.engine.decode_params(params)
-        machine.engine.generate(weights, REQUESTS, DRAW, progress=told.append)
-    assert sum(told) == len(REQUESTS) and told[0] > 0
+        machine = watched(engine, journal)
+        watch = machine.watch._replace(progress=told.append)
+        _, stats = engine.generate(machine.decode_params(params), REQUESTS, DRAW, watch)
+    assert 0 < sum(told) < len(REQUESTS) and len(told) == stats.chunks
 
 
 @pytest.mark.parametrize(
@@ -290,50 +285,43 @@ def test_a_judge_of_one_s_own_is_asked_once(params, tmp_path):
     said = []
     for _ in range(2):
         with opened(tmp_path) as journal:
-            _, text = remembering(Machine(*[None] * 6), Text(Judge(score)), journal, lambda: None)
+            judge = remembered.judge(Judge(score), journal)
             journal.open(params)
-            said.append(text.judge.pool.grade([(problem, a) for a in answers]))
+            said.append(grading.said(judge, [(problem, a) for a in answers]))
     assert asked == answers and said[0] == said[1]
     assert type(said[1][1].right) is bool and said[1][0] == Grade(0.25)
     with opened(tmp_path) as journal:
-        _, text = remembering(Machine(*[None] * 6), RULES, journal, lambda: None)
-        assert text is RULES
+        rules = Judge(score, shadow=score)
+        assert remembered.judge(rules, journal) is rules
 
 
 def test_updates_are_broken_off_between_two_of_them():
+    """In `update_policy` and before old log-probs; the one before is done by then."""
     done = []
 
+    class Running:
+        def block_until_ready(self):
+            done.append("waited")
+            return self
+
     class Trainer:
-        param_shardings = "as it was"
-
-        def log_probs(self, params):
-            done.append("log_probs")
-            return np.zeros(2)
-
-        def update(self, params):
+        def update(self, params, opt_state, batch, knobs):
             done.append("update")
-            return params, None, {"loss": 0.0}
+            return params, opt_state, {"loss": Running()}
 
-    class Nowhere:
-        on = False
-
-    checks = iter([False, False, False, True])
+    checks = iter([False, False, True])
 
     def check():
         if next(checks):
             raise Leave
 
-    machine, _ = remembering(Machine(*[None] * 4, Trainer(), None), RULES, Nowhere(), check)
-    assert machine.trainer.param_shardings == "as it was"
-    machine.trainer.log_probs(1)
-    machine.trainer.update(1)
-    machine.trainer.update(1)
+    machine = Machine(*[None] * 4, Trainer(), None, watch=UNWATCHED._replace(check=check))
     with pytest.raises(Leave):
-        machine.trainer.update(1)
-    assert done == ["log_probs", "update", "update"]
+        algorithm.update_policy(machine, State(None, None), [None] * 4, None)
+    assert done == ["update", "waited", "update", "waited"]
 
 
 def test_a_payload_is_a_response(whole):
     empty = Response(np.zeros(0, np.int32), *[np.zeros(0, np.float32)] * 2, True)
     responses = [*whole[0], empty]
-    assert_same([journal_lib._response(journal_lib._payload(r)) for r in responses], responses)
+    assert_same([remembered._response(remembered._payload(r)) for r in responses], responses)

@@ -176,27 +176,3 @@ def test_a_process_that_holds_pythons_lock_ends_too():
     command = [sys.executable, "-c", STUCK]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "Timeout" in done.stderr
-
-
-def test_a_sampler_tells_its_chunks():
-    """And does all else as before."""
-
-    class Engine:
-        slots = 7
-
-        def generate(self, params, requests, draw, progress, cut=None):
-            for n in requests:
-                progress(n)
-            return params, cut
-
-    from typing import NamedTuple
-
-    class Machine(NamedTuple):
-        engine: Engine
-
-    told, finished = [], []
-    machine = watchdog.pulsed(Machine(Engine()), told.append)
-    assert machine.engine.slots == 7
-    got = machine.engine.generate("params", [1, 2], None, progress=finished.append, cut="cut")
-    assert got == ("params", "cut") and finished == [1, 2] and told == ["chunk", "chunk"]
-    assert machine.engine.generate("params", [3], None) == ("params", None)

@@ -21,7 +21,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -29,16 +29,9 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from dapo_jax import parallel
-from dapo_jax.build import Machine, Text
 from dapo_jax.checkpoint import checkpoint, seal
 from dapo_jax.checkpoint.workdir import JOURNAL, Workdir
 from dapo_jax.config import schema
-from dapo_jax.dapo.reward import Grade
-from dapo_jax.data.problems import Problem
-from dapo_jax.reward import grading
-from dapo_jax.reward.functions import Failed, attempt
-from dapo_jax.rollout import engine
-from dapo_jax.rollout.engine import Part, Request, Response
 
 EVERY_S = 2.0  # what a killed run loses at most; in a bucket each write is an object
 _READERS = 32  # files read at a time: a bucket answers slowly and in parallel
@@ -77,7 +70,7 @@ class Journal:
         self._folder = epath.Path(home.remote or home.local) / JOURNAL
         self._remote, self._say = home.remote is not None, say
         self._most = int(config.checkpoint.journal_gb * 1e9)
-        self._run = _digest(_binding(config, inputs), 16)
+        self._run = digest(_binding(config, inputs), 16)
         self._step, self._covered = step, 0
         self._policy = ""
         self._kept: dict[bytes, bytes] = {}  # key -> payload, of the policy that is open
@@ -117,7 +110,7 @@ class Journal:
         if not self.on:
             return
         sums = np.array(parallel.to_host(seal.checksums(params)), np.uint32)
-        policy = _digest(sums.tobytes(), 8, self._run).hex()
+        policy = digest(sums.tobytes(), 8, self._run).hex()
         if policy == self._policy:
             return
         self._policy, self._kept = policy, {}
@@ -136,7 +129,7 @@ class Journal:
 
     def key(self, *parts: bytes) -> bytes:
         """Of what depends on the run, the open policy and `parts`."""
-        return _digest(b"".join(parts), 16, self._run + self._policy.encode())
+        return digest(b"".join(parts), 16, self._run + self._policy.encode())
 
     def get(self, key: bytes) -> bytes | None:
         return self._kept.get(key)
@@ -248,7 +241,7 @@ def _free(field: str, name: str) -> bool:
     return field == name or (name.endswith(".") and field.startswith(name))
 
 
-def _digest(data: bytes, size: int, key: bytes = b"") -> bytes:
+def digest(data: bytes, size: int, key: bytes = b"") -> bytes:
     return hashlib.blake2b(data, digest_size=size, key=key).digest()
 
 
@@ -275,205 +268,3 @@ def _told(data: bytes) -> bytes:
             piece[:] = np.frombuffer(data, np.uint8, len(piece), start)
         pieces.append(np.asarray(multihost_utils.broadcast_one_to_all(piece), np.uint8).tobytes())
     return b"".join(pieces)
-
-
-# ------------------------------------------------------------------------------------------------
-# A machine and a judge that remember
-# ------------------------------------------------------------------------------------------------
-
-
-def remembering(
-    machine: Machine, text: Text, journal: Journal, check: Callable[[], None]
-) -> tuple[Machine, Text]:
-    """Both, with a sampler that draws only what `journal` does not have, and a judge that is asked
-    only what it has not said. check: called between two chunks of decoding and between two updates;
-    raises to end the run there."""
-    sampler, trainer = _Sampler(machine.engine, journal, check), _Trainer(machine.trainer, check)
-    others = {name: _Trainer(other, check) for name, other in machine.others.items()}
-    judge = text.judge
-    if journal.on and (judge.pool or judge.shadow is None):  # quick rules have a second opinion
-        text = text._replace(judge=judge._replace(pool=_Judges(judge, journal)))
-    return machine._replace(engine=sampler, trainer=trainer, others=others), text
-
-
-class _Sampler:
-    """An `Engine` for all that it is asked."""
-
-    def __init__(self, inner: engine.Engine, journal: Journal, check: Callable[[], None]):
-        self._inner, self._journal, self._check = inner, journal, check
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def decode_params(self, params):
-        self._journal.open(params)
-        return self._inner.decode_params(params)
-
-    def generate(
-        self,
-        decode_params,
-        requests: Sequence[Request],
-        draw: engine.Draw,
-        *,
-        progress: Callable[[int], None] = lambda finished: None,
-        cut: Callable[[np.ndarray], int] | None = None,
-        feed: Callable[[list[Part]], Sequence[Request] | None] | None = None,
-    ) -> tuple[list[Response], engine.Stats]:
-        """As `Engine.generate`; of the parameters that `decode_params` has had last."""
-
-        def after_chunk(finished: int) -> None:
-            progress(finished)
-            self._check()
-
-        if not self._journal.on:
-            return self._inner.generate(
-                decode_params, requests, draw, progress=after_chunk, cut=cut, feed=feed
-            )
-        if feed is not None:
-            return self._fed(decode_params, requests, draw, after_chunk, feed)
-        keys, responses = self._look_up(requests, draw)
-        missing = [i for i, response in enumerate(responses) if response is None]
-        replayed = sum(len(r.tokens) for r in responses if r is not None)
-
-        drawn, stats = [], engine.total([])
-        if len(missing) < len(requests):
-            progress(len(requests) - len(missing))
-        if missing:
-            drawn, stats = self._inner.generate(
-                decode_params,
-                [requests[i] for i in missing],
-                draw,
-                progress=after_chunk,
-                on_finished=lambda index, response: self._keep(keys[missing[index]], response),
-                cut=cut,
-            )
-        for i, response in zip(missing, drawn, strict=True):
-            responses[i] = response
-        return responses, stats._replace(tokens=stats.tokens + replayed, replayed=replayed)
-
-    def _fed(self, decode_params, requests, draw, after_chunk, feed):
-        """`generate` with a `feed`, which is told of what is there before anything is drawn."""
-        keys, asked, replayed = [], [], 0  # asked: which of the requests have to be drawn
-
-        def missing(new: Sequence[Request] | None) -> list[Request] | None:
-            nonlocal replayed
-            out = []
-            while new:
-                found, kept = self._look_up(new, draw)
-                there = []
-                for i, (request, r) in enumerate(zip(new, kept, strict=True), len(keys)):
-                    if r is None:
-                        asked.append(i)
-                        out.append(request)
-                    else:
-                        there.append(Part(i, 0, *r[:3], True))
-                        replayed += len(r.tokens)
-                keys.extend(found)
-                new = feed(there) if there else ()
-            return None if new is None else out
-
-        stats = engine.total([])
-        if wanted := missing(requests):
-            _, stats = self._inner.generate(
-                decode_params,
-                wanted,
-                draw,
-                progress=after_chunk,
-                on_finished=lambda i, response: self._keep(keys[asked[i]], response),
-                feed=lambda parts: missing(feed([p._replace(index=asked[p.index]) for p in parts])),
-            )
-        return [], stats._replace(tokens=stats.tokens + replayed, replayed=replayed)
-
-    def _look_up(self, requests, draw) -> tuple[list[bytes], list[Response | None]]:
-        """The key of each request, and its response where that is there."""
-        named, prompts = repr(draw).encode(), {}  # the samples of a prompt share it
-        for request in requests:
-            if id(request.prompt) not in prompts:
-                text = np.array(request.prompt, np.int64).tobytes()
-                prompts[id(request.prompt)] = _digest(named + text, 16)
-        keys = [
-            self._journal.key(
-                prompts[id(request.prompt)],
-                repr(request[1:5]).encode(),
-                np.array(request.prefix, np.int32).tobytes(),
-            )
-            for request in requests
-        ]
-        return keys, [_response(self._journal.get(key)) for key in keys]
-
-    def _keep(self, key: bytes, response: Response) -> None:
-        if parallel.is_main_process():  # all have the same
-            self._journal.put(key, _payload(response))
-
-
-class _Trainer:
-    """An `update.Trainer` that starts nothing before the last thing is done."""
-
-    def __init__(self, inner, check: Callable[[], None]):
-        self._inner, self._check, self._last = inner, check, None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def log_probs(self, *arguments):
-        self._last = out = self._in_turn(self._inner.log_probs, arguments)
-        return out
-
-    def update(self, *arguments):
-        out = self._in_turn(self._inner.update, arguments)
-        self._last = out[-1]  # the metrics; the parameters are given away to the next one
-        return out
-
-    def _in_turn(self, program: Callable, arguments: tuple):
-        jax.block_until_ready(self._last)  # or all of a step's would be on their way at once
-        self._check()
-        return program(*arguments)
-
-
-def _payload(response: Response) -> bytes:
-    """1 byte: truncated; then of each token id, log-prob and entropy, 4 bytes each, in blocks."""
-    arrays = (response.tokens, response.logps, response.entropies)
-    return bytes([bool(response.truncated)]) + b"".join(x.tobytes() for x in arrays)
-
-
-def _response(payload: bytes | None) -> Response | None:
-    if payload is None:
-        return None
-    n = (len(payload) - 1) // 12
-    tokens, logps, entropies = (
-        np.frombuffer(payload, dtype, n, 1 + 4 * n * i).copy()
-        for i, dtype in enumerate((np.int32, np.float32, np.float32))
-    )
-    return Response(tokens, logps, entropies, bool(payload[0]))
-
-
-class _Judges:
-    """A `workers.Pool`, or a judge in this process, that is asked once about a response."""
-
-    def __init__(self, judge: grading.Judge, journal: Journal):
-        self._judge, self._journal = judge, journal
-
-    def grade(self, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | Failed]:
-        """As `workers.Pool.grade`. What the judge failed on is not kept."""
-        names = ((b"grade", p.source.encode(), p.id.encode(), text.encode()) for p, text in jobs)
-        keys = [self._journal.key(*name) for name in names]
-        said = [kept and Grade(**json.loads(kept)) for kept in map(self._journal.get, keys)]
-        missing = [i for i, grade in enumerate(said) if grade is None]
-        asked = [jobs[i] for i in missing]
-        judge = self._judge
-        found = judge.pool.grade(asked) if judge.pool else [attempt(judge.score, *x) for x in asked]
-        for i, grade in zip(missing, found, strict=True):
-            said[i] = grade
-            if isinstance(grade, Grade):
-                self._journal.put(keys[i], _plain(grade))
-        return said
-
-
-def _plain(grade: Grade) -> bytes:
-    fields = {
-        "score": float(grade.score),
-        "right": None if grade.right is None else bool(grade.right),
-        "answer": grade.answer,
-        "parts": {name: float(part) for name, part in grade.parts.items()},
-    }
-    return json.dumps(fields).encode()

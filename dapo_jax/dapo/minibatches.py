@@ -93,27 +93,30 @@ def pack_minibatches(
 
 
 def update_policy(
-    loss, trainer: update.Trainer, state: State, batches: Iterable[update.Batch], knobs
+    loss, machine, state: State, batches: Iterable[update.Batch], knobs: update.Knobs
 ) -> tuple[State, list[dict]]:
     """One gradient update per batch: (state, metrics of each update). loss: config.loss. Where no
     model computes log-probs first, each batch is packed while the update before it runs."""
-    old_params, recompute = state.params, loss.old_logprobs == "recompute"
+    recompute, running = loss.old_logprobs == "recompute", None
+
+    def log_probs(params, b: update.Batch):
+        nonlocal running
+        machine.watch.between(running)
+        running = machine.trainer.log_probs(params, b.rows, b.micro_batches, knobs.temperature)
+        return running
 
     def with_log_probs(b: update.Batch) -> update.Batch:
         """By the models before the first update."""
-        old = b.old_logp_AxRxT
-        if recompute:
-            old = trainer.log_probs(old_params, b.rows, b.micro_batches, knobs.temperature)
-        ref = old
-        if state.ref_params is not None:
-            ref = trainer.log_probs(state.reference, b.rows, b.micro_batches, knobs.temperature)
+        old = log_probs(state.params, b) if recompute else b.old_logp_AxRxT
+        ref = old if state.ref_params is None else log_probs(state.reference, b)
         return b._replace(old_logp_AxRxT=old, ref_logp_AxRxT=ref)
 
     if recompute or state.ref_params is not None:
         batches = [with_log_probs(b) for b in batches]
     params, opt_state, logs = state.params, state.opt_state, []
     for batch in batches:
-        params, opt_state, log = trainer.update(params, opt_state, batch, knobs)
+        machine.watch.between((batch, logs[-1:]))
+        params, opt_state, log = machine.trainer.update(params, opt_state, batch, knobs)
         logs.append(log)
     logs = parallel.to_host(logs)
     in_row = skipped_in_row(state.counters.skipped_in_row, logs)

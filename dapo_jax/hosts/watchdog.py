@@ -1,8 +1,9 @@
 """A hang ends: what takes too long prints all stacks and leaves, and is started again.
 
-A run goes through phases, each told as it begins (`train.Hooks.phase`); sampling tells each chunk
-of tokens besides (`pulsed`). A phase lasts until the next one. How long it usually takes, the run
-knows from its own last ones; the first of each kind, which compiles, has a limit of its own.
+A run consists of phases, each reported as it begins (`train.Hooks.phase`); after each chunk of
+tokens the sampler reports the phase 'chunk' (`Watch.progress`). A phase lasts until the next one.
+Its usual duration is the median of the run's own last ones; the first of each kind, which compiles,
+has a limit of its own.
 """
 
 import collections
@@ -18,13 +19,13 @@ from typing import Any, TextIO
 
 from dapo_jax.hosts import last_word, processes
 
-_GIL_S = 60.0  # after which faulthandler ends what Python cannot any more
+_GIL_S = 60.0  # so much later faulthandler ends the process if Python could not
 
 
 class Watchdog:
-    """As a context. `phase(name)` says that a phase begins; `guard` has the limits
-    (config.guard.hang_*). `leave` ends the process: by os.EX_TEMPFAIL (75), which the launchers
-    answer by the same command."""
+    """A context. `phase(name)` reports that a phase begins; `guard` has the limits
+    (config.guard.hang_*). `leave(message, status)` ends the process; the status is os.EX_TEMPFAIL
+    (75), after which the launchers run the same command again."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Watchdog:
         told, end = self._limits(name)
         self._now = (name, now, now + told, now + end)
         if end < math.inf:
-            # Of C, it needs no Python: for a process that holds Python's lock and waits. Status 1.
+            # Written in C, so it also ends a process that waits with Python's lock held. Status 1.
             faulthandler.dump_traceback_later(end + _GIL_S, exit=True, file=self._file)
 
     def _limits(self, name: str) -> tuple[float, float]:
@@ -95,25 +96,3 @@ class Watchdog:
 
     def _say(self, message: str) -> None:
         print(f"watchdog: {message}", file=self._file, flush=True)
-
-
-def pulsed(machine, phase: Callable[[str], None]):
-    """The machine, with a sampler that tells the phase 'chunk' after each chunk of tokens."""
-    return machine._replace(engine=_Pulsed(machine.engine, phase))
-
-
-class _Pulsed:
-    """An `Engine` for all that it is asked."""
-
-    def __init__(self, inner, phase: Callable[[str], None]):
-        self._inner, self._phase = inner, phase
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def generate(self, *arguments, progress=lambda finished: None, **watch):
-        def after_chunk(finished: int) -> None:
-            progress(finished)
-            self._phase("chunk")
-
-        return self._inner.generate(*arguments, progress=after_chunk, **watch)

@@ -154,8 +154,8 @@ def histogram(tag: str, values: np.ndarray, longest: int) -> list[int]:
 # What `dapo.update` sums; the rest of its log are extra terms of the loss.
 SUMS = {
     "loss", "tokens", "entropy", "prob", "clip_low", "clip_high", "dual_clip", "approx_kl",
-    "ref_kl", "importance", "importance_capped", "importance_square", "importance_zeroed", "ratio_max",
-    "sampler_gap", "grad_norm", "skipped",
+    "ref_kl", "importance", "importance_capped", "importance_square", "importance_zeroed",
+    "ratio_max", "sampler_gap", "grad_norm", "skipped",
 }  # fmt: skip
 
 

@@ -24,6 +24,17 @@ from dapo_jax.rollout import engine
 __all__ = ["Grade", "Grades", "Judge", "Score", "cut_at", "grade", "grade_groups", "judge"]
 
 
+class Memory:
+    """What a judge has said, which a run that was cut off need not ask again. This one is empty."""
+
+    def get(self, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | None]:
+        """The grade of each (problem, response), None where there is none."""
+        return [None] * len(jobs)
+
+    def put(self, job: tuple[Problem, str], grade: Grade) -> None:
+        """Keep a grade."""
+
+
 class Judge(NamedTuple):
     """What decides on responses, and what looks on."""
 
@@ -34,6 +45,7 @@ class Judge(NamedTuple):
     miss: float | None = None  # score of a response that it fails on; None = that ends the run
     takes: Callable[[object, str], str] = problems.integer  # the answers that the reader accepts
     own: bool = False  # functions of one's own: they see the whole row
+    memory: Memory = Memory()
 
     @property
     def answers(self) -> str:
@@ -85,19 +97,32 @@ def _grade(
 ) -> Iterable[Grades]:
     """`grade` of several problems; all their responses are judged side by side in the pool."""
     jobs = [(p, tok.decode(r.tokens.tolist())) for responses, p in asked for r in responses]
-    if judge.pool:
-        said = iter(judge.pool.grade(jobs))
-    else:
-        said = (rewards.attempt(judge.score, *job) for job in jobs)
+    grades = iter(said(judge, jobs))
     texts = iter(text for _, text in jobs)
     for responses, problem in asked:
-        mine = [next(said) for _ in responses]
+        mine = [next(grades) for _ in responses]
         if judge.miss is None:
             for failed in (x for x in mine if isinstance(x, Failed)):
                 raise ValueError(
                     f"{failed.why} (config.reward.on_error='miss' counts such responses)"
                 ) from failed.error
         yield _grades(judge, problem, mine, [next(texts) for _ in responses])
+
+
+def said(judge: Judge, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | Failed]:
+    """The grade of each job, from `judge.memory` where it is there."""
+    grades = judge.memory.get(jobs)
+    missing = [i for i, grade in enumerate(grades) if grade is None]
+    asked = [jobs[i] for i in missing]
+    if judge.pool:
+        found = judge.pool.grade(asked)
+    else:
+        found = [rewards.attempt(judge.score, *job) for job in asked]
+    for i, grade in zip(missing, found, strict=True):
+        grades[i] = grade
+        if isinstance(grade, Grade):
+            judge.memory.put(jobs[i], grade)
+    return grades
 
 
 def _grades(

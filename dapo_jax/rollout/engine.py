@@ -21,7 +21,7 @@ from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.schedule import Request, Row, Schedule
 
-__all__ = ["Draw", "Engine", "Request", "Response", "Stats"]
+__all__ = ["Draw", "Engine", "Request", "Response", "Stats", "Store", "Watch"]
 
 
 class Response(NamedTuple):
@@ -56,7 +56,7 @@ class Stats(NamedTuple):
     prefilled: int  # prompts run; the other samples took theirs from a sibling
     evicted: int  # rows that had to be made again because the pages ran out
     peak_cache: float  # largest share of the pool in use
-    replayed: int = 0  # of `tokens`: not drawn now, but kept from a run that was cut off
+    replayed: int = 0  # of `tokens`: not drawn now, but found in `Watch.store`
 
     @property
     def occupancy(self) -> float:
@@ -66,6 +66,40 @@ class Stats(NamedTuple):
     def queued_occupancy(self) -> float:
         """Occupancy until the queue is empty: what chunks lose, without the last stragglers."""
         return self.queued_tokens / max(self.queued_slot_steps, 1)
+
+
+class Store:
+    """Finished responses, which a run that was cut off need not draw again. This one keeps none."""
+
+    def open(self, params) -> None:
+        """From here on `get` and `put` are about the policy with these weights. A collective."""
+
+    def get(self, requests: Sequence[Request], draw: Draw) -> list[Response | None]:
+        """The response to each request, None where there is none."""
+        return [None] * len(requests)
+
+    def put(self, request: Request, draw: Draw, response: Response) -> None:
+        """Keep a finished response."""
+
+
+class Watch(NamedTuple):
+    """Who observes `Engine.generate`, and between which calls a run may be ended."""
+
+    # Called after each chunk with the number of newly finished requests
+    progress: Callable[[int], None] = lambda finished: None
+    # Called after each chunk before `progress`, and between two updates; raises to end the run
+    check: Callable[[], None] = lambda: None
+    store: Store = Store()
+
+    def between(self, running) -> None:
+        """Call it before a step's next device program; waits until the arrays `running` of the one
+        before are computed, so that all of a step's programs are never queued at once. Raises what
+        `check` raises."""
+        jax.block_until_ready(running)
+        self.check()
+
+
+UNWATCHED = Watch()
 
 
 class SamplerCalls(NamedTuple):
@@ -242,39 +276,28 @@ class Engine:
         decode_params,
         requests: Sequence[Request],
         draw: Draw,
+        watch: Watch = UNWATCHED,
         *,
-        progress: Callable[[int], None] = lambda finished: None,
-        on_finished: Callable[[int, Response], None] = lambda index, response: None,
         on_tokens: Callable[[int, int, np.ndarray, np.ndarray], None] | None = None,
         cut: Callable[[np.ndarray], int] | None = None,
         feed: Callable[[list[Part]], Sequence[Request] | None] | None = None,
     ) -> tuple[list[Response], Stats]:
         """Responses in the order of the requests, without their prefixes. Token ids only: stop
-        strings are `cut`'s.
+        strings are `cut`'s. What `watch.store` has is not drawn again.
 
-        progress: called after each chunk with the number of newly finished requests; may raise.
-        on_finished: called with each request's index and response, before the chunk's `progress`.
         on_tokens: called after each chunk with (request index, start, its tokens from there on,
             their log-probs); from 0 again where a row was evicted.
         cut: called with all tokens of a row after each chunk; a number n > 0 ends the response
             there, with n tokens (stop strings).
         feed: called after each chunk with what it drew (a row that was evicted begins again, with
-            the same tokens); its requests join the queue. None ends the call: a response that has
-            not ended is None.
+            the same tokens), and with what the store had; its requests join the queue. None ends
+            the call: a response that has not ended is None.
 
         Raises ValueError for an empty or overlong prompt, or token ids outside the vocabulary.
         """
         limit = draw.max_tokens or self.response_tokens
-        self._check(requests, limit)
-        settings = (_key_data(draw.seed), np.float32(draw.temperature or 1.0))
-        settings = parallel.to_program(settings, parallel.replicated(self.mesh))
-        pool = self.programs.new_pool() if self._pool is None else self._pool
-        self._pool = None  # donated from here on; kept again when the queue is empty
-
-        requests = [r._replace(top_p=r.top_p or draw.top_p) for r in requests]
-        mode = draw._replace(top_p=min((r.top_p for r in requests), default=1.0)).mode
         schedule = Schedule(
-            requests,
+            (),
             slots=self.slots,
             shards=self.shards,
             chunk=self.chunk,
@@ -284,15 +307,36 @@ class Engine:
             fixed=self.geometry.reader == "rows",
         )
         table_SxR = np.zeros((self.slots, self.geometry.row_pages), np.int32)
-        responses: list[Response | None] = [None] * len(requests)
+        asked: list[Request] = []
+        responses: list[Response | None] = []  # to each of `asked`
         steps = 0
         queued = np.zeros(2, int)  # busy slot-steps, all slot-steps
-        kept = chunks = prefilled = evicted = 0
+        tokens = replayed = chunks = prefilled = evicted = 0
+
+        def ask(new: Sequence[Request] | None) -> bool:
+            """Queue the requests that the store has no response to. `feed` gets the others as whole
+            responses, and may bring more. False: it ends the call."""
+            nonlocal tokens, replayed
+            while new:
+                self._check(new, limit)
+                stored = []
+                for request, response in zip(new, watch.store.get(new, draw), strict=True):
+                    if response is None:
+                        top_p = request.top_p or draw.top_p
+                        schedule.waiting.append((len(asked), request._replace(top_p=top_p)))
+                    else:
+                        stored.append(Part(len(asked), 0, *response[:3], True))
+                        tokens += len(response.tokens)
+                        replayed += len(response.tokens)
+                    asked.append(request)
+                    responses.append(response)
+                new = feed(stored) if feed and stored else ()
+            return new is not None
 
         def hand_over(ends: list[tuple[Row, bool, int]]) -> bool:
             """Done while the next chunk runs: nothing of this decides what is in it. False: it was
             the last one."""
-            nonlocal kept
+            nonlocal tokens
             more = feed([_part(row, ended) for row, ended, _ in ends]) if feed else ()
             for row, ended, end in ends:
                 response = self._response(row, end) if ended else None
@@ -304,21 +348,24 @@ class Engine:
                     on_tokens(row.index, end - n, *told)
                 if response:
                     responses[row.index] = response
-                    on_finished(row.index, response)
-                    kept += len(response.tokens)
-            progress(sum(ended for _, ended, _ in ends))
-            self._check(more or (), limit)
-            for request in more or ():
-                schedule.waiting.append(
-                    (len(responses), request._replace(top_p=request.top_p or draw.top_p))
-                )
-                responses.append(None)
-            return more is not None
+                    watch.store.put(asked[row.index], draw, response)
+                    tokens += len(response.tokens)
+            watch.check()
+            watch.progress(sum(ended for _, ended, _ in ends))
+            return ask(more)
 
+        if not ask(requests) or not schedule:
+            return responses, total([])._replace(tokens=tokens, replayed=replayed)
+        mode = draw._replace(top_p=min(request.top_p for _, request in schedule.waiting)).mode
+        settings = (_key_data(draw.seed), np.float32(draw.temperature or 1.0))
+        settings = parallel.to_program(settings, parallel.replicated(self.mesh))
+        pool = self.programs.new_pool() if self._pool is None else self._pool
+        self._pool = None  # donated from here on; kept again when the queue is empty
         ends = None  # of the chunk before: (row, whether it ended, by `cut` at which token)
         while schedule or ends is not None:
             if not schedule:
-                hand_over(ends)  # which may bring more
+                if not hand_over(ends):  # it may bring more
+                    break
                 ends = None
                 continue
             evicted += schedule.grow()
@@ -353,7 +400,8 @@ class Engine:
                     schedule.release(row.slot)
         self._pool = pool
         peak = schedule.peak / self.geometry.pages
-        return responses, Stats(kept, steps, chunks, *queued, prefilled, evicted, peak)
+        stats = Stats(tokens, steps, chunks, *queued, prefilled, evicted, peak, replayed)
+        return responses, stats
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
@@ -472,16 +520,17 @@ def sample(
     prompts: Sequence[tuple[int, Sequence[int]]],
     group_size: int,
     draw: Draw,
+    watch: Watch = UNWATCHED,
     top_ps: Sequence[float] = (),
-    **watch,
+    cut: Callable[[np.ndarray], int] | None = None,
 ) -> tuple[list[list[Response]], Stats]:
     """G responses to each (stream position, prompt), in the given order. top_ps: of each prompt,
-    where they differ from the draw's. watch: as for `Engine.generate`."""
+    where they differ from the draw's. watch, cut: as for `Engine.generate`."""
     requests = [
         Request(prompt, position, g, top_p=top_p)
         for (position, prompt), top_p in zip(prompts, top_ps or [0.0] * len(prompts), strict=True)
         for g in range(group_size)
     ]
-    responses, stats = engine.generate(decode_params, requests, draw, **watch)
+    responses, stats = engine.generate(decode_params, requests, draw, watch, cut=cut)
     starts = range(0, len(responses), group_size)
     return [responses[i : i + group_size] for i in starts], stats

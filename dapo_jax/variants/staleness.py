@@ -66,7 +66,7 @@ def sample_batch(
     """As `algorithm.sample_batch`; `carried` is all that stays in flight."""
     config, sampler, version = algorithm.config, machine.engine, state.counters.step
     draw, need = training_draw(algorithm), config.rollout.groups
-    decode_params = sampler.decode_params(state.params)
+    decode_params = machine.decode_params(state.params)
     groups = {g.position: _rows(g, version) for g in state.carried}
     drawn: list[Group] = []
     requests: list[Request] = []
@@ -136,7 +136,7 @@ def sample_batch(
             used = clock.run(judge, opened)
             return None if used is not None else [*requests]
 
-        _, stats = sampler.generate(decode_params, [*requests], draw, feed=feed)
+        _, stats = sampler.generate(decode_params, [*requests], draw, machine.watch, feed=feed)
     batch, taken = [now(f) for f in used], {f.position for f in used}
     carried = [now(f) for f in clock.flights if f.position not in taken]
     parallel.same_everywhere(f"step {version + 1}", fingerprint([*batch, *carried]))

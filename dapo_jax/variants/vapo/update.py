@@ -55,6 +55,7 @@ def learn(
     rate, logs = value_knobs(config.critic, step), []
     for batch, old, of in zip(batches, values, estimates, strict=True):
         task = critic.Batch(batch.rows, old, of.returns_AxRxT, batch.micro_batches)
+        machine.watch.between(logs[-1:])
         params, opt_state, log = values_of.update(params, opt_state, task, rate)
         logs.append(log | {"estimates": of.sums})
     logs = parallel.to_host(logs)
@@ -67,7 +68,7 @@ def learn(
         batch._replace(rows=batch.rows._replace(advantage_AxRxT=of.advantage_AxRxT))
         for batch, of in zip(batches, estimates, strict=True)
     ]
-    done = minibatches_lib.update_policy(config.loss, machine.trainer, state, for_policy, knobs)
+    done = minibatches_lib.update_policy(config.loss, machine, state, for_policy, knobs)
     return *done, metrics(logs)
 
 

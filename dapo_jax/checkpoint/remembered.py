@@ -1,0 +1,102 @@
+"""Finished responses and grades as records of the journal, so that they are not made again."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from dapo_jax import parallel
+from dapo_jax.checkpoint.journal import Journal, digest
+from dapo_jax.dapo.reward import Grade
+from dapo_jax.data.problems import Problem
+from dapo_jax.reward import grading
+from dapo_jax.rollout import engine
+from dapo_jax.rollout.engine import Draw, Request, Response
+
+
+class Responses(engine.Store):
+    """Finished responses, by policy, prompt, random numbers and limits."""
+
+    def __init__(self, journal: Journal):
+        self._journal = journal
+
+    def open(self, params) -> None:
+        self._journal.open(params)
+
+    def get(self, requests: Sequence[Request], draw: Draw) -> list[Response | None]:
+        return [_response(self._journal.get(key)) for key in self._keys(requests, draw)]
+
+    def put(self, request: Request, draw: Draw, response: Response) -> None:
+        if parallel.is_main_process():  # all processes have the same
+            (key,) = self._keys([request], draw)
+            self._journal.put(key, _payload(response))
+
+    def _keys(self, requests: Sequence[Request], draw: Draw) -> list[bytes]:
+        named, prompts = repr(draw).encode(), {}  # the samples of a prompt share its hash
+        for request in requests:
+            if id(request.prompt) not in prompts:
+                text = np.array(request.prompt, np.int64).tobytes()
+                prompts[id(request.prompt)] = digest(named + text, 16)
+        return [
+            self._journal.key(
+                prompts[id(request.prompt)],
+                repr(request[1:5]).encode(),
+                np.array(request.prefix, np.int32).tobytes(),
+            )
+            for request in requests
+        ]
+
+
+class Grades(grading.Memory):
+    """What a user's own judge said, by problem and text. Failures are not kept."""
+
+    def __init__(self, journal: Journal):
+        self._journal = journal
+
+    def get(self, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | None]:
+        kept = (self._journal.get(self._key(job)) for job in jobs)
+        return [plain and Grade(**json.loads(plain)) for plain in kept]
+
+    def put(self, job: tuple[Problem, str], grade: Grade) -> None:
+        fields = {
+            "score": float(grade.score),
+            "right": None if grade.right is None else bool(grade.right),
+            "answer": grade.answer,
+            "parts": {name: float(part) for name, part in grade.parts.items()},
+        }
+        self._journal.put(self._key(job), json.dumps(fields).encode())
+
+    def _key(self, job: tuple[Problem, str]) -> bytes:
+        problem, text = job
+        parts = (problem.source, problem.id, text)
+        return self._journal.key(b"grade", *(part.encode() for part in parts))
+
+
+def watch(before: engine.Watch, journal: Journal, check) -> engine.Watch:
+    """`before` with the journal as its store. check: see `Watch`."""
+    store = Responses(journal) if journal.on else engine.Store()
+    return before._replace(check=check, store=store)
+
+
+def judge(before: grading.Judge, journal: Journal) -> grading.Judge:
+    """`before`, asked once about each response where it may be slow. Rules in this process are
+    quick, and have a second opinion (`shadow`) that is not kept."""
+    slow = before.pool or before.shadow is None
+    return before._replace(memory=Grades(journal)) if journal.on and slow else before
+
+
+def _payload(response: Response) -> bytes:
+    """1 byte: truncated; then of each token id, log-prob and entropy, 4 bytes each, in blocks."""
+    arrays = (response.tokens, response.logps, response.entropies)
+    return bytes([bool(response.truncated)]) + b"".join(x.tobytes() for x in arrays)
+
+
+def _response(payload: bytes | None) -> Response | None:
+    if payload is None:
+        return None
+    n = (len(payload) - 1) // 12
+    tokens, logps, entropies = (
+        np.frombuffer(payload, dtype, n, 1 + 4 * n * i).copy()
+        for i, dtype in enumerate((np.int32, np.float32, np.float32))
+    )
+    return Response(tokens, logps, entropies, bool(payload[0]))
