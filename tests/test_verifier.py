@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from dapo_jax.data import verifier
-from dapo_jax.data.verifier import INTEGER_TAIL, MODES, Verdict, verify
+from dapo_jax.data.integer_verifier import TAIL as INTEGER_TAIL
+from dapo_jax.data.verifier import MODES, Verdict, verify
 
 HERE = Path(__file__).parent
 # Verdicts of verl's released math_dapo.py, obtained by running it; its invalid parse is null here.
