@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dapo_jax.data import problems as P, prompts
+from dapo_jax.data import inspection, problems as P, prompts, references
 
 
 def verl(text, answer, **more):
@@ -159,7 +159,7 @@ def test_only_needed_parquet_columns_are_read(tmp_path):
     ],
 )
 def test_integers(value, answer):
-    assert P.integer(value) == (value if answer is None else answer)
+    assert references.integer(value) == (value if answer is None else answer)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_integers(value, answer):
 )
 def test_not_integers(value, reason):
     with pytest.raises(ValueError) as e:
-        P.integer(value, "answer")
+        references.integer(value, "answer")
     assert e.value.args[:2] == ("answer", value) or value != value
     assert reason in e.value.args[2]
 
@@ -223,8 +223,13 @@ def test_not_integers(value, reason):
 @given(st.integers())
 def test_small_enough_integers_survive(n):
     n %= 2**53
-    assert P.integer(n) == P.integer(str(n)) == P.integer(f"{n:,}") == str(n)
-    assert P.integer(-n) == P.integer(f"-{n:,}") == str(-n)
+    assert (
+        references.integer(n)
+        == references.integer(str(n))
+        == references.integer(f"{n:,}")
+        == str(n)
+    )
+    assert references.integer(-n) == references.integer(f"-{n:,}") == str(-n)
 
 
 @pytest.mark.parametrize(
@@ -437,7 +442,9 @@ def test_only_value_errors_come_out(tmp_path_factory, lines):
             assert str(file) in str(e) and "\n" not in str(e)
         else:
             assert 0 < len(kept) <= report.unique <= report.rows
-            assert all(P.integer(p.answer) == p.answer and p.id and p.messages for p in kept)
+            assert all(
+                references.integer(p.answer) == p.answer and p.id and p.messages for p in kept
+            )
 
 
 # --- encode ---------------------------------------------------------------------------------------
@@ -527,19 +534,6 @@ def test_stream_of_problems(four):
         P.stream([], seed=1)
 
 
-@given(st.integers(0, 10**9), st.integers(0, 300), st.integers(1, 40))
-def test_host_slices_cover_the_range_in_order(start, n, hosts):
-    slices = [P.host_slice(start, start + n, h, hosts) for h in range(hosts)]
-    assert [i for s in slices for i in s] == list(range(start, start + n))
-    assert max(map(len, slices)) - min(map(len, slices)) <= 1
-
-
-def test_host_slice_errors():
-    for bad in ((0, 4, 2, 2), (0, 4, -1, 2), (5, 4, 0, 1)):
-        with pytest.raises(ValueError, match="host_slice"):
-            P.host_slice(*bad)
-
-
 def test_no_jax_is_imported():
     code = (
         "import sys, dapo_jax.data.problems, dapo_jax.data.tokenizer, dapo_jax.data.prompts; "
@@ -561,7 +555,7 @@ def test_inspect(tmp_path, capsys):
         verl("q", "pi"),
         verl("big", "9" * 5000),
     ]
-    assert P.main(["inspect", str(write(tmp_path / "a.jsonl", rows))]) == 0
+    assert inspection.main(["inspect", str(write(tmp_path / "a.jsonl", rows))]) == 0
     out, err = capsys.readouterr()
     numbers = dict(line.split()[:2] for line in out.splitlines()[:12] if line[:1].strip())
     assert numbers["answers"] == "-7" and numbers["characters"] == "p0"
@@ -580,7 +574,7 @@ def test_inspect_errors_are_one_line(tmp_path, capsys):
         [str(file), "--chat_template=x"],
         [str(file), f"--tokenizer={tmp_path}"],
     ):
-        assert P.main(["inspect", *argv]) == 1
+        assert inspection.main(["inspect", *argv]) == 1
         out, err = capsys.readouterr()
         assert not out and err.startswith("error: ") and err.count("\n") == 1
 

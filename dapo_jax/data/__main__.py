@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dapo_jax.data import files, integers, problems, prompts
+from dapo_jax.data import files, integers, problems, prompts, references
 from dapo_jax.data.published import SETS, prepare
 
 
@@ -20,7 +20,7 @@ def transform(source: str, out: Path, say: Callable[[str], None]) -> None:
     """The problems of `source` whose answers are integers or become some, as json lines of problem,
     answer, original_answer and data_source. ValueError: there are none."""
     read, report = problems.read(
-        source, "skip", problems.Reading(problems.any_answer, template="{problem}")
+        source, "skip", problems.Reading(references.any_answer, template="{problem}")
     )
     lines, left = [], []
     for p in read:

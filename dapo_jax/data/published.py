@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dapo_jax import gate
-from dapo_jax.data import problems
+from dapo_jax.data import problems, references
 
 
 class Protocol(NamedTuple):
@@ -101,7 +101,7 @@ def prepare(name: str, out: Path, say: Callable[[str], None]) -> None:
         raise ValueError(f"{name}: no such set; there are {', '.join([*SETS, *FAMILIES])}")
     for each in FAMILIES.get(name, (name,)):
         path, there = fetch(SETS[each], out)
-        read, report = problems.read(path, "skip", problems.Reading(problems.any_answer))
+        read, report = problems.read(path, "skip", problems.Reading(references.any_answer))
         say(
             f"{path}: {len(read)} problems of {report.rows} rows, SHA-256 as pinned"
             f"{' (was there)' if there else ''}; {SETS[each].note}"

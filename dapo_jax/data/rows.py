@@ -27,8 +27,12 @@ _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?(?::(.+))?")
 Row = bytes | dict | list | Exception  # an undecoded line; a row; what a bad one raises
 
 
-class Foreign(ValueError):  # a whole file, and the message names it
-    pass
+class Foreign(ValueError):
+    """The whole file is refused; the message names it."""
+
+
+class BadRow(ValueError):
+    """One row is refused. Arguments: field, value, reason."""
 
 
 # ------------------------------------------------------------------------------------------------

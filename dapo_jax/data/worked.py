@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dapo_jax import bars
 from dapo_jax.data import problems, prompts, rows
-from dapo_jax.data.problems import BadRow
+from dapo_jax.data.rows import BadRow
 from dapo_jax.data.tokenizer import Tokenizer
 
 _PROMPTS, _RESPONSES = ("prompt", "question", "problem"), ("response", "completion")

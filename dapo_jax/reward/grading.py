@@ -15,7 +15,7 @@ import numpy as np
 from dapo_jax import parallel
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grade, Grades
-from dapo_jax.data import problems, tokenizer
+from dapo_jax.data import references, tokenizer
 from dapo_jax.data.problems import Problem
 from dapo_jax.reward import functions as rewards, workers
 from dapo_jax.reward.functions import Failed, Score
@@ -32,12 +32,12 @@ class Judge(NamedTuple):
     source: str = ""  # hash of the files that a user's functions come from: what resume compares
     pool: workers.Pool | None = None  # where it judges; None = in this process
     miss: float | None = None  # score of a response that it fails on; None = that ends the run
-    takes: Callable[[object, str], str] = problems.integer  # the answers that the reader accepts
+    takes: Callable[[object, str], str] = references.integer  # the answers that the reader accepts
     own: bool = False  # functions of one's own: they see the whole row
 
     @property
     def answers(self) -> str:
-        return "an integer answer" if self.takes is problems.integer else "an answer"
+        return "an integer answer" if self.takes is references.integer else "an answer"
 
 
 def judge(config, score: Score | Judge | None = None) -> Judge:
@@ -47,7 +47,7 @@ def judge(config, score: Score | Judge | None = None) -> Judge:
     if isinstance(score, Judge):
         return score
     if score is not None:
-        return Judge(score, miss=miss, takes=problems.any_answer, own=True)
+        return Judge(score, miss=miss, takes=references.any_answer, own=True)
     named = rewards.read(config)
     if "math" in named.shipped and not config.reward.workers:
         raise ValueError(
@@ -65,7 +65,7 @@ def judge(config, score: Score | Judge | None = None) -> Judge:
         named.source,
         pool,
         miss,
-        problems.integer if named.integers else problems.any_answer,
+        references.integer if named.integers else references.any_answer,
         named.own,
     )
 
@@ -135,7 +135,7 @@ def grade_groups(
     whole on every process: any of them may have to pack any row)."""
     if not groups:
         return []
-    mine = problems.host_slice(0, len(groups), jax.process_index(), jax.process_count())
+    mine = _share(len(groups), jax.process_index(), jax.process_count())
     graded, error = [], None
     try:
         graded += _grade(tok, judge, [(groups[i].responses, asked[i]) for i in mine])
@@ -149,6 +149,12 @@ def grade_groups(
             raise ValueError(errors[0])
         graded = [_from_plain(g) for _, share in shares for g in share]
     return [g._replace(grades=x) for g, x in zip(groups, _alike(graded), strict=True)]
+
+
+def _share(n: int, process: int, processes: int) -> range:
+    """The indices of 0..n-1 that one process takes. The ranges of processes 0, 1, ... follow one
+    another, and their sizes differ by one at most."""
+    return range(n * process // processes, n * (process + 1) // processes)
 
 
 def _alike(graded: list[Grades]) -> list[Grades]:

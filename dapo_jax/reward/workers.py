@@ -1,8 +1,9 @@
-"""Judging in processes, with a limit of time for each response.
+"""Judging responses in worker processes, with a time limit for each response.
 
 A worker is `python -m dapo_jax.reward.workers`, a fresh interpreter without the accelerator. It
-gets the fields of `config.reward`, then problems and responses one by one. One that takes too long is
-killed, with all it has started, and replaced. Which worker judges what changes no grade.
+gets the fields of `config.reward`, then problems and responses one by one. A worker that takes too
+long is killed, with every process it has started, and replaced. Grades do not depend on which
+worker judges which response.
 """
 
 import collections
