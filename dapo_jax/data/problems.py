@@ -373,8 +373,42 @@ def encode(
     return Encoded(ids, kept, n_long)
 
 
+def read_set(
+    name: str,
+    files: Sequence[str | Path],
+    tokenizer: Tokenizer,
+    data,
+    chat: bool,
+    how: Reading,
+    limit: int = 0,
+    needs_columns: bool = False,
+) -> tuple[Encoded, str]:
+    """One problem set of a run, and one line for the log that says what was left out.
+
+    data: the section `config.data`. chat: encode through the tokenizer's chat template.
+    limit: how many of the first problems to take; 0 = all. needs_columns: at least one row has to
+      have the columns that `how` names. ValueError: as `read` and `encode`; no row has the columns.
+    """
+    found, report = read(files, data.on_bad, how)
+    if how.columns and needs_columns and not report.mapped:
+        raise ValueError(f"config.data.columns: no row of {files[0]} has all of these columns")
+    longest = data.max_prompt_tokens
+    out = encode(found[: limit or None], tokenizer, longest, chat, data.on_long, name)
+    kind = "an integer answer" if how.takes in (None, references.integer) else "an answer"
+    note = f"{name}: {len(out.problems)} problems of {report.rows} rows"
+    for count, what in (
+        (report.duplicates, "repeated prompts"),
+        (len(report.conflicts), "prompts with conflicting answers dropped"),
+        (len(report.refused), f"rows without {kind} skipped"),
+        (out.n_long, f"prompts over {longest} tokens ({data.on_long})"),
+    ):
+        note += f", {count} {what}" if count else ""
+    return out, note
+
+
 class Stream:
-    """By position, remembered: one of few problems takes Grain milliseconds to find."""
+    """An order of problems by position. Looked-up positions are cached, since Grain takes
+    milliseconds for each."""
 
     def __init__(self, order):  # grain.MapDataset
         self._at = functools.lru_cache(1 << 16)(order.__getitem__)

@@ -35,10 +35,6 @@ class Judge(NamedTuple):
     takes: Callable[[object, str], str] = references.integer  # the answers that the reader accepts
     own: bool = False  # functions of one's own: they see the whole row
 
-    @property
-    def answers(self) -> str:
-        return "an integer answer" if self.takes is references.integer else "an answer"
-
 
 def judge(config, score: Score | Judge | None = None) -> Judge:
     """`score` where it is given, else what `config.reward` names. ValueError: a function of it is
