@@ -1,13 +1,13 @@
 """Problem files: read, check, de-duplicate, encode, and put into an endless order.
 
-A problem is a prompt and an answer. What files there may be says `rows.py`; a row is one of
+A problem is a prompt and an answer. `rows.py` lists the kinds of files; a row is one of
     {prompt: [{role, content}, ...], reward_model: {ground_truth}, data_source}  verl (DAPO's file)
     {verl_row: {the above}}                                                  with notes around
     {prompt | question | problem, answer}      the answer, or a solution that ends in #### answer
     {prompt | question | problem, solution}    MATH: the answer in the last \\boxed{}
-or has columns of its own (`Reading.columns`). Chats stay as they are; a prompt that is a text gets
-the DAPO prompt or another template. Rows count from 1; in jsonl and CSV they are line numbers. To
-look at a file:
+or has columns of its own (`Reading.columns`). Chats stay as they are; a prompt that is a text is
+put into the DAPO prompt or another template. Row numbers start at 1; in jsonl and CSV they are line
+numbers. To look at a file:
 
     python -m dapo_jax.data.problems inspect FILE... [--tokenizer=DIR] [--chat_template=FILE]
 """
@@ -45,7 +45,7 @@ class Problem(NamedTuple):
     messages: prompts.Messages  # ((role, content), ...)
     answer: str  # an integer, any size: no '+', no leading zeros, no separators; or any text
     source: str  # data_source of the row, else the file's name
-    row: Mapping[str, Any] = MappingProxyType({})  # its columns but the prompt, where asked for
+    row: Mapping[str, Any] = MappingProxyType({})  # all columns but the prompt, if `Reading.whole`
 
     def __hash__(self):
         return hash(self.id)
@@ -57,7 +57,7 @@ class Reading(NamedTuple):
     takes: Callable[[object, str], str] | None = (
         None  # `references.any_answer`, or None = `integer`
     )
-    # 'prompt', 'answer', 'source' -> name in the row, a.b for b within a; '' = there is none
+    # 'prompt', 'answer', 'source' -> column in the row, a.b for b within a; '' = no such column
     columns: Mapping[str, str] = MappingProxyType({})
     template: str = ""  # with {problem}; '' = chats as they are, texts in the paper's prompt
     system: str = ""  # system message, in place of the row's
@@ -79,7 +79,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(path: Path, row: int, field: str, value: object, reason: str) -> Refusal:
-    """With no more of the value than a line takes."""
+    """A `Refusal` with the value shortened to fit on a line."""
     return Refusal(str(path), row, field, _SHOW.repr(value), reason)
 
 
@@ -210,7 +210,7 @@ def read(
 
 
 def columns(listed: str) -> dict[str, str]:
-    """'prompt=query,answer=final' as a mapping. ValueError: it is not of that form."""
+    """'prompt=query,answer=final' as a mapping. ValueError: the text has another form."""
     pairs = [entry.partition("=") for entry in listed.split(",") if entry.strip()]
     out = {role.strip(): name.strip() for role, _, name in pairs}
     if not out.keys() <= {"prompt", "answer", "source"} or not all(e for _, e, _ in pairs):
@@ -227,9 +227,9 @@ def columns(listed: str) -> dict[str, str]:
 class _Asked(NamedTuple):
     messages: prompts.Messages
     field: str  # name of the answer's field; '' = the rows have none
-    value: Any  # the answer as it stands there
+    value: Any  # the answer as it is in the row
     source: str
-    row: dict  # what else there is, where that is wanted
+    row: dict  # the other columns, if `Reading.whole`
     mapped: bool
 
 
@@ -242,7 +242,7 @@ def _wanted(path: Path, names: list[str], how: Reading) -> list[str]:
 
 
 def decoded(row: rows.Row) -> dict:
-    """The columns of a row. BadRow: it has none."""
+    """The columns of a row as a dict. BadRow: the row is no object, or cannot be read."""
     if isinstance(row, bytes):
         try:
             row = json.loads(row.decode("utf-8-sig"))
@@ -260,7 +260,7 @@ def decoded(row: rows.Row) -> dict:
 
 
 def _parse(row: rows.Row, how: Reading) -> _Asked:
-    """BadRow: no such row."""
+    """Prompt and answer of a row. BadRow: the row has none of the forms."""
     row = decoded(row)
     names = how.columns
     if mapped := bool(names) and all(_at(row, n) is not None for n in names.values() if n):
@@ -294,7 +294,7 @@ def _parse(row: rows.Row, how: Reading) -> _Asked:
 
 
 def _at(row: dict, name: str) -> Any:
-    """The value of 'a', or of 'b' within 'a' for 'a.b'; None where there is none."""
+    """The value of column 'a', or of 'b' within 'a' for 'a.b'; None if there is none."""
     value: Any = row
     for part in [name] if name in row else name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -302,8 +302,8 @@ def _at(row: dict, name: str) -> Any:
 
 
 def conversation(value: object, field: str, how: Reading) -> prompts.Messages:
-    """A prompt as it stands in a row, in the template and with the system message of `how`. BadRow:
-    it is none."""
+    """The messages of a prompt value, with the template and the system message of `how` applied.
+    BadRow: the value is no prompt."""
     try:
         if isinstance(value, str):
             messages, text = prompts.in_template(value, how.template), value
@@ -344,10 +344,10 @@ def encode(
 ) -> Encoded:
     """Prompts as token ids, each 1..max_tokens tokens long.
 
-    chat: through the tokenizer's chat template; otherwise the contents alone, as plain text.
+    chat: use the tokenizer's chat template; otherwise join the contents as plain text.
     on_long: 'filter' leaves longer prompts out; 'left_truncate' keeps their last max_tokens
-      tokens, as verl's `truncation=left` does (the question survives, the template's head not).
-    name: of the set, for errors.
+      tokens, as verl's `truncation=left` does (the question survives, the template's start is cut).
+    name: the set's name, for errors.
     ValueError: a prompt without tokens; no prompt that fits; no chat template.
     """
     if on_long not in ("filter", "left_truncate") or max_tokens < 1:
@@ -421,8 +421,8 @@ def stream(problems: Sequence[Problem], seed: int) -> Stream:
     """Endless order of the problems, a new permutation each epoch, with random access.
 
     `stream(problems, seed)[i]` is a pure function of its arguments and i, so the state of the data
-    is one integer: the next position. Position i lies in epoch i // len(problems). Anything with a
-    length and an index can take the problems' place. ValueError: no problems.
+    is one integer: the next position. Position i lies in epoch i // len(problems). `problems` can
+    be anything with a length and an index. ValueError: no problems.
     """
     import grain  # here, not above: Grain imports JAX, and reading files should not
 
