@@ -152,8 +152,8 @@ def run(
                 hooks.step(state, record)
                 log = metrics.step_metrics(config, state, record, clocks, len(text.train.ids))
                 log |= book.ledger.shares()
-                values = machine.critic and machine.critic.shape
-                log |= hardware.step_metrics(config, machine.shape, record, clocks, values)
+                others = [(machine.critic.shape, 4)] if machine.critic else []
+                log |= hardware.step_metrics(config, machine.shape, record, clocks, others)
                 last = step == config.steps
                 evaluation = evaluate() if last or due(step, config.eval.every) else {}
                 log |= evaluation | first.told()
