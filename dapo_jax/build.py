@@ -83,9 +83,9 @@ def load_text(
     score: grading.Score | None = None,
     train: bool = True,
 ) -> Text:
-    """Read problems and tokenizer. The embedded task writes its files under workdir/data first and
-    then takes the same way as any other. score: judges responses; None = what the config names.
-    train: False = the training set is not wanted, and the first of `eval.files` stands for it."""
+    """Read problems and tokenizer. The embedded task first writes its files under workdir/data and
+    then reads them like any others. score: judges responses; None = what the config names.
+    train: False = no training set is needed; the first set of `eval.files` stands in for it."""
     judge = grading.judge(config, score)
     train_files = [f.strip() for f in config.data.train.split(",") if f.strip()]
     eval_files = named_files(config.eval.files)
@@ -107,7 +107,6 @@ def load_text(
             " with tokenizer.json or a SentencePiece .model"
         )
     tok = tokenizer.load(tokenizer_path, config.tokenizer.chat_template)
-    notes = []
     how = problems.Reading(
         judge.takes,
         problems.columns(config.data.columns),
@@ -117,43 +116,21 @@ def load_text(
     )
 
     def read(name, files, limit=0):
-        rows, report = problems.read(files, config.data.on_bad, how)
-        if how.columns and not report.mapped and name == first:
-            raise ValueError(f"config.data.columns: no row of {files[0]} has all of these columns")
-        rows = rows[: limit or None]
-        out = problems.encode(
-            rows,
-            tok,
-            config.data.max_prompt_tokens,
-            config.tokenizer.chat,
-            config.data.on_long,
-            name,
-        )
-        note = f"{name}: {len(out.problems)} problems of {report.rows} rows"
-        for count, what in (
-            (report.duplicates, "repeated prompts"),
-            (len(report.conflicts), "prompts with conflicting answers dropped"),
-            (len(report.refused), f"rows without {judge.answers} skipped"),
-            (
-                out.n_long,
-                f"prompts over {config.data.max_prompt_tokens} tokens ({config.data.on_long})",
-            ),
-        ):
-            note += f", {count} {what}" if count else ""
-        notes.append(note)
-        return out
+        chat = config.tokenizer.chat
+        return problems.read_set(name, files, tok, config.data, chat, how, limit, name == first)
 
-    trained = None if alone else read("train", train_files)
-    if not train:
-        notes.clear()
-    evals = {
-        name: read(name, [path], config.eval.max_problems) for name, path in eval_files.items()
-    }
+    trained, notes, evals = None, [], {}
+    if not alone:
+        trained, note = read("train", train_files)
+        notes += [note] if train else []
+    for name, path in eval_files.items():
+        evals[name], note = read(name, [path], config.eval.max_problems)
+        notes.append(note)
     return Text(tok, trained or evals[first], evals, notes, judge)
 
 
 def digest(text: Text) -> str:
-    """Of all prompts and answers, in their order: hosts may hold different copies of a file."""
+    """Hash of all prompts and answers in their order: hosts may hold different copies of a file."""
     sha = hashlib.sha256()
     for data in (text.train, *text.evals.values()):
         for ids, problem in zip(data.ids, data.problems, strict=True):

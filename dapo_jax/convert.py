@@ -4,8 +4,8 @@
     python -m dapo_jax.convert to-hf SRC DST     a run's workdir, or to-orbax's DST -> Hugging Face
     python -m dapo_jax.convert check DIR         this project's logits next to transformers'
 
-What to-orbax writes has the layout of a run's `checkpoints/` at step 0 (without optimizer), so that
-`--config.init_from=DST` starts from it. `check` exits with 0 where the two agree, 1 where they do
+The output of to-orbax has the layout of a run's `checkpoints/` at step 0 (without optimizer), so
+that `--config.init_from=DST` starts from it. `check` exits with 0 if the logits agree, 1 if they do
 not, 2 without `transformers`.
 """
 
@@ -36,7 +36,8 @@ KL_MAX = 1e-7  # nats at the worst position, float32
 
 
 def save_params(directory: str | Path, shape: Shape, params: Params) -> None:
-    """Write parameters and shape as step 0 of a checkpoint directory. ValueError: it exists."""
+    """Write parameters and shape as step 0 of a checkpoint directory. ValueError: the directory
+    exists and is not empty."""
     path = Path(directory)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path}: exists already; choose another directory or remove it")
@@ -50,7 +51,7 @@ def save_params(directory: str | Path, shape: Shape, params: Params) -> None:
         manager.wait_until_finished()
 
 
-# How the network is computed, which a checkpoint does not fix.
+# Fields that say how the network is computed; a checkpoint does not fix them.
 _CHOICES = set(qwen2.compute_choices(schema.base()))
 
 
@@ -90,8 +91,7 @@ def _saved_shape(state: dict) -> Shape:
             saved = dict(state["shape"])
             yarn = saved.get("yarn")
             return Shape(**saved | {"yarn": qwen2.Yarn(*yarn) if yarn else None})
-        # A run's state has its config, flat.
-        known = state["config"]  # older runs lack newer fields, and had what is the default now
+        known = state["config"]  # a run's config, flat; older runs lack newer fields (= defaults)
         sizes = [k for k in c.model if f"model.{k}" in known]
         c.model.update({k: known[f"model.{k}"] for k in sizes})
     except (KeyError, TypeError) as error:
@@ -105,7 +105,7 @@ def _saved_shape(state: dict) -> Shape:
 
 
 class Agreement(NamedTuple):
-    """How far logits are from those they should be."""
+    """Distance of logits from reference logits."""
 
     max_diff: float  # largest |difference| of a logit
     max_kl: float  # largest KL(theirs || ours) of a position, nats
@@ -189,7 +189,7 @@ def check(src: str, rows: int, length: int) -> int:
 
 
 def _everywhere(shape: Shape) -> tuple:
-    """Mesh and rules that split the weights over all devices, where they can be split."""
+    """Mesh and rules that split the weights over all devices; (None, None) if they cannot be."""
     n = len(jax.devices())
     if n == 1 or shape.hidden_size % n:
         return None, None

@@ -1,17 +1,17 @@
-"""avg@k, maj@k and pass@k of a policy on problem files, from k samples of our own drawing.
+"""avg@k, maj@k and pass@k of a policy on problem files, from k samples per problem.
 
     python -m dapo_jax.evaluate --workdir=DIR [--config=FILE] [--data=aime24,gsm8k,name=FILE]
 
-Sets known by name (data/published.py) bring the settings of a paper, which flags and overrides of
-fields replace; files of one's own take those of the config (docs/evaluation.md).
+Sets known by name (data/published.py) have the settings of a paper, which flags and config
+overrides replace; files of one's own use those of the config (docs/evaluation.md).
 
-The policy is the newest checkpoint of WORKDIR, where it has none the model of config.model.path, or
-what --checkpoint names; the config, unless --config names one, is the run's own. Every sample is
-kept under WORKDIR/eval/<set>/<hash of the settings>/, in batches of problems; the same command goes
-on after the last whole batch.
+The policy is what --checkpoint names, else the newest checkpoint of WORKDIR, else the model of
+config.model.path. The config is the run's own unless --config names one. All samples are kept under
+WORKDIR/eval/<set>/<hash of the settings>/, in batches of problems; the same command continues after
+the last whole batch.
 
-Samples are grouped by problem. A sample's random numbers are named by the problem's id and its
-index, under a seed of evaluation's own, so scores do not depend on batch, order or mesh.
+A sample's random numbers depend on the problem's id and the sample's index, under a seed used only
+for evaluation, so scores do not depend on batch, order or mesh.
 """
 
 import functools
@@ -56,7 +56,7 @@ def evaluate(
     k: int,
     draw: Draw,
 ) -> Scores:
-    """Draw k samples of every problem of `data` and let the judge of `text` grade them."""
+    """Draw k samples for every problem of `data` and grade them by the judge of `text`."""
     (scores,) = evaluate_together(machine, decode_params, text, [data], k, [draw])
     return scores
 
@@ -69,9 +69,9 @@ def evaluate_together(
     k: int,
     draws: Sequence[Draw],
 ) -> list[Scores]:
-    """`evaluate` of every set by its own draw, which differ in top_p alone. One call of the
-    sampler: the last long responses of all are waited for once."""
-    # The 63-bit id is cut to the 31 bits of the draw's counter.
+    """`evaluate` for every set, each with its own draw; the draws may differ only in top_p. One
+    call of the sampler for all sets, so that it waits only once for the longest responses."""
+    # The counter of the draw has 31 bits, so the id is cut.
     prompts = [
         (int(p.id[:8], 16) & 0x7FFFFFFF, ids)
         for data in sets
@@ -102,8 +102,8 @@ def _graded(text: build.Text, data: Encoded, groups: list[Group]) -> Scores:
 def evaluate_sets(
     config, machine, decode_params, text: build.Text
 ) -> tuple[dict[str, float], list[dict]]:
-    """The evaluation of a training run: every set at top_p=1 and, where set, at `eval.top_p`.
-    (tags as in log/tags.py, a row per problem and setting)."""
+    """The evaluation of a training run: every set at top_p=1 and, if configured, at `eval.top_p`.
+    Returns (values by tag, see log/tags.py; a row per problem and setting)."""
     asked = list(itertools.product(text.evals.items(), build.evaluation_draws(config)))
     if not asked:
         return {}, []
@@ -127,10 +127,10 @@ def evaluate_sets(
 
 
 class Policy(NamedTuple):
-    """Where weights are: a step of an Orbax directory, or else the model directory itself."""
+    """Where the weights are: a step of an Orbax directory, or else the model directory."""
 
-    model_dir: pathlib.Path | None  # Hugging Face directory: shape and tokenizer, perhaps weights
-    steps: str = ""  # Orbax directory of step directories
+    model_dir: pathlib.Path | None  # Hugging Face directory: shape, tokenizer, and maybe weights
+    steps: str = ""  # Orbax directory with one directory per step
     step: int | None = None
 
     def __str__(self):
@@ -140,8 +140,8 @@ class Policy(NamedTuple):
 def find_policy(
     config, workdir: pathlib.Path, base: pathlib.Path | None, given: str = ""
 ) -> Policy:
-    """`given`, or else the newest checkpoint of the run, or else `base`, the directory of the
-    config's model. ValueError: there is no checkpoint."""
+    """The policy that `given` names, else the run's newest checkpoint, else `base`, the directory
+    of the config's model. ValueError: there is no checkpoint."""
     if given:
         return find_given(given, base)
     if directory := config.checkpoint.directory:
@@ -160,9 +160,10 @@ def find_given(
     base: pathlib.Path | None = None,
     resolve: Callable[[str], pathlib.Path] = start.resolve,
 ) -> Policy:
-    """A run's workdir or its checkpoints/, either with @STEP for another than the newest, one step
-    in there, what `convert to-orbax` wrote, a Hugging Face directory or a hub name. ValueError:
-    there is no checkpoint. base: the model directory of what holds no model itself."""
+    """The policy that a command line names. given: a run's workdir or its checkpoints/, both with
+    @STEP for another step than the newest; one step's directory; the output of `convert to-orbax`;
+    a Hugging Face directory or hub name. base: model directory of a run that holds no model itself.
+    ValueError: there is no checkpoint."""
     named = re.fullmatch(r"(.+)@(\d+)", given)
     step = int(named[2]) if named and not pathlib.Path(given).exists() else None
     path = epath.Path(given if step is None else named[1]).expanduser()
@@ -177,7 +178,7 @@ def find_given(
 
 
 def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
-    """In the training layout; adapters (LoRA) that the policy was trained with are merged in."""
+    """The policy's parameters in the training layout, with LoRA adapters merged in."""
     if not policy.steps:
         return build.initial_params(config, machine)
     return checkpoint.restore_merged(
@@ -200,16 +201,16 @@ def evaluate_to_files(
     draw: Draw,
     saved=lambda: None,
 ) -> Scores | None:
-    """`evaluate` a batch of problems at a time, each batch a file of `folder` that appears whole.
-    Problems that are there already are not sampled again. Process 0 has the files and the scores;
-    the others return None. `saved` is called after each file."""
+    """`evaluate` one batch of problems after the other, and write each to a file of `folder`
+    atomically. Problems that have samples there already are skipped. Only process 0 writes files
+    and returns the scores; the others return None. saved: called after each file."""
     first = parallel.is_main_process()
     there = scores_lib.finished(folder) if first else {}
     done = np.array([p.id in there for p in data.problems])
     if jax.process_count() > 1:
         done = np.asarray(multihost_utils.broadcast_one_to_all(done), bool)
     left = np.flatnonzero(~done)
-    size = -(-2 * machine.engine.slots // k)  # two fills of the slots: less would leave many idle
+    size = -(-2 * machine.engine.slots // k)  # fills the slots twice: fewer would leave many idle
     bar = bars.bar(
         total=len(done) * k,
         initial=int(done.sum()) * k,
@@ -253,32 +254,32 @@ def evaluate_checkpoint(
     data_dir: str = "data",
     rows: bool = False,
 ) -> dict:
-    """Evaluate on every set of `c.eval.files` in the workdir `where`, print a report of each (with
-    `rows` a line per problem) and a table of all, and return them as plain JSON values: {settings:
-    what all sets share, sets: {name: `scores.summary`, its settings, the folder of samples}}.
+    """Evaluate the policy on every set of `config.eval.files`, keep the samples in the workdir
+    `where`, print a report of each set (with `rows` a line per problem) and a table of all sets.
+    Returns plain JSON values: {settings: those that all sets share, sets: {name: `scores.summary`,
+    its settings, the folder of its samples}}.
 
-    fixed: fields of the config that replace the settings of named sets, which are looked for in
-    `data_dir` and fetched into it. ValueError: a set is not to be had, or anything else is wrong
-    with what was asked.
+    given: as in `find_policy`. fixed: config fields that override the settings of named sets, which
+    are fetched into `data_dir` unless they are there. ValueError: a set cannot be fetched, or the
+    config does not fit the policy.
     """
     processes.agree(processes.identity(config, str(where)))
     validation.validate(config, len(jax.devices()))
     home = workdir_lib.open_workdir(where)
-    workdir, saved = home.local, functools.partial(workdir_lib.send, home)
     if home.remote and not given and (home.remote / workdir_lib.CHECKPOINTS).exists():
         given = home.checkpoints
     base = start.model_directory(
         config, home, config.checkpoint.directory or home.checkpoints, given
     )
-    policy = find_policy(config, workdir, base, given)
+    policy = find_policy(config, home.local, base, given)
     every = list(
-        named_sets.ask(config, workdir, policy.model_dir, score, fixed, pathlib.Path(data_dir))
+        named_sets.ask(config, home.local, policy.model_dir, score, fixed, pathlib.Path(data_dir))
     )
-    first = parallel.is_main_process()
-    say = tqdm.write if first else lambda _: None
+    say = tqdm.write if parallel.is_main_process() else lambda _: None
     for note in (note for asked in every for note in asked.text.notes):
         say(note)
-    say(f"policy: {policy}, prompts {'as chats' if config.tokenizer.chat else 'as plain text'}")
+    how = "as chats" if config.tokenizer.chat else "as plain text"
+    say(f"policy: {policy}, prompts {how}")
     machine = every[0].machine
     params = load_params(config, machine, policy)
     weights = [int(x) for x in parallel.to_host(checksums(params))]
@@ -286,28 +287,13 @@ def evaluate_checkpoint(
     del params
     abouts, sets = [], {}
     for asked in every:
-        told, decides = settings(asked, weights)
-        about = {"policy": str(policy), "files": asked.config.eval.files or "embedded"} | decides
-        about |= {"paper": asked.source} if asked.source else {}
+        about, found = _evaluate_asked(asked, policy, weights, decode_params, home)
         abouts.append(about)
-        for name, data in asked.text.evals.items():
-            ids = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
-            folder = workdir / "eval" / name / settings_key(decides | {"prompts": ids})
-            if first:
-                folder.mkdir(parents=True, exist_ok=True)
-                files.write_json(folder / "settings.json", about)
-            k, draw = asked.config.eval.k, build.evaluation_draw(asked.config)
-            scores = evaluate_to_files(
-                folder, asked.machine, decode_params, asked.text, data, k, draw, saved
-            )
-            if scores is not None:
-                r = scores_lib.summary(scores, [p.id for p in data.problems], config.seed)
-                r |= {"settings": told, "samples": f"{home.name}/{folder.relative_to(workdir)}"}
-                sets[name] = r
-                say("\n".join(scores_lib.lines(name, r, rows)))
-                say(f"  samples: {r['samples']}")
-        asked.machine.engine.release()
-    saved()
+        for name, r in found.items():
+            sets[name] = r
+            say("\n".join(scores_lib.lines(name, r, rows)))
+            say(f"  samples: {r['samples']}")
+    workdir_lib.send(home)
     sets = {name: sets[name] for name in build.named_files(config.eval.files) or sets if sets}
     if sets:
         say("\n".join(["", *scores_lib.table(sets)]))
@@ -315,12 +301,41 @@ def evaluate_checkpoint(
     return {"settings": shared | {"files": config.eval.files or "embedded"}, "sets": sets}
 
 
+def _evaluate_asked(
+    asked: named_sets.Asked,
+    policy: Policy,
+    weights: list[int],
+    decode_params,
+    home: workdir_lib.Workdir,
+) -> tuple[dict, dict[str, dict]]:
+    """(what settings.json says, results of each set by name; empty except on process 0)."""
+    shown, decides = settings(asked, weights)
+    about = {"policy": str(policy), "files": asked.config.eval.files or "embedded"} | decides
+    about |= {"paper": asked.source} if asked.source else {}
+    k, draw = asked.config.eval.k, build.evaluation_draw(asked.config)
+    saved, found = functools.partial(workdir_lib.send, home), {}
+    for name, data in asked.text.evals.items():
+        ids = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
+        folder = home.local / "eval" / name / settings_key(decides | {"prompts": ids})
+        if parallel.is_main_process():
+            folder.mkdir(parents=True, exist_ok=True)
+            files.write_json(folder / "settings.json", about)
+        machine, text = asked.machine, asked.text
+        scores = evaluate_to_files(folder, machine, decode_params, text, data, k, draw, saved)
+        if scores is not None:
+            found[name] = scores_lib.summary(
+                scores, [p.id for p in data.problems], asked.config.seed
+            ) | {"settings": shown, "samples": f"{home.name}/{folder.relative_to(home.local)}"}
+    asked.machine.engine.release()
+    return about, found
+
+
 def settings(asked: named_sets.Asked, weights: list[int]) -> tuple[dict, dict]:
-    """(how the sets are sampled and judged, all that a sample and its verdict depend on beside the
-    prompts: whoever changes one of these gets new files)."""
+    """(how the sets are sampled and judged; these and everything else, except the prompts, that
+    samples and verdicts depend on). A change of the latter means new files of samples."""
     config, draw = asked.config, build.evaluation_draw(asked.config)
     judged = (config.reward.function or config.reward.verifier, config.reward.by_source)
-    told = {
+    shown = {
         "k": config.eval.k,
         "seed": config.seed,
         "temperature": draw.temperature,
@@ -330,8 +345,8 @@ def settings(asked: named_sets.Asked, weights: list[int]) -> tuple[dict, dict]:
         "max_response_tokens": draw.max_tokens,
     } | ({"judge": asked.text.judge.source} if asked.text.judge.source else {})
     network = asked.machine.shape._asdict() | {"dtype": config.model.dtype}
-    network.pop("init_std")  # told by the weights
-    return told, told | {
+    network.pop("init_std")  # the weights say it
+    return shown, shown | {
         "model": network,
         "weights": weights,
         "stop_ids": sorted(asked.text.tokenizer.stop_ids),
@@ -375,7 +390,7 @@ def define_flags() -> None:
 
 
 def config_of_run(workdir: str) -> schema.Config | None:
-    """What the run in `workdir` was trained with; None where there is none."""
+    """The config of the run in `workdir`; None if there is no run."""
     if not workdir or not (file := epath.Path(workdir) / "config.json").exists():
         return None
     try:
@@ -385,10 +400,11 @@ def config_of_run(workdir: str) -> schema.Config | None:
 
 
 def config_of_policy() -> schema.Config | None:
-    """The config of the run that --checkpoint, or else --workdir, names. Where --checkpoint is a
-    Hugging Face directory or hub name: the paper's, with prompts in the model's chat template if it
-    has one, on a sampler for a single accelerator."""
-    small = functools.partial(hf.resolve, weights=False)  # each for itself: nobody has met yet
+    """The config of the run that --checkpoint, else --workdir, names. For a Hugging Face directory
+    or hub name: the paper's config with the model's chat template, if it has one, and a sampler
+    sized for a single accelerator."""
+    # Each process resolves for itself, since processes have not met yet.
+    small = functools.partial(hf.resolve, weights=False)
     if not (given := flags.FLAGS.checkpoint):
         return config_of_run(cli.WORKDIR.value)
     if (policy := find_given(given, None, small)).steps:

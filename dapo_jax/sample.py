@@ -2,11 +2,11 @@
 
     python -m dapo_jax.sample --workdir=DIR [--config=FILE] [--n=4] [--temperature=0.7] "prompt"
 
-The policy is the newest checkpoint of WORKDIR, or where it has none the model of config.model.path;
-the config is that of the run, unless --config names one.
-The prompt goes through the chat template where config.tokenizer.chat says so (or --chat). Several
-completions are drawn at a time and shown one behind the other. --probs shows a line per token: its
-probability at the temperature, before any nucleus cut, and the vocabulary's spelling of it.
+The policy is the newest checkpoint of WORKDIR, else the model of config.model.path. The config is
+that of the run, unless --config names one. With config.tokenizer.chat (or --chat) the prompt goes
+through the chat template. Several completions are drawn at the same time and shown one after the
+other. --probs shows a line per token: its probability at the temperature, before any nucleus cut,
+and the vocabulary's spelling of the token.
 """
 
 import pathlib
@@ -26,17 +26,17 @@ from dapo_jax.data import tokenizer as tokenizer_lib
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Request, Response
 
-_CHUNK = 8  # tokens between two looks at the terminal
+_CHUNK = 8  # tokens between two updates of the terminal
 
 
 def stable_text(tokenizer, ids: list[int]) -> str:
-    """The text of `ids` that more tokens will not change: a character of several bytes may still
-    lack some, and decodes to replacement characters at the end until then."""
+    """The text of `ids` that later tokens cannot change. An incomplete character of several bytes
+    decodes to replacement characters at the end, which are left out."""
     return tokenizer.decode(ids).rstrip("\N{REPLACEMENT CHARACTER}")
 
 
 class Screen:
-    """Shows the completions in order, each as it grows. `on_tokens` of `Engine.generate`."""
+    """Shows the completions in order, each as it grows; the `on_tokens` of `Engine.generate`."""
 
     def __init__(self, tokenizer, n: int, limit: int, probs: bool, write: Callable[[str], None]):
         self.tokenizer, self.n, self.limit, self.probs = tokenizer, n, limit, probs
@@ -76,7 +76,8 @@ class Screen:
 
 
 def load_tokenizer(config, workdir: pathlib.Path, model_dir: pathlib.Path | None):
-    """The run's: named by the config, of its model, or the embedded task's under the workdir."""
+    """The run's tokenizer: named by the config, else the model's, else that of the embedded
+    task."""
     path = config.tokenizer.path or model_dir or (workdir / "data" if not config.data.train else "")
     if not path:
         raise ValueError("config.tokenizer.path: problem files of one's own need a tokenizer")
@@ -84,7 +85,7 @@ def load_tokenizer(config, workdir: pathlib.Path, model_dir: pathlib.Path | None
 
 
 class Loaded(NamedTuple):
-    """A policy that can be sampled from; `params` in the training layout."""
+    """A policy ready for sampling; `params` are in the training layout."""
 
     config: ml_collections.ConfigDict
     tokenizer: tokenizer_lib.Tokenizer
@@ -102,9 +103,9 @@ def load(
     step: int | None = None,
     prompts: Sequence[str] = (),
 ) -> Loaded:
-    """The policy of a workdir, for n completions at a time of at most `max_tokens` (0: as in
-    training). step: of a checkpoint, None = the newest. prompts: are checked before the weights are
-    read. ValueError: what the config, the files or a prompt lack."""
+    """The policy of a workdir, ready for n completions at a time of at most `max_tokens` (0 = as in
+    training). step: of a checkpoint; None = the newest. prompts: checked before the weights are
+    read. ValueError: the config, the files or a prompt are not usable."""
     config = config.copy_and_resolve_references()
     config.eval.k, config.eval.max_response_tokens = (
         n,
@@ -131,8 +132,8 @@ def load(
 
 
 def encode(config, tokenizer, prompt: str) -> list[int]:
-    """Token ids of a prompt, by the chat template where the config says so. ValueError: it is empty
-    or too long."""
+    """Token ids of a prompt, through the chat template if the config says so. ValueError: the
+    prompt is empty or too long."""
     chat = [{"role": "user", "content": prompt}]
     ids = tokenizer.chat(chat) if config.tokenizer.chat else tokenizer.encode(prompt)
     if not 1 <= len(ids) <= config.data.max_prompt_tokens:
@@ -144,8 +145,8 @@ def encode(config, tokenizer, prompt: str) -> list[int]:
 
 
 def draw(loaded: Loaded, ids: list[int], on_tokens=None, keep: bool = True) -> list[Response]:
-    """`c.eval.k` responses to the prompt `ids`, at `c.eval.temperature` and `c.eval.top_p`. keep:
-    False = the last draw, which may take the weights (`Engine.decode_params`)."""
+    """`config.eval.k` responses to the prompt `ids` at `config.eval.temperature` and `.top_p`.
+    keep: False = no more draws follow, so the engine may reuse the weights' memory."""
     config, engine = loaded.config, loaded.machine.engine
     responses, _ = engine.generate(
         engine.decode_params(loaded.params, keep),
@@ -166,8 +167,9 @@ def sample(
     probs: bool = False,
     write: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
-    """Draw n completions with `c.eval.temperature` and `c.eval.top_p`, showing them by `write` as
-    they grow; returns their texts. ValueError: what the config, the files or the prompt lack."""
+    """Draw n completions at `config.eval.temperature` and `.top_p`, and show them by `write` as
+    they grow. Returns their texts. ValueError: the config, the files or the prompt are not
+    usable."""
     loaded = load(config, workdir, n=n, max_tokens=max_tokens, prompts=[prompt])
     tokenizer = loaded.tokenizer
     screen = Screen(tokenizer, n, loaded.config.eval.max_response_tokens, probs, write)
@@ -199,7 +201,7 @@ def main(prompt: str) -> None:
     if given.chat is not None:
         config.tokenizer.chat = given.chat
     first = parallel.is_main_process()
-    if hasattr(sys.stdout, "reconfigure"):  # a terminal that cannot show a character shows '?'
+    if hasattr(sys.stdout, "reconfigure"):  # '?' for characters that the terminal cannot show
         sys.stdout.reconfigure(errors="replace")
 
     def write(text: str) -> None:

@@ -164,7 +164,7 @@ def run(
                 hooks.step(state, record)
                 log = metrics.step_metrics(config, state, record, clocks, len(text.train.ids))
                 log |= book.ledger.shares()
-                others = [other.shape for other in machine.others.values()]
+                others = [(other.shape, 4) for other in machine.others.values()]
                 log |= hardware.step_metrics(config, machine.shape, record, clocks, others)
                 last = step == config.steps
                 evaluation = evaluate() if last or due(step, config.eval.every) else {}

@@ -30,7 +30,7 @@ from safetensors.numpy import save_file
 
 from dapo_jax import convert, evaluate, sample, train
 from dapo_jax.config import cli, schema
-from dapo_jax.data import problems
+from dapo_jax.data import inspection
 from dapo_jax.model import hf_format
 from dapo_jax.model.qwen2 import Shape
 from dapo_jax.plan import planner as plan
@@ -452,7 +452,7 @@ COMMANDS = {
     "evaluate": (of_evaluate, 2, lambda argv: (evaluate.define_flags(), cli.run(evaluate.main))),
     "sample": (of_sample, 2, lambda argv: (sample.define_flags(), cli.run(sample.main, "prompt"))),
     "convert": (of_convert, 3, lambda argv: sys.exit(convert.main(argv))),
-    "inspect": (of_inspect, 4, lambda argv: sys.exit(problems.main(argv))),
+    "inspect": (of_inspect, 4, lambda argv: sys.exit(inspection.main(argv))),
 }
 
 

@@ -57,9 +57,9 @@ def test_step_flops():
     V, D = SHAPE.vocab_size, SHAPE.hidden_size
     assert f(values, [30]) == pytest.approx(f(SHAPE, [30]) - 2 * 30 * D * (V - 1))
     pretraining = types.SimpleNamespace(batch=RECORD.batch, updates=[])
-    alone = hardware.step_flops(c, SHAPE, pretraining, values)[1]
+    alone = hardware.step_flops(c, SHAPE, pretraining, [(values, 4)])[1]
     assert alone == pytest.approx(4 * f(values, [30, 40]))
-    both = hardware.step_flops(c, SHAPE, RECORD, values)[1]
+    both = hardware.step_flops(c, SHAPE, RECORD, [(values, 4)])[1]
     assert both == pytest.approx(alone + updating + f(SHAPE, [30, 40]))
 
 

@@ -14,7 +14,15 @@ import pytest
 
 from dapo_jax import config
 from dapo_jax.config import validation
-from dapo_jax.data import __main__ as data, integers, problems as P, prompts, published, rows
+from dapo_jax.data import (
+    __main__ as data,
+    integers,
+    problems as P,
+    prompts,
+    published,
+    references,
+    rows,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROWS = [{"question": "1, 2?\n3", "answer": "3"}, {"question": 'a "b"', "answer": "4.0"}]
@@ -144,9 +152,9 @@ def test_columns_of_its_own(tmp_path):
 def test_answers_of_any_type(value, text):
     if text is None:
         with pytest.raises(ValueError):
-            P.any_answer(value)
+            references.any_answer(value)
     else:
-        assert P.any_answer(value) == text
+        assert references.any_answer(value) == text
 
 
 def test_templates_and_system(tmp_path):
@@ -251,7 +259,7 @@ def test_all_published_answers_are_read_where_the_reward_takes_text(assets):
         ("amc23.jsonl", 40),
         ("gsm8k_test.jsonl.gz", 1319),
     ):
-        found, report = P.read(assets / "math" / name, how=P.Reading(P.any_answer))
+        found, report = P.read(assets / "math" / name, how=P.Reading(references.any_answer))
         assert len(found) == kept and not report.refused
 
 

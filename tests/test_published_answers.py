@@ -3,7 +3,7 @@ itself is right, another one wrong. Rows that are refused are named here."""
 
 import pytest
 
-from dapo_jax.data import answers, problems, published
+from dapo_jax.data import answers, problems, published, references
 
 SETS = published.SETS
 # File, verifier, rows, rows that are refused.
@@ -23,7 +23,7 @@ FILES = [
 def test_right_and_wrong(file, verifier, rows, refused, assets):
     if verifier == "math":
         pytest.importorskip("math_verify", reason="needs math-verify (requirements-peers.txt)")
-    takes = problems.integer if verifier == "dapo" else problems.any_answer
+    takes = references.integer if verifier == "dapo" else references.any_answer
     found, report = problems.read(assets / "math" / file, "skip", problems.Reading(takes))
     assert (report.rows, [r.row for r in report.refused]) == (rows, refused) and found
     for p in found:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from dapo_jax import config
-from dapo_jax.data import answers, problems
+from dapo_jax.data import answers, references
 from dapo_jax.data.problems import Problem
 from dapo_jax.log import guards
 from dapo_jax.reward import functions as rewards, grading
@@ -144,10 +144,10 @@ def test_reference_answers_are_integers_only_where_the_verifiers_need_them():
         for mode in answers.MODES
         if mode != "math"
     }
-    wants_integers = {mode for mode, takes in kinds.items() if takes is problems.integer}
+    wants_integers = {mode for mode, takes in kinds.items() if takes is references.integer}
     assert wants_integers == {"dapo", "integer"}
     mixed = grading.judge(rewarded(by_source="x=boxed"))
-    assert mixed.takes is problems.any_answer
+    assert mixed.takes is references.any_answer
 
 
 # ------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from dapo_jax.data import verifier
-from dapo_jax.data.verifier import INTEGER_TAIL, MODES, Verdict, verify
+from dapo_jax.data.integer_verifier import TAIL as INTEGER_TAIL
+from dapo_jax.data.verifier import MODES, Verdict, verify
 
 HERE = Path(__file__).parent
 # Verdicts of verl's released math_dapo.py, obtained by running it; its invalid parse is null here.
@@ -70,118 +71,25 @@ def test_dapo_unwraps_like_backtracking_expressions(line):
 # Mode integer
 # ---------------------------------------------------------------------------------------------
 
-STATES_42 = [
-    # the mark
-    "Answer: 42", "answer:42", "ANSWER : 42", "Answer：42", "Final Answer: 42", "## Answer: 42",
-    "Answer:\n42", "Answer:\n\n  42\n", "**Answer**\n\nThe answer is 42.", "Answer -> 42",
-    "Answer => 42", "Answer:\n> 42", "Answer: 42</answer>", "Answer: the sum of both is 42",
-    "Answer: 42. I am not sure about step 3.", "Answer: 42 red or blue marbles",
-    "The answer is 42", "the answer (arabic numerals) is 42.", "So the correct answer is: **42**",
-    "Answer: 3\nWait, that is wrong.\nAnswer: 42", "Answer: 41\nSo \\boxed{42}",
-    "\\boxed{41}\nAnswer: 42", "Answer: 42\nI hope this answer is helpful!",
-    "The answer is 42. Let me know if the answer is unclear in any of the 3 steps.",
-    'Remember to put your answer on its own line after "Answer:".\n42',
-    '{"reasoning": "6*7", "answer": "42"}', '```json\n{\n  "answer": 42\n}\n```',
-    "<answer>42</answer>", "<answer>\n42\n</answer>", "6 * 7 = 42\n#### 42", "A: 42",
-    "#### \\boxed{42}", "#### Answer: 42", "A: The answer is 42.",
-    # no mark
-    "42", "so we get 6*7 = 42", "Thus, it takes 42 bolts in total.", "所以答案是42。", "答案：42",
-    "She pays $50 and gets $8 back, so she spends $42.",
-    # markup
-    "**Answer:** 42", "**Answer: 42**", "*Answer*: _42_", "Answer: `42`", "Answer: $42$",
-    "Answer: $42$.", "Answer: $42.$", "Answer: \\(42\\)", "Answer: \\[42\\]", "Answer:\n$$\n42\n$$",
-    "Answer: \\boxed{42}", "\\[ \\boxed{42} \\]", "It is $\\\\boxed{42}$ miles after 3 days.",
-    "$\\boxed{\\text{42}}$", "Answer: \\textbf{42}", "Answer: \\(\\mathbf{42}\\)", "Answer: (42)",
-    "Answer: 42<|im_end|>", "Answer: 42\r\nDone", "Answer: | 42 |",
-    # the number
-    "Answer: 42.", "Answer: 042", "Answer: 42.0", "Answer: 42.00.", "Answer: +42", "Answer: ４２",
-    # units
-    "Answer: 42 seconds", "Answer: 42%", "Answer: 42\\%", "Answer: $42", "Answer: \\$42",
-    "Answer: €42", "Answer: 42\\text{ cm}", "Answer: 42 cm^2", "Answer: $42\\ \\mathrm{cm}^{3}$",
-    "Answer: 42^\\circ", "Answer: 42^{\\circ}\\text{C}", "Answer: 42°", "Answer: 42 km/h",
-    "Answer: 42 m", "Answer: 42cm", "Answer: There are 42 apples.", "Answer: the 42nd term",
-    # equations
-    "Answer: x = 42", "Answer: m+n=42", "Answer: 6*7 = 42", "Answer: $x \\approx 42$",
-    "Answer: $\\frac{84}{2} = 42$", "Answer: f(2,3) = 42", "The answer is 30 + 12 = 42 miles.",
-    # explanations
-    "Answer: 42 because 6*7 is 42", "Answer: 42, since 40 + 2 = 42", "Answer: 42 (as 6*7 = 42)",
-    "Answer: 42. Indeed 6*7 = 42 and 40+2 = 42.", "Answer: 42 — by symmetry in all 3 variables",
-]  # fmt: skip
-
-# None of these states 42, 41, 12, 123 or 1.
-STATES_NOTHING = [
-    "", "Answer:", "Answer: none", "Answer: ?", "no answer at all", "Answer: forty-two",
-    # lists, ranges, hedges
-    "Answer: 1,2", "Answer: 1, 2", "Answer: 41, 42", "Answer: 42 and 41", "Answer: 41 or 42",
-    "Answer: 42\\text{ or }41", "Answer: either 41 or 42", "Answer: 42 (or 41)", "Answer: 4 2",
-    "Answer: maybe 42, maybe 41", "Answer: 41-42", "Answer: 41–42", "Answer: (41, 42)",
-    "Answer: x = 42, y = 41", "Answer: $x=42$ and $y=41$", "Answer:\n41\n42", "Answer: 42:41",
-    "\\boxed{41} or \\boxed{42}", "$\\boxed{41}$, $\\boxed{42}$", "Answer: 40 < x < 42",
-    " ".join(map(str, range(1000))), "Answer: " + " ".join(map(str, range(1000))),
-    # other numbers
-    "Answer: 42.5", "Answer: .42", "Answer: 4.2", "Answer: 42,0", "Answer: 1,23", "Answer: 12,3",
-    "Answer: 0,042", "Answer: 42/41", "Answer: \\frac{42}{1}", "Answer: 42\\frac12", "Answer: 42½",
-    "Answer: 42 million", "Answer: 42 and a half", "Answer: 42 dozen", "Answer: 42k",
-    "Answer: 42e1", "Answer: 0x42", "Answer: 42_8", "\\boxed{42_8}", "\\boxed{42}_{8}",
-    # formulas
-    "Answer: 42x", "Answer: 42i", "Answer: 42\\pi", "Answer: 42 π", "Answer: 42!", "Answer: 42^2",
-    "Answer: 42²", "Answer: 42\\sqrt{2}", "Answer: x - 42", "Answer: x-42", "Answer: 42 + x",
-    "Answer: 2**42", "Answer: 42 squared", "Answer: 42 times 2", "Answer: 42 \\cdot 10^{3}",
-    "Answer: 42(41)", "Answer: \\pm 42", "Answer: ±42", "Answer: --42", "Answer: x^{42}",
-    "2\\boxed{42}", "\\boxed{42}+1", "\\boxed{42} \\cdot 10", "x-\\boxed{42}", "\\boxed{42",
-    # statements that deny or bound it
-    "Answer: not 42", "The answer isn't 42.", "The answer cannot be 42.", "Answer: 42?",
-    "Answer: at least 42", "Answer: more than 42", "Answer: x <= 42", "Answer: ≤ 42",
-    "Answer: >42", "Answer: > 42", "Answer: over 42", "Answer: under 42", "Answer: up to 42",
-    "Answer: 42 or more", "Answer: 42 at most", "Answer: anything but 42", "Answer: 42 is wrong",
-    "Answer: 42 is not the answer", "Answer: 42 or forty-three", "Answer: 42; 43",
-    "Answer: 42. Or 43.", "Answer: 42. 43.", "Answer: 42</answer>43",
-    "The answer is 42. No, it is 43.",
-    # words that make another number of it
-    "Answer: minus 42", "Answer: negative 42", "Answer: half of 42", "Answer: twice 42",
-    "Answer: double 42", "Answer: the reciprocal of 42", "Answer: log 42", "Answer: sin(42)",
-    "Answer: f(42)", "Answer: C(42)", "Answer: zero point 42", "Answer: forty plus 42",
-    "Answer: the square root of 42",
-    # broken off, or not final
-    "and therefore the total number of apples is 42", "so x = 42 and then",
-    "Answer: 42\n" + "Wait, let me check this again.\n" * 20,
-    "Maybe the answer is \\boxed{42}? " + "Let me check this again. " * 24,
-]  # fmt: skip
+# What a response states: the integer, or null where a careful reader takes none from it.
+INTEGER_CASES = [
+    json.loads(line) for line in (HERE / "data/integer_cases.jsonl").open(encoding="utf-8")
+]
+MANY = " ".join(map(str, range(1000)))  # a list states nothing, or its last marked answer
+INTEGER_CASES += [
+    {"reads": None, "response": MANY},
+    {"reads": None, "response": f"Answer: {MANY}"},
+    {"reads": "99", "response": "\n".join(f"Answer: {n}" for n in range(100))},
+]
 
 
-@pytest.mark.parametrize("response", STATES_42)
-def test_integer_reads(response):
-    assert verify(response, "42", "integer") == Verdict(True, "42")
-    assert not verify(response, "41", "integer").correct
-    assert not verify(response, "-42", "integer").correct
-
-
-@pytest.mark.parametrize("response", STATES_NOTHING)
-def test_integer_refuses(response):
-    for answer in ("42", "-42", "41", "12", "123", "1"):
+@pytest.mark.parametrize("case", INTEGER_CASES, ids=lambda case: repr(case["response"])[:60])
+def test_integer_reads_what_is_stated_and_nothing_else(case):
+    reads, response = case["reads"], case["response"]
+    if reads is not None:
+        assert verify(response, reads, "integer") == Verdict(True, reads)
+    for answer in {"42", "-42", "41", "12", "123", "1", "-7"} - {reads}:
         assert not verify(response, answer, "integer").correct
-
-
-@pytest.mark.parametrize(
-    ("response", "extracted"),
-    [
-        ("Answer: -1,234", "-1234"),
-        ("Answer: −1\\,234\\,567", "-1234567"),
-        ("Answer: 1{,}234", "1234"),
-        ("Answer: 12,\\!345", "12345"),
-        ("Answer: 1 234.00", "1234"),
-        ("Answer: -$42", "-42"),
-        ("Answer: - 42", "-42"),
-        ("$x = -\\boxed{42}$", "-42"),
-        ("Answer: -0", "0"),
-        ("Answer: 41, since 6*7 = 42", "41"),
-        ("Answer: 42\nAnswer: 41", "41"),
-        ("\n".join(f"Answer: {n}" for n in range(100)), "99"),  # listing states the last one only
-    ],
-)
-def test_integer_reads_exactly(response, extracted):
-    assert verify(response, extracted, "integer") == Verdict(True, extracted)
-    assert not verify(response, "42" if extracted == "41" else "41", "integer").correct
 
 
 def test_integer_tells_unreadable_from_missing():
@@ -271,7 +179,7 @@ def test_random_strings(request):
     """Random pieces and mutations of real responses (of the tables above without real data): as
     many as --strings says; a million have passed."""
     rng = random.Random(0)
-    sources = STATES_42 + STATES_NOTHING + [case["response"] for case in CASES]
+    sources = [case["response"] for case in INTEGER_CASES + CASES]
     if assets := os.environ.get("DAPO_JAX_ASSETS"):
         sources += [row["response"][-600:] for row in benchmark().load_responses(Path(assets))]
     for _ in range(request.config.getoption("--strings") // 2):

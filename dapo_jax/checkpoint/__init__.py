@@ -1,14 +1,13 @@
-"""Closed wing: a run that is cut anywhere goes on as if nothing had happened.
+"""Checkpoints: a run that is interrupted anywhere continues as if it had not been.
 
-Promise: what `saver.Saver` has saved, `resume.newest` gives back bit for bit, on any mesh and any
-number of processes; what was damaged since is named, set aside and never used. Finished
-responses of the steps since then, `remembered.Responses` reads back. Nothing is pickled.
+Promise: `resume.newest` restores what `saver.Saver` has saved bit for bit, on any mesh and any
+number of processes. A damaged checkpoint is reported, set aside and never used. The journal
+restores the responses that were finished since. Nothing is pickled.
 
-Doors: `saver.Saver`, `resume.newest`, `checkpoint.restore_params`, `workdir.hold`,
+Used from outside: `saver.Saver`, `resume.newest`, `checkpoint.restore_params`, `workdir.hold`,
 `journal.Journal`.
-Inside: checkpoint (Orbax), seal (is it what was written?), saver (in the background), resume (from
-which step, and what may have changed), export (Hugging Face directories meanwhile), branch (from
-another run's step, or further back), journal (records of the running step), remembered (responses
-and grades in them), workdir (locks, buckets), patience (what cannot be read is tried again). The
-algorithm imports none of it.
+Modules: checkpoint (Orbax), seal (checksums), saver (saving in the background), resume (which step,
+and which changes are allowed), export (Hugging Face directories during a run), branch (from another
+run's step, or an earlier one), journal and remembered (responses of the running step), workdir
+(locks, buckets), patience (retries of reads). The algorithm imports none of it.
 """

@@ -1,8 +1,8 @@
-"""Going on from another place than a run's newest checkpoint: from another run's, or further back.
+"""Continue from another run's checkpoint (branch), or from an earlier one of this run (rewind).
 
-A branch takes the whole state of a step of another run, and its record up to there. Where nothing
-was changed it comes to the same bits as that run did; where something was, only that makes the
-difference. To rewind is to go back in the same workdir; what is left aside is moved, not deleted.
+A branch takes the whole state of a step of another run, and its metrics up to there. With the same
+config it computes the same bits as that run; with a changed one, only the change makes a
+difference. A rewind goes back in the same workdir; later files are moved, not deleted.
 """
 
 import itertools
@@ -36,9 +36,9 @@ def state(
     local: pathlib.Path | None,
     say: Callable[[str], None],
 ) -> State:
-    """All of the state of a step of another run, source.step under source.steps. local: the workdir
+    """The whole state of a step of another run, source.step under source.steps. local: the workdir
     of the branch, which gets that run's metrics.jsonl. ValueError: there is no whole state of a run
-    of this model."""
+    with this model."""
     directory, step = source.steps, source.step
     if not directory:
         raise ValueError(f"config.init_state='all': {config.init_from} is no run: it has weights")
@@ -56,15 +56,15 @@ def state(
     there = epath.Path(directory).parent / "metrics.jsonl"
     if local and parallel.is_main_process() and there.exists():
         here = local / "metrics.jsonl"
-        if not here.exists():  # as it is where a first try was cut off
+        if not here.exists():  # it exists if a first try was interrupted
             here.write_bytes(there.read_bytes())
     say(f"a branch of {directory} step {step}")
     return found
 
 
 def rewind(config, where: str | pathlib.Path, step: int) -> None:
-    """Leave everything after `step` aside, in WORKDIR/rewound/to_STEP. Cut off in the middle it can
-    be done again. ValueError: `step` has no whole checkpoint."""
+    """Move everything after `step` to WORKDIR/rewound/to_STEP. If interrupted, it can be run again.
+    ValueError: `step` has no whole checkpoint."""
     with workdir_lib.hold(where, config.checkpoint.directory) as home:
         if not parallel.is_main_process():
             return
@@ -83,7 +83,7 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
             if int(file.name[5:].partition(".")[0]) > step:
                 (aside / file.parent.name).mkdir(exist_ok=True)
                 file.rename(aside / file.parent.name / file.name)
-        # Beside the others where they are in a bucket: not through this machine.
+        # Checkpoints in a bucket are renamed there, not copied through this machine.
         kept = directory.parent / workdir_lib.REWOUND / name / directory.name
         exports = [path for s, path in export.found(home) if s > step]
         for place, paths in (

@@ -1,8 +1,8 @@
-"""The policy as a Hugging Face directory, every so many steps while the run goes on.
+"""Export of the policy as a Hugging Face directory during a run.
 
-WORKDIR/export/step_N is what `convert to-hf` would write of the checkpoint of step N: bfloat16,
-with the tokenizer that the run uses. It appears whole or not at all (in a bucket its config.json
-comes last). No export that fails ends a run: the next one is tried in its turn.
+WORKDIR/export/step_N equals the output of `convert to-hf` for the checkpoint of step N: bfloat16,
+with the run's tokenizer. It appears whole or not at all (in a bucket its config.json comes last). A
+failed export does not end the run.
 """
 
 import pathlib
@@ -23,15 +23,15 @@ from dapo_jax.model import hf
 def export(
     config, home: Workdir, machine: Machine, state: State, say: Callable[[str], None]
 ) -> None:
-    """Write the export of this step and remove all but the newest `checkpoint.export_keep`. All
-    processes take part in the gathering of weights, process 0 writes."""
+    """Write the export of this step and remove all but the newest `checkpoint.export_keep`. A
+    collective: all processes gather the weights, process 0 writes."""
     step, first = state.counters.step, parallel.is_main_process()
     target, wrong = _folder(home) / f"step_{step}", ""
-    # Where a bucket is told last of all what is whole, the directory is made beside it first.
+    # For a bucket the directory is first made on the local disk.
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-")) if home.remote else None
     local = (scratch or pathlib.Path(target.parent)) / target.name
     try:
-        # Of this step as it was before a kill; nobody looks before it is gone.
+        # An export of this step from before a kill; all processes wait until it is removed.
         parallel.of_main_process(lambda: target.rmtree() if target.exists() else None)
         params = machine.trainer.merged(state.params)
         hf.save(local, machine.shape, params, "bfloat16", _tokenizer(config, home, machine))
@@ -39,7 +39,7 @@ def export(
             _send(local, target)
         if first:
             _prune(home, step, config.checkpoint.export_keep)
-    except Exception as error:  # of a disk, of a bucket's client
+    except Exception as error:  # of a disk, or of a bucket's client
         wrong = gate.describe(error)
     finally:
         if scratch:
@@ -50,7 +50,7 @@ def export(
 
 
 def _tokenizer(config, home: Workdir, machine: Machine) -> pathlib.Path:
-    """The folder of the run's tokenizer; the embedded task's is where `build.load_text` puts it."""
+    """The folder of the run's tokenizer; `build.load_text` writes that of the embedded task."""
     path = pathlib.Path(config.tokenizer.path or machine.model_dir or home.local / "data")
     return path.expanduser() if path.expanduser().is_dir() else path.expanduser().parent
 
@@ -63,7 +63,7 @@ def _send(local: pathlib.Path, target: epath.Path) -> None:
 
 
 def found(home: Workdir) -> list[tuple[int, epath.Path]]:
-    """(step, directory) of each export that is there, in order."""
+    """(step, directory) of each export, in order."""
     folder = _folder(home)
     paths = folder.iterdir() if folder.exists() else ()
     named = ((re.fullmatch(r"step_(\d+)", p.name), p) for p in paths)
@@ -75,7 +75,8 @@ def _folder(home: Workdir) -> epath.Path:
 
 
 def _prune(home: Workdir, step: int, keep: int) -> None:
-    """Those of later steps, which a kill before their checkpoint has left, are no newer ones."""
+    """Remove old exports. Exports of later steps, left by a kill before their checkpoint, do not
+    count as newer."""
     older = [path for s, path in found(home) if s <= step]
     for path in older[:-keep]:
         path.rmtree()

@@ -1,4 +1,4 @@
-"""Reading from a disk or a bucket that may be away for a while: tried again, with patience."""
+"""Retries of reads from a disk or a bucket that may be unavailable for a while."""
 
 import re
 import sys
@@ -14,20 +14,20 @@ T = TypeVar("T")
 
 WAITS_S = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # between tries; five minutes in all
 
-# What a file's content or absence raises, of all that the operating system does.
+# Errors of the operating system that mean a missing file or its content: no retry.
 _OF_CONTENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# tensorstore's errors are ValueErrors that begin with a status; 401, 403, 408, 429 and 5xx and the
-# errors of a disk become these. What it makes of changed bytes has others.
+# tensorstore raises ValueErrors that begin with a status: one of these for 401, 403, 408, 429, 5xx
+# and disk errors, others for changed bytes.
 _AWAY = re.compile(
     r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|RESOURCE_EXHAUSTED|UNAUTHENTICATED"
     r"|PERMISSION_DENIED|UNKNOWN): "
 )
-_CLIENTS = ("gcsfs", "aiohttp", "requests", "google")  # of a bucket; not all are OSErrors
+_CLIENTS = ("gcsfs", "aiohttp", "requests", "google")  # clients of buckets; not all raise OSErrors
 
 
 def passing(error: BaseException | None) -> bool:
-    """Whether an error says that something could not be read or written, and nothing of what is
-    there: another try may succeed."""
+    """Whether an error means that reading or writing failed for now, so that a retry may succeed;
+    it then says nothing about the content."""
     if error is None or isinstance(error, _OF_CONTENT):
         return False
     client = type(error).__module__.split(".")[0] in _CLIENTS
@@ -40,7 +40,7 @@ def passing(error: BaseException | None) -> bool:
 
 
 def read(what: str, action: Callable[[], T]) -> T:
-    """`action()`, tried again after each passing error. OSError: it did not pass."""
+    """The value of `action()`, retried after each passing error. OSError: all tries failed."""
     for wait in (*WAITS_S, None):
         try:
             return action()

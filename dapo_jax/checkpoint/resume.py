@@ -1,4 +1,4 @@
-"""Going on where a run was cut off: which checkpoint, and whether this config may go on from it."""
+"""Resume: which checkpoint to restore, and whether this config may continue from it."""
 
 import hashlib
 import json
@@ -14,11 +14,11 @@ from dapo_jax.config import schema
 from dapo_jax.dapo.state import State
 from dapo_jax.data.problems import Encoded
 
-# Fields that decide how long, how fast, where and how closely watched a run is, but not what it
-# learns. All others are refused when they change. Names that end in a dot are sections.
+# Fields that decide how long, how fast and where a run trains, and what it logs, but not what it
+# learns. A change of any other field is refused. Names that end in a dot are sections.
 HARMLESS = (
     "steps",
-    "init_from",  # used only where the workdir has no checkpoint
+    "init_from",  # used only if the workdir has no checkpoint
     "init_state",
     "eval.",
     "checkpoint.",
@@ -27,7 +27,7 @@ HARMLESS = (
     "mesh.",
     "sharding.",
     "critic.init_from",
-    "model.path",  # may have moved: the weights are here, the fingerprint covers the tokens
+    "model.path",  # may have moved: weights are in the checkpoint, tokens in the fingerprint
     "model.scan_layers",
     "model.attention",
     "model.remat",
@@ -45,7 +45,7 @@ HARMLESS = (
     "optim.offload",
     "optim.max_skipped",
 )
-LANES = ("rollout.slots", "rollout.chunk")  # decide with rollout.staleness which step a token is of
+LANES = ("rollout.slots", "rollout.chunk")  # with rollout.staleness they decide a token's step
 
 
 def newest(
@@ -55,13 +55,13 @@ def newest(
     accept: Callable[[dict[str, Any]], bool],
     say: Callable[[str], None],
 ) -> State | None:
-    """The state of the newest whole checkpoint under `directory`; None where there is no checkpoint
-    at all. Damaged ones are reported and set aside, and the one before is used. What is there and
-    what is whole is for process 0 to say; all of them restore the same step, or none does.
+    """The state of the newest whole checkpoint under `directory`; None if there is no checkpoint at
+    all. Damaged ones are reported and set aside, and the one before is used. Process 0 decides
+    which checkpoints are whole; all processes restore the same step, or none does.
 
-    accept: is given the saved JSON before any array is read; raises to refuse, and says whether the
-    problems are the same: what is known of others is left behind.
-    Damaged: there are checkpoints, and none of them is whole. OSError: one cannot be read now.
+    accept: called with the saved JSON before any array is read. It raises to refuse, and returns
+      whether the problems are the same; if not, what is recorded about problems is dropped.
+    Damaged: there are checkpoints, but none is whole. OSError: one cannot be read now.
     """
     opinion = parallel.of_main_process(lambda: checkpoint.steps(directory))
     whole, damaged = opinion[0], {int(step): wrong for step, wrong in opinion[1].items()}
@@ -88,7 +88,7 @@ def newest(
         for other in damaged:
             kept_in = checkpoint.set_aside(directory, other).parent
         say(f"warning: going on from step {step}; what is damaged is kept in {kept_in}")
-    parallel.all_processes(True)  # nobody writes before they are out of the way
+    parallel.all_processes(True)  # no process writes before they are moved
     return state
 
 
@@ -104,8 +104,8 @@ def check(
     allow: bool,
     say: Callable[[str], None],
 ) -> bool:
-    """Show what has changed since `saved` was written; whether the training problems have not.
-    ConfigError: it changes what is learned, and that is not allowed."""
+    """Print what has changed since `saved` was written. Returns whether the training problems are
+    the same. ConfigError: a change affects what is learned, and `allow` is False."""
     harmless, meaningful = differences(saved["config"], schema.leaves(config))
     named = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source"))
     if saved.get("reward", "") != inputs["reward"] and named:
@@ -137,8 +137,8 @@ def check(
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """(harmless, meaningful) changes of flat configs, 'config.name: old -> new'. A field that one
-    lacks, being of another version, counts with its default; old names are read as today's."""
+    """(harmless, meaningful) changes between flat configs, as 'config.name: old -> new'. A field
+    that one of them lacks, being of another version, counts with its default."""
     old = schema.translated(old)
     harmless, meaningful = [], []
     for name in [*new, *(k for k in old if k not in new)]:
@@ -153,14 +153,14 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
 
 
 def inputs(text: Text) -> dict[str, str]:
-    """What a run depends on beside its config, as saved: hashes of the problems and of the file of
-    a reward function."""
+    """What a run depends on besides its config, as saved: hashes of the problems and of the files
+    of reward functions."""
     return {"data": fingerprint(text.train), "reward": text.judge.source}
 
 
 def fingerprint(train: Encoded) -> str:
-    """SHA-256 of the prompts' token ids and the answers, in order, and of the rows where a reward
-    sees them: what a stream position means."""
+    """SHA-256 of everything that defines a stream position: the prompts' token ids and the answers,
+    in order, and the rows if a reward sees them."""
     rows = [
         [p.id, p.answer, ids, *([p.row] if p.row else [])]
         for p, ids in zip(train.problems, train.ids, strict=True)

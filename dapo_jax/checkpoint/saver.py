@@ -1,4 +1,4 @@
-"""Saving while the run goes on, and going on when a save fails."""
+"""Saves checkpoints in the background; a failed save does not end the run."""
 
 import contextlib
 import pathlib
@@ -10,7 +10,7 @@ from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import schema
 from dapo_jax.dapo.state import State
 
-_LAST_TRIES, _LAST_WAIT_S = 3, 2.0  # of the final save, after which the process ends
+_LAST_TRIES, _LAST_WAIT_S = 3, 2.0  # of the final save
 
 
 class Saver:
@@ -30,7 +30,7 @@ class Saver:
         say: Callable[[str], None],
         on_saved: Callable[[int], None] = lambda step: None,
     ):
-        """on_saved: is told the step of each checkpoint that is safe."""
+        """on_saved: called with the step of each checkpoint that is safely written."""
         self._open = lambda: checkpoint.manager(
             directory,
             config.checkpoint.keep,
@@ -42,7 +42,7 @@ class Saver:
         self._config, self._inputs, self._say = schema.leaves(config), inputs, say
         self._on_saved = on_saved
         self._manager = self._open()
-        self._running = False  # a save that is not yet awaited
+        self._running = False  # whether a save has not been awaited yet
         self._failures = 0  # in a row
 
     def __enter__(self):
@@ -51,19 +51,19 @@ class Saver:
     def __exit__(self, kind, *_):
         if kind is None:
             self._manager.close()
-        elif kind is not KeyboardInterrupt:  # let the error of the run be the one that shows
+        elif kind is not KeyboardInterrupt:  # the run's own error is the one to report
             with contextlib.suppress(Exception):
                 self._manager.close()
 
     def after_step(self, state: State, due: bool, score: float | None = None) -> None:
         """Await the save of the step before; save this one if it is due or that one failed.
-        NotFinite: this state is none to go on from; what was saved before stays."""
+        NotFinite: this state has NaN or infinity and is not saved; earlier checkpoints stay."""
         self._settle()
         if due or self._failures:
             self._save(state, score)
 
     def last(self, state: State, score: float | None = None) -> None:
-        """Save this step, unless it is safe already, and wait. OSError: it cannot be saved.
+        """Save this step, unless it is saved already, and wait. OSError: it cannot be saved.
         NotFinite: it must not be."""
         if self._settle() and self.has(state.counters.step):
             return
@@ -98,7 +98,7 @@ class Saver:
             ) from error
 
     def _settle(self) -> bool:
-        """Wait for the running save; whether the last one is safe."""
+        """Wait for the running save. Returns whether the last save succeeded."""
         if self._running:
             self._running = False
             if self._attempt(self._manager.wait_until_finished):
@@ -110,9 +110,9 @@ class Saver:
         wrong = ""
         try:
             action()
-        except checkpoint.NotFinite:  # everywhere at once, and no matter of disks
+        except checkpoint.NotFinite:  # raised on all processes, and no failure of a disk
             raise
-        except Exception as error:  # of the file system, of Orbax, of tensorstore
+        except Exception as error:  # of the file system, Orbax or tensorstore
             wrong = " ".join(str(error).split())[:300] or type(error).__name__
         if parallel.all_processes(not wrong):
             return True
@@ -127,7 +127,7 @@ class Saver:
         return False
 
     def _start_again(self) -> None:
-        """A manager that has failed is not used again; the new one removes what is half written."""
+        """Replace a manager that has failed; the new one removes half-written checkpoints."""
         with contextlib.suppress(Exception):
             self._manager.close()
         with contextlib.suppress(Exception):  # then the next save fails and says why

@@ -1,12 +1,12 @@
-"""Is this checkpoint what was written? Two answers that do not need each other.
+"""Two independent checks that a checkpoint is what was written.
 
-The SEAL, a file of the step directory, lists the files beside it: size, and SHA-256 where a file is
-small. It is written before Orbax renames the directory, so it is there from the first moment on.
-Reading it costs little, whatever the model's size, and finds what is missing, cut or changed.
+The SEAL, a file in the step directory, lists the other files with their sizes, and the SHA-256 of
+small ones. It is written before Orbax renames the directory, so a finished checkpoint always has
+one. Checking it is cheap for any model size, and finds files that are missing, cut or changed.
 
-The CONTENT is a number per array, computed on the devices where the arrays lie, saved with the
-state and computed again after a restore. It is the same for every mesh, and finds what happened
-inside the large files or on the way from them.
+The CONTENT is a checksum per array, computed on the devices that hold the arrays, saved with the
+state and computed again after a restore. It is the same for every mesh, and finds damage inside the
+large files or while they are read.
 """
 
 import hashlib
@@ -24,13 +24,12 @@ from dapo_jax import parallel
 from dapo_jax.checkpoint import patience
 
 SEAL = "seal.json"
-HASHED = 1 << 20  # bytes; of larger files the size is sealed, `content` covers the arrays in them
+HASHED = 1 << 20  # bytes; of larger files only the size is sealed, `content` covers their arrays
 
-_SMALL = 1 << 20  # elements
+_SMALL = 1 << 20  # elements; smaller host arrays are summed by NumPy
 
-# Orbax finishes these two after the seal: one thread of its own notes a step's handlers and times,
-# now or later, and the commit waits for it. No run reads them, so they are not sealed, but `check`
-# wants them as a commit leaves them.
+# Orbax finishes these two after the seal, in a thread that the commit waits for. No run reads them,
+# so they are not sealed; `check` only requires that a commit has completed them.
 _COMMITTED, _METADATA = "commit_success.txt", "_CHECKPOINT_METADATA"
 
 
@@ -39,13 +38,13 @@ class Damaged(ValueError):
 
 
 def write(step_dir: epath.Path) -> None:
-    """Seal the files that are there now."""
+    """Seal the files that the directory has now."""
     (step_dir / SEAL).write_bytes(_dump({"files": _files(step_dir, HASHED)}))
 
 
 def check(step_dir: epath.Path) -> None:
-    """Damaged: a file is missing, extra, cut or changed since `write`. OSError: something cannot be
-    read, which says nothing of it."""
+    """Damaged: a file is missing, extra, cut or changed since `write`. OSError: a file cannot be
+    read now, which says nothing about its content."""
     try:
         raw = _bytes(step_dir / SEAL)
         seal = json.loads(raw)
@@ -95,8 +94,8 @@ def _files(step_dir: epath.Path, limit: int) -> dict[str, list]:
 
 
 def _noted_by_a_commit(step_dir: epath.Path) -> bool:
-    """Whether Orbax can read its own note; the time of the commit is the last that it adds. From a
-    copy: Orbax makes nothing of the difference between a note that is bad and a disk that is."""
+    """Whether Orbax's metadata is readable and has the time of the commit, which it writes last. It
+    is read from a copy, since Orbax does not tell bad metadata from a bad disk."""
     if not (step_dir / _METADATA).is_file():
         return False
     with tempfile.TemporaryDirectory() as here:
@@ -131,19 +130,19 @@ def survey(arrays) -> dict[str, tuple[int, bool]]:
 
 
 def _on_host(x) -> bool:
-    """Whether a jax array rests in host memory, as offloaded moments do."""
+    """Whether a jax array is in host memory, as offloaded moments are."""
     return isinstance(x, jax.Array) and x.sharding.memory_kind == "pinned_host"
 
 
 def _visit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of an array in host memory: one at a time comes to the devices."""
+    """Checksum of an array in host memory, moved to the devices only while it is computed."""
     return _surveyed([jax.device_put(x, x.sharding.with_memory_kind("device"))])[0]
 
 
 def checksums(params) -> list:
-    """A number for each array that any change of one element changes, and one of several changes in
-    2**32 does not: its bits, weighted by odd numbers that depend on their place. uint32 sums wrap,
-    so that they are exact in any order and layout."""
+    """A checksum per array: the sum of its bits as uint32, weighted by odd numbers that depend on
+    the place. Any change of one element changes it; several changes escape with a chance of 2**-32.
+    uint32 sums wrap, so they are exact in any order and layout."""
     return _each(_checksums, _weigh_here, jax.tree.leaves(params))
 
 
@@ -152,15 +151,15 @@ def _surveyed(arrays: list) -> list[tuple]:
 
 
 def _each(program, here, arrays: list) -> list:
-    """Of each array: by one program of the devices, or by NumPy for what is small and in a CPU's
-    memory, which is done long before XLA has compiled anything."""
-    near = [_at_hand(x) for x in arrays]
+    """Checksums per array: jitted on the devices, or by NumPy for small arrays in a CPU's memory,
+    which takes less time than compiling."""
+    near = [_is_small_here(x) for x in arrays]
     far = [x for x, n in zip(arrays, near, strict=True) if not n]
     found = iter(program(far) if far else ())
     return [here(np.asarray(x)) if n else next(found) for x, n in zip(arrays, near, strict=True)]
 
 
-def _at_hand(x) -> bool:
+def _is_small_here(x) -> bool:
     if not isinstance(x, jax.Array) or jax.process_count() > 1 or x.size > _SMALL:
         return False
     return all(device.platform == "cpu" for device in x.devices())

@@ -1,9 +1,8 @@
-"""The directory of a run: usable, its own, for one run at a time; on a disk or in a bucket.
+"""The directory of a run, on a disk or in a bucket; locked, so that only one run uses it.
 
-A directory on a disk is used as it is; the processes of a run have to share it. Of one in a bucket
-(gs://...; needs the package gcsfs) each process has a local copy without checkpoints and journal:
-process 0 fetches what is there, and sends what changed. Checkpoints go to the bucket by Orbax
-itself, the journal by its own.
+The processes of a run share a directory on a disk. For a bucket (gs://...; needs the package gcsfs)
+each process has a local copy without checkpoints and journal: process 0 fetches the files that are
+there, and sends those that changed. Orbax and the journal write to the bucket themselves.
 """
 
 import atexit
@@ -29,11 +28,11 @@ from dapo_jax.checkpoint import patience
 
 CHECKPOINTS, JOURNAL, REWOUND = "checkpoints", "journal", "rewound"
 LOGS = "logs"  # what each host printed (hosts/keep_log.py)
-# What a run creates, replaces or removes without asking.
+# What a run creates, replaces or removes.
 _OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
 PROGRAMS = "xla"  # compiled, for all hosts (hosts/start.py)
 EXPORT = "export"  # Hugging Face directories (export.py)
-_LEFT_THERE = (CHECKPOINTS, JOURNAL, REWOUND, PROGRAMS, LOGS, EXPORT)  # in a bucket
+_LEFT_THERE = (CHECKPOINTS, JOURNAL, REWOUND, PROGRAMS, LOGS, EXPORT)  # not copied from a bucket
 _LOCK = ".lock"
 
 
@@ -54,12 +53,12 @@ def is_remote(name: str | pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def hold(name: str | pathlib.Path, checkpoints: str = "") -> Iterator[Workdir]:
-    """Make the directory, and keep every other run out of it and of the one with its checkpoints
-    until the scope ends. checkpoints: config.checkpoint.directory, where that is elsewhere.
+    """Make the directory, and lock it and the one with its checkpoints against other runs until the
+    scope ends. checkpoints: config.checkpoint.directory, if that is elsewhere.
 
-    A lock is the kernel's (flock) and dies with the process that has it, however that dies; a
-    bucket has none. ValueError: a directory cannot be used, is somebody else's, or another run is
-    at work in it.
+    The lock is the kernel's (flock), so it ends with its process however that ends; a bucket has
+    none. ValueError: a directory cannot be used, belongs to another program, or another run is at
+    work in it.
     """
     home = open_workdir(name)
     directory = checkpoints or home.checkpoints
@@ -76,8 +75,8 @@ def hold(name: str | pathlib.Path, checkpoints: str = "") -> Iterator[Workdir]:
 
 
 def open_workdir(name: str | pathlib.Path) -> Workdir:
-    """Make the directory and find out now, not after an hour, whether it can be written and whether
-    all processes see the same one. ValueError: it cannot, or they do not."""
+    """Make the directory, and check at once that it can be written and that all processes see the
+    same one. ValueError: one of the checks fails."""
     if is_remote(name):
         return _open_remote(str(name).rstrip("/"))
     path = pathlib.Path(name)
@@ -115,7 +114,7 @@ def _open_remote(name: str) -> Workdir:
         return home
     try:
         make = functools.partial(home.remote.mkdir, parents=True, exist_ok=True)
-        patience.read(name, make)  # in a bucket of objects: nothing
+        patience.read(name, make)  # no effect in a bucket of objects
         for file in patience.read(name, lambda: _small_files(home.remote)):
             patience.read(str(file), functools.partial(_fetch, home, file))
         (home.local / ".probe").write_text("")
@@ -130,7 +129,7 @@ def _open_remote(name: str) -> Workdir:
 
 
 def _small_files(remote: epath.Path) -> list[epath.Path]:
-    """All that a process keeps a copy of."""
+    """The files that each process keeps a copy of."""
     tops = remote.iterdir() if remote.exists() else ()
     return [file for top in tops if top.name not in _LEFT_THERE for file in _files(top)]
 
@@ -157,13 +156,13 @@ def _stamp(path: pathlib.Path) -> tuple:
 
 
 def send(home: Workdir) -> None:
-    """Make the bucket hold what the local copy of process 0 holds; elsewhere nothing. OSError: the
+    """Update the bucket from the local copy of process 0; without a bucket do nothing. OSError: the
     bucket refuses; the next call tries again."""
     if home.remote is None or not parallel.is_main_process():
         return
     try:
         _send(home)
-    except Exception as error:  # of a bucket's client: not all of them are OSErrors
+    except Exception as error:  # not all errors of a bucket's client are OSErrors
         if not patience.passing(error):
             raise
         raise OSError(gate.describe(error)) from error
@@ -184,7 +183,7 @@ def _send(home: Workdir) -> None:
 
 
 def try_to_send(home: Workdir, say: Callable[[str], None]) -> None:
-    """What does not arrive now does after the next step."""
+    """`send`, with a warning if it fails; the next step sends again."""
     try:
         send(home)
     except OSError as error:
@@ -192,7 +191,8 @@ def try_to_send(home: Workdir, say: Callable[[str], None]) -> None:
 
 
 def _check_owner(name, workdir: pathlib.Path) -> None:
-    """A model's or another program's directory must not lose its config.json or its logs to us."""
+    """ValueError: the directory belongs to a model or another program, whose config.json or logs a
+    run would overwrite."""
     config = workdir / "config.json"
     if config.exists():
         try:
@@ -214,13 +214,13 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
 
 
 def _holds_more_than_a_lock(path: pathlib.Path) -> bool:
-    """A run that was killed at its start leaves no more than that."""
+    """False for a directory with a lock alone, which a run that was killed at its start leaves."""
     return path.exists() and not (path.is_dir() and [p.name for p in path.iterdir()] == [_LOCK])
 
 
 def _lock(directory: pathlib.Path, what: str) -> int:
-    """A descriptor that holds the directory's lock; where the file system has no locks, one that
-    does not. what: how the user has named it."""
+    """A descriptor that holds the directory's lock, or holds none if the file system has no locks.
+    what: the directory's name in errors. ValueError: another run holds the lock."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -236,7 +236,7 @@ def _lock(directory: pathlib.Path, what: str) -> int:
         raise ValueError(
             f"{what}: another run is at work in it ({owner}); stop it, or choose another directory"
         ) from error
-    with contextlib.suppress(OSError):  # a full disk: the owner has no name then
+    with contextlib.suppress(OSError):  # on a full disk the owner stays unnamed
         os.truncate(lock, 0)
         os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     return lock

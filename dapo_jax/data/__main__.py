@@ -1,4 +1,4 @@
-"""Published problem sets, and answers made into integers.
+"""Command line: fetch published problem sets, and turn answers into integers.
 
     python -m dapo_jax.data prepare [NAME ...] [--out=DIR]     fetch, check, read
     python -m dapo_jax.data integers IN OUT.jsonl              a/b -> a + b and the like
@@ -12,15 +12,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dapo_jax.data import files, integers, problems, prompts
+from dapo_jax.data import files, integers, problems, prompts, references
 from dapo_jax.data.published import SETS, prepare
 
 
 def transform(source: str, out: Path, say: Callable[[str], None]) -> None:
-    """The problems of `source` whose answers are integers or become some, as json lines of problem,
-    answer, original_answer and data_source. ValueError: there are none."""
+    """Write the problems of `source` whose answers are integers, or can be made into integers, to
+    `out`, as JSON lines of problem, answer, original_answer and data_source. ValueError: there is
+    no such problem."""
     read, report = problems.read(
-        source, "skip", problems.Reading(problems.any_answer, template="{problem}")
+        source, "skip", problems.Reading(references.any_answer, template="{problem}")
     )
     lines, left = [], []
     for p in read:

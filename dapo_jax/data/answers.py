@@ -1,11 +1,11 @@
-r"""Verifiers beside the two of `verifier.py`, for answers that need not be integers.
+r"""More verifiers than the two of `verifier.py`, for answers that need not be integers.
 
 `boxed`  the last `\boxed{}` as a number, or as LaTeX without its spacing and shorthand
 `math`   equivalence by the library math-verify (pip install 'dapo_jax[math]'), in a process of its
          own: a symbolic comparison may take any time (reward.workers)
 `exact`  the stated answer, character by character: the last <answer></answer>, else the last
          `\boxed{}`, else what follows the last "Answer:", else the last line
-`auto`   one of dapo, integer, boxed and exact, by what the prompt asks for, else by the data_source
+`auto`   chooses dapo, integer, boxed or exact by what the prompt asks for, else by the data_source
 """
 
 import importlib.util
@@ -20,9 +20,10 @@ TAIL = 2000  # characters at the end of a response that math-verify reads
 
 
 def verify(response: str, answer: str, mode: str, prompt: str = "", source: str = "") -> Verdict:
-    """Judge `response` by any of MODES. prompt, source: of the problem, what `auto` chooses by.
+    """Judge `response` by any of MODES. prompt, source: those of the problem, used only by `auto`.
 
-    ValueError: an unknown mode; `math` without its library, or with an answer that it cannot read.
+    ValueError: an unknown mode; in mode `math`, a missing library or a reference answer that the
+      library cannot read.
     """
     if mode == "auto":
         mode = chosen(answer, prompt, source)
@@ -41,7 +42,7 @@ def verify(response: str, answer: str, mode: str, prompt: str = "", source: str 
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Contents of the last `\boxed{...}`, its braces balanced; None without one."""
+    r"""The content of the last `\boxed{...}` up to its matching brace; None if there is none."""
     _, found, rest = text.rpartition("\\boxed{")
     depth = 1
     for end, char in enumerate(rest if found else ""):
@@ -69,7 +70,8 @@ _NUMBER = re.compile(r"([+-]?)(\d+|\d{1,3}(?:,\d{3})+|(?=\.\d))(?:\.(\d*))?")
 
 
 def same(said: str, answer: str) -> bool:
-    """Whether two LaTeX texts are the same number, or the same text but for how they are set."""
+    """Whether two LaTeX texts are the same number, or the same text apart from spacing and
+    style."""
     return _canonical(said) == _canonical(answer)
 
 
@@ -93,7 +95,7 @@ _ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
 
 def stated(response: str) -> str:
-    """The answer as it stands at the end of a response, without blanks around it."""
+    """The answer that the end of a response states, without blanks around it."""
     _, opened, rest = response.rpartition("<answer>")
     if opened and "</answer>" in rest:
         return rest.partition("</answer>")[0].strip()
@@ -108,8 +110,8 @@ def _math(response: str, answer: str) -> Verdict:
     require_math()
     import math_verify
 
-    # Its own limits of time are alarms of the process, which the workers have outside; without
-    # them it warns.
+    # The library warns if its own time limits are off. They are process alarms; our workers are
+    # limited from outside instead.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     read = lambda text: math_verify.parse(text, parsing_timeout=None, raise_on_error=True)
     if not (gold := read(f"\\boxed{{{answer}}}")):
@@ -127,12 +129,12 @@ def require_math() -> None:
         )
 
 
-# What a data_source says where the prompt says nothing of how to answer; the first that it holds.
+# If the prompt does not say how to answer: the first of these words that the data_source contains.
 _SOURCES = (("gsm8k", "integer"), ("dapo", "dapo"), ("aime", "integer"), ("math", "boxed"))
 
 
 def chosen(answer: str, prompt: str, source: str) -> str:
-    """The verifier that `auto` takes for a problem."""
+    """The verifier that `auto` chooses for a problem."""
     if "\\boxed" in prompt:
         return "boxed"
     if "<answer>" in prompt:

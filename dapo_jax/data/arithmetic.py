@@ -6,12 +6,12 @@
 A problem with k operations is a walk of k legal moves (add or subtract 1..`max_operand`, stay
 within 0..`max_value`) under consecutive letters. The letters cost one token each and buy
 learnability: to compute `h` the model looks up `h` in the prompt and the pair it has just written.
-Every whitespace-separated word is one token; flawless working has 2k + 5 with end-of-sequence.
+Every whitespace-separated word is one token; a flawless response has 2k + 5 tokens, including
+end-of-sequence.
 
-A hash of the walk, letters left out, assigns every problem that exists to one of three splits.
-Train, held-out and harder problems are therefore disjoint whatever the seeds and the levels, a
-held-out problem is never a train problem with other letters, and the warm-up traces come from the
-train split alone.
+A hash of the walk, without its letters, assigns every possible problem to one of three splits.
+Train, held-out and harder problems are therefore disjoint for any seeds and levels, a held-out
+problem is never a train problem with other letters, and warm-up traces use only the train split.
 """
 
 import io
@@ -67,23 +67,23 @@ class Trace(NamedTuple):
 
 
 class Style(NamedTuple):
-    """How a warm-up author writes: probabilities, all 0 for flawless working.
+    """Probabilities that describe how warm-up traces are written; all 0 = flawless working.
 
-    The first four are per trace and exclude one another; what they leave is plain working.
-    `careful` and `direct` announce themselves by the first token, so their share in samples can be
+    The first four are per trace and exclude one another; the remaining traces are plain working.
+    The first token tells `careful` and `direct` traces apart, so their share among samples can be
     counted without a judge.
     """
 
     careful: float = 0.0  # opens with `Wait`, repeats every result once as a check, never slips
-    direct: float = 0.0  # the right answer at once, no working: a tiny model learns it only roughly
-    skip: float = 0.0  # breaks off before an operation, evenly drawn: the last value is the answer
-    loop: float = 0.0  # after an operation, evenly drawn, repeats its result without end
-    slip: float = 0.0  # per operation: a wrong result, from which the working goes on
+    direct: float = 0.0  # the right answer without working: a tiny model learns it only roughly
+    skip: float = 0.0  # stops before a uniformly drawn operation; the last value is the answer
+    loop: float = 0.0  # repeats the result of a uniformly drawn operation without end
+    slip: float = 0.0  # per operation: a wrong result, from which the working continues
     ramble: float = 0.0  # per operation: `Wait` and the result again; then once more (geometric)
 
 
-# Two phases of a warm-up. The skill must come first and nearly clean: it appears suddenly, and
-# among many slips it may not appear at all. The habit then makes it rare without unlearning it.
+# The two phases of a warm-up. The skill comes first, from nearly clean traces: it appears suddenly,
+# and among many slips it may not appear at all. The habit then makes it rare without unlearning it.
 SKILL = Style(skip=0.05, loop=0.01, slip=0.01, ramble=0.05)
 HABIT = Style(skip=0.90, loop=0.02, slip=0.03, ramble=0.05)
 
@@ -115,10 +115,10 @@ def prompt_length(k: int) -> int:
 def problems(
     n: int, levels: Sequence[int], seed: int, split: str = "train", task: Task = TASK
 ) -> list[Problem]:
-    """n distinct problems of a split, shuffled, with as even a number of each level as exists.
+    """n distinct problems of a split, shuffled, as evenly spread over the levels as possible.
 
-    A level (number of operations) with too few problems gives all it has, and the larger levels
-    make up the difference. ValueError if all levels together hold fewer than n.
+    A level (number of operations) with too few problems gives all of them, and the larger levels
+    make up the difference. ValueError: all levels together have fewer than n.
     """
     levels = _checked(levels, task)
     if split not in SPLITS:
@@ -249,12 +249,12 @@ def traces(
     cap: int = 32,
     task: Task = TASK,
 ) -> Iterator[Trace]:
-    """n imperfect solutions to problems of the train split, levels evenly mixed. Each is written
-    when it is asked for.
+    """n imperfect solutions to problems of the train split, evenly spread over the levels. The
+    iterator writes each one when it is reached.
 
     Problems may repeat: the smallest levels have fewer than a warm-up needs. A response of more
-    than `cap` tokens, end-of-sequence included, is cut at `cap` and does not end.
-    ValueError: levels the task cannot have, probabilities that are none.
+    than `cap` tokens, including end-of-sequence, is cut at `cap` and does not end.
+    ValueError: levels that the task cannot have; numbers that are not probabilities.
     """
     levels = _checked(levels, task)
     apart = style.careful + style.direct + style.skip + style.loop
@@ -271,7 +271,7 @@ def traces(
 
 
 def _level_draws(rng, n: int, k: int, style: Style, cap: int, task: Task) -> list[tuple]:
-    """What `_trace` writes, of one level."""
+    """The random draws for n traces of one level: the arguments of `_trace`."""
     walks = _walks(rng, n, k, "train", task)
     starts = rng.integers(len(task.labels), size=n)
 
@@ -279,14 +279,14 @@ def _level_draws(rng, n: int, k: int, style: Style, cap: int, task: Task) -> lis
     kind = np.searchsorted(bounds, rng.random(n), side="right")  # index into bounds; 4: plain
     careful, direct, skip, loop = (kind == i for i in range(4))
 
-    # The values on paper: each follows from the one before it on paper, held in range after a slip.
+    # The written values: each follows from the written value before it, clipped after a slip.
     slips = (rng.random((n, k)) < style.slip) & ~careful[:, None]
     paper = walks.copy()
     for i in range(k):
         right = np.clip(paper[:, i] + walks[:, i + 1] - walks[:, i], 0, task.max_value)
         paper[:, i + 1] = np.where(slips[:, i], _move(rng, right, task), right)
 
-    # Operations written out: those before breaking off, those up to the one that loops, or all.
+    # Operations written out: those before the stop, those up to the one that loops, or all.
     done = np.select([skip, loop], [rng.integers(k, size=n), rng.integers(1, k + 1, size=n)], k)
     answer = np.where(direct, walks[:, -1], paper[np.arange(n), done])
 
@@ -329,10 +329,10 @@ def write(
     harder: int = 64,
     task: Task = TASK,
 ) -> Files:
-    """Writes the three problem files (JSON lines, one verl/DAPO row a line) and the tokenizer.
+    """Write the three problem files (JSON lines, one verl/DAPO row a line) and the tokenizer.
 
-    The same arguments give the same bytes. A file that already holds them is left alone, any other
-    is replaced in one step: several processes may call this at once and none reads half a file.
+    The same arguments give the same bytes. A file that already has these bytes is not touched; any
+    other is replaced atomically, so that several processes may call this at the same time.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -345,13 +345,13 @@ def write(
 
 
 def write_problems(path: Path, made: Sequence[Problem]) -> None:
-    """One file of problems, under the promises of `write`."""
+    """Write one file of problems as `write` does."""
     rows = (_row(i, p) for i, p in enumerate(made))
     _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def write_tokenizer(path: Path, task: Task = TASK) -> None:
-    """The tokenizer, likewise."""
+    """Write the tokenizer as `write` does."""
     _replace(path, tokenizer_model(task))
 
 

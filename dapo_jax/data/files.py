@@ -1,4 +1,4 @@
-"""Small files: written whole or not at all, and read line by line, whatever has become of them."""
+"""Small files: atomic writes, and JSON lines that are read even if some are damaged."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ def write(path: pathlib.Path, text: str) -> None:
     try:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
-    except OSError as error:  # of a full disk it would name no file
+    except OSError as error:  # the error of a full disk names no file
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
@@ -21,7 +21,7 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def json_lines(path: pathlib.Path) -> Iterator[tuple[int, dict | None]]:
-    """(number from 1, its JSON object or None where it holds none) of each line that is not empty.
+    """(line number from 1, its JSON object or None if it has none) for each line that is not empty.
     A last line that was cut off while it was written is left out."""
     *lines, last = path.read_bytes().split(b"\n")
     for number, line in enumerate([*lines, last], 1):

@@ -1,11 +1,11 @@
-r"""Answers made into integers, as the paper does to its data set (section 3.5): the problem says in
-which form its answer is and asks for the sum of the integers in it.
+r"""Turn answers into integers, as the paper does with its data set (section 3.5): the new problem
+names the form of the original answer and asks for the sum of the integers in it.
 
     11 - 2\sqrt{6}   "The original answer is in the form k - m\sqrt{n}, ... find k + m + n."   19
 
-The forms are m/n, k\sqrt{m}, k +- m\sqrt{n}, and k\pi, m\pi/n; fractions have to be in lowest terms
-and roots free of squares, so that the integers are the only ones. Other answers stay as they are:
-an interval, a matrix or a word has no sum that says it.
+The forms are m/n, k\sqrt{m}, k +- m\sqrt{n}, and k\pi, m\pi/n. Fractions have to be in lowest terms
+and roots square-free, so that the integers are unique. Other answers stay as they are: no sum of
+integers stands for an interval, a matrix or a word.
 """
 
 import math
@@ -45,8 +45,8 @@ _FORMS = (
 
 
 def asked(problem: str, answer: str) -> Asked | None:
-    """The problem that has an integer for an answer, and that; None where the answer has none of
-    the forms. Integers come back as they are."""
+    """The problem with an integer answer, and that answer; None if the answer has none of the
+    forms. Integers come back unchanged."""
     text = re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"[\s$]|\\[!,;]|\\left|\\right", "", answer))
     if re.fullmatch(r"-?\d+", text):
         return Asked(problem, text)
@@ -58,7 +58,7 @@ def asked(problem: str, answer: str) -> Asked | None:
         sign = next((g for g in found if g in "+-"), "")
         numbers = [int(g) for g in found if g not in "+-"]
         letters = len(re.findall("[kmn]", wanted))
-        # A coefficient that is left out is 1: of the root, or of pi.
+        # A missing coefficient (of the root, or of pi) is 1.
         if len(numbers) < letters:
             numbers.insert(1 if letters == 3 else 0, 1)
         if not _unique(form, numbers) or (minus and sign):

@@ -1,39 +1,32 @@
 """Problem files: read, check, de-duplicate, encode, and put into an endless order.
 
-A problem is a prompt and an answer. What files there may be says `rows.py`; a row is one of
+A problem is a prompt and an answer. `rows.py` lists the kinds of files; a row is one of
     {prompt: [{role, content}, ...], reward_model: {ground_truth}, data_source}  verl (DAPO's file)
     {verl_row: {the above}}                                                  with notes around
     {prompt | question | problem, answer}      the answer, or a solution that ends in #### answer
     {prompt | question | problem, solution}    MATH: the answer in the last \\boxed{}
-or has columns of its own (`Reading.columns`). Chats stay as they are; a prompt that is a text gets
-the DAPO prompt or another template. Rows count from 1; in jsonl and CSV they are line numbers. To
-look at a file:
+or has columns of its own (`Reading.columns`). Chats stay as they are; a prompt that is a text is
+put into the DAPO prompt or another template. Row numbers start at 1; in jsonl and CSV they are line
+numbers. To look at a file:
 
     python -m dapo_jax.data.problems inspect FILE... [--tokenizer=DIR] [--chat_template=FILE]
 """
 
-import argparse
 import functools
 import hashlib
 import json
-import math
-import os
-import re
 import reprlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from dapo_jax import bars, gate
-from dapo_jax.data import prompts, rows
+from dapo_jax.data import prompts, references, rows
 from dapo_jax.data.answers import last_boxed
-from dapo_jax.data.rows import BAR as _BAR, SUFFIXES as SUFFIXES, Foreign
-from dapo_jax.data.tokenizer import Tokenizer, load as load_tokenizer
+from dapo_jax.data.rows import BAR as _BAR, SUFFIXES as SUFFIXES, BadRow, Foreign
+from dapo_jax.data.tokenizer import Tokenizer
 
 _PROMPTS, _ANSWERS = ("question", "problem", "prompt"), ("answer", "solution")
 SCHEMAS = (
@@ -52,7 +45,7 @@ class Problem(NamedTuple):
     messages: prompts.Messages  # ((role, content), ...)
     answer: str  # an integer, any size: no '+', no leading zeros, no separators; or any text
     source: str  # data_source of the row, else the file's name
-    row: Mapping[str, Any] = MappingProxyType({})  # its columns but the prompt, where asked for
+    row: Mapping[str, Any] = MappingProxyType({})  # all columns but the prompt, if `Reading.whole`
 
     def __hash__(self):
         return hash(self.id)
@@ -61,8 +54,10 @@ class Problem(NamedTuple):
 class Reading(NamedTuple):
     """How rows become problems."""
 
-    takes: Callable[[object, str], str] | None = None  # `any_answer`, or None = `integer`
-    # 'prompt', 'answer', 'source' -> name in the row, a.b for b within a; '' = there is none
+    takes: Callable[[object, str], str] | None = (
+        None  # `references.any_answer`, or None = `integer`
+    )
+    # 'prompt', 'answer', 'source' -> column in the row, a.b for b within a; '' = no such column
     columns: Mapping[str, str] = MappingProxyType({})
     template: str = ""  # with {problem}; '' = chats as they are, texts in the paper's prompt
     system: str = ""  # system message, in place of the row's
@@ -84,7 +79,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(path: Path, row: int, field: str, value: object, reason: str) -> Refusal:
-    """With no more of the value than a line takes."""
+    """A `Refusal` with the value shortened to fit on a line."""
     return Refusal(str(path), row, field, _SHOW.repr(value), reason)
 
 
@@ -109,8 +104,68 @@ class Encoded(NamedTuple):
     n_long: int  # prompts that were left out, or cut
 
 
-class BadRow(ValueError):  # (field, value, reason)
-    pass
+class _Found(NamedTuple):
+    """The first row of a prompt whose answer was accepted."""
+
+    answer: str
+    source: str
+    where: str  # 'file row n'
+    row: dict
+
+
+class _Gathered:
+    """What the rows of all files read so far come to."""
+
+    def __init__(self, how: Reading):
+        self.how = how
+        self.rows = self.mapped = self.duplicates = 0
+        self.refused: list[Refusal] = []
+        self.first: dict[prompts.Messages, _Found | None] = {}  # None: only refused answers so far
+        self.others: dict[prompts.Messages, dict[str, str]] = {}  # conflicting answer -> where
+
+    def add(self, path: Path, number: int, row: rows.Row) -> None:
+        """One more row: a new problem, a duplicate, a conflict or a refusal."""
+        self.rows += 1
+        try:
+            asked = _parse(row, self.how)
+            self.mapped += asked.mapped
+            self.duplicates += asked.messages in self.first
+            known = self.first.setdefault(asked.messages, None)
+            answer = asked.value
+            if asked.field:
+                answer = (self.how.takes or references.integer)(asked.value, asked.field)
+        except BadRow as bad:
+            field, value, reason = bad.args
+            self.refused.append(refusal(path, number, field, value, reason))
+            return
+        where = f"{path} row {number}"
+        if known is None:
+            source = asked.source or path.name.split(".")[0]
+            self.first[asked.messages] = _Found(answer, source, where, asked.row)
+        elif known.answer != answer:
+            self.others.setdefault(asked.messages, {}).setdefault(answer, where)
+
+    def report(self) -> Report:
+        conflicts = []
+        for messages, more in self.others.items():
+            first = self.first[messages]
+            answers, wheres = (first.answer, *more), (first.where, *more.values())
+            conflicts.append(Conflict(_id(messages), answers, wheres))
+        return Report(
+            self.rows,
+            len(self.first),
+            self.duplicates,
+            tuple(conflicts),
+            tuple(self.refused),
+            self.mapped,
+        )
+
+    def problems(self) -> list[Problem]:
+        return [
+            Problem(_id(messages), messages, found.answer, found.source, found.row)
+            for messages, found in self.first.items()
+            if found and messages not in self.others
+        ]
 
 
 def read(
@@ -119,8 +174,8 @@ def read(
     """The distinct problems of one or more files, patterns or data sets of the hub (`rows.find`),
     in order of first appearance.
 
-    Prompts are the same if roles and contents are, character by character, over all the files. One
-    that comes with two different answers is dropped: nobody can tell which of them is wrong.
+    Two prompts are the same if all roles and contents are equal, character by character, over all
+    files. A prompt with two different answers is dropped: nobody can tell which one is wrong.
 
     on_bad: what to do about rows without a prompt or without an answer that `how` takes. 'refuse'
       reads everything, then raises; 'skip' leaves them out and names each in the report.
@@ -132,116 +187,30 @@ def read(
     if not named:
         raise ValueError("no problem file was named")
     paths = [path for name in named for path in rows.find(name)]
-    count, mapped, duplicates, refused = 0, 0, 0, []
-    first: dict[prompts.Messages, tuple[str, str, str, dict] | None] = {}  # answer, ..., where, row
-    others: dict[prompts.Messages, dict[str, str]] = {}  # answer -> where
+    found = _Gathered(how)
     for path in paths:
-        before = count
+        before = found.rows
         for number, row in rows.read(path, lambda names, path=path: _wanted(path, names, how)):
-            count += 1
-            try:
-                asked = _parse(row, how)
-                mapped += asked.mapped
-                duplicates += asked.messages in first
-                known = first.setdefault(asked.messages, None)
-                answer = asked.value
-                if asked.field:
-                    answer = (how.takes or integer)(asked.value, asked.field)
-            except BadRow as e:
-                field, value, reason = e.args
-                refused.append(refusal(path, number, field, value, reason))
-                continue
-            where = f"{path} row {number}"
-            if known is None:
-                source = asked.source or path.name.split(".")[0]
-                first[asked.messages] = (answer, source, where, asked.row)
-            elif known[0] != answer:
-                others.setdefault(asked.messages, {}).setdefault(answer, where)
-        if count == before:
+            found.add(path, number, row)
+        if found.rows == before:
             raise ValueError(f"{path}: no rows in this file")
-    if refused and on_bad == "refuse":
+    report, problems = found.report(), found.problems()
+    if report.refused and on_bad == "refuse":
         raise ValueError(
-            f"{refused[0]} ({len(refused)} of {count} rows are refused; "
+            f"{report.refused[0]} ({len(report.refused)} of {report.rows} rows are refused; "
             "data.on_bad='skip' leaves them out)"
         )
-    conflicts = tuple(
-        Conflict(_id(messages), (first[messages][0], *more), (first[messages][2], *more.values()))
-        for messages, more in others.items()
-    )
-    problems = [
-        Problem(_id(messages), messages, *known[:2], known[3])
-        for messages, known in first.items()
-        if known and messages not in others
-    ]
     if not problems:
-        why = f"; the first: {refused[0]}" if refused else ""
+        why = f"; the first: {report.refused[0]}" if report.refused else ""
         raise ValueError(
-            f"{paths[0]}: no usable row: {len(refused)} of {count} refused, "
-            f"{len(conflicts)} prompts with conflicting answers{why}"
+            f"{paths[0]}: no usable row: {len(report.refused)} of {report.rows} refused, "
+            f"{len(report.conflicts)} prompts with conflicting answers{why}"
         )
-    return problems, Report(count, len(first), duplicates, conflicts, tuple(refused), mapped)
-
-
-def integer(value: object, field: str = "answer") -> str:
-    """The answer as its shortest decimal digits: ' 1,234' -> '1234', '+7' -> '7', '033' -> '33'.
-
-    verl compares answers as strings and drops the commas of a non-negative integer on both sides,
-    so removing them changes no verdict there; leading zeros, '+' and '-1,234' it would demand
-    literally, which no reader of the problem can know.
-
-    A float or a decimal, also as text ('27.0'), is read where it is integral and below 2**53, up to
-    which a float holds every integer. Refused as damaged are those beyond, and integers beyond that
-    fill a float's 53-bit mantissa. Five rows of DAPO-Math-17k look like that: their
-    105263157894736848 should end in 42.
-
-    ValueError (three arguments: field, value, reason) for whatever is not an integer.
-    """
-    if value is None or (isinstance(value, str) and not value.strip()):
-        raise BadRow(field, value, "missing or empty")
-    if isinstance(value, Decimal) and value.is_finite() and abs(value.adjusted()) < 400:
-        value = format(value, "f")
-    elif isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        value = int(value)
-    text = str(value).strip() if isinstance(value, str | int | float) else ""
-    if m := re.fullmatch(r"([+-]?[0-9][0-9,]*)\.0*", text):
-        digits = m[1].lstrip("+-").replace(",", "")
-        text = m[1] if len(digits) < 17 and int(digits) < 2**53 else text
-    # Digits stay text: int() refuses more than 4300 of them.
-    if m := re.fullmatch(r"([+-]?)([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)", text):
-        digits = m[2].replace(",", "").lstrip("0") or "0"
-        if not _fills_mantissa(digits):
-            return "-" * (m[1] == "-" and digits != "0") + digits
-    elif not re.fullmatch(r"[+-]?[0-9][0-9,]*(\.0*|(\.[0-9]+)?[eE]\+?[0-9]+)", text):  # 27.0, 1e5
-        raise BadRow(field, value, "not an integer")
-    raise BadRow(field, value, "float-damaged integer; restore it from the original data")
-
-
-def _fills_mantissa(digits: str) -> bool:
-    """Whether an integer looks like a rounded one: beyond 2**53, yet exactly a float64, and no
-    shorter than 48 bits without its trailing zeros. (2**64, 10**20 and 20! are shorter.)"""
-    n = int(digits) if len(digits) < 309 else 0
-    return n > 2**53 and int(float(n)) == n and (n // (n & -n)).bit_length() >= 48
-
-
-def any_answer(value: object, field: str = "answer") -> str:
-    """An answer of any type as text: integers as `integer` gives them (but '007', '+7' as they
-    are), other text without the blanks around it, a list of one value as that value, what else
-    JSON can hold as JSON. ValueError as of `integer`, for what is missing or damaged."""
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    text = value.strip() if isinstance(value, str) else ""
-    try:
-        return text if re.match(r"\+|-?0[0-9]", text) else integer(value, field)
-    except BadRow as bad:
-        if bad.args[2] == "missing or empty" or ("damaged" in bad.args[2] and "e" not in text):
-            raise
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadRow(field, value, "not a finite number")
-    return text or json.dumps(value, ensure_ascii=False, default=str)
+    return problems, report
 
 
 def columns(listed: str) -> dict[str, str]:
-    """'prompt=query,answer=final' as a mapping. ValueError: it is not of that form."""
+    """'prompt=query,answer=final' as a mapping. ValueError: the text has another form."""
     pairs = [entry.partition("=") for entry in listed.split(",") if entry.strip()]
     out = {role.strip(): name.strip() for role, _, name in pairs}
     if not out.keys() <= {"prompt", "answer", "source"} or not all(e for _, e, _ in pairs):
@@ -258,9 +227,9 @@ def columns(listed: str) -> dict[str, str]:
 class _Asked(NamedTuple):
     messages: prompts.Messages
     field: str  # name of the answer's field; '' = the rows have none
-    value: Any  # the answer as it stands there
+    value: Any  # the answer as it is in the row
     source: str
-    row: dict  # what else there is, where that is wanted
+    row: dict  # the other columns, if `Reading.whole`
     mapped: bool
 
 
@@ -273,7 +242,7 @@ def _wanted(path: Path, names: list[str], how: Reading) -> list[str]:
 
 
 def decoded(row: rows.Row) -> dict:
-    """The columns of a row. BadRow: it has none."""
+    """The columns of a row as a dict. BadRow: the row is no object, or cannot be read."""
     if isinstance(row, bytes):
         try:
             row = json.loads(row.decode("utf-8-sig"))
@@ -291,7 +260,7 @@ def decoded(row: rows.Row) -> dict:
 
 
 def _parse(row: rows.Row, how: Reading) -> _Asked:
-    """BadRow: no such row."""
+    """Prompt and answer of a row. BadRow: the row has none of the forms."""
     row = decoded(row)
     names = how.columns
     if mapped := bool(names) and all(_at(row, n) is not None for n in names.values() if n):
@@ -325,7 +294,7 @@ def _parse(row: rows.Row, how: Reading) -> _Asked:
 
 
 def _at(row: dict, name: str) -> Any:
-    """The value of 'a', or of 'b' within 'a' for 'a.b'; None where there is none."""
+    """The value of column 'a', or of 'b' within 'a' for 'a.b'; None if there is none."""
     value: Any = row
     for part in [name] if name in row else name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -333,8 +302,8 @@ def _at(row: dict, name: str) -> Any:
 
 
 def conversation(value: object, field: str, how: Reading) -> prompts.Messages:
-    """A prompt as it stands in a row, in the template and with the system message of `how`. BadRow:
-    it is none."""
+    """The messages of a prompt value, with the template and the system message of `how` applied.
+    BadRow: the value is no prompt."""
     try:
         if isinstance(value, str):
             messages, text = prompts.in_template(value, how.template), value
@@ -375,10 +344,10 @@ def encode(
 ) -> Encoded:
     """Prompts as token ids, each 1..max_tokens tokens long.
 
-    chat: through the tokenizer's chat template; otherwise the contents alone, as plain text.
+    chat: use the tokenizer's chat template; otherwise join the contents as plain text.
     on_long: 'filter' leaves longer prompts out; 'left_truncate' keeps their last max_tokens
-      tokens, as verl's `truncation=left` does (the question survives, the template's head not).
-    name: of the set, for errors.
+      tokens, as verl's `truncation=left` does (the question survives, the template's start is cut).
+    name: the set's name, for errors.
     ValueError: a prompt without tokens; no prompt that fits; no chat template.
     """
     if on_long not in ("filter", "left_truncate") or max_tokens < 1:
@@ -404,8 +373,42 @@ def encode(
     return Encoded(ids, kept, n_long)
 
 
+def read_set(
+    name: str,
+    files: Sequence[str | Path],
+    tokenizer: Tokenizer,
+    data,
+    chat: bool,
+    how: Reading,
+    limit: int = 0,
+    needs_columns: bool = False,
+) -> tuple[Encoded, str]:
+    """One problem set of a run, and one line for the log that says what was left out.
+
+    data: the section `config.data`. chat: encode through the tokenizer's chat template.
+    limit: how many of the first problems to take; 0 = all. needs_columns: at least one row has to
+      have the columns that `how` names. ValueError: as `read` and `encode`; no row has the columns.
+    """
+    found, report = read(files, data.on_bad, how)
+    if how.columns and needs_columns and not report.mapped:
+        raise ValueError(f"config.data.columns: no row of {files[0]} has all of these columns")
+    longest = data.max_prompt_tokens
+    out = encode(found[: limit or None], tokenizer, longest, chat, data.on_long, name)
+    kind = "an integer answer" if how.takes in (None, references.integer) else "an answer"
+    note = f"{name}: {len(out.problems)} problems of {report.rows} rows"
+    for count, what in (
+        (report.duplicates, "repeated prompts"),
+        (len(report.conflicts), "prompts with conflicting answers dropped"),
+        (len(report.refused), f"rows without {kind} skipped"),
+        (out.n_long, f"prompts over {longest} tokens ({data.on_long})"),
+    ):
+        note += f", {count} {what}" if count else ""
+    return out, note
+
+
 class Stream:
-    """By position, remembered: one of few problems takes Grain milliseconds to find."""
+    """An order of problems by position. Looked-up positions are cached, since Grain takes
+    milliseconds for each."""
 
     def __init__(self, order):  # grain.MapDataset
         self._at = functools.lru_cache(1 << 16)(order.__getitem__)
@@ -418,8 +421,8 @@ def stream(problems: Sequence[Problem], seed: int) -> Stream:
     """Endless order of the problems, a new permutation each epoch, with random access.
 
     `stream(problems, seed)[i]` is a pure function of its arguments and i, so the state of the data
-    is one integer: the next position. Position i lies in epoch i // len(problems). Anything with a
-    length and an index can take the problems' place. ValueError: no problems.
+    is one integer: the next position. Position i lies in epoch i // len(problems). `problems` can
+    be anything with a length and an index. ValueError: no problems.
     """
     import grain  # here, not above: Grain imports JAX, and reading files should not
 
@@ -431,79 +434,7 @@ def stream(problems: Sequence[Problem], seed: int) -> Stream:
     return Stream(order.repeat())
 
 
-def host_slice(start: int, stop: int, host: int, hosts: int) -> range:
-    """The positions start..stop-1 that one host of `hosts` takes: contiguous, sizes differing by at
-    most one, and the slices of hosts 0, 1, ... in a row are the whole range."""
-    if not (0 <= host < hosts and start <= stop):
-        raise ValueError(f"host_slice: no host {host} of {hosts} in positions {start}..{stop}")
-    return range(*(start + (stop - start) * h // hosts for h in (host, host + 1)))
-
-
-# --- python -m dapo_jax.data.problems inspect ---------------------------------------------------
-
-
-def inspect(
-    paths: Sequence[str], tokenizer: str = "", chat_template: str = "", how: Reading = _USUAL
-) -> Iterator[str]:
-    """The lines that `inspect` prints. Lengths are in tokens, without a tokenizer in characters."""
-    if chat_template and not tokenizer:
-        raise ValueError("--chat_template needs --tokenizer")
-    tok = load_tokenizer(tokenizer, chat_template) if tokenizer else None
-    problems, report = read(paths, "skip", how)
-    chat = bool(tok and tok.template)
-    render = tok.render_chat if chat else prompts.plain_text
-    texts = [render(p.messages) for p in problems]
-    lengths = [
-        len(tok.encode(text) if tok else text) for text in bars.bar(texts, desc="encoding", **_BAR)
-    ]
-    integers = [p.answer for p in problems if re.fullmatch(r"-?[0-9]+", p.answer)]
-    low, high = (f(integers, key=Decimal, default="none") for f in (min, max))
-
-    yield f"rows        {report.rows:>9,}"
-    yield f"unique      {report.unique:>9,}   distinct prompts"
-    yield f"duplicates  {report.duplicates:>9,}   rows that repeat an earlier prompt"
-    yield f"conflicts   {len(report.conflicts):>9,}   prompts with different answers, dropped"
-    for c in report.conflicts[:3]:
-        yield "    " + "; ".join(f"{a} at {row}" for a, row in zip(c.answers, c.rows, strict=True))
-    kind = "an" if how.takes else "an integer"
-    yield f"refused     {len(report.refused):>9,}   rows without a prompt or {kind} answer"
-    yield from (f"    {refusal}" for refusal in report.refused[:5])
-    yield f"kept        {len(problems):>9,}   problems"
-    yield f"sources     {', '.join(sorted({p.source for p in problems}))}"
-    others = len(problems) - len(integers)
-    yield f"answers     {low} .. {high}" + (f", and {others:,} that are no integers" * bool(others))
-    yield f"{'tokens' if tok else 'characters':<11} " + "  ".join(
-        f"p{q} {np.percentile(lengths, q, method='higher')}" for q in (0, 50, 90, 99, 100)
-    )
-    for p, text in zip(problems[:3], texts[:3], strict=True):
-        yield (
-            f"\n--- problem {p.id}, answer {p.answer}, "
-            f"{'in the chat template' if chat else 'as plain text'}\n{text}"
-        )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    cli = argparse.ArgumentParser(prog="python -m dapo_jax.data.problems")
-    cli.add_argument("command", choices=["inspect"])
-    cli.add_argument("files", nargs="+", metavar="FILE")
-    cli.add_argument("--tokenizer", default="", help="tokenizer.json, *.model or their folder")
-    cli.add_argument("--chat_template", default="", help="Jinja file")
-    cli.add_argument("--columns", default="", help="as config.data.columns")
-    cli.add_argument("--template", default="", help="as config.data.template")
-    cli.add_argument("--any", action="store_true", help="answers that are no integers too")
-    args = cli.parse_args(argv)
-    try:
-        takes = any_answer if args.any else None
-        how = Reading(takes, columns(args.columns), prompts.template(args.template))
-        for line in inspect(args.files, args.tokenizer, args.chat_template, how):
-            print(line, flush=True)
-    except ValueError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # `| head` has seen enough; leave nothing to flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from dapo_jax.data import inspection
+
+    sys.exit(inspection.main())

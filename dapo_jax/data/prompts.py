@@ -1,8 +1,8 @@
-"""The prompt of the DAPO paper's math runs, and back from it to the bare problem."""
+"""Prompt templates, including that of the DAPO paper, and the way back to the bare problem."""
 
 Messages = tuple[tuple[str, str], ...]  # ((role, content), ...): immutable, so it can be a key
 
-# Word for word what stands in DAPO-Math-17k and in the AIME-2024 file of the DAPO authors.
+# Word for word as in DAPO-Math-17k and in the AIME-2024 file of the DAPO authors.
 DAPO_TEMPLATE = (
     "Solve the following math problem step by step. The last line of your response should be of "
     "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
@@ -20,7 +20,8 @@ TEMPLATES = {
 
 
 def template(named: str) -> str:
-    """The text of a name in TEMPLATES; a text with {problem} as it is; '' for ''. ValueError."""
+    """The template with this name in TEMPLATES; a text with {problem}, or '', is returned
+    unchanged. ValueError: neither a name nor a text with {problem}."""
     if named and named not in TEMPLATES and "{problem}" not in named:
         raise ValueError(
             f"config.data.template: {named!r:.80} is none of {', '.join(TEMPLATES)} and has no"
@@ -30,19 +31,19 @@ def template(named: str) -> str:
 
 
 def in_template(problem: str, template: str = "") -> Messages:
-    """The problem as one user message. A system message is left to the model's chat template."""
+    """The problem as one user message. The model's chat template may add a system message."""
     return (("user", (template or DAPO_TEMPLATE).replace("{problem}", problem)),)
 
 
 def plain_text(messages: Messages) -> str:
-    """The contents, one after another, without roles: the prompt of a model without chat format."""
+    """The contents joined without roles: the prompt of a model without a chat format."""
     return "\n".join(content for _, content in messages)
 
 
 def raw_problem(messages: Messages) -> str:
-    """The problem inside the paper's prompt; other messages come back as their plain text."""
+    """The problem inside the paper's prompt; for other messages their plain text."""
     text = plain_text(messages)
-    # The length check refuses a text in which the two halves would overlap.
+    # Without the length check the two halves could overlap.
     if (
         len(messages) == 1
         and len(text) >= len(_BEFORE) + len(_AFTER)

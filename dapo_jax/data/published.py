@@ -1,8 +1,8 @@
 """Published problem sets by name: where their files are, and how the papers evaluate on them.
 
 Each file comes from one commit of a public repository and is refused unless its SHA-256 is the one
-below. Scores of different papers compare only where these settings agree, so that a named set
-brings them along; `evaluate` lets flags override each.
+below. Scores compare only under the same settings, so a named set brings the settings of its paper;
+flags of `evaluate` override them.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dapo_jax import gate
-from dapo_jax.data import problems
+from dapo_jax.data import problems, references
 
 
 class Protocol(NamedTuple):
@@ -29,10 +29,10 @@ class Protocol(NamedTuple):
     source: str
 
 
-# Section 4.1: k, T and top-p; 20,480 tokens are those of training.
+# k, T and top-p as in section 4.1; 20,480 tokens as in training.
 DAPO = Protocol(32, 1.0, 0.7, 20480, "dapo", "dapo", "DAPO, arXiv 2503.14476, section 4.1")
-# k by its table of results, the rest by the validation of its training script (github.com/
-# thunlp/JustRL). A model judges there besides; AMC23's answers are numbers, that `boxed` compares.
+# k from its table of results, the rest from the validation of its training script (github.com/
+# thunlp/JustRL). There a model judges as well; AMC23's answers are numbers, which `boxed` compares.
 JUST_RL = Protocol(32, 0.7, 0.9, 31744, "boxed", "boxed", "JustRL, arXiv 2512.16649")
 # Greedy: evaluation/sh/eval.sh and math_eval.py of github.com/QwenLM/Qwen2.5-Math.
 QWEN = Protocol(1, 0.0, 1.0, 2048, "boxed", "boxed", "Qwen2.5-Math, arXiv 2409.12122")
@@ -64,8 +64,8 @@ KNOWN = ", ".join(["gsm8k", *(name for name, s in SETS.items() if s.protocol)]) 
 
 
 def evaluated(name: str) -> tuple[Set, Protocol] | None:
-    """The set that `evaluate` means by a name, and how; None where it is no set's name. ValueError:
-    it is for training."""
+    """The set that a name means to `evaluate`, and its settings; None if no set has this name.
+    ValueError: the set is for training."""
     listed = [n for n in FAMILIES.get(name, (name,)) if n in SETS]
     for pinned in (SETS[n] for n in listed):
         if pinned.protocol:
@@ -76,9 +76,9 @@ def evaluated(name: str) -> tuple[Set, Protocol] | None:
 
 
 def fetch(pinned: Set, folder: Path) -> tuple[Path, bool]:
-    """(the set's file in `folder`, whether it was there), fetched unless it is there and whole.
-    Processes may do this side by side. ValueError: not to be had, or not the file that was pinned.
-    """
+    """(path of the set's file in `folder`, whether it was there already). The file is fetched
+    unless it is there and whole; several processes may do so at once. ValueError: the file cannot
+    be fetched, or is not the pinned one."""
     path = folder / pinned.file
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == pinned.sha256:
         return path, True
@@ -95,13 +95,13 @@ def fetch(pinned: Set, folder: Path) -> tuple[Path, bool]:
 
 
 def prepare(name: str, out: Path, say: Callable[[str], None]) -> None:
-    """Fetch a set, or all of a family, into `out`; a file that is there and whole is kept.
-    ValueError: no such set, and what `fetch` says."""
+    """Fetch a set, or all sets of a family, into `out`; a file that is there and whole is kept.
+    ValueError: no such set; as `fetch`."""
     if name not in SETS and name not in FAMILIES:
         raise ValueError(f"{name}: no such set; there are {', '.join([*SETS, *FAMILIES])}")
     for each in FAMILIES.get(name, (name,)):
         path, there = fetch(SETS[each], out)
-        read, report = problems.read(path, "skip", problems.Reading(problems.any_answer))
+        read, report = problems.read(path, "skip", problems.Reading(references.any_answer))
         say(
             f"{path}: {len(read)} problems of {report.rows} rows, SHA-256 as pinned"
             f"{' (was there)' if there else ''}; {SETS[each].note}"

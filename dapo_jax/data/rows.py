@@ -1,10 +1,10 @@
-"""Rows of files as they are: parquet, JSON lines, JSON and CSV, by path, pattern or hub name.
+"""Raw rows of parquet, JSON lines, JSON and CSV files, found by path, pattern or hub name.
 
     mine.jsonl   data/*.parquet   openai/gsm8k:main/train-*   OWNER/NAME@REVISION:FILE
 
-Text files may be compressed (.gz). A name OWNER/NAME that is no file here is a data set of the
-Hugging Face hub; its files are downloaded once and then found in the hub's cache. Behind the colon
-stands which of them, as a pattern; it may be left out where there is one alone.
+Text files may be compressed (.gz). A name OWNER/NAME that is not a local file is a data set of the
+Hugging Face hub; its files are downloaded once and then read from the hub's cache. The pattern
+after the colon chooses among its files, and may be left out if there is only one.
 """
 
 import csv
@@ -24,11 +24,15 @@ SUFFIXES = (".parquet", *(kind + gz for kind in (".jsonl", ".json", ".csv") for 
 BAR = dict(delay=2, leave=False, unit_scale=True)  # a progress bar, if it takes more than 2 s
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?(?::(.+))?")
 
-Row = bytes | dict | list | Exception  # an undecoded line; a row; what a bad one raises
+Row = bytes | dict | list | Exception  # an undecoded line; a row; the error of a bad row
 
 
-class Foreign(ValueError):  # a whole file, and the message names it
-    pass
+class Foreign(ValueError):
+    """The whole file is refused; the message names it."""
+
+
+class BadRow(ValueError):
+    """One row is refused. Arguments: field, value, reason."""
 
 
 # ------------------------------------------------------------------------------------------------
@@ -37,8 +41,8 @@ class Foreign(ValueError):  # a whole file, and the message names it
 
 
 def find(name: str | Path) -> list[Path]:
-    """The files that a name stands for. ValueError: a pattern without a file, a data set of the
-    hub that cannot be had or of which it is not said which files."""
+    """The files that a name stands for. ValueError: no file matches the pattern; the data set
+    cannot be fetched from the hub, or has several files and the name chooses none."""
     name = str(name)
     if is_hub(name):
         return _from_hub(name, *_HUB.fullmatch(name).groups())
@@ -51,7 +55,7 @@ def find(name: str | Path) -> list[Path]:
 
 
 def is_hub(name: str) -> bool:
-    """Whether a name is that of a data set of the hub: of its form, and no file here."""
+    """Whether a name has the form of a hub data set and is not a local file."""
     match = _HUB.fullmatch(name)
     if not match or name.startswith((".", "~")):
         return False
@@ -60,7 +64,7 @@ def is_hub(name: str) -> bool:
 
 
 def _from_hub(name: str, repo: str, revision: str | None, pattern: str | None) -> list[Path]:
-    import huggingface_hub  # here: reading local files needs no network's library
+    import huggingface_hub  # not needed for local files
 
     about = dict(repo_id=repo, repo_type="dataset", revision=revision)
     with gate.reading(name, what="no such file, and not to be had as a data set of the hub"):
@@ -91,8 +95,11 @@ def _nearest(path: Path) -> str:
 
 
 def read(path: Path, wanted) -> Iterator[tuple[int, Row]]:
-    """(row number from 1; in json lines and CSV that of the line, row). wanted: is given the names
-    of the columns of a parquet file and returns those to read; raises `Foreign` to refuse it."""
+    """Yields (row number from 1, row); in JSON lines and CSV the number is that of the line.
+
+    wanted: maps the column names of a parquet file to those to read; raises `Foreign` to refuse.
+    ValueError: no such file, another kind of file, a damaged file.
+    """
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"
         raise ValueError(f"{path}: {what}{_nearest(path)}")
@@ -106,7 +113,7 @@ def read(path: Path, wanted) -> Iterator[tuple[int, Row]]:
             yield number, row
     except Foreign:
         raise
-    except Exception as e:  # of pyarrow, gzip, the system: what a damaged file raises is anybody's
+    except Exception as e:  # pyarrow, gzip and the system each raise errors of their own
         after = f" after row {number}" if number else ""
         raise ValueError(
             f"{path}: cannot be read{after}, is it damaged or cut short? {gate.describe(e)}"
@@ -128,7 +135,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _json(path: Path) -> Iterator[tuple[int, Row]]:
-    """A list of rows, or an object that holds one."""
+    """Rows of a JSON list, or of the only list in a JSON object."""
     try:
         value = json.loads(b"".join(_lines(path)).decode("utf-8-sig"))
     except (ValueError, RecursionError) as e:
@@ -152,7 +159,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _parquet(path: Path, wanted) -> Iterator[tuple[int, Row]]:
-    import pyarrow.parquet as pq  # here: text files need it not
+    import pyarrow.parquet as pq  # not needed for text files
 
     with pq.ParquetFile(path) as file:
         columns = wanted(file.schema_arrow.names)
@@ -163,8 +170,8 @@ def _parquet(path: Path, wanted) -> Iterator[tuple[int, Row]]:
 
 
 def _dicts(batch) -> Iterator[dict | Exception]:
-    """The rows of a pyarrow.RecordBatch; where one holds what Python has no value for (the year
-    5,881,580), its error."""
+    """The rows of a pyarrow.RecordBatch. A row with a value that Python cannot represent (the year
+    5,881,580) becomes its error."""
     try:
         yield from batch.to_pylist()
     except Exception:

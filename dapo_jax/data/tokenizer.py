@@ -3,10 +3,9 @@
     tokenizer = load('Qwen2.5-0.5B/')
     ids = tokenizer.chat([{'role': 'user', 'content': 'What is 6 * 7?'}])
 
-Nothing is downloaded and no code of a checkpoint is run: the two native libraries read the
-vocabulary, and a chat template, which is a program that came with the data, is rendered in Jinja's
-sandbox. A tokenizer.json and a template are tried out first, in a process of their own with limits
-of time and memory.
+Nothing is downloaded and no code of a checkpoint runs: two native libraries read the vocabulary,
+and Jinja's sandbox renders the chat template, which is a program that came with the data. A
+tokenizer.json and a template are first tried out in a process with time and memory limits.
 """
 
 import functools
@@ -28,8 +27,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from dapo_jax import gate
 
-# Qwen2.5 base models end with the first, instruct models with the second, and either may appear
-# after training one from the other: with only one of them known, answers would run to the limit.
+# Qwen2.5 base models end with the first, instruct models with the second. After training, a model
+# may use either; a tokenizer that knew only one would let responses run to the length limit.
 QWEN_STOPS = ("<|endoftext|>", "<|im_end|>")
 MAX_TEXT = 2_000_000  # characters that a chat template may make of a conversation
 
@@ -43,7 +42,7 @@ class Tokenizer:
     stop_ids: ids that end a response.
     template: Jinja source of the chat template, '' if none was found.
     specials: bos_token, eos_token, ... as a chat template sees them.
-    unknown_id: id that stands for what the vocabulary lacks; None where it can write any text.
+    unknown_id: id of all words outside the vocabulary; None if the vocabulary can encode any text.
     """
 
     vocab_size: int
@@ -56,11 +55,11 @@ class Tokenizer:
     unknown_id: int | None = None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids; no BOS or EOS is added, special tokens written in the text are recognised."""
+        """Token ids without added BOS or EOS; special tokens written in the text are recognised."""
         return self._encode(text)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Text of the ids. Ids without a token (a model has spare rows) are left out."""
+        """Text of the ids. Ids without a token (models have spare rows) are left out."""
         return self._decode([int(i) for i in ids if 0 <= i < self.vocab_size], skip_special)
 
     def token(self, id: int) -> str:
@@ -68,13 +67,12 @@ class Tokenizer:
         return (self._token(int(id)) or "") if 0 <= id < self.vocab_size else ""
 
     def unknown_words(self, text: str) -> list[str]:
-        """The words of `text`, each once, of which the model sees no more than that they are
-        unknown."""
+        """The words of `text`, each once, that the tokenizer can encode only as unknown."""
         words = dict.fromkeys(text.split())
         return [word for word in words if self.unknown_id in self.encode(word)]
 
     def render_chat(self, messages: Sequence) -> str:
-        """The prompt text of a conversation, up to where the assistant starts to write.
+        """The prompt text of a conversation, up to where the assistant begins to write.
 
         messages: {'role', 'content'} mappings or (role, content) pairs.
         ValueError: no chat template, or the template fails or is refused.
@@ -114,8 +112,8 @@ def load(path: str | Path, chat_template: str | Path = "") -> Tokenizer:
     path: a `tokenizer.json`, a SentencePiece `*.model`, or a folder with one of them.
     chat_template: a Jinja file; without it the `chat_template` of tokenizer_config.json, then
       chat_template.jinja in the same folder.
-    stop_ids are those of generation_config.json and tokenizer_config.json together with Qwen's pair
-    (where the vocabulary has it) or SentencePiece's eos.
+    stop_ids are those of generation_config.json and tokenizer_config.json, plus Qwen's pair (if the
+    vocabulary has it) or SentencePiece's eos.
     ValueError: missing or damaged files, unknown stop token, a template that does not compile or
       cannot render a first prompt, a tokenizer that cannot encode one within the limits.
     """
@@ -167,16 +165,17 @@ def _load(file: Path, chat_template: str | Path) -> Tokenizer:
 # A first try, in a process of its own
 # ------------------------------------------------------------------------------------------------
 
-# A template is a program, and so is a chain of regular expressions. Seconds of the processor, so
-# that other work on the machine does not count; what only sleeps is ended by the clock.
+# A template is a program, and so is a chain of regular expressions. The limit counts CPU seconds,
+# so that other work on the machine does not matter; a program that only sleeps is ended by the
+# clock.
 _SECONDS, _CLOCK_SECONDS, _BYTES = 6, 60, 2 * 10**9
 _PROBES = ("What is 6 * 7?\n", "Solve  it: $x^2 = 4$. " * 20, "a" * 500 + "!", "1" * 200, " " * 99,
            "naïve Ünïcode 漢字 😀 e\u0301 \u200b\x00", "")  # fmt: skip
 
 
 def _try_out(file: Path, chat_template: str | Path) -> None:
-    """Load both elsewhere, encode, decode and render there. ValueError: it fails, takes longer than
-    _SECONDS or more memory than _BYTES."""
+    """Load, encode, decode and render in another process. ValueError: that fails, takes longer than
+    _SECONDS or needs more memory than _BYTES."""
     program = [sys.executable, "-m", "dapo_jax.data.tokenizer"]
     program += [str(file), str(chat_template), str(_SECONDS)]
     there = os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
@@ -201,7 +200,8 @@ def _try_out(file: Path, chat_template: str | Path) -> None:
 
 
 def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
-    """What that process does: prints what it is at, and at the end 'error: ...' if there is one."""
+    """The work of that process. Prints what it is doing, and at the end 'error: ...' on an
+    error."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -218,7 +218,7 @@ def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
             at = f"{_template(file.parent, config, chat_template)[0]}: "
             print(f"{at}chat template", flush=True)
             made.encode(made.render_chat([("user", "What is 6 * 7?")]))
-    except ValueError as error:  # of a file it names it
+    except ValueError as error:  # errors of a file name it already
         place = at if "chat template " in str(error) else ""
         print("error: " + " ".join(f"{place}{error}".split()), flush=True)
         sys.exit(1)
@@ -233,13 +233,13 @@ def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
 
 
 def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:
-    import tokenizers  # here: a SentencePiece model needs it not
+    import tokenizers  # not needed for a SentencePiece model
 
     text = _text(file)
-    # The library raises bare Exceptions, and what Rust panics of is a BaseException.
+    # The library raises bare Exceptions, and a panic in Rust is a BaseException.
     with gate.reading(file, what="not a tokenizer.json"), gate.hushed():
         model = tokenizers.Tokenizer.from_str(text)
-    model.no_truncation()  # the file may carry the settings of somebody's training run
+    model.no_truncation()  # the file may contain the settings of a training run
     model.no_padding()
     ids = model.get_vocab(with_added_tokens=True)
 
@@ -328,14 +328,8 @@ def _template(folder: Path, config: dict, explicit: str | Path) -> tuple[Path, s
         return Path(explicit), _text(Path(explicit))
     found = config.get("chat_template")
     if isinstance(found, list):  # several named templates; the one for plain chat is 'default'
-        found = next(
-            (
-                t.get("template")
-                for t in found
-                if isinstance(t, dict) and t.get("name") == "default"
-            ),
-            None,
-        )
+        named = [t for t in found if isinstance(t, dict)]
+        found = next((t.get("template") for t in named if t.get("name") == "default"), None)
     if isinstance(found, str):
         return folder / "tokenizer_config.json", found
     file = folder / "chat_template.jinja"
@@ -343,8 +337,8 @@ def _template(folder: Path, config: dict, explicit: str | Path) -> tuple[Path, s
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox answers a forbidden attribute with an 'undefined' that prints as nothing; a
-    template that reaches for one is wrong or hostile, so here it stops."""
+    """Raises on a forbidden attribute. Jinja's own sandbox would return an 'undefined' that prints
+    as nothing, although a template that reads such an attribute is wrong or hostile."""
 
     def unsafe_undefined(self, obj: Any, attribute: str):
         raise SecurityError(f"attribute {attribute!r} of a {type(obj).__name__} is not allowed")
@@ -352,8 +346,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 @functools.lru_cache(maxsize=8)
 def _compile(source: str) -> jinja2.Template:
-    """With the settings of Hugging Face's `apply_chat_template`, except its clock: a prompt that
-    changes with the date would make a run impossible to repeat."""
+    """Compile with the settings of Hugging Face's `apply_chat_template`, but without its clock: a
+    prompt that changes with the date would make a run impossible to repeat."""
     env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     env.filters["tojson"] = lambda x, **kw: json.dumps(x, **{"ensure_ascii": False} | kw)
     env.globals["raise_exception"] = _raise_exception

@@ -1,9 +1,9 @@
-"""Worked examples: prompts with the responses that a model is to imitate (warmup.py).
+"""Worked examples: prompts with the responses that a model learns to imitate (run/warmup.py).
 
-What files there may be says `rows.py`; a row is one of
+`rows.py` lists the kinds of files; a row is one of
     {prompt | question | problem, response | completion}   each a text or a chat
-    {messages: [{role, content}, ...]}                     the last is the assistant's, and imitated
-The prompt becomes what it would be in training by reinforcement (`problems.conversation`).
+    {messages: [{role, content}, ...]}                     the last, the assistant's, is imitated
+Prompts are built as for reinforcement learning (`problems.conversation`).
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 
 from dapo_jax import bars
 from dapo_jax.data import problems, prompts, rows
-from dapo_jax.data.problems import BadRow
+from dapo_jax.data.rows import BadRow
 from dapo_jax.data.tokenizer import Tokenizer
 
 _PROMPTS, _RESPONSES = ("prompt", "question", "problem"), ("response", "completion")
 _NEEDS = "needs messages, or a prompt (question, problem) and a response (completion)"
 
-Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response, its end included
+Pair = tuple[list[int], list[int]]  # token ids of a prompt, and of its response with its stop token
 
 
 class Limits(NamedTuple):
-    """What is taken, and what becomes of the rest."""
+    """Which examples are used, and what happens to the others. Lengths in TOKENS."""
 
     prompt_tokens: int
-    response_tokens: int  # its end included
+    response_tokens: int  # including the stop token
     on_long: str  # a longer prompt: 'filter' | 'left_truncate', as `problems.encode`
     on_bad: str  # no prompt, no response or a longer one: 'refuse' | 'skip'
 
@@ -32,10 +32,10 @@ class Limits(NamedTuple):
 def read(
     files: str, tokenizer: Tokenizer, chat: bool, limits: Limits, how: problems.Reading
 ) -> tuple[list[Pair], str]:
-    """(the rows of all files in their order, what became of them in a line). chat: prompts go
-    through the tokenizer's chat template, and a response ends as the template ends one.
+    """(the examples of all files in their order, one line that says what was left out). chat:
+    prompts go through the tokenizer's chat template, and responses end as the template ends one.
 
-    ValueError: names the file and the row that is refused; no row is left."""
+    ValueError: a row is refused (the error names file and row); no row is left."""
     end = ending(tokenizer, chat)
     encode = tokenizer.chat if chat else lambda m: tokenizer.encode(prompts.plain_text(m))
     pairs, count, long, refused = [], 0, 0, []
@@ -84,8 +84,8 @@ def read(
 
 
 def ending(tokenizer: Tokenizer, chat: bool) -> int:
-    """The token that ends a response: the one after an assistant's message in the chat template,
-    without a template the first of the stop tokens."""
+    """The token that ends a response: the one after an assistant's message in the chat template;
+    without a template, the stop token with the smallest id."""
     after = ""
     if chat:
         turn = (("user", "Question."), ("assistant", "Reply."))
@@ -95,7 +95,7 @@ def ending(tokenizer: Tokenizer, chat: bool) -> int:
 
 
 def example(row: dict[str, Any], how: problems.Reading) -> tuple[prompts.Messages, str]:
-    """(the prompt's messages, the response) of one row. BadRow: it has not both."""
+    """(the prompt's messages, the response) of one row. BadRow: one of them is missing."""
     if row.get("messages") is not None:
         chat = row["messages"]
         if not isinstance(chat, Sequence) or isinstance(chat, str) or len(chat) < 2:
@@ -109,7 +109,7 @@ def example(row: dict[str, Any], how: problems.Reading) -> tuple[prompts.Message
 
 
 def _reply(value: Any, field: str) -> str:
-    """The text of a response, which may be a chat of one message."""
+    """The text of a response, given as a text or as a chat of one message."""
     text = value
     if not isinstance(value, str):
         ((role, text),) = problems.conversation(value, field, problems.Reading())[:1]

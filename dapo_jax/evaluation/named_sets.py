@@ -1,4 +1,4 @@
-"""What is evaluated: sets by name, under the settings of a paper each, and files of one's own."""
+"""Evaluation sets: known by name, each with the settings of a paper, or files of one's own."""
 
 import pathlib
 import re
@@ -18,7 +18,8 @@ def load_text(
     model_dir: pathlib.Path | None,
     score: grading.Score | None = None,
 ) -> build.Text:
-    """As in training, but for a training set of one's own: it may have millions of rows."""
+    """`build.load_text`, but without reading the user's training set, which may have millions of
+    rows."""
     named = build.named_files(config.eval.files)
     for name in named:
         if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
@@ -29,12 +30,12 @@ def load_text(
 
 
 class Asked(NamedTuple):
-    """Sets of the same settings: all of one's own, or one that is known by name."""
+    """Sets that share their settings: all files of one's own, or one named set."""
 
     config: schema.Config
     text: build.Text
     machine: build.Machine
-    source: str = ""  # the paper that the settings are of
+    source: str = ""  # the paper that the settings come from
 
 
 def ask(
@@ -45,11 +46,12 @@ def ask(
     fixed: frozenset[str],
     folder: pathlib.Path,
 ) -> Iterator[Asked]:
-    """What `config.eval.files` names. fixed: fields that replace the settings of named sets, which
-    are looked for in `folder` and fetched into it. ValueError: a set is not to be had.
+    """The sets that `config.eval.files` names. fixed: config fields that override the settings of
+    named sets. Named sets are fetched into `folder` unless they are there. ValueError: a set cannot
+    be fetched.
 
-    A named set has a sampler of its own, sized by its prompts and its longest response: its score
-    cannot depend on what it is evaluated beside."""
+    A named set has its own sampler, sized by its prompts and its longest response, so that its
+    score cannot depend on the other sets."""
     named, own = {}, {}
     for name, path in build.named_files(config.eval.files).items():
         there = pathlib.Path(path).exists()
@@ -97,8 +99,8 @@ def ask(
 
 
 def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
-    """A copy of the config with the settings of a paper, but for the fields in `fixed`; prompts of
-    any length."""
+    """A copy of the config with the settings of a paper, except for the fields in `fixed`, and with
+    no limit on the length of prompts."""
     wanted = {
         "eval.k": protocol.k,
         "eval.temperature": protocol.temperature,
@@ -126,9 +128,9 @@ def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
 
 
 def fit(name: str, c, text: build.Text, model_dir: pathlib.Path | None, fixed) -> str:
-    """Size the sampler of `c` by the set's prompts and, where nobody said how long a response may
-    be, by the context that the model was made for; what was cut, for the log. ValueError: no room
-    behind a prompt."""
+    """Size the sampler of `c` by the set's prompts and, unless the user limits responses, by the
+    model's context. Returns a note for the log if that shortens responses, else ''. ValueError: the
+    context has no room for a response."""
     longest = max(map(len, text.evals[name].ids))
     if "data.max_prompt_tokens" not in fixed:
         c.data.max_prompt_tokens = -(-longest // 128) * 128  # so that sets may share a sampler

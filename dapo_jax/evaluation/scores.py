@@ -1,5 +1,5 @@
-"""What k samples per problem say about a policy: avg@k, maj@k, pass@k, intervals,
-reports, and the files that keep the samples."""
+"""Scores of a policy from k samples per problem: avg@k, maj@k, pass@k, intervals, reports, and the
+files that keep the samples."""
 
 import collections
 import json
@@ -16,30 +16,30 @@ RESAMPLES = 10_000  # of the bootstrap: two runs' interval ends then differ by a
 
 
 class Scores(NamedTuple):
-    """What k samples per problem say. Arrays are in the order of the problems."""
+    """The graded samples of a set. Arrays are in the order of the problems."""
 
-    correct_PxK: np.ndarray | None  # bool; None = the judge only scores
+    correct_PxK: np.ndarray | None  # bool; None = the reward has no right and wrong
     answers: list[list[str | None]]  # [P][K] extracted, None = no answer line
     golds: list[str]
     truncated_PxK: np.ndarray  # bool
     lengths_PxK: np.ndarray  # response tokens
-    responses: list[list]  # [P][K] engine Responses, or their texts where read from files
+    responses: list[list]  # [P][K] engine Responses, or texts if read from files
 
-    score_PxK: np.ndarray | None = None  # float64, where there is no right and wrong
+    score_PxK: np.ndarray | None = None  # float64, only if there is no right and wrong
 
     @property
     def value_PxK(self) -> np.ndarray:
-        """What the averages are of: right or wrong, or else the score."""
+        """The values to average: right or wrong, or else the score."""
         return self.score_PxK if self.correct_PxK is None else self.correct_PxK
 
     @property
     def avg_at_k(self) -> float:
-        """Mean accuracy: pass@1 with less variance (the paper's avg@32). A mean score where there
-        is no right and wrong."""
+        """Mean accuracy: pass@1 with less variance (the paper's avg@32). The mean score if there is
+        no right and wrong."""
         return float(self.value_PxK.mean())
 
     def headline(self) -> dict[str, float]:
-        """The scores of a set; without right and wrong there is no majority and no pass."""
+        """The scores of a set; maj@k and pass@k only if there is right and wrong."""
         if self.correct_PxK is None:
             return {"avg@k": self.avg_at_k}
         K = self.correct_PxK.shape[1]
@@ -47,7 +47,8 @@ class Scores(NamedTuple):
 
     @property
     def maj_at_k(self) -> float:
-        """Share of problems whose most frequent answer is right; ties count by their share."""
+        """Share of problems whose most frequent answer is right; a tie counts by its right
+        share."""
         return float(np.mean(self.majority_P()))
 
     def pass_at(self, k: int) -> float:
@@ -71,22 +72,22 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 def majority(correct_K: Sequence[bool], answers_K: Sequence[str | None]) -> float:
     """1 if the most frequent extracted answer is right; a tie counts by its right share. Samples
-    without an answer do not vote."""
+    without an answer have no vote."""
     winners = most_frequent(answers_K)
     right = {a for a, ok in zip(answers_K, correct_K, strict=True) if ok}
     return sum(a in right for a in winners) / len(winners) if winners else 0.0
 
 
 def most_frequent(answers_K: Sequence[str | None]) -> list[str]:
-    """The extracted answers with the most votes, several in a tie; [] where none was extracted."""
+    """The extracted answers with the most votes, several in a tie; [] if none was extracted."""
     votes = collections.Counter(a for a in answers_K if a is not None)
     return [a for a, n in votes.items() if n == max(votes.values())]
 
 
 def interval(values_P: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """95% interval of the mean over problems: percentiles of the bootstrap that draws whole
-    problems, since samples of one problem are not independent evidence. The same seed draws the
-    same problems, so the intervals of several scores of a set belong together."""
+    """95% interval of the mean over problems, by a bootstrap that draws whole problems, since
+    samples of one problem are not independent. The same seed draws the same problems, so the
+    intervals of several scores of one set compare."""
     values, rng = np.asarray(values_P, float), np.random.default_rng(seed)
     n = len(values)
     means = [values[rng.integers(n, size=n)].mean() for _ in range(RESAMPLES)]
@@ -100,8 +101,8 @@ def interval(values_P: Sequence[float], seed: int = 0) -> tuple[float, float]:
 
 
 def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
-    """Everything about one set as plain JSON values; `pass@` has an entry for each of 1..k. What
-    needs right and wrong is left out where there is none."""
+    """Everything about one set as plain JSON values; `pass@` has an entry for each of 1..k. Without
+    right and wrong, maj@k and pass@k are left out."""
     P, K = s.value_PxK.shape
     judged = s.correct_PxK is not None
     out = {
@@ -137,7 +138,7 @@ def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
 
 
 def lines(name: str, r: dict, rows: bool = False) -> Iterator[str]:
-    """A `summary` for people: the scores, and with `rows` a row per problem."""
+    """The lines of a report: the scores of a `summary`, and with `rows` a row per problem."""
     k = r["k"]
 
     def score(tag, value, ends):
@@ -167,7 +168,8 @@ def lines(name: str, r: dict, rows: bool = False) -> Iterator[str]:
 
 
 def table(sets: Mapping[str, dict]) -> Iterator[str]:
-    """A row per set: its `summary`, with the `settings` of its samples. Lengths in TOKENS."""
+    """The lines of a table with a row per set. sets: name -> `summary`, with the `settings` of its
+    samples. Lengths in TOKENS."""
     wide = max(map(len, ("set", *sets)))
     yield (
         f"{'set':{wide}s} {'problems':>8s} {'k':>4s} {'T':>4s} {'top-p':>5s} {'avg@k':>6s}"
@@ -176,11 +178,11 @@ def table(sets: Mapping[str, dict]) -> Iterator[str]:
     )
     for name, r in sets.items():
         how, (low, high) = r["settings"], r["avg@k_interval95"]
-        told = [f"{r['maj@k']:.4f}", f"{r['pass@'][str(r['k'])]:.4f}"] if "maj@k" in r else "--"
+        voted = [f"{r['maj@k']:.4f}", f"{r['pass@'][str(r['k'])]:.4f}"] if "maj@k" in r else "--"
         yield (
             f"{name:{wide}s} {r['problems']:8d} {r['k']:4d} {how['temperature']:4g}"
             f" {how['top_p']:5g} {r['avg@k']:6.4f}  {f'{low:.4f} to {high:.4f}':16s}"
-            f" {told[0]:>6s} {told[1]:>6s} {r['length_mean']:8.1f}"
+            f" {voted[0]:>6s} {voted[1]:>6s} {r['length_mean']:8.1f}"
             f" {how['max_response_tokens']:6d} {r['truncated_frac']:9.1%}"
         )
 
@@ -202,7 +204,7 @@ def _short(text: str) -> str:
 
 
 def _verdict(scores: Scores, *index) -> dict:
-    """What a row says of it: 'correct', or 'score' where there is no right and wrong."""
+    """{'correct': ...}, or {'score': ...} if there is no right and wrong."""
     name = "score" if scores.correct_PxK is None else "correct"
     return {name: scores.value_PxK[index].tolist()}
 
@@ -223,7 +225,7 @@ def rows(data: Encoded, scores: Scores, tokenizer) -> Iterator[dict]:
 
 
 def verdicts(data: Encoded, scores: Scores) -> Iterator[dict]:
-    """A row per problem, without the texts: what its k samples answered, and what was right."""
+    """A row per problem, without texts: the answers of its k samples, and which are right."""
     for p, problem in enumerate(data.problems):
         yield {
             "problem": problem.id,

@@ -1,11 +1,11 @@
-"""Closed wing: what a run says of itself, to files, to dashboards and to people.
+"""Metrics, logs and alarms of a run: files, dashboards and the console. Not on the reading path.
 
-Promise: every number has one name, one definition and one unit (tags.py); metrics.jsonl holds each
-step once, also over restarts; a service or a disk that fails is named once and ends nothing.
+Promise: every number has one name, one definition and one unit (tags.py); metrics.jsonl has each
+step once, also over restarts; a service or a disk that fails is reported once and does not end the
+run.
 
-Doors: `metrics.Writer`, `report`, `guards`, and `python -m dapo_jax.tags`.
-Inside: tags (the table), metrics (numbers and files), goodput (where wall time went), hardware
-(MFU, memory), profiler (a trace of a step), tensorboard, trackers (W&B, MLflow), bell (a command
-for each alarm), report (console, samples), guards (alarms, the end of a run, hangs), scores (avg@k
-and its kin).
+Used from outside: `metrics.Writer`, `report`, `guards`, and `python -m dapo_jax.log.tags`.
+Modules: tags (the table), metrics (numbers and files), goodput (use of wall time), hardware (MFU,
+memory), profiler (a trace of a step), tensorboard, trackers (W&B, MLflow), bell (a command for each
+alarm), report (console, samples), guards (alarms, reasons to stop).
 """

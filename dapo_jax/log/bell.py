@@ -1,8 +1,8 @@
-"""A command for each alarm that is said: `log.alarm_command`, such as a curl to a webhook.
+"""The alarm command: `log.alarm_command`, such as a curl to a webhook, runs for each alarm.
 
-It gets one JSON object on its standard input: workdir, step, in_row (steps in a row with an alarm),
-alarms (sentences), time (seconds since 1970). It runs beside the training, without a shell, for
-LIMIT_S at most; whatever it does the run goes on.
+It gets one JSON object on standard input: workdir, step, in_row (steps in a row with an alarm),
+alarms (sentences), time (seconds since 1970). It runs in the background, without a shell, for at
+most LIMIT_S. A failure does not affect the run.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from collections.abc import Callable
 
 from dapo_jax.config import schema
 
-LIMIT_S, CLOSE_S = 30, 3  # of a command; and what the end of a run waits for it
+LIMIT_S, CLOSE_S = 30, 3  # seconds: limit of a command; how long the end of a run waits for it
 
 
 def words(command: str) -> list[str]:
-    """The command, split as a shell would. ConfigError: it cannot be, or no such program."""
+    """The command, split as a shell would. ConfigError: it cannot be split, or no such program."""
     try:
         split = shlex.split(command)
     except ValueError as error:
@@ -33,12 +33,14 @@ def words(command: str) -> list[str]:
 
 
 class Bell:
+    """Runs the alarm command. name: of the workdir; say: prints a warning."""
+
     def __init__(self, command: str, name: str, say: Callable[[str], None]):
         self._words, self._name, self._say = words(command), name, say
         self._ringing: threading.Thread | None = None
 
     def ring(self, step: int, in_row: int, alarms: list[str]) -> None:
-        """Returns at once. While an earlier command still runs there is no other."""
+        """Start the command and return at once; do nothing while an earlier one still runs."""
         if not self._words or (self._ringing and self._ringing.is_alive()):
             return
         message = {"workdir": self._name, "step": step, "in_row": in_row, "alarms": alarms}
@@ -49,7 +51,7 @@ class Bell:
     def _run(self, message: str) -> None:
         quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
         try:
-            # Of its own session: Ctrl-C is the training's, and its children go with it.
+            # In its own session: Ctrl-C reaches only the training, and children are killed too.
             with subprocess.Popen(
                 self._words, stdin=subprocess.PIPE, start_new_session=True, **quiet
             ) as process:

@@ -1,8 +1,8 @@
-"""Where the wall time of a run goes, over all of its starts: goodput, and what was lost to what.
+"""Goodput: how the wall time of a run, over all of its starts, was used and lost.
 
-WORKDIR/events.jsonl gets a line as each phase of the run begins, as each step is done and as the
-process leaves. A resumed run adds to it and cuts nothing, so that also the steps stand there which
-had to be done again. `add` is all of the arithmetic: a pure function of the recorded events.
+WORKDIR/events.jsonl gets a line when a phase begins, when a step is done and when the process
+leaves. A resumed run appends to it and cuts nothing, so that it also has the steps that were done
+again. All arithmetic is in `add`, a pure function of the recorded events.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import jax.monitoring
 from dapo_jax import parallel
 from dapo_jax.data import files
 
-# What time is lost to, in the words of the summary; `time/lost/<what>` in the records.
+# Causes of lost time, in the words of the summary; `time/lost/<cause>` in the records.
 LOST = {
     "restart": "what was done again or cut off",
     "away": "no process",
@@ -33,21 +33,20 @@ _COMPILES = tuple(
 
 
 class Ledger(NamedTuple):
-    """Seconds of wall time so far. Steps, their evaluations and what was lost sum to all there was
-    between the first event and the last, but for what lies between the end of a finished run and
-    its going on."""
+    """Seconds of wall time so far. Steps, evaluations and losses sum to the time between the first
+    event and the last, except for time between the end of a finished run and its continuation."""
 
-    steps: Mapping[int, float] = MappingProxyType({})  # by number: of those that still count
-    evaluated: Mapping[int, float] = MappingProxyType({})  # after these; 0 = before the first
-    lost: Mapping[str, float] = MappingProxyType(dict.fromkeys(LOST, 0.0))
-    begun: float = 0.0  # of the step that is running
-    step: int = 0  # the last one that is done
-    sampled: Mapping[int, float] = MappingProxyType({})  # of `steps` and `begun`: rollouts
-    # Rollouts that were cut off or undone, of steps to come: until those say what is left of them,
-    # they are lost to 'restart'.
+    steps: Mapping[int, float] = MappingProxyType({})  # step number -> s, for steps that count
+    evaluated: Mapping[int, float] = MappingProxyType({})  # s after this step; 0 = before the first
+    lost: Mapping[str, float] = MappingProxyType(dict.fromkeys(LOST, 0.0))  # cause -> s
+    begun: float = 0.0  # s in the running step
+    step: int = 0  # the last step that is done
+    sampled: Mapping[int, float] = MappingProxyType({})  # step -> s in rollouts, part of the above
+    # Step -> s in rollouts that were cut off or undone. They count as lost to 'restart' until the
+    # step is done again and says which share of its tokens was kept.
     undone: Mapping[int, float] = MappingProxyType({})
-    doing: str = ""  # since the newest event; '' = nothing
-    since: float = 0.0  # its time
+    doing: str = ""  # phase since the newest event; '' = none
+    since: float = 0.0  # time of the newest event
     starts: int = 0
 
     def shares(self) -> dict[str, float]:
@@ -61,26 +60,27 @@ class Ledger(NamedTuple):
 
 
 def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
-    """With one more event: {"time": seconds since 1970, "event": name, ...}.
+    """The ledger after one more event: {"time": seconds since 1970, "event": name, ...}.
 
-    start-up                            a process begins with the run
+    start-up                            a process starts
     resume, step=N                      from the state after step N: later steps are lost
-    rollout, update, evaluation, save   begins
-    step, step=N, kept=share            is done; what follows, up to the next event, is `save`.
-                                        kept: of its tokens, that the journal had from before
-    leave, finished=bool                the process ends; finished: for good
+    rollout, update, evaluation, save   the phase begins
+    step, step=N, kept=share            the step is done; time up to the next event counts as
+                                        `save`. kept: share of its tokens that the journal had kept
+    leave, finished=bool                the process ends; finished: so does the run
 
-    compile_s, with any of them: seconds of compilation since the event before.
+    compile_s, with any event: seconds of compilation since the event before.
 
-    Sampling of a step that was begun before counts as far as its tokens were kept: as long as they
-    would have taken at the rate of the others, and no longer than there was.
+    If a step is done again, its earlier sampling counts in proportion to the tokens that were kept:
+    the time that these would have taken at the rate of the others, at most the time it took.
     """
-    name, now = event["event"], max(float(event["time"]), ledger.since)  # a clock may be set back
+    # The clock may have been set back.
+    name, now = event["event"], max(float(event["time"]), ledger.since)
     steps, lost, begun = dict(ledger.steps), dict(ledger.lost), ledger.begun
     evaluated = dict(ledger.evaluated)
     sampled, undone, running = dict(ledger.sampled), dict(ledger.undone), ledger.step + 1
     seconds = now - ledger.since if ledger.doing else 0.0
-    if name == "start-up" and ledger.doing != "away":  # killed: nobody knows how long it worked
+    if name == "start-up" and ledger.doing != "away":  # killed at an unknown time
         lost["restart"] += seconds
         compiled = 0.0
     else:
@@ -89,7 +89,7 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
         if ledger.doing in ("rollout", "update"):
             begun += seconds - compiled
         elif ledger.doing == "evaluation":
-            lost["restart"] += evaluated.pop(ledger.step, 0.0)  # it was cut off, and is done again
+            lost["restart"] += evaluated.pop(ledger.step, 0.0)  # was cut off, is done again
             evaluated[ledger.step] = seconds - compiled
         elif ledger.doing:
             lost[ledger.doing] += seconds - compiled
@@ -123,7 +123,7 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
 
 
 def read(path: pathlib.Path) -> Ledger:
-    """Of an events.jsonl; lines that are no event, cut off or damaged, are left out."""
+    """The ledger of an events.jsonl; lines that are damaged or no event are skipped."""
     rows = (row for _, row in files.json_lines(path)) if path.exists() else ()
     good = (r for r in rows if r and {"event", "time"} <= r.keys())
     return functools.reduce(add, good, Ledger())
@@ -142,37 +142,37 @@ def summary(ledger: Ledger) -> str:
 
 
 def beside(hooks, *others):
-    """train.Hooks that first tell others, which have `phase` and `step` too."""
-    tell = lambda name: lambda *what: [getattr(x, name)(*what) for x in (*others, hooks)]
-    return hooks._replace(phase=tell("phase"), step=tell("step"))
+    """train.Hooks that first call `phase` and `step` of `others`."""
+    call = lambda name: lambda *what: [getattr(x, name)(*what) for x in (*others, hooks)]
+    return hooks._replace(phase=call("phase"), step=call("step"))
 
 
 @functools.cache
 def _compiled() -> list[float]:
-    """[Seconds that this process has compiled]; counts from the first call on."""
+    """[seconds that this process has compiled since the first call], updated in place."""
     total = [0.0]
 
-    def heard(event: str, seconds: float, **_) -> None:
+    def add_up(event: str, seconds: float, **_) -> None:
         if event in _COMPILES:
             total[0] += seconds
 
-    jax.monitoring.register_event_duration_secs_listener(heard)
+    jax.monitoring.register_event_duration_secs_listener(add_up)
     return total
 
 
 class Book:
-    """Keeps events.jsonl of process 0, from `resume` on: a start that is refused touches no file.
-    began: when this start of the run did, by time.time(). What a full disk refuses is lost."""
+    """Writes events.jsonl on process 0, beginning with `resume`: a refused start changes no file.
+    began: time of this start, by time.time(). Events that a full disk refuses are lost."""
 
     def __init__(self, workdir: pathlib.Path, began: float):
-        self._path, self._told = workdir / "events.jsonl", _compiled()[0]
+        self._path, self._compiled = workdir / "events.jsonl", _compiled()[0]
         self.ledger = read(self._path) if parallel.is_main_process() else Ledger()
         cut_off = self._path.exists() and not self._path.read_bytes().endswith(b"\n")
         self._waiting = "\n" if cut_off else ""
         self.note("start-up", time=began)
 
     def note(self, event: str, **more) -> None:
-        compiled, self._told = _compiled()[0] - self._told, _compiled()[0]
+        compiled, self._compiled = _compiled()[0] - self._compiled, _compiled()[0]
         row = {"time": round(time.time(), 3), "event": event} | more
         row |= {"compile_s": round(compiled, 3)} if compiled else {}
         self.ledger = add(self.ledger, row)

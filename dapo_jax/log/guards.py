@@ -1,10 +1,10 @@
-"""What a run is watched for: numbers out of bounds, nothing to learn."""
+"""Alarms for numbers out of bounds or drifting, and the reasons to stop a run."""
 
 import functools
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,10 +18,10 @@ from dapo_jax.variants import curriculum
 # ------------------------------------------------------------------------------------------------
 
 _WATCHED = ("reward/accuracy", "policy/entropy", "response/length_mean")
-_FIRST, _WINDOW = 5, 10  # steps: what a run began with, and what "lately" means
-_RISE = 0.02  # accuracy that a window gains where a policy still learns
-_SCORE = re.compile(r"eval/((?!_top_p).)+/avg@k")  # of a set at top_p=1
-_LEARNED = 0.9  # accuracy from which on little entropy is as it should be
+_FIRST, _WINDOW = 5, 10  # steps: the start of a run; the window of a recent mean
+_RISE = 0.02  # accuracy: a window that gains less shows no learning
+_SCORE = re.compile(r"eval/((?!_top_p).)+/avg@k")  # a set at top_p=1
+_LEARNED = 0.9  # accuracy above which low entropy is healthy
 
 # "paper": arXiv 2503.14476.
 _TRY = {
@@ -52,8 +52,8 @@ _TRY = {
 
 
 class History(NamedTuple):
-    """The watched numbers of a run, as far as alarms compare with them; a dict a step. evaluated:
-    of each evaluation, the sets' avg@k and the training accuracy of the `_WINDOW` steps up to it."""
+    """The past numbers of a run that alarms compare with, one dict per step. evaluated: for each
+    evaluation, avg@k of the sets and the training accuracy of the last `_WINDOW` steps."""
 
     first: list[dict[str, float]]
     last: list[dict[str, float]]
@@ -61,7 +61,8 @@ class History(NamedTuple):
 
 
 def remember(history: History, log: dict) -> History:
-    """With one more rollout step. Numbers that are none are left out, as from metrics.jsonl."""
+    """The history after one more rollout step. NaN and infinity are left out, as in
+    metrics.jsonl."""
     seen = {t: float(log[t]) for t in _WATCHED if log.get(t) is not None}
     seen = {t: v for t, v in seen.items() if math.isfinite(v)}
     first, last, evaluated = history
@@ -73,36 +74,36 @@ def remember(history: History, log: dict) -> History:
 
 
 def recall(records: Iterable[dict]) -> History:
-    """Of the records of metrics.jsonl that a resumed run goes on from. A collective: what process 0
-    has counts, which alone may have the file."""
+    """The history of the records of metrics.jsonl, for a resumed run. A collective: all processes
+    take that of process 0, which may be the only one with the file."""
     steps = (r for r in records if r["step"] > 0)  # 0: the evaluation before the first
     history = functools.reduce(remember, steps, History([], []))
     return History(*parallel.gather_json(history)[0])
 
 
 class Bound(NamedTuple):
-    """What a number must stay within; 0 is no bound. below, above: entries of _TRY."""
+    """The range of a logged number."""
 
     tag: str
-    name: str
-    low: float
-    high: float
-    below: str
-    above: str
+    name: str  # in the alarm
+    low: float  # 0 = no bound
+    high: float  # 0 = no bound
+    below: str  # advice, or its name in _TRY
+    above: str = ""
 
 
 def bounds(config, log: dict) -> list[Bound]:
-    """Of one step; some depend on what it was like, or on the machine."""
+    """The bounds for one step. Some depend on what the step was like, or on the machine."""
     right, wrong = (log.get(f"sampling/all_{x}_frac", 0.0) for x in ("correct", "wrong"))
     few = "all right" if right > wrong else "all wrong"
     few = "all alike" if "reward/score" in log else few
-    # What is carried over comes from an older policy: there the gap says nothing.
+    # Groups that were carried over come from an older policy: their gap means nothing.
     carries = config.dynamic_sampling.surplus == "carry" or config.rollout.staleness
     gap = 0.0 if carries else _gap_max(config)
-    # Not in pre-training; and where nearly all are right there is little left to explain.
-    told = "policy/loss" in log and log.get("reward/accuracy", 0.0) < _LEARNED
-    explained = config.guard.explained_min if told else 0.0
-    # One response, with a value model, is never right and wrong.
+    # Not in pre-training; and if nearly all are right there is little left to explain.
+    explains = "policy/loss" in log and log.get("reward/accuracy", 0.0) < _LEARNED
+    explained = config.guard.explained_min if explains else 0.0
+    # A single response, as with a value model, is never right and wrong.
     mixed = config.guard.accept_min if config.rollout.group_size > 1 else 0.0
     # fmt: off
     return [
@@ -117,29 +118,33 @@ def bounds(config, log: dict) -> list[Bound]:
     # fmt: on
 
 
-def alarms(config, log: dict, history: History) -> list[str]:
-    """What is wrong with a step, in words, with what to try. history: with this step."""
+def alarms(config, log: dict, history: History, more: Sequence[Bound] = ()) -> list[str]:
+    """What is wrong with a step, in sentences that say what to try. history: includes this step.
+    more: further bounds."""
     out = []
-    for b in bounds(config, log):
+    for b in (*bounds(config, log), *more):
         value = log.get(b.tag)
         if value is None:
             continue
-        if b.low and not value >= b.low:  # NaN is out of any bounds
-            out.append(f"{b.name} {value:.3g} is below {b.low:g}; try: {_TRY[b.below]}")
+        # NaN is outside of all bounds.
+        if b.low and not value >= b.low:
+            advice = _TRY.get(b.below, b.below)
+            out.append(f"{b.name} {value:.3g} is below {b.low:g}; try: {advice}")
         if b.high and not value <= b.high:
-            out.append(f"{b.name} {value:.3g} is above {b.high:g}; try: {_TRY[b.above]}")
+            advice = _TRY.get(b.above, b.above)
+            out.append(f"{b.name} {value:.3g} is above {b.high:g}; try: {advice}")
     return out + _drifts(config.guard, history) + _partings(config.guard, log, history)
 
 
 def hint(config, log: dict) -> str:
-    """Whether right answers pile up among those that the verifier calls wrong; '' if not."""
+    """What to do if another verifier accepts many responses that the run's calls wrong; else ''."""
     gain = log.get("sampling/shadow_gain") or 0.0
     if gain <= 0.05:
         return ""
-    ours = config.reward.verifier
-    other = "dapo" if ours == "integer" else "integer"
+    mode = config.reward.verifier
+    other = "dapo" if mode == "integer" else "integer"
     return (
-        f"verifier {ours!r} calls {gain:.0%} of the responses wrong of which {other!r} reads the"
+        f"verifier {mode!r} calls {gain:.0%} of the responses wrong of which {other!r} reads the"
         f" right answer; look into rollouts/ for how the model writes it, and try"
         f" reward.verifier={other!r}, 'boxed' or 'auto', or a data.template that asks for another"
         " form"
@@ -147,9 +152,9 @@ def hint(config, log: dict) -> str:
 
 
 def _gap_max(config) -> float:
-    """One forward serves both, so what differs is rounding: 1e-5 at float32 on CPU and GPU. TPUs
-    multiply float32 in less; bfloat16's largest over millions of tokens reaches some tenths, and so
-    does that of int8 keys and values."""
+    """Largest healthy gap [nats]. Sampler and trainer share one forward pass, so they differ only
+    by rounding: 1e-5 in float32 on CPU and GPU. TPUs multiply float32 less exactly; with bfloat16
+    or int8 keys and values the largest gap of millions of tokens is some tenths."""
     if config.guard.gap_max >= 0:
         return config.guard.gap_max
     exact = config.model.dtype == "float32" and config.rollout.cache_dtype == "model"
@@ -157,8 +162,8 @@ def _gap_max(config) -> float:
 
 
 def _drifts(guard, history: History) -> list[str]:
-    """Against the run's own past, and only where accuracy has stopped rising: a policy that learns
-    may well lose entropy and write longer."""
+    """Alarms from comparing with the run's own past, only if accuracy has stopped rising: a policy
+    that learns may well lose entropy and write longer."""
     before, lately = (
         {t: _mean(steps, t) for t in _WATCHED}
         for steps in (history.last[:-_WINDOW], history.last[-_WINDOW:])
@@ -189,8 +194,8 @@ def _drifts(guard, history: History) -> list[str]:
 
 
 def _partings(guard, log: dict, history: History) -> list[str]:
-    """At an evaluated step: sets whose score fell while training went on to succeed. Two evaluations
-    in a row, as one of few samples may be low by chance."""
+    """Alarms for sets whose score fell at the last two evaluations while training accuracy rose.
+    Two in a row, since a single one of few samples may be low by chance."""
     out = []
     for tag in filter(_SCORE.fullmatch, log) if guard.eval_fall else ():
         scores = [e for e in history.evaluated if tag in e]
@@ -208,18 +213,24 @@ def _partings(guard, log: dict, history: History) -> list[str]:
 
 
 def _mean(steps: list[dict[str, float]], tag: str) -> float:
-    """NaN, which no comparison holds for, where there is none."""
+    """The mean of a tag; NaN, for which no comparison holds, if no step has it."""
     return statistics.fmean([s[tag] for s in steps if tag in s] or [math.nan])
 
 
 def count_alarms(
-    config, state: State, log: dict, history: History, say, ring=lambda *_: None
+    config,
+    state: State,
+    log: dict,
+    history: History,
+    say: Callable[[str], None],
+    ring: Callable[[int, int, list[str]], None] = lambda *_: None,
+    more: Sequence[Bound] = (),
 ) -> tuple[State, list[str]]:
-    """Say what is wrong with this step, and count such steps in a row. ring: hears what is said, as
-    (step, steps in a row, alarms)."""
-    broken = alarms(config, log, history)
+    """Print the alarms of this step, and count steps with alarms in a row. ring: called with (step,
+    steps in a row, alarms) for each alarm that is printed. more: as in `alarms`."""
+    broken = alarms(config, log, history, more)
     in_row = state.counters.alarms_in_row + 1 if broken else 0
-    if broken and in_row & (in_row - 1) == 0:  # 1, 2, 4, 8, ...: it may last
+    if broken and in_row & (in_row - 1) == 0:  # only the 1st, 2nd, 4th, 8th, ... in a row
         ring(state.counters.step, in_row, broken)
         for alarm in broken:
             say(f"alarm: step {state.counters.step} ({in_row} in a row): {alarm}")
@@ -238,7 +249,7 @@ _LEFT_OUT = (
 
 
 def shortage(config, log: dict[str, float]) -> str:
-    """What to say when dynamic sampling did not fill the batch; '' when it did."""
+    """Warning that dynamic sampling did not fill the batch; '' if it did."""
     found = log["sampling/batch_groups"]
     if not config.dynamic_sampling.enabled or found >= config.rollout.groups:
         return ""
@@ -274,13 +285,13 @@ def shortage(config, log: dict[str, float]) -> str:
 
 
 def _drew_all(config, log: dict[str, float]) -> bool:
-    """Whether the batch stayed short for want of problems, and not of rounds."""
+    """Whether the batch is short because problems, not rounds, were used up."""
     capped, of = config.curriculum.pass_rate_cap > 0, config.dynamic_sampling
     return capped and of.refill and log["sampling/rounds"] < of.max_rounds
 
 
 def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
-    """The configured policy that ends the run here; '' to go on."""
+    """Why the run has to end here; '' = it continues."""
     if counters.empty_steps >= config.dynamic_sampling.max_empty_steps:
         if log.get("sampling/rounds") == 0:
             return _LEFT_OUT

@@ -1,5 +1,5 @@
-"""What a step made of its devices: share of the peak, and memory in use. Only where the platform
-tells: TPUs and GPUs; a CPU has no such tags."""
+"""How well a step used its devices: share of the peak FLOPs, and memory in use. Only on TPUs and
+GPUs; a CPU has no such tags."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,8 +14,9 @@ from dapo_jax.pods import slices
 
 
 def forward_flops(shape: qwen2.Shape, lengths) -> float:
-    """Of one forward pass over sequences of so many tokens, each causal within itself; 2 per
-    multiply-add. An embedding is looked up, the output head multiplied. A value head is one row."""
+    """FLOPs of one forward pass over causal sequences of these lengths [tokens], 2 per
+    multiply-add. An embedding costs none, being looked up; the output head is a product, a value
+    head one row."""
     n = np.asarray(lengths, float)
     weights = qwen2.param_count(shape)
     if shape.value_head or not shape.tie_embeddings:
@@ -24,26 +25,30 @@ def forward_flops(shape: qwen2.Shape, lengths) -> float:
     return float(2 * weights * n.sum() + 2 * width * (n * n).sum())
 
 
+# The passes of an update over its batch, in forward passes: name -> how many, by the config.
+PASSES = {
+    "forward": lambda c: 1,
+    "backward": lambda c: 1 if c.model.lora.rank else 2,  # LoRA: no gradients of the weights
+    "old log-probs": lambda c: c.loss.old_logprobs == "recompute",
+    "reference": lambda c: bool(c.loss.kl_coef),
+}
+
+
 def step_flops(
-    config, shape: qwen2.Shape, record: StepRecord, others: Sequence[qwen2.Shape] = ()
+    config, shape: qwen2.Shape, record: StepRecord, others: Sequence[tuple[qwen2.Shape, int]] = ()
 ) -> tuple[float, float]:
-    """(of sampling, of updating): what the model needs, without what is computed again to save
-    memory. A prompt is read once per group; the backward pass is two forward ones, or with adapters
-    (LoRA), whose own products are left out, one. others: shapes of
-    further models; each reads the batch and learns, also in a step without an update of the policy.
-    """
+    """FLOPs of (sampling, updating): those that the model needs, without what is recomputed to save
+    memory and without the adapters' own products. Sampling reads a prompt once per group. The
+    policy's passes count only in a step with updates.
+
+    others: (shape, forward passes over the batch) of each further model that the step trains."""
     drawn, trained = record.batch.drawn, record.batch.groups
     prompts = forward_flops(shape, [len(g.prompt) for g in drawn])
     again = forward_flops(shape, [len(g.prompt) for g in drawn for _ in g.responses])
     sampling = forward_flops(shape, _lengths(drawn)) - again + prompts
-    passes = (
-        3
-        - bool(config.model.lora.rank)
-        + (config.loss.old_logprobs == "recompute")
-        + bool(config.loss.kl_coef)
-    )
-    updating = passes * bool(record.updates) * forward_flops(shape, _lengths(trained))
-    return sampling, updating + sum(4 * forward_flops(s, _lengths(trained)) for s in others)
+    passes = sum(count(config) for count in PASSES.values()) if record.updates else 0
+    models, lengths = [(shape, passes), *others], _lengths(trained)
+    return sampling, sum(n * forward_flops(model, lengths) for model, n in models)
 
 
 def _lengths(groups: Iterable[Group]) -> list[int]:
@@ -55,9 +60,9 @@ def step_metrics(
     shape: qwen2.Shape,
     record: StepRecord,
     clocks: Clocks,
-    others: Sequence[qwen2.Shape] = (),
+    others: Sequence[tuple[qwen2.Shape, int]] = (),
 ) -> dict[str, float]:
-    """The `perf/mfu_*` and `perf/hbm_*` of a step."""
+    """The `perf/mfu_*` and `perf/hbm_*` of a step. others: as in `step_flops`."""
     device, log = jax.local_devices()[0], {}
     if peak := slices.peak_flops(device.device_kind):
         peak *= jax.device_count()
@@ -67,8 +72,8 @@ def step_metrics(
             log[f"perf/mfu_{name}"] = done / (took * peak)
     if device.platform == "cpu":
         return log
-    told = [s for d in jax.local_devices() if (s := d.memory_stats()) and s.get("bytes_limit")]
+    stats = [s for d in jax.local_devices() if (s := d.memory_stats()) and s.get("bytes_limit")]
     for tag, key in (("perf/hbm_used", "bytes_in_use"), ("perf/hbm_peak", "peak_bytes_in_use")):
-        if told and all(key in s for s in told):
-            log[tag] = max(s[key] / s["bytes_limit"] for s in told)
+        if stats and all(key in s for s in stats):
+            log[tag] = max(s[key] / s["bytes_limit"] for s in stats)
     return log

@@ -1,8 +1,8 @@
 """A trace of one step by jax.profiler: `python -m dapo_jax.train --profile=STEP`.
 
-WORKDIR/profile/step_NNNNNN_rollout and ..._update hold a plugins/profile/*/*.xplane.pb each, for
-TensorBoard's profile plugin (pip install xprof), of process 0's devices. A phase is traced for
-SECONDS at most: buffers on the chip are small, and minutes make gigabytes.
+WORKDIR/profile/step_NNNNNN_rollout and ..._update each get a plugins/profile/*/*.xplane.pb of
+process 0's devices, for TensorBoard's profile plugin (pip install xprof). A phase is traced for at
+most SECONDS: buffers on the chip are small, and minutes of trace are gigabytes.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ SECONDS = 20
 
 
 class Profiler:
-    """Of process 0. step: which one to trace, 0 for none; done: steps that are done."""
+    """Traces on process 0. step: the step to trace, 0 = none; done: number of steps done so far."""
 
     def __init__(self, workdir: pathlib.Path, step: int, done: int, say: Callable[[str], None]):
         self._folder, self._step, self._done, self._say = workdir / "profile", step, done, say
@@ -53,7 +53,7 @@ class Profiler:
         self._done = state.counters.step
 
     def stop(self) -> None:
-        """End the trace, if there is one, and write it."""
+        """End the running trace, if any, and write it."""
         with self._lock:
             if self._timer is None:
                 return
@@ -61,5 +61,5 @@ class Profiler:
             self._timer = None
             try:
                 jax.profiler.stop_trace()
-            except Exception as error:  # a full disk, whatever the profiler throws
+            except Exception as error:  # a full disk, or any error of the profiler
                 self._say(f"warning: --profile: no trace ({type(error).__name__}: {error})")

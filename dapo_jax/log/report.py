@@ -1,4 +1,4 @@
-"""What a run says to people: the console, and responses as rows to read."""
+"""Output for people: the console, and sampled responses as rows to read."""
 
 import functools
 import importlib.util
@@ -29,15 +29,15 @@ from dapo_jax.variants import choose
 
 
 class Progress:
-    """How far the run is and how long it will take: a line per step, and where a person looks at a
-    terminal a bar below them. say: prints a line; file: where the bar would be drawn."""
+    """Progress of the run and the time left: a line per step and, on a terminal, a bar below them.
+    say: prints a line; file: the bar is drawn there if it is a terminal."""
 
     def __init__(
         self, steps: int, done: int, say: Callable[[str], None], file: TextIO | None = None
     ):
         file = file or sys.stderr
         self._steps, self._done, self._say = steps, done, say
-        self._seconds: deque[float] = deque(maxlen=9)  # of the last steps, evaluation included
+        self._seconds: deque[float] = deque(maxlen=9)  # of the last steps, including evaluation
         self._since = time.monotonic()
         self._bar = tqdm(
             total=steps,
@@ -50,7 +50,7 @@ class Progress:
         )
 
     def update(self, log: dict) -> None:
-        """One more step is done."""
+        """Count one more step, and print its line."""
         now = time.monotonic()
         self._seconds.append(now - self._since)
         self._since, self._done = now, self._done + 1
@@ -68,7 +68,7 @@ class Progress:
 
 
 def short(log: dict[str, float], room: int = 1000) -> str:
-    """The numbers that tell how a step went, as many as fit into `room` characters."""
+    """The main numbers of a step, as many as fit into `room` characters."""
     shown = (
         ("acc", "reward/accuracy", ".2f"),
         ("reward", "reward/mean", "+.2f"),
@@ -95,8 +95,8 @@ def evaluation_lines(step: int, log: dict[str, float]) -> list[str]:
 
 
 def summary(name: str, counters: Counters, stop: str, cut: str, records: list[dict]) -> str:
-    """The last words: how it ended, what was learned, where to look. name: of the workdir. stop,
-    cut: why it ended before its last step, if it did."""
+    """The final report: how the run ended, its scores, where its files are. name: of the workdir.
+    stop, cut: why it ended before its last step, if it did."""
     if stop:
         lines = [f"stopped after step {counters.step}, saved: {stop}"]
     elif cut:
@@ -107,7 +107,7 @@ def summary(name: str, counters: Counters, stop: str, cut: str, records: list[di
             f" {counters.samples:,} responses, {counters.tokens:,} tokens"
         ]
     scored = [r for r in records if "time/eval_s" in r]
-    # Of all of them: a resumed run may evaluate on other sets than before.
+    # Tags of all records: a resumed run may evaluate on other sets than before.
     for tag in dict.fromkeys(t for r in scored for t in r if t.endswith("/avg@k")):
         path = " -> ".join("-" if r.get(tag) is None else f"{r[tag]:.2f}" for r in scored)
         lines.append(f"  {tag:32s} {path}")
@@ -121,7 +121,7 @@ def summary(name: str, counters: Counters, stop: str, cut: str, records: list[di
 
 
 def memory_line(config, machine: build.Machine) -> str:
-    """What sampling and an update take of a device. Compiles them; the run finds them ready."""
+    """Device memory that sampling and an update need. Compiles them, which the run then reuses."""
     programs = build.calls(config, machine)
     wanted = {
         "prefill": programs["prefill"],
@@ -133,6 +133,7 @@ def memory_line(config, machine: build.Machine) -> str:
 
 
 def describe(config, machine: build.Machine) -> str:
+    """One line on model, devices and batch."""
     sizes = " x ".join(f"{k} {v}" for k, v in machine.mesh.shape.items())
     adapters = qwen2.adapter_count(machine.trainer.shape)
     trained = f" and {adapters:,} of adapters, which alone are trained" if adapters else ""
@@ -152,8 +153,8 @@ def describe(config, machine: build.Machine) -> str:
 
 
 def chosen(got: Collected, count: int) -> list[tuple[Group, int]]:
-    """(group, response) to show: a right and a wrong one of the batch's first `count` groups, and
-    then up to `count` truncated ones, of the batch as far as it has them."""
+    """(group, response index) to show: a right and a wrong response of each of the batch's first
+    `count` groups, then up to `count` truncated ones, those of the batch first."""
     out = [(group, i) for group in got.groups[:count] for i in sorted(best_and_worst(group))]
     seen = {(group.position, i) for group, i in out}
     truncated = (
@@ -183,9 +184,9 @@ def best_and_worst(group: Group) -> set[int]:
 def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterator[dict]:
     """The `chosen` responses as rows of rollouts/step_NNNNNN.jsonl.
 
-    stream: position -> row of the training set. Groups that a restart carried over come without
-    their answers, and are judged again. A row's `pieces`, `entropies` (nats) and `logps` have one
-    entry per token; a token that is part of a character only decodes to U+FFFD.
+    stream: position -> row of the training set. Groups from before a restart have no answers, and
+    are judged again. A row's `pieces`, `entropies` (nats) and `logps` have one entry per token; a
+    token that is only part of a character decodes to U+FFFD.
     """
     tokenizer = text.tokenizer
     piece = functools.cache(lambda token: tokenizer.decode([token], skip_special=False))

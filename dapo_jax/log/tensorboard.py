@@ -1,8 +1,7 @@
 """TensorBoard's event file, from records of metrics.jsonl and rows of rollouts/.
 
-The type of a value decides what it becomes: a number a scalar, a list of numbers a histogram, a
-list of strings text. Each card says what its tag means (log/tags.py). hparams are the resolved
-config beside the last evaluation.
+A number becomes a scalar, a list of numbers a histogram, a list of strings text. Each card has the
+description of its tag (log/tags.py). hparams are the resolved config with the last evaluation.
 """
 
 import contextlib
@@ -17,7 +16,8 @@ import numpy as np
 from dapo_jax.config import schema
 from dapo_jax.log import tags
 
-# It would import what reaches a bucket, most of a second of a run's start; files here are local.
+# tensorboardX would import this client for buckets, which takes most of a second. Our files are
+# local, so it is told that there is none.
 STORAGE = "google.cloud.storage"
 with contextlib.ExitStack() as after:
     if STORAGE not in sys.modules:
@@ -34,8 +34,8 @@ _SHOWN = 2000  # characters of a response on a card
 
 
 class Board:
-    """A new file in `folder`, which is emptied. OSError: it cannot be written; close it then, and
-    make another."""
+    """Empties `folder` and writes a new event file there. OSError, also of the methods: the file
+    cannot be written; close this board and make another."""
 
     def __init__(self, folder: pathlib.Path, config):
         shutil.rmtree(folder, ignore_errors=True)
@@ -46,7 +46,7 @@ class Board:
         self._writer = EventsWriter(str(folder / "events"))
 
     def record(self, record: dict) -> None:
-        """A line of metrics.jsonl, as one event of its time."""
+        """Write a record of metrics.jsonl as one event, with the record's time."""
         if isinstance(wall := record.get("time/wall"), int | float):
             self._wall[record["step"]] = wall
         points = [p for tag, value in record.items() if (p := self._point(tag, value))]
@@ -64,7 +64,7 @@ class Board:
             self._write(step, summary.text("samples", text).value)
 
     def _point(self, tag: str, value) -> Summary.Value | None:
-        """None where there is nothing to draw: null, no counts, what another program wrote."""
+        """The point of a value; None for null, empty counts and types that cannot be drawn."""
         if tag in ("step", "time/wall"):  # of the event itself
             return None
         if isinstance(value, int | float):
@@ -90,7 +90,7 @@ class Board:
         self._writer.write_event(event)
 
     def flush(self) -> None:
-        """To the disk, unless that was a moment ago: it waits for the disk."""
+        """Flush to disk, at most every FLUSH_S seconds, since this waits for the disk."""
         if time.monotonic() - self._flushed >= FLUSH_S:
             self._writer.flush()
             self._flushed = time.monotonic()
@@ -100,7 +100,7 @@ class Board:
 
 
 def _histogram(tag: str, counts: list[int], edges: np.ndarray):
-    """Sums as if all values were in the middle of their bins: only the counts were kept."""
+    """The sums assume that all values lie in the middle of their bins: only counts were kept."""
     middle = (edges[1:] + edges[:-1]) / 2
     return summary.histogram_raw(
         tag,
@@ -115,7 +115,7 @@ def _histogram(tag: str, counts: list[int], edges: np.ndarray):
 
 
 def _card(row: dict) -> str:
-    """A row of rollouts/ as Markdown; without what the row lacks or has of another type."""
+    """A row of rollouts/ as Markdown, without fields that are missing or of another type."""
     verdict = "right" if row.get("correct") else "wrong"
     if row.get("truncated"):
         verdict += ", truncated"
@@ -138,5 +138,5 @@ def _card(row: dict) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A block that Markdown leaves as it is."""
+    """The text as a code block, which Markdown leaves as it is."""
     return "\n".join("    " + line for line in text.splitlines())

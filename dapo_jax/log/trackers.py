@@ -1,8 +1,8 @@
-"""Weights & Biases and MLflow, through their own clients: numbers, samples and alarms there too.
+"""Weights & Biases and MLflow: numbers, samples and alarms, sent through their own clients.
 
-metrics.jsonl stays the record. Nothing is imported unless its config field is set, a service that
-fails is named once and does not end the run, and a resumed run goes on under its old id, kept in
-WORKDIR/trackers.json. Only process 0 talks to them.
+metrics.jsonl stays the record. A client is imported only if its config field is set. A service that
+fails is reported once and does not end the run. A resumed run keeps its id, which is stored in
+WORKDIR/trackers.json. Only process 0 sends.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from dapo_jax import parallel
 from dapo_jax.config import schema
 from dapo_jax.log import bell
 
-# What of a sample a person reads; the rest is one number or more a token.
+# The fields of a sample that a person reads; the others have a number or more per token.
 COLUMNS = ("problem", "prompt", "response", "answer", "extracted", "reward", "tokens", "truncated")
 
 
@@ -31,7 +31,8 @@ class Tracker(NamedTuple):
 
 
 def require(config) -> None:
-    """ConfigError: a client, or the command for alarms, that the config asks for is not there."""
+    """ConfigError: a client that the config names is not installed, or its alarm command is not
+    usable."""
     for name, wanted in (("wandb", config.log.wandb), ("mlflow", config.log.mlflow)):
         spec = importlib.util.find_spec(name) if wanted else None
         if wanted and (spec is None or spec.origin is None):  # a folder of that name has none
@@ -42,8 +43,8 @@ def require(config) -> None:
 
 
 class Trackers:
-    """Those that the config names. `record` takes a record's numbers; errors of a service are said
-    once each, and the run goes on."""
+    """The services that the config names. An error of a service is printed once, and the run goes
+    on."""
 
     def __init__(self, config, workdir: pathlib.Path, say: Callable[[str], None], name: str = ""):
         self._say, self._failing, self._workdir = say, set(), workdir
@@ -79,7 +80,7 @@ class Trackers:
             self._guarded(name, functools.partial(tracker.alarm, step, "\n\n".join(alarms)))
 
     def samples(self, step: int, rows: list[dict]) -> None:
-        """Rows as report.samples makes them."""
+        """Send rows of `report.samples`."""
         table = {c: [r.get(c) for r in rows] for c in COLUMNS}
         for name, tracker in self._open.items() if rows else ():
             self._guarded(name, functools.partial(tracker.samples, step, table))
@@ -92,7 +93,7 @@ class Trackers:
         try:
             call()
             self._failing.discard(name)
-        except Exception as error:  # whatever a client throws: a network must not end a run
+        except Exception as error:  # any error of a client: a network must not end a run
             if name not in self._failing:
                 said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 self._say(f"warning: config.log.{name}: {said}; metrics.jsonl has the numbers")

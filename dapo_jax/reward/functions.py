@@ -1,6 +1,5 @@
-"""What a response is worth, by what `config.reward` names: shipped verifiers, functions of one's
-own, several of them with weights, another choice per data source. No JAX: processes that only judge
-import this.
+"""The score of a response, as `config.reward` says: shipped verifiers, functions of one's own,
+weighted sums of both, another choice per data source. No JAX: the worker processes import this.
 """
 
 import fnmatch
@@ -21,12 +20,12 @@ from dapo_jax.dapo.reward import Grade
 from dapo_jax.data import answers, prompts
 from dapo_jax.data.problems import Problem
 
-# A bool is taken for right or wrong with the score 1 or 0, a number for a score alone.
+# A bool means right or wrong, with the score 1 or 0; a number is a score alone.
 Score = Callable[[Problem, str], Grade | float | bool]
 
 
 class Part(NamedTuple):
-    """One function of a sum."""
+    """One term of a weighted sum."""
 
     name: str  # in the logs
     weight: float
@@ -34,29 +33,29 @@ class Part(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A response that a reward gave no grade for, in one line."""
+    """Why a response got no grade, in one line."""
 
     why: str
     error: BaseException | None = None
 
 
 class Rewards(NamedTuple):
-    """What `config.reward` comes to."""
+    """The functions that `config.reward` names, put together."""
 
     score: Score
-    source: str  # hash of the files that functions come from: what resume compares; '' = none
-    shipped: frozenset[str]  # verifiers among them
-    own: bool  # whether there are functions of one's own
+    source: str  # hash of the files of the user's functions, which resume compares; '' = none
+    shipped: frozenset[str]  # the shipped verifiers in use
+    own: bool  # whether functions of the user are in use
 
     @property
     def integers(self) -> bool:
-        """Whether a reference answer has to be an integer."""
+        """Whether reference answers have to be integers."""
         return not self.own and self.shipped <= {"dapo", "integer"}
 
 
 def read(config) -> Rewards:
-    """config: of it `config.reward` is read. ValueError: a file or function is not there, a
-    name is used twice, a library is not installed."""
+    """The functions that `config.reward` names. ValueError: a file or function is missing, a name
+    is used twice, a library is not installed."""
     files: dict[pathlib.Path, object] = {}
     shipped: set[str] = set()
 
@@ -119,8 +118,8 @@ def by_verifier(config, mode: str) -> Score:
 
 
 def tagged(tags: str) -> Score:
-    """1 for a response that is <tag>...</tag> for each of `tags` in their order and nothing else,
-    each once; otherwise 0. Blanks between them do not count."""
+    """1 for a response that consists of <tag>...</tag> for each of `tags`, in this order and once
+    each; otherwise 0. Blanks between the tags are ignored."""
     names = [t.strip() for t in tags.split(",") if t.strip()]
 
     def format(problem: Problem, response: str) -> float:
@@ -136,8 +135,8 @@ def tagged(tags: str) -> Score:
 
 
 def weighted(parts: Sequence[Part]) -> Score:
-    """The weighted sum of several scores, each logged by its name. What is right, and what counts
-    as the answer, the first one says that says it. ValueError: two have the same name."""
+    """The weighted sum of several scores, each logged by its name. `right` and `answer` come from
+    the first part that gives them. ValueError: two parts have the same name."""
     names = [p.name for p in parts]
     if twice := {n for n in names if names.count(n) > 1}:
         raise ValueError(f"config.reward: the name {min(twice)!r} is used twice; write name=...")
@@ -161,7 +160,7 @@ def weighted(parts: Sequence[Part]) -> Score:
 
 
 def _from_file(field: str, named: str, files: dict[pathlib.Path, object]) -> Score:
-    """The function of 'FILE.py:NAME'. files: modules read so far, each once."""
+    """The function that 'FILE.py:NAME' names. files: the modules imported so far."""
     file, _, name = named.rpartition(":")
     path = pathlib.Path(file).expanduser()
     if not name.isidentifier() or path.suffix != ".py":
@@ -188,7 +187,7 @@ def _from_file(field: str, named: str, files: dict[pathlib.Path, object]) -> Sco
 
 
 def graded(score: Score, problem: Problem, response: str) -> Grade:
-    """ValueError: the function's value is no grade."""
+    """The grade that `score` gives a response. NoGrade: it returned something else."""
     said = given = score(problem, response)
     if isinstance(said, bool | np.bool_):
         said = Grade(float(said), bool(said))
@@ -203,11 +202,11 @@ def graded(score: Score, problem: Problem, response: str) -> Grade:
 
 
 class NoGrade(ValueError):
-    """The message is whole."""
+    """A reward function returned no grade. The message needs no context."""
 
 
 def attempt(score: Score, problem: Problem, response: str) -> Grade | Failed:
-    """The grade, or what went wrong and where."""
+    """The grade, or the error and its place."""
     try:
         return graded(score, problem, response)
     except NoGrade as error:

@@ -1,8 +1,8 @@
-"""Where token ids become text and text becomes a grade.
+"""From token ids to text, and from text to grades.
 
-`dapo/` knows no text and `data/` no JAX; this is the room between them. What judges a response is a
-value that is passed in: any function `score(problem, response) -> Grade`. Every process decodes and
-judges its own share of the groups, and only what was found is gathered.
+`dapo/` knows no text and `data/` no JAX; this module connects them. The judge is an argument: any
+function `score(problem, response) -> Grade`. Every process decodes and judges its own share of the
+groups, and only the grades are gathered.
 """
 
 import bisect
@@ -15,7 +15,7 @@ import numpy as np
 from dapo_jax import parallel
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grade, Grades
-from dapo_jax.data import problems, tokenizer
+from dapo_jax.data import references, tokenizer
 from dapo_jax.data.problems import Problem
 from dapo_jax.reward import functions as rewards, workers
 from dapo_jax.reward.functions import Failed, Score
@@ -36,30 +36,26 @@ class Memory:
 
 
 class Judge(NamedTuple):
-    """What decides on responses, and what looks on."""
+    """What grades responses."""
 
     score: Score
-    shadow: Score | None = None  # its verdicts are logged, never trained on
-    source: str = ""  # hash of the files that a user's functions come from: what resume compares
-    pool: workers.Pool | None = None  # where it judges; None = in this process
-    miss: float | None = None  # score of a response that it fails on; None = that ends the run
-    takes: Callable[[object, str], str] = problems.integer  # the answers that the reader accepts
-    own: bool = False  # functions of one's own: they see the whole row
+    shadow: Score | None = None  # a second verifier, whose verdicts are logged and never trained on
+    source: str = ""  # hash of the files of the user's functions, which resume compares
+    pool: workers.Pool | None = None  # worker processes that judge; None = this process judges
+    miss: float | None = None  # score of a response that `score` fails on; None = the run ends
+    takes: Callable[[object, str], str] = references.integer  # reads a reference answer, or refuses
+    own: bool = False  # the user's functions are in use: problems keep their whole rows
     memory: Memory = Memory()
-
-    @property
-    def answers(self) -> str:
-        return "an integer answer" if self.takes is problems.integer else "an answer"
 
 
 def judge(config, score: Score | Judge | None = None) -> Judge:
-    """`score` where it is given, else what `config.reward` names. ValueError: a function of it is
-    not where it is said to be, or its library is not there."""
+    """A judge that uses `score` if given, else what `config.reward` names. ValueError: a function
+    or a library is missing."""
     miss = float(config.reward.wrong) if config.reward.on_error == "miss" else None
     if isinstance(score, Judge):
         return score
     if score is not None:
-        return Judge(score, miss=miss, takes=problems.any_answer, own=True)
+        return Judge(score, miss=miss, takes=references.any_answer, own=True)
     named = rewards.read(config)
     if "math" in named.shipped and not config.reward.workers:
         raise ValueError(
@@ -77,7 +73,7 @@ def judge(config, score: Score | Judge | None = None) -> Judge:
         named.source,
         pool,
         miss,
-        problems.integer if named.integers else problems.any_answer,
+        references.integer if named.integers else references.any_answer,
         named.own,
     )
 
@@ -85,8 +81,9 @@ def judge(config, score: Score | Judge | None = None) -> Judge:
 def grade(
     tok: tokenizer.Tokenizer, judge: Judge, responses: Sequence[engine.Response], problem: Problem
 ) -> Grades:
-    """Decode and judge the responses to one problem. ValueError: some of them are right or wrong,
-    or have other parts, and some are not; the judge fails on one and `judge.miss` is None."""
+    """Decode and judge the responses to one problem. ValueError: their grades differ in kind (some
+    without right or wrong, or with other parts); the judge fails on one and `judge.miss` is
+    None."""
     return next(iter(_grade(tok, judge, [(responses, problem)])))
 
 
@@ -95,7 +92,7 @@ def _grade(
     judge: Judge,
     asked: Sequence[tuple[Sequence[engine.Response], Problem]],
 ) -> Iterable[Grades]:
-    """`grade` of several problems; all their responses are judged side by side in the pool."""
+    """`grade` for several problems, whose responses the pool judges all at the same time."""
     jobs = [(p, tok.decode(r.tokens.tolist())) for responses, p in asked for r in responses]
     grades = iter(said(judge, jobs))
     texts = iter(text for _, text in jobs)
@@ -155,12 +152,12 @@ def _grades(
 def grade_groups(
     tok: tokenizer.Tokenizer, judge: Judge, groups: Sequence[Group], asked: Sequence[Problem]
 ) -> list[Group]:
-    """The groups with their `grade`; `asked` are their problems. Every process decodes and judges
-    its own share of the groups, and only grades are gathered (the token ids come out of the sampler
-    whole on every process: any of them may have to pack any row)."""
+    """The groups with their grades; `asked` are their problems. Every process decodes and judges
+    its own share of the groups, and only grades are gathered: the sampler gives the token ids of
+    all groups to every process, since any of them may have to pack any row."""
     if not groups:
         return []
-    mine = problems.host_slice(0, len(groups), jax.process_index(), jax.process_count())
+    mine = _share(len(groups), jax.process_index(), jax.process_count())
     graded, error = [], None
     try:
         graded += _grade(tok, judge, [(groups[i].responses, asked[i]) for i in mine])
@@ -168,7 +165,7 @@ def grade_groups(
         if jax.process_count() == 1:
             raise
         error = str(e)
-    if jax.process_count() > 1:  # the others have to hear of an error, or they would wait for it
+    if jax.process_count() > 1:  # an error has to reach all processes, or the others would wait
         shares = parallel.gather_json([error, [_plain(g) for g in graded]])
         if errors := [e for e, _ in shares if e]:
             raise ValueError(errors[0])
@@ -176,9 +173,15 @@ def grade_groups(
     return [g._replace(grades=x) for g, x in zip(groups, _alike(graded), strict=True)]
 
 
+def _share(n: int, process: int, processes: int) -> range:
+    """The indices of 0..n-1 that one process takes. The ranges of processes 0, 1, ... follow one
+    another, and their sizes differ by one at most."""
+    return range(n * process // processes, n * (process + 1) // processes)
+
+
 def _alike(graded: list[Grades]) -> list[Grades]:
-    """ValueError: only some of the problems know right and wrong. Where all responses of one were
-    missed it takes the kind of the others."""
+    """The grades, all of one kind: a problem whose responses all failed takes the kind of the
+    others. ValueError: only some of the problems have right and wrong."""
     empty = [g.missed == len(g.score_G) for g in graded]
     scored = {g.right_G is None for g, none in zip(graded, empty, strict=True) if not none}
     if len(scored) > 1:
@@ -194,7 +197,7 @@ def _alike(graded: list[Grades]) -> list[Grades]:
 
 
 def _plain(g: Grades) -> dict:
-    """As JSON, in which floats travel exactly."""
+    """Grades as JSON values; floats keep all bits."""
     listed = lambda x: None if x is None else x.tolist()
     return g._asdict() | {
         "score_G": g.score_G.tolist(),
@@ -215,8 +218,8 @@ def _from_plain(plain: dict) -> Grades:
 
 
 def cut_at(tok: tokenizer.Tokenizer, texts: Sequence[str]) -> Callable[[np.ndarray], int] | None:
-    """The `cut` of `Engine.generate` that ends a response with the token that completes one of
-    `texts`; None for none."""
+    """The argument `cut` of `Engine.generate`: it ends a response at the token that completes one
+    of `texts`. None if there are no texts."""
     if not texts:
         return None
 

@@ -1,8 +1,9 @@
-"""Judging in processes, with a limit of time for each response.
+"""Judging responses in worker processes, with a time limit for each response.
 
 A worker is `python -m dapo_jax.reward.workers`, a fresh interpreter without the accelerator. It
-gets the fields of `config.reward`, then problems and responses one by one. One that takes too long
-is killed, with all it has started, and replaced. Which worker judges what changes no grade.
+gets the fields of `config.reward`, then problems and responses one by one. A worker that takes too
+long is killed, with every process it has started, and replaced. Grades do not depend on which
+worker judges which response.
 """
 
 import collections
@@ -21,8 +22,8 @@ from dapo_jax.data.problems import Problem
 from dapo_jax.reward import functions as rewards
 from dapo_jax.reward.functions import Failed, Grade
 
-START_S = 300.0  # for the imports of a worker, the function's file among them
-_ORPHAN_S = 30.0  # beyond its limit, after which a worker whose parent is gone ends by itself
+START_S = 300.0  # time limit for a worker's imports, including the file of the user's function
+_ORPHAN_S = 30.0  # a worker whose parent is gone ends itself this long after its time limit
 
 
 class _Worker:
@@ -48,8 +49,8 @@ class _Worker:
 
 
 class Pool:
-    """reward: the fields of `config.reward`. limit_s: for one response. At most `count` processes
-    start with the first responses, and stay."""
+    """Up to `count` worker processes, which start with the first responses and then stay. reward:
+    the fields of `config.reward`. limit_s: seconds for one response."""
 
     def __init__(self, reward: dict, count: int, limit_s: float):
         self._reward, self._count, self._limit_s = reward, count, limit_s
@@ -57,7 +58,7 @@ class Pool:
         weakref.finalize(self, _end, self._workers)
 
     def grade(self, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | Failed]:
-        """Of each (problem, response), in their order. ValueError: no worker can start."""
+        """The grade of each (problem, response), in order. ValueError: a worker cannot start."""
         out: list[Grade | Failed | None] = [None] * len(jobs)
         waiting = collections.deque(range(len(jobs)))
         idle = [w for w in self._workers if w.ready]
@@ -76,7 +77,7 @@ class Pool:
                     worker = idle.pop()
                     worker.job, worker.due = waiting.popleft(), time.monotonic() + self._limit_s
                     busy[worker.line] = worker
-                    with contextlib.suppress(OSError):  # it died: seen below
+                    with contextlib.suppress(OSError):  # it died: noticed below
                         worker.line.send(jobs[worker.job])
                 starting = sum(not w.ready for w in busy.values())
                 while starting < len(waiting) and len(self._workers) < self._count:
@@ -103,7 +104,7 @@ class Pool:
                     del busy[worker.line]
                     limit = self._limit_s if worker.ready else START_S
                     ends(worker, f"took more than {limit:g} s")
-        except BaseException:  # Ctrl-C too: nothing half done is left for the next call
+        except BaseException:  # also Ctrl-C: the next call must find no half-done work
             _end(self._workers)
             raise
         return out
