@@ -6,10 +6,16 @@ Copies the repository to a temporary folder (one per job), puts one mistake afte
 copy, runs the test named beside it, and prints what lived: exit status 1 if anything did. The tests
 are run once without a mistake first, since a test that fails anyway kills nothing.
 `test_mutants.py` sees to it that every line is still there. The count is in benchmarks/RESULTS.md.
+
+    python tests/mutants.py --generated=75 [--only=dapo/] [--seed=0] [--record]
+
+takes instead so many that generated_mutants.py makes of operators and numbers. `--record` keeps the
+verdicts in mutants_generated.json, where `why` says what is known of one that survived.
 """
 
 import argparse
 import concurrent.futures
+import json
 import os
 import pathlib
 import queue
@@ -19,9 +25,12 @@ import sys
 import tempfile
 from typing import NamedTuple
 
+import generated_mutants
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ("dapo_jax", "tests", "configs", "benchmarks", "pyproject.toml", "README.md")
 LIMIT = 600  # s, of one test
+GENERATED = ROOT / "tests" / "mutants_generated.json"
 
 
 class Mutant(NamedTuple):
@@ -165,11 +174,38 @@ def verdict(mutant: Mutant, root: pathlib.Path) -> str:
         file.write_text(text)
 
 
+def generated(args) -> int:
+    made = generated_mutants.drawn(ROOT, args.generated, args.only, args.seed)
+    as_is = [generated_mutants.Generated(f, 0, 0, "", 0, "") for f in {m.file: 0 for m in made}]
+    known = json.loads(GENERATED.read_text()) if GENERATED.exists() else []
+    kept, killed, judged = {(r["file"], r["change"]): r for r in known}, 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        roots = [copy(pathlib.Path(folder, str(i))) for i in range(args.jobs)]
+        for m, verdict, seconds in generated_mutants.judged(roots, as_is + made):
+            if m.change:
+                judged, killed = judged + 1, killed + (verdict in ("killed", "timeout"))
+                row = {"file": m.file, "line": m.line, "change": m.change, "verdict": verdict}
+                kept[m.file, m.change] = kept.get((m.file, m.change), {}) | row
+            if verdict not in ("killed", "timeout") or not m.change:
+                what = m.change or "without a mutant"
+                print(f"{m.file}:{m.line}: {what}: {verdict} ({seconds:.0f} s)", flush=True)
+            if args.record:
+                rows = sorted(kept.values(), key=lambda r: (r["file"], r["line"], r["change"]))
+                GENERATED.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    print(f"killed {killed} of {judged}")
+    return int(killed < judged)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="mutants whose file, line or test has this")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--generated", type=int, default=0, help="so many that are made by machine")
+    parser.add_argument("--seed", type=int, default=0, help="which those are")
+    parser.add_argument("--record", action="store_true", help="keep their verdicts")
     args = parser.parse_args()
+    if args.generated:
+        return generated(args)
     mutants = [m for m in MUTANTS if args.only in " ".join(m)]
     if not mutants:
         parser.error(f"--only={args.only}: none of {len(MUTANTS)} mutants")
