@@ -22,14 +22,21 @@ JUDGES = {
     "test_without_std_by_the_batch_s_and_against_the_others"
     " test_objectives.py::test_whitened_over_the_tokens_of_the_batch",
     "dapo/reward.py": "test_reward.py",
-    "dapo/overlong_filter.py": "test_train.py::test_the_three_readings_of_overlong_filtering",
+    "dapo/overlong_filter.py": "test_train.py::test_the_three_readings_of_overlong_filtering"
+    " test_dynamic_sampling.py::"
+    "test_a_group_whose_only_miss_is_truncated_teaches_where_that_one_counts",
     "dapo/dynamic_sampling.py": "test_dynamic_sampling.py",
     "dapo/packing.py": "test_packing.py",
     "dapo/objective.py": "test_objective.py",
-    "dapo/update.py": "test_update.py",
+    "dapo/update.py": "test_update.py::test_learning_rate_of_the_paper"
+    " test_update.py::test_learning_rate_of_verl test_update.py::test_optimizer_is_adamw"
+    " test_update.py::test_learning_rate_falls_by_optax_s_schedules"
+    " test_update.py::test_a_non_finite_gradient_keeps_the_old_state"
+    " test_update.py::test_head_stats"
+    " test_update.py::test_gradient_against_dense_float64",
     "rollout/draw.py": "test_draw.py",
     "checkpoint/seal.py": "test_seal.py",
-    "checkpoint/resume.py": "test_resume.py",
+    "checkpoint/resume.py": "test_resume.py test_patience.py",
     "checkpoint/patience.py": "test_patience.py",
     "checkpoint/journal.py": "test_journal.py",
     "checkpoint/workdir.py": "test_workdir.py",

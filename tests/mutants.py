@@ -10,7 +10,8 @@ are run once without a mistake first, since a test that fails anyway kills nothi
     python tests/mutants.py --generated=75 [--only=dapo/] [--seed=0] [--record]
 
 takes instead so many that generated_mutants.py makes of operators and numbers. `--record` keeps the
-verdicts in mutants_generated.json, where `why` says what is known of one that survived.
+verdicts in mutants_generated.json, where `why` says what is known of one that survived, and judges
+none again that is found there.
 """
 
 import argparse
@@ -30,6 +31,7 @@ import generated_mutants
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ("dapo_jax", "tests", "configs", "benchmarks", "pyproject.toml", "README.md")
 LIMIT = 600  # s, of one test
+FOUND = ("killed", "timeout")  # a mutant that hangs is found too
 GENERATED = ROOT / "tests" / "mutants_generated.json"
 
 
@@ -176,24 +178,31 @@ def verdict(mutant: Mutant, root: pathlib.Path) -> str:
 
 def generated(args) -> int:
     made = generated_mutants.drawn(ROOT, args.generated, args.only, args.seed)
-    as_is = [generated_mutants.Generated(f, 0, 0, "", 0, "") for f in {m.file: 0 for m in made}]
     known = json.loads(GENERATED.read_text()) if GENERATED.exists() else []
-    kept, killed, judged = {(r["file"], r["change"]): r for r in known}, 0, 0
+    kept, verdicts = {(r["file"], r["line"], r["change"]): r for r in known}, []
     with tempfile.TemporaryDirectory() as folder:
         roots = [copy(pathlib.Path(folder, str(i))) for i in range(args.jobs)]
-        for m, verdict, seconds in generated_mutants.judged(roots, as_is + made):
-            if m.change:
-                judged, killed = judged + 1, killed + (verdict in ("killed", "timeout"))
-                row = {"file": m.file, "line": m.line, "change": m.change, "verdict": verdict}
-                kept[m.file, m.change] = kept.get((m.file, m.change), {}) | row
-            if verdict not in ("killed", "timeout") or not m.change:
-                what = m.change or "without a mutant"
-                print(f"{m.file}:{m.line}: {what}: {verdict} ({seconds:.0f} s)", flush=True)
+        files = dict.fromkeys(m.file for m in made)
+        as_is = [generated_mutants.Generated(f, 0, 0, "", 0, "") for f in files]
+        good = set()
+        for m, verdict, seconds in generated_mutants.judged(roots, as_is):
+            good |= {m.file} if verdict == "survived" else set()
+            print(f"{m.file}: without a mutant: {verdict} ({seconds:.0f} s)", flush=True)
+        done = {k for k, row in kept.items() if row["verdict"] in FOUND} if args.record else ()
+        made = [m for m in made if m.file in good and (m.file, m.line, m.change) not in done]
+        for m, verdict, seconds in generated_mutants.judged(roots, made):
+            verdicts.append(verdict)
+            place = m.file, m.line, m.change
+            row = dict(zip(("file", "line", "change"), place, strict=True)) | {"verdict": verdict}
+            kept[place] = kept.get(place, {}) | row
+            if verdict not in FOUND:
+                print(f"{m.file}:{m.line}: {m.change}: {verdict} ({seconds:.0f} s)", flush=True)
             if args.record:
-                rows = sorted(kept.values(), key=lambda r: (r["file"], r["line"], r["change"]))
-                GENERATED.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-    print(f"killed {killed} of {judged}")
-    return int(killed < judged)
+                rows = json.dumps([kept[k] for k in sorted(kept)], indent=1, ensure_ascii=False)
+                GENERATED.write_text(rows + "\n")
+    killed = sum(v in FOUND for v in verdicts)
+    print(f"killed {killed} of {len(verdicts)}")
+    return int(killed < len(verdicts))
 
 
 def main() -> int:
