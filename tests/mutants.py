@@ -6,10 +6,17 @@ Copies the repository to a temporary folder (one per job), puts one mistake afte
 copy, runs the test named beside it, and prints what lived: exit status 1 if anything did. The tests
 are run once without a mistake first, since a test that fails anyway kills nothing.
 `test_mutants.py` sees to it that every line is still there. The count is in benchmarks/RESULTS.md.
+
+    python tests/mutants.py --generated=75 [--only=dapo/] [--seed=0] [--record]
+
+takes instead so many that generated_mutants.py makes of operators and numbers. `--record` keeps the
+verdicts in mutants_generated.json, where `why` says what is known of one that survived, and judges
+none again that is found there.
 """
 
 import argparse
 import concurrent.futures
+import json
 import os
 import pathlib
 import queue
@@ -19,9 +26,13 @@ import sys
 import tempfile
 from typing import NamedTuple
 
+import generated_mutants
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ("dapo_jax", "tests", "configs", "benchmarks", "pyproject.toml", "README.md")
 LIMIT = 600  # s, of one test
+FOUND = ("killed", "timeout")  # a mutant that hangs is found too
+GENERATED = ROOT / "tests" / "mutants_generated.json"
 
 
 class Mutant(NamedTuple):
@@ -165,11 +176,45 @@ def verdict(mutant: Mutant, root: pathlib.Path) -> str:
         file.write_text(text)
 
 
+def generated(args) -> int:
+    made = generated_mutants.drawn(ROOT, args.generated, args.only, args.seed)
+    known = json.loads(GENERATED.read_text()) if GENERATED.exists() else []
+    kept, verdicts = {(r["file"], r["line"], r["change"]): r for r in known}, []
+    with tempfile.TemporaryDirectory() as folder:
+        roots = [copy(pathlib.Path(folder, str(i))) for i in range(args.jobs)]
+        files = dict.fromkeys(m.file for m in made)
+        as_is = [generated_mutants.Generated(f, 0, 0, "", 0, "") for f in files]
+        good = set()
+        for m, verdict, seconds in generated_mutants.judged(roots, as_is):
+            good |= {m.file} if verdict == "survived" else set()
+            print(f"{m.file}: without a mutant: {verdict} ({seconds:.0f} s)", flush=True)
+        done = {k for k, row in kept.items() if row["verdict"] in FOUND} if args.record else ()
+        made = [m for m in made if m.file in good and (m.file, m.line, m.change) not in done]
+        for m, verdict, seconds in generated_mutants.judged(roots, made):
+            verdicts.append(verdict)
+            place = m.file, m.line, m.change
+            row = dict(zip(("file", "line", "change"), place, strict=True)) | {"verdict": verdict}
+            kept[place] = kept.get(place, {}) | row
+            if verdict not in FOUND:
+                print(f"{m.file}:{m.line}: {m.change}: {verdict} ({seconds:.0f} s)", flush=True)
+            if args.record:
+                rows = json.dumps([kept[k] for k in sorted(kept)], indent=1, ensure_ascii=False)
+                GENERATED.write_text(rows + "\n")
+    killed = sum(v in FOUND for v in verdicts)
+    print(f"killed {killed} of {len(verdicts)}")
+    return int(killed < len(verdicts))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="mutants whose file, line or test has this")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--generated", type=int, default=0, help="so many that are made by machine")
+    parser.add_argument("--seed", type=int, default=0, help="which those are")
+    parser.add_argument("--record", action="store_true", help="keep their verdicts")
     args = parser.parse_args()
+    if args.generated:
+        return generated(args)
     mutants = [m for m in MUTANTS if args.only in " ".join(m)]
     if not mutants:
         parser.error(f"--only={args.only}: none of {len(MUTANTS)} mutants")

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dapo_jax.dapo import dynamic_sampling as ds
+from dapo_jax.dapo import dynamic_sampling as ds, overlong_filter
 from dapo_jax.dapo.reward import Grades
+from dapo_jax.rollout.engine import Response
 
 
 def judged(right_G) -> Grades:
@@ -257,3 +258,12 @@ def test_what_teaches_is_the_callers_to_say():
     assert got.accept_rate == pytest.approx((4 + 0.5 * 3) / (7 + 3))
     got = collect(stream, need=3, dynamic=False, accept=lambda g: False)
     assert positions(got.groups) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("choice", "teaches"), [("off", True), ("loss", True), ("group", False)])
+def test_a_group_whose_only_miss_is_truncated_teaches_where_that_one_counts(choice, teaches):
+    """The loss leaves it out under 'loss', the mean of its group only under 'group'."""
+    none = np.zeros(0)
+    responses = [Response(none, none, none, truncated=i == 0) for i in range(4)]
+    group = ds.Group(0, [0], responses, judged([False, True, True, True]))
+    assert overlong_filter.teaches(group, choice) == teaches

@@ -60,6 +60,12 @@ def test_without_the_dual_clip_a_bad_token_pays_its_whole_ratio():
     np.testing.assert_allclose(np.delete(term.loss, 3), np.delete(PER_TOKEN, 3), atol=2e-6)
 
 
+def test_a_token_without_advantage_is_not_clipped():
+    """Its ratio lies beyond the bounds; there is no gradient that they could stop."""
+    term = objective.ppo_clip(np.log(np.float32([2.0, 0.5])), np.zeros(2), np.zeros(2), make())
+    assert not (term.clipped_low | term.clipped_high | term.dual_clipped).any()
+
+
 def test_clip_higher_moves_only_the_upper_bound():
     log_ratio = np.log(np.float32([1.25, 0.75]))
     advantage = np.float32([1.0, -1.0])
@@ -128,6 +134,7 @@ def test_coefficients_from_config():
     off = make(dual_clip=0.0, importance_cap=0.0)
     assert (off.clip_low, off.clip_high, off.log_ratio_max) == (0.2, 0.28, 20.0)
     assert off.dual_clip == np.inf and off.importance_cap == np.inf and off.importance == 0
+    assert off.entropy_enough == np.inf and make(entropy_enough=0.5).entropy_enough == 0.5
     on = make(dual_clip=10.0, importance_cap=2.0, kl_coef=0.1, entropy_coef=0.01)
     assert (on.dual_clip, on.importance_cap, on.importance) == (10.0, 2.0, 1.0)
     assert (on.kl_coef, on.entropy_coef) == (0.1, 0.01)

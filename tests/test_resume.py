@@ -1,9 +1,13 @@
 """Which changes of a config may go on from a checkpoint."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from dapo_jax import config
 from dapo_jax.checkpoint import checkpoint, resume
+from dapo_jax.dapo.state import Rates, State
 from dapo_jax.data.problems import Encoded, Problem
 
 PACKAGES = checkpoint.versions()
@@ -80,6 +84,25 @@ def test_other_problems_under_the_same_names_are_refused():
     with pytest.raises(config.ConfigError, match="the training problems: other prompts"):
         check(saved(), data="other")
     assert check(saved(), data="other", allow=True)
+
+
+def test_what_is_known_of_other_problems_is_left_behind(tmp_path):
+    """`check` says whether they are the same; `newest` then keeps or drops their pass rates."""
+    inputs, base = {"data": "same", "reward": ""}, config.base()
+    assert resume.check(saved(), base, inputs, False, print)
+    assert not resume.check(saved(), base, inputs | {"data": "other"}, True, print)
+    state = State({"w": jnp.arange(3.0)}, {"m": jnp.zeros(2)}).count(step=1)
+    state = state._replace(rates=Rates(np.ones(2), np.ones(2, np.int32), np.ones(2, np.int32)))
+    with checkpoint.manager(tmp_path, keep=1) as m:
+        checkpoint.save(m, state, {})
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = state._replace(rates=None)
+    places = jax.tree.map(lambda _: here, like)
+    kept, left = (
+        resume.newest(tmp_path, like, places, lambda _, same=same: same, print)
+        for same in (True, False)
+    )
+    assert kept.rates.rate_P.tolist() == [1, 1] and left.rates is None
 
 
 def test_other_versions_are_shown():

@@ -1,0 +1,188 @@
+"""Operator mutants, made by machine: what `mutants.py --generated=N` puts into the sources.
+
+Words are left alone: strings, messages of `raise` and `assert`, annotations. The tests that judge
+a file are fast ones; a run of them is forked from a process that has imported jax already.
+"""
+
+import ast
+import os
+import pathlib
+import random
+import re
+import signal
+import sys
+import time
+from typing import NamedTuple
+
+LIMIT = 120  # s, of one mutant's tests; what hangs is found too
+
+# File -> its judges, of tests/, the quickest first.
+JUDGES = {
+    "dapo/advantage.py": "test_advantage.py test_objectives.py::"
+    "test_without_std_by_the_batch_s_and_against_the_others"
+    " test_objectives.py::test_whitened_over_the_tokens_of_the_batch",
+    "dapo/reward.py": "test_reward.py",
+    "dapo/overlong_filter.py": "test_train.py::test_the_three_readings_of_overlong_filtering"
+    " test_dynamic_sampling.py::"
+    "test_a_group_whose_only_miss_is_truncated_teaches_where_that_one_counts",
+    "dapo/dynamic_sampling.py": "test_dynamic_sampling.py",
+    "dapo/packing.py": "test_packing.py",
+    "dapo/objective.py": "test_objective.py",
+    "dapo/update.py": "test_update.py::test_learning_rate_of_the_paper"
+    " test_update.py::test_learning_rate_of_verl test_update.py::test_optimizer_is_adamw"
+    " test_update.py::test_learning_rate_falls_by_optax_s_schedules"
+    " test_update.py::test_a_non_finite_gradient_keeps_the_old_state"
+    " test_update.py::test_head_stats"
+    " test_update.py::test_gradient_against_dense_float64",
+    "rollout/draw.py": "test_draw.py",
+    "checkpoint/seal.py": "test_seal.py",
+    "checkpoint/resume.py": "test_resume.py test_patience.py",
+    "checkpoint/patience.py": "test_patience.py",
+    "checkpoint/journal.py": "test_journal.py",
+    "checkpoint/workdir.py": "test_workdir.py",
+    "checkpoint/saver.py": "test_saver.py",
+    "checkpoint/checkpoint.py": "test_checkpoint.py test_saver.py",
+}
+
+FLIPS = {
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "/"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
+    ast.And: ("and", "or"), ast.Or: ("or", "and"),
+}  # fmt: skip
+SWAPS = {"min": "max", "minimum": "maximum", "any": "all", "argmin": "argmax", "zeros": "ones"}
+SWAPS |= {new: old for old, new in SWAPS.items()}
+
+
+class Generated(NamedTuple):
+    file: str
+    start: int  # the bytes from here
+    end: int  # up to here
+    new: str  # become this
+    line: int
+    change: str  # the line before and after it
+
+
+def of_file(root: pathlib.Path, file: str) -> list[Generated]:
+    """Every one that the operators make of it, in the file's order."""
+    data = (root / "dapo_jax" / file).read_bytes()
+    begins = [0, *(m.end() for m in re.finditer(b"\n", data))]
+    at = lambda line, column: begins[line - 1] + column
+    first, last = (
+        lambda n: at(n.lineno, n.col_offset),
+        lambda n: at(n.end_lineno, n.end_col_offset),
+    )
+    found = []
+
+    def add(start: int, end: int, new: str) -> None:
+        line = data.count(b"\n", 0, start) + 1
+        changed = data[:start] + new.encode() + data[end:]
+        shown = [x.splitlines()[line - 1].decode().strip() for x in (data, changed)]
+        found.append(Generated(file, start, end, new, line, " -> ".join(shown)))
+
+    def between(left, right, op) -> None:
+        old, new = FLIPS[type(op)]
+        spot = re.compile(rb"\s+".join(map(re.escape, old.encode().split())))
+        if hit := spot.search(data, last(left), first(right)):
+            add(hit.start(), hit.end(), new)
+
+    def visit(node) -> None:
+        match node:
+            case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
+                return
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in FLIPS:
+                between(left, right, op)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in FLIPS:
+                if not any(isinstance(x, ast.Constant | ast.JoinedStr) and not isinstance(
+                    getattr(x, "value", ""), int | float) for x in (left, right)):  # fmt: skip
+                    between(left, right, op)
+            case ast.AugAssign(target=left, op=op, value=right) if type(op) in FLIPS:
+                between(left, right, op)
+            case ast.BoolOp(op=op, values=values):
+                between(values[0], values[1], op)
+            case ast.UnaryOp(op=ast.Not() | ast.Invert()):
+                sign = re.match(rb"not\s+|~", data[first(node) :])
+                add(first(node), first(node) + sign.end(), "")
+            case ast.Constant(value=bool() as value):
+                add(first(node), last(node), str(not value))
+            case ast.Constant(value=int() | float()):
+                add(first(node), last(node), f"({ast.unparse(node)} + 1)")
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in SWAPS:
+                add(last(node.func) - len(name), last(node.func), SWAPS[name])
+            case ast.keyword(arg="strict"):  # of zip: what it refuses never comes
+                return
+            case ast.If(test=test) | ast.IfExp(test=test) if isinstance(
+                test, ast.Name | ast.Attribute | ast.Call
+            ):
+                text = data[first(test) : last(test)].decode()
+                add(first(test), last(test), f"(not {text})")
+        for name, inner in ast.iter_fields(node):
+            if name not in ("annotation", "returns", "decorator_list"):
+                for child in inner if isinstance(inner, list) else [inner]:
+                    if isinstance(child, ast.AST):
+                        visit(child)
+
+    visit(ast.parse(data))
+    return found
+
+
+def drawn(root: pathlib.Path, number: int, only: str, seed: int) -> list[Generated]:
+    """So many, in turn from each file whose name has `only`."""
+    shuffled = [of_file(root, file) for file in JUDGES if only in file]
+    for i, mutants in enumerate(shuffled):
+        random.Random(f"{seed} {i}").shuffle(mutants)
+    turns = [m for turn in range(max(map(len, shuffled), default=0)) for m in
+             (x[turn] for x in shuffled if turn < len(x))]  # fmt: skip
+    return turns[:number]
+
+
+def _tests(root: pathlib.Path, file: str) -> None:
+    """In a forked process, which ends with pytest's exit status."""
+    os.setsid()
+    os.chdir(root)
+    sys.path[:0] = [str(root), str(root / "tests")]
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1), os.dup2(nothing, 2)
+    code = 99
+    try:
+        import pytest
+
+        tests = [f"tests/{test}" for test in JUDGES[file].split()]
+        code = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not slow", *tests])
+    finally:
+        os._exit(int(code))
+
+
+def judged(roots: list[pathlib.Path], mutants: list[Generated]):
+    """(mutant, verdict, seconds) as they come. 'killed', 'timeout', which is as good, 'survived',
+    or another exit status of pytest. A mutant whose `new` is what is there judges the tests."""
+    sys.dont_write_bytecode = True  # two mutants of a file may have one size and one time
+    os.environ["PYTHONDONTWRITEBYTECODE"], os.environ["JAX_PLATFORMS"] = "1", "cpu"
+    import flax.nnx, hypothesis, jax, optax, orbax.checkpoint, pytest  # noqa
+
+    waiting, free, running = list(mutants), list(roots), {}
+    while waiting or running:
+        while waiting and free:
+            m, root = waiting.pop(0), free.pop()
+            path = root / "dapo_jax" / m.file
+            data = path.read_bytes()
+            path.write_bytes(data[: m.start] + m.new.encode() + data[m.end :])
+            pid = os.fork()
+            if not pid:
+                _tests(root, m.file)
+            running[pid] = m, root, data, time.monotonic()
+        time.sleep(0.05)
+        for pid, (m, root, data, began) in list(running.items()):
+            took = time.monotonic() - began
+            if late := took > LIMIT:
+                os.killpg(pid, signal.SIGKILL)
+            ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                verdict = {0: "survived", 1: "killed", 2: "killed"}.get(code, f"status {code}")
+                (root / "dapo_jax" / m.file).write_bytes(data)
+                free.append(root)
+                del running[pid]
+                yield m, "timeout" if late else verdict, took
