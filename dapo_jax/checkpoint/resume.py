@@ -13,6 +13,7 @@ from dapo_jax.checkpoint.checkpoint import Damaged
 from dapo_jax.config import schema
 from dapo_jax.dapo.state import State
 from dapo_jax.data.problems import Encoded
+from dapo_jax.variants import choose
 
 # Fields that decide how long, how fast and where a run trains, and what it logs, but not what it
 # learns. A change of any other field is refused. Names that end in a dot are sections.
@@ -26,7 +27,7 @@ HARMLESS = (
     "guard.",
     "mesh.",
     "sharding.",
-    "critic.init_from",
+    *choose.FREE_FIELDS,
     "model.path",  # may have moved: weights are in the checkpoint, tokens in the fingerprint
     "model.scan_layers",
     "model.attention",
@@ -45,7 +46,6 @@ HARMLESS = (
     "optim.offload",
     "optim.max_skipped",
 )
-LANES = ("rollout.slots", "rollout.chunk")  # with rollout.staleness they decide a token's step
 
 
 def newest(
@@ -147,7 +147,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
         if was != now:
             line = f"config.{name}: {was!r} -> {now!r}"
             free = any(name == h or (h[-1] == "." and name.startswith(h)) for h in HARMLESS)
-            free = free and not (name in LANES and new.get("rollout.staleness"))
+            free = free and name not in choose.fixed_fields(new)
             (harmless if free else meaningful).append(line)
     return harmless, meaningful
 

@@ -11,7 +11,7 @@ import jax
 
 from dapo_jax import parallel
 from dapo_jax.dapo.state import Counters, State
-from dapo_jax.variants import curriculum
+from dapo_jax.variants import choose
 
 # ------------------------------------------------------------------------------------------------
 # Alarms
@@ -42,10 +42,6 @@ _TRY = {
     " problem (rollout.group_size); read rollouts/",
     "parted": "go back to the best checkpoint (checkpoint.keep_best), give more problems (data/epochs:"
     " how often each was drawn), or hold on to the start with loss.kl_coef",
-    "ess": "lower rollout.staleness, optim.lr or optim.minibatches: the policy moves too far while"
-    " responses are on their way",
-    "values": "pre-train the value model longer (critic.pretrain_steps), raise critic.lr, or start it from"
-    " a reward model (critic.init_from); GAE of values that explain nothing is noise",
     "gap": "set model.dtype='float32' to see whether it is rounding; loss.importance_cap=2 weighs"
     " it out; a leap is a bug worth reporting",
 }
@@ -97,13 +93,9 @@ def bounds(config, log: dict) -> list[Bound]:
     right, wrong = (log.get(f"sampling/all_{x}_frac", 0.0) for x in ("correct", "wrong"))
     few = "all right" if right > wrong else "all wrong"
     few = "all alike" if "reward/score" in log else few
-    # Groups that were carried over come from an older policy: their gap means nothing.
-    carries = config.dynamic_sampling.surplus == "carry" or config.rollout.staleness
-    gap = 0.0 if carries else _gap_max(config)
-    # Not in pre-training; and if nearly all are right there is little left to explain.
-    explains = "policy/loss" in log and log.get("reward/accuracy", 0.0) < _LEARNED
-    explained = config.guard.explained_min if explains else 0.0
-    # A single response, as with a value model, is never right and wrong.
+    # What an older policy drew has a gap that means nothing.
+    gap = 0.0 if choose.older_responses(config) else _gap_max(config)
+    # A single response is never right and wrong.
     mixed = config.guard.accept_min if config.rollout.group_size > 1 else 0.0
     # fmt: off
     return [
@@ -111,8 +103,7 @@ def bounds(config, log: dict) -> list[Bound]:
         Bound("response/length_mean", "mean response length", config.guard.length_min, config.guard.length_max, "length low", "length high"),
         Bound("response/truncated_frac", "share of truncated responses", 0.0, config.guard.truncated_max, "", "truncated"),
         Bound("sampling/accept_frac", "share of problems with mixed groups", mixed, 0.0, few, ""),
-        Bound("policy/importance_ess", "effective sample size of the importance weights", config.guard.ess_min, 0.0, "ess", ""),
-        Bound("critic/explained_variance", "explained variance of the returns", explained, 0.0, "values", ""),
+        *(Bound(*row) for row in choose.bounds(config, log)),
         Bound("policy/sampler_trainer_logprob_gap", "gap of sampler and trainer log-probs", 0.0, gap, "", "gap"),
     ]
     # fmt: on
@@ -242,12 +233,6 @@ def count_alarms(
 # ------------------------------------------------------------------------------------------------
 
 
-_LEFT_OUT = (
-    "no problem is left to draw: all of them came to config.curriculum.pass_rate_cap when they were"
-    " last drawn; give harder ones, or let them come back by config.curriculum.revisit_epochs"
-)
-
-
 def shortage(config, log: dict[str, float]) -> str:
     """Warning that dynamic sampling did not fill the batch; '' if it did."""
     found = log["sampling/batch_groups"]
@@ -263,7 +248,7 @@ def shortage(config, log: dict[str, float]) -> str:
         else "no update"
     )
     if not log["sampling/rounds"]:
-        return f"{_LEFT_OUT}; {consequence}"
+        return f"{choose.NONE_LEFT}; {consequence}"
     have, others = "scores that differ", ""
     if "reward/score" not in log:
         have = "right and wrong responses"
@@ -271,30 +256,20 @@ def shortage(config, log: dict[str, float]) -> str:
             f" ({log.get('sampling/all_wrong_frac', 0):.0%} of the problems all wrong,"
             f" {log.get('sampling/all_correct_frac', 0):.0%} all right)"
         )
-    if curriculum.has_band(config.curriculum):
-        have += f" and a pass rate in {config.curriculum.band_low}..{config.curriculum.band_high}"
-    if _drew_all(config, log):
-        others += (
-            f", having drawn once all but the {log['curriculum/left_out']:.0f} problems that"
-            " config.curriculum.pass_rate_cap leaves out"
-        )
+    have += choose.wants(config)
+    if why := choose.ran_out(config, log):
+        others += f", {why}"
     return (
         f"{found} of {config.rollout.groups} groups have {have} after"
         f" {log['sampling/rounds']} rounds{others}; {consequence}"
     )
 
 
-def _drew_all(config, log: dict[str, float]) -> bool:
-    """Whether the batch is short because problems, not rounds, were used up."""
-    capped, of = config.curriculum.pass_rate_cap > 0, config.dynamic_sampling
-    return capped and of.refill and log["sampling/rounds"] < of.max_rounds
-
-
 def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
     """Why the run has to end here; '' = it continues."""
     if counters.empty_steps >= config.dynamic_sampling.max_empty_steps:
         if log.get("sampling/rounds") == 0:
-            return _LEFT_OUT
+            return choose.NONE_LEFT
         return (
             f"nothing to learn: {counters.empty_steps} steps in a row without one group whose"
             f" responses differ in grade ({counters.samples} responses drawn in"
@@ -302,12 +277,12 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
             " give easier or harder problems, more responses per problem, or a better start"
         )
     if config.dynamic_sampling.on_exhausted == "stop" and log and shortage(config, log):
-        if _drew_all(config, log):
-            return "dynamic sampling has drawn every problem that the curriculum does not leave out"
+        if choose.ran_out(config, log):
+            return "dynamic sampling has drawn every problem that is not left out"
         return f"dynamic sampling used up its {config.dynamic_sampling.max_rounds} rounds"
     for in_row, of, rate in (
         (counters.skipped_in_row, "", "optim.lr"),
-        (counters.others_skipped_in_row, " of the value model", "critic.lr"),
+        (counters.others_skipped_in_row, " of a model beside the policy", "its learning rate"),
     ):
         if in_row >= config.optim.max_skipped:
             return (

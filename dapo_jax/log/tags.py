@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dapo_jax.variants import choose
+
 
 class Tag(NamedTuple):
     unit: str
@@ -43,15 +45,8 @@ WHEN = {
     "reference": "with loss.kl_coef",
     "start": "the first record of each start",
     "weighted": "with loss.importance_cap",
-    "aged": "with rollout.staleness",
     "mask": "with another loss.importance than 'token'",
-    "positive": "with loss.positive_coef",
     "evaluation": "evaluated steps (the first and the last among them)",
-    "curriculum": "every rollout step, with config.curriculum",
-    "again": "with config.curriculum, steps that drew problems a second time",
-    "critic": "with config.critic, steps with an update of the value model",
-    "differ": "with config.critic, steps whose returns are not all alike",
-    "thirds": "as the last two; <third> is short, middle or long, by the lengths of the step's responses, and one may be empty",
     "majority": "evaluated steps, where the reward says right or wrong",
     "alarm": "steps with an alarm",
     "device": "every rollout step, on TPUs and GPUs that are known",
@@ -95,24 +90,8 @@ TAGS: dict[str, Tag] = {
     "policy/importance_mean": Tag("1", "importance weight of trained tokens", "mean(w), w of pi_trainer / pi_sampler by loss.importance", "0.95 to 1.05", "far from 1: sampler and trainer disagree, or a mask zeroes much", "arXiv 2510.18855", "weighted"),
     "policy/importance_capped_frac": Tag("share", "trained tokens whose importance weight lies at its bound", "mean[w >= loss.importance_cap]", "below 0.01", "above 0.1: sampler and trainer disagree; with 'sequence' also long responses", "arXiv 2510.18855", "weighted"),
     "policy/importance_zeroed_frac": Tag("share", "trained tokens whose importance weight a mask zeroes", "mean[w = 0]", "below 0.01", "above 0.1: sampler and trainer disagree; with sequence_mask also long responses", "arXiv 2510.18855", "mask"),
-    "policy/positive_loss": Tag("nats per token", "log-likelihood loss on right responses, times loss.positive_coef", "mean over updates of mu NLL, NLL over tokens of right responses; 0 in an update without one", "falls towards 0", "0: no response is right", "arXiv 2504.05118 Eq. 9-10", "positive"),
     "policy/sampler_trainer_logprob_gap": Tag("nats", "largest difference of a token's log-probability between sampler and trainer, first update of the step", "max|ln pi_sampler - ln pi_trainer|", "below 1e-4 in float32 on CPU, below 0.5 in bfloat16 (groups carried over are older: more)", "large: two different policies; gradients are biased", "code: one forward for both", "trained"),
     # --- value model ----------------------------------------------------------------------------
-    "critic/explained_variance": Tag("share", "variance of the returns that the values explain, which the step's advantages were made of", "1 - Var(G - V) / Var(G) over trained tokens", "above 0.5 when pre-training ends; falls as accuracy nears 1, where little is left to tell", "below guard.explained_min: advantages are noise; pre-train longer (critic.pretrain_steps), or raise critic.lr; below 0: worse than a constant", "VAPO, arXiv 2504.05118 section 4.1", "differ"),
-    "critic/value_loss": Tag("reward^2", "the value model's loss", "mean over trained tokens of (V - G)^2 / 2, of the step's updates", "falls, fastest in pre-training", "rises: critic.lr is too high, or the policy moves too fast for it", "arXiv 2503.01491", "critic"),
-    "critic/clipped_frac": Tag("share", "trained tokens whose value has moved beyond critic.clip and no longer learns", "mean[clipped loss > loss]", "below 0.2; 0 without critic.clip", "higher: raise critic.clip, or lower critic.lr", "vapo/value_loss.py", "critic"),
-    "critic/grad_norm": Tag("1", "global gradient norm of the value model before clipping", "mean over updates of ||g||", "steady", "grows tenfold: instability; nan: see critic/skipped", "code", "critic"),
-    "critic/skipped": Tag("updates", "updates of the value model left out because a gradient or its result is not finite", "count", "0", "above 0 in a row: lower critic.lr", "code", "critic"),
-    "critic/lambda_mean": Tag("1", "lambda of the policy's advantages", "mean over trained tokens of 1 - 1 / (alpha l), or critic.lambda_policy", "near 1 for long responses", "0: responses are shorter than 1 / critic.length_alpha tokens, and advantages are one-step differences of values", "arXiv 2504.05118 Eq. 5", "critic"),
-    "critic/return_mean": Tag("reward", "target of a token's value", "mean over trained tokens", "rises with the reward", "as reward/mean", "vapo/gae.py", "critic"),
-    "critic/return_std": Tag("reward", "spread of the targets", "std over trained tokens", "falls as accuracy nears 1", "0: all rewards are alike", "vapo/gae.py", "critic"),
-    "critic/advantage_mean": Tag("reward", "advantage of trained tokens", "mean of GAE with the policy's lambda", "near 0", "far from 0: values are biased; pre-train longer", "vapo/gae.py", "critic"),
-    "critic/advantage_std": Tag("reward", "spread of the advantages", "std over trained tokens", "below critic/return_std", "falls to 0: the policy gets no signal", "vapo/gae.py", "critic"),
-    "critic/<third>/explained_variance": Tag("share", "as critic/explained_variance, of the third of responses by length", "1 - Var(G - V) / Var(G)", "alike", "long far below short: values of long responses are poor", "log/metrics.py", "thirds"),
-    "critic/<third>/return_mean": Tag("reward", "as critic/return_mean, of the third", "mean", "long below short where long responses fail", "-", "log/metrics.py", "thirds"),
-    "critic/<third>/return_std": Tag("reward", "as critic/return_std, of the third", "std", "alike", "0 of long: all long responses are alike, cut off perhaps", "log/metrics.py", "thirds"),
-    "critic/<third>/advantage_mean": Tag("reward", "as critic/advantage_mean, of the third", "mean", "near 0", "apart: values are biased by length", "log/metrics.py", "thirds"),
-    "critic/<third>/advantage_std": Tag("reward", "as critic/advantage_std, of the third", "std", "alike", "long far below short: lambda lets too little through; raise critic.length_alpha", "log/metrics.py", "thirds"),
     # --- sampling -------------------------------------------------------------------------------
     "sampling/rounds": Tag("rounds", "generation rounds of the step", "count", "1 to 4", "at dynamic_sampling.max_rounds: the problems no longer fit the policy", "paper Algorithm 1"),
     "sampling/batch_groups": Tag("groups", "groups trained on", "count", "rollout.groups", "fewer: Dynamic Sampling ran out of rounds", "paper Algorithm 1"),
@@ -123,19 +102,7 @@ TAGS: dict[str, Tag] = {
     "sampling/parse_fail_frac": Tag("share", "drawn responses without an answer that the verifier finds", "mean[no answer]", "near response/truncated_frac", "higher: the answer format is not learned", "data/verifier.py", "judged"),
     "sampling/shadow_gain": Tag("share", "accuracy by the OTHER verifier minus accuracy", "mean(shadow) - mean(correct)", "within +-0.01", "above 0.05: right answers are marked wrong", "data/verifier.py", "shadow"),
     "sampling/evicted": Tag("responses", "responses that gave their cache pages away and were made again", "count", "0, or few", "many: raise rollout.cache_fraction or lower rollout.slots", "rollout/engine.py"),
-    # --- curriculum -----------------------------------------------------------------------------
-    "curriculum/left_out": Tag("problems", "problems that the epoch leaves out, their pass rate being at curriculum.pass_rate_cap", "count", "grows as problems are learned, falls where they come back", "near the size of the set: nothing is left to draw; set curriculum.revisit_epochs, or give harder problems", "arXiv 2510.13786", "curriculum"),
-    "curriculum/pass_rate": Tag("share", "pass rate of each problem when it was last drawn, over all that were; where the reward is a score alone, their mean score", "mean of the recorded rates", "rises", "flat: as reward/accuracy", "curriculum.py", "curriculum"),
-    "curriculum/known_rate": Tag("share", "pass rate that the problems drawn had when they were drawn before: how hard the curriculum's choice is", "mean of the recorded rates of the problems drawn", "below curriculum.pass_rate_cap, and below curriculum/pass_rate", "equal to curriculum/pass_rate: the curriculum chooses nothing", "curriculum.py", "again"),
-    "curriculum/by_pass_rate": Tag("problems", "problems that were drawn by their recorded pass rate", "counts: 0, up to .1, up to .2, ..., up to 1", "moves from left to right", "two spikes at 0 and 1: few problems teach", "curriculum.py", "curriculum"),
-    "curriculum/temperature": Tag("1", "temperature that the step sampled at", "curriculum.temperature_schedule", "as configured", "-", "curriculum.py", "curriculum"),
     # --- responses of several steps ----------------------------------------------------------------
-    "policy/importance_ess": Tag("share", "effective sample size of the importance weights, of the trained tokens", "mean(w)^2 / mean(w^2)", "above 0.9", "below guard.ess_min: few tokens carry the update; less staleness, or smaller steps", "dapo/update.py", "aged"),
-    "staleness/age_mean": Tag("steps", "age of the trained tokens: steps since the weights that drew them", "mean over trained tokens", "below rollout.staleness", "at rollout.staleness: most of the batch waits for its slowest responses", "rollout/clock.py", "aged"),
-    "staleness/age_max": Tag("steps", "age of the oldest trained token", "max", "at most rollout.staleness", "it cannot be above", "rollout/clock.py", "aged"),
-    "staleness/versions_per_row": Tag("versions", "different weights that drew a trained response", "mean over trained responses", "1 to 1 + rollout.staleness", "near the upper end: steps are short beside responses", "rollout/clock.py", "aged"),
-    "staleness/in_flight": Tag("groups", "groups that stay in flight behind the step", "count", "near rollout.staleness x rollout.groups", "0: a step of its own has drained", "rollout/clock.py", "aged"),
-    "staleness/parked_tokens": Tag("tokens", "response tokens of rows that go on in the next step", "count", "steady", "grows: responses grow", "rollout/clock.py", "aged"),
     # --- optimizer ------------------------------------------------------------------------------
     "optim/lr": Tag("1", "learning rate of the step", "warm-up, then optim.schedule", "as configured", "0 after warm-up: a mistake in the config", "paper section 4.1"),
     "optim/grad_norm": Tag("1", "global gradient norm before clipping", "mean over updates of ||g||", "steady", "grows tenfold: instability; nan: see optim/skipped", "code", "trained"),
@@ -144,7 +111,7 @@ TAGS: dict[str, Tag] = {
     # --- cost -----------------------------------------------------------------------------------
     "spent/tokens": Tag("tokens", "response tokens drawn since the start, the rejected ones included", "sum", "grows steadily", "leaps a step: many rounds", "code"),
     "spent/samples": Tag("responses", "responses drawn since the start", "sum", "grows steadily", "as above", "code"),
-    "data/epochs": Tag("passes", "how often the run has gone through the training set", "problems drawn for, or left out by a curriculum / problems in the set", "grows steadily", "above 10: the problems may be learned by heart; compare eval/*", "code"),
+    "data/epochs": Tag("passes", "how often the run has gone through the training set", "problems drawn for, or left out / problems in the set", "grows steadily", "above 10: the problems may be learned by heart; compare eval/*", "code"),
     "data/problems_seen": Tag("problems", "different problems of the training set that the run has drawn responses to", "min(problems drawn for, problems in the set)", "grows to the size of the set", "stands still below it: see sampling/rounds", "code"),
     "time/rollout_s": Tag("s", "sampling and verifying", "wall time", "steady", "grows: longer responses or more rounds", "code"),
     "time/update_s": Tag("s", "old log-probs and updates", "wall time", "steady", "grows: longer rows", "code"),
@@ -172,10 +139,12 @@ TAGS: dict[str, Tag] = {
 }
 # fmt: on
 
+TAGS |= {name: Tag(*row) for name, row in choose.TAGS.items()}
+WHEN |= choose.WHEN
+
 # Of policy/entropy_hist, nats. Half of all tokens are nearly certain; ln(152,064) = 11.93.
 ENTROPY_EDGES = (0, 0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 4, 6, 8, 12)
 LENGTH_BINS = 32  # of response/length_hist, at most
-RATE_EDGES = (-0.1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)  # of curriculum/by_pass_rate
 
 _FAMILIES = {t: re.compile(re.sub(r"<\w+>", ".+", t)) for t in TAGS if "<" in t}
 
@@ -206,8 +175,8 @@ def edges(tag: str, bins: int, longest: int) -> Sequence[float]:
     """The bins + 1 edges of a histogram's counts. longest: rollout.max_response_tokens."""
     if tag == "policy/entropy_hist":
         return ENTROPY_EDGES
-    if tag == "curriculum/by_pass_rate":
-        return RATE_EDGES
+    if tag in choose.EDGES:
+        return choose.EDGES[tag]
     if tag == "response/length_hist":
         return np.linspace(0, longest, bins + 1).tolist()
     return (np.arange(bins + 1) - 0.5).tolist()  # one bin a whole number

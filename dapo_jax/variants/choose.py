@@ -14,6 +14,15 @@ from dapo_jax.variants.vapo import critic, update as vapo
 
 METHODS = (curriculum, staleness, positive_lm, vapo)
 
+# Rows of log/tags.py: metrics, when there are any, bounds of histograms
+TAGS = {tag: row for method in METHODS for tag, row in method.TAGS.items()}
+WHEN = {name: text for method in METHODS for name, text in method.WHEN.items()}
+EDGES = {"curriculum/by_pass_rate": curriculum.RATE_EDGES}
+# Config fields that a resumed run may change without --allow_config_change
+FREE_FIELDS = ("critic.init_from",)
+# Texts of log/guards.py for a batch that stayed short
+NONE_LEFT, wants, ran_out = curriculum.NONE_LEFT, curriculum.wants, curriculum.ran_out
+
 
 def of(config) -> Algorithm:
     """DAPO, with what each method that is on replaces."""
@@ -60,3 +69,18 @@ def resumed(config, state: State) -> State:
     cannot go on from it."""
     staleness.check(config, state)
     return state if curriculum.is_on(config.curriculum) else state._replace(by_problem={})
+
+
+def older_responses(config) -> bool:
+    """Whether a batch may hold responses of an older policy."""
+    return config.dynamic_sampling.surplus == "carry" or config.rollout.staleness > 0
+
+
+def bounds(config, log: dict) -> list[tuple]:
+    """Rows of `log.guards.Bound` for one step."""
+    return staleness.bounds(config, log) + vapo.bounds(config, log)
+
+
+def fixed_fields(saved: dict) -> tuple[str, ...]:
+    """Fields that a resumed run may otherwise change, and not under this config (name -> value)."""
+    return ("rollout.slots", "rollout.chunk") if saved.get("rollout.staleness") else ()

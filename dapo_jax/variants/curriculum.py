@@ -165,3 +165,48 @@ def sampling_temperature(c, start: float, step: int) -> float:
 
 # Bounds of the bins of curriculum/by_pass_rate; a bin holds its upper one
 RATE_EDGES = (-0.1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
+
+
+# ------------------------------------------------------------------------------------------------
+# What a run tells of it
+# ------------------------------------------------------------------------------------------------
+
+WHEN = {
+    "curriculum": "every rollout step, with config.curriculum",
+    "again": "with config.curriculum, steps that drew problems a second time",
+}
+# fmt: off
+TAGS = {  # columns: `log.tags.Tag`
+    "curriculum/left_out": ("problems", "problems that the epoch leaves out, their pass rate being at curriculum.pass_rate_cap", "count", "grows as problems are learned, falls where they come back", "near the size of the set: nothing is left to draw; set curriculum.revisit_epochs, or give harder problems", "arXiv 2510.13786", "curriculum"),
+    "curriculum/pass_rate": ("share", "pass rate of each problem when it was last drawn, over all that were; where the reward is a score alone, their mean score", "mean of the recorded rates", "rises", "flat: as reward/accuracy", "curriculum.py", "curriculum"),
+    "curriculum/known_rate": ("share", "pass rate that the problems drawn had when they were drawn before: how hard the curriculum's choice is", "mean of the recorded rates of the problems drawn", "below curriculum.pass_rate_cap, and below curriculum/pass_rate", "equal to curriculum/pass_rate: the curriculum chooses nothing", "curriculum.py", "again"),
+    "curriculum/by_pass_rate": ("problems", "problems that were drawn by their recorded pass rate", "counts: 0, up to .1, up to .2, ..., up to 1", "moves from left to right", "two spikes at 0 and 1: few problems teach", "curriculum.py", "curriculum"),
+    "curriculum/temperature": ("1", "temperature that the step sampled at", "curriculum.temperature_schedule", "as configured", "-", "curriculum.py", "curriculum"),
+}
+# fmt: on
+
+NONE_LEFT = (
+    "no problem is left to draw: all of them came to config.curriculum.pass_rate_cap when they were"
+    " last drawn; give harder ones, or let them come back by config.curriculum.revisit_epochs"
+)
+
+
+def wants(config) -> str:
+    """What a group needs besides responses that differ, in words; '' = nothing."""
+    c = config.curriculum
+    return f" and a pass rate in {c.band_low}..{c.band_high}" if has_band(c) else ""
+
+
+def ran_out(config, log: dict) -> str:
+    """Why there was no problem left to draw for a short batch, in words; '' where rounds ran out."""
+    of = config.dynamic_sampling
+    if (
+        not config.curriculum.pass_rate_cap
+        or not of.refill
+        or log["sampling/rounds"] >= of.max_rounds
+    ):
+        return ""
+    return (
+        f"having drawn once all but the {log['curriculum/left_out']:.0f} problems that"
+        " config.curriculum.pass_rate_cap leaves out"
+    )

@@ -192,3 +192,30 @@ def _flight(group: Group, accepted: bool) -> Flight:
     begun = [int(r.versions[0]) for r in group.responses if len(r.versions)]
     runs = [Run(len(r.tokens), r.ended, len(r.tokens)) for r in group.responses]
     return Flight(group.position, runs, min(begun, default=None), accepted)
+
+
+# ------------------------------------------------------------------------------------------------
+# What a run tells of it
+# ------------------------------------------------------------------------------------------------
+
+WHEN = {"aged": "with rollout.staleness"}
+# fmt: off
+TAGS = {  # columns: `log.tags.Tag`
+    "policy/importance_ess": ("share", "effective sample size of the importance weights, of the trained tokens", "mean(w)^2 / mean(w^2)", "above 0.9", "below guard.ess_min: few tokens carry the update; less staleness, or smaller steps", "dapo/update.py", "aged"),
+    "staleness/age_mean": ("steps", "age of the trained tokens: steps since the weights that drew them", "mean over trained tokens", "below rollout.staleness", "at rollout.staleness: most of the batch waits for its slowest responses", "rollout/clock.py", "aged"),
+    "staleness/age_max": ("steps", "age of the oldest trained token", "max", "at most rollout.staleness", "it cannot be above", "rollout/clock.py", "aged"),
+    "staleness/versions_per_row": ("versions", "different weights that drew a trained response", "mean over trained responses", "1 to 1 + rollout.staleness", "near the upper end: steps are short beside responses", "rollout/clock.py", "aged"),
+    "staleness/in_flight": ("groups", "groups that stay in flight behind the step", "count", "near rollout.staleness x rollout.groups", "0: a step of its own has drained", "rollout/clock.py", "aged"),
+    "staleness/parked_tokens": ("tokens", "response tokens of rows that go on in the next step", "count", "steady", "grows: responses grow", "rollout/clock.py", "aged"),
+}
+# fmt: on
+
+
+def bounds(config, log: dict) -> list[tuple]:
+    """Rows of `log.guards.Bound`."""
+    advice = (
+        "lower rollout.staleness, optim.lr or optim.minibatches: the policy moves too far while"
+        " responses are on their way"
+    )
+    name = "effective sample size of the importance weights"
+    return [("policy/importance_ess", name, config.guard.ess_min, 0.0, advice, "")]

@@ -143,3 +143,49 @@ def _of_part(mean: dict[str, float]) -> dict[str, float]:
         log[f"{name}_mean"] = mean[name]
         log[f"{name}_std"] = variance[name] ** 0.5
     return log
+
+
+# ------------------------------------------------------------------------------------------------
+# What a run tells of it
+# ------------------------------------------------------------------------------------------------
+
+WHEN = {
+    "critic": "with config.critic, steps with an update of the value model",
+    "differ": "with config.critic, steps whose returns are not all alike",
+    "thirds": "as the last two; <third> is short, middle or long, by the lengths of the step's"
+    " responses, and one may be empty",
+}
+# fmt: off
+TAGS = {  # columns: `log.tags.Tag`
+    "critic/explained_variance": ("share", "variance of the returns that the values explain, which the step's advantages were made of", "1 - Var(G - V) / Var(G) over trained tokens", "above 0.5 when pre-training ends; falls as accuracy nears 1, where little is left to tell", "below guard.explained_min: advantages are noise; pre-train longer (critic.pretrain_steps), or raise critic.lr; below 0: worse than a constant", "VAPO, arXiv 2504.05118 section 4.1", "differ"),
+    "critic/value_loss": ("reward^2", "the value model's loss", "mean over trained tokens of (V - G)^2 / 2, of the step's updates", "falls, fastest in pre-training", "rises: critic.lr is too high, or the policy moves too fast for it", "arXiv 2503.01491", "critic"),
+    "critic/clipped_frac": ("share", "trained tokens whose value has moved beyond critic.clip and no longer learns", "mean[clipped loss > loss]", "below 0.2; 0 without critic.clip", "higher: raise critic.clip, or lower critic.lr", "vapo/value_loss.py", "critic"),
+    "critic/grad_norm": ("1", "global gradient norm of the value model before clipping", "mean over updates of ||g||", "steady", "grows tenfold: instability; nan: see critic/skipped", "code", "critic"),
+    "critic/skipped": ("updates", "updates of the value model left out because a gradient or its result is not finite", "count", "0", "above 0 in a row: lower critic.lr", "code", "critic"),
+    "critic/lambda_mean": ("1", "lambda of the policy's advantages", "mean over trained tokens of 1 - 1 / (alpha l), or critic.lambda_policy", "near 1 for long responses", "0: responses are shorter than 1 / critic.length_alpha tokens, and advantages are one-step differences of values", "arXiv 2504.05118 Eq. 5", "critic"),
+    "critic/return_mean": ("reward", "target of a token's value", "mean over trained tokens", "rises with the reward", "as reward/mean", "vapo/gae.py", "critic"),
+    "critic/return_std": ("reward", "spread of the targets", "std over trained tokens", "falls as accuracy nears 1", "0: all rewards are alike", "vapo/gae.py", "critic"),
+    "critic/advantage_mean": ("reward", "advantage of trained tokens", "mean of GAE with the policy's lambda", "near 0", "far from 0: values are biased; pre-train longer", "vapo/gae.py", "critic"),
+    "critic/advantage_std": ("reward", "spread of the advantages", "std over trained tokens", "below critic/return_std", "falls to 0: the policy gets no signal", "vapo/gae.py", "critic"),
+    "critic/<third>/explained_variance": ("share", "as critic/explained_variance, of the third of responses by length", "1 - Var(G - V) / Var(G)", "alike", "long far below short: values of long responses are poor", "log/metrics.py", "thirds"),
+    "critic/<third>/return_mean": ("reward", "as critic/return_mean, of the third", "mean", "long below short where long responses fail", "-", "log/metrics.py", "thirds"),
+    "critic/<third>/return_std": ("reward", "as critic/return_std, of the third", "std", "alike", "0 of long: all long responses are alike, cut off perhaps", "log/metrics.py", "thirds"),
+    "critic/<third>/advantage_mean": ("reward", "as critic/advantage_mean, of the third", "mean", "near 0", "apart: values are biased by length", "log/metrics.py", "thirds"),
+    "critic/<third>/advantage_std": ("reward", "as critic/advantage_std, of the third", "std", "alike", "long far below short: lambda lets too little through; raise critic.length_alpha", "log/metrics.py", "thirds"),
+}
+# fmt: on
+
+_LEARNED = 0.9  # accuracy above which there is little left for values to explain
+
+
+def bounds(config, log: dict) -> list[tuple]:
+    """Rows of `log.guards.Bound`; none during value pre-training."""
+    explains = "policy/loss" in log and log.get("reward/accuracy", 0.0) < _LEARNED
+    low = config.guard.explained_min if explains else 0.0
+    advice = (
+        "pre-train the value model longer (critic.pretrain_steps), raise critic.lr, or start it"
+        " from a reward model (critic.init_from); GAE of values that explain nothing is noise"
+    )
+    return [
+        ("critic/explained_variance", "explained variance of the returns", low, 0.0, advice, "")
+    ]
