@@ -37,7 +37,7 @@ def weights(coef: float, groups: Sequence[Group], tokens_MxG: np.ndarray) -> np.
             f"config.loss.positive_coef: {coef} needs responses that are right or wrong, and the"
             " reward only scores; give Grade(..., right=...), or set 0"
         )
-    right_MxG = np.stack([group.grades.right_G for group in groups]).astype(bool)
+    right_MxG = np.stack([group.grades.right_G for group in groups]).astype(bool) & (tokens_MxG > 0)
     tokens = np.where(right_MxG, tokens_MxG, 0).sum()
     return np.where(right_MxG, coef / max(tokens, 1), 0.0)
 
