@@ -20,7 +20,7 @@ from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
-from dapo_jax.rollout.engine import Response
+from dapo_jax.rollout.engine import UNWATCHED, Response
 
 V, LONGEST, BUFFER, STEPS = 7, 8, 4, 3
 TABLE = np.random.default_rng(0).normal(size=(V, V)).astype(np.float32)
@@ -195,7 +195,7 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
     shape = SimpleNamespace(shared_prompts=False, float32_head=False)  # what is asked of one
     trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
-    machine = SimpleNamespace(trainer=trainer, mesh=mesh)
+    machine = SimpleNamespace(trainer=trainer, mesh=mesh, watch=UNWATCHED)
     put = lambda: parallel.to_device(dict(table=TABLE), trainer.param_shardings)
     params = put()
     reference = put() if c.loss.kl_coef else None
