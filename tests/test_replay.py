@@ -20,6 +20,7 @@ from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
+from dapo_jax.model.head import HeadStats
 from dapo_jax.rollout.engine import UNWATCHED, Response
 
 V, LONGEST, BUFFER, STEPS = 7, 8, 4, 3
@@ -161,11 +162,11 @@ def replay(c, preset, order):
 # ------------------------------------------------------------------------------------------------
 
 
-def table_stats(shape, params, rows, temperature):
+def table_stats(shape, params, rows, temperature, kernel):
     """`update.row_stats` of a table in place of the network."""
     logp = jax.nn.log_softmax(params["table"][rows.tokens_AxRxT] / temperature)
     taken = jnp.take_along_axis(logp, rows.targets_AxRxT[..., None], -1)[..., 0]
-    return update.HeadStats(taken, -(jnp.exp(logp) * logp).sum(-1))
+    return HeadStats(taken, -(jnp.exp(logp) * logp).sum(-1))
 
 
 def judged(right) -> Grades:
@@ -193,7 +194,7 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
     o = c.optim
     tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
-    shape = SimpleNamespace(shared_prompts=False, float32_head=False)  # what is asked of one
+    shape = SimpleNamespace(shared_prompts=False, float32_head=False, vocab_size=V)
     trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
     machine = SimpleNamespace(trainer=trainer, mesh=mesh, watch=UNWATCHED)
     put = lambda: parallel.to_device(dict(table=TABLE), trainer.param_shardings)
