@@ -20,7 +20,8 @@ from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
-from dapo_jax.rollout.engine import Response
+from dapo_jax.model.head import HeadStats
+from dapo_jax.rollout.engine import UNWATCHED, Response
 
 V, LONGEST, BUFFER, STEPS = 7, 8, 4, 3
 TABLE = np.random.default_rng(0).normal(size=(V, V)).astype(np.float32)
@@ -161,11 +162,11 @@ def replay(c, preset, order):
 # ------------------------------------------------------------------------------------------------
 
 
-def table_stats(shape, params, rows, temperature):
+def table_stats(shape, params, rows, temperature, kernel):
     """`update.row_stats` of a table in place of the network."""
     logp = jax.nn.log_softmax(params["table"][rows.tokens_AxRxT] / temperature)
     taken = jnp.take_along_axis(logp, rows.targets_AxRxT[..., None], -1)[..., 0]
-    return update.HeadStats(taken, -(jnp.exp(logp) * logp).sum(-1))
+    return HeadStats(taken, -(jnp.exp(logp) * logp).sum(-1))
 
 
 def judged(right) -> Grades:
@@ -193,10 +194,11 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
     o = c.optim
     tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
-    shape = SimpleNamespace(shared_prompts=False, float32_head=False)  # what is asked of one
+    shape = SimpleNamespace(shared_prompts=False, float32_head=False, vocab_size=V)
     trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
     layout = packing.Layout(config.row_tokens(c), c.optim.micro_batch_rows, 8)
-    machine, method = SimpleNamespace(trainer=trainer, layout=layout), algorithm.dapo(c)
+    machine = SimpleNamespace(trainer=trainer, layout=layout, watch=UNWATCHED)
+    method = algorithm.dapo(c)
     put = lambda: parallel.to_device(dict(table=TABLE), trainer.param_shardings)
     params = put()
     reference = put() if c.loss.kl_coef else None

@@ -257,7 +257,9 @@ def test_golden_explained_variance():
     def sums(values, reward):
         response = packing.Item([1, 2], [3] * len(values), np.zeros(len(values), "f"), reward, 1.0)
         batch, _ = packed(of, [response], [np.array(values, "f")], layout)
-        got = of.estimate(batch.rows, batch.old_values_AxRxT, update.horizon(config.vapo(), []))
+        got = of.estimate(
+            batch.rows, batch.old_values_AxRxT, update.horizon(config.vapo().critic, [])
+        )
         return jax.device_get(got.sums)
 
     tag = "critic/explained_variance"

@@ -1,13 +1,11 @@
 """The jitted half of training: log-probs of packed rows, and one gradient update.
 
 `update` accumulates float32 gradients over micro-batches inside one program, then clips, applies
-AdamW, and keeps the old state where the gradient is not finite. It never makes an array of
-tokens x vocabulary: the head runs on chunks of cells, and the backward pass makes each chunk's
-logits again (one CPU keeps those of a row that is one chunk, where the vocabulary is large).
+AdamW, and keeps the old state where the gradient is not finite (model/kernels.py).
 
-With adapters (LoRA) gradients, optimizer and `apply` are of these alone (`qwen2.trained`).
+With adapters (LoRA) only these have gradients and optimizer state (`qwen2.trained`).
 
-Dims: A micro-batches, R rows, T cells, D hidden, V vocabulary.
+Dims: A micro-batches, R rows, T cells.
 """
 
 import functools
@@ -23,74 +21,18 @@ from jax.sharding import Mesh, NamedSharding
 from dapo_jax import parallel
 from dapo_jax.dapo import objective, packing
 from dapo_jax.dapo.packing import PackedBatch
-from dapo_jax.model import attention, one_cpu, qwen2
+from dapo_jax.model import attention, kernels, qwen2
+from dapo_jax.model.head import HeadStats
 
 
-class HeadStats(NamedTuple):
-    logp_RxT: jax.Array  # float32, of the target
-    entropy_RxT: jax.Array  # float32, nats
-
-
-def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
-    """Log-prob of each target, entropy of each distribution: one pass over chunks of cells.
-
-    The vocabulary stays split over devices. Each sums over its own part, and only those sums
-    travel; the target's logit is a masked sum too, since a gather would fetch all the others.
-    Gradients of the head add up over chunks in float32, on each device, and travel once.
-    """
-    alone = one_cpu.large_vocabulary(head_DxV.shape[1])
-    axes = ("vocab", "embed", "sequence")
-    over_V, over_D, over_T = ((),) * 3 if alone else map(parallel.mesh_axes, axes)
-    everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x
-
-    def part(x, head, targets, temperature):
-        x = jax.lax.all_gather(x, over_T, axis=1, tiled=True) if over_T else x
-        head = jax.lax.all_gather(head, over_D, axis=0, tiled=True) if over_D else head
-        head_f32, dtype = head.astype(jnp.float32), head.dtype
-        first = jax.lax.axis_index(over_V) * head.shape[1] if over_V else 0
-
-        def stats(x_RxcxD, targets_Rxc):
-            head_DxV = head_f32.astype(dtype)
-            if alone:
-                return HeadStats(*one_cpu.head_stats(x_RxcxD, head_DxV, targets_Rxc, temperature))
-            logits_RxcxV = qwen2.logits(x_RxcxD, head_DxV) / temperature
-            top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
-            shifted = logits_RxcxV - (jax.lax.pmax(top, over_V) if over_V else top)
-            weight = jnp.exp(shifted)
-            ids = first + jax.lax.broadcasted_iota(jnp.int32, shifted.shape, 2)
-            taken = jnp.where(ids == targets_Rxc[..., None], shifted, 0.0).sum(-1)
-            total, taken, mean = everywhere((weight.sum(-1), taken, (weight * shifted).sum(-1)))
-            log_total = jnp.log(total)
-            return HeadStats(taken - log_total, log_total - mean / total)
-
-        if alone and chunk >= x.shape[1]:
-            return stats(x, targets)  # kept: the backward pass begins with these logits
-        return _in_chunks(jax.checkpoint(stats), x, targets, chunk)
-
-    rows = ("batch", None)
-    in_axes = (("batch", "sequence", None), ("embed", "vocab"), rows, ())
-    split = part if alone else parallel.per_shard(part, in_axes, HeadStats(rows, rows))
-    return split(x_RxTxD, head_DxV, targets_RxT, jnp.float32(temperature))
-
-
-def _in_chunks(stats, x_RxTxD, targets_RxT, chunk: int) -> HeadStats:
-    """`stats(x_RxcxD, targets_Rxc)` over chunks of cells, one after the other."""
-    R, T, D = x_RxTxD.shape
-    if chunk >= T:
-        return stats(x_RxTxD, targets_RxT)
-    pad = -T % chunk
-    steps = (T + pad) // chunk
-    x = jnp.pad(x_RxTxD, ((0, 0), (0, pad), (0, 0))).reshape(R, steps, chunk, D)
-    targets = jnp.pad(targets_RxT, ((0, 0), (0, pad))).reshape(R, steps, chunk)
-    out = jax.lax.map(lambda a: stats(*a), (jnp.moveaxis(x, 1, 0), jnp.moveaxis(targets, 1, 0)))
-    return HeadStats(*(jnp.moveaxis(o, 0, 1).reshape(R, T + pad)[:, :T] for o in out))
-
-
-def row_stats(shape: qwen2.Shape, params, rows: PackedBatch, temperature) -> HeadStats:
-    """`head_stats` of one micro-batch (fields of `rows` are [R, T] here)."""
+def row_stats(
+    shape: qwen2.Shape, params, rows: PackedBatch, temperature, kernel: kernels.Kernels
+) -> HeadStats:
+    """Log-probs and entropies of one micro-batch (fields of `rows` are [R, T] here)."""
     model = qwen2.bind(shape, params)
     x_RxTxD = model.hidden(rows.tokens_AxRxT, rows.positions_AxRxT, rows.segments_AxRxT)
-    return head_stats(x_RxTxD, model.head(), rows.targets_AxRxT, temperature, shape.head_chunk)
+    head_DxV, chunk = model.head(), shape.head_chunk
+    return kernel.head_stats(x_RxTxD, head_DxV, rows.targets_AxRxT, temperature, chunk)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -108,10 +50,11 @@ class LossTerm(NamedTuple):
 def dapo_loss(
     shape, params, rows: PackedBatch, old_RxT, ref_RxT, *weights_RxT, temperature,
     c: objective.Coefficients, choice: objective.Choice, terms: tuple[LossTerm, ...] = (),
+    kernel: kernels.Kernels = kernels.GENERAL,
 ):  # fmt: skip
     """sum(weight * token loss), with optional KL and entropy terms of the same weights, and the
     extra `terms`, each with its own weights."""
-    stats = row_stats(shape, params, rows, temperature)
+    stats = row_stats(shape, params, rows, temperature, kernel)
     trained = rows.trained_AxRxT
     logp = jnp.where(trained, stats.logp_RxT, 0.0)
     old = jnp.where(trained, old_RxT, 0.0)
@@ -168,9 +111,9 @@ def per_response(rows: PackedBatch, shared_prompts: bool = False) -> objective.P
     return objective.PerResponse(total, lambda x_RxT: total(x_RxT) / tokens())
 
 
-def supervised_loss(shape, params, rows: PackedBatch):
+def supervised_loss(shape, kernel: kernels.Kernels, params, rows: PackedBatch):
     """Cross-entropy of the response tokens, weighted like any other loss."""
-    stats = row_stats(shape, params, rows, 1.0)
+    stats = row_stats(shape, params, rows, 1.0, kernel)
     loss = -jnp.sum(rows.weight_AxRxT * stats.logp_RxT)
     return loss, (dict(loss=loss), {})
 
@@ -180,57 +123,13 @@ def supervised_loss(shape, params, rows: PackedBatch):
 # ------------------------------------------------------------------------------------------------
 
 
-def accumulate(loss_fn, params, per_micro, micro_batches, in_place: bool = False):
-    """Gradient of what is trained, sums and maxima over the first `micro_batches` entries of the
-    trees `per_micro`. in_place: see one_cpu.py.
-
-    A loop with a traced trip count: one program for any number, and no time on empty entries,
-    which a scan over all of them would run too. The gradient is taken inside, so that nothing of a
-    micro-batch outlives its turn, and the sums in the carry are float32 and updated in place.
-    """
-
-    def loss(p, i):
-        micro = jax.tree.map(lambda x: x[i], per_micro)
-        return loss_fn(qwen2.with_trained(params, p), *micro)
-
-    grad_fn, trained = jax.grad(loss, has_aux=True), qwen2.trained(params)
-    if in_place:
-        return one_cpu.accumulate(loss, trained, micro_batches)
-    sums, maxima = jax.eval_shape(loss, trained, 0)[1]
-
-    def add(i, carry):
-        total, sums, maxima = carry
-        # The barrier keeps XLA from moving the reductions over devices behind the loop: all of each
-        # gradient would then be kept on every device (and libtpu 0.0.42 breaks off on it).
-        grads, (more_sums, more_maxima) = jax.lax.optimization_barrier(grad_fn(trained, i))
-        return (
-            jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads),
-            jax.tree.map(jnp.add, sums, more_sums),
-            jax.tree.map(jnp.maximum, maxima, more_maxima),
-        )
-
-    start = tuple(map(qwen2.zeros, (trained, sums, maxima)))
-    return jax.lax.fori_loop(0, micro_batches, add, start)
-
-
-def apply(tx: optax.GradientTransformation, params, opt_state, grads, lr):
-    """One optimizer step at learning rate `lr`; returns the old state where the gradient or any new
-    parameter is not finite. (params, opt_state, gradient norm before clipping, skipped)."""
-    norm = optax.tree.norm(grads)
-    step, new_state = tx.update(grads, opt_state, params)
-    new_params = jax.tree.map(lambda p, u: p - lr * u, params, step)
-    finite = jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(new_params))
-    keep = functools.partial(jax.tree.map, lambda new, old: jnp.where(finite, new, old))
-    return keep(new_params, params), keep(new_state, opt_state), norm, ~finite
-
-
 def optimizer(
     b1: float, b2: float, eps: float, weight_decay: float, clip_norm: float
 ) -> optax.GradientTransformation:
     """Clip by global norm (0 = do not), Adam, decoupled decay; `apply` multiplies by the learning
     rate, which follows rollout steps and so is not optax's to count."""
     return optax.chain(
-        one_cpu.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
+        kernels.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
         optax.scale_by_adam(b1, b2, eps),
         optax.add_decayed_weights(weight_decay),
     )
@@ -296,6 +195,7 @@ class Trainer:
     ):
         self.shape, self.mesh, self.rules, self.tx = shape, mesh, rules, tx
         self._choice, self._terms = choice, terms
+        self._kernel = kernels.choose(mesh, shape, dtype)
         everywhere = parallel.replicated(mesh)
         self.param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
         trained, base = qwen2.trained(self.param_shardings), qwen2.base(self.param_shardings)
@@ -361,7 +261,8 @@ class Trainer:
 
             def one(i, out):
                 micro = jax.tree.map(lambda x: x[i], rows)
-                return out.at[i].set(row_stats(self.shape, params, micro, temperature).logp_RxT)
+                stats = row_stats(self.shape, params, micro, temperature, self._kernel)
+                return out.at[i].set(stats.logp_RxT)
 
             return jax.lax.fori_loop(0, micro_batches, one, jnp.zeros(rows.tokens_AxRxT.shape))
 
@@ -372,10 +273,10 @@ class Trainer:
     def _gradient(self, params, batch: Batch, knobs: Knobs):
         with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
             per_micro, loss_fn = self._per_micro(batch), self._loss(knobs)
-            return accumulate(loss_fn, self._cast(params), per_micro, batch.micro_batches)[0]
+            return self._accumulate(loss_fn, params, per_micro, batch.micro_batches)[0]
 
     def _supervise(self, params, opt_state, rows: PackedBatch, micro_batches, lr):
-        loss_fn = functools.partial(supervised_loss, self.shape)
+        loss_fn = functools.partial(supervised_loss, self.shape, self._kernel)
         return self._step(loss_fn, params, opt_state, (rows,), micro_batches, lr)
 
     # A trainer of another loss replaces these.
@@ -384,23 +285,30 @@ class Trainer:
         return batch.rows, batch.old_logp_AxRxT, batch.ref_logp_AxRxT, *batch.terms
 
     def _loss(self, knobs: Knobs):
-        bound = dict(
-            temperature=knobs.temperature, c=knobs.loss, choice=self._choice, terms=self._terms
-        )
+        bound = dict(temperature=knobs.temperature, c=knobs.loss, kernel=self._kernel)
+        bound |= dict(choice=self._choice, terms=self._terms)
         return functools.partial(dapo_loss, self.shape, **bound)
+
+    def _accumulate(self, loss_fn, params, per_micro, micro_batches):
+        """Gradient of what is trained, sums and maxima over the first `micro_batches` entries of
+        the trees `per_micro`."""
+        params = self._cast(params)
+
+        def loss(trained, i):
+            micro = jax.tree.map(lambda x: x[i], per_micro)
+            return loss_fn(qwen2.with_trained(params, trained), *micro)
+
+        return self._kernel.accumulate(loss, qwen2.trained(params), micro_batches)
 
     def _step(self, loss_fn, params, opt_state, per_micro, micro_batches, lr):
         with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
-            large = one_cpu.large_model(qwen2.trained(params))
-            # jax 0.10 can add to a place neither what has to be cast nor cuts of a stack of layers.
-            placed = large and np.dtype(self._dtype) == np.float32 and self.shape.scan_layers
-            put = one_cpu.apply if large else apply
-            cast = self._cast(params)
-            grads, sums, maxima = accumulate(loss_fn, cast, per_micro, micro_batches, placed)
+            grads, sums, maxima = self._accumulate(loss_fn, params, per_micro, micro_batches)
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)
             trained = qwen2.trained(params)
-            trained, opt_state, norm, skipped = put(self.tx, trained, opt_state, grads, lr)
+            trained, opt_state, norm, skipped = self._kernel.apply(
+                self.tx, trained, opt_state, grads, lr
+            )
             params = qwen2.with_trained(params, trained)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 

@@ -1,5 +1,7 @@
-"""What dapo/update.py does otherwise where one CPU holds a large model or a large vocabulary: the
-same numbers up to float32 rounding, in less memory and time. Dims as there; n a few cells.
+"""Kernels for one CPU that holds a large model or a large vocabulary (`kernels.choose`): the same
+numbers up to float32 rounding, in less memory and time.
+
+Dims: R rows, T cells, N cells in one axis, n or c a few of them, D hidden, V vocabulary.
 """
 
 import math
@@ -8,33 +10,31 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dapo_jax import parallel
 from dapo_jax.model import qwen2
+from dapo_jax.model.head import HeadStats, in_chunks
 
-LARGE_MODEL = 2**26  # parameters, of which a second copy is felt
-LARGE_VOCABULARY = 2**15  # each pass over its logits, or over the embedding, is felt
+LARGE_MODEL = 2**26  # trained parameters from which a second copy matters
+LARGE_VOCABULARY = 2**15  # tokens from which each pass over logits or embedding matters
 _COLUMNS = 1024  # of logits at a time: with the gradients of 512 cells, 2 MiB
 
 
-def large_model(trained: qwen2.Params) -> bool:
-    """Whether one CPU holds what is trained, or its gradient, and that is large."""
-    size = sum(w.size for w in jax.tree.leaves(trained))
-    return parallel.on_one_cpu() and size >= LARGE_MODEL
+def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
+    """`head.head_stats`: a few cells at a time, so that the terms of its sums stay in the caches.
+    XLA would write each of them out for all cells, several times the logits; that took as long as
+    the products. A row of one chunk keeps its logits, and the backward pass begins with them. It
+    takes some columns of the vocabulary at a time: their gradient then stays in the caches too, and
+    XLA multiplies parts with the head a third faster than the whole."""
+    temperature, head_f32 = jnp.float32(temperature), head_DxV.astype(jnp.float32)
 
+    def stats(x_RxcxD, targets_Rxc):
+        head = head_f32.astype(head_DxV.dtype)
+        x_NxD, targets_N = x_RxcxD.reshape(-1, x_RxcxD.shape[-1]), targets_Rxc.reshape(-1)
+        found = _stats(x_NxD, head, targets_N, temperature)
+        return HeadStats(*(x.reshape(targets_Rxc.shape) for x in found))
 
-def large_vocabulary(size: int) -> bool:
-    return parallel.on_one_cpu() and size >= LARGE_VOCABULARY
-
-
-def head_stats(x_RxcxD, head_DxV, targets_Rxc, temperature) -> list[jax.Array]:
-    """[log-probs, entropies], the sums of `update.head_stats`: a few cells at a time, so that what
-    they are sums of stays in the caches. XLA would write each of them out for all cells, several
-    times the logits; that took as long as the products. The backward pass begins with the logits,
-    and takes some columns of the vocabulary at a time: their gradient then stays in the caches too,
-    and XLA multiplies parts with the head a third faster than the whole."""
-    x_NxD, targets_N = x_RxcxD.reshape(-1, x_RxcxD.shape[-1]), targets_Rxc.reshape(-1)
-    found = _stats(x_NxD, head_DxV, targets_N, temperature)
-    return [x.reshape(targets_Rxc.shape) for x in found]
+    if chunk >= x_RxTxD.shape[1]:
+        return stats(x_RxTxD, targets_RxT)
+    return in_chunks(jax.checkpoint(stats), x_RxTxD, targets_RxT, chunk)
 
 
 @jax.custom_vjp
@@ -95,8 +95,8 @@ _stats.defvjp(_forward, _backward)
 
 
 def accumulate(loss, trained, micro_batches):
-    """`update.accumulate`: each layer's gradient is added to the sum where that lies, and there is
-    no second gradient of the size of the model. loss: as there, of (trained, i)."""
+    """`kernels.accumulate`: each layer's gradient is added to its sum in place, so that there is no
+    second gradient of the size of the model."""
     totals = jax.tree.map(jax.new_ref, qwen2.zeros(trained))
 
     def add(i, carry):
@@ -112,27 +112,14 @@ def accumulate(loss, trained, micro_batches):
     return jax.tree.map(lambda ref: ref[...], totals), *told
 
 
-def clip_by_global_norm(largest: float) -> optax.GradientTransformation:
-    """optax's. Of a large model by one product, which XLA makes again in each pass that reads the
-    gradient: of optax's quotient it would keep a copy of the model's size."""
-    clip = optax.clip_by_global_norm(largest)
-
-    def update(grads, state, params=None):
-        if not large_model(grads):
-            return clip.update(grads, state, params)
-        factor = largest / jnp.maximum(optax.tree.norm(grads), largest)
-        return jax.tree.map(lambda g: factor * g, grads), state
-
-    return optax.GradientTransformation(clip.init, update)
-
-
 def apply(tx: optax.GradientTransformation, params, opt_state, grads, lr):
-    """`update.apply`: weights and moments are written over, where that holds the old and
-    the new. So the new weights are made twice, first to be looked at; each time in a branch, since
-    XLA would join the two."""
+    """`kernels.apply`: writes over weights and moments, where that function holds the old and the
+    new ones. So the new weights are computed twice, first to see whether they are finite; each time
+    in a branch, since XLA would join the two."""
+    tx = optax.with_extra_args_support(tx)
 
     def step(params, opt_state):
-        step, opt_state = tx.update(grads, opt_state, params)
+        step, opt_state = tx.update(grads, opt_state, params, by_product=True)
         return jax.tree.map(lambda p, u: p - lr * u, params, step), opt_state
 
     def sound(params, opt_state):

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.model import one_cpu, paged, qwen2
-from dapo_jax.parallel import constrain
+from dapo_jax.model import kernels, paged, qwen2
 from dapo_jax.rollout import draw
 
 
@@ -59,10 +58,10 @@ def _prefill(shape, g, window, params, pool, prompts: paged.Prompts):
     return model.cached(prompts.tokens_BxT, positions_BxT, pool, attend, layers)[1]
 
 
-def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temperature):
+def _decode(shape, kernel, g, steps, stop_ids, mode, params, pool, slots, seed_key, temperature):
     """Up to `steps` tokens for every active slot; ends early when all are done."""
     model, layers = qwen2.bind_layers(shape, params)
-    head_DxV = None if one_cpu.large_vocabulary(shape.vocab_size) else model.head()
+    logits = kernel.decode_logits(model)
     S = slots.token_S.shape[0]
     key_S = draw.row_keys(jax.random.wrap_key_data(seed_key), slots.stream_S, slots.sample_S)
     out = Chunk(
@@ -83,12 +82,7 @@ def _decode(shape, g, steps, stop_ids, mode, params, pool, slots, seed_key, temp
         rows = paged.CacheRows(slots.table_SxR, position_S, active_S)
         attend = paged.decode_attend(g, rows)
         x_Sx1xD, pool = model.cached(token_S[:, None], position_S[:, None], pool, attend, layers)
-        # Made here a tied embedding is multiplied as it lies; before the loop XLA would copy it.
-        head = model.head() if head_DxV is None else head_DxV
-        logits_SxV = constrain(qwen2.logits(x_Sx1xD[:, 0], head), "batch", "vocab")
-        if parallel.platform() == "cpu":  # or XLA's library finds their maximum as it multiplies,
-            # in memory it asks for each time. Draws of rows that are not active count nowhere.
-            logits_SxV = jnp.where(active_S[:, None], logits_SxV, 0.0)
+        logits_SxV = logits(x_Sx1xD, active_S)
         emitted_S = slots.emitted_S + out.count_S
         uniform_S = draw.uniform(key_S, emitted_S)
         drawn = draw.draw(logits_SxV, uniform_S, temperature, slots.top_p_S, mode)
@@ -150,7 +144,7 @@ def programs(
     rules = dict(rules)
     trained, shape = shape, shape.merged
     pool = paged.pool_sharding(g, mesh, rules)
-    rep = parallel.replicated(mesh)
+    rep, kernel = parallel.replicated(mesh), kernels.choose(mesh, shape, dtype)
     stacked = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
     weights = stacked if shape.scan_layers else _one_by_one(shape, mesh, rules)
 
@@ -165,7 +159,7 @@ def programs(
     jit = functools.partial(jax.jit, compiler_options=parallel.compiler_options(mesh))
 
     def decode(mode):
-        f = functools.partial(_decode, shape, g, chunk, stop_ids, mode)
+        f = functools.partial(_decode, shape, kernel, g, chunk, stop_ids, mode)
         return jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
 
     def convert(params):

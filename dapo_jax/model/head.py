@@ -1,0 +1,66 @@
+"""Log-probs and entropies of the next token, without an array of tokens x vocabulary.
+
+Dims: R rows, T cells, c cells of a chunk, D hidden, V vocabulary.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dapo_jax import parallel
+from dapo_jax.model import qwen2
+
+
+class HeadStats(NamedTuple):
+    logp_RxT: jax.Array  # float32, of the target
+    entropy_RxT: jax.Array  # float32, nats
+
+
+def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
+    """Log-prob of each target, entropy of each distribution: one pass over chunks of cells, whose
+    logits the backward pass makes again.
+
+    The vocabulary stays split over devices. Each sums over its own part, and only those sums
+    travel; the target's logit is a masked sum too, since a gather would fetch all the others.
+    Gradients of the head add up over chunks in float32, on each device, and travel once.
+    """
+    over_V, over_D, over_T = map(parallel.mesh_axes, ("vocab", "embed", "sequence"))
+    everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x
+
+    def part(x, head, targets, temperature):
+        x = jax.lax.all_gather(x, over_T, axis=1, tiled=True) if over_T else x
+        head = jax.lax.all_gather(head, over_D, axis=0, tiled=True) if over_D else head
+        head_f32, dtype = head.astype(jnp.float32), head.dtype
+        first = jax.lax.axis_index(over_V) * head.shape[1] if over_V else 0
+
+        def stats(x_RxcxD, targets_Rxc):
+            logits_RxcxV = qwen2.logits(x_RxcxD, head_f32.astype(dtype)) / temperature
+            top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
+            shifted = logits_RxcxV - (jax.lax.pmax(top, over_V) if over_V else top)
+            weight = jnp.exp(shifted)
+            ids = first + jax.lax.broadcasted_iota(jnp.int32, shifted.shape, 2)
+            taken = jnp.where(ids == targets_Rxc[..., None], shifted, 0.0).sum(-1)
+            total, taken, mean = everywhere((weight.sum(-1), taken, (weight * shifted).sum(-1)))
+            log_total = jnp.log(total)
+            return HeadStats(taken - log_total, log_total - mean / total)
+
+        return in_chunks(jax.checkpoint(stats), x, targets, chunk)
+
+    rows = ("batch", None)
+    in_axes = (("batch", "sequence", None), ("embed", "vocab"), rows, ())
+    split = parallel.per_shard(part, in_axes, HeadStats(rows, rows))
+    return split(x_RxTxD, head_DxV, targets_RxT, jnp.float32(temperature))
+
+
+def in_chunks(stats, x_RxTxD, targets_RxT, chunk: int) -> HeadStats:
+    """`stats(x_RxcxD, targets_Rxc)` over chunks of cells, one after the other."""
+    R, T, D = x_RxTxD.shape
+    if chunk >= T:
+        return stats(x_RxTxD, targets_RxT)
+    pad = -T % chunk
+    steps = (T + pad) // chunk
+    x = jnp.pad(x_RxTxD, ((0, 0), (0, pad), (0, 0))).reshape(R, steps, chunk, D)
+    targets = jnp.pad(targets_RxT, ((0, 0), (0, pad))).reshape(R, steps, chunk)
+    out = jax.lax.map(lambda a: stats(*a), (jnp.moveaxis(x, 1, 0), jnp.moveaxis(targets, 1, 0)))
+    return HeadStats(*(jnp.moveaxis(o, 0, 1).reshape(R, T + pad)[:, :T] for o in out))
