@@ -138,8 +138,7 @@ def check(
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
     """(harmless, meaningful) changes of flat configs, 'config.name: old -> new'. A field that one
-    lacks, being of another version, counts with its default; old names are read as today's."""
-    old = schema.translated(old)
+    lacks, being of another version, counts with its default."""
     harmless, meaningful = [], []
     for name in [*new, *(k for k in old if k not in new)]:
         default = schema.SCHEMA[name].default if name in schema.SCHEMA else None
