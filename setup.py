@@ -15,7 +15,7 @@ setup(
     author="The dapo_jax authors",
     license="Apache-2.0",
     packages=find_packages(include=["dapo_jax", "dapo_jax.*"]),
-    package_data={"dapo_jax.pods": ["slices.txt"]},
+    package_data={"dapo_jax.pods": ["slices.txt"], "dapo_jax.config": ["peers.txt"]},
     python_requires=">=3.11",
     # The tests pass with the lowest of these too (uv's --resolution lowest-direct).
     install_requires=[
@@ -27,7 +27,6 @@ setup(
         "jax>=0.10.2",
         "jinja2>=3.1",
         "matplotlib>=3.9",
-        "ml-collections>=1.0",
         "numpy>=2.2",
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12.8",

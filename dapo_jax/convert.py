@@ -92,8 +92,7 @@ def _saved_shape(state: dict) -> Shape:
             yarn = saved.get("yarn")
             return Shape(**saved | {"yarn": qwen2.Yarn(*yarn) if yarn else None})
         known = state["config"]  # a run's config, flat; older runs lack newer fields (= defaults)
-        sizes = [k for k in c.model if f"model.{k}" in known]
-        c.model.update({k: known[f"model.{k}"] for k in sizes})
+        c.update({k: known[k] for k in schema.leaves(c.model) if k in known})
     except (KeyError, TypeError) as error:
         raise ValueError(f"the checkpoint does not say which model it holds ({error})") from error
     return hf.read_shape(hf.resolve(c.model.path)) if c.model.path else qwen2.shape_from_config(c)

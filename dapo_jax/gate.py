@@ -1,25 +1,33 @@
-"""The one gate for bad input: what a user's file, template or config raises becomes one line.
+"""The one gate for user input: bad files and bad config values become one line each.
 
     with gate.reading(path, "row 3"):
         value = json.loads(text)
 
-Inside stands what reads or runs the user's input, and nothing of the project's: whatever comes out,
-the BaseExceptions of extensions included, is then the input's fault and a ValueError that names the
-place. Errors of the project's own code never pass here and keep their traceback.
+The block holds the code that reads or runs the user's input, and nothing else. Any exception in it,
+including the BaseExceptions of extensions, is then the input's fault and becomes a ValueError that
+names the place. Errors of the project's own code keep their traceback.
+
+    @dataclasses.dataclass
+    class Optim(Section, place="optim"):
+        lr: float = setting(3e-4, "AdamW learning rate", 0.0, 10.0)
+
+A `Section` is a typed part of the config. It stands in a `settings.py` beside the code that reads
+it; dapo_jax/config/ assembles the sections. This module imports no JAX.
 """
 
 import contextlib
+import copy
+import dataclasses
 import functools
+import math
 import os
 import tempfile
 import threading
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 _PASS = (KeyboardInterrupt, GeneratorExit)
 _stderr = threading.Lock()
-
-
-class ConfigError(ValueError):
-    """A config value that cannot work; the message says which field, why, and what would."""
 
 
 def describe(error: BaseException) -> str:
@@ -71,3 +79,146 @@ def hushed():
 @functools.cache
 def _file():
     return tempfile.TemporaryFile("ab", buffering=0)
+
+
+# ------------------------------------------------------------------------------------------------
+# Typed settings
+# ------------------------------------------------------------------------------------------------
+
+# Larger numbers are typing errors, or need more memory than any machine has.
+TOKENS, ROWS = 2**22, 2**20
+INTEGERS, FLOATS = 2**31 - 1, 1e12  # for fields without a bound of their own
+
+
+class ConfigError(ValueError):
+    """A config value that cannot work; the message names the field, the reason and a remedy."""
+
+
+class UnknownField(ConfigError, AttributeError):
+    """A name that no field of the config has."""
+
+
+class Field(NamedTuple):
+    """Default, meaning and allowed values of one field."""
+
+    default: Any
+    doc: str
+    low: float | None = None  # smallest allowed number
+    high: float | None = None  # largest allowed number
+    choices: tuple[str, ...] = ()  # allowed strings; () = any
+    path: bool = False  # one path, or several with commas between; the command line expands `~`
+
+    def mistake(self, name: str, value: Any) -> str | None:
+        """One line if `value`, of the field's type, lies outside the bounds or choices."""
+        kind = type(self.default)
+        if kind is float and not math.isfinite(value):
+            return f"config.{name}: wants a finite number, got {value}"
+        if self.choices and value not in self.choices:
+            return f"config.{name}: {_shown(value)} is not one of {', '.join(self.choices)}"
+        if self.low is not None and value < self.low:
+            least = f"at least {self.low:g} ({self.doc})"
+            return f"config.{name}: {_shown(value)} is too small, {least}"
+        high = {int: INTEGERS, float: FLOATS}.get(kind) if self.high is None else self.high
+        if high is not None and value > high:
+            most = f"at most {high if kind is int else f'{high:g}'} ({self.doc})"
+            return f"config.{name}: {_shown(value)} is too large, {most}"
+        return None
+
+
+def _shown(value: Any) -> str:
+    long = type(value) is int and value.bit_length() > 200  # str() refuses very long ones
+    return "a number of that size" if long else repr(value)[:60]
+
+
+def setting(default, doc: str, low=None, high=None, choices=(), *, path=False) -> Any:
+    """A field of a `Section`; the arguments are those of `Field`."""
+    about = Field(default, doc, low, high, choices, path)
+    return dataclasses.field(default=default, metadata={"field": about})
+
+
+class Section:
+    """Base class of the config's sections, which are dataclasses.
+
+    place: the section's dotted name in the config, "" for the root. Assigning another type than the
+    field's raises ConfigError, as does an unknown name; a whole number is accepted as a float.
+    Bounds and choices are checked later, all together, by `config.validate`.
+    """
+
+    _place: ClassVar[str] = ""
+    # Text ", did you mean ...?" for an unknown dotted name; dapo_jax/config/schema.py, which knows
+    # the fields of all sections, sets it.
+    nearest: ClassVar[Callable[[str], str]] = staticmethod(lambda name: "")
+
+    def __init_subclass__(cls, place: str = "") -> None:
+        cls._place = f"{place}." if place else ""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dataclass_fields__:
+            raise self._unknown(name)
+        kind = self.__dataclass_fields__[name].type
+        if kind is float and type(value) is int:
+            value = float(max(min(value, 10**300), -(10**300)))  # float() refuses larger ones
+        if type(value) is not kind:
+            wants = kind.__name__ if kind.__module__ == "builtins" else "a section of fields"
+            got = f"got {_shown(value)} ({type(value).__name__})"
+            raise ConfigError(f"config.{self._place}{name}: wants {wants}, {got}")
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:  # called for names that do not exist only
+        if name.startswith("_"):  # Python and libraries look for optional methods
+            raise AttributeError(name)
+        raise self._unknown(name)
+
+    def __delattr__(self, name: str) -> None:
+        raise ConfigError(f"config.{self._place}{name}: a field cannot be deleted")
+
+    def _unknown(self, name: str) -> UnknownField:
+        full = f"{self._place}{name}"
+        return UnknownField(f"config.{full}: no such field{Section.nearest(full)}")
+
+    def update(self, fields: Mapping[str, Any]) -> None:
+        """Set several fields. Names are dotted ("lora.rank"), or the mapping is nested."""
+        for name, value in fields.items():
+            first, _, rest = str(name).partition(".")
+            node = getattr(self, first) if rest or isinstance(value, Mapping) else None
+            if isinstance(node, Section):
+                node.update({rest: value} if rest else value)
+            elif rest:
+                raise self._unknown(name)
+            else:
+                setattr(self, first, value)
+
+    # ml_collections has these names; plan/, lab/ and notebooks of users call them.
+    update_from_flattened_dict = update
+
+    def copy_and_resolve_references(self) -> "Section":
+        return copy.deepcopy(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a plain dict, nested where the sections are."""
+        return dataclasses.asdict(self)
+
+    def mistakes(self) -> list[str]:
+        """One line per pair of fields in one section, this or a nested one, that contradict."""
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return [line for v in values if isinstance(v, Section) for line in v.mistakes()]
+
+
+def leaves(section: Section) -> dict[str, Any]:
+    """Full dotted name -> value of every field in `section`, in the order of its declaration."""
+    out = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        own = leaves(value) if isinstance(value, Section) else {section._place + field.name: value}
+        out.update(own)
+    return out
+
+
+def table(section: type[Section]) -> dict[str, Field]:
+    """Full dotted name -> `Field` of every field in the class `section`, in the same order."""
+    out = {}
+    for field in dataclasses.fields(section):
+        about = field.metadata.get("field")
+        own = {section._place + field.name: about} if about else table(field.type)
+        out.update(own)
+    return out

@@ -9,19 +9,19 @@ other. --probs shows a line per token: its probability at the temperature, befor
 and the vocabulary's spelling of the token.
 """
 
+import copy
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 from absl import flags
 
 from dapo_jax import build, evaluate, parallel
 from dapo_jax.checkpoint import checkpoint
-from dapo_jax.config import cli, validation
+from dapo_jax.config import cli, schema, validation
 from dapo_jax.data import tokenizer as tokenizer_lib
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Request, Response
@@ -87,7 +87,7 @@ def load_tokenizer(config, workdir: pathlib.Path, model_dir: pathlib.Path | None
 class Loaded(NamedTuple):
     """A policy ready for sampling; `params` are in the training layout."""
 
-    config: ml_collections.ConfigDict
+    config: schema.Config
     tokenizer: tokenizer_lib.Tokenizer
     machine: build.Machine
     params: qwen2.Params
@@ -106,7 +106,7 @@ def load(
     """The policy of a workdir, ready for n completions at a time of at most `max_tokens` (0 = as in
     training). step: of a checkpoint; None = the newest. prompts: checked before the weights are
     read. ValueError: the config, the files or a prompt are not usable."""
-    config = config.copy_and_resolve_references()
+    config = copy.deepcopy(config)
     config.eval.k, config.eval.max_response_tokens = (
         n,
         max_tokens or config.rollout.max_response_tokens,

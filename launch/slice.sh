@@ -42,7 +42,7 @@ dapo_check_training() {  # dapo_check_training TYPE FLAG ...
     for python in "$(dapo_venv)/bin/python" python3 python; do
         (cd -- "$DAPO_ROOT" && "$python" - 2>/dev/null) <<'PYTHON' || continue
 import importlib.util
-needed = ("dapo_jax.plan", "absl", "flax", "jax", "ml_collections", "orbax.checkpoint")
+needed = ("dapo_jax.plan", "absl", "flax", "jax", "orbax.checkpoint")
 raise SystemExit(not all(importlib.util.find_spec(name) for name in needed))
 PYTHON
         (cd -- "$DAPO_ROOT" && "$python" -m dapo_jax.plan "${check[@]}" "--topology=$type" "$@") \

@@ -1,5 +1,6 @@
 """The bandit: its base, its curves, and a rollout's gradient against an independent NumPy loss."""
 
+import copy
 import json
 
 import jax
@@ -70,7 +71,7 @@ def test_gradient_is_that_of_the_clipped_objective_by_hand(machine):
     rng = np.random.default_rng(0)
     p_PxV = np.asarray(bandit.exact(m)(params))
     groups, old_Q, table = [], [], np.zeros(p_PxV.shape)
-    c = c.copy_and_resolve_references()
+    c = copy.deepcopy(c)
     c.loss.clip_high, c.loss.old_logprobs = 0.28, "reuse"
     c.optim.minibatches, c.optim.micro_batch_rows = 16, 4
     for n, prompt in enumerate(bandit.prompts()):

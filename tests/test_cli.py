@@ -118,7 +118,7 @@ BROKEN = {
     "def get_config():\n  return open('/nope')": "line 2: No such file",
     "a\0b": "SyntaxError: source code string cannot contain null bytes",
     "x = " + "(" * 3000: "line 1: SyntaxError: too many nested parentheses",
-    "from dapo_jax import config\nget_config = lambda: config.base().optim": "b1: no such field",
+    "from dapo_jax import config\nget_config = lambda: config.base().optim": "returned a Optim",
     "x = 1": "it defines no get_config()",
     "def get_config():\n  return 5": "get_config() returned a int, not the config",
     "from dapo_jax import config\ndef get_config():\n  c = config.base()\n"

@@ -33,8 +33,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 def settings(**fields):
     c = config.base()
-    for name, value in fields.items():
-        c.curriculum[name] = value
+    c.curriculum.update(fields)
     config.validate(c, 1)
     return c
 

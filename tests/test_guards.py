@@ -17,9 +17,9 @@ RECORDED = json.loads(pathlib.Path(__file__).with_name("recorded_runs.json").rea
 def settings(**bounds):
     """All alarms off but `bounds`."""
     c = config.base()
-    for name in c.guard:
+    for name in c.guard.to_dict():
         if name.endswith(("_min", "_max", "_rise", "_fall")):
-            c.guard[name] = 0.0
+            setattr(c.guard, name, 0.0)
     c.guard.update(bounds)
     return c
 

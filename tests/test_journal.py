@@ -42,9 +42,7 @@ def whole(engine, params):
 
 def opened(folder, said=None, step=3, remote=None, inputs=None, **fields) -> Journal:
     c = config.base()
-    for name, value in fields.items():
-        section, _, leaf = name.rpartition("__")
-        (c[section] if section else c)[leaf] = value
+    c.update({name.replace("__", "."): value for name, value in fields.items()})
     home = Workdir(str(folder), folder, remote, {})
     said = [] if said is None else said
     return Journal(home, c, inputs or {"data": "d"}, step, said.append)

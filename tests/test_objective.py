@@ -23,8 +23,7 @@ OLD = np.array([-1.0, -2.5, -0.1, -7.0, -3.0], np.float32)
 
 def make(**changes) -> objective.Coefficients:
     c = config.base()
-    with c.unlocked():
-        c.loss.update(changes)
+    c.loss.update(changes)
     return objective.coefficients(c.loss)
 
 

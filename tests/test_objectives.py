@@ -44,8 +44,7 @@ def tokens(cells):
 def evaluate(name, normalizer, advantage=ADVANTAGE, importance="token", **changes):
     """(loss, its gradient by the ten tokens' log-probs, importance weights)."""
     c = config.base()
-    with c.unlocked():
-        c.loss.update(dict(changes, objective=name, importance=importance))
+    c.loss.update(dict(changes, objective=name, importance=importance))
     assert validation.check_objective(c.loss) == []
     choice, numbers = objectives.choice(c.loss), objective.coefficients(c.loss)
     weight = objective.token_weights(LENGTHS, PROMPTS, normalizer, 32, 8)
@@ -338,8 +337,7 @@ def test_the_paper_s_program_knows_nothing_of_the_others():
 @pytest.mark.parametrize("name", presets.RECIPES)
 def test_recipes_are_valid_on_the_quickstart_and_at_their_own_size(name):
     for c in (presets.RECIPES[name](config.base()), presets.RECIPES[name](config.paper())):
-        with c.unlocked():
-            c.model.path = "some/model"
+        c.model.path = "some/model"
         config.validate(c, 1)
         assert validation.warnings(c) == []
     if name != "grpo":

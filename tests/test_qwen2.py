@@ -459,7 +459,7 @@ def test_config_fields_become_the_shape():
     shape = qwen2.shape_from_config(c)
     others = {"yarn": None, "shared_prompts": False, "lora": None, "value_head": False}
     assert shape._asdict() == others | {
-        k: c.model[k] for k in qwen2.Shape._fields if k not in others
+        k: getattr(c.model, k) for k in qwen2.Shape._fields if k not in others
     }
 
 

@@ -1,5 +1,6 @@
 """python -m dapo_jax.sample: what it shows is what was drawn, whole characters at a time."""
 
+import copy
 import json
 import re
 import sys
@@ -100,7 +101,7 @@ def test_shown_is_drawn(model):
     assert shown == "".join(f"--- {i + 1} of 3\n{t}\n" for i, t in enumerate(texts))
     assert len(set(texts)) == 3
     assert draws(c, n=2, max_tokens=20)[0] == texts[:2]
-    c = c.copy_and_resolve_references()
+    c = copy.deepcopy(c)
     c.eval.temperature = 0.0
     greedy, _ = draws(c, n=2, max_tokens=20)
     assert greedy[0] == greedy[1]

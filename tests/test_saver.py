@@ -36,8 +36,7 @@ def state(step):
 
 def open_saver(directory, said, **options):
     c = config.base()
-    for name, value in options.items():
-        c.checkpoint[name] = value
+    c.checkpoint.update(options)
     return saver.Saver(directory, c, {}, said.append)
 
 

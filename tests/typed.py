@@ -25,7 +25,7 @@ import time
 # What takes longest of what the commands import, and reads nothing of a request's environment.
 LIBRARIES = (
     "jax", "jax.experimental.multihost_utils", "jax.experimental.pallas.ops.tpu.splash_attention",
-    "absl.app", "flax.nnx", "ml_collections", "optax", "orbax.checkpoint", "tokenizers", "tqdm",
+    "absl.app", "flax.nnx", "optax", "orbax.checkpoint", "tokenizers", "tqdm",
     "jinja2", "pyarrow.parquet", "matplotlib.figure", "scipy.ndimage", "scipy.stats",
 )  # fmt: skip
 

@@ -139,7 +139,6 @@ def check(
 def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
     """(harmless, meaningful) changes between flat configs, as 'config.name: old -> new'. A field
     that one of them lacks, being of another version, counts with its default."""
-    old = schema.translated(old)
     harmless, meaningful = [], []
     for name in [*new, *(k for k in old if k not in new)]:
         default = schema.SCHEMA[name].default if name in schema.SCHEMA else None

@@ -6,11 +6,12 @@
         c.optim.lr = 2e-6
         return c
 
-Fields: schema.py. Presets: presets.py. Checks: validation.py.
+The sections stand in the `settings.py` of the rooms that read them and in sections.py; schema.py
+assembles them. Presets: presets.py. Checks: validation.py. Command line: cli.py.
 """
 
 from dapo_jax.config.presets import base, grpo, paper, vapo, verl
-from dapo_jax.config.schema import SCHEMA, ConfigError, Field, leaves, nearest
+from dapo_jax.config.schema import SCHEMA, Config, ConfigError, Field, leaves, nearest
 from dapo_jax.config.validation import (
     check_shape,
     resolve_mesh,
@@ -22,6 +23,7 @@ from dapo_jax.config.validation import (
 
 __all__ = [
     "SCHEMA",
+    "Config",
     "ConfigError",
     "Field",
     "base",

@@ -8,10 +8,9 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ml_collections
 from absl import app, flags, logging
 
 from dapo_jax import gate
@@ -45,7 +44,7 @@ class _Config:
     """What --config and the --config.field=value of the command line make together."""
 
     value: schema.Config
-    overrides: dict[str, Any]  # today's name of a field -> its value
+    overrides: dict[str, Any]  # dotted name of a field -> its value
 
 
 CONFIG = _Config()
@@ -153,7 +152,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str | None]]
             continue
         left.pop(0)
         negated, name, text = match.groups()
-        known = schema.SCHEMA.get(schema.RENAMED.get(name, name))
+        known = schema.SCHEMA.get(name)
         if text is not None:
             given.append((f"no{name}" if negated else name, text[1:]))
         elif known and isinstance(known.default, bool):
@@ -171,7 +170,6 @@ def overrides(given: Sequence[tuple[str, str | None]], bad: list[str]) -> dict[s
     """Field -> value; what is wrong is added to `bad`."""
     out = {}
     for name, text in given:
-        name = schema.today(name)
         if name not in schema.SCHEMA:
             bad.append(schema.unknown(name))
         elif text is None:
@@ -218,7 +216,7 @@ def _fields() -> list[str]:
 
 
 def load(path: str) -> schema.Config:
-    """What `get_config` of a file returns, locked; `path` is FILE or FILE:ARGUMENT.
+    """The config that `get_config` of a file returns; `path` is FILE or FILE:ARGUMENT.
 
     ValueError: there is no such file, or whatever it raises, in one line with its number there."""
     file, *argument = path.split(":", 1)
@@ -233,14 +231,9 @@ def load(path: str) -> schema.Config:
         if not callable(getattr(module, "get_config", None)):
             raise AttributeError("it defines no get_config()")
         config = module.get_config(*argument)
-        if not isinstance(config, ml_collections.ConfigDict):
+        if not isinstance(config, schema.Config):
             raise TypeError(f"get_config() returned a {type(config).__name__}, not the config")
-        fields = schema.leaves(config)
-        lost = [f"config.{name}: missing" for name in schema.SCHEMA if name not in fields]
-        if lost or not fields.keys() <= schema.SCHEMA.keys():
-            strange = [schema.unknown(name) for name in fields if name not in schema.SCHEMA]
-            raise ValueError("; ".join([*strange, *lost][:3]))
-        return config.lock()
+        return config
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # it is a program: anything can come out
@@ -257,26 +250,12 @@ def _blame(file: str, error: BaseException) -> str:
     lines = [f.lineno for f in frames if f.filename == file]
     if isinstance(error, SyntaxError) and error.filename == file:
         lines = [error.lineno]
-    text = gate.describe(error)
-    inner = error.args[0] if isinstance(error, AttributeError) and error.args else error
-    if isinstance(inner, KeyError) and str(inner).startswith("'config."):  # what schema.Config says
-        text = inner.args[0]
+    text = str(error) if isinstance(error, schema.ConfigError) else gate.describe(error)
     return f"{file} line {lines[-1]}: {text}" if lines and lines[-1] else f"{file}: {text}"
 
 
-def apply(config: ml_collections.ConfigDict, overrides: dict[str, Any]) -> None:
-    """Set fields by their full names, and expand `~` in those that are paths. ValueError: the
-    config has no such section."""
-    with config.ignore_type():
-        for name, value in overrides.items():
-            *sections, leaf = name.split(".")
-            try:
-                functools.reduce(lambda node, key: node[key], sections, config)[leaf] = value
-            except (KeyError, TypeError, AttributeError) as error:
-                raise ValueError(f"config.{name}: this config file has no such field") from error
-        for name, value in schema.leaves(config).items():
-            if name in schema.PATHS and isinstance(value, str) and "~" in value:
-                *sections, leaf = name.split(".")
-                functools.reduce(lambda node, key: node[key], sections, config)[leaf] = expand(
-                    value
-                )
+def apply(config: schema.Config, overrides: Mapping[str, Any]) -> None:
+    """Set fields by their full names, and expand `~` in those that are paths."""
+    config.update(overrides)
+    fields = schema.leaves(config)
+    config.update({name: expand(fields[name]) for name in schema.PATHS if "~" in fields[name]})

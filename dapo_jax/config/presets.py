@@ -8,13 +8,11 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import ml_collections
-
 from dapo_jax.config import schema
-from dapo_jax.config.schema import base
+from dapo_jax.config.schema import Config, base
 
 
-def paper() -> ml_collections.ConfigDict:
+def paper() -> Config:
     """The paper's section 4.1: 512 x 16 responses of 20,480 tokens, 16 updates, AdamW 1e-6.
 
     Not stated there and taken from verl: Adam's betas, gradient clip 1.0. Overlong filtering is
@@ -38,7 +36,7 @@ def paper() -> ml_collections.ConfigDict:
     return c
 
 
-def verl(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+def verl(c: Config | None = None) -> Config:
     """What verl's released script does where it differs from the paper: warm-up over 10 rollout
     steps with the first at lr 0, decay 0.1, dual clip 10, and a mean over chunks of 32 responses
     (the size its data-parallel ranks saw) of token means."""
@@ -50,7 +48,7 @@ def verl(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
     return c
 
 
-def grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+def grpo(c: Config | None = None) -> Config:
     """Naive GRPO, the paper's starting point: symmetric clip, sample-level mean, every group
     trained on, no length shaping. (Set loss.kl_coef for GRPO with its KL term.)
 
@@ -65,7 +63,7 @@ def grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
     return c
 
 
-def vapo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+def vapo(c: Config | None = None) -> Config:
     """VAPO (arXiv 2504.05118, section 5.1): PPO with a value model, 16 updates of 512 responses a
     rollout, Clip-Higher and the token mean. What the paper leaves open: docs/vapo.md."""
     c = paper() if c is None else c
@@ -84,7 +82,7 @@ def vapo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
 # ------------------------------------------------------------------------------------------------
 
 
-def dr_grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+def dr_grpo(c: Config | None = None) -> Config:
     """Dr. GRPO (arXiv 2503.20783): naive GRPO without its two divisions, by the group's std and by
     the response's length: A = r - mean, token losses summed and divided by L_max.
 
@@ -96,7 +94,7 @@ def dr_grpo(c: ml_collections.ConfigDict | None = None) -> ml_collections.Config
     return c
 
 
-def gspo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+def gspo(c: Config | None = None) -> Config:
     """GSPO (arXiv 2507.18071, section 5.1): naive GRPO whose clipped ratio is the geometric mean of
     the response's, within 3e-4 and 4e-4 of 1; four updates per rollout.
 
@@ -111,7 +109,7 @@ def gspo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
     return c
 
 
-def cispo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+def cispo(c: Config | None = None) -> Config:
     """DAPO with CISPO (MiniMax-M1, arXiv 2506.13585, Eq. 4-5) for PPO's clip: no lower bound, a
     weight of at most 5 (the paper tunes it and gives no number; ScaleRL finds 4, 5 and 8 alike), a
     mean over questions of token means. M1's Adam has eps 1e-15.
@@ -127,7 +125,7 @@ def cispo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDi
     return c
 
 
-def rloo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+def rloo(c: Config | None = None) -> Config:
     """RLOO (arXiv 2402.14740): the response is one action, its baseline the mean reward of the
     group's others, no std. Several updates per rollout clip the product of the ratios, as TRL's
     trainer does; the paper's KL term is in the reward and left out here.
@@ -143,7 +141,7 @@ def rloo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDic
     return c
 
 
-def scale_rl(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+def scale_rl(c: Config | None = None) -> Config:
     """ScaleRL (arXiv 2510.13786, section 3): CISPO on the sampler's log-probs, a mean over
     questions, gaps divided by the batch's std, questions without a gap dropped and not replaced, a
     float32 head, no length penalty.
@@ -169,7 +167,7 @@ def scale_rl(c: ml_collections.ConfigDict | None = None) -> ml_collections.Confi
     return c
 
 
-def just_rl(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+def just_rl(c: Config | None = None) -> Config:
     """JustRL (arXiv 2512.16649, run_scaling_ssh_distill.sh): GRPO with Clip-Higher, dual clip 10
     and a token mean, nothing filtered, nothing punished, nothing changed in mid-run.
 
@@ -192,7 +190,7 @@ def just_rl(c: ml_collections.ConfigDict | None = None) -> ml_collections.Config
     return c
 
 
-def gsm8k_dapo(c: ml_collections.ConfigDict | None = None) -> ml_collections.ConfigDict:
+def gsm8k_dapo(c: Config | None = None) -> Config:
     """AReaL's examples/math/gsm8k_dapo_dynamic_bs.yaml, knob by knob in
     configs/gsm8k_dapo_qwen2_5_1_5b.py: groups without a gap dropped and not replaced, advantages
     normalised a second time over the batch, tokens of importance weight beyond 5 zeroed.
@@ -212,7 +210,7 @@ def gsm8k_dapo(c: ml_collections.ConfigDict | None = None) -> ml_collections.Con
     return c
 
 
-RECIPES: dict[str, Callable[..., ml_collections.ConfigDict]] = {
+RECIPES: dict[str, Callable[..., Config]] = {
     f.__name__: f for f in (grpo, dr_grpo, gspo, cispo, rloo, scale_rl, just_rl, gsm8k_dapo)
 }
 
@@ -270,7 +268,7 @@ PLACES |= {
 }
 
 
-def dapo_math(argument: str) -> ml_collections.ConfigDict:
+def dapo_math(argument: str) -> Config:
     """The paper's section 4.1 on a model of `PLACES`, laid over its slice: trained on
     DAPO-Math-17k, evaluated on AIME 2024. "7B,verl" is `verl`'s reading of it. Responses are as
     long as the model's context allows, at most the paper's, and their last fifth is the overlong
@@ -292,7 +290,7 @@ def dapo_math(argument: str) -> ml_collections.ConfigDict:
     return place(c, where)
 
 
-def place(c: ml_collections.ConfigDict, where: Slice) -> ml_collections.ConfigDict:
+def place(c: Config, where: Slice) -> Config:
     """`c` with the mesh of `where`, one row per device and pass, and its slots and cache."""
     lay_out(c, where.shards, where.tensor, where.decode_tensor or where.tensor)
     c.optim.micro_batch_rows = where.shards
@@ -307,7 +305,7 @@ def place(c: ml_collections.ConfigDict, where: Slice) -> ml_collections.ConfigDi
 _SPLIT = ("vocab", "mlp", "heads", "kv_heads")  # what `tensor` splits
 
 
-def lay_out(c: ml_collections.ConfigDict, shards: int, tensor: int, decode_tensor: int) -> None:
+def lay_out(c: Config, shards: int, tensor: int, decode_tensor: int) -> None:
     """Mesh and rules for weights that training splits over `shards` x `tensor` devices and decoding
     over `decode_tensor`, a multiple of `tensor`.
 
@@ -321,10 +319,10 @@ def lay_out(c: ml_collections.ConfigDict, shards: int, tensor: int, decode_tenso
     c.sharding.train.embed = "fsdp" if joined == 1 else "data,fsdp"
     c.sharding.decode.batch = "data,fsdp" if joined == 1 else "data"
     for axis in _SPLIT:
-        c.sharding.decode[axis] = "tensor" if joined == 1 else "fsdp,tensor"
+        setattr(c.sharding.decode, axis, "tensor" if joined == 1 else "fsdp,tensor")
 
 
-def one_chip() -> ml_collections.ConfigDict:
+def one_chip() -> Config:
     """Qwen2.5-0.5B on GSM8K, all its weights trained, on one chip of 16 GB (configs/one_chip.py):
     the paper's algorithm at 16 x 8 responses of at most 512 tokens. The model writes its answers in
     \\boxed{} unasked, so the prompt asks for that."""
@@ -351,7 +349,7 @@ def one_chip() -> ml_collections.ConfigDict:
 
 # The paper's techniques in the order of its Table 1 -> the fields of full DAPO that change when the
 # technique is taken away.
-WITHOUT: dict[str, Callable[[ml_collections.ConfigDict], dict[str, Any]]] = {
+WITHOUT: dict[str, Callable[[Config], dict[str, Any]]] = {
     "overlong_filtering": lambda c: {"loss.overlong_filter": "off"},
     "clip_higher": lambda c: {"loss.clip_high": c.loss.clip_low},
     "soft_overlong": lambda c: {"reward.overlong_penalty": 0.0},
@@ -368,7 +366,7 @@ class Ladder(NamedTuple):
 
     full: str  # what has all of them, in words
     bare: str  # name of the rung without any
-    without: Mapping[str, Callable[[ml_collections.ConfigDict], dict[str, Any]]]
+    without: Mapping[str, Callable[[Config], dict[str, Any]]]
     paper: Mapping[str, int]  # rung -> AIME 2024, avg@32, of Qwen2.5-32B
 
     @property
@@ -428,9 +426,7 @@ CUMULATIVE, LEAVE_ONE_OUT = LADDERS["dapo"].cumulative, LADDERS["dapo"].leave_on
 RUNGS = LADDERS["dapo"].rungs
 
 
-def rung(
-    c: ml_collections.ConfigDict, name: str, ladder: Ladder = LADDERS["dapo"]
-) -> ml_collections.ConfigDict:
+def rung(c: Config, name: str, ladder: Ladder = LADDERS["dapo"]) -> Config:
     """`c`, which is full DAPO, or all that `ladder` is of, as the rung `name` of it.
 
     A rung with overlong filtering takes truncated responses out of the loss and leaves them in the
@@ -453,11 +449,11 @@ def rung(
     techniques, up_to = list(ladder.without), ladder.cumulative
     taken = techniques[up_to.index(name) :] if name in up_to else [name[1:]]
     for technique in taken:
-        c.update_from_flattened_dict(ladder.without[technique](c))
+        c.update(ladder.without[technique](c))
     return c
 
 
-def ladder_task() -> ml_collections.ConfigDict:
+def ladder_task() -> Config:
     """Full DAPO on the embedded task, as configs/ladder.py compares its rungs.
 
     Against the quickstart: a little less warm-up, so that there is more to learn; a higher learning
@@ -474,7 +470,7 @@ def ladder_task() -> ml_collections.ConfigDict:
     return c
 
 
-def vapo_ladder_task() -> ml_collections.ConfigDict:
+def vapo_ladder_task() -> Config:
     """VAPO on the task of `ladder_task`, whose responses have about 12 tokens.
 
     Fewer steps and a lower rate for the policy than there, so that it still learns when rungs are

@@ -1,5 +1,6 @@
 """Evaluation sets: known by name, each with the settings of a paper, or files of one's own."""
 
+import copy
 import pathlib
 import re
 from collections.abc import Iterator
@@ -66,7 +67,7 @@ def ask(
     )
     if own or not named:
         if named:
-            config = config.copy_and_resolve_references()
+            config = copy.deepcopy(config)
             config.eval.files = ",".join(f"{name}={path}" for name, path in own.items())
         text = load_text(config, workdir, model_dir, score)
         yield Asked(config, text, machine_of(config, text))
@@ -120,10 +121,10 @@ def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
     }
     if not fixed & {"reward.verifier", "reward.function", "reward.by_source"}:
         wanted |= reward
-    c = config.copy_and_resolve_references()
+    c = copy.deepcopy(config)
     if "rollout.max_response_tokens" in fixed and not c.eval.max_response_tokens:
         del wanted["eval.max_response_tokens"]
-    c.update_from_flattened_dict({k: v for k, v in wanted.items() if k not in fixed})
+    c.update({k: v for k, v in wanted.items() if k not in fixed})
     return c
 
 

@@ -84,7 +84,7 @@ def config(path: str) -> dict[str, Any] | None:
         return None
     with gate.reading(f"{path}/config.json"):
         saved = json.loads(logs.text_of(file, path))
-        return schema.leaves(schema.base()) | {schema.today(k): v for k, v in saved.items()}
+        return schema.leaves(schema.base()) | saved
 
 
 # ------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def settings(over: Sequence[str]) -> list[Setting]:
     for text in over:
         name, _, values = text.partition("=")
         (cells,) = csv.reader([values]) if values else ([],)
-        field = schema.today(name.strip())
+        field = name.strip()
         parsed = [cli.overrides([(field, cell.strip())], bad) for cell in cells]
         if not cells:
             bad.append(f"--over={text}: write --over=FIELD=VALUE,VALUE,...")

@@ -215,7 +215,9 @@ def carried(
     steps: int = 2,
 ) -> Carried:
     """As `carried.sample_batch` takes them, by the same clock and the same schedule."""
-    cap, G, need = (config.rollout[x] for x in ("max_response_tokens", "group_size", "groups"))
+    cap, G, need = (
+        getattr(config.rollout, x) for x in ("max_response_tokens", "group_size", "groups")
+    )
     most = math.ceil((steps + 2 * staleness + 3) * need / max(traffic.accept, 1 / 64))
     length_NxG = lengths(traffic, cap, most, G).tolist()
     taught_N = (np.random.default_rng(0).random(most) < traffic.accept).tolist()
