@@ -33,7 +33,7 @@ from dapo_jax.config import cli, schema
 from dapo_jax.data import problems
 from dapo_jax.model import hf_format
 from dapo_jax.model.qwen2 import Shape
-from dapo_jax.plan import planner as plan
+from dapo_jax.plan import command as plan
 
 ROOT = pathlib.Path(__file__).parent.parent
 SECONDS = 500  # of the clock, for one case
