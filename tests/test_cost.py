@@ -14,7 +14,7 @@ from dapo_jax.config import presets, validation
 from dapo_jax.model import paged_kernel
 from dapo_jax.plan import constants, decoding, report, simulate, staleness, step, training
 from dapo_jax.plan.constants import US
-from dapo_jax.plan.simulate import Traffic
+from dapo_jax.plan.simulate import BLOCK, Traffic
 from dapo_jax.pods import slices, topology
 from dapo_jax.rollout.schedule import Request, Schedule
 
@@ -157,15 +157,14 @@ def test_packed_rows_by_hand():
     halves = np.split(simulate.lengths(traffic, 400, 4, 2, seed=1) + 9, 2)
     assert got.micro_batches == 2 and got.cells == 20_000
     assert got.fill == np.sum(halves) / 20_000
-    rows, used = simulate.pack(traffic, 400, 4, 2, 2, 10_000, block=10)
+    rows, used = simulate.pack(traffic, 400, 4, 2, 2, 10_000)
     sorted_rows = [sorted(half.reshape(-1).tolist(), reverse=True) for half in halves]
-    assert rows == [[pairs_of_blocks(row, 10)] for row in sorted_rows] and used == np.sum(halves)
-    whole = [[pairs_of_blocks(row, simulate.BLOCK)] for row in sorted_rows]
-    assert got.pairs == min(np.sum(whole) * simulate.BLOCK**2, 10**8)
+    assert rows == [[pairs_of_blocks(row, BLOCK)] for row in sorted_rows] and used == np.sum(halves)
+    assert got.pairs == min(np.sum(rows) * BLOCK**2, 10**8)
     # Two rows a pass: both wait for the one that takes longer.
     c.optim.minibatches = 1
     got = simulate.packed(c, traffic, row_tokens=4 * 410, micro_rows=2)
-    assert got.micro_batches == 1 and got.pairs == min(2 * 3 * simulate.BLOCK**2, 4 * 1640**2 / 4)
+    assert got.micro_batches == 1 and got.pairs == min(2 * 3 * BLOCK**2, 4 * 1640**2 / 4)
 
 
 def pairs_of_blocks(cells, block):

@@ -71,14 +71,14 @@ def decode(call: Call, scene: Scene, k: Values) -> dict[str, np.ndarray]:
     """Seconds of each chunk by what they go into: {'attention': [C], ...}."""
     once = {  # seconds of one token
         "products": products(scene, call.rows_C, k),
-        "all-reduces": scene.layers * 2 * reduce_seconds(scene, call.rows_C, k),
-        "small operations": scene.layers * k["small_ops"],
+        "all-reduces": scene.shape.num_layers * 2 * reduce_seconds(scene, call.rows_C, k),
+        "small operations": scene.shape.num_layers * k["small_ops"],
         "head and draw": draw_seconds(scene, call.rows_C, k),
     }
     read_C = attention_seconds(call.reads, scene, k)
     begun_C = start_seconds(scene, k) * call.steps_C
     return {what: s * call.steps_C for what, s in once.items()} | {
-        "attention": scene.layers * (scene.kv_heads * read_C + begun_C)
+        "attention": scene.shape.num_layers * (scene.kv_heads * read_C + begun_C)
     }
 
 
@@ -95,7 +95,7 @@ def reduce_seconds(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
     """One all-reduce of the residual stream, along one mesh axis after the other: a device keeps
     its part of each sum, and at last the parts are gathered. Groups along one side of the slice
     share its links."""
-    seconds, part, sharing = 0.0, rows * scene.width * scene.item, 1
+    seconds, part, sharing = 0.0, rows * scene.stream_bytes, 1
     for n in scene.decode_axes:
         seconds += 2 * (n - 1) / n * part * sharing / axis_rate(scene.pod, n, k)
         part, sharing = part / n, 1 if n in scene.pod.sides else sharing * n
@@ -139,7 +139,7 @@ def start_seconds(scene: Scene, k: Values) -> float:
 def prefill_seconds(scene: Scene, k: Values) -> float:
     """One call of a shard's prompts; no head is run."""
     chip = scene.pod.chip
-    n = (scene.read - scene.vocab * scene.decode_split * scene.width) / scene.decode_split
+    n = scene.read / scene.decode_split - scene.vocab * scene.shape.hidden_size
     return max(
         2 * n * scene.sizes.prefill_rows * scene.prefill_tokens / (k["prefill_mxu"] * chip.flops),
         n * scene.item / (k["weights_hbm"] * chip.bandwidth),

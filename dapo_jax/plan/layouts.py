@@ -75,7 +75,7 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
     to spare. Of the ways to rematerialize only the first that fits, which computes least again; the
     cache is as large as it can be."""
     kept = ("attention", "full") if shape.remat in ("attention", "full") else (shape.remat,)
-    found = set()
+    found, old = set(), schema.leaves(config)
     for laid, rows, remat in itertools.product(layouts(config, shape, pod), (1, 2, 4), kept):
         net = shape._replace(remat=remat)
         key = rows, *laid.mesh.values(), laid.sharding.decode.heads
@@ -95,7 +95,11 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
             held = footprint.waves(u, net, sizes, traffic.prompt + traffic.response)["sequences"]
             if peak <= (1 - room) * pod.chip.hbm and held and slots % shards == 0:
                 found.add(key)
-                other = _other_fields(config, u)
+                other = {
+                    name: value
+                    for name, value in schema.leaves(u).items()
+                    if name.startswith(("sharding.", "model.remat")) and value != old[name]
+                }
                 micro = rows * shards
                 yield Choice(sizes, micro, slots, prompts, fraction, peak, math.inf, other), u
 
@@ -120,15 +124,6 @@ def _samplers(t, net: qwen2.Shape, pod: Pod, traffic: Traffic, room: float):
         fraction = min(math.floor(pool / slots / row * 1000) / 1000, 1.0)
         if fraction > 0:
             yield slots * shards, fraction
-
-
-def _other_fields(config, u) -> dict[str, str]:
-    old = schema.leaves(config)
-    return {
-        name: value
-        for name, value in schema.leaves(u).items()
-        if name.startswith(("sharding.", "model.remat")) and value != old[name]
-    }
 
 
 def search(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float) -> list[Choice]:

@@ -16,10 +16,7 @@ class Scene(NamedTuple):
     pod: Pod
     sizes: Sizes  # of the sampler
     prefill_tokens: int  # of a prompt in one call
-    layers: int
-    width: int  # D, whole
-    heads: int  # H, whole
-    head_dim: int
+    shape: qwen2.Shape  # whole
     kv_heads: int  # while decoding
     train_kv_heads: int  # while training
     key_bytes: float  # keys and values of one token in one head and layer
@@ -35,12 +32,16 @@ class Scene(NamedTuple):
     replicas: int  # of the weights while training
     micro_rows: int  # packed rows of a micro-batch, on all devices
     row_tokens: int
-    remat: str
     again: float  # share of `read` whose products a backward pass computes again
     scored: int  # forward passes before the updates: old, reference log-probs
     parameters: int  # whole
     adapters: int  # parameters that are trained in their place; 0 = none
     value: "Scene | None" = None  # of the value model, which only trains
+
+    @property
+    def stream_bytes(self) -> int:
+        """Of one token in the residual stream, whole."""
+        return self.shape.hidden_size * self.item
 
     @property
     def read_bytes(self) -> int:
@@ -71,10 +72,7 @@ def scene(config, shape: qwen2.Shape, sizes, pod: Pod) -> Scene:
             prefill_rows=-(-rollout.prefill_prompts // g.shards),
         ),
         prefill_tokens=min(rollout.prefill_tokens, -(-config.data.max_prompt_tokens // 8) * 8),
-        layers=shape.num_layers,
-        width=shape.hidden_size,
-        heads=shape.num_heads,
-        head_dim=shape.head_dim,
+        shape=shape,
         kv_heads=-(-shape.num_kv_heads // parts("kv_heads", decode, sizes)),
         train_kv_heads=-(-shape.num_kv_heads // parts("kv_heads", train, sizes)),
         key_bytes=2 * paged.vector_bytes(g, config.model.dtype),
@@ -90,7 +88,6 @@ def scene(config, shape: qwen2.Shape, sizes, pod: Pod) -> Scene:
         replicas=pod.chips // (split * kept),
         micro_rows=validation.micro_rows(config, sizes),
         row_tokens=validation.row_tokens(config),
-        remat=shape.remat,
         again=0.0 if shape.remat in ("none", "dots") else 1 - last / read,
         scored=(config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef),
         parameters=qwen2.param_count(shape),

@@ -220,25 +220,19 @@ class Packed(NamedTuple):
 
 @functools.cache
 def pack(
-    traffic: Traffic,
-    cap: int,
-    groups: int,
-    samples: int,
-    minibatches: int,
-    row_tokens: int,
-    block: int,
+    traffic: Traffic, cap: int, groups: int, samples: int, minibatches: int, row_tokens: int
 ) -> tuple[list[list[int]], int]:
     """A batch as mini-batches of whole groups: (`blocks` of the rows of each, cells in use)."""
     rows, used = [], 0
     for part in np.array_split(lengths(traffic, cap, groups, samples, seed=1), minibatches):
         cells = (part.reshape(-1) + traffic.prompt - 1).tolist()
         bins = packing.best_fit(cells, row_tokens)
-        rows.append([blocks([cells[i] for i in members], block) for members in bins])
+        rows.append([blocks([cells[i] for i in members]) for members in bins])
         used += sum(cells)
     return rows, used
 
 
-def blocks(cells: list[int], block: int) -> int:
+def blocks(cells: list[int], block: int = BLOCK) -> int:
     """Pairs of a block of queries and one of keys with a sequence in common, on and below the
     diagonal. cells: of each sequence of a row, in order."""
     count, start, last = 0, 0, -1
@@ -252,15 +246,9 @@ def blocks(cells: list[int], block: int) -> int:
 
 def packed(config, traffic: Traffic, row_tokens: int, micro_rows: int) -> Packed:
     """Attention computes blocks with two cells of one sequence, on and below the diagonal."""
-    rows, used = pack(
-        traffic,
-        config.rollout.max_response_tokens,
-        config.rollout.groups,
-        config.rollout.group_size,
-        config.optim.minibatches,
-        row_tokens,
-        BLOCK,
-    )
+    r, minibatches = config.rollout, config.optim.minibatches
+    batch = r.max_response_tokens, r.groups, r.group_size, minibatches
+    rows, used = pack(traffic, *batch, row_tokens)
     # All devices wait for the row that takes longest: rows come longest sequence first.
     fullest = [
         max(part[i : i + micro_rows]) for part in rows for i in range(0, len(part), micro_rows)

@@ -51,7 +51,7 @@ def carried(
             position=position,
             most=config.dynamic_sampling.max_rounds * need,
         )
-        runs: list[Run] = []
+        runs: list[tuple[Run, int]] = []  # of each request, and where it begins
         call = Sampler([], [], cap, sizes, prefill_tokens)
 
         def join(flights, call=call, runs=runs) -> None:
@@ -63,21 +63,21 @@ def carried(
                         request = request._replace(prefix=(-1 - g,) * run.at)
                         call.schedule.waiting.append((len(runs), request))
                         call.left.append(length_NxG[p][g] - run.at)
-                        runs.append(run)
+                        runs.append((run, run.at))
 
         judge = lambda whole: [every or taught_N[f.position % most] for f in whole]
         join(flights)
-        before = {id(r): r.at for f in flights for r in f.runs}
+        before = {(f.position, g): r.at for f in flights for g, r in enumerate(f.runs)}
         late = version >= staleness
         parked += late * sum(r.at for f in flights for r in f.runs if not r.whole)
         while (used := clock.run(judge, join)) is None:
             for index, emitted, left in call.chunk():
-                run, start = runs[index], before.get(id(runs[index]), 0)
+                run, start = runs[index]
                 run.known = max(run.known, start + emitted)
                 run.ended |= not left
         for f in clock.flights:
             for g, run in enumerate(f.runs):
-                grown = run.at - before.get(id(run), 0)
+                grown = run.at - before.get((f.position, g), 0)
                 drawn.setdefault((f.position, g), [0] * (steps + staleness))[version] = grown
         if late:
             out.append(call.trace())

@@ -36,9 +36,9 @@ def micro_batch(scene: Scene, pairs: float, k: Values, *, update: bool) -> Pass:
     flops = passes * 2 * scene.multiplied * scene.micro_rows * scene.row_tokens / chips
     products = flops / (k[f"train_mxu{narrow}"] * chip.flops)
 
-    looks = 2 if update and scene.remat == "full" else 1
-    blocks = scene.heads * scene.layers * pairs / BLOCK**2 / chips
-    score = 4 * scene.head_dim * BLOCK**2 * blocks  # FLOPs of one look
+    looks = 2 if update and scene.shape.remat == "full" else 1
+    blocks = scene.shape.num_heads * scene.shape.num_layers * pairs / BLOCK**2 / chips
+    score = 4 * scene.shape.head_dim * BLOCK**2 * blocks  # FLOPs of one look
 
     def on_cores(way: str, n: int) -> float:
         """Seconds where the cores share out n things of one size."""
@@ -46,7 +46,7 @@ def micro_batch(scene: Scene, pairs: float, k: Values, *, update: bool) -> Pass:
         cores = int(k[f"cores.{scene.pod.family}"])
         return bundles / k[f"clock.{scene.pod.family}"] * math.ceil(n / cores) / n
 
-    forward = on_cores("forward", scene.heads // scene.train_split)
+    forward = on_cores("forward", scene.shape.num_heads // scene.train_split)
     backward = on_cores("backward", scene.train_kv_heads)
     return Pass(
         products,
@@ -64,8 +64,8 @@ def collective_waits(scene: Scene, k: Values, *, update: bool) -> float:
     t, f, d = scene.train_split, scene.fsdp, scene.replicas
     kind, seconds = "update" if update else "forward", 0.0
     if t > 1:
-        rows = scene.micro_rows * t / scene.pod.chips * scene.row_tokens * scene.width * scene.item
-        moved = k[f"{kind}_moved"] * scene.layers * rows
+        rows = scene.micro_rows * t / scene.pod.chips * scene.row_tokens * scene.stream_bytes
+        moved = k[f"{kind}_moved"] * scene.shape.num_layers * rows
         seconds += moved * (t - 1) / t / axis_rate(scene.pod, t, k)
     weights = scene.read_bytes / t
     if f > 1:
