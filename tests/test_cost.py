@@ -35,11 +35,6 @@ def shipped(size="32B", pod="v5p-256", **changes):
     return c, scene(c, slices.parse(pod))
 
 
-# ------------------------------------------------------------------------------------------------
-# What happens
-# ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("mean", "cap"), [(5000, 20480), (2000, 20480), (12000, 20480), (8, 32)])
 def test_lengths_have_their_mean_after_the_cut(mean, cap):
     drawn = simulate.lengths(Traffic(1, mean), cap, 4000, 16)
@@ -180,11 +175,6 @@ def pairs_of_blocks(cells, block):
 @pytest.mark.parametrize("cells", [[7], [30, 1, 1, 8, 20], [10, 10, 10], [9, 1, 10], [25, 3]])
 def test_blocks_of_a_row(cells):
     assert simulate.blocks(cells, 10) == pairs_of_blocks(cells, 10)
-
-
-# ------------------------------------------------------------------------------------------------
-# What it costs
-# ------------------------------------------------------------------------------------------------
 
 
 def test_every_constant_has_a_source_and_a_range():
@@ -359,10 +349,6 @@ def test_low_and_high_enclose_the_step_and_lie_within_1_6(size, pod, more):
     for name, (low, high) in got.by.items():  # 'low' is what makes a step short
         assert low <= 1e-6 and high >= -1e-6, name
 
-
-# ------------------------------------------------------------------------------------------------
-# Against others
-# ------------------------------------------------------------------------------------------------
 
 _BLOCK = 4 * 128 * 1024**2 / (0.5 * 459e12 / 2) * 1.75e9  # cycles of a core at half its peak
 _COPIED = 1024 * 2 * 128 * 2 / 2765e9  # seconds of 1,024 keys at the peak of HBM

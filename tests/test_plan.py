@@ -35,11 +35,6 @@ def sizes(data, fsdp, tensor):
 MANY = sizes(1, 16, 8)
 
 
-# ------------------------------------------------------------------------------------------------
-# Bytes
-# ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("size", "count"),
     [
@@ -212,11 +207,6 @@ def test_a_value_model_is_counted():
     assert plan.mistakes(other, shape, V5P).startswith("the value model: ")
 
 
-# ------------------------------------------------------------------------------------------------
-# What fits, and what cannot be
-# ------------------------------------------------------------------------------------------------
-
-
 def test_what_is_suggested_fits_and_runs():
     c = big()
     shape, traffic = plan.network(c), plan.Traffic(256, 5120)
@@ -282,10 +272,6 @@ def test_what_does_not_fit_is_refused_or_doubted():
     with pytest.raises(ValueError, match="data = 1 is no multiple of 2"):
         plan.check(big(mesh__fsdp=32), slices.parse("2xv5p-256"))
 
-
-# ------------------------------------------------------------------------------------------------
-# Seconds
-# ------------------------------------------------------------------------------------------------
 
 # A quarter of the paper's batch, so that its simulation is quick.
 QUARTER = dict(rollout__groups=128, optim__minibatches=4, rollout__slots=1024)
