@@ -52,7 +52,7 @@ def median_seconds(turn, repeats: int) -> float:
 
 
 def shape_of(size: str, **choices):
-    from dapo_jax.plan import planner as plan
+    from dapo_jax import plan
 
     choices = dict(scan_layers=True, remat="full", attention="auto") | choices
     return plan.qwen2_5(size, **choices)

@@ -24,10 +24,9 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from dapo_jax import config, parallel
+from dapo_jax import config, parallel, plan
 from dapo_jax.model import hf, hf_format
 from dapo_jax.model.qwen2 import Shape, param_count
-from dapo_jax.plan import planner as plan
 
 SIZES = ("0.5B", "1.5B", "3B")
 

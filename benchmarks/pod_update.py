@@ -51,10 +51,9 @@ def measure(pod: Pod) -> dict:
     """Compile and describe one; in a process of its own, since a fault of libtpu ends it."""
     import jax
 
-    from dapo_jax import config
+    from dapo_jax import config, plan
     from dapo_jax.dapo import update
     from dapo_jax.model import qwen2
-    from dapo_jax.plan import planner as plan
     from dapo_jax.pods import topology
 
     c = config.paper()

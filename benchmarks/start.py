@@ -26,11 +26,10 @@ import load_memory
 import results
 from jax._src import cache_key, compiler
 
-from dapo_jax import config, parallel
+from dapo_jax import config, parallel, plan
 from dapo_jax.checkpoint import workdir
 from dapo_jax.hosts import start
 from dapo_jax.model import hf
-from dapo_jax.plan import planner as plan
 
 HEADING = "## A start of several processes"
 COLUMNS = ("hub_calls", "hub_bytes", "weight_bytes", "programs_compiled", "seconds")

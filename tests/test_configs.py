@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dapo_jax import config
+from dapo_jax import config, plan
 from dapo_jax.config import presets
-from dapo_jax.plan import planner as plan
 from dapo_jax.pods import slices as pods
 
 FOLDER = Path(__file__).parent.parent / "configs"

@@ -14,10 +14,9 @@ import pytest
 from jax.sharding import Mesh
 from test_attention_kernels import SEGMENTS, assert_close, expected, inputs, value_and_grads
 
-from dapo_jax import config, parallel
+from dapo_jax import config, parallel, plan
 from dapo_jax.dapo import objective, packing, update
 from dapo_jax.model import attention, attention_kernels, paged, paged_triton, qwen2
-from dapo_jax.plan import planner as plan
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request
 

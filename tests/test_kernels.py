@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from dapo_jax.config import presets
-from dapo_jax.model import paged_kernel
-from dapo_jax.plan import constants, cost, kernels, planner as plan
+from dapo_jax.plan import constants, kernels
 from dapo_jax.plan.kernels import Loop
 from dapo_jax.pods import slices
 
@@ -28,30 +27,24 @@ LB: loop body
 """
 
 
-def test_bundles_of_loops():
+def test_bundles_of_loops_and_their_parts():
     assert kernels.loops(DUMP) == Loop(2, [Loop(5, [Loop(3, []), Loop(1, [])])])
-
-
-def test_parts_by_hand():
     leaf = lambda n: Loop(n, [])
     row = Loop(400, [Loop(300, [leaf(20)]), leaf(21), leaf(5)])
-    program = Loop(100, [Loop(50, [leaf(21)]), row, leaf(4)])
-    found = kernels.parts(program)
+    found = kernels.parts(Loop(100, [Loop(50, [leaf(21)]), row, leaf(4)]))
     assert found == (150, 300, 400, 26) and found.beside == 400 + 4.5 * 26 - 300
     with pytest.raises(ValueError):  # not this kernel
         kernels.parts(kernels.loops(DUMP))
 
 
-def test_the_cost_models_kernel_is_the_one_that_ships():
-    assert cost.DESIGN.kernel.block_tokens == paged_kernel._BLOCK_TOKENS
-    assert cost.DESIGN.kernel.ahead == paged_kernel._AHEAD
-
-
 def test_report():
-    pod, k = slices.parse("v5p-256"), constants.values()
-    lines = kernels.report(pod, kernels.Parts(445, 343, 471, 26), 524288, k)
-    assert "0.196 us" in lines[1] and "2 cores: at most 5,350 GB/s, 193% of the chip" in lines[1]
-    assert "245 = 0.140 us" in lines[2] and "445" in lines[3]
+    head, *rows = kernels.report(slices.parse("v5p-256"), kernels.Parts(445, 343, 471, 26), 524288)
+    assert "(2 cores read at most 5,350 GB/s of keys, 193% of the chip's HBM)" in head
+    assert [row.split()[-3:] for row in rows] == [
+        ["343", "0.196", "us"],
+        ["245", "0.140", "us"],
+        ["445", "0.254", "us"],
+    ]
 
 
 def test_a_process_that_fails_is_told_by_its_last_lines():
@@ -69,7 +62,7 @@ def test_the_constants_are_what_this_compiler_makes(pod, cache):
     c = presets.dapo_math("32B")
     if cache == "ours.int8":
         c.rollout.cache_dtype, c.loss.importance_cap = "int8", 2.0
-    got = plan.counted(c, slices.parse(pod))
+    got = kernels.counted(c, slices.parse(pod))
     known, found = constants.values(), kernels.Parts(**got["bundles"])
     for part in ("start", "block", "beside"):
         counted = known[f"{cache}.{part}.{pod.split('-')[0]}"]

@@ -26,12 +26,12 @@ from test_update import (
     spread,
 )  # fmt: skip
 
-from dapo_jax import build, config, convert, evaluate, parallel
+from dapo_jax import build, config, convert, evaluate, parallel, plan
 from dapo_jax.config import schema, validation
 from dapo_jax.dapo import packing, update
 from dapo_jax.log import metrics
 from dapo_jax.model import hf, qwen2
-from dapo_jax.plan import planner as plan
+from dapo_jax.plan import step
 from dapo_jax.pods import slices
 
 PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "lora.md").read_text()
@@ -335,7 +335,7 @@ def test_the_plan_counts_adapters():
     assert plan.peaks(lora)["updating"] < plan.peaks(full)["updating"] - 8 * N / 8
     scene = plan.scene(c, shape, sizes, pod)
     assert scene.adapters == n and scene.parameters == N
-    saved = plan.cost.checkpoint_bytes(c, scene)
+    saved = step.checkpoint_bytes(c, scene)
     assert saved == 2 * N + 12 * n
 
 

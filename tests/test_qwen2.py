@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from dapo_jax import build, config, parallel
+from dapo_jax import build, config, parallel, plan
 from dapo_jax.model import paged, qwen2
-from dapo_jax.plan import planner as plan
 
 TINY = qwen2.Shape(
     vocab_size=24,

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from dapo_jax import config
+from dapo_jax import config, plan
 from dapo_jax.model import paged, qwen2
-from dapo_jax.plan import hlo, planner as plan
+from dapo_jax.plan import hlo
 from dapo_jax.pods import topology
 from dapo_jax.rollout.engine import Engine
 

@@ -8,13 +8,7 @@ from dapo_jax.pods import slices as pods
 @pytest.mark.parametrize(
     ("name", "topology", "slices", "chips"),
     [
-        ("v5p-128", "v5p:4x4x4", 1, 64),
         ("v5p-256", "v5p:4x4x8", 1, 128),
-        ("v5p-512", "v5p:4x8x8", 1, 256),
-        ("v4-8", "v4:2x2x1", 1, 4),
-        ("v6e-16", "v6e:4x4", 1, 16),
-        ("v6e-256", "v6e:16x16", 1, 256),
-        ("v5litepod-256", "v5e:16x16", 1, 256),
         ("v5e-256", "v5e:16x16", 1, 256),
         ("2xv5p-256", "v5p:4x4x8", 2, 256),
         ("v5p:4x4x8", "v5p:4x4x8", 1, 128),
@@ -35,11 +29,11 @@ def test_other_names_are_refused(name):
         pods.parse(name)
 
 
-def test_larger_slices_come_by_size():
-    sizes = [p.chips for p in pods.larger(pods.parse("v6e-16"))]
-    assert sizes == [32, 64, 128, 256]
-    sizes = [p.chips for p in pods.larger(pods.parse("v5p-512"))]
-    assert sizes == [512, 1024, 2048, 4096]
+@pytest.mark.parametrize(
+    ("name", "larger"), [("v6e-16", [32, 64, 128, 256]), ("v5p-512", [512, 1024, 2048, 4096])]
+)
+def test_larger_slices_come_by_size(name, larger):
+    assert [p.chips for p in pods.larger(pods.parse(name))] == larger
 
 
 @pytest.mark.parametrize(
@@ -58,12 +52,11 @@ def test_sizes_as_cloud_documents_them(name, sides, hosts):
     assert "x".join(map(str, pod.sides)) == sides and pod.hosts == hosts
 
 
-def test_every_slice_has_a_name_of_its_own():
-    """The table's shapes come by size, one to a size; the chips of each family are known."""
-    assert set(pods.FAMILIES) == set(pods.CHIPS)
-    for family, known in pods.FAMILIES.items():
-        every = [pods.Pod(family, sides) for sides in known.shapes]
-        sizes = [pod.chips for pod in every]
-        assert sizes == sorted(set(sizes))
-        assert [pods.parse(pod.cloud) for pod in every] == every
-        assert [pods.parse(pod.topology) for pod in every] == every
+@pytest.mark.parametrize("family", pods.CHIPS)
+def test_every_slice_has_a_name_of_its_own(family):
+    """The table's shapes come by size, one to a size."""
+    every = [pods.Pod(family, sides) for sides in pods.FAMILIES[family].shapes]
+    sizes = [pod.chips for pod in every]
+    assert sizes == sorted(set(sizes)) and set(pods.FAMILIES) == set(pods.CHIPS)
+    assert [pods.parse(pod.cloud) for pod in every] == every
+    assert [pods.parse(pod.topology) for pod in every] == every

@@ -19,80 +19,89 @@ def flops(f, *args, **kwargs):
     return topology.matmul_flops(jax.make_jaxpr(f)(*args).jaxpr, **kwargs)
 
 
-# --- work ----------------------------------------------------------------------------------------
-
 A, B = np.ones((3, 4, 5), np.float32), np.ones((3, 5, 6), np.float32)
 ONE = 2 * 3 * 4 * 5 * 6  # of A @ B
+MESH = Mesh(np.array(jax.devices()[:2]).reshape(1, 1, 2), AXES)
+X, W = np.ones((4, 8), np.float32), np.ones((8, 6), np.float32)
 
 
-def test_flops_of_a_batched_product():
-    assert flops(lambda a, b: a @ b, A, B) == ONE
-    assert flops(lambda a, b: jnp.einsum("xij,xjk->xik", a, b).sum(), A, B) == ONE
-    assert flops(lambda a: jnp.exp(a) + 1, A) == 0
+def scanned(a, b):
+    return jax.lax.scan(lambda c, _: (c + (a @ b).sum(), None), 0.0, length=7)[0]
 
 
-def test_flops_of_loops_count_every_turn():
-    def scanned(a, b):
-        return jax.lax.scan(lambda c, _: (c + (a @ b).sum(), None), 0.0, length=7)[0]
-
-    def looped(a, b, n):
-        return jax.lax.fori_loop(0, n, lambda _, c: c + scanned(a, b), 0.0)
-
-    assert flops(scanned, A, B) == 7 * ONE
-    assert flops(looped, A, B, 3) == 7 * ONE  # the trip count is traced: one turn by default
-    assert flops(looped, A, B, 3, while_trips=5) == 35 * ONE
-    assert flops(lambda a, b: jax.lax.map(lambda x: x @ b[0], a), A, B) == ONE
+def looped(a, b, n):
+    return jax.lax.fori_loop(0, n, lambda _, c: c + scanned(a, b), 0.0)
 
 
-def test_flops_of_branches_gradients_and_remat():
-    def branch(a, b, yes):
-        return jax.lax.cond(yes, lambda: (a @ b).sum(), lambda: 0.0)
-
-    def loss(w, a):
-        return jnp.sum(jax.checkpoint(lambda w: jnp.sin(jnp.sin(a[0] @ w) @ jnp.ones((6, 6))))(w))
-
-    assert flops(branch, A, B, True) == ONE
-    once, second = 2 * 4 * 5 * 6, 2 * 4 * 6 * 6
-    # Forward, again (all but the last product, whose output alone is needed by sin: both), two back
-    assert flops(jax.grad(loss), B[0], A) == 2 * (once + second) + second + once
+def branch(a, b, yes):
+    return jax.lax.cond(yes, lambda: (a @ b).sum(), lambda: 0.0)
 
 
-def test_flops_under_shard_map_count_every_device():
-    mesh = Mesh(np.array(jax.devices()[:2]).reshape(1, 1, 2), AXES)
-    x, w = np.ones((4, 8), np.float32), np.ones((8, 6), np.float32)
-    split = jax.shard_map(
-        lambda x, w: jax.lax.psum(x @ w, "tensor"),
-        mesh=mesh, in_specs=(P(None, "tensor"), P("tensor")), out_specs=P(),
-    )  # fmt: skip
-    copied = jax.shard_map(
-        lambda x, w: x @ w, mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False
-    )
-    assert flops(split, x, w) == 2 * 4 * 8 * 6
-    assert flops(copied, x, w) == 2 * (2 * 4 * 8 * 6)  # done twice
+def loss(w, a):
+    return jnp.sum(jax.checkpoint(lambda w: jnp.sin(jnp.sin(a[0] @ w) @ jnp.ones((6, 6))))(w))
 
 
-def test_flops_that_a_kernel_estimates_itself():
-    def kernel(a, n, out):
-        step = lambda _, c: c + a[...] @ a[...]
-        out[...] = jax.lax.fori_loop(0, n[0, 0], step, jnp.zeros((8, 8)))
-
-    def f(a, n, cost=None):
-        out = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-        call = pl.pallas_call(kernel, out, interpret=True, cost_estimate=cost)
-        return jax.lax.fori_loop(0, n[0, 0], lambda _, x: call(x, n), a)
-
-    a, n = np.ones((8, 8), np.float32), np.ones((1, 1), np.int32)
-    known = functools.partial(f, cost=pl.CostEstimate(5000, 0, 0))
-    assert flops(f, a, n) == 2 * 8**3
-    assert flops(known, a, n) == 5000
-    assert flops(known, a, n, while_trips=3) == 15000  # the loop around the kernel
+def mapped(body, **specs):
+    return jax.shard_map(body, mesh=MESH, out_specs=P(), **specs)
 
 
-def test_blocks_of_kernels():
-    assert topology._blocks("mine", (2, 3, 4)) == 24
-    assert topology._blocks("splash_mha_fwd", (2, 3, 4, 4)) == 6 * 10  # a triangle
-    assert topology._blocks("splash_mha_fwd", (5, 2, 4)) == 5 * (2 + 4)
-    assert topology._blocks("splash_mha_dkv", (4, 5, 2)) == 5 * (2 + 4)
+SPLIT = mapped(
+    lambda x, w: jax.lax.psum(x @ w, "tensor"), in_specs=(P(None, "tensor"), P("tensor"))
+)
+COPIED = mapped(lambda x, w: x @ w, in_specs=(P(), P()), check_vma=False)
+LAYERS = 2 * 4 * 5 * 6, 2 * 4 * 6 * 6
+
+
+def kernel(a, n, out):
+    step = lambda _, c: c + a[...] @ a[...]
+    out[...] = jax.lax.fori_loop(0, n[0, 0], step, jnp.zeros((8, 8)))
+
+
+def kernels(a, n, cost=None):
+    out = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    call = pl.pallas_call(kernel, out, interpret=True, cost_estimate=cost)
+    return jax.lax.fori_loop(0, n[0, 0], lambda _, x: call(x, n), a)
+
+
+estimated = functools.partial(kernels, cost=pl.CostEstimate(5000, 0, 0))
+SQUARE, N = np.ones((8, 8), np.float32), np.ones((1, 1), np.int32)
+
+
+@pytest.mark.parametrize(
+    ("f", "arguments", "trips", "count"),
+    [
+        (lambda a, b: a @ b, (A, B), 1, ONE),
+        (lambda a, b: jnp.einsum("xij,xjk->xik", a, b).sum(), (A, B), 1, ONE),
+        (lambda a: jnp.exp(a) + 1, (A,), 1, 0),
+        (scanned, (A, B), 1, 7 * ONE),
+        (looped, (A, B, 3), 1, 7 * ONE),  # the trip count is traced: one turn by default
+        (looped, (A, B, 3), 5, 35 * ONE),
+        (lambda a, b: jax.lax.map(lambda x: x @ b[0], a), (A, B), 1, ONE),
+        (branch, (A, B, True), 1, ONE),
+        # Both products forward, both again (sin needs its argument), and both back.
+        (jax.grad(loss), (B[0], A), 1, 3 * sum(LAYERS)),
+        (SPLIT, (X, W), 1, 2 * 4 * 8 * 6),
+        (COPIED, (X, W), 1, 2 * (2 * 4 * 8 * 6)),  # done twice
+        (kernels, (SQUARE, N), 1, 2 * 8**3),
+        (estimated, (SQUARE, N), 1, 5000),
+        (estimated, (SQUARE, N), 3, 15000),  # the loop around the kernel
+    ],
+)
+def test_flops(f, arguments, trips, count):
+    assert flops(f, *arguments, while_trips=trips) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "blocks"),
+    [
+        ("mine", (2, 3, 4), 24),
+        ("splash_mha_fwd", (2, 3, 4, 4), 6 * 10),  # a triangle
+        ("splash_mha_fwd", (5, 2, 4), 5 * (2 + 4)),
+        ("splash_mha_dkv", (4, 5, 2), 5 * (2 + 4)),
+    ],
+)
+def test_blocks_of_kernels(name, grid, blocks):
+    assert topology._blocks(name, grid) == blocks
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -113,12 +122,8 @@ def test_memory_line():
     compiled = jax.jit(lambda x: x + 1, donate_argnums=0).lower(jnp.zeros(500_000)).compile()
     line = topology.memory_line({"decode": compiled, "update": compiled})
     assert line == "memory of a device, at most: decode 2 MB, update 2 MB"
-
-
-def test_sizes_in_words():
-    assert [topology.size(n) for n in (12, 9_610_000_000, 95_730_000, 1_000)] == [
-        "12 B", "9.61 GB", "95.7 MB", "1 kB"
-    ]  # fmt: skip
+    sizes = [topology.size(n) for n in (12, 9_610_000_000, 95_730_000, 1_000)]
+    assert sizes == ["12 B", "9.61 GB", "95.7 MB", "1 kB"]
 
 
 def test_sharded_arguments():
@@ -126,8 +131,8 @@ def test_sharded_arguments():
     split, whole = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
     tree = dict(w=np.zeros((8, 2), np.float32), n=np.int32(3))
     each = parallel.sharded(tree, dict(w=split, n=whole))
-    assert each["w"].shape == (8, 2) and each["w"].dtype == np.float32
-    assert each["w"].sharding == split and each["n"].sharding == whole
+    assert (each["w"].shape, each["w"].dtype) == ((8, 2), np.float32)
+    assert (each["w"].sharding, each["n"].sharding) == (split, whole)
     assert parallel.sharded(tree, whole)["w"].sharding == whole
 
 

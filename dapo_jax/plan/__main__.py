@@ -1,10 +1,10 @@
-"""`python -m dapo_jax.plan`: the command of planner.py."""
+"""`python -m dapo_jax.plan`: command.py."""
 
 from dapo_jax.config import cli
-from dapo_jax.plan import planner
+from dapo_jax.plan import command
 
-__doc__ = planner.__doc__  # what --help prints
+__doc__ = command.__doc__  # what --help prints
 
 if __name__ == "__main__":
-    planner.define_flags()
-    cli.run(planner.main)
+    command.define_flags()
+    cli.run(command.main)

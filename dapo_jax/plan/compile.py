@@ -23,9 +23,10 @@ from dapo_jax.config import validation
 from dapo_jax.model import qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.plan import hlo
-from dapo_jax.pods import slices as pods, topology
+from dapo_jax.plan.footprint import GB
+from dapo_jax.pods import topology
+from dapo_jax.pods.slices import Pod
 
-GB = 1e9
 CRASHED = "the compiler broke off with a fault of its own; nothing is known of this program"
 NO_COMPILER = (
     "--compile and --kernels need XLA:TPU's compiler, libtpu (no TPU): pip install 'dapo_jax[tpu]';"
@@ -37,40 +38,37 @@ def available() -> bool:
     return importlib.util.find_spec("libtpu") is not None
 
 
-def machine_for(config, shape: qwen2.Shape, pod: pods.Pod) -> build.Machine:
-    """The programs of config `c` on the described devices of `pod`. ValueError, of which
-    ConfigError is one: the mesh cannot be laid over them."""
+def machine_for(config, shape: qwen2.Shape, pod: Pod) -> build.Machine:
+    """The config's programs on the described devices of `pod`. ValueError: the mesh cannot be laid
+    over them."""
     sizes = validation.resolve_mesh(config, pod.chips)
     mesh = topology.make_mesh(pod.topology, sizes, pod.slices)
-    # Which ids end a response changes no size; how many there are, next to none.
+    # Which ids end a response changes no size.
     return build.assemble(config, mesh, shape, stop_ids=(0, 1))
 
 
 def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
-    """Program -> item -> bytes per device of what a step keeps in memory while that program runs
-    and does not hand to it. (What rests in the hosts' memory takes none of the device's.)"""
+    """{program: {item: bytes per device}} of what a step keeps in memory while that program runs
+    and does not hand to it. What rests in the hosts' memory takes none of the device's."""
     params, opt_state, batch, _ = calls["update"].arguments
     _, pool, _ = calls["prefill"].arguments
-    size = lambda tree: parallel.bytes_on_device(
-        [x for x in jax.tree.leaves(tree) if _on_device(x)]
-    )
     has_old, has_ref = config.loss.old_logprobs == "recompute", bool(config.loss.kl_coef)
-    logps = has_old * size(batch.old_logp_AxRxT) + has_ref * size(batch.ref_logp_AxRxT)
-    logps += size(batch.positive_AxRxT)
-    kept_rows, U = size(batch.rows) + logps, config.optim.minibatches
-    trained = size(qwen2.trained(params))
+    logps = has_old * _bytes(batch.old_logp_AxRxT) + has_ref * _bytes(batch.ref_logp_AxRxT)
+    logps += _bytes(batch.positive_AxRxT)
+    kept_rows, U = _bytes(batch.rows) + logps, config.optim.minibatches
+    trained = _bytes(qwen2.trained(params))
     value, value_moments, cells = {}, {}, 0
     if "update of values" in calls:
         value_params, value_state, targets, _ = calls["update of values"].arguments
-        value = {"value model's weights (float32)": size(value_params)}
-        value_moments = {"value model's optimizer state": size(value_state)}
-        cells = size(targets.returns_AxRxT)
+        value = {"value model's weights (float32)": _bytes(value_params)}
+        value_moments = {"value model's optimizer state": _bytes(value_state)}
+        cells = _bytes(targets.returns_AxRxT)
     weights = {"master weights (float32)": trained}
-    if base := size(params) - trained:
+    if base := _bytes(params) - trained:
         weights = {f"base ({config.model.dtype})": base, "adapters (float32)": trained}
-    moments = {"optimizer state": size(opt_state)}
+    moments = {"optimizer state": _bytes(opt_state)}
     reference = {"reference weights (float32)": trained * has_ref}
-    cache = {"the sampler's cache": size(pool)}
+    cache = {"the sampler's cache": _bytes(pool)}
     others = {"the other mini-batches": kept_rows * (U - 1)}
     values = {"values": cells * (U - 1) + logps}
     made = {"values, advantages, returns": cells * (3 * U - 2) + logps}
@@ -87,45 +85,27 @@ def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
     return {name: {k: n for k, n in items.items() if n} for name, items in kept.items()}
 
 
-def _on_device(x) -> bool:
-    sharding = getattr(x, "sharding", None)
-    return sharding is not None and sharding.memory_kind in (None, "device")
+def _bytes(tree) -> int:
+    """Bytes on one device of the arrays that lie in device memory."""
 
+    def on_device(x) -> bool:
+        sharding = getattr(x, "sharding", None)
+        return sharding is not None and sharding.memory_kind in (None, "device")
 
-def _program(config, shape: qwen2.Shape, pod: pods.Pod, name: str, kept: dict[str, int]):
-    jax.config.update("jax_platforms", "cpu")
-    m = machine_for(config, shape, pod)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libtpu's handler would print its memory map
-    return program(name, build.calls(config, m)[name], kept, config, m)
-
-
-def _nothing(kept: dict[str, int], m: build.Machine, why: str, total=None) -> dict[str, Any]:
-    """Where there is no program."""
-    return {
-        "fits": False,
-        "refused": why,
-        "total": total,
-        "kept_beside": kept,
-        "resident": sum(kept.values()),
-        "limit": topology.limit(m.mesh),
-        "seconds": 0.0,
-    }
+    return parallel.bytes_on_device([x for x in jax.tree.leaves(tree) if on_device(x)])
 
 
 def program(
     name: str, call: Call, kept: dict[str, int], config, m: build.Machine
 ) -> dict[str, Any]:
-    """Compile one. Plain JSON values; bytes are a device's. 'fits' is the verdict; 'refused' says
+    """Compile one. Plain JSON values; bytes are per device. 'fits' is the verdict; 'refused' is
     what the compiler said where it ran out of memory."""
     traced = call.program.trace(*call.arguments)
-    used = -(-build.minibatch_responses(config) // validation.micro_rows(config, m.mesh.shape))
-    trained = call.per == "micro-batch"
-    flops = topology.matmul_flops(traced.jaxpr.jaxpr, while_trips=used if trained else 1)
     limit, resident = topology.limit(m.mesh), sum(kept.values())
-    given = parallel.bytes_on_device([x for x in jax.tree.leaves(call.arguments) if _on_device(x)])
-    if resident + given > limit:
-        what = f"its arguments alone, {given / GB:.2f} GB, and what lies beside them are too much"
-        return _nothing(kept, m, what, resident + given)
+    out = {"fits": False, "kept_beside": kept, "resident": resident, "limit": limit}
+    if resident + (given := _bytes(call.arguments)) > limit:
+        said = f"its arguments alone, {given / GB:.2f} GB, and what lies beside them are too much"
+        return out | {"refused": said, "total": resident + given, "seconds": 0.0}
     started = time.perf_counter()
     try:
         compiled, log = topology.compile_watched(traced.lower())
@@ -133,17 +113,17 @@ def program(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         said = str(error).partition("RESOURCE_EXHAUSTED:")[2].strip().splitlines()[0]
-        spent = {"seconds": time.perf_counter() - started}
-        return _nothing(kept, m, said, _total(said, resident)) | spent
+        seconds = time.perf_counter() - started
+        return out | {"refused": said, "total": _total(said, resident), "seconds": seconds}
     memory = topology.memory(compiled)
+    used = -(-build.minibatch_responses(config) // validation.micro_rows(config, m.mesh.shape))
+    trips = used if call.per == "micro-batch" else 1
     moved = hlo.collectives(compiled.as_text())
-    return memory._asdict() | {
-        "kept_beside": kept,
-        "resident": resident,
-        "limit": limit,
-        "flops": flops,
+    return out | {
+        **memory._asdict(),
         "total": resident + memory.peak,
         "fits": resident + memory.peak <= limit,
+        "flops": topology.matmul_flops(traced.jaxpr.jaxpr, while_trips=trips),
         "collectives_in_loops": {kind: x._asdict() for kind, x in sorted(moved.items())},
         "per": call.per,
         "rematerialized": log.count("Involuntary full rematerialization"),
@@ -152,14 +132,12 @@ def program(
 
 
 def _total(message: str, resident: int) -> int | None:
-    """Bytes a device: of 'Used 97.12G of 95.73G hbm', or '... (96.00G) exceeds available HBM'."""
+    """Bytes per device: of 'Used 97.12G of 95.73G hbm', or '... (96.00G) exceeds available HBM'."""
     found = re.search(r"(?:Used |\()([\d.]+)([KMG])", message)
     return found and resident + int(float(found[1]) * 2 ** {"K": 10, "M": 20, "G": 30}[found[2]])
 
 
-def compile_all(
-    config, shape: qwen2.Shape, pod: pods.Pod, say: Callable[[str], None]
-) -> dict[str, Any]:
+def check(config, shape: qwen2.Shape, pod: Pod, say: Callable[[str], None]) -> dict[str, Any]:
     """Every program of a step, quickest first, up to the first that does not fit."""
     m = machine_for(config, shape, pod)
     calls = build.calls(config, m)
@@ -170,24 +148,35 @@ def compile_all(
         for i, name in enumerate(calls, 1):
             say(f"[{i}/{len(calls)}] {name}: compiling for {pod.cloud} ...")
             try:
-                result = child.submit(_program, config, shape, pod, name, kept[name]).result()
+                out[name] = child.submit(_program, config, shape, pod, name, kept[name]).result()
             except futures.process.BrokenProcessPool:
-                result = _nothing(kept[name], m, CRASHED)
-            out[name] = result
-            say(f"[{i}/{len(calls)}] {line(name, result)}")
-            if not result["fits"]:
+                out[name] = {"fits": False, "refused": CRASHED, "total": None, "seconds": 0.0}
+                out[name] |= {"kept_beside": kept[name], "resident": sum(kept[name].values())}
+            say(f"[{i}/{len(calls)}] {line(name, out[name])}")
+            if not out[name]["fits"]:
                 break
+    level = jax.config.jax_optimization_level
     return {
         "fits": all(x["fits"] for x in out.values()),
         "programs": out,
         "not_compiled": [name for name in calls if name not in out],
+        "level": "default" if level == "UNKNOWN" else level,
+        "versions": topology.versions(),
     }
+
+
+def _program(config, shape: qwen2.Shape, pod: Pod, name: str, kept: dict[str, int]):
+    """`program`, in the child."""
+    jax.config.update("jax_platforms", "cpu")
+    m = machine_for(config, shape, pod)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libtpu's handler would print its memory map
+    return program(name, build.calls(config, m)[name], kept, config, m)
 
 
 @contextlib.contextmanager
 def _ended_together():
     """Within this scope SIGTERM (and Ctrl-C) ends the compiling child too, which would go on, and
-    says one line, where libtpu's handler prints its memory map."""
+    prints one line, where libtpu's handler prints its memory map."""
 
     def stop(*_):
         print("error: stopped by SIGTERM while compiling; no verdict", file=sys.stderr, flush=True)
@@ -204,79 +193,45 @@ def _ended_together():
         signal.signal(signal.SIGTERM, old or signal.SIG_DFL)  # None: libtpu's, not Python's
 
 
-def check(
-    config, shape: qwen2.Shape, pod: pods.Pod, others: list[tuple[str, Any]], say
-) -> dict[str, Any]:
-    """`compile_all`; where that does not fit, or `c` cannot run here at all (c is None), the first
-    of `others`, (flags, config), that does is compiled too."""
-    out = {"fits": False, "programs": {}, "not_compiled": []}
-    if config is not None:
-        out = compile_all(config, shape, pod, say)
-    tried = []
-    for flags, other in others[:3] if not out["fits"] else ():
-        say(f"does not fit; compiling what the arithmetic suggests: {flags}")
-        result = compile_all(other, shape, pod, say)
-        tried.append({"flags": flags} | result)
-        if result["fits"]:
-            break
-    level = jax.config.jax_optimization_level
-    level = "default" if level == "UNKNOWN" else level
-    return out | {"suggestions": tried, "level": level, "versions": topology.versions()}
-
-
-# ------------------------------------------------------------------------------------------------
-# For people
-# ------------------------------------------------------------------------------------------------
-
-
 def line(name: str, r: dict[str, Any]) -> str:
     """One program in one line."""
-    verdict = "fits" if r["fits"] else "DOES NOT FIT"
     if r.get("refused") == CRASHED:
         return f"{name}: NOT COMPILED: {CRASHED}"
     if "refused" in r:
-        return f"{name}: {verdict} beside {r['resident'] / GB:.2f} GB: {r['refused']}"
+        return f"{name}: DOES NOT FIT beside {r['resident'] / GB:.2f} GB: {r['refused']}"
     return (
         f"{name}: {r['peak'] / GB:.2f} GB + {r['resident'] / GB:.2f} beside it ="
-        f" {r['total'] / GB:.2f} of {r['limit'] / GB:.2f} GB: {verdict} ({r['seconds']:.0f} s)"
+        f" {r['total'] / GB:.2f} of {r['limit'] / GB:.2f} GB:"
+        f" {'fits' if r['fits'] else 'DOES NOT FIT'} ({r['seconds']:.0f} s)"
     )
 
 
 def report(r: dict[str, Any]) -> list[str]:
-    """`check`, in full."""
+    """`check` for people."""
+    size = topology.size
     versions = ", ".join(f"{k} {v}" for k, v in r["versions"].items())
     lines = [f"Compiled by XLA:TPU ({versions}; level {r['level']}); nothing was run:"]
-    lines += _programs(r)
-    for x in r["suggestions"]:
-        lines += [f"Compiled with {x['flags']}:", *_programs(x)]
-    return lines
-
-
-def _programs(r: dict[str, Any]) -> list[str]:
-    lines = []
     for name, x in r["programs"].items():
         lines.append("  " + line(name, x))
         if x["kept_beside"]:
-            kept = (f"{what} {topology.size(n)}" for what, n in x["kept_beside"].items())
-            lines.append(f"      beside it: {', '.join(kept)}")
+            kept = ", ".join(f"{what} {size(n)}" for what, n in x["kept_beside"].items())
+            lines.append(f"      beside it: {kept}")
         if "refused" in x:
             continue
-        lines.append(
-            f"      arguments {topology.size(x['arguments'])}, updated in place"
-            f" {topology.size(x['aliased'])}, temporaries {topology.size(x['temporaries'])};"
-            f" matrix products {x['flops'] / 1e12:,.1f} TFLOP on all devices"
-            + (f" ({x['per']}, at full length)" if x["per"].endswith("of all slots") else "")
-        )
         moved = ", ".join(
-            f"{kind} {y['count']} x, {topology.size(y['bytes'])}"
+            f"{kind} {y['count']} x, {size(y['bytes'])}"
             for kind, y in x["collectives_in_loops"].items()
         )
-        lines.append(f"      moved inside loops, per {x['per']} and device: {moved or 'nothing'}")
+        lines += [
+            f"      arguments {size(x['arguments'])}, updated in place {size(x['aliased'])},"
+            f" temporaries {size(x['temporaries'])}; matrix products"
+            f" {x['flops'] / 1e12:,.1f} TFLOP on all devices, per {x['per']}",
+            f"      moved inside loops, per {x['per']} and device: {moved or 'nothing'}",
+        ]
         if x["rematerialized"]:
             lines.append(
                 f"      {x['rematerialized']} x 'Involuntary full rematerialization': an activation"
                 " is gathered whole; look at the sharding rules"
             )
     lines += [f"  {name}: not compiled, since that does not fit" for name in r["not_compiled"]]
-    verdict = "FITS" if r["fits"] else "DOES NOT FIT"
-    return [*lines, f"{verdict}, by the compiler"] if r["programs"] else lines
+    return [*lines, f"{'FITS' if r['fits'] else 'DOES NOT FIT'}, by the compiler"]

@@ -1,4 +1,4 @@
-"""What the cost model takes as given: one table, every number with its range and its source.
+"""What the time model takes as given: one table, every number with its range and its source.
 
 Marks of `source`: 'published' by the maker or in a paper; 'counted' in what libtpu 0.0.42.1 made of
 this package's programs (bundles of a kernel at `python -m dapo_jax.plan --kernels`, or XLA's
@@ -26,8 +26,6 @@ def _exact(value: float, unit: str, source: str) -> Constant:
 
 _BOOK = "published: jax-ml.github.io/scaling-book, 'TPUs', both directions of one axis"
 _CLOCK = "assumed: by peak / (multiply-adds of the matrix units a cycle)"
-_LIST = "assumed: Google Cloud's list price, on demand, of an American region"
-_JAX = "counted: JAX's paged_attention (as benchmarks/attention_kernel.py, to 2%), so many pages, 128 rows, 5 query heads of one key head"
 _SPLASH = "counted: jax's splash kernels in libtpu's dump, a block of 1,024 queries and keys of one head of 128, a core"
 _OURS = "counted: `plan --kernels`, model/paged_kernel.py, 128 rows, 5 query heads of one key head"
 
@@ -40,16 +38,14 @@ CONSTANTS: dict[str, Constant] = {
        dict(v4=1.05e9, v5e=1.5e9, v5p=1.75e9, v6e=1.75e9).items()},
     **{f"cores.{chip}": _exact(x, "", "published: cloud.google.com/tpu/docs/system-architecture") for chip, x in
        dict(v4=2, v5e=1, v5p=2, v6e=1).items()},
-    **{f"price.{chip}": _exact(x, "$/chip-hour", _LIST) for chip, x in
-       dict(v4=3.22, v5e=1.2, v5p=4.2, v6e=2.7).items()},
 
     # --- one token of all slots --------------------------------------------------------------------
     "weights_hbm": Constant(0.80, 0.90, 0.70, "of HBM", "assumed: weights of a product, as they are read"),
     "decode_mxu": Constant(0.65, 0.75, 0.55, "of peak", "assumed: those products where rows are many"),
     "dma_latency": Constant(0.50 * US, 0.38 * US, 0.75 * US, "s", "assumed: from asking for a block of keys to its first byte"),
     "keys_hbm": Constant(0.90, 0.97, 0.80, "of HBM", "assumed: pages of keys, as they arrive; 0.86 of another kernel on v6e by arXiv 2604.15464"),
-    "small_ops": Constant(50 * US, 25 * US, 64 * US, "s a layer", "assumed, of the first release; counted: 64 in ~30 fusions (RoPE, casts, layouts, page numbers)"),
-    "scatter": Constant(20 * US, 10.1 * US, 30 * US, "s a layer, 128 rows", "counted: 10.1 in bundles of the first release's two scatters; waits for DMA assumed"),
+    # Beside products and attention stand 53 of the 101 thousand cycles of XLA's `estimated_cycles` of a 32B layer, 2,048 slots, v5p:4x4x8.
+    "small_ops": Constant(26.25 * US, 13.125 * US, 33.6 * US, "s a layer", "assumed; counted: 33.6 in fusions (casts, layouts, page numbers)"),
     "reduce_latency": Constant(6 * US, 2 * US, 10 * US, "s", "assumed: one all-reduce over `tensor`, beside its bytes"),
     "draw": Constant(250 * US, 150 * US, 350 * US, "s, 128 x 19,008 logits", "counted: 253 outside of the layers"),
     "small_collective": Constant(30 * US, 10 * US, 50 * US, "s", "assumed: a number a row, over `tensor` or the shards"),
@@ -57,7 +53,6 @@ CONSTANTS: dict[str, Constant] = {
     # --- the other parts of a rollout ----------------------------------------------------------------
     "prefill_mxu": Constant(0.45, 0.60, 0.35, "of peak", "assumed"),
     "host_chunk": Constant(25e-3, 10e-3, 40e-3, "s a chunk", "assumed: dispatch, gathers, copies"),
-    "host_slot": Constant(31 * US, 28 * US, 40 * US, "s a slot and chunk", "measured: 57-63 ms of schedule and tables at 2,048 slots, of the first release"),
     "host_row": Constant(11 * US, 8 * US, 20 * US, "s a row in flight and chunk", "measured: 10 ms of schedule and tables at 888 rows on average, while no chunk is decoded"),
     "grading": Constant(2.5, 1.0, 4.0, "s a round of 8,192", "assumed: decoding texts and verifying"),
 
@@ -68,10 +63,9 @@ CONSTANTS: dict[str, Constant] = {
     "splash_waits": Constant(1.2, 1.02, 1.5, "of the bundles", "assumed: cycles of training attention, beside those that are counted below"),
     "elementwise.8": Constant(0.29, 0.10, 0.40, "of the products", "counted: .27 s copies, .27 fusions, .15 sums of dQ in the micro-batch of 16 rows"),
     "elementwise": Constant(0.19, 0.08, 0.30, "of the products", "counted: .10 s copies, .28 fusions, .30 sums of dQ in the one of 32"),
-    # By `hlo.waits` of compiled layers; with what windows of products leave of their permutations.
+    # By the order of instructions in compiled layers; with what windows of products leave of their permutations.
     "forward_moved": Constant(3, 2, 4, "rows x D a layer", "counted: 2 all-gathers, and 1 in windows"),
-    "update_moved": Constant(11.5, 9, 13, "rows x D a layer", "counted: 7 all-gathers, an all-reduce that moves twice, and 2.5 in windows, at `tensor` 8"),
-    "update_moved.joined": Constant(9.4, 7, 11, "rows x D a layer", "counted: 7 all-gathers, and 2.4 in windows, at `tensor` 4"),
+    "update_moved": Constant(9.4, 7, 11, "rows x D a layer", "counted: 7 all-gathers, and 2.4 in windows, at `tensor` 4"),
     "forward_weights.8": Constant(0.35, 0, 1, "of the weights", "counted: 2.9 GB of 8.2 gathered without overlap"),
     "forward_weights": Constant(1, 0.35, 1, "of the weights", "counted: all of them, at `tensor` 4"),
     "update_weights.8": Constant(1.2, 0, 3, "of the weights", "counted: 9.5 GB of 8.2"),
@@ -80,11 +74,6 @@ CONSTANTS: dict[str, Constant] = {
     # --- around the steps ------------------------------------------------------------------------------
     "to_host": Constant(1 * GIGA, 4 * GIGA, 0.7 * GIGA, "B/s a host", "published: marin-community/marin#1747, ~1 GB/s"),
     "compile": Constant(450, 235, 600, "s", "measured: all programs of the shipped configs on two CPU cores"),
-    # Of a preemption; how often there is one, `plan` is told.
-    "leaving": Constant(8, 1, 8, "s", "counted: hosts/leaving.py, from SIGTERM to the end of the process, at most"),
-    "provision": Constant(300, 120, 1200, "s", "assumed, for Cloud tells no time: where there is room, from the end of a slice to another one, installed"),
-    "start": Constant(60, 30, 120, "s", "assumed: imports, meeting, tracing, programs from WORKDIR/xla"),
-    "from_bucket": Constant(1 * GIGA, 4 * GIGA, 0.3 * GIGA, "B/s a host", "assumed: as `to_host`"),
     "host_token": _exact(12, "B", "counted: token, log-prob, entropy of a response"),
     "chips_a_host": _exact(4, "", "published: hosts of v5p, and of v5e and v6e slices of several hosts"),
 
@@ -95,8 +84,6 @@ CONSTANTS: dict[str, Constant] = {
     **{f"ours.int8.{part}.{chip}": _exact(n, "bundles", _OURS + ", rollout.cache_dtype='int8'") for part, counts in
        dict(start=(267, 281, 286, 266), block=(1941, 451, 441, 358), beside=(488, 325, 314, 294)).items()
        for chip, n in zip(("v4", "v5e", "v5p", "v6e"), counts, strict=True)},
-    **{f"bundles.{chip}.{pages}": _exact(n, "bundles", _JAX) for chip, pages, n in
-       [("v4", 4, 581), ("v5e", 4, 512), ("v5p", 4, 548), ("v5p", 8, 933), ("v5p", 16, 1525), ("v6e", 4, 502), ("v6e", 16, 1347)]},
     # --- attention while training -------------------------------------------------------------------------
     **{f"splash.{part}.{chip}": _exact(n, "bundles", _SPLASH) for part, counts in
        dict(forward=(9522, 5948, 6223, 4226), backward=(14029, 10131, 10554, 6830)).items()

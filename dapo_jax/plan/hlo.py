@@ -7,9 +7,8 @@ What stands in a loop is done again for every token, layer or micro-batch, so on
 more than all that surrounds the loop.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 _BITS = {"pred": 8, "bf16": 16, "c64": 64}  # of the others the name says it
@@ -148,78 +147,6 @@ def collectives(hlo: str) -> dict[str, Moved]:
             old = out.get(kind[1], Moved(0, 0))
             out[kind[1]] = Moved(old.count + turns, old.bytes + turns * size)
     return out
-
-
-class Waits(NamedTuple):
-    """Of what runs inside loops, each counted as often as its loops are known to turn."""
-
-    busy: float  # seconds of instructions, as XLA estimates their cycles; of Pallas kernels none
-    waited: float  # seconds for collectives that nothing runs beside
-
-
-def waits(hlo: str, wire: Callable[[str, int, int], float], clock: float) -> Waits:
-    """How long a device waits for others, by the order that the compiler put instructions into.
-
-    A collective of one instruction is waited for from beginning to end; of one that is started and
-    done later, what the instructions between leave. wire(kind, bytes that come out on one device,
-    devices of a group) -> seconds; clock: cycles a second.
-    """
-    known, _ = computations(hlo)
-
-    def run(lines: list[str]) -> Waits:
-        now = waited = 0.0
-        ready: dict[str, float] = {}  # name of a start -> when it is there
-        link: dict[str, float] = {}  # direction of a permutation -> when it is free
-        for line in lines:
-            found = _INSTRUCTION.match(line)
-            if not found:
-                continue
-            kind = _COLLECTIVE.fullmatch(found[2].removesuffix("-done"))
-            if found[2] == "while":
-                loop = re.search(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)", line)
-                inner = run(known[loop[2]])
-                n = _turns(line, known[loop[1]], known[loop[2]]) or 1
-                now, waited = now + n * (inner.busy + inner.waited), waited + n * inner.waited
-            elif kind and found[2].endswith("-done"):
-                (start, *_) = _operands(line.partition(f" {found[2]}(")[2].partition(")")[0])
-                left = max(ready.get(start, now) - now, 0.0)
-                now, waited = now + left, waited + left
-            elif kind:
-                arrays = [x for x in _ARRAY.finditer(found[1]) if x[0] != "u32[]"]
-                if kind[2] and kind[1] != "all-reduce":
-                    arrays = arrays[len(arrays) // 2 :]
-                took = wire(kind[1], sum(map(_bytes, arrays)), _group(line))
-                if kind[2]:
-                    way = re.search(r"source_target_pairs=\{\{(\d+,\d+)", line)
-                    way = way[1] if way else ""
-                    link[way] = ready[line.split(" = ")[0].lstrip("%")] = (
-                        max(now, link.get(way, now)) + took
-                    )
-                else:
-                    now, waited = now + took, waited + took
-            elif cycles := re.search(r'estimated_cycles":"(\d+)"', line):
-                now += int(cycles[1]) / clock
-        return Waits(now - waited, waited)
-
-    entry = known[computations(hlo)[1]]
-    total = [0.0, 0.0]
-    for line in entry:
-        if loop := re.search(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)", line):
-            inner = run(known[loop[2]])
-            n = _turns(line, known[loop[1]], known[loop[2]]) or 1
-            total = [a + n * b for a, b in zip(total, inner, strict=True)]
-    return Waits(*total)
-
-
-def _group(line: str) -> int:
-    """Devices that take part in one collective with each other."""
-    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
-        return listed[1].count(",") + 1
-    if tiled := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
-        return int(tiled[1])
-    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line)
-    sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1])) if mesh else {}
-    return math.prod(int(sizes[a]) for a in re.findall(r"'(\w+)'", mesh[2])) if mesh else 1
 
 
 def _starts(lines: list[str]) -> bool:

@@ -14,31 +14,25 @@ import re
 import subprocess
 import sys
 import tempfile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.config import schema
+from dapo_jax.config import schema, validation
 from dapo_jax.model import paged, qwen2
-from dapo_jax.plan.constants import Values
+from dapo_jax.plan import constants, decoding
+from dapo_jax.plan.footprint import cache, parts as split
+from dapo_jax.plan.report import table
+from dapo_jax.plan.scene import scene
+from dapo_jax.plan.shapes import network
 from dapo_jax.pods import topology
 from dapo_jax.pods.slices import Pod
 
 _BUNDLE = re.compile(r"\s*0x[0-9a-f]+\s*(?:(LB|PF|LH|LE|PB)\s*)?:\s*(>*)\s*(\{\}|\{)")
 KERNEL = "decode_attention"
-
-
-class Attention(NamedTuple):
-    """One device's part of a layer's attention while decoding."""
-
-    rows: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: str
 
 
 class Loop(NamedTuple):
@@ -111,29 +105,55 @@ def dumped(command: list[str]) -> dict[str, Loop]:
         }
 
 
-def measure(pod: Pod, part: Attention, geometry: paged.Geometry) -> Parts:
-    """geometry: the pool, of which one shard and one layer are taken. ValueError: the compiler
-    refuses."""
-    geometry = geometry._replace(shards=1, kv_heads=part.kv_heads, layers=1, arrays=1)
-    given = json.dumps([pod.family, part, geometry])
-    found = dumped([sys.executable, "-m", "dapo_jax.plan.kernels", given])
-    return parts(next(x for name, x in found.items() if KERNEL in name))
+def counted(config, pod: Pod) -> dict[str, Any]:
+    """The bundles of the sampler's decode kernel, and lines about them for people. ValueError: the
+    compiler refuses."""
+    shape, sizes = network(config), validation.resolve_mesh(config, pod.chips)
+    s = scene(config, shape, sizes, pod)
+    heads = shape.num_heads // split("heads", config.sharding.decode, sizes)
+    counts = s.sizes.slots // s.sizes.shards, heads, shape.head_dim
+    pool = cache(config, shape, sizes)._replace(shards=1, kv_heads=s.kv_heads, layers=1, arrays=1)
+    given = json.dumps([pod.family, config.model.dtype, counts, pool])
+    programs = dumped([sys.executable, "-m", "dapo_jax.plan.kernels", given])
+    found = parts(next(x for name, x in programs.items() if KERNEL in name))
+    text = report(pod, found, decoding.BLOCK_TOKENS * s.key_bytes)
+    return {"versions": topology.versions(), "bundles": found._asdict(), "text": text}
 
 
-def compile_attention(family: str, part: Attention, g: paged.Geometry) -> None:
-    """One layer's writes and reads of the cache, for one chip that is not there."""
+def report(pod: Pod, found: Parts, block_bytes: float) -> list[str]:
+    """block_bytes: keys and values of a whole block."""
+    known = constants.values()
+    clock, cores = known[f"clock.{pod.family}"], int(known[f"cores.{pod.family}"])
+    rate = cores * block_bytes / (found.block / clock)
+    rows = (
+        ("a whole block of keys", found.block),
+        ("a row and head, beside its blocks", found.beside),
+        ("a call, before its first pages", found.start),
+    )
+    return table(
+        f"Bundles of the decode kernel on {pod.family}, at least a cycle each, at"
+        f" {clock / 1e9:g} GHz ({cores} cores read at most {rate / 1e9:,.0f} GB/s of keys,"
+        f" {rate / pod.chip.bandwidth:.0%} of the chip's HBM):",
+        ((what, f"{n:.0f}", f"{1e6 * n / clock:.3f} us") for what, n in rows),
+    )
+
+
+def child(family: str, dtype: str, counts: list[int], geometry: list) -> None:
+    """Compile one layer's writes and reads of the cache for one chip that is not there. counts:
+    rows, query heads, head dim."""
+    jax.config.update("jax_platforms", "cpu")
     chip = topology.devices(f"{family}:2x2" + "x1" * (family in ("v4", "v5p")))[0]
-    g = g._replace(cores=chip.num_cores)
+    (S, H, d), g = counts, paged.Geometry(*geometry)._replace(cores=chip.num_cores)
     mesh = Mesh([[[chip]]], parallel.AXES)
     rules = schema.base().sharding.decode
-    number = lambda dtype, *size: jax.ShapeDtypeStruct(
-        size, dtype, sharding=parallel.replicated(mesh)
-    )
-    S, d, R = part.rows, part.head_dim, g.row_pages
-    pool = jax.eval_shape(lambda: paged.new_pool(g, part.dtype))
+
+    def array(dtype, *size: int):
+        return jax.ShapeDtypeStruct(size, dtype, sharding=parallel.replicated(mesh))
+
+    pool = jax.eval_shape(lambda: paged.new_pool(g, dtype))
     pool = parallel.sharded(pool, paged.pool_sharding(g, mesh, rules))
-    rows = paged.CacheRows(number(jnp.int32, S, R), number(jnp.int32, S), number(bool, S))
-    heads, kv = (number(part.dtype, S, n, 1, d) for n in (part.heads, part.kv_heads))
+    rows = paged.CacheRows(array(jnp.int32, S, g.row_pages), array(jnp.int32, S), array(bool, S))
+    q, kv = (array(dtype, S, n, 1, d) for n in (H, g.kv_heads))
 
     def attend(layer, pool, q, k, v, rows):
         with parallel.mesh_scope(mesh, rules):
@@ -141,30 +161,8 @@ def compile_attention(family: str, part: Attention, g: paged.Geometry) -> None:
             return paged.decode_attend(g, rows)(angles)(layer, pool, q, k, v)
 
     program = jax.jit(attend, donate_argnums=1)
-    program.lower(number(jnp.int32), pool, heads, kv, kv, rows).compile()
-
-
-def report(pod: Pod, found: Parts, block_bytes: float, k: Values) -> list[str]:
-    """For people. block_bytes: keys and values of a whole block."""
-    clock, cores = k[f"clock.{pod.family}"], int(k[f"cores.{pod.family}"])
-    rate = cores * block_bytes / (found.block / clock)
-    line = lambda what, n: f"  {what:40s} {n:6.0f} = {1e6 * n / clock:.3f} us"
-    return [
-        f"Bundles of the decode kernel on {pod.family}, at least a cycle each, at"
-        f" {clock / 1e9:g} GHz:",
-        line("a whole block of keys", found.block)
-        + f"; {block_bytes / 1e3:.0f} kB on {cores} core{'s' * (cores > 1)}: at most"
-        f" {rate / 1e9:,.0f} GB/s, {rate / pod.chip.bandwidth:.0%} of the chip's HBM",
-        line("a row and head, beside its blocks", found.beside),
-        line("a call, before its first pages", found.start),
-    ]
-
-
-def child(given: str) -> None:
-    jax.config.update("jax_platforms", "cpu")
-    family, part, geometry = json.loads(given)
-    compile_attention(family, Attention(*part), paged.Geometry(*geometry))
+    program.lower(array(jnp.int32), pool, q, kv, kv, rows).compile()
 
 
 if __name__ == "__main__":
-    child(sys.argv[1])
+    child(*json.loads(sys.argv[1]))

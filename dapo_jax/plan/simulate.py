@@ -1,8 +1,8 @@
-"""What happens in a rollout of which only the lengths are known: no model, no device, no time.
+"""The schedule of a rollout of assumed lengths: no model, no device, no time.
 
 Responses get lengths from a distribution; everything else is decided by the code that decides it in
 a run: slots, pages, refill and eviction by `rollout.schedule.Schedule`, rounds by
-`dapo.dynamic_sampling.collect`, rows by `dapo.packing.best_fit`. `pods/cost.py` puts seconds to it.
+`dapo.dynamic_sampling.collect`, rows by `dapo.packing.best_fit`. step.py puts seconds to it.
 
 Dims: C chunks, S slots, N problems, G samples of a problem. Lengths in TOKENS.
 """
@@ -19,7 +19,6 @@ from dapo_jax.dapo.dynamic_sampling import Group, collect
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.model.attention_kernels import BLOCK
 from dapo_jax.rollout.schedule import Request, Schedule
-from dapo_jax.variants.clock import Clock, Flight, Run
 
 
 class Traffic(NamedTuple):
@@ -31,6 +30,7 @@ class Traffic(NamedTuple):
     sigma: float = 0.9  # of the logarithm
     accept: float = 0.6  # share of groups with right and wrong responses
     alike: float = 0.5
+    eval_problems: int = 30  # of an evaluation set, at most: AIME 2024
 
 
 @functools.cache
@@ -57,11 +57,6 @@ def lengths(traffic: Traffic, cap: int, problems: int, samples: int, seed: int =
     return np.clip(np.rint(np.exp(mu + traffic.sigma * z_NxG)), 1, cap).astype(int)
 
 
-# ------------------------------------------------------------------------------------------------
-# One call of the sampler
-# ------------------------------------------------------------------------------------------------
-
-
 class Sizes(NamedTuple):
     """Of a sampler, as `rollout.engine.Engine` has them."""
 
@@ -82,7 +77,6 @@ class Trace(NamedTuple):
     prefills_C: np.ndarray  # int32, calls of the prefill program, of one width
     evicted: int
     pages: int  # most in use at a time, of the fullest shard
-    ended_NxG: np.ndarray  # int32, the chunk in which a response ended
 
     @property
     def steps_C(self) -> np.ndarray:
@@ -96,39 +90,25 @@ class Trace(NamedTuple):
 
 def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes) -> Trace:
     """The responses of N problems on their way through the slots, as `Engine.generate` takes
-    them. length_NxG: 0 = is there already. ValueError: the pages hold no row of the longest
-    length."""
+    them. ValueError: the pages hold no row of the longest length."""
     N, G = length_NxG.shape
     if sizes.pages * sizes.page_tokens < prompt - 1 + cap:
         raise ValueError(f"{sizes.pages} pages hold no row of {prompt - 1 + cap:,} tokens")
-    asked_NxG = length_NxG > 0
-    ended_R = np.zeros(asked_NxG.sum(), np.int32)
     prompts = [(i,) * prompt for i in range(N)]  # problems differ, so their prompts do
-    requests = [Request(prompts[i], i, g) for i, g in np.argwhere(asked_NxG).tolist()]
-    call = _Call(requests, length_NxG[asked_NxG].tolist(), cap, sizes)
+    requests = [Request(prompts[i], i, g) for i in range(N) for g in range(G)]
+    call = Sampler(requests, length_NxG.reshape(-1).tolist(), cap, sizes)
     while call.schedule:
-        for index, _, left in call.chunk():
-            if not left:
-                ended_R[index] = len(call.counts) - 1
-    ended_NxG = np.zeros((N, G), np.int32)
-    ended_NxG[asked_NxG] = ended_R
-    return call.trace(ended_NxG)
+        call.chunk()
+    return call.trace()
 
 
-class _Call:
+class Sampler:
     """A call of the sampler, chunk by chunk."""
 
-    def __init__(
-        self,
-        requests: list[Request],
-        left: list[int],
-        cap: int,
-        sizes: Sizes,
-        prefill_tokens: int = 0,
-    ):
-        """left: tokens that each request has still to draw. prefill_tokens: of a prompt in one
-        call of the prefill program; 0 = a prompt is one call."""
-        self.left, self.sizes, self._prefill_tokens = left, sizes, prefill_tokens
+    def __init__(self, requests: list[Request], left: list[int], cap: int, sizes: Sizes, T=0):
+        """left: tokens that each request has still to draw. T: tokens of a prompt in one call of
+        the prefill program; 0 = a prompt is one call."""
+        self.left, self.sizes, self._prefill_tokens = left, sizes, T
         self.schedule = Schedule(
             requests,
             slots=sizes.slots,
@@ -179,7 +159,7 @@ class _Call:
         longest = [max(q[i : i + n].max(initial=0) for q in queues) for i in batches]
         return sum(-(-int(x) // T) for x in longest)
 
-    def trace(self, ended_NxG: np.ndarray) -> Trace:
+    def trace(self) -> Trace:
         return Trace(
             np.array(self.positions),
             np.array(self.counts),
@@ -187,102 +167,8 @@ class _Call:
             np.array(self.prefills),
             self.evicted,
             self.schedule.peak,
-            ended_NxG,
         )
 
-
-# ------------------------------------------------------------------------------------------------
-# Steps that never drain
-# ------------------------------------------------------------------------------------------------
-
-
-class Carried(NamedTuple):
-    """Rollout steps with `rollout.staleness`, from the first on that is like those after it."""
-
-    traces: list[Trace]
-    parked: float  # tokens of rows that go on, run again, a step
-    judged: float  # groups a step
-    age: float  # steps, of the trained tokens, mean
-    oldest: int
-
-
-def carried(
-    config,
-    traffic: Traffic,
-    sizes: Sizes,
-    staleness: int,
-    prefill_tokens: int = 0,
-    steps: int = 2,
-) -> Carried:
-    """As `carried.sample_batch` takes them, by the same clock and the same schedule."""
-    cap, G, need = (
-        getattr(config.rollout, x) for x in ("max_response_tokens", "group_size", "groups")
-    )
-    most = math.ceil((steps + 2 * staleness + 3) * need / max(traffic.accept, 1 / 64))
-    length_NxG = lengths(traffic, cap, most, G).tolist()
-    taught_N = (np.random.default_rng(0).random(most) < traffic.accept).tolist()
-    every = not config.dynamic_sampling.enabled
-    drawn: dict[tuple[int, int], list[int]] = {}  # (position, sample) -> tokens of each version
-    flights, position, out, judged, ages, parked = [], 0, [], 0, [], 0
-    for version in range(steps + staleness):
-        clock = Clock(
-            flights,
-            need=need,
-            staleness=staleness,
-            samples=G,
-            lanes=sizes.slots,
-            tick=min(sizes.chunk, cap),
-            version=version,
-            position=position,
-            most=config.dynamic_sampling.max_rounds * need,
-        )
-        runs: list[Run] = []
-        call = _Call([], [], cap, sizes, prefill_tokens)
-
-        def join(flights, call=call, runs=runs) -> None:
-            for f in flights:
-                p = f.position % most  # beyond: the same problems again
-                for g, run in enumerate(f.runs):
-                    if not run.whole:
-                        request = Request((f.position,) * traffic.prompt, f.position, g)
-                        request = request._replace(prefix=(-1 - g,) * run.at)
-                        call.schedule.waiting.append((len(runs), request))
-                        call.left.append(length_NxG[p][g] - run.at)
-                        runs.append(run)
-
-        judge = lambda whole: [every or taught_N[f.position % most] for f in whole]
-        join(flights)
-        before = {id(r): r.at for f in flights for r in f.runs}
-        late = version >= staleness
-        parked += late * sum(r.at for f in flights for r in f.runs if not r.whole)
-        while (used := clock.run(judge, join)) is None:
-            for index, emitted, left in call.chunk():
-                run, start = runs[index], before.get(id(runs[index]), 0)
-                run.known = max(run.known, start + emitted)
-                run.ended |= not left
-        for f in clock.flights:
-            for g, run in enumerate(f.runs):
-                grown = run.at - before.get(id(run), 0)
-                drawn.setdefault((f.position, g), [0] * (steps + staleness))[version] = grown
-        if late:
-            out.append(call.trace(np.zeros((0, G), np.int32)))
-            judged += clock.judged
-            of = np.array([drawn[f.position, g] for f in used for g in range(G)]).sum(0)
-            ages.append(of[version::-1])
-        taken, position = {f.position for f in used}, clock.position
-        flights = [
-            Flight(f.position, [Run(r.at, r.whole, r.at) for r in f.runs], f.begun, f.accepted)
-            for f in clock.flights
-            if f.position not in taken
-        ]
-    total = sum(np.pad(x, (0, steps + staleness - len(x))) for x in ages)
-    age = float(total @ np.arange(len(total)) / total.sum())
-    return Carried(out, parked / steps, judged / steps, age, int(np.flatnonzero(total).max()))
-
-
-# ------------------------------------------------------------------------------------------------
-# Rounds of dynamic sampling
-# ------------------------------------------------------------------------------------------------
 
 _OUTCOMES = {mixed: Grades(np.array([1.0 * mixed, 0.0])) for mixed in (False, True)}
 
@@ -290,8 +176,7 @@ _OUTCOMES = {mixed: Grades(np.array([1.0 * mixed, 0.0])) for mixed in (False, Tr
 def rounds(config, accept: float, steps: int = 64) -> list[list[int]]:
     """Problems of each round of each of `steps` rollout steps in a row, far from the run's first,
     where a group teaches with probability `accept`."""
-    d = config.dynamic_sampling
-    need = config.rollout.groups
+    d, need = config.dynamic_sampling, config.rollout.groups
     return _rounds(need, d.max_rounds, d.enabled, d.refill, d.surplus, accept, steps)
 
 
@@ -324,60 +209,30 @@ def _rounds(need, max_rounds, dynamic, refill, surplus, accept, steps):
     return out
 
 
-def rounds_aimed(config, accept: float, steps: int = 64) -> list[list[int]]:
-    """As `rounds`, of the first release: each aimed at what was missing on average, at most four
-    times that, and the estimate from one step to the next weighed as much as a batch."""
-    need, d = config.rollout.groups, config.dynamic_sampling
-    if not d.enabled:
-        return [[need]] * steps
-    rng, rate, out = np.random.default_rng(0), max(accept, 1 / 64), []
-    for _ in range(steps):
-        got, sizes, prior = 0, [], rate
-        while got < need and len(sizes) < d.max_rounds:
-            missing = need - got
-            sizes.append(min(math.ceil(missing / rate), 4 * missing))
-            got += int(rng.binomial(sizes[-1], accept))
-            rate = max((got + prior * need) / (sum(sizes) + need), 1 / 64)
-        out.append(sizes)
-    return out
-
-
-# ------------------------------------------------------------------------------------------------
-# Packed rows of the updates
-# ------------------------------------------------------------------------------------------------
-
-
 class Packed(NamedTuple):
-    """Of one rollout step."""
+    """The packed rows of one rollout step."""
 
     micro_batches: int
     cells: int  # of those micro-batches, filled or not
-    pairs: float  # of a query and a key before it, in whole rows
-    own_pairs: float  # in blocks with two cells of one sequence, each row with its pass's most
+    pairs: float  # of a query and a key that attention computes; a row has its micro-batch's most
     fill: float  # share of cells in use
 
 
 @functools.cache
 def pack(
-    traffic: Traffic,
-    cap: int,
-    groups: int,
-    samples: int,
-    minibatches: int,
-    row_tokens: int,
-    block: int,
+    traffic: Traffic, cap: int, groups: int, samples: int, minibatches: int, row_tokens: int
 ) -> tuple[list[list[int]], int]:
     """A batch as mini-batches of whole groups: (`blocks` of the rows of each, cells in use)."""
     rows, used = [], 0
     for part in np.array_split(lengths(traffic, cap, groups, samples, seed=1), minibatches):
         cells = (part.reshape(-1) + traffic.prompt - 1).tolist()
         bins = packing.best_fit(cells, row_tokens)
-        rows.append([blocks([cells[i] for i in members], block) for members in bins])
+        rows.append([blocks([cells[i] for i in members]) for members in bins])
         used += sum(cells)
     return rows, used
 
 
-def blocks(cells: list[int], block: int) -> int:
+def blocks(cells: list[int], block: int = BLOCK) -> int:
     """Pairs of a block of queries and one of keys with a sequence in common, on and below the
     diagonal. cells: of each sequence of a row, in order."""
     count, start, last = 0, 0, -1
@@ -390,18 +245,14 @@ def blocks(cells: list[int], block: int) -> int:
 
 
 def packed(config, traffic: Traffic, row_tokens: int, micro_rows: int) -> Packed:
-    micro, block = micro_rows, BLOCK
-    rows, used = pack(
-        traffic,
-        config.rollout.max_response_tokens,
-        config.rollout.groups,
-        config.rollout.group_size,
-        config.optim.minibatches,
-        row_tokens,
-        block,
-    )
+    """Attention computes blocks with two cells of one sequence, on and below the diagonal."""
+    r, minibatches = config.rollout, config.optim.minibatches
+    batch = r.max_response_tokens, r.groups, r.group_size, minibatches
+    rows, used = pack(traffic, *batch, row_tokens)
     # All devices wait for the row that takes longest: rows come longest sequence first.
-    fullest = [max(part[i : i + micro]) for part in rows for i in range(0, len(part), micro)]
-    cells = len(fullest) * micro * row_tokens
-    own = sum(fullest) * micro * block**2
-    return Packed(len(fullest), cells, cells * row_tokens / 2, own, used / cells)
+    fullest = [
+        max(part[i : i + micro_rows]) for part in rows for i in range(0, len(part), micro_rows)
+    ]
+    cells = len(fullest) * micro_rows * row_tokens
+    own = sum(fullest) * micro_rows * BLOCK**2
+    return Packed(len(fullest), cells, min(own, cells * row_tokens / 2), used / cells)

@@ -1,0 +1,207 @@
+"""Bytes per device while sampling and while updating, by arithmetic.
+
+Bytes of parameters, optimizer and cache are exact. Those of activations estimate what XLA keeps,
+within 15% of what XLA:TPU assigned (tests/test_plan.py).
+
+`sizes` is everywhere the mesh: {'data': 1, 'fsdp': 16, 'tensor': 8}.
+"""
+
+import math
+
+import jax
+
+from dapo_jax.config import validation
+from dapo_jax.model import paged, qwen2
+from dapo_jax.plan.shapes import value_model
+
+GB = 1e9
+CELL_ARRAYS = 10  # of 4 bytes per packed cell: eight of the rows, old and reference log-probs
+VALUE_ARRAYS = 3  # values, advantages, returns
+
+
+def parts(axis: str, rules, sizes) -> int:
+    """Into how many parts the mesh splits a logical axis."""
+    return math.prod(sizes[a] for a in rules[axis].split(",") if a)
+
+
+def weight_count(shape: qwen2.Shape, rules, sizes, part=qwen2.base) -> int:
+    """Parameters on one device, exactly. part: qwen2.base or qwen2.trained."""
+    leaves, axes = part(qwen2.abstract(shape)), part(qwen2.metadata(shape, "axes"))
+    leaves = jax.tree.leaves(leaves)
+    axes = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
+    return sum(
+        math.prod(
+            -(-n // parts(a, rules, sizes)) if a else n for n, a in zip(x.shape, names, strict=True)
+        )
+        for x, names in zip(leaves, axes, strict=True)
+    )
+
+
+def outputs(shape: qwen2.Shape) -> int:
+    """Numbers that the head computes for a token."""
+    return 1 if shape.value_head else shape.vocab_size
+
+
+def read_count(shape: qwen2.Shape) -> int:
+    """Parameters that the matrix products of a token read: of an embedding that is no head, no
+    product reads any."""
+    multiplied = shape.tie_embeddings and not shape.value_head
+    embedding = 0 if multiplied else shape.vocab_size * shape.hidden_size
+    return qwen2.param_count(shape) - embedding
+
+
+def item_bytes(config) -> int:
+    """Bytes of a weight or an activation in the model's dtype."""
+    return jax.numpy.dtype(config.model.dtype).itemsize
+
+
+def wide_count(config, shape: qwen2.Shape) -> int:
+    """Parameters of a float32 head on a model of another dtype; 0 where there is none."""
+    return shape.float32_head * (item_bytes(config) < 4) * outputs(shape) * shape.hidden_size
+
+
+def _wide_part(config, shape: qwen2.Shape, sizes, rules) -> float:
+    """`wide_count` on one device."""
+    return wide_count(config, shape) / math.prod(parts(a, rules, sizes) for a in ("vocab", "embed"))
+
+
+def cache(config, shape: qwen2.Shape, sizes) -> paged.Geometry:
+    """The sampler's pool of pages on TPUs."""
+    response = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
+    return paged.geometry(
+        shape,
+        "tpu",
+        slots=config.rollout.slots,
+        shards=parts("batch", config.sharding.decode, sizes),
+        row_tokens=config.data.max_prompt_tokens + response,
+        page_tokens=config.rollout.page_tokens,
+        fraction=config.rollout.cache_fraction,
+        quantized=config.rollout.cache_dtype == "int8",
+    )
+
+
+def token_bytes(config, shape: qwen2.Shape, sizes) -> float:
+    """Bytes of one token's keys and values in all layers, on a device that holds the token."""
+    g = cache(config, shape, sizes)
+    split = parts("kv_heads", config.sharding.decode, sizes)
+    return paged.pool_bytes(g, config.model.dtype) / g.tokens / split
+
+
+def waves(config, shape: qwen2.Shape, sizes, length: int) -> dict[str, int]:
+    """How many sequences of `length` tokens are in flight at once, and how many such waves make a
+    batch (0 where none fits)."""
+    g, wanted = cache(config, shape, sizes), config.rollout.groups * config.rollout.group_size
+    held = min(config.rollout.slots // g.shards, g.pages // -(-length // g.page_tokens)) * g.shards
+    return {"sequences": held, "waves": -(-wanted // held) if held else 0}
+
+
+def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
+    """{phase: {item: bytes per device}}. 'always' counts in 'sampling' and in 'updating': the
+    sampler keeps its cache while the trainer works, and the trainer its state while it samples."""
+    updating = update_memory(config, shape, sizes)
+    if value := value_model(config, shape):  # its update ends before the policy's begins
+        made = {"values, advantages, returns": updating["packed rows"] * VALUE_ARRAYS / CELL_ARRAYS}
+        of_values = update_memory(config, value, sizes) | made
+        updating = max(updating, of_values, key=lambda items: sum(items.values()))
+    return {
+        "always": _always(config, shape, value, sizes),
+        "sampling": _sampling(config, shape, sizes),
+        "updating": updating,
+    }
+
+
+def peaks(table: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Bytes per device in each phase of `memory`."""
+    always = sum(table["always"].values())
+    return {p: always + sum(table[p].values()) for p in ("sampling", "updating")}
+
+
+def _always(config, shape: qwen2.Shape, value: qwen2.Shape | None, sizes) -> dict[str, float]:
+    train, item = config.sharding.train, item_bytes(config)
+    n = weight_count(shape, train, sizes, qwen2.trained)
+    masters = {"master weights (float32)": 4 * n}
+    if shape.lora:
+        base = item * weight_count(shape, train, sizes)
+        masters = {f"base ({config.model.dtype})": base, "adapters (float32)": 4 * n}
+    tokens = cache(config, shape, sizes).tokens / parts("batch", config.sharding.decode, sizes)
+    always = masters | {
+        "Adam's moments (float32)": 8 * n,
+        "cache": tokens * token_bytes(config, shape, sizes),
+    }
+    if config.loss.kl_coef:
+        always["reference weights (float32)"] = 4 * n
+    if value:
+        of_value = weight_count(value, train, sizes)
+        always["value model's weights (float32)"] = 4 * of_value
+        always["value model's moments (float32)"] = 8 * of_value
+    return always
+
+
+def _sampling(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
+    train, decode, item = config.sharding.train, config.sharding.decode, item_bytes(config)
+    D, F, V = shape.hidden_size, shape.intermediate_size, shape.vocab_size
+    mlp, vocab = (parts(a, train, sizes) for a in ("mlp", "vocab"))
+    shards = parts("batch", decode, sizes)
+    prompts, slots = (
+        -(-n // shards) for n in (config.rollout.prefill_prompts, config.rollout.slots)
+    )
+    prompt = min(config.rollout.prefill_tokens, config.data.max_prompt_tokens)
+    weights = item * weight_count(shape, decode, sizes)
+    return {
+        "decode weights": weights + (4 - item) * _wide_part(config, shape, sizes, decode),
+        "logits": 3 * 4 * slots * V / vocab + (_head_bytes(config, shape, sizes) if D % 128 else 0),
+        "prefill": prompts
+        * prompt
+        * (token_bytes(config, shape, sizes) + item * (3 * F / mlp + 6 * D)),
+    }
+
+
+def _head_bytes(config, shape: qwen2.Shape, sizes) -> float:
+    """A device's part of the output weights as training multiplies with them, gathered over
+    `embed`. TPUs lay out the last axis in 128 lanes."""
+    item = 4 if wide_count(config, shape) else item_bytes(config)
+    lanes = -(-shape.hidden_size // 128) * 128
+    return item * outputs(shape) * lanes / parts("vocab", config.sharding.train, sizes)
+
+
+def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
+    """{item: bytes per device} of an update of the policy or of a value model."""
+    train, item, L = config.sharding.train, item_bytes(config), shape.num_layers
+    n = weight_count(shape, train, sizes, qwen2.trained)
+    D, F, H, d = shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.head_dim
+    shards = parts("batch", train, sizes)
+    heads, mlp, vocab = (parts(a, train, sizes) for a in ("heads", "mlp", "vocab"))
+    T, rows = validation.row_tokens(config), -(-config.optim.micro_batch_rows // shards)
+    tokens = rows * T  # of a device in a micro-batch
+    kept = tokens / parts("sequence", train, sizes)
+    per_layer = {
+        "full": D * kept,
+        "attention": D * kept + tokens * H * d / heads,
+        "dots": D * kept + tokens * (2 * D + (2 * H * d) / heads + 2 * F / mlp),
+        "none": 8 * D * kept + tokens * (6 * H * d / heads + 4 * F / mlp),
+    }[shape.remat]
+    chunk = min(shape.attention_chunk, T)
+    fused = config.model.attention in ("auto", "splash")
+    scores = 0 if fused else 2 * 4 * rows * H / heads * chunk * T
+    if shape.remat == "none" and chunk == T:  # the scores of all layers, not of one chunk
+        scores *= L
+    tables = shape.vocab_size * (read_count(shape) < qwen2.param_count(shape)) + outputs(shape)
+    layer = (qwen2.param_count(shape) - D * tables) / L
+    block = scores + item * tokens * (6 * F / mlp + 8 * H * d / heads + 3 * D)
+    # The head's float32 sum of gradients is a copy, but for a float32 head that is not gathered.
+    wide, head_weights = wide_count(config, shape), _head_bytes(config, shape, sizes)
+    copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
+    head = copied + 4 * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
+    minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
+    # Trained weights whose compute copy is float32.
+    raised = 0 if shape.lora else _wide_part(config, shape, sizes, train)
+    return {
+        "compute copy of the weights": item * (n - raised) if item < 4 else 0,
+        "gradient sums (float32)": 4 * n,
+        "gradients of a pass": item * n + (4 - item) * raised,
+        "one layer gathered, and its gradients": (2 if shape.lora else 3) * item * layer / mlp,
+        "saved activations": item * L * per_layer,
+        "one block backward, or the head": max(block, head),
+        # Of all mini-batches.
+        "packed rows": config.optim.minibatches * -(-minibatch // shards) * T * 4 * CELL_ARRAYS,
+    }

@@ -1,0 +1,154 @@
+"""What fits a slice: meshes, micro-batches, slots and rematerialization, the quickest first."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from dapo_jax.config import presets, schema, validation
+from dapo_jax.model import qwen2
+from dapo_jax.plan import constants, footprint, step
+from dapo_jax.plan.checks import mistakes
+from dapo_jax.plan.scene import scene
+from dapo_jax.plan.simulate import Traffic
+from dapo_jax.pods.slices import Pod
+
+NEAR = 1.5  # choices slower than this factor of the quickest, roughly, are dropped
+SIMULATED = 4  # samplers (slots and shards) whose schedule is simulated
+
+
+class Choice(NamedTuple):
+    mesh: dict[str, int]
+    micro_rows: int
+    slots: int
+    prefill_prompts: int
+    cache_fraction: float
+    peak: float  # bytes per device
+    step: float  # expected seconds
+    fields: dict[str, str]  # others that differ from the config's own
+
+    def settings(self) -> dict[str, Any]:
+        """{config field: value}."""
+        return {
+            **{f"mesh.{axis}": self.mesh[axis] for axis in ("data", "fsdp", "tensor")},
+            "optim.micro_batch_rows": self.micro_rows,
+            "rollout.slots": self.slots,
+            "rollout.prefill_prompts": self.prefill_prompts,
+            "rollout.cache_fraction": self.cache_fraction,
+            **self.fields,
+        }
+
+    def flags(self) -> str:
+        return " ".join(f"--config.{name}={value}" for name, value in self.settings().items())
+
+
+def changed(config, settings: dict[str, Any]):
+    """A copy of the config with {field: value} replaced."""
+    out = config.copy_and_resolve_references()
+    out.update_from_flattened_dict(settings)
+    return out
+
+
+def layouts(config, shape: qwen2.Shape, pod: Pod) -> Iterator:
+    """Copies of the config on other meshes, with the rules that `presets.lay_out` makes for each,
+    or with the config's own where they are none of these."""
+    known = config.copy_and_resolve_references()
+    presets.lay_out(known, 2, 1, 1 if config.sharding.train.embed == "fsdp" else 2)
+    free = known.sharding == config.sharding
+    widths = range(1, min(shape.num_kv_heads, pod.chips) + 1)
+    for tensor, together in itertools.product(widths, (1, 2, 4, 8)):
+        shards = pod.chips // tensor
+        if shape.num_kv_heads % (tensor * together) or pod.chips % (tensor * together):
+            continue
+        for data in sorted({1, 2, 4, 8, pod.slices}) if together == 1 else [shards // together]:
+            t = config.copy_and_resolve_references()
+            if free:
+                presets.lay_out(t, shards, tensor, together * tensor)
+            t.mesh.update({"data": data, "fsdp": shards // data, "tensor": tensor})
+            # Weights that training splits over `data` too would be gathered between slices.
+            if shards % data == 0 and (together == 1 or (free and pod.slices == 1)):
+                yield t
+
+
+def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float) -> Iterator:
+    """Yields (Choice without its seconds, config) for what fits with `room`, a share of the memory,
+    to spare. Of the ways to rematerialize only the first that fits, which computes least again; the
+    cache is as large as it can be."""
+    kept = ("attention", "full") if shape.remat in ("attention", "full") else (shape.remat,)
+    found, old = set(), schema.leaves(config)
+    for laid, rows, remat in itertools.product(layouts(config, shape, pod), (1, 2, 4), kept):
+        net = shape._replace(remat=remat)
+        key = rows, *laid.mesh.values(), laid.sharding.decode.heads
+        if key in found:
+            continue
+        sizes, shards = laid.mesh.to_dict(), laid.mesh.data * laid.mesh.fsdp
+        prompts = -(-config.rollout.prefill_prompts // shards) * shards
+        settings = {"optim.micro_batch_rows": rows * shards, "model.remat": remat}
+        settings |= {"rollout.prefill_prompts": prompts}
+        least = {"rollout.slots": shards, "rollout.cache_fraction": 1.0}
+        t = changed(laid, settings | least)
+        if mistakes(t, net, pod):
+            continue
+        for slots, fraction in _samplers(t, net, pod, traffic, room):
+            u = changed(t, {"rollout.slots": slots, "rollout.cache_fraction": fraction})
+            peak = max(footprint.peaks(footprint.memory(u, net, sizes)).values())
+            held = footprint.waves(u, net, sizes, traffic.prompt + traffic.response)["sequences"]
+            if peak <= (1 - room) * pod.chip.hbm and held and slots % shards == 0:
+                found.add(key)
+                other = {
+                    name: value
+                    for name, value in schema.leaves(u).items()
+                    if name.startswith(("sharding.", "model.remat")) and value != old[name]
+                }
+                micro = rows * shards
+                yield Choice(sizes, micro, slots, prompts, fraction, peak, math.inf, other), u
+
+
+def _samplers(t, net: qwen2.Shape, pod: Pod, traffic: Traffic, room: float):
+    """Yields (slots, cache_fraction) to try on the mesh of `t`, a config with a slot for each part
+    of the batch."""
+    sizes = t.mesh.to_dict()
+    shards = footprint.parts("batch", t.sharding.decode, sizes)
+    geometry = footprint.cache(t, net, sizes)
+    row = geometry.row_pages * geometry.page_tokens
+    table = footprint.memory(t, net, sizes)
+    held = table["always"].pop("cache") * shards / t.rollout.slots  # by one row per shard
+    free = (1 - room) * pod.chip.hbm - max(footprint.peaks(table).values())
+    if free < held:
+        return
+    pool = free / held * row  # tokens that a shard can hold
+    wanted = t.rollout.groups * t.rollout.group_size
+    mean = traffic.prompt + traffic.response
+    most = min(2 ** int(math.log2(max(pool / mean, 1))), -(-wanted // shards))
+    for slots in sorted({most, max(most // 2, 1), max(most // 4, 1)}):
+        fraction = min(math.floor(pool / slots / row * 1000) / 1000, 1.0)
+        if fraction > 0:
+            yield slots * shards, fraction
+
+
+def search(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float) -> list[Choice]:
+    """What is `fitting`, the shortest expected step first. The schedule is simulated only for those
+    that are not far behind without one, with fewer visits of the host."""
+    known, timed = constants.values(), []
+    for x, t in fitting(config, shape, pod, traffic, room):
+        s = scene(t, shape._replace(remat=t.model.remat), x.mesh, pod)
+        timed.append((step.rough(t, traffic, s, known), x, t, s))
+    timed.sort(key=lambda x: x[0])
+    found, rollouts = [], {}
+    for rough, x, t, s in timed:
+        key = s.sizes.shards, s.sizes.slots
+        if (key not in rollouts and len(rollouts) == SIMULATED) or rough > NEAR * timed[0][0]:
+            continue
+        sizes = step.quickly(t, s.sizes)
+        if key not in rollouts or rollouts[key].pages > sizes.pages:  # pages not in use are free
+            rollouts[key] = step.simulated(t, traffic, sizes)
+        work = step.work(t, traffic, s, rollouts=rollouts[key])
+        found.append(x._replace(step=step.timer(t, work, s)(known).seconds))
+
+    def rank(x: Choice):
+        """Within 2% of each other: micro-batches that keep a device busy, then smaller ones."""
+        tokens = x.micro_rows * validation.row_tokens(config) // (x.mesh["data"] * x.mesh["fsdp"])
+        near = round(math.log(x.step) / 0.02)
+        return near, -min(tokens, 16384), x.micro_rows, x.mesh["data"]
+
+    return sorted(found, key=rank)

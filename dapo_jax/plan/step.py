@@ -1,0 +1,209 @@
+"""Expected seconds of a rollout step on a slice: the schedule, and a table of constants.
+
+    work = step.work(config, traffic, scene)         the schedule, once: it knows no time
+    timer = step.timer(config, work, scene)
+    timer(constants.values()).phases                 seconds by phase, for any constants
+
+Nothing is measured on a TPU: constants.py says of each constant where it is from, and `spread` what
+their ranges make of the sum. What is left out makes a step slower: contention of ICI, waits between
+programs, stragglers among hosts.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from dapo_jax.plan import decoding, simulate
+from dapo_jax.plan.constants import CONSTANTS, Values, values
+from dapo_jax.plan.scene import Scene
+from dapo_jax.plan.simulate import Sizes, Trace, Traffic
+from dapo_jax.plan.training import training
+
+
+class Rollouts(NamedTuple):
+    """Rounds of the sampler. Time is nearly linear in a round's problems between two sizes, so a
+    few are simulated and the others interpolated."""
+
+    steps: list[list[int]]  # problems of each round of some rollout steps
+    at: list[int]  # problems of the simulated rounds, ascending
+    traces: list[Trace]
+    pages: int  # that the fullest shard used, or all of them where they were too few
+
+    def shares(self) -> np.ndarray:
+        """How much of each simulated round there is in a step, on average."""
+        parts_N = np.zeros(len(self.at))
+        for n in (n for step in self.steps for n in step):
+            parts_N += [np.interp(n, self.at, row) for row in np.eye(len(self.at))]
+        return parts_N / len(self.steps)
+
+
+class Work(NamedTuple):
+    """What one rollout step does."""
+
+    rollouts: Rollouts
+    packed: simulate.Packed
+    evaluations: list[Trace]  # calls of one evaluation
+    prefill_chunks: int  # calls that take a prompt through
+    responses: float  # drawn
+
+
+def work(
+    config,
+    traffic: Traffic,
+    scene: Scene,
+    *,
+    eval_problems: int = 0,
+    rollouts: Rollouts | None = None,
+) -> Work:
+    """eval_problems: of one set of problems; 0 = evaluation is left out. rollouts: where they are
+    known already."""
+    known = rollouts or simulated(config, traffic, scene.sizes)
+    return Work(
+        known,
+        simulate.packed(config, traffic, scene.row_tokens, scene.micro_rows),
+        evaluated(config, traffic, scene.sizes, eval_problems),
+        -(-max(traffic.prompt - 1, 1) // scene.prefill_tokens),
+        float(np.mean([sum(x) for x in known.steps])) * config.rollout.group_size,
+    )
+
+
+def evaluated(config, traffic: Traffic, sizes: Sizes, problems: int) -> list[Trace]:
+    """The one call that evaluates all sets at both settings. problems: of one set; 0 = none."""
+    if not problems:
+        return []
+    settings = 1 + (config.eval.top_p < 1)
+    sets = max(len([x for x in config.eval.files.split(",") if x]), 1)
+    longest = config.eval.max_response_tokens or config.rollout.max_response_tokens
+    traffic = traffic._replace(response=min(traffic.response, longest // 2))
+    drawn = simulate.lengths(traffic, longest, settings * sets * problems, config.eval.k)
+    return [simulate.sample(drawn, traffic.prompt, longest, sizes)]
+
+
+def simulated(config, traffic: Traffic, sizes: Sizes) -> Rollouts:
+    """The rounds of steps as they follow each other, and traces of some sizes."""
+    steps = simulate.rounds(config, traffic.accept)
+    at = anchors([n for step in steps for n in step])
+    G, cap = config.rollout.group_size, config.rollout.max_response_tokens
+    traces = [
+        simulate.sample(simulate.lengths(traffic, cap, n, G), traffic.prompt, cap, sizes)
+        for n in at
+    ]
+    used = sizes.pages if any(x.evicted for x in traces) else max(x.pages for x in traces)
+    return Rollouts(steps, at, traces, used)
+
+
+def anchors(sizes: list[int]) -> list[int]:
+    """The sizes to simulate: all where they are few, else the largest, eighths of it, and the
+    smallest."""
+    distinct = sorted(set(sizes))
+    if len(distinct) <= 3:
+        return distinct
+    out, n = {distinct[0]}, distinct[-1]
+    while n > distinct[0]:
+        out.add(n)
+        n //= 8
+    return sorted(out)
+
+
+def quickly(config, sizes: Sizes) -> Sizes:
+    """For a first look: at most 40 host visits in the longest response, and pages of four."""
+    chunk = max(sizes.chunk, config.rollout.max_response_tokens // 40)
+    pages = dict(page_tokens=4 * sizes.page_tokens, pages=sizes.pages // 4)
+    return sizes._replace(chunk=chunk, **(pages if sizes.pages > 400 else {}))
+
+
+class Expected(NamedTuple):
+    """Seconds of a rollout step."""
+
+    phases: dict[str, float]  # they add up to the step
+    decoding: dict[str, float]  # what 'decode' and 'tail' go into
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.phases.values())
+
+
+Timer = Callable[[Values], Expected]
+
+
+def timer(config, work: Work, scene: Scene) -> Timer:
+    """Constants -> seconds; evaluation and checkpoint with their share of a step."""
+    rounds, evaluations = (
+        [decoding.call(x, work.prefill_chunks, scene) for x in traces]
+        for traces in (work.rollouts.traces, work.evaluations)
+    )
+    parts_N = work.rollouts.shares()
+
+    def expected(k: Values) -> Expected:
+        sampled, into = zip(*(decoding.sampling(x, scene, k) for x in rounds), strict=True)
+        weigh = lambda tables: {
+            what: float(sum(n * x[what] for n, x in zip(parts_N, tables, strict=True)))
+            for what in tables[0]
+        }
+        tests = sum(sum(decoding.sampling(x, scene, k)[0].values()) for x in evaluations)
+        hosts = max(scene.pod.chips / k["chips_a_host"], 1)
+        saved = checkpoint_bytes(config, scene) / hosts / k["to_host"]
+        return Expected(
+            weigh(sampled)
+            | {"grading": k["grading"] * work.responses / 8192}
+            | training(work.packed, scene, k)
+            | {
+                "evaluation": tests / config.eval.every if config.eval.every else 0.0,
+                "checkpoint": saved / config.checkpoint.every if config.checkpoint.every else 0.0,
+            },
+            weigh(into),
+        )
+
+    return expected
+
+
+def checkpoint_bytes(config, scene: Scene) -> float:
+    """What is trained and its moments in float32, the reference where there is one, the base of
+    adapters, and the value model."""
+    trained, base = scene.adapters or scene.parameters, scene.item * scene.parameters
+    policy = (12 + 4 * bool(config.loss.kl_coef)) * trained + base * bool(scene.adapters)
+    return policy + (12 * scene.value.parameters if scene.value else 0)
+
+
+def rough(config, traffic: Traffic, scene: Scene, k: Values) -> float:
+    """Seconds of a step without its schedule, to tell what is worth simulating: slots that are full
+    for all tokens but a tail as long as the longest response, and shards that read alike."""
+    cap, G = config.rollout.max_response_tokens, config.rollout.group_size
+    drawn = math.ceil(config.rollout.groups / max(traffic.accept, 1 / 64))
+    length = simulate.lengths(traffic, cap, drawn, G).reshape(-1).astype(float)
+    steps = np.array([length.sum() / scene.sizes.slots + cap])
+    seen = length / 2 + traffic.prompt
+    blocks, pages = (
+        (length * (seen / n + 0.5)).sum() for n in (decoding.BLOCK_TOKENS, scene.sizes.page_tokens)
+    )
+    shares = (np.array([x / scene.sizes.shards]) for x in (blocks, pages, length.sum()))
+    prefills = drawn // max(scene.sizes.prefill_rows, 1)
+    rows = scene.sizes.slots // scene.sizes.shards
+    call = decoding.Call(steps, decoding.Reads(*shares), np.array([True]), prefills, rows)
+    packed = simulate.packed(config, traffic, scene.row_tokens, scene.micro_rows)
+    sampled = sum(decoding.sampling(call, scene, k)[0].values())
+    return sampled + sum(training(packed, scene, k).values())
+
+
+class Spread(NamedTuple):
+    """Seconds of a step, and what the ranges of the constants make of them."""
+
+    low: float
+    high: float
+    by: dict[str, tuple[float, float]]  # seconds less and more by one constant alone
+
+
+def spread(timer: Timer) -> Spread:
+    """One constant at a time as far off as its range, and the root of the sum of squares: errors
+    that know nothing of each other."""
+    known = values()
+    expected = timer(known).seconds
+    by = {
+        name: tuple(timer(known | {name: x}).seconds - expected for x in (c.low, c.high))
+        for name, c in CONSTANTS.items()
+        if not c.low == c.value == c.high
+    }
+    low, high = (math.sqrt(sum(x * x for x in side)) for side in zip(*by.values(), strict=True))
+    return Spread(expected - low, expected + high, by)
