@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # As pytest writes them: a test that another stage ran, one that none did, a file that was skipped.
@@ -43,6 +45,25 @@ def test_a_skip_that_nothing_explains_is_listed_and_an_error(tmp_path):
 
 def test_lists_of_test_files_name_files():
     there = {file.stem for file in (ROOT / "tests").rglob("test_*.py")}
-    stages = re.findall(r"\btests/(test_\w+)\.py", (ROOT / ".ci" / "run").read_text())
-    lists = re.findall(r'"(test_\w+)"', (ROOT / "tests" / "conftest.py").read_text())
-    assert stages and lists and {*stages, *lists} <= there
+    stages = set(re.findall(r"(?<!:)\btest_\w+", (ROOT / ".ci" / "run").read_text()))
+    lists = set(re.findall(r'"(test_\w+)"', (ROOT / "tests" / "conftest.py").read_text()))
+    assert len(stages) > 40 and len(lists) > 20 and stages | lists <= there
+
+
+@pytest.mark.parametrize(
+    ("file", "judges"),
+    [
+        ("dapo_jax/hosts/start.py", ["test_processes", "test_start"]),
+        ("docs/evaluation.md", ["test_named_evaluation"]),
+        ("tests/test_seal.py", ["test_seal.py"]),
+        ("tests/README.md", []),
+        ("requirements.txt", ["all"]),
+    ],
+)
+def test_a_change_is_judged_by_its_room_s_slow_tests_or_by_all(file, judges):
+    text = (ROOT / ".ci" / "run").read_text()
+    (table,) = re.findall(r"^judges=\(.*?^\}$", text, re.S | re.M)
+    code = f'{table}\nslow_tests_of "$1"'
+    done = subprocess.run(["bash", "-euc", code, "-", file], capture_output=True, text=True)
+    assert done.returncode == 0 and {*judges} <= {*done.stdout.split()}
+    assert bool(judges) == bool(done.stdout.split())
