@@ -40,7 +40,9 @@ same: xpk workload create --tpu-type=TYPE --docker-image=IMAGE --command='python
 TEXT
 }
 
+# shellcheck disable=SC2034  # some are read by name in manifest
 action="" name="" type="" image="" namespace="" service_account=default restarts=100 dry_run=""
+# shellcheck disable=SC2034
 spot="" prepare="" disk=20 skip_plan="" training=()
 dapo_flags "COMMAND=|run|logs|delete| name=word type=word image=word namespace=word
     service-account=word restarts=number:0:1000000 spot=switch prepare=any disk=number:1:10000
@@ -52,11 +54,16 @@ LC_ALL=C  # of the letters below
 
 kube=(kubectl ${namespace:+"--namespace=$namespace"})
 
-# A YAML string in double quotes is a JSON string: these are the characters that need care.
-quoted() {
-    local text="${1//\\/\\\\}"
-    text="${text//\"/\\\"}" text="${text//$'\n'/\\n}" text="${text//$'\r'/\\r}"
-    printf '"%s"' "${text//$'\t'/\\t}"
+# Words as the items of a YAML list: in double quotes a YAML string is a JSON string, and these are the
+# characters that need care. Kubernetes makes $$ a $, and a variable of $(NAME).
+listed() {
+    local one='$' two='$$' word text separator=""
+    for word in "$@"; do
+        text="${word//"$one"/$two}" text="${text//\\/\\\\}" text="${text//\"/\\\"}"
+        text="${text//$'\n'/\\n}" text="${text//$'\r'/\\r}" text="${text//$'\t'/\\t}"
+        printf '%s"%s"' "$separator" "$text"
+        separator=", "
+    done
 }
 
 # Line breaks and tabs aside, control characters are not for YAML; Unicode's neither (C1, line and
@@ -71,80 +78,27 @@ check_characters() {
     done
 }
 
-manifest() {
-    local flag words one='$' two='$$'  # Kubernetes makes $$ a $, and a variable of $(NAME)
-    local grace=600 nodes=""
-    if [[ -n "$spot" ]]; then
-        grace=15 nodes='
-              cloud.google.com/gke-spot: "true"
-            tolerations:
-            - {key: cloud.google.com/gke-spot, operator: Equal, value: "true", effect: NoSchedule}'
-    fi
+# shellcheck disable=SC2034
+manifest() {  # jobset.yaml with our values: words of flags and of the table of slices, then two lists
+    local word list text grace=600 spot_node="" toleration=""
     # A preempted run would leave with status 0: for Kubernetes, complete.
-    words=(bash launch/until_done.sh python -um dapo_jax.train)
+    local command=(bash launch/until_done.sh python -um dapo_jax.train)
     # As a script whose arguments are the training's flags.
-    [[ -z "$prepare" ]] || words=(bash -c "set -e"$'\n'"$prepare"$'\n'"exec ${words[*]} \"\$@\"" prepare)
-    cat <<TEXT
-apiVersion: jobset.x-k8s.io/v1alpha2
-kind: JobSet
-metadata:
-  name: $name
-  annotations:
-    alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
-spec:
-  failurePolicy:
-    maxRestarts: $restarts
-    rules:
-    - name: preempted
-      action: RestartJobSetAndIgnoreMaxRestarts
-      onJobFailureReasons: [PodFailurePolicy]
-  replicatedJobs:
-  - name: hosts
-    replicas: $slices
-    template:
-      spec:
-        parallelism: $hosts
-        completions: $hosts
-        completionMode: Indexed
-        backoffLimit: 0
-        podFailurePolicy:
-          rules:
-          - action: FailJob
-            onExitCodes: {containerName: train, operator: In, values: [75]}
-          - action: FailJob
-            onPodConditions: [{type: DisruptionTarget}]
-        template:
-          spec:
-            restartPolicy: Never
-            serviceAccountName: $(quoted "$service_account")
-            terminationGracePeriodSeconds: $grace
-            nodeSelector:
-              cloud.google.com/gke-tpu-accelerator: $accelerator
-              cloud.google.com/gke-tpu-topology: $shape$nodes
-            containers:
-            - name: train
-              image: $(quoted "$image")
-              ports:
-              - containerPort: 8471
-              - containerPort: 8476
-              - containerPort: 8482
-              env:
-              - {name: TF_CPP_MIN_LOG_LEVEL, value: "2"}
-              - {name: DAPO_LOG, value: /tmp/run.log}
-              command:
-TEXT
-    for flag in "${words[@]//"$one"/$two}"; do
-        printf '              - %s\n' "$(quoted "$flag")"
+    [[ -z "$prepare" ]] || command=(bash -c "set -e"$'\n'"$prepare"$'\n'"exec ${command[*]} \"\$@\"" prepare)
+    if [[ -n "$spot" ]]; then
+        grace=15 spot_node=', cloud.google.com/gke-spot: "true"'
+        toleration='{key: cloud.google.com/gke-spot, operator: Equal, value: "true", effect: NoSchedule}'
+    fi
+    text="$(grep -v '^#' "$DAPO_ROOT/launch/jobset.yaml")"
+    for word in name restarts slices hosts service_account grace accelerator shape spot_node \
+        toleration disk chips image; do
+        text="${text//"@$word@"/${!word}}"
     done
-    printf '              args:\n'
-    for flag in "${flags[@]}" "${training[@]//"$one"/$two}"; do
-        printf '              - %s\n' "$(quoted "$flag")"
-    done
-    cat <<TEXT
-              resources:
-                requests: {ephemeral-storage: ${disk}Gi}
-                limits: {google.com/tpu: $chips, ephemeral-storage: ${disk}Gi}
-TEXT
+    # The second first: what a user says may hold the name of the other.
+    list="$(listed "${flags[@]}" "${training[@]}")"
+    text="${text%%"@args@"*}$list${text#*"@args@"}"
+    list="$(listed "${command[@]}")"
+    printf '%s\n' "${text%%"@command@"*}$list${text#*"@command@"}"
 }
 
 # Print host 0's log, of one pod after another, until the job has ended.

@@ -54,7 +54,7 @@ hypothesis.settings.load_profile("dapo_jax")
 LONGEST = (
     "test_processes", "test_compile", "test_learning", "test_chaos", "test_vapo", "test_damage",
     "test_leave", "test_kill", "test_system", "test_pod_update", "test_notebooks", "test_start",
-    "test_curriculum", "test_first_week", "test_train", "test_evaluate_cli", "test_lora",
+    "test_curriculum", "test_pages", "test_train", "test_evaluate_cli", "test_lora",
     "test_qwen2", "test_named_evaluation", "test_update", "test_hf",
 )  # fmt: skip
 
@@ -62,7 +62,7 @@ LONGEST = (
 # process and in those that it starts. Formulas and programs are tested at the compiler's own level.
 SOON = (
     "test_attention_kernels", "test_carried", "test_curriculum", "test_evaluate_cli", "test_export",
-    "test_first_week", "test_named_evaluation", "test_own_reward", "test_qwen3_run", "test_start",
+    "test_pages", "test_named_evaluation", "test_own_reward", "test_qwen3_run", "test_start",
     "test_tags", "test_train", "test_vapo", "test_warm_start",
 )  # fmt: skip
 

@@ -1,5 +1,5 @@
 """Files as users have them: formats, columns, templates, patterns, the hub, published sets, answers
-made into integers; and the pages about them."""
+made into integers; and what the page says of them (test_pages.py runs it)."""
 
 import gzip
 import hashlib
@@ -63,11 +63,7 @@ def test_every_format_gives_the_same_problems(tmp_path, name):
         ("a.json", '{"a": [1], "b": [2]}', "expected a list of rows, or an object that holds one"),
         ("a.json", "7", "expected a list of rows"),
         ("a.json", "[7]", "a.json row 1: row = 7: not an object"),
-        (
-            "a.csv",
-            "question,answer\nx,1,2\n",
-            "a.csv row 2: row = '': cannot be read: has not the 2",
-        ),
+        ("a.csv", "question,answer\nx,1,2\n", "a.csv row 2: row = '': cannot be read: has not the"),
         ("a.csv", "question,answer\nx\n", "a.csv row 2: row = '': cannot be read: has not the 2"),
         ("a.csv", 'question,answer\n"x,1\n', "a.csv: cannot be read, is it damaged"),
         ("a.csv", "question,answer\n", "a.csv: no rows in this file"),
@@ -122,33 +118,20 @@ def test_columns_of_its_own(tmp_path):
         assert found.row == {k: v for k, v in row.items() if k != "query"}
         (bare,) = read(tmp_path / name, columns=P.columns("prompt=query,answer="))
         assert (bare.answer, bare.row, bare.messages) == ("", {}, found.messages)
-    for wrong in ("query", "prompt=", "text=query"):
-        if wrong != "prompt=":
-            with pytest.raises(ValueError, match=r"config\.data\.columns: .* is not of the form"):
-                P.columns(wrong)
+    for wrong in ("query", "text=query"):
+        with pytest.raises(ValueError, match=r"config\.data\.columns: .* is not of the form"):
+            P.columns(wrong)
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("\\frac{1}{2} ", "\\frac{1}{2}"),
-        ("1,234", "1234"),
-        ("27.0", "27"),
-        (27.0, "27"),
-        (0.5, "0.5"),
-        ("007", "007"),
-        ("1e5", "1e5"),
-        (["$x$"], "$x$"),
-        ([1, 2], "[1, 2]"),
-        ({"in": "é"}, '{"in": "é"}'),
-        (True, "true"),
-        ("105263157894736848", None),
-        (1e20, None),
-        (float("nan"), None),
-        ("", None),
-        (None, None),
+        ("\\frac{1}{2} ", "\\frac{1}{2}"), ("1,234", "1234"), ("27.0", "27"), (27.0, "27"),
+        (0.5, "0.5"), ("007", "007"), ("1e5", "1e5"), (["$x$"], "$x$"), ([1, 2], "[1, 2]"),
+        ({"in": "é"}, '{"in": "é"}'), (True, "true"), ("105263157894736848", None), (1e20, None),
+        (float("nan"), None), ("", None), (None, None),
     ],
-)
+)  # fmt: skip
 def test_answers_of_any_type(value, text):
     if text is None:
         with pytest.raises(ValueError):
@@ -157,24 +140,29 @@ def test_answers_of_any_type(value, text):
         assert references.any_answer(value) == text
 
 
-def test_templates_and_system(tmp_path):
-    wrapped = [{"role": "user", "content": prompts.in_template("q")[0][1]}]
-    chat = {"prompt": CHAT, "reward_model": {"ground_truth": "1"}}
-    dapo = chat | {"prompt": wrapped}
-    assert read(made(tmp_path, "a.jsonl", [dapo]), template="Do {problem}!")[0].messages == (
-        ("user", "Do q!"),
-    )
-    assert read(made(tmp_path, "a.jsonl", [chat]), template="<{problem}>")[0].messages == (
-        ("system", "s"),
-        ("user", "<q>"),
-    )
-    assert read(tmp_path / "a.jsonl", system="new")[0].messages == (
-        ("system", "new"),
-        ("user", "q"),
-    )
-    two = chat | {"prompt": [*CHAT, {"role": "assistant", "content": "a"}]}
-    with pytest.raises(ValueError, match=r"data\.template needs a prompt of one user message"):
-        read(made(tmp_path, "a.jsonl", [two]), template="<{problem}>")
+WRAPPED = [{"role": "user", "content": prompts.in_template("q")[0][1]}]
+TWO = [*CHAT, {"role": "assistant", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "how", "messages"),
+    [
+        (WRAPPED, {"template": "Do {problem}!"}, (("user", "Do q!"),)),
+        (CHAT, {"template": "<{problem}>"}, (("system", "s"), ("user", "<q>"))),
+        (CHAT, {"system": "new"}, (("system", "new"), ("user", "q"))),
+        (TWO, {"template": "<{problem}>"}, "data.template needs a prompt of one user message"),
+    ],
+)
+def test_templates_and_system(prompt, how, messages, tmp_path):
+    file = made(tmp_path, "a.jsonl", [{"prompt": prompt, "reward_model": {"ground_truth": "1"}}])
+    if isinstance(messages, str):
+        with pytest.raises(ValueError, match=re.escape(messages)):
+            read(file, **how)
+    else:
+        assert read(file, **how)[0].messages == messages
+
+
+def test_templates_have_names():
     assert all("{problem}" in prompts.template(n) for n in prompts.TEMPLATES)
     with pytest.raises(ValueError, match=r"config\.data\.template: 'boxd' is none of dapo, boxed"):
         prompts.template("boxd")
@@ -254,11 +242,8 @@ def test_the_paper_s_own_evaluation_file_has_the_pinned_hash(assets):
 
 
 def test_all_published_answers_are_read_where_the_reward_takes_text(assets):
-    for name, kept in (
-        ("math500.jsonl.gz", 500),
-        ("amc23.jsonl", 40),
-        ("gsm8k_test.jsonl.gz", 1319),
-    ):
+    sets = {"math500.jsonl.gz": 500, "amc23.jsonl": 40, "gsm8k_test.jsonl.gz": 1319}
+    for name, kept in sets.items():
         found, report = P.read(assets / "math" / name, how=P.Reading(references.any_answer))
         assert len(found) == kept and not report.refused
 
@@ -291,11 +276,8 @@ def test_answers_that_no_sum_tells_are_left(answer):
 
 
 def test_integers_of_a_file(tmp_path, capsys):
-    file = made(
-        tmp_path,
-        "a.jsonl",
-        [dict(problem=f"q{i}", answer=a) for i, a in enumerate(["7", "\\frac12", "x"])],
-    )
+    asked = [dict(problem=f"q{i}", answer=a) for i, a in enumerate(["7", "\\frac12", "x"])]
+    file = made(tmp_path, "a.jsonl", asked)
     assert data.main(["integers", str(file), str(tmp_path / "b.jsonl")]) == 0
     out = capsys.readouterr().out
     assert "2 problems, of 1 the answer was transformed; 1 left out, 0 rows refused" in out

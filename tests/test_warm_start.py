@@ -1,5 +1,5 @@
 """A warm start on worked examples of one's own: every form of row, what is refused, the same bits
-each time, and the page about it."""
+each time, and what the page says of them (test_pages.py runs it)."""
 
 import json
 import logging
@@ -133,29 +133,13 @@ def test_chats_end_as_the_template_ends_them(assets, tmp_path):
 # Runs
 # ------------------------------------------------------------------------------------------------
 
-MINE = """
-from dapo_jax import config
 
-def get_config():
-    c = config.base()
+def mine(**changes):
+    """The smallest config with a warm-up on worked.jsonl."""
+    c = small(0)
+    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = -1, 1, 1
     c.supervised_warmup.files, c.data.template = "worked.jsonl", "plain"
     c.supervised_warmup.lr, c.supervised_warmup.batch, c.supervised_warmup.steps = 3e-3, 16, 40
-    return c
-"""
-
-
-def got(text: str, **changes):
-    space = {}
-    exec(text, space)
-    c = space["get_config"]()
-    c.update_from_flattened_dict(
-        {
-            k: v
-            for k, v in config.leaves(small(0)).items()
-            if k.startswith(("eval.", "rollout.", "optim.", "reward.overlong"))
-        }
-        | {"data.embedded_problems": 64, "steps": 0, "mesh.data": -1, "mesh.fsdp": 1}
-    )
     c.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
     return c
 
@@ -172,13 +156,12 @@ def begun(c, where) -> tuple[State, list[str]]:
 
 
 @pytest.mark.slow
-def test_a_config_of_ten_lines_imitates_and_repeats_its_bits(words, tmp_path, monkeypatch):
+def test_a_warm_up_imitates_and_repeats_its_bits(words, tmp_path, monkeypatch):
     """Also after a kill in the midst of the warm-up."""
-    assert len(MINE.strip().splitlines()) <= 10
     monkeypatch.chdir(tmp_path)
     traces = list(arithmetic.traces(48))
     file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in traces])
-    state, said = begun(got(MINE), tmp_path / "a")
+    state, said = begun(mine(), tmp_path / "a")
     assert said == ["warm-up: 48 of 48 rows; 40 steps of 16"]
     learned = [*words.encode("Answer: 7"), min(words.stop_ids)]
     params = jax.tree.map(lambda x: jax.device_put(x, jax.devices()[0]), state.params)
@@ -199,20 +182,20 @@ def test_a_config_of_ten_lines_imitates_and_repeats_its_bits(words, tmp_path, mo
 
     monkeypatch.setattr(warmup, "schedule", killed)
     with pytest.raises(KeyboardInterrupt):
-        begun(got(MINE), tmp_path / "b")
+        begun(mine(), tmp_path / "b")
     monkeypatch.setattr(warmup, "schedule", schedule)
-    assert_same_bits(state.params, begun(got(MINE), tmp_path / "b")[0].params)
+    assert_same_bits(state.params, begun(mine(), tmp_path / "b")[0].params)
 
 
 @pytest.mark.slow
 def test_a_run_keeps_what_it_has_learned_and_reads_the_files_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in arithmetic.traces(48)])
-    assert train.train(got(MINE), tmp_path / "run")
+    assert train.train(mine(), tmp_path / "run")
     heard = [json.loads(line) for line in (tmp_path / "run/eval/step_000000.jsonl").open()]
     assert np.mean([e == "7" for row in heard for e in row["extracted"]]) > 0.9
     (tmp_path / "worked.jsonl").write_text("not read any more")
-    assert train.train(got(MINE), tmp_path / "run")
+    assert train.train(mine(), tmp_path / "run")
     assert "resumed after step 0" in capsys.readouterr().out
 
 
@@ -221,7 +204,7 @@ def test_what_a_step_runs_is_compiled_beside_the_warm_up(tmp_path, monkeypatch, 
     """Once, and not by the thread that runs it; what a compilation raises ends the start."""
     monkeypatch.chdir(tmp_path)
     file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in arithmetic.traces(16)])
-    c = got(MINE, steps=1, supervised_warmup__steps=1)
+    c = mine(steps=1, supervised_warmup__steps=1)
     stubbed_train.forget_programs()
     jax.config.update("jax_log_compiles", True)  # in all threads
     try:
@@ -249,11 +232,11 @@ def test_rows_are_read_before_weights_and_the_row_is_named(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     file_of(tmp_path, [{"prompt": PROMPT}])
     with pytest.raises(ValueError, match=r"^worked\.jsonl row 1: row = \['prompt'\]: needs"):
-        train.train(got(MINE), tmp_path / "a")
+        train.train(mine(), tmp_path / "a")
     with pytest.raises(ValueError, match=r"config\.supervised_warmup\.files: none\.jsonl: no such"):
-        train.train(got(MINE, supervised_warmup__files="none.jsonl"), tmp_path / "b")
+        train.train(mine(supervised_warmup__files="none.jsonl"), tmp_path / "b")
     with pytest.raises(ValueError, match=r"supervised_warmup\.steps: wants supervised_warmup\.fil"):
-        train.train(got(MINE, supervised_warmup__files=""), tmp_path / "b")
+        train.train(mine(supervised_warmup__files=""), tmp_path / "b")
 
 
 def test_all_rows_once_in_an_order_of_the_seed(words):
@@ -266,24 +249,6 @@ def test_all_rows_once_in_an_order_of_the_seed(words):
 # ------------------------------------------------------------------------------------------------
 # The page
 # ------------------------------------------------------------------------------------------------
-
-
-def test_the_config_of_the_page_warms_a_model_of_ones_own(made, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shape = qwen2.shape_from_config(config.base())
-    random = lambda x: np.random.default_rng(x.size).normal(0, 0.1, x.shape).astype(x.dtype)
-    params = jax.tree.map(lambda x: jax.numpy.asarray(random(x)), qwen2.abstract(shape))
-    hf.save("tiny", shape, params, "float32", made.tokenizer.parent)
-    (tmp_path / "problems.jsonl").write_bytes(made.train.read_bytes())
-    file_of(tmp_path, [dict(messages=[USER, SAID])] * 70)
-    (text,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(text.strip().splitlines()) <= 10
-    c = got(text, model__path="./tiny", tokenizer__chat=False, model__dtype="float32")
-    c.data.max_prompt_tokens, c.model.remat, c.model.scan_layers = 256, "none", False
-    state, said = begun(c, tmp_path / "run")
-    assert said == ["warm-up: 70 of 70 rows; 2 steps of 64"]
-    change = np.abs(np.asarray(state.params["embed"]) - hf.load("tiny").params["embed"])
-    assert 0 < change.max() < 1e-4
 
 
 def test_the_page_tells_the_forms_and_the_defaults():
