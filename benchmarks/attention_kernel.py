@@ -1,7 +1,7 @@
 """What reading the cache costs a TPU core, counted in libtpu's own code. Needs no TPU.
 
-    python benchmarks/attention_kernel.py                     # v5p and v6e, 32B over 8 devices
-    python benchmarks/attention_kernel.py --chip=v6e --heads=12 --kv_heads=2 --tokens=2000
+    python -m benchmarks attention_kernel --full              # v5p and v6e, 32B over 8 devices
+    python -m benchmarks attention_kernel --chip v6e --heads=12 --kv_heads=2 --tokens=2000
 
 Compiles the kernel of model/paged_kernel.py and JAX's paged_attention for a described chip, has
 libtpu write the instruction bundles of both, and plays a call over rows of equal length through
@@ -11,10 +11,11 @@ this cannot see: banks, refresh, waits inside the core; so times are lower bound
 comparing kernels. Clock: 1.75 GHz of both chips (public peak FLOPs and MXU sizes).
 """
 
-import argparse
 import json
 import sys
 
+from benchmarks import harness
+from benchmarks.harness import Flag
 from dapo_jax.model import paged_kernel
 from dapo_jax.plan import kernels
 
@@ -22,6 +23,14 @@ CLOCK = 1.75e9  # Hz
 CHIPS = {"v5p": ("v5p:2x2x1", 2765e9), "v6e": ("v6e:2x2", 1640e9), "v5e": ("v5e:2x2", 819e9)}
 PAGE, DIM, ROW_PAGES, POOL_PAGES = 128, 128, 176, 11264
 JAX_PAGES = 4, 8, 16  # pages a block of JAX's kernel
+FLAGS = {
+    "chip": Flag(("v6e",), ("v5p", "v6e"), choices=tuple(CHIPS)),
+    "rows": Flag(8, 128),
+    "tokens": Flag(1000, 5000, "of each row"),
+    "heads": Flag(5, 5, "query heads of a device"),
+    "kv_heads": Flag(1, 1),
+    "latency": Flag((0.5, 1.0), (0.5, 1.0), "microseconds"),
+}
 
 
 def call_seconds(blocks, before: int, ahead: int, latency: float, bytes_per_s: float) -> float:
@@ -90,10 +99,10 @@ def compile_one(spec: dict) -> None:
     jax.jit(call, donate_argnums=donated).lower(*arguments).compile()
 
 
-def measure(spec: dict) -> dict:
-    """Bundles and modelled seconds of one kernel on one chip."""
+def played(spec: dict, latencies: list[float]) -> list:
+    """Cells of a row: bundles and modelled time of one kernel on one chip. latencies: seconds."""
     try:
-        found = kernels.dumped([sys.executable, __file__, "--compile", json.dumps(spec)])
+        found = kernels.dumped([sys.executable, "-m", __spec__.name, json.dumps(spec)])
     except ValueError as error:
         raise SystemExit(str(error)) from None
     name = "paged_attention" if spec["pages"] else kernels.KERNEL
@@ -105,53 +114,27 @@ def measure(spec: dict) -> dict:
     args = (program, rows, spec["tokens"], page_bytes)
     blocks, before, ahead = theirs(*args, spec["pages"]) if spec["pages"] else ours(*args)
     hbm = CHIPS[spec["chip"]][1]
-    bundles = (before + sum(x for _, x in blocks)) / CLOCK
     live = spec["rows"] * spec["kv_heads"] * spec["tokens"] * 2 * DIM * 2
-    seconds = {
-        latency: call_seconds(blocks, before, ahead, latency, hbm / cores)
-        for latency in spec["latencies"]
-    }
-    return {
-        "a block": blocks[-2][1],
-        "us of bundles": 1e6 * bundles,
-        "of HBM by bundles": live / bundles / hbm,
-        "us": {k: 1e6 * v for k, v in seconds.items()},
-        "of HBM": {k: live / v / hbm for k, v in seconds.items()},
-    }
+    cells = [blocks[-2][1], f"{1e6 * (before + sum(x for _, x in blocks)) / CLOCK:.0f}"]
+    for latency in latencies:
+        seconds = call_seconds(blocks, before, ahead, latency, hbm / cores)
+        cells += [f"{1e6 * seconds:.0f}", f"{live / seconds / hbm:.0%}"]
+    return cells
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--chip", choices=CHIPS, nargs="*", default=["v5p", "v6e"])
-    parser.add_argument("--rows", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=5000, help="of each row")
-    parser.add_argument("--heads", type=int, default=5, help="query heads of a device")
-    parser.add_argument("--kv_heads", type=int, default=1)
-    parser.add_argument("--latency", type=float, nargs="*", default=[0.5, 1.0], help="microseconds")
-    parser.add_argument("--compile", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.compile:
-        return compile_one(json.loads(args.compile))
-    us = args.latency
-    print("| chip | kernel | bundles a block | us of bundles |", end="")
-    print("".join(f" us at {x:g} us latency | of the chip's HBM |" for x in us))
-    print("|---" * (4 + 2 * len(us)) + "|")
+def measure(args) -> list[harness.Table]:
+    head = [x for us in args.latency for x in (f"us at {us:g} us latency", "of the chip's HBM")]
+    table = harness.Table("chip", "kernel", "bundles a block", "us of bundles", *head)
     for chip in args.chip:
-        kernels = [(0, True), *((n, both) for n in JAX_PAGES for both in (False, True))]
-        for pages, both in kernels:
-            if pages and both and chip != "v5p":
-                continue
-            spec = dict(chip=chip, pages=pages, both_cores=both and chip == "v5p")
-            spec |= {k: getattr(args, k) for k in ("rows", "tokens", "heads", "kv_heads")}
-            spec["latencies"] = [1e-6 * x for x in us]
-            found = measure(spec)
-            kernel = f"JAX's, {pages} pages" if pages else "ours"
-            kernel += ", both cores" if spec["both_cores"] else ", one core"
-            line = [chip, kernel, found["a block"], f"{found['us of bundles']:.0f}"]
-            for x in spec["latencies"]:
-                line += [f"{found['us'][x]:.0f}", f"{found['of HBM'][x]:.0%}"]
-            print("| " + " | ".join(map(str, line)) + " |", flush=True)
+        for pages in (0, *JAX_PAGES):
+            for both in (False, True) if pages and chip == "v5p" else (chip == "v5p",):
+                spec = dict(chip=chip, pages=pages, both_cores=both)
+                spec |= {k: getattr(args, k) for k in ("rows", "tokens", "heads", "kv_heads")}
+                kernel = f"JAX's, {pages} pages" if pages else "ours"
+                kernel += ", both cores" if both else ", one core"
+                table.row(chip, kernel, *played(spec, [1e-6 * us for us in args.latency]))
+    return [table]
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # a process that libtpu dumps
+    compile_one(json.loads(sys.argv[1]))

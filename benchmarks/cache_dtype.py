@@ -1,7 +1,6 @@
 """What int8 keys and values, and bfloat16, do to the samples of a trained model. CPU, minutes.
 
-    python benchmarks/cache_dtype.py --model=DIR             # config.json + safetensors
-    python benchmarks/cache_dtype.py --model=DIR --write     # and put the table into RESULTS.md
+    python -m benchmarks cache_dtype --full --model=DIR      # config.json + safetensors
 
 Samples responses at T=1 after one token of prompt, takes the log-probs that the sampler records,
 and runs the trainer's forward over the same tokens in the same dtype. What it finds is how far off
@@ -11,41 +10,38 @@ components 100 times as large and the queries' as much smaller, as biases of Qwe
 as it is, and without `qwen2.even_keys`.
 """
 
-import argparse
 import dataclasses
-import os
 import pathlib
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import results
 
-from dapo_jax import config, parallel
+from benchmarks import harness, sides
+from benchmarks.harness import Flag
 from dapo_jax.model import hf, qwen2
-from dapo_jax.rollout.engine import Draw, Engine, Request
+from dapo_jax.rollout.engine import Draw, Request
 
-HEADING = "## Keys and values in int8"
-RULES = config.base().sharding.decode.to_dict()
+FLAGS = {
+    "model": Flag("", "", "folder of the model"),
+    "samples": Flag(16, 256),
+    "tokens": Flag(16, 120, "of a response"),
+}
+# row: (compute, keys and values, is stretched, is evened)
+ROWS = {
+    "float32": ("float32", "model", False, True),
+    "float32, int8": ("float32", "int8", False, True),
+    "bfloat16": ("bfloat16", "model", False, True),
+    "bfloat16, int8": ("bfloat16", "int8", False, True),
+    "bfloat16, int8, stretched": ("bfloat16", "int8", True, True),
+    "bfloat16, int8, stretched, not evened": ("bfloat16", "int8", True, False),
+}
 
 
 def generate(model, dtype: str, cache: str, even: bool, samples: int, tokens: int):
     """Tokens and log-probs of responses at T=1, and greedy tokens after as many first ones."""
-    engine = Engine(
-        model.shape,
-        parallel.make_mesh(dict.fromkeys(parallel.AXES, 1)),
-        RULES,
-        slots=min(samples, 128),
-        prompt_tokens=1,
-        response_tokens=tokens,
-        chunk=tokens,
-        prefill_prompts=8,
-        stop_ids=[],
-        dtype=dtype,
-        cache_dtype=cache,
-    )
+    slots = min(samples, 128)
+    engine = sides.engine(model.shape, slots, 1, tokens, tokens, dtype, cache_dtype=cache)
     cast = engine.decode_params if even else lambda p: qwen2.cast(p, dtype)
     weights = cast(model.params)
     requests = [Request([1], 0, i) for i in range(samples)]
@@ -102,47 +98,21 @@ def stretched(model, by: float = 100.0):
     return dataclasses.replace(model, params=model.params | {"blocks": blocks})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, type=pathlib.Path)
-    parser.add_argument("--samples", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=120, help="of a response")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
-    args = parser.parse_args()
-    model, sizes = hf.load(args.model), (args.samples, args.tokens)
-    head = (
+def measure(args) -> list[harness.Table]:
+    if not args.model:
+        raise SystemExit("error: --model=DIR, a trained model")
+    model = hf.load(pathlib.Path(args.model))
+    table = harness.Table(
         "compute, keys and values", "mean log-prob difference", "99%", "largest",
         "KL a token, nats", "effective samples", "weights above 2", "greedy tokens that flip",
     )  # fmt: skip
-    rows, exact = [head], {}
-    for name, m, dtype, cache, even in (
-        ("float32", model, "float32", "model", True),
-        ("float32, int8", model, "float32", "int8", True),
-        ("bfloat16", model, "bfloat16", "model", True),
-        ("bfloat16, int8", model, "bfloat16", "int8", True),
-        ("bfloat16, int8, stretched", stretched(model), "bfloat16", "int8", True),
-        ("bfloat16, int8, stretched, not evened", stretched(model), "bfloat16", "int8", False),
-    ):
-        tokens, logps, greedy = generate(m, dtype, cache, even, *sizes)
+    exact = {}
+    for name, (dtype, cache, is_stretched, even) in ROWS.items():
+        m = stretched(model) if is_stretched else model
+        tokens, logps, greedy = generate(m, dtype, cache, even, args.samples, args.tokens)
         exact.setdefault(dtype, greedy)
         x = compared(logps, trainer(m, dtype, tokens))
-        rows.append((
-            name, f"{x['mean']:.2g}", f"{x['p99']:.2g}", f"{x['max']:.2g}", f"{x['kl']:.2g}",
-            f"{x['ess']:.5f}", f"{x['capped']:.2g}", f"{flips(greedy, exact[dtype]):.2%}",
-        ))  # fmt: skip
-        print(dict(zip(head, rows[-1], strict=True)), flush=True)
-    if args.write:
-        s, made = model.shape, results.made_by("jax").replace(str(args.model), args.model.name)
-        said = (
-            f"{made}; a trained Qwen2-shaped model of"
-            f" {qwen2.param_count(s):,} parameters ({s.num_layers} layers, heads of {s.head_dim}),"
-            f" {args.samples} responses of {args.tokens} tokens at T=1. Sampler against trainer in"
-            " the same compute dtype; greedy tokens against those of that dtype's own cache."
-            " Stretched: the same function with a pair of key components 100 times as large"
-            " (`qwen2.even_keys` takes that away)."
-        )
-        results.write(HEADING, f"{HEADING}\n\n{said}\n\n{results.table(*rows)}")
-
-
-if __name__ == "__main__":
-    main()
+        gaps = (f"{x[k]:.2g}" for k in ("mean", "p99", "max", "kl"))
+        flipped = f"{flips(greedy, exact[dtype]):.2%}"
+        table.row(name, *gaps, f"{x['ess']:.5f}", f"{x['capped']:.2g}", flipped)
+    return [table]

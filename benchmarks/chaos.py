@@ -1,7 +1,6 @@
 """A run of 2 slices x 2 hosts to which all happens that happens on spot machines, when it may.
 
-    python benchmarks/chaos.py [--steps=60] [--preemptions=40] [--kills=10] [--hangs=5]
-        [--bucket_failures=5] [--seed=N] [--write]
+    python -m benchmarks chaos --full [--seed=N] [--keep=FOLDER]
 
 launch/tpu_vm.sh runs a tiny training (random weights, half of all responses accepted) by a gcloud
 that stands for Cloud (cloud.py): four real processes on loopback. Nobody helps it. The events:
@@ -13,7 +12,6 @@ At the end it must have the bits of the same run left alone: parameters, every s
 apart from clocks.
 """
 
-import argparse
 import collections
 import contextlib
 import json
@@ -28,12 +26,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 
-import cloud
 import jax
 import numpy as np
-import results
 
+from benchmarks import cloud, harness as benchmark
+from benchmarks.harness import Flag
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.log import goodput
 from dapo_jax.model import qwen2
@@ -42,10 +41,23 @@ sys.path[:0] = [str(cloud.ROOT / "tests"), str(cloud.ROOT / "tests/faults")]
 import harness  # noqa: E402
 
 ROOT = cloud.ROOT
-HEADING = "## Chaos"
 GRACE_S = 10.0  # between a slice's SIGTERM and SIGKILL
 LIMIT_S = 600.0  # of waiting for the next thing
 TOTAL = cloud.SLICES * cloud.HOSTS
+FLAGS = {
+    "steps": Flag(8, 60),
+    "preemptions": Flag(1, 40),
+    "kills": Flag(1, 10),
+    "hangs": Flag(1, 5),
+    "bucket_failures": Flag(1, 5, "each follows another event"),
+    "seed": Flag(random.SystemRandom().randrange(2**32), random.SystemRandom().randrange(2**32)),
+    "keep": Flag("", "", "a new folder for all that the run leaves, logs included"),
+}
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "NPROC": "4", "OPENBLAS_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}  # fmt: skip
 KINDS = ("preemption", "kill", "hang")
 FLAGS = (
     f"--config={ROOT / 'tests/faults/harness.py'}", "--config.eval.every=0",
@@ -72,18 +84,8 @@ class Run:
             port = s.getsockname()[1]
         self._server = subprocess.Popen(
             [sys.executable, cloud.__file__, folder, str(port)],
-            env=environment
-            | {
-                "JAX_PLATFORMS": "cpu",
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-                "NPROC": "4",
-                "OPENBLAS_NUM_THREADS": "1",
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+            env=environment | ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
         self._server.stdout.readline()
         words = ["run", "--name=n", "--zone=z", "--type=2xv5p-16", "--spot", "--retries=10", "--"]
         checkpoints = f"--config.checkpoint.directory={self.workdir / 'checkpoints'}"
@@ -145,13 +147,14 @@ def wait_for(run: Run, holds) -> bool:
     return True
 
 
+@dataclass
 class Event:
-    """kind, after how many whole steps of the run, and whether the next start's reads fail."""
-
-    def __init__(self, kind: str, step: int, bucket: bool):
-        self.kind, self.step, self.bucket = kind, step, bucket
-        self.when = self.exit_s = 0.0
-        self.life = 0  # the number of process 0 that it ended
+    kind: str
+    step: int  # whole steps of the run before it
+    bucket: bool  # whether the next start's reads fail
+    when: float = 0.0
+    exit_s: float = 0.0
+    life: int = 0  # the number of process 0 that it ended
 
 
 def plan(args, rng: random.Random) -> list[Event]:
@@ -266,47 +269,36 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.1f}, {max(values):.1f}" if values else ""
 
 
-def report(args, run: Run, happened: list[Event], seconds: float) -> str:
+def report(args, run: Run, happened: list[Event], seconds: float) -> benchmark.Table:
     tokens = lost(run)
-    rows = [
-        ("event", "times", "s to exit: median, longest", "s until at work again",
-         "finished tokens drawn again", "unfinished ones: median, most"),
-    ]  # fmt: skip
+    table = benchmark.Table(
+        "event", "times", "s to exit: median, longest", "s until at work again",
+        "finished tokens drawn again", "unfinished ones: median, most",
+    )  # fmt: skip
     for kind in KINDS:
-        these = [e for e in happened if e.kind == kind]
-        if these:
+        if these := [e for e in happened if e.kind == kind]:
             back = [s for e in these if (s := back_s(run, e)) is not None]
             again, unfinished = zip(*(tokens.get(e.life, (0, 0)) for e in these), strict=True)
-            rows.append(
-                (kind, len(these), spread([e.exit_s for e in these]), spread(back), sum(again),
-                 f"{statistics.median(unfinished):.0f}, {max(unfinished)}")
-            )  # fmt: skip
+            most = f"{statistics.median(unfinished):.0f}, {max(unfinished)}"
+            exits = spread([e.exit_s for e in these])
+            table.row(kind, len(these), exits, spread(back), sum(again), most)
     failed = [r for i in range(TOTAL) for r in run.life(i) if r["what"] == "failed"]
     starts = len({r["pid"] for r in failed})
-    drawn = sum(d for d, _ in tokens.values()) + sum(
-        r["tokens"] for r in run.life() if r["what"] == "kept"
+    finished = sum(r["tokens"] for r in run.life() if r["what"] == "kept")
+    drawn = sum(d for d, _ in tokens.values()) + finished
+    table.note(
+        f"{args.steps} steps of 4 processes, --seed={args.seed}, {seconds / 60:.0f} minutes;"
+        f" {sum(e.bucket for e in happened)} of the starts began with a bucket that fails"
+        f" ({len(failed)} operations, in {starts} processes). {drawn:,} tokens of finished"
+        " responses."
     )
-    return (
-        f"{results.made_by('jax')}. {args.steps} steps of 4 processes, --seed={args.seed},"
-        f" {seconds / 60:.0f} minutes; {sum(e.bucket for e in happened)} of the starts began with a"
-        f" bucket that fails ({len(failed)} operations, in {starts} processes). {drawn:,} tokens of"
-        f" finished responses.\n\n{results.table(*rows)}\n\n"
-        f"{goodput.summary(goodput.read(run.workdir / 'events.jsonl')).strip()}"
-    )
+    table.note(goodput.summary(goodput.read(run.workdir / "events.jsonl")).strip())
+    return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("steps", 60), ("preemptions", 40), ("kills", 10), ("hangs", 5)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--bucket_failures", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    parser.add_argument("--keep", help="a new folder for all that the run leaves, logs included")
-    parser.add_argument("--write", action="store_true", help="put the figures into RESULTS.md")
-    args = parser.parse_args()
+def measure(args) -> list[benchmark.Table]:
     if args.bucket_failures > args.preemptions + args.kills + args.hangs:
-        parser.error("--bucket_failures: each follows another event; more than there are")
-    sys.argv = [a for a in sys.argv if not a.startswith("--keep")]  # not part of what was measured
+        sys.exit("error: --bucket_failures: each follows another event; more than there are")
     print(f"--seed={args.seed}", flush=True)
     rng, happened = random.Random(args.seed), []
     with contextlib.ExitStack() as stack:
@@ -338,15 +330,9 @@ def main() -> None:
         seconds, status = time.monotonic() - began, run.launcher.returncode
         wrong = [f"the launcher's exit status: {status}"] * bool(status)
         wrong = wrong or differences(run, alone)
-        section = f"{HEADING}\n\n{report(args, run, happened, seconds)}"
-        print(section)
+        table = report(args, run, happened, seconds)
         if wrong:
             log = (run.folder / "log").read_text()
             sys.exit(f"{log[-3000:]}\nerror: not the run left alone: {', '.join(wrong)}")
-        print("the same bits as the run left alone")
-        if args.write:
-            results.write(HEADING, section)
-
-
-if __name__ == "__main__":
-    main()
+    table.note("The same bits as the run left alone.")
+    return [table]

@@ -12,59 +12,15 @@ import json
 import os
 import pathlib
 import selectors
+import shutil
 import signal
 import socket
 import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+STAND_INS = ROOT / "benchmarks" / "stand_ins"
 SLICES, HOSTS = 2, 2
-
-GCLOUD = r"""#!/usr/bin/env bash
-set -u
-cd "$CLOUD"
-for word in "$@"; do
-    case "$word" in --worker=*) worker="${word#*=}" ;; --command=*) command="${word#*=}" ;; esac
-done
-end_host() {
-    [[ ! -f $1/dapo_jax/run.pid ]] || kill -KILL -- "-$(<"$1/dapo_jax/run.pid")" 2>/dev/null
-    rm -rf "$1"
-}
-hosts() { [[ $worker == all ]] && echo host_"$1"_* || echo "host_$1_$worker"; }
-case "$3 $4" in
-    "queued-resources create") echo ACCEPTED >request ;;
-    "queued-resources describe")
-        [[ -f request ]] || { echo "ERROR: NOT_FOUND: no such request" >&2; exit 1; }
-        cat request
-        # What is asked for is there at the next look.
-        [[ $(<request) == ACCEPTED ]] || exit 0
-        for k in 0 1; do echo READY >node_$k; mkdir -p host_${k}_0 host_${k}_1; done
-        echo ACTIVE >request ;;
-    "queued-resources delete")
-        for host in host_*; do end_host "$host"; done
-        rm -f request node_* ;;
-    "tpu-vm describe")
-        cat "node_${5##*-}" 2>/dev/null || { echo "ERROR: NOT_FOUND: no such node" >&2; exit 1; } ;;
-    "tpu-vm scp")
-        node="${6%%:*}"
-        for host in $(hosts "${node##*-}"); do cp "$5" "$host/dapo_jax.tar.gz"; done ;;
-    "tpu-vm ssh")
-        status=0
-        for host in $(hosts "${5##*-}"); do
-            # A host that was taken away answers as ssh does without a connection.
-            (cd "$host" && HOME="$PWD" HOST="$host" bash -c "$command") || status=$?
-            [[ -d $host ]] || status=255
-        done
-        exit $status ;;
-esac
-"""
-
-UV = """#!/usr/bin/env bash
-if [[ $1 == venv ]]; then
-    mkdir -p "${@: -1}/bin"
-    cp "$(dirname "$0")/client" "${@: -1}/bin/python"
-fi
-"""
 
 # The training by `serve`, which adds what the metadata of a TPU would give; all else as it is.
 CLIENT = """#!{python} -ISu
@@ -104,10 +60,11 @@ def build(cloud: pathlib.Path) -> dict[str, str]:
     tools.mkdir(parents=True)
     (cloud / "b").mkdir()
     at = str(cloud / "socket")
+    for tool in ("gcloud", "uv"):
+        shutil.copy(STAND_INS / tool, tools)
     client = CLIENT.format(python=sys.executable, at=at, hosts=HOSTS)
-    for name, text in (("gcloud", GCLOUD), ("uv", UV), ("client", client)):
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
+    (tools / "client").write_text(client)
+    (tools / "client").chmod(0o755)
     return os.environ | {
         "CLOUD": str(cloud),
         "PATH": f"{tools}:{os.environ['PATH']}",

@@ -1,11 +1,10 @@
 """Qwen2.5-0.5B's shape on a CPU, beside transformers and torch: decode, update, peak memory.
 
     pip install -r benchmarks/requirements-peers.txt ...       # see that file; a venv of its own
-    python benchmarks/half_billion.py [--write] [--cores=1,2] [--repeats=3] [--only=decode|update]
-        [--sequences=2]
+    python -m benchmarks half_billion --full [--cores 1 2] [--only=decode|update] [--sequences=2]
 
 Random float32 weights, the real vocabulary. Each side runs in a process of its own, in turns, with
-its threads on the first cores named; a figure is the median over processes of CPU-seconds (user and
+its threads on the last cores; a figure is the median over processes of CPU-seconds (user and
 system, all threads), and peak memory is the largest resident set of such a process, from its start.
 
     decode  16 prompts of 64 tokens at temperature 1, by dapo_jax's Engine and by `generate`; the
@@ -16,60 +15,46 @@ system, all threads), and peak memory is the largest resident set of such a proc
             on a small shape with the same weights
 """
 
-import argparse
-import json
 import math
 import os
-import subprocess
-import sys
-import time
-
-if len(sys.argv) > 2 and sys.argv[1] == "side":  # before XLA and OpenMP size their thread pools
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    _cores = set(sorted(os.sched_getaffinity(0))[-int(sys.argv[2]) :])
-    os.sched_setaffinity(0, _cores)
-    os.environ["OMP_NUM_THREADS"] = sys.argv[2]
-
 import resource
 import statistics
+import time
 
+import jax
 import numpy as np
-import results
 
-HEADING = "## Qwen2.5-0.5B's shape on a CPU"
-REAL = dict(
+from benchmarks import harness, sides
+from benchmarks.harness import Flag, median_seconds
+from dapo_jax.dapo import packing
+from dapo_jax.model import qwen2
+from dapo_jax.rollout.draw import Draw
+from dapo_jax.rollout.engine import Request
+
+REAL = qwen2.Shape(
     vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
     num_kv_heads=2, head_dim=64, rope_theta=1e6, rms_eps=1e-6, tie_embeddings=True,
 )  # fmt: skip
-SMALL = REAL | dict(
+SMALL = REAL._replace(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, head_dim=16
 )
 ROWS, PROMPT, SHORT, LONG = 16, 64, 16, 48  # of decode: tokens
-RESPONSE = 448
-ADAMW = dict(b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.1)
-LR = 1e-6
+RESPONSE, LR = 448, 1e-6
+FLAGS = {
+    "repeats": Flag(1, 3, "processes a side"),
+    "cores": Flag((1,), (1, 2)),
+    "sequences": Flag(2, 2, "of an update"),
+    "only": Flag("", "", "decode or update", ("", "decode", "update")),
+}
 
 
-def cpu_seconds(function, times: int) -> list[float]:
-    seconds = []
-    for _ in range(times):
-        started = time.process_time()
-        function()
-        seconds.append(time.process_time() - started)
-    return seconds
-
-
-def prompts(n: int, tokens: int = PROMPT) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, REAL["vocab_size"], (n, tokens))
+def prompts(n: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, REAL.vocab_size, (n, PROMPT))
 
 
 def our_weights(shape):
     """Random ones, made a few at a time where they stay: made whole, they are there two or three
     times while they go from numpy to jax, which would be the peak."""
-    import jax
-
-    from dapo_jax.model import qwen2
-
     rng = np.random.default_rng(0)
 
     def put(w, part, i):
@@ -88,74 +73,32 @@ def our_weights(shape):
     return jax.tree.map(made, qwen2.abstract(shape))
 
 
-# ------------------------------------------------------------------------------------------------
-# Decode: () -> CPU-seconds of a call of SHORT and of one of LONG tokens a row
-# ------------------------------------------------------------------------------------------------
-
-
-def our_decode() -> list[float]:
-
-    from dapo_jax import config, parallel
-    from dapo_jax.model import qwen2
-    from dapo_jax.rollout.draw import Draw
-    from dapo_jax.rollout.engine import Engine, Request
-
-    shape = qwen2.Shape(**REAL, scan_layers=False)
-    mesh = parallel.make_mesh(dict.fromkeys(parallel.AXES, 1))
-    engine = Engine(
-        shape, mesh, config.base().sharding.decode.to_dict(), slots=ROWS, prompt_tokens=PROMPT,
-        response_tokens=LONG, chunk=16, prefill_prompts=8, stop_ids=[], dtype="float32",
-    )  # fmt: skip
-    weights = engine.decode_params(our_weights(shape), keep=False)
-    requests = [Request(p.tolist(), i, 0) for i, p in enumerate(prompts(ROWS))]
-
-    def call(tokens):
-        engine.generate(weights, requests, Draw(seed=1, max_tokens=tokens))
-
-    call(SHORT)  # compiles
-    return [cpu_seconds(lambda n=n: call(n), 1)[0] for n in (SHORT, LONG)]
-
-
-def torch_model(shape: dict):
+def torch_model(shape: qwen2.Shape):
     import torch
-    import transformers
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.manual_seed(0)
-    return transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(
-            vocab_size=shape["vocab_size"],
-            hidden_size=shape["hidden_size"],
-            intermediate_size=shape["intermediate_size"],
-            num_hidden_layers=shape["num_layers"],
-            num_attention_heads=shape["num_heads"],
-            num_key_value_heads=shape["num_kv_heads"],
-            rope_parameters={"rope_type": "default", "rope_theta": shape["rope_theta"]},
-            rms_norm_eps=shape["rms_eps"],
-            tie_word_embeddings=True,
-            use_cache=True,
-            eos_token_id=None,
-            bos_token_id=None,
-            pad_token_id=None,
-        )
-    )
+    return sides.transformers_model(shape, use_cache=True)
 
 
-def their_decode() -> list[float]:
+# ------------------------------------------------------------------------------------------------
+# Decode: a function that samples so many tokens a row
+# ------------------------------------------------------------------------------------------------
+
+
+def our_decode():
+    shape = REAL._replace(scan_layers=False)
+    engine = sides.engine(shape, ROWS, PROMPT, LONG, 16, "float32")
+    weights = engine.decode_params(our_weights(shape), keep=False)
+    requests = [Request(p.tolist(), i, 0) for i, p in enumerate(prompts(ROWS))]
+    return lambda tokens: engine.generate(weights, requests, Draw(seed=1, max_tokens=tokens))
+
+
+def their_decode():
     import torch
 
     network, ids = torch_model(REAL).eval(), torch.from_numpy(prompts(ROWS))
-
-    def call(tokens):
-        lengths = dict(min_new_tokens=tokens, max_new_tokens=tokens)
-        with torch.inference_mode():
-            network.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, top_p=1.0,
-                temperature=1.0, **lengths,
-            )  # fmt: skip
-
-    call(2)
-    return [cpu_seconds(lambda n=n: call(n), 1)[0] for n in (SHORT, LONG)]
+    return lambda tokens: sides.transformers_generate(network, ids, tokens)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -163,60 +106,44 @@ def their_decode() -> list[float]:
 # ------------------------------------------------------------------------------------------------
 
 
-def experience(shape: dict, sequences: int):
+def experience(shape: qwen2.Shape, sequences: int):
     """(ids [N, T], advantages [N], old log-probs [N, responses])."""
     rng = np.random.default_rng(0)
-    ids = rng.integers(0, shape["vocab_size"], (sequences, PROMPT + RESPONSE))
-    old = np.full((sequences, RESPONSE), -np.log(shape["vocab_size"]), np.float32)
+    ids = rng.integers(0, shape.vocab_size, (sequences, PROMPT + RESPONSE))
+    old = np.full((sequences, RESPONSE), -np.log(shape.vocab_size), np.float32)
     return ids, rng.normal(size=sequences).astype(np.float32), old
 
 
-def our_update(shape: dict, params=None, sequences: int = 2):
-    import jax
-
-    from dapo_jax import config, parallel
-    from dapo_jax.dapo import objective, packing, update
-    from dapo_jax.model import qwen2
-
-    rows, remat = 1, "dots"  # of the micro-batches; recomputes attention and what is cheap
-    network = qwen2.Shape(**shape, remat=remat, attention_chunk=512, head_chunk=512)
-    mesh = parallel.make_mesh(dict.fromkeys(parallel.AXES, 1))
-    tx = update.optimizer(**ADAMW, clip_norm=1.0)
-    trainer = update.Trainer(network, mesh, config.base().sharding.train.to_dict(), tx, "float32")
+def our_update(shape: qwen2.Shape, params=None, sequences: int = 2):
+    # remat: recomputes attention and what is cheap
+    shape = shape._replace(remat="dots", attention_chunk=512, head_chunk=512)
     ids, advantages, old = experience(shape, sequences)
     items = [
         packing.Item(x[:PROMPT], x[PROMPT:], logp, float(a), 1 / old.size)
         for x, logp, a in zip(ids, old, advantages, strict=True)
     ]
-    packed, used, _ = packing.pack(
-        items, row_tokens=PROMPT + RESPONSE, micro_rows=rows, max_items=len(items)
-    )
-    packed = parallel.to_device(packed, trainer.row_sharding)
-    params = our_weights(network) if params is None else params
-    params = jax.device_put(params, trainer.param_shardings)  # or the second update compiles again
-    state = [params, trainer.init_opt_state(params)]
-    del params
-    old = packed.sampled_logp_AxRxT
-    batch = update.Batch(packed, old, old, np.int32(used))
-    knobs = update.Knobs(np.float32(LR), np.float32(1), objective.coefficients(config.base().loss))
+    sizes = dict(row_tokens=PROMPT + RESPONSE, micro_rows=1, lr=LR)
+    made = sides.trainer(shape, "float32")
+    given = [our_weights(shape) if params is None else params]
+    step, _ = sides.update_step(made, given.pop(), items, **sizes)  # no other owner: they are large
 
-    def step():
-        *state[:], metrics = trainer.update(*state, batch, knobs)
+    def call():
+        metrics = step()
         return float(metrics["loss"]), float(metrics["grad_norm"])
 
-    return step
+    return call
 
 
-def their_update(shape: dict, network=None, sequences: int = 2):
+def their_update(shape: qwen2.Shape, network=None, sequences: int = 2):
     import torch
     from torch.nn.functional import cross_entropy
 
     network = network or torch_model(shape)
     network.train()
     ids, advantages, old = map(torch.from_numpy, experience(shape, sequences))
-    adamw = dict(betas=(ADAMW["b1"], ADAMW["b2"]), eps=ADAMW["eps"])
+    b1, b2, eps, decay = sides.ADAMW.values()
     optimizer = torch.optim.AdamW(
-        network.parameters(), LR, **adamw, weight_decay=ADAMW["weight_decay"], fused=True
+        network.parameters(), LR, (b1, b2), eps, weight_decay=decay, fused=True
     )
 
     def step():
@@ -241,10 +168,7 @@ def their_update(shape: dict, network=None, sequences: int = 2):
 
 def agree() -> str:
     """The same weights and tokens at the small shape: both sides' first two updates."""
-    import jax
     import torch
-
-    from dapo_jax.model import qwen2
 
     network = torch_model(SMALL)
     with torch.no_grad():
@@ -258,9 +182,8 @@ def agree() -> str:
             return np.stack([found(one, hf.format(i), inputs) for i in range(like.shape[0])])
         return (given[hf].T if inputs else given[hf]).reshape(like.shape)
 
-    shape = qwen2.Shape(**SMALL)
-    names, inputs = (qwen2.metadata(shape, name) for name in ("hf", "in_axes"))
-    params = jax.tree.map(found, qwen2.abstract(shape), names, inputs)
+    names, inputs = (qwen2.metadata(SMALL, name) for name in ("hf", "in_axes"))
+    params = jax.tree.map(found, qwen2.abstract(SMALL), names, inputs)
     params = jax.tree.map(jax.numpy.array, params)
     one, two = our_update(SMALL, params), their_update(SMALL, network)
     pairs = [(one(), two()) for _ in range(2)]
@@ -272,80 +195,52 @@ def agree() -> str:
 # Processes
 # ------------------------------------------------------------------------------------------------
 
+SIDES = {
+    "decode": {"ours": our_decode, "theirs": their_decode},
+    "update": {"ours": our_update, "theirs": their_update},
+}
 
-def side(what: str, who: str, sequences: str) -> dict:
-    """One process's part: CPU-seconds of a unit of work, and its peak memory."""
-    if what == "agree":
-        return dict(said=agree())
+
+def side(what: str, who: str, sequences: int) -> tuple[float, float]:
+    """One process's part: (CPU-seconds of a unit of work, its peak memory in GiB)."""
+    cpu = lambda function, times: median_seconds(function, times, time.process_time)
     if what == "decode":
-        short, long = dict(ours=our_decode, theirs=their_decode)[who]()
-        seconds = (long - short) / (LONG - SHORT)
+        call = SIDES[what][who]()
+        call(SHORT)  # compiles
+        seconds = (cpu(lambda: call(LONG), 1) - cpu(lambda: call(SHORT), 1)) / (LONG - SHORT)
     else:
-        step = dict(ours=our_update, theirs=their_update)[who](REAL, sequences=int(sequences))
+        step = SIDES[what][who](REAL, sequences=sequences)
         step()  # compiles; makes the optimizer's state
-        seconds = statistics.median(cpu_seconds(step, 2))
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return dict(seconds=seconds, peak=used.ru_maxrss / 2**20)
+        seconds = cpu(step, 2)
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def run(cores: int, what: str, who: str, sequences: int) -> dict:
-    """The same in a process of its own, on the last `cores` cores."""
-    command = [sys.executable, __file__, "side", str(cores), what, who, str(sequences)]
-    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    print(cores, what, who, found := json.loads(out.splitlines()[-1]), flush=True)
-    return found
-
-
-def compared(cores: int, what: str, repeats: int, sequences: int) -> tuple[str, ...]:
+def compared(
+    cores: int, what: str, repeats: int, sequences: int, apart=harness.apart
+) -> tuple[str, ...]:
     """A row of the table: medians over processes, which take turns."""
+    cpu = dict(cores=cores, JAX_PLATFORMS="cpu")
     found = [
-        [run(cores, what, who, sequences) for who in ("ours", "theirs")] for _ in range(repeats)
+        [apart(side, what, who, sequences, **cpu) for who in ("ours", "theirs")]
+        for _ in range(repeats)
     ]
-    middle = lambda i, name: statistics.median(turn[i][name] for turn in found)
-    ours, theirs = (middle(i, "seconds") for i in (0, 1))
-    work = dict(decode=ROWS, update=sequences * (PROMPT + RESPONSE))[what]
-    peaks = (f"{middle(i, 'peak'):.2f}" for i in (0, 1))
-    return (
-        f"{what}, {cores} core(s)",
-        f"{work / ours:.1f}",
-        f"{work / theirs:.1f}",
-        f"{theirs / ours:.2f}x",
-        *peaks,
+    ours, theirs = (
+        map(statistics.median, zip(*of, strict=True)) for of in zip(*found, strict=True)
     )
+    (a, our_peak), (b, their_peak) = ours, theirs
+    work = dict(decode=ROWS, update=sequences * (PROMPT + RESPONSE))[what]
+    rates = f"{work / a:.1f}", f"{work / b:.1f}", f"{b / a:.2f}x"
+    return f"{what}, {cores} core(s)", *rates, f"{our_peak:.2f}", f"{their_peak:.2f}"
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["side"]:
-        print(json.dumps(side(*sys.argv[3:6])))
-        return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--cores", default="1,2")
-    parser.add_argument("--sequences", type=int, default=2, help="of an update")
-    parser.add_argument("--only", choices=("decode", "update"))
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
-    args = parser.parse_args()
-    if args.write and args.only:
-        parser.error("--write: only the whole table is kept")
-    whats = [args.only] if args.only else ["decode", "update"]
-    said = run(1, "agree", "both", 2)["said"] if "update" in whats else ""
-    rows = [
-        compared(cores, what, args.repeats, args.sequences)
-        for what in whats
-        for cores in map(int, args.cores.split(","))
-    ]
-    head = ("tokens a CPU-second", "dapo_jax", "transformers, torch", "", "peak GiB", "theirs")
-    table = results.table(head, *rows)
-    print(table)
-    if args.write:
-        made = results.made_by("jax", "transformers", "torch")
-        about = (
-            f"float32; medians of {args.repeats} processes a side; an update is of"
-            f" {args.sequences} x {PROMPT + RESPONSE} tokens. Gradient norms of two updates at the"
-            f" small shape, both sides: {said}."
-        )
-        results.write(HEADING, f"{HEADING}\n\n{made}; {about}\n\n{table}\n")
-
-
-if __name__ == "__main__":
-    main()
+def measure(args) -> list[harness.Table]:
+    head = ("dapo_jax", "transformers, torch", "ours over it", "peak GiB", "theirs")
+    table = harness.Table("tokens a CPU-second", *head)
+    whats = [args.only] if args.only else list(SIDES)
+    if "update" in whats:
+        said = harness.apart(agree, cores=1, JAX_PLATFORMS="cpu")
+        table.note(f"Gradient norms of two updates at the small shape, both sides: {said}.")
+    for what in whats:
+        for cores in args.cores:
+            table.row(*compared(cores, what, args.repeats, args.sequences))
+    return [table]

@@ -1,9 +1,6 @@
 """Bytes of keys and values that decoding reads, over the ideal, by the kind of cache. NumPy only.
 
-    python benchmarks/kv_traffic.py                         # 8192 requests, 1024 slots, 20k cap
-    python benchmarks/kv_traffic.py --lengths=lengths.txt   # response lengths, one a line
-    python benchmarks/kv_traffic.py --lengths=runs/a/rollouts
-    python benchmarks/kv_traffic.py --write                 # and put the table into RESULTS.md
+    python -m benchmarks kv_traffic --full               # 8,192 requests, 1,024 slots, 20k cap
 
 The ideal reads each live token of each busy row once a step. Slots, refill, prompt sharing, pages
 and evictions are decided by the engine's own code (rollout/schedule.py); only the model is missing.
@@ -12,38 +9,33 @@ and evictions are decided by the engine's own code (rollout/schedule.py); only t
   dense     all slots at full length
 """
 
-import argparse
-import json
 import math
-import pathlib
 
 import numpy as np
-import results
-from lengths import log_normal
 from tqdm import tqdm
 
+from benchmarks import harness
+from benchmarks.harness import Flag
+from benchmarks.lengths import log_normal
 from dapo_jax.rollout.schedule import Request, Schedule
 
-HEADING = "## Keys and values that decoding reads"
-
-
-def read_lengths(path: pathlib.Path) -> np.ndarray:
-    """Recorded lengths: a text file with one a line, a JSON-lines file with a `tokens` number a
-    line, or a folder of such. Raises ValueError where there are none."""
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-    lengths = []
-    for file in files:
-        for i, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-                lengths.append(int(value["tokens"] if isinstance(value, dict) else value))
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{file} line {i}: no length in {line[:40]!r}") from None
-    if not lengths or min(lengths) < 1:
-        raise ValueError(f"{path}: no lengths of at least 1 token")
-    return np.array(lengths)
+FLAGS = {
+    "requests": Flag(256, 8192),
+    "mean": Flag(500, 5000, "mean length in tokens, after the cut"),
+    "sigma": Flag((0.9,), (0.6, 0.9, 1.2)),
+    "cap": Flag(2048, 20480, "longest response"),
+    "prompt": Flag(32, 256),
+    "room": Flag(128, 2048, "prompt tokens a dense row is for"),
+    "group": Flag(16, 16),
+    "slots": Flag(32, 1024),
+    "shards": Flag(1, 16),
+    "chunk": Flag(16, 128),
+    "page_tokens": Flag(16, 128),
+    "pool": Flag(1.0, 1.0, "of all slots at full length"),
+    "bucket": Flag(256, 2048),
+}
+SIZES = [name for name in FLAGS if name not in ("requests", "mean", "sigma")]
+MEASURES = ("paged", "bucketed", "dense", "slowest", "steps", "occupancy", "peak", "evicted")
 
 
 def simulate(
@@ -120,52 +112,14 @@ def simulate(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lengths", type=pathlib.Path, help="recorded lengths, else log-normal")
-    parser.add_argument("--requests", type=int, default=8192)
-    parser.add_argument("--mean", type=float, default=5000, help="mean length, after the cut")
-    parser.add_argument("--sigma", type=float, nargs="*", default=[0.6, 0.9, 1.2])
-    parser.add_argument("--cap", type=int, default=20480, help="longest response")
-    parser.add_argument("--prompt", type=int, default=256)
-    parser.add_argument("--room", type=int, default=2048, help="prompt tokens a dense row is for")
-    parser.add_argument("--group", type=int, default=16)
-    parser.add_argument("--slots", type=int, default=1024)
-    parser.add_argument("--shards", type=int, default=16)
-    parser.add_argument("--chunk", type=int, default=128)
-    parser.add_argument("--page_tokens", type=int, default=128)
-    parser.add_argument("--pool", type=float, default=1.0, help="of all slots at full length")
-    parser.add_argument("--bucket", type=int, default=2048)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
-    args = vars(parser.parse_args())
-    file, n, mean, sigmas, write = (
-        args.pop(k) for k in ("lengths", "requests", "mean", "sigma", "write")
-    )
-    if file:
-        recorded = read_lengths(file)
-        args["cap"] = max(args["cap"], int(recorded.max()))
-        sets = {str(file): recorded}
-    else:
-        sets = {f"log-normal, sigma {s}": log_normal(n, args["cap"], mean, s) for s in sigmas}
-    names = ("paged", "bucketed", "dense", "slowest", "steps", "occupancy", "peak", "evicted")
-    rows = [("lengths", "requests", "mean", *names)]
-    for name, lengths in sets.items():
-        found = simulate(lengths, **args)
-        counted = f"{len(lengths):,}", f"{lengths.mean():,.0f}"
-        rows.append((name, *counted, *(f"{found[x]:.4g}" for x in names)))
-        print("   ".join(rows[-1]), flush=True)
-    section = (
-        f"{HEADING}\n\n{results.made_by('numpy')}. Lengths in tokens,"
-        f" at most {args['cap']:,}; {args['slots']:,} slots, pages of {args['page_tokens']}, chunks"
-        f" of {args['chunk']}. Key/value bytes read over the ideal, which reads each live token of"
-        " each busy row once per step. slowest: paged, if all wait for the shard of slots that"
-        " reads most. occupancy: busy slots. peak: pages in use, of all slots at full length, in"
-        f" the fullest shard.\n\n{results.table(*rows)}"
-    )
-    print("\n" + section)
-    if write:
-        results.write(HEADING, section)
-
-
-if __name__ == "__main__":
-    main()
+def measure(args) -> list[harness.Table]:
+    """slowest: paged, if all wait for the shard of slots that reads most. occupancy: busy slots.
+    peak: pages in use, of all slots at full length, in the fullest shard."""
+    table = harness.Table("lengths", "requests", "mean", *MEASURES)
+    for sigma in args.sigma:
+        lengths = log_normal(args.requests, args.cap, args.mean, sigma)
+        found = simulate(lengths, **{name: getattr(args, name) for name in SIZES})
+        numbers = (f"{found[name]:.4g}" for name in MEASURES)
+        name = f"log-normal, sigma {sigma}"
+        table.row(name, f"{len(lengths):,}", f"{lengths.mean():,.0f}", *numbers)
+    return [table]

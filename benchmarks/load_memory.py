@@ -1,6 +1,6 @@
 """Host memory that loading a checkpoint takes (Linux: it reads /proc).
 
-    python benchmarks/load_memory.py [--size=0.5B] [--dtype=float32]
+    python -m benchmarks load_memory --full [--size=0.5B] [--dtype=float32]
 
 Writes a random bfloat16 checkpoint of Qwen2.5's shape in sharded files to a temporary directory
 (1.5B: 3.1 GB, removed afterwards) and loads it in fresh processes:
@@ -10,11 +10,7 @@ Writes a random bfloat16 checkpoint of Qwen2.5's shape in sharded files to a tem
                        without the simulated devices' own memory), in units of the largest tensor
 """
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 import tracemalloc
@@ -24,11 +20,21 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from benchmarks import harness, sides
+from benchmarks.harness import Flag
 from dapo_jax import config, parallel, plan
 from dapo_jax.model import hf, hf_format
-from dapo_jax.model.qwen2 import Shape, param_count
+from dapo_jax.model.qwen2 import Shape
 
-SIZES = ("0.5B", "1.5B", "3B")
+SIZES = ("tiny", "0.5B", "1.5B", "3B")
+FLAGS = {
+    "size": Flag("tiny", "1.5B", choices=SIZES),
+    "dtype": Flag("bfloat16", "bfloat16", "dtype to load to"),
+}
+
+
+def shape_of(size: str) -> Shape:
+    return sides.SMALL if size == "tiny" else plan.qwen2_5(size)
 
 
 def write(directory: Path, shape: Shape, shard_bytes: int = 1_000_000_000) -> None:
@@ -48,8 +54,8 @@ def resident(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def load(directory: Path, dtype: str) -> dict:
-    """Runs in a process of its own."""
+def load(directory: Path, dtype: str) -> dict[str, float]:
+    """Bytes and seconds of a load in this process, which is a fresh one."""
     shape = hf.read_shape(directory)
     mesh = rules = None
     buffers = [0]
@@ -74,49 +80,25 @@ def load(directory: Path, dtype: str) -> dict:
         before=before,
         peak=resident("VmHWM"),
         params=sum(x.nbytes for x in jax.tree.leaves(params)),
-        largest_tensor=max(w.size for w in hf_format.weights(shape)) * 2,
-        largest_buffer=max(buffers),
+        tensor=max(w.size for w in hf_format.weights(shape)) * 2,
+        buffer=max(buffers),
         host_peak=tracemalloc.get_traced_memory()[1] if mesh else 0,
     )
 
 
-def measure(directory: Path, devices: int, dtype: str) -> dict:
-    command = [sys.executable, __file__, f"--load={directory}", f"--dtype={dtype}"]
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    out = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return json.loads(out)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", default="1.5B", choices=SIZES)
-    parser.add_argument("--dtype", default="bfloat16", help="dtype to load to")
-    parser.add_argument("--load", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.load:
-        print(json.dumps(load(Path(args.load), args.dtype)))
-        return
-
-    shape, GB = plan.qwen2_5(args.size), 1e9
-    with tempfile.TemporaryDirectory() as directory:
-        write(Path(directory), shape)
-        print(f"{args.size}: {param_count(shape):,} parameters, bfloat16 -> {args.dtype}")
-        m = measure(Path(directory), 1, args.dtype)
-        print(
-            f"1 device:  peak RSS {m['peak'] / GB:.2f} GB = {m['peak'] / m['params']:.3f} x the"
-            f" parameters' {m['params'] / GB:.2f} GB ({m['before'] / GB:.2f} GB of it before"
-            f" loading); {m['seconds']:.1f} s"
-        )
-        m = measure(Path(directory), 8, args.dtype)
-        print(
-            f"8 devices: largest host buffer {m['largest_buffer'] / GB:.3f} GB ="
-            f" {m['largest_buffer'] / m['largest_tensor']:.3f} x the largest tensor's"
-            f" {m['largest_tensor'] / GB:.3f} GB; host memory at its peak"
-            f" {m['host_peak'] / GB:.3f} GB = {m['host_peak'] / m['largest_tensor']:.3f} x;"
-            f" {m['seconds']:.1f} s"
-        )
-
-
-if __name__ == "__main__":
-    main()
+def measure(args) -> list[harness.Table]:
+    table = harness.Table("devices", "what", "GB", "over", "ratio", "seconds")
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), shape_of(args.size))
+        for devices, wanted in (
+            (1, {"peak resident memory": "peak", "before loading": "before"}),
+            (8, {"largest host buffer": "buffer", "host memory at its peak": "host_peak"}),
+        ):
+            over = "params" if devices == 1 else "tensor"
+            flags = f"--xla_force_host_platform_device_count={devices}"
+            environment = dict(JAX_PLATFORMS="cpu", XLA_FLAGS=flags)
+            m = harness.apart(load, Path(folder), args.dtype, **environment)
+            for what, key in wanted.items():
+                ratio, seconds = f"{m[key] / m[over]:.3f}", f"{m['seconds']:.1f}"
+                table.row(devices, what, f"{m[key] / 1e9:.2f}", over, ratio, seconds)
+    return [table]

@@ -1,7 +1,7 @@
 """The race: the same base, problems and updates for dapo_jax, TRL and google-tunix, one core each.
 
     pip install -r benchmarks/requirements-peers.txt ...       # see that file; a venv of its own
-    python benchmarks/race.py --seeds=3 --out=runs/race        # about 45 minutes; resumes
+    python -m benchmarks race --full --out=runs/race           # about 45 minutes; resumes
 
 Every racer is a process of its own, pinned to one core with one thread, from an empty compilation
 cache, with its own documented settings at their best (benchmarks/racers/). One runs at a time, and
@@ -14,10 +14,9 @@ the goal, or after `--steps` rollout steps, whose CPU-seconds are then a lower b
 The base is made by the trainer's warm-up, cut short (`--skill_steps`): from the quickstart's own
 base 10 rollout steps reach the goal, and the race would be one of compilers.
 
-Writes OUT/race.md and OUT/race.json; finished runs are kept in OUT.
+Finished runs are kept in OUT. The notes of results/race.json say what could not be made equal.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -26,12 +25,15 @@ import subprocess
 import sys
 import time
 
-import results
+from tqdm import tqdm
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from benchmarks import harness
+from benchmarks.harness import Flag
+from benchmarks.racers import judge as judge_lib, report
+from dapo_jax.data import files
+
+ROOT = harness.ROOT
 RACERS = ROOT / "benchmarks" / "racers"
-sys.path[:0] = [str(RACERS)]
-
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 # racer -> script, arm, title; in the table's order
@@ -42,12 +44,18 @@ LIST = {
     "tunix": ("with_tunix.py", "", "google-tunix DAPOLearner"),
     "trl": ("with_trl.py", "", "TRL GRPOTrainer, loss_type='dapo'"),
 }
-LR = 3e-4  # of everybody; ours reaches the goal later with 6e-4 (43 against 40 CPU-s, seed 100)
-HEADING = "## The race"
-PACKAGES = {
-    "ours": ("jax", "jaxlib", "flax"),
-    "tunix": ("google-tunix", "jax", "flax"),
-    "trl": ("trl", "torch", "transformers", "accelerate"),
+FLAGS = {
+    "seeds": Flag(1, 3),
+    "out": Flag("runs/race", "runs/race", "folder"),
+    "steps": Flag(10, 400, "rollout steps allowed to a run"),
+    "goal": Flag(0.8, 0.8, "held-out accuracy at T=1"),
+    "racers": Flag((OURS,), tuple(LIST), choices=tuple(LIST)),
+    # Ours reaches the goal later with 6e-4 (43 against 40 CPU-s, seed 100).
+    "lr": Flag(3e-4, 3e-4, "learning rate of all"),
+    "first_seed": Flag(0, 0),
+    "base_seed": Flag(0, 0),
+    "skill_steps": Flag(20, 520, "warm-up of the base: skill"),
+    "habit_steps": Flag(10, 160, "and habit, see config/schema.py"),
 }
 
 
@@ -67,12 +75,6 @@ def run(
     judge,
 ) -> dict:
     """One run with its readings judged while it goes on; kept in `out` when it is whole."""
-    import judge as judge_lib
-    import report
-    from tqdm import tqdm
-
-    from dapo_jax.data import files
-
     result = out / "result.json"
     settings = {"racer": racer, "seed": seed, "lr": lr, "steps": steps, "goal": goal}
     if result.exists():
@@ -118,7 +120,7 @@ def run(
     complete = readings and (readings[-1]["step"] == steps or (out / "stop").exists())
     if process.returncode or not complete:
         raise RuntimeError(f"{racer}, seed {seed}: ended with {process.returncode}; {out}/log.txt")
-    found = {"settings": settings, "readings": readings, "summary": report.summary(readings, goal)}
+    found = {"settings": settings, "readings": readings}
     files.write_json(result, found)
     return found
 
@@ -130,31 +132,12 @@ def notes(out: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "runs" / "race")
-    parser.add_argument("--steps", type=int, default=400, help="rollout steps allowed to a run")
-    parser.add_argument("--goal", type=float, default=0.8, help="held-out accuracy at T=1")
-    parser.add_argument("--racers", default=",".join(LIST), help="comma-separated")
-    parser.add_argument("--lr", type=float, default=LR, help="learning rate of all")
-    parser.add_argument("--first_seed", type=int, default=0)
-    parser.add_argument("--base_seed", type=int, default=0)
-    parser.add_argument("--skill_steps", type=int, default=520, help="warm-up of the base: skill")
-    parser.add_argument("--habit_steps", type=int, default=160, help="and habit, see config.py")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
-    args = parser.parse_args()
-    racers = args.racers.split(",")
-    if unknown := set(racers) - set(LIST):
-        parser.error(f"--racers: {', '.join(sorted(unknown))}; known: {', '.join(LIST)}")
+def measure(args) -> list[harness.Table]:
     if len(CORES) > 1:  # the last core is the race's
         os.sched_setaffinity(0, CORES - {max(CORES)})
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    import judge as judge_lib
-    import report
-
-    out = args.out.absolute()
-    base = out / "base"
+    out = pathlib.Path(args.out).absolute()
+    base, environment = out / "base", judge_lib.environment(ROOT)
     out.mkdir(parents=True, exist_ok=True)
     warmup = {
         "supervised_warmup.optimizer": "adam",
@@ -167,31 +150,19 @@ def main() -> None:
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     for seed in seeds:
         judge_lib.write_order(base, seed, args.steps * 32)
-    gaps = judge_lib.logits_gap(
-        base, {r: command(r) for r in [OURS, *racers] if r != "fixed"}, judge_lib.environment(ROOT)
-    )
-    for name, gap in gaps.items():
+    commands = {r: command(r) for r in [OURS, *args.racers] if r != "fixed"}
+    for name, gap in judge_lib.logits_gap(base, commands, environment).items():
         print(f"largest |difference| of a logit, {name} from ours, same file: {gap:.1e}")
         if not gap < 1e-3:
             raise SystemExit(f"error: {name} does not compute the same model")
-
     judge = judge_lib.Judge(base)
-    found = {name: [] for name in racers}
+    found = {name: [] for name in args.racers}
     for seed in seeds:
-        for name in racers:
+        for name in args.racers:
             folder = out / f"{name}_{seed}"
-            found[name].append(run(name, seed, args.lr, args.steps, args.goal, base, folder, judge))
-    titles = {name: LIST[name][2] for name in racers}
-    runs = {name: [r["summary"] for r in of] for name, of in found.items()}
-    packages = dict.fromkeys(p for r in racers for p in PACKAGES.get(r, ()))
-    text = f"{results.made_by(*packages)}\n\n"
-    text += report.table(runs, OURS, titles, args.goal) + "\n" + report.notes(racers)
-    if args.write:
-        results.write(HEADING, f"{HEADING}\n\n{text}")
-    (out / "race.md").write_text(text)
-    (out / "race.json").write_text(json.dumps({"gaps": gaps, "runs": found}, indent=1))
-    print(text)
-
-
-if __name__ == "__main__":
-    main()
+            one = run(name, seed, args.lr, args.steps, args.goal, base, folder, judge)
+            found[name].append(report.summary(one["readings"], args.goal))
+    table = harness.Table("", *(LIST[name][2] for name in args.racers))
+    for row in report.rows(found, OURS, LIST[OURS][2], args.goal):
+        table.row(*row)
+    return [table]

@@ -1,42 +1,40 @@
 """What a start of several processes takes from the hub and from disk, and who compiles.
 
-    python benchmarks/start.py [--size=1.5B] [--processes=4] [--write]
+    python -m benchmarks start --full [--size=1.5B] [--processes=4]
 
 Writes a random bfloat16 checkpoint of Qwen2.5's shape (1.5B: 3.1 GB, removed afterwards), which a
 stand-in for the hub gives out, and starts processes on loopback three times: first with nothing,
 then once more, then where there is a checkpoint to go on from. They do what a run does before its
-first step: meet, find the model, lay its weights out over all of them.
+first step: meet, find the model, lay its weights out over all of them. A number per process.
 """
 
-import argparse
 import collections
-import datetime
-import json
+import concurrent.futures
+import functools
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import huggingface_hub
 import jax
-import load_memory
-import results
 from jax._src import cache_key, compiler
 
-from dapo_jax import config, parallel, plan
+from benchmarks import harness
+from benchmarks.harness import Flag
+from benchmarks.load_memory import SIZES, shape_of, write
+from dapo_jax import config, parallel
 from dapo_jax.checkpoint import workdir
 from dapo_jax.hosts import start
 from dapo_jax.model import hf
 
-HEADING = "## A start of several processes"
+FLAGS = {"size": Flag("tiny", "1.5B", choices=SIZES), "processes": Flag(2, 4)}
 COLUMNS = ("hub_calls", "hub_bytes", "weight_bytes", "programs_compiled", "seconds")
 
 
-def child(hub: Path, folder: str, address: str, index: int, total: int) -> dict:
-    """Runs in a process of its own."""
+def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
+    """One process of a start; it runs in a process of its own."""
     counts = collections.Counter(dict.fromkeys(COLUMNS, 0))
     compile_and_load, read = compiler.backend_compile_and_load, hf._read
 
@@ -80,54 +78,24 @@ def starts(hub: Path, folder: str, total: int) -> list[dict]:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{s.getsockname()[1]}"
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    environment |= {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    command = [sys.executable, __file__, "--child", str(hub), folder, address]
-    running = [
-        subprocess.Popen(
-            [*command, str(i), str(total)], env=environment, stdout=subprocess.PIPE, text=True
-        )
-        for i in range(total)
-    ]
-    return [json.loads(p.communicate()[0].splitlines()[-1]) for p in running]
+    one = functools.partial(
+        harness.apart, child, hub, folder, address, total,
+        JAX_PLATFORMS="cpu", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+    )  # fmt: skip
+    with concurrent.futures.ThreadPoolExecutor(total) as pool:
+        return list(pool.map(one, range(total)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=load_memory.SIZES, default="1.5B")
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
-    given = parser.parse_args()
-    lines = [
-        HEADING,
-        "",
-        f"`python benchmarks/start.py`, {datetime.date.today()}, jax {jax.__version__}: random"
-        f" bfloat16 weights of Qwen2.5-{given.size}, {given.processes} processes on loopback of"
-        " one machine, a stand-in for the hub; a number per process. Seconds are of this machine"
-        " and what else runs on it; the rest is counted.",
-        "",
-        f"| start | {' | '.join(COLUMNS)} |",
-        "|---" * (1 + len(COLUMNS)) + "|",
-    ]
-    print("\n".join(lines))
+def measure(args) -> list[harness.Table]:
+    os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+    table = harness.Table("start", *COLUMNS)
     with tempfile.TemporaryDirectory() as folder:
         hub, run = Path(folder, "hub"), str(Path(folder, "run"))
         (hub / "Qwen/stand-in").mkdir(parents=True)
-        load_memory.write(hub / "Qwen/stand-in", plan.qwen2_5(given.size))
+        write(hub / "Qwen/stand-in", shape_of(args.size))
         for what in ("first start", "second start", "with a checkpoint"):
             if what == "with a checkpoint":
                 Path(run, "checkpoints", "1").mkdir(parents=True)
-            counts = starts(hub, run, given.processes)
-            cells = (", ".join(f"{c[column]:,}" for c in counts) for column in COLUMNS)
-            lines.append(f"| {what} | {' | '.join(cells)} |")
-            print(lines[-1], flush=True)
-    if given.write:
-        results.write(HEADING, "\n".join(lines) + "\n")
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        hub, folder, address, index, total = sys.argv[2:]
-        print(json.dumps(child(Path(hub), folder, address, int(index), int(total))))
-    else:
-        main()
+            counts = starts(hub, run, args.processes)
+            table.row(what, *(", ".join(f"{c[column]:,}" for c in counts) for column in COLUMNS))
+    return [table]

@@ -1,9 +1,7 @@
 """One gradient update on a CPU core: against google-tunix's GRPO step, and against matmul speed.
 
     pip install -r benchmarks/requirements-peers.txt ...        (see there; tunix needs Python 3.11)
-    python benchmarks/update.py [--write] [--repeats=7] [--only=equal|tailed|rate]
-        [--isa=AVX2]                                  (both sides without AVX-512)
-        [--micro_rows=8]                              (packed rows of a pass, ours)
+    python -m benchmarks update --full [--isa=AVX2] [--parts equal tailed] [--micro_rows=2]
 
 Everything runs in this one process on one core and alternates, so that a busy machine slows both
 sides alike; the figures are medians of CPU-seconds, and their ratios. Both sides get the same
@@ -15,56 +13,40 @@ sequences of a 32-token prompt and at most 128 response tokens.
     equal   all responses are 128 tokens: what the computation itself costs
     tailed  lengths with a long tail, 32 on average: tunix pads, packing does not
     rate    hardware FLOPs a second (recomputation included) of an update at width 1,024, as a part
-            of what one float32 matrix product reaches
+            of what one float32 matrix product reaches (the libraries' own code, which --isa does
+            not hold back)
 """
-
-# ruff: noqa: E402  (jax is imported after the core is chosen)
-
-import argparse
-
-import timing
-
-timing.one_core()
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import results
-from jax.sharding import Mesh
 
-from dapo_jax import config, parallel
-from dapo_jax.dapo import objective, packing, update
+from benchmarks import harness, sides
+from benchmarks.harness import Flag
+from dapo_jax.dapo import packing
 from dapo_jax.model import qwen2
 from dapo_jax.pods import topology
 
-HEADING = "## Updates on a CPU core"
-PROMPT, CAP, SEQUENCES, LR = 32, 128, 64, 1e-4
-SHAPE = qwen2.Shape(
-    vocab_size=1024, hidden_size=128, intermediate_size=512, num_layers=4, num_heads=4,
-    num_kv_heads=2, head_dim=32, rope_theta=1e6, rms_eps=1e-6, tie_embeddings=True,
-    scan_layers=False, remat="none", attention_chunk=512, head_chunk=1024,
-)  # fmt: skip
-ADAMW = dict(b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.1)
+PROMPT, CAP, LR = 32, 128, 1e-4
+SHAPE = sides.SMALL._replace(rope_theta=1e6, remat="none", attention_chunk=512, head_chunk=1024)
 
 
-def data(tailed: bool) -> list[packing.Item]:
-    """Items whose recorded log-probs are random: old log-probs of the ratio."""
+def data(tailed: bool, n: int) -> list[packing.Item]:
+    """n items whose recorded log-probs are random: old log-probs of the ratio."""
     rng = np.random.default_rng(0)
-    lengths = np.full(SEQUENCES, CAP)
+    lengths = np.full(n, CAP)
     if tailed:
-        lengths = np.ceil(np.minimum(rng.exponential(30.0, SEQUENCES), CAP)).astype(int)
-        while lengths.sum() != SEQUENCES * CAP // 4:  # a quarter of the cap, exactly
-            i = rng.integers(SEQUENCES)
-            step = np.sign(SEQUENCES * CAP // 4 - lengths.sum())
+        lengths = np.ceil(np.minimum(rng.exponential(30.0, n), CAP)).astype(int)
+        while lengths.sum() != n * CAP // 4:  # a quarter of the cap, exactly
+            i = rng.integers(n)
+            step = np.sign(n * CAP // 4 - lengths.sum())
             lengths[i] = np.clip(lengths[i] + step, 1, CAP)
     draw = lambda n: rng.integers(1, SHAPE.vocab_size, n)  # (0 is tunix's padding)
-    advantages = rng.normal(size=SEQUENCES)
+    old = lambda n: np.full(n, -7.0, np.float32)
     return [
-        packing.Item(
-            draw(PROMPT), draw(n), np.full(n, -7.0, np.float32), float(a), 1 / lengths.sum()
-        )
-        for n, a in zip(lengths, advantages, strict=True)
+        packing.Item(draw(PROMPT), draw(n), old(n), float(a), 1 / lengths.sum())
+        for n, a in zip(lengths, rng.normal(size=n), strict=True)
     ]
 
 
@@ -73,52 +55,23 @@ def data(tailed: bool) -> list[packing.Item]:
 # ------------------------------------------------------------------------------------------------
 
 
-def trainer_of(shape):
-    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
-    tx = update.optimizer(**ADAMW, clip_norm=1.0)
-    return update.Trainer(shape, mesh, config.base().sharding.train.to_dict(), tx, "float32")
-
-
 def ours(params, items, shape=SHAPE, micro_rows=8, row_tokens=PROMPT + CAP):
-    trainer = trainer_of(shape)
-    rows, used, _ = packing.pack(
-        items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=len(items)
-    )
-    rows = parallel.to_device(rows, trainer.row_sharding)
-    loss = objective.coefficients(config.base().loss)
-    knobs = update.Knobs(np.float32(LR), np.float32(1), loss)
-    params = jax.tree.map(jnp.array, params)
-    state = [params, trainer.init_opt_state(params)]
-    old = rows.sampled_logp_AxRxT
-    rest = update.Batch(rows, old, old, np.int32(used)), knobs
-
-    def step():
-        *state[:], metrics = trainer.update(*state, *rest)
-        return float(metrics["loss"])
-
-    step.work = topology.matmul_flops(  # of one step
-        trainer.update.trace(*state, *rest).jaxpr.jaxpr, while_trips=used
-    )
-    return step
+    made = sides.trainer(shape, "float32")
+    params = jax.tree.map(jnp.array, params)  # a copy: the other side reads them too
+    sizes = dict(row_tokens=row_tokens, micro_rows=micro_rows, lr=LR)
+    step, passes = sides.update_step(made, params, items, **sizes)
+    program = made.update.trace(*made.abstract(passes, micro_rows, row_tokens)).jaxpr.jaxpr
+    loss = lambda: float(step()["loss"])
+    loss.work = topology.matmul_flops(program, while_trips=passes)  # of one step
+    return loss
 
 
 def tunix(params, items):
     from flax import nnx
-    from tunix.models.qwen2 import model as peer
     from tunix.rl import algo_core, common
     from tunix.rl.grpo import grpo_learner
 
-    s = SHAPE
-    model = peer.Qwen2(
-        peer.ModelConfig(
-            num_layers=s.num_layers, vocab_size=s.vocab_size, embed_dim=s.hidden_size,
-            hidden_dim=s.intermediate_size, num_heads=s.num_heads, head_dim=s.head_dim,
-            num_kv_heads=s.num_kv_heads, rope_theta=int(s.rope_theta), norm_eps=s.rms_eps,
-            use_tied_embedding=True,
-        ),
-        rngs=nnx.Rngs(0),
-    )  # fmt: skip
-    b = params["blocks"]
+    model, b = sides.tunix_model(SHAPE), params["blocks"]
     model.embedder.input_embedding[...] = params["embed"]
     model.final_norm.w[...] = params["final_norm"]
     for i, layer in enumerate(model.layers):
@@ -150,7 +103,7 @@ def tunix(params, items):
     )
     how = grpo_learner.GRPOConfig(beta=0.0, loss_agg_mode="token-mean", num_generations=8)
     how.epsilon_high, how.temperature = 0.28, 1.0
-    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LR, **ADAMW))
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LR, **sides.ADAMW))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     @nnx.jit(donate_argnums=(0, 1))
@@ -168,69 +121,54 @@ def tunix(params, items):
 # ------------------------------------------------------------------------------------------------
 
 
-def against_tunix(tailed: bool, repeats: int, micro_rows: int) -> str:
-    params = qwen2.init(SHAPE, jax.random.key(0))
-    items = data(tailed)
-    steps = dict(ours=ours(params, items, micro_rows=micro_rows), tunix=tunix(params, items))
+def against_tunix(table: harness.Table, args, tailed: bool) -> None:
+    params, items = qwen2.init(SHAPE, jax.random.key(0)), data(tailed, args.sequences)
+    steps = dict(ours=ours(params, items, micro_rows=args.micro_rows), tunix=tunix(params, items))
     first = {name: step() for name, step in steps.items()}
     assert abs(first["ours"] - first["tunix"]) < 1e-4 * abs(first["tunix"]), first
-    t = {name: seconds for name, (seconds, _) in timing.in_turns(steps, repeats).items()}
+    a, b = (seconds for seconds, _ in harness.in_turns(steps, args.repeats).values())
     name = "lengths with a long tail, mean 32 of 128" if tailed else "all responses 128 tokens"
-    return f"| {name} | {t['ours']:.3f} | {t['tunix']:.3f} | {t['tunix'] / t['ours']:.2f}x |"
+    table.row(f"{name}, {args.micro_rows} rows a pass", f"{a:.3f}", f"{b:.3f}", f"{b / a:.2f}x")
 
 
-def rate(repeats: int) -> str:
+def rate(table: harness.Table, args) -> None:
+    width = 1024 if args.full else 256
     shape = SHAPE._replace(
-        hidden_size=1024, intermediate_size=4096, num_heads=16, num_kv_heads=8, head_dim=64,
-        num_layers=4, vocab_size=8192, remat="full", scan_layers=True, head_chunk=512,
+        hidden_size=width, intermediate_size=4 * width, num_heads=width // 64,
+        num_kv_heads=width // 128, head_dim=64, vocab_size=8 * width, remat="full",
+        scan_layers=True, head_chunk=512,
     )  # fmt: skip
-    params = qwen2.init(shape, jax.random.key(0))
-    items = data(False)[:16]
+    params, items = qwen2.init(shape, jax.random.key(0)), data(False, 16)
     step = ours(params, items, shape, micro_rows=8, row_tokens=2 * (PROMPT + CAP))
     a, b = (
-        jnp.array(np.random.default_rng(i).normal(size=(1024, 1024)), jnp.float32) for i in (0, 1)
+        jnp.array(np.random.default_rng(i).normal(size=(width, width)), jnp.float32) for i in (0, 1)
     )
     product = jax.jit(lambda a, b: jax.lax.fori_loop(0, 20, lambda _, x: (x @ b) * 0.03, a))
     turns = dict(step=step, product=lambda: jax.block_until_ready(product(a, b)))
-    (of_step, _), (of_product, _) = timing.in_turns(turns, repeats).values()
-    of_step, of_product = step.work / of_step, 20 * 2 * 1024**3 / of_product
-    return (
-        f"| update at width 1,024 | {of_step / 1e9:.0f} GFLOP/s | {of_product / 1e9:.0f} GFLOP/s |"
-        f" {of_step / of_product:.0%} |"
+    (of_step, _), (of_product, _) = harness.in_turns(turns, args.repeats).values()
+    of_step, of_product = step.work / of_step / 1e9, 20 * 2 * width**3 / of_product / 1e9
+    table.note(
+        f"At width {width:,} an update reaches {of_step:.0f} GFLOP/s of the {of_product:.0f} of one"
+        f" matrix product ({of_step / of_product:.0%})."
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=("equal", "tailed", "rate"))
-    parser.add_argument("--micro_rows", type=int, default=8, help="config.optim.micro_batch_rows")
-    parser.add_argument("--isa", choices=timing.ISA, help="both sides without what is beyond it")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
-    args = parser.parse_args()
-    heading = f"{HEADING}, {args.isa} alone" if args.isa else HEADING
-    # A matrix product is the libraries' own code, which no flag holds back.
-    known = ("equal", "tailed") if args.isa else ("equal", "tailed", "rate")
-    if args.only not in (None, *known):
-        parser.error(f"--only={args.only}: not with --isa")
-    wanted = lambda name: name in known and args.only in (None, name)
-    packages = ("jax", "google-tunix") if args.only != "rate" else ("jax",)
-    made = results.made_by(*packages)
-    lines = [heading, "", f"{made}; float32, one pinned core, medians of CPU-seconds in turns.", ""]
-    if wanted("equal") or wanted("tailed"):
-        lines += ["| 64 sequences | dapo_jax | google-tunix | |", "|---|---|---|---|"]
-        lines += [
-            against_tunix(n == "tailed", args.repeats, args.micro_rows)
-            for n in ("equal", "tailed")
-            if wanted(n)
-        ]
-    if wanted("rate"):
-        lines += ["", "| | update | matrix product | |", "|---|---|---|---|", rate(args.repeats)]
-    section = "\n".join(lines) + "\n"
-    print(section)
-    if args.write:
-        results.write(heading, section)
+PARTS = {
+    "equal": lambda table, args: against_tunix(table, args, False),
+    "tailed": lambda table, args: against_tunix(table, args, True),
+    "rate": rate,
+}
+FLAGS = {
+    "repeats": Flag(1, 7, "turns that are counted"),
+    "sequences": Flag(16, 64),
+    "micro_rows": Flag(8, 8, "packed rows of a pass, ours (config.optim.micro_batch_rows)"),
+    "parts": Flag(tuple(PARTS), tuple(PARTS), choices=tuple(PARTS)),
+}
 
 
-if __name__ == "__main__":
-    main()
+def measure(args) -> list[harness.Table]:
+    what = f"{args.sequences} sequences, CPU-seconds"
+    table = harness.Table(what, "dapo_jax", "google-tunix", "ours over it")
+    for part in args.parts:
+        PARTS[part](table, args)
+    return [table]

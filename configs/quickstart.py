@@ -4,12 +4,12 @@
     python -m dapo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart
 
 Another recipe on the same task is named behind the file, `configs/quickstart.py:gspo`: one of
-`presets.RECIPES`; benchmarks/recipes.py compares them.
+`presets.RECIPES`; `python -m benchmarks arms --study=recipes` compares them.
 
 A supervised warm-up makes a base model of 101,952 parameters that can work a problem out but
 mostly guesses; 60 rollout steps of full DAPO then raise its held-out accuracy (T=1) from about 0.15
 to above 0.9. Hardware: two cores, about 25 seconds. Five seeds and the baseline:
-benchmarks/RESULTS.md.
+docs/results/learning.md.
 """
 
 from dapo_jax import config

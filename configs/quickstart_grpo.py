@@ -5,7 +5,7 @@
 Symmetric clip, a mean over responses of token means, no length shaping or filtering, and every
 group is trained on, also those without a signal. Same base model and number of updates as
 quickstart.py: compare the two at equal updates, and at equal tokens by `spent/tokens`.
-benchmarks/quickstart.py does so over five seeds.
+`python -m benchmarks arms --full` does so over five seeds.
 """
 
 from dapo_jax import config

@@ -5,7 +5,7 @@
 Copies the repository to a temporary folder (one per job), puts one mistake after the other into the
 copy, runs the test named beside it, and prints what lived: exit status 1 if anything did. The tests
 are run once without a mistake first, since a test that fails anyway kills nothing.
-`test_mutants.py` sees to it that every line is still there. The count is in benchmarks/RESULTS.md.
+`test_mutants.py` sees to it that every line is still there. The count is in docs/results/safety.md.
 
     python tests/mutants.py --generated=75 [--only=dapo/] [--seed=0] [--record]
 

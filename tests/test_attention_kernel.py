@@ -1,14 +1,8 @@
 """benchmarks/attention_kernel.py: a call played through them by hand."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-FILE = Path(__file__).parent.parent / "benchmarks" / "attention_kernel.py"
-spec = importlib.util.spec_from_file_location("attention_kernel", FILE)
-attention_kernel = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(attention_kernel)
+from benchmarks import attention_kernel
 
 
 def test_a_call_by_hand():

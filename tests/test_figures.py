@@ -1,5 +1,5 @@
-"""Figures of README.md and docs/ are those of kept outputs: benchmarks/RESULTS.md, section by
-section. A comment before a table or paragraph says which: `<!-- RESULTS: section; section -->`."""
+"""Figures of README.md and docs/ are those of kept results, benchmarks/results/NAME.json. A comment
+before a table or paragraph says which: `<!-- RESULTS: name; name -->`."""
 
 import decimal
 import pathlib
@@ -7,10 +7,11 @@ import re
 
 import pytest
 
+from benchmarks import tables
 from dapo_jax.config import presets
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARK = re.compile(r"<!-- RESULTS: (.+?) -->\n(.+?)(?:\n\n|\Z)", re.S)
 # A table of what is set, which another test compares with the code.
 SETTINGS = re.compile(r"<!-- settings -->\n(?:^\|.*\n?)+", re.M)
@@ -22,9 +23,10 @@ def numbers(text: str) -> list[str]:
     return NUMBER.findall(text)
 
 
-def sections() -> dict[str, str]:
-    parts = re.split(r"^## (.+)$", (ROOT / "benchmarks" / "RESULTS.md").read_text(), flags=re.M)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+def results() -> dict[str, str]:
+    """Name -> its section of docs/results/."""
+    names = (name for topic in tables.TOPICS.values() for name in topic.results)
+    return {name: tables.section(tables.read(name)) for name in names}
 
 
 def rounds_to(kept: str, quoted: str) -> bool:
@@ -47,7 +49,7 @@ QUOTES = [(p, *found) for p in PAGES for found in MARK.findall(p.read_text())]
     ("page", "names", "text"), QUOTES, ids=[f"{p.name}: {names}" for p, names, _ in QUOTES]
 )
 def test_quoted_figures_are_kept_ones(page, names, text):
-    kept = sections()
+    kept = results()
     wanted = names.split("; ")
     assert set(wanted) <= kept.keys()
     assert numbers(text), "nothing is quoted here"
@@ -71,9 +73,9 @@ def test_a_wrong_digit_is_found():
 
 @pytest.mark.parametrize("name", presets.RECIPES)
 def test_a_recipe_says_what_was_measured_of_it(name):
-    kept = sections()["The field's recipes on the quickstart"]
+    kept = results()["recipes"]
     head, row = (
-        re.search(r"^\| recipe .*$", kept, re.M)[0],
+        re.search(r"^\| arm .*$", kept, re.M)[0],
         re.search(rf"^\| {name} .*$", kept, re.M)[0],
     )
     said = re.search(r"^ *Measured: (.+)\.$", presets.RECIPES[name].__doc__, re.M)[1]

@@ -1,19 +1,13 @@
 """benchmarks/kv_traffic.py: its counts by hand, and its schedule is that of the engine."""
 
-import sys
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
 
-from dapo_jax import config, parallel
+from benchmarks import harness, kv_traffic, sides
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.rollout.engine import Engine, Request
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-import kv_traffic
+from dapo_jax.rollout.engine import Request
 
 SIZES = dict(slots=2, shards=1, chunk=4, prompt=3, room=3, group=1, cap=13, page_tokens=2)
 
@@ -32,25 +26,12 @@ def test_counts_by_hand():
 def test_schedule_is_the_engines():
     """The lengths that an engine drew give its steps, its peak and its evictions."""
     shape = qwen2.Shape(32, 16, 16, 1, 2, 1, 8, 1e4, 1e-6, True, scan_layers=False)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
     requests = [Request([1 + i // 4] + [0] * 10, i, 0) for i in range(40)]
     params = qwen2.init(shape, jax.random.key(0))
     evicted = []
     for pool in (1.0, 0.25):
-        engine = Engine(
-            shape,
-            mesh,
-            config.base().sharding.decode,
-            slots=8,
-            prompt_tokens=11,
-            response_tokens=29,
-            chunk=5,
-            prefill_prompts=4,
-            stop_ids=[3],
-            dtype="float32",
-            page_tokens=8,
-            cache_fraction=pool,
-        )
+        more = dict(prefill_prompts=4, stop_ids=[3], page_tokens=8, cache_fraction=pool)
+        engine = sides.engine(shape, 8, 11, 29, 5, "float32", **more)
         responses, stats = engine.generate(engine.decode_params(params), requests, Draw(seed=0))
         lengths = np.array([len(r.tokens) for r in responses])
         assert lengths.min() < 10 and lengths.max() == 29
@@ -64,33 +45,8 @@ def test_schedule_is_the_engines():
 
 
 def test_paged_reads_little_more_than_it_must():
-    lengths = kv_traffic.log_normal(512, cap=2048, mean=500, sigma=0.9)
-    assert abs(lengths.mean() - 500) < 1 and lengths.max() <= 2048
-    got = kv_traffic.simulate(
-        lengths,
-        slots=64,
-        shards=1,
-        chunk=16,
-        prompt=32,
-        room=128,
-        group=16,
-        cap=2048,
-        page_tokens=16,
-        pool=1.0,
-        bucket=256,
-    )
-    assert 1 < got["paged"] < 1.15 < got["bucketed"] < got["dense"]
-    assert got["peak"] < 0.5
-
-
-def test_recorded_lengths(tmp_path):
-    (tmp_path / "a.txt").write_text("12\n7\n\n")
-    (tmp_path / "b.jsonl").write_text('{"tokens": 5, "text": "x"}\n')
-    assert kv_traffic.read_lengths(tmp_path / "a.txt").tolist() == [12, 7]
-    assert kv_traffic.read_lengths(tmp_path).tolist() == [5]
-    (tmp_path / "b.jsonl").write_text('{"text": "x"}\n')
-    with pytest.raises(ValueError, match="b.jsonl line 1: no length in"):
-        kv_traffic.read_lengths(tmp_path)
-    (tmp_path / "a.txt").write_text("")
-    with pytest.raises(ValueError, match="a.txt: no lengths of at least 1 token"):
-        kv_traffic.read_lengths(tmp_path / "a.txt")
+    (table,) = kv_traffic.measure(harness.parse("kv_traffic", kv_traffic, []))
+    (row,) = table.rows
+    paged, bucketed, dense = (float(row[table.columns.index(x)]) for x in kv_traffic.MEASURES[:3])
+    assert 1 < paged < 1.15 < bucketed < dense
+    assert float(row[table.columns.index("peak")]) < 0.5

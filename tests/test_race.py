@@ -7,55 +7,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+from benchmarks import race
+from benchmarks.racers import judge, report
 from dapo_jax import config as config_lib
 from dapo_jax.data import arithmetic, tokenizer
 from dapo_jax.model import hf, qwen2
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-RACERS = BENCHMARKS / "racers"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def on_the_path():
-    added = [str(RACERS), str(BENCHMARKS), str(BENCHMARKS.parent)]
-    sys.path[:0] = added
-    yield
-    for path in added:
-        sys.path.remove(path)
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def race():
-    return importlib.import_module("race")
-
-
-@pytest.fixture
-def report():
-    return importlib.import_module("report")
-
-
-@pytest.fixture
-def clock():
-    return importlib.import_module("clock")
+def racer(monkeypatch):
+    """A module of benchmarks/racers/, which are scripts: each imports `clock` from beside it."""
+    monkeypatch.syspath_prepend(str(race.RACERS))
+    return importlib.import_module
 
 
 def readings(*accuracies, cpu=10.0, start=5.0):
     """Every 5 steps, `cpu` CPU-seconds and 1,000 tokens apart."""
     return [
-        {
-            "step": 5 * i,
-            "cpu_s": start + cpu * i,
-            "wall_s": 2 * (start + cpu * i),
-            "tokens": 1000 * i,
-            "updates": 40 * i,
-            "peak_mb": 100.0 + i,
-            "accuracy": a,
-        }
+        dict(step=5 * i, cpu_s=start + cpu * i, wall_s=2 * (start + cpu * i), tokens=1000 * i,
+             updates=40 * i, peak_mb=100.0 + i, accuracy=a)
         for i, a in enumerate(accuracies)
-    ]
+    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------
@@ -63,61 +41,55 @@ def readings(*accuracies, cpu=10.0, start=5.0):
 # ------------------------------------------------------------------------------------------------
 
 
-def test_the_goal_is_reached_by_one_reading_or_by_a_mean_of_three(report):
-    run = readings(0.1, 0.5, 0.82, 0.7, 0.8, 0.9)
-    assert report.reached(run, 0.8) == (True, 25.0, 10)
-    assert report.reached(run, 0.8, 3) == (True, 55.0, 25)  # (.7 + .8 + .9) / 3; before it .77
-    assert report.reached(readings(0.8), 0.8).held  # exactly the goal, by the base
-
-
-def test_a_run_that_never_gets_there_gives_a_lower_bound(report):
-    run = readings(0.1, 0.5, 0.79)
-    assert report.reached(run, 0.8) == (False, 25.0, 10)
-    assert not report.reached(readings(0.9, 0.9), 0.8, 3).held  # two readings are no mean of three
+@pytest.mark.parametrize(
+    "accuracies, mean, want",
+    [
+        ((0.1, 0.5, 0.82, 0.7, 0.8, 0.9), 1, (True, 25.0, 10)),
+        ((0.1, 0.5, 0.82, 0.7, 0.8, 0.9), 3, (True, 55.0, 25)),  # (.7 + .8 + .9) / 3, after .77
+        ((0.8,), 1, (True, 5.0, 0)),  # exactly the goal, by the base
+        ((0.1, 0.5, 0.79), 1, (False, 25.0, 10)),  # a lower bound
+        ((0.9, 0.9), 3, (False, 15.0, 5)),  # two readings are no mean of three
+    ],
+)
+def test_the_goal_is_reached_by_one_reading_or_by_a_mean_of_three(accuracies, mean, want):
+    assert report.reached(readings(*accuracies), 0.8, mean) == want
     with pytest.raises(ValueError, match="no readings"):
         report.reached([], 0.8)
 
 
-def test_costs_are_counted_from_the_second_reading(report):
+def test_costs_are_counted_from_the_second_reading():
     run = readings(0.1, 0.5, 0.8, 0.9)
     run[0]["cpu_s"] = 1.0  # start-up; the first steps, which compile, end at 15
-    s = report.summary(run, 0.8)
-    assert s["startup_cpu_s"] == 1.0
-    assert s["cpu_s_per_step"] == 2.0  # (35 - 15) / 10
-    assert s["tokens_per_cpu_s"] == 100.0
-    assert s["tokens_per_step"] == 200.0
-    assert s["wall_over_cpu"] == 2.0
-    assert s["peak_mb"] == 103.0
-    assert (s["cpu_s"], s["step"], s["mean_reached"]) == (25.0, 10, False)
+    assert report.summary(run, 0.8) == {
+        "once": (True, 25.0, 10), "thrice": (False, 35.0, 15), "startup_cpu_s": 1.0,
+        "cpu_s_per_step": 2.0,  # (35 - 15) / 10
+        "tokens_per_cpu_s": 100.0, "tokens_per_step": 200.0, "wall_over_cpu": 2.0, "peak_mb": 103.0,
+    }  # fmt: skip
 
 
-def test_ratios_are_of_means_and_seed_by_seed(report):
-    ours = [report.summary(readings(0.1, 0.8, 0.8, start=0.0), 0.8)] * 2  # 10 CPU-s
-    peer = [report.summary(readings(0.1, 0.8, 0.8, cpu=c, start=0.0), 0.8) for c in (30.0, 50.0)]
-    assert report.times(peer, ours, "cpu_s", "reached") == "**4.00x** (3.00 / 5.00)"
-    short = report.summary(readings(0.1, 0.2, 0.3, start=0.0), 0.8)  # 20 CPU-s and not there
-    assert report.times([short], ours[:1], "cpu_s", "reached") == "> **2.00x** (2.00)"
-    assert report.times(peer, [short] * 2, "cpu_s", "reached") == "-"
+def test_ratios_are_of_means_and_seed_by_seed():
+    reached = lambda *accuracies, cpu=10.0: report.reached(
+        readings(*accuracies, cpu=cpu, start=0.0), 0.8
+    )
+    ours = [reached(0.1, 0.8, 0.8)] * 2  # 10 CPU-s
+    peer = [reached(0.1, 0.8, 0.8, cpu=c) for c in (30.0, 50.0)]
+    assert report.times(peer, ours) == "**4.00x** (3.00 / 5.00)"
+    short = reached(0.1, 0.2, 0.3)  # 20 CPU-s and not there
+    assert report.times([short], ours[:1]) == "> **2.00x** (2.00)"
+    assert report.times(peer, [short] * 2) == "-"
 
 
-def test_the_table_has_a_column_a_racer_and_marks_bounds(report):
+def test_a_row_has_a_cell_a_racer_and_marks_bounds():
     runs = {
         "ours": [report.summary(readings(0.1, 0.8, 0.8, 0.8, start=0.0), 0.8)],
         "trl": [report.summary(readings(0.1, 0.2, 0.3, 0.4, start=0.0), 0.8)],
     }
-    lines = report.table(runs, "ours", {"ours": "We", "trl": "They"}, 0.8).splitlines()
-    assert lines[0] == "| | We | They |"
-    assert {line.count("|") for line in lines} == {4}
-    assert "| **10.0**: 10.0 (step 5) | > **30.0**: > 30.0 (step 15) |" in lines[2]
-    assert lines[3] == "| ... over We | **1.00x** (1.00) | > **3.00x** (3.00) |"
-    assert len(lines) == 2 + 4 + len(report.LINES)
-    alone = report.table({"trl": runs["trl"]}, "ours", {"trl": "They"}, 0.8)
-    assert "over" not in alone.splitlines()[3]
-
-
-def test_every_racer_has_its_notes(report, race):
-    for name in race.LIST:
-        assert report.notes([name]).startswith(f"- {name}: ")
+    rows = report.rows(runs, "ours", "We", 0.8)
+    assert rows[0][1:] == ["**10.0**: 10.0 (step 5)", "> **30.0**: > 30.0 (step 15)"]
+    assert rows[1] == ["... over We", "**1.00x** (1.00)", "> **3.00x** (3.00)"]
+    assert len(rows) == 4 + len(report.LINES) and {len(row) for row in rows} == {3}
+    alone = report.rows({"trl": runs["trl"]}, "ours", "We", 0.8)
+    assert not any("over We" in row[0] for row in alone)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -125,8 +97,8 @@ def test_every_racer_has_its_notes(report, race):
 # ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_paused_is_not_counted(clock, tmp_path, monkeypatch):
-    now = {"cpu": 7.0, "wall": 100.0}
+def test_what_is_paused_is_not_counted(racer, tmp_path, monkeypatch):
+    clock, now = racer("clock"), {"cpu": 7.0, "wall": 100.0}
     monkeypatch.setattr(clock.time, "process_time", lambda: now["cpu"])
     monkeypatch.setattr(clock.time, "perf_counter", lambda: now["wall"])
 
@@ -141,17 +113,16 @@ def test_what_is_paused_is_not_counted(clock, tmp_path, monkeypatch):
     now["wall"] += 3.0
     (tmp_path / "stop").touch()
     assert watch.reading(5, 123, 40, save)
-    first, second = map(json.loads, (tmp_path / "readings.jsonl").read_text().splitlines())
-    assert (first["cpu_s"], first["wall_s"]) == (7.0, 0.0)  # the process is older than the clock
-    assert (second["cpu_s"], second["wall_s"]) == (9.0, 3.0)
-    assert (second["step"], second["tokens"], second["updates"]) == (5, 123, 40)
-    assert sorted(p.name for p in (tmp_path / "weights").iterdir()) == [
-        "step_000000",
-        "step_000005",
-    ]
+    found = map(json.loads, (tmp_path / "readings.jsonl").read_text().splitlines())
+    keys = ("step", "tokens", "updates", "cpu_s", "wall_s")
+    # The process is older than the clock.
+    assert [[r[k] for k in keys] for r in found] == [[0, 0, 0, 7.0, 0.0], [5, 123, 40, 9.0, 3.0]]
+    folders = sorted(p.name for p in (tmp_path / "weights").iterdir())
+    assert folders == ["step_000000", "step_000005"]
 
 
-def test_rows_follow_the_order_of_the_seed(clock, tmp_path):
+def test_problems_follow_the_order_of_the_seed(racer, tmp_path):
+    clock = racer("clock")
     (tmp_path / "train.json").write_text(json.dumps([["a ?", "1"], ["b ?", "2"]]))
     (tmp_path / "order_3.json").write_text(json.dumps([1, 0] * clock.GROUPS))
     rows = clock.rows(tmp_path, 3, 2)
@@ -197,45 +168,36 @@ class Referee:
         return self.accuracies[int(folder.name[-6:]) // 5]
 
 
-@pytest.fixture
-def fake(race, monkeypatch, tmp_path):
+def test_a_run_is_judged_and_kept(monkeypatch, tmp_path):
     script = tmp_path / "racer.py"
-    script.write_text(f"import sys; sys.path.insert(0, {str(RACERS)!r})\n" + RACER)
+    script.write_text(f"import sys; sys.path.insert(0, {str(race.RACERS)!r})\n" + RACER)
     monkeypatch.setattr(race, "LIST", {a: (script, a, a) for a in ("works", "fails")})
-    return race
-
-
-def test_a_run_is_judged_and_kept(fake, tmp_path):
     referee = Referee([0.1, 0.7, 0.8, 0.9, 0.9])
     args = ("works", 0, 3e-4, 20, 0.8, tmp_path / "base", tmp_path / "works_0", referee)
-    found = fake.run(*args)
+    found = race.run(*args)
     assert referee.bases == ["step_000000"]
-    assert found["summary"]["step"] == 10
-    assert found["summary"]["mean_reached"]
+    summary = report.summary(found["readings"], 0.8)
+    assert summary["once"].step == 10 and summary["thrice"].held
     assert not list((tmp_path / "works_0" / "weights").iterdir())  # judged, and removed
     asked = referee.asked
-    assert fake.run(*args) == found
+    assert race.run(*args) == found
     assert referee.asked == asked  # nothing ran again
     with pytest.raises(ValueError, match="choose another --out"):
-        fake.run("works", 0, 3e-4, 25, *args[4:])
-
-
-def test_a_racer_that_fails_is_named_with_its_log(fake, tmp_path):
+        race.run("works", 0, 3e-4, 25, *args[4:])
     with pytest.raises(RuntimeError, match=r"fails, seed 0: ended with 3; .*log\.txt"):
-        fake.run("fails", 0, 3e-4, 20, 0.8, tmp_path, tmp_path / "f", Referee([0.1] * 9))
+        race.run("fails", 0, 3e-4, 20, 0.8, tmp_path, tmp_path / "f", Referee([0.1] * 9))
     assert not (tmp_path / "f" / "result.json").exists()
 
 
-def test_a_line_that_is_being_written_does_not_count(race, tmp_path):
+def test_a_line_that_is_being_written_does_not_count(tmp_path):
     assert race.notes(tmp_path) == []
     (tmp_path / "readings.jsonl").write_text('{"step": 0}\n{"st')
     assert race.notes(tmp_path) == [{"step": 0}]
 
 
 def test_racers_start_without_a_compilation_cache(monkeypatch):
-    judge = importlib.import_module("judge")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/somewhere")
-    env = judge.environment(BENCHMARKS.parent)
+    env = judge.environment(ROOT)
     assert [k for k in env if k.startswith("JAX_")] == ["JAX_PLATFORMS"]
     assert env["OMP_NUM_THREADS"] == "1"
 
@@ -248,27 +210,23 @@ def test_racers_start_without_a_compilation_cache(monkeypatch):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A tiny random model, problems and vocabulary, as `make_base` leaves them."""
-    judge = importlib.import_module("judge")
     folder = tmp_path_factory.mktemp("race") / "base"
     shape = qwen2.shape_from_config(config_lib.base())
-    import jax
-
     hf.save(folder, shape, qwen2.init(shape, jax.random.key(0)), "float32")
     arithmetic.write(folder, train=64)
     judge.write_vocabulary(folder)
     return folder
 
 
-def test_our_settings_are_those_of_the_race(base):
-    for arm in ("dapo", "fixed"):
-        c = importlib.import_module("ours").config(base, 3, 7, arm, 2e-4)
-        config_lib.validate(c, 1)
-        assert (c.seed, c.steps, c.optim.lr) == (3, 7, 2e-4)
-        assert c.dynamic_sampling.enabled == (arm == "dapo")
+@pytest.mark.parametrize("arm", ["dapo", "fixed"])
+def test_our_settings_are_those_of_the_race(base, racer, arm):
+    c = racer("ours").config(base, 3, 7, arm, 2e-4)
+    config_lib.validate(c, 1)
+    assert (c.seed, c.steps, c.optim.lr) == (3, 7, 2e-4)
+    assert c.dynamic_sampling.enabled == (arm == "dapo")
 
 
 def test_the_exported_tokenizer_reads_and_writes_like_ours(base):
-    judge = importlib.import_module("judge")
     tok = tokenizer.load(base / "tokenizer.model")
     text = json.loads((base / "train.json").read_text())[0][0]
     judge.check_tokenizer(base, tok, [text])
@@ -276,9 +234,9 @@ def test_the_exported_tokenizer_reads_and_writes_like_ours(base):
         judge.check_tokenizer(base, tok, ["f4 ?"])
 
 
-def test_a_token_is_one_character_to_tunix_and_its_text_is_ours(base):
-    with_tunix = importlib.import_module("with_tunix")
-    chars = with_tunix.Characters(json.loads((base / "vocabulary.json").read_text()))
+def test_a_token_is_one_character_to_tunix_and_its_text_is_ours(base, racer):
+    words = json.loads((base / "vocabulary.json").read_text())
+    chars = racer("with_tunix").Characters(words)
     tok = tokenizer.load(base / "tokenizer.model")
     text = "f 4 g 20 Answer: 20"
     ids = tok.encode(text)
@@ -288,26 +246,23 @@ def test_a_token_is_one_character_to_tunix_and_its_text_is_ours(base):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("racer", ["with_tunix", "with_trl"])
-def test_a_peer_computes_our_logits(base, racer, tmp_path):
-    pytest.importorskip(racer[5:], reason="needs benchmarks/requirements-peers.txt")
-    judge = importlib.import_module("judge")
-    commands = {n: [sys.executable, str(RACERS / f"{n}.py")] for n in ("ours", racer)}
-    gaps = judge.logits_gap(base, commands, judge.environment(BENCHMARKS.parent))
-    assert gaps[racer] < 1e-4
+@pytest.mark.parametrize("name", ["with_tunix", "with_trl"])
+def test_a_peer_computes_our_logits(base, name):
+    pytest.importorskip(name[5:], reason="needs benchmarks/requirements-peers.txt")
+    commands = {n: [sys.executable, str(race.RACERS / f"{n}.py")] for n in ("ours", name)}
+    gaps = judge.logits_gap(base, commands, judge.environment(ROOT))
+    assert gaps[name] < 1e-4
 
 
 @pytest.mark.slow
 def test_tunix_weights_come_back_as_they_went_in(base, tmp_path):
     pytest.importorskip("tunix", reason="needs benchmarks/requirements-peers.txt")
     code = (
-        f"import sys, pathlib; sys.path.insert(0, {str(RACERS)!r}); import with_tunix as w;"
+        f"import sys, pathlib; sys.path.insert(0, {str(race.RACERS)!r}); import with_tunix as w;"
         f"b = pathlib.Path({str(base)!r}); m, _ = w.load(b);"
         f"w.save(pathlib.Path({str(tmp_path / 'back')!r}), m, b)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     shape = hf.read_shape(base)
     (a, b) = (hf.load_params(d, shape) for d in (base, tmp_path / "back"))
-    import jax
-
-    assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b))
+    assert jax.tree.all(jax.tree.map(np.array_equal, a, b))

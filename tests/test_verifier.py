@@ -1,6 +1,5 @@
 """The verifier: verl's verdicts in mode `dapo`, a careful reader's in mode `integer`."""
 
-import importlib.util
 import json
 import os
 import random
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from benchmarks import verifier as benchmark
 from dapo_jax.data import verifier
 from dapo_jax.data.integer_verifier import TAIL as INTEGER_TAIL
 from dapo_jax.data.verifier import MODES, Verdict, verify
@@ -224,18 +224,8 @@ def test_unknown_mode(mode):
 # ---------------------------------------------------------------------------------------------
 
 
-def benchmark():
-    """benchmarks/verifier.py, which reads the responses and knows which labels are certain."""
-    path = HERE.parent / "benchmarks" / "verifier.py"
-    spec = importlib.util.spec_from_file_location("benchmark_verifier", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_agreement_with_real_labels(assets):
-    bench = benchmark()
-    rows = [row for row in bench.load_responses(assets) if bench.is_certain(row)]
+    rows = [row for row in benchmark.load_responses(assets) if benchmark.is_certain(row)]
     verdicts = [verify(row["response"], row["gold"], "integer") for row in rows]
     wrong = [(r, v) for r, v in zip(rows, verdicts, strict=True) if v.correct != r["label"]]
     assert len(rows) > 7000

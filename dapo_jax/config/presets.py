@@ -77,7 +77,7 @@ def vapo(c: Config | None = None) -> Config:
 # ------------------------------------------------------------------------------------------------
 # The field's recipes: each changes the algorithm of `c`; without `c`, of the paper's config, and
 # gives it the sizes and rates of its source. configs/quickstart.py:NAME runs one on a laptop.
-# "Measured" is held-out accuracy on that quickstart, five seeds (benchmarks/recipes.py), at rates
+# "Measured" is held-out accuracy on that quickstart, five seeds (benchmarks/arms.py), at rates
 # that were chosen for DAPO, which has 0.924 +- 0.020 and 0.914 +- 0.024 there.
 # ------------------------------------------------------------------------------------------------
 

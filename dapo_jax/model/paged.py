@@ -122,7 +122,7 @@ def geometry(
     """Sizes for `slots` rows of at most `row_tokens` tokens, over `shards` groups of rows.
 
     page_tokens 0 chooses: 128 on TPU and GPU; on CPU a whole row while rows are short
-    (`benchmarks/sampler.py --readers` measures where that ends), else 64. fraction: pages there
+    (`benchmarks/sampler.py`, readers, measures where that ends), else 64. fraction: pages there
     are, of those that all rows at full length would take.
     """
     if page_tokens == 0:

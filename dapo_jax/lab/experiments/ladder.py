@@ -10,8 +10,8 @@ this process, which may be one of several hosts that share OUT. Rungs that were 
 (configs/ladder.py:+clip_higher@7B, each with --workdir=OUT/<rung>/seed_<seed>) are put together by
 `--report`.
 
-What is compared was fixed before seeds 0 to 4 ran (benchmarks/RESULTS.md). The setting was chosen
-before, among about ten, on seeds 100 to 102 and with another window of the mean:
+What is compared was fixed before seeds 0 to 4 ran (docs/results/learning.md). The setting was
+chosen before, among about ten, on seeds 100 to 102 and with another window of the mean:
 
 - A run's accuracy at equal UPDATES is the mean of its held-out accuracy (T=1, top-p 1) after 4/6,
   5/6 and 6/6 of `steps`. Its accuracy at equal TOKENS is the same mean at 4/6, 5/6 and 6/6 of a
@@ -20,7 +20,7 @@ before, among about ten, on seeds 100 to 102 and with another window of the mean
 - Rungs without Dynamic Sampling draw fewer tokens per update; they train `--longer` times as many
   steps, and the additional ones count for the comparison at equal tokens only. So the budget is
   what GRPO draws in 2.5 times the compared steps, .74 M tokens here. The quickstart's comparison
-  (benchmarks/quickstart.py) is at .20 M tokens, what GRPO draws in the compared steps alone, with
+  (benchmarks/arms.py) is at .20 M tokens, what GRPO draws in the compared steps alone, with
   lr 3e-4 in place of 5e-4 and 32 tokens per response in place of 20: there GRPO is ahead, here
   DAPO.
 - Intervals are 95% t-intervals over seeds, of a mean or of paired differences (same seed, one

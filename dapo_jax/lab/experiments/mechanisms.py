@@ -13,7 +13,7 @@ An effect counts as shown if the paired 95% t-interval over seeds of each of its
 excludes zero on the side that the claim names. techniques/<name>.py says which contrasts decide.
 Everything else in the tables is reported as found, with no correction for the number of contrasts.
 
-What was fixed when: the deciding contrasts stood before seeds 0 to 5 ran (benchmarks/RESULTS.md),
+What was fixed when: the deciding contrasts stood before seeds 0 to 5 ran (docs/results/),
 but not before any run. The same day three of them were changed after runs on seeds 100 and 101,
 which are not published: in token_mean, soft_punishment and dynamic_sampling. Each module says what
 it was before. On seeds 0 to 5 the first versions of token_mean and dynamic_sampling would pass too,

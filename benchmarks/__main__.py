@@ -1,0 +1,65 @@
+"""Measures: python -m benchmarks NAME [--full] [--write] [--isa=AVX2] [flags], at the root.
+
+Without `--full` a benchmark takes its smallest setting, which shows that it works; kept results are
+of `--full`. `--write` keeps a result in benchmarks/results/NAME.json; `tables` makes the pages of
+docs/results/ and README.md's table from all of them.
+"""
+
+import ast
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks import harness, tables
+
+PEERS = ("jax", "google-tunix", "transformers", "torch")
+
+
+class Benchmark(NamedTuple):
+    packages: tuple[str, ...] = ("jax",)  # whose versions stand beside its result
+    cores: int = 0  # that it is pinned to; 0: all
+
+
+BENCHMARKS = {
+    "arms": Benchmark(("jax", "flax")),
+    "attention_kernel": Benchmark(("jax", "libtpu")),
+    "cache_dtype": Benchmark(),
+    "chaos": Benchmark(),
+    "gpu": Benchmark(("jax",)),
+    "half_billion": Benchmark(("jax", "transformers", "torch")),
+    "kv_traffic": Benchmark(("numpy",)),
+    "load_memory": Benchmark(),
+    "pod_plan": Benchmark(("jax", "libtpu")),
+    "pod_update": Benchmark(("jax", "libtpu")),
+    "race": Benchmark((*PEERS, "jaxlib", "flax", "trl", "accelerate")),
+    "run_costs": Benchmark(("jax", "orbax-checkpoint"), cores=1),
+    "sampler": Benchmark(PEERS, cores=1),
+    "start": Benchmark(),
+    "update": Benchmark(("jax", "google-tunix"), cores=1),
+    "verifier": Benchmark(()),
+}
+
+
+def first_line(name: str) -> str:
+    """Of the docstring, without importing the module."""
+    source = (harness.ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(source)).splitlines()[0]
+
+
+def main(argv: Sequence[str]) -> None:
+    name, *rest = argv or [""]
+    if name == "tables":
+        return tables.write()
+    if name not in BENCHMARKS:
+        print(__doc__)
+        print("\n".join(f"  {n:18}{first_line(n)}" for n in BENCHMARKS))
+        sys.exit(f"error: no benchmark {name!r}" if name and name != "--help" else 0)
+    isa = next((a.removeprefix("--isa=") for a in rest if a.startswith("--isa=")), "")
+    harness.prepare(BENCHMARKS[name].cores, harness.limited(isa))
+    module = importlib.import_module(f"benchmarks.{name}")
+    harness.run(name, module, BENCHMARKS[name].packages, rest)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

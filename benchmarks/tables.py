@@ -1,0 +1,155 @@
+"""Results as pages: `python -m benchmarks tables` writes docs/results/ and README.md's table.
+
+A result is `benchmarks/results/NAME.json` (harness.py writes it); TOPICS says which page shows it.
+"""
+
+import json
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = ROOT / "docs" / "results"
+
+
+class Topic(NamedTuple):
+    title: str
+    results: tuple[str, ...]  # in the page's order
+
+
+TOPICS = {
+    "learning": Topic(
+        "What it learns, and how quickly",
+        (
+            "ladder", "quickstart", "quickstart_own_base", "quickstart_time", "quickstart_lora",
+            "recipes", "curricula", "staleness_quickstart", "staleness_ladder", "vapo_ladder",
+            "vapo", "vapo_chains",
+        ),
+    ),
+    "mechanisms": Topic(
+        "What each technique does", ("mechanisms", "mechanism_measures", "mechanism_bases")
+    ),
+    "speed": Topic(
+        "Speed on a CPU",
+        (
+            "race", "sampler", "update", "half_billion", "kv_traffic", "attention_kernel",
+            "cache_dtype", "checkpoint_cost",
+        ),
+    ),
+    "gpu": Topic("On a GPU", ("gpu", "gpu_bits")),
+    "pods": Topic(
+        "On pods, by the compiler and the cost model",
+        (
+            "pod_step", "pod_plan", "pod_traffic", "pod_plan_values", "pod_traffic_values",
+            "pod_steps_values", "pod_staleness", "pod_preempted", "pod_lora", "pod_update",
+        ),
+    ),
+    "safety": Topic("Interruptions and faults", ("faults", "start", "chaos")),
+}  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """A cell of a result: of the row that begins with `row`, in the column `column`."""
+
+    result: str
+    row: str
+    column: str
+
+
+# README.md's table: label, our cell, text about the cells that it is compared with.
+_LADDER = ("grpo", "+token_loss")
+HEADLINES = (
+    *(
+        (
+            f"ladder, after {budget}",
+            Cell("ladder", "+dynamic_sampling", f"accuracy after {budget}"),
+            "naive GRPO {}, the rung below DAPO {}",
+            [Cell("ladder", rung, f"accuracy after {budget}") for rung in _LADDER],
+        )
+        for budget in ("720 updates", "0.74 M tokens")
+    ),
+    *(
+        (
+            f"quickstart, after {budget}",
+            Cell("quickstart", "DAPO", f"at {budget}"),
+            "naive GRPO {}",
+            [Cell("quickstart", "naive GRPO", f"at {budget}")],
+        )
+        for budget in ("480 updates", "0.20 M tokens")
+    ),
+)
+
+
+def read(name: str) -> dict:
+    """The result `name`. FileNotFoundError: there is none."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def section(result: dict) -> str:
+    """One result as Markdown, from its heading on."""
+    versions = ", ".join(f"{package} {v}" for package, v in result["versions"].items())
+    commit = result["commit"] and f"commit {result['commit'][:7]}"
+    made = [f"`{result['command']}`", result["date"], commit, result["machine"], versions]
+    parts = [f"## {result['title']}", "; ".join(filter(None, made)) + ".", result["about"]]
+    parts += [markdown(result["columns"], result["rows"])]
+    parts += ["\n".join(f"- {note}" for note in result["notes"])]
+    parts += [f"![{text}](../../benchmarks/figures/{file})" for file, text in result["figures"]]
+    return "\n\n".join(filter(None, parts))
+
+
+def page(topic: Topic) -> str:
+    made = "<!-- Made by `python -m benchmarks tables` from benchmarks/results/. Edit those. -->"
+    return "\n\n".join([made, f"# {topic.title}", *map(section, map(read, topic.results))]) + "\n"
+
+
+def cell(at: Cell) -> str:
+    """Its text without bold marks and leading zeros: '.982 +- .004'. KeyError: no such cell."""
+    result = read(at.result)
+    column = result["columns"].index(at.column)
+    for row in result["rows"]:
+        if row[0] == at.row:
+            return re.sub(r"(?<!\d)0(?=\.\d)", "", row[column].replace("*", ""))
+    raise KeyError(at)
+
+
+def _mean(text: str) -> float:
+    return float(text.split()[0])
+
+
+def readme_table() -> str:
+    """The block of README.md from its mark `<!-- RESULTS: ... -->` to the end of the table."""
+    rows = []
+    for label, ours, text, others in HEADLINES:
+        us, them = cell(ours), [cell(other) for other in others]
+        said = text.format(*them)
+        ahead = _mean(us) > max(map(_mean, them))
+        rows.append((label, f"**{us}**", said) if ahead else (label, us, f"**{said}**"))
+    first, ratio = (r[1:] for r in read("race")["rows"][:2])
+    seconds = [x.split(":")[0].replace("*", "") for x in first]  # of ours, fixed, tunix, TRL
+    times = [x.split()[0].replace("*", "") for x in ratio]
+    peers = f"google-tunix {seconds[2]} ({times[2]}), TRL {seconds[3]} ({times[3]})"
+    rows.append(("race, CPU-s to an accuracy of 0.8", f"**{seconds[0]}**", peers))
+    head = ("held-out accuracy at T=1, five seeds; CPU-seconds, three", "DAPO here")
+    return "<!-- RESULTS: ladder; quickstart; race -->\n" + markdown((*head, "compared with"), rows)
+
+
+def rendered() -> dict[pathlib.Path, str]:
+    """File -> its text, of all that is made from the results."""
+    readme = ROOT / "README.md"
+    block = re.compile(r"<!-- RESULTS: .+? -->\n(?:\|.*\n)+")
+    text = block.sub(lambda _: readme_table() + "\n", readme.read_text(encoding="utf-8"), count=1)
+    pages = {PAGES / f"{name}.md": page(topic) for name, topic in TOPICS.items()}
+    return pages | {readme: text}
+
+
+def write() -> None:
+    PAGES.mkdir(exist_ok=True)
+    for path, text in rendered().items():
+        path.write_text(text, encoding="utf-8")
