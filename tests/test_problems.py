@@ -404,14 +404,6 @@ def test_stream_of_problems(four):
         P.stream([], seed=1)
 
 
-def test_no_jax_is_imported():
-    code = (
-        "import sys, dapo_jax.data.problems, dapo_jax.data.tokenizer, dapo_jax.data.prompts; "
-        'sys.exit("jax" in sys.modules)'
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 # --- inspect --------------------------------------------------------------------------------------
 
 
