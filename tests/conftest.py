@@ -1,6 +1,7 @@
 """Shared set-up: eight simulated CPU devices, so that the mesh tests need no accelerator."""
 
 import gc
+import importlib.util
 import os
 import random
 from pathlib import Path
@@ -49,6 +50,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("dapo_jax")
 
+
+TINY = Path(__file__).parent / "data" / "tiny_config.py"
 
 # The files that take longest, fast and slow tests, are begun first: the workers then end together.
 LONGEST = (
@@ -132,6 +135,19 @@ def _level(request):
         yield
     stubbed_train.forget_programs()
     jax.clear_caches()
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory) -> Path:
+    """The workdir of one training run of 0 steps (tests/data/tiny_config.py): a random model,
+    evaluated and saved. Tests may add evaluations to it."""
+    from dapo_jax import train
+
+    spec = importlib.util.spec_from_file_location("tiny_config", TINY)
+    spec.loader.exec_module(tiny := importlib.util.module_from_spec(spec))
+    workdir = tmp_path_factory.mktemp("run")
+    train.train(tiny.get_config(), workdir)
+    return workdir
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from dapo_jax.data.arithmetic import (
     SPLITS,
     Style,
     Task,
-    oracle,
     traces,
 )
 
@@ -41,12 +40,16 @@ def chain(prompt: str) -> str:
 
 def worked(prompt: str) -> tuple[list[str], list[int]]:
     """Labels and running values, by reading the prompt without the module's help."""
-    first, *rest = re.findall(r"([a-p]) ([-+]? ?\d+)", prompt)
+    first, *rest = re.findall(r"([a-z]) ([-+]? ?\d+)", prompt)
     labels, values = [first[0]], [int(first[1])]
     for label, step in rest:
         labels.append(label)
         values.append(values[-1] + int(step.replace(" ", "")))
     return labels, values
+
+
+def right_answer(prompt: str) -> str:
+    return str(worked(prompt)[1][-1])
 
 
 def split_of(prompt: str) -> str:
@@ -58,44 +61,13 @@ def split_of(prompt: str) -> str:
 # --- problems -------------------------------------------------------------------------------------
 
 
-def test_oracle_on_worked_examples():
-    assert oracle("f 4 g + 2 h - 3 ?") == "3"
-    assert oracle("p 0 a + 5 b + 5 c + 5 d + 5 e - 1 ?") == "19"
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "",
-        "?",
-        "f 4 ?",  # no operation
-        "f 4 g + 2",  # no question mark
-        "f 4 g + 2 h ?",
-        "f 4 h + 2 ?",  # not the next letter
-        "fg 4 h + 2 ?",
-        "f 4 g - 5 ?",  # below 0
-        "f 18 g + 5 ?",  # above 20
-        "f 4 g + 6 ?",  # operand too large
-        "f 4 g + 0 ?",
-        "f 4 g * 2 ?",
-        "f 4 g + -2 ?",
-        "f 04 g + 2 ?",
-        "f  4 g + 2 ?",
-        "f x g + 2 ?",
-    ],
-)
-def test_oracle_refuses_what_is_no_problem(prompt):
-    with pytest.raises(ValueError, match="^prompt: not a problem of Task.*$"):
-        oracle(prompt)
-
-
 @pytest.mark.parametrize("split", SPLITS)
 def test_problems_are_right_and_in_range(split):
     found = arithmetic.problems(600, (1, 2, 5, 15), seed=3, split=split)
     assert collections.Counter(p.k for p in found) == {1: 150, 2: 150, 5: 150, 15: 150}
     for p in found:
         labels, values = worked(p.prompt)
-        assert p.answer == str(values[-1]) == oracle(p.prompt)
+        assert p.answer == str(values[-1])
         assert len(values) == p.k + 1
         assert all(0 <= v <= 20 for v in values)
         assert all(1 <= abs(b - a) <= 5 for a, b in itertools.pairwise(values))
@@ -155,21 +127,14 @@ def test_a_level_that_runs_out_gives_all_and_the_larger_levels_fill_up():
     assert len({p.prompt for p in held}) == 1000
 
 
-def test_problems_depend_on_the_seed_alone():
-    first = arithmetic.problems(300, RL_LEVELS, seed=7)
-    assert first == arithmetic.problems(300, reversed(RL_LEVELS), seed=7)
-    assert first != arithmetic.problems(300, RL_LEVELS, seed=8)
-
-
-def test_levels_are_mixed_in_the_order():
-    ks = [p.k for p in arithmetic.problems(500, RL_LEVELS, seed=0)]
-    assert all(set(ks[i : i + 50]) == set(RL_LEVELS) for i in range(0, 500, 50))
-
-
-def test_no_constant_answer_scores_well():
-    answers = collections.Counter(p.answer for p in arithmetic.problems(4096, RL_LEVELS, seed=0))
-    assert len(answers) == 21
-    assert max(answers.values()) / 4096 < 0.08
+def test_problems_depend_on_the_seed_alone_and_mix_levels_and_answers():
+    first = arithmetic.problems(4096, RL_LEVELS, seed=0)
+    assert first == arithmetic.problems(4096, reversed(RL_LEVELS), seed=0)
+    assert first != arithmetic.problems(4096, RL_LEVELS, seed=8)
+    ks = [p.k for p in first]
+    assert all(set(ks[i : i + 50]) == set(RL_LEVELS) for i in range(0, 4000, 50))
+    answers = collections.Counter(p.answer for p in first)
+    assert len(answers) == 21 and max(answers.values()) / 4096 < 0.08  # no constant scores well
 
 
 @pytest.mark.parametrize("levels", [(), (0,), (2, 16), (-1, 2)])
@@ -216,7 +181,7 @@ def test_flawless_traces_are_the_worked_solution():
     for t in traces(300, (1, 3, 6), style=Style()):
         labels, values = worked(t.prompt)
         pairs = [f"{label} {value}" for label, value in zip(labels, values, strict=True)]
-        assert t.response == " ".join([*pairs, "Answer:", oracle(t.prompt)])
+        assert t.response == " ".join([*pairs, "Answer:", right_answer(t.prompt)])
         assert t.ends
         assert len(t.response.split()) + 1 == 2 * (len(pairs) - 1) + 5
 
@@ -238,7 +203,7 @@ def test_kinds_occur_as_often_as_the_style_says(style):
         if kind(t) in ("plain", "skip"):
             assert int(said) == steps(t)[-1][1]
         elif kind(t) in ("careful", "direct"):
-            assert said == oracle(t.prompt)
+            assert said == right_answer(t.prompt)
 
 
 @pytest.mark.parametrize("slip", [0.1, 0.35])
@@ -264,7 +229,7 @@ def test_rambling_is_geometric():
     assert all(steps(t)[0][2] == 0 for t in made)  # only results are repeated, not the start
     for times in (1, 2, 3):
         assert abs((repeats >= times).mean() - 0.4**times) < 0.025
-    assert all(t.response.endswith(f"Answer: {oracle(t.prompt)}") for t in made)
+    assert all(t.response.endswith(f"Answer: {right_answer(t.prompt)}") for t in made)
 
 
 def test_careful_traces_check_every_result_and_never_slip():
@@ -318,29 +283,23 @@ def test_what_is_no_probability_is_refused(style):
 def test_files_have_the_verl_schema_and_the_readers_accept_them(tmp_path):
     files = arithmetic.write(tmp_path / "new" / "folder", seed=1)
     seen = set()
-    for split, size, levels in (
-        ("train", 4096, RL_LEVELS),
-        ("heldout", 128, RL_LEVELS),
-        ("harder", 64, HARDER_LEVELS),
-    ):
+    sets = (("train", 4096, RL_LEVELS), ("heldout", 128, RL_LEVELS), ("harder", 64, HARDER_LEVELS))
+    for split, size, levels in sets:
         path = getattr(files, split)
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        assert len(rows) == size
-        for i, row in enumerate(rows):
-            assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
-            (message,) = row["prompt"]
-            assert message["role"] == "user"
-            assert row["reward_model"] == {
-                "ground_truth": oracle(message["content"]),
-                "style": "rule",
+        prompts = [row["prompt"][0]["content"] for row in rows]
+        for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            assert row == {
+                "data_source": "variable_chain",
+                "prompt": [{"role": "user", "content": prompt}],
+                "ability": "MATH",
+                "reward_model": {"ground_truth": right_answer(prompt), "style": "rule"},
+                "extra_info": {"index": i, "k": prompt.count(" ") // 3},
             }
-            assert row["extra_info"] == {"index": i, "k": message["content"].count(" ") // 3}
-            assert split_of(message["content"]) == split
+            assert split_of(prompt) == split
         assert {row["extra_info"]["k"] for row in rows} == set(levels)
-        prompts = {row["prompt"][0]["content"] for row in rows}
-        assert len(prompts) == size and not prompts & seen
-        seen |= prompts
-
+        assert len(set(prompts)) == len(rows) == size and not seen & set(prompts)
+        seen |= set(prompts)
         read, report = problems.read(path)
         assert len(read) == size and not report.duplicates and not report.refused
         assert [p.answer for p in read] == [row["reward_model"]["ground_truth"] for row in rows]
@@ -410,7 +369,7 @@ def test_other_settings_of_the_task(tmp_path, task):
     levels = range(1, min(len(task.labels), 9))
     made = list(traces(200, levels, task=task))
     for p in arithmetic.problems(100, levels, 0, "train", task):
-        assert oracle(p.prompt, task) == p.answer
+        assert right_answer(p.prompt) == p.answer
         made.append(p)
     for row in made:
         ids = model.encode(f"{row.prompt} {row[1]}")

@@ -129,17 +129,12 @@ def test_the_time_after_a_finished_run_is_nobody_s():
     assert sum(ledger(*done, *again).lost.values()) == 22 - 9 - 2 + 4 + 0.5
 
 
-def test_a_clock_that_is_set_back_takes_nothing_away():
+def test_odd_clocks():
+    """Set back; more compilation than there was time; no time at all."""
     got = ledger(*FIRST, (12, "rollout"), (5, "update"), (20, "step", {"step": 1}))
     assert got.steps == {1: 8} and min(got.lost.values()) == 0
-
-
-def test_compilation_is_never_more_than_the_time_there_was():
     got = ledger((0, "start-up"), (4, "resume", {"step": 0, "compile_s": 99.0}))
     assert got.lost == lost(compile=4)
-
-
-def test_without_any_time_there_are_no_shares():
     assert goodput.Ledger().shares() == {}
     assert "0.00 h" in goodput.summary(ledger((1, "start-up")))
 

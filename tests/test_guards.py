@@ -34,46 +34,40 @@ LOG = {
 }
 
 
+AT_THE_BOUND = dict(entropy_min=0.4, entropy_max=0.6, length_min=99.0, accept_min=0.2)
+AT_THE_BOUND |= dict(truncated_max=0.3, gap_max=0.01)
+GAP = "gap of sampler and trainer log-probs 0.01 is above 0.001; try: set"
+
+
 @pytest.mark.parametrize(
     ("bounds", "alarm"),
     [
         ({}, None),
-        (
-            {
-                "entropy_min": 0.4,
-                "entropy_max": 0.6,
-                "length_min": 99.0,
-                "accept_min": 0.2,
-                "truncated_max": 0.3,
-                "gap_max": 0.01,
-            },
-            None,
-        ),
-        ({"entropy_min": 0.6}, "entropy 0.5 is below 0.6; try: raise loss.clip_high"),
-        ({"entropy_max": 0.4}, "entropy 0.5 is above 0.4; try: lower loss.clip_high"),
-        ({"length_min": 101.0}, "mean response length 100 is below 101; try: check"),
-        ({"length_max": 50.0}, "mean response length 100 is above 50; try: loss.normalizer="),
-        (
-            {"truncated_max": 0.2},
-            "share of truncated responses 0.3 is above 0.2; try: raise",
-        ),
-        (
-            {"accept_min": 0.25},
-            "share of problems with mixed groups 0.2 is below 0.25; try: g",
-        ),
-        (
-            {"gap_max": 1e-3},
-            "gap of sampler and trainer log-probs 0.01 is above 0.001; try: set",
-        ),
-        (
-            {"gap_max": -1.0},
-            "gap of sampler and trainer log-probs 0.01 is above 0.001; try: set",
-        ),
+        (AT_THE_BOUND, None),
+        (dict(entropy_min=0.6), "entropy 0.5 is below 0.6; try: raise loss.clip_high"),
+        (dict(entropy_max=0.4), "entropy 0.5 is above 0.4; try: lower loss.clip_high"),
+        (dict(length_min=101.0), "mean response length 100 is below 101; try: check"),
+        (dict(length_max=50.0), "mean response length 100 is above 50; try: loss.normalizer="),
+        (dict(truncated_max=0.2), "share of truncated responses 0.3 is above 0.2; try: raise"),
+        (dict(accept_min=0.25), "share of problems with mixed groups 0.2 is below 0.25; try: g"),
+        (dict(gap_max=1e-3), GAP),
+        (dict(gap_max=-1.0), GAP),
     ],
 )
 def test_alarms(bounds, alarm):
     said = guards.alarms(settings(**bounds), LOG, NONE)
     assert [s[: len(alarm or "")] for s in said] == ([alarm] if alarm else [])
+
+
+def test_further_bounds_bring_their_own_advice():
+    more = [guards.Bound("mine/x", "my number", 0.0, 2.0, "", "do this")]
+    said = guards.alarms(settings(), {"mine/x": 3.0}, NONE, more)
+    assert said == ["my number 3 is above 2; try: do this"]
+    state, broken = guards.count_alarms(
+        settings(), State({}, None), {"mine/x": 3.0}, NONE, print, more=more
+    )
+    assert broken == said and state.counters.alarms_in_row == 1
+    assert guards.alarms(settings(), {"mine/x": 2.0}, NONE, more) == []
 
 
 def test_a_number_that_is_none_breaks_every_bound():
@@ -82,29 +76,29 @@ def test_a_number_that_is_none_breaks_every_bound():
     assert len(guards.alarms(settings(entropy_max=9.0), log, NONE)) == 1
 
 
-def test_a_collapse_of_acceptance_is_an_alarm_by_default():
-    log = {"sampling/accept_frac": 0.0, "sampling/all_wrong_frac": 1.0}
+@pytest.mark.parametrize(("few", "advice"), [("wrong", "easier"), ("correct", "harder")])
+def test_a_collapse_of_acceptance_is_an_alarm_by_default(few, advice):
+    log = {"sampling/accept_frac": 0.0, f"sampling/all_{few}_frac": 1.0}
     (said,) = guards.alarms(config.base(), log, NONE)
-    assert "easier problems" in said
-    log = {"sampling/accept_frac": 0.0, "sampling/all_correct_frac": 1.0}
-    (said,) = guards.alarms(config.base(), log, NONE)
-    assert "harder problems" in said
+    assert f"{advice} problems" in said
     assert not guards.alarms(config.base(), {}, NONE)  # nothing was drawn: a warning of its own
 
 
-def test_the_gap_s_bound_follows_what_computes_it():
-    c, gap = config.base(), {"policy/sampler_trainer_logprob_gap": 0.3}
-    assert guards.alarms(c, gap, NONE)
-    c.rollout.cache_dtype = "int8"
-    assert not guards.alarms(c, gap, NONE)
-    c.rollout.cache_dtype, c.model.dtype = "model", "bfloat16"
-    assert not guards.alarms(c, gap, NONE)
-    assert guards.alarms(c, {"policy/sampler_trainer_logprob_gap": 1.5}, NONE)
-    c.model.dtype, c.dynamic_sampling.surplus = (
-        "float32",
-        "carry",
-    )  # some groups are of an older policy
-    assert not guards.alarms(c, gap, NONE)
+@pytest.mark.parametrize(
+    ("fields", "gap", "alarm"),
+    [
+        ({}, 0.3, True),
+        ({"rollout.cache_dtype": "int8"}, 0.3, False),
+        ({"model.dtype": "bfloat16"}, 0.3, False),
+        ({"model.dtype": "bfloat16"}, 1.5, True),
+        ({"dynamic_sampling.surplus": "carry"}, 0.3, False),  # groups of an older policy
+    ],
+)
+def test_the_gap_s_bound_follows_what_computes_it(fields, gap, alarm):
+    c = config.base()
+    c.update_from_flattened_dict(fields)
+    log = {"policy/sampler_trainer_logprob_gap": gap}
+    assert bool(guards.alarms(c, log, NONE)) == alarm
 
 
 def replay(series: dict[str, list], c=None) -> dict[int, list[str]]:
@@ -190,11 +184,8 @@ def test_alarms_in_a_row_stop_the_run_where_configured():
     starts = [s.split(": entropy")[0] for s in said]
     assert starts == [f"alarm: step {n} ({n} in a row)" for n in (1, 2, 4)]
     state, broken = guards.count_alarms(c, state, {"policy/entropy": 0.7}, NONE, said.append)
-    assert (
-        broken == []
-        and state.counters.alarms_in_row == 0
-        and not guards.why_stop(c, state.counters, {})
-    )
+    assert broken == [] and state.counters.alarms_in_row == 0
+    assert not guards.why_stop(c, state.counters, {})
     c.guard.stop_after = 0
     assert not guards.why_stop(c, state.counters._replace(alarms_in_row=99), {})
 
@@ -214,9 +205,7 @@ def parted(steps, c=None) -> list[int]:
         history = guards.remember(history, log)
         if said := guards.alarms(c, log, history):
             out.append(step)
-            assert said[0].startswith(
-                "eval/aime/avg@k fell from 0.5 to 0.3 while training accuracy"
-            )
+            assert said[0].startswith("eval/aime/avg@k fell from 0.5 to 0.3 while training acc")
             assert "(they part); try: go back to the best checkpoint" in said[0]
     return out
 
@@ -245,6 +234,5 @@ def test_an_alarm_where_evaluation_and_training_part(training, scores, steps):
     # A resumed run remembers what it was compared with.
     records = [{"step": i, **log} for i, log in enumerate(run, 1)]
     history = guards.recall([{"step": 0, "eval/aime/avg@k": 0.9}, *records[:-1]])
-    assert bool(
-        guards.alarms(settings(eval_fall=0.1), run[-1], guards.remember(history, run[-1]))
-    ) == (25 in steps)
+    said = guards.alarms(settings(eval_fall=0.1), run[-1], guards.remember(history, run[-1]))
+    assert bool(said) == (25 in steps)

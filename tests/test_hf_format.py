@@ -176,24 +176,21 @@ def _truncate(file: Path):
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def _no_weights(directory: Path):
+    for file in directory.glob("model*"):
+        file.unlink()
+
+
 SHARD = "model-00002-of-00003.safetensors"
 NORM = "model.norm.weight"
+INDEX = "model.safetensors.index.json"
 BROKEN_FILES = {
     "missing shard": (lambda d: (d / SHARD).unlink(), "1 of 3 safetensors files are missing"),
     "truncated shard": (lambda d: _truncate(d / SHARD), f"{SHARD} .* bytes.: truncated"),
     "empty shard": (lambda d: (d / SHARD).write_bytes(b""), f"{SHARD} .0 bytes.: truncated"),
-    "not safetensors": (
-        lambda d: (d / SHARD).write_bytes(b"x" * 999),
-        f"{SHARD} .* not safetensors",
-    ),
-    "index not JSON": (
-        lambda d: (d / "model.safetensors.index.json").write_text("{"),
-        r"index\.json: not valid JSON",
-    ),
-    "index empty": (
-        lambda d: (d / "model.safetensors.index.json").write_text("{}"),
-        r"index\.json: corrupt: no weight_map",
-    ),
+    "no safetensors": (lambda d: (d / SHARD).write_bytes(b"x" * 999), f"{SHARD} .* not safetens"),
+    "index not JSON": (lambda d: (d / INDEX).write_text("{"), r"index\.json: not valid JSON"),
+    "index empty": (lambda d: (d / INDEX).write_text("{}"), "index.json: corrupt: no weight_map"),
     "index names another directory": (
         lambda d: _edit_index(d, lambda m: m.update({NORM: "../x.safetensors"})),
         "corrupt: .* is no safetensors file name",
@@ -202,12 +199,9 @@ BROKEN_FILES = {
         lambda d: _edit_index(d, lambda m: m.update(dict.fromkeys(m, SHARD))),
         "corrupt: 18 tensors are not in the files it says",
     ),
-    "no weights": (
-        lambda d: [f.unlink() for f in d.glob("model*")],
-        "holds neither model.safetensors nor",
-    ),
+    "no weights": (_no_weights, "holds neither model.safetensors nor"),
     "pickles": (
-        lambda d: [f.unlink() for f in d.glob("model*")] + [(d / "pytorch_model.bin").touch()],
+        lambda d: (_no_weights(d), (d / "pytorch_model.bin").touch()),
         "pytorch_model.bin is a pickle",
     ),
 }

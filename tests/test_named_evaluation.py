@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dapo_jax import convert, evaluate, train
+from dapo_jax import convert, evaluate
 from dapo_jax.data import __main__ as data, answers, problems, prompts, published
 from dapo_jax.evaluation import named_sets, scores
 
@@ -27,19 +27,16 @@ FIXED = frozenset({"eval.max_response_tokens", "reward.verifier"})
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> pathlib.Path:
-    """The workdir of a training run of 0 steps."""
-    workdir = tmp_path_factory.mktemp("run")
-    train.train(tiny(), workdir)
-    return workdir
+def problems_of_the_run(run) -> list[tuple[str, str]]:
+    """(prompt, answer) of problems that the run's model has words for."""
+    rows = map(json.loads, (run / "data" / "heldout.jsonl").read_text().splitlines())
+    return [(r["prompt"][0]["content"], r["reward_model"]["ground_truth"]) for r in rows]
 
 
 @pytest.fixture(scope="module")
-def bodies(run) -> dict[str, bytes]:
-    """Files in the forms that are published, with problems that the run's model has words for."""
-    rows = (run / "data" / "heldout.jsonl").read_text().splitlines()
-    asked = [json.loads(x) for x in rows]
-    asked = [(r["prompt"][0]["content"], r["reward_model"]["ground_truth"]) for r in asked]
+def bodies(problems_of_the_run) -> dict[str, bytes]:
+    """Files in the forms that are published."""
+    asked = problems_of_the_run
     lines = lambda made: "".join(json.dumps(r) + "\n" for r in made).encode()
     verl = [
         {
@@ -151,22 +148,17 @@ def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, t
     assert usual.config.eval.max_response_tokens == published.DAPO.max_response_tokens
 
 
-def test_math500_is_judged_by_equivalence(pins, server, run, tmp_path, monkeypatch):
+def test_math500_is_judged_by_equivalence(
+    problems_of_the_run, pins, server, run, tmp_path, monkeypatch
+):
     """Rows as they are published, by math-verify in a worker, every sample."""
     pytest.importorskip("math_verify", reason="needs math-verify (requirements-peers.txt)")
-    lines = (run / "data" / "heldout.jsonl").read_text().splitlines()
-    found = [(r["prompt"][0]["content"], r["reward_model"]) for r in map(json.loads, lines)]
-    rows = [
-        {
-            "problem": problem,
-            "solution": f"Thus $\\boxed{{{2 * int(gold['ground_truth'])}/2}}$.",
-            "answer": f"\\frac{{{2 * int(gold['ground_truth'])}}}{{2}}",
-            "subject": "Prealgebra",
-            "level": 1,
-            "unique_id": f"test/prealgebra/{i}.json",
-        }
-        for i, (problem, gold) in enumerate(found[:40])
-    ]
+    rows = []
+    for i, (problem, gold) in enumerate(problems_of_the_run[:40]):
+        twice, about = 2 * int(gold), {"subject": "Prealgebra", "level": 1}
+        asked_for = {"problem": problem, "solution": f"Thus $\\boxed{{{twice}/2}}$."}
+        asked_for |= {"answer": f"\\frac{{{twice}}}{{2}}"}
+        rows.append(asked_for | about | {"unique_id": f"test/prealgebra/{i}.json"})
     body = "".join(json.dumps(r) + "\n" for r in rows).encode()
     pinned = published.SETS["math500"]._replace(sha256=hashlib.sha256(body).hexdigest())
     monkeypatch.setitem(published.SETS, "math500", pinned)
@@ -242,24 +234,21 @@ def test_the_table_says_what_the_summaries_say():
 
 
 @pytest.mark.parametrize(
-    ("files", "fields", "wrong"),
+    ("files", "wrong"),
     [
-        ("gsm8k-train", {}, "gsm8k-train: a set for training; those of evaluation are gsm8k, aim"),
-        ("dapo-math-17k", {}, "dapo-math-17k: a set for training"),
-        ("aime23", {}, "aime23: no such file, and no set of that name (gsm8k, aime24, aime25, "),
-        ("gsm8k,gsm8k=a.jsonl", {}, "the name 'gsm8k' is used twice; write name=path"),
-        ("math500", {}, "math500: config.reward: verifier 'math' needs a library: pip install "),
+        ("gsm8k-train", "gsm8k-train: a set for training; those of evaluation are gsm8k, aim"),
+        ("dapo-math-17k", "dapo-math-17k: a set for training"),
+        ("aime23", "aime23: no such file, and no set of that name (gsm8k, aime24, aime25, "),
+        ("gsm8k,gsm8k=a.jsonl", "the name 'gsm8k' is used twice; write name=path"),
+        ("math500", "math500: config.reward: verifier 'math' needs a library: pip install "),
     ],
 )
-def test_refused(files, fields, wrong, pins, run, tmp_path, monkeypatch):
+def test_refused(files, wrong, pins, run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    c = asked(files)
-    c.update_from_flattened_dict(fields)
+    folder = str(tmp_path / "sets")
     with pytest.raises(ValueError, match=re.escape(wrong)) as error:
-        evaluate.evaluate_checkpoint(
-            c, tmp_path, str(run), fixed=frozenset(fields), data_dir=str(tmp_path / "sets")
-        )
+        evaluate.evaluate_checkpoint(asked(files), tmp_path, str(run), data_dir=folder)
     assert "\n" not in str(error.value) and not (tmp_path / "eval").exists()
 
 
@@ -299,32 +288,33 @@ def test_what_was_prepared_needs_no_network_and_is_checked(pins, server, bodies,
     assert [p.name for p in tmp_path.iterdir()] == ["aime25.jsonl"]
 
 
-@pytest.mark.parametrize(("context", "limit"), [(0, 20480), (4096, 4096), (32768, 20480)])
-def test_responses_end_where_the_models_context_does(context, limit, pins, run, tmp_path):
+@pytest.mark.parametrize(
+    ("context", "fixed", "limit"),
+    [
+        (None, (), 20480),
+        (4096, (), 4096),
+        (32768, (), 20480),
+        (16, (), 0),  # no room behind a prompt
+        (16, ("eval.max_response_tokens",), 20480),
+    ],
+)
+def test_responses_end_where_the_models_context_does(context, fixed, limit, pins, run, tmp_path):
     """Qwen2.5-Math has 4,096 tokens; a paper's 20,480 would be noise beyond them."""
-    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": context or None}))
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
     c = tiny()
     c.eval.files = "aime24"
     (asked,) = named_sets.ask(c, run, None, None, frozenset(), tmp_path / "sets")
     longest = max(map(len, asked.text.evals["aime24"].ids))
     c.eval.max_response_tokens = 20480
-    note = named_sets.fit("aime24", c, asked.text, tmp_path, frozenset())
+    if not limit:
+        with pytest.raises(ValueError, match=r"the model's context 16 .*--max_response_tokens=N$"):
+            named_sets.fit("aime24", c, asked.text, tmp_path, frozenset(fixed))
+        return
+    note = named_sets.fit("aime24", c, asked.text, tmp_path, frozenset(fixed))
     got = c.eval.max_response_tokens
     assert got == c.rollout.max_response_tokens == (limit if limit == 20480 else limit - longest)
     assert bool(note) == (got < 20480) and (not note or f" {got} tokens" in note)
     assert c.data.max_prompt_tokens % 128 == 0 and c.data.max_prompt_tokens >= longest
-
-
-def test_no_room_behind_a_prompt(pins, run, tmp_path):
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 16}')
-    c = tiny()
-    c.eval.files = "aime24"
-    (asked,) = named_sets.ask(c, run, None, None, frozenset(), tmp_path / "sets")
-    with pytest.raises(ValueError, match=r"the model's context 16 .*--max_response_tokens=N$"):
-        named_sets.fit("aime24", c, asked.text, tmp_path, frozenset())
-    assert not named_sets.fit(
-        "aime24", c, asked.text, tmp_path, frozenset({"eval.max_response_tokens"})
-    )
 
 
 # ------------------------------------------------------------------------------------------------

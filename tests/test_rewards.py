@@ -4,17 +4,21 @@ functions that fail or take too long, in this process and in workers."""
 import os
 import pathlib
 import re
+import subprocess
 import sys
 import time
+import types
 
+import numpy as np
 import pytest
 
 from dapo_jax import config
+from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import answers, references
 from dapo_jax.data.problems import Problem
 from dapo_jax.log import guards
 from dapo_jax.reward import functions as rewards, grading
-from dapo_jax.reward.functions import Failed, Grade
+from dapo_jax.reward.functions import Grade
 
 
 def problem(answer="42", source="sums", prompt="6 * 7 ?", number=0, **row) -> Problem:
@@ -138,15 +142,11 @@ def test_format(said, value):
     assert score("<x>1</x>", function="format", format_tags="x") == Grade(1.0)
 
 
-def test_reference_answers_are_integers_only_where_the_verifiers_need_them():
-    kinds = {
-        mode: grading.judge(rewarded(verifier=mode)).takes
-        for mode in answers.MODES
-        if mode != "math"
-    }
-    wants_integers = {mode for mode, takes in kinds.items() if takes is references.integer}
-    assert wants_integers == {"dapo", "integer"}
-    mixed = grading.judge(rewarded(by_source="x=boxed"))
+@pytest.mark.parametrize("mode", [mode for mode in answers.MODES if mode != "math"])
+def test_reference_answers_are_integers_only_where_the_verifiers_need_them(mode):
+    wanted = references.integer if mode in ("dapo", "integer") else references.any_answer
+    assert grading.judge(rewarded(verifier=mode)).takes is wanted
+    mixed = grading.judge(rewarded(verifier=mode, by_source="x=boxed"))
     assert mixed.takes is references.any_answer
 
 
@@ -250,28 +250,22 @@ def score(problem, response):
 """
 
 
-class Tokens:
-    """A response is its text's characters."""
-
-    def decode(self, ids):
-        return "".join(map(chr, ids))
-
-
-class Response:
-    def __init__(self, text):
-        import numpy as np
-
-        self.tokens = np.array([ord(c) for c in text])
+# A token is a character.
+TOKENS = types.SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+response = lambda text: types.SimpleNamespace(tokens=np.array([ord(c) for c in text]))
 
 
 def grades(judge, *texts_of_groups):
-    from dapo_jax.dapo.dynamic_sampling import Group
-
-    groups = [
-        Group(i, [1], [Response(t) for t in texts]) for i, texts in enumerate(texts_of_groups)
-    ]
+    groups = [Group(i, [1], list(map(response, ts))) for i, ts in enumerate(texts_of_groups)]
     asked = [problem(number=i) for i in range(len(groups))]
-    return [g.grades for g in grading.grade_groups(Tokens(), judge, groups, asked)]
+    return [g.grades for g in grading.grade_groups(TOKENS, judge, groups, asked)]
+
+
+@pytest.mark.parametrize(("n", "processes"), [(0, 1), (7, 1), (7, 3), (2, 5), (64, 8)])
+def test_processes_share_out_all_groups_in_order(n, processes):
+    shares = [grading._share(n, p, processes) for p in range(processes)]
+    assert [i for share in shares for i in share] == list(range(n))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @pytest.fixture
@@ -413,13 +407,10 @@ def test_a_text_that_a_group_has_twice_is_read_once(monkeypatch):
     assert len(read) == 4  # two texts, each by the verifier and by the one of the hint
 
 
-def test_workers_import_no_jax():
-    """They start quickly, and never take the accelerator."""
-    import subprocess
-
-    code = "import dapo_jax.reward.workers, sys; sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_failed_is_one_line():
-    assert "\n" not in rewards.failed(problem(), "x") and Failed("x").error is None
+def test_what_judges_and_reads_imports_no_jax():
+    """Workers start quickly, and never take the accelerator."""
+    names = ["reward.workers", "data.problems", "data.tokenizer", "data.prompts"]
+    code = (
+        f"import sys, {', '.join('dapo_jax.' + n for n in names)}; sys.exit('jax' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,9 +3,7 @@
 import gzip
 import io
 import json
-import os
 import unicodedata
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,15 +21,14 @@ CHATML = (
 
 
 @pytest.fixture(scope="module")
-def assets():
-    if not os.environ.get("DAPO_JAX_ASSETS"):
-        pytest.skip("DAPO_JAX_ASSETS is not set: no Qwen2.5 tokenizer")
-    return Path(os.environ["DAPO_JAX_ASSETS"]) / "tokenizer"
+def released(assets):
+    """The folder of the released Qwen2.5 tokenizer."""
+    return assets / "tokenizer"
 
 
 @pytest.fixture(scope="module")
-def qwen(assets):
-    return load(assets, assets / "chat_template_qwen2.5_instruct.jinja")
+def qwen(released):
+    return load(released, released / "chat_template_qwen2.5_instruct.jinja")
 
 
 @pytest.fixture
@@ -70,8 +67,8 @@ def word_model():
 @pytest.mark.parametrize(
     "name, count", [("llamacpp_qwen2_vectors.jsonl", 24), ("real_text_golden.jsonl.gz", 450)]
 )
-def test_qwen_vectors(assets, qwen, name, count):
-    with (gzip.open if name.endswith("gz") else open)(assets / name, "rt", encoding="utf-8") as f:
+def test_qwen_vectors(released, qwen, name, count):
+    with (gzip.open if name.endswith("gz") else open)(released / name, "rt", encoding="utf-8") as f:
         vectors = [json.loads(line) for line in f]
     assert len(vectors) == count
     for v in vectors:
@@ -79,8 +76,8 @@ def test_qwen_vectors(assets, qwen, name, count):
         assert qwen.decode(v["ids"], skip_special=False) == unicodedata.normalize("NFC", v["text"])
 
 
-def test_qwen_facts(assets, qwen):
-    facts = json.loads((assets / "tokenizer_facts.json").read_text())
+def test_qwen_facts(released, qwen):
+    facts = json.loads((released / "tokenizer_facts.json").read_text())
     assert qwen.vocab_size == facts["len_tokenizer"] == 151665
     assert qwen.stop_ids == {151643, 151645}
     for token in facts["added_tokens"]:
@@ -109,7 +106,7 @@ def test_qwen_chat(qwen):
     assert ids[:3] == [151644, 8948, 198] and ids[-3:] == [151644, 77091, 198]
 
 
-def test_golden_chat_prompts_are_rendered_the_same(assets, qwen):
+def test_golden_chat_prompts_are_rendered_the_same(released, qwen):
     """The rendered conversations among the vectors come out of `render_chat` letter by letter."""
     start = (
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
@@ -117,7 +114,7 @@ def test_golden_chat_prompts_are_rendered_the_same(assets, qwen):
     )
     end = "<|im_end|>\n<|im_start|>assistant\n"
     seen = 0
-    with gzip.open(assets / "real_text_golden.jsonl.gz", "rt", encoding="utf-8") as f:
+    with gzip.open(released / "real_text_golden.jsonl.gz", "rt", encoding="utf-8") as f:
         for v in map(json.loads, f):
             if v["text"].startswith(start) and v["text"].endswith(end):
                 content = v["text"][len(start) : -len(end)]
@@ -182,25 +179,25 @@ def test_bad_files_are_named(folder, name, content, complaint):
     assert str(folder) in str(e.value) and "\n" not in str(e.value)
 
 
-def test_missing_and_unreadable_files(folder, tmp_path):
-    for path in (tmp_path / "nowhere", tmp_path / "nowhere" / "tokenizer.json"):
-        with pytest.raises(ValueError, match="no such file or folder"):
-            load(path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="neither tokenizer"):
-        load(tmp_path / "empty")
-    with pytest.raises(ValueError, match="jinja: cannot be read"):
-        load(folder, folder / "no-such.jinja")
-    (folder / "tokenizer.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="not UTF-8"):
-        load(folder)
-
-
-def test_no_stop_token_is_an_error(tmp_path):
+@pytest.mark.parametrize(
+    ("path", "template", "complaint"),
+    [
+        ("nowhere", "", "no such file or folder"),
+        ("nowhere/tokenizer.json", "", "no such file or folder"),
+        ("empty", "", "neither tokenizer"),
+        (".", "no-such.jinja", "jinja: cannot be read"),
+        ("latin", "", "not UTF-8"),
+        ("endless", "", "no stop token is known"),
+    ],
+)
+def test_missing_and_unreadable_files(folder, path, template, complaint):
+    for name in ("empty", "latin", "endless"):
+        (folder / name).mkdir()
+    (folder / "latin" / "tokenizer.json").write_bytes(b"\xff\xfe")
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"six": 0}, unk_token="six"))
-    model.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match="no stop token is known"):
-        load(tmp_path)
+    model.save(str(folder / "endless" / "tokenizer.json"))
+    with pytest.raises(ValueError, match=complaint):
+        load(folder / path, folder / template if template else "")
 
 
 # --- chat templates -------------------------------------------------------------------------------
@@ -240,42 +237,25 @@ def test_chat_accepts_pairs_and_mappings(folder):
     assert tok.chat((("user", "six"),)) == tok.encode(text)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ ''.__class__ }}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ ''['__class__'] }}",
-        "{{ ''|attr('__class__') }}",
-        "{% if messages.__class__ %}{% endif %}",
-        "{{ '{0.__class__}'.format(1) }}",
-        "{{ raise_exception.__globals__ }}",
-        "{{ messages.append(1) }}",
-        "{{ cycler.__init__.__globals__.os.system('true') }}",
-    ],
-)
-def test_sandbox_refuses(folder, source):
-    (folder / "chat_template.jinja").write_text(source)
-    with pytest.raises(ValueError, match="refused by the sandbox"):
-        load(folder).render_chat([("user", "x")])
+FORBIDDEN = [
+    "{{ ''.__class__ }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ ''['__class__'] }}", "{{ ''|attr('__class__') }}", "{{ '{0.__class__}'.format(1) }}",
+    "{% if messages.__class__ %}{% endif %}", "{{ raise_exception.__globals__ }}",
+    "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__.os.system('true') }}",
+]  # fmt: skip
+FAILING = {
+    "{{ raise_exception('roles must\nalternate') }}": "roles must alternate",
+    "{{ 1 // 0 }}": "ZeroDivisionError",
+    '{{ strftime_now("%Y") }}': "strftime_now",  # no clock: prompts must not change by the day
+    "{% for i in range(10 ** 9) %}{% endfor %}": "OverflowError",
+    "{% include 'x' %}": "no loader",
+} | dict.fromkeys(FORBIDDEN, "refused by the sandbox")
 
 
-@pytest.mark.parametrize(
-    "source, complaint",
-    [
-        ("{{ raise_exception('roles must\nalternate') }}", "roles must alternate"),
-        ("{{ 1 // 0 }}", "ZeroDivisionError"),
-        (
-            '{{ strftime_now("%Y") }}',
-            "strftime_now",
-        ),  # no clock: prompts must not change by the day
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError"),
-        ("{% include 'x' %}", "no loader"),
-    ],
-)
-def test_failing_templates_are_value_errors(folder, source, complaint):
+@pytest.mark.parametrize("source", FAILING)
+def test_failing_and_forbidden_templates_are_value_errors(folder, source):
     (folder / "chat_template.jinja").write_text(source)
-    with pytest.raises(ValueError, match=complaint) as e:
+    with pytest.raises(ValueError, match=FAILING[source]) as e:
         load(folder).render_chat([("user", "x")])
     assert "\n" not in str(e.value)
 

@@ -11,12 +11,8 @@ from dapo_jax.log import metrics, trackers
 
 
 class Calls(list):
-    def taking(self, name, result=None):
-        def call(*args, **kwargs):
-            self.append((name, args, kwargs))
-            return result(*args, **kwargs) if callable(result) else result
-
-        return call
+    def taking(self, name, result=lambda *_, **__: None):
+        return lambda *a, **k: (self.append((name, a, k)), result(*a, **k))[1]
 
 
 @pytest.fixture
@@ -42,14 +38,7 @@ def mlflow(monkeypatch):
         return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id or "m1"))
 
     module = types.SimpleNamespace(start_run=calls.taking("start_run", start_run), calls=calls)
-    for name in (
-        "set_experiment",
-        "log_params",
-        "log_metrics",
-        "log_text",
-        "log_table",
-        "end_run",
-    ):
+    for name in ["set_experiment", "log_params", "log_metrics", "log_text", "log_table", "end_run"]:
         setattr(module, name, calls.taking(name))
     module.__spec__ = types.SimpleNamespace(origin="mlflow.py")
     monkeypatch.setitem(sys.modules, "mlflow", module)

@@ -91,11 +91,6 @@ HABIT = Style(skip=0.90, loop=0.02, slip=0.03, ramble=0.05)
 # --- problems -------------------------------------------------------------------------------------
 
 
-def oracle(prompt: str, task: Task = TASK) -> str:
-    """The answer, worked out from the text of a prompt. ValueError: not a problem of the task."""
-    return str(_parse(prompt, task)[-1])
-
-
 def count(k: int, task: Task = TASK) -> int:
     """How many distinct problems with k operations exist, all splits together (exact)."""
     value = np.arange(task.max_value + 1)
@@ -205,28 +200,6 @@ def _problem(start: int, walk: Sequence[int], task: Task) -> Problem:
     for name, (before, after) in zip(names[1:], pairwise(walk), strict=True):
         words += [name, PLUS if after > before else MINUS, str(abs(after - before))]
     return Problem(" ".join([*words, ASK]), str(walk[-1]), len(walk) - 1)
-
-
-def _parse(prompt: str, task: Task) -> list[int]:
-    """The running values, k+1 of them, of a prompt."""
-    try:
-        words = prompt.split()
-        start = task.labels.index(words[0])
-        values = [int(words[1])]
-        for sign, operand in zip(words[3:-1:3], words[4:-1:3], strict=True):
-            values.append(values[-1] + {PLUS: 1, MINUS: -1}[sign] * int(operand))
-        valid = (
-            2 <= len(values) <= len(task.labels)
-            and all(0 <= v <= task.max_value for v in values)
-            and all(0 < abs(b - a) <= task.max_operand for a, b in pairwise(values))
-            # Written anew it shows every other flaw: labels, spelling, ends.
-            and _problem(start, values, task).prompt == prompt
-        )
-    except (IndexError, KeyError, ValueError):
-        valid = False
-    if not valid:
-        raise ValueError(f"prompt: not a problem of {task}: {prompt!r}")
-    return values
 
 
 def _checked(levels: Sequence[int], task: Task) -> list[int]:

@@ -53,19 +53,19 @@ class Rewards(NamedTuple):
         return not self.own and self.shipped <= {"dapo", "integer"}
 
 
-def read(config) -> Rewards:
-    """The functions that `config.reward` names. ValueError: a file or function is missing, a name
-    is used twice, a library is not installed."""
+def read(settings) -> Rewards:
+    """The functions that `settings`, the section `config.reward`, names. ValueError: a file or
+    function is missing, a name is used twice, a library is not installed."""
     files: dict[pathlib.Path, object] = {}
     shipped: set[str] = set()
 
     def scored(field: str, listed: str) -> Score:
-        parts = [_part(config, field, entry, files, shipped) for entry in listed.split(",")]
+        parts = [_part(settings, field, entry, files, shipped) for entry in listed.split(",")]
         return weighted(parts)
 
-    default = scored("function", config.reward.function or config.reward.verifier)
+    default = scored("function", settings.function or settings.verifier)
     by_source = []
-    for entry in filter(None, (e.strip() for e in config.reward.by_source.split(";"))):
+    for entry in filter(None, (e.strip() for e in settings.by_source.split(";"))):
         pattern, equals, listed = (x.strip() for x in entry.partition("="))
         if not (pattern and equals and listed):
             raise ValueError(f"config.reward.by_source: {entry!r} is not of the form SOURCE=REWARD")
@@ -87,7 +87,7 @@ def read(config) -> Rewards:
 _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL)
 
 
-def _part(config, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
+def _part(settings, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
     """'[NAME=][WEIGHT*]WHAT': WHAT is a shipped verifier, format, or FILE.py:FUNCTION."""
     name, weight, what = _ENTRY.fullmatch(entry.strip()).groups()
     try:
@@ -96,16 +96,16 @@ def _part(config, field: str, entry: str, files: dict, shipped: set[str]) -> Par
         raise ValueError(f"config.reward.{field}: {weight!r} is no weight") from None
     if what in answers.MODES:
         shipped.add(what)
-        return Part(name or what, weight, by_verifier(config, what))
+        return Part(name or what, weight, by_verifier(settings, what))
     if what == "format":
-        return Part(name or what, weight, tagged(config.reward.format_tags))
+        return Part(name or what, weight, tagged(settings.format_tags))
     function = _from_file(field, what, files)
     return Part(name or what.rpartition(":")[2], weight, function)
 
 
-def by_verifier(config, mode: str) -> Score:
+def by_verifier(settings, mode: str) -> Score:
     """Eq. 7: `reward.correct` where the final answer is right, else `reward.wrong`."""
-    right, wrong = float(config.reward.correct), float(config.reward.wrong)
+    right, wrong = float(settings.correct), float(settings.wrong)
     # Responses of a group come one after the other, and short ones are often the same text.
     verify = functools.lru_cache(maxsize=64)(answers.verify)
 

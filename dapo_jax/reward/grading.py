@@ -56,7 +56,7 @@ def judge(config, score: Score | Judge | None = None) -> Judge:
         return score
     if score is not None:
         return Judge(score, miss=miss, takes=references.any_answer, own=True)
-    named = rewards.read(config)
+    named = rewards.read(config.reward)
     if "math" in named.shipped and not config.reward.workers:
         raise ValueError(
             "config.reward.workers: verifier 'math' may take any time and needs processes that can"
@@ -69,7 +69,7 @@ def judge(config, score: Score | Judge | None = None) -> Judge:
         pool = workers.Pool(config.reward.to_dict(), count, config.reward.timeout_s)
     return Judge(
         named.score,
-        other and rewards.by_verifier(config, other),
+        other and rewards.by_verifier(config.reward, other),
         named.source,
         pool,
         miss,

@@ -119,8 +119,7 @@ def main() -> None:
     line = connection.Connection(int(sys.argv[1]))
     reward, limit_s = line.recv()
     try:
-        config = types.SimpleNamespace(reward=types.SimpleNamespace(**reward))
-        score = rewards.read(config).score
+        score = rewards.read(types.SimpleNamespace(**reward)).score
     except (ValueError, OSError) as error:
         return line.send(str(error))
     line.send(None)
