@@ -263,7 +263,19 @@ def test_what_teaches_is_the_callers_to_say():
 @pytest.mark.parametrize(("choice", "teaches"), [("off", True), ("loss", True), ("group", False)])
 def test_a_group_whose_only_miss_is_truncated_teaches_where_that_one_counts(choice, teaches):
     """The loss leaves it out under 'loss', the mean of its group only under 'group'."""
-    none = np.zeros(0)
-    responses = [Response(none, none, none, truncated=i == 0) for i in range(4)]
-    group = ds.Group(0, [0], responses, judged([False, True, True, True]))
+    group = ds.Group(0, [0], drawn(first_truncated=True), judged([False, True, True, True]))
     assert overlong_filter.teaches(group, choice) == teaches
+
+
+def drawn(logp=0.0, first_truncated=False):
+    x = np.full(1, logp)
+    return [Response(x, x, x, truncated=first_truncated and i == 0) for i in range(4)]
+
+
+def test_a_fingerprint_sees_all_that_is_decided():
+    one, other = judged([True] * 4), judged([True, True, True, False])
+    groups = [ds.Group(0, [0], drawn(), one), ds.Group(1, [0], drawn(), one)]
+    groups += [ds.Group(0, [1], drawn(), one), ds.Group(0, [0], drawn(), other)]
+    groups += [ds.Group(0, [0], drawn()), ds.Group(0, [0], drawn(logp=-1.0), one)]
+    groups += [ds.Group(0, [0], drawn(first_truncated=True), one)]
+    assert len({b"".join(ds.fingerprint([g])) for g in groups}) == len(groups)
