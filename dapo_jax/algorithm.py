@@ -50,15 +50,13 @@ class Algorithm(NamedTuple):
 
 def dapo(config) -> Algorithm:
     """The paper's algorithm with the numbers of a config."""
-    c = config.advantage
     return Algorithm(
         config,
         positions=lambda text, stream, state: lambda start, size: range(start, start + size),
         teaches=lambda group: teaches(group, config.loss.overlong_filter),
         sample=sample_batch,
-        credit=lambda reward_NxG, counted_NxG: advantage.group_normalize(  # Eq. 9
-            reward_NxG, ddof=c.ddof, epsilon=c.epsilon, counted_NxG=counted_NxG, scale=c.scale,
-            leave_one_out=c.leave_one_out,
+        credit=lambda reward_NxG, counted_NxG: advantage.group_normalize(
+            reward_NxG, config.advantage, counted_NxG
         ),
         learn=learn,
         learning_rate=lambda step: update.learning_rate(config.optim, step),
@@ -77,21 +75,15 @@ class StepRecord(NamedTuple):
 
 
 def step(
-    algorithm: Algorithm,
-    text,
-    machine,
-    stream: Sequence[int],
-    state: State,
+    algorithm: Algorithm, text, machine, stream: Sequence[int], state: State,
     on_phase: Callable[[str], None] = lambda phase: None,
-) -> tuple[State, StepRecord]:
+) -> tuple[State, StepRecord]:  # fmt: skip
     """One rollout step: sample a batch of groups that teach, then update on it. stream: position ->
     row of the training set. on_phase: called with 'rollout' and with 'update' as each begins."""
     on_phase("rollout")
     batch, stats = algorithm.sample(algorithm, text, machine, stream, state)  # lines 2-8
     on_phase("update")
-    minibatches = make_minibatches(  # line 9
-        algorithm.config, algorithm.credit, batch.groups, state.counters.step, algorithm.terms
-    )
+    minibatches = make_minibatches(algorithm, batch.groups, state.counters.step)  # line 9
     knobs = update_knobs(algorithm, state.counters.step)
     state, updates, metrics = algorithm.learn(algorithm, machine, state, minibatches)  # 10-11
 
@@ -113,7 +105,7 @@ def step(
 
 def sample_batch(algorithm, text, machine, stream, state: State) -> tuple[Collected, engine.Stats]:
     """Dynamic Sampling with the policy as it is at the start of the step."""
-    rollout, settings = algorithm.config.rollout, algorithm.config.dynamic_sampling
+    rollout = algorithm.config.rollout
     decode_params = machine.decode_params(state.params)
     draw, totals = training_draw(algorithm, state.counters.step), []
 
@@ -132,13 +124,10 @@ def sample_batch(algorithm, text, machine, stream, state: State) -> tuple[Collec
 
     batch = collect(
         sample,
+        algorithm.config.dynamic_sampling,
         start=state.counters.position,
         need=rollout.groups,
         accept_rate=state.counters.accept_rate,
-        max_rounds=settings.max_rounds,
-        dynamic=settings.enabled,
-        refill=settings.refill,
-        surplus=settings.surplus,
         carried=state.carried,
         accept=algorithm.teaches,
         ahead=algorithm.positions(text, stream, state),

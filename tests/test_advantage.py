@@ -7,6 +7,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dapo_jax.dapo.advantage import group_normalize
+from dapo_jax.dapo.settings import Advantage
+
+
+def normalize(rewards, counted=None, **fields):
+    return group_normalize(np.array(rewards), Advantage(**fields), counted)
 
 
 @pytest.mark.parametrize(
@@ -22,14 +27,14 @@ from dapo_jax.dapo.advantage import group_normalize
 )
 def test_sixteen_responses(ddof, correct, right, wrong):
     rewards = np.where(np.arange(16) < correct, 1.0, -1.0)[None]
-    got = group_normalize(rewards, ddof=ddof, epsilon=1e-6)
+    got = normalize(rewards, ddof=ddof, epsilon=1e-6)
     expected = np.where(np.arange(16) < correct, right, wrong)[None]
     np.testing.assert_allclose(got, expected, atol=1.5e-6)
     assert got.dtype == np.float32
 
 
 def test_shaped_rewards_of_one_group():
-    got = group_normalize(np.array([[1, -1, -1, 1, -1.5, 0.5]]), ddof=1, epsilon=1e-6)
+    got = normalize(np.array([[1, -1, -1, 1, -1.5, 0.5]]), ddof=1, epsilon=1e-6)
     expected = [[1.03661, -0.740435, -0.740435, 1.03661, -1.184697, 0.592348]]
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
@@ -54,10 +59,9 @@ def test_against_python_statistics(data):
     rewards = data.draw(table(number | st.sampled_from([1.0, -1.0])))
     counted = data.draw(st.none() | table(st.booleans()))
     ddof, epsilon = data.draw(st.sampled_from([0, 1])), data.draw(st.sampled_from([1e-6, 1e-4]))
-    got = group_normalize(
-        np.array(rewards), ddof=ddof, epsilon=epsilon,
-        counted_NxG=None if counted is None else np.array(counted),
-    )  # fmt: skip
+    got = normalize(
+        rewards, None if counted is None else np.array(counted), ddof=ddof, epsilon=epsilon
+    )
     masks = counted or [[True] * G] * N
     expected = [oracle(r, c, ddof, epsilon) for r, c in zip(rewards, masks, strict=True)]
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
@@ -66,18 +70,18 @@ def test_against_python_statistics(data):
 def test_responses_left_out_change_nothing_and_get_zero():
     counted = np.array([[True, True, False, True]])
     settings = dict(ddof=1, epsilon=1e-6)
-    small = group_normalize(np.array([[1.0, -1.0, -1.0]]), **settings)
+    small = normalize(np.array([[1.0, -1.0, -1.0]]), **settings)
     for outlier in (-2.0, 50.0):
         rewards = np.array([[1.0, -1.0, outlier, -1.0]])
-        got = group_normalize(rewards, counted_NxG=counted, **settings)
+        got = normalize(rewards, counted=counted, **settings)
         np.testing.assert_array_equal(got[:, [0, 1, 3]], small)
         assert got[0, 2] == 0
 
 
 @pytest.mark.parametrize("counted", [[0, 0, 0], [0, 1, 0]])
 def test_fewer_than_two_counted_responses_teach_nothing(counted):
-    got = group_normalize(
-        np.array([[1.0, -1.0, 1.0]]), ddof=1, epsilon=1e-6, counted_NxG=np.array([counted], bool)
+    got = normalize(
+        np.array([[1.0, -1.0, 1.0]]), ddof=1, epsilon=1e-6, counted=np.array([counted], bool)
     )
     assert not got.any()
 
@@ -88,13 +92,13 @@ def test_a_group_of_equal_rewards_is_exactly_zero(value, ddof):
     """The mean of equal numbers can be off by an ulp; 1e-16 / 1e-6 would still be a gradient. With
     epsilon 0 it would be 0/0."""
     for epsilon in (0.0, 1e-6):
-        got = group_normalize(np.full((2, 13), value), ddof=ddof, epsilon=epsilon)
+        got = normalize(np.full((2, 13), value), ddof=ddof, epsilon=epsilon)
         assert not got.any()
 
 
 def test_groups_do_not_mix():
     rewards = np.array([[1.0, -1.0, -1.0], [0.5, 1.0, -2.0]])
-    both = group_normalize(rewards, ddof=1, epsilon=1e-6)
+    both = normalize(rewards, ddof=1, epsilon=1e-6)
     for n in range(2):
-        alone = group_normalize(rewards[n : n + 1], ddof=1, epsilon=1e-6)
+        alone = normalize(rewards[n : n + 1], ddof=1, epsilon=1e-6)
         np.testing.assert_array_equal(both[n], alone[0])

@@ -51,7 +51,7 @@ def test_a_prompt_is_packed_once_where_prompts_are_shared():
         c.rollout.group_size, c.loss.old_logprobs = 4, "reuse"
         c.optim.share_prompts = share_prompts
         machine = build.build_machine(c, 48, (0, 1), None)
-        given = algorithm.make_minibatches(c, algorithm.dapo(c).credit, groups, 0)
+        given = algorithm.make_minibatches(algorithm.dapo(c), groups, 0)
         (batch,) = algorithm.pack_minibatches(machine, given)
         return int((batch.rows.segments_AxRxT > 0).sum())
 

@@ -21,6 +21,7 @@ from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import presets
 from dapo_jax.dapo import dynamic_sampling as ds
 from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.settings import DynamicSampling
 from dapo_jax.dapo.state import Counters
 from dapo_jax.data import problems
 from dapo_jax.log import guards, metrics, tags
@@ -29,6 +30,7 @@ from dapo_jax.variants import choose, curriculum
 from dapo_jax.variants.curriculum import Rates
 
 ROOT = pathlib.Path(__file__).parent.parent
+NINE = DynamicSampling(max_rounds=9)
 
 
 def settings(**fields):
@@ -133,11 +135,10 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
     for accept_rate in accept_rates:
         got = ds.collect(
             lambda positions: [outcome(p) for p in positions],
+            DynamicSampling(max_rounds=1000, surplus=surplus),
             start=cursor,
             need=2,
             accept_rate=accept_rate,
-            max_rounds=1000,
-            surplus=surplus,
             carried=carried,
             ahead=curriculum.ahead(c.curriculum, stream, P, rates),
         )
@@ -194,9 +195,9 @@ def test_where_nothing_is_left_to_draw_a_step_is_short():
     c = settings(pass_rate_cap=0.9).curriculum
     ahead = curriculum.ahead(c, stream, 4, retired(4, epoch=1))
     sample = lambda positions: [of(2, 4, p) for p in positions]
-    got = ds.collect(sample, start=6, need=8, accept_rate=1.0, max_rounds=9, ahead=ahead)
+    got = ds.collect(sample, NINE, start=6, need=8, accept_rate=1.0, ahead=ahead)
     assert [g.position for g in got.groups] == [6, 7] and (got.rounds, got.next_position) == (1, 8)
-    got = ds.collect(sample, start=8, need=8, accept_rate=0.3, max_rounds=9, ahead=ahead)
+    got = ds.collect(sample, NINE, start=8, need=8, accept_rate=0.3, ahead=ahead)
     assert (got.groups, got.drawn, got.rounds, got.next_position) == ([], [], 0, 8)
     assert got.accept_rate == 0.3
 
@@ -209,10 +210,10 @@ def test_a_few_problems_left_are_drawn_once_a_step_which_says_so():
     sample = lambda positions: [of(2, 4, p) for p in positions]
     got = ds.collect(
         sample,
+        NINE,
         start=8,
         need=8,
         accept_rate=0.1,
-        max_rounds=9,
         ahead=curriculum.ahead(c.curriculum, stream, 4, rates),
     )
     assert [g.position for g in got.drawn] == [left] and got.next_position == left + 1

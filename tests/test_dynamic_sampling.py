@@ -1,13 +1,15 @@
 """Dynamic sampling (paper Eq. 11): the batch is the first N mixed groups of the problem stream."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dapo_jax.dapo import dynamic_sampling as ds, overlong_filter
+from dapo_jax.dapo import dynamic_sampling as ds
 from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.settings import DynamicSampling
 from dapo_jax.rollout.engine import Response
 
 
@@ -41,8 +43,11 @@ def positions(groups):
 
 
 def collect(stream, **changes):
-    settings = dict(start=0, need=4, accept_rate=1.0, max_rounds=1000)
-    return ds.collect(stream, **(settings | changes))
+    """changes: of the call, and of config.dynamic_sampling."""
+    fields = {f.name for f in dataclasses.fields(DynamicSampling)}
+    named = {name: changes.pop(name) for name in [*changes] if name in fields}
+    settings = DynamicSampling(**(dict(max_rounds=1000) | named))
+    return ds.collect(stream, settings, **(dict(start=0, need=4, accept_rate=1.0) | changes))
 
 
 outcomes = st.lists(st.integers(0, 4), min_size=1, max_size=12).filter(
@@ -144,7 +149,7 @@ def test_max_rounds_leaves_a_short_batch():
 
 def test_without_dynamic_sampling_one_round_takes_everything():
     stream = Stream([0, 1, 4])
-    got = collect(stream, start=3, need=5, accept_rate=0.1, dynamic=False)
+    got = collect(stream, start=3, need=5, accept_rate=0.1, enabled=False)
     assert stream.asked == [range(3, 8)]
     assert positions(got.groups) == [3, 4, 5, 6, 7] and got.next_position == 8
 
@@ -230,7 +235,7 @@ def test_a_batch_of_the_paper_is_full_in_no_more_rounds_than_whole_batches_take(
 
     def step(start, estimate):
         draw = lambda ids: [ds.Group(p, (), (), OUTCOMES[bool(teaches[p])]) for p in ids]
-        got = ds.collect(draw, start=start, need=512, accept_rate=estimate, max_rounds=10)
+        got = collect(draw, start=start, need=512, accept_rate=estimate, max_rounds=10)
         assert len(got.groups) == 512
         rounds, drawn = whole_batches(teaches, start)
         return got, (got.rounds - rounds, len(got.drawn) - drawn, got.rounds)
@@ -256,7 +261,7 @@ def test_what_teaches_is_the_callers_to_say():
     got = collect(stream, need=3, accept_rate=0.5, accept=lambda g: g.mixed and g.position % 2 == 0)
     assert positions(got.groups) == [0, 2, 4] and got.next_position == 5
     assert got.accept_rate == pytest.approx((4 + 0.5 * 3) / (7 + 3))
-    got = collect(stream, need=3, dynamic=False, accept=lambda g: False)
+    got = collect(stream, need=3, enabled=False, accept=lambda g: False)
     assert positions(got.groups) == [0, 1, 2]
 
 
@@ -264,7 +269,7 @@ def test_what_teaches_is_the_callers_to_say():
 def test_a_group_whose_only_miss_is_truncated_teaches_where_that_one_counts(choice, teaches):
     """The loss leaves it out under 'loss', the mean of its group only under 'group'."""
     group = ds.Group(0, [0], drawn(first_truncated=True), judged([False, True, True, True]))
-    assert overlong_filter.teaches(group, choice) == teaches
+    assert ds.teaches(group, choice) == teaches
 
 
 def drawn(logp=0.0, first_truncated=False):

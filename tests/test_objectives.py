@@ -19,6 +19,7 @@ from dapo_jax import algorithm, config
 from dapo_jax.config import presets, validation
 from dapo_jax.dapo import objective, update
 from dapo_jax.dapo.advantage import group_normalize, whiten
+from dapo_jax.dapo.settings import Advantage
 from dapo_jax.variants import objectives
 
 # Four responses of 4, 2, 3 and 1 tokens to two prompts, packed as two to a row; the last of them in
@@ -173,31 +174,28 @@ def test_where_nothing_has_moved_all_objectives_push_alike():
 # ------------------------------------------------------------------------------------------------
 
 REWARDS = np.array([[1.0, 0, 0, 1], [1, 1, 1, 0]])
-OF_ADVANTAGE = dict(ddof=1, epsilon=1e-6)
+OTHERS = Advantage(scale="none", leave_one_out=True)
 
 
 def test_without_std_by_the_batch_s_and_against_the_others():
     centred = [[0.5, -0.5, -0.5, 0.5], [0.25, 0.25, 0.25, -0.75]]
-    none = group_normalize(REWARDS, scale="none", **OF_ADVANTAGE)
+    none = group_normalize(REWARDS, Advantage(scale="none"))
     np.testing.assert_allclose(none, centred, rtol=1e-6)
-    batch = group_normalize(REWARDS, scale="batch", ddof=0, epsilon=1e-12)
+    batch = group_normalize(REWARDS, Advantage(ddof=0, epsilon=1e-12, scale="batch"))
     np.testing.assert_allclose(batch, np.divide(centred, 0.46770717334674267), rtol=1e-6)
-    others = group_normalize(REWARDS, scale="none", leave_one_out=True, **OF_ADVANTAGE)
+    others = group_normalize(REWARDS, OTHERS)
     third = 1 / 3
     np.testing.assert_allclose(
         others, [[2 * third, -2 * third, -2 * third, 2 * third], [third, third, third, -1]],
         rtol=1e-6,
     )  # fmt: skip
-    pair = group_normalize(np.array([[1.0, 0.5]]), scale="none", leave_one_out=True, **OF_ADVANTAGE)
+    pair = group_normalize(np.array([[1.0, 0.5]]), OTHERS)
     np.testing.assert_allclose(pair, [[0.5, -0.5]])
 
 
 def test_a_filtered_response_is_nobody_s_baseline():
     counted = np.array([[True, True, False, True]])
-    got = group_normalize(
-        np.array([[1.0, 0.0, 9.0, 0.0]]), scale="none", leave_one_out=True,
-        counted_NxG=counted, **OF_ADVANTAGE,
-    )  # fmt: skip
+    got = group_normalize(np.array([[1.0, 0.0, 9.0, 0.0]]), OTHERS, counted)
     np.testing.assert_allclose(got, [[1.0, -0.5, 0.0, -0.5]])
 
 
@@ -205,10 +203,10 @@ def test_whitened_over_the_tokens_of_the_batch():
     rng = np.random.default_rng(0)
     A, n = rng.normal(size=(3, 4)), rng.integers(0, 9, (3, 4))
     per_token = np.repeat(A.ravel(), n.ravel())
-    got = whiten(A, n, ddof=1, epsilon=1e-5)
+    got = whiten(A, n, Advantage(epsilon=1e-5))
     want = (A - per_token.mean()) / (per_token.std(ddof=1) + 1e-5)
     np.testing.assert_allclose(got, want, rtol=1e-5)
-    assert np.isfinite(whiten(A, np.zeros((3, 4), int), ddof=1, epsilon=1e-5)).all()
+    assert np.isfinite(whiten(A, np.zeros((3, 4), int), Advantage(epsilon=1e-5))).all()
 
 
 def test_the_loss_of_dr_grpo_through_the_batch():
@@ -228,7 +226,7 @@ def test_the_loss_of_dr_grpo_through_the_batch():
         Group(i, [1], [response(n) for n in ns], Grades(r, r > 0))
         for i, (ns, r) in enumerate(zip(lengths, REWARDS, strict=True))
     ]
-    (items,) = algorithm.make_minibatches(c, algorithm.dapo(c).credit, groups, 0)
+    (items,) = algorithm.make_minibatches(algorithm.dapo(c), groups, 0)
     numbers = objective.coefficients(c.loss)
     old = np.float32(-1.0)
     total = sum(
@@ -259,8 +257,10 @@ def with_the_diff_of_the_page(folder: pathlib.Path) -> None:
 
 def test_the_page_s_diff_is_an_objective(tmp_path):
     """REINFORCE: -A sum log pi, a mean over responses."""
-    (tmp_path / "dapo_jax").mkdir()
-    file = shutil.copy(ROOT / "dapo_jax" / "objectives.py", tmp_path / "dapo_jax")
+    (tmp_path / "dapo_jax" / "variants").mkdir(parents=True)
+    file = shutil.copy(
+        ROOT / "dapo_jax" / "variants" / "objectives.py", tmp_path / "dapo_jax" / "variants"
+    )
     with_the_diff_of_the_page(tmp_path)
     spec = importlib.util.spec_from_file_location("patched", file)
     patched = importlib.util.module_from_spec(spec)

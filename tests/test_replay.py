@@ -208,7 +208,7 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     expected, seen = replay(c, preset, order)
     assert seen["held"] and seen["margin"] > 1e-4  # clipped somewhere, undecided nowhere
     for step, (table, m, v, norm) in enumerate(expected):
-        items = algorithm.make_minibatches(c, method.credit, recorded_groups(), step)
+        items = algorithm.make_minibatches(method, recorded_groups(), step)
         knobs = algorithm.update_knobs(method, step)
         state, logs, _ = method.learn(method, machine, state, items)
         state, log = state.count(step=step + 1), metrics.update_metrics(logs, False)

@@ -282,7 +282,7 @@ def test_the_three_readings_of_overlong_filtering(reading):
     ]
     right = np.array([True, False, False, True])
     group = Group(0, [1, 2], responses, Grades(np.where(right, 1.0, -1.0), right))
-    ((a, b, x, y),) = algorithm.make_minibatches(c, algorithm.dapo(c).credit, [group], step=0)
+    ((a, b, x, y),) = algorithm.make_minibatches(algorithm.dapo(c), [group], step=0)
     if reading == "off":
         assert [i.weight for i in (a, b, x, y)] == [1 / 40] * 4
     else:

@@ -186,7 +186,7 @@ def test_only_a_run_that_bootstraps_has_the_cell():
     def cells(**fields):
         c.critic.update(fields)
         m, method = machine_of(c), choose.of(c)
-        given = algorithm.make_minibatches(c, method.credit, groups, 0)
+        given = algorithm.make_minibatches(method, groups, 0)
         seen = []
         values = m.others["critic"]
         reading = lambda params, rows, n: seen.append(rows) or values.values(params, rows, n)

@@ -341,7 +341,7 @@ def test_minibatches_carry_the_verdicts():
         for i in range(4)
     ]
     method = choose.of(c)
-    for items in algorithm.make_minibatches(c, method.credit, groups, 0, method.terms):
+    for items in algorithm.make_minibatches(method, groups, 0):
         right = [len(i.response) in (1, 3, 5, 8) for i in items]
         assert [i.term_weights[0] > 0 for i in items] == right
         rows, _, places = packing.pack(items, row_tokens=16, micro_rows=2, max_items=4)

@@ -2,48 +2,44 @@
 
 import numpy as np
 
+from dapo_jax.dapo.settings import Advantage
+
 
 def group_normalize(
     rewards_NxG: np.ndarray,
-    *,
-    ddof: int,
-    epsilon: float,
+    settings: Advantage,
     counted_NxG: np.ndarray | None = None,
-    scale: str = "group",
-    leave_one_out: bool = False,
 ) -> np.ndarray:
     """(r - mean) / (std + epsilon) within each group; every token of a response gets its value.
 
-    `ddof=1` and `epsilon=1e-6` are what verl uses. scale: 'batch' divides by one std, that of the
-    gaps of all counted responses (ScaleRL), 'none' by nothing (Dr. GRPO, RLOO). leave_one_out: the
-    mean is that of the group's other responses (RLOO). Responses outside `counted_NxG` are left out
-    of mean and std and get 0; a group with fewer than two counted responses is all zeros, since
-    nothing can be compared in it. float32 [N, G].
+    settings.scale: 'batch' divides by one std, that of the gaps of all counted responses (ScaleRL),
+    'none' by nothing (Dr. GRPO, RLOO). leave_one_out: the mean is that of the group's other
+    responses (RLOO). Responses outside `counted_NxG` are left out of mean and std and get 0; a
+    group with fewer than two counted responses is all zeros, since nothing can be compared in it.
+    float32 [N, G].
     """
     r = np.asarray(rewards_NxG, np.float64)
     counted = np.ones(r.shape, bool) if counted_NxG is None else counted_NxG
     n_Nx1 = counted.sum(1, keepdims=True)
     mean_Nx1 = np.where(counted, r, 0).sum(1, keepdims=True) / np.maximum(n_Nx1, 1)
     gap = np.where(counted, r - mean_Nx1, 0)
-    std_Nx1 = np.sqrt((gap**2).sum(1, keepdims=True) / np.maximum(n_Nx1 - ddof, 1))
-    if scale == "batch":
-        std_Nx1[:] = np.sqrt((gap**2).sum() / max(n_Nx1.sum() - ddof, 1))
-    # Equal rewards can leave rounding noise of 1e-17, which a division by 1e-6 is no cure for.
-    # (A response alone has no gap either.)
+    std_Nx1 = np.sqrt((gap**2).sum(1, keepdims=True) / np.maximum(n_Nx1 - settings.ddof, 1))
+    if settings.scale == "batch":
+        std_Nx1[:] = np.sqrt((gap**2).sum() / max(n_Nx1.sum() - settings.ddof, 1))
+    # Equal rewards may differ by 1e-17 from rounding, and dividing that by epsilon would not be
+    # zero. Such groups get exactly 0. (A response alone has no gap either.)
     flat_Nx1 = np.abs(gap).max(1, keepdims=True) <= 1e-12
-    if leave_one_out:
+    if settings.leave_one_out:
         gap = gap * n_Nx1 / np.maximum(n_Nx1 - 1, 1)
-    divisor_Nx1 = 1.0 if scale == "none" else std_Nx1 + epsilon
+    divisor_Nx1 = 1.0 if settings.scale == "none" else std_Nx1 + settings.epsilon
     advantage = np.where(flat_Nx1, 0.0, gap / np.where(flat_Nx1, 1.0, divisor_Nx1))
     return advantage.astype(np.float32)
 
 
-def whiten(
-    advantage_NxG: np.ndarray, tokens_NxG: np.ndarray, *, ddof: int, epsilon: float
-) -> np.ndarray:
+def whiten(advantage_NxG: np.ndarray, tokens_NxG: np.ndarray, settings: Advantage) -> np.ndarray:
     """Mean 0 and std 1 over the trained tokens of the batch, a second time (AReaL's `adv_norm`).
     tokens_NxG: trained tokens of each response; float32 [N, G]."""
     A, n = np.asarray(advantage_NxG, np.float64), tokens_NxG.sum()
     gap = A - (A * tokens_NxG).sum() / max(n, 1)
-    std = np.sqrt((gap**2 * tokens_NxG).sum() / max(n - ddof, 1))
-    return (gap / (std + epsilon)).astype(np.float32)
+    std = np.sqrt((gap**2 * tokens_NxG).sum() / max(n - settings.ddof, 1))
+    return (gap / (std + settings.epsilon)).astype(np.float32)

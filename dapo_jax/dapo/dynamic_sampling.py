@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dapo_jax.dapo.reward import Grades, masks
+from dapo_jax.dapo.settings import DynamicSampling
 
 SPREAD = 1e-6  # scores closer than that are one score: rounding, and no difference to learn from
 
@@ -87,14 +88,11 @@ def round_size(missing: int, accept_rate: float, need: int) -> int:
 
 def collect(
     sample: Callable[[Sequence[int]], list[Group]],
+    settings: DynamicSampling,
     *,
     start: int,
     need: int,
     accept_rate: float,
-    max_rounds: int,
-    dynamic: bool = True,
-    refill: bool = True,
-    surplus: str = "drop",
     carried: Sequence[Group] = (),
     accept: Callable[[Group], bool] = lambda group: group.mixed,
     ahead: Callable[[int, int], Sequence[int]] = lambda start, size: range(start, start + size),
@@ -106,14 +104,15 @@ def collect(
     group was not needed is sampled again, by the newer policy, and no problem is lost.
     surplus='carry': such groups come first in the next step, with their recorded log-probs.
     accept: whether a group teaches. accept_rate: the share that did in earlier steps; 1 = nobody
-    knows, and the first round, which draws just the batch, finds out. ahead: the positions to draw
-    next, so many from one on, where not all are; fewer where there are no more.
-    Without `dynamic` every group is accepted and one round of `need` problems is drawn; without
+    knows, and the first round, which draws just the batch, finds out. ahead(start, size): the next
+    `size` stream positions to draw, skipping excluded problems; fewer at the end.
+    Without `enabled` every group is accepted and one round of `need` problems is drawn; without
     `refill` one round as well, of which the groups that teach are the batch.
     """
+    dynamic, refill = settings.enabled, settings.refill
     accepted, drawn = list(carried), []
     position, rounds, teaching, prior = start, 0, 0, accept_rate
-    max_rounds = max_rounds if refill else 1
+    max_rounds = settings.max_rounds if refill else 1
     while len(accepted) < need and rounds < max_rounds:
         missing = need - len(accepted)
         size = round_size(missing, accept_rate, need) if dynamic and refill else missing
@@ -128,7 +127,7 @@ def collect(
         rounds += 1
         accept_rate = _estimate(teaching, len(drawn), prior, need)
     used, extra = accepted[:need], accepted[need:]
-    if surplus == "drop":
+    if settings.surplus == "drop":
         extra = []
         if len(used) == need and rounds:
             position = used[-1].position + 1

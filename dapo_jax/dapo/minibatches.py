@@ -21,23 +21,20 @@ class Term(NamedTuple):
     weights: Callable  # (groups, trained tokens [M, G]) -> float64 [M, G], per response token
 
 
-def make_minibatches(
-    config, credit: Callable, groups: list[Group], step: int, terms: Sequence[Term] = ()
-) -> list[list[packing.Item]]:
+def make_minibatches(algorithm, groups: list[Group], step: int) -> list[list[packing.Item]]:
     """Groups -> advantages and loss weights -> U mini-batches of whole groups, shuffled.
-    credit: (reward_NxG, counted_NxG) -> advantage_NxG."""
+    algorithm: `algorithm.Algorithm`; its config, `credit` and `terms` are used."""
+    config = algorithm.config
     if not groups:
         return []
     length_NxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
     truncated_NxG = np.array([[r.truncated for r in g.responses] for g in groups])
     trained_NxG, counted_NxG = reward.masks(truncated_NxG, config.loss.overlong_filter)
     reward_NxG = shaped_rewards(config, np.stack([g.grades.score_G for g in groups]), length_NxG)
-    advantage_NxG = credit(reward_NxG, counted_NxG)
+    advantage_NxG = algorithm.credit(reward_NxG, counted_NxG)
     tokens_NxG = np.where(trained_NxG, length_NxG, 0)
     if config.advantage.whiten:
-        advantage_NxG = advantage.whiten(
-            advantage_NxG, tokens_NxG, ddof=config.advantage.ddof, epsilon=config.advantage.epsilon
-        )
+        advantage_NxG = advantage.whiten(advantage_NxG, tokens_NxG, config.advantage)
 
     order = np.random.default_rng([config.seed, step]).permutation(len(groups))
     size = config.rollout.groups // config.optim.minibatches  # groups; a short batch has fewer
@@ -51,7 +48,7 @@ def make_minibatches(
             config.rollout.max_response_tokens,
         )
         of_part = [groups[n] for n in part]
-        extra_KxQ = [term.weights(of_part, tokens_NxG[part]).ravel() for term in terms]
+        extra_KxQ = [term.weights(of_part, tokens_NxG[part]).ravel() for term in algorithm.terms]
         responses = [(g.prompt, r) for g in of_part for r in g.responses]
         numbers = zip(advantage_NxG[part].ravel(), weight_Q, *extra_KxQ, strict=True)
         minibatches.append(

@@ -17,6 +17,7 @@ import numpy as np
 from dapo_jax.dapo import packing
 from dapo_jax.dapo.dynamic_sampling import Group, collect
 from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.settings import DynamicSampling
 from dapo_jax.model.attention_kernels import BLOCK
 from dapo_jax.rollout.schedule import Request, Schedule
 
@@ -195,13 +196,10 @@ def _rounds(need, max_rounds, dynamic, refill, surplus, accept, steps):
         asked: list[int] = []
         got = collect(
             draw,
+            DynamicSampling(dynamic, max_rounds, refill, surplus=surplus),
             start=position,
             need=need,
             accept_rate=rate,
-            max_rounds=max_rounds,
-            dynamic=dynamic,
-            refill=refill,
-            surplus=surplus,
             carried=carried,
         )
         position, rate, carried = got.next_position, got.accept_rate, got.carried
