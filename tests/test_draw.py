@@ -202,3 +202,15 @@ def test_a_large_vocabulary_is_drawn_as_a_float64_sum_would():
     assert (weight[token] > 0).all()
     assert (u < cdf[token] + 1e-5).all()  # what a float32 sum resolves
     assert (u > cdf[token] - weight[token] / weight.sum() - 1e-5).all()
+
+
+def test_blocks_near_the_square_root():
+    """Sums of a draw are by block, so that other blocks would be other bits."""
+    assert [draw.blocks(v) for v in (48, 50257, 151936, 152064)] == [
+        (8, 6), (128, 393), (128, 1187), (384, 396),
+    ]  # fmt: skip
+
+
+def test_no_nucleus_is_drawn_by_the_program_without_one():
+    modes = [draw.Draw(0, temperature=t, top_p=p).mode for t, p in ((1, 1), (1, 0.99), (0, 1))]
+    assert modes == ["full", "top_p", "greedy"]
