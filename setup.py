@@ -15,7 +15,11 @@ setup(
     author="The dapo_jax authors",
     license="Apache-2.0",
     packages=find_packages(include=["dapo_jax", "dapo_jax.*"]),
-    package_data={"dapo_jax.pods": ["slices.txt"], "dapo_jax.config": ["peers.txt"]},
+    package_data={
+        "dapo_jax.pods": ["slices.txt"],
+        "dapo_jax.config": ["peers.txt"],
+        "dapo_jax.lab.dynamics": ["pages.html"],
+    },
     python_requires=">=3.11",
     # The tests pass with the lowest of these too (uv's --resolution lowest-direct).
     install_requires=[

@@ -1,12 +1,10 @@
 """Samples: read in both forms, shown without letting a hostile one do anything, counted."""
 
-import html
 import json
 import math
 import re
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -60,12 +58,8 @@ def test_both_forms_are_read(tmp_path):
     put(tmp_path, 12, [NEW, NEW | {"truncated": True, "extracted": None}])
     (tmp_path / "rollouts" / "step_000012.jsonl.tmp").write_text("no sample")
     found = browse.read(str(tmp_path))
-    assert [(s.step, s.kind) for s in found] == [
-        (1, "right"),
-        (1, "wrong"),
-        (12, "right"),
-        (12, "truncated"),
-    ]
+    kinds = [(1, "right"), (1, "wrong"), (12, "right"), (12, "truncated")]
+    assert [(s.step, s.kind) for s in found] == kinds
     assert found[0].pieces == () and math.isnan(found[0].reward) and found[0].source == ""
     assert found[2].pieces == tuple(NEW["pieces"]) and found[2].reward == 1.0
     assert found[3].extracted is None
@@ -83,10 +77,14 @@ def test_both_forms_are_read(tmp_path):
         ({"pieces": [1] * 5}, "pieces is '1', no str"),
         ({"entropies": [0.1]}, "pieces, entropies, logps have different lengths"),
         ({"response": None}, "response is 'None', no str"),
+        ("[]", "no JSON object"),
+        ('{"problem": "x"}', "no 'prompt'; rows of a run's rollouts/ have it"),
     ],
 )
 def test_rows_that_are_no_samples(tmp_path, change, message):
-    put(tmp_path, 7, [NEW, NEW | change])
+    put(tmp_path, 7, [NEW])
+    with (tmp_path / "rollouts" / "step_000007.jsonl").open("a") as file:
+        file.write(change if isinstance(change, str) else json.dumps(NEW | change))
     with pytest.raises(ValueError) as error:
         browse.read(str(tmp_path))
     assert str(error.value) == f"{tmp_path}/rollouts/step_000007.jsonl:2: {message}"
@@ -97,9 +95,6 @@ def test_folders_that_have_none(tmp_path):
         browse.read(str(tmp_path))
     (tmp_path / "rollouts").mkdir()
     assert browse.read(str(tmp_path)) == []
-    (tmp_path / "rollouts" / "step_000001.jsonl").write_text('{"problem": "x"}\n')
-    with pytest.raises(ValueError, match=r"jsonl:1: no 'prompt'"):
-        browse.read(str(tmp_path))
 
 
 # --- choosing -----------------------------------------------------------------------------------
@@ -177,27 +172,26 @@ def test_hostile_text_stays_text(text):
         read = safe(page)
         word = max(re.findall(r"[a-z]+", text), key=len)
         assert word in read.text
-    plain = browse.text([sample])
-    assert all(x in "\n\t" or x.isprintable() for x in plain)
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=40))
 def test_any_text_stays_text(text):
-    shown = browse.escape(text)
-    assert html.unescape(shown) == browse.visible(text)
-    assert not set("<>\"'") & set(shown)
-    safe(browse.page([everywhere(text)], title=text))
+    sample = everywhere(text)
+    shown = safe(browse.page([sample], title=text)).text
+    assert shown.count(browse.visible(text)) >= 5
 
 
 def test_the_tokens_are_colored_by_entropy(tmp_path):
     put(tmp_path, 1, [NEW])
-    [sample] = browse.read(str(tmp_path))
-    read = Reader(browse.colored(sample))
-    assert read.text == "Wait 2 Answer: 2</s>"  # blanks of the response are back
-    alphas = [float(re.search(r",([\d.]+)\)", a["style"])[1]) for _, a in read.tags]
-    np.testing.assert_allclose(alphas, 0.85 * np.array(NEW["entropies"]) / browse.HOT, atol=1e-3)
-    assert read.tags[0][1]["title"] == "1.000 nats, probability 0.3679"
-    assert browse._shade(99) == browse._shade(browse.HOT) and "0.000" in browse._shade(math.nan)
+    spans = browse.spans(*browse.read(str(tmp_path)))
+    assert "".join(s.piece for s in spans) == "Wait 2 Answer: 2</s>"  # its blanks are back
+    assert [s.nats for s in spans] == NEW["entropies"]
+    assert spans[0].title == "1.000 nats, probability 0.3679"
+    assert browse.shade(1.0) == f"rgba(230,110,0,{0.85 / browse.HOT:.3f})"
+    assert browse.shade(99) == browse.shade(browse.HOT) and "0.000" in browse.shade(math.nan)
+    read = safe(browse.page(browse.read(str(tmp_path))))
+    titled = [attrs["style"] for _, attrs in read.tags if "title" in attrs]
+    assert titled == [f"background:{browse.shade(s.nats)}" for s in spans]
 
 
 def test_pieces_of_characters_are_joined():

@@ -57,7 +57,7 @@ def test_a_rung_changes_these_fields_and_no_other(name, size):
 def test_the_ladder_is_the_papers_table():
     assert tuple(ORACLE) == presets.CUMULATIVE + presets.LEAVE_ONE_OUT
     assert tuple(ORACLE)[:-1] == presets.RUNGS  # the last one is +token_loss
-    assert list(ladder.PAPER.values()) == [30, 36, 38, 41, 42, 50]
+    assert list(ladder.DAPO.paper.values()) == [30, 36, 38, 41, 42, 50]
     assert get_config() == get_config("+dynamic_sampling")
     assert get_config("grpo") == config.grpo(get_config())
 
@@ -110,14 +110,12 @@ def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
     assert [t.arguments[0]["steps"] for t in (base, with_it, without)] == [0, 70, 60]
     for name, before in (("+group_sampling", 10), ("-value_pretraining", 0)):
         for seed in range(2):
-            folder = tmp_path / ladder.folder(name, seed)
-            folder.mkdir(parents=True)
             rows = [
                 {"step": s, TAG: 0.2 + max(s - before, 0) / 100, "spent/tokens": 1000 * s}
                 | {"critic/explained_variance": (s > before) / 4}
                 for s in range(0, before + 61, 5)
             ]
-            (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+            put(tmp_path, name, seed, rows)
     text = ladder.report(c, tmp_path, VAPO.rungs, range(2), 2.5, VAPO)
     assert "against VAPO (+group_sampling)" in text and "after 480 updates" in text
     row = next(x for x in text.splitlines() if x.startswith("| -value_pretraining | 11 |"))
@@ -154,7 +152,7 @@ def test_mistakes_are_one_line_that_says_what_there_is(make, words):
 
 def test_unknown_rung_on_the_command_line(shell):
     value = "cli.CONFIG.value.dynamic_sampling.enabled"
-    entry = f"from dapo_jax import cli; cli.run(lambda: print({value}))"
+    entry = f"from dapo_jax.config import cli; cli.run(lambda: print({value}))"
     assert (
         shell.python("-c", entry, f"--config={ROOT}/configs/ladder.py:grpo@7B").stdout == "False\n"
     )
@@ -236,36 +234,44 @@ def example(seeds: int = 4):
 WANTED = {"grpo": 120, "+token_loss": 120, "+dynamic_sampling": 60}
 
 
+def summarize(runs):
+    return ladder.summarize(runs, TAG, 60, WANTED, range(len(runs["grpo"])))
+
+
 def test_summary_compares_at_equal_updates_and_at_equal_tokens():
-    s = ladder.summarize(example(), TAG, 60, WANTED)
-    assert s.budget == 120_000 and s.early == []
-    gain = s.updates["+dynamic_sampling"] - s.updates["grpo"]
-    assert gain == pytest.approx(0.05, abs=0.015)
+    s = summarize(example())
+    assert s["budget_tokens"] == 120_000 and s["stopped_early"] == []
+    updates, tokens = (ladder.by_seed(s[of]) for of in ("equal_updates", "equal_tokens"))
+    assert updates["+dynamic_sampling"] - updates["grpo"] == pytest.approx(0.05, abs=0.015)
     # 120,000 tokens are 120 steps of grpo and 40 of DAPO: means at 100 and at 33.3 steps.
-    assert s.tokens["grpo"].mean() == pytest.approx(0.2 + 100 / 200, abs=0.005)
-    assert s.tokens["+dynamic_sampling"].mean() == pytest.approx(0.25 + 33.3 / 200, abs=0.005)
-    assert s.beside["M tokens"]["+dynamic_sampling"] == pytest.approx(0.18)
-    assert s.beside["entropy, nats"]["grpo"] == pytest.approx(0.5 - 50.5 / 1000)
+    assert tokens["grpo"].mean() == pytest.approx(0.2 + 100 / 200, abs=0.005)
+    assert tokens["+dynamic_sampling"].mean() == pytest.approx(0.25 + 33.3 / 200, abs=0.005)
+    assert s["beside"]["M tokens"]["+dynamic_sampling"] == pytest.approx(0.18)
+    assert s["beside"]["entropy, nats"]["grpo"] == pytest.approx(0.5 - 50.5 / 1000)
+    assert "explained" not in s["beside"]  # no value model
+    assert len(s["changes_equal_updates"]) == 2 and json.dumps(s, allow_nan=False)
 
 
 def test_a_run_that_stopped_early_is_named_and_does_not_set_the_budget():
     runs = example()
     runs["grpo"][1] = runs["grpo"][1][:31]
-    s = ladder.summarize(runs, TAG, 60, WANTED)
-    assert s.early == ["grpo/seed_1"] and s.budget == 120_000
-    assert "Stopped before their last step: grpo/seed_1." in ladder.markdown(s, 60, 480, "x", 4)
+    s = summarize(runs)
+    assert s["stopped_early"] == ["grpo/seed_1"] and s["budget_tokens"] == 120_000
+    assert "Stopped before their last step: grpo/seed_1." in ladder.markdown(s, "x", 8)
 
 
-def test_one_name_for_the_seeds_and_the_rungs_and_the_old_names_too(shell, tmp_path):
-    """--report alone reads back what is there; nothing is trained."""
+def put(out, name, seed, records):
+    folder = out / ladder.folder(name, seed)
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+
+
+def test_report_reads_back_what_is_there_and_trains_nothing(shell, tmp_path):
     for seed, records in enumerate(example(2)["grpo"], 100):
-        folder = tmp_path / ladder.folder("grpo", seed)
-        folder.mkdir(parents=True)
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records[:99]))
+        put(tmp_path, "grpo", seed, records[:99])
     ask = ("-m", "dapo_jax.lab", "ladder", "--report", "--seeds=2", f"--out={tmp_path}")
-    for only in ("--only", "--rungs"):
-        done = shell.python(*ask, "--first_seed=100", f"{only}=grpo", "--base_seed=7", "--steps=60")
-        assert "Stopped before their last step: grpo/seed_100, grpo/seed_101." in done.stdout
+    done = shell.python(*ask, "--first_seed=100", "--only=grpo", "--steps=60")
+    assert "Stopped before their last step: grpo/seed_100, grpo/seed_101." in done.stdout
     done = shell.python(*ask, "--only=grpo")
     assert done.returncode == 1 and "no rung of grpo has all of seeds 0 to 1" in done.stderr
 
@@ -293,26 +299,20 @@ def test_report_writes_table_json_and_figures(tmp_path):
     c = presets.ladder_task()
     for name, runs in example().items():
         for seed, records in enumerate(runs):
-            folder = tmp_path / ladder.folder(name, seed)
-            folder.mkdir(parents=True)
-            lines = "".join(json.dumps(r) + "\n" for r in records)
-            (folder / "metrics.jsonl").write_text(lines)
+            put(tmp_path, name, seed, records)
     c.steps = 60
     text = ladder.report(c, tmp_path, presets.RUNGS, range(4), 2.0)
     assert text == (tmp_path / "table.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [r[0].lstrip("| ") for r in rows] == ["rung", *WANTED]
     assert [r[1] for r in rows] == ["paper", "30", "42", "50"]
-    assert rows[0][-1] == "truncated |"  # no value model, and no column of what it explains
     assert "after 480 updates" in rows[0][2] and "after 0.12 M tokens" in rows[0][4]
     assert "101,952 parameters" in text and "Qwen2.5-32B, AIME 2024" in text
-    equal_updates, equal_tokens = text.split("At equal tokens")
+    equal_updates, equal_tokens = text.split("After 0.12 M tokens")
     assert "- +dynamic_sampling is ahead of +token_loss" in equal_updates
     assert "- +dynamic_sampling is behind +token_loss" in equal_tokens
     numbers = json.loads((tmp_path / "table.json").read_text())
-    assert numbers["equal_updates"]["grpo"]["seeds"] == pytest.approx(
-        ladder.summarize(example(), TAG, 60, WANTED).updates["grpo"]
-    )
+    assert numbers["equal_updates"] == summarize(example())["equal_updates"]
     assert {p.name for p in tmp_path.glob("*.png")} == {
         "ladder.png", "accuracy.png", "dynamics.png",
     }  # fmt: skip
@@ -323,18 +323,13 @@ def test_report_writes_table_json_and_figures(tmp_path):
 def test_every_axis_of_every_figure_is_labelled():
     runs = example(2) | {"-clip_higher": example(2)["grpo"]}
     values = {n: np.array([0.5, 0.6]) for n in runs}
-    drawn = [
-        figures.ladder(values, values, ladder.PAPER),
-        figures.accuracy(runs, TAG, 60),
-        figures.clip_higher(runs, 60),
-        figures.dynamics(runs, 60),
-    ]
-    for figure in drawn:
+    drawn = figures.curves(runs, TAG, 60)
+    assert list(drawn) == ["accuracy", "dynamics", "clip_higher"]
+    for figure in (figures.bars(values, values, ladder.DAPO), *drawn.values()):
         for axes in figure.axes:
             assert axes.get_xlabel() and (axes.get_ylabel() or axes.get_yticklabels())
             assert axes.lines or axes.patches
-    (left, _) = figures.accuracy(runs, TAG, 60).axes
-    x, y = left.lines[0].get_data()
+    x, y = drawn["accuracy"].axes[0].lines[0].get_data()
     assert x[-1] == 480 and y[-1] == pytest.approx(0.5, abs=0.01)  # grpo's mean after 60 steps
 
 

@@ -21,7 +21,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from dapo_jax import sample
-from dapo_jax.lab.dynamics import tokens
+from dapo_jax.lab.dynamics import logs, tokens
 from dapo_jax.log import metrics
 from dapo_jax.model import hf
 
@@ -71,15 +71,23 @@ def wanted(source, extras="gcs"):
     return f'install -q "dapo_jax[{extras}] @ {source}"'
 
 
-def test_set_up_takes_what_lies_beside_the_notebook(pip, tmp_path):
+def test_set_up_takes_what_lies_beside_the_notebook_or_is_uploaded(pip, tmp_path, monkeypatch):
     assert "set ADDRESS, or upload dapo_jax.zip" in pip(SET_UP)
+    uploads = types.SimpleNamespace(upload=lambda: {"mine.zip": b""})
+    monkeypatch.setitem(sys.modules, "google.colab", types.SimpleNamespace(files=uploads))
+    uploaded = (tmp_path / "notebooks" / "mine.zip").as_uri()
+    assert pip(SET_UP) == wanted(uploaded)
+    monkeypatch.setattr(shutil, "which", lambda program: program == "nvidia-smi")
+    assert pip(SET_UP) == wanted(uploaded, "cuda,gcs")
+    monkeypatch.setattr(glob, "glob", lambda pattern: ["/dev/vfio/0"])
+    assert pip(SET_UP) == wanted(uploaded, "tpu,gcs")
     (tmp_path / "dapo_jax").mkdir()
     (tmp_path / "dapo_jax" / "__init__.py").touch()
-    assert pip(SET_UP) == wanted(tmp_path.as_uri())
+    assert pip(SET_UP) == wanted(tmp_path.as_uri(), "tpu,gcs")
     for name in ("dapo_jax-main.zip", "dapo_jax-0.1.0-py3-none-any.whl"):
         archive = tmp_path / "notebooks" / name
         archive.touch()
-        assert pip(SET_UP) == wanted(archive.as_uri())
+        assert pip(SET_UP) == wanted(archive.as_uri(), "tpu,gcs")
 
 
 @pytest.mark.parametrize(
@@ -90,25 +98,12 @@ def test_set_up_takes_what_lies_beside_the_notebook(pip, tmp_path):
         ("https://example.org/dapo_jax.zip", "https://example.org/dapo_jax.zip"),
         ("file:///home/me/dapo_jax", "file:///home/me/dapo_jax"),
         ("../mine.tar.gz", "mine.tar.gz"),
-        ("../dapo_jax-0.1.0-py3-none-any.whl", "dapo_jax-0.1.0-py3-none-any.whl"),
         ("../checkout", "checkout"),
     ],
 )
 def test_set_up_takes_an_address_or_a_path(given, found, pip, tmp_path):
     found = found if "://" in found else (tmp_path / found).as_uri()
     assert pip(SET_UP.replace('ADDRESS = ""', f'ADDRESS = "{given}"')) == wanted(found)
-
-
-def test_set_up_asks_for_an_upload_in_colab_and_for_what_the_chip_needs(pip, tmp_path, monkeypatch):
-    uploads = types.SimpleNamespace(upload=lambda: {"dapo_jax.zip": b""})
-    colab = types.SimpleNamespace(files=uploads)
-    monkeypatch.setitem(sys.modules, "google.colab", colab)
-    archive = (tmp_path / "notebooks" / "dapo_jax.zip").as_uri()
-    assert pip(SET_UP) == wanted(archive)
-    monkeypatch.setattr(shutil, "which", lambda program: program == "nvidia-smi")
-    assert pip(SET_UP) == wanted(archive, "cuda,gcs")
-    monkeypatch.setattr(glob, "glob", lambda pattern: ["/dev/vfio/0"])
-    assert pip(SET_UP) == wanted(archive, "tpu,gcs")
 
 
 def test_all_are_there_and_named():
@@ -272,10 +267,10 @@ def test_tokens_are_what_the_sampler_drew(fresh):
         tokens.open_run(str(fresh), step=77)
 
 
-def test_configs_of_other_versions(tmp_path):
+def test_what_is_no_run_of_ours(tmp_path):
     saved = {"rollout.group_size": 4, "gone.field": 1, "seed": 7}
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    c = tokens.read_config(str(tmp_path))
+    c = logs.config_of(str(tmp_path))
     assert (c.rollout.group_size, c.seed, c.optim.lr) == (4, 7, 3e-4)
     for text, message in (
         ("{", "config.json: no JSON"),
@@ -284,7 +279,7 @@ def test_configs_of_other_versions(tmp_path):
     ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=message) as error:
-            tokens.read_config(str(tmp_path))
+            tokens.open_run(str(tmp_path))
         assert "\n" not in str(error.value)
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "step_000001.jsonl").write_text("")

@@ -15,10 +15,6 @@ from dapo_jax.log import tags
 STEPS = np.arange(1, 31)
 
 
-def series(rng, *names):
-    return {name: (STEPS, rng.random(len(STEPS))) for name in names}
-
-
 def ours(name="ours", seed=0):
     rng = np.random.default_rng(seed)
     scalars = [
@@ -26,7 +22,8 @@ def ours(name="ours", seed=0):
         for t in tags.TAGS
         if "<" not in t and t != "alarms" and not t.endswith(("_hist", "by_pass_rate"))
     ]
-    found = series(rng, *scalars, "source/a/accuracy", "source/b/accuracy")
+    scalars += ["source/a/accuracy", "source/b/accuracy"]
+    found = {name: (STEPS, rng.random(len(STEPS))) for name in scalars}
     found["optim/updates"] = STEPS, 8.0 * STEPS
     found["spent/tokens"] = STEPS, 1000.0 * STEPS
     found["eval/heldout/avg@k"] = found["eval/hard/avg@k"] = np.array([0, 20]), np.array([0.1, 0.9])
@@ -36,10 +33,9 @@ def ours(name="ours", seed=0):
 
 @pytest.fixture
 def theirs():
-    rng = np.random.default_rng(1)
     names = ("actor/entropy", "actor/pg_clipfrac", "actor/grad_norm", "response_length/mean")
     names += ("train/num_gen_batches", "timing_s/gen", "timing_s/update_actor")
-    made, of = verl.translate(series(rng, *names))
+    made, of = verl.translate({n: (STEPS, np.random.default_rng(1).random(30)) for n in names})
     made["response/length_mean"] = STEPS, np.full(30, 900.0)
     return Run("verl", made, of=of)
 
@@ -47,36 +43,32 @@ def theirs():
 FIGURES = {
     "dynamics": plots.dynamics,
     "filter": plots.filter_accuracy,
-    "sampling": plots.sampling,
-    "curriculum": plots.curriculum,
-    "values": plots.values,
-    "clipping": plots.clipping,
+    "sampling": lambda runs: plots.lines(runs, plots.SAMPLING),
+    "curriculum": lambda runs: plots.lines(runs, plots.CURRICULUM),
+    "values": lambda runs: plots.lines(runs, plots.VALUES),
+    "clipping": lambda runs, window=5: plots.lines(runs, plots.CLIPPING, window=window),
     "headline": plots.headline,
     "generalization": plots.generalization,
     "scaling": plots.scaling,
-    "truncation": plots.truncation,
-    "time": plots.time_split,
-    "map": lambda runs: plots.group_heatmap((STEPS, np.ones((30, 9))), runs[0].name),
+    "truncation": lambda runs, window=5: plots.lines(runs, plots.TRUNCATION, window=window),
+    "time": lambda runs: plots.lines(runs, plots.TIME),
+    "map": lambda runs: plots.group_heatmap((STEPS, np.ones((30, 9))), "a"),
     "difficulty": lambda runs: plots.difficulty((STEPS, np.ones((30, 11))), "a"),
     "phrases": lambda runs: plots.phrases({"wait": (STEPS, STEPS / 30, STEPS * 2.0)}),
 }
+UNIT = r"share|tokens|nats|reward|seconds|probability|rounds|problems|of \d|no unit"
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_axis_has_a_label_with_its_unit(name, theirs, tmp_path):
-    for runs in ([ours()], [ours(), theirs], [Run("nothing", {})], []):
-        figure = FIGURES[name](runs) if runs or name != "map" else None
-        if figure is None:
-            continue
+    for runs in ([ours(), theirs], [Run("nothing", {})], []):
+        figure = FIGURES[name](runs)
         if len(runs) == 2:
             figure.savefig(tmp_path / "x.png", dpi=30)
             assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
-        drawn = [ax for ax in figure.axes if ax.axison]
-        assert drawn or not runs
-        for ax in drawn:
-            assert ax.get_ylabel() and (ax.get_xlabel() or "colorbar" in ax.get_label())
-            unit = r"share|tokens|nats|reward|seconds|probability|rounds|problems|of \d|no unit"
-            assert re.search(unit, ax.get_ylabel()), ax.get_ylabel()
+        for ax in figure.axes if runs else ():
+            assert ax.get_xlabel() or "colorbar" in ax.get_label()
+            assert re.search(UNIT, ax.get_ylabel()), ax.get_ylabel()
 
 
 def drawn(figure, title, label):
@@ -85,17 +77,33 @@ def drawn(figure, title, label):
     return next(line.get_data() for line in ax.lines if line.get_label() == label)
 
 
-def test_lines_are_what_was_logged():
+@pytest.mark.parametrize(
+    ("figure", "title", "label", "tag"),
+    [
+        (plots.dynamics, "Entropy", "a", "policy/entropy"),
+        (plots.dynamics, "Evaluation", "a, heldout", "eval/heldout/avg@k"),
+        (FIGURES["clipping"], "Clipped tokens", "a, high", "policy/clip_high_frac"),
+        (
+            FIGURES["clipping"],
+            "Weights at their bounds",
+            "a, zeroed",
+            "policy/importance_zeroed_frac",
+        ),
+        (FIGURES["truncation"], "Percentiles of length, drawn", "a, 90%", "response/length_p90"),
+        (plots.generalization, "Training and hard", "a, training", "reward/accuracy"),
+        (plots.generalization, "Training and hard", "a, hard", "eval/hard/avg@k"),
+        (plots.filter_accuracy, "By source of the problem, drawn", "a, b", "source/b/accuracy"),
+    ],
+)
+def test_lines_are_what_was_logged(figure, title, label, tag):
     run, other = ours("a"), ours("b", 1)
-    figure = plots.dynamics([run, other], window=1)
-    for name, which in (("a", run), ("b", other)):
-        x, y = drawn(figure, "Entropy", name)
-        np.testing.assert_array_equal(x, STEPS)
-        np.testing.assert_array_equal(y, which.series["policy/entropy"][1])
-    x, y = drawn(figure, "Evaluation", "b, heldout")
-    assert (x.tolist(), y.tolist()) == ([0, 20], [0.1, 0.9])
-    x, y = drawn(plots.clipping([run], window=1), "Clipped tokens", "a, high")
-    np.testing.assert_array_equal(y, run.series["policy/clip_high_frac"][1])
+    found = drawn(figure([run, other], window=1), title, label)
+    np.testing.assert_array_equal(found, run.series[tag])
+
+
+def test_importance_weights_are_drawn_where_there_are_any():
+    plain = {t: s for t, s in ours().series.items() if "importance" not in t}
+    assert [len(FIGURES["clipping"]([r]).axes) for r in (Run("plain", plain), ours())] == [3, 5]
 
 
 def test_the_raw_line_is_under_the_smooth_one():
@@ -121,9 +129,14 @@ def test_smooth_against_a_loop():
 
 def test_other_axes():
     run = ours()
-    for axis, factor in (("step", 1), ("updates", 8), ("tokens", 1000)):
-        at = plots.x_of(run, np.array([0, 10, 30]), axis)
-        np.testing.assert_allclose(at, factor * np.array([0, 10, 30]))
+    seconds = np.cumsum(run.series["time/step_s"][1])
+    for axis, want in (
+        ("step", [0, 10, 30]),
+        ("updates", [0, 80, 240]),
+        ("tokens", [0, 10_000, 30_000]),
+        ("seconds", [0, seconds[9], seconds[29]]),
+    ):
+        np.testing.assert_allclose(plots.x_of(run, np.array([0, 10, 30]), axis), want)
     x, _ = drawn(plots.dynamics([run], "tokens"), "Evaluation", "ours, heldout")
     np.testing.assert_allclose(x, [0, 20_000])
     assert plots.x_of(Run("none", {}), STEPS, "tokens") is None
@@ -133,30 +146,26 @@ def test_other_axes():
 
 def test_like_with_like(theirs):
     """Beside a run that knows the entropy of trained tokens only, the others show theirs."""
-    tagged = {
-        run.name: tag for run, tag, _ in plots.chosen([ours(), theirs], plots.DYNAMICS[2].tags)
-    }
-    assert tagged == {"ours": "policy/batch_entropy", "verl": "policy/batch_entropy"}
-    [(_, tag, label)] = plots.chosen([ours()], plots.DYNAMICS[2].tags)
-    assert (tag, label) == ("policy/entropy", "ours")
-    figure = plots.dynamics([ours(), theirs])
+    figure = plots.dynamics([ours(), theirs], window=1)
+    for name, run in (("ours", ours()), ("verl", theirs)):
+        _, y = drawn(figure, "Entropy", f"{name} (trained tokens)")
+        np.testing.assert_array_equal(y, run.series["policy/batch_entropy"][1])
     assert drawn(figure, "Response length", "verl (trained batch)")
     assert figure.axes[0].get_yscale() == "log"  # 900 tokens beside 1
+    own = Run("older", {"policy/entropy": (STEPS, STEPS / 30)})  # which has no other
+    figure = plots.dynamics([own, theirs], window=1)
+    assert drawn(figure, "Entropy", "older") and drawn(figure, "Entropy", "verl (trained tokens)")
 
 
 def test_a_short_run_beside_a_long_one_can_be_told_apart():
     """Five steps beside thirty are too short for dashes: each kind of line ends in its marker."""
     short = Run("short", {t: (x[:5], y[:5]) for t, (x, y) in ours().series.items()})
-    figure = plots.clipping([ours("long"), short])
+    ax = FIGURES["clipping"]([ours("long"), short]).axes[0]
+    lines = {line.get_label(): line for line in ax.lines}
     for name, last in (("long", 30), ("short", 5)):
-        markers = {}
-        for kind in ("low", "high"):
-            ax = figure.axes[0]
-            line = next(x for x in ax.lines if x.get_label() == f"{name}, {kind}")
-            markers[kind] = line.get_marker()
-            assert line.get_xdata()[-1] == last
-            assert line.get_markevery() in (1, [last - 1])
-        assert len(set(markers.values())) == 2 and "None" not in markers.values()
+        low, high = (lines[f"{name}, {kind}"] for kind in ("low", "high"))
+        assert low.get_xdata()[-1] == last and low.get_markevery() in (1, [last - 1])
+        assert low.get_marker() != high.get_marker() != "None"
 
 
 Drawn = collections.namedtuple("Drawn", "piece logp entropy")
@@ -172,8 +181,6 @@ def test_token_profile_draws_equal_answers_once_over_the_tokens():
         assert ax.lines[-1].get_xdata() == [2, 2]  # "a" is common
         assert [t.get_text() for t in ax.get_xticklabels()] == ["a", "$b$ | c", " "]
         assert not any(t.get_parse_math() for t in ax.get_xticklabels())
-    (left, _) = plots.token_profile([Answer(two)] * 4).axes
-    assert [x.get_label() for x in left.lines] == ["answer 1, 4 times"]
     (left, _) = plots.token_profile([Answer(three * 20)]).axes
     assert "$b$" not in [t.get_text() for t in left.get_xticklabels()]
 
@@ -196,67 +203,18 @@ def test_the_paper_s_first_figure(name, references):
         assert (x.tolist(), y.tolist()) == ([0, 320], [0.1, 0.2 * i])
     lines = [line.get_ydata()[0] for line in ax.lines if line.get_color() == "gray"]
     assert lines == [0.30, 0.47, 0.50][:references] and len(ax.texts) == references
-    alone = {t: v for t, v in found.items() if "_top_p" not in t}
-    (ax,) = plots.headline([Run("a", alone)]).axes
-    assert ax.get_title() == f"{name}, top-p 1" and ax.lines[0].get_ydata()[1] == 0.9
 
 
-def test_training_stands_beside_each_evaluation_set():
-    run = ours()
-    figure = plots.generalization([run], window=1)
-    assert [a.get_title() for a in figure.axes] == ["Training and heldout", "Training and hard"]
-    _, y = drawn(figure, "Training and hard", "ours, training")
-    np.testing.assert_array_equal(y, run.series["reward/accuracy"][1])
-    _, y = drawn(figure, "Training and hard", "ours, hard")
-    assert y.tolist() == [0.1, 0.9]
-    smoothed = plots.generalization([run, ours("other", 1)], window=7)
-    assert len(smoothed.axes) == 2  # not one for each run
-    assert drawn(smoothed, "Training and hard", "ours, hard")[1].tolist() == [0.1, 0.9]
-
-
-def test_percentiles_of_length_and_weights_where_there_are_any():
-    run = ours()
-    for p in (50, 90, 99):
-        figure = plots.truncation([run], window=1)
-        _, y = drawn(figure, "Percentiles of length, drawn", f"ours, {p}%")
-        np.testing.assert_array_equal(y, run.series[f"response/length_p{p}"][1])
-    figure = plots.clipping([run], window=1)
-    for title, label, tag in (
-        ("Importance weight", "ours", "importance_mean"),
-        ("Weights at their bounds", "ours, at the bound", "importance_capped_frac"),
-        ("Weights at their bounds", "ours, zeroed", "importance_zeroed_frac"),
-    ):
-        np.testing.assert_array_equal(
-            drawn(figure, title, label)[1], run.series[f"policy/{tag}"][1]
-        )
-    plain = Run("plain", {t: s for t, s in run.series.items() if "importance" not in t})
-    assert len(plots.clipping([plain]).axes) == 3
-
-
-def test_time_adds_up():
-    ax = plots.time_split([ours()]).axes[0]
-    parts = [ours().series[f"time/{n}_s"][1] for n in ("rollout", "update", "eval")]
-    top = ax.patches[-1].get_data()
-    np.testing.assert_allclose(top.values, np.sum(parts, axis=0))
-    shares = [int(s) for s in re.findall(r"(\d+)%", " ".join(p.get_label() for p in ax.patches))]
-    assert sum(shares) in (99, 100, 101)
-
-
-def test_heatmap_shows_shares():
+def test_maps_show_shares():
     table = np.array([[1, 2, 1], [0, 0, 4], [0, 0, 0]])
-    figure = plots.group_heatmap((np.array([1, 2, 5]), table))
-    mesh = figure.axes[0].collections[0]
+    mesh = plots.group_heatmap((np.array([1, 2, 5]), table)).axes[0].collections[0]
     np.testing.assert_allclose(mesh.get_array(), [[0.25, 0, 0], [0.5, 0, 0], [0.25, 1, 0]])
     assert plots.edges(np.array([1, 2, 5])).tolist() == [0.5, 1.5, 3.5, 6.5]
     assert plots.edges(np.array([7])).tolist() == [6.5, 7.5]
-
-
-def test_difficulty_has_a_row_for_the_unsolved_and_one_for_each_tenth():
-    table = np.zeros((2, 11))
-    table[0, 0], table[1, [0, 10]] = 4, (1, 3)
-    mesh = plots.difficulty((np.array([1, 2]), table)).axes[0].collections[0]
+    rates = np.zeros((2, 11))  # the unsolved, and one row for each tenth
+    rates[0, 0], rates[1, [0, 10]] = 4, (1, 3)
+    mesh = plots.difficulty((np.array([1, 2]), rates)).axes[0].collections[0]
     np.testing.assert_allclose(mesh.get_array()[:, 0], np.arange(11) == 0)
-    np.testing.assert_allclose(mesh.get_array()[[0, 5, 10], 1], [0.25, 0, 0.75])
     assert mesh.get_coordinates()[:, 0, 1].tolist() == list(tags.RATE_EDGES)
 
 
@@ -266,20 +224,15 @@ def test_a_real_log_beside_ours(assets):
     figure = plots.dynamics([ours(), run], window=1)
     _, y = drawn(figure, "Reward", "verl (trained batch)")
     np.testing.assert_array_equal(y, run.series["reward/mean"][1])
-    _, y = drawn(plots.clipping([ours(), run], window=1), "Clipped tokens", "verl, low + high")
-    np.testing.assert_array_equal(y, run.series["policy/clip_frac"][1])
 
 
-def test_every_tag_is_in_the_table():
-    found = set(re.findall(r'"((?:\w+/)\w+)"', Path(plots.__file__).read_text()))
-    assert len(found) > 15
-    assert [tags.family(t) for t in found - {"policy/clip_frac"}]  # which is verl's alone
-
-
-def test_matplotlib_is_imported_where_figures_are_drawn():
-    """Not where one trains, who waits for it; pyplot, which keeps figures alive, nobody imports."""
-    drawing = {"plots.py", "figures.py", "ink.py", "effects.py"}
-    package = Path(plots.__file__).parent.parent
-    for file in package.rglob("*.py"):
+def test_every_panel_shows_tags_and_pyplot_is_not_imported():
+    """Matplotlib is imported where figures are drawn, not where one trains, who waits for it;
+    pyplot, which keeps figures alive, nowhere."""
+    tables = (plots.DYNAMICS, plots.SAMPLING, plots.CURRICULUM, plots.VALUES, plots.CLIPPING)
+    shown = {t for of in (*tables, plots.TRUNCATION) for p in of for t in p.lines}
+    assert all(tags.family(t) for t in shown - {"policy/clip_frac"})  # which is verl's alone
+    drawing = {"plots.py", "figures.py", "ink.py", "study.py"}
+    for file in Path(plots.__file__).parents[2].rglob("*.py"):
         names = re.findall(r"^\s*(?:from|import)\s+(matplotlib[\w.]*)", file.read_text(), re.M)
         assert (not names or file.name in drawing) and "matplotlib.pyplot" not in names, file

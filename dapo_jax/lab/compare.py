@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dapo_jax import gate
 from dapo_jax.config import cli, schema
 from dapo_jax.data import files
 from dapo_jax.lab.dynamics import logs, plots
@@ -48,12 +47,12 @@ def read(paths: Sequence[str], pool_seeds: bool = False) -> list[Column]:
     holds no run, or stands here twice."""
     if twice := sorted({p for p in paths if paths.count(p) > 1}):
         raise ValueError(f"{twice[0]}: is named twice")
-    runs = [logs.read(p)._replace(name=n) for p, n in zip(paths, names(paths), strict=True)]
-    found = [(run, config(run.path)) for run in runs]
     pools: dict[str, list] = {}
-    for run, fields in found:
+    for path, name in zip(paths, names(paths), strict=True):
+        run, config = logs.read(path)._replace(name=name), logs.config_of(path)
+        fields = None if config is None else schema.leaves(config)
         rest = {k: v for k, v in (fields or {}).items() if k != "seed"}
-        key = json.dumps(rest, sort_keys=True) if pool_seeds and fields else run.name
+        key = json.dumps(rest, sort_keys=True) if pool_seeds and fields else name
         pools.setdefault(key, []).append((run, fields))
     return [column([run for run, _ in of], of[0][1]) for of in pools.values()]
 
@@ -76,32 +75,14 @@ def names(paths: Sequence[str]) -> list[str]:
     return ["/".join(p) for p in parts]
 
 
-def config(path: str) -> dict[str, Any] | None:
-    """The fields of a workdir by today's names, those that came later at their defaults; None where
-    there is no config.json."""
-    file = logs.place(path) / "config.json"
-    if not logs.attempt(path, file.exists):
-        return None
-    with gate.reading(f"{path}/config.json"):
-        saved = json.loads(logs.text_of(file, path))
-        return schema.leaves(schema.base()) | saved
-
-
-# ------------------------------------------------------------------------------------------------
-# What is compared
-# ------------------------------------------------------------------------------------------------
+# --- What is compared -----------------------------------------------------------------------------
 
 
 def differing(columns: Sequence[Column]) -> dict[str, list]:
     """Field -> its value in each column ('-' where it has none); only those that differ."""
     known = [c.fields for c in columns if c.fields is not None]
-    fields = [f for f in schema.SCHEMA if any(f in k for k in known)]
-    fields += sorted({f for k in known for f in k} - set(fields))
-    return {
-        f: [(c.fields or {}).get(f, "-") for c in columns]
-        for f in fields
-        if any(k.get(f, "-") != known[0].get(f, "-") for k in known)
-    }
+    differ = [f for f in schema.SCHEMA if any(k[f] != known[0][f] for k in known)]
+    return {f: [(c.fields or {}).get(f, "-") for c in columns] for f in differ}
 
 
 def scores(columns: Sequence[Column]) -> list[str]:
@@ -115,61 +96,52 @@ def curve(run: Run, tag: str, x: str) -> tuple[np.ndarray, np.ndarray]:
     """(positions on an axis [n], finite values [n]); empty where the run has not logged them."""
     steps, values = run.series.get(tag, (np.zeros(0), np.zeros(0)))
     at = plots.x_of(run, steps, x)
-    there = np.isfinite(values) & np.isfinite(at if at is not None else np.nan)
-    return (at if at is not None else steps)[there], values[there]
+    there = np.isfinite(values) & np.isfinite(np.nan if at is None else at)
+    return (steps if at is None else at)[there], values[there]
 
 
 def end(columns: Sequence[Column], x: str) -> float:
     """How far every run has come on an axis at its last evaluation, or without any its last step.
     NaN where a run does not say."""
-    tags = scores(columns)
 
-    def last(run: Run) -> float:
-        evaluated = [t for t in tags if t in run.series]
-        steps = np.concatenate([curve(run, t, "step")[0] for t in evaluated] or [np.zeros(0)])
-        at = plots.x_of(run, np.array([steps.max() if len(steps) else logs.last_step(run)]), x)
+    def of(run: Run) -> float:
+        evaluated = [step for tag in scores(columns) for step in curve(run, tag, "step")[0]]
+        at = plots.x_of(run, np.array([max(evaluated, default=logs.last_step(run))]), x)
         return np.nan if at is None else at[0]
 
-    return float(np.min([last(r) for c in columns for r in c.runs]))
-
-
-def value_at(run: Run, tag: str, x: str, place: float) -> float:
-    """The curve of a tag at a place; NaN where it does not reach it."""
-    at, values = curve(run, tag, x)
-    return float(np.interp(place, at, values, left=np.nan, right=np.nan)) if len(at) else np.nan
-
-
-def recent(run: Run, tag: str, step: float) -> float:
-    """Mean of the last `RECENT` values up to a step."""
-    at, values = curve(run, tag, "step")
-    return float(values[at <= step][-RECENT:].mean()) if (at <= step).any() else np.nan
-
-
-def last(run: Run, tag: str) -> float:
-    values = curve(run, tag, "step")[1]
-    return float(values[-1]) if len(values) else np.nan
+    return float(np.min([of(r) for c in columns for r in c.runs]))
 
 
 def facts(run: Run, step: float) -> dict[str, float]:
-    """What a run took, and what it was like up to an equal step."""
+    """What a run took, and what it was like up to an equal step: NaN where it does not say."""
+
+    def late(tag: str, most: int, to: float = np.inf) -> float:
+        """Mean of the last values, `most` of them."""
+        at, values = curve(run, tag, "step")
+        return float(values[at <= to][-most:].mean()) if (at <= to).any() else np.nan
+
     spent = [np.nansum(run.series[t][1]) for t in ("time/step_s", "time/eval_s") if t in run.series]
     return {
         "steps": logs.last_step(run),
-        "updates": last(run, "optim/updates"),
-        "tokens": last(run, "spent/tokens"),
+        "updates": late("optim/updates", 1),
+        "tokens": late("spent/tokens", 1),
         "time_s": float(sum(spent)) if spent else np.nan,
-        "goodput": last(run, "time/goodput"),
-        "length": recent(run, "response/length_mean", step),
-        "training_accuracy": recent(run, "reward/accuracy", step),
+        "goodput": late("time/goodput", 1),
+        "length": late("response/length_mean", RECENT, step),
+        "training_accuracy": late("reward/accuracy", RECENT, step),
     }
 
 
 def score(run: Run, tag: str, ends: Mapping[str, float]) -> dict[str, float]:
-    """A set's avg@k at each equal end, and the best and last of the run with their steps."""
-    out = {f"at_equal_{AXES[x]}": value_at(run, tag, x, place) for x, place in ends.items()}
+    """A set's avg@k at each equal end, and the best and last of the run with their steps; NaN
+    where the curve does not reach."""
+    out = {}
+    for x, place in ends.items():
+        at, values = curve(run, tag, x)
+        reached = np.interp(place, at, values, left=np.nan, right=np.nan) if len(at) else np.nan
+        out[f"at_equal_{AXES[x]}"] = float(reached)
     steps, values = curve(run, tag, "step")
-    best = int(values.argmax()) if len(values) else 0
-    for name, i in (("best", best), ("last", -1)):
+    for name, i in (("best", values.argmax() if len(values) else 0), ("last", -1)):
         out[name] = float(values[i]) if len(values) else np.nan
         out[f"{name}_step"] = int(steps[i]) if len(values) else np.nan
     return out
@@ -201,9 +173,7 @@ def summary(columns: Sequence[Column]) -> dict:
     }
 
 
-# ------------------------------------------------------------------------------------------------
-# Table
-# ------------------------------------------------------------------------------------------------
+# --- Table ----------------------------------------------------------------------------------------
 
 
 def table(found: Mapping[str, Any], width: int = 80) -> str:
@@ -211,9 +181,9 @@ def table(found: Mapping[str, Any], width: int = 80) -> str:
     blocks where they do not fit beside each other."""
     runs, ends = found["runs"], found["equal"]
     to = f"at step {ends['steps']:,.0f}"
-    parts: list[Rows] = [[("", [r["name"] for r in runs])]]
-    parts[0] += [(f, [_shown(r["fields"][f]) for r in runs]) for f in runs[0]["fields"]]
-    parts[0] += [
+    rows: Rows = [("", [r["name"] for r in runs])]
+    rows += [(f, [_shown(r["fields"][f]) for r in runs]) for f in runs[0]["fields"]]
+    rows += [
         (label, [_number(r[key], form) for r in runs])
         for label, key, form in (
             ("steps done", "steps", ",.0f"),
@@ -223,67 +193,56 @@ def table(found: Mapping[str, Any], width: int = 80) -> str:
             ("goodput, share", "goodput", ".2f"),
         )
     ]
-    parts[0].append((f"length {to}", [_mean(r["length"], ".1f") for r in runs]))
-    parts[0].append((f"train. acc. {to}", [_mean(r["training_accuracy"]) for r in runs]))
+    rows.append((f"length {to}", [_mean(r["length"], ".1f") for r in runs]))
+    rows.append((f"train. acc. {to}", [_mean(r["training_accuracy"]) for r in runs]))
     for tag in runs[0]["scores"]:
         of = [r["scores"][tag] for r in runs]
-        rows = [
-            (f"  at {place:,.0f} {unit}", [_mean(s[f"at_equal_{unit}"]) for s in of])
-            for unit, place in ends.items()
-        ]
-        rows += [
-            (f"  {name}, @ its step", [_placed(s, name) for s in of]) for name in ("best", "last")
-        ]
-        parts.append([(tag, [""] * len(runs)), *rows])
-    seeds = max(len(r["paths"]) for r in runs)
-    return "\n\n".join([*_blocks(parts, width), *_notes(found, seeds, width)])
-
-
-def _notes(found: Mapping[str, Any], seeds: int, width: int) -> list[str]:
-    lengths = {steps for r in found["runs"] for steps in r["steps"]}
+        rows.append((tag, [""] * len(runs)))
+        for unit, place in ends.items():
+            rows.append((f"  at {place:,.0f} {unit}", [_mean(s[f"at_equal_{unit}"]) for s in of]))
+        for name in ("best", "last"):
+            rows.append((f"  {name}, @ its step", [_placed(s, name) for s in of]))
+    lengths = {steps for r in runs for steps in r["steps"]}
     notes = []
     if len(lengths) > 1:
         notes.append(
             f"These runs have different lengths ({min(lengths)} to {max(lengths)} steps): rows with"
             " 'at' compare them where each of them has been; 'best' and 'last' do not."
         )
-    if not found["runs"][0]["scores"]:
+    if not runs[0]["scores"]:
         notes.append("No run has been evaluated.")
-    if seeds > 1:
+    if max(len(r["paths"]) for r in runs) > 1:
         notes.append("Means and 95% t-intervals over the runs of a column.")
-    return ["\n".join(textwrap.wrap(n, width)) for n in notes]
+    return "\n\n".join([*_blocks(rows, width), *(textwrap.fill(n, width) for n in notes)])
 
 
-def _blocks(parts: Sequence[Rows], width: int) -> list[str]:
+def _blocks(rows: Rows, width: int) -> list[str]:
     """Columns side by side as far as they fit; a long cell goes on in the next line. Rows that say
-    nothing of a block's columns are left out, and so are parts that then have a heading alone."""
-    label = min(max(len(name) for rows in parts for name, _ in rows), width // 2)
-    wide = [
-        max(len(rows[n][1][i]) for rows in parts for n in range(len(rows)))
-        for i in range(len(parts[0][0][1]))
-    ]
+    nothing of a block's columns are left out."""
+    label = min(max(len(name) for name, _ in rows), width // 2)
+    wide = [max(map(len, cells)) for cells in zip(*(cells for _, cells in rows), strict=True)]
     wide = [min(w, CELL, width - label - 2) for w in wide]
-    blocks: list[list[int]] = [[]]
-    for i, w in enumerate(wide):
-        if blocks[-1] and sum(wide[j] + 2 for j in blocks[-1]) + w + 2 > width - label:
-            blocks.append([])
-        blocks[-1].append(i)
-    out = []
-    for of in blocks:
-        lines: list[str] = []
-        for (name, cells), *rows in parts:
-            said = [(n, c) for n, c in rows if {c[i] for i in of} != {"-"}]
-            for row, texts in [(name, cells), *said] if said else []:
-                columns = [_wrapped(row, label), *(_wrapped(texts[i], wide[i]) for i in of)]
-                for left, *cell in itertools.zip_longest(*columns, fillvalue=""):
-                    shown = [f"{x:>{wide[i]}}" for x, i in zip(cell, of, strict=True)]
-                    lines.append("  ".join([f"{left:<{label}}", *shown]).rstrip())
+    out, start = [], 0
+    while start < len(wide):
+        stop = start + 1
+        while stop < len(wide) and label + sum(w + 2 for w in wide[start : stop + 1]) <= width:
+            stop += 1
+        lines = []
+        for name, cells in rows:
+            if set(cells[start:stop]) != {"-"}:
+                lines += _row(name, label, cells[start:stop], wide[start:stop])
         out.append("\n".join(lines))
+        start = stop
     return out
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    return [text[i : i + width] for i in range(0, len(text), width)] or [""]
+def _row(name: str, label: int, cells: Sequence[str], wide: Sequence[int]) -> list[str]:
+    cut = lambda text, width: [text[i : i + width] for i in range(0, len(text), width)] or [""]
+    parts = [cut(name, label), *map(cut, cells, wide)]
+    return [
+        f"{left:<{label}}{''.join(f'  {x:>{w}}' for x, w in zip(of, wide, strict=True))}".rstrip()
+        for left, *of in itertools.zip_longest(*parts, fillvalue="")
+    ]
 
 
 def _shown(value: Any) -> str:
@@ -309,9 +268,7 @@ def _placed(values: Mapping[str, list], name: str) -> str:
     return text if text == "-" else f"{text} @ {_number(steps, '.0f').replace(' to ', '-')}"
 
 
-# ------------------------------------------------------------------------------------------------
-# Figure
-# ------------------------------------------------------------------------------------------------
+# --- Figure ---------------------------------------------------------------------------------------
 
 
 def figure(columns: Sequence[Column]) -> plots.Figure:
@@ -319,12 +276,13 @@ def figure(columns: Sequence[Column]) -> plots.Figure:
     all have come); training accuracy, length and entropy over steps. Of several seeds the mean is
     thick and each one thin; an interval is drawn for three or more, as that of two hides all."""
     tag = next(iter(scores(columns)), "eval/-/avg@k")
+    different = len({logs.last_step(r) for c in columns for r in c.runs}) > 1
+    panels = [(tag, tag.removeprefix("eval/"), x) for x in AXES]
+    panels.append(("reward/accuracy", "training accuracy", "step"))
+    panels.append(("response/length_mean", "length [tokens]", "step"))
+    panels.append(("policy/entropy", "entropy [nats per token]", "step"))
     made, axes = ink.panels(2, 3)
-    below = ("reward/accuracy", "training accuracy"), ("response/length_mean", "length [tokens]")
-    below += (("policy/entropy", "entropy [nats per token]"),)
-    shown = [(tag, tag.removeprefix("eval/"), x) for x in AXES]
-    shown += [(t, label, "step") for t, label in below]
-    for ax, (name, label, x) in zip(axes, shown, strict=True):
+    for ax, (name, label, x) in zip(axes, panels, strict=True):
         for i, c in enumerate(columns):
             style = {"ls": ink.DASHES[i // len(ink.COLORS) % len(ink.DASHES)]}
             style |= {"marker": "o", "ms": 3} if name == tag and len(c.runs) == 1 else {}
@@ -333,19 +291,17 @@ def figure(columns: Sequence[Column]) -> plots.Figure:
             ink.over_seeds(ax, curves, c.name, color, even=x == "tokens", fewest=3, **style)
             for at, values in curves if len(curves) > 1 else []:
                 ax.plot(at, values, color=color, lw=0.8, alpha=0.5)
-        if name == tag and len({logs.last_step(r) for c in columns for r in c.runs}) > 1:
+        if name == tag and different:
             ax.axvline(end(columns, x), color="gray", lw=1, ls=":")
         plots.finish(ax, "", label, x, legend=False)
-    by_label = {}
-    for ax in axes:
-        by_label |= {label: h for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    if by_label:
-        made.legend(by_label.values(), by_label, loc="outside lower center", ncols=3, fontsize=8)
+    found = [pair for ax in axes for pair in zip(*ax.get_legend_handles_labels(), strict=True)]
+    by_label = {label: handle for handle, label in found}
+    made.legend(by_label.values(), by_label, loc="outside lower center", ncols=3, fontsize=8)
     return made
 
 
 def write(columns: Sequence[Column], json_file: str = "", figure_file: str = "") -> str:
-    """Write what is asked for; returns the table, as wide as the terminal."""
+    """Write what is wanted; returns the table, as wide as the terminal."""
     found = summary(columns)
     if json_file:
         files.write_json(pathlib.Path(json_file), found)

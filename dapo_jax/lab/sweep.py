@@ -10,7 +10,6 @@ combination of those swept fields that the warm-up depends on. At the end stands
 `lab compare`, a column for each combination, in compare.txt, compare.json and compare.png too.
 """
 
-import contextlib
 import csv
 import itertools
 import pathlib
@@ -21,13 +20,11 @@ from typing import Any
 import jax
 from absl import flags
 
-from dapo_jax import parallel
 from dapo_jax.config import cli, schema, validation
 from dapo_jax.data import files
-from dapo_jax.hosts import processes
 from dapo_jax.lab import compare
 from dapo_jax.lab.experiments import pool, training
-from dapo_jax.lab.experiments.training import JOBS, SEEDS
+from dapo_jax.lab.experiments.training import SEEDS
 
 OVER = flags.DEFINE_multi_string(
     "over",
@@ -73,29 +70,27 @@ def folder(setting: Setting) -> str:
 def tasks(config, wanted: Sequence[Setting], seeds: int) -> list[pool.Task]:
     """The base models, if the config has a warm-up that makes them, and the runs. ValueError: a
     line for each mistake in a config."""
-    first, bad, bases, out = config.seed, {}, {}, []
-    devices = len(jax.devices())
+    bad, bases, runs = {}, {}, []
     for setting in wanted:
         made = schema.base()
         made.update_from_flattened_dict(schema.leaves(config))
         cli.apply(made, setting)
+        fields = schema.leaves(made)
         try:
-            validation.validate(made, devices, files=True)
+            validation.validate(made, len(jax.devices()), files=True)
         except ValueError as error:
             bad |= dict.fromkeys(str(error).splitlines())
         after = ()
         if validation.warm_up(made) and not made.init_from:
-            of = {k: v for k, v in schema.leaves(made).items() if k.startswith(_OF_BASE)}
-            after = (bases.setdefault(str(of), f"base/{len(bases)}"),)
-            if not any(t.folder == after[0] for t in out):
-                out.append(pool.Task(*after, training.run, (schema.leaves(made) | {"steps": 0},)))
-        for seed in range(first, first + seeds):
-            fields = schema.leaves(made) | {"seed": seed}
+            key = str({k: v for k, v in fields.items() if k.startswith(_OF_BASE)})
+            base = pool.Task(f"base/{len(bases)}", training.run, (fields | {"steps": 0},))
+            after = (bases.setdefault(key, base).folder,)
+        for seed in range(config.seed, config.seed + seeds):
             name = f"{folder(setting)}/seed_{seed}"
-            out.append(pool.Task(name, training.run, (fields, *after), after))
+            runs.append(pool.Task(name, training.run, (fields | {"seed": seed}, *after), after))
     if bad:
         raise ValueError("\n".join(bad))
-    return out
+    return [*bases.values(), *runs]
 
 
 def report(out: pathlib.Path, done: Sequence[str]) -> str:
@@ -111,18 +106,11 @@ def main() -> None:
     if not cli.WORKDIR.value or "://" in cli.WORKDIR.value:
         raise ValueError(f"--workdir={cli.WORKDIR.value}: give a directory of this machine")
     wanted = settings(OVER.value)
-    with contextlib.ExitStack() as after:
-        if JOBS.value == 1:  # before `tasks` counts devices
-            after.enter_context(processes.joined())
+    with training.here():  # before `tasks` counts devices
         todo = tasks(config, wanted, SEEDS.value or 1)
-        runs = [t.folder for t in todo if not t.folder.startswith("base/")]
-        out.mkdir(parents=True, exist_ok=True)
-        try:
-            pool.run_all(todo, out, JOBS.value, "sweep")
-        except RuntimeError as error:
-            cli.fail(str(error))
-        if JOBS.value != 1 or parallel.is_main_process():
-            print(report(out, runs))
+        training.run_all(todo, out, "sweep")
+        if training.reports():
+            print(report(out, [t.folder for t in todo if not t.folder.startswith("base/")]))
             print(f"\n{out}/compare.txt, compare.json, compare.png; the runs beside them")
 
 

@@ -5,13 +5,12 @@ What a model writes is hostile text: it is escaped, nothing in it can become mar
 and characters that would not show (or would reverse a line) appear as their codes.
 """
 
-import html
-import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jinja2
 import numpy as np
 from etils import epath
 
@@ -38,21 +37,20 @@ class Sample(NamedTuple):
     source: str = ""
     extracted: str | None = None
     reward: float = math.nan  # with the length penalty
-    pieces: tuple[str, ...] = ()
-    entropies: tuple[float, ...] = ()
-    logps: tuple[float, ...] = ()
+    pieces: Sequence[str] = ()
+    entropies: Sequence[float] = ()
+    logps: Sequence[float] = ()
 
     @property
     def kind(self) -> str:
         return "truncated" if self.truncated else "right" if self.correct else "wrong"
 
 
-# ------------------------------------------------------------------------------------------------
-# Reading
-# ------------------------------------------------------------------------------------------------
+# --- Reading --------------------------------------------------------------------------------------
 
-_TYPES = {"problem": str, "prompt": str, "response": str, "answer": str, "correct": bool}
-_TYPES |= {"truncated": bool, "tokens": int, "mean_entropy": float}
+_TEXT = ("problem", "prompt", "response", "answer", "source", "extracted")
+_TYPES = dict.fromkeys(_TEXT, str) | {"correct": bool, "truncated": bool, "tokens": int}
+_TYPES |= {"mean_entropy": float, "reward": float}
 _LISTS = {"pieces": str, "entropies": float, "logps": float}
 
 
@@ -63,16 +61,13 @@ def steps(path: str) -> list[int]:
 
 def read(path: str, of: Collection[int] | None = None) -> list[Sample]:
     """Samples of a workdir (local or gs://) in order of their steps; `of`: of these steps only.
-
-    Raises ValueError naming file and line for a row that is not a sample.
-    """
+    ValueError, naming file and line: a row is no sample."""
     out = []
     for step, file in sorted(_files(path).items()):
         if of is None or step in of:
             where = f"{path}/rollouts/{file.name}"
-            for line, text in enumerate(logs.text_of(file, where).split("\n"), 1):
-                if text.strip():
-                    out.append(_sample(step, text, f"{where}:{line}"))
+            lines = enumerate(logs.text_of(file, where).split("\n"), 1)
+            out += [_sample(step, text, f"{where}:{line}") for line, text in lines if text.strip()]
     return out
 
 
@@ -86,36 +81,30 @@ def _files(path: str) -> dict[int, epath.Path]:
 
 
 def _sample(step: int, text: str, where: str) -> Sample:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: no JSON object") from error
-    if not isinstance(row, dict):
+    row = logs.json_object(text)
+    if row is None:
         raise ValueError(f"{where}: no JSON object")
     fields: dict[str, Any] = {"step": step}
-    for name, kind in _TYPES.items():
-        if name not in row:
-            raise ValueError(f"{where}: no {name!r}; rows of a run's rollouts/ have it")
-        fields[name] = _cast(row[name], kind, f"{where}: {name}")
-    for name, kind in _LISTS.items():
-        if row.get(name) is not None:
-            if not isinstance(row[name], list):
-                raise ValueError(f"{where}: {name} is no list")
-            fields[name] = tuple(_cast(x, kind, f"{where}: {name}") for x in row[name])
+    for name in Sample._fields[1:]:
+        value, optional = row.get(name), name in Sample._field_defaults
+        if value is None and (optional or name not in row):
+            if not optional:
+                raise ValueError(f"{where}: no {name!r}; rows of a run's rollouts/ have it")
+        elif name in _TYPES:
+            fields[name] = _cast(value, _TYPES[name], f"{where}: {name}")
+        elif isinstance(value, list):
+            fields[name] = tuple(_cast(x, _LISTS[name], f"{where}: {name}") for x in value)
+        else:
+            raise ValueError(f"{where}: {name} is no list")
     if len({len(fields.get(n, ())) for n in _LISTS} - {0}) > 1:
         raise ValueError(f"{where}: {', '.join(_LISTS)} have different lengths")
-    for name, kind in (("source", str), ("extracted", str), ("reward", float)):
-        if row.get(name) is not None:
-            fields[name] = _cast(row[name], kind, f"{where}: {name}")
     return Sample(**fields)
 
 
 def _cast(value, kind: type, where: str):
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value) if abs(value) < 2**53 else math.nan
-    if kind is float and value is None:
-        return math.nan
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    if kind is float and (value is None or type(value) is int):
+        return math.nan if value is None or abs(value) >= 2**53 else float(value)
+    if type(value) is not kind:
         raise ValueError(f"{where} is {str(value)[:40]!r}, no {kind.__name__}")
     return value
 
@@ -143,9 +132,7 @@ def choose(
     return [s for name in names for s in problems[name]]
 
 
-# ------------------------------------------------------------------------------------------------
-# Text
-# ------------------------------------------------------------------------------------------------
+# --- Text -----------------------------------------------------------------------------------------
 
 
 def distinct(answers: Iterable[Any]) -> list[tuple[Any, int]]:
@@ -159,25 +146,12 @@ def distinct(answers: Iterable[Any]) -> list[tuple[Any, int]]:
 def visible(text: str) -> str:
     """Characters that do not show or that steer what does (controls, escapes, turns of the writing
     direction, odd blanks, halves of surrogate pairs) as codes; lines and tabs stay."""
-    if text.isprintable():
-        return text
     return "".join(x if x in "\n\t" or x.isprintable() else f"\\u{{{ord(x):x}}}" for x in text)
 
 
-def text(samples: Iterable[Sample], title: str = "") -> str:
-    """For a terminal: one block per problem, one paragraph per sample, under the title's line."""
-    problems = by_problem(samples)
-    out = [f"##### {visible(title)}" + ("" if problems else ": none")] if title else []
-    for problem, rows in problems.items():
-        out += [f"=== problem {visible(problem)}, answer {visible(rows[0].answer)}"]
-        out += [visible(rows[0].prompt)]
-        for s in rows:
-            out += [f"--- {s.kind}: {_about(s)}", visible(s.response)]
-    return "\n".join(out)
-
-
-def _about(s: Sample) -> str:
-    words = [f"step {s.step}", f"{s.tokens} tokens", f"{s.mean_entropy:.3f} nats per token"]
+def about(s: Sample) -> str:
+    words = [f"step {s.step}"] if s.step else []
+    words += [f"{s.tokens} tokens", f"{s.mean_entropy:.3f} nats per token"]
     if not math.isnan(s.reward):
         words.append(f"reward {s.reward:+.2f}")
     if s.extracted is not None:
@@ -185,46 +159,24 @@ def _about(s: Sample) -> str:
     return ", ".join(words)
 
 
-# ------------------------------------------------------------------------------------------------
-# HTML
-# ------------------------------------------------------------------------------------------------
+# --- HTML -----------------------------------------------------------------------------------------
 
 HOT = 2.0  # nats from which on the color is full: a choice among e^2 = 7 equal tokens
-_COLORS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7"}
-# No formula: $...$ in a response must not be typeset where it changes what is shown.
-_PLAIN = (
-    'class="tex2jax_ignore mathjax_ignore" style="font-family:sans-serif;font-size:13px;'
-    'background:#fff;color:#000;padding:6px"'  # also where the notebook is dark
-)
-_BOX = (
-    "font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate;"
-    "background:#fff;color:#000;border-left:4px solid {};padding:4px 8px;margin:2px 0 10px 0"
-)
+COLORS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7"}
 
 
-def escape(text: str) -> str:
-    """Text that is text wherever it stands in HTML, also inside a quoted attribute."""
-    return html.escape(visible(text), quote=True)
+class Span(NamedTuple):
+    """A token of a page; the title shows when the pointer is on it."""
+
+    piece: str
+    nats: float
+    title: str
 
 
-def _shade(nats: float) -> str:
+def shade(nats: float) -> str:
     """Background of a token: white at 0, orange from `HOT` on."""
     part = min(max(nats, 0.0), HOT) / HOT if math.isfinite(nats) else 0.0
     return f"rgba(230,110,0,{0.85 * part:.3f})"
-
-
-def legend() -> str:
-    """The scale of the colors."""
-    marks = [HOT * i / 4 for i in range(5)]
-    cells = "".join(
-        f'<span style="background:{_shade(m)};color:#000;padding:1px 8px">{m:g}</span>'
-        for m in marks
-    )
-    return (
-        '<div style="margin:4px 0">entropy of the policy before each token, nats (orange = unsure;'
-        f' point at a token for its numbers): <span style="background:#fff">{cells}</span>'
-        " or more</div>"
-    )
 
 
 def aligned(pieces: Sequence[str], text: str) -> list[str]:
@@ -246,81 +198,42 @@ def aligned(pieces: Sequence[str], text: str) -> list[str]:
     return out
 
 
-def colored(s: Sample) -> str:
-    """One span per token, its background by entropy; its numbers are in the title, which shows when
-    the pointer is on the token. Without entropies: the response as it is."""
-    if not s.entropies:
-        return escape(s.response)
-    pieces, logps = aligned(s.pieces, s.response), s.logps
-    out = []
-    for i, (piece, nats) in enumerate(zip(pieces, s.entropies, strict=True)):
-        title = f"{nats:.3f} nats"
-        title += f", probability {math.exp(min(logps[i], 0.0)):.4f}" if len(logps) else ""
-        shown = escape(piece) or "&#8709;"  # a token without text, as a stop token is
-        out.append(f'<span style="background:{_shade(nats)}" title="{title}">{shown}</span>')
-    return "".join(out)
+def spans(s: Sample) -> list[Span]:
+    """The tokens of a sample; none where it has no entropies."""
+    titles = [f"{nats:.3f} nats" for nats in s.entropies]
+    if s.logps:
+        chances = (math.exp(min(logp, 0.0)) for logp in s.logps)
+        titles = [f"{t}, probability {p:.4f}" for t, p in zip(titles, chances, strict=True)]
+    pieces = aligned(s.pieces, s.response)
+    return [Span(*of) for of in zip(pieces, s.entropies, titles, strict=True)] if titles else []
+
+
+def _template():
+    """The macros of pages.html."""
+    loader = jinja2.PackageLoader("dapo_jax.lab.dynamics", "")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    environment.filters |= {"visible": visible, "shade": shade, "about": about, "spans": spans}
+    environment.globals |= {"colors": COLORS, "marks": [HOT * i / 4 for i in range(5)]}
+    return environment.get_template("pages.html").module
 
 
 def page(samples: Iterable[Sample], title: str = "") -> str:
     """HTML of samples by problem across steps, to be shown in a notebook or written to a file."""
-    out = [f"<div {_PLAIN}>", f"<h3>{escape(title)}</h3>" if title else "", legend()]
-    for problem, rows in by_problem(samples).items():
-        source = f" ({escape(rows[0].source)})" if rows[0].source else ""
-        steps = sorted({s.step for s in rows})
-        seen = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-        out.append(
-            f"<details open><summary><b>problem {escape(problem)}</b>{source}, answer"
-            f" {escape(rows[0].answer)}, {seen}</summary>"
-            f'<div style="{_BOX.format("#999")}">{escape(rows[0].prompt)}</div>'
-        )
-        for s in rows:
-            out.append(
-                f'<div><b style="color:{_COLORS[s.kind]}">{s.kind}</b>: {escape(_about(s))}</div>'
-                f'<div style="{_BOX.format(_COLORS[s.kind])}">{colored(s)}</div>'
-            )
-        out.append("</details>")
-    out.append("</div>")
-    return "\n".join(out)
+    return str(_template().samples(title, by_problem(samples)))
 
 
 def answers(prompt: str, samples: Sequence[tuple[Sample, int]], judged: bool) -> str:
     """HTML of several answers to one prompt, each with how often it was drawn; judged: there was a
     right answer to compare with."""
-    out = [
-        f"<div {_PLAIN}>",
-        legend(),
-        f'<div style="{_BOX.format("#999")}">{escape(prompt)}</div>',
-    ]
-    for i, (s, times) in enumerate(samples, 1):
-        kind = s.kind if judged or s.truncated else ""
-        color = _COLORS.get(kind, "#999")
-        said = "" if s.extracted is None else f", answered {escape(s.extracted[:80])}"
-        out.append(
-            f'<div>{i}. <b style="color:{color}">{kind}</b> {times} x {s.tokens} tokens,'
-            f" {s.mean_entropy:.3f} nats per token{said}</div>"
-            f'<div style="{_BOX.format(color)}">{colored(s)}</div>'
-        )
-    return "\n".join([*out, "</div>"])
+    return str(_template().answers(prompt, samples, judged))
 
 
-def rows(names: Sequence[str], cells: Sequence[Sequence[str]], entropies: Sequence[float]) -> str:
-    """HTML table with escaped `cells` [n][columns]; a row's background by its entropy (nats)."""
-    head = "".join(f'<th style="text-align:left;padding:2px 10px">{escape(n)}</th>' for n in names)
-    out = [f'<div {_PLAIN}><table style="border-collapse:collapse"><tr>{head}</tr>']
-    for row, nats in zip(cells, entropies, strict=True):
-        shade = f"background:{_shade(nats)};color:#000"
-        line = "".join(
-            '<td style="text-align:left;font-family:monospace;white-space:pre;padding:1px 10px">'
-            f"{cell}</td>"
-            for cell in row
-        )
-        out.append(f'<tr style="{shade}">{line}</tr>')
-    return "".join([*out, "</table></div>"])
+def table(names: Sequence[str], rows: Sequence[tuple[float, Sequence[str]]]) -> str:
+    """HTML table. rows: (entropy in nats, which colors it, cells)."""
+    return str(_template().table(names, rows))
 
 
-# ------------------------------------------------------------------------------------------------
-# Reflection (section 4.4 of the paper)
-# ------------------------------------------------------------------------------------------------
+# --- Reflection (section 4.4 of the paper) --------------------------------------------------------
 
 # Name -> pattern, in any case, at word borders. In the embedded task `Wait` opens a repetition.
 PHRASES = {
@@ -347,29 +260,23 @@ def reflection(
     not that of all that was drawn; how it moves over the steps is what to read. Truncated ones,
     which are logged beyond their share and often repeat a word without end, are left out.
     """
-    found = {name: re.compile(rf"\b{p}\b", re.IGNORECASE) for name, p in phrases.items()}
-    times: dict[int, list[list[int]]] = {}
-    tokens: dict[int, int] = {}
-    for s in samples:
-        if s.kind not in kinds:
-            continue
-        row = [len(p.findall(s.response)) for p in found.values()]
-        times.setdefault(s.step, []).append(row)
-        tokens[s.step] = tokens.get(s.step, 0) + s.tokens
-    steps = np.array(sorted(times), np.int64)
-    out = {}
-    columns = {"any of these": slice(None)} | {n: slice(i, i + 1) for i, n in enumerate(found)}
-    for name, part in columns.items():
-        counts = [np.array(times[s], int).reshape(-1, len(found))[:, part].sum(1) for s in steps]
-        share = np.array([(c > 0).mean() for c in counts])
-        rate = np.array(
-            [
-                1000 * c.sum() / max(tokens[s], 1)
-                for s, c in zip(steps.tolist(), counts, strict=True)
-            ]
+    rows = [s for s in samples if s.kind in kinds]
+    at = np.array([s.step for s in rows], np.int64)
+    tokens = np.array([s.tokens for s in rows])
+    found = {
+        name: np.array([len(re.findall(rf"\b{p}\b", s.response, re.IGNORECASE)) for s in rows])
+        for name, p in phrases.items()
+    }
+    found = {name: times for name, times in found.items() if times.any()}
+    if len(found) > 1:
+        found = {"any of these": sum(found.values()), **found}
+    steps = np.unique(at)
+    each = [at == step for step in steps]
+    return {
+        name: (
+            steps,
+            np.array([(times[step] > 0).mean() for step in each]),
+            np.array([1000 * times[step].sum() / max(tokens[step].sum(), 1) for step in each]),
         )
-        if rate.any():
-            out[name] = steps, share, rate
-    if len(out) == 2:  # one phrase alone is all of them
-        del out["any of these"]
-    return out
+        for name, times in found.items()
+    }

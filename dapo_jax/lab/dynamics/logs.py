@@ -9,25 +9,23 @@ them is run; a file that is not a log raises a ValueError of one line that names
 """
 
 import csv
-import gzip
 import io
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
+from dapo_jax.config import schema
 from dapo_jax.lab.dynamics import verl
 from dapo_jax.lab.dynamics.verl import Series
 
 METRICS = "metrics.jsonl"
 # What a log calls its rollout step; the first that is there counts.
 STEP_NAMES = ("step", "Step", "_step", "global_step", "training/global_step", "train_global_steps")
-_LARGEST = 1 << 30  # bytes of a log, unpacked
 
 
 class Run(NamedTuple):
@@ -41,94 +39,74 @@ class Run(NamedTuple):
     of: Mapping[str, str] = {}
 
 
-def read(path: str, name: str = "", names: Mapping[str, str] | None = None) -> Run:
-    """One run. `name`: how figures call it, by default the file's or directory's name; of a file
-    that holds several runs, the one to read. `names`: a CSV's own names -> our tags.
-
-    ValueError: nothing is there, it is no log, or it holds several runs and none is called `name`.
-    """
-    runs = read_all(path, names)
-    chosen = [r for r in runs if r.name == name] or runs
-    if len(chosen) > 1:
-        known = ", ".join(r.name for r in runs[:4])
-        raise ValueError(f"{path}: holds {len(runs)} runs ({known}, ...); name one, or `read_all`")
-    return chosen[0]._replace(name=name or chosen[0].name)
-
-
-def read_all(path: str, names: Mapping[str, str] | None = None) -> list[Run]:
-    """Every run of a log: one, unless a text column `run` tells several apart."""
+def read(path: str, name: str = "") -> Run:
+    """`name`: how figures call the run, by default the file's or directory's name. ValueError:
+    nothing is there, or it is no log."""
     file = place(path)
     if attempt(path, file.is_dir):
-        if not attempt(path, (file / METRICS).exists):
+        rows = records(path)
+        if rows is None:
             raise ValueError(f"{path}: no {METRICS} in it; give a run's directory or a log file")
-        rows = _json_lines(f"{path}/{METRICS}", text_of(file / METRICS, path))
     elif not attempt(path, file.exists):
         raise ValueError(f"{path}: no such file or directory")
     else:
-        rows = parse(text_of(file, path), path)
-    split: dict[str, list] = {}
-    for step, row in rows:
-        split.setdefault(row.get("run") if isinstance(row.get("run"), str) else "", []).append(
-            (step, row)
-        )
-    if not split:
+        rows = list(parse(text_of(file, path), path))
+    if not rows:
         raise ValueError(f"{path}: no step in it")
-    default = re.sub(r"\.(gz|csv|jsonl|log|txt|out)", "", file.name) or str(path)
-    return [
-        _run(key or default, str(path), series(part), names or {}) for key, part in split.items()
-    ]
+    found, of = series(rows), {}
+    if verl.is_verl(found):
+        found, of = verl.translate(found)
+    name = name or re.sub(r"\.(csv|jsonl|log|txt|out)$", "", file.name) or str(path)
+    return Run(name, found, str(path), of)
 
 
 def compare(paths: Iterable[str]) -> list[Run]:
-    """All runs of several logs, under names that differ: the paths where the short ones do not."""
-    runs = [run for path in paths for run in read_all(path)]
+    """Several runs, under names that differ: the paths where the short ones do not."""
+    runs = [read(path) for path in paths]
     names = [r.name for r in runs]
     return [r._replace(name=r.path if names.count(r.name) > 1 else r.name) for r in runs]
+
+
+def config_of(path: str) -> schema.Config | None:
+    """The config of a workdir, as this version reads it; None: it has no config.json. ValueError:
+    not a run's."""
+    file = place(path) / "config.json"
+    if not attempt(path, file.exists):
+        return None
+    try:
+        return schema.of_run(text_of(file, path))
+    except ValueError as error:
+        raise ValueError(f"{path}/config.json: {first_line(error)}") from error
 
 
 def last_step(run: Run) -> int:
     return max((int(steps[-1]) for steps, _ in run.series.values() if len(steps)), default=0)
 
 
-def _run(name: str, path: str, found: dict[str, Series], names: Mapping[str, str]) -> Run:
-    of: dict[str, str] = {}
-    if verl.is_verl(found):
-        found, of = verl.translate(found)
-    return Run(name, {names.get(n, n): s for n, s in found.items()}, path, of)
-
-
 def histograms(path: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Tag -> (steps int [n], counts float [n, bins]) of a workdir. Steps whose number of bins is
     not the last step's (another group size) are left out."""
     found: dict[str, dict[int, list]] = {}
-    file = place(path) / METRICS
-    if not attempt(path, file.exists):
-        return {}
-    for step, row in _json_lines(f"{path}/{METRICS}", text_of(file, path)):
+    for step, row in records(path) or ():
         for tag, value in row.items():
-            if isinstance(value, list) and value and all(_is_number(x) for x in value):
+            if isinstance(value, list) and value and all(map(_is_number, value)):
                 found.setdefault(tag, {})[step] = value
     out = {}
     for tag, rows in found.items():
-        bins = len(rows[max(rows)])
-        kept = sorted(step for step, row in rows.items() if len(row) == bins)
-        out[tag] = np.array(kept), np.array([rows[s] for s in kept], float)
+        kept = {
+            step: rows[step] for step in sorted(rows) if len(rows[step]) == len(rows[max(rows)])
+        }
+        out[tag] = np.array(list(kept)), np.array(list(kept.values()), float)
     return out
 
 
 def alarms(path: str) -> list[tuple[int, str]]:
     """(step, words) of every alarm of a workdir."""
-    file = place(path) / METRICS
-    if not attempt(path, file.exists):
-        return []
-    rows = _json_lines(f"{path}/{METRICS}", text_of(file, path))
-    lists = [(step, row["alarms"]) for step, row in rows if isinstance(row.get("alarms"), list)]
-    return [(step, words) for step, said in lists for words in said if isinstance(words, str)]
+    rows = ((step, row.get("alarms")) for step, row in records(path) or ())
+    return [(step, str(words)) for step, said in rows if isinstance(said, list) for words in said]
 
 
-# ------------------------------------------------------------------------------------------------
-# Places
-# ------------------------------------------------------------------------------------------------
+# --- Places ---------------------------------------------------------------------------------------
 
 
 def place(path: str) -> epath.Path:
@@ -152,25 +130,16 @@ def attempt(path: str, ask):
 
 
 def text_of(file: epath.Path, path: str) -> str:
-    """Content of a file, gzip or not; bytes that are no UTF-8 become replacement characters."""
-    raw = attempt(path, file.read_bytes)
-    if raw[:2] == b"\x1f\x8b":
-        try:
-            raw = gzip.GzipFile(fileobj=io.BytesIO(raw)).read(_LARGEST + 1)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path}: damaged gzip ({first_line(error)})") from error
-    if len(raw) > _LARGEST:
-        raise ValueError(f"{path}: more than {_LARGEST >> 20} MiB; no log of a run")
-    return raw.decode("utf-8", errors="replace").removeprefix("\N{BYTE ORDER MARK}")
+    """Content of a file; bytes that are no UTF-8 become replacement characters."""
+    text = attempt(path, file.read_bytes).decode("utf-8", errors="replace")
+    return text.removeprefix("\N{BYTE ORDER MARK}")
 
 
 def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-# ------------------------------------------------------------------------------------------------
-# Formats: each yields (step, {name: value}) rows
-# ------------------------------------------------------------------------------------------------
+# --- Formats: each yields (step, {name: value}) rows ----------------------------------------------
 
 LogRows = Iterator[tuple[int, dict[str, Any]]]
 
@@ -180,16 +149,24 @@ _CONSOLE = re.compile(r"(?:^|[\s)\]])step:(\d+) - (\S.*)")
 _ITEM = re.compile(r"(.+?):(?:np\.\w+\()?([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf|nan))\)?(?:\s.*)?")
 
 
+def records(path: str) -> list[tuple[int, dict[str, Any]]] | None:
+    """(step, record) of a workdir's metrics.jsonl; None: it has none."""
+    file = place(path) / METRICS
+    if not attempt(path, file.exists):
+        return None
+    return list(_json_lines(text_of(file, path), f"{path}/{METRICS}"))
+
+
 def parse(text: str, path: str) -> LogRows:
-    """LogRows of a log, by what its text looks like. ValueError: like no known format."""
+    """Rows of a log, by what its text looks like. ValueError: like no known format."""
     first = next((line for line in text.split("\n") if line.strip()), "")
-    if first.lstrip().startswith("{") and _object(first) is not None:
-        return _json_lines(path, text)
+    if first.lstrip().startswith("{") and json_object(first) is not None:
+        return _json_lines(text, path)
     if rows := list(_console_lines(text)):
         return iter(rows)
     header = {name.strip().strip('"') for name in first.split(",")}
     if len(header) > 1 and header & set(STEP_NAMES):
-        return _csv_rows(path, text)
+        return _csv_rows(text, path)
     raise ValueError(
         f"{path}:1: neither JSON lines, nor verl's 'step:N - name:value - ...', nor CSV with a"
         f" column {STEP_NAMES[0]!r}"
@@ -204,50 +181,37 @@ def _console_lines(text: str) -> LogRows:
                 yield int(match[1]), row
 
 
-def _csv_rows(path: str, text: str) -> LogRows:
-    reader = csv.reader(io.StringIO(text, newline=""))
+def _csv_rows(text: str, path: str) -> LogRows:
+    """Cells are numbers or, where they are none, text; a last line that is cut off is left out."""
+    lines = text.split("\n")
+    reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", skipinitialspace=True)
     try:
-        rows = [(reader.line_num, row) for row in reader if any(x.strip() for x in row)]
+        for row in reader:
+            line, cut = reader.line_num, not text.endswith("\n") and reader.line_num >= len(lines)
+            if None in row.values() or "" in row:
+                if cut:
+                    return
+                raise ValueError(f"{path}:{line}: not as many columns as the first line has")
+            cells = {name.strip(): cell.strip() for name, cell in row.items() if cell.strip()}
+            out = {name: _number(cell) for name, cell in cells.items()}
+            yield _step(out, f"{path}:{line}"), out
     except csv.Error as error:
         raise ValueError(f"{path}:{reader.line_num}: {error}") from error
-    header = [name.strip() for name in rows[0][1]]
-    if len(set(header)) < len(header):
-        raise ValueError(f"{path}:1: two columns have the same name")
-    cut = rows[-1][0] if not text.endswith("\n") else -1  # a line that is still being written
-    table = [(line, row) for line, row in rows[1:] if line != cut or len(row) == len(header)]
-    for line, row in table:
-        if len(row) != len(header):
-            raise ValueError(f"{path}:{line}: {len(row)} columns; the first line has {len(header)}")
-    # A column without one number is text, such as the name of the run.
-    words = {
-        name
-        for i, name in enumerate(header)
-        if name not in STEP_NAMES and all(_number(row[i]) is None for _, row in table)
-    }
-    for line, row in table:
-        out: dict[str, Any] = {}
-        for name, cell in zip(header, row, strict=True):
-            if name in words:
-                out[name] = cell
-            elif cell.strip():
-                if (value := _number(cell)) is None:
-                    raise ValueError(f"{path}:{line}: {name} is {cell[:40]!r}, no number")
-                out[name] = value
-        yield _step(path, line, out), out
 
 
-def _json_lines(path: str, text: str) -> LogRows:
+def _json_lines(text: str, path: str) -> LogRows:
     lines = [(i, x) for i, x in enumerate(text.split("\n"), 1) if x.strip()]
     for line, content in lines:
-        row = _object(content)
+        row = json_object(content)
         if row is None:
             if line == lines[-1][0] and not text.endswith("\n"):
                 return  # cut off while it was written
             raise ValueError(f"{path}:{line}: no JSON object")
-        yield _step(path, line, row), row
+        yield _step(row, f"{path}:{line}"), row
 
 
-def _object(line: str) -> dict | None:
+def json_object(line: str) -> dict | None:
+    """The object that a line holds; None: it holds none."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -255,45 +219,42 @@ def _object(line: str) -> dict | None:
     return row if isinstance(row, dict) else None
 
 
-def _step(path: str, line: int, row: Mapping[str, Any]) -> int:
+def _step(row: Mapping[str, Any], where: str) -> int:
     name = next((n for n in STEP_NAMES if n in row), None)
     if name is None:
-        raise ValueError(f"{path}:{line}: no {STEP_NAMES[0]!r}")
+        raise ValueError(f"{where}: no {STEP_NAMES[0]!r}")
     value = row[name]
     if not _is_number(value) or not 0 <= value < 2**53 or value != int(value):
-        raise ValueError(f"{path}:{line}: {name} is {str(value)[:40]!r}, no step (0, 1, 2, ...)")
+        raise ValueError(f"{where}: {name} is {str(value)[:40]!r}, no step (0, 1, 2, ...)")
     return int(value)
 
 
-def _number(cell: str) -> float | None:
+def _number(cell: str) -> float | str:
     try:
         return float(cell)
     except ValueError:
-        return None
+        return cell
 
 
 def _is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# ------------------------------------------------------------------------------------------------
-# Series
-# ------------------------------------------------------------------------------------------------
+# --- Series ---------------------------------------------------------------------------------------
 
 
 def series(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Series]:
-    """LogRows -> tag -> (steps, values). Where a step comes twice (a resumed run) the later value
-    counts; null and numbers that are not finite become NaN; text and lists are left out."""
+    """Tag -> (steps, values). Where a step comes twice (a resumed run) the later value counts; null
+    and numbers that are not finite become NaN; text and lists are left out."""
     found: dict[str, dict[int, float]] = {}
     for step, row in rows:
         for tag, value in row.items():
             if tag not in STEP_NAMES and (value is None or _is_number(value)):
                 found.setdefault(tag, {})[step] = _finite(value)
-    out = {}
-    for tag, points in found.items():
-        steps = sorted(points)
-        out[tag] = np.array(steps, np.int64), np.array([points[s] for s in steps], float)
-    return out
+    return {
+        tag: (np.array(sorted(points), np.int64), np.array([points[s] for s in sorted(points)]))
+        for tag, points in found.items()
+    }
 
 
 def _finite(value: float | None) -> float:

@@ -19,7 +19,6 @@ import numpy as np
 
 from dapo_jax import sample
 from dapo_jax.checkpoint import workdir as workdir_lib
-from dapo_jax.config import schema
 from dapo_jax.data import answers as verifiers, verifier
 from dapo_jax.lab.dynamics import browse, logs
 from dapo_jax.model import qwen2
@@ -47,20 +46,7 @@ class Answer(NamedTuple):
         return float(np.mean([t.entropy for t in self.tokens]))
 
 
-# ------------------------------------------------------------------------------------------------
-# A run's policy
-# ------------------------------------------------------------------------------------------------
-
-
-def read_config(path: str):
-    """`schema.of_run` of a workdir. ValueError: no such file, or not a run's."""
-    file = logs.place(path) / "config.json"
-    if not logs.attempt(path, file.exists):
-        raise ValueError(f"{path}: no config.json in it; give a run's directory")
-    try:
-        return schema.of_run(logs.text_of(file, path))
-    except ValueError as error:
-        raise ValueError(f"{path}/config.json: {logs.first_line(error)}") from error
+# --- A run's policy -------------------------------------------------------------------------------
 
 
 def open_run(
@@ -75,7 +61,9 @@ def open_run(
     """The policy of a workdir (local or gs://; nothing is written there), on whatever devices this
     process has, ready to draw n answers per prompt. max_tokens 0: as in training; step: of the
     checkpoint, None = the newest. ValueError: what the run lacks."""
-    config = read_config(path)
+    config = logs.config_of(path)
+    if config is None:
+        raise ValueError(f"{path}: no config.json in it; give a run's directory")
     config.eval.temperature, config.eval.top_p, config.seed = temperature, 1.0, seed
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 1, -1, 1  # not the run's own devices
     if not workdir_lib.is_remote(path):
@@ -98,9 +86,7 @@ def problems(path: str, most: int = 4) -> list[tuple[str, str]]:
     raise ValueError(f"{path}: no samples in rollouts/; give prompts and answers of your own")
 
 
-# ------------------------------------------------------------------------------------------------
-# What it says
-# ------------------------------------------------------------------------------------------------
+# --- What it says ---------------------------------------------------------------------------------
 
 
 def answers(
@@ -167,36 +153,24 @@ def _distributions(shape: qwen2.Shape, params, ids_T, length, temperature, top: 
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out)
 
 
-# ------------------------------------------------------------------------------------------------
-# HTML
-# ------------------------------------------------------------------------------------------------
+# --- HTML -----------------------------------------------------------------------------------------
 
 
 def page(prompt: str, drawn: Sequence[Answer]) -> str:
     """Answers as colored text (background: entropy), each with its verdict; equal ones once, with
     their number."""
-    rows = [
-        (
-            browse.Sample(
-                step=0,
-                problem="",
-                prompt=prompt,
-                response=a.text,
-                answer="",
-                correct=bool(a.verdict and a.verdict.correct),
-                tokens=len(a.tokens),
-                truncated=a.truncated,
-                mean_entropy=a.mean_entropy,
-                extracted=a.verdict.extracted if a.verdict else None,
-                pieces=tuple(t.piece for t in a.tokens),
-                entropies=tuple(t.entropy for t in a.tokens),
-                logps=tuple(t.logp for t in a.tokens),
-            ),
-            times,
-        )
-        for a, times in browse.distinct(drawn)
-    ]
+    rows = [(_sample(prompt, answer), times) for answer, times in browse.distinct(drawn)]
     return browse.answers(prompt, rows, judged=any(a.verdict for a in drawn))
+
+
+def _sample(prompt: str, a: Answer) -> browse.Sample:
+    return browse.Sample(
+        step=0, problem="", prompt=prompt, response=a.text, answer="",
+        correct=bool(a.verdict and a.verdict.correct), tokens=len(a.tokens), truncated=a.truncated,
+        mean_entropy=a.mean_entropy, extracted=a.verdict.extracted if a.verdict else None,
+        pieces=[t.piece for t in a.tokens], entropies=[t.entropy for t in a.tokens],
+        logps=[t.logp for t in a.tokens],
+    )  # fmt: skip
 
 
 def table(tokens: Sequence[Token]) -> str:
@@ -204,20 +178,12 @@ def table(tokens: Sequence[Token]) -> str:
     far as their probability rounds to 0.001 or more."""
     top = max((len(t.others) for t in tokens), default=0)
     names = ["#", "token", "probability", "entropy [nats]", *(f"{i + 1}." for i in range(top))]
-    cells = [
-        [
-            str(i),
-            browse.escape(_quoted(t.piece)),
-            f"{math.exp(t.logp):.4f}",
-            f"{t.entropy:.3f}",
-            *(
-                f"{browse.escape(_quoted(piece))} {p:.3f}" if p >= 0.0005 else ""
-                for piece, p in t.others
-            ),
-        ]
-        for i, t in enumerate(tokens, 1)
-    ]
-    return browse.rows(names, cells, [t.entropy for t in tokens])
+    rows = []
+    for i, t in enumerate(tokens, 1):
+        others = [f"{_quoted(piece)} {p:.3f}" if p >= 0.0005 else "" for piece, p in t.others]
+        cells = [str(i), _quoted(t.piece), f"{math.exp(t.logp):.4f}", f"{t.entropy:.3f}", *others]
+        rows.append((t.entropy, cells))
+    return browse.table(names, rows)
 
 
 def _quoted(piece: str) -> str:

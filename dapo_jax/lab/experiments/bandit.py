@@ -8,13 +8,14 @@ only the reward is this task's. Every probability is exact: a policy over single
 written out.
 
 The move has to be shared: a prompt is in one mini-batch per rollout, so by itself its ratio is 1
-when it is trained on, and no clip binds.
+when it is trained on, and no clip binds. There are two bandit seeds for each seed of the other
+experiments.
 """
 
-import itertools
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 import jax
 import numpy as np
@@ -25,6 +26,8 @@ from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.state import State
 from dapo_jax.data.problems import Encoded, Problem
 from dapo_jax.lab.experiments import bases
+from dapo_jax.lab.experiments.pool import Task
+from dapo_jax.lab.experiments.study import Contrast, Panel, Runs, Study
 from dapo_jax.model import qwen2
 from dapo_jax.reward import grading
 from dapo_jax.run import warmup
@@ -34,27 +37,16 @@ STOP = 0  # a token id that nothing uses
 RARE = 1 + 2 * SIDE  # the first of the answers
 RARE_START = 0.01
 IMITATION_STEPS, IMITATION_LR = 300, 5e-3
-CLIP_HIGH = (0.2, 0.28, 0.4, 10.0)  # the last never binds
 ROLLOUTS = 20
-
-# What `measures` returns.
-HALF, AT_10, GROWTH = "rollouts to p = .5", "p at rollout 10", "growth of p per rollout"
-CLIPPED = "clipped share of tokens with positive advantage, until p = .5"
-ENTROPY_HALF, ENTROPY_10 = "entropy at p = .5 (nats)", "entropy at rollout 10 (nats)"
-MEASURES = (HALF, AT_10, GROWTH, CLIPPED, ENTROPY_HALF, ENTROPY_10)
-
-
-def folder(clip_high: float, base_seed: int, positive_coef: float = 0.0) -> str:
-    positive = f"_positive_{positive_coef:g}" if positive_coef else ""
-    return f"bandit_{clip_high:g}{positive}_{base_seed}"
-
-
-def base_folder(seed: int) -> str:
-    return f"base_bandit_{seed}"
-
-
-def label(clip_high: float) -> str:
-    return f"eps_high {clip_high:g}" if clip_high < 10 else "no upper bound"
+# Arm -> loss.clip_high, loss.positive_coef. The bound 10 never binds.
+ARMS = {
+    "eps_high 0.2": (0.2, 0.0),
+    "eps_high 0.28": (0.28, 0.0),
+    "eps_high 0.4": (0.4, 0.0),
+    "no upper bound": (10.0, 0.0),
+    "mu .1": (0.2, 0.1),
+}
+LOW, HIGHER, HIGHEST, UNBOUND, POSITIVE = ARMS
 
 
 def settings(seed: int = 0, clip_high: float = 0.2, positive_coef: float = 0.0):
@@ -77,29 +69,6 @@ def prompts() -> list[list[int]]:
     return [[1 + a, 1 + SIDE + b] for a in range(SIDE) for b in range(SIDE)]
 
 
-def start_policy(seed: int) -> np.ndarray:
-    """What the base is taught: probabilities float64 [prompts, vocabulary]."""
-    V = settings().model.vocab_size
-    rng = np.random.default_rng(seed)
-    wanted_PxV = np.zeros((SIDE * SIDE, V))
-    wanted_PxV[:, RARE] = RARE_START
-    for row in wanted_PxV:
-        row[rng.choice(np.arange(RARE + 1, RARE + ANSWERS), WRONG, replace=False)] = (
-            1 - RARE_START
-        ) / WRONG
-    return wanted_PxV
-
-
-def imitation(wanted_PxV: np.ndarray) -> list[packing.Item]:
-    """Every possible answer once, weighing what it should be worth: the loss is the cross-entropy
-    of the exact distributions, with its minimum there."""
-    return [
-        packing.Item(prompt, [int(a)], np.zeros(1), 0.0, row[a] / len(wanted_PxV))
-        for prompt, row in zip(prompts(), wanted_PxV, strict=True)
-        for a in np.flatnonzero(row)
-    ]
-
-
 def build_machine(config) -> build.Machine:
     return build.build_machine(config, config.model.vocab_size, {STOP}, None)
 
@@ -115,60 +84,60 @@ def exact(machine: build.Machine):
     return probabilities
 
 
-def make(where: pathlib.Path, seed: int) -> dict:
-    """A task of the pool: the base of a seed, as a checkpoint."""
-    started = time.process_time()
-    config = settings(seed)
-    machine = build_machine(config)
-    params = build.initial_params(config, machine)
-    trainer = update.Trainer(
-        machine.shape,
-        machine.mesh,
-        config.sharding.train.to_dict(),
-        update.optimizer(**warmup.OPTIMIZER),
-        config.model.dtype,
-    )
-    items = imitation(start_policy(seed))
-    rows, used, _ = packing.pack(
-        items, row_tokens=config.optim.row_tokens, micro_rows=16, max_items=len(items)
-    )
-    rows = parallel.to_device(rows, trainer.row_sharding)
-    opt_state = trainer.init_opt_state(params)
-    for step in range(IMITATION_STEPS):
-        lr = np.float32(IMITATION_LR * warmup.schedule(step / IMITATION_STEPS))
-        params, opt_state, _ = trainer.supervise(params, opt_state, rows, np.int32(used), lr)
-    bases.save(where, config, machine, params)
-    p_PxV = np.asarray(exact(machine)(params))
-    return {
-        "rare": float(p_PxV[:, RARE].mean()),
-        "entropy": entropy(p_PxV),
-        "parameters": qwen2.param_count(machine.shape),
-        "cpu_s": time.process_time() - started,
-    }
-
-
 def entropy(p_PxV: np.ndarray) -> float:
     """Mean over prompts, nats."""
     p = np.asarray(p_PxV, np.float64)
     return float(-(p * np.log(np.maximum(p, 1e-30))).sum(1).mean())
 
 
-def play(
-    where: pathlib.Path, base_seed: int, clip_high: float, seeds: Sequence[int],
-    positive_coef: float = 0.0,
-) -> dict:  # fmt: skip
-    """A task of the pool: the curves of each seed at one upper bound."""
+# --- The base -------------------------------------------------------------------------------------
+
+
+def base_folder(seed: int) -> str:
+    return f"base_bandit_{seed}"
+
+
+def start_policy(seed: int) -> np.ndarray:
+    """What the base is taught: probabilities float64 [prompts, vocabulary]."""
+    rng = np.random.default_rng(seed)
+    wanted_PxV = np.zeros((SIDE * SIDE, settings().model.vocab_size))
+    wanted_PxV[:, RARE] = RARE_START
+    for row in wanted_PxV:
+        wrong = rng.choice(np.arange(RARE + 1, RARE + ANSWERS), WRONG, replace=False)
+        row[wrong] = (1 - RARE_START) / WRONG
+    return wanted_PxV
+
+
+def imitation(wanted_PxV: np.ndarray) -> list[packing.Item]:
+    """Every possible answer once, weighing what it should be worth: the loss is the cross-entropy
+    of the exact distributions, with its minimum there."""
+    return [
+        packing.Item(prompt, [int(a)], np.zeros(1), 0.0, row[a] / len(wanted_PxV))
+        for prompt, row in zip(prompts(), wanted_PxV, strict=True)
+        for a in np.flatnonzero(row)
+    ]
+
+
+def make(where: pathlib.Path, seed: int) -> dict:
+    """A task of the pool: the base of a seed, as a checkpoint."""
     started = time.process_time()
-    config = settings(0, clip_high, positive_coef)
+    config = settings(seed)
     machine = build_machine(config)
-    probabilities = exact(machine)
-    start = bases.restore(where.parent / base_folder(base_seed), machine)
-    curves = {}
-    for seed in seeds:
-        config.seed = seed
-        params = jax.tree.map(lambda w: w.copy(), start)  # the updates donate theirs
-        curves[str(seed)] = learn(config, machine, probabilities, params)
-    return {"curves": curves, "cpu_s": time.process_time() - started}
+    params = build.initial_params(config, machine)
+    rules, optimizer = config.sharding.train.to_dict(), update.optimizer(**warmup.OPTIMIZER)
+    trainer = update.Trainer(machine.shape, machine.mesh, rules, optimizer, config.model.dtype)
+    items, row_tokens = imitation(start_policy(seed)), config.optim.row_tokens
+    rows, used, _ = packing.pack(items, row_tokens=row_tokens, micro_rows=16, max_items=len(items))
+    rows = parallel.to_device(rows, trainer.row_sharding)
+    opt_state = trainer.init_opt_state(params)
+    for step in range(IMITATION_STEPS):
+        lr = np.float32(IMITATION_LR * warmup.schedule(step / IMITATION_STEPS))
+        params, opt_state, _ = trainer.supervise(params, opt_state, rows, np.int32(used), lr)
+    bases.save(where, config, machine, params)
+    return {"cpu_s": time.process_time() - started}
+
+
+# --- Runs -----------------------------------------------------------------------------------------
 
 
 class Ids:
@@ -184,63 +153,134 @@ def is_rare(problem: Problem, response: str) -> grading.Grade:
     return grading.Grade(1.0 if rare else -1.0, rare)
 
 
-def learn(
-    config, machine: build.Machine, probabilities, params, score: grading.Score = is_rare
-) -> dict[str, list[float]]:
-    """ROLLOUTS rollouts. `rare` and `entropy` are those before each rollout and after the last;
-    `positive` and `clipped` count each rollout's tokens of positive advantage, and those of them
-    whose gradient the upper bound cut."""
+def play(
+    where: pathlib.Path, base_seed: int, clip_high: float, positive_coef: float,
+    seeds: Sequence[int],
+) -> dict:  # fmt: skip
+    """A task of the pool: the curves of each seed, all with one machine, which compiles once."""
+    started = time.process_time()
+    config = settings(0, clip_high, positive_coef)
+    machine = build_machine(config)
+    start = bases.restore(where.parent / base_folder(base_seed), machine)
+    curves = {}
+    for seed in seeds:
+        config.seed = seed
+        params = jax.tree.map(lambda w: w.copy(), start)  # the updates donate theirs
+        curves[str(seed)] = learn(config, machine, params)
+    return {"curves": curves, "cpu_s": time.process_time() - started}
+
+
+def learn(config, machine: build.Machine, params, rollouts: int = ROLLOUTS) -> dict:
+    """`rare` and `entropy` are those before each rollout and after the last; `positive` and
+    `clipped` count each rollout's tokens of positive advantage, and those of them whose gradient
+    the upper bound cut."""
     asked = [Problem(str(i), (), "", "") for i in range(SIDE * SIDE)]
-    text = build.Text(Ids(), Encoded(prompts(), asked, 0), {}, [], grading.Judge(score))
-    stream = [i % len(asked) for i in range(ROLLOUTS * len(asked))]
+    text = build.Text(Ids(), Encoded(prompts(), asked, 0), {}, [], grading.Judge(is_rare))
+    stream = [i % len(asked) for i in range(rollouts * len(asked))]
     state = State(params, machine.trainer.init_opt_state(params))
-    out = {"rare": [], "entropy": [], "positive": [], "clipped": []}
-
-    def look():
-        p_PxV = np.asarray(probabilities(state.params))
-        out["rare"].append(float(p_PxV[:, RARE].mean()))
-        out["entropy"].append(entropy(p_PxV))
-
-    look()
-    for step in range(ROLLOUTS):
+    out, tables, probabilities = {"positive": [], "clipped": []}, [], exact(machine)
+    tables.append(np.asarray(probabilities(params)))
+    for _ in range(rollouts):
         state, record = algorithm.step(config, text, machine, stream, state)
-        minibatches = algorithm.make_minibatches(config, record.batch.groups, step)
-        out["positive"].append(sum(x.advantage > 0 for items in minibatches for x in items))
+        right = [g.grades.score_G > 0 for g in record.batch.groups]
+        out["positive"].append(int(sum(r.sum() for r in right if not r.all())))
         out["clipped"].append(round(sum(float(log["clip_high"]) for log in record.updates)))
-        look()
-    return out
+        tables.append(np.asarray(probabilities(state.params)))
+    out["rare"] = [float(p_PxV[:, RARE].mean()) for p_PxV in tables]
+    return out | {"entropy": [entropy(p_PxV) for p_PxV in tables]}
 
 
-# ------------------------------------------------------------------------------------------------
-# What a curve says
-# ------------------------------------------------------------------------------------------------
+# --- What a curve says ----------------------------------------------------------------------------
+
+HALF, ENTROPY = "rollouts to p = .5", "entropy at p = .5 (nats)"
+CLIPPED = "clipped share of tokens with positive advantage, until p = .5"
 
 
 def crossing(p: Sequence[float], level: float = 0.5) -> float:
     """Rollouts until `p` is at `level`, on straight lines between rollouts; where it never gets
     there, the number of rollouts played (a lower bound)."""
-    for i, (a, b) in enumerate(itertools.pairwise(p)):
-        if a < level <= b:
-            return i + (level - a) / (b - a)
-    return 0.0 if p[0] >= level else float(len(p) - 1)
+    i = next((i for i, x in enumerate(p) if x >= level), len(p) - 1)
+    return float(np.interp(level, p[i - 1 : i + 1], [i - 1, i])) if i else 0.0
 
 
-def growth(p: Sequence[float], below: float = 0.3) -> float:
-    """By what factor a rollout multiplies `p` until it reaches `below`: a geometric mean."""
-    n = next((i for i, x in enumerate(p) if x >= below), len(p) - 1)
-    return (p[n] / p[0]) ** (1 / n) if n else float("nan")
-
-
-def measures(curve: dict[str, list[float]]) -> dict[str, float]:
-    rare, half = curve["rare"], crossing(curve["rare"])
-    i = min(int(half), len(rare) - 2)
-    until = slice(0, i + 1)
-    between = half - i
+def measures(curve: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    half, places = crossing(curve["rare"]), range(len(curve["rare"]))
+    until = slice(0, int(min(half, len(places) - 2)) + 1)  # rollouts begun before that
     return {
         HALF: half,
-        AT_10: rare[10],
-        GROWTH: growth(rare),
         CLIPPED: sum(curve["clipped"][until]) / max(sum(curve["positive"][until]), 1),
-        ENTROPY_HALF: (1 - between) * curve["entropy"][i] + between * curve["entropy"][i + 1],
-        ENTROPY_10: curve["entropy"][10],
+        ENTROPY: float(np.interp(half, places, curve["entropy"])),
     }
+
+
+# --- Studies --------------------------------------------------------------------------------------
+
+
+def folder(arm: str, base_seed: int) -> str:
+    return f"bandit_{arm.replace(' ', '_')}_{base_seed}"
+
+
+def tasks(base_of: Mapping[int, int], arms: Sequence[str]) -> list[Task]:
+    """The bases, and from each the bandit with each of `arms`."""
+    seeds = sorted(set(base_of.values()))
+    out = [Task(base_folder(b), make, (b,)) for b in seeds]
+    for b in seeds:
+        mine = [s for s in base_of if base_of[s] == b]
+        mine += [s + len(base_of) for s in mine]
+        out += [
+            Task(folder(arm, b), play, (b, *ARMS[arm], mine), (base_folder(b),)) for arm in arms
+        ]
+    return out
+
+
+def read(runs: Runs, arm: str) -> list[Mapping]:
+    """The curves of an arm and what they say, by seed."""
+    found: dict[str, Mapping] = {}
+    for base in sorted(set(runs.base_of.values())):
+        found |= runs.results[folder(arm, base)]["curves"]
+    return [found[seed] | measures(found[seed]) for seed in sorted(found, key=int)]
+
+
+def compare(measure: str, after: str, before: str, expected: int = 0) -> Contrast:
+    return Contrast(measure, after, before, itemgetter(measure), expected)
+
+
+_ROLLOUT = "rollout (16 updates each)"
+_PANELS = [
+    Panel(_ROLLOUT, "probability of the rare answer", lambda run: dict(enumerate(run["rare"]))),
+    Panel(_ROLLOUT, "entropy (nats)", lambda run: dict(enumerate(run["entropy"]))),
+    Panel("", "rollouts to probability .5", lambda run: {"p = .5": run[HALF]}),
+]
+
+CLIP_HIGHER = Study(  # Eq. 8
+    "Clip-Higher",
+    "Where the clip binds, a higher upper bound alone speeds up a rare right move that prompts"
+    " share, and more so the higher it is.",
+    [
+        compare(HALF, HIGHER, LOW, -1),
+        compare(HALF, HIGHEST, HIGHER, -1),
+        compare(HALF, UNBOUND, HIGHEST, -1),
+        compare(HALF, HIGHEST, LOW),
+        compare(HALF, UNBOUND, LOW),
+        *(
+            compare(measure, arm, LOW)
+            for measure in (CLIPPED, ENTROPY)
+            for arm in (HIGHER, HIGHEST, UNBOUND)
+        ),
+    ],
+    _PANELS,
+    tasks=lambda base_of: tasks(base_of, (LOW, HIGHER, HIGHEST, UNBOUND)),
+    read=read,
+)
+
+POSITIVE_LM = Study(  # VAPO's loss on right responses, arXiv 2504.05118, Eq. 9-10
+    "Positive-example loss",
+    "Where success is rare, the log-likelihood loss on right responses speeds up its growth.",
+    [
+        compare(HALF, POSITIVE, LOW, -1),
+        compare(ENTROPY, POSITIVE, LOW),
+    ],
+    _PANELS,
+    tasks=lambda base_of: tasks(base_of, (LOW, POSITIVE)),
+    read=read,
+)

@@ -59,16 +59,9 @@ HABITS = {
 }
 
 
-def lineage(names: Iterable[str]) -> list[str]:
-    """The bases `names` and all their ancestors, parents first."""
-    out: list[str] = []
-    for name in names:
-        new = []
-        while name and name not in out:
-            new.insert(0, name)
-            name = HABITS[name].parent
-        out += new
-    return out
+def lineage(name: str) -> list[str]:
+    """A base and all that it comes from, parents first."""
+    return [*lineage(HABITS[name].parent), name] if name else []
 
 
 def folder(name: str, seed: int) -> str:
@@ -77,14 +70,10 @@ def folder(name: str, seed: int) -> str:
 
 def tasks(names: Iterable[str], seeds: Sequence[int]) -> list[Task]:
     """The bases `names` of each seed and all that they come from, for the pool."""
+    wanted = dict.fromkeys(of for name in names for of in lineage(name))
     return [
-        Task(
-            folder(name, s),
-            make,
-            (name, s),
-            (folder(parent, s),) if (parent := HABITS[name].parent) else (),
-        )
-        for name in lineage(names)
+        Task(folder(name, s), make, (name, s), tuple(folder(of, s) for of in lineage(name)[-2:-1]))
+        for name in wanted
         for s in seeds
     ]
 
@@ -113,12 +102,8 @@ def on_files(config, directory: pathlib.Path, train_levels, test_levels=TEST_LEV
     config.data.train = str(train_file(directory, train_levels))
     config.tokenizer.path = str(directory / "tokenizer.model")
     config.eval.files = ",".join(f"k{k}={directory}/heldout_k{k}.jsonl" for k in test_levels)
-    config.eval.k, config.eval.max_problems, config.eval.top_p, config.eval.every = (
-        TEST_SAMPLES,
-        0,
-        1.0,
-        0,
-    )
+    config.eval.k, config.eval.max_problems = TEST_SAMPLES, 0
+    config.eval.top_p, config.eval.every = 1.0, 0
     config.eval.max_response_tokens = max(ROOM, config.rollout.max_response_tokens)
 
 
@@ -129,11 +114,10 @@ def save(where: pathlib.Path, config, machine: build.Machine, params) -> None:
         checkpoint.save(saver, state, schema.leaves(config))
 
 
-def restore(where: pathlib.Path, machine: build.Machine, step: int | None = None) -> qwen2.Params:
-    """The weights that a task or a run left in its folder, in the training layout. step: of the
-    checkpoint, None = the newest."""
+def restore(where: pathlib.Path, machine: build.Machine) -> qwen2.Params:
+    """The weights that a task left in its folder, in the training layout."""
     like, shardings = qwen2.abstract(machine.shape), machine.trainer.param_shardings
-    return checkpoint.restore_params(where / "checkpoints", like, shardings, step)
+    return checkpoint.restore_params(where / "checkpoints", like, shardings)
 
 
 def make(where: pathlib.Path, name: str, seed: int) -> dict:
@@ -152,39 +136,27 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
         params = restore(where.parent / folder(habit.parent, seed), machine)
     else:
         params = build.initial_params(config, machine)
-    phase = warmup.Phase(
-        name,
-        habit.steps,
-        habit.lr,
-        habit.mix,
-        len(HABITS) * seed + list(HABITS).index(name),
-        habit.cap,
-    )
+    own_seed = len(HABITS) * seed + list(HABITS).index(name)
+    phase = warmup.Phase(name, habit.steps, habit.lr, habit.mix, own_seed, habit.cap)
     params = warmup.warm_up(config, machine.mesh, machine.shape, text.tokenizer, params, [phase])
-    trained_s = time.process_time() - started
     save(where, config, machine, params)
-    decode_params = machine.engine.decode_params(params)
+    weights, draw = machine.engine.decode_params(params), build.evaluation_draw(config, top_p=1.0)
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
-    report = {}
-    for level, data in text.evals.items():
-        draw = build.evaluation_draw(config, top_p=1.0)
-        scores = evaluate.evaluate(machine, decode_params, text, data, config.eval.k, draw)
-        report[level] = styles(scores, wait)
-    return {"levels": report, "warm_up_cpu_s": trained_s, "cpu_s": time.process_time() - started}
+    levels = {
+        level: styles(
+            evaluate.evaluate(machine, weights, text, problems, config.eval.k, draw), wait
+        )
+        for level, problems in text.evals.items()
+    }
+    return {"levels": levels, "cpu_s": time.process_time() - started}
 
 
 def styles(scores: evaluate.Scores, wait: int) -> dict[str, float]:
-    """Shares, accuracies and mean lengths (tokens) of the styles of one set of samples. The first
-    token tells them apart: `wait` opens the careful style. A style without samples is left out."""
-    rows = [r for row in scores.responses for r in row]
-    long = np.array([r.tokens[0] == wait for r in rows])
-    length = np.array([len(r.tokens) for r in rows])
-    correct, cut = scores.correct_PxK.ravel(), scores.truncated_PxK.ravel()
-    out = {"accuracy": correct.mean(), "length": length.mean(), "truncated": cut.mean()}
-    out["careful_share"] = long.mean()
-    for style, chosen in (("careful", long), ("other", ~long)):
-        if chosen.any():
-            out[f"{style}_accuracy"] = correct[chosen].mean()
-            out[f"{style}_length"] = length[chosen].mean()
-            out[f"{style}_truncated"] = cut[chosen].mean()
-    return {k: float(v) for k, v in out.items()}
+    """Accuracy, mean length (tokens) and share of the careful style in one set of samples, and the
+    accuracy of that style and of the others. The first token tells them apart: `wait` opens the
+    careful style. A style without samples is left out."""
+    rows = [r.tokens for row in scores.responses for r in row]
+    careful, right = np.array([tokens[0] == wait for tokens in rows]), scores.correct_PxK.ravel()
+    out = {"accuracy": right, "length": [len(tokens) for tokens in rows], "careful_share": careful}
+    out |= {"careful_accuracy": right[careful], "other_accuracy": right[~careful]}
+    return {name: float(np.mean(values)) for name, values in out.items() if len(values)}

@@ -1,6 +1,5 @@
 """The paper's figures from the runs of a ladder: means over seeds, 95% intervals as bands."""
 
-import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,16 +10,11 @@ from dapo_jax.lab.experiments import ink, stats
 
 Runs = Mapping[str, Sequence[Sequence[dict]]]  # rung -> seed -> records of metrics.jsonl
 
-# Dark to light along the ladder, full DAPO apart; the eye needs no legend to find the last rung.
-RUNG_COLORS = dict(
-    zip(
-        presets.CUMULATIVE,
-        ("#2b2d42", "#5c6784", "#7b9acc", "#8cc5b5", "#e0a458", "#c1121f"),
-        strict=True,
-    )
-)
-PAPER_COLOR = "#b8bcc6"
+# Dark to light along the ladder, the whole apart; the eye needs no legend to find the last rung.
+COLORS = ("#2b2d42", "#5c6784", "#7b9acc", "#8cc5b5", "#e0a458")
+RED, GRAY = "#c1121f", "#b8bcc6"
 SIZE = (5.2, 3.9)  # inches per panel
+UPDATES = "gradient updates"
 
 
 def curve(records: Sequence[dict], tag: str, x: str) -> tuple[np.ndarray, np.ndarray]:
@@ -29,117 +23,64 @@ def curve(records: Sequence[dict], tag: str, x: str) -> tuple[np.ndarray, np.nda
     return np.array([r.get(x, 0) for r in rows], float), np.array([r[tag] for r in rows], float)
 
 
-def draw(
-    runs: Runs,
-    updates: Mapping[str, np.ndarray],
-    tokens: Mapping[str, np.ndarray],
-    paper: Mapping[str, float],
-    tag: str,
-    steps: int,
-    out: pathlib.Path,
-) -> list[pathlib.Path]:
-    """ladder.png, accuracy.png, clip_higher.png and dynamics.png in `out`.
-
-    runs: rung -> seed -> records. updates, tokens: rung -> accuracy [seeds] at equal updates and at
-    equal tokens. tag: held-out accuracy. steps: rollout steps shown over updates.
-    """
-    drawn = {
-        "ladder": ladder(updates, tokens, paper),
-        "accuracy": accuracy(runs, tag, steps),
-        "clip_higher": clip_higher(runs, steps),
-        "dynamics": dynamics(runs, steps),
-    }
-    paths = []
-    for name, figure in drawn.items():
-        if figure is not None:
-            paths.append(out / f"{name}.png")
-            figure.savefig(paths[-1], dpi=130)
-    return paths
+def rung_colors(of: presets.Ladder) -> dict[str, str]:
+    climbed = dict(zip(of.cumulative[:-1], COLORS * 2, strict=False))
+    return dict.fromkeys(of.leave_one_out, GRAY) | climbed | {of.cumulative[-1]: RED}
 
 
-def ladder(updates, tokens, paper, colors=RUNG_COLORS) -> Figure:
-    """Table 1 as bars: the paper's beside ours, and all of it with one technique left out."""
-    names = list(updates)
+def bars(updates, tokens, of: presets.Ladder) -> Figure:
+    """Table 1 as bars: the paper's beside ours, and all of it with one technique left out. updates,
+    tokens: rung -> accuracy [seeds] at equal updates and at equal tokens."""
+    names, colors = list(updates), rung_colors(of)
     figure, (left, right) = ink.panels(1, 2, 6.0, 1.2 + 0.42 * len(names), ratios=(1, 2))
-    left.barh(range(len(paper)), list(paper.values()), color=PAPER_COLOR)
-    for i, value in enumerate(paper.values()):
-        left.text(value - 1, i, f"{value:g}", va="center", ha="right")
-    left.set_yticks(range(len(paper)), list(paper))
-    left.set_xlabel("AIME 2024, avg@32 (%)")
-    left.set_title("The paper: Qwen2.5-32B")
+    left.bar_label(left.barh(list(of.paper), list(of.paper.values()), color=GRAY))
+    left.set(xlabel="AIME 2024, avg@32 (%)", title="The paper: Qwen2.5-32B")
     for shift, alpha, values, label in (
         (-0.2, 1.0, updates, "at equal updates"),
         (0.2, 0.45, tokens, "at equal generated tokens"),
     ):
-        of = [stats.interval(values[n]) for n in names]
-        right.barh(
+        found = [stats.interval(values[n]) for n in names]
+        drawn = right.barh(
             np.arange(len(names)) + shift,
-            [x.mean for x in of],
+            [x.mean for x in found],
             0.38,
-            xerr=np.nan_to_num([x.half for x in of]),
-            color=[colors.get(n, PAPER_COLOR) for n in names],
+            xerr=np.nan_to_num([x.half for x in found]),
+            color=[colors[n] for n in names],
             alpha=alpha,
             capsize=2,
-            error_kw={"linewidth": 1},
             label=label,
         )
-        for i, x in enumerate(of):
-            end = x.mean + np.nan_to_num(x.half)
-            right.text(end + 0.01, i + shift, f"{x.mean:.3f}", va="center", fontsize=7)
+        right.bar_label(drawn, fmt="%.3f", padding=3, fontsize=7)
     right.set_yticks(range(len(names)), names)
     right.set_xlabel("held-out accuracy, T=1 (share of responses)")
     right.set_title("Here: bars with 95% intervals over seeds")
-    right.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8, frameon=False
-    )
-    for axes in (left, right):
-        axes.invert_yaxis()
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8)
+    left.invert_yaxis()
+    right.invert_yaxis()
     return figure
 
 
-def accuracy(runs: Runs, tag: str, steps: int) -> Figure:
-    """Held-out accuracy of the ladder over updates and over generated tokens."""
-    figure, (left, right) = ink.panels(1, 2, *SIZE)
-    for name in _ladder(runs):
-        band(left, runs[name], tag, "optim/updates", name, RUNG_COLORS[name], last_step=steps)
-        band(right, runs[name], tag, "spent/tokens", name, RUNG_COLORS[name], scale=1e-6)
-    left.set_xlabel("gradient updates")
+def curves(runs: Runs, tag: str, steps: int) -> dict[str, Figure]:
+    """Name -> figure of DAPO's ladder: held-out accuracy over updates and over generated tokens;
+    length, reward, mean probability and the share of groups with a signal; and entropy with and
+    without Clip-Higher, early in the ladder and in full DAPO, where both are there.
+
+    tag: held-out accuracy. steps: rollout steps shown over updates.
+    """
+    of = presets.LADDERS["dapo"]
+    climbed = {name: color for name, color in rung_colors(of).items() if name in of.cumulative}
+    out = {}
+
+    out["accuracy"], (left, right) = ink.panels(1, 2, *SIZE)
+    panel(left, runs, climbed, tag, "held-out accuracy, T=1 (share)", steps)
+    for name in filter(runs.__contains__, climbed):
+        each = [curve(records, tag, "spent/tokens") for records in runs[name]]
+        ink.over_seeds(right, each, name, climbed[name], even=True, scale=1e-6)
     right.set_xlabel("generated tokens (millions)")
-    left.set_ylabel("held-out accuracy, T=1 (share)")
-    left.legend(fontsize=8)
-    return figure
 
-
-def clip_higher(runs: Runs, steps: int) -> Figure | None:
-    """Entropy with and without Clip-Higher, where both are there: early in the ladder, and in full
-    DAPO."""
-    full = presets.CUMULATIVE[-1]
-    switches = [
-        ("+clip_higher", "+overlong_filtering", "added to GRPO with overlong filtering"),
-        (full, "-clip_higher", "left out of full DAPO"),
-    ]
-    switches = [s for s in switches if s[0] in runs and s[1] in runs]
-    if not switches:
-        return None
-    figure, panels = ink.panels(1, len(switches), *SIZE)
-    for axes, (on, off, title) in zip(panels, switches, strict=True):
-        for name, label, color in (
-            (on, "with Clip-Higher", "#c1121f"),
-            (off, "without", "#2b2d42"),
-        ):
-            band(axes, runs[name], "policy/entropy", "optim/updates", label, color, steps)
-        axes.set_title(f"Clip-Higher {title}")
-        axes.set_xlabel("gradient updates")
-        axes.legend(fontsize=8)
-    panels[0].set_ylabel("entropy of sampled tokens (nats)")
-    return figure
-
-
-def dynamics(runs: Runs, steps: int) -> Figure:
-    """Length, reward, mean probability and the share of groups with a signal, over updates."""
-    figure, panels = ink.panels(2, 2, *SIZE)
-    for axes, (tag, label) in zip(
-        panels,
+    out["dynamics"], axes = ink.panels(2, 2, *SIZE)
+    for ax, (shown, label) in zip(
+        axes,
         (
             ("response/length_mean", "mean response length (tokens)"),
             ("reward/mean", "mean reward of drawn responses"),
@@ -148,31 +89,22 @@ def dynamics(runs: Runs, steps: int) -> Figure:
         ),
         strict=True,
     ):
-        for name in _ladder(runs):
-            band(axes, runs[name], tag, "optim/updates", name, RUNG_COLORS[name], steps)
-        axes.set_ylabel(label)
-        axes.set_xlabel("gradient updates")
-    panels[0].legend(fontsize=8)
-    return figure
+        panel(ax, runs, climbed, shown, label, steps)
+
+    switches = [("+clip_higher", "+overlong_filtering"), (of.cumulative[-1], "-clip_higher")]
+    if switches := [pair for pair in switches if runs.keys() >= set(pair)]:
+        out["clip_higher"], axes = ink.panels(1, len(switches), *SIZE)
+        for ax, (on, off) in zip(axes, switches, strict=True):
+            label = "entropy of sampled tokens (nats)"
+            panel(ax, runs, {on: RED, off: COLORS[0]}, "policy/entropy", label, steps)
+    return out
 
 
-def band(
-    axes,
-    runs: Sequence[Sequence[dict]],
-    tag: str,
-    x: str,
-    label: str,
-    color: str,
-    last_step: int = 0,
-    scale: float = 1.0,
-) -> None:
-    """`ink.over_seeds` of a number in each seed's records. last_step: of those shown; 0 = all."""
-    curves = [
-        curve([r for r in records if not last_step or r["step"] <= last_step], tag, x)
-        for records in runs
-    ]
-    ink.over_seeds(axes, curves, label, color, even=x == "spent/tokens", scale=scale)
-
-
-def _ladder(runs: Runs) -> list[str]:
-    return [name for name in presets.CUMULATIVE if name in runs]
+def panel(ax, runs: Runs, colors: Mapping[str, str], tag: str, label: str, steps: int) -> None:
+    """A number over updates, of the rungs that have colors."""
+    for name in filter(runs.__contains__, colors):
+        shown = ([r for r in records if r["step"] <= steps] for records in runs[name])
+        each = [curve(records, tag, "optim/updates") for records in shown]
+        ink.over_seeds(ax, each, name, colors[name])
+    ax.set(xlabel=UPDATES, ylabel=label)
+    ax.legend(fontsize=8)

@@ -60,21 +60,27 @@ def band(
 ) -> None:
     """The mean over seeds of `curves` [seeds, n] at `x` [n], and its 95% t-interval where there are
     `fewest` seeds or more."""
-    points = [stats.interval(column) for column in np.transpose(curves)]
-    (line,) = ax.plot(x, [p.mean for p in points], color=color, label=label, linewidth=1.6, **style)
+    found = [stats.interval(column) for column in np.transpose(curves)]
+    (line,) = ax.plot(x, [p.mean for p in found], color=color, label=label, linewidth=1.6, **style)
     if len(curves) >= fewest:
-        low, high = [p.low for p in points], [p.high for p in points]
+        low, high = [p.low for p in found], [p.high for p in found]
         ax.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+
+
+def points(ax: Axes, names: Sequence[str], values, label: str, shift: float = 0.0) -> None:
+    """The mean over seeds of `values` [seeds, n] above n names, with its 95% t-interval. shift: to
+    the right, so that several stand beside each other."""
+    found = [stats.interval(column) for column in np.transpose(values)]
+    means, halves = [p.mean for p in found], [p.half for p in found]
+    ax.errorbar(np.arange(len(names)) + shift, means, halves, fmt="o", capsize=3, label=label)
+    ax.set_xticks(range(len(names)), names)
 
 
 def smooth(values: Sequence[float], window: int) -> np.ndarray:
     """The mean of the `window` (odd) values around each, of fewer at the ends. NaN is left out of
     the means and stays NaN."""
     values = np.asarray(values, float)
-    there = np.isfinite(values)
-    size = 2 * (window // 2) + 1
-    total, number = (
-        uniform_filter1d(x, size, mode="constant") * size
-        for x in (np.where(there, values, 0.0), there.astype(float))
-    )
-    return np.where(there, total / np.maximum(number, 1), np.nan)
+    there, size = np.isfinite(values), 2 * (window // 2) + 1
+    mean = lambda x: uniform_filter1d(x, size, mode="constant")
+    weight = np.maximum(mean(there.astype(float)), 1 / size)
+    return np.where(there, mean(np.where(there, values, 0.0)) / weight, np.nan)

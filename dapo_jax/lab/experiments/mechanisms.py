@@ -6,30 +6,26 @@ Two base models per habit, from warm-ups with seeds of their own (bases.py); RL 
 base s mod 2, so an interval over seeds has the differences between bases in it. Arms share seeds,
 bases and problems and are compared seed by seed. OUT receives mechanisms.md (tables, verdicts),
 mechanisms.json (every number of every seed) and one figure per technique. The same command goes on
-where it was cut off. About 36 minutes of one CPU core, 10 of them of VAPO's three (positive_lm,
-value_pretraining, length_adaptive), which docs/vapo.md speaks of.
+where it was cut off. About half an hour of one CPU core.
 
 An effect counts as shown if the paired 95% t-interval over seeds of each of its deciding contrasts
-excludes zero on the side that the claim names. techniques/<name>.py says which contrasts decide.
-Everything else in the tables is reported as found, with no correction for the number of contrasts.
-
-What was fixed when: the deciding contrasts stood before seeds 0 to 5 ran (docs/results/),
-but not before any run. The same day three of them were changed after runs on seeds 100 and 101,
-which are not published: in token_mean, soft_punishment and dynamic_sampling. Each module says what
-it was before. On seeds 0 to 5 the first versions of token_mean and dynamic_sampling would pass too,
-that of soft_punishment would not. Before, dynamic_sampling had been moved to longer problems and
-from 80 to 60 steps.
+excludes zero on the side that the claim names. studies.py says which contrasts decide, and when
+that was fixed. Everything else in the tables is reported as found, with no correction for the
+number of contrasts.
 """
 
 import argparse
 import pathlib
 import sys
-import time
+from collections.abc import Mapping, Sequence
 
-from dapo_jax.lab.experiments import arms, bases, effects, mechanism_report, pool, techniques
-from dapo_jax.lab.experiments.pool import Task
+from dapo_jax.data import files
+from dapo_jax.lab.experiments import bases, pool, stats, studies
+from dapo_jax.lab.experiments.study import Compared, Runs, shown
 
 BASES = 2
+
+Found = Mapping[str, Sequence[Compared]]  # name of a study -> its contrasts
 
 
 def base_seeds(seeds: int, first: int) -> dict[int, int]:
@@ -37,24 +33,89 @@ def base_seeds(seeds: int, first: int) -> dict[int, int]:
     return {first + i: first + i % BASES for i in range(seeds)}
 
 
-def tasks(names, base_of: dict[int, int]) -> list[Task]:
-    """Everything that the techniques `names` need, bases first."""
-    seeds = sorted(set(base_of.values()))
-    wanted = {arm: of for name in names for arm, of in techniques.ALL[name].arms.items()}
-    out = bases.tasks((arm.base for arm in wanted.values()), seeds)
-    # The longest first, so that no core idles at the end.
-    for name, arm in sorted(wanted.items(), key=lambda item: -item[1].changes["steps"]):
-        out += [
-            Task(arms.folder(name, s), techniques.run, (name, s, b), (bases.folder(arm.base, b),))
-            for s, b in base_of.items()
-        ]
-    out += (task for name in names for task in techniques.ALL[name].tasks(base_of))
-    return list({task.folder: task for task in out}.values())  # two techniques share the bandit
+def plain(found: Found, runs: Runs) -> dict:
+    """Every number as JSON values."""
+    return {
+        "base_of_seed": {str(s): b for s, b in runs.base_of.items()},
+        "effects": {
+            name: {
+                "claim": studies.ALL[name].claim,
+                "shown": shown(contrasts),
+                "contrasts": [_plain(x) for x in contrasts],
+            }
+            for name, contrasts in found.items()
+        },
+        "bases": {
+            folder: result["levels"]
+            for folder, result in runs.results.items()
+            if folder.startswith("base_") and "levels" in result
+        },
+        "cpu_s": {folder: result["cpu_s"] for folder, result in runs.results.items()},
+    }
+
+
+def _plain(x: Compared) -> dict:
+    of, interval = x.contrast, lambda values: stats.interval(values)._asdict()
+    return {
+        "measure": of.measure,
+        "decides": bool(of.expected),
+        "shown": x.shown if of.expected else None,
+        "disjoint": bool(x.disjoint),
+        "paired": x.difference._asdict(),
+        "after": {"arm": of.after, "interval": interval(x.after), "seeds": x.after},
+        "before": {"arm": of.before, "interval": interval(x.before), "seeds": x.before},
+    }
+
+
+def markdown(found: Found, runs: Runs) -> str:
+    cpu = sum(result["cpu_s"] for result in runs.results.values())
+    lines = [
+        "# Mechanism experiments",
+        "",
+        f"{len(runs.base_of)} RL seeds per arm over {len(set(runs.base_of.values()))} base seeds;"
+        " arms paired by seed. Mean and 95% t-interval over seeds, with the differences between"
+        f" bases in it. Runs: {cpu / 60:.1f} CPU-minutes in all.",
+    ]
+    for name, contrasts in found.items():
+        study = studies.ALL[name]
+        lines += ["", f"## {study.name}: {verdict(contrasts)}", "", study.claim, ""]
+        lines += ["| measure | A | B | A | B | A - B, paired | |", "|---|---|---|---|---|---|---|"]
+        for x in contrasts:
+            remark = "excludes 0" if stats.excludes_zero(x.difference) else ""
+            if x.contrast.expected:
+                remark = f"decides: {'shown' if x.shown else 'not shown'}"
+                remark += ", disjoint" if x.disjoint else ", intervals overlap"
+            cells = (
+                x.contrast.measure, study.label(x.contrast.after), study.label(x.contrast.before),
+                stats.interval(x.after), stats.interval(x.before), signed(x.difference), remark,
+            )  # fmt: skip
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+        lines += ["", f"![{study.name}]({name}.png)"]
+    return "\n".join(lines) + "\n"
+
+
+def verdict(contrasts: Sequence[Compared]) -> str:
+    return "shown" if shown(contrasts) else "not shown"
+
+
+def signed(x: stats.Interval) -> str:
+    return f"{x.mean:+.3f} +- {x.half:.3f}"
+
+
+def report(out: pathlib.Path, names: Sequence[str], runs: Runs) -> str:
+    """Write mechanisms.md, mechanisms.json and the figures; returns the verdicts."""
+    found = {name: studies.ALL[name].compare(runs) for name in names}
+    for name in names:
+        studies.ALL[name].figure(runs).savefig(out / f"{name}.png", dpi=130)
+    files.write_json(out / "mechanisms.json", plain(found, runs))
+    (out / "mechanisms.md").write_text(markdown(found, runs))
+    lines = [f"{studies.ALL[name].name:26s} {verdict(x)}" for name, x in found.items()]
+    return "\n".join([*lines, f"tables and figures: {out}/mechanisms.md"])
 
 
 def main(argv=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    known = list(techniques.ALL)
+    known = list(studies.ALL)
     parser.add_argument("--seeds", type=int, default=6, help="RL seeds per arm, 2 or more")
     parser.add_argument("--first_seed", type=int, default=0, help="the first, of RL and of bases")
     parser.add_argument("--only", default=",".join(known), help="techniques, comma-separated")
@@ -66,13 +127,10 @@ def main(argv=None) -> None:
         parser.error(f"--only: no technique {unknown[0]!r}; there are {', '.join(known)}")
     if args.seeds < 2:
         parser.error("--seeds: intervals need at least 2")
-    started = time.perf_counter()
     base_of = base_seeds(args.seeds, args.first_seed)
     bases.write_problems(args.out / "data")
-    results = pool.run_all(tasks(names, base_of), args.out, args.jobs, "mechanisms")
-    runs = effects.Runs(results, base_of)
-    found = {name: techniques.ALL[name].effect(runs) for name in names}
-    print(mechanism_report.write(args.out, found, runs, time.perf_counter() - started))
+    results = pool.run_all(studies.tasks(names, base_of), args.out, args.jobs, "mechanisms")
+    print(report(args.out, names, Runs(results, base_of)))
 
 
 if __name__ == "__main__":

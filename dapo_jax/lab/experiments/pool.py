@@ -8,6 +8,8 @@ missing, and a task that is a training run resumes where it was cut off.
 
 import concurrent.futures
 import contextlib
+import graphlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -52,18 +54,11 @@ def run_all(
     ValueError, before anything runs, where `out` holds a result made with other arguments or tasks
     share a folder, wait for each other, or wait for a folder that no task makes.
     """
-    out = pathlib.Path(out)
-    folders = [t.folder for t in tasks]
-    if twice := sorted({f for f in folders if folders.count(f) > 1}):
-        raise ValueError(f"run_all: several tasks want the folder {', '.join(twice)}")
-    if unknown := {a for t in tasks for a in t.after} - set(folders):
-        raise ValueError(
-            f"run_all: tasks wait for {', '.join(sorted(unknown))}, which no task makes"
-        )
-    tasks = _in_order(tasks)
+    out, in_order = pathlib.Path(out), _in_order(tasks)
     results = {t.folder: _read(out, t) for t in tasks if _path(out, t).exists()}
-    waiting = [t for t in tasks if t.folder not in results]
-    jobs = jobs or _cores()
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    jobs = jobs or len(cores) or os.cpu_count() or 1
+    waiting = [t for t in (in_order if jobs == 1 else tasks) if t.folder not in results]
     bar = bars.bar(
         total=len(tasks), initial=len(results), desc=desc, unit="run", dynamic_ncols=True
     )
@@ -73,20 +68,12 @@ def run_all(
             from dapo_jax import parallel
 
             for task in waiting:
-                results[task.folder] = _work(
-                    out, task, quiet=False, keep=parallel.is_main_process()
-                )
+                keep = parallel.is_main_process()
+                results[task.folder] = _work(out, task, quiet=False, keep=keep)
                 bar.update()
         elif waiting:
             _run_pool(out, waiting, results, min(jobs, len(waiting)), bar)
-    return {folder: results[folder] for folder in folders}
-
-
-def _cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return {t.folder: results[t.folder] for t in tasks}
 
 
 def _run_pool(out, waiting: list[Task], results: dict, jobs: int, bar) -> None:
@@ -125,17 +112,18 @@ def _run_pool(out, waiting: list[Task], results: dict, jobs: int, bar) -> None:
 
 
 def _in_order(tasks: Sequence[Task]) -> list[Task]:
-    """Each task after those it waits for. Raises ValueError for a circle."""
-    done, order, left = set(), [], list(tasks)
-    while left:
-        ready = [t for t in left if done.issuperset(t.after)]
-        if not ready:
-            names = ", ".join(t.folder for t in left)
-            raise ValueError(f"run_all: {names} wait for each other")
-        order += ready
-        done |= {t.folder for t in ready}
-        left = [t for t in left if t not in ready]
-    return order
+    """Each task after those it waits for. ValueError: they cannot be put in order."""
+    by_folder = {t.folder: t for t in tasks}
+    if len(by_folder) < len(tasks):
+        twice = sorted({t.folder for t in tasks if by_folder[t.folder] is not t})
+        raise ValueError(f"run_all: several tasks want the folder {', '.join(twice)}")
+    if unknown := {a for t in tasks for a in t.after} - by_folder.keys():
+        raise ValueError(f"run_all: tasks wait for {', '.join(sorted(unknown))}, which none makes")
+    try:
+        order = graphlib.TopologicalSorter({t.folder: t.after for t in tasks}).static_order()
+        return [by_folder[folder] for folder in order]
+    except graphlib.CycleError as error:
+        raise ValueError(f"run_all: {', '.join(error.args[1])} wait for each other") from error
 
 
 @contextlib.contextmanager
@@ -212,13 +200,10 @@ def _read(out: pathlib.Path, task: Task) -> Any:
 
 def _differences(old: list, new: list) -> Iterator[str]:
     """What differs, argument by argument, and field by field in a mapping."""
-    if len(old) != len(new):
-        yield f"{len(old)} arguments, now {len(new)}"
-        return
-    for a, b in zip(old, new, strict=True):
-        if isinstance(a, dict) and isinstance(b, dict):
-            for key in dict.fromkeys([*a, *b]):
-                if a.get(key) != b.get(key):
-                    yield f"{key} {a.get(key)!r}, now {b.get(key)!r}"
-        elif a != b:
+    for a, b in itertools.zip_longest(old, new):
+        fields = isinstance(a, dict) and isinstance(b, dict)
+        for key in dict.fromkeys([*a, *b]) if fields else ():
+            if a.get(key) != b.get(key):
+                yield f"{key} {a.get(key)!r}, now {b.get(key)!r}"
+        if a != b and not fields:
             yield f"{a!r}, now {b!r}"

@@ -27,23 +27,18 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Of the mean of `values` [seeds]. Raises ValueError for an empty sequence.
-
-    scipy's `ttest_1samp(...).confidence_interval()` gives the same; it warns where all values are
-    equal, as a share that is 0 at every seed is.
-    """
-    values = np.asarray(values, float)
+    """The mean of `values` [seeds]. ValueError: an empty sequence."""
     if not len(values):
         raise ValueError("interval: no values")
     half = np.nan
     if len(values) > 1:
-        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
-    return Interval(float(values.mean()), float(half))
+        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(np.asarray(values, float))
+    return Interval(float(np.mean(values)), float(half))
 
 
 def paired(after: Sequence[float], before: Sequence[float]) -> Interval:
-    """Of the differences seed by seed [seeds], the sharpest comparison of two arms that share their
-    seeds. Raises ValueError where the two have different lengths."""
+    """The mean difference seed by seed, the sharpest comparison of two arms that share their seeds.
+    ValueError: the two have different lengths."""
     if len(after) != len(before):
         raise ValueError(f"paired: {len(after)} values and {len(before)} do not make pairs")
     return interval(np.subtract(after, before))

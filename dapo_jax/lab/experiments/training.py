@@ -1,14 +1,17 @@
-"""A training run as a task of the pool, and the flags of the commands that make many of them."""
+"""A training run as a task of the pool, and what the commands that make many of them share."""
 
+import contextlib
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
-from dapo_jax import train
-from dapo_jax.config import schema
+from dapo_jax import parallel, train
+from dapo_jax.config import cli, schema
+from dapo_jax.hosts import processes
+from dapo_jax.lab.experiments import pool
 from dapo_jax.log import metrics
 
 SEEDS = flags.DEFINE_integer(
@@ -36,3 +39,22 @@ def run(
         raise RuntimeError("cut off by SIGTERM; the same command goes on")
     last = metrics.read(workdir / "metrics.jsonl")[-1]
     return {"steps": last["step"], "cpu_s": round(time.process_time() - started, 1)}
+
+
+def here() -> contextlib.AbstractContextManager:
+    """With --jobs=1 this process, which trains, may be one of several hosts."""
+    return processes.joined() if JOBS.value == 1 else contextlib.nullcontext()
+
+
+def run_all(tasks: Sequence[pool.Task], out: pathlib.Path, desc: str) -> None:
+    """`pool.run_all` with --jobs; a failure ends the command with its words."""
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        pool.run_all(tasks, out, JOBS.value, desc)
+    except RuntimeError as error:
+        cli.fail(str(error))
+
+
+def reports() -> bool:
+    """Whether this process is the one that writes what came of the runs."""
+    return JOBS.value != 1 or parallel.is_main_process()

@@ -1,0 +1,247 @@
+"""What a mechanism experiment is made of, and the training runs of its arms.
+
+A `Study` names arms, the contrasts between them, which of these decide, and what its figure shows.
+studies.py has them all. Each run is naive GRPO, DAPO or VAPO with one switch turned; `train.train`
+itself makes it, and it is read back from the files that it leaves.
+"""
+
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+from matplotlib.figure import Figure
+
+from dapo_jax import train
+from dapo_jax.config import schema
+from dapo_jax.lab.experiments import bases, ink, stats
+from dapo_jax.lab.experiments.pool import Task
+from dapo_jax.log import metrics
+
+LENGTH, CUT = "response/length_mean", "response/truncated_frac"
+ACCURACY, ENTROPY = "reward/accuracy", "policy/entropy"
+TOKENS, EXPLAINED = "spent/tokens", "critic/explained_variance"
+SERIES = (LENGTH, CUT, ACCURACY, ENTROPY, TOKENS, EXPLAINED)  # a number per rollout step
+LEVELS = {"careful": (2, 3, 4, 5), "rambling": (2, 3, 4)}  # that runs from a base train on
+WINDOW = 5  # rollout steps that a curve is averaged over
+
+Number = Callable[[Mapping[str, Any]], float]  # of the result of one run
+
+
+class Arm(NamedTuple):
+    label: str  # in tables and figures
+    base: str  # of bases.HABITS
+    changes: Mapping[str, Any]  # config fields that differ from `schema.base()`
+
+
+class Contrast(NamedTuple):
+    """A number of the runs of arm `after` minus that of arm `before`, seed by seed."""
+
+    measure: str
+    after: str
+    before: str
+    number: Number
+    expected: int = 0  # +1 or -1: the sign that the claim needs; 0: reported as found
+
+
+class Panel(NamedTuple):
+    """Mean and 95% interval over seeds, for each arm. values: result of a run -> {place: value};
+    places that are numbers make a curve, those that are words make points."""
+
+    x: str
+    y: str  # with its unit
+    values: Callable[[Mapping[str, Any]], Mapping[Any, float]]
+    arms: Sequence[str] = ()  # those shown; none = all of the study
+
+
+class Runs(NamedTuple):
+    results: Mapping[str, Mapping]  # by folder
+    base_of: Mapping[int, int]  # seed -> seed of the base it starts from
+
+    def of(self, arm: str) -> list[Mapping]:
+        """The results of an arm, one per seed."""
+        return [self.results[folder(arm, seed)] for seed in self.base_of]
+
+
+class Study(NamedTuple):
+    """One experiment. Arms that are compared differ in one switch."""
+
+    name: str
+    claim: str
+    contrasts: Sequence[Contrast]
+    panels: Sequence[Panel]
+    arms: Mapping[str, Arm] = {}
+    tasks: Callable[[Mapping[int, int]], list[Task]] = lambda base_of: []  # beside the arms' runs
+    read: Callable[[Runs, str], list[Mapping]] = Runs.of  # the results of an arm, one per seed
+
+    def label(self, arm: str) -> str:
+        return self.arms[arm].label if arm in self.arms else arm
+
+    def compare(self, runs: Runs) -> list["Compared"]:
+        def values(arm: str, number: Number) -> list[float]:
+            return [number(run) for run in self.read(runs, arm)]
+
+        return [
+            Compared(x, values(x.after, x.number), values(x.before, x.number))
+            for x in self.contrasts
+        ]
+
+    def figure(self, runs: Runs) -> Figure:
+        figure, axes = ink.panels(1, len(self.panels))
+        every = dict.fromkeys(arm for x in self.contrasts for arm in (x.before, x.after))
+        for ax, panel in zip(axes, self.panels, strict=True):
+            for i, arm in enumerate(panel.arms or every):
+                found = [panel.values(run) for run in self.read(runs, arm)]
+                places = list(found[0])
+                curves = np.array([[run[x] for x in places] for run in found], float)
+                if isinstance(places[0], str):
+                    ink.points(ax, places, curves, self.label(arm), 0.12 * i)
+                else:
+                    ink.band(ax, places, curves, self.label(arm))
+            ax.set(xlabel=panel.x, ylabel=panel.y)
+            ax.legend(fontsize=8)
+        return figure
+
+
+class Compared(NamedTuple):
+    """A contrast and its numbers, one per seed."""
+
+    contrast: Contrast
+    after: list[float]
+    before: list[float]
+
+    @property
+    def difference(self) -> stats.Interval:
+        return stats.paired(self.after, self.before)
+
+    @property
+    def disjoint(self) -> bool:
+        return stats.apart(stats.interval(self.after), stats.interval(self.before))
+
+    @property
+    def shown(self) -> bool:
+        """The paired 95% interval excludes zero, on the expected side."""
+        d = self.difference
+        return stats.excludes_zero(d) and d.mean * self.contrast.expected > 0
+
+
+def shown(found: Sequence[Compared]) -> bool:
+    """Whether every deciding contrast is shown."""
+    return all(x.shown for x in found if x.contrast.expected)
+
+
+# --- One number per run ---------------------------------------------------------------------------
+
+
+def steps_mean(values: Sequence[float | None]) -> float:
+    """The mean of the steps that have a value."""
+    return float(np.mean([v for v in values if v is not None]))
+
+
+def peak(values: Sequence[float]) -> float:
+    """The largest mean of `WINDOW` consecutive steps."""
+    return float(np.convolve(values, np.full(WINDOW, 1 / WINDOW), "valid").max())
+
+
+def last(values: Sequence[float | None]) -> float:
+    return steps_mean(values[-WINDOW:])
+
+
+def steps(first: int, end: int) -> Callable[[Sequence], float]:
+    """The mean over these rollout steps, counted from 1, both included."""
+    return lambda values: steps_mean(values[first - 1 : end])
+
+
+def series(tag: str, reduce: Callable[[Sequence], float]) -> Number:
+    return lambda run: reduce(run["series"][tag])
+
+
+def level(measure: str, *levels: int) -> Number:
+    """`measure` in the last evaluation, mean over held-out levels."""
+
+    def number(run) -> float:
+        final = run["evaluations"][max(run["evaluations"], key=int)]
+        return float(np.mean([final[f"k{k}"][measure] for k in levels]))
+
+    return number
+
+
+def over_steps(tag: str, unit: str, arms: Sequence[str] = ()) -> Panel:
+    return Panel("rollout step", unit, lambda run: dict(enumerate(run["series"][tag], 1)), arms)
+
+
+# --- Runs -----------------------------------------------------------------------------------------
+
+
+def folder(arm: str, seed: int) -> str:
+    return f"{arm}_{seed}"
+
+
+def tasks(arms: Mapping[str, Arm], base_of: Mapping[int, int]) -> list[Task]:
+    """The bases, and every arm from them, the longest first: so no core idles at the end."""
+    out = bases.tasks((arm.base for arm in arms.values()), sorted(set(base_of.values())))
+    for name, arm in sorted(arms.items(), key=lambda item: -item[1].changes["steps"]):
+        for seed, b in base_of.items():
+            after = (bases.folder(arm.base, b),)
+            out.append(Task(folder(name, seed), run, (arm.base, arm.changes, seed, b), after))
+    return out
+
+
+def settings(home: pathlib.Path, base: str, changes: Mapping[str, Any], seed: int, base_seed: int):
+    """The config of a run; `home` holds the bases and the problems."""
+    config = schema.base()
+    config.update_from_flattened_dict(changes)
+    config.seed = seed
+    config.init_from = str((home / bases.folder(base, base_seed) / "checkpoints").absolute())
+    config.log.tensorboard, config.log.samples = False, 0
+    config.checkpoint.every, config.checkpoint.keep = 0, 1
+    if base == "hasty":
+        bases.on_files(config, home / "data", bases.HARD_LEVELS, ())
+        config.eval.files = f"heldout={home.absolute()}/data/heldout_hard.jsonl"
+        config.eval.every, config.eval.k, config.eval.max_response_tokens = 5, 4, 0
+    else:
+        bases.on_files(config, home / "data", LEVELS[base], LEVELS[base])
+    return config
+
+
+def run(
+    where: pathlib.Path, base: str, changes: Mapping[str, Any], seed: int, base_seed: int,
+    train: Callable[..., bool] = train.train,
+) -> dict:  # fmt: skip
+    """A task of the pool: {series: tag -> one value per step (None where a step has none),
+    evaluations: step -> set -> measures, cpu_s}. train: (config, workdir) -> whether it went to its
+    end. RuntimeError: it was cut off."""
+    logging.set_verbosity(logging.WARNING)
+    started = time.process_time()
+    config = settings(where.parent, base, changes, seed, base_seed)
+    if not train(config, where):
+        raise RuntimeError("cut off by SIGTERM; the same command goes on")
+    records = metrics.read(where / "metrics.jsonl")
+    evaluated = [r["step"] for r in records if "time/eval_s" in r]
+    cap = config.rollout.max_response_tokens
+    return {
+        "series": {tag: [r.get(tag) for r in records if r["step"]] for tag in SERIES},
+        "evaluations": {
+            str(step): evaluation(where / f"eval/step_{step:06d}.jsonl", cap) for step in evaluated
+        },
+        "cpu_s": time.process_time() - started,
+    }
+
+
+def evaluation(path: pathlib.Path, cap: int) -> dict[str, dict[str, float]]:
+    """Set -> measures of all its samples: accuracy with all the room there was, `fit` = right
+    within `cap` tokens, mean length (tokens), and the share that was not answered at once."""
+    rows: dict[str, list[dict]] = {}
+    for row in map(json.loads, path.read_text().splitlines()):
+        rows.setdefault(row["set"], []).append(row)
+    out = {}
+    for name, of in rows.items():
+        correct = np.array([x for row in of for x in row["correct"]], bool)
+        tokens = np.array([x for row in of for x in row["tokens"]])
+        found = {"accuracy": correct, "fit": correct & (tokens <= cap), "length": tokens}
+        found["worked_share"] = tokens > bases.ANSWERED_AT_ONCE
+        out[name] = {measure: float(values.mean()) for measure, values in found.items()}
+    return out
