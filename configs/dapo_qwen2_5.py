@@ -42,7 +42,7 @@ example for 7B starts from Qwen2.5-Math-7B with 8,192 tokens and without Dynamic
 reports 36. A 0.5B base model almost never solves an AIME problem; its run may stop with "nothing to
 learn" (exit code 0, checkpoint saved).
 
-The configs dapo_qwen2_5_<size>.py and dapo_qwen2_5_<size>_verl.py are these by their old names.
+configs/dapo_qwen2_5_<size>.py are other names of these sizes.
 """
 
 from dapo_jax.config import presets

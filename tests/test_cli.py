@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -14,99 +15,58 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def train(shell):
+def train(shell, tmp_path):
     command = ("-m", "dapo_jax.train", f"--config={ROOT}/configs/quickstart.py")
-    return lambda *arguments: shell.python(*command, *arguments)
+    return lambda *arguments: shell.python(*command, *arguments, cwd=tmp_path)
 
 
-@pytest.fixture
-def refused(train):
-    """Of a command line: the one error line."""
-
-    def refused(*arguments) -> str:
-        done = train(*arguments)
-        assert done.returncode not in (0, None)
-        assert "Traceback" not in done.stderr + done.stdout
-        last = done.stderr.strip().splitlines()[-1]
-        assert last.startswith("error: "), done.stderr
-        assert done.stderr.count("error: ") == 1
-        return last
-
-    return refused
+_ROWS = [{"problem": "1 + 1 ?", "answer": "2"}, {"problem": "a half ?", "answer": "1/2"}]
+_VOCABULARY = {"type": "WordLevel", "vocab": {"</s>": 0, "1": 1, "?": 2}, "unk_token": "</s>"}
+FILES = {
+    "mine": "a file",
+    "problems.jsonl": "".join(json.dumps(row) + "\n" for row in _ROWS),
+    "tokenizer.json": json.dumps({"model": _VOCABULARY, "added_tokens": []}),
+    "tokenizer_config.json": json.dumps({"eos_token": "</s>"}),
+}
+NO_TASK = [f"--config.supervised_warmup.{kind}_steps=0" for kind in ("skill", "habit")]
+NO_TASK += ["--config.data.train=problems.jsonl", "--config.tokenizer.path=."]
 
 
-def test_unknown_field_gets_the_nearest_names(refused, tmp_path):
-    error = refused(f"--workdir={tmp_path}", "--config.optim.learing_rate=1e-6")
-    assert error.startswith("error: config.optim.learing_rate: no such field; did you mean ")
-    assert "optim.lr" in error
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_wrong_type_names_the_field(refused, tmp_path):
-    error = refused(f"--workdir={tmp_path}", "--config.rollout.groups=many")
-    assert "rollout.groups" in error and "many" in error
-
-
-def test_out_of_range_names_the_field(refused, tmp_path):
-    error = refused(f"--workdir={tmp_path}", "--config.rollout.groups=0")
-    assert error.startswith("error: config.rollout.groups: 0 is too small, at least 1")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_missing_workdir(refused):
-    assert "--workdir" in refused()
-
-
-def test_workdir_that_is_a_file(refused, tmp_path):
-    file = tmp_path / "run"
-    file.write_text("mine")
-    error = refused(f"--workdir={file}")
-    assert str(file) in error and "is a file" in error
-    assert file.read_text() == "mine"
-
-
-def test_unwritable_workdir(refused):
-    if not Path("/proc").is_dir():
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--workdir=w", "--config.optim.learing_rate=1e-6"],
+         r"config.optim.learing_rate: no such field; did you mean .*optim\.lr"),
+        (["--workdir=w", "--config.rollout.groups=many"],
+         "config.rollout.groups: wants int, got 'many'"),
+        (["--workdir=w", "--config.rollout.groups=0"],
+         "config.rollout.groups: 0 is too small, at least 1"),
+        ([], ".*--workdir"),
+        (["--workdir=mine"], ".*mine.* is a file"),
+        (["--workdir=/proc/nope/run"], "--workdir=/proc/nope/run: cannot be written"),
+        (["--workdir=w", *NO_TASK], r".*problems\.jsonl row 2.*1/2"),
+        (["--worksdir=w"], ".*worksdir"),
+        (["--workdir=w", "stray"], "unexpected argument 'stray'"),
+        (["--workdir=w", "--config=none.py"], r".*none\.py: No such file"),
+    ],
+    ids=lambda value: None if isinstance(value, list) else re.sub(r"\W", "", value)[-20:],
+)  # fmt: skip
+def test_a_mistake_is_one_line(arguments, says, train, tmp_path):
+    if "/proc" in says and not Path("/proc").is_dir():
         pytest.skip("no /proc: no directory that even root cannot write")
-    error = refused("--workdir=/proc/nope/run")
-    assert "--workdir=/proc/nope/run: cannot be written" in error
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    done = train(*arguments)
+    assert done.returncode not in (0, None)
+    assert "Traceback" not in done.stderr + done.stdout
+    assert re.match(f"error: {says}", done.stderr.strip().splitlines()[-1]), done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert (tmp_path / "mine").read_text() == "a file"
+    made = {file.name for file in tmp_path.iterdir()} - {*FILES}
+    assert made <= ({"w"} if "row 2" in says else set())
 
 
-def test_problems_without_integer_answers(refused, tmp_path):
-    file = tmp_path / "problems.jsonl"
-    rows = [{"problem": "1 + 1 ?", "answer": "2"}, {"problem": "a half ?", "answer": "1/2"}]
-    file.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    tokenizer = tmp_path / "tokenizer.json"
-    model = {"type": "WordLevel", "vocab": {"</s>": 0, "1": 1, "?": 2}, "unk_token": "</s>"}
-    tokenizer.write_text(json.dumps({"model": model, "added_tokens": []}))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-    error = refused(
-        f"--workdir={tmp_path}/run",
-        f"--config.data.train={file}",
-        f"--config.tokenizer.path={tmp_path}",
-        "--config.supervised_warmup.skill_steps=0",
-        "--config.supervised_warmup.habit_steps=0",
-    )
-    assert f"{file} row 2" in error and "1/2" in error
-
-
-def test_unknown_flag_and_stray_argument_are_named(refused, tmp_path):
-    assert "worksdir" in refused(f"--worksdir={tmp_path}")
-    assert "'stray'" in refused(f"--workdir={tmp_path}", "stray")
-
-
-def test_config_files_that_cannot_be_used(refused, tmp_path):
-    error = refused(f"--workdir={tmp_path}", f"--config={tmp_path}/none.py")
-    assert f"{tmp_path}/none.py" in error and "No such file" in error
-    file = tmp_path / "typo.py"
-    start = "from dapo_jax import config\ndef get_config():\n  c = config.base()\n"
-    file.write_text(start + "  c.optim.lr = 'fast'\n  return c\n")
-    error = refused(f"--workdir={tmp_path}", f"--config={file}")
-    assert "fast" in error or "lr" in error
-    file.write_text(start + "  c.optim.learing_rate = 1.0\n  return c\n")
-    assert "learing_rate" in refused(f"--workdir={tmp_path}", f"--config={file}")
-
-
+BASE = "from dapo_jax import config\ndef get_config():\n  c = config.base()\n  "
 BROKEN = {
     "def get_config(:": "line 1: SyntaxError: ",
     "import nothing_there": "line 1: ModuleNotFoundError: ",
@@ -118,11 +78,11 @@ BROKEN = {
     "def get_config():\n  return open('/nope')": "line 2: No such file",
     "a\0b": "SyntaxError: source code string cannot contain null bytes",
     "x = " + "(" * 3000: "line 1: SyntaxError: too many nested parentheses",
-    "from dapo_jax import config\nget_config = lambda: config.base().optim": "returned a Optim",
     "x = 1": "it defines no get_config()",
     "def get_config():\n  return 5": "get_config() returned a int, not the config",
-    "from dapo_jax import config\ndef get_config():\n  c = config.base()\n"
-    "  c.optim.learning_rate = 1\n  return c": "line 4: config.optim.learning_rate: no such field",
+    BASE + "return c.optim": "get_config() returned a Optim, not the config",
+    BASE + "c.optim.learning_rate = 1": "line 4: config.optim.learning_rate: no such field; did",
+    BASE + "c.optim.lr = 'fast'": "line 4: config.optim.lr: wants float, got 'fast' (str)",
 }
 
 
@@ -151,14 +111,15 @@ def test_every_form_of_an_override():
     argv = "t --config.seed=3 --config.optim.lr 1e-4 --noconfig.optim.offload -config.steps=2 x"
     rest, given = cli._split([*argv.split(), "--config.log.tensorboard", "--", "--config.seed=4"])
     assert rest == ["t", "x", "--", "--config.seed=4"]
-    assert cli.overrides(given, bad := []) == {
-        "seed": 3,
-        "optim.lr": 1e-4,
-        "optim.offload": False,
-        "steps": 2,
-        "log.tensorboard": True,
-    }
-    assert not bad
+    made = cli.overrides(given, bad := [])
+    assert not bad and made == {
+        "seed": 3, "optim.lr": 1e-4, "optim.offload": False, "steps": 2, "log.tensorboard": True
+    }  # fmt: skip
+    given = [("seed", None), ("optim.lr", "x" * 99), ("log.tensorboard", "2"), ("model", "3")]
+    assert cli.overrides(given, bad) == {}
+    assert [line.partition(": ")[2][:16] for line in bad] == [
+        "wants a value: -", "wants float, got", "wants bool, got ", "no such field; d",
+    ]  # fmt: skip
 
 
 def test_home_is_expanded_in_every_path(monkeypatch):
@@ -166,11 +127,8 @@ def test_home_is_expanded_in_every_path(monkeypatch):
     assert cli.expand("~/a,x=~/b,/c~,d") == "/home/me/a,x=/home/me/b,/c~,d"
     made = schema.base()
     cli.apply(made, dict.fromkeys(schema.PATHS, "~/a"))
-    flat = schema.leaves(made)
-    assert {flat[name] for name in schema.PATHS} == {"/home/me/a"}
-    assert not [
-        n for n, f in schema.SCHEMA.items() if "director" in f.doc and n not in schema.PATHS
-    ]
+    assert len(schema.PATHS) == 9
+    assert {schema.leaves(made)[name] for name in schema.PATHS} == {"/home/me/a"}
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "sample", "plan"])
@@ -184,6 +142,11 @@ def test_help_lists_the_own_flags_with_defaults(command, shell):
         command, "--allow_config_change"
     ) in done.stdout
     assert "absl" not in done.stdout and "log_dir" not in done.stdout
+
+
+def test_helpfields_lists_every_field(shell):
+    lines = shell.python("-m", "dapo_jax.train", "--helpfields").stdout.splitlines()
+    assert lines == [f"{n} = {f.default!r}   {f.doc}" for n, f in schema.SCHEMA.items()]
 
 
 @pytest.mark.parametrize("place", ["file:///x", "foo://x", "http://127.0.0.1:1/x"])

@@ -13,15 +13,12 @@ from dapo_jax.pods import slices as pods
 
 FOLDER = Path(__file__).parent.parent / "configs"
 SIZES = ("0.5B", "1.5B", "7B", "32B")
-# Eight files are other names of dapo_qwen2_5.py:SIZE and :SIZE,verl.
-DOORS = {
-    f"dapo_qwen2_5_{size.lower().replace('.', '_')}{'_verl' * bool(reading)}": size + reading
-    for size in SIZES
-    for reading in ("", ",verl")
-}
+# Four files are other names of dapo_qwen2_5.py:SIZE.
+DOORS = {f"dapo_qwen2_5_{size.lower().replace('.', '_')}": size for size in SIZES}
 FILES = sorted(f for f in FOLDER.glob("*.py") if f.stem not in DOORS)
 GSM8K = "gsm8k_dapo_qwen2_5_1_5b"
-ON_PODS = [("dapo_qwen2_5", argument) for argument in DOORS.values()] + [(GSM8K, "")]
+ON_PODS = [("dapo_qwen2_5", size + reading) for size in SIZES for reading in ("", ",verl")]
+ON_PODS += [(GSM8K, "")]
 ON_PODS += [
     ("dapo_qwen3" if "Qwen3" in name else "dapo_qwen2_5", name.removeprefix("Qwen3-"))
     for name in presets.PLACES

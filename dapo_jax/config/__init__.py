@@ -7,11 +7,11 @@
         return c
 
 The sections stand in the `settings.py` of the rooms that read them and in sections.py; schema.py
-assembles them. Presets: presets.py. Checks: validation.py. Command line: cli.py.
+assembles them. Presets: paper.py, presets.py, ladder.py. Checks: validation.py. Flags: cli.py.
 """
 
-from dapo_jax.config.presets import base, grpo, paper, vapo, verl
-from dapo_jax.config.schema import SCHEMA, Config, ConfigError, Field, leaves, nearest
+from dapo_jax.config.paper import grpo, paper, vapo, verl
+from dapo_jax.config.schema import SCHEMA, Config, ConfigError, Field, base, leaves, nearest
 from dapo_jax.config.validation import (
     check_shape,
     resolve_mesh,

@@ -29,15 +29,8 @@ PROFILE = flags.DEFINE_integer(
     "profile", 0, "Trace this rollout step of training into WORKDIR/profile; 0 = none.", 0
 )
 WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same command resumes it.")
-_PATH_FLAGS = (
-    "config",
-    "workdir",
-    "data",
-    "data_dir",
-    "checkpoint",
-    "json",
-    "out",
-)  # those that there are
+# Flags of any command that hold paths.
+_PATH_FLAGS = ("config", "workdir", "data", "data_dir", "checkpoint", "json", "out")
 
 
 class _Config:
@@ -56,7 +49,7 @@ def run(
     without_config: Callable[[], schema.Config | None] = lambda: None,
 ) -> None:
     """Parse the command line, call `main` with its positional `arguments` (their names), exit.
-    without_config: makes the config where --config is not given; None = the flag's default.
+    without_config: makes the config if --config is not given; None = the flag's default.
     Mistakes of the user (config, files, flags) end in lines `error: ...` on stderr and a non-zero
     code; anything else is a bug and keeps its traceback."""
     app.run(
@@ -69,8 +62,8 @@ def _guarded(main, given: Sequence[str]) -> None:
     if not flags.FLAGS["verbosity"].present:
         # absl sets INFO, at which Orbax reports every file it touches; --verbosity=0 asks for that.
         logging.set_verbosity(logging.WARNING)
-        # `checkpoint/saver.py` tells of a failed save in one line; Orbax would add tracebacks, also
-        # by what its event loops leave behind: futures nobody awaits, calls on a closed loop.
+        # `checkpoint/saver.py` reports a failed save in one line; Orbax would add tracebacks, also
+        # from its event loops: futures that nobody awaits, calls on a closed loop.
         logging.get_absl_handler().addFilter(
             lambda record: "orbax" not in record.pathname and record.name != "asyncio"
         )
@@ -87,7 +80,7 @@ def _guarded(main, given: Sequence[str]) -> None:
 
 
 def _without_closed_loops(what) -> None:
-    """Where tensorstore's threads report what a callback raises."""
+    """Report exceptions of tensorstore's callbacks, except those on a closed event loop."""
     if str(what.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(what)
 
@@ -104,8 +97,8 @@ def fail(message: str) -> None:
 
 
 def _parse(argv: Sequence[str], arguments: Sequence[str], without_config) -> list[str]:
-    """The program's name and the positional arguments; flags and CONFIG are set. Exits with all
-    that is wrong with overrides, flags and config file, a line each."""
+    """Set flags and CONFIG; return the program's name and the positional arguments. Exits with one
+    line per mistake in overrides, flags and config file."""
     bad: list[str] = []
     try:
         argv = flags.FLAGS.read_flags_from_files(list(argv), force_gnu=False)  # --flagfile
@@ -167,7 +160,7 @@ _PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flag
 
 
 def overrides(given: Sequence[tuple[str, str | None]], bad: list[str]) -> dict[str, Any]:
-    """Field -> value; what is wrong is added to `bad`."""
+    """Field -> value; mistakes are added to `bad`."""
     out = {}
     for name, text in given:
         if name not in schema.SCHEMA:
@@ -184,13 +177,13 @@ def overrides(given: Sequence[tuple[str, str | None]], bad: list[str]) -> dict[s
 
 
 def expand(paths: str) -> str:
-    """`~` at the beginning of a path, of each in 'name=path,path' (bash leaves it behind a =)."""
+    """Expand `~` at the start of each path in 'name=path,path' (bash does not, after a =)."""
     entries = (entry.rpartition("=") for entry in paths.split(","))
     return ",".join(name + equals + os.path.expanduser(path) for name, equals, path in entries)
 
 
 def _help(arguments: Sequence[str]) -> list[str]:
-    """What --help prints: the module's own words with its example, and its flags."""
+    """Lines of --help: the module's docstring with its example, and its flags."""
     program = sys.modules["__main__"]
     lines = [(program.__doc__ or "").strip(), "", "flags:"]
     for module, own in sorted(flags.FLAGS.flags_by_module_dict().items()):
@@ -206,7 +199,7 @@ def _help(arguments: Sequence[str]) -> list[str]:
 
 
 def _fields() -> list[str]:
-    """What --helpfields prints."""
+    """Lines of --helpfields."""
     return [f"{name} = {field.default!r}   {field.doc}" for name, field in schema.SCHEMA.items()]
 
 
@@ -218,7 +211,7 @@ def _fields() -> list[str]:
 def load(path: str) -> schema.Config:
     """The config that `get_config` of a file returns; `path` is FILE or FILE:ARGUMENT.
 
-    ValueError: there is no such file, or whatever it raises, in one line with its number there."""
+    ValueError: there is no such file, or any exception in it, as one line with its line number."""
     file, *argument = path.split(":", 1)
     if not os.path.isfile(file):  # which takes any text
         what = "a directory" if os.path.isdir(file) else "No such file"
@@ -246,7 +239,7 @@ def _blame(file: str, error: BaseException) -> str:
     package = os.path.dirname(os.path.abspath(__file__))
     by = frames[-1].filename
     if isinstance(error, ValueError) and by.startswith(package) and by != __file__:
-        return str(error)  # of a preset, which says itself what is wrong
+        return str(error)  # a preset names the mistake itself
     lines = [f.lineno for f in frames if f.filename == file]
     if isinstance(error, SyntaxError) and error.filename == file:
         lines = [error.lineno]

@@ -1,84 +1,55 @@
 """Presets: config functions, each a difference from the one before it; configs/ adds files.
 
-base (schema.py) -> paper -> verl, vapo, grpo and the RECIPES of others; `dapo_math(size)` lays
-`paper` over a slice of TPUs; `rung` takes the paper's techniques away one by one.
+base (schema.py) -> paper -> verl, vapo, grpo (paper.py) and the RECIPES of other papers;
+`dapo_math(size)` lays `paper` over a slice of TPUs; `rung` (ladder.py) takes a paper's techniques
+away one by one.
 """
 
-import copy
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-from dapo_jax.config import schema
+from dapo_jax.config.ladder import (
+    CUMULATIVE,
+    LADDERS,
+    LEAVE_ONE_OUT,
+    RUNGS,
+    Ladder,
+    ladder_task,
+    rung,
+    vapo_ladder_task,
+)
+from dapo_jax.config.paper import grpo, paper, vapo, verl
 from dapo_jax.config.schema import Config, base
 
-
-def paper() -> Config:
-    """The paper's section 4.1: 512 x 16 responses of 20,480 tokens, 16 updates, AdamW 1e-6.
-
-    Not stated there and taken from verl: Adam's betas, gradient clip 1.0. Overlong filtering is
-    off, as in the authors' best run.
-    """
-    c = base()
-    c.data.max_prompt_tokens = 2048
-    c.data.on_long = "left_truncate"
-    c.data.on_bad = "skip"  # DAPO-Math-17k has five float-damaged answers
-    c.rollout.groups, c.rollout.group_size = 512, 16
-    c.rollout.max_response_tokens = 20480
-    c.rollout.slots, c.rollout.chunk, c.rollout.prefill_prompts = 1024, 128, 64
-    c.reward.overlong_buffer_tokens = 4096
-    c.optim.lr, c.optim.warmup_steps, c.optim.minibatches = 1e-6, 20, 16
-    c.optim.b2 = 0.999
-    c.eval.k, c.eval.every, c.eval.max_problems = 32, 5, 0
-    c.checkpoint.every = 1  # a step takes minutes, and a save runs beside the next one
-    c.tokenizer.chat = True
-    c.model.dtype = "bfloat16"
-    c.model.scan_layers, c.model.remat = True, "full"
-    return c
-
-
-def verl(c: Config | None = None) -> Config:
-    """What verl's released script does where it differs from the paper: warm-up over 10 rollout
-    steps with the first at lr 0, decay 0.1, dual clip 10, and a mean over chunks of 32 responses
-    (the size its data-parallel ranks saw) of token means."""
-    c = paper() if c is None else c
-    c.optim.warmup_steps, c.optim.warmup_from_zero = 10, True
-    c.optim.weight_decay = 0.1
-    c.loss.dual_clip = 10.0
-    c.loss.normalizer = "chunk_tokens"
-    return c
-
-
-def grpo(c: Config | None = None) -> Config:
-    """Naive GRPO, the paper's starting point: symmetric clip, sample-level mean, every group
-    trained on, no length shaping. (Set loss.kl_coef for GRPO with its KL term.)
-
-    Measured: 0.898 +- 0.021 at 275 updates, 0.934 +- 0.020 at 0.19 M tokens.
-    """
-    c = base() if c is None else c
-    c.loss.clip_high = c.loss.clip_low
-    c.loss.normalizer = "sequence"
-    c.loss.overlong_filter = "off"
-    c.reward.overlong_penalty = 0.0
-    c.dynamic_sampling.enabled = False
-    return c
-
-
-def vapo(c: Config | None = None) -> Config:
-    """VAPO (arXiv 2504.05118, section 5.1): PPO with a value model, 16 updates of 512 responses a
-    rollout, Clip-Higher and the token mean. What the paper leaves open: docs/vapo.md."""
-    c = paper() if c is None else c
-    c.critic.enabled = True  # 50 steps for it alone, lr 2e-6, lambda 1 and 1 - 1 / (.05 l)
-    c.loss.positive_coef = 0.1
-    c.dynamic_sampling.enabled = False  # an all-right group still has A = R - V
-    c.reward.overlong_penalty = 0.0
-    return c
-
+__all__ = [
+    "CUMULATIVE",
+    "LADDERS",
+    "LEAVE_ONE_OUT",
+    "PLACES",
+    "RECIPES",
+    "RUNGS",
+    "Ladder",
+    "Place",
+    "Slice",
+    "base",
+    "dapo_math",
+    "grpo",
+    "ladder_task",
+    "lay_out",
+    "one_chip",
+    "paper",
+    "place",
+    "rung",
+    "vapo",
+    "vapo_ladder_task",
+    "verl",
+]
 
 # ------------------------------------------------------------------------------------------------
-# The field's recipes: each changes the algorithm of `c`; without `c`, of the paper's config, and
-# gives it the sizes and rates of its source. configs/quickstart.py:NAME runs one on a laptop.
-# "Measured" is held-out accuracy on that quickstart, five seeds (benchmarks/arms.py), at rates
-# that were chosen for DAPO, which has 0.924 +- 0.020 and 0.914 +- 0.024 there.
+# Recipes of other papers: each changes the algorithm of `c`; without `c` it starts from the paper's
+# config and also sets the sizes and rates of its source. configs/quickstart.py:NAME runs one on a
+# laptop. "Measured" is held-out accuracy on that quickstart, five seeds (benchmarks/arms.py), at
+# rates chosen for DAPO, which has 0.924 +- 0.020 and 0.914 +- 0.024 there.
 # ------------------------------------------------------------------------------------------------
 
 
@@ -340,147 +311,4 @@ def one_chip() -> Config:
     c.steps = 100
     c.eval.every, c.eval.k, c.eval.max_problems, c.eval.top_p = 20, 1, 256, 1.0
     c.checkpoint.every, c.checkpoint.keep = 10, 1
-    return c
-
-
-# ------------------------------------------------------------------------------------------------
-# The ladder
-# ------------------------------------------------------------------------------------------------
-
-# The paper's techniques in the order of its Table 1 -> the fields of full DAPO that change when the
-# technique is taken away.
-WITHOUT: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "overlong_filtering": lambda c: {"loss.overlong_filter": "off"},
-    "clip_higher": lambda c: {"loss.clip_high": c.loss.clip_low},
-    "soft_overlong": lambda c: {"reward.overlong_penalty": 0.0},
-    "token_loss": lambda c: {"loss.normalizer": "sequence"},
-    "dynamic_sampling": lambda c: {
-        "dynamic_sampling.enabled": False,
-        "dynamic_sampling.surplus": "drop",
-    },
-}
-
-
-class Ladder(NamedTuple):
-    """A paper's techniques, one on the other and each left out."""
-
-    full: str  # what has all of them, in words
-    bare: str  # name of the rung without any
-    without: Mapping[str, Callable[[Config], dict[str, Any]]]
-    paper: Mapping[str, int]  # rung -> AIME 2024, avg@32, of Qwen2.5-32B
-
-    @property
-    def cumulative(self) -> tuple[str, ...]:
-        return self.bare, *(f"+{name}" for name in self.without)
-
-    @property
-    def leave_one_out(self) -> tuple[str, ...]:
-        return tuple(f"-{name}" for name in self.without)
-
-    @property
-    def rungs(self) -> tuple[str, ...]:
-        """All of them, once: the last one left out is the last but one of the cumulative."""
-        return *self.cumulative, *self.leave_one_out[:-1]
-
-
-# Table 1 of each paper; VAPO's (arXiv 2504.05118) adds nothing one by one. Without decoupled GAE
-# the value model's targets have the policy's fixed lambda; without group sampling there are as many
-# responses, each to a problem of its own.
-LADDERS = {
-    "dapo": Ladder(
-        "full DAPO",
-        "grpo",
-        WITHOUT,
-        {
-            "grpo": 30, "+overlong_filtering": 36, "+clip_higher": 38, "+soft_overlong": 41,
-            "+token_loss": 42, "+dynamic_sampling": 50,
-        },
-    ),
-    "vapo": Ladder(
-        "VAPO",
-        "ppo",
-        {
-            "value_pretraining": lambda c: {  # there is none without a value model
-                "critic.pretrain_steps": 0 if c.critic.enabled else c.critic.pretrain_steps
-            },
-            "decoupled_gae": lambda c: {"critic.lambda_value": c.critic.lambda_policy},
-            "length_adaptive_gae": lambda c: {"critic.length_alpha": 0.0},
-            "clip_higher": WITHOUT["clip_higher"],
-            "token_loss": WITHOUT["token_loss"],
-            "positive_lm": lambda c: {"loss.positive_coef": 0.0},
-            "group_sampling": lambda c: {
-                "rollout.groups": c.rollout.groups * c.rollout.group_size,
-                "rollout.group_size": 1,
-            },
-        },
-        {
-            "ppo": 5, "-value_pretraining": 11, "-decoupled_gae": 33, "-length_adaptive_gae": 45,
-            "-clip_higher": 46, "-token_loss": 53, "-positive_lm": 54, "+positive_lm": 55,
-            "+group_sampling": 60,
-        },
-    ),
-}  # fmt: skip
-# DAPO's Table 1, and then all of it with one technique taken away; '-dynamic_sampling' is
-# '+token_loss'.
-CUMULATIVE, LEAVE_ONE_OUT = LADDERS["dapo"].cumulative, LADDERS["dapo"].leave_one_out
-RUNGS = LADDERS["dapo"].rungs
-
-
-def rung(c: Config, name: str, ladder: Ladder = LADDERS["dapo"]) -> Config:
-    """`c`, which is full DAPO, or all that `ladder` is of, as the rung `name` of it.
-
-    A rung with overlong filtering takes truncated responses out of the loss and leaves them in the
-    statistics of their group (loss.overlong_filter 'loss'), unless `c` itself says 'group': the
-    paper "masks the loss of truncated samples", and says nothing of the group's mean and std.
-    Raises ValueError for another name, and where `c` lacks a technique of its own.
-    """
-    if name not in ladder.cumulative + ladder.leave_one_out:
-        known = ", ".join(ladder.cumulative + ladder.leave_one_out)
-        raise ValueError(f"the ladder has no rung {name!r}; there are {known}")
-    c = copy.deepcopy(c)
-    if "overlong_filtering" in ladder.without and c.loss.overlong_filter == "off":
-        c.loss.overlong_filter = "loss"
-    flat = schema.leaves(c)
-    for technique, fields in ladder.without.items():
-        if all(flat[field] == value for field, value in fields(c).items()):
-            raise ValueError(
-                f"the ladder starts from {ladder.full}, and this config is without {technique}"
-            )
-    techniques, up_to = list(ladder.without), ladder.cumulative
-    taken = techniques[up_to.index(name) :] if name in up_to else [name[1:]]
-    for technique in taken:
-        c.update(ladder.without[technique](c))
-    return c
-
-
-def ladder_task() -> Config:
-    """Full DAPO on the embedded task, as configs/ladder.py compares its rungs.
-
-    Against the quickstart: a little less warm-up, so that there is more to learn; a higher learning
-    rate, at which noise costs accuracy; and responses of at most 20 tokens, of which the longest
-    right answers need 17, so that there is truncation to filter and to punish.
-    """
-    c = base()
-    c.steps = 90
-    c.supervised_warmup.skill_steps, c.supervised_warmup.habit_steps = 800, 160
-    c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = 20, 3
-    c.optim.lr = 5e-4
-    c.eval.every, c.eval.top_p = 15, 1.0  # T=1, top-p 1 only
-    c.checkpoint.every = 30
-    return c
-
-
-def vapo_ladder_task() -> Config:
-    """VAPO on the task of `ladder_task`, whose responses have about 12 tokens.
-
-    Fewer steps and a lower rate for the policy than there, so that it still learns when rungs are
-    compared. The lambda that the length does not decide is .5, a trace of 2 tokens: the paper's .95
-    is one of 20 tokens, little of its responses and more than any of these, so that neither target
-    nor length would change much.
-    """
-    c = vapo(ladder_task())
-    c.critic.pretrain_steps, c.critic.lr = 20, 1e-3
-    c.critic.lambda_policy, c.critic.length_alpha = 0.5, 1.5
-    c.steps, c.optim.lr = 30 + c.critic.pretrain_steps, 2e-4
-    c.eval.every, c.checkpoint.every = 10, 25
     return c

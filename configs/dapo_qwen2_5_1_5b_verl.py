@@ -1,8 +1,0 @@
-"""Another name of configs/dapo_qwen2_5.py:1.5B,verl, where all is said."""
-
-from dapo_jax import config
-from dapo_jax.config import presets
-
-
-def get_config():
-    return config.verl(presets.dapo_math("1.5B"))
