@@ -89,6 +89,12 @@ GOLDEN = {
          -0.039634559354196415, -0.039634559354196415, 0.11890367806258924, 0],
     ),
     "rloo": (("rloo", "sequence", dict(clip_high=0.2)), 0.10459182062189983, None),
+    "sapo": (
+        ("sapo", "batch_tokens", {}), -0.7636536016845249,
+        [-0.11021204907203222, -0.081204184017347, -0.1, -0.004948337119924881, 0.1,
+         0.14713518315208038, -0.03846757155446478, -0.05, -0.05510602453601611,
+         0.03253166832633078],
+    ),
     "prompt mean": (("ppo", "group_tokens", {}), -0.25984659802614923, None),
     "token mean": (("ppo", "batch_tokens", {}), -0.25971662510270277, None),
     "sequence mean": (("ppo", "sequence", {}), 0.048180816842620336, None),
@@ -258,9 +264,8 @@ def with_the_diff_of_the_page(folder: pathlib.Path) -> None:
 def test_the_page_s_diff_is_an_objective(tmp_path):
     """REINFORCE: -A sum log pi, a mean over responses."""
     (tmp_path / "dapo_jax" / "variants").mkdir(parents=True)
-    file = shutil.copy(
-        ROOT / "dapo_jax" / "variants" / "objectives.py", tmp_path / "dapo_jax" / "variants"
-    )
+    room = pathlib.Path("dapo_jax", "variants")
+    file = shutil.copy(ROOT / room / "objectives.py", tmp_path / room)
     with_the_diff_of_the_page(tmp_path)
     spec = importlib.util.spec_from_file_location("patched", file)
     patched = importlib.util.module_from_spec(spec)
