@@ -132,12 +132,12 @@ def main() -> None:
         mini_batch_size=clock.GROUPS // clock.UPDATES,
         train_micro_batch_size=clock.GROUPS // clock.UPDATES,
     )
-    settings = rl_cluster.ClusterConfig(
+    where = rl_cluster.ClusterConfig(
         role_to_mesh=dict.fromkeys(rl_cluster.Role, mesh), rollout_engine="vanilla",
         training_config=training, rollout_config=rollout,
     )  # fmt: skip
     cluster = rl_cluster.RLCluster(
-        actor=model, reference=None, tokenizer=tokenizer, cluster_config=settings
+        actor=model, reference=None, tokenizer=tokenizer, cluster_config=where
     )
     tokens = 0
 
