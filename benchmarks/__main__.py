@@ -29,7 +29,6 @@ BENCHMARKS = {
     "gpu": Benchmark(("jax",)),
     "half_billion": Benchmark(("jax", "transformers", "torch")),
     "kv_traffic": Benchmark(("numpy",)),
-    "load_memory": Benchmark(),
     "pod_plan": Benchmark(("jax", "libtpu")),
     "pod_update": Benchmark(("jax", "libtpu")),
     "race": Benchmark((*PEERS, "jaxlib", "flax", "trl", "accelerate")),

@@ -59,7 +59,7 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }  # fmt: skip
 KINDS = ("preemption", "kill", "hang")
-FLAGS = (
+TRAINING = (
     f"--config={ROOT / 'tests/faults/harness.py'}", "--config.eval.every=0",
     "--config.rollout.chunk=2", "--config.mesh.data=2", "--config.mesh.fsdp=2",
     "--config.checkpoint.keep=3", "--config.log.tensorboard=False", "--heartbeat_timeout=10",
@@ -89,7 +89,7 @@ class Run:
         self._server.stdout.readline()
         words = ["run", "--name=n", "--zone=z", "--type=2xv5p-16", "--spot", "--retries=10", "--"]
         checkpoints = f"--config.checkpoint.directory={self.workdir / 'checkpoints'}"
-        flags = [*FLAGS, checkpoints, f"--config.steps={steps}", "--workdir=gs://b/run"]
+        flags = [*TRAINING, checkpoints, f"--config.steps={steps}", "--workdir=gs://b/run"]
         with (folder / "log").open("wb") as log:
             self.launcher = subprocess.Popen(
                 ["bash", checkout / "launch/tpu_vm.sh", *words, *flags],

@@ -10,6 +10,7 @@ and evictions are decided by the engine's own code (rollout/schedule.py); only t
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -19,44 +20,37 @@ from benchmarks.harness import Flag
 from benchmarks.lengths import log_normal
 from dapo_jax.rollout.schedule import Request, Schedule
 
+
+class Sizes(NamedTuple):
+    """Lengths in TOKENS."""
+
+    slots: int
+    shards: int
+    chunk: int
+    prompt: int
+    room: int  # prompt tokens that a dense row has room for
+    group: int  # requests in a row that share a prompt
+    cap: int  # longest response
+    page_tokens: int
+    bucket: int
+    pool: float = 1.0  # pages there are, of those of all slots at full length
+
+
+QUICK = Sizes(32, 1, 16, 32, 128, 16, 2048, 16, 256)
+FULL = Sizes(1024, 16, 128, 256, 2048, 16, 20480, 128, 2048)
 FLAGS = {
     "requests": Flag(256, 8192),
     "mean": Flag(500, 5000, "mean length in tokens, after the cut"),
     "sigma": Flag((0.9,), (0.6, 0.9, 1.2)),
-    "cap": Flag(2048, 20480, "longest response"),
-    "prompt": Flag(32, 256),
-    "room": Flag(128, 2048, "prompt tokens a dense row is for"),
-    "group": Flag(16, 16),
-    "slots": Flag(32, 1024),
-    "shards": Flag(1, 16),
-    "chunk": Flag(16, 128),
-    "page_tokens": Flag(16, 128),
-    "pool": Flag(1.0, 1.0, "of all slots at full length"),
-    "bucket": Flag(256, 2048),
+    **{name: Flag(getattr(QUICK, name), getattr(FULL, name)) for name in Sizes._fields},
 }
-SIZES = [name for name in FLAGS if name not in ("requests", "mean", "sigma")]
 MEASURES = ("paged", "bucketed", "dense", "slowest", "steps", "occupancy", "peak", "evicted")
 
 
-def simulate(
-    lengths: np.ndarray,
-    *,
-    slots: int,
-    shards: int,
-    chunk: int,
-    prompt: int,
-    group: int,
-    cap: int,
-    page_tokens: int,
-    pool: float,
-    bucket: int,
-    room: int,
-) -> dict[str, float]:
+def simulate(lengths: np.ndarray, sizes: Sizes) -> dict[str, float]:
     """Key/value tokens read by each kind of cache over the ideal, and what the pool went through.
-
-    group: requests in a row that share a prompt. pool: pages there are, of those of all slots at
-    full length. cap: longest response; a row has room for `room` prompt tokens and those.
-    """
+    lengths: of the responses, int [requests]."""
+    slots, shards, chunk, prompt, room, group, cap, page_tokens, bucket, pool = sizes
     full = room + cap
     row_pages = -(-full // page_tokens)
     pages = max(row_pages, math.ceil(pool * slots // shards * row_pages))
@@ -64,13 +58,8 @@ def simulate(
     names = [(i // group, *(0,) * (prompt - 1)) for i in range(len(lengths))]
     schedule = Schedule(
         [Request(name, 0, i) for i, name in enumerate(names)],
-        slots=slots,
-        shards=shards,
-        chunk=chunk,
-        limit=cap,
-        pages=pages,
-        page_tokens=page_tokens,
-    )
+        slots=slots, shards=shards, chunk=chunk, limit=cap, pages=pages, page_tokens=page_tokens,
+    )  # fmt: skip
     read = dict.fromkeys(("ideal", "paged", "bucketed", "dense"), 0)
     shard_S = np.array([schedule.shard(s) for s in range(slots)])
     slowest = idle = evicted = steps = 0
@@ -118,7 +107,7 @@ def measure(args) -> list[harness.Table]:
     table = harness.Table("lengths", "requests", "mean", *MEASURES)
     for sigma in args.sigma:
         lengths = log_normal(args.requests, args.cap, args.mean, sigma)
-        found = simulate(lengths, **{name: getattr(args, name) for name in SIZES})
+        found = simulate(lengths, Sizes(*(getattr(args, name) for name in Sizes._fields)))
         numbers = (f"{found[name]:.4g}" for name in MEASURES)
         name = f"log-normal, sigma {sigma}"
         table.row(name, f"{len(lengths):,}", f"{lengths.mean():,.0f}", *numbers)

@@ -90,8 +90,9 @@ def measure(args) -> list[harness.Table]:
 
 
 def saving(args, steps: Clock, after: Clock, save: Clock) -> harness.Table:
-    # The first call with the clocks on awaits the save of step 0, which compiles.
-    waits = sum(after.wall[1:]) / sum(steps.wall[1:])
+    # The first call with the clocks on, of step 1, awaits the save of step 0, which compiles; the
+    # last step is not followed by one.
+    waits = sum(after.wall[1:]) / sum(steps.wall[:-1])
     step, work = np.mean(steps.cpu), np.mean(save.cpu[1:])
     table = harness.Table("what", "share", name="checkpoint_cost")
     table.row("the loop waits, of the steps' wall time", f"{waits:.2%}")

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, packing, update
@@ -20,23 +21,25 @@ SMALL = qwen2.Shape(
 )  # fmt: skip
 
 
+def one_device() -> Mesh:
+    return Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
+
+
 def engine(
     shape: qwen2.Shape, slots: int, prompt: int, response: int, chunk: int, dtype: str, **more
 ) -> Engine:
     """A sampler on one device. Lengths in TOKENS. Responses end by length alone, without `stop_ids`
     in `more`."""
     return Engine(
-        shape, parallel.make_mesh(dict.fromkeys(parallel.AXES, 1)),
-        config.base().sharding.decode.to_dict(), slots=slots, prompt_tokens=prompt,
-        response_tokens=response, chunk=chunk, dtype=dtype,
+        shape, one_device(), config.base().sharding.decode.to_dict(), slots=slots,
+        prompt_tokens=prompt, response_tokens=response, chunk=chunk, dtype=dtype,
         **dict(prefill_prompts=8, stop_ids=[]) | more,
     )  # fmt: skip
 
 
 def trainer(shape: qwen2.Shape, dtype: str) -> update.Trainer:
-    mesh = parallel.make_mesh(dict.fromkeys(parallel.AXES, 1))
-    rules = config.base().sharding.train.to_dict()
-    return update.Trainer(shape, mesh, rules, update.optimizer(**ADAMW, clip_norm=1.0), dtype)
+    rules, tx = config.base().sharding.train.to_dict(), update.optimizer(**ADAMW, clip_norm=1.0)
+    return update.Trainer(shape, one_device(), rules, tx, dtype)
 
 
 def update_step(

@@ -1,36 +1,105 @@
-"""What a start of several processes takes from the hub and from disk, and who compiles.
+"""Weights on their way in: what starts of several processes take, and what memory a load takes.
 
     python -m benchmarks start --full [--size=1.5B] [--processes=4]
+    python -m benchmarks start --full --processes=0        the load alone (Linux: it reads /proc)
 
-Writes a random bfloat16 checkpoint of Qwen2.5's shape (1.5B: 3.1 GB, removed afterwards), which a
-stand-in for the hub gives out, and starts processes on loopback three times: first with nothing,
-then once more, then where there is a checkpoint to go on from. They do what a run does before its
-first step: meet, find the model, lay its weights out over all of them. A number per process.
+Writes a random bfloat16 checkpoint of Qwen2.5's shape in sharded files (1.5B: 3.1 GB, removed
+afterwards).
+
+start   A stand-in for the hub gives it out, and processes start on loopback three times: first with
+        nothing, then once more, then where there is a checkpoint to go on from. They do what a run
+        does before its first step: meet, find the model, lay its weights out over all of them. A
+        number per process
+load    In fresh processes. On 1 CPU device the peak resident memory, in units of the parameters'
+        own bytes; on 8 the largest host buffer and the most host memory alive at a time (both
+        without the simulated devices' own memory), in units of the largest tensor
 """
 
 import collections
 import concurrent.futures
 import functools
+import json
 import os
 import socket
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import huggingface_hub
 import jax
+import ml_dtypes
+import numpy as np
 from jax._src import cache_key, compiler
 
-from benchmarks import harness
+from benchmarks import harness, sides
 from benchmarks.harness import Flag
-from benchmarks.load_memory import SIZES, shape_of, write
 from dapo_jax import config, parallel
 from dapo_jax.checkpoint import workdir
 from dapo_jax.hosts import start
-from dapo_jax.model import hf
+from dapo_jax.model import hf, hf_format
+from dapo_jax.model.qwen2 import Shape
+from dapo_jax.plan import planner
 
-FLAGS = {"size": Flag("tiny", "1.5B", choices=SIZES), "processes": Flag(2, 4)}
+FLAGS = {
+    "size": Flag("tiny", "1.5B", choices=("tiny", "0.5B", "1.5B", "3B")),
+    "processes": Flag(2, 4),
+    "dtype": Flag("bfloat16", "bfloat16", "dtype that the load alone loads to"),
+}
 COLUMNS = ("hub_calls", "hub_bytes", "weight_bytes", "programs_compiled", "seconds")
+
+
+def shape_of(size: str) -> Shape:
+    return sides.SMALL if size == "tiny" else planner.qwen2_5(size)
+
+
+def write(directory: Path, shape: Shape, shard_bytes: int = 1_000_000_000) -> None:
+    """A checkpoint of repeated noise: what is in it does not matter, that it differs does."""
+    noise = np.random.default_rng(0).standard_normal(1 << 20).astype(ml_dtypes.bfloat16)
+    files = hf._plan(shape, 2, shard_bytes)
+    for file, tensors in files.items():
+        values = (np.resize(noise, w.hf_shape) for w, _ in tensors)
+        hf._write_file(directory / file, tensors, "bfloat16", values)
+    (directory / hf_format.INDEX).write_bytes(hf._index(files, 2))
+    (directory / "config.json").write_text(json.dumps(hf_format.config_json(shape, "bfloat16")))
+
+
+def resident(field: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at the peak."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if field in x)
+    return int(line.split()[1]) * 1024
+
+
+def load(directory: Path, dtype: str) -> dict[str, float]:
+    """Bytes and seconds of a load in this process, which is a fresh one."""
+    shape = hf.read_shape(directory)
+    mesh = rules = None
+    buffers = [0]
+    if len(jax.devices()) > 1:
+        mesh = parallel.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+        rules = config.base().sharding.train.to_dict()
+        tracemalloc.start()
+        read = hf._read
+
+        def counted(*args):
+            part = read(*args)
+            buffers.append(part.nbytes)
+            return part
+
+        hf._read = counted
+    jax.block_until_ready(jax.numpy.zeros(1))
+    before, start = resident("VmRSS"), time.perf_counter()
+    params = hf.load_params(directory, shape, mesh, rules, dtype)
+    jax.block_until_ready(params)
+    return dict(
+        seconds=time.perf_counter() - start,
+        before=before,
+        peak=resident("VmHWM"),
+        params=sum(x.nbytes for x in jax.tree.leaves(params)),
+        tensor=max(w.size for w in hf_format.weights(shape)) * 2,
+        buffer=max(buffers),
+        host_peak=tracemalloc.get_traced_memory()[1] if mesh else 0,
+    )
 
 
 def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
@@ -86,16 +155,38 @@ def starts(hub: Path, folder: str, total: int) -> list[dict]:
         return list(pool.map(one, range(total)))
 
 
+def started(hub: Path, folder: str, processes: int) -> harness.Table:
+    table = harness.Table("start", *COLUMNS)
+    for what in ("first start", "second start", "with a checkpoint"):
+        if what == "with a checkpoint":
+            Path(folder, "checkpoints", "1").mkdir(parents=True)
+        counts = starts(hub, folder, processes)
+        table.row(what, *(", ".join(f"{c[column]:,}" for c in counts) for column in COLUMNS))
+    return table
+
+
+def loaded(directory: Path, dtype: str) -> harness.Table:
+    columns = ("devices", "what", "GB", "over", "ratio", "seconds")
+    table = harness.Table(*columns, name="load_memory")
+    for devices, over, wanted in (
+        (1, "params", {"peak resident memory": "peak", "before loading": "before"}),
+        (8, "tensor", {"largest host buffer": "buffer", "host memory at its peak": "host_peak"}),
+    ):
+        flags = f"--xla_force_host_platform_device_count={devices}"
+        m = harness.apart(load, directory, dtype, JAX_PLATFORMS="cpu", XLA_FLAGS=flags)
+        for what, key in wanted.items():
+            ratio, seconds = f"{m[key] / m[over]:.3f}", f"{m['seconds']:.1f}"
+            table.row(devices, what, f"{m[key] / 1e9:.2f}", over, ratio, seconds)
+    return table
+
+
 def measure(args) -> list[harness.Table]:
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
-    table = harness.Table("start", *COLUMNS)
     with tempfile.TemporaryDirectory() as folder:
-        hub, run = Path(folder, "hub"), str(Path(folder, "run"))
-        (hub / "Qwen/stand-in").mkdir(parents=True)
-        write(hub / "Qwen/stand-in", shape_of(args.size))
-        for what in ("first start", "second start", "with a checkpoint"):
-            if what == "with a checkpoint":
-                Path(run, "checkpoints", "1").mkdir(parents=True)
-            counts = starts(hub, run, args.processes)
-            table.row(what, *(", ".join(f"{c[column]:,}" for c in counts) for column in COLUMNS))
-    return [table]
+        hub = Path(folder, "hub")
+        model = hub / "Qwen/stand-in"
+        model.mkdir(parents=True)
+        write(model, shape_of(args.size))
+        run = str(Path(folder, "run"))
+        tables = [started(hub, run, args.processes)] if args.processes else []
+        return [*tables, loaded(model, args.dtype)]

@@ -50,36 +50,27 @@ TOPICS = {
 }  # fmt: skip
 
 
-class Cell(NamedTuple):
-    """A cell of a result: of the row that begins with `row`, in the column `column`."""
-
-    result: str
-    row: str
-    column: str
-
-
-# README.md's table: label, our cell, text about the cells that it is compared with.
-_LADDER = ("grpo", "+token_loss")
-HEADLINES = (
-    *(
-        (
-            f"ladder, after {budget}",
-            Cell("ladder", "+dynamic_sampling", f"accuracy after {budget}"),
-            "naive GRPO {}, the rung below DAPO {}",
-            [Cell("ladder", rung, f"accuracy after {budget}") for rung in _LADDER],
-        )
-        for budget in ("720 updates", "0.74 M tokens")
+# README.md's table; {RESULT | ROW | COLUMN} stands for a cell.
+HEADLINES = [
+    (
+        f"ladder, after {budget}",
+        f"**{{ladder | +dynamic_sampling | accuracy after {budget}}}**",
+        f"naive GRPO {{ladder | grpo | accuracy after {budget}}}, the rung below DAPO"
+        f" {{ladder | +token_loss | accuracy after {budget}}}",
+    )
+    for budget in ("720 updates", "0.74 M tokens")
+] + [
+    (
+        "quickstart, after 480 updates",
+        "**{quickstart | DAPO | at 480 updates}**",
+        "naive GRPO {quickstart | naive GRPO | at 480 updates}",
     ),
-    *(
-        (
-            f"quickstart, after {budget}",
-            Cell("quickstart", "DAPO", f"at {budget}"),
-            "naive GRPO {}",
-            [Cell("quickstart", "naive GRPO", f"at {budget}")],
-        )
-        for budget in ("480 updates", "0.20 M tokens")
+    (
+        "quickstart, after 0.20 M tokens",
+        "{quickstart | DAPO | at 0.20 M tokens}",
+        "**naive GRPO {quickstart | naive GRPO | at 0.20 M tokens}**",
     ),
-)
+]
 
 
 def read(name: str) -> dict:
@@ -109,30 +100,21 @@ def page(topic: Topic) -> str:
     return "\n\n".join([made, f"# {topic.title}", *map(section, map(read, topic.results))]) + "\n"
 
 
-def cell(at: Cell) -> str:
-    """Its text without bold marks and leading zeros: '.982 +- .004'. KeyError: no such cell."""
-    result = read(at.result)
-    column = result["columns"].index(at.column)
-    for row in result["rows"]:
-        if row[0] == at.row:
-            return re.sub(r"(?<!\d)0(?=\.\d)", "", row[column].replace("*", ""))
-    raise KeyError(at)
-
-
-def _mean(text: str) -> float:
-    return float(text.split()[0])
+def cell(name: str, row: str, column: str) -> str:
+    """Of the row that begins with `row`, without bold marks and leading zeros: '.982 +- .004'.
+    StopIteration, ValueError: no such row, column."""
+    result = read(name)
+    cells = next(cells for cells in result["rows"] if cells[0] == row)
+    text = cells[result["columns"].index(column)].replace("*", "")
+    return re.sub(r"(?<!\d)0(?=\.\d)", "", text)
 
 
 def readme_table() -> str:
     """The block of README.md from its mark `<!-- RESULTS: ... -->` to the end of the table."""
-    rows = []
-    for label, ours, text, others in HEADLINES:
-        us, them = cell(ours), [cell(other) for other in others]
-        said = text.format(*them)
-        ahead = _mean(us) > max(map(_mean, them))
-        rows.append((label, f"**{us}**", said) if ahead else (label, us, f"**{said}**"))
-    first, ratio = (r[1:] for r in read("race")["rows"][:2])
-    seconds = [x.split(":")[0].replace("*", "") for x in first]  # of ours, fixed, tunix, TRL
+    fill = lambda text: re.sub(r"\{(.+?) \| (.+?) \| (.+?)\}", lambda m: cell(*m.groups()), text)
+    rows = [tuple(map(fill, row)) for row in HEADLINES]
+    first, ratio = (row[1:] for row in read("race")["rows"][:2])  # of ours, fixed, tunix, TRL
+    seconds = [x.split(":")[0].replace("*", "") for x in first]
     times = [x.split()[0].replace("*", "") for x in ratio]
     peers = f"google-tunix {seconds[2]} ({times[2]}), TRL {seconds[3]} ({times[3]})"
     rows.append(("race, CPU-s to an accuracy of 0.8", f"**{seconds[0]}**", peers))

@@ -9,12 +9,14 @@ from dapo_jax.model import qwen2
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Request
 
-SIZES = dict(slots=2, shards=1, chunk=4, prompt=3, room=3, group=1, cap=13, page_tokens=2)
+SIZES = kv_traffic.Sizes(
+    slots=2, shards=1, chunk=4, prompt=3, room=3, group=1, cap=13, page_tokens=2, bucket=6
+)
 
 
 def test_counts_by_hand():
     """Two slots, responses of 3 and 5 tokens after 2 cached ones: reads 3 4 5 and 3 4 5 6 7."""
-    got = kv_traffic.simulate(np.array([3, 5]), **SIZES, pool=1.0, bucket=6)  # pages of 2 tokens
+    got = kv_traffic.simulate(np.array([3, 5]), SIZES)  # pages of 2 tokens
     ideal = 3 + 4 + 5 + 3 + 4 + 5 + 6 + 7
     assert got["steps"] == 5 and got["occupancy"] == 8 / 10 and got["evicted"] == 0
     assert got["paged"] * ideal == pytest.approx((4 + 4 + 6) + (4 + 4 + 6 + 6 + 8))
@@ -35,8 +37,7 @@ def test_schedule_is_the_engines():
         responses, stats = engine.generate(engine.decode_params(params), requests, Draw(seed=0))
         lengths = np.array([len(r.tokens) for r in responses])
         assert lengths.min() < 10 and lengths.max() == 29
-        sizes = SIZES | dict(slots=8, chunk=5, prompt=11, room=11, group=4, cap=29, page_tokens=8)
-        said = kv_traffic.simulate(lengths, **sizes, pool=pool, bucket=16)
+        said = kv_traffic.simulate(lengths, kv_traffic.Sizes(8, 1, 5, 11, 11, 4, 29, 8, 16, pool))
         assert stats.slot_steps == 8 * said["steps"]
         assert stats.evicted == said["evicted"]
         assert stats.peak_cache == pytest.approx(said["peak"] / pool)

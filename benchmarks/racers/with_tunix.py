@@ -54,17 +54,13 @@ def load(base):
 
     c = json.loads((base / "config.json").read_text())
     shape = model.ModelConfig(
-        num_layers=c["num_hidden_layers"],
-        vocab_size=c["vocab_size"],
-        embed_dim=c["hidden_size"],
-        hidden_dim=c["intermediate_size"],
-        num_heads=c["num_attention_heads"],
+        num_layers=c["num_hidden_layers"], vocab_size=c["vocab_size"], embed_dim=c["hidden_size"],
+        hidden_dim=c["intermediate_size"], num_heads=c["num_attention_heads"],
         head_dim=c["hidden_size"] // c["num_attention_heads"],
         num_kv_heads=c["num_key_value_heads"],
         rope_theta=(c.get("rope_theta") or c["rope_parameters"]["rope_theta"]),
-        norm_eps=c["rms_norm_eps"],
-        use_tied_embedding=c["tie_word_embeddings"],
-    )
+        norm_eps=c["rms_norm_eps"], use_tied_embedding=c["tie_word_embeddings"],
+    )  # fmt: skip
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     with mesh:
         return params.create_model_from_safe_tensors(str(base), shape, mesh, jnp.float32), mesh
@@ -123,38 +119,25 @@ def main() -> None:
     model, mesh = load(args.base)
     tokenizer = Characters(json.loads((args.base / "vocabulary.json").read_text()))
     rollout = RolloutConfig(
-        max_tokens_to_generate=clock.RESPONSE_TOKENS,
-        max_prompt_length=clock.PROMPT_TOKENS,
-        kv_cache_size=clock.PROMPT_TOKENS + clock.RESPONSE_TOKENS,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=None,
-        seed=args.seed * 1_000_000,
+        max_tokens_to_generate=clock.RESPONSE_TOKENS, max_prompt_length=clock.PROMPT_TOKENS,
+        kv_cache_size=clock.PROMPT_TOKENS + clock.RESPONSE_TOKENS, temperature=1.0, top_p=1.0,
+        top_k=None, seed=args.seed * 1_000_000,
+    )  # fmt: skip
+    warmed_up = optax.linear_schedule(args.lr / 5, args.lr, 5)
+    adamw = optax.adamw(warmed_up, b1=clock.B1, b2=clock.B2, weight_decay=0.0)
+    training = rl_cluster.RLTrainingConfig(
+        actor_optimizer=optax.chain(optax.clip_by_global_norm(clock.CLIP_NORM), adamw),
+        eval_every_n_steps=1 << 30,
+        max_steps=(args.steps + 1) * clock.UPDATES,  # `batches` ends it
+        mini_batch_size=clock.GROUPS // clock.UPDATES,
+        train_micro_batch_size=clock.GROUPS // clock.UPDATES,
     )
+    where = rl_cluster.ClusterConfig(
+        role_to_mesh=dict.fromkeys(rl_cluster.Role, mesh), rollout_engine="vanilla",
+        training_config=training, rollout_config=rollout,
+    )  # fmt: skip
     cluster = rl_cluster.RLCluster(
-        actor=model,
-        reference=None,
-        tokenizer=tokenizer,
-        cluster_config=rl_cluster.ClusterConfig(
-            role_to_mesh=dict.fromkeys(rl_cluster.Role, mesh),
-            rollout_engine="vanilla",
-            training_config=rl_cluster.RLTrainingConfig(
-                actor_optimizer=optax.chain(
-                    optax.clip_by_global_norm(clock.CLIP_NORM),
-                    optax.adamw(
-                        optax.linear_schedule(args.lr / 5, args.lr, 5),
-                        b1=clock.B1,
-                        b2=clock.B2,
-                        weight_decay=0.0,
-                    ),
-                ),
-                eval_every_n_steps=1 << 30,
-                max_steps=(args.steps + 1) * clock.UPDATES,  # `batches` ends it
-                mini_batch_size=clock.GROUPS // clock.UPDATES,
-                train_micro_batch_size=clock.GROUPS // clock.UPDATES,
-            ),
-            rollout_config=rollout,
-        ),
+        actor=model, reference=None, tokenizer=tokenizer, cluster_config=where
     )
     tokens = 0
 
