@@ -117,8 +117,8 @@ def test_every_form_of_an_override():
     }  # fmt: skip
     given = [("seed", None), ("optim.lr", "x" * 99), ("log.tensorboard", "2"), ("model", "3")]
     assert cli.overrides(given, bad) == {}
-    assert [line.partition(": ")[2][:16] for line in bad] == [
-        "wants a value: -", "wants float, got", "wants bool, got ", "no such field; d",
+    assert [line.partition(": ")[2][:18] for line in bad] == [
+        "wants a value: --c", "wants float, got '", "wants bool, got '2", "no such field; did"
     ]  # fmt: skip
 
 

@@ -156,6 +156,7 @@ def test_a_config_needs_no_jax():
         ("c.rollout.groups = 8.0", "config.rollout.groups: wants int, got 8.0 (float)"),
         ("c.rollout.groups = True", "config.rollout.groups: wants int, got True (bool)"),
         ("c.dynamic_sampling.enabled = 1", "config.dynamic_sampling.enabled: wants bool, got 1"),
+        ("c.optim.lr = True", "config.optim.lr: wants float, got True (bool)"),
         ("c.model.path = None", "config.model.path: wants str, got None (NoneType)"),
         ("c.optim = c.loss", "config.optim: wants a section of fields, got Loss("),
         ("c.seed = {'a': 1}", "config.seed: wants int, got {'a': 1} (dict)"),

@@ -246,7 +246,7 @@ def check_shape(model, sizes: Mapping[str, int], sharding: Sharding) -> list[str
 
 def _check_sampling(config: Config) -> list[str]:
     """Samples that do not come from the trained policy need weights that correct for that."""
-    bad, corrected = [], config.loss.corrects_sampler
+    bad, corrected = [], config.loss.importance_cap > 0  # which needs old_logprobs='recompute'
     if config.rollout.cache_dtype == "int8" and not corrected:
         bad.append(
             "config.rollout.cache_dtype: 'int8' samples from a policy that is a little off; needs"

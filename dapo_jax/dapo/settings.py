@@ -82,11 +82,6 @@ class Loss(Section, place="loss"):
             )
         return bad
 
-    @property
-    def corrects_sampler(self) -> bool:
-        """Whether importance weights correct for samples from another policy than the trainer's."""
-        return self.old_logprobs == "recompute" and self.importance_cap > 0
-
 
 @dataclass
 class Optim(Section, place="optim"):
