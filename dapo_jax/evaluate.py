@@ -285,14 +285,14 @@ def evaluate_checkpoint(
     weights = [int(x) for x in parallel.to_host(checksums(params))]
     decode_params = machine.engine.decode_params(params, keep=False)
     del params
-    abouts, sets = [], {}
-    for asked in every:
-        about, found = _evaluate_asked(asked, policy, weights, decode_params, home)
-        abouts.append(about)
-        for name, r in found.items():
-            sets[name] = r
-            say("\n".join(scores_lib.lines(name, r, rows)))
-            say(f"  samples: {r['samples']}")
+    sets = {}
+
+    def done(name: str, result: dict) -> None:
+        sets[name] = result
+        say("\n".join(scores_lib.lines(name, result, rows)))
+        say(f"  samples: {result['samples']}")
+
+    abouts = [_evaluate_asked(a, policy, weights, decode_params, home, done) for a in every]
     workdir_lib.send(home)
     sets = {name: sets[name] for name in build.named_files(config.eval.files) or sets if sets}
     if sets:
@@ -307,13 +307,15 @@ def _evaluate_asked(
     weights: list[int],
     decode_params,
     home: workdir_lib.Workdir,
-) -> tuple[dict, dict[str, dict]]:
-    """(what settings.json says, results of each set by name; empty except on process 0)."""
+    done: Callable[[str, dict], None],
+) -> dict:
+    """Evaluate sets that share their settings; returns what their settings.json says. done: called
+    on process 0 with each set's name and result."""
     shown, decides = settings(asked, weights)
     about = {"policy": str(policy), "files": asked.config.eval.files or "embedded"} | decides
     about |= {"paper": asked.source} if asked.source else {}
     k, draw = asked.config.eval.k, build.evaluation_draw(asked.config)
-    saved, found = functools.partial(workdir_lib.send, home), {}
+    saved = functools.partial(workdir_lib.send, home)
     for name, data in asked.text.evals.items():
         ids = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
         folder = home.local / "eval" / name / settings_key(decides | {"prompts": ids})
@@ -323,11 +325,11 @@ def _evaluate_asked(
         machine, text = asked.machine, asked.text
         scores = evaluate_to_files(folder, machine, decode_params, text, data, k, draw, saved)
         if scores is not None:
-            found[name] = scores_lib.summary(
-                scores, [p.id for p in data.problems], asked.config.seed
-            ) | {"settings": shown, "samples": f"{home.name}/{folder.relative_to(home.local)}"}
+            result = scores_lib.summary(scores, [p.id for p in data.problems], asked.config.seed)
+            samples = f"{home.name}/{folder.relative_to(home.local)}"
+            done(name, result | {"settings": shown, "samples": samples})
     asked.machine.engine.release()
-    return about, found
+    return about
 
 
 def settings(asked: named_sets.Asked, weights: list[int]) -> tuple[dict, dict]:

@@ -21,11 +21,8 @@ from dapo_jax.data.arithmetic import (
     SKILL,
     SPLITS,
     Style,
-    Task,
     traces,
 )
-
-SMALL = Task(max_value=6, max_operand=2, labels="abcd")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +51,7 @@ def right_answer(prompt: str) -> str:
 
 def split_of(prompt: str) -> str:
     walk = np.array([worked(prompt)[1]])
-    (split,) = (s for s in SPLITS if arithmetic._in_split(walk, s, arithmetic.TASK)[0])
+    (split,) = (s for s in SPLITS if arithmetic._in_split(walk, s)[0])
     return split
 
 
@@ -78,51 +75,41 @@ def test_problems_are_right_and_in_range(split):
     assert {p.prompt[0] for p in found} == set("abcdefghijklmnop")
 
 
-def test_count_is_the_size_of_the_space():
-    for task in (SMALL, arithmetic.TASK):
-        for k in (1, 2, 3):
-            walks = arithmetic._all_walks(k, task)
-            assert len(np.unique(walks, axis=0)) == len(walks)
-            assert arithmetic.count(k, task) == len(walks) * len(task.labels)
-    assert arithmetic.count(1) == (21 * 10 - 2 * (1 + 2 + 3 + 4 + 5)) * 16
-
-
 @pytest.mark.parametrize("k", [1, 2, 3])
+def test_count_is_the_size_of_the_space(k):
+    walks = arithmetic._all_walks(k)
+    assert len(np.unique(walks, axis=0)) == len(walks)
+    assert arithmetic.count(k) == len(walks) * 16
+    assert k > 1 or len(walks) == 21 * 10 - 2 * (1 + 2 + 3 + 4 + 5)
+
+
+@pytest.mark.parametrize("k", [1, 2])
 def test_the_splits_share_out_every_problem_there_is(k):
     """Asking for all of a level returns all: disjoint, without duplicates, and nothing is lost."""
-    sets = {}
+    sets, chains = {}, {}
     for split in SPLITS:
-        walks = arithmetic._all_walks(k, SMALL)
-        size = int(arithmetic._in_split(walks, split, SMALL).sum()) * len(SMALL.labels)
-        sets[split] = {p.prompt for p in arithmetic.problems(size, (k,), 0, split, SMALL)}
+        size = int(arithmetic._in_split(arithmetic._all_walks(k), split).sum()) * 16
+        sets[split] = {p.prompt for p in arithmetic.problems(size, (k,), 0, split)}
+        chains[split] = set(map(chain, sets[split]))
         assert len(sets[split]) == size
         with pytest.raises(ValueError, match=f"hold only {size} distinct {split} problems"):
-            arithmetic.problems(size + 1, (k,), 0, split, SMALL)
-    assert len(set.union(*sets.values())) == sum(map(len, sets.values()))
-    assert sum(map(len, sets.values())) == arithmetic.count(k, SMALL)
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 6, 8])
-def test_splits_are_disjoint_at_every_level_even_without_the_letters(k):
-    sets = [arithmetic.problems(200, (k,), seed, split) for seed, split in enumerate(SPLITS)]
-    train, heldout, harder = ({chain(p.prompt) for p in found} for found in sets)
-    assert not train & heldout and not train & harder and not heldout & harder
-    for found in sets:
-        assert len({p.prompt for p in found}) == 200
+            arithmetic.problems(size + 1, (k,), 0, split)
+    for found, total in ((sets, arithmetic.count(k)), (chains, arithmetic.count(k) // 16)):
+        assert len(set.union(*found.values())) == sum(map(len, found.values())) == total
 
 
 def test_split_shares_are_near_their_share_of_the_buckets():
-    walks = arithmetic._all_walks(4, arithmetic.TASK)  # 132,002 walks: a 6 sigma band is 0.006
+    walks = arithmetic._all_walks(4)  # 132,002 walks: a 6 sigma band is 0.006
     for split, buckets in SPLITS.items():
-        share = arithmetic._in_split(walks, split, arithmetic.TASK).mean()
+        share = arithmetic._in_split(walks, split).mean()
         assert abs(share - len(buckets) / 8) < 0.006
 
 
 def test_a_level_that_runs_out_gives_all_and_the_larger_levels_fill_up():
     held = arithmetic.problems(1000, (1, 3), seed=0, split="heldout")
     sizes = collections.Counter(p.k for p in held)
-    walks = arithmetic._all_walks(1, arithmetic.TASK)
-    assert sizes[1] == arithmetic._in_split(walks, "heldout", arithmetic.TASK).sum() * 16 < 500
+    walks = arithmetic._all_walks(1)
+    assert sizes[1] == arithmetic._in_split(walks, "heldout").sum() * 16 < 500
     assert sizes[3] == 1000 - sizes[1]
     assert len({p.prompt for p in held}) == 1000
 
@@ -144,15 +131,9 @@ def test_impossible_levels_are_refused(levels):
             make()
 
 
-def test_unknown_split_and_impossible_tasks_are_refused():
+def test_an_unknown_split_is_refused():
     with pytest.raises(ValueError, match="split must be one of"):
         arithmetic.problems(5, (2,), 0, split="test")
-    for bad in (dict(max_operand=0), dict(max_operand=21), dict(labels="aab"), dict(labels="a1")):
-        with pytest.raises(ValueError, match=r"^Task\(.*\): "):
-            Task(**bad)
-    with pytest.raises(ValueError, match="hardly any train problem"):
-        # Only two walks, 0 1 0 1 0 and 1 0 1 0 1, and neither is a train problem.
-        traces(5, (4,), task=Task(max_value=1, max_operand=1, labels="vwxyz"))
 
 
 # --- warm-up traces -------------------------------------------------------------------------------
@@ -257,9 +238,6 @@ def test_the_cap_counts_the_end_of_sequence():
 def test_traces_come_from_the_train_split_alone():
     made = list(traces(3000, (1, 2, 6, 8), seed=2))
     assert {split_of(t.prompt) for t in made} == {"train"}
-    heldout = arithmetic.problems(128, RL_LEVELS, 2, "heldout")
-    heldout += arithmetic.problems(64, HARDER_LEVELS, 2, "harder")
-    assert not {chain(t.prompt) for t in made} & {chain(p.prompt) for p in heldout}
 
 
 def test_traces_depend_on_the_seed_alone_and_mix_the_levels():
@@ -360,17 +338,3 @@ def test_the_projects_tokenizer_opens_the_model(tmp_path):
     assert loaded.vocab_size == 48 and loaded.stop_ids == {1}
     text = "f 4 g 6 h 3 Answer: 3"
     assert loaded.decode([*loaded.encode(text), 1]) == text
-
-
-@pytest.mark.parametrize("task", [SMALL, Task(99, 9, "abcdefghijklmnopqrstuvwxyz")])
-def test_other_settings_of_the_task(tmp_path, task):
-    model = sentencepiece.SentencePieceProcessor(model_proto=arithmetic.tokenizer_model(task))
-    assert len(model) % 8 == 0
-    levels = range(1, min(len(task.labels), 9))
-    made = list(traces(200, levels, task=task))
-    for p in arithmetic.problems(100, levels, 0, "train", task):
-        assert right_answer(p.prompt) == p.answer
-        made.append(p)
-    for row in made:
-        ids = model.encode(f"{row.prompt} {row[1]}")
-        assert 0 not in ids and model.decode(ids) == f"{row.prompt} {row[1]}"

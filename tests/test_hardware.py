@@ -53,6 +53,9 @@ def test_step_flops():
     )
     c.loss.kl_coef = 0.1
     assert hardware.step_flops(c, SHAPE, RECORD)[1] == pytest.approx(updating + f(SHAPE, [30, 40]))
+    c.model.lora.rank = 4  # no gradients of the weights: a pass less
+    assert hardware.step_flops(c, SHAPE, RECORD)[1] == pytest.approx(updating)
+    c.model.lora.rank = 0
     values = SHAPE._replace(value_head=True)  # which reads, and learns, before the policy does
     V, D = SHAPE.vocab_size, SHAPE.hidden_size
     assert f(values, [30]) == pytest.approx(f(SHAPE, [30]) - 2 * 30 * D * (V - 1))

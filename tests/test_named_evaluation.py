@@ -361,14 +361,10 @@ def started(shell):
     )
 
 
-def test_the_page_has_as_many_commands_as_are_run():
-    assert len(COMMANDS) == 4
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(4))
-def test_each_command_of_the_page(number, desk, pins, started):
-    module, flags = COMMANDS[number]
+@pytest.mark.parametrize(("module", "flags"), COMMANDS)
+def test_each_command_of_the_page(module, flags, desk, pins, started):
+    assert len(COMMANDS) == 4
     done = started(module, flags, pins)
     assert done.returncode == 0, done.stderr
     if module == "dapo_jax.data":

@@ -394,7 +394,7 @@ def test_a_hint_where_another_verifier_finds_what_ours_calls_wrong():
     gain = found.shadow_G.mean() - found.right_G.mean()
     assert gain == 0.5
     said = guards.hint(c, {"sampling/shadow_gain": gain})
-    assert said.startswith("verifier 'dapo' calls 50% of the responses wrong of which 'integer'")
+    assert said.startswith("verifier 'dapo' calls 50% of the responses wrong in which 'integer'")
     assert guards.hint(c, {"sampling/shadow_gain": 0.01}) == guards.hint(c, {}) == ""
 
 

@@ -3,8 +3,8 @@
     prompt     f 4 g + 2 h - 3 ?          f is 4, g is f + 2, h is g - 3: what is h?
     response   f 4 g 6 h 3 Answer: 3      (then end-of-sequence)
 
-A problem with k operations is a walk of k legal moves (add or subtract 1..`max_operand`, stay
-within 0..`max_value`) under consecutive letters. The letters cost one token each and buy
+A problem with k operations is a walk of k legal moves (add or subtract 1..`MAX_OPERAND`, stay
+within 0..`MAX_VALUE`) under consecutive letters. The letters cost one token each and buy
 learnability: to compute `h` the model looks up `h` in the prompt and the pair it has just written.
 Every whitespace-separated word is one token; a flawless response has 2k + 5 tokens, including
 end-of-sequence.
@@ -19,7 +19,6 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -36,22 +35,8 @@ HARDER_LEVELS = (8,)  # never trained
 SPLITS = {"train": (2, 3, 4, 5, 6, 7), "heldout": (0,), "harder": (1,)}  # -> hash buckets, of 8
 
 
-@dataclass(frozen=True)
-class Task:
-    """The settings of the task. Labels are single letters, used cyclically from a random start."""
-
-    max_value: int = 20
-    max_operand: int = 5
-    labels: str = "abcdefghijklmnop"
-
-    def __post_init__(self):
-        if not 1 <= self.max_operand <= self.max_value:
-            raise ValueError(f"{self}: need 1 <= max_operand <= max_value")
-        if not self.labels.isalpha() or len(set(self.labels)) < max(2, len(self.labels)):
-            raise ValueError(f"{self}: labels must be two or more distinct letters")
-
-
-TASK = Task()
+MAX_VALUE, MAX_OPERAND = 20, 5
+LABELS = "abcdefghijklmnop"  # used cyclically from a random start
 
 
 class Problem(NamedTuple):
@@ -91,15 +76,15 @@ HABIT = Style(skip=0.90, loop=0.02, slip=0.03, ramble=0.05)
 # --- problems -------------------------------------------------------------------------------------
 
 
-def count(k: int, task: Task = TASK) -> int:
+def count(k: int) -> int:
     """How many distinct problems with k operations exist, all splits together (exact)."""
-    value = np.arange(task.max_value + 1)
+    value = np.arange(MAX_VALUE + 1)
     distance = np.abs(value[:, None] - value)
-    legal = (distance > 0) & (distance <= task.max_operand)
+    legal = (distance > 0) & (distance <= MAX_OPERAND)
     ways = np.ones(len(value), object)  # from each value; Python integers, which do not overflow
     for _ in range(k):
         ways = legal.astype(object) @ ways
-    return int(ways.sum()) * len(task.labels)
+    return int(ways.sum()) * len(LABELS)
 
 
 def prompt_length(k: int) -> int:
@@ -107,21 +92,19 @@ def prompt_length(k: int) -> int:
     return 3 * k + 3
 
 
-def problems(
-    n: int, levels: Sequence[int], seed: int, split: str = "train", task: Task = TASK
-) -> list[Problem]:
+def problems(n: int, levels: Sequence[int], seed: int, split: str = "train") -> list[Problem]:
     """n distinct problems of a split, shuffled, as evenly spread over the levels as possible.
 
     A level (number of operations) with too few problems gives all of them, and the larger levels
     make up the difference. ValueError: all levels together have fewer than n.
     """
-    levels = _checked(levels, task)
+    levels = _checked(levels)
     if split not in SPLITS:
         raise ValueError(f"problems: split must be one of {list(SPLITS)}, got {split!r}")
     rng = np.random.default_rng([seed, list(SPLITS).index(split)])
     found = []
     for i, k in enumerate(levels):
-        found += _distinct(rng, (n - len(found)) // (len(levels) - i), k, split, task)
+        found += _distinct(rng, (n - len(found)) // (len(levels) - i), k, split)
     if len(found) < n:
         raise ValueError(
             f"problems: levels {levels} hold only {len(found)} distinct {split} problems, not {n}: "
@@ -130,84 +113,81 @@ def problems(
     return [found[i] for i in rng.permutation(n)]
 
 
-def _distinct(rng, n: int, k: int, split: str, task: Task) -> list[Problem]:
+def _distinct(rng, n: int, k: int, split: str) -> list[Problem]:
     """n distinct problems with k operations, or all there are if that is fewer."""
-    total = count(k, task)
+    total = count(k)
     # Drawing goes on until n have been found: not for a space that is small or half used up.
     if total < 100_000 or 2 * n > total * len(SPLITS[split]) / 8:
-        walks = _all_walks(k, task)
-        walks = walks[_in_split(walks, split, task)]
-        chosen = rng.permutation(len(walks) * len(task.labels))[:n]
-        rows, starts = np.divmod(chosen, len(task.labels))
-        return _problems(starts, walks[rows], task)
+        walks = _all_walks(k)
+        walks = walks[_in_split(walks, split)]
+        chosen = rng.permutation(len(walks) * len(LABELS))[:n]
+        rows, starts = np.divmod(chosen, len(LABELS))
+        return _problems(starts, walks[rows])
     found = {}  # a dict keeps the order of drawing, so the result does not depend on string hashing
     while len(found) < n:
-        walks = _walks(rng, n, k, split, task)
-        starts = rng.integers(len(task.labels), size=n)
-        found.update((p.prompt, p) for p in _problems(starts, walks, task))
+        walks = _walks(rng, n, k, split)
+        starts = rng.integers(len(LABELS), size=n)
+        found.update((p.prompt, p) for p in _problems(starts, walks))
     return list(found.values())[:n]
 
 
-def _walks(rng, n: int, k: int, split: str, task: Task) -> np.ndarray:
+def _walks(rng, n: int, k: int, split: str) -> np.ndarray:
     """n random walks of a split, repeats possible: even start, even legal moves. int64 [n, k+1]."""
     kept = np.empty((0, k + 1), np.int64)
-    for _ in range(1000):
-        walks = rng.integers(task.max_value + 1, size=(n + 16, 1))
+    while True:
+        walks = rng.integers(MAX_VALUE + 1, size=(n + 16, 1))
         for _ in range(k):
-            walks = np.hstack([walks, _move(rng, walks[:, -1:], task)])
-        kept = np.concatenate([kept, walks[_in_split(walks, split, task)]])
+            walks = np.hstack([walks, _move(rng, walks[:, -1:])])
+        kept = np.concatenate([kept, walks[_in_split(walks, split)]])
         if len(kept) >= n:
             return kept[:n]
-    raise ValueError(f"{task}: hardly any {split} problem has {k} operations: take a larger task")
 
 
-def _move(rng, value: np.ndarray, task: Task) -> np.ndarray:
+def _move(rng, value: np.ndarray) -> np.ndarray:
     """The results of one legal operation on each value, evenly drawn; never the value itself."""
-    low = -np.minimum(value, task.max_operand)
-    high = np.minimum(task.max_value - value, task.max_operand)
+    low = -np.minimum(value, MAX_OPERAND)
+    high = np.minimum(MAX_VALUE - value, MAX_OPERAND)
     step = low + rng.integers(high - low)
     return value + step + (step >= 0)  # steps from 0 on move up by one: 0 is no operation
 
 
-def _all_walks(k: int, task: Task) -> np.ndarray:
+def _all_walks(k: int) -> np.ndarray:
     """Every walk of k operations. int64 [count, k+1]."""
-    step = np.arange(-task.max_operand, task.max_operand + 1)
-    walks = np.arange(task.max_value + 1)[:, None]
+    step = np.arange(-MAX_OPERAND, MAX_OPERAND + 1)
+    walks = np.arange(MAX_VALUE + 1)[:, None]
     for _ in range(k):
         value = walks[:, -1:] + step
-        row, column = np.nonzero((value >= 0) & (value <= task.max_value) & (step != 0))
+        row, column = np.nonzero((value >= 0) & (value <= MAX_VALUE) & (step != 0))
         walks = np.hstack([walks[row], value[row, column][:, None]])
     return walks
 
 
-def _in_split(walks: np.ndarray, split: str, task: Task) -> np.ndarray:
+def _in_split(walks: np.ndarray, split: str) -> np.ndarray:
     """Which walks belong to the split: bool [n]. The hash is the finaliser of SplitMix64."""
     code = np.zeros(len(walks), np.uint64)
     for column in walks.astype(np.uint64).T:
-        code = code * np.uint64(task.max_value + 1) + column
+        code = code * np.uint64(MAX_VALUE + 1) + column
     code = (code ^ (code >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     code = (code ^ (code >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.isin((code ^ (code >> np.uint64(31))) % np.uint64(8), SPLITS[split])
 
 
-def _problems(starts: np.ndarray, walks: np.ndarray, task: Task) -> list[Problem]:
-    return [_problem(*pair, task) for pair in zip(starts.tolist(), walks.tolist(), strict=True)]
+def _problems(starts: np.ndarray, walks: np.ndarray) -> list[Problem]:
+    return [_problem(*pair) for pair in zip(starts.tolist(), walks.tolist(), strict=True)]
 
 
-def _problem(start: int, walk: Sequence[int], task: Task) -> Problem:
-    names = (task.labels * 2)[start : start + len(walk)]
+def _problem(start: int, walk: Sequence[int]) -> Problem:
+    names = (LABELS * 2)[start : start + len(walk)]
     words = [names[0], str(walk[0])]
     for name, (before, after) in zip(names[1:], pairwise(walk), strict=True):
         words += [name, PLUS if after > before else MINUS, str(abs(after - before))]
     return Problem(" ".join([*words, ASK]), str(walk[-1]), len(walk) - 1)
 
 
-def _checked(levels: Sequence[int], task: Task) -> list[int]:
+def _checked(levels: Sequence[int]) -> list[int]:
     levels = sorted(set(levels))
-    if not levels or levels[0] < 1 or levels[-1] >= len(task.labels):
-        raise ValueError(
-            f"levels: {levels} must lie in 1..{len(task.labels) - 1}, the labels less 1"
-        )
+    if not levels or levels[0] < 1 or levels[-1] >= len(LABELS):
+        raise ValueError(f"levels: {levels} must lie in 1..{len(LABELS) - 1}, the labels less 1")
     return levels
 
 
@@ -220,7 +200,6 @@ def traces(
     seed: int = 0,
     style: Style = SKILL,
     cap: int = 32,
-    task: Task = TASK,
 ) -> Iterator[Trace]:
     """n imperfect solutions to problems of the train split, evenly spread over the levels. The
     iterator writes each one when it is reached.
@@ -229,7 +208,7 @@ def traces(
     than `cap` tokens, including end-of-sequence, is cut at `cap` and does not end.
     ValueError: levels that the task cannot have; numbers that are not probabilities.
     """
-    levels = _checked(levels, task)
+    levels = _checked(levels)
     apart = style.careful + style.direct + style.skip + style.loop
     if min(style) < 0 or max(style) > 1 or apart > 1 + 1e-9 or style.ramble == 1:
         raise ValueError(
@@ -239,14 +218,14 @@ def traces(
     rng = np.random.default_rng([seed, len(SPLITS)])  # a stream that no set of problems uses
     rows = []
     for i, k in enumerate(levels):
-        rows += _level_draws(rng, (n - len(rows)) // (len(levels) - i), k, style, cap, task)
-    return (_trace(task, cap, *rows[i]) for i in rng.permutation(n))
+        rows += _level_draws(rng, (n - len(rows)) // (len(levels) - i), k, style, cap)
+    return (_trace(cap, *rows[i]) for i in rng.permutation(n))
 
 
-def _level_draws(rng, n: int, k: int, style: Style, cap: int, task: Task) -> list[tuple]:
+def _level_draws(rng, n: int, k: int, style: Style, cap: int) -> list[tuple]:
     """The random draws for n traces of one level: the arguments of `_trace`."""
-    walks = _walks(rng, n, k, "train", task)
-    starts = rng.integers(len(task.labels), size=n)
+    walks = _walks(rng, n, k, "train")
+    starts = rng.integers(len(LABELS), size=n)
 
     bounds = np.cumsum([style.careful, style.direct, style.skip, style.loop])
     kind = np.searchsorted(bounds, rng.random(n), side="right")  # index into bounds; 4: plain
@@ -256,8 +235,8 @@ def _level_draws(rng, n: int, k: int, style: Style, cap: int, task: Task) -> lis
     slips = (rng.random((n, k)) < style.slip) & ~careful[:, None]
     paper = walks.copy()
     for i in range(k):
-        right = np.clip(paper[:, i] + walks[:, i + 1] - walks[:, i], 0, task.max_value)
-        paper[:, i + 1] = np.where(slips[:, i], _move(rng, right, task), right)
+        right = np.clip(paper[:, i] + walks[:, i + 1] - walks[:, i], 0, MAX_VALUE)
+        paper[:, i + 1] = np.where(slips[:, i], _move(rng, right), right)
 
     # Operations written out: those before the stop, those up to the one that loops, or all.
     done = np.select([skip, loop], [rng.integers(k, size=n), rng.integers(1, k + 1, size=n)], k)
@@ -272,8 +251,8 @@ def _level_draws(rng, n: int, k: int, style: Style, cap: int, task: Task) -> lis
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def _trace(task: Task, cap: int, start, walk, paper, done, answer, repeats, careful) -> Trace:
-    names = (task.labels * 2)[start : start + len(walk)]
+def _trace(cap: int, start, walk, paper, done, answer, repeats, careful) -> Trace:
+    names = (LABELS * 2)[start : start + len(walk)]
     words = [WAIT] if careful else []
     if done >= 0:
         words += [names[0], str(paper[0])]
@@ -281,7 +260,7 @@ def _trace(task: Task, cap: int, start, walk, paper, done, answer, repeats, care
         step = [names[i], str(paper[i])]
         words += step + [WAIT, *step] * repeats[i - 1]
     words += [ANSWER, str(answer)]
-    return Trace(_problem(start, walk, task).prompt, " ".join(words[:cap]), len(words) < cap)
+    return Trace(_problem(start, walk).prompt, " ".join(words[:cap]), len(words) < cap)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -300,7 +279,6 @@ def write(
     train: int = 4096,
     heldout: int = 128,
     harder: int = 64,
-    task: Task = TASK,
 ) -> Files:
     """Write the three problem files (JSON lines, one verl/DAPO row a line) and the tokenizer.
 
@@ -312,8 +290,8 @@ def write(
     files = Files(*(directory / f"{s}.jsonl" for s in SPLITS), directory / "tokenizer.model")
     sets = ((train, RL_LEVELS), (heldout, RL_LEVELS), (harder, HARDER_LEVELS))
     for path, split, (n, levels) in zip(files[:3], SPLITS, sets, strict=True):
-        write_problems(path, problems(n, levels, seed, split, task))
-    write_tokenizer(files.tokenizer, task)
+        write_problems(path, problems(n, levels, seed, split))
+    write_tokenizer(files.tokenizer)
     return files
 
 
@@ -323,9 +301,9 @@ def write_problems(path: Path, made: Sequence[Problem]) -> None:
     _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
-def write_tokenizer(path: Path, task: Task = TASK) -> None:
+def write_tokenizer(path: Path) -> None:
     """Write the tokenizer as `write` does."""
-    _replace(path, tokenizer_model(task))
+    _replace(path, tokenizer_model())
 
 
 def _row(index: int, problem: Problem) -> dict:
@@ -349,22 +327,22 @@ def _replace(path: Path, content: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def vocabulary(task: Task = TASK) -> list[str]:
+def vocabulary() -> list[str]:
     """The words behind token ids 2, 3, ...; 0 is <unk> and 1 is </s>, the end-of-sequence.
 
-    Spare words, which no text contains, round the vocabulary up to a multiple of 8 (48 for the
-    default task) so that the embedding divides evenly over a mesh.
+    Spare words, which no text contains, round the vocabulary up to a multiple of 8 (48), so that
+    the embedding divides evenly over a mesh.
     """
-    words = [*map(str, range(task.max_value + 1)), *task.labels, PLUS, MINUS, ASK, ANSWER, WAIT]
+    words = [*map(str, range(MAX_VALUE + 1)), *LABELS, PLUS, MINUS, ASK, ANSWER, WAIT]
     return words + [f"<spare{i}>" for i in range(-(len(words) + 2) % 8)]
 
 
-def tokenizer_model(task: Task = TASK) -> bytes:
+def tokenizer_model() -> bytes:
     """A SentencePiece word model over `vocabulary`: one token per word, ids in its order.
 
     The bytes are the same every time, for one version of the sentencepiece package.
     """
-    words = vocabulary(task)
+    words = vocabulary()
     # The trainer ranks words by frequency: each occurs once more than the next.
     corpus = (" ".join([word] * (len(words) - i)) for i, word in enumerate(words))
     model = io.BytesIO()

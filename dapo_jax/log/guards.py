@@ -135,7 +135,7 @@ def hint(config, log: dict) -> str:
     mode = config.reward.verifier
     other = "dapo" if mode == "integer" else "integer"
     return (
-        f"verifier {mode!r} calls {gain:.0%} of the responses wrong of which {other!r} reads the"
+        f"verifier {mode!r} calls {gain:.0%} of the responses wrong in which {other!r} finds the"
         f" right answer; look into rollouts/ for how the model writes it, and try"
         f" reward.verifier={other!r}, 'boxed' or 'auto', or a data.template that asks for another"
         " form"

@@ -1,14 +1,14 @@
-"""Every tag of metrics.jsonl, in one table: what it is, its unit, its formula, what is healthy, what
-a bad value means, and where it comes from.
+"""Every tag of metrics.jsonl, in one table: what it is, its unit, its formula, what is healthy,
+what a bad value means, and where it comes from.
 
-    python -m dapo_jax.tags          # as Markdown
+    python -m dapo_jax.log.tags      # as Markdown
 
-TensorBoard holds the same tags, with the definition on each card. The type of a value says what it
-is: a number is a scalar, a list of numbers the counts of a histogram (`edges`), a list of strings
-text. Tags that a step has nothing to say about are left out of its record.
+TensorBoard has the same tags, with the definition on each card. A number is a scalar, a list of
+numbers the counts of a histogram (`edges`), a list of strings text. A record has only the tags that
+apply to its step.
 
-"drawn": everything sampled in the step, before the filter. "batch": the groups trained on, after it.
-"paper": arXiv 2503.14476.
+"drawn": everything sampled in the step, before the filter. "batch": the groups trained on, after
+it. "paper": arXiv 2503.14476.
 """
 
 import re
