@@ -3,7 +3,7 @@
     python -m dapo_jax.hosts.keep_log FILE gs://BUCKET/RUN/logs
 
 The copy is FOLDER/<start, UTC>_<host>.log, so that each start of each host has its own. An object
-of a bucket cannot grow: it is written anew, once a minute at most and less often the longer it is.
+of a bucket cannot grow: it is written again, once a minute at most, less often the longer it is.
 Launch scripts start this beside the training (launch/until_done.sh); it imports no JAX.
 """
 
@@ -17,13 +17,13 @@ import time
 
 from etils import epath
 
-EVERY_S, LAST_S = 60, 6  # between two copies; what SIGTERM leaves for the last one
-BYTES_PER_S = 100_000  # on average no more than that is sent
+EVERY_S, LAST_S = 60, 6  # seconds between two copies; seconds for the last one, after SIGTERM
+BYTES_PER_S = 100_000  # upper limit of what is sent, on average
 
 
 def keep(log: pathlib.Path, folder: str, ends: threading.Event) -> None:
-    """Copy `log` as it grows, and a last time when `ends` is set. What does not arrive is tried
-    again with the next copy and named once."""
+    """Copy `log` as it grows, and a last time when `ends` is set. A copy that fails is tried again
+    with the next one; the first failure in a row prints a warning."""
     started = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     target, sent, failing = epath.Path(folder) / f"{started}_{socket.gethostname()}.log", 0, False
     while True:

@@ -1,10 +1,10 @@
-"""Says why a process of several is gone, where it cannot say so itself; a process of its own.
+"""Reports why a process of several is gone, where it cannot report it itself; a process of its own.
 
 JAX aborts all others at once when process 0, the coordinator, is gone: with a stack trace, and
-before any thread of Python comes to run. This child of each process waits until its standard input
-closes. A last line 'bye' is an orderly end; without it, it asks whether process 0 still answers.
-Lines come as long as a thread of that process runs. One that stands still (stopped, or stuck in the
-kernel) cannot end itself, and its launcher would follow it for ever: it is killed after SECONDS.
+before any thread of Python runs again. This child of each process waits until its standard input
+closes. A last line 'bye' is an orderly end; without it, the child checks whether process 0 answers.
+Lines come as long as a thread of that process runs. A process that is stopped, or stuck in the
+kernel, cannot end itself, and its launcher would follow it for ever: it is killed after SECONDS.
 
     python -I -S last_word.py HOST:PORT PROCESS_ID NUM_PROCESSES SECONDS
 """
@@ -21,7 +21,7 @@ AGAIN = "The same command, on all hosts, goes on from the last checkpoint"
 
 
 def answers(address: str, seconds: float = 3.0) -> bool:
-    """Whether anybody listens at host:port."""
+    """Whether a process listens at host:port."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), seconds).close()
@@ -31,8 +31,8 @@ def answers(address: str, seconds: float = 3.0) -> bool:
 
 
 def word(lines: list[str], address: str, me: int, total: int) -> str:
-    """The line to say after `lines` came and the pipe closed; '' after an orderly end. Before
-    'bye', a line is what was last known of process 0: its host and number."""
+    """The line to print after `lines` came and the pipe closed; '' after an orderly end. A line
+    other than 'bye' holds the host and the pid of process 0."""
     if lines and lines[-1] == "bye":
         return ""
     who = f" ({lines[-1]})" if lines else ""
@@ -45,9 +45,9 @@ def word(lines: list[str], address: str, me: int, total: int) -> str:
 
 
 def listen(pipe: int, limit_s: float, silent: Callable[[], None]) -> list[str]:
-    """The last line that came before the pipe closed, if there was one. silent: called where after
-    a first line none came for limit_s. Counted in tenths of it: a machine that was frozen and goes
-    on has slept through one."""
+    """The last line before the pipe closed, if there was one. silent: called when no line has come
+    for limit_s after the first. Time is counted in tenths of limit_s: a machine that was frozen has
+    slept through one of them only."""
     text, quiet = "", 0
     while True:
         if not select.select([pipe], [], [], limit_s / 10)[0]:
@@ -61,7 +61,7 @@ def listen(pipe: int, limit_s: float, silent: Callable[[], None]) -> list[str]:
 
 
 def end(pid: int, me: int, total: int, limit_s: float) -> None:
-    """The process that started this one: it stands still, and whoever follows it waits."""
+    """End the process that started this one, which stands still."""
     said = f"error: process {me} of {total} gave no sign of life for {limit_s:g} s: ending it"
     print(said, file=sys.stderr, flush=True)
     if os.getppid() == pid:

@@ -1,9 +1,9 @@
 """Leaving when asked: SIGTERM, which announces a preemption, and Ctrl-C.
 
-A cloud gives 15 to 30 s of notice, and a step may take an hour. So a run looks between two chunks
-of decoding and between two updates whether it has been asked (`Asked.check`), and leaves there, on
-all processes at the same point. Where it does not come to look, in a compilation or a long save, a
-thread ends the process in time: a run may be cut anywhere, at the price of what was not yet kept.
+A cloud gives 15 to 30 s of notice, and a step may take an hour. So a run checks between two chunks
+of decoding and between two updates whether a signal came (`Asked.check`), and leaves there, on all
+processes at the same point. Where it cannot check, in a compilation or a long save, a thread ends
+the process in time: a run may be cut anywhere, and loses only what was not saved yet.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from dapo_jax import parallel
 from dapo_jax.config import cli
 
 GRACE_S = 8.0  # from SIGTERM to the end of the process, at most
-FLUSH_S = 0.2  # of which for what was printed, per stream
+FLUSH_S = 0.2  # seconds of GRACE_S reserved to flush each output stream
 
 
 class Leave(BaseException):
-    """The run is to end here, on every process. Not an Exception: whoever handles the errors of a
-    file or a save must not swallow it."""
+    """Ends the run here, on every process. Not an Exception: a handler for the errors of a file or
+    a save must not catch it."""
 
 
 class Asked(list[int]):
@@ -36,17 +36,17 @@ class Asked(list[int]):
         self._wakeup = wakeup  # file descriptor that the thread listens at
 
     def check(self) -> None:
-        """Raise Leave where any process has been asked. A collective."""
+        """Raise Leave if any process has received a signal. A collective."""
         if parallel.any_process(bool(self)):
-            if parallel.any_process(signal.SIGTERM in self):  # then there is little time for all
+            if parallel.any_process(signal.SIGTERM in self):  # then all have little time
                 os.write(self._wakeup, bytes([signal.SIGTERM]))
             raise Leave
 
 
 @contextlib.contextmanager
 def signals() -> Iterator[Asked]:
-    """Within this scope SIGTERM and a first Ctrl-C only ask; a second Ctrl-C is KeyboardInterrupt.
-    The process is gone GRACE_S after SIGTERM, unless the scope has ended before."""
+    """Within this scope SIGTERM and a first Ctrl-C are only noted; a second Ctrl-C is
+    KeyboardInterrupt. The process ends GRACE_S after SIGTERM, unless the scope has ended before."""
     listening, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     asked = Asked(wakeup)
@@ -62,8 +62,8 @@ def signals() -> Iterator[Asked]:
     if before[signal.SIGINT] == signal.SIG_IGN:  # a job in a shell's background
         del before[signal.SIGINT]
     threading.Thread(target=_end_in_time, args=(listening,), daemon=True).start()
-    # Python runs a handler when its main thread comes back from the device or the compiler; the
-    # number of the signal is in the pipe at once.
+    # Python runs a handler only when its main thread is back from the device or the compiler; the
+    # signal's number is in the pipe at once.
     wakeup_before = signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     try:
         for number in before:
@@ -71,14 +71,14 @@ def signals() -> Iterator[Asked]:
         yield asked
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: another language's
+            signal.signal(number, handler or signal.SIG_DFL)  # None: it was not set by Python
         signal.set_wakeup_fd(wakeup_before)
         os.close(wakeup)  # ends the thread
 
 
 def ending() -> None:
-    """The process has done all it was to do and ends: with its own status, not that of a SIGTERM,
-    which a launcher would answer by the same command."""
+    """Ignore SIGTERM from now on: the run is complete, and must end with its own status, not with
+    that of a SIGTERM, after which a launcher would start it again."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -97,10 +97,10 @@ def _end_in_time(listening: int) -> None:
             deadline = time.monotonic() + GRACE_S
     said = f"terminated: not ready to leave {GRACE_S:g} s after SIGTERM; the same command goes on\n"
     os.write(2, said.encode())
-    for stream in (sys.stdout, sys.stderr):  # which whoever is stuck may hold
+    for stream in (sys.stdout, sys.stderr):  # the thread that is stuck may hold its lock
         flushing = threading.Thread(target=stream.flush, daemon=True)
         flushing.start()
         flushing.join(FLUSH_S)
-    # Without a command line, a program of its own expects what the signal alone would have done.
+    # A program without our command line expects the status that the signal alone would give.
     parsed = flags.FLAGS.is_parsed()
     os._exit(cli.TERMINATED_STATUS.value if parsed else 128 + signal.SIGTERM)

@@ -1,19 +1,19 @@
-"""Several processes as one run: how they find each other, agree, and learn that one is gone.
+"""Several processes as one run: how they find each other, agree, and notice that one is gone.
 
 Every process runs the same command and issues the same device programs in the same order. JAX finds
-the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhere say it:
+the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhere name them:
 
     python -m dapo_jax.train ... --coordinator=10.0.0.1:8476 --num_processes=2 --process_id=0
 
 Nothing hangs: a start that is not complete after --start_timeout seconds, different configs, and a
 process that is silent for longer than --heartbeat_timeout seconds all end in a non-zero exit and a
-line that says which process, and what to do. Who ends with an error says so to the others, which
-end with its status; who falls silent without a word is gone, and the others leave with 75.
+line that says which process, and what to do. A process that ends with an error tells the others,
+which end with its status. A process that falls silent is gone, and the others leave with 75.
 
-The coordinator (process 0) believes whoever reaches its port: no password, no encryption. Of a run
-on loopback it listens on loopback; otherwise on all interfaces, and the network has to keep others
-out. A second client with the number of one that is there ends the whole run, as JAX answers it; on
-one machine the second one is refused before it asks.
+The coordinator (process 0) trusts whoever reaches its port: no password, no encryption. If its
+address is loopback it listens on loopback; otherwise on all interfaces, and the network has to keep
+others out. JAX ends the whole run if a second client has the number of another; on one machine the
+second one is refused before it connects.
 """
 
 import atexit
@@ -22,6 +22,7 @@ import errno
 import faulthandler
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -96,8 +97,8 @@ def joined():
 
 
 def leave(message: str, status: int) -> NoReturn:
-    """End this process now, by any of its threads and without clean-up, which would wait for the
-    others. They are told, and end too."""
+    """Tell the others and end this process now, from any of its threads. There is no clean-up,
+    which would wait for the others."""
     _say(message)
     if _watch:
         _watch.leave(message, status)
@@ -111,18 +112,11 @@ def start() -> bool:
     address, count, index = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
     if count == 1:
         return False
-    given = bool(address) + (count > 0) + (index >= 0)
-    if given not in (0, 3) or (given and not 0 <= index < count):
-        raise ValueError(
-            f"--coordinator={address} --num_processes={count} --process_id={index}: give all three"
-            " (a process_id from 0 to num_processes - 1) or none"
-        )
-    match = re.fullmatch(r"(.+):(\d{1,5})", address)
-    if address and not (match and 0 < int(match[2]) < 1 << 16):
-        raise ValueError(f"--coordinator={address}: wants host:port, as 10.0.0.1:8476")
-    if match:
+    given, bind = _given(address, count, index), None
+    if given:
+        host, _, port = address.rpartition(":")
         _claim(address, index)
-    bind = _bind_address(match[1].strip("[]"), int(match[2])) if match and index == 0 else None
+        bind = _bind_address(host.strip("[]"), int(port)) if index == 0 else None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     limit = START_TIMEOUT.value
     timer = threading.Timer(limit, _give_up)  # JAX itself would abort with a stack trace
@@ -134,7 +128,7 @@ def start() -> bool:
             count or None,
             index if given else None,
             initialization_timeout=limit + 60,
-            # JAX beats at half of its time and gives up after half to all of it, by SIGABRT: behind
+            # JAX beats at half of its time and gives up after half to all of it, by SIGABRT: after
             # `Watch`, which ends a process that hangs after 2.2 times the timeout.
             heartbeat_timeout_seconds=6 * HEARTBEAT_TIMEOUT.value,
             coordinator_bind_address=bind,
@@ -149,22 +143,32 @@ def start() -> bool:
         raise ValueError(f"the processes could not meet: {_first_line(error)}; {HINT}") from error
     finally:
         timer.cancel()
-    # JAX's preemption service takes SIGTERM and waits to be asked; here it is to end the process,
-    # until the training loop takes it.
+    # JAX's preemption service takes SIGTERM and waits until the program looks. Here it is to end
+    # the process, until the training loop handles it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     me = distributed.global_state
-    print(
-        f"process {me.process_id} of {me.num_processes} on {socket.gethostname()}, coordinator"
-        f" {me.coordinator_address}",
-        file=sys.stderr,
-        flush=True,
-    )
+    where = f"on {socket.gethostname()}, coordinator {me.coordinator_address}"
+    print(f"process {me.process_id} of {me.num_processes} {where}", file=sys.stderr, flush=True)
     return True
 
 
+def _given(address: str, count: int, index: int) -> bool:
+    """Whether flags name the run's processes; ValueError: not all of them do, or wrongly."""
+    given = bool(address) + (count > 0) + (index >= 0)
+    if given not in (0, 3) or (given and not 0 <= index < count):
+        raise ValueError(
+            f"--coordinator={address} --num_processes={count} --process_id={index}: give all three"
+            " (a process_id from 0 to num_processes - 1) or none"
+        )
+    match = re.fullmatch(r".+:(\d{1,5})", address)
+    if given and not (match and 0 < int(match[1]) < 1 << 16):
+        raise ValueError(f"--coordinator={address}: wants host:port, as 10.0.0.1:8476")
+    return bool(given)
+
+
 def _bind_address(host: str, port: int) -> str:
-    """Where the coordinator is to listen: on its host alone if that is loopback, else on all
-    interfaces. ValueError: it cannot (JAX would end with a stack trace, or crash)."""
+    """Address for the coordinator to listen at: its host alone if that is loopback, else all
+    interfaces. ValueError: it cannot listen there (JAX would end with a stack trace, or crash)."""
     loopback = host in ("localhost", "::1") or host.startswith("127.")
     v6 = ":" in host if loopback else socket.has_dualstack_ipv6()
     try:
@@ -184,12 +188,12 @@ def _bind_address(host: str, port: int) -> str:
 
 def _claim(address: str, index: int) -> None:
     """Be the only process of this number on this machine, until this process ends. ValueError:
-    there is one, which a second would take down with it (see above)."""
+    there is one already, and a second would end it (see above)."""
     name = re.sub(r"\W", "_", f"dapo_jax-{os.getuid()}-{address}-{index}")
     path = pathlib.Path(tempfile.gettempdir(), name)
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError:  # nowhere to write: then it goes without
+    except OSError:  # no place to write: go on without the check
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -258,11 +262,11 @@ def identity(config, workdir: str) -> dict[str, Any]:
 
 
 class Watch:
-    """A thread that says which process has left, or has been silent for `timeout` seconds, before
-    JAX's own heartbeat aborts the run (JAX gives a number, without host). It ends this process when
-    it has not ended by itself in `timeout` / 10 seconds after the word of another, and after twice
-    the timeout of silence: a Python thread can be held up for a while. Of process 0, whose end JAX
-    answers at once, `last` is told."""
+    """A thread that beats, and names a process that has left or has been silent for `timeout`
+    seconds, before JAX's own heartbeat aborts the run (JAX gives a number, without host). It ends
+    this process `timeout` / 10 seconds after the word of another, and after a silence of twice the
+    timeout, if the process has not ended by itself: a Python thread can be held up for a while.
+    `last` is kept informed who process 0 is, whose end JAX answers by an abort."""
 
     FOLDER = "dapo_jax/alive"
 
@@ -270,16 +274,16 @@ class Watch:
         self._client, self._timeout, self._last = client, timeout, last
         self._stopped, self._told = threading.Event(), threading.Event()
         self._ended = threading.Event()
+        self._heard: dict[str, tuple[str, float]] = {}  # process -> (its last beat, when it came)
         self.gone = ""  # the line that names who is silent or has left
-        self.status = os.EX_TEMPFAIL  # with which to follow
+        self.status = os.EX_TEMPFAIL  # exit status to follow with
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self):
-        me, total = distributed.global_state.process_id, distributed.global_state.num_processes
+        me = distributed.global_state.process_id
         name = f"host {socket.gethostname()}, pid {os.getpid()}"
-        heard: dict[str, tuple[str, float]] = {}  # process -> (its last beat, when it came)
-        for beat in range(1 << 62):
+        for beat in itertools.count():
             try:
                 self._client.key_value_set(f"{self.FOLDER}/{me}", f"{beat} {name}", True)
                 entries = self._client.key_value_dir_get(self.FOLDER)
@@ -287,39 +291,48 @@ class Watch:
                 return
             now = time.monotonic()
             for key, value in entries:
-                if "/left/" in key:
-                    self._follow(key.rsplit("/", 1)[-1], *json.loads(value))
-                    continue
-                if key.endswith("/0") and self._last:
-                    _tell(self._last, value.partition(" ")[2])
-                if heard.get(key, ("", 0))[0] != value:
-                    heard[key] = (value, now)
-            for key, (value, when) in heard.items():
-                # One period more: the last beat came up to that long before the silence began.
-                if now - when > 1.05 * self._timeout and not self.gone:
-                    number, who = key.rsplit("/", 1)[-1], value.partition(" ")[2]
-                    self.gone = (
-                        f"process {number} of {total} ({who}) has been silent for"
-                        f" {now - when:.0f} s: it crashed, was preempted or lost its network; see"
-                        f" its log. {last_word.AGAIN}"
-                    )
-                    if not self._stopped.is_set():
-                        _say(self.gone)
-                    self._told.set()
-                if now - when > 2 * self._timeout and not self._stopped.is_set():
-                    leave("", self.status)
+                self._hear(key, value, now)
+            for key, (value, when) in self._heard.items():
+                self._judge(key, value, now - when)
             if self._ended.wait(self._timeout / 20):
                 return
 
+    def _hear(self, key: str, value: str, now: float) -> None:
+        """An entry of the coordination service: a beat, or the last word of a process that left."""
+        if "/left/" in key:
+            self._follow(key.rsplit("/", 1)[-1], *json.loads(value))
+            return
+        if key.endswith("/0") and self._last:
+            _tell(self._last, value.partition(" ")[2])
+        if self._heard.get(key, ("", 0))[0] != value:
+            self._heard[key] = (value, now)
+
+    def _judge(self, key: str, value: str, silent_s: float) -> None:
+        """Name a process whose last beat came `silent_s` ago, or end this one, if it is time."""
+        # One period more: the last beat came up to that long before the silence began.
+        if silent_s > 1.05 * self._timeout and not self.gone:
+            number, who = key.rsplit("/", 1)[-1], value.partition(" ")[2]
+            self._name(
+                f"process {number} of {distributed.global_state.num_processes} ({who}) has been"
+                f" silent for {silent_s:.0f} s: it crashed, was preempted or lost its network; see"
+                f" its log. {last_word.AGAIN}"
+            )
+        if silent_s > 2 * self._timeout and not self._stopped.is_set():
+            leave("", self.status)
+
+    def _name(self, gone: str) -> None:
+        self.gone = gone
+        if not self._stopped.is_set():
+            _say(gone)
+        self._told.set()
+
     def _follow(self, number: str, who: str, message: str, status: int) -> None:
-        """Another process has said that it goes: so does this one, soon."""
+        """Another process has announced that it leaves: leave soon, with its status."""
         me = str(distributed.global_state.process_id)
         if self.gone or self._stopped.is_set() or number == me:
             return
         self.status = status
-        self.gone = f"process {number} ({who}) has left with status {status}: {message}"
-        _say(self.gone)
-        self._told.set()
+        self._name(f"process {number} ({who}) has left with status {status}: {message}")
 
         def follow() -> None:
             if status == os.EX_TEMPFAIL:  # the others may have waited for this one
@@ -331,8 +344,8 @@ class Watch:
         grace.start()
 
     def leave(self, message: str, status: int) -> None:
-        """Tell the others that this process goes. With the coordinator's end JAX aborts them: it
-        waits until they have gone, or could have."""
+        """Tell the others that this process leaves. JAX aborts them when the coordinator ends, so
+        that one waits until they have left, or could have."""
         self._stopped.set()
         me, total = distributed.global_state.process_id, distributed.global_state.num_processes
         word = json.dumps([socket.gethostname(), message.partition("\n")[0], status])
@@ -351,7 +364,7 @@ class Watch:
             _tell(self._last, "bye")
 
     def wait(self) -> bool:
-        """Until somebody is known to be gone; False after the timeout and its two periods."""
+        """Wait until a process is known to be gone; False after the timeout and two beats more."""
         return self._told.wait(1.2 * self._timeout)
 
     def stop(self):
@@ -359,14 +372,14 @@ class Watch:
         self._stopped.set()
 
     def end(self):
-        """Stop beating too, and be gone: Python's end aborts a process of which a thread is asking
-        the coordinator."""
+        """Stop beating too, and end the thread: at Python's end, a thread that is calling the
+        coordinator would abort the process."""
         self._ended.set()
         self._thread.join(30)
 
 
 def _last_word(address: str, me: int, total: int) -> subprocess.Popen:
-    """Speaks where JAX ends this process before it can (last_word.py)."""
+    """A process that reports this one's end where JAX aborts it (last_word.py)."""
     limit_s = 3 * HEARTBEAT_TIMEOUT.value  # the others have left by then
     numbers = map(str, (me, total, limit_s))
     command = [sys.executable, "-I", "-S", last_word.__file__, address, *numbers]
@@ -375,17 +388,16 @@ def _last_word(address: str, me: int, total: int) -> subprocess.Popen:
 
 
 def _tell(last: subprocess.Popen, line: str):
-    with contextlib.suppress(OSError):  # somebody ended it: then it says nothing
+    with contextlib.suppress(OSError):  # it was ended, and reports nothing
         last.stdin.write(line + "\n")
         last.stdin.flush()
 
 
 def _farewell(watch: Watch, error: BaseException) -> tuple[str, int]:
-    """(what to say, exit status) of this process of several after an error. The caller ends it
-    without clean-up, which would wait for the others."""
+    """(message, exit status) with which this process, one of several, ends after an error."""
     text = str(error) or type(error).__name__
     if isinstance(error, SystemExit):
-        return "", 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+        return "", error.code if isinstance(error.code, int) else int(error.code is not None)
     if _STATUS.match(text):  # a device program failed: most likely because a peer is gone
         me = distributed.global_state
         head = _first_line(error)

@@ -28,17 +28,17 @@ from dapo_jax.config import cli
 from dapo_jax.data import files
 from dapo_jax.model import hf
 
-MOST_STARTS = 20  # in a row that come to nothing, before a launcher is told to give up
+MOST_STARTS = 20  # starts in a row without progress after which the run ends for good
 _STARTS = "starts.json"  # in the workdir: what there was at the last start, and how often only that
 _BASE = "base"  # in the workdir: config.json and tokenizer of a model from elsewhere
 _IMPORTED = time.monotonic()
 
 
 def share_programs(home: workdir.Workdir) -> None:
-    """Compile each program once for all hosts: process 0 does, hands it on, and keeps it in
-    WORKDIR/xla for the next start. JAX keeps nothing that another process has compiled, so that a
-    cache on each host's own disk serves the first one alone. Where JAX has been told of a cache,
-    that one stays; only of one in a bucket it is known that all hosts see it."""
+    """Compile each program once for all hosts: process 0 compiles it, sends it to the others, and
+    keeps it in WORKDIR/xla for the next start. JAX keeps nothing that another process has compiled,
+    so a cache on each host's own disk serves process 0 alone. A cache that JAX is configured with
+    stays; only one in a bucket is known to be seen by all hosts."""
     several, given = jax.process_count() > 1, jax.config.jax_compilation_cache_dir
     if several and not _alike():
         return
@@ -48,14 +48,14 @@ def share_programs(home: workdir.Workdir) -> None:
         compilation_cache.reset_cache()  # it may have looked already
     elif not (given and "://" in given):
         return
-    # Otherwise those that do not find what process 0 has found would wait for it.
+    # Without a common cache, hosts that miss what process 0 has found would wait for it.
     jax.config.update("jax_share_binary_between_hosts", several)
     _read_with_patience(given)
 
 
 def _read_with_patience(where: str) -> None:
-    """To JAX a program that cannot be read is one that is not there; and whoever misses what
-    process 0 has found waits for it as long as JAX lets it, 20 minutes."""
+    """Try again to read a program from the cache. JAX takes one that cannot be read as one that is
+    missing, and a host that misses what process 0 has found waits for it for 20 minutes."""
     client = jax.devices()[0].client
     cache = patience.read(where, lambda: jax_cache._get_cache(client))
     if cache is not None and "get" not in vars(cache):
@@ -64,8 +64,9 @@ def _read_with_patience(where: str) -> None:
 
 
 def _alike() -> bool:
-    """Whether all processes know a program by the same key. It holds a fingerprint of the devices,
-    which on CPU differs from process to process: there each compiles for itself. A collective."""
+    """Whether a program has the same key in all processes. The key holds a fingerprint of the
+    devices, which on CPU differs between processes: there each compiles for itself. A
+    collective."""
     key = hashlib.sha256()
     cache_key._hash_accelerator_config(key, np.asarray(jax.devices()))
     return len(set(parallel.meet(key.hexdigest()))) == 1
@@ -74,11 +75,11 @@ def _alike() -> bool:
 def model_directory(
     config, home: workdir.Workdir, checkpoints: str, given: str | None = None
 ) -> pathlib.Path | None:
-    """Where this process finds config.json and tokenizer of `model.path`, and process 0 also the
-    weights, if a start needs them: not where there is a checkpoint to go on from, or where they are
-    `given` elsewhere (default: by `init_from`). None: the config has a shape and no model. As
-    `resolve`; what came from elsewhere is kept in WORKDIR/base, where a start from a checkpoint
-    finds it without asking anybody. A collective."""
+    """Directory with config.json and tokenizer of `model.path`; on process 0 also with the weights,
+    if a start needs them: not if there is a checkpoint to go on from, nor if `given` (default:
+    `init_from`) names other weights. None: the config has a shape and no model. Files that were
+    fetched are kept in WORKDIR/base, so that a start from a checkpoint fetches nothing. A
+    collective."""
     if not config.model.path:
         return None
     kept = home.local / _BASE
@@ -99,7 +100,7 @@ def model_directory(
 
 
 def resolve(name: str) -> pathlib.Path:
-    """`hf.resolve` by process 0 alone, on its disk, in a bucket or at the hub: the others get the
+    """`hf.resolve` on process 0 alone, from its disk, a bucket or the hub; the others receive the
     small files from it. A collective."""
     return _of_main_process(lambda: str(hf.resolve(name)))
 
@@ -116,7 +117,7 @@ def _small(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _sent(folder: pathlib.Path) -> pathlib.Path:
-    """`folder` of process 0; on the others a copy of its small files."""
+    """`folder` on process 0; on the others a copy of its small files. A collective."""
     first = parallel.is_main_process()
     listed = parallel.of_main_process(lambda: [[p.name, p.stat().st_size] for p in _small(folder)])
     data = np.zeros(sum(size for _, size in listed), np.uint8)
@@ -134,9 +135,9 @@ def _sent(folder: pathlib.Path) -> pathlib.Path:
 
 
 def count(home: workdir.Workdir, checkpoints: str) -> None:
-    """Launchers start again whatever leaves with --terminated_status, however often. ValueError:
-    MOST_STARTS in a row have left no checkpoint and no record in the journal that was not there
-    before. Nothing without such a launcher. A collective."""
+    """Count this start, if a launcher starts again whatever leaves with --terminated_status.
+    ValueError: MOST_STARTS in a row have left no new checkpoint and no new record in the journal. A
+    collective."""
     if not (flags.FLAGS.is_parsed() and cli.TERMINATED_STATUS.value):
         return
     top, note = epath.Path(home.remote or home.local), home.local / _STARTS
@@ -166,7 +167,7 @@ def count(home: workdir.Workdir, checkpoints: str) -> None:
 
 
 def seconds() -> float:
-    """Since this process began; where the system does not say, since its imports."""
+    """Seconds since this process began; if the system does not tell, since its imports."""
     try:
         fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # s since the machine's start
@@ -176,17 +177,17 @@ def seconds() -> float:
 
 
 class FirstToken:
-    """How long the first chunk of tokens took from the start of this process."""
+    """Measures the seconds from the start of this process to its first chunk of tokens."""
 
     def __init__(self):
         self._log: dict[str, float] | None = None
 
     def phase(self, name: str) -> None:
-        """As of train.Hooks."""
+        """As `train.Hooks.phase`."""
         if name == "chunk" and self._log is None:
             self._log = {"time/first_token_s": seconds()}
 
     def told(self) -> dict[str, float]:
-        """For the record of the step or evaluation that it was in, once."""
+        """The metric for the record of the step or evaluation in which it came; once."""
         log, self._log = self._log or {}, {}
         return log
