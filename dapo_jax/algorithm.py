@@ -213,15 +213,15 @@ def pack_minibatches(config, machine, state: State, minibatches) -> Iterable[upd
         rows, used, places = packing.pack(items, **build.row_layout(config, machine.mesh))
         if not used:
             return None
-        positive = positive_lm.cells(rows, items, places, mu)
-        rows, positive, used = *parallel.to_device((rows, positive), over), np.int32(used)
+        terms = positive_lm.cells(rows, items, places, mu)
+        rows, terms, used = *parallel.to_device((rows, terms), over), np.int32(used)
         old = rows.sampled_logp_AxRxT
         if config.loss.old_logprobs == "recompute" and not waits:
             old = log_probs(state.params, rows, used)
         ref = old
         if state.ref_params is not None and not waits:
             ref = log_probs(state.reference, rows, used)
-        return update.Batch(rows, old, ref, used, positive)
+        return update.Batch(rows, old, ref, used, terms)
 
     packed = filter(None, map(pack, minibatches))
     asked = state.critic or state.ref_params or config.loss.old_logprobs == "recompute"

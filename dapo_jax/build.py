@@ -26,7 +26,7 @@ from dapo_jax.parallel import Call
 from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.variants import curriculum, objectives
+from dapo_jax.variants import curriculum, objectives, positive_lm
 from dapo_jax.variants.vapo.critic import Critic, critic_shape
 
 
@@ -215,7 +215,8 @@ def assemble(
         config.optim.offload,
     )
     choice = objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0)
-    trainer, values = _trainer(update.Trainer, shape, *programs, choice), None
+    terms = positive_lm.terms(config.loss.positive_coef)
+    trainer, values = _trainer(update.Trainer, shape, *programs, choice, terms), None
     if critic and config.critic.enabled:
         values = _trainer(Critic, critic_shape(config, shape), *programs)
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
@@ -240,7 +241,7 @@ def assemble(
 
 
 @functools.lru_cache(maxsize=8)
-def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, *options) -> update.Trainer:
+def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, *options):
     """The same for like arguments: what one run of a process has compiled serves the next."""
     return kind(shape, mesh, dict(rules), update.optimizer(*optimizer), *options)
 
@@ -268,9 +269,8 @@ def calls(config, m: Machine) -> dict[str, Call]:
     abstract = qwen2.abstract(m.shape)
     rows = validation.micro_rows(config, m.mesh.shape)
     wanted = m.trainer.abstract(
-        -(-minibatch_responses(config) // rows), rows, validation.row_tokens(config),
-        positive=bool(config.loss.positive_coef),
-    )  # fmt: skip
+        -(-minibatch_responses(config) // rows), rows, validation.row_tokens(config)
+    )
     params, _, batch, knobs = wanted
     sampler = m.engine.calls(abstract)
     draws = [training_draw(config), *evaluation_draws(config)]

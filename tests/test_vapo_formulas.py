@@ -195,6 +195,7 @@ def test_golden_value_loss(clip, mean, share):
 params = test_update.params  # the fixture
 MU, RIGHT = 0.1, (True, False, True, False)
 LOGP = [[-0.5, -1.2, -0.1, -2.0], [-0.7, -0.3], [-1.0, -0.4, -0.9], [-0.6]]
+TERMS = positive_lm.terms(MU)
 
 
 def bare(logp, right, weight=0.1):
@@ -208,7 +209,7 @@ def test_golden_positive_loss(layout):
     items.append(bare([-9.0], True, weight=0.0))
     row_tokens, micro_rows = layout
     rows, _, places = packing.pack(items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=4)
-    weight = positive_lm.cells(rows, items, places, MU)
+    (weight,) = positive_lm.cells(rows, items, places, MU)
     assert weight.dtype == np.float32 and not weight[~rows.trained_AxRxT].any()
     assert -(weight * rows.sampled_logp_AxRxT).sum() == pytest.approx(MU * 0.8714285714285713)
     for span, right in zip(places, RIGHT, strict=False):  # the gradient by log-probs
@@ -219,9 +220,9 @@ def test_golden_positive_loss(layout):
 def test_no_right_response_is_a_loss_of_zero():
     items = [bare(x, False) for x in LOGP]
     rows, _, places = packing.pack(items, row_tokens=16, micro_rows=2, max_items=4)
-    weight = positive_lm.cells(rows, items, places, MU)
-    assert weight is not None and not weight.any() and np.isfinite(weight).all()
-    assert positive_lm.cells(rows, items, places, 0.0) is None
+    (weight,) = positive_lm.cells(rows, items, places, MU)
+    assert not weight.any() and np.isfinite(weight).all()
+    assert positive_lm.cells(rows, items, places, 0.0) == ()
 
 
 def test_a_score_alone_is_refused():
@@ -240,10 +241,10 @@ def gradient(programs, params, items, advantage, row_tokens, micro_rows, coef=MU
     rows, used, places = packing.pack(
         items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=12
     )
-    positive = positive_lm.cells(rows, items, places, coef)
-    rows, positive = (parallel.to_device(x, programs.row_sharding) for x in (rows, positive))
+    terms = positive_lm.cells(rows, items, places, coef)
+    rows, terms = (parallel.to_device(x, programs.row_sharding) for x in (rows, terms))
     old = rows.sampled_logp_AxRxT
-    batch = update.Batch(rows, old, old, np.int32(used), positive)
+    batch = update.Batch(rows, old, old, np.int32(used), terms)
     knobs = test_update.knobs(test_update.PLAIN)._replace(temperature=np.float32(1.0))
     out = programs.update(*start(programs, params), batch, knobs)
     _, opt_state, metrics = parallel.to_host(out)
@@ -270,7 +271,7 @@ def close(a, b, tolerance=2e-6):
 
 @pytest.mark.slow
 def test_without_advantages_it_is_supervised_learning_of_right_responses(params, drawn):
-    programs = make_programs()
+    programs = make_programs(terms=TERMS)
     got, metrics = gradient(programs, params, drawn, 0.0, 24, 2)
     right = [i for i in drawn if i.right]
     share = MU / sum(len(i.response) for i in right)
@@ -287,10 +288,10 @@ def test_without_advantages_it_is_supervised_learning_of_right_responses(params,
 
 @pytest.mark.slow
 def test_the_gradient_is_the_sum_of_both_and_of_no_layout(params, drawn):
-    programs = make_programs()
+    programs = make_programs(terms=TERMS)
     got, _ = gradient(programs, params, drawn, 0.7, 24, 2)
     alone, _ = gradient(programs, params, drawn, 0.0, 24, 2)
-    without, metrics = gradient(programs, params, drawn, 0.7, 24, 2, coef=0.0)
+    without, metrics = gradient(make_programs(), params, drawn, 0.7, 24, 2, coef=0.0)
     close(got, jax.tree.map(np.add, alone, without), 1e-5)
     assert "positive_loss" not in metrics
     for row_tokens, micro_rows, order in ((48, 4, 1), (16, 1, 1), (24, 2, -1)):
@@ -298,21 +299,19 @@ def test_the_gradient_is_the_sum_of_both_and_of_no_layout(params, drawn):
         close(other, got, 1e-5)
 
 
-def test_off_costs_nothing(monkeypatch):
-    """The program without the loss is that of a batch that has no such field."""
+def test_off_costs_nothing():
+    """The loss changes one program, and without it a batch has no weights for it."""
 
     def texts(coef):
         c = config.base()
         c.rollout.groups, c.optim.minibatches, c.loss.positive_coef = 8, 4, coef
         m = build.build_machine(c, 48, (0, 1), None)
-        return {k: x.program.lower(*x.arguments).as_text() for k, x in build.calls(c, m).items()}
+        calls = build.calls(c, m)
+        assert len(calls["update"].arguments[2].terms) == bool(coef)
+        return {k: x.program.lower(*x.arguments).as_text() for k, x in calls.items()}
 
     off, on = texts(0.0), texts(MU)
     assert {k for k in off if off[k] != on[k]} == {"update"}
-    fields = lambda _, b: (b.rows, b.old_logp_AxRxT, b.ref_logp_AxRxT, None)
-    monkeypatch.setattr(update.Trainer, "_per_micro", fields)
-    monkeypatch.setattr(build, "_trainer", build._trainer.__wrapped__)  # not one made before
-    assert texts(0.0) == off and texts(MU)["update"] != on["update"]
 
 
 def test_minibatches_carry_the_verdicts():
@@ -337,7 +336,7 @@ def test_minibatches_carry_the_verdicts():
     for items in algorithm.make_minibatches(c, groups, 0):
         assert [i.right for i in items] == [len(i.response) in (1, 3, 5, 7, 8) for i in items]
         rows, _, places = packing.pack(items, row_tokens=16, micro_rows=2, max_items=4)
-        weight = positive_lm.cells(rows, items, places, MU)
+        (weight,) = positive_lm.cells(rows, items, places, MU)
         at = np.isin(rows.targets_AxRxT, (1, 3, 5, 8)) & rows.trained_AxRxT
         assert at.sum() > 0 and set(weight[at]) == {np.float32(MU / at.sum())}
         assert not weight[~at].any()

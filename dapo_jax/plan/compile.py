@@ -56,7 +56,7 @@ def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
     )
     has_old, has_ref = config.loss.old_logprobs == "recompute", bool(config.loss.kl_coef)
     logps = has_old * size(batch.old_logp_AxRxT) + has_ref * size(batch.ref_logp_AxRxT)
-    logps += size(batch.positive_AxRxT)
+    logps += size(batch.terms)
     kept_rows, U = size(batch.rows) + logps, config.optim.minibatches
     trained = size(qwen2.trained(params))
     value, value_moments, cells = {}, {}, 0
