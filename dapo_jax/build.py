@@ -224,7 +224,7 @@ def assemble(
 
 
 @functools.lru_cache(maxsize=8)
-def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, *options) -> update.Trainer:
+def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, *options):
     """The same for like arguments: what one run of a process has compiled serves the next."""
     return kind(shape, mesh, dict(rules), update.optimizer(*optimizer), *options)
 

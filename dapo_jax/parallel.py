@@ -161,12 +161,6 @@ def platform() -> str:
     return jax.default_backend() if scope is None else scope[0].devices.flat[0].platform
 
 
-def on_one_cpu() -> bool:
-    """Whether one CPU device holds all there is."""
-    scope = _scope.get()
-    return scope is not None and scope[0].size == 1 and platform() == "cpu"
-
-
 def axis_size(axis: str) -> int:
     """Into how many parts `mesh_scope` splits a logical axis; 1 outside it."""
     scope = _scope.get()

@@ -285,9 +285,7 @@ def mesh_of(data=1, fsdp=1, tensor=1):
 def make_programs(shape=SHAPE, mesh=None, tx=None, choice=objective.DAPO, terms=()):
     """The default optimizer is one whose state is the gradient, so that `update` hands it out."""
     tx = optax.trace(decay=0.0) if tx is None else tx
-    return update.Trainer(
-        shape, mesh or mesh_of(), RULES, tx, "float32", choice=choice, terms=terms
-    )
+    return update.Trainer(shape, mesh or mesh_of(), RULES, tx, "float32", False, choice, terms)
 
 
 @pytest.fixture(scope="module")

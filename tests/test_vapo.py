@@ -114,7 +114,7 @@ def gradient(of, params, items, old, layout):
     batch, _ = packed(of, items, old, layout)
     state = parallel.to_device(params, of.param_shardings)
     knobs = critic.Knobs(np.float32(0.1), np.float32(0.5))
-    alone = jax.device_get(of.gradient(state, batch, knobs))
+    alone = jax.device_get(of.learner.gradient(state, batch, knobs))
     _, opt_state, log = parallel.to_host(of.update(state, of.init_opt_state(state), batch, knobs))
     assert not log["skipped"] and log["tokens"] == sum(len(i.response) for i in items)
     assert 0 < log["clipped"] < log["tokens"]

@@ -195,6 +195,7 @@ def test_golden_value_loss(clip, mean, share):
 params = test_update.params  # the fixture
 MU, RIGHT = 0.1, (True, False, True, False)
 LOGP = [[-0.5, -1.2, -0.1, -2.0], [-0.7, -0.3], [-1.0, -0.4, -0.9], [-0.6]]
+TERMS = positive_lm.terms(MU)
 
 
 def judged(logp, right) -> Group:
@@ -315,7 +316,9 @@ def test_off_costs_nothing():
         c = config.base()
         c.rollout.groups, c.optim.minibatches, c.loss.positive_coef = 8, 4, coef
         m = build.build_machine(c, 48, (0, 1), None)
-        return {k: x.program.lower(*x.arguments).as_text() for k, x in build.calls(c, m).items()}
+        calls = build.calls(c, m)
+        assert len(calls["update"].arguments[2].terms) == bool(coef)
+        return {k: x.program.lower(*x.arguments).as_text() for k, x in calls.items()}
 
     off, on = texts(0.0), texts(MU)
     assert {k for k in off if off[k] != on[k]} == {"update"}

@@ -54,7 +54,7 @@ def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
     _, pool, _ = calls["prefill"].arguments
     has_old, has_ref = config.loss.old_logprobs == "recompute", bool(config.loss.kl_coef)
     logps = has_old * _bytes(batch.old_logp_AxRxT) + has_ref * _bytes(batch.ref_logp_AxRxT)
-    logps += _bytes(batch.positive_AxRxT)
+    logps += _bytes(batch.terms)
     kept_rows, U = _bytes(batch.rows) + logps, config.optim.minibatches
     trained = _bytes(qwen2.trained(params))
     value, value_moments, cells = {}, {}, 0

@@ -59,7 +59,7 @@ def memory_like(machine) -> tuple[dict, dict]:
     like, shardings = {}, {}
     for name, trainer in machine.others.items():
         params = qwen2.abstract(trainer.shape)
-        like[name] = {"params": params, "opt_state": jax.eval_shape(trainer.tx.init, params)}
+        like[name] = {"params": params, "opt_state": jax.eval_shape(machine.tx.init, params)}
         shardings[name] = {"params": trainer.param_shardings, "opt_state": trainer.opt_shardings}
     return like, shardings
 

@@ -7,15 +7,17 @@ alone fails; `critic.init_from` names a directory of either kind, '' takes the p
 Dims: A micro-batches, R rows, T cells, D hidden.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import Mesh
 
 from dapo_jax import parallel
 from dapo_jax.dapo import update
+from dapo_jax.dapo.learner import Learner
 from dapo_jax.dapo.packing import PackedBatch
 from dapo_jax.model import hf, hf_format, qwen2
 from dapo_jax.parallel import Call
@@ -28,7 +30,7 @@ class Batch(NamedTuple):
     rows: PackedBatch
     old_values_AxRxT: jax.Array  # float32, before the step's first update
     returns_AxRxT: jax.Array  # float32, the targets
-    micro_batches: jax.Array  # int32, how many of the A hold something
+    micro_batches: jax.Array | None  # int32, how many of the A hold something
 
 
 class Knobs(NamedTuple):
@@ -50,7 +52,7 @@ class Horizon(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """What GAE makes of values and rewards."""
+    """Advantages and returns by GAE."""
 
     advantage_AxRxT: jax.Array  # float32, of the policy's lambda
     returns_AxRxT: jax.Array  # float32, of the value model's lambda
@@ -65,24 +67,41 @@ def values(shape: qwen2.Shape, params, rows: PackedBatch) -> jax.Array:
     return qwen2.logits(x_RxTxD, model.head())[..., 0]
 
 
-def critic_loss(shape, params, rows: PackedBatch, old_RxT, returns_RxT, clip):
-    """sum(weight * value loss), the weights being the policy's."""
+def critic_loss(shape: qwen2.Shape, params, batch: Batch, clip):
+    """sum(weight * value loss) of a micro-batch, with the policy's weights."""
+    rows = batch.rows
     within = lambda x: jnp.where(rows.trained_AxRxT, x, 0.0)
     values_RxT = within(values(shape, params, rows))
-    term = value_loss.value_loss(values_RxT, within(old_RxT), within(returns_RxT), clip)
+    term = value_loss.value_loss(
+        values_RxT, within(batch.old_values_AxRxT), within(batch.returns_AxRxT), clip
+    )
     count = lambda x: jnp.sum(within(x))
     loss = jnp.sum(rows.weight_AxRxT * term.loss)
     sums = dict(tokens=count(1.0), value_loss=count(term.loss), clipped=count(term.clipped))
     return loss, (sums, {})
 
 
-class Critic(update.Trainer):
-    """A `Trainer` of values: `update` and `gradient` take `Batch` and `Knobs` of this module, and
-    there is nothing to sample from. `shape` has a value head and no adapters."""
+class Critic:
+    """The value model's programs. `update` takes `Batch` and `Knobs` of this module. `shape` has a
+    value head and no adapters."""
 
-    def __init__(self, shape: qwen2.Shape, *arguments, **named):
-        super().__init__(shape, *arguments, **named)
-        cells = self.row_sharding
+    def __init__(
+        self,
+        shape: qwen2.Shape,
+        mesh: Mesh,
+        rules: parallel.Rules,
+        tx: optax.GradientTransformation,
+        dtype: str,
+        offload: bool = False,
+    ):
+        def loss(kernel, params, micro: Batch, knobs: Knobs):
+            return critic_loss(shape, params, micro, knobs.clip)
+
+        self.shape, self.mesh, self.rules = shape, mesh, rules
+        self.learner = learner = Learner(shape, mesh, rules, tx, dtype, loss, offload)
+        self.param_shardings, self.opt_shardings = learner.param_shardings, learner.opt_shardings
+        self.init_opt_state, self.update = learner.init_opt_state, learner.update
+        self.row_sharding = cells = learner.row_sharding
         # (params, rows, micro_batches) -> float32 [A, R, T]
         self.values = jax.jit(self._values, out_shardings=cells)
         # (rows, values, Horizon) -> Estimates; rows.advantage_AxRxT is the reward of its response
@@ -92,8 +111,8 @@ class Critic(update.Trainer):
         self.of_model = jax.jit(self._of_model, out_shardings=self.param_shardings)
 
     def _values(self, params, rows: PackedBatch, micro_batches) -> jax.Array:
-        with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
-            params = self._cast(params)
+        with self.learner.scope():
+            params = self.learner.cast(params)
 
             def one(i, out):
                 micro = jax.tree.map(lambda x: x[i], rows)
@@ -133,18 +152,11 @@ class Critic(update.Trainer):
         score = params.get("score", jnp.zeros((self.shape.hidden_size, 1)))
         return body | {"score": jnp.copy(score)}
 
-    def _per_micro(self, batch: Batch) -> tuple:
-        return batch.rows, batch.old_values_AxRxT, batch.returns_AxRxT
-
-    def _loss(self, knobs: Knobs):
-        return functools.partial(critic_loss, self.shape, clip=knobs.clip)
-
     def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
         """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
-        params, opt_state, batch, _ = super().abstract(A, R, T)
-        cell = batch.old_logp_AxRxT
-        batch = Batch(batch.rows, cell, cell, batch.micro_batches)
-        return params, opt_state, batch, Knobs(np.float32(0), np.float32(0))
+        cells, number = self.learner.abstract_cells(A, R, T), np.float32(0)
+        batch = Batch(self.learner.abstract_rows(A, R, T), cells, cells, np.int32(A))
+        return *self.learner.abstract_state(), batch, Knobs(number, number)
 
     def calls(self, A: int, R: int, T: int) -> dict[str, Call]:
         """What a step runs, by name."""
@@ -157,9 +169,9 @@ class Critic(update.Trainer):
 
 
 def critic_shape(config, policy: qwen2.Shape) -> qwen2.Shape:
-    """Of a value model: the policy's, or of `critic.init_from` as process 0 has it, with a value
-    head and without adapters. ValueError: what is there cannot read the policy's tokens. A
-    collective."""
+    """The value model's shape: the policy's, or that of `critic.init_from` as process 0 has it,
+    with a value head and without adapters. ValueError: what is there cannot read the policy's
+    tokens. A collective."""
     if not (name := config.critic.init_from):
         return policy.merged._replace(value_head=True)
     choices = qwen2.compute_choices(config)

@@ -1,0 +1,140 @@
+"""Gradient updates of any network and loss.
+
+`update` accumulates float32 gradients over micro-batches inside one program, then clips, applies
+the optimizer, and keeps the old state where the gradient is not finite (model/kernels.py). With
+adapters (LoRA) only these have gradients and optimizer state (`qwen2.trained`).
+
+Dims: A micro-batches, R rows, T cells.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+
+from dapo_jax import parallel
+from dapo_jax.dapo import packing
+from dapo_jax.dapo.packing import PackedBatch
+from dapo_jax.model import kernels, qwen2
+
+
+class Learner:
+    """Gradient updates of one network, bound to its shape, a mesh, an optimizer and a loss.
+
+    loss(kernel, params, batch, knobs) -> (loss, (sums, maxima)) of one micro-batch. A batch is a
+    NamedTuple like `update.Batch`, with a field `micro_batches`; knobs have a field `lr`.
+
+    Nothing compiles before its first use. `update` donates params and opt_state. With `offload` the
+    optimizer's per-weight state rests in host memory and is on the device only while an update is
+    applied; ValueError where the devices cannot reach such memory.
+    """
+
+    def __init__(
+        self,
+        shape: qwen2.Shape,
+        mesh: Mesh,
+        rules: parallel.Rules,
+        tx: optax.GradientTransformation,
+        dtype: str,
+        loss: Callable,
+        offload: bool = False,
+    ):
+        self.shape, self.mesh, self.rules, self.tx = shape, mesh, rules, tx
+        self._loss, self._offload, self._dtype = loss, offload, dtype
+        self._kernel = kernels.choose(mesh, shape, dtype)
+        self._everywhere = parallel.replicated(mesh)
+        self.param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+        self.row_sharding = NamedSharding(mesh, parallel.spec((None, "batch", None), rules))
+
+        trained = qwen2.trained(self.param_shardings)
+        self._opt_on_device = self.opt_shardings = self._opt_layout(trained)
+        if offload:
+            parallel.check_host_memory(mesh)
+            on_host = jax.tree.map(lambda s: s.with_memory_kind("pinned_host"), trained)
+            self.opt_shardings = self._opt_layout(on_host)
+        # (params) -> opt_state
+        init = lambda params: tx.init(qwen2.trained(params))
+        self.init_opt_state = jax.jit(init, out_shardings=self.opt_shardings)
+        # (params, opt_state, batch, knobs) -> (params, opt_state, metrics)
+        self.update = self._jit_step(self._update)
+        # (params, batch, knobs) -> what `update` clips and hands to the optimizer
+        self.gradient = jax.jit(self._gradient, out_shardings=trained)
+
+    def _opt_layout(self, per_weight):
+        """The optimizer's state with the shardings `per_weight` for what ends on a weight's path;
+        everything else is replicated."""
+        opt_state = jax.eval_shape(self.tx.init, qwen2.trained(qwen2.abstract(self.shape)))
+        of = dict(jax.tree.leaves_with_path(per_weight))
+        own = lambda path: (of[path[i:]] for i in range(len(path)) if path[i:] in of)
+        return jax.tree.map_with_path(lambda path, _: next(own(path), self._everywhere), opt_state)
+
+    def _jit_step(self, step):
+        """A program (params, opt_state, ...) -> (params, opt_state, metrics)."""
+        return jax.jit(
+            step,
+            donate_argnums=(0, 1),
+            out_shardings=(self.param_shardings, self.opt_shardings, self._everywhere),
+            compiler_options=parallel.compiler_options(self.mesh, same_bits=True),
+        )
+
+    def cast(self, params):
+        """The weights in the dtype that the network computes in."""
+        return qwen2.cast(params, self._dtype, self.shape)
+
+    def scope(self):
+        """Context in which the network's programs are traced."""
+        return parallel.mesh_scope(self.mesh, self.rules, self._dtype)
+
+    def _update(self, params, opt_state, batch, knobs):
+        return self._step(*self._micro_loss(batch, knobs), params, opt_state, knobs.lr)
+
+    def _gradient(self, params, batch, knobs):
+        with self.scope():
+            return self._accumulate(*self._micro_loss(batch, knobs), params)[0]
+
+    def _micro_loss(self, batch, knobs):
+        """(loss of (params, the arrays of a micro-batch), the batch's arrays, how many of its
+        micro-batches hold something)."""
+        loss = lambda params, micro: self._loss(self._kernel, params, micro, knobs)
+        return loss, batch._replace(micro_batches=None), batch.micro_batches
+
+    def _accumulate(self, loss, per_micro, micro_batches, params):
+        """Gradient of what is trained, sums and maxima over the first `micro_batches` entries of
+        the tree `per_micro`."""
+        params = self.cast(params)
+
+        def of_trained(trained, i):
+            micro = jax.tree.map(lambda x: x[i], per_micro)
+            return loss(qwen2.with_trained(params, trained), micro)
+
+        return self._kernel.accumulate(of_trained, qwen2.trained(params), micro_batches)
+
+    def _step(self, loss, per_micro, micro_batches, params, opt_state, lr):
+        with self.scope():
+            grads, sums, maxima = self._accumulate(loss, per_micro, micro_batches, params)
+            if self._offload:
+                opt_state = jax.device_put(opt_state, self._opt_on_device)
+            trained, opt_state, norm, skipped = self._kernel.apply(
+                self.tx, qwen2.trained(params), opt_state, grads, lr
+            )
+            params = qwen2.with_trained(params, trained)
+        return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
+
+    def abstract_state(self) -> tuple[qwen2.Params, Any]:
+        """(params, opt_state) as jax.ShapeDtypeStructs with their shardings."""
+        params = qwen2.abstract(self.shape)
+        opt_state = jax.eval_shape(self.tx.init, qwen2.trained(params))
+        return tuple(
+            map(parallel.sharded, (params, opt_state), (self.param_shardings, self.opt_shardings))
+        )
+
+    def abstract_cells(self, A: int, R: int, T: int, dtype=np.float32) -> jax.ShapeDtypeStruct:
+        """A number per cell: A micro-batches of R rows of T cells."""
+        return jax.ShapeDtypeStruct((A, R, T), dtype, sharding=self.row_sharding)
+
+    def abstract_rows(self, A: int, R: int, T: int) -> PackedBatch:
+        cells = {name: self.abstract_cells(A, R, T, d) for name, d in packing.DTYPES.items()}
+        return PackedBatch(**cells)
