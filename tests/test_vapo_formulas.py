@@ -195,7 +195,6 @@ def test_golden_value_loss(clip, mean, share):
 params = test_update.params  # the fixture
 MU, RIGHT = 0.1, (True, False, True, False)
 LOGP = [[-0.5, -1.2, -0.1, -2.0], [-0.7, -0.3], [-1.0, -0.4, -0.9], [-0.6]]
-TERMS = positive_lm.terms(MU)
 
 
 def judged(logp, right) -> Group:
