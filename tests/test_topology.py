@@ -34,7 +34,7 @@ def looped(a, b, n):
 
 
 def branch(a, b, yes):
-    return jax.lax.cond(yes, lambda: (a @ b).sum(), lambda: 0.0)
+    return jax.lax.cond(yes, lambda: (a @ b).sum(), lambda: (a[:1] @ b[:1]).sum())  # the dearest
 
 
 def loss(w, a):
