@@ -1,6 +1,5 @@
 """The ladder: the fields of each rung, what is compared, what is said of it, and a small run."""
 
-import functools
 import json
 import re
 import runpy
@@ -11,15 +10,13 @@ import pytest
 
 from dapo_jax import config
 from dapo_jax.config import presets
-from dapo_jax.lab.experiments import figures, ladder, pool
+from dapo_jax.lab.experiments import figures, ladder
 from dapo_jax.log import metrics
 
 ROOT = Path(__file__).parent.parent
 TAG = "eval/heldout/avg@k"
 
-# ------------------------------------------------------------------------------------------------
-# Rungs
-# ------------------------------------------------------------------------------------------------
+# --- Rungs ----------------------------------------------------------------------------------------
 
 FIELDS = (
     "loss.overlong_filter", "loss.clip_high", "reward.overlong_penalty", "loss.normalizer",
@@ -128,12 +125,10 @@ def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
 def test_base_configs_keep_what_they_say():
     c = config.verl()
     c.loss.overlong_filter, c.dynamic_sampling.surplus = "group", "carry"
-    top = presets.rung(c, "+dynamic_sampling")
+    top, below = (presets.rung(c, name) for name in ("+dynamic_sampling", "+token_loss"))
     assert (top.loss.overlong_filter, top.loss.normalizer) == ("group", "chunk_tokens")
-    assert top.dynamic_sampling.surplus == "carry"
-    below = presets.rung(c, "+token_loss")
-    assert (below.dynamic_sampling.enabled, below.dynamic_sampling.surplus) == (False, "drop")
-    assert c.dynamic_sampling.enabled  # the config that is given stays as it is
+    assert (top.dynamic_sampling.surplus, below.dynamic_sampling.surplus) == ("carry", "drop")
+    assert c.dynamic_sampling.enabled and not below.dynamic_sampling.enabled  # c stays as it is
 
 
 @pytest.mark.parametrize(
@@ -148,17 +143,6 @@ def test_mistakes_are_one_line_that_says_what_there_is(make, words):
     with pytest.raises(ValueError, match=words) as error:
         make()
     assert "\n" not in str(error.value)
-
-
-def test_unknown_rung_on_the_command_line(shell):
-    value = "cli.CONFIG.value.dynamic_sampling.enabled"
-    entry = f"from dapo_jax.config import cli; cli.run(lambda: print({value}))"
-    assert (
-        shell.python("-c", entry, f"--config={ROOT}/configs/ladder.py:grpo@7B").stdout == "False\n"
-    )
-    done = shell.python("-c", entry, f"--config={ROOT}/configs/ladder.py:+luck")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: the ladder has no rung '+luck'; there are grpo, +overl")
 
 
 def test_tasks_share_a_base_and_go_on_for_equal_tokens():
@@ -179,15 +163,11 @@ def test_tasks_share_a_base_and_go_on_for_equal_tokens():
 
 
 def test_a_run_that_was_cut_off_is_not_finished(tmp_path):
-    cut_off = functools.partial(ladder.run, train=lambda c, where: False)
     with pytest.raises(RuntimeError, match="cut off by SIGTERM; the same command goes on"):
-        pool.run_all([pool.Task("base", cut_off, ({"steps": 0},))], tmp_path, jobs=1)
-    assert not (tmp_path / "base" / "result.json").exists()
+        ladder.run(tmp_path, {"steps": 0}, train=lambda c, where: False)
 
 
-# ------------------------------------------------------------------------------------------------
-# What is compared, on made-up curves
-# ------------------------------------------------------------------------------------------------
+# --- What is compared, on made-up curves ----------------------------------------------------------
 
 
 def made_up(accuracy, tokens_a_step: int, steps: int = 60, every: int = 10) -> list[dict]:
@@ -333,9 +313,7 @@ def test_every_axis_of_every_figure_is_labelled():
     assert x[-1] == 480 and y[-1] == pytest.approx(0.5, abs=0.01)  # grpo's mean after 60 steps
 
 
-# ------------------------------------------------------------------------------------------------
-# All of it
-# ------------------------------------------------------------------------------------------------
+# --- All of it ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

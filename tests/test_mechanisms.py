@@ -237,10 +237,7 @@ def test_report_states_every_number_and_verdict(tmp_path):
     data = json.loads((tmp_path / "mechanisms.json").read_text())
     assert set(data["bases"]) == {
         f for f in runs.results if f.startswith("base_") and "ba" in f
-    } - {
-        "base_bandit_0",
-        "base_bandit_1",
-    }
+    } - {"base_bandit_0", "base_bandit_1"}
     for name, of in studies.ALL.items():
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
         assert f"## {of.name}: shown" in text and data["effects"][name]["shown"]

@@ -13,9 +13,7 @@ import pytest
 from dapo_jax.lab.experiments import pool
 from dapo_jax.lab.experiments.pool import Task
 
-# ------------------------------------------------------------------------------------------------
-# Tasks: at module level, as workers import them by name
-# ------------------------------------------------------------------------------------------------
+# --- Tasks: at module level, as workers import them by name ---------------------------------------
 
 
 def record(folder, *arguments):
@@ -41,9 +39,7 @@ def calls(out, name) -> int:
     return len(file.read_text()) if file.exists() else 0
 
 
-# ------------------------------------------------------------------------------------------------
-# Tests
-# ------------------------------------------------------------------------------------------------
+# --- Tests ----------------------------------------------------------------------------------------
 
 
 def test_one_job_works_in_this_process(tmp_path):
@@ -103,10 +99,7 @@ def test_other_arguments_are_refused_before_anything_runs(tmp_path):
     [
         ([Task("a", record), Task("a", record, (1,))], "several tasks want the folder a"),
         ([Task("a", record, after=("z",))], "tasks wait for z, which none makes"),
-        (
-            [Task("a", record, after=("b",)), Task("b", record, after=("a",))],
-            "wait for each other",
-        ),
+        ([Task("a", record, after=("b",)), Task("b", record, after=("a",))], "wait for each other"),
     ],
 )
 def test_mistakes_in_the_list_of_tasks(tmp_path, tasks, words):

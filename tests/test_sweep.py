@@ -179,9 +179,7 @@ def test_runs_in_turns_start_from_what_rows_of_ones_own_have_made(command, tmp_p
         assert fields["init_from"] == str(tmp_path / "s/base/0/checkpoints")
 
 
-# ------------------------------------------------------------------------------------------------
-# The page about both
-# ------------------------------------------------------------------------------------------------
+# --- The page about both --------------------------------------------------------------------------
 
 PAGE = (ROOT / "docs" / "compare_and_sweep.md").read_text()
 COMMANDS = [c.replace("\\\n", " ") for c in re.findall(r"^python -m (?:[^\n\\]|\\\n)+", PAGE, re.M)]

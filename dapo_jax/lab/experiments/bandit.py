@@ -276,10 +276,7 @@ CLIP_HIGHER = Study(  # Eq. 8
 POSITIVE_LM = Study(  # VAPO's loss on right responses, arXiv 2504.05118, Eq. 9-10
     "Positive-example loss",
     "Where success is rare, the log-likelihood loss on right responses speeds up its growth.",
-    [
-        compare(HALF, POSITIVE, LOW, -1),
-        compare(ENTROPY, POSITIVE, LOW),
-    ],
+    [compare(HALF, POSITIVE, LOW, -1), compare(ENTROPY, POSITIVE, LOW)],
     _PANELS,
     tasks=lambda base_of: tasks(base_of, (LOW, POSITIVE)),
     read=read,

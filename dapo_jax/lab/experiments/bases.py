@@ -46,10 +46,7 @@ class Habit(NamedTuple):
 
 SKILL = Style(careful=0.5, loop=0.01, slip=0.01, ramble=0.02)
 # The careful style nearly always where it will fit, half the time where it will not.
-CAREFUL = (
-    (Style(careful=0.85, direct=0.15), (2, 3)),
-    (Style(careful=0.45, direct=0.55), (4, 5)),
-)
+CAREFUL = ((Style(careful=0.85, direct=0.15), (2, 3)), (Style(careful=0.45, direct=0.55), (4, 5)))
 RAMBLING = Style(careful=0.4, direct=0.6, ramble=0.86)
 HABITS = {
     "skill": Habit("", [(SKILL, arithmetic.WARMUP_LEVELS)], 900, 3e-3, 40),

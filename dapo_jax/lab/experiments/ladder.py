@@ -141,7 +141,7 @@ def beside(records: Records, tag: str, steps: int) -> float:
     if tag == "spent/tokens":
         return float(np.interp(steps, *figures.curve(records, tag, "step")) / 1e6)
     late = [r[tag] for r in records if steps * 2 / 3 < r["step"] <= steps and tag in r]
-    return float(np.mean(late)) if late else np.nan
+    return float(np.mean(late or np.nan))
 
 
 def summarize(
@@ -157,39 +157,36 @@ def summarize(
     last = {folder(n, s): r[-1] for n in runs for s, r in zip(seeds, runs[n], strict=True)}
     early = [where for where, r in last.items() if r["step"] < wanted[where.rpartition("/")[0]]]
     spent = {where: r.get("spent/tokens", 0) for where, r in last.items()}
-    whole = [n for where, n in spent.items() if where not in early]
-    budget = min(whole or spent.values())
+    budget = min([n for where, n in spent.items() if where not in early] or spent.values())
 
-    def at(x: str, end: float) -> Values:
-        return {n: np.array([accuracy(r, tag, x, end) for r in of]) for n, of in runs.items()}
+    def at(x: str, end: float) -> dict[str, dict]:
+        each = {n: [accuracy(r, tag, x, end) for r in found] for n, found in runs.items()}
+        return {n: plain(stats.interval(v)) | {"seeds": v} for n, v in each.items()}
 
-    def both(values: Values) -> dict:
-        return {n: plain(stats.interval(v)) | {"seeds": v.tolist()} for n, v in values.items()}
-
-    def changes(values: Values) -> list[dict]:
-        return [
-            {"after": a, "before": b} | plain(stats.paired(values[a], values[b]))
-            for a, b in pairs(list(values), of)
-        ]
-
-    updates, tokens = at("step", steps), at("spent/tokens", budget)
     means = {
-        what: {name: nothing(np.mean([beside(r, t, steps) for r in runs[name]])) for name in runs}
-        for what, t in BESIDE.items()
+        what: {n: np.mean([beside(r, tag, steps) for r in found]) for n, found in runs.items()}
+        for what, tag in BESIDE.items()
     }
-    return {
+    found = {
         "paper": dict(of.paper),
         "steps": steps,
         "budget_tokens": budget,
         "stopped_early": early,
-        "equal_updates": both(updates),
-        "equal_tokens": both(tokens),
-        "changes_equal_updates": changes(updates),
-        "changes_equal_tokens": changes(tokens),
+        "equal_updates": at("step", steps),
+        "equal_tokens": at("spent/tokens", budget),
         "beside": {
-            what: of for what, of in means.items() if any(x is not None for x in of.values())
+            what: {n: nothing(x) for n, x in of.items()}
+            for what, of in means.items()
+            if not np.isnan([*of.values()]).all()
         },
     }
+    for equal in ("equal_updates", "equal_tokens"):
+        values = by_seed(found[equal])
+        found[f"changes_{equal}"] = [
+            {"after": a, "before": b} | plain(stats.paired(values[a], values[b]))
+            for a, b in pairs(list(values), of)
+        ]
+    return found
 
 
 def nothing(x: float) -> float | None:

@@ -35,22 +35,19 @@ def base_seeds(seeds: int, first: int) -> dict[int, int]:
 
 def plain(found: Found, runs: Runs) -> dict:
     """Every number as JSON values."""
+    effects = {
+        name: {
+            "claim": studies.ALL[name].claim,
+            "shown": shown(contrasts),
+            "contrasts": [_plain(x) for x in contrasts],
+        }
+        for name, contrasts in found.items()
+    }
     return {
         "base_of_seed": {str(s): b for s, b in runs.base_of.items()},
-        "effects": {
-            name: {
-                "claim": studies.ALL[name].claim,
-                "shown": shown(contrasts),
-                "contrasts": [_plain(x) for x in contrasts],
-            }
-            for name, contrasts in found.items()
-        },
-        "bases": {
-            folder: result["levels"]
-            for folder, result in runs.results.items()
-            if folder.startswith("base_") and "levels" in result
-        },
-        "cpu_s": {folder: result["cpu_s"] for folder, result in runs.results.items()},
+        "effects": effects,
+        "bases": {f: r["levels"] for f, r in runs.results.items() if "levels" in r},
+        "cpu_s": {f: r["cpu_s"] for f, r in runs.results.items()},
     }
 
 

@@ -76,7 +76,6 @@ TOKEN_LEVEL = Study(
         Contrast(f"{TRAIN}, {END}", SAMPLE, TOKEN, series(ACCURACY, last)),
         Contrast(f"mean length, {END} (tokens)", SAMPLE, TOKEN, series(LENGTH, last)),
         Contrast("entropy, steps 8-12 (nats)", SAMPLE, TOKEN, series(ENTROPY, steps(8, 12))),
-        Contrast(f"entropy, {END} (nats)", SAMPLE, TOKEN, series(ENTROPY, last)),
     ],
     [LENGTHS, TRUNCATED, over_steps(ENTROPY, "entropy (nats per token)")],
     {
@@ -115,7 +114,6 @@ FILTER = Study(
         Contrast(FIT, GROUP, OFF, level("fit", 2, 3)),
         Contrast(FIT, LOSS, OFF, level("fit", 2, 3)),
         Contrast(f"{TRAIN}, {END}", GROUP, OFF, series(ACCURACY, last)),
-        Contrast(f"{TRAIN}, {END}", LOSS, OFF, series(ACCURACY, last)),
         Contrast(f"truncated share, {END}", GROUP, OFF, series(CUT, last)),
     ],
     [
@@ -146,11 +144,8 @@ SOFT_PUNISHMENT = Study(
         Contrast(f"mean length, {END} (tokens)", RAMP, FREE, series(LENGTH, last), -1),
         Contrast(f"truncated share, {END}", RAMP, FREE, series(CUT, last), -1),
         Contrast(f"truncated share, {END}", CAREFUL_RAMP, GROUP, series(CUT, last)),
-        Contrast("length, k=2 (tokens)", CAREFUL_RAMP, GROUP, level("length", 2)),
         Contrast(f"{TRAIN}, {END}", RAMP, FREE, series(ACCURACY, last)),
         Contrast("held-out accuracy, k=2,3,4", RAMP, FREE, level("accuracy", 2, 3, 4)),
-        Contrast(f"{TRAIN}, {END}", CAREFUL_RAMP, GROUP, series(ACCURACY, last)),
-        Contrast(FIT, CAREFUL_RAMP, GROUP, level("fit", 2, 3)),
         Contrast(ROOM, CAREFUL_RAMP, GROUP, level("accuracy", 4, 5)),
     ],
     [
