@@ -1,25 +1,23 @@
 """python -m dapo_jax.evaluate --data=aime24,gsm8k: settings of the papers, what replaces them, the
-same digits alone and in company, the table; and the page about it, command by command."""
+same digits alone and in company, the table; and the page's (test_pages.py runs its commands)."""
 
 import hashlib
 import io
 import json
 import pathlib
 import re
-import shlex
-import shutil
 import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dapo_jax import convert, evaluate, train
+from dapo_jax import evaluate, train
 from dapo_jax.data import __main__ as data, answers, problems, prompts, published
 from dapo_jax.evaluation import named_sets, scores
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "data"))
-from tiny_config import __file__ as CONFIG, get_config as tiny
+from tiny_config import get_config as tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "evaluation.md").read_text()
@@ -331,8 +329,6 @@ def test_no_room_behind_a_prompt(pins, run, tmp_path):
 # The page
 # ------------------------------------------------------------------------------------------------
 
-COMMANDS = re.findall(r"^python -m (\S+) (.+)$", PAGE, re.M)
-
 
 def test_the_page_has_the_settings_of_each_set():
     told = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.M)
@@ -347,59 +343,6 @@ def test_the_page_has_the_settings_of_each_set():
     assert shown.split() == next(scores.table({})).split()
 
 
-@pytest.fixture
-def desk(run, tmp_path, monkeypatch) -> pathlib.Path:
-    """A working directory with what the page's commands name; the model is the run's."""
-    model = tmp_path / "Qwen2.5-0.5B"
-    assert convert.main(["to-hf", str(run), str(model), "--dtype=float32"]) == 0
-    shutil.copy(run / "data" / "tokenizer.model", model)
-    about = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 160}
-    (model / "config.json").write_text(json.dumps(about))
-    shutil.copytree(run, tmp_path / "runs" / "mine")
-    shutil.copy(CONFIG, tmp_path / "my_config.py")
-    shutil.copy(run / "data" / "heldout.jsonl", tmp_path / "test.jsonl")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def started(shell):
-    """(module, flags, pins): the command as a user starts it, with the pins of the test's files."""
-    pinned = ROOT / "tests" / "pinned.py"
-    return lambda module, flags, pins: shell.python(
-        pinned, module, *shlex.split(flags), PINS=json.dumps(pins)
-    )
-
-
-def test_the_page_has_as_many_commands_as_are_run():
-    assert len(COMMANDS) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(4))
-def test_each_command_of_the_page(number, desk, pins, started):
-    module, flags = COMMANDS[number]
-    done = started(module, flags, pins)
-    assert done.returncode == 0, done.stderr
-    if module == "dapo_jax.data":
-        assert len(list((desk / "data").iterdir())) == 5
-        return
-    head, *rows = table(done.stdout)
-    (named,) = re.findall(r"--data=(\S+)", flags)
-    assert [r.split()[0] for r in rows] == [n.partition("=")[0] for n in named.split(",")]
-    if "--rows" in flags:
-        written = json.loads((desk / "scores.json").read_text())["sets"]
-        assert list(written) == ["aime24", "mine"]
-        for name, r in written.items():
-            assert all(f"  {p['id']} " in done.stdout for p in r["per_problem"]), name
-    else:
-        assert not re.search(r"^  [0-9a-f]{16} ", done.stdout, re.M)
-    if "--k=16" in flags:
-        assert rows[0].split()[:5] == ["math500", "4", "16", "0.6", "0.95"]
-    again = started(module, flags, pins)
-    assert table(again.stdout) == [head, *rows]
-
-
 @pytest.mark.parametrize(
     ("flags", "wrong"),
     [
@@ -407,13 +350,10 @@ def test_each_command_of_the_page(number, desk, pins, started):
         ("--data=aime24 --checkpoint=nowhere", "nowhere: no such directory, and the Hugging Face"),
     ],
 )
-def test_a_model_without_a_config_says_what_is_missing(
-    flags, wrong, started, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_model_without_a_config_says_what_is_missing(flags, wrong, shell, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.safetensors").touch()
-    monkeypatch.chdir(tmp_path)
-    done = started("dapo_jax.evaluate", f"--checkpoint=model --workdir=w {flags}", {})
+    command = ("-m", "dapo_jax.evaluate", "--checkpoint=model", "--workdir=w", *flags.split())
+    done = shell.python(*command, cwd=tmp_path, HF_HUB_OFFLINE="1")
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {wrong}") and done.stderr.count("\n") == 1
