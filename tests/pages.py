@@ -75,6 +75,8 @@ def model(folder: pathlib.Path, tokenizer: pathlib.Path, **shape) -> None:
     random = lambda x: np.random.default_rng(x.size).normal(0, 0.2, x.shape).astype(x.dtype)
     params = jax.tree.map(lambda x: jax.numpy.asarray(random(x)), qwen2.abstract(shape))
     hf.save(folder, shape, params, "float32", tokenizer)
+    about = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 280}
+    (folder / "config.json").write_text(json.dumps(about))  # published sets allow long responses
 
 
 def parquet(rows: list[dict]) -> bytes:
@@ -84,6 +86,25 @@ def parquet(rows: list[dict]) -> bytes:
 
 def lines(rows: list[dict]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def published_sets() -> dict[str, bytes]:
+    """Sets in the forms in which they are published, of problems that the models have words for."""
+    asked = [(f"f {i} g + 2 ?", i + 2) for i in range(2)]
+    verl = [
+        {"prompt": [{"role": "user", "content": q}], "reward_model": {"ground_truth": str(a)}}
+        for q, a in asked
+    ]
+    gsm8k = lines([{"question": q, "answer": f"so\n#### {a}"} for q, a in asked])
+    return {
+        "dapo-math-17k": parquet([{"problem": q, "answer": str(a)} for q, a in asked]),
+        "aime24": parquet(verl),
+        "aime25": lines([{"problem": q, "answer": a} for q, a in asked]),
+        "gsm8k-train": gsm8k,
+        "gsm8k-test": gsm8k,
+        "math500": lines([{"problem": q, "solution": "s", "answer": str(a)} for q, a in asked]),
+        "amc23": lines([{"question": q, "answer": f"{a}.0"} for q, a in asked]),
+    }
 
 
 def stand_ins(folder: pathlib.Path, made_in: pathlib.Path) -> None:

@@ -1,25 +1,27 @@
 """python -m dapo_jax.evaluate --data=aime24,gsm8k: settings of the papers, what replaces them, the
-same digits alone and in company, the table; and the page about it, command by command."""
+same digits alone and in company, the table; and the page's (test_pages.py runs its commands)."""
 
 import hashlib
 import io
 import json
 import pathlib
 import re
-import shlex
-import shutil
 import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+<<<<<<< HEAD
 from dapo_jax import convert, evaluate
+=======
+from dapo_jax import evaluate, train
+>>>>>>> refs/heads/launch
 from dapo_jax.data import __main__ as data, answers, problems, prompts, published
 from dapo_jax.evaluation import named_sets, scores
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "data"))
-from tiny_config import __file__ as CONFIG, get_config as tiny
+from tiny_config import get_config as tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "evaluation.md").read_text()
@@ -321,8 +323,6 @@ def test_responses_end_where_the_models_context_does(context, fixed, limit, pins
 # The page
 # ------------------------------------------------------------------------------------------------
 
-COMMANDS = re.findall(r"^python -m (\S+) (.+)$", PAGE, re.M)
-
 
 def test_the_page_has_the_settings_of_each_set():
     told = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.M)
@@ -337,6 +337,7 @@ def test_the_page_has_the_settings_of_each_set():
     assert shown.split() == next(scores.table({})).split()
 
 
+<<<<<<< HEAD
 @pytest.fixture
 def desk(run, tmp_path, monkeypatch) -> pathlib.Path:
     """A working directory with what the page's commands name; the model is the run's."""
@@ -386,6 +387,8 @@ def test_each_command_of_the_page(module, flags, desk, pins, started):
     assert table(again.stdout) == [head, *rows]
 
 
+=======
+>>>>>>> refs/heads/launch
 @pytest.mark.parametrize(
     ("flags", "wrong"),
     [
@@ -393,13 +396,10 @@ def test_each_command_of_the_page(module, flags, desk, pins, started):
         ("--data=aime24 --checkpoint=nowhere", "nowhere: no such directory, and the Hugging Face"),
     ],
 )
-def test_a_model_without_a_config_says_what_is_missing(
-    flags, wrong, started, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_model_without_a_config_says_what_is_missing(flags, wrong, shell, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.safetensors").touch()
-    monkeypatch.chdir(tmp_path)
-    done = started("dapo_jax.evaluate", f"--checkpoint=model --workdir=w {flags}", {})
+    command = ("-m", "dapo_jax.evaluate", "--checkpoint=model", "--workdir=w", *flags.split())
+    done = shell.python(*command, cwd=tmp_path, HF_HUB_OFFLINE="1")
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {wrong}") and done.stderr.count("\n") == 1

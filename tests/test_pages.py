@@ -21,30 +21,26 @@ from dapo_jax.model import hf
 
 @pytest.fixture(scope="module")
 def served():
-    """(address, files) of a hub with openai/gsm8k, and with published sets, each of one problem."""
+    """(address, SHA-256 of each published set) of a hub with openai/gsm8k and with those sets."""
     asked = [{"question": f"f {i} g + 2 ?", "answer": f"so\n#### {i + 2}"} for i in range(7)]
     files = {"README.md": b"", "main/train-00000-of-00001.parquet": pages.parquet(asked)}
     with hub.serving() as (address, found):
         hub.put(found, "openai/gsm8k", files)
-        for name in ("dapo-math-17k", "aime24"):
-            body = pages.parquet([{"problem": f"{name} ?", "answer": "1"}])
-            found[f"/{published.SETS[name].source}"] = body
-        yield address, found
+        sets = pages.published_sets()
+        found |= {f"/{published.SETS[name].source}": body for name, body in sets.items()}
+        pins = {name: hashlib.sha256(body).hexdigest() for name, body in sets.items()}
+        yield address, pins
 
 
 @pytest.fixture(scope="module")
 def typed(shell, tmp_path_factory, served) -> pages.Type:
-    address, files = served
-    pins = {
-        name: hashlib.sha256(files[f"/{published.SETS[name].source}"]).hexdigest()
-        for name in ("dapo-math-17k", "aime24")
-    }
+    address, pins = served
     env = {"HF_ENDPOINT": address, "HF_HUB_CACHE": str(tmp_path_factory.mktemp("hub"))}
     env |= {"DAPO_JAX_DATA_HOST": address, "PINS": json.dumps(pins)}
 
     def line(folder: pathlib.Path, text: str) -> str:
         arguments = pages.words(text)
-        if arguments[:2] == ["-m", "dapo_jax.data"]:  # by the hashes of the stand-ins
+        if arguments[1] in ("dapo_jax.data", "dapo_jax.evaluate"):  # by the stand-ins' hashes
             arguments = [ROOT / "tests" / "pinned.py", *arguments[1:]]
         done = shell.python(*arguments, cwd=folder, **env)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -106,11 +102,30 @@ def staleness(said, desk) -> None:
     assert "done: 2 steps" in said[0] and last(desk, "stale")["optim/updates"] > 0
 
 
-# page -> (what it has set, the lines typed after it, what is to be seen)
+def evaluation(said, desk) -> None:
+    named = re.findall(r"--data=(\S+)", (pages.DOCS / "evaluation.md").read_text())
+    scored = [text for text in said if "95% interval" in text]
+    for names, text in zip(named, scored, strict=True):
+        for name in names.split(","):
+            assert re.search(rf"^{name.partition('=')[0]} +[24] +\d+ ", text, re.M), text
+    assert re.search(r"^math500 +2 +16 +0.6 +0.95 ", scored[-1], re.M)
+    prepared = {"aime24.parquet", "aime25.jsonl", "gsm8k-train.jsonl", "amc23.jsonl"}
+    assert prepared <= {file.name for file in (desk / "data").iterdir()}
+    written = json.loads((desk / "scores.json").read_text())["sets"]
+    assert list(written) == ["aime24", "mine"]
+    for found in written.values():  # --rows, of one command alone
+        assert all(f"  {p['id']} " in scored[1] for p in found["per_problem"])
+    assert not re.search(r"^  [0-9a-f]{16} ", scored[0] + scored[2], re.M)
+
+
+QUICKSTART = "python -m dapo_jax.train --config=configs/quickstart.py --workdir=runs/mine"
+# page -> (lines typed before it, and after it, what is to be seen)
 PAGES = {
-    "own_data.md": ([], own_data),
-    "own_reward.md": ([], own_reward),
+    "own_data.md": ([], [], own_data),
+    "own_reward.md": ([], [], own_reward),
+    "evaluation.md": ([QUICKSTART], [], evaluation),
     "warm_start.md": (
+        [],
         [
             "python -m dapo_jax.train --config=mine.py --workdir=runs/mine --config.steps=0"
             " --config.data.max_prompt_tokens=256",
@@ -118,14 +133,16 @@ PAGES = {
         ],
         warm_start,
     ),
-    "staleness.md": ([], staleness),
+    "staleness.md": ([], [], staleness),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_works_as_it_stands(page, desk, typed):
-    after, seen = PAGES[page]
+    before, after, seen = PAGES[page]
+    for line in before:
+        typed(desk, line)
     said = pages.follow(page, desk, typed) + [typed(desk, line) for line in after]
     seen(said, desk)
 

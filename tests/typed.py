@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 
 # What takes longest of what the commands import, and reads nothing of a request's environment.
 LIBRARIES = (
@@ -40,9 +41,13 @@ ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 
 
 class Shell:
-    """Starts nothing before the first command; `close` ends it."""
+    """Starts nothing before the first command; `close` ends it. program: what `serve`s; env: its
+    environment, beside os.environ."""
 
     _server: subprocess.Popen | None = None
+
+    def __init__(self, program: str | pathlib.Path = __file__, **env: str):
+        self._program, self._env = program, env
 
     def python(self, *arguments, cwd=".", **env: str) -> subprocess.CompletedProcess:
         """`python ARGUMENTS`, as `start` reads them, to its end."""
@@ -58,15 +63,17 @@ class Shell:
         gets stdout and stderr; env: beside os.environ, with the repository on PYTHONPATH. JAX reads
         of it on import, but for where programs are kept and the number of CPU devices, what it is
         at the first command."""
-        if self._server is None:
-            self._server = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
         request = {"arguments": [*map(str, arguments)], "folder": os.path.abspath(cwd)}
         request |= {"env": os.environ | {"PYTHONPATH": ROOT} | env, "logs": [*map(str, logs)]}
         return Process(self, self.ask(request), logs)
 
     def ask(self, request: dict):
+        """The server's answer to what `serve` hands on, or to what reaps a process of it."""
+        if self._server is None:
+            self._server = subprocess.Popen(
+                [sys.executable, self._program], env=os.environ | self._env,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
         print(json.dumps(request), file=self._server.stdin, flush=True)
         return json.loads(self._server.stdout.readline())
 
@@ -122,7 +129,10 @@ def _is_open(log: pathlib.Path) -> bool:
         return False
 
 
-def serve() -> None:
+def serve(become: Callable[..., None]) -> None:
+    """Fork a process that does `become(**request)` for each request but those that reap one."""
+    gc.collect()
+    gc.freeze()  # no process walks what all of them share
     for request in map(json.loads, sys.stdin):
         if "reap" in request:
             pid, status = os.waitpid(request["reap"], request["how"])
@@ -185,6 +195,4 @@ def become(arguments: list[str], folder: str, env: dict[str, str], logs: list[st
 if __name__ == "__main__":
     for name in LIBRARIES:
         importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # no process walks what all of them share
-    serve()
+    serve(become)

@@ -5,13 +5,11 @@ import os
 import pathlib
 import re
 import select
-import signal
-import subprocess
-import sys
 import time
 
 import jax
 import numpy as np
+import typed
 from tensorboardX.proto.event_pb2 import Event
 
 from dapo_jax import config
@@ -36,12 +34,12 @@ def get_config():
     return c
 
 
-class Run:
+class Run(typed.Process):
     """A running process of the server."""
 
-    def __init__(self, server, pid: int, log: pathlib.Path, marks):
-        self.pid, self.log, self._server, self._marks = pid, log, server, marks
-        self._partial, self._code = "", None
+    def __init__(self, server, pid: int, log: pathlib.Path, marks: int):
+        super().__init__(server, pid, [log])
+        self._log, self._marks, self._partial = log, marks, ""
 
     def phases(self, timeout: float) -> list[str] | None:
         """Names of the phases that have begun since the last call; None when the run has ended."""
@@ -65,49 +63,35 @@ class Run:
             times -= begun.count(phase)
         return True
 
-    def kill(self, number=signal.SIGKILL) -> None:
-        os.kill(self.pid, number)
-
     def wait(self) -> int:
         """Exit code, negative for a signal. Without a limit: pytest's caller has one."""
-        if self._code is None:
-            self._code = self._server.ask({"reap": self.pid})
-            if self._marks is not None:
-                os.close(self._marks)
-        return self._code
+        if self.returncode is None:
+            super().wait()
+            os.close(self._marks)
+        return self.returncode
 
     def said(self) -> str:
-        return self.log.read_text()
+        return self._log.read_text()
 
 
-class Server:
+class Server(typed.Shell):
+    """Starts runs of `get_config`, by server.py."""
+
     def __init__(self, folder: pathlib.Path):
-        self._folder, self._started = folder, 0
-        cache = str(folder / "xla")  # of its own: a killed run must not leave half a file to others
-        self._process = subprocess.Popen(
-            [sys.executable, HERE / "server.py"],
-            env=os.environ
-            | {
-                "JAX_PLATFORMS": "cpu",
-                "PYTHONPATH": f"{HERE.parent.parent}:{HERE.parent}",
-                "JAX_COMPILATION_CACHE_DIR": cache,
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-                "OPENBLAS_NUM_THREADS": "1",
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        super().__init__(
+            HERE / "server.py",
+            JAX_PLATFORMS="cpu",
+            PYTHONPATH=f"{HERE.parent.parent}:{HERE.parent}",
+            # Of its own: a killed run must not leave half a file to others.
+            JAX_COMPILATION_CACHE_DIR=str(folder / "xla"),
+            JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+            JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+            OPENBLAS_NUM_THREADS="1",
+            TF_CPP_MIN_LOG_LEVEL="2",
         )
-
-    def ask(self, request: dict):
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        self._folder, self._started = folder, 0
 
     def start(self, workdir, *flags: str, module="train", devices=1, faults=()) -> Run:
-        """Begin a run of `get_config`."""
         self._started += 1
         log = self._folder / f"log_{self._started}.txt"
         fifo = self._folder / f"marks_{self._started}"
@@ -115,18 +99,13 @@ class Server:
         marks = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         argv = [f"--config={HERE / 'harness.py'}", f"--workdir={workdir}", *flags]
         request = dict(module=module, argv=argv, devices=devices, faults=list(faults))
-        pid = self.ask(request | dict(log=str(log), marks=str(fifo)))
-        return Run(self, pid, log, marks)
+        return Run(self, self.ask(request | dict(log=str(log), marks=str(fifo))), log, marks)
 
     def run(self, workdir, *flags: str, code: int = 0, **kwargs) -> str:
         """A whole run; what it said."""
         run = self.start(workdir, *flags, **kwargs)
         assert run.wait() == code, run.said()
         return run.said()
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait()
 
 
 # ------------------------------------------------------------------------------------------------

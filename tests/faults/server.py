@@ -13,8 +13,6 @@ learn something.
 """
 
 import functools
-import gc
-import json
 import os
 import pathlib
 import random
@@ -33,39 +31,23 @@ from dapo_jax.config import cli
 from dapo_jax.hosts import leaving
 
 
-def main() -> None:
-    gc.collect()
-    gc.freeze()  # no run walks what all of them share
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "reap" in request:
-            _, status = os.waitpid(request["reap"], 0)
-            answer = os.waitstatus_to_exitcode(status)
-        else:
-            answer = os.fork() or child(request)
-        print(json.dumps(answer), flush=True)
-
-
-def child(request: dict):
-    """Never returns."""
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def become(module: str, argv: list[str], devices: int, log: str, marks: str, faults: list[str]):
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
-    for here, there in ((null, 0), (log, 1), (log, 2)):
+    for here, there in ((null, 0), (file, 1), (file, 2)):
         os.dup2(here, there)
-    flag = f"--xla_force_host_platform_device_count={request.get('devices', 1)}"
+    flag = f"--xla_force_host_platform_device_count={devices}"
     os.environ["XLA_FLAGS"] = f"{typed.SOON} {flag}"
     signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be in a background
-    stubbed_train.know_programs_of_others(request["argv"])
-    hooks = train.QUIET
-    if "marks" in request:
-        hooks = marked(os.open(request["marks"], os.O_WRONLY))
-    for name in request.get("faults", []):
+    stubbed_train.know_programs_of_others(argv)
+    hooks = marked(os.open(marks, os.O_WRONLY))
+    for name in faults:
         hooks = FAULTS[name](hooks)
     main = functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks)
-    if request["module"] == "evaluate":
+    if module == "evaluate":
         evaluate.define_flags()
         main = functools.partial(evaluate.main, score=stubbed_train.JUDGE)
-    sys.argv = [request["module"], *request["argv"]]
+    sys.argv = [module, *argv]
     stubbed_train.run_and_exit(main)
 
 
@@ -206,4 +188,4 @@ FAULTS |= {f"stuck_in_{p}": functools.partial(stuck, in_phase=p) for p in PHASES
 
 
 if __name__ == "__main__":
-    main()
+    typed.serve(become)

@@ -71,21 +71,21 @@ def flip(file: pathlib.Path, rng: random.Random) -> None:
     file.write_bytes(data)
 
 
-def blank(file: pathlib.Path, rng: random.Random) -> None:
-    """A range of bytes is zero, as a disk leaves what it had not written yet."""
+def overwritten(file: pathlib.Path, rng: random.Random, what) -> None:
     data = bytearray(file.read_bytes())
     start = rng.randrange(len(data))
     stop = rng.randint(start + 1, len(data))
-    data[start:stop] = bytes(stop - start)
+    data[start:stop] = what(stop - start)
     file.write_bytes(data)
+
+
+def blank(file: pathlib.Path, rng: random.Random) -> None:
+    """A range of bytes is zero, as a disk leaves what it had not written yet."""
+    overwritten(file, rng, bytes)
 
 
 def scramble(file: pathlib.Path, rng: random.Random) -> None:
-    data = bytearray(file.read_bytes())
-    start = rng.randrange(len(data))
-    stop = rng.randint(start + 1, len(data))
-    data[start:stop] = rng.randbytes(stop - start)
-    file.write_bytes(data)
+    overwritten(file, rng, rng.randbytes)
 
 
 def damaged_copies(directory, tmp_path, damage):

@@ -30,7 +30,7 @@ def test_asked_to_leave_at_random_moments(whole, server, tmp_path, request):
                 time.sleep(rng.uniform(0, 0.05))
                 number = signal.SIGKILL if rng.random() < 1 / 3 else signal.SIGTERM
                 asked = time.monotonic()
-                run.kill(number)
+                run.send_signal(number)
                 code = run.wait()
                 # At its end before the signal came: between its last line and its exit.
                 ended = code == 0 or "\ndone: 12 steps" in run.said()
@@ -58,7 +58,7 @@ def test_whoever_cannot_listen_is_ended_in_time(whole, server, tmp_path, phase):
     assert run.wait_for(phase, 3)
     time.sleep(0.5)
     asked = time.monotonic()
-    run.kill(signal.SIGTERM)
+    run.send_signal(signal.SIGTERM)
     assert run.wait() == 75, run.said()
     assert time.monotonic() - asked < LIMIT_S
     grace = 8 if phase == "commit" else 2

@@ -147,23 +147,23 @@ def test_ctrl_c_saves_and_a_second_one_ends_at_once(whole, server, tmp_path):
     endless = "--config.steps=1000000"
     run = server.start(tmp_path / "run", endless)
     assert run.wait_for("rollout", 5)
-    run.kill(signal.SIGINT)
+    run.send_signal(signal.SIGINT)
     assert run.wait() == 0
     step = harness.newest(tmp_path / "run")
     saved = f"terminated after step {step}, saved; the same"
     assert step >= 4 and (saved in run.said() or "terminated within a step; the" in run.said())
     run = server.start(tmp_path / "run", endless, "--config.checkpoint.every=0")
     assert run.wait_for("rollout", 2)
-    run.kill(signal.SIGINT)
+    run.send_signal(signal.SIGINT)
     while "interrupt: " not in run.said():  # two at once may count as one
         time.sleep(0.001)
-    run.kill(signal.SIGINT)
+    run.send_signal(signal.SIGINT)
     assert run.wait() in (0, 130)  # the step may have been over before
     assert "Traceback" not in run.said()
     shutil.rmtree(tmp_path / "run")
     run = server.start(tmp_path / "run")
     assert run.wait_for("start-up")
-    run.kill(signal.SIGINT)
+    run.send_signal(signal.SIGINT)
     assert run.wait() == 130 and run.said().splitlines()[-1] == "interrupted"
     assert "Traceback" not in run.said()
     server.run(tmp_path / "run")
@@ -178,7 +178,7 @@ def test_a_second_run_on_the_same_checkpoints(server, tmp_path):
     said = server.run(tmp_path / "2", elsewhere, code=1)
     assert said.startswith(f"error: {elsewhere[2:]}: another run is at work in it (process ")
     assert f"(process {first.pid} on " in said and said.count("\n") == 1
-    first.kill(signal.SIGTERM)
+    first.send_signal(signal.SIGTERM)
     assert first.wait() == 0
     said = server.run(tmp_path / "2", elsewhere)
     step = harness.step_resumed_from(said)

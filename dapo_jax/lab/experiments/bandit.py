@@ -47,6 +47,7 @@ ARMS = {
     "mu .1": (0.2, 0.1),
 }
 LOW, HIGHER, HIGHEST, UNBOUND, POSITIVE = ARMS
+from dapo_jax.variants import choose
 
 
 def settings(seed: int = 0, clip_high: float = 0.2, positive_coef: float = 0.0):
@@ -177,11 +178,11 @@ def learn(config, machine: build.Machine, params, rollouts: int = ROLLOUTS) -> d
     asked = [Problem(str(i), (), "", "") for i in range(SIDE * SIDE)]
     text = build.Text(Ids(), Encoded(prompts(), asked, 0), {}, [], grading.Judge(is_rare))
     stream = [i % len(asked) for i in range(rollouts * len(asked))]
-    state = State(params, machine.trainer.init_opt_state(params))
+    state, method = State(params, machine.trainer.init_opt_state(params)), choose.of(config)
     out, tables, probabilities = {"positive": [], "clipped": []}, [], exact(machine)
     tables.append(np.asarray(probabilities(params)))
     for _ in range(rollouts):
-        state, record = algorithm.step(config, text, machine, stream, state)
+        state, record = algorithm.step(method, text, machine, stream, state)
         right = [g.grades.score_G > 0 for g in record.batch.groups]
         out["positive"].append(int(sum(r.sum() for r in right if not r.all())))
         out["clipped"].append(round(sum(float(log["clip_high"]) for log in record.updates)))
