@@ -12,11 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-<<<<<<< HEAD
-from dapo_jax import convert, evaluate
-=======
-from dapo_jax import evaluate, train
->>>>>>> refs/heads/launch
+from dapo_jax import evaluate
 from dapo_jax.data import __main__ as data, answers, problems, prompts, published
 from dapo_jax.evaluation import named_sets, scores
 
@@ -337,58 +333,6 @@ def test_the_page_has_the_settings_of_each_set():
     assert shown.split() == next(scores.table({})).split()
 
 
-<<<<<<< HEAD
-@pytest.fixture
-def desk(run, tmp_path, monkeypatch) -> pathlib.Path:
-    """A working directory with what the page's commands name; the model is the run's."""
-    model = tmp_path / "Qwen2.5-0.5B"
-    assert convert.main(["to-hf", str(run), str(model), "--dtype=float32"]) == 0
-    shutil.copy(run / "data" / "tokenizer.model", model)
-    about = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 160}
-    (model / "config.json").write_text(json.dumps(about))
-    shutil.copytree(run, tmp_path / "runs" / "mine")
-    shutil.copy(CONFIG, tmp_path / "my_config.py")
-    shutil.copy(run / "data" / "heldout.jsonl", tmp_path / "test.jsonl")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def started(shell):
-    """(module, flags, pins): the command as a user starts it, with the pins of the test's files."""
-    pinned = ROOT / "tests" / "pinned.py"
-    return lambda module, flags, pins: shell.python(
-        pinned, module, *shlex.split(flags), PINS=json.dumps(pins)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("module", "flags"), COMMANDS)
-def test_each_command_of_the_page(module, flags, desk, pins, started):
-    assert len(COMMANDS) == 4
-    done = started(module, flags, pins)
-    assert done.returncode == 0, done.stderr
-    if module == "dapo_jax.data":
-        assert len(list((desk / "data").iterdir())) == 5
-        return
-    head, *rows = table(done.stdout)
-    (named,) = re.findall(r"--data=(\S+)", flags)
-    assert [r.split()[0] for r in rows] == [n.partition("=")[0] for n in named.split(",")]
-    if "--rows" in flags:
-        written = json.loads((desk / "scores.json").read_text())["sets"]
-        assert list(written) == ["aime24", "mine"]
-        for name, r in written.items():
-            assert all(f"  {p['id']} " in done.stdout for p in r["per_problem"]), name
-    else:
-        assert not re.search(r"^  [0-9a-f]{16} ", done.stdout, re.M)
-    if "--k=16" in flags:
-        assert rows[0].split()[:5] == ["math500", "4", "16", "0.6", "0.95"]
-    again = started(module, flags, pins)
-    assert table(again.stdout) == [head, *rows]
-
-
-=======
->>>>>>> refs/heads/launch
 @pytest.mark.parametrize(
     ("flags", "wrong"),
     [

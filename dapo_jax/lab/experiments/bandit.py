@@ -31,6 +31,7 @@ from dapo_jax.lab.experiments.study import Contrast, Panel, Runs, Study
 from dapo_jax.model import qwen2
 from dapo_jax.reward import grading
 from dapo_jax.run import warmup
+from dapo_jax.variants import choose
 
 SIDE, ANSWERS, WRONG = 8, 30, 12
 STOP = 0  # a token id that nothing uses
@@ -47,7 +48,6 @@ ARMS = {
     "mu .1": (0.2, 0.1),
 }
 LOW, HIGHER, HIGHEST, UNBOUND, POSITIVE = ARMS
-from dapo_jax.variants import choose
 
 
 def settings(seed: int = 0, clip_high: float = 0.2, positive_coef: float = 0.0):
