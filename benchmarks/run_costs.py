@@ -24,11 +24,11 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Clock, Flag
 from dapo_jax import train
-from dapo_jax.checkpoint import journal, saver
+from dapo_jax.checkpoint import journal, remembered, saver
 from dapo_jax.log import guards, metrics, report
 
 LIMIT = 0.02  # that all logging may take of the CPU time
-REMEMBERS = journal._Sampler
+REMEMBERS = remembered.Responses
 FLAGS = {
     "steps": Flag(6, 60),
     "every": Flag(2, 20, "steps between saves"),
@@ -42,7 +42,7 @@ PARTS = {
     "text samples": [(metrics.Writer, "lines")],
     "files and TensorBoard": [(metrics.Writer, "record")],
     "console": [(report.Progress, "update")],
-    "journal": [(journal.Journal, "open"), (REMEMBERS, "_look_up"), (REMEMBERS, "_keep")],
+    "journal": [(journal.Journal, "open"), (REMEMBERS, "get"), (REMEMBERS, "put")],
     "journal, in the background": [(journal.Journal, "flush")],
 }
 

@@ -7,7 +7,7 @@ import pytest
 
 from dapo_jax import config
 from dapo_jax.checkpoint import checkpoint, resume
-from dapo_jax.dapo.state import Rates, State
+from dapo_jax.dapo.state import State
 from dapo_jax.data.problems import Encoded, Problem
 
 PACKAGES = checkpoint.versions()
@@ -92,17 +92,17 @@ def test_what_is_known_of_other_problems_is_left_behind(tmp_path):
     assert resume.check(saved(), base, inputs, False, print)
     assert not resume.check(saved(), base, inputs | {"data": "other"}, True, print)
     state = State({"w": jnp.arange(3.0)}, {"m": jnp.zeros(2)}).count(step=1)
-    state = state._replace(rates=Rates(np.ones(2), np.ones(2, np.int32), np.ones(2, np.int32)))
+    state = state._replace(by_problem={"rate_P": np.ones(2)})
     with checkpoint.manager(tmp_path, keep=1) as m:
         checkpoint.save(m, state, {})
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    like = state._replace(rates=None)
+    like = state._replace(by_problem={})
     places = jax.tree.map(lambda _: here, like)
     kept, left = (
         resume.newest(tmp_path, like, places, lambda _, same=same: same, print)
         for same in (True, False)
     )
-    assert kept.rates.rate_P.tolist() == [1, 1] and left.rates is None
+    assert kept.by_problem["rate_P"].tolist() == [1, 1] and not left.by_problem
 
 
 def test_other_versions_are_shown():
