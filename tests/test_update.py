@@ -557,60 +557,37 @@ def test_weights_are_told_of_where_there_are_any():
 # --- however it is computed -----------------------------------------------------------------------
 
 
-def test_order_of_the_sequences(programs, params, batch, expected):
-    order = np.random.default_rng(3).permutation(12)
-    shuffled = Batch(*([part[i] for i in order] for part in batch))
-    assert_same(run(programs, params, shuffled, ALL_ON), expected["all on"])
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    "layout",
+    ("sizes", "change", "layout"),
     [
-        dict(micro_rows=1, row_tokens=15, max_items=30),  # few sequences a row, much of it empty
-        dict(micro_rows=4, row_tokens=40),  # many sequences a row
+        ({}, {}, dict(order=np.random.default_rng(3).permutation(12))),
+        ({}, {}, dict(micro_rows=1, row_tokens=15, max_items=30)),  # few sequences a row
+        ({}, {}, dict(micro_rows=4, row_tokens=40)),  # many sequences a row
+        ({}, dict(head_chunk=5, attention_chunk=7, remat="full", scan_layers=False), {}),
+        slow({}, dict(remat="dots"), {}),
+        (dict(fsdp=2), dict(head_chunk=10), {}),
+        (dict(tensor=4), dict(head_chunk=10), {}),
+        (dict(data=2, fsdp=2, tensor=2), dict(head_chunk=10), dict(micro_rows=4)),
+        slow(dict(data=2), dict(head_chunk=10), {}),
+        slow(dict(tensor=2), dict(head_chunk=10), {}),
+        slow(dict(fsdp=4), dict(head_chunk=10), dict(micro_rows=4)),
+        slow(dict(fsdp=2, tensor=2), dict(head_chunk=10), {}),
+        slow(dict(fsdp=8), dict(head_chunk=10), dict(micro_rows=8)),
     ],
     ids=str,
 )
-def test_micro_batches_packing_and_padding(programs, params, batch, expected, layout):
-    assert_same(run(programs, params, batch, ALL_ON, **layout), expected["all on"])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        dict(head_chunk=5, attention_chunk=7, remat="full", scan_layers=False),
-        pytest.param(dict(remat="dots"), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_chunks_and_rematerialisation(params, batch, expected, change):
-    programs = make_programs(SHAPE._replace(**change))
-    assert_same(run(programs, params, batch, ALL_ON), expected["all on"])
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        dict(fsdp=2),
-        dict(tensor=4),
-        dict(data=2, fsdp=2, tensor=2),
-        *(
-            pytest.param(sizes, marks=pytest.mark.slow)
-            for sizes in (
-                dict(data=2), dict(tensor=2), dict(fsdp=4), dict(fsdp=2, tensor=2), dict(fsdp=8)
-            )
-        ),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_meshes(params, batch, expected, sizes):
-    mesh = mesh_of(**sizes)
-    rows = sizes.get("data", 1) * sizes.get("fsdp", 1)
-    programs = make_programs(SHAPE._replace(head_chunk=10), mesh)
-    got = run(programs, params, batch, ALL_ON, micro_rows=max(rows, 2))
-    assert_same(got, expected["all on"])
+def test_the_layout_does_not_matter(programs, params, batch, expected, sizes, change, layout):
+    """Order, packing, padding, chunks, rematerialisation, mesh."""
+    packed = {name: value for name, value in layout.items() if name != "order"}
+    order = layout.get("order", range(12))
+    some = Batch(*([part[i] for i in order] for part in batch))
+    made = make_programs(SHAPE._replace(**change), mesh_of(**sizes)) if change else programs
+    assert_same(run(made, params, some, ALL_ON, **packed), expected["all on"])
     # The weights are really split: a device holds its share of the largest one.
-    state, opt_state = start(programs, params)
+    state, opt_state = start(made, params)
     shards = sizes.get("fsdp", 1) * sizes.get("tensor", 1)
     for gate in (state["blocks"]["gate"], opt_state.trace["blocks"]["gate"]):
         assert gate.addressable_shards[0].data.size * shards == gate.size

@@ -14,11 +14,11 @@ import optax
 from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.dapo import objective
-from dapo_jax.dapo.learner import Learner
+from dapo_jax.dapo import objective, packing
 from dapo_jax.dapo.packing import PackedBatch
 from dapo_jax.model import attention, kernels, qwen2
 from dapo_jax.model.head import HeadStats
+from dapo_jax.model.learner import Learner
 
 
 class Batch(NamedTuple):
@@ -177,6 +177,12 @@ def scheduled(name: str, start: float, left: float, steps: int, step: int) -> fl
     return float(schedule(step))
 
 
+def abstract_rows(learner: Learner, A: int, R: int, T: int) -> PackedBatch:
+    """The rows of a batch as jax.ShapeDtypeStructs."""
+    dtypes = packing.DTYPES.items()
+    return PackedBatch(**{name: learner.abstract_cells(A, R, T, d) for name, d in dtypes})
+
+
 class Trainer(Learner):
     """The policy's learner: DAPO's loss, log-probs of packed rows, and supervised updates.
 
@@ -244,6 +250,6 @@ class Trainer(Learner):
         """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
         cells, number = self.abstract_cells(A, R, T), np.float32(0)
         terms = tuple(cells for _ in self._terms)
-        batch = Batch(self.abstract_rows(A, R, T), cells, cells, np.int32(A), terms)
+        batch = Batch(abstract_rows(self, A, R, T), cells, cells, np.int32(A), terms)
         loss = objective.Coefficients(**dict.fromkeys(objective.Coefficients._fields, number))
         return *self.abstract_state(), batch, Knobs(number, number, loss)

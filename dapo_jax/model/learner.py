@@ -16,8 +16,6 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from dapo_jax import parallel
-from dapo_jax.dapo import packing
-from dapo_jax.dapo.packing import PackedBatch
 from dapo_jax.model import kernels, qwen2
 
 
@@ -134,7 +132,3 @@ class Learner:
     def abstract_cells(self, A: int, R: int, T: int, dtype=np.float32) -> jax.ShapeDtypeStruct:
         """A number per cell: A micro-batches of R rows of T cells."""
         return jax.ShapeDtypeStruct((A, R, T), dtype, sharding=self.row_sharding)
-
-    def abstract_rows(self, A: int, R: int, T: int) -> PackedBatch:
-        cells = {name: self.abstract_cells(A, R, T, d) for name, d in packing.DTYPES.items()}
-        return PackedBatch(**cells)
