@@ -17,7 +17,7 @@ from benchmarks import harness
 from benchmarks.harness import Flag
 from dapo_jax import config, plan
 from dapo_jax.dapo import update
-from dapo_jax.model import qwen2
+from dapo_jax.model import learner, qwen2
 from dapo_jax.pods import topology
 
 MICRO_BATCHES = 4
@@ -54,7 +54,7 @@ def compiled(pod: Pod) -> dict:
     shape = plan.network(c)
     mesh = topology.make_mesh(pod.topology, dict(data=pod.data, fsdp=pod.fsdp, tensor=pod.tensor))
     o, rules = c.optim, c.sharding.train.to_dict()
-    tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
+    tx = learner.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
     trainer = update.Trainer(shape, mesh, rules, tx, c.model.dtype, pod.offload)
     rows, T = pod.data * pod.fsdp, config.row_tokens(c)
     traced = trainer.update.trace(*trainer.abstract(MICRO_BATCHES, rows, T))

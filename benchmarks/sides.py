@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, packing, update
-from dapo_jax.model import qwen2
+from dapo_jax.model import learner, qwen2
 from dapo_jax.rollout.engine import Engine
 
 ADAMW = dict(b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.1)
@@ -38,7 +38,7 @@ def engine(
 
 
 def trainer(shape: qwen2.Shape, dtype: str) -> update.Trainer:
-    rules, tx = config.base().sharding.train.to_dict(), update.optimizer(**ADAMW, clip_norm=1.0)
+    rules, tx = config.base().sharding.train.to_dict(), learner.optimizer(**ADAMW, clip_norm=1.0)
     return update.Trainer(shape, one_device(), rules, tx, dtype)
 
 
@@ -54,7 +54,7 @@ def update_step(
     """(a function that makes a step on the items and waits for its metrics, its micro-batches). It
     owns `params`; the items' recorded log-probs are the old ones of the ratio."""
     rows, used, _ = packing.pack(
-        items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=len(items)
+        items, packing.Layout(row_tokens=row_tokens, micro_rows=micro_rows, max_items=len(items))
     )
     rows = parallel.to_device(rows, made.row_sharding)
     params = jax.device_put(params, made.param_shardings)  # or the second update compiles again

@@ -28,6 +28,7 @@ from dapo_jax.dapo import advantage, objective, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprint, teaches
 from dapo_jax.dapo.minibatches import Term, make_minibatches, pack_minibatches, update_policy
 from dapo_jax.dapo.state import State
+from dapo_jax.model import learner
 from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.draw import Draw
@@ -59,7 +60,7 @@ def dapo(config) -> Algorithm:
             reward_NxG, config.advantage, counted_NxG
         ),
         learn=learn,
-        learning_rate=lambda step: update.learning_rate(config.optim, step),
+        learning_rate=lambda step: learner.learning_rate(config.optim, step),
         temperature=lambda step: config.rollout.temperature,
     )  # fmt: skip
 

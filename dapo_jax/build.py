@@ -22,7 +22,7 @@ from dapo_jax.config import schema, validation
 from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import arithmetic, problems, prompts, tokenizer
-from dapo_jax.model import attention_kernels, hf, qwen2
+from dapo_jax.model import attention_kernels, hf, learner, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
@@ -226,7 +226,7 @@ def assemble(
 @functools.lru_cache(maxsize=8)
 def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, *options):
     """The same for like arguments: what one run of a process has compiled serves the next."""
-    return kind(shape, mesh, dict(rules), update.optimizer(*optimizer), *options)
+    return kind(shape, mesh, dict(rules), learner.optimizer(*optimizer), *options)
 
 
 def minibatch_responses(config) -> int:
@@ -245,7 +245,7 @@ def calls(config, m: Machine) -> dict[str, Call]:
     sampler = m.engine.calls(abstract)
     draws = [algorithm.training_draw(choose.of(config)), *evaluation_draws(config)]
     out = {
-        "decode weights": Call(m.engine.programs.to_decode_layout, (params,)),
+        "decode weights": Call(m.engine.programs.weights.to_decode_layout, (params,)),
         "prefill": sampler.prefill,
     }
     modes = {draw.mode for draw in draws}

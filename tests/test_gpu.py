@@ -16,7 +16,7 @@ from test_attention_kernels import SEGMENTS, assert_close, expected, inputs, val
 
 from dapo_jax import config, parallel, plan
 from dapo_jax.dapo import objective, packing, update
-from dapo_jax.model import attention, attention_kernels, paged, paged_triton, qwen2
+from dapo_jax.model import attention, attention_kernels, learner, paged, paged_triton, qwen2
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request
 
@@ -187,16 +187,19 @@ def items(n=24):
 
 @functools.cache
 def trainer(kind, dtype):
-    tx = update.optimizer(0.9, 0.95, 1e-8, 0.1, 1.0)
+    tx = learner.optimizer(0.9, 0.95, 1e-8, 0.1, 1.0)
     return update.Trainer(SHAPE, mesh(kind), RULES.train.to_dict(), tx, dtype)
 
 
 def arguments(made, alone=False):
     rows, used, _ = packing.pack(
-        items(), row_tokens=ROW, micro_rows=24 if alone else 4, max_items=24
+        items(), packing.Layout(row_tokens=ROW, micro_rows=24 if alone else 4, max_items=24)
     )
     if alone:  # a row for each sequence
-        each = [packing.pack([i], row_tokens=ROW, micro_rows=1, max_items=1)[0] for i in items()]
+        each = [
+            packing.pack([i], packing.Layout(row_tokens=ROW, micro_rows=1, max_items=1))[0]
+            for i in items()
+        ]
         rows = jax.tree.map(lambda *x: np.concatenate(x, 1), *each)
         used = 1
     rows = parallel.to_device(rows, made.row_sharding)

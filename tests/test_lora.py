@@ -30,7 +30,7 @@ from dapo_jax import build, config, convert, evaluate, parallel, plan
 from dapo_jax.config import schema, validation
 from dapo_jax.dapo import packing, update
 from dapo_jax.log import metrics
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import hf, learner, qwen2
 from dapo_jax.plan import step
 from dapo_jax.pods import slices
 
@@ -84,7 +84,9 @@ def test_merged_equals_the_adapters_forward(targets, scan):
 def gradient(shape, params, batch, mesh, lr=0.0):
     """(gradient of what is trained, parameters after an update with it) by the jitted program."""
     programs = update.Trainer(shape, mesh, RULES, update.optax.trace(decay=0.0), shape.lora.dtype)
-    rows, used, places = packing.pack(batch.items, row_tokens=24, micro_rows=4, max_items=12)
+    rows, used, places = packing.pack(
+        batch.items, packing.Layout(row_tokens=24, micro_rows=4, max_items=12)
+    )
     put = lambda x: parallel.to_device(x, programs.row_sharding)
     old, ref = (put(spread(v, places, rows)) for v in (batch.old, batch.ref))
     state = parallel.to_device(jax.device_get(params), programs.param_shardings)
@@ -158,7 +160,7 @@ def test_adapters_begin_as_nothing_and_do_not_depend_on_the_mesh():
 
 def test_what_stays_is_in_the_compute_dtype_and_has_no_moments():
     shape = SHAPE._replace(lora=LORA._replace(dtype="bfloat16"))
-    tx = update.optimizer(0.9, 0.95, 1e-8, 0.01, 1.0)
+    tx = learner.optimizer(0.9, 0.95, 1e-8, 0.01, 1.0)
     trainer = update.Trainer(shape, mesh_of(), RULES, tx, "bfloat16")
     params = trainer.adapted(trainer.init_params(np.zeros(2, np.uint32)), np.ones(2, np.uint32))
     kinds = {k: str(w.dtype) for k, w in flatten_dict(params).items()}

@@ -41,15 +41,18 @@ def test_a_sequence_longer_than_a_row_is_refused():
         packing.best_fit([3, 11], 10)
     long = item(6, 6)  # 11 cells
     with pytest.raises(ValueError, match="needs 11 cells"):
-        packing.pack([long], row_tokens=10, micro_rows=1, max_items=1)
-    packing.pack([long], row_tokens=11, micro_rows=1, max_items=1)
+        packing.pack([long], packing.Layout(row_tokens=10, micro_rows=1, max_items=1))
+    packing.pack([long], packing.Layout(row_tokens=11, micro_rows=1, max_items=1))
 
 
 def test_more_sequences_than_the_rows_are_made_for():
     with pytest.raises(ValueError, match="3 sequences, these rows are made for 2"):
-        packing.pack([item(1, 1)] * 3, row_tokens=8, micro_rows=1, max_items=2)
+        packing.pack([item(1, 1)] * 3, packing.Layout(row_tokens=8, micro_rows=1, max_items=2))
     # Those that are left out take no room.
-    packing.pack([item(1, 1)] * 2 + [item(1, 1, 0.0)], row_tokens=8, micro_rows=1, max_items=2)
+    packing.pack(
+        [item(1, 1)] * 2 + [item(1, 1, 0.0)],
+        packing.Layout(row_tokens=8, micro_rows=1, max_items=2),
+    )
 
 
 def item(prompt, response, weight=0.5, seed=0):
@@ -80,7 +83,7 @@ def test_round_trip(items, row_tokens, micro_rows, spare):
     """Every field comes back, in the order of the items, and nothing else is in the rows."""
     max_items = max(len(items) + spare, 1)
     rows, used, places = packing.pack(
-        items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=max_items
+        items, packing.Layout(row_tokens=row_tokens, micro_rows=micro_rows, max_items=max_items)
     )
     shape = (-(-max_items // micro_rows), micro_rows, row_tokens)
     assert all(field.shape == shape for field in rows)
@@ -130,7 +133,7 @@ def test_shared_prompts(groups, row_tokens):
     its place once in every row that holds a parcel of it."""
     items = [i._replace(prompt=group[0].prompt) for group in groups for i in group]
     settings = dict(row_tokens=row_tokens, micro_rows=2, max_items=len(items))
-    rows, _, places = packing.pack(items, **settings, share_prompts=True)
+    rows, _, places = packing.pack(items, packing.Layout(**settings, share_prompts=True))
     assert [p is None for p in places] == [i.weight == 0 for i in items]
     for item, p in zip(items, places, strict=True):
         if p is None:
@@ -155,9 +158,9 @@ def test_shared_prompts(groups, row_tokens):
 def test_shapes_do_not_depend_on_the_sequences():
     """One compiled program whatever the lengths: only the micro-batches in use differ."""
     settings = dict(row_tokens=16, micro_rows=2, max_items=6)
-    short, used_short, _ = packing.pack([item(2, 1)] * 6, **settings)
-    long, used_long, _ = packing.pack([item(8, 9)] * 6, **settings)
+    short, used_short, _ = packing.pack([item(2, 1)] * 6, packing.Layout(**settings))
+    long, used_long, _ = packing.pack([item(8, 9)] * 6, packing.Layout(**settings))
     assert [(f.shape, f.dtype) for f in short] == [(f.shape, f.dtype) for f in long]
     assert (used_short, used_long) == (1, 3)
-    _, used_none, places = packing.pack([item(2, 1, 0.0)], **settings)
+    _, used_none, places = packing.pack([item(2, 1, 0.0)], packing.Layout(**settings))
     assert used_none == 0 and places == [None]

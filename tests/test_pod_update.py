@@ -8,6 +8,7 @@ from benchmarks import pod_update
 from dapo_jax import plan
 from dapo_jax.config import presets
 from dapo_jax.dapo import update
+from dapo_jax.model import learner
 from dapo_jax.plan import constants, hlo
 from dapo_jax.pods import topology
 
@@ -39,7 +40,7 @@ def test_a_layer_of_the_update_gathers_what_the_cost_model_says():
     c = presets.dapo_math("32B")
     shape = plan.network(c)._replace(num_layers=2)
     mesh = topology.make_mesh("v5p:4x4x8", c.mesh.to_dict())
-    tx = update.optimizer(0.9, 0.999, 1e-8, 0.0, 1.0)
+    tx = learner.optimizer(0.9, 0.999, 1e-8, 0.0, 1.0)
     trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
     text = trainer.update.trace(*trainer.abstract(2, 32, 22528)).lower().compile().as_text()
     row = 22528 * 5120 * 2  # bytes

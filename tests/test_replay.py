@@ -19,7 +19,7 @@ from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.log import metrics
-from dapo_jax.model import qwen2
+from dapo_jax.model import learner, qwen2
 from dapo_jax.model.head import HeadStats
 from dapo_jax.rollout.engine import UNWATCHED, Response
 
@@ -193,7 +193,7 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     monkeypatch.setattr(qwen2, "metadata", lambda *_: dict(table=("vocab", None)))
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
     o = c.optim
-    tx = update.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
+    tx = learner.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
     shape = SimpleNamespace(shared_prompts=False, float32_head=False, vocab_size=V)
     trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
     layout = packing.Layout(config.row_tokens(c), c.optim.micro_batch_rows, 8)

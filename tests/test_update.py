@@ -18,7 +18,7 @@ from levels import compiled_soon
 
 from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, packing, update
-from dapo_jax.model import kernels, one_cpu, qwen2
+from dapo_jax.model import kernels, learner, one_cpu, qwen2
 from dapo_jax.model.head import head_stats
 from dapo_jax.model.kernels import GENERAL
 from dapo_jax.variants import objectives
@@ -316,7 +316,8 @@ def knobs(c) -> update.Knobs:
 def run(programs, params, batch, c, row_tokens=24, micro_rows=2, max_items=12, **how):
     """One update; c=None is the supervised one. how: of `packing.pack`."""
     rows, used, places = packing.pack(
-        batch.items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=max_items, **how
+        batch.items,
+        packing.Layout(row_tokens=row_tokens, micro_rows=micro_rows, max_items=max_items, **how),
     )
     for field in rows[5:]:  # what lies beyond the micro-batches in use is never looked at
         field[used:] = np.nan
@@ -424,7 +425,9 @@ def test_the_batch_has_every_case(expected):
 
 
 def test_log_probs_and_entropy_return_to_their_sequences(programs, params, batch):
-    rows, used, places = packing.pack(batch.items, row_tokens=24, micro_rows=2, max_items=12)
+    rows, used, places = packing.pack(
+        batch.items, packing.Layout(row_tokens=24, micro_rows=2, max_items=12)
+    )
     want_logp, want_entropy = in_float64(oracle_stats, params, batch.items, TEMPERATURE)
     state, _ = start(programs, params)
     logp = programs.log_probs(state, rows, np.int32(used), np.float32(TEMPERATURE))
@@ -557,60 +560,37 @@ def test_weights_are_told_of_where_there_are_any():
 # --- however it is computed -----------------------------------------------------------------------
 
 
-def test_order_of_the_sequences(programs, params, batch, expected):
-    order = np.random.default_rng(3).permutation(12)
-    shuffled = Batch(*([part[i] for i in order] for part in batch))
-    assert_same(run(programs, params, shuffled, ALL_ON), expected["all on"])
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    "layout",
+    ("sizes", "change", "layout"),
     [
-        dict(micro_rows=1, row_tokens=15, max_items=30),  # few sequences a row, much of it empty
-        dict(micro_rows=4, row_tokens=40),  # many sequences a row
+        ({}, {}, dict(order=np.random.default_rng(3).permutation(12))),
+        ({}, {}, dict(micro_rows=1, row_tokens=15, max_items=30)),  # few sequences a row
+        ({}, {}, dict(micro_rows=4, row_tokens=40)),  # many sequences a row
+        ({}, dict(head_chunk=5, attention_chunk=7, remat="full", scan_layers=False), {}),
+        slow({}, dict(remat="dots"), {}),
+        (dict(fsdp=2), dict(head_chunk=10), {}),
+        (dict(tensor=4), dict(head_chunk=10), {}),
+        (dict(data=2, fsdp=2, tensor=2), dict(head_chunk=10), dict(micro_rows=4)),
+        slow(dict(data=2), dict(head_chunk=10), {}),
+        slow(dict(tensor=2), dict(head_chunk=10), {}),
+        slow(dict(fsdp=4), dict(head_chunk=10), dict(micro_rows=4)),
+        slow(dict(fsdp=2, tensor=2), dict(head_chunk=10), {}),
+        slow(dict(fsdp=8), dict(head_chunk=10), dict(micro_rows=8)),
     ],
     ids=str,
 )
-def test_micro_batches_packing_and_padding(programs, params, batch, expected, layout):
-    assert_same(run(programs, params, batch, ALL_ON, **layout), expected["all on"])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        dict(head_chunk=5, attention_chunk=7, remat="full", scan_layers=False),
-        pytest.param(dict(remat="dots"), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_chunks_and_rematerialisation(params, batch, expected, change):
-    programs = make_programs(SHAPE._replace(**change))
-    assert_same(run(programs, params, batch, ALL_ON), expected["all on"])
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        dict(fsdp=2),
-        dict(tensor=4),
-        dict(data=2, fsdp=2, tensor=2),
-        *(
-            pytest.param(sizes, marks=pytest.mark.slow)
-            for sizes in (
-                dict(data=2), dict(tensor=2), dict(fsdp=4), dict(fsdp=2, tensor=2), dict(fsdp=8)
-            )
-        ),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_meshes(params, batch, expected, sizes):
-    mesh = mesh_of(**sizes)
-    rows = sizes.get("data", 1) * sizes.get("fsdp", 1)
-    programs = make_programs(SHAPE._replace(head_chunk=10), mesh)
-    got = run(programs, params, batch, ALL_ON, micro_rows=max(rows, 2))
-    assert_same(got, expected["all on"])
+def test_the_layout_does_not_matter(programs, params, batch, expected, sizes, change, layout):
+    """Order, packing, padding, chunks, rematerialisation, mesh."""
+    packed = {name: value for name, value in layout.items() if name != "order"}
+    order = layout.get("order", range(12))
+    some = Batch(*([part[i] for i in order] for part in batch))
+    made = make_programs(SHAPE._replace(**change), mesh_of(**sizes)) if change else programs
+    assert_same(run(made, params, some, ALL_ON, **packed), expected["all on"])
     # The weights are really split: a device holds its share of the largest one.
-    state, opt_state = start(programs, params)
+    state, opt_state = start(made, params)
     shards = sizes.get("fsdp", 1) * sizes.get("tensor", 1)
     for gate in (state["blocks"]["gate"], opt_state.trace["blocks"]["gate"]):
         assert gate.addressable_shards[0].data.size * shards == gate.size
@@ -661,7 +641,7 @@ def test_any_batch_on_any_mesh(params, near_batch, layout):
 
 def adamw(**changes):
     settings = dict(b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0)
-    return update.optimizer(**(settings | changes))
+    return learner.optimizer(**(settings | changes))
 
 
 ways = pytest.mark.parametrize("apply", [kernels.apply, one_cpu.apply])
@@ -728,7 +708,9 @@ def test_one_bad_token_skips_the_update_of_a_large_model(large, params, batch):
 def check_one_bad_token(programs, params, batch):
     old = [o.copy() for o in batch.old]
     old[5][0] = np.nan
-    rows, used, places = packing.pack(batch.items, row_tokens=24, micro_rows=2, max_items=12)
+    rows, used, places = packing.pack(
+        batch.items, packing.Layout(row_tokens=24, micro_rows=2, max_items=12)
+    )
     put = lambda x: parallel.to_device(x, programs.row_sharding)
     old, ref = (put(spread(v, places, rows)) for v in (old, batch.ref))
     new_params, opt_state, metrics = programs.update(
@@ -744,14 +726,14 @@ def check_one_bad_token(programs, params, batch):
 
 def test_learning_rate_of_the_paper():
     """Twenty rollout steps of linear warm-up, the first of which already trains."""
-    rate = [update.learning_rate(config.paper().optim, step) for step in range(30)]
+    rate = [learner.learning_rate(config.paper().optim, step) for step in range(30)]
     np.testing.assert_allclose(rate[:20], 1e-6 * np.arange(1, 21) / 20)
     assert rate[18] < 1e-6 and rate[19:] == [1e-6] * 11
 
 
 def test_learning_rate_of_verl():
     """Step 0 trains at 0; the full rate comes with the eleventh rollout step."""
-    rate = [update.learning_rate(config.verl().optim, step) for step in range(15)]
+    rate = [learner.learning_rate(config.verl().optim, step) for step in range(15)]
     np.testing.assert_allclose(rate[:11], 1e-6 * np.arange(11) / 10)
     assert rate[0] == 0 and rate[9] < 1e-6 and rate[10:] == [1e-6] * 5
 
@@ -766,7 +748,7 @@ def test_learning_rate_falls_by_optax_s_schedules(warmup, from_zero):
     full = max(warmup - (not from_zero), 0)
     rate = {}
     for optim.schedule in ("constant", "linear", "cosine"):
-        rate[optim.schedule] = [update.learning_rate(optim, step) for step in range(full + 14)]
+        rate[optim.schedule] = [learner.learning_rate(optim, step) for step in range(full + 14)]
     part = np.minimum(np.arange(14) / 10, 1)
     np.testing.assert_allclose(rate["linear"][full:], 2e-3 * (1 - 0.9 * part), rtol=1e-5)
     cosine = 2e-3 * (0.1 + 0.9 * (1 + np.cos(np.pi * part)) / 2)
@@ -779,4 +761,4 @@ def test_learning_rate_without_warm_up():
     optim = config.base().optim
     optim.warmup_steps = 0
     for optim.warmup_from_zero in (False, True):
-        assert update.learning_rate(optim, 0) == optim.lr
+        assert learner.learning_rate(optim, 0) == optim.lr

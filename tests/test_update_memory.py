@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, update
-from dapo_jax.model import qwen2
+from dapo_jax.model import learner, qwen2
 from dapo_jax.pods import topology
 
 SHAPE = qwen2.Shape(
@@ -20,7 +20,7 @@ SHAPE = qwen2.Shape(
 )  # fmt: skip
 A, R, T = 2, 4, 512
 RULES = config.base().sharding.train.to_dict()
-ADAM = update.optimizer(0.9, 0.999, 1e-8, 0.1, 1.0)
+ADAM = learner.optimizer(0.9, 0.999, 1e-8, 0.1, 1.0)
 
 
 def mesh_of(*sizes):

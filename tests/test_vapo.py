@@ -83,7 +83,7 @@ def oracle_values(params, items):
 
 
 def packed(of, items, old, layout):
-    rows, used, places = packing.pack(items, **layout)
+    rows, used, places = packing.pack(items, packing.Layout(**layout))
     for field in rows[5:]:  # what lies beyond the micro-batches in use is never looked at
         field[used:] = 0 if field.dtype == bool else np.nan
     put = lambda x: parallel.to_device(x, of.row_sharding)
@@ -148,8 +148,8 @@ def test_a_truncated_response_bootstraps(params, items, layout):
     """The value of the state it broke off in follows, in place of its reward: what the model says
     behind the last token, in rows where nothing of the others changes."""
     of, cut = make_critic(), [i._replace(truncated=n % 3 == 0) for n, i in enumerate(items)]
-    rows, used, places = packing.pack(cut, open_ends=True, **layout)
-    closed, _, _ = packing.pack(items, **layout)
+    rows, used, places = packing.pack(cut, packing.Layout(**layout), open_ends=True)
+    closed, _, _ = packing.pack(items, packing.Layout(**layout))
     for name in ("trained_AxRxT", "weight_AxRxT", "advantage_AxRxT"):
         assert getattr(rows, name).sum() == getattr(closed, name).sum()
     cells = lambda rows: (rows.segments_AxRxT > 0).sum()

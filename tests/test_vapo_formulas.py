@@ -218,7 +218,9 @@ def test_golden_positive_loss(layout):
         for n, (r, w) in enumerate(zip(group.responses, weight_G, strict=True))
     ]
     row_tokens, micro_rows = layout
-    rows, _, places = packing.pack(items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=4)
+    rows, _, places = packing.pack(
+        items, packing.Layout(row_tokens=row_tokens, micro_rows=micro_rows, max_items=4)
+    )
     weight = packing.spread(weight_G, places, rows.tokens_AxRxT.shape)
     assert weight.dtype == np.float32 and not weight[~rows.trained_AxRxT].any()
     assert -(weight * rows.sampled_logp_AxRxT).sum() == pytest.approx(MU * 0.8714285714285713)
@@ -246,7 +248,7 @@ def gradient(terms, params, items, advantage, row_tokens, micro_rows):
     programs = make_programs(terms=terms)
     items = [i._replace(advantage=advantage) for i in items]
     rows, used, places = packing.pack(
-        items, row_tokens=row_tokens, micro_rows=micro_rows, max_items=12
+        items, packing.Layout(row_tokens=row_tokens, micro_rows=micro_rows, max_items=12)
     )
     weights = [packing.spread([i.term_weights[0] for i in items], places, rows[0].shape)]
     rows, weights = parallel.to_device((rows, tuple(weights[: len(terms)])), programs.row_sharding)
@@ -287,7 +289,7 @@ def test_without_advantages_it_is_supervised_learning_of_right_responses(params,
     programs = make_programs()
     got, metrics = gradient(NLL, params, drawn, 0.0, 24, 2)
     right = [i._replace(weight=i.term_weights[0]) for i in drawn if i.term_weights[0]]
-    rows, used, _ = packing.pack(right, row_tokens=24, micro_rows=2, max_items=12)
+    rows, used, _ = packing.pack(right, packing.Layout(row_tokens=24, micro_rows=2, max_items=12))
     rows = parallel.to_device(rows, programs.row_sharding)
     supervised = programs.supervise(*start(programs, params), rows, np.int32(used), np.float32(0.1))
     _, opt_state, said = parallel.to_host(supervised)
@@ -346,7 +348,9 @@ def test_minibatches_carry_the_verdicts():
     for items in algorithm.make_minibatches(method, groups, 0):
         right = [len(i.response) in (1, 3, 5, 8) for i in items]
         assert [i.term_weights[0] > 0 for i in items] == right
-        rows, _, places = packing.pack(items, row_tokens=16, micro_rows=2, max_items=4)
+        rows, _, places = packing.pack(
+            items, packing.Layout(row_tokens=16, micro_rows=2, max_items=4)
+        )
         weights = [i.term_weights[0] for i in items]
         weight = packing.spread(weights, places, rows.tokens_AxRxT.shape)
         at = np.isin(rows.targets_AxRxT, (1, 3, 5, 8)) & rows.trained_AxRxT

@@ -78,7 +78,7 @@ def pack_minibatches(
     train on is left out. Old and reference log-probs are the sampler's. machine: `build.Machine`.
     """
     for items in minibatches:
-        rows, used, places = packing.pack(items, open_ends=open_ends, **machine.layout._asdict())
+        rows, used, places = packing.pack(items, machine.layout, open_ends=open_ends)
         if used:
             terms = tuple(
                 packing.spread(weight_Q, places, rows.tokens_AxRxT.shape)

@@ -51,17 +51,9 @@ class PackedBatch(NamedTuple):
     sampled_logp_AxRxT: np.ndarray  # float32, the sampler's record
 
 
-# What `pack` fills; the abstract batch of `Trainer.abstract` is made from it too.
-DTYPES = {
-    "tokens_AxRxT": np.int32,
-    "targets_AxRxT": np.int32,
-    "positions_AxRxT": np.int32,
-    "segments_AxRxT": np.int32,
-    "trained_AxRxT": bool,
-    "weight_AxRxT": np.float32,
-    "advantage_AxRxT": np.float32,
-    "sampled_logp_AxRxT": np.float32,
-}
+# Field -> dtype: of what `pack` fills, and of the abstract batch of `Trainer.abstract`.
+KINDS = [np.int32] * 4 + [bool] + [np.float32] * 3
+DTYPES = dict(zip(PackedBatch._fields, KINDS, strict=True))
 
 
 class CellSpan(NamedTuple):
@@ -89,13 +81,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def pack(
-    items: Sequence[Item],
-    *,
-    row_tokens: int,
-    micro_rows: int,
-    max_items: int,
-    open_ends: bool = False,
-    share_prompts: bool = False,
+    items: Sequence[Item], layout: Layout, open_ends: bool = False
 ) -> tuple[PackedBatch, int, list[CellSpan | None]]:
     """(rows, micro-batches in use, place of each item). Items of weight 0 are left out (None).
 
@@ -104,6 +90,7 @@ def pack(
     with the same prompt (one object) that lie in one row see one copy of its cells but the last,
     which reads the token before the response (segments: see `attention.SHARED`).
     """
+    row_tokens, micro_rows, max_items, share_prompts = layout
     live = [i for i, item in enumerate(items) if item.weight]
     head = lambda i: (len(items[i].prompt) - 1) * share_prompts  # cells that others see too
     cells_of = lambda x: len(x.prompt) + len(x.response) - (not (open_ends and x.truncated))

@@ -192,7 +192,8 @@ class Engine:
         stacks of layers at a time, so the cache gives way to it. keep: False = `params` are not
         wanted any more, and a process that only samples holds its weights once."""
         self.release()
-        return (self.programs.to_decode_layout if keep else self.programs.take)(params)
+        weights = self.programs.weights
+        return (weights.to_decode_layout if keep else weights.take)(params)
 
     def calls(self, params) -> SamplerCalls:
         """To compile ahead or for another machine's devices. params: anything with the shapes of
@@ -202,8 +203,8 @@ class Engine:
         number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)
         lay = functools.partial(jax.tree.map, lambda x, s: x.update(sharding=s))
 
-        weights = jax.eval_shape(self.programs.to_decode_layout, params)
-        weights = lay(weights, self.programs.layout)
+        weights = jax.eval_shape(self.programs.weights.to_decode_layout, params)
+        weights = lay(weights, self.programs.weights.layout)
         pool = jax.eval_shape(lambda: paged.new_pool(self.geometry, self.dtype))
         pool = lay(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
 

@@ -13,7 +13,7 @@ N tokens per chunk, V vocabulary.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from dapo_jax import parallel
 from dapo_jax.model import kernels, paged, qwen2
 from dapo_jax.rollout import draw
+from dapo_jax.rollout.weights import DecodeWeights, decode_weights
 
 
 class Slots(NamedTuple):
@@ -120,11 +121,7 @@ class SamplerPrograms(NamedTuple):
     copy_pages: Callable  # (pool, source_S, target_S) -> pool
     # `Draw.mode` -> (params, pool, Slots, key data, temperature) -> (pool, Chunk)
     decode: dict[str, Callable]
-    # training params -> decode params: of the compute dtype, and where the network is not scanned a
-    # list of layers, since what XLA on CPU cuts out of a stack it copies, in each call
-    to_decode_layout: Callable
-    take: Callable  # the same, and the training params are gone; see `Engine.decode_params`
-    layout: Any  # shardings of the decode params
+    weights: DecodeWeights  # from training params
 
 
 @functools.lru_cache(maxsize=8)
@@ -142,11 +139,9 @@ def programs(
     """Nothing compiles here; each program does at its first call, once, for all engines of like
     arguments. rules: the items of `parallel.Rules`."""
     rules = dict(rules)
-    trained, shape = shape, shape.merged
-    pool = paged.pool_sharding(g, mesh, rules)
+    weights = decode_weights(shape, mesh, rules, dtype, even_keys=g.quantized)
+    shape, pool = shape.merged, paged.pool_sharding(g, mesh, rules)
     rep, kernel = parallel.replicated(mesh), kernels.choose(mesh, shape, dtype)
-    stacked = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
-    weights = stacked if shape.scan_layers else _one_by_one(shape, mesh, rules)
 
     def scoped(name, f):
         def traced(*args):
@@ -162,21 +157,6 @@ def programs(
         f = functools.partial(_decode, shape, kernel, g, chunk, stop_ids, mode)
         return jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
 
-    def convert(params):
-        params = qwen2.merge(trained, params, dtype)
-        return qwen2.cast(qwen2.even_keys(params) if g.quantized else params, dtype, shape)
-
-    def to_decode_layout(params):
-        return convert(params) if shape.scan_layers else qwen2.unstacked(convert(params))
-
-    to_decode_layout = jax.jit(to_decode_layout, out_shardings=weights)
-
-    def take(params):
-        if g.quantized or qwen2.trained(params) is not params:
-            return to_decode_layout(params)
-        params = jax.tree.map(_take, params, jax.eval_shape(convert, params), stacked)
-        return params if shape.scan_layers else _take_apart(params, weights["blocks"])
-
     prefill = functools.partial(_prefill, shape, g, prompt_tokens)
     copy_pages = functools.partial(paged.copy_pages, g)
     return SamplerPrograms(
@@ -184,39 +164,8 @@ def programs(
         prefill=jit(scoped("prefill", prefill), donate_argnums=1, out_shardings=pool),
         copy_pages=jax.jit(scoped("copy_pages", copy_pages), donate_argnums=0, out_shardings=pool),
         decode={mode: decode(mode) for mode in ("full", "top_p", "greedy")},
-        to_decode_layout=to_decode_layout,
-        take=take,
-        layout=weights,
+        weights=weights,
     )
-
-
-def _one_by_one(shape, mesh, rules):
-    """Shardings of `qwen2.unstacked` weights."""
-    axes = qwen2.metadata(shape, "axes")
-    layer = parallel.shardings({k: a[1:] for k, a in axes["blocks"].items()}, mesh, rules)
-    rest = {k: a for k, a in axes.items() if k != "blocks"}
-    return parallel.shardings(rest, mesh, rules) | {"blocks": [layer] * shape.num_layers}
-
-
-def _take(w, like, sharding):
-    """`w` in the dtype of `like` and laid out so: itself where it is already, else gone."""
-    if w.dtype == like.dtype and w.sharding.is_equivalent_to(sharding, w.ndim):
-        return w
-    out = jax.block_until_ready(jax.jit(lambda w: w.astype(like.dtype), out_shardings=sharding)(w))
-    w.delete()
-    return out
-
-
-def _take_apart(params, layouts):
-    """`qwen2.unstacked`, one kind of weight after the other, of which each stack is then gone. By a
-    program of one layer: that of all compiles for seconds."""
-    layers = [{} for _ in layouts]
-    for name, stack in params["blocks"].items():
-        cut = jax.jit(lambda w, i: w[i], out_shardings=layouts[0][name])
-        for i, layer in enumerate(layers):
-            layer[name] = jax.block_until_ready(cut(stack, i))
-        stack.delete()
-    return params | {"blocks": layers}
 
 
 def slot_axes() -> Slots:

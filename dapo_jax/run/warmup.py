@@ -23,7 +23,7 @@ from dapo_jax.config import validation
 from dapo_jax.dapo import packing, update
 from dapo_jax.data import arithmetic, problems, prompts, worked
 from dapo_jax.data.tokenizer import Tokenizer
-from dapo_jax.model import qwen2
+from dapo_jax.model import learner, qwen2
 
 # Imitation wants the fewest steps, RL stability: hence an optimizer of its own.
 OPTIMIZER = dict(b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.01, clip_norm=1.0)
@@ -37,7 +37,7 @@ def optimizer(name: str, shape: qwen2.Shape) -> optax.GradientTransformation:
     layer by itself, and Adam for the rest: on the embedded task the skill appears in 350 steps, and
     by Adam in 900 or not yet."""
     if name == "adam":
-        return update.optimizer(**OPTIMIZER)
+        return learner.optimizer(**OPTIMIZER)
 
     def of_blocks(weight):  # stacked over layers; None: not a matrix
         axes, inputs = (qwen2.metadata(shape, of)["blocks"][weight] for of in ("axes", "in_axes"))
@@ -194,9 +194,11 @@ def batches(
         total = sum(len(response) for _, response in batch)
         yield packing.pack(
             [packing.Item(p, r, np.zeros(len(r)), 0.0, 1 / total) for p, r in batch],
-            row_tokens=config.optim.row_tokens or -(-row_tokens // 8) * 8,
-            micro_rows=validation.micro_rows(config, mesh.shape),
-            max_items=config.supervised_warmup.batch,
+            packing.Layout(
+                row_tokens=config.optim.row_tokens or -(-row_tokens // 8) * 8,
+                micro_rows=validation.micro_rows(config, mesh.shape),
+                max_items=config.supervised_warmup.batch,
+            ),
         )[:2]
 
 

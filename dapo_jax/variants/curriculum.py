@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dapo_jax.algorithm import Algorithm
-from dapo_jax.dapo import update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.state import State
+from dapo_jax.model import learner
 
 
 class Rates(NamedTuple):
@@ -160,7 +160,7 @@ def sampling_temperature(c, start: float, step: int) -> float:
     """Sampling temperature at rollout step `step` (from 0); log-probs use the same one. start:
     config.rollout.temperature."""
     end = c.temperature_end / start
-    return update.scheduled(c.temperature_schedule, start, end, c.temperature_steps, step)
+    return learner.scheduled(c.temperature_schedule, start, end, c.temperature_steps, step)
 
 
 # Bounds of the bins of curriculum/by_pass_rate; a bin holds its upper one

@@ -28,7 +28,7 @@ from dapo_jax.data.problems import Encoded, Problem
 from dapo_jax.lab.experiments import bases
 from dapo_jax.lab.experiments.pool import Task
 from dapo_jax.lab.experiments.study import Contrast, Panel, Runs, Study
-from dapo_jax.model import qwen2
+from dapo_jax.model import learner, qwen2
 from dapo_jax.reward import grading
 from dapo_jax.run import warmup
 from dapo_jax.variants import choose
@@ -125,10 +125,12 @@ def make(where: pathlib.Path, seed: int) -> dict:
     config = settings(seed)
     machine = build_machine(config)
     params = build.initial_params(config, machine)
-    rules, optimizer = config.sharding.train.to_dict(), update.optimizer(**warmup.OPTIMIZER)
+    rules, optimizer = config.sharding.train.to_dict(), learner.optimizer(**warmup.OPTIMIZER)
     trainer = update.Trainer(machine.shape, machine.mesh, rules, optimizer, config.model.dtype)
     items, row_tokens = imitation(start_policy(seed)), config.optim.row_tokens
-    rows, used, _ = packing.pack(items, row_tokens=row_tokens, micro_rows=16, max_items=len(items))
+    rows, used, _ = packing.pack(
+        items, packing.Layout(row_tokens=row_tokens, micro_rows=16, max_items=len(items))
+    )
     rows = parallel.to_device(rows, trainer.row_sharding)
     opt_state = trainer.init_opt_state(params)
     for step in range(IMITATION_STEPS):

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 
 from dapo_jax import parallel
 from dapo_jax.dapo import update
-from dapo_jax.dapo.learner import Learner
 from dapo_jax.dapo.packing import PackedBatch
 from dapo_jax.model import hf, hf_format, qwen2
+from dapo_jax.model.learner import Learner
 from dapo_jax.parallel import Call
 from dapo_jax.variants.vapo import gae, value_loss
 
@@ -155,7 +155,7 @@ class Critic:
     def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
         """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
         cells, number = self.learner.abstract_cells(A, R, T), np.float32(0)
-        batch = Batch(self.learner.abstract_rows(A, R, T), cells, cells, np.int32(A))
+        batch = Batch(update.abstract_rows(self.learner, A, R, T), cells, cells, np.int32(A))
         return *self.learner.abstract_state(), batch, Knobs(number, number)
 
     def calls(self, A: int, R: int, T: int) -> dict[str, Call]:

@@ -14,9 +14,10 @@ import numpy as np
 
 from dapo_jax import parallel
 from dapo_jax.algorithm import Algorithm, update_knobs
-from dapo_jax.dapo import minibatches as minibatches_lib, update
+from dapo_jax.dapo import minibatches as minibatches_lib
 from dapo_jax.dapo.packing import Item
 from dapo_jax.dapo.state import State
+from dapo_jax.model import learner
 from dapo_jax.variants.vapo import critic
 
 NAME = "critic"  # of the value model in `build.Machine.others` and `State.memory`
@@ -82,7 +83,7 @@ def policy_rate(c, optim, step: int) -> float:
     warm-up starts after it. c: config.critic."""
     if in_pretraining(c, step):
         return 0.0
-    return update.learning_rate(optim, step - c.pretrain_steps * c.enabled)
+    return learner.learning_rate(optim, step - c.pretrain_steps * c.enabled)
 
 
 def horizon(c, minibatches: Sequence[Sequence[Item]]) -> critic.Horizon:

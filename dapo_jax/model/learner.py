@@ -16,8 +16,6 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from dapo_jax import parallel
-from dapo_jax.dapo import packing
-from dapo_jax.dapo.packing import PackedBatch
 from dapo_jax.model import kernels, qwen2
 
 
@@ -135,6 +133,40 @@ class Learner:
         """A number per cell: A micro-batches of R rows of T cells."""
         return jax.ShapeDtypeStruct((A, R, T), dtype, sharding=self.row_sharding)
 
-    def abstract_rows(self, A: int, R: int, T: int) -> PackedBatch:
-        cells = {name: self.abstract_cells(A, R, T, d) for name, d in packing.DTYPES.items()}
-        return PackedBatch(**cells)
+
+# ------------------------------------------------------------------------------------------------
+# Optimizer and learning rate
+# ------------------------------------------------------------------------------------------------
+
+
+def optimizer(
+    b1: float, b2: float, eps: float, weight_decay: float, clip_norm: float
+) -> optax.GradientTransformation:
+    """Clip by global norm (0 = do not), Adam, decoupled decay; `kernels.apply` multiplies by the
+    learning rate, since that follows rollout steps, which optax cannot count."""
+    return optax.chain(
+        kernels.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
+        optax.scale_by_adam(b1, b2, eps),
+        optax.add_decayed_weights(weight_decay),
+    )
+
+
+def learning_rate(optim, step: int) -> float:
+    """lr of rollout step `step` (from 0): linear warm-up, then `optim.schedule` by optax. With
+    `warmup_from_zero` step 0 trains at lr 0, which is where verl's schedule starts."""
+    lr, steps, left = optim.lr, optim.decay_steps, optim.lr_end
+    full = max(optim.warmup_steps - (not optim.warmup_from_zero), 0)  # first step at the full rate
+    if step < full:
+        done = step if optim.warmup_from_zero else step + 1
+        return lr * (done / optim.warmup_steps)
+    return scheduled(optim.schedule, lr, left, steps, step - full)
+
+
+def scheduled(name: str, start: float, left: float, steps: int, step: int) -> float:
+    """Value at `step` of a schedule that falls from `start` to `left * start` in `steps` steps."""
+    schedule = {
+        "constant": lambda: optax.constant_schedule(start),
+        "linear": lambda: optax.linear_schedule(start, start * left, steps),
+        "cosine": lambda: optax.cosine_decay_schedule(start, steps, left),
+    }[name]()
+    return float(schedule(step))

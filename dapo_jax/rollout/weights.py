@@ -1,0 +1,75 @@
+"""Weights as the sampler reads them: from the layout of training into that of decoding."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from dapo_jax import parallel
+from dapo_jax.model import qwen2
+
+
+class DecodeWeights(NamedTuple):
+    """Programs from training params to decode params. These have the compute dtype; if the network
+    is not scanned they are a list of layers, since XLA on CPU copies what it cuts out of a stack,
+    in each call."""
+
+    to_decode_layout: Callable
+    take: Callable  # the same, and the training params are gone; see `Engine.decode_params`
+    layout: Any  # shardings of the decode params
+
+
+def decode_weights(
+    trained: qwen2.Shape, mesh: Mesh, rules: parallel.Rules, dtype, even_keys: bool
+) -> DecodeWeights:
+    """trained: the shape in training; its adapters are merged. even_keys: as an int8 cache needs."""
+    shape = trained.merged
+    stacked = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
+    layout = stacked if shape.scan_layers else _one_by_one(shape, mesh, rules)
+
+    def convert(params):
+        params = qwen2.merge(trained, params, dtype)
+        return qwen2.cast(qwen2.even_keys(params) if even_keys else params, dtype, shape)
+
+    def to_decode_layout(params):
+        return convert(params) if shape.scan_layers else qwen2.unstacked(convert(params))
+
+    to_decode_layout = jax.jit(to_decode_layout, out_shardings=layout)
+
+    def take(params):
+        if even_keys or qwen2.trained(params) is not params:
+            return to_decode_layout(params)
+        params = jax.tree.map(_take, params, jax.eval_shape(convert, params), stacked)
+        return params if shape.scan_layers else _take_apart(params, layout["blocks"])
+
+    return DecodeWeights(to_decode_layout, take, layout)
+
+
+def _one_by_one(shape, mesh, rules):
+    """Shardings of `qwen2.unstacked` weights."""
+    axes = qwen2.metadata(shape, "axes")
+    layer = parallel.shardings({k: a[1:] for k, a in axes["blocks"].items()}, mesh, rules)
+    rest = {k: a for k, a in axes.items() if k != "blocks"}
+    return parallel.shardings(rest, mesh, rules) | {"blocks": [layer] * shape.num_layers}
+
+
+def _take(w, like, sharding):
+    """`w` in the dtype of `like` and laid out so: itself where it is already, else gone."""
+    if w.dtype == like.dtype and w.sharding.is_equivalent_to(sharding, w.ndim):
+        return w
+    out = jax.block_until_ready(jax.jit(lambda w: w.astype(like.dtype), out_shardings=sharding)(w))
+    w.delete()
+    return out
+
+
+def _take_apart(params, layouts):
+    """`qwen2.unstacked`, one kind of weight after the other, of which each stack is then gone. By a
+    program of one layer: that of all compiles for seconds."""
+    layers = [{} for _ in layouts]
+    for name, stack in params["blocks"].items():
+        cut = jax.jit(lambda w, i: w[i], out_shardings=layouts[0][name])
+        for i, layer in enumerate(layers):
+            layer[name] = jax.block_until_ready(cut(stack, i))
+        stack.delete()
+    return params | {"blocks": layers}
