@@ -23,7 +23,7 @@ class DecodeWeights(NamedTuple):
 def decode_weights(
     trained: qwen2.Shape, mesh: Mesh, rules: parallel.Rules, dtype, even_keys: bool
 ) -> DecodeWeights:
-    """trained: the shape in training; its adapters are merged. even_keys: as an int8 cache needs."""
+    """trained: the shape in training, whose adapters are merged. even_keys: for an int8 cache."""
     shape = trained.merged
     stacked = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
     layout = stacked if shape.scan_layers else _one_by_one(shape, mesh, rules)
