@@ -21,7 +21,7 @@ from ports import free_port
 
 from dapo_jax import config, parallel
 from dapo_jax.checkpoint import checkpoint
-from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo import dynamic_sampling
 from dapo_jax.data.problems import Problem
 from dapo_jax.hosts import last_word, processes
 from dapo_jax.log import metrics
@@ -164,7 +164,9 @@ def test_each_host_grades_its_own_share(hosts, monkeypatch):
     """Of four groups; then everybody has all verdicts, in order."""
     none = np.zeros(0, np.float32)
     groups = [
-        Group(n, [1], [Response(np.array([n, g]), none, none, False) for g in range(3)])
+        dynamic_sampling.Group(
+            n, [1], [Response(np.array([n, g]), none, none, False) for g in range(3)]
+        )
         for n in range(4)
     ]
     read = []
@@ -429,29 +431,53 @@ def get_config():
 """
 
 
-def start(
-    shell, folder, workdir, count, index, port, *extra, devices=1, program=("stubbed_train.py",),
-    env=(),
-) -> typed.Process:  # fmt: skip
-    file = folder / "config.py"
-    file.write_text(CONFIG)
-    return shell.start(
-        ROOT / "tests" / program[0],
-        *program[1:],
-        f"--config={file}",
-        f"--workdir={workdir}",
-        f"--coordinator=127.0.0.1:{port}",
-        f"--num_processes={count}",
-        f"--process_id={index}",
-        *extra,
-        logs=[folder / f"said_{uuid.uuid4().hex}.txt"] * 2,
-        env={
-            "XLA_FLAGS": f"{typed.SOON} --xla_force_host_platform_device_count={devices}",
-            "NPROC": "16",  # as in conftest.py: a thread pool that does not run dry
-            "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "xla"),  # of this session alone
-        }
-        | dict(env),
-    )
+class Group:
+    """Starts the processes of runs in a folder of the test."""
+
+    def __init__(self, shell: typed.Shell, folder: pathlib.Path):
+        self.shell, self.folder = shell, folder
+        (folder / "config.py").write_text(CONFIG)
+
+    def start(
+        self, workdir, count, index, port, *extra, devices=1, program=("stubbed_train.py",), **env
+    ) -> typed.Process:
+        """Process `index` of `count`."""
+        return self.shell.start(
+            ROOT / "tests" / program[0], *program[1:],
+            f"--config={self.folder}/config.py", f"--workdir={workdir}",
+            f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}", f"--process_id={index}",
+            *extra,
+            logs=[self.folder / f"said_{uuid.uuid4().hex}.txt"] * 2,
+            env={
+                "XLA_FLAGS": f"{typed.SOON} --xla_force_host_platform_device_count={devices}",
+                "NPROC": "16",  # as in conftest.py: a thread pool that does not run dry
+                "JAX_COMPILATION_CACHE_DIR": str(self.folder.parent / "xla"),  # this session's
+            }
+            | env,
+        )  # fmt: skip
+
+    def all(self, workdir, count, *extra, port=0, **how) -> list[typed.Process]:
+        port = port or free_port()
+        return [self.start(workdir, count, i, port, *extra, **how) for i in range(count)]
+
+    def run(self, workdir, count, *extra, **how) -> list[str]:
+        """What each has said, of a run to its end."""
+        done = finish(self.all(workdir, count, *extra, **how))
+        assert [status for status, _ in done] == [0] * count, shown(done)
+        return [text for _, text in done]
+
+    def at_work(self, *extra, step=1) -> tuple[pathlib.Path, int, list[typed.Process]]:
+        """(workdir, port, two processes in the middle of an endless run)."""
+        workdir, port = self.folder / "run", free_port()
+        endless = ("--config.steps=100000", "--config.checkpoint.every=0", *extra)
+        running = self.all(workdir, 2, *endless, port=port)
+        wait_for_step(workdir, step, running)
+        return workdir, port, running
+
+
+@pytest.fixture
+def group(shell, tmp_path) -> Group:
+    return Group(shell, tmp_path)
 
 
 def finish(running: list[typed.Process], seconds=900) -> list[tuple[int, str]]:
@@ -468,20 +494,14 @@ def shown(done: list[tuple[int, str]]) -> str:
     return "".join(f"\n=== exit status {status}\n{text[-3000:]}" for status, text in done)
 
 
-def run(shell, folder, workdir, count, *extra, devices=1) -> list[str]:
-    port = free_port()
-    done = finish(
-        [
-            start(shell, folder, workdir, count, i, port, *extra, devices=devices)
-            for i in range(count)
-        ]
-    )
-    assert [status for status, _ in done] == [0] * count, shown(done)
-    return [text for _, text in done]
-
-
 def steps_done(workdir) -> int:
     return len(metrics.read(workdir / "metrics.jsonl")) - 1
+
+
+def wait_for_step(workdir, step: int, running):
+    while steps_done(workdir) < step:
+        assert [p.poll() for p in running] == [None, None], shown(finish(running))
+        time.sleep(0.02)
 
 
 def drawn(workdir) -> dict[int, list]:
@@ -500,6 +520,15 @@ def params(workdir, step):
     return checkpoint.restore_params(workdir / "checkpoints", like, here, step)
 
 
+def numbers(workdir) -> list[dict]:
+    """Of metrics.jsonl, what a restart within a step does not change."""
+    clocks = ("time/", "perf/", "sampling/evicted")
+    return [
+        {k: v for k, v in r.items() if not k.startswith(clocks)}
+        for r in metrics.read(workdir / "metrics.jsonl")
+    ]
+
+
 @pytest.mark.slow
 def test_what_a_child_says_late_is_read_too(shell):
     """The processes of these tests: on either log, of a command that has ended before."""
@@ -513,22 +542,19 @@ subprocess.Popen([sys.executable, "-c", {late!r}.format("stderr")], stdout=subpr
     assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "late\n")
 
 
-CURRICULUM = ("--config.data.embedded_problems=8", "--config.curriculum.pass_rate_cap=0.5")
-CURRICULUM += ("--config.curriculum.revisit_epochs=1",)
-
-
-VALUES = ("enabled=True", "pretrain_steps=1", "lr=1e-3")
-BESIDE = (*CURRICULUM, *(f"--config.critic.{field}" for field in VALUES))
+BESIDE = ("data.embedded_problems=8", "curriculum.pass_rate_cap=0.5", "curriculum.revisit_epochs=1")
+BESIDE += ("critic.enabled=True", "critic.pretrain_steps=1", "critic.lr=1e-3")
+BESIDE = tuple(f"--config.{field}" for field in BESIDE)
 
 
 @pytest.mark.slow
-def test_two_then_four_processes_do_what_one_does(shell, tmp_path):
+def test_two_then_four_processes_do_what_one_does(group, tmp_path):
     """The whole loop: warm-up, rollouts by a curriculum, updates, evaluation, save; and a resume of
     what two processes of two devices each left by four processes of one."""
     one, many = tmp_path / "one", tmp_path / "many"
-    run(shell, tmp_path, one, 1, "--config.steps=3", *BESIDE)
-    run(shell, tmp_path, many, 2, "--config.steps=2", "--config.mesh.tensor=2", *BESIDE, devices=2)
-    said = run(shell, tmp_path, many, 4, "--config.steps=3", "--config.mesh.fsdp=4", *BESIDE)
+    group.run(one, 1, "--config.steps=3", *BESIDE)
+    group.run(many, 2, "--config.steps=2", "--config.mesh.tensor=2", *BESIDE, devices=2)
+    said = group.run(many, 4, "--config.steps=3", "--config.mesh.fsdp=4", *BESIDE)
     assert "resumed after step 2" in said[0] and "done: 3 steps" in said[0]
     assert not any("done" in text or "start" in text for text in said[1:])
 
@@ -552,38 +578,15 @@ def test_two_then_four_processes_do_what_one_does(shell, tmp_path):
     )
 
 
-def at_work(shell, tmp_path, *extra) -> tuple[pathlib.Path, int, list[typed.Process]]:
-    """(workdir, port, two processes in the middle of an endless run)."""
-    workdir, port = tmp_path / "run", free_port()
-    endless = ("--config.steps=100000", "--config.checkpoint.every=0", *extra)
-    running = [start(shell, tmp_path, workdir, 2, i, port, *endless) for i in range(2)]
-    wait_for_step(workdir, 1, running)
-    return workdir, port, running
-
-
-def wait_for_step(workdir, step: int, running):
-    while steps_done(workdir) < step:
-        assert [p.poll() for p in running] == [None, None], shown(finish(running))
-        time.sleep(0.02)
-
-
-def interrupt(shell, tmp_path, number, to: int, *extra):
-    """Two processes; `number` is sent to one of them in the middle of the run."""
-    workdir, _, running = at_work(shell, tmp_path, *extra)
-    running[to].send_signal(number)
-    started = time.time()
-    return workdir, finish(running, 120), time.time() - started
-
-
 @pytest.mark.slow
-def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(shell, tmp_path):
+def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(group, tmp_path):
     """Then both are killed. What was drawn since the last checkpoint is read back, on both."""
     length = ("--config.steps=20", "--config.checkpoint.every=0")
-    run(shell, tmp_path, tmp_path / "whole", 2, *length)
+    group.run(tmp_path / "whole", 2, *length)
     workdir = tmp_path / "run"
     for asked, step in ((1, 2), (0, 5), (None, 8)):
-        port, endless = free_port(), ["--config.steps=100000"] * (asked is None)
-        running = [start(shell, tmp_path, workdir, 2, i, port, *length, *endless) for i in range(2)]
+        endless = ["--config.steps=100000"] * (asked is None)
+        running = group.all(workdir, 2, *length, *endless)
         wait_for_step(workdir, step, running)
         if asked is None:
             there = set((workdir / "journal").glob("*"))
@@ -599,50 +602,66 @@ def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(shell, tmp_
         assert time.monotonic() - began < 60  # 10, on a machine with a core for each
         assert [status for status, _ in done] == [0, 0], shown(done)
         assert "; the same command " in done[0][1] and "terminated " in done[0][1]
-    said = run(shell, tmp_path, workdir, 2, *length)[0]
+    said = group.run(workdir, 2, *length)[0]
     assert re.search(r"step \d+: \d+ responses or grades are there already", said)
     assert numbers(workdir) == numbers(tmp_path / "whole")
     a, b = params(workdir, 20), params(tmp_path / "whole", 20)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y), a, b)
 
 
-def numbers(workdir) -> list[dict]:
-    """Of metrics.jsonl, what a restart within a step does not change."""
-    clocks = ("time/", "perf/", "sampling/evicted")
-    return [
-        {k: v for k, v in r.items() if not k.startswith(clocks)}
-        for r in metrics.read(workdir / "metrics.jsonl")
-    ]
+KILLED = -signal.SIGKILL
+COORDINATOR = "the coordinator 127.0.0.1:"
+SILENT = "error: process {} of 2 gave no sign of life for 15 s"
+# What happens to one of two: (signal, to whom; the limit of silence in s; the other's status, None:
+# any but 0; what its last line says). JAX ends those who have lost the coordinator, at once and
+# with a stack trace; the last line is ours.
+GONE = [
+    (signal.SIGKILL, 1, 10, 75, "error: process 1 of 2 (host "),
+    (signal.SIGKILL, 0, 10, None, COORDINATOR),
+    (signal.SIGSTOP, 1, 5, 75, "error: process 1 of 2 (host "),
+    (signal.SIGSTOP, 0, 5, None, COORDINATOR),
+]
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_other_with_its_name(shell, tmp_path):
-    _, done, seconds = interrupt(shell, tmp_path, signal.SIGKILL, 1, "--heartbeat_timeout=10")
-    assert [status for status, _ in done] == [75, -signal.SIGKILL], shown(done)
-    assert seconds < 80  # without the flag it takes 100 s
-    last = done[0][1].strip().splitlines()[-1]
-    assert last.startswith("error: process 1 of 2 (host ")
-    assert "goes on from the last checkpoint" in last
+@pytest.mark.parametrize(("number", "to", "limit_s", "status", "word"), GONE)
+def test_a_process_that_is_gone_is_named_by_the_other_that_ends(
+    number, to, limit_s, status, word, group
+):
+    """One that is stopped is ended itself. Of process 0 nobody hears that it is silent: all wait
+    for its answer, and their own signs of life with them; both have been silent for as long, so
+    which one is ended first is chance."""
+    _, _, running = group.at_work(f"--heartbeat_timeout={limit_s}")
+    running[to].send_signal(number)
+    began = time.monotonic()
+    done = finish(running, 120)
+    assert time.monotonic() - began < 80  # without the flag it takes 100 s
+    (mine, said), (other, told) = done[to], done[1 - to]
+    assert mine == KILLED, shown(done)
+    assert number == signal.SIGKILL or SILENT.format(to) in said
+    too = (number, to) == (signal.SIGSTOP, 0) and other == KILLED and SILENT.format(1) in told
+    last = told.strip().splitlines()[-1]
+    named = word in (last if number == signal.SIGKILL else told)
+    right = other == status if status else other not in (0, KILLED)
+    assert too or (named and right), shown(done)
+    if number == signal.SIGKILL:
+        assert last.startswith(f"error: process {to} of 2 (host "), shown(done)
+        assert "goes on from the last checkpoint" in last
 
 
 @pytest.mark.slow
-def test_a_killed_coordinator_ends_the_others_with_its_name(shell, tmp_path):
-    """JAX ends them, at once and with a stack trace; the last line is ours."""
-    _, done, seconds = interrupt(shell, tmp_path, signal.SIGKILL, 0, "--heartbeat_timeout=10")
-    assert done[0][0] == -signal.SIGKILL and done[1][0] not in (0, -signal.SIGKILL), shown(done)
-    assert seconds < 80  # without the flag it takes 100 s
-    last = done[1][1].strip().splitlines()[-1]
-    assert last.startswith("error: process 0 of 2 (host "), shown(done)
-    assert "the coordinator 127.0.0.1:" in last and "goes on from the last checkpoint" in last
-
-
-@pytest.mark.slow
-def test_a_process_may_stand_still_for_less_than_the_limit(shell, tmp_path):
-    workdir, port, running = at_work(shell, tmp_path, "--heartbeat_timeout=20")
+def test_a_pause_within_the_limit_and_a_second_process_of_a_number_do_no_harm(group):
+    """The second one ends itself alone."""
+    workdir, port, running = group.at_work("--heartbeat_timeout=20")
     socket.create_server(("127.0.0.2", port)).close()  # on all interfaces it would be in use
     running[1].send_signal(signal.SIGSTOP)
     time.sleep(12)
     running[1].send_signal(signal.SIGCONT)
+    for index in (1, 0):
+        ((status, said),) = finish([group.start(workdir, 2, index, port)])
+        assert status == 1, said
+        assert f"error: --process_id={index}: this machine has that process" in said
+        assert f"(pid {running[index].pid})" in said and "Traceback" not in said
     wait_for_step(workdir, steps_done(workdir) + 3, running)
     running[0].send_signal(signal.SIGTERM)
     done = finish(running, 120)
@@ -651,25 +670,9 @@ def test_a_process_may_stand_still_for_less_than_the_limit(shell, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_process_of_a_number_ends_itself_alone(shell, tmp_path):
-    workdir, port, running = at_work(shell, tmp_path)
-    for index in (1, 0):
-        ((status, said),) = finish([start(shell, tmp_path, workdir, 2, index, port)])
-        pid = running[index].pid
-        assert status == 1, said
-        assert f"error: --process_id={index}: this machine has that process" in said
-        assert f"(pid {pid})" in said and "Traceback" not in said
-    wait_for_step(workdir, steps_done(workdir) + 3, running)
-    running[0].send_signal(signal.SIGTERM)
-    done = finish(running, 120)
-    assert [status for status, _ in done] == [0, 0], shown(done)
-
-
-@pytest.mark.slow
-def test_a_coordinator_that_is_not_there(shell, tmp_path):
-    ((status, said),) = finish(
-        [start(shell, tmp_path, tmp_path / "run", 2, 1, free_port(), "--start_timeout=5")], 200
-    )
+def test_a_coordinator_that_is_not_there(group, tmp_path):
+    alone = group.start(tmp_path / "run", 2, 1, free_port(), "--start_timeout=5")
+    ((status, said),) = finish([alone], 200)
     assert status == 1
     last = said.strip().splitlines()[-1]
     assert last.startswith("error: process 1: no answer from the coordinator 127.0.0.1:")
@@ -677,95 +680,48 @@ def test_a_coordinator_that_is_not_there(shell, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_config_is_refused_by_name(shell, tmp_path):
-    port = free_port()
-    done = finish(
-        [
-            start(shell, tmp_path, tmp_path / "run", 2, 0, port),
-            start(shell, tmp_path, tmp_path / "run", 2, 1, port, "--config.optim.lr=0.5"),
-        ]
-    )
-    for status, said in done:
+def test_another_config_is_refused_by_name(group, tmp_path):
+    port, other = free_port(), "--config.optim.lr=0.5"
+    running = [group.start(tmp_path / "run", 2, i, port, *[other] * i) for i in range(2)]
+    for status, said in finish(running):
         assert status == 1
         assert "error: config.optim.lr is 0.5 in process 1 and 0.0003 in process 0" in said
     assert not (tmp_path / "run").exists()
 
 
-def faulty(shell, tmp_path, fault, *extra) -> list[tuple[int, str]]:
-    """Two processes, of which something happens to the second one in the middle of the run."""
-    port = free_port()
-    flags = ("--config.steps=100000", "--heartbeat_timeout=20", *extra)
+HANGS = ("--config.guard.hang_floor_s=2", "--config.guard.hang_end_s=6")
+# What goes wrong on process 1 (faulty_train.py): flags, the status of both, what each says. With a
+# hang all stacks are shown, long before anybody is silent: a thread of each goes on beating. Of two
+# hosts that differ, the first one counts as the rest.
+FLIPPED = r"error: the round from problem .*on: process 1 \("
+WRONG = {
+    "hang": (HANGS, 75, "a hang: '|has left with status 75", "in stands_still"),
+    "break": ((), 1, "has left with status 1: no more of this", r"error: no more of this\s*\Z"),
+    "flip": ((), 1, FLIPPED, FLIPPED),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_goes_wrong_on_one_ends_both_with_its_words(fault, group, tmp_path):
+    flags, status, *words = WRONG[fault]
+    endless = ("--config.steps=100000", "--heartbeat_timeout=20", *flags)
     program = ("faulty_train.py", fault)
-    return finish(
-        [
-            start(shell, tmp_path, tmp_path / "run", 2, i, port, *flags, program=program)
-            for i in range(2)
-        ]
-    )
-
-
-@pytest.mark.slow
-def test_a_hang_of_one_ends_both_with_75_and_all_stacks(shell, tmp_path):
-    """Long before anybody is silent: a thread of each goes on beating."""
-    limits = ("--config.guard.hang_floor_s=2", "--config.guard.hang_end_s=6")
-    done = faulty(shell, tmp_path, "hang", *limits)
-    assert [status for status, _ in done] == [75, 75], shown(done)
-    assert "in stands_still" in done[1][1], shown(done)  # who hangs, whoever noticed
-    assert any("a hang: '" in said and "all stacks" in said for _, said in done), shown(done)
-
-
-@pytest.mark.slow
-def test_an_error_of_one_ends_the_other_with_its_words(shell, tmp_path):
-    done = faulty(shell, tmp_path, "break")
-    assert [status for status, _ in done] == [1, 1], shown(done)
-    assert done[1][1].strip().endswith("error: no more of this")
-    assert "has left with status 1: no more of this" in done[0][1], shown(done)
-
-
-@pytest.mark.slow
-def test_a_bit_that_flips_on_one_host_is_noticed_and_the_host_is_named(shell, tmp_path):
-    done = faulty(shell, tmp_path, "flip")
-    assert [status for status, _ in done] == [1, 1], shown(done)
-    for _, said in done:  # of two, the first one counts as the rest
-        assert "error: the round from problem " in said and "on: process 1 (" in said, shown(done)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stopped_process_is_ended_and_so_is_the_other(shell, tmp_path, stopped):
-    """Of process 0 nobody hears that it is silent: all wait for its answer, and their own signs of
-    life with them. Both have been silent for as long, so which one is ended first is chance."""
-    _, _, running = at_work(shell, tmp_path, "--heartbeat_timeout=5")
-    running[stopped].send_signal(signal.SIGSTOP)
-    began = time.time()
-    done = finish(running, 90)
-    assert time.time() - began < 80
-    assert done[stopped][0] == -signal.SIGKILL, shown(done)
-    assert f"error: process {stopped} of 2 gave no sign of life for 15 s" in done[stopped][1]
-    status, said = done[1 - stopped]
-    if stopped:
-        assert status == 75 and "error: process 1 of 2 (host " in said, shown(done)
-    else:
-        alone = "the coordinator 127.0.0.1:" in said
-        too = status == -signal.SIGKILL and "process 1 of 2 gave no sign of life for 15 s" in said
-        assert status != 0 and (alone or too), shown(done)
+    done = finish(group.all(tmp_path / "run", 2, *endless, program=program))
+    assert [s for s, _ in done] == [status] * 2, shown(done)
+    for word, (_, said) in zip(words, done, strict=True):
+        assert re.search(word, said, re.S), shown(done)
+    stacks = ["a hang: '" in said and "all stacks" in said for _, said in done]
+    assert any(stacks) == (fault == "hang"), shown(done)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "step"), [("away", 2), ("half", 1)])
-def test_all_restore_the_step_that_all_can_read(shell, tmp_path, fault, step):
+def test_all_restore_the_step_that_all_can_read(fault, step, group, tmp_path):
     """What one process cannot read at first it reads later; what is bad for one is for all."""
-    run(shell, tmp_path, tmp_path / "run", 2, "--config.steps=2")
-    port = free_port()
-    done = finish(
-        [
-            start(
-                shell, tmp_path, tmp_path / "run", 2, i, port, "--config.steps=3",
-                program=("faulty_train.py", fault),
-            )
-            for i in range(2)
-        ]
-    )  # fmt: skip
+    group.run(tmp_path / "run", 2, "--config.steps=2")
+    program = ("faulty_train.py", fault)
+    done = finish(group.all(tmp_path / "run", 2, "--config.steps=3", program=program))
     assert [status for status, _ in done] == [0, 0], shown(done)
     assert f"resumed after step {step}" in done[0][1] and "done: 3 steps" in done[0][1]
     away, half = fault == "away", fault == "half"

@@ -201,26 +201,14 @@ def test_the_first_token_is_told_once():
 
 def counted(shell, tmp_path, hub, *extra, processes=4, program=()) -> tuple[list[dict], list[str]]:
     """(what a start has cost each process, what they said)."""
-    port, flags = (
-        test_processes.free_port(),
-        (
-            "--config.model.path=org/tiny",
-            f"--config.mesh.fsdp={processes}",
-            "--config.supervised_warmup.skill_steps=0",
-            "--config.supervised_warmup.habit_steps=0",
-        ),
-    )
-    env = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    done = test_processes.finish(
-        [
-            test_processes.start(
-                shell, tmp_path, tmp_path / "run", processes, i, port, *flags, *extra,
-                program=("counted_train.py", *program, str(hub)),
-                env=env | {"JAX_COMPILATION_CACHE_DIR": ""},
-            )
-            for i in range(processes)
-        ]
+    flags = ("model.path=org/tiny", f"mesh.fsdp={processes}")
+    flags += ("supervised_warmup.skill_steps=0", "supervised_warmup.habit_steps=0")
+    running = test_processes.Group(shell, tmp_path).all(
+        tmp_path / "run", processes, *(f"--config.{flag}" for flag in flags), *extra,
+        program=("counted_train.py", *program, str(hub)),
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", JAX_COMPILATION_CACHE_DIR="",
     )  # fmt: skip
+    done = test_processes.finish(running)
     assert [status for status, _ in done] == [0] * processes, test_processes.shown(done)
     files = [tmp_path / "run" / f"counts_{i}.json" for i in range(processes)]
     return [json.loads(f.read_text()) for f in files], [said for _, said in done]
