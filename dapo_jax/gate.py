@@ -16,7 +16,6 @@ it; dapo_jax/config/ assembles the sections. This module imports no JAX.
 """
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import math
@@ -187,12 +186,6 @@ class Section:
                 raise self._unknown(name)
             else:
                 setattr(self, first, value)
-
-    # ml_collections has these names; plan/, lab/ and notebooks of users call them.
-    update_from_flattened_dict = update
-
-    def copy_and_resolve_references(self) -> "Section":
-        return copy.deepcopy(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a plain dict, nested where the sections are."""

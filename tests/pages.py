@@ -61,7 +61,7 @@ def small(text: str) -> str:
     """The text of a config file, with SMALL before what it sets itself."""
     made = r"( *c = config\.\w+\(\)\n)"
     assert re.search(made, text), text
-    return re.sub(made, rf"\1    c.update_from_flattened_dict({SMALL!r})\n", text)
+    return re.sub(made, rf"\1    c.update({SMALL!r})\n", text)
 
 
 def model(folder: pathlib.Path, tokenizer: pathlib.Path, **shape) -> None:
@@ -70,7 +70,7 @@ def model(folder: pathlib.Path, tokenizer: pathlib.Path, **shape) -> None:
     c = config.base()
     c.model.hidden_size, c.model.intermediate_size, c.model.num_layers = 32, 32, 1
     c.model.num_heads, c.model.num_kv_heads, c.model.head_dim = 2, 1, 16
-    c.update_from_flattened_dict(shape)
+    c.update(shape)
     shape = qwen2.shape_from_config(c)
     random = lambda x: np.random.default_rng(x.size).normal(0, 0.2, x.shape).astype(x.dtype)
     params = jax.tree.map(lambda x: jax.numpy.asarray(random(x)), qwen2.abstract(shape))

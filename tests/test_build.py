@@ -95,7 +95,7 @@ def test_passes_have_as_many_rows_for_each_device():
 def test_runs_of_a_process_share_the_programs_that_are_the_same(change, trainer, sampler):
     def made(fields):
         c = config.base()
-        c.update_from_flattened_dict(fields)
+        c.update(fields)
         m = build.build_machine(c, 48, (0, 1), None)
         assert m.tx is m.trainer.tx
         return m.trainer, m.engine.programs, m.engine

@@ -32,7 +32,7 @@ def small(**changes):
     c = config.base()
     c.optim.minibatches = 4
     for name, value in changes.items():
-        c.update_from_flattened_dict({name.replace("__", "."): value})
+        c.update({name.replace("__", "."): value})
     return c
 
 

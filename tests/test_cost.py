@@ -31,7 +31,7 @@ def shipped(size="32B", pod="v5p-256", **changes):
     if size == "32B":  # as of the first release, and as others count it
         presets.place(c, presets.Slice("v5p-256", 8, 16, 2048, 0.5))
     for name, value in changes.items():
-        c.update_from_flattened_dict({name.replace("__", "."): value})
+        c.update({name.replace("__", "."): value})
     return c, scene(c, slices.parse(pod))
 
 

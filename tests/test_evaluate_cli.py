@@ -212,7 +212,7 @@ def test_refused(run, tmp_path, fields, message):
     (tmp_path / "empty.jsonl").touch()
     c = tiny()
     named = {k: v.format(tmp=tmp_path) if isinstance(v, str) else v for k, v in fields.items()}
-    c.update_from_flattened_dict(named)
+    c.update(named)
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         evaluate.evaluate_checkpoint(c, run)
     assert "\n" not in str(error.value)

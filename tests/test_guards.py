@@ -96,7 +96,7 @@ def test_a_collapse_of_acceptance_is_an_alarm_by_default(few, advice):
 )
 def test_the_gap_s_bound_follows_what_computes_it(fields, gap, alarm):
     c = config.base()
-    c.update_from_flattened_dict(fields)
+    c.update(fields)
     log = {"policy/sampler_trainer_logprob_gap": gap}
     assert bool(guards.alarms(c, log, NONE)) == alarm
 

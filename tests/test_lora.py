@@ -195,7 +195,7 @@ def test_off_costs_nothing():
 def adapted(steps, **fields):
     c = small(steps)
     c.model.lora.rank, c.optim.lr = 4, 3e-3
-    c.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
+    c.update({k.replace("__", "."): v for k, v in fields.items()})
     return c
 
 

@@ -129,7 +129,7 @@ def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, t
     """Also where it is the config's own value by chance: who says it, means it."""
     c = tiny()
     c.eval.files = "aime24"
-    c.update_from_flattened_dict({field: value})
+    c.update({field: value})
     ask = lambda fixed: next(
         named_sets.ask(c, run, None, None, frozenset(fixed), tmp_path / "sets")
     )

@@ -24,7 +24,7 @@ def big(size="32B", **changes):
     c.data.train, c.eval.files = "a.parquet", "b=b.parquet"
     c.mesh.tensor, c.optim.micro_batch_rows = 8, 16
     for name, value in changes.items():
-        c.update_from_flattened_dict({name.replace("__", "."): value})
+        c.update({name.replace("__", "."): value})
     return c
 
 
@@ -216,9 +216,7 @@ def test_what_is_suggested_fits_and_runs():
         flat = dict(re.findall(r"--config\.([\w.]+)=(\S+)", x.flags()))
         again = big(rollout__cache_fraction=float(flat.pop("rollout.cache_fraction")))
         text = ("sharding.", "model.")
-        again.update_from_flattened_dict(
-            {k: v if k.startswith(text) else int(v) for k, v in flat.items()}
-        )
+        again.update({k: v if k.startswith(text) else int(v) for k, v in flat.items()})
         assert again == t == layouts.changed(c, x.settings())
         assert not plan.mistakes(again, shape, V6E)
         peak = max(plan.peaks(plan.memory(again, plan.network(again), x.mesh)).values())

@@ -71,7 +71,7 @@ def evaluated(tmp_path, asked, workdir, given="") -> dict[str, float]:
     c = space["get_config"]()
     for field in asked:
         name, _, value = field.partition("=")
-        c.update_from_flattened_dict({name: type(config.leaves(c)[name])(value)})
+        c.update({name: type(config.leaves(c)[name])(value)})
     c.tokenizer.chat, c.mesh.fsdp, c.mesh.tensor = False, 4, 2
     found = evaluate.evaluate_checkpoint(c, workdir, str(given), stubbed_train.accept_half)
     return {name: s["avg@k"] for name, s in found["sets"].items()}

@@ -262,7 +262,7 @@ def test_unlearnable_problems_are_named_and_end_the_run(policy, tmp_path, capsys
 )
 def test_a_step_under_each_option(change, tmp_path):
     c = small(1)
-    c.update_from_flattened_dict(change)
+    c.update(change)
     run(c, tmp_path)
     last = metrics.read(tmp_path / "metrics.jsonl")[-1]
     assert last["optim/updates"] >= 1 and last["optim/skipped"] == 0

@@ -337,7 +337,7 @@ def test_what_does_not_fit_is_refused_in_a_line(change, words):
     c = small(1)
     c.critic.enabled = True
     config.validate(c, 8, files=True)
-    c.update_from_flattened_dict(change)
+    c.update(change)
     with pytest.raises(schema.ConfigError, match=re.escape(words)) as told:
         config.validate(c, 8, files=True)
     assert "\n" not in str(told.value)
@@ -384,7 +384,7 @@ def valued(steps, **fields):
     c = small(steps)
     c.critic.enabled, c.critic.pretrain_steps, c.critic.lr = True, 2, 1e-3
     c.critic.length_alpha, c.checkpoint.keep = 0.4, 9
-    c.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
+    c.update({k.replace("__", "."): v for k, v in fields.items()})
     return c
 
 
@@ -462,7 +462,7 @@ def test_a_run_without_a_value_model_is_no_start_for_one(whole_run, tmp_path):
 )
 def test_a_step_of_both_models_under_each_option(change, tmp_path):
     c = valued(2, critic__pretrain_steps=1)
-    c.update_from_flattened_dict(change)
+    c.update(change)
     run(c, tmp_path)
     last = metrics.read(tmp_path / "metrics.jsonl")[-1]
     assert last["optim/updates"] >= 1 and last["optim/skipped"] == last["critic/skipped"] == 0

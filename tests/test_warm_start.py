@@ -140,7 +140,7 @@ def mine(**changes):
     c.mesh.data, c.mesh.fsdp, c.mesh.tensor = -1, 1, 1
     c.supervised_warmup.files, c.data.template = "worked.jsonl", "plain"
     c.supervised_warmup.lr, c.supervised_warmup.batch, c.supervised_warmup.steps = 3e-3, 16, 40
-    c.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
+    c.update({k.replace("__", "."): v for k, v in changes.items()})
     return c
 
 

@@ -293,7 +293,7 @@ def restore_merged(
         raise Damaged(f"{directory} step {step}: damaged: {error}") from error
     c, named = schema.base(), ("model.lora.", "model.dtype", "model.float32_head")
     of_run = saved if isinstance(saved, dict) else {}  # `convert` saves none
-    c.update_from_flattened_dict({k: v for k, v in of_run.items() if k.startswith(named)})
+    c.update({k: v for k, v in of_run.items() if k.startswith(named)})
     shape = shape._replace(lora=qwen2.lora_choice(c), float32_head=c.model.float32_head)
     shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
     params = restore_params(directory, qwen2.abstract(shape), shardings, step)

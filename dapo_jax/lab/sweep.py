@@ -73,7 +73,7 @@ def tasks(config, wanted: Sequence[Setting], seeds: int) -> list[pool.Task]:
     bad, bases, runs = {}, {}, []
     for setting in wanted:
         made = schema.base()
-        made.update_from_flattened_dict(schema.leaves(config))
+        made.update(schema.leaves(config))
         cli.apply(made, setting)
         fields = schema.leaves(made)
         try:

@@ -1,5 +1,6 @@
 """What fits a slice: meshes, micro-batches, slots and rematerialization, the quickest first."""
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator
@@ -44,15 +45,15 @@ class Choice(NamedTuple):
 
 def changed(config, settings: dict[str, Any]):
     """A copy of the config with {field: value} replaced."""
-    out = config.copy_and_resolve_references()
-    out.update_from_flattened_dict(settings)
+    out = copy.deepcopy(config)
+    out.update(settings)
     return out
 
 
 def layouts(config, shape: qwen2.Shape, pod: Pod) -> Iterator:
     """Copies of the config on other meshes, with the rules that `presets.lay_out` makes for each,
     or with the config's own where they are none of these."""
-    known = config.copy_and_resolve_references()
+    known = copy.deepcopy(config)
     presets.lay_out(known, 2, 1, 1 if config.sharding.train.embed == "fsdp" else 2)
     free = known.sharding == config.sharding
     widths = range(1, min(shape.num_kv_heads, pod.chips) + 1)
@@ -61,7 +62,7 @@ def layouts(config, shape: qwen2.Shape, pod: Pod) -> Iterator:
         if shape.num_kv_heads % (tensor * together) or pod.chips % (tensor * together):
             continue
         for data in sorted({1, 2, 4, 8, pod.slices}) if together == 1 else [shards // together]:
-            t = config.copy_and_resolve_references()
+            t = copy.deepcopy(config)
             if free:
                 presets.lay_out(t, shards, tensor, together * tensor)
             t.mesh.update({"data": data, "fsdp": shards // data, "tensor": tensor})

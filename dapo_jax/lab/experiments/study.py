@@ -193,7 +193,7 @@ def tasks(arms: Mapping[str, Arm], base_of: Mapping[int, int]) -> list[Task]:
 def settings(home: pathlib.Path, base: str, changes: Mapping[str, Any], seed: int, base_seed: int):
     """The config of a run; `home` holds the bases and the problems."""
     config = schema.base()
-    config.update_from_flattened_dict(changes)
+    config.update(changes)
     config.seed = seed
     config.init_from = str((home / bases.folder(base, base_seed) / "checkpoints").absolute())
     config.log.tensorboard, config.log.samples = False, 0

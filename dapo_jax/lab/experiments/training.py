@@ -32,7 +32,7 @@ def run(
     train: (config, workdir) -> whether it went to its end."""
     started = time.process_time()
     config = schema.base()
-    config.update_from_flattened_dict(fields)
+    config.update(fields)
     if base:
         config.init_from = str((workdir.parent.parent / base / "checkpoints").absolute())
     if not train(config, workdir):
