@@ -50,7 +50,7 @@ def opened(folder, said=None, step=3, remote=None, inputs=None, **fields) -> Jou
 
 def watched(engine, journal, check=lambda: None) -> Machine:
     watch = remembered.watch(UNWATCHED, journal, check)
-    return Machine(*[None] * 4, None, engine, watch=watch)
+    return Machine(*[None] * 5, engine, None, watch=watch)
 
 
 def drawn_with(journal, engine, params, check=lambda: None, draw=DRAW, requests=REQUESTS):
@@ -313,9 +313,11 @@ def test_updates_are_broken_off_between_two_of_them():
         if next(checks):
             raise Leave
 
-    machine = Machine(*[None] * 4, Trainer(), None, watch=UNWATCHED._replace(check=check))
+    machine = Machine(*[None] * 4, Trainer(), None, None, watch=UNWATCHED._replace(check=check))
+    loss = config.base().loss
+    loss.old_logprobs = "reuse"
     with pytest.raises(Leave):
-        algorithm.update_policy(machine, State(None, None), [None] * 4, None)
+        algorithm.update_policy(loss, machine, State(None, None), [None] * 4, None)
     assert done == ["update", "waited", "update", "waited"]
 
 

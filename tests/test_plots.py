@@ -215,7 +215,9 @@ def test_maps_show_shares():
     rates[0, 0], rates[1, [0, 10]] = 4, (1, 3)
     mesh = plots.difficulty((np.array([1, 2]), rates)).axes[0].collections[0]
     np.testing.assert_allclose(mesh.get_array()[:, 0], np.arange(11) == 0)
-    assert mesh.get_coordinates()[:, 0, 1].tolist() == list(tags.RATE_EDGES)
+    assert mesh.get_coordinates()[:, 0, 1].tolist() == list(
+        tags.edges("curriculum/by_pass_rate", 0, 0)
+    )
 
 
 def test_a_real_log_beside_ours(assets):

@@ -16,7 +16,7 @@ import importlib.metadata
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -27,14 +27,11 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
 from dapo_jax import gate, parallel
-from dapo_jax.checkpoint import patience, seal
+from dapo_jax.checkpoint import groups as groups_lib, patience, seal
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.config import schema
-from dapo_jax.dapo.dynamic_sampling import Group
-from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import Counters, State
 from dapo_jax.model import qwen2
-from dapo_jax.rollout.engine import Response
 
 ERRORS = (Damaged, OSError, ValueError)  # of reading, the graver ones first (parallel.agreed)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -114,7 +111,7 @@ def save(
     """Start writing `state` under its step; returns once its arrays may be overwritten. inputs:
     `resume.inputs`. score: what `keep_best` compares (None: never among the best). NotFinite: an
     array holds NaN or infinity, on every process; nothing is written."""
-    arrays, carried = _arrays(state), flatten_groups(state.carried)
+    arrays, carried = _arrays(state), groups_lib.flatten(state.carried)
     carried |= state.by_problem
     survey = seal.survey(arrays)
     if broken := [path for path, (_, finite) in survey.items() if not finite]:
@@ -171,8 +168,8 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
     if seal.digest(carried) != content.get("carried"):
         raise Damaged("carried is not what was saved")
     try:
-        by_problem = {k: np.asarray(v) for k, v in carried.items() if k not in GROUP_FIELDS}
-        groups = unflatten_groups(carried)
+        by_problem = {k: np.asarray(v) for k, v in carried.items() if k not in groups_lib.FIELDS}
+        groups = groups_lib.unflatten(carried)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise Damaged(f"carried holds no groups: {_line(error)}") from error
     return State(
@@ -391,87 +388,3 @@ def _check_same(where: str, saved, wanted) -> None:
                 f"{where}: {name} is {there} there and {here} by this config; use the config of the"
                 " run that wrote it (model.* and what else is trained)"
             )
-
-
-# ------------------------------------------------------------------------------------------------
-# Groups as flat arrays
-# ------------------------------------------------------------------------------------------------
-
-
-GROUP_FIELDS = (
-    "position", "prompt_length", "prompt", "correct", "score", "response_length", "tokens", "logps",
-    "entropies", "truncated", "versions", "ended",
-)  # fmt: skip
-
-
-def flatten_groups(groups: Sequence[Group]) -> dict[str, np.ndarray]:
-    """Ragged groups -> concatenated arrays and their lengths, by GROUP_FIELDS. Orbax refuses arrays
-    of size 0, so each array ends with one dummy entry."""
-    responses = [r for g in groups for r in g.responses]
-
-    def join(parts, dtype):
-        return np.concatenate(
-            [np.asarray(p, dtype).reshape(-1) for p in parts] + [np.zeros(1, dtype)]
-        )
-
-    flat = dict(
-        position=join([g.position for g in groups], np.int64),
-        prompt_length=join([len(g.prompt) for g in groups], np.int32),
-        prompt=join([g.prompt for g in groups], np.int32),
-        # -1: the judge knows no right and wrong; -2: not judged yet
-        correct=join([_right_or(g, -1) for g in groups], np.int32),
-        score=join([_scores(g) for g in groups], np.float64),
-        response_length=join([len(r.tokens) for r in responses], np.int32),
-        tokens=join([r.tokens for r in responses], np.int32),
-        logps=join([r.logps for r in responses], np.float32),
-        entropies=join([r.entropies for r in responses], np.float32),
-        truncated=join([r.truncated for r in responses], np.int32),
-    )
-    if any(r.versions is not None for r in responses):  # then all have them
-        flat["versions"] = join([r.versions for r in responses], np.int32)
-        flat["ended"] = join([r.ended for r in responses], np.int32)
-    return flat
-
-
-def _right_or(group: Group, missing: int) -> np.ndarray:
-    if group.grades is None:
-        return np.full(len(group.responses), -2)
-    right_G = group.grades.right_G
-    return np.full(len(group.responses), missing) if right_G is None else right_G
-
-
-def _scores(group: Group) -> np.ndarray:
-    return group.grades.score_G if group.grades else np.zeros(len(group.responses))
-
-
-def unflatten_groups(flat: Mapping[str, np.ndarray]) -> list[Group]:
-    """The groups that `flatten_groups` took apart; other entries of `flat` are passed over."""
-    flat = {k: np.asarray(v)[:-1] for k, v in flat.items() if k in GROUP_FIELDS}
-    n = len(flat["position"])
-    if not n:
-        return []
-    split = lambda name, lengths: np.split(flat[name], np.cumsum(flat[lengths])[:-1])
-    tokens, logps, entropies = (
-        split(k, "response_length") for k in ("tokens", "logps", "entropies")
-    )
-    responses = [
-        Response(t, lp, e, bool(c))
-        for t, lp, e, c in zip(tokens, logps, entropies, flat["truncated"], strict=True)
-    ]
-    if "versions" in flat:
-        parts = zip(responses, split("versions", "response_length"), flat["ended"], strict=True)
-        responses = [r._replace(versions=v, ended=bool(ended)) for r, v, ended in parts]
-    G = len(responses) // n
-    correct_NxG = flat["correct"].reshape(n, G)
-    score_NxG = flat["score"].reshape(n, G)
-    grades = [
-        None
-        if (correct_G == -2).any()
-        else Grades(score_G, None if (correct_G < 0).any() else correct_G.astype(bool))
-        for score_G, correct_G in zip(score_NxG, correct_NxG, strict=True)
-    ]
-    prompts = split("prompt", "prompt_length")
-    return [
-        Group(int(flat["position"][i]), prompts[i].tolist(), responses[i * G : (i + 1) * G], x)
-        for i, x in enumerate(grades)
-    ]

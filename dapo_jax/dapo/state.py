@@ -1,7 +1,6 @@
 """Everything that decides what happens next in a run, and nothing else."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,8 +34,8 @@ class State(NamedTuple):
     counters: Counters = Counters()
     # What a method of variants/ carries from step to step: arrays on the devices, by a name of its
     # own, and host arrays with an entry per training problem, which begin anew with other problems
-    memory: Mapping[str, Any] = MappingProxyType({})
-    by_problem: Mapping[str, np.ndarray] = MappingProxyType({})
+    memory: dict[str, Any] = {}  # noqa: RUF012  (never changed in place)
+    by_problem: dict[str, np.ndarray] = {}  # noqa: RUF012
 
     @property
     def reference(self) -> dict | None:

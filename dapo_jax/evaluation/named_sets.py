@@ -117,7 +117,7 @@ def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
         "reward.verifier": protocol.verifier,
         "reward.function": "",
         "reward.by_source": "",
-        "reward.workers": max(config.reward.workers, protocol.verifier == "math"),
+        "reward.workers": max(config.reward.workers, int(protocol.verifier == "math")),
     }
     if not fixed & {"reward.verifier", "reward.function", "reward.by_source"}:
         wanted |= reward

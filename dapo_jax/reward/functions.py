@@ -19,6 +19,7 @@ from dapo_jax import gate
 from dapo_jax.dapo.reward import Grade
 from dapo_jax.data import answers, prompts
 from dapo_jax.data.problems import Problem
+from dapo_jax.reward.settings import Reward
 
 # A bool means right or wrong, with the score 1 or 0; a number is a score alone.
 Score = Callable[[Problem, str], Grade | float | bool]
@@ -53,7 +54,7 @@ class Rewards(NamedTuple):
         return not self.own and self.shipped <= {"dapo", "integer"}
 
 
-def read(settings) -> Rewards:
+def read(settings: Reward) -> Rewards:
     """The functions that `settings`, the section `config.reward`, names. ValueError: a file or
     function is missing, a name is used twice, a library is not installed."""
     files: dict[pathlib.Path, object] = {}
@@ -87,7 +88,7 @@ def read(settings) -> Rewards:
 _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL)
 
 
-def _part(settings, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
+def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
     """'[NAME=][WEIGHT*]WHAT': WHAT is a shipped verifier, format, or FILE.py:FUNCTION."""
     name, weight, what = _ENTRY.fullmatch(entry.strip()).groups()
     try:
@@ -103,7 +104,7 @@ def _part(settings, field: str, entry: str, files: dict, shipped: set[str]) -> P
     return Part(name or what.rpartition(":")[2], weight, function)
 
 
-def by_verifier(settings, mode: str) -> Score:
+def by_verifier(settings: Reward, mode: str) -> Score:
     """Eq. 7: `reward.correct` where the final answer is right, else `reward.wrong`."""
     right, wrong = float(settings.correct), float(settings.wrong)
     # Responses of a group come one after the other, and short ones are often the same text.

@@ -19,87 +19,18 @@ from dapo_jax.model import paged, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
+from dapo_jax.rollout.response import (
+    UNWATCHED,
+    Part,
+    Response,
+    Stats,
+    Store,
+    Watch,
+    total,
+)
 from dapo_jax.rollout.schedule import Request, Row, Schedule
 
 __all__ = ["Draw", "Engine", "Request", "Response", "Stats", "Store", "Watch"]
-
-
-class Response(NamedTuple):
-    """Token ids with the stop token, if there was one; lengths are numbers, never inferred."""
-
-    tokens: np.ndarray  # int32 [n]
-    logps: np.ndarray  # float32 [n], at temperature, before any nucleus cut
-    entropies: np.ndarray  # float32 [n], nats
-    truncated: bool  # ended by the length limit and not by a stop token
-    # Of a response that several steps drew:
-    versions: np.ndarray | None = None  # int32 [n], the step whose weights drew each token
-    ended: bool = True  # False: the next step goes on with it
-
-
-class Part(NamedTuple):
-    """What a chunk drew of one response."""
-
-    index: int  # of the request
-    start: int  # tokens drawn of it before, without the request's prefix
-    tokens: np.ndarray  # int32 [n]
-    logps: np.ndarray  # float32 [n]
-    entropies: np.ndarray  # float32 [n]
-    ended: bool
-
-
-class Stats(NamedTuple):
-    tokens: int  # response tokens drawn and kept
-    slot_steps: int  # slot x decode step, busy or idle
-    chunks: int
-    queued_tokens: int  # of `tokens` and `slot_steps`: while requests were waiting
-    queued_slot_steps: int
-    prefilled: int  # prompts run; the other samples took theirs from a sibling
-    evicted: int  # rows that had to be made again because the pages ran out
-    peak_cache: float  # largest share of the pool in use
-    replayed: int = 0  # of `tokens`: not drawn now, but found in `Watch.store`
-
-    @property
-    def occupancy(self) -> float:
-        return (self.tokens - self.replayed) / max(self.slot_steps, 1)
-
-    @property
-    def queued_occupancy(self) -> float:
-        """Occupancy until the queue is empty: what chunks lose, without the last stragglers."""
-        return self.queued_tokens / max(self.queued_slot_steps, 1)
-
-
-class Store:
-    """Finished responses, which a run that was cut off need not draw again. This one keeps none."""
-
-    def open(self, params) -> None:
-        """From here on `get` and `put` are about the policy with these weights. A collective."""
-
-    def get(self, requests: Sequence[Request], draw: Draw) -> list[Response | None]:
-        """The response to each request, None where there is none."""
-        return [None] * len(requests)
-
-    def put(self, request: Request, draw: Draw, response: Response) -> None:
-        """Keep a finished response."""
-
-
-class Watch(NamedTuple):
-    """Who observes `Engine.generate`, and between which calls a run may be ended."""
-
-    # Called after each chunk with the number of newly finished requests
-    progress: Callable[[int], None] = lambda finished: None
-    # Called after each chunk before `progress`, and between two updates; raises to end the run
-    check: Callable[[], None] = lambda: None
-    store: Store = Store()
-
-    def between(self, running) -> None:
-        """Call it before a step's next device program; waits until the arrays `running` of the one
-        before are computed, so that all of a step's programs are never queued at once. Raises what
-        `check` raises."""
-        jax.block_until_ready(running)
-        self.check()
-
-
-UNWATCHED = Watch()
 
 
 class SamplerCalls(NamedTuple):
@@ -110,12 +41,6 @@ class SamplerCalls(NamedTuple):
     prefill: Call
     copy_pages: Call
     decode: dict[str, Call]  # `Draw.mode`, or 'MODE, few' of few slots -> program
-
-
-def total(stats: Sequence[Stats]) -> Stats:
-    """Of several calls: everything adds up but `peak_cache`."""
-    sums = {name: sum(getattr(s, name) for s in stats) for name in Stats._fields}
-    return Stats(**sums | {"peak_cache": max((s.peak_cache for s in stats), default=0.0)})
 
 
 class Engine:

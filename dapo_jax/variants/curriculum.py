@@ -22,6 +22,7 @@ from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.state import State
 from dapo_jax.model import learner
+from dapo_jax.variants.settings import Curriculum
 
 
 class Rates(NamedTuple):
@@ -60,12 +61,12 @@ def apply(config, algorithm: Algorithm) -> Algorithm:
     return algorithm
 
 
-def is_on(c) -> bool:
-    """Whether pass rates are kept. c, here and below: config.curriculum."""
+def is_on(c: Curriculum) -> bool:
+    """Whether pass rates are kept."""
     return bool(c.pass_rate_cap or has_band(c) or c.temperature_schedule != "constant")
 
 
-def has_band(c) -> bool:
+def has_band(c: Curriculum) -> bool:
     return c.band_low > 0 or c.band_high < 1
 
 
@@ -76,7 +77,7 @@ def pass_rate(group: Group) -> float:
     return float(np.mean(grades.score_G if grades.right_G is None else grades.right_G))
 
 
-def in_band(c, group: Group) -> bool:
+def in_band(c: Curriculum, group: Group) -> bool:
     """Whether a group's pass rate lies in the band."""
     return c.band_low < pass_rate(group) < c.band_high
 
@@ -93,7 +94,7 @@ def unknown(problems: int) -> Rates:
     return Rates(*(np.zeros(problems, kind) for kind in (np.float64, np.int32, np.int32)))
 
 
-def due(c, rates: Rates, epoch: int) -> np.ndarray:
+def due(c: Curriculum, rates: Rates, epoch: int) -> np.ndarray:
     """bool [P]: the problems that `epoch` draws. What was last drawn in it was due in it."""
     left_out_P = (rates.draws_P > 0) & (rates.rate_P >= c.pass_rate_cap) & (rates.epoch_P < epoch)
     if c.revisit_epochs:
@@ -102,7 +103,7 @@ def due(c, rates: Rates, epoch: int) -> np.ndarray:
 
 
 def ahead(
-    c, stream: Sequence[int], problems: int, rates: Rates
+    c: Curriculum, stream: Sequence[int], problems: int, rates: Rates
 ) -> Callable[[int, int], Sequence[int]]:
     """`collect`'s, for one step: (start, size) -> the next `size` positions from `start` on whose
     problems are due, over the ends of epochs, none of a problem that the step has drawn; fewer
@@ -140,7 +141,9 @@ def record(
     return rates, known
 
 
-def metrics(c, state: State, rates: Rates, known: Sequence[float], temperature: float) -> dict:
+def metrics(
+    c: Curriculum, state: State, rates: Rates, known: Sequence[float], temperature: float
+) -> dict:
     """state: after the step. known: rates that the step's problems had before. temperature: the
     step's."""
     problems = len(rates.rate_P)
@@ -156,7 +159,7 @@ def metrics(c, state: State, rates: Rates, known: Sequence[float], temperature: 
     return log | ({"curriculum/known_rate": np.mean(known)} if known else {})
 
 
-def sampling_temperature(c, start: float, step: int) -> float:
+def sampling_temperature(c: Curriculum, start: float, step: int) -> float:
     """Sampling temperature at rollout step `step` (from 0); log-probs use the same one. start:
     config.rollout.temperature."""
     end = c.temperature_end / start

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dapo_jax import build
-from dapo_jax.checkpoint import checkpoint, seal
+from dapo_jax.checkpoint import checkpoint, groups, seal
 from dapo_jax.run import begin
 
 pytestmark = pytest.mark.slow
@@ -50,8 +50,7 @@ def run(whole, tmp_path_factory):
 
 def same(a, b) -> bool:
     a, b = (
-        jax.tree.leaves(jax.device_get((s[:3], checkpoint.flatten_groups(s.carried), s[4:])))
-        for s in (a, b)
+        jax.tree.leaves(jax.device_get((s[:3], groups.flatten(s.carried), s[4:]))) for s in (a, b)
     )
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 

@@ -280,8 +280,9 @@ def difficulty(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figure:
     """Problems by their recorded pass rate over the steps. counts: steps [n] and counts [n, 11],
     `logs.histograms(path)["curriculum/by_pass_rate"]`; the lowest row are those at 0."""
     title = "Problems by pass rate when last drawn" + (f": {name}" if name else "")
-    figure = _map(counts, np.array(tags.RATE_EDGES), title, "pass rate [share of responses]")
-    ticks = tags.RATE_EDGES[3::2]
+    edges = tags.edges("curriculum/by_pass_rate", 0, 0)
+    figure = _map(counts, np.array(edges), title, "pass rate [share of responses]")
+    ticks = edges[3::2]
     figure.axes[0].set_yticks([-0.05, *ticks], ["0", *map(str, ticks)])
     return figure
 

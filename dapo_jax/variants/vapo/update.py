@@ -18,6 +18,7 @@ from dapo_jax.dapo import minibatches as minibatches_lib
 from dapo_jax.dapo.packing import Item
 from dapo_jax.dapo.state import State
 from dapo_jax.model import learner
+from dapo_jax.variants.settings import Critic
 from dapo_jax.variants.vapo import critic
 
 NAME = "critic"  # of the value model in `build.Machine.others` and `State.memory`
@@ -73,22 +74,21 @@ def learn(
     return *done, metrics(logs)
 
 
-def in_pretraining(c, step: int) -> bool:
-    """Whether the policy stays as it is in rollout step `step` (from 0). c: config.critic."""
+def in_pretraining(c: Critic, step: int) -> bool:
+    """Whether the policy stays as it is in rollout step `step` (from 0)."""
     return c.enabled and step < c.pretrain_steps
 
 
-def policy_rate(c, optim, step: int) -> float:
+def policy_rate(c: Critic, optim, step: int) -> float:
     """The policy's learning rate in rollout step `step`: 0 during value pre-training; the policy's
-    warm-up starts after it. c: config.critic."""
+    warm-up starts after it."""
     if in_pretraining(c, step):
         return 0.0
     return learner.learning_rate(optim, step - c.pretrain_steps * c.enabled)
 
 
-def horizon(c, minibatches: Sequence[Sequence[Item]]) -> critic.Horizon:
-    """The numbers of GAE, and where the thirds by length of this step's responses part.
-    c: config.critic."""
+def horizon(c: Critic, minibatches: Sequence[Sequence[Item]]) -> critic.Horizon:
+    """The numbers of GAE, and where the thirds by length of this step's responses part."""
     lengths = [len(item.response) for items in minibatches for item in items if item.weight]
     thirds = np.quantile(lengths, [1 / 3, 2 / 3], method="lower") if lengths else (0, 0)
     numbers = critic.Horizon(
@@ -102,8 +102,8 @@ def horizon(c, minibatches: Sequence[Sequence[Item]]) -> critic.Horizon:
     return critic.Horizon(*map(np.float32, numbers))
 
 
-def value_knobs(c, step: int) -> critic.Knobs:
-    """Numbers of the value model's updates in rollout step `step` (from 0). c: config.critic."""
+def value_knobs(c: Critic, step: int) -> critic.Knobs:
+    """Numbers of the value model's updates in rollout step `step` (from 0)."""
     risen = min(1.0, (step + 1) / max(c.warmup_steps, 1))
     return critic.Knobs(np.float32(c.lr * risen), np.float32(c.clip or np.inf))
 
