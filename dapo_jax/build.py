@@ -25,7 +25,7 @@ from dapo_jax.data import arithmetic, problems, prompts, tokenizer
 from dapo_jax.model import attention_kernels, hf, learner, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.reward import grading
-from dapo_jax.rollout import engine
+from dapo_jax.rollout import engine, groups
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.variants import choose
 
@@ -333,8 +333,8 @@ def sample_groups(
     top_ps: Sequence[float] = (),
     cut: Callable[[np.ndarray], int] | None = None,
 ) -> tuple[list[Group], engine.Stats]:
-    """Ungraded groups, as `engine.sample` draws them."""
-    drawn, stats = engine.sample(
+    """Ungraded groups, as `rollout.groups.sample` draws them."""
+    drawn, stats = groups.sample(
         m.engine, decode_params, prompts, group_size, draw, m.watch, top_ps, cut
     )
     return [Group(*prompt, of) for prompt, of in zip(prompts, drawn, strict=True)], stats

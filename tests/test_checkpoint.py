@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 from dapo_jax import config, parallel
-from dapo_jax.checkpoint import checkpoint, groups
+from dapo_jax.checkpoint import checkpoint, groups as flat_groups
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import Counters, State
@@ -189,6 +189,6 @@ def test_holds_config_and_versions_and_no_pickle(saved):
 @pytest.mark.parametrize("n", [0, 1, 3])
 def test_groups_round_trip(n):
     want = groups(n, G=4, seed=n)
-    flat = groups.flatten(want)
+    flat = flat_groups.flatten(want)
     assert all(a.ndim == 1 and a.size and a.dtype.kind in "if" for a in flat.values())
-    same_groups(want, groups.unflatten(flat))
+    same_groups(want, flat_groups.unflatten(flat))

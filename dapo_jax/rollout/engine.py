@@ -438,25 +438,3 @@ def _part(row: Row, ended: bool) -> Part:
 def _column(row: Row, name: str) -> list[np.ndarray]:
     """One of a row's numbers of each of its tokens so far, a chunk apiece."""
     return [getattr(chunk, name)[i, :n] for chunk, i, n in row.parts]
-
-
-def sample(
-    engine: Engine,
-    decode_params,
-    prompts: Sequence[tuple[int, Sequence[int]]],
-    group_size: int,
-    draw: Draw,
-    watch: Watch = UNWATCHED,
-    top_ps: Sequence[float] = (),
-    cut: Callable[[np.ndarray], int] | None = None,
-) -> tuple[list[list[Response]], Stats]:
-    """G responses to each (stream position, prompt), in the given order. top_ps: of each prompt,
-    where they differ from the draw's. watch, cut: as for `Engine.generate`."""
-    requests = [
-        Request(prompt, position, g, top_p=top_p)
-        for (position, prompt), top_p in zip(prompts, top_ps or [0.0] * len(prompts), strict=True)
-        for g in range(group_size)
-    ]
-    responses, stats = engine.generate(decode_params, requests, draw, watch, cut=cut)
-    starts = range(0, len(responses), group_size)
-    return [responses[i : i + group_size] for i in starts], stats
