@@ -16,12 +16,9 @@ for evaluation, so scores do not depend on batch, order or mesh.
 
 import functools
 import hashlib
-import itertools
 import json
 import pathlib
-import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -31,160 +28,20 @@ from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from dapo_jax import bars, build, parallel
-from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
+from dapo_jax.checkpoint import workdir as workdir_lib
 from dapo_jax.checkpoint.seal import checksums
 from dapo_jax.config import cli, presets, schema, validation
-from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import files, published, tokenizer
 from dapo_jax.data.problems import Encoded
 from dapo_jax.evaluation import named_sets, scores as scores_lib
-from dapo_jax.evaluation.scores import Scores, majority, pass_at_k
+from dapo_jax.evaluation.sampling import evaluate
+from dapo_jax.evaluation.scores import Scores
 from dapo_jax.hosts import processes, start
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import hf
 from dapo_jax.reward import grading
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Watch
-
-__all__ = ["Scores", "checksums", "evaluate", "evaluate_sets", "majority", "pass_at_k"]
-
-
-def evaluate(
-    machine: build.Machine,
-    decode_params,
-    text: build.Text,
-    data: Encoded,
-    k: int,
-    draw: Draw,
-) -> Scores:
-    """Draw k samples for every problem of `data` and grade them by the judge of `text`."""
-    (scores,) = evaluate_together(machine, decode_params, text, [data], k, [draw])
-    return scores
-
-
-def evaluate_together(
-    machine: build.Machine,
-    decode_params,
-    text: build.Text,
-    sets: Sequence[Encoded],
-    k: int,
-    draws: Sequence[Draw],
-) -> list[Scores]:
-    """`evaluate` for every set, each with its own draw; the draws may differ only in top_p. One
-    call of the sampler for all sets, so that it waits only once for the longest responses."""
-    # The counter of the draw has 31 bits, so the id is cut.
-    prompts = [
-        (int(p.id[:8], 16) & 0x7FFFFFFF, ids)
-        for data in sets
-        for p, ids in zip(data.problems, data.ids, strict=True)
-    ]
-    top_ps = [draw.top_p for data, draw in zip(sets, draws, strict=True) for _ in data.ids]
-    cut = grading.cut_at(text.tokenizer, draws[0].stop_strings)
-    groups, _ = build.sample_groups(machine, decode_params, prompts, k, draws[0], top_ps, cut)
-    rest = iter(groups)
-    return [_graded(text, data, list(itertools.islice(rest, len(data.ids)))) for data in sets]
-
-
-def _graded(text: build.Text, data: Encoded, groups: list[Group]) -> Scores:
-    groups = grading.grade_groups(text.tokenizer, text.judge, groups, data.problems)
-    grades, responses = [g.grades for g in groups], [g.responses for g in groups]
-    only_scores = any(g.right_G is None for g in grades)
-    return Scores(
-        correct_PxK=None if only_scores else np.stack([g.right_G for g in grades]),
-        answers=[g.answers for g in grades],
-        golds=[p.answer for p in data.problems],
-        truncated_PxK=np.array([[r.truncated for r in row] for row in responses]),
-        lengths_PxK=np.array([[len(r.tokens) for r in row] for row in responses]),
-        responses=responses,
-        score_PxK=np.stack([g.score_G for g in grades]) if only_scores else None,
-    )
-
-
-def evaluate_sets(
-    config, machine, decode_params, text: build.Text
-) -> tuple[dict[str, float], list[dict]]:
-    """The evaluation of a training run: every set at top_p=1 and, if configured, at `eval.top_p`.
-    Returns (values by tag, see log/tags.py; a row per problem and setting)."""
-    asked = list(itertools.product(text.evals.items(), build.evaluation_draws(config)))
-    if not asked:
-        return {}, []
-    sets, draws = zip(*((data, draw) for (_, data), draw in asked), strict=True)
-    results = evaluate_together(machine, decode_params, text, sets, config.eval.k, draws)
-    out, rows = {}, []
-    for ((name, data), draw), scores in zip(asked, results, strict=True):
-        tag = f"eval/{name}" + ("" if draw.top_p == 1.0 else f"_top_p{draw.top_p:g}")
-        out |= {f"{tag}/{key}": value for key, value in scores.headline().items()}
-        if draw.top_p == 1.0:
-            out[f"{tag}/length_mean"] = float(scores.lengths_PxK.mean())
-            out[f"{tag}/truncated_frac"] = float(scores.truncated_PxK.mean())
-        about = {"set": name, "top_p": draw.top_p}
-        rows += (about | row for row in scores_lib.verdicts(data, scores))
-    return out, rows
-
-
-# ------------------------------------------------------------------------------------------------
-# What to evaluate
-# ------------------------------------------------------------------------------------------------
-
-
-class Policy(NamedTuple):
-    """Where the weights are: a step of an Orbax directory, or else the model directory."""
-
-    model_dir: pathlib.Path | None  # Hugging Face directory: shape, tokenizer, and maybe weights
-    steps: str = ""  # Orbax directory with one directory per step
-    step: int | None = None
-
-    def __str__(self):
-        return f"{self.steps} step {self.step}" if self.steps else str(self.model_dir)
-
-
-def find_policy(
-    config, workdir: pathlib.Path, base: pathlib.Path | None, given: str = ""
-) -> Policy:
-    """The policy that `given` names, else the run's newest checkpoint, else `base`, the directory
-    of the config's model. ValueError: there is no checkpoint."""
-    if given:
-        return find_given(given, base)
-    if directory := config.checkpoint.directory:
-        return Policy(base, directory, checkpoint.find_step(directory))
-    if (workdir / "checkpoints").is_dir():
-        return find_given(str(workdir), base)
-    if base:
-        return Policy(base)
-    raise ValueError(
-        f"--workdir={workdir}: no checkpoint in it; train there first, or name one by --checkpoint"
-    )
-
-
-def find_given(
-    given: str,
-    base: pathlib.Path | None = None,
-    resolve: Callable[[str], pathlib.Path] = start.resolve,
-) -> Policy:
-    """The policy that a command line names. given: a run's workdir or its checkpoints/, both with
-    @STEP for another step than the newest; one step's directory; the output of `convert to-orbax`;
-    a Hugging Face directory or hub name. base: model directory of a run that holds no model itself.
-    ValueError: there is no checkpoint."""
-    named = re.fullmatch(r"(.+)@(\d+)", given)
-    step = int(named[2]) if named and not pathlib.Path(given).exists() else None
-    path = epath.Path(given if step is None else named[1]).expanduser()
-    weights = "://" not in given and (not path.is_dir() or any(path.glob("*.safetensors")))
-    if step is None and weights:
-        return Policy(resolve(given))
-    if path.name.isdigit() and (path / "arrays").is_dir():
-        path, step = path.parent, int(path.name) if step is None else step
-    elif (path / "checkpoints").is_dir():
-        path = path / "checkpoints"
-    return Policy(base, str(path), checkpoint.find_step(path, step))
-
-
-def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
-    """The policy's parameters in the training layout, with LoRA adapters merged in."""
-    if not policy.steps:
-        return build.initial_params(config, machine)
-    return checkpoint.restore_merged(
-        policy.steps, machine.shape, machine.mesh, machine.trainer.rules, policy.step
-    )
-
+from dapo_jax.run import policy as policy_lib
 
 # ------------------------------------------------------------------------------------------------
 # Sampling with restarts
@@ -271,7 +128,7 @@ def evaluate_checkpoint(
     base = start.model_directory(
         config, home, config.checkpoint.directory or home.checkpoints, given
     )
-    policy = find_policy(config, home.local, base, given)
+    policy = policy_lib.find_policy(config, home.local, base, given)
     every = list(
         named_sets.ask(config, home.local, policy.model_dir, score, fixed, pathlib.Path(data_dir))
     )
@@ -281,7 +138,7 @@ def evaluate_checkpoint(
     how = "as chats" if config.tokenizer.chat else "as plain text"
     say(f"policy: {policy}, prompts {how}")
     machine = every[0].machine
-    params = load_params(config, machine, policy)
+    params = policy_lib.load_params(config, machine, policy)
     weights = [int(x) for x in parallel.to_host(checksums(params))]
     decode_params = machine.engine.decode_params(params, keep=False)
     del params
@@ -303,7 +160,7 @@ def evaluate_checkpoint(
 
 def _evaluate_asked(
     asked: named_sets.Asked,
-    policy: Policy,
+    policy: policy_lib.Policy,
     weights: list[int],
     decode_params,
     home: workdir_lib.Workdir,
@@ -391,16 +248,6 @@ def define_flags() -> None:
     flags.DEFINE_string("json", "", "File for settings, scores and the table of problems.")
 
 
-def config_of_run(workdir: str) -> schema.Config | None:
-    """The config of the run in `workdir`; None if there is no run."""
-    if not workdir or not (file := epath.Path(workdir) / "config.json").exists():
-        return None
-    try:
-        return schema.of_run(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}; name a config file: --config=FILE") from error
-
-
 def config_of_policy() -> schema.Config | None:
     """The config of the run that --checkpoint, else --workdir, names. For a Hugging Face directory
     or hub name: the paper's config with the model's chat template, if it has one, and a sampler
@@ -408,9 +255,9 @@ def config_of_policy() -> schema.Config | None:
     # Each process resolves for itself, since processes have not met yet.
     small = functools.partial(hf.resolve, weights=False)
     if not (given := flags.FLAGS.checkpoint):
-        return config_of_run(cli.WORKDIR.value)
-    if (policy := find_given(given, None, small)).steps:
-        return config_of_run(str(epath.Path(policy.steps).parent))
+        return policy_lib.config_of_run(cli.WORKDIR.value)
+    if (policy := policy_lib.find_given(given, None, small)).steps:
+        return policy_lib.config_of_run(str(epath.Path(policy.steps).parent))
     if not flags.FLAGS.data and not cli.CONFIG.overrides.get("eval.files"):
         raise ValueError(f"--data: say what to evaluate on: {published.KNOWN}, or files")
     c = presets.paper()

@@ -122,8 +122,8 @@ def mesh_scope(mesh: Mesh, rules: Rules, dtype=None):
 
 
 def compiler_options(mesh: Mesh, same_bits: bool = False) -> dict[str, bool | int] | None:
-    """Of a large program. same_bits: its result has to be the same in every run; on GPUs sums at
-    like indices would otherwise add up in any order. On CPUs see `_ON_CPU`; XLA_FLAGS wins."""
+    """Compiler options of a large program. same_bits: request deterministic results on GPUs, where
+    sums at like indices otherwise add up in any order. On CPUs see `_ON_CPU`; XLA_FLAGS wins."""
     platform, flags = mesh.devices.flat[0].platform, os.environ.get("XLA_FLAGS", "")
     if platform == "gpu" and same_bits:
         return {"xla_gpu_exclude_nondeterministic_ops": True}

@@ -19,12 +19,13 @@ import jax
 import numpy as np
 from absl import flags
 
-from dapo_jax import build, evaluate, parallel
+from dapo_jax import build, parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema, validation
 from dapo_jax.data import tokenizer as tokenizer_lib
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Request, Response
+from dapo_jax.run import policy as policy_lib
 
 _CHUNK = 8  # tokens between two updates of the terminal
 
@@ -91,7 +92,7 @@ class Loaded(NamedTuple):
     tokenizer: tokenizer_lib.Tokenizer
     machine: build.Machine
     params: qwen2.Params
-    policy: evaluate.Policy
+    policy: policy_lib.Policy
 
 
 def load(
@@ -117,7 +118,7 @@ def load(
     config.rollout.slots = min(config.rollout.slots, -(-n // shards) * shards)
     config.rollout.chunk = min(config.rollout.chunk, _CHUNK)
     base = hf.resolve(config.model.path) if config.model.path else None
-    policy = evaluate.find_policy(config, workdir, base)
+    policy = policy_lib.find_policy(config, workdir, base)
     if step is not None:
         policy = policy._replace(step=checkpoint.find_step(policy.steps, step))
     tokenizer = load_tokenizer(config, workdir, policy.model_dir)
@@ -128,7 +129,9 @@ def load(
     machine = build.build_machine(
         config, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir, others=False
     )
-    return Loaded(config, tokenizer, machine, evaluate.load_params(config, machine, policy), policy)
+    return Loaded(
+        config, tokenizer, machine, policy_lib.load_params(config, machine, policy), policy
+    )
 
 
 def encode(config, tokenizer, prompt: str) -> list[int]:
@@ -221,4 +224,4 @@ def main(prompt: str) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    cli.run(main, "prompt", without_config=lambda: evaluate.config_of_run(cli.WORKDIR.value))
+    cli.run(main, "prompt", without_config=lambda: policy_lib.config_of_run(cli.WORKDIR.value))

@@ -34,12 +34,11 @@ from dapo_jax.checkpoint.saver import Saver
 from dapo_jax.config import cli, schema, validation
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files, problems
-from dapo_jax.evaluate import evaluate_sets
+from dapo_jax.evaluation.sampling import evaluate_sets
 from dapo_jax.hosts import leaving, processes, start
 from dapo_jax.hosts.watchdog import Watchdog
 from dapo_jax.log import goodput, guards, hardware, metrics, profiler, report, trackers
 from dapo_jax.reward import grading
-from dapo_jax.rollout.engine import Watch
 from dapo_jax.run import begin
 from dapo_jax.variants import choose
 
@@ -92,7 +91,9 @@ def train(
         )
         for note in [*text.notes, report.describe(config, machine), f"workdir: {home.name}"]:
             say(note)
-        machine = machine._replace(watch=Watch(progress=lambda _: hooks.phase("chunk")))
+        machine = machine._replace(
+            watch=machine.watch._replace(progress=lambda _: hooks.phase("chunk"))
+        )
         book = goodput.Book(home.local, began)
         return run(config, home, text, machine, allow_config_change, say, hooks, first, book)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from dapo_jax import build, config, evaluate, parallel
+from dapo_jax import build, config, parallel
 from dapo_jax.data.problems import Encoded
-from dapo_jax.evaluation import scores
+from dapo_jax.evaluation import sampling, scores
 from dapo_jax.model import qwen2
 
 
@@ -19,11 +19,11 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n):
         samples = [True] * correct + [False] * (n - correct)
         for k in range(1, n + 1):
             share = np.mean([any(s) for s in itertools.combinations(samples, k)])
-            assert evaluate.pass_at_k(n, correct, k) == pytest.approx(share, abs=1e-12)
+            assert scores.pass_at_k(n, correct, k) == pytest.approx(share, abs=1e-12)
 
 
 def test_pass_at_k_does_not_overflow():
-    assert evaluate.pass_at_k(10_000, 1, 5_000) == pytest.approx(0.5, abs=1e-9)
+    assert scores.pass_at_k(10_000, 1, 5_000) == pytest.approx(0.5, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_pass_at_k_does_not_overflow():
 )
 def test_majority(answers, right, score):
     correct = [a == right for a in answers]
-    assert evaluate.majority(correct, answers) == pytest.approx(score)
+    assert scores.majority(correct, answers) == pytest.approx(score)
 
 
 def test_scores_average_over_problems():
@@ -48,12 +48,12 @@ def test_scores_average_over_problems():
     golds = ["7", "1", "6"]
     correct = np.array([[a == g for a in row] for row, g in zip(answers, golds, strict=True)])
     empty = np.zeros((3, 4))
-    scores = evaluate.Scores(correct, answers, golds, empty, empty, [])
-    assert scores.avg_at_k == pytest.approx((3 / 4 + 1 / 4 + 2 / 4) / 3)
-    assert scores.maj_at_k == pytest.approx((1 + 0 + 1 / 2) / 3)
-    assert scores.pass_at(1) == pytest.approx(scores.avg_at_k)
-    assert scores.pass_at(2) == pytest.approx((1 + 1 / 2 + 5 / 6) / 3)
-    assert scores.pass_at(4) == 1.0
+    of = scores.Scores(correct, answers, golds, empty, empty, [])
+    assert of.avg_at_k == pytest.approx((3 / 4 + 1 / 4 + 2 / 4) / 3)
+    assert of.maj_at_k == pytest.approx((1 + 0 + 1 / 2) / 3)
+    assert of.pass_at(1) == pytest.approx(of.avg_at_k)
+    assert of.pass_at(2) == pytest.approx((1 + 1 / 2 + 5 / 6) / 3)
+    assert of.pass_at(4) == 1.0
 
 
 def test_a_damaged_line_of_samples_is_named(tmp_path):
@@ -83,13 +83,13 @@ def test_a_runs_evaluation_is_one_call_with_the_samples_of_each_alone(tmp_path):
     calls, generate = [], machine.engine.generate
     machine.engine.generate = lambda *a, **k: calls.append(len(a[1])) or generate(*a, **k)
 
-    tags, rows = evaluate.evaluate_sets(c, machine, params, text)
+    tags, rows = sampling.evaluate_sets(c, machine, params, text)
     assert calls == [len(cut) * 2 * 3 * 2] and len(rows) == len(cut) * 2 * 3
     asked = [(name, draw) for name in cut for draw in build.evaluation_draws(c)]
     sets, draws = [cut[name] for name, _ in asked], [draw for _, draw in asked]
-    together = evaluate.evaluate_together(machine, params, text, sets, 2, draws)
+    together = sampling.evaluate_together(machine, params, text, sets, 2, draws)
     for (name, draw), got in zip(asked, together, strict=True):
-        alone = evaluate.evaluate(machine, params, text, cut[name], 2, draw)
+        alone = sampling.evaluate(machine, params, text, cut[name], 2, draw)
         tag = f"eval/{name}" + ("_top_p0.7" if draw.top_p < 1 else "")
         assert tags[f"{tag}/avg@k"] == alone.headline()["avg@k"]
         pair = (list(itertools.chain(*s.responses)) for s in (got, alone))

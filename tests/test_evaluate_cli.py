@@ -22,6 +22,7 @@ from dapo_jax.dapo.state import State
 from dapo_jax.evaluation import scores
 from dapo_jax.log import metrics
 from dapo_jax.model import hf, qwen2
+from dapo_jax.run import policy
 
 sys.path.insert(0, str(Path(__file__).parent / "data"))
 from tiny_config import __file__ as CONFIG, get_config as tiny
@@ -186,11 +187,11 @@ def test_same_weights_in_other_forms(run, result, no_sampling, tmp_path):
 
 
 def test_without_a_config_it_is_the_run_s(run, tmp_path):
-    assert evaluate.config_of_run(str(run)) == tiny()
-    assert evaluate.config_of_run("") is evaluate.config_of_run(str(tmp_path)) is None
+    assert policy.config_of_run(str(run)) == tiny()
+    assert policy.config_of_run("") is policy.config_of_run(str(tmp_path)) is None
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(ValueError, match=r"/config\.json: not a run's; name a config file: --con"):
-        evaluate.config_of_run(str(tmp_path))
+        policy.config_of_run(str(tmp_path))
 
 
 @pytest.mark.parametrize(

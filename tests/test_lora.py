@@ -26,13 +26,14 @@ from test_update import (
     spread,
 )  # fmt: skip
 
-from dapo_jax import build, config, convert, evaluate, parallel, plan
+from dapo_jax import build, config, convert, parallel, plan
 from dapo_jax.config import schema, validation
 from dapo_jax.dapo import packing, update
 from dapo_jax.log import metrics
 from dapo_jax.model import hf, learner, qwen2
 from dapo_jax.plan import step
 from dapo_jax.pods import slices
+from dapo_jax.run import policy
 
 PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "lora.md").read_text()
 LORA = qwen2.Lora(4, 10.0, qwen2.LINEAR, "float32")
@@ -258,7 +259,7 @@ def test_every_reader_gets_merged_weights(whole_run, tmp_path):
     near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     for reader in (c, small(3)):
         m = build.build_machine(reader, 48, (0, 1), None)
-        got = evaluate.load_params(reader, m, evaluate.find_given(str(whole_run)))
+        got = policy.load_params(reader, m, policy.find_given(str(whole_run)))
         jax.tree.map(near, jax.device_get(got), want)
     shape, got = convert.load_params(whole_run)
     assert shape.lora is None

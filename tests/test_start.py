@@ -19,6 +19,7 @@ from dapo_jax.evaluation import named_sets
 from dapo_jax.hosts import start
 from dapo_jax.log import metrics
 from dapo_jax.model import hf, qwen2
+from dapo_jax.run import policy
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_an_evaluation_asks_no_hub_for_what_a_run_has(hub, asked, tmp_path, monk
         evaluate.evaluate_checkpoint(named(), tmp_path / "run")
     assert found.value.args == (hub / "org/tiny",) and "*.safetensors" in asked[0]
     (tmp_path / "run/checkpoints/7").mkdir(parents=True)
-    monkeypatch.setattr(evaluate.checkpoint, "find_step", lambda path, step=None: 7)
+    monkeypatch.setattr(policy.checkpoint, "find_step", lambda path, step=None: 7)
     with pytest.raises(Found) as found:
         evaluate.evaluate_checkpoint(named(), tmp_path / "run")
     assert found.value.args == (tmp_path / "run/base",) and len(asked) == 1

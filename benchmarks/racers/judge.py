@@ -16,9 +16,10 @@ import jax
 import numpy as np
 import tokenizers
 
-from dapo_jax import build, config as config_lib, evaluate
+from dapo_jax import build, config as config_lib
 from dapo_jax.data import arithmetic, problems
 from dapo_jax.data.tokenizer import load as load_tokenizer
+from dapo_jax.evaluation import sampling
 from dapo_jax.model import hf
 
 PAD = 47  # an id that no text uses
@@ -105,7 +106,7 @@ class Judge:
         text = self.text
         decode_params = self.machine.engine.decode_params(self._load(directory))
         draw = build.evaluation_draw(self.c, top_p=1.0)
-        return evaluate.evaluate(
+        return sampling.evaluate(
             self.machine, decode_params, text, text.evals["heldout"], self.c.eval.k, draw
         ).avg_at_k
 

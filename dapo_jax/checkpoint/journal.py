@@ -128,7 +128,7 @@ class Journal:
     # --- records --------------------------------------------------------------------------------
 
     def key(self, *parts: bytes) -> bytes:
-        """Of what depends on the run, the open policy and `parts`."""
+        """Hash key of a record: run, current policy and `parts`."""
         return digest(b"".join(parts), 16, self._run + self._policy.encode())
 
     def get(self, key: bytes) -> bytes | None:

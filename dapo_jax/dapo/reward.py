@@ -18,7 +18,7 @@ class Grade(NamedTuple):
 
 
 class Grades(NamedTuple):
-    """Of the G responses to one problem."""
+    """Grades of the G responses to one problem."""
 
     score_G: np.ndarray  # float64
     right_G: np.ndarray | None = None  # bool; None = the judge only scores

@@ -67,8 +67,8 @@ def step_metrics(config, state: State, record: StepRecord, clocks: Clocks, probl
 
 
 def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | list[int]]:
-    """Of everything drawn this step, before the filter, unless the tag says `batch`. What speaks of
-    right and wrong is there where the judge does. tokens: of these responses."""
+    """Metrics of everything drawn this step, before the filter, unless the tag says `batch`. Those
+    of right and wrong exist if the judge knows them. tokens: of these responses."""
     log = {"sampling/rounds": got.rounds, "sampling/batch_groups": len(got.groups)}
     if not got.drawn:
         return log | _batch_metrics(got.groups)
@@ -121,7 +121,7 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
 
 
 def _verdict_metrics(grades: Sequence[Grades], right_NxG: np.ndarray) -> dict:
-    """Of a judge that knows right and wrong."""
+    """Metrics of a judge that knows right and wrong."""
     any_N, all_N = right_NxG.any(1), right_NxG.all(1)
     log = {
         "reward/accuracy": right_NxG.mean(),
@@ -344,7 +344,7 @@ class Writer:
 
 
 def _step(file: pathlib.Path) -> int:
-    """Of step_000012.jsonl: 12."""
+    """The step in a file name: step_000012.jsonl -> 12."""
     return int(re.sub(r"\D", "", file.name) or 0)
 
 

@@ -77,7 +77,7 @@ class Geometry(NamedTuple):
 
     @property
     def pages_axes(self):
-        """Of the arrays of `Pages`."""
+        """Logical axes of each array of `Pages`."""
         return (self.pool_axes,) * (3 if self.quantized else 2)
 
     @property
@@ -157,12 +157,12 @@ def geometry(
 
 
 def vector_bytes(g: Geometry, dtype) -> int:
-    """Of one key or value in the pool, with its scale."""
+    """Bytes of one key or value in the pool, with its scale."""
     return g.head_dim + 4 if g.quantized else g.head_dim * jnp.dtype(dtype).itemsize
 
 
 def pool_bytes(g: Geometry, dtype) -> int:
-    """Of the whole pool, all devices together."""
+    """Bytes of the whole pool, all devices together."""
     return g.tokens * 2 * g.kv_heads * g.layers * g.arrays * vector_bytes(g, dtype)
 
 
@@ -236,7 +236,7 @@ def decode_attend(g: Geometry, rows: CacheRows):
 
 
 def _write_then_read(g: Geometry, layer, pages, q, k, v, rows: CacheRows, plan):
-    """Of one device and layer, for XLA: (pages, [S, H, 1, d])."""
+    """Writes and attends on one device in one layer, by XLA: (pages, [S, H, 1, d])."""
     page_S = jnp.take_along_axis(
         rows.table_SxR, (rows.position_S // g.page_tokens)[:, None], axis=1
     )[:, 0]
@@ -383,7 +383,7 @@ def _gather(pages_KxMxPxd, table_BxQ, transposed: bool = False):
 
 
 def _gather_scales(pages: Pages, table_BxQ):
-    """Of keys and of values, as `_gather` has them: [B, K, Q P, 1] each."""
+    """Scales of keys and of values in the order of `_gather`: [B, K, Q P, 1] each."""
     found = pages[2][:, table_BxQ]
     K, B, Q, _, P = found.shape
     return found.transpose(3, 1, 0, 2, 4).reshape(2, B, K, Q * P, 1)

@@ -205,7 +205,7 @@ def _kernel(
         return first_ref[0] + table_ref[row * R + column]
 
     def copies(head, page, slot, p):
-        """Of one page to place p of a buffer."""
+        """Copies of one page to place p of a buffer."""
         return [
             pltpu.make_async_copy(pages.at[head, page], buffer.at[slot, p], arrived.at[slot])
             for pages, buffer in zip(pages_refs, buffers, strict=True)
@@ -243,7 +243,7 @@ def _kernel(
         )
 
     def scales(slot, which):
-        """Of a block's keys (0) or values (1), [1, T]."""
+        """Scales of a block's keys (0) or values (1), [1, T]."""
         return jnp.concatenate([buffers[2][slot, p, which : which + 1] for p in range(B)], axis=1)
 
     def step(q_Gxd, slot, softmax, tokens=None):

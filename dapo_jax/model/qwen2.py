@@ -668,7 +668,7 @@ def zeros(tree) -> Any:
 
 
 def param_count(c: Shape) -> int:
-    """Of the network; adapters are not counted."""
+    """Parameters of the network, without adapters."""
     return sum(w.size for w in jax.tree.leaves(abstract(c.merged)))
 
 

@@ -52,7 +52,7 @@ class Parts(NamedTuple):
 
     @property
     def beside(self) -> float:
-        """Of a row whose blocks all count as whole ones, the last with 1 to 8 pages."""
+        """Cost of a row beside its blocks, which count as whole; the last has 1 to 8 pages."""
         return self.row + 4.5 * self.page - self.block
 
 
@@ -77,8 +77,8 @@ def loops(text: str) -> Loop:
 
 
 def parts(program: Loop) -> Parts:
-    """Of the decode kernel, whose loops are: first blocks; rows (blocks, pages to ask for, pages to
-    wait for); results on their way. ValueError: it has others."""
+    """Parts of the decode kernel, whose loops are: first blocks; rows (blocks, pages to ask for,
+    pages to wait for); results on their way. ValueError: it has others."""
     begin, row = (x for x in program.inner if x.inner)
     block, ask, wait = row.inner
     (ask_ahead,) = block.inner

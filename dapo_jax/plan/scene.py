@@ -40,7 +40,7 @@ class Scene(NamedTuple):
 
     @property
     def stream_bytes(self) -> int:
-        """Of one token in the residual stream, whole."""
+        """Bytes of one token in the residual stream, whole."""
         return self.shape.hidden_size * self.item
 
     @property

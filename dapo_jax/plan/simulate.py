@@ -59,7 +59,7 @@ def lengths(traffic: Traffic, cap: int, problems: int, samples: int, seed: int =
 
 
 class Sizes(NamedTuple):
-    """Of a sampler, as `rollout.engine.Engine` has them."""
+    """Sizes of a sampler, as `rollout.engine.Engine` has them."""
 
     slots: int
     shards: int

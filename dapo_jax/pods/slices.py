@@ -102,7 +102,7 @@ class Pod(NamedTuple):
 
     @property
     def hosts(self) -> int:
-        """Of one slice; a host is a TPU VM."""
+        """Hosts of one slice; a host is a TPU VM."""
         chips = math.prod(self.sides)
         return 1 if chips <= FAMILIES[self.family].one_host else chips // 4
 

@@ -417,7 +417,7 @@ class Engine:
         return self.programs.copy_pages(pool, *pair)
 
     def _response(self, row: Row, end: int) -> Response:
-        """Of a row that has ended. end: its tokens where `cut` ended it, else 0."""
+        """The response of a row that has ended. end: its tokens if `cut` ended it, else 0."""
         columns = (_column(row, name) for name in ("token_SxN", "logp_SxN", "entropy_SxN"))
         tokens, logps, entropies = (np.concatenate(x)[: end or None] for x in columns)
         truncated = not end and int(tokens[-1]) not in self.stop_ids

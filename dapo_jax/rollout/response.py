@@ -89,6 +89,6 @@ UNWATCHED = Watch()
 
 
 def total(stats: Sequence[Stats]) -> Stats:
-    """Of several calls: everything adds up but `peak_cache`."""
+    """Stats of several calls: everything adds up but `peak_cache`."""
     sums = {name: sum(getattr(s, name) for s in stats) for name in Stats._fields}
     return Stats(**sums | {"peak_cache": max((s.peak_cache for s in stats), default=0.0)})

@@ -10,10 +10,10 @@ from dapo_jax import build
 from dapo_jax.checkpoint import branch, resume
 from dapo_jax.config import validation
 from dapo_jax.dapo.state import State
-from dapo_jax.evaluate import find_given, load_params
 from dapo_jax.hosts import processes
 from dapo_jax.model import qwen2
 from dapo_jax.run import warmup
+from dapo_jax.run.policy import find_given, load_params
 from dapo_jax.variants import choose
 
 

@@ -45,7 +45,7 @@ class Flight:
 
 
 class Clock:
-    """Of one step. `flights`, in problem order, is what is in flight at its tick."""
+    """The clock of one step. `flights`, in problem order, is what is in flight at its tick."""
 
     def __init__(
         self,

@@ -17,12 +17,14 @@ from typing import NamedTuple
 import numpy as np
 from absl import logging
 
-from dapo_jax import build, evaluate
+from dapo_jax import build
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import schema
 from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic
 from dapo_jax.data.arithmetic import Style
+from dapo_jax.evaluation import sampling
+from dapo_jax.evaluation.scores import Scores
 from dapo_jax.lab.experiments.pool import Task
 from dapo_jax.model import qwen2
 from dapo_jax.run import warmup
@@ -141,14 +143,14 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
     levels = {
         level: styles(
-            evaluate.evaluate(machine, weights, text, problems, config.eval.k, draw), wait
+            sampling.evaluate(machine, weights, text, problems, config.eval.k, draw), wait
         )
         for level, problems in text.evals.items()
     }
     return {"levels": levels, "cpu_s": time.process_time() - started}
 
 
-def styles(scores: evaluate.Scores, wait: int) -> dict[str, float]:
+def styles(scores: Scores, wait: int) -> dict[str, float]:
     """Accuracy, mean length (tokens) and share of the careful style in one set of samples, and the
     accuracy of that style and of the others. The first token tells them apart: `wait` opens the
     careful style. A style without samples is left out."""

@@ -1,0 +1,84 @@
+"""Which weights a command line or config means: a run's step, an Orbax directory, or a model."""
+
+import pathlib
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from etils import epath
+
+from dapo_jax import build
+from dapo_jax.checkpoint import checkpoint
+from dapo_jax.config import schema
+from dapo_jax.hosts import start
+from dapo_jax.model import qwen2
+
+
+class Policy(NamedTuple):
+    """Where the weights are: a step of an Orbax directory, or else the model directory."""
+
+    model_dir: pathlib.Path | None  # Hugging Face directory: shape, tokenizer, and maybe weights
+    steps: str = ""  # Orbax directory with one directory per step
+    step: int | None = None
+
+    def __str__(self):
+        return f"{self.steps} step {self.step}" if self.steps else str(self.model_dir)
+
+
+def find_policy(
+    config, workdir: pathlib.Path, base: pathlib.Path | None, given: str = ""
+) -> Policy:
+    """The policy that `given` names, else the run's newest checkpoint, else `base`, the directory
+    of the config's model. ValueError: there is no checkpoint."""
+    if given:
+        return find_given(given, base)
+    if directory := config.checkpoint.directory:
+        return Policy(base, directory, checkpoint.find_step(directory))
+    if (workdir / "checkpoints").is_dir():
+        return find_given(str(workdir), base)
+    if base:
+        return Policy(base)
+    raise ValueError(
+        f"--workdir={workdir}: no checkpoint in it; train there first, or name one by --checkpoint"
+    )
+
+
+def find_given(
+    given: str,
+    base: pathlib.Path | None = None,
+    resolve: Callable[[str], pathlib.Path] = start.resolve,
+) -> Policy:
+    """The policy that a command line names. given: a run's workdir or its checkpoints/, both with
+    @STEP for another step than the newest; one step's directory; the output of `convert to-orbax`;
+    a Hugging Face directory or hub name. base: model directory of a run that holds no model itself.
+    ValueError: there is no checkpoint."""
+    named = re.fullmatch(r"(.+)@(\d+)", given)
+    step = int(named[2]) if named and not pathlib.Path(given).exists() else None
+    path = epath.Path(given if step is None else named[1]).expanduser()
+    weights = "://" not in given and (not path.is_dir() or any(path.glob("*.safetensors")))
+    if step is None and weights:
+        return Policy(resolve(given))
+    if path.name.isdigit() and (path / "arrays").is_dir():
+        path, step = path.parent, int(path.name) if step is None else step
+    elif (path / "checkpoints").is_dir():
+        path = path / "checkpoints"
+    return Policy(base, str(path), checkpoint.find_step(path, step))
+
+
+def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
+    """The policy's parameters in the training layout, with LoRA adapters merged in."""
+    if not policy.steps:
+        return build.initial_params(config, machine)
+    return checkpoint.restore_merged(
+        policy.steps, machine.shape, machine.mesh, machine.trainer.rules, policy.step
+    )
+
+
+def config_of_run(workdir: str) -> schema.Config | None:
+    """The config of the run in `workdir`; None if there is no run."""
+    if not workdir or not (file := epath.Path(workdir) / "config.json").exists():
+        return None
+    try:
+        return schema.of_run(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}; name a config file: --config=FILE") from error
