@@ -92,7 +92,8 @@ def _saved_shape(state: dict) -> Shape:
             yarn = saved.get("yarn")
             return Shape(**saved | {"yarn": qwen2.Yarn(*yarn) if yarn else None})
         known = state["config"]  # a run's config, flat; older runs lack newer fields (= defaults)
-        c.update({k: known[k] for k in schema.leaves(c.model) if k in known})
+        sizes = [k for k in schema.leaves(c.model) if not k.startswith("model.lora.")]  # merged
+        c.update({k: known[k] for k in sizes if k in known})
     except (KeyError, TypeError) as error:
         raise ValueError(f"the checkpoint does not say which model it holds ({error})") from error
     return hf.read_shape(hf.resolve(c.model.path)) if c.model.path else qwen2.shape_from_config(c)

@@ -155,7 +155,7 @@ def by_arithmetic(shipped: str) -> dict[str, float]:
 def compiled(shipped: str, *names: str, level: str = "O0") -> dict[str, dict]:
     """{program: what the compiler says}, from a process of its own: XLA:TPU may abort one that has
     compiled for another slice. The lower level takes a third of the time and assigns nearly the
-    same memory."""
+    same memory. names: of programs, or -NAME of those to leave out; none = all."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_OPTIMIZATION_LEVEL": level}
     command = [sys.executable, __file__, shipped, *names]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -168,7 +168,9 @@ def child(shipped: str, *names: str) -> None:
     m = plan_compile.machine_for(c, plan.network(c), pod)
     calls = build.calls(c, m)
     kept = plan_compile.beside(c, calls)
-    said = {n: plan_compile.program(n, calls[n], kept[n], c, m) for n in names or calls}
+    left_out = {n[1:] for n in names if n[0] == "-"}
+    asked = [n for n in names if n[0] != "-"] or [n for n in calls if n not in left_out]
+    said = {n: plan_compile.program(n, calls[n], kept[n], c, m) for n in asked}
     print(json.dumps(said))
 
 
@@ -205,7 +207,9 @@ def test_arithmetic_lies_within_15_percent_of_the_compiler(shipped):
 def test_the_config_for_one_chip_fits_a_free_tpu():
     """v5e-1, 16 GB, with what its docstring says of two programs; the others are 3 GB smaller."""
     limit, sampling, updating = test_configs.one_chip()
-    got = compiled("one_chip:") | compiled("one_chip:", "decode_full", "update", level="UNKNOWN")
+    two = ("decode_full", "update")  # libtpu 0.0.42 aborts on this update at O0
+    got = compiled("one_chip:", *(f"-{name}" for name in two))
+    got |= compiled("one_chip:", *two, level="UNKNOWN")
     assert all(x["fits"] for x in got.values())
     total = {name: x["total"] / plan.GB for name, x in got.items()}
     assert total["decode_full"] == pytest.approx(sampling, abs=0.3)

@@ -159,7 +159,7 @@ def no_sampling(monkeypatch):
 def test_other_settings_do_not_mix(run, result, no_sampling, field, value):
     assert evaluate.evaluate_checkpoint(tiny(), run) == result  # all of it from the files
     c = tiny()
-    c.eval[field] = value
+    setattr(c.eval, field, value)
     with pytest.raises(Sampled):
         evaluate.evaluate_checkpoint(c, run)
 

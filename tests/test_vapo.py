@@ -498,7 +498,10 @@ def test_in_pre_training_nobody_reads_or_makes_log_probs(tmp_path, monkeypatch):
     ("loss", "said"),
     [
         ((dapo_update, "dapo_loss"), "4 updates in a row were not finite"),
-        ((critic, "critic_loss"), "4 updates of the value model in a row were not finite"),
+        (
+            (critic, "critic_loss"),
+            "4 updates of a model beside the policy in a row were not finite",
+        ),
     ],
 )
 def test_either_model_alone_stops_the_run(loss, said, tmp_path, monkeypatch, capsys):

@@ -181,7 +181,7 @@ def test_random_strings(request):
     rng = random.Random(0)
     sources = [case["response"] for case in INTEGER_CASES + CASES]
     if assets := os.environ.get("DAPO_JAX_ASSETS"):
-        sources += [row["response"][-600:] for row in benchmark().load_responses(Path(assets))]
+        sources += [row["response"][-600:] for row in benchmark.load_responses(Path(assets))]
     for _ in range(request.config.getoption("--strings") // 2):
         check_sound("".join(rng.choices(PIECES, k=rng.randrange(25))), rng.choice(PIECES))
         text = rng.choice(sources)
