@@ -128,14 +128,14 @@ def _log_softmax(x):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def transformers_logits(directory: Path, tokens_BxT: np.ndarray) -> np.ndarray:
-    """float32 logits [B, T, V] of the same directory by `transformers` on CPU."""
+def transformers_logits(directory: Path, tokens_BxT: np.ndarray, dtype="float32") -> np.ndarray:
+    """Logits [B, T, V] of the same directory by `transformers` on CPU, computed in `dtype`."""
     import torch
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory,
-        dtype=torch.float32,
+        dtype=getattr(torch, dtype),
         use_safetensors=True,
         local_files_only=True,
         attn_implementation="eager",

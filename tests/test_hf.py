@@ -74,10 +74,14 @@ def test_golden_would_notice(tmp_path):
 @live
 @pytest.mark.parametrize("case", golden.CASES)
 def test_live_transformers(tmp_path, case):
+    """As near to float64 as transformers' own float32 is, which decides on any CPU how near that
+    can be."""
     directory = golden.write(tmp_path, case)
     tokens = np.random.RandomState(1).randint(0, golden.VOCAB, (3, 40))
-    found = agreement(hf.load(directory)(tokens), transformers_logits(directory, tokens))
-    assert found.max_diff <= 1e-5 and found.max_kl <= 1e-7, found
+    ours, theirs = hf.load(directory)(tokens), transformers_logits(directory, tokens)
+    truth = transformers_logits(directory, tokens, "float64")
+    error, usual = agreement(ours, truth), agreement(theirs, truth)
+    assert error.max_diff <= 2 * usual.max_diff and error.max_kl <= 1e-7, (error, usual)
 
 
 @live
