@@ -23,11 +23,11 @@ MODULES = {
     "yaml",
 }
 MODULES |= {"subprocess", "commands", "pty"}
-# Each starts one program, by a list of arguments: of this package, by this Python, or (bell.py) the
-# one that the user's own config names for alarms.
+# Each starts one program, by a list of arguments: of this package, by this Python, or
+# (alarm_command.py) the one that the user's own config names for alarms.
 ALLOWED = {
     (f, "subprocess")
-    for f in ("processes.py", "tokenizer.py", "kernels.py", "bell.py", "workers.py")
+    for f in ("processes.py", "tokenizer.py", "kernels.py", "alarm_command.py", "workers.py")
 }
 CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "load_pickle"}
 

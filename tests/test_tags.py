@@ -46,7 +46,7 @@ def everything(tmp_path_factory):
     c.guard.entropy_max = 0.1  # random weights are far above
     c.curriculum.band_high = 0.9
     c.mesh.fsdp, c.mesh.tensor = 4, 2
-    c.log.alarm_command = f"tee -a {workdir}/rung"
+    c.log.alarm_command = f"tee -a {workdir}/told"
     train.train(c, workdir, score=stubbed_train.JUDGE, hooks=train.Hooks(profile=2))
     return workdir, c
 
@@ -119,14 +119,14 @@ def test_a_step_is_traced(everything):
     assert all(p.stat().st_size > 1000 for p in workdir.rglob("*.xplane.pb"))
 
 
-def test_alarms_are_rung(everything):
+def test_the_alarm_command_gets_the_alarms(everything):
     workdir, _ = everything
     deadline = time.monotonic() + 60
-    while not (workdir / "rung").exists() or not (workdir / "rung").read_text().endswith("}"):
+    while not (workdir / "told").exists() or not (workdir / "rung").read_text().endswith("}"):
         assert time.monotonic() < deadline  # the run did not wait for the command
         time.sleep(0.05)
     first, *_ = [
-        json.loads(x) for x in (workdir / "rung").read_text().replace("}{", "}\n{").split("\n")
+        json.loads(x) for x in (workdir / "told").read_text().replace("}{", "}\n{").split("\n")
     ]
     assert (first["workdir"], first["step"], first["in_row"]) == (str(workdir), 1, 1)
     (_, record, _) = metrics.read(workdir / "metrics.jsonl")

@@ -48,25 +48,16 @@ def test_points_have_the_time_of_their_record(tmp_path):
     assert {v.tag for _, v in values(tmp_path)} == {"reward/mean", "samples/text_summary"}
 
 
-def test_a_row_of_other_types_is_shown_as_far_as_it_goes(tmp_path):
-    odd = dict(reward=[1], tokens="7", mean_entropy=None, response=[2], prompt={"a": 1}, answer={})
-    out = board.Board(tmp_path / "tensorboard", config.base())
-    out.samples(1, [odd, ROW | dict(tokens=3.0)])
-    out.close()
-    ((_, v),) = values(tmp_path)
-    first, second = v.tensor.string_val[0].decode().split("\n\n---\n\n")
-    assert first.startswith("**wrong**, ; answer {}, found None\n\n    {'a': 1}\n\n    [2]")
-    assert "tokens 3, " in second
-
-
 def test_samples_are_markdown_that_leaves_a_response_as_it_is(tmp_path):
     long = ROW | dict(correct=False, truncated=True, reward=-2.0, response="z" * 5000)
     out = board.Board(tmp_path / "tensorboard", config.base())
-    out.samples(4, [ROW, long, {"prompt": "of an older version", "mean_entropy": math.pi}])
+    odd = dict(reward=[1], tokens="7", mean_entropy=None, response=[2], prompt={"a": 1}, answer={})
+    older = {"prompt": "of an older version", "mean_entropy": math.pi, "tokens": 3.0}
+    out.samples(4, [ROW, long, older, odd])
     out.samples(5, [])
     out.close()
     ((step, v),) = values(tmp_path)
-    first, second, third = v.tensor.string_val[0].decode().split("\n\n---\n\n")
+    first, second, third, fourth = v.tensor.string_val[0].decode().split("\n\n---\n\n")
     assert (step, v.tag) == (4, "samples/text_summary")
     head = "**right**, reward +0.50, tokens 3, nats per token 0.250; answer 7, found 7"
     assert first == f"{head}\n\n    p q\n\n    x\n    **y**"
@@ -74,4 +65,5 @@ def test_samples_are_markdown_that_leaves_a_response_as_it_is(tmp_path):
         second.startswith("**wrong, truncated**, reward -2.00") and "[3,000 characters]" in second
     )
     assert second.count("z") == 2000
-    assert "nats per token 3.142" in third and "of an older version" in third
+    assert "tokens 3, nats per token 3.142" in third and "of an older version" in third
+    assert fourth.startswith("**wrong**, ; answer {}, found None\n\n    {'a': 1}\n\n    [2]")

@@ -6,6 +6,6 @@ run.
 
 Used from outside: `metrics.Writer`, `report`, `guards`, and `python -m dapo_jax.log.tags`.
 Modules: tags (the table), metrics (numbers and files), goodput (use of wall time), hardware (MFU,
-memory), profiler (a trace of a step), tensorboard, trackers (W&B, MLflow), bell (a command for each
-alarm), report (console, samples), guards (alarms, reasons to stop).
+memory), profiler (a trace of a step), tensorboard, trackers (W&B, MLflow), alarm_command (a program
+that runs for each alarm), report (console, samples), guards (alarms, reasons to stop).
 """

@@ -13,10 +13,6 @@ from dapo_jax import parallel
 from dapo_jax.dapo.state import Counters, State
 from dapo_jax.variants import choose
 
-# ------------------------------------------------------------------------------------------------
-# Alarms
-# ------------------------------------------------------------------------------------------------
-
 _WATCHED = ("reward/accuracy", "policy/entropy", "response/length_mean")
 _FIRST, _WINDOW = 5, 10  # steps: the start of a run; the window of a recent mean
 _RISE = 0.02  # accuracy: a window that gains less shows no learning
@@ -114,16 +110,15 @@ def alarms(config, log: dict, history: History, more: Sequence[Bound] = ()) -> l
     more: further bounds."""
     out = []
     for b in (*bounds(config, log), *more):
-        value = log.get(b.tag)
-        if value is None:
+        if (value := log.get(b.tag)) is None:
             continue
-        # NaN is outside of all bounds.
-        if b.low and not value >= b.low:
-            advice = _TRY.get(b.below, b.below)
-            out.append(f"{b.name} {value:.3g} is below {b.low:g}; try: {advice}")
-        if b.high and not value <= b.high:
-            advice = _TRY.get(b.above, b.above)
-            out.append(f"{b.name} {value:.3g} is above {b.high:g}; try: {advice}")
+        for out_of, side, bound, advice in (  # NaN is outside of all bounds
+            (not value >= b.low, "below", b.low, b.below),
+            (not value <= b.high, "above", b.high, b.above),
+        ):
+            if bound and out_of:
+                try_this = _TRY.get(advice, advice)
+                out.append(f"{b.name} {value:.3g} is {side} {bound:g}; try: {try_this}")
     return out + _drifts(config.guard, history) + _partings(config.guard, log, history)
 
 
@@ -214,23 +209,18 @@ def count_alarms(
     log: dict,
     history: History,
     say: Callable[[str], None],
-    ring: Callable[[int, int, list[str]], None] = lambda *_: None,
+    tell: Callable[[int, int, list[str]], None] = lambda *_: None,
     more: Sequence[Bound] = (),
 ) -> tuple[State, list[str]]:
-    """Print the alarms of this step, and count steps with alarms in a row. ring: called with (step,
+    """Print the alarms of this step, and count steps with alarms in a row. tell: called with (step,
     steps in a row, alarms) for each alarm that is printed. more: as in `alarms`."""
     broken = alarms(config, log, history, more)
     in_row = state.counters.alarms_in_row + 1 if broken else 0
     if broken and in_row & (in_row - 1) == 0:  # only the 1st, 2nd, 4th, 8th, ... in a row
-        ring(state.counters.step, in_row, broken)
+        tell(state.counters.step, in_row, broken)
         for alarm in broken:
             say(f"alarm: step {state.counters.step} ({in_row} in a row): {alarm}")
     return state.count(alarms_in_row=in_row), broken
-
-
-# ------------------------------------------------------------------------------------------------
-# The end of a run
-# ------------------------------------------------------------------------------------------------
 
 
 def shortage(config, log: dict[str, float]) -> str:

@@ -23,11 +23,7 @@ from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files
-from dapo_jax.log import bell, tags, trackers
-
-# ------------------------------------------------------------------------------------------------
-# Numbers
-# ------------------------------------------------------------------------------------------------
+from dapo_jax.log import alarm_command, tags, trackers
 
 
 class Clocks(NamedTuple):
@@ -158,6 +154,12 @@ SUMS = {
     "ratio_max", "sampler_gap", "grad_norm", "skipped",
 }  # fmt: skip
 
+# Tag -> the sum over trained tokens that it is the mean of.
+MEANS = {
+    "batch_entropy": "entropy", "batch_mean_prob": "prob", "clip_low_frac": "clip_low",
+    "clip_high_frac": "clip_high", "dual_clip_frac": "dual_clip", "approx_kl": "approx_kl",
+}  # fmt: skip
+
 
 def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, float]:
     """Means over the trained tokens of all updates of a step; `ratio_max` and the gap are maxima.
@@ -166,18 +168,10 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
     if not logs:
         return log
     tokens = sum(x["tokens"] for x in logs)
-
-    def mean(name):
-        return sum(x[name] for x in logs) / tokens
-
+    mean = lambda name: sum(x[name] for x in logs) / tokens
     log |= {
         "policy/loss": np.mean([x["loss"] for x in logs]),
-        "policy/batch_entropy": mean("entropy"),
-        "policy/batch_mean_prob": mean("prob"),
-        "policy/clip_low_frac": mean("clip_low"),
-        "policy/clip_high_frac": mean("clip_high"),
-        "policy/dual_clip_frac": mean("dual_clip"),
-        "policy/approx_kl": mean("approx_kl"),
+        **{f"policy/{tag}": mean(name) for tag, name in MEANS.items()},
         "policy/ratio_max": max(x["ratio_max"] for x in logs),
         # Of the first update alone: there the policy still is the one that sampled.
         "policy/sampler_trainer_logprob_gap": logs[0]["sampler_gap"],
@@ -193,11 +187,6 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
     for name in logs[0].keys() - SUMS:
         log[f"policy/{name}"] = np.mean([x[name] for x in logs])  # an extra term of the loss
     return log | ({"policy/ref_kl": mean("ref_kl")} if with_reference else {})
-
-
-# ------------------------------------------------------------------------------------------------
-# Files
-# ------------------------------------------------------------------------------------------------
 
 
 class Writer:
@@ -217,7 +206,7 @@ class Writer:
         self._say, self._failing = say, False
         name = name or str(workdir)
         self._trackers = trackers.Trackers(config, workdir, say, name)
-        self._bell = bell.Bell(config.log.alarm_command, name, say)
+        self._alarm_command = alarm_command.AlarmCommand(config.log.alarm_command, name, say)
         if not parallel.is_main_process():
             return
         kept = [r for r in self._recovered(resume_step) if r["step"] <= resume_step]
@@ -232,10 +221,7 @@ class Writer:
 
     def _recovered(self, resume_step: int) -> list[dict]:
         """All records that can be read. What the file has lost is said, and the file kept."""
-        if not self._path.exists():
-            records, damaged = [], []
-        else:
-            records, damaged = _records(self._path)
+        records, damaged = _records(self._path)
         if damaged:
             kept_as = self._path.with_name(self._path.name + ".damaged")
             shutil.copyfile(self._path, kept_as)
@@ -276,7 +262,7 @@ class Writer:
         """To those who do not read the log: trackers, and log.alarm_command."""
         if parallel.is_main_process():
             self._trackers.alarm(step, alarms)
-            self._bell.ring(step, in_row, alarms)
+            self._alarm_command.start(step, in_row, alarms)
 
     def _write(self) -> None:
         try:
@@ -285,8 +271,7 @@ class Writer:
                 path.parent.mkdir(exist_ok=True)
                 files.write(path, self._files[path])
                 del self._files[path]
-            new = "".join(self._lines)
-            if new:
+            if new := "".join(self._lines):
                 self._append(new.encode())
             self._lines.clear()
             self._plot(new, written)
@@ -340,7 +325,7 @@ class Writer:
             self._write()
         self._close_board()
         self._trackers.close()
-        self._bell.close()
+        self._alarm_command.close()
 
 
 def _step(file: pathlib.Path) -> int:
@@ -367,12 +352,12 @@ def _nulled(value: Any) -> Any:
 
 def read(path: pathlib.Path) -> list[dict]:
     """The records of a metrics.jsonl; lines that are none, cut off or damaged, are left out."""
-    return _records(path)[0] if path.exists() else []
+    return _records(path)[0]
 
 
 def _records(path: pathlib.Path) -> tuple[list[dict], list[int]]:
     """(records, numbers of the lines that are none)."""
-    lines = {n: r for n, r in files.json_lines(path)}
+    lines = dict(files.json_lines(path)) if path.exists() else {}
     damaged = [n for n, r in lines.items() if r is None or type(r.get("step")) is not int]
     return [r for n, r in lines.items() if n not in damaged], damaged
 

@@ -23,10 +23,6 @@ from dapo_jax.pods import topology
 from dapo_jax.reward import grading
 from dapo_jax.variants import choose
 
-# ------------------------------------------------------------------------------------------------
-# Console
-# ------------------------------------------------------------------------------------------------
-
 
 class Progress:
     """Progress of the run and the time left: a line per step and, on a terminal, a bar below them.
@@ -147,31 +143,15 @@ def describe(config, machine: build.Machine) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# Samples
-# ------------------------------------------------------------------------------------------------
-
-
 def chosen(got: Collected, count: int) -> list[tuple[Group, int]]:
     """(group, response index) to show: a right and a wrong response of each of the batch's first
     `count` groups, then up to `count` truncated ones, those of the batch first."""
-    out = [(group, i) for group in got.groups[:count] for i in sorted(best_and_worst(group))]
-    seen = {(group.position, i) for group, i in out}
-    truncated = (
-        (group, i)
-        for group in [*got.groups, *got.drawn]
-        for i, response in enumerate(group.responses)
-        if response.truncated
-    )
-    room = count
-    for group, i in truncated:
-        if not room:
-            break
-        if (group.position, i) not in seen:
-            seen.add((group.position, i))
-            out.append((group, i))
-            room -= 1
-    return out
+    of = lambda pairs: {(group.position, i): (group, i) for group, i in pairs}
+    graded = of((g, i) for g in got.groups[:count] for i in sorted(best_and_worst(g)))
+    groups = [*got.groups, *got.drawn]
+    truncated = of((g, i) for g in groups for i, r in enumerate(g.responses) if r.truncated)
+    more = [pair for key, pair in truncated.items() if key not in graded]
+    return [*graded.values(), *more[:count]]
 
 
 def best_and_worst(group: Group) -> set[int]:

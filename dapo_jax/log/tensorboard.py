@@ -102,16 +102,8 @@ class Board:
 def _histogram(tag: str, counts: list[int], edges: np.ndarray):
     """The sums assume that all values lie in the middle of their bins: only counts were kept."""
     middle = (edges[1:] + edges[:-1]) / 2
-    return summary.histogram_raw(
-        tag,
-        edges[0],
-        edges[-1],
-        sum(counts),
-        middle @ counts,
-        middle**2 @ counts,
-        edges[1:].tolist(),
-        counts,
-    )
+    sums = (sum(counts), middle @ counts, middle**2 @ counts)
+    return summary.histogram_raw(tag, edges[0], edges[-1], *sums, edges[1:].tolist(), counts)
 
 
 def _card(row: dict) -> str:
@@ -119,14 +111,10 @@ def _card(row: dict) -> str:
     verdict = "right" if row.get("correct") else "wrong"
     if row.get("truncated"):
         verdict += ", truncated"
+    shown = {"reward": "reward {:+.2f}", "tokens": "tokens {:.0f}"}
+    shown["mean_entropy"] = "nats per token {:.3f}"
     numbers = ", ".join(
-        f"{name} {row[field]:{form}}"
-        for name, field, form in (
-            ("reward", "reward", "+.2f"),
-            ("tokens", "tokens", ".0f"),
-            ("nats per token", "mean_entropy", ".3f"),
-        )
-        if isinstance(row.get(field), int | float)
+        text.format(row[f]) for f, text in shown.items() if isinstance(row.get(f), int | float)
     )
     text = str(row.get("response", ""))
     if (cut := len(text) - _SHOWN) > 0:

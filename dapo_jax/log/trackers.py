@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from dapo_jax import parallel
 from dapo_jax.config import schema
-from dapo_jax.log import bell
+from dapo_jax.log import alarm_command
 
 # The fields of a sample that a person reads; the others have a number or more per token.
 COLUMNS = ("problem", "prompt", "response", "answer", "extracted", "reward", "tokens", "truncated")
@@ -39,7 +39,7 @@ def require(config) -> None:
             raise schema.ConfigError(
                 f"config.log.{name}: its client is not installed: pip install {name}"
             )
-    bell.words(config.log.alarm_command)
+    alarm_command.words(config.log.alarm_command)
 
 
 class Trackers:
@@ -72,22 +72,23 @@ class Trackers:
     def record(self, step: int, values: dict) -> None:
         own = ("step", "time/wall")  # services have both, with clocks of their own
         numbers = {t: v for t, v in values.items() if isinstance(v, int | float) and t not in own}
-        for name, tracker in self._open.items():
-            self._guarded(name, functools.partial(tracker.log, step, numbers))
+        self._each(lambda tracker: tracker.log(step, numbers))
 
     def alarm(self, step: int, alarms: list[str]) -> None:
-        for name, tracker in self._open.items():
-            self._guarded(name, functools.partial(tracker.alarm, step, "\n\n".join(alarms)))
+        self._each(lambda tracker: tracker.alarm(step, "\n\n".join(alarms)))
 
     def samples(self, step: int, rows: list[dict]) -> None:
         """Send rows of `report.samples`."""
         table = {c: [r.get(c) for r in rows] for c in COLUMNS}
-        for name, tracker in self._open.items() if rows else ():
-            self._guarded(name, functools.partial(tracker.samples, step, table))
+        if rows:
+            self._each(lambda tracker: tracker.samples(step, table))
 
     def close(self) -> None:
+        self._each(lambda tracker: tracker.close())
+
+    def _each(self, call: Callable[[Tracker], Any]) -> None:
         for name, tracker in self._open.items():
-            self._guarded(name, tracker.close)
+            self._guarded(name, functools.partial(call, tracker))
 
     def _guarded(self, name: str, call: Callable[[], Any]) -> None:
         try:
@@ -108,13 +109,13 @@ def _ids(path: pathlib.Path) -> dict[str, str]:
         return {}
 
 
-def _wandb(
-    project: str, run_id: str | None, name: str, config: dict, workdir
-) -> tuple[str, Tracker]:
+# Of both: (project, id of the run that goes on or None, name, config, workdir) -> (id, Tracker).
+
+
+def _wandb(project: str, run_id: str | None, name: str, config: dict, workdir):
     wandb = importlib.import_module("wandb")
-    run = wandb.init(
-        project=project, id=run_id, name=name, resume="allow", config=config, dir=workdir
-    )
+    kept = dict(project=project, id=run_id, name=name, config=config, dir=workdir)
+    run = wandb.init(resume="allow", **kept)
 
     def samples(step: int, table: dict[str, list]) -> None:
         rows = [list(row) for row in zip(*table.values(), strict=True)]
@@ -129,9 +130,7 @@ def _wandb(
     )
 
 
-def _mlflow(
-    experiment: str, run_id: str | None, name: str, config: dict, workdir
-) -> tuple[str, Tracker]:
+def _mlflow(experiment: str, run_id: str | None, name: str, config: dict, workdir):
     mlflow = importlib.import_module("mlflow")
     mlflow.set_experiment(experiment)
     run = mlflow.start_run(run_id=run_id, run_name=name)
@@ -139,10 +138,8 @@ def _mlflow(
         mlflow.log_params(config)
 
     def log(step: int, numbers: dict[str, float]) -> None:
-        # Names may hold letters, digits, and _ - . / space.
-        mlflow.log_metrics(
-            {re.sub(r"[^\w\-./ ]", "_", t): v for t, v in numbers.items()}, step=step
-        )
+        named = {re.sub(r"[^\w\-./ ]", "_", t): v for t, v in numbers.items()}  # what it allows
+        mlflow.log_metrics(named, step=step)
 
     return run.info.run_id, Tracker(
         log,

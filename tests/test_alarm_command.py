@@ -10,20 +10,16 @@ import time
 import pytest
 
 from dapo_jax.config import schema
-from dapo_jax.log import bell
+from dapo_jax.log import alarm_command
 
 ALARMS = ["entropy is low; $(touch x)", "\u00e9"]
 
 
-def python(code: str) -> str:
-    return shlex.join([sys.executable, "-c", code])
-
-
 def test_the_command_gets_the_alarm(tmp_path, monkeypatch):
-    monkeypatch.setattr(bell, "CLOSE_S", 60)
+    monkeypatch.setattr(alarm_command, "CLOSE_S", 60)
     said, out = [], tmp_path / "a file with spaces"
-    b = bell.Bell(f"tee {shlex.quote(str(out))}", "gs://b/run", said.append)
-    b.ring(7, 2, ALARMS)
+    b = alarm_command.AlarmCommand(f"tee {shlex.quote(str(out))}", "gs://b/run", said.append)
+    b.start(7, 2, ALARMS)
     b.close()
     message = json.loads(out.read_text())
     assert abs(message.pop("time") - time.time()) < 600
@@ -35,15 +31,15 @@ def test_the_command_gets_the_alarm(tmp_path, monkeypatch):
 
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
     for limit in (1, 8, 60):  # s; by then it has to have begun, however busy the machine
-        monkeypatch.setattr(bell, "LIMIT_S", limit)
+        monkeypatch.setattr(alarm_command, "LIMIT_S", limit)
         said, pid = [], tmp_path / f"pid_{limit}"
-        b = bell.Bell(shlex.join(["sh", "-c", 'sleep 600 & echo $! >"$0"; wait', str(pid)]), "w",
-                      said.append)  # fmt: skip
+        command = shlex.join(["sh", "-c", 'sleep 600 & echo $! >"$0"; wait', str(pid)])
+        b = alarm_command.AlarmCommand(command, "w", said.append)
         began = time.monotonic()
-        b.ring(1, 1, ["a"])
-        b.ring(2, 2, ["a"])  # the first still runs
+        b.start(1, 1, ["a"])
+        b.start(2, 2, ["a"])  # the first still runs
         waited = time.monotonic() - began
-        b._ringing.join(2 * limit + 60)
+        b._running.join(2 * limit + 60)
         if waited < limit and pid.is_file() and pid.read_text():
             break
     assert waited < limit  # the run does not wait
@@ -62,11 +58,15 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_a_command_that_fails_is_said(tmp_path):
+def test_a_command_that_fails_is_said_and_none_is_not_run():
     said = []
-    b = bell.Bell(python("raise SystemExit(3)"), "w", said.append)
-    b.ring(1, 1, ["a"])
-    b._ringing.join(60)
+    for command in (shlex.join([sys.executable, "-c", "raise SystemExit(3)"]), ""):
+        b = alarm_command.AlarmCommand(command, "w", said.append)
+        b.start(1, 1, ["a"])
+        assert (b._running is None) == (not command)
+        if b._running:
+            b._running.join(60)
+        b.close()
     assert said == ["warning: log.alarm_command: exit status 3"]
 
 
@@ -75,11 +75,4 @@ def test_a_command_that_fails_is_said(tmp_path):
 )
 def test_a_command_that_cannot_be_is_refused(command, why):
     with pytest.raises(schema.ConfigError, match=f"config.log.alarm_command: .*{why}"):
-        bell.words(command)
-
-
-def test_without_a_command_nothing_runs():
-    b = bell.Bell("", "w", print)
-    b.ring(1, 1, ["a"])
-    b.close()
-    assert b._ringing is None
+        alarm_command.words(command)

@@ -32,21 +32,21 @@ def words(command: str) -> list[str]:
     return split
 
 
-class Bell:
+class AlarmCommand:
     """Runs the alarm command. name: of the workdir; say: prints a warning."""
 
     def __init__(self, command: str, name: str, say: Callable[[str], None]):
         self._words, self._name, self._say = words(command), name, say
-        self._ringing: threading.Thread | None = None
+        self._running: threading.Thread | None = None
 
-    def ring(self, step: int, in_row: int, alarms: list[str]) -> None:
+    def start(self, step: int, in_row: int, alarms: list[str]) -> None:
         """Start the command and return at once; do nothing while an earlier one still runs."""
-        if not self._words or (self._ringing and self._ringing.is_alive()):
+        if not self._words or (self._running and self._running.is_alive()):
             return
         message = {"workdir": self._name, "step": step, "in_row": in_row, "alarms": alarms}
         message["time"] = round(time.time(), 3)
-        self._ringing = threading.Thread(target=self._run, args=[json.dumps(message)], daemon=True)
-        self._ringing.start()
+        self._running = threading.Thread(target=self._run, args=[json.dumps(message)], daemon=True)
+        self._running.start()
 
     def _run(self, message: str) -> None:
         quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
@@ -67,5 +67,5 @@ class Bell:
             self._say(f"warning: log.alarm_command: {error}")
 
     def close(self) -> None:
-        if self._ringing:
-            self._ringing.join(CLOSE_S)
+        if self._running:
+            self._running.join(CLOSE_S)
