@@ -11,18 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from scripts import (
-    LAUNCH,
-    ODD,
-    ROOT,
-    THIS_PYTHON,
-    bash,
-    executable,
-    link_tools,
-    make_checkout,
-    make_tools,
-    on_path,
-)
+import scripts
+from scripts import LAUNCH, ODD, ROOT, THIS_PYTHON, bash, executable, link_tools, on_path
 
 # --------------------------------------------------------------------------------------------------
 # tpu_vm.sh
@@ -117,7 +107,11 @@ class Cloud:
     """`folder` is the cloud, `checkout` has a stand-in for the trainer."""
 
     def __init__(self, folder: Path):
-        self.folder, self.tools, self.checkout = folder, make_tools(folder), make_checkout(folder)
+        self.folder, self.tools, self.checkout = (
+            folder,
+            scripts.make_tools(folder),
+            scripts.make_checkout(folder),
+        )
         executable(self.tools / "gcloud", GCLOUD)
         (self.checkout / "dapo_jax/train.py").write_text(TRAIN)
         (self.checkout / "dapo_jax/hosts").mkdir()  # an installed one would look for a real bucket
@@ -288,56 +282,38 @@ def test_a_host_without_uv_gets_the_one_that_is_pinned(cloud):
 # --------------------------------------------------------------------------------------------------
 
 BIG = ["--config.rollout.cache_fraction=1.0", "--config.rollout.slots=8192"]
-MISTAKES = [
-    (["--config=configs/nope.py"], "--config=configs/nope.py: no such file"),
-    (["--config.optim.lrr=3"], "config.optim.lrr: no such field; did you mean optim.lr"),
-    (["--config.mesh.tensor=3"], "config.mesh: "),
-    (["--hearbeat_timeout=3"], "Unknown command line flag 'hearbeat_timeout'"),
-    (["--config.data.train=no.jsonl"], "config.data.train: no.jsonl: no such file or folder"),
-    (BIG, "by arithmetic"),
-]
-
-
-def checked(script, flags, folder, *more) -> subprocess.CompletedProcess:
-    """A run of the 32B on 128 chips; neither gcloud nor kubectl may be called."""
-    for tool in ("gcloud", "kubectl"):
-        executable(folder / tool, f"#!/bin/sh\ntouch '{folder}/called'\n")
-    executable(folder / "python3", THIS_PYTHON)
-    where = ["--zone=z"] if script == "tpu_vm.sh" else ["--image=i"]
-    if not any("data.train" in flag for flag in flags):
-        where.append("--prepare=fetch")  # of the config's own files
-    done = bash(
-        LAUNCH / script, "run", "--name=n", *where, "--type=v5p-256", *more, "--",
-        "--config=configs/dapo_qwen2_5_32b.py", *flags, "--workdir=gs://b/x",
-        cwd=folder, PATH=on_path(folder), PYTHONPATH=ROOT,
-    )  # fmt: skip
-    assert not (folder / "called").exists()
-    return done
+PREPARED = ["--prepare=fetch"]  # of the config's own files
+# (script, flags of a run of the 32B on 128 chips, flags of the training, exit status, what is said)
+CHECKED = [
+    ("tpu_vm.sh", [], ["--config=configs/nope.py"], 2, "error: --config=configs/nope.py: "),
+    ("tpu_vm.sh", [], ["--hearbeat_timeout=3"], 2, "error: Unknown command line flag 'hearbeat"),
+    ("tpu_vm.sh", [], ["--config.data.train=no.jsonl"], 2, "error: config.data.train: no.jsonl"),
+    ("tpu_vm.sh", PREPARED, BIG, 2, "error: by arithmetic"),
+    ("gke.sh", PREPARED, ["--config.optim.lrr=3"], 2, "error: config.optim.lrr: no "),
+    ("gke.sh", [*PREPARED, "--skip-plan", "--dry-run"], BIG, 0, "warning: by arithmetic"),
+    ("gke.sh", [*PREPARED, "--dry-run"], ["--heartbeat_timeout=30"], 0, "[set-up] node"),
+]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "flags", "said"),
-    [("tpu_vm.sh", *mistake) for mistake in MISTAKES]
-    + [("gke.sh", *mistake) for mistake in MISTAKES[-2:]],
-)
-def test_a_training_is_checked_before_a_slice_is_made(script, flags, said, tmp_path):
-    """The check is one function, of launch/slice.sh: that gke.sh calls it is seen by two mistakes
-    of different kinds."""
-    done = checked(script, flags, tmp_path)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    lines = done.stderr.splitlines()
-    assert lines[0].startswith(f"error: {said}") and len(lines) <= 2
-
-
-@pytest.mark.parametrize(
-    ("flags", "more", "warned"),
-    [(["--heartbeat_timeout=30"], [], False), (BIG, ["--skip-plan"], True)],
-)
-def test_a_training_that_is_right_or_for_the_user_to_try_passes(flags, more, warned, tmp_path):
-    done = checked("gke.sh", flags, tmp_path, *more, "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert ("warning: by arithmetic this needs" in done.stderr) == warned
+@pytest.mark.parametrize(("script", "flags", "training", "status", "said"), CHECKED)
+def test_a_training_is_checked_before_a_slice_is_made(
+    script, flags, training, status, said, tmp_path
+):
+    """The check is one function, of launch/slice.sh: by both scripts some mistakes of each kind.
+    Neither gcloud nor kubectl may be called."""
+    for tool in ("gcloud", "kubectl"):
+        executable(tmp_path / tool, f"#!/bin/sh\ntouch '{tmp_path}/called'\n")
+    executable(tmp_path / "python3", THIS_PYTHON)
+    where = ["--zone=z"] if script == "tpu_vm.sh" else ["--image=i"]
+    done = bash(
+        LAUNCH / script, "run", "--name=n", *where, "--type=v5p-256", *flags,
+        "--", "--config=configs/dapo_qwen2_5_32b.py", *training, "--workdir=gs://b/x",
+        cwd=tmp_path, PATH=on_path(tmp_path), PYTHONPATH=ROOT,
+    )  # fmt: skip
+    assert done.returncode == status and not (tmp_path / "called").exists(), done.stderr
+    assert done.stderr.startswith(said) and (not status or done.stderr.count("\n") <= 2)
+    assert bool(done.stdout) == (not status)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -471,7 +447,7 @@ def test_gke_follows_through_restarts_to_the_end(end, status, said, tmp_path):
 
 
 def test_local_starts_and_ends_all(tmp_path):
-    checkout, tools = make_checkout(tmp_path), make_tools(tmp_path)
+    checkout, tools = scripts.make_checkout(tmp_path), scripts.make_tools(tmp_path)
     code = """
 import sys, time
 number = int(sys.argv[-1][-1])
