@@ -1,20 +1,14 @@
 """Operator mutants, made by machine: what `mutants.py --generated=N` puts into the sources.
 
 Words are left alone: strings, messages of `raise` and `assert`, annotations. The tests that judge
-a file are fast ones; a run of them is forked from a process that has imported jax already.
+a file are fast ones.
 """
 
 import ast
-import os
 import pathlib
 import random
 import re
-import signal
-import sys
-import time
 from typing import NamedTuple
-
-LIMIT = 120  # s, of one mutant's tests; what hangs is found too
 
 # File -> its judges, of tests/, the quickest first.
 JUDGES = {
@@ -136,53 +130,3 @@ def drawn(root: pathlib.Path, number: int, only: str, seed: int) -> list[Generat
     turns = [m for turn in range(max(map(len, shuffled), default=0)) for m in
              (x[turn] for x in shuffled if turn < len(x))]  # fmt: skip
     return turns[:number]
-
-
-def _tests(root: pathlib.Path, file: str) -> None:
-    """In a forked process, which ends with pytest's exit status."""
-    os.setsid()
-    os.chdir(root)
-    sys.path[:0] = [str(root), str(root / "tests")]
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1), os.dup2(nothing, 2)
-    code = 99
-    try:
-        import pytest
-
-        tests = [f"tests/{test}" for test in JUDGES[file].split()]
-        code = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not slow", *tests])
-    finally:
-        os._exit(int(code))
-
-
-def judged(roots: list[pathlib.Path], mutants: list[Generated]):
-    """(mutant, verdict, seconds) as they come. 'killed', 'timeout', which is as good, 'survived',
-    or another exit status of pytest. A mutant whose `new` is what is there judges the tests."""
-    sys.dont_write_bytecode = True  # two mutants of a file may have one size and one time
-    os.environ["PYTHONDONTWRITEBYTECODE"], os.environ["JAX_PLATFORMS"] = "1", "cpu"
-    import flax.nnx, hypothesis, jax, optax, orbax.checkpoint, pytest  # noqa
-
-    waiting, free, running = list(mutants), list(roots), {}
-    while waiting or running:
-        while waiting and free:
-            m, root = waiting.pop(0), free.pop()
-            path = root / "dapo_jax" / m.file
-            data = path.read_bytes()
-            path.write_bytes(data[: m.start] + m.new.encode() + data[m.end :])
-            pid = os.fork()
-            if not pid:
-                _tests(root, m.file)
-            running[pid] = m, root, data, time.monotonic()
-        time.sleep(0.05)
-        for pid, (m, root, data, began) in list(running.items()):
-            took = time.monotonic() - began
-            if late := took > LIMIT:
-                os.killpg(pid, signal.SIGKILL)
-            ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
-                verdict = {0: "survived", 1: "killed", 2: "killed"}.get(code, f"status {code}")
-                (root / "dapo_jax" / m.file).write_bytes(data)
-                free.append(root)
-                del running[pid]
-                yield m, "timeout" if late else verdict, took

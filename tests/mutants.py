@@ -24,14 +24,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import generated_mutants
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ("dapo_jax", "tests", "configs", "benchmarks", "pyproject.toml", "README.md")
-LIMIT = 600  # s, of one test
-FOUND = ("killed", "timeout")  # a mutant that hangs is found too
+LIMIT = 600  # s, of one test: what hangs is found too
+FOUND = ("killed", "timeout")  # the second of older records: a test that hung
 GENERATED = ROOT / "tests" / "mutants_generated.json"
 
 
@@ -134,6 +135,17 @@ MUTANTS = [Mutant(*fields) for fields in (
 # fmt: on
 
 
+class Case(NamedTuple):
+    """A mistake to judge: a file's text with it, the tests that may find it, and how it is shown.
+    row: what `--record` keeps of one made by machine."""
+
+    file: str
+    text: bytes
+    tests: tuple[str, ...]
+    shown: str
+    row: dict
+
+
 def copy(to: pathlib.Path) -> pathlib.Path:
     to.mkdir()
     for name in COPIED:
@@ -144,65 +156,59 @@ def copy(to: pathlib.Path) -> pathlib.Path:
     return to
 
 
-def pytest(root: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
+def pytest(root: pathlib.Path, tests: Sequence[str], *flags: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-rfE"]
     # No byte code: two mutants of a file may have one size and one time.
     env = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    command += [f"--timeout={LIMIT}", *arguments]
+    command += [f"--timeout={LIMIT}", *flags, *(f"tests/{test}" for test in tests)]
     return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
 
 
-def broken(tests: list[str], root: pathlib.Path) -> list[str]:
+def broken(tests: list[str], root: pathlib.Path, *flags: str) -> list[str]:
     """Tests that do not pass without a mutant."""
-    done = pytest(root, *(f"tests/{t}" for t in tests))
+    done = pytest(root, tests, *flags)
     if done.returncode not in (0, 1):
         sys.exit(f"error: pytest's exit status {done.returncode}\n{done.stdout[-2000:]}")
     named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return [t for t in tests if any(f" tests/{t}" in line for line in named)]
 
 
-def verdict(mutant: Mutant, root: pathlib.Path) -> str:
-    """'failed': killed; 'passed': it lives; or what else became of the test."""
-    file = root / "dapo_jax" / mutant.file
-    text = file.read_text()
-    if text.count(mutant.old) != 1:
-        return f"the line occurs {text.count(mutant.old)} times"
-    file.write_text(text.replace(mutant.old, mutant.new))
+def verdict(case: Case, root: pathlib.Path, *flags: str) -> str:
+    """'killed', 'survived', or what else became of the tests."""
+    file = root / "dapo_jax" / case.file
+    text = file.read_bytes()
+    file.write_bytes(case.text)
     try:
-        done = pytest(root, "-x", f"tests/{mutant.test}")
-        known = {0: "passed", 1: "failed"}
-        return known.get(done.returncode, f"exit status {done.returncode}: {done.stdout[-300:]}")
+        done = pytest(root, case.tests, "-x", *flags)
     finally:
-        file.write_text(text)
+        file.write_bytes(text)
+    known = {0: "survived", 1: "killed", 2: "killed"}  # 2: the file cannot even be imported
+    return known.get(done.returncode, f"exit status {done.returncode}: {done.stdout[-300:]}")
 
 
-def generated(args) -> int:
-    made = generated_mutants.drawn(ROOT, args.generated, args.only, args.seed)
-    known = json.loads(GENERATED.read_text()) if GENERATED.exists() else []
-    kept, verdicts = {(r["file"], r["line"], r["change"]): r for r in known}, []
-    with tempfile.TemporaryDirectory() as folder:
-        roots = [copy(pathlib.Path(folder, str(i))) for i in range(args.jobs)]
-        files = dict.fromkeys(m.file for m in made)
-        as_is = [generated_mutants.Generated(f, 0, 0, "", 0, "") for f in files]
-        good = set()
-        for m, verdict, seconds in generated_mutants.judged(roots, as_is):
-            good |= {m.file} if verdict == "survived" else set()
-            print(f"{m.file}: without a mutant: {verdict} ({seconds:.0f} s)", flush=True)
-        done = {k for k, row in kept.items() if row["verdict"] in FOUND} if args.record else ()
-        made = [m for m in made if m.file in good and (m.file, m.line, m.change) not in done]
-        for m, verdict, seconds in generated_mutants.judged(roots, made):
-            verdicts.append(verdict)
-            place = m.file, m.line, m.change
-            row = dict(zip(("file", "line", "change"), place, strict=True)) | {"verdict": verdict}
-            kept[place] = kept.get(place, {}) | row
-            if verdict not in FOUND:
-                print(f"{m.file}:{m.line}: {m.change}: {verdict} ({seconds:.0f} s)", flush=True)
-            if args.record:
-                rows = json.dumps([kept[k] for k in sorted(kept)], indent=1, ensure_ascii=False)
-                GENERATED.write_text(rows + "\n")
-    killed = sum(v in FOUND for v in verdicts)
-    print(f"killed {killed} of {len(verdicts)}")
-    return int(killed < len(verdicts))
+def by_hand(only: str) -> list[Case]:
+    found = []
+    for m in MUTANTS:
+        text = (ROOT / "dapo_jax" / m.file).read_text()
+        if only in " ".join(m):
+            if text.count(m.old) != 1:
+                sys.exit(f"error: {m.file}: {m.old!r} occurs {text.count(m.old)} times")
+            shown, changed = f"{m.file}: {m.old!r} -> {m.new!r}", text.replace(m.old, m.new)
+            found.append(Case(m.file, changed.encode(), (m.test,), shown, {}))
+    return found
+
+
+def by_machine(args, kept: dict) -> list[Case]:
+    """Without those that are found already, where verdicts are kept."""
+    found = []
+    for m in generated_mutants.drawn(ROOT, args.generated, args.only, args.seed):
+        data = (ROOT / "dapo_jax" / m.file).read_bytes()
+        if not (args.record and kept.get((m.file, m.line, m.change), {}).get("verdict") in FOUND):
+            changed = data[: m.start] + m.new.encode() + data[m.end :]
+            tests = tuple(generated_mutants.JUDGES[m.file].split())
+            row = {"file": m.file, "line": m.line, "change": m.change}
+            found.append(Case(m.file, changed, tests, f"{m.file}:{m.line}: {m.change}", row))
+    return found
 
 
 def main() -> int:
@@ -213,35 +219,41 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which those are")
     parser.add_argument("--record", action="store_true", help="keep their verdicts")
     args = parser.parse_args()
-    if args.generated:
-        return generated(args)
-    mutants = [m for m in MUTANTS if args.only in " ".join(m)]
-    if not mutants:
-        parser.error(f"--only={args.only}: none of {len(MUTANTS)} mutants")
+    known = json.loads(GENERATED.read_text()) if GENERATED.exists() else []
+    kept = {(r["file"], r["line"], r["change"]): r for r in known}
+    cases = by_machine(args, kept) if args.generated else by_hand(args.only)
+    if not cases:
+        parser.error(f"--only={args.only}: no mutants")
+    flags = ("-m", "not slow", "--timeout=120") if args.generated else ()
     with tempfile.TemporaryDirectory() as folder:
         roots = queue.SimpleQueue()
         for i in range(args.jobs):
             roots.put(copy(pathlib.Path(folder, str(i))))
 
-        def judged(mutant):
+        def judged(case: Case) -> str:
             root = roots.get()
             try:
-                return verdict(mutant, root)
+                return verdict(case, root, *flags)
             finally:
                 roots.put(root)
 
-        already = broken(list(dict.fromkeys(m.test for m in mutants)), pathlib.Path(folder, "0"))
+        tests = list(dict.fromkeys(t for c in cases for t in c.tests))
+        already = broken(tests, pathlib.Path(folder, "0"), *flags)
         for test in already:
             print(f"fails without a mutant: {test}", flush=True)
-        good, killed = [m for m in mutants if m.test not in already], 0
+        good, killed = [c for c in cases if not {*c.tests} & {*already}], 0
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            for mutant, result in zip(good, pool.map(judged, good), strict=True):
-                killed += result == "failed"
-                if result != "failed":
-                    print(f"{mutant.file}: {mutant.old!r} -> {mutant.new!r}", flush=True)
-                    print(f"    {mutant.test}: {result}", flush=True)
-    print(f"killed {killed} of {len(mutants)}")
-    return int(killed < len(mutants))
+            for case, result in zip(good, pool.map(judged, good), strict=True):
+                killed += result == "killed"
+                if result != "killed":
+                    print(f"{case.shown}\n    {' '.join(case.tests)}: {result}", flush=True)
+                if case.row and args.record:
+                    key = tuple(case.row.values())
+                    kept[key] = kept.get(key, {}) | case.row | {"verdict": result}
+                    rows = json.dumps([kept[k] for k in sorted(kept)], indent=1, ensure_ascii=False)
+                    GENERATED.write_text(rows + "\n")
+    print(f"killed {killed} of {len(cases)}")
+    return int(killed < len(cases))
 
 
 if __name__ == "__main__":

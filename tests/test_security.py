@@ -12,16 +12,7 @@ SOURCES = sorted(pathlib.Path(dapo_jax.__file__).parent.rglob("*.py"))
 LAUNCH = sorted((pathlib.Path(__file__).parent.parent / "launch").glob("*.sh"))
 
 # Readers that run what they read, and shells.
-MODULES = {
-    "pickle",
-    "cPickle",
-    "dill",
-    "cloudpickle",
-    "joblib",
-    "marshal",
-    "shelve",
-    "yaml",
-}
+MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml"}
 MODULES |= {"subprocess", "commands", "pty"}
 # Each starts one program, by a list of arguments: of this package, by this Python, or
 # (alarm_command.py) the one that the user's own config names for alarms.
