@@ -59,11 +59,6 @@ class Study(NamedTuple):
     bases: Callable[[pathlib.Path], list[pool.Task]] | None = None  # () -> tasks, the last is it
 
 
-# ------------------------------------------------------------------------------------------------
-# Configs of the arms
-# ------------------------------------------------------------------------------------------------
-
-
 def file_config(name: str, *argument: str):
     return runpy.run_path(str(harness.ROOT / "configs" / f"{name}.py"))["get_config"](*argument)
 
@@ -141,11 +136,6 @@ def chain_bases(out: pathlib.Path) -> list[pool.Task]:
         pool.Task(skill, bases.make, ("skill", 0)),
         pool.Task(careful, bases.make, ("careful", 0), (skill,)),
     ]
-
-
-# ------------------------------------------------------------------------------------------------
-# Columns
-# ------------------------------------------------------------------------------------------------
 
 
 def tokens_to(run: Run, level: float) -> tuple[float, bool]:
@@ -295,11 +285,6 @@ STUDIES = {
         tuple(METHODS), functools.partial(vapo_fields, chains=True), VAPO, bases=chain_bases
     ),
 }  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------
-# Training and comparing
-# ------------------------------------------------------------------------------------------------
 
 
 def train(

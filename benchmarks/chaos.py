@@ -216,11 +216,6 @@ def happen(run: Run, event: Event, rng: random.Random) -> None:
     event.exit_s = event.exit_s or time.time() - event.when
 
 
-# ------------------------------------------------------------------------------------------------
-# What came of it
-# ------------------------------------------------------------------------------------------------
-
-
 def final_params(workdir: pathlib.Path, step: int) -> list[bytes]:
     like = qwen2.abstract(qwen2.shape_from_config(harness.get_config()))
     here = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)

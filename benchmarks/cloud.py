@@ -72,11 +72,6 @@ def build(cloud: pathlib.Path) -> dict[str, str]:
     }
 
 
-# ------------------------------------------------------------------------------------------------
-# Trainings
-# ------------------------------------------------------------------------------------------------
-
-
 def serve(cloud: pathlib.Path, port: int) -> None:
     """Fork a training for each client that comes, until standard input closes. One thread: nothing
     of JAX may run before a fork."""

@@ -26,12 +26,10 @@ from benchmarks import harness, sides
 from benchmarks.harness import Flag, median_seconds
 from benchmarks.lengths import log_normal
 from dapo_jax import plan
-from dapo_jax.dapo import packing
 from dapo_jax.log import hardware
 from dapo_jax.model import qwen2
 from dapo_jax.pods import slices
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.rollout.engine import Request
 
 PROMPT, SLOTS, EQUAL, CAP, MEAN = 256, 256, 512, 2048, 512
 ROWS, ROW = 64, 2048
@@ -46,11 +44,6 @@ def shape_of(size: str) -> qwen2.Shape:
     return plan.qwen2_5(size, scan_layers=True, remat="full", attention="auto")
 
 
-# ------------------------------------------------------------------------------------------------
-# Ours
-# ------------------------------------------------------------------------------------------------
-
-
 def device_peak() -> dict:
     device = jax.devices()[0]
     return {"device": device.device_kind, "gib": device.memory_stats()["peak_bytes_in_use"] / 2**30}
@@ -63,8 +56,7 @@ def sample_ours(size: str, repeats: int) -> dict:
     rng = np.random.default_rng(0)
 
     def turn(lengths):
-        prompts = rng.integers(0, 1000, (len(lengths), PROMPT)).tolist()
-        work = [Request(p, i, 0, n) for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
+        work = sides.requests(rng.integers(0, 1000, (len(lengths), PROMPT)), lengths)
         return lambda: engine.generate(weights, work, Draw(seed=1))
 
     turn([1] * SLOTS)()
@@ -79,12 +71,9 @@ def sample_ours(size: str, repeats: int) -> dict:
 def update_ours(size: str, repeats: int) -> dict:
     shape = shape_of(size)
     made = sides.trainer(shape, "bfloat16")
-    rng, n = np.random.default_rng(0), ROW - PROMPT
-    draw = lambda n: rng.integers(0, 1000, n)
-    items = [
-        packing.Item(draw(PROMPT), draw(n), np.full(n, -12.0, "f"), float(a), 1 / (n * ROWS))
-        for a in rng.normal(size=ROWS)
-    ]
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 1000, (ROWS, ROW))
+    items = sides.items(ids[:, :PROMPT], ids[:, PROMPT:], rng.normal(size=ROWS), -12.0)
     params = made.init_params(jax.random.key_data(jax.random.key(0)))
     step, _ = sides.update_step(made, params, items, row_tokens=ROW, micro_rows=4, lr=1e-6)
     del params
@@ -95,23 +84,12 @@ def update_ours(size: str, repeats: int) -> dict:
     return {"tokens": ROWS * ROW / seconds, "mfu": flops / seconds / peak} | device_peak()
 
 
-# ------------------------------------------------------------------------------------------------
-# Theirs
-# ------------------------------------------------------------------------------------------------
-
-
 def torch_model(size: str, dtype):
     import torch
 
     torch.set_default_device("cuda")
     more = dict(max_position_embeddings=4096, attn_implementation="sdpa")
     return sides.transformers_model(shape_of(size), **more).to(dtype)
-
-
-def torch_peak() -> dict:
-    import torch
-
-    return {"gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
 def sample_theirs(size: str, repeats: int) -> dict:
@@ -126,7 +104,8 @@ def sample_theirs(size: str, repeats: int) -> dict:
         assert out.shape == (SLOTS, PROMPT + tokens)
 
     turn(8)
-    return {"equal": SLOTS * EQUAL / median_seconds(turn, repeats)} | torch_peak()
+    rate = SLOTS * EQUAL / median_seconds(turn, repeats)
+    return {"equal": rate, "gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
 def update_theirs(size: str, repeats: int) -> dict:
@@ -150,9 +129,8 @@ def update_theirs(size: str, repeats: int) -> dict:
             with torch.autocast("cuda", torch.bfloat16):
                 x = model.model(ids[rows, :-1], use_cache=False).last_hidden_state
                 parts = zip(x.split(1024, 1), ids[rows, 1:].split(1024, 1), strict=True)
-                logp = torch.cat(
-                    [checkpoint(log_probs, *part, use_reentrant=False) for part in parts], 1
-                )
+                logps = [checkpoint(log_probs, *part, use_reentrant=False) for part in parts]
+            logp = torch.cat(logps, 1)
             ratio = (logp - old[rows]).clamp(-20, 20).exp()
             a = advantage[rows]
             loss = -torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a)
@@ -163,12 +141,19 @@ def update_theirs(size: str, repeats: int) -> dict:
         torch.cuda.synchronize()
 
     turn()
-    return {"tokens": ROWS * ROW / median_seconds(turn, repeats)} | torch_peak()
+    rate = ROWS * ROW / median_seconds(turn, repeats)
+    return {"tokens": rate, "gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
-# ------------------------------------------------------------------------------------------------
-# The table
-# ------------------------------------------------------------------------------------------------
+WHOLE, TENTHS, SHARE = "{:,.0f}".format, "{:.1f}".format, "{:.1%}".format
+ROWS_OF_TABLE = (
+    ("sampling", "equal lengths, tokens/s", "equal", WHOLE),
+    ("sampling", "long tail, tokens/s", "tailed", WHOLE),
+    ("sampling", "peak GiB", "gib", TENTHS),
+    ("update", "tokens/s", "tokens", WHOLE),
+    ("update", "MFU", "mfu", SHARE),
+    ("update", "peak GiB", "gib", TENTHS),
+)
 
 
 def measure(args) -> list[harness.Table]:
@@ -177,22 +162,15 @@ def measure(args) -> list[harness.Table]:
         part, size, args.repeats, XLA_PYTHON_CLIENT_MEM_FRACTION="0.95"
     )
     for size in args.sizes:
-        sample, update = apart(sample_ours, size), apart(update_ours, size)
-        sample_peer, update_peer = {}, {}
+        ours = {"sampling": apart(sample_ours, size), "update": apart(update_ours, size)}
+        theirs = {"sampling": {}, "update": {}}
         if args.peers:
-            sample_peer, update_peer = apart(sample_theirs, size), apart(update_theirs, size)
-            # of the same tokens
-            update_peer["mfu"] = update["mfu"] * update_peer["tokens"] / update["tokens"]
-        for what, ours, theirs, key, form, ratio in (
-            ("sampling, equal lengths, tokens/s", sample, sample_peer, "equal", ",.0f", True),
-            ("sampling, long tail, tokens/s", sample, sample_peer, "tailed", ",.0f", True),
-            ("sampling, peak GiB", sample, sample_peer, "gib", ".1f", False),
-            ("update, tokens/s", update, update_peer, "tokens", ",.0f", True),
-            ("update, MFU", update, update_peer, "mfu", ".1%", False),
-            ("update, peak GiB", update, update_peer, "gib", ".1f", False),
-        ):
-            x, y = ours[key], theirs.get(key)
-            beside = f" ({x / y:.2f}x)" if y and ratio else ""
-            table.row(f"{size}: {what}", format(x, form), (format(y, form) if y else "") + beside)
-    table.note(f"{sample['device']}.")
+            theirs = {"sampling": apart(sample_theirs, size), "update": apart(update_theirs, size)}
+            a, b = ours["update"], theirs["update"]
+            b["mfu"] = a["mfu"] * b["tokens"] / a["tokens"]  # of the same tokens
+        for part, what, key, form in ROWS_OF_TABLE:
+            x, y = ours[part][key], theirs[part].get(key)
+            beside = f" ({x / y:.2f}x)" if y and "tokens/s" in what else ""
+            table.row(f"{size}: {part}, {what}", form(x), (form(y) if y else "") + beside)
+    table.note(f"{ours['sampling']['device']}.")
     return [table]

@@ -26,10 +26,8 @@ import numpy as np
 
 from benchmarks import harness, sides
 from benchmarks.harness import Flag, median_seconds
-from dapo_jax.dapo import packing
 from dapo_jax.model import qwen2
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.rollout.engine import Request
 
 REAL = qwen2.Shape(
     vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
@@ -81,16 +79,11 @@ def torch_model(shape: qwen2.Shape):
     return sides.transformers_model(shape, use_cache=True)
 
 
-# ------------------------------------------------------------------------------------------------
-# Decode: a function that samples so many tokens a row
-# ------------------------------------------------------------------------------------------------
-
-
 def our_decode():
     shape = REAL._replace(scan_layers=False)
     engine = sides.engine(shape, ROWS, PROMPT, LONG, 16, "float32")
     weights = engine.decode_params(our_weights(shape), keep=False)
-    requests = [Request(p.tolist(), i, 0) for i, p in enumerate(prompts(ROWS))]
+    requests = sides.requests(prompts(ROWS))
     return lambda tokens: engine.generate(weights, requests, Draw(seed=1, max_tokens=tokens))
 
 
@@ -101,27 +94,18 @@ def their_decode():
     return lambda tokens: sides.transformers_generate(network, ids, tokens)
 
 
-# ------------------------------------------------------------------------------------------------
-# Update: (shape, weights) -> function () -> (loss, gradient norm) that makes one
-# ------------------------------------------------------------------------------------------------
-
-
-def experience(shape: qwen2.Shape, sequences: int):
-    """(ids [N, T], advantages [N], old log-probs [N, responses])."""
+def experience(shape: qwen2.Shape, sequences: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """(ids [N, T], advantages [N], the log-prob of every response token before)."""
     rng = np.random.default_rng(0)
     ids = rng.integers(0, shape.vocab_size, (sequences, PROMPT + RESPONSE))
-    old = np.full((sequences, RESPONSE), -np.log(shape.vocab_size), np.float32)
-    return ids, rng.normal(size=sequences).astype(np.float32), old
+    return ids, rng.normal(size=sequences).astype(np.float32), -math.log(shape.vocab_size)
 
 
 def our_update(shape: qwen2.Shape, params=None, sequences: int = 2):
     # remat: recomputes attention and what is cheap
     shape = shape._replace(remat="dots", attention_chunk=512, head_chunk=512)
-    ids, advantages, old = experience(shape, sequences)
-    items = [
-        packing.Item(x[:PROMPT], x[PROMPT:], logp, float(a), 1 / old.size)
-        for x, logp, a in zip(ids, old, advantages, strict=True)
-    ]
+    ids, *told = experience(shape, sequences)
+    items = sides.items(ids[:, :PROMPT], ids[:, PROMPT:], *told)
     sizes = dict(row_tokens=PROMPT + RESPONSE, micro_rows=1, lr=LR)
     made = sides.trainer(shape, "float32")
     given = [our_weights(shape) if params is None else params]
@@ -140,7 +124,8 @@ def their_update(shape: qwen2.Shape, network=None, sequences: int = 2):
 
     network = network or torch_model(shape)
     network.train()
-    ids, advantages, old = map(torch.from_numpy, experience(shape, sequences))
+    ids, advantages, old = experience(shape, sequences)
+    rows = [*zip(torch.from_numpy(ids), torch.from_numpy(advantages), strict=True)]
     b1, b2, eps, decay = sides.ADAMW.values()
     optimizer = torch.optim.AdamW(
         network.parameters(), LR, (b1, b2), eps, weight_decay=decay, fused=True
@@ -148,14 +133,15 @@ def their_update(shape: qwen2.Shape, network=None, sequences: int = 2):
 
     def step():
         total = 0.0
-        for row, advantage, before in zip(ids, advantages, old, strict=True):
+        for row, advantage in rows:
             hidden = network.model(row[None], use_cache=False).last_hidden_state
             logits = network.lm_head(hidden[0, PROMPT - 1 : -1])
             logp = -cross_entropy(logits, row[PROMPT:], reduction="none")
             del logits
-            ratio = torch.exp(logp - before)
+            ratio = torch.exp(logp - old)
             clipped = ratio.clamp(1 - 0.2, 1 + 0.28)
-            loss = -torch.minimum(ratio * advantage, clipped * advantage).sum() / old.numel()
+            loss = -torch.minimum(ratio * advantage, clipped * advantage).sum()
+            loss = loss / (sequences * RESPONSE)
             loss.backward()
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -190,10 +176,6 @@ def agree() -> str:
     np.testing.assert_allclose(*zip(*pairs, strict=True), rtol=2e-4, atol=1e-6)
     return ", ".join(f"{a[1]:.5f} and {b[1]:.5f}" for a, b in pairs)
 
-
-# ------------------------------------------------------------------------------------------------
-# Processes
-# ------------------------------------------------------------------------------------------------
 
 SIDES = {
     "decode": {"ours": our_decode, "theirs": their_decode},

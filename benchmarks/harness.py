@@ -64,11 +64,6 @@ class Table:
         print(sentence, flush=True)
 
 
-# ------------------------------------------------------------------------------------------------
-# Processes and clocks
-# ------------------------------------------------------------------------------------------------
-
-
 def prepare(cores: int, environment: Mapping[str, str]) -> None:
     """For this process: the environment, and with `cores` its threads on that many last
     cores, and no accelerator."""
@@ -149,11 +144,6 @@ class Clock:
                 self.stop()
 
         return timed
-
-
-# ------------------------------------------------------------------------------------------------
-# A benchmark's command and its result
-# ------------------------------------------------------------------------------------------------
 
 
 def parse(name: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namespace:

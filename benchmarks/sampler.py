@@ -35,9 +35,8 @@ def prompts(n: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 1000, (n, PROMPT))
 
 
-def requests(n: int, lengths=None) -> list[Request]:
-    lengths = [0] * n if lengths is None else lengths.tolist()
-    return [Request(p.tolist(), i, 0, lengths[i]) for i, p in enumerate(prompts(n))]
+def requests(n: int, lengths=()) -> list[Request]:
+    return sides.requests(prompts(n), lengths)
 
 
 def engine(slots: int, response: int, chunk: int = 16, **cache) -> Engine:
@@ -96,11 +95,6 @@ def torch_sampler():
     return run
 
 
-# ------------------------------------------------------------------------------------------------
-# The rows of the table: (what, turns), of which the first is ours
-# ------------------------------------------------------------------------------------------------
-
-
 def fixed_length(table: harness.Table, repeats: int, scale: int) -> None:
     steps, rows = 128 // scale, prompts(64)
     made = engine(64, steps, chunk=steps // 2)
@@ -156,7 +150,7 @@ def readers(table: harness.Table, repeats: int, scale: int) -> None:
     for row in (128, 160, 192, 256, 384, 512, 768, 1024)[: 8 // scale]:
         cap = row - PROMPT
         long_tail = log_normal(128, cap, cap / 3, seed=1)
-        for kind, lengths in (("all full", None), ("long tail", long_tail)):
+        for kind, lengths in (("all full", ()), ("long tail", long_tail)):
             turns = {
                 name: ours(engine(64, cap, page_tokens=page), requests(128, lengths))
                 for name, page in (("rows", row), ("pages", 64))

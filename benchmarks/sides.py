@@ -1,6 +1,7 @@
 """The sides of the comparisons on one device: our engine and update, the peers' models."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jax.sharding import Mesh
 from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, packing, update
 from dapo_jax.model import learner, qwen2
-from dapo_jax.rollout.engine import Engine
+from dapo_jax.rollout.engine import Engine, Request
 
 ADAMW = dict(b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.1)
 SMALL = qwen2.Shape(
@@ -35,6 +36,26 @@ def engine(
         prompt_tokens=prompt, response_tokens=response, chunk=chunk, dtype=dtype,
         **dict(prefill_prompts=8, stop_ids=[]) | more,
     )  # fmt: skip
+
+
+def requests(prompts_NxT: np.ndarray, lengths: Iterable[int] = ()) -> list[Request]:
+    """One for each row of token ids. lengths: of the responses; not given, the engine's limit."""
+    rows = itertools.zip_longest(prompts_NxT.tolist(), lengths, fillvalue=0)
+    return [Request(prompt, i, 0, int(length)) for i, (prompt, length) in enumerate(rows)]
+
+
+def items(
+    prompts: Iterable[np.ndarray],
+    responses: Sequence[np.ndarray],
+    advantages: Iterable[float],
+    logp: float,
+) -> list[packing.Item]:
+    """Sequences of an update under the token mean, each response token of this log-prob before."""
+    tokens = sum(map(len, responses))
+    return [
+        packing.Item(prompt, response, np.full(len(response), logp, "f"), float(a), 1 / tokens)
+        for prompt, response, a in zip(prompts, responses, advantages, strict=True)
+    ]
 
 
 def trainer(shape: qwen2.Shape, dtype: str) -> update.Trainer:

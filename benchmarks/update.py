@@ -43,16 +43,8 @@ def data(tailed: bool, n: int) -> list[packing.Item]:
             step = np.sign(n * CAP // 4 - lengths.sum())
             lengths[i] = np.clip(lengths[i] + step, 1, CAP)
     draw = lambda n: rng.integers(1, SHAPE.vocab_size, n)  # (0 is tunix's padding)
-    old = lambda n: np.full(n, -7.0, np.float32)
-    return [
-        packing.Item(draw(PROMPT), draw(n), old(n), float(a), 1 / lengths.sum())
-        for n, a in zip(lengths, rng.normal(size=n), strict=True)
-    ]
-
-
-# ------------------------------------------------------------------------------------------------
-# Two ways of one step. Each returns a function () -> loss that makes a step and waits for it.
-# ------------------------------------------------------------------------------------------------
+    prompts, responses = [draw(PROMPT) for _ in lengths], [draw(n) for n in lengths]
+    return sides.items(prompts, responses, rng.normal(size=n), -7.0)
 
 
 def ours(params, items, shape=SHAPE, micro_rows=8, row_tokens=PROMPT + CAP):
@@ -114,11 +106,6 @@ def tunix(params, items):
         return loss, aux, optax.global_norm(grads)
 
     return lambda: float(jax.block_until_ready(train_step(model, optimizer, batch))[0])
-
-
-# ------------------------------------------------------------------------------------------------
-# Measuring
-# ------------------------------------------------------------------------------------------------
 
 
 def against_tunix(table: harness.Table, args, tailed: bool) -> None:
