@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 STAND_INS = ROOT / "benchmarks" / "stand_ins"
@@ -145,7 +146,9 @@ class Failing:
 def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> None:
     """In the forked process; never returns."""
     import jax
+    import orbax.checkpoint as ocp
     import stubbed_train
+    from etils.epath import backend
 
     from dapo_jax import parallel, train
     from dapo_jax.checkpoint import remembered, seal
@@ -165,7 +168,14 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
         os.write(life, (json.dumps(row) + "\n").encode())
 
     failing = Failing(cloud / f"fail_{index}", tell)
-    _place_bucket(cloud / "b", failing)
+    type(backend.fsspec_backend)._get_filesystem = file_systems(cloud, failing.operation)
+    restore = ocp.CheckpointManager.restore
+
+    def restored(self, *arguments, **named):
+        failing.restore()
+        return restore(self, *arguments, **named)
+
+    ocp.CheckpointManager.restore = restored
     generate, keep = engine.Engine.generate, remembered.Responses.put
 
     def counted(self, *arguments, **named):
@@ -201,10 +211,9 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
     )
 
 
-def _place_bucket(folder: pathlib.Path, failing: Failing) -> None:
-    """gs://b is this folder for all that opens files by etils.epath; `failing` hears of it."""
-    import orbax.checkpoint as ocp
-    from etils.epath import backend
+def file_systems(folder: pathlib.Path, operation: Callable[[], None] = lambda: None) -> Callable:
+    """What etils.epath asks for a file system: gs://NAME is a folder in this one. operation: called
+    before each of a bucket."""
     from fsspec.implementations.dirfs import DirFileSystem
     from fsspec.implementations.local import LocalFileSystem
 
@@ -213,25 +222,17 @@ def _place_bucket(folder: pathlib.Path, failing: Failing) -> None:
         cachable = False
 
         def __init__(self, **_):
-            super().__init__(folder.parent, LocalFileSystem(auto_mkdir=True))
+            super().__init__(folder, LocalFileSystem(auto_mkdir=True))
 
         @classmethod
         def _strip_protocol(cls, path):
             return str(path).removeprefix("gs://").strip("/")
 
         def _join(self, path):
-            failing.operation()
+            operation()
             return super()._join(path)
 
-    restore = ocp.CheckpointManager.restore
-
-    def restored(self, *arguments, **named):
-        failing.restore()
-        return restore(self, *arguments, **named)
-
-    get = lambda self, name: Gcs() if name in ("gs", "gcs") else LocalFileSystem()
-    type(backend.fsspec_backend)._get_filesystem = get
-    ocp.CheckpointManager.restore = restored
+    return lambda self, name: Gcs() if name in ("gs", "gcs") else LocalFileSystem()
 
 
 if __name__ == "__main__":

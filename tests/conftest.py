@@ -53,7 +53,7 @@ hypothesis.settings.load_profile("dapo_jax")
 
 TINY = Path(__file__).parent / "data" / "tiny_config.py"
 
-# The files that take longest, fast and slow tests, are begun first: the workers then end together.
+# The files that take longest are begun first: the workers then end together.
 LONGEST = (
     "test_processes", "test_compile", "test_learning", "test_chaos", "test_vapo", "test_damage",
     "test_leave", "test_kill", "test_system", "test_pod_update", "test_notebooks", "test_start",
@@ -160,21 +160,10 @@ def server():
 def bucket(tmp_path, monkeypatch):
     """gs://b is this folder, for all that opens files by etils.epath."""
     from etils.epath import backend
-    from fsspec.implementations.dirfs import DirFileSystem
-    from fsspec.implementations.local import LocalFileSystem
 
-    class Gcs(DirFileSystem):
-        protocol = ("gs", "gcs")
-        cachable = False
+    from benchmarks import cloud
 
-        def __init__(self, **_):
-            super().__init__(tmp_path / "gs", LocalFileSystem(auto_mkdir=True))
-
-        @classmethod
-        def _strip_protocol(cls, path):
-            return str(path).removeprefix("gs://").strip("/")
-
-    get = lambda self, name: Gcs() if name in ("gs", "gcs") else LocalFileSystem()
+    get = cloud.file_systems(tmp_path / "gs")
     monkeypatch.setattr(type(backend.fsspec_backend), "_get_filesystem", get)
     (tmp_path / "gs" / "b").mkdir(parents=True)
     return tmp_path / "gs" / "b"

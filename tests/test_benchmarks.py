@@ -18,11 +18,6 @@ RESULTS = sorted(path.stem for path in harness.RESULTS.glob("*.json"))
 FIELDS = {"title", "command", "date", "commit", "machine", "versions", "about", "notes", "figures"}
 
 
-# ------------------------------------------------------------------------------------------------
-# Results and their pages
-# ------------------------------------------------------------------------------------------------
-
-
 def test_pages_are_those_of_the_results():
     """After a change of a result: python -m benchmarks tables."""
     files = tables.rendered()
@@ -47,12 +42,6 @@ def test_a_result_is_whole(name):
         assert study[1] == name and name in arms.STUDIES
 
 
-def test_a_cell_is_found_by_its_row_and_column():
-    assert tables.cell("ladder", "grpo", "M tokens") == ".297"
-    with pytest.raises(StopIteration):
-        tables.cell("ladder", "no such rung", "M tokens")
-
-
 def test_measured_again_a_result_keeps_what_was_written_about_it():
     table = harness.Table("a", "b")
     table.row(1, 2.5)
@@ -69,11 +58,6 @@ def test_measured_again_a_result_keeps_what_was_written_about_it():
     assert fresh.keys() == found.keys() and fresh["title"] == "command"
 
 
-# ------------------------------------------------------------------------------------------------
-# The command, processes and clocks
-# ------------------------------------------------------------------------------------------------
-
-
 def test_all_benchmarks_are_listed(capsys):
     folder = harness.ROOT / "benchmarks"
     with pytest.raises(SystemExit) as end:
@@ -84,9 +68,6 @@ def test_all_benchmarks_are_listed(capsys):
     assert all(re.search(rf"^  {name} +\S", said, re.M) for name in modules)
     with pytest.raises(SystemExit, match="no benchmark 'nosuch'"):
         command.main(["nosuch"])
-
-
-def test_flags_have_a_quick_value_and_a_full_one():
     cores = lambda *argv: harness.parse("half_billion", half_billion, argv).cores
     assert cores() == (1,) and cores("--full") == (1, 2) and cores("--full", "--cores", "2") == [2]
     with pytest.raises(SystemExit):
@@ -111,15 +92,12 @@ def test_a_process_of_its_own_has_its_own_environment():
         harness.apart(int, "no number")
 
 
-def test_functions_take_turns():
+def test_functions_take_turns_and_clocks_count(monkeypatch):
     told = []
     found = harness.in_turns({"a": lambda: told.append("a"), "b": lambda: told.append("b") or 7}, 3)
     assert told == ["a", "b"] * 4 and found["b"][1] == 7 and found["a"][0] >= 0
     ticks = iter([0, 4, 10, 11, 20, 22])
     assert harness.median_seconds(lambda: None, 3, lambda: next(ticks)) == 2
-
-
-def test_a_clock_counts_calls_while_it_is_on(monkeypatch):
     clock = harness.Clock(time.thread_time)
     work = clock.around(lambda n: sum(range(n)))
     assert work(10) == 45 and len(clock.cpu) == len(clock.wall) == 1
@@ -127,16 +105,11 @@ def test_a_clock_counts_calls_while_it_is_on(monkeypatch):
     assert work(10) == 45 and len(clock.cpu) == 1
 
 
-@pytest.mark.parametrize("n", [64, 512])
-def test_lengths_have_the_mean_after_the_cut_for_every_n(n):
-    got = lengths.log_normal(n, cap=512, mean=128)
-    assert got.max() <= 512 and got.min() >= 1 and abs(got.mean() - 128) < 1
-    np.testing.assert_array_equal(np.sort(got), np.sort(lengths.log_normal(n, 512, 128, seed=1)))
-
-
-# ------------------------------------------------------------------------------------------------
-# Tables of what was measured
-# ------------------------------------------------------------------------------------------------
+def test_lengths_have_the_mean_after_the_cut_for_every_n():
+    for n in (64, 512):
+        got, other = (lengths.log_normal(n, cap=512, mean=128, seed=seed) for seed in (0, 1))
+        assert got.max() <= 512 and got.min() >= 1 and abs(got.mean() - 128) < 1
+        np.testing.assert_array_equal(np.sort(got), np.sort(other))
 
 
 def run(values, updates=10, tokens=1e6, **last):
@@ -254,11 +227,6 @@ def test_both_sides_of_half_a_billion_take_turns():
     row = half_billion.compared(2, "decode", 3, 2, apart)
     assert asked == [(2, "decode", "ours", 2), (2, "decode", "theirs", 2)] * 3
     assert row == ("decode, 2 core(s)", "8.0", "5.3", "1.50x", "20.00", "30.00")
-
-
-# ------------------------------------------------------------------------------------------------
-# They work
-# ------------------------------------------------------------------------------------------------
 
 
 def measured(name, *argv):

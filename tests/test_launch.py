@@ -41,9 +41,7 @@ def launch(tmp_path_factory) -> Path:
     return scripts.make_checkout(tmp_path_factory.mktemp("launch")) / "launch"
 
 
-# --------------------------------------------------------------------------------------------------
-# What is printed, and what is refused
-# --------------------------------------------------------------------------------------------------
+# --- What is printed, and what is refused ---------------------------------------------------------
 
 
 def plain(line: str, root: Path) -> str:
@@ -193,9 +191,7 @@ def test_hostile_numbers_run_nothing(tmp_path):
     assert not list(tmp_path.iterdir()) and len(values) > 200
 
 
-# --------------------------------------------------------------------------------------------------
-# Set-up
-# --------------------------------------------------------------------------------------------------
+# --- Set-up ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -275,9 +271,7 @@ def test_setup_looks_for_a_python_that_runs(checkout, tools, set_up):
     assert done.stderr.startswith("error: no Python 3.11-3.14 found")
 
 
-# --------------------------------------------------------------------------------------------------
-# All scripts, and the Dockerfile
-# --------------------------------------------------------------------------------------------------
+# --- All scripts, and the Dockerfile --------------------------------------------------------------
 
 
 def test_the_image_has_what_the_scripts_need_at_pinned_versions():

@@ -277,9 +277,7 @@ def test_a_host_without_uv_gets_the_one_that_is_pinned(cloud):
     assert "pip install" in (home / ".cache/dapo_jax/uv/uv.log").read_text()
 
 
-# --------------------------------------------------------------------------------------------------
-# What is checked before anything is made, with the real package
-# --------------------------------------------------------------------------------------------------
+# --- What is checked before anything is made, with the real package -------------------------------
 
 BIG = ["--config.rollout.cache_fraction=1.0", "--config.rollout.slots=8192"]
 PREPARED = ["--prepare=fetch"]  # of the config's own files
@@ -316,9 +314,7 @@ def test_a_training_is_checked_before_a_slice_is_made(
     assert bool(done.stdout) == (not status)
 
 
-# --------------------------------------------------------------------------------------------------
-# until_done.sh
-# --------------------------------------------------------------------------------------------------
+# --- until_done.sh --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -402,9 +398,7 @@ keep_log.main(*sys.argv[1:])
     assert kept.read_text() == "up\nlast words\n" == (tmp_path / "run.log").read_text()
 
 
-# --------------------------------------------------------------------------------------------------
-# gke.sh, local.sh
-# --------------------------------------------------------------------------------------------------
+# --- gke.sh, local.sh -----------------------------------------------------------------------------
 
 KUBECTL = r"""#!/usr/bin/env bash
 # A job in the folder CLUSTER: a pod whose log comes in two parts, lost with its restart; a second.

@@ -36,11 +36,6 @@ def readings(*accuracies, cpu=10.0, start=5.0):
     ]  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------
-# Statistics
-# ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "accuracies, mean, want",
     [
@@ -92,11 +87,6 @@ def test_a_row_has_a_cell_a_racer_and_marks_bounds():
     assert not any("over We" in row[0] for row in alone)
 
 
-# ------------------------------------------------------------------------------------------------
-# The clock
-# ------------------------------------------------------------------------------------------------
-
-
 def test_what_is_paused_is_not_counted(racer, tmp_path, monkeypatch):
     clock, now = racer("clock"), {"cpu": 7.0, "wall": 100.0}
     monkeypatch.setattr(clock.time, "process_time", lambda: now["cpu"])
@@ -107,18 +97,20 @@ def test_what_is_paused_is_not_counted(racer, tmp_path, monkeypatch):
         now["cpu"] += 50.0
         now["wall"] += 60.0
 
+    assert race.notes(tmp_path) == []
     watch = clock.Clock(tmp_path)
     assert not watch.reading(0, 0, 0, save)
     now["cpu"] += 2.0
     now["wall"] += 3.0
     (tmp_path / "stop").touch()
     assert watch.reading(5, 123, 40, save)
-    found = map(json.loads, (tmp_path / "readings.jsonl").read_text().splitlines())
+    with (tmp_path / "readings.jsonl").open("a") as file:
+        file.write('{"st')  # a line that is being written does not count
+    found = race.notes(tmp_path)
     keys = ("step", "tokens", "updates", "cpu_s", "wall_s")
     # The process is older than the clock.
     assert [[r[k] for k in keys] for r in found] == [[0, 0, 0, 7.0, 0.0], [5, 123, 40, 9.0, 3.0]]
-    folders = sorted(p.name for p in (tmp_path / "weights").iterdir())
-    assert folders == ["step_000000", "step_000005"]
+    assert {p.name for p in (tmp_path / "weights").iterdir()} == {"step_000000", "step_000005"}
 
 
 def test_problems_follow_the_order_of_the_seed(racer, tmp_path):
@@ -131,10 +123,6 @@ def test_problems_follow_the_order_of_the_seed(racer, tmp_path):
     with pytest.raises(ValueError, match="fewer than 3 steps"):
         clock.rows(tmp_path, 3, 3)
 
-
-# ------------------------------------------------------------------------------------------------
-# A run
-# ------------------------------------------------------------------------------------------------
 
 RACER = """
 import clock, pathlib, sys, time
@@ -154,17 +142,17 @@ for step in range(0, args.steps + 1, 5):
 
 
 class Referee:
-    """Accuracy by step; counts what it was asked."""
+    """Accuracy by step; notes what it was asked."""
 
     def __init__(self, accuracies):
-        self.accuracies, self.asked, self.bases = accuracies, 0, []
+        self.accuracies, self.asked = accuracies, []
 
     def require_base(self, folder):
-        self.bases.append(folder.name)
+        self.asked.append(folder.name)
 
     def accuracy(self, folder):
         assert folder.is_dir()
-        self.asked += 1
+        self.asked.append(folder.name)
         return self.accuracies[int(folder.name[-6:]) // 5]
 
 
@@ -175,36 +163,17 @@ def test_a_run_is_judged_and_kept(monkeypatch, tmp_path):
     referee = Referee([0.1, 0.7, 0.8, 0.9, 0.9])
     args = ("works", 0, 3e-4, 20, 0.8, tmp_path / "base", tmp_path / "works_0", referee)
     found = race.run(*args)
-    assert referee.bases == ["step_000000"]
+    asked = [*referee.asked]
+    assert asked[:3] == ["step_000000", "step_000000", "step_000005"]
     summary = report.summary(found["readings"], 0.8)
     assert summary["once"].step == 10 and summary["thrice"].held
     assert not list((tmp_path / "works_0" / "weights").iterdir())  # judged, and removed
-    asked = referee.asked
-    assert race.run(*args) == found
-    assert referee.asked == asked  # nothing ran again
+    assert race.run(*args) == found and referee.asked == asked  # nothing ran again
     with pytest.raises(ValueError, match="choose another --out"):
         race.run("works", 0, 3e-4, 25, *args[4:])
     with pytest.raises(RuntimeError, match=r"fails, seed 0: ended with 3; .*log\.txt"):
         race.run("fails", 0, 3e-4, 20, 0.8, tmp_path, tmp_path / "f", Referee([0.1] * 9))
     assert not (tmp_path / "f" / "result.json").exists()
-
-
-def test_a_line_that_is_being_written_does_not_count(tmp_path):
-    assert race.notes(tmp_path) == []
-    (tmp_path / "readings.jsonl").write_text('{"step": 0}\n{"st')
-    assert race.notes(tmp_path) == [{"step": 0}]
-
-
-def test_racers_start_without_a_compilation_cache(monkeypatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/somewhere")
-    env = judge.environment(ROOT)
-    assert [k for k in env if k.startswith("JAX_")] == ["JAX_PLATFORMS"]
-    assert env["OMP_NUM_THREADS"] == "1"
-
-
-# ------------------------------------------------------------------------------------------------
-# The racers, as far as they go without the peers
-# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -218,30 +187,27 @@ def base(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("arm", ["dapo", "fixed"])
-def test_our_settings_are_those_of_the_race(base, racer, arm):
-    c = racer("ours").config(base, 3, 7, arm, 2e-4)
-    config_lib.validate(c, 1)
-    assert (c.seed, c.steps, c.optim.lr) == (3, 7, 2e-4)
-    assert c.dynamic_sampling.enabled == (arm == "dapo")
+def test_our_settings_are_those_of_the_race(base, racer, monkeypatch):
+    for arm in ("dapo", "fixed"):
+        c = racer("ours").config(base, 3, 7, arm, 2e-4)
+        config_lib.validate(c, 1)
+        assert (c.seed, c.steps, c.optim.lr) == (3, 7, 2e-4)
+        assert c.dynamic_sampling.enabled == (arm == "dapo")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/somewhere")  # all start without one
+    env = judge.environment(ROOT)
+    assert [k for k in env if k.startswith("JAX_")] == ["JAX_PLATFORMS"]
+    assert env["OMP_NUM_THREADS"] == "1"
 
 
-def test_the_exported_tokenizer_reads_and_writes_like_ours(base):
-    tok = tokenizer.load(base / "tokenizer.model")
-    text = json.loads((base / "train.json").read_text())[0][0]
+def test_the_tokenizers_of_the_peers_read_and_write_like_ours(base, racer):
+    """To tunix a token is one character."""
+    tok, text = tokenizer.load(base / "tokenizer.model"), "f 4 g 20 Answer: 20"
     judge.check_tokenizer(base, tok, [text])
     with pytest.raises(ValueError, match="in another way than ours"):
         judge.check_tokenizer(base, tok, ["f4 ?"])
-
-
-def test_a_token_is_one_character_to_tunix_and_its_text_is_ours(base, racer):
-    words = json.loads((base / "vocabulary.json").read_text())
+    words, ids = json.loads((base / "vocabulary.json").read_text()), tok.encode(text)
     chars = racer("with_tunix").Characters(words)
-    tok = tokenizer.load(base / "tokenizer.model")
-    text = "f 4 g 20 Answer: 20"
-    ids = tok.encode(text)
-    assert chars.encode(text) == ids
-    assert len(chars.decode(ids)) == len(ids)
+    assert chars.encode(text) == ids and len(chars.decode(ids)) == len(ids)
     assert chars.text(chars.decode(ids)) == tok.decode(ids) == text
 
 

@@ -18,7 +18,7 @@ from test_train import assert_same_bits, small
 from dapo_jax import build, config, parallel, train
 from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic, problems, tokenizer, worked
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import hf
 from dapo_jax.run import begin, warmup
 
 PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "warm_start.md").read_text()
@@ -129,11 +129,6 @@ def test_chats_end_as_the_template_ends_them(assets, tmp_path):
         assert qwen.decode(response, skip_special=False) == row["response"] + end
 
 
-# ------------------------------------------------------------------------------------------------
-# Runs
-# ------------------------------------------------------------------------------------------------
-
-
 def mine(**changes):
     """The smallest config with a warm-up on worked.jsonl."""
     c = small(0)
@@ -155,42 +150,32 @@ def begun(c, where) -> tuple[State, list[str]]:
     return state, said
 
 
-@pytest.mark.slow
-def test_a_warm_up_imitates_and_repeats_its_bits(words, tmp_path, monkeypatch):
-    """Also after a kill in the midst of the warm-up."""
+@pytest.fixture
+def sevens(tmp_path, monkeypatch):
+    """48 rows, all of which answer 7, in the folder of the test, which is the current one."""
     monkeypatch.chdir(tmp_path)
-    traces = list(arithmetic.traces(48))
-    file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in traces])
+    file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in arithmetic.traces(48)])
+
+
+@pytest.mark.slow
+def test_a_warm_up_repeats_its_bits_after_a_kill_in_its_midst(sevens, tmp_path, monkeypatch):
     state, said = begun(mine(), tmp_path / "a")
     assert said == ["warm-up: 48 of 48 rows; 40 steps of 16"]
-    learned = [*words.encode("Answer: 7"), min(words.stop_ids)]
-    params = jax.tree.map(lambda x: jax.device_put(x, jax.devices()[0]), state.params)
-    model = hf.Model(qwen2.shape_from_config(config.base()), params)
-    right = 0
-    for prompt in (words.encode(t.prompt) for t in traces[:4]):
-        guess = np.asarray(model([prompt + learned[:-1]])).argmax(-1)[0, len(prompt) - 1 :]
-        right += guess.tolist() == learned
-    assert right == 4
-
-    schedule, seen = warmup.schedule, []
+    schedule, steps = warmup.schedule, iter(range(6))
 
     def killed(done):
-        seen.append(done)
-        if len(seen) == 7:
+        if next(steps, None) is None:
             raise KeyboardInterrupt
         return schedule(done)
 
-    monkeypatch.setattr(warmup, "schedule", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(warmup, "schedule", killed)
         begun(mine(), tmp_path / "b")
-    monkeypatch.setattr(warmup, "schedule", schedule)
     assert_same_bits(state.params, begun(mine(), tmp_path / "b")[0].params)
 
 
 @pytest.mark.slow
-def test_a_run_keeps_what_it_has_learned_and_reads_the_files_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in arithmetic.traces(48)])
+def test_a_run_imitates_and_reads_the_files_once(sevens, tmp_path, capsys):
     assert train.train(mine(), tmp_path / "run")
     heard = [json.loads(line) for line in (tmp_path / "run/eval/step_000000.jsonl").open()]
     assert np.mean([e == "7" for row in heard for e in row["extracted"]]) > 0.9
@@ -200,10 +185,8 @@ def test_a_run_keeps_what_it_has_learned_and_reads_the_files_once(tmp_path, monk
 
 
 @pytest.mark.slow
-def test_what_a_step_runs_is_compiled_beside_the_warm_up(tmp_path, monkeypatch, caplog):
+def test_what_a_step_runs_is_compiled_beside_the_warm_up(sevens, tmp_path, monkeypatch, caplog):
     """Once, and not by the thread that runs it; what a compilation raises ends the start."""
-    monkeypatch.chdir(tmp_path)
-    file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in arithmetic.traces(16)])
     c = mine(steps=1, supervised_warmup__steps=1)
     stubbed_train.forget_programs()
     jax.config.update("jax_log_compiles", True)  # in all threads
@@ -244,11 +227,6 @@ def test_all_rows_once_in_an_order_of_the_seed(words):
     order = lambda seed, n: list(warmup.Shown("rows", 0, 0.0, rows, seed, 1).pairs(n, words))
     assert sorted(order(0, 10)) == rows and order(0, 10) == order(0, 25)[:10]
     assert sorted(order(0, 20)[10:]) == rows and order(0, 10) != order(1, 10)
-
-
-# ------------------------------------------------------------------------------------------------
-# The page
-# ------------------------------------------------------------------------------------------------
 
 
 def test_the_page_tells_the_forms_and_the_defaults():
