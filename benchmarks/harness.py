@@ -1,20 +1,19 @@
 """What every benchmark shares: flags, clocks, processes of their own, and the file of its result.
 
 A benchmark is a module with a docstring, `FLAGS` (name -> Flag) and `measure(args)`, which returns
-its tables. This module imports nothing heavy: what `prepare` sets must stand before jax and torch
-are imported, which size their threads and choose their kernels then.
+its tables. This module imports nothing heavy: jax and torch read what `prepare` sets on import.
 """
 
 import argparse
 import concurrent.futures
 import datetime
-import functools
 import importlib.metadata
 import json
 import multiprocessing
 import os
 import pathlib
 import platform
+import re
 import statistics
 import subprocess
 import time
@@ -25,8 +24,7 @@ from typing import Any, NamedTuple
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-# What each side calls an instruction set. XLA's libraries of kernels look at the processor all the
-# same, for ours and google-tunix alike.
+# What each side calls an instruction set. XLA's libraries look at the processor all the same.
 ISA = {
     "AVX2": {
         "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
@@ -109,13 +107,12 @@ def in_turns(
     """(median CPU-seconds of this process per call, last result) of each, over `repeats` turns
     after one that is not counted, since it compiles."""
     seconds, results = {name: [] for name in functions}, {}
-    for turn in range(repeats + 1):
+    for _ in range(repeats + 1):
         for name, function in functions.items():
             started = time.process_time()
             results[name] = function()
-            if turn:
-                seconds[name].append(time.process_time() - started)
-    return {name: (statistics.median(t), results[name]) for name, t in seconds.items()}
+            seconds[name].append(time.process_time() - started)
+    return {name: (statistics.median(t[1:]), results[name]) for name, t in seconds.items()}
 
 
 class Clock:
@@ -135,13 +132,11 @@ class Clock:
             self.wall.append(time.perf_counter() - self._started[1])
 
     def around(self, function: Callable) -> Callable:
-        @functools.wraps(function)
         def timed(*args, **kwargs):
             self.start()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.stop()
+            result = function(*args, **kwargs)
+            self.stop()
+            return result
 
         return timed
 
@@ -218,8 +213,8 @@ def commit() -> str:
 def machine() -> str:
     """'AMD EPYC, family 25, model 17, AVX-512, 2 cores', or as much of it as is known."""
     path = pathlib.Path("/proc/cpuinfo")
-    lines = path.read_text().split("\n\n")[0].splitlines() if path.exists() else []
-    found = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+    text = path.read_text().split("\n\n")[0] if path.exists() else ""
+    found = dict(re.findall(r"^(.*?)\s*: (.*)$", text, re.M))
     said = [found.get("model name") or platform.processor() or platform.machine()]
     said += [f"{k.split()[-1]} {found[k]}" for k in ("cpu family", "model") if k in found]
     flags = found.get("flags", "").split()

@@ -64,19 +64,11 @@ def command(racer: str) -> list[str]:
     return [sys.executable, str(RACERS / script), f"--arm={arm}"]
 
 
-def run(
-    racer: str,
-    seed: int,
-    lr: float,
-    steps: int,
-    goal: float,
-    base: pathlib.Path,
-    out: pathlib.Path,
-    judge,
-) -> dict:
-    """One run with its readings judged while it goes on; kept in `out` when it is whole."""
+def run(settings: dict, base: pathlib.Path, out: pathlib.Path, judge) -> dict:
+    """One run with its readings judged while it goes on; kept in `out` when it is whole. settings:
+    racer, seed, lr, steps and goal."""
     result = out / "result.json"
-    settings = {"racer": racer, "seed": seed, "lr": lr, "steps": steps, "goal": goal}
+    racer, seed, steps, goal = (settings[name] for name in ("racer", "seed", "steps", "goal"))
     if result.exists():
         found = json.loads(result.read_text())
         if found["settings"] != settings:
@@ -84,15 +76,17 @@ def run(
         return found
     shutil.rmtree(out, ignore_errors=True)  # of an interrupted run
     out.mkdir(parents=True)
-    arguments = [f"--base={base}", f"--out={out}", f"--seed={seed}", f"--steps={steps}"]
-    arguments += [f"--lr={lr}"]
+    arguments = [
+        f"--base={base}",
+        f"--out={out}",
+        f"--seed={seed}",
+        f"--steps={steps}",
+        f"--lr={settings['lr']}",
+    ]
     arguments += [f"--core={max(CORES)}"] if CORES else []
     with (out / "log.txt").open("w") as log:
         process = subprocess.Popen(
-            [*command(racer), *arguments],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=judge_lib.environment(ROOT),
+            [*command(racer), *arguments], stdout=log, stderr=log, env=judge_lib.environment(ROOT)
         )
     bar = tqdm(total=steps, desc=f"{racer}, seed {seed}", unit="step", dynamic_ncols=True)
     readings = []
@@ -139,14 +133,10 @@ def measure(args) -> list[harness.Table]:
     out = pathlib.Path(args.out).absolute()
     base, environment = out / "base", judge_lib.environment(ROOT)
     out.mkdir(parents=True, exist_ok=True)
-    warmup = {
-        "supervised_warmup.optimizer": "adam",
-        "supervised_warmup.skill_steps": args.skill_steps,
-        "supervised_warmup.skill_lr": 3e-3,
-        "supervised_warmup.habit_steps": args.habit_steps,
-        "supervised_warmup.habit_lr": 1.5e-3,
-    }
-    judge_lib.make_base(base, ROOT, warmup, args.base_seed)
+    warmup = dict(optimizer="adam", skill_steps=args.skill_steps, skill_lr=3e-3)
+    warmup |= dict(habit_steps=args.habit_steps, habit_lr=1.5e-3)
+    fields = {f"supervised_warmup.{name}": value for name, value in warmup.items()}
+    judge_lib.make_base(base, ROOT, fields, args.base_seed)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     for seed in seeds:
         judge_lib.write_order(base, seed, args.steps * 32)
@@ -159,8 +149,9 @@ def measure(args) -> list[harness.Table]:
     found = {name: [] for name in args.racers}
     for seed in seeds:
         for name in args.racers:
-            folder = out / f"{name}_{seed}"
-            one = run(name, seed, args.lr, args.steps, args.goal, base, folder, judge)
+            settings = {"racer": name, "seed": seed, "lr": args.lr, "steps": args.steps}
+            settings |= {"goal": args.goal}
+            one = run(settings, base, out / f"{name}_{seed}", judge)
             found[name].append(report.summary(one["readings"], args.goal))
     table = harness.Table("", *(LIST[name][2] for name in args.racers))
     for row in report.rows(found, OURS, LIST[OURS][2], args.goal):

@@ -24,6 +24,7 @@ import socket
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import huggingface_hub
@@ -70,23 +71,26 @@ def resident(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
+def tell_reads(told: Callable[[int], None]) -> None:
+    """Bytes of each part of a weight that is read from here on."""
+    read = hf._read
+
+    def telling(*arguments):
+        part = read(*arguments)
+        told(part.nbytes)
+        return part
+
+    hf._read = telling
+
+
 def load(directory: Path, dtype: str) -> dict[str, float]:
     """Bytes and seconds of a load in this process, which is a fresh one."""
-    shape = hf.read_shape(directory)
-    mesh = rules = None
-    buffers = [0]
+    shape, mesh, rules, buffers = hf.read_shape(directory), None, None, [0]
     if len(jax.devices()) > 1:
         mesh = parallel.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
         rules = config.base().sharding.train.to_dict()
         tracemalloc.start()
-        read = hf._read
-
-        def counted(*args):
-            part = read(*args)
-            buffers.append(part.nbytes)
-            return part
-
-        hf._read = counted
+        tell_reads(buffers.append)
     jax.block_until_ready(jax.numpy.zeros(1))
     before, start = resident("VmRSS"), time.perf_counter()
     params = hf.load_params(directory, shape, mesh, rules, dtype)
@@ -105,7 +109,7 @@ def load(directory: Path, dtype: str) -> dict[str, float]:
 def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
     """One process of a start; it runs in a process of its own."""
     counts = collections.Counter(dict.fromkeys(COLUMNS, 0))
-    compile_and_load, read = compiler.backend_compile_and_load, hf._read
+    compile_and_load = compiler.backend_compile_and_load
 
     def download(name, allow_patterns):
         counts["hub_calls"] += 1
@@ -117,15 +121,11 @@ def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
         counts["programs_compiled"] += len({d.process_index for d in devices}) > 1
         return compile_and_load(backend, module, devices, *rest)
 
-    def counted_read(*arguments):
-        part = read(*arguments)
-        counts["weight_bytes"] += part.nbytes
-        return part
-
     # On CPU each process has another fingerprint of the same devices; those of a slice have one.
     cache_key._hash_accelerator_config = lambda key, devices: key.update(b"slice")
     huggingface_hub.snapshot_download = download
-    compiler.backend_compile_and_load, hf._read = counted_compile, counted_read
+    compiler.backend_compile_and_load = counted_compile
+    tell_reads(lambda read: counts.update(weight_bytes=read))
     began = time.perf_counter()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, total, index)

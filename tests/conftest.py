@@ -76,9 +76,7 @@ def pytest_addoption(parser):
     parser.addoption("--runs", type=int, default=20, help="checkpoints of test_seal under load")
     parser.addoption("--seeds", type=int, default=1, help="of each slow run of test_learning")
     parser.addoption(
-        "--all_configs",
-        action="store_true",
-        help="test_compile: large models too, minutes each",
+        "--all_configs", action="store_true", help="test_compile: large models too, minutes each"
     )
     parser.addoption("--kill_seed", type=int, default=None, help="the seed it has printed")
 

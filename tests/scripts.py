@@ -74,9 +74,3 @@ def make_tools(folder: Path) -> Path:
     executable(folder / "tools/this-python", THIS_PYTHON)
     executable(folder / "tools/uv", UV)
     return folder / "tools"
-
-
-def commands_in(text: str) -> list[list[str]]:
-    """The commands that a dry run has printed, as words."""
-    lines = [x.removeprefix("+ ") for x in text.splitlines() if not x.startswith("[set-up] ")]
-    return [shlex.split(x) for x in lines if "<<" not in x]

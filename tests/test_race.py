@@ -52,39 +52,31 @@ def test_the_goal_is_reached_by_one_reading_or_by_a_mean_of_three(accuracies, me
         report.reached([], 0.8)
 
 
-def test_costs_are_counted_from_the_second_reading():
-    run = readings(0.1, 0.5, 0.8, 0.9)
-    run[0]["cpu_s"] = 1.0  # start-up; the first steps, which compile, end at 15
-    assert report.summary(run, 0.8) == {
-        "once": (True, 25.0, 10), "thrice": (False, 35.0, 15), "startup_cpu_s": 1.0,
-        "cpu_s_per_step": 2.0,  # (35 - 15) / 10
-        "tokens_per_cpu_s": 100.0, "tokens_per_step": 200.0, "wall_over_cpu": 2.0, "peak_mb": 103.0,
-    }  # fmt: skip
-
-
-def test_ratios_are_of_means_and_seed_by_seed():
-    reached = lambda *accuracies, cpu=10.0: report.reached(
-        readings(*accuracies, cpu=cpu, start=0.0), 0.8
+def test_the_table(monkeypatch):
+    """Two seeds a racer; costs are counted from the second reading on, since before it everything
+    compiles; `>` marks the bound of a racer that did not get there."""
+    monkeypatch.setattr(report, "LINES", report.LINES[:4])
+    seeds = lambda *accuracies: [
+        report.summary(readings(*accuracies, cpu=cpu, start=1.0), 0.8) for cpu in (10.0, 20.0)
+    ]
+    found = {"ours": seeds(0.1, 0.8, 0.8, 0.8), "trl": seeds(0.1, 0.2, 0.3, 0.4)}
+    assert report.rows(found, "ours", "We", 0.8) == [
+        ["CPU-s to held-out 0.8, first reading", "**16.0** +- 63.5: 11.0 (step 5) / 21.0 (step 5)",
+         "> **46.0**: > 31.0 (step 15) / > 61.0 (step 15)"],
+        ["... over We", "**1.00x** (1.00 / 1.00)", "> **2.88x** (2.82 / 2.90)"],
+        ["CPU-s to a mean of 3 readings of 0.8",
+         "**46.0** +- 190.6: 31.0 (step 15) / 61.0 (step 15)",
+         "> **46.0**: > 31.0 (step 15) / > 61.0 (step 15)"],
+        ["... over We", "**1.00x** (1.00 / 1.00)", "> **1.00x** (1.00 / 1.00)"],
+        ["start-up CPU-s, before step 0", *["1.0 (1.0 / 1.0)"] * 2],
+        ["CPU-s a rollout step", *["3.000 (2.000 / 4.000)"] * 2],
+        ["tokens generated a rollout step", *["200 (200 / 200)"] * 2],
+        ["tokens generated a CPU-s, inside the loop", *["75 (100 / 50)"] * 2],
+    ]  # fmt: skip
+    assert not any(
+        "over We" in row[0] for row in report.rows({"trl": found["trl"]}, "ours", "We", 0.8)
     )
-    ours = [reached(0.1, 0.8, 0.8)] * 2  # 10 CPU-s
-    peer = [reached(0.1, 0.8, 0.8, cpu=c) for c in (30.0, 50.0)]
-    assert report.times(peer, ours) == "**4.00x** (3.00 / 5.00)"
-    short = reached(0.1, 0.2, 0.3)  # 20 CPU-s and not there
-    assert report.times([short], ours[:1]) == "> **2.00x** (2.00)"
-    assert report.times(peer, [short] * 2) == "-"
-
-
-def test_a_row_has_a_cell_a_racer_and_marks_bounds():
-    runs = {
-        "ours": [report.summary(readings(0.1, 0.8, 0.8, 0.8, start=0.0), 0.8)],
-        "trl": [report.summary(readings(0.1, 0.2, 0.3, 0.4, start=0.0), 0.8)],
-    }
-    rows = report.rows(runs, "ours", "We", 0.8)
-    assert rows[0][1:] == ["**10.0**: 10.0 (step 5)", "> **30.0**: > 30.0 (step 15)"]
-    assert rows[1] == ["... over We", "**1.00x** (1.00)", "> **3.00x** (3.00)"]
-    assert len(rows) == 4 + len(report.LINES) and {len(row) for row in rows} == {3}
-    alone = report.rows({"trl": runs["trl"]}, "ours", "We", 0.8)
-    assert not any("over We" in row[0] for row in alone)
+    assert report.times(*([r["thrice"] for r in found[x]] for x in ("ours", "trl"))) == "-"
 
 
 def test_what_is_paused_is_not_counted(racer, tmp_path, monkeypatch):
@@ -161,18 +153,19 @@ def test_a_run_is_judged_and_kept(monkeypatch, tmp_path):
     script.write_text(f"import sys; sys.path.insert(0, {str(race.RACERS)!r})\n" + RACER)
     monkeypatch.setattr(race, "LIST", {a: (script, a, a) for a in ("works", "fails")})
     referee = Referee([0.1, 0.7, 0.8, 0.9, 0.9])
-    args = ("works", 0, 3e-4, 20, 0.8, tmp_path / "base", tmp_path / "works_0", referee)
-    found = race.run(*args)
+    settings = {"racer": "works", "seed": 0, "lr": 3e-4, "steps": 20, "goal": 0.8}
+    args = (tmp_path / "base", tmp_path / "works_0", referee)
+    found = race.run(settings, *args)
     asked = [*referee.asked]
     assert asked[:3] == ["step_000000", "step_000000", "step_000005"]
     summary = report.summary(found["readings"], 0.8)
     assert summary["once"].step == 10 and summary["thrice"].held
     assert not list((tmp_path / "works_0" / "weights").iterdir())  # judged, and removed
-    assert race.run(*args) == found and referee.asked == asked  # nothing ran again
+    assert race.run(settings, *args) == found and referee.asked == asked  # nothing ran again
     with pytest.raises(ValueError, match="choose another --out"):
-        race.run("works", 0, 3e-4, 25, *args[4:])
+        race.run(settings | {"steps": 25}, *args)
     with pytest.raises(RuntimeError, match=r"fails, seed 0: ended with 3; .*log\.txt"):
-        race.run("fails", 0, 3e-4, 20, 0.8, tmp_path, tmp_path / "f", Referee([0.1] * 9))
+        race.run(settings | {"racer": "fails"}, tmp_path, tmp_path / "f", Referee([0.1] * 9))
     assert not (tmp_path / "f" / "result.json").exists()
 
 

@@ -64,12 +64,8 @@ def write_tokenizer(base: pathlib.Path, words: dict[str, int]) -> None:
     model.add_special_tokens(special)
     model.save(str(base / "tokenizer.json"))
     names = {i: word for word, i in words.items()}
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": names[0],
-        "eos_token": names[1],
-        "pad_token": names[PAD],
-    }
+    settings = {"unk_token": names[0], "eos_token": names[1], "pad_token": names[PAD]}
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
     (base / "tokenizer_config.json").write_text(json.dumps(settings))
 
 

@@ -51,21 +51,14 @@ def main() -> None:
         bf16=False, gradient_checkpointing=False, use_cpu=True, save_strategy="no",
         report_to="none", logging_steps=clock.UPDATES, disable_tqdm=True,
     )  # fmt: skip
-    trainer = GRPOTrainer(
-        model=load(args.base),
-        args=settings,
-        reward_funcs=[
-            correctness,
-            get_soft_overlong_punishment(clock.RESPONSE_TOKENS, clock.BUFFER_TOKENS),
-        ],
-        train_dataset=Dataset.from_list(data),
-        # Not AutoTokenizer, which makes a Qwen2Tokenizer of it: that one splits numbers.
-        processing_class=transformers.PreTrainedTokenizerFast.from_pretrained(
-            args.base, padding_side="left"
-        ),
-        callbacks=[Readings()],
-    )
-    trainer.train()
+    # Not AutoTokenizer, which makes a Qwen2Tokenizer of it: that one splits numbers.
+    fast = transformers.PreTrainedTokenizerFast
+    overlong = get_soft_overlong_punishment(clock.RESPONSE_TOKENS, clock.BUFFER_TOKENS)
+    GRPOTrainer(
+        model=load(args.base), args=settings, reward_funcs=[correctness, overlong],
+        train_dataset=Dataset.from_list(data), callbacks=[Readings()],
+        processing_class=fast.from_pretrained(args.base, padding_side="left"),
+    ).train()  # fmt: skip
 
 
 def load(base):

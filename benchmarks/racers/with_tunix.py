@@ -31,17 +31,10 @@ class Characters:
         """The words that `characters` stand for, as our own tokenizer decodes them."""
         return " ".join(self.words.get(ord(c) - FIRST, "") for c in characters)
 
-    def bos_id(self):
-        return None
-
-    def eos_id(self):
-        return EOS
-
-    def pad_id(self):
-        return PAD
-
-    def dedup_bos_ids(self, ids):
-        return ids
+    bos_id = staticmethod(lambda: None)
+    eos_id = staticmethod(lambda: EOS)
+    pad_id = staticmethod(lambda: PAD)
+    dedup_bos_ids = staticmethod(lambda ids: ids)
 
 
 def load(base):
@@ -91,8 +84,7 @@ def save(folder, model, base) -> None:
             x = arrays[re.sub(pattern, theirs, name)]
             shape = stored.get_slice(name).get_shape()
             if change:  # ((1, 0), ...): a transposed matrix, perhaps with heads apart
-                rows = shape[1]
-                x = x.reshape(rows, -1).T
+                x = x.reshape(shape[1], -1).T
             tensors[name] = np.ascontiguousarray(x.reshape(shape))
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -150,18 +142,12 @@ def main() -> None:
         pairs = zip(texts, answer, strict=True)
         return [1.0 if verifier.verify(text, gold).correct else -1.0 for text, gold in pairs]
 
+    buffer = dict(overlong_buffer_length=clock.BUFFER_TOKENS, overlong_buffer_penalty=1.0)
     settings = DAPOConfig(
-        num_generations=clock.GROUP_SIZE,
-        num_iterations=1,
-        epsilon=clock.CLIP_LOW,
+        num_generations=clock.GROUP_SIZE, num_iterations=1, epsilon=clock.CLIP_LOW,
         epsilon_high=clock.CLIP_HIGH,
-        overlong_buffer={
-            "enable": True,
-            "overlong_buffer_length": clock.BUFFER_TOKENS,
-            "overlong_buffer_penalty": 1.0,
-            "max_response_length": clock.RESPONSE_TOKENS,
-        },
-    )
+        overlong_buffer=buffer | {"enable": True, "max_response_length": clock.RESPONSE_TOKENS},
+    )  # fmt: skip
     settings.beta = 0.0
     learner = DAPOLearner(rl_cluster=cluster, algo_config=settings, reward_fns=[correctness])
 
@@ -191,15 +177,11 @@ def logits(args) -> None:
     import numpy as np
 
     model, mesh = load(args.base)
-    tokens_BxT = np.load(args.logits)
+    tokens_BxT = jnp.asarray(np.load(args.logits))
     B, T = tokens_BxT.shape
+    causal = jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (B, T, T))
     with mesh:
-        out, _ = model(
-            jnp.asarray(tokens_BxT),
-            jnp.broadcast_to(jnp.arange(T), (B, T)),
-            None,
-            jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (B, T, T)),
-        )
+        out, _ = model(tokens_BxT, jnp.broadcast_to(jnp.arange(T), (B, T)), None, causal)
     np.save(args.out, np.asarray(out, np.float32))
 
 
