@@ -146,9 +146,7 @@ class Failing:
 def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> None:
     """In the forked process; never returns."""
     import jax
-    import orbax.checkpoint as ocp
     import stubbed_train
-    from etils.epath import backend
 
     from dapo_jax import parallel, train
     from dapo_jax.checkpoint import remembered, seal
@@ -168,14 +166,7 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
         os.write(life, (json.dumps(row) + "\n").encode())
 
     failing = Failing(cloud / f"fail_{index}", tell)
-    type(backend.fsspec_backend)._get_filesystem = file_systems(cloud, failing.operation)
-    restore = ocp.CheckpointManager.restore
-
-    def restored(self, *arguments, **named):
-        failing.restore()
-        return restore(self, *arguments, **named)
-
-    ocp.CheckpointManager.restore = restored
+    _place_bucket(cloud / "b", failing)
     generate, keep = engine.Engine.generate, remembered.Responses.put
 
     def counted(self, *arguments, **named):
@@ -233,6 +224,22 @@ def file_systems(folder: pathlib.Path, operation: Callable[[], None] = lambda: N
             return super()._join(path)
 
     return lambda self, name: Gcs() if name in ("gs", "gcs") else LocalFileSystem()
+
+
+def _place_bucket(folder: pathlib.Path, failing: Failing) -> None:
+    """gs://b is this folder for all that opens files by etils.epath; `failing` hears of it."""
+    import orbax.checkpoint as ocp
+    from etils.epath import backend
+
+    restore = ocp.CheckpointManager.restore
+
+    def restored(self, *arguments, **named):
+        failing.restore()
+        return restore(self, *arguments, **named)
+
+    ocp.CheckpointManager.restore = restored
+    get = file_systems(folder.parent, failing.operation)
+    type(backend.fsspec_backend)._get_filesystem = get
 
 
 if __name__ == "__main__":
