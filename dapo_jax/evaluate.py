@@ -28,8 +28,7 @@ from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from dapo_jax import bars, build, parallel
-from dapo_jax.checkpoint import workdir as workdir_lib
-from dapo_jax.checkpoint.seal import checksums
+from dapo_jax.checkpoint import seal, workdir as workdir_lib
 from dapo_jax.config import cli, presets, schema, validation
 from dapo_jax.data import files, published, tokenizer
 from dapo_jax.data.problems import Encoded
@@ -139,7 +138,7 @@ def evaluate_checkpoint(
     say(f"policy: {policy}, prompts {how}")
     machine = every[0].machine
     params = policy_lib.load_params(config, machine, policy)
-    weights = [int(x) for x in parallel.to_host(checksums(params))]
+    weights = list(seal.content(params).values())
     decode_params = machine.engine.decode_params(params, keep=False)
     del params
     sets = {}

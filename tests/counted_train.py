@@ -1,10 +1,8 @@
 """`python tests/counted_train.py HUB --config=... --workdir=...`: `stubbed_train`, or, with
 `evaluate` before HUB, `dapo_jax.evaluate`, where the folder HUB is the Hugging Face hub. After each
 step, or at the end, WORKDIR/counts_<process>.json says what this start has cost: calls of the hub,
-bytes from it, bytes of weights read, programs compiled here (of all hosts' devices, and of this
-host's alone)."""
+bytes from it, bytes of weights read, programs compiled here for all hosts' devices."""
 
-import collections
 import fnmatch
 import functools
 import json
@@ -24,9 +22,7 @@ from dapo_jax.model import hf
 
 EVALUATE = sys.argv[1] == "evaluate" and bool(sys.argv.pop(1))
 HUB = pathlib.Path(sys.argv.pop(1))
-COUNTS = collections.Counter(
-    hub_calls=0, hub_bytes=0, weight_bytes=0, compiled_for_all=0, compiled_for_one=0
-)
+COUNTS = dict.fromkeys(("hub_calls", "hub_bytes", "weight_bytes", "compiled_for_all"), 0)
 compile_and_load, read = compiler.backend_compile_and_load, hf._read
 
 
@@ -41,8 +37,7 @@ def snapshot_download(name, allow_patterns):
 
 
 def counted_compile(backend, module, devices, *rest):
-    hosts = len({device.process_index for device in devices})
-    COUNTS["compiled_for_all" if hosts > 1 else "compiled_for_one"] += 1
+    COUNTS["compiled_for_all"] += len({device.process_index for device in devices}) > 1
     return compile_and_load(backend, module, devices, *rest)
 
 

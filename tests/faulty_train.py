@@ -18,7 +18,7 @@ from dapo_jax import parallel, train
 from dapo_jax.config import cli
 
 FAULT = sys.argv.pop(1)
-rollouts = tries = 0
+third, tries = False, 0
 to_host, restored = parallel.to_host, ocp.CheckpointManager.restore
 
 
@@ -26,24 +26,23 @@ def stands_still() -> None:
     time.sleep(3600)
 
 
-def phase(name: str) -> None:
-    global rollouts
-    rollouts += name == "rollout"
-    if rollouts == 3 and FAULT == "kill":
+def third_rollout() -> None:
+    global third
+    third = True
+    if FAULT == "kill":
         while not pathlib.Path(cli.WORKDIR.value, "checkpoints", "2").is_dir():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
-    if rollouts == 3 and name == "rollout" and jax.process_index() == 1:
-        if FAULT == "hang":
-            stands_still()
-        if FAULT == "break":
-            raise ValueError("no more of this")
+    if FAULT == "hang" and jax.process_index() == 1:
+        stands_still()
+    if FAULT == "break" and jax.process_index() == 1:
+        raise ValueError("no more of this")
 
 
 def flipped_to_host(tree):
     """One bit of one log-prob, as this host sees it."""
     out = to_host(tree)
-    if FAULT == "flip" and rollouts == 3 and jax.process_index() == 1 and hasattr(out, "logp_SxN"):
+    if FAULT == "flip" and third and jax.process_index() == 1 and hasattr(out, "logp_SxN"):
         logp_SxN = np.array(out.logp_SxN)
         logp_SxN.view(np.uint32)[0, 0] ^= np.uint32(1)
         out = out._replace(logp_SxN=logp_SxN)
@@ -51,7 +50,7 @@ def flipped_to_host(tree):
 
 
 def restore(self, step, *arguments, **named):
-    """Process 0 alone reads the JSON of a step; here it is about the arrays."""
+    """Process 1 reads arrays alone, not the JSON of a step."""
     global tries
     tries += jax.process_index() == 1
     if FAULT == "away" and 0 < tries < 3:
@@ -64,5 +63,6 @@ def restore(self, step, *arguments, **named):
 parallel.to_host, ocp.CheckpointManager.restore = flipped_to_host, restore
 if __name__ == "__main__":
     stubbed_train.know_programs_of_others(sys.argv)
-    hooks = train.Hooks(phase=phase, step=stubbed_train.record)
+    hooks = train.Hooks(step=stubbed_train.record)
+    hooks = stubbed_train.at(hooks, "rollout", 3, third_rollout)
     cli.run(functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks))

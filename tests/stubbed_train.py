@@ -1,6 +1,6 @@
 """`python tests/stubbed_train.py --config=... --workdir=...`: the trainer with a verifier that
 accepts about half of all responses, by a hash of their text. Random weights then have mixed groups
-to train on, so that a test needs no warm-up. Each process writes what it drew, all of it, to
+to train on, without a warm-up. Each process writes all that it drew to
 WORKDIR/drawn_<process>.jsonl: one object a rollout step."""
 
 import functools
@@ -41,6 +41,20 @@ def record(state, step) -> None:
         file.write(json.dumps(row) + "\n")
 
 
+def at(hooks: train.Hooks, phase: str, times: int, action) -> train.Hooks:
+    """`hooks`, and `action()` as that phase begins for the so many-th time."""
+    begun = 0
+
+    def begins(name: str) -> None:
+        nonlocal begun
+        hooks.phase(name)
+        begun += name == phase
+        if (name, begun) == (phase, times):
+            action()
+
+    return hooks._replace(phase=begins)
+
+
 def forget_programs() -> None:
     """Those that earlier runs of this process have compiled."""
     build._trainer.cache_clear()
@@ -48,9 +62,9 @@ def forget_programs() -> None:
 
 
 def know_programs_of_others(argv: list[str]) -> None:
-    """Of several processes: as those of a slice, which all know a program by the same key and find
-    it where process 0 has kept it. On CPU each has another fingerprint of the same devices, and
-    would compile all of it at each start. Only for a cache that this machine alone has written."""
+    """Several processes know a program by the same key, as those of a slice do, and find it where
+    process 0 has kept it. On CPU each has another fingerprint of the same devices, and would
+    compile all of it at each start. Only for a cache that this machine alone has written."""
     if not any(flag.startswith("--num_processes=") for flag in argv):
         return
     cache_key._hash_accelerator_config = lambda key, devices: key.update(b"slice")

@@ -25,50 +25,52 @@ REQUESTS = [Request([p + 1, 2, 3], 10 + p, g) for p in range(6) for g in range(4
 
 
 @pytest.fixture(scope="module")
-def engine():
-    return make_engine(chunk=4)
-
-
-@pytest.fixture(scope="module")
 def params():
     return jax.jit(qwen2.init, static_argnums=0)(SHAPE, jax.random.key(1))
 
 
 @pytest.fixture(scope="module")
-def whole(engine, params):
-    """(responses, numbers of the sampler) of a call that nothing happened to."""
-    return engine.generate(engine.decode_params(params), REQUESTS, DRAW)
+def draw(params):
+    """`draw(journal, ...)`: (responses, numbers of the sampler) with the journal as the store."""
+    engine, policy = make_engine(chunk=4), params
+
+    def draw(
+        journal, params=policy, check=lambda: None, progress=None, draw=DRAW, requests=REQUESTS
+    ):
+        watch = UNWATCHED._replace(progress=progress or UNWATCHED.progress)
+        watch = remembered.watch(watch, journal, check) if journal else watch
+        machine = Machine(*[None] * 5, engine, None, watch=watch)
+        return engine.generate(machine.decode_params(params), requests, draw, machine.watch)
+
+    return draw
+
+
+@pytest.fixture(scope="module")
+def whole(draw):
+    """What nothing happened to."""
+    return draw(None)
 
 
 def opened(folder, said=None, step=3, remote=None, inputs=None, **fields) -> Journal:
     c = config.base()
-    c.update({name.replace("__", "."): value for name, value in fields.items()})
+    c.update(fields)
     home = Workdir(str(folder), folder, remote, {})
     said = [] if said is None else said
     return Journal(home, c, inputs or {"data": "d"}, step, said.append)
 
 
-def watched(engine, journal, check=lambda: None) -> Machine:
-    watch = remembered.watch(UNWATCHED, journal, check)
-    return Machine(*[None] * 5, engine, None, watch=watch)
-
-
-def drawn_with(journal, engine, params, check=lambda: None, draw=DRAW, requests=REQUESTS):
-    """`whole` again, with the journal as the store."""
-    machine = watched(engine, journal, check)
-    return engine.generate(machine.decode_params(params), requests, draw, machine.watch)
-
-
-def cut_after(journal, engine, params, chunks: int) -> None:
-    """Drawing, broken off behind so many chunks."""
+def cut(draw, journal, chunks, each=lambda: None) -> None:
+    """Drawing, broken off after so many chunks; then the journal is closed. each: called before
+    each chunk."""
     left = iter(range(chunks - 1))
 
     def check():
+        each()
         if next(left, None) is None:
             raise Leave
 
     with journal, pytest.raises(Leave):
-        drawn_with(journal, engine, params, check)
+        draw(journal, check=check)
 
 
 def assert_same(responses, expected) -> None:
@@ -82,83 +84,71 @@ def files(folder) -> list[pathlib.Path]:
     return sorted((folder / "journal").glob("*"))
 
 
-# ------------------------------------------------------------------------------------------------
-# Responses
-# ------------------------------------------------------------------------------------------------
+def leave_only(file) -> None:
+    for other in {*file.parent.iterdir()} - {file}:
+        other.unlink()
 
 
-def test_what_was_finished_is_not_drawn_again(engine, params, whole, tmp_path):
+def test_what_was_finished_is_not_drawn_again(draw, whole, tmp_path):
     """Cut twice, then whole, then all from the journal."""
     drawn, said = [], []
     for chunks in (4, 5):
-        cut_after(opened(tmp_path), engine, params, chunks)
+        cut(draw, opened(tmp_path), chunks)
     for _ in range(2):
         with opened(tmp_path, said) as journal:
-            responses, stats = drawn_with(journal, engine, params)
+            responses, stats = draw(journal)
         assert_same(responses, whole[0])
         assert stats.tokens == whole[1].tokens == sum(len(r.tokens) for r in responses)
         drawn.append(stats.tokens - stats.replayed)
     assert 0 < drawn[0] < 0.8 * whole[1].tokens and drawn[1] == 0 == stats.chunks
-    assert stats.occupancy == 0
-    assert said[-1] == f"step 4: {len(REQUESTS)} responses or grades are there already"
+    assert (
+        stats.occupancy == 0
+        and said[-1] == f"step 4: {len(REQUESTS)} responses or grades are there already"
+    )
 
 
-def test_what_is_there_begins_no_chunk(engine, params, tmp_path):
-    """`progress` follows chunks alone: the watchdog takes it for the pulse of the sampler."""
-    cut_after(opened(tmp_path), engine, params, 4)
+def test_what_is_there_begins_no_chunk(draw, tmp_path):
+    """`progress` follows chunks alone: the watchdog takes it for a sign of life of the sampler."""
+    cut(draw, opened(tmp_path), 4)
     told = []
     with opened(tmp_path) as journal:
-        machine = watched(engine, journal)
-        watch = machine.watch._replace(progress=told.append)
-        _, stats = engine.generate(machine.decode_params(params), REQUESTS, DRAW, watch)
+        _, stats = draw(journal, progress=told.append)
     assert 0 < sum(told) < len(REQUESTS) and len(told) == stats.chunks
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        dict(fields={"seed": 1}),
-        dict(fields={"model__dtype": "bfloat16"}),
-        dict(fields={"rollout__slots": 8}),
-        dict(inputs={"data": "other"}),
-        dict(draw=DRAW._replace(seed=6)),
-        dict(draw=DRAW._replace(temperature=0.8)),
-        dict(draw=DRAW._replace(stop_strings=("x",))),
-        dict(requests=[r._replace(stream=r.stream + 100) for r in REQUESTS]),
-        dict(requests=[r._replace(sample=r.sample + 4) for r in REQUESTS]),
-        dict(requests=[r._replace(prompt=[*r.prompt, 4]) for r in REQUESTS]),
-        dict(requests=[r._replace(limit=5) for r in REQUESTS]),
-        dict(policy=True),
-    ],
-)
-def test_what_belongs_to_others_is_never_found(engine, params, tmp_path, change):
-    with opened(tmp_path) as journal:
-        drawn_with(journal, engine, params)
-    if change.pop("policy", None):
-        params = jax.tree.map(lambda x: x.at[(0,) * x.ndim].add(1e-6), params)
-    settings = change.pop("fields", {}) | {"inputs": change.pop("inputs", None)}
-    with opened(tmp_path, **settings) as journal:
-        _, stats = drawn_with(journal, engine, params, **change)
-    assert stats.replayed == 0
+def changes(params):
+    """(fields and inputs of the journal, arguments of `draw`) under which nothing is found."""
+    for settings in (dict(seed=1), {"model.dtype": "bfloat16"}, {"rollout.slots": 8}):
+        yield settings, {}
+    yield dict(inputs={"data": "other"}), {}
+    for change in (dict(seed=6), dict(temperature=0.8), dict(stop_strings=("x",))):
+        yield {}, dict(draw=DRAW._replace(**change))
+    for change in (
+        lambda r: r._replace(stream=r.stream + 100), lambda r: r._replace(sample=r.sample + 4),
+        lambda r: r._replace(prompt=[*r.prompt, 4]), lambda r: r._replace(limit=5),
+    ):  # fmt: skip
+        yield {}, dict(requests=[change(r) for r in REQUESTS])
+    yield {}, dict(params=jax.tree.map(lambda x: x.at[(0,) * x.ndim].add(1e-6), params))
 
 
-def test_fields_that_change_no_response_do_not_matter(engine, params, tmp_path):
+def test_what_belongs_to_others_is_never_found(draw, params, tmp_path):
     with opened(tmp_path) as journal:
-        drawn_with(journal, engine, params)
-    changed = dict(steps=7, eval__k=9, checkpoint__every=3, log__samples=1, guard__stop_after=2)
-    with opened(tmp_path, **changed) as journal:
-        _, stats = drawn_with(journal, engine, params)
+        draw(journal)
+    (file,) = files(tmp_path)
+    for settings, arguments in changes(params):
+        with opened(tmp_path, **settings) as journal:
+            _, stats = draw(journal, **arguments)
+        assert stats.replayed == 0 < stats.tokens
+        leave_only(file)
+    free = {"steps": 7, "eval.k": 9, "checkpoint.every": 3, "log.samples": 1, "guard.stop_after": 2}
+    with opened(tmp_path, **free) as journal:  # they change no response
+        _, stats = draw(journal)
     assert stats.replayed == stats.tokens
 
 
-# ------------------------------------------------------------------------------------------------
-# Files
-# ------------------------------------------------------------------------------------------------
-
-
-def test_a_file_that_is_cut_or_damaged_loses_its_records_alone(engine, params, whole, tmp_path):
+def test_a_file_that_is_cut_or_damaged_loses_its_records_alone(draw, whole, tmp_path):
     with opened(tmp_path) as journal:
-        drawn_with(journal, engine, params)
+        draw(journal)
     (file,) = files(tmp_path)
     data, rng = file.read_bytes(), np.random.default_rng(0)
     places = rng.integers(0, len(data), 12)
@@ -167,24 +157,20 @@ def test_a_file_that_is_cut_or_damaged_loses_its_records_alone(engine, params, w
     kept = []
     for text in [*broken, b"", bytes(100), data[:-1] + data]:
         file.write_bytes(text)
-        said = []
-        with opened(tmp_path, said) as journal:
-            responses, stats = drawn_with(journal, engine, params)
+        with opened(tmp_path) as journal:
+            responses, stats = draw(journal)
         assert_same(responses, whole[0])
         kept.append(stats.replayed)
-        for other in set(files(tmp_path)) - {file}:
-            other.unlink()
-    assert kept[-1] == whole[1].tokens or kept[-1] > 0
-    assert max(kept[:-3]) > 0.9 * whole[1].tokens and kept[-3:-1] == [0, 0]
+        leave_only(file)
+    assert kept[-1] > 0 and max(kept[:-3]) > 0.9 * whole[1].tokens and kept[-3:-1] == [0, 0]
 
 
-def test_files_go_when_a_checkpoint_holds_what_they_led_to(engine, params, tmp_path):
-    said = []
-    other = jax.tree.map(lambda x: x + 1, params)
+def test_files_go_when_a_checkpoint_holds_what_they_led_to(draw, params, tmp_path):
+    said, other = [], jax.tree.map(lambda x: x + 1, params)
     with opened(tmp_path, said, step=3) as journal:
-        drawn_with(journal, engine, params)
+        draw(journal)
         journal.at(4)
-        drawn_with(journal, engine, other)
+        draw(journal, other)
         journal.flush()
         assert [f.name[:7] for f in files(tmp_path)] == ["000003.", "000004."]
         journal.covered(4)
@@ -194,78 +180,58 @@ def test_files_go_when_a_checkpoint_holds_what_they_led_to(engine, params, tmp_p
     assert files(tmp_path) == [] == said
 
 
-def test_the_oldest_give_way_to_the_limit(engine, params, tmp_path):
+def test_the_oldest_give_way_to_the_limit(draw, params, tmp_path):
     with opened(tmp_path) as journal:
-        drawn_with(journal, engine, params)
+        draw(journal)
     size = files(tmp_path)[0].stat().st_size
-    said = []
-    with opened(tmp_path, said, step=9, checkpoint__journal_gb=1.5 * size / 1e9) as journal:
-        drawn_with(journal, engine, jax.tree.map(lambda x: x + 1, params))
+    said, limit = [], {"checkpoint.journal_gb": 1.5 * size / 1e9}
+    with opened(tmp_path, said, step=9, **limit) as journal:
+        draw(journal, jax.tree.map(lambda x: x + 1, params))
     assert [f.name[:7] for f in files(tmp_path)] == ["000009."] and said == []
-    with opened(tmp_path, said, step=9, checkpoint__journal_gb=1.5 * size / 1e9) as journal:
-        drawn_with(journal, engine, jax.tree.map(lambda x: x + 2, params))
+    with opened(tmp_path, said, step=9, **limit) as journal:
+        draw(journal, jax.tree.map(lambda x: x + 2, params))
     assert len(files(tmp_path)) == 1
     assert len(said) == 1 and "config.checkpoint.journal_gb allows no more" in said[0]
 
 
-def test_a_folder_that_cannot_be_written_ends_nothing(engine, params, whole, tmp_path):
+def test_a_folder_that_cannot_be_written_ends_nothing(draw, whole, tmp_path):
     (tmp_path / "journal").write_text("a file")
     said = []
     with opened(tmp_path, said) as journal:
-        responses, _ = drawn_with(journal, engine, params)
+        responses, _ = draw(journal)
     assert_same(responses, whole[0])
     assert len(said) == 1 and "finished responses cannot be kept" in said[0]
 
 
-def test_in_a_bucket_each_write_is_an_object(engine, params, whole, tmp_path, bucket):
+def test_in_a_bucket_each_write_is_an_object(draw, whole, tmp_path, bucket):
     remote = epath.Path("gs://b/run")
-    with opened(tmp_path, remote=remote) as journal, pytest.raises(Leave):
-        chunks = iter(range(5))
-
-        def check():
-            journal.flush()
-            if next(chunks, None) is None:
-                raise Leave
-
-        drawn_with(journal, engine, params, check)
+    journal = opened(tmp_path, remote=remote)
+    cut(draw, journal, 6, journal.flush)
     assert len(files(bucket / "run")) > 2 and not (tmp_path / "journal").exists()
     with opened(tmp_path, remote=remote) as journal:
-        responses, stats = drawn_with(journal, engine, params)
+        responses, stats = draw(journal)
         assert_same(responses, whole[0])
         assert 0 < stats.replayed < stats.tokens
         journal.covered(99)
     assert files(bucket / "run") == []
 
 
-def test_written_in_the_background(engine, params, tmp_path, monkeypatch):
+def test_written_in_the_background(draw, tmp_path, monkeypatch):
     monkeypatch.setattr(journal_lib, "EVERY_S", 0.001)
-    journal = opened(tmp_path)
-    with journal:
-        drawn_with(journal, engine, params)
+    with opened(tmp_path) as journal:
+        draw(journal)
         while not files(tmp_path) or journal._waiting:  # nobody asks for it
             pass
     assert not journal._thread.is_alive()
 
 
-def test_off_it_writes_and_asks_nothing(engine, params, whole, tmp_path):
-    with opened(tmp_path, checkpoint__journal_gb=0.0) as journal:
-        responses, stats = drawn_with(journal, engine, params)
-        with pytest.raises(Leave):  # but a run still leaves between two chunks
-            cut = iter([None])
-
-            def check():
-                if next(cut, 1):
-                    raise Leave
-
-            drawn_with(journal, engine, params, check)
+def test_off_it_writes_and_asks_nothing(draw, whole, tmp_path):
+    journal = opened(tmp_path, **{"checkpoint.journal_gb": 0.0})
+    responses, stats = draw(journal)
+    cut(draw, journal, 2)  # a run still leaves between two chunks
     assert_same(responses, whole[0])
     assert stats == whole[1] and not (tmp_path / "journal").exists()
     assert journal._thread is None
-
-
-# ------------------------------------------------------------------------------------------------
-# Grades, updates
-# ------------------------------------------------------------------------------------------------
 
 
 def test_a_judge_of_one_s_own_is_asked_once(params, tmp_path):

@@ -1,6 +1,5 @@
 """SIGTERM and Ctrl-C ask; whoever does not come to listen is ended in time."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -38,6 +37,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be in a b
 cli.flags.FLAGS(["run"])
 cli._guarded(main, [])
 """
+PIPES = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,7 @@ cli._guarded(main, [])
 )
 def test_signals(how, numbers, code, said):
     """The first asks, a second Ctrl-C ends at once, in a line."""
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen([sys.executable, "-c", RUN, how], **pipes)
+    process = subprocess.Popen([sys.executable, "-c", RUN, how], **PIPES)
     assert process.stdout.readline() == "begun\n"
     process.send_signal(numbers[0])
     for line in said:
@@ -72,20 +71,15 @@ def test_signals(how, numbers, code, said):
 
 
 def test_a_job_in_the_background_ignores_ctrl_c():
-    with hidden(signal.SIGINT, signal.SIG_IGN), leaving.signals() as asked:
-        signal.raise_signal(signal.SIGINT)
-        assert not asked
-        signal.raise_signal(signal.SIGTERM)
-        assert asked == [signal.SIGTERM]
-
-
-@contextlib.contextmanager
-def hidden(number, handler):
-    before = signal.signal(number, handler)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        yield
+        with leaving.signals() as asked:
+            signal.raise_signal(signal.SIGINT)
+            assert not asked
+            signal.raise_signal(signal.SIGTERM)
+            assert asked == [signal.SIGTERM]
     finally:
-        signal.signal(number, before)
+        signal.signal(signal.SIGINT, before)
 
 
 STUCK = """
@@ -105,14 +99,8 @@ with leaving.signals():
 
 @pytest.mark.parametrize(("parsed", "code"), [("flags", 75), ("", 143)])
 def test_a_process_that_is_stuck_is_ended_in_time(parsed, code):
-    with subprocess.Popen(
-        [sys.executable, "-c", STUCK, parsed],
-        env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    with subprocess.Popen([sys.executable, "-c", STUCK, parsed], env=env, **PIPES) as process:
         assert process.stdout.readline() == "begun\n"
         asked = time.monotonic()
         for _ in range(3):  # each of them counts from the first
@@ -124,12 +112,18 @@ def test_a_process_that_is_stuck_is_ended_in_time(parsed, code):
         assert err.startswith("terminated: not ready to leave 0.5 s after SIGTERM")
 
 
-def test_all_leave_where_one_is_asked(monkeypatch):
+@pytest.fixture
+def ended(monkeypatch):
+    """The exit statuses of this process."""
+    statuses = []
+    monkeypatch.setattr(leaving.os, "_exit", statuses.append)
+    monkeypatch.setattr(leaving, "GRACE_S", 0.05)
+    return statuses
+
+
+def test_all_leave_where_one_is_asked(monkeypatch, ended):
     """Also a process that no signal has reached has to be gone in time then."""
     monkeypatch.setattr(leaving.parallel, "any_process", lambda flag: True)
-    ended = []
-    monkeypatch.setattr(leaving, "GRACE_S", 0.05)
-    monkeypatch.setattr(leaving.os, "_exit", lambda status: ended.append(status))
     with leaving.signals() as asked:
         with pytest.raises(leaving.Leave):
             asked.check()
@@ -139,18 +133,11 @@ def test_all_leave_where_one_is_asked(monkeypatch):
     assert not asked and ended
 
 
-def test_ctrl_c_has_no_deadline(monkeypatch):
-    ended = []
-    monkeypatch.setattr(leaving, "GRACE_S", 0.0)
-    monkeypatch.setattr(leaving.os, "_exit", ended.append)
+def test_ctrl_c_has_no_deadline(ended):
     with leaving.signals() as asked:
         asked.check()
         asked.append(signal.SIGINT)
         with pytest.raises(leaving.Leave):
             asked.check()
-        time.sleep(0.05)
-    assert not ended
-
-
-def test_leave_is_no_error_of_a_file():
-    assert not issubclass(leaving.Leave, Exception)
+        time.sleep(0.1)
+    assert not ended and not issubclass(leaving.Leave, Exception)

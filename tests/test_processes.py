@@ -23,18 +23,13 @@ from dapo_jax import config, parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo import dynamic_sampling
 from dapo_jax.data.problems import Problem
-from dapo_jax.hosts import last_word, processes
+from dapo_jax.hosts import exit_report, processes
 from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
 from dapo_jax.reward import grading
 from dapo_jax.rollout.engine import Response
 
 ROOT = pathlib.Path(__file__).parent.parent
-
-
-# ------------------------------------------------------------------------------------------------
-# In this process
-# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -44,7 +39,9 @@ def set_flags():
 
         def change(**values):
             flags.FLAGS.mark_as_parsed()
-            for name, value in values.items():
+            for name, value in (
+                dict(coordinator="", num_processes=0, process_id=-1) | values
+            ).items():
                 old = flags.FLAGS[name].value
                 flags.FLAGS[name].value = value
                 stack.callback(setattr, flags.FLAGS[name], "value", old)
@@ -52,65 +49,60 @@ def set_flags():
         yield change
 
 
-def test_one_process_needs_no_coordinator(set_flags, monkeypatch):
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: pytest.fail("asked"))
+@pytest.fixture
+def initialized(monkeypatch):
+    """(the arguments of each call of jax.distributed.initialize, the errors that they raise)"""
+    calls, errors = [], []
+
+    def initialize(*_, **given):
+        calls.append(given)
+        raise errors.pop(0)
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    return calls, errors
+
+
+def test_one_process_needs_no_coordinator(set_flags, initialized):
+    calls, errors = initialized
     set_flags(num_processes=1)
     with processes.joined():
         assert parallel.gather_json({"a": [1]}) == [{"a": [1]}]
         assert parallel.any_process(True) and not parallel.any_process(False)
-
-
-def test_no_cluster_means_one_process(set_flags, monkeypatch):
-    def refuse(message):
-        def initialize(*_, **__):
-            raise ValueError(message)
-
-        return initialize
-
-    monkeypatch.setattr(
-        jax.distributed, "initialize", refuse("coordinator_address should be defined.")
-    )
-    set_flags(coordinator="", num_processes=0, process_id=-1)
+    assert not calls
+    set_flags()
+    errors += [ValueError("coordinator_address should be defined."), ValueError("bad SLURM_NTASKS")]
     assert processes.start() is False
-    monkeypatch.setattr(jax.distributed, "initialize", refuse("bad SLURM_NTASKS"))
     with pytest.raises(ValueError, match="SLURM_NTASKS"):  # a cluster that is there, and broken
         processes.start()
 
 
+ALL_THREE, PORT = "give all three .a process_id from 0", "wants host:port"
+
+
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("coordinator", "count", "index", "said"),
     [
-        (dict(coordinator="h:1"), "give all three"),
-        (dict(coordinator="h:1", num_processes=2), "give all three"),
-        (dict(coordinator="h:1", num_processes=2, process_id=2), "process_id from 0"),
-        (dict(coordinator="host", num_processes=2, process_id=0), "wants host:port"),
-        (dict(coordinator="h:0", num_processes=2, process_id=1), "wants host:port"),
-        (dict(coordinator="h:65536", num_processes=2, process_id=1), "wants host:port"),
+        ("h:1", 0, -1, ALL_THREE), ("h:1", 2, -1, ALL_THREE), ("h:1", 2, 2, ALL_THREE),
+        ("", 2, 0, ALL_THREE), ("host", 2, 0, PORT), ("h:0", 2, 1, PORT), ("h:65536", 2, 1, PORT),
     ],
-)
-def test_flags_that_do_not_fit_together(values, said, set_flags):
-    set_flags(**(dict(coordinator="", num_processes=0, process_id=-1) | values))
+)  # fmt: skip
+def test_flags_that_do_not_fit_together(coordinator, count, index, said, set_flags):
+    set_flags(coordinator=coordinator, num_processes=count, process_id=index)
     with pytest.raises(ValueError, match=said):
         processes.start()
 
 
-@pytest.mark.parametrize(
-    ("host", "bound"),
-    [
-        ("127.0.0.1", "127.0.0.1"), ("127.1.2.3", "127.1.2.3"), ("localhost", "localhost"),
-        ("10.0.0.1", "[::]"), ("host-0", "[::]"), ("0.0.0.0", "[::]"),
-    ],
-)  # fmt: skip
-def test_a_coordinator_on_loopback_listens_there_alone(host, bound):
-    port = free_port()
-    assert processes._bind_address(host, port) == f"{bound}:{port}"
+def test_a_coordinator_on_loopback_listens_there_alone():
+    for host in ("127.0.0.1", "127.1.2.3", "localhost", "10.0.0.1", "host-0", "0.0.0.0"):
+        bound = host if host[:3] in ("127", "loc") else "[::]"
+        port = free_port()
+        assert processes._bind_address(host, port) == f"{bound}:{port}"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1"])
 @pytest.mark.parametrize("taken", ["127.0.0.1", ""])
-def test_a_port_that_is_taken(host, taken, set_flags, monkeypatch):
+def test_a_port_that_is_taken(host, taken, set_flags, initialized):
     """Also by somebody who would share it, as the server of JAX does."""
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: pytest.fail("tried"))
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         s.bind((taken, 0))
@@ -119,57 +111,44 @@ def test_a_port_that_is_taken(host, taken, set_flags, monkeypatch):
         set_flags(coordinator=f"{host}:{port}", num_processes=2, process_id=0)
         with pytest.raises(ValueError, match=rf"port {port} is in use"):
             processes.start()
+    assert not initialized[0]
 
 
-def test_the_coordinator_is_told_where_to_listen_and_how_long_to_wait(set_flags, monkeypatch):
+def test_the_coordinator_is_told_where_to_listen_and_how_long_to_wait(set_flags, initialized):
     """JAX's heartbeat comes every half of its timeout, and fails after half to all of it."""
-    asked = []
-
-    def initialize(*_, **given):
-        asked.append(given)
-        raise jax.errors.JaxRuntimeError("INTERNAL: no\nstack")
-
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    port = free_port()
+    (calls, errors), port = initialized, free_port()
+    errors.append(jax.errors.JaxRuntimeError("INTERNAL: no\nstack"))
     set_flags(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=0, heartbeat_timeout=40)
     with pytest.raises(ValueError, match="^the processes could not meet: INTERNAL: no;"):
         processes.start()
-    assert asked[0]["coordinator_bind_address"] == f"127.0.0.1:{port}"
-    assert asked[0]["heartbeat_timeout_seconds"] / 2 > 2.2 * 40
+    assert calls[0]["coordinator_bind_address"] == f"127.0.0.1:{port}"
+    assert calls[0]["heartbeat_timeout_seconds"] / 2 > 2.2 * 40
 
 
 def test_agree_names_what_differs(monkeypatch):
     mine = processes.identity(config.base(), "runs/a")
+    assert {f"config.{name}" for name in config.SCHEMA} < set(mine)
+    others = {"--workdir", "python", "the version of jax", "the source of dapo_jax (its hash)"}
+    assert others < set(mine)
     processes.agree(mine)
     other = mine | {"config.optim.lr": 0.5}
-
-    def gather(value):
-        return [value, other if value == mine else "another hash"]
-
+    gather = lambda value: [value, other if value == mine else "another hash"]
     monkeypatch.setattr(parallel, "meet", gather)
     with pytest.raises(ValueError, match=r"^config\.optim\.lr is 0\.5 in process 1 and 0\.0003 in"):
         processes.agree(mine)
 
 
-def test_identity_holds_all_that_must_be_the_same():
-    names = processes.identity(config.base(), "runs/a")
-    assert {f"config.{name}" for name in config.SCHEMA} < set(names)
-    assert {"--workdir", "python", "the version of jax"} < set(names)
-    assert "the source of dapo_jax (its hash)" in names
-    json.dumps(names)
+class Sent(Exception):
+    """What a host has to say is known; what the others say is not, yet."""
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 5])
 def test_each_host_grades_its_own_share(hosts, monkeypatch):
     """Of four groups; then everybody has all verdicts, in order."""
-    none = np.zeros(0, np.float32)
-    groups = [
-        dynamic_sampling.Group(
-            n, [1], [Response(np.array([n, g]), none, none, False) for g in range(3)]
-        )
-        for n in range(4)
-    ]
-    read = []
+    none, read = np.zeros(0, np.float32), []
+    answers = lambda n: [Response(np.array([n, g]), none, none, False) for g in range(3)]
+    groups = [dynamic_sampling.Group(n, [1], answers(n)) for n in range(4)]
+    asked = [Problem(str(n), (), answer, "") for n, answer in enumerate(["1", "1", "3", "9"])]
 
     class Tokenizer:
         def decode(self, ids):
@@ -180,18 +159,10 @@ def test_each_host_grades_its_own_share(hosts, monkeypatch):
         judge = grading.judge(config.base())
         return [g.grades for g in grading.grade_groups(Tokenizer(), judge, groups, asked)]
 
-    asked = [Problem(str(n), (), answer, "") for n, answer in enumerate(["1", "1", "3", "9"])]
-    alone = grade()
+    alone, sent, done = grade(), {}, []
     assert [g.right_G.tolist() for g in alone] == [
-        [False, True, False],
-        [True, False, False],
-        [False, True, False],
-        [False, False, False],
-    ]
-    sent, done = {}, []
-
-    class Sent(Exception):
-        """What a host has to say is known; what the others say is not, yet."""
+        [False, True, False], [True, False, False], [False, True, False], [False, False, False],
+    ]  # fmt: skip
 
     def send(x):
         sent[jax.process_index()] = x
@@ -228,18 +199,35 @@ class Service:
         return list(self.entries.items())
 
 
-def test_watch_names_the_process_that_is_silent(capsys):
+def wait_until(holds):
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The exit statuses of this process, which does not end; it is one of two."""
+    statuses = []
+    monkeypatch.setattr(processes.os, "_exit", statuses.append)
+    monkeypatch.setattr(processes.distributed.global_state, "num_processes", 2)
+    return statuses
+
+
+def test_watch_names_the_process_that_is_silent_and_leaves(capsys, ended):
+    """With the status that is started again."""
     service = Service()
     watch = processes.Watch(service, timeout=1)
-    while service.beats < 30:
-        time.sleep(0.02)
-    assert not watch.gone
+    wait_until(lambda: service.beats > 30)
+    assert not watch.gone and not ended
     service.alive = False
-    while not watch.wait():
-        pass
+    wait_until(lambda: watch.gone)
     assert time.monotonic() - service.last > 1  # the limit, not less
-    assert "process 1 of 1 (host b, pid 7) has been silent" in capsys.readouterr().err
+    wait_until(lambda: ended)
     watch.stop()
+    assert time.monotonic() - service.last > 2 and ended[0] == 75 and watch.wait()
+    assert "process 1 of 2 (host b, pid 7) has been silent" in capsys.readouterr().err
 
 
 def test_watch_is_gone_before_python_ends():
@@ -261,44 +249,27 @@ def test_watch_is_gone_before_python_ends():
         assert not watch._thread.is_alive()
 
 
-@pytest.fixture
-def ended(monkeypatch):
-    """(message, status) of each end of this process."""
-    ends = []
-    monkeypatch.setattr(processes, "_exit", lambda *how: ends.append(how))
-    return ends
-
-
-def wait_until(holds):
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_watch_follows_a_process_that_has_left(capsys, ended, monkeypatch):
+def test_watch_follows_a_process_that_has_left(capsys, ended):
     """Soon, with its status and its words."""
-    monkeypatch.setattr(processes.distributed.global_state, "num_processes", 2)
     service = Service()
     watch = processes.Watch(service, timeout=2)
-    word = json.dumps(["host b", "the disk is full", 3])
-    service.key_value_set(f"{watch.FOLDER}/left/1", word, True)
+    announced = json.dumps(["host b", "the disk is full", 3])
+    service.key_value_set("dapo_jax/alive/left/1", announced, True)
     wait_until(lambda: ended)
     watch.stop()
-    assert ended == [("", 3)] and watch.status == 3 and watch.wait()
+    assert ended == [3] and watch.status == 3 and watch.wait()
     said = "error: process 1 (host b) has left with status 3: the disk is full\n"
     assert capsys.readouterr().err == said
 
 
-def test_a_process_that_leaves_says_so(monkeypatch):
+def test_a_process_that_leaves_says_so(ended):
     """To all that are left, without waiting for a coordinator that does not answer."""
-    monkeypatch.setattr(processes.distributed.global_state, "num_processes", 2)
     service = Service()
     watch = processes.Watch(service, timeout=1)
     watch.leave("the first line\nthe second", 75)
-    wait_until(lambda: f"{watch.FOLDER}/left/0" in service.entries)
-    word = json.loads(service.entries[f"{watch.FOLDER}/left/0"])
-    assert word == [socket.gethostname(), "the first line", 75]
+    wait_until(lambda: "dapo_jax/alive/left/0" in service.entries)
+    announced = json.loads(service.entries["dapo_jax/alive/left/0"])
+    assert announced == [socket.gethostname(), "the first line", 75]
 
     service.key_value_set = lambda *_: time.sleep(600)  # stops the watch's own beats, too
     began = time.monotonic()
@@ -306,36 +277,21 @@ def test_a_process_that_leaves_says_so(monkeypatch):
     assert time.monotonic() - began < 60
 
 
-def test_watch_leaves_where_another_stays_silent(ended):
-    """With the status that is started again; a word would have been another."""
-    service = Service()
-    watch = processes.Watch(service, timeout=0.5)
-    wait_until(lambda: service.beats > 5)
-    service.alive = False
-    wait_until(lambda: ended)
-    watch.stop()
-    assert time.monotonic() - service.last > 1.0 and ended[0] == ("", 75)
-
-
 def test_hosts_that_differ_are_named(monkeypatch):
     """Eight bytes of each are compared; of one process nothing is looked at."""
     parallel.same_everywhere("it", iter(lambda: pytest.fail("looked"), None))
-    sent = []
+    sent, same = [], []
 
-    def gather(rows):
-        def allgather(mine):
-            sent.append(mine)
-            return np.stack([mine if same else mine + 1 for same in rows])
+    def allgather(mine):
+        sent.append(mine)
+        return np.stack([mine if s else mine + 1 for s in same])
 
-        monkeypatch.setattr(parallel.multihost_utils, "process_allgather", allgather)
-        monkeypatch.setattr(jax, "process_count", lambda: len(rows))
-        monkeypatch.setattr(
-            parallel, "gather_json", lambda x: [f"host{i}" for i in range(len(rows))]
-        )
-
-    gather([True, True, True])
+    monkeypatch.setattr(parallel.multihost_utils, "process_allgather", allgather)
+    monkeypatch.setattr(jax, "process_count", lambda: len(same))
+    monkeypatch.setattr(parallel, "gather_json", lambda _: [f"host{i}" for i in range(len(same))])
+    same[:] = [True, True, True]
     parallel.same_everywhere("it", [b"a", b"b"])
-    gather([True, True, False, True])
+    same[:] = [True, True, False, True]
     with pytest.raises(ValueError, match=r"^it: process 2 \(host2\) of 4 came to another result"):
         parallel.same_everywhere("it", [b"a", b"c"])
     assert sent[0].nbytes == 8 and not np.array_equal(sent[0], sent[1])
@@ -347,46 +303,57 @@ def test_one_failure_is_everybodys(monkeypatch):
     class Worse(ValueError):
         pass
 
-    def fail(error):
-        raise error
-
     kinds = (Worse, OSError, ValueError)
-    others = []
+    others = [None, None]
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     monkeypatch.setattr(parallel, "gather_json", lambda mine: [mine, *others])
-    others[:] = [None, None]
-    assert parallel.agreed(lambda: 5, kinds) == 5
+
+    def agreed(error=None):
+        def action():
+            if error:
+                raise error
+            return 5
+
+        return parallel.agreed(action, kinds)
+
+    assert agreed() == 5
     assert parallel.of_main_process(lambda: [1, {"a": 2}]) == [1, {"a": 2}]
-    with pytest.raises(Worse, match="^mine$"):
-        parallel.agreed(lambda: fail(Worse("mine")), kinds)
-    others[:] = [None, [1, "the disk"]]
-    with pytest.raises(OSError, match="^process 2: the disk$"):
-        parallel.agreed(lambda: 5, kinds)
-    with pytest.raises(Worse, match="^mine$"):
-        parallel.agreed(lambda: fail(Worse("mine")), kinds)
-    with pytest.raises(OSError, match="^process 2: the disk$"):
-        parallel.agreed(lambda: fail(ValueError("mine")), kinds)
-    with pytest.raises(KeyError):  # a bug keeps its traceback
-        parallel.agreed(lambda: {}["x"], kinds)
+    disk = "^process 2: the disk$"
+    for theirs, mine, raised, said in (
+        (None, Worse("mine"), Worse, "^mine$"),
+        ([1, "the disk"], None, OSError, disk),
+        ([1, "the disk"], Worse("mine"), Worse, "^mine$"),
+        ([1, "the disk"], ValueError("mine"), OSError, disk),
+        (None, KeyError("x"), KeyError, "x"),  # a bug keeps its traceback
+    ):
+        others[:] = [None, theirs]
+        with pytest.raises(raised, match=said):
+            agreed(mine)
 
 
-def test_the_last_word():
+def test_the_report_of_an_exit():
     """Nothing after an orderly end; else it depends on whether process 0 still listens."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         s.listen()
         there = f"127.0.0.1:{s.getsockname()[1]}"
-        assert last_word.word(["host a, pid 7", "bye"], there, 1, 2) == ""
-        assert last_word.word(["host a, pid 7"], there, 1, 2).startswith("error: process 1 of 2 b")
-    said = last_word.word(["host a, pid 7"], there, 1, 2)
+        assert exit_report.report(["host a, pid 7", "bye"], there, 1, 2) == ""
+        assert exit_report.report(["host a, pid 7"], there, 1, 2).startswith(
+            "error: process 1 of 2 b"
+        )
+    said = exit_report.report(["host a, pid 7"], there, 1, 2)
     assert said.startswith(f"error: process 0 of 2 (host a, pid 7), the coordinator {there}, does")
-    assert last_word.word([], there, 0, 2).startswith("error: process 0 of 2 broke off")
+    assert exit_report.report([], there, 0, 2).startswith("error: process 0 of 2 broke off")
 
 
-@pytest.mark.parametrize(("farewell", "said"), [("bye\n", ""), ("", "process 0 of 4 broke off")])
-def test_the_last_word_is_spoken_by_a_process_that_outlives_this_one(farewell, said):
-    command = [sys.executable, "-I", "-S", last_word.__file__, "127.0.0.1:1", "0", "4", "60"]
-    done = subprocess.run(command, input=farewell, capture_output=True, text=True, timeout=300)
+REPORTER = [sys.executable, "-I", "-S", exit_report.__file__, "127.0.0.1:1", "0", "4"]
+
+
+@pytest.mark.parametrize(("sent", "said"), [("bye\n", ""), ("", "process 0 of 4 broke off")])
+def test_the_report_comes_from_a_process_that_outlives_this_one(sent, said):
+    done = subprocess.run(
+        [*REPORTER, "60"], input=sent, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0 and said in done.stderr and bool(done.stderr) == bool(said)
 
 
@@ -403,14 +370,12 @@ for _ in range(11):
 print("alive", flush=True)
 time.sleep(600)
 """
-    last = [sys.executable, "-I", "-S", last_word.__file__, "127.0.0.1:1", "0", "4", "1"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *last], capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-c", code, *REPORTER, "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "alive\n")
-    said = done.stderr.splitlines()
-    assert said[0] == "error: process 0 of 4 gave no sign of life for 1 s: ending it"
-    assert said[1].startswith("error: process 0 of 4 broke off")
+    ending, report = done.stderr.splitlines()
+    assert ending == "error: process 0 of 4 gave no sign of life for 1 s: ending it"
+    assert report.startswith("error: process 0 of 4 broke off")
 
 
 # ------------------------------------------------------------------------------------------------

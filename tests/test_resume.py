@@ -14,7 +14,8 @@ PACKAGES = checkpoint.versions()
 
 
 def saved(**changes):
-    c = config.leaves(config.base()) | {k.replace("__", "."): v for k, v in changes.items()}
+    """The JSON of a checkpoint; changes: config fields by name."""
+    c = config.leaves(config.base()) | changes
     return {"config": c, "versions": PACKAGES, "data": "same"}
 
 
@@ -24,55 +25,33 @@ def check(was, allow=False, data="same"):
     return said
 
 
-def test_the_same_config_says_nothing():
+HARMLESS = {
+    "steps": 7, "eval.every": 1, "checkpoint.keep": 9, "guard.entropy_min": 0.1, "mesh.fsdp": 4,
+    "rollout.slots": 8, "optim.micro_batch_rows": 2, "model.remat": "full",
+}  # fmt: skip
+MEANINGFUL = {
+    "seed": 1, "data.train": "other.jsonl", "rollout.group_size": 16, "rollout.temperature": 0.5,
+    "optim.lr": 1.0, "optim.b1": 0.5, "loss.clip_high": 0.2, "model.num_layers": 9,
+    "reward.verifier": "integer",
+}  # fmt: skip
+
+
+def test_harmless_changes_are_shown():
     assert check(saved()) == []
+    for name, old in HARMLESS.items():
+        (line,) = check(saved(**{name: old}))
+        assert line == f"changed: config.{name}: {old!r} -> {config.SCHEMA[name].default!r}"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"steps": 7},
-        {"eval__every": 1},
-        {"checkpoint__keep": 9},
-        {"guard__entropy_min": 0.1},
-        {"mesh__fsdp": 4},
-        {"rollout__slots": 8},
-        {"optim__micro_batch_rows": 2},
-        {"model__remat": "full"},
-    ],
-    ids=lambda c: next(iter(c)),
-)
-def test_harmless_changes_are_shown(change):
-    ((name, old),) = change.items()
-    (line,) = check(saved(**change))
-    name = name.replace("__", ".")
-    assert line == f"changed: config.{name}: {old!r} -> {config.SCHEMA[name].default!r}"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"seed": 1},
-        {"data__train": "other.jsonl"},
-        {"rollout__group_size": 16},
-        {"rollout__temperature": 0.5},
-        {"optim__lr": 1.0},
-        {"optim__b1": 0.5},
-        {"loss__clip_high": 0.2},
-        {"model__num_layers": 9},
-        {"reward__verifier": "integer"},
-    ],
-    ids=lambda c: next(iter(c)),
-)
-def test_meaningful_changes_are_refused_unless_allowed(change):
-    name = next(iter(change)).replace("__", ".")
-    with pytest.raises(config.ConfigError) as error:
-        check(saved(**change))
-    first, last = str(error.value).splitlines()
-    assert first.startswith(f"changed since the checkpoint: config.{name}: ")
-    assert "--allow_config_change" in last
-    (line,) = check(saved(**change), allow=True)
-    assert line.startswith(f"changed (allowed): config.{name}: ")
+def test_meaningful_changes_are_refused_unless_allowed():
+    for name, old in MEANINGFUL.items():
+        with pytest.raises(config.ConfigError) as error:
+            check(saved(**{name: old}))
+        first, last = str(error.value).splitlines()
+        assert first.startswith(f"changed since the checkpoint: config.{name}: ")
+        assert "--allow_config_change" in last
+        (line,) = check(saved(**{name: old}), allow=True)
+        assert line.startswith(f"changed (allowed): config.{name}: ")
 
 
 def test_every_harmless_name_is_a_field_or_a_section():
@@ -80,14 +59,10 @@ def test_every_harmless_name_is_a_field_or_a_section():
         assert any(k == name or (name[-1] == "." and k.startswith(name)) for k in config.SCHEMA)
 
 
-def test_other_problems_under_the_same_names_are_refused():
+def test_other_problems_under_the_same_names_are_refused(tmp_path):
+    """`check` says whether they are the same; `newest` then keeps or drops their pass rates."""
     with pytest.raises(config.ConfigError, match="the training problems: other prompts"):
         check(saved(), data="other")
-    assert check(saved(), data="other", allow=True)
-
-
-def test_what_is_known_of_other_problems_is_left_behind(tmp_path):
-    """`check` says whether they are the same; `newest` then keeps or drops their pass rates."""
     inputs, base = {"data": "same", "reward": ""}, config.base()
     assert resume.check(saved(), base, inputs, False, print)
     assert not resume.check(saved(), base, inputs | {"data": "other"}, True, print)
@@ -113,7 +88,7 @@ def test_other_versions_are_shown():
 
 
 def test_fields_of_another_version_count_with_their_default():
-    was = saved(of__the__future=3)
+    was = saved(**{"of.the.future": 3})
     was["config"].pop("guard.hang_factor")
     was["config"].pop("loss.clip_low")
     with pytest.raises(config.ConfigError, match=r"config.of.the.future: 3 -> None"):

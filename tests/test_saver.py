@@ -4,6 +4,7 @@ import errno
 import threading
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from dapo_jax import config
@@ -16,12 +17,13 @@ def disk(monkeypatch):
     """A disk that is full while `disk.full` is true; noticed at the last moment of a save."""
 
     class Disk:
-        full = False
+        full, tries, full_tries = False, 0, 0
 
     real = seal.write
 
     def write(step_dir):
-        if Disk.full:
+        Disk.tries += 1
+        if Disk.full or Disk.tries <= Disk.full_tries:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(step_dir)
 
@@ -69,74 +71,51 @@ def test_a_full_disk_costs_no_checkpoint_and_the_next_step_is_saved(tmp_path, di
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["2", "9"]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("where", ["params", "opt_state"])
+@pytest.mark.parametrize(
+    ("where", "value"), [("params", np.nan), ("params", -np.inf), ("opt_state", np.inf)]
+)
 def test_what_is_not_finite_is_never_saved(tmp_path, value, where):
     """It ends the run and takes no place of a good one."""
     broken = state(3)
     broken = broken._replace(**{where: {"w": jnp.ones(3), "z": jnp.array([1.0, value])}})
 
-    def run(last):
-        with open_saver(tmp_path, []) as s:
-            s.after_step(state(2), due=True)
-            (s.last if last else s.after_step)(broken, *([] if last else [True]))
-
     match = (
         rf"step 3 is not saved in .*: 1 of \d arrays hold NaN or infinity, {where}.z the first; "
     )
-    for last in (True, False):
-        with pytest.raises(checkpoint.NotFinite, match=match + ".* of step 2: lower optim.lr"):
-            run(last)
+    match += ".* of step 2: lower optim.lr"
+    for save in (saver.Saver.last, lambda s, state: s.after_step(state, due=True)):
+        with pytest.raises(checkpoint.NotFinite, match=match), open_saver(tmp_path, []) as s:
+            s.after_step(state(2), due=True)
+            save(s, broken)
         assert steps(tmp_path) == [2]
 
 
 def test_the_last_save_is_tried_several_times(tmp_path, disk):
-    tries = []
-    real = seal.write
-
-    def write(step_dir):
-        tries.append(step_dir)
-        disk.full = len(tries) < 3
-        real(step_dir)
-
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(seal, "write", write)
-        with open_saver(tmp_path, []) as s:
-            s.last(state(5))
-    assert steps(tmp_path) == [5] and len(tries) == 3
+    """What a killed save has left is removed first."""
+    (tmp_path / "7.orbax-checkpoint-tmp" / "arrays").mkdir(parents=True)
+    disk.full_tries = 2
+    with open_saver(tmp_path, []) as s:
+        s.last(state(8))
+    assert [p.name for p in tmp_path.iterdir()] == ["8"] and disk.tries == 3
 
 
 def test_a_last_save_that_fails_says_what_there_is(tmp_path, disk):
-    def run():
-        with open_saver(tmp_path, []) as s:
-            s.after_step(state(1), due=True)
-            s.after_step(state(2), due=False)
-            disk.full = True
-            s.last(state(3))
-
-    with pytest.raises(OSError, match="step 3 could not be saved in .* is of step 1; make room"):
-        run()
+    match = "step 3 could not be saved in .* is of step 1; make room"
+    with pytest.raises(OSError, match=match), open_saver(tmp_path, []) as s:
+        s.after_step(state(1), due=True)
+        s.after_step(state(2), due=False)
+        disk.full = True
+        s.last(state(3))
     assert steps(tmp_path) == [1]
-
-
-def test_what_a_killed_save_has_left_is_removed(tmp_path):
-    half = tmp_path / "7.orbax-checkpoint-tmp"
-    (half / "arrays").mkdir(parents=True)
-    with open_saver(tmp_path, []) as s:
-        s.last(state(8))
-    assert [p.name for p in tmp_path.iterdir()] == ["8"]
 
 
 def test_newest_every_and_best_are_kept(tmp_path):
     scores = {1: 0.9, 2: None, 3: 0.1, 4: None, 5: 0.5, 6: None, 7: 0.2, 8: None, 9: None}
-    with open_saver(tmp_path, [], keep=2, keep_every=4, keep_best=1) as s:
-        for step in range(1, 8):
-            s.after_step(state(step), True, scores[step])
-    assert steps(tmp_path) == [7, 6, 4, 1]
-    with open_saver(tmp_path, [], keep=2, keep_every=4, keep_best=1) as s:  # after a restart
-        for step in (8, 9):
-            s.after_step(state(step), True, scores[step])
-    assert steps(tmp_path) == [9, 8, 4, 1]
+    for last, kept in ((7, [7, 6, 4, 1]), (9, [9, 8, 4, 1])):  # the second after a restart
+        with open_saver(tmp_path, [], keep=2, keep_every=4, keep_best=1) as s:
+            for step in range(last - 1 if last == 9 else 1, last + 1):
+                s.after_step(state(step), True, scores[step])
+        assert steps(tmp_path) == kept
 
 
 def test_training_does_not_wait_for_the_disk(tmp_path, monkeypatch):

@@ -57,26 +57,26 @@ def named(path="org/tiny", init_from=""):
     return c
 
 
+def found(config, folder) -> pathlib.Path | None:
+    home = workdir.open_workdir(folder)
+    return start.model_directory(config, home, home.checkpoints)
+
+
 def test_the_hub_is_asked_once_and_not_where_there_is_a_checkpoint(hub, asked, tmp_path):
-    home = workdir.open_workdir(tmp_path / "run")
-    found = start.model_directory(named(), home, home.checkpoints)
-    assert found == hub / "org/tiny" and "*.safetensors" in asked[0]
+    assert found(named(), tmp_path / "run") == hub / "org/tiny" and "*.safetensors" in asked[0]
     kept = {p.name for p in (tmp_path / "run/base").iterdir()}
     assert "config.json" in kept and "model.safetensors" not in kept
-    pathlib.Path(home.checkpoints, "7").mkdir(parents=True)
-    again = start.model_directory(named(), home, home.checkpoints)
+    (tmp_path / "run/checkpoints/7").mkdir(parents=True)
+    again = found(named(), tmp_path / "run")
     assert again == tmp_path / "run/base" and len(asked) == 1
-    assert hf.read_shape(again) == hf.read_shape(found)
+    assert hf.read_shape(again) == hf.read_shape(hub / "org/tiny")
     shutil.rmtree(again)  # a run of an older version: small files only
-    start.model_directory(named(), home, home.checkpoints)
-    assert len(asked) == 2 and "*.safetensors" not in asked[1]
-
-
-def test_weights_that_others_give_are_not_fetched(asked, tmp_path):
-    home = workdir.open_workdir(tmp_path / "run")
-    start.model_directory(named(init_from="runs/a/checkpoints"), home, home.checkpoints)
-    assert len(asked) == 1 and "*.safetensors" not in asked[0]
-    assert start.model_directory(config.base(), home, home.checkpoints) is None
+    found(named(), tmp_path / "run")
+    found(named(init_from="runs/a/checkpoints"), tmp_path / "other")  # weights that others give
+    assert len(asked) == 3 and "*.safetensors" not in [*asked[1], *asked[2]]
+    assert found(config.base(), tmp_path / "other") is None
+    own = found(named(hub / "org/tiny"), tmp_path / "own")
+    assert own == hub / "org/tiny" and len(asked) == 3 and not (tmp_path / "own/base").exists()
 
 
 class Found(Exception):
@@ -101,12 +101,6 @@ def test_an_evaluation_asks_no_hub_for_what_a_run_has(hub, asked, tmp_path, monk
     assert len(asked) == 2 and "*.safetensors" not in asked[1]
 
 
-def test_a_directory_of_ones_own_is_used_where_it_is(hub, asked, tmp_path):
-    home = workdir.open_workdir(tmp_path / "run")
-    found = start.model_directory(named(hub / "org/tiny"), home, home.checkpoints)
-    assert found == hub / "org/tiny" and not asked and not (tmp_path / "run/base").exists()
-
-
 def test_a_model_in_a_bucket(hub, bucket):
     shutil.copytree(hub / "org/tiny", bucket / "tiny")
     (bucket / "tiny/optimizer.bin").write_text("not wanted")
@@ -122,13 +116,13 @@ def test_a_model_in_a_bucket(hub, bucket):
 
 @pytest.fixture
 def cache(monkeypatch):
-    """`cache(home, processes, given)`: (directory, whether programs are handed on) of a start."""
+    """`cache(home, processes, given, alike)`: (directory, whether programs are handed on)."""
     names = ("jax_compilation_cache_dir", "jax_share_binary_between_hosts")
     before = {name: getattr(jax.config, name) for name in names}
     monkeypatch.setattr(compilation_cache, "reset_cache", lambda: None)
-    monkeypatch.setattr(start, "_read_with_patience", lambda where: None)
+    monkeypatch.setattr(start, "_retry_reads", lambda where: None)
 
-    def begin(home, processes, given, alike=True):
+    def begin(home, processes, given, alike):
         monkeypatch.setattr(start, "_alike", lambda: alike)
         jax.config.update(names[0], given)
         jax.config.update(names[1], False)
@@ -141,48 +135,30 @@ def cache(monkeypatch):
         jax.config.update(name, value)
 
 
-@pytest.mark.parametrize(
-    ("remote", "processes", "given", "kept_in", "handed_on"),
-    [
-        (False, 1, None, None, False),
-        (False, 4, None, "WORKDIR/xla", True),
-        (True, 1, None, "gs://b/x/xla", False),
-        (True, 4, None, "gs://b/x/xla", True),
-        (True, 4, "/of/each/host", "/of/each/host", False),  # process 0 alone would find anything
-        (True, 4, "gs://b/cache", "gs://b/cache", True),
-    ],
-)
-def test_where_programs_are_kept(
-    remote, processes, given, kept_in, handed_on, cache, tmp_path, bucket
-):
-    home = workdir.open_workdir("gs://b/x" if remote else tmp_path / "run")
-    kept_in = kept_in and kept_in.replace("WORKDIR", str(tmp_path / "run"))
-    assert cache(home, processes, given) == (kept_in, handed_on)
-
-
-def test_hosts_that_call_programs_by_other_names_compile_each_for_itself(cache, tmp_path):
-    """Else they would wait for what nobody makes."""
-    home = workdir.open_workdir(tmp_path / "run")
-    assert cache(home, 4, None, alike=False) == (None, False)
-
-
-def test_programs_in_a_bucket_stay_there(bucket):
+def test_where_programs_are_kept(cache, tmp_path, bucket):
     (bucket / "x/xla").mkdir(parents=True)
     (bucket / "x/xla/jit_f-cache").write_text("large")
-    home = workdir.open_workdir("gs://b/x")
-    workdir.send(home)
-    assert not (home.local / "xla").exists() and (bucket / "x/xla/jit_f-cache").exists()
+    here, there = (workdir.open_workdir(name) for name in (tmp_path / "run", "gs://b/x"))
+    for *asked, kept_in, handed_on in (
+        (here, 1, None, True, None, False),
+        (here, 4, None, True, f"{tmp_path}/run/xla", True),
+        (there, 1, None, True, "gs://b/x/xla", False),
+        (there, 4, None, True, "gs://b/x/xla", True),
+        (there, 4, "/of/each/host", True, "/of/each/host", False),  # process 0 alone finds anything
+        (there, 4, "gs://b/cache", True, "gs://b/cache", True),
+        # Hosts that call a program by other names would wait for what nobody makes.
+        (here, 4, None, False, None, False),
+    ):
+        assert cache(*asked) == (kept_in, handed_on)
+    workdir.send(there)
+    assert not (there.local / "xla").exists() and (bucket / "x/xla/jit_f-cache").exists()
 
 
 def test_a_broadcast_keeps_every_bit(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(parallel, "_PIECE", 1 << 10)
     pieces = []
-
-    def of_process_0(bits):
-        pieces.append(bits.nbytes)
-        return bits
-
+    of_process_0 = lambda bits: pieces.append(bits.nbytes) or bits
     monkeypatch.setattr(parallel.multihost_utils, "broadcast_one_to_all", of_process_0)
     for x in (np.array([-0.0, math.nan, 1.5]), np.arange(5000, dtype=np.uint8), np.zeros((0, 3))):
         before = x.tobytes()
@@ -217,23 +193,19 @@ def counted(shell, tmp_path, hub, *extra, processes=4, program=()) -> tuple[list
 
 @pytest.mark.slow
 def test_four_processes_read_the_weights_once_and_compile_each_program_once(shell, hub, tmp_path):
-    first, _ = counted(shell, tmp_path, hub, "--config.steps=1")
-    size = (hub / "org/tiny/model.safetensors").stat().st_size
-    small = sum(p.stat().st_size for p in (hub / "org/tiny").iterdir()) - size
-    print(first)
-    assert [c["hub_calls"] for c in first] == [1, 0, 0, 0]
-    assert [c["hub_bytes"] for c in first] == [size + small, 0, 0, 0]
-    assert size - 10_000 < first[0]["weight_bytes"] < size  # the file's header aside
-    assert [c["weight_bytes"] for c in first[1:]] == [0, 0, 0]
-    assert first[0]["compiled_for_all"] > 20
-    assert [c["compiled_for_all"] for c in first[1:]] == [0, 0, 0]
+    sizes = {p.name: p.stat().st_size for p in (hub / "org/tiny").iterdir()}
+    none = dict(hub_calls=0, hub_bytes=0, weight_bytes=0, compiled_for_all=0)
+    cost = lambda counts: [{name: c[name] for name in none} for c in counts]
+    first, *others = cost(counted(shell, tmp_path, hub, "--config.steps=1")[0])
+    assert (first["hub_calls"], first["hub_bytes"]) == (1, sum(sizes.values()))
+    weights = sizes["model.safetensors"]
+    assert weights - 10_000 < first["weight_bytes"] < weights  # the file's header aside
+    assert first["compiled_for_all"] > 20 and others == [none] * 3
 
     again, said = counted(shell, tmp_path, hub, "--config.steps=2")
-    print(again)
+    first, *others = cost(again)
     assert "resumed after step 1" in said[0]
-    assert [c["hub_calls"] for c in again] == [0] * 4 and not any(c["hub_bytes"] for c in again)
-    assert not any(c["weight_bytes"] for c in again)
-    assert [c["compiled_for_all"] for c in again[1:]] == [0, 0, 0]
+    assert first | {"compiled_for_all": 0} == none and others == [none] * 3
     records = metrics.read(tmp_path / "run" / "metrics.jsonl")
     told = [r.get("time/first_token_s", 0.0) > 0 for r in records]
     assert told == [True, False, True]  # step 0's evaluation, and the step after the restart
@@ -247,11 +219,6 @@ def test_an_evaluation_reads_the_weights_once_for_all_processes(shell, hub, tmp_
     assert [c["hub_calls"] for c in got] == [1 + len(given), 0]
     assert got[0]["weight_bytes"] > 0 == got[1]["weight_bytes"] == got[1]["hub_bytes"]
     assert "heldout: 8 problems x 2 samples" in said[0]
-
-
-# ------------------------------------------------------------------------------------------------
-# A launcher that starts it again
-# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["disk", "bucket"])

@@ -9,5 +9,5 @@ Used from outside: `saver.Saver`, `resume.newest`, `checkpoint.restore_params`, 
 Modules: checkpoint (Orbax), seal (checksums), saver (saving in the background), resume (which step,
 and which changes are allowed), export (Hugging Face directories during a run), branch (from another
 run's step, or an earlier one), journal and remembered (responses of the running step), workdir
-(locks, buckets), patience (retries of reads). The algorithm imports none of it.
+(locks, buckets), retry (retries of reads). The algorithm imports none of it.
 """

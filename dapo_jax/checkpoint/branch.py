@@ -8,7 +8,6 @@ difference. A rewind goes back in the same workdir; later files are moved, not d
 import itertools
 import pathlib
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -28,17 +27,11 @@ REWIND = flags.DEFINE_integer(
 
 
 def state(
-    config,
-    text: Text,
-    source: Any,
-    like: State,
-    shardings: State,
-    local: pathlib.Path | None,
-    say: Callable[[str], None],
+    config, text: Text, source: Any, like: State, shardings: State, local: pathlib.Path | None, say
 ) -> State:
     """The whole state of a step of another run, source.step under source.steps. local: the workdir
-    of the branch, which gets that run's metrics.jsonl. ValueError: there is no whole state of a run
-    with this model."""
+    of the branch, which gets that run's metrics.jsonl. say: prints a line. ValueError: there is no
+    whole state of a run with this model."""
     directory, step = source.steps, source.step
     if not directory:
         raise ValueError(f"config.init_state='all': {config.init_from} is no run: it has weights")
@@ -54,10 +47,9 @@ def state(
                 f" of a run ({error}); config.init_state='weights' needs none"
             ) from error
     there = epath.Path(directory).parent / "metrics.jsonl"
-    if local and parallel.is_main_process() and there.exists():
-        here = local / "metrics.jsonl"
-        if not here.exists():  # it exists if a first try was interrupted
-            here.write_bytes(there.read_bytes())
+    here = local and local / "metrics.jsonl"  # it exists if a first try was interrupted
+    if here and parallel.is_main_process() and there.exists() and not here.exists():
+        here.write_bytes(there.read_bytes())
     say(f"a branch of {directory} step {step}")
     return found
 
@@ -70,7 +62,7 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
             return
         directory = epath.Path(config.checkpoint.directory or home.checkpoints)
         checkpoint.find_step(directory, step)
-        later = [p for p in directory.iterdir() if p.name.isdigit() and int(p.name) > step]
+        later = [n for n in checkpoint.numbers(directory) if n > step]  # newest first
         top = epath.Path(home.remote or home.local) / workdir_lib.REWOUND
         names = (f"to_{step}" + f"_{n}" * (n > 1) for n in itertools.count(1))
         name = next(name for name in names if not (top / name).exists())
@@ -85,15 +77,12 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
                 file.rename(aside / file.parent.name / file.name)
         # Checkpoints in a bucket are renamed there, not copied through this machine.
         kept = directory.parent / workdir_lib.REWOUND / name / directory.name
-        exports = [path for s, path in export.found(home) if s > step]
-        for place, paths in (
-            (kept, sorted(later, key=lambda p: -int(p.name))),
-            (top / name / workdir_lib.EXPORT, exports),
-        ):
-            if paths:
-                place.mkdir(parents=True, exist_ok=True)
-            for path in paths:
-                path.rename(place / path.name)
+        moves = [(directory / str(n), kept) for n in later]
+        exports = top / name / workdir_lib.EXPORT
+        moves += [(path, exports) for s, path in export.found(home) if s > step]
+        for path, place in moves:
+            place.mkdir(parents=True, exist_ok=True)
+            path.rename(place / path.name)
         workdir_lib.send(home)
     print(
         f"back at step {step}; {len(later)} later checkpoints, and what was exported and logged"

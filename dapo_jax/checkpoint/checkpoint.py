@@ -1,12 +1,12 @@
 """One atomic checkpoint: everything that decides what happens next, under one step number.
 
-    params, opt_state, ref_params   arrays, saved by shard, restored into any mesh; each entry of
-                                    `State.memory` beside them, under its name
-    carried                         groups waiting for the next step, or in flight (ragged, flat),
-                                    and the arrays of `State.by_problem`
-    state                           JSON: counters, cursor, acceptance estimate, resolved config,
-                                    package versions, fingerprint of the data, checksums of the rest
-    seal.json                       the files of all this (`checkpoint/seal.py`)
+    arrays      params, opt_state, ref_params and each entry of `State.memory` under its name; saved
+                by shard, restored into any mesh
+    carried     groups waiting for the next step, or in flight (ragged, flat), and the arrays of
+                `State.by_problem`
+    state       JSON: counters, cursor, acceptance estimate, resolved config, package versions,
+                fingerprint of the data, checksums of the rest
+    seal.json   the files of all this (`checkpoint/seal.py`)
 
 Orbax writes to a temporary directory and renames it, so a step directory is there whole or not at
 all. Nothing is pickled. What is read back is untrusted: `Damaged` says what is wrong with it.
@@ -27,7 +27,7 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
 from dapo_jax import gate, parallel
-from dapo_jax.checkpoint import groups as groups_lib, patience, seal
+from dapo_jax.checkpoint import groups as groups_lib, retry, seal
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.config import schema
 from dapo_jax.dapo.state import Counters, State
@@ -36,17 +36,15 @@ from dapo_jax.model import qwen2
 ERRORS = (Damaged, OSError, ValueError)  # of reading, the graver ones first (parallel.agreed)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
+Directory = str | pathlib.Path
+
 
 def versions() -> dict[str, str]:
     return {p: importlib.metadata.version(p) for p in _PACKAGES}
 
 
 def manager(
-    directory: str | pathlib.Path,
-    keep: int,
-    keep_every: int = 0,
-    keep_best: int = 0,
-    cleanup: bool = False,
+    directory: Directory, keep: int, keep_every: int = 0, keep_best: int = 0, cleanup: bool = False
 ) -> ocp.CheckpointManager:
     """Asynchronous; keeps the newest `keep` steps, those divisible by `keep_every` and the
     `keep_best` with the highest score. `cleanup`: remove what killed saves have left, which only
@@ -56,11 +54,11 @@ def manager(
     if keep_every:
         policies.append(keeping.EveryNSteps(keep_every))
     if keep_best:
-        policies.append(
-            keeping.BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
-        )
+        best = dict(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
+        policies.append(keeping.BestN(**best))
 
-    def seal_what_is_about_to_be_committed():
+    def write_seal():
+        """Called before the commit."""
         if parallel.is_main_process():
             for entry in path.iterdir():
                 if entry.name[0].isdigit() and not (entry / seal.SEAL).exists():
@@ -70,10 +68,7 @@ def manager(
         preservation_policy=keeping.AnyPreservationPolicy(policies),
         best_fn=_score if keep_best else None,  # without it Orbax does not write the score
         cleanup_tmp_directories=cleanup,
-        enable_async_checkpointing=True,
-        async_options=ocp.AsyncOptions(
-            post_finalization_callback=seal_what_is_about_to_be_committed
-        ),
+        async_options=ocp.AsyncOptions(post_finalization_callback=write_seal),
     )
     return ocp.CheckpointManager(path, options=options)
 
@@ -83,7 +78,7 @@ def _score(saved: dict[str, float | None]) -> float:
     return -math.inf if score is None else score
 
 
-def _absolute(directory: str | pathlib.Path) -> epath.Path:
+def _absolute(directory: Directory) -> epath.Path:
     """Orbax wants local paths absolute."""
     path = str(directory)
     if "://" not in path:
@@ -93,12 +88,12 @@ def _absolute(directory: str | pathlib.Path) -> epath.Path:
 
 
 def is_there(state: State) -> bool:
-    """Whether its arrays can be saved: an update is made in their place."""
+    """Whether its arrays can be saved; an update overwrites those that it starts from."""
     return not any(x.is_deleted() for x in jax.tree.leaves(_arrays(state)))
 
 
 class NotFinite(ValueError):
-    """A state that no run can go on from."""
+    """A state with NaN or infinity, from which no run can go on."""
 
 
 def save(
@@ -147,24 +142,14 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
     Damaged: it is not what was saved. OSError: it cannot be read now.
     """
     saved = read_state(m, step)
-    target = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        _arrays(like),
-        _arrays(shardings),
-    )
+    target = parallel.sharded(_arrays(like), _arrays(shardings))
     there = parallel.agreed(lambda: _saved_shapes(m, step), ERRORS)
     _check_same(f"{m.directory} step {step}", there, target)
-
-    def read() -> tuple[dict, dict]:
-        return (
-            _read(m, step, "arrays", ocp.args.StandardRestore(target)),
-            _read(m, step, "carried", ocp.args.StandardRestore()),
-        )
-
+    args = {"arrays": ocp.args.StandardRestore(target), "carried": ocp.args.StandardRestore()}
+    read = lambda: [_read(m, step, item, how) for item, how in args.items()]
     arrays, carried = parallel.agreed(read, ERRORS)
     content = saved["content"]
-    if changed := _changed(seal.content(arrays), content["arrays"]):
-        raise Damaged(f"{changed} is not what was saved")
+    _check_content(arrays, content["arrays"])
     if seal.digest(carried) != content.get("carried"):
         raise Damaged("carried is not what was saved")
     try:
@@ -183,14 +168,15 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
     )
 
 
-def _changed(there: dict[str, int], saved: dict[str, int]) -> str:
-    """The first array whose checksum differs; '' where none does."""
-    return next((k for k in sorted(there) if there[k] != saved.get(k)), "")
+def _check_content(arrays: dict, saved: dict[str, int], where: str = "") -> None:
+    """Damaged: an array has another checksum than was saved. where: a prefix of the message."""
+    for name, number in sorted(seal.content(arrays).items()):
+        if number != saved.get(name):
+            raise Damaged(f"{where}{name} is not what was saved")
 
 
 def read_state(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """The JSON of a step, as process 0 reads it. Damaged: it has not the fields and types that
-    `save` writes."""
+    """The JSON of a step, as process 0 reads it. Damaged: it has not what `save` writes."""
     saved = parallel.of_main_process(lambda: read_json(m, step), ERRORS)
     for name, default in Counters._field_defaults.items():
         # A counter that an older version did not have starts at its default.
@@ -209,7 +195,7 @@ def read_state(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
 
 
 def read_json(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    """As `read_state`, of any writer: nothing is known about the fields."""
+    """The JSON of a step, as this process reads it, with any fields."""
     saved = _read(m, step, "state", ocp.args.JsonRestore())
     if not isinstance(saved, dict):
         raise Damaged("state is no JSON object")
@@ -225,9 +211,9 @@ def _patiently(where: str, item: str, action):
     """What cannot be read is tried again. Damaged: it was read, twice, and makes no sense."""
     for last in (False, True):
         try:
-            return patience.read(f"{where}: {item}", action)
+            return retry.read(f"{where}: {item}", action)
         except Exception as error:  # whatever the readers make of changed bytes
-            if patience.passing(error):
+            if retry.temporary(error):
                 raise
             if last:
                 raise Damaged(f"{item} cannot be read: {_line(error)}") from error
@@ -238,12 +224,11 @@ def _line(error: BaseException) -> str:
 
 
 def _arrays(state: State) -> dict:
-    arrays = {"params": state.params, "opt_state": state.opt_state}
-    arrays |= {} if state.ref_params is None else {"ref_params": state.ref_params}
-    return arrays | state.memory
+    reference = {} if state.ref_params is None else {"ref_params": state.ref_params}
+    return {"params": state.params, "opt_state": state.opt_state} | reference | state.memory
 
 
-def restore_params(directory: str | pathlib.Path, params_like, shardings, step: int | None = None):
+def restore_params(directory: Directory, params_like, shardings, step: int | None = None):
     """The parameters alone, of the newest (or the given) step under `directory`, in the dtypes of
     `params_like` and laid out by `shardings`. Nothing else is read, nothing is written.
 
@@ -256,14 +241,9 @@ def restore_params(directory: str | pathlib.Path, params_like, shardings, step: 
         # Orbax would leave a parameter that is not there as it stands in the target.
         saved = parallel.agreed(lambda: _saved_shapes(m, step), ERRORS)
         _check_same(where, saved["params"], params_like)
-        target = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params_like, shardings
-        )
-        args = ocp.args.PyTreeRestore(
-            item={"params": target},
-            restore_args=ocp.checkpoint_utils.construct_restore_args({"params": target}),
-            partial_restore=True,
-        )
+        target = {"params": parallel.sharded(params_like, shardings)}
+        types = ocp.checkpoint_utils.construct_restore_args(target)
+        args = ocp.args.PyTreeRestore(target, restore_args=types, partial_restore=True)
         try:
             read = lambda: (_read(m, step, "arrays", args), read_json(m, step))
             arrays, state = parallel.agreed(read, ERRORS)
@@ -271,14 +251,13 @@ def restore_params(directory: str | pathlib.Path, params_like, shardings, step: 
             raise Damaged(f"{where}: damaged: {error}") from error
     content = state["content"].get("arrays") if isinstance(state.get("content"), dict) else None
     kept = jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype, saved["params"], params_like))
-    check = content and kept  # `convert` saves none; what was rounded has another
-    if check and (changed := _changed(seal.content({"params": arrays["params"]}), content)):
-        raise Damaged(f"{where}: damaged: {changed} is not what was saved")
+    if content and kept:  # `convert` saves no checksums; rounded arrays have others
+        _check_content({"params": arrays["params"]}, content, f"{where}: damaged: ")
     return arrays["params"]
 
 
 def restore_merged(
-    directory: str | pathlib.Path, shape: qwen2.Shape, mesh, rules, step: int | None = None
+    directory: Directory, shape: qwen2.Shape, mesh, rules, step: int | None = None
 ) -> qwen2.Params:
     """As `restore_params`, for a network of this shape, in float32: adapters (LoRA) that the run
     has trained are merged into the weights they belong to."""
@@ -306,7 +285,7 @@ def _saved_shapes(m: ocp.CheckpointManager, step: int) -> dict:
     return _patiently(f"{m.directory} step {step}", "arrays", shapes)
 
 
-def steps(directory: str | pathlib.Path) -> tuple[list[int], dict[int, str]]:
+def steps(directory: Directory) -> tuple[list[int], dict[int, str]]:
     """(whole steps, newest first; damaged ones and what is wrong with each), by their seals."""
     path, whole, damaged = _absolute(directory), [], {}
     for step in numbers(directory):
@@ -318,7 +297,7 @@ def steps(directory: str | pathlib.Path) -> tuple[list[int], dict[int, str]]:
     return whole, damaged
 
 
-def numbers(directory: str | pathlib.Path) -> list[int]:
+def numbers(directory: Directory) -> list[int]:
     """The steps that are there, whole or not, newest first."""
     path = _absolute(directory)
 
@@ -326,10 +305,10 @@ def numbers(directory: str | pathlib.Path) -> list[int]:
         entries = path.iterdir() if path.is_dir() else ()
         return [int(p.name) for p in entries if p.name.isdigit() and p.is_dir()]
 
-    return sorted(patience.read(f"{path}", there), reverse=True)
+    return sorted(retry.read(f"{path}", there), reverse=True)
 
 
-def set_aside(directory: str | pathlib.Path, step: int) -> epath.Path:
+def set_aside(directory: Directory, step: int) -> epath.Path:
     """Move a damaged step out of the way of the run that will write it again; a second one of that
     step becomes STEP.2, and so on."""
     path = _absolute(directory)
@@ -339,30 +318,28 @@ def set_aside(directory: str | pathlib.Path, step: int) -> epath.Path:
     return (path / str(step)).rename(next(kept / n for n in names if not (kept / n).exists()))
 
 
-def find_step(directory: str | pathlib.Path, step: int | None = None) -> int:
-    """`step`, or else the newest whole one under `directory`; the opinion of process 0.
-
-    ValueError: there is none; the given one is not there or is damaged.
-    """
+def find_step(directory: Directory, step: int | None = None) -> int:
+    """`step`, or else the newest whole one under `directory`, as process 0 finds it. ValueError:
+    there is none; the given one is not there or is damaged."""
     return parallel.of_main_process(lambda: _find_step(directory, step), ERRORS)
 
 
-def _find_step(directory: str | pathlib.Path, step: int | None) -> int:
+def _find_step(directory: Directory, step: int | None) -> int:
     if "://" not in str(directory) and not pathlib.Path(directory).is_dir():
         raise ValueError(f"{directory}: no such directory")
     whole, damaged = steps(directory)
     if not whole and not damaged:
         raise ValueError(f"{directory}: no checkpoint in it")
-    if step is not None and step not in [*whole, *damaged]:
-        known = ", ".join(map(str, sorted([*whole, *damaged])))
-        raise ValueError(f"{directory}: no step {step}; it has {known}")
-    wanted = whole[0] if step is None and whole else max(damaged) if step is None else step
+    known = sorted([*whole, *damaged])
+    if step is not None and step not in known:
+        raise ValueError(f"{directory}: no step {step}; it has {', '.join(map(str, known))}")
+    wanted = max(whole or damaged) if step is None else step
     if wanted in damaged:
         raise Damaged(f"{directory} step {wanted}: damaged: {damaged[wanted]}")
     return wanted
 
 
-def reader(directory: str | pathlib.Path) -> ocp.CheckpointManager:
+def reader(directory: Directory) -> ocp.CheckpointManager:
     """Creates and removes nothing, so that a run may be writing there at the same time. Processes
     read each by itself: one that has to try again must not leave the others waiting in Orbax."""
     me = jax.process_index()
@@ -374,13 +351,9 @@ def reader(directory: str | pathlib.Path) -> ocp.CheckpointManager:
 
 
 def _check_same(where: str, saved, wanted) -> None:
-    saved, wanted = (
-        {
-            jax.tree_util.keystr(path, simple=True, separator="."): list(x.shape)
-            for path, x in jax.tree.flatten_with_path(tree)[0]
-        }
-        for tree in (saved, wanted)
-    )
+    """ValueError: the trees have other names or shapes."""
+    named = lambda tree: {seal.name(k): list(x.shape) for k, x in jax.tree.leaves_with_path(tree)}
+    saved, wanted = named(saved), named(wanted)
     for name in sorted(saved.keys() | wanted.keys()):
         there, here = saved.get(name, "absent"), wanted.get(name, "absent")
         if there != here:

@@ -25,25 +25,22 @@ def export(
 ) -> None:
     """Write the export of this step and remove all but the newest `checkpoint.export_keep`. A
     collective: all processes gather the weights, process 0 writes."""
-    step, first = state.counters.step, parallel.is_main_process()
-    target, wrong = _folder(home) / f"step_{step}", ""
-    # For a bucket the directory is first made on the local disk.
-    scratch = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-")) if home.remote else None
-    local = (scratch or pathlib.Path(target.parent)) / target.name
-    try:
-        # An export of this step from before a kill; all processes wait until it is removed.
-        parallel.of_main_process(lambda: target.rmtree() if target.exists() else None)
-        params = machine.trainer.merged(state.params)
-        hf.save(local, machine.shape, params, "bfloat16", _tokenizer(config, home, machine))
-        if first and scratch:
-            _send(local, target)
-        if first:
-            _prune(home, step, config.checkpoint.export_keep)
-    except Exception as error:  # of a disk, or of a bucket's client
-        wrong = gate.describe(error)
-    finally:
-        if scratch:
-            shutil.rmtree(scratch, ignore_errors=True)
+    step, wrong = state.counters.step, ""
+    target = _folder(home) / f"step_{step}"
+    with tempfile.TemporaryDirectory(prefix="dapo_jax-") as scratch:
+        # For a bucket the directory is first made on the local disk.
+        local = pathlib.Path(scratch if home.remote else target.parent, target.name)
+        try:
+            # An export of this step from before a kill; all processes wait until it is removed.
+            parallel.of_main_process(lambda: target.rmtree() if target.exists() else None)
+            params = machine.trainer.merged(state.params)
+            hf.save(local, machine.shape, params, "bfloat16", _tokenizer(config, home, machine))
+            if parallel.is_main_process():
+                if home.remote:
+                    _send(local, target)
+                _prune(home, step, config.checkpoint.export_keep)
+        except Exception as error:  # of a disk, or of a bucket's client
+            wrong = gate.describe(error)
     if not parallel.all_processes(not wrong):
         why = wrong or "on another process"
         say(f"warning: step {step} is not exported to {target}: {why}; training goes on")
@@ -75,10 +72,8 @@ def _folder(home: Workdir) -> epath.Path:
 
 
 def _prune(home: Workdir, step: int, keep: int) -> None:
-    """Remove old exports. Exports of later steps, left by a kill before their checkpoint, do not
-    count as newer."""
+    """Remove old exports, and unfinished ones of a process that was killed. Exports of later steps,
+    left by a kill before their checkpoint, do not count as newer."""
     older = [path for s, path in found(home) if s <= step]
-    for path in older[:-keep]:
-        path.rmtree()
-    for path in _folder(home).glob("*.partial"):  # of a process that was killed
+    for path in [*older[:-keep], *_folder(home).glob("*.partial")]:
         path.rmtree()

@@ -15,22 +15,21 @@ FIELDS = (
 
 
 def flatten(groups: Sequence[Group]) -> dict[str, np.ndarray]:
-    """Ragged groups -> concatenated arrays and their lengths, by FIELDS. Orbax refuses arrays
-    of size 0, so each array ends with one dummy entry."""
+    """Ragged groups -> concatenated arrays and their lengths, by FIELDS. Each ends with one dummy
+    entry, since Orbax refuses arrays of size 0."""
     responses = [r for g in groups for r in g.responses]
+    judged = [_marked(g.grades, len(g.responses)) for g in groups]
 
     def join(parts, dtype):
-        return np.concatenate(
-            [np.asarray(p, dtype).reshape(-1) for p in parts] + [np.zeros(1, dtype)]
-        )
+        parts = [np.asarray(part, dtype).reshape(-1) for part in parts]
+        return np.concatenate([*parts, np.zeros(1, dtype)])
 
     flat = dict(
         position=join([g.position for g in groups], np.int64),
         prompt_length=join([len(g.prompt) for g in groups], np.int32),
         prompt=join([g.prompt for g in groups], np.int32),
-        # -1: the judge knows no right and wrong; -2: not judged yet
-        correct=join([_right_or(g, -1) for g in groups], np.int32),
-        score=join([_scores(g) for g in groups], np.float64),
+        correct=join([grades.right_G for grades in judged], np.int32),
+        score=join([grades.score_G for grades in judged], np.float64),
         response_length=join([len(r.tokens) for r in responses], np.int32),
         tokens=join([r.tokens for r in responses], np.int32),
         logps=join([r.logps for r in responses], np.float32),
@@ -43,15 +42,11 @@ def flatten(groups: Sequence[Group]) -> dict[str, np.ndarray]:
     return flat
 
 
-def _right_or(group: Group, missing: int) -> np.ndarray:
-    if group.grades is None:
-        return np.full(len(group.responses), -2)
-    right_G = group.grades.right_G
-    return np.full(len(group.responses), missing) if right_G is None else right_G
-
-
-def _scores(group: Group) -> np.ndarray:
-    return group.grades.score_G if group.grades else np.zeros(len(group.responses))
+def _marked(grades: Grades | None, G: int) -> Grades:
+    """right_G is -2 if the group is not judged yet, -1 if the judge knows no right and wrong."""
+    if grades is None:
+        return Grades(np.zeros(G), np.full(G, -2))
+    return grades if grades.right_G is not None else grades._replace(right_G=np.full(G, -1))
 
 
 def unflatten(flat: Mapping[str, np.ndarray]) -> list[Group]:
@@ -61,27 +56,19 @@ def unflatten(flat: Mapping[str, np.ndarray]) -> list[Group]:
     if not n:
         return []
     split = lambda name, lengths: np.split(flat[name], np.cumsum(flat[lengths])[:-1])
-    tokens, logps, entropies = (
-        split(k, "response_length") for k in ("tokens", "logps", "entropies")
-    )
-    responses = [
-        Response(t, lp, e, bool(c))
-        for t, lp, e, c in zip(tokens, logps, entropies, flat["truncated"], strict=True)
-    ]
+    arrays = (split(name, "response_length") for name in ("tokens", "logps", "entropies"))
+    rows = zip(*arrays, map(bool, flat["truncated"]), strict=True)
+    responses = [Response(*row) for row in rows]
     if "versions" in flat:
         parts = zip(responses, split("versions", "response_length"), flat["ended"], strict=True)
         responses = [r._replace(versions=v, ended=bool(ended)) for r, v, ended in parts]
     G = len(responses) // n
-    correct_NxG = flat["correct"].reshape(n, G)
-    score_NxG = flat["score"].reshape(n, G)
-    grades = [
-        None
-        if (correct_G == -2).any()
-        else Grades(score_G, None if (correct_G < 0).any() else correct_G.astype(bool))
-        for score_G, correct_G in zip(score_NxG, correct_NxG, strict=True)
-    ]
-    prompts = split("prompt", "prompt_length")
-    return [
-        Group(int(flat["position"][i]), prompts[i].tolist(), responses[i * G : (i + 1) * G], x)
-        for i, x in enumerate(grades)
-    ]
+    columns = (flat["position"], split("prompt", "prompt_length"))
+    columns += (flat["correct"].reshape(n, G), flat["score"].reshape(n, G))
+    groups = []
+    for i, (position, prompt, right_G, score_G) in enumerate(zip(*columns, strict=True)):
+        known = None if (right_G < 0).any() else right_G.astype(bool)
+        grades = None if (right_G == -2).any() else Grades(score_G, known)
+        mine = responses[i * G : (i + 1) * G]
+        groups.append(Group(int(position), prompt.tolist(), mine, grades))
+    return groups

@@ -16,6 +16,7 @@ import concurrent.futures
 import hashlib
 import itertools
 import json
+import re
 import secrets
 import struct
 import threading
@@ -26,19 +27,17 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 
 from dapo_jax import parallel
-from dapo_jax.checkpoint import checkpoint, seal
+from dapo_jax.checkpoint import checkpoint, resume, seal
 from dapo_jax.checkpoint.workdir import JOURNAL, Workdir
 from dapo_jax.config import schema
 
 EVERY_S = 2.0  # what a killed run loses at most; in a bucket each write is an object
 _READERS = 32  # files read at a time: a bucket answers slowly and in parallel
-_PIECE = 1 << 24  # bytes told to the other processes at a time
 _HEAD = struct.Struct("<I16sI")  # bytes of payload, key, checksum of both
 
-# Fields that no response depends on; names that end in a dot are sections.
+# Fields and sections, as in `resume.HARMLESS`, that no response depends on.
 _FREE = ("steps", "init_from", "init_state", "eval.", "checkpoint.", "log.", "guard.")
 
 
@@ -54,25 +53,19 @@ class File(NamedTuple):
 
 
 class Journal:
-    """Records by key, in files of the workdir; use as a context. Process 0 reads, and tells the
-    others; `open` and the constructor are collectives. Nothing here ends a run: what cannot be
-    written or read is drawn again."""
+    """Records by key, in files of the workdir; use as a context. Process 0 reads, and sends what it
+    has read to the others; `open` and the constructor are collectives. Nothing here ends a run:
+    what cannot be written or read is drawn again."""
 
     def __init__(
-        self,
-        home: Workdir,
-        config,
-        inputs: dict[str, str],
-        step: int,
-        say: Callable[[str], None],
+        self, home: Workdir, config, inputs: dict[str, str], step: int, say: Callable[[str], None]
     ):
         """inputs: `resume.inputs`. step: that the run starts from."""
         self._folder = epath.Path(home.remote or home.local) / JOURNAL
         self._remote, self._say = home.remote is not None, say
         self._most = int(config.checkpoint.journal_gb * 1e9)
         self._run = digest(_binding(config, inputs), 16)
-        self._step, self._covered = step, 0
-        self._policy = ""
+        self._step, self._covered, self._policy = step, 0, ""
         self._kept: dict[bytes, bytes] = {}  # key -> payload, of the policy that is open
         # (step, policy, record), not yet written
         self._waiting: collections.deque[tuple[int, str, bytes]] = collections.deque()
@@ -82,7 +75,7 @@ class Journal:
         self._writing, self._closing = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
         if self.on and parallel.is_main_process():
-            self._files = self._listed()
+            self._files = self._find_files()
         self._old = [File(*f) for f in parallel.gather_json([*self._files])[0]]
 
     def __enter__(self):
@@ -95,8 +88,6 @@ class Journal:
         self.flush()
         self._tidy()
 
-    # --- what the run tells ---------------------------------------------------------------------
-
     def at(self, step: int) -> None:
         """The step that begins; its files are named by it."""
         self._step = step
@@ -107,25 +98,21 @@ class Journal:
 
     def open(self, params) -> None:
         """From here on `get` and `put` are about this policy."""
-        if not self.on:
-            return
-        sums = np.array(parallel.to_host(seal.checksums(params)), np.uint32)
+        sums = np.array([*seal.content(params).values()], np.uint32)
         policy = digest(sums.tobytes(), 8, self._run).hex()
         if policy == self._policy:
             return
         self._policy, self._kept = policy, {}
-        wanted = [f for f in self._old if f.policy == policy]
-        if wanted:
+        if wanted := [f for f in self._old if f.policy == policy]:
             found = self._read(wanted) if parallel.is_main_process() else b""
-            self._kept = {key: payload for key, payload, _ in _records(_told(found))}
-            step = self._step + 1
-            self._say(f"step {step}: {len(self._kept)} responses or grades are there already")
+            found = _of_main_process(found)
+            self._kept = {key: payload for key, payload, _ in _records(found)}
+            there = f"{len(self._kept)} responses or grades are there already"
+            self._say(f"step {self._step + 1}: {there}")
 
     @property
     def on(self) -> bool:
         return self._most > 0
-
-    # --- records --------------------------------------------------------------------------------
 
     def key(self, *parts: bytes) -> bytes:
         """Hash key of a record: run, current policy and `parts`."""
@@ -136,17 +123,14 @@ class Journal:
 
     def put(self, key: bytes, payload: bytes) -> None:
         """Written within EVERY_S, or by `flush`."""
-        checksum = zlib.crc32(payload, zlib.crc32(key))
-        record = _HEAD.pack(len(payload), key, checksum) + payload
+        record = _HEAD.pack(len(payload), key, _checksum(key, payload)) + payload
         self._waiting.append((self._step, self._policy, record))
         if self._thread is None:
             self._thread = threading.Thread(target=self._in_background, daemon=True)
             self._thread.start()
 
-    # --- files ----------------------------------------------------------------------------------
-
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the records that wait."""
         with self._writing:
             waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
             for now, records in itertools.groupby(waiting, key=lambda w: w[:2]):
@@ -158,7 +142,7 @@ class Journal:
             self._tidy()
 
     def _write(self, step: int, policy: str, data: bytes) -> None:
-        """Append to the own file; objects in a bucket are whole, so there it is a new one."""
+        """Append to this process's file; an object in a bucket cannot grow: write another."""
         own = self._own and self._own[:2] == (step, policy) and not self._remote
         if not own or self._failing:
             self._own = File(step, policy, secrets.token_hex(6))
@@ -180,7 +164,7 @@ class Journal:
         self._failing = bool(wrong)
 
     def _make_room(self, size: int) -> bool:
-        """Whether `size` more bytes are within the limit; for them the oldest steps give way."""
+        """Whether `size` more bytes are within the limit, once the oldest steps are removed."""
         for file in sorted(self._files):
             if sum(self._files.values()) + size <= self._most or file.step >= self._step:
                 break
@@ -199,14 +183,12 @@ class Journal:
         except Exception as error:
             self._say(f"warning: {self._folder}/{file}: cannot be removed ({error})")
 
-    def _listed(self) -> dict[File, int]:
+    def _find_files(self) -> dict[File, int]:
         found = {}
         try:
             for path in self._folder.iterdir() if self._folder.is_dir() else ():
-                step, _, rest = path.name.partition(".")
-                policy, _, name = rest.partition(".")
-                if step.isdigit() and policy and name:
-                    found[File(int(step), policy, name)] = path.stat().length
+                if match := re.fullmatch(r"(\d+)\.([^.]+)\.(.+)", path.name):
+                    found[File(int(match[1]), *match.groups()[1:])] = path.stat().length
         except Exception as error:
             self._say(f"warning: {self._folder}: cannot be read ({error})")
         return found
@@ -230,19 +212,19 @@ def _binding(config, inputs: dict[str, str]) -> bytes:
     """All that a response depends on beside the policy, its prompt and its random numbers."""
     fields = schema.leaves(config).items()
     decides = {
-        "config": {k: v for k, v in fields if not any(_free(k, name) for name in _FREE)},
+        "config": {name: value for name, value in fields if not resume.among(name, _FREE)},
         "versions": checkpoint.versions(),
         "devices": [jax.device_count(), jax.devices()[0].device_kind],
     }
     return json.dumps(decides | inputs, sort_keys=True).encode()
 
 
-def _free(field: str, name: str) -> bool:
-    return field == name or (name.endswith(".") and field.startswith(name))
-
-
 def digest(data: bytes, size: int, key: bytes = b"") -> bytes:
     return hashlib.blake2b(data, digest_size=size, key=key).digest()
+
+
+def _checksum(key: bytes, payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(key))
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
@@ -252,19 +234,16 @@ def _records(data: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
         size, key, checksum = _HEAD.unpack_from(data, at)
         end = at + _HEAD.size + size
         payload = data[at + _HEAD.size : end]
-        if len(payload) == size and zlib.crc32(payload, zlib.crc32(key)) == checksum:
+        if len(payload) == size and _checksum(key, payload) == checksum:
             yield key, payload, data[at:end]
         at = end
 
 
-def _told(data: bytes) -> bytes:
+def _of_main_process(data: bytes) -> bytes:
     """The bytes of process 0, on all. A collective."""
     if jax.process_count() == 1:
         return data
-    size, pieces = parallel.gather_json(len(data))[0], []
-    for start in range(0, size, _PIECE):
-        piece = np.zeros(min(_PIECE, size - start), np.uint8)
-        if parallel.is_main_process():
-            piece[:] = np.frombuffer(data, np.uint8, len(piece), start)
-        pieces.append(np.asarray(multihost_utils.broadcast_one_to_all(piece), np.uint8).tobytes())
-    return b"".join(pieces)
+    out = np.zeros(parallel.gather_json(len(data))[0], np.uint8)
+    out[: len(data)] = np.frombuffer(data, np.uint8)
+    parallel.broadcast(out)
+    return out.tobytes()

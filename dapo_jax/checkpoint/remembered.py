@@ -32,14 +32,15 @@ class Responses(engine.Store):
             self._journal.put(key, _payload(response))
 
     def _keys(self, requests: Sequence[Request], draw: Draw) -> list[bytes]:
-        named, prompts = repr(draw).encode(), {}  # the samples of a prompt share its hash
-        for request in requests:
-            if id(request.prompt) not in prompts:
-                text = np.array(request.prompt, np.int64).tobytes()
-                prompts[id(request.prompt)] = digest(named + text, 16)
+        # The samples of a prompt share its hash.
+        prompts = {id(request.prompt): request.prompt for request in requests}
+        hashes = {
+            i: digest(repr(draw).encode() + np.array(prompt, np.int64).tobytes(), 16)
+            for i, prompt in prompts.items()
+        }
         return [
             self._journal.key(
-                prompts[id(request.prompt)],
+                hashes[id(request.prompt)],
                 repr(request[1:5]).encode(),
                 np.array(request.prefix, np.int32).tobytes(),
             )
@@ -68,8 +69,8 @@ class Grades(grading.Memory):
 
     def _key(self, job: tuple[Problem, str]) -> bytes:
         problem, text = job
-        parts = (problem.source, problem.id, text)
-        return self._journal.key(b"grade", *(part.encode() for part in parts))
+        parts = ("grade", problem.source, problem.id, text)
+        return self._journal.key(*(part.encode() for part in parts))
 
 
 def watch(before: engine.Watch, journal: Journal, check) -> engine.Watch:
@@ -86,7 +87,7 @@ def judge(before: grading.Judge, journal: Journal) -> grading.Judge:
 
 
 def _payload(response: Response) -> bytes:
-    """1 byte: truncated; then of each token id, log-prob and entropy, 4 bytes each, in blocks."""
+    """1 byte: truncated; then all token ids, all log-probs, all entropies, 4 bytes each."""
     arrays = (response.tokens, response.logps, response.entropies)
     return bytes([bool(response.truncated)]) + b"".join(x.tobytes() for x in arrays)
 

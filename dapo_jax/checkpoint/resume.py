@@ -3,7 +3,7 @@
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dapo_jax import parallel
@@ -18,42 +18,23 @@ from dapo_jax.variants import choose
 # Fields that decide how long, how fast and where a run trains, and what it logs, but not what it
 # learns. A change of any other field is refused. Names that end in a dot are sections.
 HARMLESS = (
-    "steps",
-    "init_from",  # used only if the workdir has no checkpoint
-    "init_state",
-    "eval.",
-    "checkpoint.",
-    "log.",
-    "guard.",
-    "mesh.",
-    "sharding.",
-    *choose.FREE_FIELDS,
+    "steps", "eval.", "checkpoint.", "log.", "guard.", "mesh.", "sharding.", *choose.FREE_FIELDS,
+    "init_from", "init_state",  # used only if the workdir has no checkpoint
     "model.path",  # may have moved: weights are in the checkpoint, tokens in the fingerprint
-    "model.scan_layers",
-    "model.attention",
-    "model.remat",
-    "model.attention_chunk",
-    "model.head_chunk",
-    "reward.workers",
-    "rollout.slots",
-    "rollout.chunk",
-    "rollout.prefill_prompts",
-    "rollout.prefill_tokens",
-    "rollout.page_tokens",
-    "rollout.cache_fraction",
-    "optim.micro_batch_rows",
-    "optim.row_tokens",
-    "optim.offload",
+    "model.scan_layers", "model.attention", "model.remat", "model.attention_chunk",
+    "model.head_chunk", "reward.workers", "rollout.slots", "rollout.chunk",
+    "rollout.prefill_prompts", "rollout.prefill_tokens", "rollout.page_tokens",
+    "rollout.cache_fraction", "optim.micro_batch_rows", "optim.row_tokens", "optim.offload",
     "optim.max_skipped",
-)
+)  # fmt: skip
+
+
+Say = Callable[[str], None]
+Accept = Callable[[dict[str, Any]], bool]
 
 
 def newest(
-    directory: str | pathlib.Path,
-    like: State,
-    shardings: State,
-    accept: Callable[[dict[str, Any]], bool],
-    say: Callable[[str], None],
+    directory: str | pathlib.Path, like: State, shardings: State, accept: Accept, say: Say
 ) -> State | None:
     """The state of the newest whole checkpoint under `directory`; None if there is no checkpoint at
     all. Damaged ones are reported and set aside, and the one before is used. Process 0 decides
@@ -92,23 +73,12 @@ def newest(
     return state
 
 
-# ------------------------------------------------------------------------------------------------
-# Changes since the checkpoint
-# ------------------------------------------------------------------------------------------------
-
-
-def check(
-    saved: dict[str, Any],
-    config,
-    inputs: dict[str, str],
-    allow: bool,
-    say: Callable[[str], None],
-) -> bool:
+def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, say: Say) -> bool:
     """Print what has changed since `saved` was written. Returns whether the training problems are
     the same. ConfigError: a change affects what is learned, and `allow` is False."""
     harmless, meaningful = differences(saved["config"], schema.leaves(config))
-    named = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source"))
-    if saved.get("reward", "") != inputs["reward"] and named:
+    own = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source"))
+    if own and saved.get("reward", "") != inputs["reward"]:
         meaningful.append("the file of config.reward.function: it has other contents")
     if saved["data"] != inputs["data"] and not any("config.data." in line for line in meaningful):
         meaningful.append(
@@ -121,16 +91,13 @@ def check(
         if packages.get(name, old) != old:
             say(f"changed: {name} {old} -> {packages[name]}; the last bits may differ")
     if meaningful and not allow:
-        raise schema.ConfigError(
-            "\n".join(
-                [f"changed since the checkpoint: {line}" for line in meaningful]
-                + [
-                    "this would be another experiment: change it back, choose another --workdir"
-                    " (config.init_from starts from these weights, with config.init_state=all"
-                    " from this step), or add --allow_config_change"
-                ]
-            )
+        advice = (
+            "this would be another experiment: change it back, choose another --workdir"
+            " (config.init_from starts from these weights, with config.init_state=all"
+            " from this step), or add --allow_config_change"
         )
+        lines = [f"changed since the checkpoint: {line}" for line in meaningful]
+        raise schema.ConfigError("\n".join([*lines, advice]))
     for line in meaningful:
         say(f"changed (allowed): {line}")
     return saved["data"] == inputs["data"]
@@ -145,10 +112,14 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
         was, now = old.get(name, default), new.get(name, default)
         if was != now:
             line = f"config.{name}: {was!r} -> {now!r}"
-            free = any(name == h or (h[-1] == "." and name.startswith(h)) for h in HARMLESS)
-            free = free and name not in choose.fixed_fields(new)
+            free = among(name, HARMLESS) and name not in choose.fixed_fields(new)
             (harmless if free else meaningful).append(line)
     return harmless, meaningful
+
+
+def among(field: str, names: Sequence[str]) -> bool:
+    """Whether `names` holds this field of the config, or its section (with a dot at the end)."""
+    return any(field == name or (name[-1] == "." and field.startswith(name)) for name in names)
 
 
 def inputs(text: Text) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Saves checkpoints in the background; a failed save does not end the run."""
 
 import contextlib
+import functools
 import pathlib
 import time
 from collections.abc import Callable
@@ -17,9 +18,8 @@ class Saver:
     """Writes checkpoints in the background; use as a context.
 
     A save starts at the end of a step and is awaited at the end of the next one, on every process
-    at the same point. If it failed (a full disk, usually), the run says so and saves the state of
-    that next step instead, and so on. Older checkpoints are removed only after a save has
-    succeeded, so the last good one stays.
+    at the same point. If it failed (a full disk, usually), the state of that next step is saved
+    instead. Older checkpoints are removed only after a save has succeeded.
     """
 
     def __init__(
@@ -31,16 +31,12 @@ class Saver:
         on_saved: Callable[[int], None] = lambda step: None,
     ):
         """on_saved: called with the step of each checkpoint that is safely written."""
-        self._open = lambda: checkpoint.manager(
-            directory,
-            config.checkpoint.keep,
-            config.checkpoint.keep_every,
-            config.checkpoint.keep_best,
-            cleanup=True,
+        c = config.checkpoint
+        self._open = functools.partial(
+            checkpoint.manager, directory, c.keep, c.keep_every, c.keep_best, cleanup=True
         )
-        self._directory = directory
-        self._config, self._inputs, self._say = schema.leaves(config), inputs, say
-        self._on_saved = on_saved
+        self._directory, self._on_saved, self._say = directory, on_saved, say
+        self._config, self._inputs = schema.leaves(config), inputs
         self._manager = self._open()
         self._running = False  # whether a save has not been awaited yet
         self._failures = 0  # in a row
@@ -123,12 +119,9 @@ class Saver:
                 f" {self._directory}: {wrong or 'on another process'}; training goes on and tries"
                 " again every step"
             )
-        self._start_again()
-        return False
-
-    def _start_again(self) -> None:
-        """Replace a manager that has failed; the new one removes half-written checkpoints."""
+        # Replace the manager: the new one removes half-written checkpoints.
         with contextlib.suppress(Exception):
             self._manager.close()
         with contextlib.suppress(Exception):  # then the next save fails and says why
             self._manager = self._open()
+        return False

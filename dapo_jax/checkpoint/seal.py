@@ -1,11 +1,11 @@
 """Two independent checks that a checkpoint is what was written.
 
 The SEAL, a file in the step directory, lists the other files with their sizes, and the SHA-256 of
-small ones. It is written before Orbax renames the directory, so a finished checkpoint always has
-one. Checking it is cheap for any model size, and finds files that are missing, cut or changed.
+small ones. It is written before Orbax renames the directory. Checking it is cheap for any model
+size, and finds files that are missing, cut or changed.
 
 The CONTENT is a checksum per array, computed on the devices that hold the arrays, saved with the
-state and computed again after a restore. It is the same for every mesh, and finds damage inside the
+state and computed again after a restore. It is the same for every mesh, and finds damage inside
 large files or while they are read.
 """
 
@@ -21,13 +21,11 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from dapo_jax import parallel
-from dapo_jax.checkpoint import patience
+from dapo_jax.checkpoint import retry
 
 SEAL = "seal.json"
 HASHED = 1 << 20  # bytes; of larger files only the size is sealed, `content` covers their arrays
-
 _SMALL = 1 << 20  # elements; smaller host arrays are summed by NumPy
-
 # Orbax finishes these two after the seal, in a thread that the commit waits for. No run reads them,
 # so they are not sealed; `check` only requires that a commit has completed them.
 _COMMITTED, _METADATA = "commit_success.txt", "_CHECKPOINT_METADATA"
@@ -70,7 +68,7 @@ def check(step_dir: epath.Path) -> None:
 
 
 def _bytes(path: epath.Path) -> bytes:
-    return patience.read(f"{path}", path.read_bytes)
+    return retry.read(f"{path}", path.read_bytes)
 
 
 def _dump(seal: dict) -> bytes:
@@ -82,7 +80,7 @@ def _files(step_dir: epath.Path, limit: int) -> dict[str, list]:
     found, folders = {}, [step_dir]
     while folders:
         folder = folders.pop()
-        for path in patience.read(f"{folder}", lambda folder=folder: list(folder.iterdir())):
+        for path in retry.read(f"{folder}", lambda folder=folder: list(folder.iterdir())):
             name = path.relative_to(step_dir).as_posix()
             if path.is_dir():
                 folders.append(path)
@@ -107,56 +105,38 @@ def _noted_by_a_commit(step_dir: epath.Path) -> bool:
     return type(noted.commit_timestamp_nsecs) is int
 
 
-# ------------------------------------------------------------------------------------------------
-# Content
-# ------------------------------------------------------------------------------------------------
-
-
 def content(arrays) -> dict[str, int]:
     """Path in the tree -> checksum of the array there, on every process."""
     return {path: number for path, (number, _) in survey(arrays).items()}
 
 
 def survey(arrays) -> dict[str, tuple[int, bool]]:
-    """Path in the tree -> (checksum, whether all of it is finite), on every process."""
-    paths, _ = jax.tree.flatten_with_path(arrays)
-    away = [_on_host(x) for _, x in paths]
-    near = iter(_surveyed([x for (_, x), a in zip(paths, away, strict=True) if not a]))
-    found = [_visit(x) if a else next(near) for (_, x), a in zip(paths, away, strict=True)]
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): (int(number), bool(finite))
-        for (path, _), (number, finite) in zip(paths, parallel.to_host(found), strict=True)
-    }
+    """Path in the tree -> (checksum, whether all of it is finite), on every process.
+
+    A checksum is the sum of an array's bits as uint32, weighted by odd numbers that depend on the
+    place. Any change of one element changes it; several changes escape with a chance of 2**-32.
+    uint32 sums wrap, so they are exact in any order and layout. NumPy takes small arrays in a CPU's
+    memory, in less time than a program is compiled in.
+    """
+    found, on_devices = {}, {}
+    for path, x in jax.tree.leaves_with_path(arrays):
+        found[name(path)] = None  # in the order of the tree
+        if _is_small_here(x):
+            found[name(path)] = _weigh_here(np.asarray(x)), np.isfinite(x).all()
+        elif isinstance(x, jax.Array) and x.sharding.memory_kind == "pinned_host":
+            # Offloaded moments are moved to the devices one by one.
+            on_device = jax.device_put(x, x.sharding.with_memory_kind("device"))
+            found[name(path)] = _survey({"": on_device})[""]
+        else:
+            on_devices[name(path)] = x
+    found |= _survey(on_devices) if on_devices else {}
+    seen = parallel.to_host(found)  # its keys are sorted
+    return {path: (int(seen[path][0]), bool(seen[path][1])) for path in found}
 
 
-def _on_host(x) -> bool:
-    """Whether a jax array is in host memory, as offloaded moments are."""
-    return isinstance(x, jax.Array) and x.sharding.memory_kind == "pinned_host"
-
-
-def _visit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Checksum of an array in host memory, moved to the devices only while it is computed."""
-    return _surveyed([jax.device_put(x, x.sharding.with_memory_kind("device"))])[0]
-
-
-def checksums(params) -> list:
-    """A checksum per array: the sum of its bits as uint32, weighted by odd numbers that depend on
-    the place. Any change of one element changes it; several changes escape with a chance of 2**-32.
-    uint32 sums wrap, so they are exact in any order and layout."""
-    return _each(_checksums, _weigh_here, jax.tree.leaves(params))
-
-
-def _surveyed(arrays: list) -> list[tuple]:
-    return _each(_survey, lambda x: (_weigh_here(x), np.isfinite(x).all()), arrays)
-
-
-def _each(program, here, arrays: list) -> list:
-    """Checksums per array: jitted on the devices, or by NumPy for small arrays in a CPU's memory,
-    which takes less time than compiling."""
-    near = [_is_small_here(x) for x in arrays]
-    far = [x for x, n in zip(arrays, near, strict=True) if not n]
-    found = iter(program(far) if far else ())
-    return [here(np.asarray(x)) if n else next(found) for x, n in zip(arrays, near, strict=True)]
+def name(path: tuple) -> str:
+    """A leaf's path in its tree, with dots."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _is_small_here(x) -> bool:
@@ -180,13 +160,8 @@ def _weigh(x: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _checksums(arrays: list) -> list[jax.Array]:
-    return [_weigh(x) for x in arrays]
-
-
-@jax.jit
-def _survey(arrays: list) -> list[tuple[jax.Array, jax.Array]]:
-    return [(_weigh(x), jnp.isfinite(x).all()) for x in arrays]
+def _survey(arrays: dict[str, jax.Array]) -> dict[str, tuple[jax.Array, jax.Array]]:
+    return {name: (_weigh(x), jnp.isfinite(x).all()) for name, x in arrays.items()}
 
 
 def digest(arrays: dict[str, np.ndarray]) -> str:

@@ -24,15 +24,15 @@ import jax
 from etils import epath
 
 from dapo_jax import gate, parallel
-from dapo_jax.checkpoint import patience
+from dapo_jax.checkpoint import retry
 
 CHECKPOINTS, JOURNAL, REWOUND = "checkpoints", "journal", "rewound"
-LOGS = "logs"  # what each host printed (hosts/keep_log.py)
-# What a run creates, replaces or removes.
-_OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
 PROGRAMS = "xla"  # compiled, for all hosts (hosts/start.py)
 EXPORT = "export"  # Hugging Face directories (export.py)
-_LEFT_THERE = (CHECKPOINTS, JOURNAL, REWOUND, PROGRAMS, LOGS, EXPORT)  # not copied from a bucket
+# Not copied from a bucket; "logs": what each host printed (hosts/keep_log.py).
+_LEFT_THERE = (CHECKPOINTS, JOURNAL, REWOUND, PROGRAMS, "logs", EXPORT)
+# What a run creates, replaces or removes.
+_OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
 _LOCK = ".lock"
 
 
@@ -112,15 +112,15 @@ def _open_remote(name: str) -> Workdir:
         home = Workdir(name, local, epath.Path(name), {})
     if not parallel.is_main_process():
         return home
+    probe = home.local / ".probe"
     try:
         make = functools.partial(home.remote.mkdir, parents=True, exist_ok=True)
-        patience.read(name, make)  # no effect in a bucket of objects
-        for file in patience.read(name, lambda: _small_files(home.remote)):
-            patience.read(str(file), functools.partial(_fetch, home, file))
-        (home.local / ".probe").write_text("")
-        patience.read(name, lambda: send(home))
-        (home.local / ".probe").unlink()
-        patience.read(name, lambda: send(home))
+        retry.read(name, make)  # no effect in a bucket of objects
+        for file in retry.read(name, lambda: [*_files(home.remote, _LEFT_THERE)]):
+            retry.read(str(file), functools.partial(_fetch, home, file))
+        for change in (probe.touch, probe.unlink):
+            change()
+            retry.read(name, lambda: send(home))
     except ImportError as error:
         raise ValueError(f"--workdir={name}: {error} (pip install 'dapo_jax[gcs]')") from error
     except OSError as error:
@@ -128,18 +128,13 @@ def _open_remote(name: str) -> Workdir:
     return home
 
 
-def _small_files(remote: epath.Path) -> list[epath.Path]:
-    """The files that each process keeps a copy of."""
-    tops = remote.iterdir() if remote.exists() else ()
-    return [file for top in tops if top.name not in _LEFT_THERE for file in _files(top)]
-
-
-def _files(path: epath.Path) -> Iterator[epath.Path]:
-    if path.is_dir():
-        for child in path.iterdir():
-            yield from _files(child)
-    else:
-        yield path
+def _files(folder: epath.Path, without: tuple[str, ...] = ()) -> Iterator[epath.Path]:
+    """All files below `folder`, but for those in its subfolders `without`."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and path.name not in without:
+            yield from _files(path)
+        elif path.name not in without:
+            yield path
 
 
 def _fetch(home: Workdir, file: epath.Path) -> None:
@@ -163,7 +158,7 @@ def send(home: Workdir) -> None:
     try:
         _send(home)
     except Exception as error:  # not all errors of a bucket's client are OSErrors
-        if not patience.passing(error):
+        if not retry.temporary(error):
             raise
         raise OSError(gate.describe(error)) from error
 
@@ -183,7 +178,7 @@ def _send(home: Workdir) -> None:
 
 
 def try_to_send(home: Workdir, say: Callable[[str], None]) -> None:
-    """`send`, with a warning if it fails; the next step sends again."""
+    """`send`, with a warning if it fails."""
     try:
         send(home)
     except OSError as error:

@@ -24,8 +24,8 @@ BYTES_PER_S = 100_000  # upper limit of what is sent, on average
 def keep(log: pathlib.Path, folder: str, ends: threading.Event) -> None:
     """Copy `log` as it grows, and a last time when `ends` is set. A copy that fails is tried again
     with the next one; the first failure in a row prints a warning."""
-    started = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    target, sent, failing = epath.Path(folder) / f"{started}_{socket.gethostname()}.log", 0, False
+    name = time.strftime(f"%Y%m%dT%H%M%SZ_{socket.gethostname()}.log", time.gmtime())
+    target, sent, failing = epath.Path(folder) / name, 0, False
     while True:
         last = ends.wait(max(EVERY_S, sent / BYTES_PER_S))
         try:

@@ -3,7 +3,7 @@
 A cloud gives 15 to 30 s of notice, and a step may take an hour. So a run checks between two chunks
 of decoding and between two updates whether a signal came (`Asked.check`), and leaves there, on all
 processes at the same point. Where it cannot check, in a compilation or a long save, a thread ends
-the process in time: a run may be cut anywhere, and loses only what was not saved yet.
+the process in time, and the run loses only what was not saved yet.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ FLUSH_S = 0.2  # seconds of GRACE_S reserved to flush each output stream
 
 
 class Leave(BaseException):
-    """Ends the run here, on every process. Not an Exception: a handler for the errors of a file or
-    a save must not catch it."""
+    """Ends the run here, on every process. Not an Exception, which a handler for the errors of a
+    save would catch."""
 
 
 class Asked(list[int]):

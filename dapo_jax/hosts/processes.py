@@ -5,15 +5,13 @@ the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhe
 
     python -m dapo_jax.train ... --coordinator=10.0.0.1:8476 --num_processes=2 --process_id=0
 
-Nothing hangs: a start that is not complete after --start_timeout seconds, different configs, and a
-process that is silent for longer than --heartbeat_timeout seconds all end in a non-zero exit and a
-line that says which process, and what to do. A process that ends with an error tells the others,
-which end with its status. A process that falls silent is gone, and the others leave with 75.
+A start that is not complete after --start_timeout seconds, different configs, and a process that is
+silent for longer than --heartbeat_timeout seconds end in a non-zero exit and a line that names the
+process and what to do. If a process ends with an error, the others end with its status; if it falls
+silent, they end with 75.
 
 The coordinator (process 0) trusts whoever reaches its port: no password, no encryption. If its
-address is loopback it listens on loopback; otherwise on all interfaces, and the network has to keep
-others out. JAX ends the whole run if a second client has the number of another; on one machine the
-second one is refused before it connects.
+address is loopback it listens on loopback, otherwise on all interfaces.
 """
 
 import atexit
@@ -44,7 +42,7 @@ from jax._src import distributed  # the coordination service's client has no pub
 from dapo_jax import parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import schema
-from dapo_jax.hosts import last_word
+from dapo_jax.hosts import exit_report
 
 COORDINATOR = flags.DEFINE_string(
     "coordinator", "", "host:port of process 0; default: found by JAX, else this is the only one."
@@ -68,8 +66,8 @@ HINT = (
     "is the same command running on every host (and no older one left over), is the address right,"
     " and does the firewall let its port through?"
 )
+_ALIVE = "dapo_jax/alive"  # folder of the coordination service with the heartbeats
 _watch: "Watch | None" = None  # within `joined`
-_claims: list[int] = []  # file descriptors, open as long as this process lives
 # Errors of a device program or of the network start with a status; mistakes of the user do not.
 _STATUS = re.compile(r"(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_)")
 
@@ -83,26 +81,28 @@ def joined():
         return
     global _watch
     me = distributed.global_state
-    last = _last_word(me.coordinator_address, me.process_id, me.num_processes)
-    _watch = watch = Watch(me.client, HEARTBEAT_TIMEOUT.value, last)
+    reporter = _reporter(me.coordinator_address, me.process_id, me.num_processes)
+    _watch = watch = Watch(me.client, HEARTBEAT_TIMEOUT.value, reporter)
     try:
         yield
     except BaseException as error:
-        leave(*_farewell(watch, error))
+        leave(*_exit_status(watch, error))
     watch.stop()
     jax.distributed.shutdown()  # waits for the others
     watch.end()
     _watch = None
-    _tell(last, "bye")
+    _send(reporter, "bye")
 
 
 def leave(message: str, status: int) -> NoReturn:
     """Tell the others and end this process now, from any of its threads. There is no clean-up,
     which would wait for the others."""
-    _say(message)
+    _print(message)
     if _watch:
         _watch.leave(message, status)
-    _exit("", status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def start() -> bool:
@@ -114,22 +114,22 @@ def start() -> bool:
         return False
     given, bind = _given(address, count, index), None
     if given:
-        host, _, port = address.rpartition(":")
         _claim(address, index)
-        bind = _bind_address(host.strip("[]"), int(port)) if index == 0 else None
+    if given and index == 0:
+        host, _, port = address.rpartition(":")
+        bind = _bind_address(host.strip("[]"), int(port))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     limit = START_TIMEOUT.value
-    timer = threading.Timer(limit, _give_up)  # JAX itself would abort with a stack trace
-    timer.daemon = True
-    timer.start()
+    # JAX itself would abort with a stack trace.
+    timer = _in_background(threading.Timer(limit, _give_up))
     try:
         jax.distributed.initialize(
             address or None,
             count or None,
             index if given else None,
             initialization_timeout=limit + 60,
-            # JAX beats at half of its time and gives up after half to all of it, by SIGABRT: after
-            # `Watch`, which ends a process that hangs after 2.2 times the timeout.
+            # JAX aborts after half to all of this time; `Watch` ends a process that hangs before
+            # that, after 2.2 times the timeout.
             heartbeat_timeout_seconds=6 * HEARTBEAT_TIMEOUT.value,
             coordinator_bind_address=bind,
             # Flags describe one process a host, which has all of the host's devices.
@@ -140,11 +140,12 @@ def start() -> bool:
             raise
         return False  # JAX found no cluster
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(f"the processes could not meet: {_first_line(error)}; {HINT}") from error
+        first_line, _, _ = str(error).partition("\n")
+        raise ValueError(f"the processes could not meet: {first_line}; {HINT}") from error
     finally:
         timer.cancel()
-    # JAX's preemption service takes SIGTERM and waits until the program looks. Here it is to end
-    # the process, until the training loop handles it.
+    # JAX's preemption service handles SIGTERM and waits until the program looks. Here it ends the
+    # process, until the training loop handles it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     me = distributed.global_state
     where = f"on {socket.gethostname()}, coordinator {me.coordinator_address}"
@@ -154,21 +155,22 @@ def start() -> bool:
 
 def _given(address: str, count: int, index: int) -> bool:
     """Whether flags name the run's processes; ValueError: not all of them do, or wrongly."""
-    given = bool(address) + (count > 0) + (index >= 0)
-    if given not in (0, 3) or (given and not 0 <= index < count):
+    if not address and count <= 0 and index < 0:
+        return False
+    if not (address and 0 <= index < count):
         raise ValueError(
             f"--coordinator={address} --num_processes={count} --process_id={index}: give all three"
             " (a process_id from 0 to num_processes - 1) or none"
         )
     match = re.fullmatch(r".+:(\d{1,5})", address)
-    if given and not (match and 0 < int(match[1]) < 1 << 16):
+    if not (match and 0 < int(match[1]) < 1 << 16):
         raise ValueError(f"--coordinator={address}: wants host:port, as 10.0.0.1:8476")
-    return bool(given)
+    return True
 
 
 def _bind_address(host: str, port: int) -> str:
-    """Address for the coordinator to listen at: its host alone if that is loopback, else all
-    interfaces. ValueError: it cannot listen there (JAX would end with a stack trace, or crash)."""
+    """Where the coordinator listens: at `host` alone if that is loopback, else on all interfaces.
+    ValueError: it cannot listen there (JAX would end with a stack trace, or crash)."""
     loopback = host in ("localhost", "::1") or host.startswith("127.")
     v6 = ":" in host if loopback else socket.has_dualstack_ipv6()
     try:
@@ -187,8 +189,8 @@ def _bind_address(host: str, port: int) -> str:
 
 
 def _claim(address: str, index: int) -> None:
-    """Be the only process of this number on this machine, until this process ends. ValueError:
-    there is one already, and a second would end it (see above)."""
+    """Lock this number on this machine until this process ends. ValueError: another process has
+    it; JAX would end the whole run if a second client had the same number."""
     name = re.sub(r"\W", "_", f"dapo_jax-{os.getuid()}-{address}-{index}")
     path = pathlib.Path(tempfile.gettempdir(), name)
     try:
@@ -205,8 +207,7 @@ def _claim(address: str, index: int) -> None:
         ) from None
     atexit.register(path.unlink, missing_ok=True)
     os.ftruncate(file, 0)
-    os.write(file, str(os.getpid()).encode())
-    _claims.append(file)
+    os.write(file, str(os.getpid()).encode())  # the file stays open, and so locked
 
 
 def _give_up():
@@ -217,12 +218,7 @@ def _give_up():
         what = f"not all {me.num_processes} processes came to {me.coordinator_address}"
     else:
         what = f"process {me.process_id}: no answer from the coordinator {me.coordinator_address}"
-    _exit(f"{what} within {START_TIMEOUT.value} s; {HINT}")
-
-
-# ------------------------------------------------------------------------------------------------
-# Agreement
-# ------------------------------------------------------------------------------------------------
+    leave(f"{what} within {START_TIMEOUT.value} s; {HINT}", 1)
 
 
 def agree(values: dict[str, Any]) -> None:
@@ -243,7 +239,7 @@ def agree(values: dict[str, Any]) -> None:
 
 
 def identity(config, workdir: str) -> dict[str, Any]:
-    """What has to be the same everywhere: config, workdir, versions, this package's own source."""
+    """What must be the same in all processes: config, workdir, versions, this package's source."""
     package = pathlib.Path(__file__).parent.parent
     source = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -256,80 +252,67 @@ def identity(config, workdir: str) -> dict[str, Any]:
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# A process that is gone
-# ------------------------------------------------------------------------------------------------
-
-
 class Watch:
-    """A thread that beats, and names a process that has left or has been silent for `timeout`
-    seconds, before JAX's own heartbeat aborts the run (JAX gives a number, without host). It ends
-    this process `timeout` / 10 seconds after the word of another, and after a silence of twice the
-    timeout, if the process has not ended by itself: a Python thread can be held up for a while.
-    `last` is kept informed who process 0 is, whose end JAX answers by an abort."""
+    """A thread that sends heartbeats, and names a process that has left or has been silent for
+    `timeout` seconds, before JAX's own heartbeat aborts the run (JAX gives a number, without host).
+    It ends this process `timeout` / 10 seconds after another has announced that it leaves, and
+    after a silence of twice the timeout, if the process has not ended by itself: a Python thread
+    can be held up for a while. reporter: see `_reporter`; it gets the host and pid of process 0."""
 
-    FOLDER = "dapo_jax/alive"
-
-    def __init__(self, client, timeout: float, last: subprocess.Popen | None = None):
-        self._client, self._timeout, self._last = client, timeout, last
-        self._stopped, self._told = threading.Event(), threading.Event()
-        self._ended = threading.Event()
+    def __init__(self, client, timeout: float, reporter: subprocess.Popen | None = None):
+        self._client, self._timeout, self._reporter = client, timeout, reporter
+        self._me = distributed.global_state.process_id
+        self._total = distributed.global_state.num_processes
+        self._stopped, self._told, self._ended = (threading.Event() for _ in range(3))
         self._heard: dict[str, tuple[str, float]] = {}  # process -> (its last beat, when it came)
-        self.gone = ""  # the line that names who is silent or has left
+        self.gone = False  # whether a process is known to be silent or to have left
         self.status = os.EX_TEMPFAIL  # exit status to follow with
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self):
-        me = distributed.global_state.process_id
         name = f"host {socket.gethostname()}, pid {os.getpid()}"
         for beat in itertools.count():
             try:
-                self._client.key_value_set(f"{self.FOLDER}/{me}", f"{beat} {name}", True)
-                entries = self._client.key_value_dir_get(self.FOLDER)
+                self._client.key_value_set(f"{_ALIVE}/{self._me}", f"{beat} {name}", True)
+                entries = self._client.key_value_dir_get(_ALIVE)
             except Exception:  # shutting down; or the coordinator is gone, and JAX aborts
                 return
             now = time.monotonic()
             for key, value in entries:
-                self._hear(key, value, now)
-            for key, (value, when) in self._heard.items():
-                self._judge(key, value, now - when)
+                number = key.rsplit("/", 1)[-1]
+                if "/left/" in key:
+                    self._follow(number, *json.loads(value))
+                    continue
+                if number == "0" and self._reporter:
+                    _send(self._reporter, value.partition(" ")[2])
+                if self._heard.get(number, ("", 0))[0] != value:
+                    self._heard[number] = (value, now)
+            for number, (value, when) in self._heard.items():
+                self._judge(number, value.partition(" ")[2], now - when)
             if self._ended.wait(self._timeout / 20):
                 return
 
-    def _hear(self, key: str, value: str, now: float) -> None:
-        """An entry of the coordination service: a beat, or the last word of a process that left."""
-        if "/left/" in key:
-            self._follow(key.rsplit("/", 1)[-1], *json.loads(value))
-            return
-        if key.endswith("/0") and self._last:
-            _tell(self._last, value.partition(" ")[2])
-        if self._heard.get(key, ("", 0))[0] != value:
-            self._heard[key] = (value, now)
-
-    def _judge(self, key: str, value: str, silent_s: float) -> None:
+    def _judge(self, number: str, who: str, silent_s: float) -> None:
         """Name a process whose last beat came `silent_s` ago, or end this one, if it is time."""
         # One period more: the last beat came up to that long before the silence began.
         if silent_s > 1.05 * self._timeout and not self.gone:
-            number, who = key.rsplit("/", 1)[-1], value.partition(" ")[2]
             self._name(
-                f"process {number} of {distributed.global_state.num_processes} ({who}) has been"
-                f" silent for {silent_s:.0f} s: it crashed, was preempted or lost its network; see"
-                f" its log. {last_word.AGAIN}"
+                f"process {number} of {self._total} ({who}) has been silent for {silent_s:.0f} s:"
+                f" it crashed, was preempted or lost its network; see its log. {exit_report.AGAIN}"
             )
         if silent_s > 2 * self._timeout and not self._stopped.is_set():
             leave("", self.status)
 
-    def _name(self, gone: str) -> None:
-        self.gone = gone
+    def _name(self, message: str) -> None:
+        self.gone = True
         if not self._stopped.is_set():
-            _say(gone)
+            _print(message)
         self._told.set()
 
     def _follow(self, number: str, who: str, message: str, status: int) -> None:
         """Another process has announced that it leaves: leave soon, with its status."""
-        me = str(distributed.global_state.process_id)
-        if self.gone or self._stopped.is_set() or number == me:
+        if self.gone or self._stopped.is_set() or number == str(self._me):
             return
         self.status = status
         self._name(f"process {number} ({who}) has left with status {status}: {message}")
@@ -339,74 +322,73 @@ class Watch:
                 faulthandler.dump_traceback(sys.__stderr__)
             leave("", status)
 
-        grace = threading.Timer(self._timeout / 10, follow)
-        grace.daemon = True
-        grace.start()
+        _in_background(threading.Timer(self._timeout / 10, follow))
 
     def leave(self, message: str, status: int) -> None:
         """Tell the others that this process leaves. JAX aborts them when the coordinator ends, so
         that one waits until they have left, or could have."""
         self._stopped.set()
-        me, total = distributed.global_state.process_id, distributed.global_state.num_processes
-        word = json.dumps([socket.gethostname(), message.partition("\n")[0], status])
-        left = f"{self.FOLDER}/left"
+        announced = json.dumps([socket.gethostname(), message.partition("\n")[0], status])
 
-        def tell() -> None:
+        def announce() -> None:
             with contextlib.suppress(Exception):  # the coordinator is gone
-                self._client.key_value_set(f"{left}/{me}", word, True)
-                while me == 0 and len(self._client.key_value_dir_get(left)) < total:
+                self._client.key_value_set(f"{_ALIVE}/left/{self._me}", announced, True)
+                everybody = lambda: self._client.key_value_dir_get(f"{_ALIVE}/left")
+                while self._me == 0 and len(everybody()) < self._total:
                     time.sleep(0.1)
 
-        teller = threading.Thread(target=tell, daemon=True)  # a coordinator may hang, too
-        teller.start()
-        teller.join(self._timeout / 5 if me == 0 else 3)
-        if self._last:
-            _tell(self._last, "bye")
+        # In a thread, since a coordinator may hang, too.
+        announcing = _in_background(threading.Thread(target=announce))
+        announcing.join(self._timeout / 5 if self._me == 0 else 3)
+        if self._reporter:
+            _send(self._reporter, "bye")
 
     def wait(self) -> bool:
         """Wait until a process is known to be gone; False after the timeout and two beats more."""
         return self._told.wait(1.2 * self._timeout)
 
     def stop(self):
-        """Say nothing more, but go on beating: others may still be at work."""
+        """Name nobody any more, but send heartbeats: others may still be at work."""
         self._stopped.set()
 
     def end(self):
-        """Stop beating too, and end the thread: at Python's end, a thread that is calling the
-        coordinator would abort the process."""
+        """Send no heartbeats any more, and end the thread: at Python's end, a thread that is
+        calling the coordinator would abort the process."""
         self._ended.set()
         self._thread.join(30)
 
 
-def _last_word(address: str, me: int, total: int) -> subprocess.Popen:
-    """A process that reports this one's end where JAX aborts it (last_word.py)."""
+def _in_background(thread: threading.Thread) -> threading.Thread:
+    thread.daemon = True
+    thread.start()
+    return thread
+
+
+def _reporter(address: str, me: int, total: int) -> subprocess.Popen:
+    """A process that reports this one's end where JAX aborts it (exit_report.py)."""
     limit_s = 3 * HEARTBEAT_TIMEOUT.value  # the others have left by then
     numbers = map(str, (me, total, limit_s))
-    command = [sys.executable, "-I", "-S", last_word.__file__, address, *numbers]
+    command = [sys.executable, "-I", "-S", exit_report.__file__, address, *numbers]
     # Signals to the run's process group are not for it.
     return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def _tell(last: subprocess.Popen, line: str):
+def _send(reporter: subprocess.Popen, line: str):
     with contextlib.suppress(OSError):  # it was ended, and reports nothing
-        last.stdin.write(line + "\n")
-        last.stdin.flush()
+        reporter.stdin.write(line + "\n")
+        reporter.stdin.flush()
 
 
-def _farewell(watch: Watch, error: BaseException) -> tuple[str, int]:
+def _exit_status(watch: Watch, error: BaseException) -> tuple[str, int]:
     """(message, exit status) with which this process, one of several, ends after an error."""
-    text = str(error) or type(error).__name__
     if isinstance(error, SystemExit):
         return "", error.code if isinstance(error.code, int) else int(error.code is not None)
+    text = str(error) or type(error).__name__
     if _STATUS.match(text):  # a device program failed: most likely because a peer is gone
-        me = distributed.global_state
-        head = _first_line(error)
-        print(
-            f"process {me.process_id}: {head}\nasking who is gone ...", file=sys.stderr, flush=True
-        )
-        if watch.wait():
-            return "", watch.status  # told already
-        return f"process {me.process_id}: {head}", 1
+        first_line, _, _ = text.partition("\n")
+        said = f"process {distributed.global_state.process_id}: {first_line}"
+        print(f"{said}\nasking who is gone ...", file=sys.stderr, flush=True)
+        return ("", watch.status) if watch.wait() else (said, 1)  # the first is told already
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
     if isinstance(error, ValueError | OSError):
@@ -415,17 +397,6 @@ def _farewell(watch: Watch, error: BaseException) -> tuple[str, int]:
     return "", 1
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _say(message: str):
+def _print(message: str):
     for line in message.splitlines():
         print(f"error: {line}", file=sys.stderr, flush=True)
-
-
-def _exit(message: str = "", status: int = 1):
-    _say(message)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)

@@ -23,22 +23,19 @@ from jax._src import (
 from jax.experimental.compilation_cache import compilation_cache
 
 from dapo_jax import parallel
-from dapo_jax.checkpoint import checkpoint, patience, workdir
+from dapo_jax.checkpoint import checkpoint, retry, workdir
 from dapo_jax.config import cli
 from dapo_jax.data import files
 from dapo_jax.model import hf
 
 MOST_STARTS = 20  # starts in a row without progress after which the run ends for good
-_STARTS = "starts.json"  # in the workdir: what there was at the last start, and how often only that
-_BASE = "base"  # in the workdir: config.json and tokenizer of a model from elsewhere
 _IMPORTED = time.monotonic()
 
 
 def share_programs(home: workdir.Workdir) -> None:
     """Compile each program once for all hosts: process 0 compiles it, sends it to the others, and
-    keeps it in WORKDIR/xla for the next start. JAX keeps nothing that another process has compiled,
-    so a cache on each host's own disk serves process 0 alone. A cache that JAX is configured with
-    stays; only one in a bucket is known to be seen by all hosts."""
+    keeps it in WORKDIR/xla for the next start. A cache that JAX is configured with stays; it is
+    shared only if it is in a bucket, which all hosts see."""
     several, given = jax.process_count() > 1, jax.config.jax_compilation_cache_dir
     if several and not _alike():
         return
@@ -50,23 +47,22 @@ def share_programs(home: workdir.Workdir) -> None:
         return
     # Without a common cache, hosts that miss what process 0 has found would wait for it.
     jax.config.update("jax_share_binary_between_hosts", several)
-    _read_with_patience(given)
+    _retry_reads(given)
 
 
-def _read_with_patience(where: str) -> None:
-    """Try again to read a program from the cache. JAX takes one that cannot be read as one that is
-    missing, and a host that misses what process 0 has found waits for it for 20 minutes."""
+def _retry_reads(where: str) -> None:
+    """Retry reads of a program from the cache. JAX takes a failed read for a missing program, and a
+    host that misses what process 0 has found waits for it for 20 minutes."""
     client = jax.devices()[0].client
-    cache = patience.read(where, lambda: jax_cache._get_cache(client))
+    cache = retry.read(where, lambda: jax_cache._get_cache(client))
     if cache is not None and "get" not in vars(cache):
         get = cache.get
-        cache.get = lambda key: patience.read(f"{where}/{key}", lambda: get(key))
+        cache.get = lambda key: retry.read(f"{where}/{key}", lambda: get(key))
 
 
 def _alike() -> bool:
-    """Whether a program has the same key in all processes. The key holds a fingerprint of the
-    devices, which on CPU differs between processes: there each compiles for itself. A
-    collective."""
+    """Whether a program has the same key in all processes. On CPU its fingerprint of the devices
+    differs, and each process compiles for itself. A collective."""
     key = hashlib.sha256()
     cache_key._hash_accelerator_config(key, np.asarray(jax.devices()))
     return len(set(parallel.meet(key.hexdigest()))) == 1
@@ -76,13 +72,12 @@ def model_directory(
     config, home: workdir.Workdir, checkpoints: str, given: str | None = None
 ) -> pathlib.Path | None:
     """Directory with config.json and tokenizer of `model.path`; on process 0 also with the weights,
-    if a start needs them: not if there is a checkpoint to go on from, nor if `given` (default:
-    `init_from`) names other weights. None: the config has a shape and no model. Files that were
-    fetched are kept in WORKDIR/base, so that a start from a checkpoint fetches nothing. A
-    collective."""
+    unless there is a checkpoint to go on from or `given` (default: `init_from`) names other ones.
+    None: the config has a shape and no model. Small files that were fetched are kept in
+    WORKDIR/base, so that a start from a checkpoint fetches nothing. A collective."""
     if not config.model.path:
         return None
-    kept = home.local / _BASE
+    kept = home.local / "base"
 
     def look() -> str:
         elsewhere = config.init_from if given is None else given
@@ -96,60 +91,54 @@ def model_directory(
                 shutil.copyfile(file, kept / file.name)
         return str(found)
 
-    return _of_main_process(look)
+    return _folder_of_main_process(look)
 
 
 def resolve(name: str) -> pathlib.Path:
     """`hf.resolve` on process 0 alone, from its disk, a bucket or the hub; the others receive the
     small files from it. A collective."""
-    return _of_main_process(lambda: str(hf.resolve(name)))
-
-
-def _of_main_process(look: Callable[[], str]) -> pathlib.Path:
-    found = pathlib.Path(parallel.of_main_process(look))
-    return found if jax.process_count() == 1 else _sent(found)
+    return _folder_of_main_process(lambda: str(hf.resolve(name)))
 
 
 def _small(folder: pathlib.Path) -> list[pathlib.Path]:
-    """All but the weights."""
-    files = (p for p in sorted(folder.iterdir()) if p.is_file())
-    return [p for p in files if p.suffix != ".safetensors"]
+    """All files but the weights."""
+    return [p for p in sorted(folder.iterdir()) if p.is_file() and p.suffix != ".safetensors"]
 
 
-def _sent(folder: pathlib.Path) -> pathlib.Path:
-    """`folder` on process 0; on the others a copy of its small files. A collective."""
-    first = parallel.is_main_process()
-    listed = parallel.of_main_process(lambda: [[p.name, p.stat().st_size] for p in _small(folder)])
-    data = np.zeros(sum(size for _, size in listed), np.uint8)
+def _folder_of_main_process(look: Callable[[], str]) -> pathlib.Path:
+    """The folder that `look` finds on process 0; on the others a copy of its small files. A
+    collective."""
+    folder, first = pathlib.Path(parallel.of_main_process(look)), parallel.is_main_process()
+    if jax.process_count() == 1:
+        return folder
+    sizes = parallel.of_main_process(lambda: {p.name: p.stat().st_size for p in _small(folder)})
+    data = np.zeros(sum(sizes.values()), np.uint8)
     if first:
         data[:] = np.frombuffer(b"".join(p.read_bytes() for p in _small(folder)), np.uint8)
     parallel.broadcast(data)
     if first:
         return folder
-    here, end = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-")), 0
+    here, ends = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-")), np.cumsum([*sizes.values()])
     atexit.register(shutil.rmtree, here, ignore_errors=True)
-    for name, size in listed:
-        (here / name).write_bytes(data[end : end + size].tobytes())
-        end += size
+    for name, part in zip(sizes, np.split(data, ends[:-1]), strict=True):
+        (here / name).write_bytes(part.tobytes())
     return here
 
 
 def count(home: workdir.Workdir, checkpoints: str) -> None:
-    """Count this start, if a launcher starts again whatever leaves with --terminated_status.
-    ValueError: MOST_STARTS in a row have left no new checkpoint and no new record in the journal. A
-    collective."""
+    """Count this start, if --terminated_status shows that a launcher starts runs again. ValueError:
+    MOST_STARTS in a row have left no checkpoint and no record in the journal. A collective."""
     if not (flags.FLAGS.is_parsed() and cli.TERMINATED_STATUS.value):
         return
-    top, note = epath.Path(home.remote or home.local), home.local / _STARTS
+    top, note = epath.Path(home.remote or home.local), home.local / "starts.json"
+    journal = top / workdir.JOURNAL
 
-    def listed() -> list:
-        folder = top / workdir.JOURNAL
-        found = folder.iterdir() if folder.is_dir() else ()
+    def records() -> list:
+        found = journal.iterdir() if journal.is_dir() else ()
         return sorted([path.name, path.stat().length] for path in found)
 
     def counted() -> int:
-        there = [checkpoint.numbers(checkpoints), patience.read(f"{top}", listed)]
-        starts = 1
+        there, starts = [checkpoint.numbers(checkpoints), retry.read(f"{top}", records)], 1
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or damaged
             before = json.loads(note.read_text())
             starts += before["starts"] if before["there"] == there else 0
@@ -162,7 +151,7 @@ def count(home: workdir.Workdir, checkpoints: str) -> None:
         raise ValueError(
             f"--workdir={home.name}: {MOST_STARTS} starts in a row have left no checkpoint and no"
             " finished response: what ends them does not pass by itself; see what they printed, and"
-            f" remove {top / _STARTS} to have it tried again"
+            f" remove {top / note.name} to have it tried again"
         )
 
 
@@ -179,8 +168,7 @@ def seconds() -> float:
 class FirstToken:
     """Measures the seconds from the start of this process to its first chunk of tokens."""
 
-    def __init__(self):
-        self._log: dict[str, float] | None = None
+    _log: dict[str, float] | None = None
 
     def phase(self, name: str) -> None:
         """As `train.Hooks.phase`."""

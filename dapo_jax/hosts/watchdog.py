@@ -1,9 +1,8 @@
 """A hang ends: what takes too long prints all stacks and leaves, and is started again.
 
-A run consists of phases, each reported as it begins (`train.Hooks.phase`); after each chunk of
-tokens the sampler reports the phase 'chunk' (`Watch.progress`). A phase lasts until the next one.
-Its usual duration is the median of the run's own last ones; the first of each kind, which compiles,
-has a limit of its own.
+A run consists of phases, each reported as it begins (`train.Hooks.phase`; 'chunk' after each chunk
+of tokens). A phase lasts until the next one. Its usual duration is the median of the run's own last
+ones; the first of each kind, which compiles, has a limit of its own.
 """
 
 import collections
@@ -17,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from dapo_jax.hosts import last_word, processes
+from dapo_jax.hosts import exit_report, processes
 
 _GIL_S = 60.0  # so much later faulthandler ends the process if Python could not
 
@@ -54,8 +53,7 @@ class Watchdog:
     def phase(self, name: str) -> None:
         if not self._factor or self._closed.is_set():
             return
-        before, began, *_ = self._now
-        now = time.monotonic()
+        (before, began, *_), now = self._now, time.monotonic()
         if before:
             self._usual[before].append(now - began)
         told, end = self._limits(name)
@@ -76,23 +74,20 @@ class Watchdog:
         while not self._closed.wait(self._tick_s):
             turn = name, began, told, end = self._now
             now = time.monotonic()
+            lasted = f"{name!r} has lasted for {now - began:.0f} s"
             if now > min(told, end) and turn is not printed:
-                printed = turn
-                known = self._usual[name]
+                printed, known = turn, self._usual[name]
                 usual = (
                     f"usually {statistics.median(known):.1f} s" if known else "for the first time"
                 )
-                self._say(f"{name!r} has lasted for {now - began:.0f} s, {usual}; all stacks:")
-                faulthandler.dump_traceback(self._file)
+                self._print_stacks(f"{lasted}, {usual}; all stacks:")
             if now > end and self._now is turn and not self._closed.is_set():
-                self._say("all stacks at the end:")
-                faulthandler.dump_traceback(self._file)
-                self._leave(
-                    f"a hang: {name!r} has lasted for {now - began:.0f} s (config.guard.hang_*);"
-                    f" leaving with status {os.EX_TEMPFAIL}. {last_word.AGAIN}",
-                    os.EX_TEMPFAIL,
-                )
+                self._print_stacks("all stacks at the end:")
+                status = os.EX_TEMPFAIL
+                what = f"a hang: {lasted} (config.guard.hang_*); leaving with status {status}. "
+                self._leave(what + exit_report.AGAIN, status)
                 return
 
-    def _say(self, message: str) -> None:
-        print(f"watchdog: {message}", file=self._file, flush=True)
+    def _print_stacks(self, title: str) -> None:
+        print(f"watchdog: {title}", file=self._file, flush=True)
+        faulthandler.dump_traceback(self._file)

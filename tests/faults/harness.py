@@ -123,28 +123,28 @@ def newest(workdir: pathlib.Path) -> int:
 
 def saved(workdir: pathlib.Path, step: int) -> dict:
     """Everything in a checkpoint, on the host: arrays, carried groups, and the JSON as text."""
-    out = restored(workdir, step, "arrays", "carried", "state")
+    out = restored(workdir, step)
     arrays = jax.tree.map(lambda x: np.asarray(x).tobytes(), (out["arrays"], out["carried"]))
     return {"arrays": arrays, "state": json.dumps(out["state"], sort_keys=True)}
 
 
-def restored(workdir: pathlib.Path, step: int, *items: str):
-    """Items of a checkpoint, as they are."""
+def restored(workdir: pathlib.Path, step: int):
+    """The items of a checkpoint, as they are."""
     args = checkpoint.ocp.args
-    kinds = {name: args.StandardRestore() for name in items} | (
-        {"state": args.JsonRestore()} if "state" in items else {}
-    )
+    kinds = dict(arrays=args.StandardRestore(), carried=args.StandardRestore())
     with checkpoint.reader(workdir / "checkpoints") as m:
-        return m.restore(step, args=args.Composite(**kinds))
+        return m.restore(step, args=args.Composite(**kinds, state=args.JsonRestore()))
 
 
 def records(workdir: pathlib.Path) -> list[str]:
     """The lines of metrics.jsonl without the clocks."""
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [
-        json.dumps({k: v for k, v in json.loads(line).items() if not k.startswith(_CLOCKS)})
-        for line in lines
-    ]
+    return [json.dumps(_without(_CLOCKS, json.loads(line))) for line in lines]
+
+
+def _without(names: tuple[str, ...], row: dict) -> dict:
+    """The row without the fields whose names begin so."""
+    return {k: v for k, v in row.items() if not k.startswith(names)}
 
 
 def plotted(workdir: pathlib.Path) -> list[tuple]:
@@ -192,28 +192,18 @@ def assert_same_run_elsewhere(a: pathlib.Path, b: pathlib.Path) -> None:
     step = newest(a)
     assert newest(b) == step
     known = ("content", "config", "versions")  # the first has the checksums of weights
-    counted = [
-        {k: v for k, v in restored(x, step, "state")["state"].items() if k not in known}
-        for x in (a, b)
-    ]
-    assert counted[0] == counted[1]
-    parked = [restored(x, step, "carried")["carried"] for x in (a, b)]
-    assert parked[0].keys() == parked[1].keys()
-    for name, x in parked[0].items():
+    one, other = (restored(x, step) for x in (a, b))
+    assert _without(known, one["state"]) == _without(known, other["state"])
+    parked = other["carried"]
+    assert one["carried"].keys() == parked.keys()
+    for name, x in one["carried"].items():
         near = np.issubdtype(x.dtype, np.floating)
-        np.testing.assert_allclose(parked[1][name], x, atol=1e-4 * near, rtol=0, err_msg=name)
-    for folder in ("rollouts", "eval"):
-        lines = [files(x, folder) for x in (a, b)]
-        assert lines[0].keys() == lines[1].keys()
-        for name in lines[0]:
-            rows = [
-                [
-                    {k: v for k, v in json.loads(row).items() if k not in _ROUNDED}
-                    for row in x[name].splitlines()
-                ]
-                for x in lines
-            ]
-            assert rows[0] == rows[1], name
+        np.testing.assert_allclose(parked[name], x, atol=1e-4 * near, rtol=0, err_msg=name)
+    one, other = (files(x, "rollouts", "eval") for x in (a, b))
+    assert one.keys() == other.keys()
+    rows = lambda text: [_without(_ROUNDED, json.loads(row)) for row in text.splitlines()]
+    for name in one:
+        assert rows(one[name]) == rows(other[name]), name
     like = qwen2.abstract(qwen2.shape_from_config(get_config()))
     here = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
     weights = [checkpoint.restore_params(x / "checkpoints", like, here, step) for x in (a, b)]

@@ -12,6 +12,7 @@ The verifier accepts about half of all responses (`stubbed_train.accept_half`): 
 learn something.
 """
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -51,21 +52,13 @@ def become(module: str, argv: list[str], devices: int, log: str, marks: str, fau
     stubbed_train.run_and_exit(main)
 
 
-# ------------------------------------------------------------------------------------------------
-# Phases
-# ------------------------------------------------------------------------------------------------
-
 PHASES = ("start-up", "rollout", "update", "evaluation", "save", "commit")
 
 
 def marked(pipe: int) -> train.Hooks:
     """Hooks that write the name of each phase to `pipe` when it begins. `commit` begins in the
     thread that writes the checkpoint, just before its directory gets its name."""
-
-    def mark(phase: str) -> None:
-        os.write(pipe, f"{phase}\n".encode())
-
-    write = seal.write
+    mark, write = lambda phase: os.write(pipe, f"{phase}\n".encode()), seal.write
 
     def sealed(*args):
         mark("commit")
@@ -99,16 +92,8 @@ def clock_jumps(hooks: train.Hooks) -> train.Hooks:
 
 def killed(hooks: train.Hooks, rollout: int) -> train.Hooks:
     """As that rollout begins: from outside, the signal may come when the run has gone on."""
-    begun = 0
-
-    def phase(name: str) -> None:
-        nonlocal begun
-        hooks.phase(name)
-        begun += name == "rollout"
-        if begun == rollout:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return hooks._replace(phase=phase)
+    kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    return stubbed_train.at(hooks, "rollout", rollout, kill)
 
 
 def full_disk(hooks: train.Hooks, since: int = 3, until: int = 6) -> train.Hooks:
@@ -121,11 +106,8 @@ def full_disk(hooks: train.Hooks, since: int = 3, until: int = 6) -> train.Hooks
             filler = pathlib.Path(cli.WORKDIR.value) / "filler"
             while not (filler.parent / "checkpoints" / str(since - 1)).exists():
                 time.sleep(0.001)
-            with filler.open("wb", buffering=0) as file:
-                try:
-                    while file.write(bytes(4096)):
-                        pass
-                except OSError:
+            with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(4096)):
                     pass
         if state.counters.step == until:
             filler.unlink()
@@ -133,43 +115,15 @@ def full_disk(hooks: train.Hooks, since: int = 3, until: int = 6) -> train.Hooks
     return hooks._replace(step=step)
 
 
-def full_for_good(hooks: train.Hooks, since: int = 3) -> train.Hooks:
-    return full_disk(hooks, since, until=10**9)
-
-
-def impatient(hooks: train.Hooks) -> train.Hooks:
-    """Does not wait between the last tries of the last save."""
-    saver._LAST_WAIT_S = 0.0
-    return hooks
-
-
-def eager(hooks: train.Hooks) -> train.Hooks:
-    """Keeps finished responses at once: steps here take hundredths of a second."""
-    journal.EVERY_S = 0.002
-    return hooks
-
-
-def hasty(hooks: train.Hooks) -> train.Hooks:
-    """Gives whoever does not listen less time than a cloud would."""
-    leaving.GRACE_S = 2.0
-    return hooks
-
-
 def stuck(hooks: train.Hooks, in_phase: str) -> train.Hooks:
     """The third time a phase begins, the device is busy for minutes, and Python's main thread
     with it; 'commit': a save that takes as long."""
-    begun = 0
-
-    def phase(name: str) -> None:
-        nonlocal begun
-        hooks.phase(name)
-        begun += name == in_phase
-        if name == in_phase and begun == 3:
-            turn = lambda _, x: jnp.sin(x) @ x
-            forever = jax.jit(lambda x: jax.lax.fori_loop(0, 10**7, turn, x))
-            forever(jnp.eye(64)).block_until_ready()
-
     write = seal.write
+
+    def busy() -> None:
+        turn = lambda _, x: jnp.sin(x) @ x
+        forever = jax.jit(lambda x: jax.lax.fori_loop(0, 10**7, turn, x))
+        forever(jnp.eye(64)).block_until_ready()
 
     def sealed(step_dir):
         write(step_dir)
@@ -178,13 +132,25 @@ def stuck(hooks: train.Hooks, in_phase: str) -> train.Hooks:
 
     if in_phase == "commit":
         seal.write = sealed
-    return hooks._replace(phase=phase)
+    return stubbed_train.at(hooks, in_phase, 3, busy)
 
 
-FAULTS = {f.__name__: f for f in (clock_jumps, eager, full_disk, full_for_good, hasty, impatient)}
-FAULTS |= {"full_from_the_first": functools.partial(full_for_good, since=1)}
-FAULTS |= {f"killed_in_{n}": functools.partial(killed, rollout=n) for n in (2, 6, 8)}
-FAULTS |= {f"stuck_in_{p}": functools.partial(stuck, in_phase=p) for p in PHASES}
+def with_setting(hooks: train.Hooks, module, name: str, value: float) -> train.Hooks:
+    setattr(module, name, value)
+    return hooks
+
+
+FAULTS = {"clock_jumps": clock_jumps, "full_disk": full_disk}
+partial = functools.partial
+FAULTS |= {"full_for_good": partial(full_disk, until=10**9)}
+FAULTS |= {f"killed_in_{n}": partial(killed, rollout=n) for n in (2, 6, 8)}
+FAULTS |= {f"stuck_in_{p}": partial(stuck, in_phase=p) for p in PHASES}
+# No wait between the last tries of the last save; finished responses are kept at once, as steps
+# take hundredths of a second; less time to leave than a cloud would give.
+SECONDS = {"impatient": (saver, "_LAST_WAIT_S", 0.0), "eager": (journal, "EVERY_S", 0.002)}
+SECONDS |= {"hasty": (leaving, "GRACE_S", 2.0)}
+for name, (module, field, value) in SECONDS.items():
+    FAULTS[name] = partial(with_setting, module=module, name=field, value=value)
 
 
 if __name__ == "__main__":

@@ -21,35 +21,26 @@ PLACES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1))
 
 
 class Case(NamedTuple):
-    flags: list[str]
+    fields: tuple[str, ...]  # of the config
     share: int = 3  # of --kills, one in so many
     places: tuple = HERE  # another at each start: what two processes have parked goes on in four
 
 
 # Responses of up to eight ticks, which outlive steps.
-STALE = ["--config.loss.importance_cap=5", "--config.rollout.chunk=4"]
-STALE += ["--config.rollout.max_response_tokens=32"]
-TWO = [*STALE, "--config.rollout.staleness=2"]
+STALE = ("loss.importance_cap=5", "rollout.chunk=4", "rollout.max_response_tokens=32")
+TWO = (*STALE, "rollout.staleness=2")
 # Two models, the second alone in the first steps.
-VALUES = ["--config.critic.enabled=True", "--config.critic.pretrain_steps=4"]
-VALUES += ["--config.critic.lr=1e-3", "--config.loss.positive_coef=0.1"]
+VALUES = ("critic.enabled=True", "critic.pretrain_steps=4", "critic.lr=1e-3")
 CASES = {
-    "plain": Case([], 1),
-    "staleness 1": Case([*STALE, "--config.rollout.staleness=1"]),
+    "plain": Case((), 1),
+    "staleness 1": Case((*STALE, "rollout.staleness=1")),
     "staleness 2": Case(TWO),
-    "values": Case(VALUES),
-    "staleness 2 elsewhere": Case([*TWO, "--config.mesh.fsdp=-1"], 5, PLACES),
+    "values": Case((*VALUES, "loss.positive_coef=0.1")),
+    "staleness 2 elsewhere": Case((*TWO, "mesh.fsdp=-1"), 5, PLACES),
 }
 
-# Seconds from the beginning of a phase to about its end: the kill comes within them.
-LENGTH = {
-    "start-up": 1.0,
-    "rollout": 0.03,
-    "update": 0.02,
-    "evaluation": 0.03,
-    "save": 0.05,
-    "commit": 0.01,
-}
+# Seconds from the beginning of each phase to about its end: the kill comes within them.
+LENGTH = dict(zip(PHASES, (1.0, 0.03, 0.02, 0.03, 0.05, 0.01), strict=True))
 
 
 def begin(server, workdir, place, *flags) -> list:
@@ -66,7 +57,8 @@ def begin(server, workdir, place, *flags) -> list:
 @pytest.mark.parametrize("name", CASES)
 def test_killed_at_random_moments_ends_with_the_same_bits(name, whole, server, tmp_path, request):
     """One chain after the other: kill, start again, kill ... until the run reaches its end."""
-    flags, share, places = CASES[name]
+    fields, share, places = CASES[name]
+    flags = [f"--config.{field}" for field in fields]
     if flags:
         whole = tmp_path / "whole"
         server.run(whole, *flags)

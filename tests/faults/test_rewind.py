@@ -34,13 +34,13 @@ def assert_same_from(a, b, step: int) -> None:
     assert of_a == of_b and len(of_a) >= 12 - step
 
 
-@pytest.mark.parametrize("named", ["{}@8", "{}/checkpoints@8", "{}/checkpoints/8"])
-def test_a_branch_of_a_step(whole, server, tmp_path, named):
-    init = f"--config.init_from={named.format(whole)}"
-    said = server.run(tmp_path / "run", init, ALL)
-    assert f"a branch of {whole}/checkpoints step 8" in said
-    assert harness.step_resumed_from(said) == 8 and "has no record of" not in said
-    assert_same_from(whole, tmp_path / "run", 8)
+def test_a_branch_of_a_step(whole, server, tmp_path):
+    for i, named in enumerate(("{}@8", "{}/checkpoints@8", "{}/checkpoints/8")):
+        workdir = tmp_path / str(i)
+        said = server.run(workdir, f"--config.init_from={named.format(whole)}", ALL)
+        assert f"a branch of {whole}/checkpoints step 8" in said
+        assert harness.step_resumed_from(said) == 8 and "has no record of" not in said
+        assert_same_from(whole, workdir, 8)
 
 
 def test_a_branch_is_safe_from_what_the_other_run_does(whole, server, tmp_path):
@@ -75,24 +75,24 @@ def test_weights_alone_begin_a_new_run(whole, server, tmp_path):
         assert state["updates"] == 0
 
 
-@pytest.mark.parametrize(
-    ("init", "said"),
-    [
-        ("{whole}@7", "checkpoints: no step 7; it has 8, 10, 12"),
-        ("{tmp}/none", "{tmp}/none"),
-        ("{tmp}", "{tmp}: no checkpoint in it"),
-    ],
-)
-def test_what_is_no_run_is_one_line(whole, server, tmp_path, init, said):
-    named = init.format(whole=whole, tmp=tmp_path)
-    text = server.run(tmp_path / "run", f"--config.init_from={named}", ALL, code=1)
-    (error,) = (line for line in text.splitlines() if line.startswith("error: "))
-    assert said.format(tmp=tmp_path) in error and "Traceback" not in text
+def test_what_is_no_run_is_one_line(whole, server, tmp_path):
+    for named, said in (
+        (f"{whole}@7", "checkpoints: no step 7; it has 8, 10, 12"),
+        (f"{tmp_path}/none", f"{tmp_path}/none"),
+        (f"{tmp_path}", f"{tmp_path}: no checkpoint in it"),
+    ):
+        text = server.run(tmp_path / "run", f"--config.init_from={named}", ALL, code=1)
+        (error,) = (line for line in text.splitlines() if line.startswith("error: "))
+        assert said in error and "Traceback" not in text
 
 
 def test_rewound_it_comes_to_the_same_bits(whole, server, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(whole, workdir)
+    said = server.run(workdir, "--rewind=7", code=1)
+    assert said == f"error: {workdir}/checkpoints: no step 7; it has 8, 10, 12\n"
+    assert not (workdir / "rewound").exists()
+    harness.assert_same_run(whole, workdir)
     before = harness.files(workdir, "rollouts", "eval")
     for aside in ("to_8", "to_8_2"):
         said = server.run(workdir, "--rewind=8")
@@ -103,12 +103,3 @@ def test_rewound_it_comes_to_the_same_bits(whole, server, tmp_path):
         assert harness.files(kept, "rollouts", "eval") == later(before, 8)
         server.run(workdir)
         harness.assert_same_run(whole, workdir)
-
-
-def test_back_to_what_is_not_there(whole, server, tmp_path):
-    workdir = tmp_path / "run"
-    shutil.copytree(whole, workdir)
-    said = server.run(workdir, "--rewind=7", code=1)
-    assert said == f"error: {workdir}/checkpoints: no step 7; it has 8, 10, 12\n"
-    assert not (workdir / "rewound").exists()
-    harness.assert_same_run(whole, workdir)

@@ -1,15 +1,14 @@
-"""Reports why a process of several is gone, where it cannot report it itself; a process of its own.
+"""Reports why a process of several is gone, where it cannot report it itself; a child process.
 
 JAX aborts all others at once when process 0, the coordinator, is gone: with a stack trace, and
-before any thread of Python runs again. This child of each process waits until its standard input
-closes. A last line 'bye' is an orderly end; without it, the child checks whether process 0 answers.
-Lines come as long as a thread of that process runs. A process that is stopped, or stuck in the
-kernel, cannot end itself, and its launcher would follow it for ever: it is killed after SECONDS.
+before any thread of Python runs again. This child of each process reads lines until its standard
+input closes. A last line 'bye' is an orderly end; without it, the child checks whether process 0
+answers. A process that sends no line for SECONDS is stopped, or stuck in the kernel; it cannot end
+itself, and its launcher would wait for ever, so the child kills it.
 
-    python -I -S last_word.py HOST:PORT PROCESS_ID NUM_PROCESSES SECONDS
+    python -I -S exit_report.py HOST:PORT PROCESS_ID NUM_PROCESSES SECONDS
 """
 
-import functools
 import os
 import select
 import signal
@@ -30,7 +29,7 @@ def answers(address: str, seconds: float = 3.0) -> bool:
     return True
 
 
-def word(lines: list[str], address: str, me: int, total: int) -> str:
+def report(lines: list[str], address: str, me: int, total: int) -> str:
     """The line to print after `lines` came and the pipe closed; '' after an orderly end. A line
     other than 'bye' holds the host and the pid of process 0."""
     if lines and lines[-1] == "bye":
@@ -60,17 +59,18 @@ def listen(pipe: int, limit_s: float, silent: Callable[[], None]) -> list[str]:
         text, quiet = "\n".join((text + data.decode()).split("\n")[-2:]), 0
 
 
-def end(pid: int, me: int, total: int, limit_s: float) -> None:
-    """End the process that started this one, which stands still."""
-    said = f"error: process {me} of {total} gave no sign of life for {limit_s:g} s: ending it"
-    print(said, file=sys.stderr, flush=True)
-    if os.getppid() == pid:
-        os.kill(pid, signal.SIGKILL)
+def main(address: str, me: int, total: int, limit_s: float) -> None:
+    parent = os.getppid()
+
+    def kill() -> None:
+        said = f"error: process {me} of {total} gave no sign of life for {limit_s:g} s: ending it"
+        print(said, file=sys.stderr, flush=True)
+        if os.getppid() == parent:
+            os.kill(parent, signal.SIGKILL)
+
+    if said := report(listen(0, limit_s, kill), address, me, total):
+        print(said, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    address, me, total, limit_s = sys.argv[1], *map(int, sys.argv[2:4]), float(sys.argv[4])
-    ending = functools.partial(end, os.getppid(), me, total, limit_s)
-    said = word(listen(0, limit_s, ending), address, me, total)
-    if said:
-        print(said, file=sys.stderr, flush=True)
+    main(sys.argv[1], *map(int, sys.argv[2:4]), float(sys.argv[4]))

@@ -25,39 +25,34 @@ _AWAY = re.compile(
 _CLIENTS = ("gcsfs", "aiohttp", "requests", "google")  # clients of buckets; not all raise OSErrors
 
 
-def passing(error: BaseException | None) -> bool:
+def temporary(error: BaseException | None) -> bool:
     """Whether an error means that reading or writing failed for now, so that a retry may succeed;
     it then says nothing about the content."""
     if error is None or isinstance(error, _OF_CONTENT):
         return False
-    client = type(error).__module__.split(".")[0] in _CLIENTS
     return (
-        client
+        type(error).__module__.split(".")[0] in _CLIENTS
         or isinstance(error, OSError)
         or bool(isinstance(error, ValueError | RuntimeError) and _AWAY.search(str(error)))
-        or passing(error.__cause__)
+        or temporary(error.__cause__)
     )
 
 
 def read(what: str, action: Callable[[], T]) -> T:
-    """The value of `action()`, retried after each passing error. OSError: all tries failed."""
-    for wait in (*WAITS_S, None):
+    """The value of `action()`, retried after each temporary error. OSError: all tries failed."""
+    waits = iter(WAITS_S)
+    while True:
         try:
             return action()
         except Exception as error:
-            if not passing(error):
+            if not temporary(error):
                 raise
-            wrong = gate.describe(error)
+            wrong, wait = f"cannot be read ({gate.describe(error)})", next(waits, None)
             if wait is None:
                 raise OSError(
-                    f"{what}: cannot be read, {len(WAITS_S) + 1} times in a row ({wrong}); that is"
-                    " no damage, nothing was changed: the same command tries again"
+                    f"{what}: {wrong}, {len(WAITS_S) + 1} times in a row; that is no damage,"
+                    " nothing was changed: the same command tries again"
                 ) from error
-        print(
-            f"warning: process {jax.process_index()}: {what}: cannot be read ({wrong}); again in"
-            f" {wait} s",
-            file=sys.stderr,
-            flush=True,
-        )
+        who = f"process {jax.process_index()}"
+        print(f"warning: {who}: {what}: {wrong}; again in {wait} s", file=sys.stderr, flush=True)
         sleep(wait)
-    raise AssertionError
