@@ -125,7 +125,7 @@ MUTANTS = [Mutant(*fields) for fields in (
     ("rollout/schedule.py", "last = prompt_tokens - 1 + min(emitted + self.chunk, limit)", "last = prompt_tokens - 1 + emitted", "test_engine.py::test_tokens_depend_on_no_batch_chunk_or_mesh"),
     # --- going on where a run was cut off ---
     ("checkpoint/checkpoint.py", "there), reverse=True)", "there))", "test_saver.py::test_newest_every_and_best_are_kept"),
-    ("checkpoint/checkpoint.py", "groups,\n        Counters(", "(),\n        Counters(", "test_checkpoint.py::test_eight_devices_to_others_and_back"),
+    ("checkpoint/checkpoint.py", "*trained, groups, counters", "*trained, (), counters", "test_checkpoint.py::test_eight_devices_to_others_and_back"),
     ("checkpoint/seal.py", "if there != wanted:", "if there is None:", "test_seal.py::test_every_damage_to_any_file_breaks_the_seal"),
     ("checkpoint/seal.py", "jnp.sum(bits * (2 * place + 1), dtype=\"uint32\")", "jnp.sum(bits, dtype=\"uint32\")", "test_seal.py::test_content_sees_elements_that_change_places"),
     ("checkpoint/resume.py", "if meaningful and not allow:", "if False:", "test_resume.py::test_meaningful_changes_are_refused_unless_allowed"),

@@ -220,9 +220,9 @@ def test_watch_names_the_process_that_is_silent_and_leaves(capsys, ended):
     service = Service()
     watch = processes.Watch(service, timeout=1)
     wait_until(lambda: service.beats > 30)
-    assert not watch.gone and not ended
+    assert not watch.gone.is_set() and not ended
     service.alive = False
-    wait_until(lambda: watch.gone)
+    assert watch.gone.wait(120)
     assert time.monotonic() - service.last > 1  # the limit, not less
     wait_until(lambda: ended)
     watch.stop()
@@ -407,18 +407,16 @@ class Group:
         self, workdir, count, index, port, *extra, devices=1, program=("stubbed_train.py",), **env
     ) -> typed.Process:
         """Process `index` of `count`."""
+        defaults = {
+            "XLA_FLAGS": f"{typed.SOON} --xla_force_host_platform_device_count={devices}",
+            "NPROC": "16",  # as in conftest.py: a thread pool that does not run dry
+            "JAX_COMPILATION_CACHE_DIR": str(self.folder.parent / "xla"),  # this session's
+        }
         return self.shell.start(
             ROOT / "tests" / program[0], *program[1:],
             f"--config={self.folder}/config.py", f"--workdir={workdir}",
             f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}", f"--process_id={index}",
-            *extra,
-            logs=[self.folder / f"said_{uuid.uuid4().hex}.txt"] * 2,
-            env={
-                "XLA_FLAGS": f"{typed.SOON} --xla_force_host_platform_device_count={devices}",
-                "NPROC": "16",  # as in conftest.py: a thread pool that does not run dry
-                "JAX_COMPILATION_CACHE_DIR": str(self.folder.parent / "xla"),  # this session's
-            }
-            | env,
+            *extra, logs=[self.folder / f"said_{uuid.uuid4().hex}.txt"] * 2, env=defaults | env,
         )  # fmt: skip
 
     def all(self, workdir, count, *extra, port=0, **how) -> list[typed.Process]:
@@ -427,9 +425,7 @@ class Group:
 
     def run(self, workdir, count, *extra, **how) -> list[str]:
         """What each has said, of a run to its end."""
-        done = finish(self.all(workdir, count, *extra, **how))
-        assert [status for status, _ in done] == [0] * count, shown(done)
-        return [text for _, text in done]
+        return said(self.all(workdir, count, *extra, **how))
 
     def at_work(self, *extra, step=1) -> tuple[pathlib.Path, int, list[typed.Process]]:
         """(workdir, port, two processes in the middle of an endless run)."""
@@ -448,11 +444,18 @@ def group(shell, tmp_path) -> Group:
 def finish(running: list[typed.Process], seconds=900) -> list[tuple[int, str]]:
     """(exit status, output) of each; none outlives the test."""
     try:
-        said = [p.communicate(timeout=seconds)[0] for p in running]
+        texts = [p.communicate(timeout=seconds)[0] for p in running]
     finally:
         for p in running:
             p.kill()
-    return [(p.returncode, text) for p, text in zip(running, said, strict=True)]
+    return [(p.returncode, text) for p, text in zip(running, texts, strict=True)]
+
+
+def said(running: list[typed.Process], status=0, seconds=900) -> list[str]:
+    """The output of each, which all end with this exit status."""
+    done = finish(running, seconds)
+    assert [s for s, _ in done] == [status] * len(running), shown(done)
+    return [text for _, text in done]
 
 
 def shown(done: list[tuple[int, str]]) -> str:
@@ -469,12 +472,10 @@ def wait_for_step(workdir, step: int, running):
         time.sleep(0.02)
 
 
-def drawn(workdir) -> dict[int, list]:
-    """Process -> what it drew in each step."""
-    return {
-        int(f.stem.split("_")[1]): [json.loads(row) for row in f.read_text().splitlines()]
-        for f in workdir.glob("drawn_*.jsonl")
-    }
+def drawn(workdir, process: int) -> list[dict]:
+    """What it drew in each step."""
+    rows = (workdir / f"drawn_{process}.jsonl").read_text().splitlines()
+    return [json.loads(row) for row in rows]
 
 
 def params(workdir, step):
@@ -487,11 +488,8 @@ def params(workdir, step):
 
 def numbers(workdir) -> list[dict]:
     """Of metrics.jsonl, what a restart within a step does not change."""
-    clocks = ("time/", "perf/", "sampling/evicted")
-    return [
-        {k: v for k, v in r.items() if not k.startswith(clocks)}
-        for r in metrics.read(workdir / "metrics.jsonl")
-    ]
+    clocks, rows = ("time/", "perf/", "sampling/evicted"), metrics.read(workdir / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.startswith(clocks)} for row in rows]
 
 
 @pytest.mark.slow
@@ -507,9 +505,9 @@ subprocess.Popen([sys.executable, "-c", {late!r}.format("stderr")], stdout=subpr
     assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "late\n")
 
 
-BESIDE = ("data.embedded_problems=8", "curriculum.pass_rate_cap=0.5", "curriculum.revisit_epochs=1")
-BESIDE += ("critic.enabled=True", "critic.pretrain_steps=1", "critic.lr=1e-3")
-BESIDE = tuple(f"--config.{field}" for field in BESIDE)
+BESIDE = "data.embedded_problems=8 curriculum.pass_rate_cap=0.5 curriculum.revisit_epochs=1"
+BESIDE += " critic.enabled=True critic.pretrain_steps=1 critic.lr=1e-3"
+BESIDE = [f"--config.{field}" for field in BESIDE.split()]
 
 
 @pytest.mark.slow
@@ -519,16 +517,14 @@ def test_two_then_four_processes_do_what_one_does(group, tmp_path):
     one, many = tmp_path / "one", tmp_path / "many"
     group.run(one, 1, "--config.steps=3", *BESIDE)
     group.run(many, 2, "--config.steps=2", "--config.mesh.tensor=2", *BESIDE, devices=2)
-    said = group.run(many, 4, "--config.steps=3", "--config.mesh.fsdp=4", *BESIDE)
-    assert "resumed after step 2" in said[0] and "done: 3 steps" in said[0]
-    assert not any("done" in text or "start" in text for text in said[1:])
+    first, *others = group.run(many, 4, "--config.steps=3", "--config.mesh.fsdp=4", *BESIDE)
+    assert "resumed after step 2" in first and "done: 3 steps" in first
+    assert not any("done" in text or "start" in text for text in others)
 
-    (reference,) = drawn(one).values()
-    there = drawn(many)
-    assert there[0] == there[1] == reference
-    assert there[2] == there[3] == reference[2:]
-    rows = zip(*(metrics.read(w / "metrics.jsonl") for w in (one, many)), strict=True)
-    for a, b in rows:
+    reference = drawn(one, 0)
+    assert drawn(many, 0) == drawn(many, 1) == reference
+    assert drawn(many, 2) == drawn(many, 3) == reference[2:]
+    for a, b in zip(*(metrics.read(w / "metrics.jsonl") for w in (one, many)), strict=True):
         same = ("step", "reward", "sampling", "curriculum")
         exact = {k: v for k, v in a.items() if k.split("/")[0] in same}
         assert exact.items() <= b.items()
@@ -563,12 +559,11 @@ def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(group, tmp_
             continue
         running[asked].send_signal(signal.SIGTERM)
         began = time.monotonic()
-        done = finish(running, 120)
+        first, _ = said(running, seconds=120)
         assert time.monotonic() - began < 60  # 10, on a machine with a core for each
-        assert [status for status, _ in done] == [0, 0], shown(done)
-        assert "; the same command " in done[0][1] and "terminated " in done[0][1]
-    said = group.run(workdir, 2, *length)[0]
-    assert re.search(r"step \d+: \d+ responses or grades are there already", said)
+        assert "; the same command " in first and "terminated " in first
+    first, _ = group.run(workdir, 2, *length)
+    assert re.search(r"step \d+: \d+ responses or grades are there already", first)
     assert numbers(workdir) == numbers(tmp_path / "whole")
     a, b = params(workdir, 20), params(tmp_path / "whole", 20)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y), a, b)
@@ -623,23 +618,19 @@ def test_a_pause_within_the_limit_and_a_second_process_of_a_number_do_no_harm(gr
     time.sleep(12)
     running[1].send_signal(signal.SIGCONT)
     for index in (1, 0):
-        ((status, said),) = finish([group.start(workdir, 2, index, port)])
-        assert status == 1, said
-        assert f"error: --process_id={index}: this machine has that process" in said
-        assert f"(pid {running[index].pid})" in said and "Traceback" not in said
+        (text,) = said([group.start(workdir, 2, index, port)], 1)
+        assert f"error: --process_id={index}: this machine has that process" in text
+        assert f"(process {running[index].pid} on " in text and "Traceback" not in text
     wait_for_step(workdir, steps_done(workdir) + 3, running)
     running[0].send_signal(signal.SIGTERM)
-    done = finish(running, 120)
-    assert [status for status, _ in done] == [0, 0], shown(done)
-    assert not any("silent" in said for _, said in done)
+    assert not any("silent" in text for text in said(running, seconds=120))
 
 
 @pytest.mark.slow
 def test_a_coordinator_that_is_not_there(group, tmp_path):
     alone = group.start(tmp_path / "run", 2, 1, free_port(), "--start_timeout=5")
-    ((status, said),) = finish([alone], 200)
-    assert status == 1
-    last = said.strip().splitlines()[-1]
+    (text,) = said([alone], 1, 200)
+    last = text.strip().splitlines()[-1]
     assert last.startswith("error: process 1: no answer from the coordinator 127.0.0.1:")
     assert "firewall" in last
 
@@ -648,9 +639,8 @@ def test_a_coordinator_that_is_not_there(group, tmp_path):
 def test_another_config_is_refused_by_name(group, tmp_path):
     port, other = free_port(), "--config.optim.lr=0.5"
     running = [group.start(tmp_path / "run", 2, i, port, *[other] * i) for i in range(2)]
-    for status, said in finish(running):
-        assert status == 1
-        assert "error: config.optim.lr is 0.5 in process 1 and 0.0003 in process 0" in said
+    for text in said(running, 1):
+        assert "error: config.optim.lr is 0.5 in process 1 and 0.0003 in process 0" in text
     assert not (tmp_path / "run").exists()
 
 
@@ -672,12 +662,10 @@ def test_what_goes_wrong_on_one_ends_both_with_its_words(fault, group, tmp_path)
     flags, status, *words = WRONG[fault]
     endless = ("--config.steps=100000", "--heartbeat_timeout=20", *flags)
     program = ("faulty_train.py", fault)
-    done = finish(group.all(tmp_path / "run", 2, *endless, program=program))
-    assert [s for s, _ in done] == [status] * 2, shown(done)
-    for word, (_, said) in zip(words, done, strict=True):
-        assert re.search(word, said, re.S), shown(done)
-    stacks = ["a hang: '" in said and "all stacks" in said for _, said in done]
-    assert any(stacks) == (fault == "hang"), shown(done)
+    texts = said(group.all(tmp_path / "run", 2, *endless, program=program), status)
+    for word, text in zip(words, texts, strict=True):
+        assert re.search(word, text, re.S), text
+    assert any("a hang: '" in t and "all stacks" in t for t in texts) == (fault == "hang")
 
 
 @pytest.mark.slow
@@ -686,11 +674,10 @@ def test_all_restore_the_step_that_all_can_read(fault, step, group, tmp_path):
     """What one process cannot read at first it reads later; what is bad for one is for all."""
     group.run(tmp_path / "run", 2, "--config.steps=2")
     program = ("faulty_train.py", fault)
-    done = finish(group.all(tmp_path / "run", 2, "--config.steps=3", program=program))
-    assert [status for status, _ in done] == [0, 0], shown(done)
-    assert f"resumed after step {step}" in done[0][1] and "done: 3 steps" in done[0][1]
+    first, second = group.run(tmp_path / "run", 2, "--config.steps=3", program=program)
+    assert f"resumed after step {step}" in first and "done: 3 steps" in first
     away, half = fault == "away", fault == "half"
-    assert ("warning: process 1: " in done[1][1] and "again in 2 s" in done[1][1]) == away
+    assert ("warning: process 1: " in second and "again in 2 s" in second) == away
     assert (tmp_path / "run" / "checkpoints.damaged" / "2").exists() == half
-    said = "warning: checkpoint of step 2 is damaged: process 1: arrays cannot be read: ValueError"
-    assert (said in done[0][1]) == half
+    wrong = "warning: checkpoint of step 2 is damaged: process 1: arrays cannot be read: ValueError"
+    assert (wrong in first) == half

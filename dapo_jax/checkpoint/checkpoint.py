@@ -12,6 +12,7 @@ Orbax writes to a temporary directory and renames it, so a step directory is the
 all. Nothing is pickled. What is read back is untrusted: `Damaged` says what is wrong with it.
 """
 
+import contextlib
 import importlib.metadata
 import itertools
 import math
@@ -114,24 +115,15 @@ def save(
             f"the parameters are not finite any more: {len(broken)} of {len(survey)} arrays hold"
             f" NaN or infinity, {broken[0]} the first"
         )
-    described = {
-        "config": config,
-        "versions": versions(),
-        **inputs,
-        "content": {
-            "arrays": {path: number for path, (number, _) in survey.items()},
-            "carried": seal.digest(carried),
-        },
-    }
-    m.save(
-        state.counters.step,
-        args=ocp.args.Composite(
-            arrays=ocp.args.StandardSave(arrays),
-            carried=ocp.args.StandardSave(carried),
-            state=ocp.args.JsonSave(state.counters._asdict() | described),
-        ),
-        metrics={"score": score},
+    checksums = {path: number for path, (number, _) in survey.items()}
+    content = {"arrays": checksums, "carried": seal.digest(carried)}
+    described = {"config": config, "versions": versions(), **inputs, "content": content}
+    items = ocp.args.Composite(
+        arrays=ocp.args.StandardSave(arrays),
+        carried=ocp.args.StandardSave(carried),
+        state=ocp.args.JsonSave(state.counters._asdict() | described),
     )
+    m.save(state.counters.step, args=items, metrics={"score": score})
 
 
 def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) -> State:
@@ -139,8 +131,7 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
     it. `like` has the structure, shapes and dtypes of params, opt_state and ref_params.
 
     A collective: what one process raises, all do. ValueError: other names or shapes than `like`.
-    Damaged: it is not what was saved. OSError: it cannot be read now.
-    """
+    Damaged: it is not what was saved. OSError: it cannot be read now."""
     saved = read_state(m, step)
     target = parallel.sharded(_arrays(like), _arrays(shardings))
     there = parallel.agreed(lambda: _saved_shapes(m, step), ERRORS)
@@ -157,22 +148,17 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
         groups = groups_lib.unflatten(carried)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise Damaged(f"carried holds no groups: {_line(error)}") from error
-    return State(
-        arrays["params"],
-        arrays["opt_state"],
-        arrays.get("ref_params"),
-        groups,
-        Counters(**{k: saved[k] for k in Counters._fields if k in saved}),
-        {name: tree for name, tree in arrays.items() if name in like.memory},
-        by_problem,
-    )
+    trained = arrays["params"], arrays["opt_state"], arrays.get("ref_params")
+    counters = Counters(**{k: saved[k] for k in Counters._fields if k in saved})
+    memory = {name: tree for name, tree in arrays.items() if name in like.memory}
+    return State(*trained, groups, counters, memory, by_problem)
 
 
-def _check_content(arrays: dict, saved: dict[str, int], where: str = "") -> None:
-    """Damaged: an array has another checksum than was saved. where: a prefix of the message."""
+def _check_content(arrays: dict, saved: dict[str, int]) -> None:
+    """Damaged: an array has another checksum than was saved."""
     for name, number in sorted(seal.content(arrays).items()):
         if number != saved.get(name):
-            raise Damaged(f"{where}{name} is not what was saved")
+            raise Damaged(f"{name} is not what was saved")
 
 
 def read_state(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
@@ -183,13 +169,9 @@ def read_state(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
         value = saved.get(name, default)
         if type(value) is not type(default) or not 0 <= value < 2**63:
             raise Damaged(f"state: {name} is {value!r:.40}")
-    content = saved.get("content")
-    good = (
-        all(isinstance(saved.get(k), dict) for k in ("config", "versions", "content"))
-        and isinstance(content.get("arrays"), dict)
-        and isinstance(saved.get("data", ""), str)
-    )
-    if not good or saved.get("step") != step:
+    known = [saved.get(k) for k in ("config", "versions", "content")]
+    good = all(isinstance(x, dict) for x in known) and isinstance(known[2].get("arrays"), dict)
+    if not good or not isinstance(saved.get("data", ""), str) or saved.get("step") != step:
         raise Damaged("state has other fields than were saved")
     return saved
 
@@ -230,30 +212,24 @@ def _arrays(state: State) -> dict:
 
 def restore_params(directory: Directory, params_like, shardings, step: int | None = None):
     """The parameters alone, of the newest (or the given) step under `directory`, in the dtypes of
-    `params_like` and laid out by `shardings`. Nothing else is read, nothing is written.
-
-    ValueError: no such step; its parameters have other names or shapes than `params_like`; it is
-    damaged.
-    """
-    step = find_step(directory, step)
-    where = f"{directory} step {step}"
-    with reader(directory) as m:
+    `params_like` and laid out by `shardings`; nothing is written. ValueError: no such step; its
+    parameters have other names or shapes than `params_like`; it is damaged."""
+    with _reading_step(directory, step) as (m, step):
         # Orbax would leave a parameter that is not there as it stands in the target.
-        saved = parallel.agreed(lambda: _saved_shapes(m, step), ERRORS)
-        _check_same(where, saved["params"], params_like)
+        saved = parallel.agreed(lambda: _saved_shapes(m, step), ERRORS)["params"]
+        _check_same(f"{directory} step {step}", saved, params_like)
         target = {"params": parallel.sharded(params_like, shardings)}
         types = ocp.checkpoint_utils.construct_restore_args(target)
         args = ocp.args.PyTreeRestore(target, restore_args=types, partial_restore=True)
-        try:
-            read = lambda: (_read(m, step, "arrays", args), read_json(m, step))
-            arrays, state = parallel.agreed(read, ERRORS)
-        except Damaged as error:
-            raise Damaged(f"{where}: damaged: {error}") from error
-    content = state["content"].get("arrays") if isinstance(state.get("content"), dict) else None
-    kept = jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype, saved["params"], params_like))
-    if content and kept:  # `convert` saves no checksums; rounded arrays have others
-        _check_content({"params": arrays["params"]}, content, f"{where}: damaged: ")
-    return arrays["params"]
+        read = lambda: (_read(m, step, "arrays", args)["params"], read_json(m, step))
+        params, state = parallel.agreed(read, ERRORS)
+        content = state["content"].get("arrays") if isinstance(state.get("content"), dict) else None
+        kept = jax.tree.map(lambda a, b: a.dtype == b.dtype, saved, params_like)
+        if content and jax.tree.all(
+            kept
+        ):  # `convert` saves no checksums; rounded arrays have others
+            _check_content({"params": params}, content)
+    return params
 
 
 def restore_merged(
@@ -261,12 +237,8 @@ def restore_merged(
 ) -> qwen2.Params:
     """As `restore_params`, for a network of this shape, in float32: adapters (LoRA) that the run
     has trained are merged into the weights they belong to."""
-    step = find_step(directory, step)
-    try:
-        with reader(directory) as m:
-            saved = parallel.agreed(lambda: read_json(m, step), ERRORS).get("config")
-    except Damaged as error:
-        raise Damaged(f"{directory} step {step}: damaged: {error}") from error
+    with _reading_step(directory, step) as (m, step):
+        saved = parallel.agreed(lambda: read_json(m, step), ERRORS).get("config")
     c, named = schema.base(), ("model.lora.", "model.dtype", "model.float32_head")
     of_run = saved if isinstance(saved, dict) else {}  # `convert` saves none
     c.update({k: v for k, v in of_run.items() if k.startswith(named)})
@@ -277,6 +249,17 @@ def restore_merged(
         return params
     merged = lambda params: qwen2.cast(qwen2.merge(shape, params, "float32"), "float32")
     return jax.jit(merged, out_shardings=qwen2.base(shardings))(params)
+
+
+@contextlib.contextmanager
+def _reading_step(directory: Directory, step: int | None):
+    """(a reader, the step that `find_step` finds). `Damaged` inside gets the step's name."""
+    step = find_step(directory, step)
+    with reader(directory) as m:
+        try:
+            yield m, step
+        except Damaged as error:
+            raise Damaged(f"{directory} step {step}: damaged: {error}") from error
 
 
 def _saved_shapes(m: ocp.CheckpointManager, step: int) -> dict:
@@ -314,7 +297,7 @@ def set_aside(directory: Directory, step: int) -> epath.Path:
     path = _absolute(directory)
     kept = path.parent / f"{path.name}.damaged"
     kept.mkdir(parents=True, exist_ok=True)
-    names = itertools.chain([str(step)], (f"{step}.{n}" for n in itertools.count(2)))
+    names = (f"{step}" + f".{n}" * (n > 1) for n in itertools.count(1))
     return (path / str(step)).rename(next(kept / n for n in names if not (kept / n).exists()))
 
 

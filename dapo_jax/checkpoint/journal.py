@@ -1,9 +1,8 @@
 """Finished responses of steps that no checkpoint holds yet: kept as they finish, drawn only once.
 
 A response is a pure function of the policy, its prompt and the names of its random numbers. So a
-step that is done again after a restart takes the responses that were finished from here, draws the
-others and comes to the same bits; a step that had been sampled whole only repeats its updates.
-What a user's own judge said is kept likewise: it may be slow. Rule-based verdicts are made again.
+step that is done again after a restart takes the finished responses from here, draws the others and
+comes to the same bits. What a user's own judge said, which may be slow, is kept likewise.
 
 WORKDIR/journal/STEP.POLICY.NAME holds records: length of the payload, key, checksum, payload. The
 key is a hash of all that the payload depends on (run, policy, prompt, random numbers), so what
@@ -67,8 +66,7 @@ class Journal:
         self._run = digest(_binding(config, inputs), 16)
         self._step, self._covered, self._policy = step, 0, ""
         self._kept: dict[bytes, bytes] = {}  # key -> payload, of the policy that is open
-        # (step, policy, record), not yet written
-        self._waiting: collections.deque[tuple[int, str, bytes]] = collections.deque()
+        self._waiting = collections.deque()  # (step, policy, record), not yet written
         self._own: File | None = None  # where this process writes
         self._files: dict[File, int] = {}  # -> bytes; of process 0 all, of others their own
         self._failing = False
@@ -105,8 +103,7 @@ class Journal:
         self._policy, self._kept = policy, {}
         if wanted := [f for f in self._old if f.policy == policy]:
             found = self._read(wanted) if parallel.is_main_process() else b""
-            found = _of_main_process(found)
-            self._kept = {key: payload for key, payload, _ in _records(found)}
+            self._kept = {key: payload for key, payload, _ in _records(_of_main_process(found))}
             there = f"{len(self._kept)} responses or grades are there already"
             self._say(f"step {self._step + 1}: {there}")
 
@@ -143,10 +140,9 @@ class Journal:
 
     def _write(self, step: int, policy: str, data: bytes) -> None:
         """Append to this process's file; an object in a bucket cannot grow: write another."""
-        own = self._own and self._own[:2] == (step, policy) and not self._remote
+        wrong, own = "", self._own and self._own[:2] == (step, policy) and not self._remote
         if not own or self._failing:
             self._own = File(step, policy, secrets.token_hex(6))
-        wrong = ""
         try:
             if not self._make_room(len(data)):
                 raise OSError("config.checkpoint.journal_gb allows no more")

@@ -1,5 +1,6 @@
 """Finished responses and grades as records of the journal, so that they are not made again."""
 
+import functools
 import json
 from collections.abc import Sequence
 
@@ -32,20 +33,16 @@ class Responses(engine.Store):
             self._journal.put(key, _payload(response))
 
     def _keys(self, requests: Sequence[Request], draw: Draw) -> list[bytes]:
-        # The samples of a prompt share its hash.
-        prompts = {id(request.prompt): request.prompt for request in requests}
-        hashes = {
-            i: digest(repr(draw).encode() + np.array(prompt, np.int64).tobytes(), 16)
-            for i, prompt in prompts.items()
-        }
-        return [
-            self._journal.key(
-                hashes[id(request.prompt)],
-                repr(request[1:5]).encode(),
-                np.array(request.prefix, np.int32).tobytes(),
-            )
-            for request in requests
-        ]
+        @functools.cache  # the samples of a prompt share its hash
+        def hash_of(prompt: tuple[int, ...]) -> bytes:
+            return digest(repr(draw).encode() + np.array(prompt, np.int64).tobytes(), 16)
+
+        def key(request: Request) -> bytes:
+            prefix = np.array(request.prefix, np.int32).tobytes()
+            parts = (hash_of(tuple(request.prompt)), repr(request[1:5]).encode(), prefix)
+            return self._journal.key(*parts)
+
+        return [key(request) for request in requests]
 
 
 class Grades(grading.Memory):

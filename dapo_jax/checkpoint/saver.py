@@ -69,8 +69,8 @@ class Saver:
             if self._settle():
                 return
         raise OSError(
-            f"step {state.counters.step} could not be saved in {self._directory}; the newest"
-            f" checkpoint is {self._newest()}; make room and give the same command"
+            f"step {state.counters.step} could not be saved in {self._directory}; {self._newest()};"
+            " make room and give the same command"
         )
 
     def has(self, step: int) -> bool:
@@ -79,18 +79,17 @@ class Saver:
 
     def _newest(self) -> str:
         good, _ = parallel.of_main_process(lambda: checkpoint.steps(self._directory))
-        return f"of step {good[0]}" if good else "missing"
+        return f"the newest checkpoint is {f'of step {good[0]}' if good else 'missing'}"
 
     def _save(self, state: State, score) -> None:
+        save = lambda: checkpoint.save(self._manager, state, self._config, self._inputs, score)
         try:
-            self._running = self._attempt(
-                lambda: checkpoint.save(self._manager, state, self._config, self._inputs, score)
-            )
+            self._running = self._attempt(save)
         except checkpoint.NotFinite as error:
             raise checkpoint.NotFinite(
-                f"step {state.counters.step} is not saved in {self._directory}: {error}; the newest"
-                f" checkpoint is {self._newest()}: lower optim.lr, or look at optim.* and the"
-                " weights the run began with, before the run goes on from there"
+                f"step {state.counters.step} is not saved in {self._directory}: {error};"
+                f" {self._newest()}: lower optim.lr, or look at optim.* and the weights the run"
+                " began with, before the run goes on from there"
             ) from error
 
     def _settle(self) -> bool:

@@ -54,12 +54,9 @@ def is_remote(name: str | pathlib.Path) -> bool:
 @contextlib.contextmanager
 def hold(name: str | pathlib.Path, checkpoints: str = "") -> Iterator[Workdir]:
     """Make the directory, and lock it and the one with its checkpoints against other runs until the
-    scope ends. checkpoints: config.checkpoint.directory, if that is elsewhere.
-
-    The lock is the kernel's (flock), so it ends with its process however that ends; a bucket has
-    none. ValueError: a directory cannot be used, belongs to another program, or another run is at
-    work in it.
-    """
+    scope ends. checkpoints: config.checkpoint.directory, if that is elsewhere. The lock (flock)
+    ends with its process; a bucket has none. ValueError: a directory cannot be used, belongs to
+    another program, or another run is at work in it."""
     home = open_workdir(name)
     directory = checkpoints or home.checkpoints
     with contextlib.ExitStack() as held:
@@ -82,25 +79,20 @@ def open_workdir(name: str | pathlib.Path) -> Workdir:
     path = pathlib.Path(name)
     if path.exists() and not path.is_dir():
         raise ValueError(f"--workdir={name}: is a file; give a directory")
-    token = parallel.meet(secrets.token_hex(8))[0]
-    probe = path / f".probe_{token}"
+    probe = f".probe_{parallel.meet(secrets.token_hex(8))[0]}"
+    own = path / f"{probe}_{jax.process_index()}"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        own = probe.with_name(f"{probe.name}_{jax.process_index()}")
         own.write_text("")
-        own.unlink()
-        if parallel.is_main_process():
-            probe.write_text("")
     except OSError as error:
         raise ValueError(f"--workdir={name}: cannot be written ({error.strerror})") from error
     parallel.meet(None)  # process 0 has written
-    blind = [i for i, sees in enumerate(parallel.meet(probe.exists())) if not sees]
-    if parallel.is_main_process():
-        probe.unlink()
-    if blind:
+    seen = parallel.meet((path / f"{probe}_0").exists())
+    own.unlink()
+    if not all(seen):
         raise ValueError(
-            f"--workdir={name}: process {blind[0]} does not see what process 0 wrote there; give a"
-            " directory that all hosts share (NFS, or a bucket: gs://...)"
+            f"--workdir={name}: process {seen.index(False)} does not see what process 0 wrote"
+            " there; give a directory that all hosts share (NFS, or a bucket: gs://...)"
         )
     return Workdir(str(name), path, None, {})
 
@@ -198,14 +190,11 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
                 " directory (checkpoints carry the config too), or choose another"
             ) from error
         if not known:
-            raise ValueError(
-                f"--workdir={name}: its config.json is not a run's; choose another directory"
-            )
+            wrong = "its config.json is not a run's; choose another directory"
+            raise ValueError(f"--workdir={name}: {wrong}")
     elif foreign := [name for name in _OURS if _holds_more_than_a_lock(workdir / name)]:
-        raise ValueError(
-            f"--workdir={name}: holds {', '.join(foreign)} but no config.json of a run; choose"
-            " another directory"
-        )
+        wrong = f"holds {', '.join(foreign)} but no config.json of a run; choose another directory"
+        raise ValueError(f"--workdir={name}: {wrong}")
 
 
 def _holds_more_than_a_lock(path: pathlib.Path) -> bool:
@@ -214,24 +203,33 @@ def _holds_more_than_a_lock(path: pathlib.Path) -> bool:
 
 
 def _lock(directory: pathlib.Path, what: str) -> int:
-    """A descriptor that holds the directory's lock, or holds none if the file system has no locks.
-    what: the directory's name in errors. ValueError: another run holds the lock."""
+    """A descriptor that holds the directory's lock, if the file system has locks. what: the
+    directory's name in errors. ValueError: another run holds the lock."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor, owner = lock(directory / _LOCK)
     except OSError as error:
         raise ValueError(f"{what}: cannot be written ({error.strerror})") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.ENOLCK, errno.ENOTSUP):
-            return lock
-        owner = os.read(lock, 200).decode(errors="replace").strip() or "unknown process"
-        os.close(lock)
+    if owner:
         raise ValueError(
             f"{what}: another run is at work in it ({owner}); stop it, or choose another directory"
-        ) from error
+        )
+    return descriptor
+
+
+def lock(path: pathlib.Path, mode: int = 0o644) -> tuple[int, str]:
+    """(descriptor, ''): the file is locked until the descriptor is closed, if its file system has
+    locks; or (-1, the process that has locked it). OSError: it cannot be opened for writing."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOTSUP):
+            return file, ""
+        owner = os.read(file, 200).decode(errors="replace").strip() or "unknown process"
+        os.close(file)
+        return -1, owner
     with contextlib.suppress(OSError):  # on a full disk the owner stays unnamed
-        os.truncate(lock, 0)
-        os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-    return lock
+        os.truncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return file, ""

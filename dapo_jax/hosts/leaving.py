@@ -7,6 +7,7 @@ the process in time, and the run loses only what was not saved yet.
 """
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -84,17 +85,14 @@ def ending() -> None:
 
 def _end_in_time(listening: int) -> None:
     """End the process GRACE_S after SIGTERM came through the pipe; return when it is closed."""
-    deadline = None
-    while True:
-        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        if not select.select([listening], [], [], left)[0]:
-            break
-        numbers = os.read(listening, 64)
-        if not numbers:
+    deadline = math.inf
+    wait_s = lambda: None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
+    while select.select([listening], [], [], wait_s())[0]:
+        if not (numbers := os.read(listening, 64)):
             os.close(listening)
             return
-        if signal.SIGTERM in numbers and deadline is None:
-            deadline = time.monotonic() + GRACE_S
+        if signal.SIGTERM in numbers:
+            deadline = min(deadline, time.monotonic() + GRACE_S)
     said = f"terminated: not ready to leave {GRACE_S:g} s after SIGTERM; the same command goes on\n"
     os.write(2, said.encode())
     for stream in (sys.stdout, sys.stderr):  # the thread that is stuck may hold its lock
@@ -102,5 +100,4 @@ def _end_in_time(listening: int) -> None:
         flushing.start()
         flushing.join(FLUSH_S)
     # A program without our command line expects the status that the signal alone would give.
-    parsed = flags.FLAGS.is_parsed()
-    os._exit(cli.TERMINATED_STATUS.value if parsed else 128 + signal.SIGTERM)
+    os._exit(cli.TERMINATED_STATUS.value if flags.FLAGS.is_parsed() else 128 + signal.SIGTERM)

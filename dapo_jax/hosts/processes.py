@@ -18,7 +18,6 @@ import atexit
 import contextlib
 import errno
 import faulthandler
-import fcntl
 import hashlib
 import itertools
 import json
@@ -40,7 +39,7 @@ from absl import flags
 from jax._src import distributed  # the coordination service's client has no public name yet
 
 from dapo_jax import parallel
-from dapo_jax.checkpoint import checkpoint
+from dapo_jax.checkpoint import checkpoint, workdir
 from dapo_jax.config import schema
 from dapo_jax.hosts import exit_report
 
@@ -119,15 +118,14 @@ def start() -> bool:
         host, _, port = address.rpartition(":")
         bind = _bind_address(host.strip("[]"), int(port))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    limit = START_TIMEOUT.value
     # JAX itself would abort with a stack trace.
-    timer = _in_background(threading.Timer(limit, _give_up))
+    timer = _in_background(threading.Timer(START_TIMEOUT.value, _give_up))
     try:
         jax.distributed.initialize(
             address or None,
             count or None,
             index if given else None,
-            initialization_timeout=limit + 60,
+            initialization_timeout=START_TIMEOUT.value + 60,
             # JAX aborts after half to all of this time; `Watch` ends a process that hangs before
             # that, after 2.2 times the timeout.
             heartbeat_timeout_seconds=6 * HEARTBEAT_TIMEOUT.value,
@@ -173,12 +171,10 @@ def _bind_address(host: str, port: int) -> str:
     ValueError: it cannot listen there (JAX would end with a stack trace, or crash)."""
     loopback = host in ("localhost", "::1") or host.startswith("127.")
     v6 = ":" in host if loopback else socket.has_dualstack_ipv6()
+    family, both = socket.AF_INET6 if v6 else socket.AF_INET, v6 and not loopback
+    place = (host if loopback else "", port)
     try:
-        socket.create_server(
-            (host if loopback else "", port),
-            family=socket.AF_INET6 if v6 else socket.AF_INET,
-            dualstack_ipv6=v6 and not loopback,
-        ).close()
+        socket.create_server(place, family=family, dualstack_ipv6=both).close()
     except OSError as error:
         what = error.strerror or str(error)
         if error.errno == errno.EADDRINUSE:
@@ -194,20 +190,14 @@ def _claim(address: str, index: int) -> None:
     name = re.sub(r"\W", "_", f"dapo_jax-{os.getuid()}-{address}-{index}")
     path = pathlib.Path(tempfile.gettempdir(), name)
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        _, owner = workdir.lock(path, 0o600)  # the file stays open
     except OSError:  # no place to write: go on without the check
         return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.read(file, 20).decode(errors="replace")
-        os.close(file)
+    if owner:
         raise ValueError(
-            f"--process_id={index}: this machine has that process of {address} already (pid {pid})"
-        ) from None
+            f"--process_id={index}: this machine has that process of {address} already ({owner})"
+        )
     atexit.register(path.unlink, missing_ok=True)
-    os.ftruncate(file, 0)
-    os.write(file, str(os.getpid()).encode())  # the file stays open, and so locked
 
 
 def _give_up():
@@ -238,18 +228,16 @@ def agree(values: dict[str, Any]) -> None:
                 )
 
 
-def identity(config, workdir: str) -> dict[str, Any]:
+def identity(config, where: str) -> dict[str, Any]:
     """What must be the same in all processes: config, workdir, versions, this package's source."""
     package = pathlib.Path(__file__).parent.parent
     source = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         source.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
-    return (
-        {f"config.{name}": value for name, value in schema.leaves(config).items()}
-        | {"--workdir": workdir, "python": platform.python_version()}
-        | {f"the version of {p}": v for p, v in checkpoint.versions().items()}
-        | {"the source of dapo_jax (its hash)": source.hexdigest()[:12]}
-    )
+    out = {f"config.{name}": value for name, value in schema.leaves(config).items()}
+    out |= {"--workdir": where, "python": platform.python_version()}
+    out |= {f"the version of {p}": v for p, v in checkpoint.versions().items()}
+    return out | {"the source of dapo_jax (its hash)": source.hexdigest()[:12]}
 
 
 class Watch:
@@ -263,9 +251,9 @@ class Watch:
         self._client, self._timeout, self._reporter = client, timeout, reporter
         self._me = distributed.global_state.process_id
         self._total = distributed.global_state.num_processes
-        self._stopped, self._told, self._ended = (threading.Event() for _ in range(3))
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        self.gone = threading.Event()  # a process is known to be silent or to have left
         self._heard: dict[str, tuple[str, float]] = {}  # process -> (its last beat, when it came)
-        self.gone = False  # whether a process is known to be silent or to have left
         self.status = os.EX_TEMPFAIL  # exit status to follow with
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -296,7 +284,7 @@ class Watch:
     def _judge(self, number: str, who: str, silent_s: float) -> None:
         """Name a process whose last beat came `silent_s` ago, or end this one, if it is time."""
         # One period more: the last beat came up to that long before the silence began.
-        if silent_s > 1.05 * self._timeout and not self.gone:
+        if silent_s > 1.05 * self._timeout and not self.gone.is_set():
             self._name(
                 f"process {number} of {self._total} ({who}) has been silent for {silent_s:.0f} s:"
                 f" it crashed, was preempted or lost its network; see its log. {exit_report.AGAIN}"
@@ -305,14 +293,13 @@ class Watch:
             leave("", self.status)
 
     def _name(self, message: str) -> None:
-        self.gone = True
         if not self._stopped.is_set():
             _print(message)
-        self._told.set()
+        self.gone.set()
 
     def _follow(self, number: str, who: str, message: str, status: int) -> None:
         """Another process has announced that it leaves: leave soon, with its status."""
-        if self.gone or self._stopped.is_set() or number == str(self._me):
+        if self.gone.is_set() or self._stopped.is_set() or number == str(self._me):
             return
         self.status = status
         self._name(f"process {number} ({who}) has left with status {status}: {message}")
@@ -345,15 +332,14 @@ class Watch:
 
     def wait(self) -> bool:
         """Wait until a process is known to be gone; False after the timeout and two beats more."""
-        return self._told.wait(1.2 * self._timeout)
+        return self.gone.wait(1.2 * self._timeout)
 
     def stop(self):
         """Name nobody any more, but send heartbeats: others may still be at work."""
         self._stopped.set()
 
     def end(self):
-        """Send no heartbeats any more, and end the thread: at Python's end, a thread that is
-        calling the coordinator would abort the process."""
+        """End the thread: one that calls the coordinator at Python's end aborts the process."""
         self._ended.set()
         self._thread.join(30)
 
@@ -367,8 +353,14 @@ def _in_background(thread: threading.Thread) -> threading.Thread:
 def _reporter(address: str, me: int, total: int) -> subprocess.Popen:
     """A process that reports this one's end where JAX aborts it (exit_report.py)."""
     limit_s = 3 * HEARTBEAT_TIMEOUT.value  # the others have left by then
-    numbers = map(str, (me, total, limit_s))
-    command = [sys.executable, "-I", "-S", exit_report.__file__, address, *numbers]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        exit_report.__file__,
+        address,
+        *map(str, (me, total, limit_s)),
+    ]
     # Signals to the run's process group are not for it.
     return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 

@@ -33,15 +33,14 @@ class Watchdog:
         file: TextIO | None = None,
         tick_s: float = 1.0,
     ):
-        self._factor, self._floor_s = guard.hang_factor, guard.hang_floor_s
-        self._end_s, self._first_s = guard.hang_end_s, guard.hang_first_s
-        self._leave, self._file, self._tick_s = leave, file or sys.__stderr__, tick_s
+        self._guard, self._leave, self._tick_s = guard, leave, tick_s
+        self._file = file or sys.__stderr__
         self._usual = collections.defaultdict(lambda: collections.deque(maxlen=31))  # s
         self._now = ("", 0.0, 0.0, 0.0)  # phase, when it began; when to print, and to end
         self._closed = threading.Event()
 
     def __enter__(self) -> "Watchdog":
-        if self._factor:
+        if self._guard.hang_factor:
             threading.Thread(target=self._run, daemon=True).start()
             self.phase("start-up")
         return self
@@ -51,7 +50,7 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def phase(self, name: str) -> None:
-        if not self._factor or self._closed.is_set():
+        if not self._guard.hang_factor or self._closed.is_set():
             return
         (before, began, *_), now = self._now, time.monotonic()
         if before:
@@ -64,10 +63,12 @@ class Watchdog:
 
     def _limits(self, name: str) -> tuple[float, float]:
         """Seconds after which all stacks are printed, and after which the process ends."""
-        if not (known := self._usual[name]):
-            return math.inf, self._first_s or math.inf
-        usual = self._factor * statistics.median(known)
-        return max(self._floor_s, usual), max(self._end_s, usual) if self._end_s else math.inf
+        guard, known = self._guard, self._usual[name]
+        if not known:
+            return math.inf, guard.hang_first_s or math.inf
+        usual = guard.hang_factor * statistics.median(known)
+        end = max(guard.hang_end_s, usual) if guard.hang_end_s else math.inf
+        return max(guard.hang_floor_s, usual), end
 
     def _run(self) -> None:
         printed = None
