@@ -161,8 +161,12 @@ def test_holds_config_and_versions_and_no_pickle(saved):
 
 
 @pytest.mark.parametrize("n", [0, 1, 3])
-def test_groups_round_trip(n):
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_groups_round_trip(n, in_flight):
     want = groups(n, G=4, seed=n)
+    if in_flight:  # not judged yet
+        more = lambda r: r._replace(versions=np.full(len(r.tokens), n, np.int32), ended=n > 1)
+        want = [g._replace(grades=None, responses=[*map(more, g.responses)]) for g in want]
     flat = flat_groups.flatten(want)
     assert all(a.ndim == 1 and a.size and a.dtype.kind in "if" for a in flat.values())
     same_arrays(flat_groups.unflatten(flat), want)

@@ -492,19 +492,6 @@ def numbers(workdir) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith(clocks)} for row in rows]
 
 
-@pytest.mark.slow
-def test_what_a_child_says_late_is_read_too(shell):
-    """The processes of these tests: on either log, of a command that has ended before."""
-    late = "import sys, time; time.sleep(0.5); print('late', file=sys.{0})"
-    code = f"""
-import subprocess, sys
-subprocess.Popen([sys.executable, "-c", {late!r}.format("stdout")], stderr=subprocess.DEVNULL)
-subprocess.Popen([sys.executable, "-c", {late!r}.format("stderr")], stdout=subprocess.DEVNULL)
-"""
-    done = shell.python("-c", code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "late\n")
-
-
 BESIDE = "data.embedded_problems=8 curriculum.pass_rate_cap=0.5 curriculum.revisit_epochs=1"
 BESIDE += " critic.enabled=True critic.pretrain_steps=1 critic.lr=1e-3"
 BESIDE = [f"--config.{field}" for field in BESIDE.split()]

@@ -4,13 +4,11 @@ import re
 import sys
 from collections.abc import Callable
 from time import sleep
-from typing import TypeVar
+from typing import Any
 
 import jax
 
 from dapo_jax import gate
-
-T = TypeVar("T")
 
 WAITS_S = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # between tries; five minutes in all
 
@@ -38,7 +36,7 @@ def temporary(error: BaseException | None) -> bool:
     )
 
 
-def read(what: str, action: Callable[[], T]) -> T:
+def read(what: str, action: Callable[[], Any]) -> Any:
     """The value of `action()`, retried after each temporary error. OSError: all tries failed."""
     waits = iter(WAITS_S)
     while True:
