@@ -36,13 +36,9 @@ RECORD = [
 
 def presets():
     """Learning rates and temperature such that float32 shows every step, and ratios get clipped."""
-    for name, c in (
-        ("paper", config.paper()),
-        ("verl", config.verl()),
-        ("grpo", config.grpo()),
-        ("grpo with KL", config.grpo()),
-    ):
-        c.optim.lr = dict(paper=4.0, verl=2.0).get(name, 0.4)
+    for name, lr in (("paper", 4.0), ("verl", 2.0), ("grpo", 0.4), ("grpo with KL", 0.4)):
+        c = getattr(config, name.split()[0])()
+        c.optim.lr = lr
         c.rollout.temperature = 0.8
         c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
         c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = LONGEST, BUFFER
@@ -52,21 +48,14 @@ def presets():
         yield pytest.param(c, name.split()[0], id=name)
 
 
-# ------------------------------------------------------------------------------------------------
-# The re-play
-# ------------------------------------------------------------------------------------------------
-
-
 def log_softmax(row):
     return row - row.max() - np.log(np.exp(row - row.max()).sum())
 
 
 def log_probs(table, prompt, tokens, temperature):
-    path = [*prompt, *tokens]
-    start = len(prompt) - 1
-    return np.array(
-        [log_softmax(table[path[start + i]] / temperature)[t] for i, t in enumerate(tokens)]
-    )
+    before = [*prompt, *tokens][len(prompt) - 1 : -1]
+    rows = zip(before, tokens, strict=True)
+    return np.array([log_softmax(table[b] / temperature)[t] for b, t in rows])
 
 
 def reward_of(tokens, correct, preset):
@@ -127,25 +116,25 @@ def adamw(table, m, v, count, grad, lr, b2, decay):
 
 
 def learning_rate(step, preset, peak):
-    if preset == "verl":
-        return peak * min(step / 10, 1)
-    return peak * min((step + 1) / (20 if preset == "paper" else 2), 1)
+    done = dict(verl=step / 10, paper=(step + 1) / 20, grpo=(step + 1) / 2)
+    return peak * min(done[preset], 1)
 
 
 def replay(c, preset, order):
     """(table, m, v, mean gradient norm) after each rollout step; order: (step) -> groups' order."""
     table, m, v, count = TABLE.astype(np.float64), np.zeros((V, V)), np.zeros((V, V)), 0
     seen, after = dict(held=0, margin=1.0), []
-    b2, decay = (0.999 if preset != "grpo" else 0.95), (0.1 if preset == "verl" else 0.0)
+    T, b2, decay = (
+        c.rollout.temperature,
+        (0.999 if preset != "grpo" else 0.95),
+        (0.1 if preset == "verl" else 0.0),
+    )
     for step in range(STEPS):
-        everything = {
-            g: [
-                (prompt, tokens, A, log_probs(table, prompt, tokens, c.rollout.temperature))
-                for (tokens, _), A in zip(responses, advantages(responses, preset), strict=True)
-            ]
-            for g, (prompt, responses) in enumerate(RECORD)
-        }
-        norms = []
+        everything, norms = [], []
+        for prompt, responses in RECORD:
+            pairs = zip(responses, advantages(responses, preset), strict=True)
+            rows = [(prompt, t, A, log_probs(table, prompt, t, T)) for (t, _), A in pairs]
+            everything.append(rows)
         for part in np.split(np.asarray(order(step)), 2):
             minibatch = [entry for g in part for entry in everything[g]]
             grad = gradient(table, TABLE.astype(np.float64), minibatch, c, preset, seen)
@@ -157,11 +146,6 @@ def replay(c, preset, order):
     return after, seen
 
 
-# ------------------------------------------------------------------------------------------------
-# The project on the same record
-# ------------------------------------------------------------------------------------------------
-
-
 def table_stats(shape, params, rows, temperature, kernel):
     """`update.row_stats` of a table in place of the network."""
     logp = jax.nn.log_softmax(params["table"][rows.tokens_AxRxT] / temperature)
@@ -169,20 +153,15 @@ def table_stats(shape, params, rows, temperature, kernel):
     return HeadStats(taken, -(jnp.exp(logp) * logp).sum(-1))
 
 
-def judged(right) -> Grades:
-    return Grades(np.where(right, 1.0, -1.0), np.array(right, bool))
-
-
-def recorded_groups():
+def recorded_group(position, prompt, responses) -> Group:
     def response(tokens):
         nothing = np.zeros(len(tokens), np.float32)
         truncated = len(tokens) == LONGEST and tokens[-1] != 0
         return Response(np.array(tokens, np.int32), nothing, nothing, truncated)
 
-    return [
-        Group(i, prompt, [response(t) for t, _ in rs], judged([c for _, c in rs]))
-        for i, (prompt, rs) in enumerate(RECORD)
-    ]
+    right = np.array([right for _, right in responses], bool)
+    grades = Grades(np.where(right, 1.0, -1.0), right)
+    return Group(position, prompt, [response(tokens) for tokens, _ in responses], grades)
 
 
 @pytest.mark.parametrize(("c", "preset"), list(presets()))
@@ -208,7 +187,8 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     expected, seen = replay(c, preset, order)
     assert seen["held"] and seen["margin"] > 1e-4  # clipped somewhere, undecided nowhere
     for step, (table, m, v, norm) in enumerate(expected):
-        items = algorithm.make_minibatches(method, recorded_groups(), step)
+        groups = [recorded_group(i, *row) for i, row in enumerate(RECORD)]
+        items = algorithm.make_minibatches(method, groups, step)
         knobs = algorithm.update_knobs(method, step)
         state, logs, _ = method.learn(method, machine, state, items)
         state, log = state.count(step=step + 1), metrics.update_metrics(logs, False)

@@ -38,8 +38,7 @@ def newest(folder):
 class Unreachable(Exception):
     """As gcsfs raises a 503: no OSError."""
 
-
-Unreachable.__module__ = "gcsfs.retry"
+    __module__ = "gcsfs.retry"
 
 
 @pytest.fixture

@@ -87,17 +87,19 @@ def test_an_evaluation_asks_no_hub_for_what_a_run_has(hub, asked, tmp_path, monk
     def stop(config, workdir, model_dir, score):
         raise Found(model_dir)
 
+    def evaluated(*arguments) -> pathlib.Path:
+        with pytest.raises(Found) as found:
+            evaluate.evaluate_checkpoint(named(), *arguments)
+        return found.value.args[0]
+
     monkeypatch.setattr(named_sets, "load_text", stop)
-    with pytest.raises(Found) as found:  # nothing is there: the model itself is evaluated
-        evaluate.evaluate_checkpoint(named(), tmp_path / "run")
-    assert found.value.args == (hub / "org/tiny",) and "*.safetensors" in asked[0]
+    assert evaluated(tmp_path / "run") == hub / "org/tiny"  # the model itself is evaluated
+    assert "*.safetensors" in asked[0]
     (tmp_path / "run/checkpoints/7").mkdir(parents=True)
     monkeypatch.setattr(policy.checkpoint, "find_step", lambda path, step=None: 7)
-    with pytest.raises(Found) as found:
-        evaluate.evaluate_checkpoint(named(), tmp_path / "run")
-    assert found.value.args == (tmp_path / "run/base",) and len(asked) == 1
-    with pytest.raises(Found):  # other weights, the small files of this run's model
-        evaluate.evaluate_checkpoint(named(), tmp_path / "other", f"{tmp_path}/run@7")
+    assert evaluated(tmp_path / "run") == tmp_path / "run/base" and len(asked) == 1
+    # Other weights, the small files of this run's model.
+    evaluated(tmp_path / "other", f"{tmp_path}/run@7")
     assert len(asked) == 2 and "*.safetensors" not in asked[1]
 
 

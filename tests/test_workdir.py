@@ -37,11 +37,11 @@ def test_a_new_one_is_made_and_an_old_one_is_taken(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard", "rollouts", "checkpoints"])
-def test_what_a_run_would_remove_is_not_touched_in_a_foreign_directory(tmp_path, name):
-    (tmp_path / name).mkdir()
-    assert f"holds {name} but no config.json of a run" in refused(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == [name]
+def test_what_a_run_would_remove_is_not_touched_in_a_foreign_directory(tmp_path):
+    for name in ("metrics.jsonl", "tensorboard", "rollouts", "checkpoints"):
+        (tmp_path / name / name).mkdir(parents=True)
+        assert f"holds {name} but no config.json of a run" in refused(tmp_path / name)
+        assert [p.name for p in (tmp_path / name).iterdir()] == [name]
 
 
 def test_a_config_that_is_no_run_s(tmp_path):
@@ -80,9 +80,8 @@ def test_a_second_holder_is_refused_and_the_lock_dies_with_its_process(tmp_path)
     with workdir.hold(tmp_path):
         error = refused(tmp_path)  # by this process, through another descriptor
         assert f"another run is at work in it (process {os.getpid()} on " in error
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "held\n"
     assert f"process {other.pid} on " in refused(tmp_path)
     other.kill()
@@ -93,24 +92,17 @@ def test_a_second_holder_is_refused_and_the_lock_dies_with_its_process(tmp_path)
         pass
 
 
-def test_a_directory_is_used_as_it_is(tmp_path):
+def test_a_directory_is_used_as_it_is_if_all_hosts_share_it(tmp_path, monkeypatch):
     home = workdir.open_workdir(tmp_path / "a" / "b")
     assert home.local == tmp_path / "a" / "b" and home.local.is_dir()
     assert home.checkpoints == str(tmp_path / "a" / "b" / "checkpoints")
     assert list(home.local.iterdir()) == []  # the probes are gone
     workdir.send(home)
-
-
-def test_a_file_is_refused(tmp_path):
     (tmp_path / "f").write_text("")
     with pytest.raises(ValueError, match="is a file"):
         workdir.open_workdir(tmp_path / "f")
-
-
-def test_a_disk_that_is_not_shared_is_refused(tmp_path, monkeypatch):
-    def gather(value):  # as if process 1 saw another disk
-        return [value, False] if isinstance(value, bool) else [value, value]
-
+    # As if process 1 saw another disk.
+    gather = lambda value: [value, False if isinstance(value, bool) else value]
     monkeypatch.setattr(workdir.parallel, "meet", gather)
     with pytest.raises(ValueError, match="process 1 does not see what process 0 wrote"):
         workdir.open_workdir(tmp_path / "run")
