@@ -159,13 +159,14 @@ def test_two_damaged_ones_and_no_whole_one(run, tmp_path):
 
 
 def test_a_run_over_a_damaged_checkpoint_ends_with_the_same_bits(whole, server, tmp_path):
-    """Until it has gone on, an evaluation takes the newest whole one."""
-    workdir = tmp_path / "run"
+    """And an evaluation of it, which writes to its workdir, takes the newest whole one."""
+    workdir, other = tmp_path / "run", tmp_path / "other"
     shutil.copytree(whole, workdir)
     harm(workdir / "checkpoints" / "12" / "arrays" / "manifest.ocdbt", flip, random.Random(1))
-    assert "step 10" in server.run(workdir, "--k=2", module="evaluate")
-    named = f"--checkpoint={workdir}/checkpoints/12"
-    said = server.run(workdir, "--k=2", named, module="evaluate", code=1)
+    shutil.copytree(workdir, other)
+    assert "step 10" in server.run(other, "--k=2", module="evaluate")
+    named = f"--checkpoint={other}/checkpoints/12"
+    said = server.run(other, "--k=2", named, module="evaluate", code=1)
     assert "error: " in said and "step 12: damaged: arrays/manifest.ocdbt" in said
     assert "Traceback" not in said
     said = server.run(workdir)
