@@ -41,25 +41,16 @@ class Run(typed.Process):
         super().__init__(server, pid, [log])
         self._log, self._marks, self._partial = log, marks, ""
 
-    def phases(self, timeout: float) -> list[str] | None:
-        """Names of the phases that have begun since the last call; None when the run has ended."""
-        ready, _, _ = select.select([self._marks], [], [], timeout)
-        if not ready:
-            return []
-        data = os.read(self._marks, 65536).decode()
-        if not data:
-            return None
-        *whole, self._partial = (self._partial + data).split("\n")
-        return whole
-
     def wait_for(self, phase: str, times: int = 1, timeout: float = 900) -> bool:
         """Until the phase has begun so many times; False when the run ends before."""
         deadline = time.monotonic() + timeout
         while times > 0:
             assert time.monotonic() < deadline, self.said()
-            begun = self.phases(1.0)
-            if begun is None:
+            if not select.select([self._marks], [], [], 1.0)[0]:
+                continue
+            if not (data := os.read(self._marks, 65536).decode()):
                 return False
+            *begun, self._partial = (self._partial + data).split("\n")
             times -= begun.count(phase)
         return True
 
@@ -107,10 +98,6 @@ class Server(typed.Shell):
         assert run.wait() == code, run.said()
         return run.said()
 
-
-# ------------------------------------------------------------------------------------------------
-# What a run has left
-# ------------------------------------------------------------------------------------------------
 
 # Of how a step was run, which a restart within it changes, and not of what came out.
 _CLOCKS = ("time/", "perf/", "sampling/evicted")
