@@ -186,10 +186,10 @@ def read_json(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
 
 def _read(m: ocp.CheckpointManager, step: int, item: str, args):
     restored = lambda: m.restore(step, args=ocp.args.Composite(**{item: args}))[item]
-    return _patiently(f"{m.directory} step {step}", item, restored)
+    return _retried(f"{m.directory} step {step}", item, restored)
 
 
-def _patiently(where: str, item: str, action):
+def _retried(where: str, item: str, action):
     """What cannot be read is tried again. Damaged: it was read, twice, and makes no sense."""
     for last in (False, True):
         try:
@@ -265,7 +265,7 @@ def _reading_step(directory: Directory, step: int | None):
 def _saved_shapes(m: ocp.CheckpointManager, step: int) -> dict:
     path = m.directory / str(step) / "arrays"
     shapes = lambda: ocp.PyTreeCheckpointHandler().metadata(path).tree
-    return _patiently(f"{m.directory} step {step}", "arrays", shapes)
+    return _retried(f"{m.directory} step {step}", "arrays", shapes)
 
 
 def steps(directory: Directory) -> tuple[list[int], dict[int, str]]:
