@@ -1,4 +1,4 @@
-"""Bytes per device while sampling and while updating, by arithmetic.
+"""Bytes per device while sampling and while updating, by arithmetic; can a config run on a slice?
 
 Bytes of parameters, optimizer and cache are exact. Those of activations estimate what XLA keeps,
 within 15% of what XLA:TPU assigned (tests/test_plan.py).
@@ -10,9 +10,10 @@ import math
 
 import jax
 
-from dapo_jax.config import validation
+from dapo_jax.config import schema, validation
 from dapo_jax.model import paged, qwen2
-from dapo_jax.plan.shapes import value_model
+from dapo_jax.plan.shapes import network, value_model
+from dapo_jax.pods.slices import Pod
 
 GB = 1e9
 CELL_ARRAYS = 10  # of 4 bytes per packed cell: eight of the rows, old and reference log-probs
@@ -26,15 +27,13 @@ def parts(axis: str, rules, sizes) -> int:
 
 def weight_count(shape: qwen2.Shape, rules, sizes, part=qwen2.base) -> int:
     """Parameters on one device, exactly. part: qwen2.base or qwen2.trained."""
-    leaves, axes = part(qwen2.abstract(shape)), part(qwen2.metadata(shape, "axes"))
-    leaves = jax.tree.leaves(leaves)
-    axes = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
-    return sum(
-        math.prod(
-            -(-n // parts(a, rules, sizes)) if a else n for n, a in zip(x.shape, names, strict=True)
-        )
-        for x, names in zip(leaves, axes, strict=True)
-    )
+
+    def here(leaf, axes: tuple[str | None, ...]) -> int:
+        split = (parts(a, rules, sizes) if a else 1 for a in axes)
+        return math.prod(-(-n // k) for n, k in zip(leaf.shape, split, strict=True))
+
+    tree, axes = part(qwen2.abstract(shape)), part(qwen2.metadata(shape, "axes"))
+    return sum(jax.tree.leaves(jax.tree.map(here, tree, axes)))
 
 
 def outputs(shape: qwen2.Shape) -> int:
@@ -43,8 +42,7 @@ def outputs(shape: qwen2.Shape) -> int:
 
 
 def read_count(shape: qwen2.Shape) -> int:
-    """Parameters that the matrix products of a token read: of an embedding that is no head, no
-    product reads any."""
+    """Parameters that the matrix products of a token read: not an embedding that is no head."""
     multiplied = shape.tie_embeddings and not shape.value_head
     embedding = 0 if multiplied else shape.vocab_size * shape.hidden_size
     return qwen2.param_count(shape) - embedding
@@ -103,11 +101,8 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
         made = {"values, advantages, returns": updating["packed rows"] * VALUE_ARRAYS / CELL_ARRAYS}
         of_values = update_memory(config, value, sizes) | made
         updating = max(updating, of_values, key=lambda items: sum(items.values()))
-    return {
-        "always": _always(config, shape, value, sizes),
-        "sampling": _sampling(config, shape, sizes),
-        "updating": updating,
-    }
+    always, sampling = _always(config, shape, value, sizes), _sampling(config, shape, sizes)
+    return {"always": always, "sampling": sampling, "updating": updating}
 
 
 def peaks(table: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -119,15 +114,13 @@ def peaks(table: dict[str, dict[str, float]]) -> dict[str, float]:
 def _always(config, shape: qwen2.Shape, value: qwen2.Shape | None, sizes) -> dict[str, float]:
     train, item = config.sharding.train, item_bytes(config)
     n = weight_count(shape, train, sizes, qwen2.trained)
-    masters = {"master weights (float32)": 4 * n}
+    always = {"master weights (float32)": 4 * n}
     if shape.lora:
         base = item * weight_count(shape, train, sizes)
-        masters = {f"base ({config.model.dtype})": base, "adapters (float32)": 4 * n}
+        always = {f"base ({config.model.dtype})": base, "adapters (float32)": 4 * n}
     tokens = cache(config, shape, sizes).tokens / parts("batch", config.sharding.decode, sizes)
-    always = masters | {
-        "Adam's moments (float32)": 8 * n,
-        "cache": tokens * token_bytes(config, shape, sizes),
-    }
+    always["Adam's moments (float32)"] = 8 * n
+    always["cache"] = tokens * token_bytes(config, shape, sizes)
     if config.loss.kl_coef:
         always["reference weights (float32)"] = 4 * n
     if value:
@@ -139,20 +132,16 @@ def _always(config, shape: qwen2.Shape, value: qwen2.Shape | None, sizes) -> dic
 
 def _sampling(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
     train, decode, item = config.sharding.train, config.sharding.decode, item_bytes(config)
-    D, F, V = shape.hidden_size, shape.intermediate_size, shape.vocab_size
+    rollout, D, F, V = config.rollout, shape.hidden_size, shape.intermediate_size, shape.vocab_size
     mlp, vocab = (parts(a, train, sizes) for a in ("mlp", "vocab"))
     shards = parts("batch", decode, sizes)
-    prompts, slots = (
-        -(-n // shards) for n in (config.rollout.prefill_prompts, config.rollout.slots)
-    )
-    prompt = min(config.rollout.prefill_tokens, config.data.max_prompt_tokens)
+    prompts, slots = (-(-n // shards) for n in (rollout.prefill_prompts, rollout.slots))
+    cells = prompts * min(rollout.prefill_tokens, config.data.max_prompt_tokens)
     weights = item * weight_count(shape, decode, sizes)
     return {
         "decode weights": weights + (4 - item) * _wide_part(config, shape, sizes, decode),
         "logits": 3 * 4 * slots * V / vocab + (_head_bytes(config, shape, sizes) if D % 128 else 0),
-        "prefill": prompts
-        * prompt
-        * (token_bytes(config, shape, sizes) + item * (3 * F / mlp + 6 * D)),
+        "prefill": cells * (token_bytes(config, shape, sizes) + item * (3 * F / mlp + 6 * D)),
     }
 
 
@@ -205,3 +194,59 @@ def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
         # Of all mini-batches.
         "packed rows": config.optim.minibatches * -(-minibatch // shards) * T * 4 * CELL_ARRAYS,
     }
+
+
+# --- can it run -----------------------------------------------------------------------------------
+
+
+def mistakes(config, shape: qwen2.Shape | None, pod: Pod) -> str:
+    """Why the config cannot run on that pod, a reason per line; '' if it can. Without a shape only
+    what does not depend on it is checked."""
+    try:
+        validation.validate(config, pod.chips)
+    except schema.ConfigError as error:
+        return str(error)
+    sizes = validation.resolve_mesh(config, pod.chips)
+    bad = validation.check_shape(shape, sizes, config.sharding) if shape else []
+    if shape and config.critic.init_from and (value := value_model(config, shape)):
+        wrong = validation.check_shape(value, sizes, config.sharding)
+        bad += [f"the value model: {line}" for line in wrong]
+    if sizes["data"] % pod.slices:
+        bad.append(
+            f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices,"
+            " which are joined along `data`"
+        )
+    return "\n".join(bad)
+
+
+def check(config, pod: Pod, with_files: bool = False, with_memory: bool = True) -> str:
+    """A doubt about running the config on that pod, or ''. ValueError: it cannot run. launch/ asks
+    this before it makes a slice.
+
+    with_files: files with relative names have to exist here. with_memory: a config that by
+    arithmetic does not fit cannot run; otherwise that is a doubt.
+    """
+    doubt = ""
+    try:
+        shape = network(config)
+        value_model(config, shape)
+    except ValueError as error:  # a directory of the hosts, or there is no network here
+        shape, doubt = None, f"{error}: not checked whether the model fits"
+    wrong = mistakes(config, shape, pod).splitlines()
+    if with_files:
+        hint = "here, where the slice gets its copy from; --prepare=COMMAND fetches it there"
+        wrong += [f"{line} {hint}" for line in validation.missing(config) if ": /" not in line]
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    if doubt:
+        return doubt
+    peak = max(peaks(memory(config, shape, validation.resolve_mesh(config, pod.chips))).values())
+    if peak <= pod.chip.hbm:
+        return ""
+    doubt = (
+        f"by arithmetic this needs {peak / GB:.1f} GB of a chip's {pod.chip.hbm / GB:.1f}: ask"
+        f" python -m dapo_jax.plan --topology={pod.cloud} what fits"
+    )
+    if with_memory:
+        raise ValueError(f"{doubt} (--skip-plan goes on all the same)")
+    return doubt
