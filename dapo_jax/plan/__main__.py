@@ -26,11 +26,9 @@ from absl import flags
 
 from dapo_jax.config import cli, schema
 from dapo_jax.hosts import processes  # noqa: F401  (`--check` takes the flags of a training)
-from dapo_jax.plan import check, compile as plan_compile, kernels, plan
+from dapo_jax.plan import Traffic, check, compile as plan_compile, kernels, network, plan
 from dapo_jax.plan.report import report
-from dapo_jax.plan.shapes import network
-from dapo_jax.plan.simulate import Traffic
-from dapo_jax.pods import slices
+from dapo_jax.pods import slices, topology
 
 
 def define_flags() -> None:
@@ -80,15 +78,14 @@ def main() -> int:
 
     result = plan(config, pod, traffic, given.room, given.staleness)
     show(report(result))
-    if (given.compile or given.kernels) and not plan_compile.available():
+    if (given.compile or given.kernels) and not topology.available():
         print(plan_compile.NO_COMPILER, file=sys.stderr)
     elif not result["mistakes"]:
         if given.kernels:
             result["kernels"] = kernels.counted(config, pod)
             show(result["kernels"]["text"])
         if given.compile:
-            say = lambda line: print(line, file=sys.stderr, flush=True)
-            result["compiled"] = plan_compile.check(config, network(config), pod, say)
+            result["compiled"] = plan_compile.check(config, network(config), pod)
             show(plan_compile.report(result["compiled"]))
     if given.json:
         whole = json.dumps(result, indent=2, default=float) + "\n"

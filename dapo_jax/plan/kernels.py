@@ -26,8 +26,7 @@ from dapo_jax.model import paged, qwen2
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.plan.footprint import cache, parts as split
 from dapo_jax.plan.report import table
-from dapo_jax.plan.roofline import BLOCK_TOKENS
-from dapo_jax.plan.scene import scene
+from dapo_jax.plan.roofline import BLOCK_TOKENS, scene
 from dapo_jax.plan.shapes import network
 from dapo_jax.pods import topology
 from dapo_jax.pods.slices import Pod

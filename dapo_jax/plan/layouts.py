@@ -11,7 +11,7 @@ from dapo_jax.model import qwen2
 from dapo_jax.plan import footprint, step
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.plan.footprint import mistakes
-from dapo_jax.plan.scene import scene
+from dapo_jax.plan.roofline import scene
 from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods.slices import Pod
 

@@ -9,8 +9,7 @@ from dapo_jax.plan import footprint, staleness, step
 from dapo_jax.plan.constants import CONSTANTS, VALUES
 from dapo_jax.plan.footprint import mistakes, parts, read_count, waves, wide_count
 from dapo_jax.plan.layouts import changed, fitting, search
-from dapo_jax.plan.roofline import micro_batch
-from dapo_jax.plan.scene import Scene, scene
+from dapo_jax.plan.roofline import Scene, micro_batch, scene
 from dapo_jax.plan.shapes import network, value_model
 from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods import slices

@@ -109,16 +109,10 @@ class Sampler:
     def __init__(self, requests: list[Request], left: list[int], cap: int, sizes: Sizes, T=0):
         """left: tokens that each request has still to draw. T: tokens of a prompt in one call of
         the prefill program; 0 = a prompt is one call."""
-        self.left, self.sizes, self._prefill_tokens = left, sizes, T
-        self.schedule = Schedule(
-            requests,
-            slots=sizes.slots,
-            shards=sizes.shards,
-            chunk=min(sizes.chunk, cap),
-            limit=cap,
-            pages=sizes.pages,
-            page_tokens=sizes.page_tokens,
-        )
+        self.left, self._prefill_tokens = left, T
+        named = sizes._asdict() | {"chunk": min(sizes.chunk, cap), "limit": cap}
+        self._prefill_rows = named.pop("prefill_rows")
+        self.schedule = Schedule(requests, **named)
         self._chunks, self._evicted = [], 0  # the first four of `Trace`, by chunk
 
     def chunk(self) -> list[tuple[int, int, int]]:
@@ -127,7 +121,7 @@ class Sampler:
         self._evicted += schedule.grow()
         new, _ = schedule.admit()
         calls = self._prefill_calls(new)
-        position_S, count_S = np.zeros((2, self.sizes.slots), np.int32)
+        position_S, count_S = np.zeros((2, schedule.slots), np.int32)
         out = []
         for s, row in enumerate(schedule.rows):
             if row:
@@ -143,7 +137,7 @@ class Sampler:
 
     def _prefill_calls(self, new: list[int]) -> int:
         """As `Engine._prefill` makes them: a call lasts as long as the longest prompt of it."""
-        n, T, queues = self.sizes.prefill_rows, self._prefill_tokens, defaultdict(list)
+        n, T, queues = self._prefill_rows, self._prefill_tokens, defaultdict(list)
         for s in new:
             calls = -(-(len(self.schedule.rows[s].prompt) - 1) // T) if T else 1
             queues[self.schedule.shard(s)].append(calls)
@@ -172,14 +166,8 @@ def rounds(config, accept: float, steps: int = 64) -> list[list[int]]:
     position, rate, carried, out = 0, max(accept, 1 / 64), [], []
     for _ in range(steps):
         out.append([])
-        got = collect(
-            draw,
-            config.dynamic_sampling,
-            start=position,
-            need=config.rollout.groups,
-            accept_rate=rate,
-            carried=carried,
-        )
+        batch = dict(start=position, need=config.rollout.groups, carried=carried)
+        got = collect(draw, config.dynamic_sampling, accept_rate=rate, **batch)
         position, rate, carried = got.next_position, got.accept_rate, got.carried
     return out
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from dapo_jax.plan import step
 from dapo_jax.plan.constants import Values
-from dapo_jax.plan.scene import Scene
+from dapo_jax.plan.roofline import Scene
 from dapo_jax.plan.simulate import Sampler, Sizes, Trace, Traffic, lengths
 from dapo_jax.rollout.schedule import Request
-from dapo_jax.variants.clock import Clock, Flight, Run
+from dapo_jax.variants.clock import Clock, Run
 
 
 class Carried(NamedTuple):
@@ -43,18 +43,10 @@ def carried(
     drawn = defaultdict(lambda: np.zeros(versions, int))
     trained_V = np.zeros(versions, int)  # tokens by age
     flights, position, traces, judged, parked = [], 0, [], 0, 0
+    settings = dict(need=need, staleness=staleness, samples=G, lanes=sizes.slots)
+    settings |= dict(tick=min(sizes.chunk, cap), most=config.dynamic_sampling.max_rounds * need)
     for version in range(versions):
-        clock = Clock(
-            flights,
-            need=need,
-            staleness=staleness,
-            samples=G,
-            lanes=sizes.slots,
-            tick=min(sizes.chunk, cap),
-            version=version,
-            position=position,
-            most=config.dynamic_sampling.max_rounds * need,
-        )
+        clock = Clock(flights, version=version, position=position, **settings)
         runs: list[tuple[Run, int]] = []  # of each request, and where it begins
         call = Sampler([], [], cap, sizes, prefill_tokens)
 
@@ -87,11 +79,9 @@ def carried(
             of_V = sum(drawn[f.position, g] for f in used for g in range(G))
             trained_V[: version + 1] += of_V[version::-1]
         taken, position = {f.position for f in used}, clock.position
-        flights = [
-            Flight(f.position, [Run(r.at, r.whole, r.at) for r in f.runs], f.begun, f.accepted)
-            for f in clock.flights
-            if f.position not in taken
-        ]
+        flights = [f for f in clock.flights if f.position not in taken]
+        for f in flights:
+            f.runs = [Run(r.at, r.whole, r.at) for r in f.runs]
     age = float(trained_V @ np.arange(versions) / trained_V.sum())
     oldest = int(np.flatnonzero(trained_V).max())
     return Carried(traces, parked / steps, judged / steps, age, oldest)

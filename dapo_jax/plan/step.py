@@ -17,7 +17,7 @@ import numpy as np
 
 from dapo_jax.plan import roofline, simulate
 from dapo_jax.plan.constants import CONSTANTS, VALUES, Values
-from dapo_jax.plan.scene import Scene
+from dapo_jax.plan.roofline import Scene
 from dapo_jax.plan.simulate import Sizes, Trace, Traffic
 
 
