@@ -36,11 +36,6 @@ def weight_count(shape: qwen2.Shape, rules, sizes, part=qwen2.base) -> int:
     return sum(jax.tree.leaves(jax.tree.map(here, tree, axes)))
 
 
-def outputs(shape: qwen2.Shape) -> int:
-    """Numbers that the head computes for a token."""
-    return 1 if shape.value_head else shape.vocab_size
-
-
 def read_count(shape: qwen2.Shape) -> int:
     """Parameters that the matrix products of a token read: not an embedding that is no head."""
     multiplied = shape.tie_embeddings and not shape.value_head
@@ -55,7 +50,8 @@ def item_bytes(config) -> int:
 
 def wide_count(config, shape: qwen2.Shape) -> int:
     """Parameters of a float32 head on a model of another dtype; 0 where there is none."""
-    return shape.float32_head * (item_bytes(config) < 4) * outputs(shape) * shape.hidden_size
+    outputs = 1 if shape.value_head else shape.vocab_size
+    return shape.float32_head * (item_bytes(config) < 4) * outputs * shape.hidden_size
 
 
 def _wide_part(config, shape: qwen2.Shape, sizes, rules) -> float:
@@ -150,7 +146,8 @@ def _head_bytes(config, shape: qwen2.Shape, sizes) -> float:
     `embed`. TPUs lay out the last axis in 128 lanes."""
     item = 4 if wide_count(config, shape) else item_bytes(config)
     lanes = -(-shape.hidden_size // 128) * 128
-    return item * outputs(shape) * lanes / parts("vocab", config.sharding.train, sizes)
+    outputs = 1 if shape.value_head else shape.vocab_size
+    return item * outputs * lanes / parts("vocab", config.sharding.train, sizes)
 
 
 def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
@@ -174,13 +171,14 @@ def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
     scores = 0 if fused else 2 * 4 * rows * H / heads * chunk * T
     if shape.remat == "none" and chunk == T:  # the scores of all layers, not of one chunk
         scores *= L
-    tables = shape.vocab_size * (read_count(shape) < qwen2.param_count(shape)) + outputs(shape)
+    outputs = 1 if shape.value_head else shape.vocab_size
+    tables = shape.vocab_size * (read_count(shape) < qwen2.param_count(shape)) + outputs
     layer = (qwen2.param_count(shape) - D * tables) / L
     block = scores + item * tokens * (6 * F / mlp + 8 * H * d / heads + 3 * D)
     # The head's float32 sum of gradients is a copy, but for a float32 head that is not gathered.
     wide, head_weights = wide_count(config, shape), _head_bytes(config, shape, sizes)
     copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
-    head = copied + 4 * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
+    head = copied + 4 * rows * min(shape.head_chunk, T) * outputs / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
     # Trained weights whose compute copy is float32.
     raised = 0 if shape.lora else _wide_part(config, shape, sizes, train)
@@ -226,27 +224,21 @@ def check(config, pod: Pod, with_files: bool = False, with_memory: bool = True) 
     with_files: files with relative names have to exist here. with_memory: a config that by
     arithmetic does not fit cannot run; otherwise that is a doubt.
     """
-    doubt = ""
     try:
         shape = network(config)
         value_model(config, shape)
     except ValueError as error:  # a directory of the hosts, or there is no network here
         shape, doubt = None, f"{error}: not checked whether the model fits"
     wrong = mistakes(config, shape, pod).splitlines()
-    if with_files:
-        hint = "here, where the slice gets its copy from; --prepare=COMMAND fetches it there"
-        wrong += [f"{line} {hint}" for line in validation.missing(config) if ": /" not in line]
-    if wrong:
+    missing = [x for x in validation.missing(config) if ": /" not in x] if with_files else []
+    hint = "here, where the slice gets its copy from; --prepare=COMMAND fetches it there"
+    if wrong := wrong + [f"{line} {hint}" for line in missing]:
         raise ValueError("\n".join(wrong))
-    if doubt:
+    if shape is None:
         return doubt
     peak = max(peaks(memory(config, shape, validation.resolve_mesh(config, pod.chips))).values())
-    if peak <= pod.chip.hbm:
-        return ""
-    doubt = (
-        f"by arithmetic this needs {peak / GB:.1f} GB of a chip's {pod.chip.hbm / GB:.1f}: ask"
-        f" python -m dapo_jax.plan --topology={pod.cloud} what fits"
-    )
-    if with_memory:
+    needs = f"by arithmetic this needs {peak / GB:.1f} GB of a chip's {pod.chip.hbm / GB:.1f}"
+    doubt = f"{needs}: ask python -m dapo_jax.plan --topology={pod.cloud} what fits"
+    if peak > pod.chip.hbm and with_memory:
         raise ValueError(f"{doubt} (--skip-plan goes on all the same)")
-    return doubt
+    return doubt if peak > pod.chip.hbm else ""

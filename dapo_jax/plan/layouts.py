@@ -32,7 +32,7 @@ class Choice(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """{config field: value}."""
         return {
-            **{f"mesh.{axis}": self.mesh[axis] for axis in ("data", "fsdp", "tensor")},
+            **{f"mesh.{axis}": n for axis, n in self.mesh.items()},
             "optim.micro_batch_rows": self.micro_rows,
             "rollout.slots": self.slots,
             "rollout.prefill_prompts": self.prefill_prompts,
@@ -84,10 +84,9 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
         if key in found:
             continue
         sizes, shards = laid.mesh.to_dict(), laid.mesh.data * laid.mesh.fsdp
-        prompts = -(-config.rollout.prefill_prompts // shards) * shards
-        settings = {"optim.micro_batch_rows": rows * shards, "model.remat": remat}
-        settings |= {"rollout.prefill_prompts": prompts}
-        least = {"rollout.slots": shards, "rollout.cache_fraction": 1.0}
+        micro, prompts = rows * shards, -(-config.rollout.prefill_prompts // shards) * shards
+        settings = {"optim.micro_batch_rows": micro, "rollout.prefill_prompts": prompts}
+        least = {"model.remat": remat, "rollout.slots": shards, "rollout.cache_fraction": 1.0}
         t = changed(laid, settings | least)
         if mistakes(t, net, pod):
             continue
@@ -99,7 +98,6 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
                 found.add(key)
                 now = ((k, v) for k, v in schema.leaves(u).items() if v != old[k])
                 other = {k: v for k, v in now if k.startswith(("sharding.", "model.remat"))}
-                micro = rows * shards
                 yield Choice(sizes, micro, slots, prompts, fraction, peak, math.inf, other), u
 
 

@@ -23,19 +23,11 @@ CANNOT_KNOW = (
 )
 # What makes a step shorter and is off by default, since it changes the samples or what is taken for
 # their log-probs (docs/on_a_pod.md). One or the other: int8 needs the pass that the first leaves
-# out.
-OPTIONS = {
-    "loss.old_logprobs=reuse": {
-        "loss.old_logprobs": "reuse",
-        "loss.importance_cap": 0.0,
-        "rollout.cache_dtype": "model",
-    },
-    "rollout.cache_dtype=int8": {
-        "rollout.cache_dtype": "int8",
-        "loss.importance_cap": 2.0,
-        "loss.old_logprobs": "recompute",
-    },
-}
+# out. Called by the first field.
+OPTIONS = (
+    {"loss.old_logprobs": "reuse", "loss.importance_cap": 0.0, "rollout.cache_dtype": "model"},
+    {"rollout.cache_dtype": "int8", "loss.importance_cap": 2.0, "loss.old_logprobs": "recompute"},
+)
 
 
 def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) -> dict[str, Any]:
@@ -62,10 +54,8 @@ def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) 
     sizes = validation.resolve_mesh(config, pod.chips)
     table = footprint.memory(config, shape, sizes)
     peaks = footprint.peaks(table)
-    lengths = {
-        "longest": config.data.max_prompt_tokens + config.rollout.max_response_tokens,
-        "mean": traffic.prompt + traffic.response,
-    }
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    lengths = {"longest": longest, "mean": traffic.prompt + traffic.response}
     flight = {what: {"tokens": n} | waves(config, shape, sizes, n) for what, n in lengths.items()}
     out |= {
         "mesh": sizes,
@@ -119,7 +109,7 @@ def expected(
                 "hfu": update.flops / update.seconds / pod.chip.flops,
             },
             "chip_hours": pod.chips * now.seconds / 3600,
-            "options": {option: optional(settings) for option, settings in OPTIONS.items()},
+            "options": {"=".join(next(iter(o.items()))): optional(o) for o in OPTIONS},
             "staleness": [x._asdict() for x in aged],
         },
         "run": _run(config, s, work, now, traffic),
@@ -165,14 +155,14 @@ def bounds(config, shape: qwen2.Shape, sizes, pod: Pod, traffic: Traffic) -> dic
     item, seen = footprint.item_bytes(config), n * (p * r + r * r / 2)
     keys = seen * footprint.token_bytes(config, shape, sizes) / batch
     weights = flight["waves"] * r * (read * item + wide * (4 - item)) * split
-    squares = shape.num_heads * shape.head_dim * shape.num_layers
-    attention = 4 * squares * seen / batch / heads
+    looked = lambda shape: shape.num_heads * shape.head_dim * shape.num_layers
+    attention = 4 * looked(shape) * seen / batch / heads
     multiplied = 2 * (read + 5 * wide) * n * r / pod.chips  # float32 takes six bfloat16 products
     decode = max((weights + keys) / chip.bandwidth, (multiplied + attention) / chip.flops)
 
     def forward(shape: qwen2.Shape) -> float:
         multiplied = read_count(shape) + 5 * wide_count(config, shape)
-        squares = shape.num_heads * shape.head_dim * shape.num_layers * (p + r) ** 2
+        squares = looked(shape) * (p + r) ** 2
         return n * (2 * multiplied * (p + r) + 2 * squares) / pod.chips / chip.flops
 
     scored = (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)

@@ -152,8 +152,14 @@ def sampling(call: Call, scene: Scene, k: Values) -> tuple[dict[str, float], dic
     token_C = sum(into_C.values())
     rows_C = call.live_C / np.maximum(call.steps_C, 1) * scene.sizes.shards
     host_C = k["host_chunk"] + k["host_row"] * rows_C
+    chip, sizes = scene.pod.chip, scene.sizes
+    read = scene.read / scene.decode_split - scene.vocab * scene.shape.hidden_size  # no head is run
+    prefill = max(
+        2 * read * sizes.prefill_rows * scene.prefill_tokens / (k["prefill_mxu"] * chip.flops),
+        read * scene.item / (k["weights_hbm"] * chip.bandwidth),
+    )
     phases = {
-        "prefill": call.prefills * prefill_seconds(scene, k),
+        "prefill": call.prefills * prefill,
         "decode": float(token_C[call.queued_C].sum()),
         "tail": float(token_C[~call.queued_C].sum()),
         "host": float(host_C.sum()),
@@ -166,23 +172,19 @@ def decode(call: Call, scene: Scene, k: Values) -> dict[str, np.ndarray]:
     over_tensor = 4 * (scene.decode_split > 1)  # small collectives: the embedding's, the draw's 3
     over_shards = (scene.sizes.shards > 1) / FLAG_EVERY
     draw = k["draw"] * (call.slots_C * scene.vocab / (128 * 19008))
+    chip, split = scene.pod.chip, scene.decode_split
+    products = np.maximum(  # bound by reading weights, or by multiplying
+        scene.read_bytes / split / (k["weights_hbm"] * chip.bandwidth),
+        2 * scene.multiplied / split * call.slots_C / (k["decode_mxu"] * chip.flops),
+    )
     once = {  # seconds of one token
-        "products": products(scene, call.slots_C, k),
+        "products": products,
         "all-reduces": scene.shape.num_layers * 2 * reduce_seconds(scene, call.slots_C, k),
         "small operations": scene.shape.num_layers * k["small_ops"],
         "head and draw": draw + k["small_collective"] * (over_tensor + over_shards),
     }
     attention_C = scene.shape.num_layers * attention_seconds(call, scene, k)
     return {what: s * call.steps_C for what, s in once.items()} | {"attention": attention_C}
-
-
-def products(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
-    """Matrix products of a token of `rows` rows: bound by reading weights, or by multiplying."""
-    chip, split = scene.pod.chip, scene.decode_split
-    return np.maximum(
-        scene.read_bytes / split / (k["weights_hbm"] * chip.bandwidth),
-        2 * scene.multiplied / split * rows / (k["decode_mxu"] * chip.flops),
-    )
 
 
 def reduce_seconds(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
@@ -218,16 +220,6 @@ def attention_seconds(call: Call, scene: Scene, k: Values) -> np.ndarray:
     waited_C = (call.blocks_C * k["dma_latency"] / cores + copied_C) / AHEAD
     head_C = np.maximum.reduce([busy_C, copied_C, waited_C])
     return scene.kv_heads * head_C + (start / clock + k["dma_latency"]) * call.steps_C
-
-
-def prefill_seconds(scene: Scene, k: Values) -> float:
-    """One call of a shard's prompts; no head is run."""
-    chip = scene.pod.chip
-    n = scene.read / scene.decode_split - scene.vocab * scene.shape.hidden_size
-    return max(
-        2 * n * scene.sizes.prefill_rows * scene.prefill_tokens / (k["prefill_mxu"] * chip.flops),
-        n * scene.item / (k["weights_hbm"] * chip.bandwidth),
-    )
 
 
 # --- packed rows ----------------------------------------------------------------------------------

@@ -149,19 +149,17 @@ class Sampler:
         return Trace(*chunks, self._evicted, self.schedule.peak)
 
 
-_OUTCOMES = {mixed: Grades(np.array([1.0 * mixed, 0.0])) for mixed in (False, True)}
-
-
 def rounds(config, accept: float, steps: int = 64) -> list[list[int]]:
     """Problems of each round of each of `steps` rollout steps in a row, far from the run's first,
     where a group teaches with probability `accept`."""
     rng, teaches = np.random.default_rng(0), {}
+    outcomes = {mixed: Grades(np.array([1.0 * mixed, 0.0])) for mixed in (False, True)}
 
     def draw(positions: range) -> list[Group]:
         out[-1].append(len(positions))
         fresh = [p for p in positions if p not in teaches]
         teaches.update(zip(fresh, (rng.random(len(fresh)) < accept).tolist(), strict=True))
-        return [Group(p, (), (), _OUTCOMES[teaches[p]]) for p in positions]
+        return [Group(p, (), (), outcomes[teaches[p]]) for p in positions]
 
     position, rate, carried, out = 0, max(accept, 1 / 64), [], []
     for _ in range(steps):
