@@ -48,9 +48,6 @@ def gap(got, want) -> float:
     return np.sqrt(over / under)
 
 
-# --- attention --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chunk", [512, 128, 100])
 @pytest.mark.parametrize("d", [64, 128])
 def test_cudnn_and_its_gradient(d, chunk):
@@ -96,9 +93,6 @@ def test_paged_kernel_against_the_plain_reader(dtype, tolerance, page, d, quanti
     assert np.abs(np.delete(want, 3, 0)).max() > 0.1
 
 
-# --- the network ------------------------------------------------------------------------------
-
-
 def logits(kind: str, tokens, dtype="float32"):
     with parallel.mesh_scope(mesh(kind), RULES.train, dtype):
         weights = jax.device_put(qwen2.cast(params(), dtype), jax.devices(kind)[0])
@@ -111,9 +105,6 @@ def test_float32_logits_are_the_cpus():
     assert want.std() > 0.3
     assert gap(logits("gpu", tokens), want) < 1e-5  # TF32: 1e-3
     assert gap(logits("gpu", tokens, "bfloat16"), want) < 3e-2
-
-
-# --- the sampler --------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -168,9 +159,6 @@ def test_the_same_seed_gives_the_same_bits(dtype):
     for a, b in zip(sample(dtype=dtype), sample(dtype=dtype), strict=True):
         for x, y in zip(a[:3], b[:3], strict=True):
             np.testing.assert_array_equal(x, y)
-
-
-# --- the update -----------------------------------------------------------------------------------
 
 
 def items(n=24):

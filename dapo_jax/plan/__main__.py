@@ -71,11 +71,7 @@ def main() -> int:
         eval_problems=given.eval_problems,
     )
     text = given.json != "-"
-
-    def show(lines: list[str]) -> None:
-        if text:
-            print("\n".join(lines), flush=True)
-
+    show = lambda lines: text and print("\n".join(lines), flush=True)
     result = plan(config, pod, traffic, given.room, given.staleness)
     show(report(result))
     if (given.compile or given.kernels) and not topology.available():

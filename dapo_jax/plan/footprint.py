@@ -194,9 +194,6 @@ def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
     }
 
 
-# --- can it run -----------------------------------------------------------------------------------
-
-
 def mistakes(config, shape: qwen2.Shape | None, pod: Pod) -> str:
     """Why the config cannot run on that pod, a reason per line; '' if it can. Without a shape only
     what does not depend on it is checked."""

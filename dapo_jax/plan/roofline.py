@@ -108,9 +108,6 @@ def scene(config, shape: qwen2.Shape, sizes, pod: Pod) -> Scene:
     )
 
 
-# --- the sampler ----------------------------------------------------------------------------------
-
-
 class Call(NamedTuple):
     """One call of the sampler, as far as it takes time. Blocks, pages and live rows are what
     attention of one layer and head works through in the shard that has most of it, which all others
@@ -220,9 +217,6 @@ def attention_seconds(call: Call, scene: Scene, k: Values) -> np.ndarray:
     waited_C = (call.blocks_C * k["dma_latency"] / cores + copied_C) / AHEAD
     head_C = np.maximum.reduce([busy_C, copied_C, waited_C])
     return scene.kv_heads * head_C + (start / clock + k["dma_latency"]) * call.steps_C
-
-
-# --- packed rows ----------------------------------------------------------------------------------
 
 
 class Pass(NamedTuple):

@@ -90,7 +90,5 @@ def read_network(config, path: str) -> qwen2.Shape:
     return hf.read_shape(pathlib.Path(file).parent, **choices)
 
 
-@functools.cache
-def _config_file(path: str) -> str:
-    """config.json of a model on the hub, fetched once: a search reads it for every mesh."""
-    return huggingface_hub.hf_hub_download(path, "config.json")
+# Fetched once: a search reads it for every mesh.
+_config_file = functools.cache(lambda path: huggingface_hub.hf_hub_download(path, "config.json"))

@@ -18,20 +18,13 @@ from dapo_jax.rollout.schedule import Request
 from dapo_jax.variants.clock import Clock, Run
 
 
-class Carried(NamedTuple):
-    """Rollout steps with `rollout.staleness`, from the first on that is like those after it."""
-
-    traces: list[Trace]
-    parked: float  # tokens of rows that go on, run again, a step
-    judged: float  # groups a step
-    age: float  # steps, of the trained tokens, mean
-    oldest: int
-
-
 def carried(
     config, traffic: Traffic, sizes: Sizes, staleness: int, prefill_tokens: int, steps: int = 2
-) -> Carried:
-    """`steps` of them as `carried.sample_batch` takes them, by the same clock and schedule."""
+) -> tuple[list[Trace], float, tuple[float, int, float]]:
+    """`steps` rollout steps, from the first on that is like those after it, as
+    `carried.sample_batch` takes them, by the same clock and schedule: (traces, groups judged a
+    step, (mean age and greatest age of the trained tokens in steps, tokens of rows that go on a
+    step))."""
     rollout, versions = config.rollout, steps + staleness
     cap, G, need = rollout.max_response_tokens, rollout.group_size, rollout.groups
     most = math.ceil((versions + staleness + 3) * need / max(traffic.accept, 1 / 64))
@@ -83,8 +76,8 @@ def carried(
         for f in flights:
             f.runs = [Run(r.at, r.whole, r.at) for r in f.runs]
     age = float(trained_V @ np.arange(versions) / trained_V.sum())
-    oldest = int(np.flatnonzero(trained_V).max())
-    return Carried(traces, parked / steps, judged / steps, age, oldest)
+    ages = age, int(np.flatnonzero(trained_V).max()), parked / steps
+    return traces, judged / steps, ages
 
 
 class Age(NamedTuple):
@@ -124,14 +117,13 @@ def aged(
     fewer = {quick.slots * n // 4 // quick.shards * quick.shards for n in (4, 3, 2)} - {0}
     for staleness, slots in itertools.product((1, 2), sorted(fewer, reverse=True)):
         sizes = quick._replace(slots=slots)
-        got = carried(config, traffic, sizes, staleness, scene.prefill_tokens)
-        at, judged = [*range(len(got.traces))], got.judged * config.rollout.group_size
-        rollouts = step.Rollouts([[i] for i in at], at, got.traces, sizes.pages)
-        found = timed(sizes, rollouts=rollouts, prefill_chunks=1, responses=judged)
-        busy = float(np.mean([t.occupancy for t in got.traces]))
-        ages = got.age, got.oldest, got.parked, found.phases
+        traces, judged, ages = carried(config, traffic, sizes, staleness, scene.prefill_tokens)
+        at, responses = [*range(len(traces))], judged * config.rollout.group_size
+        rollouts = step.Rollouts([[i] for i in at], at, traces, sizes.pages)
+        found = timed(sizes, rollouts=rollouts, prefill_chunks=1, responses=responses)
+        busy = float(np.mean([t.occupancy for t in traces]))
         two = apart(found.phases, busy, plain.phases["prefill"], quick.shards)
-        out.append(Age(staleness, slots, found.seconds, busy, *ages, two))
+        out.append(Age(staleness, slots, found.seconds, busy, *ages, found.phases, two))
     return out
 
 

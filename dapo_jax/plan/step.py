@@ -108,10 +108,7 @@ class Expected(NamedTuple):
         return sum(self.phases.values())
 
 
-Timer = Callable[[Values], Expected]
-
-
-def timer(config, work: Work, scene: Scene) -> Timer:
+def timer(config, work: Work, scene: Scene) -> Callable[[Values], Expected]:
     """Constants -> seconds; evaluation and checkpoint with their share of a step."""
     rounds, evaluations = (
         [roofline.call(x, work.prefill_chunks, scene) for x in traces]
@@ -164,7 +161,7 @@ def rough(config, traffic: Traffic, scene: Scene, k: Values) -> float:
     return sampled + sum(roofline.training(packed, scene, k).values())
 
 
-def spread(timer: Timer) -> dict[str, Any]:
+def spread(timer: Callable[[Values], Expected]) -> dict[str, Any]:
     """What the ranges of the constants make of a step's seconds. 'uncertain': seconds less and more
     by one constant alone as far off as its range; 'low_s', 'high_s': by the root of the sum of
     their squares, errors that know nothing of each other."""

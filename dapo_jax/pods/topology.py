@@ -51,12 +51,9 @@ def available() -> bool:
 
 
 def devices(name: str, slices: int = 1) -> list:
-    """The devices of topology `name`, 'v5p:4x4x8' (family:chips along each side of the torus), or
-    of several such slices.
-
-    v5e, v6e: two sides; v4, v5p: three. Raises ValueError for a name that libtpu refuses,
-    ImportError without libtpu.
-    """
+    """The devices of topology `name`, 'v5p:4x4x8' (family:chips along each side of the torus, two
+    of v5e and v6e, three of v4 and v5p), or of several such slices. ValueError: libtpu refuses the
+    name; ImportError: there is no libtpu."""
     if not available():
         raise ImportError("compiling for a TPU pod needs libtpu: pip install 'jax[tpu]'")
     if jax.default_backend() != "tpu":
