@@ -1,8 +1,7 @@
 """`plan --compile`: a run's own programs, compiled for the slice by XLA:TPU on this machine.
 
-What the compiler assigns to a program is not all that lies in a device's memory while it runs: the
-master weights and the optimizer's state stay there while the sampler works, and the sampler's cache
-while the trainer does. Both are summed, and the sum is held against what the chip allows.
+While it runs, more lies in a device's memory than the compiler assigns to it: the trainer's state
+beside the sampler, the sampler's cache beside the trainer. The chip has to hold the sum.
 """
 
 import contextlib
@@ -126,9 +125,8 @@ def _total(message: str, resident: int) -> int | None:
 
 
 def check(config, shape: qwen2.Shape, pod: Pod) -> dict[str, Any]:
-    """Every program of a step, quickest first, up to the first that does not fit; each is reported
-    on stderr as it is done."""
-    say = lambda line: print(line, file=sys.stderr, flush=True)
+    """Every program of a step, quickest first, up to the first that does not fit."""
+    say = lambda text: print(text, file=sys.stderr, flush=True)
     calls = build.calls(config, machine_for(config, shape, pod))
     kept, out = beside(config, calls), {}
     # In a process of its own: a fault of the compiler ends the process.

@@ -7,7 +7,7 @@ from dapo_jax.config import validation
 from dapo_jax.model import qwen2
 from dapo_jax.plan import footprint, staleness, step
 from dapo_jax.plan.constants import CONSTANTS, VALUES
-from dapo_jax.plan.footprint import mistakes, parts, read_count, waves, wide_count
+from dapo_jax.plan.footprint import mistakes, parts, waves
 from dapo_jax.plan.layouts import changed, fitting, search
 from dapo_jax.plan.roofline import Scene, micro_batch, scene
 from dapo_jax.plan.shapes import network, value_model
@@ -145,33 +145,29 @@ def bounds(config, shape: qwen2.Shape, sizes, pod: Pod, traffic: Traffic) -> dic
     """LOWER bounds in seconds of a rollout step in which every prompt and response has the mean
     length and every group is accepted. Weights, cache and matrix products only, at the chip's
     published peaks; attention counted causal, within its sequence."""
-    p, r, chip = traffic.prompt, traffic.response, pod.chip
-    n = config.rollout.groups * config.rollout.group_size
+    s, p, r = scene(config, shape, sizes, pod), traffic.prompt, traffic.response
+    n, chip = config.rollout.groups * config.rollout.group_size, pod.chip
     flight = waves(config, shape, sizes, p + r)
-    split = footprint.weight_count(shape, config.sharding.decode, sizes)
-    split /= qwen2.param_count(shape)
-    read, wide = read_count(shape), wide_count(config, shape)
+    split = footprint.weight_count(shape, config.sharding.decode, sizes) / s.parameters
     batch, heads = (parts(a, config.sharding.decode, sizes) for a in ("batch", "kv_heads"))
-    item, seen = footprint.item_bytes(config), n * (p * r + r * r / 2)
+    seen = n * (p * r + r * r / 2)
     keys = seen * footprint.token_bytes(config, shape, sizes) / batch
-    weights = flight["waves"] * r * (read * item + wide * (4 - item)) * split
+    weights = flight["waves"] * r * s.read_bytes * split
     looked = lambda shape: shape.num_heads * shape.head_dim * shape.num_layers
     attention = 4 * looked(shape) * seen / batch / heads
-    multiplied = 2 * (read + 5 * wide) * n * r / pod.chips  # float32 takes six bfloat16 products
+    multiplied = 2 * s.multiplied * n * r / pod.chips
     decode = max((weights + keys) / chip.bandwidth, (multiplied + attention) / chip.flops)
 
-    def forward(shape: qwen2.Shape) -> float:
-        multiplied = read_count(shape) + 5 * wide_count(config, shape)
-        squares = looked(shape) * (p + r) ** 2
-        return n * (2 * multiplied * (p + r) + 2 * squares) / pod.chips / chip.flops
+    def forward(s: Scene) -> float:
+        squares = looked(s.shape) * (p + r) ** 2
+        return n * (2 * s.multiplied * (p + r) + 2 * squares) / pod.chips / chip.flops
 
-    scored = (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
     passes = 3 if shape.remat in ("none", "dots") else 4  # backward twice forward; and again
     out = {
         "decode": decode if flight["sequences"] else math.inf,
-        "old log-probs": scored * forward(shape),
-        "update": (passes - bool(shape.lora)) * forward(shape),  # no gradients of the base
+        "old log-probs": s.scored * forward(s),
+        "update": (passes - bool(shape.lora)) * forward(s),  # no gradients of the base
     }
-    if value := value_model(config, shape):
-        out |= {"values": forward(value), "update of values": passes * forward(value)}
+    if s.value:
+        out |= {"values": forward(s.value), "update of values": passes * forward(s.value)}
     return out
