@@ -163,13 +163,12 @@ def test_the_same_seed_gives_the_same_bits(dtype):
 
 def items(n=24):
     rng = np.random.default_rng(1)
-    length = rng.integers(8, ROW - 64, n)
+    length, advantage = rng.integers(8, ROW - 64, n), rng.normal(size=n)
     draw = lambda n: rng.integers(0, 500, n)  # the same rows of the embedding over and over
+    weight = 1 / length.sum()
     return [
-        packing.Item(
-            draw(rng.integers(4, 64)), draw(n), np.full(n, -9.0, "f"), float(a), 1 / length.sum()
-        )
-        for n, a in zip(length, rng.normal(size=n), strict=True)
+        packing.Item(draw(rng.integers(4, 64)), draw(n), np.full(n, -9.0, "f"), float(a), weight)
+        for n, a in zip(length, advantage, strict=True)
     ]
 
 
@@ -180,16 +179,12 @@ def trainer(kind, dtype):
 
 
 def arguments(made, alone=False):
-    rows, used, _ = packing.pack(
-        items(), packing.Layout(row_tokens=ROW, micro_rows=24 if alone else 4, max_items=24)
-    )
+    layout = packing.Layout(row_tokens=ROW, micro_rows=4, max_items=24)
+    rows, used, _ = packing.pack(items(), layout)
     if alone:  # a row for each sequence
-        each = [
-            packing.pack([i], packing.Layout(row_tokens=ROW, micro_rows=1, max_items=1))[0]
-            for i in items()
-        ]
-        rows = jax.tree.map(lambda *x: np.concatenate(x, 1), *each)
-        used = 1
+        one = layout._replace(micro_rows=1, max_items=1)
+        each = [packing.pack([i], one)[0] for i in items()]
+        rows, used = jax.tree.map(lambda *x: np.concatenate(x, 1), *each), 1
     rows = parallel.to_device(rows, made.row_sharding)
     loss = objective.coefficients(config.base().loss)
     old = made.log_probs(made_params(made), rows, np.int32(used), np.float32(1))
