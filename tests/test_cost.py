@@ -19,7 +19,7 @@ from dapo_jax.rollout.schedule import Request, Schedule
 
 def scene(c, pod="v5p-256"):
     pod = slices.parse(pod)
-    return plan.scene(c, plan.network(c), validation.resolve_mesh(c, pod.chips), pod)
+    return plan.Scene(c, plan.network(c), validation.resolve_mesh(c, pod.chips), pod)
 
 
 def shipped(size="32B", pod="v5p-256", **changes):
@@ -154,7 +154,7 @@ def test_a_call_of_our_kernel_by_hand(dtype, key_bytes, bundles, start):
         return roofline.attention_seconds(one(640, 5120, 128), s, k) - start / 1.75e9 - latency
 
     cycles, copied = bundles / 2 / 1.75e9, 5120 * 128 * key_bytes / 2765e9
-    assert seconds(s._replace(key_bytes=0)) == pytest.approx(cycles)
+    assert seconds(s.replaced(key_bytes=0)) == pytest.approx(cycles)
     assert seconds(s) == pytest.approx(max(cycles, copied / 0.9))
     assert seconds(s, keys_hbm=0.5) == pytest.approx(copied / 0.5)
     waits = (640 * 7 * US / 2 + copied / 0.9) / 7  # too few under way
@@ -165,14 +165,14 @@ def test_reads_of_the_fullest_shard():
     """Two shards of two slots, one token: 300 tokens are three pages and 600 five. Idle slots read
     nothing. The program of a quarter of the slots is for rows by the 32."""
     _, s = shipped()
-    s = s._replace(sizes=s.sizes._replace(slots=4, shards=2))
+    s = s.replaced(sizes=s.sizes._replace(slots=4, shards=2))
     position, count = np.array([[300, 600, 300, 0]]), np.array([[1, 1, 1, 0]])
     trace = simulate.Trace(position, count, np.array([False]), np.array([3]), 0, 1)
     alone = trace._replace(count_CxS=np.array([[0, 0, 1, 0]]))
     got = roofline.call(trace, 2, s)
     assert got == roofline.Call([1], [False], 6, [2], blocks_C=[2], pages_C=[8], live_C=[2])
     assert roofline.call(alone, 2, s)[4:] == ([1], [3], [1])
-    many = s._replace(sizes=s.sizes._replace(slots=128))
+    many = s.replaced(sizes=s.sizes._replace(slots=128))
     trace = trace._replace(position_CxS=np.tile(position, 32), count_CxS=np.tile(count * 0, 32))
     trace.count_CxS[:, :16] = 1  # all rows are in the first of two shards
     slots = lambda trace: roofline.call(trace, 1, many).slots_C
@@ -192,11 +192,11 @@ def test_an_all_reduce_over_two_mesh_axes_by_hand():
     """128 rows of 5,120 in bfloat16, 1.31 MB. v5p: a ring of four along one side, then a pair along
     the next, which has a quarter to add up. v6e: a line of four, and four pairs on that line."""
     k, whole = VALUES | {"reduce_latency": 0.0}, 128 * 5120 * 2
-    s = shipped()[1]._replace(decode_axes=(4, 2))
-    got = lambda pod: roofline.reduce_seconds(s._replace(pod=slices.parse(pod)), 128, k)
+    s = shipped()[1].replaced(decode_axes=(4, 2))
+    got = lambda pod: roofline.reduce_seconds(s.replaced(pod=slices.parse(pod)), 128, k)
     assert got("v5p-256") == pytest.approx(1.5 * whole / 1.8e11 + whole / 4 / 0.9e11)
     assert got("v6e-256") == pytest.approx(1.5 * whole / 0.9e11 + whole / 0.9e11)
-    assert roofline.reduce_seconds(s._replace(decode_axes=()), 128, VALUES) == 0
+    assert roofline.reduce_seconds(s.replaced(decode_axes=()), 128, VALUES) == 0
 
 
 def test_training_over_fewer_devices_than_decoding():
@@ -218,7 +218,7 @@ def test_training_over_fewer_devices_than_decoding():
 
 def test_a_round_between_two_sizes_costs_what_lies_between():
     c, s = shipped()
-    s = s._replace(sizes=step.quickly(c, s.sizes))
+    s = s.replaced(sizes=step.quickly(c, s.sizes))
     work = step.work(c, Traffic(200, 5000), s)
     low, high = work.rollouts.at[-2:]
 
@@ -240,7 +240,7 @@ def model(pod, V, D, F, L, H, *, tensor, rows, remat="full", row_tokens=0):
     )  # fmt: skip
     c.mesh.tensor, c.mesh.fsdp, c.rollout.slots = tensor, shards, rows * shards
     c.optim.micro_batch_rows, c.optim.row_tokens = rows * shards, row_tokens
-    return plan.scene(c, plan.network(c), dict(data=1, fsdp=shards, tensor=tensor), pod)
+    return plan.Scene(c, plan.network(c), dict(data=1, fsdp=shards, tensor=tensor), pod)
 
 
 QWEN3_32B, QWEN3_8B = (151936, 5120, 25600, 64, 64), (151936, 4096, 12288, 36, 32)
@@ -275,7 +275,7 @@ def test_work_of_a_micro_batch_is_the_programs(remat):
     c.optim.row_tokens, c.optim.micro_batch_rows = 2048, 2
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
     calls = build.calls(c, build.assemble(c, mesh, plan.network(c), stop_ids=(0,)))
-    s = plan.scene(c, plan.network(c), dict(data=1, fsdp=1, tensor=1), slices.parse("v6e-1"))
+    s = plan.Scene(c, plan.network(c), dict(data=1, fsdp=1, tensor=1), slices.parse("v6e-1"))
     passes = {"old log-probs": (s, False), "update": (s, True)}
     passes |= {"values": (s.value, False), "update of values": (s.value, True)}
     for name, (of, update) in passes.items():
@@ -290,7 +290,7 @@ def test_training_within_25_percent_of_a_published_rate():
     tokens/s a device. Not within, with blocks computed again: its 70B on v6e (1.26 times) and on
     v5p (1.7), of which it keeps more than the block's input."""
     s = model("v6e-256", 128256, 4096, 14336, 32, 32, tensor=1, rows=2, row_tokens=8192)
-    s = s._replace(row_tokens=8192)
+    s = s.replaced(row_tokens=8192)
     pairs = s.micro_rows * 8192**2 / 2
     seconds = roofline.micro_batch(s, pairs, VALUES, update=True).seconds
     assert 2 * 8192 / seconds == pytest.approx(7207, rel=0.25)

@@ -25,7 +25,7 @@ from dapo_jax.model import paged, qwen2
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.plan.footprint import cache, parts as split
 from dapo_jax.plan.report import table
-from dapo_jax.plan.roofline import BLOCK_TOKENS, scene
+from dapo_jax.plan.roofline import BLOCK_TOKENS, Scene
 from dapo_jax.plan.shapes import network
 from dapo_jax.pods import topology
 from dapo_jax.pods.slices import Pod
@@ -104,7 +104,7 @@ def counted(config, pod: Pod) -> dict[str, Any]:
     """The bundles of the sampler's decode kernel, and lines about them for people. ValueError: the
     compiler refuses."""
     shape, sizes = network(config), validation.resolve_mesh(config, pod.chips)
-    s = scene(config, shape, sizes, pod)
+    s = Scene(config, shape, sizes, pod)
     heads = shape.num_heads // split("heads", config.sharding.decode, sizes)
     counts = s.sizes.slots // s.sizes.shards, heads, shape.head_dim
     pool = cache(config, shape, sizes)._replace(shards=1, kv_heads=s.kv_heads, layers=1, arrays=1)

@@ -11,7 +11,7 @@ from dapo_jax.model import qwen2
 from dapo_jax.plan import footprint, step
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.plan.footprint import mistakes
-from dapo_jax.plan.roofline import scene
+from dapo_jax.plan.roofline import Scene
 from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods.slices import Pod
 
@@ -126,7 +126,7 @@ def search(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float) 
     that are not far behind without one, with fewer visits of the host."""
     timed = []
     for x, t in fitting(config, shape, pod, traffic, room):
-        s = scene(t, shape._replace(remat=t.model.remat), x.mesh, pod)
+        s = Scene(t, shape._replace(remat=t.model.remat), x.mesh, pod)
         timed.append((step.rough(t, traffic, s, VALUES), x, t, s))
     timed.sort(key=lambda x: x[0])
     found, rollouts = [], {}

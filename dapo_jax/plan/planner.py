@@ -9,7 +9,7 @@ from dapo_jax.plan import footprint, staleness, step
 from dapo_jax.plan.constants import CONSTANTS, VALUES
 from dapo_jax.plan.footprint import mistakes, parts, waves
 from dapo_jax.plan.layouts import changed, fitting, search
-from dapo_jax.plan.roofline import Scene, micro_batch, scene
+from dapo_jax.plan.roofline import Scene, micro_batch
 from dapo_jax.plan.shapes import network, value_model
 from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods import slices
@@ -76,7 +76,7 @@ def expected(
     config, shape: qwen2.Shape, sizes, pod: Pod, traffic: Traffic, with_staleness=False
 ) -> dict[str, Any]:
     """The step and the run in seconds, chip-hours and bytes."""
-    s = scene(config, shape, sizes, pod)
+    s = Scene(config, shape, sizes, pod)
     tests = min(config.eval.max_problems or traffic.eval_problems, traffic.eval_problems)
     work = step.work(config, traffic, s, eval_problems=tests)
     timer = step.timer(config, work, s)
@@ -84,7 +84,7 @@ def expected(
 
     def optional(settings: dict[str, Any]) -> float:
         c = changed(config, settings)
-        return step.timer(c, work, scene(c, shape, sizes, pod))(VALUES).seconds
+        return step.timer(c, work, Scene(c, shape, sizes, pod))(VALUES).seconds
 
     rounds, traces = work.rollouts.steps, work.rollouts.traces
     forward, update = (micro_batch(s, work.packed.pairs, VALUES, update=x) for x in (False, True))
@@ -145,7 +145,7 @@ def bounds(config, shape: qwen2.Shape, sizes, pod: Pod, traffic: Traffic) -> dic
     """LOWER bounds in seconds of a rollout step in which every prompt and response has the mean
     length and every group is accepted. Weights, cache and matrix products only, at the chip's
     published peaks; attention counted causal, within its sequence."""
-    s, p, r = scene(config, shape, sizes, pod), traffic.prompt, traffic.response
+    s, p, r = Scene(config, shape, sizes, pod), traffic.prompt, traffic.response
     n, chip = config.rollout.groups * config.rollout.group_size, pod.chip
     flight = waves(config, shape, sizes, p + r)
     split = footprint.weight_count(shape, config.sharding.decode, sizes) / s.parameters

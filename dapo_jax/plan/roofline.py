@@ -6,6 +6,7 @@ over what the matrix units do, whichever takes longer; and beside it what waits 
 Dims: C chunks, S slots. Seconds and sizes are of one device; all devices work alike.
 """
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -27,85 +28,58 @@ FEW = 4  # the last rows run in a program of so many times fewer slots
 _PARTS = 4  # a chunk is looked at in the middle of so many parts
 
 
-class Scene(NamedTuple):
-    """Sizes are of one device, but for those that say 'whole'."""
+class Scene:
+    """A config on a slice, in the numbers that the time model reads. Sizes are of one device, but
+    for those that say 'whole'."""
 
-    pod: Pod
-    sizes: Sizes  # of the sampler
-    prefill_tokens: int  # of a prompt in one call
-    shape: qwen2.Shape  # whole
-    kv_heads: int  # while decoding
-    train_kv_heads: int  # while training
-    key_bytes: float  # keys and values of one token in one head and layer
-    cache: str  # 'ours' or 'ours.int8': whose constants the decode kernel has
-    vocab: int  # columns of the head while decoding
-    read: int  # parameters that a token's products read, whole
-    wide: int  # of these, in a float32 head of a model of another dtype
-    item: int  # bytes of a weight or activation
-    decode_split: int  # parts of a weight while decoding
-    decode_axes: tuple[int, ...]  # the same along each mesh axis, the quickest first
-    train_split: int  # parts of a weight's inner axis while training
-    fsdp: int  # parts of what `train_split` leaves
-    replicas: int  # of the weights while training
-    micro_rows: int  # packed rows of a micro-batch, on all devices
-    row_tokens: int
-    again: float  # share of `read` whose products a backward pass computes again
-    scored: int  # forward passes before the updates: old, reference log-probs
-    parameters: int  # whole
-    adapters: int  # parameters that are trained in their place; 0 = none
-    value: "Scene | None" = None  # of the value model, which only trains
+    def __init__(self, config, shape: qwen2.Shape, sizes, pod: Pod):
+        """sizes: the mesh, {'data': ..., 'fsdp': ..., 'tensor': ...}."""
+        g, rollout, row = cache(config, shape, sizes), config.rollout, config.data.max_prompt_tokens
+        decode, train = config.sharding.decode, config.sharding.train
+        self.pod, self.shape = pod, shape  # whole
+        # The sampler.
+        chunk = min(rollout.chunk, rollout.max_response_tokens)
+        rows = -(-rollout.prefill_prompts // g.shards)
+        self.sizes = Sizes(rollout.slots, g.shards, chunk, g.pages, g.page_tokens, rows)
+        self.prefill_tokens = min(rollout.prefill_tokens, -(-row // 8) * 8)  # of a prompt in a call
+        self.kv_heads = -(-shape.num_kv_heads // parts("kv_heads", decode, sizes))
+        self.key_bytes = 2 * paged.vector_bytes(g, config.model.dtype)  # of a token, layer and head
+        self.cache = "ours.int8" if g.quantized else "ours"  # whose constants the kernel has
+        self.vocab = -(-shape.vocab_size // parts("vocab", decode, sizes))  # columns of the head
+        self.decode_split = parts("mlp", decode, sizes)  # parts of a weight
+        # The same along each mesh axis, the quickest first.
+        along = [a for a in reversed(decode["mlp"].split(",")) if a]
+        self.decode_axes = tuple(n for a in along if (n := sizes[a]) > 1)
+        # The weights.
+        self.parameters, self.read = qwen2.param_count(shape), read_count(shape)  # whole
+        self.adapters = qwen2.adapter_count(shape)  # trained in their place; 0 = none
+        self.wide = wide_count(config, shape)  # read by a float32 head of a model of another dtype
+        self.item = item_bytes(config)  # of a weight or activation
+        self.read_bytes = self.read * self.item + self.wide * (4 - self.item)  # whole
+        # `read` in bfloat16 products; the highest precision takes six of them for one.
+        self.multiplied = self.read + 5 * self.wide
+        self.stream_bytes = shape.hidden_size * self.item  # of a token's residual stream, whole
+        # The trainer.
+        self.train_kv_heads = -(-shape.num_kv_heads // parts("kv_heads", train, sizes))
+        self.train_split = parts("mlp", train, sizes)  # parts of a weight's inner axis
+        self.fsdp = parts("embed", train, sizes)  # parts of what `train_split` leaves
+        self.replicas = pod.chips // (self.train_split * self.fsdp)  # of the weights
+        self.micro_rows = validation.micro_rows(config, sizes)  # of a micro-batch, on all devices
+        self.row_tokens = validation.row_tokens(config)
+        # Share of `read` whose products a backward pass computes again: it needs nothing of what a
+        # block's last product gives.
+        last = shape.num_layers * shape.intermediate_size * shape.hidden_size
+        self.again = 0.0 if shape.remat in ("none", "dots") else 1 - last / self.read
+        # Forward passes before the updates: old, reference log-probs.
+        self.scored = (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
+        value = value_model(config, shape)
+        self.value = value and Scene(config, value, sizes, pod)  # which only trains
 
-    @property
-    def stream_bytes(self) -> int:
-        """Bytes of one token in the residual stream, whole."""
-        return self.shape.hidden_size * self.item
-
-    @property
-    def read_bytes(self) -> int:
-        return self.read * self.item + self.wide * (4 - self.item)
-
-    @property
-    def multiplied(self) -> int:
-        """`read` in bfloat16 products; the highest precision takes six of them for one."""
-        return self.read + 5 * self.wide
-
-
-def scene(config, shape: qwen2.Shape, sizes, pod: Pod) -> Scene:
-    """sizes: the mesh, {'data': ..., 'fsdp': ..., 'tensor': ...}."""
-    g, decode, train = cache(config, shape, sizes), config.sharding.decode, config.sharding.train
-    rollout, value, read = config.rollout, value_model(config, shape), read_count(shape)
-    chunk = min(rollout.chunk, rollout.max_response_tokens)
-    rows = -(-rollout.prefill_prompts // g.shards)
-    split, kept = (parts(a, train, sizes) for a in ("mlp", "embed"))
-    # The backward pass needs nothing of what a block's last product gives.
-    last = shape.num_layers * shape.intermediate_size * shape.hidden_size
-    along = [a for a in reversed(decode["mlp"].split(",")) if a]
-    return Scene(
-        pod=pod,
-        sizes=Sizes(rollout.slots, g.shards, chunk, g.pages, g.page_tokens, rows),
-        prefill_tokens=min(rollout.prefill_tokens, -(-config.data.max_prompt_tokens // 8) * 8),
-        shape=shape,
-        kv_heads=-(-shape.num_kv_heads // parts("kv_heads", decode, sizes)),
-        train_kv_heads=-(-shape.num_kv_heads // parts("kv_heads", train, sizes)),
-        key_bytes=2 * paged.vector_bytes(g, config.model.dtype),
-        cache="ours.int8" if g.quantized else "ours",
-        vocab=-(-shape.vocab_size // parts("vocab", decode, sizes)),
-        read=read,
-        wide=wide_count(config, shape),
-        item=item_bytes(config),
-        decode_split=parts("mlp", decode, sizes),
-        decode_axes=tuple(n for a in along if (n := sizes[a]) > 1),
-        train_split=split,
-        fsdp=kept,
-        replicas=pod.chips // (split * kept),
-        micro_rows=validation.micro_rows(config, sizes),
-        row_tokens=validation.row_tokens(config),
-        again=0.0 if shape.remat in ("none", "dots") else 1 - last / read,
-        scored=(config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef),
-        parameters=qwen2.param_count(shape),
-        adapters=qwen2.adapter_count(shape),
-        value=value and scene(config, value, sizes, pod),
-    )
+    def replaced(self, **fields) -> "Scene":
+        """A copy with other fields; what is made of them stays."""
+        new = copy.copy(self)
+        vars(new).update(fields)
+        return new
 
 
 class Call(NamedTuple):

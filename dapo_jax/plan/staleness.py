@@ -103,7 +103,7 @@ def aged(
 
     def timed(sizes: Sizes, **work) -> step.Expected:
         tests = step.evaluated(config, traffic, sizes, eval_problems)
-        there = scene._replace(sizes=sizes)
+        there = scene.replaced(sizes=sizes)
         return step.timer(config, known._replace(evaluations=tests, **work), there)(k)
 
     rollouts = step.simulated(config, traffic, quick)
