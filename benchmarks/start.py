@@ -40,7 +40,7 @@ from dapo_jax.checkpoint import workdir
 from dapo_jax.hosts import start
 from dapo_jax.model import hf, hf_format
 from dapo_jax.model.qwen2 import Shape
-from dapo_jax.plan import planner
+from dapo_jax.plan import shapes
 
 FLAGS = {
     "size": Flag("tiny", "1.5B", choices=("tiny", "0.5B", "1.5B", "3B")),
@@ -51,7 +51,7 @@ COLUMNS = ("hub_calls", "hub_bytes", "weight_bytes", "programs_compiled", "secon
 
 
 def shape_of(size: str) -> Shape:
-    return sides.SMALL if size == "tiny" else planner.qwen2_5(size)
+    return sides.SMALL if size == "tiny" else shapes.qwen2_5(size)
 
 
 def write(directory: Path, shape: Shape, shard_bytes: int = 1_000_000_000) -> None:

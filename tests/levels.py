@@ -1,11 +1,16 @@
-"""How much the compiler does: `compiled_soon` for what is not about its programs."""
+"""How much the compiler does: `compiled_soon` for what is not about its programs; the pods' one."""
 
 import contextlib
+import importlib.util
 import os
 
 import pytest
 import typed
 from jax._src import compiler
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (jax[tpu])"
+)
 
 
 @contextlib.contextmanager

@@ -48,9 +48,6 @@ def gap(got, want) -> float:
     return np.sqrt(over / under)
 
 
-# --- attention --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chunk", [512, 128, 100])
 @pytest.mark.parametrize("d", [64, 128])
 def test_cudnn_and_its_gradient(d, chunk):
@@ -96,9 +93,6 @@ def test_paged_kernel_against_the_plain_reader(dtype, tolerance, page, d, quanti
     assert np.abs(np.delete(want, 3, 0)).max() > 0.1
 
 
-# --- the network ------------------------------------------------------------------------------
-
-
 def logits(kind: str, tokens, dtype="float32"):
     with parallel.mesh_scope(mesh(kind), RULES.train, dtype):
         weights = jax.device_put(qwen2.cast(params(), dtype), jax.devices(kind)[0])
@@ -111,9 +105,6 @@ def test_float32_logits_are_the_cpus():
     assert want.std() > 0.3
     assert gap(logits("gpu", tokens), want) < 1e-5  # TF32: 1e-3
     assert gap(logits("gpu", tokens, "bfloat16"), want) < 3e-2
-
-
-# --- the sampler --------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -170,18 +161,14 @@ def test_the_same_seed_gives_the_same_bits(dtype):
             np.testing.assert_array_equal(x, y)
 
 
-# --- the update -----------------------------------------------------------------------------------
-
-
 def items(n=24):
     rng = np.random.default_rng(1)
-    length = rng.integers(8, ROW - 64, n)
+    length, advantage = rng.integers(8, ROW - 64, n), rng.normal(size=n)
     draw = lambda n: rng.integers(0, 500, n)  # the same rows of the embedding over and over
+    weight = 1 / length.sum()
     return [
-        packing.Item(
-            draw(rng.integers(4, 64)), draw(n), np.full(n, -9.0, "f"), float(a), 1 / length.sum()
-        )
-        for n, a in zip(length, rng.normal(size=n), strict=True)
+        packing.Item(draw(rng.integers(4, 64)), draw(n), np.full(n, -9.0, "f"), float(a), weight)
+        for n, a in zip(length, advantage, strict=True)
     ]
 
 
@@ -192,16 +179,12 @@ def trainer(kind, dtype):
 
 
 def arguments(made, alone=False):
-    rows, used, _ = packing.pack(
-        items(), packing.Layout(row_tokens=ROW, micro_rows=24 if alone else 4, max_items=24)
-    )
+    layout = packing.Layout(row_tokens=ROW, micro_rows=4, max_items=24)
+    rows, used, _ = packing.pack(items(), layout)
     if alone:  # a row for each sequence
-        each = [
-            packing.pack([i], packing.Layout(row_tokens=ROW, micro_rows=1, max_items=1))[0]
-            for i in items()
-        ]
-        rows = jax.tree.map(lambda *x: np.concatenate(x, 1), *each)
-        used = 1
+        one = layout._replace(micro_rows=1, max_items=1)
+        each = [packing.pack([i], one)[0] for i in items()]
+        rows, used = jax.tree.map(lambda *x: np.concatenate(x, 1), *each), 1
     rows = parallel.to_device(rows, made.row_sharding)
     loss = objective.coefficients(config.base().loss)
     old = made.log_probs(made_params(made), rows, np.int32(used), np.float32(1))

@@ -8,7 +8,7 @@ import pytest
 from dapo_jax import config
 from dapo_jax.log import hardware, metrics
 from dapo_jax.model import qwen2
-from dapo_jax.pods import slices, topology
+from dapo_jax.pods import slices
 
 SHAPE = qwen2.Shape(100, 8, 16, 3, 4, 2, 2, 1e4, 1e-6, False)
 
@@ -103,9 +103,7 @@ def test_of_a_cpu_or_an_unknown_chip_nothing(monkeypatch):
 
 
 def test_peaks():
-    """jax's names of all TPUs that a program can be compiled for here; GPUs' have a suffix."""
-    known = {k for k in topology.HBM_LIMIT_GIB if slices.peak_flops(k)}
-    assert known == set(topology.HBM_LIMIT_GIB) - {"TPU7x"}
+    """By jax's names; GPUs' have a suffix."""
     assert slices.peak_flops("TPU v5 lite") == 197e12 and slices.peak_flops("TPU v5") == 459e12
     assert slices.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
     assert slices.peak_flops("NVIDIA H100 PCIe") == 756e12 and slices.peak_flops("cpu") is None

@@ -336,7 +336,7 @@ def test_the_plan_counts_adapters():
     assert lora["updating"]["gradient sums (float32)"] == 4 * here
     assert full["always"]["Adam's moments (float32)"] == near(8 * N / 8)
     assert plan.peaks(lora)["updating"] < plan.peaks(full)["updating"] - 8 * N / 8
-    scene = plan.scene(c, shape, sizes, pod)
+    scene = plan.Scene(c, shape, sizes, pod)
     assert scene.adapters == n and scene.parameters == N
     saved = step.checkpoint_bytes(c, scene)
     assert saved == 2 * N + 12 * n

@@ -1,22 +1,20 @@
 """The 32B update, compiled for a pod as benchmarks/pod_update.py does it."""
 
-import importlib.util
-
 import pytest
+from levels import needs_libtpu
 
 from benchmarks import pod_update
 from dapo_jax import plan
 from dapo_jax.config import presets
 from dapo_jax.dapo import update
 from dapo_jax.model import learner
-from dapo_jax.plan import constants, hlo
+from dapo_jax.plan import hlo
+from dapo_jax.plan.constants import VALUES
 from dapo_jax.pods import topology
 
+pytestmark = [pytest.mark.slow, needs_libtpu]
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (jax[tpu])"
-)
+
 def test_the_32b_update_fits_its_pod():
     pod = pod_update.PODS[1]
     r = pod_update.compiled_apart(pod, "O0")
@@ -29,10 +27,6 @@ def test_the_32b_update_fits_its_pod():
     assert r["splash"] and not r["rematerialized"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (jax[tpu])"
-)
 def test_a_layer_of_the_update_gathers_what_the_cost_model_says():
     """Two layers of 32B on its slice, as shipped: whole rows of the residual stream come from
     gathers, no more than the cost model counts, and none from a sum that every device gets whole.
@@ -50,5 +44,5 @@ def test_a_layer_of_the_update_gathers_what_the_cost_model_says():
             found[kind] = found.get(kind, 0) + (turns == shape.num_layers and size == row)
     assert found["all-reduce"] == 0
     # The others are gathered in windows, hidden in part behind the products that read them.
-    counted = constants.values()["update_moved"]
+    counted = VALUES["update_moved"]
     assert 0.5 * counted <= found["all-gather"] <= counted

@@ -1,9 +1,9 @@
 """The sampler of the 32B model, compiled for TPU pods: what it holds and what it moves."""
 
-import importlib.util
 import re
 
 import pytest
+from levels import needs_libtpu
 
 from dapo_jax import config, plan
 from dapo_jax.model import paged, qwen2
@@ -11,13 +11,7 @@ from dapo_jax.plan import hlo
 from dapo_jax.pods import topology
 from dapo_jax.rollout.engine import Engine
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'jax[tpu]'"
-    ),
-]
-
+pytestmark = [pytest.mark.slow, needs_libtpu]
 QWEN_32B = plan.qwen2_5("32B", scan_layers=True)
 FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "constant", "call"}
 

@@ -1,18 +1,15 @@
 """`plan --compile`: a run's own programs, compiled for the slice by XLA:TPU on this machine.
 
-What the compiler assigns to a program is not all that lies in a device's memory while it runs: the
-master weights and the optimizer's state stay there while the sampler works, and the sampler's cache
-while the trainer does. Both are summed, and the sum is held against what the chip allows.
+While it runs, more lies in a device's memory than the compiler assigns to it: the trainer's state
+beside the sampler, the sampler's cache beside the trainer. The chip has to hold the sum.
 """
 
 import contextlib
-import importlib.util
 import multiprocessing
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
@@ -34,10 +31,6 @@ NO_COMPILER = (
 )
 
 
-def available() -> bool:
-    return importlib.util.find_spec("libtpu") is not None
-
-
 def machine_for(config, shape: qwen2.Shape, pod: Pod) -> build.Machine:
     """The config's programs on the described devices of `pod`. ValueError: the mesh cannot be laid
     over them."""
@@ -55,30 +48,28 @@ def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
     has_old, has_ref = config.loss.old_logprobs == "recompute", bool(config.loss.kl_coef)
     logps = has_old * _bytes(batch.old_logp_AxRxT) + has_ref * _bytes(batch.ref_logp_AxRxT)
     logps += _bytes(batch.terms)
-    kept_rows, U = _bytes(batch.rows) + logps, config.optim.minibatches
-    trained = _bytes(qwen2.trained(params))
-    value, value_moments, cells = {}, {}, 0
+    trained, U, cells = _bytes(qwen2.trained(params)), config.optim.minibatches, 0
+    weights, value, value_moments = {"master weights (float32)": trained}, {}, {}
+    if base := _bytes(params) - trained:
+        weights = {f"base ({config.model.dtype})": base, "adapters (float32)": trained}
     if "update of values" in calls:
         value_params, value_state, targets, _ = calls["update of values"].arguments
         value = {"value model's weights (float32)": _bytes(value_params)}
         value_moments = {"value model's optimizer state": _bytes(value_state)}
         cells = _bytes(targets.returns_AxRxT)
-    weights = {"master weights (float32)": trained}
-    if base := _bytes(params) - trained:
-        weights = {f"base ({config.model.dtype})": base, "adapters (float32)": trained}
     moments = {"optimizer state": _bytes(opt_state)}
     reference = {"reference weights (float32)": trained * has_ref}
-    cache = {"the sampler's cache": _bytes(pool)}
-    others = {"the other mini-batches": kept_rows * (U - 1)}
+    both, of_policy = value | value_moments, weights | moments
+    packed = {"the sampler's cache": _bytes(pool)}
+    packed["the other mini-batches"] = (_bytes(batch.rows) + logps) * (U - 1)
     values = {"values": cells * (U - 1) + logps}
     made = {"values, advantages, returns": cells * (3 * U - 2) + logps}
-    both, of_policy = value | value_moments, weights | moments
     by_kind = {
         "decode weights": moments | reference | both,  # the cache is released before
-        "old log-probs": moments | reference | both | cache | others,
-        "update": reference | both | cache | others,
-        "values": of_policy | reference | value_moments | cache | others | values,
-        "update of values": of_policy | reference | cache | others | made,
+        "old log-probs": moments | reference | both | packed,
+        "update": reference | both | packed,
+        "values": of_policy | reference | value_moments | packed | values,
+        "update of values": of_policy | reference | packed | made,
     }
     sampling = of_policy | reference | both
     kept = {name: by_kind.get(name, sampling) for name in calls}
@@ -87,12 +78,9 @@ def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
 
 def _bytes(tree) -> int:
     """Bytes on one device of the arrays that lie in device memory."""
-
-    def on_device(x) -> bool:
-        sharding = getattr(x, "sharding", None)
-        return sharding is not None and sharding.memory_kind in (None, "device")
-
-    return parallel.bytes_on_device([x for x in jax.tree.leaves(tree) if on_device(x)])
+    laid = [x for x in jax.tree.leaves(tree) if getattr(x, "sharding", None) is not None]
+    here = [x for x in laid if x.sharding.memory_kind in (None, "device")]
+    return parallel.bytes_on_device(here)
 
 
 def program(
@@ -100,13 +88,12 @@ def program(
 ) -> dict[str, Any]:
     """Compile one. Plain JSON values; bytes are per device. 'fits' is the verdict; 'refused' is
     what the compiler said where it ran out of memory."""
-    traced = call.program.trace(*call.arguments)
+    traced, started = call.program.trace(*call.arguments), time.perf_counter()
     limit, resident = topology.limit(m.mesh), sum(kept.values())
     out = {"fits": False, "kept_beside": kept, "resident": resident, "limit": limit}
     if resident + (given := _bytes(call.arguments)) > limit:
         said = f"its arguments alone, {given / GB:.2f} GB, and what lies beside them are too much"
         return out | {"refused": said, "total": resident + given, "seconds": 0.0}
-    started = time.perf_counter()
     try:
         compiled, log = topology.compile_watched(traced.lower())
     except jax.errors.JaxRuntimeError as error:
@@ -137,10 +124,10 @@ def _total(message: str, resident: int) -> int | None:
     return found and resident + int(float(found[1]) * 2 ** {"K": 10, "M": 20, "G": 30}[found[2]])
 
 
-def check(config, shape: qwen2.Shape, pod: Pod, say: Callable[[str], None]) -> dict[str, Any]:
+def check(config, shape: qwen2.Shape, pod: Pod) -> dict[str, Any]:
     """Every program of a step, quickest first, up to the first that does not fit."""
-    m = machine_for(config, shape, pod)
-    calls = build.calls(config, m)
+    say = lambda text: print(text, file=sys.stderr, flush=True)
+    calls = build.calls(config, machine_for(config, shape, pod))
     kept, out = beside(config, calls), {}
     # In a process of its own: a fault of the compiler ends the process.
     spawn = multiprocessing.get_context("spawn")
@@ -209,19 +196,17 @@ def line(name: str, r: dict[str, Any]) -> str:
 def report(r: dict[str, Any]) -> list[str]:
     """`check` for people."""
     size = topology.size
+    listed = lambda of: ", ".join(f"{what} {size(n)}" for what, n in of.items())
     versions = ", ".join(f"{k} {v}" for k, v in r["versions"].items())
     lines = [f"Compiled by XLA:TPU ({versions}; level {r['level']}); nothing was run:"]
     for name, x in r["programs"].items():
         lines.append("  " + line(name, x))
         if x["kept_beside"]:
-            kept = ", ".join(f"{what} {size(n)}" for what, n in x["kept_beside"].items())
-            lines.append(f"      beside it: {kept}")
+            lines.append(f"      beside it: {listed(x['kept_beside'])}")
         if "refused" in x:
             continue
-        moved = ", ".join(
-            f"{kind} {y['count']} x, {size(y['bytes'])}"
-            for kind, y in x["collectives_in_loops"].items()
-        )
+        loops = x["collectives_in_loops"].items()
+        moved = listed({f"{kind} {y['count']} x,": y["bytes"] for kind, y in loops})
         lines += [
             f"      arguments {size(x['arguments'])}, updated in place {size(x['aliased'])},"
             f" temporaries {size(x['temporaries'])}; matrix products"

@@ -24,20 +24,23 @@ def _exact(value: float, unit: str, source: str) -> Constant:
     return Constant(value, value, value, unit, source)
 
 
+def _chips(name: str, unit: str, source: str, v4, v5e, v5p, v6e) -> dict[str, Constant]:
+    by_family = dict(v4=v4, v5e=v5e, v5p=v5p, v6e=v6e).items()
+    return {f"{name}.{family}": _exact(x, unit, source) for family, x in by_family}
+
+
 _BOOK = "published: jax-ml.github.io/scaling-book, 'TPUs', both directions of one axis"
 _CLOCK = "assumed: by peak / (multiply-adds of the matrix units a cycle)"
 _SPLASH = "counted: jax's splash kernels in libtpu's dump, a block of 1,024 queries and keys of one head of 128, a core"
 _OURS = "counted: `plan --kernels`, model/paged_kernel.py, 128 rows, 5 query heads of one key head"
+_INT8 = f"{_OURS}, rollout.cache_dtype='int8'"
 
 # fmt: off
 CONSTANTS: dict[str, Constant] = {
     # --- chips; peaks of FLOPs and HBM are in slices.CHIPS ------------------------------------------
-    **{f"ici.{chip}": _exact(x, "B/s", _BOOK) for chip, x in
-       dict(v4=0.9e11, v5e=0.9e11, v5p=1.8e11, v6e=1.8e11).items()},
-    **{f"clock.{chip}": _exact(x, "Hz", _CLOCK) for chip, x in
-       dict(v4=1.05e9, v5e=1.5e9, v5p=1.75e9, v6e=1.75e9).items()},
-    **{f"cores.{chip}": _exact(x, "", "published: cloud.google.com/tpu/docs/system-architecture") for chip, x in
-       dict(v4=2, v5e=1, v5p=2, v6e=1).items()},
+    **_chips("ici", "B/s", _BOOK, 0.9e11, 0.9e11, 1.8e11, 1.8e11),
+    **_chips("clock", "Hz", _CLOCK, 1.05e9, 1.5e9, 1.75e9, 1.75e9),
+    **_chips("cores", "", "published: cloud.google.com/tpu/docs/system-architecture", 2, 1, 2, 1),
 
     # --- one token of all slots --------------------------------------------------------------------
     "weights_hbm": Constant(0.80, 0.90, 0.70, "of HBM", "assumed: weights of a product, as they are read"),
@@ -78,24 +81,17 @@ CONSTANTS: dict[str, Constant] = {
     "chips_a_host": _exact(4, "", "published: hosts of v5p, and of v5e and v6e slices of several hosts"),
 
     # --- attention while decoding: bundles, at least a cycle each -----------------------------------------
-    **{f"ours.{part}.{chip}": _exact(n, "bundles", _OURS) for part, counts in
-       dict(start=(411, 458, 445, 301), block=(360, 350, 343, 312), beside=(358, 264, 245, 247)).items()
-       for chip, n in zip(("v4", "v5e", "v5p", "v6e"), counts, strict=True)},
-    **{f"ours.int8.{part}.{chip}": _exact(n, "bundles", _OURS + ", rollout.cache_dtype='int8'") for part, counts in
-       dict(start=(267, 281, 286, 266), block=(1941, 451, 441, 358), beside=(488, 325, 314, 294)).items()
-       for chip, n in zip(("v4", "v5e", "v5p", "v6e"), counts, strict=True)},
+    **_chips("ours.start", "bundles", _OURS, 411, 458, 445, 301),
+    **_chips("ours.block", "bundles", _OURS, 360, 350, 343, 312),
+    **_chips("ours.beside", "bundles", _OURS, 358, 264, 245, 247),
+    **_chips("ours.int8.start", "bundles", _INT8, 267, 281, 286, 266),
+    **_chips("ours.int8.block", "bundles", _INT8, 1941, 451, 441, 358),
+    **_chips("ours.int8.beside", "bundles", _INT8, 488, 325, 314, 294),
     # --- attention while training -------------------------------------------------------------------------
-    **{f"splash.{part}.{chip}": _exact(n, "bundles", _SPLASH) for part, counts in
-       dict(forward=(9522, 5948, 6223, 4226), backward=(14029, 10131, 10554, 6830)).items()
-       for chip, n in zip(("v4", "v5e", "v5p", "v6e"), counts, strict=True)},
+    **_chips("splash.forward", "bundles", _SPLASH, 9522, 5948, 6223, 4226),
+    **_chips("splash.backward", "bundles", _SPLASH, 14029, 10131, 10554, 6830),
 }
 # fmt: on
 
 Values = Mapping[str, float]
-
-
-def values(**instead: float) -> dict[str, float]:
-    """Name -> value, with some replaced. KeyError: there is no such constant."""
-    if unknown := set(instead) - set(CONSTANTS):
-        raise KeyError(f"no such constants: {', '.join(sorted(unknown))}")
-    return {name: c.value for name, c in CONSTANTS.items()} | instead
+VALUES: dict[str, float] = {name: c.value for name, c in CONSTANTS.items()}

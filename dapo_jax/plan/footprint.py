@@ -1,4 +1,4 @@
-"""Bytes per device while sampling and while updating, by arithmetic.
+"""Bytes per device while sampling and while updating, by arithmetic; can a config run on a slice?
 
 Bytes of parameters, optimizer and cache are exact. Those of activations estimate what XLA keeps,
 within 15% of what XLA:TPU assigned (tests/test_plan.py).
@@ -10,9 +10,10 @@ import math
 
 import jax
 
-from dapo_jax.config import validation
+from dapo_jax.config import schema, validation
 from dapo_jax.model import paged, qwen2
-from dapo_jax.plan.shapes import value_model
+from dapo_jax.plan.shapes import network, value_model
+from dapo_jax.pods.slices import Pod
 
 GB = 1e9
 CELL_ARRAYS = 10  # of 4 bytes per packed cell: eight of the rows, old and reference log-probs
@@ -26,25 +27,17 @@ def parts(axis: str, rules, sizes) -> int:
 
 def weight_count(shape: qwen2.Shape, rules, sizes, part=qwen2.base) -> int:
     """Parameters on one device, exactly. part: qwen2.base or qwen2.trained."""
-    leaves, axes = part(qwen2.abstract(shape)), part(qwen2.metadata(shape, "axes"))
-    leaves = jax.tree.leaves(leaves)
-    axes = jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, tuple))
-    return sum(
-        math.prod(
-            -(-n // parts(a, rules, sizes)) if a else n for n, a in zip(x.shape, names, strict=True)
-        )
-        for x, names in zip(leaves, axes, strict=True)
-    )
 
+    def here(leaf, axes: tuple[str | None, ...]) -> int:
+        split = (parts(a, rules, sizes) if a else 1 for a in axes)
+        return math.prod(-(-n // k) for n, k in zip(leaf.shape, split, strict=True))
 
-def outputs(shape: qwen2.Shape) -> int:
-    """Numbers that the head computes for a token."""
-    return 1 if shape.value_head else shape.vocab_size
+    tree, axes = part(qwen2.abstract(shape)), part(qwen2.metadata(shape, "axes"))
+    return sum(jax.tree.leaves(jax.tree.map(here, tree, axes)))
 
 
 def read_count(shape: qwen2.Shape) -> int:
-    """Parameters that the matrix products of a token read: of an embedding that is no head, no
-    product reads any."""
+    """Parameters that the matrix products of a token read: not an embedding that is no head."""
     multiplied = shape.tie_embeddings and not shape.value_head
     embedding = 0 if multiplied else shape.vocab_size * shape.hidden_size
     return qwen2.param_count(shape) - embedding
@@ -57,7 +50,8 @@ def item_bytes(config) -> int:
 
 def wide_count(config, shape: qwen2.Shape) -> int:
     """Parameters of a float32 head on a model of another dtype; 0 where there is none."""
-    return shape.float32_head * (item_bytes(config) < 4) * outputs(shape) * shape.hidden_size
+    outputs = 1 if shape.value_head else shape.vocab_size
+    return shape.float32_head * (item_bytes(config) < 4) * outputs * shape.hidden_size
 
 
 def _wide_part(config, shape: qwen2.Shape, sizes, rules) -> float:
@@ -103,11 +97,8 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
         made = {"values, advantages, returns": updating["packed rows"] * VALUE_ARRAYS / CELL_ARRAYS}
         of_values = update_memory(config, value, sizes) | made
         updating = max(updating, of_values, key=lambda items: sum(items.values()))
-    return {
-        "always": _always(config, shape, value, sizes),
-        "sampling": _sampling(config, shape, sizes),
-        "updating": updating,
-    }
+    always, sampling = _always(config, shape, value, sizes), _sampling(config, shape, sizes)
+    return {"always": always, "sampling": sampling, "updating": updating}
 
 
 def peaks(table: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -119,15 +110,13 @@ def peaks(table: dict[str, dict[str, float]]) -> dict[str, float]:
 def _always(config, shape: qwen2.Shape, value: qwen2.Shape | None, sizes) -> dict[str, float]:
     train, item = config.sharding.train, item_bytes(config)
     n = weight_count(shape, train, sizes, qwen2.trained)
-    masters = {"master weights (float32)": 4 * n}
+    always = {"master weights (float32)": 4 * n}
     if shape.lora:
         base = item * weight_count(shape, train, sizes)
-        masters = {f"base ({config.model.dtype})": base, "adapters (float32)": 4 * n}
+        always = {f"base ({config.model.dtype})": base, "adapters (float32)": 4 * n}
     tokens = cache(config, shape, sizes).tokens / parts("batch", config.sharding.decode, sizes)
-    always = masters | {
-        "Adam's moments (float32)": 8 * n,
-        "cache": tokens * token_bytes(config, shape, sizes),
-    }
+    always["Adam's moments (float32)"] = 8 * n
+    always["cache"] = tokens * token_bytes(config, shape, sizes)
     if config.loss.kl_coef:
         always["reference weights (float32)"] = 4 * n
     if value:
@@ -139,20 +128,16 @@ def _always(config, shape: qwen2.Shape, value: qwen2.Shape | None, sizes) -> dic
 
 def _sampling(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
     train, decode, item = config.sharding.train, config.sharding.decode, item_bytes(config)
-    D, F, V = shape.hidden_size, shape.intermediate_size, shape.vocab_size
+    rollout, D, F, V = config.rollout, shape.hidden_size, shape.intermediate_size, shape.vocab_size
     mlp, vocab = (parts(a, train, sizes) for a in ("mlp", "vocab"))
     shards = parts("batch", decode, sizes)
-    prompts, slots = (
-        -(-n // shards) for n in (config.rollout.prefill_prompts, config.rollout.slots)
-    )
-    prompt = min(config.rollout.prefill_tokens, config.data.max_prompt_tokens)
+    prompts, slots = (-(-n // shards) for n in (rollout.prefill_prompts, rollout.slots))
+    cells = prompts * min(rollout.prefill_tokens, config.data.max_prompt_tokens)
     weights = item * weight_count(shape, decode, sizes)
     return {
         "decode weights": weights + (4 - item) * _wide_part(config, shape, sizes, decode),
         "logits": 3 * 4 * slots * V / vocab + (_head_bytes(config, shape, sizes) if D % 128 else 0),
-        "prefill": prompts
-        * prompt
-        * (token_bytes(config, shape, sizes) + item * (3 * F / mlp + 6 * D)),
+        "prefill": cells * (token_bytes(config, shape, sizes) + item * (3 * F / mlp + 6 * D)),
     }
 
 
@@ -161,7 +146,8 @@ def _head_bytes(config, shape: qwen2.Shape, sizes) -> float:
     `embed`. TPUs lay out the last axis in 128 lanes."""
     item = 4 if wide_count(config, shape) else item_bytes(config)
     lanes = -(-shape.hidden_size // 128) * 128
-    return item * outputs(shape) * lanes / parts("vocab", config.sharding.train, sizes)
+    outputs = 1 if shape.value_head else shape.vocab_size
+    return item * outputs * lanes / parts("vocab", config.sharding.train, sizes)
 
 
 def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
@@ -185,13 +171,14 @@ def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
     scores = 0 if fused else 2 * 4 * rows * H / heads * chunk * T
     if shape.remat == "none" and chunk == T:  # the scores of all layers, not of one chunk
         scores *= L
-    tables = shape.vocab_size * (read_count(shape) < qwen2.param_count(shape)) + outputs(shape)
+    outputs = 1 if shape.value_head else shape.vocab_size
+    tables = shape.vocab_size * (read_count(shape) < qwen2.param_count(shape)) + outputs
     layer = (qwen2.param_count(shape) - D * tables) / L
     block = scores + item * tokens * (6 * F / mlp + 8 * H * d / heads + 3 * D)
     # The head's float32 sum of gradients is a copy, but for a float32 head that is not gathered.
     wide, head_weights = wide_count(config, shape), _head_bytes(config, shape, sizes)
     copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
-    head = copied + 4 * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
+    head = copied + 4 * rows * min(shape.head_chunk, T) * outputs / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
     # Trained weights whose compute copy is float32.
     raised = 0 if shape.lora else _wide_part(config, shape, sizes, train)
@@ -205,3 +192,50 @@ def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
         # Of all mini-batches.
         "packed rows": config.optim.minibatches * -(-minibatch // shards) * T * 4 * CELL_ARRAYS,
     }
+
+
+def mistakes(config, shape: qwen2.Shape | None, pod: Pod) -> str:
+    """Why the config cannot run on that pod, a reason per line; '' if it can. Without a shape only
+    what does not depend on it is checked."""
+    try:
+        validation.validate(config, pod.chips)
+    except schema.ConfigError as error:
+        return str(error)
+    sizes = validation.resolve_mesh(config, pod.chips)
+    bad = validation.check_shape(shape, sizes, config.sharding) if shape else []
+    if shape and config.critic.init_from and (value := value_model(config, shape)):
+        wrong = validation.check_shape(value, sizes, config.sharding)
+        bad += [f"the value model: {line}" for line in wrong]
+    if sizes["data"] % pod.slices:
+        bad.append(
+            f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices,"
+            " which are joined along `data`"
+        )
+    return "\n".join(bad)
+
+
+def check(config, pod: Pod, with_files: bool = False, with_memory: bool = True) -> str:
+    """A doubt about running the config on that pod, or ''. ValueError: it cannot run. launch/ asks
+    this before it makes a slice.
+
+    with_files: files with relative names have to exist here. with_memory: a config that by
+    arithmetic does not fit cannot run; otherwise that is a doubt.
+    """
+    try:
+        shape = network(config)
+        value_model(config, shape)
+    except ValueError as error:  # a directory of the hosts, or there is no network here
+        shape, doubt = None, f"{error}: not checked whether the model fits"
+    wrong = mistakes(config, shape, pod).splitlines()
+    missing = [x for x in validation.missing(config) if ": /" not in x] if with_files else []
+    hint = "here, where the slice gets its copy from; --prepare=COMMAND fetches it there"
+    if wrong := wrong + [f"{line} {hint}" for line in missing]:
+        raise ValueError("\n".join(wrong))
+    if shape is None:
+        return doubt
+    peak = max(peaks(memory(config, shape, validation.resolve_mesh(config, pod.chips))).values())
+    needs = f"by arithmetic this needs {peak / GB:.1f} GB of a chip's {pod.chip.hbm / GB:.1f}"
+    doubt = f"{needs}: ask python -m dapo_jax.plan --topology={pod.cloud} what fits"
+    if peak > pod.chip.hbm and with_memory:
+        raise ValueError(f"{doubt} (--skip-plan goes on all the same)")
+    return doubt if peak > pod.chip.hbm else ""

@@ -18,6 +18,7 @@ _COLLECTIVE = re.compile(
     r"(all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute"
     r"|collective-broadcast)(-start)?"
 )
+_CALLEE = r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
 
 
 class Moved(NamedTuple):
@@ -27,16 +28,18 @@ class Moved(NamedTuple):
     bytes: int  # of what comes out of them on one device
 
 
-def computations(hlo: str) -> tuple[dict[str, list[str]], str]:
+Body = dict[str, str]  # of a computation: name of an instruction -> its line
+
+
+def computations(hlo: str) -> tuple[dict[str, Body], str]:
     """(name -> instructions, name of the one that is the program)."""
-    found, name, entry = {}, None, ""
+    found, body, entry = {}, None, ""
     for line in hlo.splitlines():
         if head := re.match(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
-            name = head[2]
-            found[name] = []
-            entry = name if head[1] else entry
-        elif name and " = " in line:
-            found[name].append(line.strip())
+            body = found[head[2]] = {}
+            entry = head[2] if head[1] else entry
+        elif body is not None and (name := re.match(r"\s*(?:ROOT )?%?([\w.\-]+) = ", line)):
+            body[name[1]] = line.strip()
     return found, entry
 
 
@@ -49,53 +52,47 @@ def in_loops(hlo: str, fused: bool = False) -> list[tuple[int, list[str]]]:
 
     def visit(name: str, turns: int, inside: bool) -> None:
         if inside:
-            out.append((turns, known[name]))
-        for line in known[name]:
+            out.append((turns, [*known[name].values()]))
+        for line in known[name].values():
             if " fusion(" in line and not fused:
                 continue
             if re.search(r" async-(update|done)\(", line):  # its work is counted where it starts
                 continue
             loop = re.search(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)", line)
             times = turns * (_turns(line, known[loop[1]], known[loop[2]]) or 1) if loop else turns
-            for callee in _callees(line):
+            several = re.findall(r"(?:branch_computations|called_computations)=\{(.*?)\}", line)
+            for callee in re.findall(_CALLEE, line) + re.findall(r"[\w.\-]+", ",".join(several)):
                 visit(callee, times, inside or loop is not None)
 
     visit(entry, 1, False)
     return out
 
 
-def _callees(line: str) -> Iterator[str]:
-    one = r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
-    yield from re.findall(one, line)
-    for several in re.findall(r"(?:branch_computations|called_computations)=\{(.*?)\}", line):
-        yield from re.findall(r"%?([\w.\-]+)", several)
-
-
-def _turns(loop: str, condition: list[str], body: list[str]) -> int | None:
+def _turns(loop: str, condition: Body, body: Body) -> int | None:
     """As the loop says (XLA on CPU), or of one that counts from 0 up to a constant, as scans do by
     1 and products over gathered windows by 2; None otherwise."""
     if said := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop):
         return int(said[1])
-    root = next((x for x in condition if x.startswith("ROOT")), "")
-    less = re.search(r" compare\((.*)\), direction=LT", root)
+    less = re.search(r" compare\((.*)\), direction=LT", _root(condition))
     if not less:
         return None
     counter, end = _operands(less[1])
+    index = re.search(r" get-tuple-element\(.*\), index=(\d+)", condition.get(counter, ""))
     end = _constants(condition).get(end)
-    return end and -(-end // _step(_index(condition, counter), body))
+    return end and -(-end // (_step(int(index[1]), body) if index else 1))
 
 
-def _step(index: str, body: list[str]) -> int:
+def _step(index: int, body: Body) -> int:
     """What a turn adds to element `index` of the loop's state; 1 where that is not to be seen."""
-    root = next((x for x in body if x.startswith("ROOT")), "")
-    state = re.search(r" tuple\((.*?)\)", root)
-    after = _operands(state[1]) if state and index else []
-    name = after[int(index)] if index and int(index) < len(after) else ""
+    state = re.search(r" tuple\((.*?)\)", _root(body))
+    after = dict(enumerate(_operands(state[1]))) if state else {}
+    added = re.search(r" add\((.*?)\)", body.get(after.get(index), ""))
     known = _constants(body)
-    for line in body:
-        if name and (sum_ := re.match(rf"%?{re.escape(name)} = \S+ add\((.*?)\)", line)):
-            return next((known[x] for x in _operands(sum_[1]) if known.get(x)), 1)
-    return 1
+    return next((known[x] for x in _operands(added[1]) if known.get(x)), 1) if added else 1
+
+
+def _root(body: Body) -> str:
+    return next((line for line in body.values() if line.startswith("ROOT")), "")
 
 
 def _operands(text: str) -> list[str]:
@@ -104,15 +101,9 @@ def _operands(text: str) -> list[str]:
     return [x.split()[-1].lstrip("%") for x in plain.split(",") if x.strip()]
 
 
-def _constants(lines: list[str]) -> dict[str, int]:
-    found = (re.match(r"%?([\w.\-]+) = [su]\d+\[\]\S* constant\((\d+)\)", x) for x in lines)
-    return {x[1]: int(x[2]) for x in found if x}
-
-
-def _index(lines: list[str], name: str) -> str:
-    """Which element of the loop's state `name` is; '' if it is none."""
-    wanted = rf"%?{re.escape(name)} = .* get-tuple-element\(.*\), index=(\d+)"
-    return next((x[1] for line in lines if (x := re.match(wanted, line))), "")
+def _constants(body: Body) -> dict[str, int]:
+    found = {name: re.search(r" [su]\d+\[\]\S* constant\((\d+)\)", x) for name, x in body.items()}
+    return {name: int(x[1]) for name, x in found.items() if x}
 
 
 def instructions(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
@@ -131,7 +122,8 @@ def collectives(hlo: str) -> dict[str, Moved]:
     counted where it starts.
     """
     out: dict[str, Moved] = {}
-    bodies = [(turns, _starts(lines), lines) for turns, lines in in_loops(hlo, fused=True)]
+    start = 'custom_call_target="AsyncCollectiveStart"'
+    bodies = [(n, any(start in x for x in lines), lines) for n, lines in in_loops(hlo, fused=True)]
     hidden = {_key(line) for _, starts, lines in bodies if starts for line in lines}
     for turns, starts, lines in bodies:
         for line in lines:
@@ -143,14 +135,9 @@ def collectives(hlo: str) -> dict[str, Moved]:
             if kind[2] and kind[1] != "all-reduce":  # returns its operands first, and its handles
                 arrays = [x for x in arrays if x[0] != "u32[]"]
                 arrays = arrays[len(arrays) // 2 :]
-            size = sum(_bytes(x) for x in arrays)
-            old = out.get(kind[1], Moved(0, 0))
+            old, size = out.get(kind[1], Moved(0, 0)), sum(map(_bytes, arrays))
             out[kind[1]] = Moved(old.count + turns, old.bytes + turns * size)
     return out
-
-
-def _starts(lines: list[str]) -> bool:
-    return any('custom_call_target="AsyncCollectiveStart"' in x for x in lines)
 
 
 def _key(line: str) -> tuple[str, ...] | None:

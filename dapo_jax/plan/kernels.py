@@ -2,9 +2,8 @@
 
 One layer's attention, as the sampler calls it, is compiled for one chip of the slice by a process
 of its own, with libtpu told to write down its final programs. A bundle takes a cycle or more, so a
-loop's bundles over the clock are the least its turn takes, and its bytes over that time the most
-that it can read. What waits for HBM is not to be seen there: that is `dma_latency` and `keys_hbm`
-in constants.py; benchmarks/attention_kernel.py plays whole calls.
+loop's bundles over the clock are the least its turn takes. Waiting for HBM is not seen there: that
+is `dma_latency` and `keys_hbm` in constants.py; benchmarks/attention_kernel.py plays whole calls.
 """
 
 import json
@@ -23,10 +22,10 @@ from jax.sharding import Mesh
 from dapo_jax import parallel
 from dapo_jax.config import schema, validation
 from dapo_jax.model import paged, qwen2
-from dapo_jax.plan import constants, decoding
+from dapo_jax.plan.constants import VALUES
 from dapo_jax.plan.footprint import cache, parts as split
 from dapo_jax.plan.report import table
-from dapo_jax.plan.scene import scene
+from dapo_jax.plan.roofline import BLOCK_TOKENS, Scene
 from dapo_jax.plan.shapes import network
 from dapo_jax.pods import topology
 from dapo_jax.pods.slices import Pod
@@ -67,11 +66,11 @@ def loops(text: str) -> Loop:
 
     for found in filter(None, map(_BUNDLE.match, text.splitlines())):
         # The wait for a branch is made of empty bundles, which are printed without a depth.
-        depth = len(stack) - 1 if found[3] == "{}" else len(found[2])
-        close(depth if found[1] == "LB" else depth + 1)
+        begins, depth = found[1] == "LB", len(stack) - 1 if found[3] == "{}" else len(found[2])
+        close(depth if begins else depth + 1)
         while len(stack) <= depth:  # into a new loop, or back into one after a bundle outside
-            stack.append(Loop(0, []) if found[1] == "LB" else stack[-1].inner.pop())
-        stack[-1] = Loop(stack[-1].own + 1, stack[-1].inner)
+            stack.append(Loop(0, []) if begins else stack[-1].inner.pop())
+        stack[-1] = stack[-1]._replace(own=stack[-1].own + 1)
     close(1)
     return stack[0]
 
@@ -95,46 +94,41 @@ def dumped(command: list[str]) -> dict[str, Loop]:
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise ValueError("\n".join(done.stderr.splitlines()[-5:]))
-        files = pathlib.Path(folder).glob("*final_bundles.txt")
-        return {
-            re.sub(r"^\d+-|-?\d*-final_bundles\.txt$", "", x.name): loops(
-                x.read_text(errors="replace")
-            )
-            for x in sorted(files)
-            if "schedule-analysis" not in x.name
-        }
+        files = sorted(pathlib.Path(folder).glob("*final_bundles.txt"))
+        name = lambda x: re.sub(r"^\d+-|-?\d*-final_bundles\.txt$", "", x.name)
+        found = (x for x in files if "schedule-analysis" not in x.name)
+        return {name(x): loops(x.read_text(errors="replace")) for x in found}
 
 
 def counted(config, pod: Pod) -> dict[str, Any]:
     """The bundles of the sampler's decode kernel, and lines about them for people. ValueError: the
     compiler refuses."""
     shape, sizes = network(config), validation.resolve_mesh(config, pod.chips)
-    s = scene(config, shape, sizes, pod)
+    s = Scene(config, shape, sizes, pod)
     heads = shape.num_heads // split("heads", config.sharding.decode, sizes)
     counts = s.sizes.slots // s.sizes.shards, heads, shape.head_dim
     pool = cache(config, shape, sizes)._replace(shards=1, kv_heads=s.kv_heads, layers=1, arrays=1)
     given = json.dumps([pod.family, config.model.dtype, counts, pool])
     programs = dumped([sys.executable, "-m", "dapo_jax.plan.kernels", given])
     found = parts(next(x for name, x in programs.items() if KERNEL in name))
-    text = report(pod, found, decoding.BLOCK_TOKENS * s.key_bytes)
+    text = report(pod, found, BLOCK_TOKENS * s.key_bytes)
     return {"versions": topology.versions(), "bundles": found._asdict(), "text": text}
 
 
 def report(pod: Pod, found: Parts, block_bytes: float) -> list[str]:
     """block_bytes: keys and values of a whole block."""
-    known = constants.values()
-    clock, cores = known[f"clock.{pod.family}"], int(known[f"cores.{pod.family}"])
+    clock, cores = VALUES[f"clock.{pod.family}"], int(VALUES[f"cores.{pod.family}"])
     rate = cores * block_bytes / (found.block / clock)
-    rows = (
-        ("a whole block of keys", found.block),
-        ("a row and head, beside its blocks", found.beside),
-        ("a call, before its first pages", found.start),
-    )
+    rows = {
+        "a whole block of keys": found.block,
+        "a row and head, beside its blocks": found.beside,
+        "a call, before its first pages": found.start,
+    }
     return table(
         f"Bundles of the decode kernel on {pod.family}, at least a cycle each, at"
         f" {clock / 1e9:g} GHz ({cores} cores read at most {rate / 1e9:,.0f} GB/s of keys,"
         f" {rate / pod.chip.bandwidth:.0%} of the chip's HBM):",
-        ((what, f"{n:.0f}", f"{1e6 * n / clock:.3f} us") for what, n in rows),
+        ((what, f"{n:.0f}", f"{1e6 * n / clock:.3f} us") for what, n in rows.items()),
     )
 
 
@@ -146,10 +140,8 @@ def child(family: str, dtype: str, counts: list[int], geometry: list) -> None:
     (S, H, d), g = counts, paged.Geometry(*geometry)._replace(cores=chip.num_cores)
     mesh = Mesh([[[chip]]], parallel.AXES)
     rules = schema.base().sharding.decode
-
-    def array(dtype, *size: int):
-        return jax.ShapeDtypeStruct(size, dtype, sharding=parallel.replicated(mesh))
-
+    whole = parallel.replicated(mesh)
+    array = lambda dtype, *size: jax.ShapeDtypeStruct(size, dtype, sharding=whole)
     pool = jax.eval_shape(lambda: paged.new_pool(g, dtype))
     pool = parallel.sharded(pool, paged.pool_sharding(g, mesh, rules))
     rows = paged.CacheRows(array(jnp.int32, S, g.row_pages), array(jnp.int32, S), array(bool, S))

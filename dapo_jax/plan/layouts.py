@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from dapo_jax.config import presets, schema, validation
 from dapo_jax.model import qwen2
-from dapo_jax.plan import constants, footprint, step
-from dapo_jax.plan.checks import mistakes
-from dapo_jax.plan.scene import scene
+from dapo_jax.plan import footprint, step
+from dapo_jax.plan.constants import VALUES
+from dapo_jax.plan.footprint import mistakes
+from dapo_jax.plan.roofline import Scene
 from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods.slices import Pod
 
@@ -31,7 +32,7 @@ class Choice(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """{config field: value}."""
         return {
-            **{f"mesh.{axis}": self.mesh[axis] for axis in ("data", "fsdp", "tensor")},
+            **{f"mesh.{axis}": n for axis, n in self.mesh.items()},
             "optim.micro_batch_rows": self.micro_rows,
             "rollout.slots": self.slots,
             "rollout.prefill_prompts": self.prefill_prompts,
@@ -83,10 +84,9 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
         if key in found:
             continue
         sizes, shards = laid.mesh.to_dict(), laid.mesh.data * laid.mesh.fsdp
-        prompts = -(-config.rollout.prefill_prompts // shards) * shards
-        settings = {"optim.micro_batch_rows": rows * shards, "model.remat": remat}
-        settings |= {"rollout.prefill_prompts": prompts}
-        least = {"rollout.slots": shards, "rollout.cache_fraction": 1.0}
+        micro, prompts = rows * shards, -(-config.rollout.prefill_prompts // shards) * shards
+        settings = {"optim.micro_batch_rows": micro, "rollout.prefill_prompts": prompts}
+        least = {"model.remat": remat, "rollout.slots": shards, "rollout.cache_fraction": 1.0}
         t = changed(laid, settings | least)
         if mistakes(t, net, pod):
             continue
@@ -96,12 +96,8 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
             held = footprint.waves(u, net, sizes, traffic.prompt + traffic.response)["sequences"]
             if peak <= (1 - room) * pod.chip.hbm and held and slots % shards == 0:
                 found.add(key)
-                other = {
-                    name: value
-                    for name, value in schema.leaves(u).items()
-                    if name.startswith(("sharding.", "model.remat")) and value != old[name]
-                }
-                micro = rows * shards
+                now = ((k, v) for k, v in schema.leaves(u).items() if v != old[k])
+                other = {k: v for k, v in now if k.startswith(("sharding.", "model.remat"))}
                 yield Choice(sizes, micro, slots, prompts, fraction, peak, math.inf, other), u
 
 
@@ -109,10 +105,8 @@ def _samplers(t, net: qwen2.Shape, pod: Pod, traffic: Traffic, room: float):
     """Yields (slots, cache_fraction) to try on the mesh of `t`, a config with a slot for each part
     of the batch."""
     sizes = t.mesh.to_dict()
-    shards = footprint.parts("batch", t.sharding.decode, sizes)
-    geometry = footprint.cache(t, net, sizes)
-    row = geometry.row_pages * geometry.page_tokens
-    table = footprint.memory(t, net, sizes)
+    geometry, table = footprint.cache(t, net, sizes), footprint.memory(t, net, sizes)
+    shards, row = geometry.shards, geometry.row_pages * geometry.page_tokens
     held = table["always"].pop("cache") * shards / t.rollout.slots  # by one row per shard
     free = (1 - room) * pod.chip.hbm - max(footprint.peaks(table).values())
     if free < held:
@@ -130,10 +124,10 @@ def _samplers(t, net: qwen2.Shape, pod: Pod, traffic: Traffic, room: float):
 def search(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float) -> list[Choice]:
     """What is `fitting`, the shortest expected step first. The schedule is simulated only for those
     that are not far behind without one, with fewer visits of the host."""
-    known, timed = constants.values(), []
+    timed = []
     for x, t in fitting(config, shape, pod, traffic, room):
-        s = scene(t, shape._replace(remat=t.model.remat), x.mesh, pod)
-        timed.append((step.rough(t, traffic, s, known), x, t, s))
+        s = Scene(t, shape._replace(remat=t.model.remat), x.mesh, pod)
+        timed.append((step.rough(t, traffic, s, VALUES), x, t, s))
     timed.sort(key=lambda x: x[0])
     found, rollouts = [], {}
     for rough, x, t, s in timed:
@@ -144,7 +138,7 @@ def search(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float) 
         if key not in rollouts or rollouts[key].pages > sizes.pages:  # pages not in use are free
             rollouts[key] = step.simulated(t, traffic, sizes)
         work = step.work(t, traffic, s, rollouts=rollouts[key])
-        found.append(x._replace(step=step.timer(t, work, s)(known).seconds))
+        found.append(x._replace(step=step.timer(t, work, s)(VALUES).seconds))
 
     def rank(x: Choice):
         """Within 2% of each other: micro-batches that keep a device busy, then smaller ones."""

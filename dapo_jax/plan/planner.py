@@ -5,14 +5,13 @@ from typing import Any
 
 from dapo_jax.config import validation
 from dapo_jax.model import qwen2
-from dapo_jax.plan import constants, footprint, staleness, step
-from dapo_jax.plan.checks import mistakes
-from dapo_jax.plan.footprint import parts, read_count, waves, wide_count
+from dapo_jax.plan import footprint, staleness, step
+from dapo_jax.plan.constants import CONSTANTS, VALUES
+from dapo_jax.plan.footprint import mistakes, parts, waves
 from dapo_jax.plan.layouts import changed, fitting, search
-from dapo_jax.plan.scene import scene
+from dapo_jax.plan.roofline import Scene, micro_batch
 from dapo_jax.plan.shapes import network, value_model
 from dapo_jax.plan.simulate import Traffic
-from dapo_jax.plan.training import mean_pass
 from dapo_jax.pods import slices
 from dapo_jax.pods.slices import Pod
 
@@ -24,32 +23,22 @@ CANNOT_KNOW = (
 )
 # What makes a step shorter and is off by default, since it changes the samples or what is taken for
 # their log-probs (docs/on_a_pod.md). One or the other: int8 needs the pass that the first leaves
-# out.
-OPTIONS = {
-    "loss.old_logprobs=reuse": {
-        "loss.old_logprobs": "reuse",
-        "loss.importance_cap": 0.0,
-        "rollout.cache_dtype": "model",
-    },
-    "rollout.cache_dtype=int8": {
-        "rollout.cache_dtype": "int8",
-        "loss.importance_cap": 2.0,
-        "loss.old_logprobs": "recompute",
-    },
-}
+# out. Called by the first field.
+OPTIONS = (
+    {"loss.old_logprobs": "reuse", "loss.importance_cap": 0.0, "rollout.cache_dtype": "model"},
+    {"rollout.cache_dtype": "int8", "loss.importance_cap": 2.0, "loss.old_logprobs": "recompute"},
+)
 
 
-def plan(
-    config, pod: Pod, traffic: Traffic, room: float, with_staleness: bool = False
-) -> dict[str, Any]:
+def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) -> dict[str, Any]:
     """room: share of the memory that suggestions leave free. with_staleness: simulate
     `rollout.staleness` too, which takes minutes."""
     shape = network(config)
     value = value_model(config, shape)
     found = search(config, shape, pod, traffic, room)
+    named = {name: getattr(pod, name) for name in ("cloud", "topology", "slices", "chips")}
     out = {
-        "pod": {"cloud": pod.cloud, "topology": pod.topology, "slices": pod.slices}
-        | {"chips": pod.chips, "chip": pod.chip._asdict()},
+        "pod": named | {"chip": pod.chip._asdict()},
         "parameters": qwen2.param_count(shape),
         **({"value_parameters": qwen2.param_count(value)} if value else {}),
         "assumed": traffic._asdict() | {"room": room},
@@ -65,10 +54,8 @@ def plan(
     sizes = validation.resolve_mesh(config, pod.chips)
     table = footprint.memory(config, shape, sizes)
     peaks = footprint.peaks(table)
-    lengths = {
-        "longest": config.data.max_prompt_tokens + config.rollout.max_response_tokens,
-        "mean": traffic.prompt + traffic.response,
-    }
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    lengths = {"longest": longest, "mean": traffic.prompt + traffic.response}
     flight = {what: {"tokens": n} | waves(config, shape, sizes, n) for what, n in lengths.items()}
     out |= {
         "mesh": sizes,
@@ -86,58 +73,52 @@ def plan(
 
 
 def expected(
-    config, shape: qwen2.Shape, sizes, pod: Pod, traffic: Traffic, with_staleness: bool = False
+    config, shape: qwen2.Shape, sizes, pod: Pod, traffic: Traffic, with_staleness=False
 ) -> dict[str, Any]:
     """The step and the run in seconds, chip-hours and bytes."""
-    s, known = scene(config, shape, sizes, pod), constants.values()
+    s = Scene(config, shape, sizes, pod)
     tests = min(config.eval.max_problems or traffic.eval_problems, traffic.eval_problems)
     work = step.work(config, traffic, s, eval_problems=tests)
     timer = step.timer(config, work, s)
-    now, spread = timer(known), step.spread(timer)
+    now = timer(VALUES)
 
     def optional(settings: dict[str, Any]) -> float:
         c = changed(config, settings)
-        return step.timer(c, work, scene(c, shape, sizes, pod))(known).seconds
+        return step.timer(c, work, Scene(c, shape, sizes, pod))(VALUES).seconds
 
     rounds, traces = work.rollouts.steps, work.rollouts.traces
-    aged = staleness.aged(config, traffic, work, s, known, tests) if with_staleness else []
+    forward, update = (micro_batch(s, work.packed.pairs, VALUES, update=x) for x in (False, True))
+    aged = staleness.aged(config, traffic, work, s, VALUES, tests) if with_staleness else []
     return {
         "step": {
             "expected_s": now.seconds,
-            "low_s": spread.low,
-            "high_s": spread.high,
+            **step.spread(timer),
             "parts": now.phases,
             "decoding": now.decoding,
-            "uncertain": spread.by,
             "rounds": sum(map(len, rounds)) / len(rounds),
             "responses": work.responses,
             "occupancy": max(traces, key=lambda x: x.count_CxS.sum()).occupancy,
             "evicted": sum(x.evicted for x in traces),
             "filled_cells": work.packed.fill,
-            "micro_batch": _micro_batch(work, s, known),
+            # Seconds of a mean forward pass and of an update's, by what they go into; the share of
+            # the chip's peak that an update reaches, counting what is computed again (HFU).
+            "micro_batch": {
+                "rows": s.micro_rows,
+                "forward": forward._asdict(),
+                "update": update._asdict(),
+                "hfu": update.flops / update.seconds / pod.chip.flops,
+            },
             "chip_hours": pod.chips * now.seconds / 3600,
-            "options": {option: optional(settings) for option, settings in OPTIONS.items()},
-            "staleness": [x._asdict() | {"apart": x.apart and x.apart._asdict()} for x in aged],
+            "options": {"=".join(next(iter(o.items()))): optional(o) for o in OPTIONS},
+            "staleness": [x._asdict() for x in aged],
         },
         "run": _run(config, s, work, now, traffic),
-        "constants": {name: c._asdict() for name, c in constants.CONSTANTS.items()},
+        "constants": {name: c._asdict() for name, c in CONSTANTS.items()},
     }
 
 
-def _micro_batch(work: step.Work, s, known: constants.Values) -> dict[str, Any]:
-    """Seconds of a forward pass and of an update's, by what they go into; the share of the chip's
-    peak that an update reaches, counting what is computed again (HFU)."""
-    forward, update = (mean_pass(work.packed, s, known, update=x) for x in (False, True))
-    return {
-        "rows": s.micro_rows,
-        "forward": forward._asdict(),
-        "update": update._asdict(),
-        "hfu": update.flops / update.seconds / s.pod.chip.flops,
-    }
-
-
-def _run(config, s, work: step.Work, now: step.Expected, traffic: Traffic) -> dict[str, Any]:
-    known, saved = constants.values(), step.checkpoint_bytes(config, s)
+def _run(config, s: Scene, work: step.Work, now: step.Expected, traffic: Traffic) -> dict[str, Any]:
+    saved = step.checkpoint_bytes(config, s)
     kept = config.checkpoint.keep + 1 + config.checkpoint.keep_best  # one is being written
     alone = min(config.critic.pretrain_steps, config.steps) if s.value else 0
     # The first steps of a value model leave the policy as it is.
@@ -150,12 +131,12 @@ def _run(config, s, work: step.Work, now: step.Expected, traffic: Traffic) -> di
         **({"pretrain_steps": alone} if s.value else {}),
         "expected_s": whole * now.seconds,
         "chip_hours": whole * now.seconds * s.pod.chips / 3600,
-        "first_compilation_s": known["compile"],
+        "first_compilation_s": VALUES["compile"],
         "checkpoint_bytes": saved,
         "checkpoints_bytes": saved * kept,
         "host_disk_bytes": weights,
         # Responses, and the rows of all mini-batches: 7 numbers and a flag per cell.
-        "host_memory_bytes": known["host_token"] * work.responses * traffic.response
+        "host_memory_bytes": VALUES["host_token"] * work.responses * traffic.response
         + 29 * work.packed.cells,
     }
 
@@ -164,33 +145,29 @@ def bounds(config, shape: qwen2.Shape, sizes, pod: Pod, traffic: Traffic) -> dic
     """LOWER bounds in seconds of a rollout step in which every prompt and response has the mean
     length and every group is accepted. Weights, cache and matrix products only, at the chip's
     published peaks; attention counted causal, within its sequence."""
-    p, r, chip = traffic.prompt, traffic.response, pod.chip
-    n = config.rollout.groups * config.rollout.group_size
+    s, p, r = Scene(config, shape, sizes, pod), traffic.prompt, traffic.response
+    n, chip = config.rollout.groups * config.rollout.group_size, pod.chip
     flight = waves(config, shape, sizes, p + r)
-    split = footprint.weight_count(shape, config.sharding.decode, sizes)
-    split /= qwen2.param_count(shape)
-    read, wide = read_count(shape), wide_count(config, shape)
+    split = footprint.weight_count(shape, config.sharding.decode, sizes) / s.parameters
     batch, heads = (parts(a, config.sharding.decode, sizes) for a in ("batch", "kv_heads"))
-    item, seen = footprint.item_bytes(config), n * (p * r + r * r / 2)
+    seen = n * (p * r + r * r / 2)
     keys = seen * footprint.token_bytes(config, shape, sizes) / batch
-    weights = flight["waves"] * r * (read * item + wide * (4 - item)) * split
-    squares = shape.num_heads * shape.head_dim * shape.num_layers
-    attention = 4 * squares * seen / batch / heads
-    multiplied = 2 * (read + 5 * wide) * n * r / pod.chips  # float32 takes six bfloat16 products
+    weights = flight["waves"] * r * s.read_bytes * split
+    looked = lambda shape: shape.num_heads * shape.head_dim * shape.num_layers
+    attention = 4 * looked(shape) * seen / batch / heads
+    multiplied = 2 * s.multiplied * n * r / pod.chips
     decode = max((weights + keys) / chip.bandwidth, (multiplied + attention) / chip.flops)
 
-    def forward(shape: qwen2.Shape) -> float:
-        multiplied = read_count(shape) + 5 * wide_count(config, shape)
-        squares = shape.num_heads * shape.head_dim * shape.num_layers * (p + r) ** 2
-        return n * (2 * multiplied * (p + r) + 2 * squares) / pod.chips / chip.flops
+    def forward(s: Scene) -> float:
+        squares = looked(s.shape) * (p + r) ** 2
+        return n * (2 * s.multiplied * (p + r) + 2 * squares) / pod.chips / chip.flops
 
-    scored = (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
     passes = 3 if shape.remat in ("none", "dots") else 4  # backward twice forward; and again
     out = {
         "decode": decode if flight["sequences"] else math.inf,
-        "old log-probs": scored * forward(shape),
-        "update": (passes - bool(shape.lora)) * forward(shape),  # no gradients of the base
+        "old log-probs": s.scored * forward(s),
+        "update": (passes - bool(shape.lora)) * forward(s),  # no gradients of the base
     }
-    if value := value_model(config, shape):
-        out |= {"values": forward(value), "update of values": passes * forward(value)}
+    if s.value:
+        out |= {"values": forward(s.value), "update of values": passes * forward(s.value)}
     return out

@@ -5,10 +5,8 @@ from typing import Any
 
 from dapo_jax.plan.footprint import GB
 
-Cells = tuple[str, ...]
 
-
-def table(head: str, rows: Iterable[Cells]) -> list[str]:
+def table(head: str, rows: Iterable[tuple[str, ...]]) -> list[str]:
     """A heading, and rows in columns: the first to the left, the others to the right. Nothing
     where there are no rows."""
     rows, lines = list(rows), [head]
@@ -29,7 +27,7 @@ def clock(s: float) -> str:
 
 def report(r: dict[str, Any]) -> list[str]:
     """All of `planner.plan`."""
-    pod, limit = r["pod"], r["pod"]["chip"]["hbm"]
+    pod, limit, a = r["pod"], r["pod"]["chip"]["hbm"], r["assumed"]
     value = f" and {n:,} of a value model" if (n := r.get("value_parameters")) else ""
     several = f" x {pod['slices']}" if pod["slices"] > 1 else ""
     lines = [
@@ -40,27 +38,35 @@ def report(r: dict[str, Any]) -> list[str]:
     if "bytes" in r:
         lines += _memory(r, limit)
     if r["fits"]:
-        lines += [*_step(r), *_staleness(r["step"]["staleness"]), *_run(r["run"])]
+        lines += [*_step(r["step"], a), *_staleness(r["step"]["staleness"]), *_run(r["run"])]
     if "bytes" in r:
-        a = r["assumed"]
         lines += table(
             f"LOWER bounds of a step, if every response had {a['response']:,} tokens after"
             f" {a['prompt']:,} of prompt and every group were accepted (published peaks of the"
             " chip, matrix products and HBM only; the real times are longer):",
             ((what, f"> {s:.2f} s") for what, s in r["lower_bounds_s"].items()),
         )
-    lines += _suggestions(r)
+    lines += table(
+        f"what fits with {a['room']:.0%} to spare, best first:",
+        ((x["flags"], f"{x['peak'] / GB:.1f} GB", clock(x["step"])) for x in r["suggestions"]),
+    )
+    if not r["suggestions"]:
+        other = r["smallest_that_fits"]
+        larger = f"the smallest of its family that does is {other}" if other else ""
+        no = "no mesh, micro-batch or number of slots fits this pod"
+        lines.append(f"{no}; {larger or 'no larger one does'}")
     return [*lines, "What this cannot know:", *(f"  - {x}" for x in r["cannot_know"])]
 
 
 def _memory(r: dict[str, Any], limit: int) -> list[str]:
-    gb = lambda phase, what, n: (f"{phase:9s} {what}", f"{n / GB:.2f}")
-    rows = [gb(p, what, n) for p, items in r["bytes"].items() for what, n in items.items() if n]
-    totals = {p: f"TOTAL, {n / limit:.0%} of the chip" for p, n in r["peaks"].items()}
-    rows += [gb(p, totals[p], n) for p, n in r["peaks"].items()]
+    items = [(p, what, n) for p, of in r["bytes"].items() for what, n in of.items() if n]
+    items += [(p, f"TOTAL, {n / limit:.0%} of the chip", n) for p, n in r["peaks"].items()]
     return [
         "mesh: " + " x ".join(f"{axis} {n}" for axis, n in r["mesh"].items()),
-        *table("GB a device (10^9 bytes):", rows),
+        *table(
+            "GB a device (10^9 bytes):",
+            ((f"{phase:9s} {what}", f"{n / GB:.2f}") for phase, what, n in items),
+        ),
         "FITS, by arithmetic" if r["fits"] else "DOES NOT FIT",
         *(
             f"sequences of the {what} length ({f['tokens']:,} tokens): {f['sequences']:,} in"
@@ -70,13 +76,15 @@ def _memory(r: dict[str, Any], limit: int) -> list[str]:
     ]
 
 
-def _step(r: dict[str, Any]) -> list[str]:
-    step, a = r["step"], r["assumed"]
+def _step(step: dict[str, Any], a: dict[str, Any]) -> list[str]:
     micro = step["micro_batch"]
     update = {x: micro["update"][x] for x in ("products", "elementwise", "attention", "waits")}
     uncertain = sorted(step["uncertain"].items(), key=lambda x: x[1][0] - x[1][1])[:3]
-    seconds = lambda parts: [(what, number(s)) for what, s in parts.items() if s]
-    return [
+    of_update = (
+        f"an update's {micro['rows']} rows ({micro['hfu']:.0%} of the chip's peak, counting what is"
+        " computed again)"
+    )
+    lines = [
         f"EXPECTED step: {clock(step['expected_s'])} ({clock(step['low_s'])} to"
         f" {clock(step['high_s'])}), if responses have {a['response']:,} tokens (log-normal, sigma"
         f" {a['sigma']:g}) after {a['prompt']:,} of prompt and {a['accept']:.0%} of the groups"
@@ -84,22 +92,21 @@ def _step(r: dict[str, Any]) -> list[str]:
         f"{step['rounds']:.2f} rounds, {step['responses']:,.0f} responses, slots"
         f" {step['occupancy']:.0%} busy, {step['evicted']} rows evicted, rows of the update"
         f" {step['filled_cells']:.0%} full",
-        *table("seconds of the step:", seconds(step["parts"])),
-        *table("seconds of decode and tail:", seconds(step["decoding"])),
-        *table(
-            f"seconds of an update's {micro['rows']} rows ({micro['hfu']:.0%} of the chip's peak,"
-            " counting what is computed again):",
-            seconds(update),
-        ),
-        *table(
-            "most uncertain, seconds:",
-            ((name, number(low), f"+{number(high)}") for name, (low, high) in uncertain),
-        ),
-        *table(
-            "off by default, each at a price in samples; the step with it:",
-            ((what, clock(s)) for what, s in step["options"].items()),
-        ),
     ]
+    for what, seconds in (
+        ("the step", step["parts"]),
+        ("decode and tail", step["decoding"]),
+        (of_update, update),
+    ):
+        lines += table(f"seconds of {what}:", ((k, number(s)) for k, s in seconds.items() if s))
+    lines += table(
+        "most uncertain, seconds:",
+        ((name, number(low), f"+{number(high)}") for name, (low, high) in uncertain),
+    )
+    return lines + table(
+        "off by default, each at a price in samples; the step with it:",
+        ((what, clock(s)) for what, s in step["options"].items()),
+    )
 
 
 def _staleness(aged: list[dict[str, Any]]) -> list[str]:
@@ -107,13 +114,9 @@ def _staleness(aged: list[dict[str, Any]]) -> list[str]:
     rows = [("", "step", "slots busy", "mean age", "oldest", "tokens parked", "apart")]
     for x in aged:
         apart = x["apart"] and f"{clock(x['apart']['seconds'])} by {x['apart']['share']:.0%}"
-        rows.append(
-            (
-                f"rollout.staleness={x['staleness']} rollout.slots={x['slots']}",
-                *(clock(x["seconds"]), f"{x['occupancy']:.0%}", f"{x['mean']:.2f}"),
-                *(str(x["oldest"]), f"{x['parked'] / 1e6:.1f} M", apart or "-"),
-            )
-        )
+        name = f"rollout.staleness={x['staleness']} rollout.slots={x['slots']}"
+        cells = clock(x["seconds"]), f"{x['occupancy']:.0%}", f"{x['mean']:.2f}", str(x["oldest"])
+        rows.append((name, *cells, f"{x['parked'] / 1e6:.1f} M", apart or "-"))
     head = (
         "responses that outlive steps, over the same cache, with fewer host visits; ages of trained"
         " tokens in steps; apart: at best, where that share of the devices samples and the others"
@@ -134,17 +137,3 @@ def _run(run: dict[str, Any]) -> list[str]:
         f" {gb('host_disk_bytes')} of disk for the weights, {gb('host_memory_bytes')} of memory for"
         " a batch",
     ]
-
-
-def _suggestions(r: dict[str, Any]) -> list[str]:
-    if not r["suggestions"]:
-        other = r["smallest_that_fits"]
-        larger = f"the smallest of its family that does is {other}" if other else ""
-        return [
-            "no mesh, micro-batch or number of slots fits this pod; "
-            + (larger or "no larger one does")
-        ]
-    return table(
-        f"what fits with {r['assumed']['room']:.0%} to spare, best first:",
-        ((x["flags"], f"{x['peak'] / GB:.1f} GB", clock(x["step"])) for x in r["suggestions"]),
-    )

@@ -28,6 +28,9 @@ QWEN3 = {
 }
 
 
+_DISTILLED = "deepseek-ai/DeepSeek-R1-Distill-Qwen"
+
+
 def qwen2_5(size: str, **choices) -> qwen2.Shape:
     """Shape of the published Qwen2.5 of that size, e.g. '32B'."""
     V, D, F, L, H, K, tied = QWEN2_5[size]
@@ -46,17 +49,15 @@ def published(name: str, **choices) -> qwen2.Shape | None:
     its Instruct variant have one shape, and so have Qwen3 and its Base variant."""
     plain = re.sub(r"(Qwen2\.5.*)-Instruct$|(Qwen3.*)-Base$", r"\1\2", name)
     family, _, size = plain.rpartition("-")
-    math_sized = size in ("1.5B", "7B")
     if family == "Qwen/Qwen3" and size in QWEN3:
         return qwen3(size, **choices)
-    if family == "Qwen/Qwen2.5" and size in QWEN2_5:
-        return qwen2_5(size, **choices)
-    if family == "Qwen/Qwen2.5-Math" and math_sized:
-        return qwen2_5(size, **choices)._replace(rope_theta=1e4)
-    if family == "deepseek-ai/DeepSeek-R1-Distill-Qwen" and (math_sized or size in ("14B", "32B")):
-        distilled = qwen2_5(size, **choices)._replace(tie_embeddings=False)
-        return distilled._replace(rope_theta=1e4) if math_sized else distilled
-    return None
+    of_math = {"rope_theta": 1e4} if size in ("1.5B", "7B") else {}
+    sizes, fields = {
+        "Qwen/Qwen2.5": (QWEN2_5, {}),
+        "Qwen/Qwen2.5-Math": (("1.5B", "7B"), of_math),
+        _DISTILLED: (("1.5B", "7B", "14B", "32B"), of_math | {"tie_embeddings": False}),
+    }.get(family, ((), {}))
+    return qwen2_5(size, **choices)._replace(**fields) if size in sizes else None
 
 
 def network(config) -> qwen2.Shape:
@@ -89,7 +90,5 @@ def read_network(config, path: str) -> qwen2.Shape:
     return hf.read_shape(pathlib.Path(file).parent, **choices)
 
 
-@functools.cache
-def _config_file(path: str) -> str:
-    """config.json of a model on the hub, fetched once: a search reads it for every mesh."""
-    return huggingface_hub.hf_hub_download(path, "config.json")
+# Fetched once: a search reads it for every mesh.
+_config_file = functools.cache(lambda path: huggingface_hub.hf_hub_download(path, "config.json"))

@@ -10,6 +10,7 @@ Dims: C chunks, S slots, N problems, G samples of a problem. Lengths in TOKENS.
 import functools
 import math
 import statistics
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,6 @@ import numpy as np
 from dapo_jax.dapo import packing
 from dapo_jax.dapo.dynamic_sampling import Group, collect
 from dapo_jax.dapo.reward import Grades
-from dapo_jax.dapo.settings import DynamicSampling
 from dapo_jax.model.attention_kernels import BLOCK
 from dapo_jax.rollout.schedule import Request, Schedule
 
@@ -109,29 +109,21 @@ class Sampler:
     def __init__(self, requests: list[Request], left: list[int], cap: int, sizes: Sizes, T=0):
         """left: tokens that each request has still to draw. T: tokens of a prompt in one call of
         the prefill program; 0 = a prompt is one call."""
-        self.left, self.sizes, self._prefill_tokens = left, sizes, T
-        self.schedule = Schedule(
-            requests,
-            slots=sizes.slots,
-            shards=sizes.shards,
-            chunk=min(sizes.chunk, cap),
-            limit=cap,
-            pages=sizes.pages,
-            page_tokens=sizes.page_tokens,
-            fixed=False,
-        )
-        self._shard_S = np.array([self.schedule.shard(s) for s in range(sizes.slots)])
-        self.positions, self.counts, self.queued, self.prefills, self.evicted = [], [], [], [], 0
+        self.left, self._prefill_tokens = left, T
+        named = sizes._asdict() | {"chunk": min(sizes.chunk, cap), "limit": cap}
+        self._prefill_rows = named.pop("prefill_rows")
+        self.schedule = Schedule(requests, **named)
+        self._chunks, self._evicted = [], 0  # the first four of `Trace`, by chunk
 
     def chunk(self) -> list[tuple[int, int, int]]:
         """(request, tokens drawn, tokens left) of every row in a slot."""
-        schedule, rows = self.schedule, self.schedule.rows
-        self.evicted += schedule.grow()
+        schedule = self.schedule
+        self._evicted += schedule.grow()
         new, _ = schedule.admit()
         calls = self._prefill_calls(new)
-        position_S, count_S = np.zeros((2, self.sizes.slots), np.int32)
+        position_S, count_S = np.zeros((2, schedule.slots), np.int32)
         out = []
-        for s, row in enumerate(rows):
+        for s, row in enumerate(schedule.rows):
             if row:
                 left = self.left[row.index] - row.emitted
                 n = min(schedule.chunk, left)
@@ -140,70 +132,41 @@ class Sampler:
                 out.append((row.index, row.emitted, left - n))
                 if n == left:
                     schedule.release(s)
-        self.positions.append(position_S)
-        self.counts.append(count_S)
-        self.queued.append(bool(schedule.waiting))
-        self.prefills.append(calls)
+        self._chunks.append((position_S, count_S, bool(schedule.waiting), calls))
         return out
 
     def _prefill_calls(self, new: list[int]) -> int:
         """As `Engine._prefill` makes them: a call lasts as long as the longest prompt of it."""
-        if not new:
-            return 0
-        n, T = self.sizes.prefill_rows, self._prefill_tokens
-        shard_N = self._shard_S[new]
-        if not T:
-            return -(-int(np.bincount(shard_N).max()) // n)
-        length_N = np.array([len(self.schedule.rows[s].prompt) - 1 for s in new])
-        queues = [length_N[shard_N == k] for k in range(self.sizes.shards)]
-        batches = range(0, max(map(len, queues)), n)
-        longest = [max(q[i : i + n].max(initial=0) for q in queues) for i in batches]
-        return sum(-(-int(x) // T) for x in longest)
+        n, T, queues = self._prefill_rows, self._prefill_tokens, defaultdict(list)
+        for s in new:
+            calls = -(-(len(self.schedule.rows[s].prompt) - 1) // T) if T else 1
+            queues[self.schedule.shard(s)].append(calls)
+        batches = range(0, max(map(len, queues.values()), default=0), n)
+        return sum(max(max(q[i : i + n], default=0) for q in queues.values()) for i in batches)
 
     def trace(self) -> Trace:
-        return Trace(
-            np.array(self.positions),
-            np.array(self.counts),
-            np.array(self.queued),
-            np.array(self.prefills),
-            self.evicted,
-            self.schedule.peak,
-        )
-
-
-_OUTCOMES = {mixed: Grades(np.array([1.0 * mixed, 0.0])) for mixed in (False, True)}
+        chunks = map(np.array, zip(*self._chunks, strict=True))
+        return Trace(*chunks, self._evicted, self.schedule.peak)
 
 
 def rounds(config, accept: float, steps: int = 64) -> list[list[int]]:
     """Problems of each round of each of `steps` rollout steps in a row, far from the run's first,
     where a group teaches with probability `accept`."""
-    d, need = config.dynamic_sampling, config.rollout.groups
-    return _rounds(need, d.max_rounds, d.enabled, d.refill, d.surplus, accept, steps)
-
-
-@functools.cache
-def _rounds(need, max_rounds, dynamic, refill, surplus, accept, steps):
     rng, teaches = np.random.default_rng(0), {}
+    outcomes = {mixed: Grades(np.array([1.0 * mixed, 0.0])) for mixed in (False, True)}
 
     def draw(positions: range) -> list[Group]:
-        asked.append(len(positions))
+        out[-1].append(len(positions))
         fresh = [p for p in positions if p not in teaches]
         teaches.update(zip(fresh, (rng.random(len(fresh)) < accept).tolist(), strict=True))
-        return [Group(p, (), (), _OUTCOMES[teaches[p]]) for p in positions]
+        return [Group(p, (), (), outcomes[teaches[p]]) for p in positions]
 
     position, rate, carried, out = 0, max(accept, 1 / 64), [], []
     for _ in range(steps):
-        asked: list[int] = []
-        got = collect(
-            draw,
-            DynamicSampling(dynamic, max_rounds, refill, surplus=surplus),
-            start=position,
-            need=need,
-            accept_rate=rate,
-            carried=carried,
-        )
+        out.append([])
+        batch = dict(start=position, need=config.rollout.groups, carried=carried)
+        got = collect(draw, config.dynamic_sampling, accept_rate=rate, **batch)
         position, rate, carried = got.next_position, got.accept_rate, got.carried
-        out.append(asked)
     return out
 
 
@@ -212,7 +175,7 @@ class Packed(NamedTuple):
 
     micro_batches: int
     cells: int  # of those micro-batches, filled or not
-    pairs: float  # of a query and a key that attention computes; a row has its micro-batch's most
+    pairs: float  # of a query and a key that attention computes in a mean micro-batch
     fill: float  # share of cells in use
 
 
@@ -243,14 +206,14 @@ def blocks(cells: list[int], block: int = BLOCK) -> int:
 
 
 def packed(config, traffic: Traffic, row_tokens: int, micro_rows: int) -> Packed:
-    """Attention computes blocks with two cells of one sequence, on and below the diagonal."""
+    """Attention computes blocks with two cells of one sequence, on and below the diagonal. All
+    devices wait for the row of a micro-batch that has most of them."""
     r, minibatches = config.rollout, config.optim.minibatches
     batch = r.max_response_tokens, r.groups, r.group_size, minibatches
     rows, used = pack(traffic, *batch, row_tokens)
-    # All devices wait for the row that takes longest: rows come longest sequence first.
-    fullest = [
-        max(part[i : i + micro_rows]) for part in rows for i in range(0, len(part), micro_rows)
-    ]
+    starts = [(part, i) for part in rows for i in range(0, len(part), micro_rows)]
+    fullest = [max(part[i : i + micro_rows]) for part, i in starts]
     cells = len(fullest) * micro_rows * row_tokens
     own = sum(fullest) * micro_rows * BLOCK**2
-    return Packed(len(fullest), cells, min(own, cells * row_tokens / 2), used / cells)
+    pairs = min(own, cells * row_tokens / 2) / len(fullest)
+    return Packed(len(fullest), cells, pairs, used / cells)

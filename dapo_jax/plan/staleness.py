@@ -5,52 +5,41 @@ The schedule never drains there: rows that have not ended at the end of a step g
 
 import itertools
 import math
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
 
 from dapo_jax.plan import step
 from dapo_jax.plan.constants import Values
-from dapo_jax.plan.scene import Scene
+from dapo_jax.plan.roofline import Scene
 from dapo_jax.plan.simulate import Sampler, Sizes, Trace, Traffic, lengths
 from dapo_jax.rollout.schedule import Request
-from dapo_jax.variants.clock import Clock, Flight, Run
-
-
-class Carried(NamedTuple):
-    """Rollout steps with `rollout.staleness`, from the first on that is like those after it."""
-
-    traces: list[Trace]
-    parked: float  # tokens of rows that go on, run again, a step
-    judged: float  # groups a step
-    age: float  # steps, of the trained tokens, mean
-    oldest: int
+from dapo_jax.variants.clock import Clock, Run
 
 
 def carried(
     config, traffic: Traffic, sizes: Sizes, staleness: int, prefill_tokens: int, steps: int = 2
-) -> Carried:
-    """`steps` of them as `carried.sample_batch` takes them, by the same clock and schedule."""
-    rollout = config.rollout
+) -> tuple[list[Trace], float, tuple[float, int, float]]:
+    """`steps` rollout steps, from the first on that is like those after it, as
+    `carried.sample_batch` takes them, by the same clock and schedule: (traces, groups judged a
+    step, (mean age and greatest age of the trained tokens in steps, tokens of rows that go on a
+    step))."""
+    rollout, versions = config.rollout, steps + staleness
     cap, G, need = rollout.max_response_tokens, rollout.group_size, rollout.groups
-    most = math.ceil((steps + 2 * staleness + 3) * need / max(traffic.accept, 1 / 64))
+    most = math.ceil((versions + staleness + 3) * need / max(traffic.accept, 1 / 64))
     length_NxG = lengths(traffic, cap, most, G).tolist()
     taught_N = (np.random.default_rng(0).random(most) < traffic.accept).tolist()
     every = not config.dynamic_sampling.enabled
-    drawn: dict[tuple[int, int], list[int]] = {}  # (position, sample) -> tokens of each version
-    flights, position, out, judged, ages, parked = [], 0, [], 0, [], 0
-    for version in range(steps + staleness):
-        clock = Clock(
-            flights,
-            need=need,
-            staleness=staleness,
-            samples=G,
-            lanes=sizes.slots,
-            tick=min(sizes.chunk, cap),
-            version=version,
-            position=position,
-            most=config.dynamic_sampling.max_rounds * need,
-        )
+    judge = lambda whole: [every or taught_N[f.position % most] for f in whole]
+    # (position, sample) -> tokens of each version
+    drawn = defaultdict(lambda: np.zeros(versions, int))
+    trained_V = np.zeros(versions, int)  # tokens by age
+    flights, position, traces, judged, parked = [], 0, [], 0, 0
+    settings = dict(need=need, staleness=staleness, samples=G, lanes=sizes.slots)
+    settings |= dict(tick=min(sizes.chunk, cap), most=config.dynamic_sampling.max_rounds * need)
+    for version in range(versions):
+        clock = Clock(flights, version=version, position=position, **settings)
         runs: list[tuple[Run, int]] = []  # of each request, and where it begins
         call = Sampler([], [], cap, sizes, prefill_tokens)
 
@@ -59,13 +48,12 @@ def carried(
                 p = f.position % most  # beyond: the same problems again
                 for g, run in enumerate(f.runs):
                     if not run.whole:
-                        request = Request((f.position,) * traffic.prompt, f.position, g)
-                        request = request._replace(prefix=(-1 - g,) * run.at)
+                        prompt, prefix = (f.position,) * traffic.prompt, (-1 - g,) * run.at
+                        request = Request(prompt, f.position, g, prefix=prefix)
                         call.schedule.waiting.append((len(runs), request))
                         call.left.append(length_NxG[p][g] - run.at)
                         runs.append((run, run.at))
 
-        judge = lambda whole: [every or taught_N[f.position % most] for f in whole]
         join(flights)
         before = {(f.position, g): r.at for f in flights for g, r in enumerate(f.runs)}
         late = version >= staleness
@@ -77,29 +65,19 @@ def carried(
                 run.ended |= not left
         for f in clock.flights:
             for g, run in enumerate(f.runs):
-                grown = run.at - before.get((f.position, g), 0)
-                drawn.setdefault((f.position, g), [0] * (steps + staleness))[version] = grown
+                drawn[f.position, g][version] = run.at - before.get((f.position, g), 0)
         if late:
-            out.append(call.trace())
+            traces.append(call.trace())
             judged += clock.judged
-            of = np.array([drawn[f.position, g] for f in used for g in range(G)]).sum(0)
-            ages.append(of[version::-1])
+            of_V = sum(drawn[f.position, g] for f in used for g in range(G))
+            trained_V[: version + 1] += of_V[version::-1]
         taken, position = {f.position for f in used}, clock.position
-        flights = [
-            Flight(f.position, [Run(r.at, r.whole, r.at) for r in f.runs], f.begun, f.accepted)
-            for f in clock.flights
-            if f.position not in taken
-        ]
-    total = sum(np.pad(x, (0, steps + staleness - len(x))) for x in ages)
-    age = float(total @ np.arange(len(total)) / total.sum())
-    return Carried(out, parked / steps, judged / steps, age, int(np.flatnonzero(total).max()))
-
-
-class Apart(NamedTuple):
-    """A step where some devices only sample and the others only train, at the same time."""
-
-    seconds: float
-    share: float  # of the devices, that sample
+        flights = [f for f in clock.flights if f.position not in taken]
+        for f in flights:
+            f.runs = [Run(r.at, r.whole, r.at) for r in f.runs]
+    age = float(trained_V @ np.arange(versions) / trained_V.sum())
+    ages = age, int(np.flatnonzero(trained_V).max()), parked / steps
+    return traces, judged / steps, ages
 
 
 class Age(NamedTuple):
@@ -113,7 +91,7 @@ class Age(NamedTuple):
     oldest: int
     parked: float  # tokens of rows that go on, a step
     phases: dict[str, float]  # seconds; their sum is the step
-    apart: Apart | None = None  # the same on two meshes; None where the staleness is 0
+    apart: dict[str, float] | None = None  # the same on two meshes; None where the staleness is 0
 
 
 def aged(
@@ -121,49 +99,42 @@ def aged(
 ) -> list[Age]:
     """For staleness 0; and for 1 and 2 with all slots, three quarters and half of them over the
     same pages. All with as few host visits as `step.quickly`. eval_problems: as of `step.work`."""
-    scene = scene._replace(sizes=step.quickly(config, scene.sizes))
-    shards = scene.sizes.shards
-    tests = lambda sizes: step.evaluated(config, traffic, sizes, eval_problems)
-    rollouts = step.simulated(config, traffic, scene.sizes)
-    plain = known._replace(rollouts=rollouts, evaluations=tests(scene.sizes))
-    drained = step.timer(config, plain, scene)(k)
-    busy, prompts = _occupancy(rollouts), drained.phases["prefill"]
-    out = [Age(0, scene.sizes.slots, drained.seconds, busy, 0.0, 0, 0.0, drained.phases)]
-    fewer = sorted({scene.sizes.slots * n // 4 // shards * shards for n in (4, 3, 2)} - {0})
-    for staleness, slots in itertools.product((1, 2), fewer[::-1]):
-        there = scene._replace(sizes=scene.sizes._replace(slots=slots))
-        got = carried(config, traffic, there.sizes, staleness, there.prefill_tokens)
-        at = [*range(len(got.traces))]
-        work = known._replace(
-            rollouts=step.Rollouts([[i] for i in at], at, got.traces, there.sizes.pages),
-            evaluations=tests(there.sizes),
-            prefill_chunks=1,
-            responses=got.judged * config.rollout.group_size,
-        )
-        found = step.timer(config, work, there)(k)
-        busy = float(np.mean([t.occupancy for t in got.traces]))
-        out.append(
-            Age(
-                staleness, slots, found.seconds, busy, got.age, got.oldest, got.parked,
-                found.phases, apart(found.phases, busy, prompts, shards),
-            )
-        )  # fmt: skip
-    return out
+    quick = step.quickly(config, scene.sizes)
 
+    def timed(sizes: Sizes, **work) -> step.Expected:
+        tests = step.evaluated(config, traffic, sizes, eval_problems)
+        there = scene.replaced(sizes=sizes)
+        return step.timer(config, known._replace(evaluations=tests, **work), there)(k)
 
-def _occupancy(rollouts: step.Rollouts) -> float:
-    """Share of the slots in use over the sampling of a step."""
+    rollouts = step.simulated(config, traffic, quick)
+    plain = timed(quick, rollouts=rollouts)
+    # Share of the slots in use over the sampling of a step.
     parts_N, traces = rollouts.shares(), rollouts.traces
     used_N = np.array([t.count_CxS.sum() for t in traces])
     all_N = np.array([t.steps_C.sum() * t.count_CxS.shape[1] for t in traces])
-    return float(parts_N @ used_N / (parts_N @ all_N))
+    busy = float(parts_N @ used_N / (parts_N @ all_N))
+    out = [Age(0, quick.slots, plain.seconds, busy, 0.0, 0, 0.0, plain.phases)]
+    fewer = {quick.slots * n // 4 // quick.shards * quick.shards for n in (4, 3, 2)} - {0}
+    for staleness, slots in itertools.product((1, 2), sorted(fewer, reverse=True)):
+        sizes = quick._replace(slots=slots)
+        traces, judged, ages = carried(config, traffic, sizes, staleness, scene.prefill_tokens)
+        at, responses = [*range(len(traces))], judged * config.rollout.group_size
+        rollouts = step.Rollouts([[i] for i in at], at, traces, sizes.pages)
+        found = timed(sizes, rollouts=rollouts, prefill_chunks=1, responses=responses)
+        busy = float(np.mean([t.occupancy for t in traces]))
+        two = apart(found.phases, busy, plain.phases["prefill"], quick.shards)
+        out.append(Age(staleness, slots, found.seconds, busy, *ages, found.phases, two))
+    return out
 
 
-def apart(phases: dict[str, float], busy: float, prompts: float, shards: int) -> Apart:
-    """At best, from the same step on one mesh: each device has as many rows as there, so that a
-    share of the devices takes as much longer; no slot is ever idle, new weights arrive in no time,
-    and what was parked needs no prefill. prompts: seconds of prefilling prompts alone. The devices
-    are shared out by whole shards of decoding."""
+def apart(phases: dict[str, float], busy: float, prompts: float, shards: int) -> dict[str, float]:
+    """A step where some devices only sample and the others only train, at the same time: its
+    'seconds', and the 'share' of the devices that sample.
+
+    At best, from the same step on one mesh: each device has as many rows as there, so that a share
+    of the devices takes as much longer; no slot is ever idle, new weights arrive in no time, and
+    what was parked needs no prefill. prompts: seconds of prefilling prompts alone. The devices are
+    shared out by whole shards of decoding."""
     drawn = busy * (phases["decode"] + phases["tail"]) + prompts + phases["evaluation"]
     beside = phases["host"] + phases["grading"]
     outside = ("prefill", "decode", "tail", "host", "grading", "evaluation", "checkpoint")
@@ -172,8 +143,5 @@ def apart(phases: dict[str, float], busy: float, prompts: float, shards: int) ->
     def seconds(share: float) -> float:
         return max(drawn / share + beside, trained / (1 - share) + phases["checkpoint"])
 
-    shares = [i / shards for i in range(1, shards)]
-    if not shares:
-        return Apart(math.inf, 1.0)
-    share = min(shares, key=seconds)
-    return Apart(seconds(share), share)
+    share = min((i / shards for i in range(1, shards)), key=seconds, default=1.0)
+    return {"seconds": seconds(share) if share < 1 else math.inf, "share": share}

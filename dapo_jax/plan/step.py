@@ -2,7 +2,7 @@
 
     work = step.work(config, traffic, scene)         the schedule, once: it knows no time
     timer = step.timer(config, work, scene)
-    timer(constants.values()).phases                 seconds by phase, for any constants
+    timer(constants.VALUES).phases                   seconds by phase, for any constants
 
 Nothing is measured on a TPU: constants.py says of each constant where it is from, and `spread` what
 their ranges make of the sum. What is left out makes a step slower: contention of ICI, waits between
@@ -11,15 +11,14 @@ programs, stragglers among hosts.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dapo_jax.plan import decoding, simulate
-from dapo_jax.plan.constants import CONSTANTS, Values, values
-from dapo_jax.plan.scene import Scene
+from dapo_jax.plan import roofline, simulate
+from dapo_jax.plan.constants import CONSTANTS, VALUES, Values
+from dapo_jax.plan.roofline import Scene
 from dapo_jax.plan.simulate import Sizes, Trace, Traffic
-from dapo_jax.plan.training import training
 
 
 class Rollouts(NamedTuple):
@@ -50,12 +49,7 @@ class Work(NamedTuple):
 
 
 def work(
-    config,
-    traffic: Traffic,
-    scene: Scene,
-    *,
-    eval_problems: int = 0,
-    rollouts: Rollouts | None = None,
+    config, traffic: Traffic, scene: Scene, *, eval_problems=0, rollouts: Rollouts | None = None
 ) -> Work:
     """eval_problems: of one set of problems; 0 = evaluation is left out. rollouts: where they are
     known already."""
@@ -82,29 +76,18 @@ def evaluated(config, traffic: Traffic, sizes: Sizes, problems: int) -> list[Tra
 
 
 def simulated(config, traffic: Traffic, sizes: Sizes) -> Rollouts:
-    """The rounds of steps as they follow each other, and traces of some sizes."""
+    """The rounds of steps as they follow each other, and traces of some sizes: of all where they
+    are few, else of the largest, eighths of it, and the smallest."""
     steps = simulate.rounds(config, traffic.accept)
-    at = anchors([n for step in steps for n in step])
+    at = sorted({n for step in steps for n in step})
+    if len(at) > 3:
+        eighths = (at[-1] // 8**i for i in range(10))
+        at = sorted({at[0], *(n for n in eighths if n > at[0])})
     G, cap = config.rollout.group_size, config.rollout.max_response_tokens
-    traces = [
-        simulate.sample(simulate.lengths(traffic, cap, n, G), traffic.prompt, cap, sizes)
-        for n in at
-    ]
+    drawn = (simulate.lengths(traffic, cap, n, G) for n in at)
+    traces = [simulate.sample(x, traffic.prompt, cap, sizes) for x in drawn]
     used = sizes.pages if any(x.evicted for x in traces) else max(x.pages for x in traces)
     return Rollouts(steps, at, traces, used)
-
-
-def anchors(sizes: list[int]) -> list[int]:
-    """The sizes to simulate: all where they are few, else the largest, eighths of it, and the
-    smallest."""
-    distinct = sorted(set(sizes))
-    if len(distinct) <= 3:
-        return distinct
-    out, n = {distinct[0]}, distinct[-1]
-    while n > distinct[0]:
-        out.add(n)
-        n //= 8
-    return sorted(out)
 
 
 def quickly(config, sizes: Sizes) -> Sizes:
@@ -125,36 +108,28 @@ class Expected(NamedTuple):
         return sum(self.phases.values())
 
 
-Timer = Callable[[Values], Expected]
-
-
-def timer(config, work: Work, scene: Scene) -> Timer:
+def timer(config, work: Work, scene: Scene) -> Callable[[Values], Expected]:
     """Constants -> seconds; evaluation and checkpoint with their share of a step."""
     rounds, evaluations = (
-        [decoding.call(x, work.prefill_chunks, scene) for x in traces]
+        [roofline.call(x, work.prefill_chunks, scene) for x in traces]
         for traces in (work.rollouts.traces, work.evaluations)
     )
     parts_N = work.rollouts.shares()
 
     def expected(k: Values) -> Expected:
-        sampled, into = zip(*(decoding.sampling(x, scene, k) for x in rounds), strict=True)
+        sampled, into = zip(*(roofline.sampling(x, scene, k) for x in rounds), strict=True)
         weigh = lambda tables: {
             what: float(sum(n * x[what] for n, x in zip(parts_N, tables, strict=True)))
             for what in tables[0]
         }
-        tests = sum(sum(decoding.sampling(x, scene, k)[0].values()) for x in evaluations)
+        tests = sum(sum(roofline.sampling(x, scene, k)[0].values()) for x in evaluations)
         hosts = max(scene.pod.chips / k["chips_a_host"], 1)
         saved = checkpoint_bytes(config, scene) / hosts / k["to_host"]
-        return Expected(
-            weigh(sampled)
-            | {"grading": k["grading"] * work.responses / 8192}
-            | training(work.packed, scene, k)
-            | {
-                "evaluation": tests / config.eval.every if config.eval.every else 0.0,
-                "checkpoint": saved / config.checkpoint.every if config.checkpoint.every else 0.0,
-            },
-            weigh(into),
-        )
+        phases = weigh(sampled) | {"grading": k["grading"] * work.responses / 8192}
+        phases |= roofline.training(work.packed, scene, k)
+        phases["evaluation"] = tests / config.eval.every if config.eval.every else 0.0
+        phases["checkpoint"] = saved / config.checkpoint.every if config.checkpoint.every else 0.0
+        return Expected(phases, weigh(into))
 
     return expected
 
@@ -170,40 +145,31 @@ def checkpoint_bytes(config, scene: Scene) -> float:
 def rough(config, traffic: Traffic, scene: Scene, k: Values) -> float:
     """Seconds of a step without its schedule, to tell what is worth simulating: slots that are full
     for all tokens but a tail as long as the longest response, and shards that read alike."""
-    cap, G = config.rollout.max_response_tokens, config.rollout.group_size
+    cap, G, sizes = config.rollout.max_response_tokens, config.rollout.group_size, scene.sizes
     drawn = math.ceil(config.rollout.groups / max(traffic.accept, 1 / 64))
     length = simulate.lengths(traffic, cap, drawn, G).reshape(-1).astype(float)
-    steps = np.array([length.sum() / scene.sizes.slots + cap])
+    steps = np.array([length.sum() / sizes.slots + cap])
     seen = length / 2 + traffic.prompt
     blocks, pages = (
-        (length * (seen / n + 0.5)).sum() for n in (decoding.BLOCK_TOKENS, scene.sizes.page_tokens)
+        (length * (seen / n + 0.5)).sum() for n in (roofline.BLOCK_TOKENS, sizes.page_tokens)
     )
-    shares = (np.array([x / scene.sizes.shards]) for x in (blocks, pages, length.sum()))
-    prefills = drawn // max(scene.sizes.prefill_rows, 1)
-    rows = scene.sizes.slots // scene.sizes.shards
-    call = decoding.Call(steps, decoding.Reads(*shares), np.array([True]), prefills, rows)
+    shares = (np.array([x / sizes.shards]) for x in (blocks, pages, length.sum()))
+    prefills, rows = drawn // max(sizes.prefill_rows, 1), sizes.slots // sizes.shards
+    call = roofline.Call(steps, np.array([True]), prefills, rows, *shares)
     packed = simulate.packed(config, traffic, scene.row_tokens, scene.micro_rows)
-    sampled = sum(decoding.sampling(call, scene, k)[0].values())
-    return sampled + sum(training(packed, scene, k).values())
+    sampled = sum(roofline.sampling(call, scene, k)[0].values())
+    return sampled + sum(roofline.training(packed, scene, k).values())
 
 
-class Spread(NamedTuple):
-    """Seconds of a step, and what the ranges of the constants make of them."""
-
-    low: float
-    high: float
-    by: dict[str, tuple[float, float]]  # seconds less and more by one constant alone
-
-
-def spread(timer: Timer) -> Spread:
-    """One constant at a time as far off as its range, and the root of the sum of squares: errors
-    that know nothing of each other."""
-    known = values()
-    expected = timer(known).seconds
+def spread(timer: Callable[[Values], Expected]) -> dict[str, Any]:
+    """What the ranges of the constants make of a step's seconds. 'uncertain': seconds less and more
+    by one constant alone as far off as its range; 'low_s', 'high_s': by the root of the sum of
+    their squares, errors that know nothing of each other."""
+    expected = timer(VALUES).seconds
     by = {
-        name: tuple(timer(known | {name: x}).seconds - expected for x in (c.low, c.high))
+        name: tuple(timer(VALUES | {name: x}).seconds - expected for x in (c.low, c.high))
         for name, c in CONSTANTS.items()
         if not c.low == c.value == c.high
     }
     low, high = (math.sqrt(sum(x * x for x in side)) for side in zip(*by.values(), strict=True))
-    return Spread(expected - low, expected + high, by)
+    return {"low_s": expected - low, "high_s": expected + high, "uncertain": by}

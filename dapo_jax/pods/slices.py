@@ -11,27 +11,26 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from dapo_jax.pods.topology import HBM_LIMIT_GIB
-
 GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """One chip. Peaks are Google's published figures; reality stays below them."""
+    """One chip, which is one device. Peaks are Google's published figures; reality stays below."""
 
-    hbm: int  # bytes that XLA:TPU lets a program have
+    hbm: int  # bytes that a program may have: out-of-memory messages of libtpu 0.0.42 - 0.0.50
     flops: float  # bfloat16 a second
     bandwidth: float  # bytes of HBM a second
 
 
 CHIPS = {
-    "v4": Chip(int(HBM_LIMIT_GIB["TPU v4"] * GIB), 275e12, 1228e9),
-    "v5e": Chip(int(HBM_LIMIT_GIB["TPU v5 lite"] * GIB), 197e12, 819e9),
-    "v5p": Chip(int(HBM_LIMIT_GIB["TPU v5"] * GIB), 459e12, 2765e9),
-    "v6e": Chip(int(HBM_LIMIT_GIB["TPU v6 lite"] * GIB), 918e12, 1640e9),
+    "v4": Chip(int(30.75 * GIB), 275e12, 1228e9),
+    "v5e": Chip(int(15.75 * GIB), 197e12, 819e9),
+    "v5p": Chip(int(95.73 * GIB), 459e12, 2765e9),
+    "v6e": Chip(int(31.24 * GIB), 918e12, 1640e9),
 }
-
-
+# By jax's name of a device.
+_TPUS = {"TPU v5": "v5p", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}
+_TPUS |= {f"TPU {family}": family for family in CHIPS}
 # Dense bfloat16 FLOPs a second, as NVIDIA publishes them, by how jax's name of a GPU begins.
 _GPUS = {
     "NVIDIA A100": 312e12,
@@ -40,21 +39,17 @@ _GPUS = {
     "NVIDIA H200": 989e12,
     "NVIDIA B200": 2250e12,
 }
-_TPUS = {
-    "TPU v4": "v4",
-    "TPU v5 lite": "v5e",
-    "TPU v5e": "v5e",
-    "TPU v5": "v5p",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e",
-}
+
+
+def chip(device_kind: str) -> Chip | None:
+    """The TPU chip that jax calls so; None for other devices."""
+    return CHIPS.get(_TPUS.get(device_kind))
 
 
 def peak_flops(device_kind: str) -> float | None:
     """bfloat16 FLOPs a second of a device by jax's name of it; None where that is not known."""
-    if device_kind in _TPUS:
-        return CHIPS[_TPUS[device_kind]].flops
+    if tpu := chip(device_kind):
+        return tpu.flops
     return next((x for name, x in _GPUS.items() if device_kind.startswith(name)), None)
 
 

@@ -26,16 +26,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from dapo_jax.parallel import AXES, arrange
-
-# Bytes of a device that XLA:TPU of libtpu 0.0.42 - 0.0.50 lets a program have: what its own
-# out-of-memory message says, GiB. By jax's name of the device.
-HBM_LIMIT_GIB = {
-    "TPU v4": 30.75,
-    "TPU v5 lite": 15.75,  # v5e
-    "TPU v5": 95.73,  # v5p
-    "TPU v6 lite": 31.24,  # v6e
-    "TPU7x": 94.74,
-}
+from dapo_jax.pods import slices as pods
 
 
 class Memory(NamedTuple):
@@ -54,19 +45,16 @@ class Memory(NamedTuple):
         return self.arguments + self.outputs - self.aliased + self.temporaries
 
 
-# ------------------------------------------------------------------------------------------------
-# The pod
-# ------------------------------------------------------------------------------------------------
+def available() -> bool:
+    """Whether XLA:TPU's compiler is installed."""
+    return importlib.util.find_spec("libtpu") is not None
 
 
 def devices(name: str, slices: int = 1) -> list:
-    """The devices of topology `name`, 'v5p:4x4x8' (family:chips along each side of the torus), or
-    of several such slices.
-
-    v5e, v6e: two sides; v4, v5p, tpu7x: three. A tpu7x chip is two devices, others are one. Raises
-    ValueError for a name that libtpu refuses, ImportError without libtpu.
-    """
-    if importlib.util.find_spec("libtpu") is None:
+    """The devices of topology `name`, 'v5p:4x4x8' (family:chips along each side of the torus, two
+    of v5e and v6e, three of v4 and v5p), or of several such slices. ValueError: libtpu refuses the
+    name; ImportError: there is no libtpu."""
+    if not available():
         raise ImportError("compiling for a TPU pod needs libtpu: pip install 'jax[tpu]'")
     if jax.default_backend() != "tpu":
         # libtpu looks for the machine's own TPU: tell it where it stands. Several processes may.
@@ -96,10 +84,9 @@ def make_mesh(name: str, sizes: Mapping[str, int], slices: int = 1) -> Mesh:
     pod = devices(name, slices)
     shape = tuple(sizes[a] for a in AXES)
     if math.prod(shape) != len(pod):
-        raise ValueError(
-            f"topology {name!r} has {len(pod)} devices, the mesh wants {math.prod(shape)}"
-            f" ({' x '.join(f'{a}={n}' for a, n in zip(AXES, shape, strict=True))})"
-        )
+        text = " x ".join(f"{a}={n}" for a, n in zip(AXES, shape, strict=True))
+        wanted = f"the mesh wants {math.prod(shape)} ({text})"
+        raise ValueError(f"topology {name!r} has {len(pod)} devices, {wanted}")
     return Mesh(arrange(shape, pod), AXES)
 
 
@@ -110,13 +97,8 @@ def versions() -> dict[str, str]:
 
 def limit(mesh: Mesh) -> int | None:
     """Bytes that a program may take of one device of the mesh; None where that is not known."""
-    gib = HBM_LIMIT_GIB.get(mesh.devices.flat[0].device_kind)
-    return None if gib is None else int(gib * 2**30)
-
-
-# ------------------------------------------------------------------------------------------------
-# Memory
-# ------------------------------------------------------------------------------------------------
+    chip = pods.chip(mesh.devices.flat[0].device_kind)
+    return chip and chip.hbm
 
 
 @contextlib.contextmanager
@@ -136,34 +118,24 @@ def compile_watched(lowered) -> tuple[jax.stages.Compiled, str]:
     """The compiled program and what XLA said to stderr meanwhile, where warnings of the sharding
     pass end up ("Involuntary full rematerialization": an activation was gathered whole)."""
     with tempfile.TemporaryFile() as file:
-        try:
-            with _stderr_to(file):
-                compiled = lowered.compile()
-        finally:
-            file.seek(0)
-            log = file.read().decode(errors="replace")
-    return compiled, log
+        with _stderr_to(file):
+            compiled = lowered.compile()
+        file.seek(0)
+        return compiled, file.read().decode(errors="replace")
 
 
 def memory(compiled) -> Memory:
     """What XLA's memory assignment gave one device. XLA's own peak counts vector memory too, where
     whole arrays of small programs lie; no more of the HBM is live than is assigned there."""
     m = compiled.memory_analysis()
-    found = Memory(
-        m.argument_size_in_bytes,
-        m.output_size_in_bytes,
-        m.alias_size_in_bytes,
-        m.temp_size_in_bytes,
-        peak=m.peak_memory_in_bytes,
-        vector=0,
-    )
+    sizes = m.argument_size_in_bytes, m.output_size_in_bytes, m.alias_size_in_bytes
+    found = Memory(*sizes, m.temp_size_in_bytes, peak=m.peak_memory_in_bytes, vector=0)
     peak = min(found.peak, found.live)
     return found._replace(peak=peak, vector=found.peak - peak)
 
 
 def memory_line(programs: Mapping[str, Any]) -> str:
-    """For people: 'memory of a device, at most: decode 3.1 GB, update 9.61 GB'. programs: name ->
-    compiled. `memory` says what it is made of."""
+    """'memory of a device, at most: decode 3.1 GB, update 9.61 GB'. programs: name -> compiled."""
     found = {name: memory(compiled) for name, compiled in programs.items()}
     # XLA:CPU's peak leaves temporaries out.
     peaks = {n: m.peak if m.peak > m.temporaries else m.live for n, m in found.items()}
@@ -176,11 +148,6 @@ def size(n: int) -> str:
         if n >= unit:
             return f"{n / unit:.3g} {name}"
     return f"{n} B"
-
-
-# ------------------------------------------------------------------------------------------------
-# Work
-# ------------------------------------------------------------------------------------------------
 
 
 def matmul_flops(jaxpr, while_trips: int = 1) -> int:
@@ -198,8 +165,7 @@ def matmul_flops(jaxpr, while_trips: int = 1) -> int:
         inner = [matmul_flops(j, while_trips) for j in jax.extend.core.jaxprs_in_params(p)]
         if kind == "dot_general":
             (contract, _), _ = p["dimension_numbers"]
-            shape = eqn.invars[0].aval.shape
-            depth = math.prod(shape[axis] for axis in contract)
+            depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contract)
             total += 2 * depth * math.prod(eqn.outvars[0].aval.shape)
         elif kind == "scan":
             total += p["length"] * sum(inner)
@@ -209,10 +175,9 @@ def matmul_flops(jaxpr, while_trips: int = 1) -> int:
             total += max(inner)
         elif kind == "shard_map":
             total += math.prod(p["mesh"].shape.values()) * sum(inner)
-        elif kind == "pallas_call" and p["cost_estimate"]:
-            total += p["cost_estimate"].flops
         elif kind == "pallas_call":
-            total += _blocks(str(p["name"]), p["grid_mapping"].grid) * sum(inner)
+            blocks = _blocks(str(p["name"]), p["grid_mapping"].grid)
+            total += p["cost_estimate"].flops if p["cost_estimate"] else blocks * sum(inner)
         else:
             total += sum(inner)
     return total
