@@ -103,10 +103,8 @@ def load_text(
     alone = not train and eval_files and (train_files or tokenizer_path)
     first = next(iter(eval_files)) if alone else "train"
     if not train_files and not alone:
-        sizes = dict(
-            train=config.data.embedded_problems, heldout=max(config.eval.max_problems, 128)
-        )
-        made = arithmetic.write(workdir / "data", **sizes)
+        count, heldout = config.data.embedded_problems, max(config.eval.max_problems, 128)
+        made = arithmetic.write(workdir / "data", train=count, heldout=heldout)
         train_files = [made.train]
         eval_files = eval_files or {"heldout": made.heldout, "harder": made.harder}
         tokenizer_path = tokenizer_path or made.tokenizer

@@ -1,11 +1,10 @@
 """What every entry point shares: flags, the config and its overrides, errors as one clear line."""
 
 import functools
-import importlib.machinery
-import importlib.util
 import logging as stdlib_logging
 import os
 import re
+import runpy
 import sys
 import traceback
 import types
@@ -190,14 +189,11 @@ def load(path: str) -> schema.Config:
     if not os.path.isfile(file):  # which takes any text
         what = "a directory" if os.path.isdir(file) else "No such file"
         raise ValueError(f"--config={path[:200]}: {what}; give a Python file with a get_config()")
-    name = "dapo_jax_config_file"
-    spec = importlib.util.spec_from_loader(name, importlib.machinery.SourceFileLoader(name, file))
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-        if not callable(getattr(module, "get_config", None)):
+        get_config = runpy.run_path(file).get("get_config")
+        if not callable(get_config):
             raise AttributeError("it defines no get_config()")
-        config = module.get_config(*argument)
+        config = get_config(*argument)
         if not isinstance(config, schema.Config):
             raise TypeError(f"get_config() returned a {type(config).__name__}, not the config")
         return config

@@ -31,7 +31,7 @@ from dapo_jax.config.schema import Config
 RECIPES: dict[str, Callable[..., Config]] = {"grpo": grpo}
 
 
-def _recipe(sizes: dict[str, Any] | None = None) -> Callable:
+def _recipe(sizes: dict[str, Any]) -> Callable:
     """Registers a change of a config as a recipe. sizes: the fields of its source's run."""
 
     def register(change: Callable[[Config], None]) -> Callable[..., Config]:
@@ -39,7 +39,7 @@ def _recipe(sizes: dict[str, Any] | None = None) -> Callable:
         def recipe(c: Config | None = None) -> Config:
             if c is None:
                 c = paper()
-                c.update(sizes or {})
+                c.update(sizes)
             change(c)
             return c
 
@@ -48,7 +48,7 @@ def _recipe(sizes: dict[str, Any] | None = None) -> Callable:
     return register
 
 
-@_recipe()
+@_recipe({})
 def dr_grpo(c: Config) -> None:
     """Dr. GRPO (arXiv 2503.20783): naive GRPO without its two divisions, by the group's std and by
     the response's length: A = r - mean, token losses summed and divided by L_max."""
