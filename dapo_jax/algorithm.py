@@ -30,7 +30,7 @@ from dapo_jax.dapo.minibatches import Term, make_minibatches, pack_minibatches, 
 from dapo_jax.dapo.state import State
 from dapo_jax.model import learner
 from dapo_jax.reward import grading
-from dapo_jax.rollout import engine, groups as groups_lib
+from dapo_jax.rollout import engine
 from dapo_jax.rollout.draw import Draw
 
 
@@ -113,11 +113,8 @@ def sample_batch(algorithm, text, machine, stream, state: State) -> tuple[Collec
     def sample(positions: Sequence[int]) -> list[Group]:
         rows = [stream[i] for i in positions]
         prompts = list(zip(positions, [text.train.ids[r] for r in rows], strict=True))
-        responses, stats = groups_lib.sample(
-            machine.engine, decode_params, prompts, rollout.group_size, draw, machine.watch
-        )
+        groups, stats = machine.sample_groups(decode_params, prompts, rollout.group_size, draw)
         totals.append(stats)
-        groups = [Group(*prompt, of) for prompt, of in zip(prompts, responses, strict=True)]
         problems = [text.train.problems[r] for r in rows]
         groups = grading.grade_groups(text.tokenizer, text.judge, groups, problems)
         parallel.same_everywhere(f"the round from problem {positions[0]} on", fingerprint(groups))

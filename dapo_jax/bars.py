@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from tqdm import tqdm
 
@@ -10,23 +10,21 @@ _EVERY_S = 30.0
 
 
 def bar(of: Iterable | None = None, show: bool = True, **options) -> tqdm:
-    """tqdm where a person looks at a terminal. In a log: a line every 30 s, and none at all of what
-    takes less than that."""
+    """tqdm on a terminal. In a log: a line every 30 s, and none if all of it takes less."""
     if not sys.stderr.isatty():
         times = dict.fromkeys(("delay", "mininterval", "maxinterval"), _EVERY_S)
         options |= times | dict(file=_Lines(sys.stderr), dynamic_ncols=False)
     return tqdm(of, disable=not show, **options)
 
 
-class _Lines:
+class _Lines(NamedTuple):
     """tqdm draws a bar over the one before, by carriage returns; here each has its line."""
 
-    def __init__(self, log: TextIO):
-        self._log = log
+    log: TextIO
 
     def write(self, text: str) -> None:
         if drawn := text.strip():
-            self._log.write(drawn + "\n")
+            self.log.write(drawn + "\n")
 
     def flush(self) -> None:
-        self._log.flush()
+        self.log.flush()

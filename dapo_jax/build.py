@@ -7,7 +7,7 @@ import contextlib
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -58,10 +58,20 @@ class Machine(NamedTuple):
         self.watch.store.open(params)
         return self.engine.decode_params(params)
 
-
-# ------------------------------------------------------------------------------------------------
-# Text
-# ------------------------------------------------------------------------------------------------
+    def sample_groups(
+        self,
+        decode_params,
+        prompts: Sequence[tuple[int, Sequence[int]]],
+        group_size: int,
+        draw: Draw,
+        **options,
+    ) -> tuple[list[Group], engine.Stats]:
+        """Ungraded groups, and the sampler's statistics; the arguments are those of
+        `rollout.groups.sample`."""
+        drawn, stats = groups.sample(
+            self.engine, decode_params, prompts, group_size, draw, self.watch, **options
+        )
+        return [Group(*prompt, of) for prompt, of in zip(prompts, drawn, strict=True)], stats
 
 
 def named_files(files: str) -> dict[str, str]:
@@ -93,11 +103,8 @@ def load_text(
     alone = not train and eval_files and (train_files or tokenizer_path)
     first = next(iter(eval_files)) if alone else "train"
     if not train_files and not alone:
-        made = arithmetic.write(
-            workdir / "data",
-            train=config.data.embedded_problems,
-            heldout=max(config.eval.max_problems, 128),
-        )
+        count, heldout = config.data.embedded_problems, max(config.eval.max_problems, 128)
+        made = arithmetic.write(workdir / "data", train=count, heldout=heldout)
         train_files = [made.train]
         eval_files = eval_files or {"heldout": made.heldout, "harder": made.harder}
         tokenizer_path = tokenizer_path or made.tokenizer
@@ -122,7 +129,7 @@ def load_text(
     trained, notes, evals = None, [], {}
     if not alone:
         trained, note = read("train", train_files)
-        notes += [note] if train else []
+        notes += [note] * train
     for name, path in eval_files.items():
         evals[name], note = read(name, [path], config.eval.max_problems)
         notes.append(note)
@@ -136,11 +143,6 @@ def digest(text: Text) -> str:
         for ids, problem in zip(data.ids, data.problems, strict=True):
             sha.update(f"{ids} {problem.answer} {problem.row or ''}\n".encode())
     return sha.hexdigest()[:12]
-
-
-# ------------------------------------------------------------------------------------------------
-# Devices
-# ------------------------------------------------------------------------------------------------
 
 
 def build_machine(
@@ -248,9 +250,8 @@ def calls(config, m: Machine) -> dict[str, Call]:
         "decode weights": Call(m.engine.programs.weights.to_decode_layout, (params,)),
         "prefill": sampler.prefill,
     }
-    modes = {draw.mode for draw in draws}
-    used = {name: call for name, call in sampler.decode.items() if name.split(",")[0] in modes}
-    out |= {f"decode_{name}": call for name, call in used.items()}
+    modes, decode = {draw.mode for draw in draws}, sampler.decode.items()
+    out |= {f"decode_{name}": call for name, call in decode if name.split(",")[0] in modes}
     if config.loss.old_logprobs == "recompute" or config.loss.kl_coef:
         arguments = (params, batch.rows, batch.micro_batches, knobs.temperature)
         out["old log-probs"] = Call(m.trainer.log_probs, arguments, "micro-batch")
@@ -286,7 +287,7 @@ def initial_params(config, m: Machine) -> qwen2.Params:
     adapters."""
     if m.model_dir:
         return hf.load_params(m.model_dir, m.shape, m.mesh, config.sharding.train.to_dict())
-    return m.trainer.init_params(_key_data(jax.random.key(config.seed)))
+    return m.trainer.init_params(np.asarray(jax.random.key_data(jax.random.key(config.seed))))
 
 
 def with_adapters(config, m: Machine, params: qwen2.Params) -> qwen2.Params:
@@ -294,16 +295,8 @@ def with_adapters(config, m: Machine, params: qwen2.Params) -> qwen2.Params:
     if not config.model.lora.rank:
         return params
     key = jax.random.fold_in(jax.random.key(config.seed), ADAPTERS_SEED)
-    return m.trainer.adapted(params, _key_data(key))
+    return m.trainer.adapted(params, np.asarray(jax.random.key_data(key)))
 
-
-def _key_data(key) -> np.ndarray:
-    return np.asarray(jax.random.key_data(key))
-
-
-# ------------------------------------------------------------------------------------------------
-# Drawing
-# ------------------------------------------------------------------------------------------------
 
 EVALUATION_SEED = 1 << 20  # added: evaluation never shares uniforms with training
 
@@ -322,19 +315,3 @@ def evaluation_draw(config, top_p: float | None = None) -> Draw:
 def evaluation_draws(config) -> list[Draw]:
     """The settings that a run evaluates: top_p 1, and `eval.top_p` where that is another."""
     return [evaluation_draw(config, p) for p in sorted({1.0, config.eval.top_p}, reverse=True)]
-
-
-def sample_groups(
-    m: Machine,
-    decode_params,
-    prompts: Sequence[tuple[int, Sequence[int]]],
-    group_size: int,
-    draw: Draw,
-    top_ps: Sequence[float] = (),
-    cut: Callable[[np.ndarray], int] | None = None,
-) -> tuple[list[Group], engine.Stats]:
-    """Ungraded groups, as `rollout.groups.sample` draws them."""
-    drawn, stats = groups.sample(
-        m.engine, decode_params, prompts, group_size, draw, m.watch, top_ps, cut
-    )
-    return [Group(*prompt, of) for prompt, of in zip(prompts, drawn, strict=True)], stats

@@ -22,10 +22,9 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-_PASS = (KeyboardInterrupt, GeneratorExit)
 _stderr = threading.Lock()
 
 
@@ -48,7 +47,7 @@ def reading(*place: object, what: str = "cannot be read"):
     """Turns every error inside into ValueError('<place>: <what>: <the error in one line>')."""
     try:
         yield
-    except _PASS:
+    except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
         where = " ".join(str(p) for p in place if p != "")
@@ -80,13 +79,11 @@ def _file():
     return tempfile.TemporaryFile("ab", buffering=0)
 
 
-# ------------------------------------------------------------------------------------------------
-# Typed settings
-# ------------------------------------------------------------------------------------------------
+# --- Typed settings ---
 
 # Larger numbers are typing errors, or need more memory than any machine has.
 TOKENS, ROWS = 2**22, 2**20
-INTEGERS, FLOATS = 2**31 - 1, 1e12  # for fields without a bound of their own
+LARGEST = {int: 2**31 - 1, float: 1e12}  # of fields without a bound of their own
 
 
 class ConfigError(ValueError):
@@ -109,18 +106,17 @@ class Field(NamedTuple):
 
     def mistake(self, name: str, value: Any) -> str | None:
         """One line if `value`, of the field's type, lies outside the bounds or choices."""
-        kind = type(self.default)
+        kind, place = type(self.default), f"config.{name}:"
         if kind is float and not math.isfinite(value):
-            return f"config.{name}: wants a finite number, got {value}"
+            return f"{place} wants a finite number, got {value}"
         if self.choices and value not in self.choices:
-            return f"config.{name}: {_shown(value)} is not one of {', '.join(self.choices)}"
+            return f"{place} {_shown(value)} is not one of {', '.join(self.choices)}"
         if self.low is not None and value < self.low:
-            least = f"at least {self.low:g} ({self.doc})"
-            return f"config.{name}: {_shown(value)} is too small, {least}"
-        high = {int: INTEGERS, float: FLOATS}.get(kind) if self.high is None else self.high
+            return f"{place} {_shown(value)} is too small, at least {self.low:g} ({self.doc})"
+        high = LARGEST.get(kind) if self.high is None else self.high
         if high is not None and value > high:
-            most = f"at most {high if kind is int else f'{high:g}'} ({self.doc})"
-            return f"config.{name}: {_shown(value)} is too large, {most}"
+            most = high if kind is int else f"{high:g}"
+            return f"{place} {_shown(value)} is too large, at most {most} ({self.doc})"
         return None
 
 
@@ -144,8 +140,8 @@ class Section:
     """
 
     _place: ClassVar[str] = ""
-    # Text ", did you mean ...?" for an unknown dotted name; dapo_jax/config/schema.py, which knows
-    # the fields of all sections, sets it.
+    # Text ", did you mean ...?" for an unknown dotted name; config/schema.py, which knows the
+    # fields of all sections, sets it.
     nearest: ClassVar[Callable[[str], str]] = staticmethod(lambda name: "")
 
     def __init_subclass__(cls, place: str = "") -> None:
@@ -158,7 +154,7 @@ class Section:
         if kind is float and type(value) is int:
             value = float(max(min(value, 10**300), -(10**300)))  # float() refuses larger ones
         if type(value) is not kind:
-            wants = kind.__name__ if kind.__module__ == "builtins" else "a section of fields"
+            wants = "a section of fields" if issubclass(kind, Section) else kind.__name__
             got = f"got {_shown(value)} ({type(value).__name__})"
             raise ConfigError(f"config.{self._place}{name}: wants {wants}, {got}")
         object.__setattr__(self, name, value)
@@ -197,21 +193,21 @@ class Section:
         return [line for v in values if isinstance(v, Section) for line in v.mistakes()]
 
 
-def leaves(section: Section) -> dict[str, Any]:
-    """Full dotted name -> value of every field in `section`, in the order of its declaration."""
-    out = {}
+def wrong(*rules: tuple[Any, str]) -> list[str]:
+    """The lines of those (condition, line) whose condition holds: for `Section.mistakes`."""
+    return [line for condition, line in rules if condition]
+
+
+def walk(section: Section) -> Iterator[tuple[str, Field, Any]]:
+    """(full dotted name, field, value) of every field in `section`, in the order of declaration."""
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
-        own = leaves(value) if isinstance(value, Section) else {section._place + field.name: value}
-        out.update(own)
-    return out
+        if isinstance(value, Section):
+            yield from walk(value)
+        else:
+            yield section._place + field.name, field.metadata["field"], value
 
 
-def table(section: type[Section]) -> dict[str, Field]:
-    """Full dotted name -> `Field` of every field in the class `section`, in the same order."""
-    out = {}
-    for field in dataclasses.fields(section):
-        about = field.metadata.get("field")
-        own = {section._place + field.name: about} if about else table(field.type)
-        out.update(own)
-    return out
+def leaves(section: Section) -> dict[str, Any]:
+    """Full dotted name -> value of every field in `section`."""
+    return {name: value for name, _, value in walk(section)}

@@ -21,14 +21,7 @@ from tqdm import tqdm
 
 from dapo_jax import algorithm, build, parallel
 from dapo_jax.algorithm import Algorithm, StepRecord
-from dapo_jax.checkpoint import (
-    branch,
-    checkpoint,
-    export,
-    remembered,
-    resume,
-    workdir as workdir_lib,
-)
+from dapo_jax.checkpoint import branch, checkpoint, export, remembered, resume, workdir
 from dapo_jax.checkpoint.journal import Journal
 from dapo_jax.checkpoint.saver import Saver
 from dapo_jax.config import cli, schema, validation
@@ -79,7 +72,7 @@ def train(
     watchdog, first = Watchdog(config.guard), start.FirstToken()
     listening = (hooks.phase, watchdog.phase, first.phase)
     hooks = hooks._replace(phase=lambda name: [hear(name) for hear in listening])
-    with watchdog, workdir_lib.hold(where, config.checkpoint.directory) as home:
+    with watchdog, workdir.hold(where, config.checkpoint.directory) as home:
         start.share_programs(home)
         checkpoints = config.checkpoint.directory or home.checkpoints
         start.count(home, checkpoints)
@@ -100,7 +93,7 @@ def train(
 
 def run(
     config,
-    home: workdir_lib.Workdir,
+    home: workdir.Workdir,
     text: build.Text,
     machine: build.Machine,
     allow_config_change: bool,
@@ -125,7 +118,7 @@ def run(
     stream, since = problems.stream(range(len(text.train.ids)), config.seed), state.counters.step
     with contextlib.ExitStack() as after:
         asked = after.enter_context(leaving.signals())
-        after.callback(workdir_lib.try_to_send, home, say)
+        after.callback(workdir.try_to_send, home, say)
         after.callback(lambda: book.note("leave", finished=bool(stop or last)))
         trace = after.enter_context(profiler.Profiler(home.local, hooks.profile, since, say))
         hooks = goodput.beside(hooks, book, trace)
@@ -151,7 +144,7 @@ def run(
                 writer.record(0, evaluation | first.told())
                 kept = state
                 hooks.phase("save")
-                workdir_lib.try_to_send(home, say)  # a checkpoint has the records of its steps
+                workdir.try_to_send(home, say)  # a checkpoint has the records of its steps
                 saver.after_step(state, due=True, score=score(config, text, evaluation))
             elif not saver.has(state.counters.step):  # a branch, whose origin may be removed
                 saver.after_step(state, due=True)
@@ -184,15 +177,14 @@ def run(
                     hinted = True
                 stop = guards.why_stop(config, state.counters, log)
                 hooks.phase("save")
-                workdir_lib.try_to_send(home, say)
+                workdir.try_to_send(home, say)
+                rank, keep = score(config, text, evaluation), config.checkpoint
                 if last or stop:
-                    saver.last(state, score(config, text, evaluation))
+                    saver.last(state, rank)
                 else:
-                    best = bool(evaluation and config.checkpoint.keep_best)
-                    now = best or due(step, config.checkpoint.every)
-                    saver.after_step(state, now, score(config, text, evaluation))
-                every = config.checkpoint.export_every
-                if every and (last or stop or due(step, every)):
+                    best = bool(evaluation and keep.keep_best)
+                    saver.after_step(state, best or due(step, keep.every), rank)
+                if keep.export_every and (last or stop or due(step, keep.export_every)):
                     export.export(config, home, machine, state, say)
         except leaving.Leave:
             cut = "terminated within a step; the same command does it again, but for what is kept"

@@ -43,7 +43,7 @@ def test_probabilities_are_those_the_trainer_scores(machine):
     p_PxV = np.asarray(bandit.exact(m)(params))
     np.testing.assert_allclose(p_PxV.sum(1), 1, rtol=1e-5)
     weights, asked = m.engine.decode_params(params), list(enumerate(bandit.prompts()))
-    groups, _ = build.sample_groups(m, weights, asked, 16, Draw(seed=0, max_tokens=1))
+    groups, _ = m.sample_groups(weights, asked, 16, Draw(seed=0, max_tokens=1))
     for p_V, group in zip(p_PxV, groups, strict=True):
         for r in group.responses:
             np.testing.assert_allclose(np.exp(r.logps[0]), p_V[r.tokens[0]], rtol=1e-4)

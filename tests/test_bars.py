@@ -3,8 +3,6 @@
 import io
 import time
 
-import pytest
-
 from dapo_jax import bars
 
 
@@ -23,14 +21,11 @@ def drawn(monkeypatch, file, every_s, **options) -> str:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("leave", [True, False])
-def test_lines_in_a_log(monkeypatch, leave):
-    said = drawn(monkeypatch, io.StringIO(), 0.001, leave=leave, dynamic_ncols=True)
-    assert "\r" not in said and len(said.splitlines()) >= 4
-    assert all(line.startswith("loading: ") and "/5 [" in line for line in said.splitlines())
-
-
-def test_nothing_in_a_log_of_what_is_quick(monkeypatch):
+def test_lines_in_a_log_and_nothing_of_what_is_quick(monkeypatch):
+    for leave in (True, False):
+        said = drawn(monkeypatch, io.StringIO(), 0.001, leave=leave, dynamic_ncols=True)
+        assert "\r" not in said and len(said.splitlines()) >= 4
+        assert all(line.startswith("loading: ") and "/5 [" in line for line in said.splitlines())
     assert drawn(monkeypatch, io.StringIO(), 30.0) == ""
 
 

@@ -12,13 +12,14 @@ from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
 
 
-@pytest.fixture(scope="module")
-def tok(tmp_path_factory):
-    made = arithmetic.write(tmp_path_factory.mktemp("data"), train=4, heldout=4)
-    return tokenizer_lib.load(made.tokenizer)
+def made(fields=()):
+    c = config.base()
+    c.update(dict(fields))
+    return build.build_machine(c, 48, (0, 1), None)
 
 
-def test_cut_keeps_the_token_that_completes_a_text(tok):
+def test_cut_keeps_the_token_that_completes_a_text(tmp_path):
+    tok = tokenizer_lib.load(arithmetic.write(tmp_path, train=4, heldout=4).tokenizer)
     ids = np.array(tok.encode("f 4 g 6 h 3 Answer: 3 f 4 Answer: 3"))
     for texts in (["h 3"], ["Answer: 3", "h 3"], ["never", "g"], ["3"]):
         n = grading.cut_at(tok, texts)(ids)
@@ -33,10 +34,7 @@ def test_stop_strings_of_a_config():
     assert config.stop_strings(c.eval.stop_strings) == []
     c.eval.stop_strings = r"\n\n|Problem: |</s>"
     assert config.stop_strings(c.eval.stop_strings) == ["\n\n", "Problem: ", "</s>"]
-    config.validate(c, 1)
-    c.eval.stop_strings = "a||b"
-    with pytest.raises(config.ConfigError, match=r"eval.stop_strings: 'a\|\|b' has an empty text"):
-        config.validate(c, 1)
+    config.validate(c, 1)  # an empty text: test_config
 
 
 def test_a_prompt_is_packed_once_where_prompts_are_shared():
@@ -59,12 +57,9 @@ def test_a_prompt_is_packed_once_where_prompts_are_shared():
 
 
 def test_splash_attention_cannot_share_prompts():
-    c = config.base()
-    c.optim.share_prompts = True
-    build.build_machine(c, 48, (0, 1), None)
-    c.model.attention = "splash"
+    made({"optim.share_prompts": True})
     with pytest.raises(config.ConfigError, match=r"share_prompts: splash .*=chunked"):
-        build.build_machine(c, 48, (0, 1), None)
+        made({"optim.share_prompts": True, "model.attention": "splash"})
 
 
 def test_passes_have_as_many_rows_for_each_device():
@@ -73,8 +68,8 @@ def test_passes_have_as_many_rows_for_each_device():
     config.validate(c, 8)
     for data, fsdp, rows in ((1, 8, 8), (2, 4, 8), (1, 2, 6), (1, 1, 6), (4, 1, 8)):
         assert validation.micro_rows(c, dict(data=data, fsdp=fsdp, tensor=8)) == rows
-    c.mesh.data, c.mesh.fsdp = 2, 4
-    assert build.build_machine(c, 48, (0, 1), None).layout.micro_rows == 8
+    of = {"mesh": {"data": 2, "fsdp": 4}, "optim.micro_batch_rows": 6}
+    assert made(of).layout.micro_rows == 8
 
 
 @pytest.mark.parametrize(
@@ -93,12 +88,7 @@ def test_passes_have_as_many_rows_for_each_device():
     ids=str,
 )
 def test_runs_of_a_process_share_the_programs_that_are_the_same(change, trainer, sampler):
-    def made(fields):
-        c = config.base()
-        c.update(fields)
-        m = build.build_machine(c, 48, (0, 1), None)
-        assert m.tx is m.trainer.tx
-        return m.trainer, m.engine.programs, m.engine
-
-    (a, b, engine), (x, y, other) = made({}), made(change)
-    assert (a is x, b is y) == (trainer, sampler) and engine is not other
+    a, b = made(), made(change)
+    assert a.tx is a.trainer.tx and b.tx is b.trainer.tx and a.engine is not b.engine
+    shared = a.trainer is b.trainer, a.engine.programs is b.engine.programs
+    assert shared == (trainer, sampler)

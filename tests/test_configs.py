@@ -52,17 +52,13 @@ def said(name: str, argument: str) -> tuple[pods.Pod, list[float]]:
     return pods.parse(row[1]), [float(x) for x in row.groups()[1:] if x != "-"]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
-def test_docstring_names_the_command_of_this_file(file):
-    text = doc(file.stem)
-    assert re.search(rf"(--config=configs/{file.name}|quickstart\.sh)", text)
-    assert text.count("\n") >= 5
-
-
-@pytest.mark.parametrize("name", DOORS)
-def test_old_names_are_the_same_config(name):
-    assert config.leaves(load(name)) == config.leaves(load("dapo_qwen2_5", DOORS[name]))
-    assert f"configs/dapo_qwen2_5.py:{DOORS[name]}, where" in doc(name)
+def test_a_file_names_its_command_and_an_old_name_is_the_same_config():
+    for file in FILES:
+        named = rf"(--config=configs/{file.name}|quickstart\.sh)"
+        assert re.search(named, doc(file.stem)), file
+    for name, size in DOORS.items():
+        assert load(name) == load("dapo_qwen2_5", size)
+        assert f"configs/dapo_qwen2_5.py:{size}, where" in doc(name)
 
 
 def test_every_config_on_pods_is_tested():
@@ -71,21 +67,18 @@ def test_every_config_on_pods_is_tested():
     assert load("dapo_qwen3") == load("dapo_qwen3", "8B")
 
 
-@pytest.mark.parametrize(
-    "argument, words",
-    [
-        ("8B", "no size '8B' of Qwen; there are 0.5B, 1.5B, 3B, 7B"),
-        ("7B,paper", "no reading 'paper'; there is SIZE"),
-    ],
-)
-def test_mistakes_in_the_argument_are_one_line(argument, words):
-    with pytest.raises(ValueError, match=words):
-        load("dapo_qwen2_5", argument)
+def test_mistakes_in_the_argument_are_one_line():
+    with pytest.raises(ValueError, match="no size '8B' of Qwen; there are 0.5B, 1.5B, 3B, 7B"):
+        load("dapo_qwen2_5", "8B")
+    with pytest.raises(ValueError, match="no reading 'paper'; there is SIZE"):
+        load("dapo_qwen2_5", "7B,paper")
 
 
 @pytest.mark.parametrize("name, argument", ON_PODS)
-def test_fits_the_slice_that_it_names(name, argument):
-    c, (pod, _) = load(name, argument), said(name, argument)
+def test_it_fits_its_slice_as_its_docstring_says_and_is_the_papers_setting(name, argument):
+    """Of memory the docstring says: the limit, the planner's arithmetic, and its compiler's numbers
+    near that."""
+    c, (pod, (memory, limit, *compiled)) = load(name, argument), said(name, argument)
     shape, sizes = plan.network(c), config.resolve_mesh(c, pod.chips)
     assert plan.mistakes(c, shape, pod) == "" == plan.check(c, pod)
     prompt, response = c.data.max_prompt_tokens, c.rollout.max_response_tokens
@@ -93,51 +86,36 @@ def test_fits_the_slice_that_it_names(name, argument):
     assert flight(prompt + response) >= 0.98 * c.rollout.slots * c.rollout.cache_fraction
     assert flight(prompt // 8 + response // 4) == c.rollout.slots
     assert c.rollout.groups * c.rollout.group_size / flight(prompt + response) <= 64
+    assert limit == pytest.approx(pod.chip.hbm / plan.GB, abs=0.05)
+    got = peaks(c, sizes)
+    assert not compiled or got == pytest.approx(compiled, rel=0.15)
+    assert max(got) == pytest.approx(memory, abs=0.6)
+    assert (c.loss.clip_low, c.loss.clip_high) == (0.2, 0.28)
+    assert c.dynamic_sampling.enabled and c.reward.overlong_penalty == 1.0 and not c.loss.kl_coef
+    if name != GSM8K:
+        assert (c.rollout.groups, c.rollout.group_size) == (512, 16)
+        buffer = 409 if "Math" in argument else 4096
+        assert (prompt, response) == (2048, 2048 if "Math" in argument else 20480)
+        assert c.reward.overlong_buffer_tokens == buffer
+        assert (c.optim.minibatches, c.optim.lr) == (16, 1e-6)
+        assert c.optim.warmup_steps == (10 if "verl" in argument else 20)
 
 
-def one_chip() -> list[float]:
-    """What its docstring says: GB of the chip's, while sampling and while updating."""
-    words = r"run\): ([\d.]+) GB of ([\d.]+) while sampling, ([\d.]+) while updating"
-    sampling, limit, updating = re.search(words, " ".join(doc("one_chip").split())).groups()
-    return [float(x) for x in (limit, sampling, updating)]
+def peaks(c, sizes) -> list[float]:
+    """GB of a chip while sampling and while updating."""
+    return [x / plan.GB for x in plan.peaks(plan.memory(c, plan.network(c), sizes)).values()]
 
 
 def test_the_config_for_one_chip_leaves_room_on_it():
     c, pod = load("one_chip"), pods.parse("v5e:1x1")
     out = plan.plan(c, pod, plan.Traffic(128, 256), room=0.1)
     assert out["mistakes"] == [] and out["fits"]
-    limit, sampling, updating = one_chip()
+    words = r"run\): ([\d.]+) GB of ([\d.]+) while sampling, ([\d.]+) while updating"
+    told = re.search(words, " ".join(doc("one_chip").split())).groups()
+    sampling, limit, updating = map(float, told)
     assert limit == pytest.approx(pod.chip.hbm / plan.GB, abs=0.05)
-    got = plan.peaks(plan.memory(c, plan.network(c), config.resolve_mesh(c, 1)))
-    assert got["sampling"] / plan.GB == pytest.approx(sampling, rel=0.15)
-    assert got["updating"] / plan.GB == pytest.approx(updating, rel=0.15)
+    assert peaks(c, config.resolve_mesh(c, 1)) == pytest.approx([sampling, updating], rel=0.15)
     assert c.dynamic_sampling.enabled and (c.loss.clip_low, c.loss.clip_high) == (0.2, 0.28)
-
-
-@pytest.mark.parametrize("name, argument", ON_PODS)
-def test_docstring_says_what_the_planner_says(name, argument):
-    """Of memory: the limit, its arithmetic, and its compiler's numbers near that."""
-    c, (pod, (memory, limit, *compiled)) = load(name, argument), said(name, argument)
-    assert limit == pytest.approx(pod.chip.hbm / plan.GB, abs=0.05)
-    shape, sizes = plan.network(c), config.resolve_mesh(c, pod.chips)
-    got = {k: x / plan.GB for k, x in plan.peaks(plan.memory(c, shape, sizes)).items()}
-    if compiled:
-        assert list(got.values()) == pytest.approx(compiled, rel=0.15)
-    assert max(got.values()) == pytest.approx(memory, abs=0.6)
-
-
-@pytest.mark.parametrize("name, argument", ON_PODS)
-def test_is_the_papers_setting(name, argument):
-    c = load(name, argument)
-    assert (c.loss.clip_low, c.loss.clip_high) == (0.2, 0.28)
-    assert c.dynamic_sampling.enabled and c.reward.overlong_penalty == 1.0 and not c.loss.kl_coef
-    if name != GSM8K:
-        assert (c.rollout.groups, c.rollout.group_size) == (512, 16)
-        response, buffer = (2048, 409) if "Math" in argument else (20480, 4096)
-        assert (c.data.max_prompt_tokens, c.rollout.max_response_tokens) == (2048, response)
-        assert c.reward.overlong_buffer_tokens == buffer
-        assert (c.optim.minibatches, c.optim.lr) == (16, 1e-6)
-        assert c.optim.warmup_steps == (10 if "verl" in argument else 20)
 
 
 def test_two_models_fit_the_slice_of_one():
@@ -147,12 +125,9 @@ def test_two_models_fit_the_slice_of_one():
     *numbers, more = map(float, re.search(said, " ".join(doc("vapo").split())).groups())
     one, two = load("dapo_qwen2_5", "32B"), load("vapo", "32B")
     assert plan.check(two, pod) == "" and two.steps == one.steps + two.critic.pretrain_steps
-    peaks = []
-    for c in (one, two):
-        shape, sizes = plan.network(c), config.resolve_mesh(c, pod.chips)
-        peaks.append([x / plan.GB for x in plan.peaks(plan.memory(c, shape, sizes)).values()])
-    assert peaks[1] == pytest.approx(numbers, abs=0.05)
-    assert [b - a for a, b in zip(*peaks, strict=True)] == pytest.approx([more, more], abs=0.05)
+    alone, both = (peaks(c, config.resolve_mesh(c, pod.chips)) for c in (one, two))
+    assert both == pytest.approx(numbers, abs=0.05)
+    assert [b - a for a, b in zip(alone, both, strict=True)] == pytest.approx([more] * 2, abs=0.05)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -1,13 +1,13 @@
 """What every entry point shares: flags, the config and its overrides, errors as one clear line."""
 
 import functools
-import importlib.machinery
-import importlib.util
 import logging as stdlib_logging
 import os
 import re
+import runpy
 import sys
 import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,14 +33,9 @@ WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same com
 _PATH_FLAGS = ("config", "workdir", "data", "data_dir", "checkpoint", "json", "out")
 
 
-class _Config:
-    """What --config and the --config.field=value of the command line make together."""
-
-    value: schema.Config
-    overrides: dict[str, Any]  # dotted name of a field -> its value
-
-
-CONFIG = _Config()
+# What --config and the --config.field=value of the command line make together: the config `value`,
+# and `overrides`, from the dotted name of a field to its value.
+CONFIG = types.SimpleNamespace()
 
 
 def run(
@@ -61,9 +56,9 @@ def run(
 def _guarded(main, given: Sequence[str]) -> None:
     if not flags.FLAGS["verbosity"].present:
         # absl sets INFO, at which Orbax reports every file it touches; --verbosity=0 asks for that.
-        logging.set_verbosity(logging.WARNING)
         # `checkpoint/saver.py` reports a failed save in one line; Orbax would add tracebacks, also
         # from its event loops: futures that nobody awaits, calls on a closed loop.
+        logging.set_verbosity(logging.WARNING)
         logging.get_absl_handler().addFilter(
             lambda record: "orbax" not in record.pathname and record.name != "asyncio"
         )
@@ -91,11 +86,6 @@ def fail(message: str) -> None:
     sys.exit(1)
 
 
-# ------------------------------------------------------------------------------------------------
-# The command line
-# ------------------------------------------------------------------------------------------------
-
-
 def _parse(argv: Sequence[str], arguments: Sequence[str], without_config) -> list[str]:
     """Set flags and CONFIG; return the program's name and the positional arguments. Exits with one
     line per mistake in overrides, flags and config file."""
@@ -105,19 +95,17 @@ def _parse(argv: Sequence[str], arguments: Sequence[str], without_config) -> lis
         argv, given = _split(argv)
         asked = set(argv[: argv.index("--")] if "--" in argv else argv)
         if asked & {"--help", "-help", "-h", "--helpshort", "--helpfields"}:
-            print("\n".join(_fields() if "--helpfields" in asked else _help(arguments)))
+            fields = (f"{n} = {f.default!r}   {f.doc}" for n, f in schema.SCHEMA.items())
+            print(*(fields if "--helpfields" in asked else _help(arguments)), sep="\n")
             sys.exit()
         CONFIG.overrides = overrides(given, bad)
         rest = flags.FLAGS(argv)
     except (flags.Error, UnicodeError) as error:
         fail("\n".join([*bad, str(error).splitlines()[0]]))
-    n = len(arguments)
-    if len(rest) - 1 > n:
-        bad.append(f"unexpected argument {rest[n + 1]!r}; flags are written --name=value")
-    elif len(rest) - 1 < n:
-        bad.append(
-            f"{arguments[len(rest) - 1]}: missing; it is written behind the flags, in quotes"
-        )
+    if stray := rest[1 + len(arguments) :]:
+        bad.append(f"unexpected argument {stray[0]!r}; flags are written --name=value")
+    if missing := arguments[len(rest) - 1 :]:
+        bad.append(f"{missing[0]}: missing; it is written behind the flags, in quotes")
     for name in _PATH_FLAGS:
         if name in flags.FLAGS and flags.FLAGS[name].value:
             flags.FLAGS[name].value = expand(flags.FLAGS[name].value)
@@ -136,14 +124,12 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str | None]]
     """(arguments without the overrides, overrides as (field, text)); written --config.a.b=text,
     --config.a.b text, and for a yes or no --config.a.b, --noconfig.a.b."""
     rest, given, left = [], [], list(argv)
-    while left:
+    while left and left[0] != "--":
         match = re.fullmatch(r"--?(no)?config\.([^=]*)(=.*)?", left[0], re.DOTALL)
-        if left[0] == "--":
-            return rest + left, given
+        argument = left.pop(0)
         if match is None:
-            rest.append(left.pop(0))
+            rest.append(argument)
             continue
-        left.pop(0)
         negated, name, text = match.groups()
         known = schema.SCHEMA.get(name)
         if text is not None:
@@ -153,7 +139,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str | None]]
         else:
             text = left.pop(0) if known and left and not left[0].startswith("--") else None
             given.append((name, text))
-    return rest, given
+    return rest + left, given
 
 
 _PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
@@ -192,38 +178,22 @@ def _help(arguments: Sequence[str]) -> list[str]:
                 default = "" if flag.default in (None, "") else f" (default: {flag.default})"
                 lines.append(f"  --{flag.name:<22} {flag.help}{default}")
     lines += [f"  {name:<24} (behind the flags)" for name in arguments]
-    lines += [
-        "  --config.FIELD=VALUE     Overrides a field of the config; --helpfields lists them."
-    ]
-    return lines
-
-
-def _fields() -> list[str]:
-    """Lines of --helpfields."""
-    return [f"{name} = {field.default!r}   {field.doc}" for name, field in schema.SCHEMA.items()]
-
-
-# ------------------------------------------------------------------------------------------------
-# Config files
-# ------------------------------------------------------------------------------------------------
+    what = "Overrides a field of the config; --helpfields lists them."
+    return [*lines, f"  --config.FIELD=VALUE     {what}"]
 
 
 def load(path: str) -> schema.Config:
     """The config that `get_config` of a file returns; `path` is FILE or FILE:ARGUMENT.
-
     ValueError: there is no such file, or any exception in it, as one line with its line number."""
     file, *argument = path.split(":", 1)
     if not os.path.isfile(file):  # which takes any text
         what = "a directory" if os.path.isdir(file) else "No such file"
         raise ValueError(f"--config={path[:200]}: {what}; give a Python file with a get_config()")
-    name = "dapo_jax_config_file"
-    spec = importlib.util.spec_from_loader(name, importlib.machinery.SourceFileLoader(name, file))
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-        if not callable(getattr(module, "get_config", None)):
+        get_config = runpy.run_path(file).get("get_config")
+        if not callable(get_config):
             raise AttributeError("it defines no get_config()")
-        config = module.get_config(*argument)
+        config = get_config(*argument)
         if not isinstance(config, schema.Config):
             raise TypeError(f"get_config() returned a {type(config).__name__}, not the config")
         return config

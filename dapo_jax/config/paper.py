@@ -41,10 +41,7 @@ def verl(c: Config | None = None) -> Config:
 
 def grpo(c: Config | None = None) -> Config:
     """Naive GRPO, the paper's starting point: symmetric clip, sample-level mean, every group
-    trained on, no length shaping. (Set loss.kl_coef for GRPO with its KL term.)
-
-    Measured: 0.898 +- 0.021 at 275 updates, 0.934 +- 0.020 at 0.19 M tokens.
-    """
+    trained on, no length shaping. (Set loss.kl_coef for GRPO with its KL term.)"""
     c = base() if c is None else c
     c.loss.clip_high = c.loss.clip_low
     c.loss.normalizer = "sequence"

@@ -5,8 +5,10 @@ base (schema.py) -> paper -> verl, vapo, grpo (paper.py) and the RECIPES of othe
 away one by one.
 """
 
+# ruff: noqa: F401 - the lab and configs/ find all presets here
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dapo_jax.config.ladder import (
     CUMULATIVE,
@@ -19,176 +21,135 @@ from dapo_jax.config.ladder import (
     vapo_ladder_task,
 )
 from dapo_jax.config.paper import grpo, paper, vapo, verl
-from dapo_jax.config.schema import Config, base
+from dapo_jax.config.schema import Config
 
-__all__ = [
-    "CUMULATIVE",
-    "LADDERS",
-    "LEAVE_ONE_OUT",
-    "PLACES",
-    "RECIPES",
-    "RUNGS",
-    "Ladder",
-    "Place",
-    "Slice",
-    "base",
-    "dapo_math",
-    "grpo",
-    "ladder_task",
-    "lay_out",
-    "one_chip",
-    "paper",
-    "place",
-    "rung",
-    "vapo",
-    "vapo_ladder_task",
-    "verl",
-]
+# --- Recipes of other papers ---
+# Each changes the algorithm of `c`; without `c` it starts from the paper's config and also sets the
+# sizes and rates of its source. configs/quickstart.py:NAME runs one on a laptop; what each reached
+# there: docs/results/learning.md.
 
-# ------------------------------------------------------------------------------------------------
-# Recipes of other papers: each changes the algorithm of `c`; without `c` it starts from the paper's
-# config and also sets the sizes and rates of its source. configs/quickstart.py:NAME runs one on a
-# laptop. "Measured" is held-out accuracy on that quickstart, five seeds (benchmarks/arms.py), at
-# rates chosen for DAPO, which has 0.924 +- 0.020 and 0.914 +- 0.024 there.
-# ------------------------------------------------------------------------------------------------
+RECIPES: dict[str, Callable[..., Config]] = {"grpo": grpo}
 
 
-def dr_grpo(c: Config | None = None) -> Config:
+def _recipe(sizes: dict[str, Any]) -> Callable:
+    """Registers a change of a config as a recipe. sizes: the fields of its source's run."""
+
+    def register(change: Callable[[Config], None]) -> Callable[..., Config]:
+        @functools.wraps(change)
+        def recipe(c: Config | None = None) -> Config:
+            if c is None:
+                c = paper()
+                c.update(sizes)
+            change(c)
+            return c
+
+        return RECIPES.setdefault(change.__name__, recipe)
+
+    return register
+
+
+@_recipe({})
+def dr_grpo(c: Config) -> None:
     """Dr. GRPO (arXiv 2503.20783): naive GRPO without its two divisions, by the group's std and by
-    the response's length: A = r - mean, token losses summed and divided by L_max.
-
-    Measured: 0.910 +- 0.021 at 275 updates, 0.939 +- 0.016 at 0.19 M tokens.
-    """
-    c = grpo(paper() if c is None else c)
+    the response's length: A = r - mean, token losses summed and divided by L_max."""
+    grpo(c)
     c.advantage.scale = "none"
     c.loss.normalizer = "constant"
-    return c
 
 
-def gspo(c: Config | None = None) -> Config:
+@_recipe({"optim.minibatches": 4})
+def gspo(c: Config) -> None:
     """GSPO (arXiv 2507.18071, section 5.1): naive GRPO whose clipped ratio is the geometric mean of
-    the response's, within 3e-4 and 4e-4 of 1; four updates per rollout.
-
-    Measured: 0.778 +- 0.077 at 275 updates, 0.900 +- 0.025 at 0.19 M tokens.
-    """
-    if c is None:
-        c = paper()
-        c.optim.minibatches = 4
-    c = grpo(c)
+    the response's, within 3e-4 and 4e-4 of 1; four updates per rollout."""
+    grpo(c)
     c.loss.objective = "gspo"
     c.loss.clip_low, c.loss.clip_high = 3e-4, 4e-4
-    return c
 
 
-def cispo(c: Config | None = None) -> Config:
+@_recipe({"optim.b2": 0.95, "optim.eps": 1e-15})
+def cispo(c: Config) -> None:
     """DAPO with CISPO (MiniMax-M1, arXiv 2506.13585, Eq. 4-5) for PPO's clip: no lower bound, a
     weight of at most 5 (the paper tunes it and gives no number; ScaleRL finds 4, 5 and 8 alike), a
-    mean over questions of token means. M1's Adam has eps 1e-15.
-
-    Measured: 0.926 +- 0.023 at 275 updates, 0.916 +- 0.024 at 0.19 M tokens.
-    """
-    if c is None:
-        c = paper()
-        c.optim.b2, c.optim.eps = 0.95, 1e-15
+    mean over questions of token means. M1's Adam has eps 1e-15."""
     c.loss.objective = "cispo"
     c.loss.clip_low, c.loss.clip_high = 1.0, 4.0
     c.loss.normalizer = "group_tokens"
-    return c
 
 
-def rloo(c: Config | None = None) -> Config:
+@_recipe({"rollout.group_size": 4, "optim.minibatches": 1})
+def rloo(c: Config) -> None:
     """RLOO (arXiv 2402.14740): the response is one action, its baseline the mean reward of the
     group's others, no std. Several updates per rollout clip the product of the ratios, as TRL's
-    trainer does; the paper's KL term is in the reward and left out here.
-
-    Measured: 0.905 +- 0.017 at 275 updates, 0.937 +- 0.015 at 0.19 M tokens.
-    """
-    if c is None:
-        c = paper()
-        c.rollout.group_size, c.optim.minibatches = 4, 1
-    c = grpo(c)
+    trainer does; the paper's KL term is in the reward and left out here."""
+    grpo(c)
     c.loss.objective = "rloo"
     c.advantage.scale, c.advantage.leave_one_out = "none", True
-    return c
 
 
-def scale_rl(c: Config | None = None) -> Config:
+@_recipe(
+    {
+        "rollout": {"groups": 8 * 48, "max_response_tokens": 14336},
+        "optim": {"lr": 5e-7, "warmup_steps": 100, "minibatches": 8},
+        "optim.weight_decay": 0.01,
+        "optim.eps": 1e-15,
+    }
+)
+def scale_rl(c: Config) -> None:
     """ScaleRL (arXiv 2510.13786, section 3): CISPO on the sampler's log-probs, a mean over
     questions, gaps divided by the batch's std, questions without a gap dropped and not replaced, a
     float32 head, no length penalty.
 
     Its generators lag the trainer by up to 8 updates of 48 x 16; here 8 such updates follow one
     rollout. Problems of pass rate .9 are not drawn again (No-Positive-Resampling). Not here: the
-    phrase that ends long thinking.
-
-    Measured: 0.936 +- 0.016 at 275 updates, 0.941 +- 0.016 at 0.19 M tokens.
-    """
-    if c is None:
-        c = paper()
-        c.rollout.groups, c.rollout.max_response_tokens = 8 * 48, 14336
-        c.optim.lr, c.optim.warmup_steps, c.optim.minibatches = 5e-7, 100, 8
-        c.optim.weight_decay, c.optim.eps = 0.01, 1e-15
-    c = cispo(c)
+    phrase that ends long thinking."""
+    cispo(c)
     c.loss.old_logprobs = "reuse"
     c.advantage.scale, c.advantage.ddof = "batch", 0
     c.dynamic_sampling.refill = False
     c.curriculum.pass_rate_cap = 0.9
     c.reward.overlong_penalty = 0.0
     c.model.float32_head = True
-    return c
 
 
-def just_rl(c: Config | None = None) -> Config:
+@_recipe(
+    {
+        "data.max_prompt_tokens": 1024,
+        "rollout": {"groups": 256, "group_size": 8, "max_response_tokens": 15360},
+        "optim": {"minibatches": 4, "warmup_steps": 10, "weight_decay": 0.1},
+        "reward.verifier": "integer",
+        "eval": {"temperature": 0.7, "top_p": 0.9, "every": 50, "max_response_tokens": 31744},
+    }
+)
+def just_rl(c: Config) -> None:
     """JustRL (arXiv 2512.16649, run_scaling_ssh_distill.sh): GRPO with Clip-Higher, dual clip 10
     and a token mean, nothing filtered, nothing punished, nothing changed in mid-run.
 
     Its verifier reads \\boxed{} answers, here the 'integer' one; its token mean was one per
-    micro-batch of 32,768 tokens, here of the mini-batch.
-
-    Measured: 0.900 +- 0.019 at 275 updates, 0.927 +- 0.013 at 0.19 M tokens.
-    """
-    if c is None:
-        c = paper()
-        c.data.max_prompt_tokens, c.rollout.max_response_tokens = 1024, 15360
-        c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 256, 8, 4
-        c.optim.warmup_steps, c.optim.weight_decay = 10, 0.1
-        c.reward.verifier = "integer"
-        c.eval.temperature, c.eval.top_p, c.eval.every = 0.7, 0.9, 50
-        c.eval.max_response_tokens = 31744
+    micro-batch of 32,768 tokens, here of the mini-batch."""
     c.dynamic_sampling.enabled = False
     c.reward.overlong_penalty = 0.0
     c.loss.dual_clip = 10.0
-    return c
 
 
-def gsm8k_dapo(c: Config | None = None) -> Config:
+@_recipe(
+    {
+        "data.max_prompt_tokens": 1024,
+        "rollout": {"groups": 256, "group_size": 4, "max_response_tokens": 4096},
+        "reward.overlong_buffer_tokens": 512,
+        "optim": {"minibatches": 1, "lr": 1.7e-5, "warmup_steps": 0, "weight_decay": 0.017},
+    }
+)
+def gsm8k_dapo(c: Config) -> None:
     """AReaL's examples/math/gsm8k_dapo_dynamic_bs.yaml, knob by knob in
     configs/gsm8k_dapo_qwen2_5_1_5b.py: groups without a gap dropped and not replaced, advantages
-    normalised a second time over the batch, tokens of importance weight beyond 5 zeroed.
-
-    Measured: 0.931 +- 0.015 at 275 updates, 0.939 +- 0.016 at 0.19 M tokens.
-    """
-    if c is None:
-        c = paper()
-        c.data.max_prompt_tokens, c.rollout.max_response_tokens = 1024, 4096
-        c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 256, 4, 1
-        c.reward.overlong_buffer_tokens = 512
-        c.optim.lr, c.optim.warmup_steps, c.optim.weight_decay = 1.7e-5, 0, 0.017
+    normalised a second time over the batch, tokens of importance weight beyond 5 zeroed."""
     c.reward.correct, c.reward.wrong = 1.0, 0.0
     c.advantage.epsilon, c.advantage.whiten = 1e-5, True
     c.loss.importance, c.loss.importance_cap = "token_mask", 5.0
     c.dynamic_sampling.refill = False
-    return c
 
 
-RECIPES: dict[str, Callable[..., Config]] = {
-    f.__name__: f for f in (grpo, dr_grpo, gspo, cispo, rloo, scale_rl, just_rl, gsm8k_dapo)
-}
-
-
-# ------------------------------------------------------------------------------------------------
-# Qwen on TPU slices
-# ------------------------------------------------------------------------------------------------
+# --- Qwen on TPU slices ---
 
 
 class Slice(NamedTuple):
@@ -263,17 +224,13 @@ def dapo_math(argument: str) -> Config:
 
 def place(c: Config, where: Slice) -> Config:
     """`c` with the mesh of `where`, one row per device and pass, and its slots and cache."""
-    lay_out(c, where.shards, where.tensor, where.decode_tensor or where.tensor)
+    decode_tensor = where.decode_tensor or where.tensor
+    lay_out(c, where.shards, where.tensor, decode_tensor)
     c.optim.micro_batch_rows = where.shards
     c.model.remat = where.remat
     c.rollout.slots, c.rollout.cache_fraction = where.slots, where.cache_fraction
-    c.rollout.prefill_prompts = (
-        4 * where.shards * where.tensor // (where.decode_tensor or where.tensor)
-    )
+    c.rollout.prefill_prompts = 4 * where.shards * where.tensor // decode_tensor
     return c
-
-
-_SPLIT = ("vocab", "mlp", "heads", "kv_heads")  # what `tensor` splits
 
 
 def lay_out(c: Config, shards: int, tensor: int, decode_tensor: int) -> None:
@@ -289,7 +246,7 @@ def lay_out(c: Config, shards: int, tensor: int, decode_tensor: int) -> None:
     c.mesh.data, c.mesh.fsdp = (1, shards) if joined == 1 else (shards // joined, joined)
     c.sharding.train.embed = "fsdp" if joined == 1 else "data,fsdp"
     c.sharding.decode.batch = "data,fsdp" if joined == 1 else "data"
-    for axis in _SPLIT:
+    for axis in ("vocab", "mlp", "heads", "kv_heads"):  # what `tensor` splits
         setattr(c.sharding.decode, axis, "tensor" if joined == 1 else "fsdp,tensor")
 
 

@@ -1,8 +1,5 @@
 """The config of a run: all sections in one dataclass, and the flat table of their fields.
 
-A config file is Python: `get_config()` starts from `base()` (or a preset), changes fields and
-returns it. On the command line any field is overridden as `--config.optim.lr=1e-6`.
-
 The fields themselves, each with default, meaning, unit and source, stand in the `settings.py` of
 the room that reads them, or in sections.py. Lengths are in TOKENS everywhere. "verl" is the code
 that the DAPO authors name for their released run.
@@ -14,17 +11,14 @@ import json
 import pathlib
 from dataclasses import dataclass, field
 
-from dapo_jax import gate
 from dapo_jax.config import sections
 from dapo_jax.dapo.settings import Advantage, DynamicSampling, Loss, Optim
 from dapo_jax.data.settings import Data, Tokenizer
-from dapo_jax.gate import ConfigError, Field, Section, leaves, setting
+from dapo_jax.gate import ConfigError, Field, Section, leaves, setting, walk  # noqa: F401
 from dapo_jax.model.settings import Model
 from dapo_jax.reward.settings import Reward
 from dapo_jax.rollout.settings import Rollout
 from dapo_jax.variants.settings import Critic, Curriculum
-
-__all__ = ["PATHS", "SCHEMA", "Config", "ConfigError", "Field", "base", "leaves", "nearest"]
 
 
 # fmt: off
@@ -62,7 +56,7 @@ def base() -> Config:
     return Config()
 
 
-SCHEMA: dict[str, Field] = gate.table(Config)  # dotted name -> field
+SCHEMA: dict[str, Field] = {name: about for name, about, _ in walk(base())}  # by dotted name
 PATHS = tuple(name for name, about in SCHEMA.items() if about.path)
 
 
@@ -78,11 +72,6 @@ def of_run(text: str | bytes) -> Config:
     config = base()
     config.update({name: value for name, value in saved.items() if name in SCHEMA})
     return config
-
-
-# ------------------------------------------------------------------------------------------------
-# Unknown names
-# ------------------------------------------------------------------------------------------------
 
 
 @functools.cache

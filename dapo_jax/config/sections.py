@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo_jax.gate import ROWS, TOKENS, Section, setting
+from dapo_jax.gate import ROWS, TOKENS, Section, setting, wrong
 
 
 @dataclass
@@ -25,9 +25,7 @@ class SupervisedWarmup(Section, place="supervised_warmup"):
     batch: int = setting(64, "examples per step", 1, ROWS)
 
     def mistakes(self) -> list[str]:
-        if not self.steps or self.files:
-            return []
-        return ["config.supervised_warmup.steps: wants supervised_warmup.files, the examples to take them on"]
+        return wrong((self.steps and not self.files, "config.supervised_warmup.steps: wants supervised_warmup.files, the examples to take them on"))
 
 
 @dataclass
@@ -44,9 +42,7 @@ class Eval(Section, place="eval"):
     max_response_tokens: int = setting(0, "longest response in evaluation; 0 = rollout.max_response_tokens", 0, TOKENS)
 
     def mistakes(self) -> list[str]:
-        if "" not in stop_strings(self.stop_strings):
-            return []
-        return [f"config.eval.stop_strings: {self.stop_strings!r} has an empty text between its |"]
+        return wrong(("" in stop_strings(self.stop_strings), f"config.eval.stop_strings: {self.stop_strings!r} has an empty text between its |"))
 
 
 def stop_strings(text: str) -> list[str]:

@@ -45,7 +45,7 @@ def evaluate_together(
     ]
     top_ps = [draw.top_p for data, draw in zip(sets, draws, strict=True) for _ in data.ids]
     cut = grading.cut_at(text.tokenizer, draws[0].stop_strings)
-    groups, _ = build.sample_groups(machine, decode_params, prompts, k, draws[0], top_ps, cut)
+    groups, _ = machine.sample_groups(decode_params, prompts, k, draws[0], top_ps=top_ps, cut=cut)
     rest = iter(groups)
     return [_graded(text, data, list(itertools.islice(rest, len(data.ids)))) for data in sets]
 

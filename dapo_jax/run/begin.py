@@ -27,14 +27,12 @@ def start_state(
     Adapters (LoRA) are added to what 2 and 3 say, which stays as it is from then on.
     """
     trainer = machine.trainer
-    shardings = State(trainer.param_shardings, trainer.opt_shardings)
-    abstract = qwen2.abstract(trainer.shape)
-    like = State(abstract, jax.eval_shape(machine.tx.init, qwen2.trained(abstract)))
-    if config.loss.kl_coef:
-        shardings = shardings._replace(ref_params=qwen2.trained(trainer.param_shardings))
-        like = like._replace(ref_params=qwen2.trained(abstract))
+    abstract, layout = qwen2.abstract(trainer.shape), trainer.param_shardings
+    opt_state = jax.eval_shape(machine.tx.init, qwen2.trained(abstract))
+    reference = qwen2.trained if config.loss.kl_coef else lambda params: None
     memory, laid_out = choose.memory_like(machine)
-    like, shardings = like._replace(memory=memory), shardings._replace(memory=laid_out)
+    like = State(abstract, opt_state, reference(abstract), memory=memory)
+    shardings = State(layout, trainer.opt_shardings, reference(layout), memory=laid_out)
     if (state := resume.newest(directory, like, shardings, accept, say)) is not None:
         return state, True
     source = find_given(config.init_from) if config.init_from else None
@@ -54,17 +52,9 @@ def start_state(
             phases.append(shown)
         params = build.initial_params(config, machine)
         if phases:
-            params = warmup.warm_up(
-                config,
-                machine.mesh,
-                machine.shape,
-                text.tokenizer,
-                params,
-                phases,
-                beside=functools.partial(build.compiling, config, machine),
-            )
+            beside = functools.partial(build.compiling, config, machine)
+            params = warmup.warm_up(config, machine, text.tokenizer, params, phases, beside)
     memory = choose.new_memory(config, machine, params)
     params = build.with_adapters(config, machine, params)
-    trained = qwen2.trained(params)
-    ref = jax.tree.map(lambda w: w.copy(), trained) if config.loss.kl_coef else None
-    return State(params, trainer.init_opt_state(params), ref, memory=memory), False
+    copied = jax.tree.map(lambda w: w.copy(), reference(params))
+    return State(params, trainer.init_opt_state(params), copied, memory=memory), False

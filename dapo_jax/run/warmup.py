@@ -93,76 +93,45 @@ class Shown(NamedTuple):
 
 def usual(config) -> list[Phase]:
     """What `config.supervised_warmup` asks for: the skill, then the habit."""
-    cap = config.rollout.max_response_tokens
-    skill, habit = (
-        [(style, arithmetic.WARMUP_LEVELS)] for style in (arithmetic.SKILL, arithmetic.HABIT)
-    )
+    settings, cap = config.supervised_warmup, config.rollout.max_response_tokens
+    mix = lambda style: [(style, arithmetic.WARMUP_LEVELS)]
+    skill, habit = mix(arithmetic.SKILL), mix(arithmetic.HABIT)
+    seeds = 2 * config.seed, 2 * config.seed + 1
     return [
-        Phase(
-            "skill",
-            config.supervised_warmup.skill_steps,
-            config.supervised_warmup.skill_lr,
-            skill,
-            2 * config.seed,
-            cap,
-        ),
-        Phase(
-            "habit",
-            config.supervised_warmup.habit_steps,
-            config.supervised_warmup.habit_lr,
-            habit,
-            2 * config.seed + 1,
-            cap,
-        ),
+        Phase("skill", settings.skill_steps, settings.skill_lr, skill, seeds[0], cap),
+        Phase("habit", settings.habit_steps, settings.habit_lr, habit, seeds[1], cap),
     ]
 
 
 def of_files(config, tokenizer: Tokenizer) -> tuple[Shown, str]:
     """The phase of `supervised_warmup.files`, and what became of their rows. ValueError: a row."""
+    settings, data = config.supervised_warmup, config.data
     longest = config.rollout.max_response_tokens
-    rows, note = worked.read(
-        config.supervised_warmup.files,
-        tokenizer,
-        config.tokenizer.chat,
-        worked.Limits(
-            config.data.max_prompt_tokens, longest, config.data.on_long, config.data.on_bad
-        ),
-        problems.Reading(
-            template=prompts.template(config.data.template), system=config.data.system
-        ),
-    )
-    steps = config.supervised_warmup.steps or -(-len(rows) // config.supervised_warmup.batch)
-    return Shown("rows", steps, config.supervised_warmup.lr, rows, config.seed, longest), note
+    limits = worked.Limits(data.max_prompt_tokens, longest, data.on_long, data.on_bad)
+    how = problems.Reading(template=prompts.template(data.template), system=data.system)
+    rows, note = worked.read(settings.files, tokenizer, config.tokenizer.chat, limits, how)
+    steps = settings.steps or -(-len(rows) // settings.batch)
+    return Shown("rows", steps, settings.lr, rows, config.seed, longest), note
 
 
 def warm_up(
     config,
-    mesh,
-    shape,
+    machine,
     tokenizer,
     params,
     phases: Sequence[Phase | Shown],
     beside: Callable[[], AbstractContextManager] = contextlib.nullcontext,
 ):
     """All phases on `params` (which are donated), one after the other; returns the new params.
+    machine: whose mesh and shape are used.
     beside: entered once the first step is traced, since Python traces but one program at a time;
     left at the end."""
-    rules = config.sharding.train.to_dict()
-    trainer = update.Trainer(
-        shape,
-        mesh,
-        rules,
-        optimizer(config.supervised_warmup.optimizer, shape),
-        config.model.dtype,
-        config.optim.offload,
-    )
+    mesh, shape, rules = machine.mesh, machine.shape, config.sharding.train.to_dict()
+    tx = optimizer(config.supervised_warmup.optimizer, shape)
+    trainer = update.Trainer(shape, mesh, rules, tx, config.model.dtype, config.optim.offload)
     row_tokens = config.data.max_prompt_tokens + max(phase.cap for phase in phases)
-    bar = bars.bar(
-        total=sum(phase.steps for phase in phases),
-        desc="warm-up",
-        unit="step",
-        show=jax.process_index() == 0,
-    )
+    total = sum(phase.steps for phase in phases)
+    bar = bars.bar(total=total, desc="warm-up", unit="step", show=jax.process_index() == 0)
     metrics = None
     with bar, contextlib.ExitStack() as meanwhile:
         for phase in filter(lambda phase: phase.steps, phases):
@@ -178,9 +147,8 @@ def warm_up(
                 params, opt_state, metrics = trainer.supervise(*arguments)
                 bar.update()
                 if step % 20 == 0 or step == phase.steps - 1:
-                    bar.set_postfix_str(
-                        f"{phase.name} loss {float(metrics['loss']):.3f}", refresh=False
-                    )
+                    said = f"{phase.name} loss {float(metrics['loss']):.3f}"
+                    bar.set_postfix_str(said, refresh=False)
     return params
 
 
@@ -188,18 +156,15 @@ def batches(
     config, mesh, tokenizer: Tokenizer, phase: Phase | Shown, row_tokens: int
 ) -> Iterator[tuple[packing.PackedBatch, int]]:
     """(rows, micro-batches in use) of each step of a phase, made while the step before runs."""
-    examples = phase.pairs(phase.steps * config.supervised_warmup.batch, tokenizer)
+    size = config.supervised_warmup.batch
+    row_tokens = config.optim.row_tokens or -(-row_tokens // 8) * 8
+    layout = packing.Layout(row_tokens, validation.micro_rows(config, mesh.shape), size)
+    examples = phase.pairs(phase.steps * size, tokenizer)
     for _ in range(phase.steps):
-        batch = list(itertools.islice(examples, config.supervised_warmup.batch))
+        batch = list(itertools.islice(examples, size))
         total = sum(len(response) for _, response in batch)
-        yield packing.pack(
-            [packing.Item(p, r, np.zeros(len(r)), 0.0, 1 / total) for p, r in batch],
-            packing.Layout(
-                row_tokens=config.optim.row_tokens or -(-row_tokens // 8) * 8,
-                micro_rows=validation.micro_rows(config, mesh.shape),
-                max_items=config.supervised_warmup.batch,
-            ),
-        )[:2]
+        items = [packing.Item(p, r, np.zeros(len(r)), 0.0, 1 / total) for p, r in batch]
+        yield packing.pack(items, layout)[:2]
 
 
 def examples(phase: Phase, n: int) -> Iterable[arithmetic.Trace]:

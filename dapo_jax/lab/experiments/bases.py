@@ -137,7 +137,7 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
         params = build.initial_params(config, machine)
     own_seed = len(HABITS) * seed + list(HABITS).index(name)
     phase = warmup.Phase(name, habit.steps, habit.lr, habit.mix, own_seed, habit.cap)
-    params = warmup.warm_up(config, machine.mesh, machine.shape, text.tokenizer, params, [phase])
+    params = warmup.warm_up(config, machine, text.tokenizer, params, [phase])
     save(where, config, machine, params)
     weights, draw = machine.engine.decode_params(params), build.evaluation_draw(config, top_p=1.0)
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]

@@ -1,0 +1,90 @@
+"""What sections must not say together: (when, the line that says so), one rule a row.
+
+Contradictions within one section stand with it, in its `mistakes`.
+"""
+# fmt: off
+
+from dapo_jax.config.schema import Config
+from dapo_jax.dapo.settings import Advantage, Loss
+from dapo_jax.gate import wrong
+from dapo_jax.variants.settings import Curriculum
+
+
+def longest(c: Config) -> int:
+    """Longest prompt + longest response in TOKENS."""
+    return c.data.max_prompt_tokens + c.rollout.max_response_tokens
+
+
+def warm_up(c: Config) -> tuple[str, ...]:
+    """What the model imitates before its first step, in this order, unless `init_from` gives the
+    weights: examples of the embedded 'task', rows of 'files'; () = nothing."""
+    settings = c.supervised_warmup
+    asked = {"task": settings.skill_steps + settings.habit_steps, "files": settings.files}
+    return tuple(what for what, wanted in asked.items() if wanted)
+
+
+def one_ratio(loss: Loss) -> bool:
+    """Whether the objective has one ratio for a whole response."""
+    from dapo_jax.variants import objectives  # imports JAX, which a config file does not need
+
+    chosen = objectives.OBJECTIVES.get(loss.objective)
+    return bool(chosen and chosen.of_responses)
+
+
+def relations(c: Config) -> list[str]:
+    """Mistakes between sections, one line each."""
+    rollout, sampling, reward, loss = c.rollout, c.dynamic_sampling, c.reward, c.loss
+    curriculum, critic, stale = c.curriculum, c.critic, c.rollout.staleness
+    corrected = loss.importance_cap > 0  # which needs old_logprobs='recompute'
+    kept = ("scale", "leave_one_out", "whiten") if critic.enabled else ()
+    changed = {n: (getattr(c.advantage, n), getattr(Advantage(), n)) for n in kept}
+    return wrong(
+        (rollout.group_size == 1 and (sampling.enabled or not critic.enabled),
+         "config.rollout.group_size: 1 response makes no group to compare or to filter; set 2 or more, or critic.enabled=True and dynamic_sampling.enabled=False"),
+        (0 < c.optim.row_tokens < longest(c),
+         f"config.optim.row_tokens: {c.optim.row_tokens} cannot hold the longest prompt + response ({longest(c)}); raise it or set 0"),
+        (reward.overlong_penalty and reward.overlong_buffer_tokens > rollout.max_response_tokens,
+         f"config.reward.overlong_buffer_tokens: {reward.overlong_buffer_tokens} exceeds rollout.max_response_tokens = {rollout.max_response_tokens}: every response would be punished"),
+        # samples that do not come from the trained policy
+        (rollout.cache_dtype == "int8" and not corrected,
+         "config.rollout.cache_dtype: 'int8' samples from a policy that is a little off; needs loss.old_logprobs='recompute' and loss.importance_cap (2 is usual), which weigh that"),
+        (stale and not corrected,
+         "config.rollout.staleness: trains on tokens of earlier weights; needs loss.old_logprobs='recompute' and loss.importance_cap (AReaL: 5), which weigh that"),
+        (stale and not sampling.refill,
+         "config.rollout.staleness: a batch that is short by dynamic_sampling.refill=False needs the end of a round, and there are none; set refill=True or staleness=0"),
+        (stale and curriculum != Curriculum(),
+         "config.rollout.staleness: a curriculum chooses by what earlier steps have finished, and here they have not; set 0, or leave config.curriculum as it is"),
+        # curriculum
+        ((curriculum.band_low > 0 or curriculum.band_high < 1) and not sampling.enabled,
+         "config.curriculum.band_low: a band is a rule of Dynamic Sampling; set dynamic_sampling.enabled=True"),
+        (curriculum.temperature_schedule != "constant" and sampling.surplus == "carry",
+         "config.curriculum.temperature_schedule: the log-probs of groups carried over are of an earlier temperature; set dynamic_sampling.surplus='drop'"),
+        # a value model, which gives each token its own advantage
+        *((value != usual, f"config.advantage.{name}: {value!r} is of advantages within a group; with critic.enabled they are GAE's: leave it at {usual!r}")
+          for name, (value, usual) in changed.items()),
+        (critic.enabled and c.optim.share_prompts,
+         "config.optim.share_prompts: a value model reads each response behind a prompt of its own; with critic.enabled set it to False"),
+        (critic.enabled and critic.bootstrap_truncated and loss.overlong_filter != "off",
+         f"config.critic.bootstrap_truncated: True is of truncated responses, and loss.overlong_filter={loss.overlong_filter!r} leaves them out; set it to off"),
+        (critic.enabled and one_ratio(loss) and loss.objective != "gspo_token",
+         f"config.loss.objective: {loss.objective!r} has one ratio for a response, and with critic.enabled each token has its own advantage; set ppo, cispo or gspo_token"),
+        ("task" in warm_up(c) and (c.data.train or c.model.path),
+         "config.supervised_warmup: skill_steps and habit_steps are for the embedded task only; set both to 0, and name worked examples of your own in supervised_warmup.files"),
+    )
+
+
+def warnings(c: Config) -> list[str]:
+    """Settings that work but deserve a word before a long run."""
+    loss, critic = c.loss, c.critic
+    return wrong(
+        (critic.enabled and critic.pretrain_steps >= c.steps > 0,
+         f"critic.pretrain_steps={critic.pretrain_steps} of steps={c.steps}: the policy does not learn in this run"),
+        (loss.overlong_filter == "group" and not c.reward.overlong_penalty,
+         "loss.overlong_filter='group' without the soft ramp (reward.overlong_penalty=0): nothing restrains response length"),
+        (one_ratio(loss) and loss.normalizer != "sequence",
+         f"loss.normalizer={loss.normalizer!r} with the objective {loss.objective!r}: the paper's is 'sequence', where every response weighs the same"),
+        (loss.objective == "cispo" and loss.clip_low < 1,
+         f"loss.clip_low={loss.clip_low} with the objective 'cispo' lifts small ratios to a bound; MiniMax-M1 and ScaleRL have none (clip_low=1, clip_high=4)"),
+        (c.rollout.top_p < 1.0,
+         f"rollout.top_p={c.rollout.top_p}: training samples are cut, log-probs are not; the gradient is biased"),
+    )
