@@ -52,15 +52,17 @@ def plain(found: Found, runs: Runs) -> dict:
 
 
 def _plain(x: Compared) -> dict:
-    of, interval = x.contrast, lambda values: stats.interval(values)._asdict()
+    side = lambda arm, values: {
+        "arm": arm, "interval": stats.interval(values)._asdict(), "seeds": values
+    }  # fmt: skip
     return {
-        "measure": of.measure,
-        "decides": bool(of.expected),
-        "shown": x.shown if of.expected else None,
+        "measure": x.contrast.measure,
+        "decides": bool(x.contrast.expected),
+        "shown": x.shown if x.contrast.expected else None,
         "disjoint": bool(x.disjoint),
         "paired": x.difference._asdict(),
-        "after": {"arm": of.after, "interval": interval(x.after), "seeds": x.after},
-        "before": {"arm": of.before, "interval": interval(x.before), "seeds": x.before},
+        "after": side(x.contrast.after, x.after),
+        "before": side(x.contrast.before, x.before),
     }
 
 
@@ -84,7 +86,7 @@ def markdown(found: Found, runs: Runs) -> str:
                 remark += ", disjoint" if x.disjoint else ", intervals overlap"
             cells = (
                 x.contrast.measure, study.label(x.contrast.after), study.label(x.contrast.before),
-                stats.interval(x.after), stats.interval(x.before), signed(x.difference), remark,
+                stats.interval(x.after), stats.interval(x.before), f"{x.difference:+.3f}", remark,
             )  # fmt: skip
             lines.append(f"| {' | '.join(map(str, cells))} |")
         lines += ["", f"![{study.name}]({name}.png)"]
@@ -93,10 +95,6 @@ def markdown(found: Found, runs: Runs) -> str:
 
 def verdict(contrasts: Sequence[Compared]) -> str:
     return "shown" if shown(contrasts) else "not shown"
-
-
-def signed(x: stats.Interval) -> str:
-    return f"{x.mean:+.3f} +- {x.half:.3f}"
 
 
 def report(out: pathlib.Path, names: Sequence[str], runs: Runs) -> str:
