@@ -190,15 +190,14 @@ def _csv_rows(text: str, path: str) -> LogRows:
 
 
 def _json_lines(text: str, path: str) -> LogRows:
-    *lines, last = text.split("\n")
-    if json_object(last) is not None:  # else nothing, or cut off while it was written
-        lines.append(last)
-    for line, content in enumerate(lines, 1):
-        if content.strip():
-            row = json_object(content)
-            if row is None:
-                raise ValueError(f"{path}:{line}: no JSON object")
-            yield _step(row, f"{path}:{line}"), row
+    lines = [(i, x) for i, x in enumerate(text.split("\n"), 1) if x.strip()]
+    for line, content in lines:
+        row = json_object(content)
+        if row is None:
+            if line == lines[-1][0] and not text.endswith("\n"):
+                return  # cut off while it was written
+            raise ValueError(f"{path}:{line}: no JSON object")
+        yield _step(row, f"{path}:{line}"), row
 
 
 def json_object(line: str) -> dict | None:

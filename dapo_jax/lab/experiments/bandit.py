@@ -70,10 +70,6 @@ def prompts() -> list[list[int]]:
     return [[1 + a, 1 + SIDE + b] for a in range(SIDE) for b in range(SIDE)]
 
 
-def build_machine(config) -> build.Machine:
-    return build.build_machine(config, config.model.vocab_size, {STOP}, None)
-
-
 def exact(machine: build.Machine):
     """A function: params -> probabilities, float32 [prompts, vocabulary]."""
     asked_PxT = np.array(prompts(), np.int32)
@@ -110,14 +106,13 @@ def imitation(wanted_PxV: np.ndarray) -> list[packing.Item]:
 def make(where: pathlib.Path, seed: int) -> dict:
     """A task of the pool: the base of a seed, as a checkpoint."""
     started, config = time.process_time(), settings(seed)
-    machine = build_machine(config)
+    machine = build.build_machine(config, config.model.vocab_size, {STOP}, None)
     params = build.initial_params(config, machine)
     rules, optimizer = config.sharding.train.to_dict(), learner.optimizer(**warmup.OPTIMIZER)
     trainer = update.Trainer(machine.shape, machine.mesh, rules, optimizer, config.model.dtype)
     items, row_tokens = imitation(start_policy(seed)), config.optim.row_tokens
-    rows, used, _ = packing.pack(
-        items, packing.Layout(row_tokens=row_tokens, micro_rows=16, max_items=len(items))
-    )
+    layout = packing.Layout(row_tokens=row_tokens, micro_rows=16, max_items=len(items))
+    rows, used, _ = packing.pack(items, layout)
     rows = parallel.to_device(rows, trainer.row_sharding)
     opt_state = trainer.init_opt_state(params)
     for step in range(IMITATION_STEPS):
@@ -145,9 +140,8 @@ def play(
     seeds: Sequence[int],
 ) -> dict:  # fmt: skip
     """A task of the pool: the curves of each seed, all with one machine, which compiles once."""
-    started = time.process_time()
-    config = settings(0, clip_high, positive_coef)
-    machine = build_machine(config)
+    started, config = time.process_time(), settings(0, clip_high, positive_coef)
+    machine = build.build_machine(config, config.model.vocab_size, {STOP}, None)
     start = bases.restore(where.parent / f"base_bandit_{base_seed}", machine)
     curves = {}
     for seed in seeds:
@@ -165,8 +159,8 @@ def learn(config, machine: build.Machine, params, rollouts: int = ROLLOUTS) -> d
     text = build.Text(Ids(), Encoded(prompts(), asked, 0), {}, [], grading.Judge(is_rare))
     stream = [i % len(asked) for i in range(rollouts * len(asked))]
     state, method = State(params, machine.trainer.init_opt_state(params)), choose.of(config)
-    out, tables, probabilities = {"positive": [], "clipped": []}, [], exact(machine)
-    tables.append(np.asarray(probabilities(params)))
+    out, probabilities = {"positive": [], "clipped": []}, exact(machine)
+    tables = [np.asarray(probabilities(params))]
     for _ in range(rollouts):
         state, record = algorithm.step(method, text, machine, stream, state)
         right = [g.grades.score_G > 0 for g in record.batch.groups]
@@ -217,7 +211,7 @@ def tasks(base_of: Mapping[int, int], arms: Sequence[str]) -> list[Task]:
 def read(runs: Runs, arm: str) -> list[Mapping]:
     """The curves of an arm and what they say, by seed."""
     found: dict[str, Mapping] = {}
-    for base in sorted(set(runs.base_of.values())):
+    for base in set(runs.base_of.values()):
         found |= runs.results[folder(arm, base)]["curves"]
     return [found[seed] | measures(found[seed]) for seed in sorted(found, key=int)]
 

@@ -152,7 +152,7 @@ def summarize(
         return {n: plain(stats.interval(v)) | {"seeds": v} for n, v in each.items()}
 
     means = {
-        what: {n: nothing(np.mean([beside(r, tag, steps) for r in of])) for n, of in runs.items()}
+        what: {n: nothing(np.mean([beside(r, tag, steps) for r in rs])) for n, rs in runs.items()}
         for what, tag in BESIDE.items()
     }
     found = {
@@ -162,7 +162,7 @@ def summarize(
         "stopped_early": [folder(*run) for run in early],
         "equal_updates": at("step", steps),
         "equal_tokens": at("spent/tokens", budget),
-        "beside": {what: of for what, of in means.items() if set(of.values()) != {None}},
+        "beside": {what: xs for what, xs in means.items() if set(xs.values()) != {None}},
     }
     for equal in ("equal_updates", "equal_tokens"):
         values = by_seed(found[equal])

@@ -38,10 +38,10 @@ def plain(found: Found, runs: Runs) -> dict:
     effects = {
         name: {
             "claim": studies.ALL[name].claim,
-            "shown": shown(contrasts),
-            "contrasts": [_plain(x) for x in contrasts],
+            "shown": shown(of),
+            "contrasts": [*map(_plain, of)],
         }
-        for name, contrasts in found.items()
+        for name, of in found.items()
     }
     return {
         "base_of_seed": {str(s): b for s, b in runs.base_of.items()},
@@ -52,32 +52,29 @@ def plain(found: Found, runs: Runs) -> dict:
 
 
 def _plain(x: Compared) -> dict:
-    side = lambda arm, values: {
-        "arm": arm, "interval": stats.interval(values)._asdict(), "seeds": values
-    }  # fmt: skip
+    of, interval = x.contrast, lambda values: stats.interval(values)._asdict()
     return {
-        "measure": x.contrast.measure,
-        "decides": bool(x.contrast.expected),
-        "shown": x.shown if x.contrast.expected else None,
+        "measure": of.measure,
+        "decides": bool(of.expected),
+        "shown": x.shown if of.expected else None,
         "disjoint": bool(x.disjoint),
         "paired": x.difference._asdict(),
-        "after": side(x.contrast.after, x.after),
-        "before": side(x.contrast.before, x.before),
+        "after": {"arm": of.after, "interval": interval(x.after), "seeds": x.after},
+        "before": {"arm": of.before, "interval": interval(x.before), "seeds": x.before},
     }
 
 
 def markdown(found: Found, runs: Runs) -> str:
     cpu = sum(result["cpu_s"] for result in runs.results.values())
     lines = [
-        "# Mechanism experiments",
-        "",
+        "# Mechanism experiments\n",
         f"{len(runs.base_of)} RL seeds per arm over {len(set(runs.base_of.values()))} base seeds;"
         " arms paired by seed. Mean and 95% t-interval over seeds, with the differences between"
         f" bases in it. Runs: {cpu / 60:.1f} CPU-minutes in all.",
     ]
     for name, contrasts in found.items():
         study = studies.ALL[name]
-        lines += ["", f"## {study.name}: {verdict(contrasts)}", "", study.claim, ""]
+        lines += [f"\n## {study.name}: {verdict(contrasts)}\n\n{study.claim}\n"]
         lines += ["| measure | A | B | A | B | A - B, paired | |", "|---|---|---|---|---|---|---|"]
         for x in contrasts:
             remark = "excludes 0" if stats.excludes_zero(x.difference) else ""
@@ -89,7 +86,7 @@ def markdown(found: Found, runs: Runs) -> str:
                 stats.interval(x.after), stats.interval(x.before), f"{x.difference:+.3f}", remark,
             )  # fmt: skip
             lines.append(f"| {' | '.join(map(str, cells))} |")
-        lines += ["", f"![{study.name}]({name}.png)"]
+        lines.append(f"\n![{study.name}]({name}.png)")
     return "\n".join(lines) + "\n"
 
 
