@@ -153,9 +153,7 @@ def scored(head: str, score: Callable[[Run, Mapping[str, float]], float], less: 
     each = lambda runs, end: [score(run, end) for run in runs]
 
     def difference(runs, plain, end):
-        return (
-            "-" if runs is plain else ladder.signed(stats.paired(each(runs, end), each(plain, end)))
-        )
+        return "-" if runs is plain else f"{stats.paired(each(runs, end), each(plain, end)):+.3f}"
 
     columns = [Column(head, lambda runs, plain, end: stats.interval(each(runs, end)))]
     return [*columns, *([Column(less, difference)] if less else [])]

@@ -1,7 +1,5 @@
 """The bandit: its base, its curves, and (slow) two rollouts of the real loop."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -55,26 +53,14 @@ def test_the_rare_token_alone_is_rewarded():
     assert bandit.is_rare(None, bandit.Ids().decode([bandit.RARE + 1]))[:2] == (-1.0, False)
 
 
-def test_entropy():
+def test_measures():
     assert bandit.entropy(np.full((2, 4), 0.25)) == pytest.approx(np.log(4))
     assert bandit.entropy(np.eye(3)) == 0
-
-
-def test_crossing():
-    assert bandit.crossing([0.1, 0.3, 0.7]) == pytest.approx(1.5)
     assert bandit.crossing([0.6, 0.7]) == 0
     assert bandit.crossing([0.1, 0.2, 0.3]) == 2  # never: a lower bound
-
-
-def test_measures():
-    rare = [0.1, 0.3, 0.7, *[0.9] * 8]
-    curve = dict(
-        rare=rare,
-        entropy=[2.0, 1.8, 1.0, *[0.5] * 8],
-        positive=[10, 30, *[100] * 8],
-        clipped=[1, 7, *[99] * 8],
-    )
-    m = bandit.measures(json.loads(json.dumps(curve)))
+    curve = {"rare": [0.1, 0.3, 0.7, *[0.9] * 8], "entropy": [2.0, 1.8, 1.0, *[0.5] * 8]}
+    curve |= {"positive": [10, 30, *[100] * 8], "clipped": [1, 7, *[99] * 8]}
+    m = bandit.measures(curve)
     assert m[bandit.HALF] == pytest.approx(1.5)
     assert m[bandit.CLIPPED] == pytest.approx(8 / 40)  # of the rollouts begun before p = .5
     assert m[bandit.ENTROPY] == pytest.approx(1.4)

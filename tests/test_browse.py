@@ -11,24 +11,14 @@ from hypothesis import given, strategies as st
 from dapo_jax.lab.dynamics import browse, tokens
 
 OLD = {
-    "position": 3,
-    "problem": "p1",
-    "prompt": "1 + 1 ?",
-    "response": "Wait 2 Answer: 2",
-    "answer": "2",
-    "correct": True,
-    "tokens": 5,
-    "truncated": False,
-    "mean_entropy": 0.25,
-}
+    "position": 3, "problem": "p1", "prompt": "1 + 1 ?", "response": "Wait 2 Answer: 2",
+    "answer": "2", "correct": True, "tokens": 5, "truncated": False, "mean_entropy": 0.25,
+}  # fmt: skip
 NEW = OLD | {
-    "source": "sums",
-    "extracted": "2",
-    "reward": 1,
+    "source": "sums", "extracted": "2", "reward": 1,
     "pieces": ["Wait", "2", "Answer:", "2", "</s>"],
-    "entropies": [1.0, 0.0, 0.2, 0.05, 0],
-    "logps": [-1.0, -0.001, -0.2, 0.0, 0.0],
-}
+    "entropies": [1.0, 0.0, 0.2, 0.05, 0], "logps": [-1.0, -0.001, -0.2, 0.0, 0.0],
+}  # fmt: skip
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -43,9 +33,6 @@ def put(folder, step, rows):
     path = folder / "rollouts" / f"step_{step:06d}.jsonl"
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-
-
-# --- reading ------------------------------------------------------------------------------------
 
 
 def test_both_forms_are_read(tmp_path):
@@ -92,9 +79,6 @@ def test_folders_that_have_none(tmp_path):
     assert browse.read(str(tmp_path)) == []
 
 
-# --- choosing -----------------------------------------------------------------------------------
-
-
 def made(step, problem="p", **change):
     row = browse.Sample(step, problem, "q", "Wait no", "1", True, 10, False, 0.5)
     return row._replace(**change)
@@ -111,48 +95,30 @@ def test_problems_seen_again_come_first():
     assert len(browse.choose(samples, most=100)) == len(samples)
 
 
-# --- showing ------------------------------------------------------------------------------------
-
-
-class Reader(HTMLParser):
-    """What a browser would make of a page: its tags with attributes, and its text."""
-
-    def __init__(self, page):
-        super().__init__(convert_charrefs=True)
-        self.tags, self.text = [], ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.text += data
-
-
 ALLOWED = {"div", "span", "b", "h3", "details", "summary", "table", "tr", "td", "th"}
 
 
-def safe(page):
-    read = Reader(page)
-    assert {tag for tag, _ in read.tags} <= ALLOWED
-    assert {a for _, attrs in read.tags for a in attrs} <= {"style", "class", "title", "open"}
-    assert not re.search(r"url\(|expression|@import|javascript", str(read.tags))
+def safe(page) -> tuple[list[tuple[str, dict]], str]:
+    """What a browser would make of a page: its tags with attributes, and its text."""
+    tags, text = [], []
+    parser = HTMLParser(convert_charrefs=True)
+    parser.handle_starttag = lambda tag, attributes: tags.append((tag, dict(attributes)))
+    parser.handle_data = text.append
+    parser.feed(page)
+    parser.close()
+    assert {tag for tag, _ in tags} <= ALLOWED
+    assert {a for _, of in tags for a in of} <= {"style", "class", "title", "open"}
+    assert not re.search(r"url\(|expression|@import|javascript", str(tags))
     assert "tex2jax_ignore mathjax_ignore" in page  # no formula is typeset
     assert all(x in "\n\t" or x.isprintable() for x in page)
     page.encode()  # no half of a surrogate pair
-    return read
+    return tags, "".join(text)
 
 
 def everywhere(text):
     """A sample that has `text` wherever a file can put one."""
-    numbers = [0.5, 0.1]
-    return made(1)._replace(
-        **dict.fromkeys(("problem", "prompt", "response", "answer", "source", "extracted"), text),
-        pieces=(text, text),
-        entropies=numbers,
-        logps=(-0.1, -0.2),
-    )
+    texts = dict.fromkeys(("prompt", "response", "answer", "source", "extracted"), text)
+    return made(1, text, pieces=(text,) * 2, entropies=(0.5, 0.1), logps=(-0.1, -0.2), **texts)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -164,29 +130,27 @@ def test_hostile_text_stays_text(text):
         browse.answers(text, [(sample, 2)], judged=True),
         tokens.table([tokens.Token(text, -0.1, 0.5, [(text, 0.9)])]),
     ):
-        read = safe(page)
-        word = max(re.findall(r"[a-z]+", text), key=len)
-        assert word in read.text
+        assert max(re.findall(r"[a-z]+", text), key=len) in safe(page)[1]
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=40))
 def test_any_text_stays_text(text):
     sample = everywhere(text)
-    shown = safe(browse.page([sample], title=text)).text
+    _, shown = safe(browse.page([sample], title=text))
     assert shown.count(browse.visible(text)) >= 5
 
 
 def test_the_tokens_are_colored_by_entropy(tmp_path):
     put(tmp_path, 1, [NEW])
     spans = browse.spans(*browse.read(str(tmp_path)))
-    assert "".join(s.piece for s in spans) == "Wait 2 Answer: 2</s>"  # its blanks are back
-    assert [s.nats for s in spans] == NEW["entropies"]
-    assert spans[0].title == "1.000 nats, probability 0.3679"
+    pieces, nats, titles = zip(*spans, strict=True)
+    assert "".join(pieces) == "Wait 2 Answer: 2</s>"  # its blanks are back
+    assert list(nats) == NEW["entropies"] and titles[0] == "1.000 nats, probability 0.3679"
     assert browse.shade(1.0) == f"rgba(230,110,0,{0.85 / browse.HOT:.3f})"
     assert browse.shade(99) == browse.shade(browse.HOT) and "0.000" in browse.shade(math.nan)
-    read = safe(browse.page(browse.read(str(tmp_path))))
-    titled = [attrs["style"] for _, attrs in read.tags if "title" in attrs]
-    assert titled == [f"background:{browse.shade(s.nats)}" for s in spans]
+    tags, _ = safe(browse.page(browse.read(str(tmp_path))))
+    titled = [attrs["style"] for _, attrs in tags if "title" in attrs]
+    assert titled == [f"background:{browse.shade(x)}" for x in nats]
 
 
 def test_pieces_of_characters_are_joined():
@@ -197,9 +161,6 @@ def test_pieces_of_characters_are_joined():
     assert browse.aligned(["f", "4", "g"], "f 4 g") == ["f", " 4", " g"]
 
 
-# --- reflection ---------------------------------------------------------------------------------
-
-
 def test_phrases_are_counted():
     samples = [
         made(1, response="Wait, wait. However, 2.", tokens=10),
@@ -208,14 +169,8 @@ def test_phrases_are_counted():
         made(5, response="Let's double-check. Let me verify it; alternatively, 3", tokens=50),
     ]
     found = browse.reflection(samples)
-    assert list(found) == [
-        "any of these",
-        "wait",
-        "however",
-        "alternatively",
-        "let me check",
-        "double-check",
-    ]
+    names = ["any of these", "wait", "however", "alternatively", "let me check", "double-check"]
+    assert list(found) == names
     plain = {k: (s.tolist(), a.tolist(), r.tolist()) for k, (s, a, r) in found.items()}
     assert plain["wait"] == ([1, 5], [0.5, 0.0], [50.0, 0.0])
     assert plain["double-check"] == ([1, 5], [0.0, 1.0], [0.0, 20.0])

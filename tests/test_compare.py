@@ -64,14 +64,13 @@ def test_best_is_not_last(tmp_path):
 
 
 def test_only_fields_that_differ_with_defaults_for_later_ones(pair, tmp_path):
-    assert compare.differing(compare.read(pair)) == {"steps": [100, 30], "optim.lr": [1e-6, 3e-6]}
+    differ = {"steps": [100, 30], "optim.lr": [1e-6, 3e-6]}
+    assert compare.differing(compare.read(pair)) == differ
     file = tmp_path / "short" / "config.json"
-    older = json.loads(file.read_text())
-    del older["loss.clip_high"]  # a field that came later
-    older["mine"] = 1  # one that is no more
+    older = json.loads(file.read_text()) | {"mine": 1}  # a field that is no more
+    del older["loss.clip_high"]  # one that came later
     file.write_text(json.dumps(older))
-    found = compare.differing(compare.read(pair))
-    assert found == {"steps": [100, 30], "optim.lr": [1e-6, 3e-6]}
+    assert compare.differing(compare.read(pair)) == differ
 
 
 def test_the_table_says_which_rows_are_of_one_length(pair, tmp_path):
@@ -89,10 +88,8 @@ def test_the_table_says_which_rows_are_of_one_length(pair, tmp_path):
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_many_runs_with_long_values_keep_the_width_and_lose_nothing(tmp_path, width):
-    paths = [
-        made(tmp_path, f"a_name_of_a_run_that_is_long_{i}", fields={"data.train": f"/p{i}/" * 20})
-        for i in range(7)
-    ]
+    name = "a_name_of_a_run_that_is_long_{}".format
+    paths = [made(tmp_path, name(i), fields={"data.train": f"/p{i}/" * 20}) for i in range(7)]
     text = compare.table(compare.summary(compare.read(paths)), width)
     assert max(map(len, text.splitlines())) <= width
     assert text.count("0.600 @ 60") == 14  # best and last of each
@@ -103,8 +100,8 @@ def test_many_runs_with_long_values_keep_the_width_and_lose_nothing(tmp_path, wi
 def test_seeds_are_pooled_where_nothing_else_differs(tmp_path):
     gains = {"slow": (0.004, 0.006), "fast": (0.008, 0.01, 0.012)}
     paths = [
-        made(tmp_path, f"{name}/seed_{i}", gain=gain, fields={"seed": i, "optim.lr": gain_of})
-        for gain_of, (name, of) in enumerate(gains.items(), 1)
+        made(tmp_path, f"{name}/seed_{i}", gain=gain, fields={"seed": i, "optim.lr": len(of)})
+        for name, of in gains.items()
         for i, gain in enumerate(of)
     ]
     assert len(compare.read(paths)) == 5
@@ -126,13 +123,12 @@ def test_what_a_run_has_not_logged_is_no_number(tmp_path):
     assert found["runs"][1]["scores"]["eval/heldout/avg@k"]["last"] == [None]
     assert compare.differing(columns) == {}  # it has no config
     assert "nan" not in compare.table(found) and json.dumps(found, allow_nan=False)
-    plain = compare.summary(compare.read([paths[1], bare(tmp_path)]))
+    (tmp_path / "bare.csv").write_text("step,policy/entropy\n1,0.5\n")
+    plain = compare.summary(compare.read([paths[1], str(tmp_path / "bare.csv")]))
     assert "No run has been evaluated." in compare.table(plain)
-
-
-def bare(folder):
-    (folder / "bare.csv").write_text("step,policy/entropy\n1,0.5\n")
-    return str(folder / "bare.csv")
+    path = made(tmp_path, "null", **{"reward/accuracy": None})
+    (run, _) = compare.read([path, paths[0]])
+    assert math.isnan(compare.facts(run.runs[0], 60)["training_accuracy"])
 
 
 def test_a_bucket(bucket):
@@ -173,10 +169,9 @@ def test_the_figure_of_several_seeds(tmp_path, seeds):
 def test_the_command(pair, tmp_path, shell):
     table, drawn = tmp_path / "c.json", tmp_path / "c.png"
     command = ("-m", "dapo_jax.lab", "compare", *pair, f"--json={table}", f"--figure={drawn}")
-    done = shell.python(*command)
-    columns = compare.read(pair)
-    assert done.stdout == compare.table(compare.summary(columns)) + "\n" and not done.stderr
-    assert json.loads(table.read_text()) == compare.summary(columns)
+    done, found = shell.python(*command), compare.summary(compare.read(pair))
+    assert done.stdout == compare.table(found) + "\n" and not done.stderr
+    assert json.loads(table.read_text()) == found
     assert drawn.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -207,9 +202,3 @@ def test_bad_input_is_one_line(arguments, wrong, tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert left.value.code == 1 and line.startswith("error: ")
     assert wrong.format(**places) in line
-
-
-def test_a_null_is_a_gap(tmp_path):
-    path = made(tmp_path, "a", **{"reward/accuracy": None})
-    (run, _) = compare.read([path, made(tmp_path, "b")])
-    assert math.isnan(compare.facts(run.runs[0], 60)["training_accuracy"])

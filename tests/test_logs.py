@@ -17,14 +17,8 @@ VERL_CSV = "train_logs/verl_dapo_rloo_qwen2.5-1.5b_steps.csv"
 ROWS = [
     {"step": 0, "eval/heldout/avg@k": 0.1, "time/eval_s": 2.0},
     {"step": 1, "policy/entropy": 0.5, "reward/mean": -0.5, "sampling/rounds": 2},
-    {
-        "step": 2,
-        "policy/entropy": None,
-        "reward/mean": 0.25,
-        "sampling/rounds": 3,
-        "sampling/groups_by_correct": [4, 1, 0, 2],
-        "alarms": ["entropy 0.01 is below 0.05; try <this>"],
-    },
+    {"step": 2, "policy/entropy": None, "reward/mean": 0.25, "sampling/rounds": 3}
+    | {"sampling/groups_by_correct": [4, 1, 0, 2], "alarms": ["entropy is low; try <this>"]},
     {"step": 3, "policy/entropy": 0.25, "sampling/groups_by_correct": [3, 2, 1, 1]},
 ]
 
@@ -35,41 +29,30 @@ def write(path, rows, tail=""):
     return str(path)
 
 
-@pytest.fixture
-def workdir(tmp_path):
-    write(tmp_path / "a/run/metrics.jsonl", ROWS, tail='{"step": 4, "policy/ent')  # cut by a crash
-    return tmp_path / "a/run"
-
-
 def plain(series):
     return [(int(s), None if math.isnan(v) else float(v)) for s, v in zip(*series, strict=True)]
 
 
-def test_a_workdir(workdir):
-    run = logs.read(str(workdir))
-    assert run.name == "run" and run.path == str(workdir) and logs.last_step(run) == 3
+@pytest.mark.parametrize("where", ["disk", "gs://b"])
+def test_a_workdir(where, tmp_path, bucket):
+    home, workdir = (tmp_path, f"{tmp_path}/run") if where == "disk" else (bucket, "gs://b/run")
+    write(home / "run/metrics.jsonl", ROWS, tail='{"step": 4, "policy/ent')  # cut by a crash
+    run = logs.read(workdir)
+    assert run.name == "run" and run.path == workdir and logs.last_step(run) == 3
     assert plain(run.series["policy/entropy"]) == [(1, 0.5), (2, None), (3, 0.25)]
     assert plain(run.series["eval/heldout/avg@k"]) == [(0, 0.1)]
     assert not {"alarms", "sampling/groups_by_correct", "step"} & set(run.series)
-    steps, counts = logs.histograms(str(workdir))["sampling/groups_by_correct"]
+    steps, counts = logs.histograms(workdir)["sampling/groups_by_correct"]
     assert steps.tolist() == [2, 3] and counts.tolist() == [[4, 1, 0, 2], [3, 2, 1, 1]]
-    assert logs.alarms(str(workdir)) == [(2, ROWS[2]["alarms"][0])]
+    assert logs.alarms(workdir) == [(2, ROWS[2]["alarms"][0])]
+    with pytest.raises(ValueError, match=f"{workdir}/y: no such file or directory"):
+        logs.read(f"{workdir}/y")
 
 
 def test_a_workdir_of_an_older_version(tmp_path):
     write(tmp_path / "metrics.jsonl", ROWS[:2])
-    assert logs.histograms(str(tmp_path)) == {} and logs.alarms(str(tmp_path)) == []
-    assert logs.histograms(str(tmp_path / "no")) == {} and logs.alarms(str(tmp_path / "no")) == []
-    assert plain(logs.read(str(tmp_path)).series["reward/mean"]) == [(1, -0.5)]
-
-
-def test_a_bucket(bucket):
-    write(bucket / "runs/x/metrics.jsonl", ROWS)
-    run = logs.read("gs://b/runs/x")
-    assert (run.name, run.path) == ("x", "gs://b/runs/x") and logs.last_step(run) == 3
-    assert logs.histograms("gs://b/runs/x") and logs.alarms("gs://b/runs/x")
-    with pytest.raises(ValueError, match="gs://b/y: no such file or directory"):
-        logs.read("gs://b/y")
+    for path in (tmp_path, tmp_path / "no"):
+        assert logs.histograms(str(path)) == {} and logs.alarms(str(path)) == []
 
 
 def test_names_that_differ(tmp_path):
@@ -79,27 +62,22 @@ def test_names_that_differ(tmp_path):
     assert [r.name for r in logs.compare(paths)][2] == "other"
 
 
-# --- verl -----------------------------------------------------------------------------------------
-
-
 def console(step, items):
     return f"step:{step} - " + " - ".join(f"{k}:{v}" for k, v in items.items())
 
 
 def test_verl_console_lines(tmp_path):
     first, second = {"actor/entropy": 0.5, "critic/score/mean": -0.103}, {"actor/entropy": 0.25}
-    text = "\n".join(
-        [
-            "{'actor_rollout_ref': {'model': {}}}",
-            "(TaskRunner pid=71) ('Initial validation metrics: {}')",
-            "\x1b[36m(TaskRunner pid=71)\x1b[0m " + console(0, {"val-core/aime/acc/mean@32": 0.1}),
-            "Training Progress:   1%|1 | 1/90\r(TaskRunner pid=71) " + console(1, first),
-            "2026-01-01 10:00:00 " + console(2, {"actor/entropy": "np.float64(0.75)"}),
-            "(TaskRunner pid=71) " + console(2, second) + "\x1b[32m [repeated 2x across cluster]",
-            "(TaskRunner pid=71) " + console(3, {"actor/lr": 1e-06}) + " - actor/gra",
-        ]
+    lines = (
+        "{'actor_rollout_ref': {'model': {}}}",
+        "(TaskRunner pid=71) ('Initial validation metrics: {}')",
+        "\x1b[36m(TaskRunner pid=71)\x1b[0m " + console(0, {"val-core/aime/acc/mean@32": 0.1}),
+        "Training Progress:   1%|1 | 1/90\r(TaskRunner pid=71) " + console(1, first),
+        "2026-01-01 10:00:00 " + console(2, {"actor/entropy": "np.float64(0.75)"}),
+        "(TaskRunner pid=71) " + console(2, second) + "\x1b[32m [repeated 2x across cluster]",
+        "(TaskRunner pid=71) " + console(3, {"actor/lr": 1e-06}) + " - actor/gra",
     )
-    (tmp_path / "verl.log").write_text(text)
+    (tmp_path / "verl.log").write_text("\n".join(lines))
     run = logs.read(str(tmp_path / "verl.log"))
     assert run.name == "verl"
     assert plain(run.series["policy/batch_entropy"]) == [(1, 0.5), (2, 0.25)]  # the later of two
@@ -133,6 +111,7 @@ def test_a_real_verl_log(assets, tmp_path):
         rows = list(csv.DictReader(file))
     run = logs.read(str(path), name="verl")
     column = lambda name: np.array([float(r[name] or 0) for r in rows])
+    seconds = lambda *names: sum(column(f"timing_s/{name}") for name in names)
     wanted = {
         "response/length_mean": column("response_length/mean"),
         "response/truncated_frac": column("response_length/clip_ratio"),
@@ -140,11 +119,9 @@ def test_a_real_verl_log(assets, tmp_path):
         "policy/clip_frac": column("actor/pg_clipfrac"),
         "reward/mean": 2 * column("critic/score/mean") - 1,
         "reward/batch_accuracy": column("critic/score/mean"),
-        "time/rollout_s": column("timing_s/gen") + column("timing_s/reward"),
-        "time/update_s": sum(
-            column(f"timing_s/{n}") for n in ("update_actor", "old_log_prob", "ref")
-        ),
-        "time/step_s": column("timing_s/step") - column("timing_s/testing"),
+        "time/rollout_s": seconds("gen", "reward"),
+        "time/update_s": seconds("update_actor", "old_log_prob", "ref"),
+        "time/step_s": seconds("step") - seconds("testing"),
     }
     for tag, values in wanted.items():
         assert run.series[tag][0].tolist() == list(range(1, 191))
@@ -152,17 +129,13 @@ def test_a_real_verl_log(assets, tmp_path):
     assert len(run.series["sampling/rounds"][0]) == 95  # a gap is no zero
     assert "perf/throughput" in run.series  # under its own name
     # The same run as a console would have shown it
-    lines = [
-        "(TaskRunner pid=1) "
-        + console(int(float(r.pop("step"))), {k: v for k, v in r.items() if v})
-        for r in rows
-    ]
+    said = lambda r: console(int(float(r.pop("step"))), {k: v for k, v in r.items() if v})
+    lines = ["(TaskRunner pid=1) " + said(r) for r in rows]
     (tmp_path / "console.log").write_text("\n".join(lines))
     again = logs.read(str(tmp_path / "console.log"))
     assert again.series.keys() == run.series.keys()
-    for tag, (steps, values) in run.series.items():
-        np.testing.assert_array_equal(again.series[tag][0], steps)
-        np.testing.assert_array_equal(again.series[tag][1], values)
+    for tag, series in run.series.items():
+        np.testing.assert_array_equal(again.series[tag], series)
 
 
 def test_every_name_of_ours_is_a_tag():
@@ -171,9 +144,6 @@ def test_every_name_of_ours_is_a_tag():
     assert all(tag in verl.table() for tag in verl.NAMES)
     old, of = verl.translate({"actor/entropy_loss": (np.array([1]), np.array([0.5]))})
     assert list(old) == ["policy/batch_entropy"] and of == {}
-
-
-# --- other logs -----------------------------------------------------------------------------------
 
 
 def test_real_csv_of_other_trainers(assets):
@@ -202,6 +172,10 @@ def test_numbers_that_are_none(tmp_path):
 @pytest.mark.parametrize(
     "name, content, message",
     [
+        (".", "", "no metrics.jsonl in it; give a run's directory or a log file$"),
+        ("http://a.b/x.csv", "", "http://a.b/x.csv"),
+        ("", "", "the path of a log is empty$"),
+        ("nothing", "", "no such file or directory$"),
         ("x.txt", "hello\nworld\n", r"x.txt:1: neither JSON lines, nor verl's"),
         ("x.csv", "a,b\n1,2\n", r"x.csv:1: neither"),
         ("x.csv", "step,a\n1,2\n2,3,4\n", r"x.csv:3: not as many columns as the first line"),
@@ -213,24 +187,16 @@ def test_numbers_that_are_none(tmp_path):
         ("x.jsonl", '{"step": -1}\n', r"x.jsonl:1: step is '-1', no step"),
         ("x.jsonl", '{"loss": 1}\n', r"x.jsonl:1: no 'step'$"),
         ("x.jsonl", '{"step": true}\n', r"x.jsonl:1: step is 'True', no step"),
-        ("x.bin", bytes(range(256)), r"x.bin:1: neither"),
-        ("", "", "no such file or directory$"),
+        ("x.bin", bytes(range(256)).decode("latin-1"), r"x.bin:1: neither"),
     ],
 )
-def test_what_is_no_log(tmp_path, name, content, message):
-    path = tmp_path / (name or "nothing")
-    if name:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+def test_what_is_no_log(tmp_path, monkeypatch, name, content, message):
+    monkeypatch.chdir(tmp_path)
+    if content:
+        (tmp_path / name).write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match=message) as error:
-        logs.read(str(path))
+        logs.read(name)
     assert "\n" not in str(error.value)
-
-
-def test_places_that_are_no_run(tmp_path):
-    for path in (str(tmp_path), "http://a.b/x.csv", ""):
-        with pytest.raises(ValueError) as error:
-            logs.read(path)
-        assert "\n" not in str(error.value)
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))

@@ -1,9 +1,9 @@
 """The mechanism experiments: what each arm switches, the bases' examples, verdicts on made-up runs
 with known answers, the report, and (slow) all of it once on tiny runs."""
 
-import dataclasses
 import json
 import pathlib
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from dapo_jax import config as config_lib
 from dapo_jax.data import arithmetic
-from dapo_jax.lab.experiments import bandit, bases, mechanisms, pool, studies, study
+from dapo_jax.lab.experiments import bandit, bases, mechanisms, pool, studies, study, training
 from dapo_jax.log import metrics
 from dapo_jax.run import warmup
 
@@ -19,30 +19,27 @@ HOME = pathlib.Path("somewhere")
 ARMS = {name: arm for of in studies.ALL.values() for name, arm in of.arms.items()}
 
 
-# --- arms -----------------------------------------------------------------------------------------
+def settings(arm):
+    return study.settings(HOME, ARMS[arm].base, ARMS[arm].changes, seed=3, base_seed=1)
 
 
-def settings(arm, seed=3, base_seed=1):
-    return study.settings(HOME, ARMS[arm].base, ARMS[arm].changes, seed, base_seed)
+SWITCHES = {
+    ("mean_sample", "mean_token"): "loss.normalizer",
+    ("filter_loss", "filter_off"): "loss.overlong_filter",
+    ("filter_group", "filter_off"): "loss.overlong_filter",
+    ("filter_group_soft", "filter_group"): "reward.overlong_penalty",
+    ("ramble_group_soft", "ramble_group"): "reward.overlong_penalty",
+    ("dynamic_on", "dynamic_off"): "dynamic_sampling.enabled",
+    # As many steps of the policy.
+    ("values_pretrained", "values_at_once"): "critic.pretrain_steps steps",
+}
 
 
-@pytest.mark.parametrize(
-    ("after", "before", "switch"),
-    [
-        ("mean_sample", "mean_token", {"loss.normalizer"}),
-        ("filter_loss", "filter_off", {"loss.overlong_filter"}),
-        ("filter_group", "filter_off", {"loss.overlong_filter"}),
-        ("filter_group_soft", "filter_group", {"reward.overlong_penalty"}),
-        ("ramble_group_soft", "ramble_group", {"reward.overlong_penalty"}),
-        ("dynamic_on", "dynamic_off", {"dynamic_sampling.enabled"}),
-        # As many steps of the policy.
-        ("values_pretrained", "values_at_once", {"critic.pretrain_steps", "steps"}),
-    ],
-)
-def test_arms_that_are_compared_differ_in_one_switch(after, before, switch):
-    a, b = (config_lib.leaves(settings(arm)) for arm in (after, before))
-    assert {name for name in a if a[name] != b[name]} == switch
-    assert ARMS[after].base == ARMS[before].base
+@pytest.mark.parametrize("arms", SWITCHES)
+def test_arms_that_are_compared_differ_in_one_switch(arms):
+    a, b = (config_lib.leaves(settings(arm)) for arm in arms)
+    assert {name for name in a if a[name] != b[name]} == set(SWITCHES[arms].split())
+    assert len({ARMS[arm].base for arm in arms}) == 1
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -61,19 +58,18 @@ def test_an_evaluation_by_hand(tmp_path):
     (tmp_path / "e.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     found = study.evaluation(tmp_path / "e.jsonl", cap=24)
     length = (10 + 30 + 3 + 64 + 12) / 8
-    assert found["k2"] == {
-        "accuracy": 3 / 8, "fit": 2 / 8, "length": length, "worked_share": 3 / 8
-    }  # fmt: skip
-    assert list(found) == ["k2", "k3"]
+    want = {"accuracy": 3 / 8, "fit": 2 / 8, "length": length, "worked_share": 3 / 8}
+    assert found["k2"] == want and list(found) == ["k2", "k3"]
 
 
-def test_a_run_that_was_cut_off_is_no_result(tmp_path):
+@pytest.mark.parametrize(
+    "work, arguments", [(study.run, ("careful", {"steps": 3}, 0, 0)), (training.run, ({},))]
+)
+def test_a_run_that_was_cut_off_is_no_result(work, arguments, tmp_path, monkeypatch):
     """SIGTERM lets a training return normally, short of its last step."""
+    monkeypatch.setattr(training.train, "train", lambda c, where: False)
     with pytest.raises(RuntimeError, match="cut off by SIGTERM; the same command goes on"):
-        study.run(tmp_path / "x", "careful", {"steps": 3}, 0, 0, train=lambda c, where: False)
-
-
-# --- bases ----------------------------------------------------------------------------------------
+        work(tmp_path / "x", *arguments)
 
 
 def test_bases_come_after_their_parents_each_once():
@@ -101,56 +97,45 @@ def test_examples_give_each_level_its_style():
     phase = warmup.Phase("careful", 0, 0.0, mix, 5, 40)
     made = list(warmup.examples(phase, 4000))
     assert len(made) == 4000
-    share = {}
-    for k in (2, 3, 4, 5):
+    for k, careful in ((2, 0.85), (3, 0.85), (4, 0.45), (5, 0.45)):
         mine = [t for t in made if len(t.prompt.split()) == arithmetic.prompt_length(k)]
-        assert len(mine) == 1000
-        share[k] = np.mean([t.response.startswith(arithmetic.WAIT) for t in mine])
-    np.testing.assert_allclose([share[2], share[3]], 0.85, atol=0.05)
-    np.testing.assert_allclose([share[4], share[5]], 0.45, atol=0.06)
+        share = np.mean([t.response.startswith(arithmetic.WAIT) for t in mine])
+        assert len(mine) == 1000 and share == pytest.approx(careful, abs=0.05)
     first = [len(t.prompt) > len(made[0].prompt) for t in made[:50]]
     assert any(first) and not all(first[1:])  # shuffled
 
 
-@dataclasses.dataclass
-class Scores:
-    correct_PxK: np.ndarray
-    responses: list
-
-
-@dataclasses.dataclass
-class Response:
-    tokens: list
-
-
 def test_styles_by_hand():
-    rows = [[Response([9, 1, 2]), Response([3, 4])], [Response([3]), Response([9])]]
-    assert bases.styles(Scores(np.array([[True, False], [True, True]]), rows), wait=9) == {
+    def styles(correct, *rows):
+        found = [[SimpleNamespace(tokens=tokens) for tokens in row] for row in rows]
+        return bases.styles(SimpleNamespace(correct_PxK=np.array(correct), responses=found), 9)
+
+    assert styles([[True, False], [True, True]], [[9, 1, 2], [3, 4]], [[3], [9]]) == {
         "accuracy": 0.75, "length": 7 / 4, "careful_share": 0.5, "careful_accuracy": 1.0,
         "other_accuracy": 0.5,
     }  # fmt: skip
-    assert "other_accuracy" not in bases.styles(Scores(np.array([[True]]), [[Response([9])]]), 9)
+    assert "other_accuracy" not in styles([[True]], [[9]])
 
 
 def test_problem_files_hold_their_levels_and_stay_apart(tmp_path):
     bases.write_problems(tmp_path)
-    read = lambda path: [json.loads(line) for line in path.read_text().splitlines()]
-    train = read(bases.train_file(tmp_path, (2, 3, 4)))
-    assert {row["extra_info"]["k"] for row in train} == {2, 3, 4} and len(train) == 4096
-    test = read(tmp_path / "heldout_k4.jsonl")
-    assert {row["extra_info"]["k"] for row in test} == {4} and len(test) == bases.TEST_PROBLEMS
-    prompts = [{row["prompt"][0]["content"] for row in rows} for rows in (train, test)]
-    assert not prompts[0] & prompts[1]
-
-
-# --- numbers --------------------------------------------------------------------------------------
+    asked = []
+    for file, levels, count in (
+        (bases.train_file(tmp_path, (2, 3, 4)), {2, 3, 4}, 4096),
+        (tmp_path / "heldout_k4.jsonl", {4}, bases.TEST_PROBLEMS),
+    ):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        assert {row["extra_info"]["k"] for row in rows} == levels and len(rows) == count
+        asked.append({row["prompt"][0]["content"] for row in rows})
+    assert not asked[0] & asked[1]
 
 
 def test_one_number_per_run():
     values = [1, 1, 1, 1, 1, 6, 6, 6, 6, 6, 2, None, 2]
-    assert study.peak(values[:11]) == pytest.approx(6)
-    assert study.last(values) == pytest.approx((6 * 2 + 2 * 2) / 4)
-    assert study.steps(5, 6)(values) == 3.5 and study.steps_mean([1, None, 3]) == 2
+    of = lambda reduce, n=13: study.series("x", reduce)({"series": {"x": values[:n]}})
+    assert of(study.peak, 11) == pytest.approx(6)
+    assert of(studies.LAST) == pytest.approx((6 * 2 + 2 * 2) / 4)
+    assert of(slice(4, 6)) == 3.5 and study.mean([1, None, 3]) == 2
     run = {"evaluations": {s: {"heldout": {"accuracy": float(s)}} for s in ("65", "70", "80")}}
     assert studies.late(run) == 75
     tested = {"evaluations": {"9": {"k2": {"fit": 0}}, "10": {"k2": {"fit": 1}, "k3": {"fit": 2}}}}
@@ -171,8 +156,6 @@ def test_contrast(after, before, expected, shown, disjoint):
     assert (x.shown, x.disjoint) == (shown, disjoint)
     assert x.difference.mean == pytest.approx(np.mean(after) - np.mean(before))
 
-
-# --- verdicts -------------------------------------------------------------------------------------
 
 # Arm -> (length, truncation and explained variance, accuracy), in units of `better`.
 HIGH = {
@@ -235,23 +218,19 @@ def test_report_states_every_number_and_verdict(tmp_path):
     assert said.count("  shown\n") == len(names)
     text = (tmp_path / "mechanisms.md").read_text()
     data = json.loads((tmp_path / "mechanisms.json").read_text())
-    assert set(data["bases"]) == {
-        f for f in runs.results if f.startswith("base_") and "ba" in f
-    } - {"base_bandit_0", "base_bandit_1"}
+    warmed = {f for f in runs.results if f.startswith("base_") and "bandit" not in f}
+    assert set(data["bases"]) == warmed
     for name, of in studies.ALL.items():
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
         assert f"## {of.name}: shown" in text and data["effects"][name]["shown"]
         for x, there in zip(of.compare(runs), data["effects"][name]["contrasts"], strict=True):
             assert there["after"]["seeds"] == x.after and there["before"]["seeds"] == x.before
             assert there["paired"]["mean"] == x.difference.mean
-            assert mechanisms.signed(x.difference) in text
+            assert f"{x.difference:+.3f}" in text
         for ax in of.figure(runs).axes:
             assert ax.get_ylabel() and ax.get_legend(), name
     nothing = mechanisms.report(tmp_path, ["token_mean"], made_up(4, 0.0))
     assert "not shown" in nothing
-
-
-# --- command --------------------------------------------------------------------------------------
 
 
 def test_tasks_come_after_what_they_need():
@@ -300,8 +279,7 @@ def test_end_to_end(tmp_path, monkeypatch):
     mechanisms.main(argv)
     data = json.loads((tmp_path / "mechanisms.json").read_text())
     assert list(data["effects"]) == names.split(",")
-    contrasts = data["effects"]["clip_higher"]["contrasts"]
-    half = contrasts[3]  # .4 against .2
+    half = data["effects"]["clip_higher"]["contrasts"][3]  # .4 against .2
     assert len(half["after"]["seeds"]) == 4 and half["paired"]["mean"] < 0
     (explained, *_) = data["effects"]["value_pretraining"]["contrasts"]
     assert explained["before"]["seeds"] == [0, 0]  # from a head of zeros

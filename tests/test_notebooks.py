@@ -40,6 +40,7 @@ SET_UP = read("train_on_colab.ipynb").cells[1].source  # the same in all of them
 def test_no_outputs_are_kept_and_cells_are_thin(name):
     notebook = read(name)
     nbformat.validate(notebook)
+    assert f"notebooks/{name}" in (ROOT / "README.md").read_text()
     cells = [c for c in notebook.cells if c.cell_type == "code"]
     assert cells and all(c.outputs == [] and c.execution_count is None for c in cells)
     assert all(len(c.source.splitlines()) <= 16 for c in cells[1:])
@@ -85,33 +86,24 @@ def test_set_up_takes_what_lies_beside_the_notebook_or_is_uploaded(pip, tmp_path
     (tmp_path / "dapo_jax" / "__init__.py").touch()
     assert pip(SET_UP) == wanted(tmp_path.as_uri(), "tpu,gcs")
     for name in ("dapo_jax-main.zip", "dapo_jax-0.1.0-py3-none-any.whl"):
-        archive = tmp_path / "notebooks" / name
-        archive.touch()
+        (archive := tmp_path / "notebooks" / name).touch()
         assert pip(SET_UP) == wanted(archive.as_uri(), "tpu,gcs")
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("given", "prefix"),
     [
-        ("https://example.org/me/dapo_jax", "git+https://example.org/me/dapo_jax"),
-        ("git+ssh://git@example.org/me/dapo_jax", "git+ssh://git@example.org/me/dapo_jax"),
-        ("https://example.org/dapo_jax.zip", "https://example.org/dapo_jax.zip"),
-        ("file:///home/me/dapo_jax", "file:///home/me/dapo_jax"),
-        ("../mine.tar.gz", "mine.tar.gz"),
-        ("../checkout", "checkout"),
+        ("https://example.org/me/dapo_jax", "git+"),
+        ("git+ssh://git@example.org/me/dapo_jax", ""),
+        ("https://example.org/dapo_jax.zip", ""),
+        ("file:///home/me/dapo_jax", ""),
+        ("../mine.tar.gz", ""),
+        ("../checkout", ""),
     ],
 )
-def test_set_up_takes_an_address_or_a_path(given, found, pip, tmp_path):
-    found = found if "://" in found else (tmp_path / found).as_uri()
-    assert pip(SET_UP.replace('ADDRESS = ""', f'ADDRESS = "{given}"')) == wanted(found)
-
-
-def test_all_are_there_and_named():
-    assert NAMES == ["inspect_model.ipynb", "train_on_colab.ipynb", "training_dynamics.ipynb"]
-    assert all(f"notebooks/{name}" in (ROOT / "README.md").read_text() for name in NAMES)
-
-
-# --- on a fresh run -----------------------------------------------------------------------------
+def test_set_up_takes_an_address_or_a_path(given, prefix, pip, tmp_path):
+    found = given if "://" in given else (tmp_path / given[3:]).as_uri()
+    assert pip(SET_UP.replace('ADDRESS = ""', f'ADDRESS = "{given}"')) == wanted(prefix + found)
 
 
 def environment():
@@ -123,28 +115,15 @@ def fresh(tmp_path_factory):
     """A quickstart of a few steps and a short warm-up."""
     folder = tmp_path_factory.mktemp("runs") / "quickstart"
     settings = {
-        "steps": 3,
-        "supervised_warmup.skill_steps": 150,
-        "supervised_warmup.habit_steps": 0,
-        "eval.max_problems": 16,
-        "eval.every": 2,
-        "rollout.groups": 8,
-        "checkpoint.every": 2,
+        "steps": 3, "supervised_warmup.skill_steps": 150, "supervised_warmup.habit_steps": 0,
+        "eval.max_problems": 16, "eval.every": 2, "rollout.groups": 8, "checkpoint.every": 2,
         "curriculum.pass_rate_cap": 0.9,
-    }
+    }  # fmt: skip
     command = [sys.executable, "-m", "dapo_jax.train", "--config=configs/quickstart.py"]
     command += [f"--workdir={folder}", *(f"--config.{k}={v}" for k, v in settings.items())]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment())
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
-
-
-@pytest.fixture(scope="module")
-def overlay(tmp_path_factory):
-    lines = [f"(T pid=1) step:{i} - actor/entropy:0.{i} - actor/grad_norm:1.0" for i in range(1, 9)]
-    path = tmp_path_factory.mktemp("verl") / "verl.log"
-    path.write_text("\n".join(lines))
-    return path
 
 
 TINY = {
@@ -197,7 +176,7 @@ def colab(tmp_path_factory):
     ],
 )
 def test_runs_top_to_bottom_as_in_colab(
-    name, figures, source, overlay, colab, tmp_path, monkeypatch, request
+    name, figures, source, colab, tmp_path, monkeypatch, request
 ):
     from nbclient import NotebookClient
 
@@ -205,8 +184,9 @@ def test_runs_top_to_bottom_as_in_colab(
     train = name.startswith("train_")
     workdir = tmp_path / "run" if train else request.getfixturevalue("fresh")
     subprocess.run([python, "-m", "pip", "uninstall", "-qy", "dapo_jax"], check=True)
-    here = tmp_path / "empty"
-    here.mkdir()
+    (here := tmp_path / "empty").mkdir()
+    overlay = tmp_path / "verl.log"
+    overlay.write_text("".join(f"(T pid=1) step:{i} - actor/entropy:0.{i}\n" for i in range(1, 9)))
     env = environment() | {
         "PYTHONPATH": "",
         "PIP_NO_DEPS": "1",  # they are there
@@ -227,12 +207,10 @@ def test_runs_top_to_bottom_as_in_colab(
     NotebookClient(notebook, timeout=1800, kernel_name="colab", resources=place).execute()
     assert list(python.parents[1].glob("lib/*/site-packages/dapo_jax/train.py"))  # from there
     outputs = [o for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
-    assert not [o for o in outputs if o.output_type == "error"]
-    assert not [o.text for o in outputs if o.output_type == "stream" and "Traceback" in o.text]
-    images = [o.data["image/png"] for o in outputs if "image/png" in o.get("data", {})]
-    assert len(images) >= figures
-    assert all(len(base64.b64decode(i)) > 5000 for i in images)
-    pages = [o.data["text/html"] for o in outputs if "text/html" in o.get("data", {})]
+    assert not [o for o in outputs if o.output_type == "error" or "Traceback" in o.get("text", "")]
+    shown = lambda kind: [o.data[kind] for o in outputs if kind in o.get("data", {})]
+    images, pages = shown("image/png"), shown("text/html")
+    assert len(images) >= figures and all(len(base64.b64decode(i)) > 5000 for i in images)
     assert any("nats per token" in page for page in pages)
     assert not any("<script" in page for page in pages)
     if train:
@@ -253,12 +231,10 @@ def test_tokens_are_what_the_sampler_drew(fresh):
         np.testing.assert_allclose(response.entropies, [t.entropy for t in seen.tokens], atol=1e-4)
         assert seen.text == loaded.tokenizer.decode(response.tokens.tolist())
         for token in seen.tokens:
-            shares = [p for _, p in token.others]
-            assert shares == sorted(shares, reverse=True) and abs(sum(shares) - 1) < 1e-4
-            assert any(
-                piece == token.piece and abs(p - np.exp(token.logp)) < 1e-5
-                for piece, p in token.others
-            )
+            pieces, shares = zip(*token.others, strict=True)
+            assert list(shares) == sorted(shares, reverse=True) and abs(sum(shares) - 1) < 1e-4
+            near = np.abs(shares - np.exp(token.logp)) < 1e-5
+            assert token.piece in np.array(pieces)[near]
     first = tokens.open_run(str(fresh), n=1, step=2)
     assert first.policy.step == 2 and loaded.policy.step == 3
     changed = jax.tree.map(lambda a, b: bool((a != b).any()), first.params, loaded.params)
@@ -292,9 +268,7 @@ def test_what_is_no_run_of_ours(tmp_path):
 @pytest.mark.slow
 def test_a_run_in_a_bucket(fresh, bucket, monkeypatch):
     """Its tokenizer is fetched, its checkpoints stay there, and nothing is written beside them."""
-    for part in ("config.json", "data", "rollouts"):
-        copy = shutil.copytree if (fresh / part).is_dir() else shutil.copy
-        copy(fresh / part, bucket / part)
+    shutil.copytree(fresh, bucket, dirs_exist_ok=True, ignore=lambda *_: ["checkpoints"])
     before = sorted(bucket.rglob("*"))
     load = sample.load
 

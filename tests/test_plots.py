@@ -1,14 +1,15 @@
 """Figures: what is drawn is what was logged, every axis has a name, nothing global is touched."""
 
-import collections
+import functools
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dapo_jax.lab.dynamics import logs, plots, verl
+from dapo_jax.lab.dynamics import plots, verl
 from dapo_jax.lab.dynamics.logs import Run
+from dapo_jax.lab.dynamics.tokens import Answer, Token
 from dapo_jax.lab.experiments import ink
 from dapo_jax.log import tags
 
@@ -17,17 +18,13 @@ STEPS = np.arange(1, 31)
 
 def ours(name="ours", seed=0):
     rng = np.random.default_rng(seed)
-    scalars = [
-        t
-        for t in tags.TAGS
-        if "<" not in t and t != "alarms" and not t.endswith(("_hist", "by_pass_rate"))
-    ]
+    lists = ("_hist", "by_pass_rate", "alarms")
+    scalars = [t for t in tags.TAGS if "<" not in t and not t.endswith(lists)]
     scalars += ["source/a/accuracy", "source/b/accuracy"]
-    found = {name: (STEPS, rng.random(len(STEPS))) for name in scalars}
-    found["optim/updates"] = STEPS, 8.0 * STEPS
-    found["spent/tokens"] = STEPS, 1000.0 * STEPS
-    found["eval/heldout/avg@k"] = found["eval/hard/avg@k"] = np.array([0, 20]), np.array([0.1, 0.9])
-    found["eval/heldout_top_p0.7/avg@k"] = np.array([0, 20]), np.array([0.2, 0.9])
+    found = {tag: (STEPS, rng.random(len(STEPS))) for tag in scalars}
+    found |= {"optim/updates": (STEPS, 8.0 * STEPS), "spent/tokens": (STEPS, 1000.0 * STEPS)}
+    for of, start in (("heldout", 0.1), ("hard", 0.1), ("heldout_top_p0.7", 0.2)):
+        found[f"eval/{of}/avg@k"] = np.array([0, 20]), np.array([start, 0.9])
     return Run(name, found)
 
 
@@ -40,18 +37,11 @@ def theirs():
     return Run("verl", made, of=of)
 
 
-FIGURES = {
-    "dynamics": plots.dynamics,
-    "filter": plots.filter_accuracy,
-    "sampling": lambda runs: plots.lines(runs, plots.SAMPLING),
-    "curriculum": lambda runs: plots.lines(runs, plots.CURRICULUM),
-    "values": lambda runs: plots.lines(runs, plots.VALUES),
-    "clipping": lambda runs, window=5: plots.lines(runs, plots.CLIPPING, window=window),
-    "headline": plots.headline,
-    "generalization": plots.generalization,
-    "scaling": plots.scaling,
-    "truncation": lambda runs, window=5: plots.lines(runs, plots.TRUNCATION, window=window),
-    "time": lambda runs: plots.lines(runs, plots.TIME),
+TABLES = ("SAMPLING", "CURRICULUM", "VALUES", "CLIPPING", "TRUNCATION", "TIME")
+FIGURES = {t: functools.partial(plots.lines, panels=getattr(plots, t)) for t in TABLES}
+ALONE = ("dynamics", "filter_accuracy", "headline", "generalization", "scaling")
+FIGURES |= {name: getattr(plots, name) for name in ALONE}
+FIGURES |= {
     "map": lambda runs: plots.group_heatmap((STEPS, np.ones((30, 9))), "a"),
     "difficulty": lambda runs: plots.difficulty((STEPS, np.ones((30, 11))), "a"),
     "phrases": lambda runs: plots.phrases({"wait": (STEPS, STEPS / 30, STEPS * 2.0)}),
@@ -82,14 +72,8 @@ def drawn(figure, title, label):
     [
         (plots.dynamics, "Entropy", "a", "policy/entropy"),
         (plots.dynamics, "Evaluation", "a, heldout", "eval/heldout/avg@k"),
-        (FIGURES["clipping"], "Clipped tokens", "a, high", "policy/clip_high_frac"),
-        (
-            FIGURES["clipping"],
-            "Weights at their bounds",
-            "a, zeroed",
-            "policy/importance_zeroed_frac",
-        ),
-        (FIGURES["truncation"], "Percentiles of length, drawn", "a, 90%", "response/length_p90"),
+        (FIGURES["CLIPPING"], "Clipped tokens", "a, high", "policy/clip_high_frac"),
+        (FIGURES["TRUNCATION"], "Percentiles of length, drawn", "a, 90%", "response/length_p90"),
         (plots.generalization, "Training and hard", "a, training", "reward/accuracy"),
         (plots.generalization, "Training and hard", "a, hard", "eval/hard/avg@k"),
         (plots.filter_accuracy, "By source of the problem, drawn", "a, b", "source/b/accuracy"),
@@ -103,7 +87,7 @@ def test_lines_are_what_was_logged(figure, title, label, tag):
 
 def test_importance_weights_are_drawn_where_there_are_any():
     plain = {t: s for t, s in ours().series.items() if "importance" not in t}
-    assert [len(FIGURES["clipping"]([r]).axes) for r in (Run("plain", plain), ours())] == [3, 5]
+    assert [len(FIGURES["CLIPPING"]([r]).axes) for r in (Run("plain", plain), ours())] == [3, 5]
 
 
 def test_the_raw_line_is_under_the_smooth_one():
@@ -115,27 +99,21 @@ def test_the_raw_line_is_under_the_smooth_one():
     assert raw.get_linewidth() < thick.get_linewidth() and raw.get_color() == thick.get_color()
 
 
-def test_smooth_against_a_loop():
+@pytest.mark.parametrize("window", [1, 3, 9, 99])
+def test_smooth_against_a_loop(window):
     values = np.random.default_rng(0).normal(size=40)
     values[[3, 4, 20]] = np.nan
-    for window in (1, 3, 9, 99):
-        reach = window // 2
-        wanted = [
-            np.nan if np.isnan(v) else np.nanmean(values[max(i - reach, 0) : i + reach + 1])
-            for i, v in enumerate(values)
-        ]
-        np.testing.assert_allclose(ink.smooth(values, window), wanted)
+    around = [values[max(i - window // 2, 0) : i + window // 2 + 1] for i in range(40)]
+    wanted = [v if np.isnan(v) else np.nanmean(of) for v, of in zip(values, around, strict=True)]
+    np.testing.assert_allclose(ink.smooth(values, window), wanted)
 
 
 def test_other_axes():
     run = ours()
     seconds = np.cumsum(run.series["time/step_s"][1])
-    for axis, want in (
-        ("step", [0, 10, 30]),
-        ("updates", [0, 80, 240]),
-        ("tokens", [0, 10_000, 30_000]),
-        ("seconds", [0, seconds[9], seconds[29]]),
-    ):
+    wanted = {"step": [0, 10, 30], "updates": [0, 80, 240], "tokens": [0, 10_000, 30_000]}
+    wanted["seconds"] = [0, seconds[9], seconds[29]]
+    for axis, want in wanted.items():
         np.testing.assert_allclose(plots.x_of(run, np.array([0, 10, 30]), axis), want)
     x, _ = drawn(plots.dynamics([run], "tokens"), "Evaluation", "ours, heldout")
     np.testing.assert_allclose(x, [0, 20_000])
@@ -160,7 +138,7 @@ def test_like_with_like(theirs):
 def test_a_short_run_beside_a_long_one_can_be_told_apart():
     """Five steps beside thirty are too short for dashes: each kind of line ends in its marker."""
     short = Run("short", {t: (x[:5], y[:5]) for t, (x, y) in ours().series.items()})
-    ax = FIGURES["clipping"]([ours("long"), short]).axes[0]
+    ax = FIGURES["CLIPPING"]([ours("long"), short]).axes[0]
     lines = {line.get_label(): line for line in ax.lines}
     for name, last in (("long", 30), ("short", 5)):
         low, high = (lines[f"{name}, {kind}"] for kind in ("low", "high"))
@@ -168,20 +146,17 @@ def test_a_short_run_beside_a_long_one_can_be_told_apart():
         assert low.get_marker() != high.get_marker() != "None"
 
 
-Drawn = collections.namedtuple("Drawn", "piece logp entropy")
-Answer = collections.namedtuple("Answer", "tokens")
-
-
 def test_token_profile_draws_equal_answers_once_over_the_tokens():
-    two, three = ([Drawn(p, -0.5, 0.1) for p in words] for words in (("a", "$b$"), ("a", "c", " ")))
-    figure = plots.token_profile([Answer(two), Answer(three), Answer(two)])
+    answer = lambda *words: Answer("", None, False, [Token(p, -0.5, 0.1, []) for p in words])
+    two, three = answer("a", "$b$"), answer("a", "c", " ")
+    figure = plots.token_profile([two, three, two])
     for ax in figure.axes:
         labels = [x.get_label() for x in ax.lines]
         assert labels == ["answer 1, 2 times", "answer 2", "first difference"]
         assert ax.lines[-1].get_xdata() == [2, 2]  # "a" is common
         assert [t.get_text() for t in ax.get_xticklabels()] == ["a", "$b$ | c", " "]
         assert not any(t.get_parse_math() for t in ax.get_xticklabels())
-    (left, _) = plots.token_profile([Answer(three * 20)]).axes
+    (left, _) = plots.token_profile([answer(*(["a", "$b$"] * 30))]).axes
     assert "$b$" not in [t.get_text() for t in left.get_xticklabels()]
 
 
@@ -215,24 +190,14 @@ def test_maps_show_shares():
     rates[0, 0], rates[1, [0, 10]] = 4, (1, 3)
     mesh = plots.difficulty((np.array([1, 2]), rates)).axes[0].collections[0]
     np.testing.assert_allclose(mesh.get_array()[:, 0], np.arange(11) == 0)
-    assert mesh.get_coordinates()[:, 0, 1].tolist() == list(
-        tags.edges("curriculum/by_pass_rate", 0, 0)
-    )
-
-
-def test_a_real_log_beside_ours(assets):
-    path = assets / "train_logs/verl_dapo_rloo_qwen2.5-1.5b_steps.csv"
-    run = logs.read(str(path), "verl")
-    figure = plots.dynamics([ours(), run], window=1)
-    _, y = drawn(figure, "Reward", "verl (trained batch)")
-    np.testing.assert_array_equal(y, run.series["reward/mean"][1])
+    borders = list(tags.edges("curriculum/by_pass_rate", 0, 0))
+    assert mesh.get_coordinates()[:, 0, 1].tolist() == borders
 
 
 def test_every_panel_shows_tags_and_pyplot_is_not_imported():
     """Matplotlib is imported where figures are drawn, not where one trains, who waits for it;
     pyplot, which keeps figures alive, nowhere."""
-    tables = (plots.DYNAMICS, plots.SAMPLING, plots.CURRICULUM, plots.VALUES, plots.CLIPPING)
-    shown = {t for of in (*tables, plots.TRUNCATION) for p in of for t in p.lines}
+    shown = {t for of in ("DYNAMICS", *TABLES) for p in getattr(plots, of) for t in p.lines}
     assert all(tags.family(t) for t in shown - {"policy/clip_frac"})  # which is verl's alone
     drawing = {"plots.py", "figures.py", "ink.py", "study.py"}
     for file in Path(plots.__file__).parents[2].rglob("*.py"):

@@ -13,7 +13,7 @@ import pytest
 from dapo_jax.lab.experiments import pool
 from dapo_jax.lab.experiments.pool import Task
 
-# --- Tasks: at module level, as workers import them by name ---------------------------------------
+# Tasks stand at module level, as workers import them by name.
 
 
 def record(folder, *arguments):
@@ -39,15 +39,6 @@ def calls(out, name) -> int:
     return len(file.read_text()) if file.exists() else 0
 
 
-# --- Tests ----------------------------------------------------------------------------------------
-
-
-def test_one_job_works_in_this_process(tmp_path):
-    got = pool.run_all([Task("a", record, (1,)), Task("b", record, ("x",))], tmp_path, jobs=1)
-    assert list(got) == ["a", "b"] and got["b"]["arguments"] == ["x"]
-    assert got["a"]["pid"] == os.getpid()
-
-
 def test_processes_pinned_logged_in_order_and_made_once(tmp_path):
     before = dict(os.environ)
     tasks = [
@@ -70,24 +61,23 @@ def test_processes_pinned_logged_in_order_and_made_once(tmp_path):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_failure_is_named_and_the_rest_made_by_the_next_call(tmp_path, jobs):
-    tasks = [Task("good", record), Task("bad", fail), Task("after", record, after=("bad",))]
-    if jobs == 1:
-        with pytest.raises(OSError, match="disk full"):
-            pool.run_all(tasks, tmp_path, jobs)
-    else:
-        with pytest.raises(RuntimeError) as error:
-            pool.run_all(tasks, tmp_path, jobs)
+    tasks = lambda bad: [
+        Task("good", record), Task("bad", bad), Task("after", record, after=("bad",))
+    ]  # fmt: skip
+    with pytest.raises(OSError if jobs == 1 else RuntimeError, match="disk full") as error:
+        pool.run_all(tasks(fail), tmp_path, jobs)
+    if jobs == 2:
         log = tmp_path / "bad" / "log.txt"
         assert str(error.value) == f"bad: [Errno 28] disk full (see {log})"
         assert "about to fail" in log.read_text() and "Traceback" in log.read_text()
     assert calls(tmp_path, "good") == 1 and calls(tmp_path, "after") == 0
-    mended = [Task("good", record), Task("bad", record), Task("after", record, after=("bad",))]
-    assert set(pool.run_all(mended, tmp_path, jobs=1)) == {"good", "bad", "after"}
+    assert set(pool.run_all(tasks(record), tmp_path, jobs=1)) == {"good", "bad", "after"}
     assert [calls(tmp_path, n) for n in ("good", "bad", "after")] == [1, 1, 1]
 
 
 def test_other_arguments_are_refused_before_anything_runs(tmp_path):
-    pool.run_all([Task("a", record, ({"lr": 0.1, "steps": 3}, 7))], tmp_path, jobs=1)
+    made = pool.run_all([Task("a", record, ({"lr": 0.1, "steps": 3}, 7))], tmp_path, jobs=1)
+    assert made["a"]["arguments"][1] == 7 and made["a"]["pid"] == os.getpid()  # in this process
     changed = [Task("b", record), Task("a", record, ({"lr": 0.2, "steps": 3}, 7))]
     with pytest.raises(ValueError, match=r"a: was made with other settings \(lr 0.1, now 0.2\)"):
         pool.run_all(changed, tmp_path, jobs=1)

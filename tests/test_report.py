@@ -15,10 +15,6 @@ from dapo_jax.log import report
 from dapo_jax.reward.grading import Judge
 from dapo_jax.rollout.engine import Response
 
-# ------------------------------------------------------------------------------------------------
-# Console
-# ------------------------------------------------------------------------------------------------
-
 
 def test_short_shows_what_there_is():
     log = {"reward/accuracy": 0.5, "perf/tokens_per_s": 12345.6, "optim/lr": 1.0}
@@ -28,11 +24,6 @@ def test_short_shows_what_there_is():
     a, b = report.evaluation_lines(7, log)
     assert a.split() == ["step", "7", "a", "avg@k", "0.500"]
     assert b.split() == ["step", "7", "b", "avg@k", "0.250"]
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_a_line_a_step_where_no_terminal_is(monkeypatch):
@@ -49,20 +40,17 @@ def test_a_line_a_step_where_no_terminal_is(monkeypatch):
 
 
 LOG = {
-    "reward/accuracy": 0.5,
-    "reward/mean": -0.125,
-    "response/length_mean": 10.64,
-    "policy/entropy": 0.25,
-    "sampling/accept_frac": 0.75,
-    "perf/tokens_per_s": 12345.6,
-}
+    "reward/accuracy": 0.5, "reward/mean": -0.125, "response/length_mean": 10.64,
+    "policy/entropy": 0.25, "sampling/accept_frac": 0.75, "perf/tokens_per_s": 12345.6,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("columns", "last"), [(80, "tok/s 12,346"), (70, "accept 0.75"), (15, "")])
 def test_a_line_a_step_and_a_bar_where_a_terminal_is(monkeypatch, columns, last):
     """The lines stay in the scrollback, so they must not wrap."""
     monkeypatch.setenv("COLUMNS", str(columns))
-    said, file = [], Terminal()
+    said, file = [], io.StringIO()
+    file.isatty = lambda: True
     progress = report.Progress(64, 11, said.append, file)
     progress.update(LOG)
     progress.update({})
@@ -99,17 +87,11 @@ def test_how_to_see_the_curves(monkeypatch, installed):
     assert ("pip install tensorboard" in said) != installed
 
 
-# ------------------------------------------------------------------------------------------------
-# Samples
-# ------------------------------------------------------------------------------------------------
-
-
 def group(position: int, correct: list[bool], truncated: list[bool]) -> Group:
+    full = lambda n, x: np.full(n, x, np.float32)
     rows = [
-        Response(
-            np.arange(n + 1), np.full(n + 1, -0.25, np.float32), np.full(n + 1, 0.5, np.float32), t
-        )
-        for n, t in enumerate(truncated)
+        Response(np.arange(n), full(n, -0.25), full(n, 0.5), cut)
+        for n, cut in enumerate(truncated, 1)
     ]
     right = np.array(correct)
     return Group(position, [7, 8], rows, Grades(np.where(right, 2.0, 0.0), right))
@@ -150,30 +132,14 @@ def test_a_row_holds_what_a_reader_needs():
     def read_again(problem, response):  # of a group that a restart has carried over
         return Grade(2.0 * (len(response) == 1), len(response) == 1, response[-1])
 
-    text = build.Text(
-        types.SimpleNamespace(decode=decode),
-        Encoded([[7, 8]] * 7, asked, 0),
-        {},
-        [],
-        Judge(read_again),
-    )
+    tokenizer, encoded = types.SimpleNamespace(decode=decode), Encoded([[7, 8]] * 7, asked, 0)
+    text = build.Text(tokenizer, encoded, {}, [], Judge(read_again))
     rows = list(report.samples(c, text, range(7), GOT))
     assert rows[-1] == {
-        "position": 4,
-        "problem": "id4",
-        "source": "math",
-        "prompt": "<7><8>",
-        "response": "ab \ufffd",
-        "answer": "12",
-        "extracted": "\ufffd",
-        "correct": False,
-        "reward": -0.375,
-        "tokens": 3,
-        "truncated": True,
-        "mean_entropy": 0.5,
-        "pieces": ["a", "b ", "\ufffd"],
-        "entropies": [0.5] * 3,
-        "logps": [-0.25] * 3,
-    }
+        "position": 4, "problem": "id4", "source": "math", "prompt": "<7><8>", "answer": "12",
+        "response": "ab \ufffd", "extracted": "\ufffd", "correct": False, "reward": -0.375,
+        "tokens": 3, "truncated": True, "mean_entropy": 0.5, "pieces": ["a", "b ", "\ufffd"],
+        "entropies": [0.5] * 3, "logps": [-0.25] * 3,
+    }  # fmt: skip
     assert rows[0]["extracted"] == "9"  # what it was graded by
     assert [(r["correct"], r["tokens"]) for r in rows] == [(False, 1), (True, 2), (False, 3)]

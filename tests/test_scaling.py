@@ -12,21 +12,12 @@ from dapo_jax.lab.dynamics.logs import Run
 # formula in float64 at these GPU-hours from a start of .25.
 HOURS = [500.0, 1500.0, 2542.0, 8000.0, 50000.0, 100000.0]
 PUBLISHED = {
-    "8B, 14k": (
-        0.61, 1.92, 2542.0,
-        [0.26519359963853173, 0.34591749037380704, 0.43, 0.5741305855203831, 0.6088229501591078,
-         0.609688209232981],
-    ),
-    "8B, 32k": (
-        0.645, 1.89, 11272.0,
-        [0.25109185863425104, 0.2585434118462301, 0.27232687811118494, 0.385655060872098,
-         0.6226862814490994, 0.6387205820694489],
-    ),
-    "17Bx16": (
-        0.71, 1.65, 4242.0,
-        [0.26312196693580743, 0.3201402598560196, 0.38822806255001163, 0.5904710086521596,
-         0.7022803290635848, 0.7075117509378053],
-    ),
+    "8B, 14k": (0.61, 1.92, 2542.0, [0.26519359963853173, 0.34591749037380704, 0.43,
+                0.5741305855203831, 0.6088229501591078, 0.609688209232981]),
+    "8B, 32k": (0.645, 1.89, 11272.0, [0.25109185863425104, 0.2585434118462301,
+                0.27232687811118494, 0.385655060872098, 0.6226862814490994, 0.6387205820694489]),
+    "17Bx16": (0.71, 1.65, 4242.0, [0.26312196693580743, 0.3201402598560196, 0.38822806255001163,
+               0.5904710086521596, 0.7022803290635848, 0.7075117509378053]),
 }  # fmt: skip
 TRUE = 0.25, 0.61, 1.92, 2e4  # start, ceiling, exponent, midpoint of what follows
 
@@ -43,10 +34,6 @@ def noisy(seed, end=1e5, n=21, sd=0.01):
     return compute, oracle(compute, *TRUE) + noise
 
 
-def numbers(fit):
-    return np.array(fit[:4])
-
-
 @pytest.mark.parametrize("run", PUBLISHED)
 def test_the_published_curves_come_back(run):
     ceiling, exponent, midpoint, score = PUBLISHED[run]
@@ -59,36 +46,27 @@ def test_the_published_curves_come_back(run):
 
 def test_the_unit_of_compute_changes_the_midpoint_alone():
     compute, score = noisy(0)
-    got, scaled = numbers(scaling.fit(compute, score)), numbers(scaling.fit(compute * 1e-6, score))
+    got, scaled = (np.array(scaling.fit(compute * unit, score)[:4]) for unit in (1, 1e-6))
     scaled[3] *= 1e6
     np.testing.assert_allclose(scaled, got, rtol=1e-5)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
-    """Of 100 seeds at least 90: four numbers, and the curve within and beyond what was measured."""
+    """Of 100 seeds at least 90: four numbers, the curve within and beyond what was measured, and
+    its end as the first third foretells it."""
     beyond = [7e4, 3e5]
-    want = [*TRUE, *oracle(beyond, *TRUE)]
-    held = np.zeros(6)
+    want = [*TRUE, *oracle([*beyond, 1e5], *TRUE)]
+    held, width = np.zeros(7), []
     for seed in range(100):
         got = scaling.fit(*noisy(seed))
-        curve = got.curve(beyond)
-        low = [*(x.low for x in got[:4]), *curve.low]
-        high = [*(x.high for x in got[:4]), *curve.high]
+        compute, score = (values[:11] for values in noisy(seed, n=31))
+        end, curve = scaling.fit(compute, score).curve(1e5), got.curve(beyond)
+        low = [*(x.low for x in got[:4]), *curve.low, end.low]
+        high = [*(x.high for x in got[:4]), *curve.high, end.high]
         held += (np.array(low) <= want) & (want <= np.array(high))
+        width.append(end.high - end.low)
         assert got.ceiling.low < got.ceiling.value < got.ceiling.high < 0.7
     assert held.min() >= 90, held
-
-
-def test_the_first_third_foretells_the_end():
-    want = oracle([1e5], *TRUE)[0]
-    held, width = 0, []
-    for seed in range(100):
-        compute, score = noisy(seed, n=31)
-        early = compute <= 1e5 / 3
-        end = scaling.fit(compute[early], score[early]).curve(1e5)
-        held += end.low <= want <= end.high
-        width.append(end.high - end.low)
-    assert held >= 90
     assert np.median(width) < 0.4  # and says something: without it anything from .43 to 1
 
 
@@ -98,7 +76,7 @@ def test_the_best_curve_is_that_of_another_search(seed):
     got = scaling.fit(compute, score)
     f = lambda x: score - oracle(compute, *x)
     best = optimize.least_squares(f, TRUE, x_scale=(0.1, 0.1, 1, 1e4), xtol=1e-14, ftol=1e-14)
-    np.testing.assert_allclose(numbers(got)[:, 0], best.x, rtol=1e-4)
+    np.testing.assert_allclose([x.value for x in got[:4]], best.x, rtol=1e-4)
     assert got.sd == pytest.approx(np.sqrt(2 * best.cost / (len(score) - 4)), rel=1e-6)
 
 
@@ -138,27 +116,21 @@ def test_no_curve_where_there_is_none(compute, score, words):
         scaling.fit(compute, score)
 
 
-# --- figure ---------------------------------------------------------------------------------------
-
-
-def run_of(n):
-    compute, score = noisy(0, n=n)
-    steps = np.arange(n)
+def drawn(n):
+    (compute, score), steps = noisy(0, n=n), np.arange(n)
     logged = {"spent/tokens": (steps[1:], compute[1:]), "eval/heldout/avg@k": (steps, score)}
-    return Run("a", logged)
+    (ax,) = plots.scaling([Run("a", logged)]).axes
+    return ax
 
 
 def test_the_figure_draws_both_curves_or_says_why_there_is_none():
-    (ax,) = plots.scaling([run_of(31)]).axes
-    compute, score = noisy(0, n=31)
+    ax, (compute, score) = drawn(31), noisy(0, n=31)
     dots, whole, early = ax.lines
     np.testing.assert_allclose(dots.get_data(), [compute, score])
     for line, n in ((whole, 31), (early, 11)):
         got = scaling.fit(compute[:n], score[:n])
         np.testing.assert_allclose(line.get_ydata(), got.curve(line.get_xdata()).value)
     assert len(ax.collections) == 2 and early.get_linestyle() == "--"
-    (ax,) = plots.scaling([run_of(8)]).axes
-    words = [t.get_text() for t in ax.get_legend().get_texts()]
-    assert "ceiling" in words[0] and words[1] == (
-        "a, first 33%: 3 points of score over compute: a curve needs 6"
-    )
+    words = [t.get_text() for t in drawn(8).get_legend().get_texts()]
+    why = "a, first 33%: 3 points of score over compute: a curve needs 6"
+    assert "ceiling" in words[0] and words[1] == why

@@ -1,4 +1,4 @@
-"""Intervals over seeds, against scipy's own and against what a 95% interval promises."""
+"""Intervals over seeds, against scipy's own."""
 
 import numpy as np
 import pytest
@@ -10,18 +10,10 @@ from dapo_jax.lab.experiments import stats
 def test_interval_is_scipys():
     values = [0.61, 0.72, 0.55, 0.7, 0.64]
     got = stats.interval(values)
-    low, high = scipy.stats.t.interval(
-        0.95, len(values) - 1, loc=np.mean(values), scale=scipy.stats.sem(values)
-    )
-    np.testing.assert_allclose((got.low, got.high), (low, high), rtol=1e-12)
+    want = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    np.testing.assert_allclose((got.low, got.high), want, rtol=1e-12)
     # By hand: the t table has 2.776 at 4 degrees of freedom.
     assert got.half == pytest.approx(2.776 * np.std(values, ddof=1) / 5**0.5, rel=1e-3)
-
-
-def test_interval_covers_the_mean_in_95_of_100():
-    draws = np.random.default_rng(0).normal(3.0, 2.0, (2000, 5))
-    found = [stats.interval(d) for d in draws]
-    assert np.mean([x.low < 3.0 < x.high for x in found]) == pytest.approx(0.95, abs=0.015)
 
 
 def test_one_value_has_a_mean_and_no_width():
@@ -50,4 +42,4 @@ def test_apart_is_disjoint_in_either_order():
     assert stats.apart(a, b) and stats.apart(b, a) and not stats.apart(a, c)
     assert stats.excludes_zero(stats.Interval(-0.2, 0.1))
     assert not stats.excludes_zero(stats.Interval(0.05, 0.1))
-    assert str(a) == "0.500 +- 0.100"
+    assert str(a) == f"{a}" == "0.500 +- 0.100" and f"{a:+.1f}" == "+0.5 +- 0.1"

@@ -47,24 +47,22 @@ def read(paths: Sequence[str], pool_seeds: bool = False) -> list[Column]:
     holds no run, or stands here twice."""
     if twice := sorted({p for p in paths if paths.count(p) > 1}):
         raise ValueError(f"{twice[0]}: is named twice")
-    pools: dict[str, list] = {}
+    pools: dict[str, Column] = {}
     for path, name in zip(paths, names(paths), strict=True):
         run, config = logs.read(path)._replace(name=name), logs.config_of(path)
         fields = None if config is None else schema.leaves(config)
         rest = {k: v for k, v in (fields or {}).items() if k != "seed"}
         key = json.dumps(rest, sort_keys=True) if pool_seeds and fields else name
-        pools.setdefault(key, []).append((run, fields))
-    return [column([run for run, _ in of], of[0][1]) for of in pools.values()]
+        pools.setdefault(key, Column(name, [], fields)).runs.append(run)
+    return [c._replace(name=_column_name(c)) for c in pools.values()]
 
 
-def column(runs: list[Run], fields: Mapping[str, Any] | None) -> Column:
+def _column_name(c: Column) -> str:
     """Named as its run, or as the folder of its runs."""
-    folders = {os.path.dirname(r.name) for r in runs}
-    name = runs[0].name
-    if len(runs) > 1:
-        (folder, *more) = folders
-        name = folder if folder and not more else f"{name} and {len(runs) - 1} more"
-    return Column(name, runs, fields)
+    if len(c.runs) == 1:
+        return c.name
+    folder, *more = {os.path.dirname(r.name) for r in c.runs}
+    return folder if folder and not more else f"{c.name} and {len(c.runs) - 1} more"
 
 
 def names(paths: Sequence[str]) -> list[str]:
@@ -75,14 +73,14 @@ def names(paths: Sequence[str]) -> list[str]:
     return ["/".join(p) for p in parts]
 
 
-# --- What is compared -----------------------------------------------------------------------------
-
-
 def differing(columns: Sequence[Column]) -> dict[str, list]:
     """Field -> its value in each column ('-' where it has none); only those that differ."""
     known = [c.fields for c in columns if c.fields is not None]
-    differ = [f for f in schema.SCHEMA if any(k[f] != known[0][f] for k in known)]
-    return {f: [(c.fields or {}).get(f, "-") for c in columns] for f in differ}
+    return {
+        f: [(c.fields or {}).get(f, "-") for c in columns]
+        for f in schema.SCHEMA
+        if any(k[f] != known[0][f] for k in known)
+    }
 
 
 def scores(columns: Sequence[Column]) -> list[str]:
@@ -103,9 +101,10 @@ def curve(run: Run, tag: str, x: str) -> tuple[np.ndarray, np.ndarray]:
 def end(columns: Sequence[Column], x: str) -> float:
     """How far every run has come on an axis at its last evaluation, or without any its last step.
     NaN where a run does not say."""
+    tags = scores(columns)
 
     def of(run: Run) -> float:
-        evaluated = [step for tag in scores(columns) for step in curve(run, tag, "step")[0]]
+        evaluated = [step for tag in tags for step in curve(run, tag, "step")[0]]
         at = plots.x_of(run, np.array([max(evaluated, default=logs.last_step(run))]), x)
         return np.nan if at is None else at[0]
 
@@ -156,24 +155,23 @@ def summary(columns: Sequence[Column]) -> dict:
     def lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list]:
         return {k: [None if np.isnan(r[k]) else r[k] for r in rows] for k in rows[0]}
 
-    return {
-        "equal": {AXES[x]: place for x, place in ends.items()},
-        "runs": [
-            {
-                "name": c.name,
-                "paths": [r.path for r in c.runs],
-                "fields": {f: values[i] for f, values in differ.items()},
-                **lists([facts(r, ends["step"]) for r in c.runs]),
-                "scores": {
-                    tag: lists([score(r, tag, ends) for r in c.runs]) for tag in scores(columns)
-                },
-            }
-            for i, c in enumerate(columns)
-        ],
-    }
+    runs = []
+    for i, c in enumerate(columns):
+        of = {"name": c.name, "paths": [r.path for r in c.runs]}
+        of["fields"] = {f: values[i] for f, values in differ.items()}
+        of |= lists([facts(r, ends["step"]) for r in c.runs])
+        of["scores"] = {t: lists([score(r, t, ends) for r in c.runs]) for t in scores(columns)}
+        runs.append(of)
+    return {"equal": {AXES[x]: place for x, place in ends.items()}, "runs": runs}
 
 
-# --- Table ----------------------------------------------------------------------------------------
+TAKEN = (  # label, key of a run's `facts`, format
+    ("steps done", "steps", ",.0f"),
+    ("updates done", "updates", ",.0f"),
+    ("tokens drawn", "tokens", ",.0f"),
+    ("time of its steps, s", "time_s", ",.0f"),
+    ("goodput, share", "goodput", ".2f"),
+)
 
 
 def table(found: Mapping[str, Any], width: int = 80) -> str:
@@ -183,16 +181,7 @@ def table(found: Mapping[str, Any], width: int = 80) -> str:
     to = f"at step {ends['steps']:,.0f}"
     rows: Rows = [("", [r["name"] for r in runs])]
     rows += [(f, [_shown(r["fields"][f]) for r in runs]) for f in runs[0]["fields"]]
-    rows += [
-        (label, [_number(r[key], form) for r in runs])
-        for label, key, form in (
-            ("steps done", "steps", ",.0f"),
-            ("updates done", "updates", ",.0f"),
-            ("tokens drawn", "tokens", ",.0f"),
-            ("time of its steps, s", "time_s", ",.0f"),
-            ("goodput, share", "goodput", ".2f"),
-        )
-    ]
+    rows += [(label, [_number(r[key], form) for r in runs]) for label, key, form in TAKEN]
     rows.append((f"length {to}", [_mean(r["length"], ".1f") for r in runs]))
     rows.append((f"train. acc. {to}", [_mean(r["training_accuracy"]) for r in runs]))
     for tag in runs[0]["scores"]:
@@ -238,11 +227,9 @@ def _blocks(rows: Rows, width: int) -> list[str]:
 
 def _row(name: str, label: int, cells: Sequence[str], wide: Sequence[int]) -> list[str]:
     cut = lambda text, width: [text[i : i + width] for i in range(0, len(text), width)] or [""]
-    parts = [cut(name, label), *map(cut, cells, wide)]
-    return [
-        f"{left:<{label}}{''.join(f'  {x:>{w}}' for x, w in zip(of, wide, strict=True))}".rstrip()
-        for left, *of in itertools.zip_longest(*parts, fillvalue="")
-    ]
+    parts = itertools.zip_longest(cut(name, label), *map(cut, cells, wide), fillvalue="")
+    form = f"{{:<{label}}}" + "".join(f"  {{:>{w}}}" for w in wide)
+    return [form.format(*of).rstrip() for of in parts]
 
 
 def _shown(value: Any) -> str:
@@ -257,18 +244,12 @@ def _number(values: Sequence[float | None], form: str) -> str:
 
 def _mean(values: Sequence[float | None], form: str = ".3f") -> str:
     """The mean over runs; '-' where one of them has no value."""
-    if None in values:
-        return "-"
-    mean, half = stats.interval(values)
-    return f"{mean:{form}}" + ("" if np.isnan(half) else f" +- {half:{form}}")
+    return "-" if None in values else format(stats.interval(values), form)
 
 
 def _placed(values: Mapping[str, list], name: str) -> str:
-    (steps, text) = values[f"{name}_step"], _mean(values[name])
+    steps, text = values[f"{name}_step"], _mean(values[name])
     return text if text == "-" else f"{text} @ {_number(steps, '.0f').replace(' to ', '-')}"
-
-
-# --- Figure ---------------------------------------------------------------------------------------
 
 
 def figure(columns: Sequence[Column]) -> plots.Figure:
@@ -277,10 +258,12 @@ def figure(columns: Sequence[Column]) -> plots.Figure:
     thick and each one thin; an interval is drawn for three or more, as that of two hides all."""
     tag = next(iter(scores(columns)), "eval/-/avg@k")
     different = len({logs.last_step(r) for c in columns for r in c.runs}) > 1
-    panels = [(tag, tag.removeprefix("eval/"), x) for x in AXES]
-    panels.append(("reward/accuracy", "training accuracy", "step"))
-    panels.append(("response/length_mean", "length [tokens]", "step"))
-    panels.append(("policy/entropy", "entropy [nats per token]", "step"))
+    panels = [
+        *((tag, tag.removeprefix("eval/"), x) for x in AXES),
+        ("reward/accuracy", "training accuracy", "step"),
+        ("response/length_mean", "length [tokens]", "step"),
+        ("policy/entropy", "entropy [nats per token]", "step"),
+    ]
     made, axes = ink.panels(2, 3)
     for ax, (name, label, x) in zip(axes, panels, strict=True):
         for i, c in enumerate(columns):

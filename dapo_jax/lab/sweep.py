@@ -11,7 +11,9 @@ combination of those swept fields that the warm-up depends on. At the end stands
 """
 
 import csv
+import hashlib
 import itertools
+import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -47,14 +49,16 @@ def settings(over: Sequence[str]) -> list[Setting]:
         name, _, values = text.partition("=")
         (cells,) = csv.reader([values]) if values else ([],)
         field = name.strip()
-        parsed = [cli.overrides([(field, cell.strip())], bad) for cell in cells]
+        found = [cli.overrides([(field, cell.strip())], bad).get(field) for cell in cells]
         if not cells:
             bad.append(f"--over={text}: write --over=FIELD=VALUE,VALUE,...")
         elif field in axes:
             bad.append(f"--over={text}: {field} is swept already; name all its values at once")
         elif field == "seed":
             bad.append(f"--over={text}: --seeds=N runs each combination with N seeds")
-        axes[field] = [p.get(field) for p in parsed]
+        elif twice := [x for i, x in enumerate(found) if x is not None and x in found[:i]]:
+            bad.append(f"--over={text}: {field} is {twice[0]} twice; name each value once")
+        axes[field] = found
     if not over:
         bad.append("--over: name a field, as --over=optim.lr=1e-6,3e-6")
     if bad:
@@ -63,8 +67,14 @@ def settings(over: Sequence[str]) -> list[Setting]:
 
 
 def folder(setting: Setting) -> str:
-    """A name for the setting's runs, without what paths and shells give a meaning to."""
-    return re.sub(r"[^\w.=+-]+", "-", "_".join(f"{k}={v}" for k, v in setting.items()))
+    """A name for the setting's runs, of 255 bytes at most and without what paths and shells give a
+    meaning to. Where that leaves something out, @ and a digest tell such settings apart."""
+    said = "_".join(f"{k}={v}" for k, v in setting.items())
+    name = re.sub(r"[^\w.=+-]+", "-", said)
+    if name == said and said.count("=") == len(setting) and len(said.encode()) <= 255:
+        return name
+    digest = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:12]
+    return f"{name.encode()[: 255 - 13].decode(errors='ignore')}@{digest}"
 
 
 def tasks(config, wanted: Sequence[Setting], seeds: int) -> list[pool.Task]:
@@ -108,8 +118,7 @@ def main() -> None:
     wanted = settings(OVER.value)
     with training.here():  # before `tasks` counts devices
         todo = tasks(config, wanted, SEEDS.value or 1)
-        training.run_all(todo, out, "sweep")
-        if training.reports():
+        if training.run_all(todo, out, "sweep"):
             print(report(out, [t.folder for t in todo if not t.folder.startswith("base/")]))
             print(f"\n{out}/compare.txt, compare.json, compare.png; the runs beside them")
 

@@ -7,6 +7,7 @@ and characters that would not show (or would reverse a line) appear as their cod
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,12 +47,8 @@ class Sample(NamedTuple):
         return "truncated" if self.truncated else "right" if self.correct else "wrong"
 
 
-# --- Reading --------------------------------------------------------------------------------------
-
-_TEXT = ("problem", "prompt", "response", "answer", "source", "extracted")
-_TYPES = dict.fromkeys(_TEXT, str) | {"correct": bool, "truncated": bool, "tokens": int}
-_TYPES |= {"mean_entropy": float, "reward": float}
-_LISTS = {"pieces": str, "entropies": float, "logps": float}
+_TYPES = {"correct": bool, "truncated": bool, "tokens": int, "mean_entropy": float, "reward": float}
+_LISTS = {"pieces": str, "entropies": float, "logps": float}  # all else is text
 
 
 def steps(path: str) -> list[int]:
@@ -86,16 +83,17 @@ def _sample(step: int, text: str, where: str) -> Sample:
         raise ValueError(f"{where}: no JSON object")
     fields: dict[str, Any] = {"step": step}
     for name in Sample._fields[1:]:
-        value, optional = row.get(name), name in Sample._field_defaults
-        if value is None and (optional or name not in row):
-            if not optional:
-                raise ValueError(f"{where}: no {name!r}; rows of a run's rollouts/ have it")
-        elif name in _TYPES:
-            fields[name] = _cast(value, _TYPES[name], f"{where}: {name}")
+        value, at = row.get(name), f"{where}: {name}"
+        if value is None and name in Sample._field_defaults:
+            continue
+        if name not in row:
+            raise ValueError(f"{where}: no {name!r}; rows of a run's rollouts/ have it")
+        if name not in _LISTS:
+            fields[name] = _cast(value, _TYPES.get(name, str), at)
         elif isinstance(value, list):
-            fields[name] = tuple(_cast(x, _LISTS[name], f"{where}: {name}") for x in value)
+            fields[name] = tuple(_cast(x, _LISTS[name], at) for x in value)
         else:
-            raise ValueError(f"{where}: {name} is no list")
+            raise ValueError(f"{at} is no list")
     if len({len(fields.get(n, ())) for n in _LISTS} - {0}) > 1:
         raise ValueError(f"{where}: {', '.join(_LISTS)} have different lengths")
     return Sample(**fields)
@@ -114,8 +112,8 @@ def by_problem(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
     found: dict[str, list[Sample]] = {}
     for sample in samples:
         found.setdefault(sample.problem, []).append(sample)
-    order = sorted(found.items(), key=lambda item: -len({s.step for s in item[1]}))
-    return {name: sorted(rows, key=lambda s: s.step) for name, rows in order}
+    order = sorted(found, key=lambda name: -len({s.step for s in found[name]}))
+    return {name: sorted(found[name], key=lambda s: s.step) for name in order}
 
 
 def choose(
@@ -124,23 +122,17 @@ def choose(
     """The samples of these kinds of at most `most` problems: half of them problems seen at several
     steps, if there are so many, the others spread evenly over the run."""
     problems = by_problem(s for s in samples if s.kind in kinds)
-    again = [name for name, rows in problems.items() if rows[0].step != rows[-1].step]
-    names = again[: most // 2]
+    names = [name for name, rows in problems.items() if rows[0].step != rows[-1].step][: most // 2]
     rest = sorted(problems.keys() - set(names), key=lambda n: (problems[n][0].step, n))
     room = min(most - len(names), len(rest))
     names += [rest[i] for i in np.linspace(0, len(rest) - 1, room).round().astype(int)]
     return [s for name in names for s in problems[name]]
 
 
-# --- Text -----------------------------------------------------------------------------------------
-
-
-def distinct(answers: Iterable[Any]) -> list[tuple[Any, int]]:
+def distinct(answers: Sequence[Any]) -> list[tuple[Any, int]]:
     """Answers (`tokens.Answer`) of different tokens, each with how often it was drawn."""
-    found: dict[tuple[str, ...], list[Any]] = {}
-    for answer in answers:
-        found.setdefault(tuple(t.piece for t in answer.tokens), []).append(answer)
-    return [(same[0], len(same)) for same in found.values()]
+    pieces = [tuple(t.piece for t in answer.tokens) for answer in answers]
+    return [(answers[pieces.index(same)], n) for same, n in Counter(pieces).items()]
 
 
 def visible(text: str) -> str:
@@ -150,27 +142,17 @@ def visible(text: str) -> str:
 
 
 def about(s: Sample) -> str:
-    words = [f"step {s.step}"] if s.step else []
-    words += [f"{s.tokens} tokens", f"{s.mean_entropy:.3f} nats per token"]
-    if not math.isnan(s.reward):
-        words.append(f"reward {s.reward:+.2f}")
-    if s.extracted is not None:
-        words.append(f"answered {visible(s.extracted[:80])}")
-    return ", ".join(words)
+    words = (
+        s.step and f"step {s.step}",
+        f"{s.tokens} tokens, {s.mean_entropy:.3f} nats per token",
+        not math.isnan(s.reward) and f"reward {s.reward:+.2f}",
+        s.extracted is not None and f"answered {visible(s.extracted[:80])}",
+    )
+    return ", ".join(filter(None, words))
 
-
-# --- HTML -----------------------------------------------------------------------------------------
 
 HOT = 2.0  # nats from which on the color is full: a choice among e^2 = 7 equal tokens
 COLORS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7"}
-
-
-class Span(NamedTuple):
-    """A token of a page; the title shows when the pointer is on it."""
-
-    piece: str
-    nats: float
-    title: str
 
 
 def shade(nats: float) -> str:
@@ -198,14 +180,15 @@ def aligned(pieces: Sequence[str], text: str) -> list[str]:
     return out
 
 
-def spans(s: Sample) -> list[Span]:
-    """The tokens of a sample; none where it has no entropies."""
+def spans(s: Sample) -> list[tuple[str, float, str]]:
+    """(text, nats, what shows when the pointer is on it) of each token of a sample; none where it
+    has no entropies."""
     titles = [f"{nats:.3f} nats" for nats in s.entropies]
     if s.logps:
         chances = (math.exp(min(logp, 0.0)) for logp in s.logps)
         titles = [f"{t}, probability {p:.4f}" for t, p in zip(titles, chances, strict=True)]
     pieces = aligned(s.pieces, s.response)
-    return [Span(*of) for of in zip(pieces, s.entropies, titles, strict=True)] if titles else []
+    return list(zip(pieces, s.entropies, titles, strict=True)) if titles else []
 
 
 def _template():
@@ -233,8 +216,6 @@ def table(names: Sequence[str], rows: Sequence[tuple[float, Sequence[str]]]) -> 
     return str(_template().table(names, rows))
 
 
-# --- Reflection (section 4.4 of the paper) --------------------------------------------------------
-
 # Name -> pattern, in any case, at word borders. In the embedded task `Wait` opens a repetition.
 PHRASES = {
     "wait": r"wait",
@@ -254,15 +235,17 @@ def reflection(
     kinds: Collection[str] = ("right", "wrong"),
 ) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Phrase -> (steps int [n], share of the step's samples that have it, times per 1,000 response
-    tokens); phrases that never occur are left out, 'any of these' stands before several.
+    tokens), section 4.4 of the paper; phrases that never occur are left out, 'any of these' stands
+    before several.
 
     Of the LOGGED samples: a step logs one right and one wrong response of a group, so the level is
     not that of all that was drawn; how it moves over the steps is what to read. Truncated ones,
     which are logged beyond their share and often repeat a word without end, are left out.
     """
     rows = [s for s in samples if s.kind in kinds]
-    at = np.array([s.step for s in rows], np.int64)
     tokens = np.array([s.tokens for s in rows])
+    steps, at = np.unique(np.array([s.step for s in rows], np.int64), return_inverse=True)
+    per_step = lambda values: np.bincount(at, values)
     found = {
         name: np.array([len(re.findall(rf"\b{p}\b", s.response, re.IGNORECASE)) for s in rows])
         for name, p in phrases.items()
@@ -270,13 +253,11 @@ def reflection(
     found = {name: times for name, times in found.items() if times.any()}
     if len(found) > 1:
         found = {"any of these": sum(found.values()), **found}
-    steps = np.unique(at)
-    each = [at == step for step in steps]
     return {
         name: (
             steps,
-            np.array([(times[step] > 0).mean() for step in each]),
-            np.array([1000 * times[step].sum() / max(tokens[step].sum(), 1) for step in each]),
+            per_step(times > 0) / np.bincount(at),
+            1000 * per_step(times) / np.maximum(per_step(tokens), 1),
         )
         for name, times in found.items()
     }

@@ -43,14 +43,12 @@ def read(path: str, name: str = "") -> Run:
     """`name`: how figures call the run, by default the file's or directory's name. ValueError:
     nothing is there, or it is no log."""
     file = place(path)
-    if attempt(path, file.is_dir):
-        rows = records(path)
-        if rows is None:
-            raise ValueError(f"{path}: no {METRICS} in it; give a run's directory or a log file")
-    elif not attempt(path, file.exists):
+    folder = attempt(path, file.is_dir)
+    if not folder and not attempt(path, file.exists):
         raise ValueError(f"{path}: no such file or directory")
-    else:
-        rows = list(parse(text_of(file, path), path))
+    rows = records(path) if folder else list(parse(text_of(file, path), path))
+    if rows is None:
+        raise ValueError(f"{path}: no {METRICS} in it; give a run's directory or a log file")
     if not rows:
         raise ValueError(f"{path}: no step in it")
     found, of = series(rows), {}
@@ -64,7 +62,7 @@ def compare(paths: Iterable[str]) -> list[Run]:
     """Several runs, under names that differ: the paths where the short ones do not."""
     runs = [read(path) for path in paths]
     names = [r.name for r in runs]
-    return [r._replace(name=r.path if names.count(r.name) > 1 else r.name) for r in runs]
+    return [r._replace(name=r.path) if names.count(r.name) > 1 else r for r in runs]
 
 
 def config_of(path: str) -> schema.Config | None:
@@ -93,10 +91,9 @@ def histograms(path: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
                 found.setdefault(tag, {})[step] = value
     out = {}
     for tag, rows in found.items():
-        kept = {
-            step: rows[step] for step in sorted(rows) if len(rows[step]) == len(rows[max(rows)])
-        }
-        out[tag] = np.array(list(kept)), np.array(list(kept.values()), float)
+        bins = len(rows[max(rows)])
+        steps = [step for step in sorted(rows) if len(rows[step]) == bins]
+        out[tag] = np.array(steps), np.array([rows[step] for step in steps], float)
     return out
 
 
@@ -104,9 +101,6 @@ def alarms(path: str) -> list[tuple[int, str]]:
     """(step, words) of every alarm of a workdir."""
     rows = ((step, row.get("alarms")) for step, row in records(path) or ())
     return [(step, str(words)) for step, said in rows if isinstance(said, list) for words in said]
-
-
-# --- Places ---------------------------------------------------------------------------------------
 
 
 def place(path: str) -> epath.Path:
@@ -139,9 +133,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-# --- Formats: each yields (step, {name: value}) rows ----------------------------------------------
-
-LogRows = Iterator[tuple[int, dict[str, Any]]]
+LogRows = Iterator[tuple[int, dict[str, Any]]]  # of any format: (step, {name: value})
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Behind a progress bar, '(TaskRunner pid=7)' or a time stamp: step:12 - actor/lr:1e-06 - ...
@@ -167,10 +159,8 @@ def parse(text: str, path: str) -> LogRows:
     header = {name.strip().strip('"') for name in first.split(",")}
     if len(header) > 1 and header & set(STEP_NAMES):
         return _csv_rows(text, path)
-    raise ValueError(
-        f"{path}:1: neither JSON lines, nor verl's 'step:N - name:value - ...', nor CSV with a"
-        f" column {STEP_NAMES[0]!r}"
-    )
+    known = "neither JSON lines, nor verl's 'step:N - name:value - ...', nor CSV with a column"
+    raise ValueError(f"{path}:1: {known} 'step'")
 
 
 def _console_lines(text: str) -> LogRows:
@@ -222,7 +212,7 @@ def json_object(line: str) -> dict | None:
 def _step(row: Mapping[str, Any], where: str) -> int:
     name = next((n for n in STEP_NAMES if n in row), None)
     if name is None:
-        raise ValueError(f"{where}: no {STEP_NAMES[0]!r}")
+        raise ValueError(f"{where}: no 'step'")
     value = row[name]
     if not _is_number(value) or not 0 <= value < 2**53 or value != int(value):
         raise ValueError(f"{where}: {name} is {str(value)[:40]!r}, no step (0, 1, 2, ...)")
@@ -238,9 +228,6 @@ def _number(cell: str) -> float | str:
 
 def _is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-# --- Series ---------------------------------------------------------------------------------------
 
 
 def series(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Series]:
@@ -259,7 +246,6 @@ def series(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Series]:
 
 def _finite(value: float | None) -> float:
     try:
-        number = math.nan if value is None else float(value)
+        return float(value) if value is not None and math.isfinite(value) else math.nan
     except OverflowError:  # an integer of hundreds of digits
         return math.nan
-    return number if math.isfinite(number) else math.nan

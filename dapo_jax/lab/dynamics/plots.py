@@ -45,84 +45,70 @@ INSTEAD = {
     "reward/accuracy": ("reward/batch_accuracy", "after filter"),
 }
 SHARE, GROUPS, RIGHT = "share of responses", "share of drawn groups", "right [share of responses]"
+TRAINED, LENGTH = "share of trained tokens", "mean length [tokens]"
 # fmt: off
 # Figure 7 of the paper (length, reward, entropy, mean probability), and its training accuracy.
 DYNAMICS = (
-    Panel("Response length", "mean length [tokens]", {"response/length_mean": ""}),
+    Panel("Response length", LENGTH, {"response/length_mean": ""}),
     Panel("Reward", "mean reward [+1 right, -1 wrong]", {"reward/mean": ""}),
     Panel("Entropy", "mean entropy [nats per token]", {"policy/entropy": ""}),
     Panel("Probability", "mean probability of a token", {"policy/mean_prob": ""}),
     Panel("Training accuracy", "right [share of all]", {"reward/accuracy": ""}),
 )
-FILTER = Panel("Before and after the filter", RIGHT, {
-    "reward/accuracy": "drawn", "reward/batch_accuracy": "after filter",
-})
+FILTER = Panel("Before and after the filter", RIGHT,
+               {"reward/accuracy": "drawn", "reward/batch_accuracy": "after filter"})
 # What Dynamic Sampling finds.
 SAMPLING = (
     Panel("Groups of right and wrong responses", GROUPS, {"sampling/accept_frac": ""}),
-    Panel("Groups without gradient", GROUPS, {
-        "sampling/all_correct_frac": "all right", "sampling/all_wrong_frac": "all wrong",
-    }),
+    Panel("Groups without gradient", GROUPS,
+          {"sampling/all_correct_frac": "all right", "sampling/all_wrong_frac": "all wrong"}),
     Panel("Rounds", "generation rounds [per step]", {"sampling/rounds": ""}),
 )
 # Recorded pass rates of runs with `config.curriculum`, and how many problems are left out.
 CURRICULUM = (
-    Panel("Pass rate when last drawn", "mean [share of responses]", {
-        "curriculum/pass_rate": "all", "curriculum/known_rate": "drawn again",
-    }),
+    Panel("Pass rate when last drawn", "mean [share of responses]",
+          {"curriculum/pass_rate": "all", "curriculum/known_rate": "drawn again"}),
     Panel("Left out", "problems of the training set", {"curriculum/left_out": ""}),
     Panel("Temperature", "of sampling [no unit]", {"curriculum/temperature": ""}),
 )
 # The value model of runs with `config.critic`.
 VALUES = (
-    Panel("Explained variance", "share of the returns' variance", {
-        "critic/explained_variance": "all",
-        "critic/long/explained_variance": "longest third",
-        "critic/short/explained_variance": "shortest third",
-    }),
+    Panel("Explained variance", "share of the returns' variance",
+          {"critic/explained_variance": "all", "critic/long/explained_variance": "longest third",
+           "critic/short/explained_variance": "shortest third"}),
     Panel("Value loss", "mean [reward^2]", {"critic/value_loss": ""}),
-    Panel("Spread", "standard deviation [reward]", {
-        "critic/advantage_std": "advantages", "critic/return_std": "returns",
-    }),
+    Panel("Spread", "standard deviation [reward]",
+          {"critic/advantage_std": "advantages", "critic/return_std": "returns"}),
 )
-# Tokens whose gradient the lower or the upper bound cut, ratios, importance weights.
+# Tokens whose gradient the lower or the upper bound cut (clip_frac: where a log does not tell them
+# apart), ratios, importance weights where loss.importance_cap is set.
 CLIPPING = (
-    Panel("Clipped tokens", "share of trained tokens", {
-        "policy/clip_high_frac": "high", "policy/clip_low_frac": "low",
-        "policy/clip_frac": "low + high",  # where a log does not tell them apart
-    }),
+    Panel("Clipped tokens", TRAINED,
+          {"policy/clip_high_frac": "high", "policy/clip_low_frac": "low",
+           "policy/clip_frac": "low + high"}),
     Panel("Largest ratio", "new / old probability [no unit]", {"policy/ratio_max": ""}),
     Panel("Gradient norm", "L2 norm before clipping [no unit]", {"optim/grad_norm": ""}),
-    # Where loss.importance_cap is set.
-    Panel("Importance weight", "mean trainer / sampler probability [no unit]", {
-        "policy/importance_mean": "",
-    }),
-    Panel("Weights at their bounds", "share of trained tokens", {
-        "policy/importance_capped_frac": "at the bound",
-        "policy/importance_zeroed_frac": "zeroed",
-    }),
+    Panel("Importance weight", "mean trainer / sampler probability [no unit]",
+          {"policy/importance_mean": ""}),
+    Panel("Weights at their bounds", TRAINED,
+          {"policy/importance_capped_frac": "at the bound",
+           "policy/importance_zeroed_frac": "zeroed"}),
 )
 # Responses that ran into the length limit, and lengths.
 TRUNCATION = (
     Panel("Truncated responses", SHARE, {"response/truncated_frac": ""}),
     Panel("Overlong punishment", "mean of a response [reward]", {"reward/overlong_penalty": ""}),
-    Panel("Length by outcome, drawn", "mean length [tokens]", {
-        "response/length_correct": "right", "response/length_wrong": "wrong",
-    }),
-    Panel("Percentiles of length, drawn", "length [tokens]", {
-        f"response/length_p{p}": f"{p}%" for p in (50, 90, 99)
-    }),
+    Panel("Length by outcome, drawn", LENGTH,
+          {"response/length_correct": "right", "response/length_wrong": "wrong"}),
+    Panel("Percentiles of length, drawn", "length [tokens]",
+          {f"response/length_p{p}": f"{p}%" for p in (50, 90, 99)}),
 )
 TIME = (
-    Panel("Wall time by what it went into", "wall time [seconds per step]", {
-        "time/rollout_s": "sampling, verifying", "time/update_s": "updates",
-        "time/eval_s": "evaluation",
-    }),
+    Panel("Wall time by what it went into", "wall time [seconds per step]",
+          {"time/rollout_s": "sampling, verifying", "time/update_s": "updates",
+           "time/eval_s": "evaluation"}),
 )
 # fmt: on
-
-
-# --- Figures of panels ----------------------------------------------------------------------------
 
 
 def lines(
@@ -149,11 +135,10 @@ def lines(
 def dynamics(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
     """The paper's panels: length, reward, entropy, mean probability, accuracy in training and on
     the evaluation sets at top-p 1."""
-    sets = {tag: name for tag, (name, top_p) in evaluations(runs).items() if not top_p}
-    evaluation = Panel("Evaluation", "avg@k at T = 1 [share right]", sets)
+    evaluation = Panel("Evaluation", "avg@k at T = 1 [share right]", at_top_p_1(runs))
     figure = lines(runs, (*DYNAMICS, evaluation), x, window, rows=2)
-    (tag,) = DYNAMICS[0].lines
-    longest = [np.nanmax(r.series[tag][1], initial=1.0) for r in runs if tag in r.series]
+    lengths = [r.series["response/length_mean"] for r in runs if "response/length_mean" in r.series]
+    longest = [np.nanmax(values, initial=1.0) for _, values in lengths]
     if longest and max(longest) > 20 * min(longest):  # a small model beside a large one
         figure.axes[0].set_yscale("log")
     return figure
@@ -170,14 +155,10 @@ def headline(runs: Sequence[Run], x: str = "updates") -> Figure:
     the set is AIME 2024 by its name."""
     sets = evaluations(runs)
     shown = {tag: of for tag, of in sets.items() if of[1]} or sets or {"": ("evaluation", "")}
-    panels = [
-        Panel(
-            f"{name}, top-p {top_p or 1}",
-            "right [share of samples, of problems]",
-            {tag.removesuffix("avg@k") + score: score for score in ("avg@k", "pass@k", "maj@k")},
-        )
-        for tag, (name, top_p) in shown.items()
-    ]
+    panels, label = [], "right [share of samples, of problems]"
+    for tag, (name, top_p) in shown.items():
+        scores = {tag.removesuffix("avg@k") + s: s for s in ("avg@k", "pass@k", "maj@k")}
+        panels.append(Panel(f"{name}, top-p {top_p or 1}", label, scores))
     figure = lines(runs, panels, x)
     for ax, (name, _) in zip(figure.axes, shown.values(), strict=True):
         for score, who in PAPER.items() if _AIME24.search(name) else ():
@@ -191,10 +172,9 @@ def headline(runs: Sequence[Run], x: str = "updates") -> Figure:
 def generalization(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
     """Accuracy on the problems that are trained on beside that of each evaluation set, both at
     top-p 1: where the two part, problems are learned by heart (guard.eval_fall is the alarm)."""
-    sets = {name: tag for tag, (name, top_p) in evaluations(runs).items() if not top_p}
     panels = [
         Panel(f"Training and {name}", RIGHT, {"reward/accuracy": "training", tag: name})
-        for name, tag in sets.items()
+        for tag, name in at_top_p_1(runs).items()
     ]
     return lines(runs, panels or [Panel("Training and evaluation", RIGHT, {})], x, window)
 
@@ -204,8 +184,8 @@ def filter_accuracy(runs: Sequence[Run], x: str = "step", window: int = 5) -> Fi
     source of the problems."""
     found = sorted({t for r in runs for t in r.series if t.startswith("source/")})
     sources = {t: t.removeprefix("source/").removesuffix("/accuracy") for t in found}
-    by_source = [Panel("By source of the problem, drawn", RIGHT, sources)] if sources else []
-    return lines(runs, [FILTER, *by_source], x, window)
+    by_source = Panel("By source of the problem, drawn", RIGHT, sources)
+    return lines(runs, [FILTER, by_source], x, window)
 
 
 def phrases(
@@ -216,15 +196,11 @@ def phrases(
         Run(phrase, {"share": (steps, share), "rate": (steps, rate)})
         for phrase, (steps, share, rate) in counts.items()
     ]
-    where = f": {name}" if name else ""
     panels = (
-        Panel("Samples that reflect" + where, "share of logged samples", {"share": ""}),
-        Panel("Reflective phrases" + where, "times per 1,000 response tokens", {"rate": ""}),
+        Panel(_of("Samples that reflect", name), "share of logged samples", {"share": ""}),
+        Panel(_of("Reflective phrases", name), "times per 1,000 response tokens", {"rate": ""}),
     )
     return lines(runs, panels, "step", window)
-
-
-# --- Other figures --------------------------------------------------------------------------------
 
 
 def scaling(
@@ -233,9 +209,9 @@ def scaling(
     """ScaleRL's sigmoid through the scores of each evaluation set at top-p 1, with its interval
     (scaling.py), and dashed the one through the first `share` of the run's compute, drawn to the
     end: what one would have foretold. Points of compute below `skip` are left out of both."""
-    sets = {name: tag for tag, (name, top_p) in evaluations(runs).items() if not top_p}
-    figure, axes = ink.panels(1, max(len(sets), 1), width=5.4)
-    for ax, (name, tag) in itertools.zip_longest(axes, sets.items(), fillvalue=("evaluation", "")):
+    sets = at_top_p_1(runs) or {"": "evaluation"}
+    figure, axes = ink.panels(1, len(sets), width=5.4)
+    for ax, (tag, name) in zip(axes, sets.items(), strict=True):
         for run in (r for r in runs if tag in r.series):
             at = x_of(run, run.series[tag][0], x)
             if at is not None:
@@ -248,10 +224,8 @@ def _foretold(ax: Axes, name: str, at, score, color: str, share: float, skip: fl
     """Points, curve and band of all of them and of the first; where there is none, the reason."""
     ax.plot(at, score, "o", ms=3, color=color)
     grid, end = np.linspace(0, np.nanmax(at), 200), np.nanmax(at)
-    for used, style, what in (
-        (np.isfinite(at), "-", "all"),
-        (at <= share * end * (1 + 1e-9), "--", f"first {share:.0%}"),
-    ):
+    early = at <= share * end * (1 + 1e-9)
+    for used, style, what in ((np.isfinite(at), "-", "all"), (early, "--", f"first {share:.0%}")):
         try:
             fit = curves.fit(at[used], score[used], skip=skip)
         except ValueError as error:
@@ -268,22 +242,21 @@ def group_heatmap(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figu
     [n, G + 1], `logs.histograms(path)["sampling/groups_by_correct"]`. The filter drops the outer
     rows, beyond the dashed lines."""
     G = counts[1].shape[1] - 1
-    title = "Groups by right responses" + (f": {name}" if name else "")
-    figure = _map(counts, np.arange(G + 2) - 0.5, title, f"right responses of a group [of {G}]")
+    title, label = _of("Groups by right responses", name), f"right responses of a group [of {G}]"
+    figure = _map(counts, np.arange(G + 2) - 0.5, title, label)
     for border in (0.5, G - 0.5):
         figure.axes[0].axhline(border, color="white", lw=1.2, ls="--")
-    figure.axes[0].yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    figure.axes[0].yaxis.set_major_locator(_whole())
     return figure
 
 
 def difficulty(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figure:
     """Problems by their recorded pass rate over the steps. counts: steps [n] and counts [n, 11],
     `logs.histograms(path)["curriculum/by_pass_rate"]`; the lowest row are those at 0."""
-    title = "Problems by pass rate when last drawn" + (f": {name}" if name else "")
-    edges = tags.edges("curriculum/by_pass_rate", 0, 0)
-    figure = _map(counts, np.array(edges), title, "pass rate [share of responses]")
-    ticks = edges[3::2]
-    figure.axes[0].set_yticks([-0.05, *ticks], ["0", *map(str, ticks)])
+    borders = tags.edges("curriculum/by_pass_rate", 0, 0)
+    title = _of("Problems by pass rate when last drawn", name)
+    figure = _map(counts, np.array(borders), title, "pass rate [share of responses]")
+    figure.axes[0].set_yticks([-0.05, *borders[3::2]], ["0", *map(str, borders[3::2])])
     return figure
 
 
@@ -295,7 +268,7 @@ def _map(counts: tuple[np.ndarray, np.ndarray], borders, title: str, label: str)
     mesh = ax.pcolormesh(edges(steps), borders, share.T, cmap="magma", vmin=0)
     figure.colorbar(mesh, ax=ax, label="share of the step")
     ax.set(title=title, xlabel=X_AXES["step"][1], ylabel=label)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    ax.xaxis.set_major_locator(_whole())
     return figure
 
 
@@ -309,11 +282,10 @@ def token_profile(answers: Sequence) -> Figure:
     names = [" | ".join(browse.visible(repr(p)[1:-1]) for p in of) for of in named]
     parting = next((i for i, place in enumerate(places, 1) if len(set(place)) > 1), None)
     figure, axes = ink.panels(1, 2, width=6, height=4)
-    columns = (
-        ("Probability of the drawn token", "probability", lambda t: math.exp(t.logp)),
-        ("Entropy where it was drawn", "entropy [nats]", lambda t: t.entropy),
-    )
-    for ax, (title, label, value) in zip(axes, columns, strict=True):
+    for ax, title, label, value in (
+        (axes[0], "Probability of the drawn token", "probability", lambda t: math.exp(t.logp)),
+        (axes[1], "Entropy where it was drawn", "entropy [nats]", lambda t: t.entropy),
+    ):
         for i, (answer, times) in enumerate(found):
             name = f"answer {i + 1}" + (f", {times} times" if times > 1 else "")
             row = [value(t) for t in answer.tokens]
@@ -323,12 +295,9 @@ def token_profile(answers: Sequence) -> Figure:
         finish(ax, title, label, "step")
         ax.set_xlabel("token of the response")
         if len(names) <= 40:
-            at = range(1, len(names) + 1)
-            ax.set_xticks(at, names, rotation=90, fontsize=7, parse_math=False)
+            style = {"rotation": 90, "fontsize": 7, "parse_math": False}
+            ax.set_xticks(range(1, len(names) + 1), names, **style)
     return figure
-
-
-# --- Numbers --------------------------------------------------------------------------------------
 
 
 def x_of(run: Run, steps: np.ndarray, x: str) -> np.ndarray | None:
@@ -336,10 +305,9 @@ def x_of(run: Run, steps: np.ndarray, x: str) -> np.ndarray | None:
     logged what the axis counts. ValueError: an unknown axis."""
     if x not in X_AXES:
         raise ValueError(f"x = {x!r}: must be one of {', '.join(X_AXES)}")
-    tag = X_AXES[x][0]
-    if not tag:
+    if x == "step":
         return np.asarray(steps, float)
-    known, values = run.series.get(tag, (np.zeros(0), np.zeros(0)))
+    known, values = run.series.get(X_AXES[x][0], (np.zeros(0), np.zeros(0)))
     known, values = known[np.isfinite(values)], values[np.isfinite(values)]
     if not len(known):
         return None
@@ -352,9 +320,14 @@ def x_of(run: Run, steps: np.ndarray, x: str) -> np.ndarray | None:
 
 def evaluations(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
     """Each tag of avg@k -> the name of its evaluation set and, of a second setting, its top-p."""
-    tags_of = dict.fromkeys(tag for run in runs for tag in run.series)
-    found = (re.fullmatch(r"eval/(.+?)(?:_top_p([\d.]+))?/avg@k", tag) for tag in tags_of)
+    logged = (tag for run in runs for tag in run.series)
+    found = (re.fullmatch(r"eval/(.+?)(?:_top_p([\d.]+))?/avg@k", tag) for tag in logged)
     return {m[0]: (m[1], m[2] or "") for m in found if m}
+
+
+def at_top_p_1(runs: Sequence[Run]) -> dict[str, str]:
+    """Each tag of avg@k at top-p 1 -> the name of its evaluation set."""
+    return {tag: name for tag, (name, top_p) in evaluations(runs).items() if not top_p}
 
 
 def instead(runs: Sequence[Run], run: Run, tag: str) -> tuple[str, str]:
@@ -376,9 +349,15 @@ def edges(steps: np.ndarray) -> np.ndarray:
     return np.concatenate([[2 * steps[0] - middle[0]], middle, [2 * steps[-1] - middle[-1]]])
 
 
-# --- Ink ------------------------------------------------------------------------------------------
-
 _MARKERS = dict(zip(ink.DASHES, "os^Dv", strict=True))
+
+
+def _whole() -> MaxNLocator:
+    return MaxNLocator(integer=True, min_n_ticks=1)
+
+
+def _of(title: str, name: str) -> str:
+    return f"{title}: {name}" if name else title
 
 
 def _color(runs: Sequence[Run], run: Run) -> str:
@@ -402,9 +381,8 @@ def finish(ax: Axes, title: str, label: str, x: str, legend: bool = True) -> Non
     """Title, labels, ticks and legend of a panel; where it is empty, the word for that."""
     ax.set_title(title, fontsize=11)
     ax.set(xlabel=X_AXES[x][1], ylabel=label)
-    whole = MaxNLocator(integer=True, min_n_ticks=1)
     if x == "step":
-        ax.xaxis.set_major_locator(whole)
+        ax.xaxis.set_major_locator(_whole())
     else:
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if not ax.get_legend_handles_labels()[0]:

@@ -46,18 +46,10 @@ class Answer(NamedTuple):
         return float(np.mean([t.entropy for t in self.tokens]))
 
 
-# --- A run's policy -------------------------------------------------------------------------------
-
-
 def open_run(
-    path: str,
-    *,
-    n: int = 4,
-    max_tokens: int = 0,
-    temperature: float = 1.0,
-    seed: int = 0,
+    path: str, *, n: int = 4, max_tokens: int = 0, temperature: float = 1.0, seed: int = 0,
     step: int | None = None,
-) -> sample.Loaded:
+) -> sample.Loaded:  # fmt: skip
     """The policy of a workdir (local or gs://; nothing is written there), on whatever devices this
     process has, ready to draw n answers per prompt. max_tokens 0: as in training; step: of the
     checkpoint, None = the newest. ValueError: what the run lacks."""
@@ -66,16 +58,16 @@ def open_run(
         raise ValueError(f"{path}: no config.json in it; give a run's directory")
     config.eval.temperature, config.eval.top_p, config.seed = temperature, 1.0, seed
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 1, -1, 1  # not the run's own devices
+    load = functools.partial(sample.load, config, n=n, max_tokens=max_tokens, step=step)
     if not workdir_lib.is_remote(path):
-        where = pathlib.Path(path).expanduser()
-        return sample.load(config, where, n=n, max_tokens=max_tokens, step=step)
+        return load(pathlib.Path(path).expanduser())
     config.checkpoint.directory = config.checkpoint.directory or f"{path.rstrip('/')}/checkpoints"
     with tempfile.TemporaryDirectory() as folder:  # the embedded task's tokenizer
-        data = logs.place(path) / "data"
-        for file in data.iterdir() if logs.attempt(path, data.is_dir) else ():
-            (pathlib.Path(folder) / "data").mkdir(exist_ok=True)
-            (pathlib.Path(folder) / "data" / file.name).write_bytes(file.read_bytes())
-        return sample.load(config, pathlib.Path(folder), n=n, max_tokens=max_tokens, step=step)
+        there, here = logs.place(path) / "data", pathlib.Path(folder) / "data"
+        here.mkdir()
+        for file in there.iterdir() if logs.attempt(path, there.is_dir) else ():
+            (here / file.name).write_bytes(file.read_bytes())
+        return load(pathlib.Path(folder))
 
 
 def problems(path: str, most: int = 4) -> list[tuple[str, str]]:
@@ -86,9 +78,6 @@ def problems(path: str, most: int = 4) -> list[tuple[str, str]]:
     raise ValueError(f"{path}: no samples in rollouts/; give prompts and answers of your own")
 
 
-# --- What it says ---------------------------------------------------------------------------------
-
-
 def answers(
     loaded: sample.Loaded, prompt: str, answer: str | None = None, top: int = 5
 ) -> list[Answer]:
@@ -97,13 +86,12 @@ def answers(
     ValueError: the prompt is empty or too long.
     """
     ids = sample.encode(loaded.config, loaded.tokenizer, prompt)
-    out = []
+    mode, out = loaded.config.reward.verifier, []
     for response in sample.draw(loaded, ids):
         text = loaded.tokenizer.decode(response.tokens.tolist())
-        mode = loaded.config.reward.verifier
-        verdict = answer and verifiers.verify(text, answer, mode, prompt)
+        verdict = verifiers.verify(text, answer, mode, prompt) if answer else None
         tokens = look(loaded, ids, response.tokens.tolist(), top)
-        out.append(Answer(text, verdict or None, response.truncated, tokens))
+        out.append(Answer(text, verdict, response.truncated, tokens))
     return out
 
 
@@ -118,15 +106,14 @@ def look(
     temperature = np.float32(loaded.config.eval.temperature or 1.0)  # greedy: as the model has it
     shape = loaded.machine.shape._replace(attention="chunked")  # one row, on any devices
     params = qwen2.cast(loaded.params, loaded.config.model.dtype, shape)
-    seen = jax.device_get(
-        _distributions(shape, params, padded, len(ids), temperature, min(top, shape.vocab_size))
-    )
+    most = min(top, shape.vocab_size)
+    seen = jax.device_get(_distributions(shape, params, padded, len(ids), temperature, most))
     piece = lambda i: loaded.tokenizer.decode([int(i)], skip_special=False)
+    before = slice(len(prompt) - 1, len(ids) - 1)  # the place before a token predicts it
     out = []
-    for at in range(len(prompt) - 1, len(ids) - 1):  # the place before a token predicts it
-        likeliest = zip(seen[2][at], seen[3][at], strict=True)
-        others = [(piece(i), math.exp(p)) for i, p in likeliest]
-        out.append(Token(piece(ids[at + 1]), float(seen[0][at]), float(seen[1][at]), others))
+    for i, logp, nats, *best in zip(response, *(x[before] for x in seen), strict=True):
+        others = [(piece(j), math.exp(p)) for j, p in zip(*best, strict=True)]
+        out.append(Token(piece(i), float(logp), float(nats), others))
     return out
 
 
@@ -153,24 +140,20 @@ def _distributions(shape: qwen2.Shape, params, ids_T, length, temperature, top: 
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out)
 
 
-# --- HTML -----------------------------------------------------------------------------------------
-
-
 def page(prompt: str, drawn: Sequence[Answer]) -> str:
     """Answers as colored text (background: entropy), each with its verdict; equal ones once, with
     their number."""
-    rows = [(_sample(prompt, answer), times) for answer, times in browse.distinct(drawn)]
+    rows = []
+    for a, times in browse.distinct(drawn):
+        right, extracted = (a.verdict.correct, a.verdict.extracted) if a.verdict else (False, None)
+        pieces, logps, entropies, _ = zip(*a.tokens, strict=True)
+        shown = browse.Sample(
+            step=0, problem="", prompt=prompt, response=a.text, answer="", correct=right,
+            tokens=len(pieces), truncated=a.truncated, mean_entropy=a.mean_entropy,
+            extracted=extracted, pieces=pieces, entropies=entropies, logps=logps,
+        )  # fmt: skip
+        rows.append((shown, times))
     return browse.answers(prompt, rows, judged=any(a.verdict for a in drawn))
-
-
-def _sample(prompt: str, a: Answer) -> browse.Sample:
-    return browse.Sample(
-        step=0, problem="", prompt=prompt, response=a.text, answer="",
-        correct=bool(a.verdict and a.verdict.correct), tokens=len(a.tokens), truncated=a.truncated,
-        mean_entropy=a.mean_entropy, extracted=a.verdict.extracted if a.verdict else None,
-        pieces=[t.piece for t in a.tokens], entropies=[t.entropy for t in a.tokens],
-        logps=[t.logp for t in a.tokens],
-    )  # fmt: skip
 
 
 def table(tokens: Sequence[Token]) -> str:
@@ -178,14 +161,10 @@ def table(tokens: Sequence[Token]) -> str:
     far as their probability rounds to 0.001 or more."""
     top = max((len(t.others) for t in tokens), default=0)
     names = ["#", "token", "probability", "entropy [nats]", *(f"{i + 1}." for i in range(top))]
+    quoted = lambda piece: json.dumps(piece, ensure_ascii=False)  # blanks and ends of lines show
     rows = []
     for i, t in enumerate(tokens, 1):
-        others = [f"{_quoted(piece)} {p:.3f}" if p >= 0.0005 else "" for piece, p in t.others]
-        cells = [str(i), _quoted(t.piece), f"{math.exp(t.logp):.4f}", f"{t.entropy:.3f}", *others]
+        others = [f"{quoted(piece)} {p:.3f}" if p >= 0.0005 else "" for piece, p in t.others]
+        cells = [str(i), quoted(t.piece), f"{math.exp(t.logp):.4f}", f"{t.entropy:.3f}", *others]
         rows.append((t.entropy, cells))
     return browse.table(names, rows)
-
-
-def _quoted(piece: str) -> str:
-    """So that blanks and the ends of lines are seen."""
-    return json.dumps(piece, ensure_ascii=False)

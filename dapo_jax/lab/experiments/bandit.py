@@ -70,32 +70,16 @@ def prompts() -> list[list[int]]:
     return [[1 + a, 1 + SIDE + b] for a in range(SIDE) for b in range(SIDE)]
 
 
-def build_machine(config) -> build.Machine:
-    return build.build_machine(config, config.model.vocab_size, {STOP}, None)
-
-
 def exact(machine: build.Machine):
     """A function: params -> probabilities, float32 [prompts, vocabulary]."""
-    tokens_PxT = np.array(prompts(), np.int32)
-
-    @jax.jit
-    def probabilities(params):
-        return jax.nn.softmax(qwen2.bind(machine.shape, params)(tokens_PxT)[:, -1])
-
-    return probabilities
+    asked_PxT = np.array(prompts(), np.int32)
+    return jax.jit(lambda p: jax.nn.softmax(qwen2.bind(machine.shape, p)(asked_PxT)[:, -1]))
 
 
 def entropy(p_PxV: np.ndarray) -> float:
     """Mean over prompts, nats."""
     p = np.asarray(p_PxV, np.float64)
     return float(-(p * np.log(np.maximum(p, 1e-30))).sum(1).mean())
-
-
-# --- The base -------------------------------------------------------------------------------------
-
-
-def base_folder(seed: int) -> str:
-    return f"base_bandit_{seed}"
 
 
 def start_policy(seed: int) -> np.ndarray:
@@ -121,16 +105,14 @@ def imitation(wanted_PxV: np.ndarray) -> list[packing.Item]:
 
 def make(where: pathlib.Path, seed: int) -> dict:
     """A task of the pool: the base of a seed, as a checkpoint."""
-    started = time.process_time()
-    config = settings(seed)
-    machine = build_machine(config)
+    started, config = time.process_time(), settings(seed)
+    machine = build.build_machine(config, config.model.vocab_size, {STOP}, None)
     params = build.initial_params(config, machine)
     rules, optimizer = config.sharding.train.to_dict(), learner.optimizer(**warmup.OPTIMIZER)
     trainer = update.Trainer(machine.shape, machine.mesh, rules, optimizer, config.model.dtype)
     items, row_tokens = imitation(start_policy(seed)), config.optim.row_tokens
-    rows, used, _ = packing.pack(
-        items, packing.Layout(row_tokens=row_tokens, micro_rows=16, max_items=len(items))
-    )
+    layout = packing.Layout(row_tokens=row_tokens, micro_rows=16, max_items=len(items))
+    rows, used, _ = packing.pack(items, layout)
     rows = parallel.to_device(rows, trainer.row_sharding)
     opt_state = trainer.init_opt_state(params)
     for step in range(IMITATION_STEPS):
@@ -138,9 +120,6 @@ def make(where: pathlib.Path, seed: int) -> dict:
         params, opt_state, _ = trainer.supervise(params, opt_state, rows, np.int32(used), lr)
     bases.save(where, config, machine, params)
     return {"cpu_s": time.process_time() - started}
-
-
-# --- Runs -----------------------------------------------------------------------------------------
 
 
 class Ids:
@@ -161,10 +140,9 @@ def play(
     seeds: Sequence[int],
 ) -> dict:  # fmt: skip
     """A task of the pool: the curves of each seed, all with one machine, which compiles once."""
-    started = time.process_time()
-    config = settings(0, clip_high, positive_coef)
-    machine = build_machine(config)
-    start = bases.restore(where.parent / base_folder(base_seed), machine)
+    started, config = time.process_time(), settings(0, clip_high, positive_coef)
+    machine = build.build_machine(config, config.model.vocab_size, {STOP}, None)
+    start = bases.restore(where.parent / f"base_bandit_{base_seed}", machine)
     curves = {}
     for seed in seeds:
         config.seed = seed
@@ -181,8 +159,8 @@ def learn(config, machine: build.Machine, params, rollouts: int = ROLLOUTS) -> d
     text = build.Text(Ids(), Encoded(prompts(), asked, 0), {}, [], grading.Judge(is_rare))
     stream = [i % len(asked) for i in range(rollouts * len(asked))]
     state, method = State(params, machine.trainer.init_opt_state(params)), choose.of(config)
-    out, tables, probabilities = {"positive": [], "clipped": []}, [], exact(machine)
-    tables.append(np.asarray(probabilities(params)))
+    out, probabilities = {"positive": [], "clipped": []}, exact(machine)
+    tables = [np.asarray(probabilities(params))]
     for _ in range(rollouts):
         state, record = algorithm.step(method, text, machine, stream, state)
         right = [g.grades.score_G > 0 for g in record.batch.groups]
@@ -192,8 +170,6 @@ def learn(config, machine: build.Machine, params, rollouts: int = ROLLOUTS) -> d
     out["rare"] = [float(p_PxV[:, RARE].mean()) for p_PxV in tables]
     return out | {"entropy": [entropy(p_PxV) for p_PxV in tables]}
 
-
-# --- What a curve says ----------------------------------------------------------------------------
 
 HALF, ENTROPY = "rollouts to p = .5", "entropy at p = .5 (nats)"
 CLIPPED = "clipped share of tokens with positive advantage, until p = .5"
@@ -216,9 +192,6 @@ def measures(curve: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-# --- Studies --------------------------------------------------------------------------------------
-
-
 def folder(arm: str, base_seed: int) -> str:
     return f"bandit_{arm.replace(' ', '_')}_{base_seed}"
 
@@ -226,20 +199,19 @@ def folder(arm: str, base_seed: int) -> str:
 def tasks(base_of: Mapping[int, int], arms: Sequence[str]) -> list[Task]:
     """The bases, and from each the bandit with each of `arms`."""
     seeds = sorted(set(base_of.values()))
-    out = [Task(base_folder(b), make, (b,)) for b in seeds]
+    out = [Task(f"base_bandit_{b}", make, (b,)) for b in seeds]
     for b in seeds:
         mine = [s for s in base_of if base_of[s] == b]
         mine += [s + len(base_of) for s in mine]
-        out += [
-            Task(folder(arm, b), play, (b, *ARMS[arm], mine), (base_folder(b),)) for arm in arms
-        ]
+        after = (f"base_bandit_{b}",)
+        out += [Task(folder(arm, b), play, (b, *ARMS[arm], mine), after) for arm in arms]
     return out
 
 
 def read(runs: Runs, arm: str) -> list[Mapping]:
     """The curves of an arm and what they say, by seed."""
     found: dict[str, Mapping] = {}
-    for base in sorted(set(runs.base_of.values())):
+    for base in set(runs.base_of.values()):
         found |= runs.results[folder(arm, base)]["curves"]
     return [found[seed] | measures(found[seed]) for seed in sorted(found, key=int)]
 
@@ -265,11 +237,8 @@ CLIP_HIGHER = Study(  # Eq. 8
         compare(HALF, UNBOUND, HIGHEST, -1),
         compare(HALF, HIGHEST, LOW),
         compare(HALF, UNBOUND, LOW),
-        *(
-            compare(measure, arm, LOW)
-            for measure in (CLIPPED, ENTROPY)
-            for arm in (HIGHER, HIGHEST, UNBOUND)
-        ),
+        *(compare(CLIPPED, arm, LOW) for arm in (HIGHER, HIGHEST, UNBOUND)),
+        *(compare(ENTROPY, arm, LOW) for arm in (HIGHER, HIGHEST, UNBOUND)),
     ],
     _PANELS,
     tasks=lambda base_of: tasks(base_of, (LOW, HIGHER, HIGHEST, UNBOUND)),

@@ -32,6 +32,7 @@ from dapo_jax.run import warmup
 ROOM = 64  # tokens in which every careful answer of levels 2..5 fits with much to spare
 TEST_LEVELS = (2, 3, 4, 5)
 HARD_LEVELS = (5, 6, 7, 8)  # warm-up shows five operations at most
+TRAIN_LEVELS = ((2, 3, 4, 5), (2, 3, 4), HARD_LEVELS)
 TEST_PROBLEMS, TEST_SAMPLES = 48, 8  # per level
 ANSWERED_AT_ONCE = 3  # tokens of `Answer: 7 </s>`; whatever is longer has been worked out
 
@@ -80,14 +81,12 @@ def tasks(names: Iterable[str], seeds: Sequence[int]) -> list[Task]:
 def write_problems(directory: pathlib.Path) -> None:
     """A train file for each set of levels in use, a held-out file for each level, the tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
-    for levels in ((2, 3, 4, 5), (2, 3, 4), HARD_LEVELS):
-        made = arithmetic.problems(4096, levels, 0, "train")
-        arithmetic.write_problems(train_file(directory, levels), made)
-    for k in TEST_LEVELS:
-        made = arithmetic.problems(TEST_PROBLEMS, [k], 0, "heldout")
-        arithmetic.write_problems(directory / f"heldout_k{k}.jsonl", made)
-    made = arithmetic.problems(128, HARD_LEVELS, 0, "heldout")
-    arithmetic.write_problems(directory / "heldout_hard.jsonl", made)
+    for file, count, levels, part in (
+        *((train_file(directory, of), 4096, of, "train") for of in TRAIN_LEVELS),
+        *((directory / f"heldout_k{k}.jsonl", TEST_PROBLEMS, [k], "heldout") for k in TEST_LEVELS),
+        (directory / "heldout_hard.jsonl", 128, HARD_LEVELS, "heldout"),
+    ):
+        arithmetic.write_problems(file, arithmetic.problems(count, levels, 0, part))
     arithmetic.write_tokenizer(directory / "tokenizer.model")
 
 
@@ -131,22 +130,16 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     on_files(config, where.parent / "data", (2, 3, 4, 5))
     text = build.load_text(config, where, None)
     machine = build.build_machine(config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
-    if habit.parent:
-        params = restore(where.parent / folder(habit.parent, seed), machine)
-    else:
-        params = build.initial_params(config, machine)
+    parent = where.parent / folder(habit.parent, seed)
+    params = restore(parent, machine) if habit.parent else build.initial_params(config, machine)
     own_seed = len(HABITS) * seed + list(HABITS).index(name)
     phase = warmup.Phase(name, habit.steps, habit.lr, habit.mix, own_seed, habit.cap)
     params = warmup.warm_up(config, machine, text.tokenizer, params, [phase])
     save(where, config, machine, params)
     weights, draw = machine.engine.decode_params(params), build.evaluation_draw(config, top_p=1.0)
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
-    levels = {
-        level: styles(
-            sampling.evaluate(machine, weights, text, problems, config.eval.k, draw), wait
-        )
-        for level, problems in text.evals.items()
-    }
+    test = lambda asked: sampling.evaluate(machine, weights, text, asked, config.eval.k, draw)
+    levels = {level: styles(test(asked), wait) for level, asked in text.evals.items()}
     return {"levels": levels, "cpu_s": time.process_time() - started}
 
 

@@ -14,7 +14,12 @@ Runs = Mapping[str, Sequence[Sequence[dict]]]  # rung -> seed -> records of metr
 COLORS = ("#2b2d42", "#5c6784", "#7b9acc", "#8cc5b5", "#e0a458")
 RED, GRAY = "#c1121f", "#b8bcc6"
 SIZE = (5.2, 3.9)  # inches per panel
-UPDATES = "gradient updates"
+DYNAMICS = {
+    "response/length_mean": "mean response length (tokens)",
+    "reward/mean": "mean reward of drawn responses",
+    "policy/mean_prob": "mean probability of sampled tokens",
+    "sampling/accept_frac": "groups with right and wrong responses (share)",
+}
 
 
 def curve(records: Sequence[dict], tag: str, x: str) -> tuple[np.ndarray, np.ndarray]:
@@ -39,17 +44,11 @@ def bars(updates, tokens, of: presets.Ladder) -> Figure:
         (-0.2, 1.0, updates, "at equal updates"),
         (0.2, 0.45, tokens, "at equal generated tokens"),
     ):
-        found = [stats.interval(values[n]) for n in names]
+        means, halves = zip(*(stats.interval(values[n]) for n in names), strict=True)
         drawn = right.barh(
-            np.arange(len(names)) + shift,
-            [x.mean for x in found],
-            0.38,
-            xerr=np.nan_to_num([x.half for x in found]),
-            color=[colors[n] for n in names],
-            alpha=alpha,
-            capsize=2,
-            label=label,
-        )
+            np.arange(len(names)) + shift, means, 0.38, xerr=np.nan_to_num(halves),
+            color=[colors[n] for n in names], alpha=alpha, capsize=2, label=label,
+        )  # fmt: skip
         right.bar_label(drawn, fmt="%.3f", padding=3, fontsize=7)
     right.set_yticks(range(len(names)), names)
     right.set_xlabel("held-out accuracy, T=1 (share of responses)")
@@ -62,34 +61,24 @@ def bars(updates, tokens, of: presets.Ladder) -> Figure:
 
 def curves(runs: Runs, tag: str, steps: int) -> dict[str, Figure]:
     """Name -> figure of DAPO's ladder: held-out accuracy over updates and over generated tokens;
-    length, reward, mean probability and the share of groups with a signal; and entropy with and
-    without Clip-Higher, early in the ladder and in full DAPO, where both are there.
+    `DYNAMICS`; and entropy with and without Clip-Higher, early in the ladder and in full DAPO,
+    where both are there.
 
     tag: held-out accuracy. steps: rollout steps shown over updates.
     """
     of = presets.LADDERS["dapo"]
     climbed = {name: color for name, color in rung_colors(of).items() if name in of.cumulative}
-    out = {}
-
-    out["accuracy"], (left, right) = ink.panels(1, 2, *SIZE)
+    accuracy, (left, right) = ink.panels(1, 2, *SIZE)
     panel(left, runs, climbed, tag, "held-out accuracy, T=1 (share)", steps)
     for name in filter(runs.__contains__, climbed):
         each = [curve(records, tag, "spent/tokens") for records in runs[name]]
         ink.over_seeds(right, each, name, climbed[name], even=True, scale=1e-6)
     right.set_xlabel("generated tokens (millions)")
 
-    out["dynamics"], axes = ink.panels(2, 2, *SIZE)
-    for ax, (shown, label) in zip(
-        axes,
-        (
-            ("response/length_mean", "mean response length (tokens)"),
-            ("reward/mean", "mean reward of drawn responses"),
-            ("policy/mean_prob", "mean probability of sampled tokens"),
-            ("sampling/accept_frac", "groups with right and wrong responses (share)"),
-        ),
-        strict=True,
-    ):
+    dynamics, axes = ink.panels(2, 2, *SIZE)
+    for ax, (shown, label) in zip(axes, DYNAMICS.items(), strict=True):
         panel(ax, runs, climbed, shown, label, steps)
+    out = {"accuracy": accuracy, "dynamics": dynamics}
 
     switches = [("+clip_higher", "+overlong_filtering"), (of.cumulative[-1], "-clip_higher")]
     if switches := [pair for pair in switches if runs.keys() >= set(pair)]:
@@ -106,5 +95,5 @@ def panel(ax, runs: Runs, colors: Mapping[str, str], tag: str, label: str, steps
         shown = ([r for r in records if r["step"] <= steps] for records in runs[name])
         each = [curve(records, tag, "optim/updates") for records in shown]
         ink.over_seeds(ax, each, name, colors[name])
-    ax.set(xlabel=UPDATES, ylabel=label)
+    ax.set(xlabel="gradient updates", ylabel=label)
     ax.legend(fontsize=8)

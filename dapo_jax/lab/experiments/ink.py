@@ -33,14 +33,9 @@ def panels(
 
 
 def over_seeds(
-    ax: Axes,
-    curves: Sequence[tuple[np.ndarray, np.ndarray]],
-    label: str,
-    color: str,
-    even: bool = False,
-    scale: float = 1.0,
-    **style,
-) -> None:
+    ax: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]], label: str, color: str,
+    even: bool = False, scale: float = 1.0, **style,
+) -> None:  # fmt: skip
     """The mean over seeds and its 95% interval, as far as every seed goes. curves: (x [n], values
     [n]) of each seed, brought to one grid by straight lines: the first one's x or, for seeds that
     have no two points at the same place, an `even` one. More than 30 points are smoothed over 5.
@@ -70,8 +65,7 @@ def band(
 def points(ax: Axes, names: Sequence[str], values, label: str, shift: float = 0.0) -> None:
     """The mean over seeds of `values` [seeds, n] above n names, with its 95% t-interval. shift: to
     the right, so that several stand beside each other."""
-    found = [stats.interval(column) for column in np.transpose(values)]
-    means, halves = [p.mean for p in found], [p.half for p in found]
+    means, halves = zip(*(stats.interval(column) for column in np.transpose(values)), strict=True)
     ax.errorbar(np.arange(len(names)) + shift, means, halves, fmt="o", capsize=3, label=label)
     ax.set_xticks(range(len(names)), names)
 

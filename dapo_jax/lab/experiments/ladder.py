@@ -28,6 +28,7 @@ model up: the tables, and bars beside the paper's. Steps are counted behind thos
 pre-training, whose tokens count; no rung has Dynamic Sampling, so none goes on for longer.
 """
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -47,19 +48,12 @@ FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "Seed of the base and of each
 OUT = flags.DEFINE_string("out", "runs/ladder", "Directory of the runs, the table and the figures.")
 METHOD = flags.DEFINE_enum("method", "dapo", list(presets.LADDERS), "Whose ladder.")
 ONLY = flags.DEFINE_list("only", None, "Rungs to run; all, if not given.")
-STEPS = flags.DEFINE_integer(
-    "steps", 0, "Rollout steps compared at equal updates; 0 = the config's."
-)
-LONGER = flags.DEFINE_float(
-    "longer", 2.5, "Steps of rungs without Dynamic Sampling, as a multiple."
-)
+STEPS = flags.DEFINE_integer("steps", 0, "Rollout steps compared at equal updates; 0: config's.")
+LONGER = flags.DEFINE_float("longer", 2.5, "Steps of rungs without Dynamic Sampling, a multiple.")
 REPORT = flags.DEFINE_bool("report", False, "Run nothing: put together the runs that OUT holds.")
 
 DAPO = presets.LADDERS["dapo"]
 WINDOW = np.array([4, 5, 6]) / 6
-
-
-# --- Runs -----------------------------------------------------------------------------------------
 
 
 def tasks(
@@ -74,9 +68,9 @@ def tasks(
     for seed in seeds:
         for name in rungs:
             r = presets.rung(config, name, of)
-            r.seed = seed
-            r.steps = pretrained(r) + steps_of(r, longer, policy_steps(config))
-            out.append(pool.Task(folder(name, seed), run, (schema.leaves(r), *after), after))
+            steps = pretrained(r) + steps_of(r, longer, policy_steps(config))
+            fields = schema.leaves(r) | {"seed": seed, "steps": steps}
+            out.append(pool.Task(folder(name, seed), run, (fields, *after), after))
     return out
 
 
@@ -99,8 +93,6 @@ def steps_of(rung, longer: float, steps: int) -> int:
 def folder(rung: str, seed: int) -> str:
     return f"{rung}/seed_{seed}"
 
-
-# --- What they show -------------------------------------------------------------------------------
 
 # Means over the last third of the compared steps; tokens: all up to the last of them.
 BESIDE = {
@@ -145,40 +137,32 @@ def beside(records: Records, tag: str, steps: int) -> float:
 
 
 def summarize(
-    runs: Mapping[str, Sequence[Records]],
-    tag: str,
-    steps: int,
-    wanted: Mapping[str, int],
-    seeds: Sequence[int],
-    of: presets.Ladder = DAPO,
-) -> dict[str, Any]:
+    runs: Mapping[str, Sequence[Records]], tag: str, steps: int, wanted: Mapping[str, int],
+    seeds: Sequence[int], of: presets.Ladder = DAPO,
+) -> dict[str, Any]:  # fmt: skip
     """What table.json holds: every number of the table, and each seed's. tag: held-out accuracy;
     steps: rollout steps at equal updates; wanted: rung -> steps it was to train."""
-    last = {folder(n, s): r[-1] for n in runs for s, r in zip(seeds, runs[n], strict=True)}
-    early = [where for where, r in last.items() if r["step"] < wanted[where.rpartition("/")[0]]]
-    spent = {where: r.get("spent/tokens", 0) for where, r in last.items()}
-    budget = min([n for where, n in spent.items() if where not in early] or spent.values())
+    last = {(n, s): r[-1] for n in runs for s, r in zip(seeds, runs[n], strict=True)}
+    early = [run for run, r in last.items() if r["step"] < wanted[run[0]]]
+    spent = {run: r.get("spent/tokens", 0) for run, r in last.items()}
+    budget = min([n for run, n in spent.items() if run not in early] or spent.values())
 
     def at(x: str, end: float) -> dict[str, dict]:
         each = {n: [accuracy(r, tag, x, end) for r in found] for n, found in runs.items()}
         return {n: plain(stats.interval(v)) | {"seeds": v} for n, v in each.items()}
 
     means = {
-        what: {n: np.mean([beside(r, tag, steps) for r in found]) for n, found in runs.items()}
+        what: {n: nothing(np.mean([beside(r, tag, steps) for r in rs])) for n, rs in runs.items()}
         for what, tag in BESIDE.items()
     }
     found = {
         "paper": dict(of.paper),
         "steps": steps,
         "budget_tokens": budget,
-        "stopped_early": early,
+        "stopped_early": [folder(*run) for run in early],
         "equal_updates": at("step", steps),
         "equal_tokens": at("spent/tokens", budget),
-        "beside": {
-            what: {n: nothing(x) for n, x in of.items()}
-            for what, of in means.items()
-            if not np.isnan([*of.values()]).all()
-        },
+        "beside": {what: xs for what, xs in means.items() if set(xs.values()) != {None}},
     }
     for equal in ("equal_updates", "equal_tokens"):
         values = by_seed(found[equal])
@@ -205,7 +189,7 @@ def verdict(after: str, before: str, values: Values) -> str:
     """One sentence on two rungs, from the numbers."""
     a, b = (stats.interval(values[name]) for name in (after, before))
     difference = stats.paired(values[after], values[before])
-    numbers = f"{a} against {b}, paired difference {signed(difference)}"
+    numbers = f"{a} against {b}, paired difference {difference:+.3f}"
     if np.isnan(difference.half):
         return f"{after} and {before}: {numbers}; one seed tells nothing of seed noise"
     if not stats.excludes_zero(difference):
@@ -215,19 +199,12 @@ def verdict(after: str, before: str, values: Values) -> str:
     return f"{after} is {word} {before}: {numbers}, {kind} 95% intervals"
 
 
-def signed(x: stats.Interval) -> str:
-    return f"{'+' if x.mean >= 0 else ''}{x}"
-
-
 def pairs(rungs: Sequence[str], of: presets.Ladder = DAPO) -> list[tuple[str, str]]:
     """(after, before) of all that is compared: the whole, each step, each technique left out."""
     ladder = of.cumulative
     told = [(ladder[-1], ladder[0]), *zip(ladder[1:], ladder, strict=False)]
     told += [(ladder[-1], name) for name in of.leave_one_out[:-1]]
     return [(a, b) for a, b in told if a in rungs and b in rungs]
-
-
-# --- Report ---------------------------------------------------------------------------------------
 
 
 def markdown(s: Mapping[str, Any], scale: str, minibatches: int, of: presets.Ladder = DAPO) -> str:
@@ -245,7 +222,7 @@ def markdown(s: Mapping[str, Any], scale: str, minibatches: int, of: presets.Lad
         cells = [name, str(of.paper.get(name, ""))]
         for values in equal.values():
             other = values.get(below.get(name, ""))
-            change = "" if other is None else signed(stats.paired(values[name], other))
+            change = "" if other is None else f"{stats.paired(values[name], other):+.3f}"
             cells += [str(stats.interval(values[name])), change]
         means = (beside[name] for beside in s["beside"].values())
         rows.append([*cells, *("nan" if x is None else f"{x:.3g}" for x in means)])
@@ -324,12 +301,8 @@ def main() -> None:
     first = FIRST_SEED.value
     seeds = range(first, first + (SEEDS.value or 5))
     todo = tasks(config, rungs, seeds, first, LONGER.value, of)
-    if REPORT.value:
-        print(report(config, out, rungs, seeds, LONGER.value, of))
-        return
-    with training.here():
-        training.run_all(todo, out, "ladder")
-        if training.reports():
+    with contextlib.nullcontext() if REPORT.value else training.here():
+        if REPORT.value or training.run_all(todo, out, "ladder"):
             print(report(config, out, rungs, seeds, LONGER.value, of))
 
 

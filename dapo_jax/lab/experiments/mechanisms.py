@@ -38,10 +38,10 @@ def plain(found: Found, runs: Runs) -> dict:
     effects = {
         name: {
             "claim": studies.ALL[name].claim,
-            "shown": shown(contrasts),
-            "contrasts": [_plain(x) for x in contrasts],
+            "shown": shown(of),
+            "contrasts": [*map(_plain, of)],
         }
-        for name, contrasts in found.items()
+        for name, of in found.items()
     }
     return {
         "base_of_seed": {str(s): b for s, b in runs.base_of.items()},
@@ -67,15 +67,14 @@ def _plain(x: Compared) -> dict:
 def markdown(found: Found, runs: Runs) -> str:
     cpu = sum(result["cpu_s"] for result in runs.results.values())
     lines = [
-        "# Mechanism experiments",
-        "",
+        "# Mechanism experiments\n",
         f"{len(runs.base_of)} RL seeds per arm over {len(set(runs.base_of.values()))} base seeds;"
         " arms paired by seed. Mean and 95% t-interval over seeds, with the differences between"
         f" bases in it. Runs: {cpu / 60:.1f} CPU-minutes in all.",
     ]
     for name, contrasts in found.items():
         study = studies.ALL[name]
-        lines += ["", f"## {study.name}: {verdict(contrasts)}", "", study.claim, ""]
+        lines += [f"\n## {study.name}: {verdict(contrasts)}\n\n{study.claim}\n"]
         lines += ["| measure | A | B | A | B | A - B, paired | |", "|---|---|---|---|---|---|---|"]
         for x in contrasts:
             remark = "excludes 0" if stats.excludes_zero(x.difference) else ""
@@ -84,19 +83,15 @@ def markdown(found: Found, runs: Runs) -> str:
                 remark += ", disjoint" if x.disjoint else ", intervals overlap"
             cells = (
                 x.contrast.measure, study.label(x.contrast.after), study.label(x.contrast.before),
-                stats.interval(x.after), stats.interval(x.before), signed(x.difference), remark,
+                stats.interval(x.after), stats.interval(x.before), f"{x.difference:+.3f}", remark,
             )  # fmt: skip
             lines.append(f"| {' | '.join(map(str, cells))} |")
-        lines += ["", f"![{study.name}]({name}.png)"]
+        lines.append(f"\n![{study.name}]({name}.png)")
     return "\n".join(lines) + "\n"
 
 
 def verdict(contrasts: Sequence[Compared]) -> str:
     return "shown" if shown(contrasts) else "not shown"
-
-
-def signed(x: stats.Interval) -> str:
-    return f"{x.mean:+.3f} +- {x.half:.3f}"
 
 
 def report(out: pathlib.Path, names: Sequence[str], runs: Runs) -> str:

@@ -6,7 +6,6 @@ what it prints goes to `folder/log.txt`. The same call after an interruption mak
 missing, and a task that is a training run resumes where it was cut off.
 """
 
-import concurrent.futures
 import contextlib
 import graphlib
 import itertools
@@ -14,15 +13,16 @@ import json
 import multiprocessing
 import os
 import pathlib
-import queue
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 from dapo_jax import bars
+from dapo_jax.data import files
 
 # What started processes inherit, unless the user has set it; the reasons: launch/quickstart.sh.
 _ENVIRONMENT = {
@@ -59,10 +59,9 @@ def run_all(
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     jobs = jobs or len(cores) or os.cpu_count() or 1
     waiting = [t for t in (in_order if jobs == 1 else tasks) if t.folder not in results]
-    bar = bars.bar(
+    with bars.bar(
         total=len(tasks), initial=len(results), desc=desc, unit="run", dynamic_ncols=True
-    )
-    with bar:
+    ) as bar:
         if jobs == 1:
             # Here only: with it comes JAX, which the processes of a pool start by themselves.
             from dapo_jax import parallel
@@ -81,13 +80,9 @@ def _run_pool(out, waiting: list[Task], results: dict, jobs: int, bar) -> None:
     cores = context.Queue()
     for core in range(jobs):
         cores.put(core)
-    waiting, running, failed = list(waiting), {}, []
-    with (
-        _environment(JAX_COMPILATION_CACHE_DIR=str((out / "xla").absolute())),
-        concurrent.futures.ProcessPoolExecutor(
-            jobs, mp_context=context, initializer=_start, initargs=(cores, os.getpid())
-        ) as pool,
-    ):
+    running, failed = {}, []
+    start = dict(mp_context=context, initializer=_start, initargs=(cores, os.getpid()))
+    with _environment(out / "xla"), futures.ProcessPoolExecutor(jobs, **start) as pool:
         while waiting or running:
             ready = [] if failed else [t for t in waiting if all(a in results for a in t.after)]
             for task in ready[: jobs - len(running)]:
@@ -95,10 +90,7 @@ def _run_pool(out, waiting: list[Task], results: dict, jobs: int, bar) -> None:
                 running[pool.submit(_work, out, task, True)] = task
             if not running:
                 break
-            done, _ = concurrent.futures.wait(
-                running, return_when=concurrent.futures.FIRST_COMPLETED
-            )
-            for future in done:
+            for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
                 task = running.pop(future)
                 if error := future.exception():
                     what = str(error) or type(error).__name__
@@ -127,9 +119,11 @@ def _in_order(tasks: Sequence[Task]) -> list[Task]:
 
 
 @contextlib.contextmanager
-def _environment(**more: str) -> Iterator[None]:
-    """Set what the processes inherit; afterwards this process has its own environment again."""
-    new = {k: v for k, v in (_ENVIRONMENT | more).items() if k not in os.environ}
+def _environment(compiled: pathlib.Path) -> Iterator[None]:
+    """Set what the processes inherit; afterwards this process has its own environment again.
+    compiled: folder of the programs that XLA has compiled, which all share."""
+    wanted = _ENVIRONMENT | {"JAX_COMPILATION_CACHE_DIR": str(compiled.absolute())}
+    new = {k: v for k, v in wanted.items() if k not in os.environ}
     os.environ |= new
     try:
         yield
@@ -141,10 +135,7 @@ def _environment(**more: str) -> Iterator[None]:
 def _start(cores, parent: int) -> None:
     """Pin a new process to one core before it starts JAX, so that runs do not share threads."""
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
-    try:
-        core = cores.get(timeout=10)
-    except queue.Empty:
-        return
+    core = cores.get()
     if hasattr(os, "sched_setaffinity"):
         mine = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {mine[core % len(mine)]})
@@ -164,22 +155,18 @@ def _work(out: pathlib.Path, task: Task, quiet: bool, keep: bool = True) -> Any:
     folder = out / task.folder
     folder.mkdir(parents=True, exist_ok=True)
     if quiet:
-        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+        with (folder / "log.txt").open("a") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
     try:
         result = task.work(folder, *task.arguments)
     except BaseException:
         if quiet:
             traceback.print_exc()  # into the log
         raise
-    text = json.dumps({"arguments": task.arguments, "result": result}, indent=2) + "\n"
     if keep:
-        draft = _path(out, task).with_suffix(".tmp")
-        draft.write_text(text)
-        draft.replace(_path(out, task))
-    return json.loads(text)["result"]
+        files.write_json(_path(out, task), {"arguments": task.arguments, "result": result})
+    return json.loads(json.dumps(result))
 
 
 def _path(out: pathlib.Path, task: Task) -> pathlib.Path:
@@ -202,8 +189,5 @@ def _differences(old: list, new: list) -> Iterator[str]:
     """What differs, argument by argument, and field by field in a mapping."""
     for a, b in itertools.zip_longest(old, new):
         fields = isinstance(a, dict) and isinstance(b, dict)
-        for key in dict.fromkeys([*a, *b]) if fields else ():
-            if a.get(key) != b.get(key):
-                yield f"{key} {a.get(key)!r}, now {b.get(key)!r}"
-        if a != b and not fields:
-            yield f"{a!r}, now {b!r}"
+        pairs = {f"{k} ": (a.get(k), b.get(k)) for k in [*a, *b]} if fields else {"": (a, b)}
+        yield from (f"{k}{x!r}, now {y!r}" for k, (x, y) in pairs.items() if x != y)

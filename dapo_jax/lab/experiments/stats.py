@@ -13,17 +13,17 @@ class Interval(NamedTuple):
     mean: float
     half: float
 
+    def __format__(self, form: str) -> str:
+        """form: of the mean and, without a sign, of the half; .3f where none is given."""
+        form = form or ".3f"
+        half = "" if np.isnan(self.half) else f" +- {self.half:{form.removeprefix('+')}}"
+        return f"{self.mean:{form}}{half}"
+
     def __str__(self) -> str:
-        half = "" if np.isnan(self.half) else f" +- {self.half:.3f}"
-        return f"{self.mean:.3f}{half}"
+        return format(self)
 
-    @property
-    def low(self) -> float:
-        return self.mean - self.half
-
-    @property
-    def high(self) -> float:
-        return self.mean + self.half
+    low = property(lambda self: self.mean - self.half)
+    high = property(lambda self: self.mean + self.half)
 
 
 def interval(values: Sequence[float]) -> Interval:

@@ -17,24 +17,7 @@ import numpy as np
 from dapo_jax.config import presets, schema
 from dapo_jax.lab.experiments import bandit, bases, study
 from dapo_jax.lab.experiments.pool import Task
-from dapo_jax.lab.experiments.study import (
-    ACCURACY,
-    CUT,
-    ENTROPY,
-    EXPLAINED,
-    LENGTH,
-    TOKENS,
-    Arm,
-    Contrast,
-    Panel,
-    Runs,
-    Study,
-    last,
-    level,
-    over_steps,
-    series,
-    steps,
-)
+from dapo_jax.lab.experiments.study import Arm, Contrast, Panel, Runs, Study, level, peak, series
 
 # --- Settings that arms share ---------------------------------------------------------------------
 
@@ -55,8 +38,15 @@ OUT_OF_LOSS, OUT_OF_GROUP = ({"loss.overlong_filter": what} for what in ("loss",
 SOFT = {"reward.overlong_penalty": 1.0}
 HARD = {"rollout.max_response_tokens": 40, "steps": 60, **OUT_OF_LOSS}
 
+LAST, END = slice(-study.WINDOW, None), "last 5 steps"
+LENGTH, CUT, ACCURACY, ENTROPY, TOKENS, EXPLAINED = study.SERIES
 TRAIN, ROOM, FIT = "train accuracy", "accuracy with room, k=4,5", "right within the limit, k=2,3"
-END = "last 5 steps"
+
+
+def over_steps(tag: str, unit: str) -> Panel:
+    return Panel("rollout step", unit, lambda run: dict(enumerate(run["series"][tag], 1)))
+
+
 LENGTHS = over_steps(LENGTH, "mean response length (tokens)")
 TRUNCATED = over_steps(CUT, "truncated responses (share)")
 
@@ -69,13 +59,13 @@ TOKEN_LEVEL = Study(
     "A mean over responses of token means lets the response length overshoot and truncation rise"
     " before they recover; a mean over tokens curbs the repeats from the start.",
     [
-        Contrast("peak mean length (tokens)", SAMPLE, TOKEN, series(LENGTH, study.peak), +1),
-        Contrast("truncated share, steps 6-10", SAMPLE, TOKEN, series(CUT, steps(6, 10)), +1),
-        Contrast("peak truncated share", SAMPLE, TOKEN, series(CUT, study.peak)),
-        Contrast(f"{TRAIN}, steps 8-12", SAMPLE, TOKEN, series(ACCURACY, steps(8, 12))),
-        Contrast(f"{TRAIN}, {END}", SAMPLE, TOKEN, series(ACCURACY, last)),
-        Contrast(f"mean length, {END} (tokens)", SAMPLE, TOKEN, series(LENGTH, last)),
-        Contrast("entropy, steps 8-12 (nats)", SAMPLE, TOKEN, series(ENTROPY, steps(8, 12))),
+        Contrast("peak mean length (tokens)", SAMPLE, TOKEN, series(LENGTH, peak), +1),
+        Contrast("truncated share, steps 6-10", SAMPLE, TOKEN, series(CUT, slice(5, 10)), +1),
+        Contrast("peak truncated share", SAMPLE, TOKEN, series(CUT, peak)),
+        Contrast(f"{TRAIN}, steps 8-12", SAMPLE, TOKEN, series(ACCURACY, slice(7, 12))),
+        Contrast(f"{TRAIN}, {END}", SAMPLE, TOKEN, series(ACCURACY, LAST)),
+        Contrast(f"mean length, {END} (tokens)", SAMPLE, TOKEN, series(LENGTH, LAST)),
+        Contrast("entropy, steps 8-12 (nats)", SAMPLE, TOKEN, series(ENTROPY, slice(7, 12))),
     ],
     [LENGTHS, TRUNCATED, over_steps(ENTROPY, "entropy (nats per token)")],
     {
@@ -113,8 +103,8 @@ FILTER = Study(
         Contrast("worked out, k=4,5 (share)", GROUP, OFF, level("worked_share", 4, 5)),
         Contrast(FIT, GROUP, OFF, level("fit", 2, 3)),
         Contrast(FIT, LOSS, OFF, level("fit", 2, 3)),
-        Contrast(f"{TRAIN}, {END}", GROUP, OFF, series(ACCURACY, last)),
-        Contrast(f"truncated share, {END}", GROUP, OFF, series(CUT, last)),
+        Contrast(f"{TRAIN}, {END}", GROUP, OFF, series(ACCURACY, LAST)),
+        Contrast(f"truncated share, {END}", GROUP, OFF, series(CUT, LAST)),
     ],
     [
         Panel(
@@ -141,10 +131,10 @@ SOFT_PUNISHMENT = Study(
     "With truncated responses filtered out nothing restrains length; the soft ramp on top of the"
     " filter restores control of length and truncation.",
     [
-        Contrast(f"mean length, {END} (tokens)", RAMP, FREE, series(LENGTH, last), -1),
-        Contrast(f"truncated share, {END}", RAMP, FREE, series(CUT, last), -1),
-        Contrast(f"truncated share, {END}", CAREFUL_RAMP, GROUP, series(CUT, last)),
-        Contrast(f"{TRAIN}, {END}", RAMP, FREE, series(ACCURACY, last)),
+        Contrast(f"mean length, {END} (tokens)", RAMP, FREE, series(LENGTH, LAST), -1),
+        Contrast(f"truncated share, {END}", RAMP, FREE, series(CUT, LAST), -1),
+        Contrast(f"truncated share, {END}", CAREFUL_RAMP, GROUP, series(CUT, LAST)),
+        Contrast(f"{TRAIN}, {END}", RAMP, FREE, series(ACCURACY, LAST)),
         Contrast("held-out accuracy, k=2,3,4", RAMP, FREE, level("accuracy", 2, 3, 4)),
         Contrast(ROOM, CAREFUL_RAMP, GROUP, level("accuracy", 4, 5)),
     ],
@@ -184,7 +174,7 @@ DYNAMIC = Study(
     " generated tokens.",
     [
         Contrast("held-out accuracy, mean of steps 50-60", ON, WITHOUT, late, +1),
-        Contrast(f"{TRAIN}, {END}", ON, WITHOUT, series(ACCURACY, last)),
+        Contrast(f"{TRAIN}, {END}", ON, WITHOUT, series(ACCURACY, LAST)),
         Contrast("tokens generated (M)", ON, WITHOUT, series(TOKENS, lambda t: t[-1] / 1e6)),
     ],
     [
@@ -207,6 +197,8 @@ _VALUES = {"optim.lr": 1e-4, "critic.lr": 1e-3, "loss.positive_coef": 0.0}
 _VALUES |= {"rollout.max_response_tokens": bases.ROOM, "critic.length_alpha": 0.0}
 _COUNTS = {"critic.pretrain_steps": 0, "steps": POLICY_STEPS}
 _MORE = {"critic.pretrain_steps": VALUE_STEPS, "steps": VALUE_STEPS + POLICY_STEPS}
+_FIRST = series(EXPLAINED, lambda values: values[-POLICY_STEPS])
+_TRAINING, _HELD_OUT = series(ACCURACY, slice(-POLICY_STEPS, None)), level("accuracy", 2, 3, 4, 5)
 
 
 def of_policy(tag: str) -> Panel:
@@ -220,22 +212,9 @@ VALUE_PRETRAINING = Study(
     "A value model that starts from the policy explains nothing of the returns that the policy's"
     " first updates learn from; value pre-training makes it explain part of them.",
     [
-        Contrast(
-            "explained variance, the policy's first rollout",
-            PRETRAINED,
-            AT_ONCE,
-            series(EXPLAINED, lambda values: values[-POLICY_STEPS]),
-            +1,
-        ),
-        Contrast(
-            f"{TRAIN}, the policy's rollouts",
-            PRETRAINED,
-            AT_ONCE,
-            series(ACCURACY, lambda values: study.steps_mean(values[-POLICY_STEPS:])),
-        ),
-        Contrast(
-            "held-out accuracy, k=2,3,4,5", PRETRAINED, AT_ONCE, level("accuracy", 2, 3, 4, 5)
-        ),
+        Contrast("explained variance, the policy's first rollout", PRETRAINED, AT_ONCE, _FIRST, +1),
+        Contrast(f"{TRAIN}, the policy's rollouts", PRETRAINED, AT_ONCE, _TRAINING),
+        Contrast("held-out accuracy, k=2,3,4,5", PRETRAINED, AT_ONCE, _HELD_OUT),
     ],
     [of_policy(EXPLAINED), of_policy(ACCURACY), of_policy(LENGTH)],
     {

@@ -7,7 +7,6 @@ itself makes it, and it is read back from the files that it leaves.
 
 import json
 import pathlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,16 +14,14 @@ import numpy as np
 from absl import logging
 from matplotlib.figure import Figure
 
-from dapo_jax import train
 from dapo_jax.config import schema
-from dapo_jax.lab.experiments import bases, ink, stats
+from dapo_jax.lab.experiments import bases, ink, stats, training
 from dapo_jax.lab.experiments.pool import Task
-from dapo_jax.log import metrics
 
-LENGTH, CUT = "response/length_mean", "response/truncated_frac"
-ACCURACY, ENTROPY = "reward/accuracy", "policy/entropy"
-TOKENS, EXPLAINED = "spent/tokens", "critic/explained_variance"
-SERIES = (LENGTH, CUT, ACCURACY, ENTROPY, TOKENS, EXPLAINED)  # a number per rollout step
+SERIES = (  # a number per rollout step
+    "response/length_mean", "response/truncated_frac", "reward/accuracy", "policy/entropy",
+    "spent/tokens", "critic/explained_variance",
+)  # fmt: skip
 LEVELS = {"careful": (2, 3, 4, 5), "rambling": (2, 3, 4)}  # that runs from a base train on
 WINDOW = 5  # rollout steps that a curve is averaged over
 
@@ -45,6 +42,28 @@ class Contrast(NamedTuple):
     before: str
     number: Number
     expected: int = 0  # +1 or -1: the sign that the claim needs; 0: reported as found
+
+
+class Compared(NamedTuple):
+    """A contrast and its numbers, one per seed."""
+
+    contrast: Contrast
+    after: list[float]
+    before: list[float]
+
+    @property
+    def difference(self) -> stats.Interval:
+        return stats.paired(self.after, self.before)
+
+    @property
+    def disjoint(self) -> bool:
+        return stats.apart(stats.interval(self.after), stats.interval(self.before))
+
+    @property
+    def shown(self) -> bool:
+        """The paired 95% interval excludes zero, on the expected side."""
+        d = self.difference
+        return stats.excludes_zero(d) and d.mean * self.contrast.expected > 0
 
 
 class Panel(NamedTuple):
@@ -80,14 +99,9 @@ class Study(NamedTuple):
     def label(self, arm: str) -> str:
         return self.arms[arm].label if arm in self.arms else arm
 
-    def compare(self, runs: Runs) -> list["Compared"]:
-        def values(arm: str, number: Number) -> list[float]:
-            return [number(run) for run in self.read(runs, arm)]
-
-        return [
-            Compared(x, values(x.after, x.number), values(x.before, x.number))
-            for x in self.contrasts
-        ]
+    def compare(self, runs: Runs) -> list[Compared]:
+        each = lambda x, arm: [x.number(run) for run in self.read(runs, arm)]
+        return [Compared(x, each(x, x.after), each(x, x.before)) for x in self.contrasts]
 
     def figure(self, runs: Runs) -> Figure:
         figure, axes = ink.panels(1, len(self.panels))
@@ -106,38 +120,13 @@ class Study(NamedTuple):
         return figure
 
 
-class Compared(NamedTuple):
-    """A contrast and its numbers, one per seed."""
-
-    contrast: Contrast
-    after: list[float]
-    before: list[float]
-
-    @property
-    def difference(self) -> stats.Interval:
-        return stats.paired(self.after, self.before)
-
-    @property
-    def disjoint(self) -> bool:
-        return stats.apart(stats.interval(self.after), stats.interval(self.before))
-
-    @property
-    def shown(self) -> bool:
-        """The paired 95% interval excludes zero, on the expected side."""
-        d = self.difference
-        return stats.excludes_zero(d) and d.mean * self.contrast.expected > 0
-
-
 def shown(found: Sequence[Compared]) -> bool:
     """Whether every deciding contrast is shown."""
     return all(x.shown for x in found if x.contrast.expected)
 
 
-# --- One number per run ---------------------------------------------------------------------------
-
-
-def steps_mean(values: Sequence[float | None]) -> float:
-    """The mean of the steps that have a value."""
+def mean(values: Sequence[float | None]) -> float:
+    """Over the steps that have a value."""
     return float(np.mean([v for v in values if v is not None]))
 
 
@@ -146,16 +135,10 @@ def peak(values: Sequence[float]) -> float:
     return float(np.convolve(values, np.full(WINDOW, 1 / WINDOW), "valid").max())
 
 
-def last(values: Sequence[float | None]) -> float:
-    return steps_mean(values[-WINDOW:])
-
-
-def steps(first: int, end: int) -> Callable[[Sequence], float]:
-    """The mean over these rollout steps, counted from 1, both included."""
-    return lambda values: steps_mean(values[first - 1 : end])
-
-
-def series(tag: str, reduce: Callable[[Sequence], float]) -> Number:
+def series(tag: str, reduce: slice | Callable[[Sequence], float]) -> Number:
+    """A number of a run's steps; a slice: their mean."""
+    if isinstance(reduce, slice):
+        return lambda run: mean(run["series"][tag][reduce])
     return lambda run: reduce(run["series"][tag])
 
 
@@ -167,13 +150,6 @@ def level(measure: str, *levels: int) -> Number:
         return float(np.mean([final[f"k{k}"][measure] for k in levels]))
 
     return number
-
-
-def over_steps(tag: str, unit: str, arms: Sequence[str] = ()) -> Panel:
-    return Panel("rollout step", unit, lambda run: dict(enumerate(run["series"][tag], 1)), arms)
-
-
-# --- Runs -----------------------------------------------------------------------------------------
 
 
 def folder(arm: str, seed: int) -> str:
@@ -208,27 +184,18 @@ def settings(home: pathlib.Path, base: str, changes: Mapping[str, Any], seed: in
 
 
 def run(
-    where: pathlib.Path, base: str, changes: Mapping[str, Any], seed: int, base_seed: int,
-    train: Callable[..., bool] = train.train,
-) -> dict:  # fmt: skip
+    where: pathlib.Path, base: str, changes: Mapping[str, Any], seed: int, base_seed: int
+) -> dict:
     """A task of the pool: {series: tag -> one value per step (None where a step has none),
-    evaluations: step -> set -> measures, cpu_s}. train: (config, workdir) -> whether it went to its
-    end. RuntimeError: it was cut off."""
+    evaluations: step -> set -> measures, cpu_s}."""
     logging.set_verbosity(logging.WARNING)
-    started = time.process_time()
     config = settings(where.parent, base, changes, seed, base_seed)
-    if not train(config, where):
-        raise RuntimeError("cut off by SIGTERM; the same command goes on")
-    records = metrics.read(where / "metrics.jsonl")
-    evaluated = [r["step"] for r in records if "time/eval_s" in r]
+    records, cpu_s = training.trained(config, where)
+    steps = [r["step"] for r in records if "time/eval_s" in r]
     cap = config.rollout.max_response_tokens
-    return {
-        "series": {tag: [r.get(tag) for r in records if r["step"]] for tag in SERIES},
-        "evaluations": {
-            str(step): evaluation(where / f"eval/step_{step:06d}.jsonl", cap) for step in evaluated
-        },
-        "cpu_s": time.process_time() - started,
-    }
+    evaluations = {str(n): evaluation(where / f"eval/step_{n:06d}.jsonl", cap) for n in steps}
+    values = {tag: [r.get(tag) for r in records if r["step"]] for tag in SERIES}
+    return {"series": values, "evaluations": evaluations, "cpu_s": cpu_s}
 
 
 def evaluation(path: pathlib.Path, cap: int) -> dict[str, dict[str, float]]:

@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -22,23 +22,23 @@ JOBS = flags.DEFINE_integer(
 )
 
 
-def run(
-    workdir: pathlib.Path,
-    fields: Mapping[str, Any],
-    base: str = "",
-    train: Callable[..., bool] = train.train,
-) -> dict[str, float]:
-    """Train by the config with these leaves, from the run `base` two folders up if there is one.
-    train: (config, workdir) -> whether it went to its end."""
+def trained(config, workdir: pathlib.Path) -> tuple[list[dict], float]:
+    """(records of its metrics.jsonl, CPU seconds) of a training run that went to its end.
+    RuntimeError: it was cut off."""
     started = time.process_time()
+    if not train.train(config, workdir):
+        raise RuntimeError("cut off by SIGTERM; the same command goes on")
+    return metrics.read(workdir / "metrics.jsonl"), time.process_time() - started
+
+
+def run(workdir: pathlib.Path, fields: Mapping[str, Any], base: str = "") -> dict[str, float]:
+    """Train by the config with these leaves, from the run `base` two folders up if there is one."""
     config = schema.base()
     config.update(fields)
     if base:
         config.init_from = str((workdir.parent.parent / base / "checkpoints").absolute())
-    if not train(config, workdir):
-        raise RuntimeError("cut off by SIGTERM; the same command goes on")
-    last = metrics.read(workdir / "metrics.jsonl")[-1]
-    return {"steps": last["step"], "cpu_s": round(time.process_time() - started, 1)}
+    records, cpu_s = trained(config, workdir)
+    return {"steps": records[-1]["step"], "cpu_s": round(cpu_s, 1)}
 
 
 def here() -> contextlib.AbstractContextManager:
@@ -46,15 +46,12 @@ def here() -> contextlib.AbstractContextManager:
     return processes.joined() if JOBS.value == 1 else contextlib.nullcontext()
 
 
-def run_all(tasks: Sequence[pool.Task], out: pathlib.Path, desc: str) -> None:
-    """`pool.run_all` with --jobs; a failure ends the command with its words."""
+def run_all(tasks: Sequence[pool.Task], out: pathlib.Path, desc: str) -> bool:
+    """`pool.run_all` with --jobs; a failure ends the command with its words. Returns whether this
+    process is the one that writes what came of the runs."""
     out.mkdir(parents=True, exist_ok=True)
     try:
         pool.run_all(tasks, out, JOBS.value, desc)
     except RuntimeError as error:
         cli.fail(str(error))
-
-
-def reports() -> bool:
-    """Whether this process is the one that writes what came of the runs."""
     return JOBS.value != 1 or parallel.is_main_process()
