@@ -56,6 +56,4 @@ def test_every_table_of_measurements_says_where_they_are_kept(page):
     marked = {found[1] for found in MARK.findall(text)}
     for table in re.findall(r"(?:^\|.*\n?)+", text, re.M):
         body = table.split("\n", 2)[2]
-        assert len(NUMBER.findall(body)) < 6 or table.rstrip("
-") in marked, table.split("
-")[0]
+        assert len(NUMBER.findall(body)) < 6 or table.rstrip("\n") in marked, table.split("\n")[0]
