@@ -114,7 +114,7 @@ def test_examples_give_each_level_its_style():
 
 @dataclasses.dataclass
 class Scores:
-    correct_PxK: np.ndarray
+    value_PxK: np.ndarray
     responses: list
 
 

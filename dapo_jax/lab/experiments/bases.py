@@ -141,10 +141,9 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     save(where, config, machine, params)
     weights, draw = machine.engine.decode_params(params), build.evaluation_draw(config, top_p=1.0)
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
+    sampler = sampling.Sampler(machine, weights, text, config.eval.k)
     levels = {
-        level: styles(
-            sampling.evaluate(machine, weights, text, problems, config.eval.k, draw), wait
-        )
+        level: styles(sampling.evaluate(sampler, [(problems, draw)])[0], wait)
         for level, problems in text.evals.items()
     }
     return {"levels": levels, "cpu_s": time.process_time() - started}
@@ -155,7 +154,7 @@ def styles(scores: Scores, wait: int) -> dict[str, float]:
     accuracy of that style and of the others. The first token tells them apart: `wait` opens the
     careful style. A style without samples is left out."""
     rows = [r.tokens for row in scores.responses for r in row]
-    careful, right = np.array([tokens[0] == wait for tokens in rows]), scores.correct_PxK.ravel()
+    careful, right = np.array([tokens[0] == wait for tokens in rows]), scores.value_PxK.ravel()
     out = {"accuracy": right, "length": [len(tokens) for tokens in rows], "careful_share": careful}
     out |= {"careful_accuracy": right[careful], "other_accuracy": right[~careful]}
     return {name: float(np.mean(values)) for name, values in out.items() if len(values)}
