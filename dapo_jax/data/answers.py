@@ -36,11 +36,6 @@ def verify(response: str, answer: str, mode: str, prompt: str = "", source: str 
     return _math(response, answer) if mode == "math" else verifier.verify(response, answer, mode)
 
 
-# ------------------------------------------------------------------------------------------------
-# boxed
-# ------------------------------------------------------------------------------------------------
-
-
 def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}` up to its matching brace; None if there is none."""
     _, found, rest = text.rpartition("\\boxed{")
@@ -86,10 +81,6 @@ def _canonical(text: str) -> str:
         return "-" * (m[1] == "-" and digits != "0") + digits
     return text
 
-
-# ------------------------------------------------------------------------------------------------
-# exact, math, auto
-# ------------------------------------------------------------------------------------------------
 
 _ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 

@@ -13,10 +13,6 @@ import re
 TAIL = 500  # characters: what is further from the end of a response is not a final statement
 
 
-# ---------------------------------------------------------------------------------------------
-# Which words are the final statement?
-# ---------------------------------------------------------------------------------------------
-
 # "Answer: 42", "**Answer**: 42", '"answer": "42"', "<answer>42" and "the answer (in cm) is 42".
 _MARK = re.compile(
     r"(?<!/)(?<!to )answers?\b[^\n.:：=>]{0,60}?(?:=>|[:：=>]|\b(?:is|are|was|be|equals)\b)",
@@ -121,10 +117,7 @@ def _last_sentence(line: str) -> str:
     return sentence if finished or "=" in sentence or not _TWO_WORDS.match(sentence) else ""
 
 
-# ---------------------------------------------------------------------------------------------
-# Which integer do the words state?
-#     statement = [words | ... =] [sign] NUMBER [unit] [explanation]
-# ---------------------------------------------------------------------------------------------
+# Which integer do the words state? statement = [words | ... =] [sign] NUMBER [unit] [explanation]
 
 # Digits with all that may group them: one search takes a list like "1, 2" whole, to refuse it.
 _NUMBER = re.compile(r"[0-9][0-9,. ]*")

@@ -35,11 +35,6 @@ class BadRow(ValueError):
     """One row is refused. Arguments: field, value, reason."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Which files
-# ------------------------------------------------------------------------------------------------
-
-
 def find(name: str | Path) -> list[Path]:
     """The files that a name stands for. ValueError: no file matches the pattern; the data set
     cannot be fetched from the hub, or has several files and the name chooses none."""
@@ -87,11 +82,6 @@ def _nearest(path: Path) -> str:
     names = sorted(p.name for p in folder.glob("*") if p.name.endswith(SUFFIXES))
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.3) or names[:3]
     return f"; near it: {', '.join(str(folder / n) for n in near)}" if near else ""
-
-
-# ------------------------------------------------------------------------------------------------
-# Their rows
-# ------------------------------------------------------------------------------------------------
 
 
 def read(path: Path, wanted) -> Iterator[tuple[int, Row]]:

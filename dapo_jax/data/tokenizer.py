@@ -85,19 +85,14 @@ class Tokenizer:
         messages = [
             dict(m) if isinstance(m, Mapping) else {"role": m[0], "content": m[1]} for m in messages
         ]
+        usual = dict(add_generation_prompt=True, tools=None, documents=None)
         try:
-            text = _compile(self.template).render(
-                messages=messages,
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-                **self.specials,
-            )
+            text = _compile(self.template).render(messages=messages, **usual, **self.specials)
             if len(text) > MAX_TEXT:
                 raise ValueError(f"makes {len(text):,} characters of a prompt")
             return text
         except SecurityError as e:
-            raise ValueError(f"chat template refused by the sandbox: {_line(e)}") from e
+            raise ValueError(f"chat template refused by the sandbox: {e}") from e
         except Exception as e:  # a template is a program: any of Python's errors can come out
             raise ValueError(f"chat template failed: {gate.describe(e)}") from e
 
@@ -138,13 +133,18 @@ def _load(file: Path, chat_template: str | Path) -> Tokenizer:
         fields, id_of, stops, defaults = _hugging_face(file)
     specials = defaults | {key: value for key, value in named.items() if isinstance(value, str)}
 
-    if "eos_token" in specials:
-        stops |= {_known(id_of(specials["eos_token"]), specials["eos_token"], file)}
     listed = generation.get("eos_token_id")
-    for id in [] if listed is None else listed if isinstance(listed, list) else [listed]:
-        stops |= {
-            _known(id if type(id) is int and 0 <= id < fields["vocab_size"] else None, id, file)
-        }
+    listed = [] if listed is None else listed if isinstance(listed, list) else [listed]
+    known = lambda id: type(id) is int and 0 <= id < fields["vocab_size"]
+    wanted = [(name, id_of(name)) for key, name in specials.items() if key == "eos_token"]
+    wanted += [(id, id if known(id) else None) for id in listed]
+    for name, id in wanted:
+        if id is None:
+            raise ValueError(
+                f"{file}: the stop token {name!r} of the neighbouring config files is not "
+                "in this vocabulary; the files belong to different tokenizers"
+            )
+        stops.add(id)
     if not stops:
         raise ValueError(
             f"{file}: no stop token is known; name it as eos_token in "
@@ -155,19 +155,16 @@ def _load(file: Path, chat_template: str | Path) -> Tokenizer:
     try:
         _compile(template)
     except jinja2.TemplateSyntaxError as e:
-        raise ValueError(f"{where}: line {e.lineno}: not a Jinja template: {_line(e)}") from e
+        why = gate.describe(e).removeprefix("TemplateSyntaxError: ")
+        raise ValueError(f"{where}: line {e.lineno}: not a Jinja template: {why}") from e
     except Exception as e:  # Jinja writes Python, which has limits of its own
         raise ValueError(f"{where}: not a Jinja template: {gate.describe(e)}") from e
     return Tokenizer(stop_ids=frozenset(stops), template=template, specials=specials, **fields)
 
 
-# ------------------------------------------------------------------------------------------------
-# A first try, in a process of its own
-# ------------------------------------------------------------------------------------------------
-
-# A template is a program, and so is a chain of regular expressions. The limit counts CPU seconds,
-# so that other work on the machine does not matter; a program that only sleeps is ended by the
-# clock.
+# Of a first try in a process of its own: a template is a program, and so is a chain of regular
+# expressions. The limit counts CPU seconds, so that other work on the machine does not matter; a
+# program that only sleeps is ended by the clock.
 _SECONDS, _CLOCK_SECONDS, _BYTES = 6, 60, 2 * 10**9
 _PROBES = ("What is 6 * 7?\n", "Solve  it: $x^2 = 4$. " * 20, "a" * 500 + "!", "1" * 200, " " * 99,
            "naïve Ünïcode 漢字 😀 e\u0301 \u200b\x00", "")  # fmt: skip
@@ -227,11 +224,6 @@ def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
         sys.exit(1)
 
 
-# ------------------------------------------------------------------------------------------------
-# The two kinds of vocabulary
-# ------------------------------------------------------------------------------------------------
-
-
 def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:
     import tokenizers  # not needed for a SentencePiece model
 
@@ -262,14 +254,12 @@ def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:
 
 
 def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
-    data = _bytes(file)
-    try:
+    with gate.reading(file):
+        data = file.read_bytes()
+    with gate.reading(file, what="not a SentencePiece model"):
         model = sentencepiece.SentencePieceProcessor(model_proto=data)
-        size = model.get_piece_size()
-    except (RuntimeError, OSError) as e:
-        raise ValueError(f"{file}: not a SentencePiece model: {_line(e)}") from e
-    if not size:
-        raise ValueError(f"{file}: not a SentencePiece model: it holds no pieces")
+        if not (size := model.get_piece_size()):
+            raise ValueError("it holds no pieces")
     control = {model.id_to_piece(i): i for i in range(size) if model.is_control(i)}
     marked = frozenset(control.values())
     # SentencePiece itself never reads control pieces from text; Hugging Face tokenizers do.
@@ -293,13 +283,9 @@ def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
     fields = dict(vocab_size=size, _encode=encode, _decode=decode, _token=model.id_to_piece)
     fields["unknown_id"] = model.unk_id()
     special = {"bos_token": model.bos_id(), "eos_token": model.eos_id()}
+    special = {name: model.id_to_piece(i) for name, i in special.items() if i >= 0}
     ids = {model.id_to_piece(i): i for i in range(size)}
-    return (
-        fields,
-        ids.get,
-        {i for i in [model.eos_id()] if i >= 0},
-        {name: model.id_to_piece(i) for name, i in special.items() if i >= 0},
-    )
+    return fields, ids.get, {i for i in [model.eos_id()] if i >= 0}, special
 
 
 def _vocabulary_file(path: Path) -> Path:
@@ -358,44 +344,23 @@ def _raise_exception(message: str):
     raise jinja2.TemplateError(message)
 
 
-def _known(id: int | None, name: object, file: Path) -> int:
-    if id is None:
-        raise ValueError(
-            f"{file}: the stop token {name!r} of the neighbouring config files is not "
-            "in this vocabulary; the files belong to different tokenizers"
-        )
-    return id
-
-
-def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as e:
-        raise ValueError(f"{file}: cannot be read: {e.strerror}") from e
-
-
 def _text(file: Path) -> str:
-    try:
-        return _bytes(file).decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise ValueError(f"{file}: not UTF-8 text (byte {e.start})") from e
+    with gate.reading(file):
+        data = file.read_bytes()
+    with gate.reading(file, what="not UTF-8 text"):
+        return data.decode("utf-8")
 
 
 def _json(file: Path) -> dict:
     """The object in a JSON file, {} if there is no such file."""
     if not file.is_file():
         return {}
-    try:
-        value = json.loads(_text(file))
-    except (json.JSONDecodeError, RecursionError) as e:
-        raise ValueError(f"{file}: not valid JSON: {_line(e)}") from e
+    text = _text(file)
+    with gate.reading(file, what="not valid JSON"):
+        value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError(f"{file}: expected a JSON object, found a {type(value).__name__}")
     return value
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":
