@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dapo_jax import evaluate
-from dapo_jax.data import __main__ as data, answers, problems, prompts, published
+from dapo_jax.data import answers, problems, prompts, published
 from dapo_jax.evaluation import named_sets, scores
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "data"))
@@ -36,14 +36,9 @@ def bodies(problems_of_the_run) -> dict[str, bytes]:
     """Files in the forms that are published."""
     asked = problems_of_the_run
     lines = lambda made: "".join(json.dumps(r) + "\n" for r in made).encode()
-    verl = [
-        {
-            "data_source": "math_dapo",
-            "prompt": [{"role": "user", "content": prompts.in_template(q)[0][1]}],
-            "reward_model": {"ground_truth": a},
-        }
-        for q, a in asked[:2]
-    ]
+    chat = lambda q: [{"role": "user", "content": prompts.in_template(q)[0][1]}]
+    verl = [{"prompt": chat(q), "reward_model": {"ground_truth": a}} for q, a in asked[:2]]
+    verl = [row | {"data_source": "math_dapo"} for row in verl]
     pq.write_table(pa.Table.from_pylist(verl * 32), aime := io.BytesIO())
     return {
         "aime24": aime.getvalue(),
@@ -98,11 +93,8 @@ def test_the_settings_are_those_of_the_papers(pins, run, tmp_path):
         "amc": (2, 32, 0.7, 0.9, "boxed"),
     }
     assert {r["settings"]["max_response_tokens"] for r in out["sets"].values()} == {12}
-    assert sorted(p.name for p in (tmp_path / "sets").iterdir()) == [
-        "aime24.parquet",
-        "amc23.jsonl",
-        "gsm8k-test.jsonl",
-    ]
+    fetched = {p.name for p in (tmp_path / "sets").iterdir()}
+    assert fetched == {"aime24.parquet", "amc23.jsonl", "gsm8k-test.jsonl"}
     shared = out["settings"]
     assert shared["policy"].startswith(str(run)) and not {"k", "top_p", "paper"} & shared.keys()
     kept = [json.loads(f.read_text()) for f in (tmp_path / "work").rglob("settings.json")]
@@ -130,9 +122,8 @@ def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, t
     c = tiny()
     c.eval.files = "aime24"
     c.update({field: value})
-    ask = lambda fixed: next(
-        named_sets.ask(c, run, None, None, frozenset(fixed), tmp_path / "sets")
-    )
+    sets = tmp_path / "sets"
+    ask = lambda fixed: next(named_sets.ask(c, run, None, None, frozenset(fixed), sets))
     said, usual = ask({field}), ask(())
     if told:
         here, there = (evaluate.settings(x, [])[0][told] for x in (said, usual))
@@ -187,25 +178,15 @@ def test_the_same_digits_again_alone_and_in_company(pins, run, tmp_path, capsys)
     """Nothing is read from a file of samples: each time another workdir."""
 
     def evaluated(where, files):
+        data_dir = str(tmp_path / "sets")
         out = evaluate.evaluate_checkpoint(
-            asked(files),
-            tmp_path / where,
-            str(run),
-            fixed=FIXED,
-            data_dir=str(tmp_path / "sets"),
-        )
-        found = {
-            name: r | {"samples": r["samples"].rpartition("/")[2]}
-            for name, r in out["sets"].items()
-        }
+            asked(files), tmp_path / where, str(run), fixed=FIXED, data_dir=data_dir
+        )["sets"]
         rows = {
-            name: sorted(
-                line
-                for f in pathlib.Path(r["samples"]).glob("batch_*")
-                for line in f.read_text().splitlines()
-            )
-            for name, r in out["sets"].items()
+            name: sorted(x for f in pathlib.Path(r["samples"]).glob("batch_*") for x in f.open())
+            for name, r in out.items()
         }
+        found = {n: r | {"samples": r["samples"].rpartition("/")[2]} for n, r in out.items()}
         return found, rows, table(capsys.readouterr().out)
 
     files = ["aime24", f"mine={run}/data/harder.jsonl", "gsm8k"]
@@ -265,25 +246,8 @@ def test_a_set_that_is_not_to_be_had_says_how(pins, server, run, tmp_path):
     server[1].clear()
     with pytest.raises(ValueError, match=r"^aime24: http.*: not to be had: .*404") as error:
         evaluate.evaluate_checkpoint(asked("aime24"), tmp_path, str(run), data_dir=f"{tmp_path}/s")
-    command = (
-        f"; on a machine with a network: python -m dapo_jax.data prepare aime24 --out={tmp_path}/s"
-    )
-    assert str(error.value).endswith(command)
-
-
-def test_what_was_prepared_needs_no_network_and_is_checked(pins, server, bodies, run, tmp_path):
-    assert data.main(["prepare", "aime25", f"--out={tmp_path}"]) == 0
-    served = dict(server[1])
-    server[1].clear()
-    pinned = published.SETS["aime25"]
-    assert published.fetch(pinned, tmp_path) == (tmp_path / "aime25.jsonl", True)
-    (tmp_path / "aime25.jsonl").write_text('{"problem": "another", "answer": 1}\n')
-    with pytest.raises(ValueError, match="not to be had"):
-        published.fetch(pinned, tmp_path)
-    server[1].update(served)
-    assert published.fetch(pinned, tmp_path) == (tmp_path / "aime25.jsonl", False)
-    assert (tmp_path / "aime25.jsonl").read_bytes() == bodies["aime25"]
-    assert [p.name for p in tmp_path.iterdir()] == ["aime25.jsonl"]
+    command = f"python -m dapo_jax.data prepare aime24 --out={tmp_path}/s"
+    assert str(error.value).endswith(f"; on a machine with a network: {command}")
 
 
 @pytest.mark.parametrize(
@@ -313,11 +277,6 @@ def test_responses_end_where_the_models_context_does(context, fixed, limit, pins
     assert got == c.rollout.max_response_tokens == (limit if limit == 20480 else limit - longest)
     assert bool(note) == (got < 20480) and (not note or f" {got} tokens" in note)
     assert c.data.max_prompt_tokens % 128 == 0 and c.data.max_prompt_tokens >= longest
-
-
-# ------------------------------------------------------------------------------------------------
-# The page
-# ------------------------------------------------------------------------------------------------
 
 
 def test_the_page_has_the_settings_of_each_set():

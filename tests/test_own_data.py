@@ -14,15 +14,8 @@ import pytest
 
 from dapo_jax import config
 from dapo_jax.config import validation
-from dapo_jax.data import (
-    __main__ as data,
-    integers,
-    problems as P,
-    prompts,
-    published,
-    references,
-    rows,
-)
+from dapo_jax.data import __main__ as data, integers, problems as P, prompts, published, rows
+from dapo_jax.data.references import any_answer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROWS = [{"question": "1, 2?\n3", "answer": "3"}, {"question": 'a "b"', "answer": "4.0"}]
@@ -35,13 +28,9 @@ def made(folder, name: str, made_rows=ROWS):
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist(made_rows), path)
         return path
-    text = {
-        "jsonl": "".join(json.dumps(r) + "\n" for r in made_rows),
-        "json": json.dumps(made_rows),
-        "csv": CSV,
-    }[kind]
-    data = text.encode()
-    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    lines = "".join(json.dumps(r) + "\n" for r in made_rows)
+    text = {"jsonl": lines, "json": json.dumps(made_rows), "csv": CSV}[kind].encode()
+    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     return path
 
 
@@ -87,9 +76,9 @@ def test_columns_of_another_form_are_refused(wrong):
 def test_answers_of_any_type(value, text):
     if text is None:
         with pytest.raises(ValueError):
-            references.any_answer(value)
+            any_answer(value)
     else:
-        assert references.any_answer(value) == text
+        assert any_answer(value) == text
 
 
 def test_a_template_needs_one_user_message(tmp_path):
@@ -141,9 +130,15 @@ def test_prepare_fetches_checks_and_keeps(server, tmp_path, monkeypatch, capsys)
     monkeypatch.setitem(data.SETS, name, mine)
     assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
     assert (tmp_path / "aime25.jsonl").read_bytes() == body
+    there = dict(served)
     served.clear()
     assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
     assert "(was there)" in capsys.readouterr().out
+    (tmp_path / "aime25.jsonl").write_text('{"problem": "another", "answer": 1}\n')
+    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 1
+    served.update(there)
+    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("aime25.jsonl", body)]
     assert data.main(["prepare", "aime23"]) == 1
     assert "aime23: no such set; there are dapo-math-17k, aime24" in capsys.readouterr().err
     assert data.main(["prepare"]) == 0 and "math500" in capsys.readouterr().out
