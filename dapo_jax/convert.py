@@ -113,13 +113,9 @@ def transformers_logits(directory: Path, tokens_BxT: np.ndarray, dtype="float32"
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory,
-        dtype=getattr(torch, dtype),
-        use_safetensors=True,
-        local_files_only=True,
-        attn_implementation="eager",
-    )
+    how = dict(use_safetensors=True, local_files_only=True, attn_implementation="eager")
+    dtype = getattr(torch, dtype)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **how)
     with torch.no_grad():
         return model.eval()(torch.from_numpy(np.asarray(tokens_BxT, np.int64))).logits.numpy()
 
@@ -173,11 +169,9 @@ def _everywhere(shape: Shape) -> tuple:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m dapo_jax.convert",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    prog = "python -m dapo_jax.convert"
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(required=True)
 
     def command(run, about: str, src: dict, dtype: str = "", *dtypes: str):

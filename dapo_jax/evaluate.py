@@ -32,7 +32,7 @@ from dapo_jax.config import cli, presets, schema, validation
 from dapo_jax.data import files, published, tokenizer
 from dapo_jax.data.problems import Encoded
 from dapo_jax.evaluation import named_sets, scores as scores_lib
-from dapo_jax.evaluation.sampling import Sampler, evaluate
+from dapo_jax.evaluation.sampling import Evaluator, evaluate
 from dapo_jax.evaluation.scores import Scores
 from dapo_jax.hosts import processes, start
 from dapo_jax.model import hf
@@ -43,7 +43,7 @@ from dapo_jax.run import policy as policy_lib
 
 
 def evaluate_to_files(
-    folder: pathlib.Path, sampler: Sampler, data: Encoded, draw: Draw, saved=lambda: None
+    folder: pathlib.Path, evaluator: Evaluator, data: Encoded, draw: Draw, saved=lambda: None
 ) -> Scores | None:
     """`evaluate` one batch of problems after the other, and write each to a file of `folder`
     atomically. Problems that have samples there already are skipped. Only process 0 writes files
@@ -53,18 +53,20 @@ def evaluate_to_files(
     done = np.array([p.id in there for p in data.problems])
     if jax.process_count() > 1:
         done = np.asarray(multihost_utils.broadcast_one_to_all(done), bool)
-    left, k = np.flatnonzero(~done), sampler.k
-    size = -(-2 * sampler.machine.engine.slots // k)  # fills the slots twice: fewer leave many idle
+    left, k = np.flatnonzero(~done), evaluator.k
+    size = -(
+        -2 * evaluator.machine.engine.slots // k
+    )  # fills the slots twice: fewer leave many idle
     options = dict(desc=folder.parent.name, unit="sample", dynamic_ncols=True, show=first)
     bar = bars.bar(total=len(done) * k, initial=int(done.sum()) * k, **options)
-    machine = sampler.machine._replace(watch=Watch(progress=bar.update))
+    machine = evaluator.machine._replace(watch=Watch(progress=bar.update))
     with bar:
         for at in range(0, len(left), size):
             part = left[at : at + size]
             batch = Encoded([data.ids[i] for i in part], [data.problems[i] for i in part], 0)
-            (scores,) = evaluate(sampler._replace(machine=machine), [(batch, draw)])
+            (scores,) = evaluate(evaluator._replace(machine=machine), [(batch, draw)])
             if first:
-                lines = scores_lib.rows(batch, scores, sampler.text.tokenizer)
+                lines = scores_lib.rows(batch, scores, evaluator.text.tokenizer)
                 scores_lib.write_lines(folder / f"batch_{part[0]:06d}.jsonl", lines)
                 saved()
     if not first:
@@ -90,8 +92,7 @@ def evaluate_checkpoint(
 
     given: as in `find_policy`. fixed: config fields that override the settings of named sets, which
     are fetched into `data_dir` unless they are there. ValueError: a set cannot be fetched, or the
-    config does not fit the policy.
-    """
+    config does not fit the policy."""
     processes.agree(processes.identity(config, str(where)))
     validation.validate(config, len(jax.devices()))
     home = workdir_lib.open_workdir(where)
@@ -117,11 +118,11 @@ def evaluate_checkpoint(
         shown, decides = settings(asked, weights)
         about = {"policy": str(policy), "files": asked.config.eval.files or "embedded"} | decides
         abouts.append(about | ({"paper": asked.source} if asked.source else {}))
-        sampler = Sampler(asked.machine, decode_params, asked.text, asked.config.eval.k)
+        evaluator = Evaluator(asked.machine, decode_params, asked.text, asked.config.eval.k)
         for name, data in asked.text.evals.items():
             folder = _samples_folder(home, name, data, decides, abouts[-1])
             draw = build.evaluation_draw(asked.config)
-            scores = evaluate_to_files(folder, sampler, data, draw, saved)
+            scores = evaluate_to_files(folder, evaluator, data, draw, saved)
             if scores is None:
                 continue
             samples = f"{home.name}/{folder.relative_to(home.local)}"

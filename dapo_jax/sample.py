@@ -130,13 +130,11 @@ def load(
 def encode(config, tokenizer, prompt: str) -> list[int]:
     """Token ids of a prompt, through the chat template if the config says so. ValueError: the
     prompt is empty or too long."""
-    chat = [{"role": "user", "content": prompt}]
-    ids = tokenizer.chat(chat) if config.tokenizer.chat else tokenizer.encode(prompt)
-    if not 1 <= len(ids) <= config.data.max_prompt_tokens:
-        raise ValueError(
-            f"prompt: {len(ids)} tokens; 1 to config.data.max_prompt_tokens ="
-            f" {config.data.max_prompt_tokens} are allowed"
-        )
+    chat = config.tokenizer.chat
+    ids = tokenizer.chat([("user", prompt)]) if chat else tokenizer.encode(prompt)
+    if not 1 <= len(ids) <= (most := config.data.max_prompt_tokens):
+        allowed = f"1 to config.data.max_prompt_tokens = {most} are allowed"
+        raise ValueError(f"prompt: {len(ids)} tokens; {allowed}")
     return ids
 
 
@@ -164,8 +162,7 @@ def sample(
     write: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
     """Draw n completions at `config.eval.temperature` and `.top_p`, and show them by `write` as
-    they grow. Returns their texts. ValueError: the config, the files or the prompt are not
-    usable."""
+    they grow. Returns their texts. ValueError: as `load`."""
     loaded = load(config, workdir, n=n, max_tokens=max_tokens, prompts=[prompt])
     tokenizer = loaded.tokenizer
     screen = Screen(tokenizer, n, loaded.config.eval.max_response_tokens, probs, write)

@@ -81,13 +81,13 @@ def test_a_runs_evaluation_is_one_call_with_the_samples_of_each_alone(tmp_path):
     calls, generate = [], machine.engine.generate
     machine.engine.generate = lambda *a, **k: calls.append(len(a[1])) or generate(*a, **k)
 
-    sampler = sampling.Sampler(machine, params, text, 2)
-    tags, rows = sampling.evaluate_sets(c, sampler)
+    evaluator = sampling.Evaluator(machine, params, text, 2)
+    tags, rows = sampling.evaluate_sets(c, evaluator)
     assert calls == [len(cut) * 2 * 3 * 2] and len(rows) == len(cut) * 2 * 3
     asked = [(name, draw) for name in cut for draw in build.evaluation_draws(c)]
-    together = sampling.evaluate(sampler, [(cut[name], draw) for name, draw in asked])
+    together = sampling.evaluate(evaluator, [(cut[name], draw) for name, draw in asked])
     for (name, draw), got in zip(asked, together, strict=True):
-        (alone,) = sampling.evaluate(sampler, [(cut[name], draw)])
+        (alone,) = sampling.evaluate(evaluator, [(cut[name], draw)])
         tag = f"eval/{name}" + ("_top_p0.7" if draw.top_p < 1 else "")
         assert tags[f"{tag}/avg@k"] == alone.headline()["avg@k"]
         pair = (list(itertools.chain(*s.responses)) for s in (got, alone))

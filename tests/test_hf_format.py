@@ -21,8 +21,6 @@ def load_params(directory):
     return hf.load_params(directory, hf.read_shape(directory))
 
 
-# --- config.json ----------------------------------------------------------------------------------
-
 # Published config.json: vocabulary, hidden, intermediate, layers, heads, key/value heads, tied; and
 # the published number of parameters.
 PUBLISHED = {
@@ -127,9 +125,6 @@ def test_weights_that_are_not_finite(tmp_path, value):
     directory = golden.write(tmp_path, CASE, state=tensors)
     with pytest.raises(ValueError, match="model.norm.weight holds NaN or infinity"):
         load_params(directory)
-
-
-# --- tensors and files ----------------------------------------------------------------------------
 
 
 def test_weights_cover_the_tree(tmp_path):

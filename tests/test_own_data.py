@@ -11,6 +11,7 @@ import hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tables import cases
 
 from dapo_jax import config
 from dapo_jax.config import validation
@@ -64,21 +65,13 @@ def test_columns_of_another_form_are_refused(wrong):
         P.columns(wrong)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("\\frac{1}{2} ", "\\frac{1}{2}"), ("1,234", "1234"), ("27.0", "27"), (27.0, "27"),
-        (0.5, "0.5"), ("007", "007"), ("1e5", "1e5"), (["$x$"], "$x$"), ([1, 2], "[1, 2]"),
-        ({"in": "é"}, '{"in": "é"}'), (True, "true"), ("105263157894736848", None), (1e20, None),
-        (float("nan"), None), ("", None), (None, None),
-    ],
-)  # fmt: skip
-def test_answers_of_any_type(value, text):
-    if text is None:
-        with pytest.raises(ValueError):
-            any_answer(value)
-    else:
-        assert any_answer(value) == text
+@pytest.mark.parametrize("case", cases("any_answers"), ids=lambda case: str(case["value"]))
+def test_answers_of_any_type(case):
+    if case["text"] is not None:
+        assert any_answer(case["value"]) == case["text"]
+        return
+    with pytest.raises(ValueError):
+        any_answer(case["value"])
 
 
 def test_a_template_needs_one_user_message(tmp_path):
@@ -152,28 +145,16 @@ def test_all_sets_are_pinned_by_commit_and_hash():
     assert named == {*data.SETS, *published.FAMILIES} - set(published.FAMILIES["gsm8k"])
 
 
-@pytest.mark.parametrize(
-    ("answer", "form", "total"),
-    [
-        ("11 - 2\\sqrt{6}", "k - m\\sqrt{n}", 19),  # the paper's example
-        ("\\frac{3}{4}", "\\frac{m}{n}", 7),
-        ("$\\dfrac34$", "\\frac{m}{n}", 7),
-        ("3/4", "\\frac{m}{n}", 7),
-        ("-\\frac{2}{3}", "-\\frac{m}{n}", 5),
-        ("2\\sqrt{3}", "k\\sqrt{m}", 5),
-        ("\\sqrt2", "k\\sqrt{m}", 3),
-        ("1+\\sqrt{5}", "k + m\\sqrt{n}", 7),
-        ("5\\pi", "k\\pi", 5),
-        ("\\frac{\\pi}{2}", "\\frac{m\\pi}{n}", 3),
-        ("\\frac{3}{4}\\pi", "\\frac{m\\pi}{n}", 7),
-    ],
-)
-def test_answers_become_integers(answer, form, total):
-    made = integers.asked("Q", answer)
-    assert made.answer == str(total)
-    assert made.problem.startswith(f"Q\n\nThe original answer is in the form ${form}$, where ")
-    left = ["3/6", "3/1", "2\\sqrt{8}", "(3,4)", "x", "1.5", "-1+\\sqrt2"]
-    assert [integers.asked("Q", answer) for answer in left] == [None] * len(left)
+@pytest.mark.parametrize("case", cases("answers_to_integers"), ids=lambda case: case["answer"])
+def test_answers_become_integers(case):
+    """Those without a form are left as they are."""
+    made = integers.asked("Q", case["answer"])
+    if case["form"] is None:
+        assert made is None
+        return
+    assert made.answer == str(case["sum"])
+    original = f"Q\n\nThe original answer is in the form ${case['form']}$, where "
+    assert made.problem.startswith(original)
 
 
 def test_integers_of_a_file(tmp_path, capsys):

@@ -55,9 +55,6 @@ class Letters:
         return [1, *self.encode(prompts.plain_text(messages))]
 
 
-# --- rows -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
 @pytest.mark.parametrize("case", cases("good_rows"), ids=lambda case: str(case["row"])[:60])
 def test_good_rows(tmp_path, name, case):
@@ -130,8 +127,6 @@ def test_decimals_and_floats_of_a_parquet_column(tmp_path):
         assert [p.answer for p in P.read(file)[0]] == ["12", "-4"]
 
 
-# --- bad rows -------------------------------------------------------------------------------------
-
 BAD_ROWS = [
     *cases("bad_rows"),
     dict(bytes="[" * 100_000, field="row", value="[[[", reason="not valid JSON"),
@@ -160,9 +155,6 @@ def test_a_prompt_whose_first_answer_was_refused_is_kept(tmp_path):
     assert (report.rows, report.unique, report.duplicates, len(report.refused)) == (3, 2, 1, 1)
 
 
-# --- duplicates and conflicts ---------------------------------------------------------------------
-
-
 def test_duplicates_and_conflicts_over_files(tmp_path):
     a, b = (
         write(tmp_path / name, [verl(*pair) for pair in pairs])
@@ -185,9 +177,6 @@ def test_prompts_differ_by_any_character_or_role(tmp_path):
     other["prompt"][0]["role"] = "system"
     rows = [verl("x", "1"), verl("x ", "2"), other]
     assert len(P.read(write(tmp_path / "a.jsonl", rows))[0]) == 3
-
-
-# --- files ----------------------------------------------------------------------------------------
 
 
 def test_missing_files_name_their_neighbours(tmp_path):
@@ -267,9 +256,6 @@ def test_only_value_errors_come_out(tmp_path_factory, lines):
             assert all(references.integer(p.answer) == p.answer and p.messages for p in kept)
 
 
-# --- encode ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def four(tmp_path):
     rows = [verl(text, i) for i, text in enumerate(["abc", "abcdef", "é", "abcd"])]
@@ -298,9 +284,6 @@ def test_encode_joins_messages_without_chat_and_refuses_what_does_not_fit():
         encode(("user", "abc"), most=1)
     with pytest.raises(ValueError, match="problem q: the tokenizer makes no token"):
         encode(("user", "~"))
-
-
-# --- order ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 100])
@@ -343,9 +326,6 @@ def test_stream_of_problems(four):
     assert {s[i] for i in range(4)} == set(four)
     with pytest.raises(ValueError, match="no problems"):
         P.stream([], seed=1)
-
-
-# --- inspect --------------------------------------------------------------------------------------
 
 
 def test_inspect(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """What `config.reward` names: verifiers, sums with weights, one per data source, format, auto; and
 functions that fail or take too long, in this process and in workers."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -60,20 +61,18 @@ def test_numbers_of_any_length_and_tags_of_ones_own():
     assert score("<x>1</x>", function="format", format_tags="x") == Grade(1.0)
 
 
-@pytest.mark.parametrize(
-    ("about", "mode"),
-    [
-        (dict(prompt="... put your final answer within \\boxed{}."), "boxed"),
-        (dict(prompt='... on its own line after "Answer:".'), "dapo"),
-        (dict(prompt="between <answer> and </answer>"), "exact"),
-        (dict(prompt="end with #### and the number"), "integer"),
-        (dict(source="openai/gsm8k"), "integer"),
-        (dict(source="math_dapo"), "dapo"),
-        (dict(source="HuggingFaceH4/MATH-500"), "boxed"),
-        (dict(source="mine"), "integer"),
-        (dict(source="mine", answer="\\frac12"), "boxed"),
-    ],
-)
+AUTO = [
+    (dict(prompt="... put your final answer within \\boxed{}."), "boxed"),
+    (dict(prompt='... on its own line after "Answer:".'), "dapo"),
+    (dict(prompt="between <answer> and </answer>"), "exact"),
+    (dict(prompt="end with #### and the number"), "integer"),
+    (dict(source="openai/gsm8k"), "integer"), (dict(source="math_dapo"), "dapo"),
+    (dict(source="HuggingFaceH4/MATH-500"), "boxed"), (dict(source="mine"), "integer"),
+    (dict(source="mine", answer="\\frac12"), "boxed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("about", "mode"), AUTO)
 def test_auto_goes_by_the_prompt_and_then_by_the_source(about, mode):
     p = problem(**about)
     assert answers.chosen(p.answer, p.messages[0][1], p.source) == mode
@@ -262,7 +261,7 @@ def grades(judge, *texts_of_groups):
     return [g.grades for g in grading.grade_groups(TOKENS, judge, groups, asked)]
 
 
-@pytest.mark.parametrize(("n", "processes"), [(0, 1), (7, 1), (7, 3), (2, 5), (64, 8)])
+@given(st.integers(0, 70), st.integers(1, 9))
 def test_processes_share_out_all_groups_in_order(n, processes):
     shares = [grading._share(n, p, processes) for p in range(processes)]
     assert [i for share in shares for i in share] == list(range(n))
@@ -296,13 +295,10 @@ def test_a_failure_is_an_error_that_names_the_row_or_a_counted_miss(failing):
 def alive(word: str) -> list[str]:
     """Processes whose command line has `word`."""
     out = []
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        out += [line] if word in line else []
-    return out
+    for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            out.append(file.read_bytes().replace(b"\0", b" ").decode())
+    return [line for line in out if word in line]
 
 
 @pytest.mark.slow

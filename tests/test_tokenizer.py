@@ -56,19 +56,31 @@ def word_model():
     return out.getvalue()
 
 
-# --- the released Qwen2.5 tokenizer ---------------------------------------------------------------
+CHAT = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+    "assistant.<|im_end|>\n<|im_start|>user\n",
+    "<|im_end|>\n<|im_start|>assistant\n",
+)
 
 
 @pytest.mark.parametrize(
-    "name, count", [("llamacpp_qwen2_vectors.jsonl", 24), ("real_text_golden.jsonl.gz", 450)]
+    "name, count, chats",
+    [("llamacpp_qwen2_vectors.jsonl", 24, 0), ("real_text_golden.jsonl.gz", 450, 50)],
 )
-def test_qwen_vectors(released, qwen, name, count):
+def test_qwen_vectors(released, qwen, name, count, chats):
+    """The rendered conversations among them come out of `render_chat` letter by letter."""
     with (gzip.open if name.endswith("gz") else open)(released / name, "rt", encoding="utf-8") as f:
         vectors = [json.loads(line) for line in f]
     assert len(vectors) == count
     for v in vectors:
-        assert qwen.encode(v["text"]) == v["ids"]
-        assert qwen.decode(v["ids"], skip_special=False) == unicodedata.normalize("NFC", v["text"])
+        text, ids = v["text"], v["ids"]
+        assert qwen.encode(text) == ids
+        assert qwen.decode(ids, skip_special=False) == unicodedata.normalize("NFC", text)
+        if text.startswith(CHAT[0]) and text.endswith(CHAT[1]):
+            asked = [("user", text.removeprefix(CHAT[0]).removesuffix(CHAT[1]))]
+            assert qwen.render_chat(asked) == text and qwen.chat(asked) == ids
+            chats -= 1
+    assert not chats
 
 
 def test_qwen_facts(released, qwen):
@@ -86,34 +98,10 @@ def test_qwen_facts(released, qwen):
     assert qwen.decode(np.array(ids, np.int32)) == "six times seven"
 
 
-def test_golden_chat_prompts_are_rendered_the_same(released, qwen):
-    """The rendered conversations among the vectors come out of `render_chat` letter by letter."""
-    start = (
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
-        "assistant.<|im_end|>\n<|im_start|>user\n"
-    )
-    end = "<|im_end|>\n<|im_start|>assistant\n"
-    with gzip.open(released / "real_text_golden.jsonl.gz", "rt", encoding="utf-8") as f:
-        seen = [v for v in map(json.loads, f) if v["text"].startswith(start)]
-    seen = [v for v in seen if v["text"].endswith(end)]
-    assert len(seen) == 50
-    for v in seen:
-        content = v["text"][len(start) : -len(end)]
-        assert qwen.render_chat([{"role": "user", "content": content}]) == v["text"]
-        assert qwen.chat([("user", content)]) == v["ids"]
-        assert v["ids"][:3] == [151644, 8948, 198] and v["ids"][-3:] == [151644, 77091, 198]
-
-
-# --- tokenizer.json -------------------------------------------------------------------------------
-
-
-def test_truncation_and_added_tokens_of_the_file_are_off(folder):
-    assert load(folder).encode("six seven six") == [0, 1, 0]
-    assert load(folder / "tokenizer.json").encode("six") == [0]
-
-
 def test_special_tokens_in_text_and_skip_special(folder):
     tok = load(folder)
+    assert tok.encode("six seven six") == [0, 1, 0]  # the file's truncation and added token are off
+    assert load(folder / "tokenizer.json").encode("six") == [0]
     ids = tok.encode("<|im_start|> six<|im_end|>")
     assert ids == [7, 0, 8]
     assert tok.decode(ids) == "six"
@@ -150,9 +138,6 @@ def test_refused_files_are_named(folder, case):
     assert str(folder) in str(e.value) and "\n" not in str(e.value)
 
 
-# --- chat templates -------------------------------------------------------------------------------
-
-
 def test_template_order(folder):
     tok = load(folder)
     with pytest.raises(ValueError, match="no chat template: name a Jinja file"):
@@ -175,8 +160,8 @@ def test_whitespace_specials_and_filters_are_those_of_hugging_face(folder):
     )
     (folder / "tokenizer_config.json").write_text('{"eos_token": "six"}')
     tok = load(folder)
-    text = tok.render_chat([{"role": "user", "content": "<é>"}, ("user", "x")])
-    assert text == 'six|{"role": "user", "content": "<é>"}\n1' == tok.render_chat([("user", "<é>")])
+    text = tok.render_chat([("user", "<é>"), ("user", "x")])
+    assert text == 'six|{"role": "user", "content": "<é>"}\n1'
     assert tok.chat([("user", "<é>")]) == tok.encode(text)
 
 
@@ -201,9 +186,6 @@ def test_failing_and_forbidden_templates_are_value_errors(folder, source):
     with pytest.raises(ValueError, match=FAILING[source]) as e:
         load(folder).render_chat([("user", "x")])
     assert "\n" not in str(e.value)
-
-
-# --- SentencePiece --------------------------------------------------------------------------------
 
 
 def test_sentencepiece_words(word_model, tmp_path):
@@ -239,8 +221,6 @@ def test_sentencepiece_errors(word_model, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(word_model)
     assert load(tmp_path).encode("f") == load(tmp_path / "b.model").encode("f")
 
-
-# --- a first try, with limits ---------------------------------------------------------------------
 
 LETTERS = {c: i for i, c in enumerate("abcdefghijklmnopqrstuvwxyz0123456789 ")}
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}

@@ -102,8 +102,8 @@ class Judge:
         text = self.text
         decode_params = self.machine.engine.decode_params(self._load(directory))
         draw = build.evaluation_draw(self.c, top_p=1.0)
-        sampler = sampling.Sampler(self.machine, decode_params, text, self.c.eval.k)
-        (scores,) = sampling.evaluate(sampler, [(text.evals["heldout"], draw)])
+        evaluator = sampling.Evaluator(self.machine, decode_params, text, self.c.eval.k)
+        (scores,) = sampling.evaluate(evaluator, [(text.evals["heldout"], draw)])
         return scores.avg_at_k
 
     def require_base(self, directory: pathlib.Path) -> None:

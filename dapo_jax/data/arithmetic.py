@@ -55,8 +55,7 @@ class Style(NamedTuple):
 
     The first four are per trace and exclude one another; the remaining traces are plain working.
     The first token tells `careful` and `direct` traces apart, so their share among samples can be
-    counted without a judge.
-    """
+    counted without a judge."""
 
     careful: float = 0.0  # opens with `Wait`, repeats every result once as a check, never slips
     direct: float = 0.0  # the right answer without working: a tiny model learns it only roughly
@@ -188,8 +187,7 @@ def traces(
 
     Problems may repeat: the smallest levels have fewer than a warm-up needs. A response of more
     than `cap` tokens, including end-of-sequence, is cut at `cap` and does not end.
-    ValueError: levels that the task cannot have; numbers that are not probabilities.
-    """
+    ValueError: levels that the task cannot have; numbers that are not probabilities."""
     levels = _checked(levels)
     apart = style.careful + style.direct + style.skip + style.loop
     if min(style) < 0 or max(style) > 1 or apart > 1 + 1e-9 or style.ramble == 1:
@@ -256,8 +254,7 @@ def write(
     """Write the three problem files (JSON lines, one verl/DAPO row a line) and the tokenizer.
 
     The same arguments give the same bytes. A file that already has these bytes is not touched; any
-    other is replaced atomically, so that several processes may call this at the same time.
-    """
+    other is replaced atomically, so that several processes may call this at the same time."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     files = Files(*(directory / f"{s}.jsonl" for s in SPLITS), directory / "tokenizer.model")
@@ -303,8 +300,7 @@ def vocabulary() -> list[str]:
     """The words behind token ids 2, 3, ...; 0 is <unk> and 1 is </s>, the end-of-sequence.
 
     Spare words, which no text contains, round the vocabulary up to a multiple of 8 (48), so that
-    the embedding divides evenly over a mesh.
-    """
+    the embedding divides evenly over a mesh."""
     words = [*map(str, range(MAX_VALUE + 1)), *LABELS, PLUS, MINUS, ASK, ANSWER, WAIT]
     return words + [f"<spare{i}>" for i in range(-(len(words) + 2) % 8)]
 

@@ -36,8 +36,7 @@ def final_statement(response: str) -> tuple[str, bool]:
     r"""The words that state the answer, and whether they are marked as such.
 
     The last marked statement counts; without any, the last sentence. Marks are `answer:`, `the
-    answer is`, `\boxed{}` and, on the last line only, `#### 42` and `A: 42`.
-    """
+    answer is`, `\boxed{}` and, on the last line only, `#### 42` and `A: 42`."""
     tail = _tail(response)
     line = tail.rfind("\n", 0, len(tail.rstrip(_CLOSERS))) + 1
     box, hashes = tail.rfind(_BOX), tail.rfind("####", line)

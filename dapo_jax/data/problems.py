@@ -147,15 +147,12 @@ def read(
     paths: str | Path | Sequence[str | Path], on_bad: str = "refuse", how: Reading = _USUAL
 ) -> tuple[list[Problem], Report]:
     """The distinct problems of one or more files, patterns or data sets of the hub (`rows.find`),
-    in order of first appearance.
-
-    Two prompts are the same if all roles and contents are equal, character by character, over all
-    files. A prompt with two different answers is dropped: nobody can tell which one is wrong.
+    in order of first appearance. Prompts are the same if all roles and contents are equal,
+    character by character. One with two answers is dropped: nobody can tell which is wrong.
 
     on_bad: what to do about rows without a prompt or without an answer that `how` takes. 'refuse'
       reads everything, then raises; 'skip' leaves them out and names each in the report.
-    ValueError: those rows; missing, empty, damaged or foreign files; no problem left over.
-    """
+    ValueError: those rows; missing, empty, damaged or foreign files; no problem left over."""
     named = [paths] if isinstance(paths, str | Path) else paths
     if not named:
         raise ValueError("no problem file was named")
@@ -168,17 +165,14 @@ def read(
         if found.rows == before:
             raise ValueError(f"{path}: no rows in this file")
     report, problems = found.report(), found.problems()
+    refused = f"{len(report.refused)} of {report.rows}"
     if report.refused and on_bad == "refuse":
-        raise ValueError(
-            f"{report.refused[0]} ({len(report.refused)} of {report.rows} rows are refused; "
-            "data.on_bad='skip' leaves them out)"
-        )
+        advice = "data.on_bad='skip' leaves them out"
+        raise ValueError(f"{report.refused[0]} ({refused} rows are refused; {advice})")
     if not problems:
+        conflicts = f"{len(report.conflicts)} prompts with conflicting answers"
         why = f"; the first: {report.refused[0]}" if report.refused else ""
-        raise ValueError(
-            f"{paths[0]}: no usable row: {len(report.refused)} of {report.rows} refused, "
-            f"{len(report.conflicts)} prompts with conflicting answers{why}"
-        )
+        raise ValueError(f"{paths[0]}: no usable row: {refused} refused, {conflicts}{why}")
     return problems, report
 
 
@@ -308,8 +302,7 @@ def encode(
     on_long: 'filter' leaves longer prompts out; 'left_truncate' keeps their last max_tokens
       tokens, as verl's `truncation=left` does (the question survives, the template's start is cut).
     name: the set's name, for errors.
-    ValueError: a prompt without tokens; no prompt that fits; no chat template.
-    """
+    ValueError: a prompt without tokens; no prompt that fits; no chat template."""
     ids, kept, n_long = [], [], 0
     tokens = tokenizer.chat if chat else lambda m: tokenizer.encode(prompts.plain_text(m))
     for problem in bars.bar(problems, desc="encoding prompts", **_BAR):
@@ -321,10 +314,9 @@ def encode(
             ids.append(row[-max_tokens:])
             kept.append(problem)
     if problems and not kept:
-        raise ValueError(
-            f"{name or problems[0].source}: all {n_long} prompts are longer than {max_tokens}"
-            " tokens; raise data.max_prompt_tokens or set data.on_long='left_truncate'"
-        )
+        all_long = f"all {n_long} prompts are longer than {max_tokens} tokens"
+        remedy = "raise data.max_prompt_tokens or set data.on_long='left_truncate'"
+        raise ValueError(f"{name or problems[0].source}: {all_long}; {remedy}")
     return Encoded(ids, kept, n_long)
 
 
@@ -379,8 +371,7 @@ def stream(problems: Sequence[Problem], seed: int) -> Stream:
 
     `stream(problems, seed)[i]` is a pure function of its arguments and i, so the state of the data
     is one integer: the next position. Position i lies in epoch i // len(problems). `problems` can
-    be anything with a length and an index. ValueError: no problems.
-    """
+    be anything with a length and an index. ValueError: no problems."""
     import grain  # here, not above: Grain imports JAX, and reading files should not
 
     if not len(problems):

@@ -88,8 +88,7 @@ def read(path: Path, wanted) -> Iterator[tuple[int, Row]]:
     """Yields (row number from 1, row); in JSON lines and CSV the number is that of the line.
 
     wanted: maps the column names of a parquet file to those to read; raises `Foreign` to refuse.
-    ValueError: no such file, another kind of file, a damaged file.
-    """
+    ValueError: no such file, another kind of file, a damaged file."""
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"
         raise ValueError(f"{path}: {what}{_nearest(path)}")

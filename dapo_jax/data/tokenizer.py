@@ -1,7 +1,7 @@
 """Text to token ids and back, from a Hugging Face `tokenizer.json` or a SentencePiece model.
 
     tokenizer = load('Qwen2.5-0.5B/')
-    ids = tokenizer.chat([{'role': 'user', 'content': 'What is 6 * 7?'}])
+    ids = tokenizer.chat([('user', 'What is 6 * 7?')])
 
 Nothing is downloaded and no code of a checkpoint runs: two native libraries read the vocabulary,
 and Jinja's sandbox renders the chat template, which is a program that came with the data. A
@@ -16,7 +16,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import sentencepiece
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from dapo_jax import gate
+from dapo_jax.data.prompts import Messages
 
 # Qwen2.5 base models end with the first, instruct models with the second. After training, a model
 # may use either; a tokenizer that knew only one would let responses run to the length limit.
@@ -71,20 +72,15 @@ class Tokenizer:
         words = dict.fromkeys(text.split())
         return [word for word in words if self.unknown_id in self.encode(word)]
 
-    def render_chat(self, messages: Sequence) -> str:
-        """The prompt text of a conversation, up to where the assistant begins to write.
-
-        messages: {'role', 'content'} mappings or (role, content) pairs.
-        ValueError: no chat template, or the template fails or is refused.
-        """
+    def render_chat(self, messages: Messages) -> str:
+        """The prompt text of a conversation, up to where the assistant begins to write. ValueError:
+        no chat template, or the template fails or is refused."""
         if not self.template:
             raise ValueError(
                 "this tokenizer has no chat template: name a Jinja file (chat_template), or put "
                 "chat_template.jinja next to the vocabulary"
             )
-        messages = [
-            dict(m) if isinstance(m, Mapping) else {"role": m[0], "content": m[1]} for m in messages
-        ]
+        messages = [{"role": role, "content": content} for role, content in messages]
         usual = dict(add_generation_prompt=True, tools=None, documents=None)
         try:
             text = _compile(self.template).render(messages=messages, **usual, **self.specials)
@@ -96,7 +92,7 @@ class Tokenizer:
         except Exception as e:  # a template is a program: any of Python's errors can come out
             raise ValueError(f"chat template failed: {gate.describe(e)}") from e
 
-    def chat(self, messages: Sequence) -> list[int]:
+    def chat(self, messages: Messages) -> list[int]:
         """Token ids of `render_chat(messages)`."""
         return self.encode(self.render_chat(messages))
 
@@ -110,8 +106,7 @@ def load(path: str | Path, chat_template: str | Path = "") -> Tokenizer:
     stop_ids are those of generation_config.json and tokenizer_config.json, plus Qwen's pair (if the
     vocabulary has it) or SentencePiece's eos.
     ValueError: missing or damaged files, unknown stop token, a template that does not compile or
-      cannot render a first prompt, a tokenizer that cannot encode one within the limits.
-    """
+      cannot render a first prompt, a tokenizer that cannot encode one within the limits."""
     file = _vocabulary_file(Path(path))
     if file.suffix != ".model" or chat_template:
         _try_out(file, chat_template)
@@ -146,10 +141,8 @@ def _load(file: Path, chat_template: str | Path) -> Tokenizer:
             )
         stops.add(id)
     if not stops:
-        raise ValueError(
-            f"{file}: no stop token is known; name it as eos_token in "
-            f"{file.parent / 'tokenizer_config.json'}"
-        )
+        where = file.parent / "tokenizer_config.json"
+        raise ValueError(f"{file}: no stop token is known; name it as eos_token in {where}")
 
     where, template = _template(file.parent, config, chat_template)
     try:
@@ -176,15 +169,15 @@ def _try_out(file: Path, chat_template: str | Path) -> None:
     program = [sys.executable, "-m", "dapo_jax.data.tokenizer"]
     program += [str(file), str(chat_template), str(_SECONDS)]
     there = os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+    limits = dict(capture_output=True, timeout=_CLOCK_SECONDS)
     try:
-        done = subprocess.run(
-            program, env=there, capture_output=True, check=False, timeout=_CLOCK_SECONDS
-        )
-        status, said = done.returncode, done.stdout.decode(errors="replace").splitlines()
+        done = subprocess.run(program, env=there, check=False, **limits)
+        status, said = done.returncode, done.stdout
     except subprocess.TimeoutExpired as late:
-        status, said = None, (late.stdout or b"").decode(errors="replace").splitlines()
+        status, said = None, late.stdout or b""
     if status == 0:
         return
+    said = said.decode(errors="replace").splitlines()
     if said and said[-1].startswith("error: "):
         raise ValueError(said[-1].removeprefix("error: "))
     where = said[-1] if said else str(file)
@@ -197,8 +190,7 @@ def _try_out(file: Path, chat_template: str | Path) -> None:
 
 
 def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
-    """The work of that process. Prints what it is doing, and at the end 'error: ...' on an
-    error."""
+    """The work of that process. Prints what it is doing, and 'error: ...' on an error."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -292,18 +284,14 @@ def _vocabulary_file(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise ValueError(
-            f"{path}: no such file or folder; expected tokenizer.json, a "
-            "SentencePiece *.model, or a folder with one of them"
-        )
+        wanted = "tokenizer.json, a SentencePiece *.model, or a folder with one of them"
+        raise ValueError(f"{path}: no such file or folder; expected {wanted}")
     models = sorted(path.glob("*.model"))
     for file in (path / "tokenizer.json", path / "tokenizer.model", *models[:1]):
         if file.is_file():
             if file in models and len(models) > 1 and file.name != "tokenizer.model":
-                raise ValueError(
-                    f"{path}: several SentencePiece models; name one of them: "
-                    + ", ".join(m.name for m in models)
-                )
+                names = ", ".join(m.name for m in models)
+                raise ValueError(f"{path}: several SentencePiece models; name one of them: {names}")
             return file
     raise ValueError(f"{path}: neither tokenizer.json nor a SentencePiece *.model in this folder")
 
@@ -336,12 +324,12 @@ def _compile(source: str) -> jinja2.Template:
     prompt that changes with the date would make a run impossible to repeat."""
     env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     env.filters["tojson"] = lambda x, **kw: json.dumps(x, **{"ensure_ascii": False} | kw)
-    env.globals["raise_exception"] = _raise_exception
+
+    def raise_exception(message: str):
+        raise jinja2.TemplateError(message)
+
+    env.globals["raise_exception"] = raise_exception
     return env.from_string(source)
-
-
-def _raise_exception(message: str):
-    raise jinja2.TemplateError(message)
 
 
 def _text(file: Path) -> str:

@@ -26,10 +26,8 @@ DAPO_TAIL = 300  # characters at the end of the response that mode dapo looks at
 
 class Verdict(NamedTuple):
     """The judgement, and what was compared: None when the response states no answer at all.
-
     `extracted` is the rewritten text in mode `dapo`; in mode `integer` it is the canonical integer
-    ('-1234'), else the start of the statement in which no single integer could be read.
-    """
+    ('-1234'), else the start of the statement in which no single integer could be read."""
 
     correct: bool
     extracted: str | None
@@ -37,9 +35,7 @@ class Verdict(NamedTuple):
 
 def verify(response: str, answer: str, mode: str = "dapo") -> Verdict:
     """Judge `response` (decoded text, special tokens removed) against the reference `answer`.
-
-    Raises ValueError for an unknown mode, and nothing else for any two strings.
-    """
+    Raises ValueError for an unknown mode, and nothing else for any two strings."""
     if mode == "dapo":
         return _verify_dapo(response, answer)
     if mode == "integer":

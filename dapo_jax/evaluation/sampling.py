@@ -15,7 +15,7 @@ from dapo_jax.reward import grading
 from dapo_jax.rollout.draw import Draw
 
 
-class Sampler(NamedTuple):
+class Evaluator(NamedTuple):
     """What draws k samples of each problem from a policy, and grades them."""
 
     machine: build.Machine
@@ -24,10 +24,10 @@ class Sampler(NamedTuple):
     k: int
 
 
-def evaluate(sampler: Sampler, asked: Sequence[tuple[Encoded, Draw]]) -> list[Scores]:
+def evaluate(evaluator: Evaluator, asked: Sequence[tuple[Encoded, Draw]]) -> list[Scores]:
     """The scores of every set, each with its own draw; the draws may differ only in top_p. One
     call of the engine for all sets, so that it waits only once for the longest responses."""
-    machine, decode_params, text, k = sampler
+    machine, decode_params, text, k = evaluator
     # The counter of the draw has 31 bits, so the id is cut.
     prompts = [
         (int(p.id[:8], 16) & 0x7FFFFFFF, ids)
@@ -56,13 +56,13 @@ def _graded(text: build.Text, data: Encoded, groups: list[Group]) -> Scores:
     )
 
 
-def evaluate_sets(config, sampler: Sampler) -> tuple[dict[str, float], list[dict]]:
+def evaluate_sets(config, evaluator: Evaluator) -> tuple[dict[str, float], list[dict]]:
     """The evaluation of a training run: every set at top_p=1 and, if configured, at `eval.top_p`.
     Returns (values by tag, see log/tags.py; a row per problem and setting)."""
-    asked = list(itertools.product(sampler.text.evals.items(), build.evaluation_draws(config)))
+    asked = list(itertools.product(evaluator.text.evals.items(), build.evaluation_draws(config)))
     if not asked:
         return {}, []
-    results = evaluate(sampler, [(data, draw) for (_, data), draw in asked])
+    results = evaluate(evaluator, [(data, draw) for (_, data), draw in asked])
     out, rows = {}, []
     for ((name, data), draw), scores in zip(asked, results, strict=True):
         tag = f"eval/{name}" + ("" if draw.top_p == 1.0 else f"_top_p{draw.top_p:g}")

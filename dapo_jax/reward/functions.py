@@ -48,11 +48,6 @@ class Rewards(NamedTuple):
     shipped: frozenset[str]  # the shipped verifiers in use
     own: bool  # whether functions of the user are in use
 
-    @property
-    def integers(self) -> bool:
-        """Whether reference answers have to be integers."""
-        return not self.own and self.shipped <= {"dapo", "integer"}
-
 
 def read(settings: Reward) -> Rewards:
     """The functions that `settings` names. ValueError: a file or function is missing, a name is

@@ -67,7 +67,8 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
         shadow = rewards.by_verifier(settings, other)
     if settings.workers:
         pool = workers.Pool(settings.to_dict(), settings.workers, settings.timeout_s)
-    takes = references.integer if named.integers else references.any_answer
+    integers = not named.own and named.shipped <= {"dapo", "integer"}
+    takes = references.integer if integers else references.any_answer
     return Judge(named.score, shadow, named.source, pool, miss, takes, named.own)
 
 

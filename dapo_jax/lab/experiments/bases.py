@@ -141,9 +141,9 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     save(where, config, machine, params)
     weights, draw = machine.engine.decode_params(params), build.evaluation_draw(config, top_p=1.0)
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
-    sampler = sampling.Sampler(machine, weights, text, config.eval.k)
+    evaluator = sampling.Evaluator(machine, weights, text, config.eval.k)
     levels = {
-        level: styles(sampling.evaluate(sampler, [(problems, draw)])[0], wait)
+        level: styles(sampling.evaluate(evaluator, [(problems, draw)])[0], wait)
         for level, problems in text.evals.items()
     }
     return {"levels": levels, "cpu_s": time.process_time() - started}
