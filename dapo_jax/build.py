@@ -96,7 +96,7 @@ def load_text(
     """Read problems and tokenizer. The embedded task first writes its files under workdir/data and
     then reads them like any others. score: judges responses; None = what the config names.
     train: False = no training set is needed; the first set of `eval.files` stands in for it."""
-    judge = grading.judge(config, score)
+    judge = grading.judge(config.reward, score)
     train_files = [f.strip() for f in config.data.train.split(",") if f.strip()]
     eval_files = named_files(config.eval.files)
     tokenizer_path = config.tokenizer.path or model_dir

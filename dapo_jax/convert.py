@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
+from scipy.special import log_softmax
 
 from dapo_jax import parallel
 from dapo_jax.checkpoint import checkpoint
@@ -28,11 +29,8 @@ from dapo_jax.model import hf, qwen2
 from dapo_jax.model.qwen2 import Params, Shape
 
 KL_MAX = 1e-7  # nats at the worst position, float32
-
-
-# ------------------------------------------------------------------------------------------------
-# Orbax
-# ------------------------------------------------------------------------------------------------
+# Fields that say how the network is computed; a checkpoint does not fix them.
+_CHOICES = set(qwen2.compute_choices(schema.base()))
 
 
 def save_params(directory: str | Path, shape: Shape, params: Params) -> None:
@@ -42,17 +40,11 @@ def save_params(directory: str | Path, shape: Shape, params: Params) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path}: exists already; choose another directory or remove it")
     what = {k: v for k, v in shape._asdict().items() if k not in _CHOICES}
+    state = ocp.args.JsonSave({"shape": what, "versions": checkpoint.versions()})
+    arrays = ocp.args.StandardSave({"params": params})
     with checkpoint.manager(path, keep=1) as manager:
-        args = dict(
-            arrays=ocp.args.StandardSave({"params": params}),
-            state=ocp.args.JsonSave({"shape": what, "versions": checkpoint.versions()}),
-        )
-        manager.save(0, args=ocp.args.Composite(**args))
+        manager.save(0, args=ocp.args.Composite(arrays=arrays, state=state))
         manager.wait_until_finished()
-
-
-# Fields that say how the network is computed; a checkpoint does not fix them.
-_CHOICES = set(qwen2.compute_choices(schema.base()))
 
 
 def load_params(
@@ -60,9 +52,7 @@ def load_params(
 ) -> tuple[Shape, Params]:
     """Shape and float32 parameters of the newest checkpoint of a run (its workdir or `checkpoints/`
     in it; adapters merged) or of `save_params`, laid out by `rules` over `mesh` or on one device.
-
-    ValueError: no checkpoint there.
-    """
+    ValueError: no checkpoint there."""
     path, state = _newest(directory)
     shape = _saved_shape(state)
     if mesh is None:
@@ -99,11 +89,6 @@ def _saved_shape(state: dict) -> Shape:
     return hf.read_shape(hf.resolve(c.model.path)) if c.model.path else qwen2.shape_from_config(c)
 
 
-# ------------------------------------------------------------------------------------------------
-# Comparison with transformers
-# ------------------------------------------------------------------------------------------------
-
-
 class Agreement(NamedTuple):
     """Distance of logits from reference logits."""
 
@@ -116,16 +101,11 @@ def agreement(ours_BxTxV, theirs_BxTxV) -> Agreement:
     """Compare in float64, a row at a time (real vocabularies are large)."""
     diff, kl, same = [], [], []
     for ours_TxV, theirs_TxV in zip(ours_BxTxV, theirs_BxTxV, strict=True):
-        p, q = (_log_softmax(np.asarray(x, np.float64)) for x in (theirs_TxV, ours_TxV))
+        p, q = (log_softmax(np.asarray(x, np.float64), -1) for x in (theirs_TxV, ours_TxV))
         diff.append(np.abs(np.asarray(ours_TxV, np.float64) - theirs_TxV).max())
         kl.append((np.exp(p) * (p - q)).sum(-1).max())
         same.append(p.argmax(-1) == q.argmax(-1))
     return Agreement(float(np.max(diff)), float(np.max(kl)), float(np.mean(same)))
-
-
-def _log_softmax(x):
-    x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
 def transformers_logits(directory: Path, tokens_BxT: np.ndarray, dtype="float32") -> np.ndarray:
@@ -133,20 +113,11 @@ def transformers_logits(directory: Path, tokens_BxT: np.ndarray, dtype="float32"
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory,
-        dtype=getattr(torch, dtype),
-        use_safetensors=True,
-        local_files_only=True,
-        attn_implementation="eager",
-    )
+    how = dict(use_safetensors=True, local_files_only=True, attn_implementation="eager")
+    dtype = getattr(torch, dtype)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **how)
     with torch.no_grad():
         return model.eval()(torch.from_numpy(np.asarray(tokens_BxT, np.int64))).logits.numpy()
-
-
-# ------------------------------------------------------------------------------------------------
-# Commands
-# ------------------------------------------------------------------------------------------------
 
 
 def to_orbax(src: str, dst: str, dtype: str) -> int:
@@ -198,36 +169,30 @@ def _everywhere(shape: Shape) -> tuple:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m dapo_jax.convert",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    prog = "python -m dapo_jax.convert"
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(required=True)
-    dtype = dict(help="of the weights (default: %(default)s)")
 
-    command = commands.add_parser("to-orbax", help="Hugging Face -> Orbax")
-    command.add_argument("src", help="directory or hub name")
-    command.add_argument("dst", help="new directory")
-    command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), **dtype)
-    command.set_defaults(run=to_orbax)
+    def command(run, about: str, src: dict, dtype: str = "", *dtypes: str):
+        made = commands.add_parser(run.__name__.replace("_", "-"), help=about)
+        made.set_defaults(run=run)
+        made.add_argument("src", **src)
+        if dtype:
+            made.add_argument("dst", help="new directory")
+            shown = "of the weights (default: %(default)s)"
+            made.add_argument("--dtype", default=dtype, choices=dtypes, help=shown)
+        return made
 
-    command = commands.add_parser("to-hf", help="Orbax -> Hugging Face")
-    command.add_argument("src", help="workdir of a run, or a directory written by to-orbax")
-    command.add_argument("dst", help="new directory")
-    command.add_argument(
-        "--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), **dtype
-    )
-    command.add_argument("--tokenizer", help="directory or hub name; default: the run's model.path")
-    command.set_defaults(run=to_hf)
-
-    command = commands.add_parser("check", help="compare logits with transformers")
-    command.add_argument("src", metavar="dir", help="directory or hub name")
-    command.add_argument("--rows", type=int, default=2, help="default: %(default)s")
-    command.add_argument(
-        "--length", type=int, default=128, help="tokens a row (default: %(default)s)"
-    )
-    command.set_defaults(run=check)
+    hub, both = dict(help="directory or hub name"), ("float32", "bfloat16")
+    command(to_orbax, "Hugging Face -> Orbax", hub, "float32", *both)
+    run = dict(help="workdir of a run, or a directory written by to-orbax")
+    back = command(to_hf, "Orbax -> Hugging Face", run, "bfloat16", *both, "float16")
+    back.add_argument("--tokenizer", help="directory or hub name; default: the run's model.path")
+    judged = command(check, "compare logits with transformers", hub | dict(metavar="dir"))
+    judged.add_argument("--rows", type=int, default=2, help="default: %(default)s")
+    length = "tokens a row (default: %(default)s)"
+    judged.add_argument("--length", type=int, default=128, help=length)
 
     options = vars(parser.parse_args(argv))
     run = options.pop("run")

@@ -18,7 +18,6 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -33,7 +32,7 @@ from dapo_jax.config import cli, presets, schema, validation
 from dapo_jax.data import files, published, tokenizer
 from dapo_jax.data.problems import Encoded
 from dapo_jax.evaluation import named_sets, scores as scores_lib
-from dapo_jax.evaluation.sampling import evaluate
+from dapo_jax.evaluation.sampling import Evaluator, evaluate
 from dapo_jax.evaluation.scores import Scores
 from dapo_jax.hosts import processes, start
 from dapo_jax.model import hf
@@ -42,20 +41,9 @@ from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Watch
 from dapo_jax.run import policy as policy_lib
 
-# ------------------------------------------------------------------------------------------------
-# Sampling with restarts
-# ------------------------------------------------------------------------------------------------
-
 
 def evaluate_to_files(
-    folder: pathlib.Path,
-    machine: build.Machine,
-    decode_params,
-    text: build.Text,
-    data: Encoded,
-    k: int,
-    draw: Draw,
-    saved=lambda: None,
+    folder: pathlib.Path, evaluator: Evaluator, data: Encoded, draw: Draw, saved=lambda: None
 ) -> Scores | None:
     """`evaluate` one batch of problems after the other, and write each to a file of `folder`
     atomically. Problems that have samples there already are skipped. Only process 0 writes files
@@ -65,39 +53,26 @@ def evaluate_to_files(
     done = np.array([p.id in there for p in data.problems])
     if jax.process_count() > 1:
         done = np.asarray(multihost_utils.broadcast_one_to_all(done), bool)
-    left = np.flatnonzero(~done)
-    size = -(-2 * machine.engine.slots // k)  # fills the slots twice: fewer would leave many idle
-    bar = bars.bar(
-        total=len(done) * k,
-        initial=int(done.sum()) * k,
-        desc=folder.parent.name,
-        unit="sample",
-        dynamic_ncols=True,
-        show=first,
-    )
-    machine = machine._replace(watch=Watch(progress=bar.update))
+    left, k = np.flatnonzero(~done), evaluator.k
+    size = -(
+        -2 * evaluator.machine.engine.slots // k
+    )  # fills the slots twice: fewer leave many idle
+    options = dict(desc=folder.parent.name, unit="sample", dynamic_ncols=True, show=first)
+    bar = bars.bar(total=len(done) * k, initial=int(done.sum()) * k, **options)
+    machine = evaluator.machine._replace(watch=Watch(progress=bar.update))
     with bar:
         for at in range(0, len(left), size):
             part = left[at : at + size]
             batch = Encoded([data.ids[i] for i in part], [data.problems[i] for i in part], 0)
-            scores = evaluate(machine, decode_params, text, batch, k, draw)
+            (scores,) = evaluate(evaluator._replace(machine=machine), [(batch, draw)])
             if first:
-                lines = scores_lib.rows(batch, scores, text.tokenizer)
+                lines = scores_lib.rows(batch, scores, evaluator.text.tokenizer)
                 scores_lib.write_lines(folder / f"batch_{part[0]:06d}.jsonl", lines)
                 saved()
     if not first:
         return None
     there = scores_lib.finished(folder)
     return scores_lib.from_rows([there[p.id] for p in data.problems])
-
-
-def settings_key(settings: dict) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-
-
-# ------------------------------------------------------------------------------------------------
-# python -m dapo_jax.evaluate
-# ------------------------------------------------------------------------------------------------
 
 
 def evaluate_checkpoint(
@@ -117,38 +92,45 @@ def evaluate_checkpoint(
 
     given: as in `find_policy`. fixed: config fields that override the settings of named sets, which
     are fetched into `data_dir` unless they are there. ValueError: a set cannot be fetched, or the
-    config does not fit the policy.
-    """
+    config does not fit the policy."""
     processes.agree(processes.identity(config, str(where)))
     validation.validate(config, len(jax.devices()))
     home = workdir_lib.open_workdir(where)
     if home.remote and not given and (home.remote / workdir_lib.CHECKPOINTS).exists():
         given = home.checkpoints
-    base = start.model_directory(
-        config, home, config.checkpoint.directory or home.checkpoints, given
-    )
+    checkpoints = config.checkpoint.directory or home.checkpoints
+    base = start.model_directory(config, home, checkpoints, given)
     policy = policy_lib.find_policy(config, home.local, base, given)
-    every = list(
-        named_sets.ask(config, home.local, policy.model_dir, score, fixed, pathlib.Path(data_dir))
-    )
+    folder = pathlib.Path(data_dir)
+    every = list(named_sets.ask(config, home.local, policy.model_dir, score, fixed, folder))
     say = tqdm.write if parallel.is_main_process() else lambda _: None
     for note in (note for asked in every for note in asked.text.notes):
         say(note)
-    how = "as chats" if config.tokenizer.chat else "as plain text"
-    say(f"policy: {policy}, prompts {how}")
+    say(f"policy: {policy}, prompts as {'chats' if config.tokenizer.chat else 'plain text'}")
     machine = every[0].machine
     params = policy_lib.load_params(config, machine, policy)
     weights = list(seal.content(params).values())
     decode_params = machine.engine.decode_params(params, keep=False)
     del params
-    sets = {}
-
-    def done(name: str, result: dict) -> None:
-        sets[name] = result
-        say("\n".join(scores_lib.lines(name, result, rows)))
-        say(f"  samples: {result['samples']}")
-
-    abouts = [_evaluate_asked(a, policy, weights, decode_params, home, done) for a in every]
+    saved = functools.partial(workdir_lib.send, home)
+    sets, abouts = {}, []
+    for asked in every:
+        shown, decides = settings(asked, weights)
+        about = {"policy": str(policy), "files": asked.config.eval.files or "embedded"} | decides
+        abouts.append(about | ({"paper": asked.source} if asked.source else {}))
+        evaluator = Evaluator(asked.machine, decode_params, asked.text, asked.config.eval.k)
+        for name, data in asked.text.evals.items():
+            folder = _samples_folder(home, name, data, decides, abouts[-1])
+            draw = build.evaluation_draw(asked.config)
+            scores = evaluate_to_files(folder, evaluator, data, draw, saved)
+            if scores is None:
+                continue
+            samples = f"{home.name}/{folder.relative_to(home.local)}"
+            sets[name] = scores_lib.summary(scores, [p.id for p in data.problems], config.seed)
+            sets[name] |= {"settings": shown, "samples": samples}
+            say("\n".join(scores_lib.lines(name, sets[name], rows)))
+            say(f"  samples: {samples}")
+        asked.machine.engine.release()
     workdir_lib.send(home)
     sets = {name: sets[name] for name in build.named_files(config.eval.files) or sets if sets}
     if sets:
@@ -157,35 +139,17 @@ def evaluate_checkpoint(
     return {"settings": shared | {"files": config.eval.files or "embedded"}, "sets": sets}
 
 
-def _evaluate_asked(
-    asked: named_sets.Asked,
-    policy: policy_lib.Policy,
-    weights: list[int],
-    decode_params,
-    home: workdir_lib.Workdir,
-    done: Callable[[str, dict], None],
-) -> dict:
-    """Evaluate sets that share their settings; returns what their settings.json says. done: called
-    on process 0 with each set's name and result."""
-    shown, decides = settings(asked, weights)
-    about = {"policy": str(policy), "files": asked.config.eval.files or "embedded"} | decides
-    about |= {"paper": asked.source} if asked.source else {}
-    k, draw = asked.config.eval.k, build.evaluation_draw(asked.config)
-    saved = functools.partial(workdir_lib.send, home)
-    for name, data in asked.text.evals.items():
-        ids = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
-        folder = home.local / "eval" / name / settings_key(decides | {"prompts": ids})
-        if parallel.is_main_process():
-            folder.mkdir(parents=True, exist_ok=True)
-            files.write_json(folder / "settings.json", about)
-        machine, text = asked.machine, asked.text
-        scores = evaluate_to_files(folder, machine, decode_params, text, data, k, draw, saved)
-        if scores is not None:
-            result = scores_lib.summary(scores, [p.id for p in data.problems], asked.config.seed)
-            samples = f"{home.name}/{folder.relative_to(home.local)}"
-            done(name, result | {"settings": shown, "samples": samples})
-    asked.machine.engine.release()
-    return about
+def _samples_folder(
+    home: workdir_lib.Workdir, name: str, data: Encoded, decides: dict, about: dict
+) -> pathlib.Path:
+    """WORKDIR/eval/NAME/HASH of `decides` and the prompts; process 0 writes `about` there."""
+    ids = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
+    hashed = json.dumps(decides | {"prompts": ids}, sort_keys=True).encode()
+    folder = home.local / "eval" / name / hashlib.sha256(hashed).hexdigest()[:12]
+    if parallel.is_main_process():
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write_json(folder / "settings.json", about)
+    return folder
 
 
 def settings(asked: named_sets.Asked, weights: list[int]) -> tuple[dict, dict]:
@@ -212,37 +176,23 @@ def settings(asked: named_sets.Asked, weights: list[int]) -> tuple[dict, dict]:
     }
 
 
-_FIELDS = {
-    "data": "eval.files",
-    "k": "eval.k",
-    "top_p": "eval.top_p",
-    "temperature": "eval.temperature",
-    "max_response_tokens": "eval.max_response_tokens",
-}
+_FIELDS = {n: f"eval.{n}" for n in ("k", "top_p", "temperature", "max_response_tokens")}
+_FIELDS |= {"data": "eval.files"}
 
 
 def define_flags() -> None:
     """Not at import: `train` imports this module and has no such flags."""
-    flags.DEFINE_string(
-        "data",
-        None,
-        f"Sets by name ({published.KNOWN}) and problem files, [name=]path,...; default:"
-        " config.eval.files.",
-    )
+    data = f"Sets by name ({published.KNOWN}) and problem files, [name=]path,..."
+    flags.DEFINE_string("data", None, f"{data}; default: config.eval.files.")
     flags.DEFINE_string("data_dir", "data", "Folder of the sets by name, fetched where missing.")
     flags.DEFINE_integer("k", None, "Samples a problem; default: the set's, config.eval.k.")
     flags.DEFINE_float("top_p", None, "Nucleus mass; default: the set's, config.eval.top_p.")
-    flags.DEFINE_float(
-        "temperature", None, "0 is greedy; default: the set's, config.eval.temperature."
-    )
-    flags.DEFINE_integer(
-        "max_response_tokens", None, "Default: the set's, config.eval.max_response_tokens."
-    )
-    flags.DEFINE_string(
-        "checkpoint",
-        "",
-        "Workdir[@STEP], Orbax or Hugging Face directory; default: the newest there is.",
-    )
+    temperature = "0 is greedy; default: the set's, config.eval.temperature."
+    flags.DEFINE_float("temperature", None, temperature)
+    limit = "Default: the set's, config.eval.max_response_tokens."
+    flags.DEFINE_integer("max_response_tokens", None, limit)
+    policy = "Workdir[@STEP], Orbax or Hugging Face directory; default: the newest there is."
+    flags.DEFINE_string("checkpoint", "", policy)
     flags.DEFINE_bool("rows", False, "A line per problem.")
     flags.DEFINE_string("json", "", "File for settings, scores and the table of problems.")
 

@@ -10,6 +10,7 @@ and the vocabulary's spelling of the token.
 """
 
 import copy
+import functools
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -28,12 +29,6 @@ from dapo_jax.rollout.engine import Request, Response
 from dapo_jax.run import policy as policy_lib
 
 _CHUNK = 8  # tokens between two updates of the terminal
-
-
-def stable_text(tokenizer, ids: list[int]) -> str:
-    """The text of `ids` that later tokens cannot change. An incomplete character of several bytes
-    decodes to replacement characters at the end, which are left out."""
-    return tokenizer.decode(ids).rstrip("\N{REPLACEMENT CHARACTER}")
 
 
 class Screen:
@@ -71,14 +66,15 @@ class Screen:
                 self.write(f"{np.exp(logp):8.5f}  {self.tokenizer.token(id)!r}\n")
             self.shown = max(self.shown, len(ids))
             return
-        text = self.tokenizer.decode(ids) if ended else stable_text(self.tokenizer, ids)
+        text = self.tokenizer.decode(ids)
+        if not ended:  # an incomplete character decodes to these, which later tokens may change
+            text = text.rstrip("\N{REPLACEMENT CHARACTER}")
         self.write(text[self.shown :] + ("\n" if ended else ""))
         self.shown = max(self.shown, len(text))
 
 
 def load_tokenizer(config, workdir: pathlib.Path, model_dir: pathlib.Path | None):
-    """The run's tokenizer: named by the config, else the model's, else that of the embedded
-    task."""
+    """The tokenizer of the config, else the model's, else that of the embedded task."""
     path = config.tokenizer.path or model_dir or (workdir / "data" if not config.data.train else "")
     if not path:
         raise ValueError("config.tokenizer.path: problem files of one's own need a tokenizer")
@@ -108,10 +104,8 @@ def load(
     training). step: of a checkpoint; None = the newest. prompts: checked before the weights are
     read. ValueError: the config, the files or a prompt are not usable."""
     config = copy.deepcopy(config)
-    config.eval.k, config.eval.max_response_tokens = (
-        n,
-        max_tokens or config.rollout.max_response_tokens,
-    )
+    config.eval.k = n
+    config.eval.max_response_tokens = max_tokens or config.rollout.max_response_tokens
     validation.validate(config, len(jax.devices()))
     sizes = validation.resolve_mesh(config, len(jax.devices()))
     shards = sizes["data"] * sizes["fsdp"]
@@ -129,21 +123,18 @@ def load(
     machine = build.build_machine(
         config, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir, others=False
     )
-    return Loaded(
-        config, tokenizer, machine, policy_lib.load_params(config, machine, policy), policy
-    )
+    params = policy_lib.load_params(config, machine, policy)
+    return Loaded(config, tokenizer, machine, params, policy)
 
 
 def encode(config, tokenizer, prompt: str) -> list[int]:
     """Token ids of a prompt, through the chat template if the config says so. ValueError: the
     prompt is empty or too long."""
-    chat = [{"role": "user", "content": prompt}]
-    ids = tokenizer.chat(chat) if config.tokenizer.chat else tokenizer.encode(prompt)
-    if not 1 <= len(ids) <= config.data.max_prompt_tokens:
-        raise ValueError(
-            f"prompt: {len(ids)} tokens; 1 to config.data.max_prompt_tokens ="
-            f" {config.data.max_prompt_tokens} are allowed"
-        )
+    chat = config.tokenizer.chat
+    ids = tokenizer.chat([("user", prompt)]) if chat else tokenizer.encode(prompt)
+    if not 1 <= len(ids) <= (most := config.data.max_prompt_tokens):
+        allowed = f"1 to config.data.max_prompt_tokens = {most} are allowed"
+        raise ValueError(f"prompt: {len(ids)} tokens; {allowed}")
     return ids
 
 
@@ -171,8 +162,7 @@ def sample(
     write: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
     """Draw n completions at `config.eval.temperature` and `.top_p`, and show them by `write` as
-    they grow. Returns their texts. ValueError: the config, the files or the prompt are not
-    usable."""
+    they grow. Returns their texts. ValueError: as `load`."""
     loaded = load(config, workdir, n=n, max_tokens=max_tokens, prompts=[prompt])
     tokenizer = loaded.tokenizer
     screen = Screen(tokenizer, n, loaded.config.eval.max_response_tokens, probs, write)
@@ -184,9 +174,8 @@ def define_flags() -> None:
     flags.DEFINE_integer("n", 1, "Completions.", lower_bound=1)
     flags.DEFINE_float("temperature", None, "0 is greedy; default: config.eval.temperature.")
     flags.DEFINE_float("top_p", 1.0, "Nucleus mass.")
-    flags.DEFINE_integer(
-        "max_tokens", 0, "Longest completion; default: config.rollout.max_response_tokens.", 0
-    )
+    longest = "Longest completion; default: config.rollout.max_response_tokens."
+    flags.DEFINE_integer("max_tokens", 0, longest, lower_bound=0)
     flags.DEFINE_integer("seed", None, "Default: config.seed.")
     flags.DEFINE_boolean("probs", False, "A line per token, with its probability.")
     flags.DEFINE_boolean("chat", None, "Chat template; default: config.tokenizer.chat.")
@@ -196,30 +185,16 @@ def main(prompt: str) -> None:
     given, config = flags.FLAGS, cli.CONFIG.value
     if not cli.WORKDIR.value and not config.model.path:
         raise ValueError("--workdir: name the run to sample from (or set --config.model.path)")
-    config.eval.top_p = given.top_p
-    if given.temperature is not None:
-        config.eval.temperature = given.temperature
-    if given.seed is not None:
-        config.seed = given.seed
-    if given.chat is not None:
-        config.tokenizer.chat = given.chat
+    said = {"eval.top_p": given.top_p, "eval.temperature": given.temperature}
+    said |= {"seed": given.seed, "tokenizer.chat": given.chat}
+    config.update({field: value for field, value in said.items() if value is not None})
     first = parallel.is_main_process()
     if hasattr(sys.stdout, "reconfigure"):  # '?' for characters that the terminal cannot show
         sys.stdout.reconfigure(errors="replace")
 
-    def write(text: str) -> None:
-        if first:
-            print(text, end="", flush=True)
-
-    sample(
-        config,
-        pathlib.Path(cli.WORKDIR.value or "."),
-        prompt,
-        n=given.n,
-        max_tokens=given.max_tokens,
-        probs=given.probs,
-        write=write,
-    )
+    write = functools.partial(print, end="", flush=True) if first else lambda text: None
+    limits = dict(n=given.n, max_tokens=given.max_tokens, probs=given.probs)
+    sample(config, pathlib.Path(cli.WORKDIR.value or "."), prompt, write=write, **limits)
 
 
 if __name__ == "__main__":

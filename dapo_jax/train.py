@@ -27,7 +27,7 @@ from dapo_jax.checkpoint.saver import Saver
 from dapo_jax.config import cli, schema, validation
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files, problems
-from dapo_jax.evaluation.sampling import evaluate_sets
+from dapo_jax.evaluation.sampling import Evaluator, evaluate_sets
 from dapo_jax.hosts import leaving, processes, start
 from dapo_jax.hosts.watchdog import Watchdog
 from dapo_jax.log import goodput, guards, hardware, metrics, profiler, report, trackers
@@ -232,7 +232,8 @@ def score(config, text: build.Text, evaluation: dict[str, float]) -> float | Non
 def evaluate_policy(config, machine, text, state: State, writer, say) -> dict[str, float]:
     started = time.perf_counter()
     decode_params = machine.decode_params(state.params)
-    scores, rows = evaluate_sets(config, machine, decode_params, text)
+    evaluator = Evaluator(machine, decode_params, text, config.eval.k)
+    scores, rows = evaluate_sets(config, evaluator)
     step = state.counters.step
     writer.lines("eval", step, rows)
     for line in report.evaluation_lines(step, scores):

@@ -14,15 +14,7 @@ import pytest
 import sentencepiece
 
 from dapo_jax.data import arithmetic, problems, tokenizer
-from dapo_jax.data.arithmetic import (
-    HABIT,
-    HARDER_LEVELS,
-    RL_LEVELS,
-    SKILL,
-    SPLITS,
-    Style,
-    traces,
-)
+from dapo_jax.data.arithmetic import HABIT, HARDER_LEVELS, RL_LEVELS, SKILL, SPLITS, Style, traces
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +45,6 @@ def split_of(prompt: str) -> str:
     walk = np.array([worked(prompt)[1]])
     (split,) = (s for s in SPLITS if arithmetic._in_split(walk, s)[0])
     return split
-
-
-# --- problems -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -101,8 +90,7 @@ def test_the_splits_share_out_every_problem_there_is(k):
 def test_split_shares_are_near_their_share_of_the_buckets():
     walks = arithmetic._all_walks(4)  # 132,002 walks: a 6 sigma band is 0.006
     for split, buckets in SPLITS.items():
-        share = arithmetic._in_split(walks, split).mean()
-        assert abs(share - len(buckets) / 8) < 0.006
+        assert abs(arithmetic._in_split(walks, split).mean() - len(buckets) / 8) < 0.006
 
 
 def test_a_level_that_runs_out_gives_all_and_the_larger_levels_fill_up():
@@ -124,19 +112,22 @@ def test_problems_depend_on_the_seed_alone_and_mix_levels_and_answers():
     assert len(answers) == 21 and max(answers.values()) / 4096 < 0.08  # no constant scores well
 
 
-@pytest.mark.parametrize("levels", [(), (0,), (2, 16), (-1, 2)])
-def test_impossible_levels_are_refused(levels):
-    for make in (lambda: arithmetic.problems(5, levels, 0), lambda: traces(5, levels)):
-        with pytest.raises(ValueError, match=r"^levels: \[.*\] must lie in 1..15, .*$"):
-            make()
+REFUSED = [(dict(levels=x), "levels: .* must lie in 1..15") for x in ((), (0,), (2, 16), (-1, 2))]
+REFUSED += [
+    (dict(style=Style(*style)), "traces: probabilities ")
+    for style in ((0, 0, 0, 0, 1.1), (0, 0, -0.1), (0, 0, 0.9, 0.2), (0, 0, 0, 0, 0, 1.0))
+]
 
 
-def test_an_unknown_split_is_refused():
+@pytest.mark.parametrize(("fields", "wrong"), REFUSED)
+def test_impossible_problems_and_traces_are_refused(fields, wrong):
+    with pytest.raises(ValueError, match=f"^{wrong}.*$"):
+        traces(5, **fields)
+    if "levels" in fields:
+        with pytest.raises(ValueError, match=f"^{wrong}.*$"):
+            arithmetic.problems(5, fields["levels"], 0)
     with pytest.raises(ValueError, match="split must be one of"):
         arithmetic.problems(5, (2,), 0, split="test")
-
-
-# --- warm-up traces -------------------------------------------------------------------------------
 
 
 def kind(trace: arithmetic.Trace) -> str:
@@ -235,27 +226,12 @@ def test_the_cap_counts_the_end_of_sequence():
         assert not t.ends and len(t.response.split()) == 32 and "Answer:" not in t.response
 
 
-def test_traces_come_from_the_train_split_alone():
-    made = list(traces(3000, (1, 2, 6, 8), seed=2))
-    assert {split_of(t.prompt) for t in made} == {"train"}
-
-
-def test_traces_depend_on_the_seed_alone_and_mix_the_levels():
+def test_traces_are_of_the_train_split_depend_on_the_seed_alone_and_mix_the_levels():
+    assert {split_of(t.prompt) for t in traces(3000, (1, 2, 6, 8), seed=2)} == {"train"}
     first = list(traces(500, seed=4))
     assert first == list(traces(500, seed=4)) != list(traces(500, seed=5))
     ks = collections.Counter(len(worked(t.prompt)[0]) - 1 for t in first)
     assert ks == dict.fromkeys(range(1, 6), 100)
-
-
-@pytest.mark.parametrize(
-    "style", [Style(slip=1.1), Style(skip=-0.1), Style(skip=0.9, loop=0.2), Style(ramble=1.0)]
-)
-def test_what_is_no_probability_is_refused(style):
-    with pytest.raises(ValueError, match="^traces: probabilities .*$"):
-        traces(5, style=style)
-
-
-# --- files and tokenizer --------------------------------------------------------------------------
 
 
 def test_files_have_the_verl_schema_and_the_readers_accept_them(tmp_path):
@@ -266,21 +242,22 @@ def test_files_have_the_verl_schema_and_the_readers_accept_them(tmp_path):
         path = getattr(files, split)
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         prompts = [row["prompt"][0]["content"] for row in rows]
-        for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-            assert row == {
+        assert rows == [
+            {
                 "data_source": "variable_chain",
                 "prompt": [{"role": "user", "content": prompt}],
                 "ability": "MATH",
                 "reward_model": {"ground_truth": right_answer(prompt), "style": "rule"},
                 "extra_info": {"index": i, "k": prompt.count(" ") // 3},
             }
-            assert split_of(prompt) == split
+            for i, prompt in enumerate(prompts)
+        ]
+        assert {split_of(prompt) for prompt in prompts} == {split}
         assert {row["extra_info"]["k"] for row in rows} == set(levels)
         assert len(set(prompts)) == len(rows) == size and not seen & set(prompts)
         seen |= set(prompts)
         read, report = problems.read(path)
         assert len(read) == size and not report.duplicates and not report.refused
-        assert [p.answer for p in read] == [row["reward_model"]["ground_truth"] for row in rows]
     assert {p.name for p in files.train.parent.iterdir()} == {p.name for p in files}  # no drafts
 
 
@@ -311,13 +288,18 @@ def test_another_process_writes_the_same_bytes(tmp_path):
         assert path.read_bytes() == (tmp_path / "there" / path.name).read_bytes()
 
 
-def test_tokenizer_has_48_pieces_in_the_documented_order(pieces):
+def test_tokenizer_has_48_pieces_in_the_documented_order(pieces, tmp_path):
     assert len(pieces) == 48
     assert (pieces.unk_id(), pieces.eos_id(), pieces.bos_id(), pieces.pad_id()) == (0, 1, -1, -1)
     words = arithmetic.vocabulary()
     assert [pieces.id_to_piece(i) for i in range(2, 48)] == ["▁" + word for word in words]
     assert words[:21] == [str(v) for v in range(21)]
     assert words[-4:] == [f"<spare{i}>" for i in range(4)]
+    arithmetic.write_tokenizer(tmp_path / "tokenizer.model")
+    loaded = tokenizer.load(tmp_path)
+    assert loaded.vocab_size == 48 and loaded.stop_ids == {1}
+    text = "f 4 g 6 h 3 Answer: 3"
+    assert loaded.decode([*loaded.encode(text), 1]) == text
 
 
 def test_every_text_round_trips_one_token_a_word(pieces):
@@ -331,10 +313,3 @@ def test_every_text_round_trips_one_token_a_word(pieces):
         assert pieces.decode(ids) == text == pieces.decode([*ids, pieces.eos_id()])
         used |= set(ids)
     assert used == set(range(2, 44))  # every word of the task, no spare one
-
-
-def test_the_projects_tokenizer_opens_the_model(tmp_path):
-    loaded = tokenizer.load(arithmetic.write(tmp_path, 0, 10, 10, 10).tokenizer)
-    assert loaded.vocab_size == 48 and loaded.stop_ids == {1}
-    text = "f 4 g 6 h 3 Answer: 3"
-    assert loaded.decode([*loaded.encode(text), 1]) == text

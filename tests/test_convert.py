@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
@@ -21,10 +20,6 @@ sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
 import make as golden
 
 CASE = "head_dim"
-live = pytest.mark.skipif(
-    not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")),
-    reason="needs torch and transformers (benchmarks/requirements-peers.txt)",
-)
 
 
 @pytest.fixture
@@ -36,10 +31,8 @@ def source(tmp_path) -> Path:
 
 
 def assert_same(a, b):
-    a, b = flatten_dict(jax.device_get(a)), flatten_dict(jax.device_get(b))
-    assert a.keys() == b.keys()
-    for k in a:
-        assert a[k].dtype == b[k].dtype and a[k].tobytes() == b[k].tobytes(), k
+    bits = lambda tree: jax.tree.map(lambda x: (x.dtype, x.tobytes()), jax.device_get(tree))
+    assert bits(a) == bits(b)
 
 
 def test_there_and_back(tmp_path, source, capsys):
@@ -75,20 +68,15 @@ def test_init_from_reads_it(tmp_path, source):
 def test_export_of_a_run(tmp_path, source, from_path):
     """A run's workdir: the shape comes from its config, or from the model it started with."""
     c = config.base()
-    if from_path:
-        c.model.path = str(source)
-        shape = hf.read_shape(source)
-    else:
-        shape = qwen2.shape_from_config(c)
+    c.model.path = str(source) if from_path else ""
+    shape = hf.read_shape(source) if from_path else qwen2.shape_from_config(c)
     noise = np.random.default_rng(0)
     params = jax.tree.map(
         lambda w: jnp.asarray(noise.standard_normal(w.shape, np.float32)), qwen2.abstract(shape)
     )
-    manager = checkpoint.manager(tmp_path / "run" / "checkpoints", keep=1)
     state = State(params, {"count": jnp.zeros(3)}).count(step=2)
-    checkpoint.save(manager, state, config.leaves(c))
-    manager.wait_until_finished()
-    manager.close()
+    with checkpoint.manager(tmp_path / "run" / "checkpoints", keep=1) as manager:
+        checkpoint.save(manager, state, config.leaves(c))
     command = ["to-hf", str(tmp_path / "run"), str(tmp_path / "hf"), "--dtype=float32"]
     assert convert.main(command) == 0
     found = hf.read_shape(tmp_path / "hf")
@@ -107,9 +95,8 @@ def test_export_of_a_run(tmp_path, source, from_path):
     ],
 )
 def test_one_line_errors(tmp_path, source, capsys, command, message):
-    fill = {"source": str(source), "new": str(tmp_path / "new")}
     with pytest.raises(SystemExit) as e:
-        convert.main([word.format(**fill) for word in command])
+        convert.main([word.format(source=source, new=tmp_path / "new") for word in command])
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert e.value.code == 1 and last.startswith("error: ") and message in last
     assert not (tmp_path / "new").exists()
@@ -138,7 +125,10 @@ def test_check_verdict(source, capsys, monkeypatch, off, code, word):
     assert capsys.readouterr().out.startswith(word)
 
 
-@live
+@pytest.mark.skipif(
+    not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")),
+    reason="needs torch and transformers (benchmarks/requirements-peers.txt)",
+)
 def test_check_live(source, capsys):
     assert convert.main(["check", str(source)]) == 0
     assert "top-1 agreement 100.00%" in capsys.readouterr().out

@@ -20,9 +20,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n):
         for k in range(1, n + 1):
             share = np.mean([any(s) for s in itertools.combinations(samples, k)])
             assert scores.pass_at_k(n, correct, k) == pytest.approx(share, abs=1e-12)
-
-
-def test_pass_at_k_does_not_overflow():
+    # Nothing overflows.
     assert scores.pass_at_k(10_000, 1, 5_000) == pytest.approx(0.5, abs=1e-9)
 
 
@@ -83,13 +81,13 @@ def test_a_runs_evaluation_is_one_call_with_the_samples_of_each_alone(tmp_path):
     calls, generate = [], machine.engine.generate
     machine.engine.generate = lambda *a, **k: calls.append(len(a[1])) or generate(*a, **k)
 
-    tags, rows = sampling.evaluate_sets(c, machine, params, text)
+    evaluator = sampling.Evaluator(machine, params, text, 2)
+    tags, rows = sampling.evaluate_sets(c, evaluator)
     assert calls == [len(cut) * 2 * 3 * 2] and len(rows) == len(cut) * 2 * 3
     asked = [(name, draw) for name in cut for draw in build.evaluation_draws(c)]
-    sets, draws = [cut[name] for name, _ in asked], [draw for _, draw in asked]
-    together = sampling.evaluate_together(machine, params, text, sets, 2, draws)
+    together = sampling.evaluate(evaluator, [(cut[name], draw) for name, draw in asked])
     for (name, draw), got in zip(asked, together, strict=True):
-        alone = sampling.evaluate(machine, params, text, cut[name], 2, draw)
+        (alone,) = sampling.evaluate(evaluator, [(cut[name], draw)])
         tag = f"eval/{name}" + ("_top_p0.7" if draw.top_p < 1 else "")
         assert tags[f"{tag}/avg@k"] == alone.headline()["avg@k"]
         pair = (list(itertools.chain(*s.responses)) for s in (got, alone))

@@ -13,7 +13,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 
 from dapo_jax import config, convert, evaluate, parallel
@@ -28,19 +27,23 @@ sys.path.insert(0, str(Path(__file__).parent / "data"))
 from tiny_config import __file__ as CONFIG, get_config as tiny
 
 
+def evaluated(workdir, given="", **fields) -> dict:
+    """The evaluation of a run, or of what is `given`, at its settings but for these of `eval`."""
+    c = tiny()
+    c.eval.update(fields)
+    return evaluate.evaluate_checkpoint(c, workdir, str(given))
+
+
 @pytest.fixture(scope="module")
 def result(run) -> dict:
-    """Its evaluation at the config's own settings."""
-    return evaluate.evaluate_checkpoint(tiny(), run)
+    return evaluated(run)
 
 
 @pytest.mark.slow
 def test_agrees_with_training(run, result):
     """At both settings that training evaluates, number for number."""
     (record,) = metrics.read(run / "metrics.jsonl")
-    c = tiny()
-    c.eval.top_p = 1.0
-    for tag, got in (("", evaluate.evaluate_checkpoint(c, run)), ("_top_p0.7", result)):
+    for tag, got in (("", evaluated(run, top_p=1.0)), ("_top_p0.7", result)):
         assert got["settings"]["policy"] == f"{run}/checkpoints step 0"
         assert got["sets"].keys() == {"heldout", "harder"}
         for name, s in got["sets"].items():
@@ -54,7 +57,7 @@ def test_agrees_with_training(run, result):
 def test_report(run, result):
     """The JSON says what the files of samples say."""
     heldout = json.loads(json.dumps(result))["sets"]["heldout"]
-    rows = [json.loads(x) for f in Path(heldout["samples"]).glob("b*") for x in f.open()]
+    rows = samples(heldout["samples"])
     assert len(rows) == 48 * 8 and {len(r) for r in rows} == {8}
     assert heldout["avg@k"] == np.mean([r["correct"] for r in rows])
     assert heldout["pass@"]["1"] == pytest.approx(heldout["avg@k"])
@@ -70,21 +73,17 @@ def test_report(run, result):
         assert row["correct"] == sum(r["correct"] for r in mine)
         assert row["length_mean"] == np.mean([r["tokens"] for r in mine])
         assert {r["gold"] for r in mine} == {row["gold"]}
-    text = list(scores.lines("heldout", heldout))
-    assert len(text) == 6 and "48 problems x 8 samples" in text[0]
-    assert list(scores.lines("heldout", heldout, rows=True))[:6] == text
-    assert len(list(scores.lines("heldout", heldout, rows=True))) == 7 + 48
+    text = list(scores.lines("heldout", heldout, rows=True))
+    assert len(text) == 7 + 48 and "48 problems x 8 samples" in text[0]
+    assert list(scores.lines("heldout", heldout)) == text[:6]
 
 
 def test_stop_strings_end_responses_early(run, result):
     """The same samples up to the token that completes a text; such a row is not truncated."""
-    c = tiny()
-    c.eval.stop_strings, c.eval.max_problems = "7|h|4", 8
-    got = evaluate.evaluate_checkpoint(c, run)["sets"]["heldout"]
-    c.eval.stop_strings = ""
-    whole = evaluate.evaluate_checkpoint(c, run)["sets"]["heldout"]
-    assert got["samples"] != whole["samples"]
-    pairs = list(zip(*(samples(x["samples"]) for x in (got, whole)), strict=True))
+    found = (evaluated(run, stop_strings=x, max_problems=8)["sets"] for x in ("7|h|4", ""))
+    got, whole = (sets["heldout"]["samples"] for sets in found)
+    assert got != whole
+    pairs = list(zip(samples(got), samples(whole), strict=True))
     cut = [(a, b) for a, b in pairs if a["tokens"] < b["tokens"]]
     assert 8 < len(cut) < len(pairs) == 64
     for a, b in pairs:
@@ -138,14 +137,10 @@ def written(workdir: Path) -> dict[Path, int]:
     return {f: f.stat().st_mtime_ns for f in workdir.glob("eval/*/*/batch_*.jsonl")}
 
 
-class Sampled(Exception):
-    pass
-
-
 @pytest.fixture
 def no_sampling(monkeypatch):
     def refuse(*args, **kwargs):
-        raise Sampled
+        raise NotImplementedError("something was sampled")
 
     monkeypatch.setattr(evaluate, "evaluate", refuse)
 
@@ -157,19 +152,17 @@ def no_sampling(monkeypatch):
          stop_strings="7").items(),
 )  # fmt: skip
 def test_other_settings_do_not_mix(run, result, no_sampling, field, value):
-    assert evaluate.evaluate_checkpoint(tiny(), run) == result  # all of it from the files
-    c = tiny()
-    setattr(c.eval, field, value)
-    with pytest.raises(Sampled):
-        evaluate.evaluate_checkpoint(c, run)
+    assert evaluated(run) == result  # all of it from the files
+    with pytest.raises(NotImplementedError):
+        evaluated(run, **{field: value})
 
 
 def test_other_weights_do_not_mix(run, result, no_sampling, tmp_path):
     _, params = convert.load_params(run)
     params["embed"] = params["embed"].at[7, 5].add(1e-7)
     convert.save_params(tmp_path / "near", qwen2.shape_from_config(tiny()), params)
-    with pytest.raises(Sampled):
-        evaluate.evaluate_checkpoint(tiny(), run, str(tmp_path / "near"))
+    with pytest.raises(NotImplementedError):
+        evaluated(run, tmp_path / "near")
 
 
 @pytest.mark.slow
@@ -198,10 +191,7 @@ def test_without_a_config_it_is_the_run_s(run, tmp_path):
     ("fields", "message"),
     [
         ({"eval.k": 0}, "config.eval.k: 0 is too small, at least 1"),
-        (
-            {"reward.verifier": "strict"},
-            "config.reward.verifier: 'strict' is not one of dapo, integer, boxed",
-        ),
+        ({"reward.verifier": "strict"}, "verifier: 'strict' is not one of dapo, integer, boxed"),
         ({"eval.files": "{tmp}/empty.jsonl"}, "empty.jsonl: no rows in this file"),
         ({"eval.files": "{tmp}/b.jsonl"}, "b.jsonl: no such file"),
         ({"eval.files": "x/y={tmp}/empty.jsonl"}, "'x/y' cannot name a folder of samples"),
@@ -212,50 +202,38 @@ def test_without_a_config_it_is_the_run_s(run, tmp_path):
 def test_refused(run, tmp_path, fields, message):
     (tmp_path / "empty.jsonl").touch()
     c = tiny()
-    named = {k: v.format(tmp=tmp_path) if isinstance(v, str) else v for k, v in fields.items()}
-    c.update(named)
+    c.update({k: v.format(tmp=tmp_path) if isinstance(v, str) else v for k, v in fields.items()})
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         evaluate.evaluate_checkpoint(c, run)
     assert "\n" not in str(error.value)
 
 
 def test_no_checkpoint(run, tmp_path):
-    with pytest.raises(ValueError, match="no checkpoint in it; train there first, or name one"):
-        evaluate.evaluate_checkpoint(tiny(), tmp_path)
-    with pytest.raises(ValueError, match="none: no such directory"):
-        evaluate.evaluate_checkpoint(tiny(), run, str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="no checkpoint in it"):
-        evaluate.evaluate_checkpoint(tiny(), run, str(tmp_path))
+    for where, given, wrong in (
+        (tmp_path, "", "no checkpoint in it; train there first, or name one"),
+        (run, tmp_path / "none", "none: no such directory"),
+        (run, tmp_path, "no checkpoint in it"),
+    ):
+        with pytest.raises(ValueError, match=wrong):
+            evaluated(where, given)
     assert not any(tmp_path.iterdir())
-
-
-def test_command_line_refusals(shell, tmp_path):
-    """One line and exit code 1, through the real command."""
-    command = ("-m", "dapo_jax.evaluate", f"--config={CONFIG}", f"--workdir={tmp_path}/run")
-    done = shell.python(*command, "--k=0")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: config.eval.k: 0 is too small")
-    assert done.stderr.count("\n") == 1
 
 
 def test_restore_params(tmp_path):
     """The chosen step of several, without the optimizer, laid out over a mesh as asked for."""
     shape = qwen2.shape_from_config(tiny())
-    trees = [qwen2.init(shape, jax.random.key(i)) for i in range(2)]
+    trees = {10 * i: qwen2.init(shape, jax.random.key(i)) for i in range(2)}
     with checkpoint.manager(tmp_path, keep=2) as manager:
-        for step, params in enumerate(trees):
-            state = State(params, {"mu": params}).count(step=10 * step)
-            checkpoint.save(manager, state, {})
+        for step, params in trees.items():
+            checkpoint.save(manager, State(params, {"mu": params}).count(step=step), {})
     rules = config.base().sharding.train.to_dict()
     mesh = Mesh(np.array(jax.devices()).reshape(1, -1, 1), parallel.AXES)
     shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
     like = qwen2.abstract(shape)
-    for step, expected in ((None, trees[1]), (10, trees[1]), (0, trees[0])):
-        params = flatten_dict(checkpoint.restore_params(tmp_path, like, shardings, step))
-        assert params.keys() == flatten_dict(expected).keys()
-        for name, x in flatten_dict(expected).items():
-            np.testing.assert_array_equal(params[name], x)
-            assert params[name].sharding == flatten_dict(shardings)[name]
+    for step in (None, 10, 0):
+        params = checkpoint.restore_params(tmp_path, like, shardings, step)
+        jax.tree.map(np.testing.assert_array_equal, params, trees[10 if step is None else step])
+        assert jax.tree.map(lambda x: x.sharding, params) == shardings
     with pytest.raises(ValueError, match=r"no step 5; it has 0, 10$"):
         checkpoint.restore_params(tmp_path, like, shardings, 5)
     untied = shape._replace(tie_embeddings=False)
@@ -268,14 +246,14 @@ def test_restore_params(tmp_path):
 def test_aime_with_the_real_tokenizer(assets, tmp_path):
     """The paper's evaluation file on a random Qwen2.5: from a Hugging Face directory to a 0."""
     c = tiny()
-    c.model.vocab_size, c.model.tie_embeddings = 151936, True
+    c.update({"model.vocab_size": 151936, "model.tie_embeddings": True})
     shape = qwen2.shape_from_config(c)
     params = qwen2.init(shape, jax.random.key(0))
     hf.save(tmp_path / "model", shape, params, tokenizer_dir=assets / "tokenizer")
-    c.model.path = str(tmp_path / "model")
-    c.tokenizer.chat = True
-    c.tokenizer.chat_template = str(assets / "tokenizer" / "chat_template_qwen2.5_instruct.jinja")
-    c.data.max_prompt_tokens, c.data.on_long = 384, "left_truncate"
+    template = str(assets / "tokenizer" / "chat_template_qwen2.5_instruct.jinja")
+    c.update({"model.path": f"{tmp_path}/model", "tokenizer.chat": True})
+    c.update({"tokenizer.chat_template": template, "data.on_long": "left_truncate"})
+    c.data.max_prompt_tokens = 384
     c.rollout.max_response_tokens = c.reward.overlong_buffer_tokens = 4
     c.rollout.chunk, c.reward.verifier = 4, "dapo"
     shutil.copy(assets / "math" / "dapo_aime-2024_original.parquet", tmp_path / "aime.parquet")

@@ -1,11 +1,13 @@
 """What a Hugging Face directory says: published shapes, and every refusal in one line by name."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tables import cases
 
 from dapo_jax.model import hf, hf_format, qwen2
 
@@ -19,8 +21,6 @@ def load_params(directory):
     return hf.load_params(directory, hf.read_shape(directory))
 
 
-# --- config.json ----------------------------------------------------------------------------------
-
 # Published config.json: vocabulary, hidden, intermediate, layers, heads, key/value heads, tied; and
 # the published number of parameters.
 PUBLISHED = {
@@ -32,30 +32,20 @@ PUBLISHED = {
     "32B": (152064, 5120, 27648, 64, 40, 8, False, 32_763_876_352),
     "72B": (152064, 8192, 29568, 80, 64, 8, False, 72_706_203_648),
 }
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+SIZES += ("num_attention_heads", "num_key_value_heads", "tie_word_embeddings")
+COMMON = {
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu",
+    "max_position_embeddings": 32768, "model_type": "qwen2", "rope_theta": 1000000.0,
+    "sliding_window": 32768, "torch_dtype": "bfloat16", "use_sliding_window": False,
+}  # fmt: skip
 
 
 def published(size: str, **changed) -> dict:
-    V, D, F, L, H, K, tied, _ = PUBLISHED[size]
-    return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "hidden_size": D,
-        "intermediate_size": F,
-        "max_position_embeddings": 32768,
-        "max_window_layers": L,
-        "model_type": "qwen2",
-        "num_attention_heads": H,
-        "num_hidden_layers": L,
-        "num_key_value_heads": K,
-        "rms_norm_eps": 1e-05 if D >= 5120 else 1e-06,
-        "rope_theta": 1000000.0,
-        "sliding_window": 32768,
-        "tie_word_embeddings": tied,
-        "torch_dtype": "bfloat16",
-        "use_sliding_window": False,
-        "vocab_size": V,
-    } | changed
+    sizes = dict(zip(SIZES, PUBLISHED[size], strict=False))
+    eps = 1e-05 if sizes["hidden_size"] >= 5120 else 1e-06
+    layers = sizes["num_hidden_layers"]
+    return COMMON | sizes | {"rms_norm_eps": eps, "max_window_layers": layers} | changed
 
 
 def read(tmp_path, settings) -> qwen2.Shape:
@@ -111,12 +101,8 @@ def test_a_network_of_no_family_is_not_exported(tmp_path):
         hf_format.config_json(shape, "float32")
 
 
-REFUSED = Path(__file__).parent / "data" / "hf_config_refused.jsonl"
-
-
-@pytest.mark.parametrize("line", REFUSED.read_text().splitlines(), ids=lambda line: line[:60])
-def test_refused_by_name(tmp_path, line):
-    case = json.loads(line)
+@pytest.mark.parametrize("case", cases("hf_config_refused"), ids=lambda case: str(case)[:60])
+def test_refused_by_name(tmp_path, case):
     with pytest.raises(ValueError) as e:
         read(tmp_path, published("0.5B", **case["changed"]))
     assert case["named"] in str(e.value) and "config.json" in str(e.value)
@@ -141,9 +127,6 @@ def test_weights_that_are_not_finite(tmp_path, value):
         load_params(directory)
 
 
-# --- tensors and files ----------------------------------------------------------------------------
-
-
 def test_weights_cover_the_tree(tmp_path):
     """Each tensor of the recipe, which is transformers' naming, belongs to one weight and back."""
     for case, settings in golden.CASES.items():
@@ -166,14 +149,10 @@ def test_stored_head_of_a_tied_model(tmp_path):
 
 
 def _edit_index(directory: Path, edit):
-    file = directory / "model.safetensors.index.json"
+    file = directory / INDEX
     index = json.loads(file.read_text())
     edit(index["weight_map"])
     file.write_text(json.dumps(index))
-
-
-def _truncate(file: Path):
-    file.write_bytes(file.read_bytes()[:-100])
 
 
 def _no_weights(directory: Path):
@@ -181,35 +160,28 @@ def _no_weights(directory: Path):
         file.unlink()
 
 
-SHARD = "model-00002-of-00003.safetensors"
-NORM = "model.norm.weight"
+SHARD, NORM = "model-00002-of-00003.safetensors", "model.norm.weight"
 INDEX = "model.safetensors.index.json"
-BROKEN_FILES = {
-    "missing shard": (lambda d: (d / SHARD).unlink(), "1 of 3 safetensors files are missing"),
-    "truncated shard": (lambda d: _truncate(d / SHARD), f"{SHARD} .* bytes.: truncated"),
-    "empty shard": (lambda d: (d / SHARD).write_bytes(b""), f"{SHARD} .0 bytes.: truncated"),
-    "no safetensors": (lambda d: (d / SHARD).write_bytes(b"x" * 999), f"{SHARD} .* not safetens"),
-    "index not JSON": (lambda d: (d / INDEX).write_text("{"), r"index\.json: not valid JSON"),
-    "index empty": (lambda d: (d / INDEX).write_text("{}"), "index.json: corrupt: no weight_map"),
-    "index names another directory": (
-        lambda d: _edit_index(d, lambda m: m.update({NORM: "../x.safetensors"})),
-        "corrupt: .* is no safetensors file name",
-    ),
-    "index names a wrong file": (
-        lambda d: _edit_index(d, lambda m: m.update(dict.fromkeys(m, SHARD))),
-        "corrupt: 18 tensors are not in the files it says",
-    ),
-    "no weights": (_no_weights, "holds neither model.safetensors nor"),
-    "pickles": (
-        lambda d: (_no_weights(d), (d / "pytorch_model.bin").touch()),
-        "pytorch_model.bin is a pickle",
-    ),
-}
+# What is done to a directory of three shards; what its error says.
+BROKEN_FILES = [
+    (lambda d: (d / SHARD).unlink(), "1 of 3 safetensors files are missing"),
+    (lambda d: os.truncate(d / SHARD, (d / SHARD).stat().st_size - 100), "bytes.: truncated"),
+    (lambda d: (d / SHARD).write_bytes(b""), f"{SHARD} .0 bytes.: truncated"),
+    (lambda d: (d / SHARD).write_bytes(b"x" * 999), f"{SHARD} .* not safetens"),
+    (lambda d: (d / INDEX).write_text("{"), r"index\.json: not valid JSON"),
+    (lambda d: (d / INDEX).write_text("{}"), "index.json: corrupt: no weight_map"),
+    (lambda d: _edit_index(d, lambda m: m.update({NORM: "../x.safetensors"})),
+     "corrupt: .* is no safetensors file name"),
+    (lambda d: _edit_index(d, lambda m: m.update(dict.fromkeys(m, SHARD))),
+     "corrupt: 18 tensors are not in the files it says"),
+    (_no_weights, "holds neither model.safetensors nor"),
+    (lambda d: (_no_weights(d), (d / "pytorch_model.bin").touch()),
+     "pytorch_model.bin is a pickle"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("what", BROKEN_FILES)
-def test_broken_files(tmp_path, what):
-    damage, message = BROKEN_FILES[what]
+@pytest.mark.parametrize(("damage", "message"), BROKEN_FILES, ids=[b[1] for b in BROKEN_FILES])
+def test_broken_files(tmp_path, damage, message):
     directory = golden.write(tmp_path, CASE, shards=3)
     damage(directory)
     with pytest.raises(ValueError, match=message) as e:
@@ -217,33 +189,22 @@ def test_broken_files(tmp_path, what):
     assert "\n" not in str(e.value)
 
 
-K_BIAS = "model.layers.1.self_attn.k_proj.bias"
-WRONG_TENSORS = {
-    "missing": ({K_BIAS: None}, f"1 tensors missing .{K_BIAS}."),
-    "missing head": ({"lm_head.weight": None}, "lm_head.weight.*tie_word_embeddings=false"),
-    "unexpected bias": (
-        {"model.layers.0.self_attn.o_proj.bias": np.zeros(20, np.float32)},
-        "1 tensors unexpected .*o_proj.bias",
-    ),
-    "one layer more": (
-        {"model.layers.2.mlp.up_proj.weight": np.zeros((100, 20), np.float32)},
-        "unexpected .*num_hidden_layers=2",
-    ),
-    "wrong shape": (
-        {NORM: np.ones(19, np.float32)},
-        r"model.norm.weight has shape \[19\], but config.json wants \[20\]",
-    ),
-    "transposed": (
-        {"model.layers.0.mlp.up_proj.weight": np.zeros((20, 100), np.float32)},
-        r"up_proj.weight has shape \[20, 100\], but config.json wants \[100, 20\]",
-    ),
-    "wrong dtype": ({NORM: np.ones(20, np.int32)}, "model.norm.weight has dtype I32, not one of"),
-}
+K_BIAS, O_BIAS = (f"model.layers.{i}.self_attn.{x}_proj.bias" for i, x in ((1, "k"), (0, "o")))
+UP, LATER = (f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 2))
+ZEROS = lambda *shape: np.zeros(shape, np.float32)
+WRONG_TENSORS = [
+    ({K_BIAS: None}, f"1 tensors missing .{K_BIAS}."),
+    ({"lm_head.weight": None}, "lm_head.weight.*tie_word_embeddings=false"),
+    ({O_BIAS: ZEROS(20)}, "1 tensors unexpected .*o_proj.bias"),
+    ({LATER: ZEROS(100, 20)}, "unexpected .*num_hidden_layers=2"),
+    ({NORM: ZEROS(19)}, r"model.norm.weight has shape \[19\], but config.json wants \[20\]"),
+    ({UP: ZEROS(20, 100)}, r"up_proj.weight has shape \[20, 100\], but .* wants \[100, 20\]"),
+    ({NORM: np.ones(20, np.int32)}, "model.norm.weight has dtype I32, not one of"),
+]
 
 
-@pytest.mark.parametrize("what", WRONG_TENSORS)
-def test_wrong_tensors(tmp_path, what):
-    change, message = WRONG_TENSORS[what]
+@pytest.mark.parametrize(("change", "message"), WRONG_TENSORS, ids=[w[1] for w in WRONG_TENSORS])
+def test_wrong_tensors(tmp_path, change, message):
     tensors = {k: v for k, v in (golden.tensors(CASE) | change).items() if v is not None}
     with pytest.raises(ValueError, match=message) as e:
         load_params(golden.write(tmp_path, CASE, state=tensors))

@@ -108,7 +108,7 @@ def test_examples_give_each_level_its_style():
 def test_styles_by_hand():
     def styles(correct, *rows):
         found = [[SimpleNamespace(tokens=tokens) for tokens in row] for row in rows]
-        return bases.styles(SimpleNamespace(correct_PxK=np.array(correct), responses=found), 9)
+        return bases.styles(SimpleNamespace(value_PxK=np.array(correct), responses=found), 9)
 
     assert styles([[True, False], [True, True]], [[9, 1, 2], [3, 4]], [[3], [9]]) == {
         "accuracy": 0.75, "length": 7 / 4, "careful_share": 0.5, "careful_accuracy": 1.0,

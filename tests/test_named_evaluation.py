@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dapo_jax import evaluate
-from dapo_jax.data import __main__ as data, answers, problems, prompts, published
+from dapo_jax.data import answers, problems, prompts, published
 from dapo_jax.evaluation import named_sets, scores
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "data"))
-from tiny_config import get_config as tiny
+from tiny_config import __file__ as CONFIG, get_config as tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "evaluation.md").read_text()
@@ -36,14 +36,9 @@ def bodies(problems_of_the_run) -> dict[str, bytes]:
     """Files in the forms that are published."""
     asked = problems_of_the_run
     lines = lambda made: "".join(json.dumps(r) + "\n" for r in made).encode()
-    verl = [
-        {
-            "data_source": "math_dapo",
-            "prompt": [{"role": "user", "content": prompts.in_template(q)[0][1]}],
-            "reward_model": {"ground_truth": a},
-        }
-        for q, a in asked[:2]
-    ]
+    chat = lambda q: [{"role": "user", "content": prompts.in_template(q)[0][1]}]
+    verl = [{"prompt": chat(q), "reward_model": {"ground_truth": a}} for q, a in asked[:2]]
+    verl = [row | {"data_source": "math_dapo"} for row in verl]
     pq.write_table(pa.Table.from_pylist(verl * 32), aime := io.BytesIO())
     return {
         "aime24": aime.getvalue(),
@@ -56,16 +51,13 @@ def bodies(problems_of_the_run) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def pins(bodies, server, monkeypatch) -> dict[str, str]:
+def pins(bodies, server, monkeypatch) -> None:
     """The files are served, and their hashes are those that are pinned."""
-    url, served = server
-    monkeypatch.setenv("DAPO_JAX_DATA_HOST", url)
-    hashes = {name: hashlib.sha256(body).hexdigest() for name, body in bodies.items()}
-    for name, sha256 in hashes.items():
-        served[f"/{published.SETS[name].source}"] = bodies[name]
-        pinned = published.SETS[name]._replace(sha256=sha256)
+    monkeypatch.setenv("DAPO_JAX_DATA_HOST", server[0])
+    for name, body in bodies.items():
+        pinned = published.SETS[name]._replace(sha256=hashlib.sha256(body).hexdigest())
         monkeypatch.setitem(published.SETS, name, pinned)
-    return hashes
+        server[1][f"/{pinned.source}"] = body
 
 
 def asked(files: str):
@@ -75,16 +67,22 @@ def asked(files: str):
     return c
 
 
+@pytest.fixture
+def evaluated(pins, run, tmp_path):
+    """The evaluation of sets in a new folder `where`."""
+
+    def evaluated(files, where="work", fixed=FIXED):
+        return evaluate.evaluate_checkpoint(
+            asked(files), tmp_path / where, str(run), fixed=fixed, data_dir=f"{tmp_path}/sets"
+        )
+
+    return evaluated
+
+
 @pytest.mark.slow
-def test_the_settings_are_those_of_the_papers(pins, run, tmp_path):
+def test_the_settings_are_those_of_the_papers(evaluated, run, tmp_path):
     mine = f"mine={run}/data/heldout.jsonl"
-    out = evaluate.evaluate_checkpoint(
-        asked(f"aime24,{mine},gsm8k,amc=amc23"),
-        tmp_path / "work",
-        str(run),
-        fixed=FIXED - {"reward.verifier"},
-        data_dir=str(tmp_path / "sets"),
-    )
+    out = evaluated(f"aime24,{mine},gsm8k,amc=amc23", fixed=FIXED - {"reward.verifier"})
     assert list(out["sets"]) == ["aime24", "mine", "gsm8k", "amc"]
     told = {
         name: (r["problems"], s["k"], s["temperature"], s["top_p"], s["mode"])
@@ -98,11 +96,8 @@ def test_the_settings_are_those_of_the_papers(pins, run, tmp_path):
         "amc": (2, 32, 0.7, 0.9, "boxed"),
     }
     assert {r["settings"]["max_response_tokens"] for r in out["sets"].values()} == {12}
-    assert sorted(p.name for p in (tmp_path / "sets").iterdir()) == [
-        "aime24.parquet",
-        "amc23.jsonl",
-        "gsm8k-test.jsonl",
-    ]
+    fetched = {p.name for p in (tmp_path / "sets").iterdir()}
+    assert fetched == {"aime24.parquet", "amc23.jsonl", "gsm8k-test.jsonl"}
     shared = out["settings"]
     assert shared["policy"].startswith(str(run)) and not {"k", "top_p", "paper"} & shared.keys()
     kept = [json.loads(f.read_text()) for f in (tmp_path / "work").rglob("settings.json")]
@@ -130,9 +125,8 @@ def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, t
     c = tiny()
     c.eval.files = "aime24"
     c.update({field: value})
-    ask = lambda fixed: next(
-        named_sets.ask(c, run, None, None, frozenset(fixed), tmp_path / "sets")
-    )
+    sets = tmp_path / "sets"
+    ask = lambda fixed: next(named_sets.ask(c, run, None, None, frozenset(fixed), sets))
     said, usual = ask({field}), ask(())
     if told:
         here, there = (evaluate.settings(x, [])[0][told] for x in (said, usual))
@@ -147,7 +141,7 @@ def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, t
 
 
 def test_math500_is_judged_by_equivalence(
-    problems_of_the_run, pins, server, run, tmp_path, monkeypatch
+    problems_of_the_run, evaluated, server, tmp_path, monkeypatch
 ):
     """Rows as they are published, by math-verify in a worker, every sample."""
     pytest.importorskip("math_verify", reason="needs math-verify (requirements-peers.txt)")
@@ -161,14 +155,10 @@ def test_math500_is_judged_by_equivalence(
     pinned = published.SETS["math500"]._replace(sha256=hashlib.sha256(body).hexdigest())
     monkeypatch.setitem(published.SETS, "math500", pinned)
     server[1][f"/{pinned.source}"] = body
-    fixed = FIXED - {"reward.verifier"}
-    out = evaluate.evaluate_checkpoint(
-        asked("math500"), tmp_path, str(run), fixed=fixed, data_dir=str(tmp_path / "sets")
-    )
-    scored = out["sets"]["math500"]
+    scored = evaluated("math500", fixed=FIXED - {"reward.verifier"})["sets"]["math500"]
     how = scored["settings"]
     assert (scored["problems"], how["k"], how["mode"]) == (40, 4, "math")
-    kept = [json.loads(x) for f in (tmp_path / "eval").rglob("batch_*") for x in f.open()]
+    kept = [json.loads(x) for f in (tmp_path / "work").rglob("batch_*") for x in f.open()]
     assert len(kept) == 160 and {r["gold"] for r in kept} == {r["answer"] for r in rows}
     right = [r for r in kept if r["correct"]]
     assert 0 < scored["avg@k"] == len(right) / 160 < 1
@@ -183,37 +173,24 @@ def table(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_same_digits_again_alone_and_in_company(pins, run, tmp_path, capsys):
+def test_the_same_digits_again_alone_and_in_company(evaluated, run, capsys):
     """Nothing is read from a file of samples: each time another workdir."""
 
-    def evaluated(where, files):
-        out = evaluate.evaluate_checkpoint(
-            asked(files),
-            tmp_path / where,
-            str(run),
-            fixed=FIXED,
-            data_dir=str(tmp_path / "sets"),
-        )
-        found = {
-            name: r | {"samples": r["samples"].rpartition("/")[2]}
-            for name, r in out["sets"].items()
-        }
+    def printed(where, files):
+        found = evaluated(files, where)["sets"]
         rows = {
-            name: sorted(
-                line
-                for f in pathlib.Path(r["samples"]).glob("batch_*")
-                for line in f.read_text().splitlines()
-            )
-            for name, r in out["sets"].items()
+            name: sorted(x for f in pathlib.Path(r["samples"]).glob("batch_*") for x in f.open())
+            for name, r in found.items()
         }
+        found = {n: r | {"samples": r["samples"].rpartition("/")[2]} for n, r in found.items()}
         return found, rows, table(capsys.readouterr().out)
 
     files = ["aime24", f"mine={run}/data/harder.jsonl", "gsm8k"]
-    found, rows, shown = evaluated("a", ",".join(files))
+    found, rows, shown = printed("a", ",".join(files))
     assert sum(r["avg@k"] for r in found.values()) > 0, "only zeros were compared"
-    turned = evaluated("turned", ",".join(reversed(files)))
+    turned = printed("turned", ",".join(reversed(files)))
     assert turned == (found, rows, [shown[0], *reversed(shown[1:])])
-    alone = evaluated("alone", "aime24")
+    alone = printed("alone", "aime24")
     assert alone[:2] == ({"aime24": found["aime24"]}, {"aime24": rows["aime24"]})
     assert alone[2][1].split() == shown[1].split()
 
@@ -241,13 +218,12 @@ def test_the_table_says_what_the_summaries_say():
         ("math500", "math500: config.reward: verifier 'math' needs a library: pip install "),
     ],
 )
-def test_refused(files, wrong, pins, run, tmp_path, monkeypatch):
+def test_refused(files, wrong, evaluated, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    folder = str(tmp_path / "sets")
     with pytest.raises(ValueError, match=re.escape(wrong)) as error:
-        evaluate.evaluate_checkpoint(asked(files), tmp_path, str(run), data_dir=folder)
-    assert "\n" not in str(error.value) and not (tmp_path / "eval").exists()
+        evaluated(files, fixed=frozenset())
+    assert "\n" not in str(error.value) and not (tmp_path / "work" / "eval").exists()
 
 
 def test_a_file_is_read_once(pins, run, tmp_path, monkeypatch):
@@ -261,29 +237,12 @@ def test_a_file_is_read_once(pins, run, tmp_path, monkeypatch):
     assert [[n.split(":")[0] for n in notes] for notes in said] == [["mine"], ["aime24"] * 2]
 
 
-def test_a_set_that_is_not_to_be_had_says_how(pins, server, run, tmp_path):
+def test_a_set_that_is_not_to_be_had_says_how(evaluated, server, tmp_path):
     server[1].clear()
     with pytest.raises(ValueError, match=r"^aime24: http.*: not to be had: .*404") as error:
-        evaluate.evaluate_checkpoint(asked("aime24"), tmp_path, str(run), data_dir=f"{tmp_path}/s")
-    command = (
-        f"; on a machine with a network: python -m dapo_jax.data prepare aime24 --out={tmp_path}/s"
-    )
-    assert str(error.value).endswith(command)
-
-
-def test_what_was_prepared_needs_no_network_and_is_checked(pins, server, bodies, run, tmp_path):
-    assert data.main(["prepare", "aime25", f"--out={tmp_path}"]) == 0
-    served = dict(server[1])
-    server[1].clear()
-    pinned = published.SETS["aime25"]
-    assert published.fetch(pinned, tmp_path) == (tmp_path / "aime25.jsonl", True)
-    (tmp_path / "aime25.jsonl").write_text('{"problem": "another", "answer": 1}\n')
-    with pytest.raises(ValueError, match="not to be had"):
-        published.fetch(pinned, tmp_path)
-    server[1].update(served)
-    assert published.fetch(pinned, tmp_path) == (tmp_path / "aime25.jsonl", False)
-    assert (tmp_path / "aime25.jsonl").read_bytes() == bodies["aime25"]
-    assert [p.name for p in tmp_path.iterdir()] == ["aime25.jsonl"]
+        evaluated("aime24")
+    command = f"python -m dapo_jax.data prepare aime24 --out={tmp_path}/sets"
+    assert str(error.value).endswith(f"; on a machine with a network: {command}")
 
 
 @pytest.mark.parametrize(
@@ -315,11 +274,6 @@ def test_responses_end_where_the_models_context_does(context, fixed, limit, pins
     assert c.data.max_prompt_tokens % 128 == 0 and c.data.max_prompt_tokens >= longest
 
 
-# ------------------------------------------------------------------------------------------------
-# The page
-# ------------------------------------------------------------------------------------------------
-
-
 def test_the_page_has_the_settings_of_each_set():
     told = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.M)
     assert dict(told) == {
@@ -338,9 +292,10 @@ def test_the_page_has_the_settings_of_each_set():
     [
         ("", "--data: say what to evaluate on: gsm8k, aime24, aime25, gsm8k-test, math500, amc23,"),
         ("--data=aime24 --checkpoint=nowhere", "nowhere: no such directory, and the Hugging Face"),
+        (f"--config={CONFIG} --k=0", "config.eval.k: 0 is too small, at least 1"),
     ],
 )
-def test_a_model_without_a_config_says_what_is_missing(flags, wrong, shell, tmp_path):
+def test_the_command_says_what_is_missing_or_wrong(flags, wrong, shell, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.safetensors").touch()
     command = ("-m", "dapo_jax.evaluate", "--checkpoint=model", "--workdir=w", *flags.split())

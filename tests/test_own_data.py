@@ -11,18 +11,12 @@ import hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tables import cases
 
 from dapo_jax import config
 from dapo_jax.config import validation
-from dapo_jax.data import (
-    __main__ as data,
-    integers,
-    problems as P,
-    prompts,
-    published,
-    references,
-    rows,
-)
+from dapo_jax.data import __main__ as data, integers, problems as P, prompts, published, rows
+from dapo_jax.data.references import any_answer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROWS = [{"question": "1, 2?\n3", "answer": "3"}, {"question": 'a "b"', "answer": "4.0"}]
@@ -35,13 +29,9 @@ def made(folder, name: str, made_rows=ROWS):
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist(made_rows), path)
         return path
-    text = {
-        "jsonl": "".join(json.dumps(r) + "\n" for r in made_rows),
-        "json": json.dumps(made_rows),
-        "csv": CSV,
-    }[kind]
-    data = text.encode()
-    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    lines = "".join(json.dumps(r) + "\n" for r in made_rows)
+    text = {"jsonl": lines, "json": json.dumps(made_rows), "csv": CSV}[kind].encode()
+    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     return path
 
 
@@ -54,27 +44,6 @@ def test_every_format_gives_the_same_problems(tmp_path, name):
     found = read(made(tmp_path, name))
     assert [p.messages for p in found] == [prompts.in_template(r["question"]) for r in ROWS]
     assert [(p.answer, p.source) for p in found] == [("3", "a"), ("4", "a")]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "wrong"),
-    [
-        ("a.json", "[1, 2", "a.json: not valid JSON"),
-        ("a.json", '{"a": [1], "b": [2]}', "expected a list of rows, or an object that holds one"),
-        ("a.json", "7", "expected a list of rows"),
-        ("a.json", "[7]", "a.json row 1: row = 7: not an object"),
-        ("a.csv", "question,answer\nx,1,2\n", "a.csv row 2: row = '': cannot be read: has not the"),
-        ("a.csv", "question,answer\nx\n", "a.csv row 2: row = '': cannot be read: has not the 2"),
-        ("a.csv", 'question,answer\n"x,1\n', "a.csv: cannot be read, is it damaged"),
-        ("a.csv", "question,answer\n", "a.csv: no rows in this file"),
-        ("a.csv", "query,final\nx,1\n", "a.csv row 2: row = ['final', 'query']: needs the fields"),
-    ],
-)
-def test_damaged_json_and_csv_are_one_line(tmp_path, name, text, wrong):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=re.escape(wrong)) as error:
-        read(tmp_path / name)
-    assert "\n" not in str(error.value)
 
 
 def test_an_object_that_holds_the_rows(tmp_path):
@@ -90,87 +59,26 @@ def test_patterns(tmp_path):
         read(f"{tmp_path}/x*.jsonl")
 
 
-CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+@pytest.mark.parametrize("wrong", ["query", "text=query", "=query"])
+def test_columns_of_another_form_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"config\.data\.columns: .* is not of the form"):
+        P.columns(wrong)
 
 
-@pytest.mark.parametrize(
-    ("row", "messages", "answer"),
-    [
-        ({"prompt": "q", "answer": "3"}, prompts.in_template("q"), "3"),
-        ({"prompt": CHAT, "solution": "3"}, (("system", "s"), ("user", "q")), "3"),
-        ({"prompt": "q", "solution": "so \\boxed{3}"}, prompts.in_template("q"), "3"),
-        ({"question": "q", "solution": "so \\boxed{3}"}, prompts.in_template("q"), "3"),
-        ({"prompt": "q", "answer": "x\n#### 3"}, prompts.in_template("q"), "3"),
-    ],
-)
-def test_columns_of_trl(tmp_path, row, messages, answer):
-    for name in ("a.jsonl", "a.parquet"):
-        (found,) = read(made(tmp_path, name, [row]))
-        assert (found.messages, found.answer) == (messages, answer)
+@pytest.mark.parametrize("case", cases("any_answers"), ids=lambda case: str(case["value"]))
+def test_answers_of_any_type(case):
+    if case["text"] is not None:
+        assert any_answer(case["value"]) == case["text"]
+        return
+    with pytest.raises(ValueError):
+        any_answer(case["value"])
 
 
-def test_columns_of_its_own(tmp_path):
-    row = {"query": "q", "meta": {"final": 7.0}, "kind": "k", "tests": [1]}
-    for name in ("a.jsonl", "a.parquet"):
-        mapping = P.columns("prompt=query, answer=meta.final, source=kind")
-        (found,) = read(made(tmp_path, name, [row]), columns=mapping, whole=True)
-        assert (found.answer, found.source) == ("7", "k")
-        assert found.row == {k: v for k, v in row.items() if k != "query"}
-        (bare,) = read(tmp_path / name, columns=P.columns("prompt=query,answer="))
-        assert (bare.answer, bare.row, bare.messages) == ("", {}, found.messages)
-    for wrong in ("query", "text=query"):
-        with pytest.raises(ValueError, match=r"config\.data\.columns: .* is not of the form"):
-            P.columns(wrong)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("\\frac{1}{2} ", "\\frac{1}{2}"), ("1,234", "1234"), ("27.0", "27"), (27.0, "27"),
-        (0.5, "0.5"), ("007", "007"), ("1e5", "1e5"), (["$x$"], "$x$"), ([1, 2], "[1, 2]"),
-        ({"in": "é"}, '{"in": "é"}'), (True, "true"), ("105263157894736848", None), (1e20, None),
-        (float("nan"), None), ("", None), (None, None),
-    ],
-)  # fmt: skip
-def test_answers_of_any_type(value, text):
-    if text is None:
-        with pytest.raises(ValueError):
-            references.any_answer(value)
-    else:
-        assert references.any_answer(value) == text
-
-
-WRAPPED = [{"role": "user", "content": prompts.in_template("q")[0][1]}]
-TWO = [*CHAT, {"role": "assistant", "content": "a"}]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "how", "messages"),
-    [
-        (WRAPPED, {"template": "Do {problem}!"}, (("user", "Do q!"),)),
-        (CHAT, {"template": "<{problem}>"}, (("system", "s"), ("user", "<q>"))),
-        (CHAT, {"system": "new"}, (("system", "new"), ("user", "q"))),
-        (TWO, {"template": "<{problem}>"}, "data.template needs a prompt of one user message"),
-    ],
-)
-def test_templates_and_system(prompt, how, messages, tmp_path):
-    file = made(tmp_path, "a.jsonl", [{"prompt": prompt, "reward_model": {"ground_truth": "1"}}])
-    if isinstance(messages, str):
-        with pytest.raises(ValueError, match=re.escape(messages)):
-            read(file, **how)
-    else:
-        assert read(file, **how)[0].messages == messages
-
-
-def test_templates_have_names():
-    assert all("{problem}" in prompts.template(n) for n in prompts.TEMPLATES)
-    with pytest.raises(ValueError, match=r"config\.data\.template: 'boxd' is none of dapo, boxed"):
-        prompts.template("boxd")
-
-
-# ------------------------------------------------------------------------------------------------
-# The hub, by a stand-in
-# ------------------------------------------------------------------------------------------------
+def test_a_template_needs_one_user_message(tmp_path):
+    two = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    file = made(tmp_path, "a.jsonl", [{"prompt": two, "reward_model": {"ground_truth": "1"}}])
+    with pytest.raises(ValueError, match=r"data\.template needs a prompt of one user message"):
+        read(file, template="<{problem}>")
 
 
 def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
@@ -200,11 +108,6 @@ def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
     assert validation.missing(c) == ["config.data.train: nothere/a.jsonl: no such file or folder"]
 
 
-# ------------------------------------------------------------------------------------------------
-# python -m dapo_jax.data
-# ------------------------------------------------------------------------------------------------
-
-
 def test_prepare_fetches_checks_and_keeps(server, tmp_path, monkeypatch, capsys):
     url, served = server
     body = b'{"problem": "q", "answer": 1}\n'
@@ -220,9 +123,15 @@ def test_prepare_fetches_checks_and_keeps(server, tmp_path, monkeypatch, capsys)
     monkeypatch.setitem(data.SETS, name, mine)
     assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
     assert (tmp_path / "aime25.jsonl").read_bytes() == body
+    there = dict(served)
     served.clear()
     assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
     assert "(was there)" in capsys.readouterr().out
+    (tmp_path / "aime25.jsonl").write_text('{"problem": "another", "answer": 1}\n')
+    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 1
+    served.update(there)
+    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("aime25.jsonl", body)]
     assert data.main(["prepare", "aime23"]) == 1
     assert "aime23: no such set; there are dapo-math-17k, aime24" in capsys.readouterr().err
     assert data.main(["prepare"]) == 0 and "math500" in capsys.readouterr().out
@@ -236,43 +145,16 @@ def test_all_sets_are_pinned_by_commit_and_hash():
     assert named == {*data.SETS, *published.FAMILIES} - set(published.FAMILIES["gsm8k"])
 
 
-def test_the_paper_s_own_evaluation_file_has_the_pinned_hash(assets):
-    file = assets / "math" / "dapo_aime-2024_original.parquet"
-    assert hashlib.sha256(file.read_bytes()).hexdigest() == data.SETS["aime24"].sha256
-
-
-def test_all_published_answers_are_read_where_the_reward_takes_text(assets):
-    sets = {"math500.jsonl.gz": 500, "amc23.jsonl": 40, "gsm8k_test.jsonl.gz": 1319}
-    for name, kept in sets.items():
-        found, report = P.read(assets / "math" / name, how=P.Reading(references.any_answer))
-        assert len(found) == kept and not report.refused
-
-
-@pytest.mark.parametrize(
-    ("answer", "form", "total"),
-    [
-        ("11 - 2\\sqrt{6}", "k - m\\sqrt{n}", 19),  # the paper's example
-        ("\\frac{3}{4}", "\\frac{m}{n}", 7),
-        ("$\\dfrac34$", "\\frac{m}{n}", 7),
-        ("3/4", "\\frac{m}{n}", 7),
-        ("-\\frac{2}{3}", "-\\frac{m}{n}", 5),
-        ("2\\sqrt{3}", "k\\sqrt{m}", 5),
-        ("\\sqrt2", "k\\sqrt{m}", 3),
-        ("1+\\sqrt{5}", "k + m\\sqrt{n}", 7),
-        ("5\\pi", "k\\pi", 5),
-        ("\\frac{\\pi}{2}", "\\frac{m\\pi}{n}", 3),
-        ("\\frac{3}{4}\\pi", "\\frac{m\\pi}{n}", 7),
-    ],
-)
-def test_answers_become_integers(answer, form, total):
-    made = integers.asked("Q", answer)
-    assert made.answer == str(total)
-    assert made.problem.startswith(f"Q\n\nThe original answer is in the form ${form}$, where ")
-
-
-@pytest.mark.parametrize("answer", ["3/6", "3/1", "2\\sqrt{8}", "(3,4)", "x", "1.5", "-1+\\sqrt2"])
-def test_answers_that_no_sum_tells_are_left(answer):
-    assert integers.asked("Q", answer) is None
+@pytest.mark.parametrize("case", cases("answers_to_integers"), ids=lambda case: case["answer"])
+def test_answers_become_integers(case):
+    """Those without a form are left as they are."""
+    made = integers.asked("Q", case["answer"])
+    if case["form"] is None:
+        assert made is None
+        return
+    assert made.answer == str(case["sum"])
+    original = f"Q\n\nThe original answer is in the form ${case['form']}$, where "
+    assert made.problem.startswith(original)
 
 
 def test_integers_of_a_file(tmp_path, capsys):
@@ -286,10 +168,6 @@ def test_integers_of_a_file(tmp_path, capsys):
     assert half["answer"] == "3" and half["problem"].startswith("q1\n\nThe original answer")
     assert [p.answer for p in read(tmp_path / "b.jsonl")] == ["7", "3"]
 
-
-# ------------------------------------------------------------------------------------------------
-# The page
-# ------------------------------------------------------------------------------------------------
 
 PAGE = (ROOT / "docs" / "own_data.md").read_text()
 

@@ -9,11 +9,10 @@ import pytest
 import typed
 from test_train import arrays, assert_same_bits, small, without_clocks
 
-from dapo_jax import config, train
+from dapo_jax import train
 from dapo_jax.data import answers
 from dapo_jax.data.problems import Problem
 from dapo_jax.log import guards, metrics, tags
-from dapo_jax.reward import grading
 from dapo_jax.reward.grading import Grade
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -119,10 +118,6 @@ def test_several_train_the_same_bits_in_workers_as_in_the_run(tmp_path):
     assert step["reward/mean"] - step["reward/overlong_penalty"] == pytest.approx(want)
 
 
-# ------------------------------------------------------------------------------------------------
-# FILE.py:NAME
-# ------------------------------------------------------------------------------------------------
-
 CONFIG = f"""import sys
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from test_train import small
@@ -165,25 +160,3 @@ def test_the_reward_of_the_page_about_rewards_says_right_or_wrong():
     assert names["score"](problem, "3 or 4") == Grade(-1.0, False)
     assert re.findall(r"^\| `(\w+)` \|", text, re.M) == [*answers.MODES, *Grade._fields]
     assert all(f"`{field}`" in text for field in Problem._fields)
-
-
-NONE = ", and none of dapo, integer, boxed, math, exact, auto, format"
-
-
-@pytest.mark.parametrize(
-    ("named", "wrong"),
-    [
-        ("reward.py", f"'reward.py' is not of the form FILE.py:NAME{NONE}"),
-        ("reward:score", f"'reward:score' is not of the form FILE.py:NAME{NONE}"),
-        ("no_such.py:score", "no_such.py: no such file"),
-        ("reward.py:other", "reward.py has no function 'other'"),
-    ],
-)
-def test_a_wrong_name_is_one_line(named, wrong, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("reward.py").write_text("def score(problem, response):\n    return 1.0\n")
-    c = config.base()
-    c.reward.function = named
-    with pytest.raises(ValueError, match=r"^config\.reward\.function: ") as error:
-        grading.judge(c)
-    assert str(error.value) == f"config.reward.function: {wrong}"

@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 from decimal import Decimal
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
+from tables import cases
 
 from dapo_jax.data import inspection, problems as P, prompts, references
 
@@ -55,46 +55,22 @@ class Letters:
         return [1, *self.encode(prompts.plain_text(messages))]
 
 
-# --- schemas --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
-@pytest.mark.parametrize(
-    "row, content, source",
-    [
-        (verl("1+1?", "2", extra_info={"index": "uuid"}), "1+1?", "math_dapo"),
-        ({"verl_row": verl("1+1?", "2"), "problem": "ignored", "answer": "3"}, "1+1?", "math_dapo"),
-        (
-            {
-                "prompt": "1+1?",
-                "source_prompt": verl("(1+1?)", "")["prompt"],
-                "solution": "2",
-                "reward_model": {"ground_truth": "2"},
-                "data_source": "math_dapo",
-            },
-            "(1+1?)",
-            "math_dapo",
-        ),
-        ({"question": "1+1?", "answer": "One #### and one.\n#### 2"}, None, "a"),
-        ({"question": "1+1?", "answer": "2", "solution": "no"}, None, "a"),
-        ({"problem": "1+1?", "answer": "2"}, None, "a"),
-        ({"problem": "1+1?", "answer": 2, "data_source": "mine"}, None, "mine"),
-        ({"problem": "1+1?", "solution": "Not \\boxed{3} but $\\boxed{2}$."}, None, "a"),
-    ],
-)
-def test_schemas(tmp_path, name, row, content, source):
-    (problem,), report = P.read(write(tmp_path / name, [row]))
-    expected = (("user", content),) if content else prompts.in_template("1+1?")
-    assert problem.messages == expected
-    assert (problem.answer, problem.source) == ("2", source)
-    assert report[:5] == (1, 1, 0, (), ())
-
-
-def test_verl_messages_are_kept_as_they_are(tmp_path):
-    row = verl("x", "1")
-    row["prompt"] = [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "é"}]
-    (problem,), _ = P.read(write(tmp_path / "a.jsonl", [row]))
-    assert problem.messages == (("system", " Be brief. "), ("user", "é"))
+@pytest.mark.parametrize("case", cases("good_rows"), ids=lambda case: str(case["row"])[:60])
+def test_good_rows(tmp_path, name, case):
+    """Each form of a row. messages: a text stands in the paper's prompt."""
+    how = dict(case.get("how", {}))
+    mapping = P.columns(how.pop("columns", ""))
+    file = write(tmp_path / name, [case["row"]])
+    (problem,), report = P.read(file, how=P.Reading(columns=mapping, **how))
+    told = case["messages"]
+    assert problem.messages == (
+        prompts.in_template(told) if isinstance(told, str) else tuple(map(tuple, told))
+    )
+    assert (problem.answer, problem.source) == (case["answer"], case["source"])
+    assert report == (1, 1, 0, (), (), bool(mapping))
+    rest = {k: v for k, v in case["row"].items() if k != mapping.get("prompt")}
+    assert problem.row == (rest if "whole" in how else {})
 
 
 def test_ids_are_stable_over_files_and_distinct(tmp_path):
@@ -112,15 +88,7 @@ def test_only_needed_parquet_columns_are_read(tmp_path):
     assert len(P.read(tmp_path / "a.parquet")[0]) == 1
 
 
-# --- answers --------------------------------------------------------------------------------------
-
-
-def read_lines(name: str) -> list[dict]:
-    """The cases of a file in tests/data."""
-    return [json.loads(line) for line in (Path(__file__).parent / "data" / name).open()]
-
-
-@pytest.mark.parametrize("case", read_lines("reference_answers.jsonl"), ids=lambda c: str(c)[:60])
+@pytest.mark.parametrize("case", cases("reference_answers"), ids=lambda c: str(c)[:60])
 def test_integers_and_what_is_none(case):
     value = case["value"]
     if isinstance(value, dict) and "decimal" in value:
@@ -134,20 +102,12 @@ def test_integers_and_what_is_none(case):
     assert case["refused"] in e.value.args[2]
 
 
-def test_integers_of_any_length():
-    assert references.integer("9" * 5000) == "9" * 5000  # int() refuses this many digits
-
-
 @given(st.integers())
 def test_small_enough_integers_survive(n):
     n %= 2**53
-    assert (
-        references.integer(n)
-        == references.integer(str(n))
-        == references.integer(f"{n:,}")
-        == str(n)
-    )
+    assert {references.integer(x) for x in (n, str(n), f"{n:,}")} == {str(n)}
     assert references.integer(-n) == references.integer(f"-{n:,}") == str(-n)
+    assert references.integer("9" * 5000) == "9" * 5000  # int() refuses this many digits
 
 
 @pytest.mark.parametrize("kind", ["date32", "duration[s]", "timestamp[us]", "time64[us]"])
@@ -167,10 +127,8 @@ def test_decimals_and_floats_of_a_parquet_column(tmp_path):
         assert [p.answer for p in P.read(file)[0]] == ["12", "-4"]
 
 
-# --- bad rows -------------------------------------------------------------------------------------
-
 BAD_ROWS = [
-    *read_lines("bad_rows.jsonl"),
+    *cases("bad_rows"),
     dict(bytes="[" * 100_000, field="row", value="[[[", reason="not valid JSON"),
     dict(bytes=f'{{"a": {"9" * 5000}}}', field="row", value="999", reason="not valid JSON"),
 ]
@@ -197,9 +155,6 @@ def test_a_prompt_whose_first_answer_was_refused_is_kept(tmp_path):
     assert (report.rows, report.unique, report.duplicates, len(report.refused)) == (3, 2, 1, 1)
 
 
-# --- duplicates and conflicts ---------------------------------------------------------------------
-
-
 def test_duplicates_and_conflicts_over_files(tmp_path):
     a, b = (
         write(tmp_path / name, [verl(*pair) for pair in pairs])
@@ -224,9 +179,6 @@ def test_prompts_differ_by_any_character_or_role(tmp_path):
     assert len(P.read(write(tmp_path / "a.jsonl", rows))[0]) == 3
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 def test_missing_files_name_their_neighbours(tmp_path):
     write(tmp_path / "train_17k.jsonl", [verl("x", "1")])
     (tmp_path / "notes.txt").write_text("")
@@ -237,20 +189,13 @@ def test_missing_files_name_their_neighbours(tmp_path):
     assert error(tmp_path / "gone" / "a.jsonl").endswith("a.jsonl: no such file")
     assert "expected .parquet, .jsonl, .jsonl.gz" in error(tmp_path / "notes.txt")
     assert "no problem file was named" in error([])
-    assert "'refuse' or 'skip'" in error(tmp_path / "train_17k.jsonl", on_bad="drop")
 
 
-def test_empty_files_and_no_usable_rows(tmp_path):
-    for content in (b"", b"\n \n"):
-        (tmp_path / "a.jsonl").write_bytes(content)
-        assert error(tmp_path / "a.jsonl", on_bad="skip").endswith("a.jsonl: no rows in this file")
-    schema = pa.schema([("problem", pa.string()), ("answer", pa.string())])
-    pq.write_table(schema.empty_table(), tmp_path / "a.parquet")
-    assert "no rows" in error(tmp_path / "a.parquet")
-    rows = [verl("x", "1"), verl("x", "2"), verl("y", "pi")]
-    message = error(write(tmp_path / "a.jsonl", rows), on_bad="skip")
-    assert "no usable row: 1 of 3 refused, 1 prompts with conflicting answers" in message
-    assert "row 3: reward_model.ground_truth = 'pi'" in message
+@pytest.mark.parametrize("case", cases("bad_files"), ids=lambda case: case["named"][:50])
+def test_bad_files(tmp_path, case):
+    (tmp_path / case["name"]).write_text(case["text"])
+    message = error(tmp_path / case["name"], "skip" if "usable" in case["named"] else "refuse")
+    assert case["named"].format(tmp_path) in message
 
 
 def test_damaged_files_are_named_even_when_bad_rows_are_skipped(tmp_path):
@@ -270,9 +215,12 @@ def test_damaged_files_are_named_even_when_bad_rows_are_skipped(tmp_path):
         assert message.startswith(f"{tmp_path}/a.parquet: cannot be read")
 
 
-def test_parquet_without_the_columns(tmp_path):
+def test_parquet_without_the_columns_or_rows(tmp_path):
     message = error(write(tmp_path / "a.parquet", [{"text": "x", "label": 1}]), on_bad="skip")
     assert "a.parquet: has the columns text, label; needs the fields verl_row, or" in message
+    schema = pa.schema([("problem", pa.string()), ("answer", pa.string())])
+    pq.write_table(schema.empty_table(), tmp_path / "a.parquet")
+    assert "no rows" in error(tmp_path / "a.parquet")
 
 
 def test_byte_order_mark_and_crlf(tmp_path):
@@ -305,12 +253,7 @@ def test_only_value_errors_come_out(tmp_path_factory, lines):
             assert str(file) in str(e) and "\n" not in str(e)
         else:
             assert 0 < len(kept) <= report.unique <= report.rows
-            assert all(
-                references.integer(p.answer) == p.answer and p.id and p.messages for p in kept
-            )
-
-
-# --- encode ---------------------------------------------------------------------------------------
+            assert all(references.integer(p.answer) == p.answer and p.messages for p in kept)
 
 
 @pytest.fixture
@@ -332,27 +275,15 @@ def test_encode(four, most, chat, on_long, ids, kept, n_long):
     assert "".join(p.answer for p in got.problems) == kept and got.n_long == n_long
 
 
-def test_encode_joins_messages_without_chat():
-    problem = P.Problem("0", (("system", "ab"), ("user", "c")), "1", "s")
-    assert P.encode([problem], Letters(), 9, chat=False).ids == [[97, 98, 10, 99]]
-
-
-@pytest.mark.parametrize(
-    ("text", "most", "on_long", "wrong"),
-    [
-        ("abc", 1, "filter", "all 1 prompts are longer than 1 tokens; raise"),
-        ("~", 9, "filter", "problem q: the tokenizer makes no token"),
-        ("abc", 0, "filter", "'filter' and 0"),
-        ("abc", 9, "drop", "not 'drop' and 9"),
-    ],
-)
-def test_encode_errors(text, most, on_long, wrong):
-    asked = [P.Problem("q", (("user", text),), "1", "s")]
-    with pytest.raises(ValueError, match=wrong):
-        P.encode(asked, Letters(), most, chat=False, on_long=on_long)
-
-
-# --- order ----------------------------------------------------------------------------------------
+def test_encode_joins_messages_without_chat_and_refuses_what_does_not_fit():
+    encode = lambda *messages, most=9: P.encode(
+        [P.Problem("q", messages, "1", "s")], Letters(), most, chat=False
+    )
+    assert encode(("system", "ab"), ("user", "c")).ids == [[97, 98, 10, 99]]
+    with pytest.raises(ValueError, match="s: all 1 prompts are longer than 1 tokens; raise"):
+        encode(("user", "abc"), most=1)
+    with pytest.raises(ValueError, match="problem q: the tokenizer makes no token"):
+        encode(("user", "~"))
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 100])
@@ -397,9 +328,6 @@ def test_stream_of_problems(four):
         P.stream([], seed=1)
 
 
-# --- inspect --------------------------------------------------------------------------------------
-
-
 def test_inspect(tmp_path, capsys):
     made = [("abc", "-7"), ("abc", "-7"), ("x" * 50, "12"), ("y", "1"), ("y", "2"), ("q", "pi")]
     rows = [verl(*pair) for pair in [*made, ("big", "9" * 5000)]]
@@ -436,46 +364,3 @@ def test_inspect_survives_a_closed_pipe(tmp_path):
     run.stdout.close()
     assert run.wait(timeout=300) == 0 and run.stderr.read() == b""
     run.stderr.close()
-
-
-# --- the released files ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name, rows, unique, conflicts, refused, kept",
-    [
-        ("dapo_math_17k_verl.jsonl.gz", 17917, 17290, 11, 5, 17274),
-        ("dapo_aime-2024_original.parquet", 960, 30, 0, 0, 30),
-        ("aime24.jsonl", 30, 30, 0, 0, 30),
-        ("gsm8k_test.jsonl.gz", 1319, 1319, 0, 0, 1319),
-        ("gsm8k_train.jsonl.gz", 7473, 7473, 0, 0, 7473),
-        ("math500.jsonl.gz", 500, 500, 0, 188, 312),
-        ("math_train_int.jsonl.gz", 4701, 4701, 0, 0, 4701),
-    ],
-)
-def test_released_files(assets, name, rows, unique, conflicts, refused, kept):
-    problems, report = P.read(assets / "math" / name, on_bad="skip")
-    assert (
-        report.rows,
-        report.unique,
-        len(report.conflicts),
-        len(report.refused),
-        len(problems),
-    ) == (rows, unique, conflicts, refused, kept)
-
-
-def test_aime_is_the_same_in_both_files_and_amc_holds_integral_floats(assets):
-    parquet, _ = P.read(assets / "math" / "dapo_aime-2024_original.parquet")
-    jsonl, _ = P.read(assets / "math" / "aime24.jsonl")
-    assert set(parquet) == set(jsonl)
-    amc, _ = P.read(assets / "math" / "amc23.jsonl")
-    assert len(amc) == 40 and amc[0].answer == "27"
-
-
-def test_math500_integers_are_those_flagged(assets):
-    """All rows flagged as integers, and '58,500', which the flag misses."""
-    kept, _ = P.read(assets / "math" / "math500.jsonl.gz", on_bad="skip")
-    with gzip.open(assets / "math" / "math500.jsonl.gz", "rt", encoding="utf-8") as f:
-        flagged = {r["problem"] for r in map(json.loads, f) if r["is_int"]}
-    extra = {prompts.raw_problem(p.messages): p.answer for p in kept}
-    assert flagged < set(extra) and [a for t, a in extra.items() if t not in flagged] == ["58500"]

@@ -156,7 +156,7 @@ def test_each_host_grades_its_own_share(hosts, monkeypatch):
             return f"Answer: {sum(ids)}"
 
     def grade():
-        judge = grading.judge(config.base())
+        judge = grading.judge(config.base().reward)
         return [g.grades for g in grading.grade_groups(Tokenizer(), judge, groups, asked)]
 
     alone, sent, done = grade(), {}, []

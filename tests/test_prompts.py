@@ -1,8 +1,5 @@
-"""The DAPO prompt, against the released AIME-2024 file."""
+"""The DAPO prompt; test_published_answers.py compares it with the released AIME-2024 file."""
 
-import os
-
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
@@ -18,7 +15,6 @@ def test_template_is_word_for_word():
         "\n\nWhat is $6 \\times 7$?\n\n"
         'Remember to put your answer on its own line after "Answer:".'
     )
-    assert content == prompts.DAPO_TEMPLATE.format(problem="What is $6 \\times 7$?")
 
 
 @given(st.text())
@@ -27,21 +23,15 @@ def test_raw_problem_inverts_in_template(problem):
 
 
 def test_other_messages_are_left_alone():
-    assert prompts.raw_problem((("user", "f 4 ; g + 2 ?"),)) == "f 4 ; g + 2 ?"
     assert prompts.raw_problem((("system", "Be brief."), ("user", "1+1?"))) == "Be brief.\n1+1?"
     before, after = prompts.DAPO_TEMPLATE.split("{problem}")
-    halves = before[:-2] + after  # both ends match, but they share the blank line
-    assert prompts.raw_problem((("user", halves),)) == halves
+    for text in ("f 4 ; g + 2 ?", before[:-2] + after, before, after):  # the 2nd's halves overlap
+        assert prompts.raw_problem((("user", text),)) == text
+    both = (*prompts.in_template("q"), *prompts.in_template("r"))
+    assert prompts.raw_problem(both) == prompts.plain_text(both)
 
 
-def test_aime_prompts():
-    assets = os.environ.get("DAPO_JAX_ASSETS")
-    if not assets:
-        pytest.skip("DAPO_JAX_ASSETS is not set: no AIME-2024 file")
-    table = pq.read_table(f"{assets}/math/dapo_aime-2024_original.parquet").to_pylist()
-    assert len(table) == 960
-    for row in table:
-        messages = tuple((m["role"], m["content"]) for m in row["prompt"])
-        raw = row["extra_info"]["raw_problem"]
-        assert prompts.raw_problem(messages) == raw
-        assert prompts.in_template(raw) == messages
+def test_templates_have_names():
+    assert all("{problem}" in prompts.template(n) for n in prompts.TEMPLATES)
+    with pytest.raises(ValueError, match=r"config\.data\.template: 'boxd' is none of dapo, boxed"):
+        prompts.template("boxd")

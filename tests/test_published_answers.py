@@ -1,31 +1,43 @@
-"""Every answer of the published files, by the verifier that its set has by default: the answer
-itself is right, another one wrong. Rows that are refused are named here."""
+"""The published files: how many of their rows are problems; every answer by the verifier that its
+set has by default, the answer itself right and another one wrong; the prompts of AIME-2024."""
 
+import gzip
+import hashlib
+import json
+
+import pyarrow.parquet as pq
 import pytest
 
-from dapo_jax.data import answers, problems, published, references
+from dapo_jax.data import answers, problems, prompts, published, references
 
 SETS = published.SETS
-# File, verifier, rows, rows that are refused.
+# File, verifier; where answers are integers: rows, distinct prompts, conflicts, refused, kept.
 FILES = [
-    ("gsm8k_test.jsonl.gz", SETS["gsm8k-test"].protocol.verifier, 1319, []),
-    ("gsm8k_train.jsonl.gz", "auto", 7473, []),
-    ("math_train_int.jsonl.gz", "auto", 4701, []),
-    ("amc23.jsonl", SETS["amc23"].protocol.verifier, 40, []),
-    ("dapo_aime-2024_original.parquet", SETS["aime24"].protocol.verifier, 960, []),
-    # Integers of more than 17 digits that went through a float.
-    ("dapo_math_17k_verl.jsonl.gz", "dapo", 17917, [1001, 3225, 5196, 8137, 12111]),
-    ("math500.jsonl.gz", SETS["math500"].protocol.verifier, 500, []),
+    ("gsm8k_test.jsonl.gz", SETS["gsm8k-test"].protocol.verifier, (1319, 1319, 0, 0, 1319)),
+    ("gsm8k_train.jsonl.gz", "auto", (7473, 7473, 0, 0, 7473)),
+    ("math_train_int.jsonl.gz", "auto", (4701, 4701, 0, 0, 4701)),
+    ("amc23.jsonl", SETS["amc23"].protocol.verifier, (40, 40, 0, 0, 40)),
+    ("dapo_aime-2024_original.parquet", SETS["aime24"].protocol.verifier, (960, 30, 0, 0, 30)),
+    ("aime24.jsonl", SETS["aime24"].protocol.verifier, (30, 30, 0, 0, 30)),
+    ("dapo_math_17k_verl.jsonl.gz", "dapo", (17917, 17290, 11, 5, 17274)),
+    ("math500.jsonl.gz", SETS["math500"].protocol.verifier, (500, 500, 0, 188, 312)),
 ]
+# Integers of more than 17 digits that went through a float.
+DAMAGED = {"dapo_math_17k_verl.jsonl.gz": [1001, 3225, 5196, 8137, 12111]}
 
 
-@pytest.mark.parametrize(("file", "verifier", "rows", "refused"), FILES, ids=[f[0] for f in FILES])
-def test_right_and_wrong(file, verifier, rows, refused, assets):
+@pytest.mark.parametrize(("file", "verifier", "counts"), FILES, ids=[f[0] for f in FILES])
+def test_rows_and_right_and_wrong(file, verifier, counts, assets):
+    path = assets / "math" / file
+    found, report = problems.read(path, "skip")
+    dropped = (len(report.conflicts), len(report.refused))
+    assert (report.rows, report.unique, *dropped, len(found)) == counts
+    if verifier != "dapo":
+        found, report = problems.read(path, "skip", problems.Reading(references.any_answer))
+        assert len(found) == report.unique == counts[1]
+    assert [r.row for r in report.refused] == DAMAGED.get(file, [])
     if verifier == "math":
         pytest.importorskip("math_verify", reason="needs math-verify (requirements-peers.txt)")
-    takes = references.integer if verifier == "dapo" else references.any_answer
-    found, report = problems.read(assets / "math" / file, "skip", problems.Reading(takes))
-    assert (report.rows, [r.row for r in report.refused]) == (rows, refused) and found
     for p in found:
         mode = answers.chosen(p.answer, p.messages[-1][1], p.source)
         mode = mode if verifier == "auto" else verifier
@@ -33,3 +45,23 @@ def test_right_and_wrong(file, verifier, rows, refused, assets):
         for answer, right in ((p.answer, True), ("-98765", False)):
             response = said.format(7, answer) if mode == "dapo" else said.format(answer)
             assert answers.verify(response, p.answer, mode).correct == right, (p.id, p.answer)
+
+
+def test_aime_is_the_same_in_both_files_and_word_for_word_in_the_template(assets):
+    file = assets / "math" / "dapo_aime-2024_original.parquet"
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == SETS["aime24"].sha256
+    assert set(problems.read(file)[0]) == set(problems.read(assets / "math" / "aime24.jsonl")[0])
+    for row in pq.read_table(file).to_pylist():
+        messages = tuple((m["role"], m["content"]) for m in row["prompt"])
+        raw = row["extra_info"]["raw_problem"]
+        assert prompts.raw_problem(messages) == raw and prompts.in_template(raw) == messages
+
+
+def test_math500_integers_are_those_flagged_and_amc_holds_integral_floats(assets):
+    """All rows flagged as integers, and '58,500', which the flag misses."""
+    kept, _ = problems.read(assets / "math" / "math500.jsonl.gz", on_bad="skip")
+    with gzip.open(assets / "math" / "math500.jsonl.gz", "rt", encoding="utf-8") as f:
+        flagged = {r["problem"] for r in map(json.loads, f) if r["is_int"]}
+    extra = {prompts.raw_problem(p.messages): p.answer for p in kept}
+    assert flagged < set(extra) and [a for t, a in extra.items() if t not in flagged] == ["58500"]
+    assert problems.read(assets / "math" / "amc23.jsonl")[0][0].answer == "27"

@@ -9,6 +9,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
 
 from dapo_jax import sample
 from dapo_jax.data import tokenizer as tokenizer_lib
@@ -21,22 +23,15 @@ from tiny_config import __file__ as CONFIG, get_config as tiny
 @pytest.fixture(scope="module")
 def byte_tokenizer(tmp_path_factory):
     """A token a byte, as every byte-level vocabulary can fall back to."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    letters = sorted(ByteLevel.alphabet())
-    vocab = {x: i for i, x in enumerate([*letters, "<end>"])}
+    vocab = {x: i for i, x in enumerate([*sorted(ByteLevel.alphabet()), "<end>"])}
     folder = tmp_path_factory.mktemp("bytes")
-    model = {"type": "BPE", "vocab": vocab, "merges": []}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    level["trim_offsets"] = False
-    added = {"id": len(letters), "content": "<end>", "special": True, "normalized": False}
-    added |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-    text = {"model": model, "pre_tokenizer": level, "decoder": level, "added_tokens": [added]}
-    (folder / "tokenizer.json").write_text(json.dumps(text))
-    template = "{{ messages[0].content }}!"
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<end>", "chat_template": template})
-    )
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    made.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<end>"])
+    made.save(str(folder / "tokenizer.json"))
+    about = {"eos_token": "<end>", "chat_template": "{{ messages[0].content }}!"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
     return tokenizer_lib.load(folder), folder
 
 
@@ -49,8 +44,7 @@ def model(tmp_path_factory, byte_tokenizer):
     folder = tmp_path_factory.mktemp("model")
     hf.save(folder, shape, qwen2.init(shape, jax.random.key(0)), tokenizer_dir=byte_tokenizer[1])
     c.model.path, c.data.train = str(folder), "not read"
-    c.reward.overlong_buffer_tokens = 0
-    c.reward.overlong_penalty = 0.0
+    c.reward.update({"overlong_buffer_tokens": 0, "overlong_penalty": 0.0})
     return c, folder
 
 
@@ -123,10 +117,9 @@ def test_probabilities(model):
 
 def test_refusals(model, tmp_path):
     c, _ = model
-    with pytest.raises(ValueError, match="prompt: 33 tokens; 1 to .* = 32 are allowed"):
-        draws(c, "x" * 33, n=1, max_tokens=4)
-    with pytest.raises(ValueError, match="prompt: 0 tokens"):
-        draws(c, "", n=1, max_tokens=4)
+    for prompt, wrong in (("x" * 33, "33 tokens; 1 to .* = 32 are allowed"), ("", "0 tokens")):
+        with pytest.raises(ValueError, match=f"prompt: {wrong}"):
+            draws(c, prompt, n=1, max_tokens=4)
     with pytest.raises(ValueError, match="no checkpoint in it; train there first"):
         sample.sample(tiny(), tmp_path, "x", n=1, max_tokens=4)
 

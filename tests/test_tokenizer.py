@@ -9,15 +9,10 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
+from tables import cases
 
-from dapo_jax.data import prompts, tokenizer
+from dapo_jax.data import tokenizer
 from dapo_jax.data.tokenizer import load
-
-CHATML = (
-    "{% for m in messages %}\n    {{- '<|im_start|>' + m.role + '\\n' + m['content'] + "
-    "'<|im_end|>\\n' -}}\n{% endfor %}\n"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -61,19 +56,31 @@ def word_model():
     return out.getvalue()
 
 
-# --- the released Qwen2.5 tokenizer ---------------------------------------------------------------
+CHAT = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+    "assistant.<|im_end|>\n<|im_start|>user\n",
+    "<|im_end|>\n<|im_start|>assistant\n",
+)
 
 
 @pytest.mark.parametrize(
-    "name, count", [("llamacpp_qwen2_vectors.jsonl", 24), ("real_text_golden.jsonl.gz", 450)]
+    "name, count, chats",
+    [("llamacpp_qwen2_vectors.jsonl", 24, 0), ("real_text_golden.jsonl.gz", 450, 50)],
 )
-def test_qwen_vectors(released, qwen, name, count):
+def test_qwen_vectors(released, qwen, name, count, chats):
+    """The rendered conversations among them come out of `render_chat` letter by letter."""
     with (gzip.open if name.endswith("gz") else open)(released / name, "rt", encoding="utf-8") as f:
         vectors = [json.loads(line) for line in f]
     assert len(vectors) == count
     for v in vectors:
-        assert qwen.encode(v["text"]) == v["ids"]
-        assert qwen.decode(v["ids"], skip_special=False) == unicodedata.normalize("NFC", v["text"])
+        text, ids = v["text"], v["ids"]
+        assert qwen.encode(text) == ids
+        assert qwen.decode(ids, skip_special=False) == unicodedata.normalize("NFC", text)
+        if text.startswith(CHAT[0]) and text.endswith(CHAT[1]):
+            asked = [("user", text.removeprefix(CHAT[0]).removesuffix(CHAT[1]))]
+            assert qwen.render_chat(asked) == text and qwen.chat(asked) == ids
+            chats -= 1
+    assert not chats
 
 
 def test_qwen_facts(released, qwen):
@@ -86,54 +93,15 @@ def test_qwen_facts(released, qwen):
         assert qwen.decode([token["id"]]) == ("" if token["special"] else token["content"])
     assert qwen.token(279) == "Ġthe"
     assert qwen.token(151935) == qwen.token(-1) == ""
-
-
-def test_qwen_decode_ignores_rows_without_a_token(qwen):
     ids = qwen.encode("six times seven")
-    assert qwen.decode([151935, *ids, 152063, -1, 2**40]) == "six times seven"
+    assert qwen.decode([151935, *ids, 152063, -1, 2**40]) == "six times seven"  # rows of no token
     assert qwen.decode(np.array(ids, np.int32)) == "six times seven"
-
-
-def test_qwen_chat(qwen):
-    text = qwen.render_chat(prompts.in_template("1+1?"))
-    assert text == (
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-        "<|im_end|>\n<|im_start|>user\n" + prompts.in_template("1+1?")[0][1] + "<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    ids = qwen.chat([{"role": "user", "content": prompts.in_template("1+1?")[0][1]}])
-    assert ids == qwen.encode(text)
-    assert ids[:3] == [151644, 8948, 198] and ids[-3:] == [151644, 77091, 198]
-
-
-def test_golden_chat_prompts_are_rendered_the_same(released, qwen):
-    """The rendered conversations among the vectors come out of `render_chat` letter by letter."""
-    start = (
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
-        "assistant.<|im_end|>\n<|im_start|>user\n"
-    )
-    end = "<|im_end|>\n<|im_start|>assistant\n"
-    seen = 0
-    with gzip.open(released / "real_text_golden.jsonl.gz", "rt", encoding="utf-8") as f:
-        for v in map(json.loads, f):
-            if v["text"].startswith(start) and v["text"].endswith(end):
-                content = v["text"][len(start) : -len(end)]
-                assert qwen.chat([("user", content)]) == v["ids"]
-                seen += 1
-    assert seen == 50
-
-
-# --- tokenizer.json -------------------------------------------------------------------------------
-
-
-def test_truncation_and_added_tokens_of_the_file_are_off(folder):
-    tok = load(folder)
-    assert tok.encode("six seven six") == [0, 1, 0]
-    assert load(folder / "tokenizer.json").encode("six") == [0]
 
 
 def test_special_tokens_in_text_and_skip_special(folder):
     tok = load(folder)
+    assert tok.encode("six seven six") == [0, 1, 0]  # the file's truncation and added token are off
+    assert load(folder / "tokenizer.json").encode("six") == [0]
     ids = tok.encode("<|im_start|> six<|im_end|>")
     assert ids == [7, 0, 8]
     assert tok.decode(ids) == "six"
@@ -141,6 +109,8 @@ def test_special_tokens_in_text_and_skip_special(folder):
     assert tok.decode([0, 5, 19, 1, 21]) == "six seven"
     assert [tok.token(i) for i in (1, 5, 8, 20, 21)] == ["seven", "", "<|im_end|>", "far", ""]
     assert tok.vocab_size == 21  # largest id + 1, not the number of tokens
+    assert tok.unknown_words("six times seven, six times nine") == ["times", "seven,", "nine"]
+    assert tok.unknown_words("six seven") == []
 
 
 def test_stop_ids_come_from_qwen_names_and_both_configs(folder):
@@ -153,54 +123,19 @@ def test_stop_ids_come_from_qwen_names_and_both_configs(folder):
     assert load(folder).stop_ids == {6, 8, 0, 4}
 
 
-@pytest.mark.parametrize(
-    "name, content, complaint",
-    [
-        ("tokenizer.json", '{"model"', "not a tokenizer.json"),
-        ("tokenizer.json", "", "not a tokenizer.json"),
-        ("tokenizer_config.json", "{", "not valid JSON"),
-        ("tokenizer_config.json", "[" * 100_000, "not valid JSON"),
-        ("tokenizer_config.json", "[]", "expected a JSON object"),
-        ("tokenizer_config.json", '{"eos_token": "</s>"}', "stop token '</s>'"),
-        (
-            "tokenizer_config.json",
-            '{"chat_template": "a\\n{% if %}"}',
-            "line 2: not a Jinja template",
-        ),
-        ("generation_config.json", '{"eos_token_id": 99}', "stop token 99"),
-        ("generation_config.json", '{"eos_token_id": "x"}', "stop token 'x'"),
-        ("chat_template.jinja", "{{", "not a Jinja template"),
-    ],
-)
-def test_bad_files_are_named(folder, name, content, complaint):
-    (folder / name).write_text(content)
-    with pytest.raises(ValueError, match=complaint) as e:
-        load(folder)
+REFUSED = [*cases("tokenizer_refused")]
+REFUSED += [dict(files={"tokenizer_config.json": "[" * 100_000}, named="not valid JSON")]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case['named']} {case['files']}"[:60])
+def test_refused_files_are_named(folder, case):
+    for name, text in case["files"].items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"\xff\xfe" if text is None else text.encode())
+    template = folder / case["template"] if "template" in case else ""
+    with pytest.raises(ValueError, match=case["named"]) as e:
+        load(folder / case.get("path", "."), template)
     assert str(folder) in str(e.value) and "\n" not in str(e.value)
-
-
-@pytest.mark.parametrize(
-    ("path", "template", "complaint"),
-    [
-        ("nowhere", "", "no such file or folder"),
-        ("nowhere/tokenizer.json", "", "no such file or folder"),
-        ("empty", "", "neither tokenizer"),
-        (".", "no-such.jinja", "jinja: cannot be read"),
-        ("latin", "", "not UTF-8"),
-        ("endless", "", "no stop token is known"),
-    ],
-)
-def test_missing_and_unreadable_files(folder, path, template, complaint):
-    for name in ("empty", "latin", "endless"):
-        (folder / name).mkdir()
-    (folder / "latin" / "tokenizer.json").write_bytes(b"\xff\xfe")
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"six": 0}, unk_token="six"))
-    model.save(str(folder / "endless" / "tokenizer.json"))
-    with pytest.raises(ValueError, match=complaint):
-        load(folder / path, folder / template if template else "")
-
-
-# --- chat templates -------------------------------------------------------------------------------
 
 
 def test_template_order(folder):
@@ -224,17 +159,10 @@ def test_whitespace_specials_and_filters_are_those_of_hugging_face(folder):
         "{% for m in messages %}{{ loop.index }}{% break %}{% endfor %}"
     )
     (folder / "tokenizer_config.json").write_text('{"eos_token": "six"}')
-    text = load(folder).render_chat([{"role": "user", "content": "<é>"}, ("user", "x")])
-    assert text == 'six|{"role": "user", "content": "<é>"}\n1'
-
-
-def test_chat_accepts_pairs_and_mappings(folder):
-    (folder / "chat_template.jinja").write_text(CHATML)
     tok = load(folder)
-    text = tok.render_chat((("user", "six"),))
-    assert text == "<|im_start|>user\nsix<|im_end|>\n<|im_start|>assistant\n"
-    assert tok.render_chat([{"role": "user", "content": "six"}]) == text
-    assert tok.chat((("user", "six"),)) == tok.encode(text)
+    text = tok.render_chat([("user", "<é>"), ("user", "x")])
+    assert text == 'six|{"role": "user", "content": "<é>"}\n1'
+    assert tok.chat([("user", "<é>")]) == tok.encode(text)
 
 
 FORBIDDEN = [
@@ -258,9 +186,6 @@ def test_failing_and_forbidden_templates_are_value_errors(folder, source):
     with pytest.raises(ValueError, match=FAILING[source]) as e:
         load(folder).render_chat([("user", "x")])
     assert "\n" not in str(e.value)
-
-
-# --- SentencePiece --------------------------------------------------------------------------------
 
 
 def test_sentencepiece_words(word_model, tmp_path):
@@ -296,8 +221,6 @@ def test_sentencepiece_errors(word_model, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(word_model)
     assert load(tmp_path).encode("f") == load(tmp_path / "b.model").encode("f")
 
-
-# --- a first try, with limits ---------------------------------------------------------------------
 
 LETTERS = {c: i for i, c in enumerate("abcdefghijklmnopqrstuvwxyz0123456789 ")}
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
@@ -355,9 +278,3 @@ def test_a_template_without_end_is_one_line(tmp_path, monkeypatch, template):
         load(tmp_path, file)
     assert str(file) in str(e.value) and TEMPLATES[template] in str(e.value)
     assert "\n" not in str(e.value)
-
-
-def test_words_that_the_tokenizer_does_not_know(folder, word_model):
-    words = load(folder)
-    assert words.unknown_words("six times seven, six times nine") == ["times", "seven,", "nine"]
-    assert words.unknown_words("six seven") == []

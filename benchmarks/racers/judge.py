@@ -102,9 +102,9 @@ class Judge:
         text = self.text
         decode_params = self.machine.engine.decode_params(self._load(directory))
         draw = build.evaluation_draw(self.c, top_p=1.0)
-        return sampling.evaluate(
-            self.machine, decode_params, text, text.evals["heldout"], self.c.eval.k, draw
-        ).avg_at_k
+        evaluator = sampling.Evaluator(self.machine, decode_params, text, self.c.eval.k)
+        (scores,) = sampling.evaluate(evaluator, [(text.evals["heldout"], draw)])
+        return scores.avg_at_k
 
     def require_base(self, directory: pathlib.Path) -> None:
         """ValueError where the weights of `directory` are not the base's, bit for bit: a racer

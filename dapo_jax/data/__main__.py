@@ -20,21 +20,20 @@ def transform(source: str, out: Path, say: Callable[[str], None]) -> None:
     """Write the problems of `source` whose answers are integers, or can be made into integers, to
     `out`, as JSON lines of problem, answer, original_answer and data_source. ValueError: there is
     no such problem."""
-    read, report = problems.read(
-        source, "skip", problems.Reading(references.any_answer, template="{problem}")
-    )
-    lines, left = [], []
+    how = problems.Reading(references.any_answer, template="{problem}")
+    read, report = problems.read(source, "skip", how)
+    lines, left, changed = [], [], 0
     for p in read:
         made = integers.asked(prompts.plain_text(p.messages), p.answer)
         if made is None:
             left.append(p)
             continue
+        changed += made.answer != p.answer
         row = dict(problem=made.problem, answer=made.answer, original_answer=p.answer)
         lines.append(json.dumps(row | {"data_source": p.source}, ensure_ascii=False) + "\n")
     if not lines:
         raise ValueError(f"{source}: no answer is an integer or becomes one")
     files.write(out, "".join(lines))
-    changed = sum(json.loads(x)["answer"] != json.loads(x)["original_answer"] for x in lines)
     say(
         f"{out}: {len(lines)} problems, of {changed} the answer was transformed;"
         f" {len(left)} left out, {len(report.refused)} rows refused"
@@ -44,9 +43,8 @@ def transform(source: str, out: Path, say: Callable[[str], None]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    cli = argparse.ArgumentParser(
-        prog="python -m dapo_jax.data", description=__doc__.split("\n")[0]
-    )
+    about = __doc__.split("\n")[0]
+    cli = argparse.ArgumentParser(prog="python -m dapo_jax.data", description=about)
     commands = cli.add_subparsers(dest="command", required=True)
     fetch = commands.add_parser("prepare", help="fetch published sets and check their SHA-256")
     fetch.add_argument("names", nargs="*", metavar="NAME")

@@ -21,24 +21,17 @@ TAIL = 2000  # characters at the end of a response that math-verify reads
 
 def verify(response: str, answer: str, mode: str, prompt: str = "", source: str = "") -> Verdict:
     """Judge `response` by any of MODES. prompt, source: those of the problem, used only by `auto`.
-
     ValueError: an unknown mode; in mode `math`, a missing library or a reference answer that the
-      library cannot read.
-    """
+    library cannot read."""
     if mode == "auto":
         mode = chosen(answer, prompt, source)
     if mode == "boxed":
         said = last_boxed(response)
-        return Verdict(said is not None and same(said, answer), said)
+        return Verdict(said is not None and _canonical(said) == _canonical(answer), said)
     if mode == "exact":
         said = stated(response)
         return Verdict(said == answer.strip(), said or None)
     return _math(response, answer) if mode == "math" else verifier.verify(response, answer, mode)
-
-
-# ------------------------------------------------------------------------------------------------
-# boxed
-# ------------------------------------------------------------------------------------------------
 
 
 def last_boxed(text: str) -> str | None:
@@ -69,13 +62,8 @@ _SHORTHAND = tuple(
 _NUMBER = re.compile(r"([+-]?)(\d+|\d{1,3}(?:,\d{3})+|(?=\.\d))(?:\.(\d*))?")
 
 
-def same(said: str, answer: str) -> bool:
-    """Whether two LaTeX texts are the same number, or the same text apart from spacing and
-    style."""
-    return _canonical(said) == _canonical(answer)
-
-
 def _canonical(text: str) -> str:
+    """The same text for LaTeX texts that are one number, or differ in spacing and style alone."""
     text = text.strip()
     for pattern, new in _SHORTHAND:
         text = pattern.sub(new, text)
@@ -86,10 +74,6 @@ def _canonical(text: str) -> str:
         return "-" * (m[1] == "-" and digits != "0") + digits
     return text
 
-
-# ------------------------------------------------------------------------------------------------
-# exact, math, auto
-# ------------------------------------------------------------------------------------------------
 
 _ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
@@ -124,25 +108,20 @@ def _math(response: str, answer: str) -> Verdict:
 def require_math() -> None:
     """ValueError: math-verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:
-        raise ValueError(
-            "config.reward: verifier 'math' needs a library: pip install 'dapo_jax[math]'"
-        )
+        install = "pip install 'dapo_jax[math]'"
+        raise ValueError(f"config.reward: verifier 'math' needs a library: {install}")
 
 
-# If the prompt does not say how to answer: the first of these words that the data_source contains.
+# The first of these that the prompt contains; else the first that the data_source contains.
+_PROMPTS = (("\\boxed", "boxed"), ("<answer>", "exact"), ("Answer:", "dapo"), ("####", "integer"))
 _SOURCES = (("gsm8k", "integer"), ("dapo", "dapo"), ("aime", "integer"), ("math", "boxed"))
 
 
 def chosen(answer: str, prompt: str, source: str) -> str:
     """The verifier that `auto` chooses for a problem."""
-    if "\\boxed" in prompt:
-        return "boxed"
-    if "<answer>" in prompt:
-        return "exact"
-    if "Answer:" in prompt:
-        return "dapo"
-    if "####" in prompt:
-        return "integer"
+    for part, mode in _PROMPTS:
+        if part in prompt:
+            return mode
     for part, mode in _SOURCES:
         if part in source.lower():
             return mode

@@ -34,7 +34,6 @@ HARDER_LEVELS = (8,)  # never trained
 
 SPLITS = {"train": (2, 3, 4, 5, 6, 7), "heldout": (0,), "harder": (1,)}  # -> hash buckets, of 8
 
-
 MAX_VALUE, MAX_OPERAND = 20, 5
 LABELS = "abcdefghijklmnop"  # used cyclically from a random start
 
@@ -56,8 +55,7 @@ class Style(NamedTuple):
 
     The first four are per trace and exclude one another; the remaining traces are plain working.
     The first token tells `careful` and `direct` traces apart, so their share among samples can be
-    counted without a judge.
-    """
+    counted without a judge."""
 
     careful: float = 0.0  # opens with `Wait`, repeats every result once as a check, never slips
     direct: float = 0.0  # the right answer without working: a tiny model learns it only roughly
@@ -71,9 +69,6 @@ class Style(NamedTuple):
 # and among many slips it may not appear at all. The habit then makes it rare without unlearning it.
 SKILL = Style(skip=0.05, loop=0.01, slip=0.01, ramble=0.05)
 HABIT = Style(skip=0.90, loop=0.02, slip=0.03, ramble=0.05)
-
-
-# --- problems -------------------------------------------------------------------------------------
 
 
 def count(k: int) -> int:
@@ -96,8 +91,7 @@ def problems(n: int, levels: Sequence[int], seed: int, split: str = "train") -> 
     """n distinct problems of a split, shuffled, as evenly spread over the levels as possible.
 
     A level (number of operations) with too few problems gives all of them, and the larger levels
-    make up the difference. ValueError: all levels together have fewer than n.
-    """
+    make up the difference. ValueError: all levels together have fewer than n."""
     levels = _checked(levels)
     if split not in SPLITS:
         raise ValueError(f"problems: split must be one of {list(SPLITS)}, got {split!r}")
@@ -106,10 +100,9 @@ def problems(n: int, levels: Sequence[int], seed: int, split: str = "train") -> 
     for i, k in enumerate(levels):
         found += _distinct(rng, (n - len(found)) // (len(levels) - i), k, split)
     if len(found) < n:
-        raise ValueError(
-            f"problems: levels {levels} hold only {len(found)} distinct {split} problems, not {n}: "
-            f"ask for fewer or add a larger level"
-        )
+        there = f"{len(found)} distinct {split} problems, not {n}"
+        advice = "ask for fewer or add a larger level"
+        raise ValueError(f"problems: levels {levels} hold only {there}: {advice}")
     return [found[i] for i in rng.permutation(n)]
 
 
@@ -120,14 +113,13 @@ def _distinct(rng, n: int, k: int, split: str) -> list[Problem]:
     if total < 100_000 or 2 * n > total * len(SPLITS[split]) / 8:
         walks = _all_walks(k)
         walks = walks[_in_split(walks, split)]
-        chosen = rng.permutation(len(walks) * len(LABELS))[:n]
-        rows, starts = np.divmod(chosen, len(LABELS))
-        return _problems(starts, walks[rows])
+        rows, starts = np.divmod(rng.permutation(len(walks) * len(LABELS))[:n], len(LABELS))
+        return list(map(_problem, starts.tolist(), walks[rows].tolist()))
     found = {}  # a dict keeps the order of drawing, so the result does not depend on string hashing
     while len(found) < n:
         walks = _walks(rng, n, k, split)
         starts = rng.integers(len(LABELS), size=n)
-        found.update((p.prompt, p) for p in _problems(starts, walks))
+        found.update((p.prompt, p) for p in map(_problem, starts.tolist(), walks.tolist()))
     return list(found.values())[:n]
 
 
@@ -172,10 +164,6 @@ def _in_split(walks: np.ndarray, split: str) -> np.ndarray:
     return np.isin((code ^ (code >> np.uint64(31))) % np.uint64(8), SPLITS[split])
 
 
-def _problems(starts: np.ndarray, walks: np.ndarray) -> list[Problem]:
-    return [_problem(*pair) for pair in zip(starts.tolist(), walks.tolist(), strict=True)]
-
-
 def _problem(start: int, walk: Sequence[int]) -> Problem:
     names = (LABELS * 2)[start : start + len(walk)]
     words = [names[0], str(walk[0])]
@@ -191,30 +179,20 @@ def _checked(levels: Sequence[int]) -> list[int]:
     return levels
 
 
-# --- warm-up traces -------------------------------------------------------------------------------
-
-
 def traces(
-    n: int,
-    levels: Sequence[int] = WARMUP_LEVELS,
-    seed: int = 0,
-    style: Style = SKILL,
-    cap: int = 32,
+    n: int, levels: Sequence[int] = WARMUP_LEVELS, seed=0, style: Style = SKILL, cap: int = 32
 ) -> Iterator[Trace]:
     """n imperfect solutions to problems of the train split, evenly spread over the levels. The
     iterator writes each one when it is reached.
 
     Problems may repeat: the smallest levels have fewer than a warm-up needs. A response of more
     than `cap` tokens, including end-of-sequence, is cut at `cap` and does not end.
-    ValueError: levels that the task cannot have; numbers that are not probabilities.
-    """
+    ValueError: levels that the task cannot have; numbers that are not probabilities."""
     levels = _checked(levels)
     apart = style.careful + style.direct + style.skip + style.loop
     if min(style) < 0 or max(style) > 1 or apart > 1 + 1e-9 or style.ramble == 1:
-        raise ValueError(
-            f"traces: probabilities lie in 0..1, careful + direct + skip + loop is at most 1 and "
-            f"ramble below 1, got {style}"
-        )
+        rule = "careful + direct + skip + loop is at most 1 and ramble below 1"
+        raise ValueError(f"traces: probabilities lie in 0..1, {rule}, got {style}")
     rng = np.random.default_rng([seed, len(SPLITS)])  # a stream that no set of problems uses
     rows = []
     for i, k in enumerate(levels):
@@ -263,9 +241,6 @@ def _trace(cap: int, start, walk, paper, done, answer, repeats, careful) -> Trac
     return Trace(_problem(start, walk).prompt, " ".join(words[:cap]), len(words) < cap)
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 class Files(NamedTuple):
     train: Path
     heldout: Path
@@ -274,17 +249,12 @@ class Files(NamedTuple):
 
 
 def write(
-    directory: str | os.PathLike,
-    seed: int = 0,
-    train: int = 4096,
-    heldout: int = 128,
-    harder: int = 64,
+    directory: str | os.PathLike, seed=0, train: int = 4096, heldout: int = 128, harder: int = 64
 ) -> Files:
     """Write the three problem files (JSON lines, one verl/DAPO row a line) and the tokenizer.
 
     The same arguments give the same bytes. A file that already has these bytes is not touched; any
-    other is replaced atomically, so that several processes may call this at the same time.
-    """
+    other is replaced atomically, so that several processes may call this at the same time."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     files = Files(*(directory / f"{s}.jsonl" for s in SPLITS), directory / "tokenizer.model")
@@ -297,23 +267,22 @@ def write(
 
 def write_problems(path: Path, made: Sequence[Problem]) -> None:
     """Write one file of problems as `write` does."""
-    rows = (_row(i, p) for i, p in enumerate(made))
+    rows = (
+        {
+            "data_source": "variable_chain",
+            "prompt": [{"role": "user", "content": problem.prompt}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": problem.answer, "style": "rule"},
+            "extra_info": {"index": index, "k": problem.k},
+        }
+        for index, problem in enumerate(made)
+    )
     _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def write_tokenizer(path: Path) -> None:
     """Write the tokenizer as `write` does."""
     _replace(path, tokenizer_model())
-
-
-def _row(index: int, problem: Problem) -> dict:
-    return {
-        "data_source": "variable_chain",
-        "prompt": [{"role": "user", "content": problem.prompt}],
-        "ability": "MATH",
-        "reward_model": {"ground_truth": problem.answer, "style": "rule"},
-        "extra_info": {"index": index, "k": problem.k},
-    }
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -331,8 +300,7 @@ def vocabulary() -> list[str]:
     """The words behind token ids 2, 3, ...; 0 is <unk> and 1 is </s>, the end-of-sequence.
 
     Spare words, which no text contains, round the vocabulary up to a multiple of 8 (48), so that
-    the embedding divides evenly over a mesh.
-    """
+    the embedding divides evenly over a mesh."""
     words = [*map(str, range(MAX_VALUE + 1)), *LABELS, PLUS, MINUS, ASK, ANSWER, WAIT]
     return words + [f"<spare{i}>" for i in range(-(len(words) + 2) % 8)]
 
@@ -340,8 +308,7 @@ def vocabulary() -> list[str]:
 def tokenizer_model() -> bytes:
     """A SentencePiece word model over `vocabulary`: one token per word, ids in its order.
 
-    The bytes are the same every time, for one version of the sentencepiece package.
-    """
+    The bytes are the same every time, for one version of the sentencepiece package."""
     words = vocabulary()
     # The trainer ranks words by frequency: each occurs once more than the next.
     corpus = (" ".join([word] * (len(words) - i)) for i, word in enumerate(words))

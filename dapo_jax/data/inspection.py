@@ -35,7 +35,7 @@ def inspect(
     yield f"conflicts   {len(report.conflicts):>9,}   prompts with different answers, dropped"
     for c in report.conflicts[:3]:
         yield "    " + "; ".join(f"{a} at {row}" for a, row in zip(c.answers, c.rows, strict=True))
-    kind = "an" if how.takes else "an integer"
+    kind = "an integer" if how.takes is references.integer else "an"
     yield f"refused     {len(report.refused):>9,}   rows without a prompt or {kind} answer"
     yield from (f"    {refusal}" for refusal in report.refused[:5])
     yield f"kept        {len(read):>9,}   problems"
@@ -46,10 +46,8 @@ def inspect(
         f"p{q} {np.percentile(lengths, q, method='higher')}" for q in (0, 50, 90, 99, 100)
     )
     for p, text in zip(read[:3], texts[:3], strict=True):
-        yield (
-            f"\n--- problem {p.id}, answer {p.answer}, "
-            f"{'in the chat template' if chat else 'as plain text'}\n{text}"
-        )
+        form = "in the chat template" if chat else "as plain text"
+        yield f"\n--- problem {p.id}, answer {p.answer}, {form}\n{text}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_argument("--any", action="store_true", help="answers that are no integers too")
     args = cli.parse_args(argv)
     try:
-        takes = references.any_answer if args.any else None
+        takes = references.any_answer if args.any else references.integer
         template = prompts.template(args.template)
         how = problems.Reading(takes, problems.columns(args.columns), template)
         for line in inspect(args.files, args.tokenizer, args.chat_template, how):

@@ -13,10 +13,6 @@ import re
 TAIL = 500  # characters: what is further from the end of a response is not a final statement
 
 
-# ---------------------------------------------------------------------------------------------
-# Which words are the final statement?
-# ---------------------------------------------------------------------------------------------
-
 # "Answer: 42", "**Answer**: 42", '"answer": "42"', "<answer>42" and "the answer (in cm) is 42".
 _MARK = re.compile(
     r"(?<!/)(?<!to )answers?\b[^\n.:：=>]{0,60}?(?:=>|[:：=>]|\b(?:is|are|was|be|equals)\b)",
@@ -40,8 +36,7 @@ def final_statement(response: str) -> tuple[str, bool]:
     r"""The words that state the answer, and whether they are marked as such.
 
     The last marked statement counts; without any, the last sentence. Marks are `answer:`, `the
-    answer is`, `\boxed{}` and, on the last line only, `#### 42` and `A: 42`.
-    """
+    answer is`, `\boxed{}` and, on the last line only, `#### 42` and `A: 42`."""
     tail = _tail(response)
     line = tail.rfind("\n", 0, len(tail.rstrip(_CLOSERS))) + 1
     box, hashes = tail.rfind(_BOX), tail.rfind("####", line)
@@ -121,10 +116,7 @@ def _last_sentence(line: str) -> str:
     return sentence if finished or "=" in sentence or not _TWO_WORDS.match(sentence) else ""
 
 
-# ---------------------------------------------------------------------------------------------
-# Which integer do the words state?
-#     statement = [words | ... =] [sign] NUMBER [unit] [explanation]
-# ---------------------------------------------------------------------------------------------
+# Which integer do the words state? statement = [words | ... =] [sign] NUMBER [unit] [explanation]
 
 # Digits with all that may group them: one search takes a list like "1, 2" whole, to refuse it.
 _NUMBER = re.compile(r"[0-9][0-9,. ]*")

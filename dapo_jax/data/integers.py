@@ -28,19 +28,10 @@ _FREE = "is not divisible by the square of any prime"
 _FORMS = (
     (_FRACTION, r"\frac{m}{n}", _LOWEST, "m + n"),
     (_N + "?" + _ROOT, r"k\sqrt{m}", f"$k$ and $m$ are positive integers and $m$ {_FREE}", "k + m"),
-    (
-        _N + r"([+-])" + _N + "?" + _ROOT,
-        r"k SIGN m\sqrt{n}",
-        f"$k$, $m$ and $n$ are positive integers and $n$ {_FREE}",
-        "k + m + n",
-    ),
+    (_N + r"([+-])" + _N + "?" + _ROOT, r"k SIGN m\sqrt{n}",
+     f"$k$, $m$ and $n$ are positive integers and $n$ {_FREE}", "k + m + n"),
     (_N + r"?\\pi", r"k\pi", "$k$ is a positive integer", "k"),
-    (
-        rf"\\frac\{{{_N}?\\pi\}}\{{{_N}\}}|{_FRACTION}\\pi",
-        r"\frac{m\pi}{n}",
-        _LOWEST,
-        "m + n",
-    ),
+    (rf"\\frac\{{{_N}?\\pi\}}\{{{_N}\}}|{_FRACTION}\\pi", r"\frac{m\pi}{n}", _LOWEST, "m + n"),
 )  # fmt: skip
 
 
@@ -58,17 +49,14 @@ def asked(problem: str, answer: str) -> Asked | None:
         sign = next((g for g in found if g in "+-"), "")
         numbers = [int(g) for g in found if g not in "+-"]
         letters = len(re.findall("[kmn]", wanted))
-        # A missing coefficient (of the root, or of pi) is 1.
-        if len(numbers) < letters:
+        if len(numbers) < letters:  # a missing coefficient (of the root, or of pi) is 1
             numbers.insert(1 if letters == 3 else 0, 1)
         if not _unique(form, numbers) or (minus and sign):
             return None
         form = ("-" * minus) + form.replace("SIGN", sign)
-        return Asked(
-            f"{problem}\n\nThe original answer is in the form ${form}$, where {unique}. Please find"
-            f" the value of ${wanted}$.",
-            str(sum(numbers)),
-        )
+        original = f"The original answer is in the form ${form}$, where {unique}."
+        text = f"{problem}\n\n{original} Please find the value of ${wanted}$."
+        return Asked(text, str(sum(numbers)))
     return None
 
 

@@ -14,6 +14,7 @@ numbers. To look at a file:
 
 import functools
 import hashlib
+import itertools
 import json
 import reprlib
 import sys
@@ -29,11 +30,7 @@ from dapo_jax.data.rows import BAR as _BAR, SUFFIXES as SUFFIXES, BadRow, Foreig
 from dapo_jax.data.tokenizer import Tokenizer
 
 _PROMPTS, _ANSWERS = ("question", "problem", "prompt"), ("answer", "solution")
-SCHEMAS = (
-    ("verl_row",),
-    ("prompt", "reward_model"),
-    *((p, a) for p in _PROMPTS for a in _ANSWERS),
-)
+SCHEMAS = (("verl_row",), ("prompt", "reward_model"), *itertools.product(_PROMPTS, _ANSWERS))
 _NEEDS = "needs the fields " + ", or ".join("+".join(s) for s in SCHEMAS)
 _COLUMNS = {"source_prompt", "data_source"}.union(*SCHEMAS)
 _SHOW = reprlib.Repr()  # bounded in length and depth, so that no value can spoil a message
@@ -54,9 +51,7 @@ class Problem(NamedTuple):
 class Reading(NamedTuple):
     """How rows become problems."""
 
-    takes: Callable[[object, str], str] | None = (
-        None  # `references.any_answer`, or None = `integer`
-    )
+    takes: Callable[[object, str], str] = references.integer  # or `references.any_answer`
     # 'prompt', 'answer', 'source' -> column in the row, a.b for b within a; '' = no such column
     columns: Mapping[str, str] = MappingProxyType({})
     template: str = ""  # with {problem}; '' = chats as they are, texts in the paper's prompt
@@ -78,13 +73,14 @@ class Refusal(NamedTuple):
         return f"{self.file} row {self.row}: {self.field} = {self.value}: {self.reason}"
 
 
-def refusal(path: Path, row: int, field: str, value: object, reason: str) -> Refusal:
+def refusal(path: Path, row: int, bad: BadRow) -> Refusal:
     """A `Refusal` with the value shortened to fit on a line."""
+    field, value, reason = bad.args
     return Refusal(str(path), row, field, _SHOW.repr(value), reason)
 
 
 class Conflict(NamedTuple):
-    id: str
+    id: str  # of the prompt
     answers: tuple[str, ...]
     rows: tuple[str, ...]  # 'file row n' of the first row with each answer
 
@@ -104,15 +100,6 @@ class Encoded(NamedTuple):
     n_long: int  # prompts that were left out, or cut
 
 
-class _Found(NamedTuple):
-    """The first row of a prompt whose answer was accepted."""
-
-    answer: str
-    source: str
-    where: str  # 'file row n'
-    row: dict
-
-
 class _Gathered:
     """What the rows of all files read so far come to."""
 
@@ -120,69 +107,52 @@ class _Gathered:
         self.how = how
         self.rows = self.mapped = self.duplicates = 0
         self.refused: list[Refusal] = []
-        self.first: dict[prompts.Messages, _Found | None] = {}  # None: only refused answers so far
+        # With 'file row n' of the first accepted answer; None: only refused answers so far.
+        self.first: dict[prompts.Messages, tuple[Problem, str] | None] = {}
         self.others: dict[prompts.Messages, dict[str, str]] = {}  # conflicting answer -> where
 
     def add(self, path: Path, number: int, row: rows.Row) -> None:
         """One more row: a new problem, a duplicate, a conflict or a refusal."""
         self.rows += 1
         try:
-            asked = _parse(row, self.how)
-            self.mapped += asked.mapped
-            self.duplicates += asked.messages in self.first
-            known = self.first.setdefault(asked.messages, None)
-            answer = asked.value
-            if asked.field:
-                answer = (self.how.takes or references.integer)(asked.value, asked.field)
+            raw, field, mapped = _parse(row, self.how)
+            self.mapped += mapped
+            self.duplicates += raw.messages in self.first
+            known = self.first.setdefault(raw.messages, None)
+            answer = self.how.takes(raw.answer, field) if field else raw.answer
         except BadRow as bad:
-            field, value, reason = bad.args
-            self.refused.append(refusal(path, number, field, value, reason))
+            self.refused.append(refusal(path, number, bad))
             return
         where = f"{path} row {number}"
         if known is None:
-            source = asked.source or path.name.split(".")[0]
-            self.first[asked.messages] = _Found(answer, source, where, asked.row)
-        elif known.answer != answer:
-            self.others.setdefault(asked.messages, {}).setdefault(answer, where)
+            source = raw.source or path.name.split(".")[0]
+            problem = raw._replace(id=_id(raw.messages), answer=answer, source=source)
+            self.first[raw.messages] = problem, where
+        elif known[0].answer != answer:
+            self.others.setdefault(raw.messages, {}).setdefault(answer, where)
 
     def report(self) -> Report:
         conflicts = []
         for messages, more in self.others.items():
-            first = self.first[messages]
-            answers, wheres = (first.answer, *more), (first.where, *more.values())
-            conflicts.append(Conflict(_id(messages), answers, wheres))
-        return Report(
-            self.rows,
-            len(self.first),
-            self.duplicates,
-            tuple(conflicts),
-            tuple(self.refused),
-            self.mapped,
-        )
+            first, where = self.first[messages]
+            conflicts.append(Conflict(first.id, (first.answer, *more), (where, *more.values())))
+        kinds = (len(self.first), self.duplicates, tuple(conflicts), tuple(self.refused))
+        return Report(self.rows, *kinds, self.mapped)
 
     def problems(self) -> list[Problem]:
-        return [
-            Problem(_id(messages), messages, found.answer, found.source, found.row)
-            for messages, found in self.first.items()
-            if found and messages not in self.others
-        ]
+        return [found[0] for m, found in self.first.items() if found and m not in self.others]
 
 
 def read(
     paths: str | Path | Sequence[str | Path], on_bad: str = "refuse", how: Reading = _USUAL
 ) -> tuple[list[Problem], Report]:
     """The distinct problems of one or more files, patterns or data sets of the hub (`rows.find`),
-    in order of first appearance.
-
-    Two prompts are the same if all roles and contents are equal, character by character, over all
-    files. A prompt with two different answers is dropped: nobody can tell which one is wrong.
+    in order of first appearance. Prompts are the same if all roles and contents are equal,
+    character by character. One with two answers is dropped: nobody can tell which is wrong.
 
     on_bad: what to do about rows without a prompt or without an answer that `how` takes. 'refuse'
       reads everything, then raises; 'skip' leaves them out and names each in the report.
-    ValueError: those rows; missing, empty, damaged or foreign files; no problem left over.
-    """
-    if on_bad not in ("refuse", "skip"):
-        raise ValueError(f"on_bad: 'refuse' or 'skip', not {on_bad!r}")
+    ValueError: those rows; missing, empty, damaged or foreign files; no problem left over."""
     named = [paths] if isinstance(paths, str | Path) else paths
     if not named:
         raise ValueError("no problem file was named")
@@ -195,17 +165,14 @@ def read(
         if found.rows == before:
             raise ValueError(f"{path}: no rows in this file")
     report, problems = found.report(), found.problems()
+    refused = f"{len(report.refused)} of {report.rows}"
     if report.refused and on_bad == "refuse":
-        raise ValueError(
-            f"{report.refused[0]} ({len(report.refused)} of {report.rows} rows are refused; "
-            "data.on_bad='skip' leaves them out)"
-        )
+        advice = "data.on_bad='skip' leaves them out"
+        raise ValueError(f"{report.refused[0]} ({refused} rows are refused; {advice})")
     if not problems:
+        conflicts = f"{len(report.conflicts)} prompts with conflicting answers"
         why = f"; the first: {report.refused[0]}" if report.refused else ""
-        raise ValueError(
-            f"{paths[0]}: no usable row: {len(report.refused)} of {report.rows} refused, "
-            f"{len(report.conflicts)} prompts with conflicting answers{why}"
-        )
+        raise ValueError(f"{paths[0]}: no usable row: {refused} refused, {conflicts}{why}")
     return problems, report
 
 
@@ -214,23 +181,9 @@ def columns(listed: str) -> dict[str, str]:
     pairs = [entry.partition("=") for entry in listed.split(",") if entry.strip()]
     out = {role.strip(): name.strip() for role, _, name in pairs}
     if not out.keys() <= {"prompt", "answer", "source"} or not all(e for _, e, _ in pairs):
-        raise ValueError(
-            f"config.data.columns: {listed!r} is not of the form prompt=NAME,answer=NAME,"
-            "source=NAME"
-        )
+        form = "prompt=NAME,answer=NAME,source=NAME"
+        raise ValueError(f"config.data.columns: {listed!r} is not of the form {form}")
     return out
-
-
-# --- one row ------------------------------------------------------------------------------------
-
-
-class _Asked(NamedTuple):
-    messages: prompts.Messages
-    field: str  # name of the answer's field; '' = the rows have none
-    value: Any  # the answer as it is in the row
-    source: str
-    row: dict  # the other columns, if `Reading.whole`
-    mapped: bool
 
 
 def _wanted(path: Path, names: list[str], how: Reading) -> list[str]:
@@ -259,19 +212,18 @@ def decoded(row: rows.Row) -> dict:
     return row
 
 
-def _parse(row: rows.Row, how: Reading) -> _Asked:
-    """Prompt and answer of a row. BadRow: the row has none of the forms."""
+def _parse(row: rows.Row, how: Reading) -> tuple[Problem, str, bool]:
+    """(the problem of a row, without id and with the answer as it stands; the answer's field, '' =
+    the rows have none; whether it has the columns of `how`). BadRow: it has none of the forms."""
     row = decoded(row)
     names = how.columns
-    if mapped := bool(names) and all(_at(row, n) is not None for n in names.values() if n):
-        source = str(_at(row, names["source"])) if names.get("source") else ""
-    else:
-        names, source = {}, ""
+    mapped = bool(names) and all(_at(row, n) is not None for n in names.values() if n)
+    names = names if mapped else {}
+    source = str(_at(row, names["source"])) if names.get("source") else ""
     if not source and isinstance(row.get("data_source"), str):
         source = row["data_source"]
     verl = row.get("prompt") is not None and row.get("reward_model") is not None
-    there = lambda of: next((n for n in of if row.get(n) is not None), "")
-    asks = names.get("prompt") or ("prompt" if verl else there(_PROMPTS))
+    asks = names.get("prompt") or ("prompt" if verl else first_given(row, _PROMPTS))
     if not asks:
         raise BadRow("row", sorted(map(str, row)), _NEEDS)
     prompt = _at(row, asks)
@@ -280,9 +232,9 @@ def _parse(row: rows.Row, how: Reading) -> _Asked:
         prompt = row.get("source_prompt") or prompt
     messages = conversation(prompt, asks, how)
     rest = {k: v for k, v in row.items() if k not in (asks, "source_prompt")} if how.whole else {}
-    field = names.get("answer", "reward_model.ground_truth" if verl else there(_ANSWERS))
-    if not field and "answer" not in names:
-        field = "answer"
+    field = names.get("answer", "reward_model.ground_truth" if verl else None)
+    if field is None:
+        field = first_given(row, _ANSWERS) or "answer"
     value = _at(row, field) if field else ""
     if field == "solution" and isinstance(value, str):
         boxed = last_boxed(value)
@@ -290,7 +242,12 @@ def _parse(row: rows.Row, how: Reading) -> _Asked:
             field, value = "solution \\boxed", boxed
     elif isinstance(value, str) and "####" in value and not verl:
         value = value.rsplit("####", 1)[1]
-    return _Asked(messages, field, value, source, rest, mapped)
+    return Problem("", messages, value, source, rest), field, mapped
+
+
+def first_given(row: dict, names: Sequence[str]) -> str:
+    """The first of `names` that has a value in the row; '' if none has."""
+    return next((name for name in names if row.get(name) is not None), "")
 
 
 def _at(row: dict, name: str) -> Any:
@@ -331,9 +288,6 @@ def _id(messages: prompts.Messages) -> str:
     return hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16]
 
 
-# --- token ids and order ------------------------------------------------------------------------
-
-
 def encode(
     problems: Sequence[Problem],
     tokenizer: Tokenizer,
@@ -348,13 +302,7 @@ def encode(
     on_long: 'filter' leaves longer prompts out; 'left_truncate' keeps their last max_tokens
       tokens, as verl's `truncation=left` does (the question survives, the template's start is cut).
     name: the set's name, for errors.
-    ValueError: a prompt without tokens; no prompt that fits; no chat template.
-    """
-    if on_long not in ("filter", "left_truncate") or max_tokens < 1:
-        raise ValueError(
-            "on_long is 'filter' or 'left_truncate' and max_tokens positive, not "
-            f"{on_long!r} and {max_tokens}"
-        )
+    ValueError: a prompt without tokens; no prompt that fits; no chat template."""
     ids, kept, n_long = [], [], 0
     tokens = tokenizer.chat if chat else lambda m: tokenizer.encode(prompts.plain_text(m))
     for problem in bars.bar(problems, desc="encoding prompts", **_BAR):
@@ -366,10 +314,9 @@ def encode(
             ids.append(row[-max_tokens:])
             kept.append(problem)
     if problems and not kept:
-        raise ValueError(
-            f"{name or problems[0].source}: all {n_long} prompts are longer than {max_tokens}"
-            " tokens; raise data.max_prompt_tokens or set data.on_long='left_truncate'"
-        )
+        all_long = f"all {n_long} prompts are longer than {max_tokens} tokens"
+        remedy = "raise data.max_prompt_tokens or set data.on_long='left_truncate'"
+        raise ValueError(f"{name or problems[0].source}: {all_long}; {remedy}")
     return Encoded(ids, kept, n_long)
 
 
@@ -394,21 +341,23 @@ def read_set(
         raise ValueError(f"config.data.columns: no row of {files[0]} has all of these columns")
     longest = data.max_prompt_tokens
     out = encode(found[: limit or None], tokenizer, longest, chat, data.on_long, name)
-    kind = "an integer answer" if how.takes in (None, references.integer) else "an answer"
-    note = f"{name}: {len(out.problems)} problems of {report.rows} rows"
-    for count, what in (
-        (report.duplicates, "repeated prompts"),
-        (len(report.conflicts), "prompts with conflicting answers dropped"),
-        (len(report.refused), f"rows without {kind} skipped"),
-        (out.n_long, f"prompts over {longest} tokens ({data.on_long})"),
-    ):
-        note += f", {count} {what}" if count else ""
-    return out, note
+    kind = "an integer answer" if how.takes is references.integer else "an answer"
+    left_out = {
+        "repeated prompts": report.duplicates,
+        "prompts with conflicting answers dropped": len(report.conflicts),
+        f"rows without {kind} skipped": len(report.refused),
+        f"prompts over {longest} tokens ({data.on_long})": out.n_long,
+    }
+    return out, note(f"{name}: {len(out.problems)} problems of {report.rows} rows", left_out)
+
+
+def note(kept: str, left_out: Mapping[str, int]) -> str:
+    """One line for the log: what was kept, and the counts that are not 0 of what was not."""
+    return ", ".join([kept, *(f"{count} {what}" for what, count in left_out.items() if count)])
 
 
 class Stream:
-    """An order of problems by position. Looked-up positions are cached, since Grain takes
-    milliseconds for each."""
+    """An order of problems by position, with a cache: Grain takes milliseconds for a look-up."""
 
     def __init__(self, order):  # grain.MapDataset
         self._at = functools.lru_cache(1 << 16)(order.__getitem__)
@@ -422,8 +371,7 @@ def stream(problems: Sequence[Problem], seed: int) -> Stream:
 
     `stream(problems, seed)[i]` is a pure function of its arguments and i, so the state of the data
     is one integer: the next position. Position i lies in epoch i // len(problems). `problems` can
-    be anything with a length and an index. ValueError: no problems.
-    """
+    be anything with a length and an index. ValueError: no problems."""
     import grain  # here, not above: Grain imports JAX, and reading files should not
 
     if not len(problems):

@@ -43,12 +43,7 @@ def plain_text(messages: Messages) -> str:
 def raw_problem(messages: Messages) -> str:
     """The problem inside the paper's prompt; for other messages their plain text."""
     text = plain_text(messages)
-    # Without the length check the two halves could overlap.
-    if (
-        len(messages) == 1
-        and len(text) >= len(_BEFORE) + len(_AFTER)
-        and text.startswith(_BEFORE)
-        and text.endswith(_AFTER)
-    ):
-        return text[len(_BEFORE) : len(text) - len(_AFTER)]
+    rest = text.removeprefix(_BEFORE)
+    if len(messages) == 1 and rest != text and rest.endswith(_AFTER):
+        return rest.removesuffix(_AFTER)
     return text

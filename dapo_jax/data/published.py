@@ -102,7 +102,5 @@ def prepare(name: str, out: Path, say: Callable[[str], None]) -> None:
     for each in FAMILIES.get(name, (name,)):
         path, there = fetch(SETS[each], out)
         read, report = problems.read(path, "skip", problems.Reading(references.any_answer))
-        say(
-            f"{path}: {len(read)} problems of {report.rows} rows, SHA-256 as pinned"
-            f"{' (was there)' if there else ''}; {SETS[each].note}"
-        )
+        pinned = "SHA-256 as pinned" + " (was there)" * there
+        say(f"{path}: {len(read)} problems of {report.rows} rows, {pinned}; {SETS[each].note}")

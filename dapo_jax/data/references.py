@@ -20,8 +20,7 @@ def integer(value: object, field: str = "answer") -> str:
     integers that fill a float's 53-bit mantissa. Five rows of DAPO-Math-17k look like that: their
     105263157894736848 should end in 42.
 
-    BadRow: the value is not an integer.
-    """
+    BadRow: the value is not an integer."""
     if value is None or (isinstance(value, str) and not value.strip()):
         raise BadRow(field, value, "missing or empty")
     if isinstance(value, Decimal) and value.is_finite() and abs(value.adjusted()) < 400:

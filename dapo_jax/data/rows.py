@@ -35,11 +35,6 @@ class BadRow(ValueError):
     """One row is refused. Arguments: field, value, reason."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Which files
-# ------------------------------------------------------------------------------------------------
-
-
 def find(name: str | Path) -> list[Path]:
     """The files that a name stands for. ValueError: no file matches the pattern; the data set
     cannot be fetched from the hub, or has several files and the name chooses none."""
@@ -89,17 +84,11 @@ def _nearest(path: Path) -> str:
     return f"; near it: {', '.join(str(folder / n) for n in near)}" if near else ""
 
 
-# ------------------------------------------------------------------------------------------------
-# Their rows
-# ------------------------------------------------------------------------------------------------
-
-
 def read(path: Path, wanted) -> Iterator[tuple[int, Row]]:
     """Yields (row number from 1, row); in JSON lines and CSV the number is that of the line.
 
     wanted: maps the column names of a parquet file to those to read; raises `Foreign` to refuse.
-    ValueError: no such file, another kind of file, a damaged file.
-    """
+    ValueError: no such file, another kind of file, a damaged file."""
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"
         raise ValueError(f"{path}: {what}{_nearest(path)}")

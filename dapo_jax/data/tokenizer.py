@@ -1,7 +1,7 @@
 """Text to token ids and back, from a Hugging Face `tokenizer.json` or a SentencePiece model.
 
     tokenizer = load('Qwen2.5-0.5B/')
-    ids = tokenizer.chat([{'role': 'user', 'content': 'What is 6 * 7?'}])
+    ids = tokenizer.chat([('user', 'What is 6 * 7?')])
 
 Nothing is downloaded and no code of a checkpoint runs: two native libraries read the vocabulary,
 and Jinja's sandbox renders the chat template, which is a program that came with the data. A
@@ -16,7 +16,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import sentencepiece
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from dapo_jax import gate
+from dapo_jax.data.prompts import Messages
 
 # Qwen2.5 base models end with the first, instruct models with the second. After training, a model
 # may use either; a tokenizer that knew only one would let responses run to the length limit.
@@ -71,37 +72,27 @@ class Tokenizer:
         words = dict.fromkeys(text.split())
         return [word for word in words if self.unknown_id in self.encode(word)]
 
-    def render_chat(self, messages: Sequence) -> str:
-        """The prompt text of a conversation, up to where the assistant begins to write.
-
-        messages: {'role', 'content'} mappings or (role, content) pairs.
-        ValueError: no chat template, or the template fails or is refused.
-        """
+    def render_chat(self, messages: Messages) -> str:
+        """The prompt text of a conversation, up to where the assistant begins to write. ValueError:
+        no chat template, or the template fails or is refused."""
         if not self.template:
             raise ValueError(
                 "this tokenizer has no chat template: name a Jinja file (chat_template), or put "
                 "chat_template.jinja next to the vocabulary"
             )
-        messages = [
-            dict(m) if isinstance(m, Mapping) else {"role": m[0], "content": m[1]} for m in messages
-        ]
+        messages = [{"role": role, "content": content} for role, content in messages]
+        usual = dict(add_generation_prompt=True, tools=None, documents=None)
         try:
-            text = _compile(self.template).render(
-                messages=messages,
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-                **self.specials,
-            )
+            text = _compile(self.template).render(messages=messages, **usual, **self.specials)
             if len(text) > MAX_TEXT:
                 raise ValueError(f"makes {len(text):,} characters of a prompt")
             return text
         except SecurityError as e:
-            raise ValueError(f"chat template refused by the sandbox: {_line(e)}") from e
+            raise ValueError(f"chat template refused by the sandbox: {e}") from e
         except Exception as e:  # a template is a program: any of Python's errors can come out
             raise ValueError(f"chat template failed: {gate.describe(e)}") from e
 
-    def chat(self, messages: Sequence) -> list[int]:
+    def chat(self, messages: Messages) -> list[int]:
         """Token ids of `render_chat(messages)`."""
         return self.encode(self.render_chat(messages))
 
@@ -115,8 +106,7 @@ def load(path: str | Path, chat_template: str | Path = "") -> Tokenizer:
     stop_ids are those of generation_config.json and tokenizer_config.json, plus Qwen's pair (if the
     vocabulary has it) or SentencePiece's eos.
     ValueError: missing or damaged files, unknown stop token, a template that does not compile or
-      cannot render a first prompt, a tokenizer that cannot encode one within the limits.
-    """
+      cannot render a first prompt, a tokenizer that cannot encode one within the limits."""
     file = _vocabulary_file(Path(path))
     if file.suffix != ".model" or chat_template:
         _try_out(file, chat_template)
@@ -138,36 +128,36 @@ def _load(file: Path, chat_template: str | Path) -> Tokenizer:
         fields, id_of, stops, defaults = _hugging_face(file)
     specials = defaults | {key: value for key, value in named.items() if isinstance(value, str)}
 
-    if "eos_token" in specials:
-        stops |= {_known(id_of(specials["eos_token"]), specials["eos_token"], file)}
     listed = generation.get("eos_token_id")
-    for id in [] if listed is None else listed if isinstance(listed, list) else [listed]:
-        stops |= {
-            _known(id if type(id) is int and 0 <= id < fields["vocab_size"] else None, id, file)
-        }
+    listed = [] if listed is None else listed if isinstance(listed, list) else [listed]
+    known = lambda id: type(id) is int and 0 <= id < fields["vocab_size"]
+    wanted = [(name, id_of(name)) for key, name in specials.items() if key == "eos_token"]
+    wanted += [(id, id if known(id) else None) for id in listed]
+    for name, id in wanted:
+        if id is None:
+            raise ValueError(
+                f"{file}: the stop token {name!r} of the neighbouring config files is not "
+                "in this vocabulary; the files belong to different tokenizers"
+            )
+        stops.add(id)
     if not stops:
-        raise ValueError(
-            f"{file}: no stop token is known; name it as eos_token in "
-            f"{file.parent / 'tokenizer_config.json'}"
-        )
+        where = file.parent / "tokenizer_config.json"
+        raise ValueError(f"{file}: no stop token is known; name it as eos_token in {where}")
 
     where, template = _template(file.parent, config, chat_template)
     try:
         _compile(template)
     except jinja2.TemplateSyntaxError as e:
-        raise ValueError(f"{where}: line {e.lineno}: not a Jinja template: {_line(e)}") from e
+        why = gate.describe(e).removeprefix("TemplateSyntaxError: ")
+        raise ValueError(f"{where}: line {e.lineno}: not a Jinja template: {why}") from e
     except Exception as e:  # Jinja writes Python, which has limits of its own
         raise ValueError(f"{where}: not a Jinja template: {gate.describe(e)}") from e
     return Tokenizer(stop_ids=frozenset(stops), template=template, specials=specials, **fields)
 
 
-# ------------------------------------------------------------------------------------------------
-# A first try, in a process of its own
-# ------------------------------------------------------------------------------------------------
-
-# A template is a program, and so is a chain of regular expressions. The limit counts CPU seconds,
-# so that other work on the machine does not matter; a program that only sleeps is ended by the
-# clock.
+# Of a first try in a process of its own: a template is a program, and so is a chain of regular
+# expressions. The limit counts CPU seconds, so that other work on the machine does not matter; a
+# program that only sleeps is ended by the clock.
 _SECONDS, _CLOCK_SECONDS, _BYTES = 6, 60, 2 * 10**9
 _PROBES = ("What is 6 * 7?\n", "Solve  it: $x^2 = 4$. " * 20, "a" * 500 + "!", "1" * 200, " " * 99,
            "naïve Ünïcode 漢字 😀 e\u0301 \u200b\x00", "")  # fmt: skip
@@ -179,15 +169,15 @@ def _try_out(file: Path, chat_template: str | Path) -> None:
     program = [sys.executable, "-m", "dapo_jax.data.tokenizer"]
     program += [str(file), str(chat_template), str(_SECONDS)]
     there = os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+    limits = dict(capture_output=True, timeout=_CLOCK_SECONDS)
     try:
-        done = subprocess.run(
-            program, env=there, capture_output=True, check=False, timeout=_CLOCK_SECONDS
-        )
-        status, said = done.returncode, done.stdout.decode(errors="replace").splitlines()
+        done = subprocess.run(program, env=there, check=False, **limits)
+        status, said = done.returncode, done.stdout
     except subprocess.TimeoutExpired as late:
-        status, said = None, (late.stdout or b"").decode(errors="replace").splitlines()
+        status, said = None, late.stdout or b""
     if status == 0:
         return
+    said = said.decode(errors="replace").splitlines()
     if said and said[-1].startswith("error: "):
         raise ValueError(said[-1].removeprefix("error: "))
     where = said[-1] if said else str(file)
@@ -200,8 +190,7 @@ def _try_out(file: Path, chat_template: str | Path) -> None:
 
 
 def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
-    """The work of that process. Prints what it is doing, and at the end 'error: ...' on an
-    error."""
+    """The work of that process. Prints what it is doing, and 'error: ...' on an error."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -225,11 +214,6 @@ def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
     except MemoryError:
         print(f"error: {at}: a first try needs more than {_BYTES / 1e9:g} GB", flush=True)
         sys.exit(1)
-
-
-# ------------------------------------------------------------------------------------------------
-# The two kinds of vocabulary
-# ------------------------------------------------------------------------------------------------
 
 
 def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:
@@ -262,14 +246,12 @@ def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:
 
 
 def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
-    data = _bytes(file)
-    try:
+    with gate.reading(file):
+        data = file.read_bytes()
+    with gate.reading(file, what="not a SentencePiece model"):
         model = sentencepiece.SentencePieceProcessor(model_proto=data)
-        size = model.get_piece_size()
-    except (RuntimeError, OSError) as e:
-        raise ValueError(f"{file}: not a SentencePiece model: {_line(e)}") from e
-    if not size:
-        raise ValueError(f"{file}: not a SentencePiece model: it holds no pieces")
+        if not (size := model.get_piece_size()):
+            raise ValueError("it holds no pieces")
     control = {model.id_to_piece(i): i for i in range(size) if model.is_control(i)}
     marked = frozenset(control.values())
     # SentencePiece itself never reads control pieces from text; Hugging Face tokenizers do.
@@ -293,31 +275,23 @@ def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
     fields = dict(vocab_size=size, _encode=encode, _decode=decode, _token=model.id_to_piece)
     fields["unknown_id"] = model.unk_id()
     special = {"bos_token": model.bos_id(), "eos_token": model.eos_id()}
+    special = {name: model.id_to_piece(i) for name, i in special.items() if i >= 0}
     ids = {model.id_to_piece(i): i for i in range(size)}
-    return (
-        fields,
-        ids.get,
-        {i for i in [model.eos_id()] if i >= 0},
-        {name: model.id_to_piece(i) for name, i in special.items() if i >= 0},
-    )
+    return fields, ids.get, {i for i in [model.eos_id()] if i >= 0}, special
 
 
 def _vocabulary_file(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise ValueError(
-            f"{path}: no such file or folder; expected tokenizer.json, a "
-            "SentencePiece *.model, or a folder with one of them"
-        )
+        wanted = "tokenizer.json, a SentencePiece *.model, or a folder with one of them"
+        raise ValueError(f"{path}: no such file or folder; expected {wanted}")
     models = sorted(path.glob("*.model"))
     for file in (path / "tokenizer.json", path / "tokenizer.model", *models[:1]):
         if file.is_file():
             if file in models and len(models) > 1 and file.name != "tokenizer.model":
-                raise ValueError(
-                    f"{path}: several SentencePiece models; name one of them: "
-                    + ", ".join(m.name for m in models)
-                )
+                names = ", ".join(m.name for m in models)
+                raise ValueError(f"{path}: several SentencePiece models; name one of them: {names}")
             return file
     raise ValueError(f"{path}: neither tokenizer.json nor a SentencePiece *.model in this folder")
 
@@ -350,52 +324,31 @@ def _compile(source: str) -> jinja2.Template:
     prompt that changes with the date would make a run impossible to repeat."""
     env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     env.filters["tojson"] = lambda x, **kw: json.dumps(x, **{"ensure_ascii": False} | kw)
-    env.globals["raise_exception"] = _raise_exception
+
+    def raise_exception(message: str):
+        raise jinja2.TemplateError(message)
+
+    env.globals["raise_exception"] = raise_exception
     return env.from_string(source)
 
 
-def _raise_exception(message: str):
-    raise jinja2.TemplateError(message)
-
-
-def _known(id: int | None, name: object, file: Path) -> int:
-    if id is None:
-        raise ValueError(
-            f"{file}: the stop token {name!r} of the neighbouring config files is not "
-            "in this vocabulary; the files belong to different tokenizers"
-        )
-    return id
-
-
-def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as e:
-        raise ValueError(f"{file}: cannot be read: {e.strerror}") from e
-
-
 def _text(file: Path) -> str:
-    try:
-        return _bytes(file).decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise ValueError(f"{file}: not UTF-8 text (byte {e.start})") from e
+    with gate.reading(file):
+        data = file.read_bytes()
+    with gate.reading(file, what="not UTF-8 text"):
+        return data.decode("utf-8")
 
 
 def _json(file: Path) -> dict:
     """The object in a JSON file, {} if there is no such file."""
     if not file.is_file():
         return {}
-    try:
-        value = json.loads(_text(file))
-    except (json.JSONDecodeError, RecursionError) as e:
-        raise ValueError(f"{file}: not valid JSON: {_line(e)}") from e
+    text = _text(file)
+    with gate.reading(file, what="not valid JSON"):
+        value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError(f"{file}: expected a JSON object, found a {type(value).__name__}")
     return value
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

@@ -26,10 +26,8 @@ DAPO_TAIL = 300  # characters at the end of the response that mode dapo looks at
 
 class Verdict(NamedTuple):
     """The judgement, and what was compared: None when the response states no answer at all.
-
     `extracted` is the rewritten text in mode `dapo`; in mode `integer` it is the canonical integer
-    ('-1234'), else the start of the statement in which no single integer could be read.
-    """
+    ('-1234'), else the start of the statement in which no single integer could be read."""
 
     correct: bool
     extracted: str | None
@@ -37,9 +35,7 @@ class Verdict(NamedTuple):
 
 def verify(response: str, answer: str, mode: str = "dapo") -> Verdict:
     """Judge `response` (decoded text, special tokens removed) against the reference `answer`.
-
-    Raises ValueError for an unknown mode, and nothing else for any two strings.
-    """
+    Raises ValueError for an unknown mode, and nothing else for any two strings."""
     if mode == "dapo":
         return _verify_dapo(response, answer)
     if mode == "integer":
@@ -47,9 +43,7 @@ def verify(response: str, answer: str, mode: str = "dapo") -> Verdict:
     raise ValueError(f"unknown verifier mode {mode!r}: use one of {', '.join(MODES)}")
 
 
-# ---------------------------------------------------------------------------------------------
 # Mode dapo: verl's verdicts.
-# ---------------------------------------------------------------------------------------------
 
 # The blanks after the colon may cross newlines, so an answer on the next line counts; a match takes
 # the whole line, so a second "Answer:" on that line belongs to the first one's text.
@@ -97,30 +91,16 @@ def _unwrap_line(line: str) -> str:
     dollars = line.split("$", 2)
     if len(dollars) == 3:
         line = f"${dollars[1]}$"
-    for command in ("\\text{", "\\textbf{", "\\overline{"):
-        line = _unwrap_shortest(line, command)
+    for command in ("text", "textbf", "overline"):  # up to the first brace: nesting is not seen
+        head, brace, rest = line.rpartition("}")  # behind the last one no search has to fail
+        line = re.sub(rf"\\{command}\{{([^}}]*)\}}", r"\1", head + brace) + rest
     start, end = line.find("\\boxed{"), line.rfind("}")
     if 0 <= start < end:
         line = line[:start] + line[start + len("\\boxed{") : end] + line[end + 1 :]
     return line
 
 
-def _unwrap_shortest(line: str, command: str) -> str:
-    """Replace `command` + X + '}' by X, where X ends at the first brace (nesting is not seen)."""
-    pieces, at = [], 0
-    while (start := line.find(command, at)) >= 0:
-        inside = start + len(command)
-        end = line.find("}", inside)
-        if end < 0:
-            break
-        pieces += [line[at:start], line[inside:end]]
-        at = end + 1
-    return "".join(pieces) + line[at:]
-
-
-# ---------------------------------------------------------------------------------------------
 # Mode integer: a careful reader's.
-# ---------------------------------------------------------------------------------------------
 
 
 def _verify_integer(response: str, answer: str) -> Verdict:

@@ -49,20 +49,14 @@ def read(
                 if not prompt or len(response) == 1:
                     raise BadRow("row", text, "the tokenizer makes no token of it")
                 if len(response) > limits.response_tokens:
-                    raise BadRow(
-                        "response",
-                        text,
-                        f"has {len(response)} tokens with its end, over"
-                        f" rollout.max_response_tokens = {limits.response_tokens}",
-                    )
+                    most = f"rollout.max_response_tokens = {limits.response_tokens}"
+                    reason = f"has {len(response)} tokens with its end, over {most}"
+                    raise BadRow("response", text, reason)
             except BadRow as bad:
-                field, value, reason = bad.args
-                refused.append(problems.refusal(path, number, field, value, reason))
-                if limits.on_bad == "refuse":
-                    raise ValueError(
-                        f"{refused[0]} (data.on_bad='skip' leaves such rows out)"
-                    ) from None
-                continue
+                refused.append(problems.refusal(path, number, bad))
+                if limits.on_bad == "skip":
+                    continue
+                raise ValueError(f"{refused[0]} (data.on_bad='skip' leaves such rows out)") from bad
             if len(prompt) > limits.prompt_tokens:
                 long += 1
                 if limits.on_long == "filter":
@@ -74,13 +68,11 @@ def read(
             f"{files}: no usable row for the warm-up: of {count} are {len(refused)} refused, and"
             f" {long} prompts longer than data.max_prompt_tokens = {limits.prompt_tokens}{why}"
         )
-    note = f"warm-up: {len(pairs)} of {count} rows"
-    for n, what in (
-        (len(refused), "without a response that fits skipped"),
-        (long, f"prompts over {limits.prompt_tokens} tokens ({limits.on_long})"),
-    ):
-        note += f", {n} {what}" if n else ""
-    return pairs, note
+    left_out = {
+        "without a response that fits skipped": len(refused),
+        f"prompts over {limits.prompt_tokens} tokens ({limits.on_long})": long,
+    }
+    return pairs, problems.note(f"warm-up: {len(pairs)} of {count} rows", left_out)
 
 
 def ending(tokenizer: Tokenizer, chat: bool) -> int:
@@ -101,8 +93,7 @@ def example(row: dict[str, Any], how: problems.Reading) -> tuple[prompts.Message
         if not isinstance(chat, Sequence) or isinstance(chat, str) or len(chat) < 2:
             raise BadRow("messages", chat, "expected a prompt and the assistant's response to it")
         return problems.conversation(chat[:-1], "messages", how), _reply(chat[-1:], "messages")
-    there = lambda of: next((name for name in of if row.get(name) is not None), "")
-    asks, answers = there(_PROMPTS), there(_RESPONSES)
+    asks, answers = (problems.first_given(row, names) for names in (_PROMPTS, _RESPONSES))
     if not asks or not answers:
         raise BadRow("row", sorted(map(str, row)), _NEEDS)
     return problems.conversation(row[asks], asks, how), _reply(row[answers], answers)

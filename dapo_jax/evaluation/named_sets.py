@@ -13,23 +13,6 @@ from dapo_jax.model import hf_format
 from dapo_jax.reward import grading
 
 
-def load_text(
-    config,
-    workdir: pathlib.Path,
-    model_dir: pathlib.Path | None,
-    score: grading.Score | None = None,
-) -> build.Text:
-    """`build.load_text`, but without reading the user's training set, which may have millions of
-    rows."""
-    named = build.named_files(config.eval.files)
-    for name in named:
-        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
-            raise ValueError(f"{name!r} cannot name a folder of samples; write --data=name=path")
-    if config.data.train and not named:
-        raise ValueError("no problems to evaluate on; give --data=FILE (or config.eval.files)")
-    return build.load_text(config, workdir, model_dir, score, train=False)
-
-
 class Asked(NamedTuple):
     """Sets that share their settings: all files of one's own, or one named set."""
 
@@ -53,8 +36,14 @@ def ask(
 
     A named set has its own sampler, sized by its prompts and its longest response, so that its
     score cannot depend on the other sets."""
+    every = build.named_files(config.eval.files)
+    for name in every:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
+            raise ValueError(f"{name!r} cannot name a folder of samples; write --data=name=path")
+    if config.data.train and not every:
+        raise ValueError("no problems to evaluate on; give --data=FILE (or config.eval.files)")
     named, own = {}, {}
-    for name, path in build.named_files(config.eval.files).items():
+    for name, path in every.items():
         there = pathlib.Path(path).exists()
         known = None if there else published.evaluated(path)
         if not known and not there and re.fullmatch(r"[\w-]+", path):
@@ -62,6 +51,8 @@ def ask(
                 f"{path:.80}: no such file, and no set of that name ({published.KNOWN})"
             )
         (named if known else own)[name] = known or path
+    # Without the user's training set, which may have millions of rows.
+    read = lambda c: build.load_text(c, workdir, model_dir, score, train=False)
     machine_of = lambda c, text: build.build_machine(
         c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir, others=False
     )
@@ -69,7 +60,7 @@ def ask(
         if named:
             config = copy.deepcopy(config)
             config.eval.files = ",".join(f"{name}={path}" for name, path in own.items())
-        text = load_text(config, workdir, model_dir, score)
+        text = read(config)
         yield Asked(config, text, machine_of(config, text))
     machines = {}
     for name, (pinned, protocol) in named.items():
@@ -90,7 +81,7 @@ def ask(
                     f"{name}: {error}; without it --config.reward.verifier=auto judges by what each"
                     " prompt asks for"
                 ) from error
-        text = load_text(c, workdir, model_dir, score)
+        text = read(c)
         (note,) = text.notes
         note += fit(name, c, text, model_dir, fixed)
         sizes = (c.data.max_prompt_tokens, c.eval.max_response_tokens)
@@ -99,28 +90,19 @@ def ask(
         yield Asked(c, text._replace(notes=notes), machines[sizes], protocol.source)
 
 
+_SAMPLING = ("k", "temperature", "top_p", "max_response_tokens")
+
+
 def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
     """A copy of the config with the settings of a paper, except for the fields in `fixed`, and with
     no limit on the length of prompts."""
-    wanted = {
-        "eval.k": protocol.k,
-        "eval.temperature": protocol.temperature,
-        "eval.top_p": protocol.top_p,
-        "eval.max_response_tokens": protocol.max_response_tokens,
-        "eval.max_problems": 0,
-        "eval.stop_strings": "",
-        "data.template": protocol.template,
-        "data.columns": "",
-        "data.max_prompt_tokens": 2**30,
-    }
-    reward = {
-        "reward.verifier": protocol.verifier,
-        "reward.function": "",
-        "reward.by_source": "",
-        "reward.workers": max(config.reward.workers, int(protocol.verifier == "math")),
-    }
-    if not fixed & {"reward.verifier", "reward.function", "reward.by_source"}:
-        wanted |= reward
+    wanted = {f"eval.{name}": getattr(protocol, name) for name in _SAMPLING}
+    wanted |= {"eval.max_problems": 0, "eval.stop_strings": "", "data.template": protocol.template}
+    wanted |= {"data.columns": "", "data.max_prompt_tokens": 2**30}
+    judges = {"reward.verifier": protocol.verifier, "reward.function": "", "reward.by_source": ""}
+    if not fixed & judges.keys():
+        workers = max(config.reward.workers, int(protocol.verifier == "math"))
+        wanted |= judges | {"reward.workers": workers}
     c = copy.deepcopy(config)
     if "rollout.max_response_tokens" in fixed and not c.eval.max_response_tokens:
         del wanted["eval.max_response_tokens"]

@@ -18,19 +18,17 @@ RESAMPLES = 10_000  # of the bootstrap: two runs' interval ends then differ by a
 class Scores(NamedTuple):
     """The graded samples of a set. Arrays are in the order of the problems."""
 
-    correct_PxK: np.ndarray | None  # bool; None = the reward has no right and wrong
+    value_PxK: np.ndarray  # bool, right or wrong; float64 scores if the reward says no such thing
     answers: list[list[str | None]]  # [P][K] extracted, None = no answer line
     golds: list[str]
     truncated_PxK: np.ndarray  # bool
     lengths_PxK: np.ndarray  # response tokens
     responses: list[list]  # [P][K] engine Responses, or texts if read from files
 
-    score_PxK: np.ndarray | None = None  # float64, only if there is no right and wrong
-
     @property
-    def value_PxK(self) -> np.ndarray:
-        """The values to average: right or wrong, or else the score."""
-        return self.score_PxK if self.correct_PxK is None else self.correct_PxK
+    def judged(self) -> bool:
+        """Whether there is right and wrong."""
+        return self.value_PxK.dtype == bool
 
     @property
     def avg_at_k(self) -> float:
@@ -40,26 +38,25 @@ class Scores(NamedTuple):
 
     def headline(self) -> dict[str, float]:
         """The scores of a set; maj@k and pass@k only if there is right and wrong."""
-        if self.correct_PxK is None:
+        if not self.judged:
             return {"avg@k": self.avg_at_k}
-        K = self.correct_PxK.shape[1]
-        return {"avg@k": self.avg_at_k, "maj@k": self.maj_at_k, "pass@k": self.pass_at(K)}
+        pass_at_k = self.pass_at(self.value_PxK.shape[1])
+        return {"avg@k": self.avg_at_k, "maj@k": self.maj_at_k, "pass@k": pass_at_k}
 
     @property
     def maj_at_k(self) -> float:
-        """Share of problems whose most frequent answer is right; a tie counts by its right
-        share."""
+        """Share of problems whose most frequent answer is right (`majority`)."""
         return float(np.mean(self.majority_P()))
 
     def pass_at(self, k: int) -> float:
         return float(np.mean(self.pass_P(k)))
 
     def majority_P(self) -> list[float]:
-        return [majority(c, a) for c, a in zip(self.correct_PxK, self.answers, strict=True)]
+        return [majority(c, a) for c, a in zip(self.value_PxK, self.answers, strict=True)]
 
     def pass_P(self, k: int) -> list[float]:
-        n = self.correct_PxK.shape[1]
-        return [pass_at_k(n, int(c), k) for c in self.correct_PxK.sum(1)]
+        n = self.value_PxK.shape[1]
+        return [pass_at_k(n, int(c), k) for c in self.value_PxK.sum(1)]
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -95,23 +92,13 @@ def interval(values_P: Sequence[float], seed: int = 0) -> tuple[float, float]:
     return float(low), float(high)
 
 
-# ------------------------------------------------------------------------------------------------
-# Reports
-# ------------------------------------------------------------------------------------------------
-
-
 def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
     """Everything about one set as plain JSON values; `pass@` has an entry for each of 1..k. Without
     right and wrong, maj@k and pass@k are left out."""
     P, K = s.value_PxK.shape
-    judged = s.correct_PxK is not None
-    out = {
-        "problems": P,
-        "k": K,
-        "avg@k": s.avg_at_k,
-        "avg@k_interval95": interval(s.value_PxK.mean(1), seed),
-    }
-    if judged:
+    out = {"problems": P, "k": K, "avg@k": s.avg_at_k}
+    out |= {"avg@k_interval95": interval(s.value_PxK.mean(1), seed)}
+    if s.judged:
         out |= {
             "maj@k": s.maj_at_k,
             "maj@k_interval95": interval(s.majority_P(), seed),
@@ -125,7 +112,7 @@ def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
         "per_problem": [
             {
                 "id": name,
-                **({"correct": int(value.sum())} if judged else {"score": float(value.mean())}),
+                **({"correct": int(value.sum())} if s.judged else {"score": float(value.mean())}),
                 "majority": most_frequent(answers),
                 "gold": gold,
                 "length_mean": float(lengths.mean()),
@@ -198,15 +185,9 @@ def _short(text: str) -> str:
     return text if len(text) <= 12 else text[:11] + "…"
 
 
-# ------------------------------------------------------------------------------------------------
-# Files: JSON lines, one sample a line, a batch of problems per file
-# ------------------------------------------------------------------------------------------------
-
-
 def _verdict(scores: Scores, *index) -> dict:
     """{'correct': ...}, or {'score': ...} if there is no right and wrong."""
-    name = "score" if scores.correct_PxK is None else "correct"
-    return {name: scores.value_PxK[index].tolist()}
+    return {"correct" if scores.judged else "score": scores.value_PxK[index].tolist()}
 
 
 def rows(data: Encoded, scores: Scores, tokenizer) -> Iterator[dict]:
@@ -245,13 +226,12 @@ def from_rows(rows_PxK: list[list[dict]]) -> Scores:
 
     judged = "correct" in rows_PxK[0][0]
     return Scores(
-        np.array(table("correct"), bool) if judged else None,
+        np.array(table("correct"), bool) if judged else np.array(table("score"), np.float64),
         table("extracted"),
         [rows_K[0]["gold"] for rows_K in rows_PxK],
         np.array(table("truncated"), bool),
         np.array(table("tokens")),
         table("response"),
-        None if judged else np.array(table("score"), np.float64),
     )
 
 

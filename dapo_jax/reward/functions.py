@@ -10,7 +10,7 @@ import math
 import pathlib
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,21 +48,15 @@ class Rewards(NamedTuple):
     shipped: frozenset[str]  # the shipped verifiers in use
     own: bool  # whether functions of the user are in use
 
-    @property
-    def integers(self) -> bool:
-        """Whether reference answers have to be integers."""
-        return not self.own and self.shipped <= {"dapo", "integer"}
-
 
 def read(settings: Reward) -> Rewards:
-    """The functions that `settings`, the section `config.reward`, names. ValueError: a file or
-    function is missing, a name is used twice, a library is not installed."""
+    """The functions that `settings` names. ValueError: a file or function is missing, a name is
+    used twice, a library is not installed."""
     files: dict[pathlib.Path, object] = {}
     shipped: set[str] = set()
 
     def scored(field: str, listed: str) -> Score:
-        parts = [_part(settings, field, entry, files, shipped) for entry in listed.split(",")]
-        return weighted(parts)
+        return weighted([_part(settings, field, e, files, shipped) for e in listed.split(",")])
 
     default = scored("function", settings.function or settings.verifier)
     by_source = []
@@ -78,10 +72,9 @@ def read(settings: Reward) -> Rewards:
         chosen = (s for pattern, s in by_source if fnmatch.fnmatchcase(problem.source, pattern))
         return graded(next(chosen, default), problem, response)
 
-    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
-    source = hashes[0] if len(hashes) == 1 else ""
-    if len(hashes) > 1:
-        source = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    sha256 = lambda content: hashlib.sha256(content).hexdigest()
+    hashes = [sha256(path.read_bytes()) for path in files]
+    source = "".join(hashes) if len(hashes) < 2 else sha256("".join(hashes).encode())
     return Rewards(score if by_source else default, source, frozenset(shipped), bool(files))
 
 
@@ -165,10 +158,9 @@ def _from_file(field: str, named: str, files: dict[pathlib.Path, object]) -> Sco
     file, _, name = named.rpartition(":")
     path = pathlib.Path(file).expanduser()
     if not name.isidentifier() or path.suffix != ".py":
-        shipped = ", ".join((*answers.MODES, "format"))
         raise ValueError(
             f"config.reward.{field}: {named!r} is not of the form FILE.py:NAME, and none of"
-            f" {shipped}"
+            f" {', '.join(answers.MODES)}, format"
         )
     if not path.is_file():
         raise ValueError(f"config.reward.{field}: {file}: no such file")
@@ -182,24 +174,35 @@ def _from_file(field: str, named: str, files: dict[pathlib.Path, object]) -> Sco
     return score
 
 
-# ------------------------------------------------------------------------------------------------
-# One response
-# ------------------------------------------------------------------------------------------------
+def checked(said: object) -> Grade | None:
+    """What a reward function returned, as a Grade of plain Python values: a finite score; True,
+    False or None; a text or None; names with finite numbers. None: it is no such grade."""
+    if isinstance(said, bool | np.bool_):
+        said = Grade(float(said), bool(said))
+    score, right, answer, parts = said if isinstance(said, Grade) else Grade(said)
+    if not isinstance(right, bool | np.bool_ | None) or not isinstance(answer, str | None):
+        return None
+    if not isinstance(parts, Mapping) or not all(isinstance(name, str) for name in parts):
+        return None
+    try:
+        if not all(map(math.isfinite, (score, *parts.values()))):
+            return None
+    except (TypeError, ValueError, OverflowError):  # not a number, or larger than any float
+        return None
+    right = None if right is None else bool(right)
+    return Grade(float(score), right, answer, {name: float(x) for name, x in parts.items()})
 
 
 def graded(score: Score, problem: Problem, response: str) -> Grade:
     """The grade that `score` gives a response. NoGrade: it returned something else."""
-    said = given = score(problem, response)
-    if isinstance(said, bool | np.bool_):
-        said = Grade(float(said), bool(said))
-    elif isinstance(said, int | float | np.integer | np.floating):
-        said = Grade(float(said))
-    if not (isinstance(said, Grade) and math.isfinite(said.score)):
+    given = score(problem, response)
+    if (grade := checked(given)) is None:
         raise NoGrade(
             f"reward: {getattr(score, '__name__', score)} gave {given!r:.80} for a response to"
             f" problem {problem.id}; it has to be a Grade with a finite score, a number or a bool"
+            " (right: True, False or None; answer: a text or None; parts: names with numbers)"
         )
-    return said
+    return grade
 
 
 class NoGrade(ValueError):

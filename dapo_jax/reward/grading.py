@@ -1,11 +1,11 @@
 """From token ids to text, and from text to grades.
 
-`dapo/` knows no text and `data/` no JAX; this module connects them. The judge is an argument: any
-function `score(problem, response) -> Grade`. Every process decodes and judges its own share of the
-groups, and only the grades are gathered.
+`dapo/` knows no text and `data/` no JAX; this module connects them. Every process decodes and
+judges its own share of the groups, and only the grades are gathered.
 """
 
 import bisect
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -19,9 +19,8 @@ from dapo_jax.data import references, tokenizer
 from dapo_jax.data.problems import Problem
 from dapo_jax.reward import functions as rewards, workers
 from dapo_jax.reward.functions import Failed, Score
+from dapo_jax.reward.settings import Reward
 from dapo_jax.rollout import engine
-
-__all__ = ["Grade", "Grades", "Judge", "Score", "cut_at", "grade", "grade_groups", "judge"]
 
 
 class Memory:
@@ -48,73 +47,61 @@ class Judge(NamedTuple):
     memory: Memory = Memory()
 
 
-def judge(config, score: Score | Judge | None = None) -> Judge:
-    """A judge that uses `score` if given, else what `config.reward` names. ValueError: a function
-    or a library is missing."""
-    miss = float(config.reward.wrong) if config.reward.on_error == "miss" else None
+def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
+    """A judge that uses `score` if given, else what `settings` name. ValueError: a function or a
+    library is missing."""
     if isinstance(score, Judge):
         return score
+    miss = float(settings.wrong) if settings.on_error == "miss" else None
     if score is not None:
         return Judge(score, miss=miss, takes=references.any_answer, own=True)
-    named = rewards.read(config.reward)
-    if "math" in named.shipped and not config.reward.workers:
+    named = rewards.read(settings)
+    if "math" in named.shipped and not settings.workers:
         raise ValueError(
             "config.reward.workers: verifier 'math' may take any time and needs processes that can"
             " be ended; set reward.workers=1 or more"
         )
-    other = pool = None
-    if not config.reward.function:
-        other = "dapo" if config.reward.verifier == "integer" else "integer"
-    if count := config.reward.workers:
-        pool = workers.Pool(config.reward.to_dict(), count, config.reward.timeout_s)
-    return Judge(
-        named.score,
-        other and rewards.by_verifier(config.reward, other),
-        named.source,
-        pool,
-        miss,
-        references.integer if named.integers else references.any_answer,
-        named.own,
-    )
+    shadow = pool = None
+    if not settings.function:
+        other = "dapo" if settings.verifier == "integer" else "integer"
+        shadow = rewards.by_verifier(settings, other)
+    if settings.workers:
+        pool = workers.Pool(settings.to_dict(), settings.workers, settings.timeout_s)
+    integers = not named.own and named.shipped <= {"dapo", "integer"}
+    takes = references.integer if integers else references.any_answer
+    return Judge(named.score, shadow, named.source, pool, miss, takes, named.own)
 
 
 def grade(
     tok: tokenizer.Tokenizer, judge: Judge, responses: Sequence[engine.Response], problem: Problem
 ) -> Grades:
     """Decode and judge the responses to one problem. ValueError: their grades differ in kind (some
-    without right or wrong, or with other parts); the judge fails on one and `judge.miss` is
-    None."""
-    return next(iter(_grade(tok, judge, [(responses, problem)])))
+    without `right`, or with other parts); the judge fails on one and `judge.miss` is None."""
+    (grades,) = _grade(tok, judge, [(responses, problem)])
+    return grades
 
 
 def _grade(
-    tok: tokenizer.Tokenizer,
-    judge: Judge,
-    asked: Sequence[tuple[Sequence[engine.Response], Problem]],
+    tok, judge: Judge, asked: Sequence[tuple[Sequence[engine.Response], Problem]]
 ) -> Iterable[Grades]:
     """`grade` for several problems, whose responses the pool judges all at the same time."""
     jobs = [(p, tok.decode(r.tokens.tolist())) for responses, p in asked for r in responses]
-    grades = iter(said(judge, jobs))
-    texts = iter(text for _, text in jobs)
+    found = zip(said(judge, jobs), (text for _, text in jobs), strict=True)
     for responses, problem in asked:
-        mine = [next(grades) for _ in responses]
-        if judge.miss is None:
-            for failed in (x for x in mine if isinstance(x, Failed)):
-                raise ValueError(
-                    f"{failed.why} (config.reward.on_error='miss' counts such responses)"
-                ) from failed.error
-        yield _grades(judge, problem, mine, [next(texts) for _ in responses])
+        mine, texts = zip(*itertools.islice(found, len(responses)), strict=True)
+        failed = next((x for x in mine if isinstance(x, Failed)), None)
+        if failed and judge.miss is None:
+            why = f"{failed.why} (config.reward.on_error='miss' counts such responses)"
+            raise ValueError(why) from failed.error
+        yield _grades(judge, problem, mine, texts)
 
 
 def said(judge: Judge, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | Failed]:
     """The grade of each job, from `judge.memory` where it is there."""
     grades = judge.memory.get(jobs)
     missing = [i for i, grade in enumerate(grades) if grade is None]
-    asked = [jobs[i] for i in missing]
-    if judge.pool:
-        found = judge.pool.grade(asked)
-    else:
-        found = [rewards.attempt(judge.score, *job) for job in asked]
+    attempt = lambda asked: [rewards.attempt(judge.score, *job) for job in asked]
+    found = (judge.pool.grade if judge.pool else attempt)([jobs[i] for i in missing])
     for i, grade in zip(missing, found, strict=True):
         grades[i] = grade
         if isinstance(grade, Grade):
@@ -152,9 +139,8 @@ def _grades(
 def grade_groups(
     tok: tokenizer.Tokenizer, judge: Judge, groups: Sequence[Group], asked: Sequence[Problem]
 ) -> list[Group]:
-    """The groups with their grades; `asked` are their problems. Every process decodes and judges
-    its own share of the groups, and only grades are gathered: the sampler gives the token ids of
-    all groups to every process, since any of them may have to pack any row."""
+    """The groups with their grades; `asked` are their problems. Every process has the token ids of
+    all groups, since any of them may have to pack any row."""
     if not groups:
         return []
     mine = _share(len(groups), jax.process_index(), jax.process_count())
@@ -189,22 +175,14 @@ def _alike(graded: list[Grades]) -> list[Grades]:
             "reward: the grades of some problems say right or wrong and those of others do not;"
             " give `right` for all or for none (config.reward.by_source mixes the two?)"
         )
-    if scored == {True}:
-        return [
-            g._replace(right_G=None) if none else g for g, none in zip(graded, empty, strict=True)
-        ]
-    return graded
+    alone = {"right_G": None} if scored == {True} else {}
+    return [g._replace(**alone) if none else g for g, none in zip(graded, empty, strict=True)]
 
 
 def _plain(g: Grades) -> dict:
     """Grades as JSON values; floats keep all bits."""
-    listed = lambda x: None if x is None else x.tolist()
-    return g._asdict() | {
-        "score_G": g.score_G.tolist(),
-        "right_G": listed(g.right_G),
-        "shadow_G": listed(g.shadow_G),
-        "parts_G": {k: x.tolist() for k, x in g.parts_G.items()},
-    }
+    fields = g._asdict() | {"parts_G": dict(g.parts_G)}
+    return jax.tree.map(lambda x: x.tolist() if isinstance(x, np.ndarray) else x, fields)
 
 
 def _from_plain(plain: dict) -> Grades:

@@ -129,8 +129,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_REAL, limit_s + _ORPHAN_S)
             said = rewards.attempt(score, problem, response)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            failed = isinstance(said, Failed)
-            line.send(Failed(said.why) if failed else said._replace(parts=dict(said.parts)))
+            line.send(Failed(said.why) if isinstance(said, Failed) else said)
     return None
 
 

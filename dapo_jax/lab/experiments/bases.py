@@ -138,8 +138,11 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     save(where, config, machine, params)
     weights, draw = machine.engine.decode_params(params), build.evaluation_draw(config, top_p=1.0)
     wait = text.tokenizer.encode(arithmetic.WAIT)[0]
-    test = lambda asked: sampling.evaluate(machine, weights, text, asked, config.eval.k, draw)
-    levels = {level: styles(test(asked), wait) for level, asked in text.evals.items()}
+    evaluator = sampling.Evaluator(machine, weights, text, config.eval.k)
+    levels = {
+        level: styles(sampling.evaluate(evaluator, [(problems, draw)])[0], wait)
+        for level, problems in text.evals.items()
+    }
     return {"levels": levels, "cpu_s": time.process_time() - started}
 
 
@@ -148,7 +151,7 @@ def styles(scores: Scores, wait: int) -> dict[str, float]:
     accuracy of that style and of the others. The first token tells them apart: `wait` opens the
     careful style. A style without samples is left out."""
     rows = [r.tokens for row in scores.responses for r in row]
-    careful, right = np.array([tokens[0] == wait for tokens in rows]), scores.correct_PxK.ravel()
+    careful, right = np.array([tokens[0] == wait for tokens in rows]), scores.value_PxK.ravel()
     out = {"accuracy": right, "length": [len(tokens) for tokens in rows], "careful_share": careful}
     out |= {"careful_accuracy": right[careful], "other_accuracy": right[~careful]}
     return {name: float(np.mean(values)) for name, values in out.items() if len(values)}
