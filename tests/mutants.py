@@ -80,7 +80,7 @@ MUTANTS = [Mutant(*fields) for fields in (
     ("dapo/advantage.py", '1.0 if settings.scale == "none" else std_Nx1', "std_Nx1", "test_objectives.py::test_the_loss_of_dr_grpo_through_the_batch"),
     ("dapo/objective.py", "1 / (responses * max_tokens)", "1 / max_tokens", "test_objectives.py::test_the_loss_of_dr_grpo_through_the_batch"),
     # --- Eq. 13 and section 3.4: length ---
-    ("dapo/reward.py", "np.minimum(-over / buffer_tokens * factor, 0.0)", "-over / buffer_tokens * factor", "test_reward.py::test_the_papers_lengths"),
+    ("dapo/reward.py", "np.minimum(-over / max(buffer_tokens, 1) * factor, 0.0)", "-over / max(buffer_tokens, 1) * factor", "test_reward.py::test_the_papers_lengths"),
     ("dapo/reward.py", "(max_tokens - buffer_tokens)", "max_tokens", "test_reward.py::test_the_papers_lengths"),
     ("dapo/reward.py", "return score + overlong_penalty(", "return score - overlong_penalty(", "test_reward.py::test_the_papers_lengths"),
     ("dapo/reward.py", '~truncated_NxG if overlong_filter == "group" else everything', '~truncated_NxG if overlong_filter == "loss" else everything', "test_train.py::test_the_three_readings_of_overlong_filtering"),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from test_update import unpack
 
 from dapo_jax.dapo import packing
 from dapo_jax.model.attention import SHARED
@@ -89,7 +90,7 @@ def test_round_trip(items, row_tokens, micro_rows, spare):
     assert all(field.shape == shape for field in rows)
     assert [p is None for p in places] == [i.weight == 0 for i in items]
 
-    fields = packing.PackedBatch(*(packing.unpack(field, places) for field in rows))
+    fields = packing.PackedBatch(*(unpack(field, places) for field in rows))
     for n, it in enumerate(items):
         if not it.weight:
             assert all(field[n] is None for field in fields)

@@ -285,7 +285,8 @@ def mesh_of(data=1, fsdp=1, tensor=1):
 def make_programs(shape=SHAPE, mesh=None, tx=None, choice=objective.DAPO, terms=()):
     """The default optimizer is one whose state is the gradient, so that `update` hands it out."""
     tx = optax.trace(decay=0.0) if tx is None else tx
-    return update.Trainer(shape, mesh or mesh_of(), RULES, tx, "float32", False, choice, terms)
+    setup = learner.Setup(mesh or mesh_of(), RULES, tx, "float32")
+    return update.Trainer(shape, setup, choice, terms)
 
 
 @pytest.fixture(scope="module")
@@ -300,6 +301,11 @@ def spread(values, places, rows):
     for value, p in zip(values, places, strict=True):
         out[p.micro, p.row, p.cells] = value
     return out
+
+
+def unpack(cells, places):
+    """And back: the cells of each response."""
+    return [p and cells[p.micro, p.row, p.cells] for p in places]
 
 
 def start(programs, params):
@@ -435,7 +441,7 @@ def test_log_probs_and_entropy_return_to_their_sequences(programs, params, batch
     entropy = np.stack(
         [stats(params, jax.tree.map(lambda x: x[i], rows)).entropy_RxT for i in range(used)]  # noqa: B023
     )
-    logp, entropy = packing.unpack(np.asarray(logp), places), packing.unpack(entropy, places)
+    logp, entropy = unpack(np.asarray(logp), places), unpack(entropy, places)
     for i, item in enumerate(batch.items):
         at = np.s_[i, len(item.prompt) - 1 : len(item.prompt) - 1 + len(item.response)]
         np.testing.assert_allclose(logp[i], want_logp[at], atol=1e-5)

@@ -23,7 +23,7 @@ from test_train import (
     small,
     without_clocks,
 )
-from test_update import RULES, SHAPE, mesh_of, relative_gap, spread
+from test_update import RULES, SHAPE, mesh_of, relative_gap, spread, unpack
 
 from dapo_jax import algorithm, build, config, parallel
 from dapo_jax.config import schema, validation
@@ -32,7 +32,7 @@ from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.log import guards, metrics, tags
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import hf, learner, qwen2
 from dapo_jax.rollout.engine import Response
 from dapo_jax.variants import choose
 from dapo_jax.variants.vapo import critic, update
@@ -47,7 +47,8 @@ LAYOUTS = [
 
 def make_critic(mesh=None, shape=SHAPE):
     """Its optimizer's state is the gradient, so that `update` hands it out."""
-    return critic.Critic(shape, mesh or mesh_of(), RULES, optax.trace(decay=0.0), "float32")
+    setup = learner.Setup(mesh or mesh_of(), RULES, optax.trace(decay=0.0), "float32")
+    return critic.Critic(shape, setup)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def gradient(of, params, items, old, layout):
     batch, _ = packed(of, items, old, layout)
     state = parallel.to_device(params, of.param_shardings)
     knobs = critic.Knobs(np.float32(0.1), np.float32(0.5))
-    alone = jax.device_get(of.learner.gradient(state, batch, knobs))
+    alone = jax.device_get(of.gradient(state, batch, knobs))
     _, opt_state, log = parallel.to_host(of.update(state, of.init_opt_state(state), batch, knobs))
     assert not log["skipped"] and log["tokens"] == sum(len(i.response) for i in items)
     assert 0 < log["clipped"] < log["tokens"]
@@ -138,7 +139,7 @@ def test_eight_devices_are_one(params, items, old, expected, sizes):
     state = parallel.to_device(params, of.param_shardings)
     got = jax.device_get(of.values(state, batch.rows, batch.micro_batches))
     want = np.asarray(oracle_values(params, items))
-    for row, item, values in zip(want, items, packing.unpack(got, places), strict=True):
+    for row, item, values in zip(want, items, unpack(got, places), strict=True):
         at = len(item.prompt) - 1
         np.testing.assert_allclose(values, row[at : at + len(item.response)], atol=2e-5)
 
@@ -160,8 +161,8 @@ def test_a_truncated_response_bootstraps(params, items, layout):
     c = config.base()
     c.critic.gamma, c.critic.lambda_value, c.critic.length_alpha = 0.99, 0.9, 0.0
     got = jax.device_get(of.estimate(rows, values, update.horizon(c.critic, [cut])))
-    advantages = packing.unpack(got.advantage_AxRxT, places)
-    returns = packing.unpack(got.returns_AxRxT, places)
+    advantages = unpack(got.advantage_AxRxT, places)
+    returns = unpack(got.returns_AxRxT, places)
     longer = [i._replace(response=np.append(i.response, 0)) for i in items]
     told = np.asarray(oracle_values(params, longer))
     for item, of_row, A, G in zip(cut, told, advantages, returns, strict=True):
@@ -224,8 +225,8 @@ def test_estimates_are_gae_of_each_response(items, old, layout, alpha):
     c.critic.gamma, c.critic.lambda_value, c.critic.length_alpha = 0.99, 0.9, alpha
     numbers = update.horizon(c.critic, [items])
     got = jax.device_get(of.estimate(batch.rows, values, numbers))
-    advantages = packing.unpack(got.advantage_AxRxT, places)
-    returns = packing.unpack(got.returns_AxRxT, places)
+    advantages = unpack(got.advantage_AxRxT, places)
+    returns = unpack(got.returns_AxRxT, places)
     lengths = sorted(len(i.response) for i in items)
     assert (numbers.short, numbers.long) == (lengths[3], lengths[7])
     errors = []

@@ -17,7 +17,7 @@ from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.rollout.engine import Response
 from dapo_jax.variants import choose, positive_lm
-from dapo_jax.variants.vapo import gae, value_loss
+from dapo_jax.variants.vapo import critic, gae
 
 # Two responses of 5 and 3 tokens, rewards 1 and -1.
 LENGTHS, REWARD = (5, 3), (1.0, -1.0)
@@ -179,11 +179,11 @@ RETURNS = jnp.array([1.0] * 5 + [-1.0] * 3)
 )
 def test_golden_value_loss(clip, mean, share):
     old = jnp.array(VALUES)
-    out = value_loss.value_loss(NEW_VALUES, old, RETURNS, clip)
+    out = critic.value_loss(NEW_VALUES, old, RETURNS, clip)
     assert float(out.loss.mean()) == pytest.approx(mean, rel=1e-6)
     assert float(out.clipped.mean()) == share
     # A token whose bound was the larger gives no gradient; the others V - R.
-    total = lambda v: value_loss.value_loss(v, old, RETURNS, clip).loss.sum()
+    total = lambda v: critic.value_loss(v, old, RETURNS, clip).loss.sum()
     want = np.where(out.clipped, 0.0, NEW_VALUES - RETURNS)
     np.testing.assert_allclose(jax.grad(total)(NEW_VALUES), want, rtol=1e-6)
 
