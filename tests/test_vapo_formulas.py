@@ -11,7 +11,7 @@ import test_update
 from hypothesis import given, settings, strategies as st
 from test_update import make_programs, start
 
-from dapo_jax import algorithm, build, config, parallel
+from dapo_jax import algorithm, config, parallel
 from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
@@ -24,18 +24,20 @@ LENGTHS, REWARD = (5, 3), (1.0, -1.0)
 VALUES = [0.2, 0.4, 0.1, 0.5, 0.7, 0.3, -0.2, -0.6]
 TD = [0.2, -0.3, 0.4, 0.2, 0.3, -0.5, -0.4, -0.4]
 ADAPTIVE = [0.24608, 0.0768, 0.628, 0.38, 0.3, -0.6777777777777778, -0.5333333333333333, -0.4]
-GOLDEN_GAE = {  # gamma, lambda of each response, value after its last token, advantages
-    "lambda 1": (1.0, (1.0, 1.0), 0.0, [0.8, 0.6, 0.9, 0.5, 0.3, -1.3, -0.8, -0.4]),
-    "lambda .95": (
-        1.0, (0.95, 0.95), 0.0,
-        [0.691826875, 0.5177125, 0.86075, 0.485, 0.3, -1.241, -0.78, -0.4],
-    ),
-    "lambda 0": (1.0, (0.0, 0.0), 0.0, TD),
-    "alpha .5": (1.0, (0.6, 1 / 3), 0.0, ADAPTIVE),
-    "alpha .05": (1.0, (0.0, 0.0), 0.0, TD),
+PLAIN = [0.691826875, 0.5177125, 0.86075, 0.485, 0.3, -1.241, -0.78, -0.4]
+GOLDEN_GAE = {  # gamma, lambda of each response, (its reward, value behind its end), advantages
+    "lambda 1": (1.0, (1.0, 1.0), (1.0, 0.0), [0.8, 0.6, 0.9, 0.5, 0.3, -1.3, -0.8, -0.4]),
+    "lambda .95": (1.0, (0.95, 0.95), (1.0, 0.0), PLAIN),
+    "lambda 0": (1.0, (0.0, 0.0), (1.0, 0.0), TD),
+    "alpha .5": (1.0, (0.6, 1 / 3), (1.0, 0.0), ADAPTIVE),
+    "alpha .05": (1.0, (0.0, 0.0), (1.0, 0.0), TD),
     "gamma .99": (
-        0.99, (0.95, 0.95), 0.0,
+        0.99, (0.95, 0.95), (1.0, 0.0),
         [0.6575849852001436, 0.4907867979, 0.841878575, 0.47515, 0.3, -1.2223731, -0.7702, -0.4],
+    ),
+    # Without a reward and with the last value carried on, the last delta is 0.
+    "truncated": (
+        1.0, (0.95, 0.95), (0.0, 0.7), [0.447475, 0.2605, 0.59, 0.2, 0.0, -1.241, -0.78, -0.4],
     ),
 }  # fmt: skip
 
@@ -90,17 +92,9 @@ def split(flat):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", GOLDEN_GAE)
 def test_golden_advantages_in_every_layout(case, layout):
-    gamma, lam, last, want = GOLDEN_GAE[case]
-    got = LAYOUTS[layout].gae(split(VALUES), REWARD, gamma, lam, (last, 0.0))
+    gamma, lam, (reward, last), want = GOLDEN_GAE[case]
+    got = LAYOUTS[layout].gae(split(VALUES), (reward, REWARD[1]), gamma, lam, (last, 0.0))
     np.testing.assert_allclose(np.concatenate(got), want, rtol=1e-6, atol=1e-7)
-
-
-def test_golden_truncated_row_bootstraps():
-    """Without a reward and with the last value carried on, the last delta is 0."""
-    want = [0.447475, 0.2605, 0.59, 0.2, 0.0, -1.241, -0.78, -0.4]
-    for rows in LAYOUTS.values():
-        got = rows.gae(split(VALUES), (0.0, -1.0), 1.0, (0.95, 0.95), (0.7, 0.0))
-        np.testing.assert_allclose(np.concatenate(got), want, rtol=1e-6, atol=1e-7)
 
 
 def test_golden_returns():
@@ -165,9 +159,7 @@ def test_golden_length_adaptive_lambda(alpha, want):
     assert float(gae.length_adaptive_lambda(0, alpha)) == 0  # no division by zero
 
 
-# ------------------------------------------------------------------------------------------------
-# The value model's loss
-# ------------------------------------------------------------------------------------------------
+# --- The value model's loss ----------------------------------------------------------------------
 
 NEW_VALUES = jnp.array([0.9, 0.35, -0.5, 0.5, 1.4, -0.5, -0.25, -0.9])
 RETURNS = jnp.array([1.0] * 5 + [-1.0] * 3)
@@ -188,9 +180,7 @@ def test_golden_value_loss(clip, mean, share):
     np.testing.assert_allclose(jax.grad(total)(NEW_VALUES), want, rtol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------
-# The language-model loss on right responses
-# ------------------------------------------------------------------------------------------------
+# --- The language-model loss on right responses --------------------------------------------------
 
 params = test_update.params  # the fixture
 MU, RIGHT = 0.1, (True, False, True, False)
@@ -229,10 +219,6 @@ def test_golden_positive_loss(layout):
         np.testing.assert_allclose(here, 0.014285714285714287 * right, rtol=1e-6)
 
 
-def test_no_right_response_is_a_loss_of_zero():
-    assert not term_weights([judged(LOGP, [False] * 4)]).any()
-
-
 def test_a_score_alone_is_refused():
     scored = judged(LOGP[:2], [0, 1])._replace(grades=Grades(score_G=np.array([0.2, 0.9])))
     with pytest.raises(config.ConfigError, match=re.escape("config.loss.positive_coef: 0.1 needs")):
@@ -241,6 +227,7 @@ def test_a_score_alone_is_refused():
     graded = Grades(score_G=np.array([0.2, -0.9]), right_G=np.array([False, True]))
     weight = term_weights([scored._replace(grades=graded)])
     assert (weight > 0).tolist() == [[False, True]]
+    assert not term_weights([judged(LOGP, [False] * 4)]).any()  # no right response: no loss
 
 
 def gradient(terms, params, items, advantage, row_tokens, micro_rows):
@@ -308,21 +295,6 @@ def test_the_gradient_is_the_sum_of_both_and_of_no_layout(params, drawn):
     for row_tokens, micro_rows, order in ((48, 4, 1), (16, 1, 1), (24, 2, -1)):
         other, _ = gradient(NLL, params, drawn[::order], 0.7, row_tokens, micro_rows)
         close(other, got, 1e-5)
-
-
-def test_off_costs_nothing():
-    """The term changes the update's program alone."""
-
-    def texts(coef):
-        c = config.base()
-        c.rollout.groups, c.optim.minibatches, c.loss.positive_coef = 8, 4, coef
-        m = build.build_machine(c, 48, (0, 1), None)
-        calls = build.calls(c, m)
-        assert len(calls["update"].arguments[2].terms) == bool(coef)
-        return {k: x.program.lower(*x.arguments).as_text() for k, x in calls.items()}
-
-    off, on = texts(0.0), texts(MU)
-    assert {k for k in off if off[k] != on[k]} == {"update"}
 
 
 def test_minibatches_carry_the_verdicts():
