@@ -63,8 +63,8 @@ MUTANTS = [Mutant(*fields) for fields in (
     ("dapo/objective.py", "log_r = jnp.clip(ref_logp - logp, -20.0, 20.0)", "log_r = jnp.clip(logp - ref_logp, -20.0, 20.0)", "test_objective.py::test_k3_against_float64"),
     ("dapo/objective.py", "share_Q = np.full(tokens_Q.shape, 1 / max(tokens_Q.sum(), 1))", "share_Q = np.full(tokens_Q.shape, 1 / len(tokens_Q))", "test_objective.py::test_means_of_the_golden_case"),
     ("dapo/objective.py", "share_Q = 1 / (responses * np.maximum(tokens_Q, 1))", "share_Q = np.full(tokens_Q.shape, 1 / responses)", "test_objective.py::test_means_of_the_golden_case"),
-    ("dapo/objective.py", "(np.cumsum(kept_Q) - 1) // chunk_sequences", "np.arange(len(kept_Q)) // chunk_sequences", "test_objective.py::test_filtered_responses_leave_the_others_as_if_they_had_never_been"),
-    ("dapo/objective.py", "return np.where(kept_Q, share_Q, 0.0)", "return share_Q", "test_objective.py::test_filtered_responses_leave_the_others_as_if_they_had_never_been"),
+    ("dapo/objective.py", "(np.cumsum(kept_Q) - 1) // chunk_sequences", "np.arange(len(kept_Q)) // chunk_sequences", "test_objective.py::test_weights_against_nested_means"),
+    ("dapo/objective.py", "return np.where(kept_Q, share_Q, 0.0)", "return share_Q", "test_objective.py::test_weights_against_nested_means"),
     # --- other objectives and advantages ---
     ("variants/objectives.py", "ppo_clip(per_response.mean(logp - old_logp), 0.0,", "ppo_clip(per_response.sum(logp - old_logp), 0.0,", "test_objectives.py::test_golden_losses_and_gradients"),
     ("variants/objectives.py", "jax.lax.stop_gradient(mean - logp) + logp", "mean", "test_objectives.py::test_golden_losses_and_gradients"),
@@ -96,7 +96,7 @@ MUTANTS = [Mutant(*fields) for fields in (
     ("variants/vapo/update.py", "values_of.estimate(b.rows, v, numbers)", "values_of.estimate(b.rows, 0 * v, numbers)", "test_vapo.py::test_a_step_by_hand"),
     ("variants/vapo/update.py", "critic.Batch(batch.rows, old, of.returns_AxRxT", "critic.Batch(batch.rows, of.returns_AxRxT, of.returns_AxRxT", "test_vapo.py::test_a_step_by_hand"),
     ("variants/vapo/update.py", "[1 / 3, 2 / 3]", "[1 / 4, 3 / 4]", "test_vapo.py::test_thirds_by_length"),
-    ("variants/vapo/critic.py", "lambda w: jnp.copy(w).astype(jnp.float32)", "lambda w: w.astype(jnp.float32)", "test_vapo.py::test_it_starts_from_a_model"),
+    ("variants/vapo/critic.py", "self.of_model = jax.jit(self._of_model, out_shardings=self.param_shardings)", "self.of_model = self._of_model", "test_vapo.py::test_it_starts_from_a_model"),
     ("dapo/minibatches.py", 'before + 1 if log["skipped"] else 0', 'before + 1 if log["skipped"] else before', "test_vapo.py::test_skipped_updates_in_a_row_by_hand"),
     # --- Eq. 13 and section 3.4: length ---
     ("dapo/reward.py", "np.minimum(-over / max(buffer_tokens, 1) * factor, 0.0)", "-over / max(buffer_tokens, 1) * factor", "test_reward.py::test_the_papers_lengths"),

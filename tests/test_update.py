@@ -19,7 +19,7 @@ from dapo_jax.dapo import objective, packing, update
 from dapo_jax.model import kernels, learner, one_cpu, qwen2
 from dapo_jax.model.head import head_stats
 from dapo_jax.model.kernels import GENERAL
-from dapo_jax.variants import objectives
+from dapo_jax.variants import objectives, positive_lm
 
 SHAPE = qwen2.Shape(
     vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=8, num_kv_heads=4,
@@ -328,7 +328,10 @@ def packed(programs, batch, **layout) -> tuple[update.Batch, list]:
     for field in rows[5:]:  # what lies beyond the micro-batches in use is never looked at
         field[used:] = np.nan
     cells = (rows, *(spread(values, places, rows) for values in (batch.old, batch.ref)))
-    return update.Batch(*parallel.to_device(cells, programs.row_sharding), np.int32(used)), places
+    weights_K = zip(*(item.term_weights for item in batch.items), strict=True)
+    terms = tuple(packing.spread(w, places, rows.tokens_AxRxT.shape) for w in weights_K)
+    cells, terms = parallel.to_device((cells, terms), programs.row_sharding)
+    return update.Batch(*cells, np.int32(used), terms), places
 
 
 def run(programs, params, batch, c, **layout):
@@ -396,6 +399,26 @@ def test_shared_prompts_give_the_same_gradient(params, batch, name):
     assert apart.metrics.keys() == shared.metrics.keys()
     for name, value in apart.metrics.items():
         assert shared.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("layout", [{}, dict(row_tokens=40, micro_rows=4)], ids=str)
+@compiled_soon()
+def test_a_term_with_weights_of_its_own(params, batch, layout):
+    """The log-likelihood of right responses, which add up to .1 over all tokens of theirs."""
+    right = [i % 3 > 0 for i in range(12)]
+    share = 0.1 / sum(len(i.response) * r for i, r in zip(batch.items, right, strict=True))
+    items = [i._replace(term_weights=(share * r,)) for i, r in zip(batch.items, right, strict=True)]
+
+    def both(p):
+        loss, metrics = oracle_loss(p, batch, PLAIN)
+        weight = dense(items, [np.full(len(i.response), i.term_weights[0]) for i in items])
+        nll = -(weight * oracle_stats(p, items, TEMPERATURE)[0]).sum()
+        return loss + nll, metrics | dict(positive_loss=nll)
+
+    got = run(
+        make_programs(terms=(positive_lm.NLL,)), params, Batch(items, *batch[1:]), PLAIN, **layout
+    )
+    assert_same(got, truth(both, params))
 
 
 @pytest.fixture

@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_update
 from hypothesis import given, settings, strategies as st
-from test_update import make_programs, start
 
-from dapo_jax import algorithm, config, parallel
-from dapo_jax.dapo import packing, update
+from dapo_jax import algorithm, config
+from dapo_jax.dapo import packing
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.rollout.engine import Response
@@ -182,7 +180,6 @@ def test_golden_value_loss(clip, mean, share):
 
 # --- The language-model loss on right responses --------------------------------------------------
 
-params = test_update.params  # the fixture
 MU, RIGHT = 0.1, (True, False, True, False)
 LOGP = [[-0.5, -1.2, -0.1, -2.0], [-0.7, -0.3], [-1.0, -0.4, -0.9], [-0.6]]
 
@@ -230,99 +227,21 @@ def test_a_score_alone_is_refused():
     assert not term_weights([judged(LOGP, [False] * 4)]).any()  # no right response: no loss
 
 
-def gradient(terms, params, items, advantage, row_tokens, micro_rows):
-    """(gradient, metrics) of an update on the policy that drew the responses."""
-    programs = make_programs(terms=terms)
-    items = [i._replace(advantage=advantage) for i in items]
-    rows, used, places = packing.pack(
-        items, packing.Layout(row_tokens=row_tokens, micro_rows=micro_rows, max_items=12)
-    )
-    weights = [packing.spread([i.term_weights[0] for i in items], places, rows[0].shape)]
-    rows, weights = parallel.to_device((rows, tuple(weights[: len(terms)])), programs.row_sharding)
-    old = rows.sampled_logp_AxRxT
-    batch = update.Batch(rows, old, old, np.int32(used), weights)
-    knobs = test_update.knobs(test_update.PLAIN)._replace(temperature=np.float32(1.0))
-    out = programs.update(*start(programs, params), batch, knobs)
-    _, opt_state, metrics = parallel.to_host(out)
-    return opt_state.trace, metrics
-
-
-NLL = (positive_lm.NLL,)
-
-
-@pytest.fixture(scope="module")
-def drawn():
-    """Two of three responses are right."""
-    rng = np.random.default_rng(3)
-    sizes = rng.integers(low=1, high=(7, 10), size=(12, 2))
-    share = MU / sum(n for i, (_, n) in enumerate(sizes) if i % 3)
-    return [
-        packing.Item(
-            rng.integers(32, size=p).tolist(), rng.integers(32, size=n),
-            rng.normal(-1, 0.3, n).astype(np.float32), 0.0, 0.05, False, (share * bool(i % 3),),
-        )
-        for i, (p, n) in enumerate(sizes)
-    ]  # fmt: skip
-
-
-def close(a, b, tolerance=2e-6):
-    flat = lambda tree: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
-    gap = np.linalg.norm(flat(a) - flat(b)) / np.linalg.norm(flat(b))
-    assert gap < tolerance, gap
-
-
-@pytest.mark.slow
-def test_without_advantages_it_is_supervised_learning_of_right_responses(params, drawn):
-    programs = make_programs()
-    got, metrics = gradient(NLL, params, drawn, 0.0, 24, 2)
-    right = [i._replace(weight=i.term_weights[0]) for i in drawn if i.term_weights[0]]
-    rows, used, _ = packing.pack(right, packing.Layout(row_tokens=24, micro_rows=2, max_items=12))
-    rows = parallel.to_device(rows, programs.row_sharding)
-    supervised = programs.supervise(*start(programs, params), rows, np.int32(used), np.float32(0.1))
-    _, opt_state, said = parallel.to_host(supervised)
-    close(got, opt_state.trace)
-    assert metrics["positive_loss"] == pytest.approx(said["loss"], rel=1e-6)
-    assert metrics["loss"] == pytest.approx(0.0, abs=1e-7)  # the objective's, without the term
-
-
-@pytest.mark.slow
-def test_the_gradient_is_the_sum_of_both_and_of_no_layout(params, drawn):
-    got, _ = gradient(NLL, params, drawn, 0.7, 24, 2)
-    alone, _ = gradient(NLL, params, drawn, 0.0, 24, 2)
-    without, metrics = gradient((), params, drawn, 0.7, 24, 2)
-    close(got, jax.tree.map(np.add, alone, without), 1e-5)
-    assert "positive_loss" not in metrics
-    for row_tokens, micro_rows, order in ((48, 4, 1), (16, 1, 1), (24, 2, -1)):
-        other, _ = gradient(NLL, params, drawn[::order], 0.7, row_tokens, micro_rows)
-        close(other, got, 1e-5)
-
-
 def test_minibatches_carry_the_verdicts():
     """Of the judge, not of the shaped reward, through the shuffle into each mini-batch."""
     c = config.base()
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 2, 2
     c.loss.positive_coef, c.loss.overlong_filter = MU, "loss"
-    rng = np.random.default_rng(0)
-    responses = [  # of lengths 1 to 8; the seventh is cut off
-        Response(np.full(n, n), np.zeros(n, np.float32), np.zeros(n, np.float32), n == 7)
-        for n in range(1, 9)
-    ]
-    groups = [
-        Group(
-            i,
-            [1],
-            responses[2 * i : 2 * i + 2],
-            Grades(rng.normal(size=2), np.array([True, i == 3])),
-        )
-        for i in range(4)
-    ]
+    rng, row = np.random.default_rng(0), lambda n: np.zeros(n, np.float32)
+    # Of lengths 1 to 8; the seventh is cut off
+    responses = [Response(np.full(n, n), row(n), row(n), n == 7) for n in range(1, 9)]
+    graded = lambda i: Grades(rng.normal(size=2), np.array([True, i == 3]))
+    groups = [Group(i, [1], responses[2 * i : 2 * i + 2], graded(i)) for i in range(4)]
     method = choose.of(c)
     for items in algorithm.make_minibatches(method, groups, 0):
         right = [len(i.response) in (1, 3, 5, 8) for i in items]
         assert [i.term_weights[0] > 0 for i in items] == right
-        rows, _, places = packing.pack(
-            items, packing.Layout(row_tokens=16, micro_rows=2, max_items=4)
-        )
+        rows, _, places = packing.pack(items, packing.Layout(16, 2, 4))
         weights = [i.term_weights[0] for i in items]
         weight = packing.spread(weights, places, rows.tokens_AxRxT.shape)
         at = np.isin(rows.targets_AxRxT, (1, 3, 5, 8)) & rows.trained_AxRxT

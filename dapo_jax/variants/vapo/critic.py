@@ -146,11 +146,11 @@ class Critic(Learner):
         return Estimates(advantage, returns, sums)
 
     def _of_model(self, params) -> qwen2.Params:
-        """Copied: what comes out is donated to the first update, what goes in is the policy."""
+        """Copies: a jitted program shares no array with its arguments. The first update donates these,
+        not the policy's."""
         body = {k: w for k, w in params.items() if k in ("embed", "blocks", "final_norm")}
-        body = jax.tree.map(lambda w: jnp.copy(w).astype(jnp.float32), body)
         score = params.get("score", jnp.zeros((self.shape.hidden_size, 1)))
-        return body | {"score": jnp.copy(score)}
+        return jax.tree.map(lambda w: w.astype(jnp.float32), body) | {"score": score}
 
     def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
         """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
