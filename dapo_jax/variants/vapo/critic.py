@@ -146,7 +146,7 @@ class Critic(Learner):
         return Estimates(advantage, returns, sums)
 
     def _of_model(self, params) -> qwen2.Params:
-        """Copies, since a jitted program shares no array with its arguments: the first update donates
+        """Copies, since a program shares no array with its arguments: the first update donates
         these, and not the policy's."""
         body = {k: w for k, w in params.items() if k in ("embed", "blocks", "final_norm")}
         score = params.get("score", jnp.zeros((self.shape.hidden_size, 1)))
