@@ -312,14 +312,13 @@ def test_other_slots_are_another_run(whole_run, tmp_path):
         run(c, whole_run[0])
 
 
-def test_staleness_needs_weights_of_importance(tmp_path):
-    c = aged(1)
-    c.loss.importance_cap = 0.0
-    with pytest.raises(config.ConfigError, match=r"config\.rollout\.staleness: .*importance_cap"):
-        run(c, tmp_path)
-    c = aged(1)
-    c.dynamic_sampling.refill = False
-    with pytest.raises(config.ConfigError, match=r"config\.rollout\.staleness: .*refill"):
+@pytest.mark.parametrize(
+    "change", [{"loss.importance_cap": 0.0}, {"dynamic_sampling.refill": False}]
+)
+def test_staleness_needs_weights_of_importance_and_a_refill(change, tmp_path):
+    c, named = aged(1), next(iter(change)).split(".")[1]
+    c.update(change)
+    with pytest.raises(config.ConfigError, match=rf"config\.rollout\.staleness: .*{named}"):
         run(c, tmp_path)
 
 
