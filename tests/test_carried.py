@@ -92,7 +92,7 @@ def test_a_prefix_that_does_not_fit_is_refused(engine, params, requests):  # noq
 
 # --- Steps, by a policy of which every token is known --------------------------------------------
 
-LIMIT = 16
+LIMIT = 24
 
 
 class Known:

@@ -189,9 +189,7 @@ def test_round_size(missing, rate, need, size):
 
 def whole_batches(teaches, start, need=512, size=1536):
     """(rounds, problems) where each round draws `size`, from `start` on until `need` teach."""
-    rounds = 0
-    while teaches[start : start + rounds * size].sum() < need:
-        rounds += 1
+    rounds = np.flatnonzero(teaches[start:])[need - 1] // size + 1
     return rounds, rounds * size
 
 
