@@ -39,11 +39,11 @@ def overlong_penalty(
     return np.minimum(-over / max(buffer_tokens, 1) * factor, 0.0)
 
 
-def shaped(score: np.ndarray, length: np.ndarray, max_tokens: int, settings) -> np.ndarray:
+def shaped(score: np.ndarray, length: np.ndarray, max_tokens: int, reward) -> np.ndarray:
     """Reward of each response: the judge's score plus the length penalty. The filter of dynamic
     sampling never sees it, only the grade: shaped rewards differ within all-wrong groups.
-    length: response TOKENS, of the scores' shape. settings: config.reward."""
-    buffer_tokens, factor = settings.overlong_buffer_tokens, settings.overlong_penalty
+    length: response TOKENS, of the scores' shape. reward: config.reward."""
+    buffer_tokens, factor = reward.overlong_buffer_tokens, reward.overlong_penalty
     return score + overlong_penalty(length, max_tokens, buffer_tokens, factor)
 
 
