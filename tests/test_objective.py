@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from dapo_jax import config
 from dapo_jax.dapo import objective
@@ -186,6 +186,7 @@ def weights_oracle(tokens, groups, normalizer, chunk, most):
     chunk=st.integers(1, 9),
     most=st.integers(40, 50),
 )
+@example(batch=[(0, 3), (4, 3), (0, 4), (2, 4), (6, 5), (0, 6)], chunk=2, most=40)
 def test_weights_against_nested_means(normalizer, batch, chunk, most):
     """0 tokens stand for a filtered response: it counts in no denominator."""
     tokens, groups = (list(x) for x in zip(*batch, strict=True))
