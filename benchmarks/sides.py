@@ -60,7 +60,7 @@ def items(
 
 def trainer(shape: qwen2.Shape, dtype: str) -> update.Trainer:
     rules, tx = config.base().sharding.train.to_dict(), learner.optimizer(**ADAMW, clip_norm=1.0)
-    return update.Trainer(shape, one_device(), rules, tx, dtype)
+    return update.Trainer(shape, learner.Setup(one_device(), rules, tx, dtype))
 
 
 def update_step(

@@ -142,8 +142,7 @@ def learn(algorithm, machine, state: State, minibatches) -> tuple[State, list[di
 
 def training_draw(algorithm, step: int = 0) -> Draw:
     """How rollouts of rollout step `step` are drawn."""
-    c = algorithm.config
-    temperature = algorithm.temperature(step)
+    c, temperature = algorithm.config, algorithm.temperature(step)
     return Draw(c.seed, temperature, c.rollout.top_p, c.rollout.max_response_tokens)
 
 

@@ -226,9 +226,10 @@ def assemble(
 
 
 @functools.lru_cache(maxsize=8)
-def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, *options):
+def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, dtype, offload, *options):
     """The same for like arguments: what one run of a process has compiled serves the next."""
-    return kind(shape, mesh, dict(rules), learner.optimizer(*optimizer), *options)
+    setup = learner.Setup(mesh, dict(rules), learner.optimizer(*optimizer), dtype, offload)
+    return kind(shape, setup, *options)
 
 
 def minibatch_responses(config) -> int:

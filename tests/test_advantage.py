@@ -1,4 +1,4 @@
-"""Group-relative advantages (paper Eq. 9)."""
+"""Group-relative advantages (paper Eq. 9), by a group's std. Other divisors: test_objectives.py."""
 
 import statistics
 
@@ -11,30 +11,26 @@ from dapo_jax.dapo.settings import Advantage
 
 
 def normalize(rewards, counted=None, **fields):
+    counted = None if counted is None else np.array(counted, bool)
     return group_normalize(np.array(rewards), Advantage(**fields), counted)
 
 
 @pytest.mark.parametrize(
     ("ddof", "correct", "right", "wrong"),
     [
-        (1, 1, 3.749992, -0.249999),
-        (1, 4, 1.677049, -0.559016),
-        (1, 8, 0.968245, -0.968245),
-        (1, 15, 0.249999, -3.749992),
-        (0, 1, 3.872975, -0.258198),
-        (0, 8, 0.999999, -0.999999),
+        (1, 1, 3.749992, -0.249999), (1, 4, 1.677049, -0.559016), (1, 8, 0.968245, -0.968245),
+        (1, 15, 0.249999, -3.749992), (0, 1, 3.872975, -0.258198), (0, 8, 0.999999, -0.999999),
     ],
-)
+)  # fmt: skip
 def test_sixteen_responses(ddof, correct, right, wrong):
-    rewards = np.where(np.arange(16) < correct, 1.0, -1.0)[None]
-    got = normalize(rewards, ddof=ddof, epsilon=1e-6)
-    expected = np.where(np.arange(16) < correct, right, wrong)[None]
+    got = normalize([np.where(np.arange(16) < correct, 1.0, -1.0)], ddof=ddof, epsilon=1e-6)
+    expected = [np.where(np.arange(16) < correct, right, wrong)]
     np.testing.assert_allclose(got, expected, atol=1.5e-6)
     assert got.dtype == np.float32
 
 
 def test_shaped_rewards_of_one_group():
-    got = normalize(np.array([[1, -1, -1, 1, -1.5, 0.5]]), ddof=1, epsilon=1e-6)
+    got = normalize([[1, -1, -1, 1, -1.5, 0.5]], ddof=1, epsilon=1e-6)
     expected = [[1.03661, -0.740435, -0.740435, 1.03661, -1.184697, 0.592348]]
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
@@ -53,37 +49,27 @@ def oracle(rewards, counted, ddof, epsilon):
 
 @given(st.data())
 def test_against_python_statistics(data):
+    """Group by group: they do not mix. With fewer than two counted responses all are 0."""
     N, G = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 9))
     number = st.integers(-2000, 1000).map(lambda i: i / 1000)
     table = lambda of: st.lists(st.lists(of, min_size=G, max_size=G), min_size=N, max_size=N)
     rewards = data.draw(table(number | st.sampled_from([1.0, -1.0])))
     counted = data.draw(st.none() | table(st.booleans()))
     ddof, epsilon = data.draw(st.sampled_from([0, 1])), data.draw(st.sampled_from([1e-6, 1e-4]))
-    got = normalize(
-        rewards, None if counted is None else np.array(counted), ddof=ddof, epsilon=epsilon
-    )
+    got = normalize(rewards, counted, ddof=ddof, epsilon=epsilon)
     masks = counted or [[True] * G] * N
     expected = [oracle(r, c, ddof, epsilon) for r, c in zip(rewards, masks, strict=True)]
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_responses_left_out_change_nothing_and_get_zero():
-    counted = np.array([[True, True, False, True]])
-    settings = dict(ddof=1, epsilon=1e-6)
-    small = normalize(np.array([[1.0, -1.0, -1.0]]), **settings)
+    small = normalize([[1.0, -1.0, -1.0]])
     for outlier in (-2.0, 50.0):
-        rewards = np.array([[1.0, -1.0, outlier, -1.0]])
-        got = normalize(rewards, counted=counted, **settings)
+        got = normalize([[1.0, -1.0, outlier, -1.0]], [[1, 1, 0, 1]])
         np.testing.assert_array_equal(got[:, [0, 1, 3]], small)
         assert got[0, 2] == 0
-
-
-@pytest.mark.parametrize("counted", [[0, 0, 0], [0, 1, 0]])
-def test_fewer_than_two_counted_responses_teach_nothing(counted):
-    got = normalize(
-        np.array([[1.0, -1.0, 1.0]]), ddof=1, epsilon=1e-6, counted=np.array([counted], bool)
-    )
-    assert not got.any()
+    for counted in ([0, 0, 0], [0, 1, 0]):  # fewer than two teach nothing
+        assert not normalize([[1.0, -1.0, 1.0]], [counted]).any()
 
 
 @pytest.mark.parametrize("value", [1.0, -1.0, 0.1, -1.7312, 1 / 3])
@@ -92,13 +78,4 @@ def test_a_group_of_equal_rewards_is_exactly_zero(value, ddof):
     """The mean of equal numbers can be off by an ulp; 1e-16 / 1e-6 would still be a gradient. With
     epsilon 0 it would be 0/0."""
     for epsilon in (0.0, 1e-6):
-        got = normalize(np.full((2, 13), value), ddof=ddof, epsilon=epsilon)
-        assert not got.any()
-
-
-def test_groups_do_not_mix():
-    rewards = np.array([[1.0, -1.0, -1.0], [0.5, 1.0, -2.0]])
-    both = normalize(rewards, ddof=1, epsilon=1e-6)
-    for n in range(2):
-        alone = normalize(rewards[n : n + 1], ddof=1, epsilon=1e-6)
-        np.testing.assert_array_equal(both[n], alone[0])
+        assert not normalize(np.full((2, 13), value), ddof=ddof, epsilon=epsilon).any()

@@ -2,12 +2,9 @@
 cut off and goes on decides the same; and a config without one has nothing of it."""
 
 import itertools
-import os
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 
 import hypothesis
 import jax
@@ -22,9 +19,9 @@ from dapo_jax.config import presets
 from dapo_jax.dapo import dynamic_sampling as ds
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.settings import DynamicSampling
-from dapo_jax.dapo.state import Counters
+from dapo_jax.dapo.state import Counters, State
 from dapo_jax.data import problems
-from dapo_jax.log import guards, metrics, tags
+from dapo_jax.log import guards, metrics
 from dapo_jax.rollout.engine import Response
 from dapo_jax.variants import choose, curriculum
 from dapo_jax.variants.curriculum import Rates
@@ -40,19 +37,28 @@ def settings(**fields):
     return c
 
 
+ROW = Response(np.zeros(1, int), np.zeros(1), np.zeros(1), False)
+
+
 def group(right_G, position=0, score_G=None) -> ds.Group:
     right_G = None if right_G is None else np.array(right_G, bool)
     score_G = np.where(right_G, 1.0, -1.0) if score_G is None else np.array(score_G)
-    return ds.Group(position, [1], [None] * len(score_G), Grades(score_G, right_G))
+    return ds.Group(position, [1], [ROW] * len(score_G), Grades(score_G, right_G))
 
 
 def of(right: int, G: int, position=0) -> ds.Group:
     return group(np.arange(G) < right, position)
 
 
-# ------------------------------------------------------------------------------------------------
-# Golden numbers
-# ------------------------------------------------------------------------------------------------
+def unknown(problems) -> Rates:
+    return curriculum.rates_of(State(None, None), problems)
+
+
+def retired(P, epoch) -> Rates:
+    return Rates(np.ones(P), np.ones(P, np.int32), np.full(P, epoch, np.int32))
+
+
+# --- Golden numbers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("cap", "G", "fewest"), [(0.9, 16, 15), (0.9, 8, 8), (0.875, 8, 7)])
@@ -60,27 +66,21 @@ def test_the_fewest_right_responses_that_retire_a_problem(cap, G, fewest):
     c = settings(pass_rate_cap=cap)
     drawn = [of(n, G, position=n) for n in range(G + 1)]
     batch = ds.Collected([], [], drawn, G + 1, 1, 1.0)
-    rates, _ = curriculum.record(range(G + 1), G + 1, curriculum.unknown(G + 1), batch)
+    rates, _ = curriculum.record(range(G + 1), G + 1, unknown(G + 1), batch)
     assert curriculum.due(c.curriculum, rates, 0).all()
-    assert np.argmin(curriculum.due(c.curriculum, rates, 1)) == fewest
-    assert not curriculum.due(c.curriculum, rates, 1)[fewest:].any()
-
-
-def test_an_open_band():
-    c = settings(band_low=0.2, band_high=0.8)
-    rates = [0.0, 0.125, 0.2, 0.25, 0.5, 0.8, 0.875, 1.0]
-    kept = [curriculum.in_band(c.curriculum, of(round(40 * r), 40)) for r in rates]
-    assert kept == [False, False, False, True, True, False, False, False]
-
-
-def test_without_a_band_only_zero_variance_is_filtered():
-    groups = [group([1, 1, 1, 1]), group([0, 0, 0, 0]), group([1, 0, 0, 0])]
-    rows = [Response(np.zeros(1, int), np.zeros(1), np.zeros(1), False)] * 4
-    assert [choose.of(settings()).teaches(g._replace(responses=rows)) for g in groups] == [
-        False,
-        False,
-        True,
+    assert (~curriculum.due(c.curriculum, rates, 1)).nonzero()[0].tolist() == [
+        *range(fewest, G + 1)
     ]
+
+
+@pytest.mark.parametrize(
+    ("band", "kept"),
+    [({}, {5, 8, 10, 20, 32, 35}), (dict(band_low=0.2, band_high=0.8), {10, 20})],
+)
+def test_an_open_band(band, kept):
+    """Without one, groups of zero variance alone are filtered."""
+    teaches = choose.of(settings(**band)).teaches
+    assert {n for n in (0, 5, 8, 10, 20, 32, 35, 40) if teaches(of(n, 40))} == kept
 
 
 def test_a_pass_rate_is_raw():
@@ -89,9 +89,7 @@ def test_a_pass_rate_is_raw():
     assert curriculum.pass_rate(group(None, score_G=[0.5, 0.0, 1.0, 0.3])) == 0.45
 
 
-# ------------------------------------------------------------------------------------------------
-# What is drawn, by a book kept by hand
-# ------------------------------------------------------------------------------------------------
+# --- What is drawn, by a book kept by hand -------------------------------------------------------
 
 
 def by_hand(c, stream, P, book, start):
@@ -131,7 +129,7 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
     def outcome(position):
         return of((correct[stream[position]] + position // P) % 5, 4, position)
 
-    rates, book, cursor, carried = curriculum.unknown(P), {}, 0, []
+    rates, book, draws, cursor, carried = unknown(P), {}, np.zeros(P, int), 0, []
     for accept_rate in accept_rates:
         got = ds.collect(
             lambda positions: [outcome(p) for p in positions],
@@ -149,6 +147,7 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
         counted = [g for g in got.drawn if g.position < got.next_position]
         for g in counted:
             book[stream[g.position]] = (g.grades.right_G.mean(), g.position // P)
+            draws[stream[g.position]] += 1
         rows = [stream[g.position] for g in counted]
         assert known == [before[row][0] for row in rows if row in before]
         if surplus == "drop":
@@ -158,23 +157,14 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
             end = used if len(used) == 2 else due or [cursor - 1]
             assert got.next_position == end[-1] + 1
         seen = {int(i): (rates.rate_P[i], rates.epoch_P[i]) for i in rates.draws_P.nonzero()[0]}
-        assert seen == book
+        assert seen == book and (rates.draws_P == draws).all()
         cursor, carried = got.next_position, got.carried
 
 
 def test_a_problem_comes_back_after_its_epochs():
     c = settings(pass_rate_cap=0.9, revisit_epochs=2)
     rates = Rates(np.array([1.0, 0.5]), np.ones(2, np.int32), np.array([3, 3], np.int32))
-    assert [curriculum.due(c.curriculum, rates, e)[0] for e in (3, 4, 5, 6)] == [
-        True,
-        False,
-        False,
-        True,
-    ]
-
-
-def retired(P, epoch) -> Rates:
-    return Rates(np.ones(P), np.ones(P, np.int32), np.full(P, epoch, np.int32))
+    assert [e for e in (3, 4, 5, 6) if curriculum.due(c.curriculum, rates, e)[0]] == [3, 6]
 
 
 def test_where_all_are_left_out_the_next_pass_that_draws_any_begins():
@@ -208,14 +198,8 @@ def test_a_few_problems_left_are_drawn_once_a_step_which_says_so():
     rates.rate_P[2] = 0.5
     (left,) = (p for p in range(8, 12) if stream[p] == 2)
     sample = lambda positions: [of(2, 4, p) for p in positions]
-    got = ds.collect(
-        sample,
-        NINE,
-        start=8,
-        need=8,
-        accept_rate=0.1,
-        ahead=curriculum.ahead(c.curriculum, stream, 4, rates),
-    )
+    ahead = curriculum.ahead(c.curriculum, stream, 4, rates)
+    got = ds.collect(sample, NINE, start=8, need=8, accept_rate=0.1, ahead=ahead)
     assert [g.position for g in got.drawn] == [left] and got.next_position == left + 1
     log = {"sampling/batch_groups": 1, "sampling/rounds": 1, "curriculum/left_out": 3}
     assert guards.shortage(c, log) == (
@@ -236,9 +220,7 @@ def test_without_a_curriculum_nothing_is_kept_or_looked_up():
         assert curriculum.is_on(make().curriculum) == (name == "scale_rl")
 
 
-# ------------------------------------------------------------------------------------------------
-# Temperature
-# ------------------------------------------------------------------------------------------------
+# --- Temperature ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
@@ -259,26 +241,16 @@ def test_without_a_schedule_it_is_the_config_s_to_the_bit():
     assert method.temperature(7) == 0.1 + 0.2
 
 
-# ------------------------------------------------------------------------------------------------
-# Whole runs
-# ------------------------------------------------------------------------------------------------
+# --- Whole runs ----------------------------------------------------------------------------------
 
 
 def small(steps, **fields):
     """Eight problems, of which half a dozen epochs pass in six steps; everything is on."""
-    fields = (
-        dict(
-            pass_rate_cap=0.75,
-            revisit_epochs=1,
-            band_low=0.1,
-            band_high=0.6,
-            temperature_schedule="linear",
-            temperature_steps=4,
-            temperature_end=1.3,
-        )
-        | fields
-    )
-    c = settings(**fields)
+    on = dict(
+        pass_rate_cap=0.75, revisit_epochs=1, band_low=0.1, band_high=0.6,
+        temperature_schedule="linear", temperature_steps=4, temperature_end=1.3,
+    )  # fmt: skip
+    c = settings(**on | fields)
     c.steps, c.eval.every, c.checkpoint.every, c.log.tensorboard = steps, 0, 2, False
     c.eval.k, c.eval.max_problems, c.data.embedded_problems = 2, 8, 8
     c.model.hidden_size, c.model.intermediate_size, c.model.num_layers = 16, 32, 1
@@ -470,45 +442,23 @@ def test_a_run_with_nothing_left_to_draw_says_so_and_stops(tmp_path, capsys):
     assert (last["curriculum/left_out"], last["sampling/rounds"], last["data/epochs"]) == (8, 0, 1)
 
 
-# ------------------------------------------------------------------------------------------------
-# The page
-# ------------------------------------------------------------------------------------------------
-
-
-def page() -> str:
-    return (ROOT / "docs" / "curriculum.md").read_text()
-
-
-def on_the_page(workdir, *command):
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=workdir,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"},
-        capture_output=True,
-        text=True,
-    )
+# --- The page ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_page_s_run_and_figures(tmp_path):
+def test_the_page_s_run_and_figures(tmp_path, shell):
     """A short one: after no warm-up the problems are all wrong, which is a difficulty too."""
-    (command,) = re.findall(r"^python ((?:[^\n\\]|\\\n)+)", page(), re.M)
+    page = (ROOT / "docs" / "curriculum.md").read_text()
+    (command,) = re.findall(r"^python ((?:[^\n\\]|\\\n)+)", page, re.M)
     words = shlex.split(command.replace("\\\n", " "))
     words = [w.replace("configs/", f"{ROOT}/configs/") for w in words]
+    alone = dict(cwd=tmp_path, XLA_FLAGS="", JAX_NUM_CPU_DEVICES="1")
     brief = ["steps=2", "eval.every=0", "eval.max_problems=4", "dynamic_sampling.max_rounds=2"]
     brief += ["supervised_warmup.skill_steps=20", "supervised_warmup.habit_steps=0"]
-    done = on_the_page(tmp_path, *words, *(f"--config.{field}" for field in brief))
+    done = shell.python(*words, *(f"--config.{field}" for field in brief), **alone)
     assert done.returncode == 0, done.stderr[-2000:]
-    (code,) = re.findall(r"```python\n(.*?)```", page(), re.S)
-    done = on_the_page(tmp_path, "-c", code)
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    done = shell.python("-c", code, **alone)
     assert done.returncode == 0, done.stderr[-2000:]
     for name in ("curriculum", "difficulty"):
         assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_the_page_names_every_field_and_every_metric():
-    fields = {name for name in config.SCHEMA if name.startswith("curriculum.")}
-    named = set(re.findall(r"`(curriculum\.\w+)(?:=\S+)?`", page()))
-    assert named == fields
-    metric = {t for t in tags.TAGS if t.startswith("curriculum/")} - {"curriculum/temperature"}
-    assert set(re.findall(r"`(curriculum/\w+)`", page())) == metric

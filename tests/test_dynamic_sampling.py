@@ -90,99 +90,73 @@ def test_steps_lose_no_problem_and_use_none_twice(correct, need, step_rates):
             assert asked == list(range(len(asked)))
 
 
-def test_refill_asks_for_what_is_missing_and_a_little_more():
-    """Two of four accepted at a rate that nobody knows. The guess counts as one problem: 3 of 5.
-    Two are missing, and a tenth of the batch is spare: ceil(2.4 / 0.6) = 4 are drawn."""
-    stream = Stream([1, 0, 1, 4, 1, 1, 1, 1])
-    got = collect(stream, need=4, accept_rate=1.0)
-    assert stream.asked == [range(0, 4), range(4, 8)]
-    assert positions(got.groups) == [0, 2, 4, 5]
-    assert got.next_position == 6  # problems 6 and 7 were accepted and not needed
-    assert got.accept_rate == 7 / 9
+CASES = {  # outcomes, changes -> rounds asked for, positions used and carried, the next one
+    # At a rate that nobody knows the guess counts as one problem: 3 of 5. Two are missing, and a
+    # tenth of the batch is spare: ceil(2.4 / 0.6) = 4 are drawn, of which 6 and 7 are not needed.
+    "refill": ([1, 0, 1, 4, 1, 1, 1, 1], {}, [(0, 4), (4, 8)], [0, 2, 4, 5], [], 6),
+    "carried over": (
+        [1], dict(accept_rate=0.5, surplus="carry"), [(0, 9)], [0, 1, 2, 3], [4, 5, 6, 7, 8], 9,
+    ),
+    "more carried over than needed": (
+        [1], dict(start=9, need=3, accept_rate=0.3, surplus="carry", carried=[4, 5, 6, 7, 8]), [],
+        [4, 5, 6], [7, 8], 9,
+    ),
+    "carried shrink the first round": (
+        [1], dict(start=9, need=7, surplus="carry", carried=[4, 5, 6, 7, 8]), [(9, 11)],
+        [4, 5, 6, 7, 8, 9, 10], [], 11,
+    ),
+    # The config was 'carry' before: a batch that needs no round leaves the cursor where it is.
+    "carried, now dropped": ([1], dict(start=9, carried=[4, 5, 6, 7, 8]), [], [4, 5, 6, 7], [], 9),
+    # AReaL's dynamic_bs: one round, however many are lost; the next step begins behind all of them
+    "no refill": (
+        [1, 0, 4, 2, 0, 0, 0, 0], dict(accept_rate=0.5, refill=False), [(0, 4)], [0, 3], [], 4,
+    ),
+    "no refill, all lost": (
+        [1, 0, 4, 2, 0, 0, 0, 0], dict(start=4, accept_rate=0.5, refill=False), [(4, 8)], [], [], 8,
+    ),
+    # The stream goes on, hopeless problems behind
+    "hopeless": ([0, 4], dict(start=7, max_rounds=1), [(7, 11)], [], [], 11),
+    "hopeless thrice": (
+        [0, 4], dict(start=7, max_rounds=3), [(7, 11), (11, 27), (27, 43)], [], [], 43,
+    ),
+    "a short batch": ([1, 0, 0, 0], dict(max_rounds=1), [(0, 4)], [0], [], 4),
+    "disabled": (
+        [0, 1, 4], dict(start=3, need=5, accept_rate=0.1, enabled=False), [(3, 8)],
+        [3, 4, 5, 6, 7], [], 8,
+    ),
+}  # fmt: skip
 
 
-def test_carried_groups_shrink_the_first_round():
-    stream = Stream([1])
-    first = collect(stream, need=4, accept_rate=0.5, surplus="carry")
-    assert stream.asked == [range(0, 9)] and positions(first.carried) == [4, 5, 6, 7, 8]
-    again = collect(
-        stream, start=9, need=7, accept_rate=1.0, surplus="carry", carried=first.carried
-    )
-    assert stream.asked[1:] == [range(9, 11)]
-    assert positions(again.groups) == [4, 5, 6, 7, 8, 9, 10] and again.carried == []
-    assert positions(again.drawn) == [9, 10]  # what this step sampled
-
-
-def test_enough_carried_groups_need_no_round():
-    stream = Stream([1])
-    carried = [stream.group(p) for p in range(5)]
-    got = collect(stream, start=9, need=3, surplus="carry", carried=carried, accept_rate=0.3)
-    assert stream.asked == [] and got.rounds == 0 and got.accept_rate == 0.3
-    assert positions(got.groups) == [0, 1, 2] and positions(got.carried) == [3, 4]
-    assert got.next_position == 9
-
-
-def test_without_refill_what_does_not_teach_leaves_a_hole():
-    """AReaL's dynamic_bs: one round of as many problems as the batch has, however many are lost;
-    the next step begins behind all of them."""
-    stream = Stream([1, 0, 4, 2, 0, 0, 0, 0])
-    got = collect(stream, need=4, accept_rate=0.5, refill=False)
-    assert stream.asked == [range(0, 4)]
-    assert positions(got.groups) == [0, 3] and got.next_position == 4 and got.rounds == 1
-    got = collect(stream, start=4, need=4, accept_rate=got.accept_rate, refill=False)
-    assert got.groups == [] and got.next_position == 8
-
-
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_max_rounds_with_nothing_to_learn(rounds):
-    stream = Stream([0, 4])
-    got = collect(stream, start=7, need=4, accept_rate=1.0, max_rounds=rounds)
-    assert got.rounds == len(stream.asked) == rounds
-    assert got.groups == []
-    assert got.next_position == stream.asked[-1].stop  # the stream goes on, hopeless ones behind
-
-
-def test_max_rounds_leaves_a_short_batch():
-    got = collect(Stream([1, 0, 0, 0]), need=4, accept_rate=1.0, max_rounds=1)
-    assert positions(got.groups) == [0] and got.next_position == 4
-
-
-def test_without_dynamic_sampling_one_round_takes_everything():
-    stream = Stream([0, 1, 4])
-    got = collect(stream, start=3, need=5, accept_rate=0.1, enabled=False)
-    assert stream.asked == [range(3, 8)]
-    assert positions(got.groups) == [3, 4, 5, 6, 7] and got.next_position == 8
+@pytest.mark.parametrize("case", CASES)
+def test_rounds_by_hand(case):
+    correct, changes, asked, used, carried, next_position = CASES[case]
+    stream = Stream(correct)
+    if "carried" in changes:
+        changes = changes | dict(carried=[stream.group(p) for p in changes["carried"]])
+    got = collect(stream, **changes)
+    assert [(r[0], r[-1] + 1) for r in stream.asked] == asked and got.rounds == len(asked)
+    assert (positions(got.groups), positions(got.carried)) == (used, carried)
+    assert positions(got.drawn) == [p for r in stream.asked for p in r]
+    assert got.next_position == next_position
+    rates = {"refill": 7 / 9, "more carried over than needed": 0.3}
+    assert got.accept_rate == rates.get(case, got.accept_rate)
 
 
 @pytest.mark.parametrize(
-    ("correct", "rewards", "mixed"),
+    ("correct", "scores", "mixed"),
     [
         ([False, False, False], [-1.0, -1.5, -2.0], False),  # differ by the length penalty alone
         ([True, True, True], [1.0, 0.25, 0.0], False),
         ([True, False, False], [-1.0, -1.0, -1.0], True),
+        (None, [0.1, 0.2, 0.9], True),  # no right and wrong: the spread of raw scores
+        (None, [0.5, 0.5, 0.5], False),
+        (None, [0.3, 0.3 + 1e-9, 0.3], False),
     ],
 )
-def test_the_filter_sees_correctness_never_shaped_rewards(correct, rewards, mixed):
-    def sample(stream_positions):
-        return [
-            ds.Group(p, [0], [None] * 3, Grades(np.array(rewards), np.array(correct)))
-            for p in stream_positions
-        ]
-
-    got = collect(sample, need=2, max_rounds=2)
-    assert len(got.groups) == (2 if mixed else 0)
-
-
-@pytest.mark.parametrize(
-    ("scores", "mixed"),
-    [([0.1, 0.2, 0.9], True), ([0.5, 0.5, 0.5], False), ([0.3, 0.3 + 1e-9, 0.3], False)],
-)
-def test_without_right_and_wrong_the_filter_sees_the_spread_of_raw_scores(scores, mixed):
-    def sample(stream_positions):
-        return [ds.Group(p, [0], [None] * 3, Grades(np.array(scores))) for p in stream_positions]
-
-    got = collect(sample, need=2, max_rounds=2)
-    assert len(got.groups) == (2 if mixed else 0)
+def test_the_filter_sees_correctness_and_only_without_it_scores(correct, scores, mixed):
+    grades = Grades(np.array(scores), None if correct is None else np.array(correct))
+    sample = lambda positions: [ds.Group(p, [0], [None] * 3, grades) for p in positions]
+    assert len(collect(sample, need=2, max_rounds=2).groups) == (2 if mixed else 0)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 8), rates)
@@ -215,9 +189,7 @@ def test_round_size(missing, rate, need, size):
 
 def whole_batches(teaches, start, need=512, size=1536):
     """(rounds, problems) where each round draws `size`, from `start` on until `need` teach."""
-    rounds = 0
-    while teaches[start : start + rounds * size].sum() < need:
-        rounds += 1
+    rounds = np.flatnonzero(teaches[start:])[need - 1] // size + 1
     return rounds, rounds * size
 
 

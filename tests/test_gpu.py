@@ -175,7 +175,7 @@ def items(n=24):
 @functools.cache
 def trainer(kind, dtype):
     tx = learner.optimizer(0.9, 0.95, 1e-8, 0.1, 1.0)
-    return update.Trainer(SHAPE, mesh(kind), RULES.train.to_dict(), tx, dtype)
+    return update.Trainer(SHAPE, learner.Setup(mesh(kind), RULES.train.to_dict(), tx, dtype))
 
 
 def arguments(made, alone=False):

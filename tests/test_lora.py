@@ -84,7 +84,8 @@ def test_merged_equals_the_adapters_forward(targets, scan):
 
 def gradient(shape, params, batch, mesh, lr=0.0):
     """(gradient of what is trained, parameters after an update with it) by the jitted program."""
-    programs = update.Trainer(shape, mesh, RULES, update.optax.trace(decay=0.0), shape.lora.dtype)
+    setup = learner.Setup(mesh, RULES, learner.optax.trace(decay=0.0), shape.lora.dtype)
+    programs = update.Trainer(shape, setup)
     rows, used, places = packing.pack(
         batch.items, packing.Layout(row_tokens=24, micro_rows=4, max_items=12)
     )
@@ -146,7 +147,8 @@ def test_adapters_begin_as_nothing_and_do_not_depend_on_the_mesh():
     shape = SHAPE._replace(lora=LORA)
     made = []
     for sizes in MESHES:
-        trainer = update.Trainer(shape, mesh_of(**sizes), RULES, update.optax.sgd(1.0), "float32")
+        setup = learner.Setup(mesh_of(**sizes), RULES, learner.optax.sgd(1.0), "float32")
+        trainer = update.Trainer(shape, setup)
         params = trainer.init_params(np.array([0, 3], np.uint32))
         made.append(jax.device_get(trainer.adapted(params, np.array([0, 4], np.uint32))))
     for other in made[1:]:
@@ -154,7 +156,8 @@ def test_adapters_begin_as_nothing_and_do_not_depend_on_the_mesh():
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=5e-7), other, made[0])
     for name, x in made[0]["blocks"]["lora"].items():
         assert (x == 0).all() if name.endswith("_b") else x.std() > 0.5 * x[0, ..., 0].size ** -0.5
-    full = update.Trainer(SHAPE, mesh_of(), RULES, update.optax.sgd(1.0), "float32")
+    setup = learner.Setup(mesh_of(), RULES, learner.optax.sgd(1.0), "float32")
+    full = update.Trainer(SHAPE, setup)
     assert_same_bits(qwen2.base(made[0]), full.init_params(np.array([0, 3], np.uint32)))
     assert_same_bits(qwen2.merge(shape, made[0]), qwen2.base(made[0]))
 
@@ -162,7 +165,7 @@ def test_adapters_begin_as_nothing_and_do_not_depend_on_the_mesh():
 def test_what_stays_is_in_the_compute_dtype_and_has_no_moments():
     shape = SHAPE._replace(lora=LORA._replace(dtype="bfloat16"))
     tx = learner.optimizer(0.9, 0.95, 1e-8, 0.01, 1.0)
-    trainer = update.Trainer(shape, mesh_of(), RULES, tx, "bfloat16")
+    trainer = update.Trainer(shape, learner.Setup(mesh_of(), RULES, tx, "bfloat16"))
     params = trainer.adapted(trainer.init_params(np.zeros(2, np.uint32)), np.ones(2, np.uint32))
     kinds = {k: str(w.dtype) for k, w in flatten_dict(params).items()}
     assert kinds == {k: "float32" if "lora" in k else "bfloat16" for k in kinds}

@@ -19,7 +19,10 @@ from dapo_jax import algorithm, config
 from dapo_jax.config import presets, validation
 from dapo_jax.dapo import objective, update
 from dapo_jax.dapo.advantage import group_normalize, whiten
+from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.settings import Advantage
+from dapo_jax.rollout.engine import Response
 from dapo_jax.variants import objectives
 
 # Four responses of 4, 2, 3 and 1 tokens to two prompts, packed as two to a row; the last of them in
@@ -42,6 +45,10 @@ def tokens(cells):
     return np.asarray(cells)[tuple(np.transpose(CELLS))]
 
 
+PACKED = SimpleNamespace(segments_AxRxT=SEGMENTS, trained_AxRxT=rows(np.ones(10)) > 0)
+OVER = update.per_response(PACKED)
+
+
 def evaluate(name, normalizer, advantage=ADVANTAGE, importance="token", **changes):
     """(loss, its gradient by the ten tokens' log-probs, importance weights)."""
     c = config.base()
@@ -49,13 +56,11 @@ def evaluate(name, normalizer, advantage=ADVANTAGE, importance="token", **change
     assert validation.check_objective(c.loss) == []
     choice, numbers = objectives.choice(c.loss), objective.coefficients(c.loss)
     weight = objective.token_weights(LENGTHS, PROMPTS, normalizer, 32, 8)
-    packed = SimpleNamespace(segments_AxRxT=SEGMENTS, trained_AxRxT=rows(np.ones(10)) > 0)
-    over = update.per_response(packed)
-    w = choice.importance(rows(OLD), rows(SAMPLED), numbers, over)
+    w = choice.importance(rows(OLD), rows(SAMPLED), numbers, OVER)
 
     def loss(logp):
-        logp = jnp.where(packed.trained_AxRxT, logp, 0.0)
-        term = choice.token_loss(logp, rows(OLD), rows(advantage), numbers, over)
+        logp = jnp.where(PACKED.trained_AxRxT, logp, 0.0)
+        term = choice.token_loss(logp, rows(OLD), rows(advantage), numbers, OVER)
         return (rows(np.repeat(weight, LENGTHS)) * w * term.loss).sum()
 
     value, grad = jax.value_and_grad(loss)(rows(NEW))
@@ -167,25 +172,23 @@ def test_the_decoupled_objective():
 
 def test_where_nothing_has_moved_all_objectives_push_alike():
     """At ratio 1: -weight x advantage per token, of the response where that is one action."""
-    same = np.zeros(10)
-    numbers = objective.coefficients(config.base().loss)
-    packed = SimpleNamespace(segments_AxRxT=SEGMENTS, trained_AxRxT=rows(np.ones(10)) > 0)
-    over = update.per_response(packed)
+    same, numbers = rows(np.zeros(10)), objective.coefficients(config.base().loss)
     weight = rows(np.repeat(1 / LENGTHS, LENGTHS))  # a mean over each response
     for name, (token_loss, *_) in objectives.OBJECTIVES.items():
-        loss = lambda x: (
-            (
-                weight * token_loss(x, rows(same), rows(ADVANTAGE), numbers, over).loss  # noqa: B023
-            ).sum()
-        )
+        term = lambda x, fn=token_loss: fn(x, same, rows(ADVANTAGE), numbers, OVER)
+        grad = tokens(jax.grad(lambda x, term=term: (weight * term(x).loss).sum())(same))
         size = 1 if name == "rloo" else np.repeat(LENGTHS, LENGTHS)
-        grad = tokens(jax.grad(loss)(rows(same)))
         np.testing.assert_allclose(grad, -ADVANTAGE / size, rtol=1e-6, err_msg=name)
 
 
-# ------------------------------------------------------------------------------------------------
-# Advantages
-# ------------------------------------------------------------------------------------------------
+def test_cispo_says_where_its_bounds_weigh():
+    numbers = objective.coefficients(config.base().loss)
+    term = objectives.cispo(rows(NEW), rows(OLD), rows(ADVANTAGE), numbers, OVER)
+    assert tokens(term.clipped_low).nonzero()[0].tolist() == [6, 9]
+    assert tokens(term.clipped_high).nonzero()[0].tolist() == [3, 5]
+
+
+# --- Advantages ----------------------------------------------------------------------------------
 
 REWARDS = np.array([[1.0, 0, 0, 1], [1, 1, 1, 0]])
 OTHERS = Advantage(scale="none", leave_one_out=True)
@@ -197,18 +200,12 @@ def test_without_std_by_the_batch_s_and_against_the_others():
     np.testing.assert_allclose(none, centred, rtol=1e-6)
     batch = group_normalize(REWARDS, Advantage(ddof=0, epsilon=1e-12, scale="batch"))
     np.testing.assert_allclose(batch, np.divide(centred, 0.46770717334674267), rtol=1e-6)
+    batch = group_normalize(REWARDS, Advantage(ddof=1, epsilon=1e-12, scale="batch"))
+    np.testing.assert_allclose(batch, np.divide(centred, 0.5), rtol=1e-6)
     others = group_normalize(REWARDS, OTHERS)
-    third = 1 / 3
-    np.testing.assert_allclose(
-        others, [[2 * third, -2 * third, -2 * third, 2 * third], [third, third, third, -1]],
-        rtol=1e-6,
-    )  # fmt: skip
-    pair = group_normalize(np.array([[1.0, 0.5]]), OTHERS)
-    np.testing.assert_allclose(pair, [[0.5, -0.5]])
-
-
-def test_a_filtered_response_is_nobody_s_baseline():
-    counted = np.array([[True, True, False, True]])
+    want = np.divide([[2, -2, -2, 2], [1, 1, 1, -3]], 3)
+    np.testing.assert_allclose(others, want, rtol=1e-6)
+    counted = np.array([[True, True, False, True]])  # who is filtered is nobody's baseline
     got = group_normalize(np.array([[1.0, 0.0, 9.0, 0.0]]), OTHERS, counted)
     np.testing.assert_allclose(got, [[1.0, -0.5, 0.0, -0.5]])
 
@@ -226,10 +223,6 @@ def test_whitened_over_the_tokens_of_the_batch():
 def test_the_loss_of_dr_grpo_through_the_batch():
     """From recorded groups to advantages and weights; every ratio 1.1. Divided by L_max, not by the
     width of the batch, which gives .0491."""
-    from dapo_jax.dapo.dynamic_sampling import Group
-    from dapo_jax.dapo.reward import Grades
-    from dapo_jax.rollout.engine import Response
-
     c = config.base()
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 2, 4, 1
     c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = 8, 4
@@ -251,9 +244,7 @@ def test_the_loss_of_dr_grpo_through_the_batch():
     assert total == pytest.approx(0.04296875, rel=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------
-# One more
-# ------------------------------------------------------------------------------------------------
+# --- One more ------------------------------------------------------------------------------------
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -301,9 +292,7 @@ def test_the_page_s_diff_trains(tmp_path):
     assert run.returncode == 0, run.stderr[-2000:]
 
 
-# ------------------------------------------------------------------------------------------------
-# Mistakes
-# ------------------------------------------------------------------------------------------------
+# --- Mistakes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from test_update import unpack
 
 from dapo_jax.dapo import packing
 from dapo_jax.model.attention import SHARED
@@ -32,27 +33,19 @@ def test_best_fit(lengths, capacity):
     assert all(sum(lengths[i] for i in b) <= capacity for b in bins)
 
 
-def test_best_fit_prefers_the_fullest_bin():
-    assert packing.best_fit([6, 5, 3, 4], 10) == [[0, 3], [1, 2]]
+def pack(items, row_tokens, micro_rows, max_items, **more):
+    return packing.pack(items, packing.Layout(row_tokens, micro_rows, max_items, **more))
 
 
-def test_a_sequence_longer_than_a_row_is_refused():
+def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="sequence 1 needs 11 cells, a row has 10"):
         packing.best_fit([3, 11], 10)
-    long = item(6, 6)  # 11 cells
     with pytest.raises(ValueError, match="needs 11 cells"):
-        packing.pack([long], packing.Layout(row_tokens=10, micro_rows=1, max_items=1))
-    packing.pack([long], packing.Layout(row_tokens=11, micro_rows=1, max_items=1))
-
-
-def test_more_sequences_than_the_rows_are_made_for():
+        pack([item(6, 6)], 10, 1, 1)
+    pack([item(6, 6)], 11, 1, 1)
     with pytest.raises(ValueError, match="3 sequences, these rows are made for 2"):
-        packing.pack([item(1, 1)] * 3, packing.Layout(row_tokens=8, micro_rows=1, max_items=2))
-    # Those that are left out take no room.
-    packing.pack(
-        [item(1, 1)] * 2 + [item(1, 1, 0.0)],
-        packing.Layout(row_tokens=8, micro_rows=1, max_items=2),
-    )
+        pack([item(1, 1)] * 3, 8, 1, 2)
+    pack([item(1, 1)] * 2 + [item(1, 1, 0.0)], 8, 1, 2)  # what is left out takes no room
 
 
 def item(prompt, response, weight=0.5, seed=0):
@@ -66,30 +59,20 @@ def item(prompt, response, weight=0.5, seed=0):
     )
 
 
-batches = st.lists(
-    st.builds(
-        item,
-        st.integers(1, 6),
-        st.integers(1, 9),
-        st.sampled_from([0.0, 0.25, 1.5]),
-        st.integers(0, 9),
-    ),
-    max_size=15,
-)
+lengths, weights = (st.integers(1, 6), st.integers(1, 9)), st.sampled_from([0.0, 0.25, 1.5])
+batches = st.lists(st.builds(item, *lengths, weights, st.integers(0, 9)), max_size=15)
 
 
 @given(batches, st.integers(14, 40), st.integers(1, 4), st.integers(0, 4))
 def test_round_trip(items, row_tokens, micro_rows, spare):
     """Every field comes back, in the order of the items, and nothing else is in the rows."""
     max_items = max(len(items) + spare, 1)
-    rows, used, places = packing.pack(
-        items, packing.Layout(row_tokens=row_tokens, micro_rows=micro_rows, max_items=max_items)
-    )
+    rows, used, places = pack(items, row_tokens, micro_rows, max_items)
     shape = (-(-max_items // micro_rows), micro_rows, row_tokens)
     assert all(field.shape == shape for field in rows)
     assert [p is None for p in places] == [i.weight == 0 for i in items]
 
-    fields = packing.PackedBatch(*(packing.unpack(field, places) for field in rows))
+    fields = packing.PackedBatch(*(unpack(field, places) for field in rows))
     for n, it in enumerate(items):
         if not it.weight:
             assert all(field[n] is None for field in fields)
@@ -132,8 +115,7 @@ def test_shared_prompts(groups, row_tokens):
     """A cell sees, of its row and up to itself, its own sequence and nothing else; a prompt takes
     its place once in every row that holds a parcel of it."""
     items = [i._replace(prompt=group[0].prompt) for group in groups for i in group]
-    settings = dict(row_tokens=row_tokens, micro_rows=2, max_items=len(items))
-    rows, _, places = packing.pack(items, packing.Layout(**settings, share_prompts=True))
+    rows, _, places = pack(items, row_tokens, 2, len(items), share_prompts=True)
     assert [p is None for p in places] == [i.weight == 0 for i in items]
     for item, p in zip(items, places, strict=True):
         if p is None:
@@ -157,10 +139,9 @@ def test_shared_prompts(groups, row_tokens):
 
 def test_shapes_do_not_depend_on_the_sequences():
     """One compiled program whatever the lengths: only the micro-batches in use differ."""
-    settings = dict(row_tokens=16, micro_rows=2, max_items=6)
-    short, used_short, _ = packing.pack([item(2, 1)] * 6, packing.Layout(**settings))
-    long, used_long, _ = packing.pack([item(8, 9)] * 6, packing.Layout(**settings))
+    short, used_short, _ = pack([item(2, 1)] * 6, 16, 2, 6)
+    long, used_long, _ = pack([item(8, 9)] * 6, 16, 2, 6)
     assert [(f.shape, f.dtype) for f in short] == [(f.shape, f.dtype) for f in long]
     assert (used_short, used_long) == (1, 3)
-    _, used_none, places = packing.pack([item(2, 1, 0.0)], packing.Layout(**settings))
+    _, used_none, places = pack([item(2, 1, 0.0)], 16, 2, 6)
     assert used_none == 0 and places == [None]

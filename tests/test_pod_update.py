@@ -35,7 +35,8 @@ def test_a_layer_of_the_update_gathers_what_the_cost_model_says():
     shape = plan.network(c)._replace(num_layers=2)
     mesh = topology.make_mesh("v5p:4x4x8", c.mesh.to_dict())
     tx = learner.optimizer(0.9, 0.999, 1e-8, 0.0, 1.0)
-    trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
+    setup = learner.Setup(mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
+    trainer = update.Trainer(shape, setup)
     text = trainer.update.trace(*trainer.abstract(2, 32, 22528)).lower().compile().as_text()
     row = 22528 * 5120 * 2  # bytes
     found = {"all-gather": 0, "all-reduce": 0}

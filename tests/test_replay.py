@@ -174,7 +174,8 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     o = c.optim
     tx = learner.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
     shape = SimpleNamespace(shared_prompts=False, float32_head=False, vocab_size=V)
-    trainer = update.Trainer(shape, mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
+    setup = learner.Setup(mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
+    trainer = update.Trainer(shape, setup)
     layout = packing.Layout(config.row_tokens(c), c.optim.micro_batch_rows, 8)
     machine = SimpleNamespace(trainer=trainer, layout=layout, watch=UNWATCHED)
     method = algorithm.dapo(c)

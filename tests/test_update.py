@@ -5,14 +5,12 @@ import functools
 import math
 from typing import NamedTuple
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import typed
-from hypothesis import given, strategies as st
 from jax.sharding import Mesh
 from levels import compiled_soon
 
@@ -21,7 +19,7 @@ from dapo_jax.dapo import objective, packing, update
 from dapo_jax.model import kernels, learner, one_cpu, qwen2
 from dapo_jax.model.head import head_stats
 from dapo_jax.model.kernels import GENERAL
-from dapo_jax.variants import objectives
+from dapo_jax.variants import objectives, positive_lm
 
 SHAPE = qwen2.Shape(
     vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=8, num_kv_heads=4,
@@ -199,12 +197,16 @@ def in_float64(fn, params, *args):
 # ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def params():
+def params_of(shape):
     """Random weights with biases and norms off their initial 0 and 1."""
-    tree = jax.device_get(qwen2.init(SHAPE, jax.random.key(0)))
+    tree = jax.device_get(qwen2.init(shape, jax.random.key(0)))
     rng = np.random.default_rng(1)
     return jax.tree.map(lambda w: w + rng.normal(scale=0.1, size=w.shape).astype(np.float32), tree)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return params_of(SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +287,8 @@ def mesh_of(data=1, fsdp=1, tensor=1):
 def make_programs(shape=SHAPE, mesh=None, tx=None, choice=objective.DAPO, terms=()):
     """The default optimizer is one whose state is the gradient, so that `update` hands it out."""
     tx = optax.trace(decay=0.0) if tx is None else tx
-    return update.Trainer(shape, mesh or mesh_of(), RULES, tx, "float32", False, choice, terms)
+    setup = learner.Setup(mesh or mesh_of(), RULES, tx, "float32")
+    return update.Trainer(shape, setup, choice, terms)
 
 
 @pytest.fixture(scope="module")
@@ -302,6 +305,11 @@ def spread(values, places, rows):
     return out
 
 
+def unpack(cells, places):
+    """And back: the cells of each response."""
+    return [p and cells[p.micro, p.row, p.cells] for p in places]
+
+
 def start(programs, params):
     """Fresh state on the mesh (`update` donates it)."""
     state = parallel.to_device(params, programs.param_shardings)
@@ -313,21 +321,26 @@ def knobs(c) -> update.Knobs:
     return update.Knobs(np.float32(LR), np.float32(TEMPERATURE), loss)
 
 
-def run(programs, params, batch, c, row_tokens=24, micro_rows=2, max_items=12, **how):
-    """One update; c=None is the supervised one. how: of `packing.pack`."""
-    rows, used, places = packing.pack(
-        batch.items,
-        packing.Layout(row_tokens=row_tokens, micro_rows=micro_rows, max_items=max_items, **how),
-    )
+def packed(programs, batch, **layout) -> tuple[update.Batch, list]:
+    """(the batch on the devices, where each of its responses lies)."""
+    layout = packing.Layout(**dict(row_tokens=24, micro_rows=2, max_items=12) | layout)
+    rows, used, places = packing.pack(batch.items, layout)
     for field in rows[5:]:  # what lies beyond the micro-batches in use is never looked at
         field[used:] = np.nan
-    put = lambda x: parallel.to_device(x, programs.row_sharding)
-    state = start(programs, params)
+    cells = (rows, *(spread(values, places, rows) for values in (batch.old, batch.ref)))
+    weights_K = zip(*(item.term_weights for item in batch.items), strict=True)
+    terms = tuple(packing.spread(w, places, rows.tokens_AxRxT.shape) for w in weights_K)
+    cells, terms = parallel.to_device((cells, terms), programs.row_sharding)
+    return update.Batch(*cells, np.int32(used), terms), places
+
+
+def run(programs, params, batch, c, **layout):
+    """One update; c=None is the supervised one."""
+    (given, _), state = packed(programs, batch, **layout), start(programs, params)
     if c is None:
-        out = programs.supervise(*state, put(rows), np.int32(used), np.float32(LR))
+        out = programs.supervise(*state, given.rows, given.micro_batches, np.float32(LR))
     else:
-        old, ref = (put(spread(v, places, rows)) for v in (batch.old, batch.ref))
-        out = programs.update(*state, update.Batch(put(rows), old, ref, np.int32(used)), knobs(c))
+        out = programs.update(*state, given, knobs(c))
     new_params, opt_state, metrics = parallel.to_host(out)
     assert not metrics.pop("skipped")
     norm = metrics.pop("grad_norm")
@@ -388,6 +401,26 @@ def test_shared_prompts_give_the_same_gradient(params, batch, name):
         assert shared.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
+@pytest.mark.parametrize("layout", [{}, dict(row_tokens=40, micro_rows=4)], ids=str)
+@compiled_soon()
+def test_a_term_with_weights_of_its_own(params, batch, layout):
+    """The log-likelihood of right responses, which add up to .1 over all tokens of theirs."""
+    right = [i % 3 > 0 for i in range(12)]
+    share = 0.1 / sum(len(i.response) * r for i, r in zip(batch.items, right, strict=True))
+    items = [i._replace(term_weights=(share * r,)) for i, r in zip(batch.items, right, strict=True)]
+
+    def both(p):
+        loss, metrics = oracle_loss(p, batch, PLAIN)
+        weight = dense(items, [np.full(len(i.response), i.term_weights[0]) for i in items])
+        nll = -(weight * oracle_stats(p, items, TEMPERATURE)[0]).sum()
+        return loss + nll, metrics | dict(positive_loss=nll)
+
+    got = run(
+        make_programs(terms=(positive_lm.NLL,)), params, Batch(items, *batch[1:]), PLAIN, **layout
+    )
+    assert_same(got, truth(both, params))
+
+
 @pytest.fixture
 def large(monkeypatch):
     """What is of large models and vocabularies on one CPU, of any."""
@@ -425,17 +458,14 @@ def test_the_batch_has_every_case(expected):
 
 
 def test_log_probs_and_entropy_return_to_their_sequences(programs, params, batch):
-    rows, used, places = packing.pack(
-        batch.items, packing.Layout(row_tokens=24, micro_rows=2, max_items=12)
-    )
+    (rows, _, _, used, _), places = packed(programs, batch)
     want_logp, want_entropy = in_float64(oracle_stats, params, batch.items, TEMPERATURE)
     state, _ = start(programs, params)
-    logp = programs.log_probs(state, rows, np.int32(used), np.float32(TEMPERATURE))
+    logp = programs.log_probs(state, rows, used, np.float32(TEMPERATURE))
     stats = jax.jit(lambda p, r: update.row_stats(SHAPE, p, r, TEMPERATURE, GENERAL))
-    entropy = np.stack(
-        [stats(params, jax.tree.map(lambda x: x[i], rows)).entropy_RxT for i in range(used)]  # noqa: B023
-    )
-    logp, entropy = packing.unpack(np.asarray(logp), places), packing.unpack(entropy, places)
+    micro_batches = [jax.tree.map(lambda x, i=i: x[i], rows) for i in range(used)]
+    entropy = np.stack([stats(params, micro).entropy_RxT for micro in micro_batches])
+    logp, entropy = unpack(np.asarray(logp), places), unpack(entropy, places)
     for i, item in enumerate(batch.items):
         at = np.s_[i, len(item.prompt) - 1 : len(item.prompt) - 1 + len(item.response)]
         np.testing.assert_allclose(logp[i], want_logp[at], atol=1e-5)
@@ -550,13 +580,6 @@ def test_every_average_in_every_layout(programs, params, near_batch, normalizer)
     assert_same(run(programs, params, batch, PLAIN, row_tokens=40, micro_rows=4), want)
 
 
-def test_weights_are_told_of_where_there_are_any():
-    c = config.base()
-    assert objectives.choice(c.loss) == objective.DAPO and not objective.DAPO.weighted
-    c.loss.importance_cap = 2.0
-    assert objectives.choice(c.loss) == objective.Choice(weighted=True)
-
-
 # --- however it is computed -----------------------------------------------------------------------
 
 
@@ -579,61 +602,22 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
         slow(dict(fsdp=4), dict(head_chunk=10), dict(micro_rows=4)),
         slow(dict(fsdp=2, tensor=2), dict(head_chunk=10), {}),
         slow(dict(fsdp=8), dict(head_chunk=10), dict(micro_rows=8)),
+        slow(dict(data=2, fsdp=4), dict(head_chunk=10), dict(micro_rows=8, row_tokens=60)),  # empty
     ],
     ids=str,
 )
 def test_the_layout_does_not_matter(programs, params, batch, expected, sizes, change, layout):
     """Order, packing, padding, chunks, rematerialisation, mesh."""
-    packed = {name: value for name, value in layout.items() if name != "order"}
     order = layout.get("order", range(12))
+    rest = {name: value for name, value in layout.items() if name != "order"}
     some = Batch(*([part[i] for i in order] for part in batch))
     made = make_programs(SHAPE._replace(**change), mesh_of(**sizes)) if change else programs
-    assert_same(run(made, params, some, ALL_ON, **packed), expected["all on"])
+    assert_same(run(made, params, some, ALL_ON, **rest), expected["all on"])
     # The weights are really split: a device holds its share of the largest one.
     state, opt_state = start(made, params)
     shards = sizes.get("fsdp", 1) * sizes.get("tensor", 1)
     for gate in (state["blocks"]["gate"], opt_state.trace["blocks"]["gate"]):
         assert gate.addressable_shards[0].data.size * shards == gate.size
-
-
-# Every example has the same shapes, so that a mesh compiles once.
-LAYOUTS = [dict(fsdp=2), dict(tensor=2), dict(fsdp=2, tensor=2), dict(data=2, fsdp=2, tensor=2)]
-
-
-@functools.cache
-def programs_on(data=1, fsdp=1, tensor=1):
-    return make_programs(SHAPE._replace(head_chunk=10), mesh_of(data, fsdp, tensor))
-
-
-@st.composite
-def layouts(draw):
-    """Some of the batch's sequences in any order, with weights of their own, on any mesh."""
-    order = draw(st.permutations(range(12)))[: draw(st.integers(1, 12))]
-    weights = draw(st.lists(st.floats(0.01, 1.0), min_size=len(order), max_size=len(order)))
-    return order, weights, draw(st.sampled_from(LAYOUTS)), draw(st.booleans())
-
-
-@pytest.mark.slow
-@hypothesis.settings(max_examples=12)
-@given(layouts())
-@compiled_soon()
-def test_any_batch_on_any_mesh(params, near_batch, layout):
-    """Its gradient is that of one device, where the rows and micro-batches are other ones."""
-    order, weights, sizes, alone = layout
-    batch = near_batch
-    tokens = sum(w * len(batch.items[i].response) for i, w in zip(order, weights, strict=True))
-    items = [
-        batch.items[i]._replace(weight=w / tokens) for i, w in zip(order, weights, strict=True)
-    ]
-    some = Batch(items, [batch.old[i] for i in order], [batch.ref[i] for i in order])
-    # `alone`: no two sequences share a row of the second way.
-    back = [Batch([i], [o], [r]) for i, o, r in zip(*some, strict=True)] if alone else [some]
-    parts = [run(programs_on(), params, part, ALL_ON, micro_rows=2) for part in back]
-    want = jax.tree.map(lambda *g: np.sum(np.float64(g), 0), *(p.grads for p in parts))
-    got = run(programs_on(**sizes), params, some, ALL_ON, micro_rows=4).grads
-    gaps = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True)]
-    # A sequence alone may be worse conditioned than the batch.
-    assert max(gaps) <= 5e-6 * max(1.0, *(np.abs(w).max() for w in jax.tree.leaves(want)))
 
 
 # --- optimizer ------------------------------------------------------------------------------------
@@ -697,25 +681,16 @@ def test_parameters_that_would_not_be_finite_are_not_applied(apply):
     np.testing.assert_array_equal(after["w"], params["w"])
 
 
-def test_one_bad_token_skips_the_update(programs, params, batch):
-    check_one_bad_token(programs, params, batch)
-
-
-def test_one_bad_token_skips_the_update_of_a_large_model(large, params, batch):
-    check_one_bad_token(make_programs(), params, batch)
-
-
-def check_one_bad_token(programs, params, batch):
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_one_bad_token_skips_the_update(request, size, params, batch):
+    if size == "large":
+        request.getfixturevalue("large")
+    programs = make_programs() if size == "large" else request.getfixturevalue("programs")
     old = [o.copy() for o in batch.old]
     old[5][0] = np.nan
-    rows, used, places = packing.pack(
-        batch.items, packing.Layout(row_tokens=24, micro_rows=2, max_items=12)
-    )
-    put = lambda x: parallel.to_device(x, programs.row_sharding)
-    old, ref = (put(spread(v, places, rows)) for v in (old, batch.ref))
-    new_params, opt_state, metrics = programs.update(
-        *start(programs, params), update.Batch(put(rows), old, ref, np.int32(used)), knobs(ALL_ON)
-    )
+    given, _ = packed(programs, batch._replace(old=old))
+    out = programs.update(*start(programs, params), given, knobs(ALL_ON))
+    new_params, opt_state, metrics = out
     assert metrics["skipped"] and not np.isfinite(metrics["grad_norm"])
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(new_params), params)
     assert not any(g.any() for g in jax.tree.leaves(jax.device_get(opt_state)))
@@ -724,18 +699,17 @@ def check_one_bad_token(programs, params, batch):
 # --- learning rate --------------------------------------------------------------------------------
 
 
-def test_learning_rate_of_the_paper():
-    """Twenty rollout steps of linear warm-up, the first of which already trains."""
-    rate = [learner.learning_rate(config.paper().optim, step) for step in range(30)]
-    np.testing.assert_allclose(rate[:20], 1e-6 * np.arange(1, 21) / 20)
-    assert rate[18] < 1e-6 and rate[19:] == [1e-6] * 11
-
-
-def test_learning_rate_of_verl():
-    """Step 0 trains at 0; the full rate comes with the eleventh rollout step."""
-    rate = [learner.learning_rate(config.verl().optim, step) for step in range(15)]
-    np.testing.assert_allclose(rate[:11], 1e-6 * np.arange(11) / 10)
-    assert rate[0] == 0 and rate[9] < 1e-6 and rate[10:] == [1e-6] * 5
+@pytest.mark.parametrize(
+    ("preset", "rising"),
+    [
+        (config.paper, np.arange(1, 20) / 20),  # twenty rollout steps, the first already trains
+        (config.verl, np.arange(10) / 10),  # step 0 trains at 0, the eleventh at the full rate
+    ],
+)
+def test_linear_warm_up(preset, rising):
+    rate = [learner.learning_rate(preset().optim, step) for step in range(30)]
+    np.testing.assert_allclose(rate[: len(rising)], 1e-6 * rising)
+    assert rate[len(rising) - 1] < 1e-6 and set(rate[len(rising) :]) == {1e-6}
 
 
 @pytest.mark.parametrize("from_zero", [False, True])
@@ -755,10 +729,3 @@ def test_learning_rate_falls_by_optax_s_schedules(warmup, from_zero):
     np.testing.assert_allclose(rate["cosine"][full:], cosine, rtol=1e-5)
     assert rate["constant"][full:] == [2e-3] * 14
     assert rate["linear"][:full] == rate["cosine"][:full] == rate["constant"][:full]
-
-
-def test_learning_rate_without_warm_up():
-    optim = config.base().optim
-    optim.warmup_steps = 0
-    for optim.warmup_from_zero in (False, True):
-        assert learner.learning_rate(optim, 0) == optim.lr

@@ -28,7 +28,7 @@ def mesh_of(*sizes):
 
 
 def make_programs(shape=SHAPE, sizes=(1, 1, 1), **kwargs):
-    return update.Trainer(shape, mesh_of(*sizes), RULES, ADAM, "float32", **kwargs)
+    return update.Trainer(shape, learner.Setup(mesh_of(*sizes), RULES, ADAM, "float32", **kwargs))
 
 
 def largest(jaxpr):

@@ -7,35 +7,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_update
 from hypothesis import given, settings, strategies as st
-from test_update import make_programs, start
 
-from dapo_jax import algorithm, build, config, parallel
-from dapo_jax.dapo import packing, update
+from dapo_jax import algorithm, config
+from dapo_jax.dapo import packing
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.rollout.engine import Response
 from dapo_jax.variants import choose, positive_lm
-from dapo_jax.variants.vapo import gae, value_loss
+from dapo_jax.variants.vapo import critic, gae
 
 # Two responses of 5 and 3 tokens, rewards 1 and -1.
 LENGTHS, REWARD = (5, 3), (1.0, -1.0)
 VALUES = [0.2, 0.4, 0.1, 0.5, 0.7, 0.3, -0.2, -0.6]
 TD = [0.2, -0.3, 0.4, 0.2, 0.3, -0.5, -0.4, -0.4]
 ADAPTIVE = [0.24608, 0.0768, 0.628, 0.38, 0.3, -0.6777777777777778, -0.5333333333333333, -0.4]
-GOLDEN_GAE = {  # gamma, lambda of each response, value after its last token, advantages
-    "lambda 1": (1.0, (1.0, 1.0), 0.0, [0.8, 0.6, 0.9, 0.5, 0.3, -1.3, -0.8, -0.4]),
-    "lambda .95": (
-        1.0, (0.95, 0.95), 0.0,
-        [0.691826875, 0.5177125, 0.86075, 0.485, 0.3, -1.241, -0.78, -0.4],
-    ),
-    "lambda 0": (1.0, (0.0, 0.0), 0.0, TD),
-    "alpha .5": (1.0, (0.6, 1 / 3), 0.0, ADAPTIVE),
-    "alpha .05": (1.0, (0.0, 0.0), 0.0, TD),
+PLAIN = [0.691826875, 0.5177125, 0.86075, 0.485, 0.3, -1.241, -0.78, -0.4]
+GOLDEN_GAE = {  # gamma, lambda of each response, (its reward, value behind its end), advantages
+    "lambda 1": (1.0, (1.0, 1.0), (1.0, 0.0), [0.8, 0.6, 0.9, 0.5, 0.3, -1.3, -0.8, -0.4]),
+    "lambda .95": (1.0, (0.95, 0.95), (1.0, 0.0), PLAIN),
+    "lambda 0": (1.0, (0.0, 0.0), (1.0, 0.0), TD),
+    "alpha .5": (1.0, (0.6, 1 / 3), (1.0, 0.0), ADAPTIVE),
+    "alpha .05": (1.0, (0.0, 0.0), (1.0, 0.0), TD),
     "gamma .99": (
-        0.99, (0.95, 0.95), 0.0,
+        0.99, (0.95, 0.95), (1.0, 0.0),
         [0.6575849852001436, 0.4907867979, 0.841878575, 0.47515, 0.3, -1.2223731, -0.7702, -0.4],
+    ),
+    # Without a reward and with the last value carried on, the last delta is 0.
+    "truncated": (
+        1.0, (0.95, 0.95), (0.0, 0.7), [0.447475, 0.2605, 0.59, 0.2, 0.0, -1.241, -0.78, -0.4],
     ),
 }  # fmt: skip
 
@@ -90,17 +90,9 @@ def split(flat):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", GOLDEN_GAE)
 def test_golden_advantages_in_every_layout(case, layout):
-    gamma, lam, last, want = GOLDEN_GAE[case]
-    got = LAYOUTS[layout].gae(split(VALUES), REWARD, gamma, lam, (last, 0.0))
+    gamma, lam, (reward, last), want = GOLDEN_GAE[case]
+    got = LAYOUTS[layout].gae(split(VALUES), (reward, REWARD[1]), gamma, lam, (last, 0.0))
     np.testing.assert_allclose(np.concatenate(got), want, rtol=1e-6, atol=1e-7)
-
-
-def test_golden_truncated_row_bootstraps():
-    """Without a reward and with the last value carried on, the last delta is 0."""
-    want = [0.447475, 0.2605, 0.59, 0.2, 0.0, -1.241, -0.78, -0.4]
-    for rows in LAYOUTS.values():
-        got = rows.gae(split(VALUES), (0.0, -1.0), 1.0, (0.95, 0.95), (0.7, 0.0))
-        np.testing.assert_allclose(np.concatenate(got), want, rtol=1e-6, atol=1e-7)
 
 
 def test_golden_returns():
@@ -165,9 +157,7 @@ def test_golden_length_adaptive_lambda(alpha, want):
     assert float(gae.length_adaptive_lambda(0, alpha)) == 0  # no division by zero
 
 
-# ------------------------------------------------------------------------------------------------
-# The value model's loss
-# ------------------------------------------------------------------------------------------------
+# --- The value model's loss ----------------------------------------------------------------------
 
 NEW_VALUES = jnp.array([0.9, 0.35, -0.5, 0.5, 1.4, -0.5, -0.25, -0.9])
 RETURNS = jnp.array([1.0] * 5 + [-1.0] * 3)
@@ -179,20 +169,17 @@ RETURNS = jnp.array([1.0] * 5 + [-1.0] * 3)
 )
 def test_golden_value_loss(clip, mean, share):
     old = jnp.array(VALUES)
-    out = value_loss.value_loss(NEW_VALUES, old, RETURNS, clip)
+    out = critic.value_loss(NEW_VALUES, old, RETURNS, clip)
     assert float(out.loss.mean()) == pytest.approx(mean, rel=1e-6)
     assert float(out.clipped.mean()) == share
     # A token whose bound was the larger gives no gradient; the others V - R.
-    total = lambda v: value_loss.value_loss(v, old, RETURNS, clip).loss.sum()
+    total = lambda v: critic.value_loss(v, old, RETURNS, clip).loss.sum()
     want = np.where(out.clipped, 0.0, NEW_VALUES - RETURNS)
     np.testing.assert_allclose(jax.grad(total)(NEW_VALUES), want, rtol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------
-# The language-model loss on right responses
-# ------------------------------------------------------------------------------------------------
+# --- The language-model loss on right responses --------------------------------------------------
 
-params = test_update.params  # the fixture
 MU, RIGHT = 0.1, (True, False, True, False)
 LOGP = [[-0.5, -1.2, -0.1, -2.0], [-0.7, -0.3], [-1.0, -0.4, -0.9], [-0.6]]
 
@@ -229,10 +216,6 @@ def test_golden_positive_loss(layout):
         np.testing.assert_allclose(here, 0.014285714285714287 * right, rtol=1e-6)
 
 
-def test_no_right_response_is_a_loss_of_zero():
-    assert not term_weights([judged(LOGP, [False] * 4)]).any()
-
-
 def test_a_score_alone_is_refused():
     scored = judged(LOGP[:2], [0, 1])._replace(grades=Grades(score_G=np.array([0.2, 0.9])))
     with pytest.raises(config.ConfigError, match=re.escape("config.loss.positive_coef: 0.1 needs")):
@@ -241,88 +224,7 @@ def test_a_score_alone_is_refused():
     graded = Grades(score_G=np.array([0.2, -0.9]), right_G=np.array([False, True]))
     weight = term_weights([scored._replace(grades=graded)])
     assert (weight > 0).tolist() == [[False, True]]
-
-
-def gradient(terms, params, items, advantage, row_tokens, micro_rows):
-    """(gradient, metrics) of an update on the policy that drew the responses."""
-    programs = make_programs(terms=terms)
-    items = [i._replace(advantage=advantage) for i in items]
-    rows, used, places = packing.pack(
-        items, packing.Layout(row_tokens=row_tokens, micro_rows=micro_rows, max_items=12)
-    )
-    weights = [packing.spread([i.term_weights[0] for i in items], places, rows[0].shape)]
-    rows, weights = parallel.to_device((rows, tuple(weights[: len(terms)])), programs.row_sharding)
-    old = rows.sampled_logp_AxRxT
-    batch = update.Batch(rows, old, old, np.int32(used), weights)
-    knobs = test_update.knobs(test_update.PLAIN)._replace(temperature=np.float32(1.0))
-    out = programs.update(*start(programs, params), batch, knobs)
-    _, opt_state, metrics = parallel.to_host(out)
-    return opt_state.trace, metrics
-
-
-NLL = (positive_lm.NLL,)
-
-
-@pytest.fixture(scope="module")
-def drawn():
-    """Two of three responses are right."""
-    rng = np.random.default_rng(3)
-    sizes = rng.integers(low=1, high=(7, 10), size=(12, 2))
-    share = MU / sum(n for i, (_, n) in enumerate(sizes) if i % 3)
-    return [
-        packing.Item(
-            rng.integers(32, size=p).tolist(), rng.integers(32, size=n),
-            rng.normal(-1, 0.3, n).astype(np.float32), 0.0, 0.05, False, (share * bool(i % 3),),
-        )
-        for i, (p, n) in enumerate(sizes)
-    ]  # fmt: skip
-
-
-def close(a, b, tolerance=2e-6):
-    flat = lambda tree: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
-    gap = np.linalg.norm(flat(a) - flat(b)) / np.linalg.norm(flat(b))
-    assert gap < tolerance, gap
-
-
-@pytest.mark.slow
-def test_without_advantages_it_is_supervised_learning_of_right_responses(params, drawn):
-    programs = make_programs()
-    got, metrics = gradient(NLL, params, drawn, 0.0, 24, 2)
-    right = [i._replace(weight=i.term_weights[0]) for i in drawn if i.term_weights[0]]
-    rows, used, _ = packing.pack(right, packing.Layout(row_tokens=24, micro_rows=2, max_items=12))
-    rows = parallel.to_device(rows, programs.row_sharding)
-    supervised = programs.supervise(*start(programs, params), rows, np.int32(used), np.float32(0.1))
-    _, opt_state, said = parallel.to_host(supervised)
-    close(got, opt_state.trace)
-    assert metrics["positive_loss"] == pytest.approx(said["loss"], rel=1e-6)
-    assert metrics["loss"] == pytest.approx(0.0, abs=1e-7)  # the objective's, without the term
-
-
-@pytest.mark.slow
-def test_the_gradient_is_the_sum_of_both_and_of_no_layout(params, drawn):
-    got, _ = gradient(NLL, params, drawn, 0.7, 24, 2)
-    alone, _ = gradient(NLL, params, drawn, 0.0, 24, 2)
-    without, metrics = gradient((), params, drawn, 0.7, 24, 2)
-    close(got, jax.tree.map(np.add, alone, without), 1e-5)
-    assert "positive_loss" not in metrics
-    for row_tokens, micro_rows, order in ((48, 4, 1), (16, 1, 1), (24, 2, -1)):
-        other, _ = gradient(NLL, params, drawn[::order], 0.7, row_tokens, micro_rows)
-        close(other, got, 1e-5)
-
-
-def test_off_costs_nothing():
-    """The term changes the update's program alone."""
-
-    def texts(coef):
-        c = config.base()
-        c.rollout.groups, c.optim.minibatches, c.loss.positive_coef = 8, 4, coef
-        m = build.build_machine(c, 48, (0, 1), None)
-        calls = build.calls(c, m)
-        assert len(calls["update"].arguments[2].terms) == bool(coef)
-        return {k: x.program.lower(*x.arguments).as_text() for k, x in calls.items()}
-
-    off, on = texts(0.0), texts(MU)
-    assert {k for k in off if off[k] != on[k]} == {"update"}
+    assert not term_weights([judged(LOGP, [False] * 4)]).any()  # no right response: no loss
 
 
 def test_minibatches_carry_the_verdicts():
@@ -330,27 +232,16 @@ def test_minibatches_carry_the_verdicts():
     c = config.base()
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 2, 2
     c.loss.positive_coef, c.loss.overlong_filter = MU, "loss"
-    rng = np.random.default_rng(0)
-    responses = [  # of lengths 1 to 8; the seventh is cut off
-        Response(np.full(n, n), np.zeros(n, np.float32), np.zeros(n, np.float32), n == 7)
-        for n in range(1, 9)
-    ]
-    groups = [
-        Group(
-            i,
-            [1],
-            responses[2 * i : 2 * i + 2],
-            Grades(rng.normal(size=2), np.array([True, i == 3])),
-        )
-        for i in range(4)
-    ]
+    rng, row = np.random.default_rng(0), lambda n: np.zeros(n, np.float32)
+    # Of lengths 1 to 8; the seventh is cut off
+    responses = [Response(np.full(n, n), row(n), row(n), n == 7) for n in range(1, 9)]
+    graded = lambda i: Grades(rng.normal(size=2), np.array([True, i == 3]))
+    groups = [Group(i, [1], responses[2 * i : 2 * i + 2], graded(i)) for i in range(4)]
     method = choose.of(c)
     for items in algorithm.make_minibatches(method, groups, 0):
         right = [len(i.response) in (1, 3, 5, 8) for i in items]
         assert [i.term_weights[0] > 0 for i in items] == right
-        rows, _, places = packing.pack(
-            items, packing.Layout(row_tokens=16, micro_rows=2, max_items=4)
-        )
+        rows, _, places = packing.pack(items, packing.Layout(16, 2, 4))
         weights = [i.term_weights[0] for i in items]
         weight = packing.spread(weights, places, rows.tokens_AxRxT.shape)
         at = np.isin(rows.targets_AxRxT, (1, 3, 5, 8)) & rows.trained_AxRxT

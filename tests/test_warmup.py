@@ -57,7 +57,7 @@ def test_the_optimizers_state_lies_as_its_weights_do(name):
     mesh = parallel.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     rules = config.base().sharding.train.to_dict()
     tx = warmup.optimizer(name, SHAPE)
-    trainer = update.Trainer(SHAPE, mesh, rules, tx, "float32")
+    trainer = update.Trainer(SHAPE, warmup.learner.Setup(mesh, rules, tx, "float32"))
     of = dict(jax.tree.leaves_with_path(trainer.param_shardings))
     found = {path: set() for path in of}
     for path, sharding in jax.tree.leaves_with_path(trainer.opt_shardings):

@@ -6,9 +6,7 @@ from dapo_jax.dapo.settings import Advantage
 
 
 def group_normalize(
-    rewards_NxG: np.ndarray,
-    settings: Advantage,
-    counted_NxG: np.ndarray | None = None,
+    rewards_NxG: np.ndarray, settings: Advantage, counted_NxG: np.ndarray | None = None
 ) -> np.ndarray:
     """(r - mean) / (std + epsilon) within each group; every token of a response gets its value.
 

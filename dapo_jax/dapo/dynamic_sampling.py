@@ -31,12 +31,12 @@ class Group(NamedTuple):
 
     @property
     def mixed(self) -> bool:
-        """Whether its responses can be told apart: some right and some wrong, or, where there is no
-        right and wrong, raw scores that differ."""
+        """`mixed_among` all responses."""
         return self.mixed_among(np.ones(len(self.grades.score_G), bool))
 
     def mixed_among(self, counted_G: np.ndarray) -> bool:
-        """`mixed` of the responses in `counted_G` (bool [G]) alone."""
+        """Whether the responses in `counted_G` (bool [G]) can be told apart: some right and some
+        wrong, or, where there is no right and wrong, raw scores that differ."""
         if not counted_G.any():
             return False
         if self.grades.right_G is None:

@@ -24,28 +24,29 @@ class Term(NamedTuple):
 def make_minibatches(algorithm, groups: list[Group], step: int) -> list[list[packing.Item]]:
     """Groups -> advantages and loss weights -> U mini-batches of whole groups, shuffled.
     algorithm: `algorithm.Algorithm`; its config, `credit` and `terms` are used."""
-    config = algorithm.config
+    config, rollout = algorithm.config, algorithm.config.rollout
     if not groups:
         return []
     length_NxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
     truncated_NxG = np.array([[r.truncated for r in g.responses] for g in groups])
     trained_NxG, counted_NxG = reward.masks(truncated_NxG, config.loss.overlong_filter)
-    reward_NxG = shaped_rewards(config, np.stack([g.grades.score_G for g in groups]), length_NxG)
+    score_NxG, L_max = np.stack([g.grades.score_G for g in groups]), rollout.max_response_tokens
+    reward_NxG = reward.shaped(score_NxG, length_NxG, L_max, config.reward)
     advantage_NxG = algorithm.credit(reward_NxG, counted_NxG)
     tokens_NxG = np.where(trained_NxG, length_NxG, 0)
     if config.advantage.whiten:
         advantage_NxG = advantage.whiten(advantage_NxG, tokens_NxG, config.advantage)
 
     order = np.random.default_rng([config.seed, step]).permutation(len(groups))
-    size = config.rollout.groups // config.optim.minibatches  # groups; a short batch has fewer
+    size = rollout.groups // config.optim.minibatches  # groups; a short batch has fewer
     minibatches = []
     for part in np.split(order, range(size, len(order), size)):
         weight_Q = objective.token_weights(  # the normaliser of Eq. 8
             tokens_NxG[part].ravel(),
-            np.repeat(part, config.rollout.group_size),
+            np.repeat(part, rollout.group_size),
             config.loss.normalizer,
             config.loss.chunk_sequences,
-            config.rollout.max_response_tokens,
+            L_max,
         )
         of_part = [groups[n] for n in part]
         extra_KxQ = [term.weights(of_part, tokens_NxG[part]).ravel() for term in algorithm.terms]
@@ -58,17 +59,6 @@ def make_minibatches(algorithm, groups: list[Group], step: int) -> list[list[pac
             ]
         )
     return minibatches
-
-
-def shaped_rewards(config, score: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Scores with the length penalty of Eq. 13. length: response TOKENS; same shape."""
-    return reward.shaped(
-        score,
-        length,
-        max_tokens=config.rollout.max_response_tokens,
-        buffer_tokens=config.reward.overlong_buffer_tokens,
-        factor=config.reward.overlong_penalty,
-    )
 
 
 def pack_minibatches(

@@ -51,9 +51,7 @@ class PackedBatch(NamedTuple):
     sampled_logp_AxRxT: np.ndarray  # float32, the sampler's record
 
 
-# Field -> dtype: of what `pack` fills, and of the abstract batch of `Trainer.abstract`.
-KINDS = [np.int32] * 4 + [bool] + [np.float32] * 3
-DTYPES = dict(zip(PackedBatch._fields, KINDS, strict=True))
+DTYPES = [np.int32] * 4 + [bool] + [np.float32] * 3  # of its fields
 
 
 class CellSpan(NamedTuple):
@@ -98,7 +96,7 @@ def pack(
     if len(live) > max_items:
         raise ValueError(f"{len(live)} sequences, these rows are made for {max_items}")
     shape = (-(-max_items // micro_rows), micro_rows, row_tokens)
-    rows = PackedBatch(**{name: np.zeros(shape, dtype) for name, dtype in DTYPES.items()})
+    rows = PackedBatch(*(np.zeros(shape, dtype) for dtype in DTYPES))
     places: list[CellSpan | None] = [None] * len(items)
     together: dict[int, list[int]] = {}
     for i in live:
@@ -151,8 +149,3 @@ def spread(
         if place is not None:
             out_AxRxT[place.micro, place.row, place.cells] = number
     return out_AxRxT
-
-
-def unpack(values_AxRxT: np.ndarray, places: Sequence[CellSpan | None]) -> list[np.ndarray | None]:
-    """Per-cell values back to the response tokens of each item, in the items' order."""
-    return [None if p is None else values_AxRxT[p.micro, p.row, p.cells] for p in places]

@@ -33,25 +33,17 @@ def overlong_penalty(
     length: np.ndarray, max_tokens: int, buffer_tokens: int, factor: float
 ) -> np.ndarray:
     """Eq. 13, as verl computes it: 0 up to L_max - L_cache tokens, then a ramp down to -factor at
-    L_max. `length` counts response tokens, the stop token included. float64, shape of `length`."""
-    if not factor:
-        return np.zeros(np.shape(length))
+    L_max. `length` counts response tokens, the stop token included; without a buffer none that is
+    within L_max is punished. float64, shape of `length`."""
     over = np.asarray(length, np.float64) - (max_tokens - buffer_tokens)
-    if not buffer_tokens:  # no ramp: the full penalty beyond L_max, which no response exceeds
-        return np.where(over > 0, -factor, 0.0)
-    return np.minimum(-over / buffer_tokens * factor, 0.0)
+    return np.minimum(-over / max(buffer_tokens, 1) * factor, 0.0)
 
 
-def shaped(
-    score: np.ndarray,
-    length: np.ndarray,
-    *,
-    max_tokens: int,
-    buffer_tokens: int,
-    factor: float,
-) -> np.ndarray:
+def shaped(score: np.ndarray, length: np.ndarray, max_tokens: int, reward) -> np.ndarray:
     """Reward of each response: the judge's score plus the length penalty. The filter of dynamic
-    sampling never sees it, only the grade: shaped rewards differ within all-wrong groups."""
+    sampling never sees it, only the grade: shaped rewards differ within all-wrong groups.
+    length: response TOKENS, of the scores' shape. reward: config.reward."""
+    buffer_tokens, factor = reward.overlong_buffer_tokens, reward.overlong_penalty
     return score + overlong_penalty(length, max_tokens, buffer_tokens, factor)
 
 

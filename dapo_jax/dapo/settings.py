@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from dapo_jax.gate import ROWS, TOKENS, Section, setting
+from dapo_jax.gate import ROWS, TOKENS, Section, setting, wrong
 
 
 @dataclass
@@ -18,15 +18,10 @@ class DynamicSampling(Section, place="dynamic_sampling"):
     surplus: str = setting("drop", "accepted groups beyond N: sample their problems again in the next step, or carry the groups over", choices=("drop", "carry"))
 
     def mistakes(self) -> list[str]:
-        bad = []
-        if not self.refill and self.on_exhausted == "stop":
-            bad.append(
-                "config.dynamic_sampling.on_exhausted: 'stop' would end the run at its first short"
-                " batch, and with refill=False most are; set 'train'"
-            )
-        if self.surplus == "carry" and not self.enabled:
-            bad.append("config.dynamic_sampling.surplus: 'carry' needs dynamic_sampling.enabled=True")
-        return bad
+        return wrong(
+            (not self.refill and self.on_exhausted == "stop", "config.dynamic_sampling.on_exhausted: 'stop' would end the run at its first short batch, and with refill=False most are; set 'train'"),
+            (self.surplus == "carry" and not self.enabled, "config.dynamic_sampling.surplus: 'carry' needs dynamic_sampling.enabled=True"),
+        )
 
 
 @dataclass
@@ -62,25 +57,12 @@ class Loss(Section, place="loss"):
     entropy_enough: float = setting(0.0, "nats per token above which the bonus stops: it then guards against collapse only; 0 = no limit", 0.0)
 
     def mistakes(self) -> list[str]:
-        bad = []
-        if self.dual_clip and self.dual_clip <= 1.0:
-            bad.append(f"config.loss.dual_clip: {self.dual_clip} must exceed 1 (or be 0: off)")
-        if self.importance_cap and self.old_logprobs == "reuse":
-            bad.append(
-                "config.loss.importance_cap: needs loss.old_logprobs='recompute'; with 'reuse' the"
-                " sampler's log-probs already are the denominator"
-            )
-        if self.importance != "token" and not self.importance_cap:
-            bad.append(
-                f"config.loss.importance: {self.importance!r} needs loss.importance_cap > 0, the"
-                " largest weight"
-            )
-        if self.importance_floor and not self.importance.endswith("_mask"):
-            bad.append(
-                f"config.loss.importance_floor: only a mask has one, and loss.importance is"
-                f" {self.importance!r}"
-            )
-        return bad
+        return wrong(
+            (0 < self.dual_clip <= 1, f"config.loss.dual_clip: {self.dual_clip} must exceed 1 (or be 0: off)"),
+            (self.importance_cap and self.old_logprobs == "reuse", "config.loss.importance_cap: needs loss.old_logprobs='recompute'; with 'reuse' the sampler's log-probs already are the denominator"),
+            (self.importance != "token" and not self.importance_cap, f"config.loss.importance: {self.importance!r} needs loss.importance_cap > 0, the largest weight"),
+            (self.importance_floor and not self.importance.endswith("_mask"), f"config.loss.importance_floor: only a mask has one, and loss.importance is {self.importance!r}"),
+        )
 
 
 @dataclass
@@ -106,9 +88,5 @@ class Optim(Section, place="optim"):
     max_skipped: int = setting(8, "consecutive updates skipped because they are not finite, before the run stops with a checkpoint", 1)
 
     def mistakes(self) -> list[str]:
-        if self.schedule == "constant" or self.decay_steps:
-            return []
-        return [
-            f"config.optim.decay_steps: schedule {self.schedule!r} needs the rollout steps after"
-            " warm-up in which the rate falls"
-        ]
+        falls = self.schedule != "constant"
+        return wrong((falls and not self.decay_steps, f"config.optim.decay_steps: schedule {self.schedule!r} needs the rollout steps after warm-up in which the rate falls"))

@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.sharding import Mesh
 
 from dapo_jax import parallel
 from dapo_jax.dapo import objective, packing
 from dapo_jax.dapo.packing import PackedBatch
 from dapo_jax.model import attention, kernels, qwen2
 from dapo_jax.model.head import HeadStats
-from dapo_jax.model.learner import Learner
+from dapo_jax.model.learner import Learner, Setup
 
 
 class Batch(NamedTuple):
@@ -58,22 +56,12 @@ def row_stats(
     return kernel.head_stats(x_RxTxD, head_DxV, rows.targets_AxRxT, temperature, chunk)
 
 
-# ------------------------------------------------------------------------------------------------
-# Losses of one micro-batch: (loss, (sums, maxima)); sums and maxima add up over micro-batches
-# ------------------------------------------------------------------------------------------------
-
-
 def dapo_loss(
-    shape: qwen2.Shape,
-    params,
-    batch: Batch,
-    knobs: Knobs,
-    choice: objective.Choice = objective.DAPO,
-    terms: tuple[LossTerm, ...] = (),
-    kernel: kernels.Kernels = kernels.GENERAL,
-):
-    """sum(weight * token loss), with optional KL and entropy terms of the same weights, and the
-    terms of variants with their own."""
+    kernel: kernels.Kernels, params, batch: Batch, knobs: Knobs,
+    shape: qwen2.Shape, choice: objective.Choice, terms: tuple[LossTerm, ...],
+):  # fmt: skip
+    """sum(weight * token loss) of a micro-batch, with optional KL and entropy terms of the same
+    weights, and the terms of variants with their own: (loss, (sums, maxima) over its tokens)."""
     rows, c = batch.rows, knobs.loss
     stats = row_stats(shape, params, rows, knobs.temperature, kernel)
     trained = rows.trained_AxRxT
@@ -139,47 +127,30 @@ def supervised_loss(shape: qwen2.Shape, params, rows: PackedBatch, kernel: kerne
     return loss, (dict(loss=loss), {})
 
 
-# ------------------------------------------------------------------------------------------------
-# Optimizer and programs
-# ------------------------------------------------------------------------------------------------
-
-
 class Trainer(Learner):
     """The policy's learner: DAPO's loss, log-probs of packed rows, and supervised updates.
 
-    terms: what variants add to the loss. `supervise` donates params and opt_state, as `update`.
+    choice: an `objective.Choice`; terms: `LossTerm`s, what variants add to the loss. `supervise`
+    donates params and opt_state, as `update` does.
     """
 
-    def __init__(
-        self,
-        shape: qwen2.Shape,
-        mesh: Mesh,
-        rules: parallel.Rules,
-        tx: optax.GradientTransformation,
-        dtype: str,
-        offload: bool = False,
-        choice: objective.Choice = objective.DAPO,
-        terms: tuple[LossTerm, ...] = (),
-    ):
+    def __init__(self, shape: qwen2.Shape, setup: Setup, choice=objective.DAPO, terms=()):
         def loss(kernel, params, micro: Batch, knobs: Knobs):
-            return dapo_loss(shape, params, micro, knobs, choice, terms, kernel)
+            return dapo_loss(kernel, params, micro, knobs, shape, choice, terms)
 
-        super().__init__(shape, mesh, rules, tx, dtype, loss, offload)
+        super().__init__(shape, setup, loss)
         self._terms = terms
         base = qwen2.base(self.param_shardings)
         # (key data) -> params, without adapters
         self.init_params = jax.jit(self._init_params, out_shardings=base)
         # (params without adapters, key data) -> params; (params) -> params without adapters
-        adapted = jax.jit(self._adapted, out_shardings=self.param_shardings)
+        self.adapted = jax.jit(self._adapted, out_shardings=self.param_shardings)
         merged = jax.jit(functools.partial(qwen2.merge, shape), out_shardings=base)
-        plain = base is self.param_shardings
-        self.adapted = (lambda params, key_data: params) if plain else adapted
-        self.merged = (lambda params: params) if plain else merged
+        self.merged = (lambda params: params) if base is self.param_shardings else merged
         # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
+        options = parallel.compiler_options(setup.mesh)
         self.log_probs = jax.jit(
-            self._log_probs,
-            out_shardings=self.row_sharding,
-            compiler_options=parallel.compiler_options(mesh),
+            self._log_probs, out_shardings=self.row_sharding, compiler_options=options
         )
         # (params, opt_state, rows, micro_batches, lr) -> (params, opt_state, metrics)
         self.supervise = self._jit_step(self._supervise)
@@ -193,15 +164,9 @@ class Trainer(Learner):
             return qwen2.adapted(self.shape, params, jax.random.wrap_key_data(key_data))
 
     def _log_probs(self, params, rows: PackedBatch, micro_batches, temperature) -> jax.Array:
-        with self.scope():
-            params = self.cast(params)
-
-            def one(i, out):
-                micro = jax.tree.map(lambda x: x[i], rows)
-                stats = row_stats(self.shape, params, micro, temperature, self._kernel)
-                return out.at[i].set(stats.logp_RxT)
-
-            return jax.lax.fori_loop(0, micro_batches, one, jnp.zeros(rows.tokens_AxRxT.shape))
+        stats = lambda *given: row_stats(self.shape, *given, temperature, self._kernel)
+        logp = lambda params, micro: stats(params, micro).logp_RxT
+        return self.per_cell(logp, params, rows, micro_batches)
 
     def _supervise(self, params, opt_state, rows: PackedBatch, micro_batches, lr):
         loss = lambda params, micro: supervised_loss(self.shape, params, micro, self._kernel)
@@ -218,5 +183,4 @@ class Trainer(Learner):
 
 def abstract_rows(learner: Learner, A: int, R: int, T: int) -> PackedBatch:
     """The rows of a batch as jax.ShapeDtypeStructs."""
-    dtypes = packing.DTYPES.items()
-    return PackedBatch(**{name: learner.abstract_cells(A, R, T, d) for name, d in dtypes})
+    return PackedBatch(*(learner.abstract_cells(A, R, T, d) for d in packing.DTYPES))

@@ -18,7 +18,7 @@ import numpy as np
 
 from dapo_jax import parallel
 from dapo_jax.algorithm import StepRecord
-from dapo_jax.dapo import minibatches
+from dapo_jax.dapo import reward
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
@@ -73,7 +73,7 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
     rows = [r for g in got.drawn for r in g.responses]
     score_NxG = np.stack([g.score_G for g in grades])
     length_NxG = np.array([len(r.tokens) for r in rows]).reshape(score_NxG.shape)
-    rewards_NxG = minibatches.shaped_rewards(config, score_NxG, length_NxG)
+    rewards_NxG = reward.shaped(score_NxG, length_NxG, longest, config.reward)
     entropies = np.concatenate([r.entropies for r in rows])
     right_NxG = None if grades[0].right_G is None else np.stack([g.right_G for g in grades])
     verdicts = {} if right_NxG is None else _verdict_metrics(grades, right_NxG)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from dapo_jax import algorithm, build, parallel
 from dapo_jax.build import Text
-from dapo_jax.dapo import minibatches
+from dapo_jax.dapo import reward
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.state import Counters
 from dapo_jax.model import qwen2
@@ -177,6 +177,7 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
             grades = grading.grade(tokenizer, text.judge, group.responses, problem)
         verdict = {} if grades.right_G is None else {"correct": bool(grades.right_G[i])}
         score, length = grades.score_G[i : i + 1], np.array([len(ids)])
+        longest = config.rollout.max_response_tokens
         yield {
             "position": group.position,
             "problem": problem.id,
@@ -186,7 +187,7 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
             "answer": problem.answer,
             "extracted": grades.answers[i],
             **verdict,
-            "reward": float(minibatches.shaped_rewards(config, score, length)[0]),
+            "reward": float(reward.shaped(score, length, longest, config.reward)[0]),
             "tokens": len(ids),
             "truncated": bool(response.truncated),
             "mean_entropy": float(response.entropies.mean()),

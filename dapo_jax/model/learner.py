@@ -8,9 +8,10 @@ Dims: A micro-batches, R rows, T cells.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
@@ -19,8 +20,18 @@ from dapo_jax import parallel
 from dapo_jax.model import kernels, qwen2
 
 
+class Setup(NamedTuple):
+    """What all networks of a run share."""
+
+    mesh: Mesh
+    rules: parallel.Rules
+    tx: optax.GradientTransformation
+    dtype: str  # that networks compute in
+    offload: bool = False  # the optimizer's per-weight state rests in host memory
+
+
 class Learner:
-    """Gradient updates of one network, bound to its shape, a mesh, an optimizer and a loss.
+    """Gradient updates of one network.
 
     loss(kernel, params, batch, knobs) -> (loss, (sums, maxima)) of one micro-batch. A batch is a
     NamedTuple like `update.Batch`, with a field `micro_batches`; knobs have a field `lr`.
@@ -30,16 +41,8 @@ class Learner:
     applied; ValueError where the devices cannot reach such memory.
     """
 
-    def __init__(
-        self,
-        shape: qwen2.Shape,
-        mesh: Mesh,
-        rules: parallel.Rules,
-        tx: optax.GradientTransformation,
-        dtype: str,
-        loss: Callable,
-        offload: bool = False,
-    ):
+    def __init__(self, shape: qwen2.Shape, setup: Setup, loss: Callable):
+        mesh, rules, tx, dtype, offload = setup
         self.shape, self.mesh, self.rules, self.tx = shape, mesh, rules, tx
         self._loss, self._offload, self._dtype = loss, offload, dtype
         self._kernel = kernels.choose(mesh, shape, dtype)
@@ -85,6 +88,19 @@ class Learner:
     def scope(self):
         """Context in which the network's programs are traced."""
         return parallel.mesh_scope(self.mesh, self.rules, self._dtype)
+
+    def per_cell(self, numbers: Callable, params, rows, micro_batches) -> jax.Array:
+        """numbers(cast params, the arrays of a micro-batch [R, T] of `rows`) of the first
+        `micro_batches`, 0 in the others: float32 [A, R, T]."""
+        with self.scope():
+            params = self.cast(params)
+
+            def one(i, out):
+                micro = jax.tree.map(lambda x: x[i], rows)
+                return out.at[i].set(numbers(params, micro))
+
+            out_AxRxT = jnp.zeros(jax.tree.leaves(rows)[0].shape)
+            return jax.lax.fori_loop(0, micro_batches, one, out_AxRxT)
 
     def _update(self, params, opt_state, batch, knobs):
         return self._step(*self._micro_loss(batch, knobs), params, opt_state, knobs.lr)

@@ -128,7 +128,8 @@ def warm_up(
     left at the end."""
     mesh, shape, rules = machine.mesh, machine.shape, config.sharding.train.to_dict()
     tx = optimizer(config.supervised_warmup.optimizer, shape)
-    trainer = update.Trainer(shape, mesh, rules, tx, config.model.dtype, config.optim.offload)
+    setup = learner.Setup(mesh, rules, tx, config.model.dtype, config.optim.offload)
+    trainer = update.Trainer(shape, setup)
     row_tokens = config.data.max_prompt_tokens + max(phase.cap for phase in phases)
     total = sum(phase.steps for phase in phases)
     bar = bars.bar(total=total, desc="warm-up", unit="step", show=jax.process_index() == 0)

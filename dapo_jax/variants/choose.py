@@ -9,14 +9,13 @@ from dapo_jax import algorithm
 from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.state import State
 from dapo_jax.model import qwen2
-from dapo_jax.variants import curriculum, objectives, positive_lm, staleness
+from dapo_jax.variants import curriculum, objectives, positive_lm, staleness, tags
 from dapo_jax.variants.vapo import critic, update as vapo
 
 METHODS = (curriculum, staleness, positive_lm, vapo)
 
 # Rows of log/tags.py: metrics, when there are any, bounds of histograms
-TAGS = {tag: row for method in METHODS for tag, row in method.TAGS.items()}
-WHEN = {name: text for method in METHODS for name, text in method.WHEN.items()}
+TAGS, WHEN = tags.TAGS, tags.WHEN
 EDGES = {"curriculum/by_pass_rate": curriculum.RATE_EDGES}
 # Config fields that a resumed run may change without --allow_config_change
 FREE_FIELDS = ("critic.init_from",)
@@ -46,12 +45,11 @@ def others(config, policy: qwen2.Shape, make: Callable[..., Any]) -> dict[str, A
 
 def new_memory(config, machine, params: qwen2.Params) -> dict[str, Any]:
     """`State.memory` at the start of a run. params: the policy's, without adapters."""
-    begin = lambda trainer: critic.initial_params(config, trainer, params)
-    values = {name: begin(trainer) for name, trainer in machine.others.items()}
-    return {
-        name: {"params": of, "opt_state": machine.others[name].init_opt_state(of)}
-        for name, of in values.items()
-    }
+    memory = {}
+    for name, trainer in machine.others.items():
+        of = critic.initial_params(config, trainer, params)
+        memory[name] = {"params": of, "opt_state": trainer.init_opt_state(of)}
+    return memory
 
 
 def memory_like(machine) -> tuple[dict, dict]:

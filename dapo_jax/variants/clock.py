@@ -44,32 +44,27 @@ class Flight:
     accepted: bool = False  # whole, judged, and to be trained on
 
 
+@dataclasses.dataclass
 class Clock:
-    """The clock of one step. `flights`, in problem order, is what is in flight at its tick."""
+    """The clock of one step."""
 
-    def __init__(
-        self,
-        flights: list[Flight],
-        *,
-        need: int,
-        staleness: int,
-        samples: int,
-        lanes: int,
-        tick: int,
-        version: int,
-        position: int,
-        most: int,
-    ):
-        """need: N groups of a batch, of `samples` rows each; version: of the weights of this step;
-        position: the next problem of the stream; most: groups to judge at which the step no longer
-        looks for more, and ends with what it has found."""
-        self.flights, self.position = flights, position
-        self.need, self.staleness, self.samples = need, staleness, samples
-        self.tick, self.version, self.most = tick, version, most
-        self.judged = self.ticks = self.tokens = 0
-        self._free = lanes
+    flights: list[Flight]  # what is in flight at its tick, in problem order
+    _: dataclasses.KW_ONLY
+    need: int  # N groups of a batch
+    staleness: int  # S
+    samples: int  # rows of a group
+    lanes: int  # free ones
+    tick: int  # TOKENS that a row in a lane draws in a tick
+    version: int  # of the weights of this step
+    position: int  # the next problem of the stream
+    most: int  # groups judged, at which a step looks for no more and ends with what it has found
+    judged: int = 0
+    ticks: int = 0
+    tokens: int = 0
+
+    def __post_init__(self):
         self._lanes: list[tuple[Flight, Run]] = []
-        self._queue = deque((f, r) for f in flights for r in f.runs if not r.whole)
+        self._queue = deque((f, r) for f in self.flights for r in f.runs if not r.whole)
 
     def admit(self) -> list[Flight]:
         """The problems that come in at this tick."""
@@ -99,9 +94,9 @@ class Clock:
     def turn(self) -> list[Flight] | None:
         """One tick: the groups that are whole with it, to be judged. None: what it needs is not
         known yet."""
-        while self._free and self._queue:
+        while self.lanes and self._queue:
             self._lanes.append(self._queue.popleft())
-            self._free -= 1
+            self.lanes -= 1
         if any(not r.ended and r.known < r.at + self.tick for _, r in self._lanes):
             return None
         staying, touched = [], {}
@@ -114,7 +109,7 @@ class Clock:
                 touched[f.position] = f
             else:
                 staying.append((f, r))
-        self._free += len(self._lanes) - len(staying)
+        self.lanes += len(self._lanes) - len(staying)
         self._lanes = staying
         self.ticks += 1
         return [f for _, f in sorted(touched.items()) if all(r.whole for r in f.runs)]

@@ -49,15 +49,16 @@ def apply(config, algorithm: Algorithm) -> Algorithm:
         state = state._replace(by_problem=rates._asdict())
         return state, metrics(c, state, rates, known, temperature(state.counters.step - 1))
 
-    teaches = algorithm.teaches
-    temperature = lambda step: sampling_temperature(c, config.rollout.temperature, step)
-    algorithm = algorithm._replace(
-        temperature=temperature, remember=(*algorithm.remember, remember)
-    )
+    start, teaches = config.rollout.temperature, algorithm.teaches
+    change = c.temperature_schedule, start, c.temperature_end / start, c.temperature_steps
+    temperature = lambda step: learner.scheduled(*change, step)
+    remembered = (*algorithm.remember, remember)
+    algorithm = algorithm._replace(temperature=temperature, remember=remembered)
     if c.pass_rate_cap:
         algorithm = algorithm._replace(positions=positions)
     if has_band(c):
-        algorithm = algorithm._replace(teaches=lambda g: teaches(g) and in_band(c, g))
+        in_band = lambda group: c.band_low < pass_rate(group) < c.band_high
+        algorithm = algorithm._replace(teaches=lambda group: teaches(group) and in_band(group))
     return algorithm
 
 
@@ -77,20 +78,10 @@ def pass_rate(group: Group) -> float:
     return float(np.mean(grades.score_G if grades.right_G is None else grades.right_G))
 
 
-def in_band(c: Curriculum, group: Group) -> bool:
-    """Whether a group's pass rate lies in the band."""
-    return c.band_low < pass_rate(group) < c.band_high
-
-
 def rates_of(state: State, problems: int) -> Rates:
-    """What is recorded of the problems."""
+    """What is recorded of the problems; zeros before any is drawn."""
     if state.by_problem:
-        return Rates(*(state.by_problem[name] for name in Rates._fields))
-    return unknown(problems)
-
-
-def unknown(problems: int) -> Rates:
-    """Before any problem is drawn."""
+        return Rates(**state.by_problem)
     return Rates(*(np.zeros(problems, kind) for kind in (np.float64, np.int32, np.int32)))
 
 
@@ -159,35 +150,8 @@ def metrics(
     return log | ({"curriculum/known_rate": np.mean(known)} if known else {})
 
 
-def sampling_temperature(c: Curriculum, start: float, step: int) -> float:
-    """Sampling temperature at rollout step `step` (from 0); log-probs use the same one. start:
-    config.rollout.temperature."""
-    end = c.temperature_end / start
-    return learner.scheduled(c.temperature_schedule, start, end, c.temperature_steps, step)
-
-
 # Bounds of the bins of curriculum/by_pass_rate; a bin holds its upper one
 RATE_EDGES = (-0.1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
-
-
-# ------------------------------------------------------------------------------------------------
-# What a run tells of it
-# ------------------------------------------------------------------------------------------------
-
-WHEN = {
-    "curriculum": "every rollout step, with config.curriculum",
-    "again": "with config.curriculum, steps that drew problems a second time",
-}
-# fmt: off
-TAGS = {  # columns: `log.tags.Tag`
-    "curriculum/left_out": ("problems", "problems that the epoch leaves out, their pass rate being at curriculum.pass_rate_cap", "count", "grows as problems are learned, falls where they come back", "near the size of the set: nothing is left to draw; set curriculum.revisit_epochs, or give harder problems", "arXiv 2510.13786", "curriculum"),
-    "curriculum/pass_rate": ("share", "pass rate of each problem when it was last drawn, over all that were; where the reward is a score alone, their mean score", "mean of the recorded rates", "rises", "flat: as reward/accuracy", "curriculum.py", "curriculum"),
-    "curriculum/known_rate": ("share", "pass rate that the problems drawn had when they were drawn before: how hard the curriculum's choice is", "mean of the recorded rates of the problems drawn", "below curriculum.pass_rate_cap, and below curriculum/pass_rate", "equal to curriculum/pass_rate: the curriculum chooses nothing", "curriculum.py", "again"),
-    "curriculum/by_pass_rate": ("problems", "problems that were drawn by their recorded pass rate", "counts: 0, up to .1, up to .2, ..., up to 1", "moves from left to right", "two spikes at 0 and 1: few problems teach", "curriculum.py", "curriculum"),
-    "curriculum/temperature": ("1", "temperature that the step sampled at", "curriculum.temperature_schedule", "as configured", "-", "curriculum.py", "curriculum"),
-}
-# fmt: on
-
 NONE_LEFT = (
     "no problem is left to draw: all of them came to config.curriculum.pass_rate_cap when they were"
     " last drawn; give harder ones, or let them come back by config.curriculum.revisit_epochs"
@@ -201,13 +165,10 @@ def wants(config) -> str:
 
 
 def ran_out(config, log: dict) -> str:
-    """Why there was no problem left to draw for a short batch, in words; '' where rounds ran out."""
+    """Why no problem was left to draw for a short batch, in words; '' where rounds ran out."""
     of = config.dynamic_sampling
-    if (
-        not config.curriculum.pass_rate_cap
-        or not of.refill
-        or log["sampling/rounds"] >= of.max_rounds
-    ):
+    rounds_left = of.refill and log["sampling/rounds"] < of.max_rounds
+    if not (config.curriculum.pass_rate_cap and rounds_left):
         return ""
     return (
         f"having drawn once all but the {log['curriculum/left_out']:.0f} problems that"

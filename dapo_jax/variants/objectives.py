@@ -14,10 +14,6 @@ import jax.numpy as jnp
 
 from dapo_jax.dapo.objective import Choice, TokenLoss, importance_weight, ppo_clip
 
-# ------------------------------------------------------------------------------------------------
-# The loss of a token
-# ------------------------------------------------------------------------------------------------
-
 
 def _ratio(log_ratio, c):
     return jnp.exp(jnp.clip(log_ratio, -c.log_ratio_max, c.log_ratio_max))
@@ -82,9 +78,8 @@ OBJECTIVES = {
     "sapo": Objective(sapo),
 }
 
-# ------------------------------------------------------------------------------------------------
+
 # The weight of pi_trainer / pi_sampler; never differentiated, and never part of a clip
-# ------------------------------------------------------------------------------------------------
 
 
 def _kept(weight, ratio, c):

@@ -40,11 +40,3 @@ def weights(coef: float, groups: Sequence[Group], tokens_MxG: np.ndarray) -> np.
     right_MxG = np.stack([group.grades.right_G for group in groups]).astype(bool) & (tokens_MxG > 0)
     tokens = np.where(right_MxG, tokens_MxG, 0).sum()
     return np.where(right_MxG, coef / max(tokens, 1), 0.0)
-
-
-WHEN = {"positive": "with loss.positive_coef"}
-# fmt: off
-TAGS = {  # columns: `log.tags.Tag`
-    "policy/positive_loss": ("nats per token", "log-likelihood loss on right responses, times loss.positive_coef", "mean over updates of mu NLL, NLL over tokens of right responses; 0 in an update without one", "falls towards 0", "0: no response is right", "arXiv 2504.05118 Eq. 9-10", "positive"),
-}
-# fmt: on

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from dapo_jax.gate import Section, setting
+from dapo_jax.gate import Section, setting, wrong
 
 
 @dataclass
@@ -19,25 +19,13 @@ class Curriculum(Section, place="curriculum"):
     temperature_end: float = setting(1.0, "its final value", 1e-3, 1e3)
 
     def mistakes(self) -> list[str]:
-        bad = []
-        if self.revisit_epochs and not self.pass_rate_cap:
-            bad.append("config.curriculum.revisit_epochs: wants pass_rate_cap, which leaves them out")
-        if not self.band_low < self.band_high:
-            bad.append(
-                f"config.curriculum.band_low: {self.band_low} is not below band_high ="
-                f" {self.band_high}: no group would lie between them"
-            )
-        if self.temperature_schedule != "constant" and not self.temperature_steps:
-            bad.append(
-                f"config.curriculum.temperature_steps: schedule {self.temperature_schedule!r} needs"
-                " the rollout steps in which the temperature changes"
-            )
-        if self.temperature_schedule == "constant" and self.temperature_steps:
-            bad.append(
-                "config.curriculum.temperature_schedule: 'constant' takes no temperature_steps; set"
-                " 'linear' or 'cosine'"
-            )
-        return bad
+        moves = self.temperature_schedule != "constant"
+        return wrong(
+            (self.revisit_epochs and not self.pass_rate_cap, "config.curriculum.revisit_epochs: wants pass_rate_cap, which leaves them out"),
+            (not self.band_low < self.band_high, f"config.curriculum.band_low: {self.band_low} is not below band_high = {self.band_high}: no group would lie between them"),
+            (moves and not self.temperature_steps, f"config.curriculum.temperature_steps: schedule {self.temperature_schedule!r} needs the rollout steps in which the temperature changes"),
+            (self.temperature_steps and not moves, "config.curriculum.temperature_schedule: 'constant' takes no temperature_steps; set 'linear' or 'cosine'"),
+        )
 
 
 @dataclass

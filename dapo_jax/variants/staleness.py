@@ -67,39 +67,32 @@ def sample_batch(
     config, sampler, version = algorithm.config, machine.engine, state.counters.step
     draw, need = training_draw(algorithm), config.rollout.groups
     decode_params = machine.decode_params(state.params)
-    groups = {g.position: _rows(g, version) for g in state.carried}
+    groups: dict[int, Group] = {}  # by position; of responses that go on `_Row`s
     drawn: list[Group] = []
     requests: list[Request] = []
     rows: list[_Row] = []  # of each request
-    at: dict[tuple[int, int], _Row] = {}  # by (position, sample)
 
-    def asked(flight: Flight) -> list[Request]:
-        """What a group still has to draw."""
-        group, out = groups[flight.position], []
+    def enter(flight: Flight, group: Group) -> None:
+        """Ask for what a group still has to draw."""
+        rows_G = list(group.responses)
         for g, (run, row) in enumerate(zip(flight.runs, group.responses, strict=True)):
             if not run.whole:
+                prefix = row.tokens.tolist()
+                requests.append(Request(group.prompt, group.position, g, prefix=prefix))
                 rows.append(_Row(run, row))
-                at[flight.position, g] = rows[-1]
-                out.append(Request(group.prompt, group.position, g, prefix=row.tokens.tolist()))
-        return out
+                rows_G[g] = rows[-1]
+        groups[flight.position] = group._replace(responses=rows_G)
 
     def opened(flights: list[Flight]) -> None:
         for flight in flights:
             ids = text.train.ids[stream[flight.position]]
-            rows_G = [_NONE] * config.rollout.group_size
-            groups[flight.position] = Group(flight.position, ids, rows_G)
-            requests.extend(asked(flight))
+            enter(flight, Group(flight.position, ids, [_NONE] * config.rollout.group_size))
 
     def now(flight: Flight) -> Group:
         """A group at the clock's tick."""
+        at_tick = lambda r: r.row(version, sampler.stop_ids) if isinstance(r, _Row) else r
         group = groups[flight.position]
-        rows_G = [
-            at[flight.position, g].row(version, sampler.stop_ids)
-            if (flight.position, g) in at
-            else row
-            for g, row in enumerate(group.responses)
-        ]
-        return group._replace(responses=rows_G)
+        return group._replace(responses=[at_tick(r) for r in group.responses])
 
     def judge(flights: list[Flight]) -> list[bool]:
         problems = [text.train.problems[stream[f.position]] for f in flights]
@@ -111,7 +104,8 @@ def sample_batch(
             return [True] * len(graded)
         return [algorithm.teaches(g) for g in graded]
 
-    flights = [_flight(groups[p], bool(groups[p].grades)) for p in sorted(groups)]
+    waiting = [_rows(g, version) for g in sorted(state.carried, key=lambda g: g.position)]
+    flights = [_flight(group) for group in waiting]
     clock = Clock(
         flights,
         need=need,
@@ -123,9 +117,9 @@ def sample_batch(
         position=state.counters.position,
         most=config.dynamic_sampling.max_rounds * need,
     )
-    requests.extend(r for flight in flights for r in asked(flight))
-    used = clock.run(judge, opened)
-    stats = total([])
+    for flight, group in zip(flights, waiting, strict=True):
+        enter(flight, group)
+    used, stats = clock.run(judge, opened), total([])
     if used is None:
 
         def feed(parts: list[Part]) -> list[Request] | None:
@@ -180,35 +174,16 @@ class _Row:
 def _rows(group: Group, version: int) -> Group:
     """The group with versions of its responses; those that S = 0 carried over are a step old."""
     before = max(version - 1, 0)
-
-    def row(r: Response) -> Response:
-        known = r.versions is not None
-        return r if known else r._replace(versions=np.full(len(r.tokens), before, np.int32))
-
-    return group._replace(responses=[row(r) for r in group.responses])
+    aged = lambda r: r._replace(versions=np.full(len(r.tokens), before, np.int32))
+    rows_G = [aged(r) if r.versions is None else r for r in group.responses]
+    return group._replace(responses=rows_G)
 
 
-def _flight(group: Group, accepted: bool) -> Flight:
+def _flight(group: Group) -> Flight:
+    """In numbers; a group that has grades was accepted."""
     begun = [int(r.versions[0]) for r in group.responses if len(r.versions)]
     runs = [Run(len(r.tokens), r.ended, len(r.tokens)) for r in group.responses]
-    return Flight(group.position, runs, min(begun, default=None), accepted)
-
-
-# ------------------------------------------------------------------------------------------------
-# What a run tells of it
-# ------------------------------------------------------------------------------------------------
-
-WHEN = {"aged": "with rollout.staleness"}
-# fmt: off
-TAGS = {  # columns: `log.tags.Tag`
-    "policy/importance_ess": ("share", "effective sample size of the importance weights, of the trained tokens", "mean(w)^2 / mean(w^2)", "above 0.9", "below guard.ess_min: few tokens carry the update; less staleness, or smaller steps", "dapo/update.py", "aged"),
-    "staleness/age_mean": ("steps", "age of the trained tokens: steps since the weights that drew them", "mean over trained tokens", "below rollout.staleness", "at rollout.staleness: most of the batch waits for its slowest responses", "rollout/clock.py", "aged"),
-    "staleness/age_max": ("steps", "age of the oldest trained token", "max", "at most rollout.staleness", "it cannot be above", "rollout/clock.py", "aged"),
-    "staleness/versions_per_row": ("versions", "different weights that drew a trained response", "mean over trained responses", "1 to 1 + rollout.staleness", "near the upper end: steps are short beside responses", "rollout/clock.py", "aged"),
-    "staleness/in_flight": ("groups", "groups that stay in flight behind the step", "count", "near rollout.staleness x rollout.groups", "0: a step of its own has drained", "rollout/clock.py", "aged"),
-    "staleness/parked_tokens": ("tokens", "response tokens of rows that go on in the next step", "count", "steady", "grows: responses grow", "rollout/clock.py", "aged"),
-}
-# fmt: on
+    return Flight(group.position, runs, min(begun, default=None), bool(group.grades))
 
 
 def bounds(config, log: dict) -> list[tuple]:

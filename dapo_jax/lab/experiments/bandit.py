@@ -109,7 +109,8 @@ def make(where: pathlib.Path, seed: int) -> dict:
     machine = build.build_machine(config, config.model.vocab_size, {STOP}, None)
     params = build.initial_params(config, machine)
     rules, optimizer = config.sharding.train.to_dict(), learner.optimizer(**warmup.OPTIMIZER)
-    trainer = update.Trainer(machine.shape, machine.mesh, rules, optimizer, config.model.dtype)
+    setup = learner.Setup(machine.mesh, rules, optimizer, config.model.dtype)
+    trainer = update.Trainer(machine.shape, setup)
     items, row_tokens = imitation(start_policy(seed)), config.optim.row_tokens
     layout = packing.Layout(row_tokens=row_tokens, micro_rows=16, max_items=len(items))
     rows, used, _ = packing.pack(items, layout)

@@ -12,16 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.sharding import Mesh
 
 from dapo_jax import parallel
 from dapo_jax.dapo import update
 from dapo_jax.dapo.packing import PackedBatch
 from dapo_jax.model import hf, hf_format, qwen2
-from dapo_jax.model.learner import Learner
+from dapo_jax.model.learner import Learner, Setup
 from dapo_jax.parallel import Call
-from dapo_jax.variants.vapo import gae, value_loss
+from dapo_jax.variants.vapo import gae
 
 
 class Batch(NamedTuple):
@@ -67,58 +65,60 @@ def values(shape: qwen2.Shape, params, rows: PackedBatch) -> jax.Array:
     return qwen2.logits(x_RxTxD, model.head())[..., 0]
 
 
+class ValueLoss(NamedTuple):
+    """Per-token terms, all of the shape of the inputs."""
+
+    loss: jax.Array
+    clipped: jax.Array  # bool: the bound cut this token's gradient
+
+
+def value_loss(values, old_values, returns, clip) -> ValueLoss:
+    """.5 max((V - R)^2, (V_clipped - R)^2), V_clipped within `clip` of the old value.
+
+    VAPO's baseline is PPO as in VC-PPO (arXiv 2503.01491); neither says whether values are clipped.
+    Here they are where asked for, as in PPO's reference. clip: in the reward's unit; inf = no
+    bound. The mean over tokens is the caller's, by weights.
+    """
+    square = jnp.square(values - returns)
+    bounded = jnp.clip(values, old_values - clip, old_values + clip)
+    clipped_square = jnp.square(bounded - returns)
+    return ValueLoss(0.5 * jnp.maximum(square, clipped_square), clipped_square > square)
+
+
 def critic_loss(shape: qwen2.Shape, params, batch: Batch, clip):
     """sum(weight * value loss) of a micro-batch, with the policy's weights."""
     rows = batch.rows
     within = lambda x: jnp.where(rows.trained_AxRxT, x, 0.0)
     values_RxT = within(values(shape, params, rows))
-    term = value_loss.value_loss(
-        values_RxT, within(batch.old_values_AxRxT), within(batch.returns_AxRxT), clip
-    )
+    old_RxT, returns_RxT = within(batch.old_values_AxRxT), within(batch.returns_AxRxT)
+    term = value_loss(values_RxT, old_RxT, returns_RxT, clip)
     count = lambda x: jnp.sum(within(x))
     loss = jnp.sum(rows.weight_AxRxT * term.loss)
     sums = dict(tokens=count(1.0), value_loss=count(term.loss), clipped=count(term.clipped))
     return loss, (sums, {})
 
 
-class Critic:
-    """The value model's programs. `update` takes `Batch` and `Knobs` of this module. `shape` has a
+class Critic(Learner):
+    """The value model's learner. `update` takes `Batch` and `Knobs` of this module. `shape` has a
     value head and no adapters."""
 
-    def __init__(
-        self,
-        shape: qwen2.Shape,
-        mesh: Mesh,
-        rules: parallel.Rules,
-        tx: optax.GradientTransformation,
-        dtype: str,
-        offload: bool = False,
-    ):
+    def __init__(self, shape: qwen2.Shape, setup: Setup):
         def loss(kernel, params, micro: Batch, knobs: Knobs):
             return critic_loss(shape, params, micro, knobs.clip)
 
-        self.shape, self.mesh, self.rules = shape, mesh, rules
-        self.learner = learner = Learner(shape, mesh, rules, tx, dtype, loss, offload)
-        self.param_shardings, self.opt_shardings = learner.param_shardings, learner.opt_shardings
-        self.init_opt_state, self.update = learner.init_opt_state, learner.update
-        self.row_sharding = cells = learner.row_sharding
+        super().__init__(shape, setup, loss)
+        cells = self.row_sharding
         # (params, rows, micro_batches) -> float32 [A, R, T]
         self.values = jax.jit(self._values, out_shardings=cells)
         # (rows, values, Horizon) -> Estimates; rows.advantage_AxRxT is the reward of its response
-        estimates = Estimates(cells, cells, parallel.replicated(self.mesh))
+        estimates = Estimates(cells, cells, self._everywhere)
         self.estimate = jax.jit(self._estimate, out_shardings=estimates)
         # (parameters of a model with or without a value head) -> params: a copy, its new head zero
         self.of_model = jax.jit(self._of_model, out_shardings=self.param_shardings)
 
     def _values(self, params, rows: PackedBatch, micro_batches) -> jax.Array:
-        with self.learner.scope():
-            params = self.learner.cast(params)
-
-            def one(i, out):
-                micro = jax.tree.map(lambda x: x[i], rows)
-                return out.at[i].set(values(self.shape, params, micro))
-
-            return jax.lax.fori_loop(0, micro_batches, one, jnp.zeros(rows.tokens_AxRxT.shape))
+        numbers = lambda params, micro: values(self.shape, params, micro)
+        return self.per_cell(numbers, params, rows, micro_batches)
 
     def _estimate(self, rows: PackedBatch, values_AxRxT, h: Horizon) -> Estimates:
         with parallel.mesh_scope(self.mesh, self.rules):
@@ -146,17 +146,17 @@ class Critic:
         return Estimates(advantage, returns, sums)
 
     def _of_model(self, params) -> qwen2.Params:
-        """Copied: what comes out is donated to the first update, what goes in is the policy."""
+        """Copies, since a program shares no array with its arguments: the first update donates
+        these, and not the policy's."""
         body = {k: w for k, w in params.items() if k in ("embed", "blocks", "final_norm")}
-        body = jax.tree.map(lambda w: jnp.copy(w).astype(jnp.float32), body)
         score = params.get("score", jnp.zeros((self.shape.hidden_size, 1)))
-        return body | {"score": jnp.copy(score)}
+        return jax.tree.map(lambda w: w.astype(jnp.float32), body) | {"score": score}
 
     def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
         """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
-        cells, number = self.learner.abstract_cells(A, R, T), np.float32(0)
-        batch = Batch(update.abstract_rows(self.learner, A, R, T), cells, cells, np.int32(A))
-        return *self.learner.abstract_state(), batch, Knobs(number, number)
+        cells, number = self.abstract_cells(A, R, T), np.float32(0)
+        batch = Batch(update.abstract_rows(self, A, R, T), cells, cells, np.int32(A))
+        return *self.abstract_state(), batch, Knobs(number, number)
 
     def calls(self, A: int, R: int, T: int) -> dict[str, Call]:
         """What a step runs, by name."""

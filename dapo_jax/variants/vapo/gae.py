@@ -54,12 +54,8 @@ def gae(
     return jnp.moveaxis(advantages, 0, -1)
 
 
-def returns(
-    values_RxT, rewards_RxT, trained_RxT, segments_RxT, gamma, lambda_RxT, last_value_RxT=0.0
-) -> jax.Array:
+def returns(values_RxT, rewards_RxT, trained_RxT, *others) -> jax.Array:
     """The value model's targets, float32 [R, T]: values plus advantages of the critic's own lambda;
     0 in cells that are not trained. Arguments as `gae`'s."""
-    advantages = gae(
-        values_RxT, rewards_RxT, trained_RxT, segments_RxT, gamma, lambda_RxT, last_value_RxT
-    )
+    advantages = gae(values_RxT, rewards_RxT, trained_RxT, *others)
     return jnp.where(trained_RxT, advantages + values_RxT, 0.0)
