@@ -122,7 +122,7 @@ def test_a_step_is_traced(everything):
 def test_the_alarm_command_gets_the_alarms(everything):
     workdir, _ = everything
     deadline = time.monotonic() + 60
-    while not (workdir / "told").exists() or not (workdir / "rung").read_text().endswith("}"):
+    while not (workdir / "told").exists() or not (workdir / "told").read_text().endswith("}"):
         assert time.monotonic() < deadline  # the run did not wait for the command
         time.sleep(0.05)
     first, *_ = [
