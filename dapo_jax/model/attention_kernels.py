@@ -25,13 +25,10 @@ def kernel(kind: str, dtype, head_dim: int, shared: bool = False):
     hold prompts that several sequences share (`attention.SHARED`), which splash cannot see."""
     kind = choose(kind, dtype, head_dim)
     if kind == "splash":
-        return lambda q, k, v, segments, chunk: splash(q, k, v, segments)
-    step = functools.partial(packed, shared=shared)
-    if kind == "cudnn":
-        step = lambda q, k, v, segments, chunk: cudnn(
-            q, k, v, segments, max(chunk, _CUDNN_CHUNK), shared=shared
-        )
-    return lambda *args: checkpoint_name(step(*args), SAVED)
+        return lambda *args: splash(*args[:4])
+    step = functools.partial(cudnn if kind == "cudnn" else packed, shared=shared)
+    least = _CUDNN_CHUNK if kind == "cudnn" else 0
+    return lambda *args: checkpoint_name(step(*args[:4], max(args[4], least)), SAVED)
 
 
 def choose(kind: str, dtype, head_dim: int) -> str:
@@ -72,8 +69,7 @@ def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
         y = jax.vmap(row)(scaled.reshape(B, K, H // K, T + pad, d), k, v, segments)
         return y.reshape(B, H, T + pad, d)[:, :, :T]
 
-    heads = ("batch", "heads", "token", "head_dim")
-    kv_heads = ("batch", "kv_heads", "token", "head_dim")
+    heads, kv_heads = (("batch", n, "token", "head_dim") for n in ("heads", "kv_heads"))
     split = parallel.per_shard(attend, (heads, kv_heads, kv_heads, ("batch", "token")), heads)
     return split(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT)
 
@@ -136,25 +132,16 @@ def cudnn(
 ):
     """cuDNN's flash kernel through jax.nn.dot_product_attention.
 
-    jax's public function knows no segments, only one length a row or a bias of queries x keys
-    (cuDNN's own packed layout is private to jax, and Hopper's alone). So the segments go in as a
-    bias, `chunk` queries at a time: that bounds it to chunk x T, and no score is written to memory.
-    A row in one chunk is told to be causal, so that cuDNN leaves out what is above the diagonal;
-    of several it computes the full square, as the chunked kernel does.
+    jax's public function knows no segments, only one length a row or a bias of queries x keys. So
+    the segments go in as a bias, `chunk` queries at a time: that bounds it to chunk x T, and no
+    score is written to memory. A row in one chunk is told to be causal, and cuDNN leaves out what
+    is above the diagonal; of several it computes the full square, as the chunked kernel does.
     """
-    causal = chunk >= q_BxHxTxd.shape[2]
+    how = dict(is_causal=chunk >= q_BxHxTxd.shape[2], implementation=implementation)
     by_token = lambda x: jnp.swapaxes(x, 1, 2)  # [B, heads, T, d] <-> [B, T, heads, d]
     k, v = by_token(k_BxKxTxd), by_token(v_BxKxTxd)
 
-    def attend(q_BxHxcxd, mask_Bx1xcxT):
-        y = jax.nn.dot_product_attention(
-            by_token(q_BxHxcxd),
-            k,
-            v,
-            mask=mask_Bx1xcxT,
-            is_causal=causal,
-            implementation=implementation,
-        )
-        return by_token(y)
+    def attend(q, mask_Bx1xcxT):
+        return by_token(jax.nn.dot_product_attention(by_token(q), k, v, mask=mask_Bx1xcxT, **how))
 
     return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk, shared)

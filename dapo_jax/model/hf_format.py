@@ -23,12 +23,18 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # NumPy name -> safetensors name
 
 
-# ------------------------------------------------------------------------------------------------
-# config.json
-# ------------------------------------------------------------------------------------------------
+# --- config.json ----------------------------------------------------------------------------------
 
-# Fields that would change the computation -> the one value this network computes, which is also
-# their default: an absent field is fine.
+# Fields of `Shape` -> config.json's, which have no default there
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+}
+# Fields that would change the computation -> the one value that this network computes, the default
 _COMPUTED = {
     "hidden_act": "silu",
     "use_sliding_window": False,
@@ -81,11 +87,11 @@ def read_shape(path: str | Path, **compute_choices) -> Shape:
     if not isinstance(layer_types, list) or any(t != "full_attention" for t in layer_types):
         raise ValueError(f"{file}: layer_types: only full_attention is supported")
 
-    hidden, heads = (_number(file, config, n) for n in ("hidden_size", "num_attention_heads"))
+    sizes = {ours: _number(file, config, theirs) for ours, theirs in _SIZES.items()}
+    hidden, heads, kv_heads = (sizes[n] for n in ("hidden_size", "num_heads", "num_kv_heads"))
     if "head_dim" not in config and not family.head_dim and hidden % heads:
         raise ValueError(f"{file}: hidden_size={hidden} is not divisible by {heads} heads")
-    kv_heads = _number(file, config, "num_key_value_heads")
-    default = {"head_dim": family.head_dim or hidden // heads}
+    default = {"head_dim": family.head_dim or hidden // heads, "rms_norm_eps": 1e-6}
     head_dim = _number(file, default | config, "head_dim")
     if heads % kv_heads or head_dim % 2:
         raise ValueError(
@@ -93,17 +99,16 @@ def read_shape(path: str | Path, **compute_choices) -> Shape:
             " a whole multiple and an even width"
         )
     rope_theta, yarn = _rope(file, config)
+    tied = config.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):
+        said = json.dumps(tied)[:60]
+        raise ValueError(f"{file}: tie_word_embeddings={said}: wants true or false")
     return Shape(
-        vocab_size=_number(file, config, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=_number(file, config, "intermediate_size"),
-        num_layers=_number(file, config, "num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
+        **sizes,
         head_dim=head_dim,
         rope_theta=rope_theta,
-        rms_eps=_number(file, {"rms_norm_eps": 1e-6} | config, "rms_norm_eps"),
-        tie_embeddings=_flag(file, config, "tie_word_embeddings"),
+        rms_eps=_number(file, default | config, "rms_norm_eps"),
+        tie_embeddings=tied,
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         yarn=yarn,
@@ -184,13 +189,6 @@ def _number(file: Path | str, config: dict, name: str):
     return kind(value)
 
 
-def _flag(file: Path, config: dict, name: str) -> bool:
-    value = config.get(name, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"{file}: {name}={json.dumps(value)[:60]}: wants true or false")
-    return value
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object; ValueError with one line if there is none."""
     try:
@@ -213,23 +211,16 @@ def config_json(c: Shape, dtype: str) -> dict[str, Any]:
             f"model.qkv_bias={c.qkv_bias} with model.qk_norm={c.qk_norm}: no Hugging Face"
             f" architecture of {', '.join(FAMILIES)} is that; such a model cannot be exported"
         )
-    context = 32768  # as most have: the shape does not know it
-    rope = {}
+    context, rope = 32768, {}  # as most have: the shape does not know it
     if c.yarn:
-        context = int(c.yarn.factor * c.yarn.original)
-        yarn = c.yarn._asdict()
+        context, yarn = int(c.yarn.factor * c.yarn.original), c.yarn._asdict()
         yarn["original_max_position_embeddings"] = yarn.pop("original")
         rope = {"rope_scaling": {"rope_type": "yarn"} | yarn}
     return rope | {
         "architectures": [FAMILIES[name].architecture],
         "model_type": name,
         "attention_bias": c.qkv_bias,
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": c.num_layers,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
+        **{theirs: getattr(c, ours) for ours, theirs in _SIZES.items()},
         "head_dim": c.head_dim,
         "hidden_act": "silu",
         "rope_theta": c.rope_theta,
@@ -241,17 +232,13 @@ def config_json(c: Shape, dtype: str) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------
-# Which tensor is which weight
-# ------------------------------------------------------------------------------------------------
+# --- Which tensor is which weight -----------------------------------------------------------------
 
 
 class Weight(NamedTuple):
-    """One entry of the parameter tree and the tensor(s) that it is in Hugging Face form.
-
-    A linear layer is stored [out, in] there and inputs first here; heads are flat there and a
-    dimension of their own here; layers are separate tensors there and stacked here.
-    """
+    """One entry of the parameter tree and its tensors in Hugging Face form. There a linear layer is
+    [out, in], heads are flat and layers are separate tensors; here inputs are first, heads are a
+    dimension of their own and layers are stacked."""
 
     keys: tuple[str, ...]  # its path in the tree
     names: tuple[str, ...]  # of its tensors, one a layer
@@ -282,20 +269,14 @@ def weights(c: Shape) -> list[Weight]:
     for keys, w in flatten_dict(qwen2.abstract(c)).items():
         name, inputs, stacked = hf[keys], in_axes[keys], "{}" in hf[keys]
         dims = tuple(range(w.ndim - stacked))
-        if inputs:
-            groups = (dims[inputs:], dims[:inputs])
-        elif name.endswith(".bias"):
-            groups = (dims,)
-        else:
-            groups = tuple((a,) for a in dims)
+        alone = (dims,) if name.endswith(".bias") else tuple((a,) for a in dims)
+        groups = (dims[inputs:], dims[:inputs]) if inputs else alone
         names = tuple(name.format(i) for i in range(c.num_layers if stacked else 1))
         out.append(Weight(keys, names, stacked, w.shape[stacked:], axes[keys][stacked:], groups))
     return out
 
 
-# ------------------------------------------------------------------------------------------------
-# The safetensors files
-# ------------------------------------------------------------------------------------------------
+# --- The safetensors files ------------------------------------------------------------------------
 
 
 class Header(NamedTuple):
@@ -318,17 +299,14 @@ def open_file(file: Path):
             yield f
     except (SafetensorError, OSError) as e:
         size = f"{file.stat().st_size} bytes" if file.exists() else "no such file"
-        raise ValueError(
-            f"{file} ({size}): truncated, or not safetensors ({e}); fetch it again"
-        ) from e
+        wrong = f"{file} ({size}): truncated, or not safetensors ({e}); fetch it again"
+        raise ValueError(wrong) from e
 
 
 def read_headers(path: Path, c: Shape) -> dict[str, Header]:
-    """Tensor name -> header, exactly those of a model of shape `c`.
-
-    ValueError: a missing, truncated or unreadable file, an index that does not match the files,
-    missing or unexpected tensors, a wrong shape or dtype.
-    """
+    """Tensor name -> header, exactly those of a model of shape `c`. ValueError: a missing or
+    unreadable file, an index that does not match the files, missing or unexpected tensors, a wrong
+    shape or dtype."""
     headers = _headers(path)
     expected = {name: w for w in weights(c) for name in w.names}
     ignored = {n for n in headers if n.endswith(".rotary_emb.inv_freq")}  # a buffer of old files
