@@ -1,8 +1,8 @@
 """The device mesh, and the one table that maps logical axes to it.
 
 Weights and activations name LOGICAL axes ("embed", "heads", "batch"); a rules table of the config
-(`sharding.train`, `sharding.decode`) says which mesh axes (`data`, `fsdp`, `tensor`) each one is
-split over. Nothing else in the project knows the mesh, so another strategy is another table.
+(`sharding.train`, `sharding.decode`) says over which mesh axes (`data`, `fsdp`, `tensor`) each is
+split.
 """
 
 import contextlib
@@ -172,9 +172,8 @@ def mesh_axes(axis: str) -> tuple[str, ...]:
 
 
 def per_shard(f, in_axes, out_axes):
-    """`f` on every device's own part of its arguments, which are split by logical axes: a tree of
-    axis tuples an argument (() = a replicated number), and one for what comes out. Outside a scope,
-    `f` itself."""
+    """`f` on every device's own part of its arguments: in_axes has a tree of axis tuples for each
+    (() = a replicated number), out_axes one for what comes out. Outside a scope, `f` itself."""
     scope = _scope.get()
     if scope is None:
         return f

@@ -88,3 +88,10 @@ def assert_near(got, expected):
     for (path, x), want, far in told:
         name, gap = jax.tree_util.keystr(path), np.abs(np.asarray(x, np.float64) - want).max()
         assert gap <= far <= max(1e-3 * np.abs(want).max(), EPS), f"{name}: {gap} <= {far}"
+
+
+def assert_as_near(got, other, truth):
+    """`got` is as near to the float64 `truth` as another float32 result is: sums by one lane of a
+    vector err at most 4 times as much, sqrt(16), as those by 16."""
+    ours, theirs = (np.abs(np.asarray(x, np.float64) - truth).max() for x in (got, other))
+    assert ours <= 4 * theirs <= 1e-3 * np.abs(truth).max(), (ours, theirs)

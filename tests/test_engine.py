@@ -112,6 +112,14 @@ def assert_records(params):
     return check
 
 
+def spied(engine, name, note):
+    """`note` gets the arguments of each call of a program."""
+    usual = getattr(engine.programs, name)
+    both = lambda program: lambda *arguments: (note(*arguments), program(*arguments))[1]
+    wrapped = {k: both(f) for k, f in usual.items()} if name == "decode" else both(usual)
+    engine.programs = engine.programs._replace(**{name: wrapped})
+
+
 def compiled(**how):
     """The program of a token."""
     engine = make_engine(**how)
@@ -251,13 +259,8 @@ def test_occupancy_counts_busy_slot_steps(engine, params, weights, requests, res
 
 def test_samples_of_a_prompt_share_a_prefill(params, requests, responses):
     engine = make_engine()
-    calls, prefill = [], engine.programs.prefill
-
-    def spy(weights, pool, prompts):
-        calls.append(jax.device_get(prompts))
-        return prefill(weights, pool, prompts)
-
-    engine.programs = engine.programs._replace(prefill=spy)
+    calls = []
+    spied(engine, "prefill", lambda weights, pool, prompts: calls.append(jax.device_get(prompts)))
     weights = engine.decode_params(params)
     got, stats = engine.generate(weights, requests[4:12], DRAW)  # two prompts, four samples each
     (call,) = calls
@@ -324,14 +327,12 @@ def test_the_last_rows_are_drawn_by_a_program_of_few_slots(
     """Once nothing waits and every shard's rows have room in it; the same tokens."""
     engine = make_engine(mesh_shape, slots=8, chunk=2, page_tokens=8)
     engine.few, seen = 4, []
-    decode = engine.programs.decode["full"]
 
-    def spy(params, pool, slots, *settings):
+    def note(params, pool, slots, *settings):
         live = np.asarray(slots.active_S).reshape(engine.shards, -1).sum(1)
         seen.append((len(slots.active_S), live.max()))
-        return decode(params, pool, slots, *settings)
 
-    engine.programs = engine.programs._replace(decode={"full": spy})
+    spied(engine, "decode", note)
     got, stats = engine.generate(engine.decode_params(params), requests, DRAW)
     assert ids(got) == ids(responses)
     assert_records(requests, got)
@@ -345,13 +346,7 @@ def test_the_last_rows_are_drawn_by_a_program_of_few_slots(
 def test_a_chunk_is_handed_over_while_the_next_is_decoded(params, requests, responses):
     """All but the last; and no later than that."""
     engine, events = make_engine(chunk=4), []
-    decode = engine.programs.decode["full"]
-
-    def spy(*arguments):
-        events.append("decode")
-        return decode(*arguments)
-
-    engine.programs = engine.programs._replace(decode={"full": spy})
+    spied(engine, "decode", lambda *_: events.append("decode"))
     weights = engine.decode_params(params)
     got, stats = engine.generate(weights, requests, DRAW, Watch(progress=events.append))
     assert ids(got) == ids(responses)
@@ -408,8 +403,8 @@ def test_what_does_not_fit_is_said_with_what_would(params):
 
 
 def test_statistics_of_several_calls_add_up():
-    a, b = Stats(10, 20, 2, 5, 8, 1, 0, 0.5), Stats(30, 30, 3, 6, 6, 2, 1, 0.25)
-    assert total([a, b]) == Stats(40, 50, 5, 11, 14, 3, 1, 0.5)
+    a, b = Stats(10, 20, 2, 1, 0, 0.5), Stats(30, 30, 3, 2, 1, 0.25)
+    assert total([a, b]) == Stats(40, 50, 5, 3, 1, 0.5)
     assert total([a, b]).occupancy == 0.8 and total([]).occupancy == 0
     assert isinstance(total([a, b]).tokens, int)
 

@@ -44,9 +44,9 @@ def choose(kind: str, dtype, head_dim: int) -> str:
 
 
 def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
-    """jax's splash kernels: each device has its rows and heads to itself, and blocks above the
-    diagonal or between different sequences are skipped. Rows are padded to whole blocks; a cell of
-    padding sees no further than its block. Off TPU it is interpreted, for tests."""
+    """jax's splash kernels on each device's rows and heads, without blocks above the diagonal or
+    between different sequences. Rows are padded to whole blocks; a cell of padding sees no further
+    than its block. Off TPU it is interpreted, for tests."""
     from jax.experimental.pallas.ops.tpu import splash_attention as pallas  # see paged_kernel.py
 
     def attend(q, k, v, segments):
@@ -80,15 +80,10 @@ def _kernel(num_heads: int, T: int, block: int):
 
     # Keys at a time in registers, a divisor of the block's.
     compute = block if block <= 512 else math.gcd(block, 512)
-    sizes = pallas.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_kv_compute=compute,
-        block_q_dkv=block,
-        block_kv_dkv=block,
-        block_kv_dkv_compute=compute,
-        use_fused_bwd_kernel=True,  # dQ from the pass that makes dK and dV: 5 products, not 7
-    )
+    sizes = dict.fromkeys(("block_q", "block_kv", "block_q_dkv", "block_kv_dkv"), block)
+    sizes |= dict.fromkeys(("block_kv_compute", "block_kv_dkv_compute"), compute)
+    # dQ from the pass that makes dK and dV: 5 products, not 7.
+    sizes = pallas.BlockSizes(**sizes, use_fused_bwd_kernel=True)
     mask = pallas.MultiHeadMask([pallas.CausalMask((T, T))] * num_heads)
     with jax.ensure_compile_time_eval():
         return pallas.make_splash_mqa(

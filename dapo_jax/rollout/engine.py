@@ -104,9 +104,8 @@ class Engine:
         self._pool = None
 
     def decode_params(self, params, keep: bool = True):
-        """Training layout -> decode layout and compute dtype; once a rollout. That gathers whole
-        stacks of layers at a time, so the cache gives way to it. keep: False = `params` are not
-        wanted any more, and a process that only samples holds its weights once."""
+        """Training layout -> decode layout and compute dtype; once a rollout. The cache gives way.
+        keep: False = `params` are not wanted any more, and the weights are held once."""
         self.release()
         weights = self.programs.weights
         return (weights.to_decode_layout if keep else weights.take)(params)
@@ -205,7 +204,6 @@ class Engine:
         asked: list[Request] = []
         responses: list[Response | None] = []  # to each of `asked`
         steps = 0
-        queued = np.zeros(2, int)  # busy slot-steps, all slot-steps
         tokens = replayed = chunks = prefilled = evicted = 0
 
         def ask(new: Sequence[Request] | None) -> bool:
@@ -239,8 +237,7 @@ class Engine:
                     chunk, i, drawn = row.parts[-1]
                     end = len(response.tokens) if response else row.emitted
                     n = max(end - row.emitted + drawn, 0)  # `cut` may end it before this chunk
-                    told = (x[i, :n].copy() for x in (chunk.token_SxN, chunk.logp_SxN))
-                    on_tokens(row.index, end - n, *told)
+                    on_tokens(row.index, end - n, *(x[i, :n].copy() for x in chunk[:2]))
                 if response:
                     responses[row.index] = response
                     watch.store.put(asked[row.index], draw, response)
@@ -278,10 +275,7 @@ class Engine:
 
             chunks += 1
             size = len(out.count_S)
-            spent = np.array([out.count_S.sum(), int(out.count_S.max()) * size])
-            steps += int(spent[1])
-            if schedule.waiting:
-                queued += spent
+            steps += int(out.count_S.max()) * size
             last_S = out.token_SxN[np.arange(size), out.count_S - 1].tolist()
             count_S, active_S = out.count_S.tolist(), out.active_S.tolist()
             ends = []
@@ -289,14 +283,15 @@ class Engine:
                 row.parts.append((out, i, count_S[i]))
                 row.emitted += count_S[i]
                 row.token = last_S[i]
-                end = cut(np.concatenate(_column(row, "token_SxN"))) if cut else 0
+                found = (chunk.token_SxN[i, :n] for chunk, i, n in row.parts)
+                end = cut(np.concatenate([*found])) if cut else 0
                 ended = end > 0 or not active_S[i]
                 ends.append((row, ended, end))
                 if ended:
                     schedule.release(row.slot)
         self._pool = pool
         peak = schedule.peak / g.pages
-        return responses, Stats(tokens, steps, chunks, *queued, prefilled, evicted, peak, replayed)
+        return responses, Stats(tokens, steps, chunks, prefilled, evicted, peak, replayed)
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
@@ -382,18 +377,17 @@ class Engine:
 
     def _response(self, row: Row, end: int) -> Response:
         """The response of a row that has ended. end: its tokens if `cut` ended it, else 0."""
-        columns = (_column(row, name) for name in ("token_SxN", "logp_SxN", "entropy_SxN"))
-        tokens, logps, entropies = (np.concatenate(x)[: end or None] for x in columns)
+        tokens, logps, entropies = (x[: end or None] for x in _drawn(row))
         truncated = not end and int(tokens[-1]) not in self.stop_ids
         return Response(tokens, logps, entropies, truncated)
 
 
 def _part(row: Row, ended: bool) -> Part:
     chunk, i, n = row.parts[-1]
-    columns = (x[i, :n].copy() for x in (chunk.token_SxN, chunk.logp_SxN, chunk.entropy_SxN))
-    return Part(row.index, row.emitted - n, *columns, ended)
+    return Part(row.index, row.emitted - n, *(x[i, :n].copy() for x in chunk[:3]), ended)
 
 
-def _column(row: Row, name: str) -> list[np.ndarray]:
-    """One of a row's numbers of each of its tokens so far, a chunk apiece."""
-    return [getattr(chunk, name)[i, :n] for chunk, i, n in row.parts]
+def _drawn(row: Row) -> list[np.ndarray]:
+    """The row's tokens so far, their log-probs and entropies."""
+    parts = ([x[i, :n] for x in chunk[:3]] for chunk, i, n in row.parts)
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]

@@ -37,8 +37,6 @@ class Stats(NamedTuple):
     tokens: int  # response tokens drawn and kept
     slot_steps: int  # slot x decode step, busy or idle
     chunks: int
-    queued_tokens: int  # of `tokens` and `slot_steps`: while requests were waiting
-    queued_slot_steps: int
     prefilled: int  # prompts run; the other samples took theirs from a sibling
     evicted: int  # rows that had to be made again because the pages ran out
     peak_cache: float  # largest share of the pool in use
@@ -47,11 +45,6 @@ class Stats(NamedTuple):
     @property
     def occupancy(self) -> float:
         return (self.tokens - self.replayed) / max(self.slot_steps, 1)
-
-    @property
-    def queued_occupancy(self) -> float:
-        """Occupancy until the queue is empty: what chunks lose, without the last stragglers."""
-        return self.queued_tokens / max(self.queued_slot_steps, 1)
 
 
 class Store:

@@ -1,8 +1,5 @@
 """Which request sits in which slot, with which pages: what the host decides between two chunks.
-
-Nothing here touches a device, so that `benchmarks/kv_traffic.py` can run the very same decisions at
-sizes that no machine at hand would hold.
-"""
+Nothing here touches a device: `benchmarks/kv_traffic.py` runs it at sizes that no machine holds."""
 
 import dataclasses
 from collections import defaultdict, deque
@@ -46,11 +43,9 @@ class Row:
 
 @dataclasses.dataclass
 class Schedule:
-    """The requests of one call on their way through the slots.
-
-    Slots are spread evenly over `shards`, each of which has `pages` pages of `page_tokens` tokens
-    of its own; with `fixed` a page is a whole row, and belongs to its slot for good.
-    """
+    """The requests of one call on their way through the slots, which are spread evenly over
+    `shards`, each of which has `pages` pages of `page_tokens` tokens of its own; with `fixed` a
+    page is a whole row, and belongs to its slot for good."""
 
     requests: dataclasses.InitVar[Sequence[Request]]
     slots: int
