@@ -43,10 +43,8 @@ def arrange(shape: tuple[int, int, int], devices: list) -> np.ndarray:
     tpu, split = devices[0].platform == "tpu", dict(allow_split_physical_axes=True)
     slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpu else 1
     if shape[0] % slices:
-        raise ValueError(
-            f"config.mesh.data = {shape[0]}: must be a multiple of {slices}, the TPU slices, which"
-            " are joined along `data`"
-        )
+        several = f"a multiple of {slices}, the TPU slices, which are joined along `data`"
+        raise ValueError(f"config.mesh.data = {shape[0]}: must be {several}")
     if slices == 1:
         return mesh_utils.create_device_mesh(shape, devices, **split)
     one = (shape[0] // slices, *shape[1:])
@@ -329,9 +327,8 @@ def device_memory(mesh: Mesh) -> int:
 
 def bytes_on_device(tree) -> int:
     """What arrays, or ShapeDtypeStructs with shardings, take of the device that holds most."""
-    return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
-    )
+    part = lambda x: math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    return sum(map(part, jax.tree.leaves(tree)))
 
 
 def is_main_process() -> bool:

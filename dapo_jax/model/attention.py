@@ -1,8 +1,7 @@
 """Attention of the trainer (packed rows) and of the decoder (one query, a cache).
 
 Dims: B rows, T tokens of a row, C cached tokens, H query heads, K key/value heads, d head_dim.
-Heads come before tokens: on CPU a heads-first product runs several times faster than the grouped
-form, and accelerators do not care.
+Heads come before tokens: on CPU such products are several times faster.
 """
 
 from collections.abc import Callable

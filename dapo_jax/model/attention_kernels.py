@@ -1,7 +1,5 @@
-"""Flash attention by platform for packed training rows: splash on TPU, cuDNN on NVIDIA GPUs.
-
-Both give what `attention.packed` gives, without ever writing scores to memory. Dims as there.
-"""
+"""Flash attention by platform for packed training rows: splash on TPU, cuDNN on NVIDIA GPUs. Both
+give what `attention.packed` gives, and write no scores to memory. Dims as there."""
 
 import functools
 import math
@@ -97,11 +95,9 @@ def _kernel(num_heads: int, T: int, block: int):
 
 
 def _within_segments(kernel, segments_T, block: int):
-    """The causal kernel without the blocks in which no query and key are of one sequence.
-
-    Its two tables say which (query, key) blocks it computes, and which block of keys, or in the
-    backward pass of queries, it asks for meanwhile: where nothing is computed, the next that is.
-    """
+    """The causal kernel without the blocks in which no query and key are of one sequence. Its two
+    tables say which (query, key) blocks it computes, and which block of keys, or in the backward
+    pass of queries, it asks for meanwhile: where nothing is computed, the next that is."""
     segments_QxC = segments_T.reshape(-1, block)
     key = jnp.arange(len(segments_QxC))
     query = key[:, None]

@@ -1,10 +1,8 @@
-"""Checkpoints in Hugging Face form: found, streamed into (sharded) arrays, written.
+"""Checkpoints in Hugging Face form: found, streamed into (sharded) arrays, written. A checkpoint is
+a directory: config.json, one model.safetensors or several with an index, tokenizer files.
 
     model = load("Qwen/Qwen2.5-0.5B")  # or a directory
     logits_BxTxV = model(tokens_BxT)
-
-A checkpoint is a directory: config.json, one model.safetensors or several with an index, tokenizer
-files. Only safetensors are read, never pickles.
 """
 
 import atexit
@@ -53,26 +51,22 @@ _TOKENIZER_EXTRAS = ("special_tokens_map.json", "added_tokens.json")
 
 
 def resolve(path_or_name: str | Path, weights: bool = True) -> Path:
-    """Directory of a checkpoint: a local one, else a bucket's (gs://...) or a hub name, fetched (or
-    found in the hub's cache). Without `weights` only what is said of them is fetched.
-
-    ValueError: no such directory, or a name that cannot be fetched and is not cached.
-    """
+    """Directory of a checkpoint: a local one, else a bucket's (gs://...) or a hub name, fetched or
+    found in the hub's cache; weights=False: without them. ValueError: there is none."""
     path, name = Path(path_or_name).expanduser(), str(path_or_name)
     wanted = ["*.json", *_TOKENIZER] + ["*.safetensors"] * weights
     if path.is_dir():
         return path
     if "://" in name:
         return _fetched(name, wanted)
+    none = f"{name}: no such directory"
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"{name}: no such directory; pass the one that holds config.json")
+        raise ValueError(f"{none}; pass the one that holds config.json")
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
     except Exception as e:  # the client's own errors, those of its HTTP library, the system's
-        raise ValueError(
-            f"{name}: no such directory, and the Hugging Face hub and its cache do not give it"
-            f" ({type(e).__name__}); pass the directory that holds its config.json and safetensors"
-        ) from e
+        none += f", and the Hugging Face hub and its cache do not give it ({type(e).__name__})"
+        raise ValueError(f"{none}; pass the directory that holds its config.json") from e
 
 
 def _fetched(name: str, wanted: Sequence[str]) -> Path:
@@ -135,13 +129,9 @@ def load_params(
         for name, (file, stored, size) in parallel.of_main_process(tell).items()
     }
     params = {}
-    with bars.bar(
-        total=sum(h.nbytes for h in headers.values()),
-        desc=f"loading {path.name}",
-        unit="B",
-        unit_scale=True,
-        show=jax.process_index() == 0,
-    ) as bar:
+    total, show = sum(h.nbytes for h in headers.values()), parallel.is_main_process()
+    how = dict(desc=f"loading {path.name}", unit="B", unit_scale=True)
+    with bars.bar(total=total, **how, show=show) as bar:
         # Largest first: a tensor's passing copies then exist while little else does.
         for w in sorted(weights(shape), key=lambda w: -w.size):
             params[w.keys] = _load_weight(w, headers, mesh, rules, dtype, bar)
@@ -284,7 +274,7 @@ def save(
         raise ValueError(f"{path}: exists already; choose another directory or remove it")
     small = _small_files(tokenizer_dir, shape, dtype)
     files, index = _plan(shape, jnp.dtype(dtype).itemsize, shard_bytes)
-    flat, writes = flatten_dict(params), jax.process_index() == 0
+    flat, writes = flatten_dict(params), parallel.is_main_process()
     partial, wrong = path.with_name(path.name + ".partial"), None
     if writes:
         shutil.rmtree(partial, ignore_errors=True)  # of an interrupted attempt

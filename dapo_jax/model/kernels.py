@@ -1,7 +1,7 @@
-"""The heavy parts of training and decoding, chosen once by devices, sizes and dtype.
+"""The heavy parts of training and decoding, chosen once by devices, sizes and dtype: here and in
+head.py for any mesh, in one_cpu.py for one CPU that holds a large model or vocabulary.
 
-The functions here and in head.py serve any mesh; one_cpu.py has the same for one CPU that holds a
-large model or a large vocabulary. Dims: S rows, D hidden, V vocabulary.
+Dims: S rows, D hidden, V vocabulary.
 """
 
 import functools

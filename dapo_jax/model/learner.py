@@ -1,8 +1,6 @@
-"""Gradient updates of any network and loss.
-
-`update` accumulates float32 gradients over micro-batches inside one program, then clips, applies
-the optimizer, and keeps the old state where the gradient is not finite (model/kernels.py). With
-adapters (LoRA) only these have gradients and optimizer state (`qwen2.trained`).
+"""Gradient updates of any network and loss: one program accumulates float32 gradients over
+micro-batches, clips, applies the optimizer, and keeps the old state where the gradient is not
+finite (model/kernels.py). With adapters (LoRA) only these are trained (`qwen2.trained`).
 
 Dims: A micro-batches, R rows, T cells.
 """

@@ -1,9 +1,8 @@
 """One token from one row of logits: temperature, nucleus cut, inverse CDF.
 
 Each row brings one uniform number, made from a counter (seed, problem position, sample, token), so
-a draw does not depend on which slot, batch or mesh it runs in; and one uniform a row is V times
-fewer than Gumbel noise needs. The log-prob and the entropy are those of the full distribution at
-temperature: a nucleus cut changes what is drawn, never what is recorded.
+a draw does not depend on slot, batch or mesh. The log-prob and the entropy are those of the full
+distribution at temperature: a nucleus cut changes what is drawn, never what is recorded.
 
 Dims: S slots, V vocabulary.
 """

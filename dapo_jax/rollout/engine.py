@@ -61,10 +61,8 @@ class Engine:
         with parallel.mesh_scope(mesh, rules):
             self.shards = parallel.axis_size("batch")
         if slots < 1 or slots % self.shards:
-            raise ValueError(
-                f"rollout.slots={slots}: must be a multiple of {self.shards}, the devices that"
-                " slots are spread over"
-            )
+            devices = f"{self.shards}, the devices that slots are spread over"
+            raise ValueError(f"rollout.slots={slots}: must be a multiple of {devices}")
         self.slots, self.chunk = slots, min(chunk, response_tokens)
         self.prompt_tokens, self.response_tokens = prompt_tokens, response_tokens
         self.prefill_rows = -(-prefill_prompts // self.shards)  # prompts per call and shard
@@ -305,12 +303,10 @@ class Engine:
             most = (r.limit or limit) - 1 if self.resumes else 0
             if len(r.prefix) > most:
                 raise ValueError(f"request {i}: prefix of {len(r.prefix)} tokens, at most {most}")
-            ids = (*r.prompt, *r.prefix)
-            if min(ids) < 0 or max(ids) >= self.shape.vocab_size:
-                raise ValueError(
-                    f"request {i}: token id outside 0..{self.shape.vocab_size - 1}; is this the"
-                    " model's tokenizer?"
-                )
+            ids, last = (*r.prompt, *r.prefix), self.shape.vocab_size - 1
+            if min(ids) < 0 or max(ids) > last:
+                outside = f"token id outside 0..{last}; is this the model's tokenizer?"
+                raise ValueError(f"request {i}: {outside}")
 
     # --- to the device --------------------------------------------------------------------------
 

@@ -71,9 +71,8 @@ class Watch(NamedTuple):
     store: Store = Store()
 
     def between(self, running) -> None:
-        """Call it before a step's next device program; waits until the arrays `running` of the one
-        before are computed, so that all of a step's programs are never queued at once. Raises what
-        `check` raises."""
+        """Call it before a step's next device program: waits until the arrays `running` of the one
+        before are computed, so that programs do not pile up. Raises what `check` raises."""
         jax.block_until_ready(running)
         self.check()
 
