@@ -238,13 +238,6 @@ def test_ends_are_told_by_flag_and_length(responses):
         assert len(r.tokens) == RESPONSE if r.truncated else 1 <= len(r.tokens) <= RESPONSE
 
 
-def test_a_lower_limit_cuts_the_same_responses(engine, weights, requests, responses):
-    got, _ = engine.generate(weights, requests, DRAW._replace(max_tokens=6))
-    assert ids(got) == [t[:6] for t in ids(responses)]
-    for short, whole in zip(got, responses, strict=True):
-        assert short.truncated == (whole.truncated or len(whole.tokens) > 6)
-
-
 def test_occupancy_counts_busy_slot_steps(engine, params, weights, requests, responses):
     one = make_engine(slots=1, chunk=64)
     _, stats = one.generate(one.decode_params(params), requests[:4], DRAW)
@@ -409,14 +402,20 @@ def test_statistics_of_several_calls_add_up():
     assert isinstance(total([a, b]).tokens, int)
 
 
-def test_every_request_may_have_its_own_limit(engine, weights, requests, responses):
-    limits = [1 + 3 * i % 20 for i in range(len(requests))]
+@pytest.mark.parametrize("most", [20, 6])
+def test_limits_cut_the_same_responses(most, engine, weights, requests, responses):
+    """A request's own, and the call's."""
+    limits = [1 + 3 * i % most for i in range(len(requests))]
     own = [r._replace(limit=n) for r, n in zip(requests, limits, strict=True)]
-    got, stats = engine.generate(weights, own, DRAW)
-    assert ids(got) == [t[:n] for t, n in zip(ids(responses), limits, strict=True)]
-    assert stats.tokens == sum(len(r.tokens) for r in got)
-    with pytest.raises(ValueError, match="request 0: limit 7, this call allows 0 to 6"):
-        engine.generate(weights, [requests[0]._replace(limit=7)], DRAW._replace(max_tokens=6))
+    draw = DRAW._replace(max_tokens=most)
+    for asked, limits in ((own, limits), (requests, [most] * len(requests))):  # noqa: B020
+        got, stats = engine.generate(weights, asked, draw)
+        for short, whole, n in zip(got, responses, limits, strict=True):
+            assert short.tokens.tolist() == whole.tokens[:n].tolist()
+            assert short.truncated == (whole.truncated or len(whole.tokens) > n)
+        assert stats.tokens == sum(len(r.tokens) for r in got)
+    with pytest.raises(ValueError, match=f"request 0: limit 21, this call allows 0 to {most}"):
+        engine.generate(weights, [requests[0]._replace(limit=21)], draw)
 
 
 def listen(engine, weights, requests, **settings):

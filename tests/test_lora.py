@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from levels import compiled_soon
-from rounding import EPS, assert_near, reference
+from rounding import EPS, assert_as_near, assert_near, reference
 from test_qwen2 import QWEN3, oracle_logits
 from test_train import arrays, assert_same_bits, run, small, without_clocks
 from test_update import (
@@ -268,7 +268,7 @@ def test_transformers_opens_the_export_with_equal_logits(tmp_path):
     theirs = convert.transformers_logits(tmp_path / "hf", tokens)
     ours = np.asarray(qwen2.bind(shape, params)(tokens))
     truth = convert.transformers_logits(tmp_path / "hf", tokens, "float64")
-    assert np.abs(ours - truth).max() <= 2 * np.abs(theirs - truth).max()
+    assert_as_near(ours, theirs, truth)
 
 
 @compiled_soon()
@@ -278,26 +278,6 @@ def test_another_rank_is_another_run(whole_run, capsys):
     with pytest.raises(ValueError, match=r"blocks\.lora\.\w+"):
         c = adapted(4, loss__kl_coef=0.1, model__lora__rank=2)
         run(c, whole_run, allow_config_change=True)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        (dict(rank=-1), "config.model.lora.rank: -1 is too small, at least 0"),
-        (dict(rank=64), "config.model.lora.rank = 64 exceeds 32, the narrowest side"),
-        (dict(rank=4, alpha=0.0), "config.model.lora.alpha: 0 leaves adapters without effect"),
-        (dict(rank=4, alpha=-1.0), "config.model.lora.alpha: -1.0 is too small"),
-        (dict(rank=4, targets="q,x"), "config.model.lora.targets: 'q,x': wants each of q, k, v, o"),
-        (dict(rank=4, targets="q,q"), "at most once"),
-        (dict(rank=4, targets=""), "config.model.lora.targets: ''"),
-    ],
-)
-def test_mistakes_are_named(fields, says):
-    c = config.base()
-    c.model.lora.update(fields)
-    with pytest.raises(schema.ConfigError, match=re.escape(says)) as error:
-        validation.validate(c, 1)
-    assert len(str(error.value).splitlines()) == 1
 
 
 # --- a pod ----------------------------------------------------------------------------------------
