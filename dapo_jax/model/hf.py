@@ -109,11 +109,7 @@ def load(path: str | Path, dtype: str = "float32", **compute_choices) -> Model:
 
 
 def load_params(
-    path: str | Path,
-    shape: Shape,
-    mesh: Mesh | None = None,
-    rules: parallel.Rules | None = None,
-    dtype: str = "float32",
+    path: str | Path, shape: Shape, mesh: Mesh | None = None, rules=None, dtype: str = "float32"
 ) -> Params:
     """Stream a checkpoint directory into arrays: laid out by `rules` over `mesh`, or on one device.
 

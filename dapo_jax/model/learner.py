@@ -5,7 +5,6 @@ finite (model/kernels.py). With adapters (LoRA) only these are trained (`qwen2.t
 Dims: A micro-batches, R rows, T cells.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from dapo_jax.model import kernels, qwen2
 
 
 class Learner:
-    """Gradient updates of one network, bound to its shape, a mesh, an optimizer and a loss.
+    """Gradient updates of one network, bound to its shape, mesh, rules, optimizer (optax) and loss.
 
     loss(kernel, params, batch, knobs) -> (loss, (sums, maxima)) of one micro-batch. A batch is a
     NamedTuple like `update.Batch`, with a field `micro_batches`; knobs have a field `lr`.
@@ -28,16 +27,7 @@ class Learner:
     cannot reach such memory.
     """
 
-    def __init__(
-        self,
-        shape: qwen2.Shape,
-        mesh: Mesh,
-        rules: parallel.Rules,
-        tx: optax.GradientTransformation,
-        dtype: str,
-        loss: Callable,
-        offload: bool = False,
-    ):
+    def __init__(self, shape: qwen2.Shape, mesh: Mesh, rules, tx, dtype: str, loss, offload=False):
         self.shape, self.mesh, self.rules, self.tx = shape, mesh, rules, tx
         self._loss, self._offload, self._dtype = loss, offload, dtype
         self._kernel = kernels.choose(mesh, shape, dtype)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from dapo_jax import parallel
 from dapo_jax.model import kernels, paged, qwen2
@@ -120,18 +119,10 @@ class SamplerPrograms(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def programs(
-    shape: qwen2.Shape,
-    mesh: Mesh,
-    rules: tuple[tuple[str, str], ...],
-    g: paged.Geometry,
-    *,
-    prompt_tokens: int,
-    chunk: int,
-    stop_ids: tuple[int, ...],
-    dtype,
+    shape: qwen2.Shape, mesh, rules, g: paged.Geometry, *, prompt_tokens, chunk, stop_ids, dtype
 ) -> SamplerPrograms:
     """Nothing compiles here; each program does at its first call, once, for all engines of like
-    arguments. rules: the items of `parallel.Rules`."""
+    arguments. rules: the items of `parallel.Rules`; stop_ids: a tuple. Lengths in TOKENS."""
     rules = dict(rules)
     weights = decode_weights(shape, mesh, rules, dtype, even_keys=g.quantized)
     shape, pool = shape.merged, paged.pool_sharding(g, mesh, rules)
