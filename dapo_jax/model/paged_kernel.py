@@ -102,7 +102,7 @@ def attend(
     rows = (x.reshape(S, -1) for x in (q_SxHxd, k_SxKxd, v_SxKxd, todo.turn_Sx3d))
     rows = [jnp.pad(x.astype(jnp.float32), [(0, -S % _ROWS), (0, 0)]) for x in rows]
     full = S * todo.table_SxR.shape[1] * P * d  # how long rows are is not known here
-    lists = todo.rows_CxW.reshape(-1), todo.length_S, todo.table_SxR.reshape(-1)
+    scalars = first.reshape(1), todo.count_C, todo.rows_CxW.reshape(-1), todo.length_S
     here, there = (pl.BlockSpec(memory_space=x) for x in (pltpu.VMEM, pl.ANY))
     block = pltpu.VMEM((_AHEAD + 1, B, P, d), dtype)
     scale = [pltpu.VMEM((_AHEAD + 1, B, 2, P), jnp.float32)] * (n - 2)
@@ -139,7 +139,7 @@ def attend(
             flops=4 * H * full, transcendentals=0, bytes_accessed=2 * K * full * dtype.itemsize
         ),
         name="decode_attention",
-    )(first.reshape(1), todo.count_C, *lists, *rows, *pages)
+    )(*scalars, todo.table_SxR.reshape(-1), *rows, *pages)
     y_SxHd = jnp.where((todo.length_S > 0)[:, None], y_Sx1xHd[:, 0], 0)
     return tuple(pages), y_SxHd.reshape(S, H, d)
 
