@@ -57,11 +57,11 @@ def shape_of(size: str) -> Shape:
 def write(directory: Path, shape: Shape, shard_bytes: int = 1_000_000_000) -> None:
     """A checkpoint of repeated noise: what is in it does not matter, that it differs does."""
     noise = np.random.default_rng(0).standard_normal(1 << 20).astype(ml_dtypes.bfloat16)
-    files = hf._plan(shape, 2, shard_bytes)
+    files, index = hf._plan(shape, 2, shard_bytes)
     for file, tensors in files.items():
         values = (np.resize(noise, w.hf_shape) for w, _ in tensors)
         hf._write_file(directory / file, tensors, "bfloat16", values)
-    (directory / hf_format.INDEX).write_bytes(hf._index(files, 2))
+    (directory / hf_format.INDEX).write_bytes(index)
     (directory / "config.json").write_text(json.dumps(hf_format.config_json(shape, "bfloat16")))
 
 

@@ -1,8 +1,8 @@
 """The device mesh, and the one table that maps logical axes to it.
 
 Weights and activations name LOGICAL axes ("embed", "heads", "batch"); a rules table of the config
-(`sharding.train`, `sharding.decode`) says which mesh axes (`data`, `fsdp`, `tensor`) each one is
-split over. Nothing else in the project knows the mesh, so another strategy is another table.
+(`sharding.train`, `sharding.decode`) says over which mesh axes (`data`, `fsdp`, `tensor`) each is
+split.
 """
 
 import contextlib
@@ -40,19 +40,15 @@ def arrange(shape: tuple[int, int, int], devices: list) -> np.ndarray:
     """Accelerators as an array of (data, fsdp, tensor). Split physical axes let a torus take shapes
     it would refuse. TPU slices are joined along `data` alone: the network between them is slow.
     Raises ValueError where `data` is no multiple of their number."""
-    tpu = devices[0].platform == "tpu"
+    tpu, split = devices[0].platform == "tpu", dict(allow_split_physical_axes=True)
     slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpu else 1
     if shape[0] % slices:
-        raise ValueError(
-            f"config.mesh.data = {shape[0]}: must be a multiple of {slices}, the TPU slices, which"
-            " are joined along `data`"
-        )
+        several = f"a multiple of {slices}, the TPU slices, which are joined along `data`"
+        raise ValueError(f"config.mesh.data = {shape[0]}: must be {several}")
     if slices == 1:
-        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return mesh_utils.create_device_mesh(shape, devices, **split)
     one = (shape[0] // slices, *shape[1:])
-    return mesh_utils.create_hybrid_device_mesh(
-        one, (slices, 1, 1), devices, allow_split_physical_axes=True
-    )
+    return mesh_utils.create_hybrid_device_mesh(one, (slices, 1, 1), devices, **split)
 
 
 def spec(axes: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
@@ -65,9 +61,8 @@ def spec(axes: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
         used += names
     if len(used) > len(set(used)):
         told = ", ".join(f"{axis}={rules[axis]!r}" for axis in axes if axis and rules[axis])
-        raise ValueError(
-            f"config.sharding: {told} are of one array; a mesh axis can split it only once"
-        )
+        once = "are of one array; a mesh axis can split it only once"
+        raise ValueError(f"config.sharding: {told} {once}")
     return PartitionSpec(*parts)
 
 
@@ -85,14 +80,17 @@ def shardings(axes_tree, mesh: Mesh, rules: Rules):
     return jax.tree.map(lambda s: NamedSharding(mesh, s), _specs(axes_tree, rules))
 
 
-def sharded(tree, shardings):
-    """Anything with shapes and dtypes -> jax.ShapeDtypeStructs that lie as `shardings` say (one
+def _of_leaves(sharding, tree):
+    """One sharding for all leaves of a tree, or a tree of them -> a tree of them."""
+    one = isinstance(sharding, jax.sharding.Sharding)
+    return jax.tree.map(lambda _: sharding, tree) if one else sharding
+
+
+def sharded(tree, sharding):
+    """Anything with shapes and dtypes -> jax.ShapeDtypeStructs that lie as `sharding` says (one
     for all leaves, or a tree of them): arguments for `trace` and `lower`."""
-    if isinstance(shardings, jax.sharding.Sharding):
-        shardings = jax.tree.map(lambda _: shardings, tree)
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
-    )
+    lay = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+    return jax.tree.map(lay, tree, _of_leaves(sharding, tree))
 
 
 class Call(NamedTuple):
@@ -149,10 +147,8 @@ def check_host_memory(mesh: Mesh) -> None:
     """ValueError where arrays of this mesh cannot rest in pinned host memory."""
     device = mesh.devices.flat[0]
     if "pinned_host" not in (kinds := [m.kind for m in device.addressable_memories()]):
-        raise ValueError(
-            f"{device.device_kind} devices have no pinned host memory (only {', '.join(kinds)});"
-            " set optim.offload=False"
-        )
+        only = f"no pinned host memory (only {', '.join(kinds)}); set optim.offload=False"
+        raise ValueError(f"{device.device_kind} devices have {only}")
 
 
 def platform() -> str:
@@ -174,20 +170,15 @@ def mesh_axes(axis: str) -> tuple[str, ...]:
 
 
 def per_shard(f, in_axes, out_axes):
-    """`f` on every device's own part of its arguments, which are split by logical axes: a tree of
-    axis tuples an argument (() = a replicated number), and one for what comes out. Outside a scope,
-    `f` itself."""
+    """`f` on every device's own part of its arguments: in_axes has a tree of axis tuples for each
+    (() = a replicated number), out_axes one for what comes out. Outside a scope, `f` itself."""
     scope = _scope.get()
     if scope is None:
         return f
     mesh, rules = scope
-    return jax.shard_map(
-        f,
-        mesh=mesh,
-        in_specs=_specs(in_axes, rules),
-        out_specs=_specs(out_axes, rules),
-        check_vma=False,  # what a Pallas kernel returns carries no such types
-    )
+    specs = dict(in_specs=_specs(in_axes, rules), out_specs=_specs(out_axes, rules))
+    # What a Pallas kernel returns carries no types for check_vma.
+    return jax.shard_map(f, mesh=mesh, **specs, check_vma=False)
 
 
 def to_host(tree):
@@ -203,21 +194,14 @@ def to_host(tree):
 def to_device(tree, sharding):
     """NumPy values that every process holds whole -> global arrays under `sharding` (one
     sharding for all leaves, or a tree of them). Each process moves only its own shards."""
-    if isinstance(sharding, jax.sharding.Sharding):
-        sharding = jax.tree.map(lambda _: sharding, tree)
-
-    def put(x, s):
-        x = np.asarray(x)
-        return jax.make_array_from_callback(x.shape, s, lambda index: x[index])
-
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
-    return jax.tree.map(put, tree, sharding)
+    put = lambda x, s: jax.make_array_from_callback(np.shape(x), s, np.asarray(x).__getitem__)
+    return jax.tree.map(put, tree, _of_leaves(sharding, tree))
 
 
 def to_program(tree, sharding):
-    """`to_device`, for the arguments of one call of a program: one CPU device takes NumPy values as
-    they are, a quarter of a millisecond sooner for nine small ones."""
+    """`to_device`, for the arguments of one call; one CPU device takes NumPy values sooner."""
     return tree if _one_cpu(sharding) else to_device(tree, sharding)
 
 
@@ -228,8 +212,8 @@ def for_program(tree, sharding):
 
 def _one_cpu(sharding) -> bool:
     """sharding: one, or a tree of them over the same devices."""
-    devices = jax.tree.leaves(sharding)[0].device_set
-    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    device, *others = jax.tree.leaves(sharding)[0].device_set
+    return not others and device.platform == "cpu"
 
 
 def gather_json(value: Any) -> list:
@@ -239,9 +223,13 @@ def gather_json(value: Any) -> list:
         return [value]
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(data.size))
-    room = 1 << max(10, int(sizes.max() - 1).bit_length())  # few lengths, so few programs
-    rows = multihost_utils.process_allgather(np.pad(data, (0, room - data.size)))
+    rows = multihost_utils.process_allgather(np.pad(data, (0, _room(sizes.max()) - data.size)))
     return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
+
+
+def _room(size: int) -> int:
+    """The next power of two, for few lengths and so few programs."""
+    return 1 << max(10, int(size - 1).bit_length())
 
 
 _meetings = itertools.count()
@@ -264,8 +252,7 @@ _ERRORS = (OSError, ValueError)
 
 def agreed(action: Callable[[], Any], errors: tuple[type[Exception], ...] = _ERRORS) -> Any:
     """`action()` of each process. Where one of `errors` comes out on any of them, all raise (of
-    several kinds the one named first), so that nobody goes on to wait for the others. A
-    collective."""
+    several kinds the one named first), and nobody goes on to wait for others. A collective."""
     if jax.process_count() == 1:
         return action()
     value, mine, told = None, None, None
@@ -274,10 +261,7 @@ def agreed(action: Callable[[], Any], errors: tuple[type[Exception], ...] = _ERR
     except errors as error:
         mine = error
         told = [next(i for i, kind in enumerate(errors) if isinstance(error, kind)), str(error)]
-    everybody = enumerate(gather_json(told))
-    if failed := [
-        (kind_and_text, process) for process, kind_and_text in everybody if kind_and_text
-    ]:
+    if failed := [(said, process) for process, said in enumerate(gather_json(told)) if said]:
         (kind, text), process = min(failed)
         raise mine if told and told[0] == kind else errors[kind](f"process {process}: {text}")
     return value
@@ -291,7 +275,7 @@ def of_main_process(ask: Callable[[], Any], errors: tuple[type[Exception], ...] 
 
 def same_everywhere(what: str, parts: Iterable[bytes]) -> None:
     """ValueError on all processes, naming those that differ, where they do not bring the same
-    bytes. Eight bytes a process travel; a run of one does not even look. A collective."""
+    bytes. Eight bytes a process travel. A collective."""
     if jax.process_count() == 1:
         return
     sha = hashlib.blake2b(digest_size=8)
@@ -314,14 +298,12 @@ _PIECE = 1 << 26  # bytes that travel at a time: the devices hold a copy
 
 
 def broadcast(x: np.ndarray) -> None:
-    """Fill `x`, contiguous and of one shape everywhere, with the bits it has on process 0. A
-    collective."""
+    """Fill `x`, contiguous and of one shape, with process 0's bits. A collective."""
     flat = x.reshape(-1).view(np.uint8)
     for start in range(0, flat.size if jax.process_count() > 1 else 0, _PIECE):
         part = flat[start : start + _PIECE]
-        room = 1 << max(10, int(part.size - 1).bit_length())  # few lengths, so few programs
         # Of integers: a sum with the others' zeros would make +0 of -0.
-        bits = np.pad(part, (0, room - part.size)).view(np.uint32)
+        bits = np.pad(part, (0, _room(part.size) - part.size)).view(np.uint32)
         part[:] = np.asarray(multihost_utils.broadcast_one_to_all(bits)).view(np.uint8)[: part.size]
 
 
@@ -345,9 +327,8 @@ def device_memory(mesh: Mesh) -> int:
 
 def bytes_on_device(tree) -> int:
     """What arrays, or ShapeDtypeStructs with shardings, take of the device that holds most."""
-    return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
-    )
+    part = lambda x: math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    return sum(map(part, jax.tree.leaves(tree)))
 
 
 def is_main_process() -> bool:

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from levels import compiled_soon
-from test_train import arrays, assert_same_bits, finish, launch, run, small, without_clocks
+from rounding import EPS, assert_as_near, assert_near, reference
+from test_qwen2 import QWEN3, oracle_logits
+from test_train import arrays, assert_same_bits, run, small, without_clocks
 from test_update import (
     ALL_ON,
     RULES,
@@ -20,9 +22,7 @@ from test_update import (
     knobs,
     make_batch,
     mesh_of,
-    oracle,
     oracle_loss,
-    relative_gap,
     spread,
 )  # fmt: skip
 
@@ -51,33 +51,43 @@ def model(shape, seed=0, size=0.1):
     return qwen2.with_trained(params, jax.tree.map(random, qwen2.trained(params)))
 
 
-def merged_by_numpy(params, lora):
-    """W + alpha / r A B in float64, by the index; one weight and layer after the other."""
-    blocks = {k: np.array(w, np.float64) for k, w in params["blocks"].items() if k != "lora"}
+def merged(params, lora, xp=np):
+    """W + alpha / r A B; by NumPy in float64."""
+    if xp is np:
+        params = jax.tree.map(np.float64, jax.device_get(params))
+    blocks = {k: w for k, w in params["blocks"].items() if k != "lora"}
     for name in lora.targets:
-        a, b = (np.array(params["blocks"]["lora"][f"{name}_{x}"], np.float64) for x in "ab")
-        for i in range(len(a)):
-            for r in range(lora.rank):
-                outer = np.multiply.outer(a[i, ..., r], b[i, r])
-                blocks[name][i] += lora.alpha / lora.rank * outer
-    return jax.tree.map(np.float64, {k: v for k, v in params.items() if k != "blocks"}) | {
-        "blocks": blocks
-    }
+        a, b = (params["blocks"]["lora"][f"{name}_{x}"] for x in "ab")
+        flat = a.reshape(len(a), -1, lora.rank), b.reshape(len(b), lora.rank, -1)
+        product = xp.einsum("lir,lro->lio", *flat).reshape(blocks[name].shape)
+        blocks[name] = blocks[name] + lora.alpha / lora.rank * product
+    return params | {"blocks": blocks}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("targets", [qwen2.LINEAR, ("q", "v"), ("o", "down")])
-@pytest.mark.parametrize("scan", [False, True])
-def test_merged_equals_the_adapters_forward(targets, scan):
-    shape = SHAPE._replace(lora=LORA._replace(targets=targets), scan_layers=scan)
+FORWARD = [
+    (QWEN3, qwen2.LINEAR),  # its norms come behind the adapters of q and k
+    *(
+        pytest.param(SHAPE._replace(scan_layers=scan), targets, marks=pytest.mark.slow)
+        for scan in (False, True)
+        for targets in (qwen2.LINEAR, ("q", "v"), ("o", "down"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "targets"), FORWARD)
+def test_merged_equals_the_adapters_forward(shape, targets):
+    shape = shape._replace(lora=LORA._replace(targets=targets))
     params, tokens = model(shape), np.random.default_rng(1).integers(0, shape.vocab_size, (3, 17))
+
+    def oracle(p):
+        whole = merged(p, shape.lora, jnp)
+        return whole, oracle_logits(shape, whole, tokens, jnp)
+
+    want = reference(oracle, params)
     logits = qwen2.bind(shape, params)(tokens)
-    oracle = jax.tree.map(np.float32, merged_by_numpy(params, shape.lora))
-    got = jax.jit(functools.partial(qwen2.merge, shape))(params)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), got, oracle)
-    for merged in (got, oracle):
-        want = qwen2.bind(shape.merged, merged)(tokens)
-        assert np.abs(logits - want).max() <= 1e-5 * np.abs(want).max()
+    whole = jax.jit(functools.partial(qwen2.merge, shape))(params)
+    for got in (logits, qwen2.bind(shape.merged, whole)(tokens)):
+        assert_near((whole, got), want)
     without = qwen2.bind(shape.merged, qwen2.base(params))(tokens)
     assert np.abs(logits - without).max() > 0.1  # adapters that say something
 
@@ -86,46 +96,34 @@ def gradient(shape, params, batch, mesh, lr=0.0):
     """(gradient of what is trained, parameters after an update with it) by the jitted program."""
     setup = learner.Setup(mesh, RULES, learner.optax.trace(decay=0.0), shape.lora.dtype)
     programs = update.Trainer(shape, setup)
-    rows, used, places = packing.pack(
-        batch.items, packing.Layout(row_tokens=24, micro_rows=4, max_items=12)
-    )
+    layout = packing.Layout(row_tokens=24, micro_rows=4, max_items=12)
+    rows, used, places = packing.pack(batch.items, layout)
     put = lambda x: parallel.to_device(x, programs.row_sharding)
     old, ref = (put(spread(v, places, rows)) for v in (batch.old, batch.ref))
     state = parallel.to_device(jax.device_get(params), programs.param_shardings)
     opt_state = programs.init_opt_state(state)
     packed = update.Batch(put(rows), old, ref, np.int32(used))
-    state, opt_state, log = programs.update(
-        state, opt_state, packed, knobs(ALL_ON)._replace(lr=np.float32(lr))
-    )
+    how = knobs(ALL_ON)._replace(lr=np.float32(lr))
+    state, opt_state, log = programs.update(state, opt_state, packed, how)
     assert not log["skipped"]
     return jax.device_get((opt_state.trace, state))
 
 
 @pytest.fixture(scope="module")
 def truth():
-    """(shape, parameters, batch, gradient of the adapters by autodiff of the dense float64 oracle
-    of test_update.py at merged weights)."""
+    """(shape, parameters, batch, `reference` of the adapters' gradient by the dense oracle of
+    test_update.py at merged weights)."""
     shape = SHAPE._replace(lora=LORA)
     params = model(shape, size=0.02)
-    batch = make_batch(
-        jax.tree.map(np.float32, merged_by_numpy(params, LORA)), [-0.6, -0.1, 0.0, 0.1, 0.4, 2.6]
-    )
-    with jax.enable_x64(True):
-        wide = jax.tree.map(np.float64, jax.device_get(params))
+    whole = jax.tree.map(np.float32, merged(params, LORA))
+    batch = make_batch(whole, [-0.6, -0.1, 0.0, 0.1, 0.4, 2.6])
 
-        def loss(own):
-            p = qwen2.with_trained(wide, own)
-            blocks = dict(qwen2.base(p)["blocks"])
-            for name in LORA.targets:
-                a, b = (p["blocks"]["lora"][f"{name}_{x}"] for x in "ab")
-                flat = jnp.einsum(
-                    "lir,lro->lio", a.reshape(len(a), -1, LORA.rank), b.reshape(*b.shape[:2], -1)
-                )
-                blocks[name] += LORA.alpha / LORA.rank * flat.reshape(blocks[name].shape)
-            return oracle_loss(p | {"blocks": blocks}, batch, ALL_ON)[0]
+    def loss(own, params):
+        whole = merged(qwen2.with_trained(params, own), LORA, jnp)
+        return oracle_loss(whole, batch, ALL_ON)[0]
 
-        grads = jax.device_get(oracle(jax.grad(loss))(qwen2.trained(wide)))
-    return shape, params, batch, grads
+    params = jax.device_get(params)
+    return shape, params, batch, reference(jax.grad(loss), qwen2.trained(params), params)
 
 
 MESHES = [dict(), dict(data=2, fsdp=2, tensor=2)]
@@ -136,8 +134,8 @@ def test_gradients_are_the_adapters_alone_and_right(truth, sizes):
     shape, params, batch, want = truth
     got, after = gradient(shape, params, batch, mesh_of(**sizes), lr=0.5)
     assert jax.tree.structure(got) == jax.tree.structure(qwen2.trained(params))
-    assert relative_gap(got, want) < 1e-4
-    assert_same_bits(qwen2.base(after), jax.device_get(qwen2.base(params)))
+    assert_near(got, want)
+    assert_same_bits(qwen2.base(after), qwen2.base(params))
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), qwen2.trained(after), got)
     assert all(jax.tree.leaves(moved))
 
@@ -223,20 +221,6 @@ def test_resume_continues_bit_for_bit(whole_run, tmp_path):
 
 
 @pytest.mark.slow
-@compiled_soon()
-def test_killed_and_started_again_ends_with_the_same_bits(tmp_path):
-    flags = ("model.lora.rank=4", "loss.kl_coef=0.1", "steps=8")
-    finish(launch(tmp_path, tmp_path / "alone", 1, *flags))
-    kill = ("faulty_train.py", "kill")
-    process = launch(tmp_path, tmp_path / "killed", 1, *flags, program=kill)
-    process.communicate()
-    assert process.returncode == -9
-    said = finish(launch(tmp_path, tmp_path / "killed", 1, *flags))
-    assert "resumed after step 2" in said
-    assert_same_bits(*(arrays(tmp_path / name, 8) for name in ("alone", "killed")))
-
-
-@pytest.mark.slow
 def test_a_run_trains_and_saves_adapters_and_leaves_the_base(whole_run):
     start, end = (arrays(whole_run, step) for step in (0, 3))
     assert_same_bits(qwen2.base(end["params"]), qwen2.base(start["params"]))
@@ -258,8 +242,9 @@ def test_every_reader_gets_merged_weights(whole_run, tmp_path):
     """Evaluation, `init_from`, export while training, convert."""
     c = adapted(3)
     lora = qwen2.lora_choice(c)
-    want = merged_by_numpy(arrays(whole_run, 3)["params"], lora)
-    near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    want = merged(arrays(whole_run, 3)["params"], lora)
+    # A sum of rank products and an addition; both sizes are below 8.
+    near = functools.partial(np.testing.assert_allclose, rtol=0, atol=8 * (lora.rank + 1) * EPS)
     for reader in (c, small(3)):
         m = build.build_machine(reader, 48, (0, 1), None)
         got = policy.load_params(reader, m, policy.find_given(str(whole_run)))
@@ -285,7 +270,8 @@ def test_transformers_opens_the_export_with_equal_logits(tmp_path):
     hf.save(tmp_path / "hf", shape.merged, qwen2.merge(shape, params), "float32")
     theirs = convert.transformers_logits(tmp_path / "hf", tokens)
     ours = np.asarray(qwen2.bind(shape, params)(tokens))
-    assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+    truth = convert.transformers_logits(tmp_path / "hf", tokens, "float64")
+    assert_as_near(ours, theirs, truth)
 
 
 @compiled_soon()
@@ -295,26 +281,6 @@ def test_another_rank_is_another_run(whole_run, capsys):
     with pytest.raises(ValueError, match=r"blocks\.lora\.\w+"):
         c = adapted(4, loss__kl_coef=0.1, model__lora__rank=2)
         run(c, whole_run, allow_config_change=True)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        (dict(rank=-1), "config.model.lora.rank: -1 is too small, at least 0"),
-        (dict(rank=64), "config.model.lora.rank = 64 exceeds 32, the narrowest side"),
-        (dict(rank=4, alpha=0.0), "config.model.lora.alpha: 0 leaves adapters without effect"),
-        (dict(rank=4, alpha=-1.0), "config.model.lora.alpha: -1.0 is too small"),
-        (dict(rank=4, targets="q,x"), "config.model.lora.targets: 'q,x': wants each of q, k, v, o"),
-        (dict(rank=4, targets="q,q"), "at most once"),
-        (dict(rank=4, targets=""), "config.model.lora.targets: ''"),
-    ],
-)
-def test_mistakes_are_named(fields, says):
-    c = config.base()
-    c.model.lora.update(fields)
-    with pytest.raises(schema.ConfigError, match=re.escape(says)) as error:
-        validation.validate(c, 1)
-    assert len(str(error.value).splitlines()) == 1
 
 
 # --- a pod ----------------------------------------------------------------------------------------

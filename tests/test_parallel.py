@@ -1,5 +1,7 @@
 """The table from logical axes to mesh axes, and the ways between host and devices."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +18,9 @@ def mesh():
     return parallel.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
 
 
-def test_mesh_has_the_named_axes_and_every_device(mesh):
+def test_mesh_and_spec_follow_the_table(mesh):
     assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
     assert set(mesh.devices.flat) == set(jax.devices())
-
-
-def test_spec_follows_the_table():
     assert parallel.spec(("embed", "heads", "head_dim"), RULES) == P("fsdp", "tensor", None)
     assert parallel.spec(("batch", None), RULES) == P(("data", "fsdp"), None)
     assert parallel.spec((), RULES) == P()
@@ -51,14 +50,9 @@ def test_constrain_pins_the_layout_inside_use_only(mesh):
     want = NamedSharding(mesh, P(("data", "fsdp"), "tensor"))
     assert out.sharding.is_equivalent_to(want, 2)
     np.testing.assert_array_equal(out, x * 2)
-    assert parallel.constrain(x, "batch", "heads") is x
-
-
-def test_use_ends_with_an_exception(mesh):
     with pytest.raises(RuntimeError), parallel.mesh_scope(mesh, RULES):
-        raise RuntimeError
-    x = jnp.ones((8,))
-    assert parallel.constrain(x, "batch") is x
+        raise RuntimeError  # the scope ends with it
+    assert parallel.constrain(x, "batch", "heads") is x
 
 
 def test_host_device_host(mesh):
@@ -98,32 +92,17 @@ def test_local_runs_on_each_devices_part(mesh):
 
 def described(platform):
     """A mesh of one device, of which only the platform is known."""
-
-    class Device:
-        pass
-
-    class Described:
-        devices = np.array([Device()])
-
-    Device.platform = platform
-    return Described
+    return SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
 
 
-@pytest.mark.parametrize(
-    ("platform", "dtype", "exact"),
-    [
-        ("gpu", "float32", True),
-        ("gpu", "bfloat16", False),
-        ("gpu", None, False),
-        ("cpu", "float32", False),
-        ("tpu", "float32", False),
-    ],
-)
-def test_a_gpu_multiplies_float32_in_float32(platform, dtype, exact):
+@pytest.mark.parametrize("platform", ["gpu", "cpu", "tpu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", None])
+def test_a_gpu_multiplies_float32_in_float32(platform, dtype):
     """Where it would take TF32; on other platforms nothing is said, programs stay as they are."""
     with parallel.mesh_scope(described(platform), RULES, dtype):
         (product,) = jax.make_jaxpr(jnp.dot)(np.ones((2, 2)), np.ones((2, 2))).eqns
     highest = (jax.lax.Precision.HIGHEST,) * 2
+    exact = (platform, dtype) == ("gpu", "float32")
     assert product.params["precision"] == (highest if exact else None)
 
 

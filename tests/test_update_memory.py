@@ -1,6 +1,7 @@
 """What an update takes of a device: nothing of tokens x vocabulary, state where it belongs."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.extend
@@ -79,12 +80,11 @@ def fresh(programs, shape=SHAPE):
     params = programs.init_params(key)
     abstract = programs.abstract(A, R, T)[2].rows
     cells = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), abstract)
-    rows = parallel.to_device(cells._replace(weight_AxRxT=cells.weight_AxRxT / R / T),
-                              programs.row_sharding)  # fmt: skip
-    loss = objective.coefficients(config.base().loss)
-    old = rows.sampled_logp_AxRxT
-    return (params, programs.init_opt_state(params), update.Batch(rows, old, old, np.int32(1)),
-            update.Knobs(np.float32(1e-3), np.float32(1), loss))  # fmt: skip
+    cells = cells._replace(weight_AxRxT=cells.weight_AxRxT / R / T)
+    rows = parallel.to_device(cells, programs.row_sharding)
+    batch = update.Batch(rows, *[rows.sampled_logp_AxRxT] * 2, np.int32(1))
+    knobs = update.Knobs(*map(np.float32, (1e-3, 1)), objective.coefficients(config.base().loss))
+    return params, programs.init_opt_state(params), batch, knobs
 
 
 @pytest.mark.slow
@@ -103,20 +103,11 @@ def test_offloaded_moments_rest_in_host_memory_and_change_nothing():
 
 
 def test_devices_without_host_memory_are_named():
-    class Memory:
-        kind = "device"
-
-    class Device:
-        device_kind = "toy"
-
-        def addressable_memories(self):
-            return [Memory()]
-
-    class Toy:
-        devices = np.array([Device()])
-
+    memories = lambda: [SimpleNamespace(kind="device")]
+    device = SimpleNamespace(device_kind="toy", addressable_memories=memories)
+    toy = SimpleNamespace(devices=np.array([device]))
     with pytest.raises(ValueError, match=r"toy devices have no pinned host.*optim.offload=False"):
-        parallel.check_host_memory(Toy)
+        parallel.check_host_memory(toy)
 
 
 @pytest.mark.slow
@@ -125,15 +116,11 @@ def test_the_program_measured_is_the_one_that_runs():
     programs = make_programs(sizes=(1, 2, 2))
     args = fresh(programs)
     programs.update.lower(*programs.abstract(A, R, T)).compile()
-    compiled = []
-
-    def listen(event, *_, **__):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
+    events = []
+    listen = lambda event, *_, **__: events.append(event)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         programs.update(*args)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert not compiled
+    assert "/jax/core/compile/backend_compile_duration" not in events

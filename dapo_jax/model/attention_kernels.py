@@ -1,7 +1,5 @@
-"""Flash attention by platform for packed training rows: splash on TPU, cuDNN on NVIDIA GPUs.
-
-Both give what `attention.packed` gives, without ever writing scores to memory. Dims as there.
-"""
+"""Flash attention by platform for packed training rows: splash on TPU, cuDNN on NVIDIA GPUs. Both
+give what `attention.packed` gives, and write no scores to memory. Dims as there."""
 
 import functools
 import math
@@ -25,13 +23,10 @@ def kernel(kind: str, dtype, head_dim: int, shared: bool = False):
     hold prompts that several sequences share (`attention.SHARED`), which splash cannot see."""
     kind = choose(kind, dtype, head_dim)
     if kind == "splash":
-        return lambda q, k, v, segments, chunk: splash(q, k, v, segments)
-    step = functools.partial(packed, shared=shared)
-    if kind == "cudnn":
-        step = lambda q, k, v, segments, chunk: cudnn(
-            q, k, v, segments, max(chunk, _CUDNN_CHUNK), shared=shared
-        )
-    return lambda *args: checkpoint_name(step(*args), SAVED)
+        return lambda *args: splash(*args[:4])
+    step = functools.partial(cudnn if kind == "cudnn" else packed, shared=shared)
+    least = _CUDNN_CHUNK if kind == "cudnn" else 0
+    return lambda *args: checkpoint_name(step(*args[:4], max(args[4], least)), SAVED)
 
 
 def choose(kind: str, dtype, head_dim: int) -> str:
@@ -47,9 +42,9 @@ def choose(kind: str, dtype, head_dim: int) -> str:
 
 
 def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
-    """jax's splash kernels: each device has its rows and heads to itself, and blocks above the
-    diagonal or between different sequences are skipped. Rows are padded to whole blocks; a cell of
-    padding sees no further than its block. Off TPU it is interpreted, for tests."""
+    """jax's splash kernels on each device's rows and heads, without blocks above the diagonal or
+    between different sequences. Rows are padded to whole blocks; a cell of padding sees no further
+    than its block. Off TPU it is interpreted, for tests."""
     from jax.experimental.pallas.ops.tpu import splash_attention as pallas  # see paged_kernel.py
 
     def attend(q, k, v, segments):
@@ -72,8 +67,7 @@ def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
         y = jax.vmap(row)(scaled.reshape(B, K, H // K, T + pad, d), k, v, segments)
         return y.reshape(B, H, T + pad, d)[:, :, :T]
 
-    heads = ("batch", "heads", "token", "head_dim")
-    kv_heads = ("batch", "kv_heads", "token", "head_dim")
+    heads, kv_heads = (("batch", n, "token", "head_dim") for n in ("heads", "kv_heads"))
     split = parallel.per_shard(attend, (heads, kv_heads, kv_heads, ("batch", "token")), heads)
     return split(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT)
 
@@ -84,15 +78,10 @@ def _kernel(num_heads: int, T: int, block: int):
 
     # Keys at a time in registers, a divisor of the block's.
     compute = block if block <= 512 else math.gcd(block, 512)
-    sizes = pallas.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_kv_compute=compute,
-        block_q_dkv=block,
-        block_kv_dkv=block,
-        block_kv_dkv_compute=compute,
-        use_fused_bwd_kernel=True,  # dQ from the pass that makes dK and dV: 5 products, not 7
-    )
+    sizes = dict.fromkeys(("block_q", "block_kv", "block_q_dkv", "block_kv_dkv"), block)
+    sizes |= dict.fromkeys(("block_kv_compute", "block_kv_dkv_compute"), compute)
+    # dQ from the pass that makes dK and dV: 5 products, not 7.
+    sizes = pallas.BlockSizes(**sizes, use_fused_bwd_kernel=True)
     mask = pallas.MultiHeadMask([pallas.CausalMask((T, T))] * num_heads)
     with jax.ensure_compile_time_eval():
         return pallas.make_splash_mqa(
@@ -106,11 +95,9 @@ def _kernel(num_heads: int, T: int, block: int):
 
 
 def _within_segments(kernel, segments_T, block: int):
-    """The causal kernel without the blocks in which no query and key are of one sequence.
-
-    Its two tables say which (query, key) blocks it computes, and which block of keys, or in the
-    backward pass of queries, it asks for meanwhile: where nothing is computed, the next that is.
-    """
+    """The causal kernel without the blocks in which no query and key are of one sequence. Its two
+    tables say which (query, key) blocks it computes, and which block of keys, or in the backward
+    pass of queries, it asks for meanwhile: where nothing is computed, the next that is."""
     segments_QxC = segments_T.reshape(-1, block)
     key = jnp.arange(len(segments_QxC))
     query = key[:, None]
@@ -136,25 +123,16 @@ def cudnn(
 ):
     """cuDNN's flash kernel through jax.nn.dot_product_attention.
 
-    jax's public function knows no segments, only one length a row or a bias of queries x keys
-    (cuDNN's own packed layout is private to jax, and Hopper's alone). So the segments go in as a
-    bias, `chunk` queries at a time: that bounds it to chunk x T, and no score is written to memory.
-    A row in one chunk is told to be causal, so that cuDNN leaves out what is above the diagonal;
-    of several it computes the full square, as the chunked kernel does.
+    jax's public function knows no segments, only one length a row or a bias of queries x keys. So
+    the segments go in as a bias, `chunk` queries at a time: that bounds it to chunk x T, and no
+    score is written to memory. A row in one chunk is told to be causal, and cuDNN leaves out what
+    is above the diagonal; of several it computes the full square, as the chunked kernel does.
     """
-    causal = chunk >= q_BxHxTxd.shape[2]
+    how = dict(is_causal=chunk >= q_BxHxTxd.shape[2], implementation=implementation)
     by_token = lambda x: jnp.swapaxes(x, 1, 2)  # [B, heads, T, d] <-> [B, T, heads, d]
     k, v = by_token(k_BxKxTxd), by_token(v_BxKxTxd)
 
-    def attend(q_BxHxcxd, mask_Bx1xcxT):
-        y = jax.nn.dot_product_attention(
-            by_token(q_BxHxcxd),
-            k,
-            v,
-            mask=mask_Bx1xcxT,
-            is_causal=causal,
-            implementation=implementation,
-        )
-        return by_token(y)
+    def attend(q, mask_Bx1xcxT):
+        return by_token(jax.nn.dot_product_attention(by_token(q), k, v, mask=mask_Bx1xcxT, **how))
 
     return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk, shared)

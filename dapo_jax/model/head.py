@@ -19,12 +19,9 @@ class HeadStats(NamedTuple):
 
 def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
     """Log-prob of each target, entropy of each distribution: one pass over chunks of cells, whose
-    logits the backward pass makes again.
-
-    The vocabulary stays split over devices. Each sums over its own part, and only those sums
-    travel; the target's logit is a masked sum too, since a gather would fetch all the others.
-    Gradients of the head add up over chunks in float32, on each device, and travel once.
-    """
+    logits the backward pass makes again. Of a split vocabulary each device sums over its own part,
+    and only those sums travel; the target's logit is a masked sum too, since a gather would fetch
+    all the others. Gradients of the head add up over chunks in float32 and travel once."""
     over_V, over_D, over_T = map(parallel.mesh_axes, ("vocab", "embed", "sequence"))
     everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x
 

@@ -1,10 +1,8 @@
-"""Checkpoints in Hugging Face form: found, streamed into (sharded) arrays, written.
+"""Checkpoints in Hugging Face form: found, streamed into (sharded) arrays, written. A checkpoint is
+a directory: config.json, one model.safetensors or several with an index, tokenizer files.
 
     model = load("Qwen/Qwen2.5-0.5B")  # or a directory
     logits_BxTxV = model(tokens_BxT)
-
-A checkpoint is a directory: config.json, one model.safetensors or several with an index, tokenizer
-files. Only safetensors are read, never pickles.
 """
 
 import atexit
@@ -53,26 +51,22 @@ _TOKENIZER_EXTRAS = ("special_tokens_map.json", "added_tokens.json")
 
 
 def resolve(path_or_name: str | Path, weights: bool = True) -> Path:
-    """Directory of a checkpoint: a local one, else a bucket's (gs://...) or a hub name, fetched (or
-    found in the hub's cache). Without `weights` only what is said of them is fetched.
-
-    ValueError: no such directory, or a name that cannot be fetched and is not cached.
-    """
+    """Directory of a checkpoint: a local one, else a bucket's (gs://...) or a hub name, fetched or
+    found in the hub's cache; weights=False: without them. ValueError: there is none."""
     path, name = Path(path_or_name).expanduser(), str(path_or_name)
     wanted = ["*.json", *_TOKENIZER] + ["*.safetensors"] * weights
     if path.is_dir():
         return path
     if "://" in name:
         return _fetched(name, wanted)
+    none = f"{name}: no such directory"
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"{name}: no such directory; pass the one that holds config.json")
+        raise ValueError(f"{none}; pass the one that holds config.json")
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
     except Exception as e:  # the client's own errors, those of its HTTP library, the system's
-        raise ValueError(
-            f"{name}: no such directory, and the Hugging Face hub and its cache do not give it"
-            f" ({type(e).__name__}); pass the directory that holds its config.json and safetensors"
-        ) from e
+        none += f", and the Hugging Face hub and its cache do not give it ({type(e).__name__})"
+        raise ValueError(f"{none}; pass the directory that holds its config.json") from e
 
 
 def _fetched(name: str, wanted: Sequence[str]) -> Path:
@@ -87,9 +81,7 @@ def _fetched(name: str, wanted: Sequence[str]) -> Path:
     return here
 
 
-# ------------------------------------------------------------------------------------------------
-# Loading
-# ------------------------------------------------------------------------------------------------
+# --- Loading --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -117,20 +109,14 @@ def load(path: str | Path, dtype: str = "float32", **compute_choices) -> Model:
 
 
 def load_params(
-    path: str | Path,
-    shape: Shape,
-    mesh: Mesh | None = None,
-    rules: parallel.Rules | None = None,
-    dtype: str = "float32",
+    path: str | Path, shape: Shape, mesh: Mesh | None = None, rules=None, dtype: str = "float32"
 ) -> Params:
     """Stream a checkpoint directory into arrays: laid out by `rules` over `mesh`, or on one device.
 
     The host holds one tensor at a time; stacked arrays are filled in place on the devices, a layer
     at a time (small ones on the host, all layers at once). float32, float16 and bfloat16 tensors
-    become `dtype` there. Of several processes the first one reads, all of it and once, and the
-    others get it from there.
-
-    ValueError, before a weight is read: see `hf_format.read_headers`; then: a weight is not finite.
+    become `dtype`. Of several processes the first reads, once, and the others get it from there.
+    ValueError: see `hf_format.read_headers`, before a weight is read; a weight is not finite.
     """
     path, dtype = Path(path), jnp.dtype(dtype)
     tell = lambda: {n: [str(h[0]), *h[1:]] for n, h in read_headers(path, shape).items()}
@@ -139,13 +125,9 @@ def load_params(
         for name, (file, stored, size) in parallel.of_main_process(tell).items()
     }
     params = {}
-    with bars.bar(
-        total=sum(h.nbytes for h in headers.values()),
-        desc=f"loading {path.name}",
-        unit="B",
-        unit_scale=True,
-        show=jax.process_index() == 0,
-    ) as bar:
+    total, show = sum(h.nbytes for h in headers.values()), parallel.is_main_process()
+    how = dict(desc=f"loading {path.name}", unit="B", unit_scale=True)
+    with bars.bar(total=total, **how, show=show) as bar:
         # Largest first: a tensor's passing copies then exist while little else does.
         for w in sorted(weights(shape), key=lambda w: -w.size):
             params[w.keys] = _load_weight(w, headers, mesh, rules, dtype, bar)
@@ -179,10 +161,8 @@ def _load_weight(w: Weight, headers, mesh, rules, dtype, bar: tqdm) -> jax.Array
 
 
 def _read_small(header: Header, name: str, w: Weight, dtype, bar: tqdm) -> np.ndarray:
-    """One tensor whole, in our layout and of `dtype`: as the programs of `_load_weight` make it,
-    before XLA has compiled one of them."""
-    with open_file(header.file) as f:
-        x = _read(f.get_slice(name), w, tuple((0, n) for n in w.shape))
+    """One tensor in our layout and of `dtype`, as the programs of `_load_weight` would make it."""
+    x = _read_whole(header, name, w)
     if not np.isfinite(x).all():
         raise _not_finite(header, name)
     bar.update(header.nbytes)
@@ -212,28 +192,20 @@ def _sharding(axes, mesh, rules) -> Sharding:
 
 def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: tqdm) -> jax.Array:
     """One tensor in our layout, in its file's dtype; float16 as float32, which holds it exactly."""
+    make = lambda part: jax.make_array_from_callback(w.shape, sharding, part).block_until_ready()
     if jax.process_count() == 1:
         # Opened once a tensor: the file is mapped into memory, and pages once read stay resident.
         with open_file(header.file) as f:
-            stored, parts = f.get_slice(name), {}
-
-            def part(index):  # replicas share what was read
-                ranges = tuple(s.indices(n)[:2] for s, n in zip(index, w.shape, strict=True))
-                if ranges not in parts:
-                    parts[ranges] = _for_xla(_read(stored, w, ranges))
-                return parts[ranges]
-
-            x = jax.make_array_from_callback(w.shape, sharding, part)
-            x.block_until_ready()
+            stored = f.get_slice(name)
+            # Replicas share what was read.
+            read = functools.cache(lambda *ranges: _for_xla(_read(stored, w, ranges)))
+            x = make(lambda index: read(*(s.indices(n)[:2] for s, n in zip(index, w.shape))))  # noqa: B905
     else:
         whole = np.empty(w.shape, next(n for n, d in DTYPES.items() if d == header.dtype))
         if parallel.is_main_process():
-            with open_file(header.file) as f:
-                whole[...] = _read(f.get_slice(name), w, tuple((0, n) for n in w.shape))
+            whole[...] = _read_whole(header, name, w)
         parallel.broadcast(whole)
-        whole = _for_xla(whole)
-        x = jax.make_array_from_callback(w.shape, sharding, lambda index: whole[index])
-        x.block_until_ready()
+        x = make(_for_xla(whole).__getitem__)
     if not _all_finite(x):
         raise _not_finite(header, name)
     bar.update(header.nbytes)
@@ -250,6 +222,11 @@ def _all_finite(x):
     return jnp.isfinite(x).all()
 
 
+def _read_whole(header: Header, name: str, w: Weight) -> np.ndarray:
+    with open_file(header.file) as f:
+        return _read(f.get_slice(name), w, tuple((0, n) for n in w.shape))
+
+
 def _read(stored, w: Weight, ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
     """From an open tensor, the part that is `ranges` ((start, stop) of each dimension) in our
     layout. Of dimensions that are joined there, the first is cut while reading, others after."""
@@ -263,9 +240,7 @@ def _read(stored, w: Weight, ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
     return stored[tuple(rows)].reshape(sizes)[tuple(cut)].transpose(np.argsort(w.order))
 
 
-# ------------------------------------------------------------------------------------------------
-# Saving
-# ------------------------------------------------------------------------------------------------
+# --- Saving ---------------------------------------------------------------------------------------
 
 Tensors = list[tuple[Weight, int]]  # weights and which layer of each
 
@@ -281,10 +256,9 @@ def save(
     """Write a directory that `transformers` opens. It appears whole or not at all.
 
     The host holds one tensor at a time. `tokenizer_dir` is usually the checkpoint that training
-    started from: besides the tokenizer, what `shape` does not know (context length, special token
-    ids, generation settings) is taken from its config.json and generation_config.json.
-    In a multi-process run every process calls this, and process 0 writes; where it cannot, its
-    OSError comes once the others need it no more.
+    started from: it gives the tokenizer and, from its config.json and generation_config.json, what
+    `shape` does not know (context length, special token ids, generation settings).
+    Every process calls this, and process 0 writes; its OSError comes when no gather needs it.
 
     ValueError: `path` exists and is not an empty directory, `tokenizer_dir` holds no tokenizer, or
     `dtype` is none of float32, float16 and bfloat16.
@@ -295,8 +269,8 @@ def save(
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path}: exists already; choose another directory or remove it")
     small = _small_files(tokenizer_dir, shape, dtype)
-    files = _plan(shape, jnp.dtype(dtype).itemsize, shard_bytes)
-    flat, writes = flatten_dict(params), jax.process_index() == 0
+    files, index = _plan(shape, jnp.dtype(dtype).itemsize, shard_bytes)
+    flat, writes = flatten_dict(params), parallel.is_main_process()
     partial, wrong = path.with_name(path.name + ".partial"), None
     if writes:
         shutil.rmtree(partial, ignore_errors=True)  # of an interrupted attempt
@@ -316,9 +290,7 @@ def save(
                 pass
     try:
         if writes and not wrong:
-            if len(files) > 1:
-                small[INDEX] = _index(files, jnp.dtype(dtype).itemsize)
-            for name, content in small.items():
+            for name, content in (small | ({INDEX: index} if len(files) > 1 else {})).items():
                 (partial / name).write_bytes(content)
             partial.rename(path)
     except OSError as error:
@@ -330,30 +302,28 @@ def save(
         raise wrong
 
 
-def _plan(c: Shape, itemsize: int, shard_bytes: int) -> dict[str, Tensors]:
-    """File name -> its tensors in the network's order; files of at most `shard_bytes`."""
-    table = weights(c)
-    tensors = [(w, 0) for w in table if w.keys == ("embed",)]
-    tensors += [(w, i) for i in range(c.num_layers) for w in table if w.stacked]
-    tensors += [(w, 0) for w in table if not w.stacked and w.keys != ("embed",)]
-    named = {w.names[i]: (w, i) for w, i in tensors}
+def _plan(c: Shape, itemsize: int, shard_bytes: int) -> tuple[dict[str, Tensors], bytes]:
+    """(file name -> its tensors in the network's order, the index that lists them); files of at
+    most `shard_bytes`."""
+    place = lambda w, i: 1 + i if w.stacked else 0 if w.keys == ("embed",) else 1 + c.num_layers
+    tensors = [(w, i) for w in weights(c) for i in range(len(w.names))]
+    named = {w.names[i]: (w, i) for w, i in sorted(tensors, key=lambda tensor: place(*tensor))}
     split = huggingface_hub.split_state_dict_into_shards_factory(
         named,
         get_storage_size=lambda tensor: tensor[0].size * itemsize,
         filename_pattern=SINGLE.replace(".", "{suffix}."),
         max_shard_size=shard_bytes,
     )
-    return {
-        file: [named[name] for name in names] for file, names in split.filename_to_tensors.items()
-    }
+    listed = dict(sorted(split.tensor_to_filename.items()))
+    files = {file: [named[n] for n in names] for file, names in split.filename_to_tensors.items()}
+    return files, _json({"metadata": split.metadata, "weight_map": listed})
 
 
 def _fetch(x: jax.Array, i: int, w: Weight, dtype: str, bar: tqdm) -> np.ndarray:
     bar.update()
     converted = "float32" if dtype == "float16" else dtype  # see `_for_xla`
-    return parallel.to_host(_to_hf(x, i, w.stacked, w.order, w.hf_shape, converted)).astype(
-        dtype, copy=False
-    )
+    tensor = _to_hf(x, i, w.stacked, w.order, w.hf_shape, converted)
+    return parallel.to_host(tensor).astype(dtype, copy=False)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
@@ -364,8 +334,8 @@ def _to_hf(x, i, stacked: bool, order, hf_shape, dtype: str):
 
 
 def _write_file(file: Path, tensors: Tensors, dtype: str, values: Iterable[np.ndarray]) -> None:
-    """One safetensors file: the header's length, the header in JSON, the data. Written by hand,
-    because the library's writer wants all tensors of a file in memory."""
+    """One safetensors file: the header's length, the header in JSON, the data; the library's writer
+    wants all of a file's tensors in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for w, i in tensors:
@@ -379,12 +349,6 @@ def _write_file(file: Path, tensors: Tensors, dtype: str, values: Iterable[np.nd
             f.write(np.ascontiguousarray(value).view(np.uint8).data)
 
 
-def _index(files: dict[str, Tensors], itemsize: int) -> bytes:
-    total = sum(w.size * itemsize for tensors in files.values() for w, _ in tensors)
-    listed = {w.names[i]: file for file, tensors in files.items() for w, i in tensors}
-    return _json({"metadata": {"total_size": total}, "weight_map": dict(sorted(listed.items()))})
-
-
 def _small_files(tokenizer_dir: str | Path | None, c: Shape, dtype: str) -> dict[str, bytes]:
     """File name -> content of all that is not weights."""
     files, config, generation = {}, {}, {}
@@ -394,10 +358,8 @@ def _small_files(tokenizer_dir: str | Path | None, c: Shape, dtype: str) -> dict
             files |= {f.name: f.read_bytes() for f in source.glob(pattern) if f.is_file()}
         if not files:
             raise ValueError(f"{source}: no tokenizer files (tokenizer.json, vocab.json, ...)")
-        if (source / "config.json").is_file():
-            config = read_json(source / "config.json")
-        if (source / "generation_config.json").is_file():
-            generation = read_json(source / "generation_config.json")
+        read = lambda file: read_json(file) if file.is_file() else {}
+        config, generation = read(source / "config.json"), read(source / "generation_config.json")
     kept = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
     config = {k: config[k] for k in kept if config.get(k) is not None}
     generation = generation or {k: v for k, v in config.items() if k.endswith("_token_id")}

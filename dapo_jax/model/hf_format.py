@@ -1,8 +1,5 @@
-"""What a Hugging Face directory of a Qwen says, before any weight is read.
-
-config.json <-> Shape, the tensor names and layouts of every weight, and the headers of the
-safetensors files with all checks on them. Reading and writing the weights is `hf`.
-"""
+"""What a Hugging Face directory of a Qwen says, before any weight is read: config.json <-> Shape,
+names and layouts of the tensors, and the checked headers of the safetensors files."""
 
 import contextlib
 import json
@@ -23,12 +20,18 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # NumPy name -> safetensors name
 
 
-# ------------------------------------------------------------------------------------------------
-# config.json
-# ------------------------------------------------------------------------------------------------
+# --- config.json ----------------------------------------------------------------------------------
 
-# Fields that would change the computation -> the one value this network computes, which is also
-# their default: an absent field is fine.
+# Fields of `Shape` -> config.json's, which have no default there
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+}
+# Fields that would change the computation -> the one value that this network computes, the default
 _COMPUTED = {
     "hidden_act": "silu",
     "use_sliding_window": False,
@@ -54,56 +57,46 @@ FAMILIES = {
 
 
 def read_shape(path: str | Path, **compute_choices) -> Shape:
-    """Shape of the checkpoint in directory `path`; `compute_choices` as `qwen2.compute_choices`.
-
-    ValueError: config.json is missing or malformed, or asks for what the network does not compute.
-    """
+    """Shape of the checkpoint in directory `path`; compute_choices: of `qwen2.compute_choices`.
+    ValueError: config.json is missing, malformed or asks for what the network does not compute."""
     file = Path(path) / "config.json"
     config = {k: v for k, v in read_json(file).items() if v is not None}
     if "model_type" not in config:
         raise ValueError(f"{file}: no model_type; is this a language model's config.json?")
     family = FAMILIES.get(str(config["model_type"]))
+    wrong = lambda name: f"{file}: {name}={json.dumps(config[name])} is not supported, only"
     if not family:
-        raise ValueError(
-            f"{file}: model_type={json.dumps(config['model_type'])} is not supported, only"
-            f" {', '.join(map(json.dumps, FAMILIES))}"
-        )
+        raise ValueError(f"{wrong('model_type')} {', '.join(map(json.dumps, FAMILIES))}")
     biases = dict.fromkeys(("attention_bias", "qkv_bias"), family.qkv_bias)
     for name, only in (_COMPUTED | biases).items():
         if config.get(name, only) != only:
-            raise ValueError(
-                f"{file}: {name}={json.dumps(config[name])} is not supported, only"
-                f" {json.dumps(only)}"
-            )
+            raise ValueError(f"{wrong(name)} {json.dumps(only)}")
     if "quantization_config" in config:
         raise ValueError(f"{file}: quantization_config: quantised weights are not supported")
     layer_types = config.get("layer_types", [])
     if not isinstance(layer_types, list) or any(t != "full_attention" for t in layer_types):
         raise ValueError(f"{file}: layer_types: only full_attention is supported")
 
-    hidden, heads = (_number(file, config, n) for n in ("hidden_size", "num_attention_heads"))
+    sizes = {ours: _number(file, config, theirs) for ours, theirs in _SIZES.items()}
+    hidden, heads, kv_heads = (sizes[n] for n in ("hidden_size", "num_heads", "num_kv_heads"))
     if "head_dim" not in config and not family.head_dim and hidden % heads:
         raise ValueError(f"{file}: hidden_size={hidden} is not divisible by {heads} heads")
-    kv_heads = _number(file, config, "num_key_value_heads")
-    default = {"head_dim": family.head_dim or hidden // heads}
+    default = {"head_dim": family.head_dim or hidden // heads, "rms_norm_eps": 1e-6}
     head_dim = _number(file, default | config, "head_dim")
     if heads % kv_heads or head_dim % 2:
-        raise ValueError(
-            f"{file}: {heads} query heads on {kv_heads} key/value heads of width {head_dim}: wants"
-            " a whole multiple and an even width"
-        )
+        said = f"{heads} query heads on {kv_heads} key/value heads of width {head_dim}"
+        raise ValueError(f"{file}: {said}: wants a whole multiple and an even width")
     rope_theta, yarn = _rope(file, config)
+    tied = config.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):
+        said = json.dumps(tied)[:60]
+        raise ValueError(f"{file}: tie_word_embeddings={said}: wants true or false")
     return Shape(
-        vocab_size=_number(file, config, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=_number(file, config, "intermediate_size"),
-        num_layers=_number(file, config, "num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
+        **sizes,
         head_dim=head_dim,
         rope_theta=rope_theta,
-        rms_eps=_number(file, {"rms_norm_eps": 1e-6} | config, "rms_norm_eps"),
-        tie_embeddings=_flag(file, config, "tie_word_embeddings"),
+        rms_eps=_number(file, default | config, "rms_norm_eps"),
+        tie_embeddings=tied,
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         yarn=yarn,
@@ -124,10 +117,8 @@ def _rope(file: Path, config: dict) -> tuple[float, Yarn | None]:
             raise ValueError(f"{file}: {field} {json.dumps(rope)}: wants an object")
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in ("default", "yarn") or rope.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ValueError(
-                f"{file}: {field} {json.dumps(rope)} is not supported, only the types default and"
-                " yarn, with every dimension rotated"
-            )
+            only = "only the types default and yarn, with every dimension rotated"
+            raise ValueError(f"{file}: {field} {json.dumps(rope)} is not supported, {only}")
         if kind == "yarn":
             yarn = _yarn(f"{file}: {field}", config, rope)
     # 1e4 is the default; `rope` is now rope_parameters, which wins as in transformers.
@@ -184,13 +175,6 @@ def _number(file: Path | str, config: dict, name: str):
     return kind(value)
 
 
-def _flag(file: Path, config: dict, name: str) -> bool:
-    value = config.get(name, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"{file}: {name}={json.dumps(value)[:60]}: wants true or false")
-    return value
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object; ValueError with one line if there is none."""
     try:
@@ -206,30 +190,23 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def config_json(c: Shape, dtype: str) -> dict[str, Any]:
     """Contents of config.json; `read_shape` gives the shape back. ValueError: no family has it."""
-    is_of = lambda f: (f.qkv_bias, f.qk_norm) == (c.qkv_bias, c.qk_norm)
-    name = next((name for name, family in FAMILIES.items() if is_of(family)), None)
+    kinds = {(family.qkv_bias, family.qk_norm): name for name, family in FAMILIES.items()}
+    name = kinds.get((c.qkv_bias, c.qk_norm))
     if not name:
         raise ValueError(
             f"model.qkv_bias={c.qkv_bias} with model.qk_norm={c.qk_norm}: no Hugging Face"
             f" architecture of {', '.join(FAMILIES)} is that; such a model cannot be exported"
         )
-    context = 32768  # as most have: the shape does not know it
-    rope = {}
+    context, rope = 32768, {}  # as most have: the shape does not know it
     if c.yarn:
-        context = int(c.yarn.factor * c.yarn.original)
-        yarn = c.yarn._asdict()
+        context, yarn = int(c.yarn.factor * c.yarn.original), c.yarn._asdict()
         yarn["original_max_position_embeddings"] = yarn.pop("original")
         rope = {"rope_scaling": {"rope_type": "yarn"} | yarn}
     return rope | {
         "architectures": [FAMILIES[name].architecture],
         "model_type": name,
         "attention_bias": c.qkv_bias,
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": c.num_layers,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
+        **{theirs: getattr(c, ours) for ours, theirs in _SIZES.items()},
         "head_dim": c.head_dim,
         "hidden_act": "silu",
         "rope_theta": c.rope_theta,
@@ -241,17 +218,13 @@ def config_json(c: Shape, dtype: str) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------
-# Which tensor is which weight
-# ------------------------------------------------------------------------------------------------
+# --- Which tensor is which weight -----------------------------------------------------------------
 
 
 class Weight(NamedTuple):
-    """One entry of the parameter tree and the tensor(s) that it is in Hugging Face form.
-
-    A linear layer is stored [out, in] there and inputs first here; heads are flat there and a
-    dimension of their own here; layers are separate tensors there and stacked here.
-    """
+    """One entry of the parameter tree and its tensors in Hugging Face form. There a linear layer is
+    [out, in], heads are flat and layers are separate tensors; here inputs are first, heads are a
+    dimension of their own and layers are stacked."""
 
     keys: tuple[str, ...]  # its path in the tree
     names: tuple[str, ...]  # of its tensors, one a layer
@@ -282,20 +255,14 @@ def weights(c: Shape) -> list[Weight]:
     for keys, w in flatten_dict(qwen2.abstract(c)).items():
         name, inputs, stacked = hf[keys], in_axes[keys], "{}" in hf[keys]
         dims = tuple(range(w.ndim - stacked))
-        if inputs:
-            groups = (dims[inputs:], dims[:inputs])
-        elif name.endswith(".bias"):
-            groups = (dims,)
-        else:
-            groups = tuple((a,) for a in dims)
+        alone = (dims,) if name.endswith(".bias") else tuple((a,) for a in dims)
+        groups = (dims[inputs:], dims[:inputs]) if inputs else alone
         names = tuple(name.format(i) for i in range(c.num_layers if stacked else 1))
         out.append(Weight(keys, names, stacked, w.shape[stacked:], axes[keys][stacked:], groups))
     return out
 
 
-# ------------------------------------------------------------------------------------------------
-# The safetensors files
-# ------------------------------------------------------------------------------------------------
+# --- The safetensors files ------------------------------------------------------------------------
 
 
 class Header(NamedTuple):
@@ -318,43 +285,38 @@ def open_file(file: Path):
             yield f
     except (SafetensorError, OSError) as e:
         size = f"{file.stat().st_size} bytes" if file.exists() else "no such file"
-        raise ValueError(
-            f"{file} ({size}): truncated, or not safetensors ({e}); fetch it again"
-        ) from e
+        wrong = f"{file} ({size}): truncated, or not safetensors ({e}); fetch it again"
+        raise ValueError(wrong) from e
 
 
 def read_headers(path: Path, c: Shape) -> dict[str, Header]:
-    """Tensor name -> header, exactly those of a model of shape `c`.
-
-    ValueError: a missing, truncated or unreadable file, an index that does not match the files,
-    missing or unexpected tensors, a wrong shape or dtype.
-    """
+    """Tensor name -> header, exactly those of a model of shape `c`. ValueError: a missing or
+    unreadable file, an index that does not match the files, missing or unexpected tensors, a wrong
+    shape or dtype."""
     headers = _headers(path)
     expected = {name: w for w in weights(c) for name in w.names}
     ignored = {n for n in headers if n.endswith(".rotary_emb.inv_freq")}  # a buffer of old files
     if c.tie_embeddings and {"lm_head.weight", "model.embed_tokens.weight"} <= set(headers):
         _check_tied(path, headers["lm_head.weight"], headers["model.embed_tokens.weight"])
         ignored.add("lm_head.weight")
+    told = (
+        f"num_hidden_layers={c.num_layers} and tie_word_embeddings={json.dumps(c.tie_embeddings)}"
+    )
     for problem, names in (
         ("missing", sorted(set(expected) - set(headers))),
         ("unexpected", sorted(set(headers) - set(expected) - ignored)),
     ):
         if names:
-            raise ValueError(
-                f"{path}: {len(names)} tensors {problem} ({_some(names)}) for config.json's"
-                f" num_hidden_layers={c.num_layers} and"
-                f" tie_word_embeddings={json.dumps(c.tie_embeddings)}"
-            )
+            some = f"{len(names)} tensors {problem} ({_some(names)})"
+            raise ValueError(f"{path}: {some} for config.json's {told}")
     for name, w in expected.items():
         file, dtype, shape = headers[name]
         if shape != w.hf_shape:
-            raise ValueError(
-                f"{file}: {name} has shape {list(shape)}, but config.json wants {list(w.hf_shape)}"
-            )
+            said = f"shape {list(shape)}, but config.json wants {list(w.hf_shape)}"
+            raise ValueError(f"{file}: {name} has {said}")
         if dtype not in DTYPES.values():
-            raise ValueError(
-                f"{file}: {name} has dtype {dtype}, not one of {', '.join(DTYPES.values())}"
-            )
+            said = f"dtype {dtype}, not one of {', '.join(DTYPES.values())}"
+            raise ValueError(f"{file}: {name} has {said}")
     return {name: headers[name] for name in expected}
 
 
@@ -381,20 +343,17 @@ def _headers(path: Path) -> dict[str, Header]:
             raise ValueError(f"{index}: corrupt: {json.dumps(file)} is no safetensors file name")
     files = sorted(set(listed.values()))
     if missing := [f for f in files if not (path / f).is_file()]:
-        raise ValueError(
-            f"{path}: {len(missing)} of {len(files)} safetensors files are missing"
-            f" ({_some(missing)}); fetch them"
-        )
+        many = f"{len(missing)} of {len(files)} safetensors files are missing"
+        raise ValueError(f"{path}: {many} ({_some(missing)}); fetch them")
     headers: dict[str, Header] = {}
     for file in files:
         for name, header in _file_headers(path / file).items():
             if listed.get(name, file) == file:  # of copies, the one that the index means
                 headers[name] = header
     if lost := sorted(set(listed) - set(headers)):
-        raise ValueError(
-            f"{index}: corrupt: {len(lost)} tensors are not in the files it says ({lost[0]} in"
-            f" {listed[lost[0]]}); fetch it again"
-        )
+        first = f"{lost[0]} in {listed[lost[0]]}"
+        many = f"{len(lost)} tensors are not in the files it says ({first})"
+        raise ValueError(f"{index}: corrupt: {many}; fetch it again")
     return headers
 
 
@@ -409,15 +368,13 @@ def _check_tied(path: Path, head: Header, embedding: Header) -> None:
     same = head[1:] == embedding[1:]
     with open_file(head.file) as f, open_file(embedding.file) as g:
         a, b = f.get_slice("lm_head.weight"), g.get_slice("model.embed_tokens.weight")
-        rows = head.shape[0] if same else 0
-        for i in range(0, rows, 4096):  # neither is ever whole in memory
-            part = slice(i, min(i + 4096, rows))
-            same = same and np.array_equal(a[part], b[part])
+        # Neither is ever whole in memory.
+        starts, rows = range(0, head.shape[0] if same else 0, 4096), head.shape[0]
+        parts = (slice(i, min(i + 4096, rows)) for i in starts)
+        same = same and all(np.array_equal(a[part], b[part]) for part in parts)
     if not same:
-        raise ValueError(
-            f"{path}: tie_word_embeddings is true, but lm_head.weight is not the embedding: correct"
-            " config.json, or remove the tensor"
-        )
+        other = "tie_word_embeddings is true, but lm_head.weight is not the embedding"
+        raise ValueError(f"{path}: {other}: correct config.json, or remove the tensor")
 
 
 def _some(names: list[str]) -> str:

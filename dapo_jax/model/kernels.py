@@ -1,11 +1,10 @@
-"""The heavy parts of training and decoding, chosen once by devices, sizes and dtype.
+"""The heavy parts of training and decoding, chosen once by devices, sizes and dtype: here and in
+head.py for any mesh, in one_cpu.py for one CPU that holds a large model or vocabulary.
 
-The functions here and in head.py serve any mesh; one_cpu.py has the same for one CPU that holds a
-large model or a large vocabulary. Dims: S rows, D hidden, V vocabulary.
+Dims: S rows, D hidden, V vocabulary.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,12 +20,8 @@ from dapo_jax.parallel import constrain
 
 def accumulate(loss, trained, micro_batches):
     """(gradient, sums, maxima) of `loss(trained, i) -> (loss, (sums, maxima))` over the first
-    `micro_batches` values of i; float32.
-
-    A loop with a traced trip count: one program for any number, and no time on empty micro-batches,
-    which a scan over all of them would run too. The gradient is taken inside, so that nothing of a
-    micro-batch outlives its turn, and the sums in the carry are updated in place.
-    """
+    `micro_batches` values of i; float32. The trip count is traced: one program for any number. The
+    gradient is taken inside, so that nothing of a micro-batch outlives its turn."""
     grad_fn = jax.grad(loss, has_aux=True)
     sums, maxima = jax.eval_shape(loss, trained, 0)[1]
 
@@ -73,9 +68,8 @@ def clip_by_global_norm(largest: float) -> optax.GradientTransformationExtraArgs
 def decode_logits(model, inside: bool = False, masked: bool = False):
     """(x_Sx1xD, active_S) -> logits float32 [S, V], to be called in the loop over tokens. inside:
     multiply by a tied embedding as it lies, of which XLA would make a transposed copy before the
-    loop. masked: set the logits of rows that are not active, whose draws are not used, to 0; XLA's
-    library for CPUs would otherwise find each row's maximum as it multiplies, in memory that it
-    allocates each time."""
+    loop. masked: logits of rows that are not active are 0; XLA's library for CPUs would otherwise
+    find each row's maximum as it multiplies, in memory that it allocates each time."""
     before = None if inside else model.head()
 
     def logits(x_Sx1xD, active_S):
@@ -103,15 +97,13 @@ def choose(mesh: Mesh, shape: qwen2.Shape, dtype) -> Kernels:
     cpu = mesh.devices.flat[0].platform == "cpu"
     alone = cpu and mesh.size == 1
     vocabulary = alone and shape.vocab_size >= one_cpu.LARGE_VOCABULARY
-    chosen = GENERAL._replace(
-        decode_logits=functools.partial(decode_logits, inside=vocabulary, masked=cpu)
-    )
-    if vocabulary:
-        chosen = chosen._replace(head_stats=one_cpu.head_stats)
     trained = jax.tree.leaves(qwen2.trained(qwen2.abstract(shape)))
-    if alone and sum(math.prod(w.shape) for w in trained) >= one_cpu.LARGE_MODEL:
-        chosen = chosen._replace(apply=one_cpu.apply)
-        # jax 0.10 can add to a place neither what has to be cast nor cuts of a stack of layers.
-        if np.dtype(dtype) == np.float32 and shape.scan_layers:
-            chosen = chosen._replace(accumulate=one_cpu.accumulate)
-    return chosen
+    large = alone and sum(w.size for w in trained) >= one_cpu.LARGE_MODEL
+    # jax 0.10 can add to a place neither what has to be cast nor cuts of a stack of layers.
+    in_place = large and np.dtype(dtype) == np.float32 and shape.scan_layers
+    return Kernels(
+        head_stats=one_cpu.head_stats if vocabulary else head.head_stats,
+        accumulate=one_cpu.accumulate if in_place else accumulate,
+        apply=one_cpu.apply if large else apply,
+        decode_logits=functools.partial(decode_logits, inside=vocabulary, masked=cpu),
+    )

@@ -1,8 +1,6 @@
-"""Gradient updates of any network and loss.
-
-`update` accumulates float32 gradients over micro-batches inside one program, then clips, applies
-the optimizer, and keeps the old state where the gradient is not finite (model/kernels.py). With
-adapters (LoRA) only these have gradients and optimizer state (`qwen2.trained`).
+"""Gradient updates of any network and loss: one program accumulates float32 gradients over
+micro-batches, clips, applies the optimizer, and keeps the old state where the gradient is not
+finite (model/kernels.py). With adapters (LoRA) only these are trained (`qwen2.trained`).
 
 Dims: A micro-batches, R rows, T cells.
 """
@@ -31,14 +29,14 @@ class Setup(NamedTuple):
 
 
 class Learner:
-    """Gradient updates of one network.
+    """Gradient updates of one network, of its shape and loss, with what all networks share.
 
     loss(kernel, params, batch, knobs) -> (loss, (sums, maxima)) of one micro-batch. A batch is a
     NamedTuple like `update.Batch`, with a field `micro_batches`; knobs have a field `lr`.
 
-    Nothing compiles before its first use. `update` donates params and opt_state. With `offload` the
-    optimizer's per-weight state rests in host memory and is on the device only while an update is
-    applied; ValueError where the devices cannot reach such memory.
+    `update` donates params and opt_state. With `offload` the optimizer's per-weight state rests in
+    host memory and is on the device only while an update is applied; ValueError where the devices
+    cannot reach such memory.
     """
 
     def __init__(self, shape: qwen2.Shape, setup: Setup, loss: Callable):
@@ -141,18 +139,15 @@ class Learner:
         """(params, opt_state) as jax.ShapeDtypeStructs with their shardings."""
         params = qwen2.abstract(self.shape)
         opt_state = jax.eval_shape(self.tx.init, qwen2.trained(params))
-        return tuple(
-            map(parallel.sharded, (params, opt_state), (self.param_shardings, self.opt_shardings))
-        )
+        sharded = parallel.sharded
+        return sharded(params, self.param_shardings), sharded(opt_state, self.opt_shardings)
 
     def abstract_cells(self, A: int, R: int, T: int, dtype=np.float32) -> jax.ShapeDtypeStruct:
         """A number per cell: A micro-batches of R rows of T cells."""
         return jax.ShapeDtypeStruct((A, R, T), dtype, sharding=self.row_sharding)
 
 
-# ------------------------------------------------------------------------------------------------
-# Optimizer and learning rate
-# ------------------------------------------------------------------------------------------------
+# --- Optimizer and learning rate ------------------------------------------------------------------
 
 
 def optimizer(

@@ -20,10 +20,9 @@ _COLUMNS = 1024  # of logits at a time: with the gradients of 512 cells, 2 MiB
 
 def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
     """`head.head_stats`: a few cells at a time, so that the terms of its sums stay in the caches.
-    XLA would write each of them out for all cells, several times the logits; that took as long as
-    the products. A row of one chunk keeps its logits, and the backward pass begins with them. It
-    takes some columns of the vocabulary at a time: their gradient then stays in the caches too, and
-    XLA multiplies parts with the head a third faster than the whole."""
+    XLA would write each of them out for all cells, several times the logits. A row of one chunk
+    keeps its logits, and the backward pass begins with them; it takes some columns of the
+    vocabulary at a time, whose gradient then stays in the caches too."""
     temperature, head_f32 = jnp.float32(temperature), head_DxV.astype(jnp.float32)
 
     def stats(x_RxcxD, targets_Rxc):
@@ -102,10 +101,7 @@ def accumulate(loss, trained, micro_batches):
     def add(i, carry):
         _, backward, more = jax.vjp(lambda p: loss(p, i), trained, has_aux=True)
         backward.with_refs(totals)(jnp.float32(1))
-        return tuple(
-            jax.tree.map(f, old, new)
-            for f, old, new in zip((jnp.add, jnp.maximum), carry, more, strict=True)
-        )
+        return tuple(map(jax.tree.map, (jnp.add, jnp.maximum), carry, more))
 
     told = qwen2.zeros(jax.eval_shape(lambda: loss(trained, 0)[1]))
     told = jax.lax.fori_loop(0, micro_batches, add, told)
@@ -113,18 +109,17 @@ def accumulate(loss, trained, micro_batches):
 
 
 def apply(tx: optax.GradientTransformation, params, opt_state, grads, lr):
-    """`kernels.apply`: writes over weights and moments, where that function holds the old and the
-    new ones. So the new weights are computed twice, first to see whether they are finite; each time
-    in a branch, since XLA would join the two."""
+    """`kernels.apply`, in place of weights and moments: the new weights are computed twice, first
+    to see whether they are finite; each time in a branch, since XLA would join the two."""
     tx = optax.with_extra_args_support(tx)
 
     def step(params, opt_state):
         step, opt_state = tx.update(grads, opt_state, params, by_product=True)
         return jax.tree.map(lambda p, u: p - lr * u, params, step), opt_state
 
-    def sound(params, opt_state):
-        new_params, _ = step(params, opt_state)
-        return jnp.all(jnp.stack([jnp.isfinite(p).all() for p in jax.tree.leaves(new_params)]))
+    def sound(*state):
+        new = jax.tree.leaves(step(*state)[0])
+        return jnp.all(jnp.stack([jnp.isfinite(p).all() for p in new]))
 
     norm, state = optax.tree.norm(grads), (params, opt_state)
     finite = jax.lax.cond(jnp.isfinite(norm), sound, lambda *_: jnp.bool_(False), *state)

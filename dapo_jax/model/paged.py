@@ -1,17 +1,14 @@
 """The decoder's cache: keys and values of all rows in one pool of pages, and attention over it.
 
 A page holds the keys (or values) of `page_tokens` consecutive tokens of one row; a row is a list of
-page numbers, its table. Rows therefore take memory as they grow and not at their longest possible
-length, and rows with the same prompt may name the same pages. The pool is written in place: it is
-carried through the layers and the decode loop, whole, and only ever scattered into.
+page numbers, its table. Rows therefore take memory as they grow, and rows with the same prompt may
+name the same pages. The pool is written in place: it is carried whole through the layers and the
+decode loop. But for the TPU kernel the keys of a page lie transposed, [d, P]: a product with one
+query then reads them as they come, which on CPU takes half the time.
 
-But for the TPU kernel the keys of a page lie transposed, [d, P]: a product with one query then
-reads them as they come, which on CPU takes half the time.
-
-A quantized pool holds keys and values as int8, with a float32 scale for each token and head: a page
-is filled token by token, and a scale of the whole page would round its older tokens again with each
-new one. No key is ever dequantized while decoding: the keys' scales multiply scores, and those of
-the values the weights of the softmax.
+A quantized pool holds keys and values as int8, with a float32 scale for each token and head, since
+a page is filled token by token. No key is dequantized while decoding: the keys' scales multiply
+scores, and those of the values the weights of the softmax.
 
 Over a mesh, the pool is split by key/value head and by group of rows (a "shard": the devices along
 the `batch` axes); page numbers are local to a shard.
@@ -33,7 +30,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from dapo_jax import parallel
 from dapo_jax.model import attention, paged_kernel, paged_triton, qwen2
@@ -71,14 +68,15 @@ class Geometry(NamedTuple):
         return self.reader != "kernel"
 
     @property
-    def pool_axes(self) -> tuple[str | None, ...]:
-        layers = () if self.layers == 1 else (None,)
-        return ("kv_heads", *layers, "batch", None, None)
+    def stack(self) -> tuple[int, ...]:
+        """The axis of layers, where an array has one."""
+        return () if self.layers == 1 else (self.layers,)
 
     @property
     def pages_axes(self):
         """Logical axes of each array of `Pages`."""
-        return (self.pool_axes,) * (3 if self.quantized else 2)
+        axes = ("kv_heads", *[None for _ in self.stack], "batch", None, None)
+        return (axes,) * (3 if self.quantized else 2)
 
     @property
     def tokens(self) -> int:
@@ -103,8 +101,7 @@ class Prompts(NamedTuple):
     start: jax.Array  # int32
 
 
-def prompt_axes() -> Prompts:
-    return Prompts(("batch", None), ("batch", None), ("batch",), ())
+PROMPT_AXES = Prompts(("batch", None), ("batch", None), ("batch",), ())
 
 
 def geometry(
@@ -120,11 +117,8 @@ def geometry(
     quantized: bool = False,
 ) -> Geometry:
     """Sizes for `slots` rows of at most `row_tokens` tokens, over `shards` groups of rows.
-
-    page_tokens 0 chooses: 128 on TPU and GPU; on CPU a whole row while rows are short
-    (`benchmarks/sampler.py`, readers, measures where that ends), else 64. fraction: pages there
-    are, of those that all rows at full length would take.
-    """
+    page_tokens 0: 128 on TPU and GPU; on CPU a whole row while rows are short
+    (`benchmarks/sampler.py`), else 64. fraction: of the pages that all rows at full length take."""
     if page_tokens == 0:
         on_cpu = platform == "cpu"
         page_tokens = row_tokens if on_cpu and row_tokens <= _WHOLE_ROWS else 64 if on_cpu else 128
@@ -134,23 +128,19 @@ def geometry(
     reader = "kernel" if platform == "tpu" else "rows" if row_pages == 1 else "pages"
     if platform == "gpu" and reader == "pages" and paged_triton.fits(page_tokens, shape.head_dim):
         reader = "triton"
-    head_dim = shape.head_dim
-    if reader == "kernel":
-        head_dim = -(-head_dim // _LANES) * _LANES
+    lanes = _LANES if reader == "kernel" else 1
     rows = slots // shards
-    pages = rows if reader == "rows" else max(row_pages, math.ceil(fraction * rows * row_pages))
     arrays = 1 if shape.scan_layers else shape.num_layers
-    layers = shape.num_layers // arrays
     return Geometry(
         reader=reader,
         page_tokens=page_tokens,
         row_pages=row_pages,
-        pages=pages,
+        pages=rows if reader == "rows" else max(row_pages, math.ceil(fraction * rows * row_pages)),
         shards=shards,
         arrays=arrays,
-        layers=layers,
+        layers=shape.num_layers // arrays,
         kv_heads=shape.num_kv_heads,
-        head_dim=head_dim,
+        head_dim=-(-shape.head_dim // lanes) * lanes,
         cores=cores,
         quantized=quantized,
     )
@@ -167,14 +157,12 @@ def pool_bytes(g: Geometry, dtype) -> int:
 
 
 def pool_sharding(g: Geometry, mesh: Mesh, rules: parallel.Rules):
-    kv = NamedSharding(mesh, parallel.spec(g.pool_axes, rules))
-    return ((kv,) * len(g.pages_axes),) * g.arrays
+    return parallel.shardings((g.pages_axes,) * g.arrays, mesh, rules)
 
 
 def new_pool(g: Geometry, dtype) -> Pool:
     """Zeros; dtype: of a pool that is not quantized."""
-    layers = () if g.layers == 1 else (g.layers,)
-    size, page = (g.kv_heads, *layers, g.shards * g.pages), (g.page_tokens, g.head_dim)
+    size, page = (g.kv_heads, *g.stack, g.shards * g.pages), (g.page_tokens, g.head_dim)
     dtype = jnp.int8 if g.quantized else dtype
 
     def pages():
@@ -189,18 +177,14 @@ def copy_pages(g: Geometry, pool: Pool, source_S, target_S) -> Pool:
     """Copy page source[i] to target[i] of the same shard, in every layer; target N = no copy."""
 
     def local(pool, source_S, target_S):
-        def move(x):
-            return x.at[..., target_S, :, :].set(x[..., source_S, :, :], mode="drop")
-
+        move = lambda x: x.at[..., target_S, :, :].set(x[..., source_S, :, :], mode="drop")
         return jax.tree.map(move, pool)
 
     pools, row = (g.pages_axes,) * g.arrays, ("batch",)
     return parallel.per_shard(local, (pools, row, row), pools)(pool, source_S, target_S)
 
 
-# ------------------------------------------------------------------------------------------------
-# One layer's attention, as `Qwen2.cached` calls it
-# ------------------------------------------------------------------------------------------------
+# --- One layer's attention, as `Qwen2.cached` calls it --------------------------------------------
 
 
 def decode_attend(g: Geometry, rows: CacheRows):
@@ -216,14 +200,12 @@ def decode_attend(g: Geometry, rows: CacheRows):
             make = functools.partial(_plan, page_tokens=g.page_tokens)
             plan = parallel.per_shard(make, (axes,), plan_axes)(rows)
         elif g.reader == "kernel":
-            plan_axes = paged_kernel.work_axes()
+            plan_axes = paged_kernel.WORK_AXES
             make = functools.partial(_kernel_plan, g)
             plan = parallel.per_shard(make, (axes, (angle, angle)), plan_axes)(rows, angles)
-        mapped = parallel.per_shard(
-            functools.partial(_write_and_read if g.reader == "kernel" else _write_then_read, g),
-            ((), g.pages_axes, heads, kv, kv, axes, plan_axes),
-            (g.pages_axes, heads),
-        )
+        act = functools.partial(_write_and_read if g.reader == "kernel" else _write_then_read, g)
+        arguments = ((), g.pages_axes, heads, kv, kv, axes, plan_axes)
+        mapped = parallel.per_shard(act, arguments, (g.pages_axes, heads))
 
         def attend_layer(layer, pool, q, k, v):
             if g.reader != "kernel":
@@ -237,9 +219,8 @@ def decode_attend(g: Geometry, rows: CacheRows):
 
 def _write_then_read(g: Geometry, layer, pages, q, k, v, rows: CacheRows, plan):
     """Writes and attends on one device in one layer, by XLA: (pages, [S, H, 1, d])."""
-    page_S = jnp.take_along_axis(
-        rows.table_SxR, (rows.position_S // g.page_tokens)[:, None], axis=1
-    )[:, 0]
+    column_Sx1 = (rows.position_S // g.page_tokens)[:, None]
+    page_S = jnp.take_along_axis(rows.table_SxR, column_Sx1, axis=1)[:, 0]
     place = layer * g.pages + page_S, rows.position_S % g.page_tokens, rows.active_S
     pages = _store(g, pages, k.swapaxes(0, 1), v.swapaxes(0, 1), *place)
     read = {"pages": _read_pages, "rows": _read_rows, "triton": _read_by_triton}[g.reader]
@@ -267,9 +248,7 @@ def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
     prompt that fits into one chunk needs no look at the pool. chunk: queries per step of attention.
     """
     T = prompts.tokens_BxT.shape[1]
-    part = math.gcd(T, g.page_tokens)  # tokens written together
-    once = window <= T
-    window_pages = -(-window // g.page_tokens)
+    part, once = math.gcd(T, g.page_tokens), window <= T  # part: tokens written together
 
     def local(layer, pages, k, v, prompts):
         token_J = prompts.start + part * jnp.arange(T // part)
@@ -287,7 +266,7 @@ def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
         pages = _store(g, pages, pieces(k), pieces(v), *place)
         seen = (k, v)
         if not once:
-            table = layer * g.pages + prompts.table_BxR[:, :window_pages]
+            table = layer * g.pages + prompts.table_BxR[:, : -(-window // g.page_tokens)]
             seen = _gather(pages[0], table, g.transposed), _gather(pages[1], table)
             seen = tuple(x[..., : k.shape[-1]] for x in seen)
         if g.quantized:  # as the cache has them, so that chunks of a prompt do not show
@@ -297,8 +276,8 @@ def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
         return _stacked(pages, g), seen
 
     kv = ("batch", "kv_heads", None, None)
-    axes = prompt_axes()
-    mapped = parallel.per_shard(local, ((), g.pages_axes, kv, kv, axes), (g.pages_axes, (kv, kv)))
+    arguments = ((), g.pages_axes, kv, kv, PROMPT_AXES)
+    mapped = parallel.per_shard(local, arguments, (g.pages_axes, (kv, kv)))
 
     def attend(angles, layer, pool, q, k, v):
         q, k = qwen2.rotate(q, angles), qwen2.rotate(k, angles)
@@ -323,8 +302,7 @@ def _flat(pages: Pages, g: Geometry) -> Pages:
 
 
 def _stacked(pages: Pages, g: Geometry) -> Pages:
-    layers = () if g.layers == 1 else (g.layers,)
-    return tuple(x.reshape(x.shape[0], *layers, g.pages, *x.shape[-2:]) for x in pages)
+    return tuple(x.reshape(x.shape[0], *g.stack, g.pages, *x.shape[-2:]) for x in pages)
 
 
 def _padded(x, g: Geometry):
@@ -333,19 +311,17 @@ def _padded(x, g: Geometry):
 
 
 def _store(g: Geometry, pages, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, keep_W) -> Pages:
-    """W pieces of u tokens into the pool, piece w from `offset` of its page on. Returns the flat
-    pages.
+    """W pieces of u tokens into the pool, piece w from `offset` of its page on: the flat pages.
 
     Heads are part of the index. As a dimension that every update spans, XLA on CPU would transpose
     the whole pool for each write.
     """
     K, W, u, _ = k_KxWxuxd.shape
-    M, P = g.layers * g.pages, g.page_tokens
+    M, P, d = g.layers * g.pages, g.page_tokens, g.head_dim
     page_W = jnp.where(keep_W, page_W, K * M)  # out of range for every head: dropped
     page_KxW = jnp.arange(K)[:, None] * M + page_W
 
     def tokens(pages, new_KxWxuxd):  # one index counts pieces from the first page on
-        d = g.head_dim
         piece = (d,) if u == 1 else (u, d)
         spot = (page_KxW * (P // u) + offset_W // u).reshape(-1)
         new = _padded(new_KxWxuxd, g).reshape(K * W, *piece)
@@ -353,7 +329,6 @@ def _store(g: Geometry, pages, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, keep_W) -
         return out.reshape(K, M, P, d)
 
     def columns(pages, new_KxWxuxd):  # one index counts rows of one component of a page
-        d = g.head_dim
         row = page_KxW[:, :, None, None] * d + jnp.arange(d)
         column = offset_W[:, None] + jnp.arange(u)
         row = jnp.broadcast_to(row, new_KxWxuxd.shape)
@@ -389,9 +364,7 @@ def _gather_scales(pages: Pages, table_BxQ):
     return found.transpose(3, 1, 0, 2, 4).reshape(2, B, K, Q * P, 1)
 
 
-# ------------------------------------------------------------------------------------------------
-# Readers of XLA: q_SxHxd over the pages of each row -> [S, H, d]
-# ------------------------------------------------------------------------------------------------
+# --- Readers of XLA: q_SxHxd over the pages of each row -> [S, H, d] ------------------------------
 
 
 def _read_rows(g, q_SxHxd, pages, layer, rows, plan):
@@ -400,23 +373,19 @@ def _read_rows(g, q_SxHxd, pages, layer, rows, plan):
     if g.layers > 1:
         pages = (jax.lax.dynamic_slice_in_dim(x, layer * g.pages, g.pages, axis=1) for x in pages)
     keys, values, *scales = pages
-    scales = scales[0] if scales else None
     keys, values = keys.astype(q_SxHxd.dtype), values.astype(q_SxHxd.dtype)
     q = q_SxHxd.reshape(S, K, H // K, d).swapaxes(0, 1) * d**-0.5
     scores = jnp.einsum("KSGd,KSdC->KSGC", q, keys, preferred_element_type=jnp.float32)
-    scores = _scaled(scores, scales, 0)
     seen_SxC = jnp.arange(C) <= rows.position_S[:, None]
-    weights = jax.nn.softmax(jnp.where(seen_SxC[None, :, None], scores, _MASKED), axis=-1)
-    weights = _scaled(weights, scales, 1)
+    scores = jnp.where(seen_SxC[None, :, None], _scaled(scores, scales, 0), _MASKED)
+    weights = _scaled(jax.nn.softmax(scores, axis=-1), scales, 1)
     y_KxSxGxd = jnp.einsum("KSGC,KSCd->KSGd", weights.astype(values.dtype), values)
     return y_KxSxGxd.swapaxes(0, 1).reshape(S, H, d)
 
 
-def _scaled(x_KxMxGxP, scales_KxMx2xP, which: int):
-    """Scores (0) or weights (1) of M pages, by the scales of their keys or values, if any."""
-    if scales_KxMx2xP is None:
-        return x_KxMxGxP
-    return x_KxMxGxP * scales_KxMx2xP[:, :, which, None]
+def _scaled(x_KxMxGxP, scales: list[jax.Array], which: int):
+    """Scores (0) or weights (1) of M pages, by the scales [K, M, 2, P] of their keys or values."""
+    return x_KxMxGxP * scales[0][:, :, which, None] if scales else x_KxMxGxP
 
 
 class _Plan(NamedTuple):
@@ -451,23 +420,18 @@ def _read_pages(g, q_SxHxd, pages, layer, rows, plan):
     K = pages[0].shape[0]
     G, P = H // K, g.page_tokens
     q_KxSxGxd = q_SxHxd.reshape(S, K, G, d).swapaxes(0, 1) * d**-0.5
-    f32 = dict(preferred_element_type=jnp.float32)
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
     def step(i, carry):
         top_KxSxG, sum_KxSxG, y_KxSxGxd = carry
-        row_M, page_M, first_M, live_M = (
-            jax.lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK) for x in plan
-        )
-        found = lambda x: x[:, layer * g.pages + page_M]
-        scores = jnp.einsum(
-            "KMGd,KMdP->KMGP",
-            q_KxSxGxd[:, row_M],
-            found(pages[0]).astype(q_SxHxd.dtype),
-            **f32,
-        )
-        scales = found(pages[2]) if g.quantized else None
+        part = _Plan(*(jax.lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK) for x in plan))
+        row_M, live_M = part.row_M, part.live_M
+        found = lambda x: x[:, layer * g.pages + part.page_M]
+        wide = lambda x: found(x).astype(q_SxHxd.dtype)
+        scores = product("KMGd,KMdP->KMGP", q_KxSxGxd[:, row_M], wide(pages[0]))
+        scales = [found(x) for x in pages[2:]]
         scores = _scaled(scores, scales, 0)
-        token_MxP = first_M[:, None] + jnp.arange(P)
+        token_MxP = part.first_M[:, None] + jnp.arange(P)
         seen_MxP = live_M[:, None] & (token_MxP <= rows.position_S[row_M][:, None])
         scores = jnp.where(seen_MxP[None, :, None], scores, _MASKED)
         # Each page by itself, then pages into rows: the largest score first, sums by a product
@@ -477,12 +441,8 @@ def _read_pages(g, q_SxHxd, pages, layer, rows, plan):
         tops = jnp.where(own_SxM[None, :, :, None], page_top_KxMxG[:, None], _MASKED).max(2)
         new_top_KxSxG = jnp.maximum(top_KxSxG, tops)
         weights = jnp.exp(scores - new_top_KxSxG[:, row_M][..., None])
-        y_KxMxGxd = jnp.einsum(
-            "KMGP,KMPd->KMGd",
-            _scaled(weights, scales, 1).astype(q_SxHxd.dtype),
-            found(pages[1]).astype(q_SxHxd.dtype),
-            **f32,
-        )
+        scaled = _scaled(weights, scales, 1).astype(q_SxHxd.dtype)
+        y_KxMxGxd = product("KMGP,KMPd->KMGd", scaled, wide(pages[1]))
         own, fade = own_SxM.astype(jnp.float32), jnp.exp(top_KxSxG - new_top_KxSxG)
         sum_KxSxG = sum_KxSxG * fade + jnp.einsum("SM,KMG->KSG", own, weights.sum(-1))
         y_KxSxGxd = y_KxSxGxd * fade[..., None] + jnp.einsum("SM,KMGd->KSGd", own, y_KxMxGxd)

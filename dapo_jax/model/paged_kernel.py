@@ -1,19 +1,16 @@
 """Attention of one new token a row over its pages, for TPU: a Pallas kernel that also rotates the
 token's queries and key and stores its key and value.
 
-What decoding costs is reading keys and values from HBM, so everything here serves that stream. A
-core works through a list of rows; of each row it copies blocks of several pages to VMEM, `_AHEAD`
-blocks before they are needed and across the ends of rows, so that the latency of a copy is paid
-once a call. Only live pages are copied: idle rows are not in the list, and the last block of a row
-stops at its last page. The new key and value join that block on its way, and the tile that holds
-them goes back to the pool. On chips whose two cores work as one (v4, v5p) each has a list.
+What decoding costs is reading keys and values from HBM. A core works through a list of rows; of
+each row it copies blocks of several pages to VMEM, `_AHEAD` blocks before they are needed and
+across the ends of rows, so that the latency of a copy is paid once a call. Only live pages are
+copied: idle rows are not in the list, and the last block of a row stops at its last page. The new
+key and value join that block on its way, and the tile that holds them goes back to the pool. On
+chips whose two cores work as one (v4, v5p) each has a list.
 
-Page numbers are not checked against the pool: they come from the host's tables, whose entries are
-pages of the shard (rollout/pages.py).
-
-Of a quantized pool half as much is read, and the arithmetic has to keep up: whole numbers become
-the queries' dtype, which has them exactly, and scales multiply scores and weights, not keys and
-values.
+Page numbers are not checked against the pool: they come from the host's tables (rollout/pages.py).
+Of a quantized pool whole numbers become the queries' dtype, which has them exactly, and scales
+multiply scores and weights, not keys and values.
 
 Dims: S rows, R pages of a row's table, K key/value heads, G query heads a key/value head, padded to
 whole registers, N pages, P tokens of a page, d head_dim, C cores, W rows of a core's list, B pages
@@ -46,9 +43,8 @@ class Work(NamedTuple):
     turn_Sx3d: jax.Array  # float32, of `turn`
 
 
-def work_axes() -> Work:
-    """Logical axes: rows, and the lists of them, lie over `batch`."""
-    return Work(("batch", None), ("batch",), ("batch",), ("batch", None), ("batch", None))
+# Logical axes: rows, and the lists of them, lie over `batch`.
+WORK_AXES = Work(("batch", None), ("batch",), ("batch",), ("batch", None), ("batch", None))
 
 
 def turn(cos_Sxh: jax.Array, sin_Sxh: jax.Array, d: int) -> jax.Array:
@@ -86,13 +82,7 @@ def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def attend(
-    q_SxHxd: jax.Array,
-    k_SxKxd: jax.Array,
-    v_SxKxd: jax.Array,
-    pages: tuple[jax.Array, ...],
-    first: jax.Array,
-    todo: Work,
-    head_dim: int,
+    q_SxHxd, k_SxKxd, v_SxKxd, pages: tuple[jax.Array, ...], first, todo: Work, head_dim: int
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
     """Rotate q and k, store each listed row's new key and value as its last token, in the place of
     the pool, and read all: (pages, attention of [S, H, d] in q's dtype, 0 for idle rows).
@@ -101,9 +91,6 @@ def attend(
     first: int32, the number of the page that tables call 0. head_dim: the model's, where d is
     padded. Products take q's dtype and add up in float32, in which rotation and softmax are; the
     softmax's weights are rounded to q's dtype.
-
-    Rows of q, k, v and the result are whole vectors of lanes, as the products with weights around
-    this call make and take them.
     """
     from jax.experimental import pallas as pl  # here: it takes 0.2 s, and where no kernel runs
     from jax.experimental.pallas import tpu as pltpu  # nobody should wait for it
@@ -115,10 +102,9 @@ def attend(
     rows = (x.reshape(S, -1) for x in (q_SxHxd, k_SxKxd, v_SxKxd, todo.turn_Sx3d))
     rows = [jnp.pad(x.astype(jnp.float32), [(0, -S % _ROWS), (0, 0)]) for x in rows]
     full = S * todo.table_SxR.shape[1] * P * d  # how long rows are is not known here
-    cost = pl.CostEstimate(
-        flops=4 * H * full, transcendentals=0, bytes_accessed=2 * K * full * dtype.itemsize
-    )
+    scalars = first.reshape(1), todo.count_C, todo.rows_CxW.reshape(-1), todo.length_S
     here, there = (pl.BlockSpec(memory_space=x) for x in (pltpu.VMEM, pl.ANY))
+    block = pltpu.VMEM((_AHEAD + 1, B, P, d), dtype)
     scale = [pltpu.VMEM((_AHEAD + 1, B, 2, P), jnp.float32)] * (n - 2)
     scale_tile = [pltpu.VMEM((_LEAVING, 2, P), jnp.float32)] * (n - 2)
     y_Sx1xHd, *pages = pl.pallas_call(
@@ -126,11 +112,11 @@ def attend(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
             grid=todo.count_C.shape,
-            in_specs=[here, here, here, here, *[there] * n],
+            in_specs=[here] * 4 + [there] * n,
             out_specs=[there] * (1 + n),
             scratch_shapes=[
-                pltpu.VMEM((_AHEAD + 1, B, P, d), dtype),
-                pltpu.VMEM((_AHEAD + 1, B, P, d), dtype),
+                block,
+                block,
                 *scale,
                 pltpu.VMEM((_LEAVING, 1, H // K * d), q_SxHxd.dtype),
                 pltpu.VMEM((_LEAVING, 2, math.gcd(_TILE * (n - 1), P), d), dtype),
@@ -149,37 +135,21 @@ def attend(
             disable_bounds_checks=True,
             vmem_limit_bytes=max(_VMEM, _VMEM // 2 + 2 * sum(x.nbytes for x in rows)),
         ),
-        cost_estimate=cost,
+        cost_estimate=pl.CostEstimate(
+            flops=4 * H * full, transcendentals=0, bytes_accessed=2 * K * full * dtype.itemsize
+        ),
         name="decode_attention",
-    )(
-        first.reshape(1),
-        todo.count_C,
-        todo.rows_CxW.reshape(-1),
-        todo.length_S,
-        todo.table_SxR.reshape(-1),
-        *rows,
-        *pages,
-    )
+    )(*scalars, todo.table_SxR.reshape(-1), *rows, *pages)
     y_SxHd = jnp.where((todo.length_S > 0)[:, None], y_Sx1xHd[:, 0], 0)
     return tuple(pages), y_SxHd.reshape(S, H, d)
 
 
-def _kernel(
-    first_ref,
-    count_ref,
-    rows_ref,
-    length_ref,
-    table_ref,
-    q_ref,
-    k_ref,
-    v_ref,
-    turn_ref,
-    *refs,
-    head_dim,
-):
+def _kernel(*refs, head_dim: int):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
+    first_ref, count_ref, rows_ref, length_ref, table_ref, *refs = refs
+    q_ref, k_ref, v_ref, turn_ref, *refs = refs
     quantized = len(refs) == 15  # there are scales beside keys and values
     n = 2 + quantized
     y_ref, pages_refs, buffers = refs[n], refs[n + 1 : 2 * n + 1], refs[2 * n + 1 : 3 * n + 1]
@@ -225,15 +195,8 @@ def _kernel(
             for copy in copies(head, page_of(row, i * B + p), slot, p):
                 copy.start()
 
-        @pl.when((n < count) & (i < last))
-        def _():
-            for p in range(B):
-                page(p)
-
-        @pl.when((n < count) & (i == last))
-        def _():
-            last_pages(length, page)
-
+        pl.when((n < count) & (i < last))(lambda: [page(p) for p in range(B)] and None)
+        pl.when((n < count) & (i == last))(lambda: last_pages(length, page))
         ends = i == last
         row_ends = ends & (head == K - 1)
         return (

@@ -1,9 +1,8 @@
 """Attention of one new token a row over its pages, for NVIDIA GPUs: a Pallas kernel by Triton.
 
-One program a row and key/value head goes through the row's live pages with an online softmax, so
-that keys and values are read once and nothing is gathered; idle rows end at once. Pages are those
-of the plain XLA readers: keys transposed, and of a quantized pool whole numbers, whose scales
-multiply scores and weights. Page numbers are not checked against the pool (see paged_kernel.py).
+One program a row and key/value head goes through the row's live pages with an online softmax; idle
+rows end at once. Pages are those of the plain XLA readers: keys transposed, and of a quantized pool
+whole numbers, whose scales multiply scores and weights. Page numbers are not checked.
 
 Dims: S rows, R pages of a row's table, K key/value heads, G query heads a key/value head, padded to
 16, N pages, P tokens of a page, d head_dim.

@@ -3,12 +3,9 @@
 Qwen2.5 has biases on q, k and v; Qwen3 has none, and a norm over each head of q and of k.
 
 Every weight is declared once, by `declare(...)`: shape, logical axes, initializer and Hugging Face
-name. Initialisation, sharding, the abstract tree and the checkpoint mapping all come from there.
-
-Between functions the parameters travel as a plain nested dict of arrays (`params`), blocks stacked
-along a leading `layers` axis; `bind(shape, params)` makes a callable module of them inside a jitted
-function. The trainer and the sampler run the same `Block`: only where attention reads its keys
-differs.
+name. Between functions the parameters travel as a plain nested dict of arrays (`params`), blocks
+stacked along a leading `layers` axis; `bind(shape, params)` makes a callable module of them inside
+a jitted function. Trainer and sampler run the same `Block`, whose attention reads other keys.
 
 Dims: B rows, T tokens, D hidden, F intermediate, H query heads, K key/value heads, d head_dim,
 L layers, V vocabulary, S slots, C cached tokens.
@@ -90,36 +87,15 @@ class Shape(NamedTuple):
 
 def shape_from_config(c) -> Shape:
     """`config.model` -> Shape (for models made from the config's own fields)."""
-    return Shape(
-        vocab_size=c.model.vocab_size,
-        hidden_size=c.model.hidden_size,
-        intermediate_size=c.model.intermediate_size,
-        num_layers=c.model.num_layers,
-        num_heads=c.model.num_heads,
-        num_kv_heads=c.model.num_kv_heads,
-        head_dim=c.model.head_dim,
-        rope_theta=c.model.rope_theta,
-        rms_eps=c.model.rms_eps,
-        tie_embeddings=c.model.tie_embeddings,
-        qkv_bias=c.model.qkv_bias,
-        qk_norm=c.model.qk_norm,
-        init_std=c.model.init_std,
-        **compute_choices(c),
-    )
+    of_model = {name: getattr(c.model, name) for name in Shape._fields if hasattr(c.model, name)}
+    return Shape(**of_model | compute_choices(c))
 
 
 def compute_choices(c) -> dict[str, Any]:
     """The fields of `config.model` that change how the network is computed, not what it is."""
-    return dict(
-        scan_layers=c.model.scan_layers,
-        remat=c.model.remat,
-        attention=c.model.attention,
-        attention_chunk=c.model.attention_chunk,
-        head_chunk=c.model.head_chunk,
-        float32_head=c.model.float32_head,
-        shared_prompts=c.optim.share_prompts,
-        lora=lora_choice(c),
-    )
+    names = ("scan_layers", "remat", "attention", "attention_chunk", "head_chunk", "float32_head")
+    others = dict(shared_prompts=c.optim.share_prompts, lora=lora_choice(c))
+    return {name: getattr(c.model, name) for name in names} | others
 
 
 def lora_choice(c) -> Lora | None:
@@ -128,27 +104,18 @@ def lora_choice(c) -> Lora | None:
     return Lora(rank, alpha, tuple(targets.split(",")), c.model.dtype) if rank else None
 
 
-# ------------------------------------------------------------------------------------------------
-# Weights
-# ------------------------------------------------------------------------------------------------
+# --- Weights --------------------------------------------------------------------------------------
 
 
-def _ones(key, shape):
-    return jnp.ones(shape, jnp.float32)
-
-
-def _zeros(key, shape):
-    return jnp.zeros(shape, jnp.float32)
-
-
-def _normal(std):
-    return lambda key, shape: std * jax.random.normal(key, shape, jnp.float32)
+_ones = lambda key, shape: jnp.ones(shape, jnp.float32)
+_zeros = lambda key, shape: jnp.zeros(shape, jnp.float32)
+_normal = lambda std: lambda key, shape: std * jax.random.normal(key, shape, jnp.float32)
 
 
 def declare(rngs, shape, axes, init, hf: str, in_axes: int = 0, layers: int = 0) -> nnx.Param:
-    """One weight. `hf` is its Hugging Face name ('{}' = layer number); the first `in_axes`
-    dimensions are a linear layer's inputs (Hugging Face stores [out, in]; 0 = not linear);
-    `layers` > 0 stacks that many along a leading axis."""
+    """One weight. hf: its Hugging Face name ('{}' = layer number); in_axes: how many dimensions, the
+    first, are a linear layer's inputs (0 = not linear); layers > 0: stacked along a leading axis.
+    """
     if layers:
         shape, axes = (layers, *shape), ("layers", *axes)
     # Numbers are drawn by their place in the flattened weight. Drawn flat they are the same ones,
@@ -156,10 +123,6 @@ def declare(rngs, shape, axes, init, hf: str, in_axes: int = 0, layers: int = 0)
     whole = all(axis is None or parallel.axis_size(axis) == 1 for axis in axes)
     w = init(rngs.params(), (math.prod(shape),) if whole else shape).reshape(shape)
     return nnx.Param(w, axes=axes, hf=hf, in_axes=in_axes)
-
-
-def _absent(*declaration):
-    """In place of `declare`, for a weight that the shape does not have."""
 
 
 LINEAR = ("q", "k", "v", "o", "gate", "up", "down")  # weights of a block that take adapters
@@ -185,12 +148,11 @@ class Block(nnx.Module):
     """One decoder block; its weights carry a leading layer axis until a scan or slice takes it."""
 
     def __init__(self, c: Shape, rngs: nnx.Rngs):
-        D, F, H, K, d = (
-            c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim
-        )  # fmt: skip
-        self.c = c
+        self.c, D, F = c, c.hidden_size, c.intermediate_size
+        H, K, d = c.num_heads, c.num_kv_heads, c.head_dim
         weight = functools.partial(declare, rngs, layers=c.num_layers)
-        bias, head_norm = (weight if has else _absent for has in (c.qkv_bias, c.qk_norm))
+        absent = lambda *declaration: None  # for a weight that the shape does not have
+        bias, head_norm = (weight if has else absent for has in (c.qkv_bias, c.qk_norm))
         over_D, over_F, over_Hd = _normal(D**-0.5), _normal(F**-0.5), _normal((H * d) ** -0.5)
         # fmt: off
         attn, mlp = "model.layers.{}.self_attn", "model.layers.{}.mlp"
@@ -243,9 +205,9 @@ class Block(nnx.Module):
         return constrain(x_BxTxD, "batch", "sequence", "act_embed"), extra
 
     def _add(self, name: str, y, x, into=jnp.matmul, out=jnp.matmul):
-        """`y`, the product of `x` with a weight, plus that with its adapters. Not by W + A B: the
-        gradient of that has the size of W and a third of the cost of a pass, and A and B need none
-        of it. Over devices only x A [B, T, rank] travels beyond what `y` does."""
+        """`y`, the product of `x` with a weight, plus that with its adapters. Not by W + A B, whose
+        gradient has the size of W; over devices only x A [B, T, rank] travels beyond what `y` does.
+        """
         if not self.c.lora or name not in self.c.lora.targets:
             return y
         a, b = getattr(self.lora, f"{name}_a"), getattr(self.lora, f"{name}_b")
@@ -253,26 +215,23 @@ class Block(nnx.Module):
         return y + out(self.c.lora.scale * z_BxTxr, b[...])
 
     def _heads(self, h_BxTxD):
-        return (
-            _to_heads(h_BxTxD, self.q, self.q_bias),
-            _to_heads(h_BxTxD, self.k, self.k_bias),
-            _to_heads(h_BxTxD, self.v, self.v_bias),
-        )
+        pairs = (self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias)
+        return tuple(_to_heads(h_BxTxD, *pair) for pair in pairs)
 
     def _joined_heads(self, h_BxTxD):
         """The same by one product. Where devices hold tokens apart XLA gathers them while a product
         runs if it is the only one that reads them, and before it otherwise."""
         K, d = self.c.num_kv_heads, self.c.head_dim
-        by_group = lambda *ws: jnp.concatenate(
-            [w[...].reshape(*w.shape[:-2], K, -1) for w in ws], -1
-        )
+
+        def by_group(*ws):
+            return jnp.concatenate([w[...].reshape(*w.shape[:-2], K, -1) for w in ws], -1)
+
         w_DxKxGd = by_group(self.q, self.k, self.v)
         biases = (self.q_bias, self.k_bias, self.v_bias)
         bias_KxGd = by_group(*biases) if self.c.qkv_bias else None
         y = jnp.einsum("BTD,DKg->BTKg", h_BxTxD, w_DxKxGd)
         y = constrain(y, "batch", "token", "kv_heads", None)
-        y = y if bias_KxGd is None else y + bias_KxGd
-        y = y.swapaxes(1, 2)
+        y = (y if bias_KxGd is None else y + bias_KxGd).swapaxes(1, 2)
         q, k, v = jnp.split(y, [y.shape[-1] - 2 * d, y.shape[-1] - d], -1)
         B, _, T, _ = y.shape
         q = q.reshape(B, K, T, -1, d).swapaxes(2, 3).reshape(B, -1, T, d)
@@ -302,20 +261,15 @@ class Qwen2(nnx.Module):
 
     def hidden(self, tokens_BxT, positions_BxT, segments_BxT) -> jax.Array:
         """Packed rows -> final hidden states [B, T, D]. Segment 0 is padding."""
-
-        x_BxTxD = self._embed(tokens_BxT)
-        kernel = splash.kernel(
-            self.c.attention, x_BxTxD.dtype, self.c.head_dim, self.c.shared_prompts
-        )
-
+        c, x_BxTxD = self.c, self._embed(tokens_BxT)
+        kernel = splash.kernel(c.attention, x_BxTxD.dtype, c.head_dim, c.shared_prompts)
         angles = self._angles(positions_BxT)
 
         def attend(q, k, v):
             q, k = rotate(q, angles), rotate(k, angles)
-            return kernel(q, k, v, segments_BxT, self.c.attention_chunk), None
+            return kernel(q, k, v, segments_BxT, c.attention_chunk), None
 
-        x_BxTxD = self._run(x_BxTxD, attend)
-        return self._final(x_BxTxD)
+        return self._final(self._run(x_BxTxD, attend))
 
     def head(self) -> jax.Array:
         """Output weights [D, V]: logits = hidden @ head. Of a value head [D, 1]."""
@@ -335,10 +289,7 @@ class Qwen2(nnx.Module):
         """The pass of the sampler, over the layers of `bind_layers`. Layer i calls
         `attend(angles)(i, pool, q, k, v) -> (pool, y)`, which rotates, stores the new keys in the
         pool and reads the older ones (model/paged.py). Returns (final hidden states [B, T, D], pool).
-
-        The pool is carried whole through the layers. As an input and output of the scan, a layer's
-        share would be cut out and put back, several passes over all keys for every token.
-        """
+        The pool is carried whole: a scan would cut a layer's share out and put it back."""
         graphdef = nnx.split(self.blocks)[0]
 
         def step(carry, layer):
@@ -348,14 +299,12 @@ class Qwen2(nnx.Module):
             return nnx.merge(graphdef, weights)(x_BxTxD, pool_attend), None
 
         attend = attend(self._angles(positions_BxT))
-        carry = (self._embed(tokens_BxT), pool)
+        carry = self._embed(tokens_BxT), pool
         if self.c.scan_layers:
             carry, _ = jax.lax.scan(step, carry, (jnp.arange(self.c.num_layers), layers))
         else:
-            for layer in enumerate(layers):
-                carry, _ = step(carry, layer)
-        x_BxTxD, pool = carry
-        return self._final(x_BxTxD), pool
+            carry = functools.reduce(lambda x, layer: step(x, layer)[0], enumerate(layers), carry)
+        return self._final(carry[0]), carry[1]
 
     # --- shared -------------------------------------------------------------------------------
 
@@ -376,7 +325,8 @@ class Qwen2(nnx.Module):
         def step(x, layer):
             return nnx.merge(graphdef, layer)(x, attend)
 
-        step = _remat(step, self.c.remat)
+        if self.c.remat != "none":
+            step = jax.checkpoint(step, policy=_KEPT[self.c.remat], prevent_cse=False)
         if self.c.scan_layers:
             return jax.lax.scan(step, x_BxTxD, stacked)[0]
         for i in range(self.c.num_layers):
@@ -384,15 +334,11 @@ class Qwen2(nnx.Module):
         return x_BxTxD
 
 
-def _remat(step: Callable, policy: str) -> Callable:
-    if policy == "none":
-        return step
-    save = {
-        "full": jax.checkpoint_policies.nothing_saveable,
-        "attention": jax.checkpoint_policies.save_only_these_names(splash.SAVED),
-        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    }[policy]
-    return jax.checkpoint(step, policy=save, prevent_cse=False)
+_KEPT = {  # `config.model.remat` -> what the backward pass does not make again
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "attention": jax.checkpoint_policies.save_only_these_names(splash.SAVED),
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
 
 
 @jax.custom_vjp
@@ -411,9 +357,8 @@ def _rows_backward(kept, grad):
 
 
 def _sums_of_rows(shape, ids_N, grad_NxD) -> jax.Array:
-    """What `zeros.at[ids].add(grad)` gives, added up in one order. A GPU's additions at like
-    indices come in any; XLA's own way to order them takes 10 ms for 8,192 tokens of 1.5B, on H100.
-    """
+    """`zeros.at[ids].add(grad)` added up in one order: a GPU's additions at like indices come in
+    any, and XLA's own way to order them takes 10 ms for 8,192 tokens of 1.5B, on H100."""
     order_N = jnp.argsort(ids_N)
     ids_N, grad_NxD = ids_N[order_N], grad_NxD[order_N]
 
@@ -432,11 +377,9 @@ _rows.defvjp(lambda table, ids: (table[ids], (table, ids)), _rows_backward)
 
 
 def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
-    """Rows of the embedding, [B, T, D].
-
-    Where the table is split, every device looks its own part of the vocabulary up, and the sum over
-    devices is everybody's answer. Left to itself the partitioner gathers the whole table, or the
-    whole activation, on each device. Gradients of a row add up in float32.
+    """Rows of the embedding, [B, T, D]; gradients of a row add up in float32. Where the table is
+    split, every device looks its own part of the vocabulary up, and the sum over devices is
+    everybody's answer: the partitioner would gather the whole table or activation on each device.
     """
     over_V, over_D = parallel.mesh_axes("vocab"), parallel.mesh_axes("embed")
     if parallel.axis_size("vocab") * parallel.axis_size("embed") == 1:
@@ -489,8 +432,8 @@ def _from_heads(y_BxHxTxd, w_HxdxD):
 
 def logits(x_xD, head_DxV) -> jax.Array:
     """float32 [..., V]: products of the compute dtype, added up and returned in float32. Under a
-    head of higher precision the hidden states are raised to it, and TPUs are told not to multiply
-    in bfloat16 (ScaleRL and MiniMax-M1 have such a head, in sampler and trainer)."""
+    float32 head the hidden states are raised to it, and TPUs do not multiply in bfloat16 (ScaleRL
+    and MiniMax-M1 have such a head, in sampler and trainer)."""
     if head_DxV.dtype == x_xD.dtype:
         return (_product if parallel.platform() == "gpu" else _matmul)(x_xD, head_DxV)
     return jnp.matmul(x_xD.astype(jnp.float32), head_DxV, precision=jax.lax.Precision.HIGHEST)
@@ -532,8 +475,7 @@ def rope_angles(positions_BxT, head_dim: int, theta: float, yarn: Yarn | None = 
         frequency_half *= yarn_scale(head_dim, theta, yarn)
     angle = positions_BxT[:, None, :, None].astype(jnp.float32) * frequency_half
     angles = jnp.cos(angle), jnp.sin(angle)
-    if yarn:
-        angles = tuple(yarn.attention_factor * x for x in angles)
+    angles = tuple(yarn.attention_factor * x for x in angles) if yarn else angles
     if parallel.platform() == "cpu":
         # A product with 1, or XLA makes them again for each head of each layer, barrier or not.
         return tuple(jnp.matmul(x, jnp.eye(half), precision="highest") for x in angles)
@@ -543,9 +485,8 @@ def rope_angles(positions_BxT, head_dim: int, theta: float, yarn: Yarn | None = 
 def yarn_scale(head_dim: int, theta: float, yarn: Yarn) -> np.ndarray:
     """What YaRN multiplies each frequency by, float32 [d/2]: 1 for the fast ones, 1 / factor for the
     slow. As in transformers, the ramp begins and ends at whole dimensions."""
-    at = lambda turns: (
-        head_dim * math.log(yarn.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
-    )
+    octave = 2 * math.log(theta)
+    at = lambda turns: head_dim * math.log(yarn.original / (turns * 2 * math.pi)) / octave
     low = max(math.floor(at(yarn.beta_fast)), 0)
     high = min(math.ceil(at(yarn.beta_slow)), head_dim - 1)
     high = high if high != low else low + 0.001
@@ -560,9 +501,7 @@ def rotate(x_BxHxTxd, angles):
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BxHxTxd.dtype)
 
 
-# ------------------------------------------------------------------------------------------------
-# Parameters as plain data
-# ------------------------------------------------------------------------------------------------
+# --- Parameters as plain data ---------------------------------------------------------------------
 
 
 @functools.lru_cache
@@ -592,9 +531,14 @@ def metadata(c: Shape, name: str) -> Params:
 def bind(c: Shape, params: Params) -> Qwen2:
     """A callable module over these arrays; use it inside jitted functions."""
     graphdef, state = _abstract(c)
-    state = jax.tree.map(lambda x: x, state)  # a copy: the cached one stays abstract
+    return nnx.merge(graphdef, _filled(state, params))
+
+
+def _filled(state, params: Params):
+    """A copy of an nnx state with these arrays."""
+    state = jax.tree.map(lambda x: x, state)
     nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(graphdef, state)
+    return state
 
 
 def unstacked(params: Params) -> Params:
@@ -610,13 +554,9 @@ def bind_layers(c: Shape, params: Params) -> tuple[Qwen2, Any]:
     if c.scan_layers:
         model = bind(c, params)
         return model, jax.tree.map_with_path(_flat_heads, nnx.split(model.blocks)[1])
-    first, *others = params["blocks"]
-    model = bind(c, params | {"blocks": first})
-    layers = [nnx.split(model.blocks)[1]]
-    for other in others:
-        layers.append(jax.tree.map(lambda x: x, layers[0]))
-        nnx.replace_by_pure_dict(layers[-1], other)
-    return model, layers
+    model = bind(c, params | {"blocks": params["blocks"][0]})
+    first = nnx.split(model.blocks)[1]
+    return model, [_filled(first, layer) for layer in params["blocks"]]
 
 
 def cast(params: Params, dtype, c: Shape | None = None) -> Params:
@@ -630,13 +570,13 @@ def cast(params: Params, dtype, c: Shape | None = None) -> Params:
 
 def even_keys(params: Params) -> Params:
     """The same model with the components of its keys in like ranges, for a cache that gives all of
-    a key one scale. Queries take the factors back. These are powers of two, one for both components
-    that RoPE turns into each other: scores, and all that follows, stay the same bit for bit.
+    a key one scale. Queries take the factors back: powers of two, one for both components that RoPE
+    turns into each other, so that scores stay the same bit for bit.
 
     Biases of Qwen2.5 reach hundreds in single components of its first and last layers, where the
-    others would be rounded away. The range of a component: its bias and four standard deviations,
-    of a normalized input without correlations. Where a norm follows (Qwen3), its scale is what can
-    take a factor; heads share it, and the factors are of the head in which a component is largest.
+    others would be rounded away. The range of a component: its bias and four standard deviations of
+    a normalized input. Where a norm follows (Qwen3), its scale takes the factors, of the head in
+    which a component is largest.
     """
     b = params["blocks"]
     spread_LxKxd = jnp.sqrt(jnp.square(b["attn_norm"][:, :, None, None] * b["k"]).sum(1))
@@ -676,9 +616,7 @@ def adapter_count(c: Shape) -> int:
     return sum(w.size for w in jax.tree.leaves(trained(abstract(c)))) if c.lora else 0
 
 
-# ------------------------------------------------------------------------------------------------
-# Adapters: of trees of parameters, and of whatever else has their structure
-# ------------------------------------------------------------------------------------------------
+# --- Adapters: of trees of parameters, and of whatever else has their structure -------------------
 
 
 def trained(params: Params) -> Params:
@@ -718,7 +656,6 @@ def merge(c: Shape, params: Params, dtype=None) -> Params:
     if trained(params) is params:
         return params
     out, adapters = base(params), params["blocks"]["lora"]
-
     multiply = functools.partial(jnp.tensordot, axes=1, precision=jax.lax.Precision.HIGHEST)
     new = {}
     for name in c.lora.targets:

@@ -1,9 +1,8 @@
 """One token from one row of logits: temperature, nucleus cut, inverse CDF.
 
 Each row brings one uniform number, made from a counter (seed, problem position, sample, token), so
-a draw does not depend on which slot, batch or mesh it runs in; and one uniform a row is V times
-fewer than Gumbel noise needs. The log-prob and the entropy are those of the full distribution at
-temperature: a nucleus cut changes what is drawn, never what is recorded.
+a draw does not depend on slot, batch or mesh. The log-prob and the entropy are those of the full
+distribution at temperature: a nucleus cut changes what is drawn, never what is recorded.
 
 Dims: S slots, V vocabulary.
 """
@@ -53,13 +52,9 @@ def row_keys(seed_key: jax.Array, stream_S: jax.Array, sample_S: jax.Array) -> j
 
 
 def nucleus(weight_SxV: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Mask [S, V] of the smallest set of largest weights whose share is at least `top_p`, which is
-    of all rows or [S].
-
-    No sort: bisection on the threshold, over the bit patterns of the weights, which for
-    non-negative floats are ordered like the floats; 31 halvings find it exactly. Equal weights at
-    the threshold are all kept.
-    """
+    """Mask [S, V] of the smallest set of largest weights whose share is at least `top_p` (a scalar
+    or [S]); equal weights at the threshold are all kept. No sort: bisection on the threshold's bit
+    pattern, as those of non-negative floats are ordered like them; 31 halvings find it exactly."""
     need_S = top_p * weight_SxV.sum(-1)
 
     def halve(_, bounds):
@@ -77,8 +72,8 @@ def nucleus(weight_SxV: jax.Array, top_p: jax.Array) -> jax.Array:
 
 def blocks(vocab: int) -> tuple[int, int]:
     """(number of blocks, tokens a block) for the two-level draw: a divisor of the vocabulary near
-    its square root, a multiple of 8 where there is one (so that blocks shard over `tensor`); a
-    vocabulary without a fair divisor is padded to a multiple of 128."""
+    its square root, a multiple of 8 where there is one (so that blocks shard over `tensor`); if no
+    divisor is fair, the vocabulary is padded to a multiple of 128."""
     fair = [n for n in range(1, vocab + 1) if vocab % n == 0 and n * n <= 16 * vocab <= 256 * n * n]
     if not fair:
         return 128, -(-vocab // 128)
@@ -87,12 +82,10 @@ def blocks(vocab: int) -> tuple[int, int]:
 
 
 def invert(weight_SxV: jax.Array, uniform_S: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Inverse CDF: (token int32 [S], its weight [S]) for unnormalised weights, uniform < 1.
-
-    In two levels, first the block and then the token in it: two sums of about sqrt(V) terms in
-    place of one running sum of V. A choice looks at the weights too: a parallel running sum rounds
-    each entry on its own, so a token of weight 0 may rise above its neighbour.
-    """
+    """Inverse CDF: (token int32 [S], its weight [S]) for unnormalised weights, uniform < 1. First
+    the block and then the token in it: two sums of about sqrt(V) terms in place of a running sum of
+    V. A choice looks at the weights too: a parallel running sum rounds each entry on its own, so a
+    token of weight 0 may rise above its neighbour."""
     S, V = weight_SxV.shape
     n, b = blocks(V)
     weight_SxNxb = jnp.pad(weight_SxV, ((0, 0), (0, n * b - V))).reshape(S, n, b)

@@ -1,9 +1,8 @@
 """The host half of sampling: any number of requests through a fixed number of slots.
 
 Continuous batching: between chunks of decoded tokens the host takes finished responses out and puts
-waiting requests into the freed slots, so that a long response never holds the others up. Rows get
-cache pages as they grow. When a shard's pages run out, its youngest rows are evicted and made again
-later: a sample is a pure function of its request, so they come out the same. The samples of one
+waiting requests into the freed slots. Rows get cache pages as they grow. When a shard's pages run
+out, its youngest rows are evicted and made again later, to the same tokens. The samples of one
 prompt share its full pages, and get a copy of the last, partly filled one.
 """
 
@@ -19,15 +18,7 @@ from dapo_jax.model import paged, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.rollout.response import (
-    UNWATCHED,
-    Part,
-    Response,
-    Stats,
-    Store,
-    Watch,
-    total,
-)
+from dapo_jax.rollout.response import UNWATCHED, Part, Response, Stats, Store, Watch, total
 from dapo_jax.rollout.schedule import Request, Row, Schedule
 
 __all__ = ["Draw", "Engine", "Request", "Response", "Stats", "Store", "Watch"]
@@ -67,14 +58,11 @@ class Engine:
     ):
         """Lengths in TOKENS; cache_dtype: 'int8', or 'model' for `dtype`; resumes: whether requests
         may have a prefix. Raises ValueError for slots that the mesh cannot divide."""
-        batch = parallel.spec(("batch",), rules)[0] or ()
-        names = (batch,) if isinstance(batch, str) else batch
-        self.shards = int(np.prod([mesh.shape[n] for n in names]))
+        with parallel.mesh_scope(mesh, rules):
+            self.shards = parallel.axis_size("batch")
         if slots < 1 or slots % self.shards:
-            raise ValueError(
-                f"rollout.slots={slots}: must be a multiple of {self.shards}, the devices that"
-                " slots are spread over"
-            )
+            devices = f"{self.shards}, the devices that slots are spread over"
+            raise ValueError(f"rollout.slots={slots}: must be a multiple of {devices}")
         self.slots, self.chunk = slots, min(chunk, response_tokens)
         self.prompt_tokens, self.response_tokens = prompt_tokens, response_tokens
         self.prefill_rows = -(-prefill_prompts // self.shards)  # prompts per call and shard
@@ -106,16 +94,16 @@ class Engine:
             stop_ids=self.stop_ids,
             dtype=dtype,
         )
-        self._axes = parallel.shardings(sampler.slot_axes(), mesh, rules)
+        self._axes = parallel.shardings(sampler.SLOT_AXES, mesh, rules)
+        self._prompt_axes = parallel.shardings(paged.PROMPT_AXES, mesh, rules)
         # The last rows of a call: a token of 2,048 slots of which a few are busy takes its time.
         rows = slots // self.shards
         self.few = slots // 4 if self.geometry.reader == "kernel" and rows % 32 == 0 else 0
         self._pool = None
 
     def decode_params(self, params, keep: bool = True):
-        """Training layout -> decode layout and compute dtype; once a rollout. That gathers whole
-        stacks of layers at a time, so the cache gives way to it. keep: False = `params` are not
-        wanted any more, and a process that only samples holds its weights once."""
+        """Training layout -> decode layout and compute dtype; once a rollout. The cache gives way.
+        keep: False = `params` are not wanted any more, and the weights are held once."""
         self.release()
         weights = self.programs.weights
         return (weights.to_decode_layout if keep else weights.take)(params)
@@ -134,44 +122,31 @@ class Engine:
         pool = lay(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
 
         def per_slot(size):
-            numbers = sampler.Slots(
-                token_S=number(size),
-                position_S=number(size),
-                emitted_S=number(size),
-                limit_S=number(size),
-                stream_S=number(size),
-                sample_S=number(size),
-                top_p_S=number(size, dtype=np.float32),
-                active_S=number(size, dtype=bool),
-                table_SxR=number(size, rows),
-            )
-            return parallel.for_program(numbers, self._axes)
+            numbers = dict.fromkeys(sampler.Slots._fields, number(size))
+            numbers["top_p_S"] = number(size, dtype=np.float32)
+            numbers |= dict(active_S=number(size, dtype=bool), table_SxR=number(size, rows))
+            return parallel.for_program(sampler.Slots(**numbers), self._axes)
 
-        prompts = paged.Prompts(
-            number(batch, self.prefill_tokens), number(batch, rows), number(batch), number()
-        )
-        prompt_axes = parallel.shardings(paged.prompt_axes(), self.mesh, self.rules)
+        prompts = number(batch, self.prefill_tokens), number(batch, rows), number(batch), number()
+        prompts = parallel.for_program(paged.Prompts(*prompts), self._prompt_axes)
         key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
         settings = (key, number(dtype=np.float32))
-        everywhere = parallel.replicated(self.mesh)
-        settings = parallel.for_program(settings, everywhere)
+        settings = parallel.for_program(settings, parallel.replicated(self.mesh))
         copies = parallel.for_program((number(slots),) * 2, self._axes.token_S)
         n = sampler.asked_every(self.geometry, self.chunk)
         turn = "token of all slots" if n == 1 else f"{n} tokens of all slots"
+        decode = {}
+        for mode, program in self.programs.decode.items():
+            decode[mode] = Call(program, (weights, pool, per_slot(slots), *settings), turn)
+            if self.few:
+                few = weights, pool, per_slot(self.few), *settings
+                decode[f"{mode}, few"] = Call(program, few, turn)
         return SamplerCalls(
             weights=weights,
             pool=pool,
-            prefill=Call(
-                self.programs.prefill, (weights, pool, parallel.for_program(prompts, prompt_axes))
-            ),
+            prefill=Call(self.programs.prefill, (weights, pool, prompts)),
             copy_pages=Call(self.programs.copy_pages, (pool, *copies)),
-            decode={
-                mode + (", few" if size < slots else ""): Call(
-                    program, (weights, pool, per_slot(size), *settings), turn
-                )
-                for mode, program in self.programs.decode.items()
-                for size in (slots, self.few)[: 1 + bool(self.few)]
-            },
+            decode=decode,
         )
 
     def require_memory(self, params, limit: int) -> None:
@@ -188,9 +163,9 @@ class Engine:
             raise ValueError(fits + "the weights alone need more devices along mesh.tensor")
         room = (limit - weights) / pool  # in whole slots of the same cache
         slots = int(self.slots * room) // self.shards * self.shards
-        fraction = self._fraction * room
-        share = f"rollout.cache_fraction={fraction:.2g}" if self.geometry.reader != "rows" else ""
-        ways = [f"rollout.slots={slots}"] * (slots > 0) + [share] * bool(share)
+        ways = [f"rollout.slots={slots}"] * (slots > 0)
+        if self.geometry.reader != "rows":
+            ways.append(f"rollout.cache_fraction={self._fraction * room:.2g}")
         raise ValueError(fits + "what would: " + " or ".join(ways or ["shorter responses"]))
 
     def release(self) -> None:
@@ -208,8 +183,8 @@ class Engine:
         cut: Callable[[np.ndarray], int] | None = None,
         feed: Callable[[list[Part]], Sequence[Request] | None] | None = None,
     ) -> tuple[list[Response], Stats]:
-        """Responses in the order of the requests, without their prefixes. Token ids only: stop
-        strings are `cut`'s. What `watch.store` has is not drawn again.
+        """Responses in the order of the requests, without their prefixes. What `watch.store` has is
+        not drawn again. ValueError: an empty or overlong prompt, ids outside the vocabulary.
 
         on_tokens: called after each chunk with (request index, start, its tokens from there on,
             their log-probs); from 0 again where a row was evicted.
@@ -218,25 +193,15 @@ class Engine:
         feed: called after each chunk with what it drew (a row that was evicted begins again, with
             the same tokens), and with what the store had; its requests join the queue. None ends
             the call: a response that has not ended is None.
-
-        Raises ValueError for an empty or overlong prompt, or token ids outside the vocabulary.
         """
-        limit = draw.max_tokens or self.response_tokens
-        schedule = Schedule(
-            (),
-            slots=self.slots,
-            shards=self.shards,
-            chunk=self.chunk,
-            limit=limit,
-            pages=self.geometry.pages,
-            page_tokens=self.geometry.page_tokens,
-            fixed=self.geometry.reader == "rows",
-        )
-        table_SxR = np.zeros((self.slots, self.geometry.row_pages), np.int32)
+        g, limit = self.geometry, draw.max_tokens or self.response_tokens
+        sizes = dict(slots=self.slots, shards=self.shards, chunk=self.chunk, limit=limit)
+        pages = dict(pages=g.pages, page_tokens=g.page_tokens, fixed=g.reader == "rows")
+        schedule = Schedule((), **sizes, **pages)
+        table_SxR = np.zeros((self.slots, g.row_pages), np.int32)
         asked: list[Request] = []
         responses: list[Response | None] = []  # to each of `asked`
         steps = 0
-        queued = np.zeros(2, int)  # busy slot-steps, all slot-steps
         tokens = replayed = chunks = prefilled = evicted = 0
 
         def ask(new: Sequence[Request] | None) -> bool:
@@ -270,8 +235,7 @@ class Engine:
                     chunk, i, drawn = row.parts[-1]
                     end = len(response.tokens) if response else row.emitted
                     n = max(end - row.emitted + drawn, 0)  # `cut` may end it before this chunk
-                    told = (x[i, :n].copy() for x in (chunk.token_SxN, chunk.logp_SxN))
-                    on_tokens(row.index, end - n, *told)
+                    on_tokens(row.index, end - n, *(x[i, :n].copy() for x in chunk[:2]))
                 if response:
                     responses[row.index] = response
                     watch.store.put(asked[row.index], draw, response)
@@ -283,7 +247,8 @@ class Engine:
         if not ask(requests) or not schedule:
             return responses, total([])._replace(tokens=tokens, replayed=replayed)
         mode = draw._replace(top_p=min(request.top_p for _, request in schedule.waiting)).mode
-        settings = (_key_data(draw.seed), np.float32(draw.temperature or 1.0))
+        key_data = np.asarray(jax.random.key_data(jax.random.key(draw.seed)))
+        settings = key_data, np.float32(draw.temperature or 1.0)
         settings = parallel.to_program(settings, parallel.replicated(self.mesh))
         pool = self.programs.new_pool() if self._pool is None else self._pool
         self._pool = None  # donated from here on; kept again when the queue is empty
@@ -308,10 +273,7 @@ class Engine:
 
             chunks += 1
             size = len(out.count_S)
-            spent = np.array([out.count_S.sum(), int(out.count_S.max()) * size])
-            steps += int(spent[1])
-            if schedule.waiting:
-                queued += spent
+            steps += int(out.count_S.max()) * size
             last_S = out.token_SxN[np.arange(size), out.count_S - 1].tolist()
             count_S, active_S = out.count_S.tolist(), out.active_S.tolist()
             ends = []
@@ -319,15 +281,15 @@ class Engine:
                 row.parts.append((out, i, count_S[i]))
                 row.emitted += count_S[i]
                 row.token = last_S[i]
-                end = cut(np.concatenate(_column(row, "token_SxN"))) if cut else 0
+                found = (chunk.token_SxN[i, :n] for chunk, i, n in row.parts)
+                end = cut(np.concatenate([*found])) if cut else 0
                 ended = end > 0 or not active_S[i]
                 ends.append((row, ended, end))
                 if ended:
                     schedule.release(row.slot)
         self._pool = pool
-        peak = schedule.peak / self.geometry.pages
-        stats = Stats(tokens, steps, chunks, *queued, prefilled, evicted, peak, replayed)
-        return responses, stats
+        peak = schedule.peak / g.pages
+        return responses, Stats(tokens, steps, chunks, prefilled, evicted, peak, replayed)
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
@@ -335,20 +297,16 @@ class Engine:
         for i, r in enumerate(requests):
             if not 0 <= r.limit <= limit:
                 raise ValueError(f"request {i}: limit {r.limit}, this call allows 0 to {limit}")
-            if not 1 <= len(r.prompt) <= self.prompt_tokens:
-                raise ValueError(
-                    f"request {i}: prompt of {len(r.prompt)} tokens, this sampler takes 1 to"
-                    f" {self.prompt_tokens}"
-                )
+            if not 1 <= len(r.prompt) <= (most := self.prompt_tokens):
+                said = f"request {i}: prompt of {len(r.prompt)} tokens"
+                raise ValueError(f"{said}, this sampler takes 1 to {most}")
             most = (r.limit or limit) - 1 if self.resumes else 0
             if len(r.prefix) > most:
                 raise ValueError(f"request {i}: prefix of {len(r.prefix)} tokens, at most {most}")
-            ids = (*r.prompt, *r.prefix)
-            if min(ids) < 0 or max(ids) >= self.shape.vocab_size:
-                raise ValueError(
-                    f"request {i}: token id outside 0..{self.shape.vocab_size - 1}; is this the"
-                    " model's tokenizer?"
-                )
+            ids, last = (*r.prompt, *r.prefix), self.shape.vocab_size - 1
+            if min(ids) < 0 or max(ids) > last:
+                outside = f"token id outside 0..{last}; is this the model's tokenizer?"
+                raise ValueError(f"request {i}: {outside}")
 
     # --- to the device --------------------------------------------------------------------------
 
@@ -360,10 +318,8 @@ class Engine:
         size, places = schedule.places(self.few)
         there, place = zip(*places, strict=True)
         for row in there:
-            known, n = row.tabled, len(row.pages)
-            if known < n:
-                table_SxR[row.slot, known:n] = row.pages[known:]
-                row.tabled = n
+            table_SxR[row.slot, row.tabled : len(row.pages)] = row.pages[row.tabled :]
+            row.tabled = len(row.pages)
 
         def of(values, dtype=np.int32):
             out_S = np.zeros((size, *np.shape(values)[1:]), dtype)
@@ -387,7 +343,6 @@ class Engine:
         """Run the prompts of the slots `new`, each shard its own, in chunks of tokens."""
         T, R, n = self.prefill_tokens, self.geometry.row_pages, self.prefill_rows
         rows = schedule.rows
-        axes = parallel.shardings(paged.prompt_axes(), self.mesh, self.rules)
         queues = [[s for s in new if schedule.shard(s) == k] for k in range(self.shards)]
         while any(queues):
             batch = [s for q in queues for s in (q[:n] + [None] * n)[:n]]
@@ -402,10 +357,10 @@ class Engine:
                 if s is not None:
                     table_BxR[i, : len(rows[s].pages)] = rows[s].pages
             for start in range(0, width, T):
-                chunk = paged.Prompts(
-                    tokens_BxW[:, start : start + T], table_BxR, length_B, np.int32(start)
-                )
-                pool = self.programs.prefill(params, pool, parallel.to_program(chunk, axes))
+                tokens_BxT = tokens_BxW[:, start : start + T]
+                chunk = paged.Prompts(tokens_BxT, table_BxR, length_B, np.int32(start))
+                chunk = parallel.to_program(chunk, self._prompt_axes)
+                pool = self.programs.prefill(params, pool, chunk)
         return pool
 
     def _copy(self, pool, copies):
@@ -418,23 +373,17 @@ class Engine:
 
     def _response(self, row: Row, end: int) -> Response:
         """The response of a row that has ended. end: its tokens if `cut` ended it, else 0."""
-        columns = (_column(row, name) for name in ("token_SxN", "logp_SxN", "entropy_SxN"))
-        tokens, logps, entropies = (np.concatenate(x)[: end or None] for x in columns)
+        tokens, logps, entropies = (x[: end or None] for x in _drawn(row))
         truncated = not end and int(tokens[-1]) not in self.stop_ids
         return Response(tokens, logps, entropies, truncated)
 
 
-@functools.lru_cache
-def _key_data(seed: int) -> np.ndarray:
-    return np.asarray(jax.random.key_data(jax.random.key(seed)))
-
-
 def _part(row: Row, ended: bool) -> Part:
     chunk, i, n = row.parts[-1]
-    columns = (x[i, :n].copy() for x in (chunk.token_SxN, chunk.logp_SxN, chunk.entropy_SxN))
-    return Part(row.index, row.emitted - n, *columns, ended)
+    return Part(row.index, row.emitted - n, *(x[i, :n].copy() for x in chunk[:3]), ended)
 
 
-def _column(row: Row, name: str) -> list[np.ndarray]:
-    """One of a row's numbers of each of its tokens so far, a chunk apiece."""
-    return [getattr(chunk, name)[i, :n] for chunk, i, n in row.parts]
+def _drawn(row: Row) -> list[np.ndarray]:
+    """The row's tokens so far, their log-probs and entropies."""
+    parts = ([x[i, :n] for x in chunk[:3]] for chunk, i, n in row.parts)
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]

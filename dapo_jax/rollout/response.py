@@ -37,8 +37,6 @@ class Stats(NamedTuple):
     tokens: int  # response tokens drawn and kept
     slot_steps: int  # slot x decode step, busy or idle
     chunks: int
-    queued_tokens: int  # of `tokens` and `slot_steps`: while requests were waiting
-    queued_slot_steps: int
     prefilled: int  # prompts run; the other samples took theirs from a sibling
     evicted: int  # rows that had to be made again because the pages ran out
     peak_cache: float  # largest share of the pool in use
@@ -47,11 +45,6 @@ class Stats(NamedTuple):
     @property
     def occupancy(self) -> float:
         return (self.tokens - self.replayed) / max(self.slot_steps, 1)
-
-    @property
-    def queued_occupancy(self) -> float:
-        """Occupancy until the queue is empty: what chunks lose, without the last stragglers."""
-        return self.queued_tokens / max(self.queued_slot_steps, 1)
 
 
 class Store:
@@ -78,9 +71,8 @@ class Watch(NamedTuple):
     store: Store = Store()
 
     def between(self, running) -> None:
-        """Call it before a step's next device program; waits until the arrays `running` of the one
-        before are computed, so that all of a step's programs are never queued at once. Raises what
-        `check` raises."""
+        """Call it before a step's next device program: waits until the arrays `running` of the one
+        before are computed, so that programs do not pile up. Raises what `check` raises."""
         jax.block_until_ready(running)
         self.check()
 

@@ -1,10 +1,8 @@
 """The jitted half of sampling: prefill prompts into pages, decode a chunk of tokens for all slots.
 
-A slot is a place for one response in flight. The host (engine.py) visits only between chunks: it
-takes finished rows away, hands out pages, and gives freed slots new requests. What a slot is doing
-travels with each visit as a few numbers; only the pool of keys and values stays on the devices,
-donated and updated in place. All shapes are fixed, so one program (another for another draw mode)
-decodes every length.
+A slot is a place for one response in flight. The host (engine.py) visits only between chunks. What
+a slot is doing travels with each visit as a few numbers; only the pool of keys and values stays on
+the devices, donated and updated in place. All shapes are fixed: one program a draw mode.
 
 Dims: S slots, R pages of a slot's table, B prompts and T of their tokens per prefill call,
 N tokens per chunk, V vocabulary.
@@ -17,7 +15,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from dapo_jax import parallel
 from dapo_jax.model import kernels, paged, qwen2
@@ -38,6 +35,10 @@ class Slots(NamedTuple):
     top_p_S: jax.Array  # float32, nucleus mass; read in mode 'top_p' only
     active_S: jax.Array  # bool
     table_SxR: jax.Array  # int32, pages of the cache
+
+
+# Logical axes: rows lie over `batch`.
+SLOT_AXES = Slots(*[("batch",)] * (len(Slots._fields) - 1), table_SxR=("batch", None))
 
 
 class Chunk(NamedTuple):
@@ -65,17 +66,9 @@ def _decode(shape, kernel, g, steps, stop_ids, mode, params, pool, slots, seed_k
     logits = kernel.decode_logits(model)
     S = slots.token_S.shape[0]
     key_S = draw.row_keys(jax.random.wrap_key_data(seed_key), slots.stream_S, slots.sample_S)
-    out = Chunk(
-        jnp.zeros((S, steps), jnp.int32),
-        jnp.zeros((S, steps)),
-        jnp.zeros((S, steps)),
-        jnp.zeros((S,), jnp.int32),
-        slots.active_S,
-    )
-
-    def more(carry):
-        i, _, _, _, out = carry
-        return (i < steps) & out.active_S.any()
+    zeros = [jnp.zeros((S, steps), dtype) for dtype in ("int32", "float32", "float32")]
+    out = Chunk(*zeros, jnp.zeros((S,), jnp.int32), slots.active_S)
+    more = lambda carry: (carry[0] < steps) & carry[-1].active_S.any()
 
     def step(carry):
         i, pool, token_S, position_S, out = carry
@@ -103,13 +96,13 @@ def _decode(shape, kernel, g, steps, stop_ids, mode, params, pool, slots, seed_k
 
     carry = (0, pool, slots.token_S, slots.position_S, out)
     ask = asked_every(g, steps)
-    _, pool, _, _, out = jax.lax.while_loop(more, several if ask > 1 else step, carry)
+    _, pool, *_, out = jax.lax.while_loop(more, several if ask > 1 else step, carry)
     return pool, out
 
 
 def asked_every(g: paged.Geometry, steps: int) -> int:
-    """Tokens between two looks at whether all rows have ended: on a slice that is an all-reduce
-    over the shards; the up to 7 tokens more of rows that have all ended are not counted."""
+    """Tokens between two looks at whether all rows have ended, which on a slice is an all-reduce
+    over the shards; up to 7 tokens more are drawn and not counted."""
     return math.gcd(steps, 8) if g.reader == "kernel" else 1
 
 
@@ -126,18 +119,10 @@ class SamplerPrograms(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def programs(
-    shape: qwen2.Shape,
-    mesh: Mesh,
-    rules: tuple[tuple[str, str], ...],
-    g: paged.Geometry,
-    *,
-    prompt_tokens: int,
-    chunk: int,
-    stop_ids: tuple[int, ...],
-    dtype,
+    shape: qwen2.Shape, mesh, rules, g: paged.Geometry, *, prompt_tokens, chunk, stop_ids, dtype
 ) -> SamplerPrograms:
     """Nothing compiles here; each program does at its first call, once, for all engines of like
-    arguments. rules: the items of `parallel.Rules`."""
+    arguments. rules: the items of `parallel.Rules`; stop_ids: a tuple. Lengths in TOKENS."""
     rules = dict(rules)
     weights = decode_weights(shape, mesh, rules, dtype, even_keys=g.quantized)
     shape, pool = shape.merged, paged.pool_sharding(g, mesh, rules)
@@ -166,9 +151,3 @@ def programs(
         decode={mode: decode(mode) for mode in ("full", "top_p", "greedy")},
         weights=weights,
     )
-
-
-def slot_axes() -> Slots:
-    """Logical axes of the slots' numbers: rows lie over `batch`."""
-    axes = {name: ("batch",) for name in Slots._fields}
-    return Slots(**axes | {"table_SxR": ("batch", None)})

@@ -1,8 +1,5 @@
 """Which request sits in which slot, with which pages: what the host decides between two chunks.
-
-Nothing here touches a device, so that `benchmarks/kv_traffic.py` can run the very same decisions at
-sizes that no machine at hand would hold.
-"""
+Nothing here touches a device: `benchmarks/kv_traffic.py` runs it at sizes that no machine holds."""
 
 import dataclasses
 from collections import defaultdict, deque
@@ -44,30 +41,25 @@ class Row:
         return len(self.prompt) - 1 + self.emitted
 
 
+@dataclasses.dataclass
 class Schedule:
-    """The requests of one call on their way through the slots.
+    """The requests of one call on their way through the slots, which are spread evenly over
+    `shards`, each of which has `pages` pages of `page_tokens` tokens of its own; with `fixed` a
+    page is a whole row, and belongs to its slot for good."""
 
-    Slots are spread evenly over `shards`, each of which has `pages` pages of `page_tokens` tokens
-    of its own; with `fixed` a page is a whole row, and belongs to its slot for good.
-    """
+    requests: dataclasses.InitVar[Sequence[Request]]
+    slots: int
+    shards: int
+    chunk: int
+    limit: int
+    pages: dataclasses.InitVar[int]
+    page_tokens: int
+    fixed: bool = False
 
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        *,
-        slots: int,
-        shards: int,
-        chunk: int,
-        limit: int,
-        pages: int,
-        page_tokens: int,
-        fixed: bool = False,
-    ):
+    def __post_init__(self, requests, pages):
         self.waiting = deque(enumerate(requests))
-        self.rows: list[Row | None] = [None] * slots
-        self.slots, self.shards, self.chunk, self.limit = slots, shards, chunk, limit
-        self.page_tokens, self.fixed = page_tokens, fixed
-        self._pages = [Pages(pages) for _ in range(shards)]
+        self.rows: list[Row | None] = [None] * self.slots
+        self._pages = [Pages(pages) for _ in range(self.shards)]
 
     def __bool__(self) -> bool:
         """Whether there is anything left to do."""
@@ -84,16 +76,14 @@ class Schedule:
     def places(self, few: int) -> tuple[int, list[tuple[Row, int]]]:
         """(rows of the program for the next chunk, the rows in flight with their places in it).
         That is all slots or, when nothing waits and every shard's rows have room there, `few`."""
-        live = [s for s, row in enumerate(self.rows) if row]
-        size, place = few // self.shards, []
-        count = [0] * self.shards
-        for s in live:
-            shard = self.shard(s)
-            place.append(shard * size + count[shard])
+        live = [(row, self.shard(s)) for s, row in enumerate(self.rows) if row]
+        size, count, places = few // self.shards, [0] * self.shards, []
+        for row, shard in live:
+            places.append((row, shard * size + count[shard]))
             count[shard] += 1
         if self.waiting or max(count) > size:
-            return self.slots, [(self.rows[s], s) for s in live]
-        return few, [(self.rows[s], p) for s, p in zip(live, place, strict=True)]
+            return self.slots, [(row, row.slot) for row, _ in live]
+        return few, places
 
     def release(self, slot: int) -> None:
         """The row is finished, or gives way."""
@@ -133,7 +123,7 @@ class Schedule:
         if not self.waiting:
             return new, copies
         siblings = [defaultdict(list) for _ in range(self.shards)]  # prompt -> rows that hold it
-        free = [[] for _ in range(self.shards)]  # slots
+        free = [deque() for _ in range(self.shards)]  # slots
         load = [[0, 0] for _ in range(self.shards)]  # rows, tokens
         for s, row in enumerate(self.rows):
             shard = self.shard(s)
@@ -145,10 +135,9 @@ class Schedule:
             else:
                 free[shard].append(s)
         able = [k for k in range(self.shards) if free[k]]
-        taken = [0] * self.shards  # of `free`
         while self.waiting and able:
             shard = min(able, key=load.__getitem__)
-            s, pages = free[shard][taken[shard]], self._pages[shard]
+            s, pages = free[shard][0], self._pages[shard]
             index, request = self.waiting[0]
             prompt = (*request.prompt, *request.prefix)
             limit = (request.limit or self.limit) - len(request.prefix)
@@ -174,8 +163,8 @@ class Schedule:
             held.append(row)
             load[shard][0] += 1
             load[shard][1] += row.position
-            taken[shard] += 1
-            if taken[shard] == len(free[shard]):
+            free[shard].popleft()
+            if not free[shard]:
                 able.remove(shard)
             if sibling and rest > 0:
                 copies.append((s, sibling.pages[full], table[full]))

@@ -11,9 +11,8 @@ from dapo_jax.model import qwen2
 
 
 class DecodeWeights(NamedTuple):
-    """Programs from training params to decode params. These have the compute dtype; if the network
-    is not scanned they are a list of layers, since XLA on CPU copies what it cuts out of a stack,
-    in each call."""
+    """Programs from training params to decode params, of the compute dtype; if the network is not
+    scanned a list of layers, since XLA on CPU copies what it cuts out of a stack in each call."""
 
     to_decode_layout: Callable
     take: Callable  # the same, and the training params are gone; see `Engine.decode_params`

@@ -30,24 +30,12 @@ GREEDY_CASES = ("0.5B", "7B", "head_dim", "qwen3_yarn")  # prompts of 12 tokens,
 
 
 def _config(heads, kv_heads, head_dim, tied, **other):
-    return (
-        dict(
-            model_type="qwen2",
-            vocab_size=VOCAB,
-            hidden_size=heads * head_dim,
-            intermediate_size=2 * heads * head_dim + 4,
-            num_hidden_layers=2,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            hidden_act="silu",
-            rms_norm_eps=1e-6,
-            rope_theta=1e6,
-            tie_word_embeddings=tied,
-            use_sliding_window=False,
-            max_position_embeddings=256,
-        )
-        | other
-    )
+    D = heads * head_dim
+    sizes = dict(vocab_size=VOCAB, hidden_size=D, intermediate_size=2 * D + 4, num_hidden_layers=2)
+    sizes |= dict(num_attention_heads=heads, num_key_value_heads=kv_heads)
+    how = dict(hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=tied)
+    limits = dict(use_sliding_window=False, max_position_embeddings=256)
+    return dict(model_type="qwen2") | sizes | how | limits | other
 
 
 def _qwen3(hidden, heads, kv_heads, head_dim, tied, **other):
@@ -79,10 +67,8 @@ CASES = {
 
 def shapes(config) -> dict[str, tuple[int, ...]]:
     """Tensor name -> shape, as Hugging Face stores them."""
-    D, F, H, K = (
-        config[k]
-        for k in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    )
+    D, F = config["hidden_size"], config["intermediate_size"]
+    H, K = config["num_attention_heads"], config["num_key_value_heads"]
     d = config.get("head_dim", D // H)
     out = {"model.embed_tokens.weight": (VOCAB, D), "model.norm.weight": (D,)}
     if not config["tie_word_embeddings"]:
