@@ -132,7 +132,8 @@ def encode(config, tokenizer, prompt: str) -> list[int]:
     prompt is empty or too long."""
     chat = config.tokenizer.chat
     ids = tokenizer.chat([("user", prompt)]) if chat else tokenizer.encode(prompt)
-    if not 1 <= len(ids) <= (most := config.data.max_prompt_tokens):
+    most = config.data.max_prompt_tokens
+    if not 1 <= len(ids) <= most:
         allowed = f"1 to config.data.max_prompt_tokens = {most} are allowed"
         raise ValueError(f"prompt: {len(ids)} tokens; {allowed}")
     return ids

@@ -67,7 +67,9 @@ def _run(jaxpr, consts, inputs, eps, phase, count):
                 count[0] += out[0].size
                 # Squares: of the numbers themselves the cosines of a sum would cancel.
                 direction = jnp.cos(phase * place**2).reshape(out[0].shape)
-                out = [out[0] + eps * direction * _error(eqn, given, out[0])]
+                error = _error(eqn, given, out[0])
+                error = jnp.where(jnp.isfinite(error), error, 0)  # what is masked is exact
+                out = [out[0] + eps * direction * error]
         known |= zip(eqn.outvars, out, strict=True)
     return [*map(read, jaxpr.outvars)]
 

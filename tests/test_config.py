@@ -51,6 +51,9 @@ def aliases(function: ast.FunctionDef) -> dict[str, str]:
                 root, *rest = chain(of) or [""]
                 if isinstance(name, ast.Name) and root in ("c", "config") and rest:
                     out[name.id] = ".".join(rest)
+                section = SECTIONS.get(rest[0].lstrip("_")) if root == "self" and rest else None
+                if isinstance(name, ast.Name) and section:
+                    out[name.id] = section
     return out
 
 
@@ -63,6 +66,9 @@ def reads(tree: ast.AST) -> set[str]:
             for node in ast.walk(function):
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                     root, *rest = chain(node) or [""]
+                    if root == "self" and rest:  # self._guard.hang_factor
+                        root, *rest = rest[0].lstrip("_"), *rest[1:]
+                        known = known | {root: SECTIONS[root]} if root in SECTIONS else known
                     if root in known:
                         found.add(".".join(filter(None, [known[root], *rest])))
     return found
@@ -76,6 +82,8 @@ def test_every_field_is_read_by_the_code():
             keep = {"row_tokens", "resolve_mesh", "warm_up", "micro_rows"}
             tree.body = [n for n in tree.body if getattr(n, "name", "") in keep]
         found |= reads(tree)
+    # `qwen2.shape_from_config` takes all that a Shape has.
+    found |= {f"model.{name}" for name in qwen2.Shape._fields}
     # Read as whole tables: `resolve_mesh` takes all of mesh, `parallel.spec` looks up by axis.
     assert {"mesh", "sharding.train", "sharding"} <= found
     tables = ("mesh.", "sharding.")

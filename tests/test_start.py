@@ -12,10 +12,9 @@ import test_processes
 from absl import flags
 from jax.experimental.compilation_cache import compilation_cache
 
-from dapo_jax import config, evaluate, parallel
+from dapo_jax import build, config, evaluate, parallel
 from dapo_jax.checkpoint import workdir
 from dapo_jax.data import arithmetic
-from dapo_jax.evaluation import named_sets
 from dapo_jax.hosts import start
 from dapo_jax.log import metrics
 from dapo_jax.model import hf, qwen2
@@ -84,7 +83,7 @@ class Found(Exception):
 
 
 def test_an_evaluation_asks_no_hub_for_what_a_run_has(hub, asked, tmp_path, monkeypatch):
-    def stop(config, workdir, model_dir, score):
+    def stop(config, workdir, model_dir, score, train):
         raise Found(model_dir)
 
     def evaluated(*arguments) -> pathlib.Path:
@@ -92,7 +91,7 @@ def test_an_evaluation_asks_no_hub_for_what_a_run_has(hub, asked, tmp_path, monk
             evaluate.evaluate_checkpoint(named(), *arguments)
         return found.value.args[0]
 
-    monkeypatch.setattr(named_sets, "load_text", stop)
+    monkeypatch.setattr(build, "load_text", stop)
     assert evaluated(tmp_path / "run") == hub / "org/tiny"  # the model itself is evaluated
     assert "*.safetensors" in asked[0]
     (tmp_path / "run/checkpoints/7").mkdir(parents=True)
