@@ -106,13 +106,18 @@ def peaks(c, sizes) -> list[float]:
     return [x / plan.GB for x in plan.peaks(plan.memory(c, plan.network(c), sizes)).values()]
 
 
+def one_chip() -> list[float]:
+    """What its docstring says: GB of the chip's, while sampling and while updating."""
+    words = r"run\): ([\d.]+) GB of ([\d.]+) while sampling, ([\d.]+) while updating"
+    sampling, limit, updating = re.search(words, " ".join(doc("one_chip").split())).groups()
+    return [float(x) for x in (limit, sampling, updating)]
+
+
 def test_the_config_for_one_chip_leaves_room_on_it():
     c, pod = load("one_chip"), pods.parse("v5e:1x1")
     out = plan.plan(c, pod, plan.Traffic(128, 256), room=0.1)
     assert out["mistakes"] == [] and out["fits"]
-    words = r"run\): ([\d.]+) GB of ([\d.]+) while sampling, ([\d.]+) while updating"
-    told = re.search(words, " ".join(doc("one_chip").split())).groups()
-    sampling, limit, updating = map(float, told)
+    limit, sampling, updating = one_chip()
     assert limit == pytest.approx(pod.chip.hbm / plan.GB, abs=0.05)
     assert peaks(c, config.resolve_mesh(c, 1)) == pytest.approx([sampling, updating], rel=0.15)
     assert c.dynamic_sampling.enabled and (c.loss.clip_low, c.loss.clip_high) == (0.2, 0.28)
