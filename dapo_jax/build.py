@@ -7,7 +7,7 @@ import contextlib
 import functools
 import hashlib
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -64,12 +64,13 @@ class Machine(NamedTuple):
         prompts: Sequence[tuple[int, Sequence[int]]],
         group_size: int,
         draw: Draw,
-        **options,
+        top_ps: Sequence[float] = (),
+        cut: Callable[[np.ndarray], int] | None = None,
     ) -> tuple[list[Group], engine.Stats]:
         """Ungraded groups, and the sampler's statistics; the arguments are those of
         `rollout.groups.sample`."""
         drawn, stats = groups.sample(
-            self.engine, decode_params, prompts, group_size, draw, self.watch, **options
+            self.engine, decode_params, prompts, group_size, draw, self.watch, top_ps, cut
         )
         return [Group(*prompt, of) for prompt, of in zip(prompts, drawn, strict=True)], stats
 

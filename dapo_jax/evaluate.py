@@ -54,9 +54,8 @@ def evaluate_to_files(
     if jax.process_count() > 1:
         done = np.asarray(multihost_utils.broadcast_one_to_all(done), bool)
     left, k = np.flatnonzero(~done), evaluator.k
-    size = -(
-        -2 * evaluator.machine.engine.slots // k
-    )  # fills the slots twice: fewer leave many idle
+    # Fills the slots twice: fewer leave many idle.
+    size = -(-2 * evaluator.machine.engine.slots // k)
     options = dict(desc=folder.parent.name, unit="sample", dynamic_ncols=True, show=first)
     bar = bars.bar(total=len(done) * k, initial=int(done.sum()) * k, **options)
     machine = evaluator.machine._replace(watch=Watch(progress=bar.update))
@@ -101,8 +100,8 @@ def evaluate_checkpoint(
     checkpoints = config.checkpoint.directory or home.checkpoints
     base = start.model_directory(config, home, checkpoints, given)
     policy = policy_lib.find_policy(config, home.local, base, given)
-    folder = pathlib.Path(data_dir)
-    every = list(named_sets.ask(config, home.local, policy.model_dir, score, fixed, folder))
+    fetched = pathlib.Path(data_dir)
+    every = list(named_sets.ask(config, home.local, policy.model_dir, score, fixed, fetched))
     say = tqdm.write if parallel.is_main_process() else lambda _: None
     for note in (note for asked in every for note in asked.text.notes):
         say(note)

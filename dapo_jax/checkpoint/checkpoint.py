@@ -225,9 +225,8 @@ def restore_params(directory: Directory, params_like, shardings, step: int | Non
         params, state = parallel.agreed(read, ERRORS)
         content = state["content"].get("arrays") if isinstance(state.get("content"), dict) else None
         kept = jax.tree.map(lambda a, b: a.dtype == b.dtype, saved, params_like)
-        if content and jax.tree.all(
-            kept
-        ):  # `convert` saves no checksums; rounded arrays have others
+        # `convert` saves no checksums; rounded arrays have others.
+        if content and jax.tree.all(kept):
             _check_content({"params": params}, content)
     return params
 

@@ -56,9 +56,9 @@ def run(
 def _guarded(main, given: Sequence[str]) -> None:
     if not flags.FLAGS["verbosity"].present:
         # absl sets INFO, at which Orbax reports every file it touches; --verbosity=0 asks for that.
+        logging.set_verbosity(logging.WARNING)
         # `checkpoint/saver.py` reports a failed save in one line; Orbax would add tracebacks, also
         # from its event loops: futures that nobody awaits, calls on a closed loop.
-        logging.set_verbosity(logging.WARNING)
         logging.get_absl_handler().addFilter(
             lambda record: "orbax" not in record.pathname and record.name != "asyncio"
         )

@@ -57,9 +57,14 @@ def row_stats(
 
 
 def dapo_loss(
-    kernel: kernels.Kernels, params, batch: Batch, knobs: Knobs,
-    shape: qwen2.Shape, choice: objective.Choice, terms: tuple[LossTerm, ...],
-):  # fmt: skip
+    kernel: kernels.Kernels,
+    params,
+    batch: Batch,
+    knobs: Knobs,
+    shape: qwen2.Shape,
+    choice: objective.Choice,
+    terms: tuple[LossTerm, ...],
+):
     """sum(weight * token loss) of a micro-batch, with optional KL and entropy terms of the same
     weights, and the terms of variants with their own: (loss, (sums, maxima) over its tokens)."""
     rows, c = batch.rows, knobs.loss
