@@ -30,13 +30,11 @@ BENCHMARKS = {
     "half_billion": Benchmark(("jax", "transformers", "torch")),
     "kv_traffic": Benchmark(("numpy",)),
     "pod_plan": Benchmark(("jax", "libtpu")),
-    "pod_update": Benchmark(("jax", "libtpu")),
     "race": Benchmark((*PEERS, "jaxlib", "flax", "trl", "accelerate")),
     "run_costs": Benchmark(("jax", "orbax-checkpoint"), cores=1),
     "sampler": Benchmark(PEERS, cores=1),
     "start": Benchmark(),
     "update": Benchmark(("jax", "google-tunix"), cores=1),
-    "verifier": Benchmark(()),
 }
 
 

@@ -1,18 +1,11 @@
-"""Weights on their way in: what starts of several processes take, and what memory a load takes.
+"""Starts of several processes: how often the hub is asked, what is read and compiled, how long.
 
     python -m benchmarks start --full [--size=1.5B] [--processes=4]
-    python -m benchmarks start --full --processes=0        the load alone (Linux: it reads /proc)
 
 Writes a random bfloat16 checkpoint of Qwen2.5's shape in sharded files (1.5B: 3.1 GB, removed
-afterwards).
-
-start   A stand-in for the hub gives it out, and processes start on loopback three times: first with
-        nothing, then once more, then where there is a checkpoint to go on from. They do what a run
-        does before its first step: meet, find the model, lay its weights out over all of them. A
-        number per process
-load    In fresh processes. On 1 CPU device the peak resident memory, in units of the parameters'
-        own bytes; on 8 the largest host buffer and the most host memory alive at a time (both
-        without the simulated devices' own memory), in units of the largest tensor
+afterwards). A stand-in for the hub serves it. Processes start on loopback three times: with
+nothing, once more, and where there is a checkpoint to resume from. They do what a run does before
+its first step: meet, find the model, shard its weights over all of them. One number per process.
 """
 
 import collections
@@ -23,7 +16,6 @@ import os
 import socket
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,7 +37,6 @@ from dapo_jax.plan import shapes
 FLAGS = {
     "size": Flag("tiny", "1.5B", choices=("tiny", "0.5B", "1.5B", "3B")),
     "processes": Flag(2, 4),
-    "dtype": Flag("bfloat16", "bfloat16", "dtype that the load alone loads to"),
 }
 COLUMNS = ("hub_calls", "hub_bytes", "weight_bytes", "programs_compiled", "seconds")
 
@@ -65,12 +56,6 @@ def write(directory: Path, shape: Shape, shard_bytes: int = 1_000_000_000) -> No
     (directory / "config.json").write_text(json.dumps(hf_format.config_json(shape, "bfloat16")))
 
 
-def resident(field: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at the peak."""
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if field in x)
-    return int(line.split()[1]) * 1024
-
-
 def tell_reads(told: Callable[[int], None]) -> None:
     """Bytes of each part of a weight that is read from here on."""
     read = hf._read
@@ -81,29 +66,6 @@ def tell_reads(told: Callable[[int], None]) -> None:
         return part
 
     hf._read = telling
-
-
-def load(directory: Path, dtype: str) -> dict[str, float]:
-    """Bytes and seconds of a load in this process, which is a fresh one."""
-    shape, mesh, rules, buffers = hf.read_shape(directory), None, None, [0]
-    if len(jax.devices()) > 1:
-        mesh = parallel.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-        rules = config.base().sharding.train.to_dict()
-        tracemalloc.start()
-        tell_reads(buffers.append)
-    jax.block_until_ready(jax.numpy.zeros(1))
-    before, start = resident("VmRSS"), time.perf_counter()
-    params = hf.load_params(directory, shape, mesh, rules, dtype)
-    jax.block_until_ready(params)
-    return dict(
-        seconds=time.perf_counter() - start,
-        before=before,
-        peak=resident("VmHWM"),
-        params=sum(x.nbytes for x in jax.tree.leaves(params)),
-        tensor=max(w.size for w in hf_format.weights(shape)) * 2,
-        buffer=max(buffers),
-        host_peak=tracemalloc.get_traced_memory()[1] if mesh else 0,
-    )
 
 
 def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
@@ -165,21 +127,6 @@ def started(hub: Path, folder: str, processes: int) -> harness.Table:
     return table
 
 
-def loaded(directory: Path, dtype: str) -> harness.Table:
-    columns = ("devices", "what", "GB", "over", "ratio", "seconds")
-    table = harness.Table(*columns, name="load_memory")
-    for devices, over, wanted in (
-        (1, "params", {"peak resident memory": "peak", "before loading": "before"}),
-        (8, "tensor", {"largest host buffer": "buffer", "host memory at its peak": "host_peak"}),
-    ):
-        flags = f"--xla_force_host_platform_device_count={devices}"
-        m = harness.apart(load, directory, dtype, JAX_PLATFORMS="cpu", XLA_FLAGS=flags)
-        for what, key in wanted.items():
-            ratio, seconds = f"{m[key] / m[over]:.3f}", f"{m['seconds']:.1f}"
-            table.row(devices, what, f"{m[key] / 1e9:.2f}", over, ratio, seconds)
-    return table
-
-
 def measure(args) -> list[harness.Table]:
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
     with tempfile.TemporaryDirectory() as folder:
@@ -187,6 +134,4 @@ def measure(args) -> list[harness.Table]:
         model = hub / "Qwen/stand-in"
         model.mkdir(parents=True)
         write(model, shape_of(args.size))
-        run = str(Path(folder, "run"))
-        tables = [started(hub, run, args.processes)] if args.processes else []
-        return [*tables, loaded(model, args.dtype)]
+        return [started(hub, str(Path(folder, "run")), args.processes)]

@@ -43,7 +43,7 @@ TOPICS = {
         "On pods, by the compiler and the cost model",
         (
             "pod_step", "pod_plan", "pod_traffic", "pod_plan_values", "pod_traffic_values",
-            "pod_steps_values", "pod_staleness", "pod_preempted", "pod_lora", "pod_update",
+            "pod_steps_values", "pod_staleness", "pod_preempted", "pod_lora",
         ),
     ),
     "safety": Topic("Interruptions and faults", ("faults", "start", "chaos")),

@@ -1,7 +1,6 @@
 """What benchmarks share, the tables they make of what they measured, and the pages of the results;
 of the measuring itself only that it works, at the smallest setting."""
 
-import gzip
 import json
 import os
 import re
@@ -219,26 +218,6 @@ def test_both_sides_of_half_a_billion_take_turns():
     row = half_billion.compared(2, "decode", 3, 2, apart)
     assert asked == [(2, "decode", "ours", 2), (2, "decode", "theirs", 2)] * 3
     assert row == ("decode, 2 core(s)", "8.0", "5.3", "1.50x", "20.00", "30.00")
-
-
-def measured(name, *argv):
-    """Tables of the smallest setting, in this process."""
-    module = __import__(f"benchmarks.{name}", fromlist=["measure"])
-    return module.measure(harness.parse(name, module, argv))
-
-
-def test_the_verifier_is_measured(tmp_path):
-    rows = [
-        {"source": "s", "response": f"Answer: {said}", "gold": "4", "label": label}
-        for said, label in (("4", True), ("5", False), ("4", False), ("five", None))
-    ]
-    (tmp_path / "verifier").mkdir()
-    with gzip.open(tmp_path / "verifier" / "a.jsonl.gz", "wt") as file:
-        file.write("\n".join(map(json.dumps, rows)))
-    (table,) = measured("verifier", f"--assets={tmp_path}")
-    assert table.rows[1] == ["dapo", "s", "4", "2", "3", "1", "0", "66.67%"]
-    assert table.rows[0] == ["dapo", "all", *table.rows[1][2:]]
-    assert any("accepted, labelled wrong" in note for note in table.notes)
 
 
 @pytest.mark.slow
