@@ -30,7 +30,10 @@ _stderr = threading.Lock()
 
 def describe(error: BaseException) -> str:
     """One line; with the kind of error, where the text alone would not say what happened."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except BaseException as second:  # its __str__ is the user's code too
+        text = f"its text cannot be made ({type(second).__name__})"
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
     if isinstance(error, MemoryError):

@@ -172,6 +172,8 @@ def run(
                 progress.update(log)
                 if shortage := guards.shortage(config, log):
                     say(f"warning: step {step}: {shortage}")
+                if missed := guards.misses(log):
+                    say(f"warning: step {step}: {missed}")
                 if not hinted and (hint := guards.hint(config, log)):
                     say(f"hint: step {step}: {hint}")
                     hinted = True

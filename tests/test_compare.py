@@ -181,6 +181,7 @@ def test_the_command(pair, tmp_path, shell):
         (["{a}"], "{a}: give two runs or more"),
         ([], "the following arguments are required: run"),
         (["{a}", "{a}"], "{a}: is named twice"),
+        (["{a}", "{b}/../a//"], "{a}: is named twice"),
         (["{a}", "{a}/nothing"], "{a}/nothing: no such file or directory"),
         (["{a}", "{empty}"], "{empty}: no metrics.jsonl in it"),
         (["{a}", "{b}"], "{b}/config.json: no JSON"),

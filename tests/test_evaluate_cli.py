@@ -185,6 +185,10 @@ def test_without_a_config_it_is_the_run_s(run, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(ValueError, match=r"/config\.json: not a run's; name a config file: --con"):
         policy.config_of_run(str(tmp_path))
+    for find in (policy.config_of_run, policy.find_given):
+        for name in ("s9://bucket/x", "file:///x", "gs3://b"):
+            with pytest.raises(ValueError, match=f"{name}: no kind of place that is known"):
+                find(name)
 
 
 @pytest.mark.parametrize(

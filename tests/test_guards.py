@@ -34,6 +34,17 @@ LOG = {
 }
 
 
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.04, 0.95, 0.96, 1.0])
+def test_a_reward_that_fails_is_warned_about_and_ends_a_run_that_learns_nothing(share):
+    log = {"reward/missed_frac": share}
+    if share > 0.95:
+        with pytest.raises(ValueError, match=f"reward: failed on {share:.0%} of the responses"):
+            guards.misses(log)
+    else:
+        assert bool(guards.misses(log)) == (share > 0.03)
+    assert not guards.misses({})
+
+
 AT_THE_BOUND = dict(entropy_min=0.4, entropy_max=0.6, length_min=99.0, accept_min=0.2)
 AT_THE_BOUND |= dict(truncated_max=0.3, gap_max=0.01)
 GAP = "gap of sampler and trainer log-probs 0.01 is above 0.001; try: set"

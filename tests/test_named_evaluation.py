@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import sys
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -193,6 +194,16 @@ def test_the_same_digits_again_alone_and_in_company(evaluated, run, capsys):
     alone = printed("alone", "aime24")
     assert alone[:2] == ({"aime24": found["aime24"]}, {"aime24": rows["aime24"]})
     assert alone[2][1].split() == shown[1].split()
+
+
+@pytest.mark.parametrize(("problems", "k", "slots"), [(3, 2, 8), (9, 1, 16), (50, 4, 128)])
+def test_no_slot_is_idle_from_the_start(problems, k, slots):
+    """Eight shards; 128 slots as configured."""
+    c = tiny()
+    c.rollout.slots, c.eval.k, c.mesh.data, c.mesh.fsdp = 128, k, 2, 4
+    sets = {name: SimpleNamespace(ids=[[1]] * n) for name, n in (("a", problems), ("b", 1))}
+    named_sets.fill(c, SimpleNamespace(evals=sets))
+    assert c.rollout.slots == slots
 
 
 def test_the_table_says_what_the_summaries_say():

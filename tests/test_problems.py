@@ -223,6 +223,33 @@ def test_parquet_without_the_columns_or_rows(tmp_path):
     assert "no rows" in error(tmp_path / "a.parquet")
 
 
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
+def test_columns_of_one_name_are_refused(tmp_path, suffix):
+    file = tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        columns = [pa.array([text]) for text in ("q", "1", "2")]
+        pq.write_table(pa.Table.from_arrays(columns, ["question", "answer", "answer"]), file)
+    else:
+        opened = gzip.open if suffix.endswith("gz") else open
+        with opened(file, "wt") as out:
+            out.write("question,answer,answer\nq,1,2\n")
+    assert "a." in (said := error(file, on_bad="skip"))
+    assert said.endswith("two columns have the name 'answer'; rename one of them")
+
+
+@given(st.lists(st.sampled_from(["prompt", "answer", "source", "=", ".", "a", ",", " "])))
+def test_a_mapping_of_columns_is_whole_or_refused(parts):
+    listed = "".join(parts)
+    try:
+        mapped = P.columns(listed)
+    except ValueError as e:
+        assert "is not of the form prompt=NAME" in str(e)
+    else:
+        entries = [e for e in listed.split(",") if e.strip()]
+        assert len(mapped) == len(entries) and all("=" in e for e in entries)
+        assert not any(name and "" in name.split(".") for name in mapped.values())
+
+
 def test_byte_order_mark_and_crlf(tmp_path):
     row = json.dumps(verl("x", "1")).encode()
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + row + b"\r\n\r\n" + row)
@@ -340,14 +367,20 @@ def test_inspect(tmp_path, capsys):
     assert "a.jsonl row 6: reward_model.ground_truth = 'pi': not an integer" in out
     assert "p0 3  p50 3  p90 50  p99 50  p100 50" in out
     assert out.count("--- problem") == 3 and "as plain text\nabc" in out and not err
+    rows = [verl("\x1b[31mred", "1") | {"data_source": "\x1b]0;title\x07"}]
+    assert inspection.main(["inspect", str(write(tmp_path / "b.jsonl", rows))]) == 0
+    out, _ = capsys.readouterr()
+    assert "\\u{1b}[31mred" in out and not {"\x1b", "\x07"} & set(out)
 
 
 INSPECT_ERRORS = ["b.jsonl", "a.jsonl", "a.jsonl --chat_template=x", "a.jsonl --tokenizer={}"]
+INSPECT_ERRORS += ["c.jsonl --columns=prompt=nothing", "c.jsonl --columns=prompt=a,prompt=b"]
 
 
 @pytest.mark.parametrize("flags", INSPECT_ERRORS)
 def test_inspect_errors_are_one_line(tmp_path, capsys, flags):
     write(tmp_path / "a.jsonl", [verl("q", "pi")])
+    write(tmp_path / "c.jsonl", [verl("q", "1")])
     assert inspection.main(["inspect", *f"{tmp_path}/{flags}".format(tmp_path).split()]) == 1
     out, err = capsys.readouterr()
     assert not out and err.startswith("error: ") and err.count("\n") == 1

@@ -292,6 +292,33 @@ def test_a_failure_is_an_error_that_names_the_row_or_a_counted_miss(failing):
     assert (first.missed, second.missed) == (1, 2) and second.right_G.tolist() == [False, False]
 
 
+class Unspeakable(BaseException):
+    def __str__(self):
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("kind", [GeneratorExit, SystemExit, MemoryError, Unspeakable, OSError])
+def test_whatever_a_reward_raises_is_one_line(kind, capfd):
+    def score(problem, response):
+        raise kind(f"{response} of two\nlines")
+
+    for text in "abcdefgh":  # as many causes, where the text shows
+        failed = rewards.attempt(score, problem(), text)
+        assert "\n" not in failed.why and failed.why.endswith(failed.cause)
+    miss = grading.judge(rewarded(on_error="miss"))._replace(score=score)
+    (found,) = grades(miss, "abcdefgh")
+    assert found.missed == 8 == sum(miss.misses.causes.values())
+    printed = capfd.readouterr().err.splitlines()
+    assert len(printed) == min(miss.misses.PRINTED, len(miss.misses.causes))
+    assert all(line.startswith("warning: reward: failed on a resp") for line in printed)
+
+    def interrupted(problem, response):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rewards.attempt(interrupted, problem(), "")
+
+
 def alive(word: str) -> list[str]:
     """Processes whose command line has `word`."""
     out = []

@@ -278,3 +278,23 @@ def test_a_template_without_end_is_one_line(tmp_path, monkeypatch, template):
         load(tmp_path, file)
     assert str(file) in str(e.value) and TEMPLATES[template] in str(e.value)
     assert "\n" not in str(e.value)
+
+
+def test_a_template_that_is_slow_on_a_row_alone_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "_SECONDS", 2)
+    write_words(tmp_path)
+    slow = "{% if 'word' in messages[0].content %}" + LOOP * 2 + "{% endfor %}" * 2 + "{% endif %}"
+    (tmp_path / "chat.jinja").write_text(slow + "{{ messages[0].content }}")
+    made = load(tmp_path, tmp_path / "chat.jinja")
+    assert made.render_chat([("user", "six")]) == "six"
+    with pytest.raises(ValueError, match="chat template failed: .*takes more than 2 s of the proc"):
+        made.render_chat([("user", "a word")])
+    assert made.render_chat([("user", "six")]) == "six"  # the clock is off again
+
+
+@pytest.mark.parametrize("text", ["\ud800", "six \udcff", "\udc80\ud83d"])
+def test_half_of_a_surrogate_pair_is_one_line(folder, word_model, text):
+    (folder / "words.model").write_bytes(word_model)
+    for made in (load(folder), load(folder / "words.model")):
+        with pytest.raises(ValueError, match="is no text: UnicodeEncodeError"):
+            made.encode(text)

@@ -47,6 +47,13 @@ class Workdir(NamedTuple):
         return str((self.remote or self.local) / CHECKPOINTS)
 
 
+def place(name: str, given: str) -> epath.Path:
+    """`name` as a path, on a disk or in a bucket. given: what the user wrote, for the error.
+    ValueError: a scheme that nobody knows."""
+    with gate.reading(given, what="no kind of place that is known, such as gs://"):
+        return epath.Path(name)
+
+
 def is_remote(name: str | pathlib.Path) -> bool:
     return "://" in str(name)
 
@@ -100,8 +107,7 @@ def open_workdir(name: str | pathlib.Path) -> Workdir:
 def _open_remote(name: str) -> Workdir:
     local = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-"))
     atexit.register(shutil.rmtree, local, ignore_errors=True)
-    with gate.reading(f"--workdir={name}", what="no kind of place that is known, such as gs://"):
-        home = Workdir(name, local, epath.Path(name), {})
+    home = Workdir(name, local, place(name, f"--workdir={name}"), {})
     if not parallel.is_main_process():
         return home
     probe = home.local / ".probe"

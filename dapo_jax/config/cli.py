@@ -72,6 +72,11 @@ def _guarded(main, given: Sequence[str]) -> None:
         os._exit(130)  # 128 + SIGINT; at once: the usual way waits for what is being saved
     except (ValueError, OSError) as error:
         fail(str(error) or type(error).__name__)
+    except (RuntimeError, AssertionError) as error:
+        if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
+            raise
+        asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+        fail(f"{asked}: jax finds no such device here ({gate.describe(error)}); unset it")
 
 
 def _without_closed_loops(what) -> None:

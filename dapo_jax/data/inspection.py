@@ -21,6 +21,8 @@ def inspect(
         raise ValueError("--chat_template needs --tokenizer")
     tok = tokenizers.load(tokenizer, chat_template) if tokenizer else None
     read, report = problems.read(paths, "skip", how)
+    if how.columns and not report.mapped:
+        raise ValueError(f"--columns: no row of {paths[0]} has all of these columns")
     chat = bool(tok and tok.template)
     render = tok.render_chat if chat else prompts.plain_text
     texts = [render(p.messages) for p in read]
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         template = prompts.template(args.template)
         how = problems.Reading(takes, problems.columns(args.columns), template)
         for line in inspect(args.files, args.tokenizer, args.chat_template, how):
-            print(line, flush=True)
+            print(prompts.visible(line), flush=True)
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1

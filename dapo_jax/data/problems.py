@@ -180,7 +180,9 @@ def columns(listed: str) -> dict[str, str]:
     """'prompt=query,answer=final' as a mapping. ValueError: the text has another form."""
     pairs = [entry.partition("=") for entry in listed.split(",") if entry.strip()]
     out = {role.strip(): name.strip() for role, _, name in pairs}
-    if not out.keys() <= {"prompt", "answer", "source"} or not all(e for _, e, _ in pairs):
+    known = out.keys() <= {"prompt", "answer", "source"} and len(out) == len(pairs)
+    signs = all(sign for _, sign, _ in pairs)
+    if not (known and signs) or not all(all(n.split(".")) for n in out.values() if n):
         form = "prompt=NAME,answer=NAME,source=NAME"
         raise ValueError(f"config.data.columns: {listed!r} is not of the form {form}")
     return out

@@ -47,3 +47,9 @@ def raw_problem(messages: Messages) -> str:
     if len(messages) == 1 and rest != text and rest.endswith(_AFTER):
         return rest.removesuffix(_AFTER)
     return text
+
+
+def visible(text: str) -> str:
+    """Characters that do not show or that steer what does (controls, escapes, turns of the writing
+    direction, odd blanks, halves of surrogate pairs) as codes; lines and tabs stay."""
+    return "".join(x if x in "\n\t" or x.isprintable() else f"\\u{{{ord(x):x}}}" for x in text)

@@ -141,16 +141,26 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
     text = io.StringIO(b"".join(_lines(path)).decode("utf-8-sig"), newline="")
     csv.field_size_limit(2**31 - 1)
     rows = csv.DictReader(text, strict=True)
+    _once(path, rows.fieldnames or ())
     for row in rows:
         if None in row or None in row.values():
             row = ValueError(f"has not the {len(rows.fieldnames)} fields of the first line")
         yield rows.line_num, row
 
 
+def _once(path: Path, names) -> None:
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise Foreign(f"{path}: two columns have the name {name!r:.80}; rename one of them")
+        seen.add(name)
+
+
 def _parquet(path: Path, wanted) -> Iterator[tuple[int, Row]]:
     import pyarrow.parquet as pq  # not needed for text files
 
     with pq.ParquetFile(path) as file:
+        _once(path, file.schema_arrow.names)
         columns = wanted(file.schema_arrow.names)
         # Only what is needed, a few thousand rows at a time: DAPO-Math-17k has 1.79M of them.
         rows = (row for batch in file.iter_batches(4096, columns=columns) for row in _dicts(batch))

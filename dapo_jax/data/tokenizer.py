@@ -8,6 +8,7 @@ and Jinja's sandbox renders the chat template, which is a program that came with
 tokenizer.json and a template are first tried out in a process with time and memory limits.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -16,6 +17,8 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +59,10 @@ class Tokenizer:
     unknown_id: int | None = None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids without added BOS or EOS; special tokens written in the text are recognised."""
+        """Token ids without added BOS or EOS; special tokens written in the text are recognised.
+        ValueError: the text holds half of a surrogate pair, as from bytes that are no UTF-8."""
+        with gate.reading(repr(text)[:40], what="is no text"):
+            text.encode()
         return self._encode(text)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
@@ -83,7 +89,8 @@ class Tokenizer:
         messages = [{"role": role, "content": content} for role, content in messages]
         usual = dict(add_generation_prompt=True, tools=None, documents=None)
         try:
-            text = _compile(self.template).render(messages=messages, **usual, **self.specials)
+            with _limited(_SECONDS):
+                text = _compile(self.template).render(messages=messages, **usual, **self.specials)
             if len(text) > MAX_TEXT:
                 raise ValueError(f"makes {len(text):,} characters of a prompt")
             return text
@@ -214,6 +221,28 @@ def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
     except MemoryError:
         print(f"error: {at}: a first try needs more than {_BYTES / 1e9:g} GB", flush=True)
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def _limited(seconds: float):
+    """Within the scope, TimeoutError once this thread has used the processor for so long. Only the
+    main thread, in which a program renders its prompts, can be stopped like this."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    end = time.thread_time() + seconds
+
+    def look(number, frame) -> None:
+        if time.thread_time() > end:
+            raise TimeoutError(f"takes more than {seconds} s of the processor")
+
+    before = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:

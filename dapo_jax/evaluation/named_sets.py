@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import jax
+
 from dapo_jax import build
-from dapo_jax.config import schema
+from dapo_jax.config import schema, validation
 from dapo_jax.data import answers, published
 from dapo_jax.model import hf_format
 from dapo_jax.reward import grading
@@ -53,14 +55,18 @@ def ask(
         (named if known else own)[name] = known or path
     # Without the user's training set, which may have millions of rows.
     read = lambda c: build.load_text(c, workdir, model_dir, score, train=False)
-    machine_of = lambda c, text: build.build_machine(
-        c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir, others=False
-    )
+
+    def machine_of(c, text: build.Text) -> build.Machine:
+        return build.build_machine(
+            c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir, others=False
+        )
+
     if own or not named:
+        config = copy.deepcopy(config)
         if named:
-            config = copy.deepcopy(config)
             config.eval.files = ",".join(f"{name}={path}" for name, path in own.items())
         text = read(config)
+        fill(config, text)
         yield Asked(config, text, machine_of(config, text))
     machines = {}
     for name, (pinned, protocol) in named.items():
@@ -84,7 +90,8 @@ def ask(
         text = read(c)
         (note,) = text.notes
         note += fit(name, c, text, model_dir, fixed)
-        sizes = (c.data.max_prompt_tokens, c.eval.max_response_tokens)
+        fill(c, text)
+        sizes = (c.data.max_prompt_tokens, c.eval.max_response_tokens, c.rollout.slots)
         machines[sizes] = machines.get(sizes) or machine_of(c, text)
         notes = [f"{name}: fetched into {path}"] * (not there) + [note]
         yield Asked(c, text._replace(notes=notes), machines[sizes], protocol.source)
@@ -108,6 +115,14 @@ def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
         del wanted["eval.max_response_tokens"]
     c.update({k: v for k, v in wanted.items() if k not in fixed})
     return c
+
+
+def fill(c, text: build.Text) -> None:
+    """No more slots than the samples of a set fill: an idle one costs as much as a busy one."""
+    sizes = validation.resolve_mesh(c, len(jax.devices()))
+    shards = sizes["data"] * sizes["fsdp"]
+    samples = max(len(data.ids) for data in text.evals.values()) * c.eval.k
+    c.rollout.slots = min(c.rollout.slots, -(-samples // shards) * shards)
 
 
 def fit(name: str, c, text: build.Text, model_dir: pathlib.Path | None, fixed) -> str:

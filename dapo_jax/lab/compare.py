@@ -45,7 +45,8 @@ class Column(NamedTuple):
 def read(paths: Sequence[str], pool_seeds: bool = False) -> list[Column]:
     """A column for each run, or for all that differ in nothing but the seed. ValueError: a path
     holds no run, or stands here twice."""
-    if twice := sorted({p for p in paths if paths.count(p) > 1}):
+    plain = [p.rstrip("/") if "://" in p else os.path.normpath(p) for p in paths]
+    if twice := sorted({p for p in plain if plain.count(p) > 1}):
         raise ValueError(f"{twice[0]}: is named twice")
     pools: dict[str, Column] = {}
     for path, name in zip(paths, names(paths), strict=True):

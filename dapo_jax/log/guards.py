@@ -17,6 +17,7 @@ _WATCHED = ("reward/accuracy", "policy/entropy", "response/length_mean")
 _FIRST, _WINDOW = 5, 10  # steps: the start of a run; the window of a recent mean
 _RISE = 0.02  # accuracy: a window that gains less shows no learning
 _SCORE = re.compile(r"eval/((?!_top_p).)+/avg@k")  # a set at top_p=1
+_FEW, _NEARLY_ALL = 0.03, 0.95  # share of responses that the reward failed on
 _LEARNED = 0.9  # accuracy above which low entropy is healthy
 
 # "paper": arXiv 2503.14476.
@@ -253,6 +254,19 @@ def shortage(config, log: dict[str, float]) -> str:
         f"{found} of {config.rollout.groups} groups have {have} after"
         f" {log['sampling/rounds']} rounds{others}; {consequence}"
     )
+
+
+def misses(log: dict[str, float]) -> str:
+    """Warning that the reward failed on a step's responses; '' where that is rare. ValueError: it
+    failed on nearly all of them."""
+    share = log.get("reward/missed_frac", 0.0)
+    if share > _NEARLY_ALL:
+        raise ValueError(
+            f"reward: failed on {share:.0%} of the responses of a step, from which nothing can be"
+            " learned; the first causes are printed above; mend the function, or raise"
+            " config.reward.timeout_s"
+        )
+    return f"the reward failed on {share:.1%} of the responses" if share > _FEW else ""
 
 
 def why_stop(config, counters: Counters, log: dict[str, float]) -> str:

@@ -111,6 +111,9 @@ _YARN = {"factor", "original_max_position_embeddings", "attention_factor", "beta
 def _rope(file: Path, config: dict) -> tuple[float, Yarn | None]:
     """From `rope_theta` and `rope_scaling`, or from newer files' `rope_parameters`: both in one."""
     yarn = None
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        said = json.dumps(config["partial_rotary_factor"])
+        raise ValueError(f"{file}: partial_rotary_factor={said} is not supported, only 1.0")
     for field in ("rope_scaling", "rope_parameters"):
         rope = config.get(field, {})
         if not isinstance(rope, dict):
@@ -177,6 +180,8 @@ def _number(file: Path | str, config: dict, name: str):
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object; ValueError with one line if there is none."""
+    if file.exists() and not file.is_file():  # a pipe would never end
+        raise ValueError(f"{file}: is no file")
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as e:

@@ -34,9 +34,10 @@ class Part(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Why a response got no grade, in one line."""
+    """Why a response got no grade, in one line. cause: the same without the problem."""
 
     why: str
+    cause: str
     error: BaseException | None = None
 
 
@@ -92,6 +93,8 @@ def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[st
         shipped.add(what)
         return Part(name or what, weight, by_verifier(settings, what))
     if what == "format":
+        if not settings.format_tags.replace(",", "").strip():
+            raise ValueError("config.reward.format_tags: no tags; the reward 'format' needs some")
         return Part(name or what, weight, tagged(settings.format_tags))
     function = _from_file(field, what, files)
     return Part(name or what.rpartition(":")[2], weight, function)
@@ -123,7 +126,7 @@ def tagged(tags: str) -> Score:
             if not rest.startswith(start) or response.count(start) + response.count(end) != 2:
                 return 0.0
             rest = rest.partition(end)[2].lstrip()
-        return float(bool(names) and not rest)
+        return float(not rest)
 
     return format
 
@@ -198,9 +201,9 @@ def graded(score: Score, problem: Problem, response: str) -> Grade:
     given = score(problem, response)
     if (grade := checked(given)) is None:
         raise NoGrade(
-            f"reward: {getattr(score, '__name__', score)} gave {given!r:.80} for a response to"
-            f" problem {problem.id}; it has to be a Grade with a finite score, a number or a bool"
-            " (right: True, False or None; answer: a text or None; parts: names with numbers)"
+            f"reward: {getattr(score, '__name__', 'a function')} gave {given!r:.80} for a response"
+            f" to problem {problem.id}; it has to be a Grade with a finite score, a number or a"
+            " bool (right: True, False or None; answer: a text or None; parts: names with numbers)"
         )
     return grade
 
@@ -214,12 +217,15 @@ def attempt(score: Score, problem: Problem, response: str) -> Grade | Failed:
     try:
         return graded(score, problem, response)
     except NoGrade as error:
-        return Failed(str(error), error)
-    except (Exception, SystemExit) as error:
+        return Failed(str(error), "gave what is no grade", error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # GeneratorExit, SystemExit, and exceptions of the user's own
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{pathlib.Path(last.filename).name} line {last.lineno}"
-        return Failed(failed(problem, f"{gate.describe(error)} ({where})"), error)
+        return failed(problem, f"{gate.describe(error)} ({where})", error)
 
 
-def failed(problem: Problem, why: str) -> str:
-    return f"reward: failed on a response to problem {problem.id} of {problem.source}: {why}"
+def failed(problem: Problem, cause: str, error: BaseException | None = None) -> Failed:
+    why = f"reward: failed on a response to problem {problem.id} of {problem.source}: {cause}"
+    return Failed(why, cause, error)

@@ -5,7 +5,9 @@ judges its own share of the groups, and only the grades are gathered.
 """
 
 import bisect
+import collections
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -34,6 +36,21 @@ class Memory:
         """Keep a grade."""
 
 
+class Misses:
+    """Why responses got no grade, where that does not end the run: each cause is counted, and the
+    first ones are printed (the logs of the hosts keep them)."""
+
+    PRINTED = 5
+
+    def __init__(self):
+        self.causes: collections.Counter[str] = collections.Counter()
+
+    def add(self, failed: Failed) -> None:
+        self.causes[failed.cause] += 1
+        if self.causes[failed.cause] == 1 and len(self.causes) <= self.PRINTED:
+            print(f"warning: {failed.why}; it counts as a miss", file=sys.stderr, flush=True)
+
+
 class Judge(NamedTuple):
     """What grades responses."""
 
@@ -45,6 +62,7 @@ class Judge(NamedTuple):
     takes: Callable[[object, str], str] = references.integer  # reads a reference answer, or refuses
     own: bool = False  # the user's functions are in use: problems keep their whole rows
     memory: Memory = Memory()
+    misses: Misses = Misses()
 
 
 def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
@@ -54,7 +72,7 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
         return score
     miss = float(settings.wrong) if settings.on_error == "miss" else None
     if score is not None:
-        return Judge(score, miss=miss, takes=references.any_answer, own=True)
+        return Judge(score, miss=miss, takes=references.any_answer, own=True, misses=Misses())
     named = rewards.read(settings)
     if "math" in named.shipped and not settings.workers:
         raise ValueError(
@@ -69,7 +87,7 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
         pool = workers.Pool(settings.to_dict(), settings.workers, settings.timeout_s)
     integers = not named.own and named.shipped <= {"dapo", "integer"}
     takes = references.integer if integers else references.any_answer
-    return Judge(named.score, shadow, named.source, pool, miss, takes, named.own)
+    return Judge(named.score, shadow, named.source, pool, miss, takes, named.own, misses=Misses())
 
 
 def grade(
@@ -93,6 +111,9 @@ def _grade(
         if failed and judge.miss is None:
             why = f"{failed.why} (config.reward.on_error='miss' counts such responses)"
             raise ValueError(why) from failed.error
+        for miss in mine:
+            if isinstance(miss, Failed):
+                judge.misses.add(miss)
         yield _grades(judge, problem, mine, texts)
 
 

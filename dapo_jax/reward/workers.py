@@ -69,7 +69,7 @@ class Pool:
             self._workers.remove(worker)
             if not worker.ready:
                 raise ValueError(f"reward: a process that judges {why} while it started")
-            out[worker.job] = Failed(rewards.failed(jobs[worker.job][0], why))
+            out[worker.job] = rewards.failed(jobs[worker.job][0], why)
 
         try:
             while waiting or any(w.job >= 0 for w in busy.values()):
@@ -129,7 +129,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_REAL, limit_s + _ORPHAN_S)
             said = rewards.attempt(score, problem, response)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            line.send(Failed(said.why) if isinstance(said, Failed) else said)
+            line.send(said._replace(error=None) if isinstance(said, Failed) else said)
     return None
 
 

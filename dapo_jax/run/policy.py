@@ -5,10 +5,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from etils import epath
-
 from dapo_jax import build
-from dapo_jax.checkpoint import checkpoint
+from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
 from dapo_jax.config import schema
 from dapo_jax.hosts import start
 from dapo_jax.model import qwen2
@@ -54,7 +52,7 @@ def find_given(
     ValueError: there is no checkpoint."""
     named = re.fullmatch(r"(.+)@(\d+)", given)
     step = int(named[2]) if named and not pathlib.Path(given).exists() else None
-    path = epath.Path(given if step is None else named[1]).expanduser()
+    path = workdir_lib.place(given if step is None else named[1], given).expanduser()
     weights = "://" not in given and (not path.is_dir() or any(path.glob("*.safetensors")))
     if step is None and weights:
         return Policy(resolve(given))
@@ -76,7 +74,10 @@ def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
 
 def config_of_run(workdir: str) -> schema.Config | None:
     """The config of the run in `workdir`; None if there is no run."""
-    if not workdir or not (file := epath.Path(workdir) / "config.json").exists():
+    if not workdir:
+        return None
+    file = workdir_lib.place(workdir, f"--workdir={workdir}") / "config.json"
+    if not file.exists():
         return None
     try:
         return schema.of_run(file.read_text())

@@ -15,6 +15,7 @@ import jinja2
 import numpy as np
 from etils import epath
 
+from dapo_jax.data.prompts import visible
 from dapo_jax.lab.dynamics import logs
 
 KINDS = ("right", "wrong", "truncated")
@@ -133,12 +134,6 @@ def distinct(answers: Sequence[Any]) -> list[tuple[Any, int]]:
     """Answers (`tokens.Answer`) of different tokens, each with how often it was drawn."""
     pieces = [tuple(t.piece for t in answer.tokens) for answer in answers]
     return [(answers[pieces.index(same)], n) for same, n in Counter(pieces).items()]
-
-
-def visible(text: str) -> str:
-    """Characters that do not show or that steer what does (controls, escapes, turns of the writing
-    direction, odd blanks, halves of surrogate pairs) as codes; lines and tabs stay."""
-    return "".join(x if x in "\n\t" or x.isprintable() else f"\\u{{{ord(x):x}}}" for x in text)
 
 
 def about(s: Sample) -> str:
