@@ -221,10 +221,19 @@ def test_thirds_by_length():
     """Of 1, ..., 12 tokens: at most 4, and more than 8; what is left out does not count."""
     item = lambda n, weight=1.0: packing.Item([1], np.zeros(n), np.zeros(n), 0.0, weight)
     minibatches = [[item(n) for n in range(1, 8)], [item(n) for n in range(8, 13)] + [item(99, 0)]]
-    h = update.horizon(config.base().critic, minibatches)
+    h = update.horizon(config.base().critic, minibatches, 0)
     assert (h.short, h.long) == (4, 8)
-    h = update.horizon(config.base().critic, [])
+    h = update.horizon(config.base().critic, [], 0)
     assert (h.short, h.long) == (0, 0)
+
+
+def test_targets_in_pre_training_are_monte_carlo():
+    """VAPO section 4.1, without decoupled GAE too; the policy's lambda is its own."""
+    c = config.base().critic
+    c.pretrain_steps, c.lambda_value, c.lambda_policy = 2, 0.5, 0.75
+    told = [update.horizon(c, [], step) for step in range(3)]
+    assert [h.lambda_value for h in told] == [1, 1, 0.5]
+    assert {float(h.lambda_policy) for h in told} == {0.75}
 
 
 # --- Estimates -----------------------------------------------------------------------------------
@@ -250,7 +259,7 @@ def test_estimates_are_gae_of_each_response(items, layout, alpha, bootstrap):
     values = np.random.default_rng(4).normal(size=rows.tokens_AxRxT.shape).astype(np.float32)
     c = config.base()
     c.critic.gamma, c.critic.lambda_value, c.critic.length_alpha = 0.99, 0.9, alpha
-    numbers = update.horizon(c.critic, [items])
+    numbers = update.horizon(c.critic, [items], c.critic.pretrain_steps)
     put = lambda x: parallel.to_device(x, of.row_sharding)
     got = jax.device_get(of.estimate(put(rows), put(values), numbers))
     advantages, returns = (unpack(x, places) for x in got[:2])
@@ -291,7 +300,7 @@ def test_golden_explained_variance():
     def sums(values, reward):
         response = packing.Item([1, 2], [3] * len(values), np.zeros(len(values), "f"), reward, 1.0)
         batch, _ = packed(of, [response], [np.array(values, "f")], layout)
-        numbers = update.horizon(config.vapo().critic, [])
+        numbers = update.horizon(config.vapo().critic, [], 0)
         return jax.device_get(of.estimate(batch.rows, batch.old_values_AxRxT, numbers).sums)
 
     tag = "critic/explained_variance"
@@ -355,8 +364,16 @@ def test_a_model_of_other_tokens_is_refused(tmp_path):
         ({"advantage.leave_one_out": True}, "config.advantage.leave_one_out: True is of"),
         ({"advantage.scale": "batch"}, "config.advantage.scale: 'batch' is of"),
         (
-            {"critic.bootstrap_truncated": True, "loss.overlong_filter": "loss"},
+            {
+                "critic.bootstrap_truncated": True,
+                "loss.overlong_filter": "loss",
+                "reward.overlong_penalty": 0.0,
+            },
             "config.critic.bootstrap_truncated: True is of truncated responses, and",
+        ),
+        (
+            {"critic.bootstrap_truncated": True, "reward.overlong_penalty": 0.5},
+            "config.critic.bootstrap_truncated: True drops the reward of a truncated response",
         ),
         ({"optim.share_prompts": True}, "config.optim.share_prompts: a value model reads"),
         ({"loss.objective": "gspo"}, "'gspo' has one ratio for a response"),
@@ -471,7 +488,11 @@ def test_a_run_without_a_value_model_is_no_start_for_one(whole_run, tmp_path):
         {"model.lora.rank": 2, "model.dtype": "bfloat16"},
         {"rollout.staleness": 1, "loss.importance_cap": 5.0, "rollout.chunk": 4},
         {"dynamic_sampling.surplus": "carry"},
-        {"critic.bootstrap_truncated": True, "rollout.max_response_tokens": 6},
+        {
+            "critic.bootstrap_truncated": True,
+            "rollout.max_response_tokens": 6,
+            "reward.overlong_penalty": 0.0,
+        },
         {"dynamic_sampling.enabled": False, "loss.positive_coef": 0.1, "critic.clip": 0.2},
         {"loss.objective": "cispo", "loss.normalizer": "sequence", "loss.old_logprobs": "reuse"},
     ],

@@ -89,9 +89,8 @@ def rloo(c: Config) -> None:
 @_recipe(
     {
         "rollout": {"groups": 8 * 48, "max_response_tokens": 14336},
-        "optim": {"lr": 5e-7, "warmup_steps": 100, "minibatches": 8},
-        "optim.weight_decay": 0.01,
-        "optim.eps": 1e-15,
+        "optim": {"lr": 5e-7, "minibatches": 8, "weight_decay": 0.01, "eps": 1e-15},
+        "optim.warmup_steps": 13,  # rollouts of 8 updates: the source has 100 steps of 48 x 16
     }
 )
 def scale_rl(c: Config) -> None:
@@ -116,7 +115,9 @@ def scale_rl(c: Config) -> None:
         "data.max_prompt_tokens": 1024,
         "rollout": {"groups": 256, "group_size": 8, "max_response_tokens": 15360},
         "optim": {"minibatches": 4, "warmup_steps": 10, "weight_decay": 0.1},
-        "reward.verifier": "integer",
+        "optim.warmup_from_zero": True,  # verl 0.4
+        "data.template": "boxed",
+        "reward.verifier": "boxed",
         "eval": {"temperature": 0.7, "top_p": 0.9, "every": 50, "max_response_tokens": 31744},
     }
 )
@@ -124,8 +125,8 @@ def just_rl(c: Config) -> None:
     """JustRL (arXiv 2512.16649, run_scaling_ssh_distill.sh): GRPO with Clip-Higher, dual clip 10
     and a token mean, nothing filtered, nothing punished, nothing changed in mid-run.
 
-    Its verifier reads \\boxed{} answers, here the 'integer' one; its token mean was one per
-    micro-batch of 32,768 tokens, here of the mini-batch."""
+    Its verifier reads a \\boxed{} answer in the last 100 characters, here anywhere; its token mean
+    was one per micro-batch of 32,768 tokens, here of the mini-batch."""
     c.dynamic_sampling.enabled = False
     c.reward.overlong_penalty = 0.0
     c.loss.dual_clip = 10.0

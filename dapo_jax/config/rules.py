@@ -66,6 +66,8 @@ def relations(c: Config) -> list[str]:
          "config.optim.share_prompts: a value model reads each response behind a prompt of its own; with critic.enabled set it to False"),
         (critic.enabled and critic.bootstrap_truncated and loss.overlong_filter != "off",
          f"config.critic.bootstrap_truncated: True is of truncated responses, and loss.overlong_filter={loss.overlong_filter!r} leaves them out; set it to off"),
+        (critic.enabled and critic.bootstrap_truncated and reward.overlong_penalty,
+         "config.critic.bootstrap_truncated: True drops the reward of a truncated response and its overlong penalty with it, so that the longest would be the least punished; set reward.overlong_penalty=0"),
         (critic.enabled and one_ratio(loss) and loss.objective != "gspo_token",
          f"config.loss.objective: {loss.objective!r} has one ratio for a response, and with critic.enabled each token has its own advantage; set ppo, cispo or gspo_token"),
         ("task" in warm_up(c) and (c.data.train or c.model.path),

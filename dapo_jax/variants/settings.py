@@ -38,7 +38,7 @@ class Critic(Section, place="critic"):
     warmup_steps: int = setting(0, "ROLLOUT steps of linear warm-up of that rate", 0)
     pretrain_steps: int = setting(50, "first ROLLOUT steps, in which only the value model learns (VAPO section 5.1: 50); the policy's warm-up starts after them", 0)
     gamma: float = setting(1.0, "discount per token", 0.0, 1.0)
-    lambda_value: float = setting(1.0, "lambda of the value model's targets (decoupled GAE); 1 = the target is the reward", 0.0, 1.0)
+    lambda_value: float = setting(1.0, "lambda of the value model's targets (decoupled GAE) once pretrain_steps are over; 1 = the target is the reward, as always in those", 0.0, 1.0)
     lambda_policy: float = setting(0.95, "lambda of the policy's advantages if length_alpha is 0", 0.0, 1.0)
     length_alpha: float = setting(0.05, "alpha of the policy's length-adaptive lambda 1 - 1 / (alpha l) (VAPO Eq. 5), l tokens; 0 = lambda_policy at any length", 0.0, 1e6)
     bootstrap_truncated: bool = setting(False, "a response cut at rollout.max_response_tokens continues with the value of its last state, in place of its reward; False = its reward, and 0 after it")

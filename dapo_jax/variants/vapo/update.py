@@ -4,8 +4,9 @@ All values are those before the step's first update, as the old log-probs are. N
 updates depend on the other's of the same step, so the value model's come first.
 
 In value pre-training (sections 4.1 and 5.1), the first `critic.pretrain_steps` rollout steps, only
-the value model is updated, on responses of the policy as it began. The paper does not say whether
-its 50 "steps" are rollouts or updates; here they are rollouts.
+the value model is updated, on responses of the policy as it began, with Monte-Carlo targets: its
+lambda is 1 there, whatever `critic.lambda_value` says. The paper does not say whether its 50
+"steps" are rollouts or updates; here they are rollouts.
 """
 
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def learn(
     batches = list(pack(machine, minibatches, config.critic.bootstrap_truncated))
     params, opt_state = state.memory[NAME]["params"], state.memory[NAME]["opt_state"]
     values = [values_of.values(params, b.rows, b.micro_batches) for b in batches]
-    numbers = horizon(config.critic, minibatches)
+    numbers = horizon(config.critic, minibatches, step)
     estimates = [
         values_of.estimate(b.rows, v, numbers) for b, v in zip(batches, values, strict=True)
     ]
@@ -78,11 +79,13 @@ def policy_rate(c: Critic, optim, step: int) -> float:
     return learner.learning_rate(optim, step) if step >= 0 else 0.0
 
 
-def horizon(c: Critic, minibatches: Sequence[Sequence[Item]]) -> critic.Horizon:
-    """The numbers of GAE, and where the thirds by length of this step's responses part."""
+def horizon(c: Critic, minibatches: Sequence[Sequence[Item]], step: int) -> critic.Horizon:
+    """The numbers of GAE in rollout step `step` (from 0), and where the thirds by length of its
+    responses part."""
     lengths = [len(item.response) for items in minibatches for item in items if item.weight]
     thirds = np.quantile(lengths, [1 / 3, 2 / 3], method="lower") if lengths else (0, 0)
-    numbers = dict(gamma=c.gamma, lambda_value=c.lambda_value, lambda_policy=c.lambda_policy)
+    lambda_value = 1.0 if step < c.pretrain_steps else c.lambda_value
+    numbers = dict(gamma=c.gamma, lambda_value=lambda_value, lambda_policy=c.lambda_policy)
     numbers |= dict(alpha=c.length_alpha, short=thirds[0], long=thirds[1])
     return critic.Horizon(**{name: np.float32(x) for name, x in numbers.items()})
 
