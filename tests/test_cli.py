@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import scripts
 
 from dapo_jax import gate
 from dapo_jax.checkpoint import checkpoint, workdir
@@ -164,3 +166,32 @@ def test_what_a_native_library_prints_does_not_stand_beside_its_error(capfd):
     assert capfd.readouterr().err == "progress\nafter\n"
     with pytest.raises(KeyboardInterrupt), gate.reading("f"):
         raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        ("ulimit -n 24", "this shell allows 24 open files, a run needs 64: ulimit -n 1024"),
+        ("ulimit -v 1500000", "this shell allows 1,536,000,000 bytes of address space, a run"),
+        ("export JAX_PLATFORMS=bogus", "JAX_PLATFORMS=bogus: jax finds no such device here"),
+    ],
+)
+def test_a_shell_in_which_nothing_can_run(before, says, tmp_path):
+    command = f"exec {sys.executable} -m dapo_jax.train --workdir={tmp_path}/w"
+    done = scripts.bash("-c", f"{before}; {command}")
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {says}"), done.stderr
+    assert done.stderr.count("\n") == 1 and not done.stdout
+
+
+def test_an_interrupt_within_the_garbage_collector_ends_the_process():
+    code = """import gc, time
+from dapo_jax.config import cli
+def interrupt(phase, info):
+    raise KeyboardInterrupt
+def main():
+    gc.callbacks.append(interrupt)
+    gc.collect()
+    time.sleep(60)
+cli.run(main)"""
+    done = scripts.bash("-c", f'exec {sys.executable} -c "$0"', code)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

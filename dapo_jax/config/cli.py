@@ -4,8 +4,10 @@ import functools
 import logging as stdlib_logging
 import os
 import re
+import resource
 import runpy
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -62,15 +64,17 @@ def _guarded(main, given: Sequence[str]) -> None:
         logging.get_absl_handler().addFilter(
             lambda record: "orbax" not in record.pathname and record.name != "asyncio"
         )
-        sys.unraisablehook = _without_closed_loops
     stdlib_logging.getLogger("gcsfs").setLevel("CRITICAL")  # would print stacks before it raises
+    sys.unraisablehook = _unraisable
     try:
+        _check_limits()
         sys.exit(main(*given) or 0)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(130)  # 128 + SIGINT; at once: the usual way waits for what is being saved
+        _interrupted()
     except (ValueError, OSError) as error:
+        late = threading.Timer(_LATE_S, os._exit, [1])  # Orbax's threads may never end
+        late.daemon = True
+        late.start()
         fail(str(error) or type(error).__name__)
     except (RuntimeError, AssertionError) as error:
         if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
@@ -79,8 +83,33 @@ def _guarded(main, given: Sequence[str]) -> None:
         fail(f"{asked}: jax finds no such device here ({gate.describe(error)}); unset it")
 
 
-def _without_closed_loops(what) -> None:
-    """Report exceptions of tensorstore's callbacks, except those on a closed event loop."""
+_LATE_S = 60.0  # s for other threads to end after an error
+# What a run of a tiny model on a CPU needs of `ulimit`: below, Orbax hangs and XLA aborts.
+_LIMITS = (
+    (resource.RLIMIT_NOFILE, 64, "open files", "ulimit -n 1024"),
+    (resource.RLIMIT_AS, 2_500_000_000, "bytes of address space", "ulimit -v unlimited"),
+)
+
+
+def _check_limits() -> None:
+    """ValueError: this process may have fewer open files or addresses than any run needs."""
+    for kind, least, what, remedy in _LIMITS:
+        most, _ = resource.getrlimit(kind)
+        if most != resource.RLIM_INFINITY and most < least:
+            raise ValueError(f"this shell allows {most:,} {what}, a run needs {least:,}: {remedy}")
+
+
+def _interrupted() -> None:
+    print("interrupted", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(130)  # 128 + SIGINT; at once: the usual way waits for what is being saved
+
+
+def _unraisable(what) -> None:
+    """Ends the process at a Ctrl-C that came within a callback of the garbage collector, where
+    Python drops it; reports other exceptions but those of tensorstore on a closed event loop."""
+    if what.exc_type is KeyboardInterrupt:
+        _interrupted()
     if str(what.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(what)
 
