@@ -244,6 +244,14 @@ def score(problem, response):
         os._exit(3)
     if response == "nan":
         return float("nan")
+    if response == "fork" and os.fork() == 0:
+        return 0.25
+    if response == "spill":
+        for descriptor in range(3, 64):
+            try:
+                os.write(descriptor, bytes([0, 0, 0, 5]) + b"hello")
+            except OSError:
+                pass
     if response == "list":
         return Grade(1.0, True, parts={"n": [1, 2]})
     return Grade(len(response) / 7, response == "right", response, {"n": len(response)})
@@ -385,6 +393,7 @@ def test_workers_judge_side_by_side_what_waits(tmp_path):
     [
         ("slow", "took more than 2 s"),
         ("die", "ended its process"),
+        ("spill", "wrote to the descriptor on which grades are sent"),
         ("raise", "ZeroDivisionError: division by zero (failing.py line 13)"),
         ("list", "score gave Grade(score=1.0, right=True, answer=None, parts={'n': [1, 2]})"),
     ],
@@ -395,6 +404,13 @@ def test_an_error_in_a_worker_names_the_row(text, why, failing):
         grades(judge, ["right", text])
     failed = f"failed on a response to problem {0:016x} of sums: "
     assert str(error.value).startswith(f"reward: {failed * (text != 'list')}{why}")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_reward_that_forks_grades_once(workers, failing):
+    judge = grading.judge(rewarded(function=failing, workers=workers))
+    (found,) = grades(judge, ["fork"] * 4 + ["right"])
+    assert found.score_G.tolist() == [4 / 7] * 4 + [5 / 7]
 
 
 def test_a_worker_that_cannot_start_says_why(failing):

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.util
 import math
+import os
 import pathlib
 import re
 import traceback
@@ -213,7 +214,8 @@ class NoGrade(ValueError):
 
 
 def attempt(score: Score, problem: Problem, response: str) -> Grade | Failed:
-    """The grade, or the error and its place."""
+    """The grade, or the error and its place. A process that the function forked ends here."""
+    own = os.getpid()
     try:
         return graded(score, problem, response)
     except NoGrade as error:
@@ -224,6 +226,9 @@ def attempt(score: Score, problem: Problem, response: str) -> Grade | Failed:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{pathlib.Path(last.filename).name} line {last.lineno}"
         return failed(problem, f"{gate.describe(error)} ({where})", error)
+    finally:
+        if os.getpid() != own:
+            os._exit(0)
 
 
 def failed(problem: Problem, cause: str, error: BaseException | None = None) -> Failed:
