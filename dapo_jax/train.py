@@ -70,7 +70,8 @@ def train(
     if parallel.is_main_process():
         trackers.require(config)
     watchdog, first = Watchdog(config.guard), start.FirstToken()
-    listening = (hooks.phase, watchdog.phase, first.phase)
+    phase = report.Phase(say)
+    listening = (hooks.phase, watchdog.phase, first.phase, phase.begins)
     hooks = hooks._replace(phase=lambda name: [hear(name) for hear in listening])
     with watchdog, workdir.hold(where, config.checkpoint.directory) as home:
         start.share_programs(home)
@@ -84,9 +85,12 @@ def train(
         )
         for note in [*text.notes, report.describe(config, machine), f"workdir: {home.name}"]:
             say(note)
-        machine = machine._replace(
-            watch=machine.watch._replace(progress=lambda _: hooks.phase("chunk"))
-        )
+
+        def progress(finished: int) -> None:
+            hooks.phase("chunk")
+            phase.progress(finished)
+
+        machine = machine._replace(watch=machine.watch._replace(progress=progress))
         book = goodput.Book(home.local, began)
         return run(config, home, text, machine, allow_config_change, say, hooks, first, book)
 

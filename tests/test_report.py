@@ -39,6 +39,24 @@ def test_a_line_a_step_where_no_terminal_is(monkeypatch):
     assert said[2] == "step 4/64  acc 0.50  eta 02:00" and file.getvalue() == ""
 
 
+def test_a_phase_that_takes_long_says_every_30_s_that_it_goes_on(monkeypatch):
+    now = iter([0.0, 100.0, 129.0, 131.0, 140.0, 162.0, 200.0, 205.0])
+    monkeypatch.setattr(report.time, "monotonic", lambda: next(now))
+    phase = report.Phase((said := []).append)
+    phase.begins("rollout")
+    for finished in (1, 1000, 2, 3):
+        phase.begins("chunk")
+        phase.progress(finished)
+    lines = [
+        "  rollout: 1,001 responses ended in 00:31",
+        "  rollout: 1,006 responses ended in 01:02",
+    ]
+    assert said == lines
+    phase.begins("evaluation")
+    phase.progress(7)
+    assert said == lines
+
+
 LOG = {
     "reward/accuracy": 0.5, "reward/mean": -0.125, "response/length_mean": 10.64,
     "policy/entropy": 0.25, "sampling/accept_frac": 0.75, "perf/tokens_per_s": 12345.6,

@@ -63,6 +63,30 @@ class Progress:
         self._bar.close()
 
 
+class Phase:
+    """A line every 30 s about a phase that takes longer, so that a log shows that it goes on."""
+
+    EVERY_S = 30.0
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say = say
+        self.begins("start-up")
+
+    def begins(self, name: str) -> None:
+        if name != "chunk":  # of the phase that has begun
+            self._name, self._finished = name, 0
+            self._since = self._said = time.monotonic()
+
+    def progress(self, finished: int) -> None:
+        """finished: responses, since the call before."""
+        self._finished += finished
+        now = time.monotonic()
+        if now - self._said >= self.EVERY_S:
+            self._said = now
+            took = tqdm.format_interval(now - self._since)
+            self._say(f"  {self._name}: {self._finished:,} responses ended in {took}")
+
+
 def short(log: dict[str, float], room: int = 1000) -> str:
     """The main numbers of a step, as many as fit into `room` characters."""
     shown = (
