@@ -48,6 +48,7 @@ NO_TASK += ["--config.data.train=problems.jsonl", "--config.tokenizer.path=."]
         (["--workdir=/proc/nope/run"], "--workdir=/proc/nope/run: cannot be written"),
         (["--workdir=w", *NO_TASK], r".*problems\.jsonl row 2.*1/2"),
         (["--worksdir=w"], ".*worksdir"),
+        (["--workdir=w", "--confg.optim.lr=1"], "no flag --confg.optim.lr; did you mean --c"),
         (["--workdir=w", "stray"], "unexpected argument 'stray'"),
         (["--workdir=w", "--config=none.py"], r".*none\.py: No such file"),
     ],

@@ -249,8 +249,13 @@ def test_the_loss_of_dr_grpo_through_the_batch():
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
+SHIPPED = {"ppo", "cispo", "gspo", "gspo_token", "rloo", "sapo"}
+
+
 def with_the_diff_of_the_page(folder: pathlib.Path) -> None:
     """docs/own_loss.md's diff, applied to the package in `folder`."""
+    if objectives.OBJECTIVES.keys() != SHIPPED:
+        pytest.skip("objectives of your own: the page's diff is for the file as it is shipped")
     page = (ROOT / "docs" / "own_loss.md").read_text()
     (diff,) = re.findall(r"^```diff\n(.*?)^```", page, re.S | re.M)
     touched = set(re.findall(r"^\+\+\+ b/(\S+)", diff, re.M))

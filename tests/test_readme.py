@@ -20,7 +20,7 @@ TEXT = "\n".join(
         for name in ("quickstart", "quickstart_grpo", "dapo_math_tiny")
     ]
 )
-LINKED = re.compile(r"\]\((\w+\.md)\)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def test_every_config_field_exists():
@@ -61,8 +61,23 @@ def test_every_named_place_exists():
     places |= set(re.findall(r"`((?:tests|dapo_jax)/[\w/]+\.\w+)`", TEXT))
     places |= {f"tests/{test}.py" for test in re.findall(r"`(test_\w+)`", TEXT)}
     places |= set(re.findall(r"!\[[^]]*\]\(([^)]+)\)", README))
-    places |= {f"docs/{page}" for text in PAGES.values() for page in LINKED.findall(text)}
     assert len(places) > 50 and not [p for p in places if not (ROOT / p).exists()]
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {"#" + re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda p: p.name
+)
+def test_every_link_leads_somewhere(page):
+    for file, anchor in LINK.findall(page.read_text()):
+        where = (page.parent / file) if file else page
+        assert where.exists(), file
+        assert not anchor or anchor in anchors(where), file + anchor
 
 
 @pytest.mark.parametrize("file, name", sorted(set(re.findall(r"`([\w/]+)\.py: (\w+)`", TEXT))))

@@ -159,12 +159,14 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str | None]]
     --config.a.b text, and for a yes or no --config.a.b, --noconfig.a.b."""
     rest, given, left = [], [], list(argv)
     while left and left[0] != "--":
-        match = re.fullmatch(r"--?(no)?config\.([^=]*)(=.*)?", left[0], re.DOTALL)
+        match = re.fullmatch(r"--?(no)?(\w+)\.([^=]*)(=.*)?", left[0], re.DOTALL)
         argument = left.pop(0)
         if match is None:
             rest.append(argument)
             continue
-        negated, name, text = match.groups()
+        negated, section, name, text = match.groups()
+        if section != "config":
+            raise flags.Error(f"no flag --{section}.{name}; did you mean --config.{name}?")
         known = schema.SCHEMA.get(name)
         if text is not None:
             given.append((f"no{name}" if negated else name, text[1:]))
