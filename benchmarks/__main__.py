@@ -29,6 +29,7 @@ BENCHMARKS = {
     "gpu": Benchmark(("jax",)),
     "half_billion": Benchmark(("jax", "transformers", "torch")),
     "kv_traffic": Benchmark(("numpy",)),
+    "ladder": Benchmark(("jax", "flax")),
     "pod_plan": Benchmark(("jax", "libtpu")),
     "race": Benchmark((*PEERS, "jaxlib", "flax", "trl", "accelerate")),
     "run_costs": Benchmark(("jax", "orbax-checkpoint"), cores=1),

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as command, arms, half_billion, harness, lengths, tables
+from benchmarks import __main__ as command, arms, half_billion, harness, ladder, lengths, tables
+from dapo_jax.config import presets
 
 RESULTS = sorted(path.stem for path in harness.RESULTS.glob("*.json"))
 FIELDS = {"title", "command", "date", "commit", "machine", "versions", "about", "notes", "figures"}
@@ -205,6 +207,15 @@ def test_an_arm_changes_what_it_is_about_and_nothing_else(name, tmp_path):
         vapo = study.fields("vapo", out=tmp_path)
         assert vapo["steps"] - plain["steps"] == vapo["critic.pretrain_steps"] > 0
         assert ("train_k5678.jsonl" in vapo["data.train"]) == (name == "vapo_chains")
+
+
+def test_a_ladder_s_table_follows_from_the_records_that_are_kept():
+    for path in harness.RESULTS.glob("*ladder.jsonl.gz"):
+        result = tables.read(path.name.split(".")[0])
+        method = next(m for m in presets.LADDERS if ladder.kept(m) == path)
+        (table,) = ladder.measure(types.SimpleNamespace(method=method, runs=""))
+        assert (table.columns, table.rows) == (tuple(result["columns"]), result["rows"])
+        assert table.notes == result["notes"][: len(table.notes)]
 
 
 def test_both_sides_of_half_a_billion_take_turns():

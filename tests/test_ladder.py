@@ -200,14 +200,14 @@ def test_verdicts_follow_the_numbers():
         "a": np.array([0.80, 0.81, 0.82, 0.81]), "b": np.array([0.70, 0.71, 0.72, 0.71]),
         "c": np.array([0.60, 0.95, 0.50, 0.80]), "d": np.array([0.59, 0.93, 0.48, 0.78]),
     }  # fmt: skip
-    assert ladder.verdict("a", "b", values) == (
+    assert ladder.verdict("a", "b", values, True) == (
         "a is ahead of b: 0.810 +- 0.013 against 0.710 +- 0.013, paired difference"
         " +0.100 +- 0.000, disjoint 95% intervals"
     )
-    assert ladder.verdict("b", "a", values).startswith("b is behind a: ")
-    assert ladder.verdict("c", "d", values).endswith("overlapping 95% intervals")
-    assert ladder.verdict("a", "c", values).startswith("a and c are not told apart: ")
-    one = ladder.verdict("a", "b", {n: v[:1] for n, v in values.items()})
+    assert ladder.verdict("b", "a", values, True).startswith("b is behind a: ")
+    assert ladder.verdict("c", "d", values, True).endswith("overlapping 95% intervals")
+    assert ladder.verdict("a", "c", values, False).startswith("a and c are not told apart: ")
+    one = ladder.verdict("a", "b", {n: v[:1] for n, v in values.items()}, False)
     assert "nan" not in one and one.endswith("one seed tells nothing of seed noise")
 
 

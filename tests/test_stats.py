@@ -37,6 +37,18 @@ def test_paired_removes_what_the_seeds_share():
         stats.paired(seed[:3], seed)
 
 
+def test_many_comparisons_are_corrected():
+    """Holm by hand: the smallest p against 5% / 4, the next against 5% / 3, until one fails."""
+    rng = np.random.default_rng(4)
+    changes = [rng.normal(mean, 1.0, 6) for mean in (3.0, 0.0, 1.6, 1.4)]
+    found = [scipy.stats.ttest_1samp(x, 0).pvalue for x in changes]
+    first, second, third, _ = np.argsort(found)
+    assert found[first] < 0.05 / 4 and found[second] < 0.05 / 3 and 0.05 / 2 < found[third] < 0.05
+    assert stats.differ(changes) == [i in (first, second) for i in range(4)]
+    assert stats.differ([changes[third]]) == [True]  # alone it would do
+    assert stats.differ([[0.5], [0.0, 0.0], [0.1, 0.1]]) == [False, False, True]
+
+
 def test_apart_is_disjoint_in_either_order():
     a, b, c = stats.Interval(0.5, 0.1), stats.Interval(0.71, 0.1), stats.Interval(0.69, 0.1)
     assert stats.apart(a, b) and stats.apart(b, a) and not stats.apart(a, c)

@@ -20,8 +20,8 @@ chosen before, among about ten, on seeds 100 to 102 and with another window of t
 - Rungs without Dynamic Sampling draw fewer tokens per update; they train `--longer` times as many
   steps, and the additional ones count for the comparison at equal tokens only.
 - Intervals are 95% t-intervals over seeds, of a mean or of paired differences (same seed, one
-  switch). "Ahead" and "behind" mean a paired interval without zero. What another base model would
-  change is not in them.
+  switch). "Ahead" and "behind" mean a paired t-test at 5%, corrected by Holm for all comparisons of
+  the ladder at that place. What another base model would change is not in them.
 
 `--method=vapo` climbs VAPO's ladder (Table 1 of arXiv 2504.05118) instead, from PPO with a value
 model up: the tables, and bars beside the paper's. Steps are counted behind those of value
@@ -31,7 +31,7 @@ pre-training, whose tokens count; no rung has Dynamic Sampling, so none goes on 
 import contextlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,13 +108,14 @@ Values = Mapping[str, np.ndarray]  # rung -> one value per seed [seeds]
 
 
 def read(
-    out: pathlib.Path, rungs: Mapping[str, int], seeds: Sequence[int]
+    records_of: Callable[[str], Records], rungs: Mapping[str, int], seeds: Sequence[int]
 ) -> dict[str, list[Records]]:
-    """Rung -> seed -> records of its run; rungs that lack a seed are left out. rungs: name -> steps
-    of value pre-training, which are not counted: of them the first record alone is kept."""
+    """Rung -> seed -> records of its run; rungs that lack a seed are left out. records_of: those of
+    a `folder`; rungs: name -> steps of value pre-training, which are not counted: of them the first
+    record alone is kept."""
 
     def records(name: str, seed: int) -> Records:
-        found, n = metrics.read(out / folder(name, seed) / "metrics.jsonl"), rungs[name]
+        found, n = records_of(folder(name, seed)), rungs[name]
         kept = [r for r in found if not 0 < r["step"] < n]
         return [r | {"step": max(r["step"] - n, 0)} for r in kept]
 
@@ -185,14 +186,14 @@ def by_seed(found: Mapping[str, Mapping]) -> Values:
     return {name: np.array(of["seeds"]) for name, of in found.items()}
 
 
-def verdict(after: str, before: str, values: Values) -> str:
-    """One sentence on two rungs, from the numbers."""
+def verdict(after: str, before: str, values: Values, differ: bool) -> str:
+    """One sentence on two rungs, from the numbers. differ: see `stats.differ`."""
     a, b = (stats.interval(values[name]) for name in (after, before))
     difference = stats.paired(values[after], values[before])
     numbers = f"{a} against {b}, paired difference {difference:+.3f}"
     if np.isnan(difference.half):
         return f"{after} and {before}: {numbers}; one seed tells nothing of seed noise"
-    if not stats.excludes_zero(difference):
+    if not differ:
         return f"{after} and {before} are not told apart: {numbers}"
     word = "ahead of" if difference.mean > 0 else "behind"
     kind = "disjoint" if stats.apart(a, b) else "overlapping"
@@ -207,13 +208,24 @@ def pairs(rungs: Sequence[str], of: presets.Ladder = DAPO) -> list[tuple[str, st
     return [(a, b) for a, b in told if a in rungs and b in rungs]
 
 
-def markdown(s: Mapping[str, Any], scale: str, minibatches: int, of: presets.Ladder = DAPO) -> str:
-    """A `summarize` for people. scale: of the runs, in words."""
-    equal = {
+def places(s: Mapping[str, Any], minibatches: int) -> dict[str, Values]:
+    """The two places where rungs are compared, in words -> accuracies there."""
+    return {
         f"{s['steps'] * minibatches:,} updates": by_seed(s["equal_updates"]),
         f"{s['budget_tokens'] / 1e6:.2f} M tokens": by_seed(s["equal_tokens"]),
     }
-    seeds = len(next(iter(by_seed(s["equal_updates"]).values())))
+
+
+def verdicts(values: Values, of: presets.Ladder) -> list[str]:
+    """A sentence on each of `pairs`."""
+    compared = pairs(list(values), of)
+    sure = stats.differ([np.subtract(values[a], values[b]) for a, b in compared])
+    return [verdict(a, b, values, yes) for (a, b), yes in zip(compared, sure, strict=True)]
+
+
+def table(s: Mapping[str, Any], minibatches: int, of: presets.Ladder) -> list[list[str]]:
+    """The cells of a `summarize`: names of the columns, and a row a rung."""
+    equal = places(s, minibatches)
     below = dict(zip(of.cumulative[1:], of.cumulative, strict=False))
     below |= dict.fromkeys(of.leave_one_out, of.cumulative[-1])
     heads = [head for place in equal for head in (f"accuracy after {place}", "change")]
@@ -226,6 +238,13 @@ def markdown(s: Mapping[str, Any], scale: str, minibatches: int, of: presets.Lad
             cells += [str(stats.interval(values[name])), change]
         means = (beside[name] for beside in s["beside"].values())
         rows.append([*cells, *("nan" if x is None else f"{x:.3g}" for x in means)])
+    return rows
+
+
+def markdown(s: Mapping[str, Any], scale: str, minibatches: int, of: presets.Ladder = DAPO) -> str:
+    """A `summarize` for people. scale: of the runs, in words."""
+    rows = table(s, minibatches, of)
+    seeds = len(next(iter(by_seed(s["equal_updates"]).values())))
     lines = [f"| {' | '.join(row)} |" for row in rows]
     parts = [
         f"# The ladder, {seeds} seed{'s' * (seeds > 1)}",
@@ -237,12 +256,34 @@ def markdown(s: Mapping[str, Any], scale: str, minibatches: int, of: presets.Lad
         " dapo_jax/lab/experiments/ladder.py.",
         "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]),
     ]
-    for place, values in equal.items():
-        said = [f"- {verdict(a, b, values)}" for a, b in pairs(list(values), of)]
+    for place, values in places(s, minibatches).items():
+        said = [f"- {sentence}" for sentence in verdicts(values, of)]
         parts += [f"After {place}:", "\n".join(said)] if said else []
     if s["stopped_early"]:
         parts.append(f"Stopped before their last step: {', '.join(s['stopped_early'])}.")
     return "\n\n".join(parts) + "\n"
+
+
+def held_out(config) -> str:
+    """The tag of the accuracy that rungs are compared by."""
+    sets = build.named_files(config.eval.files) or {"heldout": ""}
+    return f"eval/{next(iter(sets))}/avg@k"
+
+
+def compare(
+    config, records_of: Callable[[str], Records], rungs: Sequence[str], seeds: Sequence[int],
+    longer: float, of: presets.Ladder = DAPO,
+) -> tuple[dict[str, list[Records]], dict[str, Any]]:  # fmt: skip
+    """(what `read` finds, its `summarize`). ValueError: no rung is complete."""
+    configs = {name: presets.rung(config, name, of) for name in rungs}
+    runs = read(records_of, {name: pretrained(c) for name, c in configs.items()}, seeds)
+    if not runs:
+        raise ValueError(
+            f"no rung of {', '.join(rungs)} has all of seeds {seeds[0]} to {seeds[-1]}"
+        )
+    steps = policy_steps(config)
+    wanted = {name: steps_of(configs[name], longer, steps) for name in runs}
+    return runs, summarize(runs, held_out(config), steps, wanted, seeds, of)
 
 
 def report(
@@ -251,22 +292,15 @@ def report(
 ) -> str:  # fmt: skip
     """Write table.md, table.json and figures (one, of VAPO's ladder) of the runs in `out`; returns
     the table. ValueError: no rung is complete."""
-    configs = {name: presets.rung(config, name, of) for name in rungs}
-    runs = read(out, {name: pretrained(c) for name, c in configs.items()}, seeds)
-    if not runs:
-        all_of = f"all of seeds {seeds[0]} to {seeds[-1]}"
-        raise ValueError(f"{out}: no rung of {', '.join(rungs)} has {all_of}")
-    sets = build.named_files(config.eval.files) or {"heldout": ""}
-    tag, steps = f"eval/{next(iter(sets))}/avg@k", policy_steps(config)
-    wanted = {name: steps_of(configs[name], longer, steps) for name in runs}
-    found = summarize(runs, tag, steps, wanted, seeds, of)
+    records_of = lambda run: metrics.read(out / run / "metrics.jsonl")
+    runs, found = compare(config, records_of, rungs, seeds, longer, of)
     text = markdown(found, describe(config), config.optim.minibatches, of)
     (out / "table.md").write_text(text)
     (out / "table.json").write_text(json.dumps({"scale": describe(config)} | found, indent=2))
     updates, tokens = by_seed(found["equal_updates"]), by_seed(found["equal_tokens"])
     drawn = {"ladder": figures.bars(updates, tokens, of)}
     if of is DAPO:
-        drawn |= figures.curves(runs, tag, steps)
+        drawn |= figures.curves(runs, held_out(config), policy_steps(config))
     for name, figure in drawn.items():
         figure.savefig(out / f"{name}.png", dpi=130)
     return text

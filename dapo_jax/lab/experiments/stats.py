@@ -44,6 +44,25 @@ def paired(after: Sequence[float], before: Sequence[float]) -> Interval:
     return interval(np.subtract(after, before))
 
 
+def differ(changes: Sequence[Sequence[float]], level: float = 0.05) -> list[bool]:
+    """Whether each of many samples of paired differences [seeds] has a mean that is not 0: t-tests,
+    corrected for their number after Holm (1979), so that the chance of any false yes is at most
+    `level`. One seed tells nothing."""
+
+    def chance(x: Sequence[float]) -> float:
+        if len(x) < 2 or not np.ptp(x):  # without a spread there is no test
+            return float(len(x) < 2 or x[0] == 0)
+        return stats.ttest_1samp(x, 0.0).pvalue
+
+    found = [chance(np.asarray(x, float)) for x in changes]
+    order, out = np.argsort(found, kind="stable"), [False] * len(found)
+    for tried, i in enumerate(order):
+        if not found[i] <= level / (len(found) - tried):
+            break
+        out[i] = True
+    return out
+
+
 def apart(a: Interval, b: Interval) -> bool:
     """Whether the intervals are disjoint; never, where one has no width (a single seed)."""
     return a.low > b.high or b.low > a.high
