@@ -97,7 +97,16 @@ MUTANTS = [Mutant(*fields) for fields in (
     ("variants/vapo/update.py", "critic.Batch(batch.rows, old, of.returns_AxRxT", "critic.Batch(batch.rows, of.returns_AxRxT, of.returns_AxRxT", "test_vapo.py::test_a_step_by_hand"),
     ("variants/vapo/update.py", "[1 / 3, 2 / 3]", "[1 / 4, 3 / 4]", "test_vapo.py::test_thirds_by_length"),
     ("variants/vapo/critic.py", "self.of_model = jax.jit(self._of_model, out_shardings=self.param_shardings)", "self.of_model = self._of_model", "test_vapo.py::test_it_starts_from_a_model"),
+    ("variants/vapo/update.py", "1.0 if step < c.pretrain_steps else c.lambda_value", "c.lambda_value", "test_vapo.py::test_targets_in_pre_training_are_monte_carlo"),
     ("dapo/minibatches.py", 'before + 1 if log["skipped"] else 0', 'before + 1 if log["skipped"] else before', "test_vapo.py::test_skipped_updates_in_a_row_by_hand"),
+    # --- adapters on a model with norms of queries and keys ---
+    ("model/qwen2.py", "        if self.c.lora:\n            q, k, v = (self._add(n, y, h, out=_to_heads) for n, y in zip(\"qkv\", (q, k, v)))  # noqa: B905\n        if self.c.qk_norm:\n            q = rms_norm(q, self.q_norm[...], self.c.rms_eps)\n            k = rms_norm(k, self.k_norm[...], self.c.rms_eps)\n", "        if self.c.qk_norm:\n            q = rms_norm(q, self.q_norm[...], self.c.rms_eps)\n            k = rms_norm(k, self.k_norm[...], self.c.rms_eps)\n        if self.c.lora:\n            q, k, v = (self._add(n, y, h, out=_to_heads) for n, y in zip(\"qkv\", (q, k, v)))  # noqa: B905\n", "test_lora.py::test_merged_equals_the_adapters_forward"),
+    # --- rewards of one's own ---
+    ("reward/functions.py", "len(parts) == 1 and parts[0].weight == 1.0", "len(parts) == 1", "test_rewards.py::test_a_weighted_sum_logs_each_by_name"),
+    ("reward/functions.py", "if os.getpid() != own:", "if False:", "test_rewards.py::test_a_reward_that_forks_grades_once"),
+    ("log/guards.py", "if share > _NEARLY_ALL:", "if False:", "test_guards.py::test_a_reward_that_fails_is_warned_about_and_ends_a_run_that_learns_nothing"),
+    ("checkpoint/journal.py", "self._run + self._policy.encode()", "self._run", "test_journal.py::test_what_belongs_to_others_is_never_found"),
+    ("lab/experiments/stats.py", "level / (len(found) - tried)", "level", "test_stats.py::test_many_comparisons_are_corrected"),
     # --- Eq. 13 and section 3.4: length ---
     ("dapo/reward.py", "np.minimum(-over / max(buffer_tokens, 1) * factor, 0.0)", "-over / max(buffer_tokens, 1) * factor", "test_reward.py::test_the_papers_lengths"),
     ("dapo/reward.py", "(max_tokens - buffer_tokens)", "max_tokens", "test_reward.py::test_the_papers_lengths"),

@@ -126,6 +126,7 @@ def test_a_weighted_sum_logs_each_by_name(own):
     assert got.score == pytest.approx(-1.0 + 0.5 / 6 + 2 * 2 / 3)
     assert got.right is False and got.answer is None
     assert got.parts == {"boxed": -1.0, "short": 1 / 6, "tests": 2 / 3, "tests.passed": 2}
+    assert score("x + 1", function=f"3*{own}:brief").score == pytest.approx(3 / 6)
 
 
 def test_another_reward_for_some_sources(own):
