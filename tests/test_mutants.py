@@ -1,4 +1,4 @@
-"""tests/mutants.py still says something: its lines are in the sources, its tests exist."""
+"""tests/mutants.toml still says something: its lines are in the sources, its tests exist."""
 
 import ast
 import collections
