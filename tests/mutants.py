@@ -7,16 +7,14 @@ the other into the copy, runs the test named there, and prints what lived: exit 
 did. The tests are run once without a mistake first, since a test that fails anyway kills nothing.
 `test_mutants.py` sees to it that every line is still there. The count is in docs/results/safety.md.
 
-    python tests/mutants.py --generated=75 [--only=dapo/] [--seed=0] [--record]
+    python tests/mutants.py --generated=75 [--only=dapo/] [--seed=0]
 
-takes instead so many that generated_mutants.py makes of operators and numbers. `--record` keeps the
-verdicts in mutants_generated.json, where `why` says what is known of one that survived, and judges
-none again that is found there.
+takes instead so many that generated_mutants.py makes of operators and numbers, but for those that
+mutants.toml knows to live.
 """
 
 import argparse
 import concurrent.futures
-import json
 import os
 import pathlib
 import queue
@@ -33,8 +31,7 @@ import generated_mutants
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ("dapo_jax", "tests", "configs", "benchmarks", "pyproject.toml", "README.md")
 LIMIT = 600  # s, of one test: what hangs is found too
-FOUND = ("killed", "timeout")  # the second of older records: a test that hung
-GENERATED = ROOT / "tests" / "mutants_generated.json"
+TABLES = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())
 
 
 class Mutant(NamedTuple):
@@ -44,21 +41,17 @@ class Mutant(NamedTuple):
     test: str  # of tests/; kills it
 
 
-MUTANTS = [
-    Mutant(**fields)
-    for fields in tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]
-]
+MUTANTS = [Mutant(**fields) for fields in TABLES["mutant"]]
+JUDGES: dict[str, list[str]] = TABLES["judges"]  # file -> tests, of those made by machine
 
 
 class Case(NamedTuple):
-    """A mistake to judge: a file's text with it, the tests that may find it, and how it is shown.
-    row: what `--record` keeps of one made by machine."""
+    """A mistake to judge: a file's text with it, and the tests that may find it."""
 
     file: str
     text: bytes
-    tests: tuple[str, ...]
-    shown: str
-    row: dict
+    tests: Sequence[str]
+    shown: str  # what is printed of it where it lives
 
 
 def copy(to: pathlib.Path) -> pathlib.Path:
@@ -109,20 +102,20 @@ def by_hand(only: str) -> list[Case]:
             if text.count(m.old) != 1:
                 sys.exit(f"error: {m.file}: {m.old!r} occurs {text.count(m.old)} times")
             shown, changed = f"{m.file}: {m.old!r} -> {m.new!r}", text.replace(m.old, m.new)
-            found.append(Case(m.file, changed.encode(), (m.test,), shown, {}))
+            found.append(Case(m.file, changed.encode(), [m.test], shown))
     return found
 
 
-def by_machine(args, kept: dict) -> list[Case]:
-    """Without those that are found already, where verdicts are kept."""
+def by_machine(only: str, number: int, seed: int) -> list[Case]:
+    files = [file for file in JUDGES if only in file]
+    known = {(row["file"], row["line"]) for row in TABLES["survivor"]}
     found = []
-    for m in generated_mutants.drawn(ROOT, args.generated, args.only, args.seed):
-        data = (ROOT / "dapo_jax" / m.file).read_bytes()
-        if not (args.record and kept.get((m.file, m.line, m.change), {}).get("verdict") in FOUND):
+    for m in generated_mutants.drawn(ROOT, files, number, seed):
+        if (m.file, m.after.split("  #")[0]) not in known:
+            data = (ROOT / "dapo_jax" / m.file).read_bytes()
             changed = data[: m.start] + m.new.encode() + data[m.end :]
-            tests = tuple(generated_mutants.JUDGES[m.file].split())
-            row = {"file": m.file, "line": m.line, "change": m.change}
-            found.append(Case(m.file, changed, tests, f"{m.file}:{m.line}: {m.change}", row))
+            shown = f"{m.file}:{m.line}: {m.before} -> {m.after}"
+            found.append(Case(m.file, changed, JUDGES[m.file], shown))
     return found
 
 
@@ -132,11 +125,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--generated", type=int, default=0, help="so many that are made by machine")
     parser.add_argument("--seed", type=int, default=0, help="which those are")
-    parser.add_argument("--record", action="store_true", help="keep their verdicts")
     args = parser.parse_args()
-    known = json.loads(GENERATED.read_text()) if GENERATED.exists() else []
-    kept = {(r["file"], r["line"], r["change"]): r for r in known}
-    cases = by_machine(args, kept) if args.generated else by_hand(args.only)
+    if args.generated:
+        cases = by_machine(args.only, args.generated, args.seed)
+    else:
+        cases = by_hand(args.only)
     if not cases:
         parser.error(f"--only={args.only}: no mutants")
     flags = ("-m", "not slow", "--timeout=120") if args.generated else ()
@@ -162,11 +155,6 @@ def main() -> int:
                 killed += result == "killed"
                 if result != "killed":
                     print(f"{case.shown}\n    {' '.join(case.tests)}: {result}", flush=True)
-                if case.row and args.record:
-                    key = tuple(case.row.values())
-                    kept[key] = kept.get(key, {}) | case.row | {"verdict": result}
-                    rows = json.dumps([kept[k] for k in sorted(kept)], indent=1, ensure_ascii=False)
-                    GENERATED.write_text(rows + "\n")
     print(f"killed {killed} of {len(cases)}")
     return int(killed < len(cases))
 
