@@ -236,8 +236,7 @@ def score(config, text: build.Text, evaluation: dict[str, float]) -> float | Non
 
 def evaluate_policy(config, machine, text, state: State, writer, say) -> dict[str, float]:
     started = time.perf_counter()
-    decode_params = machine.decode_params(state.params)
-    evaluator = Evaluator(machine, decode_params, text, config.eval.k)
+    evaluator = Evaluator(machine, machine.decode_params(state.params), text, config.eval.k)
     scores, rows = evaluate_sets(config, evaluator)
     step = state.counters.step
     writer.lines("eval", step, rows)

@@ -186,7 +186,7 @@ def overrides(given: Sequence[tuple[str, str | None]], bad: list[str]) -> dict[s
     out = {}
     for name, text in given:
         if name not in schema.SCHEMA:
-            bad.append(schema.unknown(name))
+            bad.append(f"config.{name}: no such field{schema.nearest(name)}")
         elif text is None:
             bad.append(f"config.{name}: wants a value: --config.{name}=VALUE")
         else:
