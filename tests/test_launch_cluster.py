@@ -18,39 +18,6 @@ from scripts import FAKES, LAUNCH, ODD, ROOT, THIS_PYTHON, bash, executable, lin
 
 # --- tpu_vm.sh ---
 
-# Killed in its first life; the bucket is a folder that both lives know.
-TRAIN = """
-import os, pathlib, signal, sys, time
-bucket = pathlib.Path(os.environ["CLOUD"], "bucket")
-resumed = bucket.exists()
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-print(sys.argv[1:])
-print("resumed after step 1" if resumed else "start")
-if resumed:
-    print("done: 2 steps")
-    sys.exit()
-print("step 1", flush=True)
-while not told:
-    time.sleep(0.02)
-time.sleep(0.3)  # saving
-bucket.mkdir(exist_ok=True)
-print("terminated after step 1, saved; the same command goes on from there")
-sys.exit(int(sys.argv[-1].removeprefix("--terminated_status=")))
-"""
-
-# Buries what the command leaves behind, as an init does at once or, in a container, seconds later:
-# until then it counts as alive.
-REAPER = """
-import ctypes, os, sys
-PR_SET_CHILD_SUBREAPER = 36
-ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-command = os.spawnvp(os.P_NOWAIT, sys.argv[1], sys.argv[1:])
-while (ended := os.wait())[0] != command:
-    pass
-sys.exit(os.waitstatus_to_exitcode(ended[1]))
-"""
-
 
 class Cloud:
     """`folder` is the cloud, `checkout` has a stand-in for the trainer."""
@@ -59,14 +26,16 @@ class Cloud:
         self.folder, self.checkout = folder, scripts.make_checkout(folder)
         self.tools = scripts.make_tools(folder)
         shutil.copy(FAKES / "gcloud", self.tools)
-        (self.checkout / "dapo_jax/train.py").write_text(TRAIN)
+        shutil.copy(FAKES / "trainer", self.checkout / "dapo_jax/train.py")
         (self.checkout / "dapo_jax/hosts").mkdir()  # an installed one would look for a real bucket
         (self.checkout / "dapo_jax/hosts/keep_log.py").write_text("")
         (self.checkout / ".git").mkdir()
         (self.checkout / ".git/secret").write_text("")
 
     def run(self, *flags) -> subprocess.CompletedProcess:
-        call = f'exec {shlex.quote(sys.executable)} -ISc {shlex.quote(REAPER)} bash "$@"'
+        call = (
+            f'exec {shlex.quote(sys.executable)} -IS {shlex.quote(str(FAKES / "reaper"))} bash "$@"'
+        )
         command = ("-", self.checkout / "launch/tpu_vm.sh", "run", "--name=n", "--zone=z")
         env = dict(CLOUD=self.folder, PATH=on_path(self.tools), DAPO_POLL_SECONDS="0.1")
         flags = ("--type=v6e-8", *flags, "--", *ODD)
