@@ -184,6 +184,19 @@ def test_a_shell_in_which_nothing_can_run(before, says, tmp_path):
     assert done.stderr.count("\n") == 1 and not done.stdout
 
 
+def test_an_interrupt_while_a_command_imports_ends_it(tmp_path):
+    """In a library that would pass over it."""
+    (tmp_path / "absl.py").write_text("""import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+except BaseException:
+    pass""")
+    path = f"{tmp_path}:{ROOT}"
+    done = scripts.bash("-c", f"exec {sys.executable} -m dapo_jax.train", PYTHONPATH=path)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_an_interrupt_within_the_garbage_collector_ends_the_process():
     code = """import gc, time
 from dapo_jax.config import cli
