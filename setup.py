@@ -17,7 +17,7 @@ setup(
     packages=find_packages(include=["dapo_jax", "dapo_jax.*"]),
     package_data={
         "dapo_jax.pods": ["slices.txt"],
-        "dapo_jax.config": ["peers.txt"],
+        "dapo_jax.config": ["peers.txt", "places.txt"],
         "dapo_jax.lab.dynamics": ["pages.html"],
     },
     python_requires=">=3.11",

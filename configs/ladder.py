@@ -25,6 +25,6 @@ best run was without it ("-overlong_filtering"), as are the other configs here. 
 from dapo_jax.config import presets
 
 
-def get_config(argument: str = presets.CUMULATIVE[-1]):
+def get_config(argument: str = presets.LADDERS["dapo"].cumulative[-1]):
     name, _, size = argument.partition("@")
     return presets.rung(presets.dapo_math(size) if size else presets.ladder_task(), name)

@@ -40,7 +40,7 @@ def describe(error: BaseException) -> str:
         return "asks for more memory than there is"
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    if type(error) in (ValueError, OSError) or isinstance(error, OSError):
+    if type(error) is ValueError or isinstance(error, OSError):
         return text[:500] or type(error).__name__
     return f"{type(error).__name__}: {text}"[:500].removesuffix(": ")
 
@@ -166,9 +166,6 @@ class Section:
         if name.startswith("_"):  # Python and libraries look for optional methods
             raise AttributeError(name)
         raise self._unknown(name)
-
-    def __delattr__(self, name: str) -> None:
-        raise ConfigError(f"config.{self._place}{name}: a field cannot be deleted")
 
     def _unknown(self, name: str) -> UnknownField:
         full = f"{self._place}{name}"

@@ -109,7 +109,8 @@ def run(
     """Steps, evaluations, records and checkpoints up to the end. However it ends, what was opened
     is closed in the reverse order: saver, progress, writer; then the bucket gets what they left."""
     inputs = resume.inputs(text)
-    directory = config.checkpoint.directory or home.checkpoints
+    keep = config.checkpoint
+    directory = keep.directory or home.checkpoints
     accept = lambda saved: resume.check(saved, config, inputs, allow_config_change, say)
     state, resumed = begin.start_state(config, text, machine, directory, accept, say, home.local)
     if parallel.is_main_process():
@@ -174,17 +175,15 @@ def run(
                 writer.record(step, log)
                 kept = state
                 progress.update(log)
-                if shortage := guards.shortage(config, log):
-                    say(f"warning: step {step}: {shortage}")
-                if missed := guards.misses(log):
-                    say(f"warning: step {step}: {missed}")
+                for warning in filter(None, (guards.shortage(config, log), guards.misses(log))):
+                    say(f"warning: step {step}: {warning}")
                 if not hinted and (hint := guards.hint(config, log)):
                     say(f"hint: step {step}: {hint}")
                     hinted = True
                 stop = guards.why_stop(config, state.counters, log)
                 hooks.phase("save")
                 workdir.try_to_send(home, say)
-                rank, keep = score(config, text, evaluation), config.checkpoint
+                rank = score(config, text, evaluation)
                 if last or stop:
                     saver.last(state, rank)
                 else:
@@ -237,8 +236,7 @@ def score(config, text: build.Text, evaluation: dict[str, float]) -> float | Non
 
 def evaluate_policy(config, machine, text, state: State, writer, say) -> dict[str, float]:
     started = time.perf_counter()
-    decode_params = machine.decode_params(state.params)
-    evaluator = Evaluator(machine, decode_params, text, config.eval.k)
+    evaluator = Evaluator(machine, machine.decode_params(state.params), text, config.eval.k)
     scores, rows = evaluate_sets(config, evaluator)
     step = state.counters.step
     writer.lines("eval", step, rows)

@@ -1,41 +1,15 @@
 """Operator mutants, made by machine: what `mutants.py --generated=N` puts into the sources.
 
-Words are left alone: strings, messages of `raise` and `assert`, annotations. The tests that judge
-a file are fast ones.
+Words are left alone: strings, messages of `raise` and `assert`, annotations.
 """
 
 import ast
+import itertools
 import pathlib
 import random
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
-
-# File -> its judges, of tests/, the quickest first.
-JUDGES = {
-    "dapo/advantage.py": "test_advantage.py test_objectives.py::"
-    "test_without_std_by_the_batch_s_and_against_the_others"
-    " test_objectives.py::test_whitened_over_the_tokens_of_the_batch",
-    "dapo/reward.py": "test_reward.py",
-    "dapo/overlong_filter.py": "test_train.py::test_the_three_readings_of_overlong_filtering"
-    " test_dynamic_sampling.py::"
-    "test_a_group_whose_only_miss_is_truncated_teaches_where_that_one_counts",
-    "dapo/dynamic_sampling.py": "test_dynamic_sampling.py",
-    "dapo/packing.py": "test_packing.py",
-    "dapo/objective.py": "test_objective.py",
-    "dapo/update.py": "test_update.py::test_linear_warm_up test_update.py::test_optimizer_is_adamw"
-    " test_update.py::test_learning_rate_falls_by_optax_s_schedules"
-    " test_update.py::test_a_non_finite_gradient_keeps_the_old_state"
-    " test_update.py::test_head_stats"
-    " test_update.py::test_gradient_against_dense_float64",
-    "rollout/draw.py": "test_draw.py",
-    "checkpoint/seal.py": "test_seal.py",
-    "checkpoint/resume.py": "test_resume.py test_retry.py",
-    "checkpoint/retry.py": "test_retry.py",
-    "checkpoint/journal.py": "test_journal.py",
-    "checkpoint/workdir.py": "test_workdir.py",
-    "checkpoint/saver.py": "test_saver.py",
-    "checkpoint/checkpoint.py": "test_checkpoint.py test_saver.py",
-}
 
 FLIPS = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
@@ -55,7 +29,8 @@ class Generated(NamedTuple):
     end: int  # up to here
     new: str  # become this
     line: int
-    change: str  # the line before and after it
+    before: str  # that line, and what it becomes
+    after: str
 
 
 def of_file(root: pathlib.Path, file: str) -> list[Generated]:
@@ -63,17 +38,15 @@ def of_file(root: pathlib.Path, file: str) -> list[Generated]:
     data = (root / "dapo_jax" / file).read_bytes()
     begins = [0, *(m.end() for m in re.finditer(b"\n", data))]
     at = lambda line, column: begins[line - 1] + column
-    first, last = (
-        lambda n: at(n.lineno, n.col_offset),
-        lambda n: at(n.end_lineno, n.end_col_offset),
-    )
+    first = lambda n: at(n.lineno, n.col_offset)
+    last = lambda n: at(n.end_lineno, n.end_col_offset)
     found = []
 
     def add(start: int, end: int, new: str) -> None:
         line = data.count(b"\n", 0, start) + 1
         changed = data[:start] + new.encode() + data[end:]
         shown = [x.splitlines()[line - 1].decode().strip() for x in (data, changed)]
-        found.append(Generated(file, start, end, new, line, " -> ".join(shown)))
+        found.append(Generated(file, start, end, new, line, *shown))
 
     def between(left, right, op) -> None:
         old, new = FLIPS[type(op)]
@@ -121,11 +94,10 @@ def of_file(root: pathlib.Path, file: str) -> list[Generated]:
     return found
 
 
-def drawn(root: pathlib.Path, number: int, only: str, seed: int) -> list[Generated]:
-    """So many, in turn from each file whose name has `only`."""
-    shuffled = [of_file(root, file) for file in JUDGES if only in file]
+def drawn(root: pathlib.Path, files: Iterable[str], number: int, seed: int) -> list[Generated]:
+    """So many, in turn from each file."""
+    shuffled = [of_file(root, file) for file in files]
     for i, mutants in enumerate(shuffled):
         random.Random(f"{seed} {i}").shuffle(mutants)
-    turns = [m for turn in range(max(map(len, shuffled), default=0)) for m in
-             (x[turn] for x in shuffled if turn < len(x))]  # fmt: skip
-    return turns[:number]
+    turns = itertools.chain(*itertools.zip_longest(*shuffled))
+    return [mutant for mutant in turns if mutant][:number]

@@ -11,15 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCH = ROOT / "launch"
 THIS_PYTHON = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
-# Logs its calls, and makes a 'venv' of this Python.
-UV = """#!/usr/bin/env bash
-here="$(dirname "$0")"
-printf '%s\\n' "$*" >>"$here/../uv.log"
-if [[ $1 == venv ]]; then
-    mkdir -p "${@: -1}/bin"
-    cp "$here/this-python" "${@: -1}/bin/python"
-fi
-"""
+FAKES = ROOT / "tests" / "data" / "fakes"
 # Of a training, with what every shell on the way could break.
 ODD = ["--config=configs/dapo_qwen2_5_7b.py", "--workdir=gs://bucket/x"]
 ODD += ['--config.data.train=it\'s $x "y" $(HOME) $$.json']
@@ -72,5 +64,5 @@ def make_checkout(folder: Path) -> Path:
 def make_tools(folder: Path) -> Path:
     """A folder for PATH with a fake uv."""
     executable(folder / "tools/this-python", THIS_PYTHON)
-    executable(folder / "tools/uv", UV)
+    shutil.copy(FAKES / "uv", folder / "tools")
     return folder / "tools"

@@ -135,19 +135,6 @@ def test_two_models_fit_the_slice_of_one():
     assert [b - a for a, b in zip(alone, both, strict=True)] == pytest.approx([more] * 2, abs=0.05)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_verl_differs_where_verl_does_and_nowhere_else(size):
-    paper, verl = (config.leaves(load("dapo_qwen2_5", size + reading)) for reading in ("", ",verl"))
-    assert {k: (paper[k], verl[k]) for k in paper if paper[k] != verl[k]} == {
-        "loss.dual_clip": (0.0, 10.0),
-        "loss.normalizer": ("batch_tokens", "chunk_tokens"),
-        "optim.warmup_steps": (20, 10),
-        "optim.warmup_from_zero": (False, True),
-        "optim.weight_decay": (0.0, 0.1),
-    }
-    assert paper["model.path"] == f"Qwen/Qwen2.5-{size}"
-
-
 @pytest.mark.parametrize("name", presets.PLACES)
 def test_every_model_with_a_place_is_one_whose_shape_is_known(name):
     """`launch` checks it against the slice without a network; and the ladder takes it."""

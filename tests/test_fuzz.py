@@ -91,13 +91,14 @@ def changed(draw, tree):
 
 @st.composite
 def bent(draw, data: bytes):
-    """Rarely: bytes with a piece cut, turned or put in, or JSON that is nested too deeply."""
+    """Rarely: bytes with a piece cut, turned or put in, any bytes, or JSON nested too deeply."""
     if not draw(rarely):
         return data
     start = draw(st.integers(0, len(data)))
     length = draw(st.sampled_from([0, 1, 4, 100, len(data)]))
     cut = data[:start] + draw(st.binary(max_size=8)) + data[start + length :]
-    return draw(st.sampled_from([cut, cut, cut, b"[" * 90000, b'{"a":' * 90000]))
+    some = draw(st.binary(max_size=200))
+    return draw(st.sampled_from([cut, cut, cut, some, b"[" * 90000, b'{"a":' * 90000]))
 
 
 @st.composite
@@ -147,24 +148,6 @@ def test_overrides(argv):
         one_line_each(message)
 
 
-STATEMENTS = [  # of a config file; more with their exact words: test_cli
-    "c = None", "c.seed = -1", "c.rollout.groups = 2**70", "c.loop = c", "c.steps = True", "return",
-    "c.optim.lr = float('nan')", "c['optim.lr'] = 3", "c.update({'a': 1})", "c.update(5)", "exit()",
-    "c.update({'reward.verifier': 5})", "c.__dict__.clear()", "raise MemoryError", "é",
-    "raise KeyError('x')", "x = " + "-" * 5000 + "1",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("statement", STATEMENTS, ids=range(len(STATEMENTS)))
-def test_a_config_file(statement, tmp_path):
-    file = tmp_path / "config.py"
-    lines = ["from dapo_jax import config", "def get_config():", "    c = config.base()"]
-    file.write_text("\n".join([*lines, f"    {statement}", "    return c", ""]))
-    with pytest.raises(SHOWN) as error:
-        config.validate(cli.load(str(file)), 1)
-    one_line_each(str(error.value))
-
-
 # --- Files ---
 
 ROWS = [
@@ -199,14 +182,6 @@ def test_problem_files(tmp_path_factory, made, on_bad):
     file = tmp_path_factory.getbasetemp() / f"rows{suffix}"
     file.write_bytes(data)
     refuses_or_reads(problems.read, file, on_bad)
-
-
-@hypothesis.given(st.binary(max_size=200), st.sampled_from(problems.SUFFIXES))
-@hypothesis.settings(max_examples=100)
-def test_problem_bytes(tmp_path_factory, data, suffix):
-    file = tmp_path_factory.getbasetemp() / f"bytes{suffix}"
-    file.write_bytes(data)
-    refuses_or_reads(problems.read, file, "skip")
 
 
 @hypothesis.given(st.lists(values.map(json.dumps) | texts, max_size=4))

@@ -68,9 +68,9 @@ def test_a_rung_changes_its_fields_and_no_other(method, name):
 
 
 def test_the_ladders_are_the_papers_tables():
-    assert ("grpo", *(f"+{name}" for name in FIELDS)) == presets.CUMULATIVE
-    assert tuple(f"-{name}" for name in FIELDS) == presets.LEAVE_ONE_OUT
-    assert presets.CUMULATIVE + presets.LEAVE_ONE_OUT[:-1] == presets.RUNGS  # that is +token_loss
+    assert ("grpo", *(f"+{name}" for name in FIELDS)) == DAPO.cumulative
+    assert tuple(f"-{name}" for name in FIELDS) == DAPO.leave_one_out
+    assert DAPO.cumulative + DAPO.leave_one_out[:-1] == presets.RUNGS  # that is +token_loss
     assert list(DAPO.paper.values()) == [30, 36, 38, 41, 42, 50]
     assert get_config() == get_config("+dynamic_sampling")
     assert get_config("-clip_higher@7B") == presets.rung(presets.dapo_math("7B"), "-clip_higher")

@@ -1,9 +1,11 @@
 """The cluster scripts at work: whole lives of a TPU slice with a gcloud that is fake but runs what
-it is told to run on its "hosts", which are folders; a fake kubectl; local processes."""
+it is told to run on its "hosts", which are folders; a fake kubectl; local processes. The fakes are
+in tests/data/fakes."""
 
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,115 +14,28 @@ from pathlib import Path
 
 import pytest
 import scripts
-from scripts import LAUNCH, ODD, ROOT, THIS_PYTHON, bash, executable, link_tools, on_path
+from scripts import FAKES, LAUNCH, ODD, ROOT, THIS_PYTHON, bash, executable, link_tools, on_path
 
-# --------------------------------------------------------------------------------------------------
-# tpu_vm.sh
-# --------------------------------------------------------------------------------------------------
-
-GCLOUD = r"""#!/usr/bin/env bash
-# A cloud in the folder CLOUD: `request` and `node` are states, host0 and host1 the home folders.
-set -u
-cd "$CLOUD"
-call=$(printf '%q ' "$@"); echo "$call" >>calls  # at once
-for word in "$@"; do
-    case "$word" in --worker=*) worker="${word#*=}" ;; --command=*) command="${word#*=}" ;; esac
-done
-hosts() { [[ $worker == all ]] && echo host0 host1 || echo "host$worker"; }
-once() { [[ -e $1 ]] && rm "$1"; }  # whether the test has put that file there, the first time
-case "$3 $4" in
-    "queued-resources create") echo ACCEPTED >request ;;
-    "queued-resources describe")
-        [[ -f request ]] || { echo "ERROR: NOT_FOUND: no such request" >&2; exit 1; }
-        ! once offline || { echo "ERROR: no route to host" >&2; exit 1; }
-        case "$*" in *failedData*) echo "no capacity in z"; exit ;; esac
-        cat request
-        # What is asked for is there at the next look.
-        if [[ $(<request) == ACCEPTED && -f refuse ]]; then
-            echo FAILED >request
-        elif [[ $(<request) == ACCEPTED ]]; then
-            echo ACTIVE >request; echo READY >node; mkdir host0 host1
-        fi ;;
-    "queued-resources delete")
-        for host in host0 host1; do  # and with it all that runs there
-            kill -KILL -- "-$(cat $host/dapo_jax/run.pid)" 2>/dev/null
-        done
-        rm -rf request node host0 host1 ;;
-    "tpu-vm describe") ! once silent || { echo "ERROR: timeout" >&2; exit 1; }; cat node ;;
-    "tpu-vm scp") for host in $(hosts); do cp "$5" "$host/dapo_jax.tar.gz"; done ;;
-    "tpu-vm ssh")
-        if [[ $command == *"worker.sh follow"* && ! -e preempted ]]; then
-            touch preempted
-            ( until grep -qs "step 1" host0/dapo_jax/run.log; do sleep 0.05; done
-              kill -TERM $(cat host?/dapo_jax/run.pid) ) &
-            taken=1
-        fi
-        if [[ $command == *"worker.sh follow"* ]] && once breaks; then
-            until grep -qs done host0/dapo_jax/run.log; do sleep 0.05; done
-            head -n 1 host0/dapo_jax/run.log
-            exit 255
-        fi
-        status=0
-        for host in $(hosts); do
-            (cd "$host" && HOME="$PWD" bash -c "$command") || status=$?
-        done
-        if [[ -n ${taken:-} ]]; then echo SUSPENDED >request; echo PREEMPTED >node; fi
-        exit $status ;;
-esac
-"""
-
-# Killed in its first life; the bucket is a folder that both lives know.
-TRAIN = """
-import os, pathlib, signal, sys, time
-bucket = pathlib.Path(os.environ["CLOUD"], "bucket")
-resumed = bucket.exists()
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-print(sys.argv[1:])
-print("resumed after step 1" if resumed else "start")
-if resumed:
-    print("done: 2 steps")
-    sys.exit()
-print("step 1", flush=True)
-while not told:
-    time.sleep(0.02)
-time.sleep(0.3)  # saving
-bucket.mkdir(exist_ok=True)
-print("terminated after step 1, saved; the same command goes on from there")
-sys.exit(int(sys.argv[-1].removeprefix("--terminated_status=")))
-"""
-
-# Buries what the command leaves behind, as an init does at once or, in a container, seconds later:
-# until then it counts as alive.
-REAPER = """
-import ctypes, os, sys
-PR_SET_CHILD_SUBREAPER = 36
-ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-command = os.spawnvp(os.P_NOWAIT, sys.argv[1], sys.argv[1:])
-while (ended := os.wait())[0] != command:
-    pass
-sys.exit(os.waitstatus_to_exitcode(ended[1]))
-"""
+# --- tpu_vm.sh ---
 
 
 class Cloud:
     """`folder` is the cloud, `checkout` has a stand-in for the trainer."""
 
     def __init__(self, folder: Path):
-        self.folder, self.tools, self.checkout = (
-            folder,
-            scripts.make_tools(folder),
-            scripts.make_checkout(folder),
-        )
-        executable(self.tools / "gcloud", GCLOUD)
-        (self.checkout / "dapo_jax/train.py").write_text(TRAIN)
+        self.folder, self.checkout = folder, scripts.make_checkout(folder)
+        self.tools = scripts.make_tools(folder)
+        shutil.copy(FAKES / "gcloud", self.tools)
+        shutil.copy(FAKES / "trainer", self.checkout / "dapo_jax/train.py")
         (self.checkout / "dapo_jax/hosts").mkdir()  # an installed one would look for a real bucket
         (self.checkout / "dapo_jax/hosts/keep_log.py").write_text("")
         (self.checkout / ".git").mkdir()
         (self.checkout / ".git/secret").write_text("")
 
     def run(self, *flags) -> subprocess.CompletedProcess:
-        call = f'exec {shlex.quote(sys.executable)} -ISc {shlex.quote(REAPER)} bash "$@"'
+        call = (
+            f'exec {shlex.quote(sys.executable)} -IS {shlex.quote(str(FAKES / "reaper"))} bash "$@"'
+        )
         command = ("-", self.checkout / "launch/tpu_vm.sh", "run", "--name=n", "--zone=z")
         env = dict(CLOUD=self.folder, PATH=on_path(self.tools), DAPO_POLL_SECONDS="0.1")
         flags = ("--type=v6e-8", *flags, "--", *ODD)
@@ -230,21 +145,8 @@ def test_a_training_that_fails_is_started_again_and_given_up(cloud):
 
 
 def test_several_slices_are_waited_for_and_driven_together(cloud):
-    """A gcloud that answers at once, but for the second node, which is ready at the third look, and
-    fails where the training is started: then so does the launcher, once it has run out of tries."""
-    fake = """#!/usr/bin/env bash
-    cd "$CLOUD"; call=$(printf '%q ' "$@"); echo "$call" >>calls  # at once
-    case "$3 $4 $5" in
-        queued-resources*describe*) echo ACTIVE ;;
-        tpu-vm*describe*n-0) echo READY ;;
-        tpu-vm*describe*n-1)
-            echo x >>looks
-            (($(wc -l <looks) < 3)) && echo CREATING || echo READY ;;
-        tpu-vm*ssh*n-1) [[ "$*" != *worker.sh\\ start* ]] || exit 9 ;;
-        tpu-vm*ssh*n-0) [[ "$*" != *alive* ]] || exit 1 ;;
-    esac
-    """
-    executable(cloud.tools / "gcloud", fake)
+    """Where one fails the launcher does, once it has run out of tries."""
+    shutil.copy(FAKES / "gcloud_two_nodes", cloud.tools / "gcloud")
     done = cloud.run("--type=2xv6e-8", "--retries=0")
     assert done.returncode == 1, done.stderr
     ssh = [(x[4], x[-1]) for x in cloud.calls() if x[3] == "ssh"]
@@ -350,8 +252,8 @@ def test_until_done_asks_to_leave_and_waits(on_term, status, tmp_path):
     assert running.stdout.readline() == "up\n"
     for _ in range(2):  # Slurm and Kubernetes may say it twice
         running.send_signal(signal.SIGTERM)
-    assert running.wait(120) == status
-    running.stdout.close()
+    running.communicate(timeout=120)
+    assert running.returncode == status
 
 
 def test_until_done_does_not_take_bash_s_word_for_it(tmp_path):
@@ -363,63 +265,36 @@ def test_until_done_does_not_take_bash_s_word_for_it(tmp_path):
 
 
 def test_until_done_keeps_the_log_in_the_workdir(tmp_path):
-    """What the training has printed to the last line, also where it was told to leave."""
-    code = "echo up; trap 'echo last words; exit 75' TERM; while :; do sleep 0.02; done"
-    shell = tmp_path / "python"  # the training, and by -m what copies its log
+    """What the training has printed to the last line, also where it was told to leave. (The real
+    copier: test_keep_log.)"""
+    python = tmp_path / "python"  # the training, and by -m what copies its log
     executable(
-        shell,
-        f"""#!/usr/bin/env bash
-        [[ $2 != dapo_jax.hosts.keep_log ]] || exec '{sys.executable}' -c "$COPIER" "${{@:3}}"
-        {code}
+        python,
+        """#!/usr/bin/env bash
+        if [[ $2 == dapo_jax.hosts.keep_log ]]; then
+            trap 'mkdir -p "$4"; cp "$3" "$4/kept"; exit' TERM
+            touch "$(dirname "$0")/copies"
+        else
+            echo up
+            trap 'echo last words; exit 75' TERM
+        fi
+        while :; do sleep 0.02; done
         """,
     )
-    copier = f"""
-import pathlib, sys
-from dapo_jax.hosts import keep_log
-keep = keep_log.keep
-keep_log.keep = lambda *what: pathlib.Path({str(tmp_path / "copies")!r}).touch() or keep(*what)
-keep_log.main(*sys.argv[1:])
-"""
-    env = {**os.environ, "DAPO_LOG": str(tmp_path / "run.log"), "PYTHONPATH": str(ROOT)}
-    env["COPIER"] = copier
-    running = subprocess.Popen(
-        ["bash", LAUNCH / "until_done.sh", shell, "-m", "x", f"--workdir={tmp_path}/w"],
-        stdout=subprocess.PIPE, text=True, env=env,
-    )  # fmt: skip
+    env = os.environ | {"DAPO_LOG": str(tmp_path / "run.log")}
+    command = ["bash", LAUNCH / "until_done.sh", python, "-m", "x", f"--workdir={tmp_path}/w"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     assert running.stdout.readline() == "up\n"
     while not (tmp_path / "copies").exists():  # the copier has come to take SIGTERM
         assert running.poll() is None
         time.sleep(0.02)
     running.send_signal(signal.SIGTERM)
-    assert running.wait(120) == 75
-    assert running.stdout.read() == "last words\n"
-    running.stdout.close()
-    (kept,) = (tmp_path / "w/logs").iterdir()
-    assert kept.read_text() == "up\nlast words\n" == (tmp_path / "run.log").read_text()
+    assert running.communicate(timeout=120) == ("last words\n", None) and running.returncode == 75
+    assert (tmp_path / "w/logs/kept").read_text() == "up\nlast words\n"
+    assert (tmp_path / "run.log").read_text() == "up\nlast words\n"
 
 
 # --- gke.sh, local.sh -----------------------------------------------------------------------------
-
-KUBECTL = r"""#!/usr/bin/env bash
-# A job in the folder CLUSTER: a pod whose log comes in two parts, lost with its restart; a second.
-cd "$CLUSTER"; echo "$@" >>calls
-looks=$(grep -c 'get pods' calls)
-case "$1 $2" in
-    "get jobset")
-        [[ -e end ]] || { echo 'Error from server (NotFound): no "dapo"' >&2; exit 1; }
-        echo "StartupPolicyCompleted: x"
-        ((looks < 5)) || cat end ;;
-    "get pods")
-        echo "dapo-0-aaa $( ((looks < 3)) && echo Running || echo Failed)"
-        ((looks < 3)) || echo "dapo-0-bbb $( ((looks < 4)) && echo Pending || echo Succeeded)" ;;
-    "logs --follow")
-        case "$4:$looks" in
-            *aaa:1) echo one ;;  # the connection breaks
-            *aaa:*) echo one; echo two ;;
-            *bbb:*) echo three ;;
-        esac ;;
-esac
-"""
 
 
 @pytest.mark.parametrize(
@@ -431,10 +306,9 @@ esac
     ],
 )
 def test_gke_follows_through_restarts_to_the_end(end, status, said, tmp_path):
-    executable(tmp_path / "bin/kubectl", KUBECTL)
     if end:
         (tmp_path / "end").write_text(end + "\n")
-    env = dict(CLUSTER=tmp_path, PATH=on_path(tmp_path / "bin"), DAPO_POLL_SECONDS="0.01")
+    env = dict(CLUSTER=tmp_path, PATH=on_path(FAKES), DAPO_POLL_SECONDS="0.01")
     done = bash(LAUNCH / "gke.sh", "logs", "--name=dapo", cwd=tmp_path, **env)
     assert (done.returncode, done.stdout) == (status, "one\ntwo\nthree\n" if end else "")
     assert done.stderr.splitlines()[-1].startswith(said)

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import runpy
+import signal
 import sys
 import threading
 import traceback
@@ -15,6 +16,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
+import dapo_jax
 from dapo_jax import gate
 from dapo_jax.config import schema
 
@@ -56,6 +58,8 @@ def run(
 
 
 def _guarded(main, given: Sequence[str]) -> None:
+    if signal.getsignal(signal.SIGINT) is dapo_jax.leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not flags.FLAGS["verbosity"].present:
         # absl sets INFO, at which Orbax reports every file it touches; --verbosity=0 asks for that.
         logging.set_verbosity(logging.WARNING)
@@ -100,9 +104,8 @@ def _check_limits() -> None:
 
 
 def _interrupted() -> None:
-    print("interrupted", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    os._exit(130)  # 128 + SIGINT; at once: the usual way waits for what is being saved
+    dapo_jax.leave()  # at once: the usual way waits for what is being saved
 
 
 def _unraisable(what) -> None:
@@ -186,7 +189,7 @@ def overrides(given: Sequence[tuple[str, str | None]], bad: list[str]) -> dict[s
     out = {}
     for name, text in given:
         if name not in schema.SCHEMA:
-            bad.append(schema.unknown(name))
+            bad.append(f"config.{name}: no such field{schema.nearest(name)}")
         elif text is None:
             bad.append(f"config.{name}: wants a value: --config.{name}=VALUE")
         else:

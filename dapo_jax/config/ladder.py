@@ -82,7 +82,6 @@ LADDERS = {
 }  # fmt: skip
 # DAPO's Table 1, and then all of it with one technique taken away; '-dynamic_sampling' is
 # '+token_loss'.
-CUMULATIVE, LEAVE_ONE_OUT = LADDERS["dapo"].cumulative, LADDERS["dapo"].leave_one_out
 RUNGS = LADDERS["dapo"].rungs
 
 

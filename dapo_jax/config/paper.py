@@ -27,11 +27,11 @@ def paper() -> Config:
     return c
 
 
-def verl(c: Config | None = None) -> Config:
+def verl() -> Config:
     """What verl's released script does where it differs from the paper: warm-up over 10 rollout
     steps with the first at lr 0, decay 0.1, dual clip 10, and a mean over chunks of 32 responses
     (the size its data-parallel ranks saw) of token means."""
-    c = paper() if c is None else c
+    c = paper()
     c.optim.warmup_steps, c.optim.warmup_from_zero = 10, True
     c.optim.weight_decay = 0.1
     c.loss.dual_clip = 10.0

@@ -7,19 +7,11 @@ away one by one.
 
 # ruff: noqa: F401 - the lab and configs/ find all presets here
 import functools
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dapo_jax.config.ladder import (
-    CUMULATIVE,
-    LADDERS,
-    LEAVE_ONE_OUT,
-    RUNGS,
-    Ladder,
-    ladder_task,
-    rung,
-    vapo_ladder_task,
-)
+from dapo_jax.config.ladder import LADDERS, RUNGS, Ladder, ladder_task, rung, vapo_ladder_task
 from dapo_jax.config.paper import grpo, paper, vapo, verl
 from dapo_jax.config.schema import Config
 
@@ -154,51 +146,34 @@ def gsm8k_dapo(c: Config) -> None:
 
 
 class Slice(NamedTuple):
-    """A slice for a model, and how its mesh is cut: by `python -m dapo_jax.plan`."""
+    """A slice for a model, and how its mesh is cut: columns of places.txt."""
 
-    pod: str  # Cloud's name
-    tensor: int  # at most the key/value heads
-    shards: int  # chips / tensor
+    pod: str
+    tensor: int
+    shards: int
     slots: int
-    cache_fraction: float  # of the cache in which all slots could grow to the longest sequence
-    decode_tensor: int = 0  # chips that decode a row together, where not `tensor`
+    cache_fraction: float
+    decode_tensor: int = 0  # where not `tensor`
     remat: str = "full"
 
 
 class Place(NamedTuple):
     model: str  # hub name
     slice: Slice
-    context: int = 32_768  # tokens that the model was trained on, or more
+    context: int
 
 
-# With the paper's lengths, or what the context leaves of them; the smaller slices are the smallest
-# that decode a batch in tens of waves and not in hundreds. Keys and values decide: of Qwen3 each
-# size has 8 heads of 128, of Qwen2.5 the small ones have 2.
-PLACES = {
-    "0.5B": Place("Qwen/Qwen2.5-0.5B", Slice("v6e-8", 2, 4, 1024, 0.25)),
-    "1.5B": Place("Qwen/Qwen2.5-1.5B", Slice("v6e-16", 2, 8, 1024, 0.5)),
-    "3B": Place("Qwen/Qwen2.5-3B", Slice("v6e-32", 2, 16, 2048, 0.3, 2, "attention")),
-    "7B": Place("Qwen/Qwen2.5-7B", Slice("v6e-64", 4, 16, 2048, 0.5)),
-    "14B": Place("Qwen/Qwen2.5-14B", Slice("v5p-128", 4, 16, 2048, 0.5, 4, "attention")),
-    "32B": Place("Qwen/Qwen2.5-32B", Slice("v5p-256", 4, 32, 4096, 0.25, 8, "attention")),
-    "72B": Place("Qwen/Qwen2.5-72B", Slice("v5p-512", 4, 64, 8192, 0.25, 8, "attention")),
-    "Math-1.5B": Place(
-        "Qwen/Qwen2.5-Math-1.5B", Slice("v6e-8", 1, 8, 4096, 0.25, 1, "attention"), 4096
-    ),
-    "Math-7B": Place(
-        "Qwen/Qwen2.5-Math-7B", Slice("v6e-16", 1, 16, 2048, 0.4, 4, "attention"), 4096
-    ),
-    "Qwen3-0.6B": Place("Qwen/Qwen3-0.6B-Base", Slice("v6e-32", 1, 32, 1024, 0.25, 1, "attention")),
-    "Qwen3-1.7B": Place("Qwen/Qwen3-1.7B-Base", Slice("v6e-32", 2, 16, 1024, 0.25, 2, "attention")),
-    "Qwen3-4B": Place("Qwen/Qwen3-4B-Base", Slice("v6e-64", 2, 32, 1024, 0.3, 8, "attention")),
-    "Qwen3-8B": Place("Qwen/Qwen3-8B-Base", Slice("v6e-128", 2, 64, 2048, 0.25, 8, "attention")),
-    "Qwen3-14B": Place("Qwen/Qwen3-14B-Base", Slice("v5p-128", 4, 16, 4096, 0.3, 4, "attention")),
-    "Qwen3-32B": Place("Qwen/Qwen3-32B", Slice("v5p-256", 4, 32, 4096, 0.25, 8, "attention")),
-}
-PLACES |= {
-    f"R1-{size}": Place(f"deepseek-ai/DeepSeek-R1-Distill-Qwen-{size}", PLACES[size].slice)
-    for size in ("1.5B", "7B", "14B", "32B")
-}
+def _read(text: str) -> dict[str, Place]:
+    places = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, model, pod, *numbers, cache, decode, remat, context = line.split()
+            where = Slice(pod, *map(int, numbers), float(cache), int(decode), remat)
+            places[name] = Place(model, where, int(context))
+    return places
+
+
+PLACES = _read(pathlib.Path(__file__).with_name("places.txt").read_text())
 
 
 def dapo_math(argument: str) -> Config:

@@ -82,11 +82,6 @@ def peers() -> dict[str, str]:
     return {theirs: ours for ours, names in table for theirs in names.split()}
 
 
-def unknown(name: str) -> str:
-    """Error text for an unknown field."""
-    return f"config.{name}: no such field{nearest(name)}"
-
-
 def nearest(name: str) -> str:
     """', did you mean a, b?' for a mistyped field name, or for another trainer's; '' when nothing
     is close."""
@@ -94,15 +89,12 @@ def nearest(name: str) -> str:
     for theirs in (".".join([*parents[-1:], leaf]), leaf):
         if theirs in peers():
             return f"; did you mean {peers()[theirs]}?"
-    short: dict[str, list[str]] = {}
-    for known in SCHEMA:
-        short.setdefault(known.rsplit(".", 1)[-1], []).append(known)
-    close = difflib.get_close_matches(name, SCHEMA, n=3, cutoff=0.5)
-    for near in difflib.get_close_matches(leaf, short, n=3, cutoff=0.6):
-        close += [k for k in short[near] if k not in close]
-    for near in difflib.get_close_matches(leaf, peers(), n=1, cutoff=0.8):
-        close = [peers()[near], *(k for k in close if k != peers()[near])]
-    return f"; did you mean {', '.join(close[:3])}?" if close else ""
+    close = [peers()[near] for near in difflib.get_close_matches(leaf, peers(), n=1, cutoff=0.8)]
+    close += difflib.get_close_matches(name, SCHEMA, n=3, cutoff=0.5)
+    ends = {known: known.rpartition(".")[2] for known in SCHEMA}
+    for near in difflib.get_close_matches(leaf, dict.fromkeys(ends.values()), n=3, cutoff=0.6):
+        close += [known for known, end in ends.items() if end == near]
+    return f"; did you mean {', '.join(list(dict.fromkeys(close))[:3])}?" if close else ""
 
 
 Section.nearest = staticmethod(nearest)

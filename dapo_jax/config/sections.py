@@ -1,7 +1,6 @@
 """Sections whose readers stand above config/: devices, warm-up, evaluation, checkpoints, logs, alarms."""
 # fmt: off
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,15 +104,13 @@ class Table(Section, Mapping):
     """A section that is also a mapping of its field names to their values."""
 
     def __getitem__(self, name: str) -> Any:
-        if name in self.__dataclass_fields__:
-            return getattr(self, name)
-        raise KeyError(name)
+        return vars(self)[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (field.name for field in dataclasses.fields(self))
+        return iter(self.__dataclass_fields__)
 
     def __len__(self) -> int:
-        return len(dataclasses.fields(self))
+        return len(self.__dataclass_fields__)
 
 
 @dataclass

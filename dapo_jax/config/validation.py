@@ -6,7 +6,7 @@ those between sections in rules.py; here are sizes on the mesh, names and files.
 
 import glob
 import math
-import pathlib
+import os
 from collections.abc import Iterable, Mapping
 
 from dapo_jax.config.rules import longest, relations, warm_up, warnings  # noqa: F401
@@ -63,7 +63,7 @@ def validate(config: Config, devices: int, files: bool = False) -> None:
     bad += _check_sizes(config, sizes)
     bad += [] if config.model.path else check_shape(config.model, sizes, config.sharding)
     bad += config.mistakes()  # within each section
-    bad += check_objective(config.loss) + _check_lora(config.model.lora) + relations(config)
+    bad += check_objective(config.loss) + _check_targets(config.model.lora) + relations(config)
     if bad:
         raise ConfigError("\n".join(bad))
 
@@ -83,7 +83,7 @@ def missing(config: Config) -> list[str]:
             elsewhere = (name in _LISTS and _names_several(path)) or (
                 name in _MODELS and not _is_local(path)
             )
-            if path and not elsewhere and not _exists(path):
+            if path and not elsewhere and not os.path.exists(os.path.expanduser(path)):
                 bad.append(f"config.{name}: {path}: no such file or folder")
     return bad
 
@@ -103,13 +103,6 @@ def _names_several(path: str) -> bool:
     return glob.has_magic(path) or (named and not local)
 
 
-def _exists(path: str) -> bool:
-    try:
-        return pathlib.Path(path).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # a NUL byte, a name too long, no such user
-        return False
-
-
 # --- Sizes and names ---
 
 
@@ -122,16 +115,19 @@ def _undivided(rows: Iterable[tuple[str, int, int, str]]) -> list[str]:
     ]
 
 
-def _axes(names: str) -> list[str]:
-    """The mesh axes of a rule of `sharding`."""
-    return [name for name in names.split(",") if name]
+def _each_once(field: str, given: list[str], known: Iterable[str]) -> list[str]:
+    """A line where the names that a field lists are not all known, or one is there twice."""
+    if set(given) <= set(known) and len(given) == len(set(given)):
+        return []
+    wanted = f"wants each of {', '.join(known)} at most once, with commas between"
+    return [f"config.{field}: {','.join(given)!r}: {wanted}"]
 
 
 def _check_sizes(config: Config, sizes: Mapping[str, int]) -> list[str]:
     """Parts of a batch on the mesh, and the names of its axes in the rules."""
     rollout, shards = config.rollout, sizes["data"] * sizes["fsdp"]
-    split = set(_axes(config.sharding.train.sequence)) & set(sizes)
-    parts = math.prod(sizes[axis] for axis in split)
+    split = set(config.sharding.train.sequence.split(","))
+    parts = math.prod(size for axis, size in sizes.items() if axis in split)
     over = "the mesh axes of sharding.train.sequence; set optim.row_tokens to a multiple of"
     why = f"mesh data x fsdp = {shards}"
     rows = (
@@ -140,16 +136,10 @@ def _check_sizes(config: Config, sizes: Mapping[str, int]) -> list[str]:
         ("config.rollout.groups", rollout.groups, config.optim.minibatches, "optim.minibatches"),
         ("length of a packed row", row_tokens(config), parts, f"{over} {parts}"),
     )
-    return _undivided(rows) + [
-        f"config.{name}: {names!r}: wants each of {', '.join(sizes)} at most once, with commas"
-        " between"
-        for name, names in leaves(config.sharding).items()
-        if not _each_once(_axes(names), sizes)
-    ]
-
-
-def _each_once(names: list[str], known: Iterable[str]) -> bool:
-    return set(names) <= set(known) and len(names) == len(set(names))
+    bad = _undivided(rows)
+    for name, axes in leaves(config.sharding).items():
+        bad += _each_once(name, [axis for axis in axes.split(",") if axis], sizes)
+    return bad
 
 
 def check_shape(model, sizes: Mapping[str, int], sharding: Sharding) -> list[str]:
@@ -163,16 +153,13 @@ def check_shape(model, sizes: Mapping[str, int], sharding: Sharding) -> list[str
         (*size("intermediate_size"), tensor, "mesh.tensor"),
         (*size("hidden_size"), sizes["fsdp"], "mesh.fsdp"),
     ]
-    fields = dict(
-        kv_heads="num_kv_heads", vocab="vocab_size", mlp="intermediate_size", embed="hidden_size"
-    )
+    fields = {"kv_heads": "num_kv_heads", "vocab": "vocab_size"}
+    fields |= {"mlp": "intermediate_size", "embed": "hidden_size"}
     for phase, rules in sharding.to_dict().items():
         for axis, field in fields.items():
-            if "," in rules[axis]:
-                parts = math.prod(sizes.get(a, 1) for a in rules[axis].split(","))
-                rows.append(
-                    (*size(field), parts, f"mesh {rules[axis]}, by sharding.{phase}.{axis}")
-                )
+            if "," in (over := rules[axis]):
+                parts = math.prod(sizes.get(a, 1) for a in over.split(","))
+                rows.append((*size(field), parts, f"mesh {over}, by sharding.{phase}.{axis}"))
     allowed = [str(t) for t in range(1, tensor) if model.num_kv_heads % t == 0]
     narrow = min(model.hidden_size, model.intermediate_size, model.num_kv_heads * model.head_dim)
     return _undivided(rows) + wrong(
@@ -197,24 +184,18 @@ def check_objective(loss: Loss) -> list[str]:
     """Unknown objectives and weights, and a dual clip for an objective without one."""
     from dapo_jax.variants import objectives  # imports JAX, which a config file does not need
 
-    tables = {"objective": objectives.OBJECTIVES, "importance": objectives.IMPORTANCE}
-    unknown = [
-        f"config.loss.{name}: {getattr(loss, name)!r} is not one of {', '.join(table)}"
-        for name, table in tables.items()
-        if getattr(loss, name) not in table
-    ]
-    chosen = objectives.OBJECTIVES.get(loss.objective)
-    none = f"config.loss.dual_clip: objective {loss.objective!r} has no dual clip; set 0 (off)"
-    return unknown + wrong((chosen and loss.dual_clip and not chosen.dual_clip, none))
+    bad, known = [], objectives.OBJECTIVES
+    for name, table in (("objective", known), ("importance", objectives.IMPORTANCE)):
+        if (given := getattr(loss, name)) not in table:
+            bad.append(f"config.loss.{name}: {given!r} is not one of {', '.join(table)}")
+    if loss.dual_clip and loss.objective in known and not known[loss.objective].dual_clip:
+        without = f"objective {loss.objective!r} has no dual clip; set 0 (off)"
+        bad.append(f"config.loss.dual_clip: {without}")
+    return bad
 
 
-def _check_lora(lora: Lora) -> list[str]:
+def _check_targets(lora: Lora) -> list[str]:
     from dapo_jax.model import qwen2  # imports JAX
 
-    if not lora.rank or _each_once(lora.targets.split(","), qwen2.LINEAR):
-        return []
-    known = ", ".join(qwen2.LINEAR)
-    return [
-        f"config.model.lora.targets: {lora.targets!r}: wants each of {known} at most once, with"
-        " commas between"
-    ]
+    targets = lora.targets.split(",") if lora.rank else []
+    return _each_once("model.lora.targets", targets, qwen2.LINEAR)
