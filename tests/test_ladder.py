@@ -1,7 +1,6 @@
 """The ladder: the fields of each rung, what is compared, what is said of it, and a small run."""
 
 import json
-import re
 import runpy
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from dapo_jax import config
 from dapo_jax.config import presets
 from dapo_jax.lab.experiments import figures, ladder
-from dapo_jax.log import metrics
 
 ROOT = Path(__file__).parent.parent
 TAG = "eval/heldout/avg@k"
@@ -69,18 +67,13 @@ def test_a_rung_changes_its_fields_and_no_other(method, name):
 
 def test_the_ladders_are_the_papers_tables():
     assert ("grpo", *(f"+{name}" for name in FIELDS)) == presets.CUMULATIVE
-    assert tuple(f"-{name}" for name in FIELDS) == presets.LEAVE_ONE_OUT
-    assert presets.CUMULATIVE + presets.LEAVE_ONE_OUT[:-1] == presets.RUNGS  # that is +token_loss
+    assert presets.CUMULATIVE + presets.LEAVE_ONE_OUT[:-1] == presets.RUNGS  # the last: +token_loss
     assert list(DAPO.paper.values()) == [30, 36, 38, 41, 42, 50]
-    assert get_config() == get_config("+dynamic_sampling")
     assert get_config("-clip_higher@7B") == presets.rung(presets.dapo_math("7B"), "-clip_higher")
     assert get_config("grpo") == config.grpo(get_config())
-    assert VAPO.cumulative == ("ppo", *(f"+{name}" for name in VAPO_FIELDS))
     left_out = [VAPO.paper[name] for name in VAPO.leave_one_out[:-1]]
     assert [*left_out, VAPO.paper["+positive_lm"]] == [11, 33, 45, 46, 53, 54, 55]
     assert (VAPO.paper["ppo"], VAPO.paper[VAPO.cumulative[-1]]) == (5, 60)
-    rung = lambda name: presets.rung(presets.vapo_ladder_task(), name, VAPO)
-    assert rung("-group_sampling") == rung("+positive_lm")
 
 
 def test_base_configs_keep_what_they_say():
@@ -96,12 +89,9 @@ def test_base_configs_keep_what_they_say():
     "make, words",
     [
         (lambda: get_config("+luck"), r"no rung '\+luck'; there are grpo, \+overlong_filtering,"),
-        (lambda: get_config("grpo@8B"), "no size '8B' of Qwen; there are 0.5B, 1.5B, 3B, 7B"),
+        (lambda: get_config("grpo@8B"), "^no size '8B' of Qwen; there are 0.5B, 1.5B, 3B, 7B"),
         (lambda: presets.rung(config.grpo(), "grpo"), "this config is without clip_higher"),
-        (
-            lambda: presets.rung(presets.ladder_task(), "ppo", VAPO),
-            "starts from VAPO, and this config is without value_pre",
-        ),
+        (lambda: presets.rung(presets.ladder_task(), "ppo", VAPO), "without value_pre"),
     ],
 )
 def test_mistakes_are_one_line_that_says_what_there_is(make, words):
@@ -157,11 +147,9 @@ def example(seeds: int = 4):
     like token_loss up to seed noise."""
     noise = np.random.default_rng(0).normal(0, 0.004, (3, seeds))
     gains, tokens = (0.0, 0.0, 0.05), (1000, 1000, 3000)
+    line = lambda start: lambda n: start + n / 200
     return {
-        name: [
-            made_up(lambda n, d=gains[i] + noise[i, s]: 0.2 + d + n / 200, tokens[i], steps)
-            for s in range(seeds)
-        ]
+        name: [made_up(line(0.2 + gains[i] + x), tokens[i], steps) for x in noise[i]]
         for i, (name, steps) in enumerate(WANTED.items())
     }
 
@@ -187,7 +175,7 @@ def test_summary_compares_at_equal_updates_and_at_equal_tokens():
     assert s["beside"]["M tokens"]["+dynamic_sampling"] == pytest.approx(0.18)
     assert s["beside"]["entropy, nats"]["grpo"] == pytest.approx(0.5 - 50.5 / 1000)
     assert "explained" not in s["beside"]  # no value model
-    assert len(s["changes_equal_updates"]) == 2 and json.dumps(s, allow_nan=False)
+    assert json.dumps(s, allow_nan=False)
     runs = example()
     runs["grpo"][1] = runs["grpo"][1][:31]  # stopped early: it does not set the budget
     s = summarize(runs)
@@ -222,8 +210,7 @@ def test_report_writes_table_json_and_figures(tmp_path):
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [r[0].lstrip("| ") for r in rows] == ["rung", *WANTED]
     assert [r[1] for r in rows] == ["paper", "30", "42", "50"]
-    assert "after 480 updates" in rows[0][2] and "after 0.12 M tokens" in rows[0][4]
-    assert "101,952 parameters" in text and "Qwen2.5-32B, AIME 2024" in text
+    assert "after 480 updates" in rows[0][2] and "101,952 parameters" in text
     equal_updates, equal_tokens = text.split("After 0.12 M tokens")
     assert "- +dynamic_sampling is ahead of +token_loss" in equal_updates
     assert "- +dynamic_sampling is behind +token_loss" in equal_tokens
@@ -231,6 +218,8 @@ def test_report_writes_table_json_and_figures(tmp_path):
     assert numbers["equal_updates"] == summarize(example())["equal_updates"]
     drawn = {p.name for p in tmp_path.glob("*.png")}
     assert drawn == {"ladder.png", "accuracy.png", "dynamics.png"}
+    with pytest.raises(ValueError, match="^no rung of grpo has all of seeds 3 to 4$"):
+        ladder.report(c, tmp_path, ["grpo"], range(3, 5), 2.0)
 
 
 def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
@@ -258,79 +247,22 @@ def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
 
 def test_every_axis_of_every_figure_is_labelled():
     runs = example(2) | {"-clip_higher": example(2)["grpo"]}
-    values = {n: np.array([0.5, 0.6]) for n in runs}
     drawn = figures.curves(runs, TAG, 60)
     assert list(drawn) == ["accuracy", "dynamics", "clip_higher"]
-    for figure in (figures.bars(values, values, DAPO), *drawn.values()):
-        for axes in figure.axes:
-            assert axes.get_xlabel() and (axes.get_ylabel() or axes.get_yticklabels())
-            assert axes.lines or axes.patches
+    for axes in (axes for figure in drawn.values() for axes in figure.axes):
+        assert axes.get_xlabel() and axes.get_ylabel() and axes.lines
     x, y = drawn["accuracy"].axes[0].lines[0].get_data()
     assert x[-1] == 480 and y[-1] == pytest.approx(0.5, abs=0.01)  # grpo's mean after 60 steps
+    x, _ = drawn["accuracy"].axes[1].lines[0].get_data()
+    assert x[-1] == 120_000
 
 
 # --- The command ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def command(shell, tmp_path):
-    return lambda *flags: shell.python("-m", "dapo_jax.lab", "ladder", f"--out={tmp_path}", *flags)
-
-
-def test_report_reads_back_what_is_there_and_trains_nothing(command, tmp_path):
+def test_the_command_reads_back_what_is_there_and_trains_nothing(shell, tmp_path):
     for seed, records in enumerate(example(2)["grpo"], 100):
         put(tmp_path, "grpo", seed, records[:99])
-    ask = ("--report", "--seeds=2", "--only=grpo")
-    done = command(*ask, "--first_seed=100", "--steps=60")
+    ask = ("--report", "--seeds=2", "--only=grpo", "--first_seed=100", "--steps=60")
+    done = shell.python("-m", "dapo_jax.lab", "ladder", f"--out={tmp_path}", *ask)
     assert "Stopped before their last step: grpo/seed_100, grpo/seed_101." in done.stdout
-    done = command(*ask)
-    assert done.returncode == 1 and "no rung of grpo has all of seeds 0 to 1" in done.stderr
-
-
-SMALL = (
-    "--seeds=1", "--steps=2", "--config.supervised_warmup.skill_steps=4",
-    "--config.supervised_warmup.habit_steps=2", "--config.rollout.groups=4",
-    "--config.optim.minibatches=2", "--config.eval.max_problems=4", "--config.eval.every=1",
-)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_two_rungs_end_to_end_and_again(command, tmp_path):
-    ask = (
-        *SMALL, "--longer=2", "--jobs=2", "--only=grpo,+dynamic_sampling",
-        "--config.rollout.slots=8", "--config.dynamic_sampling.max_rounds=2",
-        "--config.dynamic_sampling.max_empty_steps=9",
-    )  # fmt: skip
-    done = command(*ask)
-    assert done.returncode == 0, done.stderr
-    assert "# The ladder, 1 seed\n" in done.stdout and "one seed tells nothing" in done.stdout
-    logs = {n: tmp_path / n / "seed_0" / "metrics.jsonl" for n in ("grpo", "+dynamic_sampling")}
-    grpo, dapo = (metrics.read(log) for log in logs.values())
-    assert [(r["step"], TAG in r) for r in grpo] == [(n, True) for n in range(5)]
-    assert [(r["step"], TAG in r) for r in dapo] == [(n, True) for n in range(3)]
-    assert grpo[0][TAG] == dapo[0][TAG]  # one base model
-    written = logs["grpo"].stat().st_mtime_ns
-    again = command(*ask)
-    assert again.returncode == 0 and again.stdout == done.stdout
-    assert logs["grpo"].stat().st_mtime_ns == written
-    other = command(*ask, "--config.optim.lr=1e-2")
-    assert other.returncode == 1
-    words = f"optim.lr {presets.ladder_task().optim.lr}, now 0.01"
-    assert words in other.stderr.strip().splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_rungs_of_vapo_end_to_end(command, tmp_path):
-    """PPO has a response per problem and no pre-training; VAPO a step of it before the two."""
-    done = command(
-        *SMALL, "--method=vapo", "--jobs=1", "--only=ppo,+group_sampling,-group_sampling",
-        "--config.rollout.group_size=4", "--config.rollout.slots=16",
-        "--config.critic.pretrain_steps=1",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^\| ppo \| 5 \| .*^\| \+group_sampling \| 60 \| ", done.stdout, re.M | re.S)
-    for name, updates in (("ppo", [0, 2, 4]), ("+group_sampling", [0, 0, 2, 4])):
-        run = metrics.read(tmp_path / name / "seed_0" / "metrics.jsonl")
-        assert [r.get("optim/updates", 0) for r in run] == updates
-        assert run[-1]["spent/samples"] == 16 * (len(run) - 1)
-    assert (tmp_path / "+positive_lm").exists()  # what -group_sampling is

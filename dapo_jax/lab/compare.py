@@ -45,33 +45,32 @@ class Column(NamedTuple):
 def read(paths: Sequence[str], pool_seeds: bool = False) -> list[Column]:
     """A column for each run, or for all that differ in nothing but the seed. ValueError: a path
     holds no run, or stands here twice."""
-    plain = [p.rstrip("/") if "://" in p else os.path.normpath(p) for p in paths]
-    if twice := sorted({p for p in plain if plain.count(p) > 1}):
-        raise ValueError(f"{twice[0]}: is named twice")
+    plain = list(map(os.path.abspath, paths))
+    if twice := [p for i, p in enumerate(plain) if p in plain[:i]]:
+        raise ValueError(f"{paths[plain.index(twice[0])]}: is named twice")
     pools: dict[str, Column] = {}
+
+    def named(c: Column) -> str:
+        """As its run, or as the folder of its runs."""
+        if len(c.runs) == 1:
+            return c.name
+        folder, *more = {os.path.dirname(r.name) for r in c.runs}
+        return folder if folder and not more else f"{c.name} and {len(c.runs) - 1} more"
+
     for path, name in zip(paths, names(paths), strict=True):
         run, config = logs.read(path)._replace(name=name), logs.config_of(path)
         fields = None if config is None else schema.leaves(config)
         rest = {k: v for k, v in (fields or {}).items() if k != "seed"}
         key = json.dumps(rest, sort_keys=True) if pool_seeds and fields else name
         pools.setdefault(key, Column(name, [], fields)).runs.append(run)
-    return [c._replace(name=_column_name(c)) for c in pools.values()]
-
-
-def _column_name(c: Column) -> str:
-    """Named as its run, or as the folder of its runs."""
-    if len(c.runs) == 1:
-        return c.name
-    folder, *more = {os.path.dirname(r.name) for r in c.runs}
-    return folder if folder and not more else f"{c.name} and {len(c.runs) - 1} more"
+    return [c._replace(name=named(c)) for c in pools.values()]
 
 
 def names(paths: Sequence[str]) -> list[str]:
-    """What is left of each path without the folders that all have in common."""
-    parts = [p.rstrip("/").split("/") for p in paths]
-    while min(map(len, parts)) > 1 and len({p[0] for p in parts}) == 1:
-        parts = [p[1:] for p in parts]
-    return ["/".join(p) for p in parts]
+    """Each path from the folder that all have in common."""
+    whole = list(map(os.path.abspath, paths))
+    folder = os.path.commonpath(list(map(os.path.dirname, whole)))
+    return [os.path.relpath(path, folder) for path in whole]
 
 
 def differing(columns: Sequence[Column]) -> dict[str, list]:

@@ -34,7 +34,6 @@ class Fit(NamedTuple):
     ceiling: Estimate  # score without end of training
     exponent: Estimate
     midpoint: Estimate  # compute at which half of the way is gone
-    sd: float  # of a point around the curve
     best: np.ndarray  # start, ceiling, log exponent, log midpoint
     cov: np.ndarray  # [4, 4]: theirs
     quantile: float  # standard deviations in half an interval
@@ -95,4 +94,4 @@ def fit(compute, score, *, skip: float = 0.0, most: float = 1.0) -> Fit:
     ends[2, 1] = min(ends[2, 1], most)
     ends[:, 2:] = np.exp(ends[:, 2:])
     estimates = [Estimate(*map(float, column)) for column in ends.T]
-    return Fit(*estimates, float(np.sqrt(squares / freedom)), best, cov, float(quantile), most)
+    return Fit(*estimates, best, cov, float(quantile), most)
