@@ -160,15 +160,6 @@ def test_the_figure_of_several_seeds(tmp_path, seeds):
     assert ax.lines[0].get_linewidth() > 1 and len(ax.collections) == (seeds > 2)
 
 
-def test_the_command(pair, tmp_path, shell):
-    table, drawn = tmp_path / "c.json", tmp_path / "c.png"
-    command = ("-m", "dapo_jax.lab", "compare", *pair, f"--json={table}", f"--figure={drawn}")
-    done, found = shell.python(*command), compare.summary(compare.read(pair))
-    assert done.stdout == compare.table(found) + "\n" and not done.stderr
-    assert json.loads(table.read_text()) == found
-    assert drawn.read_bytes()[:4] == b"\x89PNG"
-
-
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [

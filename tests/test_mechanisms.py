@@ -70,16 +70,6 @@ def test_a_run_that_was_cut_off_is_no_result(tmp_path, monkeypatch):
         training.run(tmp_path / "x", {})
 
 
-def test_bases_come_after_their_parents_each_once():
-    assert bases.lineage("rambling") == ["skill", "careful", "rambling"]
-    made = bases.tasks(["rambling", "hasty", "careful"], [0, 1])
-    names = ["skill", "careful", "rambling", "hasty"]
-    assert [t.folder for t in made] == [bases.folder(n, s) for n in names for s in (0, 1)]
-    assert [t.after for t in made if t.arguments[1] == 1] == [
-        (), ("base_skill_1",), ("base_careful_1",), ("base_skill_1",)
-    ]  # fmt: skip
-
-
 def test_usual_warm_up_is_skill_then_habit():
     c = config_lib.base()
     c.seed, c.supervised_warmup.skill_steps, c.supervised_warmup.habit_steps = 3, 5, 0
@@ -215,9 +205,8 @@ def test_report_states_every_number_and_verdict(tmp_path):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
         assert f"## {of.name}: shown" in text and effect["shown"]
         for x, there in zip(of.compare(runs), effect["contrasts"], strict=True):
-            assert there["after"]["seeds"] == x.after and there["before"]["seeds"] == x.before
-            assert there["paired"]["mean"] == x.difference.mean
-            assert f"{x.difference:+.3f}" in text
+            assert there[x.contrast.after] == x.after and there[x.contrast.before] == x.before
+            assert there["paired"] == [*x.difference] and f"{x.difference:+.3f}" in text
     assert "not shown" in mechanisms.report(tmp_path, ["token_mean"], made_up(4, 0.0))
 
 
@@ -227,6 +216,7 @@ def test_tasks_come_after_what_they_need():
     made = studies.tasks(list(studies.ALL), base_of)
     folders = [t.folder for t in made]
     assert len(set(folders)) == len(folders)
+    assert bases.lineage("rambling") == ["skill", "careful", "rambling"]
     for task in made:
         assert all(folders.index(a) < folders.index(task.folder) for a in task.after)
     for arm in (bandit.LOW, bandit.POSITIVE):  # the plain arm, of two techniques, once
@@ -266,7 +256,7 @@ def test_end_to_end(tmp_path, monkeypatch):
     data = json.loads((tmp_path / "mechanisms.json").read_text())
     assert list(data["effects"]) == ["value_pretraining"]
     (explained, *_) = data["effects"]["value_pretraining"]["contrasts"]
-    assert explained["before"]["seeds"] == [0, 0]  # from a head of zeros
+    assert explained["values_at_once"] == [0, 0]  # from a head of zeros
     first = metrics.read(tmp_path / "values_at_once_0" / "metrics.jsonl")[1]
     assert first["critic/explained_variance"] == 0
     monkeypatch.setattr(pool, "_work", None)  # nothing is made again

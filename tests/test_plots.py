@@ -85,21 +85,6 @@ def test_lines_are_what_was_logged(figure, title, label, tag):
     np.testing.assert_array_equal(found, run.series[tag])
 
 
-def test_the_raw_line_is_under_the_smooth_one():
-    run = ours()
-    ax = plots.dynamics([run], window=7).axes[2]
-    raw, thick = ax.lines
-    np.testing.assert_array_equal(raw.get_ydata(), run.series["policy/entropy"][1])
-    np.testing.assert_allclose(thick.get_ydata(), ink.smooth(raw.get_ydata(), 7))
-    assert raw.get_linewidth() < thick.get_linewidth() and raw.get_color() == thick.get_color()
-
-
-def test_lines_of_a_short_run_are_told_apart_by_a_marker_at_their_end():
-    low, high = (x for x in FIGURES["CLIPPING"]([ours()]).axes[0].lines if x.get_label() in KINDS)
-    assert low.get_markevery() == high.get_markevery() == [29]
-    assert low.get_marker() != high.get_marker() != "None"
-
-
 @pytest.mark.parametrize("window", [1, 3, 9, 99])
 def test_smooth_against_a_loop(window):
     values = np.random.default_rng(0).normal(size=40)

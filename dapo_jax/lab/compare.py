@@ -10,7 +10,6 @@ been evaluated the least far ends. Between two evaluations a curve is a straight
 """
 
 import argparse
-import itertools
 import json
 import os
 import pathlib
@@ -18,6 +17,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -211,25 +211,21 @@ def _blocks(rows: Rows, width: int) -> list[str]:
     label = min(max(len(name) for name, _ in rows), width // 2)
     wide = [max(map(len, cells)) for cells in zip(*(cells for _, cells in rows), strict=True)]
     wide = [min(w, CELL, width - label - 2) for w in wide]
+    cut = lambda text, size: [text[i : i + size] for i in range(0, len(text), size)] or [""]
     out, start = [], 0
     while start < len(wide):
         stop = start + 1
         while stop < len(wide) and label + sum(w + 2 for w in wide[start : stop + 1]) <= width:
             stop += 1
+        form = f"{{:<{label}}}" + "".join(f"  {{:>{w}}}" for w in wide[start:stop])
         lines = []
         for name, cells in rows:
             if set(cells[start:stop]) != {"-"}:
-                lines += _row(name, label, cells[start:stop], wide[start:stop])
+                parts = map(cut, (name, *cells[start:stop]), (label, *wide[start:stop]))
+                lines += [form.format(*of).rstrip() for of in zip_longest(*parts, fillvalue="")]
         out.append("\n".join(lines))
         start = stop
     return out
-
-
-def _row(name: str, label: int, cells: Sequence[str], wide: Sequence[int]) -> list[str]:
-    cut = lambda text, width: [text[i : i + width] for i in range(0, len(text), width)] or [""]
-    parts = itertools.zip_longest(cut(name, label), *map(cut, cells, wide), fillvalue="")
-    form = f"{{:<{label}}}" + "".join(f"  {{:>{w}}}" for w in wide)
-    return [form.format(*of).rstrip() for of in parts]
 
 
 def _shown(value: Any) -> str:

@@ -194,28 +194,19 @@ def read(runs: Runs, arm: str) -> list[Sequence[float]]:
     return [found[seed] for seed in sorted(found, key=int)]
 
 
-def compare(after: str, before: str, expected: int = 0) -> Contrast:
-    return Contrast("rollouts to p = .5", after, before, crossing, expected)
-
-
-_PANELS = [
-    Panel(
-        "rollout (16 updates each)",
-        "probability of the rare answer",
-        lambda p: dict(enumerate(p)),
-    )
-]
+HALF, _X = "rollouts to p = .5", "rollout (16 updates each)"
+_PANELS = [Panel(_X, "probability of the rare answer", lambda p: dict(enumerate(p)))]
 
 CLIP_HIGHER = Study(  # Eq. 8
     "Clip-Higher",
     "Where the clip binds, a higher upper bound alone speeds up a rare right move that prompts"
     " share, and more so the higher it is.",
     [
-        compare(HIGHER, LOW, -1),
-        compare(HIGHEST, HIGHER, -1),
-        compare(UNBOUND, HIGHEST, -1),
-        compare(HIGHEST, LOW),
-        compare(UNBOUND, LOW),
+        Contrast(HALF, HIGHER, LOW, crossing, -1),
+        Contrast(HALF, HIGHEST, HIGHER, crossing, -1),
+        Contrast(HALF, UNBOUND, HIGHEST, crossing, -1),
+        Contrast(HALF, HIGHEST, LOW, crossing),
+        Contrast(HALF, UNBOUND, LOW, crossing),
     ],
     _PANELS,
     tasks=lambda base_of: tasks(base_of, (LOW, HIGHER, HIGHEST, UNBOUND)),
@@ -225,7 +216,7 @@ CLIP_HIGHER = Study(  # Eq. 8
 POSITIVE_LM = Study(  # VAPO's loss on right responses, arXiv 2504.05118, Eq. 9-10
     "Positive-example loss",
     "Where success is rare, the log-likelihood loss on right responses speeds up its growth.",
-    [compare(POSITIVE, LOW, -1)],
+    [Contrast(HALF, POSITIVE, LOW, crossing, -1)],
     _PANELS,
     tasks=lambda base_of: tasks(base_of, (LOW, POSITIVE)),
     read=read,

@@ -31,20 +31,6 @@ def base_seeds(seeds: int, first: int) -> dict[int, int]:
     return {first + i: first + i % BASES for i in range(seeds)}
 
 
-def plain(x: Compared) -> dict:
-    """Every number of a contrast as JSON values."""
-    of = x.contrast
-    return {
-        "measure": of.measure,
-        "decides": bool(of.expected),
-        "shown": x.shown if of.expected else None,
-        "disjoint": bool(x.disjoint),
-        "paired": x.difference._asdict(),
-        "after": {"arm": of.after, "seeds": x.after},
-        "before": {"arm": of.before, "seeds": x.before},
-    }
-
-
 def section(name: str, found: Sequence[Compared]) -> str:
     """A technique's claim, verdict and table."""
     study = studies.ALL[name]
@@ -83,7 +69,11 @@ def report(out: pathlib.Path, names: Sequence[str], runs: Runs) -> str:
         study.figure(runs).savefig(out / f"{name}.png", dpi=130)
         sections.append(section(name, found))
         lines.append(f"{study.name:26s} {verdict(found)}")
-        contrasts = [plain(x) for x in found]
+        contrasts = [
+            {"measure": x.contrast.measure, "decides": bool(x.contrast.expected)}
+            | {x.contrast.after: x.after, x.contrast.before: x.before, "paired": x.difference}
+            for x in found
+        ]
         effects[name] = {"claim": study.claim, "shown": shown(found), "contrasts": contrasts}
     bases = {f: r["levels"] for f, r in runs.results.items() if "levels" in r}
     files.write_json(out / "mechanisms.json", {"effects": effects, "bases": bases, "cpu_s": cpu_s})

@@ -80,27 +80,23 @@ def _run_pool(out, waiting: list[Task], results: dict, jobs: int, bar) -> None:
     cores = context.Queue()
     for core in range(jobs):
         cores.put(core)
-    running, failed = {}, []
+    running = {}
     start = dict(mp_context=context, initializer=_start, initargs=(cores, os.getpid()))
     with _environment(out / "xla"), futures.ProcessPoolExecutor(jobs, **start) as pool:
         while waiting or running:
-            ready = [] if failed else [t for t in waiting if all(a in results for a in t.after)]
+            ready = [t for t in waiting if all(a in results for a in t.after)]
             for task in ready[: jobs - len(running)]:
                 waiting.remove(task)
                 running[pool.submit(_work, out, task, True)] = task
-            if not running:
-                break
             for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
                 task = running.pop(future)
                 if error := future.exception():
                     what = str(error) or type(error).__name__
-                    failed.append(f"{task.folder}: {what} (see {out / task.folder}/log.txt)")
-                else:
-                    results[task.folder] = future.result()
-                    bar.set_postfix_str(task.folder)
-                    bar.update()
-    if failed:
-        raise RuntimeError("\n".join(failed))
+                    log = out / task.folder / "log.txt"
+                    raise RuntimeError(f"{task.folder}: {what} (see {log})") from error
+                results[task.folder] = future.result()
+                bar.set_postfix_str(task.folder)
+                bar.update()
 
 
 def _in_order(tasks: Sequence[Task]) -> list[Task]:
