@@ -167,7 +167,10 @@ def put(out, name, seed, records):
 def test_summary_compares_at_equal_updates_and_at_equal_tokens():
     s = summarize(example())
     assert s["budget_tokens"] == 120_000 and s["stopped_early"] == []
-    updates, tokens = (ladder.by_seed(s[of]) for of in ("equal_updates", "equal_tokens"))
+    updates, tokens = (
+        {name: np.array(values) for name, values in s[place].items()}
+        for place in ("equal_updates", "equal_tokens")
+    )
     assert updates["+dynamic_sampling"] - updates["grpo"] == pytest.approx(0.05, abs=0.015)
     # 120,000 tokens are 120 steps of grpo and 40 of DAPO: means at 100 and at 33.3 steps.
     assert tokens["grpo"].mean() == pytest.approx(0.2 + 100 / 200, abs=0.005)

@@ -102,7 +102,7 @@ BESIDE = {
     "explained": "critic/explained_variance",  # a column of ladders with value models
 }
 Records = Sequence[Mapping[str, Any]]  # of one run's metrics.jsonl
-Values = Mapping[str, np.ndarray]  # rung -> one value per seed [seeds]
+Values = Mapping[str, Sequence[float]]  # rung -> one value per seed
 
 
 def accuracy(records: Records, tag: str, x: str, end: float) -> float:
@@ -122,12 +122,8 @@ def summarize(
     spent = {run: r.get("spent/tokens", 0) for run, r in last.items()}
     budget = min([n for run, n in spent.items() if run not in early] or spent.values())
 
-    def at(x: str, end: float) -> dict[str, dict]:
-        each = {n: [accuracy(r, tag, x, end) for r in found] for n, found in runs.items()}
-        means = {n: stats.interval(values) for n, values in each.items()}
-        return {
-            n: {"mean": x.mean, "half": nothing(x.half), "seeds": each[n]} for n, x in means.items()
-        }
+    def at(x: str, end: float) -> Values:
+        return {n: [accuracy(r, tag, x, end) for r in found] for n, found in runs.items()}
 
     def beside(records: Records, tag: str) -> float:
         """NaN where the run has not logged it."""
@@ -137,7 +133,7 @@ def summarize(
         return np.mean(late or np.nan)
 
     means = {
-        what: {n: nothing(np.mean([beside(r, tag) for r in rs])) for n, rs in runs.items()}
+        what: {n: metrics.number(np.mean([beside(r, tag) for r in rs])) for n, rs in runs.items()}
         for what, tag in BESIDE.items()
     }
     return {
@@ -148,14 +144,6 @@ def summarize(
         "equal_tokens": at("spent/tokens", budget),
         "beside": {what: xs for what, xs in means.items() if set(xs.values()) != {None}},
     }
-
-
-def nothing(x: float) -> float | None:
-    return None if np.isnan(x) else float(x)
-
-
-def by_seed(found: Mapping[str, Mapping]) -> Values:
-    return {name: np.array(of["seeds"]) for name, of in found.items()}
 
 
 def verdict(after: str, before: str, values: Values, differ: bool) -> str:
@@ -183,8 +171,8 @@ def pairs(rungs: Sequence[str], of: presets.Ladder = DAPO) -> list[tuple[str, st
 def places(s: Mapping[str, Any], minibatches: int) -> dict[str, Values]:
     """The two places where rungs are compared, in words -> accuracies there."""
     return {
-        f"{s['steps'] * minibatches:,} updates": by_seed(s["equal_updates"]),
-        f"{s['budget_tokens'] / 1e6:.2f} M tokens": by_seed(s["equal_tokens"]),
+        f"{s['steps'] * minibatches:,} updates": s["equal_updates"],
+        f"{s['budget_tokens'] / 1e6:.2f} M tokens": s["equal_tokens"],
     }
 
 
@@ -216,7 +204,7 @@ def table(s: Mapping[str, Any], minibatches: int, of: presets.Ladder) -> list[li
 def markdown(s: Mapping[str, Any], scale: str, minibatches: int, of: presets.Ladder = DAPO) -> str:
     """A `summarize` for people. scale: of the runs, in words."""
     rows = table(s, minibatches, of)
-    seeds = len(next(iter(s["equal_updates"].values()))["seeds"])
+    seeds = len(next(iter(s["equal_updates"].values())))
     head, *lines = [f"| {' | '.join(row)} |" for row in rows]
     parts = [
         f"# The ladder, {seeds} seed{'s' * (seeds > 1)}",
