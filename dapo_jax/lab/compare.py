@@ -180,7 +180,8 @@ def table(found: Mapping[str, Any], width: int = 80) -> str:
     runs, ends = found["runs"], found["equal"]
     to = f"at step {ends['steps']:,.0f}"
     rows: Rows = [("", [r["name"] for r in runs])]
-    rows += [(f, [_shown(r["fields"][f]) for r in runs]) for f in runs[0]["fields"]]
+    shown = lambda x: repr(x) if x == "" else f"{x:g}" if type(x) is float else str(x)
+    rows += [(f, [shown(r["fields"][f]) for r in runs]) for f in runs[0]["fields"]]
     rows += [(label, [_number(r[key], form) for r in runs]) for label, key, form in TAKEN]
     rows.append((f"length {to}", [_mean(r["length"], ".1f") for r in runs]))
     rows.append((f"train. acc. {to}", [_mean(r["training_accuracy"]) for r in runs]))
@@ -226,10 +227,6 @@ def _blocks(rows: Rows, width: int) -> list[str]:
         out.append("\n".join(lines))
         start = stop
     return out
-
-
-def _shown(value: Any) -> str:
-    return repr(value) if value == "" else f"{value:g}" if type(value) is float else str(value)
 
 
 def _number(values: Sequence[float | None], form: str) -> str:

@@ -6,6 +6,7 @@ marker of its kind, as dashes cannot be told apart on a line that is short besid
 panel leaves out runs that did not log its number, and says so where no run logged it.
 """
 
+import itertools
 import pathlib
 import re
 import tomllib
@@ -62,14 +63,14 @@ def lines(
     panels = [p for p in panels if rows > 1 or logged.intersection(p.lines)] or panels[:1]
     figure, axes = ink.panels(rows, -(-len(panels) // rows))
     for ax, panel in zip(axes, panels, strict=False):
-        for run in runs:
+        for run, color in zip(runs, itertools.cycle(ink.COLORS), strict=False):
             for i, (tag, what) in enumerate(panel.lines.items()):
                 alone = len(panel.lines) == 1
                 shown, of = instead(runs, run, tag) if alone else (tag, run.of.get(tag, ""))
                 if shown in run.series:
                     name = ", ".join(filter(None, (run.name, what))) + (f" ({of})" if of else "")
                     dash = ink.DASHES[i % len(ink.DASHES)]
-                    _line(ax, run, shown, name, _color(runs, run), dash, x, window)
+                    _line(ax, run, shown, name, color, dash, x, window)
         finish(ax, panel.title, panel.label, x)
     return figure
 
@@ -138,8 +139,8 @@ def phrases(
         Run(phrase, {"share": (steps, share), "rate": (steps, rate)})
         for phrase, (steps, share, rate) in counts.items()
     ]
-    share = Panel(_of("Samples that reflect", name), "share of logged samples", {"share": ""})
-    rate = Panel(_of("Reflective phrases", name), "times per 1,000 response tokens", {"rate": ""})
+    share = Panel(f"Samples that reflect: {name}", "share of logged samples", {"share": ""})
+    rate = Panel(f"Reflective phrases: {name}", "times per 1,000 response tokens", {"rate": ""})
     return lines(runs, [share, rate], "step", window)
 
 
@@ -152,10 +153,11 @@ def scaling(
     sets = at_top_p_1(runs) or {"": "evaluation"}
     figure, axes = ink.panels(1, len(sets), width=5.4)
     for ax, (tag, name) in zip(axes, sets.items(), strict=True):
-        for run in (r for r in runs if tag in r.series):
-            at = x_of(run, run.series[tag][0], x)
-            if at is not None:
-                _foretold(ax, run.name, at, run.series[tag][1], _color(runs, run), share, skip)
+        for run, color in zip(runs, itertools.cycle(ink.COLORS), strict=False):
+            steps, score = run.series.get(tag, (np.zeros(0), np.zeros(0)))
+            at = x_of(run, steps, x)
+            if at is not None and len(at):
+                _foretold(ax, run.name, at, score, color, share, skip)
         finish(ax, f"Score over compute: {name}", "avg@k at T = 1 [share right]", x)
     return figure
 
@@ -182,7 +184,7 @@ def group_heatmap(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figu
     [n, G + 1], `logs.histograms(path)["sampling/groups_by_correct"]`. The filter drops the outer
     rows, beyond the dashed lines."""
     G = counts[1].shape[1] - 1
-    title, label = _of("Groups by right responses", name), f"right responses of a group [of {G}]"
+    title, label = f"Groups by right responses: {name}", f"right responses of a group [of {G}]"
     figure = _map(counts, np.arange(G + 2) - 0.5, title, label)
     for border in (0.5, G - 0.5):
         figure.axes[0].axhline(border, color="white", lw=1.2, ls="--")
@@ -194,7 +196,7 @@ def difficulty(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figure:
     """Problems by their recorded pass rate over the steps. counts: steps [n] and counts [n, 11],
     `logs.histograms(path)["curriculum/by_pass_rate"]`; the lowest row are those at 0."""
     borders = tags.edges("curriculum/by_pass_rate", 0, 0)
-    title = _of("Problems by pass rate when last drawn", name)
+    title = f"Problems by pass rate when last drawn: {name}"
     figure = _map(counts, borders, title, "pass rate [share of responses]")
     figure.axes[0].set_yticks([-0.05, *borders[3::2]], ["0", *map(str, borders[3::2])])
     return figure
@@ -208,7 +210,7 @@ def _map(counts: tuple[np.ndarray, np.ndarray], borders, title: str, label: str)
     columns = np.append(steps, steps[-1] + 1) - 0.5
     mesh = ax.pcolormesh(columns, borders, share.T, cmap="magma", vmin=0)
     figure.colorbar(mesh, ax=ax, label="share of the step")
-    ax.set(title=title, xlabel=X_AXES["step"][1], ylabel=label)
+    ax.set(title=title.removesuffix(": "), xlabel=X_AXES["step"][1], ylabel=label)
     ax.xaxis.set_major_locator(_whole())
     return figure
 
@@ -260,14 +262,6 @@ def _whole() -> MaxNLocator:
     return MaxNLocator(integer=True, min_n_ticks=1)
 
 
-def _of(title: str, name: str) -> str:
-    return f"{title}: {name}" if name else title
-
-
-def _color(runs: Sequence[Run], run: Run) -> str:
-    return ink.COLORS[next(i for i, r in enumerate(runs) if r is run) % len(ink.COLORS)]
-
-
 def _line(ax: Axes, run: Run, tag: str, label: str, color, dash, x: str, window: int) -> None:
     steps, values = run.series[tag]
     at = x_of(run, steps, x)
@@ -283,7 +277,7 @@ def _line(ax: Axes, run: Run, tag: str, label: str, color, dash, x: str, window:
 
 def finish(ax: Axes, title: str, label: str, x: str, legend: bool = True) -> None:
     """Title, labels, ticks and legend of a panel; where it is empty, the word for that."""
-    ax.set_title(title, fontsize=11)
+    ax.set_title(title.removesuffix(": "), fontsize=11)
     ax.set(xlabel=X_AXES[x][1], ylabel=label)
     if x == "step":
         ax.xaxis.set_major_locator(_whole())
