@@ -102,12 +102,12 @@ def test_mistakes_are_one_line_that_says_what_there_is(make, words):
 
 def test_tasks_share_a_base_and_go_on_for_equal_tokens():
     c = presets.ladder_task()
-    base, *runs = ladder.tasks(c, ["grpo", "+dynamic_sampling"], range(3, 5), 7, longer=2.5)
+    base, *runs = ladder.tasks(c, ["grpo", "+dynamic_sampling"], range(3, 5), 7)
     assert (base.folder, base.arguments[0]["seed"], base.arguments[0]["steps"]) == ("base", 7, 0)
     found = [(t.folder, t.arguments[0]["seed"], t.arguments[0]["steps"], t.after) for t in runs]
     steps = {"grpo": c.steps * 5 // 2, "+dynamic_sampling": c.steps}
     assert found == [(f"{n}/seed_{s}", s, steps[n], ("base",)) for s in (3, 4) for n in steps]
-    pod = ladder.tasks(presets.dapo_math("7B"), ["grpo"], [0], base_seed=0, longer=1.0)
+    pod = ladder.tasks(presets.dapo_math("7B"), ["grpo"], [0], base_seed=0)
     assert [(t.folder, t.after) for t in pod] == [("grpo/seed_0", ())]
 
 
@@ -139,7 +139,7 @@ def test_accuracy_is_the_mean_at_four_five_and_six_sixths(over, end, want):
     assert ladder.accuracy(run, TAG, over, end) == pytest.approx(want)
 
 
-WANTED = {"grpo": 120, "+token_loss": 120, "+dynamic_sampling": 60}
+WANTED = {"grpo": 150, "+token_loss": 150, "+dynamic_sampling": 60}
 
 
 def example(seeds: int = 4):
@@ -166,15 +166,15 @@ def put(out, name, seed, records):
 
 def test_summary_compares_at_equal_updates_and_at_equal_tokens():
     s = summarize(example())
-    assert s["budget_tokens"] == 120_000 and s["stopped_early"] == []
+    assert s["budget_tokens"] == 150_000 and s["stopped_early"] == []
     updates, tokens = (
         {name: np.array(values) for name, values in s[place].items()}
         for place in ("equal_updates", "equal_tokens")
     )
     assert updates["+dynamic_sampling"] - updates["grpo"] == pytest.approx(0.05, abs=0.015)
-    # 120,000 tokens are 120 steps of grpo and 40 of DAPO: means at 100 and at 33.3 steps.
-    assert tokens["grpo"].mean() == pytest.approx(0.2 + 100 / 200, abs=0.005)
-    assert tokens["+dynamic_sampling"].mean() == pytest.approx(0.25 + 33.3 / 200, abs=0.005)
+    # 150,000 tokens are 150 steps of grpo and 50 of DAPO: means at 125 and at 41.7 steps.
+    assert tokens["grpo"].mean() == pytest.approx(0.2 + 125 / 200, abs=0.005)
+    assert tokens["+dynamic_sampling"].mean() == pytest.approx(0.25 + 41.7 / 200, abs=0.005)
     assert s["beside"]["M tokens"]["+dynamic_sampling"] == pytest.approx(0.18)
     assert s["beside"]["entropy, nats"]["grpo"] == pytest.approx(0.5 - 50.5 / 1000)
     assert "explained" not in s["beside"]  # no value model
@@ -182,7 +182,7 @@ def test_summary_compares_at_equal_updates_and_at_equal_tokens():
     runs = example()
     runs["grpo"][1] = runs["grpo"][1][:31]  # stopped early: it does not set the budget
     s = summarize(runs)
-    assert s["stopped_early"] == ["grpo/seed_1"] and s["budget_tokens"] == 120_000
+    assert s["stopped_early"] == ["grpo/seed_1"] and s["budget_tokens"] == 150_000
     assert "Stopped before their last step: grpo/seed_1." in ladder.markdown(s, "x", 8)
 
 
@@ -208,13 +208,13 @@ def test_report_writes_table_json_and_figures(tmp_path):
         for seed, records in enumerate(runs):
             put(tmp_path, name, seed, records)
     c.steps = 60
-    text = ladder.report(c, tmp_path, presets.RUNGS, range(4), 2.0)
+    text = ladder.report(c, tmp_path, presets.RUNGS, range(4))
     assert text == (tmp_path / "table.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [r[0].lstrip("| ") for r in rows] == ["rung", *WANTED]
     assert [r[1] for r in rows] == ["paper", "30", "42", "50"]
     assert "after 480 updates" in rows[0][2] and "101,952 parameters" in text
-    equal_updates, equal_tokens = text.split("After 0.12 M tokens")
+    equal_updates, equal_tokens = text.split("After 0.15 M tokens")
     assert "- +dynamic_sampling is ahead of +token_loss" in equal_updates
     assert "- +dynamic_sampling is behind +token_loss" in equal_tokens
     numbers = json.loads((tmp_path / "table.json").read_text())
@@ -222,14 +222,14 @@ def test_report_writes_table_json_and_figures(tmp_path):
     drawn = {p.name for p in tmp_path.glob("*.png")}
     assert drawn == {"ladder.png", "accuracy.png", "dynamics.png"}
     with pytest.raises(ValueError, match="^no rung of grpo has all of seeds 3 to 4$"):
-        ladder.report(c, tmp_path, ["grpo"], range(3, 5), 2.0)
+        ladder.report(c, tmp_path, ["grpo"], range(3, 5))
 
 
 def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
     """Updates of the policy are equal, with and without pre-training; its tokens are spent."""
     c = presets.vapo_ladder_task()
     c.steps, c.critic.pretrain_steps = 70, 10
-    tasks = ladder.tasks(c, ["+group_sampling", "-value_pretraining"], [0], 0, 2.5, VAPO)
+    tasks = ladder.tasks(c, ["+group_sampling", "-value_pretraining"], [0], 0, VAPO)
     assert [t.arguments[0]["steps"] for t in tasks] == [0, 70, 60]
     for name, before in (("+group_sampling", 10), ("-value_pretraining", 0)):
         rows = [
@@ -239,7 +239,7 @@ def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
         ]
         for seed in range(2):
             put(tmp_path, name, seed, rows)
-    text = ladder.report(c, tmp_path, VAPO.rungs, range(2), 2.5, VAPO)
+    text = ladder.report(c, tmp_path, VAPO.rungs, range(2), VAPO)
     assert "against VAPO (+group_sampling)" in text and "after 480 updates" in text
     row = next(x for x in text.splitlines() if x.startswith("| -value_pretraining | 11 |"))
     # Means at 4/6, 5/6 and 6/6 of 60 steps, and of 60,000 tokens: there 10 steps fewer.
@@ -257,7 +257,7 @@ def test_every_axis_of_every_figure_is_labelled():
     x, y = drawn["accuracy"].axes[0].lines[0].get_data()
     assert x[-1] == 480 and y[-1] == pytest.approx(0.5, abs=0.01)  # grpo's mean after 60 steps
     x, _ = drawn["accuracy"].axes[1].lines[0].get_data()
-    assert x[-1] == 120_000
+    assert x[-1] == 150_000
 
 
 # --- The command ----------------------------------------------------------------------------------

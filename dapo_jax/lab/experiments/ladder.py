@@ -15,7 +15,7 @@ chosen before, among about ten, on seeds 100 to 102 and with another window of t
   5/6 and 6/6 of `steps`. Its accuracy at equal TOKENS is the same mean at 4/6, 5/6 and 6/6 of a
   budget, the fewest tokens that any run which was not stopped early generated. Between evaluations
   the curve is a straight line; after a run that stopped early it stays where it was.
-- Rungs without Dynamic Sampling draw fewer tokens per update; they train `--longer` times as many
+- Rungs without Dynamic Sampling draw fewer tokens per update; they train `LONGER` times as many
   steps, and the additional ones count for the comparison at equal tokens only.
 - Intervals are 95% t-intervals over seeds, of a mean or of paired differences (same seed, one
   switch). "Ahead" and "behind" mean a paired t-test at 5%, corrected by Holm for all comparisons of
@@ -47,17 +47,16 @@ OUT = flags.DEFINE_string("out", "runs/ladder", "Directory of the runs, the tabl
 METHOD = flags.DEFINE_enum("method", "dapo", list(presets.LADDERS), "Whose ladder.")
 ONLY = flags.DEFINE_list("only", None, "Rungs to run; all, if not given.")
 STEPS = flags.DEFINE_integer("steps", 0, "Rollout steps compared at equal updates; 0: config's.")
-LONGER = flags.DEFINE_float("longer", 2.5, "Steps of rungs without Dynamic Sampling, a multiple.")
 REPORT = flags.DEFINE_bool("report", False, "Run nothing: put together the runs that OUT holds.")
 
 DAPO = presets.LADDERS["dapo"]
 WINDOW = np.array([4, 5, 6]) / 6
+LONGER = 2.5  # times the steps, of rungs without Dynamic Sampling
 
 
 def tasks(
-    config, rungs: Sequence[str], seeds: Sequence[int], base_seed: int, longer: float,
-    of: presets.Ladder = DAPO,
-) -> list[pool.Task]:  # fmt: skip
+    config, rungs: Sequence[str], seeds: Sequence[int], base_seed: int, of: presets.Ladder = DAPO
+) -> list[pool.Task]:
     """The base model, where `config` has a warm-up that makes one, and every rung once per seed."""
     out, after = [], ()
     if validation.warm_up(config):
@@ -66,7 +65,7 @@ def tasks(
     for seed in seeds:
         for name in rungs:
             r = presets.rung(config, name, of)
-            steps = pretrained(r) + steps_of(r, longer, policy_steps(config))
+            steps = pretrained(r) + steps_of(r, policy_steps(config))
             fields = schema.leaves(r) | {"seed": seed, "steps": steps}
             out.append(pool.Task(folder(name, seed), run, (fields, *after), after))
     return out
@@ -82,10 +81,10 @@ def policy_steps(config) -> int:
     return config.steps - pretrained(config)
 
 
-def steps_of(rung, longer: float, steps: int) -> int:
+def steps_of(rung, steps: int) -> int:
     """Rollout steps in which the policy of a rung learns. steps: those compared."""
     alike = rung.dynamic_sampling.enabled or rung.critic.enabled
-    return steps if alike else round(steps * longer)
+    return steps if alike else round(steps * LONGER)
 
 
 def folder(rung: str, seed: int) -> str:
@@ -232,7 +231,7 @@ def held_out(config) -> str:
 
 def compare(
     config, records_of: Callable[[str], Records], rungs: Sequence[str], seeds: Sequence[int],
-    longer: float, of: presets.Ladder = DAPO,
+    of: presets.Ladder = DAPO,
 ) -> tuple[dict[str, list[Records]], dict[str, Any]]:  # fmt: skip
     """(rung -> records of each seed's run, their `summarize`); rungs that lack a seed are left out.
     Steps are counted behind those of value pre-training, of which the first record alone is kept.
@@ -250,18 +249,17 @@ def compare(
         raise ValueError(
             f"no rung of {', '.join(rungs)} has all of seeds {seeds[0]} to {seeds[-1]}"
         )
-    wanted = {name: steps_of(configs[name], longer, steps) for name in runs}
+    wanted = {name: steps_of(configs[name], steps) for name in runs}
     return runs, summarize(runs, held_out(config), steps, wanted, seeds)
 
 
 def report(
-    config, out: pathlib.Path, rungs: Sequence[str], seeds: Sequence[int], longer: float,
-    of: presets.Ladder = DAPO,
-) -> str:  # fmt: skip
+    config, out: pathlib.Path, rungs: Sequence[str], seeds: Sequence[int], of: presets.Ladder = DAPO
+) -> str:
     """Write table.md, table.json and figures (one, of VAPO's ladder) of the runs in `out`; returns
     the table. ValueError: no rung is complete."""
     records_of = lambda run: metrics.read(out / run / "metrics.jsonl")
-    runs, found = compare(config, records_of, rungs, seeds, longer, of)
+    runs, found = compare(config, records_of, rungs, seeds, of)
     parameters = qwen2.param_count(qwen2.shape_from_config(config))
     model = config.model.path or f"a Qwen2.5 of {parameters:,} parameters"
     data = config.data.train or "the embedded chained arithmetic"
@@ -288,14 +286,12 @@ def main() -> None:
         config.steps = STEPS.value + pretrained(config)
     same = {of.leave_one_out[-1]: of.cumulative[-2]}
     rungs = list(dict.fromkeys(same.get(n, n) for n in ONLY.value or of.rungs))
-    if LONGER.value < 1:
-        raise ValueError(f"--longer: {LONGER.value} is less than once")
     first = FIRST_SEED.value
     seeds = range(first, first + (SEEDS.value or 5))
-    todo = tasks(config, rungs, seeds, first, LONGER.value, of)
+    todo = tasks(config, rungs, seeds, first, of)
     with contextlib.nullcontext() if REPORT.value else training.here():
         if REPORT.value or training.run_all(todo, out, "ladder"):
-            print(report(config, out, rungs, seeds, LONGER.value, of))
+            print(report(config, out, rungs, seeds, of))
 
 
 if __name__ == "__main__":
