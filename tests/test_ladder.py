@@ -266,6 +266,6 @@ def test_every_axis_of_every_figure_is_labelled():
 def test_the_command_reads_back_what_is_there_and_trains_nothing(shell, tmp_path):
     for seed, records in enumerate(example(2)["grpo"], 100):
         put(tmp_path, "grpo", seed, records[:99])
-    ask = ("--report", "--seeds=2", "--only=grpo", "--first_seed=100", "--steps=60")
+    ask = ("--report", "--seeds=2", "--only=grpo", "--first_seed=100", "--config.steps=60")
     done = shell.python("-m", "dapo_jax.lab", "ladder", f"--out={tmp_path}", *ask)
     assert "Stopped before their last step: grpo/seed_100, grpo/seed_101." in done.stdout

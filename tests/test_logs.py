@@ -105,7 +105,7 @@ def test_a_real_verl_log(assets):
     path = assets / VERL_CSV
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    run = logs.read(str(path), name="verl")
+    run = logs.read(str(path))
     column = lambda name: np.array([float(r[name] or 0) for r in rows])
     seconds = lambda *names: sum(column(f"timing_s/{name}") for name in names)
     wanted = {

@@ -207,9 +207,7 @@ PHRASES = {
 
 
 def reflection(
-    samples: Iterable[Sample],
-    phrases: Mapping[str, str] = PHRASES,
-    kinds: Collection[str] = ("right", "wrong"),
+    samples: Iterable[Sample], phrases: Mapping[str, str] = PHRASES
 ) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Phrase -> (steps int [n], share of the step's samples that have it, times per 1,000 response
     tokens), section 4.4 of the paper; phrases that never occur are left out, 'any of these' stands
@@ -219,7 +217,7 @@ def reflection(
     not that of all that was drawn; how it moves over the steps is what to read. Truncated ones,
     which are logged beyond their share and often repeat a word without end, are left out.
     """
-    rows = [s for s in samples if s.kind in kinds]
+    rows = [s for s in samples if not s.truncated]
     tokens = np.array([s.tokens for s in rows])
     steps, at = np.unique(np.array([s.step for s in rows], np.int64), return_inverse=True)
     per_step = lambda values: np.bincount(at, values)

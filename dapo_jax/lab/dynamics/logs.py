@@ -40,16 +40,15 @@ class Run(NamedTuple):
     of: Mapping[str, str] = {}
 
 
-def read(path: str, name: str = "") -> Run:
-    """`name`: how figures call the run, by default the file's or directory's name. ValueError:
-    nothing is there, or it is no log."""
+def read(path: str) -> Run:
+    """ValueError: nothing is there, or it is no log."""
     rows = records(path)
     if not rows:
         raise ValueError(f"{path}: no step in it")
     found, of = series(rows), {}
     if verl.is_verl(found):
         found, of = verl.translate(found)
-    name = name or re.sub(r"\.(csv|jsonl|log|txt|out)$", "", place(path).name) or str(path)
+    name = re.sub(r"\.(csv|jsonl|log|txt|out)$", "", place(path).name) or str(path)
     return Run(name, found, str(path), of)
 
 

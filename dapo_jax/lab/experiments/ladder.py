@@ -46,7 +46,6 @@ FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "Seed of the base and of each
 OUT = flags.DEFINE_string("out", "runs/ladder", "Directory of the runs, the table and the figures.")
 METHOD = flags.DEFINE_enum("method", "dapo", list(presets.LADDERS), "Whose ladder.")
 ONLY = flags.DEFINE_list("only", None, "Rungs to run; all, if not given.")
-STEPS = flags.DEFINE_integer("steps", 0, "Rollout steps compared at equal updates; 0: config's.")
 REPORT = flags.DEFINE_bool("report", False, "Run nothing: put together the runs that OUT holds.")
 
 DAPO = presets.LADDERS["dapo"]
@@ -282,8 +281,6 @@ def main() -> None:
     else:  # configs/ladder.py
         config = presets.ladder_task() if of is DAPO else presets.vapo_ladder_task()
         cli.apply(config, cli.CONFIG.overrides)
-    if STEPS.value:
-        config.steps = STEPS.value + pretrained(config)
     same = {of.leave_one_out[-1]: of.cumulative[-2]}
     rungs = list(dict.fromkeys(same.get(n, n) for n in ONLY.value or of.rungs))
     first = FIRST_SEED.value
