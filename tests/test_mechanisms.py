@@ -217,6 +217,8 @@ def test_tasks_come_after_what_they_need():
     folders = [t.folder for t in made]
     assert len(set(folders)) == len(folders)
     assert bases.lineage("rambling") == ["skill", "careful", "rambling"]
+    after = {t.folder: t.after for t in made}
+    assert after["base_rambling_100"] == ("base_careful_100",) and after["base_skill_100"] == ()
     for task in made:
         assert all(folders.index(a) < folders.index(task.folder) for a in task.after)
     for arm in (bandit.LOW, bandit.POSITIVE):  # the plain arm, of two techniques, once

@@ -108,15 +108,14 @@ def main() -> None:
     if not cli.WORKDIR.value or "://" in cli.WORKDIR.value:
         raise ValueError(f"--workdir={cli.WORKDIR.value}: give a directory of this machine")
     wanted = settings(OVER.value)
-    with training.here():  # before `tasks` counts devices
-        todo = tasks(config, wanted, SEEDS.value or 1)
-        if training.run_all(todo, out, "sweep"):
-            done = [str(out / t.folder) for t in todo if not t.folder.startswith("base/")]
-            columns = compare.read(done, pool_seeds=True)
-            text = compare.write(columns, str(out / "compare.json"), str(out / "compare.png"))
-            files.write(out / "compare.txt", text + "\n")
-            print(text)
-            print(f"\n{out}/compare.txt, compare.json, compare.png; the runs beside them")
+    todo = tasks(config, wanted, SEEDS.value or 1)
+    training.run_all(todo, out, "sweep")
+    done = [str(out / t.folder) for t in todo if not t.folder.startswith("base/")]
+    columns = compare.read(done, pool_seeds=True)
+    text = compare.write(columns, str(out / "compare.json"), str(out / "compare.png"))
+    files.write(out / "compare.txt", text + "\n")
+    print(text)
+    print(f"\n{out}/compare.txt, compare.json, compare.png; the runs beside them")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@
 
 Makes one base model, trains from it every rung of `presets.RUNGS` once per seed, one process per
 core, and writes OUT/table.md, OUT/table.json and figures. The same command resumes. The setting is
-configs/ladder.py; `--config=FILE` takes the rungs of another full-DAPO config. With `--jobs=1` this
-process trains, which may be one of several hosts that share OUT. `--report` puts together rungs
-that were trained elsewhere, each with --workdir=OUT/<rung>/seed_<seed>.
+configs/ladder.py; `--config=FILE` takes the rungs of another full-DAPO config. `--report` puts
+together rungs that were trained elsewhere, each with --workdir=OUT/<rung>/seed_<seed>.
 
 What is compared was fixed before seeds 0 to 4 ran (docs/results/learning.md). The setting was
 chosen before, among about ten, on seeds 100 to 102 and with another window of the mean:
@@ -26,7 +25,6 @@ model up: the tables, and bars beside the paper's. Steps are counted behind thos
 pre-training, whose tokens count; no rung has Dynamic Sampling, so none goes on for longer.
 """
 
-import contextlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -286,9 +284,9 @@ def main() -> None:
     first = FIRST_SEED.value
     seeds = range(first, first + (SEEDS.value or 5))
     todo = tasks(config, rungs, seeds, first, of)
-    with contextlib.nullcontext() if REPORT.value else training.here():
-        if REPORT.value or training.run_all(todo, out, "ladder"):
-            print(report(config, out, rungs, seeds, of))
+    if not REPORT.value:
+        training.run_all(todo, out, "ladder")
+    print(report(config, out, rungs, seeds, of))
 
 
 if __name__ == "__main__":
