@@ -18,7 +18,7 @@ setup(
     package_data={
         "dapo_jax.pods": ["slices.txt"],
         "dapo_jax.config": ["peers.txt", "places.txt"],
-        "dapo_jax.lab.dynamics": ["pages.html"],
+        "dapo_jax.lab.dynamics": ["pages.html", "panels.toml", "verl.toml"],
     },
     python_requires=">=3.11",
     # The tests pass with the lowest of these too (uv's --resolution lowest-direct).

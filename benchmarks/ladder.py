@@ -55,7 +55,7 @@ def measure(args) -> list[harness.Table]:
     for line in gzip.decompress(kept(args.method).read_bytes()).decode().splitlines():
         record = json.loads(line)
         records[record.pop("run")].append(record)
-    _, found = ladder.compare(config, records.__getitem__, of.rungs, SEEDS, 2.5, of)
+    _, found = ladder.compare(config, records.__getitem__, of.rungs, SEEDS, of)
     columns, *rows = ladder.table(found, config.optim.minibatches, of)
     table = harness.Table(*columns, name=kept(args.method).name.split(".")[0])
     for row in rows:

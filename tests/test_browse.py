@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from dapo_jax.lab.dynamics import browse, tokens
 
@@ -19,14 +19,6 @@ NEW = OLD | {
     "pieces": ["Wait", "2", "Answer:", "2", "</s>"],
     "entropies": [1.0, 0.0, 0.2, 0.05, 0], "logps": [-1.0, -0.001, -0.2, 0.0, 0.0],
 }  # fmt: skip
-
-HOSTILE = [
-    "<script>alert(1)</script>",
-    "\"><img src=x onerror='alert(1)'>",
-    "</div></details><h1>free</h1> &lt;b&gt; &amp;",
-    "$\\href{javascript:alert(1)}{x}$ \\(x\\)",
-    "\x1b[2Jgone \x07 \x00 \u202eright to left\u2066 line\nend\r\u2028 \ud800 half",
-]
 
 
 def put(folder, step, rows):
@@ -47,12 +39,13 @@ def test_both_forms_are_read(tmp_path):
     assert found[3].extracted is None
     assert browse.read(str(tmp_path), {12}) == found[2:]
     assert browse.steps(str(tmp_path)) == [1, 12]
+    with pytest.raises(ValueError, match=f"^{tmp_path}/rollouts: no rollouts/ in it"):
+        browse.read(f"{tmp_path}/rollouts")
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"tokens": "5"}, "tokens is '5', no int"),
         ({"tokens": True}, "tokens is 'True', no int"),
         ({"correct": 1}, "correct is '1', no bool"),
         ({"pieces": "abc"}, "pieces is no list"),
@@ -70,13 +63,6 @@ def test_rows_that_are_no_samples(tmp_path, change, message):
     with pytest.raises(ValueError) as error:
         browse.read(str(tmp_path))
     assert str(error.value) == f"{tmp_path}/rollouts/step_000007.jsonl:2: {message}"
-
-
-def test_folders_that_have_none(tmp_path):
-    with pytest.raises(ValueError, match="no rollouts/ in it"):
-        browse.read(str(tmp_path))
-    (tmp_path / "rollouts").mkdir()
-    assert browse.read(str(tmp_path)) == []
 
 
 def made(step, problem="p", **change):
@@ -121,23 +107,30 @@ def everywhere(text):
     return made(1, text, pieces=(text,) * 2, entropies=(0.5, 0.1), logps=(-0.1, -0.2), **texts)
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_text_stays_text(text):
-    sample = everywhere(text)
-    for page in (
-        browse.page([sample], title=text),
-        browse.page([sample._replace(pieces=(), entropies=(), logps=())]),
-        browse.answers(text, [(sample, 2)], judged=True),
-        tokens.table([tokens.Token(text, -0.1, 0.5, [(text, 0.9)])]),
-    ):
-        assert max(re.findall(r"[a-z]+", text), key=len) in safe(page)[1]
+def test_equal_answers_are_shown_once_with_their_number():
+    answer = lambda *words: tokens.Answer(
+        " ".join(words), None, False, [tokens.Token(w, -0.5, 0.1, []) for w in words]
+    )
+    _, shown = safe(tokens.page("q", [answer("a", "b"), answer("a", "c"), answer("a", "b")]))
+    assert re.findall(r"(\d) x 2 tokens", shown) == ["2", "1"] and "right" not in shown
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=40))
+@example("<script>alert(1)</script>")
+@example("\"><img src=x onerror='alert(1)'>")
+@example("</div></details><h1>free</h1> &lt;b&gt; &amp;")
+@example("$\\href{javascript:alert(1)}{x}$ \\(x\\)")
+@example("\x1b[2J \x07 \x00 \u202eright to left\u2066 line\nend\r\u2028 \ud800 half")
 def test_any_text_stays_text(text):
     sample = everywhere(text)
-    _, shown = safe(browse.page([sample], title=text))
-    assert shown.count(browse.visible(text)) >= 5
+    bare = sample._replace(pieces=(), entropies=(), logps=())
+    for page, times in (
+        (browse.page([sample], title=text), 5),
+        (browse.page([bare]), 4),
+        (browse.html("answers", text, [(sample, 2)], True), 4),
+        (tokens.table([tokens.Token(text, -0.1, 0.5, [(text, 0.9)])]), 0),
+    ):
+        assert safe(page)[1].count(browse.visible(text)) >= times
 
 
 def test_the_tokens_are_colored_by_entropy(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from dapo_jax.config import schema
@@ -47,20 +48,15 @@ def test_scores_where_both_have_been(pair):
     assert a["at_equal_updates"] == [pytest.approx(0.15)] and b["at_equal_updates"] == [0.6]
     assert a["at_equal_tokens"] == [0.6] and b["at_equal_tokens"] == [pytest.approx(0.3)]
     assert (a["last"], a["last_step"], b["last"], b["last_step"]) == ([0.6], [60], [0.6], [30])
+    with open(f"{pair[0]}/metrics.jsonl", "a") as file:  # best is not last
+        file.write(json.dumps({"step": 61, "eval/heldout/avg@k": 0.1}) + "\n")
+    worse = compare.summary(compare.read(pair))["runs"][0]["scores"]["eval/heldout/avg@k"]
+    assert (worse["best"], worse["best_step"]) == ([0.6], [60])
+    assert (worse["last"], worse["last_step"]) == ([0.1], [61])
     first = found["runs"][0]
     assert first["length"] == [10 + 28]  # mean of steps 26 to 30, where the short one ends
     assert first["training_accuracy"] == [pytest.approx(28 / 200)]
     assert (first["time_s"], first["goodput"]) == ([60 * 2.0 + 7], [0.75])
-
-
-def test_best_is_not_last(tmp_path):
-    paths = [made(tmp_path, name) for name in "ab"]
-    with open(f"{paths[0]}/metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 61, "eval/heldout/avg@k": 0.1, "optim/updates": 488}) + "\n")
-    (of, _) = compare.summary(compare.read(paths))["runs"]
-    scores = of["scores"]["eval/heldout/avg@k"]
-    assert (scores["best"], scores["best_step"]) == ([0.6], [60])
-    assert (scores["last"], scores["last_step"]) == ([0.1], [61])
 
 
 def test_only_fields_that_differ_with_defaults_for_later_ones(pair, tmp_path):
@@ -123,12 +119,11 @@ def test_what_a_run_has_not_logged_is_no_number(tmp_path):
     assert found["runs"][1]["scores"]["eval/heldout/avg@k"]["last"] == [None]
     assert compare.differing(columns) == {}  # it has no config
     assert "nan" not in compare.table(found) and json.dumps(found, allow_nan=False)
+    (run, _) = compare.read([made(tmp_path, "null", **{"reward/accuracy": None}), paths[1]])
+    assert math.isnan(compare.facts(run.runs[0], 60)["training_accuracy"])
     (tmp_path / "bare.csv").write_text("step,policy/entropy\n1,0.5\n")
     plain = compare.summary(compare.read([paths[1], str(tmp_path / "bare.csv")]))
     assert "No run has been evaluated." in compare.table(plain)
-    path = made(tmp_path, "null", **{"reward/accuracy": None})
-    (run, _) = compare.read([path, paths[0]])
-    assert math.isnan(compare.facts(run.runs[0], 60)["training_accuracy"])
 
 
 def test_a_bucket(bucket):
@@ -161,18 +156,8 @@ def test_the_figure_of_several_seeds(tmp_path, seeds):
     paths = [made(tmp_path, f"r/{i}", gain=g, fields={"seed": i}) for i, g in enumerate(gains)]
     ax = compare.figure(compare.read(paths, pool_seeds=True)).axes[0]
     mean, *each = [line.get_ydata()[-1] for line in ax.lines]
-    assert each == pytest.approx([60 * g for g in gains])
-    assert mean == pytest.approx(sum(each) / seeds) and ax.lines[0].get_linewidth() > 1
-    assert len(ax.collections) == (seeds > 2)
-
-
-def test_the_command(pair, tmp_path, shell):
-    table, drawn = tmp_path / "c.json", tmp_path / "c.png"
-    command = ("-m", "dapo_jax.lab", "compare", *pair, f"--json={table}", f"--figure={drawn}")
-    done, found = shell.python(*command), compare.summary(compare.read(pair))
-    assert done.stdout == compare.table(found) + "\n" and not done.stderr
-    assert json.loads(table.read_text()) == found
-    assert drawn.read_bytes()[:4] == b"\x89PNG"
+    assert each == pytest.approx([60 * g for g in gains]) and mean == pytest.approx(np.mean(each))
+    assert ax.lines[0].get_linewidth() > 1 and len(ax.collections) == (seeds > 2)
 
 
 @pytest.mark.parametrize(
@@ -180,9 +165,7 @@ def test_the_command(pair, tmp_path, shell):
     [
         (["{a}"], "{a}: give two runs or more"),
         ([], "the following arguments are required: run"),
-        (["{a}", "{a}"], "{a}: is named twice"),
         (["{a}", "{b}/../a//"], "{a}: is named twice"),
-        (["{a}", "{a}/nothing"], "{a}/nothing: no such file or directory"),
         (["{a}", "{empty}"], "{empty}: no metrics.jsonl in it"),
         (["{a}", "{b}"], "{b}/config.json: no JSON"),
         (["{a}", "{list}"], "{list}/config.json: not a run's"),

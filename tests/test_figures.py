@@ -12,8 +12,6 @@ from benchmarks import tables
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARK = re.compile(r"<!-- RESULTS: (.+?) -->\n(.+?)(?:\n\n|\Z)", re.S)
-# A table of what is set, which another test compares with the code.
-SETTINGS = re.compile(r"<!-- settings -->\n(?:^\|.*\n?)+", re.M)
 # With a point, or a ratio: 0.95, .95, 1.3, 30x. Not versions, files, counts or sections.
 NUMBER = re.compile(r"(?<![\w.,-])[-+]?(\d*\.\d+|\d+(?=x))(?![\w.]*\d)(?=x?\b)")
 
@@ -48,12 +46,3 @@ def test_quoted_figures_are_kept_ones(page, names, text):
     assert set(wanted) <= kept.keys()
     assert NUMBER.findall(text), "nothing is quoted here"
     assert missing(text, "".join(kept[w] for w in wanted)) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_table_of_measurements_says_where_they_are_kept(page):
-    text = SETTINGS.sub("", page.read_text())
-    marked = {found[1] for found in MARK.findall(text)}
-    for table in re.findall(r"(?:^\|.*\n?)+", text, re.M):
-        body = table.split("\n", 2)[2]
-        assert len(NUMBER.findall(body)) < 6 or table.rstrip("\n") in marked, table.split("\n")[0]

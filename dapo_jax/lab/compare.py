@@ -10,7 +10,6 @@ been evaluated the least far ends. Between two evaluations a curve is a straight
 """
 
 import argparse
-import itertools
 import json
 import os
 import pathlib
@@ -18,6 +17,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,33 +45,32 @@ class Column(NamedTuple):
 def read(paths: Sequence[str], pool_seeds: bool = False) -> list[Column]:
     """A column for each run, or for all that differ in nothing but the seed. ValueError: a path
     holds no run, or stands here twice."""
-    plain = [p.rstrip("/") if "://" in p else os.path.normpath(p) for p in paths]
-    if twice := sorted({p for p in plain if plain.count(p) > 1}):
-        raise ValueError(f"{twice[0]}: is named twice")
+    plain = list(map(os.path.abspath, paths))
+    if twice := [p for i, p in enumerate(plain) if p in plain[:i]]:
+        raise ValueError(f"{paths[plain.index(twice[0])]}: is named twice")
     pools: dict[str, Column] = {}
+
+    def named(c: Column) -> str:
+        """As its run, or as the folder of its runs."""
+        if len(c.runs) == 1:
+            return c.name
+        folder, *more = {os.path.dirname(r.name) for r in c.runs}
+        return folder if folder and not more else f"{c.name} and {len(c.runs) - 1} more"
+
     for path, name in zip(paths, names(paths), strict=True):
         run, config = logs.read(path)._replace(name=name), logs.config_of(path)
         fields = None if config is None else schema.leaves(config)
         rest = {k: v for k, v in (fields or {}).items() if k != "seed"}
         key = json.dumps(rest, sort_keys=True) if pool_seeds and fields else name
         pools.setdefault(key, Column(name, [], fields)).runs.append(run)
-    return [c._replace(name=_column_name(c)) for c in pools.values()]
-
-
-def _column_name(c: Column) -> str:
-    """Named as its run, or as the folder of its runs."""
-    if len(c.runs) == 1:
-        return c.name
-    folder, *more = {os.path.dirname(r.name) for r in c.runs}
-    return folder if folder and not more else f"{c.name} and {len(c.runs) - 1} more"
+    return [c._replace(name=named(c)) for c in pools.values()]
 
 
 def names(paths: Sequence[str]) -> list[str]:
-    """What is left of each path without the folders that all have in common."""
-    parts = [p.rstrip("/").split("/") for p in paths]
-    while min(map(len, parts)) > 1 and len({p[0] for p in parts}) == 1:
-        parts = [p[1:] for p in parts]
-    return ["/".join(p) for p in parts]
+    """Each path from the folder that all have in common."""
+    whole = list(map(os.path.abspath, paths))
+    folder = os.path.commonpath(list(map(os.path.dirname, whole)))
+    return [os.path.relpath(path, folder) for path in whole]
 
 
 def differing(columns: Sequence[Column]) -> dict[str, list]:
@@ -181,7 +180,8 @@ def table(found: Mapping[str, Any], width: int = 80) -> str:
     runs, ends = found["runs"], found["equal"]
     to = f"at step {ends['steps']:,.0f}"
     rows: Rows = [("", [r["name"] for r in runs])]
-    rows += [(f, [_shown(r["fields"][f]) for r in runs]) for f in runs[0]["fields"]]
+    shown = lambda x: repr(x) if x == "" else f"{x:g}" if type(x) is float else str(x)
+    rows += [(f, [shown(r["fields"][f]) for r in runs]) for f in runs[0]["fields"]]
     rows += [(label, [_number(r[key], form) for r in runs]) for label, key, form in TAKEN]
     rows.append((f"length {to}", [_mean(r["length"], ".1f") for r in runs]))
     rows.append((f"train. acc. {to}", [_mean(r["training_accuracy"]) for r in runs]))
@@ -212,29 +212,21 @@ def _blocks(rows: Rows, width: int) -> list[str]:
     label = min(max(len(name) for name, _ in rows), width // 2)
     wide = [max(map(len, cells)) for cells in zip(*(cells for _, cells in rows), strict=True)]
     wide = [min(w, CELL, width - label - 2) for w in wide]
+    cut = lambda text, size: [text[i : i + size] for i in range(0, len(text), size)] or [""]
     out, start = [], 0
     while start < len(wide):
         stop = start + 1
         while stop < len(wide) and label + sum(w + 2 for w in wide[start : stop + 1]) <= width:
             stop += 1
+        form = f"{{:<{label}}}" + "".join(f"  {{:>{w}}}" for w in wide[start:stop])
         lines = []
         for name, cells in rows:
             if set(cells[start:stop]) != {"-"}:
-                lines += _row(name, label, cells[start:stop], wide[start:stop])
+                parts = map(cut, (name, *cells[start:stop]), (label, *wide[start:stop]))
+                lines += [form.format(*of).rstrip() for of in zip_longest(*parts, fillvalue="")]
         out.append("\n".join(lines))
         start = stop
     return out
-
-
-def _row(name: str, label: int, cells: Sequence[str], wide: Sequence[int]) -> list[str]:
-    cut = lambda text, width: [text[i : i + width] for i in range(0, len(text), width)] or [""]
-    parts = itertools.zip_longest(cut(name, label), *map(cut, cells, wide), fillvalue="")
-    form = f"{{:<{label}}}" + "".join(f"  {{:>{w}}}" for w in wide)
-    return [form.format(*of).rstrip() for of in parts]
-
-
-def _shown(value: Any) -> str:
-    return repr(value) if value == "" else f"{value:g}" if type(value) is float else str(value)
 
 
 def _number(values: Sequence[float | None], form: str) -> str:

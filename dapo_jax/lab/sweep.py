@@ -103,24 +103,19 @@ def tasks(config, wanted: Sequence[Setting], seeds: int) -> list[pool.Task]:
     return [*bases.values(), *runs]
 
 
-def report(out: pathlib.Path, done: Sequence[str]) -> str:
-    """Write the comparison of these runs into the sweep's directory; returns the table."""
-    columns = compare.read([str(out / name) for name in done], pool_seeds=True)
-    text = compare.write(columns, str(out / "compare.json"), str(out / "compare.png"))
-    files.write(out / "compare.txt", text + "\n")
-    return text
-
-
 def main() -> None:
     config, out = cli.CONFIG.value, pathlib.Path(cli.WORKDIR.value)
     if not cli.WORKDIR.value or "://" in cli.WORKDIR.value:
         raise ValueError(f"--workdir={cli.WORKDIR.value}: give a directory of this machine")
     wanted = settings(OVER.value)
-    with training.here():  # before `tasks` counts devices
-        todo = tasks(config, wanted, SEEDS.value or 1)
-        if training.run_all(todo, out, "sweep"):
-            print(report(out, [t.folder for t in todo if not t.folder.startswith("base/")]))
-            print(f"\n{out}/compare.txt, compare.json, compare.png; the runs beside them")
+    todo = tasks(config, wanted, SEEDS.value or 1)
+    training.run_all(todo, out, "sweep")
+    done = [str(out / t.folder) for t in todo if not t.folder.startswith("base/")]
+    columns = compare.read(done, pool_seeds=True)
+    text = compare.write(columns, str(out / "compare.json"), str(out / "compare.png"))
+    files.write(out / "compare.txt", text + "\n")
+    print(text)
+    print(f"\n{out}/compare.txt, compare.json, compare.png; the runs beside them")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ and characters that would not show (or would reverse a line) appear as their cod
 
 import math
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,8 +47,9 @@ class Sample(NamedTuple):
         return "truncated" if self.truncated else "right" if self.correct else "wrong"
 
 
+# Of a row's fields; a list of one type is a list of such values. All others are text.
 _TYPES = {"correct": bool, "truncated": bool, "tokens": int, "mean_entropy": float, "reward": float}
-_LISTS = {"pieces": str, "entropies": float, "logps": float}  # all else is text
+_LISTS = {"pieces": [str], "entropies": [float], "logps": [float]}
 
 
 def steps(path: str) -> list[int]:
@@ -84,23 +84,22 @@ def _sample(step: int, text: str, where: str) -> Sample:
         raise ValueError(f"{where}: no JSON object")
     fields: dict[str, Any] = {"step": step}
     for name in Sample._fields[1:]:
-        value, at = row.get(name), f"{where}: {name}"
-        if value is None and name in Sample._field_defaults:
+        if row.get(name) is None and name in Sample._field_defaults:
             continue
         if name not in row:
             raise ValueError(f"{where}: no {name!r}; rows of a run's rollouts/ have it")
-        if name not in _LISTS:
-            fields[name] = _cast(value, _TYPES.get(name, str), at)
-        elif isinstance(value, list):
-            fields[name] = tuple(_cast(x, _LISTS[name], at) for x in value)
-        else:
-            raise ValueError(f"{at} is no list")
+        kind = (_TYPES | _LISTS).get(name, str)
+        fields[name] = _cast(row[name], kind, f"{where}: {name}")
     if len({len(fields.get(n, ())) for n in _LISTS} - {0}) > 1:
         raise ValueError(f"{where}: {', '.join(_LISTS)} have different lengths")
     return Sample(**fields)
 
 
-def _cast(value, kind: type, where: str):
+def _cast(value, kind: type | list[type], where: str):
+    if isinstance(kind, list):
+        if not isinstance(value, list):
+            raise ValueError(f"{where} is no list")
+        return tuple(_cast(x, kind[0], where) for x in value)
     if kind is float and (value is None or type(value) is int):
         return math.nan if value is None or abs(value) >= 2**53 else float(value)
     if type(value) is not kind:
@@ -128,12 +127,6 @@ def choose(
     room = min(most - len(names), len(rest))
     names += [rest[i] for i in np.linspace(0, len(rest) - 1, room).round().astype(int)]
     return [s for name in names for s in problems[name]]
-
-
-def distinct(answers: Sequence[Any]) -> list[tuple[Any, int]]:
-    """Answers (`tokens.Answer`) of different tokens, each with how often it was drawn."""
-    pieces = [tuple(t.piece for t in answer.tokens) for answer in answers]
-    return [(answers[pieces.index(same)], n) for same, n in Counter(pieces).items()]
 
 
 def about(s: Sample) -> str:
@@ -186,29 +179,18 @@ def spans(s: Sample) -> list[tuple[str, float, str]]:
     return list(zip(pieces, s.entropies, titles, strict=True)) if titles else []
 
 
-def _template():
-    """The macros of pages.html."""
+def html(macro: str, *arguments) -> str:
+    """HTML by a macro of pages.html, to be shown in a notebook or written to a file."""
     loader = jinja2.PackageLoader("dapo_jax.lab.dynamics", "")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     environment.filters |= {"visible": visible, "shade": shade, "about": about, "spans": spans}
     environment.globals |= {"colors": COLORS, "marks": [HOT * i / 4 for i in range(5)]}
-    return environment.get_template("pages.html").module
+    return str(getattr(environment.get_template("pages.html").module, macro)(*arguments))
 
 
 def page(samples: Iterable[Sample], title: str = "") -> str:
-    """HTML of samples by problem across steps, to be shown in a notebook or written to a file."""
-    return str(_template().samples(title, by_problem(samples)))
-
-
-def answers(prompt: str, samples: Sequence[tuple[Sample, int]], judged: bool) -> str:
-    """HTML of several answers to one prompt, each with how often it was drawn; judged: there was a
-    right answer to compare with."""
-    return str(_template().answers(prompt, samples, judged))
-
-
-def table(names: Sequence[str], rows: Sequence[tuple[float, Sequence[str]]]) -> str:
-    """HTML table. rows: (entropy in nats, which colors it, cells)."""
-    return str(_template().table(names, rows))
+    """HTML of samples by problem across steps."""
+    return html("samples", title, by_problem(samples))
 
 
 # Name -> pattern, in any case, at word borders. In the embedded task `Wait` opens a repetition.
@@ -225,9 +207,7 @@ PHRASES = {
 
 
 def reflection(
-    samples: Iterable[Sample],
-    phrases: Mapping[str, str] = PHRASES,
-    kinds: Collection[str] = ("right", "wrong"),
+    samples: Iterable[Sample], phrases: Mapping[str, str] = PHRASES
 ) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Phrase -> (steps int [n], share of the step's samples that have it, times per 1,000 response
     tokens), section 4.4 of the paper; phrases that never occur are left out, 'any of these' stands
@@ -237,7 +217,7 @@ def reflection(
     not that of all that was drawn; how it moves over the steps is what to read. Truncated ones,
     which are logged beyond their share and often repeat a word without end, are left out.
     """
-    rows = [s for s in samples if s.kind in kinds]
+    rows = [s for s in samples if not s.truncated]
     tokens = np.array([s.tokens for s in rows])
     steps, at = np.unique(np.array([s.step for s in rows], np.int64), return_inverse=True)
     per_step = lambda values: np.bincount(at, values)

@@ -8,6 +8,7 @@ The content of a file shows its format. Files come from elsewhere, so they are p
 them is run; a file that is not a log raises a ValueError of one line that names file and line.
 """
 
+import collections
 import csv
 import io
 import json
@@ -39,22 +40,15 @@ class Run(NamedTuple):
     of: Mapping[str, str] = {}
 
 
-def read(path: str, name: str = "") -> Run:
-    """`name`: how figures call the run, by default the file's or directory's name. ValueError:
-    nothing is there, or it is no log."""
-    file = place(path)
-    folder = attempt(path, file.is_dir)
-    if not folder and not attempt(path, file.exists):
-        raise ValueError(f"{path}: no such file or directory")
-    rows = records(path) if folder else list(parse(text_of(file, path), path))
-    if rows is None:
-        raise ValueError(f"{path}: no {METRICS} in it; give a run's directory or a log file")
+def read(path: str) -> Run:
+    """ValueError: nothing is there, or it is no log."""
+    rows = records(path)
     if not rows:
         raise ValueError(f"{path}: no step in it")
     found, of = series(rows), {}
     if verl.is_verl(found):
         found, of = verl.translate(found)
-    name = name or re.sub(r"\.(csv|jsonl|log|txt|out)$", "", file.name) or str(path)
+    name = re.sub(r"\.(csv|jsonl|log|txt|out)$", "", place(path).name) or str(path)
     return Run(name, found, str(path), of)
 
 
@@ -84,23 +78,21 @@ def last_step(run: Run) -> int:
 def histograms(path: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Tag -> (steps int [n], counts float [n, bins]) of a workdir. Steps whose number of bins is
     not the last step's (another group size) are left out."""
-    found: dict[str, dict[int, list]] = {}
-    for step, row in records(path) or ():
+    found: dict[str, dict[int, list]] = collections.defaultdict(dict)
+    for step, row in records(path):
         for tag, value in row.items():
             if isinstance(value, list) and value and all(map(_is_number, value)):
-                found.setdefault(tag, {})[step] = value
+                found[tag][step] = value
     out = {}
     for tag, rows in found.items():
-        bins = len(rows[max(rows)])
-        steps = [step for step in sorted(rows) if len(rows[step]) == bins]
+        steps = [step for step in sorted(rows) if len(rows[step]) == len(rows[max(rows)])]
         out[tag] = np.array(steps), np.array([rows[step] for step in steps], float)
     return out
 
 
 def alarms(path: str) -> list[tuple[int, str]]:
     """(step, words) of every alarm of a workdir."""
-    rows = ((step, row.get("alarms")) for step, row in records(path) or ())
-    return [(step, str(words)) for step, said in rows if isinstance(said, list) for words in said]
+    return [(step, str(words)) for step, row in records(path) for words in row.get("alarms") or ()]
 
 
 def place(path: str) -> epath.Path:
@@ -141,12 +133,16 @@ _CONSOLE = re.compile(r"(?:^|[\s)\]])step:(\d+) - (\S.*)")
 _ITEM = re.compile(r"(.+?):(?:np\.\w+\()?([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf|nan))\)?(?:\s.*)?")
 
 
-def records(path: str) -> list[tuple[int, dict[str, Any]]] | None:
-    """(step, record) of a workdir's metrics.jsonl; None: it has none."""
-    file = place(path) / METRICS
+def records(path: str) -> list[tuple[int, dict[str, Any]]]:
+    """(step, record) of a workdir's metrics.jsonl or of another log. ValueError: it is neither."""
+    file = place(path)
+    if attempt(path, (file / METRICS).exists):
+        return list(_json_lines(text_of(file / METRICS, path), f"{path}/{METRICS}"))
+    if attempt(path, file.is_dir):
+        raise ValueError(f"{path}: no {METRICS} in it; give a run's directory or a log file")
     if not attempt(path, file.exists):
-        return None
-    return list(_json_lines(text_of(file, path), f"{path}/{METRICS}"))
+        raise ValueError(f"{path}: no such file or directory")
+    return list(parse(text_of(file, path), path))
 
 
 def parse(text: str, path: str) -> LogRows:
@@ -173,18 +169,17 @@ def _console_lines(text: str) -> LogRows:
 
 def _csv_rows(text: str, path: str) -> LogRows:
     """Cells are numbers or, where they are none, text; a last line that is cut off is left out."""
-    lines = text.split("\n")
     reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", skipinitialspace=True)
     try:
         for row in reader:
-            line, cut = reader.line_num, not text.endswith("\n") and reader.line_num >= len(lines)
+            where = f"{path}:{reader.line_num}"
             if None in row.values() or "" in row:
-                if cut:
+                if not text.endswith("\n") and reader.line_num > text.count("\n"):
                     return
-                raise ValueError(f"{path}:{line}: not as many columns as the first line has")
+                raise ValueError(f"{where}: not as many columns as the first line has")
             cells = {name.strip(): cell.strip() for name, cell in row.items() if cell.strip()}
             out = {name: _number(cell) for name, cell in cells.items()}
-            yield _step(out, f"{path}:{line}"), out
+            yield _step(out, where), out
     except csv.Error as error:
         raise ValueError(f"{path}:{reader.line_num}: {error}") from error
 
@@ -233,15 +228,16 @@ def _is_number(value) -> bool:
 def series(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Series]:
     """Tag -> (steps, values). Where a step comes twice (a resumed run) the later value counts; null
     and numbers that are not finite become NaN; text and lists are left out."""
-    found: dict[str, dict[int, float]] = {}
+    found: dict[str, dict[int, float]] = collections.defaultdict(dict)
     for step, row in rows:
         for tag, value in row.items():
             if tag not in STEP_NAMES and (value is None or _is_number(value)):
-                found.setdefault(tag, {})[step] = _finite(value)
-    return {
-        tag: (np.array(sorted(points), np.int64), np.array([points[s] for s in sorted(points)]))
-        for tag, points in found.items()
-    }
+                found[tag][step] = _finite(value)
+    out = {}
+    for tag, points in found.items():
+        steps = sorted(points)
+        out[tag] = np.array(steps, np.int64), np.array([points[step] for step in steps])
+    return out
 
 
 def _finite(value: float | None) -> float:

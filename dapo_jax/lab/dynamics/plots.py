@@ -7,8 +7,9 @@ panel leaves out runs that did not log its number, and says so where no run logg
 """
 
 import itertools
-import math
+import pathlib
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from dapo_jax.lab.dynamics import browse, scaling as curves
+from dapo_jax.lab.dynamics import scaling as curves
 from dapo_jax.lab.dynamics.logs import Run
 from dapo_jax.lab.experiments import ink
 from dapo_jax.log import tags
@@ -44,71 +45,13 @@ INSTEAD = {
     "policy/mean_prob": ("policy/batch_mean_prob", "trained tokens"),
     "reward/accuracy": ("reward/batch_accuracy", "after filter"),
 }
-SHARE, GROUPS, RIGHT = "share of responses", "share of drawn groups", "right [share of responses]"
-TRAINED, LENGTH = "share of trained tokens", "mean length [tokens]"
-# fmt: off
-# Figure 7 of the paper (length, reward, entropy, mean probability), and its training accuracy.
-DYNAMICS = (
-    Panel("Response length", LENGTH, {"response/length_mean": ""}),
-    Panel("Reward", "mean reward [+1 right, -1 wrong]", {"reward/mean": ""}),
-    Panel("Entropy", "mean entropy [nats per token]", {"policy/entropy": ""}),
-    Panel("Probability", "mean probability of a token", {"policy/mean_prob": ""}),
-    Panel("Training accuracy", "right [share of all]", {"reward/accuracy": ""}),
-)
-FILTER = Panel("Before and after the filter", RIGHT,
-               {"reward/accuracy": "drawn", "reward/batch_accuracy": "after filter"})
-# What Dynamic Sampling finds.
-SAMPLING = (
-    Panel("Groups of right and wrong responses", GROUPS, {"sampling/accept_frac": ""}),
-    Panel("Groups without gradient", GROUPS,
-          {"sampling/all_correct_frac": "all right", "sampling/all_wrong_frac": "all wrong"}),
-    Panel("Rounds", "generation rounds [per step]", {"sampling/rounds": ""}),
-)
-# Recorded pass rates of runs with `config.curriculum`, and how many problems are left out.
-CURRICULUM = (
-    Panel("Pass rate when last drawn", "mean [share of responses]",
-          {"curriculum/pass_rate": "all", "curriculum/known_rate": "drawn again"}),
-    Panel("Left out", "problems of the training set", {"curriculum/left_out": ""}),
-    Panel("Temperature", "of sampling [no unit]", {"curriculum/temperature": ""}),
-)
-# The value model of runs with `config.critic`.
-VALUES = (
-    Panel("Explained variance", "share of the returns' variance",
-          {"critic/explained_variance": "all", "critic/long/explained_variance": "longest third",
-           "critic/short/explained_variance": "shortest third"}),
-    Panel("Value loss", "mean [reward^2]", {"critic/value_loss": ""}),
-    Panel("Spread", "standard deviation [reward]",
-          {"critic/advantage_std": "advantages", "critic/return_std": "returns"}),
-)
-# Tokens whose gradient the lower or the upper bound cut (clip_frac: where a log does not tell them
-# apart), ratios, importance weights where loss.importance_cap is set.
-CLIPPING = (
-    Panel("Clipped tokens", TRAINED,
-          {"policy/clip_high_frac": "high", "policy/clip_low_frac": "low",
-           "policy/clip_frac": "low + high"}),
-    Panel("Largest ratio", "new / old probability [no unit]", {"policy/ratio_max": ""}),
-    Panel("Gradient norm", "L2 norm before clipping [no unit]", {"optim/grad_norm": ""}),
-    Panel("Importance weight", "mean trainer / sampler probability [no unit]",
-          {"policy/importance_mean": ""}),
-    Panel("Weights at their bounds", TRAINED,
-          {"policy/importance_capped_frac": "at the bound",
-           "policy/importance_zeroed_frac": "zeroed"}),
-)
-# Responses that ran into the length limit, and lengths.
-TRUNCATION = (
-    Panel("Truncated responses", SHARE, {"response/truncated_frac": ""}),
-    Panel("Overlong punishment", "mean of a response [reward]", {"reward/overlong_penalty": ""}),
-    Panel("Length by outcome, drawn", LENGTH,
-          {"response/length_correct": "right", "response/length_wrong": "wrong"}),
-    Panel("Percentiles of length, drawn", "length [tokens]",
-          {f"response/length_p{p}": f"{p}%" for p in (50, 90, 99)}),
-)
-TIME = (
-    Panel("Wall time by what it went into", "wall time [seconds per step]",
-          {"time/rollout_s": "sampling, verifying", "time/update_s": "updates",
-           "time/eval_s": "evaluation"}),
-)
-# fmt: on
+RIGHT = "right [share of responses]"
+# Tables of panels by name.
+_TEXT = pathlib.Path(__file__).with_name("panels.toml").read_text()
+PANELS = {name: [Panel(**p) for p in panels] for name, panels in tomllib.loads(_TEXT).items()}
+DYNAMICS, SAMPLING, TIME = (PANELS[name] for name in ("DYNAMICS", "SAMPLING", "TIME"))
+CURRICULUM, VALUES = PANELS["CURRICULUM"], PANELS["VALUES"]
+CLIPPING, TRUNCATION = PANELS["CLIPPING"], PANELS["TRUNCATION"]
 
 
 def lines(
@@ -120,14 +63,14 @@ def lines(
     panels = [p for p in panels if rows > 1 or logged.intersection(p.lines)] or panels[:1]
     figure, axes = ink.panels(rows, -(-len(panels) // rows))
     for ax, panel in zip(axes, panels, strict=False):
-        for run in runs:
+        for run, color in zip(runs, itertools.cycle(ink.COLORS), strict=False):
             for i, (tag, what) in enumerate(panel.lines.items()):
                 alone = len(panel.lines) == 1
                 shown, of = instead(runs, run, tag) if alone else (tag, run.of.get(tag, ""))
                 if shown in run.series:
                     name = ", ".join(filter(None, (run.name, what))) + (f" ({of})" if of else "")
                     dash = ink.DASHES[i % len(ink.DASHES)]
-                    _line(ax, run, shown, name, _color(runs, run), dash, x, window)
+                    _line(ax, run, shown, name, color, dash, x, window)
         finish(ax, panel.title, panel.label, x)
     return figure
 
@@ -185,7 +128,7 @@ def filter_accuracy(runs: Sequence[Run], x: str = "step", window: int = 5) -> Fi
     found = sorted({t for r in runs for t in r.series if t.startswith("source/")})
     sources = {t: t.removeprefix("source/").removesuffix("/accuracy") for t in found}
     by_source = Panel("By source of the problem, drawn", RIGHT, sources)
-    return lines(runs, [FILTER, by_source], x, window)
+    return lines(runs, [*PANELS["FILTER"], by_source], x, window)
 
 
 def phrases(
@@ -196,11 +139,9 @@ def phrases(
         Run(phrase, {"share": (steps, share), "rate": (steps, rate)})
         for phrase, (steps, share, rate) in counts.items()
     ]
-    panels = (
-        Panel(_of("Samples that reflect", name), "share of logged samples", {"share": ""}),
-        Panel(_of("Reflective phrases", name), "times per 1,000 response tokens", {"rate": ""}),
-    )
-    return lines(runs, panels, "step", window)
+    share = Panel(f"Samples that reflect: {name}", "share of logged samples", {"share": ""})
+    rate = Panel(f"Reflective phrases: {name}", "times per 1,000 response tokens", {"rate": ""})
+    return lines(runs, [share, rate], "step", window)
 
 
 def scaling(
@@ -212,10 +153,11 @@ def scaling(
     sets = at_top_p_1(runs) or {"": "evaluation"}
     figure, axes = ink.panels(1, len(sets), width=5.4)
     for ax, (tag, name) in zip(axes, sets.items(), strict=True):
-        for run in (r for r in runs if tag in r.series):
-            at = x_of(run, run.series[tag][0], x)
-            if at is not None:
-                _foretold(ax, run.name, at, run.series[tag][1], _color(runs, run), share, skip)
+        for run, color in zip(runs, itertools.cycle(ink.COLORS), strict=False):
+            steps, score = run.series.get(tag, (np.zeros(0), np.zeros(0)))
+            at = x_of(run, steps, x)
+            if at is not None and len(at):
+                _foretold(ax, run.name, at, score, color, share, skip)
         finish(ax, f"Score over compute: {name}", "avg@k at T = 1 [share right]", x)
     return figure
 
@@ -242,7 +184,7 @@ def group_heatmap(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figu
     [n, G + 1], `logs.histograms(path)["sampling/groups_by_correct"]`. The filter drops the outer
     rows, beyond the dashed lines."""
     G = counts[1].shape[1] - 1
-    title, label = _of("Groups by right responses", name), f"right responses of a group [of {G}]"
+    title, label = f"Groups by right responses: {name}", f"right responses of a group [of {G}]"
     figure = _map(counts, np.arange(G + 2) - 0.5, title, label)
     for border in (0.5, G - 0.5):
         figure.axes[0].axhline(border, color="white", lw=1.2, ls="--")
@@ -254,49 +196,22 @@ def difficulty(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figure:
     """Problems by their recorded pass rate over the steps. counts: steps [n] and counts [n, 11],
     `logs.histograms(path)["curriculum/by_pass_rate"]`; the lowest row are those at 0."""
     borders = tags.edges("curriculum/by_pass_rate", 0, 0)
-    title = _of("Problems by pass rate when last drawn", name)
-    figure = _map(counts, np.array(borders), title, "pass rate [share of responses]")
+    title = f"Problems by pass rate when last drawn: {name}"
+    figure = _map(counts, borders, title, "pass rate [share of responses]")
     figure.axes[0].set_yticks([-0.05, *borders[3::2]], ["0", *map(str, borders[3::2])])
     return figure
 
 
 def _map(counts: tuple[np.ndarray, np.ndarray], borders, title: str, label: str) -> Figure:
-    """Each step's shares as a column. borders: of the rows."""
+    """Each step's shares as a column, as wide as it is to the next step. borders: of the rows."""
     steps, table = counts
     share = table / np.maximum(table.sum(1, keepdims=True), 1)
     figure, (ax,) = ink.panels(1, 1, width=8)
-    mesh = ax.pcolormesh(edges(steps), borders, share.T, cmap="magma", vmin=0)
+    columns = np.append(steps, steps[-1] + 1) - 0.5
+    mesh = ax.pcolormesh(columns, borders, share.T, cmap="magma", vmin=0)
     figure.colorbar(mesh, ax=ax, label="share of the step")
-    ax.set(title=title, xlabel=X_AXES["step"][1], ylabel=label)
+    ax.set(title=title.removesuffix(": "), xlabel=X_AXES["step"][1], ylabel=label)
     ax.xaxis.set_major_locator(_whole())
-    return figure
-
-
-def token_profile(answers: Sequence) -> Figure:
-    """Probability of each drawn token, and entropy where it was drawn, along several answers
-    (`tokens.Answer`) to one prompt. Equal answers are one line. The dotted line stands where the
-    answers first differ; the tokens are named up to 40 of them."""
-    found = browse.distinct(answers)
-    places = list(itertools.zip_longest(*([t.piece for t in a.tokens] for a, _ in found)))
-    named = [dict.fromkeys(p for p in place if p is not None) for place in places]
-    names = [" | ".join(browse.visible(repr(p)[1:-1]) for p in of) for of in named]
-    parting = next((i for i, place in enumerate(places, 1) if len(set(place)) > 1), None)
-    figure, axes = ink.panels(1, 2, width=6, height=4)
-    for ax, title, label, value in (
-        (axes[0], "Probability of the drawn token", "probability", lambda t: math.exp(t.logp)),
-        (axes[1], "Entropy where it was drawn", "entropy [nats]", lambda t: t.entropy),
-    ):
-        for i, (answer, times) in enumerate(found):
-            name = f"answer {i + 1}" + (f", {times} times" if times > 1 else "")
-            row = [value(t) for t in answer.tokens]
-            ax.plot(range(1, len(row) + 1), row, ".-", ms=4, lw=1, label=name)
-        if parting:
-            ax.axvline(parting, color="gray", lw=1, ls=":", label="first difference")
-        finish(ax, title, label, "step")
-        ax.set_xlabel("token of the response")
-        if len(names) <= 40:
-            style = {"rotation": 90, "fontsize": 7, "parse_math": False}
-            ax.set_xticks(range(1, len(names) + 1), names, **style)
     return figure
 
 
@@ -340,28 +255,11 @@ def instead(runs: Sequence[Run], run: Run, tag: str) -> tuple[str, str]:
     return (other, run.of.get(other, of)) if shared else (tag, run.of.get(tag, ""))
 
 
-def edges(steps: np.ndarray) -> np.ndarray:
-    """Borders of cells around ascending `steps` [n]: [n + 1]."""
-    steps = np.asarray(steps, float)
-    if len(steps) < 2:
-        return np.concatenate([steps - 0.5, steps[-1:] + 0.5])
-    middle = (steps[1:] + steps[:-1]) / 2
-    return np.concatenate([[2 * steps[0] - middle[0]], middle, [2 * steps[-1] - middle[-1]]])
-
-
 _MARKERS = dict(zip(ink.DASHES, "os^Dv", strict=True))
 
 
 def _whole() -> MaxNLocator:
     return MaxNLocator(integer=True, min_n_ticks=1)
-
-
-def _of(title: str, name: str) -> str:
-    return f"{title}: {name}" if name else title
-
-
-def _color(runs: Sequence[Run], run: Run) -> str:
-    return ink.COLORS[next(i for i, r in enumerate(runs) if r is run) % len(ink.COLORS)]
 
 
 def _line(ax: Axes, run: Run, tag: str, label: str, color, dash, x: str, window: int) -> None:
@@ -379,7 +277,7 @@ def _line(ax: Axes, run: Run, tag: str, label: str, color, dash, x: str, window:
 
 def finish(ax: Axes, title: str, label: str, x: str, legend: bool = True) -> None:
     """Title, labels, ticks and legend of a panel; where it is empty, the word for that."""
-    ax.set_title(title, fontsize=11)
+    ax.set_title(title.removesuffix(": "), fontsize=11)
     ax.set(xlabel=X_AXES[x][1], ylabel=label)
     if x == "step":
         ax.xaxis.set_major_locator(_whole())

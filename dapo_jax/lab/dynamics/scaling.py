@@ -14,6 +14,7 @@ import numpy as np
 from scipy import optimize, stats
 
 FEWEST = 6  # points: four numbers are fitted, and what is left over bounds them
+MOST = 1.0  # the highest score there can be
 EXPONENTS = (0.2, 20.0)  # searched; ScaleRL's are 1.6 to 2
 BEYOND = 10.0  # the midpoint is searched that many times beyond the run's compute, at both ends
 
@@ -34,11 +35,9 @@ class Fit(NamedTuple):
     ceiling: Estimate  # score without end of training
     exponent: Estimate
     midpoint: Estimate  # compute at which half of the way is gone
-    sd: float  # of a point around the curve
     best: np.ndarray  # start, ceiling, log exponent, log midpoint
     cov: np.ndarray  # [4, 4]: theirs
     quantile: float  # standard deviations in half an interval
-    most: float
 
     def curve(self, compute) -> Estimate:
         """The curve at `compute` [...] >= 0. The interval is the curve's: what is measured there
@@ -51,7 +50,7 @@ class Fit(NamedTuple):
         ]
         slope = np.stack(moved, -1) / (2 * step)
         half = self.quantile * np.sqrt(np.einsum("...i,ij,...j->...", slope, self.cov, slope))
-        return Estimate(value, value - half, np.minimum(value + half, self.most))
+        return Estimate(value, value - half, np.minimum(value + half, MOST))
 
 
 def sigmoid(compute, start, ceiling, log_exponent, log_midpoint):
@@ -60,12 +59,12 @@ def sigmoid(compute, start, ceiling, log_exponent, log_midpoint):
         return start + (ceiling - start) / (1 + to_go)
 
 
-def fit(compute, score, *, skip: float = 0.0, most: float = 1.0) -> Fit:
+def fit(compute, score, *, skip: float = 0.0) -> Fit:
     """The curve through `score` [n] at `compute` [n], of any unit: tokens, updates, chip-seconds.
 
     skip: points of less compute are left out, as the paper does with the first 1,500 GPU-hours, but
-    for those at 0, which say `start`. most: the highest score there can be. Points that are not
-    finite are left out. ValueError: fewer than `FEWEST`, or no significant rise.
+    for those at 0, which say `start`. Points that are not finite are left out. ValueError: fewer
+    than `FEWEST`, or no significant rise.
     """
     compute, score = np.asarray(compute, float), np.asarray(score, float)
     if compute.shape != score.shape:
@@ -78,8 +77,8 @@ def fit(compute, score, *, skip: float = 0.0, most: float = 1.0) -> Fit:
     if not len(trained):
         raise ValueError("no score beyond compute 0: no curve to fit")
     lowest = -np.inf, -np.inf, np.log(EXPONENTS[0]), np.log(trained.min() / BEYOND)
-    highest = np.inf, most, np.log(EXPONENTS[1]), np.log(trained.max() * BEYOND)
-    first = score.min(), min(score.max(), most - 1e-6), np.log(2), np.log(np.median(trained))
+    highest = np.inf, MOST, np.log(EXPONENTS[1]), np.log(trained.max() * BEYOND)
+    first = score.min(), min(score.max(), MOST - 1e-6), np.log(2), np.log(np.median(trained))
     best, cov = optimize.curve_fit(
         sigmoid, compute, score, first, bounds=(lowest, highest), max_nfev=5000,
         x_scale="jac", ftol=1e-12, xtol=1e-12, gtol=1e-12,
@@ -92,7 +91,7 @@ def fit(compute, score, *, skip: float = 0.0, most: float = 1.0) -> Fit:
     quantile = stats.t.ppf(0.975, freedom)
     half = quantile * np.sqrt(np.diag(cov))
     ends = np.stack([best, best - half, best + half])
-    ends[2, 1] = min(ends[2, 1], most)
+    ends[2, 1] = min(ends[2, 1], MOST)
     ends[:, 2:] = np.exp(ends[:, 2:])
     estimates = [Estimate(*map(float, column)) for column in ends.T]
-    return Fit(*estimates, float(np.sqrt(squares / freedom)), best, cov, float(quantile), most)
+    return Fit(*estimates, best, cov, float(quantile))

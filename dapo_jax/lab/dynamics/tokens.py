@@ -5,6 +5,7 @@ for response in tokens.answers(loaded, "f 4 g + 2 h - 3 ?", "3"):
     print(response.text, response.verdict)
 """
 
+import collections
 import functools
 import json
 import math
@@ -127,33 +128,32 @@ def _distributions(shape: qwen2.Shape, params, ids_T, length, temperature, top: 
     x_TxD = model.hidden(ids_T[None], places[None], segments[None])[0]
     head_DxV = model.head()
 
-    def one(chunk):
-        x_cxD, next_c = chunk
-        logits = qwen2.logits(x_cxD, head_DxV) / temperature
-        logp_cxV = jax.nn.log_softmax(logits)
-        drawn = jnp.take_along_axis(logp_cxV, next_c[:, None], 1)[:, 0]
-        best, best_ids = jax.lax.top_k(logp_cxV, top)
-        return drawn, -jnp.sum(jnp.exp(logp_cxV) * logp_cxV, -1), best_ids, best
+    def one(place):
+        x_D, following = place
+        logits_1xV = qwen2.logits(x_D[None], head_DxV) / temperature
+        logp_V = jax.nn.log_softmax(logits_1xV[0])
+        best, best_ids = jax.lax.top_k(logp_V, top)
+        return logp_V[following], -jnp.sum(jnp.exp(logp_V) * logp_V), best_ids, best
 
-    cut = lambda x: x.reshape(-1, _CHUNK, *x.shape[1:])
-    out = jax.lax.map(one, (cut(x_TxD), cut(jnp.roll(ids_T, -1))))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out)
+    return jax.lax.map(one, (x_TxD, jnp.roll(ids_T, -1)), batch_size=_CHUNK)
 
 
 def page(prompt: str, drawn: Sequence[Answer]) -> str:
-    """Answers as colored text (background: entropy), each with its verdict; equal ones once, with
-    their number."""
+    """Answers as colored text (background: entropy), each with its verdict; those of equal tokens
+    once, with their number."""
+    of_pieces = lambda a: tuple(t.piece for t in a.tokens)
+    times = collections.Counter(map(of_pieces, drawn))
     rows = []
-    for a, times in browse.distinct(drawn):
+    for pieces, a in {of_pieces(a): a for a in drawn}.items():
         right, extracted = (a.verdict.correct, a.verdict.extracted) if a.verdict else (False, None)
-        pieces, logps, entropies, _ = zip(*a.tokens, strict=True)
         shown = browse.Sample(
             step=0, problem="", prompt=prompt, response=a.text, answer="", correct=right,
             tokens=len(pieces), truncated=a.truncated, mean_entropy=a.mean_entropy,
-            extracted=extracted, pieces=pieces, entropies=entropies, logps=logps,
+            extracted=extracted, pieces=pieces, entropies=[t.entropy for t in a.tokens],
+            logps=[t.logp for t in a.tokens],
         )  # fmt: skip
-        rows.append((shown, times))
-    return browse.answers(prompt, rows, judged=any(a.verdict for a in drawn))
+        rows.append((shown, times[pieces]))
+    return browse.html("answers", prompt, rows, any(a.verdict for a in drawn))
 
 
 def table(tokens: Sequence[Token]) -> str:
@@ -167,4 +167,4 @@ def table(tokens: Sequence[Token]) -> str:
         others = [f"{quoted(piece)} {p:.3f}" if p >= 0.0005 else "" for piece, p in t.others]
         cells = [str(i), quoted(t.piece), f"{math.exp(t.logp):.4f}", f"{t.entropy:.3f}", *others]
         rows.append((t.entropy, cells))
-    return browse.table(names, rows)
+    return browse.html("table", names, rows)

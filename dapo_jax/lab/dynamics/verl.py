@@ -1,49 +1,23 @@
 """verl's metric names in ours, so that a run of verl can be laid over one of this project.
 
-`NAMES` and `EVALUATION` are all of it: which of verl's numbers make one of ours. verl logs the
-batch that it trains on (with the DAPO recipe: after the filter), from
-`verl/trainer/ppo/metric_utils.py` and `recipe/dapo/dapo_ray_trainer.py`.
-"""
+verl.toml says which of verl's numbers make one of ours."""
 
+import pathlib
 import re
+import tomllib
 from collections.abc import Mapping
 
 import numpy as np
 
 Series = tuple[np.ndarray, np.ndarray]  # rollout steps int [n], values float [n]
 
-# Ours -> verl's names: the sum of them, less those with a minus. A name that a step lacks counts as
-# 0, but for the first.
-NAMES = {
-    "policy/batch_entropy": ("actor/entropy",),  # nats per trained token
-    "policy/clip_frac": ("actor/pg_clipfrac",),  # both bounds together; ours are apart
-    "policy/dual_clip_frac": ("actor/pg_clipfrac_lower",),
-    "policy/approx_kl": ("actor/ppo_kl",),  # mean of old - new log-prob
-    "policy/loss": ("actor/pg_loss",),
-    "policy/ref_kl": ("actor/kl_loss",),
-    "optim/grad_norm": ("actor/grad_norm",),  # before clipping, mean over updates; as ours
-    "optim/lr": ("actor/lr",),
-    "response/length_mean": ("response_length/mean",),
-    "response/length_max": ("response_length/max",),
-    # At the limit, also where the last token is a stop token.
-    "response/truncated_frac": ("response_length/clip_ratio",),
-    "sampling/rounds": ("train/num_gen_batches",),
-    "time/rollout_s": ("timing_s/gen", "timing_s/reward"),  # ours verifies while it samples
-    "time/update_s": ("timing_s/update_actor", "timing_s/old_log_prob", "timing_s/ref"),
-    "time/eval_s": ("timing_s/testing",),
-    # Ours is without evaluation and saving.
-    "time/step_s": ("timing_s/step", "-timing_s/testing", "-timing_s/save_checkpoint"),
-}
-OLDER = {"actor/entropy_loss": "actor/entropy"}  # until verl 0.4
-# Ours describe all that was drawn.
-TRAINED = {f"response/{name}": "trained batch" for name in ("length_mean", "length_max")}
-TRAINED |= {"response/truncated_frac": "trained batch", "reward/mean": "trained batch"}
-
-# val-core/<data source>/acc/mean@32 and its kin -> eval/<data source>/avg@k. verl estimates best@k
-# and maj@k by drawing k of the samples with replacement; ours use each sample once.
+TABLE = pathlib.Path(__file__).with_name("verl.toml").read_text()
+_found = tomllib.loads(TABLE)
+NAMES: dict[str, list[str]] = _found["names"]
+OLDER: dict[str, str] = _found["older"]
+SCORES: dict[str, str] = _found["scores"]
+TRAINED = dict.fromkeys(_found["trained"], "trained batch")
 EVALUATION = re.compile(r"val-core/(.+)/acc/(mean|best|maj)@\d+(?:/mean)?")
-SCORES = {"mean": "avg@k", "best": "pass@k", "maj": "maj@k"}
-
 SCORE = "critic/score/"  # mean, min, max of the reward with the length penalty, before any KL term
 
 
@@ -93,13 +67,3 @@ def _at(steps: np.ndarray, other: Series | None) -> np.ndarray:
     """The other series at these steps, 0 where it has none."""
     there = dict(zip(*(x.tolist() for x in other), strict=True)) if other else {}
     return np.array([there.get(s, 0.0) for s in steps.tolist()])
-
-
-def table() -> str:
-    """Which of verl's names become which of ours, as text."""
-    rows = {tag: " + ".join(of).replace("+ -", "- ") for tag, of in NAMES.items()}
-    rows |= {tag: f"{made}  ({TRAINED[tag]})" for tag, made in rows.items() if tag in TRAINED}
-    rows["reward/mean, reward/batch_accuracy"] = f"{SCORE}mean, by its min and max"
-    for theirs, ours in SCORES.items():
-        rows[f"eval/<source>/{ours}"] = f"val-core/<source>/acc/{theirs}@k"
-    return "\n".join(f"{tag:{max(map(len, rows))}s}  {made}" for tag, made in rows.items())

@@ -15,7 +15,6 @@ experiments.
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 
 import jax
 import numpy as np
@@ -74,12 +73,6 @@ def exact(machine: build.Machine):
     """A function: params -> probabilities, float32 [prompts, vocabulary]."""
     asked_PxT = np.array(prompts(), np.int32)
     return jax.jit(lambda p: jax.nn.softmax(qwen2.bind(machine.shape, p)(asked_PxT)[:, -1]))
-
-
-def entropy(p_PxV: np.ndarray) -> float:
-    """Mean over prompts, nats."""
-    p = np.asarray(p_PxV, np.float64)
-    return float(-(p * np.log(np.maximum(p, 1e-30))).sum(1).mean())
 
 
 def start_policy(seed: int) -> np.ndarray:
@@ -143,7 +136,7 @@ def play(
     """A task of the pool: the curves of each seed, all with one machine, which compiles once."""
     started, config = time.process_time(), settings(0, clip_high, positive_coef)
     machine = build.build_machine(config, config.model.vocab_size, {STOP}, None)
-    start = bases.restore(where.parent / f"base_bandit_{base_seed}", machine)
+    start = bases.restore(where.parent / base_folder(base_seed), machine)
     curves = {}
     for seed in seeds:
         config.seed = seed
@@ -152,28 +145,18 @@ def play(
     return {"curves": curves, "cpu_s": time.process_time() - started}
 
 
-def learn(config, machine: build.Machine, params, rollouts: int = ROLLOUTS) -> dict:
-    """`rare` and `entropy` are those before each rollout and after the last; `positive` and
-    `clipped` count each rollout's tokens of positive advantage, and those of them whose gradient
-    the upper bound cut."""
+def learn(config, machine: build.Machine, params, rollouts: int = ROLLOUTS) -> list[float]:
+    """The mean probability of the RARE token before each rollout and after the last."""
     asked = [Problem(str(i), (), "", "") for i in range(SIDE * SIDE)]
     text = build.Text(Ids(), Encoded(prompts(), asked, 0), {}, [], grading.Judge(is_rare))
     stream = [i % len(asked) for i in range(rollouts * len(asked))]
     state, method = State(params, machine.trainer.init_opt_state(params)), choose.of(config)
-    out, probabilities = {"positive": [], "clipped": []}, exact(machine)
+    probabilities = exact(machine)
     tables = [np.asarray(probabilities(params))]
     for _ in range(rollouts):
-        state, record = algorithm.step(method, text, machine, stream, state)
-        right = [g.grades.score_G > 0 for g in record.batch.groups]
-        out["positive"].append(int(sum(r.sum() for r in right if not r.all())))
-        out["clipped"].append(round(sum(float(log["clip_high"]) for log in record.updates)))
+        state, _ = algorithm.step(method, text, machine, stream, state)
         tables.append(np.asarray(probabilities(state.params)))
-    out["rare"] = [float(p_PxV[:, RARE].mean()) for p_PxV in tables]
-    return out | {"entropy": [entropy(p_PxV) for p_PxV in tables]}
-
-
-HALF, ENTROPY = "rollouts to p = .5", "entropy at p = .5 (nats)"
-CLIPPED = "clipped share of tokens with positive advantage, until p = .5"
+    return [float(p_PxV[:, RARE].mean()) for p_PxV in tables]
 
 
 def crossing(p: Sequence[float], level: float = 0.5) -> float:
@@ -183,14 +166,8 @@ def crossing(p: Sequence[float], level: float = 0.5) -> float:
     return float(np.interp(level, p[i - 1 : i + 1], [i - 1, i])) if i else 0.0
 
 
-def measures(curve: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    half, places = crossing(curve["rare"]), range(len(curve["rare"]))
-    until = slice(0, int(min(half, len(places) - 2)) + 1)  # rollouts begun before that
-    return {
-        HALF: half,
-        CLIPPED: sum(curve["clipped"][until]) / max(sum(curve["positive"][until]), 1),
-        ENTROPY: float(np.interp(half, places, curve["entropy"])),
-    }
+def base_folder(seed: int) -> str:
+    return f"base_bandit_{seed}"
 
 
 def folder(arm: str, base_seed: int) -> str:
@@ -200,46 +177,36 @@ def folder(arm: str, base_seed: int) -> str:
 def tasks(base_of: Mapping[int, int], arms: Sequence[str]) -> list[Task]:
     """The bases, and from each the bandit with each of `arms`."""
     seeds = sorted(set(base_of.values()))
-    out = [Task(f"base_bandit_{b}", make, (b,)) for b in seeds]
+    out = [Task(base_folder(b), make, (b,)) for b in seeds]
     for b in seeds:
         mine = [s for s in base_of if base_of[s] == b]
         mine += [s + len(base_of) for s in mine]
-        after = (f"base_bandit_{b}",)
+        after = (base_folder(b),)
         out += [Task(folder(arm, b), play, (b, *ARMS[arm], mine), after) for arm in arms]
     return out
 
 
-def read(runs: Runs, arm: str) -> list[Mapping]:
-    """The curves of an arm and what they say, by seed."""
-    found: dict[str, Mapping] = {}
+def read(runs: Runs, arm: str) -> list[Sequence[float]]:
+    """The curves of an arm by seed."""
+    found: dict[str, Sequence[float]] = {}
     for base in set(runs.base_of.values()):
         found |= runs.results[folder(arm, base)]["curves"]
-    return [found[seed] | measures(found[seed]) for seed in sorted(found, key=int)]
+    return [found[seed] for seed in sorted(found, key=int)]
 
 
-def compare(measure: str, after: str, before: str, expected: int = 0) -> Contrast:
-    return Contrast(measure, after, before, itemgetter(measure), expected)
-
-
-_ROLLOUT = "rollout (16 updates each)"
-_PANELS = [
-    Panel(_ROLLOUT, "probability of the rare answer", lambda run: dict(enumerate(run["rare"]))),
-    Panel(_ROLLOUT, "entropy (nats)", lambda run: dict(enumerate(run["entropy"]))),
-    Panel("", "rollouts to probability .5", lambda run: {"p = .5": run[HALF]}),
-]
+HALF, _X = "rollouts to p = .5", "rollout (16 updates each)"
+_PANELS = [Panel(_X, "probability of the rare answer", lambda p: dict(enumerate(p)))]
 
 CLIP_HIGHER = Study(  # Eq. 8
     "Clip-Higher",
     "Where the clip binds, a higher upper bound alone speeds up a rare right move that prompts"
     " share, and more so the higher it is.",
     [
-        compare(HALF, HIGHER, LOW, -1),
-        compare(HALF, HIGHEST, HIGHER, -1),
-        compare(HALF, UNBOUND, HIGHEST, -1),
-        compare(HALF, HIGHEST, LOW),
-        compare(HALF, UNBOUND, LOW),
-        *(compare(CLIPPED, arm, LOW) for arm in (HIGHER, HIGHEST, UNBOUND)),
-        *(compare(ENTROPY, arm, LOW) for arm in (HIGHER, HIGHEST, UNBOUND)),
+        Contrast(HALF, HIGHER, LOW, crossing, -1),
+        Contrast(HALF, HIGHEST, HIGHER, crossing, -1),
+        Contrast(HALF, UNBOUND, HIGHEST, crossing, -1),
+        Contrast(HALF, HIGHEST, LOW, crossing),
+        Contrast(HALF, UNBOUND, LOW, crossing),
     ],
     _PANELS,
     tasks=lambda base_of: tasks(base_of, (LOW, HIGHER, HIGHEST, UNBOUND)),
@@ -249,7 +216,7 @@ CLIP_HIGHER = Study(  # Eq. 8
 POSITIVE_LM = Study(  # VAPO's loss on right responses, arXiv 2504.05118, Eq. 9-10
     "Positive-example loss",
     "Where success is rare, the log-likelihood loss on right responses speeds up its growth.",
-    [compare(HALF, POSITIVE, LOW, -1), compare(ENTROPY, POSITIVE, LOW)],
+    [Contrast(HALF, POSITIVE, LOW, crossing, -1)],
     _PANELS,
     tasks=lambda base_of: tasks(base_of, (LOW, POSITIVE)),
     read=read,

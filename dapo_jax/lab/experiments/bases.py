@@ -34,7 +34,6 @@ TEST_LEVELS = (2, 3, 4, 5)
 HARD_LEVELS = (5, 6, 7, 8)  # warm-up shows five operations at most
 TRAIN_LEVELS = ((2, 3, 4, 5), (2, 3, 4), HARD_LEVELS)
 TEST_PROBLEMS, TEST_SAMPLES = 48, 8  # per level
-ANSWERED_AT_ONCE = 3  # tokens of `Answer: 7 </s>`; whatever is longer has been worked out
 
 
 class Habit(NamedTuple):

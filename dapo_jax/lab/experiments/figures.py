@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from dapo_jax.config import presets
 from dapo_jax.lab.experiments import ink, stats
@@ -14,6 +15,7 @@ Runs = Mapping[str, Sequence[Sequence[dict]]]  # rung -> seed -> records of metr
 COLORS = ("#2b2d42", "#5c6784", "#7b9acc", "#8cc5b5", "#e0a458")
 RED, GRAY = "#c1121f", "#b8bcc6"
 SIZE = (5.2, 3.9)  # inches per panel
+X_LABELS = {"optim/updates": "gradient updates", "spent/tokens": "generated tokens"}
 DYNAMICS = {
     "response/length_mean": "mean response length (tokens)",
     "reward/mean": "mean reward of drawn responses",
@@ -68,32 +70,31 @@ def curves(runs: Runs, tag: str, steps: int) -> dict[str, Figure]:
     """
     of = presets.LADDERS["dapo"]
     climbed = {name: color for name, color in rung_colors(of).items() if name in of.cumulative}
-    accuracy, (left, right) = ink.panels(1, 2, *SIZE)
-    panel(left, runs, climbed, tag, "held-out accuracy, T=1 (share)", steps)
-    for name in filter(runs.__contains__, climbed):
-        each = [curve(records, tag, "spent/tokens") for records in runs[name]]
-        ink.over_seeds(right, each, name, climbed[name], even=True, scale=1e-6)
-    right.set_xlabel("generated tokens (millions)")
-
+    updates, tokens = ("optim/updates", steps), ("spent/tokens", np.inf)
+    accuracy, axes = ink.panels(1, 2, *SIZE)
+    for ax, over in zip(axes, (updates, tokens), strict=True):
+        panel(ax, runs, climbed, tag, "held-out accuracy, T=1 (share)", *over)
     dynamics, axes = ink.panels(2, 2, *SIZE)
     for ax, (shown, label) in zip(axes, DYNAMICS.items(), strict=True):
-        panel(ax, runs, climbed, shown, label, steps)
+        panel(ax, runs, climbed, shown, label, *updates)
     out = {"accuracy": accuracy, "dynamics": dynamics}
-
     switches = [("+clip_higher", "+overlong_filtering"), (of.cumulative[-1], "-clip_higher")]
     if switches := [pair for pair in switches if runs.keys() >= set(pair)]:
         out["clip_higher"], axes = ink.panels(1, len(switches), *SIZE)
         for ax, (on, off) in zip(axes, switches, strict=True):
             label = "entropy of sampled tokens (nats)"
-            panel(ax, runs, {on: RED, off: COLORS[0]}, "policy/entropy", label, steps)
+            panel(ax, runs, {on: RED, off: COLORS[0]}, "policy/entropy", label, *updates)
     return out
 
 
-def panel(ax, runs: Runs, colors: Mapping[str, str], tag: str, label: str, steps: int) -> None:
-    """A number over updates, of the rungs that have colors."""
+def panel(
+    ax, runs: Runs, colors: Mapping[str, str], tag: str, label: str, x: str, steps: float
+) -> None:
+    """A number over `x`, up to a step, of the rungs that have colors."""
     for name in filter(runs.__contains__, colors):
         shown = ([r for r in records if r["step"] <= steps] for records in runs[name])
-        each = [curve(records, tag, "optim/updates") for records in shown]
-        ink.over_seeds(ax, each, name, colors[name])
-    ax.set(xlabel="gradient updates", ylabel=label)
+        each = [curve(records, tag, x) for records in shown]
+        ink.over_seeds(ax, each, name, colors[name], even=x == "spent/tokens")
+    ax.set(xlabel=X_LABELS[x], ylabel=label)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     ax.legend(fontsize=8)

@@ -34,12 +34,12 @@ def panels(
 
 def over_seeds(
     ax: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]], label: str, color: str,
-    even: bool = False, scale: float = 1.0, **style,
+    even: bool = False, **style,
 ) -> None:  # fmt: skip
     """The mean over seeds and its 95% interval, as far as every seed goes. curves: (x [n], values
     [n]) of each seed, brought to one grid by straight lines: the first one's x or, for seeds that
     have no two points at the same place, an `even` one. More than 30 points are smoothed over 5.
-    scale: of x. style: of the line."""
+    style: of the line."""
     curves = [c for c in curves if len(c[0])]
     if not curves:
         return
@@ -47,7 +47,7 @@ def over_seeds(
     grid = np.linspace(0, first[-1], 60) if even and len(curves) > 1 else first
     grid = grid[grid <= min(at[-1] for at, _ in curves)]
     values = [np.interp(grid, at, smooth(v, 5 if len(v) > 30 else 1)) for at, v in curves]
-    band(ax, grid * scale, values, label, color, **style)
+    band(ax, grid, values, label, color, **style)
 
 
 def band(
@@ -60,14 +60,6 @@ def band(
     if len(curves) >= fewest:
         low, high = [p.low for p in found], [p.high for p in found]
         ax.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-
-
-def points(ax: Axes, names: Sequence[str], values, label: str, shift: float = 0.0) -> None:
-    """The mean over seeds of `values` [seeds, n] above n names, with its 95% t-interval. shift: to
-    the right, so that several stand beside each other."""
-    means, halves = zip(*(stats.interval(column) for column in np.transpose(values)), strict=True)
-    ax.errorbar(np.arange(len(names)) + shift, means, halves, fmt="o", capsize=3, label=label)
-    ax.set_xticks(range(len(names)), names)
 
 
 def smooth(values: Sequence[float], window: int) -> np.ndarray:

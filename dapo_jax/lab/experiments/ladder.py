@@ -3,12 +3,9 @@
     python -m dapo_jax.lab ladder --seeds=5 --out=runs/ladder
 
 Makes one base model, trains from it every rung of `presets.RUNGS` once per seed, one process per
-core, and writes OUT/table.md, OUT/table.json and figures. The same command resumes. `--first_seed`
-is the seed of the base and of the first run. The setting is configs/ladder.py; `--config=FILE`
-takes the rungs of another full-DAPO config, whose model is then the base, and `--jobs=1` trains in
-this process, which may be one of several hosts that share OUT. Rungs that were trained elsewhere
-(configs/ladder.py:+clip_higher@7B, each with --workdir=OUT/<rung>/seed_<seed>) are put together by
-`--report`.
+core, and writes OUT/table.md, OUT/table.json and figures. The same command resumes. The setting is
+configs/ladder.py; `--config=FILE` takes the rungs of another full-DAPO config. `--report` puts
+together rungs that were trained elsewhere, each with --workdir=OUT/<rung>/seed_<seed>.
 
 What is compared was fixed before seeds 0 to 4 ran (docs/results/learning.md). The setting was
 chosen before, among about ten, on seeds 100 to 102 and with another window of the mean:
@@ -17,7 +14,7 @@ chosen before, among about ten, on seeds 100 to 102 and with another window of t
   5/6 and 6/6 of `steps`. Its accuracy at equal TOKENS is the same mean at 4/6, 5/6 and 6/6 of a
   budget, the fewest tokens that any run which was not stopped early generated. Between evaluations
   the curve is a straight line; after a run that stopped early it stays where it was.
-- Rungs without Dynamic Sampling draw fewer tokens per update; they train `--longer` times as many
+- Rungs without Dynamic Sampling draw fewer tokens per update; they train `LONGER` times as many
   steps, and the additional ones count for the comparison at equal tokens only.
 - Intervals are 95% t-intervals over seeds, of a mean or of paired differences (same seed, one
   switch). "Ahead" and "behind" mean a paired t-test at 5%, corrected by Holm for all comparisons of
@@ -28,8 +25,6 @@ model up: the tables, and bars beside the paper's. Steps are counted behind thos
 pre-training, whose tokens count; no rung has Dynamic Sampling, so none goes on for longer.
 """
 
-import contextlib
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,6 +34,7 @@ from absl import flags
 
 from dapo_jax import build
 from dapo_jax.config import cli, presets, schema, validation
+from dapo_jax.data import files
 from dapo_jax.lab.experiments import figures, pool, stats, training
 from dapo_jax.lab.experiments.training import SEEDS, run
 from dapo_jax.log import metrics
@@ -48,18 +44,16 @@ FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "Seed of the base and of each
 OUT = flags.DEFINE_string("out", "runs/ladder", "Directory of the runs, the table and the figures.")
 METHOD = flags.DEFINE_enum("method", "dapo", list(presets.LADDERS), "Whose ladder.")
 ONLY = flags.DEFINE_list("only", None, "Rungs to run; all, if not given.")
-STEPS = flags.DEFINE_integer("steps", 0, "Rollout steps compared at equal updates; 0: config's.")
-LONGER = flags.DEFINE_float("longer", 2.5, "Steps of rungs without Dynamic Sampling, a multiple.")
 REPORT = flags.DEFINE_bool("report", False, "Run nothing: put together the runs that OUT holds.")
 
 DAPO = presets.LADDERS["dapo"]
 WINDOW = np.array([4, 5, 6]) / 6
+LONGER = 2.5  # times the steps, of rungs without Dynamic Sampling
 
 
 def tasks(
-    config, rungs: Sequence[str], seeds: Sequence[int], base_seed: int, longer: float,
-    of: presets.Ladder = DAPO,
-) -> list[pool.Task]:  # fmt: skip
+    config, rungs: Sequence[str], seeds: Sequence[int], base_seed: int, of: presets.Ladder = DAPO
+) -> list[pool.Task]:
     """The base model, where `config` has a warm-up that makes one, and every rung once per seed."""
     out, after = [], ()
     if validation.warm_up(config):
@@ -68,7 +62,7 @@ def tasks(
     for seed in seeds:
         for name in rungs:
             r = presets.rung(config, name, of)
-            steps = pretrained(r) + steps_of(r, longer, policy_steps(config))
+            steps = pretrained(r) + steps_of(r, policy_steps(config))
             fields = schema.leaves(r) | {"seed": seed, "steps": steps}
             out.append(pool.Task(folder(name, seed), run, (fields, *after), after))
     return out
@@ -84,10 +78,10 @@ def policy_steps(config) -> int:
     return config.steps - pretrained(config)
 
 
-def steps_of(rung, longer: float, steps: int) -> int:
+def steps_of(rung, steps: int) -> int:
     """Rollout steps in which the policy of a rung learns. steps: those compared."""
     alike = rung.dynamic_sampling.enabled or rung.critic.enabled
-    return steps if alike else round(steps * longer)
+    return steps if alike else round(steps * LONGER)
 
 
 def folder(rung: str, seed: int) -> str:
@@ -104,23 +98,7 @@ BESIDE = {
     "explained": "critic/explained_variance",  # a column of ladders with value models
 }
 Records = Sequence[Mapping[str, Any]]  # of one run's metrics.jsonl
-Values = Mapping[str, np.ndarray]  # rung -> one value per seed [seeds]
-
-
-def read(
-    records_of: Callable[[str], Records], rungs: Mapping[str, int], seeds: Sequence[int]
-) -> dict[str, list[Records]]:
-    """Rung -> seed -> records of its run; rungs that lack a seed are left out. records_of: those of
-    a `folder`; rungs: name -> steps of value pre-training, which are not counted: of them the first
-    record alone is kept."""
-
-    def records(name: str, seed: int) -> Records:
-        found, n = records_of(folder(name, seed)), rungs[name]
-        kept = [r for r in found if not 0 < r["step"] < n]
-        return [r | {"step": max(r["step"] - n, 0)} for r in kept]
-
-    found = {name: [records(name, s) for s in seeds] for name in rungs}
-    return {name: runs for name, runs in found.items() if all(runs)}
+Values = Mapping[str, Sequence[float]]  # rung -> one value per seed
 
 
 def accuracy(records: Records, tag: str, x: str, end: float) -> float:
@@ -129,17 +107,9 @@ def accuracy(records: Records, tag: str, x: str, end: float) -> float:
     return float(np.interp(end * WINDOW, at, values).mean())
 
 
-def beside(records: Records, tag: str, steps: int) -> float:
-    """A measure of `BESIDE`; NaN where the run has not logged it."""
-    if tag == "spent/tokens":
-        return float(np.interp(steps, *figures.curve(records, tag, "step")) / 1e6)
-    late = [r[tag] for r in records if steps * 2 / 3 < r["step"] <= steps and tag in r]
-    return float(np.mean(late or np.nan))
-
-
 def summarize(
     runs: Mapping[str, Sequence[Records]], tag: str, steps: int, wanted: Mapping[str, int],
-    seeds: Sequence[int], of: presets.Ladder = DAPO,
+    seeds: Sequence[int],
 ) -> dict[str, Any]:  # fmt: skip
     """What table.json holds: every number of the table, and each seed's. tag: held-out accuracy;
     steps: rollout steps at equal updates; wanted: rung -> steps it was to train."""
@@ -148,16 +118,21 @@ def summarize(
     spent = {run: r.get("spent/tokens", 0) for run, r in last.items()}
     budget = min([n for run, n in spent.items() if run not in early] or spent.values())
 
-    def at(x: str, end: float) -> dict[str, dict]:
-        each = {n: [accuracy(r, tag, x, end) for r in found] for n, found in runs.items()}
-        return {n: plain(stats.interval(v)) | {"seeds": v} for n, v in each.items()}
+    def at(x: str, end: float) -> Values:
+        return {n: [accuracy(r, tag, x, end) for r in found] for n, found in runs.items()}
+
+    def beside(records: Records, tag: str) -> float:
+        """NaN where the run has not logged it."""
+        if tag == "spent/tokens":
+            return np.interp(steps, *figures.curve(records, tag, "step")) / 1e6
+        late = [r[tag] for r in records if steps * 2 / 3 < r["step"] <= steps and tag in r]
+        return np.mean(late or np.nan)
 
     means = {
-        what: {n: nothing(np.mean([beside(r, tag, steps) for r in rs])) for n, rs in runs.items()}
+        what: {n: metrics.number(np.mean([beside(r, tag) for r in rs])) for n, rs in runs.items()}
         for what, tag in BESIDE.items()
     }
-    found = {
-        "paper": dict(of.paper),
+    return {
         "steps": steps,
         "budget_tokens": budget,
         "stopped_early": [folder(*run) for run in early],
@@ -165,25 +140,6 @@ def summarize(
         "equal_tokens": at("spent/tokens", budget),
         "beside": {what: xs for what, xs in means.items() if set(xs.values()) != {None}},
     }
-    for equal in ("equal_updates", "equal_tokens"):
-        values = by_seed(found[equal])
-        found[f"changes_{equal}"] = [
-            {"after": a, "before": b} | plain(stats.paired(values[a], values[b]))
-            for a, b in pairs(list(values), of)
-        ]
-    return found
-
-
-def nothing(x: float) -> float | None:
-    return None if np.isnan(x) else float(x)
-
-
-def plain(x: stats.Interval) -> dict[str, float | None]:
-    return {"mean": x.mean, "half": nothing(x.half)}
-
-
-def by_seed(found: Mapping[str, Mapping]) -> Values:
-    return {name: np.array(of["seeds"]) for name, of in found.items()}
 
 
 def verdict(after: str, before: str, values: Values, differ: bool) -> str:
@@ -211,8 +167,8 @@ def pairs(rungs: Sequence[str], of: presets.Ladder = DAPO) -> list[tuple[str, st
 def places(s: Mapping[str, Any], minibatches: int) -> dict[str, Values]:
     """The two places where rungs are compared, in words -> accuracies there."""
     return {
-        f"{s['steps'] * minibatches:,} updates": by_seed(s["equal_updates"]),
-        f"{s['budget_tokens'] / 1e6:.2f} M tokens": by_seed(s["equal_tokens"]),
+        f"{s['steps'] * minibatches:,} updates": s["equal_updates"],
+        f"{s['budget_tokens'] / 1e6:.2f} M tokens": s["equal_tokens"],
     }
 
 
@@ -244,8 +200,8 @@ def table(s: Mapping[str, Any], minibatches: int, of: presets.Ladder) -> list[li
 def markdown(s: Mapping[str, Any], scale: str, minibatches: int, of: presets.Ladder = DAPO) -> str:
     """A `summarize` for people. scale: of the runs, in words."""
     rows = table(s, minibatches, of)
-    seeds = len(next(iter(by_seed(s["equal_updates"]).values())))
-    lines = [f"| {' | '.join(row)} |" for row in rows]
+    seeds = len(next(iter(s["equal_updates"].values())))
+    head, *lines = [f"| {' | '.join(row)} |" for row in rows]
     parts = [
         f"# The ladder, {seeds} seed{'s' * (seeds > 1)}",
         f"Ours: {scale}. The paper's: Qwen2.5-32B, AIME 2024, avg@32. Another model, task and"
@@ -254,11 +210,11 @@ def markdown(s: Mapping[str, Any], scale: str, minibatches: int, of: presets.Lad
         "Mean and 95% t-interval over seeds; a change is paired by seed, against the rung above it"
         f" or, left out, against {of.full} ({of.cumulative[-1]}). How:"
         " dapo_jax/lab/experiments/ladder.py.",
-        "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]),
+        "\n".join([head, "|" + "---|" * len(rows[0]), *lines]),
     ]
     for place, values in places(s, minibatches).items():
-        said = [f"- {sentence}" for sentence in verdicts(values, of)]
-        parts += [f"After {place}:", "\n".join(said)] if said else []
+        if said := [f"- {sentence}" for sentence in verdicts(values, of)]:
+            parts += [f"After {place}:", "\n".join(said)]
     if s["stopped_early"]:
         parts.append(f"Stopped before their last step: {', '.join(s['stopped_early'])}.")
     return "\n\n".join(parts) + "\n"
@@ -272,33 +228,43 @@ def held_out(config) -> str:
 
 def compare(
     config, records_of: Callable[[str], Records], rungs: Sequence[str], seeds: Sequence[int],
-    longer: float, of: presets.Ladder = DAPO,
+    of: presets.Ladder = DAPO,
 ) -> tuple[dict[str, list[Records]], dict[str, Any]]:  # fmt: skip
-    """(what `read` finds, its `summarize`). ValueError: no rung is complete."""
+    """(rung -> records of each seed's run, their `summarize`); rungs that lack a seed are left out.
+    Steps are counted behind those of value pre-training, of which the first record alone is kept.
+    records_of: those of a `folder`. ValueError: no rung is complete."""
     configs = {name: presets.rung(config, name, of) for name in rungs}
-    runs = read(records_of, {name: pretrained(c) for name, c in configs.items()}, seeds)
+    found = {name: [records_of(folder(name, s)) for s in seeds] for name in rungs}
+    runs, steps = {}, policy_steps(config)
+    for name in (name for name in rungs if all(found[name])):
+        n = pretrained(configs[name])
+        runs[name] = [
+            [r | {"step": max(r["step"] - n, 0)} for r in run if not 0 < r["step"] < n]
+            for run in found[name]
+        ]
     if not runs:
         raise ValueError(
             f"no rung of {', '.join(rungs)} has all of seeds {seeds[0]} to {seeds[-1]}"
         )
-    steps = policy_steps(config)
-    wanted = {name: steps_of(configs[name], longer, steps) for name in runs}
-    return runs, summarize(runs, held_out(config), steps, wanted, seeds, of)
+    wanted = {name: steps_of(configs[name], steps) for name in runs}
+    return runs, summarize(runs, held_out(config), steps, wanted, seeds)
 
 
 def report(
-    config, out: pathlib.Path, rungs: Sequence[str], seeds: Sequence[int], longer: float,
-    of: presets.Ladder = DAPO,
-) -> str:  # fmt: skip
+    config, out: pathlib.Path, rungs: Sequence[str], seeds: Sequence[int], of: presets.Ladder = DAPO
+) -> str:
     """Write table.md, table.json and figures (one, of VAPO's ladder) of the runs in `out`; returns
     the table. ValueError: no rung is complete."""
     records_of = lambda run: metrics.read(out / run / "metrics.jsonl")
-    runs, found = compare(config, records_of, rungs, seeds, longer, of)
-    text = markdown(found, describe(config), config.optim.minibatches, of)
+    runs, found = compare(config, records_of, rungs, seeds, of)
+    parameters = qwen2.param_count(qwen2.shape_from_config(config))
+    model = config.model.path or f"a Qwen2.5 of {parameters:,} parameters"
+    data = config.data.train or "the embedded chained arithmetic"
+    scale = f"{model} on {data}, avg@{config.eval.k}"
+    text = markdown(found, scale, config.optim.minibatches, of)
     (out / "table.md").write_text(text)
-    (out / "table.json").write_text(json.dumps({"scale": describe(config)} | found, indent=2))
-    updates, tokens = by_seed(found["equal_updates"]), by_seed(found["equal_tokens"])
-    drawn = {"ladder": figures.bars(updates, tokens, of)}
+    files.write_json(out / "table.json", {"scale": scale} | found)
+    drawn = {"ladder": figures.bars(*places(found, config.optim.minibatches).values(), of)}
     if of is DAPO:
         drawn |= figures.curves(runs, held_out(config), policy_steps(config))
     for name, figure in drawn.items():
@@ -306,38 +272,21 @@ def report(
     return text
 
 
-def describe(config) -> str:
-    """The scale of a run, in words."""
-    parameters = qwen2.param_count(qwen2.shape_from_config(config))
-    model = config.model.path or f"a Qwen2.5 of {parameters:,} parameters"
-    data = config.data.train or "the embedded chained arithmetic"
-    return f"{model} on {data}, avg@{config.eval.k}"
-
-
-def start():
-    """The config whose rungs are run: that of --config or configs/ladder.py, with the overrides."""
-    if cli.FILE.present:
-        return cli.CONFIG.value
-    config = presets.vapo_ladder_task() if METHOD.value == "vapo" else presets.ladder_task()
-    cli.apply(config, cli.CONFIG.overrides)
-    return config
-
-
 def main() -> None:
-    config, out = start(), pathlib.Path(OUT.value)
-    of = presets.LADDERS[METHOD.value]
-    if STEPS.value:
-        config.steps = STEPS.value + pretrained(config)
+    of, out = presets.LADDERS[METHOD.value], pathlib.Path(OUT.value)
+    if cli.FILE.present:
+        config = cli.CONFIG.value
+    else:  # configs/ladder.py
+        config = presets.ladder_task() if of is DAPO else presets.vapo_ladder_task()
+        cli.apply(config, cli.CONFIG.overrides)
     same = {of.leave_one_out[-1]: of.cumulative[-2]}
     rungs = list(dict.fromkeys(same.get(n, n) for n in ONLY.value or of.rungs))
-    if LONGER.value < 1:
-        raise ValueError(f"--longer: {LONGER.value} is less than once")
     first = FIRST_SEED.value
     seeds = range(first, first + (SEEDS.value or 5))
-    todo = tasks(config, rungs, seeds, first, LONGER.value, of)
-    with contextlib.nullcontext() if REPORT.value else training.here():
-        if REPORT.value or training.run_all(todo, out, "ladder"):
-            print(report(config, out, rungs, seeds, LONGER.value, of))
+    todo = tasks(config, rungs, seeds, first, of)
+    if not REPORT.value:
+        training.run_all(todo, out, "ladder")
+    print(report(config, out, rungs, seeds, of))
 
 
 if __name__ == "__main__":

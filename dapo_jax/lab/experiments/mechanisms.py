@@ -17,7 +17,7 @@ number of contrasts.
 import argparse
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dapo_jax.data import files
 from dapo_jax.lab.experiments import bases, pool, stats, studies
@@ -25,83 +25,59 @@ from dapo_jax.lab.experiments.study import Compared, Runs, shown
 
 BASES = 2
 
-Found = Mapping[str, Sequence[Compared]]  # name of a study -> its contrasts
-
 
 def base_seeds(seeds: int, first: int) -> dict[int, int]:
     """RL seed -> seed of the base it starts from."""
     return {first + i: first + i % BASES for i in range(seeds)}
 
 
-def plain(found: Found, runs: Runs) -> dict:
-    """Every number as JSON values."""
-    effects = {
-        name: {
-            "claim": studies.ALL[name].claim,
-            "shown": shown(of),
-            "contrasts": [*map(_plain, of)],
-        }
-        for name, of in found.items()
-    }
-    return {
-        "base_of_seed": {str(s): b for s, b in runs.base_of.items()},
-        "effects": effects,
-        "bases": {f: r["levels"] for f, r in runs.results.items() if "levels" in r},
-        "cpu_s": {f: r["cpu_s"] for f, r in runs.results.items()},
-    }
+def section(name: str, found: Sequence[Compared]) -> str:
+    """A technique's claim, verdict and table."""
+    study = studies.ALL[name]
+    lines = [f"\n## {study.name}: {verdict(found)}\n\n{study.claim}\n"]
+    lines += ["| measure | A | B | A | B | A - B, paired | |", "|---|---|---|---|---|---|---|"]
+    for x in found:
+        remark = "excludes 0" if stats.excludes_zero(x.difference) else ""
+        if x.contrast.expected:
+            remark = f"decides: {'shown' if x.shown else 'not shown'}"
+            remark += ", disjoint" if x.disjoint else ", intervals overlap"
+        cells = (
+            x.contrast.measure, study.label(x.contrast.after), study.label(x.contrast.before),
+            stats.interval(x.after), stats.interval(x.before), f"{x.difference:+.3f}", remark,
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join([*lines, f"\n![{study.name}]({name}.png)"])
 
 
-def _plain(x: Compared) -> dict:
-    of, interval = x.contrast, lambda values: stats.interval(values)._asdict()
-    return {
-        "measure": of.measure,
-        "decides": bool(of.expected),
-        "shown": x.shown if of.expected else None,
-        "disjoint": bool(x.disjoint),
-        "paired": x.difference._asdict(),
-        "after": {"arm": of.after, "interval": interval(x.after), "seeds": x.after},
-        "before": {"arm": of.before, "interval": interval(x.before), "seeds": x.before},
-    }
-
-
-def markdown(found: Found, runs: Runs) -> str:
-    cpu = sum(result["cpu_s"] for result in runs.results.values())
-    lines = [
-        "# Mechanism experiments\n",
-        f"{len(runs.base_of)} RL seeds per arm over {len(set(runs.base_of.values()))} base seeds;"
-        " arms paired by seed. Mean and 95% t-interval over seeds, with the differences between"
-        f" bases in it. Runs: {cpu / 60:.1f} CPU-minutes in all.",
-    ]
-    for name, contrasts in found.items():
-        study = studies.ALL[name]
-        lines += [f"\n## {study.name}: {verdict(contrasts)}\n\n{study.claim}\n"]
-        lines += ["| measure | A | B | A | B | A - B, paired | |", "|---|---|---|---|---|---|---|"]
-        for x in contrasts:
-            remark = "excludes 0" if stats.excludes_zero(x.difference) else ""
-            if x.contrast.expected:
-                remark = f"decides: {'shown' if x.shown else 'not shown'}"
-                remark += ", disjoint" if x.disjoint else ", intervals overlap"
-            cells = (
-                x.contrast.measure, study.label(x.contrast.after), study.label(x.contrast.before),
-                stats.interval(x.after), stats.interval(x.before), f"{x.difference:+.3f}", remark,
-            )  # fmt: skip
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-        lines.append(f"\n![{study.name}]({name}.png)")
-    return "\n".join(lines) + "\n"
-
-
-def verdict(contrasts: Sequence[Compared]) -> str:
-    return "shown" if shown(contrasts) else "not shown"
+def verdict(found: Sequence[Compared]) -> str:
+    return "shown" if shown(found) else "not shown"
 
 
 def report(out: pathlib.Path, names: Sequence[str], runs: Runs) -> str:
     """Write mechanisms.md, mechanisms.json and the figures; returns the verdicts."""
-    found = {name: studies.ALL[name].compare(runs) for name in names}
+    effects, lines = {}, []
+    cpu_s = {folder: result["cpu_s"] for folder, result in runs.results.items()}
+    sections = [
+        "# Mechanism experiments\n",
+        f"{len(runs.base_of)} RL seeds per arm over {len(set(runs.base_of.values()))} base seeds;"
+        " arms paired by seed. Mean and 95% t-interval over seeds, with the differences between"
+        f" bases in it. Runs: {sum(cpu_s.values()) / 60:.1f} CPU-minutes in all.",
+    ]
     for name in names:
-        studies.ALL[name].figure(runs).savefig(out / f"{name}.png", dpi=130)
-    files.write_json(out / "mechanisms.json", plain(found, runs))
-    (out / "mechanisms.md").write_text(markdown(found, runs))
-    lines = [f"{studies.ALL[name].name:26s} {verdict(x)}" for name, x in found.items()]
+        study = studies.ALL[name]
+        found = study.compare(runs)
+        study.figure(runs).savefig(out / f"{name}.png", dpi=130)
+        sections.append(section(name, found))
+        lines.append(f"{study.name:26s} {verdict(found)}")
+        contrasts = [
+            {"measure": x.contrast.measure, "decides": bool(x.contrast.expected)}
+            | {x.contrast.after: x.after, x.contrast.before: x.before, "paired": x.difference}
+            for x in found
+        ]
+        effects[name] = {"claim": study.claim, "shown": shown(found), "contrasts": contrasts}
+    bases = {f: r["levels"] for f, r in runs.results.items() if "levels" in r}
+    files.write_json(out / "mechanisms.json", {"effects": effects, "bases": bases, "cpu_s": cpu_s})
+    (out / "mechanisms.md").write_text("\n".join(sections) + "\n")
     return "\n".join([*lines, f"tables and figures: {out}/mechanisms.md"])
 
 

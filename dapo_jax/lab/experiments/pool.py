@@ -47,8 +47,7 @@ def run_all(
     tasks: Sequence[Task], out: str | pathlib.Path, jobs: int = 0, desc: str = "runs"
 ) -> dict[str, Any]:
     """Folder -> result of every task. jobs: processes, each pinned to one core where the system can
-    (0: one per core); with 1 the tasks run in this process, where each may be a run on several
-    hosts that share `out`.
+    (0: one per core); with 1 the tasks run in this process.
 
     Raises RuntimeError naming the log of a task that failed, once the running ones have ended, and
     ValueError, before anything runs, where `out` holds a result made with other arguments or tasks
@@ -63,12 +62,8 @@ def run_all(
         total=len(tasks), initial=len(results), desc=desc, unit="run", dynamic_ncols=True
     ) as bar:
         if jobs == 1:
-            # Here only: with it comes JAX, which the processes of a pool start by themselves.
-            from dapo_jax import parallel
-
             for task in waiting:
-                keep = parallel.is_main_process()
-                results[task.folder] = _work(out, task, quiet=False, keep=keep)
+                results[task.folder] = _work(out, task, quiet=False)
                 bar.update()
         elif waiting:
             _run_pool(out, waiting, results, min(jobs, len(waiting)), bar)
@@ -80,27 +75,23 @@ def _run_pool(out, waiting: list[Task], results: dict, jobs: int, bar) -> None:
     cores = context.Queue()
     for core in range(jobs):
         cores.put(core)
-    running, failed = {}, []
+    running = {}
     start = dict(mp_context=context, initializer=_start, initargs=(cores, os.getpid()))
     with _environment(out / "xla"), futures.ProcessPoolExecutor(jobs, **start) as pool:
         while waiting or running:
-            ready = [] if failed else [t for t in waiting if all(a in results for a in t.after)]
+            ready = [t for t in waiting if all(a in results for a in t.after)]
             for task in ready[: jobs - len(running)]:
                 waiting.remove(task)
                 running[pool.submit(_work, out, task, True)] = task
-            if not running:
-                break
             for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
                 task = running.pop(future)
                 if error := future.exception():
                     what = str(error) or type(error).__name__
-                    failed.append(f"{task.folder}: {what} (see {out / task.folder}/log.txt)")
-                else:
-                    results[task.folder] = future.result()
-                    bar.set_postfix_str(task.folder)
-                    bar.update()
-    if failed:
-        raise RuntimeError("\n".join(failed))
+                    log = out / task.folder / "log.txt"
+                    raise RuntimeError(f"{task.folder}: {what} (see {log})") from error
+                results[task.folder] = future.result()
+                bar.set_postfix_str(task.folder)
+                bar.update()
 
 
 def _in_order(tasks: Sequence[Task]) -> list[Task]:
@@ -150,8 +141,8 @@ def _leave_with(parent: int) -> None:
         time.sleep(1)
 
 
-def _work(out: pathlib.Path, task: Task, quiet: bool, keep: bool = True) -> Any:
-    """The task's result. quiet: what it prints goes to its log; keep: write the result."""
+def _work(out: pathlib.Path, task: Task, quiet: bool) -> Any:
+    """The task's result, which is written. quiet: what it prints goes to its log."""
     folder = out / task.folder
     folder.mkdir(parents=True, exist_ok=True)
     if quiet:
@@ -164,8 +155,7 @@ def _work(out: pathlib.Path, task: Task, quiet: bool, keep: bool = True) -> Any:
         if quiet:
             traceback.print_exc()  # into the log
         raise
-    if keep:
-        files.write_json(_path(out, task), {"arguments": task.arguments, "result": result})
+    files.write_json(_path(out, task), {"arguments": task.arguments, "result": result})
     return json.loads(json.dumps(result))
 
 

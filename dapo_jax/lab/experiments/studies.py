@@ -40,7 +40,7 @@ HARD = {"rollout.max_response_tokens": 40, "steps": 60, **OUT_OF_LOSS}
 
 LAST, END = slice(-study.WINDOW, None), "last 5 steps"
 LENGTH, CUT, ACCURACY, ENTROPY, TOKENS, EXPLAINED = study.SERIES
-TRAIN, ROOM, FIT = "train accuracy", "accuracy with room, k=4,5", "right within the limit, k=2,3"
+TRAIN, ROOM = "train accuracy", "accuracy with room, k=4,5"
 
 
 def over_steps(tag: str, unit: str) -> Panel:
@@ -62,10 +62,8 @@ TOKEN_LEVEL = Study(
         Contrast("peak mean length (tokens)", SAMPLE, TOKEN, series(LENGTH, peak), +1),
         Contrast("truncated share, steps 6-10", SAMPLE, TOKEN, series(CUT, slice(5, 10)), +1),
         Contrast("peak truncated share", SAMPLE, TOKEN, series(CUT, peak)),
-        Contrast(f"{TRAIN}, steps 8-12", SAMPLE, TOKEN, series(ACCURACY, slice(7, 12))),
         Contrast(f"{TRAIN}, {END}", SAMPLE, TOKEN, series(ACCURACY, LAST)),
         Contrast(f"mean length, {END} (tokens)", SAMPLE, TOKEN, series(LENGTH, LAST)),
-        Contrast("entropy, steps 8-12 (nats)", SAMPLE, TOKEN, series(ENTROPY, slice(7, 12))),
     ],
     [LENGTHS, TRUNCATED, over_steps(ENTROPY, "entropy (nats per token)")],
     {
@@ -84,11 +82,8 @@ def with_base(runs: Runs, arm: str) -> list[Mapping]:
     if arm != BEFORE:
         return runs.of(arm)
     found = [runs.results[bases.folder("careful", b)] for b in runs.base_of.values()]
-    return [{"evaluations": {"0": base["levels"]}} for base in found]
-
-
-def by_level(run: Mapping) -> dict[str, float]:
-    return {str(k): level("accuracy", k)(run) for k in bases.TEST_LEVELS}
+    accuracy = lambda levels: {name: of["accuracy"] for name, of in levels.items()}
+    return [{"evaluations": {"0": accuracy(base["levels"])}} for base in found]
 
 
 FILTER = Study(
@@ -96,13 +91,10 @@ FILTER = Study(
     "-1 for truncated responses unlearns sound long reasoning where it does not fit into the"
     " limit; leaving them out of the loss and of the group's statistics keeps it.",
     [
-        Contrast(ROOM, OFF, BEFORE, level("accuracy", 4, 5), -1),
-        Contrast(ROOM, GROUP, OFF, level("accuracy", 4, 5), +1),
-        Contrast(ROOM, GROUP, BEFORE, level("accuracy", 4, 5)),
-        Contrast(ROOM, LOSS, OFF, level("accuracy", 4, 5)),
-        Contrast("worked out, k=4,5 (share)", GROUP, OFF, level("worked_share", 4, 5)),
-        Contrast(FIT, GROUP, OFF, level("fit", 2, 3)),
-        Contrast(FIT, LOSS, OFF, level("fit", 2, 3)),
+        Contrast(ROOM, OFF, BEFORE, level(4, 5), -1),
+        Contrast(ROOM, GROUP, OFF, level(4, 5), +1),
+        Contrast(ROOM, GROUP, BEFORE, level(4, 5)),
+        Contrast(ROOM, LOSS, OFF, level(4, 5)),
         Contrast(f"{TRAIN}, {END}", GROUP, OFF, series(ACCURACY, LAST)),
         Contrast(f"truncated share, {END}", GROUP, OFF, series(CUT, LAST)),
     ],
@@ -110,7 +102,7 @@ FILTER = Study(
         Panel(
             "operations in the problem, k",
             f"held-out accuracy with {bases.ROOM} tokens (share)",
-            by_level,
+            lambda run: {k: level(k)(run) for k in bases.TEST_LEVELS},
         ),
         TRUNCATED._replace(arms=(OFF, LOSS, GROUP)),
     ],
@@ -135,8 +127,8 @@ SOFT_PUNISHMENT = Study(
         Contrast(f"truncated share, {END}", RAMP, FREE, series(CUT, LAST), -1),
         Contrast(f"truncated share, {END}", CAREFUL_RAMP, GROUP, series(CUT, LAST)),
         Contrast(f"{TRAIN}, {END}", RAMP, FREE, series(ACCURACY, LAST)),
-        Contrast("held-out accuracy, k=2,3,4", RAMP, FREE, level("accuracy", 2, 3, 4)),
-        Contrast(ROOM, CAREFUL_RAMP, GROUP, level("accuracy", 4, 5)),
+        Contrast("held-out accuracy, k=2,3,4", RAMP, FREE, level(2, 3, 4)),
+        Contrast(ROOM, CAREFUL_RAMP, GROUP, level(4, 5)),
     ],
     [
         LENGTHS._replace(x="rollout step, base rambling", arms=(FREE, RAMP)),
@@ -159,7 +151,7 @@ ON, WITHOUT = "dynamic_on", "dynamic_off"
 
 def held_out(run: Mapping) -> dict[int, float]:
     """Evaluated step -> accuracy."""
-    return {int(step): e["heldout"]["accuracy"] for step, e in run["evaluations"].items()}
+    return {int(step): e["heldout"] for step, e in run["evaluations"].items()}
 
 
 def late(run: Mapping) -> float:
@@ -198,7 +190,7 @@ _VALUES |= {"rollout.max_response_tokens": bases.ROOM, "critic.length_alpha": 0.
 _COUNTS = {"critic.pretrain_steps": 0, "steps": POLICY_STEPS}
 _MORE = {"critic.pretrain_steps": VALUE_STEPS, "steps": VALUE_STEPS + POLICY_STEPS}
 _FIRST = series(EXPLAINED, lambda values: values[-POLICY_STEPS])
-_TRAINING, _HELD_OUT = series(ACCURACY, slice(-POLICY_STEPS, None)), level("accuracy", 2, 3, 4, 5)
+_TRAINING, _HELD_OUT = series(ACCURACY, slice(-POLICY_STEPS, None)), level(2, 3, 4, 5)
 
 
 def of_policy(tag: str) -> Panel:

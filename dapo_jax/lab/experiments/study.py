@@ -5,7 +5,6 @@ studies.py has them all. Each run is naive GRPO, DAPO or VAPO with one switch tu
 itself makes it, and it is read back from the files that it leaves.
 """
 
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -67,12 +66,11 @@ class Compared(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Mean and 95% interval over seeds, for each arm. values: result of a run -> {place: value};
-    places that are numbers make a curve, those that are words make points."""
+    """Mean and 95% interval over seeds, a curve for each arm."""
 
     x: str
     y: str  # with its unit
-    values: Callable[[Mapping[str, Any]], Mapping[Any, float]]
+    values: Callable[[Mapping[str, Any]], Mapping[float, float]]  # result of a run -> {x: y}
     arms: Sequence[str] = ()  # those shown; none = all of the study
 
 
@@ -107,14 +105,10 @@ class Study(NamedTuple):
         figure, axes = ink.panels(1, len(self.panels))
         every = dict.fromkeys(arm for x in self.contrasts for arm in (x.before, x.after))
         for ax, panel in zip(axes, self.panels, strict=True):
-            for i, arm in enumerate(panel.arms or every):
+            for arm in panel.arms or every:
                 found = [panel.values(run) for run in self.read(runs, arm)]
-                places = list(found[0])
-                curves = np.array([[run[x] for x in places] for run in found], float)
-                if isinstance(places[0], str):
-                    ink.points(ax, places, curves, self.label(arm), 0.12 * i)
-                else:
-                    ink.band(ax, places, curves, self.label(arm))
+                curves = np.array([list(run.values()) for run in found], float)
+                ink.band(ax, list(found[0]), curves, self.label(arm))
             ax.set(xlabel=panel.x, ylabel=panel.y)
             ax.legend(fontsize=8)
         return figure
@@ -125,29 +119,24 @@ def shown(found: Sequence[Compared]) -> bool:
     return all(x.shown for x in found if x.contrast.expected)
 
 
-def mean(values: Sequence[float | None]) -> float:
-    """Over the steps that have a value."""
-    return float(np.mean([v for v in values if v is not None]))
-
-
 def peak(values: Sequence[float]) -> float:
     """The largest mean of `WINDOW` consecutive steps."""
     return float(np.convolve(values, np.full(WINDOW, 1 / WINDOW), "valid").max())
 
 
 def series(tag: str, reduce: slice | Callable[[Sequence], float]) -> Number:
-    """A number of a run's steps; a slice: their mean."""
-    if isinstance(reduce, slice):
-        return lambda run: mean(run["series"][tag][reduce])
-    return lambda run: reduce(run["series"][tag])
+    """A number of a run's steps; a slice: the mean of those that have a value."""
+    if not isinstance(reduce, slice):
+        return lambda run: reduce(run["series"][tag])
+    return lambda run: float(np.mean([x for x in run["series"][tag][reduce] if x is not None]))
 
 
-def level(measure: str, *levels: int) -> Number:
-    """`measure` in the last evaluation, mean over held-out levels."""
+def level(*levels: int) -> Number:
+    """Accuracy in the last evaluation, mean over held-out levels."""
 
     def number(run) -> float:
         final = run["evaluations"][max(run["evaluations"], key=int)]
-        return float(np.mean([final[f"k{k}"][measure] for k in levels]))
+        return float(np.mean([final[f"k{k}"] for k in levels]))
 
     return number
 
@@ -187,28 +176,12 @@ def run(
     where: pathlib.Path, base: str, changes: Mapping[str, Any], seed: int, base_seed: int
 ) -> dict:
     """A task of the pool: {series: tag -> one value per step (None where a step has none),
-    evaluations: step -> set -> measures, cpu_s}."""
+    evaluations: step -> set -> accuracy with all the room there was, cpu_s}."""
     logging.set_verbosity(logging.WARNING)
-    config = settings(where.parent, base, changes, seed, base_seed)
-    records, cpu_s = training.trained(config, where)
-    steps = [r["step"] for r in records if "time/eval_s" in r]
-    cap = config.rollout.max_response_tokens
-    evaluations = {str(n): evaluation(where / f"eval/step_{n:06d}.jsonl", cap) for n in steps}
+    records, cpu_s = training.trained(settings(where.parent, base, changes, seed, base_seed), where)
+    evaluations = {}
+    for r in records:
+        if found := {t.split("/")[1]: x for t, x in r.items() if t.endswith("/avg@k")}:
+            evaluations[str(r["step"])] = found
     values = {tag: [r.get(tag) for r in records if r["step"]] for tag in SERIES}
     return {"series": values, "evaluations": evaluations, "cpu_s": cpu_s}
-
-
-def evaluation(path: pathlib.Path, cap: int) -> dict[str, dict[str, float]]:
-    """Set -> measures of all its samples: accuracy with all the room there was, `fit` = right
-    within `cap` tokens, mean length (tokens), and the share that was not answered at once."""
-    rows: dict[str, list[dict]] = {}
-    for row in map(json.loads, path.read_text().splitlines()):
-        rows.setdefault(row["set"], []).append(row)
-    out = {}
-    for name, of in rows.items():
-        correct = np.array([x for row in of for x in row["correct"]], bool)
-        tokens = np.array([x for row in of for x in row["tokens"]])
-        found = {"accuracy": correct, "fit": correct & (tokens <= cap), "length": tokens}
-        found["worked_share"] = tokens > bases.ANSWERED_AT_ONCE
-        out[name] = {measure: float(values.mean()) for measure, values in found.items()}
-    return out

@@ -1,6 +1,5 @@
 """A training run as a task of the pool, and what the commands that make many of them share."""
 
-import contextlib
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -8,9 +7,8 @@ from typing import Any
 
 from absl import flags
 
-from dapo_jax import parallel, train
+from dapo_jax import train
 from dapo_jax.config import cli, schema
-from dapo_jax.hosts import processes
 from dapo_jax.lab.experiments import pool
 from dapo_jax.log import metrics
 
@@ -41,17 +39,10 @@ def run(workdir: pathlib.Path, fields: Mapping[str, Any], base: str = "") -> dic
     return {"steps": records[-1]["step"], "cpu_s": round(cpu_s, 1)}
 
 
-def here() -> contextlib.AbstractContextManager:
-    """With --jobs=1 this process, which trains, may be one of several hosts."""
-    return processes.joined() if JOBS.value == 1 else contextlib.nullcontext()
-
-
-def run_all(tasks: Sequence[pool.Task], out: pathlib.Path, desc: str) -> bool:
-    """`pool.run_all` with --jobs; a failure ends the command with its words. Returns whether this
-    process is the one that writes what came of the runs."""
+def run_all(tasks: Sequence[pool.Task], out: pathlib.Path, desc: str) -> None:
+    """`pool.run_all` with --jobs; a failure ends the command with its words."""
     out.mkdir(parents=True, exist_ok=True)
     try:
         pool.run_all(tasks, out, JOBS.value, desc)
     except RuntimeError as error:
         cli.fail(str(error))
-    return JOBS.value != 1 or parallel.is_main_process()
