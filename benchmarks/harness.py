@@ -115,32 +115,6 @@ def in_turns(
     return {name: (statistics.median(t[1:]), results[name]) for name, t in seconds.items()}
 
 
-class Clock:
-    """CPU and wall seconds of each call of what it wraps, while `on`."""
-
-    on = True  # of all clocks
-
-    def __init__(self, cpu_clock: Callable[[], float] = time.process_time):
-        self.cpu, self.wall, self._cpu_clock = [], [], cpu_clock
-
-    def start(self) -> None:
-        self._started = self._cpu_clock(), time.perf_counter()
-
-    def stop(self) -> None:
-        if Clock.on:
-            self.cpu.append(self._cpu_clock() - self._started[0])
-            self.wall.append(time.perf_counter() - self._started[1])
-
-    def around(self, function: Callable) -> Callable:
-        def timed(*args, **kwargs):
-            self.start()
-            result = function(*args, **kwargs)
-            self.stop()
-            return result
-
-        return timed
-
-
 def parse(name: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks {name}",
