@@ -53,7 +53,6 @@ FLAGS = {
     # Ours reaches the goal later with 6e-4 (43 against 40 CPU-s, seed 100).
     "lr": Flag(3e-4, 3e-4, "learning rate of all"),
     "first_seed": Flag(0, 0),
-    "base_seed": Flag(0, 0),
     "skill_steps": Flag(20, 520, "warm-up of the base: skill"),
     "habit_steps": Flag(10, 160, "and habit, see config/schema.py"),
 }
@@ -76,22 +75,15 @@ def run(settings: dict, base: pathlib.Path, out: pathlib.Path, judge) -> dict:
         return found
     shutil.rmtree(out, ignore_errors=True)  # of an interrupted run
     out.mkdir(parents=True)
-    arguments = [
-        f"--base={base}",
-        f"--out={out}",
-        f"--seed={seed}",
-        f"--steps={steps}",
-        f"--lr={settings['lr']}",
-    ]
-    arguments += [f"--core={max(CORES)}"] if CORES else []
+    arguments = [f"--base={base}", f"--out={out}", f"--seed={seed}", f"--steps={steps}"]
+    arguments += [f"--lr={settings['lr']}", *([f"--core={max(CORES)}"] if CORES else [])]
     with (out / "log.txt").open("w") as log:
         process = subprocess.Popen(
             [*command(racer), *arguments], stdout=log, stderr=log, env=judge_lib.environment(ROOT)
         )
-    bar = tqdm(total=steps, desc=f"{racer}, seed {seed}", unit="step", dynamic_ncols=True)
     readings = []
     try:
-        with bar:
+        with tqdm(total=steps, desc=f"{racer}, seed {seed}", unit="step") as bar:
             while True:
                 over = process.poll() is not None  # asked before the files, which are then whole
                 for note in notes(out)[len(readings) :]:
@@ -136,7 +128,7 @@ def measure(args) -> list[harness.Table]:
     warmup = dict(optimizer="adam", skill_steps=args.skill_steps, skill_lr=3e-3)
     warmup |= dict(habit_steps=args.habit_steps, habit_lr=1.5e-3)
     fields = {f"supervised_warmup.{name}": value for name, value in warmup.items()}
-    judge_lib.make_base(base, ROOT, fields, args.base_seed)
+    judge_lib.make_base(base, ROOT, fields)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     for seed in seeds:
         judge_lib.write_order(base, seed, args.steps * 32)
@@ -149,8 +141,8 @@ def measure(args) -> list[harness.Table]:
     found = {name: [] for name in args.racers}
     for seed in seeds:
         for name in args.racers:
-            settings = {"racer": name, "seed": seed, "lr": args.lr, "steps": args.steps}
-            settings |= {"goal": args.goal}
+            of_all = {of: getattr(args, of) for of in ("lr", "steps", "goal")}
+            settings = {"racer": name, "seed": seed} | of_all
             one = run(settings, base, out / f"{name}_{seed}", judge)
             found[name].append(report.summary(one["readings"], args.goal))
     table = harness.Table("", *(LIST[name][2] for name in args.racers))

@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import time
 import types
 
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as command, arms, half_billion, harness, ladder, lengths, tables
+from benchmarks import __main__ as command, arms, half_billion, harness, ladder, tables
 from dapo_jax.config import presets
 
 RESULTS = sorted(path.stem for path in harness.RESULTS.glob("*.json"))
@@ -93,24 +92,12 @@ def test_a_process_of_its_own_has_its_own_environment():
         harness.apart(int, "no number")
 
 
-def test_functions_take_turns_and_clocks_count(monkeypatch):
+def test_functions_take_turns_and_a_median_is_taken():
     told = []
     found = harness.in_turns({"a": lambda: told.append("a"), "b": lambda: told.append("b") or 7}, 3)
     assert told == ["a", "b"] * 4 and found["b"][1] == 7 and found["a"][0] >= 0
     ticks = iter([0, 4, 10, 11, 20, 22])
     assert harness.median_seconds(lambda: None, 3, lambda: next(ticks)) == 2
-    clock = harness.Clock(time.thread_time)
-    work = clock.around(lambda n: sum(range(n)))
-    assert work(10) == 45 and len(clock.cpu) == len(clock.wall) == 1
-    monkeypatch.setattr(harness.Clock, "on", False)
-    assert work(10) == 45 and len(clock.cpu) == 1
-
-
-def test_lengths_have_the_mean_after_the_cut_for_every_n():
-    for n in (64, 512):
-        got, other = (lengths.log_normal(n, cap=512, mean=128, seed=seed) for seed in (0, 1))
-        assert got.max() <= 512 and got.min() >= 1 and abs(got.mean() - 128) < 1
-        np.testing.assert_array_equal(np.sort(got), np.sort(other))
 
 
 def run(values, updates=10, tokens=1e6, **last):
@@ -216,19 +203,6 @@ def test_a_ladder_s_table_follows_from_the_records_that_are_kept():
         (table,) = ladder.measure(types.SimpleNamespace(method=method, runs=""))
         assert (table.columns, table.rows) == (tuple(result["columns"]), result["rows"])
         assert table.notes == result["notes"][: len(table.notes)]
-
-
-def test_both_sides_of_half_a_billion_take_turns():
-    """A row is of medians over processes, ours before theirs; work a CPU-second."""
-    seconds, asked = iter([1.0, 2.0, 8.0, 6.0, 2.0, 3.0]), []
-
-    def apart(function, *side, cores, **_):
-        asked.append((cores, *side))
-        return (s := next(seconds)), 10 * s
-
-    row = half_billion.compared(2, "decode", 3, 2, apart)
-    assert asked == [(2, "decode", "ours", 2), (2, "decode", "theirs", 2)] * 3
-    assert row == ("decode, 2 core(s)", "8.0", "5.3", "1.50x", "20.00", "30.00")
 
 
 @pytest.mark.slow

@@ -34,16 +34,6 @@ def sizes(data, fsdp, tensor):
 
 
 MANY = sizes(1, 16, 8)
-PUBLISHED = {
-    "0.5B": 494_032_768, "1.5B": 1_543_714_304, "3B": 3_085_938_688, "7B": 7_615_616_512,
-    "14B": 14_770_033_664, "32B": N_32B, "72B": 72_706_203_648,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("size", PUBLISHED)
-def test_published_shapes_have_the_published_parameters(size):
-    assert qwen2.param_count(plan.network(big(size))) == PUBLISHED[size]
-    assert plan.network(big(size + "-Instruct")) == plan.network(big(size))
 
 
 def test_weights_of_a_device_are_counted_by_the_rules():

@@ -110,7 +110,7 @@ def test_problems_follow_the_order_of_the_seed(racer, tmp_path):
     (tmp_path / "train.json").write_text(json.dumps([["a ?", "1"], ["b ?", "2"]]))
     (tmp_path / "order_3.json").write_text(json.dumps([1, 0] * clock.GROUPS))
     rows = clock.rows(tmp_path, 3, 2)
-    assert rows[:2] == [("b ?", "2"), ("a ?", "1")]
+    assert rows[:2] == [{"prompt": "b ?", "answer": "2"}, {"prompt": "a ?", "answer": "1"}]
     assert len(rows) == 2 * clock.GROUPS
     with pytest.raises(ValueError, match="fewer than 3 steps"):
         clock.rows(tmp_path, 3, 3)
