@@ -12,7 +12,7 @@ from dapo_jax import build, config, parallel, plan
 from dapo_jax.config import presets, validation
 from dapo_jax.plan import roofline, simulate, step
 from dapo_jax.plan.constants import CONSTANTS, US, VALUES
-from dapo_jax.plan.simulate import BLOCK, Traffic
+from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods import slices, topology
 from dapo_jax.rollout.schedule import Request, Schedule
 
@@ -29,12 +29,6 @@ def shipped(size="32B", pod="v5p-256", **changes):
         presets.place(c, presets.Slice("v5p-256", 8, 16, 2048, 0.5))
     c.update({name.replace("__", "."): value for name, value in changes.items()})
     return c, scene(c, pod)
-
-
-def batch(c, groups, samples, tokens, minibatches=1):
-    c.rollout.groups, c.rollout.group_size, c.rollout.max_response_tokens = groups, samples, tokens
-    c.optim.minibatches = minibatches
-    return c
 
 
 @pytest.mark.parametrize(("mean", "cap"), [(5000, 20480), (2000, 20480), (12000, 20480), (8, 32)])
@@ -94,21 +88,6 @@ def test_rounds_are_those_of_the_runs_own_collect():
     assert np.mean([sum(x) for x in low]) == pytest.approx(64 / 0.2, rel=0.25)
     c.dynamic_sampling.enabled = False
     assert simulate.rounds(c, 0.2, steps=5) == [[64]] * 5
-
-
-def test_packed_rows_by_hand():
-    c, traffic = batch(config.base(), 4, 2, 400, minibatches=2), Traffic(10, 200)
-    got = simulate.packed(c, traffic, row_tokens=10_000, micro_rows=1)  # each mini-batch in one row
-    halves = np.split(simulate.lengths(traffic, 400, 4, 2, seed=1) + 9, 2)
-    assert (got.micro_batches, got.cells, got.fill) == (2, 20_000, np.sum(halves) / 20_000)
-    rows, used = simulate.pack(traffic, 400, 4, 2, 2, 10_000)
-    sorted_rows = [sorted(half.reshape(-1).tolist(), reverse=True) for half in halves]
-    assert rows == [[pairs_of_blocks(row, BLOCK)] for row in sorted_rows] and used == np.sum(halves)
-    assert got.pairs == min(np.sum(rows) * BLOCK**2, 10**8) / 2
-    # Two rows a pass: both wait for the one that takes longer.
-    c.optim.minibatches = 1
-    got = simulate.packed(c, traffic, row_tokens=4 * 410, micro_rows=2)
-    assert got.micro_batches == 1 and got.pairs == min(2 * 3 * BLOCK**2, 4 * 1640**2 / 4)
 
 
 def pairs_of_blocks(cells, block):
@@ -217,17 +196,8 @@ def test_training_over_fewer_devices_than_decoding():
 
 
 def test_a_round_between_two_sizes_costs_what_lies_between():
-    c, s = shipped()
-    s = s.replaced(sizes=step.quickly(c, s.sizes))
-    work = step.work(c, Traffic(200, 5000), s)
-    low, high = work.rollouts.at[-2:]
-
-    def tail(*sizes):
-        rollouts = work.rollouts._replace(steps=[list(sizes)])
-        return step.timer(c, work._replace(rollouts=rollouts), s)(VALUES).phases["tail"]
-
-    assert tail((low + high) / 2) == pytest.approx((tail(low) + tail(high)) / 2)
-    assert tail(high, low) == pytest.approx(tail(low) + tail(high))
+    rollouts = step.Rollouts(steps=[[6], [8, 4], [8]], at=[4, 8], traces=[], pages=0)
+    np.testing.assert_allclose(rollouts.shares(), [1.5 / 3, 2.5 / 3])
 
 
 def model(pod, V, D, F, L, H, *, tensor, rows, remat="full", row_tokens=0):

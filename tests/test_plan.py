@@ -202,19 +202,6 @@ def test_what_does_not_fit_is_refused_or_doubted():
         plan.check(big(mesh__fsdp=32), slices.parse("2xv5p-256"))
 
 
-def test_bounds_by_hand():
-    """32B on 128 v5p chips, no prompt to speak of."""
-    r, n, read = 10_000, 8192, N_32B - 152064 * 5120
-    c = big()
-    got = planner.bounds(c, plan.network(c), MANY, V5P, plan.Traffic(1, r))
-    seconds = 8 * r * read / 8 * 2 / 2765e9  # weights, every step of eight waves
-    seconds += n * r * r / 2 * 256 * 1024 / 128 / 2765e9  # cache
-    assert got["decode"] == pytest.approx(seconds, rel=0.01)
-    forward = (n * r * 2 * read + n * 64 * 2 * 40 * 128 * r * r) / 128 / 459e12
-    assert got["old log-probs"] == pytest.approx(forward, rel=0.01)
-    assert got["update"] == pytest.approx(4 * forward, rel=0.01)
-
-
 # --- figures ------------------------------------------------------------------------------------
 
 SMALL = dict(
@@ -258,18 +245,6 @@ def test_the_figures_are_the_recorded_ones(name):
     assert all(jax.tree.leaves(same)), same
     for constant, (low, high) in got["step"]["uncertain"].items():  # 'low' makes a step short
         assert low <= 1e-6 and high >= -1e-6, constant
-
-
-def test_a_field_costs_what_its_option_says():
-    size, pod, mesh, _ = CASES["plain"]
-    given = sizes(*mesh), slices.parse(pod), plan.Traffic(20, 100, sigma=1.2)
-    of = lambda c: planner.expected(c, plan.network(c), *given)["step"]
-    plain = of(big(size, **SMALL))
-    int8 = of(big(size, **SMALL, rollout__cache_dtype="int8", loss__importance_cap=2.0))
-    assert plain["options"]["rollout.cache_dtype=int8"] == pytest.approx(int8["expected_s"])
-    saved = plain["expected_s"] - plain["options"]["loss.old_logprobs=reuse"]
-    assert saved == pytest.approx(plain["parts"]["old log-probs"])
-    assert sum(plain["parts"].values()) == pytest.approx(plain["expected_s"])
 
 
 def test_command_line(shell, tmp_path):

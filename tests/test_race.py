@@ -5,6 +5,7 @@ import importlib
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -117,55 +118,44 @@ def test_problems_follow_the_order_of_the_seed(racer, tmp_path):
 
 
 RACER = """
-import clock, pathlib, sys, time
+import clock, sys
 args = clock.arguments()
 watch = clock.Clock(args.out)
-def save(folder):
-    folder.mkdir()
 for step in range(0, args.steps + 1, 5):
     if args.arm == "fails" and step == 10:
         sys.exit(3)
-    if watch.reading(step, 10 * step, 8 * step, save):
+    if watch.reading(step, 10 * step, 8 * step, lambda folder: folder.mkdir()):
         break
-    until = time.process_time() + 0.002  # a step of work
-    while time.process_time() < until:
-        pass
 """
-
-
-class Referee:
-    """Accuracy by step; notes what it was asked."""
-
-    def __init__(self, accuracies):
-        self.accuracies, self.asked = accuracies, []
-
-    def require_base(self, folder):
-        self.asked.append(folder.name)
-
-    def accuracy(self, folder):
-        assert folder.is_dir()
-        self.asked.append(folder.name)
-        return self.accuracies[int(folder.name[-6:]) // 5]
 
 
 def test_a_run_is_judged_and_kept(monkeypatch, tmp_path):
     script = tmp_path / "racer.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(race.RACERS)!r})\n" + RACER)
     monkeypatch.setattr(race, "LIST", {a: (script, a, a) for a in ("works", "fails")})
-    referee = Referee([0.1, 0.7, 0.8, 0.9, 0.9])
+    asked, accuracies = [], dict(zip(range(0, 25, 5), (0.1, 0.7, 0.8, 0.9, 0.9), strict=True))
+
+    def accuracy(folder):
+        asked.append(folder.name)
+        assert folder.is_dir()
+        return accuracies[int(folder.name[-6:])]
+
+    referee = types.SimpleNamespace(
+        accuracy=accuracy, require_base=lambda folder: asked.append(f"the base, {folder.name}")
+    )
     settings = {"racer": "works", "seed": 0, "lr": 3e-4, "steps": 20, "goal": 0.8}
     args = (tmp_path / "base", tmp_path / "works_0", referee)
     found = race.run(settings, *args)
-    asked = [*referee.asked]
-    assert asked[:3] == ["step_000000", "step_000000", "step_000005"]
-    summary = report.summary(found["readings"], 0.8)
-    assert summary["once"].step == 10 and summary["thrice"].held
+    assert asked[:3] == ["the base, step_000000", "step_000000", "step_000005"]
+    assert report.reached(found["readings"], 0.8)[::2] == (True, 10)
+    assert report.reached(found["readings"], 0.8, 3)[::2] == (True, 15)
     assert not list((tmp_path / "works_0" / "weights").iterdir())  # judged, and removed
-    assert race.run(settings, *args) == found and referee.asked == asked  # nothing ran again
+    asked.clear()
+    assert race.run(settings, *args) == found and not asked  # nothing ran again
     with pytest.raises(ValueError, match="choose another --out"):
         race.run(settings | {"steps": 25}, *args)
     with pytest.raises(RuntimeError, match=r"fails, seed 0: ended with 3; .*log\.txt"):
-        race.run(settings | {"racer": "fails"}, tmp_path, tmp_path / "f", Referee([0.1] * 9))
+        race.run(settings | {"racer": "fails"}, tmp_path, tmp_path / "f", referee)
     assert not (tmp_path / "f" / "result.json").exists()
 
 
