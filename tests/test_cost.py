@@ -11,10 +11,12 @@ from jax.sharding import Mesh
 from dapo_jax import build, config, parallel, plan
 from dapo_jax.config import presets, validation
 from dapo_jax.plan import roofline, simulate, step
-from dapo_jax.plan.constants import CONSTANTS, US, VALUES
+from dapo_jax.plan.constants import CONSTANTS, VALUES
 from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods import slices, topology
 from dapo_jax.rollout.schedule import Request, Schedule
+
+US = 1e-6
 
 
 def scene(c, pod="v5p-256"):
@@ -180,7 +182,7 @@ def test_an_all_reduce_over_two_mesh_axes_by_hand():
 
 def test_training_over_fewer_devices_than_decoding():
     """The shipped 32B: weights in 128 parts while training, in 8 while decoding. By the order of
-    instructions in four compiled layers, times 16, at the ICI of constants.py, 32 rows over
+    instructions in four compiled layers, times 16, at the ICI of constants.txt, 32 rows over
     `tensor` 4 wait .669 s."""
     s, narrow = scene(presets.dapo_math("32B")), shipped()[1]
     assert (s.train_split, s.fsdp, s.replicas, s.train_kv_heads, s.micro_rows) == (4, 32, 1, 2, 32)

@@ -147,7 +147,7 @@ def test_what_is_suggested_fits_and_runs():
         again = big(rollout__cache_fraction=float(flat.pop("rollout.cache_fraction")))
         text = ("sharding.", "model.")
         again.update({k: v if k.startswith(text) else int(v) for k, v in flat.items()})
-        assert again == t == layouts.changed(c, x.settings())
+        assert again == t
         assert not plan.mistakes(again, shape, V6E)
         peak = max(plan.peaks(plan.memory(again, plan.network(again), x.mesh)).values())
         assert peak == pytest.approx(x.peak) and peak <= 0.9 * V6E.chip.hbm

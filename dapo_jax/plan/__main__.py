@@ -13,7 +13,7 @@ parameters, optimizer and cache are exact; those of activations estimate what XL
 `--compile` compiles the run's own programs for the pod and says what XLA keeps (compile.py; minutes
 for a large model; JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and assigns nearly the same
 memory). `--kernels` counts the instructions that libtpu makes of the decode kernel, for
-constants.py (seconds). `--check` is what launch/ runs before it makes a slice: would `train` take
+constants.txt (seconds). `--check` is what launch/ runs before it makes a slice: would `train` take
 these flags there?
 """
 

@@ -3,7 +3,7 @@
 One layer's attention, as the sampler calls it, is compiled for one chip of the slice by a process
 of its own, with libtpu told to write down its final programs. A bundle takes a cycle or more, so a
 loop's bundles over the clock are the least its turn takes. Waiting for HBM is not seen there: that
-is `dma_latency` and `keys_hbm` in constants.py; benchmarks/attention_kernel.py plays whole calls.
+is `dma_latency` and `keys_hbm` in constants.txt; benchmarks/attention_kernel.py plays whole calls.
 """
 
 import json
