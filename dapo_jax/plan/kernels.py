@@ -124,12 +124,13 @@ def report(pod: Pod, found: Parts, block_bytes: float) -> list[str]:
         "a row and head, beside its blocks": found.beside,
         "a call, before its first pages": found.start,
     }
-    return table(
+    head = (
         f"Bundles of the decode kernel on {pod.family}, at least a cycle each, at"
         f" {clock / 1e9:g} GHz ({cores} cores read at most {rate / 1e9:,.0f} GB/s of keys,"
-        f" {rate / pod.chip.bandwidth:.0%} of the chip's HBM):",
-        ((what, f"{n:.0f}", f"{1e6 * n / clock:.3f} us") for what, n in rows.items()),
+        f" {rate / pod.chip.bandwidth:.0%} of the chip's HBM):"
     )
+    lines = (f"{what} | {n:.0f} | {1e6 * n / clock:.3f} us" for what, n in rows.items())
+    return table("\n".join([head, *lines])).splitlines()
 
 
 def child(family: str, dtype: str, counts: list[int], geometry: list) -> None:
