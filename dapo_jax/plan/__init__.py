@@ -16,8 +16,8 @@ __main__. Nothing but itself imports this package.
 from dapo_jax.plan.footprint import GB, check, memory, mistakes, peaks, waves
 from dapo_jax.plan.planner import plan
 from dapo_jax.plan.roofline import Scene
-from dapo_jax.plan.shapes import network, published, qwen2_5, qwen3, value_model
+from dapo_jax.plan.shapes import network, published, qwen2_5, value_model
 from dapo_jax.plan.simulate import Traffic
 
 __all__ = ["GB", "Traffic", "check", "memory", "mistakes", "network", "peaks", "plan", "published"]
-__all__ += ["Scene", "qwen2_5", "qwen3", "value_model", "waves"]
+__all__ += ["Scene", "qwen2_5", "value_model", "waves"]

@@ -26,8 +26,6 @@ QWEN3 = {
     "14B": (151936, 5120, 17408, 40, 40, 8, False),
     "32B": (151936, 5120, 25600, 64, 64, 8, False),
 }
-
-
 _DISTILLED = "deepseek-ai/DeepSeek-R1-Distill-Qwen"
 
 
@@ -38,19 +36,14 @@ def qwen2_5(size: str, **choices) -> qwen2.Shape:
     return qwen2.Shape(V, D, F, L, H, K, D // H, 1e6, eps, tied, **choices)
 
 
-def qwen3(size: str, **choices) -> qwen2.Shape:
-    """Shape of the published dense Qwen3 of that size."""
-    *counts, tied = QWEN3[size]
-    return qwen2.Shape(*counts, 128, 1e6, 1e-6, tied, qkv_bias=False, qk_norm=True, **choices)
-
-
 def published(name: str, **choices) -> qwen2.Shape | None:
     """Shape of a model by its name on the hub; None where the name is not known here. Qwen2.5 and
     its Instruct variant have one shape, and so have Qwen3 and its Base variant."""
     plain = re.sub(r"(Qwen2\.5.*)-Instruct$|(Qwen3.*)-Base$", r"\1\2", name)
     family, _, size = plain.rpartition("-")
     if family == "Qwen/Qwen3" and size in QWEN3:
-        return qwen3(size, **choices)
+        *counts, tied = QWEN3[size]
+        return qwen2.Shape(*counts, 128, 1e6, 1e-6, tied, qkv_bias=False, qk_norm=True, **choices)
     of_math = {"rope_theta": 1e4} if size in ("1.5B", "7B") else {}
     sizes, fields = {
         "Qwen/Qwen2.5": (QWEN2_5, {}),
