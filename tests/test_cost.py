@@ -92,6 +92,16 @@ def test_rounds_are_those_of_the_runs_own_collect():
     assert simulate.rounds(c, 0.2, steps=5) == [[64]] * 5
 
 
+def test_micro_batches_hold_all_rows():
+    """Eight responses of about 400 tokens, one to a row, in passes of three rows: the last has two.
+    Attention of each pass takes as long as the row with most blocks, which has one."""
+    c = config.base()
+    c.rollout.groups, c.rollout.group_size, c.rollout.max_response_tokens = 4, 2, 400
+    c.optim.minibatches = 1
+    got = simulate.packed(c, Traffic(10, 390), row_tokens=450, micro_rows=3)
+    assert (got.micro_batches, got.cells, got.pairs) == (3, 9 * 450, 3 * 450**2 / 2)
+
+
 def pairs_of_blocks(cells, block):
     """By all pairs of cells."""
     own = np.repeat(np.arange(len(cells)), cells)

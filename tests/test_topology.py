@@ -12,7 +12,6 @@ from jax.experimental import pallas as pl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from levels import needs_libtpu
 
-from dapo_jax import parallel
 from dapo_jax.parallel import AXES
 from dapo_jax.pods import topology
 
@@ -107,16 +106,6 @@ def test_memory_line():
     assert line == "memory of a device, at most: decode 2 MB, update 2 MB"
     sizes = [topology.size(n) for n in (12, 9_610_000_000, 95_730_000, 1_000)]
     assert sizes == ["12 B", "9.61 GB", "95.7 MB", "1 kB"]
-
-
-def test_sharded_arguments():
-    mesh = Mesh(np.array(jax.devices()).reshape(1, -1, 1), AXES)
-    split, whole = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P())
-    tree = dict(w=np.zeros((8, 2), np.float32), n=np.int32(3))
-    each = parallel.sharded(tree, dict(w=split, n=whole))
-    assert (each["w"].shape, each["w"].dtype) == ((8, 2), np.float32)
-    assert (each["w"].sharding, each["n"].sharding) == (split, whole)
-    assert parallel.sharded(tree, whole)["w"].sharding == whole
 
 
 def test_the_log_of_a_compilation(capfd):
