@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks import harness, sides
 from benchmarks.harness import Flag, median_seconds
-from benchmarks.lengths import log_normal
+from benchmarks.sides import log_normal
 from dapo_jax import plan
 from dapo_jax.log import hardware
 from dapo_jax.model import qwen2

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.harness import Flag
-from benchmarks.lengths import log_normal
+from benchmarks.sides import log_normal
 from dapo_jax.plan import simulate as plan_simulate
 from dapo_jax.rollout.schedule import Request
 

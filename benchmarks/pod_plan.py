@@ -78,19 +78,9 @@ def gb(n: float) -> str:
 
 
 MEMORY = (
-    "config",
-    "pod",
-    "data x fsdp x tensor",
-    "slots (cache)",
-    "sampling in memory",
-    "by arithmetic",
-    "updating in memory",
-    "by arithmetic",
-    "limit",
-    "verdict",
-    "compile s",
-    "expected step, min",
-)
+    "config", "pod", "data x fsdp x tensor", "slots (cache)", "sampling in memory", "by arithmetic",
+    "updating in memory", "by arithmetic", "limit", "verdict", "compile s", "expected step, min",
+)  # fmt: skip
 TRAFFIC = (
     "config", "pod", "decode: 8 tokens", "update: a micro-batch", "rematerialized", "update",
 )  # fmt: skip

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks import harness, sides
 from benchmarks.harness import Flag
-from benchmarks.lengths import log_normal
+from benchmarks.sides import log_normal
 from dapo_jax.model import qwen2
 from dapo_jax.rollout import draw
 from dapo_jax.rollout.draw import Draw

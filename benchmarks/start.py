@@ -41,10 +41,6 @@ FLAGS = {
 COLUMNS = ("hub_calls", "hub_bytes", "weight_bytes", "programs_compiled", "seconds")
 
 
-def shape_of(size: str) -> Shape:
-    return sides.SMALL if size == "tiny" else shapes.qwen2_5(size)
-
-
 def write(directory: Path, shape: Shape, shard_bytes: int = 1_000_000_000) -> None:
     """A checkpoint of repeated noise: what is in it does not matter, that it differs does."""
     noise = np.random.default_rng(0).standard_normal(1 << 20).astype(ml_dtypes.bfloat16)
@@ -117,21 +113,17 @@ def starts(hub: Path, folder: str, total: int) -> list[dict]:
         return list(pool.map(one, range(total)))
 
 
-def started(hub: Path, folder: str, processes: int) -> harness.Table:
-    table = harness.Table("start", *COLUMNS)
-    for what in ("first start", "second start", "with a checkpoint"):
-        if what == "with a checkpoint":
-            Path(folder, "checkpoints", "1").mkdir(parents=True)
-        counts = starts(hub, folder, processes)
-        table.row(what, *(", ".join(f"{c[column]:,}" for c in counts) for column in COLUMNS))
-    return table
-
-
 def measure(args) -> list[harness.Table]:
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
     with tempfile.TemporaryDirectory() as folder:
         hub = Path(folder, "hub")
         model = hub / "Qwen/stand-in"
         model.mkdir(parents=True)
-        write(model, shape_of(args.size))
-        return [started(hub, str(Path(folder, "run")), args.processes)]
+        write(model, sides.SMALL if args.size == "tiny" else shapes.qwen2_5(args.size))
+        table, run = harness.Table("start", *COLUMNS), Path(folder, "run")
+        for what in ("first start", "second start", "with a checkpoint"):
+            if what == "with a checkpoint":
+                (run / "checkpoints" / "1").mkdir(parents=True)
+            counts = starts(hub, str(run), args.processes)
+            table.row(what, *(", ".join(f"{c[column]:,}" for c in counts) for column in COLUMNS))
+        return [table]

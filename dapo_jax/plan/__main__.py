@@ -44,10 +44,10 @@ def define_flags() -> None:
     default = Traffic._field_defaults
     flags.DEFINE_float("sigma", default["sigma"], "Assumed std of log response length.", 0, 3)
     flags.DEFINE_float("accept", default["accept"], "Assumed share of mixed groups.", 0, 1)
-    said = "Assumed problems of an evaluation set."
-    flags.DEFINE_integer("eval_problems", default["eval_problems"], said, 0)
-    said = "Simulate rollout.staleness = 0, 1 and 2, on one mesh and on two; minutes."
-    flags.DEFINE_bool("staleness", False, said)
+    flags.DEFINE_integer("eval_problems", default["eval_problems"], "Assumed problems of a set.", 0)
+    flags.DEFINE_bool(
+        "staleness", False, "Simulate staleness 0, 1, 2, on one mesh and two; minutes."
+    )
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
     flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")

@@ -24,7 +24,7 @@ from dapo_jax.config import schema, validation
 from dapo_jax.model import paged, qwen2
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.plan.footprint import cache, parts as split
-from dapo_jax.plan.report import table
+from dapo_jax.plan.report import filled_in
 from dapo_jax.plan.roofline import BLOCK_TOKENS, Scene
 from dapo_jax.plan.shapes import network
 from dapo_jax.pods import topology
@@ -119,18 +119,8 @@ def report(pod: Pod, found: Parts, block_bytes: float) -> list[str]:
     """block_bytes: keys and values of a whole block."""
     clock, cores = VALUES[f"clock.{pod.family}"], int(VALUES[f"cores.{pod.family}"])
     rate = cores * block_bytes / (found.block / clock)
-    rows = {
-        "a whole block of keys": found.block,
-        "a row and head, beside its blocks": found.beside,
-        "a call, before its first pages": found.start,
-    }
-    head = (
-        f"Bundles of the decode kernel on {pod.family}, at least a cycle each, at"
-        f" {clock / 1e9:g} GHz ({cores} cores read at most {rate / 1e9:,.0f} GB/s of keys,"
-        f" {rate / pod.chip.bandwidth:.0%} of the chip's HBM):"
-    )
-    lines = (f"{what} | {n:.0f} | {1e6 * n / clock:.3f} us" for what, n in rows.items())
-    return table("\n".join([head, *lines])).splitlines()
+    values = dict(pod=pod, found=found, clock=clock, cores=cores, rate=rate)
+    return filled_in("bundles.txt", **values)
 
 
 def child(family: str, dtype: str, counts: list[int], geometry: list) -> None:
