@@ -1,7 +1,7 @@
 """A cloud in a folder, for chaos.py: hosts whose trainings are real processes, a gcloud, a bucket.
 
 CLOUD/request and node_K are Cloud's states, host_K_W the home folder of host W of slice K, b/ is
-gs://b. The hosts' python (stand_ins/client) is a client of `serve`, which has imported everything and
+gs://b. The hosts' python (stand_ins/client) is a client of `serve`, which has imported all and
 forks a process for each training; that process dies with the client, as the client with its host.
 CLOUD/pid_I is the training of process I, CLOUD/life_I.jsonl what it does.
 """
