@@ -16,7 +16,6 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import huggingface_hub
@@ -52,28 +51,21 @@ def write(directory: Path, shape: Shape, shard_bytes: int = 1_000_000_000) -> No
     (directory / "config.json").write_text(json.dumps(hf_format.config_json(shape, "bfloat16")))
 
 
-def tell_reads(told: Callable[[int], None]) -> None:
-    """Bytes of each part of a weight that is read from here on."""
-    read = hf._read
-
-    def telling(*arguments):
-        part = read(*arguments)
-        told(part.nbytes)
-        return part
-
-    hf._read = telling
-
-
 def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
     """One process of a start; it runs in a process of its own."""
     counts = collections.Counter(dict.fromkeys(COLUMNS, 0))
-    compile_and_load = compiler.backend_compile_and_load
+    compile_and_load, read = compiler.backend_compile_and_load, hf._read
 
     def download(name, allow_patterns):
         counts["hub_calls"] += 1
         if "*.safetensors" in allow_patterns:
             counts["hub_bytes"] += sum(p.stat().st_size for p in (hub / name).iterdir())
         return str(hub / name)
+
+    def counted_read(*arguments):
+        part = read(*arguments)
+        counts["weight_bytes"] += part.nbytes
+        return part
 
     def counted_compile(backend, module, devices, *rest):
         counts["programs_compiled"] += len({d.process_index for d in devices}) > 1
@@ -83,7 +75,7 @@ def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
     cache_key._hash_accelerator_config = lambda key, devices: key.update(b"slice")
     huggingface_hub.snapshot_download = download
     compiler.backend_compile_and_load = counted_compile
-    tell_reads(lambda read: counts.update(weight_bytes=read))
+    hf._read = counted_read
     began = time.perf_counter()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, total, index)
