@@ -117,9 +117,7 @@ def parse(name: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namesp
     )
     parser.add_argument("--full", action="store_true", help="the setting of the kept result")
     parser.add_argument("--write", action="store_true", help="keep it in benchmarks/results/")
-    parser.add_argument(
-        "--isa", choices=("", "AVX2"), default="", help="all sides without what is beyond"
-    )
+    parser.add_argument("--isa", choices=("", "AVX2"), default="", help="of all sides, at most")
     full = "--full" in argv
     for flag, f in module.FLAGS.items():
         default = f.full if full else f.quick
