@@ -43,7 +43,7 @@ def log_normal(n: int, cap: int, mean: float, sigma: float = 0.9, seed: int = 0)
     """int [n]: lengths in TOKENS with a long tail, cut at `cap`, of this mean after the cut: the n
     quantiles in random order, so that every n has the same distribution."""
     mu = simulate.log_mean(mean, sigma, cap, n)
-    lengths = simulate.cut(mu, sigma, simulate.normal_quantiles(n), cap)
+    lengths = simulate.cut(mu, sigma, simulate.quantiles(n), cap)
     return np.random.default_rng(seed).permutation(lengths)
 
 

@@ -9,11 +9,11 @@ Dims: C chunks, S slots, N problems, G samples of a problem. Lengths in TOKENS.
 
 import functools
 import math
-import statistics
 from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtri
 
 from dapo_jax.dapo import packing
 from dapo_jax.dapo.dynamic_sampling import Group, collect
@@ -34,10 +34,9 @@ class Traffic(NamedTuple):
     eval_problems: int = 30  # of an evaluation set, at most: AIME 2024
 
 
-@functools.cache
-def normal_quantiles(n: int) -> np.ndarray:
-    normal = statistics.NormalDist()
-    return np.array([normal.inv_cdf((i + 0.5) / n) for i in range(n)])
+def quantiles(n: int) -> np.ndarray:
+    """Of a standard normal number, in the middle of n equal shares."""
+    return ndtri((np.arange(n) + 0.5) / n)
 
 
 def cut(mu: float, sigma: float, z: np.ndarray, cap: int) -> np.ndarray:
@@ -51,11 +50,10 @@ def log_mean(mean: float, sigma: float, cap: int, n: int = 4096) -> float:
     ValueError: none has."""
     if not 1 <= mean < cap:
         raise ValueError(f"a mean response of {mean:,} tokens: wants 1 to {cap - 1:,}, of at most")
-    low, high = -20.0, 2 * math.log(cap) + 20
+    low, high, z = -20.0, 2 * math.log(cap) + 20, quantiles(n)
     for _ in range(60):
         mu = (low + high) / 2
-        got = cut(mu, sigma, normal_quantiles(n), cap).mean()
-        low, high = (mu, high) if got < mean else (low, mu)
+        low, high = (mu, high) if cut(mu, sigma, z, cap).mean() < mean else (low, mu)
     return mu
 
 
