@@ -43,6 +43,8 @@ def test_weights_of_a_device_are_counted_by_the_rules():
         assert footprint.weight_count(shape, rules, sizes(1, 1, 1)) == whole
     split = footprint.weight_count(shape, c.sharding.train, sizes(2, 16, 8))  # replicas do not help
     assert whole / 128 <= split <= whole / 128 * 1.001  # norms and biases are split less
+    thirds = footprint.weight_count(shape, c.sharding.train, sizes(1, 3, 1))
+    assert 3 * thirds > 1.0001 * whole  # 5,120 columns in parts of 1,707
     # In decoding over `tensor` only.
     assert footprint.weight_count(shape, c.sharding.decode, MANY) >= whole / 8
 
@@ -54,6 +56,7 @@ def test_weights_of_a_device_are_counted_by_the_rules():
         ("32B", {}, (1, 16, 8), 32 * 1024, 1024 * 22528),
         ("32B", dict(rollout__cache_fraction=0.5), (1, 16, 8), 32 * 1024, 512 * 22528),
         ("32B", dict(rollout__cache_dtype="int8"), (1, 16, 8), 16 * 1024 * 33 / 32, 1024 * 22528),
+        ("32B", dict(eval__max_response_tokens=21504), (1, 1, 1), 256 * 1024, 1024 * 23552),
         ("0.5B", {}, (1, 1, 1), 2 * 24 * 2 * 128 * 2, 1024 * 22528),  # heads of 64, stored as 128
     ],
 )
