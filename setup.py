@@ -16,6 +16,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["dapo_jax", "dapo_jax.*"]),
     package_data={
+        "dapo_jax.plan": ["*.txt"],
         "dapo_jax.pods": ["slices.txt"],
         "dapo_jax.config": ["peers.txt", "places.txt"],
         "dapo_jax.lab.dynamics": ["pages.html", "panels.toml", "verl.toml"],

@@ -11,16 +11,18 @@ this cannot see: banks, refresh, waits inside the core; so times are lower bound
 comparing kernels. Clock: 1.75 GHz of both chips (public peak FLOPs and MXU sizes).
 """
 
+import functools
 import json
 import sys
 
 from benchmarks import harness
 from benchmarks.harness import Flag
-from dapo_jax.model import paged_kernel
+from dapo_jax.model import paged, paged_kernel
 from dapo_jax.plan import kernels
+from dapo_jax.pods import slices
 
 CLOCK = 1.75e9  # Hz
-CHIPS = {"v5p": ("v5p:2x2x1", 2765e9), "v6e": ("v6e:2x2", 1640e9), "v5e": ("v5e:2x2", 819e9)}
+CHIPS = {"v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v5e": "v5e:2x2"}
 PAGE, DIM, ROW_PAGES, POOL_PAGES = 128, 128, 176, 11264
 JAX_PAGES = 4, 8, 16  # pages a block of JAX's kernel
 FLAGS = {
@@ -66,43 +68,35 @@ def theirs(program: kernels.Loop, rows: int, tokens: int, page_bytes: int, pages
     return ([first] + [(pages * page_bytes, block.own)] * (count - 1)) * rows, program.own, 1
 
 
-def compile_one(spec: dict) -> None:
-    """Runs in a process of its own: `kernels.dumped`."""
+def compile_theirs(spec: dict) -> None:
+    """JAX's kernel, in a process of its own: `kernels.dumped`."""
     import jax
     import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 
     from dapo_jax.pods import topology
 
-    device = topology.devices(CHIPS[spec["chip"]][0])[0]
+    device = topology.devices(CHIPS[spec["chip"]])[0]
     one = jax.sharding.SingleDeviceSharding(device)
     array = lambda *size, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(size, dtype, sharding=one)
     S, H, K = spec["rows"], spec["heads"], spec["kv_heads"]
     pool = array(K, POOL_PAGES, PAGE, DIM)
-    number = lambda *size: array(*size, dtype=jnp.int32)
-
-    def our_kernel(keys, values, q, new, turn, length, table):
-        work = paged_kernel.work(length, table, turn, device.num_cores)
-        return paged_kernel.attend(q, *new, (keys, values), jnp.int32(0), work, DIM)
-
-    def jax_kernel(keys, values, q, new, turn, length, table):
-        del new, turn
-        split = "batch" if spec["both_cores"] else None
-        sizes = dict(pages_per_compute_block=spec["pages"], megacore_mode=split)
-        return paged_attention(q, keys, values, length, table, **sizes)
-
-    call = jax_kernel if spec["pages"] else our_kernel
-    donated = () if spec["pages"] else (0, 1)
-    new = (array(S, K, DIM),) * 2
-    turn = array(S, 3 * DIM, dtype=jnp.float32)
-    arguments = (pool, pool, array(S, H, DIM), new, turn, number(S), number(S, ROW_PAGES))
-    jax.jit(call, donate_argnums=donated).lower(*arguments).compile()
+    length_S, table = (array(*n, dtype=jnp.int32) for n in ((S,), (S, ROW_PAGES)))
+    split = "batch" if spec["both_cores"] else None
+    sizes = dict(pages_per_compute_block=spec["pages"], megacore_mode=split)
+    call = jax.jit(functools.partial(paged_attention, **sizes))
+    call.lower(array(S, H, DIM), pool, pool, length_S, table).compile()
 
 
 def played(spec: dict, latencies: list[float]) -> list:
     """Cells of a row: bundles and modelled time of one kernel on one chip. latencies: seconds."""
+    command = [sys.executable, "-m", __spec__.name, json.dumps(spec)]
+    if not spec["pages"]:
+        pool = paged.Geometry("kernel", PAGE, ROW_PAGES, POOL_PAGES, 1, 1, 1, spec["kv_heads"], DIM)
+        given = [spec["chip"], "bfloat16", (spec["rows"], spec["heads"], DIM), pool]
+        command = [sys.executable, "-m", kernels.__name__, json.dumps(given)]
     try:
-        found = kernels.dumped([sys.executable, "-m", __spec__.name, json.dumps(spec)])
+        found = kernels.dumped(command)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     name = "paged_attention" if spec["pages"] else kernels.KERNEL
@@ -113,7 +107,7 @@ def played(spec: dict, latencies: list[float]) -> list:
     rows = spec["rows"] * spec["kv_heads"] // used
     args = (program, rows, spec["tokens"], page_bytes)
     blocks, before, ahead = theirs(*args, spec["pages"]) if spec["pages"] else ours(*args)
-    hbm = CHIPS[spec["chip"]][1]
+    hbm = slices.CHIPS[spec["chip"]].bandwidth
     live = spec["rows"] * spec["kv_heads"] * spec["tokens"] * 2 * DIM * 2
     cells = [blocks[-2][1], f"{1e6 * (before + sum(x for _, x in blocks)) / CLOCK:.0f}"]
     for latency in latencies:
@@ -137,4 +131,4 @@ def measure(args) -> list[harness.Table]:
 
 
 if __name__ == "__main__":  # a process that libtpu dumps
-    compile_one(json.loads(sys.argv[1]))
+    compile_theirs(json.loads(sys.argv[1]))

@@ -1,7 +1,7 @@
 """A cloud in a folder, for chaos.py: hosts whose trainings are real processes, a gcloud, a bucket.
 
 CLOUD/request and node_K are Cloud's states, host_K_W the home folder of host W of slice K, b/ is
-gs://b. The hosts' python is a client of `serve`, which has imported everything and
+gs://b. The hosts' python (stand_ins/client) is a client of `serve`, which has imported all and
 forks a process for each training; that process dies with the client, as the client with its host.
 CLOUD/pid_I is the training of process I, CLOUD/life_I.jsonl what it does.
 """
@@ -23,48 +23,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 STAND_INS = ROOT / "benchmarks" / "stand_ins"
 SLICES, HOSTS = 2, 2
 
-# The training by `serve`, which adds what the metadata of a TPU would give; all else as it is.
-CLIENT = """#!{python} -ISu
-import json, os, signal, socket, sys
-if "dapo_jax.train" not in sys.argv:
-    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-asked = {{signal.SIGTERM, signal.SIGINT}}
-signal.pthread_sigmask(signal.SIG_BLOCK, asked)
-_, k, w = os.environ["HOST"].split("_")
-s = socket.socket(socket.AF_UNIX)
-s.connect({at!r})
-where = [os.readlink("/proc/self/fd/%d" % n) for n in (1, 2)]
-argv = sys.argv[sys.argv.index("dapo_jax.train"):]
-request = {{"index": int(k) * {hosts} + int(w), "argv": argv}}
-socket.send_fds(s, [json.dumps(request).encode()], [1, 2])
-pid = int(s.recv(20))
-def hand_on(number, _):
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-for number in asked:
-    signal.signal(number, hand_on)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, asked)
-status = int(s.recv(20) or b"-9")
-if status < 0:
-    if status != -signal.SIGKILL:
-        signal.signal(-status, signal.SIG_DFL)
-    os.kill(os.getpid(), -status)
-sys.exit(status)
-"""
-
 
 def build(cloud: pathlib.Path) -> dict[str, str]:
     """Make the cloud and its tools; the environment of launch/tpu_vm.sh there."""
     tools = cloud / "tools"
     tools.mkdir(parents=True)
     (cloud / "b").mkdir()
-    at = str(cloud / "socket")
     for tool in ("gcloud", "uv"):
         shutil.copy(STAND_INS / tool, tools)
-    client = CLIENT.format(python=sys.executable, at=at, hosts=HOSTS)
-    (tools / "client").write_text(client)
+    client = (STAND_INS / "client").read_text()
+    (tools / "client").write_text(f"#!{sys.executable} -ISu\n{client}")
     (tools / "client").chmod(0o755)
     return os.environ | {
         "CLOUD": str(cloud),
@@ -157,7 +125,8 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
     os.closerange(3, 1 << 12)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    index, drawn = request["index"], 0
+    _, k, w = request["host"].split("_")
+    index, drawn = int(k) * HOSTS + int(w), 0
     (cloud / f"pid_{index}").write_text(str(os.getpid()))
     life = os.open(cloud / f"life_{index}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 

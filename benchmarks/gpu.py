@@ -24,7 +24,6 @@ import numpy as np
 
 from benchmarks import harness, sides
 from benchmarks.harness import Flag, median_seconds
-from benchmarks.lengths import log_normal
 from dapo_jax import plan
 from dapo_jax.log import hardware
 from dapo_jax.model import qwen2
@@ -60,7 +59,7 @@ def sample_ours(size: str, repeats: int) -> dict:
         return lambda: engine.generate(weights, work, Draw(seed=1))
 
     turn([1] * SLOTS)()
-    tailed = log_normal(2 * SLOTS, CAP, MEAN).tolist()
+    tailed = sides.log_normal(2 * SLOTS, CAP, MEAN).tolist()
     found = {
         name: sum(lengths) / median_seconds(turn(lengths), repeats)
         for name, lengths in (("equal", [EQUAL] * SLOTS), ("tailed", tailed))

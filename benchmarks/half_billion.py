@@ -18,7 +18,6 @@ system, all threads), and peak memory is the largest resident set of such a proc
 import math
 import os
 import resource
-import statistics
 import time
 
 import jax
@@ -197,19 +196,13 @@ def side(what: str, who: str, sequences: int) -> tuple[float, float]:
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def compared(
-    cores: int, what: str, repeats: int, sequences: int, apart=harness.apart
-) -> tuple[str, ...]:
+def compared(cores: int, what: str, repeats: int, sequences: int) -> tuple[str, ...]:
     """A row of the table: medians over processes, which take turns."""
-    cpu = dict(cores=cores, JAX_PLATFORMS="cpu")
-    found = [
-        [apart(side, what, who, sequences, **cpu) for who in ("ours", "theirs")]
-        for _ in range(repeats)
-    ]
-    ours, theirs = (
-        map(statistics.median, zip(*of, strict=True)) for of in zip(*found, strict=True)
-    )
-    (a, our_peak), (b, their_peak) = ours, theirs
+    found = {"ours": [], "theirs": []}
+    for _ in range(repeats):
+        for who, of in found.items():
+            of.append(harness.apart(side, what, who, sequences, cores=cores, JAX_PLATFORMS="cpu"))
+    (a, our_peak), (b, their_peak) = (np.median(of, axis=0) for of in found.values())
     work = dict(decode=ROWS, update=sequences * (PROMPT + RESPONSE))[what]
     rates = f"{work / a:.1f}", f"{work / b:.1f}", f"{b / a:.2f}x"
     return f"{what}, {cores} core(s)", *rates, f"{our_peak:.2f}", f"{their_peak:.2f}"

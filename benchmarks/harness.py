@@ -24,15 +24,10 @@ from typing import Any, NamedTuple
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-# What each side calls an instruction set. XLA's libraries look at the processor all the same.
-ISA = {
-    "AVX2": {
-        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    }
-}
+# What torch's sides call the instruction set. XLA's libraries look at the processor all the same.
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"
+}  # fmt: skip
 
 
 class Flag(NamedTuple):
@@ -75,11 +70,10 @@ def prepare(cores: int, environment: Mapping[str, str]) -> None:
 
 def limited(isa: str) -> dict[str, str]:
     """The environment that keeps all sides to an instruction set; '' changes nothing."""
-    kept = os.environ.get("XLA_FLAGS", "")
-    return {
-        name: f"{kept} {value}".strip() if name == "XLA_FLAGS" else value
-        for name, value in ISA.get(isa, {}).items()
-    }
+    if not isa:
+        return {}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_max_isa={isa}"
+    return AVX2 | {"XLA_FLAGS": flags.strip()}
 
 
 def apart(function: Callable, *arguments, cores: int = 0, **environment: str) -> Any:
@@ -115,32 +109,6 @@ def in_turns(
     return {name: (statistics.median(t[1:]), results[name]) for name, t in seconds.items()}
 
 
-class Clock:
-    """CPU and wall seconds of each call of what it wraps, while `on`."""
-
-    on = True  # of all clocks
-
-    def __init__(self, cpu_clock: Callable[[], float] = time.process_time):
-        self.cpu, self.wall, self._cpu_clock = [], [], cpu_clock
-
-    def start(self) -> None:
-        self._started = self._cpu_clock(), time.perf_counter()
-
-    def stop(self) -> None:
-        if Clock.on:
-            self.cpu.append(self._cpu_clock() - self._started[0])
-            self.wall.append(time.perf_counter() - self._started[1])
-
-    def around(self, function: Callable) -> Callable:
-        def timed(*args, **kwargs):
-            self.start()
-            result = function(*args, **kwargs)
-            self.stop()
-            return result
-
-        return timed
-
-
 def parse(name: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks {name}",
@@ -149,7 +117,7 @@ def parse(name: str, module: ModuleType, argv: Sequence[str]) -> argparse.Namesp
     )
     parser.add_argument("--full", action="store_true", help="the setting of the kept result")
     parser.add_argument("--write", action="store_true", help="keep it in benchmarks/results/")
-    parser.add_argument("--isa", choices=ISA, default="", help="all sides without what is beyond")
+    parser.add_argument("--isa", choices=("", "AVX2"), default="", help="of all sides, at most")
     full = "--full" in argv
     for flag, f in module.FLAGS.items():
         default = f.full if full else f.quick

@@ -1,9 +1,9 @@
-"""Bytes of keys and values that decoding reads, over the ideal, by the kind of cache. NumPy only.
+"""Bytes of keys and values that decoding reads, over the ideal, by the kind of cache. No model.
 
     python -m benchmarks kv_traffic --full               # 8,192 requests, 1,024 slots, 20k cap
 
 The ideal reads each live token of each busy row once a step. Slots, refill, prompt sharing, pages
-and evictions are decided by the engine's own code (rollout/schedule.py); only the model is missing.
+and evictions are decided by the engine's own schedule, as the planner plays it (plan/simulate.py).
   paged     whole pages, as the TPU kernel reads; an idle slot costs nothing
   bucketed  all slots up to the longest live row, rounded up to a bucket
   dense     all slots at full length
@@ -13,12 +13,12 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from benchmarks import harness
 from benchmarks.harness import Flag
-from benchmarks.lengths import log_normal
-from dapo_jax.rollout.schedule import Request, Schedule
+from benchmarks.sides import log_normal
+from dapo_jax.plan import simulate as plan_simulate
+from dapo_jax.rollout.schedule import Request
 
 
 class Sizes(NamedTuple):
@@ -56,48 +56,29 @@ def simulate(lengths: np.ndarray, sizes: Sizes) -> dict[str, float]:
     pages = max(row_pages, math.ceil(pool * slots // shards * row_pages))
     # Groups differ by one token, so that each has a prompt of its own.
     names = [(i // group, *(0,) * (prompt - 1)) for i in range(len(lengths))]
-    schedule = Schedule(
-        [Request(name, 0, i) for i, name in enumerate(names)],
-        slots=slots, shards=shards, chunk=chunk, limit=cap, pages=pages, page_tokens=page_tokens,
-    )  # fmt: skip
+    requests = [Request(name, 0, i) for i, name in enumerate(names)]
+    slot_sizes = plan_simulate.Sizes(slots, shards, chunk, pages, page_tokens, prefill_rows=1)
+    trace = plan_simulate.play(requests, lengths.tolist(), cap, slot_sizes)
     read = dict.fromkeys(("ideal", "paged", "bucketed", "dense"), 0)
-    shard_S = np.array([schedule.shard(s) for s in range(slots)])
-    slowest = idle = evicted = steps = 0
-    with tqdm(total=len(lengths), unit="request", leave=False) as bar:
-        while schedule:
-            evicted += schedule.grow()
-            schedule.admit()
-            position_S, count_S = np.zeros(slots, int), np.zeros(slots, int)
-            for s, row in enumerate(schedule.rows):
-                if row:
-                    position_S[s] = row.position
-                    count_S[s] = min(chunk, lengths[row.index] - row.emitted)
-            n = int(count_S.max())  # a chunk ends early when all rows have
-            busy_SxN = np.arange(n) < count_S[:, None]
-            seen_SxN = np.where(busy_SxN, position_S[:, None] + np.arange(n) + 1, 0)
-            paged_SxN = -(-seen_SxN // page_tokens) * page_tokens
-            by_shard = np.bincount(shard_S, paged_SxN.sum(1))
-            read["ideal"] += int(seen_SxN[busy_SxN].sum())
-            read["paged"] += int(paged_SxN.sum())
-            longest_N = -(-seen_SxN.max(0) // bucket) * bucket
-            read["bucketed"] += int(np.minimum(longest_N, full).sum()) * slots
-            read["dense"] += n * slots * full
-            slowest += by_shard.max() * shards
-            idle += int((~busy_SxN).sum())
-            steps += n
-            for s, row in enumerate(schedule.rows):
-                if row:
-                    row.emitted += int(count_S[s])
-                    if row.emitted == lengths[row.index]:
-                        schedule.release(s)
-                        bar.update()
+    slowest = 0
+    for position_S, count_S in zip(trace.position_CxS, trace.count_CxS, strict=True):
+        n = int(count_S.max())  # a chunk ends early when all rows have
+        busy_SxN = np.arange(n) < count_S[:, None]
+        seen_SxN = np.where(busy_SxN, position_S[:, None] + np.arange(n) + 1, 0)
+        paged_SxN = -(-seen_SxN // page_tokens) * page_tokens
+        longest_N = -(-seen_SxN.max(0) // bucket) * bucket
+        read["ideal"] += int(seen_SxN.sum())
+        read["paged"] += int(paged_SxN.sum())
+        read["bucketed"] += int(np.minimum(longest_N, full).sum()) * slots
+        read["dense"] += n * slots * full
+        slowest += paged_SxN.reshape(shards, -1).sum(1).max() * shards
     ideal = read.pop("ideal")
     return {name: tokens / ideal for name, tokens in read.items()} | {
         "slowest": slowest / ideal,
-        "steps": steps,
-        "occupancy": 1 - idle / (steps * slots),
-        "peak": schedule.peak / (row_pages * slots // shards),
-        "evicted": evicted,
+        "steps": int(trace.steps_C.sum()),
+        "occupancy": trace.occupancy,
+        "peak": trace.pages / (row_pages * slots // shards),
+        "evicted": trace.evicted,
     }
 
 

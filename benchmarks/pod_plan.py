@@ -1,16 +1,14 @@
 """What `plan --compile` says of the shipped configs on pods, the compiler's word on memory.
 
     python -m benchmarks pod_plan --full                    all rows; needs pip install 'jax[tpu]'
-    python -m benchmarks pod_plan --full --only=v5p-256 --level=O0 --json=out.json       quickly
+    python -m benchmarks pod_plan --full --only=v5p-256 --level=O0       quickly
 
 XLA:TPU compiles the run's own programs one by one; nothing is run. "In memory" is the compiler's
 peak of a program and what a step keeps on the chip beside it. A config runs as shipped on the pod
 it was made for, and with the planner's first suggestion on the others. At the default level a 32B
-row takes 4-10 minutes on two cores, at O0 two. Rows that are in `--json` already are not compiled
-again where flags, level and versions are the same: delete it after a change.
+row takes 4-10 minutes on two cores, at O0 two.
 """
 
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -45,7 +43,6 @@ VALUES = "vapo:"  # configs with a value model, which have tables of their own
 FLAGS = {
     "only": Flag("0_5b", "", "rows of this: 32b, or 7b-v6e-16"),
     "level": Flag("O0", "", "JAX_OPTIMIZATION_LEVEL"),
-    "json": Flag("", "", "file that keeps the planner's results"),
 }
 
 
@@ -69,30 +66,24 @@ def plan(row: Row, level: str, *flags: str) -> dict:
         return json.loads(out.read_text())
 
 
-def compiled(row: Row, level: str, old: dict | None) -> dict:
-    """The plan with the compiler's word, which is taken from `old` where that is of the same flags,
-    level and versions."""
+def compiled(row: Row, level: str) -> dict:
+    """The plan with the compiler's word."""
     first = plan(row, level)
     flags = first["suggestions"][0]["flags"].split() if first["mistakes"] else []
-    if old and old["flags"] == flags and _same_compiler(old["compiled"], level):
-        return plan(row, level, *flags) | {"flags": flags, "compiled": old["compiled"]}
-    return plan(row, level, "--compile", *flags) | {"flags": flags}
-
-
-def _same_compiler(compiled: dict, level: str) -> bool:
-    return compiled["level"] == (level or "default") and all(
-        importlib.metadata.version(p) == v for p, v in compiled["versions"].items()
-    )
+    return plan(row, level, "--compile", *flags)
 
 
 def gb(n: float) -> str:
     return f"{n / 1e9:.1f}"
 
 
-def memory_table(suffix: str) -> Table:
-    head = ("config", "pod", "data x fsdp x tensor", "slots (cache)", "sampling in memory")
-    head += ("by arithmetic", "updating in memory", "by arithmetic", "limit", "verdict")
-    return Table(*head, "compile s", "expected step, min", name=f"pod_plan{suffix}")
+MEMORY = (
+    "config", "pod", "data x fsdp x tensor", "slots (cache)", "sampling in memory", "by arithmetic",
+    "updating in memory", "by arithmetic", "limit", "verdict", "compile s", "expected step, min",
+)  # fmt: skip
+TRAFFIC = (
+    "config", "pod", "decode: 8 tokens", "update: a micro-batch", "rematerialized", "update",
+)  # fmt: skip
 
 
 def memory(row: Row, r: dict) -> list[str]:
@@ -105,8 +96,8 @@ def memory(row: Row, r: dict) -> list[str]:
         known = [x for n, x in programs.items() if n.startswith(names) and x["total"] is not None]
         text = "not compiled"
         if top := max(known, key=lambda x: x["total"], default=None):
-            peak = top["total"] - top["resident"]
-            text = f"{gb(peak)} + {gb(top['resident'])} = {gb(top['total'])}"
+            total, beside = top["total"], top["resident"]
+            text = f"{gb(total - beside)} + {gb(beside)} = {gb(total)}"
         cells += [text, gb(r["peaks"][phase])]
     step = "-"
     if "step" in r:
@@ -117,11 +108,6 @@ def memory(row: Row, r: dict) -> list[str]:
     mesh = " x ".join(map(str, r["mesh"].values()))
     slots = f"{r['slots']:,} ({r['cache_fraction']:g})"
     return [*row, mesh, slots, *cells, gb(r["pod"]["chip"]["hbm"]), verdict, seconds, step]
-
-
-def traffic_table(suffix: str) -> Table:
-    head = ("config", "pod", "decode: 8 tokens", "update: a micro-batch", "rematerialized")
-    return Table(*head, "update", name=f"pod_traffic{suffix}")
 
 
 def traffic(row: Row, r: dict) -> list[str]:
@@ -142,17 +128,11 @@ def measure(args) -> list[Table]:
     rows = [row for row in ROWS if args.only in "-".join(row)]
     if not rows:
         sys.exit(f"--only: one of {', '.join(map('-'.join, ROWS))}")
-    file = pathlib.Path(args.json) if args.json else None
-    kept = json.loads(file.read_text()) if file and file.exists() else {}
     tables = {}
     for row in rows:
-        name = "-".join(row)
-        r = kept[name] = compiled(row, args.level, kept.get(name))
-        if file:  # what there is, should a later row fail
-            file.write_text(json.dumps(kept, indent=1))
+        found = compiled(row, args.level)
         suffix = "_values" if row.config.startswith(VALUES) else ""
-        if suffix not in tables:
-            tables[suffix] = memory_table(suffix), traffic_table(suffix)
-        tables[suffix][0].row(*memory(row, r))
-        tables[suffix][1].row(*traffic(row, r))
-    return [table for both in tables.values() for table in both]
+        for kind, head, cells in (("plan", MEMORY, memory), ("traffic", TRAFFIC, traffic)):
+            name = f"pod_{kind}{suffix}"
+            tables.setdefault(name, Table(*head, name=name)).row(*cells(row, found))
+    return list(tables.values())

@@ -1,7 +1,7 @@
 """The race: the same base, problems and updates for dapo_jax, TRL and google-tunix, one core each.
 
     pip install -r benchmarks/requirements-peers.txt ...       # see that file; a venv of its own
-    python -m benchmarks race --full --out=runs/race           # about 45 minutes; resumes
+    python -m benchmarks race --full --out=runs/race           # about 45 minutes
 
 Every racer is a process of its own, pinned to one core with one thread, from an empty compilation
 cache, with its own documented settings at their best (benchmarks/racers/). One runs at a time, and
@@ -14,7 +14,7 @@ the goal, or after `--steps` rollout steps, whose CPU-seconds are then a lower b
 The base is made by the trainer's warm-up, cut short (`--skill_steps`): from the quickstart's own
 base 10 rollout steps reach the goal, and the race would be one of compilers.
 
-Finished runs are kept in OUT. The notes of results/race.json say what could not be made equal.
+The notes of results/race.json say what could not be made equal.
 """
 
 import json
@@ -30,7 +30,6 @@ from tqdm import tqdm
 from benchmarks import harness
 from benchmarks.harness import Flag
 from benchmarks.racers import judge as judge_lib, report
-from dapo_jax.data import files
 
 ROOT = harness.ROOT
 RACERS = ROOT / "benchmarks" / "racers"
@@ -53,7 +52,6 @@ FLAGS = {
     # Ours reaches the goal later with 6e-4 (43 against 40 CPU-s, seed 100).
     "lr": Flag(3e-4, 3e-4, "learning rate of all"),
     "first_seed": Flag(0, 0),
-    "base_seed": Flag(0, 0),
     "skill_steps": Flag(20, 520, "warm-up of the base: skill"),
     "habit_steps": Flag(10, 160, "and habit, see config/schema.py"),
 }
@@ -64,34 +62,19 @@ def command(racer: str) -> list[str]:
     return [sys.executable, str(RACERS / script), f"--arm={arm}"]
 
 
-def run(settings: dict, base: pathlib.Path, out: pathlib.Path, judge) -> dict:
-    """One run with its readings judged while it goes on; kept in `out` when it is whole. settings:
-    racer, seed, lr, steps and goal."""
-    result = out / "result.json"
-    racer, seed, steps, goal = (settings[name] for name in ("racer", "seed", "steps", "goal"))
-    if result.exists():
-        found = json.loads(result.read_text())
-        if found["settings"] != settings:
-            raise ValueError(f"{out}: was made with {found['settings']}; choose another --out")
-        return found
-    shutil.rmtree(out, ignore_errors=True)  # of an interrupted run
+def run(racer: str, seed: int, args, base: pathlib.Path, out: pathlib.Path, judge) -> list[dict]:
+    """The readings of one run, judged while it goes on. args: lr, steps and goal."""
+    shutil.rmtree(out, ignore_errors=True)  # of an earlier race
     out.mkdir(parents=True)
-    arguments = [
-        f"--base={base}",
-        f"--out={out}",
-        f"--seed={seed}",
-        f"--steps={steps}",
-        f"--lr={settings['lr']}",
-    ]
-    arguments += [f"--core={max(CORES)}"] if CORES else []
+    arguments = [f"--base={base}", f"--out={out}", f"--seed={seed}", f"--steps={args.steps}"]
+    arguments += [f"--lr={args.lr}", *([f"--core={max(CORES)}"] if CORES else [])]
     with (out / "log.txt").open("w") as log:
         process = subprocess.Popen(
             [*command(racer), *arguments], stdout=log, stderr=log, env=judge_lib.environment(ROOT)
         )
-    bar = tqdm(total=steps, desc=f"{racer}, seed {seed}", unit="step", dynamic_ncols=True)
     readings = []
     try:
-        with bar:
+        with tqdm(total=args.steps, desc=f"{racer}, seed {seed}", unit="step") as bar:
             while True:
                 over = process.poll() is not None  # asked before the files, which are then whole
                 for note in notes(out)[len(readings) :]:
@@ -102,7 +85,7 @@ def run(settings: dict, base: pathlib.Path, out: pathlib.Path, judge) -> dict:
                     shutil.rmtree(folder)
                     bar.update(note["step"] - bar.n)
                     bar.set_postfix_str(f"held-out {readings[-1]['accuracy']:.3f}")
-                    if report.reached(readings, goal, report.MEAN).held:
+                    if report.reached(readings, args.goal, report.MEAN).held:
                         (out / "stop").touch()
                 if over:
                     break
@@ -111,12 +94,10 @@ def run(settings: dict, base: pathlib.Path, out: pathlib.Path, judge) -> dict:
         if process.poll() is None:
             process.kill()
             process.wait()
-    complete = readings and (readings[-1]["step"] == steps or (out / "stop").exists())
+    complete = readings and (readings[-1]["step"] == args.steps or (out / "stop").exists())
     if process.returncode or not complete:
         raise RuntimeError(f"{racer}, seed {seed}: ended with {process.returncode}; {out}/log.txt")
-    found = {"settings": settings, "readings": readings}
-    files.write_json(result, found)
-    return found
+    return readings
 
 
 def notes(out: pathlib.Path) -> list[dict]:
@@ -136,7 +117,7 @@ def measure(args) -> list[harness.Table]:
     warmup = dict(optimizer="adam", skill_steps=args.skill_steps, skill_lr=3e-3)
     warmup |= dict(habit_steps=args.habit_steps, habit_lr=1.5e-3)
     fields = {f"supervised_warmup.{name}": value for name, value in warmup.items()}
-    judge_lib.make_base(base, ROOT, fields, args.base_seed)
+    judge_lib.make_base(base, ROOT, fields)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     for seed in seeds:
         judge_lib.write_order(base, seed, args.steps * 32)
@@ -149,10 +130,8 @@ def measure(args) -> list[harness.Table]:
     found = {name: [] for name in args.racers}
     for seed in seeds:
         for name in args.racers:
-            settings = {"racer": name, "seed": seed, "lr": args.lr, "steps": args.steps}
-            settings |= {"goal": args.goal}
-            one = run(settings, base, out / f"{name}_{seed}", judge)
-            found[name].append(report.summary(one["readings"], args.goal))
+            readings = run(name, seed, args, base, out / f"{name}_{seed}", judge)
+            found[name].append(report.summary(readings, args.goal))
     table = harness.Table("", *(LIST[name][2] for name in args.racers))
     for row in report.rows(found, OURS, LIST[OURS][2], args.goal):
         table.row(*row)

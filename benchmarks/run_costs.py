@@ -10,11 +10,12 @@ save before), and the CPU time of all threads for whole saves, measured at rest 
 import pathlib
 import runpy
 import tempfile
+import time
 
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Clock, Flag
+from benchmarks.harness import Flag
 from dapo_jax import train
 from dapo_jax.checkpoint import saver
 
@@ -25,46 +26,56 @@ FLAGS = {
 }
 
 
-class Steps(Clock):
-    """Clock of the rollout steps of a run; `phase` and `step` are two of `train.Hooks`. Other
-    clocks start to count after the first step, which compiles."""
+def now() -> np.ndarray:
+    """Seconds so far: (CPU of this process, wall)."""
+    return np.array([time.process_time(), time.perf_counter()])
 
-    state = None  # after the last step
 
-    def phase(self, name: str) -> None:
-        if name == "rollout":
-            self.start()
+def timed(function, calls: list):
+    """`function`, each call of which puts its (CPU, wall) seconds into `calls`."""
 
-    def step(self, state, record) -> None:
-        self.stop()
-        self.state, Clock.on = state, True
+    def run(*args, **kwargs):
+        begun = now()
+        result = function(*args, **kwargs)
+        calls.append(now() - begun)
+        return result
+
+    return run
 
 
 def measure(args) -> list[harness.Table]:
     c = runpy.run_path(str(harness.ROOT / "configs" / "quickstart.py"))["get_config"]()
     c.steps, c.eval.every, c.checkpoint.every = args.steps, 0, args.every
     c.checkpoint.journal_gb = c.checkpoint.journal_gb or 1.0
-    after, save = Clock(), Clock()
-    saver.Saver.after_step = after.around(saver.Saver.after_step)
-    steps, Clock.on = Steps(), False
+    steps, waits, saves, states = [], [], [], []
+    saver.Saver.after_step = timed(saver.Saver.after_step, waits)
+
+    def begin(phase: str) -> None:
+        if phase == "rollout":
+            steps.append(now())
+
+    def end(state, record) -> None:
+        steps[-1] = now() - steps[-1]
+        states[:] = [state]
+
     with tempfile.TemporaryDirectory() as folder:
         run = pathlib.Path(folder) / "run"
-        train.train(c, run, hooks=train.Hooks(phase=steps.phase, step=steps.step))
+        train.train(c, run, hooks=train.Hooks(phase=begin, step=end))
         with saver.Saver(pathlib.Path(folder) / "rest", c, {}, print) as at_rest:
-            last = save.around(at_rest.last)
+            save = timed(at_rest.last, saves)
             for i in range(args.saves):
-                last(steps.state.count(step=i))
-    return [saving(args, steps, after, save)]
+                save(states[0].count(step=i))
+    return [saving(args.every, *map(np.array, (steps, waits, saves)))]
 
 
-def saving(args, steps: Clock, after: Clock, save: Clock) -> harness.Table:
-    # The first call with the clocks on, of step 1, awaits the save of step 0, which compiles; the
-    # last step is not followed by one.
-    waits = sum(after.wall[1:]) / sum(steps.wall[:-1])
-    step, work = np.mean(steps.cpu), np.mean(save.cpu[1:])
+def saving(every: int, steps_Nx2, waits_Nx2, saves_Nx2) -> harness.Table:
+    """(CPU, wall) seconds of each rollout step, of each wait for the saver, from that before the
+    first step on, and of each save at rest. What compiles is left out: the first step and save, and
+    the wait after step 1, for the save of step 0. The loop does not wait after its last step."""
+    (step, _), (work, _) = steps_Nx2[1:].mean(0), saves_Nx2[1:].mean(0)
+    waited = waits_Nx2[2:, 1].sum() / steps_Nx2[1:-1, 1].sum()
     table = harness.Table("what", "share", name="checkpoint_cost")
-    table.row("the loop waits, of the steps' wall time", f"{waits:.2%}")
-    share = f"{work / args.every / step:.2%}"
-    table.row("saves in the background, of the steps' CPU time", share)
-    table.note(f"A step takes {step:.3f} CPU-s, a save every {args.every} of them {work:.3f}.")
+    table.row("the loop waits, of the steps' wall time", f"{waited:.2%}")
+    table.row("saves in the background, of the steps' CPU time", f"{work / every / step:.2%}")
+    table.note(f"A step takes {step:.3f} CPU-s, a save every {every} of them {work:.3f}.")
     return table

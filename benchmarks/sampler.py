@@ -18,7 +18,6 @@ import numpy as np
 
 from benchmarks import harness, sides
 from benchmarks.harness import Flag
-from benchmarks.lengths import log_normal
 from dapo_jax.model import qwen2
 from dapo_jax.rollout import draw
 from dapo_jax.rollout.draw import Draw
@@ -132,7 +131,7 @@ def draw_alone(table: harness.Table, repeats: int, scale: int, rows: int = 16) -
 def uneven(table: harness.Table, repeats: int, scale: int, slots: int = 64) -> None:
     """Forced lengths. The peer takes the same requests in batches, each up to its longest row."""
     n = cap = 512 // scale
-    lengths = log_normal(n, cap, cap / 4, seed=1)
+    lengths = sides.log_normal(n, cap, cap / 4, seed=1)
     tunix = tunix_sampler(cap)
 
     def batches():
@@ -149,7 +148,7 @@ def readers(table: harness.Table, repeats: int, scale: int) -> None:
     """Whole rows against pages of 64 on CPU, by row length: what `paged.geometry` chooses from."""
     for row in (128, 160, 192, 256, 384, 512, 768, 1024)[: 8 // scale]:
         cap = row - PROMPT
-        long_tail = log_normal(128, cap, cap / 3, seed=1)
+        long_tail = sides.log_normal(128, cap, cap / 3, seed=1)
         for kind, lengths in (("all full", ()), ("long tail", long_tail)):
             turns = {
                 name: ours(engine(64, cap, page_tokens=page), requests(128, lengths))

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, packing, update
 from dapo_jax.model import learner, qwen2
+from dapo_jax.plan import simulate
 from dapo_jax.rollout.engine import Engine, Request
 
 ADAMW = dict(b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.1)
@@ -36,6 +37,14 @@ def engine(
         prompt_tokens=prompt, response_tokens=response, chunk=chunk, dtype=dtype,
         **dict(prefill_prompts=8, stop_ids=[]) | more,
     )  # fmt: skip
+
+
+def log_normal(n: int, cap: int, mean: float, sigma: float = 0.9, seed: int = 0) -> np.ndarray:
+    """int [n]: lengths in TOKENS with a long tail, cut at `cap`, of this mean after the cut: the n
+    quantiles in random order, so that every n has the same distribution."""
+    mu = simulate.log_mean(mean, sigma, cap, n)
+    lengths = simulate.cut(mu, sigma, simulate.quantiles(n), cap)
+    return np.random.default_rng(seed).permutation(lengths)
 
 
 def requests(prompts_NxT: np.ndarray, lengths: Iterable[int] = ()) -> list[Request]:

@@ -16,7 +16,6 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import huggingface_hub
@@ -41,10 +40,6 @@ FLAGS = {
 COLUMNS = ("hub_calls", "hub_bytes", "weight_bytes", "programs_compiled", "seconds")
 
 
-def shape_of(size: str) -> Shape:
-    return sides.SMALL if size == "tiny" else shapes.qwen2_5(size)
-
-
 def write(directory: Path, shape: Shape, shard_bytes: int = 1_000_000_000) -> None:
     """A checkpoint of repeated noise: what is in it does not matter, that it differs does."""
     noise = np.random.default_rng(0).standard_normal(1 << 20).astype(ml_dtypes.bfloat16)
@@ -56,28 +51,21 @@ def write(directory: Path, shape: Shape, shard_bytes: int = 1_000_000_000) -> No
     (directory / "config.json").write_text(json.dumps(hf_format.config_json(shape, "bfloat16")))
 
 
-def tell_reads(told: Callable[[int], None]) -> None:
-    """Bytes of each part of a weight that is read from here on."""
-    read = hf._read
-
-    def telling(*arguments):
-        part = read(*arguments)
-        told(part.nbytes)
-        return part
-
-    hf._read = telling
-
-
 def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
     """One process of a start; it runs in a process of its own."""
     counts = collections.Counter(dict.fromkeys(COLUMNS, 0))
-    compile_and_load = compiler.backend_compile_and_load
+    compile_and_load, read = compiler.backend_compile_and_load, hf._read
 
     def download(name, allow_patterns):
         counts["hub_calls"] += 1
         if "*.safetensors" in allow_patterns:
             counts["hub_bytes"] += sum(p.stat().st_size for p in (hub / name).iterdir())
         return str(hub / name)
+
+    def counted_read(*arguments):
+        part = read(*arguments)
+        counts["weight_bytes"] += part.nbytes
+        return part
 
     def counted_compile(backend, module, devices, *rest):
         counts["programs_compiled"] += len({d.process_index for d in devices}) > 1
@@ -87,7 +75,7 @@ def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
     cache_key._hash_accelerator_config = lambda key, devices: key.update(b"slice")
     huggingface_hub.snapshot_download = download
     compiler.backend_compile_and_load = counted_compile
-    tell_reads(lambda read: counts.update(weight_bytes=read))
+    hf._read = counted_read
     began = time.perf_counter()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, total, index)
@@ -117,21 +105,17 @@ def starts(hub: Path, folder: str, total: int) -> list[dict]:
         return list(pool.map(one, range(total)))
 
 
-def started(hub: Path, folder: str, processes: int) -> harness.Table:
-    table = harness.Table("start", *COLUMNS)
-    for what in ("first start", "second start", "with a checkpoint"):
-        if what == "with a checkpoint":
-            Path(folder, "checkpoints", "1").mkdir(parents=True)
-        counts = starts(hub, folder, processes)
-        table.row(what, *(", ".join(f"{c[column]:,}" for c in counts) for column in COLUMNS))
-    return table
-
-
 def measure(args) -> list[harness.Table]:
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
     with tempfile.TemporaryDirectory() as folder:
         hub = Path(folder, "hub")
         model = hub / "Qwen/stand-in"
         model.mkdir(parents=True)
-        write(model, shape_of(args.size))
-        return [started(hub, str(Path(folder, "run")), args.processes)]
+        write(model, sides.SMALL if args.size == "tiny" else shapes.qwen2_5(args.size))
+        table, run = harness.Table("start", *COLUMNS), Path(folder, "run")
+        for what in ("first start", "second start", "with a checkpoint"):
+            if what == "with a checkpoint":
+                (run / "checkpoints" / "1").mkdir(parents=True)
+            counts = starts(hub, str(run), args.processes)
+            table.row(what, *(", ".join(f"{c[column]:,}" for c in counts) for column in COLUMNS))
+        return [table]

@@ -35,13 +35,7 @@ SHAPE = sides.SMALL._replace(rope_theta=1e6, remat="none", attention_chunk=512, 
 def data(tailed: bool, n: int) -> list[packing.Item]:
     """n items whose recorded log-probs are random: old log-probs of the ratio."""
     rng = np.random.default_rng(0)
-    lengths = np.full(n, CAP)
-    if tailed:
-        lengths = np.ceil(np.minimum(rng.exponential(30.0, n), CAP)).astype(int)
-        while lengths.sum() != n * CAP // 4:  # a quarter of the cap, exactly
-            i = rng.integers(n)
-            step = np.sign(n * CAP // 4 - lengths.sum())
-            lengths[i] = np.clip(lengths[i] + step, 1, CAP)
+    lengths = sides.log_normal(n, CAP, CAP / 4) if tailed else np.full(n, CAP)
     draw = lambda n: rng.integers(1, SHAPE.vocab_size, n)  # (0 is tunix's padding)
     prompts, responses = [draw(PROMPT) for _ in lengths], [draw(n) for n in lengths]
     return sides.items(prompts, responses, rng.normal(size=n), -7.0)

@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import time
 import types
 
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as command, arms, half_billion, harness, ladder, lengths, tables
+from benchmarks import __main__ as command, arms, half_billion, harness, ladder, tables
 from dapo_jax.config import presets
 
 RESULTS = sorted(path.stem for path in harness.RESULTS.glob("*.json"))
@@ -79,7 +78,7 @@ def test_an_instruction_set_stands_before_anything_is_imported(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_foo=1")
     assert harness.limited("") == {}
     found = harness.limited("AVX2")
-    assert found == harness.ISA["AVX2"] | {"XLA_FLAGS": "--xla_foo=1 --xla_cpu_max_isa=AVX2"}
+    assert found == harness.AVX2 | {"XLA_FLAGS": "--xla_foo=1 --xla_cpu_max_isa=AVX2"}
     code = "import sys, benchmarks.__main__; print({'jax', 'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=harness.ROOT, capture_output=True)
     assert done.stdout.strip() == b"set()", done.stderr
@@ -93,24 +92,12 @@ def test_a_process_of_its_own_has_its_own_environment():
         harness.apart(int, "no number")
 
 
-def test_functions_take_turns_and_clocks_count(monkeypatch):
+def test_functions_take_turns_and_a_median_is_taken():
     told = []
     found = harness.in_turns({"a": lambda: told.append("a"), "b": lambda: told.append("b") or 7}, 3)
     assert told == ["a", "b"] * 4 and found["b"][1] == 7 and found["a"][0] >= 0
     ticks = iter([0, 4, 10, 11, 20, 22])
     assert harness.median_seconds(lambda: None, 3, lambda: next(ticks)) == 2
-    clock = harness.Clock(time.thread_time)
-    work = clock.around(lambda n: sum(range(n)))
-    assert work(10) == 45 and len(clock.cpu) == len(clock.wall) == 1
-    monkeypatch.setattr(harness.Clock, "on", False)
-    assert work(10) == 45 and len(clock.cpu) == 1
-
-
-def test_lengths_have_the_mean_after_the_cut_for_every_n():
-    for n in (64, 512):
-        got, other = (lengths.log_normal(n, cap=512, mean=128, seed=seed) for seed in (0, 1))
-        assert got.max() <= 512 and got.min() >= 1 and abs(got.mean() - 128) < 1
-        np.testing.assert_array_equal(np.sort(got), np.sort(other))
 
 
 def run(values, updates=10, tokens=1e6, **last):
@@ -128,68 +115,42 @@ NOW = {"critic/explained_variance": 0.53}
 AGED = {"staleness/age_mean": 0.5, "policy/importance_ess": 0.99, "perf/slot_occupancy": 0.9}
 aged = lambda a, b, **tags: [run([0, *[None] * 5, x], **tags) for x in (a, b)]
 pretrained = [r | NOW | {arms.UPDATES: 10 * max(r["step"] - 3, 0)} for r in run([0, 0, 0, *LINE])]
-# study -> (what is to be seen, arm -> runs, heads of some columns and below them each arm's cells)
-COMPARED = {
-    "recipes": (
-        "both budgets are the smallest of any run",
-        {"dapo": [run(LINE, 10, 3e6)] * 2, "gspo": [run(LINE, 20, 1e6)] * 2},
-        """at 60 updates | at 6 M tokens | updates | M tokens
-        0.500 +- 0.000 | 0.167 +- 0.000 | 60 | 18.00
-        0.250 +- 0.000 | 0.500 +- 0.000 | 120 | 6.00""",
-    ),
-    "vapo": (
-        "tokens of value pre-training count, its steps are no updates",
-        {"vapo": [pretrained] * 2, "dapo": [run(LINE)] * 2},
-        """at 60 updates | at 6 M tokens | explained
-        0.500 +- 0.000 | 0.200 +- 0.000 | 0.530 +- 0.000
-        0.500 +- 0.000 | 0.500 +- 0.000 |""",
-    ),
-    "curricula": (
-        "a run that never gets there counts with all its tokens",
-        {
-            "none": [run([0.1, 0.8, 1.0], tokens=1e4)] * 2,
-            "no_positive": [run(x, tokens=1e4) for x in ([0.0, 0.9, 0.95], [0.1, 0.2, 0.3])],
-        },
-        """thousand tokens to 0.9 | less none's | came to it
-        15.000 +- 0.000 | - | 2 of 2
-        15.000 +- 63.531 | +0.000 +- 63.531 | 1 of 2""",
-    ),
-    "staleness_quickstart": (
-        "a verdict is by seed",
-        {"S=0": aged(0.6, 0.9), "S=1": aged(0.6, 0.84, **AGED), "S=2": aged(0.3, 0.59, **AGED)},
-        """less that of S=0 | verdict | M tokens | mean age, steps | slots busy
-        - | - | 6.000 | - | -
-        -0.025 +- 0.318 | not told apart | 6.000 | 0.50 | 90%
-        -0.254 +- 0.053 | behind | 6.000 | 0.50 | 90%""",
-    ),
-    "quickstart": (
-        "the last evaluation within a budget",
-        {"naive GRPO": [run(LINE)] * 2, "DAPO": [run([x + 0.2 for x in LINE], 20, 2e6)] * 2},
-        """at 60 updates | mean after the start | less that of naive GRPO | at 6.00 M tokens
-        0.600 +- 0.000 | 0.350 +- 0.000 | - | 0.600 +- 0.000
-        0.500 +- 0.000 | 0.550 +- 0.000 | +0.200 +- 0.000 | 0.500 +- 0.000""",
-    ),
-}
+RUNS = {
+    "recipes": {"dapo": [run(LINE, 10, 3e6)] * 2, "gspo": [run(LINE, 20, 1e6)] * 2},
+    "vapo": {"vapo": [pretrained] * 2, "dapo": [run(LINE)] * 2},
+    "curricula": {
+        "none": [run([0.1, 0.8, 1.0], tokens=1e4)] * 2,
+        "no_positive": [run(x, tokens=1e4) for x in ([0.0, 0.9, 0.95], [0.1, 0.2, 0.3])],
+    },
+    "staleness_quickstart": {
+        "S=0": aged(0.6, 0.9), "S=1": aged(0.6, 0.84, **AGED), "S=2": aged(0.3, 0.59, **AGED)
+    },
+    "quickstart": {
+        "naive GRPO": [run(LINE)] * 2, "DAPO": [run([x + 0.2 for x in LINE], 20, 2e6)] * 2
+    },
+}  # fmt: skip
+TABLES = (harness.ROOT / "tests/data/arms.txt").read_text().split("\n\n")
 
 
-@pytest.mark.parametrize("study", COMPARED)
-def test_arms_are_compared(study):
-    _, runs, wanted = COMPARED[study]
-    table = arms.compared(arms.STUDIES[study], runs)
-    heads, *cells = ([x.strip() for x in line.split("|")] for line in wanted.split("\n"))
+@pytest.mark.parametrize("wanted", TABLES, ids=RUNS)
+def test_arms_are_compared(wanted):
+    """Some columns of each study's table."""
+    about, *lines = wanted.strip().split("\n")
+    study = about.split(":")[0]
+    table = arms.compared(arms.STUDIES[study], RUNS[study])
+    heads, *rows = ([cell.strip() for cell in line.split("|")] for line in lines)
     places = [table.columns.index(head) for head in heads]
-    assert [row[0] for row in table.rows] == [*runs]
-    assert [[row[i] for i in places] for row in table.rows] == cells
+    assert [[row[i] for i in places] for row in table.rows] == rows
 
 
 # What an arm may change of the plain one's config.
+OF_STALENESS = r"rollout\.staleness|rollout\.slots|loss\.importance_cap"
+OF_VAPO = r"critic\.|loss\.|dynamic_sampling\.|reward\.overlong|steps"
 CHANGED = {
     "recipes": r"(?!supervised_warmup\.|data\.|optim\.)",
     "curricula": r"curriculum\.|rollout\.temperature",
-    "staleness_quickstart": r"rollout\.staleness|rollout\.slots|loss\.importance_cap",
-    "staleness_ladder": r"rollout\.staleness|rollout\.slots|loss\.importance_cap",
-    "vapo": r"critic\.|loss\.|dynamic_sampling\.|reward\.overlong|steps",
-    "vapo_chains": r"critic\.|loss\.|dynamic_sampling\.|reward\.overlong|steps",
+    **dict.fromkeys(("staleness_quickstart", "staleness_ladder"), OF_STALENESS),
+    **dict.fromkeys(("vapo", "vapo_chains"), OF_VAPO),
 }
 
 
@@ -200,10 +161,10 @@ def test_an_arm_changes_what_it_is_about_and_nothing_else(name, tmp_path):
     for other in others:
         changed = {key for key in plain if plain[key] != other[key]}
         assert changed and all(re.match(CHANGED[name], key) for key in changed), changed
-    if "rollout.staleness" in CHANGED[name].replace("\\", ""):
+    if CHANGED[name] == OF_STALENESS:
         batch = plain["rollout.groups"] * plain["rollout.group_size"]
         assert [o["rollout.slots"] for o in others] == [2 * batch, 3 * batch]
-    if "vapo" in name:
+    if CHANGED[name] == OF_VAPO:
         vapo = study.fields("vapo", out=tmp_path)
         assert vapo["steps"] - plain["steps"] == vapo["critic.pretrain_steps"] > 0
         assert ("train_k5678.jsonl" in vapo["data.train"]) == (name == "vapo_chains")
@@ -216,19 +177,6 @@ def test_a_ladder_s_table_follows_from_the_records_that_are_kept():
         (table,) = ladder.measure(types.SimpleNamespace(method=method, runs=""))
         assert (table.columns, table.rows) == (tuple(result["columns"]), result["rows"])
         assert table.notes == result["notes"][: len(table.notes)]
-
-
-def test_both_sides_of_half_a_billion_take_turns():
-    """A row is of medians over processes, ours before theirs; work a CPU-second."""
-    seconds, asked = iter([1.0, 2.0, 8.0, 6.0, 2.0, 3.0]), []
-
-    def apart(function, *side, cores, **_):
-        asked.append((cores, *side))
-        return (s := next(seconds)), 10 * s
-
-    row = half_billion.compared(2, "decode", 3, 2, apart)
-    assert asked == [(2, "decode", "ours", 2), (2, "decode", "theirs", 2)] * 3
-    assert row == ("decode, 2 core(s)", "8.0", "5.3", "1.50x", "20.00", "30.00")
 
 
 @pytest.mark.slow

@@ -34,16 +34,6 @@ def sizes(data, fsdp, tensor):
 
 
 MANY = sizes(1, 16, 8)
-PUBLISHED = {
-    "0.5B": 494_032_768, "1.5B": 1_543_714_304, "3B": 3_085_938_688, "7B": 7_615_616_512,
-    "14B": 14_770_033_664, "32B": N_32B, "72B": 72_706_203_648,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("size", PUBLISHED)
-def test_published_shapes_have_the_published_parameters(size):
-    assert qwen2.param_count(plan.network(big(size))) == PUBLISHED[size]
-    assert plan.network(big(size + "-Instruct")) == plan.network(big(size))
 
 
 def test_weights_of_a_device_are_counted_by_the_rules():
@@ -53,6 +43,8 @@ def test_weights_of_a_device_are_counted_by_the_rules():
         assert footprint.weight_count(shape, rules, sizes(1, 1, 1)) == whole
     split = footprint.weight_count(shape, c.sharding.train, sizes(2, 16, 8))  # replicas do not help
     assert whole / 128 <= split <= whole / 128 * 1.001  # norms and biases are split less
+    thirds = footprint.weight_count(shape, c.sharding.train, sizes(1, 3, 1))
+    assert 3 * thirds > 1.0001 * whole  # 5,120 columns in parts of 1,707
     # In decoding over `tensor` only.
     assert footprint.weight_count(shape, c.sharding.decode, MANY) >= whole / 8
 
@@ -64,6 +56,7 @@ def test_weights_of_a_device_are_counted_by_the_rules():
         ("32B", {}, (1, 16, 8), 32 * 1024, 1024 * 22528),
         ("32B", dict(rollout__cache_fraction=0.5), (1, 16, 8), 32 * 1024, 512 * 22528),
         ("32B", dict(rollout__cache_dtype="int8"), (1, 16, 8), 16 * 1024 * 33 / 32, 1024 * 22528),
+        ("32B", dict(eval__max_response_tokens=21504), (1, 1, 1), 256 * 1024, 1024 * 23552),
         ("0.5B", {}, (1, 1, 1), 2 * 24 * 2 * 128 * 2, 1024 * 22528),  # heads of 64, stored as 128
     ],
 )
@@ -157,7 +150,7 @@ def test_what_is_suggested_fits_and_runs():
         again = big(rollout__cache_fraction=float(flat.pop("rollout.cache_fraction")))
         text = ("sharding.", "model.")
         again.update({k: v if k.startswith(text) else int(v) for k, v in flat.items()})
-        assert again == t == layouts.changed(c, x.settings())
+        assert again == t
         assert not plan.mistakes(again, shape, V6E)
         peak = max(plan.peaks(plan.memory(again, plan.network(again), x.mesh)).values())
         assert peak == pytest.approx(x.peak) and peak <= 0.9 * V6E.chip.hbm
@@ -212,19 +205,6 @@ def test_what_does_not_fit_is_refused_or_doubted():
         plan.check(big(mesh__fsdp=32), slices.parse("2xv5p-256"))
 
 
-def test_bounds_by_hand():
-    """32B on 128 v5p chips, no prompt to speak of."""
-    r, n, read = 10_000, 8192, N_32B - 152064 * 5120
-    c = big()
-    got = planner.bounds(c, plan.network(c), MANY, V5P, plan.Traffic(1, r))
-    seconds = 8 * r * read / 8 * 2 / 2765e9  # weights, every step of eight waves
-    seconds += n * r * r / 2 * 256 * 1024 / 128 / 2765e9  # cache
-    assert got["decode"] == pytest.approx(seconds, rel=0.01)
-    forward = (n * r * 2 * read + n * 64 * 2 * 40 * 128 * r * r) / 128 / 459e12
-    assert got["old log-probs"] == pytest.approx(forward, rel=0.01)
-    assert got["update"] == pytest.approx(4 * forward, rel=0.01)
-
-
 # --- figures ------------------------------------------------------------------------------------
 
 SMALL = dict(
@@ -268,18 +248,6 @@ def test_the_figures_are_the_recorded_ones(name):
     assert all(jax.tree.leaves(same)), same
     for constant, (low, high) in got["step"]["uncertain"].items():  # 'low' makes a step short
         assert low <= 1e-6 and high >= -1e-6, constant
-
-
-def test_a_field_costs_what_its_option_says():
-    size, pod, mesh, _ = CASES["plain"]
-    given = sizes(*mesh), slices.parse(pod), plan.Traffic(20, 100, sigma=1.2)
-    of = lambda c: planner.expected(c, plan.network(c), *given)["step"]
-    plain = of(big(size, **SMALL))
-    int8 = of(big(size, **SMALL, rollout__cache_dtype="int8", loss__importance_cap=2.0))
-    assert plain["options"]["rollout.cache_dtype=int8"] == pytest.approx(int8["expected_s"])
-    saved = plain["expected_s"] - plain["options"]["loss.old_logprobs=reuse"]
-    assert saved == pytest.approx(plain["parts"]["old log-probs"])
-    assert sum(plain["parts"].values()) == pytest.approx(plain["expected_s"])
 
 
 def test_command_line(shell, tmp_path):

@@ -141,7 +141,7 @@ def test_yarn_frequencies_of_a_published_model():
     """Qwen3-8B, factor 4 of 32,768 tokens: the first and the last frequency of each stretch, as
     transformers 5.12.1 computes them in float32."""
     yarn = qwen2.Yarn(4.0, 32768, 1.0 + 0.1 * np.log(4.0))
-    shape = plan.qwen3("8B")._replace(yarn=yarn)
+    shape = plan.published("Qwen/Qwen3-8B")._replace(yarn=yarn)
     scale = qwen2.yarn_scale(128, 1e6, yarn)
     rate = 1e6 ** (-np.arange(64) / 64)
     np.testing.assert_allclose(scale, yarn_factors(shape), rtol=4 * EPS)

@@ -4,15 +4,13 @@ Imports nothing heavy: what is imported here is charged to everybody.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import pathlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
 
 GROUPS, GROUP_SIZE, UPDATES = 32, 8, 8  # prompts a rollout step, responses each, updates
 PROMPT_TOKENS, RESPONSE_TOKENS, BUFFER_TOKENS = 24, 32, 12
@@ -20,15 +18,8 @@ CLIP_LOW, CLIP_HIGH, B1, B2, CLIP_NORM = 0.2, 0.28, 0.9, 0.95, 1.0
 EVERY = 5  # rollout steps between readings
 
 
-class Row(NamedTuple):
-    """A problem of the training stream."""
-
-    prompt: str
-    answer: str
-
-
 class Clock:
-    """CPU-seconds of this process, all threads, from its birth, without what `pause` covers.
+    """CPU-seconds of this process, all threads, from its birth, without the writing of weights.
 
     `reading` goes into OUT/readings.jsonl: {step, cpu_s, wall_s, tokens, updates, peak_mb}. The
     weights of each reading appear whole in OUT/weights/step_NNNNNN, a Hugging Face directory.
@@ -36,37 +27,31 @@ class Clock:
 
     def __init__(self, out: pathlib.Path):
         self.out = out
-        self._cpu_paused = self._wall_paused = 0.0
-        self._wall_start = time.perf_counter()
+        self._cpu_began, self._wall_began = 0.0, time.perf_counter()
         (out / "weights").mkdir(parents=True, exist_ok=True)
-
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        cpu, wall = time.process_time(), time.perf_counter()
-        yield
-        self._cpu_paused += time.process_time() - cpu
-        self._wall_paused += time.perf_counter() - wall
 
     def reading(
         self, step: int, tokens: int, updates: int, save: Callable[[pathlib.Path], None]
     ) -> bool:
         """Notes the clock, then writes the weights by `save(directory)` off the clock. Work in
         flight must have ended. Returns whether to stop: the judge has seen enough."""
+        cpu, wall = time.process_time(), time.perf_counter()
         note = {
             "step": step,
-            "cpu_s": round(time.process_time() - self._cpu_paused, 3),
-            "wall_s": round(time.perf_counter() - self._wall_start - self._wall_paused, 3),
+            "cpu_s": round(cpu - self._cpu_began, 3),
+            "wall_s": round(wall - self._wall_began, 3),
             "tokens": int(tokens),
             "updates": updates,
             "peak_mb": round(peak_mb(), 1),
         }
-        with self.pause():
-            folder = self.out / "weights" / f"step_{step:06d}"
-            partial = folder.with_suffix(".partial")
-            save(partial)
-            partial.rename(folder)
-            with (self.out / "readings.jsonl").open("a") as file:
-                file.write(json.dumps(note) + "\n")
+        folder = self.out / "weights" / f"step_{step:06d}"
+        partial = folder.with_suffix(".partial")
+        save(partial)
+        partial.rename(folder)
+        with (self.out / "readings.jsonl").open("a") as file:
+            file.write(json.dumps(note) + "\n")
+        self._cpu_began += time.process_time() - cpu
+        self._wall_began += time.perf_counter() - wall
         return (self.out / "stop").exists()
 
 
@@ -92,10 +77,10 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def rows(base: pathlib.Path, seed: int, steps: int) -> list[Row]:
-    """The problems of a run, in the order of its seed: `steps` x GROUPS."""
+def rows(base: pathlib.Path, seed: int, steps: int) -> list[dict[str, str]]:
+    """The problems of a run, in the order of its seed: `steps` x GROUPS, {prompt, answer} each."""
     order = json.loads((base / f"order_{seed}.json").read_text())
     texts = json.loads((base / "train.json").read_text())
     if len(order) < steps * GROUPS:
         raise ValueError(f"{base}: the order of seed {seed} holds fewer than {steps} steps")
-    return [Row(*texts[i]) for i in order[: steps * GROUPS]]
+    return [dict(zip(("prompt", "answer"), texts[i], strict=True)) for i in order[: steps * GROUPS]]

@@ -25,14 +25,14 @@ from dapo_jax.model import hf
 PAD = 47  # an id that no text uses
 
 
-def make_base(base: pathlib.Path, root: pathlib.Path, warmup: dict, seed: int) -> None:
+def make_base(base: pathlib.Path, root: pathlib.Path, warmup: dict) -> None:
     """Trains the base by the trainer's own warm-up, exports it by its own converter, and writes
     problems and vocabulary beside it. Left alone where it is whole."""
     if (base / "vocabulary.json").exists():
         return
     run = base.with_name(base.name + "_run")
     python = [sys.executable, "-m"]
-    fields = {"steps": 0, "seed": seed, "eval.top_p": 1.0} | warmup
+    fields = {"steps": 0, "eval.top_p": 1.0} | warmup
     command = [*python, "dapo_jax.train", f"--config={root}/configs/quickstart.py"]
     command += [f"--workdir={run}", *(f"--config.{k}={v}" for k, v in fields.items())]
     subprocess.run(command, check=True, cwd=root)

@@ -37,7 +37,7 @@ def main() -> None:
                 save = model.save_pretrained
                 control.should_training_stop |= watch.reading(step, tokens, state.global_step, save)
 
-    data = [row._asdict() for row in clock.rows(args.base, args.seed, args.steps)]
+    data = clock.rows(args.base, args.seed, args.steps)
     settings = GRPOConfig(
         output_dir=str(args.out / "trl"), seed=args.seed,
         loss_type="dapo", epsilon=clock.CLIP_LOW, epsilon_high=clock.CLIP_HIGH, beta=0.0,

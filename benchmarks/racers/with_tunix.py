@@ -163,10 +163,8 @@ def main() -> None:
                     return
             if step < args.steps:
                 part = rows[step * clock.GROUPS : (step + 1) * clock.GROUPS]
-                yield {
-                    "prompts": np.array([r.prompt for r in part]),
-                    "answer": np.array([r.answer for r in part]),
-                }
+                prompts, answers = (np.array([r[x] for r in part]) for x in ("prompt", "answer"))
+                yield {"prompts": prompts, "answer": answers}
 
     with mesh:
         learner.train(batches())

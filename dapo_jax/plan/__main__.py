@@ -13,7 +13,7 @@ parameters, optimizer and cache are exact; those of activations estimate what XL
 `--compile` compiles the run's own programs for the pod and says what XLA keeps (compile.py; minutes
 for a large model; JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and assigns nearly the same
 memory). `--kernels` counts the instructions that libtpu makes of the decode kernel, for
-constants.py (seconds). `--check` is what launch/ runs before it makes a slice: would `train` take
+constants.txt (seconds). `--check` is what launch/ runs before it makes a slice: would `train` take
 these flags there?
 """
 
@@ -44,10 +44,10 @@ def define_flags() -> None:
     default = Traffic._field_defaults
     flags.DEFINE_float("sigma", default["sigma"], "Assumed std of log response length.", 0, 3)
     flags.DEFINE_float("accept", default["accept"], "Assumed share of mixed groups.", 0, 1)
-    said = "Assumed problems of an evaluation set."
-    flags.DEFINE_integer("eval_problems", default["eval_problems"], said, 0)
-    said = "Simulate rollout.staleness = 0, 1 and 2, on one mesh and on two; minutes."
-    flags.DEFINE_bool("staleness", False, said)
+    flags.DEFINE_integer("eval_problems", default["eval_problems"], "Assumed problems of a set.", 0)
+    flags.DEFINE_bool(
+        "staleness", False, "Simulate staleness 0, 1, 2, on one mesh and two; minutes."
+    )
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
     flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")

@@ -21,6 +21,7 @@ from dapo_jax.model import qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.plan import hlo
 from dapo_jax.plan.footprint import GB
+from dapo_jax.plan.report import filled_in
 from dapo_jax.pods import topology
 from dapo_jax.pods.slices import Pod
 
@@ -195,28 +196,4 @@ def line(name: str, r: dict[str, Any]) -> str:
 
 def report(r: dict[str, Any]) -> list[str]:
     """`check` for people."""
-    size = topology.size
-    listed = lambda of: ", ".join(f"{what} {size(n)}" for what, n in of.items())
-    versions = ", ".join(f"{k} {v}" for k, v in r["versions"].items())
-    lines = [f"Compiled by XLA:TPU ({versions}; level {r['level']}); nothing was run:"]
-    for name, x in r["programs"].items():
-        lines.append("  " + line(name, x))
-        if x["kept_beside"]:
-            lines.append(f"      beside it: {listed(x['kept_beside'])}")
-        if "refused" in x:
-            continue
-        loops = x["collectives_in_loops"].items()
-        moved = listed({f"{kind} {y['count']} x,": y["bytes"] for kind, y in loops})
-        lines += [
-            f"      arguments {size(x['arguments'])}, updated in place {size(x['aliased'])},"
-            f" temporaries {size(x['temporaries'])}; matrix products"
-            f" {x['flops'] / 1e12:,.1f} TFLOP on all devices, per {x['per']}",
-            f"      moved inside loops, per {x['per']} and device: {moved or 'nothing'}",
-        ]
-        if x["rematerialized"]:
-            lines.append(
-                f"      {x['rematerialized']} x 'Involuntary full rematerialization': an activation"
-                " is gathered whole; look at the sharding rules"
-            )
-    lines += [f"  {name}: not compiled, since that does not fit" for name in r["not_compiled"]]
-    return [*lines, f"{'FITS' if r['fits'] else 'DOES NOT FIT'}, by the compiler"]
+    return filled_in("compiled.txt", r=r, line=line)

@@ -18,6 +18,7 @@ from dapo_jax.pods.slices import Pod
 GB = 1e9
 CELL_ARRAYS = 10  # of 4 bytes per packed cell: eight of the rows, old and reference log-probs
 VALUE_ARRAYS = 3  # values, advantages, returns
+HEAD = "vocab", "embed"  # the axes of the output weights
 
 
 def parts(axis: str, rules, sizes) -> int:
@@ -48,15 +49,13 @@ def item_bytes(config) -> int:
     return jax.numpy.dtype(config.model.dtype).itemsize
 
 
+def outputs(shape: qwen2.Shape) -> int:
+    return 1 if shape.value_head else shape.vocab_size
+
+
 def wide_count(config, shape: qwen2.Shape) -> int:
     """Parameters of a float32 head on a model of another dtype; 0 where there is none."""
-    outputs = 1 if shape.value_head else shape.vocab_size
-    return shape.float32_head * (item_bytes(config) < 4) * outputs * shape.hidden_size
-
-
-def _wide_part(config, shape: qwen2.Shape, sizes, rules) -> float:
-    """`wide_count` on one device."""
-    return wide_count(config, shape) / math.prod(parts(a, rules, sizes) for a in ("vocab", "embed"))
+    return shape.float32_head * (item_bytes(config) < 4) * outputs(shape) * shape.hidden_size
 
 
 def cache(config, shape: qwen2.Shape, sizes) -> paged.Geometry:
@@ -92,12 +91,38 @@ def waves(config, shape: qwen2.Shape, sizes, length: int) -> dict[str, int]:
 def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
     """{phase: {item: bytes per device}}. 'always' counts in 'sampling' and in 'updating': the
     sampler keeps its cache while the trainer works, and the trainer its state while it samples."""
-    updating = update_memory(config, shape, sizes)
-    if value := value_model(config, shape):  # its update ends before the policy's begins
+    train, decode, item = config.sharding.train, config.sharding.decode, item_bytes(config)
+    updating, value = update_memory(config, shape, sizes), value_model(config, shape)
+    n, of_value = weight_count(shape, train, sizes, qwen2.trained), 0
+    if value:  # its update ends before the policy's begins
         made = {"values, advantages, returns": updating["packed rows"] * VALUE_ARRAYS / CELL_ARRAYS}
         of_values = update_memory(config, value, sizes) | made
         updating = max(updating, of_values, key=lambda items: sum(items.values()))
-    always, sampling = _always(config, shape, value, sizes), _sampling(config, shape, sizes)
+        of_value = weight_count(value, train, sizes)
+    trained = "adapters" if shape.lora else "master weights"
+    base = item * weight_count(shape, train, sizes) if shape.lora else 0
+    rollout, shards = config.rollout, parts("batch", decode, sizes)
+    tokens, per_token = cache(config, shape, sizes).tokens, token_bytes(config, shape, sizes)
+    always = {
+        f"base ({config.model.dtype})": base,
+        f"{trained} (float32)": 4 * n,
+        "Adam's moments (float32)": 8 * n,
+        "cache": tokens / shards * per_token,
+        "reference weights (float32)": 4 * n * bool(config.loss.kl_coef),
+        "value model's weights (float32)": 4 * of_value,
+        "value model's moments (float32)": 8 * of_value,
+    }
+    prompts, slots = (-(-n // shards) for n in (rollout.prefill_prompts, rollout.slots))
+    cells = prompts * min(rollout.prefill_tokens, config.data.max_prompt_tokens)
+    F, D, mlp = shape.intermediate_size, shape.hidden_size, parts("mlp", train, sizes)
+    wide = wide_count(config, shape) / math.prod(parts(a, decode, sizes) for a in HEAD)
+    logits = 3 * 4 * slots * shape.vocab_size / parts("vocab", train, sizes)
+    sampling = {
+        "decode weights": item * weight_count(shape, decode, sizes) + (4 - item) * wide,
+        "logits": logits + (_head_bytes(config, shape, sizes) if D % 128 else 0),
+        "prefill": cells * (per_token + item * (3 * F / mlp + 6 * D)),
+    }
+    always = {what: n for what, n in always.items() if n}
     return {"always": always, "sampling": sampling, "updating": updating}
 
 
@@ -107,47 +132,12 @@ def peaks(table: dict[str, dict[str, float]]) -> dict[str, float]:
     return {p: always + sum(table[p].values()) for p in ("sampling", "updating")}
 
 
-def _always(config, shape: qwen2.Shape, value: qwen2.Shape | None, sizes) -> dict[str, float]:
-    train, item = config.sharding.train, item_bytes(config)
-    n = weight_count(shape, train, sizes, qwen2.trained)
-    always = {"master weights (float32)": 4 * n}
-    if shape.lora:
-        base = item * weight_count(shape, train, sizes)
-        always = {f"base ({config.model.dtype})": base, "adapters (float32)": 4 * n}
-    tokens = cache(config, shape, sizes).tokens / parts("batch", config.sharding.decode, sizes)
-    always["Adam's moments (float32)"] = 8 * n
-    always["cache"] = tokens * token_bytes(config, shape, sizes)
-    if config.loss.kl_coef:
-        always["reference weights (float32)"] = 4 * n
-    if value:
-        of_value = weight_count(value, train, sizes)
-        always["value model's weights (float32)"] = 4 * of_value
-        always["value model's moments (float32)"] = 8 * of_value
-    return always
-
-
-def _sampling(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
-    train, decode, item = config.sharding.train, config.sharding.decode, item_bytes(config)
-    rollout, D, F, V = config.rollout, shape.hidden_size, shape.intermediate_size, shape.vocab_size
-    mlp, vocab = (parts(a, train, sizes) for a in ("mlp", "vocab"))
-    shards = parts("batch", decode, sizes)
-    prompts, slots = (-(-n // shards) for n in (rollout.prefill_prompts, rollout.slots))
-    cells = prompts * min(rollout.prefill_tokens, config.data.max_prompt_tokens)
-    weights = item * weight_count(shape, decode, sizes)
-    return {
-        "decode weights": weights + (4 - item) * _wide_part(config, shape, sizes, decode),
-        "logits": 3 * 4 * slots * V / vocab + (_head_bytes(config, shape, sizes) if D % 128 else 0),
-        "prefill": cells * (token_bytes(config, shape, sizes) + item * (3 * F / mlp + 6 * D)),
-    }
-
-
 def _head_bytes(config, shape: qwen2.Shape, sizes) -> float:
     """A device's part of the output weights as training multiplies with them, gathered over
     `embed`. TPUs lay out the last axis in 128 lanes."""
     item = 4 if wide_count(config, shape) else item_bytes(config)
     lanes = -(-shape.hidden_size // 128) * 128
-    outputs = 1 if shape.value_head else shape.vocab_size
-    return item * outputs * lanes / parts("vocab", config.sharding.train, sizes)
+    return item * outputs(shape) * lanes / parts("vocab", config.sharding.train, sizes)
 
 
 def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
@@ -171,17 +161,16 @@ def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
     scores = 0 if fused else 2 * 4 * rows * H / heads * chunk * T
     if shape.remat == "none" and chunk == T:  # the scores of all layers, not of one chunk
         scores *= L
-    outputs = 1 if shape.value_head else shape.vocab_size
-    tables = shape.vocab_size * (read_count(shape) < qwen2.param_count(shape)) + outputs
+    tables = shape.vocab_size * (read_count(shape) < qwen2.param_count(shape)) + outputs(shape)
     layer = (qwen2.param_count(shape) - D * tables) / L
     block = scores + item * tokens * (6 * F / mlp + 8 * H * d / heads + 3 * D)
     # The head's float32 sum of gradients is a copy, but for a float32 head that is not gathered.
     wide, head_weights = wide_count(config, shape), _head_bytes(config, shape, sizes)
     copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
-    head = copied + 4 * rows * min(shape.head_chunk, T) * outputs / vocab
+    head = copied + 4 * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
     # Trained weights whose compute copy is float32.
-    raised = 0 if shape.lora else _wide_part(config, shape, sizes, train)
+    raised = 0 if shape.lora else wide / math.prod(parts(a, train, sizes) for a in HEAD)
     return {
         "compute copy of the weights": item * (n - raised) if item < 4 else 0,
         "gradient sums (float32)": 4 * n,

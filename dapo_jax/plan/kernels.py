@@ -3,7 +3,7 @@
 One layer's attention, as the sampler calls it, is compiled for one chip of the slice by a process
 of its own, with libtpu told to write down its final programs. A bundle takes a cycle or more, so a
 loop's bundles over the clock are the least its turn takes. Waiting for HBM is not seen there: that
-is `dma_latency` and `keys_hbm` in constants.py; benchmarks/attention_kernel.py plays whole calls.
+is `dma_latency` and `keys_hbm` in constants.txt; benchmarks/attention_kernel.py plays whole calls.
 """
 
 import json
@@ -24,7 +24,7 @@ from dapo_jax.config import schema, validation
 from dapo_jax.model import paged, qwen2
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.plan.footprint import cache, parts as split
-from dapo_jax.plan.report import table
+from dapo_jax.plan.report import filled_in
 from dapo_jax.plan.roofline import BLOCK_TOKENS, Scene
 from dapo_jax.plan.shapes import network
 from dapo_jax.pods import topology
@@ -119,17 +119,8 @@ def report(pod: Pod, found: Parts, block_bytes: float) -> list[str]:
     """block_bytes: keys and values of a whole block."""
     clock, cores = VALUES[f"clock.{pod.family}"], int(VALUES[f"cores.{pod.family}"])
     rate = cores * block_bytes / (found.block / clock)
-    rows = {
-        "a whole block of keys": found.block,
-        "a row and head, beside its blocks": found.beside,
-        "a call, before its first pages": found.start,
-    }
-    return table(
-        f"Bundles of the decode kernel on {pod.family}, at least a cycle each, at"
-        f" {clock / 1e9:g} GHz ({cores} cores read at most {rate / 1e9:,.0f} GB/s of keys,"
-        f" {rate / pod.chip.bandwidth:.0%} of the chip's HBM):",
-        ((what, f"{n:.0f}", f"{1e6 * n / clock:.3f} us") for what, n in rows.items()),
-    )
+    values = dict(pod=pod, found=found, clock=clock, cores=cores, rate=rate)
+    return filled_in("bundles.txt", **values)
 
 
 def child(family: str, dtype: str, counts: list[int], geometry: list) -> None:

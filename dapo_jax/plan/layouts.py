@@ -29,19 +29,17 @@ class Choice(NamedTuple):
     step: float  # expected seconds
     fields: dict[str, str]  # others that differ from the config's own
 
-    def settings(self) -> dict[str, Any]:
-        """{config field: value}."""
-        return {
-            **{f"mesh.{axis}": n for axis, n in self.mesh.items()},
+    def flags(self) -> str:
+        """Of this choice, for a command line."""
+        mesh = {f"mesh.{axis}": n for axis, n in self.mesh.items()}
+        own = {
             "optim.micro_batch_rows": self.micro_rows,
             "rollout.slots": self.slots,
             "rollout.prefill_prompts": self.prefill_prompts,
             "rollout.cache_fraction": self.cache_fraction,
-            **self.fields,
         }
-
-    def flags(self) -> str:
-        return " ".join(f"--config.{name}={value}" for name, value in self.settings().items())
+        fields = mesh | own | self.fields
+        return " ".join(f"--config.{name}={value}" for name, value in fields.items())
 
 
 def changed(config, settings: dict[str, Any]):
@@ -77,44 +75,44 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
     to spare. Of the ways to rematerialize only the first that fits, which computes least again; the
     cache is as large as it can be."""
     kept = ("attention", "full") if shape.remat in ("attention", "full") else (shape.remat,)
-    found, old = set(), schema.leaves(config)
-    for laid, rows, remat in itertools.product(layouts(config, shape, pod), (1, 2, 4), kept):
-        net = shape._replace(remat=remat)
-        key = rows, *laid.mesh.values(), laid.sharding.decode.heads
-        if key in found:
-            continue
+    old, limit = schema.leaves(config), (1 - room) * pod.chip.hbm
+    for laid, rows in itertools.product(layouts(config, shape, pod), (1, 2, 4)):
         sizes, shards = laid.mesh.to_dict(), laid.mesh.data * laid.mesh.fsdp
         micro, prompts = rows * shards, -(-config.rollout.prefill_prompts // shards) * shards
         settings = {"optim.micro_batch_rows": micro, "rollout.prefill_prompts": prompts}
-        least = {"model.remat": remat, "rollout.slots": shards, "rollout.cache_fraction": 1.0}
-        t = changed(laid, settings | least)
-        if mistakes(t, net, pod):
-            continue
-        for slots, fraction in _samplers(t, net, pod, traffic, room):
-            u = changed(t, {"rollout.slots": slots, "rollout.cache_fraction": fraction})
-            peak = max(footprint.peaks(footprint.memory(u, net, sizes)).values())
-            held = footprint.waves(u, net, sizes, traffic.prompt + traffic.response)["sequences"]
-            if peak <= (1 - room) * pod.chip.hbm and held and slots % shards == 0:
-                found.add(key)
-                now = ((k, v) for k, v in schema.leaves(u).items() if v != old[k])
-                other = {k: v for k, v in now if k.startswith(("sharding.", "model.remat"))}
-                yield Choice(sizes, micro, slots, prompts, fraction, peak, math.inf, other), u
+        settings |= {"rollout.slots": shards, "rollout.cache_fraction": 1.0}
+        for remat in kept:
+            net, fits = shape._replace(remat=remat), []
+            t = changed(laid, settings | {"model.remat": remat})
+            samplers = () if mistakes(t, net, pod) else _samplers(t, net, traffic, limit)
+            for slots, fraction in samplers:
+                u = changed(t, {"rollout.slots": slots, "rollout.cache_fraction": fraction})
+                peak = max(footprint.peaks(footprint.memory(u, net, sizes)).values())
+                length = traffic.prompt + traffic.response
+                held = footprint.waves(u, net, sizes, length)["sequences"]
+                if peak <= limit and held and slots % shards == 0:
+                    now = ((k, v) for k, v in schema.leaves(u).items() if v != old[k])
+                    other = {k: v for k, v in now if k.startswith(("sharding.", "model.remat"))}
+                    chosen = sizes, micro, slots, prompts, fraction, peak, math.inf, other
+                    fits.append((Choice(*chosen), u))
+            yield from fits
+            if fits:
+                break
 
 
-def _samplers(t, net: qwen2.Shape, pod: Pod, traffic: Traffic, room: float):
+def _samplers(t, net: qwen2.Shape, traffic: Traffic, limit: float) -> Iterator:
     """Yields (slots, cache_fraction) to try on the mesh of `t`, a config with a slot for each part
-    of the batch."""
-    sizes = t.mesh.to_dict()
+    of the batch. limit: bytes per device."""
+    sizes, mean = t.mesh.to_dict(), traffic.prompt + traffic.response
     geometry, table = footprint.cache(t, net, sizes), footprint.memory(t, net, sizes)
     shards, row = geometry.shards, geometry.row_pages * geometry.page_tokens
     held = table["always"].pop("cache") * shards / t.rollout.slots  # by one row per shard
-    free = (1 - room) * pod.chip.hbm - max(footprint.peaks(table).values())
+    free = limit - max(footprint.peaks(table).values())
     if free < held:
         return
     pool = free / held * row  # tokens that a shard can hold
-    wanted = t.rollout.groups * t.rollout.group_size
-    mean = traffic.prompt + traffic.response
-    most = min(2 ** int(math.log2(max(pool / mean, 1))), -(-wanted // shards))
+    wanted = -(-t.rollout.groups * t.rollout.group_size // shards)
+    most = min(2 ** int(math.log2(max(pool / mean, 1))), wanted)
     for slots in sorted({most, max(most // 2, 1), max(most // 4, 1)}):
         fraction = min(math.floor(pool / slots / row * 1000) / 1000, 1.0)
         if fraction > 0:

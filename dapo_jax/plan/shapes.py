@@ -8,56 +8,31 @@ import huggingface_hub
 
 from dapo_jax.model import hf, qwen2
 
-# Vocabulary, D, F, layers, heads, key/value heads, tied embeddings: the config.json of each size.
-QWEN2_5 = {
-    "0.5B": (151936, 896, 4864, 24, 14, 2, True),
-    "1.5B": (151936, 1536, 8960, 28, 12, 2, True),
-    "3B": (151936, 2048, 11008, 36, 16, 2, True),
-    "7B": (152064, 3584, 18944, 28, 28, 4, False),
-    "14B": (152064, 5120, 13824, 48, 40, 8, False),
-    "32B": (152064, 5120, 27648, 64, 40, 8, False),
-    "72B": (152064, 8192, 29568, 80, 64, 8, False),
-}
-QWEN3 = {
-    "0.6B": (151936, 1024, 3072, 28, 16, 8, True),
-    "1.7B": (151936, 2048, 6144, 28, 16, 8, True),
-    "4B": (151936, 2560, 9728, 36, 32, 8, True),
-    "8B": (151936, 4096, 12288, 36, 32, 8, False),
-    "14B": (151936, 5120, 17408, 40, 40, 8, False),
-    "32B": (151936, 5120, 25600, 64, 64, 8, False),
-}
+
+def _read(text: str) -> dict[str, qwen2.Shape]:
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, *counts, theta, eps, tied = line.split()
+            numbers = *map(int, counts), float(theta), float(eps)
+            third = "Qwen3" in name
+            found[name] = qwen2.Shape(*numbers, tied == "yes", qkv_bias=not third, qk_norm=third)
+    return found
 
 
-_DISTILLED = "deepseek-ai/DeepSeek-R1-Distill-Qwen"
-
-
-def qwen2_5(size: str, **choices) -> qwen2.Shape:
-    """Shape of the published Qwen2.5 of that size, e.g. '32B'."""
-    V, D, F, L, H, K, tied = QWEN2_5[size]
-    eps = 1e-5 if D >= 5120 else 1e-6
-    return qwen2.Shape(V, D, F, L, H, K, D // H, 1e6, eps, tied, **choices)
-
-
-def qwen3(size: str, **choices) -> qwen2.Shape:
-    """Shape of the published dense Qwen3 of that size."""
-    *counts, tied = QWEN3[size]
-    return qwen2.Shape(*counts, 128, 1e6, 1e-6, tied, qkv_bias=False, qk_norm=True, **choices)
+PUBLISHED = _read(pathlib.Path(__file__).with_name("shapes.txt").read_text())
 
 
 def published(name: str, **choices) -> qwen2.Shape | None:
     """Shape of a model by its name on the hub; None where the name is not known here. Qwen2.5 and
     its Instruct variant have one shape, and so have Qwen3 and its Base variant."""
     plain = re.sub(r"(Qwen2\.5.*)-Instruct$|(Qwen3.*)-Base$", r"\1\2", name)
-    family, _, size = plain.rpartition("-")
-    if family == "Qwen/Qwen3" and size in QWEN3:
-        return qwen3(size, **choices)
-    of_math = {"rope_theta": 1e4} if size in ("1.5B", "7B") else {}
-    sizes, fields = {
-        "Qwen/Qwen2.5": (QWEN2_5, {}),
-        "Qwen/Qwen2.5-Math": (("1.5B", "7B"), of_math),
-        _DISTILLED: (("1.5B", "7B", "14B", "32B"), of_math | {"tie_embeddings": False}),
-    }.get(family, ((), {}))
-    return qwen2_5(size, **choices)._replace(**fields) if size in sizes else None
+    return PUBLISHED[plain]._replace(**choices) if plain in PUBLISHED else None
+
+
+def qwen2_5(size: str, **choices) -> qwen2.Shape:
+    """Shape of the published Qwen2.5 of that size, e.g. '32B'."""
+    return published(f"Qwen/Qwen2.5-{size}", **choices)
 
 
 def network(config) -> qwen2.Shape:

@@ -9,11 +9,11 @@ Dims: C chunks, S slots, N problems, G samples of a problem. Lengths in TOKENS.
 
 import functools
 import math
-import statistics
 from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtri
 
 from dapo_jax.dapo import packing
 from dapo_jax.dapo.dynamic_sampling import Group, collect
@@ -34,18 +34,26 @@ class Traffic(NamedTuple):
     eval_problems: int = 30  # of an evaluation set, at most: AIME 2024
 
 
+def quantiles(n: int) -> np.ndarray:
+    """Of a standard normal number, in the middle of n equal shares."""
+    return ndtri((np.arange(n) + 0.5) / n)
+
+
+def cut(mu: float, sigma: float, z: np.ndarray, cap: int) -> np.ndarray:
+    """int, 1 to cap: log-normal lengths by their standard normal numbers."""
+    return np.clip(np.rint(np.exp(mu + sigma * z)), 1, cap).astype(int)
+
+
 @functools.cache
-def log_mean(mean: float, sigma: float, cap: int) -> float:
-    """Mean of the logarithm for which lengths cut at `cap` have this mean. ValueError: none has."""
-    normal, n = statistics.NormalDist(), 4096
-    z = np.array([normal.inv_cdf((i + 0.5) / n) for i in range(n)])
+def log_mean(mean: float, sigma: float, cap: int, n: int = 4096) -> float:
+    """Mean of the logarithm for which the n quantiles of lengths cut at `cap` have this mean.
+    ValueError: none has."""
     if not 1 <= mean < cap:
         raise ValueError(f"a mean response of {mean:,} tokens: wants 1 to {cap - 1:,}, of at most")
-    low, high = -20.0, 2 * math.log(cap) + 20
+    low, high, z = -20.0, 2 * math.log(cap) + 20, quantiles(n)
     for _ in range(60):
         mu = (low + high) / 2
-        got = np.clip(np.rint(np.exp(mu + sigma * z)), 1, cap).mean()
-        low, high = (mu, high) if got < mean else (low, mu)
+        low, high = (mu, high) if cut(mu, sigma, z, cap).mean() < mean else (low, mu)
     return mu
 
 
@@ -54,8 +62,7 @@ def lengths(traffic: Traffic, cap: int, problems: int, samples: int, seed: int =
     rng = np.random.default_rng(seed)
     between, within = math.sqrt(traffic.alike), math.sqrt(1 - traffic.alike)
     z_NxG = between * rng.normal(size=(problems, 1)) + within * rng.normal(size=(problems, samples))
-    mu = log_mean(traffic.response, traffic.sigma, cap)
-    return np.clip(np.rint(np.exp(mu + traffic.sigma * z_NxG)), 1, cap).astype(int)
+    return cut(log_mean(traffic.response, traffic.sigma, cap), traffic.sigma, z_NxG, cap)
 
 
 class Sizes(NamedTuple):
@@ -97,7 +104,12 @@ def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes) -> Trace
         raise ValueError(f"{sizes.pages} pages hold no row of {prompt - 1 + cap:,} tokens")
     prompts = [(i,) * prompt for i in range(N)]  # problems differ, so their prompts do
     requests = [Request(prompts[i], i, g) for i in range(N) for g in range(G)]
-    call = Sampler(requests, length_NxG.reshape(-1).tolist(), cap, sizes)
+    return play(requests, length_NxG.reshape(-1).tolist(), cap, sizes)
+
+
+def play(requests: list[Request], left: list[int], cap: int, sizes: Sizes) -> Trace:
+    """`Sampler` to its end."""
+    call = Sampler(requests, left, cap, sizes)
     while call.schedule:
         call.chunk()
     return call.trace()

@@ -40,7 +40,7 @@ def carried(
     settings |= dict(tick=min(sizes.chunk, cap), most=config.dynamic_sampling.max_rounds * need)
     for version in range(versions):
         clock = Clock(flights, version=version, position=position, **settings)
-        runs: list[tuple[Run, int]] = []  # of each request, and where it begins
+        runs: list[tuple[tuple[int, int], Run, int]] = []  # of a request; where it begins
         call = Sampler([], [], cap, sizes, prefill_tokens)
 
         def join(flights, call=call, runs=runs) -> None:
@@ -52,20 +52,18 @@ def carried(
                         request = Request(prompt, f.position, g, prefix=prefix)
                         call.schedule.waiting.append((len(runs), request))
                         call.left.append(length_NxG[p][g] - run.at)
-                        runs.append((run, run.at))
+                        runs.append(((f.position, g), run, run.at))
 
         join(flights)
-        before = {(f.position, g): r.at for f in flights for g, r in enumerate(f.runs)}
         late = version >= staleness
         parked += late * sum(r.at for f in flights for r in f.runs if not r.whole)
         while (used := clock.run(judge, join)) is None:
             for index, emitted, left in call.chunk():
-                run, start = runs[index]
+                _, run, start = runs[index]
                 run.known = max(run.known, start + emitted)
                 run.ended |= not left
-        for f in clock.flights:
-            for g, run in enumerate(f.runs):
-                drawn[f.position, g][version] = run.at - before.get((f.position, g), 0)
+        for row, run, start in runs:
+            drawn[row][version] = run.at - start
         if late:
             traces.append(call.trace())
             judged += clock.judged

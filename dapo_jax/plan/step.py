@@ -4,7 +4,7 @@
     timer = step.timer(config, work, scene)
     timer(constants.VALUES).phases                   seconds by phase, for any constants
 
-Nothing is measured on a TPU: constants.py says of each constant where it is from, and `spread` what
+Nothing is measured on a TPU: constants.txt says where each constant is from, and `spread` what
 their ranges make of the sum. What is left out makes a step slower: contention of ICI, waits between
 programs, stragglers among hosts.
 """
