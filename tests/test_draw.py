@@ -12,6 +12,7 @@ from dapo_jax.rollout import draw
 LOGITS = np.array([1.5, -0.3, 0.0, 2.1, 1.5, -2.0, 0.7, 1.1], np.float32)
 V = len(LOGITS)
 draw_jit = jax.jit(draw.draw, static_argnames="mode")
+apart_jit = jax.jit(draw.draw_apart, static_argnames="mode")
 nucleus_jit = jax.jit(draw.nucleus)
 
 
@@ -131,12 +132,17 @@ def test_nucleus_of_real_weights():
 
 
 def test_greedy_takes_the_first_of_the_most_likely_and_records_temperature_1():
-    logits = np.array([[0.0, 2.0, 2.0], [3.0, -1.0, 0.5]], np.float32)
-    out = draw_jit(logits, np.array([0.99, 0.99], np.float32), 5.0, 0.1, mode="greedy")
-    assert out.token_S.tolist() == [1, 0]
+    """Also of two whose weights are equal in float32, and at the end of a padded vocabulary."""
+    logits = np.array([[0.0, 2.0, 2.0], [3.0, -1.0, 0.5], [0.0, -3e-8, 3e-8]], np.float32)
+    out = draw_jit(logits, np.full(3, 0.99, np.float32), 5.0, 0.1, mode="greedy")
+    assert out.token_S.tolist() == [1, 0, 2]
     np.testing.assert_allclose(
-        out.logp_S, np.log(softmax(logits)[[0, 1], [1, 0]]), rtol=0, atol=8 * EPS
+        out.logp_S, np.log(softmax(logits)[[0, 1, 2], [1, 0, 2]]), rtol=0, atol=8 * EPS
     )
+    wide = np.random.default_rng(0).integers(-9, 9, (40, 8191)).astype(np.float32)  # a prime
+    wide[0] = np.arange(8191)
+    out = draw_jit(wide, np.zeros(40, np.float32), 1.0, 1.0, mode="greedy")
+    np.testing.assert_array_equal(out.token_S, wide.argmax(-1))
 
 
 @pytest.mark.parametrize("mode", ["full", "top_p", "greedy"])
@@ -145,15 +151,20 @@ def test_records_are_of_the_full_distribution_at_temperature(mode, temperature):
     rng = np.random.default_rng(1)
     logits = (rng.normal(size=(64, 50)) * 6).astype(np.float32)
     u = rng.random(64).astype(np.float32)
-    out = draw_jit(logits, u, temperature, 0.6, mode=mode)
+    top_p = np.where(np.arange(64) % 3, 0.6, 1.0).astype(np.float32)
+    out = draw_jit(logits, u, temperature, top_p, mode=mode)
     assert out.token_S.dtype == jnp.int32 and out.logp_S.dtype == jnp.float32
+    apart = apart_jit(logits, u, temperature, top_p, mode=mode)
+    np.testing.assert_array_equal(apart.token_S, out.token_S)
     temperature = 1.0 if mode == "greedy" else temperature
 
     def records(logits):
         logp = jax.nn.log_softmax(logits / temperature)
         return logp[np.arange(64), out.token_S], -(jnp.exp(logp) * logp).sum(-1)
 
-    assert_near((out.logp_S, out.entropy_S), reference(records, logits))
+    exact = reference(records, logits)
+    for drawn in (out, apart):
+        assert_near((drawn.logp_S, drawn.entropy_S), exact)
 
 
 def test_bfloat16_logits_are_drawn_in_float32():

@@ -81,12 +81,13 @@ def decode_logits(model, inside: bool = False, masked: bool = False):
 
 
 class Kernels(NamedTuple):
-    """Functions with the signatures of those that are the defaults."""
+    """Functions with the signatures of those that are the defaults, and how rows are drawn."""
 
     head_stats: Callable = head.head_stats
     accumulate: Callable = accumulate
     apply: Callable = apply
     decode_logits: Callable = decode_logits
+    rows_apart: bool = False  # a token is drawn for one row after the other
 
 
 GENERAL = Kernels()
@@ -106,4 +107,5 @@ def choose(mesh: Mesh, shape: qwen2.Shape, dtype) -> Kernels:
         accumulate=one_cpu.accumulate if in_place else accumulate,
         apply=one_cpu.apply if large else apply,
         decode_logits=functools.partial(decode_logits, inside=vocabulary, masked=cpu),
+        rows_apart=vocabulary,
     )

@@ -81,15 +81,39 @@ def blocks(vocab: int) -> tuple[int, int]:
     return n, vocab // n
 
 
+def _in_blocks(x_SxV: jax.Array, pad: float) -> jax.Array:
+    """[S, blocks, tokens a block]; `pad` stands behind the last token."""
+    S, V = x_SxV.shape
+    n, b = blocks(V)
+    x_SxNxb = jnp.pad(x_SxV, ((0, 0), (0, n * b - V)), constant_values=pad).reshape(S, n, b)
+    return constrain(x_SxNxb, "batch", "vocab" if n % 8 == 0 else None, None)
+
+
+def first_largest(x_SxV: jax.Array) -> jax.Array:
+    """int32 [S]: the first index of each row's maximum. By blocks as in `invert`: XLA on CPUs makes
+    an argmax over the vocabulary number by number, five times as slow as all else of a draw."""
+    x_SxNxb = _in_blocks(x_SxV, -jnp.inf)
+    _, n, b = x_SxNxb.shape
+    top_SxN = constrain(x_SxNxb.max(-1), "batch", None)
+    block_S = _first(top_SxN == top_SxN.max(-1, keepdims=True))
+    chosen_SxN = jnp.arange(n) == block_S[:, None]
+    inside_Sxb = jnp.where(chosen_SxN[:, :, None], x_SxNxb, -jnp.inf).max(1)
+    return block_S * b + _first(inside_Sxb == inside_Sxb.max(-1, keepdims=True))
+
+
+def _first(holds_Sxn: jax.Array) -> jax.Array:
+    """int32 [S]: the first index that holds; n where none does."""
+    n = holds_Sxn.shape[-1]
+    return jnp.where(holds_Sxn, jnp.arange(n, dtype=jnp.int32), n).min(-1)
+
+
 def invert(weight_SxV: jax.Array, uniform_S: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Inverse CDF: (token int32 [S], its weight [S]) for unnormalised weights, uniform < 1. First
     the block and then the token in it: two sums of about sqrt(V) terms in place of a running sum of
     V. A choice looks at the weights too: a parallel running sum rounds each entry on its own, so a
     token of weight 0 may rise above its neighbour."""
-    S, V = weight_SxV.shape
-    n, b = blocks(V)
-    weight_SxNxb = jnp.pad(weight_SxV, ((0, 0), (0, n * b - V))).reshape(S, n, b)
-    weight_SxNxb = constrain(weight_SxNxb, "batch", "vocab" if n % 8 == 0 else None, None)
+    weight_SxNxb = _in_blocks(weight_SxV, 0.0)
+    _, n, b = weight_SxNxb.shape
     share_SxN = constrain(weight_SxNxb.sum(-1), "batch", None)
 
     block_S, cdf_SxN, target_S = _cross(share_SxN, uniform_S)
@@ -107,12 +131,11 @@ def invert(weight_SxV: jax.Array, uniform_S: jax.Array) -> tuple[jax.Array, jax.
 def _cross(weight_Sxn, uniform_S):
     """(index of the first weight at which the running sum passes uniform x total, running sums,
     that target). Entries of weight 0 are never chosen."""
-    n = weight_Sxn.shape[-1]
     cdf_Sxn = jnp.cumsum(weight_Sxn, axis=-1)
     live_Sxn = weight_Sxn > 0
     target_S = uniform_S * jnp.where(live_Sxn, cdf_Sxn, 0.0).max(-1)  # uniform < 1: below the top
     passed_Sxn = live_Sxn & (cdf_Sxn > target_S[:, None])
-    return jnp.where(passed_Sxn, jnp.arange(n), n).min(-1), cdf_Sxn, target_S
+    return _first(passed_Sxn), cdf_Sxn, target_S
 
 
 def draw(
@@ -128,8 +151,7 @@ def draw(
     weight_SxV = jnp.exp(shifted_SxV)
     total_S = weight_SxV.sum(-1)
     if mode == "greedy":
-        best_SxV = jnp.where(shifted_SxV == 0, jnp.arange(scaled.shape[-1]), scaled.shape[-1])
-        token_S = best_SxV.min(-1).astype(jnp.int32)  # the first; XLA's argmax is slow on CPU
+        token_S = first_largest(shifted_SxV)
         taken_S = jnp.ones_like(total_S)
     else:
         kept = weight_SxV
@@ -141,3 +163,17 @@ def draw(
     mean_shifted_S = jnp.where(weight_SxV > 0, weight_SxV * shifted_SxV, 0.0).sum(-1) / total_S
     log_total_S = jnp.log(total_S)
     return Drawn(token_S, jnp.log(taken_S) - log_total_S, log_total_S - mean_shifted_S)
+
+
+def draw_apart(logits_SxV, uniform_S, temperature, top_p_S, mode: str) -> Drawn:
+    """`draw`, one row after the other: what is read again and again of a row of a large vocabulary
+    stays in a CPU's cache, and a row at top_p 1 has no nucleus to look for."""
+
+    def of_row(logits_V, uniform, top_p):
+        row = logits_V[None], uniform[None], temperature, top_p
+        if mode != "top_p":
+            return draw(*row, mode)
+        return jax.lax.cond(top_p >= 1, lambda: draw(*row, "full"), lambda: draw(*row, mode))
+
+    drawn = jax.lax.map(lambda row: of_row(*row), (logits_SxV, uniform_S, top_p_S))
+    return jax.tree.map(lambda x_Sx1: x_Sx1[:, 0], drawn)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from dapo_jax import parallel
-from dapo_jax.model import paged, qwen2
+from dapo_jax.model import kernels, paged, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
@@ -99,6 +99,10 @@ class Engine:
         # The last rows of a call: a token of 2,048 slots of which a few are busy takes its time.
         rows = slots // self.shards
         self.few = slots // 4 if self.geometry.reader == "kernel" and rows % 32 == 0 else 0
+        # Where a token takes its time by rows, calls of fewer requests have slots in these steps.
+        # By what is asked and not by what is left of it: a replay decodes by the same programs.
+        by_rows = kernels.choose(mesh, self.shape, dtype).rows_apart and slots % 8 == 0
+        self.slot_step = slots // 8 if by_rows else slots
         self._pool = None
 
     def decode_params(self, params, keep: bool = True):
@@ -195,10 +199,12 @@ class Engine:
             the call: a response that has not ended is None.
         """
         g, limit = self.geometry, draw.max_tokens or self.response_tokens
-        sizes = dict(slots=self.slots, shards=self.shards, chunk=self.chunk, limit=limit)
+        asks = self.slots if feed else max(len(requests), 1)
+        slots = min(-(-asks // self.slot_step) * self.step, self.slots)
+        sizes = dict(slots=slots, shards=self.shards, chunk=self.chunk, limit=limit)
         pages = dict(pages=g.pages, page_tokens=g.page_tokens, fixed=g.reader == "rows")
         schedule = Schedule((), **sizes, **pages)
-        table_SxR = np.zeros((self.slots, g.row_pages), np.int32)
+        table_SxR = np.zeros((slots, g.row_pages), np.int32)
         asked: list[Request] = []
         responses: list[Response | None] = []  # to each of `asked`
         steps = 0
@@ -265,8 +271,8 @@ class Engine:
             pool = self._prefill(decode_params, pool, schedule, new)
             if copies:
                 pool = self._copy(pool, copies)
-            slots, there = self._slots(schedule, table_SxR)
-            pool, out = self.programs.decode[mode](decode_params, pool, slots, *settings)
+            doing, there = self._slots(schedule, table_SxR)
+            pool, out = self.programs.decode[mode](decode_params, pool, doing, *settings)
             if ends is not None and not hand_over(ends):
                 break
             out = parallel.to_host(out)
@@ -321,8 +327,8 @@ class Engine:
             table_SxR[row.slot, row.tabled : len(row.pages)] = row.pages[row.tabled :]
             row.tabled = len(row.pages)
 
-        def of(values, dtype=np.int32):
-            out_S = np.zeros((size, *np.shape(values)[1:]), dtype)
+        def of(values, dtype=np.int32, empty=0):
+            out_S = np.full((size, *np.shape(values)[1:]), empty, dtype)
             out_S[list(place)] = values
             return out_S
 
@@ -333,7 +339,7 @@ class Engine:
             limit_S=of([len(row.request.prefix) + row.limit for row in there]),
             stream_S=of([row.request.stream for row in there]),
             sample_S=of([row.request.sample for row in there]),
-            top_p_S=of([row.request.top_p for row in there], np.float32),
+            top_p_S=of([row.request.top_p for row in there], np.float32, empty=1),
             active_S=of(True, bool),
             table_SxR=of(table_SxR[[row.slot for row in there]]),
         )
