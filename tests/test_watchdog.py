@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from dapo_jax import config
 from dapo_jax.hosts import watchdog
 
 # Seconds of a clock that the tests turn.
@@ -56,9 +54,6 @@ def dog(tmp_path, monkeypatch):
 
 def test_a_phase_that_hangs_prints_all_stacks_and_leaves_with_75(dog):
     dog = dog()
-    release = threading.Event()
-    other = threading.Thread(target=release.wait)
-    other.start()
 
     def hangs():
         dog.turn(4.9)
@@ -76,13 +71,11 @@ def test_a_phase_that_hangs_prints_all_stacks_and_leaves_with_75(dog):
             dog.watch.phase("rollout")
         dog.watch.phase("save")
         hangs()
-    release.set()
-    other.join()
     ((message, status),) = dog.left
     assert status == os.EX_TEMPFAIL == 75 and "goes on from" in message
     assert message.startswith("a hang: 'save' has lasted for 40 s")
     said = dog.file.read_text()
-    assert said.count("in hangs") == 2 and said.count("Thread 0x") >= 2
+    assert said.count("in hangs") == 2 and said.count("Thread 0x") >= 2  # its own, too
 
 
 def test_the_first_of_a_kind_has_a_limit_of_its_own(dog):
@@ -117,16 +110,9 @@ def test_off_or_closed_it_does_nothing(dog, factor):
     with dog.watch:
         dog.watch.phase("save")
         dog.watch.phase("save")
-        dog.now += 10**6 * (not factor)
-        time.sleep(0.1)
     dog.now += 10**6
     time.sleep(0.1)
     assert not dog.left and dog.file.read_text() == "" and (dog.reads == 0) == (not factor)
-
-
-def test_shipped_limits_are_generous():
-    guard = config.base().guard
-    assert guard.hang_end_s >= 1800 and guard.hang_first_s >= 7200 and guard.hang_factor >= 10
 
 
 STUCK = """

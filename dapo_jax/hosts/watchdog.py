@@ -41,8 +41,8 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         if self._guard.hang_factor:
+            self.phase("start-up")  # before the thread looks
             threading.Thread(target=self._run, daemon=True).start()
-            self.phase("start-up")
         return self
 
     def __exit__(self, *_) -> None:
