@@ -55,8 +55,8 @@ TINY = Path(__file__).parent / "data" / "tiny_config.py"
 
 # The files that take longest are begun first: the workers then end together.
 LONGEST = (
-    "test_processes", "test_compile", "test_learning", "test_chaos", "test_vapo", "test_damage",
-    "test_leave", "test_kill", "test_system", "test_pod_update", "test_notebooks", "test_start",
+    "test_several", "test_compile", "test_learning", "test_chaos", "test_vapo", "test_damage",
+    "test_leave", "test_kill", "test_system", "test_pod_update", "test_notebooks",
     "test_curriculum", "test_pages", "test_train", "test_evaluate_cli", "test_lora",
     "test_qwen2", "test_named_evaluation", "test_update", "test_hf",
 )  # fmt: skip

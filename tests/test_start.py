@@ -1,6 +1,5 @@
 """A start fetches nothing twice, and nothing at all that a checkpoint has."""
 
-import json
 import math
 import pathlib
 import shutil
@@ -8,7 +7,6 @@ import shutil
 import jax
 import numpy as np
 import pytest
-import test_processes
 from absl import flags
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -16,7 +14,6 @@ from dapo_jax import config, parallel
 from dapo_jax.checkpoint import workdir
 from dapo_jax.data import arithmetic
 from dapo_jax.hosts import start
-from dapo_jax.log import metrics
 from dapo_jax.model import hf, qwen2
 
 
@@ -146,53 +143,6 @@ def test_the_first_token_is_told_once():
     log = first.told()
     first.phase("chunk")
     assert first.told() == {} and 0 < log["time/first_token_s"] <= start.seconds()
-
-
-def counted(shell, tmp_path, hub, *extra, processes=4, program=()) -> tuple[list[dict], list[str]]:
-    """(what a start has cost each process, what they said)."""
-    flags = ("model.path=org/tiny", f"mesh.fsdp={processes}")
-    flags += ("supervised_warmup.skill_steps=0", "supervised_warmup.habit_steps=0")
-    running = test_processes.Group(shell, tmp_path).all(
-        tmp_path / "run", processes, *(f"--config.{flag}" for flag in flags), *extra,
-        program=("counted_train.py", *program, str(hub)),
-        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", JAX_COMPILATION_CACHE_DIR="",
-    )  # fmt: skip
-    said = test_processes.said(running)
-    files = [tmp_path / "run" / f"counts_{i}.json" for i in range(processes)]
-    return [json.loads(f.read_text()) for f in files], said
-
-
-@pytest.mark.slow
-def test_four_processes_read_the_weights_once_and_compile_each_program_once(shell, hub, tmp_path):
-    sizes = {p.name: p.stat().st_size for p in (hub / "org/tiny").iterdir()}
-    none = dict(hub_calls=0, hub_bytes=0, weight_bytes=0, compiled_for_all=0)
-    cost = lambda counts: [{name: c[name] for name in none} for c in counts]
-    first, *others = cost(counted(shell, tmp_path, hub, "--config.steps=1")[0])
-    assert (first["hub_calls"], first["hub_bytes"]) == (1, sum(sizes.values()))
-    weights = sizes["model.safetensors"]
-    assert weights - 10_000 < first["weight_bytes"] < weights  # the file's header aside
-    assert first["compiled_for_all"] > 20 and others == [none] * 3
-
-    again, said = counted(shell, tmp_path, hub, "--config.steps=2")
-    first, *others = cost(again)
-    assert "resumed after step 1" in said[0]
-    assert first | {"compiled_for_all": 0} == none and others == [none] * 3
-    records = metrics.read(tmp_path / "run" / "metrics.jsonl")
-    told = [r.get("time/first_token_s", 0.0) > 0 for r in records]
-    assert told == [True, False, True]  # step 0's evaluation, and the step after the restart
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("given", [(), ("--checkpoint=org/tiny",)], ids=["of config", "given"])
-def test_an_evaluation_reads_the_weights_once_for_all_processes(shell, hub, tmp_path, given):
-    got, said = counted(shell, tmp_path, hub, *given, processes=2, program=("evaluate",))
-    sizes = {p.name: p.stat().st_size for p in (hub / "org/tiny").iterdir()}
-    small = sum(sizes.values()) - sizes["model.safetensors"]
-    # Of a given one, the small files for the config's own model are fetched apart.
-    assert [c["hub_calls"] for c in got] == [1 + len(given), 0]
-    assert got[0]["hub_bytes"] == sum(sizes.values()) + small * len(given)
-    assert got[0]["weight_bytes"] > 0 == got[1]["weight_bytes"] == got[1]["hub_bytes"]
-    assert "heldout: 8 problems x 2 samples" in said[0]
 
 
 @pytest.mark.parametrize("where", ["disk", "bucket"])
