@@ -77,17 +77,11 @@ def _dump(seal: dict) -> bytes:
 
 def _files(step_dir: epath.Path, limit: int) -> dict[str, list]:
     """Relative name -> [bytes, SHA-256 or ''] of all files but the seal and the last two."""
-    found, folders = {}, [step_dir]
-    while folders:
-        folder = folders.pop()
-        for path in retry.read(f"{folder}", lambda folder=folder: list(folder.iterdir())):
-            name = path.relative_to(step_dir).as_posix()
-            if path.is_dir():
-                folders.append(path)
-            elif name not in (SEAL, _COMMITTED, _METADATA):
-                size = path.stat().length
-                digest = hashlib.sha256(_bytes(path)).hexdigest() if size <= limit else ""
-                found[name] = [size, digest]
+    found = {}
+    for path in retry.files(step_dir, (SEAL, _COMMITTED, _METADATA)):
+        size = path.stat().length
+        digest = hashlib.sha256(_bytes(path)).hexdigest() if size <= limit else ""
+        found[path.relative_to(step_dir).as_posix()] = [size, digest]
     return found
 
 

@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import errno
 import fcntl
-import functools
 import json
 import os
 import pathlib
@@ -112,10 +111,10 @@ def _open_remote(name: str) -> Workdir:
         return home
     probe = home.local / ".probe"
     try:
-        make = functools.partial(home.remote.mkdir, parents=True, exist_ok=True)
-        retry.read(name, make)  # no effect in a bucket of objects
-        for file in retry.read(name, lambda: [*_files(home.remote, _LEFT_THERE)]):
-            retry.read(str(file), functools.partial(_fetch, home, file))
+        # No effect in a bucket of objects.
+        retry.read(name, lambda: home.remote.mkdir(parents=True, exist_ok=True))
+        for file in retry.files(home.remote, _LEFT_THERE) if home.remote.is_dir() else ():
+            _fetch(home, file)
         for change in (probe.touch, probe.unlink):
             change()
             retry.read(name, lambda: send(home))
@@ -126,20 +125,11 @@ def _open_remote(name: str) -> Workdir:
     return home
 
 
-def _files(folder: epath.Path, without: tuple[str, ...] = ()) -> Iterator[epath.Path]:
-    """All files below `folder`, but for those in its subfolders `without`."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_dir() and path.name not in without:
-            yield from _files(path)
-        elif path.name not in without:
-            yield path
-
-
 def _fetch(home: Workdir, file: epath.Path) -> None:
-    relative = pathlib.PurePath(*file.parts[len(home.remote.parts) :])
+    relative = pathlib.PurePath(file.relative_to(home.remote))
     path = home.local / relative
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(file.read_bytes())
+    path.write_bytes(retry.read(str(file), file.read_bytes))
     home.sent[relative] = _stamp(path)
 
 

@@ -251,7 +251,7 @@ FAULTS = {"clock_jumps": clock_jumps, "full_disk": full_disk, "flip": flipped}
 FAULTS |= {"unreadable": unreadable, "counted": counted, "recorded": recorded}
 partial = functools.partial
 FAULTS |= {"full_for_good": partial(full_disk, until=10**9)}
-FAULTS |= {f"killed_in_{n}": partial(killed, rollout=n) for n in (2, 6, 8)}
+FAULTS |= {f"killed_in_{n}": partial(killed, rollout=n) for n in (2, 8)}
 FAULTS |= {f"stuck_in_{p}": partial(stuck, in_phase=p) for p in PHASES}
 FAULTS |= {
     name: partial(stubbed_train.at, phase="rollout", times=3, action=action)
