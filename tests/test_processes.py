@@ -1,7 +1,6 @@
 """How the processes of a run find each other, agree and notice who is gone; real ones are those of
 tests/faults/test_several.py."""
 
-import contextlib
 import io
 import json
 import signal
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import unittest.mock
 from types import SimpleNamespace
 
 import jax
@@ -23,46 +23,37 @@ from dapo_jax.hosts import exit_report, processes
 
 
 @pytest.fixture
-def set_flags():
-    """`set_flags(name=value, ...)`, undone after the test."""
-    with contextlib.ExitStack() as stack:
+def set_flags(monkeypatch):
+    """`set_flags(coordinator, num_processes, process_id)`"""
 
-        def change(**values):
-            flags.FLAGS.mark_as_parsed()
-            for name, value in (
-                dict(coordinator="", num_processes=0, process_id=-1) | values
-            ).items():
-                old = flags.FLAGS[name].value
-                flags.FLAGS[name].value = value
-                stack.callback(setattr, flags.FLAGS[name], "value", old)
+    def change(*values):
+        flags.FLAGS.mark_as_parsed()
+        names = ("coordinator", "num_processes", "process_id")
+        for name, value in zip(names, values, strict=True):
+            monkeypatch.setattr(flags.FLAGS[name], "value", value)
 
-        yield change
+    return change
 
 
 @pytest.fixture
-def initialized(monkeypatch):
-    """(the arguments of each call of jax.distributed.initialize, the errors that they raise)"""
-    calls, errors = [], []
-
-    def initialize(*_, **given):
-        calls.append(given)
-        raise errors.pop(0)
-
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    return calls, errors
+def initialize(monkeypatch):
+    """In place of jax.distributed.initialize."""
+    mock = unittest.mock.Mock()
+    monkeypatch.setattr(jax.distributed, "initialize", mock)
+    return mock
 
 
-def test_one_process_needs_no_coordinator(set_flags, initialized):
-    calls, errors = initialized
-    set_flags(num_processes=1)
+def test_one_process_needs_no_coordinator(set_flags, initialize):
+    set_flags("", 1, -1)
     with processes.joined():
         assert parallel.gather_json({"a": [1]}) == [{"a": [1]}]
         assert parallel.any_process(True) and not parallel.any_process(False)
-    assert not calls
-    set_flags()
-    errors += [ValueError("coordinator_address should be defined."), ValueError("bad SLURM_NTASKS")]
+    assert not initialize.called
+    set_flags("", 0, -1)
+    initialize.side_effect = ValueError("coordinator_address should be defined.")
     assert processes.start() is False
-    with pytest.raises(ValueError, match="SLURM_NTASKS"):  # a cluster that is there, and broken
+    initialize.side_effect = ValueError("bad SLURM_NTASKS")  # of a cluster that is there
+    with pytest.raises(ValueError, match="SLURM_NTASKS"):
         processes.start()
 
 
@@ -77,7 +68,7 @@ ALL_THREE, PORT = "give all three .a process_id from 0", "wants host:port"
     ],
 )  # fmt: skip
 def test_flags_that_do_not_fit_together(coordinator, count, index, said, set_flags):
-    set_flags(coordinator=coordinator, num_processes=count, process_id=index)
+    set_flags(coordinator, count, index)
     with pytest.raises(ValueError, match=said):
         processes.start()
 
@@ -91,28 +82,29 @@ def test_a_coordinator_on_loopback_listens_there_alone():
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1"])
 @pytest.mark.parametrize("taken", ["127.0.0.1", ""])
-def test_a_port_that_is_taken(host, taken, set_flags, initialized):
+def test_a_port_that_is_taken(host, taken, set_flags, initialize):
     """Also by somebody who would share it, as the server of JAX does."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         s.bind((taken, 0))
         s.listen()
         port = s.getsockname()[1]
-        set_flags(coordinator=f"{host}:{port}", num_processes=2, process_id=0)
+        set_flags(f"{host}:{port}", 2, 0)
         with pytest.raises(ValueError, match=rf"port {port} is in use"):
             processes.start()
-    assert not initialized[0]
+    assert not initialize.called
 
 
-def test_the_coordinator_is_told_where_to_listen_and_how_long_to_wait(set_flags, initialized):
+def test_the_coordinator_is_told_where_to_listen_and_how_long_to_wait(set_flags, initialize):
     """JAX's heartbeat comes every half of its timeout, and fails after half to all of it."""
-    (calls, errors), port = initialized, free_port()
-    errors.append(jax.errors.JaxRuntimeError("INTERNAL: no\nstack"))
-    set_flags(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=0, heartbeat_timeout=40)
+    address = f"127.0.0.1:{free_port()}"
+    set_flags(address, 2, 0)
+    initialize.side_effect = jax.errors.JaxRuntimeError("INTERNAL: no\nstack")
     with pytest.raises(ValueError, match="^the processes could not meet: INTERNAL: no;"):
         processes.start()
-    assert calls[0]["coordinator_bind_address"] == f"127.0.0.1:{port}"
-    assert calls[0]["heartbeat_timeout_seconds"] / 2 > 2.2 * 40
+    given = initialize.call_args.kwargs
+    assert given["coordinator_bind_address"] == address
+    assert given["heartbeat_timeout_seconds"] / 2 > 2.2 * processes.HEARTBEAT_TIMEOUT.value
 
 
 def test_agree_names_what_differs(monkeypatch):
@@ -224,18 +216,13 @@ def test_a_process_that_leaves_says_so(ended):
 def test_hosts_that_differ_are_named(monkeypatch):
     """Eight bytes of each are compared; of one process nothing is looked at."""
     parallel.same_everywhere("it", iter(lambda: pytest.fail("looked"), None))
-    sent, same = [], []
-
-    def allgather(mine):
-        sent.append(mine)
-        return np.stack([mine if s else mine + 1 for s in same])
-
-    monkeypatch.setattr(parallel.multihost_utils, "process_allgather", allgather)
-    monkeypatch.setattr(jax, "process_count", lambda: len(same))
-    monkeypatch.setattr(parallel, "gather_json", lambda _: [f"host{i}" for i in range(len(same))])
-    same[:] = [True, True, True]
+    sent, added = [], [0, 0, 0, 0]
+    gather = lambda mine: sent.append(mine) or np.stack([mine + a for a in added])
+    monkeypatch.setattr(parallel.multihost_utils, "process_allgather", gather)
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    monkeypatch.setattr(parallel, "gather_json", lambda _: [f"host{i}" for i in range(4)])
     parallel.same_everywhere("it", [b"a", b"b"])
-    same[:] = [True, True, False, True]
+    added[2] = 1
     with pytest.raises(ValueError, match=r"^it: process 2 \(host2\) of 4 came to another result"):
         parallel.same_everywhere("it", [b"a", b"c"])
     assert sent[0].nbytes == 8 and not np.array_equal(sent[0], sent[1])
@@ -248,31 +235,22 @@ def test_one_failure_is_everybodys(monkeypatch):
         pass
 
     kinds = (Worse, OSError, ValueError)
-    others = [None, None]
+    others, mine = [None, None], unittest.mock.Mock(return_value=5)
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     monkeypatch.setattr(parallel, "gather_json", lambda mine: [mine, *others])
-
-    def agreed(error=None):
-        def action():
-            if error:
-                raise error
-            return 5
-
-        return parallel.agreed(action, kinds)
-
-    assert agreed() == 5
+    assert parallel.agreed(mine, kinds) == 5
     assert parallel.of_main_process(lambda: [1, {"a": 2}]) == [1, {"a": 2}]
     disk = "^process 2: the disk$"
-    for theirs, mine, raised, said in (
+    for theirs, error, raised, said in (
         (None, Worse("mine"), Worse, "^mine$"),
         ([1, "the disk"], None, OSError, disk),
         ([1, "the disk"], Worse("mine"), Worse, "^mine$"),
         ([1, "the disk"], ValueError("mine"), OSError, disk),
         (None, KeyError("x"), KeyError, "x"),  # a bug keeps its traceback
     ):
-        others[:] = [None, theirs]
+        others[1], mine.side_effect = theirs, error
         with pytest.raises(raised, match=said):
-            agreed(mine)
+            parallel.agreed(mine, kinds)
 
 
 def test_the_report_of_an_exit():

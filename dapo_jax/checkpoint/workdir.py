@@ -68,18 +68,18 @@ def hold(name: str | pathlib.Path, checkpoints: str = "") -> Iterator[Workdir]:
     with contextlib.ExitStack() as held:
         if parallel.is_main_process():
             _check_owner(name, home.local)
-            if home.remote is None:
-                held.callback(os.close, _lock(home.local, f"--workdir={name}"))
-            same = pathlib.Path(directory).resolve() == home.local.resolve()
-            if not is_remote(directory) and not same:
+            places = {} if home.remote else {home.local.resolve(): f"--workdir={name}"}
+            if not is_remote(directory):
                 what = f"config.checkpoint.directory={checkpoints}" if checkpoints else directory
-                held.callback(os.close, _lock(pathlib.Path(directory), what))
+                places.setdefault(pathlib.Path(directory).resolve(), what)
+            for path, what in places.items():
+                held.callback(os.close, _lock(path, what))
         yield home
 
 
 def open_workdir(name: str | pathlib.Path) -> Workdir:
-    """Make the directory, and check at once that it can be written and that all processes see the
-    same one. ValueError: one of the checks fails."""
+    """Make the directory, and check that it can be written and that all processes see the same one.
+    ValueError: one of the checks fails."""
     if is_remote(name):
         return _open_remote(str(name).rstrip("/"))
     path = pathlib.Path(name)
@@ -134,17 +134,15 @@ def _fetch(home: Workdir, file: epath.Path) -> None:
 
 
 def _stamp(path: pathlib.Path) -> tuple:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size
+    return path.stat().st_mtime_ns, path.stat().st_size
 
 
 def send(home: Workdir) -> None:
     """Update the bucket from the local copy of process 0; without a bucket do nothing. OSError: the
     bucket refuses; the next call tries again."""
-    if home.remote is None or not parallel.is_main_process():
-        return
     try:
-        _send(home)
+        if home.remote and parallel.is_main_process():
+            _send(home)
     except Exception as error:  # not all errors of a bucket's client are OSErrors
         if not retry.temporary(error):
             raise
@@ -185,17 +183,14 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
                 f"--workdir={name}: its config.json cannot be read; remove it if this is a run's"
                 " directory (checkpoints carry the config too), or choose another"
             ) from error
-        if not known:
-            wrong = "its config.json is not a run's; choose another directory"
-            raise ValueError(f"--workdir={name}: {wrong}")
-    elif foreign := [name for name in _OURS if _holds_more_than_a_lock(workdir / name)]:
-        wrong = f"holds {', '.join(foreign)} but no config.json of a run; choose another directory"
-        raise ValueError(f"--workdir={name}: {wrong}")
-
-
-def _holds_more_than_a_lock(path: pathlib.Path) -> bool:
-    """False for a directory with a lock alone, which a run that was killed at its start leaves."""
-    return path.exists() and not (path.is_dir() and [p.name for p in path.iterdir()] == [_LOCK])
+        wrong = "" if known else "its config.json is not a run's"
+    else:
+        # A run that was killed at its start leaves directories with a lock alone.
+        alone = lambda path: path.is_dir() and [p.name for p in path.iterdir()] == [_LOCK]
+        there = [n for n in _OURS if (workdir / n).exists() and not alone(workdir / n)]
+        wrong = there and f"holds {', '.join(there)} but no config.json of a run"
+    if wrong:
+        raise ValueError(f"--workdir={name}: {wrong}; choose another directory")
 
 
 def _lock(directory: pathlib.Path, what: str) -> int:

@@ -77,10 +77,9 @@ class Watchdog:
             now = time.monotonic()
             lasted = f"{name!r} has lasted for {now - began:.0f} s"
             if now > min(told, end) and turn is not printed:
-                printed, known = turn, self._usual[name]
-                usual = (
-                    f"usually {statistics.median(known):.1f} s" if known else "for the first time"
-                )
+                printed, usual = turn, "for the first time"
+                if known := self._usual[name]:
+                    usual = f"usually {statistics.median(known):.1f} s"
                 self._print_stacks(f"{lasted}, {usual}; all stacks:")
             if now > end and self._now is turn and not self._closed.is_set():
                 self._print_stacks("all stacks at the end:")
