@@ -1,4 +1,7 @@
-"""What was finished is drawn once: read back bit for bit, and never where it does not belong."""
+"""What was finished is drawn once: read back bit for bit, and never where it does not belong.
+
+That it is written in the background: tests/faults.
+"""
 
 import pathlib
 from types import SimpleNamespace
@@ -11,7 +14,7 @@ from test_engine import DRAW, SHAPE, make_engine
 
 from dapo_jax import algorithm, config
 from dapo_jax.build import Machine
-from dapo_jax.checkpoint import journal as journal_lib, remembered
+from dapo_jax.checkpoint import remembered
 from dapo_jax.checkpoint.journal import Journal
 from dapo_jax.checkpoint.workdir import Workdir
 from dapo_jax.dapo.state import State
@@ -204,14 +207,6 @@ def test_in_a_bucket_each_write_is_an_object(draw, whole, tmp_path, bucket):
         assert 0 < stats.replayed < stats.tokens
         journal.covered(99)
     assert files(bucket / "run") == []
-
-
-def test_written_in_the_background(draw, tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_lib, "EVERY_S", 0.001)
-    with opened(tmp_path) as journal:
-        draw(journal)
-        while not files(tmp_path) or journal._waiting:  # nobody asks for it
-            pass
 
 
 def test_off_it_writes_and_asks_nothing(draw, whole, tmp_path):

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -67,9 +68,10 @@ def failing(tmp_path, monkeypatch):
     return fail
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(5, "Input/output error"), TimeoutError("slow"), Unreachable("503")], ids=str
-)
+ERRORS = [OSError(5, "Input/output error"), TimeoutError("slow"), Unreachable("503")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=str)
 def test_a_disk_that_fails_now_and_then_costs_seconds_and_no_checkpoint(
     tmp_path, failing, waits, capsys, error
 ):
@@ -86,7 +88,7 @@ def test_a_disk_that_fails_now_and_then_costs_seconds_and_no_checkpoint(
 
 def test_a_disk_that_stays_away_ends_the_run_and_nothing_is_set_aside(tmp_path, failing, waits):
     save(tmp_path / "c", 1, 2)
-    failing(10**9, OSError(5, "Input/output error"))
+    failing(10**9, ERRORS[0])
     with pytest.raises(OSError, match="cannot be read .*11 times .*no damage.*the same command"):
         newest(tmp_path / "c")
     assert tuple(waits) == retry.WAITS_S
@@ -125,27 +127,19 @@ def test_a_bucket_that_fails_now_and_then_opens_and_is_sent_to(bucket, failing, 
     failing(3, Unreachable("503"))
     home = workdir.open_workdir("gs://b/x")
     assert (home.local / "metrics.jsonl").read_text() == "{}\n"
-
-    def away(*_, **__):
-        raise Unreachable("503")
-
-    monkeypatch.setattr(workdir, "_send", away)
+    monkeypatch.setattr(workdir, "_send", Mock(side_effect=Unreachable("503")))
     with pytest.raises(OSError, match="503"):  # which the run answers by trying after the next step
         workdir.send(home)
 
 
 def test_a_compiled_program_that_cannot_be_read_is_tried_again(waits, monkeypatch):
     """To JAX it would not be there; the host would wait for one that has it, who tells nobody."""
-    failures = [Unreachable("503")] * 2
 
     class Cache:
-        def get(self, key):
-            if failures:
-                raise failures.pop()
-            return key.encode()
+        get = Mock(side_effect=[Unreachable("503"), Unreachable("503"), b"program"])
 
     cache = Cache()
     monkeypatch.setattr(start.jax_cache, "_get_cache", lambda client: cache)
     for _ in range(2):  # two runs of one process
         start._retry_reads("gs://b/x/xla")
-    assert cache.get("jit_f") == b"jit_f" and waits == [1, 2]
+    assert cache.get("jit_f") == b"program" and waits == [1, 2]

@@ -3,6 +3,7 @@ which is a folder behind a stand-in for gcsfs."""
 
 import os
 import re
+from unittest.mock import Mock
 
 import pytest
 
@@ -115,9 +116,7 @@ def test_what_changes_is_sent_and_what_goes_is_deleted(bucket):
 
 
 def test_a_bucket_without_its_package_says_what_to_install(monkeypatch):
-    def missing(*_, **__):
-        raise ImportError("Please install gcsfs to access Google Storage")
-
-    monkeypatch.setattr(workdir.epath, "Path", lambda name: type("P", (), {"mkdir": missing})())
+    missing = ImportError("Please install gcsfs to access Google Storage")
+    monkeypatch.setattr(type(workdir.place("gs://b", "")), "mkdir", Mock(side_effect=missing))
     with pytest.raises(ValueError, match=r"install gcsfs .*\(pip install 'dapo_jax\[gcs\]'\)"):
         workdir.open_workdir("gs://b/z")

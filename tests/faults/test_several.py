@@ -131,42 +131,42 @@ def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(run, server
 
 
 KILLED = -signal.SIGKILL
+NAMED = "error: process {} of 2 (host "
 COORDINATOR = "the coordinator 127.0.0.1:"
-SILENT = "error: process {} of 2 gave no sign of life for 15 s"
-# What happens to one of two: (signal, to whom; the limit of silence in s; the other's status, None:
-# any but 0; what its last line says). JAX ends those who have lost the coordinator, at once and
-# with a stack trace; the last line is ours.
-GONE = [
-    (signal.SIGKILL, 1, 10, 75, "error: process 1 of 2 (host "),
-    (signal.SIGKILL, 0, 10, None, COORDINATOR),
-    (signal.SIGSTOP, 1, 5, 75, "error: process 1 of 2 (host "),
-    (signal.SIGSTOP, 0, 5, None, COORDINATOR),
-]
 
 
-@pytest.mark.parametrize(("number", "to", "limit_s", "status", "word"), GONE)
-def test_a_process_that_is_gone_is_named_by_the_other_that_ends(
-    number, to, limit_s, status, word, at_work
-):
-    """One that is stopped is ended itself. Of process 0 nobody hears that it is silent: all wait
-    for its answer, and their own signs of life with them; both have been silent for as long, so
-    which one is ended first is chance."""
-    _, running = at_work(f"--heartbeat_timeout={limit_s}")
-    running[to].send_signal(number)
+@pytest.mark.parametrize("to", [0, 1])
+def test_a_process_that_is_killed_is_named_by_the_other_that_ends(to, at_work):
+    """JAX ends those who have lost the coordinator, process 0, at once and with a stack trace; the
+    last line is ours."""
+    _, running = at_work("--heartbeat_timeout=10")
+    running[to].kill()
     began = time.monotonic()
     done = finish(running, 120)
     assert time.monotonic() - began < 80  # without the flag it takes 100 s
-    (mine, said), (other, told) = done[to], done[1 - to]
-    assert mine == KILLED, shown(done)
-    assert number == signal.SIGKILL or SILENT.format(to) in said
-    too = (number, to) == (signal.SIGSTOP, 0) and other == KILLED and SILENT.format(1) in told
+    (mine, _), (other, told) = done[to], done[1 - to]
+    assert mine == KILLED and (other == 75 if to == 1 else other not in (0, KILLED)), shown(done)
     last = told.strip().splitlines()[-1]
-    named = word in (last if number == signal.SIGKILL else told)
-    right = other == status if status else other not in (0, KILLED)
-    assert too or (named and right), shown(done)
-    if number == signal.SIGKILL:
-        assert last.startswith(f"error: process {to} of 2 (host "), shown(done)
-        assert "goes on from the last checkpoint" in last
+    assert last.startswith(NAMED.format(to)) and "goes on from the last checkpoint" in last
+    assert (COORDINATOR in last) == (to == 0)
+
+
+@pytest.mark.parametrize("to", [0, 1])
+def test_a_process_that_is_stopped_is_ended_and_named(to, at_work):
+    """Of process 0 nobody hears that it is silent: all wait for its answer, and their own signs of
+    life with them; both have been silent for as long, so which one is ended first is chance."""
+    _, running = at_work("--heartbeat_timeout=5")
+    running[to].send_signal(signal.SIGSTOP)
+    done = finish(running, 80)  # without the flag it takes 100 s
+    (mine, said), (other, told) = done[to], done[1 - to]
+    silent = "error: process {} of 2 gave no sign of life for 15 s"
+    assert mine == KILLED and silent.format(to) in said, shown(done)
+    if to == 1:
+        assert other == 75 and NAMED.format(1) in told, shown(done)
+    elif other == KILLED:
+        assert silent.format(1) in told, shown(done)
+    else:
+        assert other != 0 and COORDINATOR in told, shown(done)
 
 
 def test_a_pause_within_the_limit_and_a_second_process_of_a_number_do_no_harm(
