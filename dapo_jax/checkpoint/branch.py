@@ -1,8 +1,7 @@
 """Continue from another run's checkpoint (branch), or from an earlier one of this run (rewind).
 
 A branch takes the whole state of a step of another run, and its metrics up to there. With the same
-config it computes the same bits as that run; with a changed one, only the change makes a
-difference. A rewind goes back in the same workdir; later files are moved, not deleted.
+config it computes the same bits. A rewind goes back in the same workdir and moves later files.
 """
 
 import itertools

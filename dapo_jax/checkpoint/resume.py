@@ -106,7 +106,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
     """(harmless, meaningful) changes between flat configs, as 'config.name: old -> new'. A field
     that one of them lacks, being of another version, counts with its default."""
     harmless, meaningful = [], []
-    for name in [*new, *(k for k in old if k not in new)]:
+    for name in new | old:
         default = schema.SCHEMA[name].default if name in schema.SCHEMA else None
         was, now = old.get(name, default), new.get(name, default)
         if was != now:

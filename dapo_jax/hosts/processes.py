@@ -80,16 +80,15 @@ def joined():
     global _watch
     me = distributed.global_state
     reporter = _reporter(me.coordinator_address, me.process_id, me.num_processes)
-    _watch = watch = Watch(me.client, HEARTBEAT_TIMEOUT.value, reporter)
+    _watch = Watch(me.client, HEARTBEAT_TIMEOUT.value, reporter)
     try:
         yield
     except BaseException as error:
-        leave(*_exit_status(watch, error))
-    watch.stop()
+        leave(*_exit_status(_watch, error))
+    _watch.stop()
     jax.distributed.shutdown()  # waits for the others
-    watch.end()
+    _watch.end()
     _watch = None
-    _send(reporter, "bye")
 
 
 def leave(message: str, status: int) -> NoReturn:
@@ -199,13 +198,12 @@ def _claim(address: str, index: int) -> None:
 
 
 def _give_up():
-    me = distributed.global_state
-    if me.coordinator_address is None:
+    me, where = distributed.global_state, distributed.global_state.coordinator_address
+    what = f"process {me.process_id}: no answer from the coordinator {where}"
+    if where is None:
         what = "the cluster's metadata names no coordinator that can be resolved"
     elif me.process_id == 0:
-        what = f"not all {me.num_processes} processes came to {me.coordinator_address}"
-    else:
-        what = f"process {me.process_id}: no answer from the coordinator {me.coordinator_address}"
+        what = f"not all {me.num_processes} processes came to {where}"
     leave(f"{what} within {START_TIMEOUT.value} s; {HINT}", 1)
 
 
@@ -217,7 +215,7 @@ def agree(values: dict[str, Any]) -> None:
         return
     mine, *others = parallel.meet(values)
     for number, theirs in enumerate(others, 1):
-        for name in [*mine, *(k for k in theirs if k not in mine)]:
+        for name in mine | theirs:
             a, b = mine.get(name, "nothing"), theirs.get(name, "nothing")
             if a != b:
                 raise ValueError(
@@ -233,8 +231,8 @@ def identity(config, where: str) -> dict[str, Any]:
     for file in sorted(package.rglob("*.py")):
         source.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
     out = {f"config.{name}": value for name, value in schema.leaves(config).items()}
-    out |= {"--workdir": where, "python": platform.python_version()}
     out |= {f"the version of {p}": v for p, v in checkpoint.versions().items()}
+    out |= {"--workdir": where, "python": platform.python_version()}
     return out | {"the source of dapo_jax (its hash)": source.hexdigest()[:12]}
 
 
@@ -253,8 +251,7 @@ class Watch:
         self.gone = threading.Event()  # a process is known to be silent or to have left
         self._heard: dict[str, tuple[str, float]] = {}  # process -> (its last beat, when it came)
         self.status = os.EX_TEMPFAIL  # exit status to follow with
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._thread = _in_background(threading.Thread(target=self._run))
 
     def _run(self):
         name = f"host {socket.gethostname()}, pid {os.getpid()}"
@@ -334,6 +331,7 @@ class Watch:
         """End the thread: one that calls the coordinator at Python's end aborts the process."""
         self._ended.set()
         self._thread.join(30)
+        _send(self._reporter, "bye")
 
 
 def _in_background(thread: threading.Thread) -> threading.Thread:

@@ -28,7 +28,6 @@ import tempfile
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import stubbed_train
@@ -38,7 +37,6 @@ from jax._src import compiler
 from dapo_jax import evaluate, parallel, train
 from dapo_jax.checkpoint import journal, saver, seal
 from dapo_jax.config import cli
-from dapo_jax.hosts import leaving
 from dapo_jax.model import hf
 
 
@@ -126,26 +124,6 @@ def full_disk(hooks: train.Hooks, since: int = 3, until: int = 6) -> train.Hooks
             filler.unlink()
 
     return hooks._replace(step=step)
-
-
-def stuck(hooks: train.Hooks, in_phase: str) -> train.Hooks:
-    """The third time a phase begins, the device is busy for minutes, and Python's main thread
-    with it; 'commit': a save that takes as long."""
-    write = seal.write
-
-    def busy() -> None:
-        turn = lambda _, x: jnp.sin(x) @ x
-        forever = jax.jit(lambda x: jax.lax.fori_loop(0, 10**7, turn, x))
-        forever(jnp.eye(64)).block_until_ready()
-
-    def sealed(step_dir):
-        write(step_dir)
-        if step_dir.name.split(".")[0] == "4":  # it has not got its name yet
-            time.sleep(600)
-
-    if in_phase == "commit":
-        seal.write = sealed
-    return stubbed_train.at(hooks, in_phase, 3, busy)
 
 
 def with_setting(hooks: train.Hooks, module, name: str, value: float) -> train.Hooks:
@@ -247,22 +225,25 @@ def recorded(hooks: train.Hooks) -> train.Hooks:
     return hooks._replace(step=step)
 
 
-FAULTS = {"clock_jumps": clock_jumps, "full_disk": full_disk, "flip": flipped}
-FAULTS |= {"unreadable": unreadable, "counted": counted, "recorded": recorded}
 partial = functools.partial
-FAULTS |= {"full_for_good": partial(full_disk, until=10**9)}
-FAULTS |= {f"killed_in_{n}": partial(killed, rollout=n) for n in (2, 8)}
-FAULTS |= {f"stuck_in_{p}": partial(stuck, in_phase=p) for p in PHASES}
-FAULTS |= {
-    name: partial(stubbed_train.at, phase="rollout", times=3, action=action)
-    for name, action in (("hang", stands_still), ("break", breaks))
+in_third_rollout = partial(stubbed_train.at, phase="rollout", times=3)
+FAULTS = {
+    "clock_jumps": clock_jumps,
+    "full_disk": full_disk,
+    "full_for_good": partial(full_disk, until=10**9),
+    "killed_in_2": partial(killed, rollout=2),
+    "killed_in_8": partial(killed, rollout=8),
+    "hang": partial(in_third_rollout, action=stands_still),
+    "break": partial(in_third_rollout, action=breaks),
+    "flip": flipped,
+    "unreadable": unreadable,
+    "counted": counted,
+    "recorded": recorded,
+    # No wait between the last tries of the last save.
+    "impatient": partial(with_setting, module=saver, name="_LAST_WAIT_S", value=0.0),
+    # Finished responses are kept at once, as steps take hundredths of a second.
+    "eager": partial(with_setting, module=journal, name="EVERY_S", value=0.002),
 }
-# No wait between the last tries of the last save; finished responses are kept at once, as steps
-# take hundredths of a second; less time to leave than a cloud would give.
-SECONDS = {"impatient": (saver, "_LAST_WAIT_S", 0.0), "eager": (journal, "EVERY_S", 0.002)}
-SECONDS |= {"hasty": (leaving, "GRACE_S", 2.0)}
-for name, (module, field, value) in SECONDS.items():
-    FAULTS[name] = partial(with_setting, module=module, name=field, value=value)
 
 
 if __name__ == "__main__":
