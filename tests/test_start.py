@@ -136,15 +136,6 @@ def test_a_broadcast_keeps_every_bit(monkeypatch):
     assert set(pieces) == {1 << 10}
 
 
-def test_the_first_token_is_told_once():
-    first = start.FirstToken()
-    first.phase("start-up")
-    first.phase("chunk")
-    log = first.told()
-    first.phase("chunk")
-    assert first.told() == {} and 0 < log["time/first_token_s"] <= start.seconds()
-
-
 @pytest.mark.parametrize("where", ["disk", "bucket"])
 def test_starts_that_come_to_nothing_are_counted(where, bucket, tmp_path, monkeypatch):
     """By all that a launcher has started since a checkpoint or a response was kept."""

@@ -109,9 +109,8 @@ def survey(arrays) -> dict[str, tuple[int, bool]]:
 
     A checksum is the sum of an array's bits as uint32, weighted by odd numbers that depend on the
     place. Any change of one element changes it; several changes escape with a chance of 2**-32.
-    uint32 sums wrap, so they are exact in any order and layout. NumPy takes small arrays in a CPU's
-    memory, in less time than a program is compiled in.
-    """
+    uint32 sums wrap, so they are exact in any order and layout. NumPy sums small arrays in a CPU's
+    memory sooner than a program is compiled."""
     found, on_devices = {}, {}
     for path, x in jax.tree.leaves_with_path(arrays):
         found[name(path)] = None  # in the order of the tree

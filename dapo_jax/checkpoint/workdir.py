@@ -59,10 +59,9 @@ def is_remote(name: str | pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def hold(name: str | pathlib.Path, checkpoints: str = "") -> Iterator[Workdir]:
-    """Make the directory, and lock it and the one with its checkpoints against other runs until the
-    scope ends. checkpoints: config.checkpoint.directory, if that is elsewhere. The lock (flock)
-    ends with its process; a bucket has none. ValueError: a directory cannot be used, belongs to
-    another program, or another run is at work in it."""
+    """Make the directory, and lock it and the one with its checkpoints until the scope or the
+    process ends; a bucket has no lock. checkpoints: config.checkpoint.directory, if given.
+    ValueError: a directory cannot be used, is of another program, or a run is at work in it."""
     home = open_workdir(name)
     directory = checkpoints or home.checkpoints
     with contextlib.ExitStack() as held:
@@ -194,8 +193,8 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
 
 
 def _lock(directory: pathlib.Path, what: str) -> int:
-    """A descriptor that holds the directory's lock, if the file system has locks. what: the
-    directory's name in errors. ValueError: another run holds the lock."""
+    """A descriptor that holds the directory's lock, if the file system has locks. what: its name in
+    errors. ValueError: another run holds the lock."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor, owner = lock(directory / _LOCK)

@@ -6,9 +6,8 @@ the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhe
     python -m dapo_jax.train ... --coordinator=10.0.0.1:8476 --num_processes=2 --process_id=0
 
 A start that is not complete after --start_timeout seconds, different configs, and a process that is
-silent for longer than --heartbeat_timeout seconds end in a non-zero exit and a line that names the
-process and what to do. If a process ends with an error, the others end with its status; if it falls
-silent, they end with 75.
+silent for longer than --heartbeat_timeout seconds end in a line that names the process and what to
+do. If a process ends with an error, the others end with its status; if it falls silent, with 75.
 
 The coordinator (process 0) trusts whoever reaches its port: no password, no encryption.
 """
@@ -240,8 +239,7 @@ class Watch:
     """A thread that sends heartbeats, and names a process that has left or has been silent for
     `timeout` seconds, before JAX's own heartbeat aborts the run (JAX gives a number, without host).
     It ends this process `timeout` / 10 seconds after another has announced that it leaves, and
-    after a silence of twice the timeout, if the process has not ended by itself: a Python thread
-    can be held up for a while. reporter: see `_reporter`; it gets the host and pid of process 0."""
+    after a silence of twice the timeout. reporter: gets the host and pid of process 0."""
 
     def __init__(self, client, timeout: float, reporter: subprocess.Popen):
         self._client, self._timeout, self._reporter = client, timeout, reporter
