@@ -113,7 +113,11 @@ def _open_remote(name: str) -> Workdir:
         # No effect in a bucket of objects.
         retry.read(name, lambda: home.remote.mkdir(parents=True, exist_ok=True))
         for file in retry.files(home.remote, _LEFT_THERE) if home.remote.is_dir() else ():
-            _fetch(home, file)
+            relative = pathlib.PurePath(file.relative_to(home.remote))
+            path = home.local / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(retry.read(str(file), file.read_bytes))
+            home.sent[relative] = _stamp(path)
         for change in (probe.touch, probe.unlink):
             change()
             retry.read(name, lambda: send(home))
@@ -122,14 +126,6 @@ def _open_remote(name: str) -> Workdir:
     except OSError as error:
         raise ValueError(f"--workdir={name}: cannot be read and written ({error})") from error
     return home
-
-
-def _fetch(home: Workdir, file: epath.Path) -> None:
-    relative = pathlib.PurePath(file.relative_to(home.remote))
-    path = home.local / relative
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(retry.read(str(file), file.read_bytes))
-    home.sent[relative] = _stamp(path)
 
 
 def _stamp(path: pathlib.Path) -> tuple:
