@@ -137,6 +137,14 @@ def test_what_belongs_to_others_is_never_found(draw, params, tmp_path):
     with opened(tmp_path, **free) as journal:  # they change no response
         _, stats = draw(journal)
     assert stats.replayed == stats.tokens
+    other = jax.tree.map(lambda x: x + 1, params)
+    with opened(tmp_path) as journal:
+        draw(journal, other)
+    (file_of_other,) = {*files(tmp_path)} - {file}
+    file.rename(file_of_other)  # a name alone is not trusted
+    with opened(tmp_path) as journal:
+        _, stats = draw(journal, other)
+    assert stats.replayed == 0 < stats.tokens
 
 
 def test_a_file_that_is_cut_or_damaged_loses_its_records_alone(draw, whole, tmp_path):
