@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from etils import epath
 
 from dapo_jax import parallel
 from dapo_jax.checkpoint import checkpoint, resume, seal
@@ -60,7 +59,7 @@ class Journal:
         self, home: Workdir, config, inputs: dict[str, str], step: int, say: Callable[[str], None]
     ):
         """inputs: `resume.inputs`. step: the step that the run starts from."""
-        self._folder = epath.Path(home.remote or home.local) / JOURNAL
+        self._folder = home.top / JOURNAL
         self._remote, self._say = home.remote is not None, say
         self._most = int(config.checkpoint.journal_gb * 1e9)
         self._run = digest(_binding(config, inputs), 16)

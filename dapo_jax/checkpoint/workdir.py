@@ -42,8 +42,13 @@ class Workdir(NamedTuple):
     sent: dict[pathlib.PurePath, tuple]  # relative path -> (mtime, size) of what the bucket has
 
     @property
+    def top(self) -> epath.Path:
+        """The run's directory, in the bucket or on the disk."""
+        return self.remote or epath.Path(self.local)
+
+    @property
     def checkpoints(self) -> str:
-        return str((self.remote or self.local) / CHECKPOINTS)
+        return str(self.top / CHECKPOINTS)
 
 
 def place(name: str, given: str) -> epath.Path:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 import jax
 import numpy as np
 from absl import flags
-from etils import epath
 from jax._src import (
     cache_key,  # what a program is called has no public name
     compilation_cache as jax_cache,  # nor has the cache that is in use
@@ -127,15 +126,14 @@ def count(home: workdir.Workdir, checkpoints: str) -> None:
     MOST_STARTS in a row have left no checkpoint and no record in the journal. A collective."""
     if not (flags.FLAGS.is_parsed() and cli.TERMINATED_STATUS.value):
         return
-    top, note = epath.Path(home.remote or home.local), home.local / "starts.json"
+    note, folder = home.local / "starts.json", home.top / workdir.JOURNAL
 
     def records() -> list:
-        folder = top / workdir.JOURNAL
         found = folder.iterdir() if folder.is_dir() else ()
         return sorted([path.name, path.stat().length] for path in found)
 
     def counted() -> int:
-        there, starts = [checkpoint.numbers(checkpoints), retry.read(f"{top}", records)], 1
+        there, starts = [checkpoint.numbers(checkpoints), retry.read(f"{folder}", records)], 1
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or damaged
             before = json.loads(note.read_text())
             starts += before["starts"] if before["there"] == there else 0
@@ -148,7 +146,7 @@ def count(home: workdir.Workdir, checkpoints: str) -> None:
         raise ValueError(
             f"--workdir={home.name}: {MOST_STARTS} starts in a row have left no checkpoint and no"
             " finished response: what ends them does not pass by itself; see what they printed, and"
-            f" remove {top / note.name} to have it tried again"
+            f" remove {home.top / note.name} to have it tried again"
         )
 
 
