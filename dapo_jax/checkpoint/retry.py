@@ -38,10 +38,10 @@ def temporary(error: BaseException | None) -> bool:
 
 
 def files(folder: epath.Path, without: Sequence[str] = ()) -> Iterator[epath.Path]:
-    """All files below a folder, but for those `without`, which it names files and subfolders of."""
-    for path in read(f"{folder}", lambda: [*folder.iterdir()]):
+    """All files below a folder, without these of its own files and subfolders."""
+    for path, is_dir in read(f"{folder}", lambda: [(p, p.is_dir()) for p in folder.iterdir()]):
         if path.name not in without:
-            yield from files(path) if path.is_dir() else [path]
+            yield from files(path) if is_dir else [path]
 
 
 def read(what: str, action: Callable[[], Any]) -> Any:

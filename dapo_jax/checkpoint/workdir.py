@@ -117,7 +117,8 @@ def _open_remote(name: str) -> Workdir:
     try:
         # No effect in a bucket of objects.
         retry.read(name, lambda: home.remote.mkdir(parents=True, exist_ok=True))
-        for file in retry.files(home.remote, _LEFT_THERE) if home.remote.is_dir() else ():
+        there = retry.read(name, home.remote.is_dir)
+        for file in retry.files(home.remote, _LEFT_THERE) if there else ():
             relative = pathlib.PurePath(file.relative_to(home.remote))
             path = home.local / relative
             path.parent.mkdir(parents=True, exist_ok=True)
