@@ -55,8 +55,8 @@ TINY = Path(__file__).parent / "data" / "tiny_config.py"
 
 # The files that take longest are begun first: the workers then end together.
 LONGEST = (
-    "test_processes", "test_compile", "test_learning", "test_chaos", "test_vapo", "test_damage",
-    "test_leave", "test_kill", "test_system", "test_pod_update", "test_notebooks", "test_start",
+    "test_several", "test_compile", "test_learning", "test_chaos", "test_vapo", "test_damage",
+    "test_leave", "test_kill", "test_system", "test_pod_update", "test_notebooks",
     "test_curriculum", "test_pages", "test_train", "test_evaluate_cli", "test_lora",
     "test_qwen2", "test_named_evaluation", "test_update", "test_hf",
 )  # fmt: skip
@@ -74,7 +74,6 @@ SOON = (
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=15, help="random moments of tests/faults")
     parser.addoption("--strings", type=int, default=200_000, help="of the verifiers' slow test")
-    parser.addoption("--runs", type=int, default=20, help="checkpoints of test_seal under load")
     parser.addoption("--seeds", type=int, default=1, help="of each slow run of test_learning")
     parser.addoption(
         "--all_configs", action="store_true", help="test_compile: large models too, minutes each"

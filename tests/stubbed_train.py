@@ -1,17 +1,17 @@
-"""`python tests/stubbed_train.py --config=... --workdir=...`: the trainer with a verifier that
-accepts about half of all responses, by a hash of their text. Random weights then have mixed groups
-to train on, without a warm-up. Each process writes all that it drew to
-WORKDIR/drawn_<process>.jsonl: one object a rollout step."""
+"""`python tests/stubbed_train.py [kill] --config=... --workdir=...`: the trainer with a verifier
+that accepts about half of all responses, by a hash of their text. Random weights then have mixed
+groups to train on, without a warm-up. kill: a SIGKILL as the third rollout begins, once the
+checkpoint of step 2 is there."""
 
 import functools
-import json
 import os
 import pathlib
+import signal
 import sys
+import time
 import zlib
 from typing import NoReturn
 
-import jax
 from jax._src import cache_key
 
 from dapo_jax import build, train
@@ -29,18 +29,6 @@ def accept_half(problem, response: str) -> Grade:
 JUDGE = Judge(accept_half, shadow=accept_half)
 
 
-def record(state, step) -> None:
-    row = {
-        "step": state.counters.step - 1,
-        "tokens": [[r.tokens.tolist() for r in g.responses] for g in step.batch.drawn],
-        "correct": [g.grades.right_G.tolist() for g in step.batch.drawn],
-        "accepted": [g.position for g in step.batch.groups],
-    }
-    name = f"drawn_{jax.process_index()}.jsonl"
-    with pathlib.Path(cli.WORKDIR.value, name).open("a") as file:
-        file.write(json.dumps(row) + "\n")
-
-
 def at(hooks: train.Hooks, phase: str, times: int, action) -> train.Hooks:
     """`hooks`, and `action()` as that phase begins for the so many-th time."""
     begun = 0
@@ -53,6 +41,12 @@ def at(hooks: train.Hooks, phase: str, times: int, action) -> train.Hooks:
             action()
 
     return hooks._replace(phase=begins)
+
+
+def kill() -> None:
+    while not pathlib.Path(cli.WORKDIR.value, "checkpoints", "2").is_dir():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def forget_programs() -> None:
@@ -87,5 +81,8 @@ def run_and_exit(main) -> NoReturn:
 
 
 if __name__ == "__main__":
-    know_programs_of_others(sys.argv)
-    cli.run(functools.partial(train.main, score=JUDGE, hooks=train.Hooks(step=record)))
+    hooks = train.QUIET
+    if sys.argv[1] == "kill":
+        del sys.argv[1]
+        hooks = at(hooks, "rollout", 3, kill)
+    cli.run(functools.partial(train.main, score=JUDGE, hooks=hooks))

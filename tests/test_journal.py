@@ -1,6 +1,10 @@
-"""What was finished is drawn once: read back bit for bit, and never where it does not belong."""
+"""What was finished is drawn once: read back bit for bit, and never where it does not belong.
+
+That it is written in the background: tests/faults.
+"""
 
 import pathlib
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,7 +14,7 @@ from test_engine import DRAW, SHAPE, make_engine
 
 from dapo_jax import algorithm, config
 from dapo_jax.build import Machine
-from dapo_jax.checkpoint import journal as journal_lib, remembered
+from dapo_jax.checkpoint import remembered
 from dapo_jax.checkpoint.journal import Journal
 from dapo_jax.checkpoint.workdir import Workdir
 from dapo_jax.dapo.state import State
@@ -19,7 +23,7 @@ from dapo_jax.hosts.leaving import Leave
 from dapo_jax.model import qwen2
 from dapo_jax.reward import grading
 from dapo_jax.reward.grading import Grade, Judge
-from dapo_jax.rollout.engine import UNWATCHED, Request, Response
+from dapo_jax.rollout.engine import UNWATCHED, Request
 
 REQUESTS = [Request([p + 1, 2, 3], 10 + p, g) for p in range(6) for g in range(4)]
 
@@ -34,10 +38,8 @@ def draw(params):
     """`draw(journal, ...)`: (responses, numbers of the sampler) with the journal as the store."""
     engine, policy = make_engine(chunk=4), params
 
-    def draw(
-        journal, params=policy, check=lambda: None, progress=None, draw=DRAW, requests=REQUESTS
-    ):
-        watch = UNWATCHED._replace(progress=progress or UNWATCHED.progress)
+    def draw(journal, params=policy, check=lambda: None, draw=DRAW, requests=REQUESTS, **observer):
+        watch = UNWATCHED._replace(**observer)
         watch = remembered.watch(watch, journal, check) if journal else watch
         machine = Machine(*[None] * 5, engine, None, watch=watch)
         return engine.generate(machine.decode_params(params), requests, draw, machine.watch)
@@ -51,17 +53,16 @@ def whole(draw):
     return draw(None)
 
 
-def opened(folder, said=None, step=3, remote=None, inputs=None, **fields) -> Journal:
+def opened(folder, say=print, step=3, remote=None, inputs=None, **fields) -> Journal:
     c = config.base()
     c.update(fields)
     home = Workdir(str(folder), folder, remote, {})
-    said = [] if said is None else said
-    return Journal(home, c, inputs or {"data": "d"}, step, said.append)
+    return Journal(home, c, inputs or {"data": "d"}, step, say)
 
 
 def cut(draw, journal, chunks, each=lambda: None) -> None:
-    """Drawing, broken off after so many chunks; then the journal is closed. each: called before
-    each chunk."""
+    """Break off drawing after so many chunks, and close the journal. each: called before each
+    chunk."""
     left = iter(range(chunks - 1))
 
     def check():
@@ -90,30 +91,22 @@ def leave_only(file) -> None:
 
 
 def test_what_was_finished_is_not_drawn_again(draw, whole, tmp_path):
-    """Cut twice, then whole, then all from the journal."""
+    """Cut twice, then whole, then all from the journal. `progress` follows the chunks alone: the
+    watchdog takes it for a sign of life of the sampler."""
     drawn, said = [], []
     for chunks in (4, 5):
         cut(draw, opened(tmp_path), chunks)
     for _ in range(2):
-        with opened(tmp_path, said) as journal:
-            responses, stats = draw(journal)
+        told = []
+        with opened(tmp_path, said.append) as journal:
+            responses, stats = draw(journal, progress=told.append)
         assert_same(responses, whole[0])
         assert stats.tokens == whole[1].tokens == sum(len(r.tokens) for r in responses)
+        assert len(told) == stats.chunks and sum(told) < len(REQUESTS)
         drawn.append(stats.tokens - stats.replayed)
     assert 0 < drawn[0] < 0.8 * whole[1].tokens and drawn[1] == 0 == stats.chunks
-    assert (
-        stats.occupancy == 0
-        and said[-1] == f"step 4: {len(REQUESTS)} responses or grades are there already"
-    )
-
-
-def test_what_is_there_begins_no_chunk(draw, tmp_path):
-    """`progress` follows chunks alone: the watchdog takes it for a sign of life of the sampler."""
-    cut(draw, opened(tmp_path), 4)
-    told = []
-    with opened(tmp_path) as journal:
-        _, stats = draw(journal, progress=told.append)
-    assert 0 < sum(told) < len(REQUESTS) and len(told) == stats.chunks
+    assert stats.occupancy == 0
+    assert said[-1] == f"step 4: {len(REQUESTS)} responses or grades are there already"
 
 
 def changes(params):
@@ -144,6 +137,14 @@ def test_what_belongs_to_others_is_never_found(draw, params, tmp_path):
     with opened(tmp_path, **free) as journal:  # they change no response
         _, stats = draw(journal)
     assert stats.replayed == stats.tokens
+    other = jax.tree.map(lambda x: x + 1, params)
+    with opened(tmp_path) as journal:
+        draw(journal, other)
+    (file_of_other,) = {*files(tmp_path)} - {file}
+    file.rename(file_of_other)  # a name alone is not trusted
+    with opened(tmp_path) as journal:
+        _, stats = draw(journal, other)
+    assert stats.replayed == 0 < stats.tokens
 
 
 def test_a_file_that_is_cut_or_damaged_loses_its_records_alone(draw, whole, tmp_path):
@@ -167,7 +168,7 @@ def test_a_file_that_is_cut_or_damaged_loses_its_records_alone(draw, whole, tmp_
 
 def test_files_go_when_a_checkpoint_holds_what_they_led_to(draw, params, tmp_path):
     said, other = [], jax.tree.map(lambda x: x + 1, params)
-    with opened(tmp_path, said, step=3) as journal:
+    with opened(tmp_path, said.append, step=3) as journal:
         draw(journal)
         journal.at(4)
         draw(journal, other)
@@ -185,10 +186,10 @@ def test_the_oldest_give_way_to_the_limit(draw, params, tmp_path):
         draw(journal)
     size = files(tmp_path)[0].stat().st_size
     said, limit = [], {"checkpoint.journal_gb": 1.5 * size / 1e9}
-    with opened(tmp_path, said, step=9, **limit) as journal:
+    with opened(tmp_path, said.append, step=9, **limit) as journal:
         draw(journal, jax.tree.map(lambda x: x + 1, params))
     assert [f.name[:7] for f in files(tmp_path)] == ["000009."] and said == []
-    with opened(tmp_path, said, step=9, **limit) as journal:
+    with opened(tmp_path, said.append, step=9, **limit) as journal:
         draw(journal, jax.tree.map(lambda x: x + 2, params))
     assert len(files(tmp_path)) == 1
     assert len(said) == 1 and "config.checkpoint.journal_gb allows no more" in said[0]
@@ -197,7 +198,7 @@ def test_the_oldest_give_way_to_the_limit(draw, params, tmp_path):
 def test_a_folder_that_cannot_be_written_ends_nothing(draw, whole, tmp_path):
     (tmp_path / "journal").write_text("a file")
     said = []
-    with opened(tmp_path, said) as journal:
+    with opened(tmp_path, said.append) as journal:
         responses, _ = draw(journal)
     assert_same(responses, whole[0])
     assert len(said) == 1 and "finished responses cannot be kept" in said[0]
@@ -216,43 +217,33 @@ def test_in_a_bucket_each_write_is_an_object(draw, whole, tmp_path, bucket):
     assert files(bucket / "run") == []
 
 
-def test_written_in_the_background(draw, tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_lib, "EVERY_S", 0.001)
-    with opened(tmp_path) as journal:
-        draw(journal)
-        while not files(tmp_path) or journal._waiting:  # nobody asks for it
-            pass
-    assert not journal._thread.is_alive()
-
-
 def test_off_it_writes_and_asks_nothing(draw, whole, tmp_path):
     journal = opened(tmp_path, **{"checkpoint.journal_gb": 0.0})
     responses, stats = draw(journal)
     cut(draw, journal, 2)  # a run still leaves between two chunks
     assert_same(responses, whole[0])
     assert stats == whole[1] and not (tmp_path / "journal").exists()
-    assert journal._thread is None
 
 
 def test_a_judge_of_one_s_own_is_asked_once(params, tmp_path):
     asked = []
+    grades = {
+        "number": np.float32(0.25),
+        "bool": True,
+        "grade": Grade(1 / 3, parts={"a": np.float64(1 / 3), "right": np.True_}),
+    }
 
     def score(problem, response):
         asked.append(response)
-        if response == "number":
-            return np.float32(0.25)
-        if response == "bool":
-            return True
-        return Grade(0.1 + len(asked), parts={"a": np.float64(1 / 3), "right": np.True_})
+        return grades[response]
 
-    problem, answers = Problem("q", (), "1", ""), ["number", "bool", "grade", "other"]
-    said = []
+    problem, said = Problem("q", (), "1", ""), []
     for _ in range(2):
         with opened(tmp_path) as journal:
             judge = remembered.judge(Judge(score), journal)
             journal.open(params)
-            said.append(grading.said(judge, [(problem, a) for a in answers]))
-    assert asked == answers and said[0] == said[1]
+            said.append(grading.said(judge, [(problem, answer) for answer in grades]))
+    assert asked == [*grades] and said[0] == said[1]
     assert type(said[1][1].right) is bool and said[1][0] == Grade(0.25)
     with opened(tmp_path) as journal:
         rules = Judge(score, shadow=score)
@@ -260,34 +251,22 @@ def test_a_judge_of_one_s_own_is_asked_once(params, tmp_path):
 
 
 def test_updates_are_broken_off_between_two_of_them():
-    """In `update_policy` and before old log-probs; the one before is done by then."""
+    """The one before is done by then."""
     done = []
+    log = {"loss": SimpleNamespace(block_until_ready=lambda: done.append("waited"))}
 
-    class Running:
-        def block_until_ready(self):
-            done.append("waited")
-            return self
-
-    class Trainer:
-        def update(self, params, opt_state, batch, knobs):
-            done.append("update")
-            return params, opt_state, {"loss": Running()}
-
-    checks = iter([False, False, True])
+    def update(params, opt_state, batch, knobs):
+        done.append("update")
+        return params, opt_state, log
 
     def check():
-        if next(checks):
+        if done.count("update") == 2:
             raise Leave
 
-    machine = Machine(*[None] * 4, Trainer(), None, None, watch=UNWATCHED._replace(check=check))
+    watch, trainer = UNWATCHED._replace(check=check), SimpleNamespace(update=update)
+    machine = Machine(*[None] * 4, trainer, None, None, watch=watch)
     loss = config.base().loss
     loss.old_logprobs = "reuse"
     with pytest.raises(Leave):
         algorithm.update_policy(loss, machine, State(None, None), [None] * 4, None)
     assert done == ["update", "waited", "update", "waited"]
-
-
-def test_a_payload_is_a_response(whole):
-    empty = Response(np.zeros(0, np.int32), *[np.zeros(0, np.float32)] * 2, True)
-    responses = [*whole[0], empty]
-    assert_same([remembered._response(remembered._payload(r)) for r in responses], responses)

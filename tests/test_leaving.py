@@ -1,6 +1,5 @@
 """SIGTERM and Ctrl-C ask; whoever does not come to listen is ended in time."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -65,9 +64,8 @@ def test_signals(how, numbers, code, said):
     if numbers[1:]:
         process.send_signal(numbers[-1])
     out, err = process.communicate(timeout=120)
-    assert process.returncode == code and out == ""
-    assert err.splitlines()[-1:] == (["interrupted"] if code else err.splitlines()[-1:])
-    assert "Traceback" not in err
+    assert process.returncode == code and out == "" and "Traceback" not in err
+    assert code == 0 or err.endswith("interrupted\n")
 
 
 def test_a_job_in_the_background_ignores_ctrl_c():
@@ -98,9 +96,9 @@ with leaving.signals():
 
 
 @pytest.mark.parametrize(("parsed", "code"), [("flags", 75), ("", 143)])
-def test_a_process_that_is_stuck_is_ended_in_time(parsed, code):
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
-    with subprocess.Popen([sys.executable, "-c", STUCK, parsed], env=env, **PIPES) as process:
+def test_a_process_that_is_stuck_is_ended_in_time(parsed, code, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with subprocess.Popen([sys.executable, "-c", STUCK, parsed], **PIPES) as process:
         assert process.stdout.readline() == "begun\n"
         asked = time.monotonic()
         for _ in range(3):  # each of them counts from the first
@@ -112,32 +110,23 @@ def test_a_process_that_is_stuck_is_ended_in_time(parsed, code):
         assert err.startswith("terminated: not ready to leave 0.5 s after SIGTERM")
 
 
-@pytest.fixture
-def ended(monkeypatch):
-    """The exit statuses of this process."""
-    statuses = []
-    monkeypatch.setattr(leaving.os, "_exit", statuses.append)
+def test_all_leave_where_one_is_asked(monkeypatch):
+    """A process that no signal has reached has to be gone in time after another's SIGTERM; Ctrl-C
+    has no deadline."""
+    ended = []
+    monkeypatch.setattr(leaving.os, "_exit", ended.append)
     monkeypatch.setattr(leaving, "GRACE_S", 0.05)
-    return statuses
-
-
-def test_all_leave_where_one_is_asked(monkeypatch, ended):
-    """Also a process that no signal has reached has to be gone in time then."""
-    monkeypatch.setattr(leaving.parallel, "any_process", lambda flag: True)
-    with leaving.signals() as asked:
-        with pytest.raises(leaving.Leave):
-            asked.check()
-        deadline = time.monotonic() + 60
-        while not ended and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert not asked and ended
-
-
-def test_ctrl_c_has_no_deadline(ended):
     with leaving.signals() as asked:
         asked.check()
         asked.append(signal.SIGINT)
         with pytest.raises(leaving.Leave):
             asked.check()
         time.sleep(0.1)
-    assert not ended and not issubclass(leaving.Leave, Exception)
+        assert not ended and not issubclass(leaving.Leave, Exception)
+        monkeypatch.setattr(leaving.parallel, "any_process", lambda flag: True)
+        with pytest.raises(leaving.Leave):
+            asked.check()
+        deadline = time.monotonic() + 60
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert ended

@@ -37,7 +37,7 @@ def test_trained_killed_resumed_exported_and_evaluated(tmp_path, yarn):
     asked += ["model.dtype=float32", "tokenizer.chat=False"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     finish(launch(tmp_path, whole, 1, *asked))
-    killed = launch(tmp_path, cut, 1, *asked, program=("faulty_train.py", "kill"))
+    killed = launch(tmp_path, cut, 1, *asked, program=("stubbed_train.py", "kill"))
     said, _ = killed.communicate()
     assert killed.returncode == -signal.SIGKILL, said
     assert re.search(r"resumed .*step 2\b", finish(launch(tmp_path, cut, 1, *asked)))

@@ -66,18 +66,12 @@ def test_other_problems_under_the_same_names_are_refused(tmp_path):
     inputs, base = {"data": "same", "reward": ""}, config.base()
     assert resume.check(saved(), base, inputs, False, print)
     assert not resume.check(saved(), base, inputs | {"data": "other"}, True, print)
-    state = State({"w": jnp.arange(3.0)}, {"m": jnp.zeros(2)}).count(step=1)
-    state = state._replace(by_problem={"rate_P": np.ones(2)})
+    like = State({"w": jnp.arange(3.0)}, {"m": jnp.zeros(2)}).count(step=1)
     with checkpoint.manager(tmp_path, keep=1) as m:
-        checkpoint.save(m, state, {})
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    like = state._replace(by_problem={})
-    places = jax.tree.map(lambda _: here, like)
-    kept, left = (
-        resume.newest(tmp_path, like, places, lambda _, same=same: same, print)
-        for same in (True, False)
-    )
-    assert kept.by_problem["rate_P"].tolist() == [1, 1] and not left.by_problem
+        checkpoint.save(m, like._replace(by_problem={"rate_P": np.ones(2)}), {})
+    places = jax.tree.map(lambda _: like.params["w"].sharding, like)
+    found = lambda same: resume.newest(tmp_path, like, places, lambda _: same, print).by_problem
+    assert found(True)["rate_P"].tolist() == [1, 1] and not found(False)
 
 
 def test_other_versions_are_shown():

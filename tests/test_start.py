@@ -1,6 +1,5 @@
 """A start fetches nothing twice, and nothing at all that a checkpoint has."""
 
-import json
 import math
 import pathlib
 import shutil
@@ -8,32 +7,25 @@ import shutil
 import jax
 import numpy as np
 import pytest
-import test_processes
 from absl import flags
 from jax.experimental.compilation_cache import compilation_cache
 
-from dapo_jax import build, config, evaluate, parallel
+from dapo_jax import config, parallel
 from dapo_jax.checkpoint import workdir
 from dapo_jax.data import arithmetic
 from dapo_jax.hosts import start
-from dapo_jax.log import metrics
 from dapo_jax.model import hf, qwen2
-from dapo_jax.run import policy
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
     """A folder that is the hub, with org/tiny in it: random weights of the base config's shape."""
     folder = tmp_path_factory.mktemp("hub")
-    made = arithmetic.write(tmp_path_factory.mktemp("data"), train=64, heldout=16)
+    words = arithmetic.write(tmp_path_factory.mktemp("data"), train=64, heldout=16).tokenizer.parent
     shape = qwen2.shape_from_config(config.base())
-    params = jax.tree.map(
-        lambda x: np.random.default_rng(x.size).normal(0, 0.02, x.shape).astype(x.dtype),
-        qwen2.abstract(shape),
-    )
     (folder / "org").mkdir()
-    hf.save(folder / "org" / "tiny", shape, jax.tree.map(jax.numpy.asarray, params),
-            tokenizer_dir=made.tokenizer.parent)  # fmt: skip
+    params = qwen2.init(shape, jax.random.key(0))
+    hf.save(folder / "org" / "tiny", shape, params, tokenizer_dir=words)
     return folder
 
 
@@ -76,30 +68,6 @@ def test_the_hub_is_asked_once_and_not_where_there_is_a_checkpoint(hub, asked, t
     assert found(config.base(), tmp_path / "other") is None
     own = found(named(hub / "org/tiny"), tmp_path / "own")
     assert own == hub / "org/tiny" and len(asked) == 3 and not (tmp_path / "own/base").exists()
-
-
-class Found(Exception):
-    """The policy of an evaluation is known."""
-
-
-def test_an_evaluation_asks_no_hub_for_what_a_run_has(hub, asked, tmp_path, monkeypatch):
-    def stop(config, workdir, model_dir, score, train):
-        raise Found(model_dir)
-
-    def evaluated(*arguments) -> pathlib.Path:
-        with pytest.raises(Found) as found:
-            evaluate.evaluate_checkpoint(named(), *arguments)
-        return found.value.args[0]
-
-    monkeypatch.setattr(build, "load_text", stop)
-    assert evaluated(tmp_path / "run") == hub / "org/tiny"  # the model itself is evaluated
-    assert "*.safetensors" in asked[0]
-    (tmp_path / "run/checkpoints/7").mkdir(parents=True)
-    monkeypatch.setattr(policy.checkpoint, "find_step", lambda path, step=None: 7)
-    assert evaluated(tmp_path / "run") == tmp_path / "run/base" and len(asked) == 1
-    # Other weights, the small files of this run's model.
-    evaluated(tmp_path / "other", f"{tmp_path}/run@7")
-    assert len(asked) == 2 and "*.safetensors" not in asked[1]
 
 
 def test_a_model_in_a_bucket(hub, bucket):
@@ -166,59 +134,6 @@ def test_a_broadcast_keeps_every_bit(monkeypatch):
         parallel.broadcast(x)
         assert x.tobytes() == before
     assert set(pieces) == {1 << 10}
-
-
-def test_the_first_token_is_told_once():
-    first = start.FirstToken()
-    first.phase("start-up")
-    first.phase("chunk")
-    log = first.told()
-    first.phase("chunk")
-    assert first.told() == {} and 0 < log["time/first_token_s"] <= start.seconds()
-
-
-def counted(shell, tmp_path, hub, *extra, processes=4, program=()) -> tuple[list[dict], list[str]]:
-    """(what a start has cost each process, what they said)."""
-    flags = ("model.path=org/tiny", f"mesh.fsdp={processes}")
-    flags += ("supervised_warmup.skill_steps=0", "supervised_warmup.habit_steps=0")
-    running = test_processes.Group(shell, tmp_path).all(
-        tmp_path / "run", processes, *(f"--config.{flag}" for flag in flags), *extra,
-        program=("counted_train.py", *program, str(hub)),
-        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", JAX_COMPILATION_CACHE_DIR="",
-    )  # fmt: skip
-    said = test_processes.said(running)
-    files = [tmp_path / "run" / f"counts_{i}.json" for i in range(processes)]
-    return [json.loads(f.read_text()) for f in files], said
-
-
-@pytest.mark.slow
-def test_four_processes_read_the_weights_once_and_compile_each_program_once(shell, hub, tmp_path):
-    sizes = {p.name: p.stat().st_size for p in (hub / "org/tiny").iterdir()}
-    none = dict(hub_calls=0, hub_bytes=0, weight_bytes=0, compiled_for_all=0)
-    cost = lambda counts: [{name: c[name] for name in none} for c in counts]
-    first, *others = cost(counted(shell, tmp_path, hub, "--config.steps=1")[0])
-    assert (first["hub_calls"], first["hub_bytes"]) == (1, sum(sizes.values()))
-    weights = sizes["model.safetensors"]
-    assert weights - 10_000 < first["weight_bytes"] < weights  # the file's header aside
-    assert first["compiled_for_all"] > 20 and others == [none] * 3
-
-    again, said = counted(shell, tmp_path, hub, "--config.steps=2")
-    first, *others = cost(again)
-    assert "resumed after step 1" in said[0]
-    assert first | {"compiled_for_all": 0} == none and others == [none] * 3
-    records = metrics.read(tmp_path / "run" / "metrics.jsonl")
-    told = [r.get("time/first_token_s", 0.0) > 0 for r in records]
-    assert told == [True, False, True]  # step 0's evaluation, and the step after the restart
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("given", [(), ("--checkpoint=org/tiny",)], ids=["of config", "given"])
-def test_an_evaluation_reads_the_weights_once_for_all_processes(shell, hub, tmp_path, given):
-    got, said = counted(shell, tmp_path, hub, *given, processes=2, program=("evaluate",))
-    # Of a given one, its small files for the config's own model are asked for apart.
-    assert [c["hub_calls"] for c in got] == [1 + len(given), 0]
-    assert got[0]["weight_bytes"] > 0 == got[1]["weight_bytes"] == got[1]["hub_bytes"]
-    assert "heldout: 8 problems x 2 samples" in said[0]
 
 
 @pytest.mark.parametrize("where", ["disk", "bucket"])

@@ -1,8 +1,7 @@
 """Continue from another run's checkpoint (branch), or from an earlier one of this run (rewind).
 
 A branch takes the whole state of a step of another run, and its metrics up to there. With the same
-config it computes the same bits as that run; with a changed one, only the change makes a
-difference. A rewind goes back in the same workdir; later files are moved, not deleted.
+config it computes the same bits. A rewind goes back in the same workdir and moves later files.
 """
 
 import itertools
@@ -63,9 +62,8 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
         directory = epath.Path(config.checkpoint.directory or home.checkpoints)
         checkpoint.find_step(directory, step)
         later = [n for n in checkpoint.numbers(directory) if n > step]  # newest first
-        top = epath.Path(home.remote or home.local) / workdir_lib.REWOUND
         names = (f"to_{step}" + f"_{n}" * (n > 1) for n in itertools.count(1))
-        name = next(name for name in names if not (top / name).exists())
+        name = next(name for name in names if not (home.top / workdir_lib.REWOUND / name).exists())
         aside = home.local / workdir_lib.REWOUND / name
         aside.mkdir(parents=True)
         for file in ("metrics.jsonl", "config.json"):
@@ -78,7 +76,7 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
         # Checkpoints in a bucket are renamed there, not copied through this machine.
         kept = directory.parent / workdir_lib.REWOUND / name / directory.name
         moves = [(directory / str(n), kept) for n in later]
-        exports = top / name / workdir_lib.EXPORT
+        exports = home.top / workdir_lib.REWOUND / name / workdir_lib.EXPORT
         moves += [(path, exports) for s, path in export.found(home) if s > step]
         for path, place in moves:
             place.mkdir(parents=True, exist_ok=True)

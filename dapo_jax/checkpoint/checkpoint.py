@@ -27,8 +27,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
-from dapo_jax import gate, parallel
-from dapo_jax.checkpoint import groups as groups_lib, retry, seal
+from dapo_jax import parallel
+from dapo_jax.checkpoint import groups as groups_lib, retry, seal, workdir
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.config import schema
 from dapo_jax.dapo.state import Counters, State
@@ -81,15 +81,12 @@ def _score(saved: dict[str, float | None]) -> float:
 
 def _absolute(directory: Directory) -> epath.Path:
     """Orbax wants local paths absolute."""
-    path = str(directory)
-    if "://" not in path:
-        return epath.Path(pathlib.Path(path).resolve())
-    with gate.reading(path, what="no kind of place that is known, such as gs://"):
-        return epath.Path(path)
+    remote = workdir.is_remote(directory)
+    return workdir.place(directory if remote else pathlib.Path(directory).resolve(), directory)
 
 
 def is_there(state: State) -> bool:
-    """Whether its arrays can be saved; an update overwrites those that it starts from."""
+    """Whether its arrays can be saved; an update deletes those that it starts from."""
     return not any(x.is_deleted() for x in jax.tree.leaves(_arrays(state)))
 
 
@@ -117,11 +114,11 @@ def save(
         )
     checksums = {path: number for path, (number, _) in survey.items()}
     content = {"arrays": checksums, "carried": seal.digest(carried)}
-    described = {"config": config, "versions": versions(), **inputs, "content": content}
+    described = state.counters._asdict() | {"config": config, "versions": versions()}
     items = ocp.args.Composite(
         arrays=ocp.args.StandardSave(arrays),
         carried=ocp.args.StandardSave(carried),
-        state=ocp.args.JsonSave(state.counters._asdict() | described),
+        state=ocp.args.JsonSave(described | {**inputs, "content": content}),
     )
     m.save(state.counters.step, args=items, metrics={"score": score})
 
@@ -130,8 +127,8 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
     """The saved state, its arrays laid out by `shardings`; works on any mesh, whatever mesh wrote
     it. `like` has the structure, shapes and dtypes of params, opt_state and ref_params.
 
-    A collective: what one process raises, all do. ValueError: other names or shapes than `like`.
-    Damaged: it is not what was saved. OSError: it cannot be read now."""
+    A collective. ValueError: other names or shapes than `like`. Damaged: it is not what was saved.
+    OSError: it cannot be read now."""
     saved = read_state(m, step)
     target = parallel.sharded(_arrays(like), _arrays(shardings))
     there = parallel.agreed(lambda: _saved_shapes(m, step), ERRORS)

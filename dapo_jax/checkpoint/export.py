@@ -26,7 +26,7 @@ def export(
     """Write the export of this step and remove all but the newest `checkpoint.export_keep`. A
     collective: all processes gather the weights, process 0 writes."""
     step, wrong = state.counters.step, ""
-    target = _folder(home) / f"step_{step}"
+    target = home.top / EXPORT / f"step_{step}"
     with tempfile.TemporaryDirectory(prefix="dapo_jax-") as scratch:
         # For a bucket the directory is first made on the local disk.
         local = pathlib.Path(scratch if home.remote else target.parent, target.name)
@@ -61,19 +61,15 @@ def _send(local: pathlib.Path, target: epath.Path) -> None:
 
 def found(home: Workdir) -> list[tuple[int, epath.Path]]:
     """(step, directory) of each export, in order."""
-    folder = _folder(home)
+    folder = home.top / EXPORT
     paths = folder.iterdir() if folder.exists() else ()
     named = ((re.fullmatch(r"step_(\d+)", p.name), p) for p in paths)
     return sorted((int(m[1]), p) for m, p in named if m)
-
-
-def _folder(home: Workdir) -> epath.Path:
-    return (home.remote or epath.Path(home.local)) / EXPORT
 
 
 def _prune(home: Workdir, step: int, keep: int) -> None:
     """Remove old exports, and unfinished ones of a process that was killed. Exports of later steps,
     left by a kill before their checkpoint, do not count as newer."""
     older = [path for s, path in found(home) if s <= step]
-    for path in [*older[:-keep], *_folder(home).glob("*.partial")]:
+    for path in [*older[:-keep], *(home.top / EXPORT).glob("*.partial")]:
         path.rmtree()

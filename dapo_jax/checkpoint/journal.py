@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from etils import epath
 
 from dapo_jax import parallel
 from dapo_jax.checkpoint import checkpoint, resume, seal
@@ -59,8 +58,8 @@ class Journal:
     def __init__(
         self, home: Workdir, config, inputs: dict[str, str], step: int, say: Callable[[str], None]
     ):
-        """inputs: `resume.inputs`. step: that the run starts from."""
-        self._folder = epath.Path(home.remote or home.local) / JOURNAL
+        """inputs: `resume.inputs`. step: the step that the run starts from."""
+        self._folder = home.top / JOURNAL
         self._remote, self._say = home.remote is not None, say
         self._most = int(config.checkpoint.journal_gb * 1e9)
         self._run = digest(_binding(config, inputs), 16)
@@ -87,7 +86,7 @@ class Journal:
         self._tidy()
 
     def at(self, step: int) -> None:
-        """The step that begins; its files are named by it."""
+        """This step begins; its files are named by it."""
         self._step = step
 
     def covered(self, step: int) -> None:
@@ -103,9 +102,10 @@ class Journal:
         self._policy, self._kept = policy, {}
         if wanted := [f for f in self._old if f.policy == policy]:
             found = self._read(wanted) if parallel.is_main_process() else b""
-            self._kept = {key: payload for key, payload, _ in _records(_of_main_process(found))}
-            there = f"{len(self._kept)} responses or grades are there already"
-            self._say(f"step {self._step + 1}: {there}")
+            self._kept = {key: payload for key, payload, _ in _records(of_main_process(found))}
+            self._say(
+                f"step {self._step + 1}: {len(self._kept)} responses or grades are there already"
+            )
 
     @property
     def on(self) -> bool:
@@ -140,8 +140,8 @@ class Journal:
 
     def _write(self, step: int, policy: str, data: bytes) -> None:
         """Append to this process's file; an object in a bucket cannot grow: write another."""
-        wrong, own = "", self._own and self._own[:2] == (step, policy) and not self._remote
-        if not own or self._failing:
+        wrong = ""
+        if self._remote or self._failing or not self._own or self._own[:2] != (step, policy):
             self._own = File(step, policy, secrets.token_hex(6))
         try:
             if not self._make_room(len(data)):
@@ -235,10 +235,8 @@ def _records(data: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
         at = end
 
 
-def _of_main_process(data: bytes) -> bytes:
+def of_main_process(data: bytes) -> bytes:
     """The bytes of process 0, on all. A collective."""
-    if jax.process_count() == 1:
-        return data
     out = np.zeros(parallel.gather_json(len(data))[0], np.uint8)
     out[: len(data)] = np.frombuffer(data, np.uint8)
     parallel.broadcast(out)

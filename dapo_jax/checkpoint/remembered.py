@@ -90,9 +90,9 @@ def _payload(response: Response) -> bytes:
 
 
 def _response(payload: bytes | None) -> Response | None:
-    if payload is None:
+    if payload is None or len(payload) % 12 != 1:
         return None
-    n = (len(payload) - 1) // 12
+    n = len(payload) // 12
     tokens, logps, entropies = (
         np.frombuffer(payload, dtype, n, 1 + 4 * n * i).copy()
         for i, dtype in enumerate((np.int32, np.float32, np.float32))

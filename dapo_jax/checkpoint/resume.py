@@ -42,8 +42,7 @@ def newest(
 
     accept: called with the saved JSON before any array is read. It raises to refuse, and returns
       whether the problems are the same; if not, what is recorded about problems is dropped.
-    Damaged: there are checkpoints, but none is whole. OSError: one cannot be read now.
-    """
+    Damaged: there are checkpoints, but none is whole. OSError: one cannot be read now."""
     opinion = parallel.of_main_process(lambda: checkpoint.steps(directory))
     whole, damaged = opinion[0], {int(step): wrong for step, wrong in opinion[1].items()}
     for step in whole:
@@ -80,10 +79,10 @@ def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, sa
     own = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source"))
     if own and saved.get("reward", "") != inputs["reward"]:
         meaningful.append("the file of config.reward.function: it has other contents")
-    if saved["data"] != inputs["data"] and not any("config.data." in line for line in meaningful):
-        meaningful.append(
-            "the training problems: other prompts, tokens or answers under the same names"
-        )
+    same = saved["data"] == inputs["data"]
+    if not same and not any("config.data." in line for line in meaningful):
+        what = "the training problems: other prompts, tokens or answers under the same names"
+        meaningful.append(what)
     for line in harmless:
         say(f"changed: {line}")
     packages = checkpoint.versions()
@@ -100,14 +99,14 @@ def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, sa
         raise schema.ConfigError("\n".join([*lines, advice]))
     for line in meaningful:
         say(f"changed (allowed): {line}")
-    return saved["data"] == inputs["data"]
+    return same
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
     """(harmless, meaningful) changes between flat configs, as 'config.name: old -> new'. A field
     that one of them lacks, being of another version, counts with its default."""
     harmless, meaningful = [], []
-    for name in [*new, *(k for k in old if k not in new)]:
+    for name in new | old:
         default = schema.SCHEMA[name].default if name in schema.SCHEMA else None
         was, now = old.get(name, default), new.get(name, default)
         if was != now:

@@ -2,11 +2,12 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from time import sleep
 from typing import Any
 
 import jax
+from etils import epath
 
 from dapo_jax import gate
 
@@ -34,6 +35,13 @@ def temporary(error: BaseException | None) -> bool:
         or bool(isinstance(error, ValueError | RuntimeError) and _AWAY.search(str(error)))
         or temporary(error.__cause__)
     )
+
+
+def files(folder: epath.Path, without: Sequence[str] = ()) -> Iterator[epath.Path]:
+    """All files below a folder, without these of its own files and subfolders."""
+    for path, is_dir in read(f"{folder}", lambda: [(p, p.is_dir()) for p in folder.iterdir()]):
+        if path.name not in without:
+            yield from files(path) if is_dir else [path]
 
 
 def read(what: str, action: Callable[[], Any]) -> Any:

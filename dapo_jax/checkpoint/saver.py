@@ -15,12 +15,9 @@ _LAST_TRIES, _LAST_WAIT_S = 3, 2.0  # of the final save
 
 
 class Saver:
-    """Writes checkpoints in the background; use as a context.
-
-    A save starts at the end of a step and is awaited at the end of the next one, on every process
-    at the same point. If it failed (a full disk, usually), the state of that next step is saved
-    instead. Older checkpoints are removed only after a save has succeeded.
-    """
+    """A context. A save starts at the end of a step and is awaited at the end of the next one, on
+    every process at the same point. If it failed (a full disk, usually), the state of that next
+    step is saved instead. Older checkpoints are removed only after a save has succeeded."""
 
     def __init__(
         self,

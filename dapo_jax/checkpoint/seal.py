@@ -77,17 +77,11 @@ def _dump(seal: dict) -> bytes:
 
 def _files(step_dir: epath.Path, limit: int) -> dict[str, list]:
     """Relative name -> [bytes, SHA-256 or ''] of all files but the seal and the last two."""
-    found, folders = {}, [step_dir]
-    while folders:
-        folder = folders.pop()
-        for path in retry.read(f"{folder}", lambda folder=folder: list(folder.iterdir())):
-            name = path.relative_to(step_dir).as_posix()
-            if path.is_dir():
-                folders.append(path)
-            elif name not in (SEAL, _COMMITTED, _METADATA):
-                size = path.stat().length
-                digest = hashlib.sha256(_bytes(path)).hexdigest() if size <= limit else ""
-                found[name] = [size, digest]
+    found = {}
+    for path in retry.files(step_dir, (SEAL, _COMMITTED, _METADATA)):
+        size = path.stat().length
+        digest = hashlib.sha256(_bytes(path)).hexdigest() if size <= limit else ""
+        found[path.relative_to(step_dir).as_posix()] = [size, digest]
     return found
 
 
@@ -115,9 +109,8 @@ def survey(arrays) -> dict[str, tuple[int, bool]]:
 
     A checksum is the sum of an array's bits as uint32, weighted by odd numbers that depend on the
     place. Any change of one element changes it; several changes escape with a chance of 2**-32.
-    uint32 sums wrap, so they are exact in any order and layout. NumPy takes small arrays in a CPU's
-    memory, in less time than a program is compiled in.
-    """
+    uint32 sums wrap, so they are exact in any order and layout. NumPy sums small arrays in a CPU's
+    memory sooner than a program is compiled."""
     found, on_devices = {}, {}
     for path, x in jax.tree.leaves_with_path(arrays):
         found[name(path)] = None  # in the order of the tree

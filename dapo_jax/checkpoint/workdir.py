@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import errno
 import fcntl
-import functools
 import json
 import os
 import pathlib
@@ -43,8 +42,13 @@ class Workdir(NamedTuple):
     sent: dict[pathlib.PurePath, tuple]  # relative path -> (mtime, size) of what the bucket has
 
     @property
+    def top(self) -> epath.Path:
+        """The run's directory, in the bucket or on the disk."""
+        return self.remote or epath.Path(self.local)
+
+    @property
     def checkpoints(self) -> str:
-        return str((self.remote or self.local) / CHECKPOINTS)
+        return str(self.top / CHECKPOINTS)
 
 
 def place(name: str, given: str) -> epath.Path:
@@ -60,27 +64,26 @@ def is_remote(name: str | pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def hold(name: str | pathlib.Path, checkpoints: str = "") -> Iterator[Workdir]:
-    """Make the directory, and lock it and the one with its checkpoints against other runs until the
-    scope ends. checkpoints: config.checkpoint.directory, if that is elsewhere. The lock (flock)
-    ends with its process; a bucket has none. ValueError: a directory cannot be used, belongs to
-    another program, or another run is at work in it."""
+    """Make the directory, and lock it and the one with its checkpoints until the scope or the
+    process ends; a bucket has no lock. checkpoints: config.checkpoint.directory, if given.
+    ValueError: a directory cannot be used, is of another program, or a run is at work in it."""
     home = open_workdir(name)
     directory = checkpoints or home.checkpoints
     with contextlib.ExitStack() as held:
         if parallel.is_main_process():
             _check_owner(name, home.local)
-            if home.remote is None:
-                held.callback(os.close, _lock(home.local, f"--workdir={name}"))
-            same = pathlib.Path(directory).resolve() == home.local.resolve()
-            if not is_remote(directory) and not same:
+            places = {} if home.remote else {home.local.resolve(): f"--workdir={name}"}
+            if not is_remote(directory):
                 what = f"config.checkpoint.directory={checkpoints}" if checkpoints else directory
-                held.callback(os.close, _lock(pathlib.Path(directory), what))
+                places.setdefault(pathlib.Path(directory).resolve(), what)
+            for path, what in places.items():
+                held.callback(os.close, _lock(path, what))
         yield home
 
 
 def open_workdir(name: str | pathlib.Path) -> Workdir:
-    """Make the directory, and check at once that it can be written and that all processes see the
-    same one. ValueError: one of the checks fails."""
+    """Make the directory, and check that it can be written and that all processes see the same one.
+    ValueError: one of the checks fails."""
     if is_remote(name):
         return _open_remote(str(name).rstrip("/"))
     path = pathlib.Path(name)
@@ -112,10 +115,15 @@ def _open_remote(name: str) -> Workdir:
         return home
     probe = home.local / ".probe"
     try:
-        make = functools.partial(home.remote.mkdir, parents=True, exist_ok=True)
-        retry.read(name, make)  # no effect in a bucket of objects
-        for file in retry.read(name, lambda: [*_files(home.remote, _LEFT_THERE)]):
-            retry.read(str(file), functools.partial(_fetch, home, file))
+        # No effect in a bucket of objects.
+        retry.read(name, lambda: home.remote.mkdir(parents=True, exist_ok=True))
+        there = retry.read(name, home.remote.is_dir)
+        for file in retry.files(home.remote, _LEFT_THERE) if there else ():
+            relative = pathlib.PurePath(file.relative_to(home.remote))
+            path = home.local / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(retry.read(str(file), file.read_bytes))
+            home.sent[relative] = _stamp(path)
         for change in (probe.touch, probe.unlink):
             change()
             retry.read(name, lambda: send(home))
@@ -126,35 +134,16 @@ def _open_remote(name: str) -> Workdir:
     return home
 
 
-def _files(folder: epath.Path, without: tuple[str, ...] = ()) -> Iterator[epath.Path]:
-    """All files below `folder`, but for those in its subfolders `without`."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_dir() and path.name not in without:
-            yield from _files(path)
-        elif path.name not in without:
-            yield path
-
-
-def _fetch(home: Workdir, file: epath.Path) -> None:
-    relative = pathlib.PurePath(*file.parts[len(home.remote.parts) :])
-    path = home.local / relative
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(file.read_bytes())
-    home.sent[relative] = _stamp(path)
-
-
 def _stamp(path: pathlib.Path) -> tuple:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size
+    return path.stat().st_mtime_ns, path.stat().st_size
 
 
 def send(home: Workdir) -> None:
     """Update the bucket from the local copy of process 0; without a bucket do nothing. OSError: the
     bucket refuses; the next call tries again."""
-    if home.remote is None or not parallel.is_main_process():
-        return
     try:
-        _send(home)
+        if home.remote and parallel.is_main_process():
+            _send(home)
     except Exception as error:  # not all errors of a bucket's client are OSErrors
         if not retry.temporary(error):
             raise
@@ -195,22 +184,19 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
                 f"--workdir={name}: its config.json cannot be read; remove it if this is a run's"
                 " directory (checkpoints carry the config too), or choose another"
             ) from error
-        if not known:
-            wrong = "its config.json is not a run's; choose another directory"
-            raise ValueError(f"--workdir={name}: {wrong}")
-    elif foreign := [name for name in _OURS if _holds_more_than_a_lock(workdir / name)]:
-        wrong = f"holds {', '.join(foreign)} but no config.json of a run; choose another directory"
-        raise ValueError(f"--workdir={name}: {wrong}")
-
-
-def _holds_more_than_a_lock(path: pathlib.Path) -> bool:
-    """False for a directory with a lock alone, which a run that was killed at its start leaves."""
-    return path.exists() and not (path.is_dir() and [p.name for p in path.iterdir()] == [_LOCK])
+        wrong = "" if known else "its config.json is not a run's"
+    else:
+        # A run that was killed at its start leaves directories with a lock alone.
+        alone = lambda path: path.is_dir() and [p.name for p in path.iterdir()] == [_LOCK]
+        there = [n for n in _OURS if (workdir / n).exists() and not alone(workdir / n)]
+        wrong = there and f"holds {', '.join(there)} but no config.json of a run"
+    if wrong:
+        raise ValueError(f"--workdir={name}: {wrong}; choose another directory")
 
 
 def _lock(directory: pathlib.Path, what: str) -> int:
-    """A descriptor that holds the directory's lock, if the file system has locks. what: the
-    directory's name in errors. ValueError: another run holds the lock."""
+    """A descriptor that holds the directory's lock, if the file system has locks. what: its name in
+    errors. ValueError: another run holds the lock."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor, owner = lock(directory / _LOCK)

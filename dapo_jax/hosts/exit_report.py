@@ -19,23 +19,17 @@ from collections.abc import Callable
 AGAIN = "The same command, on all hosts, goes on from the last checkpoint"
 
 
-def answers(address: str, seconds: float = 3.0) -> bool:
-    """Whether a process listens at host:port."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
-    except OSError:
-        return False
-    return True
-
-
 def report(lines: list[str], address: str, me: int, total: int) -> str:
     """The line to print after `lines` came and the pipe closed; '' after an orderly end. A line
     other than 'bye' holds the host and the pid of process 0."""
     if lines and lines[-1] == "bye":
         return ""
-    who = f" ({lines[-1]})" if lines else ""
-    if me and not answers(address):
+    host, _, port = address.rpartition(":")
+    try:
+        if me:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+    except OSError:
+        who = f" ({lines[-1]})" if lines else ""
         return (
             f"error: process 0 of {total}{who}, the coordinator {address}, does not answer: it"
             f" crashed, was preempted or lost its network; see its log. {AGAIN}"

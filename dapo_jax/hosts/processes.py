@@ -6,12 +6,10 @@ the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhe
     python -m dapo_jax.train ... --coordinator=10.0.0.1:8476 --num_processes=2 --process_id=0
 
 A start that is not complete after --start_timeout seconds, different configs, and a process that is
-silent for longer than --heartbeat_timeout seconds end in a non-zero exit and a line that names the
-process and what to do. If a process ends with an error, the others end with its status; if it falls
-silent, they end with 75.
+silent for longer than --heartbeat_timeout seconds end in a line that names the process and what to
+do. If a process ends with an error, the others end with its status; if it falls silent, with 75.
 
-The coordinator (process 0) trusts whoever reaches its port: no password, no encryption. If its
-address is loopback it listens on loopback, otherwise on all interfaces.
+The coordinator (process 0) trusts whoever reaches its port: no password, no encryption.
 """
 
 import atexit
@@ -81,16 +79,15 @@ def joined():
     global _watch
     me = distributed.global_state
     reporter = _reporter(me.coordinator_address, me.process_id, me.num_processes)
-    _watch = watch = Watch(me.client, HEARTBEAT_TIMEOUT.value, reporter)
+    _watch = Watch(me.client, HEARTBEAT_TIMEOUT.value, reporter)
     try:
         yield
     except BaseException as error:
-        leave(*_exit_status(watch, error))
-    watch.stop()
+        leave(*_exit_status(_watch, error))
+    _watch.stop()
     jax.distributed.shutdown()  # waits for the others
-    watch.end()
+    _watch.end()
     _watch = None
-    _send(reporter, "bye")
 
 
 def leave(message: str, status: int) -> NoReturn:
@@ -111,12 +108,10 @@ def start() -> bool:
     address, count, index = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
     if count == 1:
         return False
-    given, bind = _given(address, count, index), None
+    given = _given(address, count, index)
     if given:
         _claim(address, index)
-    if given and index == 0:
-        host, _, port = address.rpartition(":")
-        bind = _bind_address(host.strip("[]"), int(port))
+    bind = _bind_address(address) if given and index == 0 else None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # JAX itself would abort with a stack trace.
     timer = _in_background(threading.Timer(START_TIMEOUT.value, _give_up))
@@ -152,7 +147,7 @@ def start() -> bool:
 
 
 def _given(address: str, count: int, index: int) -> bool:
-    """Whether flags name the run's processes; ValueError: not all of them do, or wrongly."""
+    """Whether flags name the run's processes; ValueError: they do so wrongly."""
     if not address and count <= 0 and index < 0:
         return False
     if not (address and 0 <= index < count):
@@ -166,22 +161,23 @@ def _given(address: str, count: int, index: int) -> bool:
     return True
 
 
-def _bind_address(host: str, port: int) -> str:
-    """Where the coordinator listens: at `host` alone if that is loopback, else on all interfaces.
+def _bind_address(address: str) -> str:
+    """Where the coordinator listens: at its host alone if that is loopback, else on all interfaces.
     ValueError: it cannot listen there (JAX would end with a stack trace, or crash)."""
+    name, _, port = address.rpartition(":")
+    host = name.strip("[]")
     loopback = host in ("localhost", "::1") or host.startswith("127.")
     v6 = ":" in host if loopback else socket.has_dualstack_ipv6()
     family, both = socket.AF_INET6 if v6 else socket.AF_INET, v6 and not loopback
-    place = (host if loopback else "", port)
+    place = (host if loopback else "", int(port))
     try:
         socket.create_server(place, family=family, dualstack_ipv6=both).close()
     except OSError as error:
         what = error.strerror or str(error)
         if error.errno == errno.EADDRINUSE:
             what = "is in use; end what listens there (an older run?) or say another, everywhere"
-        raise ValueError(f"--coordinator={host}:{port}: port {port} {what}") from error
-    name = f"[{host}]" if ":" in host else host
-    return f"{name}:{port}" if loopback else f"[::]:{port}"
+        raise ValueError(f"--coordinator={address}: port {port} {what}") from error
+    return address if loopback else f"[::]:{port}"
 
 
 def _claim(address: str, index: int) -> None:
@@ -201,13 +197,12 @@ def _claim(address: str, index: int) -> None:
 
 
 def _give_up():
-    me = distributed.global_state
-    if me.coordinator_address is None:
+    me, where = distributed.global_state, distributed.global_state.coordinator_address
+    what = f"process {me.process_id}: no answer from the coordinator {where}"
+    if where is None:
         what = "the cluster's metadata names no coordinator that can be resolved"
     elif me.process_id == 0:
-        what = f"not all {me.num_processes} processes came to {me.coordinator_address}"
-    else:
-        what = f"process {me.process_id}: no answer from the coordinator {me.coordinator_address}"
+        what = f"not all {me.num_processes} processes came to {where}"
     leave(f"{what} within {START_TIMEOUT.value} s; {HINT}", 1)
 
 
@@ -219,7 +214,7 @@ def agree(values: dict[str, Any]) -> None:
         return
     mine, *others = parallel.meet(values)
     for number, theirs in enumerate(others, 1):
-        for name in [*mine, *(k for k in theirs if k not in mine)]:
+        for name in mine | theirs:
             a, b = mine.get(name, "nothing"), theirs.get(name, "nothing")
             if a != b:
                 raise ValueError(
@@ -235,8 +230,8 @@ def identity(config, where: str) -> dict[str, Any]:
     for file in sorted(package.rglob("*.py")):
         source.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
     out = {f"config.{name}": value for name, value in schema.leaves(config).items()}
-    out |= {"--workdir": where, "python": platform.python_version()}
     out |= {f"the version of {p}": v for p, v in checkpoint.versions().items()}
+    out |= {"--workdir": where, "python": platform.python_version()}
     return out | {"the source of dapo_jax (its hash)": source.hexdigest()[:12]}
 
 
@@ -244,10 +239,9 @@ class Watch:
     """A thread that sends heartbeats, and names a process that has left or has been silent for
     `timeout` seconds, before JAX's own heartbeat aborts the run (JAX gives a number, without host).
     It ends this process `timeout` / 10 seconds after another has announced that it leaves, and
-    after a silence of twice the timeout, if the process has not ended by itself: a Python thread
-    can be held up for a while. reporter: see `_reporter`; it gets the host and pid of process 0."""
+    after a silence of twice the timeout. reporter: gets the host and pid of process 0."""
 
-    def __init__(self, client, timeout: float, reporter: subprocess.Popen | None = None):
+    def __init__(self, client, timeout: float, reporter: subprocess.Popen):
         self._client, self._timeout, self._reporter = client, timeout, reporter
         self._me = distributed.global_state.process_id
         self._total = distributed.global_state.num_processes
@@ -255,8 +249,7 @@ class Watch:
         self.gone = threading.Event()  # a process is known to be silent or to have left
         self._heard: dict[str, tuple[str, float]] = {}  # process -> (its last beat, when it came)
         self.status = os.EX_TEMPFAIL  # exit status to follow with
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._thread = _in_background(threading.Thread(target=self._run))
 
     def _run(self):
         name = f"host {socket.gethostname()}, pid {os.getpid()}"
@@ -272,7 +265,7 @@ class Watch:
                 if "/left/" in key:
                     self._follow(number, *json.loads(value))
                     continue
-                if number == "0" and self._reporter:
+                if number == "0":
                     _send(self._reporter, value.partition(" ")[2])
                 if self._heard.get(number, ("", 0))[0] != value:
                     self._heard[number] = (value, now)
@@ -283,26 +276,25 @@ class Watch:
 
     def _judge(self, number: str, who: str, silent_s: float) -> None:
         """Name a process whose last beat came `silent_s` ago, or end this one, if it is time."""
+        if self._stopped.is_set():
+            return
         # One period more: the last beat came up to that long before the silence began.
         if silent_s > 1.05 * self._timeout and not self.gone.is_set():
-            self._name(
+            _print(
                 f"process {number} of {self._total} ({who}) has been silent for {silent_s:.0f} s:"
                 f" it crashed, was preempted or lost its network; see its log. {exit_report.AGAIN}"
             )
-        if silent_s > 2 * self._timeout and not self._stopped.is_set():
+            self.gone.set()
+        if silent_s > 2 * self._timeout:
             leave("", self.status)
-
-    def _name(self, message: str) -> None:
-        if not self._stopped.is_set():
-            _print(message)
-        self.gone.set()
 
     def _follow(self, number: str, who: str, message: str, status: int) -> None:
         """Another process has announced that it leaves: leave soon, with its status."""
         if self.gone.is_set() or self._stopped.is_set() or number == str(self._me):
             return
         self.status = status
-        self._name(f"process {number} ({who}) has left with status {status}: {message}")
+        _print(f"process {number} ({who}) has left with status {status}: {message}")
+        self.gone.set()
 
         def follow() -> None:
             if status == os.EX_TEMPFAIL:  # the others may have waited for this one
@@ -327,12 +319,7 @@ class Watch:
         # In a thread, since a coordinator may hang, too.
         announcing = _in_background(threading.Thread(target=announce))
         announcing.join(self._timeout / 5 if self._me == 0 else 3)
-        if self._reporter:
-            _send(self._reporter, "bye")
-
-    def wait(self) -> bool:
-        """Wait until a process is known to be gone; False after the timeout and two beats more."""
-        return self.gone.wait(1.2 * self._timeout)
+        _send(self._reporter, "bye")
 
     def stop(self):
         """Name nobody any more, but send heartbeats: others may still be at work."""
@@ -342,6 +329,7 @@ class Watch:
         """End the thread: one that calls the coordinator at Python's end aborts the process."""
         self._ended.set()
         self._thread.join(30)
+        _send(self._reporter, "bye")
 
 
 def _in_background(thread: threading.Thread) -> threading.Thread:
@@ -352,23 +340,15 @@ def _in_background(thread: threading.Thread) -> threading.Thread:
 
 def _reporter(address: str, me: int, total: int) -> subprocess.Popen:
     """A process that reports this one's end where JAX aborts it (exit_report.py)."""
-    limit_s = 3 * HEARTBEAT_TIMEOUT.value  # the others have left by then
-    command = [
-        sys.executable,
-        "-I",
-        "-S",
-        exit_report.__file__,
-        address,
-        *map(str, (me, total, limit_s)),
-    ]
+    numbers = (me, total, 3 * HEARTBEAT_TIMEOUT.value)  # the others have left by then
+    command = [sys.executable, "-I", "-S", exit_report.__file__, address, *map(str, numbers)]
     # Signals to the run's process group are not for it.
     return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def _send(reporter: subprocess.Popen, line: str):
+def _send(reporter: subprocess.Popen, line: str) -> None:
     with contextlib.suppress(OSError):  # it was ended, and reports nothing
-        reporter.stdin.write(line + "\n")
-        reporter.stdin.flush()
+        print(line, file=reporter.stdin, flush=True)
 
 
 def _exit_status(watch: Watch, error: BaseException) -> tuple[str, int]:
@@ -380,7 +360,8 @@ def _exit_status(watch: Watch, error: BaseException) -> tuple[str, int]:
         first_line, _, _ = text.partition("\n")
         said = f"process {distributed.global_state.process_id}: {first_line}"
         print(f"{said}\nasking who is gone ...", file=sys.stderr, flush=True)
-        return ("", watch.status) if watch.wait() else (said, 1)  # the first is told already
+        gone = watch.gone.wait(1.2 * HEARTBEAT_TIMEOUT.value)  # it is named after two beats more
+        return ("", watch.status) if gone else (said, 1)  # the watch has told the first
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
     if isinstance(error, ValueError | OSError):

@@ -4,6 +4,7 @@ one that is not repeated for ever by a launcher."""
 import atexit
 import contextlib
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -15,7 +16,6 @@ from collections.abc import Callable
 import jax
 import numpy as np
 from absl import flags
-from etils import epath
 from jax._src import (
     cache_key,  # what a program is called has no public name
     compilation_cache as jax_cache,  # nor has the cache that is in use
@@ -23,7 +23,7 @@ from jax._src import (
 from jax.experimental.compilation_cache import compilation_cache
 
 from dapo_jax import parallel
-from dapo_jax.checkpoint import checkpoint, retry, workdir
+from dapo_jax.checkpoint import checkpoint, journal, retry, workdir
 from dapo_jax.config import cli
 from dapo_jax.data import files
 from dapo_jax.model import hf
@@ -73,8 +73,8 @@ def model_directory(
 ) -> pathlib.Path | None:
     """Directory with config.json and tokenizer of `model.path`; on process 0 also with the weights,
     unless there is a checkpoint to go on from or `given` (default: `init_from`) names other ones.
-    None: the config has a shape and no model. Small files that were fetched are kept in
-    WORKDIR/base, so that a start from a checkpoint fetches nothing. A collective."""
+    None: the config has a shape and no model. Small files are kept in WORKDIR/base, so that a start
+    from a checkpoint fetches nothing. A collective."""
     if not config.model.path:
         return None
     kept = home.local / "base"
@@ -95,8 +95,7 @@ def model_directory(
 
 
 def resolve(name: str) -> pathlib.Path:
-    """`hf.resolve` on process 0 alone, from its disk, a bucket or the hub; the others receive the
-    small files from it. A collective."""
+    """`hf.resolve` on process 0 alone; the others receive the small files. A collective."""
     return _folder_of_main_process(lambda: str(hf.resolve(name)))
 
 
@@ -106,22 +105,19 @@ def _small(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _folder_of_main_process(look: Callable[[], str]) -> pathlib.Path:
-    """The folder that `look` finds on process 0; on the others a copy of its small files. A
-    collective."""
+    """The folder that `look` finds on process 0; on the others a copy of its small files."""
     folder, first = pathlib.Path(parallel.of_main_process(look)), parallel.is_main_process()
     if jax.process_count() == 1:
         return folder
     sizes = parallel.of_main_process(lambda: {p.name: p.stat().st_size for p in _small(folder)})
-    data = np.zeros(sum(sizes.values()), np.uint8)
-    if first:
-        data[:] = np.frombuffer(b"".join(p.read_bytes() for p in _small(folder)), np.uint8)
-    parallel.broadcast(data)
+    whole = b"".join(p.read_bytes() for p in _small(folder)) if first else b""
+    data = io.BytesIO(journal.of_main_process(whole))
     if first:
         return folder
-    here, ends = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-")), np.cumsum([*sizes.values()])
+    here = pathlib.Path(tempfile.mkdtemp(prefix="dapo_jax-"))
     atexit.register(shutil.rmtree, here, ignore_errors=True)
-    for name, part in zip(sizes, np.split(data, ends[:-1]), strict=True):
-        (here / name).write_bytes(part.tobytes())
+    for name, size in sizes.items():
+        (here / name).write_bytes(data.read(size))
     return here
 
 
@@ -130,15 +126,14 @@ def count(home: workdir.Workdir, checkpoints: str) -> None:
     MOST_STARTS in a row have left no checkpoint and no record in the journal. A collective."""
     if not (flags.FLAGS.is_parsed() and cli.TERMINATED_STATUS.value):
         return
-    top, note = epath.Path(home.remote or home.local), home.local / "starts.json"
-    journal = top / workdir.JOURNAL
+    note, folder = home.local / "starts.json", home.top / workdir.JOURNAL
 
     def records() -> list:
-        found = journal.iterdir() if journal.is_dir() else ()
+        found = folder.iterdir() if folder.is_dir() else ()
         return sorted([path.name, path.stat().length] for path in found)
 
     def counted() -> int:
-        there, starts = [checkpoint.numbers(checkpoints), retry.read(f"{top}", records)], 1
+        there, starts = [checkpoint.numbers(checkpoints), retry.read(f"{folder}", records)], 1
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or damaged
             before = json.loads(note.read_text())
             starts += before["starts"] if before["there"] == there else 0
@@ -151,7 +146,7 @@ def count(home: workdir.Workdir, checkpoints: str) -> None:
         raise ValueError(
             f"--workdir={home.name}: {MOST_STARTS} starts in a row have left no checkpoint and no"
             " finished response: what ends them does not pass by itself; see what they printed, and"
-            f" remove {top / note.name} to have it tried again"
+            f" remove {home.top / note.name} to have it tried again"
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from dapo_jax.hosts import exit_report, processes
 
+TICK_S = 1.0  # between two looks at the clock
 _GIL_S = 60.0  # so much later faulthandler ends the process if Python could not
 
 
@@ -31,18 +32,19 @@ class Watchdog:
         guard,
         leave: Callable[[str, int], Any] = processes.leave,
         file: TextIO | None = None,
-        tick_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self._guard, self._leave, self._tick_s = guard, leave, tick_s
+        self._guard, self._leave, self._clock = guard, leave, clock
         self._file = file or sys.__stderr__
         self._usual = collections.defaultdict(lambda: collections.deque(maxlen=31))  # s
         self._now = ("", 0.0, 0.0, 0.0)  # phase, when it began; when to print, and to end
+        self._printed: tuple | None = None  # the phase whose stacks are printed
         self._closed = threading.Event()
 
     def __enter__(self) -> "Watchdog":
         if self._guard.hang_factor:
+            self.phase("start-up")  # before the thread looks
             threading.Thread(target=self._run, daemon=True).start()
-            self.phase("start-up")
         return self
 
     def __exit__(self, *_) -> None:
@@ -52,7 +54,7 @@ class Watchdog:
     def phase(self, name: str) -> None:
         if not self._guard.hang_factor or self._closed.is_set():
             return
-        (before, began, *_), now = self._now, time.monotonic()
+        (before, began, *_), now = self._now, self._clock()
         if before:
             self._usual[before].append(now - began)
         told, end = self._limits(name)
@@ -71,23 +73,24 @@ class Watchdog:
         return max(guard.hang_floor_s, usual), end
 
     def _run(self) -> None:
-        printed = None
-        while not self._closed.wait(self._tick_s):
-            turn = name, began, told, end = self._now
-            now = time.monotonic()
-            lasted = f"{name!r} has lasted for {now - began:.0f} s"
-            if now > min(told, end) and turn is not printed:
-                printed, known = turn, self._usual[name]
-                usual = (
-                    f"usually {statistics.median(known):.1f} s" if known else "for the first time"
-                )
-                self._print_stacks(f"{lasted}, {usual}; all stacks:")
-            if now > end and self._now is turn and not self._closed.is_set():
-                self._print_stacks("all stacks at the end:")
-                status = os.EX_TEMPFAIL
-                what = f"a hang: {lasted} (config.guard.hang_*); leaving with status {status}. "
-                self._leave(what + exit_report.AGAIN, status)
-                return
+        while not self._closed.wait(TICK_S):
+            self.look()
+
+    def look(self) -> None:
+        """Print, or end the process, if it is time."""
+        turn = name, began, told, end = self._now
+        now = self._clock()
+        lasted = f"{name!r} has lasted for {now - began:.0f} s"
+        if now > min(told, end) and turn is not self._printed:
+            self._printed, usual = turn, "for the first time"
+            if known := self._usual[name]:
+                usual = f"usually {statistics.median(known):.1f} s"
+            self._print_stacks(f"{lasted}, {usual}; all stacks:")
+        if now > end and self._now is turn and not self._closed.is_set():
+            self._print_stacks("all stacks at the end:")
+            status = os.EX_TEMPFAIL
+            what = f"a hang: {lasted} (config.guard.hang_*); leaving with status {status}. "
+            self._leave(what + exit_report.AGAIN, status)
 
     def _print_stacks(self, title: str) -> None:
         print(f"watchdog: {title}", file=self._file, flush=True)

@@ -6,48 +6,59 @@ Every run is a process of its own, with its own devices, and can be killed like 
 seconds of importing are saved. Nothing of jax is running before the fork. A request:
 
     {"module": "train" | "evaluate", "argv": [...], "devices": n, "log": path,
-     "marks": FIFO that receives the name of every phase as it begins, "faults": [name, ...]}
+     "marks": FIFO that receives the name of every phase as it begins,
+     "faults": [name, or name=argument, ...]}
 
 The verifier accepts about half of all responses (`stubbed_train.accept_half`): random weights then
 learn something.
 """
 
 import contextlib
+import fcntl
+import fnmatch
 import functools
+import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import time
 
 import jax
-import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
 import stubbed_train
 import typed
+from jax._src import compiler
 
-from dapo_jax import evaluate, train
+from dapo_jax import evaluate, parallel, train
 from dapo_jax.checkpoint import journal, saver, seal
 from dapo_jax.config import cli
-from dapo_jax.hosts import leaving
+from dapo_jax.model import hf
 
 
 def become(module: str, argv: list[str], devices: int, log: str, marks: str, faults: list[str]):
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
+    fcntl.flock(file, fcntl.LOCK_SH)  # until its last copy is closed: `typed._is_open`
     for here, there in ((null, 0), (file, 1), (file, 2)):
         os.dup2(here, there)
+    os.close(file)
     flag = f"--xla_force_host_platform_device_count={devices}"
     os.environ["XLA_FLAGS"] = f"{typed.SOON} {flag}"
     signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be in a background
     stubbed_train.know_programs_of_others(argv)
     hooks = marked(os.open(marks, os.O_WRONLY))
-    for name in faults:
-        hooks = FAULTS[name](hooks)
+    for fault in faults:
+        name, *argument = fault.split("=")
+        hooks = FAULTS[name](hooks, *argument)
     main = functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks)
     if module == "evaluate":
         evaluate.define_flags()
-        main = functools.partial(evaluate.main, score=stubbed_train.JUDGE)
+        main = lambda: hooks.step(evaluate.main(stubbed_train.JUDGE), None)
     sys.argv = [module, *argv]
     stubbed_train.run_and_exit(main)
 
@@ -115,42 +126,124 @@ def full_disk(hooks: train.Hooks, since: int = 3, until: int = 6) -> train.Hooks
     return hooks._replace(step=step)
 
 
-def stuck(hooks: train.Hooks, in_phase: str) -> train.Hooks:
-    """The third time a phase begins, the device is busy for minutes, and Python's main thread
-    with it; 'commit': a save that takes as long."""
-    write = seal.write
-
-    def busy() -> None:
-        turn = lambda _, x: jnp.sin(x) @ x
-        forever = jax.jit(lambda x: jax.lax.fori_loop(0, 10**7, turn, x))
-        forever(jnp.eye(64)).block_until_ready()
-
-    def sealed(step_dir):
-        write(step_dir)
-        if step_dir.name.split(".")[0] == "4":  # it has not got its name yet
-            time.sleep(600)
-
-    if in_phase == "commit":
-        seal.write = sealed
-    return stubbed_train.at(hooks, in_phase, 3, busy)
-
-
 def with_setting(hooks: train.Hooks, module, name: str, value: float) -> train.Hooks:
     setattr(module, name, value)
     return hooks
 
 
-FAULTS = {"clock_jumps": clock_jumps, "full_disk": full_disk}
+def stands_still() -> None:
+    """On process 1, in the third rollout."""
+    if jax.process_index() == 1:
+        time.sleep(3600)
+
+
+def breaks() -> None:
+    if jax.process_index() == 1:
+        raise ValueError("no more of this")
+
+
+def flipped(hooks: train.Hooks) -> train.Hooks:
+    """From the third rollout on, one bit of one log-prob, as process 1 sees it."""
+    real = parallel.to_host
+
+    def to_host(tree):
+        out = real(tree)
+        if jax.process_index() == 1 and hasattr(out, "logp_SxN"):
+            logp_SxN = np.array(out.logp_SxN)
+            logp_SxN.view(np.uint32)[0, 0] ^= np.uint32(1)
+            out = out._replace(logp_SxN=logp_SxN)
+        return out
+
+    return stubbed_train.at(hooks, "rollout", 3, lambda: setattr(parallel, "to_host", to_host))
+
+
+def unreadable(hooks: train.Hooks, of_step: str = "") -> train.Hooks:
+    """Where process 1 restores arrays: of one step they are damaged, or the disk is away twice."""
+    real, tries = ocp.CheckpointManager.restore, 0
+
+    def restore(self, step, *arguments, **named):
+        nonlocal tries
+        tries += jax.process_index() == 1  # it reads arrays alone, not the JSON of a step
+        if not of_step and 0 < tries < 3:
+            raise OSError(5, "Input/output error")
+        if of_step == str(step) and tries:
+            raise ValueError("DATA_LOSS: a checksum does not match")
+        return real(self, step, *arguments, **named)
+
+    ocp.CheckpointManager.restore = restore
+    return hooks
+
+
+def counted(hooks: train.Hooks, hub: str) -> train.Hooks:
+    """This folder is the Hugging Face hub, and nothing was compiled before. After each step, and at
+    the end of an evaluation, WORKDIR/counts_<process>.json says what the start has cost."""
+    counts = dict.fromkeys(("hub_calls", "hub_bytes", "weight_bytes", "compiled_for_all"), 0)
+    compile_and_load, read = compiler.backend_compile_and_load, hf._read
+
+    def snapshot_download(name, allow_patterns):
+        counts["hub_calls"] += 1
+        here = tempfile.mkdtemp()
+        for file in pathlib.Path(hub, name).iterdir():
+            if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
+                counts["hub_bytes"] += file.stat().st_size
+                shutil.copy(file, here)
+        return here
+
+    def counted_compile(backend, module, devices, *rest):
+        counts["compiled_for_all"] += len({device.process_index for device in devices}) > 1
+        return compile_and_load(backend, module, devices, *rest)
+
+    def counted_read(*arguments):
+        out = read(*arguments)
+        counts["weight_bytes"] += out.nbytes
+        return out
+
+    def write_counts(*_) -> None:
+        name = f"counts_{jax.process_index()}.json"
+        pathlib.Path(cli.WORKDIR.value, name).write_text(json.dumps(counts))
+
+    jax.config.update("jax_compilation_cache_dir", None)
+    hf.huggingface_hub.snapshot_download = snapshot_download
+    compiler.backend_compile_and_load, hf._read = counted_compile, counted_read
+    return hooks._replace(step=write_counts)
+
+
+def recorded(hooks: train.Hooks) -> train.Hooks:
+    """Each process writes what it draws in a step to WORKDIR/drawn_<process>.jsonl."""
+
+    def step(state, record) -> None:
+        row = {
+            "step": state.counters.step - 1,
+            "tokens": [[r.tokens.tolist() for r in g.responses] for g in record.batch.drawn],
+            "correct": [g.grades.right_G.tolist() for g in record.batch.drawn],
+            "accepted": [g.position for g in record.batch.groups],
+        }
+        name = f"drawn_{jax.process_index()}.jsonl"
+        with pathlib.Path(cli.WORKDIR.value, name).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    return hooks._replace(step=step)
+
+
 partial = functools.partial
-FAULTS |= {"full_for_good": partial(full_disk, until=10**9)}
-FAULTS |= {f"killed_in_{n}": partial(killed, rollout=n) for n in (2, 6, 8)}
-FAULTS |= {f"stuck_in_{p}": partial(stuck, in_phase=p) for p in PHASES}
-# No wait between the last tries of the last save; finished responses are kept at once, as steps
-# take hundredths of a second; less time to leave than a cloud would give.
-SECONDS = {"impatient": (saver, "_LAST_WAIT_S", 0.0), "eager": (journal, "EVERY_S", 0.002)}
-SECONDS |= {"hasty": (leaving, "GRACE_S", 2.0)}
-for name, (module, field, value) in SECONDS.items():
-    FAULTS[name] = partial(with_setting, module=module, name=field, value=value)
+in_third_rollout = partial(stubbed_train.at, phase="rollout", times=3)
+FAULTS = {
+    "clock_jumps": clock_jumps,
+    "full_disk": full_disk,
+    "full_for_good": partial(full_disk, until=10**9),
+    "killed_in_2": partial(killed, rollout=2),
+    "killed_in_8": partial(killed, rollout=8),
+    "hang": partial(in_third_rollout, action=stands_still),
+    "break": partial(in_third_rollout, action=breaks),
+    "flip": flipped,
+    "unreadable": unreadable,
+    "counted": counted,
+    "recorded": recorded,
+    # No wait between the last tries of the last save.
+    "impatient": partial(with_setting, module=saver, name="_LAST_WAIT_S", value=0.0),
+    # Finished responses are kept at once, as steps take hundredths of a second.
+    "eager": partial(with_setting, module=journal, name="EVERY_S", value=0.002),
+}
 
 
 if __name__ == "__main__":

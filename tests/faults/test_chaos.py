@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.nightly  # test_processes and test_launch_cluster have each event alone
+@pytest.mark.nightly  # test_several and test_launch_cluster have each event alone
 def test_of_everything_that_happens_on_spot_machines_one(tmp_path, request):
     events = ("preemptions", "kills", "hangs", "bucket_failures")
     command = [sys.executable, "-m", "benchmarks", "chaos", "--steps=8"]

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import harness
 import pytest
-from ports import free_port
 from server import PHASES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # as many kills as --kills says
@@ -43,17 +42,6 @@ CASES = {
 LENGTH = dict(zip(PHASES, (1.0, 0.03, 0.02, 0.03, 0.05, 0.01), strict=True))
 
 
-def begin(server, workdir, place, *flags) -> list:
-    """The processes of a run, process 0 first."""
-    processes, devices = place
-    if processes == 1:
-        return [server.start(workdir, *flags, devices=devices)]
-    at = f"--coordinator=127.0.0.1:{free_port()}"
-    each = (f"--process_id={i}" for i in range(processes))
-    many = (at, f"--num_processes={processes}")
-    return [server.start(workdir, *flags, *many, i, devices=devices) for i in each]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_killed_at_random_moments_ends_with_the_same_bits(name, whole, server, tmp_path, request):
     """One chain after the other: kill, start again, kill ... until the run reaches its end."""
@@ -74,7 +62,8 @@ def test_killed_at_random_moments_ends_with_the_same_bits(name, whole, server, t
             moments = moments or rng.sample(PHASES, len(PHASES))  # each of them equally often
             turns = turns or rng.sample(places, len(places))
             phase, place = moments.pop(), turns.pop()
-            run = begin(server, workdir, place, *flags)
+            processes, devices = place
+            run = server.start_all(workdir, processes, *flags, devices=devices)
             reached = run[0].wait_for(phase, 1 if phase == "start-up" else rng.randint(1, 3))
             if reached and killed.total() < kills:
                 time.sleep(rng.uniform(0, LENGTH[phase]))

@@ -16,7 +16,8 @@ AT_WORK = PHASES[1:]  # before, a run has nothing to keep and SIGTERM ends it at
 
 
 def test_asked_to_leave_at_random_moments(whole, server, tmp_path, request):
-    """Every third time it is killed instead. What was finished is not drawn again."""
+    """Every third time it is killed instead. What was finished is not drawn again. Whoever cannot
+    listen: tests/test_leaving.py."""
     moments, seed = request.config.getoption("--kills"), request.config.getoption("--kill_seed")
     print(f"\n--kill_seed={seed}")
     rng, left, longest, kept, chains = random.Random(seed), collections.Counter(), 0.0, 0, 0
@@ -48,20 +49,3 @@ def test_asked_to_leave_at_random_moments(whole, server, tmp_path, request):
     assert longest < LIMIT_S
     if moments >= 30:
         assert {p for p, _ in left} == set(AT_WORK) and kept > moments // 4
-
-
-@pytest.mark.parametrize("phase", AT_WORK)
-def test_whoever_cannot_listen_is_ended_in_time(whole, server, tmp_path, phase):
-    """In a device program that takes minutes, or a save that does: there, as long as it is."""
-    faults = ["eager", f"stuck_in_{phase}", *(["hasty"] if phase != "commit" else [])]
-    run = server.start(tmp_path / "run", "--terminated_status=75", faults=faults)
-    assert run.wait_for(phase, 3)
-    time.sleep(0.5)
-    asked = time.monotonic()
-    run.send_signal(signal.SIGTERM)
-    assert run.wait() == 75, run.said()
-    assert time.monotonic() - asked < LIMIT_S
-    grace = 8 if phase == "commit" else 2
-    assert f"terminated: not ready to leave {grace} s after SIGTERM" in run.said()
-    server.run(tmp_path / "run")
-    harness.assert_same_run(whole, tmp_path / "run")

@@ -27,9 +27,6 @@ def assert_same_from(a, b, step: int) -> None:
     assert harness.newest(a) == harness.newest(b) == 12
     assert learned(a, 12) == learned(b, 12)
     assert harness.records(a) == harness.records(b)
-    points_a, points_b = harness.plotted(a), harness.plotted(b)
-    shown = lambda points: [p for p in points if not p[1].startswith("samples/")]  # of rollouts/
-    assert shown(points_a) == shown(points_b)
     of_a, of_b = (later(harness.files(w, "rollouts", "eval"), step) for w in (a, b))
     assert of_a == of_b and len(of_a) >= 12 - step
 
@@ -69,9 +66,8 @@ def test_weights_alone_begin_a_new_run(whole, server, tmp_path):
     for named, step in ((f"{whole}", 12), (f"{whole}@8", 8)):
         workdir = tmp_path / f"from_{step}"
         server.run(workdir, f"--config.init_from={named}", "--config.steps=0")
-        (arrays, _), state = learned(workdir, 0)
-        assert arrays["params"] == learned(whole, step)[0][0]["params"]
-        assert arrays["opt_state"] != learned(whole, step)[0][0]["opt_state"]
+        ((new, _), state), ((old, _), _) = learned(workdir, 0), learned(whole, step)
+        assert new["params"] == old["params"] and new["opt_state"] != old["opt_state"]
         assert state["updates"] == 0
 
 
