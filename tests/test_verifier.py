@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import os
-import random
 import re
 import time
 from pathlib import Path
@@ -46,25 +44,6 @@ def test_dapo_gives_verls_verdict(case):
     expected = Verdict(case["correct"], case["extracted"])
     assert verify(case["response"], case["answer"], "dapo") == expected
     assert verify(case["response"], case["answer"]) == expected  # it is the default mode
-
-
-@pytest.mark.parametrize(
-    ("stated", "extracted"),
-    [
-        (r"so $1$ or $2$", "1"),  # the first pair of dollars
-        (r"\text{a\text{b}c}", r"a\text{bc}"),  # up to the first brace, and no second look
-        (r"\textbf{4}\overline{2}", "42"),
-        (r"\boxed{4\boxed{2}}", r"4\boxed{2}"),  # up to the last brace
-        (r"\boxed{4", r"\boxed{4"),
-        (r"\text{4", r"\text{4"),
-        (r"\frac12\sqrt3", r"\frac{1}{2}\sqrt{3}"),
-        (r"\frac1{x}", r"\frac{1}{{}x}"),  # any two characters
-        ("kkmm 4", "km4"),  # what a deletion leaves behind is not deleted again
-        ("1,234,x", "1,234,x"),
-    ],
-)
-def test_dapo_rewrites(stated, extracted):
-    assert verify(f"Answer: {stated}", "") == Verdict(False, extracted)
 
 
 TEX_PIECES = ["\\text{", "\\textbf{", "\\overline{", "\\boxed{", "{", "}", "$", "x", "12"]
@@ -146,10 +125,21 @@ PIECES = [
     "or", "and", "so", "because", "not", "cm", "x", "π", "²", "４", "٣", "İ", "ß", "\u2028", "\x00",
     "\ud800", "[INVALID]", "</answer>", "<|im_end|>", "answer, which", "é", "答案是",
 ]  # fmt: skip
-texts = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
+pieces = st.lists(st.sampled_from(PIECES), max_size=20).map("".join)
+stated = st.sampled_from([case["response"][-600:] for case in INTEGER_CASES + CASES])
 
 
-def check_sound(response: str, answer: str) -> None:
+def changed(said: str, at: int, new: str, skipped: int) -> str:
+    return said[:at] + new + said[at + skipped :]
+
+
+responses = st.builds(changed, stated, st.integers(0, 600), pieces, st.integers(0, 9))
+
+
+@settings(max_examples=2000)
+@given(st.text() | pieces | responses, st.text() | pieces)
+@example("Answer: " + "9" * 5000, "9" * 5000)
+def test_any_two_strings(response, answer):
     """No exception, and the verdict means what it says."""
     dapo, integer = (verify(response, answer, mode) for mode in MODES)
     for verdict in (dapo, integer):
@@ -163,32 +153,6 @@ def check_sound(response: str, answer: str) -> None:
         assert not verify(response, value + "1", "integer").correct
     else:
         assert not integer.correct
-
-
-@settings(max_examples=2000)
-@given(texts, texts)
-@example("Answer: " + "9" * 5000, "9" * 5000)
-def test_any_two_strings(response, answer):
-    check_sound(response, answer)
-
-
-@pytest.mark.slow
-def test_random_strings(request):
-    """Random pieces and mutations of real responses (of the tables above without real data): as
-    many as --strings says; a million have passed."""
-    rng = random.Random(0)
-    sources = [case["response"] for case in INTEGER_CASES + CASES]
-    if assets := os.environ.get("DAPO_JAX_ASSETS"):
-        sources += [row["response"][-600:] for row in real_responses(Path(assets))]
-    for _ in range(request.config.getoption("--strings") // 2):
-        check_sound("".join(rng.choices(PIECES, k=rng.randrange(25))), rng.choice(PIECES))
-        text = rng.choice(sources)
-        for _ in range(rng.randrange(1, 4)):
-            start, end = sorted((rng.randint(0, len(text)), rng.randint(0, len(text))))
-            if rng.random() < 0.5:
-                end = start  # insert rather than replace
-            text = text[:start] + rng.choice(PIECES) * rng.randint(0, 2) + text[end:]
-        check_sound(text, rng.choice(PIECES))
 
 
 @pytest.mark.parametrize("mode", MODES)
