@@ -165,19 +165,12 @@ def test_whitespace_specials_and_filters_are_those_of_hugging_face(folder):
     assert tok.chat([("user", "<é>")]) == tok.encode(text)
 
 
-FORBIDDEN = [
-    "{{ ''.__class__ }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ ''['__class__'] }}", "{{ ''|attr('__class__') }}", "{{ '{0.__class__}'.format(1) }}",
-    "{% if messages.__class__ %}{% endif %}", "{{ raise_exception.__globals__ }}",
-    "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__.os.system('true') }}",
-]  # fmt: skip
 FAILING = {
     "{{ raise_exception('roles must\nalternate') }}": "roles must alternate",
     "{{ 1 // 0 }}": "ZeroDivisionError",
     '{{ strftime_now("%Y") }}': "strftime_now",  # no clock: prompts must not change by the day
-    "{% for i in range(10 ** 9) %}{% endfor %}": "OverflowError",
-    "{% include 'x' %}": "no loader",
-} | dict.fromkeys(FORBIDDEN, "refused by the sandbox")
+    "{{ messages.append(1) }}": "refused by the sandbox",  # more: test_security.py
+}
 
 
 @pytest.mark.parametrize("source", FAILING)
