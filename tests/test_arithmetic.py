@@ -9,7 +9,6 @@ import re
 
 import numpy as np
 import pytest
-import sentencepiece
 
 from dapo_jax.data import arithmetic, problems, tokenizer
 from dapo_jax.data.arithmetic import HABIT, HARDER_LEVELS, RL_LEVELS, SKILL, SPLITS, Style, traces
@@ -83,22 +82,21 @@ def test_a_level_that_runs_out_gives_all_and_the_larger_levels_fill_up():
     assert len({p.prompt for p in held}) == 1000
 
 
-REFUSED = [(dict(levels=x), "levels: .* must lie in 1..15") for x in ((), (0,), (2, 16), (-1, 2))]
-REFUSED += [
-    (dict(style=Style(*style)), "traces: probabilities ")
-    for style in ((0, 0, 0, 0, 1.1), (0, 0, -0.1), (0, 0, 0.9, 0.2), (0, 0, 0, 0, 0, 1.0))
-]
-
-
-@pytest.mark.parametrize(("fields", "wrong"), REFUSED)
-def test_impossible_problems_and_traces_are_refused(fields, wrong):
-    with pytest.raises(ValueError, match=f"^{wrong}.*$"):
-        traces(5, **fields)
-    if "levels" in fields:
-        with pytest.raises(ValueError, match=f"^{wrong}.*$"):
-            arithmetic.problems(5, fields["levels"], 0)
+@pytest.mark.parametrize("levels", [(), (0,), (2, 16), (-1, 2)])
+def test_impossible_levels_and_splits_are_refused(levels):
+    for make in (lambda: traces(5, levels), lambda: arithmetic.problems(5, levels, 0)):
+        with pytest.raises(ValueError, match=r"^levels: .* must lie in 1..15, the labels less 1$"):
+            make()
     with pytest.raises(ValueError, match="split must be one of"):
         arithmetic.problems(5, (2,), 0, split="test")
+
+
+@pytest.mark.parametrize(
+    "style", [(0, 0, 0, 0, 1.1), (0, 0, -0.1), (0, 0, 0.9, 0.2), (0, 0, 0, 0, 0, 1.0)]
+)
+def test_impossible_styles_are_refused(style):
+    with pytest.raises(ValueError, match=r"^traces: probabilities lie in 0..1, .*$"):
+        traces(5, style=Style(*style))
 
 
 def kind(trace: arithmetic.Trace) -> str:
@@ -120,16 +118,8 @@ def steps(trace: arithmetic.Trace) -> list[tuple[str, int, int]]:
     return [(label, int(value), text.count("Wait")) for label, value, text in found]
 
 
-def test_flawless_traces_are_the_worked_solution():
-    for t in traces(300, (1, 3, 6), style=Style()):
-        labels, values = worked(t.prompt)
-        pairs = [f"{label} {value}" for label, value in zip(labels, values, strict=True)]
-        assert t.response == " ".join([*pairs, "Answer:", right_answer(t.prompt)])
-        assert t.ends and len(t.response.split()) + 1 == 2 * (len(pairs) - 1) + 5
-
-
 STYLES = [
-    SKILL, HABIT, EVERY, Style(slip=0.1), Style(slip=0.35), Style(ramble=0.4),
+    Style(), SKILL, HABIT, EVERY, Style(slip=0.1), Style(slip=0.35), Style(ramble=0.4),
     Style(careful=1.0, slip=0.9), Style(careful=0.5, ramble=0.5),
 ]  # fmt: skip
 
@@ -142,6 +132,11 @@ def test_traces_are_written_as_their_style_says(style):
     kinds, slipped, repeated, left = collections.Counter(map(kind, made)), [], [], []
     for t in made:
         (labels, right), written, said = worked(t.prompt), steps(t), t.response.split()[-1]
+        pairs = [[label, str(value)] for label, value, _ in written]
+        more = [["Wait", *pair] * times for pair, (_, _, times) in zip(pairs, written, strict=True)]
+        words = [word for pair in zip(pairs, more, strict=True) for part in pair for word in part]
+        begins = ["Wait"] * (kind(t) == "careful")
+        assert not t.ends or t.response == " ".join([*begins, *words, "Answer:", said])
         paper = [value for _, value, _ in written]
         assert [label for label, _, _ in written] == labels[: len(written)]
         assert not paper or (paper[0] == right[0] and not written[0][2])  # the start is no result
@@ -194,38 +189,28 @@ def test_traces_are_of_the_train_split_depend_on_the_seed_alone_and_mix_the_leve
     assert ks == dict.fromkeys(range(1, 6), 100)
 
 
-def test_files_have_the_verl_schema_and_the_readers_accept_them(tmp_path):
-    files = arithmetic.write(tmp_path / "new" / "folder", seed=1)
-    seen = set()
-    sets = (("train", 4096, RL_LEVELS), ("heldout", 128, RL_LEVELS), ("harder", 64, HARDER_LEVELS))
+def test_files_have_the_verl_schema_and_the_same_bytes_in_every_process(tmp_path):
+    """A run that resumes makes its problems again: pinned, whatever the hashes of strings are."""
+    files, sha = arithmetic.write(tmp_path / "new" / "folder", 3, 300), hashlib.sha256()
+    sets = (("train", 300, RL_LEVELS), ("heldout", 128, RL_LEVELS), ("harder", 64, HARDER_LEVELS))
     for split, size, levels in sets:
         path = getattr(files, split)
+        sha.update(path.read_bytes())
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        prompts = [row["prompt"][0]["content"] for row in rows]
-        assert rows == [
-            {
+        for i, row in enumerate(rows):
+            prompt = row["prompt"][0]["content"]
+            assert row == {
                 "data_source": "variable_chain",
                 "prompt": [{"role": "user", "content": prompt}],
                 "ability": "MATH",
                 "reward_model": {"ground_truth": right_answer(prompt), "style": "rule"},
                 "extra_info": {"index": i, "k": prompt.count(" ") // 3},
             }
-            for i, prompt in enumerate(prompts)
-        ]
-        assert {split_of(prompt) for prompt in prompts} == {split}
+            assert split_of(prompt) == split
         assert {row["extra_info"]["k"] for row in rows} == set(levels)
-        assert len(set(prompts)) == len(rows) == size and not seen & set(prompts)
-        seen |= set(prompts)
-        assert len(problems.read(path)[0]) == size
-    assert {p.name for p in files.train.parent.iterdir()} == {p.name for p in files}  # no drafts
-
-
-def test_the_same_bytes_in_every_process(tmp_path):
-    """A run that resumes makes its problems again: pinned, whatever the hashes of strings are."""
-    sha = hashlib.sha256()
-    for path in arithmetic.write(tmp_path, 3, 300)[:3]:
-        sha.update(path.read_bytes())
+        assert len(problems.read(path)[0]) == len(rows) == size
     assert sha.hexdigest()[:16] == "ab9a7f2cff54aaa7"
+    assert {p.name for p in files.train.parent.iterdir()} == {p.name for p in files}  # no drafts
 
 
 def test_writing_again_touches_nothing_and_repairs_what_differs(tmp_path):
@@ -239,25 +224,18 @@ def test_writing_again_touches_nothing_and_repairs_what_differs(tmp_path):
     assert [p.stat().st_mtime_ns == 1 for p in files] == [True, False, True, True]
 
 
-def test_tokenizer_has_48_pieces_in_the_documented_order(tmp_path):
+def test_tokenizer_has_48_pieces_in_the_documented_order_one_for_each_word(tmp_path):
     arithmetic.write_tokenizer(tmp_path / "tokenizer.model")
     loaded = tokenizer.load(tmp_path)
     assert (loaded.vocab_size, loaded.stop_ids, loaded.unknown_id) == (48, {1}, 0)
     words = [*map(str, range(21)), *"abcdefghijklmnop", "+", "-", "?", "Answer:", "Wait"]
-    words += [f"<spare{i}>" for i in range(4)]
-    assert [loaded.token(i) for i in range(48)] == ["<unk>", "</s>", *("▁" + w for w in words)]
-    text = "f 4 g 6 h 3 Answer: 3"
-    assert loaded.decode([*loaded.encode(text), 1]) == text
-
-
-def test_every_text_round_trips_one_token_a_word():
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=arithmetic.tokenizer_model())
-    found = [p for split in SPLITS for p in arithmetic.problems(300, (1, 2, 6, 8), 0, split)]
-    made = [t for style in (SKILL, HABIT, EVERY) for t in traces(500, style=style)]
-    texts = [p.prompt for p in found] + [text for t in made for text in (t.prompt, t.response)]
+    spare = [f"▁<spare{i}>" for i in range(4)]
+    spelled = ["<unk>", "</s>", *("▁" + word for word in words), *spare]
+    assert [loaded.token(i) for i in range(48)] == spelled
     used = set()
-    for text, ids in zip(texts, pieces.encode(texts), strict=True):
-        assert pieces.unk_id() not in ids and len(ids) == len(text.split())
-        assert pieces.decode(ids) == text == pieces.decode([*ids, pieces.eos_id()])
-        used |= set(ids)
+    for trace in traces(2000, range(1, 9), style=EVERY):
+        for text in (trace.prompt, trace.response):
+            ids = loaded.encode(text)
+            assert len(ids) == len(text.split()) and loaded.decode([*ids, 1]) == text
+            used |= set(ids)
     assert used == set(range(2, 44))  # every word of the task, no spare one

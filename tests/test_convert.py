@@ -1,6 +1,5 @@
 """python -m dapo_jax.convert: both directions bit for bit, and the check against transformers."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -64,13 +63,11 @@ def test_init_from_reads_it(tmp_path, source):
     assert_same(same, params)
 
 
-@pytest.mark.parametrize("from_path", [False, True])
-def test_export_of_a_run(tmp_path, source, from_path):
-    """A run's workdir: the shape comes from its config, or from the model it started with."""
+def test_export_of_a_run(tmp_path, source):
+    """A run's workdir: shape and tokenizer are those of the model that it started with."""
     c = config.base()
-    c.model.path = str(source) if from_path else ""
-    shape = hf.read_shape(source) if from_path else qwen2.shape_from_config(c)
-    noise = np.random.default_rng(0)
+    c.model.path = str(source)
+    shape, noise = hf.read_shape(source), np.random.default_rng(0)
     params = jax.tree.map(
         lambda w: jnp.asarray(noise.standard_normal(w.shape, np.float32)), qwen2.abstract(shape)
     )
@@ -79,10 +76,9 @@ def test_export_of_a_run(tmp_path, source, from_path):
         checkpoint.save(manager, state, config.leaves(c))
     command = ["to-hf", str(tmp_path / "run"), str(tmp_path / "hf"), "--dtype=float32"]
     assert convert.main(command) == 0
-    found = hf.read_shape(tmp_path / "hf")
-    assert found == shape._replace(**{k: getattr(found, k) for k in found._fields[13:]})
-    assert_same(hf.load_params(tmp_path / "hf", found), params)
-    assert (tmp_path / "hf" / "tokenizer.json").exists() == from_path
+    assert hf.read_shape(tmp_path / "hf") == shape
+    assert_same(hf.load_params(tmp_path / "hf", shape), params)
+    assert (tmp_path / "hf" / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -123,15 +119,6 @@ def test_check_verdict(source, capsys, monkeypatch, off, code, word):
     monkeypatch.setattr(convert, "transformers_logits", stand_in)
     assert convert.main(["check", str(source), "--length=8"]) == code
     assert capsys.readouterr().out.startswith(word)
-
-
-@pytest.mark.skipif(
-    not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")),
-    reason="needs torch and transformers (benchmarks/requirements-peers.txt)",
-)
-def test_check_live(source, capsys):
-    assert convert.main(["check", str(source)]) == 0
-    assert "top-1 agreement 100.00%" in capsys.readouterr().out
 
 
 def test_agreement():

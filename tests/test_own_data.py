@@ -86,31 +86,28 @@ def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
 
 def test_prepare_fetches_checks_and_keeps(server, tmp_path, monkeypatch, capsys):
     url, served = server
-    body = b'{"problem": "q", "answer": 1}\n'
-    name, pinned = "aime25", data.SETS["aime25"]
+    body, name = b'{"problem": "q", "answer": 1}\n', "aime25"
+    digest, pinned = hashlib.sha256(body).hexdigest(), data.SETS[name]
     monkeypatch.setenv("DAPO_JAX_DATA_HOST", url)
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 1
-    assert "not to be had" in capsys.readouterr().err
+
+    def prepared(*names: str) -> str:
+        status = data.main(["prepare", *names, f"--out={tmp_path}"])
+        out, err = capsys.readouterr()
+        assert bool(status) == bool(err)
+        return out + err
+
+    assert "not to be had" in prepared(name)
     served[f"/{pinned.source}"] = body
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 1
-    assert f"is another file: SHA-256 {hashlib.sha256(body).hexdigest()}" in capsys.readouterr().err
+    assert f"is another file: SHA-256 {digest}" in prepared(name)
     assert not list(tmp_path.iterdir())
-    mine = pinned._replace(sha256=hashlib.sha256(body).hexdigest())
-    monkeypatch.setitem(data.SETS, name, mine)
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
-    assert (tmp_path / "aime25.jsonl").read_bytes() == body
-    there = dict(served)
-    served.clear()
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
-    assert "(was there)" in capsys.readouterr().out
+    monkeypatch.setitem(data.SETS, name, pinned._replace(sha256=digest))
+    assert "1 problems of 1 rows, SHA-256 as pinned; 30 problems" in prepared(name)
+    assert "(was there)" in prepared(name)
     (tmp_path / "aime25.jsonl").write_text('{"problem": "another", "answer": 1}\n')
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 1
-    served.update(there)
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
+    assert "(was there)" not in prepared(name)
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("aime25.jsonl", body)]
-    assert data.main(["prepare", "aime23"]) == 1
-    assert "aime23: no such set; there are dapo-math-17k, aime24" in capsys.readouterr().err
-    assert data.main(["prepare"]) == 0 and "math500" in capsys.readouterr().out
+    assert "aime23: no such set; there are dapo-math-17k, aime24" in prepared("aime23")
+    assert "math500" in prepared()
 
 
 @pytest.mark.parametrize("case", cases("answers_to_integers"), ids=lambda case: case["answer"])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from decimal import Decimal
 
@@ -91,14 +90,6 @@ def test_what_python_has_no_value_for_is_a_refused_row(kind, tmp_path):
     assert f"{file} row 1: " in error(file)
     pq.write_table(pa.table({"problem": ["a", "b"], "answer": [1, 2], "other": odd}), file)
     assert len(P.read(file)[0]) == 2  # other columns are not read
-
-
-def test_decimals_and_floats_of_a_parquet_column(tmp_path):
-    for name, kind in (("decimal", pa.decimal128(20, 2)), ("float", pa.float64())):
-        file = tmp_path / f"{name}.parquet"
-        answers = pa.array([Decimal("12.00"), Decimal("-4.00")]).cast(kind)
-        pq.write_table(pa.table({"problem": ["a", "b"], "answer": answers}), file)
-        assert [p.answer for p in P.read(file)[0]] == ["12", "-4"]
 
 
 BAD_ROWS = [
@@ -301,16 +292,10 @@ def test_inspect_errors_are_one_line(tmp_path, capsys, flags):
     assert not out and err.startswith("error: ") and err.count("\n") == 1
 
 
-def test_inspect_survives_a_closed_pipe(tmp_path):
-    file = write_rows(
-        tmp_path / "a.jsonl", [verl("word " * 50_000 + str(i), "1") for i in range(3)]
-    )
-    run = subprocess.Popen(
-        [sys.executable, "-m", "dapo_jax.data.problems", "inspect", str(file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert run.stdout.readline().startswith(b"rows")
-    run.stdout.close()
-    assert run.wait(timeout=300) == 0 and run.stderr.read() == b""
-    run.stderr.close()
+def test_inspect_survives_a_closed_pipe(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    file = write_rows(tmp_path / "a.jsonl", [verl("q", "1")])
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert inspection.main(["inspect", str(file)]) == 0
