@@ -109,8 +109,8 @@ def test_bad_rows_are_named_or_skipped(tmp_path, case):
     assert "2 of 4 rows are refused; data.on_bad='skip'" in message
     kept, report = P.read(file, on_bad="skip")
     assert [p.answer for p in kept] == ["1", "2"]
-    assert [(r.file, r.row) for r in report.refused] == [(str(file), 3), (str(file), 5)]
-    assert report.refused[0].reason in message and report.rows == 4
+    assert message.startswith(report.refused[0]) and report.rows == 4
+    assert report.refused[1] == report.refused[0].replace("row 3", "row 5")
 
 
 def test_a_prompt_whose_first_answer_was_refused_is_kept(tmp_path):
@@ -132,10 +132,7 @@ def test_duplicates_and_conflicts_over_files(tmp_path):
     assert found == ["user x 1", "user x  3", "user w 4", "system x 3"]
     assert kept[0].id == "7a4af8d8021f8ec6"  # samples of an evaluation are drawn by it
     assert (report.rows, report.unique, report.duplicates, report.refused) == (9, 5, 4, ())
-    (conflict,) = report.conflicts
-    assert conflict.answers == ("2", "5", "6")
-    assert conflict.rows == (f"{a} row 2", f"{b} row 1", f"{b} row 4")
-    assert P.read(a)[0][1].id == conflict.id
+    assert report.conflicts == (f"2 at {a} row 2; 5 at {b} row 1; 6 at {b} row 4",)
 
 
 def test_missing_files_name_their_neighbours(tmp_path):

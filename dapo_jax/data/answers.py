@@ -75,9 +75,6 @@ def _canonical(text: str) -> str:
     return text
 
 
-_ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
-
-
 def stated(response: str) -> str:
     """The answer that the end of a response states, without blanks around it."""
     _, opened, rest = response.rpartition("<answer>")
@@ -85,7 +82,7 @@ def stated(response: str) -> str:
         return rest.partition("</answer>")[0].strip()
     if (boxed := last_boxed(response)) is not None:
         return boxed.strip()
-    if lines := _ANSWER_LINE.findall(response):
+    if lines := verifier.ANSWER_LINE.findall(response):
         return lines[-1].strip()
     return response.rstrip().rpartition("\n")[2].strip()
 

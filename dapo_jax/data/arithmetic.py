@@ -17,7 +17,6 @@ problem is never a train problem with other letters, and warm-up traces use only
 import io
 import json
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 import sentencepiece
+
+from dapo_jax.data import files
 
 ANSWER, WAIT, PLUS, MINUS, ASK = "Answer:", "Wait", "+", "-", "?"
 
@@ -75,11 +76,8 @@ def count(k: int) -> int:
     """How many distinct problems with k operations exist, all splits together (exact)."""
     value = np.arange(MAX_VALUE + 1)
     distance = np.abs(value[:, None] - value)
-    legal = (distance > 0) & (distance <= MAX_OPERAND)
-    ways = np.ones(len(value), object)  # from each value; Python integers, which do not overflow
-    for _ in range(k):
-        ways = legal.astype(object) @ ways
-    return int(ways.sum()) * len(LABELS)
+    legal = ((distance > 0) & (distance <= MAX_OPERAND)).astype(object)  # integers of any size
+    return int(np.linalg.matrix_power(legal, k).sum()) * len(LABELS)
 
 
 def prompt_length(k: int) -> int:
@@ -257,12 +255,12 @@ def write(
     other is replaced atomically, so that several processes may call this at the same time."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    files = Files(*(directory / f"{s}.jsonl" for s in SPLITS), directory / "tokenizer.model")
+    made = Files(*(directory / f"{s}.jsonl" for s in SPLITS), directory / "tokenizer.model")
     sets = ((train, RL_LEVELS), (heldout, RL_LEVELS), (harder, HARDER_LEVELS))
-    for path, split, (n, levels) in zip(files[:3], SPLITS, sets, strict=True):
+    for path, split, (n, levels) in zip(made[:3], SPLITS, sets, strict=True):
         write_problems(path, problems(n, levels, seed, split))
-    write_tokenizer(files.tokenizer)
-    return files
+    write_tokenizer(made.tokenizer)
+    return made
 
 
 def write_problems(path: Path, made: Sequence[Problem]) -> None:
@@ -277,23 +275,17 @@ def write_problems(path: Path, made: Sequence[Problem]) -> None:
         }
         for index, problem in enumerate(made)
     )
-    _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    _keep_or_write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def write_tokenizer(path: Path) -> None:
     """Write the tokenizer as `write` does."""
-    _replace(path, tokenizer_model())
+    _keep_or_write(path, tokenizer_model())
 
 
-def _replace(path: Path, content: bytes) -> None:
-    if path.exists() and path.read_bytes() == content:
-        return
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        draft.write_bytes(content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+def _keep_or_write(path: Path, content: bytes) -> None:
+    if not path.exists() or path.read_bytes() != content:
+        files.write(path, content)
 
 
 def vocabulary() -> list[str]:

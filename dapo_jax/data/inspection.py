@@ -35,8 +35,7 @@ def inspect(
     yield f"unique      {report.unique:>9,}   distinct prompts"
     yield f"duplicates  {report.duplicates:>9,}   rows that repeat an earlier prompt"
     yield f"conflicts   {len(report.conflicts):>9,}   prompts with different answers, dropped"
-    for c in report.conflicts[:3]:
-        yield "    " + "; ".join(f"{a} at {row}" for a, row in zip(c.answers, c.rows, strict=True))
+    yield from (f"    {conflict}" for conflict in report.conflicts[:3])
     kind = "an integer" if how.takes is references.integer else "an"
     yield f"refused     {len(report.refused):>9,}   rows without a prompt or {kind} answer"
     yield from (f"    {refusal}" for refusal in report.refused[:5])

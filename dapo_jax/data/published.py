@@ -7,14 +7,13 @@ flags of `evaluate` override them.
 
 import hashlib
 import os
-import socket
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from dapo_jax import gate
-from dapo_jax.data import problems, references
+from dapo_jax.data import files, problems, references
 
 
 class Protocol(NamedTuple):
@@ -88,9 +87,7 @@ def fetch(pinned: Set, folder: Path) -> tuple[Path, bool]:
     if (found := hashlib.sha256(data).hexdigest()) != pinned.sha256:
         raise ValueError(f"{url}: is another file: SHA-256 {found}, not {pinned.sha256}")
     folder.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
-    draft.write_bytes(data)
-    draft.replace(path)
+    files.write(path, data)
     return path, False
 
 

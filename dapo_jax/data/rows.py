@@ -15,10 +15,10 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dapo_jax import bars, gate
+from dapo_jax import gate
 
 SUFFIXES = (".parquet", *(kind + gz for kind in (".jsonl", ".json", ".csv") for gz in ("", ".gz")))
 BAR = dict(delay=2, leave=False, unit_scale=True)  # a progress bar, if it takes more than 2 s
@@ -84,10 +84,13 @@ def _nearest(path: Path) -> str:
     return f"; near it: {', '.join(str(folder / n) for n in near)}" if near else ""
 
 
-def read(path: Path, wanted) -> Iterator[tuple[int, Row]]:
+def read(
+    path: Path, wanted: Callable[[list[str]], list[str]], needs: str
+) -> Iterator[tuple[int, Row]]:
     """Yields (row number from 1, row); in JSON lines and CSV the number is that of the line.
 
-    wanted: maps the column names of a parquet file to those to read; raises `Foreign` to refuse.
+    wanted: maps the column names of a parquet file to those to read; none: the file is refused,
+      since it lacks what `needs` says.
     ValueError: no such file, another kind of file, a damaged file."""
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"
@@ -98,7 +101,8 @@ def read(path: Path, wanted) -> Iterator[tuple[int, Row]]:
     number = 0
     try:
         readers = {"jsonl": _jsonl, "json": _json, "csv": _csv}
-        for number, row in readers[kind](path) if kind in readers else _parquet(path, wanted):
+        found = readers[kind](path) if kind in readers else _parquet(path, wanted, needs)
+        for number, row in found:
             yield number, row
     except Foreign:
         raise
@@ -110,11 +114,8 @@ def read(path: Path, wanted) -> Iterator[tuple[int, Row]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    bar = bars.bar(total=path.stat().st_size, desc=path.name, unit="B", **BAR)
-    with open(path, "rb") as raw, bar:
-        for line in gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw:
-            bar.update(raw.tell() - bar.n)
-            yield line
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
+        yield from lines
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -156,16 +157,17 @@ def _once(path: Path, names) -> None:
         seen.add(name)
 
 
-def _parquet(path: Path, wanted) -> Iterator[tuple[int, Row]]:
+def _parquet(path: Path, wanted, needs: str) -> Iterator[tuple[int, Row]]:
     import pyarrow.parquet as pq  # not needed for text files
 
     with pq.ParquetFile(path) as file:
-        _once(path, file.schema_arrow.names)
-        columns = wanted(file.schema_arrow.names)
+        names = file.schema_arrow.names
+        _once(path, names)
+        if not (columns := wanted(names)):
+            raise Foreign(f"{path}: has the columns {', '.join(names)[:300]}; {needs}")
         # Only what is needed, a few thousand rows at a time: DAPO-Math-17k has 1.79M of them.
-        rows = (row for batch in file.iter_batches(4096, columns=columns) for row in _dicts(batch))
-        bar = bars.bar(rows, desc=path.name, total=file.metadata.num_rows, unit="row", **BAR)
-        yield from enumerate(bar, 1)
+        batches = file.iter_batches(4096, columns=columns)
+        yield from enumerate((row for batch in batches for row in _dicts(batch)), 1)
 
 
 def _dicts(batch) -> Iterator[dict | Exception]:

@@ -211,15 +211,13 @@ def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
         made.decode(range(200))
         if made.template:
             config = _json(file.parent / "tokenizer_config.json")
-            at = f"{_template(file.parent, config, chat_template)[0]}: "
-            print(f"{at}chat template", flush=True)
+            at = _template(file.parent, config, chat_template)[0]
+            print(f"{at}: chat template", flush=True)
             made.encode(made.render_chat([("user", "What is 6 * 7?")]))
-    except ValueError as error:  # errors of a file name it already
-        place = at if "chat template " in str(error) else ""
-        print("error: " + " ".join(f"{place}{error}".split()), flush=True)
-        sys.exit(1)
-    except MemoryError:
-        print(f"error: {at}: a first try needs more than {_BYTES / 1e9:g} GB", flush=True)
+    except (ValueError, MemoryError) as error:  # errors of a file name it already
+        said = gate.describe(error)
+        named = isinstance(error, ValueError) and "chat template " not in said
+        print(f"error: {said if named else f'{at}: {said}'}", flush=True)
         sys.exit(1)
 
 

@@ -40,7 +40,7 @@ def read(
     encode = tokenizer.chat if chat else lambda m: tokenizer.encode(prompts.plain_text(m))
     pairs, count, long, refused = [], 0, 0, []
     for path in (p for name in files.split(",") if name.strip() for p in rows.find(name.strip())):
-        found = rows.read(path, lambda names, path=path: _wanted(path, names))
+        found = rows.read(path, _wanted, _NEEDS)
         for number, row in bars.bar(found, desc=f"encoding {path.name}", **rows.BAR):
             count += 1
             try:
@@ -111,9 +111,8 @@ def _reply(value: Any, field: str) -> str:
     return text
 
 
-def _wanted(path, names: list[str]) -> list[str]:
-    """The columns of a parquet file that are read."""
+def _wanted(names: list[str]) -> list[str]:
+    """The columns of a parquet file that are read; none: it has no examples."""
     pair = any(n in names for n in _PROMPTS) and any(n in names for n in _RESPONSES)
-    if not pair and "messages" not in names:
-        raise rows.Foreign(f"{path}: has the columns {', '.join(names)[:300]}; {_NEEDS}")
-    return [n for n in names if n in ("messages", *_PROMPTS, *_RESPONSES)]
+    known = ("messages", *_PROMPTS, *_RESPONSES) if pair or "messages" in names else ()
+    return [n for n in names if n in known]
