@@ -10,7 +10,7 @@ from tables import cases, write_rows
 
 from dapo_jax import config
 from dapo_jax.config import validation
-from dapo_jax.data import __main__ as data, integers, problems as P, prompts, rows
+from dapo_jax.data import __main__ as data, integers, problems as P, prompts, published, rows
 from dapo_jax.data.references import any_answer
 
 
@@ -87,7 +87,7 @@ def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
 def test_prepare_fetches_checks_and_keeps(server, tmp_path, monkeypatch, capsys):
     url, served = server
     body, name = b'{"problem": "q", "answer": 1}\n', "aime25"
-    digest, pinned = hashlib.sha256(body).hexdigest(), data.SETS[name]
+    digest, pinned = hashlib.sha256(body).hexdigest(), published.SETS[name]
     monkeypatch.setenv("DAPO_JAX_DATA_HOST", url)
 
     def prepared(*names: str) -> str:
@@ -100,7 +100,7 @@ def test_prepare_fetches_checks_and_keeps(server, tmp_path, monkeypatch, capsys)
     served[f"/{pinned.source}"] = body
     assert f"is another file: SHA-256 {digest}" in prepared(name)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setitem(data.SETS, name, pinned._replace(sha256=digest))
+    monkeypatch.setitem(published.SETS, name, pinned._replace(sha256=digest))
     assert "1 problems of 1 rows, SHA-256 as pinned; 30 problems" in prepared(name)
     assert "(was there)" in prepared(name)
     (tmp_path / "aime25.jsonl").write_text('{"problem": "another", "answer": 1}\n')

@@ -1,6 +1,7 @@
 """A warm start on worked examples of one's own: every form of row, what is refused, the same bits
 each time. test_pages.py runs the page."""
 
+import dataclasses
 import json
 import logging
 import re
@@ -15,9 +16,10 @@ from test_train import arrays, assert_same_bits, small
 
 from dapo_jax import build, parallel, train
 from dapo_jax.data import arithmetic, problems, tokenizer, worked
+from dapo_jax.data.settings import Data
 from dapo_jax.run import warmup
 
-LIMITS = worked.Limits(8, 6, "filter", "refuse")
+DATA = Data(max_prompt_tokens=8)
 PLAIN = problems.Reading(template="{problem}")
 PROMPT, RESPONSE = "f 4 g + 2 ?", "f 4 Answer: 6"
 USER, SAID = {"role": "user", "content": PROMPT}, {"role": "assistant", "content": RESPONSE}
@@ -30,8 +32,8 @@ def words(tmp_path_factory):
     return tokenizer.load(file)
 
 
-def read(folder, rows, words, limits=LIMITS, name="worked.jsonl"):
-    return worked.read(str(write_rows(folder / name, rows)), words, False, limits, PLAIN)
+def read(folder, rows, words, data=DATA, most=6, name="worked.jsonl"):
+    return worked.read(str(write_rows(folder / name, rows)), words, False, data, most, PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_every_form_of_row_is_the_same_pair(row, words, tmp_path):
 def test_rows_are_what_the_embedded_warm_up_is_made_of(words, tmp_path):
     traces = [t for t in arithmetic.traces(200, seed=3) if t.ends]
     rows = [dict(prompt=t.prompt, response=t.response) for t in traces]
-    pairs, _ = read(tmp_path, rows, words, worked.Limits(32, 32, "filter", "refuse"))
+    pairs, _ = read(tmp_path, rows, words, Data(), 32)
     assert pairs == list(warmup.encode(traces, words, min(words.stop_ids))) and len(pairs) > 100
 
 
@@ -64,7 +66,7 @@ def test_a_bad_row_is_named_or_skipped(case, words, tmp_path):
     with pytest.raises(ValueError, match=r"/worked\.jsonl row 2: ") as error:
         read(tmp_path, [good, row], words)
     assert case["wrong"] in str(error.value) and "\n" not in str(error.value)
-    skip = LIMITS._replace(on_bad="skip")
+    skip = dataclasses.replace(DATA, on_bad="skip")
     pairs, note = read(tmp_path, [good, row], words, skip)
     assert len(pairs) == 1 and note.endswith("1 of 2 rows, 1 without a response that fits skipped")
     with pytest.raises(ValueError, match="no usable row for the warm-up: of 1 are 1 refused"):
@@ -75,7 +77,7 @@ def test_long_prompts_go_by_data_on_long(words, tmp_path):
     rows = [{"prompt": p, "response": "f"} for p in ("f 4 ?", "f 4 g + 2 h - 3 ?")]
     pairs, note = read(tmp_path, rows, words)
     assert len(pairs) == 1 and note.endswith("1 of 2 rows, 1 prompts over 8 tokens (filter)")
-    pairs, _ = read(tmp_path, rows, words, LIMITS._replace(on_long="left_truncate"))
+    pairs, _ = read(tmp_path, rows, words, dataclasses.replace(DATA, on_long="left_truncate"))
     assert pairs[1][0] == words.encode(rows[1]["prompt"])[-8:]
 
 
@@ -88,11 +90,11 @@ def test_chats_end_as_the_template_ends_them(assets, tmp_path):
     """And their prompts are those of training by reinforcement."""
     template = assets / "tokenizer" / "chat_template_qwen2.5_instruct.jinja"
     qwen = tokenizer.load(assets / "tokenizer" / "tokenizer.json", template)
-    limits = worked.Limits(200, 50, "filter", "refuse")
+    data = Data(max_prompt_tokens=200)
     row = {"prompt": "What is 2+2?", "response": "4, \\boxed{4}"}
     file, how = write_rows(tmp_path / "a.jsonl", [row]), problems.Reading(system="Be brief.")
     for chat, end in ((True, "<|im_end|>"), (False, "<|endoftext|>")):
-        ((prompt, response),), _ = worked.read(str(file), qwen, chat, limits, how)
+        ((prompt, response),), _ = worked.read(str(file), qwen, chat, data, 50, how)
         rl = write_rows(tmp_path / "rl.jsonl", [{"prompt": row["prompt"], "answer": "4"}])
         same, _ = problems.read(rl, how=how)
         assert prompt == problems.encode(same, qwen, 200, chat).ids[0]

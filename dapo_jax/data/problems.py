@@ -7,9 +7,7 @@ A problem is a prompt and an answer. `rows.py` lists the kinds of files; a row i
     {prompt | question | problem, solution}    MATH: the answer in the last \\boxed{}
 or has columns of its own (`Reading.columns`). Chats stay as they are; a prompt that is a text is
 put into the DAPO prompt or another template. Row numbers start at 1; in jsonl and CSV they are line
-numbers. To look at a file:
-
-    python -m dapo_jax.data.problems inspect FILE... [--tokenizer=DIR] [--chat_template=FILE]
+numbers. `python -m dapo_jax.data.problems inspect FILE...` looks at a file.
 """
 
 import functools
@@ -162,7 +160,8 @@ def columns(listed: str) -> dict[str, str]:
     out = {role.strip(): name.strip() for role, _, name in pairs}
     known = out.keys() <= {"prompt", "answer", "source"} and len(out) == len(pairs)
     signs = all(sign for _, sign, _ in pairs)
-    if not (known and signs) or not all(all(n.split(".")) for n in out.values() if n):
+    parts = (name.split(".") for role, name in out.items() if name or role != "answer")
+    if not (known and signs and all(map(all, parts))):
         form = "prompt=NAME,answer=NAME,source=NAME"
         raise ValueError(f"config.data.columns: {listed!r} is not of the form {form}")
     return out
@@ -180,7 +179,7 @@ def decoded(row: rows.Row) -> dict:
     """The columns of a row as a dict. BadRow: the row is no object, or cannot be read."""
     if isinstance(row, bytes):
         try:
-            row = json.loads(row.decode("utf-8-sig"))
+            row = rows.parse(row)
         except UnicodeDecodeError as e:
             raise BadRow("row", row, f"not UTF-8 text (byte {e.start})") from e
         except (ValueError, RecursionError) as e:
@@ -365,6 +364,6 @@ def stream(problems: Sequence[Problem], seed: int) -> Stream:
 
 
 if __name__ == "__main__":
-    from dapo_jax.data import inspection
+    from dapo_jax.data import __main__ as commands
 
-    sys.exit(inspection.main())
+    sys.exit(commands.main())

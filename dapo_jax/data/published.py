@@ -8,7 +8,7 @@ flags of `evaluate` override them.
 import hashlib
 import os
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,13 +91,13 @@ def fetch(pinned: Set, folder: Path) -> tuple[Path, bool]:
     return path, False
 
 
-def prepare(name: str, out: Path, say: Callable[[str], None]) -> None:
-    """Fetch a set, or all sets of a family, into `out`; a file that is there and whole is kept.
-    ValueError: no such set; as `fetch`."""
+def prepare(name: str, out: Path) -> Iterator[str]:
+    """Fetch a set, or all sets of a family, into `out`, and yield a line for each; a file that is
+    there and whole is kept. ValueError: no such set; as `fetch`."""
     if name not in SETS and name not in FAMILIES:
         raise ValueError(f"{name}: no such set; there are {', '.join([*SETS, *FAMILIES])}")
     for each in FAMILIES.get(name, (name,)):
         path, there = fetch(SETS[each], out)
         read, report = problems.read(path, "skip", problems.Reading(references.any_answer))
         pinned = "SHA-256 as pinned" + " (was there)" * there
-        say(f"{path}: {len(read)} problems of {report.rows} rows, {pinned}; {SETS[each].note}")
+        yield f"{path}: {len(read)} problems of {report.rows} rows, {pinned}; {SETS[each].note}"
