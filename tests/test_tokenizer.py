@@ -163,9 +163,6 @@ def test_template_order(folder):
     assert load(folder).render_chat([]) == "from jinja file"
     (folder / "tokenizer_config.json").write_text('{"chat_template": "from config"}')
     assert load(folder).render_chat([]) == "from config"
-    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "named"}]
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert load(folder).render_chat([]) == "named"
     (folder / "mine.txt").write_text("explicit")
     assert load(folder, folder / "mine.txt").render_chat([]) == "explicit"
 

@@ -46,18 +46,15 @@ def last_boxed(text: str) -> str | None:
 
 
 # Applied in this order.
-_SHORTHAND = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"\\[dt]frac", r"\\frac"),
-        (r"\\(?:left|right|,|!|;|:|displaystyle)|\\(?=[ %$])", ""),
-        (r"\\(?:text|mathrm|textbf|mbox) ?\{([^{}]*)\}", r"\1"),
-        (r"\^\{?\\circ\}?|[\s$%~]|\{,\}|\.$", ""),
-        (r"^[A-Za-z]=", ""),
-        (r"\\(frac|sqrt)(\d)(?=\d?)", r"\\\1{\2}"),
-        (r"(\\frac\{\d\})(\d)", r"\1{\2}"),
-        (r"\\frac\{(\d+)\}\{(\d+)\}", r"\1/\2"),
-    )
+_SHORTHAND = (
+    (r"\\[dt]frac", r"\\frac"),
+    (r"\\(?:left|right|,|!|;|:|displaystyle)|\\(?=[ %$])", ""),
+    (r"\\(?:text|mathrm|textbf|mbox) ?\{([^{}]*)\}", r"\1"),
+    (r"\^\{?\\circ\}?|[\s$%~]|\{,\}|\.$", ""),
+    (r"^[A-Za-z]=", ""),
+    (r"\\(frac|sqrt)(\d)(?=\d?)", r"\\\1{\2}"),
+    (r"(\\frac\{\d\})(\d)", r"\1{\2}"),
+    (r"\\frac\{(\d+)\}\{(\d+)\}", r"\1/\2"),
 )
 _NUMBER = re.compile(r"([+-]?)(\d+|\d{1,3}(?:,\d{3})+|(?=\.\d))(?:\.(\d*))?")
 
@@ -66,7 +63,7 @@ def _canonical(text: str) -> str:
     """The same text for LaTeX texts that are one number, or differ in spacing and style alone."""
     text = text.strip()
     for pattern, new in _SHORTHAND:
-        text = pattern.sub(new, text)
+        text = re.sub(pattern, new, text)
     if m := _NUMBER.fullmatch(text):  # digits stay text: int() refuses more than 4300 of them
         whole = m[2].replace(",", "").lstrip("0") or "0"
         part = (m[3] or "").rstrip("0")

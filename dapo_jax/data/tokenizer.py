@@ -321,9 +321,6 @@ def _template(folder: Path, config: dict, explicit: str | Path) -> tuple[Path, s
     if explicit:
         return Path(explicit), _text(Path(explicit))
     found = config.get("chat_template")
-    if isinstance(found, list):  # several named templates; the one for plain chat is 'default'
-        named = [t for t in found if isinstance(t, dict)]
-        found = next((t.get("template") for t in named if t.get("name") == "default"), None)
     if isinstance(found, str):
         return folder / "tokenizer_config.json", found
     file = folder / "chat_template.jinja"
