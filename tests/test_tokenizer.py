@@ -219,7 +219,7 @@ def test_a_template_that_is_slow_on_a_row_alone_is_one_line(folder, monkeypatch)
     (folder / "chat_template.jinja").write_text(slow + "{{ messages[0].content }}")
     made = load(folder)
     assert made.render_chat([("user", "six")]) == "six"
-    with pytest.raises(ValueError, match="chat template failed: .*takes more than 2 s of the proc"):
+    with pytest.raises(ValueError, match="failed: takes more than 2 s of the .* in .*six seven"):
         made.render_chat([("user", "six seven")])
     assert made.render_chat([("user", "six")]) == "six"  # the clock is off again
 

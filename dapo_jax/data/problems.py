@@ -308,8 +308,8 @@ def read_set(
     data,
     chat: bool,
     how: Reading,
-    limit: int = 0,
-    needs_columns: bool = False,
+    limit: int,
+    needs_columns: bool,
 ) -> tuple[Encoded, str]:
     """One problem set of a run, and one line for the log that says what was left out.
 

@@ -98,7 +98,8 @@ class Tokenizer:
         except SecurityError as e:
             raise ValueError(f"chat template refused by the sandbox: {e}") from e
         except Exception as e:  # a template is a program: any of Python's errors can come out
-            raise ValueError(f"chat template failed: {visible(gate.describe(e))}") from e
+            why, last = visible(gate.describe(e)), messages[-1:]
+            raise ValueError(f"chat template failed: {why}; the prompt ends in {last!r:.90}") from e
 
     def chat(self, messages: Messages) -> list[int]:
         """Token ids of `render_chat(messages)`."""
