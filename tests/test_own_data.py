@@ -35,7 +35,7 @@ def test_an_object_that_holds_the_rows(tmp_path):
 def test_patterns(tmp_path):
     for i in range(3):
         write_rows(tmp_path / f"{i}.jsonl", [{"problem": f"q{i}", "answer": i}])
-    assert answers(f"{tmp_path}/[01].jsonl") == ["0", "1"]
+    assert answers(f"{tmp_path}/[01].jsonl") == answers(f"{tmp_path}/**/[01].jsonl") == ["0", "1"]
     with pytest.raises(ValueError, match="x\\*.jsonl: no file of that pattern"):
         P.read(f"{tmp_path}/x*.jsonl")
 

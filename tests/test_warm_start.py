@@ -74,7 +74,7 @@ def test_a_bad_row_is_named_or_skipped(case, words, tmp_path):
 
 
 def test_long_prompts_go_by_data_on_long(words, tmp_path):
-    rows = [{"prompt": p, "response": "f"} for p in ("f 4 ?", "f 4 g + 2 h - 3 ?")]
+    rows = [{"prompt": p, "response": "f"} for p in ("f 4 g + 2 h - 3", "f 4 g + 2 h - 3 ?")]
     pairs, note = read(tmp_path, rows, words)
     assert len(pairs) == 1 and note.endswith("1 of 2 rows, 1 prompts over 8 tokens (filter)")
     pairs, _ = read(tmp_path, rows, words, dataclasses.replace(DATA, on_long="left_truncate"))
