@@ -25,10 +25,11 @@ from scipy.special import log_softmax
 from dapo_jax import parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import hf, hf_format, qwen2
 from dapo_jax.model.qwen2 import Params, Shape
 
 KL_MAX = 1e-7  # nats at the worst position, float32
+CHECKED = (2, 128)  # rows, tokens a row
 # Fields that say how the network is computed; a checkpoint does not fix them.
 _CHOICES = set(qwen2.compute_choices(schema.base()))
 
@@ -47,18 +48,20 @@ def save_params(directory: str | Path, shape: Shape, params: Params) -> None:
         manager.wait_until_finished()
 
 
-def load_params(
-    directory: str | Path, mesh: Mesh | None = None, rules: parallel.Rules | None = None
-) -> tuple[Shape, Params]:
+def load_params(directory: str | Path) -> tuple[Shape, Params]:
     """Shape and float32 parameters of the newest checkpoint of a run (its workdir or `checkpoints/`
-    in it; adapters merged) or of `save_params`, laid out by `rules` over `mesh` or on one device.
-    ValueError: no checkpoint there."""
+    in it; adapters merged) or of `save_params`, split over all devices. ValueError: no checkpoint
+    there."""
     path, state = _newest(directory)
     shape = _saved_shape(state)
-    if mesh is None:
-        mesh = Mesh(np.reshape(jax.local_devices()[:1], (1, 1, 1)), parallel.AXES)
-        rules = schema.base().sharding.train.to_dict()
-    return shape, checkpoint.restore_merged(str(path), shape, mesh, rules)
+    return shape, checkpoint.restore_merged(str(path), shape, *_layout(shape))
+
+
+def _layout(shape: Shape) -> tuple[Mesh, parallel.Rules]:
+    """A mesh over all devices, or over one where they cannot share the weights; and its rules."""
+    devices = jax.devices() if shape.hidden_size % jax.device_count() == 0 else jax.devices()[:1]
+    mesh = Mesh(np.reshape(devices, (1, -1, 1)), parallel.AXES)
+    return mesh, schema.base().sharding.train.to_dict()
 
 
 def _newest(directory: str | Path) -> tuple[Path, dict]:
@@ -123,7 +126,7 @@ def transformers_logits(directory: Path, tokens_BxT: np.ndarray, dtype="float32"
 def to_orbax(src: str, dst: str, dtype: str) -> int:
     directory = hf.resolve(src)
     shape = hf.read_shape(directory)
-    params = hf.load_params(directory, shape, *_everywhere(shape), dtype=dtype)
+    params = hf.load_params(directory, shape, *_layout(shape), dtype=dtype)
     save_params(dst, shape, params)
     print(f"{dst}: {qwen2.param_count(shape):,} parameters in {dtype}")
     return 0
@@ -139,14 +142,14 @@ def to_hf(src: str, dst: str, dtype: str, tokenizer: str | None) -> int:
     return 0
 
 
-def check(src: str, rows: int, length: int) -> int:
+def check(src: str) -> int:
     if missing := [m for m in ("torch", "transformers") if not importlib.util.find_spec(m)]:
         how = "pip install -r benchmarks/requirements-peers.txt"
         print(f"check needs {' and '.join(missing)}: {how}", file=sys.stderr)
         return 2
     directory = hf.resolve(src)
     shape = hf.read_shape(directory)
-    tokens_BxT = np.random.RandomState(0).randint(0, shape.vocab_size, (rows, length))
+    tokens_BxT = np.random.RandomState(0).randint(0, shape.vocab_size, CHECKED)
     with jax.default_matmul_precision("highest"):  # accelerators would multiply in bfloat16
         ours = np.asarray(hf.load(directory)(tokens_BxT))
     a = agreement(ours, transformers_logits(directory, tokens_BxT))
@@ -154,18 +157,9 @@ def check(src: str, rows: int, length: int) -> int:
     print(
         f"{'agrees' if agrees else 'DISAGREES'}: max |difference| {a.max_diff:.2e}, max KL"
         f" {a.max_kl:.2e} (allowed {KL_MAX:.0e}), top-1 agreement {a.top1:.2%}; float32,"
-        f" {rows} x {length} random tokens"
+        f" {CHECKED[0]} x {CHECKED[1]} random tokens"
     )
     return 0 if agrees else 1
-
-
-def _everywhere(shape: Shape) -> tuple:
-    """Mesh and rules that split the weights over all devices; (None, None) if they cannot be."""
-    n = len(jax.devices())
-    if n == 1 or shape.hidden_size % n:
-        return None, None
-    mesh = parallel.make_mesh({"data": 1, "fsdp": n, "tensor": 1})
-    return mesh, schema.base().sharding.train.to_dict()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -173,26 +167,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     prog = "python -m dapo_jax.convert"
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(required=True)
-
-    def command(run, about: str, src: dict, dtype: str = "", *dtypes: str):
-        made = commands.add_parser(run.__name__.replace("_", "-"), help=about)
-        made.set_defaults(run=run)
-        made.add_argument("src", **src)
-        if dtype:
-            made.add_argument("dst", help="new directory")
-            shown = "of the weights (default: %(default)s)"
-            made.add_argument("--dtype", default=dtype, choices=dtypes, help=shown)
-        return made
-
-    hub, both = dict(help="directory or hub name"), ("float32", "bfloat16")
-    command(to_orbax, "Hugging Face -> Orbax", hub, "float32", *both)
-    run = dict(help="workdir of a run, or a directory written by to-orbax")
-    back = command(to_hf, "Orbax -> Hugging Face", run, "bfloat16", *both, "float16")
+    made = commands.add_parser("to-orbax", help="Hugging Face -> Orbax")
+    made.set_defaults(run=to_orbax)
+    made.add_argument("src", help="directory or hub name")
+    made.add_argument("dst", help="new directory")
+    dtype = "of the weights (default: %(default)s)"
+    made.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help=dtype)
+    back = commands.add_parser("to-hf", help="Orbax -> Hugging Face")
+    back.set_defaults(run=to_hf)
+    back.add_argument("src", help="workdir of a run, or a directory written by to-orbax")
+    back.add_argument("dst", help="new directory")
+    back.add_argument("--dtype", default="bfloat16", choices=list(hf_format.DTYPES), help=dtype)
     back.add_argument("--tokenizer", help="directory or hub name; default: the run's model.path")
-    judged = command(check, "compare logits with transformers", hub | dict(metavar="dir"))
-    judged.add_argument("--rows", type=int, default=2, help="default: %(default)s")
-    length = "tokens a row (default: %(default)s)"
-    judged.add_argument("--length", type=int, default=128, help=length)
+    judged = commands.add_parser("check", help="compare logits with transformers")
+    judged.set_defaults(run=check)
+    judged.add_argument("src", metavar="dir", help="directory or hub name")
 
     options = vars(parser.parse_args(argv))
     run = options.pop("run")

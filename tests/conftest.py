@@ -73,7 +73,6 @@ SOON = (
 
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=15, help="random moments of tests/faults")
-    parser.addoption("--strings", type=int, default=200_000, help="of the verifiers' slow test")
     parser.addoption("--seeds", type=int, default=1, help="of each slow run of test_learning")
     parser.addoption(
         "--all_configs", action="store_true", help="test_compile: large models too, minutes each"

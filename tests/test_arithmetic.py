@@ -1,30 +1,19 @@
 """The embedded task: its answers, splits, files, tokenizer and warm-up traces."""
 
 import collections
+import hashlib
 import itertools
 import json
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-import sentencepiece
 
 from dapo_jax.data import arithmetic, problems, tokenizer
 from dapo_jax.data.arithmetic import HABIT, HARDER_LEVELS, RL_LEVELS, SKILL, SPLITS, Style, traces
 
-
-@pytest.fixture(scope="module")
-def pieces() -> sentencepiece.SentencePieceProcessor:
-    return sentencepiece.SentencePieceProcessor(model_proto=arithmetic.tokenizer_model())
-
-
-def chain(prompt: str) -> str:
-    """A problem without its letters."""
-    return re.sub(r"[a-z] ", "", prompt)
+EVERY = Style(careful=0.2, direct=0.1, skip=0.3, loop=0.1, slip=0.2, ramble=0.3)
 
 
 def worked(prompt: str) -> tuple[list[str], list[int]]:
@@ -49,7 +38,7 @@ def split_of(prompt: str) -> str:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_problems_are_right_and_in_range(split):
-    found = arithmetic.problems(600, (1, 2, 5, 15), seed=3, split=split)
+    found = arithmetic.problems(600, (15, 1, 2, 5), seed=3, split=split)
     assert collections.Counter(p.k for p in found) == {1: 150, 2: 150, 5: 150, 15: 150}
     for p in found:
         labels, values = worked(p.prompt)
@@ -58,39 +47,30 @@ def test_problems_are_right_and_in_range(split):
         assert all(0 <= v <= 20 for v in values)
         assert all(1 <= abs(b - a) <= 5 for a, b in itertools.pairwise(values))
         assert "".join(labels) in "abcdefghijklmnop" * 2
-        assert len(p.prompt.split()) == arithmetic.prompt_length(p.k)
+        assert len(p.prompt.split()) == 3 * p.k + 3
         assert split_of(p.prompt) == split
     assert {v for p in found for v in worked(p.prompt)[1]} == set(range(21))
     assert {p.prompt[0] for p in found} == set("abcdefghijklmnop")
+    assert all(len({p.k for p in found[i : i + 50]}) == 4 for i in range(0, 600, 50))  # mixed
+    answers = collections.Counter(p.answer for p in found)
+    assert max(answers.values()) / 600 < 0.1  # no constant scores well
+    assert found != arithmetic.problems(600, (1, 2, 5, 15), seed=4, split=split)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_count_is_the_size_of_the_space(k):
-    walks = arithmetic._all_walks(k)
-    assert len(np.unique(walks, axis=0)) == len(walks)
-    assert arithmetic.count(k) == len(walks) * 16
-    assert k > 1 or len(walks) == 21 * 10 - 2 * (1 + 2 + 3 + 4 + 5)
-
-
-@pytest.mark.parametrize("k", [1, 2])
-def test_the_splits_share_out_every_problem_there_is(k):
+@pytest.mark.parametrize(("k", "total"), [(1, 16 * (21 * 10 - 2 * 15)), (2, 16 * 1610)])
+def test_the_splits_share_out_every_problem_there_is(k, total):
     """Asking for all of a level returns all: disjoint, without duplicates, and nothing is lost."""
+    assert arithmetic.count(k) == total
     sets, chains = {}, {}
     for split in SPLITS:
         size = int(arithmetic._in_split(arithmetic._all_walks(k), split).sum()) * 16
         sets[split] = {p.prompt for p in arithmetic.problems(size, (k,), 0, split)}
-        chains[split] = set(map(chain, sets[split]))
+        chains[split] = {re.sub(r"[a-z] ", "", prompt) for prompt in sets[split]}
         assert len(sets[split]) == size
         with pytest.raises(ValueError, match=f"hold only {size} distinct {split} problems"):
             arithmetic.problems(size + 1, (k,), 0, split)
-    for found, total in ((sets, arithmetic.count(k)), (chains, arithmetic.count(k) // 16)):
-        assert len(set.union(*found.values())) == sum(map(len, found.values())) == total
-
-
-def test_split_shares_are_near_their_share_of_the_buckets():
-    walks = arithmetic._all_walks(4)  # 132,002 walks: a 6 sigma band is 0.006
-    for split, buckets in SPLITS.items():
-        assert abs(arithmetic._in_split(walks, split).mean() - len(buckets) / 8) < 0.006
+    for found, every in ((sets, total), (chains, total // 16)):
+        assert len(set.union(*found.values())) == sum(map(len, found.values())) == every
 
 
 def test_a_level_that_runs_out_gives_all_and_the_larger_levels_fill_up():
@@ -100,34 +80,6 @@ def test_a_level_that_runs_out_gives_all_and_the_larger_levels_fill_up():
     assert sizes[1] == arithmetic._in_split(walks, "heldout").sum() * 16 < 500
     assert sizes[3] == 1000 - sizes[1]
     assert len({p.prompt for p in held}) == 1000
-
-
-def test_problems_depend_on_the_seed_alone_and_mix_levels_and_answers():
-    first = arithmetic.problems(4096, RL_LEVELS, seed=0)
-    assert first == arithmetic.problems(4096, reversed(RL_LEVELS), seed=0)
-    assert first != arithmetic.problems(4096, RL_LEVELS, seed=8)
-    ks = [p.k for p in first]
-    assert all(set(ks[i : i + 50]) == set(RL_LEVELS) for i in range(0, 4000, 50))
-    answers = collections.Counter(p.answer for p in first)
-    assert len(answers) == 21 and max(answers.values()) / 4096 < 0.08  # no constant scores well
-
-
-REFUSED = [(dict(levels=x), "levels: .* must lie in 1..15") for x in ((), (0,), (2, 16), (-1, 2))]
-REFUSED += [
-    (dict(style=Style(*style)), "traces: probabilities ")
-    for style in ((0, 0, 0, 0, 1.1), (0, 0, -0.1), (0, 0, 0.9, 0.2), (0, 0, 0, 0, 0, 1.0))
-]
-
-
-@pytest.mark.parametrize(("fields", "wrong"), REFUSED)
-def test_impossible_problems_and_traces_are_refused(fields, wrong):
-    with pytest.raises(ValueError, match=f"^{wrong}.*$"):
-        traces(5, **fields)
-    if "levels" in fields:
-        with pytest.raises(ValueError, match=f"^{wrong}.*$"):
-            arithmetic.problems(5, fields["levels"], 0)
-    with pytest.raises(ValueError, match="split must be one of"):
-        arithmetic.problems(5, (2,), 0, split="test")
 
 
 def kind(trace: arithmetic.Trace) -> str:
@@ -149,71 +101,59 @@ def steps(trace: arithmetic.Trace) -> list[tuple[str, int, int]]:
     return [(label, int(value), text.count("Wait")) for label, value, text in found]
 
 
-def test_flawless_traces_are_the_worked_solution():
-    for t in traces(300, (1, 3, 6), style=Style()):
-        labels, values = worked(t.prompt)
-        pairs = [f"{label} {value}" for label, value in zip(labels, values, strict=True)]
-        assert t.response == " ".join([*pairs, "Answer:", right_answer(t.prompt)])
-        assert t.ends
-        assert len(t.response.split()) + 1 == 2 * (len(pairs) - 1) + 5
+STYLES = [
+    Style(), SKILL, HABIT, EVERY, Style(slip=0.1), Style(slip=0.35), Style(ramble=0.4),
+    Style(careful=1.0, slip=0.9), Style(careful=0.5, ramble=0.5),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("style", [SKILL, HABIT, Style(0.2, 0.1, 0.3, 0.1, 0.2, 0.3)])
-def test_kinds_occur_as_often_as_the_style_says(style):
-    n = 8000
-    # A ramble may fill 200 tokens with a chance of 0.3 ** 60: what does not end is a loop.
-    made = list(traces(n, (2, 3, 4, 5), seed=5, style=style, cap=200))
-    share = collections.Counter(map(kind, made))
+@pytest.mark.parametrize("style", STYLES)
+def test_traces_are_written_as_their_style_says(style):
+    n, cap = 8000, 200
+    # A ramble may fill 200 tokens with a chance of 0.5 ** 60: what does not end is a loop.
+    made = list(traces(n, (2, 3, 4, 5), seed=5, style=style, cap=cap))
+    kinds, slipped, repeated, left = collections.Counter(map(kind, made)), [], [], []
+    for t in made:
+        (labels, right), written, said = worked(t.prompt), steps(t), t.response.split()[-1]
+        pairs = [[label, str(value)] for label, value, _ in written]
+        more = [["Wait", *pair] * times for pair, (_, _, times) in zip(pairs, written, strict=True)]
+        words = [word for pair in zip(pairs, more, strict=True) for part in pair for word in part]
+        begins = ["Wait"] * (kind(t) == "careful")
+        assert not t.ends or t.response == " ".join([*begins, *words, "Answer:", said])
+        paper = [value for _, value, _ in written]
+        assert [label for label, _, _ in written] == labels[: len(written)]
+        assert not paper or (paper[0] == right[0] and not written[0][2])  # the start is no result
+        moves = zip(paper[:-1], right[:-1], right[1:], strict=False)
+        due = [min(max(value + after - before, 0), 20) for value, before, after in moves]
+        wrong = [value != d for value, d in zip(paper[1:], due, strict=True)]
+        assert all(0 <= value <= 20 for value in paper)
+        assert all(abs(value - d) <= 5 for value, d in zip(paper[1:], due, strict=True))
+        times = [repeats for _, _, repeats in written[1:]]
+        match kind(t):
+            case "direct":
+                assert t.ends and said == right_answer(t.prompt) and not paper
+            case "careful":
+                assert t.ends and said == right_answer(t.prompt) and paper == right
+                assert min(times) >= 1 and (style.ramble or max(times) == 1)
+            case "loop":
+                slipped += wrong
+                assert len(t.response.split()) == cap and "Answer:" not in t.response
+            case finished:
+                slipped += wrong
+                repeated += times
+                assert t.ends and t.response.endswith(f"Answer: {paper[-1]}")
+                assert len(paper) == len(right) or finished == "skip"
+                if finished == "skip":
+                    left.append(len(right) - len(paper))
     for name in ("careful", "direct", "skip", "loop"):
-        assert abs(share[name] / n - getattr(style, name)) < 0.025  # 4.5 sigma at most
+        assert abs(kinds[name] / n - getattr(style, name)) < 0.025  # 4.5 sigma at most
     # Breaking off is even over the operations left undone: of k, on average (k + 1) / 2.
-    left = [len(worked(t.prompt)[0]) - len(steps(t)) for t in made if kind(t) == "skip"]
     even = np.mean([(k + 1) / 2 for k in (2, 3, 4, 5)])
-    assert abs(np.mean(left) - even) < 0.15
-    for t in made:
-        said = t.response.split()[-1]
-        if kind(t) in ("plain", "skip"):
-            assert int(said) == steps(t)[-1][1]
-        elif kind(t) in ("careful", "direct"):
-            assert said == right_answer(t.prompt)
-
-
-@pytest.mark.parametrize("slip", [0.1, 0.35])
-def test_slips_are_wrong_results_that_the_working_goes_on_from(slip):
-    made = list(traces(4000, (2, 3, 4, 5), seed=6, style=Style(slip=slip)))
-    slipped = steps_made = 0
-    for t in made:
-        _, right = worked(t.prompt)
-        paper = [value for _, value, _ in steps(t)]
-        assert len(paper) == len(right) and paper[0] == right[0]
-        for i in range(1, len(right)):
-            due = min(max(paper[i - 1] + right[i] - right[i - 1], 0), 20)
-            slipped += paper[i] != due
-            assert 0 <= paper[i] <= 20 and abs(paper[i] - due) <= 5
-            steps_made += 1
-        assert t.ends and t.response.endswith(f"Answer: {paper[-1]}")
-    assert abs(slipped / steps_made - slip) < 0.02  # 14,000 steps: 5 sigma
-
-
-def test_rambling_is_geometric():
-    made = list(traces(4000, (2, 3), seed=8, style=Style(ramble=0.4), cap=500))
-    repeats = np.array([r for t in made for _, _, r in steps(t)[1:]])
-    assert all(steps(t)[0][2] == 0 for t in made)  # only results are repeated, not the start
-    for times in (1, 2, 3):
-        assert abs((repeats >= times).mean() - 0.4**times) < 0.025
-    assert all(t.response.endswith(f"Answer: {right_answer(t.prompt)}") for t in made)
-
-
-def test_careful_traces_check_every_result_and_never_slip():
-    for t in traces(300, (1, 2, 4), seed=1, style=Style(careful=1.0, slip=0.9)):
-        labels, values = worked(t.prompt)
-        k = len(labels) - 1
-        assert t.response.split()[0] == "Wait" and len(t.response.split()) + 1 == 5 * k + 6
-        assert [s[:2] for s in steps(t)] == list(zip(labels, values, strict=True))
-        assert [s[2] for s in steps(t)] == [0] + [1] * k
-    # With rambling, at least the one check.
-    for t in traces(300, (2,), seed=1, style=Style(careful=1.0, ramble=0.5), cap=200):
-        assert min(s[2] for s in steps(t)[1:]) >= 1
+    assert not left or abs(np.mean(left) - even) < 0.15
+    if repeated:
+        assert abs(np.mean(slipped) - style.slip) < 0.02
+        for count in (1, 2, 3):  # geometric
+            assert abs((np.array(repeated) >= count).mean() - style.ramble**count) < 0.025
 
 
 def test_the_cap_counts_the_end_of_sequence():
@@ -222,8 +162,6 @@ def test_the_cap_counts_the_end_of_sequence():
         for t in traces(20, (5,), style=Style(), cap=cap):
             assert t.ends is ends
             assert len(t.response.split()) == (exact - 1 if ends else cap)
-    for t in traces(200, style=Style(loop=1.0), cap=32):
-        assert not t.ends and len(t.response.split()) == 32 and "Answer:" not in t.response
 
 
 def test_traces_are_of_the_train_split_depend_on_the_seed_alone_and_mix_the_levels():
@@ -234,30 +172,27 @@ def test_traces_are_of_the_train_split_depend_on_the_seed_alone_and_mix_the_leve
     assert ks == dict.fromkeys(range(1, 6), 100)
 
 
-def test_files_have_the_verl_schema_and_the_readers_accept_them(tmp_path):
-    files = arithmetic.write(tmp_path / "new" / "folder", seed=1)
-    seen = set()
-    sets = (("train", 4096, RL_LEVELS), ("heldout", 128, RL_LEVELS), ("harder", 64, HARDER_LEVELS))
+def test_files_have_the_verl_schema_and_the_same_bytes_in_every_process(tmp_path):
+    """A run that resumes makes its problems again: pinned, whatever the hashes of strings are."""
+    files, sha = arithmetic.write(tmp_path / "new" / "folder", 3, 300), hashlib.sha256()
+    sets = (("train", 300, RL_LEVELS), ("heldout", 128, RL_LEVELS), ("harder", 64, HARDER_LEVELS))
     for split, size, levels in sets:
         path = getattr(files, split)
+        sha.update(path.read_bytes())
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        prompts = [row["prompt"][0]["content"] for row in rows]
-        assert rows == [
-            {
+        for i, row in enumerate(rows):
+            prompt = row["prompt"][0]["content"]
+            assert row == {
                 "data_source": "variable_chain",
                 "prompt": [{"role": "user", "content": prompt}],
                 "ability": "MATH",
                 "reward_model": {"ground_truth": right_answer(prompt), "style": "rule"},
                 "extra_info": {"index": i, "k": prompt.count(" ") // 3},
             }
-            for i, prompt in enumerate(prompts)
-        ]
-        assert {split_of(prompt) for prompt in prompts} == {split}
+            assert split_of(prompt) == split
         assert {row["extra_info"]["k"] for row in rows} == set(levels)
-        assert len(set(prompts)) == len(rows) == size and not seen & set(prompts)
-        seen |= set(prompts)
-        read, report = problems.read(path)
-        assert len(read) == size and not report.duplicates and not report.refused
+        assert len(problems.read(path)[0]) == len(rows) == size
+    assert sha.hexdigest()[:16] == "ab9a7f2cff54aaa7"
     assert {p.name for p in files.train.parent.iterdir()} == {p.name for p in files}  # no drafts
 
 
@@ -270,46 +205,20 @@ def test_writing_again_touches_nothing_and_repairs_what_differs(tmp_path):
     assert arithmetic.write(tmp_path, seed=1, train=200, heldout=20, harder=5) == files
     assert {p: p.read_bytes() for p in files} == before
     assert [p.stat().st_mtime_ns == 1 for p in files] == [True, False, True, True]
-    arithmetic.write(tmp_path, seed=2, train=200, heldout=20, harder=5)
-    changed = [p.read_bytes() != before[p] for p in files]
-    assert changed == [True, True, True, False]  # the tokenizer has no seed
 
 
-def test_another_process_writes_the_same_bytes(tmp_path):
-    """Other string hashing, other folder: nothing of the process leaks into the files."""
-    code = "import sys; from dapo_jax.data import arithmetic; arithmetic.write(sys.argv[1], 3, 300)"
-    subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "there")],
-        check=True,
-        cwd=Path(arithmetic.__file__).parents[2],
-        env=os.environ | {"PYTHONHASHSEED": "123"},
-    )
-    for path in arithmetic.write(tmp_path / "here", 3, 300):
-        assert path.read_bytes() == (tmp_path / "there" / path.name).read_bytes()
-
-
-def test_tokenizer_has_48_pieces_in_the_documented_order(pieces, tmp_path):
-    assert len(pieces) == 48
-    assert (pieces.unk_id(), pieces.eos_id(), pieces.bos_id(), pieces.pad_id()) == (0, 1, -1, -1)
-    words = arithmetic.vocabulary()
-    assert [pieces.id_to_piece(i) for i in range(2, 48)] == ["▁" + word for word in words]
-    assert words[:21] == [str(v) for v in range(21)]
-    assert words[-4:] == [f"<spare{i}>" for i in range(4)]
+def test_tokenizer_has_48_pieces_in_the_documented_order_one_for_each_word(tmp_path):
     arithmetic.write_tokenizer(tmp_path / "tokenizer.model")
     loaded = tokenizer.load(tmp_path)
-    assert loaded.vocab_size == 48 and loaded.stop_ids == {1}
-    text = "f 4 g 6 h 3 Answer: 3"
-    assert loaded.decode([*loaded.encode(text), 1]) == text
-
-
-def test_every_text_round_trips_one_token_a_word(pieces):
-    found = [p for split in SPLITS for p in arithmetic.problems(300, (1, 2, 6, 8), 0, split)]
-    every = Style(careful=0.3, direct=0.2, skip=0.2, loop=0.1, slip=0.3, ramble=0.3)
-    made = [t for style in (SKILL, HABIT, every) for t in traces(500, style=style)]
-    texts = [p.prompt for p in found] + [text for t in made for text in (t.prompt, t.response)]
+    assert (loaded.vocab_size, loaded.stop_ids, loaded.unknown_id) == (48, {1}, 0)
+    words = [*map(str, range(21)), *"abcdefghijklmnop", "+", "-", "?", "Answer:", "Wait"]
+    spare = [f"▁<spare{i}>" for i in range(4)]
+    spelled = ["<unk>", "</s>", *("▁" + word for word in words), *spare]
+    assert [loaded.token(i) for i in range(48)] == spelled
     used = set()
-    for text, ids in zip(texts, pieces.encode(texts), strict=True):
-        assert pieces.unk_id() not in ids and len(ids) == len(text.split())
-        assert pieces.decode(ids) == text == pieces.decode([*ids, pieces.eos_id()])
-        used |= set(ids)
+    for trace in traces(2000, range(1, 9), style=EVERY):
+        for text in (trace.prompt, trace.response):
+            ids = loaded.encode(text)
+            assert len(ids) == len(text.split()) and loaded.decode([*ids, 1]) == text
+            used |= set(ids)
     assert used == set(range(2, 44))  # every word of the task, no spare one

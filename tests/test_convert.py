@@ -1,6 +1,5 @@
 """python -m dapo_jax.convert: both directions bit for bit, and the check against transformers."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
 from dapo_jax import config, convert, parallel
@@ -48,29 +46,29 @@ def test_there_and_back(tmp_path, source, capsys):
     assert (back / "tokenizer.json").exists()
 
 
-def test_init_from_reads_it(tmp_path, source):
-    """What to-orbax writes in bfloat16 restores into a run's sharded float32 parameters."""
+def test_what_was_saved_in_bfloat16_is_read_in_float32(tmp_path, source):
     convert.main(["to-orbax", str(source), str(tmp_path / "orbax"), "--dtype=bfloat16"])
-    shape = hf.read_shape(source)
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 4, 1), parallel.AXES)
+    shape, params = convert.load_params(tmp_path / "orbax")
+    assert shape == hf.read_shape(source)
+    assert_same(params, qwen2.cast(hf.load_params(source, shape, dtype="bfloat16"), "float32"))
+
+
+def test_weights_are_read_over_all_devices_where_these_divide_them(tmp_path):
+    shape = qwen2.shape_from_config(config.base())
+    params = qwen2.init(shape, jax.random.key(0))
+    convert.save_params(tmp_path / "orbax", shape, params)
+    _, found = convert.load_params(tmp_path / "orbax")
+    assert_same(found, params)
     rules = config.base().sharding.train.to_dict()
-    shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
-    params = checkpoint.restore_params(str(tmp_path / "orbax"), qwen2.abstract(shape), shardings)
-    expected = hf.load_params(source, shape, dtype="bfloat16")
-    assert_same(params, qwen2.cast(expected, "float32"))
-    assert params["embed"].sharding.spec == parallel.spec(("vocab", "embed"), rules)
-    saved_shape, same = convert.load_params(tmp_path / "orbax", mesh, rules)
-    assert saved_shape == shape
-    assert_same(same, params)
+    assert found["embed"].sharding.spec == parallel.spec(("vocab", "embed"), rules)
+    assert len(found["embed"].sharding.device_set) == 8
 
 
-@pytest.mark.parametrize("from_path", [False, True])
-def test_export_of_a_run(tmp_path, source, from_path):
-    """A run's workdir: the shape comes from its config, or from the model it started with."""
+def test_export_of_a_run(tmp_path, source):
+    """A run's workdir: shape and tokenizer are those of the model that it started with."""
     c = config.base()
-    c.model.path = str(source) if from_path else ""
-    shape = hf.read_shape(source) if from_path else qwen2.shape_from_config(c)
-    noise = np.random.default_rng(0)
+    c.model.path = str(source)
+    shape, noise = hf.read_shape(source), np.random.default_rng(0)
     params = jax.tree.map(
         lambda w: jnp.asarray(noise.standard_normal(w.shape, np.float32)), qwen2.abstract(shape)
     )
@@ -79,10 +77,9 @@ def test_export_of_a_run(tmp_path, source, from_path):
         checkpoint.save(manager, state, config.leaves(c))
     command = ["to-hf", str(tmp_path / "run"), str(tmp_path / "hf"), "--dtype=float32"]
     assert convert.main(command) == 0
-    found = hf.read_shape(tmp_path / "hf")
-    assert found == shape._replace(**{k: getattr(found, k) for k in found._fields[13:]})
-    assert_same(hf.load_params(tmp_path / "hf", found), params)
-    assert (tmp_path / "hf" / "tokenizer.json").exists() == from_path
+    assert hf.read_shape(tmp_path / "hf") == shape
+    assert_same(hf.load_params(tmp_path / "hf", shape), params)
+    assert (tmp_path / "hf" / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -121,17 +118,8 @@ def test_check_verdict(source, capsys, monkeypatch, off, code, word):
         return logits
 
     monkeypatch.setattr(convert, "transformers_logits", stand_in)
-    assert convert.main(["check", str(source), "--length=8"]) == code
+    assert convert.main(["check", str(source)]) == code
     assert capsys.readouterr().out.startswith(word)
-
-
-@pytest.mark.skipif(
-    not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")),
-    reason="needs torch and transformers (benchmarks/requirements-peers.txt)",
-)
-def test_check_live(source, capsys):
-    assert convert.main(["check", str(source)]) == 0
-    assert "top-1 agreement 100.00%" in capsys.readouterr().out
 
 
 def test_agreement():

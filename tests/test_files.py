@@ -24,7 +24,7 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(pathlib.Path, "write_text", full)
+    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*/x\.json'"):
         files.write_json(tmp_path / "x.json", {})
 

@@ -86,7 +86,7 @@ def test_examples_give_each_level_its_style():
     made = list(warmup.examples(phase, 4000))
     assert len(made) == 4000
     for k, careful in ((2, 0.85), (3, 0.85), (4, 0.45), (5, 0.45)):
-        mine = [t for t in made if len(t.prompt.split()) == arithmetic.prompt_length(k)]
+        mine = [t for t in made if len(t.prompt.split()) == 3 * k + 3]
         share = np.mean([t.response.startswith(arithmetic.WAIT) for t in mine])
         assert len(mine) == 1000 and share == pytest.approx(careful, abs=0.05)
 

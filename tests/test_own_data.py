@@ -1,68 +1,43 @@
-"""Files as users have them: formats, columns, templates, patterns, the hub, published sets, answers
-made into integers; and what the page says of them (test_pages.py runs it)."""
+"""Files as users have them: formats, patterns, the hub, published sets, answers made into integers.
+test_pages.py runs their page."""
 
-import gzip
 import hashlib
 import json
-import pathlib
-import re
 
 import hub
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from tables import cases
+from tables import cases, write_rows
 
 from dapo_jax import config
 from dapo_jax.config import validation
 from dapo_jax.data import __main__ as data, integers, problems as P, prompts, published, rows
 from dapo_jax.data.references import any_answer
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-ROWS = [{"question": "1, 2?\n3", "answer": "3"}, {"question": 'a "b"', "answer": "4.0"}]
-CSV = 'question,answer\n"1, 2?\n3",3\n"a ""b""",4.0\n'
 
-
-def made(folder, name: str, made_rows=ROWS):
-    path = folder / name
-    kind = name.removesuffix(".gz").rpartition(".")[2]
-    if kind == "parquet":
-        pq.write_table(pa.Table.from_pylist(made_rows), path)
-        return path
-    lines = "".join(json.dumps(r) + "\n" for r in made_rows)
-    text = {"jsonl": lines, "json": json.dumps(made_rows), "csv": CSV}[kind].encode()
-    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    return path
-
-
-def read(path, **how):
-    return P.read(path, how=P.Reading(**how))[0]
+def answers(name, **how):
+    return [p.answer for p in P.read(name, how=P.Reading(**how))[0]]
 
 
 @pytest.mark.parametrize("name", [f"a{s}" for s in rows.SUFFIXES])
 def test_every_format_gives_the_same_problems(tmp_path, name):
-    found = read(made(tmp_path, name))
-    assert [p.messages for p in found] == [prompts.in_template(r["question"]) for r in ROWS]
+    made = [{"question": "1, 2?\n3", "answer": "3"}, {"question": 'a "b"', "answer": "4.0"}]
+    found, _ = P.read(write_rows(tmp_path / name, made))
+    assert [p.messages for p in found] == [prompts.in_template(r["question"]) for r in made]
     assert [(p.answer, p.source) for p in found] == [("3", "a"), ("4", "a")]
 
 
 def test_an_object_that_holds_the_rows(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps({"version": 1, "data": ROWS}))
-    assert len(read(tmp_path / "a.json")) == 2
+    held = {"version": 1, "data": [{"question": "q", "answer": "3"}]}
+    (tmp_path / "a.json").write_text(json.dumps(held))
+    assert answers(tmp_path / "a.json") == ["3"]
 
 
 def test_patterns(tmp_path):
     for i in range(3):
-        made(tmp_path, f"{i}.jsonl", [{"problem": f"q{i}", "answer": i}])
-    assert [p.answer for p in read(f"{tmp_path}/[01].jsonl")] == ["0", "1"]
+        write_rows(tmp_path / f"{i}.jsonl", [{"problem": f"q{i}", "answer": i}])
+    assert answers(f"{tmp_path}/[01].jsonl") == answers(f"{tmp_path}/**/[01].jsonl") == ["0", "1"]
     with pytest.raises(ValueError, match="x\\*.jsonl: no file of that pattern"):
-        read(f"{tmp_path}/x*.jsonl")
-
-
-@pytest.mark.parametrize("wrong", ["query", "text=query", "=query"])
-def test_columns_of_another_form_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"config\.data\.columns: .* is not of the form"):
-        P.columns(wrong)
+        P.read(f"{tmp_path}/x*.jsonl")
 
 
 @pytest.mark.parametrize("case", cases("any_answers"), ids=lambda case: str(case["value"]))
@@ -76,9 +51,9 @@ def test_answers_of_any_type(case):
 
 def test_a_template_needs_one_user_message(tmp_path):
     two = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    file = made(tmp_path, "a.jsonl", [{"prompt": two, "reward_model": {"ground_truth": "1"}}])
+    file = write_rows(tmp_path / "a.jsonl", [{"prompt": two, "answer": "1"}])
     with pytest.raises(ValueError, match=r"data\.template needs a prompt of one user message"):
-        read(file, template="<{problem}>")
+        answers(file, template="<{problem}>")
 
 
 def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
@@ -94,13 +69,14 @@ def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
     names = ["README.md", "main/test.jsonl", "main/train-0.jsonl", "main/train-1.jsonl"]
     bodies = [json.dumps({"problem": f"q{i}", "answer": i}).encode() for i in range(4)]
     hub.put(served, "me/sums", dict(zip(names, bodies, strict=True)))
-    from_hub = lambda name: [p.answer for p in read(name)]
-    assert from_hub("me/sums:main/train-*") == ["2", "3"]
-    assert from_hub("me/sums:main/test.jsonl") == ["1"]
+    assert answers("me/sums:main/train-*") == ["2", "3"]
+    assert answers("me/sums@main:main/test.jsonl") == ["1"]
+    with pytest.raises(ValueError, match=r"me/sums@old:\*: no such file, and not to be had"):
+        answers("me/sums@old:*")
     with pytest.raises(ValueError, match=r"me/sums: say which file, as me/sums:FILE .*train-0"):
-        from_hub("me/sums")
+        answers("me/sums")
     with pytest.raises(ValueError, match=r"me/none: no such file, and not to be had as a data set"):
-        from_hub("me/none")
+        answers("me/none")
     c = config.base()
     c.data.train = "me/sums:main/train-*,openai/gsm8k"
     assert validation.missing(c) == []
@@ -110,39 +86,28 @@ def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
 
 def test_prepare_fetches_checks_and_keeps(server, tmp_path, monkeypatch, capsys):
     url, served = server
-    body = b'{"problem": "q", "answer": 1}\n'
-    name, pinned = "aime25", data.SETS["aime25"]
+    body, name = b'{"problem": "q", "answer": 1}\n', "aime25"
+    digest, pinned = hashlib.sha256(body).hexdigest(), published.SETS[name]
     monkeypatch.setenv("DAPO_JAX_DATA_HOST", url)
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 1
-    assert "not to be had" in capsys.readouterr().err
+
+    def prepared(*names: str) -> str:
+        status = data.main(["prepare", *names, f"--out={tmp_path}"])
+        out, err = capsys.readouterr()
+        assert bool(status) == bool(err)
+        return out + err
+
+    assert "not to be had" in prepared(name)
     served[f"/{pinned.source}"] = body
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 1
-    assert f"is another file: SHA-256 {hashlib.sha256(body).hexdigest()}" in capsys.readouterr().err
+    assert f"is another file: SHA-256 {digest}" in prepared(name)
     assert not list(tmp_path.iterdir())
-    mine = pinned._replace(sha256=hashlib.sha256(body).hexdigest())
-    monkeypatch.setitem(data.SETS, name, mine)
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
-    assert (tmp_path / "aime25.jsonl").read_bytes() == body
-    there = dict(served)
-    served.clear()
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
-    assert "(was there)" in capsys.readouterr().out
+    monkeypatch.setitem(published.SETS, name, pinned._replace(sha256=digest))
+    assert "1 problems of 1 rows, SHA-256 as pinned; 30 problems" in prepared(name)
+    assert "(was there)" in prepared(name)
     (tmp_path / "aime25.jsonl").write_text('{"problem": "another", "answer": 1}\n')
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 1
-    served.update(there)
-    assert data.main(["prepare", name, f"--out={tmp_path}"]) == 0
+    assert "(was there)" not in prepared(name)
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("aime25.jsonl", body)]
-    assert data.main(["prepare", "aime23"]) == 1
-    assert "aime23: no such set; there are dapo-math-17k, aime24" in capsys.readouterr().err
-    assert data.main(["prepare"]) == 0 and "math500" in capsys.readouterr().out
-
-
-def test_all_sets_are_pinned_by_commit_and_hash():
-    for pinned in data.SETS.values():
-        assert re.fullmatch("[0-9a-f]{64}", pinned.sha256)
-        assert re.fullmatch(r"[\w.-]+/[\w.-]+/[0-9a-f]{40}/.+", pinned.source)
-    named = set(re.findall(r"`([\w-]+)`", PAGE.split("## Published sets")[1].split("refuses")[0]))
-    assert named == {*data.SETS, *published.FAMILIES} - set(published.FAMILIES["gsm8k"])
+    assert "aime23: no such set; there are dapo-math-17k, aime24" in prepared("aime23")
+    assert "math500" in prepared()
 
 
 @pytest.mark.parametrize("case", cases("answers_to_integers"), ids=lambda case: case["answer"])
@@ -159,26 +124,11 @@ def test_answers_become_integers(case):
 
 def test_integers_of_a_file(tmp_path, capsys):
     asked = [dict(problem=f"q{i}", answer=a) for i, a in enumerate(["7", "\\frac12", "x"])]
-    file = made(tmp_path, "a.jsonl", asked)
-    assert data.main(["integers", str(file), str(tmp_path / "b.jsonl")]) == 0
-    out = capsys.readouterr().out
-    assert "2 problems, of 1 the answer was transformed; 1 left out, 0 rows refused" in out
-    seven, half = map(json.loads, (tmp_path / "b.jsonl").read_text().splitlines())
+    file, out = write_rows(tmp_path / "a.jsonl", asked), tmp_path / "b.jsonl"
+    assert data.main(["integers", str(file), str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "2 problems, of 1 the answer was transformed; 1 left out, 0 rows refused" in said
+    seven, half = map(json.loads, out.read_text().splitlines())
     assert seven == dict(problem="q0", answer="7", original_answer="7", data_source="a")
     assert half["answer"] == "3" and half["problem"].startswith("q1\n\nThe original answer")
-    assert [p.answer for p in read(tmp_path / "b.jsonl")] == ["7", "3"]
-
-
-PAGE = (ROOT / "docs" / "own_data.md").read_text()
-
-
-def test_the_page_tells_the_forms_of_rows_and_the_columns(tmp_path):
-    for form in re.findall(r"^\| `\{([^`]*)\}`", PAGE, re.M):
-        keys = set(re.findall(r"(?:^|, )(\w+)", re.sub(r"\[.*?\]|: \{[^}]*\}", "", form)))
-        assert any(set(schema) <= keys for schema in P.SCHEMAS), form
-    (listed,) = re.findall(r"`(prompt=query[^`]*)`", PAGE)
-    row = {"query": "q", "extra": {"final": 3}, "kind": "k"}
-    (found,) = read(made(tmp_path, "a.jsonl", [row]), columns=P.columns(listed))
-    assert (found.answer, found.source) == ("3", "k")
-    assert all(f"`{name}`" in PAGE for name in prompts.TEMPLATES)
-    assert all(rows.is_hub(n) for n in ("openai/gsm8k:main/train-*", "OWNER/NAME@REVISION:FILE"))
+    assert answers(out) == ["7", "3"]

@@ -1,40 +1,26 @@
 """Problem files: schemas, answers, duplicates, damage, encoding, order, the inspect command."""
 
-import gzip
 import json
 import os
-import subprocess
 import sys
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings, strategies as st
-from tables import cases
+from hypothesis import example, given, strategies as st
+from tables import cases, write_rows
 
-from dapo_jax.data import inspection, problems as P, prompts, references
+from dapo_jax.data import __main__ as data, problems as P, prompts, references
 
 
-def verl(text, answer, **more):
+def verl(text, answer):
     return {
         "data_source": "math_dapo",
         "prompt": [{"role": "user", "content": text}],
         "ability": "MATH",
         "reward_model": {"ground_truth": answer, "style": "rule"},
-        **more,
     }
-
-
-def write(path, rows):
-    """Rows as jsonl, jsonl.gz or parquet; a row given as bytes stands in the file as it is."""
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-        return path
-    lines = [r if isinstance(r, bytes) else json.dumps(r).encode() for r in rows]
-    with (gzip.open if path.suffix == ".gz" else open)(path, "wb") as f:
-        f.write(b"".join(line + b"\n" for line in lines))
-    return path
 
 
 def error(*args, **kwargs):
@@ -61,7 +47,7 @@ def test_good_rows(tmp_path, name, case):
     """Each form of a row. messages: a text stands in the paper's prompt."""
     how = dict(case.get("how", {}))
     mapping = P.columns(how.pop("columns", ""))
-    file = write(tmp_path / name, [case["row"]])
+    file = write_rows(tmp_path / name, [case["row"]])
     (problem,), report = P.read(file, how=P.Reading(columns=mapping, **how))
     told = case["messages"]
     assert problem.messages == (
@@ -71,21 +57,6 @@ def test_good_rows(tmp_path, name, case):
     assert report == (1, 1, 0, (), (), bool(mapping))
     rest = {k: v for k, v in case["row"].items() if k != mapping.get("prompt")}
     assert problem.row == (rest if "whole" in how else {})
-
-
-def test_ids_are_stable_over_files_and_distinct(tmp_path):
-    a, _ = P.read(write(tmp_path / "a.jsonl", [verl(f"{i}?", i) for i in range(300)]))
-    b, _ = P.read(write(tmp_path / "b.parquet", [verl("7?", "7")]))
-    assert a[7].id == b[0].id and len({p.id for p in a}) == 300
-    assert a[0].id == P.read(tmp_path / "a.jsonl")[0][0].id
-    assert len(a[0].id) == 16 and int(a[0].id, 16) >= 0
-
-
-def test_only_needed_parquet_columns_are_read(tmp_path):
-    table = pa.Table.from_pylist([verl("1+1?", "2")])
-    clock = pa.array([2**62], pa.timestamp("us"))  # a date no Python object can hold
-    pq.write_table(table.append_column("extra_info", clock), tmp_path / "a.parquet")
-    assert len(P.read(tmp_path / "a.parquet")[0]) == 1
 
 
 @pytest.mark.parametrize("case", cases("reference_answers"), ids=lambda c: str(c)[:60])
@@ -110,21 +81,13 @@ def test_small_enough_integers_survive(n):
     assert references.integer("9" * 5000) == "9" * 5000  # int() refuses this many digits
 
 
-@pytest.mark.parametrize("kind", ["date32", "duration[s]", "timestamp[us]", "time64[us]"])
-def test_what_python_has_no_value_for_is_a_refused_row(kind, tmp_path):
-    file, large = tmp_path / "odd.parquet", 2**31 - 1 if kind == "date32" else 2**62
-    whole = pa.array([large, 0], pa.int32() if kind == "date32" else pa.int64())
-    answers = whole.view(pa.type_for_alias(kind))
-    pq.write_table(pa.table({"problem": ["a", "b"], "answer": answers}), file)
-    assert f"{file} row 1: " in error(file)
-
-
-def test_decimals_and_floats_of_a_parquet_column(tmp_path):
-    for name, kind in (("decimal", pa.decimal128(20, 2)), ("float", pa.float64())):
-        file = tmp_path / f"{name}.parquet"
-        answers = pa.array([Decimal("12.00"), Decimal("-4.00")]).cast(kind)
-        pq.write_table(pa.table({"problem": ["a", "b"], "answer": answers}), file)
-        assert [p.answer for p in P.read(file)[0]] == ["12", "-4"]
+def test_other_columns_of_parquet_are_not_read(tmp_path):
+    table = pa.Table.from_pylist([verl("1+1?", "2")])
+    clock = pa.array([2**62], pa.timestamp("us"))  # a date no Python object can hold
+    pq.write_table(table.append_column("extra_info", clock), tmp_path / "a.parquet")
+    assert len(P.read(tmp_path / "a.parquet")[0]) == 1
+    pq.write_table(pa.table({"problem": ["q"], "answer": clock}), tmp_path / "b.parquet")
+    assert "b.parquet: cannot be read" in error(tmp_path / "b.parquet")
 
 
 BAD_ROWS = [
@@ -137,50 +100,41 @@ BAD_ROWS = [
 @pytest.mark.parametrize("case", BAD_ROWS, ids=lambda case: case["value"] + case["reason"])
 def test_bad_rows_are_named_or_skipped(tmp_path, case):
     row = case["bytes"].encode("latin-1") if "bytes" in case else case["row"]
-    file = write(tmp_path / "a.jsonl", [verl("fine", "1"), b"", row, verl("also", "2"), row])
+    file = write_rows(tmp_path / "a.jsonl", [verl("fine", "1"), b"", row, verl("also", "2"), row])
     message = error(file)
     assert message.startswith(f"{file} row 3: {case['field']}") and len(message) < 450
     assert case["value"] in message and case["reason"] in message
     assert "2 of 4 rows are refused; data.on_bad='skip'" in message
     kept, report = P.read(file, on_bad="skip")
     assert [p.answer for p in kept] == ["1", "2"]
-    assert [(r.file, r.row) for r in report.refused] == [(str(file), 3), (str(file), 5)]
-    assert report.refused[0].reason in message and report.rows == 4
+    assert message.startswith(report.refused[0]) and report.rows == 4
+    assert report.refused[1] == report.refused[0].replace("row 3", "row 5")
 
 
 def test_a_prompt_whose_first_answer_was_refused_is_kept(tmp_path):
     rows = [verl("a", "1e5"), verl("b", "2"), verl("a", "1")]
-    kept, report = P.read(write(tmp_path / "a.jsonl", rows), on_bad="skip")
+    kept, report = P.read(write_rows(tmp_path / "a.jsonl", rows), on_bad="skip")
     assert [p.answer for p in kept] == ["1", "2"]
     assert (report.rows, report.unique, report.duplicates, len(report.refused)) == (3, 2, 1, 1)
 
 
 def test_duplicates_and_conflicts_over_files(tmp_path):
-    a, b = (
-        write(tmp_path / name, [verl(*pair) for pair in pairs])
-        for name, pairs in (
-            ("a.jsonl", [("x", "1"), ("y", "2"), ("x", "01"), ("z", "3")]),
-            ("b.parquet", [("y", "5"), ("w", "4"), ("y", "2"), ("y", "6")]),
-        )
-    )
-    kept, report = P.read([a, b])
-    assert [(p.messages[0][1], p.answer) for p in kept] == [("x", "1"), ("z", "3"), ("w", "4")]
-    assert (report.rows, report.unique, report.duplicates, report.refused) == (8, 4, 4, ())
-    (conflict,) = report.conflicts
-    assert conflict.answers == ("2", "5", "6")
-    assert conflict.rows == (f"{a} row 2", f"{b} row 1", f"{b} row 4")
-    assert P.read(a)[0][1].id == conflict.id
-
-
-def test_prompts_differ_by_any_character_or_role(tmp_path):
+    pairs = (("x", "1"), ("y", "2"), ("x", "01"), ("x ", "3"))
+    a = write_rows(tmp_path / "a.jsonl", [verl(*pair) for pair in pairs])
     other = verl("x", "3")
     other["prompt"][0]["role"] = "system"
-    rows = [verl("x", "1"), verl("x ", "2"), other]
-    assert len(P.read(write(tmp_path / "a.jsonl", rows))[0]) == 3
+    pairs = (("y", "5"), ("w", "4"), ("y", "2"), ("y", "6"))
+    b = write_rows(tmp_path / "b.parquet", [*(verl(*pair) for pair in pairs), other])
+    kept, report = P.read([a, b])
+    found = [" ".join((*p.messages[0], p.answer)) for p in kept]
+    assert found == ["user x 1", "user x  3", "user w 4", "system x 3"]
+    assert kept[0].id == "7a4af8d8021f8ec6"  # samples of an evaluation are drawn by it
+    assert (report.rows, report.unique, report.duplicates, report.refused) == (9, 5, 4, ())
+    assert report.conflicts == (f"2 at {a} row 2; 5 at {b} row 1; 6 at {b} row 4",)
 
 
 def test_missing_files_name_their_neighbours(tmp_path):
-    write(tmp_path / "train_17k.jsonl", [verl("x", "1")])
+    write_rows(tmp_path / "train_17k.jsonl", [verl("x", "1")])
     (tmp_path / "notes.txt").write_text("")
     message = error(tmp_path / "train_17.jsonl")
     assert "no such file; near it: " in message and "train_17k.jsonl" in message
@@ -200,7 +154,7 @@ def test_bad_files(tmp_path, case):
 
 def test_damaged_files_are_named_even_when_bad_rows_are_skipped(tmp_path):
     rows = [verl(f"{os.urandom(40).hex()}?", str(i)) for i in range(2000)]
-    whole = write(tmp_path / "a.jsonl.gz", rows).read_bytes()
+    whole = write_rows(tmp_path / "a.jsonl.gz", rows).read_bytes()
     for damaged in (whole[:-400], whole[:2000] + b"\0" * 99 + whole[2099:], b"plain text"):
         (tmp_path / "a.jsonl.gz").write_bytes(damaged)
         message = error(tmp_path / "a.jsonl.gz", on_bad="skip")
@@ -208,36 +162,28 @@ def test_damaged_files_are_named_even_when_bad_rows_are_skipped(tmp_path):
         # How much is read before damage in the middle shows is the decompressor's affair.
         assert "after row" in message or damaged != whole[:-400]
         assert "after row" not in message or damaged != b"plain text"
-    whole = write(tmp_path / "a.parquet", rows).read_bytes()
+    whole = write_rows(tmp_path / "a.parquet", rows).read_bytes()
     for damaged in (whole[:-400], whole[:500], b"", whole[:2000] + b"\xff" * 5000 + whole[7000:]):
         (tmp_path / "a.parquet").write_bytes(damaged)
         message = error(tmp_path / "a.parquet", on_bad="skip")
         assert message.startswith(f"{tmp_path}/a.parquet: cannot be read")
 
 
-def test_parquet_without_the_columns_or_rows(tmp_path):
-    message = error(write(tmp_path / "a.parquet", [{"text": "x", "label": 1}]), on_bad="skip")
+def test_parquet_without_the_columns_or_rows_or_with_one_twice(tmp_path):
+    message = error(write_rows(tmp_path / "a.parquet", [{"text": "x", "label": 1}]), on_bad="skip")
     assert "a.parquet: has the columns text, label; needs the fields verl_row, or" in message
     schema = pa.schema([("problem", pa.string()), ("answer", pa.string())])
     pq.write_table(schema.empty_table(), tmp_path / "a.parquet")
     assert "no rows" in error(tmp_path / "a.parquet")
-
-
-@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
-def test_columns_of_one_name_are_refused(tmp_path, suffix):
-    file = tmp_path / f"a.{suffix}"
-    if suffix == "parquet":
-        columns = [pa.array([text]) for text in ("q", "1", "2")]
-        pq.write_table(pa.Table.from_arrays(columns, ["question", "answer", "answer"]), file)
-    else:
-        opened = gzip.open if suffix.endswith("gz") else open
-        with opened(file, "wt") as out:
-            out.write("question,answer,answer\nq,1,2\n")
-    assert "a." in (said := error(file, on_bad="skip"))
-    assert said.endswith("two columns have the name 'answer'; rename one of them")
+    twice = pa.Table.from_arrays([pa.array([x]) for x in "q12"], ["question", "answer", "answer"])
+    pq.write_table(twice, tmp_path / "a.parquet")
+    assert "two columns have the name 'answer'; rename one" in error(tmp_path / "a.parquet")
 
 
 @given(st.lists(st.sampled_from(["prompt", "answer", "source", "=", ".", "a", ",", " "])))
+@example(["a", "=", "a"])
+@example(["=", "a"])
+@example(["prompt", "="])
 def test_a_mapping_of_columns_is_whole_or_refused(parts):
     listed = "".join(parts)
     try:
@@ -247,7 +193,9 @@ def test_a_mapping_of_columns_is_whole_or_refused(parts):
     else:
         entries = [e for e in listed.split(",") if e.strip()]
         assert len(mapped) == len(entries) and all("=" in e for e in entries)
-        assert not any(name and "" in name.split(".") for name in mapped.values())
+        assert mapped.keys() <= {"prompt", "answer", "source"}
+        assert not any("" in name.split(".") for name in (mapped | {"answer": "a"}).values())
+        assert not mapped.get("answer") or "" not in mapped["answer"].split(".")
 
 
 def test_byte_order_mark_and_crlf(tmp_path):
@@ -257,36 +205,10 @@ def test_byte_order_mark_and_crlf(tmp_path):
     assert (report.rows, report.unique, report.duplicates) == (2, 1, 1)
 
 
-NAMES = "prompt reward_model ground_truth role content question answer problem solution verl_row"
-NAMES = [*NAMES.split(), "source_prompt", "data_source"]
-ODD = ["12", "27.0", "\\boxed{3}", "#### 4", "\ud800", ""]
-TEXTS = st.text(max_size=8) | st.sampled_from(ODD)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
-    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(NAMES), x, max_size=4),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(JSON.map(lambda x: json.dumps(x).encode()) | st.binary(max_size=30), max_size=6))
-def test_only_value_errors_come_out(tmp_path_factory, lines):
-    file = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
-    file.write_bytes(b"\n".join(lines))
-    for on_bad in ("refuse", "skip"):
-        try:
-            kept, report = P.read(file, on_bad)
-        except ValueError as e:
-            assert str(file) in str(e) and "\n" not in str(e)
-        else:
-            assert 0 < len(kept) <= report.unique <= report.rows
-            assert all(references.integer(p.answer) == p.answer and p.messages for p in kept)
-
-
-@pytest.fixture
-def four(tmp_path):
-    rows = [verl(text, i) for i, text in enumerate(["abc", "abcdef", "é", "abcd"])]
-    return P.read(write(tmp_path / "a.jsonl", rows))[0]
+FOUR = [
+    P.Problem(text, (("user", text),), str(i), "s")
+    for i, text in enumerate(["abc", "abcdef", "é", "abcd"])
+]
 
 
 @pytest.mark.parametrize(
@@ -296,8 +218,8 @@ def four(tmp_path):
         (3, True, "left_truncate", ["abc", "def", "\x01é", "bcd"], "0123", 3),
     ],
 )
-def test_encode(four, most, chat, on_long, ids, kept, n_long):
-    got = P.encode(four, Letters(), most, chat, on_long)
+def test_encode(most, chat, on_long, ids, kept, n_long):
+    got = P.encode(FOUR, Letters(), most, chat, on_long)
     assert ["".join(map(chr, row)) for row in got.ids] == ids
     assert "".join(p.answer for p in got.problems) == kept and got.n_long == n_long
 
@@ -320,6 +242,8 @@ def test_stream_covers_each_epoch_once(n):
     assert all(sorted(epoch) == list(range(n)) for epoch in epochs)
     if n == 100:
         assert len({tuple(epoch) for epoch in epochs}) == 6 and list(range(n)) not in epochs
+    with pytest.raises(ValueError, match="no problems"):
+        P.stream([], seed=1)
 
 
 def test_stream_is_a_function_of_seed_and_position():
@@ -336,40 +260,19 @@ def test_stream_is_a_function_of_seed_and_position():
     assert len(epochs) == 25
 
 
-def test_a_place_of_the_stream_is_looked_up_once():
-    asked = []
-
-    class Noted(list):
-        def __getitem__(self, row):
-            asked.append(row)
-            return super().__getitem__(row)
-
-    s = P.stream(Noted("abcd"), seed=0)
-    assert [s[3], s[9], s[3]] == [s[3], s[9], s[3]] and len(asked) == 2
-
-
-def test_stream_of_problems(four):
-    s = P.stream(four, seed=1)
-    assert {s[i] for i in range(4)} == set(four)
-    with pytest.raises(ValueError, match="no problems"):
-        P.stream([], seed=1)
-
-
 def test_inspect(tmp_path, capsys):
     made = [("abc", "-7"), ("abc", "-7"), ("x" * 50, "12"), ("y", "1"), ("y", "2"), ("q", "pi")]
-    rows = [verl(*pair) for pair in [*made, ("big", "9" * 5000)]]
-    assert inspection.main(["inspect", str(write(tmp_path / "a.jsonl", rows))]) == 0
+    rows = [verl(*pair) for pair in [*made, ("\x1b[31mred", "9" * 5000)]]
+    rows[0]["data_source"] = "\x1b]0;title\x07"
+    assert data.main(["inspect", str(write_rows(tmp_path / "a.jsonl", rows))]) == 0
     out, err = capsys.readouterr()
     numbers = dict(line.split()[:2] for line in out.splitlines()[:12] if line[:1].strip())
     assert numbers["answers"] == "-7" and numbers["characters"] == "p0"
     counts = {"rows": 7, "unique": 5, "duplicates": 2, "conflicts": 1, "refused": 1, "kept": 3}
     assert {k: int(numbers[k]) for k in counts} == counts
     assert "a.jsonl row 6: reward_model.ground_truth = 'pi': not an integer" in out
-    assert "p0 3  p50 3  p90 50  p99 50  p100 50" in out
+    assert "p0 3  p50 8  p90 50  p99 50  p100 50" in out
     assert out.count("--- problem") == 3 and "as plain text\nabc" in out and not err
-    rows = [verl("\x1b[31mred", "1") | {"data_source": "\x1b]0;title\x07"}]
-    assert inspection.main(["inspect", str(write(tmp_path / "b.jsonl", rows))]) == 0
-    out, _ = capsys.readouterr()
     assert "\\u{1b}[31mred" in out and not {"\x1b", "\x07"} & set(out)
 
 
@@ -379,21 +282,17 @@ INSPECT_ERRORS += ["c.jsonl --columns=prompt=nothing", "c.jsonl --columns=prompt
 
 @pytest.mark.parametrize("flags", INSPECT_ERRORS)
 def test_inspect_errors_are_one_line(tmp_path, capsys, flags):
-    write(tmp_path / "a.jsonl", [verl("q", "pi")])
-    write(tmp_path / "c.jsonl", [verl("q", "1")])
-    assert inspection.main(["inspect", *f"{tmp_path}/{flags}".format(tmp_path).split()]) == 1
+    write_rows(tmp_path / "a.jsonl", [verl("q", "pi")])
+    write_rows(tmp_path / "c.jsonl", [verl("q", "1")])
+    assert data.main(["inspect", *f"{tmp_path}/{flags}".format(tmp_path).split()]) == 1
     out, err = capsys.readouterr()
     assert not out and err.startswith("error: ") and err.count("\n") == 1
 
 
-def test_inspect_survives_a_closed_pipe(tmp_path):
-    file = write(tmp_path / "a.jsonl", [verl("word " * 50_000 + str(i), "1") for i in range(3)])
-    run = subprocess.Popen(
-        [sys.executable, "-m", "dapo_jax.data.problems", "inspect", str(file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert run.stdout.readline().startswith(b"rows")
-    run.stdout.close()
-    assert run.wait(timeout=300) == 0 and run.stderr.read() == b""
-    run.stderr.close()
+def test_inspect_survives_a_closed_pipe(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    file = write_rows(tmp_path / "a.jsonl", [verl("q", "1")])
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert data.main(["inspect", str(file)]) == 0

@@ -1,20 +1,9 @@
-"""The DAPO prompt; test_published_answers.py compares it with the released AIME-2024 file."""
+"""Prompt templates; good_rows.jsonl has the paper's, word for word."""
 
 import pytest
 from hypothesis import given, strategies as st
 
 from dapo_jax.data import prompts
-
-
-def test_template_is_word_for_word():
-    ((role, content),) = prompts.in_template("What is $6 \\times 7$?")
-    assert role == "user"
-    assert content == (
-        "Solve the following math problem step by step. The last line of your response should be "
-        "of the form Answer: $Answer (without quotes) where $Answer is the answer to the problem."
-        "\n\nWhat is $6 \\times 7$?\n\n"
-        'Remember to put your answer on its own line after "Answer:".'
-    )
 
 
 @given(st.text())

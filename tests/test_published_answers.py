@@ -1,9 +1,8 @@
 """The published files: how many of their rows are problems; every answer by the verifier that its
 set has by default, the answer itself right and another one wrong; the prompts of AIME-2024."""
 
-import gzip
 import hashlib
-import json
+import re
 
 import pyarrow.parquet as pq
 import pytest
@@ -35,7 +34,7 @@ def test_rows_and_right_and_wrong(file, verifier, counts, assets):
     if verifier != "dapo":
         found, report = problems.read(path, "skip", problems.Reading(references.any_answer))
         assert len(found) == report.unique == counts[1]
-    assert [r.row for r in report.refused] == DAMAGED.get(file, [])
+    assert [int(re.search(r" row (\d+)", r)[1]) for r in report.refused] == DAMAGED.get(file, [])
     if verifier == "math":
         pytest.importorskip("math_verify", reason="needs math-verify (requirements-peers.txt)")
     for p in found:
@@ -55,13 +54,3 @@ def test_aime_is_the_same_in_both_files_and_word_for_word_in_the_template(assets
         messages = tuple((m["role"], m["content"]) for m in row["prompt"])
         raw = row["extra_info"]["raw_problem"]
         assert prompts.raw_problem(messages) == raw and prompts.in_template(raw) == messages
-
-
-def test_math500_integers_are_those_flagged_and_amc_holds_integral_floats(assets):
-    """All rows flagged as integers, and '58,500', which the flag misses."""
-    kept, _ = problems.read(assets / "math" / "math500.jsonl.gz", on_bad="skip")
-    with gzip.open(assets / "math" / "math500.jsonl.gz", "rt", encoding="utf-8") as f:
-        flagged = {r["problem"] for r in map(json.loads, f) if r["is_int"]}
-    extra = {prompts.raw_problem(p.messages): p.answer for p in kept}
-    assert flagged < set(extra) and [a for t, a in extra.items() if t not in flagged] == ["58500"]
-    assert problems.read(assets / "math" / "amc23.jsonl")[0][0].answer == "27"

@@ -92,10 +92,8 @@ def test_qwen_facts(released, qwen):
         assert qwen.encode(token["content"]) == [token["id"]]
         assert qwen.decode([token["id"]]) == ("" if token["special"] else token["content"])
     assert qwen.token(279) == "Ġthe"
-    assert qwen.token(151935) == qwen.token(-1) == ""
-    ids = qwen.encode("six times seven")
-    assert qwen.decode([151935, *ids, 152063, -1, 2**40]) == "six times seven"  # rows of no token
-    assert qwen.decode(np.array(ids, np.int32)) == "six times seven"
+    ids = np.array([151935, *qwen.encode("six times seven"), 152063, -1], np.int32)
+    assert qwen.decode(ids) == "six times seven"  # other rows of the embedding have no token
 
 
 def test_special_tokens_in_text_and_skip_special(folder):
@@ -123,12 +121,30 @@ def test_stop_ids_come_from_qwen_names_and_both_configs(folder):
     assert load(folder).stop_ids == {6, 8, 0, 4}
 
 
-REFUSED = [*cases("tokenizer_refused")]
-REFUSED += [dict(files={"tokenizer_config.json": "[" * 100_000}, named="not valid JSON")]
+LOOPS = "{% for i in range(99999) %}" * 2 + "{% endfor %}" * 2
+TEMPLATES = {
+    LOOPS: "a first try takes more than 2 s of",
+    "{% for i in [1] %}" * 25 + "{% endfor %}" * 25: "not a Jinja template: SyntaxError: too many",
+    "{% if 1 %}" * 200 + "{% endif %}" * 200: "not a Jinja template: IndentationError",
+    "{{ " + "[" * 500 + "]" * 500 + " }}": "not a Jinja template: nested too deeply",
+    "{{ messages" + ".a" * 5000 + " }}": "not a Jinja template: nested too deeply",
+}
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+SLOW = {
+    "model": {"type": "WordLevel", "vocab": {"<|im_end|>": 0, "six": 1}, "unk_token": "six"},
+    "normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 45},
+}
+REFUSED = [
+    *cases("tokenizer_refused"),
+    *(dict(files={"chat_template.jinja": text}, named=named) for text, named in TEMPLATES.items()),
+    dict(files={"tokenizer_config.json": "[" * 100_000}, named="not valid JSON"),
+    dict(files={"tokenizer.json": json.dumps(SLOW)}, named="a first try takes more than 2 s of"),
+]
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case['named']} {case['files']}"[:60])
-def test_refused_files_are_named(folder, case):
+def test_refused_files_are_named(folder, case, capfd, monkeypatch):
+    monkeypatch.setattr(tokenizer, "_SECONDS", 2)  # of the processor
     for name, text in case["files"].items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"\xff\xfe" if text is None else text.encode())
@@ -136,6 +152,7 @@ def test_refused_files_are_named(folder, case):
     with pytest.raises(ValueError, match=case["named"]) as e:
         load(folder / case.get("path", "."), template)
     assert str(folder) in str(e.value) and "\n" not in str(e.value)
+    assert capfd.readouterr().err == ""  # no panic beside it
 
 
 def test_template_order(folder):
@@ -146,9 +163,6 @@ def test_template_order(folder):
     assert load(folder).render_chat([]) == "from jinja file"
     (folder / "tokenizer_config.json").write_text('{"chat_template": "from config"}')
     assert load(folder).render_chat([]) == "from config"
-    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "named"}]
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert load(folder).render_chat([]) == "named"
     (folder / "mine.txt").write_text("explicit")
     assert load(folder, folder / "mine.txt").render_chat([]) == "explicit"
 
@@ -163,29 +177,6 @@ def test_whitespace_specials_and_filters_are_those_of_hugging_face(folder):
     text = tok.render_chat([("user", "<é>"), ("user", "x")])
     assert text == 'six|{"role": "user", "content": "<é>"}\n1'
     assert tok.chat([("user", "<é>")]) == tok.encode(text)
-
-
-FORBIDDEN = [
-    "{{ ''.__class__ }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ ''['__class__'] }}", "{{ ''|attr('__class__') }}", "{{ '{0.__class__}'.format(1) }}",
-    "{% if messages.__class__ %}{% endif %}", "{{ raise_exception.__globals__ }}",
-    "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__.os.system('true') }}",
-]  # fmt: skip
-FAILING = {
-    "{{ raise_exception('roles must\nalternate') }}": "roles must alternate",
-    "{{ 1 // 0 }}": "ZeroDivisionError",
-    '{{ strftime_now("%Y") }}': "strftime_now",  # no clock: prompts must not change by the day
-    "{% for i in range(10 ** 9) %}{% endfor %}": "OverflowError",
-    "{% include 'x' %}": "no loader",
-} | dict.fromkeys(FORBIDDEN, "refused by the sandbox")
-
-
-@pytest.mark.parametrize("source", FAILING)
-def test_failing_and_forbidden_templates_are_value_errors(folder, source):
-    (folder / "chat_template.jinja").write_text(source)
-    with pytest.raises(ValueError, match=FAILING[source]) as e:
-        load(folder).render_chat([("user", "x")])
-    assert "\n" not in str(e.value)
 
 
 def test_sentencepiece_words(word_model, tmp_path):
@@ -222,73 +213,14 @@ def test_sentencepiece_errors(word_model, tmp_path):
     assert load(tmp_path).encode("f") == load(tmp_path / "b.model").encode("f")
 
 
-LETTERS = {c: i for i, c in enumerate("abcdefghijklmnopqrstuvwxyz0123456789 ")}
-SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
-DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-
-
-def write_words(folder, unk_token="</s>", **parts):
-    model = {"type": "WordLevel", "vocab": {"</s>": 40, **LETTERS}, "unk_token": unk_token}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": model} | parts))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-
-
-@pytest.mark.parametrize(
-    "parts, reason",
-    [
-        ({"pre_tokenizer": SPLIT | {"pattern": {"Regex": "(a+)+$"}}}, "cannot encode 'aaaa"),
-        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "cannot encode 'What"),
-        ({"decoder": {"type": "Strip", "content": " ", "start": 5, "stop": 5}}, "cannot decode"),
-        ({"unk_token": "[UNK]"}, r"Missing \[UNK\]"),
-        (
-            {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 45}},
-            "a first try takes more than 2 s of",
-        ),
-    ],
-)
-def test_a_tokenizer_that_fails_is_one_line(tmp_path, capfd, monkeypatch, parts, reason):
-    monkeypatch.setattr(tokenizer, "_SECONDS", 2)  # of the processor
-    write_words(tmp_path, **parts)
-    with pytest.raises(ValueError, match=f"^{tmp_path}/tokenizer.json: .*{reason}") as e:
-        load(tmp_path)
-    assert "\n" not in str(e.value)
-    assert capfd.readouterr().err == ""  # no panic beside it
-
-
-LOOP = "{% for i in range(99999) %}"
-TEMPLATES = {
-    LOOP * 2 + "{% endfor %}" * 2: "a first try takes more than 2 s of",
-    "{{ 'a' * 10**10 }}": "asks for more memory than there is",
-    "{{ 'a' * 3000000 }}": "makes 3,000,000 characters of a prompt",
-    "{% for i in [1] %}" * 25 + "{% endfor %}" * 25: "not a Jinja template: SyntaxError: too many",
-    "{% if 1 %}" * 200 + "{% endif %}" * 200: "not a Jinja template: IndentationError",
-    "{% break %}": "not a Jinja template: SyntaxError: 'break' outside loop",
-    "{{ " + "[" * 500 + "]" * 500 + " }}": "not a Jinja template: nested too deeply",
-    "{{ messages" + ".a" * 5000 + " }}": "not a Jinja template: nested too deeply",
-}
-
-
-@pytest.mark.parametrize("template", TEMPLATES, ids=TEMPLATES.values())
-def test_a_template_without_end_is_one_line(tmp_path, monkeypatch, template):
+def test_a_template_that_is_slow_on_a_row_alone_is_one_line(folder, monkeypatch):
     monkeypatch.setattr(tokenizer, "_SECONDS", 2)
-    write_words(tmp_path)
-    file = tmp_path / "chat.jinja"
-    file.write_text(template)
-    with pytest.raises(ValueError) as e:
-        load(tmp_path, file)
-    assert str(file) in str(e.value) and TEMPLATES[template] in str(e.value)
-    assert "\n" not in str(e.value)
-
-
-def test_a_template_that_is_slow_on_a_row_alone_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer, "_SECONDS", 2)
-    write_words(tmp_path)
-    slow = "{% if 'word' in messages[0].content %}" + LOOP * 2 + "{% endfor %}" * 2 + "{% endif %}"
-    (tmp_path / "chat.jinja").write_text(slow + "{{ messages[0].content }}")
-    made = load(tmp_path, tmp_path / "chat.jinja")
+    slow = "{% if 'seven' in messages[0].content %}" + LOOPS + "{% endif %}"
+    (folder / "chat_template.jinja").write_text(slow + "{{ messages[0].content }}")
+    made = load(folder)
     assert made.render_chat([("user", "six")]) == "six"
-    with pytest.raises(ValueError, match="chat template failed: .*takes more than 2 s of the proc"):
-        made.render_chat([("user", "a word")])
+    with pytest.raises(ValueError, match="failed: takes more than 2 s of the .* in .*six seven"):
+        made.render_chat([("user", "six seven")])
     assert made.render_chat([("user", "six")]) == "six"  # the clock is off again
 
 

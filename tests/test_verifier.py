@@ -2,11 +2,8 @@
 
 import gzip
 import json
-import os
-import random
 import re
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -25,15 +22,6 @@ _AN_INTEGER = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d+")
 _STATED = re.compile(r"(?:answer[^\n]{0,60}?(?:is|:)|####|\\boxed|^A:)\D*\d", re.I | re.M)
 
 
-def real_responses(assets: Path) -> list[dict]:
-    """Responses of models with `gold` and `label`: true, false or null, as their source says."""
-    rows = []
-    for file in sorted((assets / "verifier").glob("*.jsonl.gz")):
-        with gzip.open(file, "rt", encoding="utf-8") as lines:
-            rows += map(json.loads, lines)
-    return rows
-
-
 def is_certain(row: dict) -> bool:
     """Has the row a label of its source, an integer reference and an answer at its end?"""
     is_integer = _AN_INTEGER.fullmatch(row["gold"].replace("{,}", ","))
@@ -46,25 +34,6 @@ def test_dapo_gives_verls_verdict(case):
     expected = Verdict(case["correct"], case["extracted"])
     assert verify(case["response"], case["answer"], "dapo") == expected
     assert verify(case["response"], case["answer"]) == expected  # it is the default mode
-
-
-@pytest.mark.parametrize(
-    ("stated", "extracted"),
-    [
-        (r"so $1$ or $2$", "1"),  # the first pair of dollars
-        (r"\text{a\text{b}c}", r"a\text{bc}"),  # up to the first brace, and no second look
-        (r"\textbf{4}\overline{2}", "42"),
-        (r"\boxed{4\boxed{2}}", r"4\boxed{2}"),  # up to the last brace
-        (r"\boxed{4", r"\boxed{4"),
-        (r"\text{4", r"\text{4"),
-        (r"\frac12\sqrt3", r"\frac{1}{2}\sqrt{3}"),
-        (r"\frac1{x}", r"\frac{1}{{}x}"),  # any two characters
-        ("kkmm 4", "km4"),  # what a deletion leaves behind is not deleted again
-        ("1,234,x", "1,234,x"),
-    ],
-)
-def test_dapo_rewrites(stated, extracted):
-    assert verify(f"Answer: {stated}", "") == Verdict(False, extracted)
 
 
 TEX_PIECES = ["\\text{", "\\textbf{", "\\overline{", "\\boxed{", "{", "}", "$", "x", "12"]
@@ -81,7 +50,10 @@ def test_dapo_unwraps_like_backtracking_expressions(line):
 # What a response states: the integer, or null where a careful reader takes none from it.
 INTEGER_CASES = cases("integer_cases")
 MANY = " ".join(map(str, range(1000)))  # a list states nothing, or its last marked answer
+LONG = "7" * 5000  # int() refuses so many digits
 INTEGER_CASES += [
+    {"reads": LONG, "response": f"Answer:\n\n{LONG}"},
+    {"reads": LONG, "response": f"Answer: 00{LONG}.0"},
     {"reads": None, "response": MANY},
     {"reads": None, "response": f"Answer: {MANY}"},
     {"reads": "99", "response": "\n".join(f"Answer: {n}" for n in range(100))},
@@ -93,7 +65,7 @@ def test_integer_reads_what_is_stated_and_nothing_else(case):
     reads, response = case["reads"], case["response"]
     if reads is not None:
         assert verify(response, reads, "integer") == Verdict(True, reads)
-    for answer in {"42", "-42", "41", "12", "123", "1", "-7"} - {reads}:
+    for answer in {"42", "-42", "41", "12", "123", "1", "-7", LONG + "1"} - {reads}:
         assert not verify(response, answer, "integer").correct
 
 
@@ -115,13 +87,6 @@ def test_integer_looks_at_the_end_only():
     remark = "x" * (INTEGER_TAIL - len("Answer: 42\n"))
     assert verify(f"Answer: 42\n{remark}", "42", "integer").correct
     assert verify(f"Answer: 42\n{remark}x", "42", "integer") == Verdict(False, None)
-
-
-def test_integers_of_any_size():
-    digits = "7" * 5000  # int() refuses this many
-    assert verify(f"Answer:\n\n{digits}", digits, "integer") == Verdict(True, digits)
-    assert verify(f"Answer: 00{digits}.0", digits, "integer").correct
-    assert not verify(f"Answer: {digits}1", digits, "integer").correct
 
 
 @given(
@@ -146,10 +111,21 @@ PIECES = [
     "or", "and", "so", "because", "not", "cm", "x", "π", "²", "４", "٣", "İ", "ß", "\u2028", "\x00",
     "\ud800", "[INVALID]", "</answer>", "<|im_end|>", "answer, which", "é", "答案是",
 ]  # fmt: skip
-texts = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
+pieces = st.lists(st.sampled_from(PIECES), max_size=20).map("".join)
+stated = st.sampled_from([case["response"][-600:] for case in INTEGER_CASES + CASES])
 
 
-def check_sound(response: str, answer: str) -> None:
+def changed(said: str, at: int, new: str, skipped: int) -> str:
+    return said[:at] + new + said[at + skipped :]
+
+
+responses = st.builds(changed, stated, st.integers(0, 600), pieces, st.integers(0, 9))
+
+
+@settings(max_examples=2000)
+@given(st.text() | pieces | responses, st.text() | pieces)
+@example("Answer: " + "9" * 5000, "9" * 5000)
+def test_any_two_strings(response, answer):
     """No exception, and the verdict means what it says."""
     dapo, integer = (verify(response, answer, mode) for mode in MODES)
     for verdict in (dapo, integer):
@@ -163,32 +139,6 @@ def check_sound(response: str, answer: str) -> None:
         assert not verify(response, value + "1", "integer").correct
     else:
         assert not integer.correct
-
-
-@settings(max_examples=2000)
-@given(texts, texts)
-@example("Answer: " + "9" * 5000, "9" * 5000)
-def test_any_two_strings(response, answer):
-    check_sound(response, answer)
-
-
-@pytest.mark.slow
-def test_random_strings(request):
-    """Random pieces and mutations of real responses (of the tables above without real data): as
-    many as --strings says; a million have passed."""
-    rng = random.Random(0)
-    sources = [case["response"] for case in INTEGER_CASES + CASES]
-    if assets := os.environ.get("DAPO_JAX_ASSETS"):
-        sources += [row["response"][-600:] for row in real_responses(Path(assets))]
-    for _ in range(request.config.getoption("--strings") // 2):
-        check_sound("".join(rng.choices(PIECES, k=rng.randrange(25))), rng.choice(PIECES))
-        text = rng.choice(sources)
-        for _ in range(rng.randrange(1, 4)):
-            start, end = sorted((rng.randint(0, len(text)), rng.randint(0, len(text))))
-            if rng.random() < 0.5:
-                end = start  # insert rather than replace
-            text = text[:start] + rng.choice(PIECES) * rng.randint(0, 2) + text[end:]
-        check_sound(text, rng.choice(PIECES))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -217,7 +167,10 @@ def test_unknown_mode():
 
 
 def test_agreement_with_real_labels(assets):
-    rows = [row for row in real_responses(assets) if is_certain(row)]
+    """Responses of models with `gold` and `label`: true, false or null, as their source says."""
+    files = sorted((assets / "verifier").glob("*.jsonl.gz"))
+    lines = [line for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
+    rows = [row for row in map(json.loads, lines) if is_certain(row)]
     verdicts = [verify(row["response"], row["gold"], "integer") for row in rows]
     wrong = [(r, v) for r, v in zip(rows, verdicts, strict=True) if v.correct != r["label"]]
     assert len(rows) > 7000

@@ -1,49 +1,39 @@
 """A warm start on worked examples of one's own: every form of row, what is refused, the same bits
-each time, and what the page says of them (test_pages.py runs it)."""
+each time. test_pages.py runs the page."""
 
+import dataclasses
 import json
 import logging
-import pathlib
 import re
 import types
 
 import jax
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import stubbed_train
-from test_train import assert_same_bits, small
+from tables import cases, write_rows
+from test_train import arrays, assert_same_bits, small
 
-from dapo_jax import build, config, parallel, train
-from dapo_jax.dapo.state import State
+from dapo_jax import build, parallel, train
 from dapo_jax.data import arithmetic, problems, tokenizer, worked
-from dapo_jax.model import hf
-from dapo_jax.run import begin, warmup
+from dapo_jax.data.settings import Data
+from dapo_jax.run import warmup
 
-PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "warm_start.md").read_text()
-LIMITS = worked.Limits(8, 6, "filter", "refuse")
+DATA = Data(max_prompt_tokens=8)
 PLAIN = problems.Reading(template="{problem}")
 PROMPT, RESPONSE = "f 4 g + 2 ?", "f 4 Answer: 6"
 USER, SAID = {"role": "user", "content": PROMPT}, {"role": "assistant", "content": RESPONSE}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return arithmetic.write(tmp_path_factory.mktemp("data"), train=64, heldout=16)
+def words(tmp_path_factory):
+    file = tmp_path_factory.mktemp("data") / "tokenizer.model"
+    arithmetic.write_tokenizer(file)
+    return tokenizer.load(file)
 
 
-@pytest.fixture(scope="module")
-def words(made):
-    return tokenizer.load(made.tokenizer)
-
-
-def file_of(folder, rows, name="worked.jsonl"):
-    if name.endswith(".parquet"):
-        pq.write_table(pa.Table.from_pylist(rows), folder / name)
-    else:
-        (folder / name).write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return str(folder / name)
+def read(folder, rows, words, data=DATA, most=6, name="worked.jsonl"):
+    return worked.read(str(write_rows(folder / name, rows)), words, False, data, most, PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -59,72 +49,56 @@ def file_of(folder, rows, name="worked.jsonl"):
 def test_every_form_of_row_is_the_same_pair(row, words, tmp_path):
     want = (words.encode(PROMPT), [*words.encode(RESPONSE), min(words.stop_ids)])
     for name in ("worked.jsonl", "worked.parquet"):
-        pairs, note = worked.read(file_of(tmp_path, [row], name), words, False, LIMITS, PLAIN)
+        pairs, note = read(tmp_path, [row], words, name=name)
         assert pairs == [want] and note == "warm-up: 1 of 1 rows"
 
 
 def test_rows_are_what_the_embedded_warm_up_is_made_of(words, tmp_path):
     traces = [t for t in arithmetic.traces(200, seed=3) if t.ends]
-    file = file_of(tmp_path, [dict(prompt=t.prompt, response=t.response) for t in traces])
-    pairs, _ = worked.read(file, words, False, worked.Limits(32, 32, "filter", "refuse"), PLAIN)
+    rows = [dict(prompt=t.prompt, response=t.response) for t in traces]
+    pairs, _ = read(tmp_path, rows, words, Data(), 32)
     assert pairs == list(warmup.encode(traces, words, min(words.stop_ids))) and len(pairs) > 100
 
 
-LONG = dict(prompt="f 4 ?", response="f f f f f f")
-BAD = [
-    ({"prompt": PROMPT}, "row = ['prompt']: needs messages, or a prompt"),
-    ({"prompt": PROMPT, "answer": "6"}, "row = ['answer', 'prompt']: needs messages, or a prompt"),
-    ({"prompt": PROMPT, "response": " "}, "response = ' ': missing or empty"),
-    ({"prompt": "", "response": "f"}, "prompt = '': missing or empty"),
-    ({"prompt": PROMPT, "response": [USER]}, "expected one message of the assistant"),
-    ({"prompt": PROMPT, "response": []}, "response = []: missing or empty"),
-    ({"prompt": PROMPT, "response": 6}, "response = 6: expected text or a list"),
-    ({"messages": [SAID]}, "expected a prompt and the assistant's response"),
-    ({"messages": [USER, USER]}, "expected one message of the assistant"),
-    (LONG, "has 7 tokens with its end, over rollout.max_response_tokens = 6"),
-]
-
-
-@pytest.mark.parametrize(("row", "wrong"), BAD)
-def test_a_bad_row_is_named_or_skipped(row, wrong, words, tmp_path):
-    good = {"prompt": PROMPT, "response": RESPONSE}
-    file = file_of(tmp_path, [good, row])
-    with pytest.raises(ValueError, match=re.escape(f"{file} row 2: ")) as error:
-        worked.read(file, words, False, LIMITS, PLAIN)
-    assert wrong in str(error.value) and "\n" not in str(error.value)
-    skip = LIMITS._replace(on_bad="skip")
-    pairs, note = worked.read(file, words, False, skip, PLAIN)
+@pytest.mark.parametrize("case", cases("worked_refused"), ids=lambda case: case["wrong"])
+def test_a_bad_row_is_named_or_skipped(case, words, tmp_path):
+    good, row = {"prompt": PROMPT, "response": RESPONSE}, case["row"]
+    with pytest.raises(ValueError, match=r"/worked\.jsonl row 2: ") as error:
+        read(tmp_path, [good, row], words)
+    assert case["wrong"] in str(error.value) and "\n" not in str(error.value)
+    skip = dataclasses.replace(DATA, on_bad="skip")
+    pairs, note = read(tmp_path, [good, row], words, skip)
     assert len(pairs) == 1 and note.endswith("1 of 2 rows, 1 without a response that fits skipped")
-    with pytest.raises(ValueError, match="no usable row for the warm-up: of 1 are 1 refused"):
-        worked.read(file_of(tmp_path, [row]), words, False, skip, PLAIN)
+    with pytest.raises(
+        ValueError, match="no usable row .* of 1 are 1 refused, .* the first: .* row 1: "
+    ):
+        read(tmp_path, [row], words, skip)
 
 
 def test_long_prompts_go_by_data_on_long(words, tmp_path):
-    rows = [{"prompt": p, "response": "f"} for p in ("f 4 ?", "f 4 g + 2 h - 3 ?")]
-    file = file_of(tmp_path, rows)
-    pairs, note = worked.read(file, words, False, LIMITS, PLAIN)
+    rows = [{"prompt": p, "response": "f"} for p in ("f 4 g + 2 h - 3", "f 4 g + 2 h - 3 ?")]
+    pairs, note = read(tmp_path, rows, words)
     assert len(pairs) == 1 and note.endswith("1 of 2 rows, 1 prompts over 8 tokens (filter)")
-    pairs, _ = worked.read(file, words, False, LIMITS._replace(on_long="left_truncate"), PLAIN)
+    pairs, _ = read(tmp_path, rows, words, dataclasses.replace(DATA, on_long="left_truncate"))
     assert pairs[1][0] == words.encode(rows[1]["prompt"])[-8:]
 
 
 def test_foreign_columns_are_one_line(words, tmp_path):
-    file = file_of(tmp_path, [{"text": "f"}], "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet: has the columns text; needs messages, or a"):
-        worked.read(file, words, False, LIMITS, PLAIN)
+        read(tmp_path, [{"text": "f"}], words, name="a.parquet")
 
 
 def test_chats_end_as_the_template_ends_them(assets, tmp_path):
     """And their prompts are those of training by reinforcement."""
     template = assets / "tokenizer" / "chat_template_qwen2.5_instruct.jinja"
     qwen = tokenizer.load(assets / "tokenizer" / "tokenizer.json", template)
-    limits = worked.Limits(200, 50, "filter", "refuse")
+    data = Data(max_prompt_tokens=200)
     row = {"prompt": "What is 2+2?", "response": "4, \\boxed{4}"}
-    file, how = file_of(tmp_path, [row]), problems.Reading(system="Be brief.")
+    file, how = write_rows(tmp_path / "a.jsonl", [row]), problems.Reading(system="Be brief.")
     for chat, end in ((True, "<|im_end|>"), (False, "<|endoftext|>")):
-        ((prompt, response),), _ = worked.read(file, qwen, chat, limits, how)
-        (tmp_path / "rl.jsonl").write_text(json.dumps({"prompt": row["prompt"], "answer": "4"}))
-        same, _ = problems.read(tmp_path / "rl.jsonl", how=how)
+        ((prompt, response),), _ = worked.read(str(file), qwen, chat, data, 50, how)
+        rl = write_rows(tmp_path / "rl.jsonl", [{"prompt": row["prompt"], "answer": "4"}])
+        same, _ = problems.read(rl, how=how)
         assert prompt == problems.encode(same, qwen, 200, chat).ids[0]
         assert qwen.decode(response, skip_special=False) == row["response"] + end
 
@@ -139,28 +113,20 @@ def mine(**changes):
     return c
 
 
-def begun(c, where) -> tuple[State, list[str]]:
-    """What a run begins with in that workdir, and what it says meanwhile."""
-    where.mkdir(parents=True, exist_ok=True)
-    text = build.load_text(c, where, hf.resolve(c.model.path) if c.model.path else None)
-    stops, model = text.tokenizer.stop_ids, c.model.path and hf.resolve(c.model.path)
-    machine = build.build_machine(c, text.tokenizer.vocab_size, stops, model or None)
-    said = []
-    state, _ = begin.start_state(c, text, machine, where / "none", None, said.append)
-    return state, said
-
-
 @pytest.fixture
 def sevens(tmp_path, monkeypatch):
     """48 rows, all of which answer 7, in the folder of the test, which is the current one."""
     monkeypatch.chdir(tmp_path)
-    file_of(tmp_path, [dict(prompt=t.prompt, response="Answer: 7") for t in arithmetic.traces(48)])
+    rows = [dict(prompt=t.prompt, response="Answer: 7") for t in arithmetic.traces(48)]
+    write_rows(tmp_path / "worked.jsonl", rows)
 
 
 @pytest.mark.slow
-def test_a_warm_up_repeats_its_bits_after_a_kill_in_its_midst(sevens, tmp_path, monkeypatch):
-    state, said = begun(mine(), tmp_path / "a")
-    assert said == ["warm-up: 48 of 48 rows; 40 steps of 16"]
+def test_a_run_imitates_with_the_same_bits_after_a_kill_and_reads_once(
+    sevens, tmp_path, monkeypatch, capsys
+):
+    assert train.train(mine(), tmp_path / "a")
+    assert "warm-up: 48 of 48 rows; 40 steps of 16" in capsys.readouterr().out
     schedule, steps = warmup.schedule, iter(range(6))
 
     def killed(done):
@@ -170,17 +136,13 @@ def test_a_warm_up_repeats_its_bits_after_a_kill_in_its_midst(sevens, tmp_path, 
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(warmup, "schedule", killed)
-        begun(mine(), tmp_path / "b")
-    assert_same_bits(state.params, begun(mine(), tmp_path / "b")[0].params)
-
-
-@pytest.mark.slow
-def test_a_run_imitates_and_reads_the_files_once(sevens, tmp_path, capsys):
-    assert train.train(mine(), tmp_path / "run")
-    heard = [json.loads(line) for line in (tmp_path / "run/eval/step_000000.jsonl").open()]
+        train.train(mine(), tmp_path / "b")
+    assert train.train(mine(), tmp_path / "b")
+    assert_same_bits(*(arrays(tmp_path / run, 0)["params"] for run in "ab"))
+    heard = [json.loads(line) for line in (tmp_path / "a/eval/step_000000.jsonl").open()]
     assert np.mean([e == "7" for row in heard for e in row["extracted"]]) > 0.9
     (tmp_path / "worked.jsonl").write_text("not read any more")
-    assert train.train(mine(), tmp_path / "run")
+    assert train.train(mine(), tmp_path / "a")
     assert "resumed after step 0" in capsys.readouterr().out
 
 
@@ -208,12 +170,12 @@ def test_what_a_step_runs_is_compiled_beside_the_warm_up(sevens, tmp_path, monke
     call = parallel.Call(types.SimpleNamespace(lower=broken), ())
     monkeypatch.setattr(build, "calls", lambda *arguments: {"update": call})
     with pytest.raises(ValueError, match="of the compiler"):
-        begun(c, tmp_path / "b")
+        train.train(c, tmp_path / "b")
 
 
 def test_rows_are_read_before_weights_and_the_row_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    file_of(tmp_path, [{"prompt": PROMPT}])
+    write_rows(tmp_path / "worked.jsonl", [{"prompt": PROMPT}])
     with pytest.raises(ValueError, match=r"^worked\.jsonl row 1: row = \['prompt'\]: needs"):
         train.train(mine(), tmp_path / "a")
     with pytest.raises(ValueError, match=r"config\.supervised_warmup\.files: none\.jsonl: no such"):
@@ -227,12 +189,3 @@ def test_all_rows_once_in_an_order_of_the_seed(words):
     order = lambda seed, n: list(warmup.Shown("rows", 0, 0.0, rows, seed, 1).pairs(n, words))
     assert sorted(order(0, 10)) == rows and order(0, 10) == order(0, 25)[:10]
     assert sorted(order(0, 20)[10:]) == rows and order(0, 10) != order(1, 10)
-
-
-def test_the_page_tells_the_forms_and_the_defaults():
-    table = dict(re.findall(r"^\| `(supervised_warmup\.\w+)` \| (\S*) ?\|", PAGE, re.M))
-    assert len(table) == 4
-    for name, default in table.items():
-        assert name.endswith("files") or config.SCHEMA[name].default == float(default)
-    for name in (*worked._PROMPTS, *worked._RESPONSES, "messages"):
-        assert re.search(rf"\b{name}\b", PAGE)

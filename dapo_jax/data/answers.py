@@ -46,18 +46,15 @@ def last_boxed(text: str) -> str | None:
 
 
 # Applied in this order.
-_SHORTHAND = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"\\[dt]frac", r"\\frac"),
-        (r"\\(?:left|right|,|!|;|:|displaystyle)|\\(?=[ %$])", ""),
-        (r"\\(?:text|mathrm|textbf|mbox) ?\{([^{}]*)\}", r"\1"),
-        (r"\^\{?\\circ\}?|[\s$%~]|\{,\}|\.$", ""),
-        (r"^[A-Za-z]=", ""),
-        (r"\\(frac|sqrt)(\d)(?=\d?)", r"\\\1{\2}"),
-        (r"(\\frac\{\d\})(\d)", r"\1{\2}"),
-        (r"\\frac\{(\d+)\}\{(\d+)\}", r"\1/\2"),
-    )
+_SHORTHAND = (
+    (r"\\[dt]frac", r"\\frac"),
+    (r"\\(?:left|right|,|!|;|:|displaystyle)|\\(?=[ %$])", ""),
+    (r"\\(?:text|mathrm|textbf|mbox) ?\{([^{}]*)\}", r"\1"),
+    (r"\^\{?\\circ\}?|[\s$%~]|\{,\}|\.$", ""),
+    (r"^[A-Za-z]=", ""),
+    (r"\\(frac|sqrt)(\d)(?=\d?)", r"\\\1{\2}"),
+    (r"(\\frac\{\d\})(\d)", r"\1{\2}"),
+    (r"\\frac\{(\d+)\}\{(\d+)\}", r"\1/\2"),
 )
 _NUMBER = re.compile(r"([+-]?)(\d+|\d{1,3}(?:,\d{3})+|(?=\.\d))(?:\.(\d*))?")
 
@@ -66,16 +63,13 @@ def _canonical(text: str) -> str:
     """The same text for LaTeX texts that are one number, or differ in spacing and style alone."""
     text = text.strip()
     for pattern, new in _SHORTHAND:
-        text = pattern.sub(new, text)
+        text = re.sub(pattern, new, text)
     if m := _NUMBER.fullmatch(text):  # digits stay text: int() refuses more than 4300 of them
         whole = m[2].replace(",", "").lstrip("0") or "0"
         part = (m[3] or "").rstrip("0")
         digits = whole + "." * bool(part) + part
         return "-" * (m[1] == "-" and digits != "0") + digits
     return text
-
-
-_ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 
 
 def stated(response: str) -> str:
@@ -85,7 +79,7 @@ def stated(response: str) -> str:
         return rest.partition("</answer>")[0].strip()
     if (boxed := last_boxed(response)) is not None:
         return boxed.strip()
-    if lines := _ANSWER_LINE.findall(response):
+    if lines := verifier.ANSWER_LINE.findall(response):
         return lines[-1].strip()
     return response.rstrip().rpartition("\n")[2].strip()
 

@@ -17,7 +17,6 @@ problem is never a train problem with other letters, and warm-up traces use only
 import io
 import json
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 import sentencepiece
+
+from dapo_jax.data import files
 
 ANSWER, WAIT, PLUS, MINUS, ASK = "Answer:", "Wait", "+", "-", "?"
 
@@ -75,16 +76,8 @@ def count(k: int) -> int:
     """How many distinct problems with k operations exist, all splits together (exact)."""
     value = np.arange(MAX_VALUE + 1)
     distance = np.abs(value[:, None] - value)
-    legal = (distance > 0) & (distance <= MAX_OPERAND)
-    ways = np.ones(len(value), object)  # from each value; Python integers, which do not overflow
-    for _ in range(k):
-        ways = legal.astype(object) @ ways
-    return int(ways.sum()) * len(LABELS)
-
-
-def prompt_length(k: int) -> int:
-    """Tokens in the prompt of a problem with k operations."""
-    return 3 * k + 3
+    legal = ((distance > 0) & (distance <= MAX_OPERAND)).astype(object)  # integers of any size
+    return int(np.linalg.matrix_power(legal, k).sum()) * len(LABELS)
 
 
 def problems(n: int, levels: Sequence[int], seed: int, split: str = "train") -> list[Problem]:
@@ -92,9 +85,7 @@ def problems(n: int, levels: Sequence[int], seed: int, split: str = "train") -> 
 
     A level (number of operations) with too few problems gives all of them, and the larger levels
     make up the difference. ValueError: all levels together have fewer than n."""
-    levels = _checked(levels)
-    if split not in SPLITS:
-        raise ValueError(f"problems: split must be one of {list(SPLITS)}, got {split!r}")
+    levels = sorted(set(levels))
     rng = np.random.default_rng([seed, list(SPLITS).index(split)])
     found = []
     for i, k in enumerate(levels):
@@ -172,13 +163,6 @@ def _problem(start: int, walk: Sequence[int]) -> Problem:
     return Problem(" ".join([*words, ASK]), str(walk[-1]), len(walk) - 1)
 
 
-def _checked(levels: Sequence[int]) -> list[int]:
-    levels = sorted(set(levels))
-    if not levels or levels[0] < 1 or levels[-1] >= len(LABELS):
-        raise ValueError(f"levels: {levels} must lie in 1..{len(LABELS) - 1}, the labels less 1")
-    return levels
-
-
 def traces(
     n: int, levels: Sequence[int] = WARMUP_LEVELS, seed=0, style: Style = SKILL, cap: int = 32
 ) -> Iterator[Trace]:
@@ -186,13 +170,8 @@ def traces(
     iterator writes each one when it is reached.
 
     Problems may repeat: the smallest levels have fewer than a warm-up needs. A response of more
-    than `cap` tokens, including end-of-sequence, is cut at `cap` and does not end.
-    ValueError: levels that the task cannot have; numbers that are not probabilities."""
-    levels = _checked(levels)
-    apart = style.careful + style.direct + style.skip + style.loop
-    if min(style) < 0 or max(style) > 1 or apart > 1 + 1e-9 or style.ramble == 1:
-        rule = "careful + direct + skip + loop is at most 1 and ramble below 1"
-        raise ValueError(f"traces: probabilities lie in 0..1, {rule}, got {style}")
+    than `cap` tokens, including end-of-sequence, is cut at `cap` and does not end."""
+    levels = sorted(set(levels))
     rng = np.random.default_rng([seed, len(SPLITS)])  # a stream that no set of problems uses
     rows = []
     for i, k in enumerate(levels):
@@ -257,12 +236,12 @@ def write(
     other is replaced atomically, so that several processes may call this at the same time."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    files = Files(*(directory / f"{s}.jsonl" for s in SPLITS), directory / "tokenizer.model")
+    made = Files(*(directory / f"{s}.jsonl" for s in SPLITS), directory / "tokenizer.model")
     sets = ((train, RL_LEVELS), (heldout, RL_LEVELS), (harder, HARDER_LEVELS))
-    for path, split, (n, levels) in zip(files[:3], SPLITS, sets, strict=True):
+    for path, split, (n, levels) in zip(made[:3], SPLITS, sets, strict=True):
         write_problems(path, problems(n, levels, seed, split))
-    write_tokenizer(files.tokenizer)
-    return files
+    write_tokenizer(made.tokenizer)
+    return made
 
 
 def write_problems(path: Path, made: Sequence[Problem]) -> None:
@@ -277,23 +256,17 @@ def write_problems(path: Path, made: Sequence[Problem]) -> None:
         }
         for index, problem in enumerate(made)
     )
-    _replace(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    _keep_or_write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def write_tokenizer(path: Path) -> None:
     """Write the tokenizer as `write` does."""
-    _replace(path, tokenizer_model())
+    _keep_or_write(path, tokenizer_model())
 
 
-def _replace(path: Path, content: bytes) -> None:
-    if path.exists() and path.read_bytes() == content:
-        return
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        draft.write_bytes(content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+def _keep_or_write(path: Path, content: bytes) -> None:
+    if not path.exists() or path.read_bytes() != content:
+        files.write(path, content)
 
 
 def vocabulary() -> list[str]:

@@ -1,16 +1,20 @@
 """Small files: atomic writes, and JSON lines that are read even if some are damaged."""
 
 import json
+import os
 import pathlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 
-def write(path: pathlib.Path, text: str) -> None:
-    """A reader sees the old file or the new one, never a part. OSError: with the path."""
-    draft = path.with_name(path.name + ".tmp")
+def write(path: pathlib.Path, content: str | bytes) -> None:
+    """A reader sees the old file or the new one, never a part, also while other processes write it.
+    OSError: with the path."""
+    data = content.encode() if isinstance(content, str) else content
+    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(data)
         draft.replace(path)
     except OSError as error:  # the error of a full disk names no file
         raise OSError(error.errno, error.strerror, str(path)) from error

@@ -7,9 +7,7 @@ A problem is a prompt and an answer. `rows.py` lists the kinds of files; a row i
     {prompt | question | problem, solution}    MATH: the answer in the last \\boxed{}
 or has columns of its own (`Reading.columns`). Chats stay as they are; a prompt that is a text is
 put into the DAPO prompt or another template. Row numbers start at 1; in jsonl and CSV they are line
-numbers. To look at a file:
-
-    python -m dapo_jax.data.problems inspect FILE... [--tokenizer=DIR] [--chat_template=FILE]
+numbers. `python -m dapo_jax.data.problems inspect FILE...` looks at a file.
 """
 
 import functools
@@ -26,7 +24,7 @@ from typing import Any, NamedTuple
 from dapo_jax import bars, gate
 from dapo_jax.data import prompts, references, rows
 from dapo_jax.data.answers import last_boxed
-from dapo_jax.data.rows import BAR as _BAR, SUFFIXES as SUFFIXES, BadRow, Foreign
+from dapo_jax.data.rows import BAR as _BAR, SUFFIXES as SUFFIXES, BadRow
 from dapo_jax.data.tokenizer import Tokenizer
 
 _PROMPTS, _ANSWERS = ("question", "problem", "prompt"), ("answer", "solution")
@@ -62,35 +60,18 @@ class Reading(NamedTuple):
 _USUAL = Reading()
 
 
-class Refusal(NamedTuple):
-    file: str
-    row: int
-    field: str
-    value: str
-    reason: str
-
-    def __str__(self):
-        return f"{self.file} row {self.row}: {self.field} = {self.value}: {self.reason}"
-
-
-def refusal(path: Path, row: int, bad: BadRow) -> Refusal:
-    """A `Refusal` with the value shortened to fit on a line."""
+def refusal(path: Path, row: int, bad: BadRow) -> str:
+    """One line that names the row, with the value shortened to fit on it."""
     field, value, reason = bad.args
-    return Refusal(str(path), row, field, _SHOW.repr(value), reason)
-
-
-class Conflict(NamedTuple):
-    id: str  # of the prompt
-    answers: tuple[str, ...]
-    rows: tuple[str, ...]  # 'file row n' of the first row with each answer
+    return f"{path} row {row}: {field} = {_SHOW.repr(value)}: {reason}"
 
 
 class Report(NamedTuple):
     rows: int
     unique: int  # distinct prompts, whatever became of their answers
     duplicates: int  # rows that repeat an earlier prompt
-    conflicts: tuple[Conflict, ...]
-    refused: tuple[Refusal, ...]
+    conflicts: tuple[str, ...]  # each prompt with several: 'answer at file row n; answer at ...'
+    refused: tuple[str, ...]  # `refusal` of each row
     mapped: int = 0  # rows with the columns of `Reading.columns`
 
 
@@ -106,10 +87,10 @@ class _Gathered:
     def __init__(self, how: Reading):
         self.how = how
         self.rows = self.mapped = self.duplicates = 0
-        self.refused: list[Refusal] = []
-        # With 'file row n' of the first accepted answer; None: only refused answers so far.
-        self.first: dict[prompts.Messages, tuple[Problem, str] | None] = {}
-        self.others: dict[prompts.Messages, dict[str, str]] = {}  # conflicting answer -> where
+        self.refused: list[str] = []
+        self.first: dict[prompts.Messages, Problem] = {}
+        # The accepted answers of each prompt, with 'file row n' of the first row that has it.
+        self.answers: dict[prompts.Messages, dict[str, str]] = {}
 
     def add(self, path: Path, number: int, row: rows.Row) -> None:
         """One more row: a new problem, a duplicate, a conflict or a refusal."""
@@ -117,30 +98,26 @@ class _Gathered:
         try:
             raw, field, mapped = _parse(row, self.how)
             self.mapped += mapped
-            self.duplicates += raw.messages in self.first
-            known = self.first.setdefault(raw.messages, None)
+            self.duplicates += raw.messages in self.answers
+            answers = self.answers.setdefault(raw.messages, {})
             answer = self.how.takes(raw.answer, field) if field else raw.answer
         except BadRow as bad:
             self.refused.append(refusal(path, number, bad))
             return
-        where = f"{path} row {number}"
-        if known is None:
+        if not answers:
             source = raw.source or path.name.split(".")[0]
             problem = raw._replace(id=_id(raw.messages), answer=answer, source=source)
-            self.first[raw.messages] = problem, where
-        elif known[0].answer != answer:
-            self.others.setdefault(raw.messages, {}).setdefault(answer, where)
+            self.first[raw.messages] = problem
+        answers.setdefault(answer, f"{path} row {number}")
 
     def report(self) -> Report:
-        conflicts = []
-        for messages, more in self.others.items():
-            first, where = self.first[messages]
-            conflicts.append(Conflict(first.id, (first.answer, *more), (where, *more.values())))
-        kinds = (len(self.first), self.duplicates, tuple(conflicts), tuple(self.refused))
+        several = (answers for answers in self.answers.values() if len(answers) > 1)
+        conflicts = ("; ".join(f"{a} at {row}" for a, row in found.items()) for found in several)
+        kinds = (len(self.answers), self.duplicates, tuple(conflicts), tuple(self.refused))
         return Report(self.rows, *kinds, self.mapped)
 
     def problems(self) -> list[Problem]:
-        return [found[0] for m, found in self.first.items() if found and m not in self.others]
+        return [self.first[m] for m, answers in self.answers.items() if len(answers) == 1]
 
 
 def read(
@@ -160,7 +137,8 @@ def read(
     found = _Gathered(how)
     for path in paths:
         before = found.rows
-        for number, row in rows.read(path, lambda names, path=path: _wanted(path, names, how)):
+        every = rows.read(path, functools.partial(_wanted, how), _NEEDS)
+        for number, row in bars.bar(every, desc=path.name, unit="row", **_BAR):
             found.add(path, number, row)
         if found.rows == before:
             raise ValueError(f"{path}: no rows in this file")
@@ -182,17 +160,18 @@ def columns(listed: str) -> dict[str, str]:
     out = {role.strip(): name.strip() for role, _, name in pairs}
     known = out.keys() <= {"prompt", "answer", "source"} and len(out) == len(pairs)
     signs = all(sign for _, sign, _ in pairs)
-    if not (known and signs) or not all(all(n.split(".")) for n in out.values() if n):
+    parts = (name.split(".") for role, name in out.items() if name or role != "answer")
+    if not (known and signs and all(map(all, parts))):
         form = "prompt=NAME,answer=NAME,source=NAME"
         raise ValueError(f"config.data.columns: {listed!r} is not of the form {form}")
     return out
 
 
-def _wanted(path: Path, names: list[str], how: Reading) -> list[str]:
-    """The columns of a parquet file that are read."""
+def _wanted(how: Reading, names: list[str]) -> list[str]:
+    """The columns of a parquet file that are read; none: it has no problems."""
     own = {name.partition(".")[0] for name in how.columns.values()} - {""}
     if not (own and own <= set(names)) and not any(set(s) <= set(names) for s in SCHEMAS):
-        raise Foreign(f"{path}: has the columns {', '.join(names)[:300]}; {_NEEDS}")
+        return []
     return names if how.whole else [n for n in names if n in _COLUMNS | own]
 
 
@@ -200,7 +179,7 @@ def decoded(row: rows.Row) -> dict:
     """The columns of a row as a dict. BadRow: the row is no object, or cannot be read."""
     if isinstance(row, bytes):
         try:
-            row = json.loads(row.decode("utf-8-sig"))
+            row = rows.parse(row)
         except UnicodeDecodeError as e:
             raise BadRow("row", row, f"not UTF-8 text (byte {e.start})") from e
         except (ValueError, RecursionError) as e:
@@ -329,8 +308,8 @@ def read_set(
     data,
     chat: bool,
     how: Reading,
-    limit: int = 0,
-    needs_columns: bool = False,
+    limit: int,
+    needs_columns: bool,
 ) -> tuple[Encoded, str]:
     """One problem set of a run, and one line for the log that says what was left out.
 
@@ -385,6 +364,6 @@ def stream(problems: Sequence[Problem], seed: int) -> Stream:
 
 
 if __name__ == "__main__":
-    from dapo_jax.data import inspection
+    from dapo_jax.data import __main__ as commands
 
-    sys.exit(inspection.main())
+    sys.exit(commands.main())

@@ -7,14 +7,13 @@ flags of `evaluate` override them.
 
 import hashlib
 import os
-import socket
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from dapo_jax import gate
-from dapo_jax.data import problems, references
+from dapo_jax.data import files, problems, references
 
 
 class Protocol(NamedTuple):
@@ -88,19 +87,17 @@ def fetch(pinned: Set, folder: Path) -> tuple[Path, bool]:
     if (found := hashlib.sha256(data).hexdigest()) != pinned.sha256:
         raise ValueError(f"{url}: is another file: SHA-256 {found}, not {pinned.sha256}")
     folder.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
-    draft.write_bytes(data)
-    draft.replace(path)
+    files.write(path, data)
     return path, False
 
 
-def prepare(name: str, out: Path, say: Callable[[str], None]) -> None:
-    """Fetch a set, or all sets of a family, into `out`; a file that is there and whole is kept.
-    ValueError: no such set; as `fetch`."""
+def prepare(name: str, out: Path) -> Iterator[str]:
+    """Fetch a set, or all sets of a family, into `out`, and yield a line for each; a file that is
+    there and whole is kept. ValueError: no such set; as `fetch`."""
     if name not in SETS and name not in FAMILIES:
         raise ValueError(f"{name}: no such set; there are {', '.join([*SETS, *FAMILIES])}")
     for each in FAMILIES.get(name, (name,)):
         path, there = fetch(SETS[each], out)
         read, report = problems.read(path, "skip", problems.Reading(references.any_answer))
         pinned = "SHA-256 as pinned" + " (was there)" * there
-        say(f"{path}: {len(read)} problems of {report.rows} rows, {pinned}; {SETS[each].note}")
+        yield f"{path}: {len(read)} problems of {report.rows} rows, {pinned}; {SETS[each].note}"

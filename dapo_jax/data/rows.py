@@ -15,10 +15,13 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from dapo_jax import bars, gate
+from dapo_jax import gate
+from dapo_jax.data.prompts import visible
 
 SUFFIXES = (".parquet", *(kind + gz for kind in (".jsonl", ".json", ".csv") for gz in ("", ".gz")))
 BAR = dict(delay=2, leave=False, unit_scale=True)  # a progress bar, if it takes more than 2 s
@@ -84,10 +87,13 @@ def _nearest(path: Path) -> str:
     return f"; near it: {', '.join(str(folder / n) for n in near)}" if near else ""
 
 
-def read(path: Path, wanted) -> Iterator[tuple[int, Row]]:
+def read(
+    path: Path, wanted: Callable[[list[str]], list[str]], needs: str
+) -> Iterator[tuple[int, Row]]:
     """Yields (row number from 1, row); in JSON lines and CSV the number is that of the line.
 
-    wanted: maps the column names of a parquet file to those to read; raises `Foreign` to refuse.
+    wanted: maps the column names of a parquet file to those to read; none: the file is refused,
+      since it lacks what `needs` says.
     ValueError: no such file, another kind of file, a damaged file."""
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"
@@ -98,7 +104,8 @@ def read(path: Path, wanted) -> Iterator[tuple[int, Row]]:
     number = 0
     try:
         readers = {"jsonl": _jsonl, "json": _json, "csv": _csv}
-        for number, row in readers[kind](path) if kind in readers else _parquet(path, wanted):
+        found = readers[kind](path) if kind in readers else _parquet(path, wanted, needs)
+        for number, row in found:
             yield number, row
     except Foreign:
         raise
@@ -110,11 +117,8 @@ def read(path: Path, wanted) -> Iterator[tuple[int, Row]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    bar = bars.bar(total=path.stat().st_size, desc=path.name, unit="B", **BAR)
-    with open(path, "rb") as raw, bar:
-        for line in gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw:
-            bar.update(raw.tell() - bar.n)
-            yield line
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
+        yield from lines
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -123,10 +127,23 @@ def _jsonl(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
+def parse(data: bytes) -> Any:
+    """The JSON value in UTF-8 text. ValueError, RecursionError: there is none, or an object has two
+    fields of one name."""
+    return json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError(f"two fields have the name {_twice(name for name, _ in pairs)!r:.80}")
+    return fields
+
+
 def _json(path: Path) -> Iterator[tuple[int, Row]]:
     """Rows of a JSON list, or of the only list in a JSON object."""
     try:
-        value = json.loads(b"".join(_lines(path)).decode("utf-8-sig"))
+        value = parse(b"".join(_lines(path)))
     except (ValueError, RecursionError) as e:
         raise Foreign(f"{path}: not valid JSON: {gate.describe(e)}") from e
     lists = [v for v in value.values() if isinstance(v, list)] if isinstance(value, dict) else []
@@ -148,35 +165,24 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
         yield rows.line_num, row
 
 
-def _once(path: Path, names) -> None:
-    seen = set()
-    for name in names:
-        if name in seen:
-            raise Foreign(f"{path}: two columns have the name {name!r:.80}; rename one of them")
-        seen.add(name)
+def _once(path: Path, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        name = _twice(names)
+        raise Foreign(f"{path}: two columns have the name {name!r:.80}; rename one of them")
 
 
-def _parquet(path: Path, wanted) -> Iterator[tuple[int, Row]]:
+def _twice(names: Iterable[str]) -> str:
+    return Counter(names).most_common(1)[0][0]
+
+
+def _parquet(path: Path, wanted, needs: str) -> Iterator[tuple[int, Row]]:
     import pyarrow.parquet as pq  # not needed for text files
 
     with pq.ParquetFile(path) as file:
-        _once(path, file.schema_arrow.names)
-        columns = wanted(file.schema_arrow.names)
+        names = file.schema_arrow.names
+        _once(path, names)
+        if not (columns := wanted(names)):
+            raise Foreign(f"{path}: has the columns {visible(', '.join(names)[:300])}; {needs}")
         # Only what is needed, a few thousand rows at a time: DAPO-Math-17k has 1.79M of them.
-        rows = (row for batch in file.iter_batches(4096, columns=columns) for row in _dicts(batch))
-        bar = bars.bar(rows, desc=path.name, total=file.metadata.num_rows, unit="row", **BAR)
-        yield from enumerate(bar, 1)
-
-
-def _dicts(batch) -> Iterator[dict | Exception]:
-    """The rows of a pyarrow.RecordBatch. A row with a value that Python cannot represent (the year
-    5,881,580) becomes its error."""
-    try:
-        yield from batch.to_pylist()
-    except Exception:
-        for i in range(batch.num_rows):
-            try:
-                row = batch.slice(i, 1).to_pylist()[0]
-            except Exception as e:
-                row = e
-            yield row
+        batches = file.iter_batches(4096, columns=columns)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)

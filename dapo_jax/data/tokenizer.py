@@ -10,6 +10,7 @@ tokenizer.json and a template are first tried out in a process with time and mem
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
@@ -29,7 +30,7 @@ import sentencepiece
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from dapo_jax import gate
-from dapo_jax.data.prompts import Messages
+from dapo_jax.data.prompts import Messages, visible
 
 # Qwen2.5 base models end with the first, instruct models with the second. After training, a model
 # may use either; a tokenizer that knew only one would let responses run to the length limit.
@@ -97,7 +98,8 @@ class Tokenizer:
         except SecurityError as e:
             raise ValueError(f"chat template refused by the sandbox: {e}") from e
         except Exception as e:  # a template is a program: any of Python's errors can come out
-            raise ValueError(f"chat template failed: {gate.describe(e)}") from e
+            why, last = visible(gate.describe(e)), messages[-1:]
+            raise ValueError(f"chat template failed: {why}; the prompt ends in {last!r:.90}") from e
 
     def chat(self, messages: Messages) -> list[int]:
         """Token ids of `render_chat(messages)`."""
@@ -154,11 +156,10 @@ def _load(file: Path, chat_template: str | Path) -> Tokenizer:
     where, template = _template(file.parent, config, chat_template)
     try:
         _compile(template)
-    except jinja2.TemplateSyntaxError as e:
-        why = gate.describe(e).removeprefix("TemplateSyntaxError: ")
-        raise ValueError(f"{where}: line {e.lineno}: not a Jinja template: {why}") from e
     except Exception as e:  # Jinja writes Python, which has limits of its own
-        raise ValueError(f"{where}: not a Jinja template: {gate.describe(e)}") from e
+        line = f"line {e.lineno}: " if isinstance(e, jinja2.TemplateSyntaxError) else ""
+        why = gate.describe(e).removeprefix("TemplateSyntaxError: ")
+        raise ValueError(f"{where}: {line}not a Jinja template: {why}") from e
     return Tokenizer(stop_ids=frozenset(stops), template=template, specials=specials, **fields)
 
 
@@ -184,16 +185,13 @@ def _try_out(file: Path, chat_template: str | Path) -> None:
         status, said = None, late.stdout or b""
     if status == 0:
         return
-    said = said.decode(errors="replace").splitlines()
-    if said and said[-1].startswith("error: "):
-        raise ValueError(said[-1].removeprefix("error: "))
-    where = said[-1] if said else str(file)
+    *_, last = (str(file), *said.decode(errors="replace").splitlines())
+    if last.startswith("error: "):
+        raise ValueError(last.removeprefix("error: "))
+    why = f"ends with exit code {status}: memory over {_BYTES / 1e9:g} GB, or what reads it crashes"
     if status in (None, -signal.SIGXCPU, -signal.SIGKILL):
-        raise ValueError(f"{where}: a first try takes more than {_SECONDS} s of the processor")
-    raise ValueError(
-        f"{where}: a first try ends with exit code {status}; it needs more than"
-        f" {_BYTES / 1e9:g} GB of memory, or what reads it crashes"
-    )
+        why = f"takes more than {_SECONDS} s of the processor"
+    raise ValueError(f"{last}: a first try {why}")
 
 
 def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
@@ -211,15 +209,13 @@ def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
         made.decode(range(200))
         if made.template:
             config = _json(file.parent / "tokenizer_config.json")
-            at = f"{_template(file.parent, config, chat_template)[0]}: "
-            print(f"{at}chat template", flush=True)
+            at = _template(file.parent, config, chat_template)[0]
+            print(f"{at}: chat template", flush=True)
             made.encode(made.render_chat([("user", "What is 6 * 7?")]))
-    except ValueError as error:  # errors of a file name it already
-        place = at if "chat template " in str(error) else ""
-        print("error: " + " ".join(f"{place}{error}".split()), flush=True)
-        sys.exit(1)
-    except MemoryError:
-        print(f"error: {at}: a first try needs more than {_BYTES / 1e9:g} GB", flush=True)
+    except (ValueError, MemoryError) as error:  # errors of a file name it already
+        said = gate.describe(error)
+        named = isinstance(error, ValueError) and "chat template " not in said
+        print(f"error: {said if named else f'{at}: {said}'}", flush=True)
         sys.exit(1)
 
 
@@ -293,13 +289,9 @@ def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
     def decode(ids: list[int], skip: bool) -> str:
         if skip:
             return model.decode([i for i in ids if i not in marked])
-        text, run = "", []
-        for i in ids:
-            if i in marked:
-                text, run = text + model.decode(run) + model.id_to_piece(i), []
-            else:
-                run.append(i)
-        return text + model.decode(run)
+        runs = itertools.groupby(ids, marked.__contains__)
+        spelled = lambda run: "".join(map(model.id_to_piece, run))
+        return "".join(spelled(run) if mark else model.decode(list(run)) for mark, run in runs)
 
     fields = dict(vocab_size=size, _encode=encode, _decode=decode, _token=model.id_to_piece)
     fields["unknown_id"] = model.unk_id()
@@ -330,9 +322,6 @@ def _template(folder: Path, config: dict, explicit: str | Path) -> tuple[Path, s
     if explicit:
         return Path(explicit), _text(Path(explicit))
     found = config.get("chat_template")
-    if isinstance(found, list):  # several named templates; the one for plain chat is 'default'
-        named = [t for t in found if isinstance(t, dict)]
-        found = next((t.get("template") for t in named if t.get("name") == "default"), None)
     if isinstance(found, str):
         return folder / "tokenizer_config.json", found
     file = folder / "chat_template.jinja"
@@ -362,6 +351,8 @@ def _compile(source: str) -> jinja2.Template:
 
 
 def _text(file: Path) -> str:
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{file}: is no file")  # a pipe would never end
     with gate.reading(file):
         data = file.read_bytes()
     with gate.reading(file, what="not UTF-8 text"):

@@ -47,7 +47,7 @@ def verify(response: str, answer: str, mode: str = "dapo") -> Verdict:
 
 # The blanks after the colon may cross newlines, so an answer on the next line counts; a match takes
 # the whole line, so a second "Answer:" on that line belongs to the first one's text.
-_ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _NO_ANSWER = "[INVALID]"  # verl compares this literal with the reference, so it can even be "right"
 
 # Applied one after the other, in this order: later ones see what the earlier ones left.
@@ -67,7 +67,7 @@ _SQRT = re.compile(r"sqrt([^{])")
 
 
 def _verify_dapo(response: str, answer: str) -> Verdict:
-    stated = _ANSWER_LINE.findall(response[-DAPO_TAIL:])
+    stated = ANSWER_LINE.findall(response[-DAPO_TAIL:])
     prediction = _normalize(stated[-1] if stated else _NO_ANSWER)
     return Verdict(prediction == _normalize(answer), prediction if stated else None)
 

@@ -7,11 +7,12 @@ Prompts are built as for reinforcement learning (`problems.conversation`).
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from dapo_jax import bars
 from dapo_jax.data import problems, prompts, rows
 from dapo_jax.data.rows import BadRow
+from dapo_jax.data.settings import Data
 from dapo_jax.data.tokenizer import Tokenizer
 
 _PROMPTS, _RESPONSES = ("prompt", "question", "problem"), ("response", "completion")
@@ -20,27 +21,20 @@ _NEEDS = "needs messages, or a prompt (question, problem) and a response (comple
 Pair = tuple[list[int], list[int]]  # token ids of a prompt, and of its response with its stop token
 
 
-class Limits(NamedTuple):
-    """Which examples are used, and what happens to the others. Lengths in TOKENS."""
-
-    prompt_tokens: int
-    response_tokens: int  # including the stop token
-    on_long: str  # a longer prompt: 'filter' | 'left_truncate', as `problems.encode`
-    on_bad: str  # no prompt, no response or a longer one: 'refuse' | 'skip'
-
-
 def read(
-    files: str, tokenizer: Tokenizer, chat: bool, limits: Limits, how: problems.Reading
+    files: str, tokenizer: Tokenizer, chat: bool, data: Data, most: int, how: problems.Reading
 ) -> tuple[list[Pair], str]:
-    """(the examples of all files in their order, one line that says what was left out). chat:
-    prompts go through the tokenizer's chat template, and responses end as the template ends one.
+    """(the examples of all files in their order, one line that says what was left out).
 
+    chat: prompts go through the tokenizer's chat template, and responses end as the template ends
+      one. data: which rows are used, as for reinforcement learning.
+    most: longest response in TOKENS, with its stop token (rollout.max_response_tokens).
     ValueError: a row is refused (the error names file and row); no row is left."""
     end = ending(tokenizer, chat)
     encode = tokenizer.chat if chat else lambda m: tokenizer.encode(prompts.plain_text(m))
     pairs, count, long, refused = [], 0, 0, []
     for path in (p for name in files.split(",") if name.strip() for p in rows.find(name.strip())):
-        found = rows.read(path, lambda names, path=path: _wanted(path, names))
+        found = rows.read(path, _wanted, _NEEDS)
         for number, row in bars.bar(found, desc=f"encoding {path.name}", **rows.BAR):
             count += 1
             try:
@@ -48,29 +42,30 @@ def read(
                 prompt, response = encode(messages), [*tokenizer.encode(text), end]
                 if not prompt or len(response) == 1:
                     raise BadRow("row", text, "the tokenizer makes no token of it")
-                if len(response) > limits.response_tokens:
-                    most = f"rollout.max_response_tokens = {limits.response_tokens}"
-                    reason = f"has {len(response)} tokens with its end, over {most}"
-                    raise BadRow("response", text, reason)
+                if len(response) > most:
+                    has = f"has {len(response)} tokens with its end"
+                    raise BadRow(
+                        "response", text, f"{has}, over rollout.max_response_tokens = {most}"
+                    )
             except BadRow as bad:
                 refused.append(problems.refusal(path, number, bad))
-                if limits.on_bad == "skip":
+                if data.on_bad == "skip":
                     continue
                 raise ValueError(f"{refused[0]} (data.on_bad='skip' leaves such rows out)") from bad
-            if len(prompt) > limits.prompt_tokens:
+            if len(prompt) > data.max_prompt_tokens:
                 long += 1
-                if limits.on_long == "filter":
+                if data.on_long == "filter":
                     continue
-            pairs.append((prompt[-limits.prompt_tokens :], response))
+            pairs.append((prompt[-data.max_prompt_tokens :], response))
     if not pairs:
         why = f"; the first: {refused[0]}" if refused else ""
         raise ValueError(
             f"{files}: no usable row for the warm-up: of {count} are {len(refused)} refused, and"
-            f" {long} prompts longer than data.max_prompt_tokens = {limits.prompt_tokens}{why}"
+            f" {long} prompts longer than data.max_prompt_tokens = {data.max_prompt_tokens}{why}"
         )
     left_out = {
         "without a response that fits skipped": len(refused),
-        f"prompts over {limits.prompt_tokens} tokens ({limits.on_long})": long,
+        f"prompts over {data.max_prompt_tokens} tokens ({data.on_long})": long,
     }
     return pairs, problems.note(f"warm-up: {len(pairs)} of {count} rows", left_out)
 
@@ -111,9 +106,8 @@ def _reply(value: Any, field: str) -> str:
     return text
 
 
-def _wanted(path, names: list[str]) -> list[str]:
-    """The columns of a parquet file that are read."""
+def _wanted(names: list[str]) -> list[str]:
+    """The columns of a parquet file that are read; none: it has no examples."""
     pair = any(n in names for n in _PROMPTS) and any(n in names for n in _RESPONSES)
-    if not pair and "messages" not in names:
-        raise rows.Foreign(f"{path}: has the columns {', '.join(names)[:300]}; {_NEEDS}")
-    return [n for n in names if n in ("messages", *_PROMPTS, *_RESPONSES)]
+    known = ("messages", *_PROMPTS, *_RESPONSES) if pair or "messages" in names else ()
+    return [n for n in names if n in known]

@@ -107,9 +107,8 @@ def of_files(config, tokenizer: Tokenizer) -> tuple[Shown, str]:
     """The phase of `supervised_warmup.files`, and what became of their rows. ValueError: a row."""
     settings, data = config.supervised_warmup, config.data
     longest = config.rollout.max_response_tokens
-    limits = worked.Limits(data.max_prompt_tokens, longest, data.on_long, data.on_bad)
     how = problems.Reading(template=prompts.template(data.template), system=data.system)
-    rows, note = worked.read(settings.files, tokenizer, config.tokenizer.chat, limits, how)
+    rows, note = worked.read(settings.files, tokenizer, config.tokenizer.chat, data, longest, how)
     steps = settings.steps or -(-len(rows) // settings.batch)
     return Shown("rows", steps, settings.lr, rows, config.seed, longest), note
 
