@@ -275,8 +275,8 @@ def test_until_done_keeps_the_log_in_the_workdir(tmp_path):
             trap 'mkdir -p "$4"; cp "$3" "$4/kept"; exit' TERM
             touch "$(dirname "$0")/copies"
         else
-            echo up
             trap 'echo last words; exit 75' TERM
+            echo up
         fi
         while :; do sleep 0.02; done
         """,
