@@ -67,53 +67,6 @@ def test_a_few_steps_raise_accuracy(tmp_path):
     assert before < 0.1 and after > 0.25, (before, after)
 
 
-# --- rewards of one's own ------------------------------------------------------------------------
-
-REWARDS = """
-from dapo_jax.reward.functions import Grade
-
-def share(problem, response):
-    return response.split().count(problem.answer) / 8
-
-STEPS = {"3": lambda x: x + 3, "8": lambda x: x - 8, "?": lambda x: -x, "Answer:": lambda x: 2 * x}
-
-def unit_tests(problem, response):
-    def run(x):
-        for word in response.removesuffix("</s>").split():
-            x = STEPS[word](x)
-        return x
-    passed = [run(x) == y for x, y in problem.row["tests"]]
-    return Grade(sum(passed) / len(passed), parts={"whole": all(passed)})
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "workers"), [("share", 0), ("unit_tests", 2)])
-def test_graded_and_code_like_rewards_train(tmp_path, name, workers, seed):
-    """A response is a program of the words, and the row's unit tests want the first digit's step:
-    x + 3, or x - 8. Dynamic Sampling goes by the spread of the scores. Mean scores of seeds 0-2
-    went from .05, .08, .20 to 1.0, .93, .51 (share) and from .04, .01, .04 to .79, .56, .52."""
-    c = easy_problems(tmp_path, seed)
-    file = tmp_path / "problems.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    for row in rows:
-        add = {"3": 3, "8": -8}[row["answer"]]
-        row["tests"] = [[x, x + add] for x in (0, 1, 4, -4)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "rewards.py").write_text(REWARDS)
-    c.reward.function, c.reward.workers = f"{tmp_path}/rewards.py:{name}", workers
-    c.reward.overlong_penalty, c.steps = 0.0, 20
-    assert train.train(c, tmp_path / "run")
-    before, after = accuracy(tmp_path / "run", "eval/train/avg@k")
-    print(f"{name}, seed {seed}: {before:.3f} -> {after:.3f}")
-    records = metrics.read(tmp_path / "run" / "metrics.jsonl")[1:]
-    assert before < 0.25 and after > before + 0.2, (before, after)
-    assert all(r["sampling/batch_groups"] == 8 for r in records)
-    assert 0 < records[-1]["data/epochs"] == records[-1]["data/problems_seen"] / 14 or (
-        records[-1]["data/problems_seen"] == 14 and records[-1]["data/epochs"] > 1
-    )
-
-
 # --- the quickstart ------------------------------------------------------------------------------
 
 
