@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from test_curriculum import saved
 from test_engine import DRAW, make_engine, params, requests  # noqa: F401
-from test_train import arrays, assert_same_bits, run, small, without_clocks
+from test_train import assert_same_bits, run, small, without_clocks
 
 from dapo_jax import build, config, train
-from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
@@ -183,13 +183,6 @@ def aged(steps: int, staleness: int = 1):
     return c
 
 
-def in_flight(workdir, step: int) -> dict[str, bytes]:
-    args = checkpoint.ocp.args
-    with checkpoint.reader(workdir / "checkpoints") as m:
-        kept = m.restore(step, args=args.Composite(carried=args.StandardRestore()))["carried"]
-    return {name: np.asarray(x).tobytes() for name, x in kept.items()}
-
-
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """Six steps without interruption, and what `train` told of each."""
@@ -243,8 +236,7 @@ def test_cut_off_anywhere_it_ends_with_the_same_bits(every, whole_run, tmp_path)
         for r in without_clocks(workdir)
     ]
     assert json.dumps(clean(tmp_path)) == json.dumps(clean(whole_run[0]))
-    assert_same_bits(arrays(tmp_path, 6), arrays(whole_run[0], 6))
-    assert in_flight(tmp_path, 6) == in_flight(whole_run[0], 6)
+    assert_same_bits(saved(tmp_path, 6), saved(whole_run[0], 6))
 
 
 @pytest.mark.slow

@@ -219,9 +219,14 @@ def small(steps, **fields):
         pass_rate_cap=0.75, revisit_epochs=1, band_low=0.1, band_high=0.6,
         temperature_schedule="linear", temperature_steps=4, temperature_end=1.3,
     )  # fmt: skip
-    c = test_train.small(steps)
-    c.curriculum.update(on | fields)
-    c.checkpoint.every, c.log.tensorboard, c.data.embedded_problems = 2, False, 8
+    c = settings(**on | fields)
+    c.steps, c.eval.every, c.checkpoint.every, c.log.tensorboard = steps, 0, 2, False
+    c.eval.k, c.eval.max_problems, c.data.embedded_problems = 2, 8, 8
+    c.model.hidden_size, c.model.intermediate_size, c.model.num_layers = 16, 32, 1
+    c.model.num_heads, c.model.num_kv_heads, c.model.head_dim = 2, 1, 8
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
+    c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
+    c.reward.overlong_buffer_tokens = 4
     return c
 
 
@@ -327,8 +332,7 @@ def test_cut_within_a_step_and_resumed_is_left_alone(whole, chunks, tmp_path):
 @pytest.mark.slow
 def test_slots_and_mesh_decide_nothing(whole, tmp_path):
     c = small(6)
-    c.rollout.slots, c.rollout.chunk = 24, 3
-    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 2, 4, 1
+    c.rollout.slots, c.rollout.chunk, c.mesh.data, c.mesh.fsdp = 24, 3, 2, 4
     run(c, tmp_path)
     decided = lambda w: [
         {k: v for k, v in r.items() if k.startswith(("curriculum/", "sampling/gr", "spent/"))}

@@ -70,39 +70,33 @@ def test_a_few_steps_raise_accuracy(tmp_path):
 # --- the quickstart ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def quickstart(shell):
+def quickstart(shell, arm: str, workdir: pathlib.Path, **fields) -> None:
     """Trains an arm as a user does: in a process with one device, where a step takes a fraction of
     what it takes of eight simulated ones."""
-
-    def train(arm: str, workdir: pathlib.Path, **fields) -> pathlib.Path:
-        fields |= {"eval.every": 0, "checkpoint.every": 0, "log.samples": 0}
-        fields |= {"log.tensorboard": False}
-        done = shell.python(
-            "-m", "dapo_jax.train", f"--config={ROOT}/configs/{arm}.py", f"--workdir={workdir}",
-            *(f"--config.{name}={value}" for name, value in fields.items()),
-            JAX_NUM_CPU_DEVICES="1",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return workdir
-
-    return train
+    fields |= {"eval.every": 0, "checkpoint.every": 0, "log.samples": 0, "log.tensorboard": False}
+    done = shell.python(
+        "-m", "dapo_jax.train", f"--config={ROOT}/configs/{arm}.py", f"--workdir={workdir}",
+        *(f"--config.{name}={value}" for name, value in fields.items()),
+        JAX_NUM_CPU_DEVICES="1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
-def base(quickstart, tmp_path_factory):
+def base(shell, tmp_path_factory):
     """The quickstart's base model: its supervised warm-up alone."""
-    return quickstart("quickstart", tmp_path_factory.mktemp("base"), steps=0) / "checkpoints"
+    quickstart(shell, "quickstart", workdir := tmp_path_factory.mktemp("base"), steps=0)
+    return workdir / "checkpoints"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arm", "least"), [("quickstart", 0.8), ("quickstart_grpo", 0.75)])
-def test_a_third_of_the_quickstart_raises_accuracy(quickstart, base, tmp_path, arm, least, seed):
+def test_a_third_of_the_quickstart_raises_accuracy(shell, base, tmp_path, arm, least, seed):
     """Held-out accuracy at T=1 after 20 of its 60 steps. Seeds 0-4 gave .87, .87, .89, .91, .91
     (DAPO) and .84, .87, .88, .89, .90 (naive GRPO), from .12-.15: each bound is three standard
     deviations below the worst."""
     steps = ("supervised_warmup.skill_steps", "supervised_warmup.habit_steps")
     fields = {"init_from": base, **dict.fromkeys(steps, 0)}
-    quickstart(arm, tmp_path, steps=20, seed=seed, **fields)
+    quickstart(shell, arm, tmp_path, steps=20, seed=seed, **fields)
     before, after = accuracy(tmp_path, "eval/heldout/avg@k")
     assert 0.08 < before < 0.2 and after > least, (before, after)
