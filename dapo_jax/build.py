@@ -5,7 +5,7 @@ Training, evaluation and the experiments all start here, so that they cannot dif
 
 import contextlib
 import functools
-import hashlib
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ from dapo_jax.data import arithmetic, problems, prompts, tokenizer
 from dapo_jax.model import attention_kernels, hf, learner, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.reward import grading
-from dapo_jax.rollout import engine, groups
+from dapo_jax.rollout import engine
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.variants import choose
 
@@ -67,12 +67,20 @@ class Machine(NamedTuple):
         top_ps: Sequence[float] = (),
         cut: Callable[[np.ndarray], int] | None = None,
     ) -> tuple[list[Group], engine.Stats]:
-        """Ungraded groups, and the sampler's statistics; the arguments are those of
-        `rollout.groups.sample`."""
-        drawn, stats = groups.sample(
-            self.engine, decode_params, prompts, group_size, draw, self.watch, top_ps, cut
-        )
-        return [Group(*prompt, of) for prompt, of in zip(prompts, drawn, strict=True)], stats
+        """Groups, not yet graded, of responses to each (stream position, prompt), in the given
+        order, and the sampler's statistics. top_ps: of each prompt, where they differ from the
+        draw's. cut: as for `Engine.generate`."""
+        requests = [
+            engine.Request(prompt, position, g, top_p=top_p)
+            for (position, prompt), top_p in zip(
+                prompts, top_ps or [0.0] * len(prompts), strict=True
+            )
+            for g in range(group_size)
+        ]
+        drawn, stats = self.engine.generate(decode_params, requests, draw, self.watch, cut=cut)
+        rest = iter(drawn)
+        take = lambda: list(itertools.islice(rest, group_size))
+        return [Group(position, prompt, take()) for position, prompt in prompts], stats
 
 
 def named_files(files: str) -> dict[str, str]:
@@ -122,11 +130,9 @@ def load_text(
         config.data.system,
         judge.own,
     )
-
-    def read(name, files, limit=0):
-        chat = config.tokenizer.chat
-        return problems.read_set(name, files, tok, config.data, chat, how, limit, name == first)
-
+    read = lambda name, files, limit=0: problems.read_set(
+        name, files, tok, config.data, config.tokenizer.chat, how, limit, name == first
+    )
     trained, notes, evals = None, [], {}
     if not alone:
         trained, note = read("train", train_files)
@@ -135,15 +141,6 @@ def load_text(
         evals[name], note = read(name, [path], config.eval.max_problems)
         notes.append(note)
     return Text(tok, trained or evals[first], evals, notes, judge)
-
-
-def digest(text: Text) -> str:
-    """Hash of all prompts and answers in their order: hosts may hold different copies of a file."""
-    sha = hashlib.sha256()
-    for data in (text.train, *text.evals.values()):
-        for ids, problem in zip(data.ids, data.problems, strict=True):
-            sha.update(f"{ids} {problem.answer} {problem.row or ''}\n".encode())
-    return sha.hexdigest()[:12]
 
 
 def build_machine(

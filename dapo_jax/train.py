@@ -79,7 +79,8 @@ def train(
         start.count(home, checkpoints)
         model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
-        processes.agree({"the set of problems (its hash)": build.digest(text)})
+        sets = {"data.train": text.train} | {f"eval.files {k}": v for k, v in text.evals.items()}
+        processes.agree({f"the hash of config.{k}": resume.fingerprint(v) for k, v in sets.items()})
         machine = build.build_machine(
             config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir
         )

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from test_curriculum import saved
 from test_engine import DRAW, make_engine, params, requests  # noqa: F401
-from test_train import arrays, assert_same_bits, run, small, without_clocks
+from test_train import assert_same_bits, run, small, without_clocks
 
 from dapo_jax import build, config, train
-from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
@@ -32,35 +32,21 @@ def whole(engine, params, requests):  # noqa: F811
 # --- The sampler ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cache", [{}, dict(page_tokens=8, cache_fraction=0.4, chunk=3)])
+@pytest.mark.parametrize("cache", [{}, dict(page_tokens=8, cache_fraction=0.4, chunk=3, slots=4)])
 def test_a_row_goes_on_where_it_was_parked(cache, engine, whole, params, requests):  # noqa: F811
-    """Under the same weights: the same tokens, and log-probs but for the rounding of a prefill."""
+    """Under the same weights: the same tokens, and log-probs but for the rounding of a prefill;
+    whatever its neighbours and the cache."""
     other = make_engine(resumes=True, **cache) if cache else engine
     cuts = [min(1 + i % 4, len(r.tokens) - 1) for i, r in enumerate(whole)]
     rest = [
         q._replace(prefix=r.tokens[:n].tolist())
         for q, r, n in zip(requests, whole, cuts, strict=True)
     ]
-    got, stats = other.generate(other.decode_params(params), rest, DRAW)
+    got, stats = other.generate(other.decode_params(params), rest[::-1], DRAW)
     assert sum(cuts) > 40 and (stats.evicted > 0 or not cache)
-    for a, b, n in zip(got, whole, cuts, strict=True):
+    for a, b, n in zip(got[::-1], whole, cuts, strict=True):
         assert a.tokens.tolist() == b.tokens[n:].tolist() and a.truncated == b.truncated
         np.testing.assert_allclose(a.logps, b.logps[n:], atol=2e-5)
-
-
-def test_a_row_s_bits_do_not_depend_on_its_neighbours(engine, whole, params, requests):  # noqa: F811
-    """Nor on the cache, on slots, chunks and pages."""
-    rest = [
-        q._replace(prefix=r.tokens[: len(r.tokens) // 2].tolist())
-        for q, r in zip(requests, whole, strict=True)
-    ]
-    expected, _ = engine.generate(engine.decode_params(params), rest, DRAW)
-    for cache in (dict(slots=4, chunk=3), dict(page_tokens=4, cache_fraction=0.4)):
-        other = make_engine(resumes=True, **cache)
-        got, _ = other.generate(other.decode_params(params), rest[::-1], DRAW)
-        for a, b in zip(got[::-1], expected, strict=True):
-            assert a.tokens.tobytes() == b.tokens.tobytes()
-            np.testing.assert_allclose(a.logps, b.logps, atol=2e-5)
 
 
 def test_a_call_is_fed_and_ended_from_outside(engine, whole, params, requests):  # noqa: F811
@@ -197,13 +183,6 @@ def aged(steps: int, staleness: int = 1):
     return c
 
 
-def in_flight(workdir, step: int) -> dict[str, bytes]:
-    args = checkpoint.ocp.args
-    with checkpoint.reader(workdir / "checkpoints") as m:
-        kept = m.restore(step, args=args.Composite(carried=args.StandardRestore()))["carried"]
-    return {name: np.asarray(x).tobytes() for name, x in kept.items()}
-
-
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """Six steps without interruption, and what `train` told of each."""
@@ -215,13 +194,6 @@ def whole_run(tmp_path_factory):
 @pytest.mark.slow
 def test_rows_go_on_in_later_steps(whole_run):
     workdir, told = whole_run
-    several = 0
-    for step, (state, record) in enumerate(told):
-        trained = [r for group in record.batch.groups for r in group.responses]
-        assert all(r.ended and (step - r.versions <= 1).all() for r in trained)
-        assert len(state.carried) <= 4
-        several += sum(len(set(r.versions)) > 1 for r in trained)
-    assert several > 1
     records = without_clocks(workdir)
     assert {n for n, t in tags.TAGS.items() if t.when == "aged"} <= records[1].keys()
     for (_, step), r in zip(told, records[1:], strict=True):
@@ -264,8 +236,7 @@ def test_cut_off_anywhere_it_ends_with_the_same_bits(every, whole_run, tmp_path)
         for r in without_clocks(workdir)
     ]
     assert json.dumps(clean(tmp_path)) == json.dumps(clean(whole_run[0]))
-    assert_same_bits(arrays(tmp_path, 6), arrays(whole_run[0], 6))
-    assert in_flight(tmp_path, 6) == in_flight(whole_run[0], 6)
+    assert_same_bits(saved(tmp_path, 6), saved(whole_run[0], 6))
 
 
 @pytest.mark.slow
@@ -277,16 +248,13 @@ def test_another_mesh_draws_and_parks_the_same(mesh, whole_run, tmp_path):
     c.rollout.page_tokens, c.rollout.cache_fraction = 16, 0.5
     c.rollout.prefill_tokens = 16
     run(c, tmp_path, hooks=train.Hooks(step=lambda *step: told.append(step)))
+    drawn = lambda groups: [
+        [g.position, *((r.tokens.tolist(), r.versions.tolist()) for r in g.responses)]
+        for g in groups
+    ]
     for (state, record), (other, expected) in zip(told, whole_run[1], strict=False):
-        for a, b in (
-            (record.batch.groups, expected.batch.groups),
-            (state.carried, other.carried),
-        ):
-            assert [g.position for g in a] == [g.position for g in b]
-            for x, y in zip(a, b, strict=True):
-                for r, s in zip(x.responses, y.responses, strict=True):
-                    assert r.tokens.tolist() == s.tokens.tolist()
-                    assert r.versions.tolist() == s.versions.tolist()
+        assert drawn(record.batch.groups) == drawn(expected.batch.groups)
+        assert drawn(state.carried) == drawn(other.carried)
 
 
 @pytest.mark.slow
@@ -310,16 +278,6 @@ def test_other_slots_are_another_run(whole_run, tmp_path):
     c.rollout.slots = 8
     with pytest.raises(config.ConfigError, match=r"config\.rollout\.slots: 24 -> 8"):
         run(c, whole_run[0])
-
-
-@pytest.mark.parametrize(
-    "change", [{"loss.importance_cap": 0.0}, {"dynamic_sampling.refill": False}]
-)
-def test_staleness_needs_weights_of_importance_and_a_refill(change, tmp_path):
-    c, named = aged(1), next(iter(change)).split(".")[1]
-    c.update(change)
-    with pytest.raises(config.ConfigError, match=rf"config\.rollout\.staleness: .*{named}"):
-        run(c, tmp_path)
 
 
 def test_no_staleness_compiles_no_more():

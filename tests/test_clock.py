@@ -116,25 +116,6 @@ def test_nothing_that_teaches_ends_a_step_short():
     assert [p for p, *_ in stays] == [40, 41, 42, 43]  # no more came in than were on their way
 
 
-def test_with_no_staleness_a_step_drains():
-    """All that came in is judged, and nothing stays but what is not needed."""
-    for used, age, _, tokens, stays in run(World(lengths(1)), 5, staleness=0):
-        assert len(used) == 4 and age == 0 and stays == [] and tokens > 0
-
-
-def by_haste(world, steps, need, in_flight):
-    """What not to do: the first N groups that end, whatever they are."""
-    trained, flights, position = [], {}, 0
-    for _ in range(steps):
-        while len(flights) < in_flight:
-            flights[position] = max(world.length(position, g) for g in range(SIZES["samples"]))
-            position += 1
-        first = sorted(flights, key=flights.get)[:need]
-        trained += first
-        flights = {}  # what is unfinished is begun anew by the newer weights, with other problems
-    return trained, position
-
-
 @pytest.mark.parametrize("staleness", [1, 2])
 def test_no_length_is_favoured(staleness):
     """2,000 groups of a long tail: lengths trained against lengths drawn, each problem's own."""
@@ -151,6 +132,3 @@ def test_no_length_is_favoured(staleness):
     asked = np.mean([teaches(p) for p in drawn])
     judged = np.mean([teaches(p) for _, p in world.judged])
     assert abs(asked - judged) < 1.96 * np.sqrt(asked * (1 - asked) / len(world.judged))
-
-    hasty, drawn = by_haste(World(length), 100, 20, 20 * (staleness + 1))
-    assert stats.ks_2samp(all_of(hasty), all_of(range(drawn))).pvalue < 1e-6

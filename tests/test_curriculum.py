@@ -2,16 +2,18 @@
 cut off and goes on decides the same; and a config without one has nothing of it."""
 
 import itertools
+import json
 import pathlib
-import re
-import shlex
 
 import hypothesis
 import jax
 import numpy as np
+import pages
 import pytest
 import stubbed_train
+import test_train
 from hypothesis import given, strategies as st
+from test_train import run
 
 from dapo_jax import algorithm, config, train
 from dapo_jax.checkpoint import checkpoint
@@ -167,31 +169,6 @@ def test_a_problem_comes_back_after_its_epochs():
     assert [e for e in (3, 4, 5, 6) if curriculum.due(c.curriculum, rates, e)[0]] == [3, 6]
 
 
-def test_where_all_are_left_out_the_next_pass_that_draws_any_begins():
-    stream, rates = problems.stream(range(4), 0), retired(4, epoch=1)
-    back = settings(pass_rate_cap=0.9, revisit_epochs=2)
-    # Two of epoch 1 are left, then epochs 2 and 3 are passed over whole; in epoch 4 the other two.
-    others = [p for p in range(16, 20) if stream[p] not in (stream[6], stream[7])]
-    ahead = curriculum.ahead(back.curriculum, stream, 4, rates)
-    assert ahead(6, 3) == [6, 7, others[0]] and ahead(others[0] + 1, 9) == others[1:]
-    assert curriculum.ahead(back.curriculum, stream, 4, rates)(8, 9) == [16, 17, 18, 19]
-    never = settings(pass_rate_cap=0.9)
-    assert curriculum.ahead(never.curriculum, stream, 4, rates)(6, 4) == [6, 7]
-    assert curriculum.ahead(never.curriculum, stream, 4, rates)(8, 4) == []
-
-
-def test_where_nothing_is_left_to_draw_a_step_is_short():
-    stream = problems.stream(range(4), 0)
-    c = settings(pass_rate_cap=0.9).curriculum
-    ahead = curriculum.ahead(c, stream, 4, retired(4, epoch=1))
-    sample = lambda positions: [of(2, 4, p) for p in positions]
-    got = ds.collect(sample, NINE, start=6, need=8, accept_rate=1.0, ahead=ahead)
-    assert [g.position for g in got.groups] == [6, 7] and (got.rounds, got.next_position) == (1, 8)
-    got = ds.collect(sample, NINE, start=8, need=8, accept_rate=0.3, ahead=ahead)
-    assert (got.groups, got.drawn, got.rounds, got.next_position) == ([], [], 0, 8)
-    assert got.accept_rate == 0.3
-
-
 def test_a_few_problems_left_are_drawn_once_a_step_which_says_so():
     """One of four is left: it is not the whole batch, however many that wants."""
     c, stream, rates = settings(pass_rate_cap=0.9), problems.stream(range(4), 0), retired(4, 0)
@@ -233,14 +210,6 @@ def test_temperature_goes_from_one_to_the_other(schedule):
     np.testing.assert_allclose(drawn, 1.5 - share, rtol=1e-6)
 
 
-def test_without_a_schedule_it_is_the_config_s_to_the_bit():
-    c = config.base()
-    c.rollout.temperature = 0.1 + 0.2
-    method = choose.of(c)
-    assert algorithm.training_draw(method, 7) == algorithm.training_draw(method)
-    assert method.temperature(7) == 0.1 + 0.2
-
-
 # --- Whole runs ----------------------------------------------------------------------------------
 
 
@@ -261,13 +230,6 @@ def small(steps, **fields):
     return c
 
 
-OFF = {name.split(".")[1]: f.default for name, f in config.SCHEMA.items() if name[:5] == "curri"}
-
-
-def run(c, workdir, **options):
-    assert train.train(c, workdir, score=stubbed_train.JUDGE, **options)
-
-
 def saved(workdir, step):
     """(arrays, carried and rates as in the checkpoint)."""
     args = checkpoint.ocp.args
@@ -279,18 +241,14 @@ def saved(workdir, step):
 
 def numbers(workdir):
     return [
-        {k: v for k, v in r.items() if not k.startswith(("time/", "perf/", "sampling/evicted"))}
-        for r in metrics.read(workdir / "metrics.jsonl")
+        {k: v for k, v in r.items() if not k.startswith(("perf/", "sampling/evicted", "eval/"))}
+        for r in test_train.without_clocks(workdir)
     ]
-
-
-def rollouts(workdir):
-    return {p.name: p.read_text() for p in (workdir / "rollouts").iterdir()}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """(workdir of six steps, what was drawn in each, programs compiled after each)."""
+    """(workdir of six steps, (batch, rates) and number of programs compiled after each)."""
     workdir, steps, compiled, after = tmp_path_factory.mktemp("whole"), [], [], []
 
     def listen(event, *_, **__):
@@ -298,7 +256,7 @@ def whole(tmp_path_factory):
             compiled.append(event)
 
     def keep(state, record):
-        steps.append(record.batch)
+        steps.append((record.batch, Rates(**state.by_problem)))
         after.append(len(compiled))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -308,34 +266,34 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_draws_and_trains_by_the_book(whole):
+def test_a_run_draws_what_is_due_and_logs_its_rates(whole):
     workdir, steps, _ = whole
-    c, book, cursor, left_out = small(6), {}, 0, 0
+    c, before, start, left_out = small(6), unknown(8), 0, 0
     stream = problems.stream(range(8), c.seed)
-    for batch, logged in zip(steps, metrics.read(workdir / "metrics.jsonl")[1:], strict=True):
-        due = by_hand(c, stream, 8, book, cursor)
-        assert [g.position for g in batch.drawn] == list(itertools.islice(due, len(batch.drawn)))
+    for (batch, rates), logged in zip(
+        steps, metrics.read(workdir / "metrics.jsonl")[1:], strict=True
+    ):
+        ahead = curriculum.ahead(c.curriculum, stream, 8, before)(start, len(batch.drawn))
+        assert [g.position for g in batch.drawn] == ahead
         assert all(g.grades.right_G.sum() in (1, 2) for g in batch.groups)
-        counted = [g for g in batch.drawn if g.position < batch.next_position]
-        left_out += batch.next_position - cursor - len(counted)
-        again = [book[stream[g.position]][0] for g in counted if stream[g.position] in book]
-        for g in counted:
-            book[stream[g.position]] = (g.grades.right_G.mean(), g.position // 8)
-        cursor = batch.next_position
-        rate_P = np.array([book[i][0] for i in sorted(book)])
+        counted = [g.position for g in batch.drawn if g.position < batch.next_position]
+        left_out += batch.next_position - start - len(counted)
+        again = [before.rate_P[stream[p]] for p in counted if before.draws_P[stream[p]]]
+        assert logged.get("curriculum/known_rate") == (
+            pytest.approx(np.mean(again)) if again else None
+        )
+        rate_P = rates.rate_P[rates.draws_P > 0]
         assert logged["curriculum/pass_rate"] == pytest.approx(rate_P.mean())
-        if again:
-            assert logged["curriculum/known_rate"] == pytest.approx(np.mean(again))
-        assert bool(again) == ("curriculum/known_rate" in logged)
         tenths = np.ceil(np.round(10 * rate_P, 9)).astype(int)
         assert logged["curriculum/by_pass_rate"] == np.bincount(tenths, minlength=11).tolist()
-        epoch = cursor // 8
-        out = [i for i, (rate, e) in book.items() if rate >= 0.75 and 0 < epoch - e <= 1]
-        assert logged["curriculum/left_out"] == len(out)
+        start, before = batch.next_position, rates
+        age_P = start // 8 - rates.epoch_P
+        out_P = (rates.rate_P >= 0.75) & (age_P > 0) & (age_P <= 1)
+        assert logged["curriculum/left_out"] == out_P.sum()
         step = logged["step"] - 1
         assert logged["curriculum/temperature"] == pytest.approx(1 + 0.3 * min(step / 4, 1))
         assert logged["policy/sampler_trainer_logprob_gap"] < 1e-4  # both at that temperature
-    assert left_out >= 3 and cursor > 3 * 8 and len(book) == 8
+    assert left_out >= 3 and start > 3 * 8 and (rates.draws_P > 0).all()
 
 
 @pytest.mark.slow
@@ -366,21 +324,9 @@ def test_cut_within_a_step_and_resumed_is_left_alone(whole, chunks, tmp_path):
     run(small(6), tmp_path)
     jax.tree.map(np.testing.assert_array_equal, saved(tmp_path, 6), saved(whole[0], 6))
     assert {"rate_P", "draws_P", "epoch_P"} < saved(tmp_path, 6)["carried"].keys()
-    for a, b in zip(numbers(tmp_path), numbers(whole[0]), strict=True):
-        evaluated = {k for k in a.keys() ^ b.keys() if k.startswith("eval/")}
-        assert {k: a[k] for k in a.keys() - evaluated} == {k: b[k] for k in b.keys() - evaluated}
-    assert rollouts(tmp_path) == rollouts(whole[0])
-
-
-@pytest.mark.slow
-def test_carried_groups_and_rates_survive_a_restart_together(tmp_path):
-    for name, steps in (("cut", (3, 6)), ("whole", (6,))):
-        for n in steps:
-            c = small(n, **{k: OFF[k] for k in OFF if k.startswith("temperature")})
-            c.dynamic_sampling.surplus = "carry"
-            run(c, tmp_path / name)
-    cut, whole = (saved(tmp_path / name, 6) for name in ("cut", "whole"))
-    jax.tree.map(np.testing.assert_array_equal, cut, whole)
+    assert json.dumps(numbers(tmp_path)) == json.dumps(numbers(whole[0]))
+    for step in range(1, 7):
+        assert test_train.rollouts(tmp_path, step) == test_train.rollouts(whole[0], step)
 
 
 @pytest.mark.slow
@@ -398,42 +344,16 @@ def test_slots_and_mesh_decide_nothing(whole, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_off_has_nothing_of_it_and_the_first_epoch_is_the_same(tmp_path):
-    """Of 64 problems three steps draw none twice: a cap changes no bit, and off keeps no rates. A
-    checkpoint of before goes on with one, and one with rates without."""
-    bits = {}
-    for name, cap in (("off", 0.0), ("cap", 0.5)):
-        c = small(3, **OFF | {"pass_rate_cap": cap})
-        c.data.embedded_problems = 64
-        run(c, tmp_path / name)
-        bits[name] = saved(tmp_path / name, 3)
-        assert curriculum.is_on(c.curriculum) == bool(
-            bits[name]["carried"].keys() & {*Rates._fields}
-        )
-        tags = {k for r in numbers(tmp_path / name) for k in r if k.startswith("curriculum/")}
-        assert bool(tags) == bool(cap)
-    jax.tree.map(np.testing.assert_array_equal, bits["off"]["arrays"], bits["cap"]["arrays"])
-    for name, cap in (("off", 0.5), ("cap", 0.0)):
-        c = small(4, **OFF | {"pass_rate_cap": cap})
-        c.data.embedded_problems = 64
-        run(c, tmp_path / name, allow_config_change=True)
-        assert bool(cap) == bool(saved(tmp_path / name, 4)["carried"].keys() & {*Rates._fields})
-
-
-def test_what_is_known_of_other_problems_is_left_behind(tmp_path):
-    drawn = {}
-    for number in (8, 12):
-        c = small(2 if number == 8 else 3)
-        c.data.embedded_problems = number
-        keep = lambda state, record, n=number: drawn.update({n: Rates(**state.by_problem)})
-        run(c, tmp_path, allow_config_change=True, hooks=train.Hooks(step=keep))
-    assert len(drawn[8].draws_P) == 8 and len(drawn[12].draws_P) == 12
-    assert drawn[12].draws_P.sum() < drawn[8].draws_P.sum()  # of one step
+def test_what_was_kept_is_left_behind_where_it_is_off():
+    state = State(None, None, by_problem=retired(4, 0)._asdict())
+    assert choose.resumed(settings(pass_rate_cap=0.5), state) is state
+    assert choose.resumed(settings(), state).by_problem == {}
 
 
 def test_a_run_with_nothing_left_to_draw_says_so_and_stops(tmp_path, capsys):
     """Everything is right from the first epoch on."""
-    c = small(9, **OFF | {"pass_rate_cap": 0.9})
+    c = test_train.small(9)
+    c.data.embedded_problems, c.curriculum.pass_rate_cap = 8, 0.9
     c.dynamic_sampling.enabled = False
     assert train.train(c, tmp_path, score=lambda problem, response: True)
     said = capsys.readouterr().out
@@ -448,17 +368,12 @@ def test_a_run_with_nothing_left_to_draw_says_so_and_stops(tmp_path, capsys):
 @pytest.mark.slow
 def test_the_page_s_run_and_figures(tmp_path, shell):
     """A short one: after no warm-up the problems are all wrong, which is a difficulty too."""
-    page = (ROOT / "docs" / "curriculum.md").read_text()
-    (command,) = re.findall(r"^python ((?:[^\n\\]|\\\n)+)", page, re.M)
-    words = shlex.split(command.replace("\\\n", " "))
-    words = [w.replace("configs/", f"{ROOT}/configs/") for w in words]
-    alone = dict(cwd=tmp_path, XLA_FLAGS="", JAX_NUM_CPU_DEVICES="1")
+    (_, command), (_, code) = pages.blocks("curriculum.md")
     brief = ["steps=2", "eval.every=0", "eval.max_problems=4", "dynamic_sampling.max_rounds=2"]
     brief += ["supervised_warmup.skill_steps=20", "supervised_warmup.habit_steps=0"]
-    done = shell.python(*words, *(f"--config.{field}" for field in brief), **alone)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    done = shell.python("-c", code, **alone)
-    assert done.returncode == 0, done.stderr[-2000:]
+    train_it = pages.words(command.replace("configs/", f"{ROOT}/configs/"))
+    for words in ([*train_it, *(f"--config.{field}" for field in brief)], ["-c", code]):
+        done = shell.python(*words, cwd=tmp_path, XLA_FLAGS="", JAX_NUM_CPU_DEVICES="1")
+        assert done.returncode == 0, done.stderr[-2000:]
     for name in ("curriculum", "difficulty"):
         assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"

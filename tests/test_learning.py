@@ -67,89 +67,36 @@ def test_a_few_steps_raise_accuracy(tmp_path):
     assert before < 0.1 and after > 0.25, (before, after)
 
 
-# --- rewards of one's own ------------------------------------------------------------------------
-
-REWARDS = """
-from dapo_jax.reward.functions import Grade
-
-def share(problem, response):
-    return response.split().count(problem.answer) / 8
-
-STEPS = {"3": lambda x: x + 3, "8": lambda x: x - 8, "?": lambda x: -x, "Answer:": lambda x: 2 * x}
-
-def unit_tests(problem, response):
-    def run(x):
-        for word in response.removesuffix("</s>").split():
-            x = STEPS[word](x)
-        return x
-    passed = [run(x) == y for x, y in problem.row["tests"]]
-    return Grade(sum(passed) / len(passed), parts={"whole": all(passed)})
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "workers"), [("share", 0), ("unit_tests", 2)])
-def test_graded_and_code_like_rewards_train(tmp_path, name, workers, seed):
-    """A response is a program of the words, and the row's unit tests want the first digit's step:
-    x + 3, or x - 8. Dynamic Sampling goes by the spread of the scores. Mean scores of seeds 0-2
-    went from .05, .08, .20 to 1.0, .93, .51 (share) and from .04, .01, .04 to .79, .56, .52."""
-    c = easy_problems(tmp_path, seed)
-    file = tmp_path / "problems.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    for row in rows:
-        add = {"3": 3, "8": -8}[row["answer"]]
-        row["tests"] = [[x, x + add] for x in (0, 1, 4, -4)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "rewards.py").write_text(REWARDS)
-    c.reward.function, c.reward.workers = f"{tmp_path}/rewards.py:{name}", workers
-    c.reward.overlong_penalty, c.steps = 0.0, 20
-    assert train.train(c, tmp_path / "run")
-    before, after = accuracy(tmp_path / "run", "eval/train/avg@k")
-    print(f"{name}, seed {seed}: {before:.3f} -> {after:.3f}")
-    records = metrics.read(tmp_path / "run" / "metrics.jsonl")[1:]
-    assert before < 0.25 and after > before + 0.2, (before, after)
-    assert all(r["sampling/batch_groups"] == 8 for r in records)
-    assert 0 < records[-1]["data/epochs"] == records[-1]["data/problems_seen"] / 14 or (
-        records[-1]["data/problems_seen"] == 14 and records[-1]["data/epochs"] > 1
-    )
-
-
 # --- the quickstart ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def quickstart(shell):
+def quickstart(shell, arm: str, workdir: pathlib.Path, **fields) -> None:
     """Trains an arm as a user does: in a process with one device, where a step takes a fraction of
     what it takes of eight simulated ones."""
-
-    def train(arm: str, workdir: pathlib.Path, **fields) -> pathlib.Path:
-        fields |= {"eval.every": 0, "checkpoint.every": 0, "log.samples": 0}
-        fields |= {"log.tensorboard": False}
-        done = shell.python(
-            "-m", "dapo_jax.train", f"--config={ROOT}/configs/{arm}.py", f"--workdir={workdir}",
-            *(f"--config.{name}={value}" for name, value in fields.items()),
-            JAX_NUM_CPU_DEVICES="1",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return workdir
-
-    return train
+    fields |= {"eval.every": 0, "checkpoint.every": 0, "log.samples": 0, "log.tensorboard": False}
+    done = shell.python(
+        "-m", "dapo_jax.train", f"--config={ROOT}/configs/{arm}.py", f"--workdir={workdir}",
+        *(f"--config.{name}={value}" for name, value in fields.items()),
+        JAX_NUM_CPU_DEVICES="1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
-def base(quickstart, tmp_path_factory):
+def base(shell, tmp_path_factory):
     """The quickstart's base model: its supervised warm-up alone."""
-    return quickstart("quickstart", tmp_path_factory.mktemp("base"), steps=0) / "checkpoints"
+    quickstart(shell, "quickstart", workdir := tmp_path_factory.mktemp("base"), steps=0)
+    return workdir / "checkpoints"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arm", "least"), [("quickstart", 0.8), ("quickstart_grpo", 0.75)])
-def test_a_third_of_the_quickstart_raises_accuracy(quickstart, base, tmp_path, arm, least, seed):
+def test_a_third_of_the_quickstart_raises_accuracy(shell, base, tmp_path, arm, least, seed):
     """Held-out accuracy at T=1 after 20 of its 60 steps. Seeds 0-4 gave .87, .87, .89, .91, .91
     (DAPO) and .84, .87, .88, .89, .90 (naive GRPO), from .12-.15: each bound is three standard
     deviations below the worst."""
     steps = ("supervised_warmup.skill_steps", "supervised_warmup.habit_steps")
     fields = {"init_from": base, **dict.fromkeys(steps, 0)}
-    quickstart(arm, tmp_path, steps=20, seed=seed, **fields)
+    quickstart(shell, arm, tmp_path, steps=20, seed=seed, **fields)
     before, after = accuracy(tmp_path, "eval/heldout/avg@k")
     assert 0.08 < before < 0.2 and after > least, (before, after)

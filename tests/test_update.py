@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import typed
+import scipy.special
 from jax.sharding import Mesh
 from levels import compiled_soon
+from rounding import assert_near, reference
+from test_qwen2 import oracle_logits
 
 from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, packing, update
 from dapo_jax.model import kernels, learner, one_cpu, qwen2
 from dapo_jax.model.head import head_stats
-from dapo_jax.model.kernels import GENERAL
 from dapo_jax.variants import objectives, positive_lm
 
 SHAPE = qwen2.Shape(
@@ -28,16 +29,12 @@ SHAPE = qwen2.Shape(
 )  # fmt: skip
 TEMPERATURE = 0.7
 LR = 0.5
-EPS = 2.0**-24  # the most that storing a number as float32 changes it, of its size
-# What float32 may do to a gradient, in units of what one rounding of every weight does to it in
-# float64 (`truth`). All ways of computing it lie within 2.1 of them of the truth, with SSE4.2, AVX2
-# and AVX-512 alike; a change of one advantage by 1e-4 lies outside.
-ROUNDINGS = 4.0
 RULES = config.base().sharding.train.to_dict()
 # Every term on, far from its default. Bounds lie away from the ratios below, so that float32 and
 # float64 agree on which tokens are clipped.
-ALL_ON = objective.Coefficients(0.2, 0.28, 10.0, 20.0, 2.0, 1.0, 0.1, 0.05, 1.5)
-PLAIN = objective.Coefficients(0.2, 0.28, np.inf, 20.0, np.inf, 0.0, 0.0, 0.0, np.inf)
+ALL_ON = objective.Coefficients(0.2, 0.28, 10.0, 20.0, 2.0, 0.1, 0.05, 1.5)
+WEIGHTED = objective.Choice(importance=objective.importance_weight)
+PLAIN = objective.Coefficients(0.2, 0.28, np.inf, 20.0, 0.0, 0.0, 0.0, np.inf)
 GAPS = [-0.6, -0.1, 0.0, 0.1, 0.4, 2.6]  # logp - old: clipped low, free, ..., dual-clipped
 
 
@@ -47,49 +44,7 @@ class Batch(NamedTuple):
     ref: list[np.ndarray]
 
 
-class Result(NamedTuple):
-    grads: dict
-    metrics: dict
-
-
-class Truth(NamedTuple):
-    """A gradient in float64, and how far one float32 rounding of every weight moves it."""
-
-    value: Result
-    norm: float  # of the difference, over the gradient's
-    gaps: Result  # the largest |difference| of each array and metric
-
-
-# ------------------------------------------------------------------------------------------------
-# A dense float64 oracle: one sequence a row, no packing, no chunks, no code of the project
-# ------------------------------------------------------------------------------------------------
-
-
-def dense_logits(params, tokens_QxT):
-    """Qwen2 in the straightest way: rotation of complex numbers, a full score matrix."""
-    blocks, d = params["blocks"], SHAPE.head_dim
-    norm = lambda x, w: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + SHAPE.rms_eps) * w
-    T = tokens_QxT.shape[1]
-    angle = np.arange(T)[:, None] * SHAPE.rope_theta ** (-np.arange(0, d, 2) / d)
-
-    def rotate(x):  # [Q, T, heads, d]
-        z = (x[..., : d // 2] + 1j * x[..., d // 2 :]) * np.exp(1j * angle)[:, None]
-        return jnp.concatenate([z.real, z.imag], -1)
-
-    x = params["embed"][tokens_QxT]
-    for i in range(SHAPE.num_layers):
-        w = {k: v[i] for k, v in blocks.items()}
-        h = norm(x, w["attn_norm"])
-        q, k, v = (jnp.tensordot(h, w[n], 1) + w[n + "_bias"] for n in "qkv")
-        q, k = rotate(q), rotate(k)
-        serves = np.arange(SHAPE.num_heads) // (SHAPE.num_heads // SHAPE.num_kv_heads)
-        scores = jnp.einsum("QTHd,QSHd->QHTS", q, k[:, :, serves]) / math.sqrt(d)
-        weights = jax.nn.softmax(jnp.where(np.tri(T, dtype=bool), scores, -jnp.inf))
-        x = x + jnp.einsum("QHTS,QSHd,HdD->QTD", weights, v[:, :, serves], w["o"])
-        h = norm(x, w["mlp_norm"])
-        gate = h @ w["gate"]
-        x = x + (gate / (1 + jnp.exp(-gate)) * (h @ w["up"])) @ w["down"]
-    return norm(x, params["final_norm"]) @ params["embed"].T
+# --- a dense float64 oracle: one sequence a row, no packing, no chunks, no code of the project ----
 
 
 def dense(items, values):
@@ -110,16 +65,17 @@ def oracle_tokens(items):
     return out
 
 
-def oracle_stats(params, items, temperature):
+def oracle_stats(params, items, temperature, xp=jnp):
     """log-prob of each next token and entropy, [Q, T - 1]."""
     tokens = oracle_tokens(items)
-    logp_all = jax.nn.log_softmax(dense_logits(params, tokens[:, :-1]) / temperature)
-    logp = (logp_all * jax.nn.one_hot(tokens[:, 1:], SHAPE.vocab_size)).sum(-1)
-    return logp, -(jnp.exp(logp_all) * logp_all).sum(-1)
+    logits = oracle_logits(SHAPE, params, tokens[:, :-1], xp) / temperature
+    logp_all = (jax.nn if xp is jnp else scipy.special).log_softmax(logits, axis=-1)
+    logp = (logp_all * np.eye(SHAPE.vocab_size)[tokens[:, 1:]]).sum(-1)
+    return logp, -(xp.exp(logp_all) * logp_all).sum(-1)
 
 
-def oracle_loss(params, batch, c, objective="ppo", importance="token", weighted=False):
-    """The objective, case by case."""
+def oracle_loss(params, batch, c, objective="ppo", importance=None):
+    """The objective, case by case: 'ppo' or 'gspo'; with weights by 'token' or 'sequence_mask'."""
     items = batch.items
     ones = [np.ones(len(i.response)) for i in items]
     logp, entropy = oracle_stats(params, items, TEMPERATURE)
@@ -128,73 +84,53 @@ def oracle_loss(params, batch, c, objective="ppo", importance="token", weighted=
     sampled = dense(items, [i.sampled_logps for i in items])
     A = dense(items, [o * i.advantage for o, i in zip(ones, items, strict=True)])
     weight = dense(items, [o * i.weight for o, i in zip(ones, items, strict=True)])
-    mean = lambda x: x.sum(1, keepdims=True) / trained.sum(1, keepdims=True)
     moved = jnp.where(trained > 0, logp - old, 0.0)
-    if objective.startswith("gspo"):  # both: a response's tokens have one advantage
-        moved = trained * mean(moved)
-    elif objective == "rloo":
-        moved = trained * moved.sum(1, keepdims=True)
+    if objective == "gspo":  # a response's tokens have one ratio
+        moved = trained * moved.sum(1, keepdims=True) / trained.sum(1, keepdims=True)
     ratio = jnp.exp(moved)
     gain = jnp.where(
         A > 0,
         A * jnp.minimum(ratio, 1 + c.clip_high),
         A * jnp.minimum(jnp.maximum(ratio, 1 - c.clip_low), c.dual_clip),
     )
-    if objective == "cispo":
-        fixed = jax.lax.stop_gradient(ratio)
-        gain = jnp.clip(fixed, 1 - c.clip_low, 1 + c.clip_high) * A * logp
-    w = ratio_w = np.exp(old - sampled)
-    if importance.startswith("sequence"):
-        w = ratio_w = trained * np.exp((old - sampled).sum(1, keepdims=True))
-    elif importance.startswith("mean"):
-        ratio_w = trained * np.exp(mean(old - sampled))
-        w = w if importance == "mean_mask" else ratio_w
-    if importance.endswith("_mask"):
-        w = np.where((ratio_w < c.importance_floor) | (ratio_w > c.importance_cap), 0, w)
-    else:
-        w = np.minimum(w, c.importance_cap)
-    if c.importance:
-        weight = weight * w
+    gap = jnp.subtract(old, sampled)
+    if importance == "token":
+        w = jnp.minimum(jnp.exp(gap), c.importance_cap)
+    elif importance:
+        w = trained * jnp.exp(gap.sum(1, keepdims=True))
+        w = jnp.where((w < c.importance_floor) | (w > c.importance_cap), 0, w)
+    weight = weight * w if importance else weight
     r = jnp.where(trained > 0, ref - logp, 0.0)
     bonus = jnp.where(entropy < c.entropy_enough, entropy, c.entropy_enough)
     kl = jnp.exp(r) - 1 - r
     loss = (weight * (-gain + c.kl_coef * kl - c.entropy_coef * bonus)).sum()
-    cut = objective == "cispo"
     metrics = dict(
         loss=(weight * -gain).sum(),
         tokens=trained.sum(),
         entropy=(trained * entropy).sum(),
         prob=(trained * jnp.exp(logp)).sum(),
-        clip_low=(trained * (cut | (A < 0)) * (ratio < 1 - c.clip_low)).sum(),
-        clip_high=(trained * (cut | (A > 0)) * (ratio > 1 + c.clip_high)).sum(),
+        clip_low=(trained * (A < 0) * (ratio < 1 - c.clip_low)).sum(),
+        clip_high=(trained * (A > 0) * (ratio > 1 + c.clip_high)).sum(),
         dual_clip=(trained * (A < 0) * (ratio > c.dual_clip)).sum(),
         approx_kl=(trained * (old - logp)).sum(),
         ref_kl=(trained * kl).sum(),
         ratio_max=(trained * ratio).max(),
         sampler_gap=(trained * abs(logp - sampled)).max(),
     )
-    if weighted:
+    if importance:
         metrics["importance"] = (trained * w).sum()
         metrics["importance_capped"] = (trained * (w >= c.importance_cap)).sum()
-    if importance != "token":
+    if importance == "sequence_mask":
         metrics["importance_zeroed"] = (trained * (w == 0)).sum()
     return loss, metrics
 
 
-def oracle(fn):
-    """An oracle runs once: soon compiled is soon done."""
-    return jax.jit(fn, compiler_options=typed.OPTIONS)
+def truth(loss_fn, params):
+    """`reference` of (gradient, metrics)."""
+    return reference(jax.grad(loss_fn, has_aux=True), params)
 
 
-def in_float64(fn, params, *args):
-    with jax.enable_x64(True):
-        params = jax.tree.map(lambda w: jnp.asarray(np.asarray(w), jnp.float64), params)
-        return jax.device_get(oracle(lambda p: fn(p, *args))(params))
-
-
-# ------------------------------------------------------------------------------------------------
-# The same batch, through the project
-# ------------------------------------------------------------------------------------------------
+# --- the same batch, through the project ----------------------------------------------------------
 
 
 def params_of(shape):
@@ -234,7 +170,7 @@ def make_batch(params, gaps):
         )
         for (p, n), w in zip(lengths, weights, strict=True)
     ]  # fmt: skip
-    logp = in_float64(lambda p: oracle_stats(p, bare, TEMPERATURE)[0], params)
+    logp, _ = oracle_stats(params, bare, TEMPERATURE, np)
     items, old, ref = [], [], []
     for item, row in zip(bare, logp, strict=True):
         n, at = len(item.response), len(item.prompt) - 1
@@ -246,7 +182,7 @@ def make_batch(params, gaps):
 
 @pytest.fixture(scope="module")
 def expected(params, batch):
-    """Oracle gradients: 'all on', 'plain' and 'supervised'."""
+    """Oracle gradients and metrics: 'all on' and 'supervised'."""
 
     def supervised(p):
         logp, _ = oracle_stats(p, batch.items, 1.0)
@@ -255,26 +191,9 @@ def expected(params, batch):
         return loss, dict(loss=loss)
 
     return {
-        "all on": truth(lambda p: oracle_loss(p, batch, ALL_ON), params),
-        "plain": truth(lambda p: oracle_loss(p, batch, PLAIN), params),
+        "all on": truth(lambda p: oracle_loss(p, batch, ALL_ON, importance="token"), params),
         "supervised": truth(supervised, params),
     }
-
-
-def truth(loss_fn, params, draws: int = 8) -> Truth:
-    """Every operation of float32 rounds, as if its inputs had been moved a little: so the gradient
-    of weights that are moved by one rounding, up or down at random, says how far apart right
-    computations may lie. All of it is float64: no property of this machine."""
-    rng = np.random.default_rng(5)
-    moved = lambda w: np.float64(w) * (1 + EPS * rng.choice([-1.0, 1.0], np.shape(w)))
-    with jax.enable_x64(True):
-        fn = oracle(jax.grad(loss_fn, has_aux=True))
-        trees = [jax.tree.map(np.float64, params)]
-        trees += [jax.tree.map(moved, params) for _ in range(draws)]
-        value, *others = (Result(*jax.device_get(fn(tree))) for tree in trees)
-    gap = lambda v, *xs: max(np.abs(x - v).max() for x in xs)
-    norm = math.sqrt(np.mean([relative_gap(o.grads, value.grads) ** 2 for o in others]))
-    return Truth(value, norm, jax.tree.map(gap, value, *others))
 
 
 def mesh_of(data=1, fsdp=1, tensor=1):
@@ -284,10 +203,9 @@ def mesh_of(data=1, fsdp=1, tensor=1):
     return Mesh(np.array(jax.devices()[:n]).reshape(data, fsdp, tensor), parallel.AXES)
 
 
-def make_programs(shape=SHAPE, mesh=None, tx=None, choice=objective.DAPO, terms=()):
-    """The default optimizer is one whose state is the gradient, so that `update` hands it out."""
-    tx = optax.trace(decay=0.0) if tx is None else tx
-    setup = learner.Setup(mesh or mesh_of(), RULES, tx, "float32")
+def make_programs(shape=SHAPE, mesh=None, choice=WEIGHTED, terms=()):
+    """The optimizer's state is the gradient, so that `update` hands it out."""
+    setup = learner.Setup(mesh or mesh_of(), RULES, optax.trace(decay=0.0), "float32")
     return update.Trainer(shape, setup, choice, terms)
 
 
@@ -335,7 +253,7 @@ def packed(programs, batch, **layout) -> tuple[update.Batch, list]:
 
 
 def run(programs, params, batch, c, **layout):
-    """One update; c=None is the supervised one."""
+    """(gradient, metrics) of one update; c=None is the supervised one."""
     (given, _), state = packed(programs, batch, **layout), start(programs, params)
     if c is None:
         out = programs.supervise(*state, given.rows, given.micro_batches, np.float32(LR))
@@ -349,7 +267,7 @@ def run(programs, params, batch, c, **layout):
         lambda new, old, g: np.testing.assert_allclose(new, old - LR * g, rtol=1e-6, atol=1e-7),
         new_params, params, opt_state.trace,
     )  # fmt: skip
-    return Result(opt_state.trace, metrics)
+    return opt_state.trace, metrics
 
 
 def relative_gap(got, want) -> float:
@@ -360,29 +278,12 @@ def relative_gap(got, want) -> float:
     return math.sqrt(gap / norm)
 
 
-def assert_same(got: Result, want: Truth):
-    """What float32 rounding explains lies between them: in the whole gradient, in the worst entry
-    of each array, and in each metric (for counts, the rounding of a sum)."""
-    assert relative_gap(got.grads, want.value.grads) <= ROUNDINGS * want.norm
-    arrays = jax.tree_util.tree_leaves_with_path(got.grads)
-    for (path, a), b, gap in zip(
-        arrays, jax.tree.leaves(want.value.grads), jax.tree.leaves(want.gaps.grads), strict=True
-    ):
-        assert np.abs(a - b).max() <= ROUNDINGS * gap, (path, np.abs(a - b).max() / gap)
-    assert got.metrics.keys() == want.value.metrics.keys()
-    for name, value in want.value.metrics.items():
-        allowed = ROUNDINGS * want.gaps.metrics[name]
-        assert got.metrics[name] == pytest.approx(value, rel=10 * EPS, abs=allowed), name
-
-
 # --- against the oracle ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("case", "c"), [("all on", ALL_ON), ("plain", PLAIN), ("supervised", None)]
-)
+@pytest.mark.parametrize(("case", "c"), [("all on", ALL_ON), ("supervised", None)])
 def test_gradient_against_dense_float64(programs, params, batch, expected, case, c):
-    assert_same(run(programs, params, batch, c), expected[case])
+    assert_near(run(programs, params, batch, c), expected[case])
 
 
 @pytest.mark.parametrize("name", ["ppo", "gspo"])
@@ -395,15 +296,13 @@ def test_shared_prompts_give_the_same_gradient(params, batch, name):
     apart = run(make_programs(choice=choice), params, groups, PLAIN)
     made = make_programs(sharing, choice=choice)
     shared = run(made, params, groups, PLAIN, share_prompts=True)
-    assert relative_gap(shared.grads, apart.grads) < 1e-5
-    assert apart.metrics.keys() == shared.metrics.keys()
-    for name, value in apart.metrics.items():
-        assert shared.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    assert relative_gap(shared[0], apart[0]) < 1e-5
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, shared[1], apart[1])
 
 
-@pytest.mark.parametrize("layout", [{}, dict(row_tokens=40, micro_rows=4)], ids=str)
 @compiled_soon()
-def test_a_term_with_weights_of_its_own(params, batch, layout):
+def test_a_term_with_weights_of_its_own(params, batch):
     """The log-likelihood of right responses, which add up to .1 over all tokens of theirs."""
     right = [i % 3 > 0 for i in range(12)]
     share = 0.1 / sum(len(i.response) * r for i, r in zip(batch.items, right, strict=True))
@@ -415,10 +314,10 @@ def test_a_term_with_weights_of_its_own(params, batch, layout):
         nll = -(weight * oracle_stats(p, items, TEMPERATURE)[0]).sum()
         return loss + nll, metrics | dict(positive_loss=nll)
 
-    got = run(
-        make_programs(terms=(positive_lm.NLL,)), params, Batch(items, *batch[1:]), PLAIN, **layout
-    )
-    assert_same(got, truth(both, params))
+    programs = make_programs(choice=objective.DAPO, terms=(positive_lm.NLL,))
+    want = truth(both, params)
+    for layout in ({}, dict(row_tokens=40, micro_rows=4)):
+        assert_near(run(programs, params, Batch(items, *batch[1:]), PLAIN, **layout), want)
 
 
 @pytest.fixture
@@ -435,7 +334,7 @@ def large(monkeypatch):
 )
 def test_a_large_model_on_one_cpu(large, params, batch, expected, change):
     programs = make_programs(SHAPE._replace(**change))
-    assert_same(run(programs, params, batch, ALL_ON), expected["all on"])
+    assert_near(run(programs, params, batch, ALL_ON), expected["all on"])
 
 
 @pytest.mark.parametrize("field, factor", [("advantage", 1.0001), ("weight", 1.001)])
@@ -443,33 +342,24 @@ def test_the_bound_is_no_wider_than_an_error(programs, params, batch, expected, 
     """One sequence of twelve, a little off: outside of what rounding explains."""
     items = list(batch.items)
     items[4] = items[4]._replace(**{field: getattr(items[4], field) * factor})
-    got = run(programs, params, batch._replace(items=items), ALL_ON)
-    assert (
-        relative_gap(got.grads, expected["all on"].value.grads)
-        > ROUNDINGS * expected["all on"].norm
-    )
+    with pytest.raises(AssertionError):
+        assert_near(run(programs, params, batch._replace(items=items), ALL_ON), expected["all on"])
 
 
 def test_the_batch_has_every_case(expected):
-    metrics = expected["all on"].value.metrics
-    assert min(metrics[k] for k in ("clip_low", "clip_high", "dual_clip")) >= 1
-    free = metrics["tokens"] - metrics["clip_low"] - metrics["clip_high"] - metrics["dual_clip"]
-    assert free >= 1 and expected["plain"].value.metrics["dual_clip"] == 0
+    _, metrics = expected["all on"][0]
+    clipped = [metrics[k] for k in ("clip_low", "clip_high", "dual_clip")]
+    assert min(clipped) >= 1 and metrics["tokens"] - sum(clipped) >= 1
 
 
-def test_log_probs_and_entropy_return_to_their_sequences(programs, params, batch):
+def test_log_probs_return_to_their_sequences(programs, params, batch):
     (rows, _, _, used, _), places = packed(programs, batch)
-    want_logp, want_entropy = in_float64(oracle_stats, params, batch.items, TEMPERATURE)
+    want, _ = oracle_stats(params, batch.items, TEMPERATURE, np)
     state, _ = start(programs, params)
     logp = programs.log_probs(state, rows, used, np.float32(TEMPERATURE))
-    stats = jax.jit(lambda p, r: update.row_stats(SHAPE, p, r, TEMPERATURE, GENERAL))
-    micro_batches = [jax.tree.map(lambda x, i=i: x[i], rows) for i in range(used)]
-    entropy = np.stack([stats(params, micro).entropy_RxT for micro in micro_batches])
-    logp, entropy = unpack(np.asarray(logp), places), unpack(entropy, places)
-    for i, item in enumerate(batch.items):
-        at = np.s_[i, len(item.prompt) - 1 : len(item.prompt) - 1 + len(item.response)]
-        np.testing.assert_allclose(logp[i], want_logp[at], atol=1e-5)
-        np.testing.assert_allclose(entropy[i], want_entropy[at], atol=1e-5)
+    for row, item, mine in zip(want, batch.items, unpack(np.asarray(logp), places), strict=True):
+        at = len(item.prompt) - 1
+        np.testing.assert_allclose(mine, row[at : at + len(item.response)], atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 10, 64])
@@ -535,49 +425,18 @@ def test_clipping_of_a_large_model(size):
     assert used.temp_size_in_bytes < params["w"].nbytes
 
 
-@pytest.mark.parametrize(
-    ("name", "importance"),
-    [
-        ("cispo", "token_mask"),
-        ("gspo", "sequence"),
-        ("gspo_token", "mean"),
-        ("rloo", "sequence_mask"),
-        ("ppo", "mean_mask"),
-        ("ppo", "token_mask"),  # the decoupled objective, and IcePop
-        ("ppo", "token"),
-    ],
-)
 @compiled_soon()
-def test_every_objective_and_weight_in_every_layout(params, near_batch, name, importance):
+def test_sums_over_a_response_in_every_layout(params, near_batch):
     """Against float64; then in longer rows, more of them to a micro-batch, on four devices: which
-    sequences share a row changes no response's sum."""
+    sequences share a row changes no response's sum. Every objective: test_objectives.py."""
     c = ALL_ON._replace(importance_cap=1.1, importance_floor=0.7, dual_clip=np.inf)
-    want = truth(lambda p: oracle_loss(p, near_batch, c, name, importance, True), params)
-    choice = objective.Choice(
-        objectives.OBJECTIVES[name].token_loss, objectives.IMPORTANCE[importance], True
-    )
-    assert_same(run(make_programs(choice=choice), params, near_batch, c), want)
+    want = truth(lambda p: oracle_loss(p, near_batch, c, "gspo", "sequence_mask"), params)
+    choice = objective.Choice(objectives.gspo, objectives.sequence_mask)
+    assert_near(run(make_programs(choice=choice), params, near_batch, c), want)
     wide = make_programs(mesh=mesh_of(fsdp=2, tensor=2), choice=choice)
-    assert_same(run(wide, params, near_batch, c, row_tokens=40, micro_rows=4), want)
-    if importance.endswith("_mask"):
-        assert 0 < want.value.metrics["importance_zeroed"] < want.value.metrics["tokens"]
-    else:
-        assert 0 < want.value.metrics["importance_capped"] < want.value.metrics["tokens"]
-
-
-@pytest.mark.parametrize(
-    "normalizer", ["batch_tokens", "group_tokens", "chunk_tokens", "sequence", "constant"]
-)
-def test_every_average_in_every_layout(programs, params, near_batch, normalizer):
-    """Weights go by mini-batch and not by row: the mean over prompts, responses, chunks of them or
-    tokens, and Dr. GRPO's constant, are the same however the responses lie."""
-    lengths = np.array([len(i.response) for i in near_batch.items])
-    weights = objective.token_weights(lengths, np.repeat(np.arange(4), 3), normalizer, 5, 10)
-    items = [i._replace(weight=w) for i, w in zip(near_batch.items, weights, strict=True)]
-    batch = near_batch._replace(items=items)
-    want = truth(lambda p: oracle_loss(p, batch, PLAIN), params)
-    assert_same(run(programs, params, batch, PLAIN), want)
-    assert_same(run(programs, params, batch, PLAIN, row_tokens=40, micro_rows=4), want)
+    assert_near(run(wide, params, near_batch, c, row_tokens=40, micro_rows=4), want)
+    metrics = want[0][1]
+    assert 0 < metrics["importance_zeroed"] < metrics["tokens"]
 
 
 # --- however it is computed -----------------------------------------------------------------------
@@ -612,7 +471,7 @@ def test_the_layout_does_not_matter(programs, params, batch, expected, sizes, ch
     rest = {name: value for name, value in layout.items() if name != "order"}
     some = Batch(*([part[i] for i in order] for part in batch))
     made = make_programs(SHAPE._replace(**change), mesh_of(**sizes)) if change else programs
-    assert_same(run(made, params, some, ALL_ON, **rest), expected["all on"])
+    assert_near(run(made, params, some, ALL_ON, **rest), expected["all on"])
     # The weights are really split: a device holds its share of the largest one.
     state, opt_state = start(made, params)
     shards = sizes.get("fsdp", 1) * sizes.get("tensor", 1)
@@ -679,21 +538,6 @@ def test_parameters_that_would_not_be_finite_are_not_applied(apply):
     after, _, norm, skipped = apply(tx, params, state, grads, 1e30)
     assert skipped and np.isfinite(norm)
     np.testing.assert_array_equal(after["w"], params["w"])
-
-
-@pytest.mark.parametrize("size", ["small", "large"])
-def test_one_bad_token_skips_the_update(request, size, params, batch):
-    if size == "large":
-        request.getfixturevalue("large")
-    programs = make_programs() if size == "large" else request.getfixturevalue("programs")
-    old = [o.copy() for o in batch.old]
-    old[5][0] = np.nan
-    given, _ = packed(programs, batch._replace(old=old))
-    out = programs.update(*start(programs, params), given, knobs(ALL_ON))
-    new_params, opt_state, metrics = out
-    assert metrics["skipped"] and not np.isfinite(metrics["grad_norm"])
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(new_params), params)
-    assert not any(g.any() for g in jax.tree.leaves(jax.device_get(opt_state)))
 
 
 # --- learning rate --------------------------------------------------------------------------------

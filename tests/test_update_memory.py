@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, update
 from dapo_jax.model import learner, qwen2
-from dapo_jax.pods import topology
 
 SHAPE = qwen2.Shape(
     vocab_size=1024, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4,
@@ -51,25 +50,6 @@ def test_no_array_of_tokens_by_vocabulary():
     forbidden = R * 48 * SHAPE.vocab_size
     assert traced(head_chunk=8) == forbidden // 6  # the logits of one chunk, and nothing larger
     assert traced(head_chunk=48) >= forbidden  # the measure does see it where it is made
-
-
-@pytest.mark.slow
-def test_memory_is_flat_in_the_vocabulary():
-    """Beyond the embedding itself, of which an update holds up to nine copies: the weights, two
-    moments, the summed gradient, that of the micro-batch from both ends of the network and their
-    sum, the head's transpose, and on one CPU, which makes it in parts, that of its gradient."""
-
-    def live(vocab, **change):
-        programs = make_programs(SHAPE._replace(vocab_size=vocab, **change))
-        compiled = programs.update.lower(*programs.abstract(A, R, T)).compile()
-        return topology.memory(compiled).live
-
-    small = live(1024)
-    own = 9 * 4 * SHAPE.hidden_size
-    for vocab in (16_384, 151_936):
-        assert live(vocab) <= 1.1 * small + own * (vocab - 1024), vocab
-    # What it guards against does show: all logits at once.
-    assert live(16_384, head_chunk=T) > 1.1 * small + own * (16_384 - 1024)
 
 
 # --- state in host memory ------------------------------------------------------------------

@@ -13,7 +13,9 @@ import optax
 import pytest
 import test_update
 from flax.traverse_util import flatten_dict
-from test_train import arrays, assert_same_bits, finish, launch, run, small, without_clocks
+from rounding import assert_near, reference
+from test_qwen2 import oracle_logits
+from test_train import arrays, assert_same_bits, run, small, without_clocks
 from test_update import RULES, SHAPE, mesh_of, params_of, relative_gap, spread, unpack
 
 from dapo_jax import algorithm, build, config, parallel
@@ -68,9 +70,10 @@ def old(items):
 
 
 def oracle_values(params, items):
-    """[Q, T], by the dense model of test_update.py: the head is one more row of its vocabulary."""
+    """[Q, T], by the dense model: the head is one more row of its vocabulary."""
     wider = params | {"embed": jnp.concatenate([params["embed"], params["score"].T])}
-    return test_update.dense_logits(wider, test_update.oracle_tokens(items)[:, :-1])[..., -1]
+    tokens = test_update.oracle_tokens(items)[:, :-1]
+    return oracle_logits(SHAPE, wider, tokens, jnp)[..., -1]
 
 
 def packed(of, items, old, layout):
@@ -86,7 +89,7 @@ def packed(of, items, old, layout):
 
 @pytest.fixture(scope="module")
 def expected(params, items, old):
-    """Gradient of the value loss with a clip of .5, in float64."""
+    """`reference` of (gradient of the value loss with a clip of .5, values)."""
     dense = lambda values: test_update.dense(items, values)
     trained = dense([np.ones(len(i.response)) for i in items])
     reward = dense([np.full(len(i.response), i.advantage) for i in items])
@@ -96,22 +99,16 @@ def expected(params, items, old):
         v = oracle_values(p, items)
         near = before + jnp.clip(v - before, -0.5, 0.5)
         worse = jnp.maximum((v - reward) ** 2, (near - reward) ** 2)
-        return 0.5 * (trained * worse).sum() / trained.sum()
+        return 0.5 * (trained * worse).sum() / trained.sum(), trained * v
 
-    return test_update.in_float64(jax.grad(loss), params)
+    return reference(jax.grad(loss, has_aux=True), params)
 
 
 EIGHT = dict(row_tokens=24, micro_rows=8, max_items=12)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "layout"),
-    [
-        *(((), layout) for layout in LAYOUTS),
-        ((1, 4, 2), EIGHT),
-        pytest.param((2, 2, 2), EIGHT, marks=pytest.mark.slow),
-    ],
-    ids=str,
+    ("sizes", "layout"), [*(((), layout) for layout in LAYOUTS), ((2, 2, 2), EIGHT)], ids=str
 )
 def test_gradient_and_values_are_those_of_any_layout(params, items, old, expected, sizes, layout):
     of = make_critic(mesh_of(*sizes))
@@ -124,11 +121,7 @@ def test_gradient_and_values_are_those_of_any_layout(params, items, old, expecte
     assert not log["skipped"] and log["tokens"] == sum(len(i.response) for i in items)
     assert 0 < log["clipped"] < log["tokens"]
     assert relative_gap(alone, opt_state.trace) < 1e-6
-    assert relative_gap(alone, expected) < 1e-5
-    want = np.asarray(oracle_values(params, items))
-    for row, item, mine in zip(want, items, unpack(values, places), strict=True):
-        at = len(item.prompt) - 1
-        np.testing.assert_allclose(mine, row[at : at + len(item.response)], atol=2e-5)
+    assert_near((alone, test_update.dense(items, unpack(values, places))), expected)
 
 
 # --- A step, by models that note what they are given ---------------------------------------------
@@ -247,15 +240,15 @@ def logged(*sums):
 
 @pytest.mark.parametrize("bootstrap", [False, True])
 @pytest.mark.parametrize("alpha", [0.0, 0.4])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_estimates_are_gae_of_each_response(items, layout, alpha, bootstrap):
+@pytest.mark.parametrize(
+    ("sizes", "layout"), [*(((), layout) for layout in LAYOUTS), ((2, 2, 2), EIGHT)], ids=str
+)
+def test_estimates_are_gae_of_each_response(items, sizes, layout, alpha, bootstrap):
     """Against sums of discounted differences, response by response; the sums too. bootstrap: in
     place of its reward a truncated response has the value of the cell that reads its last token."""
-    of = make_critic()
+    of = make_critic(mesh_of(*sizes))
     rows, _, places = packing.pack(items, packing.Layout(**layout), open_ends=bootstrap)
-    closed, _, _ = packing.pack(items, packing.Layout(**layout))
-    for name in ("trained_AxRxT", "weight_AxRxT", "advantage_AxRxT"):
-        assert getattr(rows, name).sum() == getattr(closed, name).sum()
+    assert not (rows.weight_AxRxT + rows.advantage_AxRxT)[~rows.trained_AxRxT].any()
     values = np.random.default_rng(4).normal(size=rows.tokens_AxRxT.shape).astype(np.float32)
     c = config.base()
     c.critic.gamma, c.critic.lambda_value, c.critic.length_alpha = 0.99, 0.9, alpha
@@ -280,11 +273,11 @@ def test_estimates_are_gae_of_each_response(items, layout, alpha, bootstrap):
         np.testing.assert_allclose(A, power(0.99 * lam) @ delta, atol=1e-5)
         np.testing.assert_allclose(G, power(0.99 * 0.9) @ delta + v, atol=1e-5)
     lengths = [len(i.response) for i in items]
-    assert got.sums["tokens"].tolist() == [
+    of_all, *thirds = got.sums["tokens"]
+    assert of_all == sum(lengths) and thirds == [
         sum(n for n in lengths if low < n <= high)
-        for low, high in ((0, 99), (0, numbers.short), (numbers.short, numbers.long),
-                          (numbers.long, 99))
-    ]  # fmt: skip
+        for low, high in itertools.pairwise((0, numbers.short, numbers.long, 99))
+    ]
     log = logged(got.sums)
     G, error = np.concatenate(returns), np.concatenate(returns) - np.concatenate(olds)
     assert log["critic/explained_variance"] == pytest.approx(1 - error.var() / G.var(), abs=1e-4)
@@ -292,23 +285,21 @@ def test_estimates_are_gae_of_each_response(items, layout, alpha, bootstrap):
     assert log["critic/advantage_std"] == pytest.approx(np.concatenate(advantages).std(), rel=1e-4)
 
 
-def test_golden_explained_variance():
-    """Of two responses, a mini-batch each, from the sums of their estimates."""
-    values, rewards = ([0.9, 0.35, -0.5, 0.5, 1.4], [-0.5, -0.25, -0.9]), (1.0, -1.0)
-    of, layout = make_critic(), dict(row_tokens=9, micro_rows=1, max_items=1)
+def test_estimates_of_several_mini_batches_are_of_all_their_tokens():
+    """Two responses, a mini-batch each. Where all returns are alike there is nothing to explain."""
+    values = [0.9, 0.35, -0.5, 0.5, 1.4], [-0.5, -0.25, -0.9]
 
     def sums(values, reward):
-        response = packing.Item([1, 2], [3] * len(values), np.zeros(len(values), "f"), reward, 1.0)
-        batch, _ = packed(of, [response], [np.array(values, "f")], layout)
-        numbers = update.horizon(config.vapo().critic, [], 0)
-        return jax.device_get(of.estimate(batch.rows, batch.old_values_AxRxT, numbers).sums)
+        numbers = {"return": np.full(len(values), reward), "error": reward - np.array(values)}
+        numbers["advantage"] = numbers["error"]
+        out = {"tokens": len(values), "lam": 0.0}
+        for name, x in numbers.items():
+            out |= {name: x.sum(), f"{name}_square": (x * x).sum()}
+        return {name: np.array([x, 0, 0, 0]) for name, x in out.items()}
 
     tag = "critic/explained_variance"
-    log = logged(*map(sums, values, rewards))
-    assert log[tag] == pytest.approx(0.4946666666666667, rel=1e-5)
-    off_by_3 = [[r + 3] * len(v) for v, r in zip(values, rewards, strict=True)]
-    assert logged(*map(sums, off_by_3, rewards))[tag] == pytest.approx(1, abs=1e-6)
-    assert tag not in logged(*map(sums, values, (1.0, 1.0)))  # nothing to explain
+    assert logged(*map(sums, values, (1.0, -1.0)))[tag] == pytest.approx(0.4946666666666667)
+    assert tag not in logged(*map(sums, values, (1.0, 1.0)))
 
 
 # --- Where it comes from -------------------------------------------------------------------------
@@ -357,29 +348,22 @@ def test_a_model_of_other_tokens_is_refused(tmp_path):
         machine_of(c)
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"advantage.whiten": True}, "config.advantage.whiten: True is of advantages within"),
-        ({"advantage.leave_one_out": True}, "config.advantage.leave_one_out: True is of"),
-        ({"advantage.scale": "batch"}, "config.advantage.scale: 'batch' is of"),
-        (
-            {
-                "critic.bootstrap_truncated": True,
-                "loss.overlong_filter": "loss",
-                "reward.overlong_penalty": 0.0,
-            },
-            "config.critic.bootstrap_truncated: True is of truncated responses, and",
-        ),
-        (
-            {"critic.bootstrap_truncated": True, "reward.overlong_penalty": 0.5},
-            "config.critic.bootstrap_truncated: True drops the reward of a truncated response",
-        ),
-        ({"optim.share_prompts": True}, "config.optim.share_prompts: a value model reads"),
-        ({"loss.objective": "gspo"}, "'gspo' has one ratio for a response"),
-        ({"critic.init_from": "./nowhere"}, "config.critic.init_from: ./nowhere: no such file"),
-    ],
-)
+REFUSED = [  # what a config with a value model sets, what is said of it
+    ({"advantage.whiten": True}, "config.advantage.whiten: True is of advantages within"),
+    ({"advantage.leave_one_out": True}, "config.advantage.leave_one_out: True is of"),
+    ({"advantage.scale": "batch"}, "config.advantage.scale: 'batch' is of"),
+    ({"critic.bootstrap_truncated": True, "loss.overlong_filter": "loss",
+      "reward.overlong_penalty": 0.0},
+     "config.critic.bootstrap_truncated: True is of truncated responses, and"),
+    ({"critic.bootstrap_truncated": True, "reward.overlong_penalty": 0.5},
+     "config.critic.bootstrap_truncated: True drops the reward of a truncated response"),
+    ({"optim.share_prompts": True}, "config.optim.share_prompts: a value model reads"),
+    ({"loss.objective": "gspo"}, "'gspo' has one ratio for a response"),
+    ({"critic.init_from": "./nowhere"}, "config.critic.init_from: ./nowhere: no such file"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change, words", REFUSED)
 def test_what_does_not_fit_is_refused_in_a_line(change, words):
     c = small(1)
     c.critic.enabled = True
@@ -399,17 +383,14 @@ def test_dapo_s_programs_are_the_same():
 
     def texts(**changes):
         c = small(1)
-        c.update({name.replace("__", "."): value for name, value in changes.items()})
+        c.update(changes)
         calls = build.calls(c, machine_of(c))
-        assert len(calls["update"].arguments[2].terms) == bool(c.loss.positive_coef)
         return {k: x.program.lower(*x.arguments).as_text() for k, x in calls.items()}
 
-    off = texts()
-    assert texts(critic__lr=1.0, critic__pretrain_steps=3, critic__length_alpha=0.0) == off
-    on = texts(critic__enabled=True)
+    off, on = texts(), texts(**{"critic.enabled": True})
     assert on.keys() - off.keys() == {"values", "update of values"}
     assert {k: on[k] for k in off} == off
-    term = texts(loss__positive_coef=0.1)
+    term = texts(**{"loss.positive_coef": 0.1})
     assert {k for k in off if off[k] != term[k]} == {"update"} and term.keys() == off.keys()
 
 
@@ -439,23 +420,6 @@ def valued(steps, **fields):
 def whole_run(tmp_path_factory):
     run(valued(4), workdir := tmp_path_factory.mktemp("vapo") / "run")
     return workdir
-
-
-@pytest.mark.slow
-def test_in_pre_training_the_policy_stays_bit_for_bit(whole_run):
-    at = [arrays(whole_run, step) for step in range(5)]
-    for before, after in itertools.pairwise(at):
-        moved = relative_gap(after["critic"]["params"], before["critic"]["params"])
-        assert moved > 1e-6
-    for name in ("params", "opt_state"):
-        assert_same_bits(at[0][name], at[2][name])
-    assert relative_gap(at[3]["params"], at[2]["params"]) > 1e-6
-    records = metrics.read(whole_run / "metrics.jsonl")
-    assert [r["optim/updates"] for r in records[1:]] == [0, 0, 2, 4]
-    assert [r["optim/lr"] > 0 for r in records[1:]] == [False, False, True, True]
-    assert ["policy/loss" in r for r in records[1:]] == [False, False, True, True]
-    assert all(np.isfinite(r["critic/explained_variance"]) for r in records[1:])
-    assert all(r["critic/skipped"] == 0 for r in records[1:])
 
 
 @pytest.mark.slow
@@ -509,16 +473,6 @@ def test_a_step_of_both_models_under_each_option(change, tmp_path):
     assert kinds == {"float32"}
 
 
-@pytest.mark.slow
-def test_eight_devices_draw_the_same_and_learn_the_same(tmp_path):
-    flags = ("steps=3", "critic.enabled=True", "critic.pretrain_steps=1", "critic.lr=1e-3")
-    for name, devices, mesh in (("one", 1, ()), ("eight", 8, ("mesh.fsdp=4", "mesh.tensor=2"))):
-        finish(launch(tmp_path, tmp_path / name, devices, *flags, *mesh))
-    one, eight = arrays(tmp_path / "one", 3), arrays(tmp_path / "eight", 3)
-    for of in (lambda a: a["params"], lambda a: a["critic"]["params"]):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), of(one), of(eight))
-
-
 def test_values_that_explain_nothing_are_an_alarm():
     c = valued(9)
     log = {"critic/explained_variance": 0.01, "policy/loss": 0.1, "reward/accuracy": 0.4}
@@ -527,13 +481,10 @@ def test_values_that_explain_nothing_are_an_alarm():
     assert alarms(**{"reward/accuracy": 0.95}) == []  # little is left to explain
     del log["policy/loss"]  # in pre-training
     assert alarms() == []
-
-
-def test_groups_of_one_are_no_alarm():
-    c, log = valued(9), {"sampling/accept_frac": 0.0}
-    assert "mixed groups 0 is below 0.01" in guards.alarms(c, log, guards.History([], []))[0]
+    # Without group statistics, groups of one are no collapse either.
+    assert "mixed groups 0 is below 0.01" in alarms(**{"sampling/accept_frac": 0.0})[0]
     c.rollout.group_size = 1
-    assert guards.alarms(c, log, guards.History([], [])) == []
+    assert alarms(**{"sampling/accept_frac": 0.0}) == []
 
 
 def test_a_run_that_only_pre_trains_is_told_of():

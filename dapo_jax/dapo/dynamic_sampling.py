@@ -125,17 +125,13 @@ def collect(
         accepted += taught if dynamic else groups
         position = positions[-1] + 1
         rounds += 1
-        accept_rate = _estimate(teaching, len(drawn), prior, need)
+        # The rate of earlier steps counts as `need` problems, so that one small round does not
+        # swing the estimate; where nobody knows it, as a single one.
+        weight = need if prior < 1 else 1
+        accept_rate = max((teaching + prior * weight) / (len(drawn) + weight), 1 / 64)
     used, extra = accepted[:need], accepted[need:]
     if settings.surplus == "drop":
         extra = []
         if len(used) == need and rounds:
             position = used[-1].position + 1
     return Collected(used, extra, drawn, position, rounds, accept_rate)
-
-
-def _estimate(accepted: int, drawn: int, prior: float, weight: int) -> float:
-    """Share of accepted groups; the prior counts as `weight` earlier problems, so that one small
-    round does not swing it, and as a single one where it is 1. Never below 1/64."""
-    weight = weight if prior < 1 else 1
-    return max((accepted + prior * weight) / (drawn + weight), 1 / 64)

@@ -33,8 +33,7 @@ class Coefficients(NamedTuple):
     clip_high: float
     dual_clip: float  # inf = off
     log_ratio_max: float
-    importance_cap: float  # inf = weights are not capped; see `importance`
-    importance: float  # 1 = multiply by the truncated importance weight, 0 = do not
+    importance_cap: float
     kl_coef: float
     entropy_coef: float
     entropy_enough: float  # nats; inf = the bonus has no end
@@ -48,8 +47,7 @@ def coefficients(loss) -> Coefficients:
         clip_high=loss.clip_high,
         dual_clip=loss.dual_clip or np.inf,
         log_ratio_max=loss.log_ratio_max,
-        importance_cap=loss.importance_cap or np.inf,
-        importance=loss.importance_cap > 0,
+        importance_cap=loss.importance_cap,
         kl_coef=loss.kl_coef,
         entropy_coef=loss.entropy_coef,
         entropy_enough=loss.entropy_enough or np.inf,
@@ -76,9 +74,7 @@ class TokenLoss(NamedTuple):
     dual_clipped: jax.Array  # bool: the dual clip did
 
 
-def ppo_clip(
-    logp, old_logp, advantage, c: Coefficients, per_response: PerResponse | None = None
-) -> TokenLoss:
+def ppo_clip(logp, old_logp, advantage, c: Coefficients, per_response=None) -> TokenLoss:
     """-min(ratio A, clip(ratio, 1 - low, 1 + high) A), at most -c A where A < 0 (dual clip)."""
     log_ratio = jnp.clip(logp - old_logp, -c.log_ratio_max, c.log_ratio_max)
     ratio = jnp.exp(log_ratio)
@@ -98,22 +94,19 @@ def ppo_clip(
     )
 
 
-def importance_weight(
-    old_logp, sampled_logp, c: Coefficients, per_response: PerResponse | None = None
-) -> jax.Array:
+def importance_weight(old_logp, sampled_logp, c: Coefficients, per_response=None) -> jax.Array:
     """min(pi_trainer / pi_sampler, cap), for samplers whose probabilities differ from the
-    trainer's; 1 where `c.importance` is 0."""
+    trainer's."""
     gap = jnp.clip(old_logp - sampled_logp, -c.log_ratio_max, c.log_ratio_max)
-    return jnp.where(c.importance > 0, jnp.minimum(jnp.exp(gap), c.importance_cap), 1.0)
+    return jnp.minimum(jnp.exp(gap), c.importance_cap)
 
 
 class Choice(NamedTuple):
     """What of the objective is code and no number: static, part of the compiled update."""
 
     token_loss: Callable[..., TokenLoss] = ppo_clip
-    importance: Callable[..., jax.Array] = importance_weight
-    weighted: bool = False  # whether there are weights to tell of, other than 1
-    aged: bool = False  # whether what they mend is the age of tokens too
+    importance: Callable[..., jax.Array] | None = None  # weight of a token; None = all weigh 1
+    aged: bool = False  # whether what it mends is the age of tokens too
 
 
 DAPO = Choice()

@@ -74,14 +74,21 @@ def dapo_loss(
     old = jnp.where(trained, batch.old_logp_AxRxT, 0.0)
     over = per_response(rows, shape.shared_prompts)
     term = choice.token_loss(logp, old, rows.advantage_AxRxT, c, over)
-    importance = choice.importance(old, rows.sampled_logp_AxRxT, c, over)
-    weight = rows.weight_AxRxT * importance
+    weight, count = rows.weight_AxRxT, lambda x: jnp.sum(jnp.where(trained, x, 0.0))
+    sums = {}
+    if choice.importance:
+        importance = choice.importance(old, rows.sampled_logp_AxRxT, c, over)
+        weight = rows.weight_AxRxT * importance
+        sums["importance"] = count(importance)
+        sums["importance_capped"] = count(importance >= c.importance_cap)
+        if choice.aged:
+            sums["importance_square"] = count(importance**2)
+        if choice.importance is not objective.importance_weight:
+            sums["importance_zeroed"] = count(importance == 0)
     kl = objective.k3(logp, jnp.where(trained, batch.ref_logp_AxRxT, 0.0))
     bonus = c.entropy_coef * jnp.minimum(stats.entropy_RxT, c.entropy_enough)
     loss = jnp.sum(weight * (term.loss + c.kl_coef * kl - bonus))
-
-    count = lambda x: jnp.sum(jnp.where(trained, x, 0.0))
-    sums = dict(
+    sums |= dict(
         loss=jnp.sum(weight * term.loss),
         tokens=count(1.0),
         entropy=count(stats.entropy_RxT),
@@ -92,13 +99,6 @@ def dapo_loss(
         approx_kl=count(old - logp),
         ref_kl=count(kl),
     )
-    if choice.weighted:
-        sums["importance"] = count(importance)
-        sums["importance_capped"] = count(importance >= c.importance_cap)
-    if choice.aged:
-        sums["importance_square"] = count(importance**2)
-    if choice.importance is not objective.DAPO.importance:
-        sums["importance_zeroed"] = count(importance == 0)
     for extra, weight_RxT in zip(terms, batch.terms, strict=True):
         sums[extra.name] = extra.loss(logp, weight_RxT)
         loss += sums[extra.name]
@@ -123,13 +123,6 @@ def per_response(rows: PackedBatch, shared_prompts: bool = False) -> objective.P
     total = lambda x_RxT: split(x_RxT, number_RxT)
     tokens = lambda: jnp.maximum(total(rows.trained_AxRxT.astype(jnp.float32)), 1.0)
     return objective.PerResponse(total, lambda x_RxT: total(x_RxT) / tokens())
-
-
-def supervised_loss(shape: qwen2.Shape, params, rows: PackedBatch, kernel: kernels.Kernels):
-    """Cross-entropy of the response tokens, weighted like any other loss."""
-    stats = row_stats(shape, params, rows, 1.0, kernel)
-    loss = -jnp.sum(rows.weight_AxRxT * stats.logp_RxT)
-    return loss, (dict(loss=loss), {})
 
 
 class Trainer(Learner):
@@ -174,7 +167,12 @@ class Trainer(Learner):
         return self.per_cell(logp, params, rows, micro_batches)
 
     def _supervise(self, params, opt_state, rows: PackedBatch, micro_batches, lr):
-        loss = lambda params, micro: supervised_loss(self.shape, params, micro, self._kernel)
+        def loss(params, micro: PackedBatch):
+            """Cross-entropy of the response tokens, weighted like any other loss."""
+            stats = row_stats(self.shape, params, micro, 1.0, self._kernel)
+            total = -jnp.sum(micro.weight_AxRxT * stats.logp_RxT)
+            return total, (dict(loss=total), {})
+
         return self._step(loss, rows, micro_batches, params, opt_state, lr)
 
     def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:

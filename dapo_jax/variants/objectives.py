@@ -133,5 +133,5 @@ IMPORTANCE: dict[str, Callable[..., jax.Array]] = {
 def choice(loss) -> Choice:
     """The functions that `config.loss` names; its checks are in validation.py. Without
     `importance_cap` there is no weight, whichever it would be."""
-    weight = IMPORTANCE[loss.importance] if loss.importance_cap else importance_weight
-    return Choice(OBJECTIVES[loss.objective].token_loss, weight, loss.importance_cap > 0)
+    weight = IMPORTANCE[loss.importance] if loss.importance_cap else None
+    return Choice(OBJECTIVES[loss.objective].token_loss, weight)

@@ -65,15 +65,9 @@ def values(shape: qwen2.Shape, params, rows: PackedBatch) -> jax.Array:
     return qwen2.logits(x_RxTxD, model.head())[..., 0]
 
 
-class ValueLoss(NamedTuple):
-    """Per-token terms, all of the shape of the inputs."""
-
-    loss: jax.Array
-    clipped: jax.Array  # bool: the bound cut this token's gradient
-
-
-def value_loss(values, old_values, returns, clip) -> ValueLoss:
-    """.5 max((V - R)^2, (V_clipped - R)^2), V_clipped within `clip` of the old value.
+def value_loss(values, old_values, returns, clip) -> tuple[jax.Array, jax.Array]:
+    """(.5 max((V - R)^2, (V_clipped - R)^2), whether the bound cut this token's gradient), with
+    V_clipped within `clip` of the old value; arrays of the shape of the inputs.
 
     VAPO's baseline is PPO as in VC-PPO (arXiv 2503.01491); neither says whether values are clipped.
     Here they are where asked for, as in PPO's reference. clip: in the reward's unit; inf = no
@@ -82,7 +76,7 @@ def value_loss(values, old_values, returns, clip) -> ValueLoss:
     square = jnp.square(values - returns)
     bounded = jnp.clip(values, old_values - clip, old_values + clip)
     clipped_square = jnp.square(bounded - returns)
-    return ValueLoss(0.5 * jnp.maximum(square, clipped_square), clipped_square > square)
+    return 0.5 * jnp.maximum(square, clipped_square), clipped_square > square
 
 
 def critic_loss(shape: qwen2.Shape, params, batch: Batch, clip):
@@ -91,11 +85,10 @@ def critic_loss(shape: qwen2.Shape, params, batch: Batch, clip):
     within = lambda x: jnp.where(rows.trained_AxRxT, x, 0.0)
     values_RxT = within(values(shape, params, rows))
     old_RxT, returns_RxT = within(batch.old_values_AxRxT), within(batch.returns_AxRxT)
-    term = value_loss(values_RxT, old_RxT, returns_RxT, clip)
+    loss_RxT, clipped_RxT = value_loss(values_RxT, old_RxT, returns_RxT, clip)
     count = lambda x: jnp.sum(within(x))
-    loss = jnp.sum(rows.weight_AxRxT * term.loss)
-    sums = dict(tokens=count(1.0), value_loss=count(term.loss), clipped=count(term.clipped))
-    return loss, (sums, {})
+    sums = dict(tokens=count(1.0), value_loss=count(loss_RxT), clipped=count(clipped_RxT))
+    return jnp.sum(rows.weight_AxRxT * loss_RxT), (sums, {})
 
 
 class Critic(Learner):
@@ -134,7 +127,8 @@ class Critic(Learner):
         lam = jnp.where(h.alpha > 0, adaptive, h.lambda_policy)
         given = (values_AxRxT, reward, trained, segments, h.gamma)
         advantage = gae.gae(*given, lam, last)
-        returns = gae.returns(*given, h.lambda_value, last)
+        of_values = gae.gae(*given, h.lambda_value, last)
+        returns = jnp.where(trained, of_values + values_AxRxT, 0.0)
 
         third = jnp.stack([length <= h.short, length > h.long])
         third = jnp.stack([jnp.ones_like(trained), third[0], ~third.any(0), third[1]]) & trained

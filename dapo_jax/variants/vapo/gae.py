@@ -52,10 +52,3 @@ def gae(
     start = jnp.full(rows, -1, segments_RxT.dtype), jnp.zeros(rows), jnp.zeros(rows)
     _, advantages = jax.lax.scan(back, start, over_T, reverse=True)
     return jnp.moveaxis(advantages, 0, -1)
-
-
-def returns(values_RxT, rewards_RxT, trained_RxT, *others) -> jax.Array:
-    """The value model's targets, float32 [R, T]: values plus advantages of the critic's own lambda;
-    0 in cells that are not trained. Arguments as `gae`'s."""
-    advantages = gae(values_RxT, rewards_RxT, trained_RxT, *others)
-    return jnp.where(trained_RxT, advantages + values_RxT, 0.0)

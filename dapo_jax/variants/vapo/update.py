@@ -30,10 +30,16 @@ def apply(config, algorithm: Algorithm) -> Algorithm:
     c = config.critic
     if not c.enabled:
         return algorithm
+
+    def policy_rate(step: int) -> float:
+        """0 during value pre-training; the policy's warm-up starts after it."""
+        since = step - c.pretrain_steps
+        return learner.learning_rate(config.optim, since) if since >= 0 else 0.0
+
     return algorithm._replace(
         credit=lambda reward_NxG, counted_NxG: reward_NxG,  # `learn` makes advantages of them
         learn=learn,
-        learning_rate=lambda step: policy_rate(c, config.optim, step),
+        learning_rate=policy_rate,
     )
 
 
@@ -70,13 +76,6 @@ def learn(
         for batch, of in zip(batches, estimates, strict=True)
     ]
     return *update_policy(config.loss, machine, state, for_policy, knobs), metrics(logs)
-
-
-def policy_rate(c: Critic, optim, step: int) -> float:
-    """The policy's learning rate in rollout step `step` (from 0): 0 during value pre-training; the
-    policy's warm-up starts after it."""
-    step -= c.pretrain_steps
-    return learner.learning_rate(optim, step) if step >= 0 else 0.0
 
 
 def horizon(c: Critic, minibatches: Sequence[Sequence[Item]], step: int) -> critic.Horizon:
