@@ -19,6 +19,7 @@ setup(
         "dapo_jax.pods": ["slices.txt"],
         "dapo_jax.config": ["peers.txt"],
         "dapo_jax.lab.dynamics": ["pages.html"],
+        "dapo_jax.log": ["tags.md"],
     },
     python_requires=">=3.11",
     # The tests pass with the lowest of these too (uv's --resolution lowest-direct).
