@@ -51,17 +51,6 @@ def everything(tmp_path_factory):
     return workdir, c
 
 
-@pytest.mark.slow
-def test_the_table_and_metrics_jsonl_hold_the_same(everything):
-    workdir, _ = everything
-    records = metrics.read(workdir / "metrics.jsonl")
-    written = {t for r in records for t in r if t != "step"}
-    assert {tags.family(t) for t in written} == {
-        n for n, t in tags.TAGS.items() if t.when not in OWN
-    }
-    assert {"eval/harder_top_p0.7/pass@k", "alarms"} < written
-
-
 def test_each_record_holds_what_the_table_says(everything):
     workdir, _ = everything
     first, second, last = metrics.read(workdir / "metrics.jsonl")
@@ -100,8 +89,7 @@ def test_tensorboard_holds_every_tag_with_its_definition(everything):
                 assert point.simple_value == np.float32(value)
             assert described[name] == tags.describe(tag) != ""
     samples = {(step, "samples/text_summary") for step in (1, 2)}
-    hparams = {p for p in points if p[1].startswith("_hparams_/")}
-    assert points.keys() == wanted | samples | hparams and len(hparams) == 3
+    assert points.keys() == wanted | samples
 
 
 def test_a_record_s_time_is_that_of_its_points(everything):
@@ -125,12 +113,11 @@ def test_the_alarm_command_gets_the_alarms(everything):
     while not (workdir / "told").exists() or not (workdir / "told").read_text().endswith("}"):
         assert time.monotonic() < deadline  # the run did not wait for the command
         time.sleep(0.05)
-    first, *_ = [
-        json.loads(x) for x in (workdir / "told").read_text().replace("}{", "}\n{").split("\n")
-    ]
-    assert (first["workdir"], first["step"], first["in_row"]) == (str(workdir), 1, 1)
+    first, _ = json.JSONDecoder().raw_decode((workdir / "told").read_text())
+    assert abs(first.pop("time") - time.time()) < 10**5
     (_, record, _) = metrics.read(workdir / "metrics.jsonl")
-    assert first["alarms"] == record["alarms"]
+    told = {"workdir": str(workdir), "step": 1, "in_row": 1, "alarms": record["alarms"]}
+    assert first == told
 
 
 def test_events_say_where_time_went(everything):
@@ -159,7 +146,7 @@ def test_families():
     assert tags.family("source/openai/gsm8k/accuracy") == "source/<data_source>/accuracy"
     assert tags.family("reward_part/format") == "reward_part/<name>"
     for unknown in ("eval/avg@k", "eval/x/std", "policy/entropy2", "step"):
-        with pytest.raises(KeyError, match="not in dapo_jax/log/tags.py"):
+        with pytest.raises(KeyError, match="not in dapo_jax/log/tags.md"):
             tags.family(unknown)
         assert tags.describe(unknown) == ""
 
@@ -173,14 +160,7 @@ def test_the_table_is_whole():
     assert {line.replace("\\|", "").count("|") for line in lines} == {9}
 
 
-@pytest.mark.parametrize(
-    ("tag", "bins", "want"),
-    [
-        ("sampling/groups_by_correct", 3, [-0.5, 0.5, 1.5, 2.5]),
-        ("response/length_hist", 4, [0, 5, 10, 15, 20]),
-        ("policy/entropy_hist", 16, tags.ENTROPY_EDGES),
-    ],
-)
-def test_edges(tag, bins, want):
-    assert list(tags.edges(tag, bins, 20)) == list(want)
-    assert len(want) == bins + 1
+def test_edges():
+    assert tags.edges("sampling/groups_by_correct", 3, 20) == [-0.5, 0.5, 1.5, 2.5]
+    assert tags.edges("response/length_hist", 4, 20) == [0, 5, 10, 15, 20]
+    assert len(tags.edges("policy/entropy_hist", 16, 20)) == 16 + 1

@@ -1,8 +1,5 @@
 """TensorBoard's file beyond what tests/test_tags.py reads from a whole run: odd input, samples."""
 
-import math
-import time
-
 from test_tags import events
 
 from dapo_jax import config
@@ -35,35 +32,19 @@ def test_a_histogram_s_sums_are_those_of_its_bins_middles(tmp_path):
     assert (v.histo.min, v.histo.max) == (-0.5, 2.5)
 
 
-def test_points_have_the_time_of_their_record(tmp_path):
-    """So that a board which is made anew tells when each step was, pauses included."""
-    out = board.Board(tmp_path / "tensorboard", config.base())
-    out.record({"step": 3, "reward/mean": 0.5, "time/wall": 1234567.125})
-    out.samples(3, [ROW])
-    before = time.time()
-    out.record({"step": 4, "reward/mean": 0.5})  # of an older version
-    out.close()
-    found = [(e.step, e.wall_time) for e in events(tmp_path) if e.summary.value]
-    assert found[:2] == [(3, 1234567.125)] * 2 and found[2][0] == 4 and found[2][1] >= before
-    assert {v.tag for _, v in values(tmp_path)} == {"reward/mean", "samples/text_summary"}
-
-
 def test_samples_are_markdown_that_leaves_a_response_as_it_is(tmp_path):
     long = ROW | dict(correct=False, truncated=True, reward=-2.0, response="z" * 5000)
     out = board.Board(tmp_path / "tensorboard", config.base())
-    odd = dict(reward=[1], tokens="7", mean_entropy=None, response=[2], prompt={"a": 1}, answer={})
-    older = {"prompt": "of an older version", "mean_entropy": math.pi, "tokens": 3.0}
-    out.samples(4, [ROW, long, older, odd])
+    odd = dict(reward=[1], mean_entropy=None, response=[2], prompt={"a": 1}, answer={})
+    out.samples(4, [ROW, long, odd])
     out.samples(5, [])
     out.close()
     ((step, v),) = values(tmp_path)
-    first, second, third, fourth = v.tensor.string_val[0].decode().split("\n\n---\n\n")
+    first, second, third = v.tensor.string_val[0].decode().split("\n\n---\n\n")
     assert (step, v.tag) == (4, "samples/text_summary")
-    head = "**right**, reward +0.50, tokens 3, nats per token 0.250; answer 7, found 7"
+    head = "**right**, reward 0.5, tokens 3, mean_entropy 0.25; answer 7, found 7"
     assert first == f"{head}\n\n    p q\n\n    x\n    **y**"
-    assert (
-        second.startswith("**wrong, truncated**, reward -2.00") and "[3,000 characters]" in second
-    )
-    assert second.count("z") == 2000
-    assert "tokens 3, nats per token 3.142" in third and "of an older version" in third
-    assert fourth.startswith("**wrong**, ; answer {}, found None\n\n    {'a': 1}\n\n    [2]")
+    assert second.startswith("**wrong, truncated**, reward -2.0, ")
+    assert "[3,000 characters]" in second and second.count("z") == 2000
+    assert third.startswith("**wrong**, reward [1], tokens None, mean_entropy None; answer {}")
+    assert third.endswith("\n\n    {'a': 1}\n\n    [2]")
