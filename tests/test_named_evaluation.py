@@ -80,47 +80,42 @@ def evaluated(pins, run, tmp_path):
     return evaluated
 
 
-@pytest.mark.slow
-def test_the_settings_are_those_of_the_papers(evaluated, run, tmp_path):
-    mine = f"mine={run}/data/heldout.jsonl"
-    out = evaluated(f"aime24,{mine},gsm8k,amc=amc23", fixed=FIXED - {"reward.verifier"})
-    assert list(out["sets"]) == ["aime24", "mine", "gsm8k", "amc"]
-    told = {
-        name: (r["problems"], s["k"], s["temperature"], s["top_p"], s["mode"])
-        for name, r in out["sets"].items()
-        for s in [r["settings"]]
-    }
+def test_the_settings_are_those_of_the_papers(pins, run, tmp_path, monkeypatch):
+    """Each file is read once; all problems count, whatever eval.max_problems is."""
+    seen, read = [], problems.read
+    noted = lambda files, *how: (seen.extend(map(str, files)), read(files, *how))[1]
+    monkeypatch.setattr(problems, "read", noted)
+    mine, sets, told, notes = f"{run}/data/heldout.jsonl", tmp_path / "sets", {}, []
+    c = asked(f"aime24,mine={mine},gsm8k,amc=amc23")
+    c.tokenizer.path = f"{run}/data/tokenizer.model"
+    for found in named_sets.ask(c, run, None, None, FIXED - {"reward.verifier"}, sets):
+        notes += [note.split(":")[0] for note in found.text.notes]
+        how, paper = evaluate.settings(found, [])[0], found.source.partition(",")[0]
+        assert how["max_response_tokens"] == 12
+        for name, data in found.text.evals.items():
+            told[name] = (len(data.ids), how["k"], how["temperature"], how["top_p"], how["mode"])
+            told[name] += (paper,)
     assert told == {
-        "aime24": (2, 32, 1.0, 0.7, "dapo"),
-        "mine": (48, 8, 1.0, 0.7, "integer"),  # the config's
-        "gsm8k": (50, 1, 0.0, 1.0, "boxed"),  # all of them, whatever eval.max_problems is
-        "amc": (2, 32, 0.7, 0.9, "boxed"),
+        "mine": (48, 8, 1.0, 0.7, "integer", ""),  # the config's
+        "aime24": (2, 32, 1.0, 0.7, "dapo", "DAPO"),
+        "gsm8k": (50, 1, 0.0, 1.0, "boxed", "Qwen2.5-Math"),
+        "amc": (2, 32, 0.7, 0.9, "boxed", "JustRL"),
     }
-    assert {r["settings"]["max_response_tokens"] for r in out["sets"].values()} == {12}
-    fetched = {p.name for p in (tmp_path / "sets").iterdir()}
-    assert fetched == {"aime24.parquet", "amc23.jsonl", "gsm8k-test.jsonl"}
-    shared = out["settings"]
-    assert shared["policy"].startswith(str(run)) and not {"k", "top_p", "paper"} & shared.keys()
-    kept = [json.loads(f.read_text()) for f in (tmp_path / "work").rglob("settings.json")]
-    papers = {s.get("paper", "").partition(",")[0] for s in kept}
-    assert papers == {"DAPO", "", "Qwen2.5-Math", "JustRL"}
+    fetched = ["aime24.parquet", "gsm8k-test.jsonl", "amc23.jsonl"]
+    assert seen == [mine, *(f"{sets}/{name}" for name in fetched)]
+    assert notes == ["mine", *(name for name in told if name != "mine" for _ in range(2))]
 
 
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [
-        ("eval.k", 2, "k"),
-        ("eval.temperature", 0.5, "temperature"),
-        ("eval.top_p", 0.25, "top_p"),
-        ("reward.verifier", "exact", "mode"),
-        ("reward.by_source", "x=boxed", "mode"),
-        ("eval.stop_strings", "7", "stop_strings"),
-        ("rollout.max_response_tokens", 9, "max_response_tokens"),
-        ("data.template", "plain", None),
-        ("eval.max_problems", 1, None),
+        ("eval.k", 2, "k"), ("eval.temperature", 0.5, "temperature"), ("eval.top_p", 0.25, "top_p"),
+        ("reward.verifier", "exact", "mode"), ("reward.by_source", "x=boxed", "mode"),
+        ("eval.stop_strings", "7", "stop_strings"), ("eval.max_problems", 1, None),
+        ("rollout.max_response_tokens", 9, "max_response_tokens"), ("data.template", "plain", None),
         ("data.max_prompt_tokens", 16, None),
     ],
-)
+)  # fmt: skip
 def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, tmp_path):
     """Also where it is the config's own value by chance: who says it, means it."""
     c = tiny()
@@ -146,12 +141,11 @@ def test_math500_is_judged_by_equivalence(
 ):
     """Rows as they are published, by math-verify in a worker, every sample."""
     pytest.importorskip("math_verify", reason="needs math-verify (requirements-peers.txt)")
-    rows = []
-    for i, (problem, gold) in enumerate(problems_of_the_run[:40]):
-        twice, about = 2 * int(gold), {"subject": "Prealgebra", "level": 1}
-        asked_for = {"problem": problem, "solution": f"Thus $\\boxed{{{twice}/2}}$."}
-        asked_for |= {"answer": f"\\frac{{{twice}}}{{2}}"}
-        rows.append(asked_for | about | {"unique_id": f"test/prealgebra/{i}.json"})
+    about = {"subject": "Prealgebra", "level": 1, "unique_id": "test/prealgebra/1.json"}
+    rows = [
+        {"problem": problem, "solution": "s", "answer": f"\\frac{{{2 * int(gold)}}}{{2}}"} | about
+        for problem, gold in problems_of_the_run[:40]
+    ]
     body = "".join(json.dumps(r) + "\n" for r in rows).encode()
     pinned = published.SETS["math500"]._replace(sha256=hashlib.sha256(body).hexdigest())
     monkeypatch.setitem(published.SETS, "math500", pinned)
@@ -235,17 +229,6 @@ def test_refused(files, wrong, evaluated, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=re.escape(wrong)) as error:
         evaluated(files, fixed=frozenset())
     assert "\n" not in str(error.value) and not (tmp_path / "work" / "eval").exists()
-
-
-def test_a_file_is_read_once(pins, run, tmp_path, monkeypatch):
-    seen, read = [], problems.read
-    noted = lambda files, *how: (seen.extend(map(str, files)), read(files, *how))[1]
-    monkeypatch.setattr(problems, "read", noted)
-    c = asked(f"aime24,mine={run}/data/heldout.jsonl")
-    c.tokenizer.path = f"{run}/data/tokenizer.model"
-    said = [a.text.notes for a in named_sets.ask(c, run, None, None, FIXED, tmp_path / "sets")]
-    assert sorted(seen) == sorted([f"{run}/data/heldout.jsonl", f"{tmp_path}/sets/aime24.parquet"])
-    assert [[n.split(":")[0] for n in notes] for notes in said] == [["mine"], ["aime24"] * 2]
 
 
 def test_a_set_that_is_not_to_be_had_says_how(evaluated, server, tmp_path):

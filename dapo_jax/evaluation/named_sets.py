@@ -97,13 +97,11 @@ def ask(
         yield Asked(c, text._replace(notes=notes), machines[sizes], protocol.source)
 
 
-_SAMPLING = ("k", "temperature", "top_p", "max_response_tokens")
-
-
 def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
     """A copy of the config with the settings of a paper, except for the fields in `fixed`, and with
     no limit on the length of prompts."""
-    wanted = {f"eval.{name}": getattr(protocol, name) for name in _SAMPLING}
+    sampling = ("k", "temperature", "top_p", "max_response_tokens")
+    wanted = {f"eval.{name}": getattr(protocol, name) for name in sampling}
     wanted |= {"eval.max_problems": 0, "eval.stop_strings": "", "data.template": protocol.template}
     wanted |= {"data.columns": "", "data.max_prompt_tokens": 2**30}
     judges = {"reward.verifier": protocol.verifier, "reward.function": "", "reward.by_source": ""}
