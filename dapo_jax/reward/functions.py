@@ -48,7 +48,6 @@ class Rewards(NamedTuple):
     score: Score
     source: str  # hash of the files of the user's functions, which resume compares; '' = none
     shipped: frozenset[str]  # the shipped verifiers in use
-    own: bool  # whether functions of the user are in use
 
 
 def read(settings: Reward) -> Rewards:
@@ -77,7 +76,7 @@ def read(settings: Reward) -> Rewards:
     sha256 = lambda content: hashlib.sha256(content).hexdigest()
     hashes = [sha256(path.read_bytes()) for path in files]
     source = "".join(hashes) if len(hashes) < 2 else sha256("".join(hashes).encode())
-    return Rewards(score if by_source else default, source, frozenset(shipped), bool(files))
+    return Rewards(score if by_source else default, source, frozenset(shipped))
 
 
 _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL)
@@ -92,13 +91,12 @@ def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[st
         raise ValueError(f"config.reward.{field}: {weight!r} is no weight") from None
     if what in answers.MODES:
         shipped.add(what)
-        return Part(name or what, weight, by_verifier(settings, what))
-    if what == "format":
-        if not settings.format_tags.replace(",", "").strip():
-            raise ValueError("config.reward.format_tags: no tags; the reward 'format' needs some")
-        return Part(name or what, weight, tagged(settings.format_tags))
-    function = _from_file(field, what, files)
-    return Part(name or what.rpartition(":")[2], weight, function)
+        score = by_verifier(settings, what)
+    elif what == "format":
+        score = tagged(settings.format_tags)
+    else:
+        score, what = _from_file(field, what, files), what.rpartition(":")[2]
+    return Part(name or what, weight, score)
 
 
 def by_verifier(settings: Reward, mode: str) -> Score:
@@ -117,8 +115,9 @@ def by_verifier(settings: Reward, mode: str) -> Score:
 
 def tagged(tags: str) -> Score:
     """1 for a response that consists of <tag>...</tag> for each of `tags`, in this order and once
-    each; otherwise 0. Blanks between the tags are ignored."""
-    names = [t.strip() for t in tags.split(",") if t.strip()]
+    each; otherwise 0. Blanks between the tags are ignored. ValueError: there are no tags."""
+    if not (names := [t.strip() for t in tags.split(",") if t.strip()]):
+        raise ValueError("config.reward.format_tags: no tags; the reward 'format' needs some")
 
     def format(problem: Problem, response: str) -> float:
         rest = response.strip()
