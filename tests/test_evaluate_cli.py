@@ -1,5 +1,7 @@
-"""python -m dapo_jax.evaluate: agreement with training, restarts, what it reads and refuses."""
+"""python -m dapo_jax.evaluate: agreement with training, restarts, what it reads and refuses; avg@k,
+maj@k and pass@k against their definitions."""
 
+import itertools
 import json
 import re
 import shutil
@@ -9,9 +11,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import SingleDeviceSharding
 
-from dapo_jax import config, convert, evaluate, parallel
+from dapo_jax import convert, evaluate
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.state import State
 from dapo_jax.evaluation import scores
@@ -164,27 +166,6 @@ def test_without_a_config_it_is_the_run_s(run, tmp_path):
                 find(name)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"eval.k": 0}, "config.eval.k: 0 is too small, at least 1"),
-        ({"reward.verifier": "strict"}, "verifier: 'strict' is not one of dapo, integer, boxed"),
-        ({"eval.files": "{tmp}/empty.jsonl"}, "empty.jsonl: no rows in this file"),
-        ({"eval.files": "{tmp}/b.jsonl"}, "b.jsonl: no such file"),
-        ({"eval.files": "x/y={tmp}/empty.jsonl"}, "'x/y' cannot name a folder of samples"),
-        ({"data.train": "a.jsonl"}, "no problems to evaluate on; give --data=FILE"),
-        ({"model.hidden_size": 64}, "step 0: blocks.attn_norm is [1, 32] there and [1, 64]"),
-    ],
-)
-def test_refused(run, tmp_path, fields, message):
-    (tmp_path / "empty.jsonl").touch()
-    c = tiny()
-    c.update({k: v.format(tmp=tmp_path) if isinstance(v, str) else v for k, v in fields.items()})
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
-        evaluate.evaluate_checkpoint(c, run)
-    assert "\n" not in str(error.value)
-
-
 def test_no_checkpoint(run, tmp_path):
     for where, given, wrong in (
         (tmp_path, "", "no checkpoint in it; train there first, or name one"),
@@ -197,23 +178,74 @@ def test_no_checkpoint(run, tmp_path):
 
 
 def test_restore_params(tmp_path):
-    """The chosen step of several, without the optimizer, laid out over a mesh as asked for."""
+    """The chosen step of several, without the optimizer; a network that does not fit is named."""
     shape = qwen2.shape_from_config(tiny())
     trees = {10 * i: qwen2.init(shape, jax.random.key(i)) for i in range(2)}
     with checkpoint.manager(tmp_path, keep=2) as manager:
         for step, params in trees.items():
             checkpoint.save(manager, State(params, {"mu": params}).count(step=step), {})
-    rules = config.base().sharding.train.to_dict()
-    mesh = Mesh(np.array(jax.devices()).reshape(1, -1, 1), parallel.AXES)
-    shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
-    like = qwen2.abstract(shape)
+
+    def restore(step, shape=shape):
+        like = qwen2.abstract(shape)
+        here = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), like)
+        return checkpoint.restore_params(tmp_path, like, here, step)
+
     for step in (None, 10, 0):
-        params = checkpoint.restore_params(tmp_path, like, shardings, step)
-        jax.tree.map(np.testing.assert_array_equal, params, trees[10 if step is None else step])
-        assert jax.tree.map(lambda x: x.sharding, params) == shardings
+        wanted = trees[10 if step is None else step]
+        jax.tree.map(np.testing.assert_array_equal, restore(step), wanted)
     with pytest.raises(ValueError, match=r"no step 5; it has 0, 10$"):
-        checkpoint.restore_params(tmp_path, like, shardings, 5)
-    untied = shape._replace(tie_embeddings=False)
-    more = parallel.shardings(qwen2.metadata(untied, "axes"), mesh, rules)
+        restore(5)
     with pytest.raises(ValueError, match=r"step 10: \w+ is absent there and \[.*\] by this config"):
-        checkpoint.restore_params(tmp_path, qwen2.abstract(untied), more)
+        restore(None, shape._replace(tie_embeddings=False))
+
+
+@pytest.mark.parametrize("n", [1, 4, 7])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n):
+    for correct in range(n + 1):
+        samples = [True] * correct + [False] * (n - correct)
+        for k in range(1, n + 1):
+            share = np.mean([any(s) for s in itertools.combinations(samples, k)])
+            assert scores.pass_at_k(n, correct, k) == pytest.approx(share, abs=1e-12)
+    assert scores.pass_at_k(10_000, 1, 5_000) == 0.5  # nothing overflows
+
+
+@pytest.mark.parametrize(
+    ("answers", "right", "score"),
+    [
+        (["7", "7", "3"], "7", 1.0),
+        (["7", "3", "3"], "7", 0.0),
+        (["7", "3"], "7", 0.5),  # a tie counts by its right share
+        (["7", "3", "5", "5", "7", "3"], "5", 1 / 3),
+        ([None, None, None, "7"], "7", 1.0),  # no answer is no vote
+        ([None, None], "7", 0.0),
+        (["3", "3"], "7", 0.0),
+    ],
+)
+def test_majority(answers, right, score):
+    correct = [a == right for a in answers]
+    assert scores.majority(correct, answers) == pytest.approx(score)
+
+
+def test_scores_average_over_problems():
+    answers = [["7", "7", "3", "7"], ["1", "2", "2", None], ["5", "6", "5", "6"]]
+    golds = ["7", "1", "6"]
+    correct = np.array([[a == g for a in row] for row, g in zip(answers, golds, strict=True)])
+    empty = np.zeros((3, 4))
+    of = scores.Scores(correct, answers, golds, empty, empty, [])
+    mean = (3 / 4 + 1 / 4 + 2 / 4) / 3
+    wanted = {"avg@k": mean, "maj@k": (1 + 0 + 1 / 2) / 3, "pass@k": 1.0}
+    assert of.headline() == pytest.approx(wanted)
+    passed = scores.summary(of, ["a", "b", "c"])["pass@"]
+    assert [passed[k] for k in "124"] == pytest.approx([mean, (1 + 1 / 2 + 5 / 6) / 3, 1.0])
+
+
+def test_a_damaged_line_of_samples_is_named(tmp_path):
+    """Its batch would be short of samples: it is to be made again."""
+    rows = [{"problem": "p", "sample": i} for i in range(3)]
+    scores.write_lines(tmp_path / "batch_000000.jsonl", rows)
+    assert scores.finished(tmp_path) == {"p": rows}
+    path = tmp_path / "batch_000001.jsonl"
+    path.write_text('{"problem": "q"}\n\0\n')
+    with pytest.raises(ValueError) as error:
+        scores.finished(tmp_path)
+    assert str(error.value).startswith(f"{path}: line 2 is damaged; remove the file: the same comm")

@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from tables import cases
 
 from dapo_jax import config
 from dapo_jax.dapo.state import State
@@ -45,29 +46,10 @@ def test_a_reward_that_fails_is_warned_about_and_ends_a_run_that_learns_nothing(
     assert not guards.misses({})
 
 
-AT_THE_BOUND = dict(entropy_min=0.4, entropy_max=0.6, length_min=99.0, accept_min=0.2)
-AT_THE_BOUND |= dict(truncated_max=0.3, gap_max=0.01)
-GAP = "gap of sampler and trainer log-probs 0.01 is above 0.001; try: set"
-
-
-@pytest.mark.parametrize(
-    ("bounds", "alarm"),
-    [
-        ({}, None),
-        (AT_THE_BOUND, None),
-        (dict(entropy_min=0.6), "entropy 0.5 is below 0.6; try: raise loss.clip_high"),
-        (dict(entropy_max=0.4), "entropy 0.5 is above 0.4; try: lower loss.clip_high"),
-        (dict(length_min=101.0), "mean response length 100 is below 101; try: check"),
-        (dict(length_max=50.0), "mean response length 100 is above 50; try: loss.normalizer="),
-        (dict(truncated_max=0.2), "share of truncated responses 0.3 is above 0.2; try: raise"),
-        (dict(accept_min=0.25), "share of problems with mixed groups 0.2 is below 0.25; try: g"),
-        (dict(gap_max=1e-3), GAP),
-        (dict(gap_max=-1.0), GAP),
-    ],
-)
-def test_alarms(bounds, alarm):
-    said = guards.alarms(settings(**bounds), LOG, NONE)
-    assert [s[: len(alarm or "")] for s in said] == ([alarm] if alarm else [])
+@pytest.mark.parametrize("case", cases("alarms"), ids=lambda case: case["alarm"] or "none")
+def test_alarms(case):
+    said, alarm = guards.alarms(settings(**case["bounds"]), LOG, NONE), case["alarm"]
+    assert [s[: len(alarm)] for s in said] == ([alarm] if alarm else [])
 
 
 def test_a_number_that_is_none_breaks_every_bound():

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tables import cases
 
-from dapo_jax import evaluate
+from dapo_jax import config, evaluate
 from dapo_jax.data import answers, problems, prompts, published
 from dapo_jax.evaluation import named_sets, scores
 
@@ -26,27 +27,23 @@ FIXED = frozenset({"eval.max_response_tokens", "reward.verifier"})
 
 
 @pytest.fixture(scope="module")
-def problems_of_the_run(run) -> list[tuple[str, str]]:
-    """(prompt, answer) of problems that the run's model has words for."""
+def bodies(run) -> dict[str, bytes]:
+    """Files in the forms that are published, of problems that the run's model has words for."""
     rows = map(json.loads, (run / "data" / "heldout.jsonl").read_text().splitlines())
-    return [(r["prompt"][0]["content"], r["reward_model"]["ground_truth"]) for r in rows]
-
-
-@pytest.fixture(scope="module")
-def bodies(problems_of_the_run) -> dict[str, bytes]:
-    """Files in the forms that are published."""
-    asked = problems_of_the_run
+    asked = [(r["prompt"][0]["content"], r["reward_model"]["ground_truth"]) for r in rows]
     lines = lambda made: "".join(json.dumps(r) + "\n" for r in made).encode()
     chat = lambda q: [{"role": "user", "content": prompts.in_template(q)[0][1]}]
     verl = [{"prompt": chat(q), "reward_model": {"ground_truth": a}} for q, a in asked[:2]]
     verl = [row | {"data_source": "math_dapo"} for row in verl]
+    math500 = dict(solution="s", subject="Algebra", level=1, unique_id="test/algebra/1.json")
+    half = lambda a: f"\\frac{{{2 * int(a)}}}{{2}}"
     pq.write_table(pa.Table.from_pylist(verl * 32), aime := io.BytesIO())
     return {
         "aime24": aime.getvalue(),
         "aime25": lines({"problem": q, "answer": int(a)} for q, a in asked[2:4]),
         "gsm8k-train": lines({"question": q, "answer": f"so\n#### {a}"} for q, a in asked[:1]),
         "gsm8k-test": lines({"question": q, "answer": f"so\n#### {a}"} for q, a in asked[:50]),
-        "math500": lines({"problem": q, "solution": "s", "answer": a} for q, a in asked[4:8]),
+        "math500": lines(math500 | {"problem": q, "answer": half(a)} for q, a in asked[:40]),
         "amc23": lines({"question": q, "answer": f"{a}.0"} for q, a in asked[8:10]),
     }
 
@@ -107,54 +104,33 @@ def test_the_settings_are_those_of_the_papers(pins, run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value"),
     [
-        ("eval.k", 2, "k"), ("eval.temperature", 0.5, "temperature"), ("eval.top_p", 0.25, "top_p"),
-        ("reward.verifier", "exact", "mode"), ("reward.by_source", "x=boxed", "mode"),
-        ("eval.stop_strings", "7", "stop_strings"), ("eval.max_problems", 1, None),
-        ("rollout.max_response_tokens", 9, "max_response_tokens"), ("data.template", "plain", None),
-        ("data.max_prompt_tokens", 16, None),
+        ("eval.k", 2), ("eval.temperature", 0.5), ("eval.top_p", 0.25), ("eval.max_problems", 1),
+        ("eval.stop_strings", "7"), ("reward.verifier", "exact"), ("reward.by_source", "x=boxed"),
+        ("rollout.max_response_tokens", 9), ("data.template", "plain"),
+        ("data.max_prompt_tokens", 16),
     ],
 )  # fmt: skip
-def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, tmp_path):
-    """Also where it is the config's own value by chance: who says it, means it."""
+def test_what_is_said_replaces_a_papers_setting(field, value, pins, run, tmp_path):
     c = tiny()
     c.eval.files = "aime24"
     c.update({field: value})
-    sets = tmp_path / "sets"
-    ask = lambda fixed: next(named_sets.ask(c, run, None, None, frozenset(fixed), sets))
-    said, usual = ask({field}), ask(())
-    if told:
-        here, there = (evaluate.settings(x, [])[0][told] for x in (said, usual))
-        expected = ("7",) if field == "eval.stop_strings" else value
-        assert here == ("integer;x=boxed" if field == "reward.by_source" else expected) != there
-    elif field == "eval.max_problems":
-        assert len(said.text.evals["aime24"].ids) == 1 < len(usual.text.evals["aime24"].ids)
-    else:
-        here, there = (x.text.evals["aime24"] for x in (said, usual))
-        assert here.ids != there.ids or here.n_long != there.n_long
-    assert usual.config.eval.max_response_tokens == published.DAPO.max_response_tokens
+    said, usual = (
+        next(named_sets.ask(c, run, None, None, fixed, tmp_path / "sets")).config
+        for fixed in (frozenset({field}), frozenset())
+    )
+    assert config.leaves(said)[field] == value != config.leaves(usual)[field]
+    assert usual.eval.max_response_tokens == published.DAPO.max_response_tokens
 
 
-def test_math500_is_judged_by_equivalence(
-    problems_of_the_run, evaluated, server, tmp_path, monkeypatch
-):
+def test_math500_is_judged_by_equivalence(evaluated, tmp_path):
     """Rows as they are published, by math-verify in a worker, every sample."""
     pytest.importorskip("math_verify", reason="needs math-verify (requirements-peers.txt)")
-    about = {"subject": "Prealgebra", "level": 1, "unique_id": "test/prealgebra/1.json"}
-    rows = [
-        {"problem": problem, "solution": "s", "answer": f"\\frac{{{2 * int(gold)}}}{{2}}"} | about
-        for problem, gold in problems_of_the_run[:40]
-    ]
-    body = "".join(json.dumps(r) + "\n" for r in rows).encode()
-    pinned = published.SETS["math500"]._replace(sha256=hashlib.sha256(body).hexdigest())
-    monkeypatch.setitem(published.SETS, "math500", pinned)
-    server[1][f"/{pinned.source}"] = body
     scored = evaluated("math500", fixed=FIXED - {"reward.verifier"})["sets"]["math500"]
     how = scored["settings"]
     assert (scored["problems"], how["k"], how["mode"]) == (40, 4, "math")
     kept = [json.loads(x) for f in (tmp_path / "work").rglob("batch_*") for x in f.open()]
-    assert len(kept) == 160 and {r["gold"] for r in kept} == {r["answer"] for r in rows}
     right = [r for r in kept if r["correct"]]
     assert 0 < scored["avg@k"] == len(right) / 160 < 1
     for r in kept:
@@ -213,21 +189,15 @@ def test_the_table_says_what_the_summaries_say():
     assert head.split() == names.split() and len(head) == len(one) == len(other)
 
 
-@pytest.mark.parametrize(
-    ("files", "wrong"),
-    [
-        ("gsm8k-train", "gsm8k-train: a set for training; those of evaluation are gsm8k, aim"),
-        ("dapo-math-17k", "dapo-math-17k: a set for training"),
-        ("aime23", "aime23: no such file, and no set of that name (gsm8k, aime24, aime25, "),
-        ("gsm8k,gsm8k=a.jsonl", "the name 'gsm8k' is used twice; write name=path"),
-        ("math500", "math500: config.reward: verifier 'math' needs a library: pip install "),
-    ],
-)
-def test_refused(files, wrong, evaluated, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "math_verify", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=re.escape(wrong)) as error:
-        evaluated(files, fixed=frozenset())
+@pytest.mark.parametrize("case", cases("evaluation_refused"), ids=lambda case: case["wrong"])
+def test_refused(case, pins, run, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # no math-verify
+    (tmp_path / "empty.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    c = tiny()
+    c.update(case["fields"])
+    with pytest.raises(ValueError, match=re.escape(case["wrong"])) as error:
+        evaluate.evaluate_checkpoint(c, tmp_path / "work", str(run), data_dir="sets")
     assert "\n" not in str(error.value) and not (tmp_path / "work" / "eval").exists()
 
 
@@ -243,29 +213,27 @@ def test_a_set_that_is_not_to_be_had_says_how(evaluated, server, tmp_path):
     ("context", "fixed", "limit"),
     [
         (None, (), 20480),
-        (4096, (), 4096),
+        (4096, (), 4096 - 130),
         (32768, (), 20480),
-        (16, (), 0),  # no room behind a prompt
-        (16, ("eval.max_response_tokens",), 20480),
+        (130, (), 0),  # no room behind a prompt
+        (130, ("eval.max_response_tokens",), 20480),
     ],
 )
-def test_responses_end_where_the_models_context_does(context, fixed, limit, pins, run, tmp_path):
+def test_responses_end_where_the_models_context_does(context, fixed, limit, tmp_path):
     """Qwen2.5-Math has 4,096 tokens; a paper's 20,480 would be noise beyond them."""
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
-    c = tiny()
-    c.eval.files = "aime24"
-    (asked,) = named_sets.ask(c, run, None, None, frozenset(), tmp_path / "sets")
-    longest = max(map(len, asked.text.evals["aime24"].ids))
+    c, prompts = tiny(), SimpleNamespace(ids=[[1] * 20, [1] * 130])
     c.eval.max_response_tokens = 20480
+    text = SimpleNamespace(evals={"aime24": prompts})
+    fit = lambda: named_sets.fit("aime24", c, text, tmp_path, frozenset(fixed))
     if not limit:
-        with pytest.raises(ValueError, match=r"the model's context 16 .*--max_response_tokens=N$"):
-            named_sets.fit("aime24", c, asked.text, tmp_path, frozenset(fixed))
+        with pytest.raises(ValueError, match=r"the model's context 130 .*--max_response_tokens=N$"):
+            fit()
         return
-    note = named_sets.fit("aime24", c, asked.text, tmp_path, frozenset(fixed))
-    got = c.eval.max_response_tokens
-    assert got == c.rollout.max_response_tokens == (limit if limit == 20480 else limit - longest)
-    assert bool(note) == (got < 20480) and (not note or f" {got} tokens" in note)
-    assert c.data.max_prompt_tokens % 128 == 0 and c.data.max_prompt_tokens >= longest
+    cut = f", responses cut at {limit} tokens by the model's context"
+    assert fit() == ("" if limit == 20480 else cut)
+    assert c.eval.max_response_tokens == c.rollout.max_response_tokens == limit
+    assert c.data.max_prompt_tokens == 256
 
 
 def test_the_page_has_the_settings_of_each_set():

@@ -4,7 +4,6 @@ the one that README shows, named on the command line as FILE.py:NAME."""
 import pathlib
 import re
 
-import numpy as np
 import pytest
 from test_train import arrays, assert_same_bits, small, without_clocks
 
@@ -25,26 +24,14 @@ def answering(problem, response: str) -> Grade:
 
 @pytest.fixture(scope="module")
 def three_steps(tmp_path_factory):
-    """The workdir of a run, and the batch of each step."""
-    workdir, batches = tmp_path_factory.mktemp("three"), []
-    hooks = train.Hooks(step=lambda state, record: batches.append(record.batch))
-    assert train.train(small(3), workdir, score=answering, hooks=hooks)
-    return workdir, batches
-
-
-def test_its_score_and_parts_are_logged_by_name(three_steps):
-    workdir, batches = three_steps
-    for record, batch in zip(metrics.read(workdir / "metrics.jsonl")[1:], batches, strict=True):
-        grades = [g.grades for g in batch.drawn]
-        mean = lambda of, grades=grades: pytest.approx(np.mean([of(g) for g in grades]))
-        assert record["reward/score"] == mean(lambda g: g.score_G)
-        assert record["reward_part/answers"] == mean(lambda g: g.parts_G["answers"])
-        assert record["reward_part/characters"] == mean(lambda g: g.parts_G["characters"])
-        assert record["source/variable_chain/score"] == record["reward/score"]
+    """The workdir of a run."""
+    workdir = tmp_path_factory.mktemp("three")
+    assert train.train(small(3), workdir, score=answering)
+    return workdir
 
 
 def test_its_records_hold_what_the_table_of_tags_says(three_steps):
-    first, *middle, last = metrics.read(three_steps[0] / "metrics.jsonl")
+    first, *middle, last = metrics.read(three_steps / "metrics.jsonl")
     step = {"record", "step", "drawn", "trained", "scored", "parts"}
     for record, kinds in (
         (first, {"record", "start", "evaluation"}),
@@ -69,8 +56,8 @@ def test_what_is_said_of_short_batches_and_alike_scores_fits_a_score_alone():
 def test_a_graded_run_resumes_bit_for_bit(three_steps, tmp_path):
     train.train(small(2), tmp_path, score=answering)
     train.train(small(3), tmp_path, score=answering)
-    assert_same_bits(arrays(tmp_path, 3), arrays(three_steps[0], 3))
-    assert without_clocks(tmp_path)[-1] == without_clocks(three_steps[0])[-1]
+    assert_same_bits(arrays(tmp_path, 3), arrays(three_steps, 3))
+    assert without_clocks(tmp_path)[-1] == without_clocks(three_steps)[-1]
 
 
 def shown_in(page: pathlib.Path) -> str:

@@ -61,20 +61,9 @@ def test_numbers_of_any_length_and_tags_of_ones_own():
     assert score("<x>1</x>", function="format", format_tags="x") == Grade(1.0)
 
 
-AUTO = [
-    (dict(prompt="... put your final answer within \\boxed{}."), "boxed"),
-    (dict(prompt='... on its own line after "Answer:".'), "dapo"),
-    (dict(prompt="between <answer> and </answer>"), "exact"),
-    (dict(prompt="end with #### and the number"), "integer"),
-    (dict(source="openai/gsm8k"), "integer"), (dict(source="math_dapo"), "dapo"),
-    (dict(source="HuggingFaceH4/MATH-500"), "boxed"), (dict(source="mine"), "integer"),
-    (dict(source="mine", answer="\\frac12"), "boxed"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("about", "mode"), AUTO)
-def test_auto_goes_by_the_prompt_and_then_by_the_source(about, mode):
-    p = problem(**about)
+@pytest.mark.parametrize("case", cases("auto_cases"), ids=lambda case: f"{case['mode']}")
+def test_auto_goes_by_the_prompt_and_then_by_the_source(case):
+    p, mode = problem(**case["problem"]), case["mode"]
     assert answers.chosen(p.answer, p.messages[0][1], p.source) == mode
     for text in ("\\boxed{42}", "Answer: 42", "<answer>42</answer>", "#### 42"):
         right = answers.verify(text, p.answer, mode).correct
@@ -149,31 +138,12 @@ def test_the_files_of_all_functions_are_known_to_resume(own, tmp_path):
     assert source() == source(verifier="boxed") == ""
 
 
-NONE = ", and none of dapo, integer, boxed, math, exact, auto, format"
-
-
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
-        (dict(function="boxed,boxed"), "the name 'boxed' is used twice; write name=..."),
-        (dict(function="1e*boxed"), "'1e' is no weight"),
-        (dict(by_source="boxed"), "'boxed' is not of the form SOURCE=REWARD"),
-        (dict(by_source="x=no.py:f"), "config.reward.by_source: no.py: no such file"),
-        (dict(function="r.py"), f"function: 'r.py' is not of the form FILE.py:NAME{NONE}"),
-        (dict(function="r:score"), f"function: 'r:score' is not of the form FILE.py:NAME{NONE}"),
-        (dict(function="own.py:other"), "function: own.py has no function 'other'"),
-        (
-            dict(function="bad.py:f"),
-            "bad.py: cannot be read: SyntaxError: invalid syntax (bad.py",
-        ),
-        (dict(function="format", format_tags=" , "), "config.reward.format_tags: no tags; the rew"),
-    ],
-)
-def test_a_wrong_reward_is_one_line(fields, wrong, own, tmp_path, monkeypatch):
+@pytest.mark.parametrize("case", cases("reward_refused"), ids=lambda case: case["wrong"])
+def test_a_wrong_reward_is_one_line(case, own, tmp_path, monkeypatch):
     (tmp_path / "bad.py").write_text("def f(:\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=re.escape(wrong)) as error:
-        grading.judge(rewarded(**fields))
+    with pytest.raises(ValueError, match=re.escape(case["wrong"])) as error:
+        grading.judge(rewarded(**case["fields"]))
     assert str(error.value).startswith("config.reward") and "\n" not in str(error.value)
 
 

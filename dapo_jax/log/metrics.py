@@ -295,10 +295,8 @@ class Writer:
         due = [f for f in written if f.parent.name == "rollouts"]
         due = [f for f in due if self._text_every and _step(f) % self._text_every == 0]
         for file in due[-board.TEXTS :]:
-            rows = dict(files.json_lines(file))
-            if damaged := [n for n, row in rows.items() if row is None]:
-                self._say(f"warning: {file}: no sample in lines {damaged}")
-            self._board.samples(_step(file), filter(None, rows.values()))
+            rows = (row for _, row in files.json_lines(file) if row)  # without damaged lines
+            self._board.samples(_step(file), rows)
         self._board.flush()
 
     def _close_board(self) -> None:
