@@ -61,13 +61,9 @@ def test_step_flops():
         assert both == pytest.approx(policy + 4 * f(values, [30, 40]))
 
 
-class Device(types.SimpleNamespace):
-    def memory_stats(self):
-        return self.stats
-
-
 def devices(monkeypatch, kind, platform, *stats):
-    them = [Device(device_kind=kind, platform=platform, stats=s) for s in stats]
+    about = dict(device_kind=kind, platform=platform)
+    them = [types.SimpleNamespace(memory_stats=lambda s=s: s, **about) for s in stats]
     monkeypatch.setattr(jax, "local_devices", lambda: them)
     monkeypatch.setattr(jax, "device_count", lambda: 2 * len(them))  # another host has as many
 

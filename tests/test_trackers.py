@@ -49,70 +49,60 @@ def settings(**fields):
     return c
 
 
-def run(c, workdir, resume_step, step):
-    writer = metrics.Writer(workdir, resume_step, c)
-    values = {"eval/x/avg@k": 0.5, "optim/updates": 3, "policy/loss": float("nan")}
-    writer.record(step, values | {"alarms": ["a"], "sampling/groups_by_correct": [1, 2]})
-    writer.close()
-
-
-def test_numbers_go_to_the_run_of_the_workdir(tmp_path, wandb, mlflow):
-    """Numbers only, under the step; a resumed run keeps its id, another project has its own."""
-    c = settings(wandb="mine", mlflow="mine")
-    run(c, tmp_path, -1, 0)
-    run(c, tmp_path, 0, 1)
-    run(settings(wandb="yours"), tmp_path, 1, 2)
-    fields, name = config.leaves(c), tmp_path.name
-    init = dict(project="mine", id=None, resume="allow", config=fields, dir=tmp_path, name=name)
-    logged = lambda step: ("log", ({"eval/x/avg@k": 0.5, "optim/updates": 3},), {"step": step})
-    yours = init | {"project": "yours", "config": config.leaves(settings(wandb="yours"))}
-    assert wandb.calls == [
-        ("init", (), init), logged(0), ("finish", (), {}),
-        ("init", (), init | {"id": "w1"}), logged(1), ("finish", (), {}),
-        ("init", (), yours), logged(2), ("finish", (), {}),
-    ]  # fmt: skip
-    numbers = {"eval/x/avg_k": 0.5, "optim/updates": 3}  # names that it takes
-    assert mlflow.calls == [
-        ("set_experiment", ("mine",), {}),
-        ("start_run", (), {"run_id": None, "run_name": name}),
-        ("log_params", (fields,), {}),  # once
-        ("log_metrics", (numbers,), {"step": 0}),
-        ("end_run", (), {}),
-        ("set_experiment", ("mine",), {}),
-        ("start_run", (), {"run_id": "m1", "run_name": name}),
-        ("log_metrics", (numbers,), {"step": 1}),
-        ("end_run", (), {}),
-    ]
-    ids = {"wandb:mine": "w1", "mlflow:mine": "m1", "wandb:yours": "w1"}
-    assert json.loads((tmp_path / "trackers.json").read_text()) == ids
-
-
 ROW = dict(problem="p", prompt="q", response="r", answer="1", extracted=None, reward=-1.0, tokens=2)
 ROW |= dict(truncated=False, pieces=["r", ""], entropies=[0.5, float("nan")])
 
 
-def test_alarms_and_samples_go_there_too(tmp_path, wandb, mlflow):
-    """Under the workdir's own name, also where it is a bucket; samples as often as TensorBoard's,
-    without their numbers a token."""
-    c = settings(wandb="a", mlflow="b", text_every=2)
-    writer = metrics.Writer(tmp_path, -1, c, print, "gs://bucket/some run")
-    for step in (1, 2):
-        writer.lines("rollouts", step, iter([ROW, ROW | {"reward": 1.0}]))
-        writer.lines("eval", step, iter([{"problem": "p"}]))
-    writer.alarm(2, 1, ["low", "long"])
+def run(c, workdir, step):
+    """One step of a run in a bucket, whose copy is `workdir`."""
+    writer = metrics.Writer(workdir, step - 1, c, print, "gs://bucket/some run")
+    values = {"eval/x/avg@k": 0.5, "optim/updates": 3, "policy/loss": float("nan")}
+    writer.record(step, values | {"alarms": ["a"], "sampling/groups_by_correct": [1, 2]})
+    writer.lines("rollouts", step, iter([ROW, ROW | {"reward": 1.0}]))
+    writer.lines("eval", step, iter([{"problem": "p"}]))
+    writer.alarm(step, 1, ["low", "long"])
     writer.close()
-    assert wandb.calls[0][2]["name"] == "some run"
+
+
+def test_what_goes_to_the_run_of_the_workdir(tmp_path, wandb, mlflow):
+    """Numbers and alarms, and samples as often as TensorBoard's, without their numbers a token. A
+    resumed run keeps its id, another project has its own."""
+    c = settings(wandb="mine", mlflow="mine", text_every=2)
+    yours = settings(wandb="yours", text_every=2)
+    for step, which in enumerate((c, c, yours)):
+        run(which, tmp_path, step)
     columns = [x for x in ROW if x not in ("pieces", "entropies")]
     cells = [["p", "q", "r", "1", None, reward, 2, False] for reward in (-1.0, 1.0)]
-    assert wandb.calls[1:3] == [
-        ("log", ({"samples": ("table", columns, cells)},), {"step": 2}),
-        ("alert", (), {"title": "some run: alarm in step 2", "text": "low\n\nlong"}),
-    ]
+    named, fields = dict(name="some run", resume="allow", dir=tmp_path), config.leaves(c)
+    numbers = lambda step: ("log", ({"eval/x/avg@k": 0.5, "optim/updates": 3},), {"step": step})
+    samples = lambda step: ("log", ({"samples": ("table", columns, cells)},), {"step": step})
+    alert = lambda n: ("alert", (), dict(title=f"some run: alarm in step {n}", text="low\n\nlong"))
+    assert wandb.calls == [
+        ("init", (), named | dict(project="mine", id=None, config=fields)),
+        numbers(0), samples(0), alert(0), ("finish", (), {}),
+        ("init", (), named | dict(project="mine", id="w1", config=fields)),
+        numbers(1), alert(1), ("finish", (), {}),
+        ("init", (), named | dict(project="yours", id=None, config=config.leaves(yours))),
+        numbers(2), samples(2), alert(2), ("finish", (), {}),
+    ]  # fmt: skip
     table = dict(zip(columns, map(list, zip(*cells, strict=True)), strict=True))
-    assert mlflow.calls[3:5] == [
-        ("log_table", (table, "samples/step_000002.json"), {}),
-        ("log_text", ("low\n\nlong", "alarms/step_000002.txt"), {}),
+    numbers = {"eval/x/avg_k": 0.5, "optim/updates": 3}  # names that it takes
+    assert mlflow.calls == [
+        ("set_experiment", ("mine",), {}),
+        ("start_run", (), {"run_id": None, "run_name": "some run"}),
+        ("log_params", (fields,), {}),  # once
+        ("log_metrics", (numbers,), {"step": 0}),
+        ("log_table", (table, "samples/step_000000.json"), {}),
+        ("log_text", ("low\n\nlong", "alarms/step_000000.txt"), {}),
+        ("end_run", (), {}),
+        ("set_experiment", ("mine",), {}),
+        ("start_run", (), {"run_id": "m1", "run_name": "some run"}),
+        ("log_metrics", (numbers,), {"step": 1}),
+        ("log_text", ("low\n\nlong", "alarms/step_000001.txt"), {}),
+        ("end_run", (), {}),
     ]
+    ids = {"wandb:mine": "w1", "mlflow:mine": "m1", "wandb:yours": "w1"}
+    assert json.loads((tmp_path / "trackers.json").read_text()) == ids
 
 
 def test_a_service_that_fails_is_named_once_and_ends_nothing(tmp_path, wandb, mlflow):
@@ -148,5 +138,5 @@ def test_a_client_that_is_missing_is_one_line_with_the_command(name, tmp_path, m
 def test_a_damaged_list_of_ids_is_a_run_of_its_own(tmp_path, wandb):
     for text in ("{", "[]", '{"wandb:mine": 3}', "\xff"):
         (tmp_path / "trackers.json").write_text(text)
-        run(settings(wandb="mine"), tmp_path, -1, 0)
+        run(settings(wandb="mine"), tmp_path, 0)
         assert [c for c in wandb.calls if c[0] == "init"][-1][2]["id"] is None
