@@ -9,9 +9,6 @@ The policy is what --checkpoint names, else the newest checkpoint of WORKDIR, el
 config.model.path. The config is the run's own unless --config names one. All samples are kept under
 WORKDIR/eval/<set>/<hash of the settings>/, in batches of problems; the same command continues after
 the last whole batch.
-
-A sample's random numbers depend on the problem's id and the sample's index, under a seed used only
-for evaluation, so scores do not depend on batch, order or mesh.
 """
 
 import functools
@@ -65,8 +62,9 @@ def evaluate_to_files(
             batch = Encoded([data.ids[i] for i in part], [data.problems[i] for i in part], 0)
             (scores,) = evaluate(evaluator._replace(machine=machine), [(batch, draw)])
             if first:
-                lines = scores_lib.rows(batch, scores, evaluator.text.tokenizer)
-                scores_lib.write_lines(folder / f"batch_{part[0]:06d}.jsonl", lines)
+                rows = scores_lib.rows(batch, scores, evaluator.text.tokenizer)
+                lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                files.write(folder / f"batch_{part[0]:06d}.jsonl", lines)
                 saved()
     if not first:
         return None

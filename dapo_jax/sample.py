@@ -24,6 +24,7 @@ from dapo_jax import build, parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema, validation
 from dapo_jax.data import tokenizer as tokenizer_lib
+from dapo_jax.evaluation import named_sets
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Request, Response
 from dapo_jax.run import policy as policy_lib
@@ -99,9 +100,7 @@ def load(
     config.eval.k = n
     config.eval.max_response_tokens = max_tokens or config.rollout.max_response_tokens
     validation.validate(config, len(jax.devices()))
-    sizes = validation.resolve_mesh(config, len(jax.devices()))
-    shards = sizes["data"] * sizes["fsdp"]
-    config.rollout.slots = min(config.rollout.slots, -(-n // shards) * shards)
+    named_sets.fill(config, problems=1)
     config.rollout.chunk = min(config.rollout.chunk, _CHUNK)
     base = hf.resolve(config.model.path) if config.model.path else None
     policy = policy_lib.find_policy(config, workdir, base)
@@ -169,8 +168,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("n", 1, "Completions.", lower_bound=1)
     flags.DEFINE_float("temperature", None, "0 is greedy; default: config.eval.temperature.")
     flags.DEFINE_float("top_p", 1.0, "Nucleus mass.")
-    longest = "Longest completion; default: config.rollout.max_response_tokens."
-    flags.DEFINE_integer("max_tokens", 0, longest, lower_bound=0)
+    flags.DEFINE_integer("max_tokens", 0, "Most tokens; default: as in training.", lower_bound=0)
     flags.DEFINE_integer("seed", None, "Default: config.seed.")
     flags.DEFINE_boolean("probs", False, "A line per token, with its probability.")
     flags.DEFINE_boolean("chat", None, "Chat template; default: config.tokenizer.chat.")

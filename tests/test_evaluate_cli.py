@@ -242,7 +242,7 @@ def test_scores_average_over_problems():
 def test_a_damaged_line_of_samples_is_named(tmp_path):
     """Its batch would be short of samples: it is to be made again."""
     rows = [{"problem": "p", "sample": i} for i in range(3)]
-    scores.write_lines(tmp_path / "batch_000000.jsonl", rows)
+    (tmp_path / "batch_000000.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     assert scores.finished(tmp_path) == {"p": rows}
     path = tmp_path / "batch_000001.jsonl"
     path.write_text('{"problem": "q"}\n\0\n')

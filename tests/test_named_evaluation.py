@@ -171,8 +171,7 @@ def test_no_slot_is_idle_from_the_start(problems, k, slots):
     """Eight shards; 128 slots as configured."""
     c = tiny()
     c.rollout.slots, c.eval.k, c.mesh.data, c.mesh.fsdp = 128, k, 2, 4
-    sets = {name: SimpleNamespace(ids=[[1]] * n) for name, n in (("a", problems), ("b", 1))}
-    named_sets.fill(c, SimpleNamespace(evals=sets))
+    named_sets.fill(c, problems)
     assert c.rollout.slots == slots
 
 

@@ -148,11 +148,11 @@ def test_a_wrong_reward_is_one_line(case, own, tmp_path, monkeypatch):
 
 
 # What may not stand in a field of a grade.
-NO_NUMBER = ["1", None, [1], {}, np.nan, -np.inf, 1j, 10**400, np.ones(2)]
+NO_NUMBER = ["1", None, [1], {}, np.nan, -np.inf, 1j, 10**400, np.eye(2)]
 BAD = {
     "score": NO_NUMBER,
     "right": ["no", 0, 1, 1.0, [], "True"],
-    "answer": [b"a", 7, np.int64(7), ["a"], 0.5, False, {}],
+    "answer": ["\udcff", b"a", 7, np.int64(7), ["a"], 0.5, False, {}],
     "parts": [None, [1], 7, "a", {1: 1.0}, {None: 1.0}, *({"n": x} for x in NO_NUMBER)],
 }
 
@@ -288,6 +288,20 @@ def test_whatever_a_reward_raises_is_one_line(kind, capfd):
 
     with pytest.raises(KeyboardInterrupt):
         rewards.attempt(interrupted, problem(), "")
+
+
+def test_a_reward_that_prints_fills_no_log(capfd, monkeypatch):
+    monkeypatch.setattr(rewards._Output, "left", 3)
+
+    def score(problem, response):
+        print(response, flush=True)
+        return 1.0
+
+    for text in "abcde":
+        assert rewards.attempt(score, problem(), text) == Grade(1.0)
+    assert capfd.readouterr().out == (
+        "a\nb\nc\nwarning: reward: what else it prints is left out; use a file\n"
+    )
 
 
 def alive(command: bytes) -> bool:

@@ -2,10 +2,9 @@
 files that keep the samples."""
 
 import collections
-import json
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -217,7 +216,3 @@ def finished(folder: pathlib.Path) -> dict[str, list[dict]]:
                 )
             by_problem[row["problem"]].append(row)
     return dict(by_problem)
-
-
-def write_lines(path: pathlib.Path, lines: Iterable[dict]) -> None:
-    files.write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in lines))

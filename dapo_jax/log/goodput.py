@@ -33,8 +33,7 @@ _COMPILES = tuple(
 
 class Ledger(NamedTuple):
     """Seconds of wall time so far. Steps, evaluations and losses sum to the time between the first
-    event and the last, except for time between the end of a finished run and its continuation.
-    Nothing in it changes in place."""
+    event and the last, except for time between the end of a finished run and its continuation."""
 
     steps: Mapping[int, float] = {}  # step number -> s, for steps that count
     evaluated: Mapping[int, float] = {}  # s after this step; 0 = before the first

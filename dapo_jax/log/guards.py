@@ -225,10 +225,9 @@ def count_alarms(
 def shortage(config, log: dict[str, float]) -> str:
     """Warning that dynamic sampling did not fill the batch; '' if it did."""
     found = log["sampling/batch_groups"]
-    if not config.dynamic_sampling.enabled or found >= config.rollout.groups:
+    as_configured = found and not config.dynamic_sampling.refill
+    if not config.dynamic_sampling.enabled or as_configured or found >= config.rollout.groups:
         return ""
-    if found and not config.dynamic_sampling.refill:
-        return ""  # as configured
     consequence = "training on them" if found else "no update"
     if config.dynamic_sampling.on_exhausted == "stop":
         consequence = "stopping"

@@ -77,6 +77,7 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
     length_NxG = np.array([len(r.tokens) for r in rows]).reshape(score_NxG.shape)
     rewards_NxG = reward.shaped(score_NxG, length_NxG, longest, config.reward)
     entropies = np.concatenate([r.entropies for r in rows])
+    logps = np.concatenate([r.logps for r in rows])
     log |= {
         "reward/mean": rewards_NxG.mean(),
         "reward/overlong_penalty": (rewards_NxG - score_NxG).mean(),
@@ -87,8 +88,7 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
         "response/truncated_frac": np.mean([r.truncated for r in rows]),
         "policy/entropy": entropies.sum(dtype=float) / tokens,
         "policy/entropy_hist": histogram("policy/entropy_hist", entropies, longest),
-        "policy/mean_prob": np.exp(np.concatenate([r.logps for r in rows])).sum(dtype=float)
-        / tokens,
+        "policy/mean_prob": np.exp(logps).sum(dtype=float) / tokens,
         "sampling/accept_frac": np.mean([g.mixed for g in got.drawn]),
     }
     if grades[0].right_G is not None:
@@ -226,10 +226,9 @@ class Writer:
         """One line of metrics.jsonl: numbers, lists of counts, lists of strings."""
         if not parallel.is_main_process():
             return
-        values = values | {"time/wall": round(time.time(), 3)}
-        record = {"step": step} | {
-            k: v if isinstance(v, list) else number(v) for k, v in values.items()
-        }
+        record = {"step": step}
+        for tag, value in (values | {"time/wall": round(time.time(), 3)}).items():
+            record[tag] = value if isinstance(value, list) else number(value)
         self._lines.append(json.dumps(record) + "\n")
         self._write()
         self._trackers.record(step, record)

@@ -80,7 +80,7 @@ def edges(tag: str, bins: int, longest: int) -> Sequence[float]:
 def markdown() -> str:
     rows = [
         "| tag | unit | definition | formula | healthy | else | source | in |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---" * 8 + "|",
     ]
     for name, t in TAGS.items():
         cells = (f"`{name}`", *t[:-1], WHEN[t.when])

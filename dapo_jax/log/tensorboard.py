@@ -17,7 +17,6 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from dapo_jax.log import tags
 
-FLUSH_S = 5.0  # seconds that a chart may be behind
 TEXTS = 20  # steps whose samples a new file begins with; TensorBoard shows ten
 _SHOWN = 2000  # characters of a response on a card
 
@@ -31,7 +30,6 @@ class Board:
         folder.mkdir()
         self._longest, self._described = config.rollout.max_response_tokens, set()
         self._wall: dict[int, float] = {}  # step -> when it was recorded, seconds since 1970
-        self._flushed = float("-inf")
         self._writer = EventsWriter(str(folder / "events"))
 
     def record(self, record: dict) -> None:
@@ -72,10 +70,7 @@ class Board:
         self._writer.write_event(event)
 
     def flush(self) -> None:
-        """Flush to disk, at most every FLUSH_S seconds, since this waits for the disk."""
-        if time.monotonic() - self._flushed >= FLUSH_S:
-            self._writer.flush()
-            self._flushed = time.monotonic()
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()

@@ -2,6 +2,7 @@
 weighted sums of both, another choice per data source. No JAX: the worker processes import this.
 """
 
+import contextlib
 import fnmatch
 import functools
 import hashlib
@@ -10,9 +11,10 @@ import math
 import os
 import pathlib
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
@@ -183,13 +185,12 @@ def checked(said: object) -> Grade | None:
     if isinstance(said, bool | np.bool_):
         said = Grade(float(said), bool(said))
     score, right, answer, parts = said if isinstance(said, Grade) else Grade(said)
-    if not isinstance(right, bool | np.bool_ | None) or not isinstance(answer, str | None):
-        return None
-    if not isinstance(parts, Mapping) or not all(isinstance(name, str) for name in parts):
-        return None
+    plain = isinstance(right, bool | np.bool_ | None) and isinstance(answer, str | None)
+    named = isinstance(parts, Mapping) and all(isinstance(name, str) for name in parts)
     try:
-        if not all(map(math.isfinite, (score, *parts.values()))):
+        if not (plain and named and all(map(math.isfinite, (score, *parts.values())))):
             return None
+        (answer or "").encode()  # half a surrogate is no text that a file can hold
     except (TypeError, ValueError, OverflowError):  # not a number, or larger than any float
         return None
     right = None if right is None else bool(right)
@@ -200,10 +201,11 @@ def graded(score: Score, problem: Problem, response: str) -> Grade:
     """The grade that `score` gives a response. NoGrade: it returned something else."""
     given = score(problem, response)
     if (grade := checked(given)) is None:
+        name, shown = getattr(score, "__name__", "a function"), " ".join(repr(given).split())
         raise NoGrade(
-            f"reward: {getattr(score, '__name__', 'a function')} gave {given!r:.80} for a response"
-            f" to problem {problem.id}; it has to be a Grade with a finite score, a number or a"
-            " bool (right: True, False or None; answer: a text or None; parts: names with numbers)"
+            f"reward: {name} gave {shown:.80} for a response to problem {problem.id}; it has to be"
+            " a Grade with a finite score, a number or a bool (right: True, False or None; answer:"
+            " a text or None; parts: names with numbers)"
         )
     return grade
 
@@ -212,11 +214,30 @@ class NoGrade(ValueError):
     """A reward function returned no grade. The message needs no context."""
 
 
+class _Output(NamedTuple):
+    """Standard output for a reward function, of which a process shows the first lines."""
+
+    out: TextIO
+    left = 100  # lines
+
+    def __getattr__(self, name: str):
+        return getattr(self.out, name)
+
+    def write(self, text: str) -> int:
+        before, _Output.left = _Output.left, _Output.left - text.count("\n")
+        if before > 0:
+            self.out.write(text)
+            if _Output.left <= 0:
+                self.out.write("warning: reward: what else it prints is left out; use a file\n")
+        return len(text)
+
+
 def attempt(score: Score, problem: Problem, response: str) -> Grade | Failed:
     """The grade, or the error and its place. A process that the function forked ends here."""
     own = os.getpid()
     try:
-        return graded(score, problem, response)
+        with contextlib.redirect_stdout(_Output(sys.stdout)):
+            return graded(score, problem, response)
     except NoGrade as error:
         return Failed(str(error), "gave what is no grade", error)
     except KeyboardInterrupt:
