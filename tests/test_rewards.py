@@ -191,7 +191,7 @@ def test_a_bool_is_right_or_wrong_and_a_number_a_score(given, grade):
 
 
 FAILING = """
-import os, subprocess, time
+import contextlib, os, subprocess, time
 from dapo_jax.reward.functions import Grade
 
 def score(problem, response):
@@ -211,10 +211,8 @@ def score(problem, response):
         return 0.25
     if response == "spill":
         for descriptor in range(3, 64):
-            try:
+            with contextlib.suppress(OSError):
                 os.write(descriptor, bytes([0, 0, 0, 5]) + b"hello")
-            except OSError:
-                pass
     if response == "list":
         return Grade(1.0, True, parts={"n": [1, 2]})
     return Grade(len(response) / 7, response == "right", response, {"n": len(response)})

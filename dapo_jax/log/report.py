@@ -96,7 +96,7 @@ def evaluation_lines(step: int, log: dict[str, float]) -> list[str]:
     sets = collections.defaultdict(list)
     for tag, value in log.items():
         if tag.startswith("eval/") and "@" in tag:
-            _, name, score = tag.split("/")
+            name, _, score = tag.removeprefix("eval/").rpartition("/")
             sets[name].append(f"{score} {value:.3f}")
     return [f"  step {step:4d}  {name:18s} {'  '.join(sets[name])}" for name in sorted(sets)]
 
