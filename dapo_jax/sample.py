@@ -24,7 +24,6 @@ from dapo_jax import build, parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema, validation
 from dapo_jax.data import tokenizer as tokenizer_lib
-from dapo_jax.evaluation import named_sets
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Request, Response
 from dapo_jax.run import policy as policy_lib
@@ -100,7 +99,9 @@ def load(
     config.eval.k = n
     config.eval.max_response_tokens = max_tokens or config.rollout.max_response_tokens
     validation.validate(config, len(jax.devices()))
-    named_sets.fill(config, problems=1)
+    sizes = validation.resolve_mesh(config, len(jax.devices()))
+    shards = sizes["data"] * sizes["fsdp"]
+    config.rollout.slots = min(config.rollout.slots, -(-n // shards) * shards)
     config.rollout.chunk = min(config.rollout.chunk, _CHUNK)
     base = hf.resolve(config.model.path) if config.model.path else None
     policy = policy_lib.find_policy(config, workdir, base)

@@ -117,8 +117,7 @@ def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
 
 
 def fill(c, problems: int) -> None:
-    """No more slots than k samples of so many problems fill: an idle one costs as much as a busy
-    one."""
+    """No more slots than k samples of each problem: an idle one costs as much as a busy one."""
     sizes = validation.resolve_mesh(c, len(jax.devices()))
     shards, samples = sizes["data"] * sizes["fsdp"], problems * c.eval.k
     c.rollout.slots = min(c.rollout.slots, -(-samples // shards) * shards)

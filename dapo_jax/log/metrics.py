@@ -186,7 +186,8 @@ class Writer:
 
     def __init__(self, workdir: pathlib.Path, resume_step: int, config, say=print, name: str = ""):
         self._path, self._workdir = workdir / "metrics.jsonl", workdir
-        self._board, self._c, self._text_every = None, config, config.log.text_every
+        self._board, self._c = None, config
+        self._plots, self._text_every = config.log.tensorboard, config.log.text_every
         self._lines: list[str] = []  # of metrics.jsonl, not yet written
         self._files: dict[pathlib.Path, str] = {}  # not yet written
         self._say, self._failing = say, False
@@ -280,7 +281,7 @@ class Writer:
     def _plot(self, new: str, written: Sequence[pathlib.Path]) -> None:
         """Add records and samples to TensorBoard's file; a new file begins with all records there
         are and the newest samples."""
-        if not self._c.log.tensorboard:
+        if not self._plots:
             return
         # tensorboardX brings torch in where that is installed.
         from dapo_jax.log import tensorboard as board
