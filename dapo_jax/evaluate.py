@@ -9,9 +9,6 @@ The policy is what --checkpoint names, else the newest checkpoint of WORKDIR, el
 config.model.path. The config is the run's own unless --config names one. All samples are kept under
 WORKDIR/eval/<set>/<hash of the settings>/, in batches of problems; the same command continues after
 the last whole batch.
-
-A sample's random numbers depend on the problem's id and the sample's index, under a seed used only
-for evaluation, so scores do not depend on batch, order or mesh.
 """
 
 import functools
@@ -65,8 +62,9 @@ def evaluate_to_files(
             batch = Encoded([data.ids[i] for i in part], [data.problems[i] for i in part], 0)
             (scores,) = evaluate(evaluator._replace(machine=machine), [(batch, draw)])
             if first:
-                lines = scores_lib.rows(batch, scores, evaluator.text.tokenizer)
-                scores_lib.write_lines(folder / f"batch_{part[0]:06d}.jsonl", lines)
+                rows = scores_lib.rows(batch, scores, evaluator.text.tokenizer)
+                lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                files.write(folder / f"batch_{part[0]:06d}.jsonl", lines)
                 saved()
     if not first:
         return None
@@ -85,13 +83,12 @@ def evaluate_checkpoint(
     rows: bool = False,
 ) -> dict:
     """Evaluate the policy on every set of `config.eval.files`, keep the samples in the workdir
-    `where`, print a report of each set (with `rows` a line per problem) and a table of all sets.
-    Returns plain JSON values: {settings: those that all sets share, sets: {name: `scores.summary`,
-    its settings, the folder of its samples}}.
+    `where`, print (with `rows` a line per problem and) a table of the sets. Returns plain JSON
+    values: {settings: those that all sets share, sets: {name: `scores.summary`, its settings, the
+    folder of its samples}}.
 
-    given: as in `find_policy`. fixed: config fields that override the settings of named sets, which
-    are fetched into `data_dir` unless they are there. ValueError: a set cannot be fetched, or the
-    config does not fit the policy."""
+    given: as in `find_policy`. fixed, data_dir: as in `named_sets.ask`. ValueError: a set cannot
+    be fetched, or the config does not fit the policy."""
     processes.agree(processes.identity(config, str(where)))
     validation.validate(config, len(jax.devices()))
     home = workdir_lib.open_workdir(where)
@@ -128,7 +125,6 @@ def evaluate_checkpoint(
             sets[name] = scores_lib.summary(scores, [p.id for p in data.problems], config.seed)
             sets[name] |= {"settings": shown, "samples": samples}
             say("\n".join(scores_lib.lines(name, sets[name], rows)))
-            say(f"  samples: {samples}")
         asked.machine.engine.release()
     workdir_lib.send(home)
     sets = {name: sets[name] for name in build.named_files(config.eval.files) or sets if sets}
@@ -138,9 +134,7 @@ def evaluate_checkpoint(
     return {"settings": shared | {"files": config.eval.files or "embedded"}, "sets": sets}
 
 
-def _samples_folder(
-    home: workdir_lib.Workdir, name: str, data: Encoded, decides: dict, about: dict
-) -> pathlib.Path:
+def _samples_folder(home, name: str, data: Encoded, decides: dict, about: dict) -> pathlib.Path:
     """WORKDIR/eval/NAME/HASH of `decides` and the prompts; process 0 writes `about` there."""
     ids = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
     hashed = json.dumps(decides | {"prompts": ids}, sort_keys=True).encode()
@@ -184,12 +178,11 @@ def define_flags() -> None:
     data = f"Sets by name ({published.KNOWN}) and problem files, [name=]path,..."
     flags.DEFINE_string("data", None, f"{data}; default: config.eval.files.")
     flags.DEFINE_string("data_dir", "data", "Folder of the sets by name, fetched where missing.")
-    flags.DEFINE_integer("k", None, "Samples a problem; default: the set's, config.eval.k.")
-    flags.DEFINE_float("top_p", None, "Nucleus mass; default: the set's, config.eval.top_p.")
-    temperature = "0 is greedy; default: the set's, config.eval.temperature."
-    flags.DEFINE_float("temperature", None, temperature)
-    limit = "Default: the set's, config.eval.max_response_tokens."
-    flags.DEFINE_integer("max_response_tokens", None, limit)
+    usual = "default: the set's, else that of config.eval."
+    flags.DEFINE_integer("k", None, f"Samples per problem; {usual}")
+    flags.DEFINE_float("top_p", None, f"Nucleus mass; {usual}")
+    flags.DEFINE_float("temperature", None, f"0 is greedy; {usual}")
+    flags.DEFINE_integer("max_response_tokens", None, f"Limit of a response; {usual}")
     policy = "Workdir[@STEP], Orbax or Hugging Face directory; default: the newest there is."
     flags.DEFINE_string("checkpoint", "", policy)
     flags.DEFINE_bool("rows", False, "A line per problem.")

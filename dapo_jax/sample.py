@@ -73,14 +73,6 @@ class Screen:
         self.shown = max(self.shown, len(text))
 
 
-def load_tokenizer(config, workdir: pathlib.Path, model_dir: pathlib.Path | None):
-    """The tokenizer of the config, else the model's, else that of the embedded task."""
-    path = config.tokenizer.path or model_dir or (workdir / "data" if not config.data.train else "")
-    if not path:
-        raise ValueError("config.tokenizer.path: problem files of one's own need a tokenizer")
-    return tokenizer_lib.load(path, config.tokenizer.chat_template)
-
-
 class Loaded(NamedTuple):
     """A policy ready for sampling; `params` are in the training layout."""
 
@@ -115,7 +107,10 @@ def load(
     policy = policy_lib.find_policy(config, workdir, base)
     if step is not None:
         policy = policy._replace(step=checkpoint.find_step(policy.steps, step))
-    tokenizer = load_tokenizer(config, workdir, policy.model_dir)
+    embedded = "" if config.data.train else workdir / "data"
+    if not (path := config.tokenizer.path or policy.model_dir or embedded):
+        raise ValueError("config.tokenizer.path: problem files of one's own need a tokenizer")
+    tokenizer = tokenizer_lib.load(path, config.tokenizer.chat_template)
     for prompt in prompts:
         encode(config, tokenizer, prompt)
         if words := tokenizer.unknown_words(prompt):
@@ -130,9 +125,8 @@ def load(
 def encode(config, tokenizer, prompt: str) -> list[int]:
     """Token ids of a prompt, through the chat template if the config says so. ValueError: the
     prompt is empty or too long."""
-    chat = config.tokenizer.chat
+    chat, most = config.tokenizer.chat, config.data.max_prompt_tokens
     ids = tokenizer.chat([("user", prompt)]) if chat else tokenizer.encode(prompt)
-    most = config.data.max_prompt_tokens
     if not 1 <= len(ids) <= most:
         allowed = f"1 to config.data.max_prompt_tokens = {most} are allowed"
         raise ValueError(f"prompt: {len(ids)} tokens; {allowed}")
@@ -175,8 +169,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("n", 1, "Completions.", lower_bound=1)
     flags.DEFINE_float("temperature", None, "0 is greedy; default: config.eval.temperature.")
     flags.DEFINE_float("top_p", 1.0, "Nucleus mass.")
-    longest = "Longest completion; default: config.rollout.max_response_tokens."
-    flags.DEFINE_integer("max_tokens", 0, longest, lower_bound=0)
+    flags.DEFINE_integer("max_tokens", 0, "Most tokens; default: as in training.", lower_bound=0)
     flags.DEFINE_integer("seed", None, "Default: config.seed.")
     flags.DEFINE_boolean("probs", False, "A line per token, with its probability.")
     flags.DEFINE_boolean("chat", None, "Chat template; default: config.tokenizer.chat.")
@@ -189,13 +182,12 @@ def main(prompt: str) -> None:
     said = {"eval.top_p": given.top_p, "eval.temperature": given.temperature}
     said |= {"seed": given.seed, "tokenizer.chat": given.chat}
     config.update({field: value for field, value in said.items() if value is not None})
-    first = parallel.is_main_process()
     if hasattr(sys.stdout, "reconfigure"):  # '?' for characters that the terminal cannot show
         sys.stdout.reconfigure(errors="replace")
-
-    write = functools.partial(print, end="", flush=True) if first else lambda text: None
-    limits = dict(n=given.n, max_tokens=given.max_tokens, probs=given.probs)
-    sample(config, pathlib.Path(cli.WORKDIR.value or "."), prompt, write=write, **limits)
+    how = dict(n=given.n, max_tokens=given.max_tokens, probs=given.probs)
+    if parallel.is_main_process():
+        how["write"] = functools.partial(print, end="", flush=True)
+    sample(config, pathlib.Path(cli.WORKDIR.value or "."), prompt, **how)
 
 
 if __name__ == "__main__":

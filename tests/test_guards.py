@@ -1,10 +1,11 @@
-"""Alarms as configured, and stacks from a step that hangs."""
+"""Alarms as configured, from the numbers of a run, and the reasons to stop one."""
 
 import json
 import pathlib
 
 import numpy as np
 import pytest
+from tables import cases
 
 from dapo_jax import config
 from dapo_jax.dapo.state import State
@@ -45,46 +46,15 @@ def test_a_reward_that_fails_is_warned_about_and_ends_a_run_that_learns_nothing(
     assert not guards.misses({})
 
 
-AT_THE_BOUND = dict(entropy_min=0.4, entropy_max=0.6, length_min=99.0, accept_min=0.2)
-AT_THE_BOUND |= dict(truncated_max=0.3, gap_max=0.01)
-GAP = "gap of sampler and trainer log-probs 0.01 is above 0.001; try: set"
-
-
-@pytest.mark.parametrize(
-    ("bounds", "alarm"),
-    [
-        ({}, None),
-        (AT_THE_BOUND, None),
-        (dict(entropy_min=0.6), "entropy 0.5 is below 0.6; try: raise loss.clip_high"),
-        (dict(entropy_max=0.4), "entropy 0.5 is above 0.4; try: lower loss.clip_high"),
-        (dict(length_min=101.0), "mean response length 100 is below 101; try: check"),
-        (dict(length_max=50.0), "mean response length 100 is above 50; try: loss.normalizer="),
-        (dict(truncated_max=0.2), "share of truncated responses 0.3 is above 0.2; try: raise"),
-        (dict(accept_min=0.25), "share of problems with mixed groups 0.2 is below 0.25; try: g"),
-        (dict(gap_max=1e-3), GAP),
-        (dict(gap_max=-1.0), GAP),
-    ],
-)
-def test_alarms(bounds, alarm):
-    said = guards.alarms(settings(**bounds), LOG, NONE)
-    assert [s[: len(alarm or "")] for s in said] == ([alarm] if alarm else [])
-
-
-def test_further_bounds_bring_their_own_advice():
-    more = [guards.Bound("mine/x", "my number", 0.0, 2.0, "", "do this")]
-    said = guards.alarms(settings(), {"mine/x": 3.0}, NONE, more)
-    assert said == ["my number 3 is above 2; try: do this"]
-    state, broken = guards.count_alarms(
-        settings(), State({}, None), {"mine/x": 3.0}, NONE, print, more=more
-    )
-    assert broken == said and state.counters.alarms_in_row == 1
-    assert guards.alarms(settings(), {"mine/x": 2.0}, NONE, more) == []
+@pytest.mark.parametrize("case", cases("alarms"), ids=lambda case: case["alarm"] or "none")
+def test_alarms(case):
+    said, alarm = guards.alarms(settings(**case["bounds"]), LOG, NONE), case["alarm"]
+    assert [s[: len(alarm)] for s in said] == ([alarm] if alarm else [])
 
 
 def test_a_number_that_is_none_breaks_every_bound():
-    log = {"policy/entropy": float("nan")}
-    assert len(guards.alarms(settings(entropy_min=0.1), log, NONE)) == 1
-    assert len(guards.alarms(settings(entropy_max=9.0), log, NONE)) == 1
+    for bound in (dict(entropy_min=0.1), dict(entropy_max=9.0)):
+        assert len(guards.alarms(settings(**bound), {"policy/entropy": np.nan}, NONE)) == 1
 
 
 def test_a_collapse_of_acceptance_is_an_alarm_by_default():
@@ -117,8 +87,7 @@ def replay(series: dict[str, list], c=None) -> dict[int, list[str]]:
     c, history, out = c or config.base(), NONE, {}
     series = {tag: values for tag, values in series.items() if tag != "config"}
     for step, values in enumerate(zip(*series.values(), strict=True), 1):
-        log = dict(zip(series, values, strict=True))
-        log = {t: v for t, v in log.items() if v is not None}
+        log = {t: v for t, v in zip(series, values, strict=True) if v is not None}
         history = guards.remember(history, log)
         if said := guards.alarms(c, log, history):
             out[step] = said
@@ -147,15 +116,11 @@ def test_broken_runs_are_spoken_of_at_the_defaults():
     assert "(explosion)" in words(said) and min(said) <= 30
 
 
-def steps(first: float, then: list[float], lead: int = 30) -> list[float]:
-    return [first] * lead + then
-
-
 def test_drifts_speak_only_where_accuracy_stands():
     flat, rising = [0.5] * 60, np.linspace(0.2, 0.8, 60).tolist()
-    low = steps(1.0, np.linspace(1.0, 0.01, 30).tolist())
-    high = steps(1.0, np.linspace(1.0, 9.0, 30).tolist())
-    long = steps(100.0, [100.0 * 1.08**i for i in range(30)])
+    low = [1.0] * 30 + np.linspace(1.0, 0.01, 30).tolist()
+    high = [1.0] * 30 + np.linspace(1.0, 9.0, 30).tolist()
+    long = [100.0] * 30 + [100.0 * 1.08**i for i in range(30)]
     for tag, values, word in (
         ("policy/entropy", low, "(collapse)"),
         ("policy/entropy", high, "(explosion)"),
@@ -173,13 +138,14 @@ def test_drifts_speak_only_where_accuracy_stands():
 def test_a_resumed_run_remembers_the_same(tmp_path):
     history, records = NONE, [{"step": 0, "eval/heldout/avg@k": 0.1}]
     rng = np.random.default_rng(0)
-    for _ in range(39):
-        log = {"policy/entropy": rng.random(), "reward/accuracy": np.nan}
+    for step in range(1, 40):
+        log = {"policy/entropy": np.nan, "reward/accuracy": rng.random()}
         log["response/length_mean"] = np.float32(rng.random())
-        record = {"step": len(records)} | {t: metrics.number(v) for t, v in log.items()}
+        log |= {} if step % 5 else {"eval/heldout/avg@k": rng.random()}
+        record = {"step": step} | {t: metrics.number(v) for t, v in log.items()}
         records.append(json.loads(json.dumps(record)))
         history = guards.remember(history, log)
-    assert len(history.first) == 5 and len(history.last) == 20
+    assert [len(part) for part in history] == [5, 20, 7]
     assert guards.recall(records) == history
     assert guards.recall([]) == NONE
 
@@ -201,26 +167,6 @@ def test_alarms_in_a_row_stop_the_run_where_configured():
     assert not guards.why_stop(c, state.counters._replace(alarms_in_row=99), {})
 
 
-def evaluations(training, scores):
-    """Steps 1, 2, ... of this training accuracy, with an evaluation at every fifth."""
-    return [
-        {"reward/accuracy": t} | ({"eval/aime/avg@k": scores[i // 5]} if i % 5 == 4 else {})
-        for i, t in enumerate(training)
-    ]
-
-
-def parted(steps, c=None) -> list[int]:
-    """The steps with an alarm."""
-    c, history, out = c or settings(eval_fall=0.1), NONE, []
-    for step, log in enumerate(steps, 1):
-        history = guards.remember(history, log)
-        if said := guards.alarms(c, log, history):
-            out.append(step)
-            assert said[0].startswith("eval/aime/avg@k fell from 0.5 to 0.3 while training acc")
-            assert "(they part); try: go back to the best checkpoint" in said[0]
-    return out
-
-
 RISING = [0.4 + 0.01 * i for i in range(25)]
 
 
@@ -237,13 +183,14 @@ RISING = [0.4 + 0.01 * i for i in range(25)]
     ],
 )
 def test_an_alarm_where_evaluation_and_training_part(training, scores, steps):
-    run = evaluations(training, scores)
-    assert parted(run) == steps
-    assert parted(run, settings()) == []  # 0 = off
-    cold = [{t.replace("aime", "aime_top_p0.7"): v for t, v in log.items()} for log in run]
-    assert parted(cold) == []  # another temperature is no accuracy of training
-    # A resumed run remembers what it was compared with.
-    records = [{"step": i, **log} for i, log in enumerate(run, 1)]
-    history = guards.recall([{"step": 0, "eval/aime/avg@k": 0.9}, *records[:-1]])
-    said = guards.alarms(settings(eval_fall=0.1), run[-1], guards.remember(history, run[-1]))
-    assert bool(said) == (25 in steps)
+    """An evaluation at every fifth step."""
+    evaluated = [x for score in scores for x in (None, None, None, None, score)]
+    run = {"reward/accuracy": training, "eval/aime/avg@k": evaluated}
+    said = replay(run, settings(eval_fall=0.1))
+    assert list(said) == steps
+    for (alarm,) in said.values():
+        assert alarm.startswith("eval/aime/avg@k fell from 0.5 to 0.3 while training accuracy rose")
+        assert "(they part); try: go back to the best checkpoint" in alarm
+    assert replay(run, settings()) == {}  # 0 = off
+    cold = {tag.replace("aime", "aime_top_p0.7"): values for tag, values in run.items()}
+    assert replay(cold, settings(eval_fall=0.1)) == {}  # another temperature than training's

@@ -43,36 +43,28 @@ RECORD = types.SimpleNamespace(
 
 def test_step_flops():
     c, f = config.base(), hardware.forward_flops
+    c.loss.old_logprobs, c.loss.kl_coef = "recompute", 0.1
     sampling, updating = hardware.step_flops(c, SHAPE, RECORD)
     # A prompt once: what comes on top are the responses' tokens, each attending to all before it.
-    assert sampling == pytest.approx(
-        f(SHAPE, [30, 40, 13, 13]) - f(SHAPE, [10, 10, 5, 5]) + f(SHAPE, [10, 5])
-    )
-    assert updating == pytest.approx(
-        (3 + (c.loss.old_logprobs == "recompute")) * f(SHAPE, [30, 40])
-    )
-    c.loss.kl_coef = 0.1
-    assert hardware.step_flops(c, SHAPE, RECORD)[1] == pytest.approx(updating + f(SHAPE, [30, 40]))
-    c.model.lora.rank = 4  # no gradients of the weights: a pass less
-    assert hardware.step_flops(c, SHAPE, RECORD)[1] == pytest.approx(updating)
-    c.model.lora.rank = 0
+    again = f(SHAPE, [10, 10, 5, 5]) - f(SHAPE, [10, 5])
+    assert sampling == pytest.approx(f(SHAPE, [30, 40, 13, 13]) - again)
+    assert updating == pytest.approx((3 + 1 + 1) * f(SHAPE, [30, 40]))
+    c.loss.old_logprobs, c.loss.kl_coef, c.model.lora.rank = "reuse", 0.0, 4
+    updating = hardware.step_flops(c, SHAPE, RECORD)[1]  # no gradients of the weights
+    assert updating == pytest.approx(2 * f(SHAPE, [30, 40]))
     values = SHAPE._replace(value_head=True)  # which reads, and learns, before the policy does
     V, D = SHAPE.vocab_size, SHAPE.hidden_size
     assert f(values, [30]) == pytest.approx(f(SHAPE, [30]) - 2 * 30 * D * (V - 1))
-    pretraining = types.SimpleNamespace(batch=RECORD.batch, updates=[])
-    alone = hardware.step_flops(c, SHAPE, pretraining, [(values, 4)])[1]
-    assert alone == pytest.approx(4 * f(values, [30, 40]))
-    both = hardware.step_flops(c, SHAPE, RECORD, [(values, 4)])[1]
-    assert both == pytest.approx(alone + updating + f(SHAPE, [30, 40]))
+    for updates, policy in (([], 0.0), ([{}], updating)):  # without: value pre-training
+        record = types.SimpleNamespace(batch=RECORD.batch, updates=updates)
+        both = hardware.step_flops(c, SHAPE, record, [(values, 4)])[1]
+        assert both == pytest.approx(policy + 4 * f(values, [30, 40]))
 
 
-class Device(types.SimpleNamespace):
-    def memory_stats(self):
-        return self.stats
-
-
-def devices(monkeypatch, *them):
-    monkeypatch.setattr(jax, "local_devices", lambda: list(them))
+def devices(monkeypatch, kind, platform, *stats):
+    about = dict(device_kind=kind, platform=platform)
+    them = [types.SimpleNamespace(memory_stats=lambda s=s: s, **about) for s in stats]
+    monkeypatch.setattr(jax, "local_devices", lambda: them)
     monkeypatch.setattr(jax, "device_count", lambda: 2 * len(them))  # another host has as many
 
 
@@ -82,9 +74,7 @@ CLOCKS = metrics.Clocks(10.0, 12.0, 16.0)
 def test_of_a_known_chip(monkeypatch):
     stats = [dict(bytes_in_use=5, peak_bytes_in_use=7, bytes_limit=10)]
     stats += [dict(bytes_in_use=6, peak_bytes_in_use=6, bytes_limit=10)]
-    devices(
-        monkeypatch, *(Device(device_kind="TPU v6 lite", platform="tpu", stats=s) for s in stats)
-    )
+    devices(monkeypatch, "TPU v6 lite", "tpu", *stats)
     log = hardware.step_metrics(config.base(), SHAPE, RECORD, CLOCKS)
     sampling, updating = hardware.step_flops(config.base(), SHAPE, RECORD)
     assert log == {
@@ -98,7 +88,7 @@ def test_of_a_known_chip(monkeypatch):
 def test_of_a_cpu_or_an_unknown_chip_nothing(monkeypatch):
     assert hardware.step_metrics(config.base(), SHAPE, RECORD, CLOCKS) == {}
     for stats in (None, {}, {"bytes_in_use": 3}):
-        devices(monkeypatch, Device(device_kind="Some chip", platform="gpu", stats=stats))
+        devices(monkeypatch, "Some chip", "gpu", stats)
         assert hardware.step_metrics(config.base(), SHAPE, RECORD, CLOCKS) == {}
 
 

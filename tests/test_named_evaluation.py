@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tables import cases
 
-from dapo_jax import evaluate
+from dapo_jax import config, evaluate
 from dapo_jax.data import answers, problems, prompts, published
 from dapo_jax.evaluation import named_sets, scores
 
@@ -26,27 +27,23 @@ FIXED = frozenset({"eval.max_response_tokens", "reward.verifier"})
 
 
 @pytest.fixture(scope="module")
-def problems_of_the_run(run) -> list[tuple[str, str]]:
-    """(prompt, answer) of problems that the run's model has words for."""
+def bodies(run) -> dict[str, bytes]:
+    """Files in the forms that are published, of problems that the run's model has words for."""
     rows = map(json.loads, (run / "data" / "heldout.jsonl").read_text().splitlines())
-    return [(r["prompt"][0]["content"], r["reward_model"]["ground_truth"]) for r in rows]
-
-
-@pytest.fixture(scope="module")
-def bodies(problems_of_the_run) -> dict[str, bytes]:
-    """Files in the forms that are published."""
-    asked = problems_of_the_run
+    asked = [(r["prompt"][0]["content"], r["reward_model"]["ground_truth"]) for r in rows]
     lines = lambda made: "".join(json.dumps(r) + "\n" for r in made).encode()
     chat = lambda q: [{"role": "user", "content": prompts.in_template(q)[0][1]}]
     verl = [{"prompt": chat(q), "reward_model": {"ground_truth": a}} for q, a in asked[:2]]
     verl = [row | {"data_source": "math_dapo"} for row in verl]
+    math500 = dict(solution="s", subject="Algebra", level=1, unique_id="test/algebra/1.json")
+    half = lambda a: f"\\frac{{{2 * int(a)}}}{{2}}"
     pq.write_table(pa.Table.from_pylist(verl * 32), aime := io.BytesIO())
     return {
         "aime24": aime.getvalue(),
         "aime25": lines({"problem": q, "answer": int(a)} for q, a in asked[2:4]),
         "gsm8k-train": lines({"question": q, "answer": f"so\n#### {a}"} for q, a in asked[:1]),
         "gsm8k-test": lines({"question": q, "answer": f"so\n#### {a}"} for q, a in asked[:50]),
-        "math500": lines({"problem": q, "solution": "s", "answer": a} for q, a in asked[4:8]),
+        "math500": lines(math500 | {"problem": q, "answer": half(a)} for q, a in asked[:40]),
         "amc23": lines({"question": q, "answer": f"{a}.0"} for q, a in asked[8:10]),
     }
 
@@ -80,87 +77,60 @@ def evaluated(pins, run, tmp_path):
     return evaluated
 
 
-@pytest.mark.slow
-def test_the_settings_are_those_of_the_papers(evaluated, run, tmp_path):
-    mine = f"mine={run}/data/heldout.jsonl"
-    out = evaluated(f"aime24,{mine},gsm8k,amc=amc23", fixed=FIXED - {"reward.verifier"})
-    assert list(out["sets"]) == ["aime24", "mine", "gsm8k", "amc"]
-    told = {
-        name: (r["problems"], s["k"], s["temperature"], s["top_p"], s["mode"])
-        for name, r in out["sets"].items()
-        for s in [r["settings"]]
-    }
+def test_the_settings_are_those_of_the_papers(pins, run, tmp_path, monkeypatch):
+    """Each file is read once; all problems count, whatever eval.max_problems is."""
+    seen, read = [], problems.read
+    noted = lambda files, *how: (seen.extend(map(str, files)), read(files, *how))[1]
+    monkeypatch.setattr(problems, "read", noted)
+    mine, sets, told, notes = f"{run}/data/heldout.jsonl", tmp_path / "sets", {}, []
+    c = asked(f"aime24,mine={mine},gsm8k,amc=amc23")
+    c.tokenizer.path = f"{run}/data/tokenizer.model"
+    for found in named_sets.ask(c, run, None, None, FIXED - {"reward.verifier"}, sets):
+        notes += [note.split(":")[0] for note in found.text.notes]
+        how, paper = evaluate.settings(found, [])[0], found.source.partition(",")[0]
+        assert how["max_response_tokens"] == 12
+        for name, data in found.text.evals.items():
+            told[name] = (len(data.ids), how["k"], how["temperature"], how["top_p"], how["mode"])
+            told[name] += (paper,)
     assert told == {
-        "aime24": (2, 32, 1.0, 0.7, "dapo"),
-        "mine": (48, 8, 1.0, 0.7, "integer"),  # the config's
-        "gsm8k": (50, 1, 0.0, 1.0, "boxed"),  # all of them, whatever eval.max_problems is
-        "amc": (2, 32, 0.7, 0.9, "boxed"),
+        "mine": (48, 8, 1.0, 0.7, "integer", ""),  # the config's
+        "aime24": (2, 32, 1.0, 0.7, "dapo", "DAPO"),
+        "gsm8k": (50, 1, 0.0, 1.0, "boxed", "Qwen2.5-Math"),
+        "amc": (2, 32, 0.7, 0.9, "boxed", "JustRL"),
     }
-    assert {r["settings"]["max_response_tokens"] for r in out["sets"].values()} == {12}
-    fetched = {p.name for p in (tmp_path / "sets").iterdir()}
-    assert fetched == {"aime24.parquet", "amc23.jsonl", "gsm8k-test.jsonl"}
-    shared = out["settings"]
-    assert shared["policy"].startswith(str(run)) and not {"k", "top_p", "paper"} & shared.keys()
-    kept = [json.loads(f.read_text()) for f in (tmp_path / "work").rglob("settings.json")]
-    papers = {s.get("paper", "").partition(",")[0] for s in kept}
-    assert papers == {"DAPO", "", "Qwen2.5-Math", "JustRL"}
+    fetched = ["aime24.parquet", "gsm8k-test.jsonl", "amc23.jsonl"]
+    assert seen == [mine, *(f"{sets}/{name}" for name in fetched)]
+    assert notes == ["mine", *(name for name in told if name != "mine" for _ in range(2))]
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value"),
     [
-        ("eval.k", 2, "k"),
-        ("eval.temperature", 0.5, "temperature"),
-        ("eval.top_p", 0.25, "top_p"),
-        ("reward.verifier", "exact", "mode"),
-        ("reward.by_source", "x=boxed", "mode"),
-        ("eval.stop_strings", "7", "stop_strings"),
-        ("rollout.max_response_tokens", 9, "max_response_tokens"),
-        ("data.template", "plain", None),
-        ("eval.max_problems", 1, None),
-        ("data.max_prompt_tokens", 16, None),
+        ("eval.k", 2), ("eval.temperature", 0.5), ("eval.top_p", 0.25), ("eval.max_problems", 1),
+        ("eval.stop_strings", "7"), ("reward.verifier", "exact"), ("reward.by_source", "x=boxed"),
+        ("rollout.max_response_tokens", 9), ("data.template", "plain"),
+        ("data.max_prompt_tokens", 16),
     ],
-)
-def test_what_is_said_replaces_a_papers_setting(field, value, told, pins, run, tmp_path):
-    """Also where it is the config's own value by chance: who says it, means it."""
+)  # fmt: skip
+def test_what_is_said_replaces_a_papers_setting(field, value, pins, run, tmp_path):
     c = tiny()
     c.eval.files = "aime24"
     c.update({field: value})
-    sets = tmp_path / "sets"
-    ask = lambda fixed: next(named_sets.ask(c, run, None, None, frozenset(fixed), sets))
-    said, usual = ask({field}), ask(())
-    if told:
-        here, there = (evaluate.settings(x, [])[0][told] for x in (said, usual))
-        expected = ("7",) if field == "eval.stop_strings" else value
-        assert here == ("integer;x=boxed" if field == "reward.by_source" else expected) != there
-    elif field == "eval.max_problems":
-        assert len(said.text.evals["aime24"].ids) == 1 < len(usual.text.evals["aime24"].ids)
-    else:
-        here, there = (x.text.evals["aime24"] for x in (said, usual))
-        assert here.ids != there.ids or here.n_long != there.n_long
-    assert usual.config.eval.max_response_tokens == published.DAPO.max_response_tokens
+    said, usual = (
+        next(named_sets.ask(c, run, None, None, fixed, tmp_path / "sets")).config
+        for fixed in (frozenset({field}), frozenset())
+    )
+    assert config.leaves(said)[field] == value != config.leaves(usual)[field]
+    assert usual.eval.max_response_tokens == published.DAPO.max_response_tokens
 
 
-def test_math500_is_judged_by_equivalence(
-    problems_of_the_run, evaluated, server, tmp_path, monkeypatch
-):
+def test_math500_is_judged_by_equivalence(evaluated, tmp_path):
     """Rows as they are published, by math-verify in a worker, every sample."""
     pytest.importorskip("math_verify", reason="needs math-verify (requirements-peers.txt)")
-    rows = []
-    for i, (problem, gold) in enumerate(problems_of_the_run[:40]):
-        twice, about = 2 * int(gold), {"subject": "Prealgebra", "level": 1}
-        asked_for = {"problem": problem, "solution": f"Thus $\\boxed{{{twice}/2}}$."}
-        asked_for |= {"answer": f"\\frac{{{twice}}}{{2}}"}
-        rows.append(asked_for | about | {"unique_id": f"test/prealgebra/{i}.json"})
-    body = "".join(json.dumps(r) + "\n" for r in rows).encode()
-    pinned = published.SETS["math500"]._replace(sha256=hashlib.sha256(body).hexdigest())
-    monkeypatch.setitem(published.SETS, "math500", pinned)
-    server[1][f"/{pinned.source}"] = body
     scored = evaluated("math500", fixed=FIXED - {"reward.verifier"})["sets"]["math500"]
     how = scored["settings"]
     assert (scored["problems"], how["k"], how["mode"]) == (40, 4, "math")
     kept = [json.loads(x) for f in (tmp_path / "work").rglob("batch_*") for x in f.open()]
-    assert len(kept) == 160 and {r["gold"] for r in kept} == {r["answer"] for r in rows}
     right = [r for r in kept if r["correct"]]
     assert 0 < scored["avg@k"] == len(right) / 160 < 1
     for r in kept:
@@ -201,8 +171,7 @@ def test_no_slot_is_idle_from_the_start(problems, k, slots):
     """Eight shards; 128 slots as configured."""
     c = tiny()
     c.rollout.slots, c.eval.k, c.mesh.data, c.mesh.fsdp = 128, k, 2, 4
-    sets = {name: SimpleNamespace(ids=[[1]] * n) for name, n in (("a", problems), ("b", 1))}
-    named_sets.fill(c, SimpleNamespace(evals=sets))
+    named_sets.fill(c, problems)
     assert c.rollout.slots == slots
 
 
@@ -219,33 +188,16 @@ def test_the_table_says_what_the_summaries_say():
     assert head.split() == names.split() and len(head) == len(one) == len(other)
 
 
-@pytest.mark.parametrize(
-    ("files", "wrong"),
-    [
-        ("gsm8k-train", "gsm8k-train: a set for training; those of evaluation are gsm8k, aim"),
-        ("dapo-math-17k", "dapo-math-17k: a set for training"),
-        ("aime23", "aime23: no such file, and no set of that name (gsm8k, aime24, aime25, "),
-        ("gsm8k,gsm8k=a.jsonl", "the name 'gsm8k' is used twice; write name=path"),
-        ("math500", "math500: config.reward: verifier 'math' needs a library: pip install "),
-    ],
-)
-def test_refused(files, wrong, evaluated, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "math_verify", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=re.escape(wrong)) as error:
-        evaluated(files, fixed=frozenset())
+@pytest.mark.parametrize("case", cases("evaluation_refused"), ids=lambda case: case["wrong"])
+def test_refused(case, pins, run, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # no math-verify
+    (tmp_path / "empty.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    c = tiny()
+    c.update(case["fields"])
+    with pytest.raises(ValueError, match=re.escape(case["wrong"])) as error:
+        evaluate.evaluate_checkpoint(c, tmp_path / "work", str(run), data_dir="sets")
     assert "\n" not in str(error.value) and not (tmp_path / "work" / "eval").exists()
-
-
-def test_a_file_is_read_once(pins, run, tmp_path, monkeypatch):
-    seen, read = [], problems.read
-    noted = lambda files, *how: (seen.extend(map(str, files)), read(files, *how))[1]
-    monkeypatch.setattr(problems, "read", noted)
-    c = asked(f"aime24,mine={run}/data/heldout.jsonl")
-    c.tokenizer.path = f"{run}/data/tokenizer.model"
-    said = [a.text.notes for a in named_sets.ask(c, run, None, None, FIXED, tmp_path / "sets")]
-    assert sorted(seen) == sorted([f"{run}/data/heldout.jsonl", f"{tmp_path}/sets/aime24.parquet"])
-    assert [[n.split(":")[0] for n in notes] for notes in said] == [["mine"], ["aime24"] * 2]
 
 
 def test_a_set_that_is_not_to_be_had_says_how(evaluated, server, tmp_path):
@@ -260,29 +212,27 @@ def test_a_set_that_is_not_to_be_had_says_how(evaluated, server, tmp_path):
     ("context", "fixed", "limit"),
     [
         (None, (), 20480),
-        (4096, (), 4096),
+        (4096, (), 4096 - 130),
         (32768, (), 20480),
-        (16, (), 0),  # no room behind a prompt
-        (16, ("eval.max_response_tokens",), 20480),
+        (130, (), 0),  # no room behind a prompt
+        (130, ("eval.max_response_tokens",), 20480),
     ],
 )
-def test_responses_end_where_the_models_context_does(context, fixed, limit, pins, run, tmp_path):
+def test_responses_end_where_the_models_context_does(context, fixed, limit, tmp_path):
     """Qwen2.5-Math has 4,096 tokens; a paper's 20,480 would be noise beyond them."""
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
-    c = tiny()
-    c.eval.files = "aime24"
-    (asked,) = named_sets.ask(c, run, None, None, frozenset(), tmp_path / "sets")
-    longest = max(map(len, asked.text.evals["aime24"].ids))
+    c, prompts = tiny(), SimpleNamespace(ids=[[1] * 20, [1] * 130])
     c.eval.max_response_tokens = 20480
+    text = SimpleNamespace(evals={"aime24": prompts})
+    fit = lambda: named_sets.fit("aime24", c, text, tmp_path, frozenset(fixed))
     if not limit:
-        with pytest.raises(ValueError, match=r"the model's context 16 .*--max_response_tokens=N$"):
-            named_sets.fit("aime24", c, asked.text, tmp_path, frozenset(fixed))
+        with pytest.raises(ValueError, match=r"the model's context 130 .*--max_response_tokens=N$"):
+            fit()
         return
-    note = named_sets.fit("aime24", c, asked.text, tmp_path, frozenset(fixed))
-    got = c.eval.max_response_tokens
-    assert got == c.rollout.max_response_tokens == (limit if limit == 20480 else limit - longest)
-    assert bool(note) == (got < 20480) and (not note or f" {got} tokens" in note)
-    assert c.data.max_prompt_tokens % 128 == 0 and c.data.max_prompt_tokens >= longest
+    cut = f", responses cut at {limit} tokens by the model's context"
+    assert fit() == ("" if limit == 20480 else cut)
+    assert c.eval.max_response_tokens == c.rollout.max_response_tokens == limit
+    assert c.data.max_prompt_tokens == 256
 
 
 def test_the_page_has_the_settings_of_each_set():

@@ -8,19 +8,15 @@ from dapo_jax.dapo import reward
 from dapo_jax.reward.settings import Reward
 
 
-@pytest.mark.parametrize(
-    ("length", "penalty"),
-    [
-        (1, 0.0), (16383, 0.0), (16384, 0.0), (16385, -1 / 4096), (17408, -0.25), (18432, -0.5),
-        (20479, -4095 / 4096), (20480, -1.0),
-    ],
-)  # fmt: skip
-def test_the_papers_lengths(length, penalty):
+def test_the_papers_lengths():
     """Exact: every value of the ramp is a multiple of 1/4096. A correct response that fills its
     20,480 tokens ends at 0, a wrong one at -2."""
     settings = Reward(overlong_buffer_tokens=4096, overlong_penalty=1.0)
-    shaped = reward.shaped(np.array([1.0, -1.0]), np.array([length, length]), 20480, settings)
-    np.testing.assert_array_equal(shaped, [1 + penalty, -1 + penalty])
+    length = np.array([1, 16383, 16384, 16385, 17408, 18432, 20479, 20480])
+    penalty = np.array([0, 0, 0, -1 / 4096, -0.25, -0.5, -4095 / 4096, -1])
+    for score in (1.0, -1.0):
+        shaped = reward.shaped(np.full(8, score), length, 20480, settings)
+        np.testing.assert_array_equal(shaped, score + penalty)
 
 
 @pytest.mark.parametrize(

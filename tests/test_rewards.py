@@ -61,20 +61,9 @@ def test_numbers_of_any_length_and_tags_of_ones_own():
     assert score("<x>1</x>", function="format", format_tags="x") == Grade(1.0)
 
 
-AUTO = [
-    (dict(prompt="... put your final answer within \\boxed{}."), "boxed"),
-    (dict(prompt='... on its own line after "Answer:".'), "dapo"),
-    (dict(prompt="between <answer> and </answer>"), "exact"),
-    (dict(prompt="end with #### and the number"), "integer"),
-    (dict(source="openai/gsm8k"), "integer"), (dict(source="math_dapo"), "dapo"),
-    (dict(source="HuggingFaceH4/MATH-500"), "boxed"), (dict(source="mine"), "integer"),
-    (dict(source="mine", answer="\\frac12"), "boxed"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("about", "mode"), AUTO)
-def test_auto_goes_by_the_prompt_and_then_by_the_source(about, mode):
-    p = problem(**about)
+@pytest.mark.parametrize("case", cases("auto_cases"), ids=lambda case: f"{case['mode']}")
+def test_auto_goes_by_the_prompt_and_then_by_the_source(case):
+    p, mode = problem(**case["problem"]), case["mode"]
     assert answers.chosen(p.answer, p.messages[0][1], p.source) == mode
     for text in ("\\boxed{42}", "Answer: 42", "<answer>42</answer>", "#### 42"):
         right = answers.verify(text, p.answer, mode).correct
@@ -149,67 +138,46 @@ def test_the_files_of_all_functions_are_known_to_resume(own, tmp_path):
     assert source() == source(verifier="boxed") == ""
 
 
-NONE = ", and none of dapo, integer, boxed, math, exact, auto, format"
-
-
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
-        (dict(function="boxed,boxed"), "the name 'boxed' is used twice; write name=..."),
-        (dict(function="1e*boxed"), "'1e' is no weight"),
-        (dict(by_source="boxed"), "'boxed' is not of the form SOURCE=REWARD"),
-        (dict(by_source="x=no.py:f"), "config.reward.by_source: no.py: no such file"),
-        (dict(function="r.py"), f"function: 'r.py' is not of the form FILE.py:NAME{NONE}"),
-        (dict(function="r:score"), f"function: 'r:score' is not of the form FILE.py:NAME{NONE}"),
-        (dict(function="own.py:other"), "function: own.py has no function 'other'"),
-    ],
-)
-def test_a_wrong_reward_is_one_line(fields, wrong, own, monkeypatch):
-    monkeypatch.chdir(pathlib.Path(own).parent)
-    with pytest.raises(ValueError, match=re.escape(wrong)) as error:
-        grading.judge(rewarded(**fields))
+@pytest.mark.parametrize("case", cases("reward_refused"), ids=lambda case: case["wrong"])
+def test_a_wrong_reward_is_one_line(case, own, tmp_path, monkeypatch):
+    (tmp_path / "bad.py").write_text("def f(:\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(case["wrong"])) as error:
+        grading.judge(rewarded(**case["fields"]))
     assert str(error.value).startswith("config.reward") and "\n" not in str(error.value)
 
 
-# A grade is made of these: what stands in a field, and whether it may.
-TEXTS = st.text(max_size=3)
-REALS = st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False)
-GOOD = {
-    "score": REALS | REALS.map(np.float64) | st.booleans(),
-    "right": st.none() | st.booleans() | st.booleans().map(np.bool_),
-    "answer": st.none() | TEXTS,
-    "parts": st.dictionaries(TEXTS, REALS | REALS.map(np.float64) | st.booleans(), max_size=2),
-}
-NO_NUMBER = st.sampled_from(["1", None, [1], {}, float("nan"), -np.inf, 1j, 10**400, np.ones(2)])
+# What may not stand in a field of a grade.
+NO_NUMBER = ["1", None, [1], {}, np.nan, -np.inf, 1j, 10**400, np.eye(2)]
 BAD = {
     "score": NO_NUMBER,
-    "right": st.sampled_from(["no", 0, 1, 1.0, [], "True"]),
-    "answer": st.sampled_from([b"a", 7, np.int64(7), ["a"], 0.5, False, {}]),
-    "parts": st.sampled_from([None, [1], 7, "a", {1: 1.0}, {None: 1.0}])
-    | st.dictionaries(TEXTS, NO_NUMBER, min_size=1, max_size=2),
+    "right": ["no", 0, 1, 1.0, [], "True"],
+    "answer": ["\udcff", b"a", 7, np.int64(7), ["a"], 0.5, False, {}],
+    "parts": [None, [1], 7, "a", {1: 1.0}, {None: 1.0}, *({"n": x} for x in NO_NUMBER)],
 }
 
 
-@given(st.fixed_dictionaries(GOOD), st.sampled_from([None, *BAD]), st.data())
-def test_what_a_reward_may_return(fields, wrong, data):
-    """A grade of plain values comes out, which JSON and a pipe can carry; or one line that names
-    the function and the problem."""
-    if wrong:
-        fields[wrong] = data.draw(BAD[wrong])
+@pytest.mark.parametrize("field", BAD)
+def test_what_a_reward_may_not_return(field):
+    """One line names the function and the problem."""
+    for value in BAD[field]:
 
-    def mine(problem, response):
-        return Grade(**fields)
+        def mine(problem, response):
+            return Grade(**{"score": 1.0, field: value})  # noqa: B023
 
-    said = rewards.attempt(mine, problem(), "r")
-    if wrong:
+        said = rewards.attempt(mine, problem(), "r")
         assert said.why.startswith("reward: mine gave Grade(score=") and "\n" not in said.why
         assert f"problem {0:016x}; it has to be a Grade with a finite score" in said.why
-        return
-    assert said == Grade(**fields)
-    assert (
-        pickle.loads(pickle.dumps(said)) == said == Grade(**json.loads(json.dumps(said._asdict())))
-    )
-    assert type(said.score) is float and {type(x) for x in said.parts.values()} <= {float}
+
+
+@pytest.mark.parametrize("number", [-3, 0.25, True, np.float32(0.5), np.int64(7)])
+@pytest.mark.parametrize("right", [None, False, np.bool_(True)])
+def test_a_grade_becomes_plain_values_which_json_and_a_pipe_can_carry(number, right):
+    given = Grade(number, right, "é", {"n": number})
+    said = rewards.checked(given)
+    assert given == said == Grade(**json.loads(json.dumps(said._asdict())))
+    assert pickle.loads(pickle.dumps(said)) == said
+    assert type(said.score) is type(said.parts["n"]) is float
     assert said.right is None or type(said.right) is bool
 
 
@@ -222,14 +190,8 @@ def test_a_bool_is_right_or_wrong_and_a_number_a_score(given, grade):
     assert rewards.checked(given) == grade
 
 
-def test_a_file_that_does_not_run_is_one_line(tmp_path):
-    (tmp_path / "bad.py").write_text("def f(:\n")
-    with pytest.raises(ValueError, match=r"bad.py: cannot be read: SyntaxError: .*line 1"):
-        grading.judge(rewarded(function=f"{tmp_path}/bad.py:f"))
-
-
 FAILING = """
-import os, subprocess, time
+import contextlib, os, subprocess, time
 from dapo_jax.reward.functions import Grade
 
 def score(problem, response):
@@ -249,10 +211,8 @@ def score(problem, response):
         return 0.25
     if response == "spill":
         for descriptor in range(3, 64):
-            try:
+            with contextlib.suppress(OSError):
                 os.write(descriptor, bytes([0, 0, 0, 5]) + b"hello")
-            except OSError:
-                pass
     if response == "list":
         return Grade(1.0, True, parts={"n": [1, 2]})
     return Grade(len(response) / 7, response == "right", response, {"n": len(response)})
@@ -328,40 +288,51 @@ def test_whatever_a_reward_raises_is_one_line(kind, capfd):
         rewards.attempt(interrupted, problem(), "")
 
 
-def alive(word: str) -> list[str]:
-    """Processes whose command line has `word`."""
-    out = []
+def test_a_reward_that_prints_fills_no_log(capfd, monkeypatch):
+    monkeypatch.setattr(rewards._Output, "left", 3)
+
+    def score(problem, response):
+        print(response, flush=True)
+        return 1.0
+
+    for text in "abcde":
+        assert rewards.attempt(score, problem(), text) == Grade(1.0)
+    assert capfd.readouterr().out == (
+        "a\nb\nc\nwarning: reward: what else it prints is left out; use a file\n"
+    )
+
+
+def alive(command: bytes) -> bool:
     for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            out.append(file.read_bytes().replace(b"\0", b" ").decode())
-    return [line for line in out if word in line]
+            if command in file.read_bytes():
+                return True
+    return False
 
 
 @pytest.mark.slow
 def test_ten_slow_or_failing_at_once_hang_nothing(failing):
     """And the others get the grades that one process gives them, whatever the number of workers."""
     texts = ["a", "slow", "bb", "die", "stuck", "raise", "slow", "ccc", "die", "right", "nan"]
-    texts = [*texts, "die", "raise", "dddd", "raise", "right"]
+    texts += ["die", "raise", "dddd", "raise", "right"]
     seen = []
     for workers in (2, 3):  # three hang: all at once, and one after the others
         fields = dict(function=failing, on_error="miss", workers=workers, timeout_s=2.0)
         judge = grading.judge(rewarded(**fields))
         began = time.monotonic()
         (found,) = grades(judge, texts)
-        assert time.monotonic() - began < 300
-        assert found.missed == 10
-        seen.append((found.score_G.tobytes(), found.answers, found.right_G.tolist()))
+        assert time.monotonic() - began < 300 and found.missed == 10
+        seen.append((found.score_G.tolist(), found.answers, found.right_G.tolist()))
         (again,) = grades(judge, ["right"] * 3)  # workers live on
         assert again.missed == 0
         del judge
     assert seen[0] == seen[1]
-    plain = grading.judge(rewarded(function=failing, on_error="miss"))
-    quick = [t for t in texts if t not in ("slow", "stuck", "die")]
-    (here,) = grades(plain, quick)
-    there = dict(zip(texts, seen[0][1], strict=True))
-    assert here.answers == [there[t] for t in quick]
+    good = ["a", "bb", "ccc", "right", "dddd", "right"]
+    (here,) = grades(grading.judge(rewarded(function=failing)), good)
+    assert here.answers == good == [text for text in seen[0][1] if text]
+    assert here.score_G.tolist() == [score for score in seen[0][0] if score > 0]
     deadline = time.monotonic() + 60
-    while alive("sleep 1000.25"):  # killed is not buried
+    while alive(b"sleep\x001000.25"):  # killed is not buried
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -438,15 +409,6 @@ def test_a_hint_where_another_verifier_finds_what_ours_calls_wrong():
     said = guards.hint(c, {"sampling/shadow_gain": gain})
     assert said.startswith("verifier 'dapo' calls 50% of the responses wrong in which 'integer'")
     assert guards.hint(c, {"sampling/shadow_gain": 0.01}) == guards.hint(c, {}) == ""
-
-
-def test_a_text_that_a_group_has_twice_is_read_once(monkeypatch):
-    read, verify = [], answers.verify
-    monkeypatch.setattr(answers, "verify", lambda *job: read.append(job) or verify(*job))
-    judge = grading.judge(rewarded(verifier="dapo"))
-    groups = grades(judge, ["Answer: 42", "Answer: 41", "Answer: 42"], ["Answer: 42"])
-    assert [g.right_G.tolist() for g in groups] == [[True, False, True], [True]]
-    assert len(read) == 4  # two texts, each by the verifier and by the one of the hint
 
 
 def test_what_judges_and_reads_imports_no_jax():

@@ -2,7 +2,7 @@
 
 import json
 import sys
-import types
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,39 +10,37 @@ from dapo_jax import config
 from dapo_jax.log import metrics, trackers
 
 
-class Calls(list):
-    def taking(self, name, result=lambda *_, **__: None):
-        return lambda *a, **k: (self.append((name, a, k)), result(*a, **k))[1]
+class Client:
+    """A module that notes its calls. made: what some of them return, by name."""
+
+    def __init__(self, **made):
+        self.calls, self._made = [], made
+        self.__spec__ = SimpleNamespace(origin="client.py")
+
+    def __getattr__(self, name):
+        def call(*args, **named):
+            self.calls.append((name, args, named))
+            return self._made[name](**named) if name in self._made else None
+
+        return call
 
 
 @pytest.fixture
 def wandb(monkeypatch):
-    calls = Calls()
-
-    def init(id=None, **_):
-        own = {name: calls.taking(name) for name in ("log", "alert", "finish")}
-        return types.SimpleNamespace(id=id or "w1", **own)
-
-    module = types.SimpleNamespace(init=calls.taking("init", init), calls=calls)
-    module.Table = lambda columns, data: ("table", columns, data)
-    module.__spec__ = types.SimpleNamespace(origin="wandb.py")
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    return module
+    run = lambda id, **_: SimpleNamespace(
+        id=id or "w1", log=client.log, alert=client.alert, finish=client.finish
+    )
+    client = Client(init=run)
+    client.Table = lambda columns, data: ("table", columns, data)
+    monkeypatch.setitem(sys.modules, "wandb", client)
+    return client
 
 
 @pytest.fixture
 def mlflow(monkeypatch):
-    calls = Calls()
-
-    def start_run(run_id=None, run_name=None):
-        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id or "m1"))
-
-    module = types.SimpleNamespace(start_run=calls.taking("start_run", start_run), calls=calls)
-    for name in ["set_experiment", "log_params", "log_metrics", "log_text", "log_table", "end_run"]:
-        setattr(module, name, calls.taking(name))
-    module.__spec__ = types.SimpleNamespace(origin="mlflow.py")
-    monkeypatch.setitem(sys.modules, "mlflow", module)
-    return module
+    run = lambda run_id, run_name: SimpleNamespace(info=SimpleNamespace(run_id=run_id or "m1"))
+    monkeypatch.setitem(sys.modules, "mlflow", client := Client(start_run=run))
+    return client
 
 
 def settings(**fields):
@@ -51,78 +49,60 @@ def settings(**fields):
     return c
 
 
-def run(c, workdir, resume_step, step, said=None):
-    writer = metrics.Writer(workdir, resume_step, c, (said if said is not None else []).append)
-    values = {"eval/x/avg@k": 0.5, "optim/updates": 3, "policy/loss": float("nan")}
-    writer.record(step, values | {"alarms": ["a"], "sampling/groups_by_correct": [1, 2]})
-    writer.close()
-
-
-def test_wandb(tmp_path, wandb):
-    """Numbers only, under the step; a resumed run keeps its id, another project has its own."""
-    c = settings(wandb="mine")
-    run(c, tmp_path, -1, 0)
-    run(c, tmp_path, 0, 1)
-    run(settings(wandb="yours"), tmp_path, 1, 2)
-    init = dict(project="mine", id=None, resume="allow", config=config.leaves(c), dir=tmp_path)
-    init["name"] = tmp_path.name
-    assert wandb.calls[:3] == [
-        ("init", (), init),
-        ("log", ({"eval/x/avg@k": 0.5, "optim/updates": 3},), {"step": 0}),
-        ("finish", (), {}),
-    ]
-    (_, _, again), (_, args, step) = wandb.calls[3:5]
-    assert (again["id"], step) == ("w1", {"step": 1}) and "policy/loss" not in args[0]
-    assert wandb.calls[6][2]["project"] == "yours" and wandb.calls[6][2]["id"] is None
-    assert json.loads((tmp_path / "trackers.json").read_text())["wandb:mine"] == "w1"
-
-
-def test_mlflow(tmp_path, mlflow):
-    """Names that it takes; parameters once."""
-    c = settings(mlflow="mine")
-    run(c, tmp_path, -1, 0)
-    run(c, tmp_path, 0, 1)
-    named = {"eval/x/avg_k": 0.5, "optim/updates": 3}
-    assert mlflow.calls == [
-        ("set_experiment", ("mine",), {}),
-        ("start_run", (), {"run_id": None, "run_name": tmp_path.name}),
-        ("log_params", (config.leaves(c),), {}),
-        ("log_metrics", (named,), {"step": 0}),
-        ("end_run", (), {}),
-        ("set_experiment", ("mine",), {}),
-        ("start_run", (), {"run_id": "m1", "run_name": tmp_path.name}),
-        ("log_metrics", (named,), {"step": 1}),
-        ("end_run", (), {}),
-    ]
-
-
 ROW = dict(problem="p", prompt="q", response="r", answer="1", extracted=None, reward=-1.0, tokens=2)
 ROW |= dict(truncated=False, pieces=["r", ""], entropies=[0.5, float("nan")])
 
 
-def test_alarms_and_samples_go_there_too(tmp_path, wandb, mlflow):
-    """Under the workdir's own name, also where it is a bucket; samples as often as TensorBoard's,
-    without their numbers a token."""
-    c = settings(wandb="a", mlflow="b", text_every=2)
-    writer = metrics.Writer(tmp_path, -1, c, print, "gs://bucket/some run")
-    for step in (1, 2):
-        writer.lines("rollouts", step, iter([ROW, ROW | {"reward": 1.0}]))
-        writer.lines("eval", step, iter([{"problem": "p"}]))
-    writer.alarm(2, 1, ["low", "long"])
+def run(c, workdir, step):
+    """One step of a run in a bucket, whose copy is `workdir`."""
+    writer = metrics.Writer(workdir, step - 1, c, print, "gs://bucket/some run")
+    values = {"eval/x/avg@k": 0.5, "optim/updates": 3, "policy/loss": float("nan")}
+    writer.record(step, values | {"alarms": ["a"], "sampling/groups_by_correct": [1, 2]})
+    writer.lines("rollouts", step, iter([ROW, ROW | {"reward": 1.0}]))
+    writer.lines("eval", step, iter([{"problem": "p"}]))
+    writer.alarm(step, 1, ["low", "long"])
     writer.close()
-    assert wandb.calls[0][2]["name"] == "some run"
+
+
+def test_what_goes_to_the_run_of_the_workdir(tmp_path, wandb, mlflow):
+    """Numbers and alarms, and samples as often as TensorBoard's, without their numbers a token. A
+    resumed run keeps its id, another project has its own."""
+    c = settings(wandb="mine", mlflow="mine", text_every=2)
+    yours = settings(wandb="yours", text_every=2)
+    for step, which in enumerate((c, c, yours)):
+        run(which, tmp_path, step)
     columns = [x for x in ROW if x not in ("pieces", "entropies")]
     cells = [["p", "q", "r", "1", None, reward, 2, False] for reward in (-1.0, 1.0)]
-    assert wandb.calls[1:3] == [
-        ("log", ({"samples": ("table", columns, cells)},), {"step": 2}),
-        ("alert", (), {"title": "some run: alarm in step 2", "text": "low\n\nlong"}),
-    ]
+    named, fields = dict(name="some run", resume="allow", dir=tmp_path), config.leaves(c)
+    numbers = lambda step: ("log", ({"eval/x/avg@k": 0.5, "optim/updates": 3},), {"step": step})
+    samples = lambda step: ("log", ({"samples": ("table", columns, cells)},), {"step": step})
+    alert = lambda n: ("alert", (), dict(title=f"some run: alarm in step {n}", text="low\n\nlong"))
+    assert wandb.calls == [
+        ("init", (), named | dict(project="mine", id=None, config=fields)),
+        numbers(0), samples(0), alert(0), ("finish", (), {}),
+        ("init", (), named | dict(project="mine", id="w1", config=fields)),
+        numbers(1), alert(1), ("finish", (), {}),
+        ("init", (), named | dict(project="yours", id=None, config=config.leaves(yours))),
+        numbers(2), samples(2), alert(2), ("finish", (), {}),
+    ]  # fmt: skip
     table = dict(zip(columns, map(list, zip(*cells, strict=True)), strict=True))
-    assert mlflow.calls[1] == ("start_run", (), {"run_id": None, "run_name": "some run"})
-    assert mlflow.calls[3:5] == [
-        ("log_table", (table, "samples/step_000002.json"), {}),
-        ("log_text", ("low\n\nlong", "alarms/step_000002.txt"), {}),
+    numbers = {"eval/x/avg_k": 0.5, "optim/updates": 3}  # names that it takes
+    assert mlflow.calls == [
+        ("set_experiment", ("mine",), {}),
+        ("start_run", (), {"run_id": None, "run_name": "some run"}),
+        ("log_params", (fields,), {}),  # once
+        ("log_metrics", (numbers,), {"step": 0}),
+        ("log_table", (table, "samples/step_000000.json"), {}),
+        ("log_text", ("low\n\nlong", "alarms/step_000000.txt"), {}),
+        ("end_run", (), {}),
+        ("set_experiment", ("mine",), {}),
+        ("start_run", (), {"run_id": "m1", "run_name": "some run"}),
+        ("log_metrics", (numbers,), {"step": 1}),
+        ("log_text", ("low\n\nlong", "alarms/step_000001.txt"), {}),
+        ("end_run", (), {}),
     ]
+    ids = {"wandb:mine": "w1", "mlflow:mine": "m1", "wandb:yours": "w1"}
+    assert json.loads((tmp_path / "trackers.json").read_text()) == ids
 
 
 def test_a_service_that_fails_is_named_once_and_ends_nothing(tmp_path, wandb, mlflow):
@@ -132,18 +112,15 @@ def test_a_service_that_fails_is_named_once_and_ends_nothing(tmp_path, wandb, ml
     mlflow.set_experiment = broken  # never starts
     said = []
     writer = metrics.Writer(tmp_path, -1, settings(wandb="a", mlflow="b"), said.append)
-    writer.record(0, {"policy/loss": 1.0})
-    real, wandb_run = wandb.calls[:], writer._trackers._open["wandb"]
-    writer._trackers._open["wandb"] = wandb_run._replace(log=broken)
-    for step in (1, 2):
+    works = writer._trackers._open["wandb"]
+    fails = works._replace(log=broken)
+    for step, tracker in enumerate((works, fails, fails, works)):
+        writer._trackers._open["wandb"] = tracker
         writer.record(step, {"policy/loss": 1.0})
-    writer._trackers._open["wandb"] = wandb_run
-    writer.record(3, {"policy/loss": 1.0})
     writer.close()
     shown = "ConnectionError: no route to host; metrics.jsonl has the numbers"
     assert said == [f"warning: config.log.{name}: {shown}" for name in ("mlflow", "wandb")]
     assert [r["step"] for r in metrics.read(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3]
-    assert wandb.calls[: len(real)] == real
     assert [a[2] for a in wandb.calls if a[0] == "log"] == [{"step": 0}, {"step": 3}]
 
 
@@ -158,15 +135,8 @@ def test_a_client_that_is_missing_is_one_line_with_the_command(name, tmp_path, m
     trackers.require(settings())
 
 
-def test_without_the_fields_nothing_is_imported(tmp_path, wandb, mlflow):
-    trackers.require(settings())
-    run(settings(), tmp_path, -1, 0)
-    assert wandb.calls == mlflow.calls == []
-    assert not (tmp_path / "trackers.json").exists()
-
-
 def test_a_damaged_list_of_ids_is_a_run_of_its_own(tmp_path, wandb):
     for text in ("{", "[]", '{"wandb:mine": 3}', "\xff"):
         (tmp_path / "trackers.json").write_text(text)
-        run(settings(wandb="mine"), tmp_path, -1, 0)
+        run(settings(wandb="mine"), tmp_path, 0)
         assert [c for c in wandb.calls if c[0] == "init"][-1][2]["id"] is None

@@ -104,7 +104,7 @@ class Judge:
         draw = build.evaluation_draw(self.c, top_p=1.0)
         evaluator = sampling.Evaluator(self.machine, decode_params, text, self.c.eval.k)
         (scores,) = sampling.evaluate(evaluator, [(text.evals["heldout"], draw)])
-        return scores.avg_at_k
+        return scores.headline()["avg@k"]
 
     def require_base(self, directory: pathlib.Path) -> None:
         """ValueError where the weights of `directory` are not the base's, bit for bit: a racer

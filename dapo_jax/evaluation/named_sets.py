@@ -55,6 +55,7 @@ def ask(
         (named if known else own)[name] = known or path
     # Without the user's training set, which may have millions of rows.
     read = lambda c: build.load_text(c, workdir, model_dir, score, train=False)
+    most = lambda text: max(len(data.ids) for data in text.evals.values())
 
     def machine_of(c, text: build.Text) -> build.Machine:
         return build.build_machine(
@@ -66,7 +67,7 @@ def ask(
         if named:
             config.eval.files = ",".join(f"{name}={path}" for name, path in own.items())
         text = read(config)
-        fill(config, text)
+        fill(config, most(text))
         yield Asked(config, text, machine_of(config, text))
     machines = {}
     for name, (pinned, protocol) in named.items():
@@ -90,20 +91,18 @@ def ask(
         text = read(c)
         (note,) = text.notes
         note += fit(name, c, text, model_dir, fixed)
-        fill(c, text)
+        fill(c, most(text))
         sizes = (c.data.max_prompt_tokens, c.eval.max_response_tokens, c.rollout.slots)
         machines[sizes] = machines.get(sizes) or machine_of(c, text)
         notes = [f"{name}: fetched into {path}"] * (not there) + [note]
         yield Asked(c, text._replace(notes=notes), machines[sizes], protocol.source)
 
 
-_SAMPLING = ("k", "temperature", "top_p", "max_response_tokens")
-
-
 def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
     """A copy of the config with the settings of a paper, except for the fields in `fixed`, and with
     no limit on the length of prompts."""
-    wanted = {f"eval.{name}": getattr(protocol, name) for name in _SAMPLING}
+    sampling = ("k", "temperature", "top_p", "max_response_tokens")
+    wanted = {f"eval.{name}": getattr(protocol, name) for name in sampling}
     wanted |= {"eval.max_problems": 0, "eval.stop_strings": "", "data.template": protocol.template}
     wanted |= {"data.columns": "", "data.max_prompt_tokens": 2**30}
     judges = {"reward.verifier": protocol.verifier, "reward.function": "", "reward.by_source": ""}
@@ -117,11 +116,10 @@ def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
     return c
 
 
-def fill(c, text: build.Text) -> None:
-    """No more slots than the samples of a set fill: an idle one costs as much as a busy one."""
+def fill(c, problems: int) -> None:
+    """No more slots than k samples of each problem: an idle one costs as much as a busy one."""
     sizes = validation.resolve_mesh(c, len(jax.devices()))
-    shards = sizes["data"] * sizes["fsdp"]
-    samples = max(len(data.ids) for data in text.evals.values()) * c.eval.k
+    shards, samples = sizes["data"] * sizes["fsdp"], problems * c.eval.k
     c.rollout.slots = min(c.rollout.slots, -(-samples // shards) * shards)
 
 

@@ -58,7 +58,7 @@ def _graded(text: build.Text, data: Encoded, groups: list[Group]) -> Scores:
 
 def evaluate_sets(config, evaluator: Evaluator) -> tuple[dict[str, float], list[dict]]:
     """The evaluation of a training run: every set at top_p=1 and, if configured, at `eval.top_p`.
-    Returns (values by tag, see log/tags.py; a row per problem and setting)."""
+    Returns (values by tag, see log/tags.md; a row per problem and setting)."""
     asked = list(itertools.product(evaluator.text.evals.items(), build.evaluation_draws(config)))
     if not asked:
         return {}, []

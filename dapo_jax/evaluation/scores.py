@@ -2,9 +2,9 @@
 files that keep the samples."""
 
 import collections
-import json
+import math
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,26 +30,15 @@ class Scores(NamedTuple):
         """Whether there is right and wrong."""
         return self.value_PxK.dtype == bool
 
-    @property
-    def avg_at_k(self) -> float:
-        """Mean accuracy: pass@1 with less variance (the paper's avg@32). The mean score if there is
-        no right and wrong."""
-        return float(self.value_PxK.mean())
-
     def headline(self) -> dict[str, float]:
-        """The scores of a set; maj@k and pass@k only if there is right and wrong."""
-        if not self.judged:
-            return {"avg@k": self.avg_at_k}
-        pass_at_k = self.pass_at(self.value_PxK.shape[1])
-        return {"avg@k": self.avg_at_k, "maj@k": self.maj_at_k, "pass@k": pass_at_k}
-
-    @property
-    def maj_at_k(self) -> float:
-        """Share of problems whose most frequent answer is right (`majority`)."""
-        return float(np.mean(self.majority_P()))
-
-    def pass_at(self, k: int) -> float:
-        return float(np.mean(self.pass_P(k)))
+        """avg@k, the mean accuracy: pass@1 with less variance (the paper's avg@32), or the mean
+        score. maj@k, the share of problems whose most frequent answer is right, and pass@k only
+        if there is right and wrong."""
+        found = {"avg@k": float(self.value_PxK.mean())}
+        if self.judged:
+            found["maj@k"] = float(np.mean(self.majority_P()))
+            found["pass@k"] = float(np.mean(self.pass_P(self.value_PxK.shape[1])))
+        return found
 
     def majority_P(self) -> list[float]:
         return [majority(c, a) for c, a in zip(self.value_PxK, self.answers, strict=True)]
@@ -60,11 +49,9 @@ class Scores(NamedTuple):
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Unbiased estimate from n samples, `correct` of them right: 1 - C(n-c, k) / C(n, k), as a
-    product so that nothing overflows (Chen et al. 2021, arXiv 2107.03374, Eq. 1)."""
-    if n - correct < k:
-        return 1.0
-    return float(1.0 - np.prod(1.0 - k / np.arange(n - correct + 1, n + 1)))
+    """Unbiased estimate from n samples, `correct` of them right: 1 - C(n-c, k) / C(n, k) (Chen et
+    al. 2021, arXiv 2107.03374, Eq. 1)."""
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def majority(correct_K: Sequence[bool], answers_K: Sequence[str | None]) -> float:
@@ -96,13 +83,14 @@ def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
     """Everything about one set as plain JSON values; `pass@` has an entry for each of 1..k. Without
     right and wrong, maj@k and pass@k are left out."""
     P, K = s.value_PxK.shape
-    out = {"problems": P, "k": K, "avg@k": s.avg_at_k}
+    head = s.headline()
+    out = {"problems": P, "k": K, "avg@k": head["avg@k"]}
     out |= {"avg@k_interval95": interval(s.value_PxK.mean(1), seed)}
     if s.judged:
         out |= {
-            "maj@k": s.maj_at_k,
+            "maj@k": head["maj@k"],
             "maj@k_interval95": interval(s.majority_P(), seed),
-            "pass@": {str(k): s.pass_at(k) for k in range(1, K + 1)},
+            "pass@": {str(k): float(np.mean(s.pass_P(k))) for k in range(1, K + 1)},
             "pass@k_interval95": interval(s.pass_P(K), seed),
         }
     return out | {
@@ -125,33 +113,23 @@ def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
 
 
 def lines(name: str, r: dict, rows: bool = False) -> Iterator[str]:
-    """The lines of a report: the scores of a `summary`, and with `rows` a row per problem."""
+    """What a `summary` has beside its row of the `table`, and with `rows` a line per problem."""
     k = r["k"]
-
-    def score(tag, value, ends):
-        return f"  {tag:9s} {value:.4f}   95% interval {ends[0]:.4f} to {ends[1]:.4f}"
-
-    yield f"{name}: {r['problems']} problems x {k} samples"
-    yield score(f"avg@{k}", r["avg@k"], r["avg@k_interval95"])
-    if "maj@k" in r:
-        yield score(f"maj@{k}", r["maj@k"], r["maj@k_interval95"])
-        yield score(f"pass@{k}", r["pass@"][str(k)], r["pass@k_interval95"])
-        if shown := [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n < k]:
-            yield "  pass@n    " + "  ".join(f"{n}: {r['pass@'][str(n)]:.4f}" for n in shown)
     yield (
-        f"  truncated {r['truncated_frac']:.1%}, no answer found {r['unparsed_frac']:.1%},"
-        f" mean length {r['length_mean']:.1f} tokens"
+        f"{name}: {r['problems']} problems x {k} samples, no answer found in"
+        f" {r['unparsed_frac']:.1%}; samples: {r['samples']}"
     )
+    if "pass@" in r:
+        shown = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= k]
+        yield "  pass@n  " + "  ".join(f"{n}: {r['pass@'][str(n)]:.4f}" for n in shown)
     if not rows:
         return
     right = "correct" if "maj@k" in r else "score"
     yield f"  {'problem':16s} {right:>8s} {'majority':>12s} {'gold':>12s} {'mean length':>12s}"
     for row in r["per_problem"]:
         value = f"{row['correct']:>4d}/{k:<3d}" if "correct" in row else f"{row['score']:>8.3f}"
-        yield (
-            f"  {row['id']:16s} {value} {_answers(row['majority']):>12s}"
-            f" {_short(row['gold']):>12s} {row['length_mean']:>12.1f}"
-        )
+        answer, gold = _short(" or ".join(row["majority"]) or "-"), _short(row["gold"])
+        yield f"  {row['id']:16s} {value} {answer:>12s} {gold:>12s} {row['length_mean']:>12.1f}"
 
 
 def table(sets: Mapping[str, dict]) -> Iterator[str]:
@@ -172,12 +150,6 @@ def table(sets: Mapping[str, dict]) -> Iterator[str]:
             f" {voted[0]:>6s} {voted[1]:>6s} {r['length_mean']:8.1f}"
             f" {how['max_response_tokens']:6d} {r['truncated_frac']:9.1%}"
         )
-
-
-def _answers(winners: Sequence[str]) -> str:
-    if len(winners) > 1:
-        return f"tie of {len(winners)}"
-    return _short(winners[0]) if winners else "-"
 
 
 def _short(text: str) -> str:
@@ -220,10 +192,7 @@ def verdicts(data: Encoded, scores: Scores) -> Iterator[dict]:
 
 def from_rows(rows_PxK: list[list[dict]]) -> Scores:
     """The Scores that `rows` were written from, with texts for responses."""
-
-    def table(field):
-        return [[row[field] for row in rows_K] for rows_K in rows_PxK]
-
+    table = lambda field: [[row[field] for row in rows_K] for rows_K in rows_PxK]
     judged = "correct" in rows_PxK[0][0]
     return Scores(
         np.array(table("correct"), bool) if judged else np.array(table("score"), np.float64),
@@ -247,7 +216,3 @@ def finished(folder: pathlib.Path) -> dict[str, list[dict]]:
                 )
             by_problem[row["problem"]].append(row)
     return dict(by_problem)
-
-
-def write_lines(path: pathlib.Path, lines: Iterable[dict]) -> None:
-    files.write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in lines))

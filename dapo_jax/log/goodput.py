@@ -11,7 +11,6 @@ import json
 import pathlib
 import time
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.monitoring
@@ -36,15 +35,15 @@ class Ledger(NamedTuple):
     """Seconds of wall time so far. Steps, evaluations and losses sum to the time between the first
     event and the last, except for time between the end of a finished run and its continuation."""
 
-    steps: Mapping[int, float] = MappingProxyType({})  # step number -> s, for steps that count
-    evaluated: Mapping[int, float] = MappingProxyType({})  # s after this step; 0 = before the first
-    lost: Mapping[str, float] = MappingProxyType(dict.fromkeys(LOST, 0.0))  # cause -> s
+    steps: Mapping[int, float] = {}  # step number -> s, for steps that count
+    evaluated: Mapping[int, float] = {}  # s after this step; 0 = before the first
+    lost: Mapping[str, float] = dict.fromkeys(LOST, 0.0)  # cause -> s
     begun: float = 0.0  # s in the running step
     step: int = 0  # the last step that is done
-    sampled: Mapping[int, float] = MappingProxyType({})  # step -> s in rollouts, part of the above
+    sampled: Mapping[int, float] = {}  # step -> s in rollouts, part of the above
     # Step -> s in rollouts that were cut off or undone. They count as lost to 'restart' until the
     # step is done again and says which share of its tokens was kept.
-    undone: Mapping[int, float] = MappingProxyType({})
+    undone: Mapping[int, float] = {}
     doing: str = ""  # phase since the newest event; '' = none
     since: float = 0.0  # time of the newest event
     starts: int = 0
@@ -76,9 +75,9 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
     """
     # The clock may have been set back.
     name, now = event["event"], max(float(event["time"]), ledger.since)
-    steps, lost, begun = dict(ledger.steps), dict(ledger.lost), ledger.begun
-    evaluated = dict(ledger.evaluated)
-    sampled, undone, running = dict(ledger.sampled), dict(ledger.undone), ledger.step + 1
+    steps, evaluated, lost = dict(ledger.steps), dict(ledger.evaluated), dict(ledger.lost)
+    sampled, undone = dict(ledger.sampled), dict(ledger.undone)
+    begun, running = ledger.begun, ledger.step + 1
     seconds = now - ledger.since if ledger.doing else 0.0
     if name == "start-up" and ledger.doing != "away":  # killed at an unknown time
         lost["restart"] += seconds
@@ -99,9 +98,8 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
     def undo(step: int) -> None:
         undone[step] = undone.get(step, 0.0) + sampled.pop(step, 0.0)
 
-    doing = {"start-up": "start", "resume": "start", "step": "save", "leave": "away"}.get(
-        name, name
-    )
+    next_phase = {"start-up": "start", "resume": "start", "step": "save", "leave": "away"}
+    doing = next_phase.get(name, name)
     if name == "step":
         running, share = event["step"], float(event.get("kept", 0.0))
         other = sampled.get(running, 0.0)

@@ -106,11 +106,10 @@ def bounds(config, log: dict) -> list[Bound]:
     # fmt: on
 
 
-def alarms(config, log: dict, history: History, more: Sequence[Bound] = ()) -> list[str]:
-    """What is wrong with a step, in sentences that say what to try. history: includes this step.
-    more: further bounds."""
+def alarms(config, log: dict, history: History) -> list[str]:
+    """What is wrong with a step, in sentences that say what to try. history: includes this step."""
     out = []
-    for b in (*bounds(config, log), *more):
+    for b in bounds(config, log):
         if (value := log.get(b.tag)) is None:
             continue
         for out_of, side, bound, advice in (  # NaN is outside of all bounds
@@ -211,11 +210,10 @@ def count_alarms(
     history: History,
     say: Callable[[str], None],
     tell: Callable[[int, int, list[str]], None] = lambda *_: None,
-    more: Sequence[Bound] = (),
 ) -> tuple[State, list[str]]:
     """Print the alarms of this step, and count steps with alarms in a row. tell: called with (step,
-    steps in a row, alarms) for each alarm that is printed. more: as in `alarms`."""
-    broken = alarms(config, log, history, more)
+    steps in a row, alarms) when alarms are printed."""
+    broken = alarms(config, log, history)
     in_row = state.counters.alarms_in_row + 1 if broken else 0
     if broken and in_row & (in_row - 1) == 0:  # only the 1st, 2nd, 4th, 8th, ... in a row
         tell(state.counters.step, in_row, broken)
@@ -227,17 +225,12 @@ def count_alarms(
 def shortage(config, log: dict[str, float]) -> str:
     """Warning that dynamic sampling did not fill the batch; '' if it did."""
     found = log["sampling/batch_groups"]
-    if not config.dynamic_sampling.enabled or found >= config.rollout.groups:
+    as_configured = found and not config.dynamic_sampling.refill
+    if not config.dynamic_sampling.enabled or as_configured or found >= config.rollout.groups:
         return ""
-    if found and not config.dynamic_sampling.refill:
-        return ""  # as configured
-    consequence = (
-        "stopping"
-        if config.dynamic_sampling.on_exhausted == "stop"
-        else "training on them"
-        if found
-        else "no update"
-    )
+    consequence = "training on them" if found else "no update"
+    if config.dynamic_sampling.on_exhausted == "stop":
+        consequence = "stopping"
     if not log["sampling/rounds"]:
         return f"{choose.NONE_LEFT}; {consequence}"
     have, others = "scores that differ", ""

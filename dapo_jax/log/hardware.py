@@ -25,15 +25,6 @@ def forward_flops(shape: qwen2.Shape, lengths) -> float:
     return float(2 * weights * n.sum() + 2 * width * (n * n).sum())
 
 
-# The passes of an update over its batch, in forward passes: name -> how many, by the config.
-PASSES = {
-    "forward": lambda c: 1,
-    "backward": lambda c: 1 if c.model.lora.rank else 2,  # LoRA: no gradients of the weights
-    "old log-probs": lambda c: c.loss.old_logprobs == "recompute",
-    "reference": lambda c: bool(c.loss.kl_coef),
-}
-
-
 def step_flops(
     config, shape: qwen2.Shape, record: StepRecord, others: Sequence[tuple[qwen2.Shape, int]] = ()
 ) -> tuple[float, float]:
@@ -46,9 +37,11 @@ def step_flops(
     prompts = forward_flops(shape, [len(g.prompt) for g in drawn])
     again = forward_flops(shape, [len(g.prompt) for g in drawn for _ in g.responses])
     sampling = forward_flops(shape, _lengths(drawn)) - again + prompts
-    passes = sum(count(config) for count in PASSES.values()) if record.updates else 0
-    models, lengths = [(shape, passes), *others], _lengths(trained)
-    return sampling, sum(n * forward_flops(model, lengths) for model, n in models)
+    # Forward and backward, which counts twice but with LoRA: there no weight has a gradient.
+    passes = 2 if config.model.lora.rank else 3
+    passes += (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
+    models = [(shape, passes), *others] if record.updates else others
+    return sampling, sum(n * forward_flops(model, _lengths(trained)) for model, n in models)
 
 
 def _lengths(groups: Iterable[Group]) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a step looked like, as numbers, and the files that keep it. The tags: dapo_jax/log/tags.py.
+"""What a step looked like, as numbers, and the files that keep it. The tags: dapo_jax/log/tags.md.
 
 metrics.jsonl, TensorBoard and the files a step hold each rollout step once, also across restarts: a
 resumed run first cuts what lies beyond the checkpoint it starts from. Only process 0 writes.
@@ -12,14 +12,14 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dapo_jax import parallel
 from dapo_jax.algorithm import StepRecord
 from dapo_jax.dapo import reward
-from dapo_jax.dapo.dynamic_sampling import Collected, Group
+from dapo_jax.dapo.dynamic_sampling import Collected
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.data import files
@@ -66,8 +66,10 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
     """Metrics of everything drawn this step, before the filter, unless the tag says `batch`. Those
     of right and wrong exist if the judge knows them. tokens: of these responses."""
     log = {"sampling/rounds": got.rounds, "sampling/batch_groups": len(got.groups)}
+    if got.groups and got.groups[0].grades.right_G is not None:
+        log["reward/batch_accuracy"] = np.mean([g.grades.right_G for g in got.groups])
     if not got.drawn:
-        return log | _batch_metrics(got.groups)
+        return log
     longest = config.rollout.max_response_tokens
     grades = [g.grades for g in got.drawn]
     rows = [r for g in got.drawn for r in g.responses]
@@ -75,12 +77,9 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
     length_NxG = np.array([len(r.tokens) for r in rows]).reshape(score_NxG.shape)
     rewards_NxG = reward.shaped(score_NxG, length_NxG, longest, config.reward)
     entropies = np.concatenate([r.entropies for r in rows])
-    right_NxG = None if grades[0].right_G is None else np.stack([g.right_G for g in grades])
-    verdicts = {} if right_NxG is None else _verdict_metrics(grades, right_NxG)
+    logps = np.concatenate([r.logps for r in rows])
     log |= {
         "reward/mean": rewards_NxG.mean(),
-        "reward/accuracy": verdicts.pop("reward/accuracy", None),
-        "reward/score": None if verdicts else score_NxG.mean(),
         "reward/overlong_penalty": (rewards_NxG - score_NxG).mean(),
         "response/length_mean": length_NxG.mean(),
         "response/length_max": length_NxG.max(),
@@ -89,16 +88,15 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
         "response/truncated_frac": np.mean([r.truncated for r in rows]),
         "policy/entropy": entropies.sum(dtype=float) / tokens,
         "policy/entropy_hist": histogram("policy/entropy_hist", entropies, longest),
-        "policy/mean_prob": np.exp(np.concatenate([r.logps for r in rows])).sum(dtype=float)
-        / tokens,
+        "policy/mean_prob": np.exp(logps).sum(dtype=float) / tokens,
         "sampling/accept_frac": np.mean([g.mixed for g in got.drawn]),
-        **verdicts,
     }
-    if right_NxG is not None:
-        if right_NxG.any():
-            log["response/length_correct"] = length_NxG[right_NxG].mean()
-        if not right_NxG.all():
-            log["response/length_wrong"] = length_NxG[~right_NxG].mean()
+    if grades[0].right_G is not None:
+        value_NxG, what = np.stack([g.right_G for g in grades]), "accuracy"
+        log |= _verdict_metrics(grades, value_NxG, length_NxG)
+    else:
+        value_NxG, what = score_NxG, "score"
+    log[f"reward/{what}"] = value_NxG.mean()
     for name in {name: None for g in grades for name in g.parts_G}:
         part = np.concatenate([g.parts_G[name] for g in grades if name in g.parts_G])
         if (there := ~np.isnan(part)).any():  # responses that were missed have no parts
@@ -107,22 +105,15 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
         log["reward/missed_frac"] = sum(g.missed for g in grades) / len(rows)
     source_N = np.array([g.source for g in grades])
     for source in np.unique(source_N):
-        of_source = source_N == source
-        if right_NxG is None:
-            log[f"source/{source}/score"] = score_NxG[of_source].mean()
-        else:
-            log[f"source/{source}/accuracy"] = right_NxG[of_source].mean()
-    log |= _batch_metrics(got.groups)
-    return {tag: value for tag, value in log.items() if value is not None}
+        log[f"source/{source}/{what}"] = value_NxG[source_N == source].mean()
+    return log
 
 
-def _verdict_metrics(grades: Sequence[Grades], right_NxG: np.ndarray) -> dict:
+def _verdict_metrics(grades: Sequence[Grades], right_NxG: np.ndarray, length_NxG) -> dict:
     """Metrics of a judge that knows right and wrong."""
-    any_N, all_N = right_NxG.any(1), right_NxG.all(1)
     log = {
-        "reward/accuracy": right_NxG.mean(),
-        "sampling/all_correct_frac": all_N.mean(),
-        "sampling/all_wrong_frac": (~any_N).mean(),
+        "sampling/all_correct_frac": right_NxG.all(1).mean(),
+        "sampling/all_wrong_frac": (~right_NxG.any(1)).mean(),
         "sampling/groups_by_correct": np.bincount(
             right_NxG.sum(1), minlength=right_NxG.shape[1] + 1
         ).tolist(),
@@ -131,13 +122,11 @@ def _verdict_metrics(grades: Sequence[Grades], right_NxG: np.ndarray) -> dict:
     if grades[0].shadow_G is not None:
         shadow = np.mean([g.shadow_G for g in grades])
         log["sampling/shadow_gain"] = shadow - right_NxG.mean()
+    if right_NxG.any():
+        log["response/length_correct"] = length_NxG[right_NxG].mean()
+    if not right_NxG.all():
+        log["response/length_wrong"] = length_NxG[~right_NxG].mean()
     return log
-
-
-def _batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    if not groups or groups[0].grades.right_G is None:
-        return {}
-    return {"reward/batch_accuracy": np.mean([g.grades.right_G for g in groups])}
 
 
 def histogram(tag: str, values: np.ndarray, longest: int) -> list[int]:
@@ -147,17 +136,18 @@ def histogram(tag: str, values: np.ndarray, longest: int) -> list[int]:
     return np.bincount(bins, minlength=len(edges) - 1).tolist()
 
 
-# What `dapo.update` sums; the rest of its log are extra terms of the loss.
-SUMS = {
-    "loss", "tokens", "entropy", "prob", "clip_low", "clip_high", "dual_clip", "approx_kl",
-    "ref_kl", "importance", "importance_capped", "importance_square", "importance_zeroed",
-    "ratio_max", "sampler_gap", "grad_norm", "skipped",
-}  # fmt: skip
-
-# Tag -> the sum over trained tokens that it is the mean of.
+# Tag -> the sum over trained tokens that it is the mean of; the last three only with weights.
 MEANS = {
     "batch_entropy": "entropy", "batch_mean_prob": "prob", "clip_low_frac": "clip_low",
     "clip_high_frac": "clip_high", "dual_clip_frac": "dual_clip", "approx_kl": "approx_kl",
+    "importance_mean": "importance", "importance_capped_frac": "importance_capped",
+    "importance_zeroed_frac": "importance_zeroed",
+}  # fmt: skip
+
+# What else `dapo.update` logs; the rest are extra terms of the loss.
+OTHERS = {
+    "loss", "tokens", "ref_kl", "importance_square", "ratio_max", "sampler_gap", "grad_norm",
+    "skipped",
 }  # fmt: skip
 
 
@@ -171,22 +161,19 @@ def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, floa
     mean = lambda name: sum(x[name] for x in logs) / tokens
     log |= {
         "policy/loss": np.mean([x["loss"] for x in logs]),
-        **{f"policy/{tag}": mean(name) for tag, name in MEANS.items()},
+        **{f"policy/{tag}": mean(name) for tag, name in MEANS.items() if name in logs[0]},
         "policy/ratio_max": max(x["ratio_max"] for x in logs),
         # Of the first update alone: there the policy still is the one that sampled.
         "policy/sampler_trainer_logprob_gap": logs[0]["sampler_gap"],
         "optim/grad_norm": np.mean([x["grad_norm"] for x in logs]),
     }
-    if "importance" in logs[0]:
-        log["policy/importance_mean"] = mean("importance")
-        log["policy/importance_capped_frac"] = mean("importance_capped")
     if "importance_square" in logs[0]:
         log["policy/importance_ess"] = mean("importance") ** 2 / mean("importance_square")
-    if "importance_zeroed" in logs[0]:
-        log["policy/importance_zeroed_frac"] = mean("importance_zeroed")
-    for name in logs[0].keys() - SUMS:
-        log[f"policy/{name}"] = np.mean([x[name] for x in logs])  # an extra term of the loss
-    return log | ({"policy/ref_kl": mean("ref_kl")} if with_reference else {})
+    if with_reference:
+        log["policy/ref_kl"] = mean("ref_kl")
+    for name in logs[0].keys() - OTHERS - {*MEANS.values()}:
+        log[f"policy/{name}"] = np.mean([x[name] for x in logs])
+    return log
 
 
 class Writer:
@@ -226,8 +213,8 @@ class Writer:
             kept_as = self._path.with_name(self._path.name + ".damaged")
             shutil.copyfile(self._path, kept_as)
             self._say(
-                f"warning: {self._path}: {_numbered(damaged)} no record and left out; the file as"
-                f" it was is kept as {kept_as.name}"
+                f"warning: {self._path}: no record in lines {damaged[:5]} ({len(damaged)} in all);"
+                f" the file as it was is kept as {kept_as.name}"
             )
         if resume_step >= 0 and resume_step not in {r["step"] for r in records}:
             self._say(
@@ -240,10 +227,9 @@ class Writer:
         """One line of metrics.jsonl: numbers, lists of counts, lists of strings."""
         if not parallel.is_main_process():
             return
-        values = values | {"time/wall": round(time.time(), 3)}
-        record = {"step": step} | {
-            k: v if isinstance(v, list) else number(v) for k, v in values.items()
-        }
+        record = {"step": step}
+        for tag, value in (values | {"time/wall": round(time.time(), 3)}).items():
+            record[tag] = value if isinstance(value, list) else number(value)
         self._lines.append(json.dumps(record) + "\n")
         self._write()
         self._trackers.record(step, record)
@@ -252,7 +238,8 @@ class Writer:
         """JSON lines to `folder`/step_NNNNNN.jsonl, on disk with the next record."""
         if not parallel.is_main_process():
             return
-        rows = [_nulled(r) for r in rows]
+        # NaN and infinity, which JSON lacks, become null.
+        rows = json.loads(json.dumps(list(rows)), parse_constant=lambda name: None)
         text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
         if folder == "rollouts" and self._text_every and step % self._text_every == 0:
             self._trackers.samples(step, rows)
@@ -308,10 +295,8 @@ class Writer:
         due = [f for f in written if f.parent.name == "rollouts"]
         due = [f for f in due if self._text_every and _step(f) % self._text_every == 0]
         for file in due[-board.TEXTS :]:
-            rows = dict(files.json_lines(file))
-            if damaged := [n for n, row in rows.items() if row is None]:
-                self._say(f"warning: {file}: {_numbered(damaged)} no sample and not shown")
-            self._board.samples(_step(file), filter(None, rows.values()))
+            rows = (row for _, row in files.json_lines(file) if row)  # without damaged lines
+            self._board.samples(_step(file), rows)
         self._board.flush()
 
     def _close_board(self) -> None:
@@ -341,15 +326,6 @@ def number(value) -> float | int | None:
     return value if np.isfinite(value) else None
 
 
-def _nulled(value: Any) -> Any:
-    """Rows of samples, by the same rule."""
-    if isinstance(value, dict):
-        return {k: _nulled(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_nulled(v) for v in value]
-    return number(value) if isinstance(value, float) else value
-
-
 def read(path: pathlib.Path) -> list[dict]:
     """The records of a metrics.jsonl; lines that are none, cut off or damaged, are left out."""
     return _records(path)[0]
@@ -360,10 +336,3 @@ def _records(path: pathlib.Path) -> tuple[list[dict], list[int]]:
     lines = dict(files.json_lines(path)) if path.exists() else {}
     damaged = [n for n, r in lines.items() if r is None or type(r.get("step")) is not int]
     return [r for n, r in lines.items() if n not in damaged], damaged
-
-
-def _numbered(lines: Sequence[int]) -> str:
-    """'line 3 is', 'lines 3, 4, 5, 6, 7, ... are'."""
-    if len(lines) == 1:
-        return f"line {lines[0]} is"
-    return f"lines {', '.join(map(str, lines[:5]))}{', ...' if len(lines) > 5 else ''} are"

@@ -35,9 +35,8 @@ class Profiler:
         if name == "chunk":
             return
         self.stop()
-        if self._done + 1 != self._step or name not in ("rollout", "update"):
-            return
-        if not parallel.is_main_process():
+        traced = self._done + 1 == self._step and name in ("rollout", "update")
+        if not traced or not parallel.is_main_process():
             return
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # every call of every function

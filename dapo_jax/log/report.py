@@ -1,12 +1,10 @@
 """Output for people: the console, and sampled responses as rows to read."""
 
+import collections
 import functools
-import importlib.util
-import shutil
 import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
@@ -33,17 +31,11 @@ class Progress:
     ):
         file = file or sys.stderr
         self._steps, self._done, self._say = steps, done, say
-        self._seconds: deque[float] = deque(maxlen=9)  # of the last steps, including evaluation
+        self._seconds = collections.deque(maxlen=9)  # of the last steps, including evaluation
         self._since = time.monotonic()
-        self._bar = tqdm(
-            total=steps,
-            initial=done,
-            desc="DAPO",
-            unit="step",
-            dynamic_ncols=True,
-            file=file,
-            disable=not (parallel.is_main_process() and file.isatty()),
-        )
+        hidden = not (parallel.is_main_process() and file.isatty())
+        look = dict(desc="DAPO", unit="step", dynamic_ncols=True)
+        self._bar = tqdm(total=steps, initial=done, file=file, disable=hidden, **look)
 
     def update(self, log: dict) -> None:
         """Count one more step, and print its line."""
@@ -51,13 +43,12 @@ class Progress:
         self._seconds.append(now - self._since)
         self._since, self._done = now, self._done + 1
         line = f"step {self._done}/{self._steps}"
-        if self._bar.disable:  # the log of a pod: as wide as it needs to be
+        if self._bar.disable:
             left = (self._steps - self._done) * statistics.median(self._seconds)
             self._say(f"{line}  {short(log)}  eta {tqdm.format_interval(left)}")
-            return
-        room = shutil.get_terminal_size().columns - len(line) - 2
-        self._say(f"{line}  {short(log, room)}")  # the bar has the time left
-        self._bar.update()
+        else:  # the bar has the time left
+            self._say(f"{line}  {short(log)}")
+            self._bar.update()
 
     def close(self) -> None:
         self._bar.close()
@@ -87,8 +78,8 @@ class Phase:
             self._say(f"  {self._name}: {self._finished:,} responses ended in {took}")
 
 
-def short(log: dict[str, float], room: int = 1000) -> str:
-    """The main numbers of a step, as many as fit into `room` characters."""
+def short(log: dict[str, float]) -> str:
+    """The main numbers of a step."""
     shown = (
         ("acc", "reward/accuracy", ".2f"),
         ("reward", "reward/mean", "+.2f"),
@@ -97,35 +88,25 @@ def short(log: dict[str, float], room: int = 1000) -> str:
         ("accept", "sampling/accept_frac", ".2f"),
         ("tok/s", "perf/tokens_per_s", ",.0f"),
     )
-    words = [f"{name} {log[tag]:{form}}" for name, tag, form in shown if tag in log]
-    while len(" ".join(words)) > room:
-        words.pop()
-    return " ".join(words)
+    return " ".join(f"{name} {log[tag]:{form}}" for name, tag, form in shown if tag in log)
 
 
 def evaluation_lines(step: int, log: dict[str, float]) -> list[str]:
     """One line a set: '  step 20  heldout: avg@4 .59 ...'."""
-    sets = {tag.split("/")[1] for tag in log if tag.startswith("eval/")}
-    lines = []
-    for name in sorted(sets):
-        values = {t.split("/")[2]: v for t, v in log.items() if t.startswith(f"eval/{name}/")}
-        text = "  ".join(f"{k} {v:.3f}" for k, v in values.items() if "@" in k)
-        lines.append(f"  step {step:4d}  {name:18s} {text}")
-    return lines
+    sets = collections.defaultdict(list)
+    for tag, value in log.items():
+        if tag.startswith("eval/") and "@" in tag:
+            name, _, score = tag.removeprefix("eval/").rpartition("/")
+            sets[name].append(f"{score} {value:.3f}")
+    return [f"  step {step:4d}  {name:18s} {'  '.join(sets[name])}" for name in sorted(sets)]
 
 
 def summary(name: str, counters: Counters, stop: str, cut: str, records: list[dict]) -> str:
     """The final report: how the run ended, its scores, where its files are. name: of the workdir.
     stop, cut: why it ended before its last step, if it did."""
-    if stop:
-        lines = [f"stopped after step {counters.step}, saved: {stop}"]
-    elif cut:
-        lines = [cut]
-    else:
-        lines = [
-            f"done: {counters.step} steps, {counters.updates} updates,"
-            f" {counters.samples:,} responses, {counters.tokens:,} tokens"
-        ]
+    counted = f"{counters.samples:,} responses, {counters.tokens:,} tokens"
+    done = f"done: {counters.step} steps, {counters.updates} updates, {counted}"
+    lines = [f"stopped after step {counters.step}, saved: {stop}" if stop else cut or done]
     scored = [r for r in records if "time/eval_s" in r]
     # Tags of all records: a resumed run may evaluate on other sets than before.
     for tag in dict.fromkeys(t for r in scored for t in r if t.endswith("/avg@k")):
@@ -133,9 +114,7 @@ def summary(name: str, counters: Counters, stop: str, cut: str, records: list[di
         lines.append(f"  {tag:32s} {path}")
     if alarmed := [r["step"] for r in records if r.get("alarms")]:
         lines.append(f"  alarms in {len(alarmed)} steps, the last in step {alarmed[-1]}")
-    there = importlib.util.find_spec("tensorboard")
-    how = "or metrics.jsonl" if there else "pip install tensorboard; or metrics.jsonl"
-    lines.append(f"  curves: tensorboard --logdir {name}/tensorboard ({how})")
+    lines.append(f"  curves: tensorboard --logdir {name}/tensorboard (pip install tensorboard)")
     lines.append(f"  samples: {name}/rollouts, checkpoints: {name}/checkpoints")
     return "\n".join(lines)
 
@@ -194,14 +173,13 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
     """
     tokenizer = text.tokenizer
     piece = functools.cache(lambda token: tokenizer.decode([token], skip_special=False))
+    longest = config.rollout.max_response_tokens
     for group, i in chosen(got, config.log.samples):
         problem, response = text.train.problems[stream[group.position]], group.responses[i]
         grades, ids = group.grades, response.tokens.tolist()
         if grades.answers is None:
             grades = grading.grade(tokenizer, text.judge, group.responses, problem)
         verdict = {} if grades.right_G is None else {"correct": bool(grades.right_G[i])}
-        score, length = grades.score_G[i : i + 1], np.array([len(ids)])
-        longest = config.rollout.max_response_tokens
         yield {
             "position": group.position,
             "problem": problem.id,
@@ -211,15 +189,11 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
             "answer": problem.answer,
             "extracted": grades.answers[i],
             **verdict,
-            "reward": float(reward.shaped(score, length, longest, config.reward)[0]),
+            "reward": float(reward.shaped(grades.score_G[i], len(ids), longest, config.reward)),
             "tokens": len(ids),
             "truncated": bool(response.truncated),
             "mean_entropy": float(response.entropies.mean()),
             "pieces": [piece(token) for token in ids],
-            "entropies": _rounded(response.entropies),
-            "logps": _rounded(response.logps),
+            "entropies": np.round(response.entropies.astype(float), 4).tolist(),
+            "logps": np.round(response.logps.astype(float), 4).tolist(),
         }
-
-
-def _rounded(values: np.ndarray) -> list[float]:
-    return np.round(values.astype(float), 4).tolist()

@@ -1,34 +1,22 @@
 """TensorBoard's event file, from records of metrics.jsonl and rows of rollouts/.
 
 A number becomes a scalar, a list of numbers a histogram, a list of strings text. Each card has the
-description of its tag (log/tags.py). hparams are the resolved config with the last evaluation.
+description of its tag (log/tags.md).
 """
 
-import contextlib
 import pathlib
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
 
-from dapo_jax.config import schema
 from dapo_jax.log import tags
 
-# tensorboardX would import this client for buckets, which takes most of a second. Our files are
-# local, so it is told that there is none.
-STORAGE = "google.cloud.storage"
-with contextlib.ExitStack() as after:
-    if STORAGE not in sys.modules:
-        sys.modules[STORAGE] = None  # "there is none"
-        after.callback(sys.modules.pop, STORAGE)
-    from tensorboardX import summary
-    from tensorboardX.event_file_writer import EventsWriter
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.proto.summary_pb2 import Summary
-
-FLUSH_S = 5.0  # seconds that a chart may be behind
 TEXTS = 20  # steps whose samples a new file begins with; TensorBoard shows ten
 _SHOWN = 2000  # characters of a response on a card
 
@@ -40,9 +28,8 @@ class Board:
     def __init__(self, folder: pathlib.Path, config):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        self._c, self._described, self._hparams = config, set(), False
+        self._longest, self._described = config.rollout.max_response_tokens, set()
         self._wall: dict[int, float] = {}  # step -> when it was recorded, seconds since 1970
-        self._flushed = float("-inf")
         self._writer = EventsWriter(str(folder / "events"))
 
     def record(self, record: dict) -> None:
@@ -51,13 +38,6 @@ class Board:
             self._wall[record["step"]] = wall
         points = [p for tag, value in record.items() if (p := self._point(tag, value))]
         self._write(record["step"], points)
-        scores = [t for t in record if t.startswith("eval/")]
-        if scores and not self._hparams:
-            self._hparams = True
-            # The values are those of the scalars: TensorBoard shows the last.
-            names = {summary._clean_tag(t): 0.0 for t in scores}
-            for one in summary.hparams(schema.leaves(self._c), names):
-                self._write(record["step"], one.value)
 
     def samples(self, step: int, rows: Iterable[dict]) -> None:
         if text := "\n\n---\n\n".join(map(_card, rows)):
@@ -75,7 +55,7 @@ class Board:
         elif value and all(isinstance(v, str) for v in value):
             point = summary.text(tag, "\n\n".join(value)).value[0]
         elif all(isinstance(v, int | float) for v in value) and sum(value) > 0:
-            edges = tags.edges(tag, len(value), self._c.rollout.max_response_tokens)
+            edges = tags.edges(tag, len(value), self._longest)
             point = _histogram(tag, value, np.asarray(edges, float)).value[0]
         else:
             return None
@@ -90,10 +70,7 @@ class Board:
         self._writer.write_event(event)
 
     def flush(self) -> None:
-        """Flush to disk, at most every FLUSH_S seconds, since this waits for the disk."""
-        if time.monotonic() - self._flushed >= FLUSH_S:
-            self._writer.flush()
-            self._flushed = time.monotonic()
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
@@ -107,15 +84,11 @@ def _histogram(tag: str, counts: list[int], edges: np.ndarray):
 
 
 def _card(row: dict) -> str:
-    """A row of rollouts/ as Markdown, without fields that are missing or of another type."""
+    """A row of rollouts/ as Markdown; None for fields that are missing."""
     verdict = "right" if row.get("correct") else "wrong"
     if row.get("truncated"):
         verdict += ", truncated"
-    shown = {"reward": "reward {:+.2f}", "tokens": "tokens {:.0f}"}
-    shown["mean_entropy"] = "nats per token {:.3f}"
-    numbers = ", ".join(
-        text.format(row[f]) for f, text in shown.items() if isinstance(row.get(f), int | float)
-    )
+    numbers = ", ".join(f"{f} {row.get(f)}" for f in ("reward", "tokens", "mean_entropy"))
     text = str(row.get("response", ""))
     if (cut := len(text) - _SHOWN) > 0:
         text = f"{text[: _SHOWN // 2]}\n[{cut:,} characters]\n{text[-_SHOWN // 2 :]}"

@@ -36,9 +36,8 @@ def require(config) -> None:
     for name, wanted in (("wandb", config.log.wandb), ("mlflow", config.log.mlflow)):
         spec = importlib.util.find_spec(name) if wanted else None
         if wanted and (spec is None or spec.origin is None):  # a folder of that name has none
-            raise schema.ConfigError(
-                f"config.log.{name}: its client is not installed: pip install {name}"
-            )
+            missing = f"its client is not installed: pip install {name}"
+            raise schema.ConfigError(f"config.log.{name}: {missing}")
     alarm_command.words(config.log.alarm_command)
 
 

@@ -2,6 +2,7 @@
 weighted sums of both, another choice per data source. No JAX: the worker processes import this.
 """
 
+import contextlib
 import fnmatch
 import functools
 import hashlib
@@ -10,9 +11,10 @@ import math
 import os
 import pathlib
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
@@ -48,7 +50,6 @@ class Rewards(NamedTuple):
     score: Score
     source: str  # hash of the files of the user's functions, which resume compares; '' = none
     shipped: frozenset[str]  # the shipped verifiers in use
-    own: bool  # whether functions of the user are in use
 
 
 def read(settings: Reward) -> Rewards:
@@ -77,7 +78,7 @@ def read(settings: Reward) -> Rewards:
     sha256 = lambda content: hashlib.sha256(content).hexdigest()
     hashes = [sha256(path.read_bytes()) for path in files]
     source = "".join(hashes) if len(hashes) < 2 else sha256("".join(hashes).encode())
-    return Rewards(score if by_source else default, source, frozenset(shipped), bool(files))
+    return Rewards(score if by_source else default, source, frozenset(shipped))
 
 
 _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL)
@@ -92,13 +93,12 @@ def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[st
         raise ValueError(f"config.reward.{field}: {weight!r} is no weight") from None
     if what in answers.MODES:
         shipped.add(what)
-        return Part(name or what, weight, by_verifier(settings, what))
-    if what == "format":
-        if not settings.format_tags.replace(",", "").strip():
-            raise ValueError("config.reward.format_tags: no tags; the reward 'format' needs some")
-        return Part(name or what, weight, tagged(settings.format_tags))
-    function = _from_file(field, what, files)
-    return Part(name or what.rpartition(":")[2], weight, function)
+        score = by_verifier(settings, what)
+    elif what == "format":
+        score = tagged(settings.format_tags)
+    else:
+        score, what = _from_file(field, what, files), what.rpartition(":")[2]
+    return Part(name or what, weight, score)
 
 
 def by_verifier(settings: Reward, mode: str) -> Score:
@@ -117,8 +117,9 @@ def by_verifier(settings: Reward, mode: str) -> Score:
 
 def tagged(tags: str) -> Score:
     """1 for a response that consists of <tag>...</tag> for each of `tags`, in this order and once
-    each; otherwise 0. Blanks between the tags are ignored."""
-    names = [t.strip() for t in tags.split(",") if t.strip()]
+    each; otherwise 0. Blanks between the tags are ignored. ValueError: there are no tags."""
+    if not (names := [t.strip() for t in tags.split(",") if t.strip()]):
+        raise ValueError("config.reward.format_tags: no tags; the reward 'format' needs some")
 
     def format(problem: Problem, response: str) -> float:
         rest = response.strip()
@@ -184,13 +185,12 @@ def checked(said: object) -> Grade | None:
     if isinstance(said, bool | np.bool_):
         said = Grade(float(said), bool(said))
     score, right, answer, parts = said if isinstance(said, Grade) else Grade(said)
-    if not isinstance(right, bool | np.bool_ | None) or not isinstance(answer, str | None):
-        return None
-    if not isinstance(parts, Mapping) or not all(isinstance(name, str) for name in parts):
-        return None
+    plain = isinstance(right, bool | np.bool_ | None) and isinstance(answer, str | None)
+    named = isinstance(parts, Mapping) and all(isinstance(name, str) for name in parts)
     try:
-        if not all(map(math.isfinite, (score, *parts.values()))):
+        if not (plain and named and all(map(math.isfinite, (score, *parts.values())))):
             return None
+        (answer or "").encode()  # half a surrogate is no text that a file can hold
     except (TypeError, ValueError, OverflowError):  # not a number, or larger than any float
         return None
     right = None if right is None else bool(right)
@@ -201,10 +201,11 @@ def graded(score: Score, problem: Problem, response: str) -> Grade:
     """The grade that `score` gives a response. NoGrade: it returned something else."""
     given = score(problem, response)
     if (grade := checked(given)) is None:
+        name, shown = getattr(score, "__name__", "a function"), " ".join(repr(given).split())
         raise NoGrade(
-            f"reward: {getattr(score, '__name__', 'a function')} gave {given!r:.80} for a response"
-            f" to problem {problem.id}; it has to be a Grade with a finite score, a number or a"
-            " bool (right: True, False or None; answer: a text or None; parts: names with numbers)"
+            f"reward: {name} gave {shown:.80} for a response to problem {problem.id}; it has to be"
+            " a Grade with a finite score, a number or a bool (right: True, False or None; answer:"
+            " a text or None; parts: names with numbers)"
         )
     return grade
 
@@ -213,11 +214,30 @@ class NoGrade(ValueError):
     """A reward function returned no grade. The message needs no context."""
 
 
+class _Output(NamedTuple):
+    """Standard output for a reward function, of which a process shows the first lines."""
+
+    out: TextIO
+    left = 100  # lines
+
+    def __getattr__(self, name: str):
+        return getattr(self.out, name)
+
+    def write(self, text: str) -> int:
+        before, _Output.left = _Output.left, _Output.left - text.count("\n")
+        if before > 0:
+            self.out.write(text)
+            if _Output.left <= 0:
+                self.out.write("warning: reward: what else it prints is left out; use a file\n")
+        return len(text)
+
+
 def attempt(score: Score, problem: Problem, response: str) -> Grade | Failed:
     """The grade, or the error and its place. A process that the function forked ends here."""
     own = os.getpid()
     try:
-        return graded(score, problem, response)
+        with contextlib.redirect_stdout(_Output(sys.stdout)):
+            return graded(score, problem, response)
     except NoGrade as error:
         return Failed(str(error), "gave what is no grade", error)
     except KeyboardInterrupt:

@@ -85,9 +85,10 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
         shadow = rewards.by_verifier(settings, other)
     if settings.workers:
         pool = workers.Pool(settings.to_dict(), settings.workers, settings.timeout_s)
-    integers = not named.own and named.shipped <= {"dapo", "integer"}
+    own = bool(named.source)
+    integers = not own and named.shipped <= {"dapo", "integer"}
     takes = references.integer if integers else references.any_answer
-    return Judge(named.score, shadow, named.source, pool, miss, takes, named.own, misses=Misses())
+    return Judge(named.score, shadow, named.source, pool, miss, takes, own, misses=Misses())
 
 
 def grade(
@@ -107,13 +108,11 @@ def _grade(
     found = zip(said(judge, jobs), (text for _, text in jobs), strict=True)
     for responses, problem in asked:
         mine, texts = zip(*itertools.islice(found, len(responses)), strict=True)
-        failed = next((x for x in mine if isinstance(x, Failed)), None)
-        if failed and judge.miss is None:
-            why = f"{failed.why} (config.reward.on_error='miss' counts such responses)"
-            raise ValueError(why) from failed.error
-        for miss in mine:
-            if isinstance(miss, Failed):
-                judge.misses.add(miss)
+        for failed in (x for x in mine if isinstance(x, Failed)):
+            if judge.miss is None:
+                why = f"{failed.why} (config.reward.on_error='miss' counts such responses)"
+                raise ValueError(why) from failed.error
+            judge.misses.add(failed)
         yield _grades(judge, problem, mine, texts)
 
 
@@ -207,13 +206,10 @@ def _plain(g: Grades) -> dict:
 
 
 def _from_plain(plain: dict) -> Grades:
-    bools = lambda x: None if x is None else np.array(x, bool)
-    return Grades(**plain)._replace(
-        score_G=np.array(plain["score_G"], np.float64),
-        right_G=bools(plain["right_G"]),
-        shadow_G=bools(plain["shadow_G"]),
-        parts_G={k: np.array(x, np.float64) for k, x in plain["parts_G"].items()},
-    )
+    fields = ("score_G", "right_G", "shadow_G")
+    arrays = {name: np.array(plain[name]) for name in fields if plain[name] is not None}
+    parts = {name: np.array(x) for name, x in plain["parts_G"].items()}
+    return Grades(**plain | arrays | {"parts_G": parts})
 
 
 def cut_at(tok: tokenizer.Tokenizer, texts: Sequence[str]) -> Callable[[np.ndarray], int] | None:

@@ -97,8 +97,7 @@ class Pool:
                     busy[worker.line] = worker
                     starting += 1
                 soonest = min(w.due for w in busy.values())
-                ready = connection.wait(list(busy), max(soonest - time.monotonic(), 0.0))
-                for line in ready:
+                for line in connection.wait(list(busy), max(soonest - time.monotonic(), 0.0)):
                     worker = busy.pop(line)
                     try:
                         said = worker.said()
