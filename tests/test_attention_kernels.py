@@ -103,27 +103,6 @@ def test_long_rows_in_several_blocks(monkeypatch):
     assert_attends(lambda *a: splash.splash(*a, SEGMENTS), 64)
 
 
-def test_blocks_of_other_segments_are_not_read(monkeypatch):
-    """Rows of eight blocks. What is not finite in one sequence would spoil each block that it takes
-    part in: a masked weight of zero times infinity is no number."""
-    monkeypatch.setattr(splash, "BLOCK", 128)
-    rng, d = np.random.default_rng(0), 64
-    own = np.repeat([1, 2, 3, 4, 0], [200, 56, 384, 250, 134]).astype(np.int32)[None]
-    T = own.shape[1]
-    q, k, v, direction = rng.normal(size=(4, 1, H, T, d)).astype(np.float32)
-    k, v = k[:, ::2], v[:, ::2]
-    f = lambda segments: value_and_grads(
-        lambda *a: splash.splash(*a, segments), (q, k, v), direction
-    )
-    alone = f(own)
-    third = own[0] == 3  # blocks 2 to 4, no other sequence's
-    for x in (q, k, v):
-        x[:, :, third] = np.inf
-    for got, want in zip(f(own), alone, strict=True):
-        assert np.array_equal(got[:, :, ~third], want[:, :, ~third])
-        assert np.isnan(got[:, :, third]).any()
-
-
 @pytest.mark.parametrize(
     "lengths", [[1024], [200, 56, 384, 250], [128] * 8, [1] * 640, [1000, 24], []]
 )
