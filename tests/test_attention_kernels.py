@@ -64,12 +64,6 @@ def assert_close(got, want, tolerance):
         assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("d", [64, 128])
-def test_splash_and_its_gradient_are_causal_attention_within_segments(d):
-    assert_attends(lambda *a: splash.splash(*a, SEGMENTS), d)
-
-
 @pytest.mark.parametrize("block", range(128, splash.BLOCK + 1, 128))
 def test_splash_has_a_kernel_for_rows_of_every_length(block):
     """What it computes at a time has to divide the block."""

@@ -176,23 +176,6 @@ def test_nor_on_how_often_is_asked_whether_all_have_ended(monkeypatch, params, r
     assert stats.tokens == sum(len(r.tokens) for r in responses)
 
 
-@pytest.mark.slow
-def test_an_int8_cache_is_a_little_off_and_the_same_however_the_work_is_cut(params, requests):
-    told = []
-    for how in (dict(), dict(page_tokens=8, prefill_tokens=8, chunk=3, cache_fraction=0.4)):
-        engine = make_engine(cache_dtype="int8", **how)
-        told.append(engine.generate(engine.decode_params(params), requests, DRAW)[0])
-        assert [x.dtype for x in engine._pool[0]] == ["int8", "int8", "float32"]
-    assert ids(told[0]) == ids(told[1])
-    gaps = []
-    for q, r in zip(requests, told[0], strict=True):
-        tokens = np.array([*q.prompt, *r.tokens])
-        logits = oracle_logits(SHAPE, params, tokens[:-1])[len(q.prompt) - 1 :] / DRAW.temperature
-        exact = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        gaps.extend(np.abs(r.logps - exact[np.arange(len(r.tokens)), r.tokens]))
-    assert 1e-4 < np.mean(gaps) < 0.03 and max(gaps) < 0.3
-
-
 def test_tokens_do_not_depend_on_the_order_of_requests(engine, weights, requests, responses):
     order = np.random.default_rng(1).permutation(len(requests))
     got, _ = engine.generate(weights, [requests[i] for i in order], DRAW)
@@ -253,16 +236,17 @@ def test_samples_of_a_prompt_share_a_prefill(params, requests, responses):
     calls = []
     spied(engine, "prefill", lambda weights, pool, prompts: calls.append(jax.device_get(prompts)))
     weights = engine.decode_params(params)
-    got, stats = engine.generate(weights, requests[4:12], DRAW)  # two prompts, four samples each
+    got, _ = engine.generate(weights, requests[4:12], DRAW)  # two prompts, four samples each
     (call,) = calls
-    assert stats.prefilled == 2 and call.length_B.tolist() == [1, 2, 0, 0]
+    assert call.length_B.tolist() == [1, 2, 0, 0]
     assert call.tokens_BxT[0, :1].tolist() == requests[4].prompt[:1]
     assert not call.tokens_BxT[2:].any()
     assert ids(got) == ids(responses)[4:12]
 
     calls.clear()  # five prompts, four a call; the one of a single token needs no prefill
-    _, stats = engine.generate(weights, requests[:20:4], DRAW)
-    assert stats.prefilled == 4 and len(calls) == 1
+    engine.generate(weights, requests[:20:4], DRAW)
+    (call,) = calls
+    assert np.count_nonzero(call.length_B) == 4
 
 
 def compilations(caplog, work):
@@ -394,8 +378,8 @@ def test_what_does_not_fit_is_said_with_what_would(params):
 
 
 def test_statistics_of_several_calls_add_up():
-    a, b = Stats(10, 20, 2, 1, 0, 0.5), Stats(30, 30, 3, 2, 1, 0.25)
-    assert total([a, b]) == Stats(40, 50, 5, 3, 1, 0.5)
+    a, b = Stats(10, 20, 2, 0, 0.5), Stats(30, 30, 3, 1, 0.25)
+    assert total([a, b]) == Stats(40, 50, 5, 1, 0.5)
     assert total([a, b]).occupancy == 0.8 and total([]).occupancy == 0
     assert isinstance(total([a, b]).tokens, int)
 
@@ -467,13 +451,15 @@ def test_cut_ends_a_response(params, requests, responses, assert_records):
 @pytest.mark.parametrize("cache_dtype", ["model", "int8"])
 @pytest.mark.parametrize("page_tokens", [0, 8], ids=["rows", "pages"])
 def test_long_prompts_are_prefilled_in_pieces(page_tokens, cache_dtype, params, assert_records):
-    """Pieces of 8 tokens, of prompts of up to 27, against one piece and against the oracle."""
+    """Pieces of 8 tokens, of prompts of up to 27, and rows that are evicted, against one piece and
+    against the oracle; an int8 cache is a little off."""
     rng = np.random.default_rng(3)
     prompts = [rng.integers(0, 32, n).tolist() for n in (27, 9, 20, 1, 16, 26)]
     requests = [Request(prompt, i, g) for i, prompt in enumerate(prompts) for g in range(2)]
     sizes = dict(slots=4, chunk=6, prompt_tokens=27, response_tokens=12, prefill_prompts=2)
     sizes |= dict(page_tokens=page_tokens, cache_dtype=cache_dtype)
-    pieces, whole = (make_engine(**sizes, prefill_tokens=n) for n in (8, 64))
+    pieces = make_engine(**sizes, prefill_tokens=8, cache_fraction=0.4)
+    whole = make_engine(**sizes, prefill_tokens=64)
     assert pieces.geometry.reader == ("pages" if page_tokens else "rows")
     assert pieces.prefill_tokens == 8
     weights = pieces.decode_params(params)
@@ -481,6 +467,15 @@ def test_long_prompts_are_prefilled_in_pieces(page_tokens, cache_dtype, params, 
     assert ids(got) == ids(whole.generate(weights, requests, DRAW)[0])
     if cache_dtype == "model":
         assert_records(requests, got)
+        return
+    assert [x.dtype for x in pieces._pool[0]] == ["int8", "int8", "float32"]
+    gaps = []
+    for q, r in zip(requests, got, strict=True):
+        tokens = np.array([*q.prompt, *r.tokens])
+        logits = oracle_logits(SHAPE, params, tokens[:-1])[len(q.prompt) - 1 :] / DRAW.temperature
+        exact = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        gaps.extend(np.abs(r.logps - exact[np.arange(len(r.tokens)), r.tokens]))
+    assert 1e-4 < np.mean(gaps) < 0.03 and max(gaps) < 0.3
 
 
 def test_greedy_equals_transformers(tmp_path):

@@ -241,8 +241,7 @@ def test_resolve_hub_name(monkeypatch, tmp_path):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert hf.resolve("Qwen/Qwen2.5-0.5B") == tmp_path
-    (patterns,) = asked.values()
-    wanted = lambda f: any(fnmatch(f, p) for p in patterns)
+    wanted = lambda f: any(fnmatch(f, p) for p in asked["Qwen/Qwen2.5-0.5B"])
     needed = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"]
     needed += ["merges.txt", "vocab.json", "tokenizer.json", "tokenizer.model", "x.jinja"]
     assert all(map(wanted, needed))

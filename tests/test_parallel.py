@@ -45,24 +45,6 @@ def test_constrain_pins_the_layout_inside_use_only(mesh):
     assert parallel.constrain(x, "batch", "heads") is x
 
 
-def test_local_runs_on_each_devices_part(mesh):
-    """Sums over the parts of one axis, laid out by another; outside `use`, the function itself."""
-    x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
-
-    def part(x):
-        return jax.lax.psum(x, parallel.mesh_axes("heads")) if parallel.mesh_axes("heads") else x
-
-    def f(x):
-        with parallel.mesh_scope(mesh, RULES):
-            assert parallel.axis_size("heads") == 2 and parallel.axis_size("batch") == 4
-            assert parallel.platform() == "cpu"
-            return parallel.per_shard(part, (("batch", "heads"),), ("batch", None))(x)
-
-    np.testing.assert_array_equal(jax.jit(f)(x), x[:, :4] + x[:, 4:])
-    assert parallel.per_shard(part, ((),), ()) is part
-    assert parallel.axis_size("heads") == 1 and parallel.mesh_axes("heads") == ()
-
-
 def described(platform):
     """A mesh of one device, of which only the platform is known."""
     return SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))

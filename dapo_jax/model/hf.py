@@ -27,20 +27,8 @@ from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from tqdm import tqdm
 
 from dapo_jax import bars, gate, parallel
-from dapo_jax.model import qwen2
-from dapo_jax.model.hf_format import (
-    DTYPES,
-    INDEX,
-    SINGLE,
-    Header,
-    Weight,
-    config_json,
-    open_file,
-    read_headers,
-    read_json,
-    read_shape,
-    weights,
-)
+from dapo_jax.model import hf_format, qwen2
+from dapo_jax.model.hf_format import DTYPES, Header, Weight, read_shape
 from dapo_jax.model.qwen2 import Params, Shape
 
 __all__ = ["Model", "load", "load_params", "read_shape", "resolve", "save"]
@@ -119,7 +107,7 @@ def load_params(
     ValueError: see `hf_format.read_headers`, before a weight is read; a weight is not finite.
     """
     path, dtype = Path(path), jnp.dtype(dtype)
-    tell = lambda: {n: [str(h[0]), *h[1:]] for n, h in read_headers(path, shape).items()}
+    tell = lambda: {n: [str(h[0]), *h[1:]] for n, h in hf_format.read_headers(path, shape).items()}
     headers = {
         name: Header(Path(file), stored, tuple(size))
         for name, (file, stored, size) in parallel.of_main_process(tell).items()
@@ -129,7 +117,7 @@ def load_params(
     how = dict(desc=f"loading {path.name}", unit="B", unit_scale=True)
     with bars.bar(total=total, **how, show=show) as bar:
         # Largest first: a tensor's passing copies then exist while little else does.
-        for w in sorted(weights(shape), key=lambda w: -w.size):
+        for w in sorted(hf_format.weights(shape), key=lambda w: -w.size):
             params[w.keys] = _load_weight(w, headers, mesh, rules, dtype, bar)
     return unflatten_dict(params)
 
@@ -195,7 +183,7 @@ def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: 
     make = lambda part: jax.make_array_from_callback(w.shape, sharding, part).block_until_ready()
     if jax.process_count() == 1:
         # Opened once a tensor: the file is mapped into memory, and pages once read stay resident.
-        with open_file(header.file) as f:
+        with hf_format.open_file(header.file) as f:
             stored = f.get_slice(name)
             # Replicas share what was read.
             read = functools.cache(lambda *ranges: _for_xla(_read(stored, w, ranges)))
@@ -223,7 +211,7 @@ def _all_finite(x):
 
 
 def _read_whole(header: Header, name: str, w: Weight) -> np.ndarray:
-    with open_file(header.file) as f:
+    with hf_format.open_file(header.file) as f:
         return _read(f.get_slice(name), w, tuple((0, n) for n in w.shape))
 
 
@@ -270,6 +258,7 @@ def save(
         raise ValueError(f"{path}: exists already; choose another directory or remove it")
     small = _small_files(tokenizer_dir, shape, dtype)
     files, index = _plan(shape, jnp.dtype(dtype).itemsize, shard_bytes)
+    small |= {hf_format.INDEX: index} if len(files) > 1 else {}
     flat, writes = flatten_dict(params), parallel.is_main_process()
     partial, wrong = path.with_name(path.name + ".partial"), None
     if writes:
@@ -290,7 +279,7 @@ def save(
                 pass
     try:
         if writes and not wrong:
-            for name, content in (small | ({INDEX: index} if len(files) > 1 else {})).items():
+            for name, content in small.items():
                 (partial / name).write_bytes(content)
             partial.rename(path)
     except OSError as error:
@@ -306,12 +295,12 @@ def _plan(c: Shape, itemsize: int, shard_bytes: int) -> tuple[dict[str, Tensors]
     """(file name -> its tensors in the network's order, the index that lists them); files of at
     most `shard_bytes`."""
     place = lambda w, i: 1 + i if w.stacked else 0 if w.keys == ("embed",) else 1 + c.num_layers
-    tensors = [(w, i) for w in weights(c) for i in range(len(w.names))]
+    tensors = [(w, i) for w in hf_format.weights(c) for i in range(len(w.names))]
     named = {w.names[i]: (w, i) for w, i in sorted(tensors, key=lambda tensor: place(*tensor))}
     split = huggingface_hub.split_state_dict_into_shards_factory(
         named,
         get_storage_size=lambda tensor: tensor[0].size * itemsize,
-        filename_pattern=SINGLE.replace(".", "{suffix}."),
+        filename_pattern=hf_format.SINGLE.replace(".", "{suffix}."),
         max_shard_size=shard_bytes,
     )
     listed = dict(sorted(split.tensor_to_filename.items()))
@@ -358,12 +347,12 @@ def _small_files(tokenizer_dir: str | Path | None, c: Shape, dtype: str) -> dict
             files |= {f.name: f.read_bytes() for f in source.glob(pattern) if f.is_file()}
         if not files:
             raise ValueError(f"{source}: no tokenizer files (tokenizer.json, vocab.json, ...)")
-        read = lambda file: read_json(file) if file.is_file() else {}
+        read = lambda file: hf_format.read_json(file) if file.is_file() else {}
         config, generation = read(source / "config.json"), read(source / "generation_config.json")
     kept = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
     config = {k: config[k] for k in kept if config.get(k) is not None}
     generation = generation or {k: v for k, v in config.items() if k.endswith("_token_id")}
-    files["config.json"] = _json(config_json(c, dtype) | config)
+    files["config.json"] = _json(hf_format.config_json(c, dtype) | config)
     files["generation_config.json"] = _json(generation)
     return files
 

@@ -202,7 +202,7 @@ class Engine:
         asked: list[Request] = []
         responses: list[Response | None] = []  # to each of `asked`
         steps = 0
-        tokens = replayed = chunks = prefilled = evicted = 0
+        tokens = replayed = chunks = evicted = 0
 
         def ask(new: Sequence[Request] | None) -> bool:
             """Queue the requests that the store has no response to. `feed` gets the others as whole
@@ -261,7 +261,6 @@ class Engine:
                 continue
             evicted += schedule.grow()
             new, copies = schedule.admit()
-            prefilled += len(new)
             pool = self._prefill(decode_params, pool, schedule, new)
             if copies:
                 pool = self._copy(pool, copies)
@@ -289,7 +288,7 @@ class Engine:
                     schedule.release(row.slot)
         self._pool = pool
         peak = schedule.peak / g.pages
-        return responses, Stats(tokens, steps, chunks, prefilled, evicted, peak, replayed)
+        return responses, Stats(tokens, steps, chunks, evicted, peak, replayed)
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
@@ -373,7 +372,9 @@ class Engine:
 
     def _response(self, row: Row, end: int) -> Response:
         """The response of a row that has ended. end: its tokens if `cut` ended it, else 0."""
-        tokens, logps, entropies = (x[: end or None] for x in _drawn(row))
+        parts = ([x[i, :n] for x in chunk[:3]] for chunk, i, n in row.parts)
+        columns = zip(*parts, strict=True)
+        tokens, logps, entropies = (np.concatenate(x)[: end or None] for x in columns)
         truncated = not end and int(tokens[-1]) not in self.stop_ids
         return Response(tokens, logps, entropies, truncated)
 
@@ -381,9 +382,3 @@ class Engine:
 def _part(row: Row, ended: bool) -> Part:
     chunk, i, n = row.parts[-1]
     return Part(row.index, row.emitted - n, *(x[i, :n].copy() for x in chunk[:3]), ended)
-
-
-def _drawn(row: Row) -> list[np.ndarray]:
-    """The row's tokens so far, their log-probs and entropies."""
-    parts = ([x[i, :n] for x in chunk[:3]] for chunk, i, n in row.parts)
-    return [np.concatenate(column) for column in zip(*parts, strict=True)]
