@@ -154,34 +154,28 @@ def test_one_cpu_makes_no_copy_of_a_large_embedding():
         dict(page_tokens=8, mesh_shape=(2, 2, 2), chunk=5),
         dict(page_tokens=8, cache_fraction=0.4, chunk=3),
         dict(page_tokens=16, slots=64, chunk=64, shape=SHAPE._replace(scan_layers=True)),
+        dict(asked_every=8),
     ],
     ids=str,
 )
-def test_tokens_depend_on_no_batch_chunk_or_mesh(how, params, requests, responses, assert_records):
+def test_tokens_depend_on_no_batch_chunk_or_mesh(
+    how, params, requests, responses, assert_records, monkeypatch
+):
+    """Nor on the order of requests, nor on how often is asked whether all rows have ended."""
+    if asked := how.get("asked_every"):
+        how = {}
+        monkeypatch.setattr(sampler, "asked_every", lambda g, steps: asked)
+        monkeypatch.setattr(sampler, "programs", sampler.programs.__wrapped__)  # not others'
     other = make_engine(**how)
     assert other.mesh.size == np.prod(how.get("mesh_shape", 1))
-    got, _ = other.generate(other.decode_params(params), requests, DRAW)
+    order = np.random.default_rng(1).permutation(len(requests))
+    weights = other.decode_params(params)
+    drawn, stats = other.generate(weights, [requests[i] for i in order], DRAW)
+    got = [drawn[i] for i in np.argsort(order)]
     assert ids(got) == ids(responses)
+    assert stats.tokens == sum(len(r.tokens) for r in responses)
     assert [r.truncated for r in got] == [r.truncated for r in responses]
     assert_records(requests, got)
-
-
-def test_nor_on_how_often_is_asked_whether_all_have_ended(monkeypatch, params, requests, responses):
-    """Rows that have all ended draw nothing more."""
-    monkeypatch.setattr(sampler, "asked_every", lambda g, steps: 8)
-    monkeypatch.setattr(sampler, "programs", sampler.programs.__wrapped__)  # not those of others
-    other = make_engine()
-    got, stats = other.generate(other.decode_params(params), requests, DRAW)
-    assert_same_bits(got, responses)
-    assert stats.tokens == sum(len(r.tokens) for r in responses)
-
-
-def test_tokens_do_not_depend_on_the_order_of_requests(engine, weights, requests, responses):
-    order = np.random.default_rng(1).permutation(len(requests))
-    got, _ = engine.generate(weights, [requests[i] for i in order], DRAW)
-    assert ids(got) == [ids(responses)[i] for i in order]
-    alone, _ = engine.generate(weights, requests[7:8], DRAW)
-    assert ids(alone) == ids(responses)[7:8]
 
 
 def test_samples_streams_and_seeds_differ(engine, weights, requests, responses):

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from test_attention_kernels import SEGMENTS, assert_close, expected, inputs, value_and_grads
+from test_paged import case_of_triton
 
 from dapo_jax import config, parallel, plan
 from dapo_jax.dapo import objective, packing, update
-from dapo_jax.model import attention, attention_kernels, learner, paged, paged_triton, qwen2
+from dapo_jax.model import attention, attention_kernels, learner, paged, qwen2
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request
 
@@ -69,21 +70,8 @@ def test_cudnn_and_its_gradient(d, chunk):
 @pytest.mark.parametrize(("page", "d"), [(128, 64), (128, 128), (64, 64), (16, 16), (32, 128)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 3e-6), ("bfloat16", 2e-2)])
 def test_paged_kernel_against_the_plain_reader(dtype, tolerance, page, d, quantized):
-    """In float32 of the same numbers; idle rows, and pages of others in between."""
-    H, K, S, R, N = 14, 2, 9, 5, 60
-    g = paged.Geometry("pages", page, R, N, 1, 1, 2, K, d, quantized=quantized)
-    rng = np.random.default_rng(0)
-    table = rng.permutation(N)[: S * R].reshape(S, R).astype(np.int32)
-    position = np.array([0, page - 1, page, 3 * page, 5 * page - 1, 7, 2, 1, page + 3], np.int32)
-    rows = paged.CacheRows(*map(jnp.asarray, (table, position, np.arange(S) != 3)))
-    pool = [rng.normal(size=(K, 2 * N, *size)) for size in ((d, page), (page, d))]
-    if quantized:
-        pool = [jnp.asarray(np.rint(40 * x), jnp.int8) for x in pool]
-        pool.append(jnp.asarray(rng.uniform(0.01, 0.03, (K, 2 * N, 2, page)), jnp.float32))
-    else:
-        pool = [jnp.asarray(x, dtype) for x in pool]
-    q = jnp.asarray(rng.normal(size=(S, H, d)), dtype)
-    assert paged_triton.fits(page, d)
+    """In float32 of the same numbers."""
+    g, q, pool, rows = case_of_triton(page, d, quantized, dtype)
     got = jax.jit(functools.partial(paged._read_by_triton, g))(q, pool, 1, rows, [])
     whole = [x if x.dtype == jnp.int8 else x.astype(jnp.float32) for x in pool]
     with jax.default_matmul_precision("highest"):

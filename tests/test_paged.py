@@ -57,35 +57,46 @@ def interpreted(attend, g):
     return jax.jit(one, static_argnums=2, compiler_options=typed.OPTIONS)
 
 
+def case_of_triton(page_tokens, head_dim, quantized, dtype="float32"):
+    """(geometry, q, pages of two layers, rows): an idle row, whole pages and parts of them, pages
+    of others in between."""
+    shape = SHAPE._replace(head_dim=head_dim, scan_layers=True)
+    sizes = dict(slots=9, row_tokens=5 * page_tokens, page_tokens=page_tokens)
+    g = geometry("gpu", shape, **sizes, quantized=quantized)
+    assert g.reader == "triton" and g.transposed and g.layers == 2
+    rng = np.random.default_rng(0)
+    sizes = (head_dim, page_tokens), (page_tokens, head_dim)
+    pages = [rng.normal(size=(K, 2 * g.pages, *size)) for size in sizes]
+    if quantized:
+        scales = rng.uniform(0.01, 0.03, (K, 2 * g.pages, 2, page_tokens))
+        pages = [*(np.rint(40 * x).astype(np.int8) for x in pages), scales.astype(np.float32)]
+    else:
+        pages = [jnp.asarray(x, dtype) for x in pages]
+    table = rng.permutation(g.pages).reshape(9, -1).astype(np.int32)
+    P = page_tokens
+    position = np.array([0, P - 1, P, 3 * P, 5 * P - 1, 7, 2, 1, P + 3], np.int32)
+    rows = paged.CacheRows(*map(jnp.asarray, (table, position, np.arange(9) != 3)))
+    q = jnp.asarray(rng.normal(size=(9, H, head_dim)), dtype)
+    return g, q, [jnp.asarray(x) for x in pages], rows
+
+
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("page_tokens", [16, 32])
 def test_the_gpu_kernel_reads_what_the_xla_reader_does(page_tokens, quantized):
-    """Interpreted; layer 1 of 2, an idle row, whole pages and parts of them."""
-    shape = SHAPE._replace(scan_layers=True)
-    g = geometry("gpu", shape, slots=7, row_tokens=64, page_tokens=page_tokens)
-    assert g.reader == "triton" and g.transposed and g.layers == 2
-    rng = np.random.default_rng(0)
-    size = dict(keys=(D, page_tokens), values=(page_tokens, D))
-    pages = [rng.normal(size=(K, 2 * g.pages, *s)).astype(np.float32) for s in size.values()]
-    if quantized:
-        pages = [np.rint(40 * x).astype(np.int8) for x in pages]
-        scales = rng.uniform(0.01, 0.03, (K, 2 * g.pages, 2, page_tokens))
-        pages.append(scales.astype(np.float32))
-    table = rng.permutation(g.pages).reshape(7, -1).astype(np.int32)
-    lengths = np.array([1, 8, 9, 16, 17, 64, 50])
-    rows = paged.CacheRows(*map(jnp.asarray, (table, lengths - 1, np.arange(7) != 2)))
-    q = jnp.asarray(rng.normal(size=(7, H, D)), "float32")
-    pages, g = [jnp.asarray(x) for x in pages], g._replace(quantized=quantized)
+    """Interpreted; layer 1 of 2."""
+    g, q, pages, rows = case_of_triton(page_tokens, D, quantized)
     got = paged._read_by_triton(g, q, pages, 1, rows, [])
     want = paged._read_pages(g, q, pages, 1, rows, paged._plan(rows, page_tokens))
-    keys, values, *scales = (np.float64(x[:, table + g.pages]) for x in pages)  # [K, S, R, ...]
+    # [K, S, R, ...]
+    keys, values, *scales = (np.float64(x[:, rows.table_SxR + g.pages]) for x in pages)
     keys = keys.swapaxes(-1, -2)
     if quantized:
         keys, values = keys * scales[0][..., 0, :, None], values * scales[0][..., 1, :, None]
-    whole = [x.swapaxes(0, 1).reshape(7, K, -1, D) for x in (keys, values)]
+    whole = [x.swapaxes(0, 1).reshape(9, K, -1, D) for x in (keys, values)]
     for y in (got, want):
+        lengths = rows.position_S + 1
         assert_live_near(y, expected(np.asarray(q), *whole, lengths), rows.active_S)
-    assert not np.any(got[2])
+    assert not np.any(got[3])
 
 
 # Heads of 32B, 7B, 1.5B and 0.5B by device, and an odd one: (query, key/value, width)

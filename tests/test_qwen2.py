@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from rounding import EPS, assert_near, reference
+from tables import cases
 
 from dapo_jax import build, config, parallel, plan
 from dapo_jax.model import qwen2
@@ -248,30 +249,15 @@ def test_the_heads_gradient_multiplies_in_the_compute_dtype_on_a_gpu(monkeypatch
     assert {v.aval.dtype for eqn in products for v in eqn.invars} == {jnp.dtype("bfloat16")}
 
 
-PUBLISHED = {
-    "Qwen/Qwen2.5-": {
-        "0.5B-Instruct": 494_032_768, "3B": 3_085_938_688, "7B": 7_615_616_512,
-        "14B": 14_770_033_664, "32B": 32_763_876_352, "72B": 72_706_203_648,
-    },
-    "Qwen/Qwen2.5-Math-": {"1.5B": 1_543_714_304, "7B-Instruct": 7_615_616_512},
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-": {
-        "1.5B": 1_777_088_000, "7B": 7_615_616_512, "14B": 14_770_033_664, "32B": 32_763_876_352,
-    },
-    "Qwen/Qwen3-": {
-        "0.6B": 596_049_920, "1.7B-Base": 1_720_574_976, "4B": 4_022_468_096,
-        "8B-Base": 8_190_735_360, "14B": 14_768_307_200, "32B": 32_762_123_264,
-    },
-}  # fmt: skip
+@pytest.mark.parametrize("case", cases("published_models"), ids=lambda case: case["model"])
+def test_published_models(case):
+    shape = plan.published(case["model"])
+    assert qwen2.param_count(shape) == case["parameters"]
+    assert shape.qk_norm == case["qk_norm"] != shape.qkv_bias
+    assert shape.rope_theta == case["rope_theta"]
 
 
-@pytest.mark.parametrize("family", PUBLISHED)
-def test_published_models_have_the_published_parameter_counts(family):
-    for size, count in PUBLISHED[family].items():
-        shape = plan.published(name := family + size)
-        assert qwen2.param_count(shape) == count, name
-        assert shape.qk_norm == ("Qwen3" in name) != shape.qkv_bias
-        small = "Math" in name or ("Distill" in name and name.endswith(("-1.5B", "-7B")))
-        assert shape.rope_theta == (1e4 if small else 1e6), name
+def test_other_models_are_not_taken_for_a_published_one():
     others = "Qwen3-4B-Instruct-2507", "Qwen3-30B-A3B", "Qwen2.5-Coder-7B"
     assert not any(map(plan.published, ("7B", *(f"Qwen/{name}" for name in others))))
 

@@ -370,14 +370,9 @@ def _file_headers(file: Path) -> dict[str, Header]:
 
 def _check_tied(path: Path, head: Header, embedding: Header) -> None:
     """A tied checkpoint may store its output head as well, but then it is the embedding."""
-    same = head[1:] == embedding[1:]
     with open_file(head.file) as f, open_file(embedding.file) as g:
-        a, b = f.get_slice("lm_head.weight"), g.get_slice("model.embed_tokens.weight")
-        # Neither is ever whole in memory.
-        starts, rows = range(0, head.shape[0] if same else 0, 4096), head.shape[0]
-        parts = (slice(i, min(i + 4096, rows)) for i in starts)
-        same = same and all(np.array_equal(a[part], b[part]) for part in parts)
-    if not same:
+        tensors = f.get_tensor("lm_head.weight"), g.get_tensor("model.embed_tokens.weight")
+    if not np.array_equal(*tensors):
         other = "tie_word_embeddings is true, but lm_head.weight is not the embedding"
         raise ValueError(f"{path}: {other}: correct config.json, or remove the tensor")
 

@@ -6,7 +6,6 @@ out, its youngest rows are evicted and made again later, to the same tokens. The
 prompt share its full pages, and get a copy of the last, partly filled one.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -114,12 +113,10 @@ class Engine:
         slots, batch = self.slots, self.prefill_rows * self.shards
         rows = self.geometry.row_pages
         number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)
-        lay = functools.partial(jax.tree.map, lambda x, s: x.update(sharding=s))
-
         weights = jax.eval_shape(self.programs.weights.to_decode_layout, params)
-        weights = lay(weights, self.programs.weights.layout)
+        weights = parallel.sharded(weights, self.programs.weights.layout)
         pool = jax.eval_shape(lambda: paged.new_pool(self.geometry, self.dtype))
-        pool = lay(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
+        pool = parallel.sharded(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
 
         def per_slot(size):
             numbers = dict.fromkeys(sampler.Slots._fields, number(size))
@@ -195,9 +192,8 @@ class Engine:
             the call: a response that has not ended is None.
         """
         g, limit = self.geometry, draw.max_tokens or self.response_tokens
-        sizes = dict(slots=self.slots, shards=self.shards, chunk=self.chunk, limit=limit)
         pages = dict(pages=g.pages, page_tokens=g.page_tokens, fixed=g.reader == "rows")
-        schedule = Schedule((), **sizes, **pages)
+        schedule = Schedule((), self.slots, self.shards, self.chunk, limit, **pages)
         table_SxR = np.zeros((self.slots, g.row_pages), np.int32)
         asked: list[Request] = []
         responses: list[Response | None] = []  # to each of `asked`
