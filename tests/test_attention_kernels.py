@@ -147,22 +147,18 @@ def test_cudnn_lowers_for_cuda(monkeypatch, chunk, mask):
     assert set(re.findall(r"mask_type\\22: \\22([A-Z_]+)", text)) == {mask}
 
 
-@pytest.mark.parametrize(
-    ("platform", "dtype", "head_dim", "want"),
-    [
-        ("tpu", jnp.bfloat16, 128, "splash"),
-        ("tpu", jnp.float32, 64, "splash"),
-        ("tpu", jnp.bfloat16, 16, "chunked"),
-        ("gpu", jnp.bfloat16, 64, "cudnn"),
-        ("gpu", jnp.float32, 64, "chunked"),
-        ("cpu", jnp.bfloat16, 64, "chunked"),
-    ],
-)
-def test_auto_goes_by_platform(platform, dtype, head_dim, want):
-    with parallel.mesh_scope(described(platform), RULES):
-        assert splash.choose("auto", dtype, head_dim) == want
-        assert splash.choose("chunked", dtype, head_dim) == "chunked"
-    assert splash.choose("auto", jnp.float32, head_dim) == "chunked"  # of the CPU or GPU in use
+def test_auto_goes_by_platform():
+    low, full = jnp.bfloat16, jnp.float32
+    for platform, of_kind in (
+        ("tpu", {(low, 128): "splash", (full, 64): "splash", (low, 16): "chunked"}),
+        ("gpu", {(low, 64): "cudnn", (full, 64): "chunked"}),
+        ("cpu", {(low, 64): "chunked"}),
+    ):
+        with parallel.mesh_scope(described(platform), RULES):
+            got = {kind: splash.choose("auto", *kind) for kind in of_kind}
+            assert got == of_kind, platform
+            assert splash.choose("chunked", low, 64) == "chunked"
+    assert splash.choose("auto", full, 64) == "chunked"  # of the CPU or GPU in use
 
 
 def test_kernels_by_name():

@@ -222,16 +222,16 @@ def test_resolve(tmp_path, monkeypatch):
 
 def test_resolve_hub_name(monkeypatch, tmp_path):
     """Only the files needed are asked for: never a pickle."""
-    asked = {}
+    asked = []
 
     def download(name, allow_patterns):
-        asked[name] = allow_patterns
+        asked.append((name, allow_patterns))
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert hf.resolve("Qwen/Qwen2.5-0.5B") == tmp_path
-    wanted = lambda f: any(fnmatch(f, p) for p in asked["Qwen/Qwen2.5-0.5B"])
-    needed = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"]
-    needed += ["merges.txt", "vocab.json", "tokenizer.json", "tokenizer.model", "x.jinja"]
-    assert all(map(wanted, needed))
-    assert not any(map(wanted, ["pytorch_model.bin", "model.pt", "x.pth", "a.pkl", "model.gguf"]))
+    ((name, patterns),) = asked
+    wanted = lambda *files: [any(fnmatch(f, p) for p in patterns) for f in files]
+    assert name == "Qwen/Qwen2.5-0.5B"
+    assert all(wanted("model-00001-of-00002.safetensors", "config.json", "merges.txt", "x.jinja"))
+    assert not any(wanted("pytorch_model.bin", "model.pt", "x.pth", "a.pkl", "model.gguf"))

@@ -26,13 +26,6 @@ def test_bundles_of_loops_and_their_parts():
         kernels.parts(kernels.loops(DUMP))
 
 
-def test_report():
-    head, *rows = kernels.report(slices.parse("v5p-256"), kernels.Parts(445, 343, 471, 26), 524288)
-    assert "(2 cores read at most 5,350 GB/s of keys, 193% of the chip's HBM)" in head
-    last = [" ".join(row.split()[-3:]) for row in rows]
-    assert last == ["343 0.196 us", "245 0.140 us", "445 0.254 us"]
-
-
 def test_a_process_that_fails_is_told_by_its_last_lines():
     with pytest.raises(ValueError, match="no such chip"):
         kernels.dumped([sys.executable, "-c", "raise SystemExit('no such chip')"])

@@ -243,15 +243,6 @@ def test_every_reader_gets_merged_weights(whole_run, tmp_path):
     jax.tree.map(near, base, want)
 
 
-@compiled_soon()
-def test_another_rank_is_another_run(whole_run, capsys):
-    with pytest.raises(schema.ConfigError, match=r"config.model.lora.rank: 4 -> 2"):
-        run(adapted(4, loss__kl_coef=0.1, model__lora__rank=2), whole_run)
-    with pytest.raises(ValueError, match=r"blocks\.lora\.\w+"):
-        c = adapted(4, loss__kl_coef=0.1, model__lora__rank=2)
-        run(c, whole_run, allow_config_change=True)
-
-
 # --- the page -------------------------------------------------------------------------------------
 
 

@@ -31,22 +31,18 @@ def assert_live_near(got, want, live):
     assert_near(np.asarray(got)[live], (want[0][live], want[1]))
 
 
-def filled(g, lengths, heads, seed=0):
-    """A pool of junk in which each row's tokens lie in random pages. Returns (pool pair, table,
-    keys, values) with keys and values [S, K, T, d] in order."""
-    rng = np.random.default_rng(seed)
+def filled(g, lengths, heads):
+    """A kernel's pool of junk in which each row's tokens lie in random pages. Returns (pool pair,
+    table, keys, values) with keys and values [S, K, T, d] in order."""
+    rng = np.random.default_rng(0)
     S, T, d = len(lengths), g.row_pages * g.page_tokens, heads.head_dim
     keys, values = rng.normal(size=(2, S, heads.num_kv_heads, T, d)).astype(np.float32)
     table = rng.permutation(g.pages)[: S * g.row_pages].reshape(S, g.row_pages).astype(np.int32)
     pool = [np.full(x.shape, 50.0, np.float32) for x in paged.new_pool(g, "float32")[0]]
-    for s, j in np.ndindex(table.shape):
-        part = slice(j * g.page_tokens, (j + 1) * g.page_tokens)
-        page_keys = keys[s, :, part].swapaxes(-1, -2) if g.transposed else keys[s, :, part]
-        pool[0][:, table[s, j], : page_keys.shape[-2], : page_keys.shape[-1]] = page_keys
-        pool[1][:, table[s, j], :, :d] = values[s, :, part]
-    if not g.transposed and g.head_dim > d:  # padding is zero, as the writer leaves it
-        for x in pool:
-            x[..., d:] = 0
+    for x, tokens in zip(pool, (keys, values), strict=True):
+        for s, j in np.ndindex(table.shape):
+            x[:, table[s, j], :, :d] = tokens[s, :, j * g.page_tokens : (j + 1) * g.page_tokens]
+        x[..., d:] = 0  # padding, as the writer leaves it
     return pool, table, keys, values
 
 

@@ -37,9 +37,7 @@ def test_constrain_pins_the_layout_inside_use_only(mesh):
             return parallel.constrain(x * 2, "batch", "heads")
 
     out = jax.jit(f, in_shardings=parallel.replicated(mesh))(x)
-    want = NamedSharding(mesh, P(("data", "fsdp"), "tensor"))
-    assert out.sharding.is_equivalent_to(want, 2)
-    np.testing.assert_array_equal(out, x * 2)
+    assert out.sharding == NamedSharding(mesh, P(("data", "fsdp"), "tensor"))
     with pytest.raises(RuntimeError), parallel.mesh_scope(mesh, RULES):
         raise RuntimeError  # the scope ends with it
     assert parallel.constrain(x, "batch", "heads") is x

@@ -107,12 +107,8 @@ def load_params(
     ValueError: see `hf_format.read_headers`, before a weight is read; a weight is not finite.
     """
     path, dtype = Path(path), jnp.dtype(dtype)
-    tell = lambda: {n: [str(h[0]), *h[1:]] for n, h in hf_format.read_headers(path, shape).items()}
-    headers = {
-        name: Header(Path(file), stored, tuple(size))
-        for name, (file, stored, size) in parallel.of_main_process(tell).items()
-    }
-    params = {}
+    headers = parallel.of_main_process(lambda: hf_format.read_headers(path, shape))
+    headers, params = {name: Header(*header) for name, header in headers.items()}, {}
     total, show = sum(h.nbytes for h in headers.values()), parallel.is_main_process()
     how = dict(desc=f"loading {path.name}", unit="B", unit_scale=True)
     with bars.bar(total=total, **how, show=show) as bar:

@@ -4,6 +4,7 @@ names and layouts of the tensors, and the checked headers of the safetensors fil
 import contextlib
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -271,9 +272,9 @@ def weights(c: Shape) -> list[Weight]:
 
 
 class Header(NamedTuple):
-    """What a safetensors file says of one tensor."""
+    """What a safetensors file says of one tensor; as JSON, a list of its fields."""
 
-    file: Path
+    file: str
     dtype: str  # safetensors name
     shape: tuple[int, ...]
 
@@ -283,13 +284,13 @@ class Header(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_file(file: Path):
+def open_file(file: str):
     """safetensors.safe_open, for NumPy, with one-line errors."""
     try:
         with safe_open(file, framework="np") as f:
             yield f
     except (SafetensorError, OSError) as e:
-        size = f"{file.stat().st_size} bytes" if file.exists() else "no such file"
+        size = f"{os.path.getsize(file)} bytes" if os.path.exists(file) else "no such file"
         wrong = f"{file} ({size}): truncated, or not safetensors ({e}); fetch it again"
         raise ValueError(wrong) from e
 
@@ -333,7 +334,7 @@ def has_value_head(path: Path) -> bool:
 def _headers(path: Path) -> dict[str, Header]:
     """Headers of the one file, or of all that the index lists."""
     if (path / SINGLE).is_file():
-        return _file_headers(path / SINGLE)
+        return _file_headers(str(path / SINGLE))
     index = path / INDEX
     if not index.is_file():
         pickles = sorted(f.name for f in path.glob("*.bin"))
@@ -352,7 +353,7 @@ def _headers(path: Path) -> dict[str, Header]:
         raise ValueError(f"{path}: {many} ({_some(missing)}); fetch them")
     headers: dict[str, Header] = {}
     for file in files:
-        for name, header in _file_headers(path / file).items():
+        for name, header in _file_headers(str(path / file)).items():
             if listed.get(name, file) == file:  # of copies, the one that the index means
                 headers[name] = header
     if lost := sorted(set(listed) - set(headers)):
@@ -362,7 +363,7 @@ def _headers(path: Path) -> dict[str, Header]:
     return headers
 
 
-def _file_headers(file: Path) -> dict[str, Header]:
+def _file_headers(file: str) -> dict[str, Header]:
     with open_file(file) as f:
         slices = {name: f.get_slice(name) for name in f.keys()}  # noqa: SIM118
         return {n: Header(file, s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
