@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from test_attention_kernels import SEGMENTS, assert_close, expected, inputs, value_and_grads
+from test_engine import make_engine
 from test_paged import case_of_triton
 
 from dapo_jax import config, parallel, plan
@@ -99,9 +100,7 @@ def test_float32_logits_are_the_cpus():
 def engine(dtype="float32", **how) -> Engine:
     sizes = dict(slots=16, chunk=32, prompt_tokens=64, response_tokens=ROW - 64) | how
     stops = range(0, SHAPE.vocab_size, 150)  # a response has 150 tokens, more or less
-    return Engine(
-        SHAPE, mesh(), RULES.decode, prefill_prompts=4, stop_ids=list(stops), dtype=dtype, **sizes
-    )
+    return make_engine(shape=SHAPE, stop_ids=stops, dtype=dtype, **sizes)
 
 
 def requests():

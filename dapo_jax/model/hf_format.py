@@ -39,6 +39,7 @@ _COMPUTED = {
     "use_mrope": False,
     "attention_out_bias": False,
     "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
 }
 
 
@@ -112,9 +113,6 @@ _YARN = {"factor", "original_max_position_embeddings", "attention_factor", "beta
 def _rope(file: Path, config: dict) -> tuple[float, Yarn | None]:
     """From `rope_theta` and `rope_scaling`, or from newer files' `rope_parameters`: both in one."""
     yarn = None
-    if config.get("partial_rotary_factor", 1.0) != 1.0:
-        said = json.dumps(config["partial_rotary_factor"])
-        raise ValueError(f"{file}: partial_rotary_factor={said} is not supported, only 1.0")
     for field in ("rope_scaling", "rope_parameters"):
         rope = config.get(field, {})
         if not isinstance(rope, dict):
