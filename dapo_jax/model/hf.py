@@ -121,7 +121,12 @@ def load_params(
 def _load_weight(w: Weight, headers, mesh, rules, dtype, bar: tqdm) -> jax.Array:
     layer_sharding = _sharding(w.axes, mesh, rules)
     if jax.process_count() == 1 and len(w.names) * w.size <= _SMALL:
-        layers = [_read_small(headers[name], name, w, dtype, bar) for name in w.names]
+        layers = []  # in our layout and of `dtype`, as the programs below would make them
+        for name in w.names:
+            x = _read_whole(headers[name], name, w)
+            _require_finite(np.isfinite(x).all(), headers[name], name)
+            bar.update(headers[name].nbytes)
+            layers.append(x.astype(dtype))
         if not w.stacked:
             return jax.device_put(layers[0], layer_sharding)
         return jax.device_put(np.stack(layers), _sharding(("layers", *w.axes), mesh, rules))
@@ -144,17 +149,9 @@ def _load_weight(w: Weight, headers, mesh, rules, dtype, bar: tqdm) -> jax.Array
     return stack
 
 
-def _read_small(header: Header, name: str, w: Weight, dtype, bar: tqdm) -> np.ndarray:
-    """One tensor in our layout and of `dtype`, as the programs of `_load_weight` would make it."""
-    x = _read_whole(header, name, w)
-    if not np.isfinite(x).all():
-        raise _not_finite(header, name)
-    bar.update(header.nbytes)
-    return x.astype(dtype)
-
-
-def _not_finite(header: Header, name: str) -> ValueError:
-    return ValueError(f"{header.file}: {name} holds NaN or infinity; fetch it again")
+def _require_finite(finite, header: Header, name: str) -> None:
+    if not finite:
+        raise ValueError(f"{header.file}: {name} holds NaN or infinity; fetch it again")
 
 
 def _set_layer(stack, layer, i, as_bits: bool):
@@ -190,8 +187,7 @@ def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: 
             whole[...] = _read_whole(header, name, w)
         parallel.broadcast(whole)
         x = make(_for_xla(whole).__getitem__)
-    if not _all_finite(x):
-        raise _not_finite(header, name)
+    _require_finite(_all_finite(x), header, name)
     bar.update(header.nbytes)
     return x
 
