@@ -32,7 +32,6 @@ from dapo_jax.log import metrics
 from dapo_jax.model import hf, learner, qwen2
 from dapo_jax.run import policy
 
-PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "lora.md").read_text()
 LORA = qwen2.Lora(4, 10.0, qwen2.LINEAR, "float32")
 
 
@@ -247,7 +246,8 @@ def test_every_reader_gets_merged_weights(whole_run, tmp_path):
 
 
 def test_the_page_is_a_run_and_tells_the_fields(tmp_path):
-    (text,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    page = (pathlib.Path(__file__).parent.parent / "docs" / "lora.md").read_text()
+    (text,) = re.findall(r"```python\n(.*?)```", page, re.S)
     made = {}
     exec(text, made)
     c = made["get_config"]()
@@ -255,6 +255,6 @@ def test_the_page_is_a_run_and_tells_the_fields(tmp_path):
     validation.validate(c, 8)
     shape = plan.network(c)
     assert shape.lora == qwen2.Lora(32, 32.0, qwen2.LINEAR, "bfloat16")
-    table = re.findall(r"^\| `(model\.lora\.\w+)` \| (\S+) \|", PAGE, re.M)
+    table = re.findall(r"^\| `(model\.lora\.\w+)` \| (\S+) \|", page, re.M)
     fields = {k: str(f.default) for k, f in schema.SCHEMA.items() if k.startswith("model.lora.")}
     assert dict(table) == fields
