@@ -143,7 +143,10 @@ def test_save_is_the_inverse(tmp_path, case, dtype):
     directory = golden.write(tmp_path / "a", case, state=tensors)
     wanted = "float32" if dtype == "float16" else dtype
     shape, params = hf.read_shape(directory), load_params(directory, dtype=wanted)
+    (tmp_path / "b.partial" / "left by an interrupted attempt").mkdir(parents=True)
     hf.save(tmp_path / "b", shape, params, dtype)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["a", "b"]
+    assert not any(f.is_dir() for f in (tmp_path / "b").iterdir())
     saved = load_file(tmp_path / "b" / "model.safetensors")
     assert saved.keys() == tensors.keys()
     for name, x in tensors.items():
