@@ -30,14 +30,11 @@ _scope: contextvars.ContextVar = contextvars.ContextVar("mesh_and_rules", defaul
 
 def make_mesh(sizes: Mapping[str, int]) -> Mesh:
     """Mesh over all devices."""
-    shape = tuple(sizes[a] for a in AXES)
-    if jax.devices()[0].platform == "cpu":
-        return Mesh(np.asarray(jax.devices()).reshape(shape), AXES)
-    return Mesh(arrange(shape, jax.devices()), AXES)
+    return Mesh(arrange(tuple(sizes[a] for a in AXES), jax.devices()), AXES)
 
 
 def arrange(shape: tuple[int, int, int], devices: list) -> np.ndarray:
-    """Accelerators as an array of (data, fsdp, tensor). Split physical axes let a torus take shapes
+    """Devices as an array of (data, fsdp, tensor). Split physical axes let a torus take shapes
     it would refuse. TPU slices are joined along `data` alone: the network between them is slow.
     Raises ValueError where `data` is no multiple of their number."""
     tpu, split = devices[0].platform == "tpu", dict(allow_split_physical_axes=True)
@@ -80,17 +77,11 @@ def shardings(axes_tree, mesh: Mesh, rules: Rules):
     return jax.tree.map(lambda s: NamedSharding(mesh, s), _specs(axes_tree, rules))
 
 
-def _of_leaves(sharding, tree):
-    """One sharding for all leaves of a tree, or a tree of them -> a tree of them."""
-    one = isinstance(sharding, jax.sharding.Sharding)
-    return jax.tree.map(lambda _: sharding, tree) if one else sharding
-
-
 def sharded(tree, sharding):
     """Anything with shapes and dtypes -> jax.ShapeDtypeStructs that lie as `sharding` says (one
     for all leaves, or a tree of them): arguments for `trace` and `lower`."""
     lay = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
-    return jax.tree.map(lay, tree, _of_leaves(sharding, tree))
+    return jax.tree.map(lay, tree, jax.tree.broadcast(sharding, tree))
 
 
 class Call(NamedTuple):
@@ -197,7 +188,7 @@ def to_device(tree, sharding):
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
     put = lambda x, s: jax.make_array_from_callback(np.shape(x), s, np.asarray(x).__getitem__)
-    return jax.tree.map(put, tree, _of_leaves(sharding, tree))
+    return jax.tree.map(put, tree, jax.tree.broadcast(sharding, tree))
 
 
 def to_program(tree, sharding):

@@ -120,10 +120,7 @@ def test_command_line(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert "FITS, by the compiler" in done.stdout and "[7/7] update: " in done.stderr
-    saved = json.loads(out.read_text())
-    got = saved["compiled"]
-    for phase, name in {"sampling": "decode_full", "updating": "update"}.items():
-        assert saved["peaks"][phase] == pytest.approx(got["programs"][name]["total"], rel=0.15)
+    got = json.loads(out.read_text())["compiled"]
     assert got["fits"] and got["level"] == "O0" and not got["not_compiled"]
     for x in got["programs"].values():
         assert x["total"] == x["peak"] + sum(x["kept_beside"].values()) <= x["limit"]

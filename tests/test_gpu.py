@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from test_attention_kernels import SEGMENTS, assert_close, expected, inputs, value_and_grads
+from test_engine import make_engine
+from test_paged import case_of_triton
 
 from dapo_jax import config, parallel, plan
 from dapo_jax.dapo import objective, packing, update
-from dapo_jax.model import attention, attention_kernels, learner, paged, paged_triton, qwen2
+from dapo_jax.model import attention, attention_kernels, learner, paged, qwen2
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request
 
@@ -69,21 +71,8 @@ def test_cudnn_and_its_gradient(d, chunk):
 @pytest.mark.parametrize(("page", "d"), [(128, 64), (128, 128), (64, 64), (16, 16), (32, 128)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 3e-6), ("bfloat16", 2e-2)])
 def test_paged_kernel_against_the_plain_reader(dtype, tolerance, page, d, quantized):
-    """In float32 of the same numbers; idle rows, and pages of others in between."""
-    H, K, S, R, N = 14, 2, 9, 5, 60
-    g = paged.Geometry("pages", page, R, N, 1, 1, 2, K, d, quantized=quantized)
-    rng = np.random.default_rng(0)
-    table = rng.permutation(N)[: S * R].reshape(S, R).astype(np.int32)
-    position = np.array([0, page - 1, page, 3 * page, 5 * page - 1, 7, 2, 1, page + 3], np.int32)
-    rows = paged.CacheRows(*map(jnp.asarray, (table, position, np.arange(S) != 3)))
-    pool = [rng.normal(size=(K, 2 * N, *size)) for size in ((d, page), (page, d))]
-    if quantized:
-        pool = [jnp.asarray(np.rint(40 * x), jnp.int8) for x in pool]
-        pool.append(jnp.asarray(rng.uniform(0.01, 0.03, (K, 2 * N, 2, page)), jnp.float32))
-    else:
-        pool = [jnp.asarray(x, dtype) for x in pool]
-    q = jnp.asarray(rng.normal(size=(S, H, d)), dtype)
-    assert paged_triton.fits(page, d)
+    """In float32 of the same numbers."""
+    g, q, pool, rows = case_of_triton(page, d, quantized, dtype)
     got = jax.jit(functools.partial(paged._read_by_triton, g))(q, pool, 1, rows, [])
     whole = [x if x.dtype == jnp.int8 else x.astype(jnp.float32) for x in pool]
     with jax.default_matmul_precision("highest"):
@@ -111,9 +100,7 @@ def test_float32_logits_are_the_cpus():
 def engine(dtype="float32", **how) -> Engine:
     sizes = dict(slots=16, chunk=32, prompt_tokens=64, response_tokens=ROW - 64) | how
     stops = range(0, SHAPE.vocab_size, 150)  # a response has 150 tokens, more or less
-    return Engine(
-        SHAPE, mesh(), RULES.decode, prefill_prompts=4, stop_ids=list(stops), dtype=dtype, **sizes
-    )
+    return make_engine(shape=SHAPE, stop_ids=stops, dtype=dtype, **sizes)
 
 
 def requests():
@@ -128,10 +115,14 @@ def sample(**how):
     return made.generate(made.decode_params(params()), requests(), Draw(seed=5, temperature=0.9))[0]
 
 
-def test_what_the_cache_gives_is_the_whole_forward_pass():
-    """Log-probs and entropies of float32, read from pages and from whole rows."""
-    for how in ({}, {"page_tokens": ROW}, {"page_tokens": 64}):
+def test_samples_are_of_the_whole_forward_pass_for_any_slots_chunk_and_pages():
+    """Log-probs and entropies of float32, read from pages and from whole rows; the same tokens."""
+    want = sample()
+    assert {r.truncated for r in want} == {True, False}
+    small = dict(page_tokens=64, cache_fraction=0.4)
+    for how in ({}, dict(page_tokens=ROW), small, dict(slots=3), dict(slots=32, chunk=7)):
         got = sample(**how)
+        assert [r.tokens.tolist() for r in got] == [r.tokens.tolist() for r in want], how
         rows = np.zeros((len(got), ROW), np.int32)
         for row, q, r in zip(rows, requests(), got, strict=True):
             row[: len(q.prompt) + len(r.tokens)] = [*q.prompt, *r.tokens]
@@ -142,16 +133,6 @@ def test_what_the_cache_gives_is_the_whole_forward_pass():
             at -= np.log(np.exp(at).sum(-1, keepdims=True))
             np.testing.assert_allclose(r.logps, at[np.arange(n), r.tokens], atol=1e-4)
             np.testing.assert_allclose(r.entropies, -(np.exp(at) * at).sum(-1), atol=2e-4)
-
-
-def test_tokens_depend_on_no_slot_chunk_or_page():
-    want = sample()
-    assert {r.truncated for r in want} == {True, False}
-    for how in (dict(slots=3), dict(slots=32, chunk=7), dict(page_tokens=64, cache_fraction=0.4)):
-        got = sample(**how)
-        assert [r.tokens.tolist() for r in got] == [r.tokens.tolist() for r in want], how
-        for a, b in zip(got, want, strict=True):
-            np.testing.assert_allclose(a.logps, b.logps, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

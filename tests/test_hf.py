@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import shutil
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
-from rounding import assert_as_near, reference
+from rounding import assert_as_near
 from safetensors.numpy import load_file
 from test_qwen2 import oracle_logits
 
@@ -58,66 +57,16 @@ def test_golden_logits(tmp_path, case):
     assert_as_near(logits, theirs, oracle_logits(model.shape, model.params, tokens))
 
 
-def test_golden_would_notice(tmp_path):
-    """Biases, norms and the base of the rotation matter in the golden case."""
-    tensors = golden.tensors(CASE)
-    stored = np.load(golden.GOLDEN)
-    tokens, logits = stored[f"{CASE}/tokens"], stored[f"{CASE}/logits"]
-    some = ("layers.1.self_attn.k_proj.bias", "layers.0.input_layernorm.weight", "norm.weight")
-    for name in (f"model.{name}" for name in some):
-        changed = tensors | {name: tensors[name] * np.float32(0.9)}
-        model = hf.load(golden.write(tmp_path / name, CASE, state=changed))
-        assert agreement(model(tokens), logits).max_diff > 1e-3, name
-    other_theta = golden.CASES[CASE] | {"rope_theta": 1e4}
-    other = hf.load(golden.write(tmp_path / "theta", CASE, config=other_theta))
-    assert agreement(other(tokens), logits).max_diff > 1e-3
-
-
 @live
 @pytest.mark.parametrize("case", golden.CASES)
 def test_live_transformers(tmp_path, case):
-    directory = golden.write(tmp_path, case)
+    """What we export is to it the very model that we loaded."""
+    directory = golden.write(tmp_path / "a", case)
     tokens = np.random.RandomState(1).randint(0, golden.VOCAB, (3, 40))
-    ours, theirs = hf.load(directory)(tokens), transformers_logits(directory, tokens)
-    assert_as_near(ours, theirs, transformers_logits(directory, tokens, "float64"))
-
-
-@live
-@pytest.mark.parametrize(
-    "case, dtype", [("0.5B", "bfloat16"), *((case, "float32") for case in golden.CASES)]
-)
-def test_live_export_is_bit_identical(tmp_path, case, dtype):
-    """What we export is to transformers the very model that we loaded."""
-    tensors = {k: v.astype(dtype) for k, v in golden.tensors(case).items()}
-    original = golden.write(tmp_path / "a", case, state=tensors)
-    hf.save(tmp_path / "b", hf.read_shape(original), load_params(original, dtype=dtype), dtype)
-    tokens = golden.tokens(case)
-    ours, theirs = (transformers_logits(tmp_path / d, tokens) for d in "ba")
-    assert ours.tobytes() == theirs.tobytes()
-
-
-def test_trained_model(tmp_path, assets):
-    """A real trained model: log-probs and entropies of its text, made by a float64 forward pass.
-    An entropy errs by the log-probs' error and, as the sum of their products, by no more again."""
-    weights = assets / "weights"
-    shutil.copy(weights / "aidreams260K_config.json", tmp_path / "config.json")
-    shutil.copy(weights / "aidreams260K_qwen2_layout.safetensors", tmp_path / "model.safetensors")
-    model = hf.load(tmp_path)
-    lines = [json.loads(x) for x in (weights / "aidreams260K_golden.jsonl").open()]
-    longest = max(len(x["ids"]) for x in lines)
-    # Causal: what follows the end of a row changes nothing before it.
-    ids = np.array([x["ids"] + [0] * (longest - len(x["ids"])) for x in lines])
-    logp_BxTxV = np.asarray(jax.nn.log_softmax(model(ids)), np.float64)
-    oracle = lambda p: jax.nn.log_softmax(oracle_logits(model.shape, p, ids, jnp))
-    _, far = reference(oracle, model.params)
-    assert far < 1e-3
-    for row, logp_TxV in zip(lines, logp_BxTxV, strict=True):
-        n = len(row["ids"])
-        logp = logp_TxV[np.arange(n - 1), row["ids"][1:]]
-        entropy = -(np.exp(logp_TxV) * logp_TxV).sum(-1)[:n]
-        np.testing.assert_allclose(logp, row["token_logprob"], rtol=0, atol=far)
-        np.testing.assert_allclose(entropy, row["entropy"], rtol=0, atol=2 * far)
-        np.testing.assert_array_equal(logp_TxV.argmax(-1)[:n], row["argmax"])
+    ours, theirs = hf.load(directory), transformers_logits(directory, tokens)
+    assert_as_near(ours(tokens), theirs, transformers_logits(directory, tokens, "float64"))
+    hf.save(tmp_path / "b", ours.shape, ours.params, "float32")
+    assert transformers_logits(tmp_path / "b", tokens).tobytes() == theirs.tobytes()
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -194,7 +143,10 @@ def test_save_is_the_inverse(tmp_path, case, dtype):
     directory = golden.write(tmp_path / "a", case, state=tensors)
     wanted = "float32" if dtype == "float16" else dtype
     shape, params = hf.read_shape(directory), load_params(directory, dtype=wanted)
+    (tmp_path / "b.partial" / "left by an interrupted attempt").mkdir(parents=True)
     hf.save(tmp_path / "b", shape, params, dtype)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["a", "b"]
+    assert not any(f.is_dir() for f in (tmp_path / "b").iterdir())
     saved = load_file(tmp_path / "b" / "model.safetensors")
     assert saved.keys() == tensors.keys()
     for name, x in tensors.items():
@@ -254,26 +206,6 @@ def test_save_refuses(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def test_interrupted_save_leaves_nothing(tmp_path, monkeypatch):
-    source = golden.write(tmp_path / "a", CASE)
-    shape, params = hf.read_shape(source), load_params(source)
-    fetch, left = hf._fetch, iter(range(4))
-
-    def interrupted(*args):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return fetch(*args)
-
-    monkeypatch.setattr(hf, "_fetch", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        hf.save(tmp_path / "b", shape, params)
-    assert not (tmp_path / "b").exists()
-    monkeypatch.undo()
-    hf.save(tmp_path / "b", shape, params)  # over what the first attempt left
-    assert_same(load_params(tmp_path / "b", dtype="bfloat16"), qwen2.cast(params, "bfloat16"))
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["a", "b"]
-
-
 # --- finding --------------------------------------------------------------------------------------
 
 
@@ -293,17 +225,16 @@ def test_resolve(tmp_path, monkeypatch):
 
 def test_resolve_hub_name(monkeypatch, tmp_path):
     """Only the files needed are asked for: never a pickle."""
-    asked = {}
+    asked = []
 
     def download(name, allow_patterns):
-        asked[name] = allow_patterns
+        asked.append((name, allow_patterns))
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert hf.resolve("Qwen/Qwen2.5-0.5B") == tmp_path
-    (patterns,) = asked.values()
-    wanted = lambda f: any(fnmatch(f, p) for p in patterns)
-    needed = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"]
-    needed += ["merges.txt", "vocab.json", "tokenizer.json", "tokenizer.model", "x.jinja"]
-    assert all(map(wanted, needed))
-    assert not any(map(wanted, ["pytorch_model.bin", "model.pt", "x.pth", "a.pkl", "model.gguf"]))
+    ((name, patterns),) = asked
+    wanted = lambda *files: [any(fnmatch(f, p) for p in patterns) for f in files]
+    assert name == "Qwen/Qwen2.5-0.5B"
+    assert all(wanted("model-00001-of-00002.safetensors", "config.json", "merges.txt", "x.jinja"))
+    assert not any(wanted("pytorch_model.bin", "model.pt", "x.pth", "a.pkl", "model.gguf"))

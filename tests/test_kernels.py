@@ -1,5 +1,6 @@
 """Counting the bundles of the decode kernel in what libtpu writes down of it."""
 
+import pathlib
 import sys
 
 import pytest
@@ -12,20 +13,7 @@ from dapo_jax.plan.kernels import Loop
 from dapo_jax.pods import slices
 
 # As libtpu prints: a bundle a line, the depth of loops as >, waits for branches without one.
-DUMP = """\
-LB: loop body
-   0x0   :  { %s1 = smov 0 }
-   0x1 LB: > { %s2 = sld [smem:[#a]] }
-   0x2   : > { %3 = sbr.rel target = $region9 }
-   0x3   :  {}
-   0x4 LB: >> { %s4 = smov 0 }
-   0x5   :  {}
-   0x6   : > { %s5 = smov 0 /* of the inner loop, printed as if outside */ }
-   0x7   : >> { %s6 = smov 0 }
-   0x8 LB: >> { %s7 = smov 0 }
-   0x9   : > { %s8 = smov 0 }
-   0xa PF:  { %s9 = smov 0 }
-"""
+DUMP = (pathlib.Path(__file__).parent / "data" / "bundles.txt").read_text()
 
 
 def test_bundles_of_loops_and_their_parts():
@@ -36,13 +24,6 @@ def test_bundles_of_loops_and_their_parts():
     assert found == (150, 300, 400, 26) and found.beside == 400 + 4.5 * 26 - 300
     with pytest.raises(ValueError):  # not this kernel
         kernels.parts(kernels.loops(DUMP))
-
-
-def test_report():
-    head, *rows = kernels.report(slices.parse("v5p-256"), kernels.Parts(445, 343, 471, 26), 524288)
-    assert "(2 cores read at most 5,350 GB/s of keys, 193% of the chip's HBM)" in head
-    last = [" ".join(row.split()[-3:]) for row in rows]
-    assert last == ["343 0.196 us", "245 0.140 us", "445 0.254 us"]
 
 
 def test_a_process_that_fails_is_told_by_its_last_lines():

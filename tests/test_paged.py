@@ -1,8 +1,5 @@
 """The paged cache: readers against a float64 oracle, writes where they belong and nowhere else."""
 
-import functools
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,8 +13,6 @@ from dapo_jax.model import paged, qwen2
 
 H, K, D = 6, 2, 16
 SHAPE = qwen2.Shape(32, 32, 32, 2, H, K, D, 1e4, 1e-6, True, scan_layers=False)
-still_of = lambda rows: tuple(f((rows, 1, 1, D // 2)) for f in (jnp.ones, jnp.zeros))  # no rotation
-STILL = still_of(3)
 
 
 def geometry(platform="cpu", shape=SHAPE, **sizes):
@@ -36,22 +31,18 @@ def assert_live_near(got, want, live):
     assert_near(np.asarray(got)[live], (want[0][live], want[1]))
 
 
-def filled(g, lengths, heads, seed=0):
-    """A pool of junk in which each row's tokens lie in random pages. Returns (pool pair, table,
-    keys, values) with keys and values [S, K, T, d] in order."""
-    rng = np.random.default_rng(seed)
+def filled(g, lengths, heads):
+    """A kernel's pool of junk in which each row's tokens lie in random pages. Returns (pool pair,
+    table, keys, values) with keys and values [S, K, T, d] in order."""
+    rng = np.random.default_rng(0)
     S, T, d = len(lengths), g.row_pages * g.page_tokens, heads.head_dim
     keys, values = rng.normal(size=(2, S, heads.num_kv_heads, T, d)).astype(np.float32)
     table = rng.permutation(g.pages)[: S * g.row_pages].reshape(S, g.row_pages).astype(np.int32)
     pool = [np.full(x.shape, 50.0, np.float32) for x in paged.new_pool(g, "float32")[0]]
-    for s, j in np.ndindex(table.shape):
-        part = slice(j * g.page_tokens, (j + 1) * g.page_tokens)
-        page_keys = keys[s, :, part].swapaxes(-1, -2) if g.transposed else keys[s, :, part]
-        pool[0][:, table[s, j], : page_keys.shape[-2], : page_keys.shape[-1]] = page_keys
-        pool[1][:, table[s, j], :, :d] = values[s, :, part]
-    if not g.transposed and g.head_dim > d:  # padding is zero, as the writer leaves it
-        for x in pool:
-            x[..., d:] = 0
+    for x, tokens in zip(pool, (keys, values), strict=True):
+        for s, j in np.ndindex(table.shape):
+            x[:, table[s, j], :, :d] = tokens[s, :, j * g.page_tokens : (j + 1) * g.page_tokens]
+        x[..., d:] = 0  # padding, as the writer leaves it
     return pool, table, keys, values
 
 
@@ -62,63 +53,46 @@ def interpreted(attend, g):
     return jax.jit(one, static_argnums=2, compiler_options=typed.OPTIONS)
 
 
-@pytest.mark.parametrize(("page_tokens", "slots"), [(8, 4), (8, 40), (16, 5), (32, 4)])
-def test_xla_readers_agree_with_the_oracle(page_tokens, slots):
-    g = geometry(slots=slots, page_tokens=page_tokens)
-    assert g.reader == ("rows" if page_tokens == 32 else "pages")
-    lengths = np.resize([1, 8, 9, 17, 32], slots)
-    pool, table, keys, values = filled(g, lengths, SHAPE)
-    if g.reader == "rows":  # page i is row i
-        table = np.arange(slots, dtype=np.int32)[:, None]
-        pool = [keys.transpose(1, 0, 3, 2), values.transpose(1, 0, 2, 3)]
-    q = np.random.default_rng(1).normal(size=(slots, H, D)).astype(np.float32)
-    active = np.arange(slots) != 2
-    rows = paged.CacheRows(table, lengths - 1, active)
-    plan = paged._plan(rows, g.page_tokens) if g.reader == "pages" else []
-    read = {"rows": paged._read_rows, "pages": paged._read_pages}[g.reader]
-    got = jax.jit(functools.partial(read, g))(q, pool, 0, rows, plan)
-    assert_live_near(got, expected(q, keys, values, lengths), active)
-    assert np.isfinite(got).all()
+def case_of_triton(page_tokens, head_dim, quantized, dtype="float32"):
+    """(geometry, q, pages of two layers, rows): an idle row, whole pages and parts of them, pages
+    of others in between."""
+    shape = SHAPE._replace(head_dim=head_dim, scan_layers=True)
+    sizes = dict(slots=9, row_tokens=5 * page_tokens, page_tokens=page_tokens)
+    g = geometry("gpu", shape, **sizes, quantized=quantized)
+    assert g.reader == "triton" and g.transposed and g.layers == 2
+    rng = np.random.default_rng(0)
+    sizes = (head_dim, page_tokens), (page_tokens, head_dim)
+    pages = [rng.normal(size=(K, 2 * g.pages, *size)) for size in sizes]
+    if quantized:
+        scales = rng.uniform(0.01, 0.03, (K, 2 * g.pages, 2, page_tokens))
+        pages = [*(np.rint(40 * x).astype(np.int8) for x in pages), scales.astype(np.float32)]
+    else:
+        pages = [jnp.asarray(x, dtype) for x in pages]
+    table = rng.permutation(g.pages).reshape(9, -1).astype(np.int32)
+    P = page_tokens
+    position = np.array([0, P - 1, P, 3 * P, 5 * P - 1, 7, 2, 1, P + 3], np.int32)
+    rows = paged.CacheRows(*map(jnp.asarray, (table, position, np.arange(9) != 3)))
+    q = jnp.asarray(rng.normal(size=(9, H, head_dim)), dtype)
+    return g, q, [jnp.asarray(x) for x in pages], rows
 
 
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("page_tokens", [16, 32])
 def test_the_gpu_kernel_reads_what_the_xla_reader_does(page_tokens, quantized):
-    """Interpreted; layer 1 of 2, an idle row, whole pages and parts of them."""
-    shape = SHAPE._replace(scan_layers=True)
-    g = geometry("gpu", shape, slots=7, row_tokens=64, page_tokens=page_tokens)
-    assert g.reader == "triton" and g.transposed and g.layers == 2
-    rng = np.random.default_rng(0)
-    size = dict(keys=(D, page_tokens), values=(page_tokens, D))
-    pages = [rng.normal(size=(K, 2 * g.pages, *s)).astype(np.float32) for s in size.values()]
-    if quantized:
-        pages = [np.rint(40 * x).astype(np.int8) for x in pages]
-        scales = rng.uniform(0.01, 0.03, (K, 2 * g.pages, 2, page_tokens))
-        pages.append(scales.astype(np.float32))
-    table = rng.permutation(g.pages).reshape(7, -1).astype(np.int32)
-    lengths = np.array([1, 8, 9, 16, 17, 64, 50])
-    rows = paged.CacheRows(*map(jnp.asarray, (table, lengths - 1, np.arange(7) != 2)))
-    q = jnp.asarray(rng.normal(size=(7, H, D)), "float32")
-    pages, g = [jnp.asarray(x) for x in pages], g._replace(quantized=quantized)
+    """Interpreted; layer 1 of 2."""
+    g, q, pages, rows = case_of_triton(page_tokens, D, quantized)
     got = paged._read_by_triton(g, q, pages, 1, rows, [])
     want = paged._read_pages(g, q, pages, 1, rows, paged._plan(rows, page_tokens))
-    keys, values, *scales = (np.float64(x[:, table + g.pages]) for x in pages)  # [K, S, R, ...]
+    # [K, S, R, ...]
+    keys, values, *scales = (np.float64(x[:, rows.table_SxR + g.pages]) for x in pages)
     keys = keys.swapaxes(-1, -2)
     if quantized:
         keys, values = keys * scales[0][..., 0, :, None], values * scales[0][..., 1, :, None]
-    whole = [x.swapaxes(0, 1).reshape(7, K, -1, D) for x in (keys, values)]
+    whole = [x.swapaxes(0, 1).reshape(9, K, -1, D) for x in (keys, values)]
     for y in (got, want):
+        lengths = rows.position_S + 1
         assert_live_near(y, expected(np.asarray(q), *whole, lengths), rows.active_S)
-    assert not np.any(got[2])
-
-
-def test_pages_that_triton_cannot_read_are_gathered():
-    """Its blocks are powers of two, 16 and more."""
-    reader = lambda **how: geometry("gpu", row_tokens=600, **how).reader
-    assert reader(page_tokens=64) == reader(page_tokens=0) == "triton"
-    assert reader(page_tokens=8) == reader(page_tokens=24) == "pages"
-    assert reader(page_tokens=64, shape=SHAPE._replace(head_dim=80)) == "pages"
-    assert reader(page_tokens=600) == "rows"
+    assert not np.any(got[3])
 
 
 # Heads of 32B, 7B, 1.5B and 0.5B by device, and an odd one: (query, key/value, width)
@@ -202,61 +176,6 @@ def test_rows_are_dealt_out_to_cores():
     work = paged.paged_kernel.work(jnp.asarray(lengths), jnp.zeros((9, 2), jnp.int32), None, 2)
     dealt = [np.asarray(r[:n]) for r, n in zip(work.rows_CxW, work.count_C, strict=True)]
     assert [lengths[r].tolist() for r in dealt] == [[900, 30, 7], [800, 40, 5]]
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(0, 20000, 128).astype(np.int32)
-    work = paged.paged_kernel.work(jnp.asarray(lengths), jnp.zeros((128, 2), jnp.int32), None, 2)
-    sums = [lengths[r[:n]].sum() for r, n in zip(work.rows_CxW, work.count_C, strict=True)]
-    assert np.diff(sums) <= lengths.max() and sum(sums) == lengths.sum()
-
-
-def of_layer(g, pool, layer):
-    pages = pool[layer if g.arrays > 1 else 0]
-    return [np.asarray(x[:, layer] if g.layers > 1 else x) for x in pages]
-
-
-def positions_of(g, pool, layer, table_R, tokens):
-    """Keys and values [K, tokens, d] of one row, read back from the pool by its table."""
-    keys, values, *_ = of_layer(g, pool, layer)
-    keys = keys.swapaxes(-1, -2) if g.transposed else keys
-    flat = [x[:, table_R].reshape(x.shape[0], -1, x.shape[-1])[:, :tokens] for x in (keys, values)]
-    return np.stack(flat)
-
-
-@pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_tokens_are_written_to_their_pages_alone(platform, scan):
-    """Both layouts of a pool: a chunk of prompts and one more token, layer 1 of 2."""
-    shape = SHAPE._replace(scan_layers=scan)
-    g = geometry(platform, shape, slots=3, row_tokens=32, page_tokens=8)
-    rng = np.random.default_rng(0)
-    table = rng.permutation(g.pages)[: 3 * g.row_pages].reshape(3, g.row_pages).astype(np.int32)
-    before = jax.tree.map(lambda x: jnp.full(x.shape, 7.0), paged.new_pool(g, "float32"))
-    new = rng.normal(size=(2, 3, K, 16, D)).astype(np.float32)
-    q = jnp.zeros((3, H, 16, D))
-    lengths = np.array([12, 0, 16], np.int32)
-    prompts = paged.Prompts(np.zeros((3, 16), np.int32), table, lengths, np.int32(0))
-    prefill = interpreted(lambda g, prompts: paged.prefill_attend(g, prompts, 8, 16), g)
-    pool, _ = prefill(prompts, STILL, 1, before, q, *new)
-
-    def written(pool, row):
-        return positions_of(g, pool, 1, table[row], 16)[..., :D]
-
-    np.testing.assert_array_equal(written(pool, 0)[:, :, :12], new[:, 0, :, :12])
-    np.testing.assert_array_equal(written(pool, 2), new[:, 2])
-    assert (written(pool, 1) == 7).all()
-    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(pool), strict=True)
-    changed = [np.asarray(old != now).sum() / (K * g.head_dim) for old, now in pairs]
-    # Row 0: two pages of 8, row 2: two; nothing in the arrays of layer 0, where it has its own.
-    assert changed == [0] * 2 * (g.arrays - 1) + [32, 32]
-    one = rng.normal(size=(2, 3, K, 1, D)).astype(np.float32)
-    rows = paged.CacheRows(table, np.array([12, 3, 16], np.int32), np.array([True, True, False]))
-    rows = jax.tree.map(jnp.asarray, rows)
-    with pltpu.force_tpu_interpret_mode():
-        after, _ = interpreted(paged.decode_attend, g)(rows, STILL, 1, pool, q[:, :, :1], *one)
-    np.testing.assert_array_equal(written(after, 0)[:, :, 12], one[:, 0, :, 0])
-    np.testing.assert_array_equal(written(after, 1)[:, :, 3], one[:, 1, :, 0])
-    touched = [sum(np.asarray(x != 7).sum() for x in jax.tree.leaves(p)) for p in (pool, after)]
-    assert touched[1] - touched[0] == 2 * K * g.head_dim  # row 1's; row 0's page was written to
 
 
 def int8(x):
@@ -278,25 +197,32 @@ def test_quantized_within_half_a_scale():
     assert (np.asarray(whole) == int8(x)[0]).mean() > 0.999  # a division's last bit
 
 
+def of_layer(g, pool, layer):
+    pages = pool[layer if g.arrays > 1 else 0]
+    return [np.asarray(x[:, layer] if g.layers > 1 else x) for x in pages]
+
+
+@pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize(("platform", "page_tokens"), [("cpu", 64), ("cpu", 8), ("tpu", 32)])
-def test_int8_pages(platform, page_tokens, scan):
-    """Prompts and two more tokens through each reader and the interpreted kernel: the pool holds
-    what NumPy makes of keys and values, and attention is the oracle's over that."""
+def test_pages_hold_tokens_and_are_read(platform, page_tokens, scan, quantized):
+    """Prompts and two more tokens through each reader and the interpreted kernel, layer 1 of 2: the
+    pool holds keys and values, or what NumPy makes int8 of them, and nothing else; attention is the
+    oracle's over that."""
     shape, lengths, T = SHAPE._replace(scan_layers=scan), np.array([12, 0, 32, 31], np.int32), 32
-    g = geometry(platform, shape, row_tokens=64, page_tokens=page_tokens, quantized=True)
+    g = geometry(platform, shape, row_tokens=64, page_tokens=page_tokens, quantized=quantized)
     assert g.reader == {64: "rows", 8: "pages", 32: "kernel"}[g.page_tokens]
     rng = np.random.default_rng(0)
     table = np.arange(4 * g.row_pages) if g.reader == "rows" else rng.permutation(4 * g.row_pages)
     table = table.reshape(4, -1).astype(np.int32)
     kv = rng.normal(size=(2, 4, K, T + 2, D)).astype(np.float32)
-    still = still_of(4)
+    still = jnp.ones((4, 1, 1, D // 2)), jnp.zeros((4, 1, 1, D // 2))  # no rotation
     prompts = paged.Prompts(np.zeros((4, T), np.int32), table, lengths, np.int32(0))
     pool = paged.new_pool(g, "float32")
     q = jnp.asarray(rng.normal(size=(4, H, T, D)), "float32")
     prefill = interpreted(lambda g, prompts: paged.prefill_attend(g, prompts, 8, T), g)
     pool, first = prefill(prompts, still, 1, pool, q, *kv[:, :, :, :T])
-    whole, scale = int8(kv)
+    whole, scale = int8(kv) if quantized else (kv, np.ones((*kv.shape[:-1], 1), np.float32))
     seen = whole * scale
     assert_near(first[:, :, 5], expected(q[:, :, 5], *seen, np.full(4, 6)))
 
@@ -309,62 +235,29 @@ def test_int8_pages(platform, page_tokens, scan):
             pool, got = decode(rows, still, 1, pool, q[:, :, :1], *new)
         want = expected(q[:, :, 0], *seen, lengths + t + 1)
         assert_live_near(got[:, :, 0], want, active)
-    keys, values, scales = of_layer(g, pool, 1)
-    assert keys.dtype == values.dtype == jnp.int8
-    for s in np.flatnonzero(active):
-        n = lengths[s] + 2
-        held = positions_of(g, pool, 1, table[s], n)[..., :D]
-        np.testing.assert_array_equal(held, whole[:, s, :, :n])
-        held = np.moveaxis(scales[:, table[s]], 2, 0).reshape(2, K, -1)[..., :n]
-        np.testing.assert_allclose(held, scale[:, s, :, :n, 0], rtol=4 * EPS)  # two divisions
+    keys, values, *scales = of_layer(g, pool, 1)
+    assert keys.dtype == values.dtype == (jnp.int8 if quantized else jnp.float32)
+    pages = (keys.swapaxes(-1, -2) if g.transposed else keys), values  # [K, N, P, d]
+    for s in range(4):
+        n = (lengths[s] + 2) * active[s]
+        held = np.stack([x[:, table[s]].reshape(K, -1, g.head_dim) for x in pages])
+        np.testing.assert_array_equal(held[:, :, :n, :D], whole[:, s, :, :n])
+        assert not held[..., D:].any()  # the kernel's padding
+        part = min(T, g.page_tokens)  # prompts are written in whole ones
+        assert not held[:, :, -(-n // part) * part :].any()
+        for x in scales:
+            held = np.moveaxis(x[:, table[s]], 2, 0).reshape(2, K, -1)[..., :n]
+            np.testing.assert_allclose(held, scale[:, s, :, :n, 0], rtol=4 * EPS)  # two divisions
     assert not any(x.any() for x in of_layer(g, pool, 0))
 
 
-def test_int8_prompts_in_chunks_are_those_in_one():
-    g = geometry(page_tokens=8)._replace(quantized=True)
-    rng, T = np.random.default_rng(0), 16
-    table = rng.permutation(g.pages)[: 3 * g.row_pages].reshape(3, -1).astype(np.int32)
-    q, k, v = (rng.normal(size=(3, n, T, D)).astype(np.float32) for n in (H, K, K))
-    lengths = np.array([12, 3, 16], np.int32)
-    attend = interpreted(lambda g, prompts: paged.prefill_attend(g, prompts, 4, T), g)
-
-    def prefill(width):
-        pool, out = paged.new_pool(g, "float32"), []
-        for start in range(0, T, width):
-            part = slice(start, start + width)
-            tokens = np.zeros((3, width), np.int32)
-            prompts = paged.Prompts(tokens, table, lengths, jnp.int32(start))
-            chunk = (jnp.asarray(x[:, :, part]) for x in (q, k, v))
-            pool, y = attend(prompts, STILL, 0, pool, *chunk)
-            out.append(np.asarray(y))
-        return pool, np.concatenate(out, 2)
-
-    (pool, whole), (other, parts) = prefill(16), prefill(8)
-    for x, y in zip(jax.tree.leaves(pool), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(x, y)
-    seen = [x * scale for x, scale in map(int8, (k, v))]
-    want, far = reference(lambda *a: oracle(*a, np.tri(T, dtype=bool)[None]), q, *seen)
-    for (s, n), y in itertools.product(enumerate(lengths), (whole, parts)):
-        assert_near(y[s, :, :n], (want[s, :, :n], far))
-
-
-@pytest.mark.parametrize("quantized", [False, True])
-@pytest.mark.parametrize("scan", [False, True])
-def test_pages_are_copied_in_every_layer(scan, quantized):
-    g = geometry(shape=SHAPE._replace(scan_layers=scan))._replace(quantized=quantized)
-    rng = np.random.default_rng(0)
-    pool = jax.tree.map(
-        lambda x: jnp.asarray(100 * rng.normal(size=x.shape), x.dtype),
-        paged.new_pool(g, "float32"),
-    )
-    out = paged.copy_pages(g, pool, np.array([1, 4, 0, 0]), np.array([2, 9, g.pages, g.pages]))
-    for old, new in zip(jax.tree.leaves(pool), jax.tree.leaves(out), strict=True):
-        want = np.array(old)
-        want[..., [2, 9], :, :] = want[..., [1, 4], :, :]
-        np.testing.assert_array_equal(new, want)
-
-
 def test_sizes():
+    """Triton's blocks are powers of two, 16 and more."""
+    reader = lambda **how: geometry("gpu", row_tokens=600, **how).reader
+    assert reader(page_tokens=64) == reader(page_tokens=0) == "triton"
+    assert reader(page_tokens=8) == reader(page_tokens=24) == "pages"
+    assert reader(page_tokens=64, shape=SHAPE._replace(head_dim=80)) == "pages"
+    assert reader(page_tokens=600) == "rows"
     assert geometry(page_tokens=0, row_tokens=100) == geometry(page_tokens=104, row_tokens=100)
     g = geometry(page_tokens=0, row_tokens=4000)
     assert (g.reader, g.page_tokens, g.row_pages, g.pages) == ("pages", 64, 63, 4 * 63)

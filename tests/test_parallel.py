@@ -28,16 +28,6 @@ def test_mesh_and_spec_follow_the_table(mesh):
         parallel.spec(("depth",), RULES)
 
 
-def test_shardings_keeps_the_tree(mesh):
-    tree = {"a": ("embed",), "b": [("heads", "head_dim"), ()]}
-    out = parallel.shardings(tree, mesh, RULES)
-    assert out == {
-        "a": NamedSharding(mesh, P("fsdp")),
-        "b": [NamedSharding(mesh, P("tensor", None)), NamedSharding(mesh, P())],
-    }
-    assert parallel.replicated(mesh).is_fully_replicated
-
-
 def test_constrain_pins_the_layout_inside_use_only(mesh):
     x = jnp.arange(64.0).reshape(8, 8)
     assert parallel.constrain(x, "batch", "heads") is x
@@ -47,47 +37,10 @@ def test_constrain_pins_the_layout_inside_use_only(mesh):
             return parallel.constrain(x * 2, "batch", "heads")
 
     out = jax.jit(f, in_shardings=parallel.replicated(mesh))(x)
-    want = NamedSharding(mesh, P(("data", "fsdp"), "tensor"))
-    assert out.sharding.is_equivalent_to(want, 2)
-    np.testing.assert_array_equal(out, x * 2)
+    assert out.sharding == NamedSharding(mesh, P(("data", "fsdp"), "tensor"))
     with pytest.raises(RuntimeError), parallel.mesh_scope(mesh, RULES):
         raise RuntimeError  # the scope ends with it
     assert parallel.constrain(x, "batch", "heads") is x
-
-
-def test_host_device_host(mesh):
-    tree = {"x": np.arange(32.0, dtype=np.float32).reshape(8, 4), "n": np.int32(3)}
-    one = parallel.to_device(tree, parallel.replicated(mesh))
-    assert all(x.is_fully_replicated and x.sharding.mesh == mesh for x in one.values())
-    layout = {
-        "x": NamedSharding(mesh, parallel.spec(("batch", "heads"), RULES)),
-        "n": parallel.replicated(mesh),
-    }
-    each = parallel.to_device(tree, layout)
-    assert each["x"].sharding == layout["x"]
-    assert each["x"].addressable_shards[0].data.shape == (2, 2)
-    for placed in (one, each):
-        back = parallel.to_host(placed)
-        assert isinstance(back["x"], np.ndarray) and back["x"].dtype == np.float32
-        jax.tree.map(np.testing.assert_array_equal, back, tree)
-
-
-def test_local_runs_on_each_devices_part(mesh):
-    """Sums over the parts of one axis, laid out by another; outside `use`, the function itself."""
-    x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
-
-    def part(x):
-        return jax.lax.psum(x, parallel.mesh_axes("heads")) if parallel.mesh_axes("heads") else x
-
-    def f(x):
-        with parallel.mesh_scope(mesh, RULES):
-            assert parallel.axis_size("heads") == 2 and parallel.axis_size("batch") == 4
-            assert parallel.platform() == "cpu"
-            return parallel.per_shard(part, (("batch", "heads"),), ("batch", None))(x)
-
-    np.testing.assert_array_equal(jax.jit(f)(x), x[:, :4] + x[:, 4:])
-    assert parallel.per_shard(part, ((),), ()) is part
-    assert parallel.axis_size("heads") == 1 and parallel.mesh_axes("heads") == ()
 
 
 def described(platform):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -122,12 +121,11 @@ def alive(pid: int) -> bool:
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc to look processes up in")
 def test_processes_leave_when_their_parent_is_killed(tmp_path):
     code = (
-        "from dapo_jax.lab.experiments import pool; import copied_test_pool as t;"
+        "from dapo_jax.lab.experiments import pool; import test_pool as t;"
         "pool.run_all([pool.Task(n, t.slow_run) for n in 'ab'], {!r}, jobs=2)"
     )
     here = os.path.dirname(__file__)
-    (tmp_path / "copied_test_pool.py").write_text(pathlib.Path(__file__).read_text())
-    path = os.pathsep.join([str(tmp_path), os.path.dirname(here)])
+    path = os.pathsep.join([here, os.path.dirname(here)])
     parent = subprocess.Popen(
         [sys.executable, "-c", "if __name__ == '__main__':\n " + code.format(str(tmp_path))],
         env=os.environ | {"PYTHONPATH": path},

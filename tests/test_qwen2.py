@@ -1,7 +1,6 @@
 """The network against a float64 NumPy one, and its ways of computing against each other."""
 
 import functools
-import itertools
 import re
 
 import jax
@@ -10,9 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from rounding import EPS, assert_near, reference
+from tables import cases
 
 from dapo_jax import build, config, parallel, plan
-from dapo_jax.model import paged, qwen2
+from dapo_jax.model import qwen2
 
 TINY = qwen2.Shape(
     vocab_size=24, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -131,24 +131,13 @@ def test_packed_rows_are_the_oracle_on_each_sequence(shape):
     assert_near(whole, (want[4:], far))
 
 
-PUBLISHED_YARN = {
-    0: 1.0, 23: 0.006978306, 24: 0.0053753215, 32: 0.00060294115, 39: 6.4903943e-05,
-    40: 4.4456985e-05, 41: 3.5825316e-05, 63: 3.1023444e-07,
-}  # fmt: skip
-
-
 def test_yarn_frequencies_of_a_published_model():
-    """Qwen3-8B, factor 4 of 32,768 tokens: the first and the last frequency of each stretch, as
+    """Qwen3-8B, factor 4 of 32,768 tokens: frequencies on either side of both ends of the ramp, as
     transformers 5.12.1 computes them in float32."""
     yarn = qwen2.Yarn(4.0, 32768, 1.0 + 0.1 * np.log(4.0))
-    shape = plan.published("Qwen/Qwen3-8B")._replace(yarn=yarn)
-    scale = qwen2.yarn_scale(128, 1e6, yarn)
-    rate = 1e6 ** (-np.arange(64) / 64)
-    np.testing.assert_allclose(scale, yarn_factors(shape), rtol=4 * EPS)
-    for i, want in PUBLISHED_YARN.items():
-        np.testing.assert_allclose(rate[i] * scale[i], want, rtol=16 * EPS)  # theirs: a power
-    cos, sin = qwen2.rope_angles(jnp.full((1, 1), 3), 128, 1e6, yarn)
-    np.testing.assert_allclose(np.hypot(cos, sin), yarn.attention_factor, rtol=16 * EPS)
+    rate = 1e6 ** (-np.arange(64) / 64) * qwen2.yarn_scale(128, 1e6, yarn)
+    published = [0.006978306, 0.0053753215, 4.4456985e-05, 3.5825316e-05]
+    np.testing.assert_allclose(rate[[23, 24, 40, 41]], published, rtol=16 * EPS)  # theirs: a power
 
 
 WAYS = {
@@ -206,8 +195,9 @@ def test_even_keys_are_the_same_model(shape):
 
 
 @pytest.mark.parametrize("sequence", ["", "tensor"], ids=["heads", "joined heads"])
-def test_a_mesh_computes_the_same(sequence):
-    """Qwen3 with heads split, and with tokens split between the products too."""
+def test_a_mesh_computes_the_same(sequence, capfd):
+    """Qwen3 with heads split, and with tokens split between the products too. The partitioner
+    gathers no whole embedding or activation."""
     shape, sizes = YARN._replace(scan_layers=True), (1, 2, 2)
     mesh, rules = mesh_of(sizes), RULES | {"sequence": sequence}
     layout = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
@@ -219,55 +209,7 @@ def test_a_mesh_computes_the_same(sequence):
 
     want = reference(sines(lambda p: oracle_logits(shape, p, tokens, jnp)), params(shape))
     assert_near(jax.jit(sines(logits))(jax.device_put(params(shape), layout)), want)
-
-
-@pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize(
-    ("page_tokens", "prefill_tokens", "family"),
-    [(16, 8, TINY), (8, 8, TINY), (8, 16, TINY), (24, 8, TINY), (8, 8, YARN)],
-    ids=["16-8", "8-8", "8-16", "24-8", "8-8 qwen3 with yarn"],
-)
-def test_prefill_and_decode_give_the_logits_of_the_whole(page_tokens, prefill_tokens, scan, family):
-    """Prompts of different lengths, right-padded, in one chunk or several; every slot at its own
-    position, over pages that are full of others' leavings."""
-    shape, weights = family._replace(scan_layers=scan), params(family)
-    lengths = np.array([3, 11])  # tokens of the two prompts
-    want, far = logits_of(family)
-    prompts = np.zeros((2, 16), np.int32)
-    for row, tokens, n in zip(prompts, TOKENS, lengths, strict=True):
-        row[: n - 1] = tokens[: n - 1]
-    sizes = dict(slots=2, shards=1, row_tokens=24, page_tokens=page_tokens, fraction=1.0)
-    g = paged.geometry(shape, "cpu", **sizes)
-    assert g.reader == ("rows" if page_tokens == 24 else "pages")
-    table = np.arange(g.pages, dtype=np.int32).reshape(2, -1)[:, : g.row_pages]
-    pool = jax.tree.map(lambda x: jnp.full(x.shape, 9.0), paged.new_pool(g, "float32"))
-
-    sampled = weights if shape.scan_layers else qwen2.unstacked(weights)
-
-    @jax.jit
-    def prefill(p, pool, chunk):
-        model, layers = qwen2.bind_layers(shape, p)
-        positions = chunk.start + np.broadcast_to(np.arange(prefill_tokens), (2, prefill_tokens))
-        attend = paged.prefill_attend(g, chunk, 4, 11)
-        return model.cached(chunk.tokens_BxT, positions, pool, attend, layers)[1]
-
-    @jax.jit
-    def decode(p, tokens, positions, pool):
-        model, layers = qwen2.bind_layers(shape, p)
-        attend = paged.decode_attend(
-            g, paged.CacheRows(jnp.asarray(table), positions, positions >= 0)
-        )
-        x, pool = model.cached(tokens[:, None], positions[:, None], pool, attend, layers)
-        return x[:, 0] @ model.head(), pool
-
-    for start in range(0, 11, prefill_tokens):
-        tokens = prompts[:, start : start + prefill_tokens]
-        chunk = paged.Prompts(tokens, table, lengths - 1, np.int32(start))
-        pool = prefill(sampled, pool, jax.tree.map(jnp.asarray, chunk))
-    for step in range(2):
-        positions = lengths - 1 + step
-        logits, pool = decode(sampled, TOKENS[[0, 1], positions], positions, pool)
-        assert_near(logits, (want[[4, 5], positions], far))
+    assert "Involuntary" not in capfd.readouterr().err
 
 
 def on_gpu(monkeypatch):
@@ -307,54 +249,12 @@ def test_the_heads_gradient_multiplies_in_the_compute_dtype_on_a_gpu(monkeypatch
     assert {v.aval.dtype for eqn in products for v in eqn.invars} == {jnp.dtype("bfloat16")}
 
 
-def test_every_weight_declares_axes_and_name():
-    known = set(config.base().sharding.train)
-    for tied, family in itertools.product((False, True), FAMILIES.values()):
-        shape = family._replace(tie_embeddings=tied)
-        weights = jax.tree.leaves_with_path(qwen2.abstract(shape))
-        names = []
-        for path, weight in weights:
-            axes, hf, in_axes = (
-                functools.reduce(lambda t, k: t[k.key], path, qwen2.metadata(shape, name))
-                for name in ("axes", "hf", "in_axes")
-            )
-            assert weight.dtype == jnp.float32
-            assert len(axes) == weight.ndim and set(axes) <= known, path
-            assert ("{}" in hf) == ("layers" in axes) == (axes[0] == "layers"), path
-            assert re.fullmatch(r"(model\.|lm_head)[a-z_.{}]*(weight|bias)", hf), hf
-            # A linear layer keeps at least one dimension for its outputs.
-            assert 0 <= in_axes < weight.ndim - ("layers" in axes) or in_axes == 0, path
-            names.append(hf)
-        assert len(set(names)) == len(names) == len(weights)
-        assert ("lm_head.weight" in names) == (not tied)
-        block = 9 + 3 * shape.qkv_bias + 2 * shape.qk_norm
-        assert len(names) == block + 2 + (not tied)  # embedding and norm, the head
-
-
-PUBLISHED = {
-    "Qwen/Qwen2.5-": {
-        "0.5B-Instruct": 494_032_768, "3B": 3_085_938_688, "7B": 7_615_616_512,
-        "14B": 14_770_033_664, "32B": 32_763_876_352, "72B": 72_706_203_648,
-    },
-    "Qwen/Qwen2.5-Math-": {"1.5B": 1_543_714_304, "7B-Instruct": 7_615_616_512},
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-": {
-        "1.5B": 1_777_088_000, "7B": 7_615_616_512, "14B": 14_770_033_664, "32B": 32_763_876_352,
-    },
-    "Qwen/Qwen3-": {
-        "0.6B": 596_049_920, "1.7B-Base": 1_720_574_976, "4B": 4_022_468_096,
-        "8B-Base": 8_190_735_360, "14B": 14_768_307_200, "32B": 32_762_123_264,
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("family", PUBLISHED)
-def test_published_models_have_the_published_parameter_counts(family):
-    for size, count in PUBLISHED[family].items():
-        shape = plan.published(name := family + size)
-        assert qwen2.param_count(shape) == count, name
-        assert shape.qk_norm == ("Qwen3" in name) != shape.qkv_bias
-        small = "Math" in name or ("Distill" in name and name.endswith(("-1.5B", "-7B")))
-        assert shape.rope_theta == (1e4 if small else 1e6), name
+@pytest.mark.parametrize("case", cases("published_models"), ids=lambda case: case["model"])
+def test_published_models(case):
+    shape = plan.published(case["model"])
+    assert qwen2.param_count(shape) == case["parameters"]
+    assert shape.qk_norm == case["qk_norm"] != shape.qkv_bias
+    assert shape.rope_theta == case["rope_theta"]
 
 
 def test_other_models_are_not_taken_for_a_published_one():
@@ -397,31 +297,16 @@ def test_bfloat16_copy_computes_near_the_master_weights():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_float32_head_under_a_bfloat16_model(tied):
+def test_sampler_and_trainer_take_a_float32_head(tied):
     """Its weights are the master's, its products are not rounded, and nothing else changes type."""
-    shape = TINY._replace(tie_embeddings=tied, float32_head=True)
-    master = params(shape)
-    copy = qwen2.cast(master, jnp.bfloat16, shape)
-    name = "embed" if tied else "lm_head"
-    wide = {k for k, w in copy.items() if k != "blocks" and w.dtype == jnp.float32}
-    assert wide == {name} and {w.dtype for w in copy["blocks"].values()} == {jnp.bfloat16.dtype}
-    x = hidden(shape, copy)
-    assert x.dtype == jnp.bfloat16
-    weights = np.float64(master[name].T if tied else master[name])
-    exact = np.float64(x) @ weights
-    error = lambda head: np.abs(np.asarray(qwen2.logits(x, head)) - exact).max()
-    head = qwen2.bind(shape, copy).head()
-    most = 16 * EPS * (np.abs(np.float64(x)) @ np.abs(weights)).max()  # 16 terms
-    assert error(head) < most < 1e-3 < error(head.astype(jnp.bfloat16))
-
-
-def test_sampler_and_trainer_take_a_float32_head():
     c = config.base()
-    c.model.dtype, c.model.float32_head = "bfloat16", True
+    c.model.dtype, c.model.float32_head, c.model.tie_embeddings = "bfloat16", True, tied
     machine = build.assemble(c, mesh_of((1, 1, 1)), qwen2.shape_from_config(c), (0,))
     calls = build.calls(c, machine)
     cast = calls["decode weights"]
-    assert jax.eval_shape(cast.program, *cast.arguments)["embed"].dtype == jnp.float32
+    weights = jax.tree.leaves_with_path(jax.eval_shape(cast.program, *cast.arguments))
+    wide = [path[0].key for path, w in weights if w.dtype == jnp.float32]
+    assert wide == ["embed" if tied else "lm_head"]
     V, D = c.model.vocab_size, c.model.hidden_size
     for name in ("decode_full", "old log-probs", "update"):
         text = calls[name].program.lower(*calls[name].arguments).as_text()
@@ -437,27 +322,3 @@ def test_config_fields_become_the_shape():
     assert shape._asdict() == others | {
         k: getattr(c.model, k) for k in qwen2.Shape._fields if k not in others
     }
-
-
-@pytest.mark.parametrize("sizes", [(1, 1, 2), (1, 2, 2), (2, 2, 2), (1, 4, 1)], ids=str)
-def test_lookup_on_meshes(sizes, capfd):
-    """Rows and their gradient as on one device, nothing gathered whole by the partitioner."""
-    rng = np.random.default_rng(0)
-    embed = rng.normal(size=(32, 8)).astype(np.float32)
-    tokens = rng.integers(32, size=(4, 6)).astype(np.int32)
-    weight = rng.normal(size=(4, 6, 8)).astype(np.float32)
-    mesh = mesh_of(sizes)
-
-    def loss(embed):
-        with parallel.mesh_scope(mesh, RULES):
-            x = qwen2.lookup(embed, tokens)
-        return (x * weight).sum(), x
-
-    layout = jax.sharding.NamedSharding(mesh, parallel.spec(("vocab", "embed"), RULES))
-    grad, x = jax.jit(jax.grad(loss, has_aux=True))(jax.device_put(embed, layout))
-    np.testing.assert_array_equal(x, embed[tokens])
-    want = np.zeros_like(embed)
-    np.add.at(want, tokens, weight)
-    most = 24 * EPS * 24 * np.abs(weight).max()  # if all tokens were one row's
-    np.testing.assert_allclose(grad, want, rtol=0, atol=most)
-    assert "Involuntary" not in capfd.readouterr().err

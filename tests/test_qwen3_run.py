@@ -1,14 +1,11 @@
-"""Qwen3, without and with YaRN, through all of a run: read from a directory, trained, killed with
-SIGKILL and resumed, exported, evaluated."""
-
-import re
-import signal
+"""Qwen3, without and with YaRN, through all of a run: read from a directory, trained and resumed,
+exported, evaluated."""
 
 import jax
 import numpy as np
 import pytest
 import stubbed_train
-from test_train import arrays, assert_same_bits, finish, launch, without_clocks
+from test_train import arrays, assert_same_bits, run, small
 
 from dapo_jax import config, convert, evaluate
 from dapo_jax.data import arithmetic
@@ -31,18 +28,19 @@ def qwen3(folder, yarn):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("yarn", [None, YARN], ids=["qwen3", "qwen3 with yarn"])
-def test_trained_killed_resumed_exported_and_evaluated(tmp_path, yarn):
+def test_trained_resumed_exported_and_evaluated(tmp_path, yarn):
     shape = qwen3(tmp_path, yarn)
-    asked = [f"model.path={tmp_path / 'model'}", f"steps={STEPS}", "checkpoint.every=1"]
-    asked += ["model.dtype=float32", "tokenizer.chat=False"]
+
+    def asked(steps: int):
+        c = small(steps)
+        c.model.path, c.tokenizer.chat = str(tmp_path / "model"), False
+        return c
+
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    finish(launch(tmp_path, whole, 1, *asked))
-    killed = launch(tmp_path, cut, 1, *asked, program=("stubbed_train.py", "kill"))
-    said, _ = killed.communicate()
-    assert killed.returncode == -signal.SIGKILL, said
-    assert re.search(r"resumed .*step 2\b", finish(launch(tmp_path, cut, 1, *asked)))
+    run(asked(STEPS), whole)
+    run(asked(2), cut)
+    run(asked(STEPS), cut)
     assert_same_bits(arrays(whole, STEPS), arrays(cut, STEPS))
-    assert without_clocks(whole) == without_clocks(cut)
     records = metrics.read(whole / "metrics.jsonl")
     assert [r["step"] for r in records] == [*range(STEPS + 1)]
     assert max(r["policy/sampler_trainer_logprob_gap"] for r in records[1:]) < 1e-4
@@ -58,20 +56,10 @@ def test_trained_killed_resumed_exported_and_evaluated(tmp_path, yarn):
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), made.params, start.params)
     assert all(jax.tree.leaves(moved))  # q_norm and k_norm are trained too
 
-    scores = evaluated(tmp_path, asked, cut), evaluated(tmp_path, asked, tmp_path / "new", out)
-    assert scores[0] == scores[1]  # of the checkpoint, and of the directory made of it
-    last = records[-1]
-    for name, score in scores[0].items():
-        assert 0 < score == last[f"eval/{name}_top_p0.7/avg@k"] < 1
-
-
-def evaluated(tmp_path, asked, workdir, given="") -> dict[str, float]:
-    space: dict = {}
-    exec((tmp_path / "config.py").read_text(), space)
-    c = space["get_config"]()
-    for field in asked:
-        name, _, value = field.partition("=")
-        c.update({name: type(config.leaves(c)[name])(value)})
-    c.tokenizer.chat, c.mesh.fsdp, c.mesh.tensor = False, 4, 2
-    found = evaluate.evaluate_checkpoint(c, workdir, str(given), stubbed_train.accept_half)
-    return {name: s["avg@k"] for name, s in found["sets"].items()}
+    # Of the checkpoint, and of the directory made of it.
+    for workdir, given in ((cut, ""), (tmp_path / "new", str(out))):
+        found = evaluate.evaluate_checkpoint(
+            asked(STEPS), workdir, given, stubbed_train.accept_half
+        )
+        for name, score in found["sets"].items():
+            assert 0 < score["avg@k"] == records[-1][f"eval/{name}_top_p0.7/avg@k"] < 1

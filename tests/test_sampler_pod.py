@@ -28,19 +28,9 @@ def test_the_32b_sampler_works_in_place(pod, mesh, cache):
     """1,024 slots of 2,048 + 20,480 tokens. XLA's temporary size alone would not show a layer that
     is cut out of the pool and put back, so the loops' instructions are read too."""
     mesh = topology.make_mesh(pod, dict(data=1, fsdp=mesh[0], tensor=mesh[1]))
-    engine = Engine(
-        QWEN_32B,
-        mesh,
-        config.base().sharding.decode,
-        slots=1024,
-        prompt_tokens=2048,
-        response_tokens=20480,
-        chunk=128,
-        prefill_prompts=64,
-        stop_ids=(151643, 151645),
-        dtype="bfloat16",
-        cache_dtype=cache,
-    )
+    sizes = dict(slots=1024, prompt_tokens=2048, response_tokens=20480, chunk=128)
+    how = dict(prefill_prompts=64, stop_ids=(151643, 151645), dtype="bfloat16", cache_dtype=cache)
+    engine = Engine(QWEN_32B, mesh, config.base().sharding.decode, **sizes, **how)
     assert engine.geometry.cores == (2 if pod.startswith("v5p") else 1)
     pool = paged.pool_bytes(engine.geometry, "bfloat16") // mesh.size
     arrays = len(engine.geometry.pages_axes)

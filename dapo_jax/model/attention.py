@@ -15,19 +15,15 @@ _MASKED = -1e30  # finite: a row of padding must not turn into NaN
 SHARED = 16
 
 
-def repeat_kv(x_BxKxTxd: jax.Array, num_heads: int) -> jax.Array:
-    """Each key/value head serves num_heads/K neighbouring query heads."""
-    return jnp.repeat(x_BxKxTxd, num_heads // x_BxKxTxd.shape[1], axis=1)
-
-
 def packed(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, shared=False) -> jax.Array:
     """Causal attention within segments; segment 0 is padding. Returns [B, H, T, d].
 
     A row holds several sequences one behind the other, each with its own segment number. Queries go
     in chunks, so that scores take chunk x T and not T x T; softmax is in float32.
     """
-    H, d = q_BxHxTxd.shape[1], q_BxHxTxd.shape[3]
-    k_BxHxTxd, v_BxHxTxd = repeat_kv(k_BxKxTxd, H), repeat_kv(v_BxKxTxd, H)
+    (_, H, _, d), K = q_BxHxTxd.shape, k_BxKxTxd.shape[1]
+    # Each key/value head serves H/K neighbouring query heads.
+    k_BxHxTxd, v_BxHxTxd = (jnp.repeat(x, H // K, axis=1) for x in (k_BxKxTxd, v_BxKxTxd))
 
     def attend(q_BxHxcxd, mask_Bx1xcxT):
         scores = jnp.einsum(

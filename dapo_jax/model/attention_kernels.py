@@ -11,7 +11,6 @@ from jax.ad_checkpoint import checkpoint_name
 from dapo_jax import parallel
 from dapo_jax.model.attention import in_query_chunks, packed
 
-KINDS = ("auto", "chunked", "splash", "cudnn")
 # Of `splash`'s output and its log-sum-exp: the remat policy 'attention' keeps them.
 SAVED = "attention"
 _LANES, BLOCK = 128, 1024

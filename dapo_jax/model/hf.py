@@ -27,20 +27,8 @@ from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from tqdm import tqdm
 
 from dapo_jax import bars, gate, parallel
-from dapo_jax.model import qwen2
-from dapo_jax.model.hf_format import (
-    DTYPES,
-    INDEX,
-    SINGLE,
-    Header,
-    Weight,
-    config_json,
-    open_file,
-    read_headers,
-    read_json,
-    read_shape,
-    weights,
-)
+from dapo_jax.model import hf_format, qwen2
+from dapo_jax.model.hf_format import DTYPES, Header, Weight, read_shape
 from dapo_jax.model.qwen2 import Params, Shape
 
 __all__ = ["Model", "load", "load_params", "read_shape", "resolve", "save"]
@@ -119,17 +107,13 @@ def load_params(
     ValueError: see `hf_format.read_headers`, before a weight is read; a weight is not finite.
     """
     path, dtype = Path(path), jnp.dtype(dtype)
-    tell = lambda: {n: [str(h[0]), *h[1:]] for n, h in read_headers(path, shape).items()}
-    headers = {
-        name: Header(Path(file), stored, tuple(size))
-        for name, (file, stored, size) in parallel.of_main_process(tell).items()
-    }
-    params = {}
+    headers = parallel.of_main_process(lambda: hf_format.read_headers(path, shape))
+    headers, params = {name: Header(*header) for name, header in headers.items()}, {}
     total, show = sum(h.nbytes for h in headers.values()), parallel.is_main_process()
     how = dict(desc=f"loading {path.name}", unit="B", unit_scale=True)
     with bars.bar(total=total, **how, show=show) as bar:
         # Largest first: a tensor's passing copies then exist while little else does.
-        for w in sorted(weights(shape), key=lambda w: -w.size):
+        for w in sorted(hf_format.weights(shape), key=lambda w: -w.size):
             params[w.keys] = _load_weight(w, headers, mesh, rules, dtype, bar)
     return unflatten_dict(params)
 
@@ -137,7 +121,12 @@ def load_params(
 def _load_weight(w: Weight, headers, mesh, rules, dtype, bar: tqdm) -> jax.Array:
     layer_sharding = _sharding(w.axes, mesh, rules)
     if jax.process_count() == 1 and len(w.names) * w.size <= _SMALL:
-        layers = [_read_small(headers[name], name, w, dtype, bar) for name in w.names]
+        layers = []  # in our layout and of `dtype`, as the programs below would make them
+        for name in w.names:
+            x = _read_whole(headers[name], name, w)
+            _require_finite(np.isfinite(x).all(), headers[name], name)
+            bar.update(headers[name].nbytes)
+            layers.append(x.astype(dtype))
         if not w.stacked:
             return jax.device_put(layers[0], layer_sharding)
         return jax.device_put(np.stack(layers), _sharding(("layers", *w.axes), mesh, rules))
@@ -160,17 +149,9 @@ def _load_weight(w: Weight, headers, mesh, rules, dtype, bar: tqdm) -> jax.Array
     return stack
 
 
-def _read_small(header: Header, name: str, w: Weight, dtype, bar: tqdm) -> np.ndarray:
-    """One tensor in our layout and of `dtype`, as the programs of `_load_weight` would make it."""
-    x = _read_whole(header, name, w)
-    if not np.isfinite(x).all():
-        raise _not_finite(header, name)
-    bar.update(header.nbytes)
-    return x.astype(dtype)
-
-
-def _not_finite(header: Header, name: str) -> ValueError:
-    return ValueError(f"{header.file}: {name} holds NaN or infinity; fetch it again")
+def _require_finite(finite, header: Header, name: str) -> None:
+    if not finite:
+        raise ValueError(f"{header.file}: {name} holds NaN or infinity; fetch it again")
 
 
 def _set_layer(stack, layer, i, as_bits: bool):
@@ -195,7 +176,7 @@ def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: 
     make = lambda part: jax.make_array_from_callback(w.shape, sharding, part).block_until_ready()
     if jax.process_count() == 1:
         # Opened once a tensor: the file is mapped into memory, and pages once read stay resident.
-        with open_file(header.file) as f:
+        with hf_format.open_file(header.file) as f:
             stored = f.get_slice(name)
             # Replicas share what was read.
             read = functools.cache(lambda *ranges: _for_xla(_read(stored, w, ranges)))
@@ -206,8 +187,7 @@ def _load_tensor(header: Header, name: str, w: Weight, sharding: Sharding, bar: 
             whole[...] = _read_whole(header, name, w)
         parallel.broadcast(whole)
         x = make(_for_xla(whole).__getitem__)
-    if not _all_finite(x):
-        raise _not_finite(header, name)
+    _require_finite(_all_finite(x), header, name)
     bar.update(header.nbytes)
     return x
 
@@ -223,7 +203,7 @@ def _all_finite(x):
 
 
 def _read_whole(header: Header, name: str, w: Weight) -> np.ndarray:
-    with open_file(header.file) as f:
+    with hf_format.open_file(header.file) as f:
         return _read(f.get_slice(name), w, tuple((0, n) for n in w.shape))
 
 
@@ -270,6 +250,7 @@ def save(
         raise ValueError(f"{path}: exists already; choose another directory or remove it")
     small = _small_files(tokenizer_dir, shape, dtype)
     files, index = _plan(shape, jnp.dtype(dtype).itemsize, shard_bytes)
+    small |= {hf_format.INDEX: index} if len(files) > 1 else {}
     flat, writes = flatten_dict(params), parallel.is_main_process()
     partial, wrong = path.with_name(path.name + ".partial"), None
     if writes:
@@ -290,7 +271,7 @@ def save(
                 pass
     try:
         if writes and not wrong:
-            for name, content in (small | ({INDEX: index} if len(files) > 1 else {})).items():
+            for name, content in small.items():
                 (partial / name).write_bytes(content)
             partial.rename(path)
     except OSError as error:
@@ -306,12 +287,12 @@ def _plan(c: Shape, itemsize: int, shard_bytes: int) -> tuple[dict[str, Tensors]
     """(file name -> its tensors in the network's order, the index that lists them); files of at
     most `shard_bytes`."""
     place = lambda w, i: 1 + i if w.stacked else 0 if w.keys == ("embed",) else 1 + c.num_layers
-    tensors = [(w, i) for w in weights(c) for i in range(len(w.names))]
+    tensors = [(w, i) for w in hf_format.weights(c) for i in range(len(w.names))]
     named = {w.names[i]: (w, i) for w, i in sorted(tensors, key=lambda tensor: place(*tensor))}
     split = huggingface_hub.split_state_dict_into_shards_factory(
         named,
         get_storage_size=lambda tensor: tensor[0].size * itemsize,
-        filename_pattern=SINGLE.replace(".", "{suffix}."),
+        filename_pattern=hf_format.SINGLE.replace(".", "{suffix}."),
         max_shard_size=shard_bytes,
     )
     listed = dict(sorted(split.tensor_to_filename.items()))
@@ -358,12 +339,12 @@ def _small_files(tokenizer_dir: str | Path | None, c: Shape, dtype: str) -> dict
             files |= {f.name: f.read_bytes() for f in source.glob(pattern) if f.is_file()}
         if not files:
             raise ValueError(f"{source}: no tokenizer files (tokenizer.json, vocab.json, ...)")
-        read = lambda file: read_json(file) if file.is_file() else {}
+        read = lambda file: hf_format.read_json(file) if file.is_file() else {}
         config, generation = read(source / "config.json"), read(source / "generation_config.json")
     kept = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
     config = {k: config[k] for k in kept if config.get(k) is not None}
     generation = generation or {k: v for k, v in config.items() if k.endswith("_token_id")}
-    files["config.json"] = _json(config_json(c, dtype) | config)
+    files["config.json"] = _json(hf_format.config_json(c, dtype) | config)
     files["generation_config.json"] = _json(generation)
     return files
 

@@ -4,6 +4,7 @@ names and layouts of the tensors, and the checked headers of the safetensors fil
 import contextlib
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ _COMPUTED = {
     "use_mrope": False,
     "attention_out_bias": False,
     "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
 }
 
 
@@ -111,9 +113,6 @@ _YARN = {"factor", "original_max_position_embeddings", "attention_factor", "beta
 def _rope(file: Path, config: dict) -> tuple[float, Yarn | None]:
     """From `rope_theta` and `rope_scaling`, or from newer files' `rope_parameters`: both in one."""
     yarn = None
-    if config.get("partial_rotary_factor", 1.0) != 1.0:
-        said = json.dumps(config["partial_rotary_factor"])
-        raise ValueError(f"{file}: partial_rotary_factor={said} is not supported, only 1.0")
     for field in ("rope_scaling", "rope_parameters"):
         rope = config.get(field, {})
         if not isinstance(rope, dict):
@@ -271,9 +270,9 @@ def weights(c: Shape) -> list[Weight]:
 
 
 class Header(NamedTuple):
-    """What a safetensors file says of one tensor."""
+    """What a safetensors file says of one tensor; as JSON, a list of its fields."""
 
-    file: Path
+    file: str
     dtype: str  # safetensors name
     shape: tuple[int, ...]
 
@@ -283,13 +282,13 @@ class Header(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_file(file: Path):
+def open_file(file: str):
     """safetensors.safe_open, for NumPy, with one-line errors."""
     try:
         with safe_open(file, framework="np") as f:
             yield f
     except (SafetensorError, OSError) as e:
-        size = f"{file.stat().st_size} bytes" if file.exists() else "no such file"
+        size = f"{os.path.getsize(file)} bytes" if os.path.exists(file) else "no such file"
         wrong = f"{file} ({size}): truncated, or not safetensors ({e}); fetch it again"
         raise ValueError(wrong) from e
 
@@ -333,7 +332,7 @@ def has_value_head(path: Path) -> bool:
 def _headers(path: Path) -> dict[str, Header]:
     """Headers of the one file, or of all that the index lists."""
     if (path / SINGLE).is_file():
-        return _file_headers(path / SINGLE)
+        return _file_headers(str(path / SINGLE))
     index = path / INDEX
     if not index.is_file():
         pickles = sorted(f.name for f in path.glob("*.bin"))
@@ -352,7 +351,7 @@ def _headers(path: Path) -> dict[str, Header]:
         raise ValueError(f"{path}: {many} ({_some(missing)}); fetch them")
     headers: dict[str, Header] = {}
     for file in files:
-        for name, header in _file_headers(path / file).items():
+        for name, header in _file_headers(str(path / file)).items():
             if listed.get(name, file) == file:  # of copies, the one that the index means
                 headers[name] = header
     if lost := sorted(set(listed) - set(headers)):
@@ -362,7 +361,7 @@ def _headers(path: Path) -> dict[str, Header]:
     return headers
 
 
-def _file_headers(file: Path) -> dict[str, Header]:
+def _file_headers(file: str) -> dict[str, Header]:
     with open_file(file) as f:
         slices = {name: f.get_slice(name) for name in f.keys()}  # noqa: SIM118
         return {n: Header(file, s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
@@ -370,14 +369,9 @@ def _file_headers(file: Path) -> dict[str, Header]:
 
 def _check_tied(path: Path, head: Header, embedding: Header) -> None:
     """A tied checkpoint may store its output head as well, but then it is the embedding."""
-    same = head[1:] == embedding[1:]
     with open_file(head.file) as f, open_file(embedding.file) as g:
-        a, b = f.get_slice("lm_head.weight"), g.get_slice("model.embed_tokens.weight")
-        # Neither is ever whole in memory.
-        starts, rows = range(0, head.shape[0] if same else 0, 4096), head.shape[0]
-        parts = (slice(i, min(i + 4096, rows)) for i in starts)
-        same = same and all(np.array_equal(a[part], b[part]) for part in parts)
-    if not same:
+        tensors = f.get_tensor("lm_head.weight"), g.get_tensor("model.embed_tokens.weight")
+    if not np.array_equal(*tensors):
         other = "tie_word_embeddings is true, but lm_head.weight is not the embedding"
         raise ValueError(f"{path}: {other}: correct config.json, or remove the tensor")
 

@@ -25,7 +25,7 @@ class Setup(NamedTuple):
     rules: parallel.Rules
     tx: optax.GradientTransformation
     dtype: str  # that networks compute in
-    offload: bool = False  # the optimizer's per-weight state rests in host memory
+    offload: bool = False  # the optimizer's per-weight state rests in host memory between updates
 
 
 class Learner:
@@ -34,9 +34,8 @@ class Learner:
     loss(kernel, params, batch, knobs) -> (loss, (sums, maxima)) of one micro-batch. A batch is a
     NamedTuple like `update.Batch`, with a field `micro_batches`; knobs have a field `lr`.
 
-    `update` donates params and opt_state. With `offload` the optimizer's per-weight state rests in
-    host memory and is on the device only while an update is applied; ValueError where the devices
-    cannot reach such memory.
+    `update` donates params and opt_state. ValueError: `offload`, and the devices cannot reach such
+    memory.
     """
 
     def __init__(self, shape: qwen2.Shape, setup: Setup, loss: Callable):

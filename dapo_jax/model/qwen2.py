@@ -71,7 +71,7 @@ class Shape(NamedTuple):
     init_std: float = 0.02
     scan_layers: bool = True
     remat: str = "full"
-    attention: str = "chunked"  # kernel of training; one of splash.KINDS
+    attention: str = "chunked"  # kernel of training (attention_kernels.choose)
     attention_chunk: int = 512
     head_chunk: int = 1024
     float32_head: bool = False  # the compute copy of the output weights stays float32
@@ -136,12 +136,12 @@ class Adapters(nnx.Module):
         r, weight = c.lora.rank, functools.partial(declare, rngs, layers=c.num_layers)
         for name, w in weights.items():
             inputs, (shape, axes) = w.in_axes, (w.shape[1:], w.axes[1:])
-            peft = f"base_model.model.{w.hf.removesuffix('weight')}lora_{{}}.weight"
-            a, b = (peft.replace("lora_{}", f"lora_{x}") for x in "AB")
             std = math.prod(shape[:inputs]) ** -0.5
             into, out = (*axes[:inputs], None), (None, *axes[inputs:])
-            setattr(self, f"{name}_a", weight((*shape[:inputs], r), into, _normal(std), a, inputs))
-            setattr(self, f"{name}_b", weight((r, *shape[inputs:]), out, _zeros, b, 1))
+            # Without a Hugging Face name: what is exported is merged.
+            a = weight((*shape[:inputs], r), into, _normal(std), "", inputs)
+            setattr(self, f"{name}_a", a)
+            setattr(self, f"{name}_b", weight((r, *shape[inputs:]), out, _zeros, "", 1))
 
 
 class Block(nnx.Module):

@@ -6,7 +6,6 @@ out, its youngest rows are evicted and made again later, to the same tokens. The
 prompt share its full pages, and get a copy of the last, partly filled one.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -118,12 +117,10 @@ class Engine:
         slots, batch = self.slots, self.prefill_rows * self.shards
         rows = self.geometry.row_pages
         number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)
-        lay = functools.partial(jax.tree.map, lambda x, s: x.update(sharding=s))
-
         weights = jax.eval_shape(self.programs.weights.to_decode_layout, params)
-        weights = lay(weights, self.programs.weights.layout)
+        weights = parallel.sharded(weights, self.programs.weights.layout)
         pool = jax.eval_shape(lambda: paged.new_pool(self.geometry, self.dtype))
-        pool = lay(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
+        pool = parallel.sharded(pool, paged.pool_sharding(self.geometry, self.mesh, self.rules))
 
         def per_slot(size):
             numbers = dict.fromkeys(sampler.Slots._fields, number(size))
@@ -200,15 +197,14 @@ class Engine:
         """
         g, limit = self.geometry, draw.max_tokens or self.response_tokens
         asks = self.slots if feed else max(len(requests), 1)
-        slots = min(-(-asks // self.slot_step) * self.step, self.slots)
-        sizes = dict(slots=slots, shards=self.shards, chunk=self.chunk, limit=limit)
+        slots = min(-(-asks // self.slot_step) * self.slot_step, self.slots)
         pages = dict(pages=g.pages, page_tokens=g.page_tokens, fixed=g.reader == "rows")
-        schedule = Schedule((), **sizes, **pages)
+        schedule = Schedule((), slots, self.shards, self.chunk, limit, **pages)
         table_SxR = np.zeros((slots, g.row_pages), np.int32)
         asked: list[Request] = []
         responses: list[Response | None] = []  # to each of `asked`
         steps = 0
-        tokens = replayed = chunks = prefilled = evicted = 0
+        tokens = replayed = chunks = evicted = 0
 
         def ask(new: Sequence[Request] | None) -> bool:
             """Queue the requests that the store has no response to. `feed` gets the others as whole
@@ -267,7 +263,6 @@ class Engine:
                 continue
             evicted += schedule.grow()
             new, copies = schedule.admit()
-            prefilled += len(new)
             pool = self._prefill(decode_params, pool, schedule, new)
             if copies:
                 pool = self._copy(pool, copies)
@@ -295,7 +290,7 @@ class Engine:
                     schedule.release(row.slot)
         self._pool = pool
         peak = schedule.peak / g.pages
-        return responses, Stats(tokens, steps, chunks, prefilled, evicted, peak, replayed)
+        return responses, Stats(tokens, steps, chunks, evicted, peak, replayed)
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
@@ -379,7 +374,9 @@ class Engine:
 
     def _response(self, row: Row, end: int) -> Response:
         """The response of a row that has ended. end: its tokens if `cut` ended it, else 0."""
-        tokens, logps, entropies = (x[: end or None] for x in _drawn(row))
+        parts = ([x[i, :n] for x in chunk[:3]] for chunk, i, n in row.parts)
+        columns = zip(*parts, strict=True)
+        tokens, logps, entropies = (np.concatenate(x)[: end or None] for x in columns)
         truncated = not end and int(tokens[-1]) not in self.stop_ids
         return Response(tokens, logps, entropies, truncated)
 
@@ -387,9 +384,3 @@ class Engine:
 def _part(row: Row, ended: bool) -> Part:
     chunk, i, n = row.parts[-1]
     return Part(row.index, row.emitted - n, *(x[i, :n].copy() for x in chunk[:3]), ended)
-
-
-def _drawn(row: Row) -> list[np.ndarray]:
-    """The row's tokens so far, their log-probs and entropies."""
-    parts = ([x[i, :n] for x in chunk[:3]] for chunk, i, n in row.parts)
-    return [np.concatenate(column) for column in zip(*parts, strict=True)]

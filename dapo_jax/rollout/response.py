@@ -37,7 +37,6 @@ class Stats(NamedTuple):
     tokens: int  # response tokens drawn and kept
     slot_steps: int  # slot x decode step, busy or idle
     chunks: int
-    prefilled: int  # prompts run; the other samples took theirs from a sibling
     evicted: int  # rows that had to be made again because the pages ran out
     peak_cache: float  # largest share of the pool in use
     replayed: int = 0  # of `tokens`: not drawn now, but found in `Watch.store`

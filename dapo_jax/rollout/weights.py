@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from dapo_jax import parallel
 from dapo_jax.model import qwen2
@@ -25,7 +25,9 @@ def decode_weights(
     """trained: the shape in training, whose adapters are merged. even_keys: for an int8 cache."""
     shape = trained.merged
     stacked = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
-    layout = stacked if shape.scan_layers else _one_by_one(shape, mesh, rules)
+    layer = jax.tree.map(lambda s: NamedSharding(mesh, P(*s.spec[1:])), stacked["blocks"])
+    apart = stacked | {"blocks": [layer] * shape.num_layers}
+    layout = stacked if shape.scan_layers else apart
 
     def convert(params):
         params = qwen2.merge(trained, params, dtype)
@@ -43,14 +45,6 @@ def decode_weights(
         return params if shape.scan_layers else _take_apart(params, layout["blocks"])
 
     return DecodeWeights(to_decode_layout, take, layout)
-
-
-def _one_by_one(shape, mesh, rules):
-    """Shardings of `qwen2.unstacked` weights."""
-    axes = qwen2.metadata(shape, "axes")
-    layer = parallel.shardings({k: a[1:] for k, a in axes["blocks"].items()}, mesh, rules)
-    rest = {k: a for k, a in axes.items() if k != "blocks"}
-    return parallel.shardings(rest, mesh, rules) | {"blocks": [layer] * shape.num_layers}
 
 
 def _take(w, like, sharding):

@@ -1,9 +1,7 @@
 """Golden logits and greedy responses of `transformers`, and the recipe of the weights behind them.
 
     pip install -r benchmarks/requirements-peers.txt
-    python tests/data/hf_golden/make.py          # rewrites golden.npz and greedy.npz beside it
-    python tests/data/hf_golden/make.py greedy   # only greedy.npz
-    python tests/data/hf_golden/make.py CASE...  # only these cases of golden.npz
+    python tests/data/hf_golden/make.py  # rewrites golden.npz and greedy.npz beside it
 
 Made once with torch 2.13.0 on CPU in float32 (eager attention), golden.npz by transformers 5.23.0,
 its cases after "head_dim" and greedy.npz by 5.12.1. Only tokens and logits are stored. The weights
@@ -17,7 +15,6 @@ CRC-32 of 'case/tensor name', so that order is of no matter:
 """
 
 import json
-import sys
 import zlib
 from pathlib import Path
 
@@ -172,13 +169,9 @@ def make_greedy():
 def main():
     import torch
 
-    named = sys.argv[1:]
-    if named in ([], ["greedy"]):
-        make_greedy()
-    if named == ["greedy"]:
-        return
-    out = dict(np.load(GOLDEN)) if named else {}
-    for case in named or CASES:
+    make_greedy()
+    out = {}
+    for case in CASES:
         with torch.no_grad():
             logits = torch_model(case)(torch.from_numpy(tokens(case))).logits
         assert logits.dtype == torch.float32
