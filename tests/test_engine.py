@@ -2,25 +2,21 @@
 
 import functools
 import logging
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from data.hf_golden import make as golden
 from jax.sharding import Mesh
 from rounding import reference
 from test_qwen2 import oracle_logits
 
 from dapo_jax import config, parallel
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import hf, one_cpu, qwen2
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request, Stats, Watch, total
-
-sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
-import make as golden
 
 SHAPE = qwen2.Shape(
     vocab_size=32, hidden_size=32, intermediate_size=32, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -84,21 +80,22 @@ def assert_records(params):
     near as float32 can be (rounding.py)."""
 
     @functools.cache
-    def expected(rows, temperature):
+    def expected(rows):
         tokens = np.zeros((len(rows), max(map(len, rows))), int)
         for i, row in enumerate(rows):
             tokens[i, : len(row)] = row
 
         def records(p):
-            logp = jax.nn.log_softmax(oracle_logits(SHAPE, p, tokens, jnp) / temperature)[:, :-1]
+            logits = oracle_logits(SHAPE, p, tokens, jnp)[:, :-1]
+            logp = jax.nn.log_softmax(logits / DRAW.temperature)
             taken = jnp.take_along_axis(logp, tokens[:, 1:, None], -1)[..., 0]
             return taken, -(jnp.exp(logp) * logp).sum(-1)
 
         return reference(records, params)
 
-    def check(requests, responses, temperature=DRAW.temperature):
+    def check(requests, responses):
         rows = tuple((*q.prompt, *r.tokens) for q, r in zip(requests, responses, strict=True))
-        values, bounds = expected(rows, temperature)
+        values, bounds = expected(rows)
         for i, (q, r) in enumerate(zip(requests, responses, strict=True)):
             n, at = len(r.tokens), len(q.prompt) - 1
             assert r.logps.shape == r.entropies.shape == (n,) and r.tokens.dtype == np.int32
@@ -155,17 +152,22 @@ def test_one_cpu_makes_no_copy_of_a_large_embedding():
         dict(page_tokens=8, cache_fraction=0.4, chunk=3),
         dict(page_tokens=16, slots=64, chunk=64, shape=SHAPE._replace(scan_layers=True)),
         dict(asked_every=8),
+        dict(large_vocabulary=32, slots=64),
     ],
     ids=str,
 )
 def test_tokens_depend_on_no_batch_chunk_or_mesh(
     how, params, requests, responses, assert_records, monkeypatch
 ):
-    """Nor on the order of requests, nor on how often is asked whether all rows have ended."""
-    if asked := how.get("asked_every"):
-        how = {}
+    """Nor on the order of requests, nor on how often is asked whether all rows have ended, nor on
+    whether rows are drawn apart, in no more slots than the requests want."""
+    how = dict(how)
+    asked, large = how.pop("asked_every", 0), how.pop("large_vocabulary", 0)
+    if asked:
         monkeypatch.setattr(sampler, "asked_every", lambda g, steps: asked)
-        monkeypatch.setattr(sampler, "programs", sampler.programs.__wrapped__)  # not others'
+    if large:
+        monkeypatch.setattr(one_cpu, "LARGE_VOCABULARY", large)
+    monkeypatch.setattr(sampler, "programs", sampler.programs.__wrapped__)  # not others'
     other = make_engine(**how)
     assert other.mesh.size == np.prod(how.get("mesh_shape", 1))
     order = np.random.default_rng(1).permutation(len(requests))
@@ -174,6 +176,7 @@ def test_tokens_depend_on_no_batch_chunk_or_mesh(
     got = [drawn[i] for i in np.argsort(order)]
     assert ids(got) == ids(responses)
     assert stats.tokens == sum(len(r.tokens) for r in responses)
+    assert not large or stats.slot_steps == len(requests) * RESPONSE
     assert [r.truncated for r in got] == [r.truncated for r in responses]
     assert_records(requests, got)
 
@@ -197,11 +200,6 @@ def test_each_request_may_have_its_own_nucleus(engine, weights, requests):
     together, _ = engine.generate(weights, asked, DRAW)
     assert ids(apart)[: len(requests)] != ids(apart)[len(requests) :]
     assert_same_bits(together, apart)
-
-
-def test_records_under_a_nucleus_are_of_the_whole(engine, weights, requests, assert_records):
-    got, _ = engine.generate(weights, requests, Draw(seed=5, temperature=0.7, top_p=0.6))
-    assert_records(requests, got, 0.7)
 
 
 def test_ends_are_told_by_flag_and_length(responses):

@@ -370,8 +370,8 @@ def _gather_scales(pages: Pages, table_BxQ):
 def _read_rows(g, q_SxHxd, pages, layer, rows, plan):
     S, H, d = q_SxHxd.shape
     K, C = pages[0].shape[0], g.page_tokens
-    if g.layers > 1:
-        pages = (jax.lax.dynamic_slice_in_dim(x, layer * g.pages, g.pages, axis=1) for x in pages)
+    if g.layers > 1 or g.pages > S:  # a call of few requests has fewer rows than the pool
+        pages = (jax.lax.dynamic_slice_in_dim(x, layer * g.pages, S, axis=1) for x in pages)
     keys, values, *scales = pages
     keys, values = keys.astype(q_SxHxd.dtype), values.astype(q_SxHxd.dtype)
     q = q_SxHxd.reshape(S, K, H // K, d).swapaxes(0, 1) * d**-0.5
