@@ -299,7 +299,7 @@ def broadcast(x: np.ndarray) -> None:
 
 
 def any_process(flag: bool) -> bool:
-    """Whether `flag` holds on any process; the same answer on all. A collective."""
+    """Whether `flag` holds on any process; the same answer on all. A collective, and a barrier."""
     if jax.process_count() == 1:
         return bool(flag)
     return bool(multihost_utils.process_allgather(np.bool_(flag)).any())
@@ -325,8 +325,3 @@ def bytes_on_device(tree) -> int:
 def is_main_process() -> bool:
     """Whether this is the process that writes files and talks."""
     return jax.process_index() == 0
-
-
-def all_processes(ok: bool) -> bool:
-    """Whether `ok` holds on all processes; all must ask at the same point. Also a barrier."""
-    return not any_process(not ok)

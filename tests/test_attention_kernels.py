@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from rounding import assert_near, reference
-from test_attention import inputs as attention_inputs, oracle, same_segment
+from test_attention import inputs as attention_inputs, oracle, same_segment, value_and_gradient
 from test_parallel import described
 
 from dapo_jax import config, parallel
@@ -26,39 +26,23 @@ def inputs(d):
     return attention_inputs((B, H, K, T, d))
 
 
-def dense(f, args, direction):
-    y, back = jax.vjp(f, *args)
-    return y, *back(jnp.asarray(direction, y.dtype))
-
-
-def value_and_grads(f, args, direction):
-    return jax.device_get(dense(f, args, direction))
-
-
-def of_oracle(direction):
-    return lambda *args: dense(lambda *a: oracle(*a, same_segment(SEGMENTS)), args, direction)
-
-
-def expected(args, direction):
-    with jax.enable_x64(True):
-        args = [jnp.asarray(x, jnp.float64) for x in args]
-        return jax.device_get(of_oracle(direction)(*args))
+def expected(args):
+    """`reference` of the oracle's gradients and attention."""
+    return reference(value_and_gradient(lambda *a: oracle(*a, same_segment(SEGMENTS))), args)
 
 
 @functools.cache
 def case(d):
-    """(inputs, direction, float64 attention and its gradients with the bound of float32)."""
-    args, direction = inputs(d), np.random.default_rng(1).normal(size=(B, H, T, d))
-    return args, direction, reference(of_oracle(direction), *args)
+    return inputs(d), expected(inputs(d))
 
 
 def assert_attends(attend, d):
-    args, direction, want = case(d)
-    assert_near(value_and_grads(attend, args, direction), want)
+    args, want = case(d)
+    assert_near(value_and_gradient(attend)(args), want)
 
 
 def assert_close(got, want, tolerance):
-    for a, b in zip(got, want, strict=True):
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b)
         assert np.abs(b).max() > 0.1
         assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
@@ -83,11 +67,10 @@ def test_splash_on_meshes(sizes):
 
 
 def test_splash_in_bfloat16():
-    args, direction = inputs(128), np.random.default_rng(1).normal(size=(B, H, T, 128))
-    low = [jnp.asarray(x, jnp.bfloat16) for x in args]
-    got = value_and_grads(lambda *a: splash.splash(*a, SEGMENTS), low, direction)
-    assert got[0].dtype == jnp.bfloat16
-    want = expected([np.asarray(x, np.float32) for x in low], direction)
+    low = tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs(128))
+    got = value_and_gradient(lambda *a: splash.splash(*a, SEGMENTS))(low)
+    assert got[1].dtype == jnp.bfloat16
+    want, _ = expected(tuple(np.asarray(x, np.float32) for x in low))
     assert_close(got, want, 10 * 2**-9)  # a few roundings to bfloat16 on the way to each
 
 

@@ -77,15 +77,6 @@ def test_nucleus_draws_follow_the_renormalized_nucleus(uniforms, top_p):
     assert chi_square(tokens, np.where(mask, p, 0) / p[mask].sum()) < LIMIT
 
 
-def test_uniforms_are_uniform_and_in_range(uniforms):
-    assert uniforms.min() >= 0 and uniforms.max() < 1
-    counts = np.histogram(uniforms, bins=8, range=(0, 1))[0]
-    assert np.sum((counts - 25_000) ** 2 / 25_000) < LIMIT
-    per_token = uniforms.reshape(800, 250)
-    assert abs(np.corrcoef(per_token[:, :-1].ravel(), per_token[:, 1:].ravel())[0, 1]) < 0.01
-    assert abs(np.corrcoef(per_token[:-1].ravel(), per_token[1:].ravel())[0, 1]) < 0.01
-
-
 def test_uniforms_belong_to_their_counter():
     """The same number in whatever row, batch or order it is asked for."""
     counters = [(s, g, t) for s in (0, 1, 2**31 - 1) for g in (0, 1, 5) for t in (0, 1, 9)]
@@ -104,31 +95,18 @@ def test_uniforms_belong_to_their_counter():
     assert not set(make(4, counters)) & set(together.values())
 
 
-# Sums of small integers and eighths of them are exact in float32, so ties and boundaries are too.
-@settings(max_examples=150)
+# Sums of such integers and eighths of them are exact in float32, of whatever power of two they are
+# multiples; so ties and boundaries are too.
+@settings(max_examples=300)
 @given(
-    st.lists(st.integers(0, 6), min_size=12, max_size=12).filter(any),
+    st.lists(st.integers(0, 6) | st.integers(0, 2**17), min_size=12, max_size=12).filter(any),
     st.integers(1, 8),
+    st.integers(-100, 80),
 )
-def test_nucleus_is_the_sorted_one(weights, eighths):
-    got = nucleus_jit(np.array([weights], np.float32), eighths / 8)[0]
+def test_nucleus_is_the_sorted_one(weights, eighths, power):
+    weights = np.ldexp(np.float32(weights), power)
+    got = nucleus_jit(weights[None], eighths / 8)[0]
     np.testing.assert_array_equal(got, nucleus_oracle(weights, eighths / 8))
-
-
-def test_nucleus_of_real_weights():
-    """Random weights over 30 orders of magnitude, away from boundaries that rounding decides."""
-    rng = np.random.default_rng(0)
-    weights = np.exp(rng.normal(size=(300, 40)) * rng.choice([0.1, 1, 8], (300, 1)))
-    weights = weights.astype(np.float32)
-    for top_p in (1e-6, 0.1, 0.5, 0.9, 0.99):
-        got = np.asarray(nucleus_jit(weights, top_p))
-        checked = 0
-        for row, mask in zip(weights, got, strict=True):
-            near = {nucleus_oracle(row, top_p * (1 + e)).tobytes() for e in (-1e-5, 0, 1e-5)}
-            if len(near) == 1:
-                checked += 1
-                np.testing.assert_array_equal(mask, nucleus_oracle(row, top_p))
-        assert checked > 250
 
 
 def test_greedy_takes_the_first_of_the_most_likely_and_records_temperature_1():
@@ -167,26 +145,7 @@ def test_records_are_of_the_full_distribution_at_temperature(mode, temperature):
         assert_near((drawn.logp_S, drawn.entropy_S), exact)
 
 
-def test_bfloat16_logits_are_drawn_in_float32():
-    rounded = jnp.asarray(LOGITS, jnp.bfloat16)
-    out = draw_jit(rounded[None], np.float32([0.5]), 1.0, 1.0, mode="full")
-    p = softmax(np.asarray(rounded, np.float64))
-    np.testing.assert_allclose(out.logp_S, np.log(p[out.token_S]), atol=1e-6)
-
-
 LAST = np.float32(1 - 2**-23)  # the largest that `uniform` can give
-
-
-@pytest.mark.parametrize("mode", ["full", "top_p"])
-def test_a_token_of_weight_zero_is_never_drawn(mode):
-    rng = np.random.default_rng(2)
-    logits = rng.normal(size=(2000, 32)).astype(np.float32)
-    logits[rng.random(logits.shape) < 0.6] = -np.inf
-    logits[:, 16] = 0.0
-    u = rng.random(2000).astype(np.float32)
-    u[:300], u[300:600] = 0.0, LAST
-    tokens = np.asarray(draw_jit(logits, u, 1.0, 0.9, mode=mode).token_S)
-    assert np.isfinite(logits[np.arange(2000), tokens]).all()
 
 
 def test_a_cumulative_sum_that_is_not_monotone_draws_no_token_of_weight_zero(monkeypatch):
@@ -228,8 +187,3 @@ def test_blocks_near_the_square_root():
     assert [draw.blocks(v) for v in (48, 50257, 151936, 152064)] == [
         (8, 6), (128, 393), (128, 1187), (384, 396),
     ]  # fmt: skip
-
-
-def test_no_nucleus_is_drawn_by_the_program_without_one():
-    modes = [draw.Draw(0, temperature=t, top_p=p).mode for t, p in ((1, 1), (1, 0.99), (0, 1))]
-    assert modes == ["full", "top_p", "greedy"]

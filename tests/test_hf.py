@@ -2,15 +2,14 @@
 
 import importlib.util
 import json
-import sys
 from fnmatch import fnmatch
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from data.hf_golden import make as golden  # the recipe of the weights
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from rounding import assert_as_near
@@ -20,9 +19,6 @@ from test_qwen2 import oracle_logits
 from dapo_jax import config, parallel
 from dapo_jax.convert import agreement, transformers_logits
 from dapo_jax.model import hf, qwen2
-
-sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
-import make as golden  # the recipe of the weights, beside the logits
 
 CASE = "head_dim"  # the smallest; every dimension differs from every other
 RULES = config.base().sharding.train.to_dict()

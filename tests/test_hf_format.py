@@ -2,24 +2,15 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from data.hf_golden import make as golden
 from tables import cases
+from test_hf import CASE, load_params
 
 from dapo_jax.model import hf, hf_format, qwen2
-
-sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
-import make as golden
-
-CASE = "head_dim"  # the smallest; every dimension differs from every other
-
-
-def load_params(directory):
-    return hf.load_params(directory, hf.read_shape(directory))
-
 
 # config.json of Qwen2.5-0.5B
 PUBLISHED = {
@@ -80,14 +71,6 @@ def test_weights_that_are_not_finite(tmp_path, value):
     directory = golden.write(tmp_path, CASE, state=tensors)
     with pytest.raises(ValueError, match="model.norm.weight holds NaN or infinity"):
         load_params(directory)
-
-
-def test_weights_cover_the_tree(tmp_path):
-    """Each tensor of the recipe, which is transformers' naming, belongs to one weight and back."""
-    for case, settings in golden.CASES.items():
-        c = read(tmp_path, settings)
-        found = {n: w.hf_shape for w in hf_format.weights(c) for n in w.names}
-        assert found == golden.shapes(settings), case
 
 
 def test_stored_head_of_a_tied_model(tmp_path):

@@ -41,7 +41,7 @@ def export(
                 _prune(home, step, config.checkpoint.export_keep)
         except Exception as error:  # of a disk, or of a bucket's client
             wrong = gate.describe(error)
-    if not parallel.all_processes(not wrong):
+    if parallel.any_process(bool(wrong)):
         why = wrong or "on another process"
         say(f"warning: step {step} is not exported to {target}: {why}; training goes on")
 

@@ -68,7 +68,7 @@ def newest(
         for other in damaged:
             kept_in = checkpoint.set_aside(directory, other).parent
         say(f"warning: going on from step {step}; what is damaged is kept in {kept_in}")
-    parallel.all_processes(True)  # no process writes before they are moved
+    parallel.any_process(False)  # a barrier: no process writes before they are moved
     return state
 
 

@@ -106,7 +106,7 @@ class Saver:
             raise
         except Exception as error:  # of the file system, Orbax or tensorstore
             wrong = " ".join(str(error).split())[:300] or type(error).__name__
-        if parallel.all_processes(not wrong):
+        if not parallel.any_process(bool(wrong)):
             return True
         self._failures += 1
         if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8, ...

@@ -90,9 +90,6 @@ class Kernels(NamedTuple):
     rows_apart: bool = False  # a token is drawn for one row after the other
 
 
-GENERAL = Kernels()
-
-
 def choose(mesh: Mesh, shape: qwen2.Shape, dtype) -> Kernels:
     """The kernels of a network of this shape that computes in `dtype` on these devices."""
     cpu = mesh.devices.flat[0].platform == "cpu"

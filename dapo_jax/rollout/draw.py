@@ -143,11 +143,9 @@ def draw(
 ) -> Drawn:
     """`mode` (static): 'full' draws from the whole distribution, 'top_p' from its nucleus (of a
     row at 1, from all of it: the same token as by 'full'), and 'greedy' takes the most likely token
-    (recorded at temperature 1). top_p: float32, of all rows or [S]."""
-    scaled = logits_SxV.astype(jnp.float32)
-    if mode != "greedy":
-        scaled = scaled / temperature
-    shifted_SxV = scaled - scaled.max(-1, keepdims=True)
+    (recorded at temperature 1). logits and top_p: float32; top_p: of all rows or [S]."""
+    scaled_SxV = logits_SxV if mode == "greedy" else logits_SxV / temperature
+    shifted_SxV = scaled_SxV - scaled_SxV.max(-1, keepdims=True)
     weight_SxV = jnp.exp(shifted_SxV)
     total_S = weight_SxV.sum(-1)
     if mode == "greedy":
