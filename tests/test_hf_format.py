@@ -106,7 +106,6 @@ def _no_weights(directory: Path):
 BROKEN_FILES = [
     (lambda d: (d / SHARD).unlink(), "1 of 3 safetensors files are missing"),
     (lambda d: os.truncate(d / SHARD, (d / SHARD).stat().st_size - 100), "bytes.: truncated"),
-    (lambda d: (d / SHARD).write_bytes(b""), f"{SHARD} .0 bytes.: truncated"),
     (lambda d: (d / SHARD).write_bytes(b"x" * 999), f"{SHARD} .* not safetens"),
     (lambda d: (d / INDEX).write_text("{"), r"index\.json: not valid JSON"),
     (lambda d: (d / INDEX).write_text("{}"), "index.json: corrupt: no weight_map"),
@@ -129,14 +128,12 @@ def test_broken_files(tmp_path, damage, message):
     assert "\n" not in str(e.value)
 
 
-K_BIAS, O_BIAS = (f"model.layers.{i}.self_attn.{x}_proj.bias" for i, x in ((1, "k"), (0, "o")))
+K_BIAS = "model.layers.1.self_attn.k_proj.bias"
 UP, LATER = (f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 2))
 ZEROS = lambda *shape: np.zeros(shape, np.float32)
 WRONG_TENSORS = [
-    ({K_BIAS: None}, f"1 tensors missing .{K_BIAS}."),
-    ({"lm_head.weight": None}, "lm_head.weight.*tie_word_embeddings=false"),
-    ({O_BIAS: ZEROS(20)}, "1 tensors unexpected .*o_proj.bias"),
-    ({LATER: ZEROS(100, 20)}, "unexpected .*num_hidden_layers=2"),
+    ({K_BIAS: None}, f"1 tensors missing .{K_BIAS}. .*tie_word_embeddings=false"),
+    ({LATER: ZEROS(100, 20)}, f"1 tensors unexpected .{LATER}. .*num_hidden_layers=2"),
     ({NORM: ZEROS(19)}, r"model.norm.weight has shape \[19\], but config.json wants \[20\]"),
     ({UP: ZEROS(20, 100)}, r"up_proj.weight has shape \[20, 100\], but .* wants \[100, 20\]"),
     ({NORM: np.ones(20, np.int32)}, "model.norm.weight has dtype I32, not one of"),
