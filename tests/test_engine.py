@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from data.hf_golden import make as golden
-from jax.sharding import Mesh
 from rounding import reference
-from test_qwen2 import oracle_logits
+from test_qwen2 import mesh_of, oracle_logits
 
-from dapo_jax import config, parallel
+from dapo_jax import config
 from dapo_jax.model import hf, one_cpu, qwen2
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
@@ -29,10 +28,9 @@ DRAW = Draw(seed=5, temperature=0.9)
 
 
 def make_engine(mesh_shape=(1, 1, 1), shape=SHAPE, **how):
-    devices = np.array(jax.devices()[: np.prod(mesh_shape)]).reshape(mesh_shape)
     sizes = dict(slots=8, chunk=16, prompt_tokens=PROMPT, response_tokens=RESPONSE)
     usual = dict(**sizes, prefill_prompts=4, stop_ids=STOPS, dtype="float32")
-    return Engine(shape, Mesh(devices, parallel.AXES), RULES, **usual | how)
+    return Engine(shape, mesh_of(mesh_shape), RULES, **usual | how)
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from data.hf_golden import make as golden  # the recipe of the weights
 from flax.traverse_util import flatten_dict
-from jax.sharding import Mesh
 from rounding import assert_as_near
 from safetensors.numpy import load_file
-from test_qwen2 import oracle_logits
+from test_qwen2 import mesh_of, oracle_logits
 
 from dapo_jax import config, parallel
 from dapo_jax.convert import agreement, transformers_logits
@@ -22,7 +21,7 @@ from dapo_jax.model import hf, qwen2
 
 CASE = "head_dim"  # the smallest; every dimension differs from every other
 RULES = config.base().sharding.train.to_dict()
-MESH = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), parallel.AXES)
+MESH = mesh_of((2, 2, 2))
 live = pytest.mark.skipif(
     not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")),
     reason="needs torch and transformers (benchmarks/requirements-peers.txt)",
