@@ -98,10 +98,7 @@ class Engine:
         # The last rows of a call: a token of 2,048 slots of which a few are busy takes its time.
         rows = slots // self.shards
         self.few = slots // 4 if self.geometry.reader == "kernel" and rows % 32 == 0 else 0
-        # Where a token takes its time by rows, calls of fewer requests have slots in these steps.
-        # By what is asked and not by what is left of it: a replay decodes by the same programs.
-        by_rows = kernels.choose(mesh, self.shape, dtype).rows_apart and slots % 8 == 0
-        self.slot_step = slots // 8 if by_rows else slots
+        self.by_rows = kernels.choose(mesh, self.shape, dtype).rows_apart
         self._pool = None
 
     def decode_params(self, params, keep: bool = True):
@@ -196,8 +193,13 @@ class Engine:
             the call: a response that has not ended is None.
         """
         g, limit = self.geometry, draw.max_tokens or self.response_tokens
-        asks = self.slots if feed else max(len(requests), 1)
-        slots = min(-(-asks // self.slot_step) * self.slot_step, self.slots)
+        slots = self.slots
+        if self.by_rows and not feed:
+            # A token takes its time by rows: hardly more than there are requests, in few sizes,
+            # each of which compiles. A response that the store has counts, or a replay would
+            # decode by another program.
+            step = max(8, 2 ** len(requests).bit_length() // 8)
+            slots = min(max(-(-len(requests) // step), 1) * step, slots)
         pages = dict(pages=g.pages, page_tokens=g.page_tokens, fixed=g.reader == "rows")
         schedule = Schedule((), slots, self.shards, self.chunk, limit, **pages)
         table_SxR = np.zeros((slots, g.row_pages), np.int32)
