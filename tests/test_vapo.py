@@ -451,7 +451,6 @@ def test_a_run_without_a_value_model_is_no_start_for_one(whole_run, tmp_path):
         {"loss.kl_coef": 0.1, "optim.offload": True},
         {"model.lora.rank": 2, "model.dtype": "bfloat16"},
         {"rollout.staleness": 1, "loss.importance_cap": 5.0, "rollout.chunk": 4},
-        {"dynamic_sampling.surplus": "carry"},
         {
             "critic.bootstrap_truncated": True,
             "rollout.max_response_tokens": 6,
