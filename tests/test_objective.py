@@ -95,10 +95,8 @@ def test_k3_against_float64():
 def test_coefficients_from_config():
     off = make(dual_clip=0.0)
     assert off.dual_clip == off.entropy_enough == np.inf
-    on = make(dual_clip=10.0, entropy_coef=0.01, entropy_enough=0.5)
-    assert (on.dual_clip, on.entropy_coef, on.entropy_enough) == tuple(
-        map(np.float32, (10, 0.01, 0.5))
-    )
+    on = make(dual_clip=10.0, entropy_coef=0.25, entropy_enough=0.5)
+    assert (on.dual_clip, on.entropy_coef, on.entropy_enough) == (10.0, 0.25, 0.5)
 
 
 # --- what a token weighs --------------------------------------------------------------------------
