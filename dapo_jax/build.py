@@ -278,23 +278,12 @@ def compiling(config, m: Machine) -> Iterator[None]:
             thread.shutdown(cancel_futures=True)
 
 
-ADAPTERS_SEED = 1 << 20  # folded in: no weight of the network has it
-
-
 def initial_params(config, m: Machine) -> qwen2.Params:
     """Weights of the model directory, or random ones from the seed; in the training layout, without
     adapters."""
     if m.model_dir:
         return hf.load_params(m.model_dir, m.shape, m.mesh, config.sharding.train.to_dict())
     return m.trainer.init_params(np.asarray(jax.random.key_data(jax.random.key(config.seed))))
-
-
-def with_adapters(config, m: Machine, params: qwen2.Params) -> qwen2.Params:
-    """What a run trains: `params`, and adapters (LoRA) from the seed where the config has them."""
-    if not config.model.lora.rank:
-        return params
-    key = jax.random.fold_in(jax.random.key(config.seed), ADAPTERS_SEED)
-    return m.trainer.adapted(params, np.asarray(jax.random.key_data(key)))
 
 
 EVALUATION_SEED = 1 << 20  # added: evaluation never shares uniforms with training

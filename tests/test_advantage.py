@@ -15,20 +15,6 @@ def normalize(rewards, counted=None, **fields):
     return group_normalize(np.array(rewards), Advantage(**fields), counted)
 
 
-@pytest.mark.parametrize(
-    ("ddof", "correct", "right", "wrong"),
-    [
-        (1, 1, 3.749992, -0.249999), (1, 4, 1.677049, -0.559016), (1, 8, 0.968245, -0.968245),
-        (1, 15, 0.249999, -3.749992), (0, 1, 3.872975, -0.258198), (0, 8, 0.999999, -0.999999),
-    ],
-)  # fmt: skip
-def test_sixteen_responses(ddof, correct, right, wrong):
-    got = normalize([np.where(np.arange(16) < correct, 1.0, -1.0)], ddof=ddof, epsilon=1e-6)
-    expected = [np.where(np.arange(16) < correct, right, wrong)]
-    np.testing.assert_allclose(got, expected, atol=1.5e-6)
-    assert got.dtype == np.float32
-
-
 def oracle(rewards, counted, ddof, epsilon):
     """One group, with Python's statistics, which share nothing with the code under test."""
     kept = [r for r, c in zip(rewards, counted, strict=True) if c]
@@ -54,16 +40,7 @@ def test_against_python_statistics(data):
     masks = counted or [[True] * G] * N
     expected = [oracle(r, c, ddof, epsilon) for r, c in zip(rewards, masks, strict=True)]
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_responses_left_out_change_nothing_and_get_zero():
-    small = normalize([[1.0, -1.0, -1.0]])
-    for outlier in (-2.0, 50.0):
-        got = normalize([[1.0, -1.0, outlier, -1.0]], [[1, 1, 0, 1]])
-        np.testing.assert_array_equal(got[:, [0, 1, 3]], small)
-        assert got[0, 2] == 0
-    for counted in ([0, 0, 0], [0, 1, 0]):  # fewer than two teach nothing
-        assert not normalize([[1.0, -1.0, 1.0]], [counted]).any()
+    assert got.dtype == np.float32
 
 
 @pytest.mark.parametrize("value", [1.0, -1.0, 0.1, -1.7312, 1 / 3])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from test_curriculum import saved
+from test_curriculum import Cut, saved
 from test_engine import DRAW, make_engine, params, requests  # noqa: F401
 from test_train import assert_same_bits, run, small, without_clocks
 
@@ -205,10 +205,6 @@ def test_rows_go_on_in_later_steps(whole_run):
     assert {r["staleness/age_max"] for r in records[1:]} == {0, 1}
     assert max(r["staleness/parked_tokens"] for r in records[1:]) > 0
     assert [r["spent/tokens"] for r in records[1:]] == [s.counters.tokens for s, _ in told]
-
-
-class Cut(Exception):
-    """What ends a run in these tests."""
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])

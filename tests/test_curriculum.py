@@ -163,12 +163,6 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
         cursor, carried = got.next_position, got.carried
 
 
-def test_a_problem_comes_back_after_its_epochs():
-    c = settings(pass_rate_cap=0.9, revisit_epochs=2)
-    rates = Rates(np.array([1.0, 0.5]), np.ones(2, np.int32), np.array([3, 3], np.int32))
-    assert [e for e in (3, 4, 5, 6) if curriculum.due(c.curriculum, rates, e)[0]] == [3, 6]
-
-
 def test_a_few_problems_left_are_drawn_once_a_step_which_says_so():
     """One of four is left: it is not the whole batch, however many that wants."""
     c, stream, rates = settings(pass_rate_cap=0.9), problems.stream(range(4), 0), retired(4, 0)
@@ -327,21 +321,6 @@ def test_cut_within_a_step_and_resumed_is_left_alone(whole, chunks, tmp_path):
     assert json.dumps(numbers(tmp_path)) == json.dumps(numbers(whole[0]))
     for step in range(1, 7):
         assert test_train.rollouts(tmp_path, step) == test_train.rollouts(whole[0], step)
-
-
-@pytest.mark.slow
-def test_slots_and_mesh_decide_nothing(whole, tmp_path):
-    c = small(6)
-    c.rollout.slots, c.rollout.chunk, c.mesh.data, c.mesh.fsdp = 24, 3, 2, 4
-    run(c, tmp_path)
-    decided = lambda w: [
-        {k: v for k, v in r.items() if k.startswith(("curriculum/", "sampling/gr", "spent/"))}
-        for r in numbers(w)
-    ]
-    assert decided(tmp_path) == decided(whole[0])
-    for name in Rates._fields:
-        a, b = (saved(w, 6)["carried"][name] for w in (tmp_path, whole[0]))
-        np.testing.assert_array_equal(a, b)
 
 
 def test_what_was_kept_is_left_behind_where_it_is_off():

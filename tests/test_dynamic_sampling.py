@@ -56,25 +56,11 @@ outcomes = st.lists(st.integers(0, 4), min_size=1, max_size=12).filter(
 rates = st.floats(1 / 64, 1.0)
 
 
-@given(outcomes, st.integers(0, 50), st.integers(1, 8), rates)
-def test_first_mixed_groups_of_the_stream(correct, start, need, rate):
-    """The expected batch is computed without the accept rate, so it cannot depend on it. The cursor
-    ends right behind the last group used, and draws go through the stream without a gap."""
-    stream = Stream(correct)
-    got = collect(stream, start=start, need=need, accept_rate=rate)
-    expected = list(itertools.islice(stream.mixed(start), need))
-    assert positions(got.groups) == expected
-    assert got.next_position == expected[-1] + 1
-    assert got.carried == []
-    asked = [p for r in stream.asked for p in r]
-    assert asked == positions(got.drawn) == list(range(start, start + len(asked)))
-    assert got.rounds == len(stream.asked)
-
-
 @given(outcomes, st.integers(1, 5), st.lists(rates, min_size=2, max_size=6))
 def test_steps_lose_no_problem_and_use_none_twice(correct, need, step_rates):
-    """Over many steps, with any accept rates, both ways of treating a surplus use the same groups
-    in the same order; carrying never samples a problem again."""
+    """Over many steps, with any accept rates, both ways of treating a surplus use the first mixed
+    groups of the stream, in its order. Carrying never samples a problem again; dropping leaves the
+    cursor right behind the last group used."""
     expected = list(itertools.islice(Stream(correct).mixed(0), need * len(step_rates)))
     for surplus in ("drop", "carry"):
         stream, cursor, carried, used = Stream(correct), 0, [], []
@@ -83,6 +69,8 @@ def test_steps_lose_no_problem_and_use_none_twice(correct, need, step_rates):
                 stream, start=cursor, need=need, accept_rate=rate, surplus=surplus, carried=carried
             )
             used += positions(got.groups)
+            assert positions(got.drawn) == list(range(cursor, cursor + len(got.drawn)))
+            assert surplus == "carry" or (got.carried, got.next_position) == ([], used[-1] + 1)
             cursor, carried = got.next_position, got.carried
         assert used == expected
         if surplus == "carry":

@@ -29,8 +29,6 @@ def naive_best_fit(lengths, capacity):
 def test_best_fit(lengths, capacity):
     bins = packing.best_fit(lengths, capacity)
     assert bins == naive_best_fit(lengths, capacity)
-    assert sorted(i for b in bins for i in b) == list(range(len(lengths)))
-    assert all(sum(lengths[i] for i in b) <= capacity for b in bins)
 
 
 def pack(items, row_tokens, micro_rows, max_items, **more):

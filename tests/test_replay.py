@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import Mesh
 
 from dapo_jax import algorithm, config, parallel
+from dapo_jax.config import presets as recipes
 from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
@@ -36,8 +37,11 @@ RECORD = [
 
 def presets():
     """Learning rates and temperature such that float32 shows every step, and ratios get clipped."""
-    for name, lr in (("paper", 4.0), ("verl", 2.0), ("grpo", 0.4), ("grpo with KL", 0.4)):
+    rates = {"paper": 4.0, "verl": 2.0, "grpo": 0.4, "grpo with KL": 0.4, "grpo as Dr. GRPO": 0.4}
+    for name, lr in rates.items():
         c = getattr(config, name.split()[0])()
+        if name == "grpo as Dr. GRPO":
+            recipes.dr_grpo(c)
         c.optim.lr = lr
         c.rollout.temperature = 0.8
         c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
@@ -65,13 +69,16 @@ def reward_of(tokens, correct, preset):
     return r
 
 
-def advantages(responses, preset):
+def advantages(responses, c, preset):
     r = np.array([reward_of(tokens, correct, preset) for tokens, correct in responses])
-    return (r - r.mean()) / (r.std(ddof=1) + 1e-6)
+    divisor = r.std(ddof=1) + 1e-6 if c.advantage.scale == "group" else 1.0
+    return (r - r.mean()) / divisor
 
 
-def weights(lengths, preset):
+def weights(lengths, c, preset):
     """What one token of each response weighs."""
+    if c.loss.normalizer == "constant":  # Dr. GRPO: mean over responses of their sums over L_max
+        return [1 / len(lengths) / LONGEST] * len(lengths)
     if preset == "paper":  # mean over the mini-batch's tokens
         return [1 / sum(lengths)] * len(lengths)
     if preset == "grpo":  # mean over responses of their token means
@@ -89,7 +96,9 @@ def gradient(table, reference, minibatch, c, preset, seen):
     low, high = 0.2, 0.2 if preset == "grpo" else 0.28
     grad = np.zeros_like(table)
     lengths = [len(tokens) for _, tokens, _, _ in minibatch]
-    for weight, (prompt, tokens, A, old) in zip(weights(lengths, preset), minibatch, strict=True):
+    for weight, (prompt, tokens, A, old) in zip(
+        weights(lengths, c, preset), minibatch, strict=True
+    ):
         new, ref = (log_probs(t, prompt, tokens, T) for t in (table, reference))
         path = [*prompt, *tokens]
         for i, token in enumerate(tokens):
@@ -132,7 +141,7 @@ def replay(c, preset, order):
     for step in range(STEPS):
         everything, norms = [], []
         for prompt, responses in RECORD:
-            pairs = zip(responses, advantages(responses, preset), strict=True)
+            pairs = zip(responses, advantages(responses, c, preset), strict=True)
             rows = [(prompt, t, A, log_probs(table, prompt, t, T)) for (t, _), A in pairs]
             everything.append(rows)
         for part in np.split(np.asarray(order(step)), 2):

@@ -337,15 +337,6 @@ def test_a_large_model_on_one_cpu(large, params, batch, expected, change):
     assert_near(run(programs, params, batch, ALL_ON), expected["all on"])
 
 
-@pytest.mark.parametrize("field, factor", [("advantage", 1.0001), ("weight", 1.001)])
-def test_the_bound_is_no_wider_than_an_error(programs, params, batch, expected, field, factor):
-    """One sequence of twelve, a little off: outside of what rounding explains."""
-    items = list(batch.items)
-    items[4] = items[4]._replace(**{field: getattr(items[4], field) * factor})
-    with pytest.raises(AssertionError):
-        assert_near(run(programs, params, batch._replace(items=items), ALL_ON), expected["all on"])
-
-
 def test_the_batch_has_every_case(expected):
     _, metrics = expected["all on"][0]
     clipped = [metrics[k] for k in ("clip_low", "clip_high", "dual_clip")]
@@ -406,22 +397,12 @@ def test_head_stats_of_one_cpu(large, dtype, rtol):
     assert used < 1.5 * (4 * N * V) < other
 
 
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
-def test_clipping_of_a_large_model(size):
-    """As optax's, and without a second gradient."""
+def test_clipping_of_a_large_model_makes_no_second_gradient():
+    """What it computes: `test_optimizer_is_adamw`."""
     params = dict(w=jnp.ones((256, 256)))
-    grads = jax.tree.map(lambda w: size * jax.random.normal(jax.random.key(0), w.shape), params)
-    clip = kernels.clip_by_global_norm(0.5)
-    want, _ = optax.clip_by_global_norm(0.5).update(grads, clip.init(grads))
-
-    def step(params, state, grads):
-        clipped = clip.update(grads, clip.init(grads), by_product=True)[0]
-        return clipped, one_cpu.apply(adamw(clip_norm=0.5), params, state, grads, 0.1)
-
-    got = jax.jit(lambda g: step(params, adamw().init(params), g)[0])(grads)
-    np.testing.assert_allclose(got["w"], want["w"], rtol=1e-6)
-    update_only = jax.jit(lambda *args: step(*args)[1], donate_argnums=(0, 1))
-    used = update_only.lower(params, adamw().init(params), grads).compile().memory_analysis()
+    step = functools.partial(one_cpu.apply, adamw(clip_norm=0.5), lr=0.1)
+    program = jax.jit(step, donate_argnums=(0, 1)).lower(params, adamw().init(params), params)
+    used = program.compile().memory_analysis()
     assert used.temp_size_in_bytes < params["w"].nbytes
 
 
@@ -456,10 +437,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
         (dict(fsdp=2), dict(head_chunk=10), {}),
         (dict(tensor=4), dict(head_chunk=10), {}),
         (dict(data=2, fsdp=2, tensor=2), dict(head_chunk=10), dict(micro_rows=4)),
-        slow(dict(data=2), dict(head_chunk=10), {}),
-        slow(dict(tensor=2), dict(head_chunk=10), {}),
         slow(dict(fsdp=4), dict(head_chunk=10), dict(micro_rows=4)),
-        slow(dict(fsdp=2, tensor=2), dict(head_chunk=10), {}),
         slow(dict(fsdp=8), dict(head_chunk=10), dict(micro_rows=8)),
         slow(dict(data=2, fsdp=4), dict(head_chunk=10), dict(micro_rows=8, row_tokens=60)),  # empty
     ],

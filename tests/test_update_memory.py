@@ -7,7 +7,7 @@ import jax
 import jax.extend
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from test_update import RULES, mesh_of
 
 from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, update
@@ -19,12 +19,7 @@ SHAPE = qwen2.Shape(
     remat="full", attention_chunk=64, head_chunk=2,
 )  # fmt: skip
 A, R, T = 2, 4, 512
-RULES = config.base().sharding.train.to_dict()
 ADAM = learner.optimizer(0.9, 0.999, 1e-8, 0.1, 1.0)
-
-
-def mesh_of(*sizes):
-    return Mesh(np.array(jax.devices()[: math.prod(sizes)]).reshape(sizes), parallel.AXES)
 
 
 def make_programs(shape=SHAPE, sizes=(1, 1, 1), **kwargs):

@@ -255,6 +255,7 @@ def test_estimates_are_gae_of_each_response(items, sizes, layout, alpha, bootstr
     numbers = update.horizon(c.critic, [items], c.critic.pretrain_steps)
     put = lambda x: parallel.to_device(x, of.row_sharding)
     got = jax.device_get(of.estimate(put(rows), put(values), numbers))
+    assert not (got.advantage_AxRxT + got.returns_AxRxT)[~rows.trained_AxRxT].any()
     advantages, returns = (unpack(x, places) for x in got[:2])
     olds = unpack(values, places)
     for item, p, v, A, G in zip(items, places, olds, advantages, returns, strict=True):
@@ -451,7 +452,6 @@ def test_a_run_without_a_value_model_is_no_start_for_one(whole_run, tmp_path):
         {"loss.kl_coef": 0.1, "optim.offload": True},
         {"model.lora.rank": 2, "model.dtype": "bfloat16"},
         {"rollout.staleness": 1, "loss.importance_cap": 5.0, "rollout.chunk": 4},
-        {"dynamic_sampling.surplus": "carry"},
         {
             "critic.bootstrap_truncated": True,
             "rollout.max_response_tokens": 6,

@@ -1,5 +1,5 @@
-"""VAPO's formulas: golden numbers, made in float64 by formulas written out; and the language-model
-loss on right responses. GAE of any rows against sums of discounted differences: test_vapo.py."""
+"""VAPO's losses: the value model's by golden numbers, made in float64 by formulas written out, and
+the language-model loss on right responses. GAE: test_vapo.py."""
 
 import re
 
@@ -13,84 +13,11 @@ from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.rollout.engine import Response
 from dapo_jax.variants import choose, positive_lm
-from dapo_jax.variants.vapo import critic, gae
-
-# Two responses of 5 and 3 tokens, rewards 1 and -1.
-LENGTHS, REWARD = (5, 3), (1.0, -1.0)
-VALUES = [0.2, 0.4, 0.1, 0.5, 0.7, 0.3, -0.2, -0.6]
-TD = [0.2, -0.3, 0.4, 0.2, 0.3, -0.5, -0.4, -0.4]
-ADAPTIVE = [0.24608, 0.0768, 0.628, 0.38, 0.3, -0.6777777777777778, -0.5333333333333333, -0.4]
-PLAIN = [0.691826875, 0.5177125, 0.86075, 0.485, 0.3, -1.241, -0.78, -0.4]
-GOLDEN_GAE = {  # gamma, lambda of each response, (its reward, value behind its end), advantages
-    "lambda 1": (1.0, (1.0, 1.0), (1.0, 0.0), [0.8, 0.6, 0.9, 0.5, 0.3, -1.3, -0.8, -0.4]),
-    "lambda .95": (1.0, (0.95, 0.95), (1.0, 0.0), PLAIN),
-    "lambda 0": (1.0, (0.0, 0.0), (1.0, 0.0), TD),
-    "alpha .5": (1.0, (0.6, 1 / 3), (1.0, 0.0), ADAPTIVE),
-    "alpha .05": (1.0, (0.0, 0.0), (1.0, 0.0), TD),
-    "gamma .99": (
-        0.99, (0.95, 0.95), (1.0, 0.0),
-        [0.6575849852001436, 0.4907867979, 0.841878575, 0.47515, 0.3, -1.2223731, -0.7702, -0.4],
-    ),
-    # Without a reward and with the last value carried on, the last delta is 0.
-    "truncated": (
-        1.0, (0.95, 0.95), (0.0, 0.7), [0.447475, 0.2605, 0.59, 0.2, 0.0, -1.241, -0.78, -0.4],
-    ),
-}  # fmt: skip
-
-
-# The second response behind the first, prompts before them, masked tokens within, padding behind.
-CELLS = [np.r_[2, 3, 5, 6, 9], np.r_[11, 13, 14]]
-SEGMENTS = np.array([[0, *[1] * 9, *[2] * 5, 0]], np.int32)
-TRAINED = np.isin(np.arange(16), np.concatenate(CELLS))[None]
-
-
-def one_row(per_response):
-    """Values of the tokens in their cells; elsewhere what nothing may read."""
-    out = np.full((1, 16), 7.0, np.float32)
-    for cells, values in zip(CELLS, per_response, strict=True):
-        out[0, cells] = values
-    return out
-
-
-def of_tokens(rewards, gamma, lam, last) -> np.ndarray:
-    """Advantages of the two responses, token by token; lam, last: of each response."""
-    at_end = [[0.0] * (n - 1) + [r] for n, r in zip(LENGTHS, rewards, strict=True)]
-    out = gae.gae(
-        one_row(split(VALUES)), one_row(at_end), TRAINED, SEGMENTS, gamma, one_row(lam),
-        one_row(last),
-    )  # fmt: skip
-    assert out.dtype == jnp.float32 and not np.asarray(out)[~TRAINED].any()
-    return np.asarray(out)[TRAINED]
-
-
-def split(flat):
-    return np.split(np.array(flat), np.cumsum(LENGTHS)[:-1])
-
-
-@pytest.mark.parametrize("case", GOLDEN_GAE)
-def test_golden_advantages(case):
-    gamma, lam, (reward, last), want = GOLDEN_GAE[case]
-    got = of_tokens((reward, REWARD[1]), gamma, lam, (last, 0.0))
-    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "want"),
-    [
-        (0.05, [0, 0, 0, 0.04761904761904767, 0.8, 0.98, 0.9990234375]),
-        (0.4, [0, 0.75, 0.875, 0.8809523809523809, 0.975, 0.9975, 0.9998779296875]),
-        (1.5, [1 / 3, 14 / 15, 29 / 30, 0.9682539682539683, 149 / 150, 0.9993333333333333,
-               0.9999674479166667]),
-    ],
-)  # fmt: skip
-def test_golden_length_adaptive_lambda(alpha, want):
-    got = gae.length_adaptive_lambda(np.array([1, 10, 20, 21, 100, 1000, 20480]), alpha)
-    np.testing.assert_allclose(got, want, rtol=3e-7, atol=1e-7)
-    assert float(gae.length_adaptive_lambda(0, alpha)) == 0  # no division by zero
-
+from dapo_jax.variants.vapo import critic
 
 # --- The value model's loss ----------------------------------------------------------------------
 
+VALUES = jnp.array([0.2, 0.4, 0.1, 0.5, 0.7, 0.3, -0.2, -0.6])
 NEW_VALUES = jnp.array([0.9, 0.35, -0.5, 0.5, 1.4, -0.5, -0.25, -0.9])
 RETURNS = jnp.array([1.0] * 5 + [-1.0] * 3)
 
@@ -100,51 +27,31 @@ RETURNS = jnp.array([1.0] * 5 + [-1.0] * 3)
     [(np.inf, 0.2446875, 0.0), (0.2, 0.3284375, 0.375), (0.5, 0.2740625, 0.25)],
 )
 def test_golden_value_loss(clip, mean, share):
-    old = jnp.array(VALUES)
-    loss, clipped = critic.value_loss(NEW_VALUES, old, RETURNS, clip)
+    loss, clipped = critic.value_loss(NEW_VALUES, VALUES, RETURNS, clip)
     assert float(loss.mean()) == pytest.approx(mean, rel=1e-6)
     assert float(clipped.mean()) == share
     # A token whose bound was the larger gives no gradient; the others V - R.
-    total = lambda v: critic.value_loss(v, old, RETURNS, clip)[0].sum()
+    total = lambda v: critic.value_loss(v, VALUES, RETURNS, clip)[0].sum()
     want = np.where(clipped, 0.0, NEW_VALUES - RETURNS)
     np.testing.assert_allclose(jax.grad(total)(NEW_VALUES), want, rtol=1e-6)
 
 
 # --- The language-model loss on right responses --------------------------------------------------
 
-MU, RIGHT = 0.1, (True, False, True, False)
-LOGP = [[-0.5, -1.2, -0.1, -2.0], [-0.7, -0.3], [-1.0, -0.4, -0.9], [-0.6]]
-
-
-def judged(logp, right) -> Group:
-    """One problem's responses, and what the judge says."""
-    responses = [Response(np.full(len(x), 3), np.float32(x), np.zeros(len(x)), False) for x in logp]
-    return Group(0, [1, 2], responses, Grades(np.zeros(len(logp)), np.array(right, bool)))
-
-
-def term_weights(groups, trained=None):
-    tokens_MxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
-    return positive_lm.weights(MU, groups, tokens_MxG if trained is None else tokens_MxG * trained)
-
-
-def test_golden_positive_loss():
-    """mu NLL, .1 x .871...; a filtered response counts in no divisor."""
-    group = judged([*LOGP, [-9.0]], [*RIGHT, True])
-    weight_MxG = term_weights([group], trained=np.array([1, 1, 1, 1, 0]))
-    np.testing.assert_allclose(weight_MxG, [[*np.multiply(0.014285714285714287, RIGHT), 0]])
-    nll = -sum(w * sum(logp) for w, logp in zip(weight_MxG[0], LOGP, strict=False))
-    assert nll == pytest.approx(MU * 0.8714285714285713)
+MU = 0.1
 
 
 def test_a_score_alone_is_refused():
-    scored = judged(LOGP[:2], [0, 1])._replace(grades=Grades(score_G=np.array([0.2, 0.9])))
+    def weights(*grades):
+        group = Group(0, [1], (), Grades(*grades))
+        return positive_lm.weights(MU, [group], np.array([[4, 2]]))
+
+    score_G = np.array([0.2, -0.9])
     with pytest.raises(config.ConfigError, match=re.escape("config.loss.positive_coef: 0.1 needs")):
-        term_weights([scored])
+        weights(score_G)
     # The judge's verdict, whatever the score.
-    graded = Grades(score_G=np.array([0.2, -0.9]), right_G=np.array([False, True]))
-    weight = term_weights([scored._replace(grades=graded)])
-    assert (weight > 0).tolist() == [[False, True]]
-    assert not term_weights([judged(LOGP, [False] * 4)]).any()  # no right response: no loss
+    assert (weights(score_G, np.array([False, True])) > 0).tolist() == [[False, True]]
+    assert not weights(score_G, np.zeros(2, bool)).any()  # no right response: no loss
 
 
 def test_minibatches_carry_the_verdicts():

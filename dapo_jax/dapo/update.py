@@ -61,6 +61,7 @@ def dapo_loss(
     params,
     batch: Batch,
     knobs: Knobs,
+    *,
     shape: qwen2.Shape,
     choice: objective.Choice,
     terms: tuple[LossTerm, ...],
@@ -133,9 +134,7 @@ class Trainer(Learner):
     """
 
     def __init__(self, shape: qwen2.Shape, setup: Setup, choice=objective.DAPO, terms=()):
-        def loss(kernel, params, micro: Batch, knobs: Knobs):
-            return dapo_loss(kernel, params, micro, knobs, shape, choice, terms)
-
+        loss = functools.partial(dapo_loss, shape=shape, choice=choice, terms=terms)
         super().__init__(shape, setup, loss)
         self._terms = terms
         base = qwen2.base(self.param_shardings)

@@ -5,6 +5,7 @@ import hashlib
 import json
 
 import jax
+import numpy as np
 
 from dapo_jax import build
 from dapo_jax.checkpoint import branch, resume
@@ -15,6 +16,8 @@ from dapo_jax.model import qwen2
 from dapo_jax.run import warmup
 from dapo_jax.run.policy import find_given, load_params
 from dapo_jax.variants import choose
+
+ADAPTERS_SEED = 1 << 20  # folded in: no weight of the network has it
 
 
 def start_state(
@@ -55,6 +58,8 @@ def start_state(
             beside = functools.partial(build.compiling, config, machine)
             params = warmup.warm_up(config, machine, text.tokenizer, params, phases, beside)
     memory = choose.new_memory(config, machine, params)
-    params = build.with_adapters(config, machine, params)
+    if config.model.lora.rank:
+        key = jax.random.fold_in(jax.random.key(config.seed), ADAPTERS_SEED)
+        params = trainer.adapted(params, np.asarray(jax.random.key_data(key)))
     copied = jax.tree.map(lambda w: w.copy(), reference(params))
     return State(params, trainer.init_opt_state(params), copied, memory=memory), False

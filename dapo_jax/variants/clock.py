@@ -59,7 +59,6 @@ class Clock:
     position: int  # the next problem of the stream
     most: int  # groups judged, at which a step looks for no more and ends with what it has found
     judged: int = 0
-    ticks: int = 0
     tokens: int = 0
 
     def __post_init__(self):
@@ -111,7 +110,6 @@ class Clock:
                 staying.append((f, r))
         self.lanes += len(self._lanes) - len(staying)
         self._lanes = staying
-        self.ticks += 1
         return [f for _, f in sorted(touched.items()) if all(r.whole for r in f.runs)]
 
     def run(

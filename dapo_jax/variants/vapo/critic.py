@@ -7,6 +7,7 @@ alone fails; `critic.init_from` names a directory of either kind, '' takes the p
 Dims: A micro-batches, R rows, T cells, D hidden.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -69,9 +70,8 @@ def value_loss(values, old_values, returns, clip) -> tuple[jax.Array, jax.Array]
     """(.5 max((V - R)^2, (V_clipped - R)^2), whether the bound cut this token's gradient), with
     V_clipped within `clip` of the old value; arrays of the shape of the inputs.
 
-    VAPO's baseline is PPO as in VC-PPO (arXiv 2503.01491); neither says whether values are clipped.
-    Here they are where asked for, as in PPO's reference. clip: in the reward's unit; inf = no
-    bound. The mean over tokens is the caller's, by weights.
+    Neither VAPO nor VC-PPO says whether values are clipped; here they may be, as in PPO's
+    reference. clip: in the reward's unit; inf = no bound.
     """
     square = jnp.square(values - returns)
     bounded = jnp.clip(values, old_values - clip, old_values + clip)
@@ -79,13 +79,13 @@ def value_loss(values, old_values, returns, clip) -> tuple[jax.Array, jax.Array]
     return 0.5 * jnp.maximum(square, clipped_square), clipped_square > square
 
 
-def critic_loss(shape: qwen2.Shape, params, batch: Batch, clip):
+def critic_loss(shape: qwen2.Shape, kernel, params, batch: Batch, knobs: Knobs):
     """sum(weight * value loss) of a micro-batch, with the policy's weights."""
     rows = batch.rows
     within = lambda x: jnp.where(rows.trained_AxRxT, x, 0.0)
     values_RxT = within(values(shape, params, rows))
     old_RxT, returns_RxT = within(batch.old_values_AxRxT), within(batch.returns_AxRxT)
-    loss_RxT, clipped_RxT = value_loss(values_RxT, old_RxT, returns_RxT, clip)
+    loss_RxT, clipped_RxT = value_loss(values_RxT, old_RxT, returns_RxT, knobs.clip)
     count = lambda x: jnp.sum(within(x))
     sums = dict(tokens=count(1.0), value_loss=count(loss_RxT), clipped=count(clipped_RxT))
     return jnp.sum(rows.weight_AxRxT * loss_RxT), (sums, {})
@@ -96,10 +96,7 @@ class Critic(Learner):
     value head and no adapters."""
 
     def __init__(self, shape: qwen2.Shape, setup: Setup):
-        def loss(kernel, params, micro: Batch, knobs: Knobs):
-            return critic_loss(shape, params, micro, knobs.clip)
-
-        super().__init__(shape, setup, loss)
+        super().__init__(shape, setup, functools.partial(critic_loss, shape))
         cells = self.row_sharding
         # (params, rows, micro_batches) -> float32 [A, R, T]
         self.values = jax.jit(self._values, out_shardings=cells)

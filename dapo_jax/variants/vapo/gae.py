@@ -24,14 +24,13 @@ def length_adaptive_lambda(length, alpha):
 
 
 def gae(
-    values_RxT, rewards_RxT, trained_RxT, segments_RxT, gamma, lambda_RxT, last_value_RxT=0.0
+    values_RxT, rewards_RxT, trained_RxT, segments_RxT, gamma, lambda_RxT, last_value_RxT
 ) -> jax.Array:
     """Advantages, float32 [R, T], 0 in cells that are not trained.
 
-    A segment ends where the next cell has another number; cells that are not trained (a prompt, a
-    masked token) are passed over: the cell before them looks at the next trained one. lambda,
-    last_value and gamma are read at trained cells and may be of any shape that broadcasts;
-    last_value is the value after a segment's last trained cell, read there.
+    A segment ends where the next cell has another number; cells that are not trained (a prompt)
+    are passed over. lambda, last_value and gamma are read at trained cells and may be of any shape
+    that broadcasts; last_value is the value after a segment's last trained cell, read there.
     """
     wide = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.float32), values_RxT.shape)
     floats = map(wide, (values_RxT, rewards_RxT, gamma, lambda_RxT, last_value_RxT))

@@ -84,9 +84,8 @@ def horizon(c: Critic, minibatches: Sequence[Sequence[Item]], step: int) -> crit
     lengths = [len(item.response) for items in minibatches for item in items if item.weight]
     thirds = np.quantile(lengths, [1 / 3, 2 / 3], method="lower") if lengths else (0, 0)
     lambda_value = 1.0 if step < c.pretrain_steps else c.lambda_value
-    numbers = dict(gamma=c.gamma, lambda_value=lambda_value, lambda_policy=c.lambda_policy)
-    numbers |= dict(alpha=c.length_alpha, short=thirds[0], long=thirds[1])
-    return critic.Horizon(**{name: np.float32(x) for name, x in numbers.items()})
+    numbers = critic.Horizon(c.gamma, lambda_value, c.lambda_policy, c.length_alpha, *thirds)
+    return critic.Horizon(*map(np.float32, numbers))
 
 
 def value_knobs(c: Critic, step: int) -> critic.Knobs:
