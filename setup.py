@@ -16,7 +16,13 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["dapo_jax", "dapo_jax.*"]),
     package_data={
-        "dapo_jax.plan": ["*.txt"],
+        "dapo_jax.plan": [
+            "bundles.txt",
+            "compiled.txt",
+            "constants.txt",
+            "report.txt",
+            "shapes.txt",
+        ],
         "dapo_jax.pods": ["slices.txt"],
         "dapo_jax.config": ["peers.txt", "places.txt"],
         "dapo_jax.lab.dynamics": ["pages.html", "panels.toml", "verl.toml"],

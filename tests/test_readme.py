@@ -152,6 +152,17 @@ def test_rooms_import_only_from_rooms_below(here):
     assert not [b for a, b in ARROWS if a == here and b not in below]
 
 
+def test_the_house_stays_small():
+    """At most nine modules at the top, 450 lines a module outside model/, 13 layers, 150 arrows."""
+
+    def floor(name: str) -> int:
+        return 1 + max((floor(b) for a, b in ARROWS if a == name), default=0)
+
+    assert sum(r.endswith(".py") for r in ROOMS) <= 9
+    assert not [p for p in FILES if room(p) != "model/" and lines(p) > 450]
+    assert max(map(floor, ROOMS)) <= 13 and len(ARROWS) <= 150
+
+
 def test_what_a_room_may_not_use():
     """Which rooms stand below says little where they stand side by side: nothing imports the
     planner or the lab, no method is known to DAPO, no text to it, no devices to the data."""
