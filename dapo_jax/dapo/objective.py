@@ -41,11 +41,19 @@ class Coefficients(NamedTuple):
 
 
 def coefficients(loss) -> Coefficients:
-    """The fields of `config.loss` with these names, two of which are off at 0; float32."""
-    numbers = {name: getattr(loss, name) for name in Coefficients._fields}
-    for name in ("dual_clip", "entropy_enough"):
-        numbers[name] = numbers[name] or np.inf
-    return jax.tree.map(np.float32, Coefficients(**numbers))
+    """From `config.loss`, where 0 means off; float32."""
+    numbers = Coefficients(
+        clip_low=loss.clip_low,
+        clip_high=loss.clip_high,
+        dual_clip=loss.dual_clip or np.inf,
+        log_ratio_max=loss.log_ratio_max,
+        importance_cap=loss.importance_cap,
+        kl_coef=loss.kl_coef,
+        entropy_coef=loss.entropy_coef,
+        entropy_enough=loss.entropy_enough or np.inf,
+        importance_floor=loss.importance_floor,
+    )
+    return jax.tree.map(np.float32, numbers)
 
 
 class PerResponse(NamedTuple):
