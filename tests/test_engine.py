@@ -2,6 +2,8 @@
 
 import functools
 import logging
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -256,6 +258,16 @@ def test_nothing_compiles_after_the_first_call(caplog, engine, weights, requests
     assert programs.prefill._cache_size() == programs.decode["full"]._cache_size() == 1
     # and the log would have said so
     assert compilations(caplog, lambda: jax.jit(lambda x: x + 99)(np.float32(1)))
+
+
+def test_no_token_turns_a_bfloat16_pool_into_float32(params):
+    """As XLA on CPUs does around each scatter and gather of bfloat16."""
+    engine = make_engine(dtype="bfloat16", page_tokens=8)
+    call = engine.calls(params).decode["full"]
+    text = call.program.lower(*call.arguments).compile().as_text()
+    whole = min(x.size for x in jax.tree.leaves(engine.programs.new_pool()))
+    sizes = [math.prod(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)]
+    assert sizes and max(sizes) < whole
 
 
 @pytest.mark.slow

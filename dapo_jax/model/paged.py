@@ -161,7 +161,11 @@ def pool_sharding(g: Geometry, mesh: Mesh, rules: parallel.Rules):
 
 
 def new_pool(g: Geometry, dtype) -> Pool:
-    """Zeros; dtype: of a pool that is not quantized."""
+    """Zeros; dtype: of a pool that is not quantized. XLA's readers, which are a CPU's, hold
+    bfloat16 as uint16: XLA on CPUs has neither scatter nor gather of bfloat16, and would turn the
+    whole pool into float32 and back for each token."""
+    if g.reader in ("rows", "pages") and jnp.dtype(dtype) == jnp.bfloat16:
+        dtype = jnp.uint16
     size, page = (g.kv_heads, *g.stack, g.shards * g.pages), (g.page_tokens, g.head_dim)
     dtype = jnp.int8 if g.quantized else dtype
 
@@ -345,13 +349,25 @@ def _store(g: Geometry, pages, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, keep_W) -
     if g.quantized:
         (k_KxWxuxd, k_scale), (v_KxWxuxd, v_scale) = quantize(k_KxWxuxd), quantize(v_KxWxuxd)
         scales = [numbers(*scales, jnp.stack([k_scale[..., 0], v_scale[..., 0]], 2))]
-    keys = (columns if g.transposed else tokens)(keys, k_KxWxuxd)
-    return keys, tokens(values, v_KxWxuxd), *scales
+    keys = (columns if g.transposed else tokens)(keys, _held(k_KxWxuxd, keys))
+    return keys, tokens(values, _held(v_KxWxuxd, values)), *scales
+
+
+def _held(x, pages):
+    """Numbers as the pool holds them, which is the dtype of `pages` (see `new_pool`)."""
+    if pages.dtype == jnp.uint16:
+        return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+    return x
+
+
+def _numbers(held):
+    """The numbers that a part of the pool holds."""
+    return jax.lax.bitcast_convert_type(held, jnp.bfloat16) if held.dtype == jnp.uint16 else held
 
 
 def _gather(pages_KxMxPxd, table_BxQ, transposed: bool = False):
     """The listed pages of each prompt as one stretch of tokens: [B, K, Q P, d]."""
-    found = pages_KxMxPxd[:, table_BxQ]
+    found = _numbers(pages_KxMxPxd[:, table_BxQ])
     found = found.swapaxes(-1, -2) if transposed else found
     K, B, Q, P, d = found.shape
     return found.transpose(1, 0, 2, 3, 4).reshape(B, K, Q * P, d)
@@ -373,7 +389,7 @@ def _read_rows(g, q_SxHxd, pages, layer, rows, plan):
     if g.layers > 1 or g.pages > S:  # a call of few requests has fewer rows than the pool
         pages = (jax.lax.dynamic_slice_in_dim(x, layer * g.pages, S, axis=1) for x in pages)
     keys, values, *scales = pages
-    keys, values = keys.astype(q_SxHxd.dtype), values.astype(q_SxHxd.dtype)
+    keys, values = (_numbers(x).astype(q_SxHxd.dtype) for x in (keys, values))
     q = q_SxHxd.reshape(S, K, H // K, d).swapaxes(0, 1) * d**-0.5
     scores = jnp.einsum("KSGd,KSdC->KSGC", q, keys, preferred_element_type=jnp.float32)
     seen_SxC = jnp.arange(C) <= rows.position_S[:, None]
@@ -426,7 +442,7 @@ def _read_pages(g, q_SxHxd, pages, layer, rows, plan):
         top_KxSxG, sum_KxSxG, y_KxSxGxd = carry
         part = _Plan(*(jax.lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK) for x in plan))
         row_M, live_M = part.row_M, part.live_M
-        found = lambda x: x[:, layer * g.pages + part.page_M]
+        found = lambda x: _numbers(x[:, layer * g.pages + part.page_M])
         wide = lambda x: found(x).astype(q_SxHxd.dtype)
         scores = product("KMGd,KMdP->KMGP", q_KxSxGxd[:, row_M], wide(pages[0]))
         scales = [found(x) for x in pages[2:]]
