@@ -40,7 +40,7 @@ BENCHMARKS = {
 
 
 def first_line(name: str) -> str:
-    """Of the docstring, without importing the module."""
+    """Returns the first line of the docstring, without importing the module."""
     source = (harness.ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(source)).splitlines()[0]
 

@@ -30,7 +30,7 @@ class Choice(NamedTuple):
     fields: dict[str, str]  # others that differ from the config's own
 
     def flags(self) -> str:
-        """Of this choice, for a command line."""
+        """Returns this choice as the flags of a command line."""
         mesh = {f"mesh.{axis}": n for axis, n in self.mesh.items()}
         own = {
             "optim.micro_batch_rows": self.micro_rows,

@@ -35,7 +35,7 @@ class Traffic(NamedTuple):
 
 
 def quantiles(n: int) -> np.ndarray:
-    """Of a standard normal number, in the middle of n equal shares."""
+    """Returns the quantiles of a standard normal number in the middle of n equal shares."""
     return ndtri((np.arange(n) + 0.5) / n)
 
 
