@@ -179,9 +179,10 @@ def test_sentencepiece_words(words, tmp_path):
     assert tok.decode([*ids, eos, ids[0]], skip_special=False) == "f 4 g + 2</s>f"
     assert tok.decode([*ids, tok.vocab_size, -1]) == "f 4 g + 2"
     assert tok.token(tok.vocab_size) == "" and tok.token(tok.vocab_size - 1)
-    assert tok.specials == {"eos_token": "</s>"}
     (tmp_path / "chat_template.jinja").write_text("f{{ eos_token }}")
     assert load(tmp_path).chat([]) == [ids[0], eos]
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "▁f"}')
+    assert load(tmp_path).stop_ids == {eos, ids[0]}
 
 
 def test_sentencepiece_errors(words, tmp_path):
