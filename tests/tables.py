@@ -1,12 +1,12 @@
 """Tables of cases, JSON lines in tests/data; and files of rows as users have them."""
 
-import csv
 import gzip
 import io
 import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 
 
@@ -24,11 +24,8 @@ def write_rows(path: Path, rows: list) -> Path:
         pq.write_table(pa.Table.from_pylist(rows), path)
         return path
     if kind == "csv":
-        text = io.StringIO(newline="")
-        table = csv.DictWriter(text, rows[0])
-        table.writeheader()
-        table.writerows(rows)
-        data = text.getvalue().encode()
+        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), text := io.BytesIO())
+        data = text.getvalue()
     elif kind == "json":
         data = json.dumps(rows).encode()
     else:

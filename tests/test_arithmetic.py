@@ -26,10 +26,6 @@ def worked(prompt: str) -> tuple[list[str], list[int]]:
     return labels, values
 
 
-def right_answer(prompt: str) -> str:
-    return str(worked(prompt)[1][-1])
-
-
 def split_of(prompt: str) -> str:
     walk = np.array([worked(prompt)[1]])
     (split,) = (s for s in SPLITS if arithmetic._in_split(walk, s)[0])
@@ -76,8 +72,7 @@ def test_the_splits_share_out_every_problem_there_is(k, total):
 def test_a_level_that_runs_out_gives_all_and_the_larger_levels_fill_up():
     held = arithmetic.problems(1000, (1, 3), seed=0, split="heldout")
     sizes = collections.Counter(p.k for p in held)
-    walks = arithmetic._all_walks(1)
-    assert sizes[1] == arithmetic._in_split(walks, "heldout").sum() * 16 < 500
+    assert sizes[1] == arithmetic._in_split(arithmetic._all_walks(1), "heldout").sum() * 16 < 500
     assert sizes[3] == 1000 - sizes[1]
     assert len({p.prompt for p in held}) == 1000
 
@@ -93,6 +88,9 @@ def kind(trace: arithmetic.Trace) -> str:
     if not trace.ends:
         return "loop"
     return "plain" if labels[-1] in words else "skip"
+
+
+FINISHED = re.compile(r"(Wait )?(?:([a-p] \d+ )(Wait \2)*)*Answer: \d+")
 
 
 def steps(trace: arithmetic.Trace) -> list[tuple[str, int, int]]:
@@ -115,11 +113,7 @@ def test_traces_are_written_as_their_style_says(style):
     kinds, slipped, repeated, left = collections.Counter(map(kind, made)), [], [], []
     for t in made:
         (labels, right), written, said = worked(t.prompt), steps(t), t.response.split()[-1]
-        pairs = [[label, str(value)] for label, value, _ in written]
-        more = [["Wait", *pair] * times for pair, (_, _, times) in zip(pairs, written, strict=True)]
-        words = [word for pair in zip(pairs, more, strict=True) for part in pair for word in part]
-        begins = ["Wait"] * (kind(t) == "careful")
-        assert not t.ends or t.response == " ".join([*begins, *words, "Answer:", said])
+        assert not t.ends or FINISHED.fullmatch(t.response)
         paper = [value for _, value, _ in written]
         assert [label for label, _, _ in written] == labels[: len(written)]
         assert not paper or (paper[0] == right[0] and not written[0][2])  # the start is no result
@@ -131,9 +125,9 @@ def test_traces_are_written_as_their_style_says(style):
         times = [repeats for _, _, repeats in written[1:]]
         match kind(t):
             case "direct":
-                assert t.ends and said == right_answer(t.prompt) and not paper
+                assert t.ends and said == str(right[-1]) and not paper
             case "careful":
-                assert t.ends and said == right_answer(t.prompt) and paper == right
+                assert t.ends and said == str(right[-1]) and paper == right
                 assert min(times) >= 1 and (style.ramble or max(times) == 1)
             case "loop":
                 slipped += wrong
@@ -179,19 +173,11 @@ def test_files_have_the_verl_schema_and_the_same_bytes_in_every_process(tmp_path
     for split, size, levels in sets:
         path = getattr(files, split)
         sha.update(path.read_bytes())
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        for i, row in enumerate(rows):
-            prompt = row["prompt"][0]["content"]
-            assert row == {
-                "data_source": "variable_chain",
-                "prompt": [{"role": "user", "content": prompt}],
-                "ability": "MATH",
-                "reward_model": {"ground_truth": right_answer(prompt), "style": "rule"},
-                "extra_info": {"index": i, "k": prompt.count(" ") // 3},
-            }
-            assert split_of(prompt) == split
-        assert {row["extra_info"]["k"] for row in rows} == set(levels)
-        assert len(problems.read(path)[0]) == len(rows) == size
+        made = arithmetic.problems(size, levels, 3, split)
+        rows = [json.loads(line)["extra_info"] for line in path.read_text().splitlines()]
+        assert rows == [{"index": i, "k": p.k} for i, p in enumerate(made)]
+        found = [(p.messages, p.answer, p.source) for p in problems.read(path)[0]]
+        assert found == [((("user", p.prompt),), p.answer, "variable_chain") for p in made]
     assert sha.hexdigest()[:16] == "ab9a7f2cff54aaa7"
     assert {p.name for p in files.train.parent.iterdir()} == {p.name for p in files}  # no drafts
 

@@ -1,23 +1,19 @@
 """python -m dapo_jax.convert: both directions bit for bit, and the check against transformers."""
 
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from data.hf_golden import make as golden
 from safetensors.numpy import load_file
+from test_hf import CASE, assert_same
 
 from dapo_jax import config, convert, parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.state import State
 from dapo_jax.model import hf, qwen2
-
-sys.path.insert(0, str(Path(__file__).parent / "data" / "hf_golden"))
-import make as golden
-
-CASE = "head_dim"
 
 
 @pytest.fixture
@@ -26,11 +22,6 @@ def source(tmp_path) -> Path:
     directory = golden.write(tmp_path / "source", CASE)
     (directory / "tokenizer.json").write_text("{}")
     return directory
-
-
-def assert_same(a, b):
-    bits = lambda tree: jax.tree.map(lambda x: (x.dtype, x.tobytes()), jax.device_get(tree))
-    assert bits(a) == bits(b)
 
 
 def test_there_and_back(tmp_path, source, capsys):
@@ -68,10 +59,8 @@ def test_export_of_a_run(tmp_path, source):
     """A run's workdir: shape and tokenizer are those of the model that it started with."""
     c = config.base()
     c.model.path = str(source)
-    shape, noise = hf.read_shape(source), np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda w: jnp.asarray(noise.standard_normal(w.shape, np.float32)), qwen2.abstract(shape)
-    )
+    shape = hf.read_shape(source)
+    params = qwen2.init(shape, jax.random.key(0))
     state = State(params, {"count": jnp.zeros(3)}).count(step=2)
     with checkpoint.manager(tmp_path / "run" / "checkpoints", keep=1) as manager:
         checkpoint.save(manager, state, config.leaves(c))

@@ -14,8 +14,8 @@ from dapo_jax.data import __main__ as data, integers, problems as P, prompts, pu
 from dapo_jax.data.references import any_answer
 
 
-def answers(name, **how):
-    return [p.answer for p in P.read(name, how=P.Reading(**how))[0]]
+def answers(name):
+    return [p.answer for p in P.read(name)[0]]
 
 
 @pytest.mark.parametrize("name", [f"a{s}" for s in rows.SUFFIXES])
@@ -24,12 +24,8 @@ def test_every_format_gives_the_same_problems(tmp_path, name):
     found, _ = P.read(write_rows(tmp_path / name, made))
     assert [p.messages for p in found] == [prompts.in_template(r["question"]) for r in made]
     assert [(p.answer, p.source) for p in found] == [("3", "a"), ("4", "a")]
-
-
-def test_an_object_that_holds_the_rows(tmp_path):
-    held = {"version": 1, "data": [{"question": "q", "answer": "3"}]}
-    (tmp_path / "a.json").write_text(json.dumps(held))
-    assert answers(tmp_path / "a.json") == ["3"]
+    (tmp_path / "held.json").write_text(json.dumps({"version": 1, "data": made}))
+    assert answers(tmp_path / "held.json") == ["3", "4"]
 
 
 def test_patterns(tmp_path):
@@ -47,13 +43,6 @@ def test_answers_of_any_type(case):
         return
     with pytest.raises(ValueError):
         any_answer(case["value"])
-
-
-def test_a_template_needs_one_user_message(tmp_path):
-    two = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    file = write_rows(tmp_path / "a.jsonl", [{"prompt": two, "answer": "1"}])
-    with pytest.raises(ValueError, match=r"data\.template needs a prompt of one user message"):
-        answers(file, template="<{problem}>")
 
 
 def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
@@ -117,9 +106,9 @@ def test_answers_become_integers(case):
     if case["form"] is None:
         assert made is None
         return
-    assert made.answer == str(case["sum"])
-    original = f"Q\n\nThe original answer is in the form ${case['form']}$, where "
-    assert made.problem.startswith(original)
+    problem, answer = made
+    assert answer == str(case["sum"])
+    assert problem.startswith(f"Q\n\nThe original answer is in the form ${case['form']}$, where ")
 
 
 def test_integers_of_a_file(tmp_path, capsys):

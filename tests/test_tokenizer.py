@@ -1,17 +1,15 @@
 """Vectors of the released Qwen2.5 tokenizer, small tokenizers made here, the sandbox, errors."""
 
 import gzip
-import io
 import json
 import unicodedata
 
 import numpy as np
 import pytest
-import sentencepiece
 import tokenizers
 from tables import cases
 
-from dapo_jax.data import tokenizer
+from dapo_jax.data import arithmetic, tokenizer
 from dapo_jax.data.tokenizer import load
 
 
@@ -41,19 +39,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def word_model():
-    """A SentencePiece word model whose only control pieces are <s> and </s>."""
-    out = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["f 4 g + 2 h - 3 ?", "f 4 g 6 h 3 Answer: 3"]),
-        model_writer=out,
-        model_type="word",
-        vocab_size=14,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    return out.getvalue()
+@pytest.fixture
+def words(tmp_path):
+    """The embedded task's SentencePiece model, in words.model; </s> is its only control piece."""
+    file = tmp_path / "words.model"
+    arithmetic.write_tokenizer(file)
+    return file
 
 
 CHAT = (
@@ -63,24 +54,19 @@ CHAT = (
 )
 
 
-@pytest.mark.parametrize(
-    "name, count, chats",
-    [("llamacpp_qwen2_vectors.jsonl", 24, 0), ("real_text_golden.jsonl.gz", 450, 50)],
-)
-def test_qwen_vectors(released, qwen, name, count, chats):
+def test_qwen_vectors(released, qwen):
     """The rendered conversations among them come out of `render_chat` letter by letter."""
-    with (gzip.open if name.endswith("gz") else open)(released / name, "rt", encoding="utf-8") as f:
-        vectors = [json.loads(line) for line in f]
-    assert len(vectors) == count
-    for v in vectors:
-        text, ids = v["text"], v["ids"]
+    lines = (released / "llamacpp_qwen2_vectors.jsonl").read_bytes().splitlines()
+    lines += gzip.decompress((released / "real_text_golden.jsonl.gz").read_bytes()).splitlines()
+    vectors = [(v["text"], v["ids"]) for v in map(json.loads, lines)]
+    chats = [(t, ids) for t, ids in vectors if t.startswith(CHAT[0]) and t.endswith(CHAT[1])]
+    assert (len(vectors), len(chats)) == (474, 50)
+    for text, ids in vectors:
         assert qwen.encode(text) == ids
         assert qwen.decode(ids, skip_special=False) == unicodedata.normalize("NFC", text)
-        if text.startswith(CHAT[0]) and text.endswith(CHAT[1]):
-            asked = [("user", text.removeprefix(CHAT[0]).removesuffix(CHAT[1]))]
-            assert qwen.render_chat(asked) == text and qwen.chat(asked) == ids
-            chats -= 1
-    assert not chats
+    for text, ids in chats:
+        asked = [("user", text.removeprefix(CHAT[0]).removesuffix(CHAT[1]))]
+        assert qwen.render_chat(asked) == text and qwen.chat(asked) == ids
 
 
 def test_qwen_facts(released, qwen):
@@ -179,12 +165,11 @@ def test_whitespace_specials_and_filters_are_those_of_hugging_face(folder):
     assert tok.chat([("user", "<é>")]) == tok.encode(text)
 
 
-def test_sentencepiece_words(word_model, tmp_path):
-    (tmp_path / "words.model").write_bytes(word_model)
+def test_sentencepiece_words(words, tmp_path):
     tok = load(tmp_path)
     assert tok.encode("") == []
     ids = tok.encode("f 4 g + 2")
-    assert len(ids) == 5 and load(tmp_path / "words.model").encode("f 4 g + 2") == ids
+    assert len(ids) == 5 and load(words).encode("f 4 g + 2") == ids
     assert [tok.token(i) for i in ids] == ["▁f", "▁4", "▁g", "▁+", "▁2"]
     assert tok.decode(ids) == "f 4 g + 2"
     (eos,) = tok.stop_ids
@@ -194,23 +179,24 @@ def test_sentencepiece_words(word_model, tmp_path):
     assert tok.decode([*ids, eos, ids[0]], skip_special=False) == "f 4 g + 2</s>f"
     assert tok.decode([*ids, tok.vocab_size, -1]) == "f 4 g + 2"
     assert tok.token(tok.vocab_size) == "" and tok.token(tok.vocab_size - 1)
-    assert tok.specials == {"bos_token": "<s>", "eos_token": "</s>"}
     (tmp_path / "chat_template.jinja").write_text("f{{ eos_token }}")
     assert load(tmp_path).chat([]) == [ids[0], eos]
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "▁f"}')
+    assert load(tmp_path).stop_ids == {eos, ids[0]}
 
 
-def test_sentencepiece_errors(word_model, tmp_path):
-    for bad in (b"", b"\x00garbage", word_model[:40]):
-        (tmp_path / "a.model").write_bytes(bad)
+def test_sentencepiece_errors(words, tmp_path):
+    whole = words.read_bytes()
+    for bad in (b"", b"\x00garbage", whole[:40]):
+        words.write_bytes(bad)
         with pytest.raises(ValueError, match="not a SentencePiece model") as e:
             load(tmp_path)
         assert "\n" not in str(e.value)
-    (tmp_path / "a.model").write_bytes(word_model)
-    (tmp_path / "b.model").write_bytes(word_model)
-    with pytest.raises(ValueError, match="several"):
+    (tmp_path / "b.model").write_bytes(whole)
+    with pytest.raises(ValueError, match="several SentencePiece .* of them: b.model, words.model"):
         load(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(word_model)
-    assert load(tmp_path).encode("f") == load(tmp_path / "b.model").encode("f")
+    (tmp_path / "tokenizer.model").write_bytes(whole)
+    assert load(tmp_path).decode([2, 3]) == "0 1"  # words.model is damaged still
 
 
 def test_a_template_that_is_slow_on_a_row_alone_is_one_line(folder, monkeypatch):
@@ -224,9 +210,7 @@ def test_a_template_that_is_slow_on_a_row_alone_is_one_line(folder, monkeypatch)
     assert made.render_chat([("user", "six")]) == "six"  # the clock is off again
 
 
-@pytest.mark.parametrize("text", ["\ud800", "six \udcff", "\udc80\ud83d"])
-def test_half_of_a_surrogate_pair_is_one_line(folder, word_model, text):
-    (folder / "words.model").write_bytes(word_model)
-    for made in (load(folder), load(folder / "words.model")):
+def test_half_of_a_surrogate_pair_is_one_line(folder, words):
+    for made in (load(folder), load(words)):
         with pytest.raises(ValueError, match="is no text: UnicodeEncodeError"):
-            made.encode(text)
+            made.encode("six \udcff")

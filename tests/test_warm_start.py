@@ -36,21 +36,21 @@ def read(folder, rows, words, data=DATA, most=6, name="worked.jsonl"):
     return worked.read(str(write_rows(folder / name, rows)), words, False, data, most, PLAIN)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": PROMPT, "response": RESPONSE},
-        {"question": PROMPT, "completion": RESPONSE, "level": 3},
-        {"problem": PROMPT, "response": RESPONSE},
-        {"prompt": [USER], "completion": [SAID]},
-        {"messages": [USER, SAID]},
-    ],
-)
-def test_every_form_of_row_is_the_same_pair(row, words, tmp_path):
+FORMS = [
+    {"prompt": PROMPT, "response": RESPONSE},
+    {"question": PROMPT, "completion": RESPONSE, "level": 3},
+    {"problem": PROMPT, "response": RESPONSE},
+    {"prompt": [USER], "completion": [SAID]},
+    {"messages": [USER, SAID]},
+]
+
+
+def test_every_form_of_row_is_the_same_pair(words, tmp_path):
     want = (words.encode(PROMPT), [*words.encode(RESPONSE), min(words.stop_ids)])
-    for name in ("worked.jsonl", "worked.parquet"):
-        pairs, note = read(tmp_path, [row], words, name=name)
-        assert pairs == [want] and note == "warm-up: 1 of 1 rows"
+    assert read(tmp_path, FORMS, words) == ([want] * 5, "warm-up: 5 of 5 rows")
+    for row in FORMS:
+        pairs, _ = read(tmp_path, [row], words, name="worked.parquet")
+        assert pairs == [want]
 
 
 def test_rows_are_what_the_embedded_warm_up_is_made_of(words, tmp_path):

@@ -34,9 +34,10 @@ def transform(source: str, out: Path) -> Iterator[str]:
         if made is None:
             left.append(p)
             continue
-        changed += made.answer != p.answer
-        row = dict(problem=made.problem, answer=made.answer, original_answer=p.answer)
-        lines.append(json.dumps(row | {"data_source": p.source}, ensure_ascii=False) + "\n")
+        problem, answer = made
+        changed += answer != p.answer
+        row = dict(problem=problem, answer=answer, original_answer=p.answer, data_source=p.source)
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     if not lines:
         raise ValueError(f"{source}: no answer is an integer or becomes one")
     files.write(out, "".join(lines))

@@ -13,6 +13,7 @@ import logging
 import re
 
 from dapo_jax.data import verifier
+from dapo_jax.data.integer_verifier import last_boxed
 from dapo_jax.data.verifier import Verdict
 
 MODES = (*verifier.MODES, "boxed", "math", "exact", "auto")
@@ -32,17 +33,6 @@ def verify(response: str, answer: str, mode: str, prompt: str = "", source: str 
         said = stated(response)
         return Verdict(said == answer.strip(), said or None)
     return _math(response, answer) if mode == "math" else verifier.verify(response, answer, mode)
-
-
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` up to its matching brace; None if there is none."""
-    _, found, rest = text.rpartition("\\boxed{")
-    depth = 1
-    for end, char in enumerate(rest if found else ""):
-        depth += (char == "{") - (char == "}")
-        if not depth:
-            return rest[:end]
-    return None
 
 
 # Applied in this order.
@@ -113,10 +103,6 @@ _SOURCES = (("gsm8k", "integer"), ("dapo", "dapo"), ("aime", "integer"), ("math"
 
 def chosen(answer: str, prompt: str, source: str) -> str:
     """The verifier that `auto` chooses for a problem."""
-    for part, mode in _PROMPTS:
-        if part in prompt:
-            return mode
-    for part, mode in _SOURCES:
-        if part in source.lower():
-            return mode
-    return "integer" if re.fullmatch(r"-?\d+", answer) else "boxed"
+    found = [mode for part, mode in _PROMPTS if part in prompt]
+    found += [mode for part, mode in _SOURCES if part in source.lower()]
+    return [*found, "integer" if re.fullmatch(r"-?\d+", answer) else "boxed"][0]

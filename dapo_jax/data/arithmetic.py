@@ -259,30 +259,18 @@ def write_problems(path: Path, made: Sequence[Problem]) -> None:
     _keep_or_write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
-def write_tokenizer(path: Path) -> None:
-    """Write the tokenizer as `write` does."""
-    _keep_or_write(path, tokenizer_model())
-
-
 def _keep_or_write(path: Path, content: bytes) -> None:
     if not path.exists() or path.read_bytes() != content:
         files.write(path, content)
 
 
-def vocabulary() -> list[str]:
-    """The words behind token ids 2, 3, ...; 0 is <unk> and 1 is </s>, the end-of-sequence.
-
-    Spare words, which no text contains, round the vocabulary up to a multiple of 8 (48), so that
-    the embedding divides evenly over a mesh."""
+def write_tokenizer(path: Path) -> None:
+    """Write a SentencePiece word model as `write` does: one token per word; 0 is <unk>, 1 is </s>,
+    the end-of-sequence. The bytes are the same for one version of the sentencepiece package."""
     words = [*map(str, range(MAX_VALUE + 1)), *LABELS, PLUS, MINUS, ASK, ANSWER, WAIT]
-    return words + [f"<spare{i}>" for i in range(-(len(words) + 2) % 8)]
-
-
-def tokenizer_model() -> bytes:
-    """A SentencePiece word model over `vocabulary`: one token per word, ids in its order.
-
-    The bytes are the same every time, for one version of the sentencepiece package."""
-    words = vocabulary()
+    # Spare words, which no text contains, round the vocabulary up to a multiple of 8 (48), so that
+    # the embedding divides evenly over a mesh.
+    words += [f"<spare{i}>" for i in range(-(len(words) + 2) % 8)]
     # The trainer ranks words by frequency: each occurs once more than the next.
     corpus = (" ".join([word] * (len(words) - i)) for i, word in enumerate(words))
     model = io.BytesIO()
@@ -297,4 +285,4 @@ def tokenizer_model() -> bytes:
         num_threads=1,
         minloglevel=2,  # silent but for errors
     )
-    return model.getvalue()
+    _keep_or_write(path, model.getvalue())

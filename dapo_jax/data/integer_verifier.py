@@ -24,6 +24,7 @@ _WORD = re.compile(r"[^\W_]")
 _MATH = re.compile(r"[0-9\\]")
 _TWO_WORDS = re.compile(r"\W*[^\W\d_]{2,}\W+[^\W\d_]{2,}")
 _NEGATION = re.compile(r"n't\b|\b(?:not|never|cannot|no|than|at (?:least|most))\b", re.IGNORECASE)
+_NEWLINE = re.compile(r"\n")
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _QUOTED = re.compile(r'\s*"([^"\n]*)"')
 _BRACE = re.compile(r"[{}]")
@@ -69,13 +70,9 @@ def _phrase_after(tail: str, start: int, limit: int) -> str:
     word = _WORD.search(tail, start, limit)
     if word is None:
         return ""
-    if "\n" in tail[start : word.start()]:
-        blank = _BLANK_LINE.search(tail, word.start(), limit)
-        end = blank.start() if blank else limit
-    else:
-        newline = tail.find("\n", word.start(), limit)
-        end = limit if newline < 0 else newline
-    phrase = tail[start:end]
+    last = _BLANK_LINE if "\n" in tail[start : word.start()] else _NEWLINE
+    end = last.search(tail, word.start(), limit)
+    phrase = tail[start : end.start() if end else limit]
     quoted = _QUOTED.match(phrase)
     return quoted[1] if quoted else phrase
 
@@ -86,16 +83,23 @@ def _is_remark(phrase: str) -> bool:
     return math is None or _TWO_WORDS.match(phrase, 0, math.start()) is not None
 
 
-def _boxed(tail: str, box: int) -> str:
-    r"""The content of the \boxed{} at `box`; the unreadable box itself if it is only an operand."""
-    depth = 0
-    for brace in _BRACE.finditer(tail, box):
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` up to its matching brace; None if there is none."""
+    _, found, rest = text.rpartition(_BOX)
+    depth = 1
+    for brace in _BRACE.finditer(rest if found else ""):
         depth += 1 if brace[0] == "{" else -1
         if depth == 0:
-            break
-    else:
+            return rest[: brace.start()]
+    return None
+
+
+def _boxed(tail: str, box: int) -> str:
+    r"""The content of the last \boxed{}, at `box`; the box itself if it is only an operand."""
+    content = last_boxed(tail)
+    if content is None:
         return tail[box:]
-    end = brace.end()
+    end = box + len(_BOX) + len(content) + 1
     before = tail[max(box - 20, 0) : box]
     minus = before[-1:] in ("-", "−")
     if (
@@ -105,7 +109,7 @@ def _boxed(tail: str, box: int) -> str:
         or (_BOX in tail[max(box - 60, 0) : box] and _BOX_LIST.search(before))
     ):
         return tail[box:end]
-    return "-" * minus + tail[box + len(_BOX) : end - 1]
+    return "-" * minus + content
 
 
 def _last_sentence(line: str) -> str:
@@ -120,6 +124,7 @@ def _last_sentence(line: str) -> str:
 
 # Digits with all that may group them: one search takes a list like "1, 2" whole, to refuse it.
 _NUMBER = re.compile(r"[0-9][0-9,. ]*")
+_WHOLE = re.compile(r"[0-9]+|[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)")
 _DIGIT = re.compile(r"[0-9]")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _SENTENCE_END = re.compile(r"[.;]\s")
@@ -235,16 +240,9 @@ def _plain(text: str) -> str:
 def _magnitude(digits: str) -> str | None:
     """'1,234.00' -> '1234', '042' -> '42'; None for '1.5', '1,2' and '12 3'."""
     whole, _, fraction = digits.partition(".")
-    if fraction.strip("0"):
+    if fraction.strip("0") or not _WHOLE.fullmatch(whole):
         return None
-    if not whole.isdigit():
-        head, *groups = whole.split("," if "," in whole else " ")
-        if len(head) > 3 or head.startswith("0") or any(len(group) != 3 for group in groups):
-            return None
-        whole = "".join((head, *groups))
-        if not whole.isdigit():
-            return None
-    return whole.lstrip("0") or "0"
+    return re.sub("[, ]", "", whole).lstrip("0") or "0"
 
 
 def _sign(before: str) -> str | None:

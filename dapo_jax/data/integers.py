@@ -10,13 +10,6 @@ integers stands for an interval, a matrix or a word.
 
 import math
 import re
-from typing import NamedTuple
-
-
-class Asked(NamedTuple):
-    problem: str
-    answer: str
-
 
 _N = r"([1-9]\d{0,8})"  # larger ones make no problem worth asking
 _ROOT = r"\\sqrt(?:\{" + _N + r"\}|([2-9]))"
@@ -35,12 +28,12 @@ _FORMS = (
 )  # fmt: skip
 
 
-def asked(problem: str, answer: str) -> Asked | None:
-    """The problem with an integer answer, and that answer; None if the answer has none of the
-    forms. Integers come back unchanged."""
+def asked(problem: str, answer: str) -> tuple[str, str] | None:
+    """(the problem with an integer answer, that answer); None if the answer has none of the forms.
+    Integers come back unchanged."""
     text = re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"[\s$]|\\[!,;]|\\left|\\right", "", answer))
     if re.fullmatch(r"-?\d+", text):
-        return Asked(problem, text)
+        return problem, text
     minus, text = text.startswith("-"), text.removeprefix("-")
     for pattern, form, unique, wanted in _FORMS:
         if not (match := re.fullmatch(pattern, text)):
@@ -55,8 +48,8 @@ def asked(problem: str, answer: str) -> Asked | None:
             return None
         form = ("-" * minus) + form.replace("SIGN", sign)
         original = f"The original answer is in the form ${form}$, where {unique}."
-        text = f"{problem}\n\n{original} Please find the value of ${wanted}$."
-        return Asked(text, str(sum(numbers)))
+        wish = f"Please find the value of ${wanted}$."
+        return f"{problem}\n\n{original} {wish}", str(sum(numbers))
     return None
 
 

@@ -7,7 +7,7 @@ A problem is a prompt and an answer. `rows.py` lists the kinds of files; a row i
     {prompt | question | problem, solution}    MATH: the answer in the last \\boxed{}
 or has columns of its own (`Reading.columns`). Chats stay as they are; a prompt that is a text is
 put into the DAPO prompt or another template. Row numbers start at 1; in jsonl and CSV they are line
-numbers. `python -m dapo_jax.data.problems inspect FILE...` looks at a file.
+numbers. `python -m dapo_jax.data inspect FILE...` looks at a file.
 """
 
 import functools
@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import json
 import reprlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -23,8 +22,8 @@ from typing import Any, NamedTuple
 
 from dapo_jax import bars, gate
 from dapo_jax.data import prompts, references, rows
-from dapo_jax.data.answers import last_boxed
-from dapo_jax.data.rows import BAR as _BAR, SUFFIXES as SUFFIXES, BadRow
+from dapo_jax.data.integer_verifier import last_boxed
+from dapo_jax.data.rows import BadRow
 from dapo_jax.data.tokenizer import Tokenizer
 
 _PROMPTS, _ANSWERS = ("question", "problem", "prompt"), ("answer", "solution")
@@ -81,45 +80,6 @@ class Encoded(NamedTuple):
     n_long: int  # prompts that were left out, or cut
 
 
-class _Gathered:
-    """What the rows of all files read so far come to."""
-
-    def __init__(self, how: Reading):
-        self.how = how
-        self.rows = self.mapped = self.duplicates = 0
-        self.refused: list[str] = []
-        self.first: dict[prompts.Messages, Problem] = {}
-        # The accepted answers of each prompt, with 'file row n' of the first row that has it.
-        self.answers: dict[prompts.Messages, dict[str, str]] = {}
-
-    def add(self, path: Path, number: int, row: rows.Row) -> None:
-        """One more row: a new problem, a duplicate, a conflict or a refusal."""
-        self.rows += 1
-        try:
-            raw, field, mapped = _parse(row, self.how)
-            self.mapped += mapped
-            self.duplicates += raw.messages in self.answers
-            answers = self.answers.setdefault(raw.messages, {})
-            answer = self.how.takes(raw.answer, field) if field else raw.answer
-        except BadRow as bad:
-            self.refused.append(refusal(path, number, bad))
-            return
-        if not answers:
-            source = raw.source or path.name.split(".")[0]
-            problem = raw._replace(id=_id(raw.messages), answer=answer, source=source)
-            self.first[raw.messages] = problem
-        answers.setdefault(answer, f"{path} row {number}")
-
-    def report(self) -> Report:
-        several = (answers for answers in self.answers.values() if len(answers) > 1)
-        conflicts = ("; ".join(f"{a} at {row}" for a, row in found.items()) for found in several)
-        kinds = (len(self.answers), self.duplicates, tuple(conflicts), tuple(self.refused))
-        return Report(self.rows, *kinds, self.mapped)
-
-    def problems(self) -> list[Problem]:
-        return [self.first[m] for m, answers in self.answers.items() if len(answers) == 1]
-
-
 def read(
     paths: str | Path | Sequence[str | Path], on_bad: str = "refuse", how: Reading = _USUAL
 ) -> tuple[list[Problem], Report]:
@@ -134,15 +94,7 @@ def read(
     if not named:
         raise ValueError("no problem file was named")
     paths = [path for name in named for path in rows.find(name)]
-    found = _Gathered(how)
-    for path in paths:
-        before = found.rows
-        every = rows.read(path, functools.partial(_wanted, how), _NEEDS)
-        for number, row in bars.bar(every, desc=path.name, unit="row", **_BAR):
-            found.add(path, number, row)
-        if found.rows == before:
-            raise ValueError(f"{path}: no rows in this file")
-    report, problems = found.report(), found.problems()
+    problems, report = _gathered(paths, how)
     refused = f"{len(report.refused)} of {report.rows}"
     if report.refused and on_bad == "refuse":
         advice = "data.on_bad='skip' leaves them out"
@@ -152,6 +104,41 @@ def read(
         why = f"; the first: {report.refused[0]}" if report.refused else ""
         raise ValueError(f"{paths[0]}: no usable row: {refused} refused, {conflicts}{why}")
     return problems, report
+
+
+def _gathered(paths: Sequence[Path], how: Reading) -> tuple[list[Problem], Report]:
+    """The problems of all files, and what became of the rows. ValueError: a file without rows."""
+    count = mapped = duplicates = 0
+    refused: list[str] = []
+    first: dict[prompts.Messages, Problem] = {}
+    # The accepted answers of each prompt, with 'file row n' of the first row that has it.
+    given: dict[prompts.Messages, dict[str, str]] = {}
+    for path in paths:
+        before = count
+        every = rows.read(path, functools.partial(_wanted, how), _NEEDS)
+        for number, row in bars.bar(every, desc=path.name, unit="row", **rows.BAR):
+            count += 1
+            try:
+                raw, field, has_columns = _parse(row, how)
+                mapped += has_columns
+                duplicates += raw.messages in given
+                answers = given.setdefault(raw.messages, {})
+                answer = how.takes(raw.answer, field) if field else raw.answer
+            except BadRow as bad:
+                refused.append(refusal(path, number, bad))
+                continue
+            if not answers:
+                source = raw.source or path.name.split(".")[0]
+                digest = hashlib.sha256(json.dumps(raw.messages).encode()).hexdigest()
+                problem = raw._replace(id=digest[:16], answer=answer, source=source)
+                first[raw.messages] = problem
+            answers.setdefault(answer, f"{path} row {number}")
+        if count == before:
+            raise ValueError(f"{path}: no rows in this file")
+    several = (answers for answers in given.values() if len(answers) > 1)
+    conflicts = tuple("; ".join(f"{a} at {row}" for a, row in found.items()) for found in several)
+    report = Report(count, len(given), duplicates, conflicts, tuple(refused), mapped)
+    return [first[m] for m, answers in given.items() if len(answers) == 1], report
 
 
 def columns(listed: str) -> dict[str, str]:
@@ -265,10 +252,6 @@ def conversation(value: object, field: str, how: Reading) -> prompts.Messages:
     return (("system", how.system), *said) if how.system else messages
 
 
-def _id(messages: prompts.Messages) -> str:
-    return hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16]
-
-
 def encode(
     problems: Sequence[Problem],
     tokenizer: Tokenizer,
@@ -286,7 +269,7 @@ def encode(
     ValueError: a prompt without tokens; no prompt that fits; no chat template."""
     ids, kept, n_long = [], [], 0
     tokens = tokenizer.chat if chat else lambda m: tokenizer.encode(prompts.plain_text(m))
-    for problem in bars.bar(problems, desc="encoding prompts", **_BAR):
+    for problem in bars.bar(problems, desc="encoding prompts", **rows.BAR):
         row = tokens(problem.messages)
         if not row:
             raise ValueError(f"problem {problem.id}: the tokenizer makes no token of its prompt")
@@ -361,9 +344,3 @@ def stream(problems: Sequence[Problem], seed: int) -> Stream:
     digest = hashlib.sha256(f"problem order {seed}".encode()).digest()
     order = grain.MapDataset.source(problems).shuffle(int.from_bytes(digest[:4], "big"))
     return Stream(order.repeat())
-
-
-if __name__ == "__main__":
-    from dapo_jax.data import __main__ as commands
-
-    sys.exit(commands.main())

@@ -23,10 +23,8 @@ def template(named: str) -> str:
     """The template with this name in TEMPLATES; a text with {problem}, or '', is returned
     unchanged. ValueError: neither a name nor a text with {problem}."""
     if named and named not in TEMPLATES and "{problem}" not in named:
-        raise ValueError(
-            f"config.data.template: {named!r:.80} is none of {', '.join(TEMPLATES)} and has no"
-            " {problem}"
-        )
+        wrong = f"{named!r:.80} is none of {', '.join(TEMPLATES)} and has no {{problem}}"
+        raise ValueError(f"config.data.template: {wrong}")
     return TEMPLATES.get(named, named)
 
 

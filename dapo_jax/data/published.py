@@ -65,13 +65,11 @@ KNOWN = ", ".join(["gsm8k", *(name for name, s in SETS.items() if s.protocol)]) 
 def evaluated(name: str) -> tuple[Set, Protocol] | None:
     """The set that a name means to `evaluate`, and its settings; None if no set has this name.
     ValueError: the set is for training."""
-    listed = [n for n in FAMILIES.get(name, (name,)) if n in SETS]
-    for pinned in (SETS[n] for n in listed):
-        if pinned.protocol:
-            return pinned, pinned.protocol
-    if listed:
+    listed = [SETS[n] for n in FAMILIES.get(name, (name,)) if n in SETS]
+    found = [(pinned, pinned.protocol) for pinned in listed if pinned.protocol]
+    if listed and not found:
         raise ValueError(f"{name}: a set for training; those of evaluation are {KNOWN}")
-    return None
+    return found[0] if found else None
 
 
 def fetch(pinned: Set, folder: Path) -> tuple[Path, bool]:

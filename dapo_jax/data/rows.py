@@ -16,7 +16,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +134,9 @@ def parse(data: bytes) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError(f"two fields have the name {_twice(name for name, _ in pairs)!r:.80}")
-    return fields
+    if name := _twice([name for name, _ in pairs]):
+        raise ValueError(f"two fields have the name {name}")
+    return dict(pairs)
 
 
 def _json(path: Path) -> Iterator[tuple[int, Row]]:
@@ -166,13 +165,14 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _once(path: Path, names: Sequence[str]) -> None:
-    if len(set(names)) < len(names):
-        name = _twice(names)
-        raise Foreign(f"{path}: two columns have the name {name!r:.80}; rename one of them")
+    if name := _twice(names):
+        raise Foreign(f"{path}: two columns have the name {name}; rename one of them")
 
 
-def _twice(names: Iterable[str]) -> str:
-    return Counter(names).most_common(1)[0][0]
+def _twice(names: Sequence[str]) -> str:
+    """A name that stands twice, in quotes; '' if there is none."""
+    once = len(set(names)) == len(names)
+    return "" if once else f"{Counter(names).most_common(1)[0][0]!r:.80}"
 
 
 def _parquet(path: Path, wanted, needs: str) -> Iterator[tuple[int, Row]]:

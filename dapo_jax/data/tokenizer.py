@@ -40,24 +40,16 @@ MAX_TEXT = 2_000_000  # characters that a chat template may make of a conversati
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Made by `load`.
+    """Made by `load`."""
 
-    vocab_size: largest token id + 1. Models may have more embedding rows (Qwen2.5: 151665 ids here,
-      151936 or 152064 rows).
-    stop_ids: ids that end a response.
-    template: Jinja source of the chat template, '' if none was found.
-    specials: bos_token, eos_token, ... as a chat template sees them.
-    unknown_id: id of all words outside the vocabulary; None if the vocabulary can encode any text.
-    """
-
-    vocab_size: int
-    stop_ids: frozenset[int]
-    template: str
-    specials: Mapping[str, str]
+    vocab_size: int  # largest id + 1; Qwen2.5: 151665, and 151936 or 152064 rows of the embedding
+    stop_ids: frozenset[int]  # ids that end a response
+    template: str  # Jinja source of the chat template, '' if none was found
+    specials: Mapping[str, str]  # bos_token, eos_token, ... as a chat template sees them
     _encode: Callable[[str], list[int]]
     _decode: Callable[[list[int], bool], str]
     _token: Callable[[int], str | None]
-    unknown_id: int | None = None
+    unknown_id: int | None = None  # of words outside the vocabulary; None: it encodes any text
 
     def encode(self, text: str) -> list[int]:
         """Token ids without added BOS or EOS; special tokens written in the text are recognised.
@@ -131,17 +123,16 @@ def _load(file: Path, chat_template: str | Path) -> Tokenizer:
         if re.fullmatch("(bos|eos|pad|unk)_token", key)
     }
 
-    if file.suffix == ".model":
-        fields, id_of, stops, defaults = _sentencepiece(file)
-    else:
-        fields, id_of, stops, defaults = _hugging_face(file)
-    specials = defaults | {key: value for key, value in named.items() if isinstance(value, str)}
+    fields, ids, own = (_sentencepiece if file.suffix == ".model" else _hugging_face)(file)
+    stops = {ids[name] for name in (*QWEN_STOPS, *own.values()) if name in ids}
+    specials = own | {key: value for key, value in named.items() if isinstance(value, str)}
 
     listed = generation.get("eos_token_id")
     listed = [] if listed is None else listed if isinstance(listed, list) else [listed]
     known = lambda id: type(id) is int and 0 <= id < fields["vocab_size"]
-    wanted = [(name, id_of(name)) for key, name in specials.items() if key == "eos_token"]
-    wanted += [(id, id if known(id) else None) for id in listed]
+    wanted = [(id, id if known(id) else None) for id in listed]
+    if (eos := specials.get("eos_token")) is not None:
+        wanted.append((eos, ids.get(eos)))
     for name, id in wanted:
         if id is None:
             raise ValueError(
@@ -153,7 +144,7 @@ def _load(file: Path, chat_template: str | Path) -> Tokenizer:
         where = file.parent / "tokenizer_config.json"
         raise ValueError(f"{file}: no stop token is known; name it as eos_token in {where}")
 
-    where, template = _template(file.parent, config, chat_template)
+    where, template = _template(file.parent, chat_template)
     try:
         _compile(template)
     except Exception as e:  # Jinja writes Python, which has limits of its own
@@ -208,8 +199,7 @@ def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
                 made.decode(made.encode(text), skip)
         made.decode(range(200))
         if made.template:
-            config = _json(file.parent / "tokenizer_config.json")
-            at = _template(file.parent, config, chat_template)[0]
+            at = _template(file.parent, chat_template)[0]
             print(f"{at}: chat template", flush=True)
             made.encode(made.render_chat([("user", "What is 6 * 7?")]))
     except (ValueError, MemoryError) as error:  # errors of a file name it already
@@ -241,7 +231,8 @@ def _limited(seconds: float):
         signal.signal(signal.SIGVTALRM, before)
 
 
-def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:
+def _hugging_face(file: Path) -> tuple[dict, dict[str, int], dict[str, str]]:
+    """(fields of `Tokenizer`, token -> id, special tokens that the file itself names)."""
     import tokenizers  # not needed for a SentencePiece model
 
     text = _text(file)
@@ -267,17 +258,19 @@ def _hugging_face(file: Path) -> tuple[dict, Callable, set, dict]:
         _token=model.id_to_token,
         unknown_id=ids.get(getattr(model.model, "unk_token", None)),
     )
-    return fields, ids.get, {ids[name] for name in QWEN_STOPS if name in ids}, {}
+    return fields, ids, {}
 
 
-def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
+def _sentencepiece(file: Path) -> tuple[dict, dict[str, int], dict[str, str]]:
+    """As `_hugging_face`."""
     with gate.reading(file):
         data = file.read_bytes()
     with gate.reading(file, what="not a SentencePiece model"):
         model = sentencepiece.SentencePieceProcessor(model_proto=data)
         if not (size := model.get_piece_size()):
             raise ValueError("it holds no pieces")
-    control = {model.id_to_piece(i): i for i in range(size) if model.is_control(i)}
+    ids = {model.id_to_piece(i): i for i in range(size)}
+    control = {piece: i for piece, i in ids.items() if model.is_control(i)}
     marked = frozenset(control.values())
     # SentencePiece itself never reads control pieces from text; Hugging Face tokenizers do.
     marks = re.compile("(" + "|".join(map(re.escape, sorted(control, key=len, reverse=True))) + ")")
@@ -295,10 +288,8 @@ def _sentencepiece(file: Path) -> tuple[dict, Callable, set, dict]:
 
     fields = dict(vocab_size=size, _encode=encode, _decode=decode, _token=model.id_to_piece)
     fields["unknown_id"] = model.unk_id()
-    special = {"bos_token": model.bos_id(), "eos_token": model.eos_id()}
-    special = {name: model.id_to_piece(i) for name, i in special.items() if i >= 0}
-    ids = {model.id_to_piece(i): i for i in range(size)}
-    return fields, ids.get, {i for i in [model.eos_id()] if i >= 0}, special
+    eos = model.eos_id()
+    return fields, ids, {"eos_token": model.id_to_piece(eos)} if eos >= 0 else {}
 
 
 def _vocabulary_file(path: Path) -> Path:
@@ -307,23 +298,27 @@ def _vocabulary_file(path: Path) -> Path:
     if not path.is_dir():
         wanted = "tokenizer.json, a SentencePiece *.model, or a folder with one of them"
         raise ValueError(f"{path}: no such file or folder; expected {wanted}")
-    models = sorted(path.glob("*.model"))
-    for file in (path / "tokenizer.json", path / "tokenizer.model", *models[:1]):
+    for file in (path / "tokenizer.json", path / "tokenizer.model"):
         if file.is_file():
-            if file in models and len(models) > 1 and file.name != "tokenizer.model":
-                names = ", ".join(m.name for m in models)
-                raise ValueError(f"{path}: several SentencePiece models; name one of them: {names}")
             return file
-    raise ValueError(f"{path}: neither tokenizer.json nor a SentencePiece *.model in this folder")
+    models = sorted(path.glob("*.model"))
+    if len(models) == 1:
+        return models[0]
+    wrong = "neither tokenizer.json nor a SentencePiece *.model in this folder"
+    if models:
+        names = ", ".join(m.name for m in models)
+        wrong = f"several SentencePiece models; name one of them: {names}"
+    raise ValueError(f"{path}: {wrong}")
 
 
-def _template(folder: Path, config: dict, explicit: str | Path) -> tuple[Path, str]:
+def _template(folder: Path, explicit: str | Path) -> tuple[Path, str]:
     """(file it came from, Jinja source)."""
     if explicit:
         return Path(explicit), _text(Path(explicit))
-    found = config.get("chat_template")
+    config = folder / "tokenizer_config.json"
+    found = _json(config).get("chat_template")
     if isinstance(found, str):
-        return folder / "tokenizer_config.json", found
+        return config, found
     file = folder / "chat_template.jinja"
     return file, _text(file) if file.is_file() else ""
 

@@ -8,11 +8,8 @@ Two modes, both pure functions of two strings:
 `integer`   reads the response's final statement as a careful human would and compares integers of
             any size (`integer_verifier.py`).
 
-In `integer` mode the extraction never sees the reference, so a response states one integer or none:
-listing candidates cannot raise the reward.
-
-No string raises, and time is linear in the length of the strings. Digits are compared as text,
-since `int` refuses more than 4300 of them.
+In `integer` mode the extraction never sees the reference, so listing candidates cannot raise the
+reward. Time is linear in the length of the strings. Digits stay text: `int` refuses 4301 of them.
 """
 
 import re

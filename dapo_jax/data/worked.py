@@ -43,10 +43,8 @@ def read(
                 if not prompt or len(response) == 1:
                     raise BadRow("row", text, "the tokenizer makes no token of it")
                 if len(response) > most:
-                    has = f"has {len(response)} tokens with its end"
-                    raise BadRow(
-                        "response", text, f"{has}, over rollout.max_response_tokens = {most}"
-                    )
+                    over = f"tokens with its end, over rollout.max_response_tokens = {most}"
+                    raise BadRow("response", text, f"has {len(response)} {over}")
             except BadRow as bad:
                 refused.append(problems.refusal(path, number, bad))
                 if data.on_bad == "skip":
