@@ -276,9 +276,9 @@ def test_whatever_a_reward_raises_is_one_line(kind, capfd):
         assert "\n" not in failed.why and failed.why.endswith(failed.cause)
     miss = grading.judge(rewarded(on_error="miss"))._replace(score=score)
     (found,) = grades(miss, "abcdefgh")
-    assert found.missed == 8 == sum(miss.misses.causes.values())
+    assert found.missed == 8
     printed = capfd.readouterr().err.splitlines()
-    assert len(printed) == min(miss.misses.PRINTED, len(miss.misses.causes))
+    assert len(printed) == (1 if kind in (MemoryError, Unspeakable) else 5)  # without their text
     assert all(line.startswith("warning: reward: failed on a resp") for line in printed)
 
     def interrupted(problem, response):
