@@ -2,13 +2,9 @@
 
     python -m dapo_jax.evaluate --workdir=DIR [--config=FILE] [--data=aime24,gsm8k,name=FILE]
 
-Sets known by name (data/published.py) have the settings of a paper, which flags and config
-overrides replace; files of one's own use those of the config (docs/evaluation.md).
-
 The policy is what --checkpoint names, else the newest checkpoint of WORKDIR, else the model of
-config.model.path. The config is the run's own unless --config names one. All samples are kept under
-WORKDIR/eval/<set>/<hash of the settings>/, in batches of problems; the same command continues after
-the last whole batch.
+config.model.path. All samples are kept under WORKDIR/eval/<set>/<hash of the settings>/, in batches
+of problems; the same command continues after the last whole batch. More: docs/evaluation.md.
 """
 
 import functools
@@ -17,10 +13,8 @@ import json
 import pathlib
 
 import jax
-import numpy as np
 from absl import flags
 from etils import epath
-from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from dapo_jax import bars, build, parallel
@@ -42,19 +36,17 @@ from dapo_jax.run import policy as policy_lib
 def evaluate_to_files(
     folder: pathlib.Path, evaluator: Evaluator, data: Encoded, draw: Draw, saved=lambda: None
 ) -> Scores | None:
-    """`evaluate` one batch of problems after the other, and write each to a file of `folder`
-    atomically. Problems that have samples there already are skipped. Only process 0 writes files
-    and returns the scores; the others return None. saved: called after each file."""
-    first = parallel.is_main_process()
-    there = scores_lib.finished(folder) if first else {}
-    done = np.array([p.id in there for p in data.problems])
-    if jax.process_count() > 1:
-        done = np.asarray(multihost_utils.broadcast_one_to_all(done), bool)
-    left, k = np.flatnonzero(~done), evaluator.k
+    """`evaluate` one batch of problems after the other, and write each to a file of `folder`, but
+    for problems that have samples there. Only process 0 writes files and returns the scores; the
+    others return None. saved: called after each file."""
+    first, k = parallel.is_main_process(), evaluator.k
+    done = set(parallel.gather_json(list(scores_lib.finished(folder)) if first else [])[0])
+    left = [i for i, p in enumerate(data.problems) if p.id not in done]
     # Fills the slots twice: fewer leave many idle.
     size = -(-2 * evaluator.machine.engine.slots // k)
-    options = dict(desc=folder.parent.name, unit="sample", dynamic_ncols=True, show=first)
-    bar = bars.bar(total=len(done) * k, initial=int(done.sum()) * k, **options)
+    total, initial = len(data.problems) * k, (len(data.problems) - len(left)) * k
+    look = dict(unit="sample", desc=folder.parent.name, dynamic_ncols=True, show=first)
+    bar = bars.bar(total=total, initial=initial, **look)
     machine = evaluator.machine._replace(watch=Watch(progress=bar.update))
     with bar:
         for at in range(0, len(left), size):

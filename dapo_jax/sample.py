@@ -3,10 +3,9 @@
     python -m dapo_jax.sample --workdir=DIR [--config=FILE] [--n=4] [--temperature=0.7] "prompt"
 
 The policy is the newest checkpoint of WORKDIR, else the model of config.model.path. The config is
-that of the run, unless --config names one. With config.tokenizer.chat (or --chat) the prompt goes
-through the chat template. Several completions are drawn at the same time and shown one after the
-other. --probs shows a line per token: its probability at the temperature, before any nucleus cut,
-and the vocabulary's spelling of the token.
+that of the run, unless --config names one. With config.tokenizer.chat the prompt goes through the
+chat template. --probs shows a line per token: its probability at the temperature, before any
+nucleus cut, and the vocabulary's spelling of the token.
 """
 
 import copy
@@ -74,12 +73,12 @@ class Screen:
 
 
 class Loaded(NamedTuple):
-    """A policy ready for sampling; `params` are in the training layout."""
+    """A policy ready for sampling."""
 
     config: schema.Config
     tokenizer: tokenizer_lib.Tokenizer
     machine: build.Machine
-    params: qwen2.Params
+    params: qwen2.Params  # in the training layout
     policy: policy_lib.Policy
 
 
@@ -170,20 +169,17 @@ def define_flags() -> None:
     flags.DEFINE_float("temperature", None, "0 is greedy; default: config.eval.temperature.")
     flags.DEFINE_float("top_p", 1.0, "Nucleus mass.")
     flags.DEFINE_integer("max_tokens", 0, "Most tokens; default: as in training.", lower_bound=0)
-    flags.DEFINE_integer("seed", None, "Default: config.seed.")
     flags.DEFINE_boolean("probs", False, "A line per token, with its probability.")
-    flags.DEFINE_boolean("chat", None, "Chat template; default: config.tokenizer.chat.")
 
 
 def main(prompt: str) -> None:
     given, config = flags.FLAGS, cli.CONFIG.value
     if not cli.WORKDIR.value and not config.model.path:
         raise ValueError("--workdir: name the run to sample from (or set --config.model.path)")
-    said = {"eval.top_p": given.top_p, "eval.temperature": given.temperature}
-    said |= {"seed": given.seed, "tokenizer.chat": given.chat}
-    config.update({field: value for field, value in said.items() if value is not None})
-    if hasattr(sys.stdout, "reconfigure"):  # '?' for characters that the terminal cannot show
-        sys.stdout.reconfigure(errors="replace")
+    config.eval.top_p = given.top_p
+    if given.temperature is not None:
+        config.eval.temperature = given.temperature
+    sys.stdout.reconfigure(errors="replace")  # '?' for characters that the terminal cannot show
     how = dict(n=given.n, max_tokens=given.max_tokens, probs=given.probs)
     if parallel.is_main_process():
         how["write"] = functools.partial(print, end="", flush=True)

@@ -40,14 +40,12 @@ def running(pid: int) -> bool:
 
 
 def test_a_command_that_fails_is_said_and_none_is_not_run():
-    said = []
-    for command in (shlex.join([sys.executable, "-c", "raise SystemExit(3)"]), ""):
-        b = alarm_command.AlarmCommand(command, "w", said.append)
+    said, command = [], shlex.join([sys.executable, "-c", "raise SystemExit(3)"])
+    none, fails = (alarm_command.AlarmCommand(c, "w", said.append) for c in ("", command))
+    for b in (none, fails):
         b.start(1, 1, ["a"])
-        assert (b._running is None) == (not command)
-        if b._running:
-            b._running.join(60)
-        b.close()
+    assert none._running is None
+    fails._running.join(60)
     assert said == ["warning: log.alarm_command: exit status 3"]
 
 

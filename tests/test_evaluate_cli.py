@@ -1,5 +1,4 @@
-"""python -m dapo_jax.evaluate: agreement with training, restarts, what it reads and refuses; avg@k,
-maj@k and pass@k against their definitions."""
+"""python -m dapo_jax.evaluate; avg@k, maj@k and pass@k against their definitions."""
 
 import itertools
 import json
@@ -14,7 +13,6 @@ import pytest
 from dapo_jax import convert, evaluate
 from dapo_jax.evaluation import scores
 from dapo_jax.log import metrics
-from dapo_jax.model import qwen2
 from dapo_jax.run import policy
 
 sys.path.insert(0, str(Path(__file__).parent / "data"))
@@ -22,7 +20,7 @@ from tiny_config import get_config as tiny
 
 
 def evaluated(workdir, given="", **fields) -> dict:
-    """The evaluation of a run, or of what is `given`, at its settings but for these of `eval`."""
+    """fields: of `eval`, where it differs from the run's."""
     c = tiny()
     c.eval.update(fields)
     return evaluate.evaluate_checkpoint(c, workdir, str(given))
@@ -49,7 +47,6 @@ def test_agrees_with_training(run, result):
 
 
 def test_report(run, result):
-    """The JSON says what the files of samples say."""
     heldout = json.loads(json.dumps(result))["sets"]["heldout"]
     rows = samples(heldout["samples"])
     assert len(rows) == 48 * 8 and {len(r) for r in rows} == {8}
@@ -68,9 +65,8 @@ def test_report(run, result):
         assert row["length_mean"] == np.mean([r["tokens"] for r in mine])
         assert {r["gold"] for r in mine} == {row["gold"]}
     text = list(scores.lines("heldout", heldout, rows=True))
-    assert len(text) == 3 + 48 and "48 problems x 8 samples" in text[0]
-    assert f"8: {heldout['pass@']['8']:.4f}" in text[1]
-    assert list(scores.lines("heldout", heldout)) == text[:2]
+    assert len(text) == 3 + 48 and list(scores.lines("heldout", heldout)) == text[:2]
+    assert "48 problems x 8 " in text[0] and f"8: {heldout['pass@']['8']:.4f}" in text[1]
 
 
 def test_stop_strings_end_responses_early(run, result):
@@ -89,7 +85,6 @@ def test_stop_strings_end_responses_early(run, result):
 
 
 def samples(folder: str) -> list[dict]:
-    """The rows of a folder, by problem and sample."""
     rows = [json.loads(x) for f in Path(folder).glob("b*") for x in f.open()]
     return sorted(rows, key=lambda r: (r["problem"], r["sample"]))
 
@@ -128,26 +123,16 @@ def test_other_settings_do_not_mix(run, result, no_sampling, field, value):
         evaluated(run, **{field: value})
 
 
-def test_other_weights_do_not_mix(run, result, no_sampling, tmp_path):
-    _, params = convert.load_params(run)
+def test_weights_are_known_by_their_bits(run, result, no_sampling, tmp_path):
+    """The samples of a policy serve all its copies, and no other policy."""
+    shape, params = convert.load_params(run)
+    convert.save_params(tmp_path / "same", shape, params)
+    got = evaluated(run, tmp_path / "same")
+    assert got["sets"] == result["sets"] and got["settings"]["policy"] == f"{tmp_path}/same step 0"
     params["embed"] = params["embed"].at[7, 5].add(1e-7)
-    convert.save_params(tmp_path / "near", qwen2.shape_from_config(tiny()), params)
+    convert.save_params(tmp_path / "near", shape, params)
     with pytest.raises(NotImplementedError):
         evaluated(run, tmp_path / "near")
-
-
-@pytest.mark.slow
-def test_same_weights_in_other_forms(run, result, no_sampling, tmp_path):
-    """The samples of a policy serve all its copies: its weights are recognised bit by bit."""
-    copy, there = tmp_path / "hf", tmp_path / "orbax"
-    assert convert.main(["to-hf", str(run), str(copy), "--dtype=float32"]) == 0
-    assert convert.main(["to-orbax", str(copy), str(there)]) == 0
-    c = tiny()
-    c.tokenizer.path = str(run / "data" / "tokenizer.model")
-    for given in (copy, there, run / "checkpoints", run / "checkpoints" / "0"):
-        got = evaluate.evaluate_checkpoint(c, run, str(given))
-        assert got["sets"] == result["sets"]
-        assert got["settings"]["policy"].startswith(str(given).removesuffix("/0"))
 
 
 def test_without_a_config_it_is_the_run_s(run, tmp_path):
@@ -209,9 +194,6 @@ def test_scores_average_over_problems():
 
 def test_a_damaged_line_of_samples_is_named(tmp_path):
     """Its batch would be short of samples: it is to be made again."""
-    rows = [{"problem": "p", "sample": i} for i in range(3)]
-    (tmp_path / "batch_000000.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    assert scores.finished(tmp_path) == {"p": rows}
     path = tmp_path / "batch_000001.jsonl"
     path.write_text('{"problem": "q"}\n\0\n')
     with pytest.raises(ValueError) as error:

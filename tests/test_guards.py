@@ -99,10 +99,8 @@ def words(said: dict[int, list[str]]) -> str:
 
 
 def test_a_healthy_run_is_silent_at_the_defaults():
-    """There entropy falls to a twentieth, because the policy learns."""
-    healthy = RECORDED["healthy"]
-    assert healthy["policy/entropy"][-1] < 0.1 * healthy["policy/entropy"][0]
-    assert replay(healthy) == {}
+    """Also where entropy falls to a twentieth, because the policy learns."""
+    assert replay(RECORDED["healthy"]) == {}
     assert replay(RECORDED["naive GRPO"]) == {}
 
 

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from test_tags import events
+from test_trackers import settings
 
 from dapo_jax import config
 from dapo_jax.dapo.dynamic_sampling import Collected, Group
@@ -151,12 +152,6 @@ def test_update_metrics():
     assert metrics.update_metrics([], with_reference=True) == {"optim/skipped": 0}
 
 
-def settings(**fields):
-    c = config.base()
-    c.log.update(fields)
-    return c
-
-
 PLAIN, PLOTTED = settings(tensorboard=False), settings(text_every=0)
 
 
@@ -169,7 +164,6 @@ def write(workdir, resume_step, steps, board=False):
 
 
 def plotted(workdir) -> list[tuple[int, float]]:
-    """(step, value) of all points."""
     return sorted((e.step, v.simple_value) for e in events(workdir) for v in e.summary.value)
 
 

@@ -1,5 +1,4 @@
-"""A reward of one's own: a graded one, of which nothing is right or wrong, trained and resumed; and
-the one that README shows, named on the command line as FILE.py:NAME."""
+"""Rewards of one's own: a graded one, of which nothing is right or wrong; those of the pages."""
 
 import pathlib
 import re
@@ -8,7 +7,6 @@ import pytest
 from test_train import arrays, assert_same_bits, small, without_clocks
 
 from dapo_jax import config, train
-from dapo_jax.data import answers
 from dapo_jax.data.problems import Problem
 from dapo_jax.log import guards, metrics, tags
 from dapo_jax.reward.grading import Grade
@@ -22,26 +20,6 @@ def answering(problem, response: str) -> Grade:
     return Grade(found, parts={"answers": found, "characters": len(response)})
 
 
-@pytest.fixture(scope="module")
-def three_steps(tmp_path_factory):
-    """The workdir of a run."""
-    workdir = tmp_path_factory.mktemp("three")
-    assert train.train(small(3), workdir, score=answering)
-    return workdir
-
-
-def test_its_records_hold_what_the_table_of_tags_says(three_steps):
-    first, *middle, last = metrics.read(three_steps / "metrics.jsonl")
-    step = {"record", "step", "drawn", "trained", "scored", "parts"}
-    for record, kinds in (
-        (first, {"record", "start", "evaluation"}),
-        *((m, step) for m in middle),
-        (last, step | {"evaluation"}),
-    ):
-        there = {tags.family(t) for t in record if t != "step"}
-        assert there - {"alarms"} == {name for name, t in tags.TAGS.items() if t.when in kinds}
-
-
 def test_what_is_said_of_short_batches_and_alike_scores_fits_a_score_alone():
     c = small(1)
     log = {"sampling/rounds": 10, "sampling/batch_groups": 1, "sampling/accept_frac": 0.001}
@@ -53,11 +31,16 @@ def test_what_is_said_of_short_batches_and_alike_scores_fits_a_score_alone():
     assert "let the score differ" in alarm and "wrong" not in alarm
 
 
-def test_a_graded_run_resumes_bit_for_bit(three_steps, tmp_path):
-    train.train(small(2), tmp_path, score=answering)
-    train.train(small(3), tmp_path, score=answering)
-    assert_same_bits(arrays(tmp_path, 3), arrays(three_steps, 3))
-    assert without_clocks(tmp_path)[-1] == without_clocks(three_steps)[-1]
+def test_a_graded_run_resumes_bit_for_bit_and_has_its_own_tags(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for steps, workdir in ((3, whole), (2, cut), (3, cut)):
+        assert train.train(small(steps), workdir, score=answering)
+    assert_same_bits(arrays(cut, 3), arrays(whole, 3))
+    assert without_clocks(cut)[-1] == without_clocks(whole)[-1]
+    *_, last = metrics.read(whole / "metrics.jsonl")
+    kinds = {"record", "step", "drawn", "trained", "scored", "parts", "evaluation"}
+    there = {tags.family(t) for t in last if t != "step"}
+    assert there - {"alarms"} == {name for name, t in tags.TAGS.items() if t.when in kinds}
 
 
 def shown_in(page: pathlib.Path) -> str:
@@ -67,7 +50,6 @@ def shown_in(page: pathlib.Path) -> str:
 
 def test_the_reward_of_readme_trains_and_is_refused_when_its_file_changes(tmp_path):
     shown, file, c = shown_in(ROOT / "README.md"), tmp_path / "my_reward.py", small(1)
-    assert len(shown.splitlines()) <= 10
     file.write_text(shown)
     c.reward.function = f"{file}:score"
     assert train.train(c, tmp_path / "run")
@@ -80,11 +62,7 @@ def test_the_reward_of_readme_trains_and_is_refused_when_its_file_changes(tmp_pa
 
 
 def test_the_reward_of_the_page_about_rewards_says_right_or_wrong():
-    page = ROOT / "docs" / "own_reward.md"
-    text = page.read_text()
-    exec(shown_in(page), names := {})
+    exec(shown_in(ROOT / "docs" / "own_reward.md"), names := {})
     problem = Problem("0", (("user", "1 + 2 ?"),), "3", "sums")
     assert names["score"](problem, "so Answer: 3") == Grade(1.0, True)
     assert names["score"](problem, "3 or 4") == Grade(-1.0, False)
-    assert re.findall(r"^\| `(\w+)` \|", text, re.M) == [*answers.MODES, *Grade._fields]
-    assert all(f"`{field}`" in text for field in Problem._fields)

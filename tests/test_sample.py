@@ -37,7 +37,7 @@ def byte_tokenizer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, byte_tokenizer):
-    """(config, directory) of a random model with that vocabulary."""
+    """The config of a random model with that vocabulary."""
     c = tiny()
     c.model.vocab_size = 264
     shape = qwen2.shape_from_config(c)
@@ -45,7 +45,7 @@ def model(tmp_path_factory, byte_tokenizer):
     hf.save(folder, shape, qwen2.init(shape, jax.random.key(0)), tokenizer_dir=byte_tokenizer[1])
     c.model.path, c.data.train = str(folder), "not read"
     c.reward.update({"overlong_buffer_tokens": 0, "overlong_penalty": 0.0})
-    return c, folder
+    return c
 
 
 def test_characters_come_whole(byte_tokenizer):
@@ -89,12 +89,11 @@ def draws(c, prompt="6 * 7", **settings):
 
 @pytest.mark.slow
 def test_shown_is_drawn(model):
-    c, _ = model
+    c = copy.deepcopy(model)
     texts, shown = draws(c, n=3, max_tokens=20)
     assert shown == "".join(f"--- {i + 1} of 3\n{t}\n" for i, t in enumerate(texts))
     assert len(set(texts)) == 3
     assert draws(c, n=2, max_tokens=20)[0] == texts[:2]
-    c = copy.deepcopy(c)
     c.eval.temperature = 0.0
     greedy, _ = draws(c, n=2, max_tokens=20)
     assert greedy[0] == greedy[1]
@@ -105,10 +104,9 @@ def test_shown_is_drawn(model):
 
 
 def test_refusals(model):
-    c, _ = model
     for prompt, wrong in (("x" * 33, "33 tokens; 1 to .* = 32 are allowed"), ("", "0 tokens")):
         with pytest.raises(ValueError, match=f"prompt: {wrong}"):
-            draws(c, prompt, n=1, max_tokens=4)
+            draws(model, prompt, n=1, max_tokens=4)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +124,7 @@ def test_the_command_says_what_is_missing_or_wrong(shell, arguments, wrong):
 
 
 def test_the_command_shows_probabilities(shell, model):
-    limits = (f"--config.model.path={model[1]}", "--n=2", "--max_tokens=5", "--probs", "6")
+    limits = (f"--config.model.path={model.model.path}", "--n=2", "--max_tokens=5", "--probs", "6")
     done = shell.python("-m", "dapo_jax.sample", f"--config={CONFIG}", *limits)
     assert done.returncode == 0, done.stderr
     head, *parts = re.split(r"--- [12] of 2\n", done.stdout)

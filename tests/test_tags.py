@@ -1,5 +1,4 @@
-"""The table of tags against a real run: all that a run can write is in the table, and the other way
-round, in metrics.jsonl and in TensorBoard."""
+"""A run writes all that is in the table of tags, and nothing else, also to TensorBoard."""
 
 import json
 import pathlib
@@ -34,7 +33,6 @@ def events(workdir: pathlib.Path) -> list[Event]:
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    """The workdir of two steps with everything on that writes a tag."""
     workdir = tmp_path_factory.mktemp("everything")
     c = small(2)
     c.checkpoint.every, c.data.embedded_problems, c.log.text_every = 0, 4, 1
@@ -90,7 +88,6 @@ def test_tensorboard_holds_every_tag_with_its_definition(everything):
 
 
 def test_a_step_is_traced(everything):
-    """The second, its rollout and its update, and no other."""
     traces = list((everything / "profile").rglob("*.xplane.pb"))
     assert {p.parts[-5] for p in traces} == {"step_000002_rollout", "step_000002_update"}
     assert all(p.stat().st_size > 1000 for p in traces)
@@ -109,7 +106,6 @@ def test_the_alarm_command_gets_the_alarms(everything):
 
 
 def test_events_say_where_time_went(everything):
-    """Phases in order, and a goodput of the whole that is the file's."""
     events = [json.loads(x) for x in (everything / "events.jsonl").read_text().splitlines()]
     a_step = ["rollout", "update", "step", "save"]
     begin = ["start-up", "resume", "evaluation", "save"]
@@ -120,17 +116,13 @@ def test_events_say_where_time_went(everything):
     ledger = goodput.read(everything / "events.jsonl")
     assert ledger.steps.keys() == {1, 2} and ledger.lost["compile"] > 0
     assert ledger.evaluated.keys() == {0, 2}
-    total = sum(sum(part.values()) for part in (ledger.steps, ledger.evaluated, ledger.lost))
-    assert total == pytest.approx(events[-1]["time"] - events[0]["time"], abs=0.01)
     for record in metrics.read(everything / "metrics.jsonl")[1:]:
         shares = [v for t, v in record.items() if t.startswith(("time/goodput", "time/lost/"))]
         assert sum(shares) == pytest.approx(1) and 0 < record["time/goodput"] < 1
 
 
 def test_families():
-    assert tags.family("eval/aime24/avg@k") == "eval/<set>/avg@k"
     assert tags.family("source/openai/gsm8k/accuracy") == "source/<data_source>/accuracy"
-    assert tags.family("reward_part/format") == "reward_part/<name>"
     for unknown in ("eval/avg@k", "eval/x/std", "policy/entropy2", "step"):
         with pytest.raises(KeyError, match="not in dapo_jax/log/tags.md"):
             tags.family(unknown)
@@ -144,12 +136,6 @@ def test_the_table_is_whole():
     lines = tags.markdown().splitlines()
     assert len(lines) == len(tags.TAGS) + 2
     assert {line.replace("\\|", "").count("|") for line in lines} == {9}
-
-
-def test_edges():
-    assert tags.edges("sampling/groups_by_correct", 3, 20) == [-0.5, 0.5, 1.5, 2.5]
-    assert tags.edges("response/length_hist", 4, 20) == [0, 5, 10, 15, 20]
-    assert len(tags.edges("policy/entropy_hist", 16, 20)) == 16 + 1
 
 
 def points(workdir) -> list[tuple]:
@@ -172,8 +158,7 @@ ROW |= dict(prompt="p q", response="x\n**y**", extracted="7")
 def test_samples_are_markdown_that_leaves_a_response_as_it_is(tmp_path):
     long = ROW | dict(correct=False, truncated=True, reward=-2.0, response="z" * 5000)
     out = board.Board(tmp_path / "tensorboard", config.base())
-    odd = dict(reward=[1], mean_entropy=None, response=[2], prompt={"a": 1}, answer={})
-    out.samples(4, [ROW, long, odd])
+    out.samples(4, [ROW, long, {"reward": [1], "response": [2], "prompt": {"a": 1}}])
     out.samples(5, [])
     out.close()
     ((step, v),) = points(tmp_path)
@@ -183,5 +168,5 @@ def test_samples_are_markdown_that_leaves_a_response_as_it_is(tmp_path):
     assert first == f"{head}\n\n    p q\n\n    x\n    **y**"
     assert second.startswith("**wrong, truncated**, reward -2.0, ")
     assert "[3,000 characters]" in second and second.count("z") == 2000
-    assert third.startswith("**wrong**, reward [1], tokens None, mean_entropy None; answer {}")
+    assert third.startswith("**wrong**, reward [1], tokens None, mean_entropy None; answer None")
     assert third.endswith("\n\n    {'a': 1}\n\n    [2]")

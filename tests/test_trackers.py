@@ -3,6 +3,7 @@
 import json
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -10,36 +11,21 @@ from dapo_jax import config
 from dapo_jax.log import metrics, trackers
 
 
-class Client:
-    """A module that notes its calls. made: what some of them return, by name."""
-
-    def __init__(self, **made):
-        self.calls, self._made = [], made
-        self.__spec__ = SimpleNamespace(origin="client.py")
-
-    def __getattr__(self, name):
-        def call(*args, **named):
-            self.calls.append((name, args, named))
-            return self._made[name](**named) if name in self._made else None
-
-        return call
-
-
 @pytest.fixture
 def wandb(monkeypatch):
-    run = lambda id, **_: SimpleNamespace(
+    monkeypatch.setitem(sys.modules, "wandb", client := mock.Mock())
+    client.init.side_effect = lambda id, **_: SimpleNamespace(
         id=id or "w1", log=client.log, alert=client.alert, finish=client.finish
     )
-    client = Client(init=run)
     client.Table = lambda columns, data: ("table", columns, data)
-    monkeypatch.setitem(sys.modules, "wandb", client)
     return client
 
 
 @pytest.fixture
 def mlflow(monkeypatch):
     run = lambda run_id, run_name: SimpleNamespace(info=SimpleNamespace(run_id=run_id or "m1"))
-    monkeypatch.setitem(sys.modules, "mlflow", client := Client(start_run=run))
+    monkeypatch.setitem(sys.modules, "mlflow", client := mock.Mock())
+    client.start_run.side_effect = run
     return client
 
 
@@ -77,7 +63,7 @@ def test_what_goes_to_the_run_of_the_workdir(tmp_path, wandb, mlflow):
     numbers = lambda step: ("log", ({"eval/x/avg@k": 0.5, "optim/updates": 3},), {"step": step})
     samples = lambda step: ("log", ({"samples": ("table", columns, cells)},), {"step": step})
     alert = lambda n: ("alert", (), dict(title=f"some run: alarm in step {n}", text="low\n\nlong"))
-    assert wandb.calls == [
+    assert wandb.mock_calls == [
         ("init", (), named | dict(project="mine", id=None, config=fields)),
         numbers(0), samples(0), alert(0), ("finish", (), {}),
         ("init", (), named | dict(project="mine", id="w1", config=fields)),
@@ -87,7 +73,7 @@ def test_what_goes_to_the_run_of_the_workdir(tmp_path, wandb, mlflow):
     ]  # fmt: skip
     table = dict(zip(columns, map(list, zip(*cells, strict=True)), strict=True))
     numbers = {"eval/x/avg_k": 0.5, "optim/updates": 3}  # names that it takes
-    assert mlflow.calls == [
+    assert mlflow.mock_calls == [
         ("set_experiment", ("mine",), {}),
         ("start_run", (), {"run_id": None, "run_name": "some run"}),
         ("log_params", (fields,), {}),  # once
@@ -121,7 +107,7 @@ def test_a_service_that_fails_is_named_once_and_ends_nothing(tmp_path, wandb, ml
     shown = "ConnectionError: no route to host; metrics.jsonl has the numbers"
     assert said == [f"warning: config.log.{name}: {shown}" for name in ("mlflow", "wandb")]
     assert [r["step"] for r in metrics.read(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3]
-    assert [a[2] for a in wandb.calls if a[0] == "log"] == [{"step": 0}, {"step": 3}]
+    assert [call.kwargs for call in wandb.log.mock_calls] == [{"step": 0}, {"step": 3}]
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -139,4 +125,4 @@ def test_a_damaged_list_of_ids_is_a_run_of_its_own(tmp_path, wandb):
     for text in ("{", "[]", '{"wandb:mine": 3}', "\xff"):
         (tmp_path / "trackers.json").write_text(text)
         run(settings(wandb="mine"), tmp_path, 0)
-        assert [c for c in wandb.calls if c[0] == "init"][-1][2]["id"] is None
+        assert wandb.init.call_args.kwargs["id"] is None

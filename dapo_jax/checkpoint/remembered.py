@@ -45,7 +45,7 @@ class Responses(engine.Store):
         return [key(request) for request in requests]
 
 
-class Grades(grading.Memory):
+class Grades:
     """What a user's own judge said, by problem and text. Failures are not kept."""
 
     def __init__(self, journal: Journal):
@@ -56,13 +56,7 @@ class Grades(grading.Memory):
         return [plain and Grade(**json.loads(plain)) for plain in kept]
 
     def put(self, job: tuple[Problem, str], grade: Grade) -> None:
-        fields = {
-            "score": float(grade.score),
-            "right": None if grade.right is None else bool(grade.right),
-            "answer": grade.answer,
-            "parts": {name: float(part) for name, part in grade.parts.items()},
-        }
-        self._journal.put(self._key(job), json.dumps(fields).encode())
+        self._journal.put(self._key(job), json.dumps(grade._asdict()).encode())
 
     def _key(self, job: tuple[Problem, str]) -> bytes:
         problem, text = job

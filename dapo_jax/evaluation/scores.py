@@ -1,5 +1,4 @@
-"""Scores of a policy from k samples per problem: avg@k, maj@k, pass@k, intervals, reports, and the
-files that keep the samples."""
+"""Scores of a policy from k samples per problem, reports, and the files that keep the samples."""
 
 import collections
 import math

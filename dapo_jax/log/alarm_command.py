@@ -1,8 +1,7 @@
 """The alarm command: `log.alarm_command`, such as a curl to a webhook, runs for each alarm.
 
 It gets one JSON object on standard input: workdir, step, in_row (steps in a row with an alarm),
-alarms (sentences), time (seconds since 1970). It runs in the background, without a shell, for at
-most LIMIT_S. A failure does not affect the run.
+alarms (sentences), time (seconds since 1970). It runs without a shell.
 """
 
 import contextlib

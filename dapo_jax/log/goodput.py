@@ -1,8 +1,7 @@
 """Goodput: how the wall time of a run, over all of its starts, was used and lost.
 
 WORKDIR/events.jsonl gets a line when a phase begins, when a step is done and when the process
-leaves. A resumed run appends to it and cuts nothing, so that it also has the steps that were done
-again. All arithmetic is in `add`, a pure function of the recorded events.
+leaves. A resumed run appends to it, so that it also has the steps that were done again.
 """
 
 import contextlib

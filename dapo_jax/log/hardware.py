@@ -1,5 +1,4 @@
-"""How well a step used its devices: share of the peak FLOPs, and memory in use. Only on TPUs and
-GPUs; a CPU has no such tags."""
+"""How well a step used its TPUs or GPUs: share of the peak FLOPs, and memory in use."""
 
 from collections.abc import Iterable, Sequence
 

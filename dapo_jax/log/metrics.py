@@ -1,8 +1,5 @@
-"""What a step looked like, as numbers, and the files that keep it. The tags: dapo_jax/log/tags.md.
-
-metrics.jsonl, TensorBoard and the files a step hold each rollout step once, also across restarts: a
-resumed run first cuts what lies beyond the checkpoint it starts from. Only process 0 writes.
-"""
+"""What a step looked like, as numbers (dapo_jax/log/tags.md), and the files that keep it. They hold
+each rollout step once, also across restarts. Only process 0 writes."""
 
 import contextlib
 import json
@@ -187,7 +184,6 @@ class Writer:
     def __init__(self, workdir: pathlib.Path, resume_step: int, config, say=print, name: str = ""):
         self._path, self._workdir = workdir / "metrics.jsonl", workdir
         self._board, self._c = None, config
-        self._plots, self._text_every = config.log.tensorboard, config.log.text_every
         self._lines: list[str] = []  # of metrics.jsonl, not yet written
         self._files: dict[pathlib.Path, str] = {}  # not yet written
         self._say, self._failing = say, False
@@ -241,7 +237,7 @@ class Writer:
         # NaN and infinity, which JSON lacks, become null.
         rows = json.loads(json.dumps(list(rows)), parse_constant=lambda name: None)
         text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows)
-        if folder == "rollouts" and self._text_every and step % self._text_every == 0:
+        if folder == "rollouts" and self._shows(step):
             self._trackers.samples(step, rows)
         self._files[self._workdir / folder / f"step_{step:06d}.jsonl"] = text
 
@@ -281,7 +277,7 @@ class Writer:
     def _plot(self, new: str, written: Sequence[pathlib.Path]) -> None:
         """Add records and samples to TensorBoard's file; a new file begins with all records there
         are and the newest samples."""
-        if not self._plots:
+        if not self._c.log.tensorboard:
             return
         # tensorboardX brings torch in where that is installed.
         from dapo_jax.log import tensorboard as board
@@ -292,12 +288,16 @@ class Writer:
             written = sorted((self._workdir / "rollouts").glob("step_*.jsonl"))
         for record in map(json.loads, new.splitlines()):
             self._board.record(record)
-        due = [f for f in written if f.parent.name == "rollouts"]
-        due = [f for f in due if self._text_every and _step(f) % self._text_every == 0]
+        due = [f for f in written if f.parent.name == "rollouts" and self._shows(_step(f))]
         for file in due[-board.TEXTS :]:
             rows = (row for _, row in files.json_lines(file) if row)  # without damaged lines
             self._board.samples(_step(file), rows)
         self._board.flush()
+
+    def _shows(self, step: int) -> bool:
+        """Whether dashboards get this step's samples."""
+        every = self._c.log.text_every
+        return every > 0 and step % every == 0
 
     def _close_board(self) -> None:
         with contextlib.suppress(OSError):

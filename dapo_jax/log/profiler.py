@@ -1,8 +1,7 @@
 """A trace of one step by jax.profiler: `python -m dapo_jax.train --profile=STEP`.
 
 WORKDIR/profile/step_NNNNNN_rollout and ..._update each get a plugins/profile/*/*.xplane.pb of
-process 0's devices, for TensorBoard's profile plugin (pip install xprof). A phase is traced for at
-most SECONDS: buffers on the chip are small, and minutes of trace are gigabytes.
+process 0's devices, for TensorBoard's profile plugin (pip install xprof).
 """
 
 import pathlib
@@ -13,7 +12,7 @@ import jax
 
 from dapo_jax import parallel
 
-SECONDS = 20
+SECONDS = 20  # of a phase, at most: minutes of trace are gigabytes
 
 
 class Profiler:
@@ -24,12 +23,6 @@ class Profiler:
         self._lock, self._timer = threading.Lock(), None
         if step and step <= done:
             say(f"warning: --profile={step}: that step is done; the next one is {done + 1}")
-
-    def __enter__(self) -> "Profiler":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.stop()
 
     def phase(self, name: str) -> None:
         if name == "chunk":

@@ -42,13 +42,12 @@ class Progress:
         now = time.monotonic()
         self._seconds.append(now - self._since)
         self._since, self._done = now, self._done + 1
-        line = f"step {self._done}/{self._steps}"
-        if self._bar.disable:
+        line = f"step {self._done}/{self._steps}  {short(log)}"
+        if self._bar.disable:  # a bar has the time left
             left = (self._steps - self._done) * statistics.median(self._seconds)
-            self._say(f"{line}  {short(log)}  eta {tqdm.format_interval(left)}")
-        else:  # the bar has the time left
-            self._say(f"{line}  {short(log)}")
-            self._bar.update()
+            line += f"  eta {tqdm.format_interval(left)}"
+        self._say(line)
+        self._bar.update()
 
     def close(self) -> None:
         self._bar.close()
@@ -127,8 +126,8 @@ def memory_line(config, machine: build.Machine) -> str:
         "decode": programs[f"decode_{algorithm.training_draw(choose.of(config)).mode}"],
         **{name: call for name, call in programs.items() if name.startswith("update")},
     }
-    lowered = {label: call.program.lower(*call.arguments) for label, call in wanted.items()}
-    return topology.memory_line({label: program.compile() for label, program in lowered.items()})
+    compiled = lambda call: call.program.lower(*call.arguments).compile()
+    return topology.memory_line({label: compiled(call) for label, call in wanted.items()})
 
 
 def describe(config, machine: build.Machine) -> str:
@@ -147,21 +146,17 @@ def describe(config, machine: build.Machine) -> str:
 
 
 def chosen(got: Collected, count: int) -> list[tuple[Group, int]]:
-    """(group, response index) to show: a right and a wrong response of each of the batch's first
-    `count` groups, then up to `count` truncated ones, those of the batch first."""
+    """(group, response index) to show: the first right and the first wrong response, or those of
+    the highest and lowest score, of each of the batch's first `count` groups; then up to `count`
+    truncated ones, those of the batch first."""
     of = lambda pairs: {(group.position, i): (group, i) for group, i in pairs}
-    graded = of((g, i) for g in got.groups[:count] for i in sorted(best_and_worst(g)))
+    values = lambda g: g.score_G if g.right_G is None else g.right_G
+    ends = lambda g: sorted({int(values(g).argmax()), int(values(g).argmin())})
+    graded = of((g, i) for g in got.groups[:count] for i in ends(g.grades))
     groups = [*got.groups, *got.drawn]
     truncated = of((g, i) for g in groups for i, r in enumerate(g.responses) if r.truncated)
     more = [pair for key, pair in truncated.items() if key not in graded]
     return [*graded.values(), *more[:count]]
-
-
-def best_and_worst(group: Group) -> set[int]:
-    """The first right and the first wrong response, or those of the highest and lowest score."""
-    grades = group.grades
-    value_G = grades.score_G if grades.right_G is None else grades.right_G
-    return {int(value_G.argmax()), int(value_G.argmin())}
 
 
 def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterator[dict]:

@@ -1,7 +1,6 @@
 """TensorBoard's event file, from records of metrics.jsonl and rows of rollouts/.
 
-A number becomes a scalar, a list of numbers a histogram, a list of strings text. Each card has the
-description of its tag (log/tags.md).
+Each card has the description of its tag (log/tags.md).
 """
 
 import pathlib

@@ -1,18 +1,16 @@
 """Weights & Biases and MLflow: numbers, samples and alarms, sent through their own clients.
 
-metrics.jsonl stays the record. A client is imported only if its config field is set. A service that
-fails is reported once and does not end the run. A resumed run keeps its id, which is stored in
-WORKDIR/trackers.json. Only process 0 sends.
+A client is imported only if its config field is set. A service that fails is reported once and does
+not end the run. A resumed run keeps its id, stored in WORKDIR/trackers.json. Only process 0 sends.
 """
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 import json
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from dapo_jax import parallel
@@ -33,40 +31,33 @@ class Tracker(NamedTuple):
 def require(config) -> None:
     """ConfigError: a client that the config names is not installed, or its alarm command is not
     usable."""
-    for name, wanted in (("wandb", config.log.wandb), ("mlflow", config.log.mlflow)):
-        spec = importlib.util.find_spec(name) if wanted else None
-        if wanted and (spec is None or spec.origin is None):  # a folder of that name has none
+    for name in [name for name in ("wandb", "mlflow") if getattr(config.log, name)]:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name has none
             missing = f"its client is not installed: pip install {name}"
             raise schema.ConfigError(f"config.log.{name}: {missing}")
     alarm_command.words(config.log.alarm_command)
 
 
 class Trackers:
-    """The services that the config names. An error of a service is printed once, and the run goes
-    on."""
+    """The services that the config names. name: of the workdir, which a new run is called by."""
 
-    def __init__(self, config, workdir: pathlib.Path, say: Callable[[str], None], name: str = ""):
-        self._say, self._failing, self._workdir = say, set(), workdir
-        self._name = pathlib.PurePath(name or workdir).name  # of a new run there
+    def __init__(self, config, workdir: pathlib.Path, say: Callable[[str], None], name: str):
+        self._say, self._failing = say, set()
         self._open: dict[str, Tracker] = {}
         if not parallel.is_main_process():
             return
-        path = workdir / "trackers.json"
-        ids = _ids(path)
-        for name, project in (("wandb", config.log.wandb), ("mlflow", config.log.mlflow)):
-            if project:
-                self._guarded(name, functools.partial(self._start, name, project, config, ids))
+        path, run_name = workdir / "trackers.json", pathlib.PurePath(name).name
+        ids, fields = _ids(path), schema.leaves(config)
+        for service, connect in (("wandb", _wandb), ("mlflow", _mlflow)):
+            if project := getattr(config.log, service):
+                key = f"{service}:{project}"  # another project is another run
+                with self._guarded(service):
+                    run = connect(project, ids.get(key), run_name, fields, workdir)
+                    ids[key], self._open[service] = run
         if ids:
             with contextlib.suppress(OSError):  # a full disk: the next start is a run of its own
                 path.write_text(json.dumps(ids))
-
-    def _start(self, name: str, project: str, config, ids: dict[str, str]) -> None:
-        connect = {"wandb": _wandb, "mlflow": _mlflow}[name]
-        key = f"{name}:{project}"  # another project is another run
-        fields = schema.leaves(config)
-        ids[key], self._open[name] = connect(
-            project, ids.get(key), self._name, fields, self._workdir
-        )
 
     def record(self, step: int, values: dict) -> None:
         own = ("step", "time/wall")  # services have both, with clocks of their own
@@ -87,11 +78,13 @@ class Trackers:
 
     def _each(self, call: Callable[[Tracker], Any]) -> None:
         for name, tracker in self._open.items():
-            self._guarded(name, functools.partial(call, tracker))
+            with self._guarded(name):
+                call(tracker)
 
-    def _guarded(self, name: str, call: Callable[[], Any]) -> None:
+    @contextlib.contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
         try:
-            call()
+            yield
             self._failing.discard(name)
         except Exception as error:  # any error of a client: a network must not end a run
             if name not in self._failing:

@@ -1,6 +1,4 @@
-"""The score of a response, as `config.reward` says: shipped verifiers, functions of one's own,
-weighted sums of both, another choice per data source. No JAX: the worker processes import this.
-"""
+"""The score of a response, as `config.reward` says. No JAX: the worker processes import this."""
 
 import contextlib
 import fnmatch

@@ -1,15 +1,11 @@
-"""From token ids to text, and from text to grades.
-
-`dapo/` knows no text and `data/` no JAX; this module connects them. Every process decodes and
-judges its own share of the groups, and only the grades are gathered.
-"""
+"""From token ids to text, and from text to grades. Every process decodes and judges its own share
+of the groups, and only the grades are gathered."""
 
 import bisect
-import collections
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,31 +20,7 @@ from dapo_jax.reward.functions import Failed, Score
 from dapo_jax.reward.settings import Reward
 from dapo_jax.rollout import engine
 
-
-class Memory:
-    """What a judge has said, which a run that was cut off need not ask again. This one is empty."""
-
-    def get(self, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | None]:
-        """The grade of each (problem, response), None where there is none."""
-        return [None] * len(jobs)
-
-    def put(self, job: tuple[Problem, str], grade: Grade) -> None:
-        """Keep a grade."""
-
-
-class Misses:
-    """Why responses got no grade, where that does not end the run: each cause is counted, and the
-    first ones are printed (the logs of the hosts keep them)."""
-
-    PRINTED = 5
-
-    def __init__(self):
-        self.causes: collections.Counter[str] = collections.Counter()
-
-    def add(self, failed: Failed) -> None:
-        self.causes[failed.cause] += 1
-        if self.causes[failed.cause] == 1 and len(self.causes) <= self.PRINTED:
-            print(f"warning: {failed.why}; it counts as a miss", file=sys.stderr, flush=True)
+CAUSES_PRINTED = 5  # of misses; each host's log has its own
 
 
 class Judge(NamedTuple):
@@ -61,8 +33,8 @@ class Judge(NamedTuple):
     miss: float | None = None  # score of a response that `score` fails on; None = the run ends
     takes: Callable[[object, str], str] = references.integer  # reads a reference answer, or refuses
     own: bool = False  # the user's functions are in use: problems keep their whole rows
-    memory: Memory = Memory()
-    misses: Misses = Misses()
+    memory: Any = None  # keeps grades for a resumed run (checkpoint.remembered.Grades)
+    causes: set[str] | None = None  # with `miss`: why responses were missed, as far as printed
 
 
 def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
@@ -72,7 +44,7 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
         return score
     miss = float(settings.wrong) if settings.on_error == "miss" else None
     if score is not None:
-        return Judge(score, miss=miss, takes=references.any_answer, own=True, misses=Misses())
+        return Judge(score, miss=miss, takes=references.any_answer, own=True, causes=set())
     named = rewards.read(settings)
     if "math" in named.shipped and not settings.workers:
         raise ValueError(
@@ -88,7 +60,7 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
     own = bool(named.source)
     integers = not own and named.shipped <= {"dapo", "integer"}
     takes = references.integer if integers else references.any_answer
-    return Judge(named.score, shadow, named.source, pool, miss, takes, own, misses=Misses())
+    return Judge(named.score, shadow, named.source, pool, miss, takes, own, causes=set())
 
 
 def grade(
@@ -112,19 +84,21 @@ def _grade(
             if judge.miss is None:
                 why = f"{failed.why} (config.reward.on_error='miss' counts such responses)"
                 raise ValueError(why) from failed.error
-            judge.misses.add(failed)
+            if failed.cause not in judge.causes and len(judge.causes) < CAUSES_PRINTED:
+                judge.causes.add(failed.cause)
+                print(f"warning: {failed.why}; it counts as a miss", file=sys.stderr, flush=True)
         yield _grades(judge, problem, mine, texts)
 
 
 def said(judge: Judge, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | Failed]:
     """The grade of each job, from `judge.memory` where it is there."""
-    grades = judge.memory.get(jobs)
+    grades = judge.memory.get(jobs) if judge.memory else [None] * len(jobs)
     missing = [i for i, grade in enumerate(grades) if grade is None]
     attempt = lambda asked: [rewards.attempt(judge.score, *job) for job in asked]
     found = (judge.pool.grade if judge.pool else attempt)([jobs[i] for i in missing])
     for i, grade in zip(missing, found, strict=True):
         grades[i] = grade
-        if isinstance(grade, Grade):
+        if judge.memory and isinstance(grade, Grade):
             judge.memory.put(jobs[i], grade)
     return grades
 

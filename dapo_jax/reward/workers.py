@@ -1,9 +1,8 @@
 """Judging responses in worker processes, with a time limit for each response.
 
-A worker is `python -m dapo_jax.reward.workers`, a fresh interpreter without the accelerator. It
-gets the fields of `config.reward`, then problems and responses one by one. A worker that takes too
-long is killed, with every process it has started, and replaced. Grades do not depend on which
-worker judges which response.
+A worker is `python -m dapo_jax.reward.workers`, a fresh interpreter without the accelerator. One
+that takes too long is killed, with every process it has started, and replaced. Grades do not depend
+on which worker judges which response.
 """
 
 import collections
@@ -12,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import types
 import weakref
@@ -24,7 +22,6 @@ from dapo_jax.reward import functions as rewards
 from dapo_jax.reward.functions import Failed, Grade
 
 START_S = 300.0  # time limit for a worker's imports, including the file of the user's function
-_READ_S = 10.0  # of a message that has begun
 _ORPHAN_S = 30.0  # a worker whose parent is gone ends itself this long after its time limit
 
 
@@ -42,16 +39,6 @@ class _Worker:
         self.line.send((reward, limit_s))
         self.ready, self.job = False, -1  # job: an index; -1 = none
         self.due = time.monotonic() + START_S
-
-    def said(self):
-        """What it sends next. Half a message, which only the user's function can have written,
-        ends with the worker."""
-        late = threading.Timer(_READ_S, os.killpg, (self._process.pid, signal.SIGKILL))
-        late.start()
-        try:
-            return self.line.recv()
-        finally:
-            late.cancel()
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -100,7 +87,7 @@ class Pool:
                 for line in connection.wait(list(busy), max(soonest - time.monotonic(), 0.0)):
                     worker = busy.pop(line)
                     try:
-                        said = worker.said()
+                        said = worker.line.recv()
                     except (EOFError, OSError):
                         ends(worker, "ended its process")
                         continue
@@ -135,7 +122,8 @@ def main() -> None:
     try:
         score = rewards.read(types.SimpleNamespace(**reward)).score
     except (ValueError, OSError) as error:
-        return line.send(str(error))
+        line.send(str(error))
+        return
     line.send(None)
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while True:
@@ -144,7 +132,6 @@ def main() -> None:
             said = rewards.attempt(score, problem, response)
             signal.setitimer(signal.ITIMER_REAL, 0)
             line.send(said._replace(error=None) if isinstance(said, Failed) else said)
-    return None
 
 
 if __name__ == "__main__":
