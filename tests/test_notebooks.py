@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -55,11 +56,17 @@ def test_no_outputs_are_kept_and_cells_are_thin(name):
     assert not any("def " in c.source for c in cells)  # the code lives in dapo_jax
 
 
-ZIP, WHEEL, CHECKOUT = (
-    "notebooks/dapo_jax.zip",
-    "notebooks/dapo_jax-1-any.whl",
-    "dapo_jax/__init__.py",
-)
+ZIP, WHEEL = "notebooks/dapo_jax.zip", "notebooks/dapo_jax-1-any.whl"
+CHECKOUT = "dapo_jax/__init__.py"
+
+
+def set_up(monkeypatch, folder, pip, address=""):
+    """What IPython says of the set-up cell in a folder, where dapo_jax cannot be imported."""
+    shell = InteractiveShell()
+    shell.register_magic_function(pip, "line", "pip")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    monkeypatch.chdir(folder)
+    return shell.run_cell(SET_UP.replace('ADDRESS = ""', f'ADDRESS = "{address}"'))
 
 
 @pytest.mark.parametrize(
@@ -85,11 +92,8 @@ ZIP, WHEEL, CHECKOUT = (
 def test_set_up_takes_an_address_or_what_is_there(
     address, files, chip, asked, tmp_path, monkeypatch
 ):
-    """What the set-up cell asks pip for, or ends with, run by IPython where dapo_jax cannot be
-    imported."""
-    shell, said = InteractiveShell(), []
-    shell.register_magic_function(said.append, "line", "pip")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    """What the set-up cell asks pip for, or ends with."""
+    said = []
     monkeypatch.setattr(glob, "glob", lambda pattern: [chip] if chip[:8] == pattern[:8] else [])
     monkeypatch.setattr(shutil, "which", lambda program: program == chip)
     if "uploaded" in files:
@@ -99,10 +103,25 @@ def test_set_up_takes_an_address_or_what_is_there(
         (tmp_path / folder).mkdir()
     for file in set(files) - {"uploaded"}:
         (tmp_path / file).touch()
-    monkeypatch.chdir(tmp_path / "notebooks")
-    result = shell.run_cell(SET_UP.replace('ADDRESS = ""', f'ADDRESS = "{address}"'))
+    result = set_up(monkeypatch, tmp_path / "notebooks", said.append, address)
     said.append(str(result.error_in_exec))
     assert asked.replace("HOME", tmp_path.as_uri()) in said[0]
+
+
+@pytest.mark.slow
+def test_set_up_installs_the_whole_package(tmp_path, monkeypatch):
+    """From a wheel of this tree beside the notebook, by the pip of a fresh environment."""
+    tree, here, there = (tmp_path / name for name in ("tree", "notebooks", "there"))
+    shutil.copytree(ROOT / "dapo_jax", tree / "dapo_jax")
+    for file in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, tree)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    pip = lambda *words: subprocess.run([tmp_path / "env/bin/pip", *words], check=True)
+    pip("wheel", "-q", "--no-deps", f"--wheel-dir={here}", tree)
+    install = lambda line: pip(*shlex.split(line), "--no-deps", f"--target={there}")
+    set_up(monkeypatch, here, install).raise_error()
+    files = lambda root: {p.relative_to(root) for p in root.rglob("*.*") if p.suffix != ".pyc"}
+    assert files(there / "dapo_jax") == files(ROOT / "dapo_jax")
 
 
 def environment():
