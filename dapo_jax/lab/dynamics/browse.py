@@ -22,9 +22,7 @@ KINDS = ("right", "wrong", "truncated", "graded")
 
 class Sample(NamedTuple):
     """A row of rollouts/step_NNNNNN.jsonl. Runs of older versions lack what has a default here.
-
-    pieces, entropies (nats), logps: one per response token, or none at all.
-    """
+    pieces, entropies (nats), logps: one per response token, or none at all."""
 
     step: int
     problem: str

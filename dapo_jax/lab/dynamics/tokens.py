@@ -83,9 +83,7 @@ def answers(
     loaded: sample.Loaded, prompt: str, answer: str | None = None, top: int = 5
 ) -> list[Answer]:
     """Draw answers to a prompt and look at every token. answer: the right one, for the verifier.
-
-    ValueError: the prompt is empty or too long.
-    """
+    ValueError: the prompt is empty or too long."""
     ids = sample.encode(loaded.config, loaded.tokenizer, prompt)
     mode, out = loaded.config.reward.verifier, []
     for response in sample.draw(loaded, ids):
