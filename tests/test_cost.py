@@ -154,7 +154,8 @@ def test_an_all_reduce_over_two_mesh_axes_by_hand():
     assert got("v5p-256") == pytest.approx(1.5 * whole / 1.8e11 + whole / 4 / 0.9e11)
     assert got("v6e-256") == pytest.approx(1.5 * whole / 0.9e11 + whole / 0.9e11)
     assert roofline.reduce_seconds(s.replaced(decode_axes=()), 128, VALUES) == 0
-    assert roofline.axis_rate(slices.parse("v6e-256"), 16, VALUES) == 1.8e11  # a whole side
+    sides = [roofline.axis_rate(slices.parse(f"v6e-{n * n}"), n, VALUES) for n in (8, 16)]
+    assert sides == [0.9e11, 1.8e11]  # a torus closes from 16 on
 
 
 def test_training_over_fewer_devices_than_decoding():
@@ -169,9 +170,7 @@ def test_training_over_fewer_devices_than_decoding():
     update = lambda s: roofline.micro_batch(s, pairs(s), VALUES, update=True)
     per_row = lambda s: update(s).seconds / s.micro_rows
     assert per_row(s) < 0.8 * per_row(narrow)
-    waits = update(s).waits
-    assert waits == pytest.approx(0.669, rel=0.05)
-    assert waits > 9.4 * 64 * 22528 * 5120 * 2 * (3 / 4) / 1.8e11
+    assert update(s).waits == pytest.approx(0.669, rel=0.05)
 
 
 def model(pod, V, D, F, L, H, *, tensor, rows, remat="full", row_tokens=0):

@@ -248,9 +248,6 @@ def test_every_axis_of_every_figure_is_labelled():
     assert x[-1] == 150_000
 
 
-# --- The command ----------------------------------------------------------------------------------
-
-
 def test_the_command_reads_back_what_is_there_and_trains_nothing(shell, tmp_path):
     for seed, records in enumerate(example(2)["grpo"]):
         put(tmp_path, "grpo", seed, records[:99])

@@ -73,9 +73,8 @@ def test_runs_share_the_bases_that_their_fields_do_not_change(tmp_path):
         assert f"optim.lr={fields['optim.lr']}" in task.folder and task.after == (base,)
         assert task.folder.endswith(f"seed_{fields['seed']}") and fields["seed"] in (5, 6)
     (tmp_path / "worked.jsonl").touch()  # rows of one's own make a base too
-    rows = {"skill_steps": 0, "files": str(tmp_path / "worked.jsonl")}
     mine = warm()
-    mine.supervised_warmup.update(rows)
+    mine.supervised_warmup.update({"skill_steps": 0, "files": str(tmp_path / "worked.jsonl")})
     todo = sweep.tasks(mine, sweep.settings(["data.template=,boxed"]), seeds=1)
     assert [t.after for t in todo] == [(), (), ("base/0",), ("base/1",)]
     given = warm()

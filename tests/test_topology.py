@@ -76,6 +76,11 @@ def test_flops(f, arguments, trips, count):
     assert topology.matmul_flops(jax.make_jaxpr(f)(*arguments).jaxpr, trips) == count
 
 
+def test_splash_computes_no_block_above_the_diagonal():
+    assert topology._blocks("splash_mha_fwd", (5, 2, 4)) == 5 * (2 + 4)
+    assert topology._blocks("splash_mha_dkv", (4, 5, 2)) == 5 * (2 + 4)
+
+
 def test_memory_of_a_program():
     def step(state, x):
         return state + x.sum(), x * 2
