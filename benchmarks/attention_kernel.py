@@ -36,7 +36,7 @@ FLAGS = {
 
 
 def call_seconds(blocks, before: int, ahead: int, latency: float, bytes_per_s: float) -> float:
-    """Of one core. blocks: (bytes, cycles) of each in order, whose copies are asked for when the
+    """Plays a call on a core. blocks: (bytes, cycles) of each, whose copies are asked for when the
     block `ahead` places before is begun; `before`: cycles until the first are."""
     now = before / CLOCK
     asked = [now] * ahead

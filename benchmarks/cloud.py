@@ -88,7 +88,7 @@ Unreachable.__module__ = "gcsfs.retry"
 
 
 class Failing:
-    """Of the operations on the bucket, and of the restores of a checkpoint, some in a row fail."""
+    """Makes some operations on the bucket, or restores of a checkpoint, fail, several in a row."""
 
     def __init__(self, note: pathlib.Path, tell):
         self._skip, self._left = -1, 0

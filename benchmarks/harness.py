@@ -86,7 +86,7 @@ def apart(function: Callable, *arguments, cores: int = 0, **environment: str) ->
 
 
 def median_seconds(turn: Callable[[], Any], repeats: int, clock=time.perf_counter) -> float:
-    """Of a call by `clock`, after one that has compiled."""
+    """Times calls by `clock`, after one that has compiled."""
     seconds = []
     for _ in range(repeats):
         started = clock()

@@ -107,7 +107,7 @@ def page(topic: Topic) -> str:
 
 
 def cell(name: str, row: str, column: str) -> str:
-    """Of the row that begins with `row`, without bold marks and leading zeros: '.982 +- .004'.
+    """Returns a cell of the row that begins with `row`, without bold marks and leading zeros.
     StopIteration, ValueError: no such row, column."""
     result = read(name)
     cells = next(cells for cells in result["rows"] if cells[0] == row)

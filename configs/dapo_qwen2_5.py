@@ -13,9 +13,9 @@ tokens, for its context is 4,096; `:R1-7B` is DeepSeek-R1-Distill-Qwen. Qwen3 ha
 
 Each size names its slice (shards x tensor). By the arithmetic of `python -m dapo_jax.plan`, the
 same with `verl`: decimal GB of each chip, responses in flight at a quarter of the longest (5,120
-tokens) and at full length, and LOWER bounds of a step's seconds at the former. Last, where it was
-asked, what `plan --compile` says (2026-11-21, jax 0.10.2, libtpu 0.0.42.1, default optimization
-level; nothing run): GB while sampling and updating.
+tokens) and at full length. LOWER bounds of a step's seconds at the former, by the chip's published
+peaks. Last, where it was asked, what `plan --compile` says (2026-11-21, jax 0.10.2, libtpu
+0.0.42.1, default optimization level; nothing run): GB while sampling and updating.
 
     size       slice    mesh    GB    limit  in flight      decode   old     update   compiled
     0.5B       v6e-8    4 x 2   22    33.5   1,024    256   > 234   > 7.3   > 29    19.2  22.3

@@ -18,21 +18,14 @@ def machine():
     return c, build.assemble(c, mesh, qwen2.shape_from_config(c), {bandit.STOP})
 
 
-def test_start_policy_is_shared_in_the_rare_token_alone():
-    p_PxV = bandit.start_policy(3)
-    assert p_PxV.shape == (64, 48)
+def test_the_base_is_taught_what_prompts_share_in_the_rare_token_alone():
+    p_PxV = np.zeros((64, 48))
+    for item in bandit.taught(3):
+        p_PxV[bandit.prompts().index(item.prompt), item.response[0]] += 64 * item.weight
     np.testing.assert_allclose(p_PxV.sum(1), 1)
     np.testing.assert_allclose(p_PxV[:, bandit.RARE], bandit.RARE_START)
     assert not p_PxV[:, : bandit.RARE].any()  # neither a stop token nor a prompt's
     assert len({tuple(np.flatnonzero(row)) for row in p_PxV}) > 60  # wrong answers differ
-
-
-def test_imitation_weighs_the_exact_distribution():
-    wanted = bandit.start_policy(0)
-    made = np.zeros_like(wanted)
-    for item in bandit.imitation(wanted):
-        made[bandit.prompts().index(item.prompt), item.response[0]] += item.weight
-    np.testing.assert_allclose(made, wanted / 64)
 
 
 def test_probabilities_are_those_the_trainer_scores(machine):

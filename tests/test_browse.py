@@ -32,13 +32,21 @@ def test_both_forms_are_read(tmp_path):
     put(tmp_path, 12, [NEW, NEW | {"truncated": True, "extracted": None}])
     (tmp_path / "rollouts" / "step_000012.jsonl.tmp").write_text("no sample")
     found = browse.read(str(tmp_path))
+    # As `log.report.samples` writes them of a run with a graded reward.
+    graded = {k: x for k, x in NEW.items() if k != "correct"} | {"extracted": None, "reward": 0.5}
+    put(tmp_path, 13, [graded, graded | {"truncated": True}])
+    of_graded = browse.read(str(tmp_path), {13})
+    assert [s.kind for s in of_graded] == ["graded", "truncated"]
+    assert browse.choose(of_graded, kinds=["graded"]) == of_graded[:1]
+    assert "graded</b>: step 13" in browse.page(of_graded)
+    assert tokens.problems(str(tmp_path)) == [(NEW["prompt"], NEW["answer"])]
     kinds = [(1, "right"), (1, "wrong"), (12, "right"), (12, "truncated")]
     assert [(s.step, s.kind) for s in found] == kinds
     assert found[0].pieces == () and math.isnan(found[0].reward) and found[0].source == ""
     assert found[2].pieces == tuple(NEW["pieces"]) and found[2].reward == 1.0
     assert found[3].extracted is None
     assert browse.read(str(tmp_path), {12}) == found[2:]
-    assert browse.steps(str(tmp_path)) == [1, 12]
+    assert browse.steps(str(tmp_path)) == [1, 12, 13]
     with pytest.raises(ValueError, match=f"^{tmp_path}/rollouts: no rollouts/ in it"):
         browse.read(f"{tmp_path}/rollouts")
 
@@ -66,7 +74,7 @@ def test_rows_that_are_no_samples(tmp_path, change, message):
 
 
 def made(step, problem="p", **change):
-    row = browse.Sample(step, problem, "q", "Wait no", "1", True, 10, False, 0.5)
+    row = browse.Sample(step, problem, "q", "Wait no", "1", 10, False, 0.5, True)
     return row._replace(**change)
 
 
@@ -127,7 +135,7 @@ def test_any_text_stays_text(text):
     for page, times in (
         (browse.page([sample], title=text), 5),
         (browse.page([bare]), 4),
-        (browse.html("answers", text, [(sample, 2)], True), 4),
+        (browse.html("answers", text, [(sample, 2)]), 4),
         (tokens.table([tokens.Token(text, -0.1, 0.5, [(text, 0.9)])]), 0),
     ):
         assert safe(page)[1].count(browse.visible(text)) >= times

@@ -126,13 +126,15 @@ def test_what_a_run_has_not_logged_is_no_number(tmp_path):
     assert "No run has been evaluated." in compare.table(plain)
 
 
-def test_a_bucket(bucket):
+def test_the_command_reads_runs_in_a_bucket(bucket, tmp_path, capsys):
     paths = [made(bucket, name, steps) for name, steps in (("a", 60), ("b", 20))]
-    there = [f"gs://b/{name}" for name in "ab"]
-    (local, remote) = (compare.summary(compare.read(p)) for p in (paths, there))
-    assert [r.pop("paths") for r in remote["runs"]] == [[p] for p in there]
-    assert [r.pop("paths") for r in local["runs"]] == [[p] for p in paths]
-    assert local == remote
+    wanted, there = compare.summary(compare.read(paths)), ["gs://b/a", "gs://b/b"]
+    files = [f"--json={tmp_path}/x.json", f"--figure={tmp_path}/x.png"]
+    assert compare.main([*there, *files]) == 0
+    assert capsys.readouterr().out == compare.table(wanted) + "\n"
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert [r.pop("paths") for r in (*found["runs"], *wanted["runs"])][:2] == [[p] for p in there]
+    assert found == wanted and (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_the_figure_draws_what_was_logged_each_run_to_its_end(pair):
@@ -170,7 +172,7 @@ def test_the_figure_of_several_seeds(tmp_path, seeds):
         (["{a}", "{b}"], "{b}/config.json: no JSON"),
         (["{a}", "{list}"], "{list}/config.json: not a run's"),
         (["{a}", "foo://x"], "foo://x"),
-        (["{a}", "{c}", "--figure=x.doc"], "--figure=x.doc: .doc is not .png, .pdf or .svg"),
+        (["{a}", "{c}", "--figure=x.doc"], "Format 'doc' is not supported"),
         (["{a}", "{c}", "--figure={empty}/no/x.png"], "No such file or directory"),
         (["{a}", "{c}", "--jsn=x"], "unrecognized arguments: --jsn=x"),
     ],

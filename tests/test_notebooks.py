@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,8 @@ import pytest
 import setuptools
 from IPython.core.interactiveshell import InteractiveShell
 
-from dapo_jax import sample
-from dapo_jax.lab.dynamics import logs, tokens
+from dapo_jax import config, sample
+from dapo_jax.lab.dynamics import tokens
 from dapo_jax.log import metrics
 from dapo_jax.model import hf
 
@@ -55,11 +56,17 @@ def test_no_outputs_are_kept_and_cells_are_thin(name):
     assert not any("def " in c.source for c in cells)  # the code lives in dapo_jax
 
 
-ZIP, WHEEL, CHECKOUT = (
-    "notebooks/dapo_jax.zip",
-    "notebooks/dapo_jax-1-any.whl",
-    "dapo_jax/__init__.py",
-)
+ZIP, WHEEL = "notebooks/dapo_jax.zip", "notebooks/dapo_jax-1-any.whl"
+CHECKOUT = "dapo_jax/__init__.py"
+
+
+def set_up(monkeypatch, folder, pip, address=""):
+    """What IPython says of the set-up cell in a folder, where dapo_jax cannot be imported."""
+    shell = InteractiveShell()
+    shell.register_magic_function(pip, "line", "pip")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    monkeypatch.chdir(folder)
+    return shell.run_cell(SET_UP.replace('ADDRESS = ""', f'ADDRESS = "{address}"'))
 
 
 @pytest.mark.parametrize(
@@ -85,11 +92,8 @@ ZIP, WHEEL, CHECKOUT = (
 def test_set_up_takes_an_address_or_what_is_there(
     address, files, chip, asked, tmp_path, monkeypatch
 ):
-    """What the set-up cell asks pip for, or ends with, run by IPython where dapo_jax cannot be
-    imported."""
-    shell, said = InteractiveShell(), []
-    shell.register_magic_function(said.append, "line", "pip")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    """What the set-up cell asks pip for, or ends with."""
+    said = []
     monkeypatch.setattr(glob, "glob", lambda pattern: [chip] if chip[:8] == pattern[:8] else [])
     monkeypatch.setattr(shutil, "which", lambda program: program == chip)
     if "uploaded" in files:
@@ -99,10 +103,25 @@ def test_set_up_takes_an_address_or_what_is_there(
         (tmp_path / folder).mkdir()
     for file in set(files) - {"uploaded"}:
         (tmp_path / file).touch()
-    monkeypatch.chdir(tmp_path / "notebooks")
-    result = shell.run_cell(SET_UP.replace('ADDRESS = ""', f'ADDRESS = "{address}"'))
+    result = set_up(monkeypatch, tmp_path / "notebooks", said.append, address)
     said.append(str(result.error_in_exec))
     assert asked.replace("HOME", tmp_path.as_uri()) in said[0]
+
+
+@pytest.mark.slow
+def test_set_up_installs_the_whole_package(tmp_path, monkeypatch):
+    """From a wheel of this tree beside the notebook, by the pip of a fresh environment."""
+    tree, here, there = (tmp_path / name for name in ("tree", "notebooks", "there"))
+    shutil.copytree(ROOT / "dapo_jax", tree / "dapo_jax")
+    for file in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, tree)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    pip = lambda *words: subprocess.run([tmp_path / "env/bin/pip", *words], check=True)
+    pip("wheel", "-q", "--no-deps", f"--wheel-dir={here}", tree)
+    install = lambda line: pip(*shlex.split(line), "--no-deps", f"--target={there}")
+    set_up(monkeypatch, here, install).raise_error()
+    files = lambda root: {p.relative_to(root) for p in root.rglob("*.*") if p.suffix != ".pyc"}
+    assert files(there / "dapo_jax") == files(ROOT / "dapo_jax")
 
 
 def environment():
@@ -125,13 +144,8 @@ def fresh(tmp_path_factory):
     return folder
 
 
-TINY = {
-    "model.path": "", "model.dtype": "float32", "model.scan_layers": False, "model.remat": "none",
-    "data.train": "", "eval.files": "", "data.template": "", "reward.verifier": "dapo",
-    "tokenizer.chat": False, "steps": 2, "supervised_warmup.skill_steps": 150,
-    "data.max_prompt_tokens": 32, "rollout.max_response_tokens": 32, "rollout.chunk": 8,
-    "reward.overlong_buffer_tokens": 12, "optim.lr": 3e-4, "eval.max_problems": 16,
-}  # fmt: skip
+# In place of what the notebook trains: the embedded task.
+TINY = config.leaves(config.base()) | {"steps": 2, "supervised_warmup.skill_steps": 150}
 
 
 @pytest.mark.slow
@@ -192,10 +206,6 @@ def test_tokens_are_what_the_sampler_drew(fresh):
 
 
 def test_what_is_no_run_of_ours(tmp_path):
-    saved = {"rollout.group_size": 4, "gone.field": 1, "seed": 7}
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    c = logs.config_of(str(tmp_path))
-    assert (c.rollout.group_size, c.seed, c.optim.lr) == (4, 7, 3e-4)
     (tmp_path / "config.json").write_text('{"rollout.group_size": "many"}')
     with pytest.raises(ValueError, match=r"^.*config\.json: .*group_size.*$"):
         tokens.open_run(str(tmp_path))

@@ -45,7 +45,6 @@ FIGURES |= {
     "difficulty": lambda runs: plots.difficulty((STEPS, np.ones((30, 11))), "a"),
     "phrases": lambda runs: plots.phrases({"wait": (STEPS, STEPS / 30, STEPS * 2.0)}),
 }
-KINDS = ("ours, high", "ours, low")
 UNIT = r"share|tokens|nats|reward|seconds|probability|rounds|problems|of \d|no unit"
 
 

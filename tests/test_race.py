@@ -89,17 +89,6 @@ def test_what_is_paused_is_not_counted(racer, tmp_path, monkeypatch):
     assert {p.name for p in (tmp_path / "weights").iterdir()} == {"step_000000", "step_000005"}
 
 
-def test_problems_follow_the_order_of_the_seed(racer, tmp_path):
-    clock = racer("clock")
-    (tmp_path / "train.json").write_text(json.dumps([["a ?", "1"], ["b ?", "2"]]))
-    (tmp_path / "order_3.json").write_text(json.dumps([1, 0] * clock.GROUPS))
-    rows = clock.rows(tmp_path, 3, 2)
-    assert rows[:2] == [{"prompt": "b ?", "answer": "2"}, {"prompt": "a ?", "answer": "1"}]
-    assert len(rows) == 2 * clock.GROUPS
-    with pytest.raises(ValueError, match="fewer than 3 steps"):
-        clock.rows(tmp_path, 3, 3)
-
-
 RACER = """
 import clock, sys
 args = clock.arguments()

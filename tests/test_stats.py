@@ -21,8 +21,6 @@ def test_one_value_has_a_mean_and_no_width():
     assert one.mean == 0.5 and np.isnan(one.half) and str(one) == "0.500"
     assert not stats.excludes_zero(one)
     assert not stats.apart(one, stats.interval([9.0, 9.0]))
-    with pytest.raises(ValueError, match="no values"):
-        stats.interval([])
 
 
 def test_paired_removes_what_the_seeds_share():
@@ -33,8 +31,6 @@ def test_paired_removes_what_the_seeds_share():
     assert gain.half == pytest.approx(scipy.stats.sem(effect) * scipy.stats.t.ppf(0.975, 3))
     assert not stats.apart(stats.interval(seed + effect), stats.interval(seed))
     assert stats.paired(seed, seed + effect).mean == pytest.approx(-0.025)
-    with pytest.raises(ValueError, match="3 values and 4"):
-        stats.paired(seed[:3], seed)
 
 
 def test_many_comparisons_are_corrected():

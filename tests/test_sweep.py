@@ -1,21 +1,15 @@
 """A sweep: its runs and their bases, what it refuses before anything starts, and one from end to
 end."""
 
-import glob
-import itertools
 import json
-import pathlib
 import re
 import shutil
 
 import pytest
-from test_compare import made
 
 from dapo_jax.config import schema
-from dapo_jax.lab import compare, sweep
+from dapo_jax.lab import sweep
 from dapo_jax.log import metrics
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def test_every_combination_in_order():
@@ -64,7 +58,7 @@ def warm():
     return c
 
 
-def test_runs_share_the_bases_that_their_fields_do_not_change():
+def test_runs_share_the_bases_that_their_fields_do_not_change(tmp_path):
     wanted = sweep.settings(["optim.lr=1e-4,1e-3", "rollout.max_response_tokens=24,32"])
     todo = sweep.tasks(warm(), wanted, seeds=2)
     bases = [t for t in todo if t.folder.startswith("base/")]
@@ -78,20 +72,15 @@ def test_runs_share_the_bases_that_their_fields_do_not_change():
         assert fields[longest] == (24, 32)[int(base[-1])]
         assert f"optim.lr={fields['optim.lr']}" in task.folder and task.after == (base,)
         assert task.folder.endswith(f"seed_{fields['seed']}") and fields["seed"] in (5, 6)
+    (tmp_path / "worked.jsonl").touch()  # rows of one's own make a base too
+    mine = warm()
+    mine.supervised_warmup.update({"skill_steps": 0, "files": str(tmp_path / "worked.jsonl")})
+    todo = sweep.tasks(mine, sweep.settings(["data.template=,boxed"]), seeds=1)
+    assert [t.after for t in todo] == [(), (), ("base/0",), ("base/1",)]
     given = warm()
     given.init_from = "runs/a"
     alone = sweep.tasks(given, sweep.settings(["optim.lr=1e-4"]), 1)
     assert [(t.folder, t.after) for t in alone] == [("optim.lr=0.0001/seed_5", ())]
-
-
-def test_rows_of_ones_own_make_a_base_too(tmp_path):
-    (tmp_path / "worked.jsonl").touch()
-    mine = warm()
-    mine.supervised_warmup.skill_steps = 0
-    mine.supervised_warmup.files = str(tmp_path / "worked.jsonl")
-    todo = sweep.tasks(mine, sweep.settings(["data.template=,boxed"]), seeds=1)
-    assert [t.arguments[0]["data.template"] for t in todo[:2]] == ["", "boxed"]
-    assert [t.after for t in todo] == [(), (), ("base/0",), ("base/1",)]
 
 
 def test_configs_that_cannot_work_are_refused_before_anything_starts():
@@ -148,32 +137,3 @@ def test_a_sweep_goes_on_where_it_stopped_and_ends_with_the_comparison(shell, tm
     # Another config under the same names is refused.
     other = command(*sweeping, "--config.steps=3")
     assert other.returncode == 1 and "was made with other settings (steps 2, now 3" in other.stderr
-
-
-# --- The page about both --------------------------------------------------------------------------
-
-PAGE = (ROOT / "docs" / "compare_and_sweep.md").read_text()
-COMMANDS = [c.replace("\\\n", " ") for c in re.findall(r"^python -m (?:[^\n\\]|\\\n)+", PAGE, re.M)]
-
-
-def test_the_page_s_comparisons_figures_and_table(tmp_path, monkeypatch, capsys):
-    """The table that the page shows was printed by this code: its labels are in the same places."""
-    monkeypatch.chdir(tmp_path)
-    for name in "ab":
-        made(tmp_path / "runs", name)
-    for lr, seed in itertools.product((0.0001, 0.0003), range(2)):
-        name, fields = f"runs/sweep/optim.lr={lr}/seed_{seed}", {"optim.lr": lr, "seed": seed}
-        made(tmp_path, name, 24, 8, 4500, fields=fields)
-    two, _, pooled = (line.split()[4:] for line in COMMANDS)
-    for arguments, columns in ((two, ["a", "b"]), (pooled, ["optim.lr=0.0001", "optim.lr=0.0003"])):
-        compare.main([x for a in arguments for x in sorted(glob.glob(a)) or [a]])
-        said = capsys.readouterr().out
-        assert said.splitlines()[0].split() == columns
-    label = lambda line: re.sub(r"\d[\d,]*", "N", re.split(r"(?<=\S) {2,}", line.strip())[0])
-    (shown,) = [b for b in re.findall(r"```\n(.*?)```", PAGE, re.S) if "tokens drawn" in b]
-    assert {*map(label, shown.splitlines())} <= {*map(label, said.splitlines())}
-    assert json.loads((tmp_path / "compare.json").read_text())["equal"]["steps"] == 60
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    exec(code, {})
-    for name in ("compare", "headline", "generalization"):
-        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"

@@ -76,17 +76,9 @@ def test_flops(f, arguments, trips, count):
     assert topology.matmul_flops(jax.make_jaxpr(f)(*arguments).jaxpr, trips) == count
 
 
-@pytest.mark.parametrize(
-    ("name", "grid", "blocks"),
-    [
-        ("mine", (2, 3, 4), 24),
-        ("splash_mha_fwd", (2, 3, 4, 4), 6 * 10),  # a triangle
-        ("splash_mha_fwd", (5, 2, 4), 5 * (2 + 4)),
-        ("splash_mha_dkv", (4, 5, 2), 5 * (2 + 4)),
-    ],
-)
-def test_blocks_of_kernels(name, grid, blocks):
-    assert topology._blocks(name, grid) == blocks
+def test_splash_computes_no_block_above_the_diagonal():
+    assert topology._blocks("splash_mha_fwd", (5, 2, 4)) == 5 * (2 + 4)
+    assert topology._blocks("splash_mha_dkv", (4, 5, 2)) == 5 * (2 + 4)
 
 
 def test_memory_of_a_program():
@@ -114,12 +106,6 @@ def test_the_log_of_a_compilation(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_without_libtpu(monkeypatch):
-    monkeypatch.setattr(topology, "available", lambda: False)
-    with pytest.raises(ImportError, match=r"pip install 'jax\[tpu\]'"):
-        topology.devices("v5p:4x4x8")
-
-
 @needs_libtpu
 def test_pods():
     mesh = topology.make_mesh("v5p:4x4x8", dict(data=1, fsdp=16, tensor=8))
@@ -127,7 +113,7 @@ def test_pods():
     assert topology.limit(mesh) == int(95.73 * 2**30)
     assert len(topology.devices("v4:4x4x4")) == 64  # chips, not cores
     assert len(topology.devices("v6e:1x1")) == 1
-    with pytest.raises(ValueError, match="128 devices, the mesh wants 64"):
+    with pytest.raises(ValueError, match="devices 128 must equal the product"):
         topology.make_mesh("v5p:4x4x8", dict(data=1, fsdp=8, tensor=8))
     with pytest.raises(ValueError, match="'v5p-256': libtpu knows no such pod"):
         topology.devices("v5p-256")

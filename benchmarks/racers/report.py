@@ -31,7 +31,7 @@ def reached(readings: Sequence[dict[str, Any]], goal: float, mean: int = 1) -> R
 
 
 def summary(readings: Sequence[dict[str, Any]], goal: float) -> dict[str, Any]:
-    """Of one run: the goal by both rules, and costs inside the loop, which are counted from the
+    """Judges one run: the goal by both rules, and costs inside the loop, which are counted from the
     second reading on (before it everything compiles)."""
     first, last = readings[1 if len(readings) > 2 else 0], readings[-1]
     more = {key: last[key] - first[key] for key in ("cpu_s", "wall_s", "step", "tokens")}

@@ -303,8 +303,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if len(options.run) < 2:
             raise ValueError(f"{options.run[0]}: give two runs or more")
-        if (kind := pathlib.Path(options.figure).suffix) not in ("", ".png", ".pdf", ".svg"):
-            raise ValueError(f"--figure={options.figure}: {kind} is not .png, .pdf or .svg")
         print(write(read(options.run, options.pool_seeds), options.json, options.figure))
     except (ValueError, OSError) as error:
         return cli.fail(str(error) or type(error).__name__)

@@ -6,9 +6,8 @@
 
 Prints the bytes that a device needs while sampling and while updating, item by item; the expected
 seconds of a step and of the run with a low and a high figure, from the run's own schedule over
-assumed lengths and a table of constants, none of them measured on a TPU; and LOWER bounds of the
-times: what the published peaks of the chip would allow, which no real program reaches. Bytes of
-parameters, optimizer and cache are exact; those of activations estimate what XLA keeps.
+assumed lengths and a table of constants, none of them measured on a TPU. Bytes of parameters,
+optimizer and cache are exact; those of activations estimate what XLA keeps.
 
 `--compile` compiles the run's own programs for the pod and says what XLA keeps (compile.py; minutes
 for a large model; JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and assigns nearly the same

@@ -205,11 +205,8 @@ def mistakes(config, shape: qwen2.Shape | None, pod: Pod) -> str:
 
 def check(config, pod: Pod, with_files: bool = False, with_memory: bool = True) -> str:
     """A doubt about running the config on that pod, or ''. ValueError: it cannot run. launch/ asks
-    this before it makes a slice.
-
-    with_files: files with relative names have to exist here. with_memory: a config that by
-    arithmetic does not fit cannot run; otherwise that is a doubt.
-    """
+    this before it makes a slice. with_files: files with relative names have to exist here.
+    with_memory: a config that by arithmetic does not fit cannot run; otherwise that is a doubt."""
     try:
         shape = network(config)
         value_model(config, shape)

@@ -111,16 +111,10 @@ def counted(config, pod: Pod) -> dict[str, Any]:
     given = json.dumps([pod.family, config.model.dtype, counts, pool])
     programs = dumped([sys.executable, "-m", "dapo_jax.plan.kernels", given])
     found = parts(next(x for name, x in programs.items() if KERNEL in name))
-    text = report(pod, found, BLOCK_TOKENS * s.key_bytes)
-    return {"versions": topology.versions(), "bundles": found._asdict(), "text": text}
-
-
-def report(pod: Pod, found: Parts, block_bytes: float) -> list[str]:
-    """block_bytes: keys and values of a whole block."""
     clock, cores = VALUES[f"clock.{pod.family}"], int(VALUES[f"cores.{pod.family}"])
-    rate = cores * block_bytes / (found.block / clock)
-    values = dict(pod=pod, found=found, clock=clock, cores=cores, rate=rate)
-    return filled_in("bundles.txt", **values)
+    rate = cores * BLOCK_TOKENS * s.key_bytes / (found.block / clock)
+    text = filled_in("bundles.txt", pod=pod, found=found, clock=clock, cores=cores, rate=rate)
+    return {"versions": topology.versions(), "bundles": found._asdict(), "text": text}
 
 
 def child(family: str, dtype: str, counts: list[int], geometry: list) -> None:

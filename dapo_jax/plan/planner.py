@@ -1,13 +1,12 @@
 """Everything about one config on one slice, as plain JSON values (bytes, seconds, tokens)."""
 
-import math
 from typing import Any
 
 from dapo_jax.config import validation
 from dapo_jax.model import qwen2
 from dapo_jax.plan import footprint, staleness, step
 from dapo_jax.plan.constants import CONSTANTS, VALUES
-from dapo_jax.plan.footprint import mistakes, parts, waves
+from dapo_jax.plan.footprint import mistakes, waves
 from dapo_jax.plan.layouts import changed, fitting, search
 from dapo_jax.plan.roofline import Scene, micro_batch
 from dapo_jax.plan.shapes import network, value_model
@@ -15,12 +14,6 @@ from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods import slices
 from dapo_jax.pods.slices import Pod
 
-CANNOT_KNOW = (
-    "times on hardware: the expected ones rest on constants that nobody measured on a TPU",
-    "response lengths and how many groups teach: both are assumed, and change while training",
-    "whether XLA accepts the programs, and what it keeps: only --compile tells",
-    "fragmentation and other programs on the chip: leave some room",
-)
 # What makes a step shorter and is off by default, since it changes the samples or what is taken for
 # their log-probs (docs/on_a_pod.md). One or the other: int8 needs the pass that the first leaves
 # out. Called by the first field.
@@ -44,7 +37,6 @@ def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) 
         "assumed": traffic._asdict() | {"room": room},
         "mistakes": mistakes(config, shape, pod).splitlines(),
         "suggestions": [x._asdict() | {"flags": x.flags()} for x in found[:3]],
-        "cannot_know": list(CANNOT_KNOW),
     }
     if not found:
         bigger = (p for p in slices.larger(pod) if any(fitting(config, shape, p, traffic, room)))
@@ -65,7 +57,6 @@ def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) 
         "peaks": peaks,
         "fits": max(peaks.values()) <= pod.chip.hbm and flight["longest"]["sequences"] > 0,
         "in_flight": flight,
-        "lower_bounds_s": bounds(config, shape, sizes, pod, traffic),
     }
     if not out["fits"]:
         return out
@@ -112,20 +103,18 @@ def expected(
             "options": {"=".join(next(iter(o.items()))): optional(o) for o in OPTIONS},
             "staleness": [x._asdict() for x in aged],
         },
-        "run": _run(config, s, work, now, traffic),
+        "run": _run(config, s, now),
         "constants": {name: c._asdict() for name, c in CONSTANTS.items()},
     }
 
 
-def _run(config, s: Scene, work: step.Work, now: step.Expected, traffic: Traffic) -> dict[str, Any]:
+def _run(config, s: Scene, now: step.Expected) -> dict[str, Any]:
     saved = step.checkpoint_bytes(config, s)
     kept = config.checkpoint.keep + 1 + config.checkpoint.keep_best  # one is being written
     alone = min(config.critic.pretrain_steps, config.steps) if s.value else 0
     # The first steps of a value model leave the policy as it is.
     left_out = sum(now.phases[x] for x in ("old log-probs", "update"))
     whole = config.steps - alone * left_out / now.seconds
-    weights = 2 * s.parameters * bool(config.model.path)
-    weights += 2 * s.value.parameters * bool(config.critic.init_from) if s.value else 0
     return {
         "steps": config.steps,
         **({"pretrain_steps": alone} if s.value else {}),
@@ -134,40 +123,4 @@ def _run(config, s: Scene, work: step.Work, now: step.Expected, traffic: Traffic
         "first_compilation_s": VALUES["compile"],
         "checkpoint_bytes": saved,
         "checkpoints_bytes": saved * kept,
-        "host_disk_bytes": weights,
-        # Responses, and the rows of all mini-batches: 7 numbers and a flag per cell.
-        "host_memory_bytes": VALUES["host_token"] * work.responses * traffic.response
-        + 29 * work.packed.cells,
     }
-
-
-def bounds(config, shape: qwen2.Shape, sizes, pod: Pod, traffic: Traffic) -> dict[str, float]:
-    """LOWER bounds in seconds of a rollout step in which every prompt and response has the mean
-    length and every group is accepted. Weights, cache and matrix products only, at the chip's
-    published peaks; attention counted causal, within its sequence."""
-    s, p, r = Scene(config, shape, sizes, pod), traffic.prompt, traffic.response
-    n, chip = config.rollout.groups * config.rollout.group_size, pod.chip
-    flight = waves(config, shape, sizes, p + r)
-    split = footprint.weight_count(shape, config.sharding.decode, sizes) / s.parameters
-    batch, heads = (parts(a, config.sharding.decode, sizes) for a in ("batch", "kv_heads"))
-    seen = n * (p * r + r * r / 2)
-    keys = seen * footprint.token_bytes(config, shape, sizes) / batch
-    weights = flight["waves"] * r * s.read_bytes * split
-    looked = lambda shape: shape.num_heads * shape.head_dim * shape.num_layers
-    attention = 4 * looked(shape) * seen / batch / heads
-    multiplied = 2 * s.multiplied * n * r / pod.chips
-    decode = max((weights + keys) / chip.bandwidth, (multiplied + attention) / chip.flops)
-
-    def forward(s: Scene) -> float:
-        squares = looked(s.shape) * (p + r) ** 2
-        return n * (2 * s.multiplied * (p + r) + 2 * squares) / pod.chips / chip.flops
-
-    passes = 3 if shape.remat in ("none", "dots") else 4  # backward twice forward; and again
-    out = {
-        "decode": decode if flight["sequences"] else math.inf,
-        "old log-probs": s.scored * forward(s),
-        "update": (passes - bool(shape.lora)) * forward(s),  # no gradients of the base
-    }
-    if s.value:
-        out |= {"values": forward(s.value), "update of values": passes * forward(s.value)}
-    return out

@@ -130,7 +130,6 @@ def parse(name: str) -> Pod:
 
 
 def larger(pod: Pod) -> list[Pod]:
-    """The slices of the same family with more chips, by size; only powers of two, because other
-    numbers hardly divide a batch and a model."""
+    """The larger slices of the family by size; powers of two, as others hardly divide a batch."""
     more = (s for s in FAMILIES[pod.family].shapes if math.prod(s) > math.prod(pod.sides))
     return [Pod(pod.family, s) for s in more if math.prod(s).bit_count() == 1]

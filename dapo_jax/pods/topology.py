@@ -5,9 +5,7 @@
     compiled, log = topology.compile_watched(traced.lower())
     topology.memory(compiled).peak, topology.matmul_flops(traced.jaxpr.jaxpr)
 
-XLA:TPU and its memory assignment run here (libtpu, from `pip install jax[tpu]`); nothing is
-executed. What comes out: that the compiler accepts the program for this pod and how many bytes of
-each chip it assigns, and the number of multiplications. Not: any time, or what else is on the chip.
+XLA:TPU and its memory assignment run here; nothing is executed, so no time comes out.
 """
 
 import contextlib
@@ -51,9 +49,9 @@ def available() -> bool:
 
 
 def devices(name: str, slices: int = 1) -> list:
-    """The devices of topology `name`, 'v5p:4x4x8' (family:chips along each side of the torus, two
-    of v5e and v6e, three of v4 and v5p), or of several such slices. ValueError: libtpu refuses the
-    name; ImportError: there is no libtpu."""
+    """The devices of topology `name`, 'v5p:4x4x8' or 'v6e:16x16' (family:chips along each side of
+    the torus), or of several such slices. ValueError: libtpu refuses the name; ImportError: there
+    is no libtpu."""
     if not available():
         raise ImportError("compiling for a TPU pod needs libtpu: pip install 'jax[tpu]'")
     if jax.default_backend() != "tpu":
@@ -80,14 +78,9 @@ def devices(name: str, slices: int = 1) -> list:
 
 
 def make_mesh(name: str, sizes: Mapping[str, int], slices: int = 1) -> Mesh:
-    """The (data, fsdp, tensor) mesh of `sizes` over a described pod, laid out as a run does."""
-    pod = devices(name, slices)
-    shape = tuple(sizes[a] for a in AXES)
-    if math.prod(shape) != len(pod):
-        text = " x ".join(f"{a}={n}" for a, n in zip(AXES, shape, strict=True))
-        wanted = f"the mesh wants {math.prod(shape)} ({text})"
-        raise ValueError(f"topology {name!r} has {len(pod)} devices, {wanted}")
-    return Mesh(arrange(shape, pod), AXES)
+    """The (data, fsdp, tensor) mesh of `sizes` over a described pod, laid out as a run does.
+    ValueError: the pod has another number of devices."""
+    return Mesh(arrange(tuple(sizes[a] for a in AXES), devices(name, slices)), AXES)
 
 
 def versions() -> dict[str, str]:
@@ -153,11 +146,9 @@ def size(n: int) -> str:
 def matmul_flops(jaxpr, while_trips: int = 1) -> int:
     """Floating-point operations of every matrix product in a program, over all devices.
 
-    XLA's own count sees the body of a loop once and a Pallas kernel not at all; here scans count
-    by their length, `while` loops (trip count unknown) `while_trips` times, the body of a
-    `shard_map` once a device, and of a `cond` the dearest branch. A kernel counts what its cost
-    estimate says; without one splash attention the blocks on and below the diagonal, others their
-    whole grid.
+    XLA's own count sees the body of a loop once and a Pallas kernel not at all. Here `while` loops
+    (trip count unknown) count `while_trips` times, and of a `cond` the dearest branch. A kernel
+    without a cost estimate counts its whole grid, splash attention no blocks above the diagonal.
     """
     total = 0
     for eqn in jaxpr.eqns:

@@ -17,24 +17,22 @@ from etils import epath
 from dapo_jax.data.prompts import visible
 from dapo_jax.lab.dynamics import logs
 
-KINDS = ("right", "wrong", "truncated")
+KINDS = ("right", "wrong", "truncated", "graded")
 
 
 class Sample(NamedTuple):
     """A row of rollouts/step_NNNNNN.jsonl. Runs of older versions lack what has a default here.
-
-    pieces, entropies (nats), logps: one per response token, or none at all.
-    """
+    pieces, entropies (nats), logps: one per response token, or none at all."""
 
     step: int
     problem: str
     prompt: str
     response: str
     answer: str
-    correct: bool
     tokens: int
     truncated: bool
     mean_entropy: float  # nats per token
+    correct: bool | None = None  # None: a graded reward, of which nothing is right or wrong
     source: str = ""
     extracted: str | None = None
     reward: float = math.nan  # with the length penalty
@@ -44,7 +42,8 @@ class Sample(NamedTuple):
 
     @property
     def kind(self) -> str:
-        return "truncated" if self.truncated else "right" if self.correct else "wrong"
+        judged = {True: "right", False: "wrong", None: "graded"}
+        return "truncated" if self.truncated else judged[self.correct]
 
 
 # Of a row's fields; a list of one type is a list of such values. All others are text.
@@ -140,7 +139,7 @@ def about(s: Sample) -> str:
 
 
 HOT = 2.0  # nats from which on the color is full: a choice among e^2 = 7 equal tokens
-COLORS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7"}
+COLORS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7", "graded": "#999"}
 
 
 def shade(nats: float) -> str:

@@ -188,7 +188,7 @@ def group_heatmap(counts: tuple[np.ndarray, np.ndarray], name: str = "") -> Figu
     figure = _map(counts, np.arange(G + 2) - 0.5, title, label)
     for border in (0.5, G - 0.5):
         figure.axes[0].axhline(border, color="white", lw=1.2, ls="--")
-    figure.axes[0].yaxis.set_major_locator(_whole())
+    figure.axes[0].yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
 
@@ -211,7 +211,7 @@ def _map(counts: tuple[np.ndarray, np.ndarray], borders, title: str, label: str)
     mesh = ax.pcolormesh(columns, borders, share.T, cmap="magma", vmin=0)
     figure.colorbar(mesh, ax=ax, label="share of the step")
     ax.set(title=title.removesuffix(": "), xlabel=X_AXES["step"][1], ylabel=label)
-    ax.xaxis.set_major_locator(_whole())
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
 
@@ -258,10 +258,6 @@ def instead(runs: Sequence[Run], run: Run, tag: str) -> tuple[str, str]:
 _MARKERS = dict(zip(ink.DASHES, "os^Dv", strict=True))
 
 
-def _whole() -> MaxNLocator:
-    return MaxNLocator(integer=True, min_n_ticks=1)
-
-
 def _line(ax: Axes, run: Run, tag: str, label: str, color, dash, x: str, window: int) -> None:
     steps, values = run.series[tag]
     at = x_of(run, steps, x)
@@ -280,7 +276,7 @@ def finish(ax: Axes, title: str, label: str, x: str, legend: bool = True) -> Non
     ax.set_title(title.removesuffix(": "), fontsize=11)
     ax.set(xlabel=X_AXES[x][1], ylabel=label)
     if x == "step":
-        ax.xaxis.set_major_locator(_whole())
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     else:
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if not ax.get_legend_handles_labels()[0]:

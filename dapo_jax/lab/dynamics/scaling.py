@@ -67,8 +67,6 @@ def fit(compute, score, *, skip: float = 0.0) -> Fit:
     than `FEWEST`, or no significant rise.
     """
     compute, score = np.asarray(compute, float), np.asarray(score, float)
-    if compute.shape != score.shape:
-        raise ValueError(f"compute and score have shapes {compute.shape} and {score.shape}")
     used = np.isfinite(compute) & np.isfinite(score) & ((compute == 0) | (compute >= skip))
     compute, score = compute[used], score[used]
     if len(compute) < FEWEST:

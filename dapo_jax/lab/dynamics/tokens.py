@@ -83,9 +83,7 @@ def answers(
     loaded: sample.Loaded, prompt: str, answer: str | None = None, top: int = 5
 ) -> list[Answer]:
     """Draw answers to a prompt and look at every token. answer: the right one, for the verifier.
-
-    ValueError: the prompt is empty or too long.
-    """
+    ValueError: the prompt is empty or too long."""
     ids = sample.encode(loaded.config, loaded.tokenizer, prompt)
     mode, out = loaded.config.reward.verifier, []
     for response in sample.draw(loaded, ids):
@@ -145,15 +143,14 @@ def page(prompt: str, drawn: Sequence[Answer]) -> str:
     times = collections.Counter(map(of_pieces, drawn))
     rows = []
     for pieces, a in {of_pieces(a): a for a in drawn}.items():
-        right, extracted = (a.verdict.correct, a.verdict.extracted) if a.verdict else (False, None)
+        judged = dict(correct=a.verdict.correct, extracted=a.verdict.extracted) if a.verdict else {}
         shown = browse.Sample(
-            step=0, problem="", prompt=prompt, response=a.text, answer="", correct=right,
-            tokens=len(pieces), truncated=a.truncated, mean_entropy=a.mean_entropy,
-            extracted=extracted, pieces=pieces, entropies=[t.entropy for t in a.tokens],
-            logps=[t.logp for t in a.tokens],
+            step=0, problem="", prompt=prompt, response=a.text, answer="", tokens=len(pieces),
+            truncated=a.truncated, mean_entropy=a.mean_entropy, pieces=pieces,
+            entropies=[t.entropy for t in a.tokens], logps=[t.logp for t in a.tokens], **judged,
         )  # fmt: skip
         rows.append((shown, times[pieces]))
-    return browse.html("answers", prompt, rows, any(a.verdict for a in drawn))
+    return browse.html("answers", prompt, rows)
 
 
 def table(tokens: Sequence[Token]) -> str:

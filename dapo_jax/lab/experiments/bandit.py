@@ -3,13 +3,9 @@ token that all prompts share.
 
 A contextual bandit. A prompt is two tokens (8 x 8 of them), a response is one. The base answers
 with the same RARE token at probability .01 whatever the prompt, and it is right; the rest goes
-evenly to `WRONG` answers, which differ by prompt. The steps are those of training (algorithm.py);
-only the reward is this task's. Every probability is exact: a policy over single tokens can be
-written out.
-
+evenly to `WRONG` answers, which differ by prompt. The steps are those of training (algorithm.py).
 The move has to be shared: a prompt is in one mini-batch per rollout, so by itself its ratio is 1
-when it is trained on, and no clip binds. There are two bandit seeds for each seed of the other
-experiments.
+when it is trained on, and no clip binds.
 """
 
 import pathlib
@@ -75,25 +71,16 @@ def exact(machine: build.Machine):
     return jax.jit(lambda p: jax.nn.softmax(qwen2.bind(machine.shape, p)(asked_PxT)[:, -1]))
 
 
-def start_policy(seed: int) -> np.ndarray:
-    """What the base is taught: probabilities float64 [prompts, vocabulary]."""
-    rng = np.random.default_rng(seed)
-    wanted_PxV = np.zeros((SIDE * SIDE, settings().model.vocab_size))
-    wanted_PxV[:, RARE] = RARE_START
-    for row in wanted_PxV:
+def taught(seed: int) -> list[packing.Item]:
+    """Every answer of the base once, weighing its probability: the loss is the cross-entropy of the
+    exact distributions, with its minimum there."""
+    rng, out = np.random.default_rng(seed), []
+    for prompt in prompts():
         wrong = rng.choice(np.arange(RARE + 1, RARE + ANSWERS), WRONG, replace=False)
-        row[wrong] = (1 - RARE_START) / WRONG
-    return wanted_PxV
-
-
-def imitation(wanted_PxV: np.ndarray) -> list[packing.Item]:
-    """Every possible answer once, weighing what it should be worth: the loss is the cross-entropy
-    of the exact distributions, with its minimum there."""
-    return [
-        packing.Item(prompt, [int(a)], np.zeros(1), 0.0, row[a] / len(wanted_PxV))
-        for prompt, row in zip(prompts(), wanted_PxV, strict=True)
-        for a in np.flatnonzero(row)
-    ]
+        worth = {RARE: RARE_START} | dict.fromkeys(sorted(wrong.tolist()), (1 - RARE_START) / WRONG)
+        for answer, p in worth.items():
+            out.append(packing.Item(prompt, [answer], np.zeros(1), 0.0, p / SIDE**2))
+    return out
 
 
 def make(where: pathlib.Path, seed: int) -> dict:
@@ -104,8 +91,8 @@ def make(where: pathlib.Path, seed: int) -> dict:
     rules, optimizer = config.sharding.train.to_dict(), learner.optimizer(**warmup.OPTIMIZER)
     setup = learner.Setup(machine.mesh, rules, optimizer, config.model.dtype)
     trainer = update.Trainer(machine.shape, setup)
-    items, row_tokens = imitation(start_policy(seed)), config.optim.row_tokens
-    layout = packing.Layout(row_tokens=row_tokens, micro_rows=16, max_items=len(items))
+    items = taught(seed)
+    layout = packing.Layout(config.optim.row_tokens, micro_rows=16, max_items=len(items))
     rows, used, _ = packing.pack(items, layout)
     rows = parallel.to_device(rows, trainer.row_sharding)
     opt_state = trainer.init_opt_state(params)
@@ -136,7 +123,7 @@ def play(
     """A task of the pool: the curves of each seed, all with one machine, which compiles once."""
     started, config = time.process_time(), settings(0, clip_high, positive_coef)
     machine = build.build_machine(config, config.model.vocab_size, {STOP}, None)
-    start = bases.restore(where.parent / base_folder(base_seed), machine)
+    start = bases.restore(where.parent / folder("base", base_seed), machine)
     curves = {}
     for seed in seeds:
         config.seed = seed
@@ -166,10 +153,6 @@ def crossing(p: Sequence[float], level: float = 0.5) -> float:
     return float(np.interp(level, p[i - 1 : i + 1], [i - 1, i])) if i else 0.0
 
 
-def base_folder(seed: int) -> str:
-    return f"base_bandit_{seed}"
-
-
 def folder(arm: str, base_seed: int) -> str:
     return f"bandit_{arm.replace(' ', '_')}_{base_seed}"
 
@@ -177,11 +160,11 @@ def folder(arm: str, base_seed: int) -> str:
 def tasks(base_of: Mapping[int, int], arms: Sequence[str]) -> list[Task]:
     """The bases, and from each the bandit with each of `arms`."""
     seeds = sorted(set(base_of.values()))
-    out = [Task(base_folder(b), make, (b,)) for b in seeds]
+    out = [Task(folder("base", b), make, (b,)) for b in seeds]
     for b in seeds:
         mine = [s for s in base_of if base_of[s] == b]
         mine += [s + len(base_of) for s in mine]
-        after = (base_folder(b),)
+        after = (folder("base", b),)
         out += [Task(folder(arm, b), play, (b, *ARMS[arm], mine), after) for arm in arms]
     return out
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from absl import logging
 
 from dapo_jax import build
@@ -24,7 +23,6 @@ from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic
 from dapo_jax.data.arithmetic import Style
 from dapo_jax.evaluation import sampling
-from dapo_jax.evaluation.scores import Scores
 from dapo_jax.lab.experiments.pool import Task
 from dapo_jax.model import qwen2
 from dapo_jax.run import warmup
@@ -118,8 +116,7 @@ def restore(where: pathlib.Path, machine: build.Machine) -> qwen2.Params:
 
 
 def make(where: pathlib.Path, name: str, seed: int) -> dict:
-    """A task of the pool: warm up, save, and report what the base does on the held-out levels:
-    `styles` of each."""
+    """A task of the pool: warm up, save and evaluate. Its result is like a run's of step 0."""
     logging.set_verbosity(logging.WARNING)
     started = time.process_time()
     habit = HABITS[name]
@@ -136,21 +133,9 @@ def make(where: pathlib.Path, name: str, seed: int) -> dict:
     params = warmup.warm_up(config, machine, text.tokenizer, params, [phase])
     save(where, config, machine, params)
     weights, draw = machine.engine.decode_params(params), build.evaluation_draw(config, top_p=1.0)
-    wait = text.tokenizer.encode(arithmetic.WAIT)[0]
     evaluator = sampling.Evaluator(machine, weights, text, config.eval.k)
-    levels = {
-        level: styles(sampling.evaluate(evaluator, [(problems, draw)])[0], wait)
+    accuracy = {
+        level: float(sampling.evaluate(evaluator, [(problems, draw)])[0].value_PxK.mean())
         for level, problems in text.evals.items()
     }
-    return {"levels": levels, "cpu_s": time.process_time() - started}
-
-
-def styles(scores: Scores, wait: int) -> dict[str, float]:
-    """Accuracy, mean length (tokens) and share of the careful style in one set of samples, and the
-    accuracy of that style and of the others. The first token tells them apart: `wait` opens the
-    careful style. A style without samples is left out."""
-    rows = [r.tokens for row in scores.responses for r in row]
-    careful, right = np.array([tokens[0] == wait for tokens in rows]), scores.value_PxK.ravel()
-    out = {"accuracy": right, "length": [len(tokens) for tokens in rows], "careful_share": careful}
-    out |= {"careful_accuracy": right[careful], "other_accuracy": right[~careful]}
-    return {name: float(np.mean(values)) for name, values in out.items() if len(values)}
+    return {"evaluations": {"0": accuracy}, "cpu_s": time.process_time() - started}

@@ -64,10 +64,7 @@ def bars(updates, tokens, of: presets.Ladder) -> Figure:
 def curves(runs: Runs, tag: str, steps: int) -> dict[str, Figure]:
     """Name -> figure of DAPO's ladder: held-out accuracy over updates and over generated tokens;
     `DYNAMICS`; and entropy with and without Clip-Higher, early in the ladder and in full DAPO,
-    where both are there.
-
-    tag: held-out accuracy. steps: rollout steps shown over updates.
-    """
+    where both are there. tag: held-out accuracy. steps: rollout steps shown over updates."""
     of = presets.LADDERS["dapo"]
     climbed = {name: color for name, color in rung_colors(of).items() if name in of.cumulative}
     updates, tokens = ("optim/updates", steps), ("spent/tokens", np.inf)

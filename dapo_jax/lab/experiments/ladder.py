@@ -2,13 +2,12 @@
 
     python -m dapo_jax.lab ladder --seeds=5 --out=runs/ladder
 
-Makes one base model, trains from it every rung of `presets.RUNGS` once per seed, one process per
-core, and writes OUT/table.md, OUT/table.json and figures. The same command resumes. The setting is
+Makes one base model, trains from it every rung once per seed, one process per core, and writes
+OUT/table.md, OUT/table.json and figures. The same command resumes. The setting is
 configs/ladder.py; `--config=FILE` takes the rungs of another full-DAPO config. `--report` puts
 together rungs that were trained elsewhere, each with --workdir=OUT/<rung>/seed_<seed>.
 
-What is compared was fixed before seeds 0 to 4 ran (docs/results/learning.md). The setting was
-chosen before, among about ten, on seeds 100 to 102 and with another window of the mean:
+What is compared was fixed before seeds 0 to 4 ran (docs/results/learning.md):
 
 - A run's accuracy at equal UPDATES is the mean of its held-out accuracy (T=1, top-p 1) after 4/6,
   5/6 and 6/6 of `steps`. Its accuracy at equal TOKENS is the same mean at 4/6, 5/6 and 6/6 of a
@@ -20,9 +19,8 @@ chosen before, among about ten, on seeds 100 to 102 and with another window of t
   switch). "Ahead" and "behind" mean a paired t-test at 5%, corrected by Holm for all comparisons of
   the ladder at that place. What another base model would change is not in them.
 
-`--method=vapo` climbs VAPO's ladder (Table 1 of arXiv 2504.05118) instead, from PPO with a value
-model up: the tables, and bars beside the paper's. Steps are counted behind those of value
-pre-training, whose tokens count; no rung has Dynamic Sampling, so none goes on for longer.
+`--method=vapo` climbs VAPO's ladder (Table 1 of arXiv 2504.05118) instead. Steps are counted behind
+those of value pre-training, whose tokens count; no rung goes on for longer.
 """
 
 import pathlib
@@ -40,7 +38,6 @@ from dapo_jax.lab.experiments.training import SEEDS, run
 from dapo_jax.log import metrics
 from dapo_jax.model import qwen2
 
-FIRST_SEED = flags.DEFINE_integer("first_seed", 0, "Seed of the base and of each rung's first run.")
 OUT = flags.DEFINE_string("out", "runs/ladder", "Directory of the runs, the table and the figures.")
 METHOD = flags.DEFINE_enum("method", "dapo", list(presets.LADDERS), "Whose ladder.")
 ONLY = flags.DEFINE_list("only", None, "Rungs to run; all, if not given.")
@@ -52,12 +49,12 @@ LONGER = 2.5  # times the steps, of rungs without Dynamic Sampling
 
 
 def tasks(
-    config, rungs: Sequence[str], seeds: Sequence[int], base_seed: int, of: presets.Ladder = DAPO
+    config, rungs: Sequence[str], seeds: Sequence[int], of: presets.Ladder = DAPO
 ) -> list[pool.Task]:
     """The base model, where `config` has a warm-up that makes one, and every rung once per seed."""
     out, after = [], ()
     if validation.warm_up(config):
-        fields = schema.leaves(config) | {"seed": base_seed, "steps": 0}
+        fields = schema.leaves(config) | {"seed": 0, "steps": 0}
         out, after = [pool.Task("base", run, (fields,))], ("base",)
     for seed in seeds:
         for name in rungs:
@@ -281,11 +278,9 @@ def main() -> None:
         cli.apply(config, cli.CONFIG.overrides)
     same = {of.leave_one_out[-1]: of.cumulative[-2]}
     rungs = list(dict.fromkeys(same.get(n, n) for n in ONLY.value or of.rungs))
-    first = FIRST_SEED.value
-    seeds = range(first, first + (SEEDS.value or 5))
-    todo = tasks(config, rungs, seeds, first, of)
+    seeds = range(SEEDS.value or 5)
     if not REPORT.value:
-        training.run_all(todo, out, "ladder")
+        training.run_all(tasks(config, rungs, seeds, of), out, "ladder")
     print(report(config, out, rungs, seeds, of))
 
 

@@ -4,14 +4,12 @@
 
 Two base models per habit, from warm-ups with seeds of their own (bases.py); RL seed s starts from
 base s mod 2, so an interval over seeds has the differences between bases in it. Arms share seeds,
-bases and problems and are compared seed by seed. OUT receives mechanisms.md (tables, verdicts),
-mechanisms.json (every number of every seed) and one figure per technique. The same command goes on
-where it was cut off. About half an hour of one CPU core.
+bases and problems and are compared seed by seed. The same command goes on where it was cut off.
+About half an hour of one CPU core.
 
 An effect counts as shown if the paired 95% t-interval over seeds of each of its deciding contrasts
-excludes zero on the side that the claim names. studies.py says which contrasts decide, and when
-that was fixed. Everything else in the tables is reported as found, with no correction for the
-number of contrasts.
+(studies.py) excludes zero on the side that the claim names. Everything else in the tables is
+reported as found, with no correction for the number of contrasts.
 """
 
 import argparse
@@ -26,15 +24,15 @@ from dapo_jax.lab.experiments.study import Compared, Runs, shown
 BASES = 2
 
 
-def base_seeds(seeds: int, first: int) -> dict[int, int]:
+def base_seeds(seeds: int) -> dict[int, int]:
     """RL seed -> seed of the base it starts from."""
-    return {first + i: first + i % BASES for i in range(seeds)}
+    return {seed: seed % BASES for seed in range(seeds)}
 
 
-def section(name: str, found: Sequence[Compared]) -> str:
+def section(name: str, verdict: str, found: Sequence[Compared]) -> str:
     """A technique's claim, verdict and table."""
     study = studies.ALL[name]
-    lines = [f"\n## {study.name}: {verdict(found)}\n\n{study.claim}\n"]
+    lines = [f"\n## {study.name}: {verdict}\n\n{study.claim}\n"]
     lines += ["| measure | A | B | A | B | A - B, paired | |", "|---|---|---|---|---|---|---|"]
     for x in found:
         remark = "excludes 0" if stats.excludes_zero(x.difference) else ""
@@ -47,10 +45,6 @@ def section(name: str, found: Sequence[Compared]) -> str:
         )  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join([*lines, f"\n![{study.name}]({name}.png)"])
-
-
-def verdict(found: Sequence[Compared]) -> str:
-    return "shown" if shown(found) else "not shown"
 
 
 def report(out: pathlib.Path, names: Sequence[str], runs: Runs) -> str:
@@ -66,17 +60,17 @@ def report(out: pathlib.Path, names: Sequence[str], runs: Runs) -> str:
     for name in names:
         study = studies.ALL[name]
         found = study.compare(runs)
+        verdict = "shown" if shown(found) else "not shown"
         study.figure(runs).savefig(out / f"{name}.png", dpi=130)
-        sections.append(section(name, found))
-        lines.append(f"{study.name:26s} {verdict(found)}")
+        sections.append(section(name, verdict, found))
+        lines.append(f"{study.name:26s} {verdict}")
         contrasts = [
             {"measure": x.contrast.measure, "decides": bool(x.contrast.expected)}
             | {x.contrast.after: x.after, x.contrast.before: x.before, "paired": x.difference}
             for x in found
         ]
         effects[name] = {"claim": study.claim, "shown": shown(found), "contrasts": contrasts}
-    bases = {f: r["levels"] for f, r in runs.results.items() if "levels" in r}
-    files.write_json(out / "mechanisms.json", {"effects": effects, "bases": bases, "cpu_s": cpu_s})
+    files.write_json(out / "mechanisms.json", {"effects": effects, "cpu_s": cpu_s})
     (out / "mechanisms.md").write_text("\n".join(sections) + "\n")
     return "\n".join([*lines, f"tables and figures: {out}/mechanisms.md"])
 
@@ -85,7 +79,6 @@ def main(argv=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     known = list(studies.ALL)
     parser.add_argument("--seeds", type=int, default=6, help="RL seeds per arm, 2 or more")
-    parser.add_argument("--first_seed", type=int, default=0, help="the first, of RL and of bases")
     parser.add_argument("--only", default=",".join(known), help="techniques, comma-separated")
     parser.add_argument("--jobs", type=int, default=0, help="processes; 0 = one per core")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="directory; made if absent")
@@ -95,7 +88,7 @@ def main(argv=None) -> None:
         parser.error(f"--only: no technique {unknown[0]!r}; there are {', '.join(known)}")
     if args.seeds < 2:
         parser.error("--seeds: intervals need at least 2")
-    base_of = base_seeds(args.seeds, args.first_seed)
+    base_of = base_seeds(args.seeds)
     bases.write_problems(args.out / "data")
     results = pool.run_all(studies.tasks(names, base_of), args.out, args.jobs, "mechanisms")
     print(report(args.out, names, Runs(results, base_of)))

@@ -27,9 +27,7 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The mean of `values` [seeds]. ValueError: an empty sequence."""
-    if not len(values):
-        raise ValueError("interval: no values")
+    """The mean of `values` [seeds], one or more."""
     half = np.nan
     if len(values) > 1:
         half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(np.asarray(values, float))
@@ -39,9 +37,7 @@ def interval(values: Sequence[float]) -> Interval:
 def paired(after: Sequence[float], before: Sequence[float]) -> Interval:
     """The mean difference seed by seed, the sharpest comparison of two arms that share their seeds.
     ValueError: the two have different lengths."""
-    if len(after) != len(before):
-        raise ValueError(f"paired: {len(after)} values and {len(before)} do not make pairs")
-    return interval(np.subtract(after, before))
+    return interval([a - b for a, b in zip(after, before, strict=True)])
 
 
 def differ(changes: Sequence[Sequence[float]], level: float = 0.05) -> list[bool]:

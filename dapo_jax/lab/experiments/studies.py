@@ -1,12 +1,8 @@
 """The experiments, one per technique: arms, contrasts, claim, figure. `ALL` has their names.
 
-What decides was fixed before seeds 0 to 5 ran (benchmarks/RESULTS.md), but not before any run: some
-was changed the same day, after runs on seeds 100 and 101, which are not published. Of token_mean
-the peak of the truncated share decided in place of its mean over steps 6 to 10, and soft_punishment
-also required a lower truncated share from base `careful`. On seeds 0 to 5 the first version of
-token_mean would pass too, that of soft_punishment would not. dynamic_sampling had been moved to
-longer problems and from 80 to 60 steps before; until its gradient's noise was no longer measured,
-a higher signal-to-noise ratio decided as well, and was shown.
+What decides was fixed before seeds 0 to 5 ran, but not before any run: docs/results/mechanisms.md
+says what was changed after runs on other seeds. dynamic_sampling had been moved to longer problems
+and from 80 to 60 steps before. The noise of its gradient, which decided too, is no longer measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,9 +77,7 @@ def with_base(runs: Runs, arm: str) -> list[Mapping]:
     """`BEFORE` is no arm, but what the arms started from."""
     if arm != BEFORE:
         return runs.of(arm)
-    found = [runs.results[bases.folder("careful", b)] for b in runs.base_of.values()]
-    accuracy = lambda levels: {name: of["accuracy"] for name, of in levels.items()}
-    return [{"evaluations": {"0": accuracy(base["levels"])}} for base in found]
+    return [runs.results[bases.folder("careful", b)] for b in runs.base_of.values()]
 
 
 FILTER = Study(
