@@ -63,13 +63,10 @@ def spec(axes: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     return PartitionSpec(*parts)
 
 
-def _is_axes(x) -> bool:
-    """A tuple of logical axes; named tuples and tuples of such tuples are containers."""
-    return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
-
-
 def _specs(axes_tree, rules: Rules):
-    return jax.tree.map(lambda axes: spec(axes, rules), axes_tree, is_leaf=_is_axes)
+    # A tuple of logical axes is a leaf; named tuples, and tuples of such tuples, are containers.
+    is_axes = lambda x: type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
+    return jax.tree.map(lambda axes: spec(axes, rules), axes_tree, is_leaf=is_axes)
 
 
 def shardings(axes_tree, mesh: Mesh, rules: Rules):

@@ -12,9 +12,8 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import huggingface_hub
 import jax
@@ -72,8 +71,7 @@ def _fetched(name: str, wanted: Sequence[str]) -> Path:
 # --- Loading --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """`model(tokens_BxT)`: float32 logits [B, T, V] of whole sequences, one a row, jitted."""
 
     shape: Shape
@@ -88,12 +86,11 @@ def _logits(shape: Shape, params: Params, tokens_BxT):
     return qwen2.bind(shape, params)(tokens_BxT)
 
 
-def load(path: str | Path, dtype: str = "float32", **compute_choices) -> Model:
-    """Network and weights of a directory or hub name, for notebooks and tests (it makes [B, T, V]).
-    `dtype` is that of the weights and of the computation."""
+def load(path: str | Path) -> Model:
+    """A directory or hub name in float32, for notebooks and tests (it makes [B, T, V])."""
     directory = resolve(path)
-    shape = read_shape(directory, **compute_choices)
-    return Model(shape, load_params(directory, shape, dtype=dtype))
+    shape = read_shape(directory)
+    return Model(shape, load_params(directory, shape))
 
 
 def load_params(

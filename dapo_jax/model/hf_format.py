@@ -128,8 +128,6 @@ def _rope(file: Path, config: dict) -> tuple[float, Yarn | None]:
     theta = _number(file, both, "rope_theta")
     if yarn and config.get("rope_scaling") and config.get("rope_parameters"):
         raise ValueError(f"{file}: rope_scaling and rope_parameters: with yarn, give only one")
-    if yarn and theta == 1.0:
-        raise ValueError(f"{file}: rope_theta=1.0: yarn wants more")
     return theta, yarn
 
 
@@ -158,7 +156,7 @@ _BOUNDS = {
     "num_attention_heads": (int, 1, 2**16),
     "num_key_value_heads": (int, 1, 2**16),
     "head_dim": (int, 1, 2**16),
-    "rope_theta": (float, 1.0, 1e15),
+    "rope_theta": (float, 1.1, 1e15),  # YaRN divides by its logarithm
     "rms_norm_eps": (float, 1e-12, 1.0),
     "factor": (float, 1.0, 1e4),
     "original_max_position_embeddings": (int, 1, 2**31),
@@ -179,8 +177,6 @@ def _number(file: Path | str, config: dict, name: str):
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object; ValueError with one line if there is none."""
-    if file.exists() and not file.is_file():  # a pipe would never end
-        raise ValueError(f"{file}: is no file")
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
@@ -303,9 +299,8 @@ def read_headers(path: Path, c: Shape) -> dict[str, Header]:
     if c.tie_embeddings and {"lm_head.weight", "model.embed_tokens.weight"} <= set(headers):
         _check_tied(path, headers["lm_head.weight"], headers["model.embed_tokens.weight"])
         ignored.add("lm_head.weight")
-    told = (
-        f"num_hidden_layers={c.num_layers} and tie_word_embeddings={json.dumps(c.tie_embeddings)}"
-    )
+    tied = json.dumps(c.tie_embeddings)
+    told = f"num_hidden_layers={c.num_layers} and tie_word_embeddings={tied}"
     for problem, names in (
         ("missing", sorted(set(expected) - set(headers))),
         ("unexpected", sorted(set(headers) - set(expected) - ignored)),

@@ -8,7 +8,7 @@ copied: idle rows are not in the list, and the last block of a row stops at its 
 key and value join that block on its way, and the tile that holds them goes back to the pool. On
 chips whose two cores work as one (v4, v5p) each has a list.
 
-Page numbers are not checked against the pool: they come from the host's tables (rollout/pages.py).
+Page numbers are not checked against the pool: the host (rollout/schedule.py) gives them.
 Of a quantized pool whole numbers become the queries' dtype, which has them exactly, and scales
 multiply scores and weights, not keys and values.
 

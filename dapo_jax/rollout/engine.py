@@ -7,13 +7,13 @@ prompt share its full pages, and get a copy of the last, partly filled one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from dapo_jax import parallel
-from dapo_jax.model import kernels, paged, qwen2
+from dapo_jax.model import kernels, paged
 from dapo_jax.parallel import Call
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
@@ -24,12 +24,9 @@ __all__ = ["Draw", "Engine", "Request", "Response", "Stats", "Store", "Watch"]
 
 
 class SamplerCalls(NamedTuple):
-    """The sampler's programs with abstract arguments, and the two large ones among these."""
+    """The sampler's large programs with abstract arguments: weights, the pool, smaller ones."""
 
-    weights: qwen2.Params  # in the decode layout
-    pool: Any
     prefill: Call
-    copy_pages: Call
     decode: dict[str, Call]  # `Draw.mode`, or 'MODE, few' of few slots -> program
 
 
@@ -130,7 +127,6 @@ class Engine:
         key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
         settings = (key, number(dtype=np.float32))
         settings = parallel.for_program(settings, parallel.replicated(self.mesh))
-        copies = parallel.for_program((number(slots),) * 2, self._axes.token_S)
         n = sampler.asked_every(self.geometry, self.chunk)
         turn = "token of all slots" if n == 1 else f"{n} tokens of all slots"
         decode = {}
@@ -139,19 +135,13 @@ class Engine:
             if self.few:
                 few = weights, pool, per_slot(self.few), *settings
                 decode[f"{mode}, few"] = Call(program, few, turn)
-        return SamplerCalls(
-            weights=weights,
-            pool=pool,
-            prefill=Call(self.programs.prefill, (weights, pool, prompts)),
-            copy_pages=Call(self.programs.copy_pages, (pool, *copies)),
-            decode=decode,
-        )
+        return SamplerCalls(Call(self.programs.prefill, (weights, pool, prompts)), decode)
 
     def require_memory(self, params, limit: int) -> None:
         """Raise ValueError if weights and cache alone exceed `limit` bytes per device, and say what
         would not. params: anything with the shapes of the model's weights."""
-        calls = self.calls(params)
-        weights, pool = map(parallel.bytes_on_device, (calls.weights, calls.pool))
+        arguments = self.calls(params).prefill.arguments
+        weights, pool = map(parallel.bytes_on_device, arguments[:2])
         if weights + pool <= limit:
             return
         gib = lambda n: f"{n / 2**30:.3g} GiB"
