@@ -33,8 +33,8 @@ from dapo_jax.model.qwen2 import Params, Shape
 __all__ = ["Model", "load", "load_params", "read_shape", "resolve", "save"]
 
 _TOKENIZER = ("tokenizer*", "vocab.json", "merges.txt", "*.jinja")
+_TOKENIZER += ("special_tokens_map.json", "added_tokens.json")
 _SMALL = 1 << 20  # elements of a stack that passes through the host whole
-_TOKENIZER_EXTRAS = ("special_tokens_map.json", "added_tokens.json")
 
 
 def resolve(path_or_name: str | Path, weights: bool = True) -> Path:
@@ -96,13 +96,10 @@ def load(path: str | Path) -> Model:
 def load_params(
     path: str | Path, shape: Shape, mesh: Mesh | None = None, rules=None, dtype: str = "float32"
 ) -> Params:
-    """Stream a checkpoint directory into arrays: laid out by `rules` over `mesh`, or on one device.
-
+    """Stream a checkpoint directory into arrays of `dtype`, by `rules` on `mesh` or on one device.
     The host holds one tensor at a time; stacked arrays are filled in place on the devices, a layer
-    at a time (small ones on the host, all layers at once). float32, float16 and bfloat16 tensors
-    become `dtype`. Of several processes the first reads, once, and the others get it from there.
-    ValueError: see `hf_format.read_headers`, before a weight is read; a weight is not finite.
-    """
+    at a time (small ones on the host). Of several processes the first reads, once, for all of them.
+    ValueError: as `hf_format.read_headers`, before a weight is read; a weight is not finite."""
     path, dtype = Path(path), jnp.dtype(dtype)
     headers = parallel.of_main_process(lambda: hf_format.read_headers(path, shape))
     headers, params = {name: Header(*header) for name, header in headers.items()}, {}
@@ -230,16 +227,11 @@ def save(
     tokenizer_dir: str | Path | None = None,
     shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write a directory that `transformers` opens. It appears whole or not at all.
-
-    The host holds one tensor at a time. `tokenizer_dir` is usually the checkpoint that training
-    started from: it gives the tokenizer and, from its config.json and generation_config.json, what
-    `shape` does not know (context length, special token ids, generation settings).
-    Every process calls this, and process 0 writes; its OSError comes when no gather needs it.
-
-    ValueError: `path` exists and is not an empty directory, `tokenizer_dir` holds no tokenizer, or
-    `dtype` is none of float32, float16 and bfloat16.
-    """
+    """Write a directory that `transformers` opens, whole or not at all; the host holds one tensor
+    at a time. tokenizer_dir, usually what training started from, gives the tokenizer and what
+    `shape` does not know (context length, special token ids, generation settings). Every process
+    calls this, and process 0 writes; its OSError comes when no gather needs it. ValueError: `path`
+    holds something, `tokenizer_dir` no tokenizer, or `dtype` is none of `DTYPES`."""
     path, dtype = Path(path), str(dtype)
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: wants one of {', '.join(DTYPES)}")
@@ -262,8 +254,6 @@ def save(
                     _write_file(partial / file, tensors, dtype, values)
             except OSError as error:
                 wrong = error
-            if jax.process_count() == 1 and wrong:
-                break
             for _ in values:  # take part in the gathers
                 pass
     try:
@@ -332,7 +322,7 @@ def _small_files(tokenizer_dir: str | Path | None, c: Shape, dtype: str) -> dict
     files, config, generation = {}, {}, {}
     if tokenizer_dir is not None:
         source = Path(tokenizer_dir)
-        for pattern in (*_TOKENIZER, *_TOKENIZER_EXTRAS):
+        for pattern in _TOKENIZER:
             files |= {f.name: f.read_bytes() for f in source.glob(pattern) if f.is_file()}
         if not files:
             raise ValueError(f"{source}: no tokenizer files (tokenizer.json, vocab.json, ...)")

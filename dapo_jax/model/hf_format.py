@@ -40,6 +40,7 @@ _COMPUTED = {
     "attention_out_bias": False,
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
+    "quantization_config": None,
 }
 
 
@@ -66,15 +67,13 @@ def read_shape(path: str | Path, **compute_choices) -> Shape:
     if "model_type" not in config:
         raise ValueError(f"{file}: no model_type; is this a language model's config.json?")
     family = FAMILIES.get(str(config["model_type"]))
-    wrong = lambda name: f"{file}: {name}={json.dumps(config[name])} is not supported, only"
+    wrong = lambda name: f"{file}: {name}={json.dumps(config[name])[:60]} is not supported, only"
     if not family:
         raise ValueError(f"{wrong('model_type')} {', '.join(map(json.dumps, FAMILIES))}")
     biases = dict.fromkeys(("attention_bias", "qkv_bias"), family.qkv_bias)
     for name, only in (_COMPUTED | biases).items():
         if config.get(name, only) != only:
             raise ValueError(f"{wrong(name)} {json.dumps(only)}")
-    if "quantization_config" in config:
-        raise ValueError(f"{file}: quantization_config: quantised weights are not supported")
     layer_types = config.get("layer_types", [])
     if not isinstance(layer_types, list) or any(t != "full_attention" for t in layer_types):
         raise ValueError(f"{file}: layer_types: only full_attention is supported")
@@ -222,9 +221,8 @@ def config_json(c: Shape, dtype: str) -> dict[str, Any]:
 
 
 class Weight(NamedTuple):
-    """One entry of the parameter tree and its tensors in Hugging Face form. There a linear layer is
-    [out, in], heads are flat and layers are separate tensors; here inputs are first, heads are a
-    dimension of their own and layers are stacked."""
+    """One entry of the parameter tree and its tensors in Hugging Face form, where a linear layer is
+    [out, in], heads are flat and layers apart: here inputs come first, and layers are stacked."""
 
     keys: tuple[str, ...]  # its path in the tree
     names: tuple[str, ...]  # of its tensors, one a layer
@@ -290,15 +288,18 @@ def open_file(file: str):
 
 
 def read_headers(path: Path, c: Shape) -> dict[str, Header]:
-    """Tensor name -> header, exactly those of a model of shape `c`. ValueError: a missing or
-    unreadable file, an index that does not match the files, missing or unexpected tensors, a wrong
-    shape or dtype."""
+    """Tensor name -> header, exactly those of a model of shape `c`. ValueError: files, index,
+    tensors, shapes or dtypes that are missing, unreadable or others."""
     headers = _headers(path)
     expected = {name: w for w in weights(c) for name in w.names}
     ignored = {n for n in headers if n.endswith(".rotary_emb.inv_freq")}  # a buffer of old files
-    if c.tie_embeddings and {"lm_head.weight", "model.embed_tokens.weight"} <= set(headers):
-        _check_tied(path, headers["lm_head.weight"], headers["model.embed_tokens.weight"])
-        ignored.add("lm_head.weight")
+    same = "lm_head.weight", "model.embed_tokens.weight"  # some tied checkpoints store both
+    if c.tie_embeddings and {*same} <= set(headers):
+        with open_file(headers[same[0]].file) as f, open_file(headers[same[1]].file) as g:
+            if not np.array_equal(f.get_tensor(same[0]), g.get_tensor(same[1])):
+                other = "tie_word_embeddings is true, but lm_head.weight is not the embedding"
+                raise ValueError(f"{path}: {other}: correct config.json, or remove the tensor")
+        ignored.add(same[0])
     tied = json.dumps(c.tie_embeddings)
     told = f"num_hidden_layers={c.num_layers} and tie_word_embeddings={tied}"
     for problem, names in (
@@ -360,15 +361,6 @@ def _file_headers(file: str) -> dict[str, Header]:
     with open_file(file) as f:
         slices = {name: f.get_slice(name) for name in f.keys()}  # noqa: SIM118
         return {n: Header(file, s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
-
-
-def _check_tied(path: Path, head: Header, embedding: Header) -> None:
-    """A tied checkpoint may store its output head as well, but then it is the embedding."""
-    with open_file(head.file) as f, open_file(embedding.file) as g:
-        tensors = f.get_tensor("lm_head.weight"), g.get_tensor("model.embed_tokens.weight")
-    if not np.array_equal(*tensors):
-        other = "tie_word_embeddings is true, but lm_head.weight is not the embedding"
-        raise ValueError(f"{path}: {other}: correct config.json, or remove the tensor")
 
 
 def _some(names: list[str]) -> str:

@@ -29,14 +29,10 @@ class Setup(NamedTuple):
 
 
 class Learner:
-    """Gradient updates of one network, of its shape and loss, with what all networks share.
-
-    loss(kernel, params, batch, knobs) -> (loss, (sums, maxima)) of one micro-batch. A batch is a
-    NamedTuple like `update.Batch`, with a field `micro_batches`; knobs have a field `lr`.
-
-    `update` donates params and opt_state. ValueError: `offload`, and the devices cannot reach such
-    memory.
-    """
+    """Gradient updates of one network, by loss(kernel, params, batch, knobs) -> (loss, (sums,
+    maxima)) of one micro-batch. A batch is a NamedTuple like `update.Batch`, with a field
+    `micro_batches`; knobs have a field `lr`. `update` donates params and opt_state. ValueError:
+    `offload`, and the devices cannot reach such memory."""
 
     def __init__(self, shape: qwen2.Shape, setup: Setup, loss: Callable):
         mesh, rules, tx, dtype, offload = setup
@@ -127,8 +123,7 @@ class Learner:
         """(params, opt_state) as jax.ShapeDtypeStructs with their shardings."""
         params = qwen2.abstract(self.shape)
         opt_state = jax.eval_shape(self.tx.init, qwen2.trained(params))
-        sharded = parallel.sharded
-        return sharded(params, self.param_shardings), sharded(opt_state, self.opt_shardings)
+        return parallel.sharded((params, opt_state), (self.param_shardings, self.opt_shardings))
 
     def abstract_cells(self, A: int, R: int, T: int, dtype=np.float32) -> jax.ShapeDtypeStruct:
         """A number per cell: A micro-batches of R rows of T cells."""

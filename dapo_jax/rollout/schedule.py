@@ -30,7 +30,7 @@ class Row:
     pages: list[int]
     slot: int
     token: int  # the last, which the next chunk begins with
-    parts: list = dataclasses.field(default_factory=list)  # (a chunk, the place in it, tokens)
+    parts: list = dataclasses.field(default_factory=list)  # `Part`s, one a chunk
     emitted: int = 0
     tabled: int = 0  # pages that the engine's table has
 

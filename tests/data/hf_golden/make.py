@@ -3,10 +3,9 @@
     pip install -r benchmarks/requirements-peers.txt
     python tests/data/hf_golden/make.py  # rewrites golden.npz and greedy.npz beside it
 
-Made once with torch 2.13.0 on CPU in float32 (eager attention), golden.npz by transformers 5.23.0,
-its cases after "head_dim" and greedy.npz by 5.12.1. Only tokens and logits are stored. The weights
-come again from `tensor`: NumPy's legacy RandomState, whose streams never change, seeded by the
-CRC-32 of 'case/tensor name', so that order is of no matter:
+Made with torch 2.13.0 on CPU in float32 (eager attention) by transformers 5.12.1; 5.23.0 gave the
+same up to "head_dim". Only tokens and logits are stored. The weights come again from `tensor`:
+NumPy's legacy RandomState, whose streams never change, seeded by the CRC-32 of 'case/tensor name':
 
     norm weights     1 + 0.3 n
     biases           0.5 n
