@@ -293,13 +293,13 @@ def read_headers(path: Path, c: Shape) -> dict[str, Header]:
     headers = _headers(path)
     expected = {name: w for w in weights(c) for name in w.names}
     ignored = {n for n in headers if n.endswith(".rotary_emb.inv_freq")}  # a buffer of old files
-    same = "lm_head.weight", "model.embed_tokens.weight"  # some tied checkpoints store both
-    if c.tie_embeddings and {*same} <= set(headers):
-        with open_file(headers[same[0]].file) as f, open_file(headers[same[1]].file) as g:
-            if not np.array_equal(f.get_tensor(same[0]), g.get_tensor(same[1])):
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"  # some tied models store both
+    if c.tie_embeddings and {head, embedding} <= set(headers):
+        with open_file(headers[head].file) as f, open_file(headers[embedding].file) as g:
+            if not np.array_equal(f.get_tensor(head), g.get_tensor(embedding)):
                 other = "tie_word_embeddings is true, but lm_head.weight is not the embedding"
                 raise ValueError(f"{path}: {other}: correct config.json, or remove the tensor")
-        ignored.add(same[0])
+        ignored.add(head)
     tied = json.dumps(c.tie_embeddings)
     told = f"num_hidden_layers={c.num_layers} and tie_word_embeddings={tied}"
     for problem, names in (
