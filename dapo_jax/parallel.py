@@ -1,8 +1,7 @@
 """The device mesh, and the one table that maps logical axes to it.
 
-Weights and activations name LOGICAL axes ("embed", "heads", "batch"); a rules table of the config
-(`sharding.train`, `sharding.decode`) says over which mesh axes (`data`, `fsdp`, `tensor`) each is
-split.
+Weights and activations name LOGICAL axes ("embed", "heads", "batch"); a table of the config
+(`sharding.train`, `sharding.decode`) splits each over mesh axes (`data`, `fsdp`, `tensor`).
 """
 
 import contextlib
@@ -34,9 +33,9 @@ def make_mesh(sizes: Mapping[str, int]) -> Mesh:
 
 
 def arrange(shape: tuple[int, int, int], devices: list) -> np.ndarray:
-    """Devices as an array of (data, fsdp, tensor). Split physical axes let a torus take shapes
-    it would refuse. TPU slices are joined along `data` alone: the network between them is slow.
-    Raises ValueError where `data` is no multiple of their number."""
+    """Devices as an array of (data, fsdp, tensor). Physical axes may be split, for more shapes.
+    TPU slices, between which the network is slow, are joined along `data`: ValueError if their
+    number does not divide it."""
     tpu, split = devices[0].platform == "tpu", dict(allow_split_physical_axes=True)
     slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpu else 1
     if shape[0] % slices:
@@ -63,13 +62,10 @@ def spec(axes: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     return PartitionSpec(*parts)
 
 
-def _is_axes(x) -> bool:
-    """A tuple of logical axes; named tuples and tuples of such tuples are containers."""
-    return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
-
-
 def _specs(axes_tree, rules: Rules):
-    return jax.tree.map(lambda axes: spec(axes, rules), axes_tree, is_leaf=_is_axes)
+    # A tuple of logical axes is a leaf; named tuples, and tuples of such tuples, are containers.
+    is_axes = lambda x: type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
+    return jax.tree.map(lambda axes: spec(axes, rules), axes_tree, is_leaf=is_axes)
 
 
 def shardings(axes_tree, mesh: Mesh, rules: Rules):

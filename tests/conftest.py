@@ -65,9 +65,8 @@ LONGEST = (
 # process and in those that it starts. Formulas and programs are tested at the compiler's own level.
 SOON = (
     "test_attention_kernels", "test_carried", "test_curriculum", "test_evaluate_cli", "test_export",
-    "test_mechanisms", "test_named_evaluation", "test_own_reward", "test_pages",
-    "test_qwen3_run", "test_start", "test_sweep", "test_tags", "test_train", "test_vapo",
-    "test_warm_start",
+    "test_mechanisms", "test_named_evaluation", "test_own_reward", "test_pages", "test_start",
+    "test_sweep", "test_tags", "test_train", "test_vapo", "test_warm_start",
 )  # fmt: skip
 
 

@@ -22,8 +22,6 @@ from dapo_jax.plan import compile as plan_compile
 from dapo_jax.pods import slices as pods
 
 ROOT = pathlib.Path(__file__).parent.parent
-
-
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "JAX_OPTIMIZATION_LEVEL": "O0"}
 
 
@@ -143,11 +141,6 @@ def shipped_on(shipped: str):
     return test_configs.load(name, argument), pod
 
 
-def by_arithmetic(shipped: str) -> dict[str, float]:
-    c, pod = shipped_on(shipped)
-    return plan.peaks(plan.memory(c, plan.network(c), config.resolve_mesh(c, pod.chips)))
-
-
 def compiled(shipped: str, *names: str, level: str = "O0") -> dict[str, dict]:
     """{program: what the compiler says}, from a process of its own: XLA:TPU may abort one that has
     compiled for another slice. The lower level takes a third of the time and assigns nearly the
@@ -189,7 +182,8 @@ def test_arithmetic_lies_within_15_percent_of_the_compiler(shipped):
     if shipped.endswith(("verl", "_grpo:")):
         del phases["sampling"]
     level = "UNKNOWN" if shipped == "ladder:" else "O0"  # XLA:TPU aborts on its rows of 56 at O0
-    said, arithmetic = compiled(shipped, *phases.values(), level=level), by_arithmetic(shipped)
+    said, (c, pod) = compiled(shipped, *phases.values(), level=level), shipped_on(shipped)
+    arithmetic = plan.peaks(plan.memory(c, plan.network(c), config.resolve_mesh(c, pod.chips)))
     for phase, name in phases.items():
         got = said[name]
         assert got["fits"]

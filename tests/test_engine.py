@@ -241,31 +241,20 @@ def test_samples_of_a_prompt_share_a_prefill(params, requests, responses):
     assert np.count_nonzero(call.length_B) == 4
 
 
-def compilations(caplog, work):
-    caplog.clear()
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        work()
-    return [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling ")]
-
-
 def test_nothing_compiles_after_the_first_call(caplog, engine, weights, requests, responses):
-    def work():
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
         engine.generate(weights, requests[::-1], Draw(seed=99, temperature=0.5))
         engine.generate(weights, requests[:3], Draw(seed=1, temperature=1.3, max_tokens=2))
-
-    assert compilations(caplog, work) == []
-    programs = engine.programs
-    assert programs.prefill._cache_size() == programs.decode["full"]._cache_size() == 1
-    # and the log would have said so
-    assert compilations(caplog, lambda: jax.jit(lambda x: x + 99)(np.float32(1)))
+        jax.jit(lambda x: x + 99)(np.float32(1))  # which the log does not miss
+    (other,) = [m for m in caplog.messages if m.startswith("Compiling ")]
+    assert "lambda" in other
 
 
-def test_no_token_turns_a_bfloat16_pool_into_float32(params):
+def test_no_token_turns_a_bfloat16_pool_into_float32():
     """As XLA on CPUs does around each scatter and gather of bfloat16."""
-    engine = make_engine(dtype="bfloat16", page_tokens=8)
-    call = engine.calls(params).decode["full"]
-    text = call.program.lower(*call.arguments).compile().as_text()
-    whole = min(x.size for x in jax.tree.leaves(engine.programs.new_pool()))
+    how = dict(dtype="bfloat16", page_tokens=8)
+    text = compiled(**how).as_text()
+    whole = min(x.size for x in jax.tree.leaves(make_engine(**how).programs.new_pool()))
     sizes = [math.prod(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)]
     assert sizes and max(sizes) < whole
 

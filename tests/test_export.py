@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from test_train import arrays, assert_same_bits, run, small, without_clocks
 
-from dapo_jax import build, convert
+from dapo_jax import build, config, convert
 from dapo_jax.checkpoint import export, workdir
 from dapo_jax.dapo.state import State
-from dapo_jax.data import tokenizer
-from dapo_jax.model import hf
+from dapo_jax.data import arithmetic, tokenizer
+from dapo_jax.model import hf, qwen2
 
 
 @pytest.fixture(scope="module")
@@ -101,20 +101,42 @@ def test_in_a_bucket_config_json_comes_last_and_nothing_is_fetched(made, bucket,
     assert not (again.local / "export").exists() and names(folder) == ["step_2", "step_3"]
 
 
+def write_qwen3(folder):
+    """Random weights of a Qwen3 whose heads are twice D / H wide, with YaRN of a context shorter
+    than prompt and response."""
+    shape, yarn = qwen2.shape_from_config(config.base()), qwen2.Yarn(4.0, 16, 1.1386)
+    shape = shape._replace(qkv_bias=False, qk_norm=True, head_dim=32, yarn=yarn)
+    words = arithmetic.write(folder / "words", train=16, heldout=16).tokenizer
+    hf.save(folder / "model", shape, qwen2.init(shape, jax.random.key(0)), "float32", words.parent)
+
+
 @pytest.mark.slow
-def test_a_run_exports_what_convert_would_and_changes_no_bit(tmp_path):
-    """Every second step and the last."""
-    assert run(small(3), tmp_path / "plain")
+def test_a_run_of_qwen3_exports_what_convert_would_and_changes_no_bit(tmp_path):
+    """Every second step and the last, of a run that is cut after the second."""
+    write_qwen3(tmp_path)
+
+    def asked(steps: int, export_every: int = 0):
+        c = small(steps)
+        c.model.path, c.tokenizer.chat = str(tmp_path / "model"), False
+        c.checkpoint.export_every = export_every
+        return c
+
+    assert run(asked(3), tmp_path / "plain")
     assert not (tmp_path / "plain" / "export").exists()
-    c = small(3)
-    c.checkpoint.export_every = 2
-    assert run(c, tmp_path / "exports")
+    for steps in (2, 3):
+        assert run(asked(steps, 2), tmp_path / "exports")
     assert names(tmp_path / "exports" / "export") == ["step_2", "step_3"]
-    plain, exports = without_clocks(tmp_path / "plain"), without_clocks(tmp_path / "exports")
-    bare = lambda rows: [{k: v for k, v in r.items() if "perf/" not in k} for r in rows]
-    assert bare(plain) == bare(exports)
+    step = lambda r: {k: v for k, v in r.items() if not k.startswith(("perf/", "eval/"))}
+    plain, exports = (without_clocks(tmp_path / name) for name in ("plain", "exports"))
+    assert [*map(step, plain)] == [*map(step, exports)]
     assert_same_bits(arrays(tmp_path / "plain", 3), arrays(tmp_path / "exports", 3))
     convert.main(["to-hf", str(tmp_path / "exports"), str(tmp_path / "hf")])
     for name in ("model.safetensors", "config.json"):
         mine = tmp_path / "exports" / "export" / "step_3" / name
         assert mine.read_bytes() == (tmp_path / "hf" / name).read_bytes()
+    assert hf.read_shape(tmp_path / "hf") == hf.read_shape(tmp_path / "model")
+    assert max(r["policy/sampler_trainer_logprob_gap"] for r in plain[1:]) < 1e-4
+    assert not any(r["optim/skipped"] for r in plain[1:])
+    start, end = hf.load(tmp_path / "model").params, arrays(tmp_path / "plain", 3)["params"]
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), start, end)
+    assert all(jax.tree.leaves(moved))  # q_norm and k_norm are trained too

@@ -1,9 +1,9 @@
-"""benchmarks/kv_traffic.py: its counts by hand."""
+"""benchmarks/kv_traffic.py and attention_kernel.py: their counts by hand."""
 
 import numpy as np
 import pytest
 
-from benchmarks import harness, kv_traffic
+from benchmarks import attention_kernel, harness, kv_traffic
 
 SIZES = kv_traffic.Sizes(
     slots=2, shards=1, chunk=4, prompt=3, room=3, group=1, cap=13, page_tokens=2, bucket=6
@@ -26,3 +26,19 @@ def test_paged_reads_little_more_than_it_must():
     paged, bucketed, dense = (float(row[table.columns.index(x)]) for x in kv_traffic.MEASURES[:3])
     assert 1 < paged < 1.15 < bucketed < dense
     assert float(row[table.columns.index("peak")]) < 0.5
+
+
+def test_a_call_of_the_kernel_by_hand():
+    """Blocks of 100 bytes at 100 bytes a second, of which the first is asked for at 0."""
+
+    def play(blocks, cycles, ahead, latency):
+        cycles *= attention_kernel.CLOCK
+        return attention_kernel.call_seconds([(100, cycles)] * blocks, 0, ahead, latency, 100)
+
+    # One ahead, work of 1 s: the third is asked for when the first is done, at 2.5, and there at 4.
+    assert play(3, 1, 1, 0.5) == pytest.approx(4 + 1)
+    # Work of .1 s: one after the other as the line brings them, the first after the latency.
+    assert play(4, 0.1, 1, 0.5) == play(4, 0.1, 3, 0.5) == pytest.approx(0.5 + 4 + 0.1)
+    # A latency of 3 s: the third is asked for at 4.1 and there at 8.1, the fourth right behind it.
+    assert play(4, 0.1, 1, 3) == pytest.approx(9.1 + 0.1)
+    assert play(4, 0.1, 3, 3) == pytest.approx(3 + 4 + 0.1)

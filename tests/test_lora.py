@@ -14,20 +14,11 @@ from levels import compiled_soon
 from rounding import EPS, assert_near, reference
 from test_qwen2 import QWEN3, oracle_logits
 from test_train import arrays, assert_same_bits, run, small, without_clocks
-from test_update import (
-    ALL_ON,
-    RULES,
-    SHAPE,
-    knobs,
-    make_batch,
-    mesh_of,
-    oracle_loss,
-    spread,
-)  # fmt: skip
+from test_update import ALL_ON, RULES, SHAPE, knobs, make_batch, mesh_of, oracle_loss, packed, start
 
-from dapo_jax import build, config, convert, parallel, plan
+from dapo_jax import build, config, convert, plan
 from dapo_jax.config import schema, validation
-from dapo_jax.dapo import packing, update
+from dapo_jax.dapo import update
 from dapo_jax.log import metrics
 from dapo_jax.model import hf, learner, qwen2
 from dapo_jax.run import policy
@@ -84,23 +75,6 @@ def test_merged_equals_the_adapters_forward(shape, targets):
     assert np.abs(logits - without).max() > 0.1  # adapters that say something
 
 
-def gradient(shape, params, batch, mesh, lr=0.0):
-    """(gradient of what is trained, parameters after an update with it) by the jitted program."""
-    setup = learner.Setup(mesh, RULES, learner.optax.trace(decay=0.0), shape.lora.dtype)
-    programs = update.Trainer(shape, setup)
-    layout = packing.Layout(row_tokens=24, micro_rows=4, max_items=12)
-    rows, used, places = packing.pack(batch.items, layout)
-    put = lambda x: parallel.to_device(x, programs.row_sharding)
-    old, ref = (put(spread(v, places, rows)) for v in (batch.old, batch.ref))
-    state = parallel.to_device(jax.device_get(params), programs.param_shardings)
-    opt_state = programs.init_opt_state(state)
-    packed = update.Batch(put(rows), old, ref, np.int32(used))
-    how = knobs(ALL_ON)._replace(lr=np.float32(lr))
-    state, opt_state, log = programs.update(state, opt_state, packed, how)
-    assert not log["skipped"]
-    return jax.device_get((opt_state.trace, state))
-
-
 @pytest.fixture(scope="module")
 def truth():
     """(shape, parameters, batch, `reference` of the adapters' gradient by the dense oracle of
@@ -124,7 +98,13 @@ MESHES = [dict(), dict(data=2, fsdp=2, tensor=2)]
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_gradients_are_the_adapters_alone_and_right(truth, sizes):
     shape, params, batch, want = truth
-    got, after = gradient(shape, params, batch, mesh_of(**sizes), lr=0.5)
+    setup = learner.Setup(mesh_of(**sizes), RULES, learner.optax.trace(decay=0.0), "float32")
+    programs = update.Trainer(shape, setup)
+    given, _ = packed(programs, batch, micro_rows=4)
+    how = knobs(ALL_ON)._replace(lr=np.float32(0.5))
+    after, opt_state, log = programs.update(*start(programs, params), given, how)
+    got, after = jax.device_get((opt_state.trace, after))
+    assert not log["skipped"]
     assert jax.tree.structure(got) == jax.tree.structure(qwen2.trained(params))
     assert_near(got, want)
     assert_same_bits(qwen2.base(after), qwen2.base(params))

@@ -273,6 +273,5 @@ def test_sizes():
     assert paged.pool_bytes(int8, "bfloat16") == 2 * 1024 * 132 * 1024
     for g in (g, int8):  # noqa: B020
         sizes = jax.eval_shape(lambda g=g: paged.new_pool(g, "bfloat16"))
-        assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(sizes)) == paged.pool_bytes(
-            g, "bfloat16"
-        )
+        held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(sizes))
+        assert held == paged.pool_bytes(g, "bfloat16")

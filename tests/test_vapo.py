@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from rounding import assert_near, reference
 from test_qwen2 import oracle_logits
 from test_train import arrays, assert_same_bits, run, small, without_clocks
-from test_update import RULES, SHAPE, mesh_of, params_of, relative_gap, spread, unpack
+from test_update import RULES, SHAPE, mesh_of, params_of, spread, unpack
 
 from dapo_jax import algorithm, build, config, parallel
 from dapo_jax.config import schema, validation
@@ -115,13 +115,11 @@ def test_gradient_and_values_are_those_of_any_layout(params, items, old, expecte
     batch, places = packed(of, items, old, layout)
     state = parallel.to_device(params, of.param_shardings)
     knobs = critic.Knobs(np.float32(0.1), np.float32(0.5))
-    alone = jax.device_get(of.gradient(state, batch, knobs))
     values = jax.device_get(of.values(state, batch.rows, batch.micro_batches))
     _, opt_state, log = parallel.to_host(of.update(state, of.init_opt_state(state), batch, knobs))
     assert not log["skipped"] and log["tokens"] == sum(len(i.response) for i in items)
     assert 0 < log["clipped"] < log["tokens"]
-    assert relative_gap(alone, opt_state.trace) < 1e-6
-    assert_near((alone, test_update.dense(items, unpack(values, places))), expected)
+    assert_near((opt_state.trace, test_update.dense(items, unpack(values, places))), expected)
 
 
 # --- A step, by models that note what they are given ---------------------------------------------

@@ -16,11 +16,8 @@ SHARED = 16
 
 
 def packed(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, shared=False) -> jax.Array:
-    """Causal attention within segments; segment 0 is padding. Returns [B, H, T, d].
-
-    A row holds several sequences one behind the other, each with its own segment number. Queries go
-    in chunks, so that scores take chunk x T and not T x T; softmax is in float32.
-    """
+    """Causal attention within segments, the sequences of a row; segment 0 is padding. [B, H, T, d].
+    Queries go in chunks, so that scores take chunk x T and not T x T; softmax is in float32."""
     (_, H, _, d), K = q_BxHxTxd.shape, k_BxKxTxd.shape[1]
     # Each key/value head serves H/K neighbouring query heads.
     k_BxHxTxd, v_BxHxTxd = (jnp.repeat(x, H // K, axis=1) for x in (k_BxKxTxd, v_BxKxTxd))
@@ -38,9 +35,8 @@ def packed(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, shared=Fal
 def in_query_chunks(
     attend: Callable, q_BxHxTxd, segments_BxT, chunk: int, shared: bool = False
 ) -> jax.Array:
-    """`attend(q_BxHxcxd, mask_Bx1xcxT) -> y_BxHxcxd` on `chunk` queries at a time; the mask (bool)
-    lets a query see its own segment's tokens up to itself; where `shared`, those of its prompt too.
-    """
+    """`attend(q_BxHxcxd, mask_Bx1xcxT) -> y_BxHxcxd` on `chunk` queries at a time; by the bool mask
+    a query sees its own segment's tokens up to itself, and where `shared` its prompt's."""
     T, d = q_BxHxTxd.shape[2:]
     index_T = jnp.arange(T)
 

@@ -42,8 +42,7 @@ def choose(kind: str, dtype, head_dim: int) -> str:
 
 def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
     """jax's splash kernels on each device's rows and heads, without blocks above the diagonal or
-    between different sequences. Rows are padded to whole blocks; a cell of padding sees no further
-    than its block. Off TPU it is interpreted, for tests."""
+    between sequences. Padding sees its own block. Off TPU they are interpreted, for tests."""
     from jax.experimental.pallas.ops.tpu import splash_attention as pallas  # see paged_kernel.py
 
     def attend(q, k, v, segments):
@@ -120,13 +119,9 @@ def _within_segments(kernel, segments_T, block: int):
 def cudnn(
     q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, implementation="cudnn", shared=False
 ):
-    """cuDNN's flash kernel through jax.nn.dot_product_attention.
-
-    jax's public function knows no segments, only one length a row or a bias of queries x keys. So
-    the segments go in as a bias, `chunk` queries at a time: that bounds it to chunk x T, and no
-    score is written to memory. A row in one chunk is told to be causal, and cuDNN leaves out what
-    is above the diagonal; of several it computes the full square, as the chunked kernel does.
-    """
+    """cuDNN's flash kernel by jax.nn.dot_product_attention, which knows no segments: they go in as
+    a bias of chunk x T, `chunk` queries at a time. Of a row in one chunk, which is told that it is
+    causal, cuDNN leaves out what is above the diagonal; of several it computes the full square."""
     how = dict(is_causal=chunk >= q_BxHxTxd.shape[2], implementation=implementation)
     by_token = lambda x: jnp.swapaxes(x, 1, 2)  # [B, heads, T, d] <-> [B, T, heads, d]
     k, v = by_token(k_BxKxTxd), by_token(v_BxKxTxd)

@@ -18,10 +18,9 @@ class HeadStats(NamedTuple):
 
 
 def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
-    """Log-prob of each target, entropy of each distribution: one pass over chunks of cells, whose
-    logits the backward pass makes again. Of a split vocabulary each device sums over its own part,
-    and only those sums travel; the target's logit is a masked sum too, since a gather would fetch
-    all the others. Gradients of the head add up over chunks in float32 and travel once."""
+    """One pass over chunks of cells, whose logits the backward pass makes again. Of a split
+    vocabulary each device sums over its own part, and only sums travel; the target's logit is one
+    too: a gather would fetch all. Gradients of the head add up in float32 and travel once."""
     over_V, over_D, over_T = map(parallel.mesh_axes, ("vocab", "embed", "sequence"))
     everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x
 

@@ -12,9 +12,8 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import huggingface_hub
 import jax
@@ -34,8 +33,8 @@ from dapo_jax.model.qwen2 import Params, Shape
 __all__ = ["Model", "load", "load_params", "read_shape", "resolve", "save"]
 
 _TOKENIZER = ("tokenizer*", "vocab.json", "merges.txt", "*.jinja")
+_TOKENIZER += ("special_tokens_map.json", "added_tokens.json")
 _SMALL = 1 << 20  # elements of a stack that passes through the host whole
-_TOKENIZER_EXTRAS = ("special_tokens_map.json", "added_tokens.json")
 
 
 def resolve(path_or_name: str | Path, weights: bool = True) -> Path:
@@ -72,8 +71,7 @@ def _fetched(name: str, wanted: Sequence[str]) -> Path:
 # --- Loading --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """`model(tokens_BxT)`: float32 logits [B, T, V] of whole sequences, one a row, jitted."""
 
     shape: Shape
@@ -88,24 +86,20 @@ def _logits(shape: Shape, params: Params, tokens_BxT):
     return qwen2.bind(shape, params)(tokens_BxT)
 
 
-def load(path: str | Path, dtype: str = "float32", **compute_choices) -> Model:
-    """Network and weights of a directory or hub name, for notebooks and tests (it makes [B, T, V]).
-    `dtype` is that of the weights and of the computation."""
+def load(path: str | Path) -> Model:
+    """A directory or hub name in float32, for notebooks and tests (it makes [B, T, V])."""
     directory = resolve(path)
-    shape = read_shape(directory, **compute_choices)
-    return Model(shape, load_params(directory, shape, dtype=dtype))
+    shape = read_shape(directory)
+    return Model(shape, load_params(directory, shape))
 
 
 def load_params(
     path: str | Path, shape: Shape, mesh: Mesh | None = None, rules=None, dtype: str = "float32"
 ) -> Params:
-    """Stream a checkpoint directory into arrays: laid out by `rules` over `mesh`, or on one device.
-
+    """Stream a checkpoint directory into arrays of `dtype`, by `rules` on `mesh` or on one device.
     The host holds one tensor at a time; stacked arrays are filled in place on the devices, a layer
-    at a time (small ones on the host, all layers at once). float32, float16 and bfloat16 tensors
-    become `dtype`. Of several processes the first reads, once, and the others get it from there.
-    ValueError: see `hf_format.read_headers`, before a weight is read; a weight is not finite.
-    """
+    at a time (small ones on the host). Of several processes the first reads, once, for all of them.
+    ValueError: as `hf_format.read_headers`, before a weight is read; a weight is not finite."""
     path, dtype = Path(path), jnp.dtype(dtype)
     headers = parallel.of_main_process(lambda: hf_format.read_headers(path, shape))
     headers, params = {name: Header(*header) for name, header in headers.items()}, {}
@@ -233,16 +227,11 @@ def save(
     tokenizer_dir: str | Path | None = None,
     shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write a directory that `transformers` opens. It appears whole or not at all.
-
-    The host holds one tensor at a time. `tokenizer_dir` is usually the checkpoint that training
-    started from: it gives the tokenizer and, from its config.json and generation_config.json, what
-    `shape` does not know (context length, special token ids, generation settings).
-    Every process calls this, and process 0 writes; its OSError comes when no gather needs it.
-
-    ValueError: `path` exists and is not an empty directory, `tokenizer_dir` holds no tokenizer, or
-    `dtype` is none of float32, float16 and bfloat16.
-    """
+    """Write a directory that `transformers` opens, whole or not at all; the host holds one tensor
+    at a time. tokenizer_dir, usually what training started from, gives the tokenizer and what
+    `shape` does not know (context length, special token ids, generation settings). Every process
+    calls this, and process 0 writes; its OSError comes when no gather needs it. ValueError: `path`
+    holds something, `tokenizer_dir` no tokenizer, or `dtype` is none of `DTYPES`."""
     path, dtype = Path(path), str(dtype)
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: wants one of {', '.join(DTYPES)}")
@@ -265,8 +254,6 @@ def save(
                     _write_file(partial / file, tensors, dtype, values)
             except OSError as error:
                 wrong = error
-            if jax.process_count() == 1 and wrong:
-                break
             for _ in values:  # take part in the gathers
                 pass
     try:
@@ -335,7 +322,7 @@ def _small_files(tokenizer_dir: str | Path | None, c: Shape, dtype: str) -> dict
     files, config, generation = {}, {}, {}
     if tokenizer_dir is not None:
         source = Path(tokenizer_dir)
-        for pattern in (*_TOKENIZER, *_TOKENIZER_EXTRAS):
+        for pattern in _TOKENIZER:
             files |= {f.name: f.read_bytes() for f in source.glob(pattern) if f.is_file()}
         if not files:
             raise ValueError(f"{source}: no tokenizer files (tokenizer.json, vocab.json, ...)")

@@ -40,6 +40,7 @@ _COMPUTED = {
     "attention_out_bias": False,
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
+    "quantization_config": None,
 }
 
 
@@ -66,15 +67,13 @@ def read_shape(path: str | Path, **compute_choices) -> Shape:
     if "model_type" not in config:
         raise ValueError(f"{file}: no model_type; is this a language model's config.json?")
     family = FAMILIES.get(str(config["model_type"]))
-    wrong = lambda name: f"{file}: {name}={json.dumps(config[name])} is not supported, only"
+    wrong = lambda name: f"{file}: {name}={json.dumps(config[name])[:60]} is not supported, only"
     if not family:
         raise ValueError(f"{wrong('model_type')} {', '.join(map(json.dumps, FAMILIES))}")
     biases = dict.fromkeys(("attention_bias", "qkv_bias"), family.qkv_bias)
     for name, only in (_COMPUTED | biases).items():
         if config.get(name, only) != only:
             raise ValueError(f"{wrong(name)} {json.dumps(only)}")
-    if "quantization_config" in config:
-        raise ValueError(f"{file}: quantization_config: quantised weights are not supported")
     layer_types = config.get("layer_types", [])
     if not isinstance(layer_types, list) or any(t != "full_attention" for t in layer_types):
         raise ValueError(f"{file}: layer_types: only full_attention is supported")
@@ -128,8 +127,6 @@ def _rope(file: Path, config: dict) -> tuple[float, Yarn | None]:
     theta = _number(file, both, "rope_theta")
     if yarn and config.get("rope_scaling") and config.get("rope_parameters"):
         raise ValueError(f"{file}: rope_scaling and rope_parameters: with yarn, give only one")
-    if yarn and theta == 1.0:
-        raise ValueError(f"{file}: rope_theta=1.0: yarn wants more")
     return theta, yarn
 
 
@@ -158,7 +155,7 @@ _BOUNDS = {
     "num_attention_heads": (int, 1, 2**16),
     "num_key_value_heads": (int, 1, 2**16),
     "head_dim": (int, 1, 2**16),
-    "rope_theta": (float, 1.0, 1e15),
+    "rope_theta": (float, 1.1, 1e15),  # YaRN divides by its logarithm
     "rms_norm_eps": (float, 1e-12, 1.0),
     "factor": (float, 1.0, 1e4),
     "original_max_position_embeddings": (int, 1, 2**31),
@@ -179,8 +176,6 @@ def _number(file: Path | str, config: dict, name: str):
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object; ValueError with one line if there is none."""
-    if file.exists() and not file.is_file():  # a pipe would never end
-        raise ValueError(f"{file}: is no file")
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
@@ -226,9 +221,8 @@ def config_json(c: Shape, dtype: str) -> dict[str, Any]:
 
 
 class Weight(NamedTuple):
-    """One entry of the parameter tree and its tensors in Hugging Face form. There a linear layer is
-    [out, in], heads are flat and layers are separate tensors; here inputs are first, heads are a
-    dimension of their own and layers are stacked."""
+    """One entry of the parameter tree and its tensors in Hugging Face form, where a linear layer is
+    [out, in], heads are flat and layers apart: here inputs come first, and layers are stacked."""
 
     keys: tuple[str, ...]  # its path in the tree
     names: tuple[str, ...]  # of its tensors, one a layer
@@ -294,18 +288,20 @@ def open_file(file: str):
 
 
 def read_headers(path: Path, c: Shape) -> dict[str, Header]:
-    """Tensor name -> header, exactly those of a model of shape `c`. ValueError: a missing or
-    unreadable file, an index that does not match the files, missing or unexpected tensors, a wrong
-    shape or dtype."""
+    """Tensor name -> header, exactly those of a model of shape `c`. ValueError: files, index,
+    tensors, shapes or dtypes that are missing, unreadable or others."""
     headers = _headers(path)
     expected = {name: w for w in weights(c) for name in w.names}
     ignored = {n for n in headers if n.endswith(".rotary_emb.inv_freq")}  # a buffer of old files
-    if c.tie_embeddings and {"lm_head.weight", "model.embed_tokens.weight"} <= set(headers):
-        _check_tied(path, headers["lm_head.weight"], headers["model.embed_tokens.weight"])
-        ignored.add("lm_head.weight")
-    told = (
-        f"num_hidden_layers={c.num_layers} and tie_word_embeddings={json.dumps(c.tie_embeddings)}"
-    )
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"  # some tied models store both
+    if c.tie_embeddings and {head, embedding} <= set(headers):
+        with open_file(headers[head].file) as f, open_file(headers[embedding].file) as g:
+            if not np.array_equal(f.get_tensor(head), g.get_tensor(embedding)):
+                other = "tie_word_embeddings is true, but lm_head.weight is not the embedding"
+                raise ValueError(f"{path}: {other}: correct config.json, or remove the tensor")
+        ignored.add(head)
+    tied = json.dumps(c.tie_embeddings)
+    told = f"num_hidden_layers={c.num_layers} and tie_word_embeddings={tied}"
     for problem, names in (
         ("missing", sorted(set(expected) - set(headers))),
         ("unexpected", sorted(set(headers) - set(expected) - ignored)),
@@ -365,15 +361,6 @@ def _file_headers(file: str) -> dict[str, Header]:
     with open_file(file) as f:
         slices = {name: f.get_slice(name) for name in f.keys()}  # noqa: SIM118
         return {n: Header(file, s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
-
-
-def _check_tied(path: Path, head: Header, embedding: Header) -> None:
-    """A tied checkpoint may store its output head as well, but then it is the embedding."""
-    with open_file(head.file) as f, open_file(embedding.file) as g:
-        tensors = f.get_tensor("lm_head.weight"), g.get_tensor("model.embed_tokens.weight")
-    if not np.array_equal(*tensors):
-        other = "tie_word_embeddings is true, but lm_head.weight is not the embedding"
-        raise ValueError(f"{path}: {other}: correct config.json, or remove the tensor")
 
 
 def _some(names: list[str]) -> str:

@@ -20,8 +20,7 @@ from dapo_jax.parallel import constrain
 
 def accumulate(loss, trained, micro_batches):
     """(gradient, sums, maxima) of `loss(trained, i) -> (loss, (sums, maxima))` over the first
-    `micro_batches` values of i; float32. The trip count is traced: one program for any number. The
-    gradient is taken inside, so that nothing of a micro-batch outlives its turn."""
+    `micro_batches` values of i, a traced number; float32. Nothing of a micro-batch outlives it."""
     grad_fn = jax.grad(loss, has_aux=True)
     sums, maxima = jax.eval_shape(loss, trained, 0)[1]
 
@@ -66,10 +65,10 @@ def clip_by_global_norm(largest: float) -> optax.GradientTransformationExtraArgs
 
 
 def decode_logits(model, inside: bool = False, masked: bool = False):
-    """(x_Sx1xD, active_S) -> logits float32 [S, V], to be called in the loop over tokens. inside:
-    multiply by a tied embedding as it lies, of which XLA would make a transposed copy before the
-    loop. masked: logits of rows that are not active are 0; XLA's library for CPUs would otherwise
-    find each row's maximum as it multiplies, in memory that it allocates each time."""
+    """(x_Sx1xD, active_S) -> logits float32 [S, V], in the loop over tokens. inside: multiply by a
+    tied embedding as it lies, of which XLA would make a transposed copy before the loop. masked:
+    logits of idle rows are 0, or XLA's library for CPUs would find each row's maximum as it
+    multiplies, in memory that it allocates each time."""
     before = None if inside else model.head()
 
     def logits(x_Sx1xD, active_S):

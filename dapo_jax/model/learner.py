@@ -29,14 +29,10 @@ class Setup(NamedTuple):
 
 
 class Learner:
-    """Gradient updates of one network, of its shape and loss, with what all networks share.
-
-    loss(kernel, params, batch, knobs) -> (loss, (sums, maxima)) of one micro-batch. A batch is a
-    NamedTuple like `update.Batch`, with a field `micro_batches`; knobs have a field `lr`.
-
-    `update` donates params and opt_state. ValueError: `offload`, and the devices cannot reach such
-    memory.
-    """
+    """Gradient updates of one network, by loss(kernel, params, batch, knobs) -> (loss, (sums,
+    maxima)) of one micro-batch. A batch is a NamedTuple like `update.Batch`, with a field
+    `micro_batches`; knobs have a field `lr`. `update` donates params and opt_state. ValueError:
+    `offload`, and the devices cannot reach such memory."""
 
     def __init__(self, shape: qwen2.Shape, setup: Setup, loss: Callable):
         mesh, rules, tx, dtype, offload = setup
@@ -58,8 +54,6 @@ class Learner:
         self.init_opt_state = jax.jit(init, out_shardings=self.opt_shardings)
         # (params, opt_state, batch, knobs) -> (params, opt_state, metrics)
         self.update = self._jit_step(self._update)
-        # (params, batch, knobs) -> what `update` clips and hands to the optimizer
-        self.gradient = jax.jit(self._gradient, out_shardings=trained)
 
     def _opt_layout(self, per_weight):
         """The optimizer's state with the shardings `per_weight` for what ends on a weight's path;
@@ -100,32 +94,23 @@ class Learner:
             return jax.lax.fori_loop(0, micro_batches, one, out_AxRxT)
 
     def _update(self, params, opt_state, batch, knobs):
-        return self._step(*self._micro_loss(batch, knobs), params, opt_state, knobs.lr)
-
-    def _gradient(self, params, batch, knobs):
-        with self.scope():
-            return self._accumulate(*self._micro_loss(batch, knobs), params)[0]
-
-    def _micro_loss(self, batch, knobs):
-        """(loss of (params, the arrays of a micro-batch), the batch's arrays, how many of its
-        micro-batches hold something)."""
         loss = lambda params, micro: self._loss(self._kernel, params, micro, knobs)
-        return loss, batch._replace(micro_batches=None), batch.micro_batches
-
-    def _accumulate(self, loss, per_micro, micro_batches, params):
-        """Gradient of what is trained, sums and maxima over the first `micro_batches` entries of
-        the tree `per_micro`."""
-        params = self.cast(params)
-
-        def of_trained(trained, i):
-            micro = jax.tree.map(lambda x: x[i], per_micro)
-            return loss(qwen2.with_trained(params, trained), micro)
-
-        return self._kernel.accumulate(of_trained, qwen2.trained(params), micro_batches)
+        per_micro = batch._replace(micro_batches=None)
+        return self._step(loss, per_micro, batch.micro_batches, params, opt_state, knobs.lr)
 
     def _step(self, loss, per_micro, micro_batches, params, opt_state, lr):
+        """An update by loss(cast params, micro-batch), added up over the first `micro_batches`
+        entries of the tree `per_micro`."""
         with self.scope():
-            grads, sums, maxima = self._accumulate(loss, per_micro, micro_batches, params)
+            cast = self.cast(params)
+
+            def of_trained(trained, i):
+                micro = jax.tree.map(lambda x: x[i], per_micro)
+                return loss(qwen2.with_trained(cast, trained), micro)
+
+            grads, sums, maxima = self._kernel.accumulate(
+                of_trained, qwen2.trained(cast), micro_batches
+            )
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)
             trained, opt_state, norm, skipped = self._kernel.apply(
@@ -138,8 +123,7 @@ class Learner:
         """(params, opt_state) as jax.ShapeDtypeStructs with their shardings."""
         params = qwen2.abstract(self.shape)
         opt_state = jax.eval_shape(self.tx.init, qwen2.trained(params))
-        sharded = parallel.sharded
-        return sharded(params, self.param_shardings), sharded(opt_state, self.opt_shardings)
+        return parallel.sharded((params, opt_state), (self.param_shardings, self.opt_shardings))
 
     def abstract_cells(self, A: int, R: int, T: int, dtype=np.float32) -> jax.ShapeDtypeStruct:
         """A number per cell: A micro-batches of R rows of T cells."""

@@ -19,10 +19,9 @@ _COLUMNS = 1024  # of logits at a time: with the gradients of 512 cells, 2 MiB
 
 
 def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
-    """`head.head_stats`: a few cells at a time, so that the terms of its sums stay in the caches.
-    XLA would write each of them out for all cells, several times the logits. A row of one chunk
-    keeps its logits, and the backward pass begins with them; it takes some columns of the
-    vocabulary at a time, whose gradient then stays in the caches too."""
+    """`head.head_stats` of a few cells at a time, so that the terms of its sums, several times the
+    logits, stay in the caches. The backward pass takes some columns of the vocabulary at a time,
+    for the same reason; it begins with the logits, which a row of one chunk keeps."""
     temperature, head_f32 = jnp.float32(temperature), head_DxV.astype(jnp.float32)
 
     def stats(x_RxcxD, targets_Rxc):

@@ -1,19 +1,15 @@
 """The decoder's cache: keys and values of all rows in one pool of pages, and attention over it.
 
 A page holds the keys (or values) of `page_tokens` consecutive tokens of one row; a row is a list of
-page numbers, its table. Rows therefore take memory as they grow, and rows with the same prompt may
-name the same pages. The pool is written in place: it is carried whole through the layers and the
-decode loop. But for the TPU kernel the keys of a page lie transposed, [d, P]: a product with one
-query then reads them as they come, which on CPU takes half the time.
+page numbers, its table. Rows take memory as they grow, and may share the pages of a prompt. The
+pool is carried whole through the layers and the decode loop, and written in place. But for the TPU
+kernel keys lie transposed, [d, P]: a product with one query takes half the time on CPU.
 
-A quantized pool holds keys and values as int8, with a float32 scale for each token and head, since
-a page is filled token by token. No key is dequantized while decoding: the keys' scales multiply
-scores, and those of the values the weights of the softmax.
+A quantized pool holds int8, with a float32 scale for each token and head. No key is dequantized
+while decoding: the keys' scales multiply scores, those of values the weights of the softmax.
 
 Over a mesh, the pool is split by key/value head and by group of rows (a "shard": the devices along
-the `batch` axes); page numbers are local to a shard.
-
-How keys are read depends on the platform and on the geometry, with the same tables and writes:
+the `batch` axes); page numbers are local to a shard. Keys are read in one of four ways:
   'kernel'  a TPU kernel (paged_kernel.py)
   'triton'  a GPU kernel (paged_triton.py)
   'pages'   blocks of live pages, gathered, with an online softmax
@@ -117,8 +113,7 @@ def geometry(
     quantized: bool = False,
 ) -> Geometry:
     """Sizes for `slots` rows of at most `row_tokens` tokens, over `shards` groups of rows.
-    page_tokens 0: 128 on TPU and GPU; on CPU a whole row while rows are short
-    (`benchmarks/sampler.py`), else 64. fraction: of the pages that all rows at full length take."""
+    page_tokens 0: what is fast. fraction: of the pages that all rows at full length take."""
     if page_tokens == 0:
         on_cpu = platform == "cpu"
         page_tokens = row_tokens if on_cpu and row_tokens <= _WHOLE_ROWS else 64 if on_cpu else 128
@@ -248,9 +243,8 @@ def _kernel_plan(g: Geometry, rows: CacheRows, angles) -> paged_kernel.Work:
 
 def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
     """attend(angles)(layer, pool, q, k, v) for a chunk of prompt tokens: rotates q and k, writes
-    whole parts of pages, then attends causally. `window` (static): tokens of the longest prompt; a
-    prompt that fits into one chunk needs no look at the pool. chunk: queries per step of attention.
-    """
+    whole parts of pages, attends causally. window (static): tokens of the longest prompt, which the
+    pool is not read for if it fits into one chunk. chunk: queries per step of attention."""
     T = prompts.tokens_BxT.shape[1]
     part, once = math.gcd(T, g.page_tokens), window <= T  # part: tokens written together
 
@@ -316,10 +310,8 @@ def _padded(x, g: Geometry):
 
 def _store(g: Geometry, pages, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, keep_W) -> Pages:
     """W pieces of u tokens into the pool, piece w from `offset` of its page on: the flat pages.
-
-    Heads are part of the index. As a dimension that every update spans, XLA on CPU would transpose
-    the whole pool for each write.
-    """
+    Heads are part of the index: XLA on CPU would transpose the whole pool for each write if they
+    were a dimension that every update spans."""
     K, W, u, _ = k_KxWxuxd.shape
     M, P, d = g.layers * g.pages, g.page_tokens, g.head_dim
     page_W = jnp.where(keep_W, page_W, K * M)  # out of range for every head: dropped
@@ -340,7 +332,7 @@ def _store(g: Geometry, pages, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, keep_W) -
         out = pages.reshape(K * M * d, P).at[row, column].set(new_KxWxuxd, mode="drop")
         return out.reshape(K, M, d, P)
 
-    def numbers(scales, new_KxWx2xu):
+    def by_token(scales, new_KxWx2xu):
         spot = (page_KxW[..., None] * 2 + jnp.arange(2)) * (P // u) + offset_W[:, None] // u
         out = scales.reshape(K * M * 2 * (P // u), u).at[spot.reshape(-1)]
         return out.set(new_KxWx2xu.reshape(-1, u), mode="drop").reshape(K, M, 2, P)
@@ -348,7 +340,7 @@ def _store(g: Geometry, pages, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, keep_W) -
     keys, values, *scales = _flat(pages, g)
     if g.quantized:
         (k_KxWxuxd, k_scale), (v_KxWxuxd, v_scale) = quantize(k_KxWxuxd), quantize(v_KxWxuxd)
-        scales = [numbers(*scales, jnp.stack([k_scale[..., 0], v_scale[..., 0]], 2))]
+        scales = [by_token(*scales, jnp.stack([k_scale[..., 0], v_scale[..., 0]], 2))]
     keys = (columns if g.transposed else tokens)(keys, _held(k_KxWxuxd, keys))
     return keys, tokens(values, _held(v_KxWxuxd, values)), *scales
 

@@ -2,15 +2,12 @@
 token's queries and key and stores its key and value.
 
 What decoding costs is reading keys and values from HBM. A core works through a list of rows; of
-each row it copies blocks of several pages to VMEM, `_AHEAD` blocks before they are needed and
-across the ends of rows, so that the latency of a copy is paid once a call. Only live pages are
-copied: idle rows are not in the list, and the last block of a row stops at its last page. The new
-key and value join that block on its way, and the tile that holds them goes back to the pool. On
-chips whose two cores work as one (v4, v5p) each has a list.
-
-Page numbers are not checked against the pool: they come from the host's tables (rollout/pages.py).
-Of a quantized pool whole numbers become the queries' dtype, which has them exactly, and scales
-multiply scores and weights, not keys and values.
+each row it copies blocks of several live pages to VMEM, `_AHEAD` blocks before they are needed and
+across the ends of rows, so that the latency of a copy is paid once a call. The new key and value
+join a row's last block on its way, and the tile that holds them goes back to the pool. On chips
+whose two cores work as one (v4, v5p) each has a list. Page numbers, which the host gives
+(rollout/schedule.py), are not checked. Of a quantized pool whole numbers become the queries' dtype,
+which has them exactly, and scales multiply scores and weights, not keys and values.
 
 Dims: S rows, R pages of a row's table, K key/value heads, G query heads a key/value head, padded to
 whole registers, N pages, P tokens of a page, d head_dim, C cores, W rows of a core's list, B pages
@@ -85,13 +82,11 @@ def attend(
     q_SxHxd, k_SxKxd, v_SxKxd, pages: tuple[jax.Array, ...], first, todo: Work, head_dim: int
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
     """Rotate q and k, store each listed row's new key and value as its last token, in the place of
-    the pool, and read all: (pages, attention of [S, H, d] in q's dtype, 0 for idle rows).
-
-    pages: keys and values [K, N, P, d], in q's dtype or int8 with float32 scales [K, N, 2, P].
-    first: int32, the number of the page that tables call 0. head_dim: the model's, where d is
-    padded. Products take q's dtype and add up in float32, in which rotation and softmax are; the
-    softmax's weights are rounded to q's dtype.
-    """
+    the pool, and read all: (pages, attention of [S, H, d] in q's dtype, 0 for idle rows). pages:
+    keys and values [K, N, P, d], in q's dtype or int8 with float32 scales [K, N, 2, P]. first:
+    int32, the number of the page that tables call 0. head_dim: the model's, where d is padded.
+    Products take q's dtype and add up in float32, in which rotation and softmax are; the softmax's
+    weights are rounded to q's dtype."""
     from jax.experimental import pallas as pl  # here: it takes 0.2 s, and where no kernel runs
     from jax.experimental.pallas import tpu as pltpu  # nobody should wait for it
 

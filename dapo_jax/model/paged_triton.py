@@ -1,8 +1,7 @@
 """Attention of one new token a row over its pages, for NVIDIA GPUs: a Pallas kernel by Triton.
 
-One program a row and key/value head goes through the row's live pages with an online softmax; idle
-rows end at once. Pages are those of the plain XLA readers: keys transposed, and of a quantized pool
-whole numbers, whose scales multiply scores and weights. Page numbers are not checked.
+One program a row and key/value head goes through the row's live pages with an online softmax. Pages
+are those of XLA's readers; scales multiply scores and weights. Page numbers are not checked.
 
 Dims: S rows, R pages of a row's table, K key/value heads, G query heads a key/value head, padded to
 16, N pages, P tokens of a page, d head_dim.

@@ -1,6 +1,5 @@
-"""Qwen2.5 and Qwen3 (dense) in Flax NNX: RMSNorm, RoPE, grouped-query attention, SwiGLU.
-
-Qwen2.5 has biases on q, k and v; Qwen3 has none, and a norm over each head of q and of k.
+"""Qwen2.5 and Qwen3 (dense) in Flax NNX: RMSNorm, RoPE, grouped-query attention, SwiGLU. Qwen2.5 has
+biases on q, k and v; Qwen3 has none, and a norm over each head of q and of k.
 
 Every weight is declared once, by `declare(...)`: shape, logical axes, initializer and Hugging Face
 name. Between functions the parameters travel as a plain nested dict of arrays (`params`), blocks
@@ -29,7 +28,7 @@ Params = dict[str, Any]
 
 
 class Yarn(NamedTuple):
-    """YaRN (arXiv 2309.00071), which stretches the context of RoPE; as config.json's rope_scaling."""
+    """YaRN (arXiv 2309.00071) stretches the context of RoPE; as config.json's rope_scaling."""
 
     factor: float  # new context / old
     original: int  # tokens of the old context
@@ -114,8 +113,7 @@ _normal = lambda std: lambda key, shape: std * jax.random.normal(key, shape, jnp
 
 def declare(rngs, shape, axes, init, hf: str, in_axes: int = 0, layers: int = 0) -> nnx.Param:
     """One weight. hf: its Hugging Face name ('{}' = layer number); in_axes: how many dimensions, the
-    first, are a linear layer's inputs (0 = not linear); layers > 0: stacked along a leading axis.
-    """
+    first, are a linear layer's inputs (0 = not linear); layers > 0: stacked along a first axis."""
     if layers:
         shape, axes = (layers, *shape), ("layers", *axes)
     # Numbers are drawn by their place in the flattened weight. Drawn flat they are the same ones,
@@ -179,7 +177,8 @@ class Block(nnx.Module):
         keys come from; `extra` (what became of a cache, say) is handed back beside the output."""
         h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
         joined = parallel.axis_size("sequence") > 1
-        q, k, v = self._joined_heads(h) if joined else self._heads(h)
+        pairs = (self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias)
+        q, k, v = self._joined_heads(h) if joined else (_to_heads(h, *pair) for pair in pairs)
         if self.c.lora:
             q, k, v = (self._add(n, y, h, out=_to_heads) for n, y in zip("qkv", (q, k, v)))  # noqa: B905
         if self.c.qk_norm:
@@ -205,21 +204,16 @@ class Block(nnx.Module):
         return constrain(x_BxTxD, "batch", "sequence", "act_embed"), extra
 
     def _add(self, name: str, y, x, into=jnp.matmul, out=jnp.matmul):
-        """`y`, the product of `x` with a weight, plus that with its adapters. Not by W + A B, whose
-        gradient has the size of W; over devices only x A [B, T, rank] travels beyond what `y` does.
-        """
+        """`y`, the product of `x` with a weight, plus that with its adapters. The gradient of W + A B
+        would have the size of W; here only x A [B, T, rank] travels beyond what `y` does."""
         if not self.c.lora or name not in self.c.lora.targets:
             return y
         a, b = getattr(self.lora, f"{name}_a"), getattr(self.lora, f"{name}_b")
         z_BxTxr = constrain(into(x, a[...]), "batch", "sequence", None)
         return y + out(self.c.lora.scale * z_BxTxr, b[...])
 
-    def _heads(self, h_BxTxD):
-        pairs = (self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias)
-        return tuple(_to_heads(h_BxTxD, *pair) for pair in pairs)
-
     def _joined_heads(self, h_BxTxD):
-        """The same by one product. Where devices hold tokens apart XLA gathers them while a product
+        """Queries, keys and values by one product. Where devices hold tokens apart XLA gathers them while a product
         runs if it is the only one that reads them, and before it otherwise."""
         K, d = self.c.num_kv_heads, self.c.head_dim
 
@@ -257,8 +251,6 @@ class Qwen2(nnx.Module):
                 rngs, (D, V), ("embed", "vocab"), _normal(D**-0.5), "lm_head.weight", in_axes=1
             )
 
-    # --- training -----------------------------------------------------------------------------
-
     def hidden(self, tokens_BxT, positions_BxT, segments_BxT) -> jax.Array:
         """Packed rows -> final hidden states [B, T, D]. Segment 0 is padding."""
         c, x_BxTxD = self.c, self._embed(tokens_BxT)
@@ -283,13 +275,10 @@ class Qwen2(nnx.Module):
         x_BxTxD = self.hidden(tokens_BxT, positions, jnp.ones_like(tokens_BxT))
         return logits(x_BxTxD, self.head())
 
-    # --- sampling -----------------------------------------------------------------------------
-
     def cached(self, tokens_BxT, positions_BxT, pool, attend: Callable, layers):
-        """The pass of the sampler, over the layers of `bind_layers`. Layer i calls
-        `attend(angles)(i, pool, q, k, v) -> (pool, y)`, which rotates, stores the new keys in the
-        pool and reads the older ones (model/paged.py). Returns (final hidden states [B, T, D], pool).
-        The pool is carried whole: a scan would cut a layer's share out and put it back."""
+        """The sampler's pass, over the layers of `bind_layers`: (final hidden states [B, T, D], pool).
+        Layer i calls `attend(angles)(i, pool, q, k, v) -> (pool, y)`, which rotates, stores the new
+        keys and reads the older ones. The pool is carried whole: a scan would cut it by layers."""
         graphdef = nnx.split(self.blocks)[0]
 
         def step(carry, layer):
@@ -305,8 +294,6 @@ class Qwen2(nnx.Module):
         else:
             carry = functools.reduce(lambda x, layer: step(x, layer)[0], enumerate(layers), carry)
         return self._final(carry[0]), carry[1]
-
-    # --- shared -------------------------------------------------------------------------------
 
     def _embed(self, tokens_BxT):
         x_BxTxD = lookup(self.embed[...], tokens_BxT).astype(self.final_norm[...].dtype)
@@ -377,10 +364,9 @@ _rows.defvjp(lambda table, ids: (table[ids], (table, ids)), _rows_backward)
 
 
 def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
-    """Rows of the embedding, [B, T, D]; gradients of a row add up in float32. Where the table is
-    split, every device looks its own part of the vocabulary up, and the sum over devices is
-    everybody's answer: the partitioner would gather the whole table or activation on each device.
-    """
+    """Rows of the embedding, [B, T, D]; gradients of a row add up in float32. Of a split table every
+    device looks its own part of the vocabulary up, and the answer is the sum over devices: the
+    partitioner would gather the whole table or activation on each device."""
     over_V, over_D = parallel.mesh_axes("vocab"), parallel.mesh_axes("embed")
     if parallel.axis_size("vocab") * parallel.axis_size("embed") == 1:
         return _rows(embed_VxD, tokens_BxT)
@@ -432,8 +418,7 @@ def _from_heads(y_BxHxTxd, w_HxdxD):
 
 def logits(x_xD, head_DxV) -> jax.Array:
     """float32 [..., V]: products of the compute dtype, added up and returned in float32. Under a
-    float32 head the hidden states are raised to it, and TPUs do not multiply in bfloat16 (ScaleRL
-    and MiniMax-M1 have such a head, in sampler and trainer)."""
+    float32 head (as of ScaleRL and MiniMax-M1) TPUs do not multiply in bfloat16."""
     if head_DxV.dtype == x_xD.dtype:
         return (_product if parallel.platform() == "gpu" else _matmul)(x_xD, head_DxV)
     return jnp.matmul(x_xD.astype(jnp.float32), head_DxV, precision=jax.lax.Precision.HIGHEST)
@@ -570,14 +555,11 @@ def cast(params: Params, dtype, c: Shape | None = None) -> Params:
 
 def even_keys(params: Params) -> Params:
     """The same model with the components of its keys in like ranges, for a cache that gives all of
-    a key one scale. Queries take the factors back: powers of two, one for both components that RoPE
-    turns into each other, so that scores stay the same bit for bit.
-
-    Biases of Qwen2.5 reach hundreds in single components of its first and last layers, where the
-    others would be rounded away. The range of a component: its bias and four standard deviations of
-    a normalized input. Where a norm follows (Qwen3), its scale takes the factors, of the head in
-    which a component is largest.
-    """
+    a key one scale: biases of Qwen2.5 reach hundreds in single components, and the others would be
+    rounded away. Queries take the factors back: powers of two, one for both components that RoPE
+    turns into each other, so that scores stay the same bit for bit. The range of a component: its
+    bias and four standard deviations of a normalized input. Where a norm follows (Qwen3), its scale
+    takes the factors, of the head in which a component is largest."""
     b = params["blocks"]
     spread_LxKxd = jnp.sqrt(jnp.square(b["attn_norm"][:, :, None, None] * b["k"]).sum(1))
     range_LxKxd = (jnp.abs(b["k_bias"]) if "k_bias" in b else 0.0) + 4 * spread_LxKxd

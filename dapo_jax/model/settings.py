@@ -11,13 +11,8 @@ class Lora(Section, place="model.lora"):
     """LoRA (arXiv 2106.09685): W + alpha / rank * A B, where only A and B are trained (docs/lora.md)."""
 
     rank: int = setting(0, "width of the adapters; 0 = none, all weights are trained", 0, 2**14)
-    alpha: float = setting(16.0, "the adapters are scaled by alpha / rank", 0.0, 1e6)
+    alpha: float = setting(16.0, "the adapters are scaled by alpha / rank", 1e-6, 1e6)
     targets: str = setting("q,k,v,o,gate,up,down", "linear layers of a block that have them")
-
-    def mistakes(self) -> list[str]:
-        if not self.rank or self.alpha:
-            return []
-        return ["config.model.lora.alpha: 0 leaves adapters without effect; 16 is usual"]
 
 
 @dataclass

@@ -109,9 +109,8 @@ def _first(holds_Sxn: jax.Array) -> jax.Array:
 
 def invert(weight_SxV: jax.Array, uniform_S: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Inverse CDF: (token int32 [S], its weight [S]) for unnormalised weights, uniform < 1. First
-    the block and then the token in it: two sums of about sqrt(V) terms in place of a running sum of
-    V. A choice looks at the weights too: a parallel running sum rounds each entry on its own, so a
-    token of weight 0 may rise above its neighbour."""
+    the block and then the token in it: two running sums of about sqrt(V) terms in place of one of
+    V. In a parallel one a token of weight 0 may rise above its neighbour: weights are looked at."""
     weight_SxNxb = _in_blocks(weight_SxV, 0.0)
     _, n, b = weight_SxNxb.shape
     share_SxN = constrain(weight_SxNxb.sum(-1), "batch", None)

@@ -1,19 +1,19 @@
 """The host half of sampling: any number of requests through a fixed number of slots.
 
-Continuous batching: between chunks of decoded tokens the host takes finished responses out and puts
-waiting requests into the freed slots. Rows get cache pages as they grow. When a shard's pages run
-out, its youngest rows are evicted and made again later, to the same tokens. The samples of one
-prompt share its full pages, and get a copy of the last, partly filled one.
+Continuous batching: between chunks of tokens the host takes finished responses out and puts waiting
+requests into the freed slots. Rows get cache pages as they grow. When a shard's pages run out, its
+youngest rows are evicted and made again later, to the same tokens. The samples of a prompt share
+its full pages, and get a copy of the last, partly filled one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from dapo_jax import parallel
-from dapo_jax.model import kernels, paged, qwen2
+from dapo_jax.model import kernels, paged
 from dapo_jax.parallel import Call
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
@@ -24,12 +24,9 @@ __all__ = ["Draw", "Engine", "Request", "Response", "Stats", "Store", "Watch"]
 
 
 class SamplerCalls(NamedTuple):
-    """The sampler's programs with abstract arguments, and the two large ones among these."""
+    """The sampler's large programs with abstract arguments: weights, the pool, smaller ones."""
 
-    weights: qwen2.Params  # in the decode layout
-    pool: Any
     prefill: Call
-    copy_pages: Call
     decode: dict[str, Call]  # `Draw.mode`, or 'MODE, few' of few slots -> program
 
 
@@ -130,28 +127,21 @@ class Engine:
         key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
         settings = (key, number(dtype=np.float32))
         settings = parallel.for_program(settings, parallel.replicated(self.mesh))
-        copies = parallel.for_program((number(slots),) * 2, self._axes.token_S)
         n = sampler.asked_every(self.geometry, self.chunk)
         turn = "token of all slots" if n == 1 else f"{n} tokens of all slots"
-        decode = {}
-        for mode, program in self.programs.decode.items():
-            decode[mode] = Call(program, (weights, pool, per_slot(slots), *settings), turn)
-            if self.few:
-                few = weights, pool, per_slot(self.few), *settings
-                decode[f"{mode}, few"] = Call(program, few, turn)
-        return SamplerCalls(
-            weights=weights,
-            pool=pool,
-            prefill=Call(self.programs.prefill, (weights, pool, prompts)),
-            copy_pages=Call(self.programs.copy_pages, (pool, *copies)),
-            decode=decode,
-        )
+        sizes = {"": slots, ", few": self.few} if self.few else {"": slots}
+        decode = {
+            mode + name: Call(program, (weights, pool, per_slot(size), *settings), turn)
+            for mode, program in self.programs.decode.items()
+            for name, size in sizes.items()
+        }
+        return SamplerCalls(Call(self.programs.prefill, (weights, pool, prompts)), decode)
 
     def require_memory(self, params, limit: int) -> None:
         """Raise ValueError if weights and cache alone exceed `limit` bytes per device, and say what
         would not. params: anything with the shapes of the model's weights."""
-        calls = self.calls(params)
-        weights, pool = map(parallel.bytes_on_device, (calls.weights, calls.pool))
+        arguments = self.calls(params).prefill.arguments
+        weights, pool = map(parallel.bytes_on_device, arguments[:2])
         if weights + pool <= limit:
             return
         gib = lambda n: f"{n / 2**30:.3g} GiB"
@@ -184,13 +174,12 @@ class Engine:
         """Responses in the order of the requests, without their prefixes. What `watch.store` has is
         not drawn again. ValueError: an empty or overlong prompt, ids outside the vocabulary.
 
-        on_tokens: called after each chunk with (request index, start, its tokens from there on,
-            their log-probs); from 0 again where a row was evicted.
-        cut: called with all tokens of a row after each chunk; a number n > 0 ends the response
-            there, with n tokens (stop strings).
-        feed: called after each chunk with what it drew (a row that was evicted begins again, with
-            the same tokens), and with what the store had; its requests join the queue. None ends
-            the call: a response that has not ended is None.
+        Called after each chunk:
+        on_tokens: with (request index, start, its tokens from there on, their log-probs); from 0
+            again where a row was evicted.
+        cut: with all tokens of a row; a number n > 0 ends the response there, with n tokens.
+        feed: with what was drawn (of a row that was evicted again from 0), and what the store had;
+            its requests join the queue. None ends the call: who has not ended gets None.
         """
         g, limit = self.geometry, draw.max_tokens or self.response_tokens
         slots = self.slots
@@ -232,14 +221,14 @@ class Engine:
             """Done while the next chunk runs: nothing of this decides what is in it. False: it was
             the last one."""
             nonlocal tokens
-            more = feed([_part(row, ended) for row, ended, _ in ends]) if feed else ()
+            parts = (row.parts[-1]._replace(ended=ended) for row, ended, _ in ends)
+            more = feed([*parts]) if feed else ()
             for row, ended, end in ends:
                 response = self._response(row, end) if ended else None
                 if on_tokens:
-                    chunk, i, drawn = row.parts[-1]
-                    end = len(response.tokens) if response else row.emitted
-                    n = max(end - row.emitted + drawn, 0)  # `cut` may end it before this chunk
-                    on_tokens(row.index, end - n, *(x[i, :n].copy() for x in chunk[:2]))
+                    part, end = row.parts[-1], len(response.tokens) if response else row.emitted
+                    n = max(end - part.start, 0)  # `cut` may end it before this chunk
+                    on_tokens(row.index, end - n, part.tokens[:n], part.logps[:n])
                 if response:
                     responses[row.index] = response
                     watch.store.put(asked[row.index], draw, response)
@@ -281,11 +270,11 @@ class Engine:
             count_S, active_S = out.count_S.tolist(), out.active_S.tolist()
             ends = []
             for row, i in there:
-                row.parts.append((out, i, count_S[i]))
+                drawn = (x[i, : count_S[i]].copy() for x in out[:3])
+                row.parts.append(Part(row.index, row.emitted, *drawn, False))
                 row.emitted += count_S[i]
                 row.token = last_S[i]
-                found = (chunk.token_SxN[i, :n] for chunk, i, n in row.parts)
-                end = cut(np.concatenate([*found])) if cut else 0
+                end = cut(np.concatenate([part.tokens for part in row.parts])) if cut else 0
                 ended = end > 0 or not active_S[i]
                 ends.append((row, ended, end))
                 if ended:
@@ -297,19 +286,20 @@ class Engine:
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
             raise ValueError(f"max_tokens={limit}: this sampler holds 1 to {self.response_tokens}")
+        longest, last = self.prompt_tokens, self.shape.vocab_size - 1
         for i, r in enumerate(requests):
+            most, ids = (r.limit or limit) - 1 if self.resumes else 0, (*r.prompt, *r.prefix)
             if not 0 <= r.limit <= limit:
-                raise ValueError(f"request {i}: limit {r.limit}, this call allows 0 to {limit}")
-            if not 1 <= len(r.prompt) <= (most := self.prompt_tokens):
-                said = f"request {i}: prompt of {len(r.prompt)} tokens"
-                raise ValueError(f"{said}, this sampler takes 1 to {most}")
-            most = (r.limit or limit) - 1 if self.resumes else 0
-            if len(r.prefix) > most:
-                raise ValueError(f"request {i}: prefix of {len(r.prefix)} tokens, at most {most}")
-            ids, last = (*r.prompt, *r.prefix), self.shape.vocab_size - 1
-            if min(ids) < 0 or max(ids) > last:
-                outside = f"token id outside 0..{last}; is this the model's tokenizer?"
-                raise ValueError(f"request {i}: {outside}")
+                wrong = f"limit {r.limit}, this call allows 0 to {limit}"
+            elif not 1 <= len(r.prompt) <= longest:
+                wrong = f"prompt of {len(r.prompt)} tokens, this sampler takes 1 to {longest}"
+            elif len(r.prefix) > most:
+                wrong = f"prefix of {len(r.prefix)} tokens, at most {most}"
+            elif min(ids) < 0 or max(ids) > last:
+                wrong = f"token id outside 0..{last}; is this the model's tokenizer?"
+            else:
+                continue
+            raise ValueError(f"request {i}: {wrong}")
 
     # --- to the device --------------------------------------------------------------------------
 
@@ -376,13 +366,7 @@ class Engine:
 
     def _response(self, row: Row, end: int) -> Response:
         """The response of a row that has ended. end: its tokens if `cut` ended it, else 0."""
-        parts = ([x[i, :n] for x in chunk[:3]] for chunk, i, n in row.parts)
-        columns = zip(*parts, strict=True)
+        columns = zip(*((p.tokens, p.logps, p.entropies) for p in row.parts), strict=True)
         tokens, logps, entropies = (np.concatenate(x)[: end or None] for x in columns)
         truncated = not end and int(tokens[-1]) not in self.stop_ids
         return Response(tokens, logps, entropies, truncated)
-
-
-def _part(row: Row, ended: bool) -> Part:
-    chunk, i, n = row.parts[-1]
-    return Part(row.index, row.emitted - n, *(x[i, :n].copy() for x in chunk[:3]), ended)

@@ -1,8 +1,8 @@
 """The jitted half of sampling: prefill prompts into pages, decode a chunk of tokens for all slots.
 
-A slot is a place for one response in flight. The host (engine.py) visits only between chunks. What
-a slot is doing travels with each visit as a few numbers; only the pool of keys and values stays on
-the devices, donated and updated in place. All shapes are fixed: one program a draw mode.
+A slot is a place for one response in flight; what it is doing comes as a few numbers with each call
+of the host (engine.py). The pool of keys and values alone stays on the devices, donated and updated
+in place. All shapes are fixed: one program a draw mode.
 
 Dims: S slots, R pages of a slot's table, B prompts and T of their tokens per prefill call,
 N tokens per chunk, V vocabulary.

@@ -2,11 +2,10 @@
 Nothing here touches a device: `benchmarks/kv_traffic.py` runs it at sizes that no machine holds."""
 
 import dataclasses
-from collections import defaultdict, deque
+import heapq
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
-
-from dapo_jax.rollout.pages import Pages
 
 
 class Request(NamedTuple):
@@ -31,7 +30,7 @@ class Row:
     pages: list[int]
     slot: int
     token: int  # the last, which the next chunk begins with
-    parts: list = dataclasses.field(default_factory=list)  # (a chunk, the place in it, tokens)
+    parts: list = dataclasses.field(default_factory=list)  # `Part`s, one a chunk
     emitted: int = 0
     tabled: int = 0  # pages that the engine's table has
 
@@ -39,6 +38,38 @@ class Row:
     def position(self) -> int:
         """Tokens in the cache; the next one goes there."""
         return len(self.prompt) - 1 + self.emitted
+
+
+class Pages:
+    """Which of one shard's pages 0..count-1 are free; pages in use are shared by counting."""
+
+    def __init__(self, count: int):
+        self._free = list(range(count))  # a heap: low numbers first, so that use stays compact
+        self._holders = Counter()  # of a page
+        self.count = count
+        self.peak = 0  # most pages in use at a time
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self, n: int) -> list[int]:
+        """n fresh pages, each with one holder. IndexError: there are fewer."""
+        pages = self.share([heapq.heappop(self._free) for _ in range(n)])
+        self.peak = max(self.peak, self.count - self.free)
+        return pages
+
+    def share(self, pages: list[int]) -> list[int]:
+        """The same pages for one more holder."""
+        self._holders.update(pages)
+        return pages
+
+    def release(self, pages: list[int]) -> None:
+        """One holder less; a page without holders is free."""
+        self._holders.subtract(pages)
+        for page in pages:
+            if not self._holders[page]:
+                heapq.heappush(self._free, page)
 
 
 @dataclasses.dataclass
