@@ -4,10 +4,10 @@ A response is a pure function of the policy, its prompt and the names of its ran
 step that is done again after a restart takes the finished responses from here, draws the others and
 comes to the same bits. What a user's own judge said, which may be slow, is kept likewise.
 
-WORKDIR/journal/STEP.POLICY.NAME holds records: length of the payload, key, checksum, payload. The
-key is a hash of all that the payload depends on (run, policy, prompt, random numbers), so what
-belongs to another config, seed or policy is never found. A record that is cut or damaged counts as
-absent. Files are removed once a checkpoint holds what they led to.
+WORKDIR/journal/STEP.POLICY.NAME holds records. Their key is a hash of all that the payload depends
+on (run, policy, prompt, random numbers), so what belongs to another config, seed or policy is never
+found. A record that is cut or damaged counts as absent. Files are removed once a checkpoint holds
+what they led to.
 """
 
 import collections
@@ -144,7 +144,7 @@ class Journal:
         if self._remote or self._failing or not self._own or self._own[:2] != (step, policy):
             self._own = File(step, policy, secrets.token_hex(6))
         try:
-            if not self._make_room(len(data)):
+            if sum(self._files.values()) + len(data) > self._most:
                 raise OSError("config.checkpoint.journal_gb allows no more")
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / str(self._own)).open("wb" if self._remote else "ab") as file:
@@ -159,25 +159,13 @@ class Journal:
             )
         self._failing = bool(wrong)
 
-    def _make_room(self, size: int) -> bool:
-        """Whether `size` more bytes are within the limit, once the oldest steps are removed."""
-        for file in sorted(self._files):
-            if sum(self._files.values()) + size <= self._most or file.step >= self._step:
-                break
-            self._remove(file)
-        return sum(self._files.values()) + size <= self._most
-
     def _tidy(self) -> None:
-        for file in sorted(self._files):
-            if file.step < self._covered:
-                self._remove(file)
-
-    def _remove(self, file: File) -> None:
-        self._files.pop(file, None)
-        try:
-            (self._folder / str(file)).unlink(missing_ok=True)
-        except Exception as error:
-            self._say(f"warning: {self._folder}/{file}: cannot be removed ({error})")
+        for file in [file for file in self._files if file.step < self._covered]:
+            del self._files[file]
+            try:
+                (self._folder / str(file)).unlink(missing_ok=True)
+            except Exception as error:
+                self._say(f"warning: {self._folder}/{file}: cannot be removed ({error})")
 
     def _find_files(self) -> dict[File, int]:
         found = {}

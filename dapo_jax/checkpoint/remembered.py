@@ -56,13 +56,7 @@ class Grades(grading.Memory):
         return [plain and Grade(**json.loads(plain)) for plain in kept]
 
     def put(self, job: tuple[Problem, str], grade: Grade) -> None:
-        fields = {
-            "score": float(grade.score),
-            "right": None if grade.right is None else bool(grade.right),
-            "answer": grade.answer,
-            "parts": {name: float(part) for name, part in grade.parts.items()},
-        }
-        self._journal.put(self._key(job), json.dumps(fields).encode())
+        self._journal.put(self._key(job), json.dumps(grade._asdict()).encode())
 
     def _key(self, job: tuple[Problem, str]) -> bytes:
         problem, text = job
@@ -92,9 +86,6 @@ def _payload(response: Response) -> bytes:
 def _response(payload: bytes | None) -> Response | None:
     if payload is None or len(payload) % 12 != 1:
         return None
-    n = len(payload) // 12
-    tokens, logps, entropies = (
-        np.frombuffer(payload, dtype, n, 1 + 4 * n * i).copy()
-        for i, dtype in enumerate((np.int32, np.float32, np.float32))
-    )
+    tokens, logps, entropies = np.frombuffer(payload[1:], np.int32).reshape(3, -1).copy()
+    logps, entropies = logps.view(np.float32), entropies.view(np.float32)
     return Response(tokens, logps, entropies, bool(payload[0]))

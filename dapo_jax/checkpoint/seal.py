@@ -1,12 +1,9 @@
 """Two independent checks that a checkpoint is what was written.
 
 The SEAL, a file in the step directory, lists the other files with their sizes, and the SHA-256 of
-small ones. It is written before Orbax renames the directory. Checking it is cheap for any model
-size, and finds files that are missing, cut or changed.
-
-The CONTENT is a checksum per array, computed on the devices that hold the arrays, saved with the
-state and computed again after a restore. It is the same for every mesh, and finds damage inside
-large files or while they are read.
+small ones. It finds files that are missing, cut or changed, cheaply for any model size. The CONTENT
+is a checksum per array, computed on the devices that hold the arrays, saved with the state and
+computed again after a restore. It is the same for every mesh, and finds damage inside large files.
 """
 
 import hashlib

@@ -141,27 +141,24 @@ def _stamp(path: pathlib.Path) -> tuple:
 def send(home: Workdir) -> None:
     """Update the bucket from the local copy of process 0; without a bucket do nothing. OSError: the
     bucket refuses; the next call tries again."""
+    if not (home.remote and parallel.is_main_process()):
+        return
+    there = {p.relative_to(home.local): p for p in home.local.rglob("*") if p.is_file()}
     try:
-        if home.remote and parallel.is_main_process():
-            _send(home)
+        for relative, path in there.items():
+            stamp = _stamp(path)
+            if home.sent.get(relative) != stamp:
+                target = home.remote / relative
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(path.read_bytes())
+                home.sent[relative] = stamp
+        for relative in home.sent.keys() - there.keys():
+            (home.remote / relative).unlink(missing_ok=True)
+            del home.sent[relative]
     except Exception as error:  # not all errors of a bucket's client are OSErrors
         if not retry.temporary(error):
             raise
         raise OSError(gate.describe(error)) from error
-
-
-def _send(home: Workdir) -> None:
-    there = {p.relative_to(home.local): p for p in home.local.rglob("*") if p.is_file()}
-    for relative, path in there.items():
-        stamp = _stamp(path)
-        if home.sent.get(relative) != stamp:
-            target = home.remote / relative
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
-            home.sent[relative] = stamp
-    for relative in home.sent.keys() - there.keys():
-        (home.remote / relative).unlink(missing_ok=True)
-        del home.sent[relative]
 
 
 def try_to_send(home: Workdir, say: Callable[[str], None]) -> None:
@@ -195,33 +192,24 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
 
 
 def _lock(directory: pathlib.Path, what: str) -> int:
-    """A descriptor that holds the directory's lock, if the file system has locks. what: its name in
-    errors. ValueError: another run holds the lock."""
+    """A descriptor that holds the directory's lock until it is closed, if the file system has
+    locks. what: its name in errors. ValueError: another run holds the lock."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor, owner = lock(directory / _LOCK)
+        file = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise ValueError(f"{what}: cannot be written ({error.strerror})") from error
-    if owner:
-        raise ValueError(
-            f"{what}: another run is at work in it ({owner}); stop it, or choose another directory"
-        )
-    return descriptor
-
-
-def lock(path: pathlib.Path, mode: int = 0o644) -> tuple[int, str]:
-    """(descriptor, ''): the file is locked until the descriptor is closed, if its file system has
-    locks; or (-1, the process that has locked it). OSError: it cannot be opened for writing."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.ENOLCK, errno.ENOTSUP):
-            return file, ""
+            return file
         owner = os.read(file, 200).decode(errors="replace").strip() or "unknown process"
         os.close(file)
-        return -1, owner
+        raise ValueError(
+            f"{what}: another run is at work in it ({owner}); stop it, or choose another directory"
+        ) from error
     with contextlib.suppress(OSError):  # on a full disk the owner stays unnamed
         os.truncate(file, 0)
         os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-    return file, ""
+    return file

@@ -5,14 +5,11 @@ the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhe
 
     python -m dapo_jax.train ... --coordinator=10.0.0.1:8476 --num_processes=2 --process_id=0
 
-A start that is not complete after --start_timeout seconds, different configs, and a process that is
-silent for longer than --heartbeat_timeout seconds end in a line that names the process and what to
-do. If a process ends with an error, the others end with its status; if it falls silent, with 75.
+If a process ends with an error, the others end with its status; if it falls silent, with 75.
 
 The coordinator (process 0) trusts whoever reaches its port: no password, no encryption.
 """
 
-import atexit
 import contextlib
 import errno
 import faulthandler
@@ -27,7 +24,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from typing import Any, NoReturn
@@ -37,7 +33,7 @@ from absl import flags
 from jax._src import distributed  # the coordination service's client has no public name yet
 
 from dapo_jax import parallel
-from dapo_jax.checkpoint import checkpoint, workdir
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import schema
 from dapo_jax.hosts import exit_report
 
@@ -103,14 +99,12 @@ def leave(message: str, status: int) -> NoReturn:
 
 def start() -> bool:
     """Meet the other processes; False where this is the only one. Exits with 1 and a hint when they
-    have not met in time. ValueError: the three flags do not fit together, process 0 cannot listen,
-    or this machine has a process of that number already."""
+    have not met in time. ValueError: the three flags do not fit together, or process 0 cannot
+    listen."""
     address, count, index = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
     if count == 1:
         return False
     given = _given(address, count, index)
-    if given:
-        _claim(address, index)
     bind = _bind_address(address) if given and index == 0 else None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # JAX itself would abort with a stack trace.
@@ -180,22 +174,6 @@ def _bind_address(address: str) -> str:
     return address if loopback else f"[::]:{port}"
 
 
-def _claim(address: str, index: int) -> None:
-    """Lock this number on this machine until this process ends. ValueError: another process has
-    it; JAX would end the whole run if a second client had the same number."""
-    name = re.sub(r"\W", "_", f"dapo_jax-{os.getuid()}-{address}-{index}")
-    path = pathlib.Path(tempfile.gettempdir(), name)
-    try:
-        _, owner = workdir.lock(path, 0o600)  # the file stays open
-    except OSError:  # no place to write: go on without the check
-        return
-    if owner:
-        raise ValueError(
-            f"--process_id={index}: this machine has that process of {address} already ({owner})"
-        )
-    atexit.register(path.unlink, missing_ok=True)
-
-
 def _give_up():
     me, where = distributed.global_state, distributed.global_state.coordinator_address
     what = f"process {me.process_id}: no answer from the coordinator {where}"
@@ -237,9 +215,9 @@ def identity(config, where: str) -> dict[str, Any]:
 
 class Watch:
     """A thread that sends heartbeats, and names a process that has left or has been silent for
-    `timeout` seconds, before JAX's own heartbeat aborts the run (JAX gives a number, without host).
-    It ends this process `timeout` / 10 seconds after another has announced that it leaves, and
-    after a silence of twice the timeout. reporter: gets the host and pid of process 0."""
+    `timeout` seconds. It ends this process `timeout` / 10 seconds after another has announced that
+    it leaves, and after a silence of twice the timeout. reporter: gets the host and pid of process
+    0."""
 
     def __init__(self, client, timeout: float, reporter: subprocess.Popen):
         self._client, self._timeout, self._reporter = client, timeout, reporter
