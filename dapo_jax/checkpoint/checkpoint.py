@@ -105,8 +105,8 @@ def save(
     survey = seal.survey(arrays)
     if broken := [path for path, (_, finite) in survey.items() if not finite]:
         raise NotFinite(
-            f"the parameters are not finite any more: {len(broken)} of {len(survey)} arrays hold"
-            f" NaN or infinity, {broken[0]} the first"
+            f"step {state.counters.step} is not saved in {m.directory}: {len(broken)} of"
+            f" {len(survey)} arrays hold NaN or infinity, {broken[0]} the first"
         )
     checksums = {path: number for path, (number, _) in survey.items()}
     content = {"arrays": checksums, "carried": seal.digest(carried)}

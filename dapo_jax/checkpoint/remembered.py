@@ -79,8 +79,7 @@ def judge(before: grading.Judge, journal: Journal) -> grading.Judge:
 
 def _payload(response: Response) -> bytes:
     """1 byte: truncated; then all token ids, all log-probs, all entropies, 4 bytes each."""
-    arrays = (response.tokens, response.logps, response.entropies)
-    return bytes([bool(response.truncated)]) + b"".join(x.tobytes() for x in arrays)
+    return bytes([bool(response.truncated)]) + b"".join(x.tobytes() for x in response[:3])
 
 
 def _response(payload: bytes | None) -> Response | None:

@@ -22,7 +22,7 @@ from dapo_jax.checkpoint import retry
 
 SEAL = "seal.json"
 HASHED = 1 << 20  # bytes; of larger files only the size is sealed, `content` covers their arrays
-_SMALL = 1 << 20  # elements; smaller host arrays are summed by NumPy
+_SMALL = 1 << 20  # elements; NumPy sums smaller host arrays sooner than a program compiles
 # Orbax finishes these two after the seal, in a thread that the commit waits for. No run reads them,
 # so they are not sealed; `check` only requires that a commit has completed them.
 _COMMITTED, _METADATA = "commit_success.txt", "_CHECKPOINT_METADATA"
@@ -106,8 +106,7 @@ def survey(arrays) -> dict[str, tuple[int, bool]]:
 
     A checksum is the sum of an array's bits as uint32, weighted by odd numbers that depend on the
     place. Any change of one element changes it; several changes escape with a chance of 2**-32.
-    uint32 sums wrap, so they are exact in any order and layout. NumPy sums small arrays in a CPU's
-    memory sooner than a program is compiled."""
+    uint32 sums wrap, so they are exact in any order and layout."""
     found, on_devices = {}, {}
     for path, x in jax.tree.leaves_with_path(arrays):
         found[name(path)] = None  # in the order of the tree

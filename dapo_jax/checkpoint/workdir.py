@@ -192,24 +192,33 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
 
 
 def _lock(directory: pathlib.Path, what: str) -> int:
-    """A descriptor that holds the directory's lock until it is closed, if the file system has
-    locks. what: its name in errors. ValueError: another run holds the lock."""
+    """A descriptor that holds the directory's lock, if the file system has locks. what: its name in
+    errors. ValueError: another run holds the lock."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        descriptor, owner = lock(directory / _LOCK)
     except OSError as error:
         raise ValueError(f"{what}: cannot be written ({error.strerror})") from error
+    if owner:
+        raise ValueError(
+            f"{what}: another run is at work in it ({owner}); stop it, or choose another directory"
+        )
+    return descriptor
+
+
+def lock(path: pathlib.Path, mode: int = 0o644) -> tuple[int, str]:
+    """(descriptor, ''): the file is locked until the descriptor is closed, if its file system has
+    locks; or (-1, the process that has locked it). OSError: it cannot be opened for writing."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.ENOLCK, errno.ENOTSUP):
-            return file
+            return file, ""
         owner = os.read(file, 200).decode(errors="replace").strip() or "unknown process"
         os.close(file)
-        raise ValueError(
-            f"{what}: another run is at work in it ({owner}); stop it, or choose another directory"
-        ) from error
+        return -1, owner
     with contextlib.suppress(OSError):  # on a full disk the owner stays unnamed
         os.truncate(file, 0)
         os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-    return file
+    return file, ""

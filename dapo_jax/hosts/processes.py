@@ -10,6 +10,7 @@ If a process ends with an error, the others end with its status; if it falls sil
 The coordinator (process 0) trusts whoever reaches its port: no password, no encryption.
 """
 
+import atexit
 import contextlib
 import errno
 import faulthandler
@@ -24,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any, NoReturn
@@ -33,7 +35,7 @@ from absl import flags
 from jax._src import distributed  # the coordination service's client has no public name yet
 
 from dapo_jax import parallel
-from dapo_jax.checkpoint import checkpoint
+from dapo_jax.checkpoint import checkpoint, workdir
 from dapo_jax.config import schema
 from dapo_jax.hosts import exit_report
 
@@ -99,12 +101,14 @@ def leave(message: str, status: int) -> NoReturn:
 
 def start() -> bool:
     """Meet the other processes; False where this is the only one. Exits with 1 and a hint when they
-    have not met in time. ValueError: the three flags do not fit together, or process 0 cannot
-    listen."""
+    have not met in time. ValueError: the three flags do not fit together, process 0 cannot listen,
+    or this machine has a process of that number already."""
     address, count, index = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
     if count == 1:
         return False
     given = _given(address, count, index)
+    if given:
+        _claim(address, index)
     bind = _bind_address(address) if given and index == 0 else None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # JAX itself would abort with a stack trace.
@@ -127,7 +131,7 @@ def start() -> bool:
             raise
         return False  # JAX found no cluster
     except jax.errors.JaxRuntimeError as error:
-        first_line, _, _ = str(error).partition("\n")
+        first_line = str(error).splitlines()[0]
         raise ValueError(f"the processes could not meet: {first_line}; {HINT}") from error
     finally:
         timer.cancel()
@@ -174,6 +178,22 @@ def _bind_address(address: str) -> str:
     return address if loopback else f"[::]:{port}"
 
 
+def _claim(address: str, index: int) -> None:
+    """Lock this number on this machine until this process ends. ValueError: another process has
+    it; JAX would end the whole run if a second client had the same number."""
+    name = re.sub(r"\W", "_", f"dapo_jax-{os.getuid()}-{address}-{index}")
+    path = pathlib.Path(tempfile.gettempdir(), name)
+    try:
+        _, owner = workdir.lock(path, 0o600)  # the file stays open
+    except OSError:  # no place to write: go on without the check
+        return
+    if owner:
+        raise ValueError(
+            f"--process_id={index}: this machine has that process of {address} already ({owner})"
+        )
+    atexit.register(path.unlink, missing_ok=True)
+
+
 def _give_up():
     me, where = distributed.global_state, distributed.global_state.coordinator_address
     what = f"process {me.process_id}: no answer from the coordinator {where}"
@@ -216,8 +236,7 @@ def identity(config, where: str) -> dict[str, Any]:
 class Watch:
     """A thread that sends heartbeats, and names a process that has left or has been silent for
     `timeout` seconds. It ends this process `timeout` / 10 seconds after another has announced that
-    it leaves, and after a silence of twice the timeout. reporter: gets the host and pid of process
-    0."""
+    it leaves, and after a silence of twice the timeout. reporter: gets process 0's host and pid."""
 
     def __init__(self, client, timeout: float, reporter: subprocess.Popen):
         self._client, self._timeout, self._reporter = client, timeout, reporter
@@ -335,8 +354,7 @@ def _exit_status(watch: Watch, error: BaseException) -> tuple[str, int]:
         return "", error.code if isinstance(error.code, int) else int(error.code is not None)
     text = str(error) or type(error).__name__
     if _STATUS.match(text):  # a device program failed: most likely because a peer is gone
-        first_line, _, _ = text.partition("\n")
-        said = f"process {distributed.global_state.process_id}: {first_line}"
+        said = f"process {distributed.global_state.process_id}: {text.splitlines()[0]}"
         print(f"{said}\nasking who is gone ...", file=sys.stderr, flush=True)
         gone = watch.gone.wait(1.2 * HEARTBEAT_TIMEOUT.value)  # it is named after two beats more
         return ("", watch.status) if gone else (said, 1)  # the watch has told the first

@@ -156,12 +156,20 @@ def test_a_process_that_is_stopped_is_ended_and_named(to, at_work):
         assert other != 0 and COORDINATOR in told, shown(done)
 
 
-def test_a_pause_within_the_limit_does_no_harm(at_work):
+def test_a_pause_within_the_limit_and_a_second_process_of_a_number_do_no_harm(
+    at_work, server, tmp_path
+):
+    """The second one ends itself alone."""
     port, running = at_work("--heartbeat_timeout=20")
     socket.create_server(("127.0.0.2", port)).close()  # on all interfaces it would be in use
     running[1].send_signal(signal.SIGSTOP)
     time.sleep(12)
     running[1].send_signal(signal.SIGCONT)
+    for index in (1, 0):
+        second = server.start(tmp_path / "run", *SHORT, *meet(port, 2, index))
+        (text,) = said([second], 1)
+        assert f"error: --process_id={index}: this machine has that process" in text
+        assert f"(process {running[index].pid} on " in text and "Traceback" not in text
     assert all(process.wait_for("rollout", 3) for process in running)
     running[0].send_signal(signal.SIGTERM)
     assert not any("silent" in text for text in said(running, seconds=120))
