@@ -81,7 +81,8 @@ def test_two_then_four_processes_do_what_one_does(run, tmp_path):
     assert "resumed after step 2" in first and "done: 3 steps" in first
     assert not any("done" in text or "start" in text for text in others)
     (many / "eval" / "step_000002.jsonl").unlink()  # it was a last step there alone
-    harness.assert_same_run_elsewhere(one, many)  # that the hosts of a run agree, it checks itself
+    # That the hosts of a run agree in each round, the run checks itself.
+    harness.assert_same_run_elsewhere(one, many, atol=1e-5)
     for a, b in zip(*(metrics.read(w / "metrics.jsonl") for w in (one, many)), strict=True):
         same = ("step", "reward", "sampling", "curriculum")
         exact = {k: v for k, v in a.items() if k.split("/")[0] in same}
