@@ -115,9 +115,11 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
     """In the forked process; never returns."""
     import jax
     import stubbed_train
+    import typed
 
     from dapo_jax import train
     from dapo_jax.checkpoint import remembered, seal
+    from dapo_jax.config import cli
     from dapo_jax.rollout import engine
 
     for here, there in ((os.open(os.devnull, os.O_RDONLY), 0), (files[0], 1), (files[1], 2)):
@@ -165,9 +167,8 @@ def _train(cloud: pathlib.Path, port: int, request: dict, files: list[int]) -> N
     sys.argv = [*request["argv"], *found, f"--process_id={index}"]
     stubbed_train.know_programs_of_others(sys.argv)
     hooks = train.Hooks(phase=tell, step=step)
-    stubbed_train.run_and_exit(
-        functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks)
-    )
+    with typed.ended():
+        cli.run(functools.partial(train.main, score=stubbed_train.JUDGE, hooks=hooks))
 
 
 def file_systems(folder: pathlib.Path, operation: Callable[[], None] = lambda: None) -> Callable:

@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 import zlib
-from typing import NoReturn
 
 from jax._src import cache_key
 
@@ -62,22 +61,6 @@ def know_programs_of_others(argv: list[str]) -> None:
     if not any(flag.startswith("--num_processes=") for flag in argv):
         return
     cache_key._hash_accelerator_config = lambda key, devices: key.update(b"slice")
-
-
-def run_and_exit(main) -> NoReturn:
-    """`cli.run(main)` in a forked process, which ends here, with the status of the command."""
-    code = 1
-    try:
-        cli.run(main)
-        code = 0
-    except SystemExit as end:
-        code = end.code or 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -2,28 +2,15 @@
 
 import json
 
-import pytest
-
 from dapo_jax import config
 from dapo_jax.checkpoint import branch, checkpoint, workdir
 
 COPIED = ["config.json", "metrics.jsonl"]
 
 
-@pytest.fixture
-def run(bucket, monkeypatch):
-    """A run in a bucket with checkpoints of steps 4, 8 and 12."""
-    home = bucket / "run"
-    for step in (4, 8, 12):
-        made = (f"checkpoints/{step}/arrays", f"export/step_{step}/weights")
-        for file in (*made, f"rollouts/step_{step:06d}.jsonl"):
-            (home / file).parent.mkdir(parents=True, exist_ok=True)
-            (home / file).write_text(f"{step}")
-    (home / "config.json").write_text(json.dumps(config.leaves(config.base())))
-    (home / "metrics.jsonl").write_text("record")
-    whole = lambda directory, step: step if step in (4, 8, 12) else pytest.fail("another step")
-    monkeypatch.setattr(checkpoint, "find_step", whole)
-    return home
+def files_of(step: int) -> list[str]:
+    made = [f"checkpoints/{step}/arrays", f"export/step_{step}/weights"]
+    return [*made, f"rollouts/step_{step:06d}.jsonl"]
 
 
 def names(folder) -> list[str]:
@@ -31,15 +18,19 @@ def names(folder) -> list[str]:
     return sorted(f for f in found if not f.endswith(".lock"))
 
 
-def test_what_is_rewound_in_a_bucket_is_not_fetched_again(run, capsys):
+def test_what_is_rewound_in_a_bucket_is_not_fetched_again(bucket, monkeypatch, capsys):
+    run = bucket / "run"
+    for file in [*COPIED, *files_of(4), *files_of(8), *files_of(12)]:
+        (run / file).parent.mkdir(parents=True, exist_ok=True)
+        (run / file).write_text("")
+    (run / "config.json").write_text(json.dumps(config.leaves(config.base())))
+    monkeypatch.setattr(checkpoint, "find_step", lambda directory, step: step)
     before = names(run)
     for to, later in ((8, 12), (4, 8)):
         branch.rewind(config.base(), "gs://b/run", to)
         assert f"back at step {to}; 1 later checkpoints" in capsys.readouterr().out
-        gone = [f"checkpoints/{later}/arrays", f"export/step_{later}/weights"]
-        gone.append(f"rollouts/step_{later:06d}.jsonl")
-        assert names(run / "rewound" / f"to_{to}") == sorted([*COPIED, *gone])
-        before = sorted(set(before) - set(gone))
+        assert names(run / "rewound" / f"to_{to}") == sorted([*COPIED, *files_of(later)])
+        before = sorted(set(before) - set(files_of(later)))
         assert [n for n in names(run) if not n.startswith("rewound")] == before
     home = workdir.open_workdir("gs://b/run")
     assert names(home.local) == [*COPIED, "rollouts/step_000004.jsonl"]

@@ -1,7 +1,4 @@
-"""What was finished is drawn once: read back bit for bit, and never where it does not belong.
-
-That it is written in the background: tests/faults.
-"""
+"""What was finished is drawn once: read back bit for bit, and never where it does not belong."""
 
 import pathlib
 from types import SimpleNamespace
@@ -181,27 +178,16 @@ def test_files_go_when_a_checkpoint_holds_what_they_led_to(draw, params, tmp_pat
     assert files(tmp_path) == [] == said
 
 
-def test_the_oldest_give_way_to_the_limit(draw, params, tmp_path):
+def test_beyond_the_limit_nothing_is_kept_and_nothing_ends(draw, whole, tmp_path):
     with opened(tmp_path) as journal:
         draw(journal)
-    size = files(tmp_path)[0].stat().st_size
-    said, limit = [], {"checkpoint.journal_gb": 1.5 * size / 1e9}
-    with opened(tmp_path, said.append, step=9, **limit) as journal:
-        draw(journal, jax.tree.map(lambda x: x + 1, params))
-    assert [f.name[:7] for f in files(tmp_path)] == ["000009."] and said == []
-    with opened(tmp_path, said.append, step=9, **limit) as journal:
-        draw(journal, jax.tree.map(lambda x: x + 2, params))
-    assert len(files(tmp_path)) == 1
-    assert len(said) == 1 and "config.checkpoint.journal_gb allows no more" in said[0]
-
-
-def test_a_folder_that_cannot_be_written_ends_nothing(draw, whole, tmp_path):
-    (tmp_path / "journal").write_text("a file")
-    said = []
-    with opened(tmp_path, said.append) as journal:
+    (file,) = files(tmp_path)
+    said, limit = [], {"checkpoint.journal_gb": 1.5 * file.stat().st_size / 1e9}
+    with opened(tmp_path, said.append, step=9, inputs={"data": "other"}, **limit) as journal:
         responses, _ = draw(journal)
     assert_same(responses, whole[0])
-    assert len(said) == 1 and "finished responses cannot be kept" in said[0]
+    assert files(tmp_path) == [file]
+    assert len(said) == 1 and "config.checkpoint.journal_gb allows no more" in said[0]
 
 
 def test_in_a_bucket_each_write_is_an_object(draw, whole, tmp_path, bucket):

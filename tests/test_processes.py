@@ -3,10 +3,7 @@ tests/faults/test_several.py."""
 
 import io
 import json
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import unittest.mock
@@ -263,32 +260,3 @@ def test_the_report_of_an_exit():
     gone = f"error: process 0 of 2 (host a, pid 7), the coordinator {there}, does not answer"
     assert report(["host a, pid 7"], 1).startswith(gone)
     assert report([], 0).startswith("error: process 0 of 2 broke off")
-
-
-REPORTER = [sys.executable, "-I", "-S", exit_report.__file__, "127.0.0.1:1", "0", "4"]
-
-
-def test_an_orderly_end_is_not_reported():
-    done = subprocess.run([*REPORTER, "60"], input=b"host a, pid 7\nbye\n", capture_output=True)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_a_process_that_gives_no_sign_of_life_is_ended():
-    """Not before its first one, and not while they come."""
-    code = """
-import subprocess, sys, time
-last = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
-time.sleep(1.3)
-for _ in range(11):
-    last.stdin.write(b"host a, pid 7\\n")
-    last.stdin.flush()
-    time.sleep(0.12)
-print("alive", flush=True)
-time.sleep(600)
-"""
-    command = [sys.executable, "-c", code, *REPORTER, "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "alive\n")
-    ending, report = done.stderr.splitlines()
-    assert ending == "error: process 0 of 4 gave no sign of life for 1 s: ending it"
-    assert report.startswith("error: process 0 of 4 broke off")

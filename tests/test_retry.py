@@ -121,13 +121,14 @@ def test_a_second_damaged_one_of_a_step_does_not_replace_the_first(tmp_path):
     assert kept == {name: name for name in ("4", "4.2", "4.3")}
 
 
-def test_a_bucket_that_fails_now_and_then_opens_and_is_sent_to(bucket, failing, monkeypatch):
+def test_a_bucket_that_fails_now_and_then_opens_and_is_sent_to(bucket, failing):
     (bucket / "x").mkdir()
     (bucket / "x" / "metrics.jsonl").write_text("{}\n")
     failing(3, Unreachable("503"))
     home = workdir.open_workdir("gs://b/x")
     assert (home.local / "metrics.jsonl").read_text() == "{}\n"
-    monkeypatch.setattr(workdir, "_send", Mock(side_effect=Unreachable("503")))
+    (home.local / "more").write_text("")
+    failing(1, Unreachable("503"))
     with pytest.raises(OSError, match="503"):  # which the run answers by trying after the next step
         workdir.send(home)
 

@@ -1,16 +1,13 @@
 """The seal tells a whole step directory from any other; the content knows every bit of an array."""
 
-import json
 import pathlib
 import random
-import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from orbax.checkpoint._src.metadata import checkpoint as ocp_metadata
 
 from dapo_jax.checkpoint import checkpoint, seal
 from dapo_jax.dapo.state import State
@@ -19,14 +16,10 @@ from dapo_jax.dapo.state import State
 @pytest.fixture
 def step(tmp_path):
     """A whole step directory as Orbax leaves it."""
-    save_step_12(tmp_path)
-    return epath.Path(tmp_path / "12")
-
-
-def save_step_12(folder):
     state = State({"w": jnp.arange(9.0)}, {"m": jnp.zeros(2)}).count(step=12)
-    with checkpoint.manager(folder, keep=2) as m:
+    with checkpoint.manager(tmp_path, keep=2) as m:
         checkpoint.save(m, state, {})
+    return epath.Path(tmp_path / "12")
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -54,37 +47,6 @@ def test_every_damage_to_any_file_breaks_the_seal(step):
     (step / "arrays" / "more").write_text("x")
     with pytest.raises(seal.Damaged, match="arrays/more does not belong to it"):
         seal.check(step)
-
-
-def test_metadata_that_no_commit_leaves(step):
-    for note in ("{}", "[]", "null", "3", "[" * 99999, '{"commit_timestamp_nsecs": 1.5}'):
-        (step / "_CHECKPOINT_METADATA").write_text(note)
-        with pytest.raises(seal.Damaged, match="_CHECKPOINT_METADATA is missing or not what a com"):
-            seal.check(step)
-
-
-def test_what_orbax_writes_late_is_no_damage(tmp_path, monkeypatch):
-    """Its thread for metadata may still be at work when the seal is written."""
-    sealed, write = threading.Event(), seal.write
-    store = ocp_metadata._MetadataStoreImpl  # writes all of Orbax's metadata
-    real = store.write
-
-    def late(self, file_path, metadata):
-        if metadata.get("item_handlers"):
-            assert sealed.wait(60)
-        real(self, file_path, metadata)
-
-    def write_and_tell(step_dir):
-        before = (step_dir / "_CHECKPOINT_METADATA").read_text()
-        assert json.loads(before)["item_handlers"] is None  # not yet
-        write(step_dir)
-        sealed.set()
-
-    monkeypatch.setattr(store, "write", late)
-    monkeypatch.setattr(seal, "write", write_and_tell)
-    save_step_12(tmp_path)
-    assert json.loads((tmp_path / "12" / "_CHECKPOINT_METADATA").read_text())["item_handlers"]
-    assert checkpoint.steps(tmp_path) == ([12], {})
 
 
 def test_large_files_are_sealed_by_their_size(step, monkeypatch):
@@ -119,28 +81,23 @@ def test_content_sees_elements_that_change_places(monkeypatch):
         assert len(numbers) == 3
 
 
-def test_numpy_and_the_program_find_the_same(monkeypatch):
+def test_numpy_and_the_program_find_the_same_on_any_mesh(monkeypatch):
     rng = np.random.default_rng(0)
     number = lambda size, dtype: jnp.asarray(rng.integers(0, 99, size), dtype)
     arrays = [number(size, jnp.float32) for size in ((), (0,), (7,), (5, 4, 3))]
     arrays += [number((3, 5), dtype) for dtype in (jnp.bfloat16, jnp.int32, jnp.uint8)]
     arrays += [arrays[2].at[3].set(jnp.nan), arrays[4].at[1].set(jnp.inf)]
-    arrays *= 2  # 18: as numbers and as words their names have other orders
+    mesh = jax.make_mesh((4, 2), ("a", "b"))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("b", "a"))
+    arrays += [jax.device_put(number((6, 4), jnp.float32), spread)]
+    arrays *= 2  # 20: as numbers and as words their names have other orders
     with monkeypatch.context() as m:
         m.setattr(seal, "_survey", None)
         survey = seal.survey(arrays)
-    assert [finite for _, finite in survey.values()] == 2 * (7 * [True] + 2 * [False])
+    assert [finite for _, finite in survey.values()] == 2 * (7 * [True] + 2 * [False] + [True])
     monkeypatch.setattr(seal, "_SMALL", -1)
     assert seal.survey(arrays) == survey
-    assert [*seal.survey(arrays)] == [str(i) for i in range(18)]  # in the order of the tree
-
-
-def test_content_does_not_know_the_mesh(monkeypatch):
-    monkeypatch.setattr(seal, "_SMALL", -1)
-    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
-    mesh = jax.make_mesh((4, 2), ("a", "b"))
-    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a", "b"))
-    assert seal.content({"x": jnp.asarray(x)}) == seal.content({"x": jax.device_put(x, spread)})
+    assert [*seal.survey(arrays)] == [str(i) for i in range(20)]  # in the order of the tree
 
 
 def test_digest_sees_names_types_shapes_and_values():

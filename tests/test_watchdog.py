@@ -19,10 +19,10 @@ class Dog(watchdog.Watchdog):
     """Its clock is turned by the test, and it looks then; not by its thread."""
 
     def __init__(self, file, limits):
+        super().__init__(SimpleNamespace(**LIMITS | limits))
         self.now, self.file, self.left = 1000.0, file, []
-        leave = lambda *how: self.left.append(how)  # (message, status) of the process's end
-        guard = SimpleNamespace(**LIMITS | limits)
-        super().__init__(guard, leave, file.open("w+"), clock=lambda: self.now)
+        self._clock, self._file = lambda: self.now, file.open("w+")
+        self._leave = lambda *how: self.left.append(how)  # (message, status) of the process's end
 
     def turn(self, seconds: float) -> None:
         self.now += seconds

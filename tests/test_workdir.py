@@ -79,8 +79,9 @@ def test_a_directory_is_used_as_it_is_if_all_hosts_share_it(tmp_path, monkeypatc
     assert list(home.local.iterdir()) == []  # the probes are gone
     workdir.send(home)
     (tmp_path / "f").write_text("")
-    with pytest.raises(ValueError, match="is a file"):
-        workdir.open_workdir(tmp_path / "f")
+    for name, wrong in (("f", "is a file"), ("f/run", "cannot be written .Not a directory.")):
+        with pytest.raises(ValueError, match=f"--workdir={tmp_path}/{name}: {wrong}"):
+            workdir.open_workdir(tmp_path / name)
     # As if process 1 saw another disk.
     gather = lambda value: [value, False if isinstance(value, bool) else value]
     monkeypatch.setattr(workdir.parallel, "meet", gather)

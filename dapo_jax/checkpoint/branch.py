@@ -1,7 +1,6 @@
 """Continue from another run's checkpoint (branch), or from an earlier one of this run (rewind).
 
-A branch takes the whole state of a step of another run, and its metrics up to there. With the same
-config it computes the same bits. A rewind goes back in the same workdir and moves later files.
+A branch also takes that run's metrics; with the same config it computes the same bits.
 """
 
 import itertools

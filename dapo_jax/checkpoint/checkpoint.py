@@ -27,7 +27,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keeping
 
-from dapo_jax import parallel
+from dapo_jax import gate, parallel
 from dapo_jax.checkpoint import groups as groups_lib, retry, seal, workdir
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.config import schema
@@ -51,11 +51,12 @@ def manager(
     `keep_best` with the highest score. `cleanup`: remove what killed saves have left, which only
     the one process that writes there may do."""
     path = _absolute(directory)
+    score = lambda saved: -math.inf if saved["score"] is None else saved["score"]
     policies = [keeping.LatestN(keep)]
     if keep_every:
         policies.append(keeping.EveryNSteps(keep_every))
     if keep_best:
-        best = dict(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
+        best = dict(get_metric_fn=score, n=keep_best, keep_checkpoints_without_metrics=False)
         policies.append(keeping.BestN(**best))
 
     def write_seal():
@@ -67,16 +68,11 @@ def manager(
 
     options = ocp.CheckpointManagerOptions(
         preservation_policy=keeping.AnyPreservationPolicy(policies),
-        best_fn=_score if keep_best else None,  # without it Orbax does not write the score
+        best_fn=score if keep_best else None,  # without it Orbax does not write the score
         cleanup_tmp_directories=cleanup,
         async_options=ocp.AsyncOptions(post_finalization_callback=write_seal),
     )
     return ocp.CheckpointManager(path, options=options)
-
-
-def _score(saved: dict[str, float | None]) -> float:
-    score = saved.get("score")
-    return -math.inf if score is None else score
 
 
 def _absolute(directory: Directory) -> epath.Path:
@@ -109,8 +105,8 @@ def save(
     survey = seal.survey(arrays)
     if broken := [path for path, (_, finite) in survey.items() if not finite]:
         raise NotFinite(
-            f"the parameters are not finite any more: {len(broken)} of {len(survey)} arrays hold"
-            f" NaN or infinity, {broken[0]} the first"
+            f"step {state.counters.step} is not saved in {m.directory}: {len(broken)} of"
+            f" {len(survey)} arrays hold NaN or infinity, {broken[0]} the first"
         )
     checksums = {path: number for path, (number, _) in survey.items()}
     content = {"arrays": checksums, "carried": seal.digest(carried)}
@@ -144,7 +140,7 @@ def restore(m: ocp.CheckpointManager, step: int, like: State, shardings: State) 
         by_problem = {k: np.asarray(v) for k, v in carried.items() if k not in groups_lib.FIELDS}
         groups = groups_lib.unflatten(carried)
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise Damaged(f"carried holds no groups: {_line(error)}") from error
+        raise Damaged(f"carried holds no groups: {gate.describe(error)}") from error
     trained = arrays["params"], arrays["opt_state"], arrays.get("ref_params")
     counters = Counters(**{k: saved[k] for k in Counters._fields if k in saved})
     memory = {name: tree for name, tree in arrays.items() if name in like.memory}
@@ -195,11 +191,7 @@ def _retried(where: str, item: str, action):
             if retry.temporary(error):
                 raise
             if last:
-                raise Damaged(f"{item} cannot be read: {_line(error)}") from error
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                raise Damaged(f"{item} cannot be read: {gate.describe(error)}") from error
 
 
 def _arrays(state: State) -> dict:
@@ -300,22 +292,22 @@ def set_aside(directory: Directory, step: int) -> epath.Path:
 def find_step(directory: Directory, step: int | None = None) -> int:
     """`step`, or else the newest whole one under `directory`, as process 0 finds it. ValueError:
     there is none; the given one is not there or is damaged."""
-    return parallel.of_main_process(lambda: _find_step(directory, step), ERRORS)
 
+    def find() -> int:
+        if not workdir.is_remote(directory) and not pathlib.Path(directory).is_dir():
+            raise ValueError(f"{directory}: no such directory")
+        whole, damaged = steps(directory)
+        if not whole and not damaged:
+            raise ValueError(f"{directory}: no checkpoint in it")
+        known = sorted([*whole, *damaged])
+        if step is not None and step not in known:
+            raise ValueError(f"{directory}: no step {step}; it has {', '.join(map(str, known))}")
+        wanted = max(whole or damaged) if step is None else step
+        if wanted in damaged:
+            raise Damaged(f"{directory} step {wanted}: damaged: {damaged[wanted]}")
+        return wanted
 
-def _find_step(directory: Directory, step: int | None) -> int:
-    if "://" not in str(directory) and not pathlib.Path(directory).is_dir():
-        raise ValueError(f"{directory}: no such directory")
-    whole, damaged = steps(directory)
-    if not whole and not damaged:
-        raise ValueError(f"{directory}: no checkpoint in it")
-    known = sorted([*whole, *damaged])
-    if step is not None and step not in known:
-        raise ValueError(f"{directory}: no step {step}; it has {', '.join(map(str, known))}")
-    wanted = max(whole or damaged) if step is None else step
-    if wanted in damaged:
-        raise Damaged(f"{directory} step {wanted}: damaged: {damaged[wanted]}")
-    return wanted
+    return parallel.of_main_process(find, ERRORS)
 
 
 def reader(directory: Directory) -> ocp.CheckpointManager:

@@ -4,10 +4,10 @@ A response is a pure function of the policy, its prompt and the names of its ran
 step that is done again after a restart takes the finished responses from here, draws the others and
 comes to the same bits. What a user's own judge said, which may be slow, is kept likewise.
 
-WORKDIR/journal/STEP.POLICY.NAME holds records: length of the payload, key, checksum, payload. The
-key is a hash of all that the payload depends on (run, policy, prompt, random numbers), so what
-belongs to another config, seed or policy is never found. A record that is cut or damaged counts as
-absent. Files are removed once a checkpoint holds what they led to.
+WORKDIR/journal/STEP.POLICY.NAME holds records. Their key is a hash of all that the payload depends
+on (run, policy, prompt, random numbers), so what belongs to another config, seed or policy is never
+found. A record that is cut or damaged counts as absent. Files are removed once a checkpoint holds
+what they led to.
 """
 
 import collections
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dapo_jax import parallel
+from dapo_jax import gate, parallel
 from dapo_jax.checkpoint import checkpoint, resume, seal
 from dapo_jax.checkpoint.workdir import JOURNAL, Workdir
 from dapo_jax.config import schema
@@ -70,17 +70,19 @@ class Journal:
         self._files: dict[File, int] = {}  # -> bytes; of process 0 all, of others their own
         self._failing = False
         self._writing, self._closing = threading.Lock(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._in_background, daemon=True)
         if self.on and parallel.is_main_process():
             self._files = self._find_files()
         self._old = [File(*f) for f in parallel.gather_json([*self._files])[0]]
 
     def __enter__(self):
+        if self.on:
+            self._thread.start()
         return self
 
     def __exit__(self, *_):
         self._closing.set()
-        if self._thread:
+        if self.on:
             self._thread.join()
         self.flush()
         self._tidy()
@@ -120,11 +122,8 @@ class Journal:
 
     def put(self, key: bytes, payload: bytes) -> None:
         """Written within EVERY_S, or by `flush`."""
-        record = _HEAD.pack(len(payload), key, _checksum(key, payload)) + payload
+        record = _HEAD.pack(len(payload), key, zlib.crc32(key + payload)) + payload
         self._waiting.append((self._step, self._policy, record))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._in_background, daemon=True)
-            self._thread.start()
 
     def flush(self) -> None:
         """Write the records that wait."""
@@ -140,44 +139,31 @@ class Journal:
 
     def _write(self, step: int, policy: str, data: bytes) -> None:
         """Append to this process's file; an object in a bucket cannot grow: write another."""
-        wrong = ""
         if self._remote or self._failing or not self._own or self._own[:2] != (step, policy):
             self._own = File(step, policy, secrets.token_hex(6))
         try:
-            if not self._make_room(len(data)):
+            if sum(self._files.values()) + len(data) > self._most:
                 raise OSError("config.checkpoint.journal_gb allows no more")
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / str(self._own)).open("wb" if self._remote else "ab") as file:
                 file.write(data)
             self._files[self._own] = self._files.get(self._own, 0) + len(data)
+            self._failing = False
         except Exception as error:  # of the file system, or of a bucket's library
-            wrong = str(error) or type(error).__name__
-        if wrong and not self._failing:
-            self._say(
-                f"warning: {self._folder}: finished responses cannot be kept ({wrong}); a run that"
-                " is cut off now draws them again"
-            )
-        self._failing = bool(wrong)
-
-    def _make_room(self, size: int) -> bool:
-        """Whether `size` more bytes are within the limit, once the oldest steps are removed."""
-        for file in sorted(self._files):
-            if sum(self._files.values()) + size <= self._most or file.step >= self._step:
-                break
-            self._remove(file)
-        return sum(self._files.values()) + size <= self._most
+            if not self._failing:
+                self._say(
+                    f"warning: {self._folder}: finished responses cannot be kept"
+                    f" ({gate.describe(error)}); a run that is cut off now draws them again"
+                )
+            self._failing = True
 
     def _tidy(self) -> None:
-        for file in sorted(self._files):
-            if file.step < self._covered:
-                self._remove(file)
-
-    def _remove(self, file: File) -> None:
-        self._files.pop(file, None)
-        try:
-            (self._folder / str(file)).unlink(missing_ok=True)
-        except Exception as error:
-            self._say(f"warning: {self._folder}/{file}: cannot be removed ({error})")
+        for file in [file for file in self._files if file.step < self._covered]:
+            del self._files[file]
+            try:
+                (self._folder / str(file)).unlink(missing_ok=True)
+            except Exception as error:
+                self._say(f"warning: {self._folder}/{file}: cannot be removed ({error})")
 
     def _find_files(self) -> dict[File, int]:
         found = {}
@@ -219,10 +205,6 @@ def digest(data: bytes, size: int, key: bytes = b"") -> bytes:
     return hashlib.blake2b(data, digest_size=size, key=key).digest()
 
 
-def _checksum(key: bytes, payload: bytes) -> int:
-    return zlib.crc32(payload, zlib.crc32(key))
-
-
 def _records(data: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
     """(key, payload, the record itself) of each that is as it was written."""
     at = 0
@@ -230,7 +212,7 @@ def _records(data: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
         size, key, checksum = _HEAD.unpack_from(data, at)
         end = at + _HEAD.size + size
         payload = data[at + _HEAD.size : end]
-        if len(payload) == size and _checksum(key, payload) == checksum:
+        if len(payload) == size and zlib.crc32(key + payload) == checksum:
             yield key, payload, data[at:end]
         at = end
 

@@ -79,16 +79,12 @@ def judge(before: grading.Judge, journal: Journal) -> grading.Judge:
 
 def _payload(response: Response) -> bytes:
     """1 byte: truncated; then all token ids, all log-probs, all entropies, 4 bytes each."""
-    arrays = (response.tokens, response.logps, response.entropies)
-    return bytes([bool(response.truncated)]) + b"".join(x.tobytes() for x in arrays)
+    return bytes([bool(response.truncated)]) + b"".join(x.tobytes() for x in response[:3])
 
 
 def _response(payload: bytes | None) -> Response | None:
     if payload is None or len(payload) % 12 != 1:
         return None
-    n = len(payload) // 12
-    tokens, logps, entropies = (
-        np.frombuffer(payload, dtype, n, 1 + 4 * n * i).copy()
-        for i, dtype in enumerate((np.int32, np.float32, np.float32))
-    )
+    tokens, logps, entropies = np.frombuffer(payload[1:], np.int32).reshape(3, -1).copy()
+    logps, entropies = logps.view(np.float32), entropies.view(np.float32)
     return Response(tokens, logps, entropies, bool(payload[0]))

@@ -6,7 +6,7 @@ import pathlib
 import time
 from collections.abc import Callable
 
-from dapo_jax import parallel
+from dapo_jax import gate, parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import schema
 from dapo_jax.dapo.state import State
@@ -80,14 +80,7 @@ class Saver:
 
     def _save(self, state: State, score) -> None:
         save = lambda: checkpoint.save(self._manager, state, self._config, self._inputs, score)
-        try:
-            self._running = self._attempt(save)
-        except checkpoint.NotFinite as error:
-            raise checkpoint.NotFinite(
-                f"step {state.counters.step} is not saved in {self._directory}: {error};"
-                f" {self._newest()}: lower optim.lr, or look at optim.* and the weights the run"
-                " began with, before the run goes on from there"
-            ) from error
+        self._running = self._attempt(save)
 
     def _settle(self) -> bool:
         """Wait for the running save. Returns whether the last save succeeded."""
@@ -102,10 +95,13 @@ class Saver:
         wrong = ""
         try:
             action()
-        except checkpoint.NotFinite:  # raised on all processes, and no failure of a disk
-            raise
+        except checkpoint.NotFinite as error:  # raised on all processes
+            raise checkpoint.NotFinite(
+                f"{error}; {self._newest()}: lower optim.lr, or look at optim.* and the weights the"
+                " run began with, before the run goes on from there"
+            ) from error
         except Exception as error:  # of the file system, Orbax or tensorstore
-            wrong = " ".join(str(error).split())[:300] or type(error).__name__
+            wrong = gate.describe(error)
         if not parallel.any_process(bool(wrong)):
             return True
         self._failures += 1

@@ -1,12 +1,9 @@
 """Two independent checks that a checkpoint is what was written.
 
 The SEAL, a file in the step directory, lists the other files with their sizes, and the SHA-256 of
-small ones. It is written before Orbax renames the directory. Checking it is cheap for any model
-size, and finds files that are missing, cut or changed.
-
-The CONTENT is a checksum per array, computed on the devices that hold the arrays, saved with the
-state and computed again after a restore. It is the same for every mesh, and finds damage inside
-large files or while they are read.
+small ones. It finds files that are missing, cut or changed, cheaply for any model size. The CONTENT
+is a checksum per array, computed on the devices that hold the arrays, saved with the state and
+computed again after a restore. It is the same for every mesh, and finds damage inside large files.
 """
 
 import hashlib
@@ -25,7 +22,7 @@ from dapo_jax.checkpoint import retry
 
 SEAL = "seal.json"
 HASHED = 1 << 20  # bytes; of larger files only the size is sealed, `content` covers their arrays
-_SMALL = 1 << 20  # elements; smaller host arrays are summed by NumPy
+_SMALL = 1 << 20  # elements; NumPy sums smaller host arrays sooner than a program compiles
 # Orbax finishes these two after the seal, in a thread that the commit waits for. No run reads them,
 # so they are not sealed; `check` only requires that a commit has completed them.
 _COMMITTED, _METADATA = "commit_success.txt", "_CHECKPOINT_METADATA"
@@ -109,8 +106,7 @@ def survey(arrays) -> dict[str, tuple[int, bool]]:
 
     A checksum is the sum of an array's bits as uint32, weighted by odd numbers that depend on the
     place. Any change of one element changes it; several changes escape with a chance of 2**-32.
-    uint32 sums wrap, so they are exact in any order and layout. NumPy sums small arrays in a CPU's
-    memory sooner than a program is compiled."""
+    uint32 sums wrap, so they are exact in any order and layout."""
     found, on_devices = {}, {}
     for path, x in jax.tree.leaves_with_path(arrays):
         found[name(path)] = None  # in the order of the tree

@@ -141,27 +141,24 @@ def _stamp(path: pathlib.Path) -> tuple:
 def send(home: Workdir) -> None:
     """Update the bucket from the local copy of process 0; without a bucket do nothing. OSError: the
     bucket refuses; the next call tries again."""
+    if not (home.remote and parallel.is_main_process()):
+        return
+    there = {p.relative_to(home.local): p for p in home.local.rglob("*") if p.is_file()}
     try:
-        if home.remote and parallel.is_main_process():
-            _send(home)
+        for relative, path in there.items():
+            stamp = _stamp(path)
+            if home.sent.get(relative) != stamp:
+                target = home.remote / relative
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(path.read_bytes())
+                home.sent[relative] = stamp
+        for relative in home.sent.keys() - there.keys():
+            (home.remote / relative).unlink(missing_ok=True)
+            del home.sent[relative]
     except Exception as error:  # not all errors of a bucket's client are OSErrors
         if not retry.temporary(error):
             raise
         raise OSError(gate.describe(error)) from error
-
-
-def _send(home: Workdir) -> None:
-    there = {p.relative_to(home.local): p for p in home.local.rglob("*") if p.is_file()}
-    for relative, path in there.items():
-        stamp = _stamp(path)
-        if home.sent.get(relative) != stamp:
-            target = home.remote / relative
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
-            home.sent[relative] = stamp
-    for relative in home.sent.keys() - there.keys():
-        (home.remote / relative).unlink(missing_ok=True)
-        del home.sent[relative]
 
 
 def try_to_send(home: Workdir, say: Callable[[str], None]) -> None:

@@ -1,12 +1,9 @@
 """Reports why a process of several is gone, where it cannot report it itself; a child process.
 
-JAX aborts all others at once when process 0, the coordinator, is gone: with a stack trace, and
-before any thread of Python runs again. This child of each process reads lines until its standard
-input closes. A last line 'bye' is an orderly end; without it, the child checks whether process 0
-answers. A process that sends no line for SECONDS is stopped, or stuck in the kernel; it cannot end
-itself, and its launcher would wait for ever, so the child kills it.
-
-    python -I -S exit_report.py HOST:PORT PROCESS_ID NUM_PROCESSES SECONDS
+JAX aborts all others when process 0, the coordinator, is gone, before any thread of Python runs
+again. This child of each process reads lines until its standard input closes. Without a last line
+'bye' it checks whether process 0 answers. A process that sends no line for `limit_s` is stopped, or
+stuck in the kernel; its launcher would wait for ever, so the child kills it.
 """
 
 import os

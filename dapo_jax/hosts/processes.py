@@ -5,9 +5,7 @@ the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhe
 
     python -m dapo_jax.train ... --coordinator=10.0.0.1:8476 --num_processes=2 --process_id=0
 
-A start that is not complete after --start_timeout seconds, different configs, and a process that is
-silent for longer than --heartbeat_timeout seconds end in a line that names the process and what to
-do. If a process ends with an error, the others end with its status; if it falls silent, with 75.
+If a process ends with an error, the others end with its status; if it falls silent, with 75.
 
 The coordinator (process 0) trusts whoever reaches its port: no password, no encryption.
 """
@@ -133,7 +131,7 @@ def start() -> bool:
             raise
         return False  # JAX found no cluster
     except jax.errors.JaxRuntimeError as error:
-        first_line, _, _ = str(error).partition("\n")
+        first_line = str(error).splitlines()[0]
         raise ValueError(f"the processes could not meet: {first_line}; {HINT}") from error
     finally:
         timer.cancel()
@@ -237,9 +235,8 @@ def identity(config, where: str) -> dict[str, Any]:
 
 class Watch:
     """A thread that sends heartbeats, and names a process that has left or has been silent for
-    `timeout` seconds, before JAX's own heartbeat aborts the run (JAX gives a number, without host).
-    It ends this process `timeout` / 10 seconds after another has announced that it leaves, and
-    after a silence of twice the timeout. reporter: gets the host and pid of process 0."""
+    `timeout` seconds. It ends this process `timeout` / 10 seconds after another has announced that
+    it leaves, and after a silence of twice the timeout. reporter: gets process 0's host and pid."""
 
     def __init__(self, client, timeout: float, reporter: subprocess.Popen):
         self._client, self._timeout, self._reporter = client, timeout, reporter
@@ -357,8 +354,7 @@ def _exit_status(watch: Watch, error: BaseException) -> tuple[str, int]:
         return "", error.code if isinstance(error.code, int) else int(error.code is not None)
     text = str(error) or type(error).__name__
     if _STATUS.match(text):  # a device program failed: most likely because a peer is gone
-        first_line, _, _ = text.partition("\n")
-        said = f"process {distributed.global_state.process_id}: {first_line}"
+        said = f"process {distributed.global_state.process_id}: {text.splitlines()[0]}"
         print(f"{said}\nasking who is gone ...", file=sys.stderr, flush=True)
         gone = watch.gone.wait(1.2 * HEARTBEAT_TIMEOUT.value)  # it is named after two beats more
         return ("", watch.status) if gone else (said, 1)  # the watch has told the first

@@ -166,7 +166,6 @@ class FirstToken:
     _log: dict[str, float] | None = None
 
     def phase(self, name: str) -> None:
-        """As `train.Hooks.phase`."""
         if name == "chunk" and self._log is None:
             self._log = {"time/first_token_s": seconds()}
 

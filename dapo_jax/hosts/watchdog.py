@@ -1,8 +1,7 @@
 """A hang ends: what takes too long prints all stacks and leaves, and is started again.
 
-A run consists of phases, each reported as it begins (`train.Hooks.phase`; 'chunk' after each chunk
-of tokens). A phase lasts until the next one. Its usual duration is the median of the run's own last
-ones; the first of each kind, which compiles, has a limit of its own.
+A phase (`train.Hooks.phase`) lasts until the next one begins. Its usual duration is the median of
+the run's own last ones; the first of each kind, which compiles, has a limit of its own.
 """
 
 import collections
@@ -13,8 +12,6 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TextIO
 
 from dapo_jax.hosts import exit_report, processes
 
@@ -24,18 +21,12 @@ _GIL_S = 60.0  # so much later faulthandler ends the process if Python could not
 
 class Watchdog:
     """A context. `phase(name)` reports that a phase begins; `guard` has the limits
-    (config.guard.hang_*). `leave(message, status)` ends the process; the status is os.EX_TEMPFAIL
-    (75), after which the launchers run the same command again."""
+    (config.guard.hang_*). The process ends with os.EX_TEMPFAIL (75), after which the launchers run
+    the same command again."""
 
-    def __init__(
-        self,
-        guard,
-        leave: Callable[[str, int], Any] = processes.leave,
-        file: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._guard, self._leave, self._clock = guard, leave, clock
-        self._file = file or sys.__stderr__
+    def __init__(self, guard):
+        self._guard, self._file = guard, sys.__stderr__
+        self._leave, self._clock = processes.leave, time.monotonic
         self._usual = collections.defaultdict(lambda: collections.deque(maxlen=31))  # s
         self._now = ("", 0.0, 0.0, 0.0)  # phase, when it began; when to print, and to end
         self._printed: tuple | None = None  # the phase whose stacks are printed
@@ -88,9 +79,8 @@ class Watchdog:
             self._print_stacks(f"{lasted}, {usual}; all stacks:")
         if now > end and self._now is turn and not self._closed.is_set():
             self._print_stacks("all stacks at the end:")
-            status = os.EX_TEMPFAIL
-            what = f"a hang: {lasted} (config.guard.hang_*); leaving with status {status}. "
-            self._leave(what + exit_report.AGAIN, status)
+            what = f"a hang: {lasted} (config.guard.hang_*); leaving with status {os.EX_TEMPFAIL}. "
+            self._leave(what + exit_report.AGAIN, os.EX_TEMPFAIL)
 
     def _print_stacks(self, title: str) -> None:
         print(f"watchdog: {title}", file=self._file, flush=True)

@@ -174,11 +174,11 @@ def assert_same_run(a: pathlib.Path, b: pathlib.Path) -> None:
 _ROUNDED = ("mean_entropy", "entropies", "logps")
 
 
-def assert_same_run_elsewhere(a: pathlib.Path, b: pathlib.Path) -> None:
+def assert_same_run_elsewhere(a: pathlib.Path, b: pathlib.Path, atol: float = 1e-4) -> None:
     """On other devices an update adds up in another order: what is drawn, parked, graded, trained
     on and counted is the same, and weights and log-probs are but for their last bits. These decide
     a draw whose uniform lies between two tokens, so that of evaluations, which draw most, one
-    problem in sixteen may have other samples."""
+    problem in sixteen may have other samples. atol: of the weights."""
     step = newest(a)
     assert newest(b) == step
     known = ("content", "config", "versions")  # the first has the checksums of weights
@@ -196,7 +196,7 @@ def assert_same_run_elsewhere(a: pathlib.Path, b: pathlib.Path) -> None:
         pairs = list(zip(rows(one[name]), rows(other[name]), strict=True))
         ties = len(pairs) // 16 if name.startswith("eval/") else 0
         assert sum(x != y for x, y in pairs) <= ties, name
-    near = functools.partial(np.testing.assert_allclose, atol=1e-4)
+    near = functools.partial(np.testing.assert_allclose, atol=atol)
     jax.tree.map(near, weights(a, step), weights(b, step))
 
 

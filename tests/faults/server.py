@@ -8,9 +8,6 @@ seconds of importing are saved. Nothing of jax is running before the fork. A req
     {"module": "train" | "evaluate", "argv": [...], "devices": n, "log": path,
      "marks": FIFO that receives the name of every phase as it begins,
      "faults": [name, or name=argument, ...]}
-
-The verifier accepts about half of all responses (`stubbed_train.accept_half`): random weights then
-learn something.
 """
 
 import contextlib
@@ -49,7 +46,6 @@ def become(module: str, argv: list[str], devices: int, log: str, marks: str, fau
     os.close(file)
     flag = f"--xla_force_host_platform_device_count={devices}"
     os.environ["XLA_FLAGS"] = f"{typed.SOON} {flag}"
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be in a background
     stubbed_train.know_programs_of_others(argv)
     hooks = marked(os.open(marks, os.O_WRONLY))
     for fault in faults:
@@ -60,7 +56,7 @@ def become(module: str, argv: list[str], devices: int, log: str, marks: str, fau
         evaluate.define_flags()
         main = lambda: hooks.step(evaluate.main(stubbed_train.JUDGE), None)
     sys.argv = [module, *argv]
-    stubbed_train.run_and_exit(main)
+    cli.run(main)
 
 
 PHASES = ("start-up", "rollout", "update", "evaluation", "save", "commit")
@@ -101,10 +97,10 @@ def clock_jumps(hooks: train.Hooks) -> train.Hooks:
     return hooks._replace(phase=phase)
 
 
-def killed(hooks: train.Hooks, rollout: int) -> train.Hooks:
+def killed(hooks: train.Hooks, rollout: str) -> train.Hooks:
     """As that rollout begins: from outside, the signal may come when the run has gone on."""
     kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
-    return stubbed_train.at(hooks, "rollout", rollout, kill)
+    return stubbed_train.at(hooks, "rollout", int(rollout), kill)
 
 
 def full_disk(hooks: train.Hooks, since: int = 3, until: int = 6) -> train.Hooks:
@@ -208,37 +204,18 @@ def counted(hooks: train.Hooks, hub: str) -> train.Hooks:
     return hooks._replace(step=write_counts)
 
 
-def recorded(hooks: train.Hooks) -> train.Hooks:
-    """Each process writes what it draws in a step to WORKDIR/drawn_<process>.jsonl."""
-
-    def step(state, record) -> None:
-        row = {
-            "step": state.counters.step - 1,
-            "tokens": [[r.tokens.tolist() for r in g.responses] for g in record.batch.drawn],
-            "correct": [g.grades.right_G.tolist() for g in record.batch.drawn],
-            "accepted": [g.position for g in record.batch.groups],
-        }
-        name = f"drawn_{jax.process_index()}.jsonl"
-        with pathlib.Path(cli.WORKDIR.value, name).open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
-    return hooks._replace(step=step)
-
-
 partial = functools.partial
 in_third_rollout = partial(stubbed_train.at, phase="rollout", times=3)
 FAULTS = {
     "clock_jumps": clock_jumps,
     "full_disk": full_disk,
     "full_for_good": partial(full_disk, until=10**9),
-    "killed_in_2": partial(killed, rollout=2),
-    "killed_in_8": partial(killed, rollout=8),
+    "killed": killed,
     "hang": partial(in_third_rollout, action=stands_still),
     "break": partial(in_third_rollout, action=breaks),
     "flip": flipped,
     "unreadable": unreadable,
     "counted": counted,
-    "recorded": recorded,
     # No wait between the last tries of the last save.
     "impatient": partial(with_setting, module=saver, name="_LAST_WAIT_S", value=0.0),
     # Finished responses are kept at once, as steps take hundredths of a second.
