@@ -75,8 +75,8 @@ def test_the_table_is_what_the_sections_declare():
     for name, field in config.SCHEMA.items():
         assert field.doc and field.mistake(name, field.default) is None, name
     assert not [n for n, f in config.SCHEMA.items() if "director" in f.doc and not f.path]
-    assert set(schema.peers().values()) <= set(config.SCHEMA)
-    assert not {*schema.peers()} & {*config.SCHEMA}
+    assert set(schema.PEERS.values()) <= set(config.SCHEMA)
+    assert not {*schema.PEERS} & {*config.SCHEMA}
 
 
 def test_a_config_is_copied_compared_and_set_by_name():
@@ -192,8 +192,8 @@ def test_all_mistakes_are_told_at_once(tmp_path):
         ["config.data.train", "/nope.parquet"],
         ["config.eval.files", "/no"],
         ["config.model.path", "/nothere"],
-        ["config.mesh", "data=3 x fsdp=-1 x tensor=1 cannot be laid over 1 devices; use at most one"
-         " -1 and sizes whose product divides 1"],
+        ["config.mesh", "data=3 x fsdp=-1 x tensor=1 cannot be laid over 1 devices; use sizes whose"
+         " product is 1, or one -1 beside sizes whose product divides it"],
     ]  # fmt: skip
     assert [line[0] for line in lines[4:]] == ["config.supervised_warmup"]
 

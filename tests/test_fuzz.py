@@ -125,7 +125,7 @@ def overrides(draw):
     """An override of a field by a likely value or by any text, or of no field."""
     name = draw(st.sampled_from(list(config.SCHEMA)))
     if draw(rarely):
-        wrong = ["seed.x", "optim", "__class__", "optim.__dict__", "optim.lr.", *schema.peers()]
+        wrong = ["seed.x", "optim", "__class__", "optim.__dict__", "optim.lr.", *schema.PEERS]
         name = draw(st.sampled_from(wrong) | st.text(string.ascii_lowercase + "._", max_size=20))
     field = config.SCHEMA.get(name)
     value = draw(likely(name, field) if field and not draw(rarely) else texts)
