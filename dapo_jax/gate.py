@@ -157,6 +157,9 @@ class Section:
             raise AttributeError(name)
         raise self._unknown(name)
 
+    def __getitem__(self, name: str) -> Any:  # tables of sharding rules are read so
+        return getattr(self, name)
+
     def _unknown(self, name: str) -> ConfigError:
         full = f"{self._place}{name}"
         return ConfigError(f"config.{full}: no such field{Section.nearest(full)}")

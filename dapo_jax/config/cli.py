@@ -36,7 +36,6 @@ WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same com
 # Flags of any command that hold paths.
 _PATH_FLAGS = ("config", "workdir", "data", "data_dir", "checkpoint", "json", "out")
 
-
 # What --config and the --config.field=value of the command line make together: the config `value`,
 # and `overrides`, from the dotted name of a field to its value.
 CONFIG = types.SimpleNamespace()
@@ -89,7 +88,7 @@ def _guarded(main, given: Sequence[str]) -> None:
 
 def _check_limits() -> None:
     """ValueError: this process may have fewer open files or addresses than a run of a tiny model on
-    a CPU needs, where Orbax hangs and XLA aborts."""
+    a CPU needs; below, Orbax hangs and XLA aborts."""
     for kind, least, what, remedy in (
         (resource.RLIMIT_NOFILE, 64, "open files", "ulimit -n 1024"),
         (resource.RLIMIT_AS, 2_500_000_000, "bytes of address space", "ulimit -v unlimited"),

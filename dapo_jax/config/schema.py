@@ -1,8 +1,6 @@
 """The config of a run: all sections in one dataclass, and the flat table of their fields.
 
-The fields themselves, each with default, meaning, unit and source, stand in the `settings.py` of
-the room that reads them, or in sections.py. Lengths are in TOKENS everywhere. "verl" is the code
-that the DAPO authors name for their released run.
+Lengths are in TOKENS. "verl" is the code that the DAPO authors name for their released run.
 """
 
 import difflib

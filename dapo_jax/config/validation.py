@@ -18,7 +18,7 @@ from dapo_jax.model.settings import Lora
 
 def resolve_mesh(config: Config, devices: int) -> dict[str, int]:
     """Mesh axis -> size, with -1 filled in. Raises ConfigError when the sizes cannot cover it."""
-    sizes = dict(config.mesh)
+    sizes = config.mesh.to_dict()
     text = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
     free = [k for k, v in sizes.items() if v == -1]
     known = math.prod(v for v in sizes.values() if v != -1)
@@ -53,7 +53,7 @@ def validate(config: Config, devices: int, files: bool = False) -> None:
         sizes = resolve_mesh(config, devices)
     except ConfigError as error:
         bad.append(str(error))
-        sizes = dict.fromkeys(config.mesh, 1)  # divides everything
+        sizes = dict.fromkeys(config.mesh.to_dict(), 1)  # divides everything
     bad += _check_sizes(config, sizes)
     bad += [] if config.model.path else check_shape(config.model, sizes, config.sharding)
     bad += config.mistakes()  # within each section
@@ -181,8 +181,7 @@ def check_objective(loss: Loss) -> list[str]:
         if (given := getattr(loss, name)) not in table:
             bad.append(f"config.loss.{name}: {given!r} is not one of {', '.join(table)}")
     if loss.dual_clip and loss.objective in known and not known[loss.objective].dual_clip:
-        without = f"objective {loss.objective!r} has no dual clip; set 0 (off)"
-        bad.append(f"config.loss.dual_clip: {without}")
+        bad.append(f"config.loss.dual_clip: {loss.objective!r} has no dual clip; set 0 (off)")
     return bad
 
 
