@@ -6,11 +6,6 @@ import time
 from dapo_jax import bars
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 def drawn(monkeypatch, file, every_s, **options) -> str:
     monkeypatch.setattr(bars.sys, "stderr", file)
     monkeypatch.setattr(bars, "_EVERY_S", every_s)
@@ -30,6 +25,8 @@ def test_lines_in_a_log_and_nothing_of_what_is_quick(monkeypatch):
 
 
 def test_a_bar_on_a_terminal(monkeypatch):
-    said = drawn(monkeypatch, Terminal(), 30.0, mininterval=0)
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    said = drawn(monkeypatch, terminal, 30.0, mininterval=0)
     assert "\rloading: " in said and "5/5" in said
     assert drawn(monkeypatch, io.StringIO(), 0.0, show=False) == ""

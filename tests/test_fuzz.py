@@ -27,11 +27,10 @@ import pytest
 import safetensors.numpy
 
 from dapo_jax import config
-from dapo_jax.checkpoint import checkpoint, resume, seal, workdir
+from dapo_jax.checkpoint import checkpoint, resume, seal
 from dapo_jax.config import cli, schema
 from dapo_jax.dapo.state import Counters, State
 from dapo_jax.data import problems
-from dapo_jax.log import metrics
 from dapo_jax.model import hf_format
 from dapo_jax.model.qwen2 import Shape
 
@@ -182,24 +181,6 @@ def test_problem_files(tmp_path_factory, made, on_bad):
     file = tmp_path_factory.getbasetemp() / f"rows{suffix}"
     file.write_bytes(data)
     refuses_or_reads(problems.read, file, on_bad)
-
-
-@hypothesis.given(st.lists(values.map(json.dumps) | texts, max_size=4))
-def test_metrics_lines(tmp_path_factory, lines):
-    folder = tmp_path_factory.mktemp("metrics")
-    (folder / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8", errors="replace")
-    metrics.Writer(folder, 3, config.base()).close()
-    assert all(r["step"] <= 3 for r in metrics.read(folder / "metrics.jsonl"))
-
-
-@hypothesis.given(values)
-def test_config_json_of_a_workdir(tmp_path_factory, value):
-    folder = tmp_path_factory.getbasetemp() / "workdir"
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(value))
-    with pytest.raises(ValueError) as error, workdir.hold(folder):
-        pass
-    one_line_each(str(error.value))
 
 
 # --- Commands ---

@@ -142,12 +142,9 @@ def test_one_table_of_slices():
 
 
 HOSTILE = [
-    "2x", "-1", "+1", "1.5", "1e3", "0x10", "2 ", " 2", "1 2", "1\n", "1\n  suspend: true", "\t1",
-    "99999999999", "18446744073709551617", "99999999999999999999", "8#7", "1+1", "1;touch own",
-    "1&&touch own", "a", "a=1", "PATH", "RANDOM", "$((1))", "`touch own`", "$(touch own)", "1|id",
-    "1+BASH_VERSINFO[$(touch own; echo 0)]", "x[$(touch own)]", "1,y=2", "*", "?",
-    "[0-9]", "1}", "${IFS}", "\u0661", "\u00b2", "\uff11", "1'", '1"', "1\\", "#1", "!1",
-    "~", "--", "1\r", "1\x01",
+    "2x", "-1", "+1", "1.5", "0x10", "2 ", " 2", "1 2", "1\n", "1\n  suspend: true", "99999999999",
+    "18446744073709551617", "8#7", "1+1", "1;touch own", "a", "RANDOM", "`touch own`", "1|id",
+    "1+BASH_VERSINFO[$(touch own; echo 0)]", "*", "[0-9]", "\u0661", "1'", '1"', "1\\", "1\x01",
 ]  # fmt: skip
 
 
@@ -182,7 +179,7 @@ def install(root, extra="") -> str:
     return f"pip install --python {root}/.venv/bin/python -c requirements.txt -e .{extra}"
 
 
-def test_setup_installs_once(checkout, set_up):
+def test_setup_installs_once(checkout, tools, set_up):
     done, calls = set_up()
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{checkout}/.venv/bin/python"
@@ -200,13 +197,9 @@ def test_setup_installs_once(checkout, set_up):
     assert len(list((checkout / ".venv").glob(".dapo_jax-*"))) == 1
     moved = checkout.rename(checkout.with_name("moved"))
     assert set_up(root=moved)[1] == [*found, install(moved)]
-
-
-def test_setup_after_a_failed_install_tries_again(tools, set_up):
-    set_up()
     executable(tools / "uv", "#!/bin/sh\nexit 1\n")
-    for _ in range(2):
-        done, _ = set_up("tpu")
+    for _ in range(2):  # what has failed is tried again
+        done, _ = set_up("tpu", root=moved)
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].startswith("error: the install failed")
 
