@@ -72,8 +72,8 @@ def test_mistakes_in_the_argument_are_one_line():
 
 @pytest.mark.parametrize("name, argument", ON_PODS)
 def test_it_fits_its_slice_as_its_docstring_says_and_is_the_papers_setting(name, argument):
-    """Of memory the docstring says: the limit, the planner's arithmetic, and its compiler's numbers
-    near that."""
+    """The docstring says the limit of memory, the planner's arithmetic, and numbers near it that
+    its compiler gave."""
     c, (pod, (memory, limit, *compiled)) = load(name, argument), said(name, argument)
     shape, sizes = plan.network(c), config.resolve_mesh(c, pod.chips)
     assert plan.mistakes(c, shape, pod) == "" == plan.check(c, pod)
