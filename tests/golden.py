@@ -3,7 +3,6 @@
     python tests/golden.py check                    # against golden_runs.json, about two minutes
     python tests/golden.py check --against=COMMIT   # against a work tree of it; on any machine
     python tests/golden.py record                   # this machine's entry of golden_runs.json
-    (--only=stale: that run alone)
 
 A run is a command, and what is compared are the files that it leaves: nothing of dapo_jax is
 imported here, so that modules may move. Bits depend on the processor and on the versions of what
@@ -95,7 +94,7 @@ def train(root: pathlib.Path, name: str, workdir: pathlib.Path) -> dict[str, dic
         sys.exit(f"{name}: exit status {done.returncode}\n{done.stdout}{done.stderr[-3000:]}")
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").open()]
     if not records[-1]["optim/updates"] or not any(r.get("sampling/accept_frac") for r in records):
-        sys.exit(f"{name}: nothing was learned, so that it shows nothing: {workdir}")
+        sys.exit(f"{name}: nothing was learned, so that it shows nothing")
     columns = collections.defaultdict(list)
     for record in records:
         for tag, value in record.items():
