@@ -64,8 +64,9 @@ def places(node) -> Iterator[tuple[list | dict, int | str]]:
         if name in ("annotation", "returns", "decorator_list"):
             continue
         several = isinstance(inner, list)
+        holder = inner if several else vars(node)
         for key in range(len(inner)) if several else [name]:
-            match (holder := inner if several else vars(node))[key]:
+            match holder[key]:
                 case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.keyword(arg="strict"):
                     pass  # `strict` of zip: what it refuses never comes
                 case ast.AST() as child:
