@@ -149,7 +149,7 @@ HOSTILE = [
 
 
 def test_hostile_numbers_run_nothing(tmp_path):
-    """That each flag of a number is one is seen by the lines that are refused."""
+    """Each flag of a number is checked so: what `test_what_is_printed` shows of the refusals."""
     code = 'source "$1"; shift; for x in "$@"; do (dapo_want number:0:1000000 f "$x"); done'
     done = bash("-c", code, "-", LAUNCH / "flags.sh", *HOSTILE, cwd=tmp_path, HOME=tmp_path)
     shown = [re.sub("[\x01-\x1f]", " ", x) for x in HOSTILE]
