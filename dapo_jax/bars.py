@@ -25,6 +25,3 @@ class _Lines(NamedTuple):
     def write(self, text: str) -> None:
         if drawn := text.strip():
             self.log.write(drawn + "\n")
-
-    def flush(self) -> None:
-        self.log.flush()

@@ -5,14 +5,7 @@
 
 The block holds the code that reads or runs the user's input, and nothing else. Any exception in it,
 including the BaseExceptions of extensions, is then the input's fault and becomes a ValueError that
-names the place. Errors of the project's own code keep their traceback.
-
-    @dataclasses.dataclass
-    class Optim(Section, place="optim"):
-        lr: float = setting(3e-4, "AdamW learning rate", 0.0, 10.0)
-
-A `Section` is a typed part of the config. It stands in a `settings.py` beside the code that reads
-it; dapo_jax/config/ assembles the sections. This module imports no JAX.
+names the place. Errors of the project's own code keep their traceback. This module imports no JAX.
 """
 
 import contextlib
@@ -89,12 +82,9 @@ TOKENS, ROWS = 2**22, 2**20
 LARGEST = {int: 2**31 - 1, float: 1e12}  # of fields without a bound of their own
 
 
-class ConfigError(ValueError):
-    """A config value that cannot work; the message names the field, the reason and a remedy."""
-
-
-class UnknownField(ConfigError, AttributeError):
-    """A name that no field of the config has."""
+class ConfigError(ValueError, AttributeError):
+    """A config value that cannot work, or a name that no field has; the message names the field,
+    the reason and a remedy."""
 
 
 class Field(NamedTuple):
@@ -135,7 +125,7 @@ def setting(default, doc: str, low=None, high=None, choices=(), *, path=False) -
 
 
 class Section:
-    """Base class of the config's sections, which are dataclasses.
+    """Base class of the config's sections, dataclasses which stand beside the code that reads them.
 
     place: the section's dotted name in the config, "" for the root. Assigning another type than the
     field's raises ConfigError, as does an unknown name; a whole number is accepted as a float.
@@ -167,9 +157,12 @@ class Section:
             raise AttributeError(name)
         raise self._unknown(name)
 
-    def _unknown(self, name: str) -> UnknownField:
+    def __getitem__(self, name: str) -> Any:  # tables of sharding rules are read so
+        return getattr(self, name)
+
+    def _unknown(self, name: str) -> ConfigError:
         full = f"{self._place}{name}"
-        return UnknownField(f"config.{full}: no such field{Section.nearest(full)}")
+        return ConfigError(f"config.{full}: no such field{Section.nearest(full)}")
 
     def update(self, fields: Mapping[str, Any]) -> None:
         """Set several fields. Names are dotted ("lora.rank"), or the mapping is nested."""

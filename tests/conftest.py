@@ -1,7 +1,6 @@
 """Shared set-up: eight simulated CPU devices, so that the mesh tests need no accelerator."""
 
 import gc
-import importlib.util
 import os
 import random
 from pathlib import Path
@@ -51,8 +50,6 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("dapo_jax")
 
 
-TINY = Path(__file__).parent / "data" / "tiny_config.py"
-
 # The files that take longest are begun first: the workers then end together.
 LONGEST = (
     "test_several", "test_compile", "test_learning", "test_chaos", "test_vapo", "test_damage",
@@ -91,10 +88,6 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(3600))
-
-
-def pytest_report_header(config):
-    return f"random moments of tests/faults: --kill_seed={config.option.kill_seed}"
 
 
 @pytest.fixture(scope="session")
@@ -137,12 +130,12 @@ def _level(request):
 def run(tmp_path_factory) -> Path:
     """The workdir of one training run of 0 steps (tests/data/tiny_config.py): a random model,
     evaluated and saved. Tests may add evaluations to it."""
+    import tiny_config
+
     from dapo_jax import train
 
-    spec = importlib.util.spec_from_file_location("tiny_config", TINY)
-    spec.loader.exec_module(tiny := importlib.util.module_from_spec(spec))
     workdir = tmp_path_factory.mktemp("run")
-    train.train(tiny.get_config(), workdir)
+    train.train(tiny_config.get_config(), workdir)
     return workdir
 
 

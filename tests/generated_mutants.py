@@ -7,90 +7,86 @@ import ast
 import itertools
 import pathlib
 import random
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-FLIPS = {
-    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
-    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"),
-    ast.FloorDiv: ("//", "/"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
-    ast.And: ("and", "or"), ast.Or: ("or", "and"),
-}  # fmt: skip
+PAIRS = (
+    (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn), (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitAnd, ast.BitOr),
+    (ast.And, ast.Or),
+)  # fmt: skip
+FLIPS = {ast.FloorDiv: ast.Div} | dict(PAIRS) | {b: a for a, b in PAIRS}
+SIMPLE = ast.Name | ast.Attribute | ast.Call  # what `if` asks, and not a comparison
 SWAPS = {"min": "max", "minimum": "maximum", "any": "all", "argmin": "argmax", "zeros": "ones"}
 SWAPS |= {new: old for old, new in SWAPS.items()}
 
 
 class Generated(NamedTuple):
     file: str
-    start: int  # the bytes from here
-    end: int  # up to here
-    new: str  # become this
-    line: int
-    before: str  # that line, and what it becomes
+    text: str  # of the whole file with the mistake, as `ast.unparse` writes it
+    before: str  # the line with it, and what it becomes
     after: str
+
+
+def changed(node, **fields) -> ast.AST:
+    return type(node)(**dict(ast.iter_fields(node)) | fields)
+
+
+def is_text(node) -> bool:
+    return isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", None), str)
+
+
+def mistakes(node) -> Iterator[ast.AST]:
+    """What may stand in the place of this node."""
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in FLIPS:
+            yield changed(node, ops=[FLIPS[type(op)]()])
+        case ast.BinOp(left=left, right=right) if is_text(left) or is_text(right):
+            return
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) | ast.BoolOp(op=op) if type(op) in FLIPS:
+            yield changed(node, op=FLIPS[type(op)]())
+        case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
+            yield operand
+        case ast.Constant(value=bool() as value):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int() | float()):
+            yield ast.BinOp(node, ast.Add(), ast.Constant(1))
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name) as func) if name in SWAPS:
+            part = "id" if isinstance(func, ast.Name) else "attr"
+            yield changed(node, func=changed(func, **{part: SWAPS[name]}))
+        case ast.If(test=test) | ast.IfExp(test=test) if isinstance(test, SIMPLE):
+            yield changed(node, test=ast.UnaryOp(ast.Not(), test))
+
+
+def places(node) -> Iterator[tuple[list | dict, int | str]]:
+    """(what holds a node below this one, its place there) of all that is no word."""
+    for name, inner in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list"):
+            continue
+        several = isinstance(inner, list)
+        holder = inner if several else vars(node)
+        for key in range(len(inner)) if several else [name]:
+            match holder[key]:
+                case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.keyword(arg="strict"):
+                    pass  # `strict` of zip: what it refuses never comes
+                case ast.AST() as child:
+                    yield holder, key
+                    yield from places(child)
 
 
 def of_file(root: pathlib.Path, file: str) -> list[Generated]:
     """Every one that the operators make of it, in the file's order."""
-    data = (root / "dapo_jax" / file).read_bytes()
-    begins = [0, *(m.end() for m in re.finditer(b"\n", data))]
-    at = lambda line, column: begins[line - 1] + column
-    first = lambda n: at(n.lineno, n.col_offset)
-    last = lambda n: at(n.end_lineno, n.end_col_offset)
-    found = []
-
-    def add(start: int, end: int, new: str) -> None:
-        line = data.count(b"\n", 0, start) + 1
-        changed = data[:start] + new.encode() + data[end:]
-        shown = [x.splitlines()[line - 1].decode().strip() for x in (data, changed)]
-        found.append(Generated(file, start, end, new, line, *shown))
-
-    def between(left, right, op) -> None:
-        old, new = FLIPS[type(op)]
-        spot = re.compile(rb"\s+".join(map(re.escape, old.encode().split())))
-        if hit := spot.search(data, last(left), first(right)):
-            add(hit.start(), hit.end(), new)
-
-    def visit(node) -> None:
-        match node:
-            case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
-                return
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in FLIPS:
-                between(left, right, op)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in FLIPS:
-                if not any(isinstance(x, ast.Constant | ast.JoinedStr) and not isinstance(
-                    getattr(x, "value", ""), int | float) for x in (left, right)):  # fmt: skip
-                    between(left, right, op)
-            case ast.AugAssign(target=left, op=op, value=right) if type(op) in FLIPS:
-                between(left, right, op)
-            case ast.BoolOp(op=op, values=values):
-                between(values[0], values[1], op)
-            case ast.UnaryOp(op=ast.Not() | ast.Invert()):
-                sign = re.match(rb"not\s+|~", data[first(node) :])
-                add(first(node), first(node) + sign.end(), "")
-            case ast.Constant(value=bool() as value):
-                add(first(node), last(node), str(not value))
-            case ast.Constant(value=int() | float()):
-                add(first(node), last(node), f"({ast.unparse(node)} + 1)")
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in SWAPS:
-                add(last(node.func) - len(name), last(node.func), SWAPS[name])
-            case ast.keyword(arg="strict"):  # of zip: what it refuses never comes
-                return
-            case ast.If(test=test) | ast.IfExp(test=test) if isinstance(
-                test, ast.Name | ast.Attribute | ast.Call
-            ):
-                text = data[first(test) : last(test)].decode()
-                add(first(test), last(test), f"(not {text})")
-        for name, inner in ast.iter_fields(node):
-            if name not in ("annotation", "returns", "decorator_list"):
-                for child in inner if isinstance(inner, list) else [inner]:
-                    if isinstance(child, ast.AST):
-                        visit(child)
-
-    visit(ast.parse(data))
+    tree = ast.parse((root / "dapo_jax" / file).read_text())
+    lines, found = ast.unparse(tree).splitlines(), []
+    for holder, key in list(places(tree)):
+        node = holder[key]
+        for mistake in mistakes(node):
+            holder[key] = mistake
+            text = ast.unparse(tree)
+            pairs = zip(lines, text.splitlines(), strict=True)
+            before, after = next((a.strip(), b.strip()) for a, b in pairs if a != b)
+            found.append(Generated(file, text, before, after))
+        holder[key] = node
     return found
 
 

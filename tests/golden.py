@@ -3,7 +3,6 @@
     python tests/golden.py check                    # against golden_runs.json, about two minutes
     python tests/golden.py check --against=COMMIT   # against a work tree of it; on any machine
     python tests/golden.py record                   # this machine's entry of golden_runs.json
-    (--only=stale: that run alone; --keep=DIR: its workdirs stay there)
 
 A run is a command, and what is compared are the files that it leaves: nothing of dapo_jax is
 imported here, so that modules may move. Bits depend on the processor and on the versions of what
@@ -95,7 +94,7 @@ def train(root: pathlib.Path, name: str, workdir: pathlib.Path) -> dict[str, dic
         sys.exit(f"{name}: exit status {done.returncode}\n{done.stdout}{done.stderr[-3000:]}")
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").open()]
     if not records[-1]["optim/updates"] or not any(r.get("sampling/accept_frac") for r in records):
-        sys.exit(f"{name}: nothing was learned, so that it shows nothing: {workdir}")
+        sys.exit(f"{name}: nothing was learned, so that it shows nothing")
     columns = collections.defaultdict(list)
     for record in records:
         for tag, value in record.items():
@@ -147,7 +146,6 @@ def main() -> int:
     parser.add_argument("action", choices=("check", "record"))
     parser.add_argument("--against", metavar="COMMIT", help="run this commit too, and compare")
     parser.add_argument("--only", choices=tuple(RUNS), help="this run alone")
-    parser.add_argument("--keep", type=pathlib.Path, help="where the workdirs stay")
     args = parser.parse_args()
     here, entries = machine(), json.loads(ENTRIES.read_text()) if ENTRIES.exists() else {}
     entry = entries.get(digest(here), {"machine": here, "runs": {}})
@@ -156,18 +154,18 @@ def main() -> int:
         return 0
     differ = 0
     with tempfile.TemporaryDirectory() as folder:
-        tree, keep = pathlib.Path(folder, "tree"), (args.keep or pathlib.Path(folder)).absolute()
+        tree, runs = pathlib.Path(folder, "tree"), pathlib.Path(folder, "runs")
         git = ["git", "-C", str(ROOT), "worktree"]
         if args.against:
             subprocess.run([*git, "add", "-q", "--detach", tree, args.against], check=True)
         try:
             for name in [args.only] if args.only else RUNS:
-                new = train(ROOT, name, keep / name)
+                new = train(ROOT, name, runs / name)
                 if args.action == "record":
                     entry["runs"][name] = short(new)
                     print(f"{name}: {json.dumps(short(new))}", flush=True)
                     continue
-                old = train(tree, name, keep / f"{name}.against") if args.against else None
+                old = train(tree, name, runs / f"{name}.against") if args.against else None
                 was, now = short(old) if old else entry["runs"].get(name, {}), short(new)
                 parts = [p for p in was.keys() | now.keys() if was.get(p) != now.get(p)]
                 differ += len(parts)

@@ -1,6 +1,5 @@
 """Mistakes on the command line end in one clear line and a non-zero code."""
 
-import json
 import os
 import re
 import sys
@@ -22,18 +21,6 @@ def train(shell, tmp_path):
     return lambda *arguments: shell.python(*command, *arguments, cwd=tmp_path)
 
 
-_ROWS = [{"problem": "1 + 1 ?", "answer": "2"}, {"problem": "a half ?", "answer": "1/2"}]
-_VOCABULARY = {"type": "WordLevel", "vocab": {"</s>": 0, "1": 1, "?": 2}, "unk_token": "</s>"}
-FILES = {
-    "mine": "a file",
-    "problems.jsonl": "".join(json.dumps(row) + "\n" for row in _ROWS),
-    "tokenizer.json": json.dumps({"model": _VOCABULARY, "added_tokens": []}),
-    "tokenizer_config.json": json.dumps({"eos_token": "</s>"}),
-}
-NO_TASK = [f"--config.supervised_warmup.{kind}_steps=0" for kind in ("skill", "habit")]
-NO_TASK += ["--config.data.train=problems.jsonl", "--config.tokenizer.path=."]
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -41,8 +28,6 @@ NO_TASK += ["--config.data.train=problems.jsonl", "--config.tokenizer.path=."]
          "config.rollout.groups: 0 is too small, at least 1"),
         ([], ".*--workdir"),
         (["--workdir=mine"], ".*mine.* is a file"),
-        (["--workdir=/proc/nope/run"], "--workdir=/proc/nope/run: cannot be written"),
-        (["--workdir=w", *NO_TASK], r".*problems\.jsonl row 2.*1/2"),
         (["--worksdir=w"], ".*worksdir"),
         (["--workdir=w", "--confg.optim.lr=1"], "no flag --confg.optim.lr; did you mean --c"),
         (["--workdir=w", "--config=none.py"], r".*none\.py: No such file"),
@@ -50,24 +35,19 @@ NO_TASK += ["--config.data.train=problems.jsonl", "--config.tokenizer.path=."]
     ids=lambda value: None if isinstance(value, list) else re.sub(r"\W", "", value)[-20:],
 )  # fmt: skip
 def test_a_mistake_is_one_line(arguments, says, train, tmp_path):
-    if "/proc" in says and not Path("/proc").is_dir():
-        pytest.skip("no /proc: no directory that even root cannot write")
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
+    (tmp_path / "mine").write_text("a file")
     done = train(*arguments)
     assert done.returncode and "Traceback" not in done.stderr + done.stdout
     assert re.match(f"error: {says}", done.stderr.strip().splitlines()[-1]), done.stderr
     assert done.stderr.count("error: ") == 1
     assert (tmp_path / "mine").read_text() == "a file"
-    made = {file.name for file in tmp_path.iterdir()} - {*FILES}
-    assert made <= ({"w"} if "row 2" in says else set())
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
 
 
 BASE = "from dapo_jax import config\ndef get_config():\n  c = config.base()\n  "
 BROKEN = {
     "def get_config(:": "line 1: SyntaxError: ",
     "import nothing_there": "line 1: ModuleNotFoundError: ",
-    "def get_config():\n  return confg": "line 2: NameError: ",
     "def get_config():\n  assert 1 == 2": "line 2: AssertionError",
     "def get_config():\n  return 1 / 0": "line 2: ZeroDivisionError: division by zero",
     "def get_config():\n  return get_config()": "line 2: nested too deeply",
@@ -78,12 +58,8 @@ BROKEN = {
     "x = " + "-" * 5000 + "1": ": nested too deeply",
     "x = 1": "it defines no get_config()",
     "def get_config():\n  return 5": "get_config() returned a int, not the config",
-    BASE + "return c.optim": "get_config() returned a Optim, not the config",
     BASE + "c.optim.learning_rate = 1": "line 4: config.optim.learning_rate: no such field; did",
-    BASE + "c['optim.lr'] = 3": "line 4: TypeError: 'Config' object does not support item assig",
-    BASE + "c.update(5)": "line 4: AttributeError: 'int' object has no attribute 'items'",
     BASE + "raise MemoryError": "line 4: asks for more memory than there is",
-    BASE + "c.optim.lr = 'fast'": "line 4: config.optim.lr: wants float, got 'fast' (str)",
 }
 
 

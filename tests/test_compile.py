@@ -164,7 +164,7 @@ def child(shipped: str, *names: str) -> None:
 
 
 def pytest_generate_tests(metafunc):
-    """Of the configs for pods the smallest and the one of another task; `--all_configs`: every one.
+    """Take two configs for pods, the smallest and one of another task; `--all_configs`: every one.
     The large ones as shipped are rows of benchmarks/pod_plan.py as well."""
     if "shipped" in metafunc.fixturenames:
         small = ("dapo_qwen2_5:0.5B", "gsm8k_dapo_qwen2_5_1_5b:")

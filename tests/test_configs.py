@@ -59,25 +59,18 @@ def test_a_file_names_its_command_and_an_old_name_is_the_same_config():
     for name, size in DOORS.items():
         assert load(name) == load("dapo_qwen2_5", size)
         assert f"configs/dapo_qwen2_5.py:{size}, where" in doc(name)
-
-
-def test_every_config_on_pods_is_tested():
-    assert {f.stem for f in FILES if "qwen" in f.stem} == {name for name, _ in ON_PODS}
     assert load("dapo_qwen2_5") == load("dapo_qwen2_5", "32B")
     assert load("dapo_qwen3") == load("dapo_qwen3", "8B")
 
 
-def test_mistakes_in_the_argument_are_one_line():
-    with pytest.raises(ValueError, match="no size '8B' of Qwen; there are 0.5B, 1.5B, 3B, 7B"):
-        load("dapo_qwen2_5", "8B")
+def test_an_unknown_reading_is_one_line():
     with pytest.raises(ValueError, match="no reading 'paper'; there is SIZE"):
         load("dapo_qwen2_5", "7B,paper")
 
 
 @pytest.mark.parametrize("name, argument", ON_PODS)
 def test_it_fits_its_slice_as_its_docstring_says_and_is_the_papers_setting(name, argument):
-    """Of memory the docstring says: the limit, the planner's arithmetic, and its compiler's numbers
-    near that."""
+    """The docstring has the limit of memory, the planner's number and its compiler's near that."""
     c, (pod, (memory, limit, *compiled)) = load(name, argument), said(name, argument)
     shape, sizes = plan.network(c), config.resolve_mesh(c, pod.chips)
     assert plan.mistakes(c, shape, pod) == "" == plan.check(c, pod)
@@ -90,14 +83,10 @@ def test_it_fits_its_slice_as_its_docstring_says_and_is_the_papers_setting(name,
     got = peaks(c, sizes)
     assert not compiled or got == pytest.approx(compiled, rel=0.15)
     assert max(got) == pytest.approx(memory, abs=0.6)
-    assert (c.loss.clip_low, c.loss.clip_high) == (0.2, 0.28)
-    assert c.dynamic_sampling.enabled and c.reward.overlong_penalty == 1.0 and not c.loss.kl_coef
-    if name != GSM8K:
-        assert (c.rollout.groups, c.rollout.group_size) == (512, 16)
+    if name != GSM8K:  # the numbers that no model changes: test_presets
         buffer = 409 if "Math" in argument else 4096
         assert (prompt, response) == (2048, 2048 if "Math" in argument else 20480)
         assert c.reward.overlong_buffer_tokens == buffer
-        assert (c.optim.minibatches, c.optim.lr) == (16, 1e-6)
         assert c.optim.warmup_steps == (10 if "verl" in argument else 20)
 
 

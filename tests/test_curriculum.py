@@ -86,7 +86,7 @@ def test_an_open_band(band, kept):
 
 
 def test_a_pass_rate_is_raw():
-    """Of right and wrong where the judge tells them, whatever they score; else the mean score."""
+    """The judge's verdicts count where it gives any, whatever the scores; else the mean score."""
     assert curriculum.pass_rate(group([1, 0, 0, 0], score_G=[5.0, -1.0, -1.0, 0.0])) == 0.25
     assert curriculum.pass_rate(group(None, score_G=[0.5, 0.0, 1.0, 0.3])) == 0.45
 

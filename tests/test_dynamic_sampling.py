@@ -168,7 +168,7 @@ def test_round_size(missing, rate, need, size):
 
 
 def test_what_teaches_is_the_callers_to_say():
-    """Of groups with right and wrong responses those at even positions have a signal left."""
+    """Here only groups at even positions teach, among those with right and wrong responses."""
     stream = Stream([1])
     got = collect(stream, need=3, accept_rate=0.5, accept=lambda g: g.mixed and g.position % 2 == 0)
     assert positions(got.groups) == [0, 2, 4] and got.next_position == 5

@@ -25,7 +25,7 @@ SHAPE = qwen2.Shape(
     scan_layers=False, remat="none",
 )  # fmt: skip
 PROMPT, RESPONSE, STOPS = 8, 20, (3, 9)
-RULES = config.base().sharding.decode
+RULES = config.base().sharding.decode.to_dict()
 DRAW = Draw(seed=5, temperature=0.9)
 
 

@@ -5,8 +5,6 @@ In this process: only the errors that `cli.run` turns into such a line come out 
 that read input. As commands, each in a process of its own:
 
     FUZZ_CASES=2000 python -m pytest -m slow tests/test_fuzz.py -k command
-
-What was found is pinned where its reader is tested: test_problems, test_tokenizer, test_hf_format.
 """
 
 import gzip
@@ -27,17 +25,15 @@ import pytest
 import safetensors.numpy
 
 from dapo_jax import config
-from dapo_jax.checkpoint import checkpoint, resume, seal, workdir
+from dapo_jax.checkpoint import checkpoint, resume, seal
 from dapo_jax.config import cli, schema
 from dapo_jax.dapo.state import Counters, State
 from dapo_jax.data import problems
-from dapo_jax.log import metrics
 from dapo_jax.model import hf_format
 from dapo_jax.model.qwen2 import Shape
 
 ROOT = Path(__file__).parent.parent
 SHOWN = (ValueError, OSError)  # `cli._guarded`; ConfigError and Damaged are ValueErrors
-SECONDS = 500  # of the clock, for one command
 
 
 def one_line_each(message: str) -> None:
@@ -125,7 +121,7 @@ def overrides(draw):
     """An override of a field by a likely value or by any text, or of no field."""
     name = draw(st.sampled_from(list(config.SCHEMA)))
     if draw(rarely):
-        wrong = ["seed.x", "optim", "__class__", "optim.__dict__", "optim.lr.", *schema.peers()]
+        wrong = ["seed.x", "optim", "__class__", "optim.__dict__", "optim.lr.", *schema.PEERS]
         name = draw(st.sampled_from(wrong) | st.text(string.ascii_lowercase + "._", max_size=20))
     field = config.SCHEMA.get(name)
     value = draw(likely(name, field) if field and not draw(rarely) else texts)
@@ -182,24 +178,6 @@ def test_problem_files(tmp_path_factory, made, on_bad):
     file = tmp_path_factory.getbasetemp() / f"rows{suffix}"
     file.write_bytes(data)
     refuses_or_reads(problems.read, file, on_bad)
-
-
-@hypothesis.given(st.lists(values.map(json.dumps) | texts, max_size=4))
-def test_metrics_lines(tmp_path_factory, lines):
-    folder = tmp_path_factory.mktemp("metrics")
-    (folder / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8", errors="replace")
-    metrics.Writer(folder, 3, config.base()).close()
-    assert all(r["step"] <= 3 for r in metrics.read(folder / "metrics.jsonl"))
-
-
-@hypothesis.given(values)
-def test_config_json_of_a_workdir(tmp_path_factory, value):
-    folder = tmp_path_factory.getbasetemp() / "workdir"
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(value))
-    with pytest.raises(ValueError) as error, workdir.hold(folder):
-        pass
-    one_line_each(str(error.value))
 
 
 # --- Commands ---
@@ -321,7 +299,7 @@ def test_a_generated_command(shell, tmp_path_factory, case):
         "-m", f"dapo_jax.{name}", *argv, cwd=folder, logs=logs, env={"HF_HUB_OFFLINE": "1"}
     )
     try:
-        process.communicate(timeout=SECONDS)
+        process.communicate(timeout=500)
     finally:
         process.kill()
     said = "".join(log.read_text(errors="replace") for log in logs)

@@ -37,7 +37,7 @@ def test_a_process_that_fails_is_told_by_its_last_lines():
     ("pod", "cache"), [("v5p-256", "ours"), ("v6e-128", "ours"), ("v5p-256", "ours.int8")]
 )
 def test_the_constants_are_what_this_compiler_makes(pod, cache):
-    """Of the shipped 32B sampler's kernel: within a fifth, as other versions schedule otherwise."""
+    """The shipped 32B sampler's kernel: within a fifth, as other versions schedule otherwise."""
     c = presets.dapo_math("32B")
     if cache == "ours.int8":
         c.rollout.cache_dtype, c.loss.importance_cap = "int8", 2.0

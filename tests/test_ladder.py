@@ -68,7 +68,7 @@ def test_a_rung_changes_its_fields_and_no_other(method, name):
 def test_the_ladders_are_the_papers_tables():
     assert ("grpo", *(f"+{name}" for name in FIELDS)) == DAPO.cumulative
     assert tuple(f"-{name}" for name in FIELDS) == DAPO.leave_one_out
-    assert DAPO.cumulative + DAPO.leave_one_out[:-1] == presets.RUNGS  # that is +token_loss
+    assert DAPO.cumulative + DAPO.leave_one_out[:-1] == DAPO.rungs  # that is +token_loss
     assert list(DAPO.paper.values()) == [30, 36, 38, 41, 42, 50]
     assert get_config("-clip_higher@7B") == presets.rung(presets.dapo_math("7B"), "-clip_higher")
     assert get_config("grpo") == config.grpo(get_config())
@@ -196,7 +196,7 @@ def test_report_writes_table_json_and_figures(tmp_path):
         for seed, records in enumerate(runs):
             put(tmp_path, name, seed, records)
     c.steps = 60
-    text = ladder.report(c, tmp_path, presets.RUNGS, range(4))
+    text = ladder.report(c, tmp_path, DAPO.rungs, range(4))
     assert text == (tmp_path / "table.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [r[0].lstrip("| ") for r in rows] == ["rung", *WANTED]

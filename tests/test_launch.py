@@ -3,11 +3,9 @@ needed. What they do is in test_launch_cluster.py."""
 
 import json
 import os
-import random
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from scripts import LAUNCH, ODD, ROOT, THIS_PYTHON, bash, executable, link_tools
 
 from dapo_jax.pods import slices
 
-SCRIPTS = sorted(LAUNCH.glob("*.sh"))
 PRINTED = (ROOT / "tests/data/launch.txt").read_text()
 BLOCKS = dict(re.findall(r"^\$ ([^\n]*)\n(.*?\n)(?=\$ |\n|\Z)", PRINTED, re.M | re.S))
 NAMES = f"at=(--name=n --zone=z) job=(--name=dapo --image=a/b:c) odd=({shlex.join(ODD)})"
@@ -145,28 +142,20 @@ def test_one_table_of_slices():
 
 
 HOSTILE = [
-    "2x", "-1", "+1", "1.5", "1e3", "0x10", "2 ", " 2", "1 2", "1\n", "1\n  suspend: true", "\t1",
-    "99999999999", "18446744073709551617", "99999999999999999999", "8#7", "1+1", "1;touch own",
-    "1&&touch own", "a", "a=1", "PATH", "RANDOM", "$((1))", "`touch own`", "$(touch own)", "1|id",
-    "1+BASH_VERSINFO[$(touch own; echo 0)]", "x[$(touch own)]", "1,y=2", "*", "?",
-    "[0-9]", "1}", "${IFS}", "\u0661", "\u00b2", "\uff11", "1'", '1"', "1\\", "#1", "!1",
-    "~", "--", "1\r", "1\x01",
+    "2x", "-1", "+1", "1.5", "0x10", "2 ", " 2", "1 2", "1\n", "1\n  suspend: true", "99999999999",
+    "18446744073709551617", "8#7", "1+1", "1;touch own", "a", "RANDOM", "`touch own`", "1|id",
+    "1+BASH_VERSINFO[$(touch own; echo 0)]", "*", "[0-9]", "\u0661", "1'", '1"', "1\\", "1\x01",
 ]  # fmt: skip
 
 
 def test_hostile_numbers_run_nothing(tmp_path):
-    """Fixed values and mixtures of their characters; that each flag of a number is one is seen by
-    the lines that are refused."""
-    rng = random.Random(0)
-    characters = [*"0123456789", *"$([])`;&|+-x\n '\"\\", "touch own", "BASH_VERSINFO["]
-    mixed = ["".join(rng.choices(characters, k=rng.randint(2, 12))) for _ in range(240)]
-    values = [*HOSTILE, *(x for x in mixed if not x.isdecimal())]
+    """Each flag of a number is checked so: what `test_what_is_printed` shows of the refusals."""
     code = 'source "$1"; shift; for x in "$@"; do (dapo_want number:0:1000000 f "$x"); done'
-    done = bash("-c", code, "-", LAUNCH / "flags.sh", *values, cwd=tmp_path, HOME=tmp_path)
-    shown = [re.sub("[\x01-\x1f]", " ", x) for x in values]
+    done = bash("-c", code, "-", LAUNCH / "flags.sh", *HOSTILE, cwd=tmp_path, HOME=tmp_path)
+    shown = [re.sub("[\x01-\x1f]", " ", x) for x in HOSTILE]
     lines = [f"error: f={x}: wants a whole number from 0 to 1000000" for x in shown]
     assert done.stdout == "" and done.stderr.split("\n") == [*lines, ""]
-    assert not list(tmp_path.iterdir()) and len(values) > 200
+    assert not list(tmp_path.iterdir())
 
 
 # --- Set-up ---------------------------------------------------------------------------------------
@@ -190,7 +179,7 @@ def install(root, extra="") -> str:
     return f"pip install --python {root}/.venv/bin/python -c requirements.txt -e .{extra}"
 
 
-def test_setup_installs_once(checkout, set_up):
+def test_setup_installs_once(checkout, tools, set_up):
     done, calls = set_up()
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{checkout}/.venv/bin/python"
@@ -208,13 +197,9 @@ def test_setup_installs_once(checkout, set_up):
     assert len(list((checkout / ".venv").glob(".dapo_jax-*"))) == 1
     moved = checkout.rename(checkout.with_name("moved"))
     assert set_up(root=moved)[1] == [*found, install(moved)]
-
-
-def test_setup_after_a_failed_install_tries_again(tools, set_up):
-    set_up()
     executable(tools / "uv", "#!/bin/sh\nexit 1\n")
-    for _ in range(2):
-        done, _ = set_up("tpu")
+    for _ in range(2):  # what has failed is tried again
+        done, _ = set_up("tpu", root=moved)
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].startswith("error: the install failed")
 
@@ -249,7 +234,7 @@ def test_setup_looks_for_a_python_that_runs(checkout, tools, set_up):
     assert done.stderr.startswith("error: no Python 3.11-3.14 found")
 
 
-# --- All scripts, and the Dockerfile --------------------------------------------------------------
+# --- The Dockerfile -------------------------------------------------------------------------------
 
 
 def test_the_image_has_what_the_scripts_need_at_pinned_versions():
@@ -263,21 +248,3 @@ def test_the_image_has_what_the_scripts_need_at_pinned_versions():
     assert {".git", ".venv*", "runs"} <= {*ignored}
     for needed in ("launch/until_done.sh", "configs", "dapo_jax", "requirements.txt"):
         assert not any(Path(needed).match(x) for x in ignored)
-
-
-@pytest.mark.parametrize(
-    ("linter", "files"),
-    [
-        ("shellcheck --external-sources --source-path=SCRIPTDIR", [ROOT / ".ci/run", *SCRIPTS]),
-        ("hadolint", [ROOT / "Dockerfile"]),
-    ],
-    ids=["shellcheck", "hadolint"],
-)
-def test_linters(linter, files):
-    linter, *flags = linter.split()
-    found = shutil.which(linter, path=on_path(Path(sys.executable).parent))
-    if found is None:
-        pytest.skip(f"{linter} is not installed (extras 'test' and 'lint')")
-    command = [found, *flags, *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout

@@ -113,7 +113,7 @@ def test_a_float32_head_lies_within_15_percent_of_the_compiler():
 
 
 def test_a_value_model_is_counted():
-    """Of the policy's size, without its output weights; and of another one."""
+    """It has the policy's size, without its output weights; or the size of another model."""
     c = big(critic__enabled=True)
     shape = plan.network(c)
     value, D, V = plan.value_model(c, shape), shape.hidden_size, shape.vocab_size

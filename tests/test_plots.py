@@ -135,7 +135,7 @@ def test_like_with_like(theirs):
     ("name", "references"), [("aime24", 3), ("AIME-2024", 3), ("aime_2024_en", 3), ("aime25", 0)]
 )
 def test_the_paper_s_first_figure(name, references):
-    """Of the setting at top-p .7; the paper's scores stand where the set is AIME 2024."""
+    """It shows the setting at top-p .7, and the paper's scores where the set is AIME 2024."""
     found = {"optim/updates": (STEPS, 16.0 * STEPS)}
     for i, score in enumerate(("avg@k", "pass@k", "maj@k"), 1):
         found[f"eval/{name}/{score}"] = np.array([0, 20]), np.array([0.9, 0.9])

@@ -13,11 +13,7 @@ PRESETS = {name: getattr(config, name) for name in ("base", "paper", "verl", "va
 PRESETS |= presets.RECIPES
 
 
-def test_each_preset_has_its_sources():
-    assert PRESETS.keys() == {"base", *TABLE}
-
-
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"base"}))
 def test_a_preset_has_the_numbers_of_its_sources_and_no_others(name):
     wanted = PRESETS[TABLE[name]["start"]]()
     for fields in TABLE[name]["sources"].values():

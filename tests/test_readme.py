@@ -65,7 +65,7 @@ def test_every_named_place_exists():
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """Of its headings, as GitHub makes them."""
+    """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
     return {"#" + re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
@@ -194,3 +194,15 @@ def test_the_reader_s_path():
     for file in PATH:
         assert not {room(p) for p in imported(PACKAGE / file)} & set(WINGS), file
     assert lines("algorithm.py") <= 160 and lines("train.py") <= 270
+
+
+def test_no_docstring_begins_with_of():
+    """A sentence has a subject and a verb."""
+    kinds, found = ast.Module | ast.ClassDef | ast.FunctionDef, []
+    for folder in ("dapo_jax", "benchmarks", "configs", "tests"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, kinds) and (ast.get_docstring(node) or "").startswith("Of "):
+                    name = getattr(node, "name", "the module's docstring")
+                    found.append(f"{file.relative_to(ROOT)}: {name}")
+    assert not found, "\n".join(found)

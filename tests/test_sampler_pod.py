@@ -30,7 +30,7 @@ def test_the_32b_sampler_works_in_place(pod, mesh, cache):
     mesh = topology.make_mesh(pod, dict(data=1, fsdp=mesh[0], tensor=mesh[1]))
     sizes = dict(slots=1024, prompt_tokens=2048, response_tokens=20480, chunk=128)
     how = dict(prefill_prompts=64, stop_ids=(151643, 151645), dtype="bfloat16", cache_dtype=cache)
-    engine = Engine(QWEN_32B, mesh, config.base().sharding.decode, **sizes, **how)
+    engine = Engine(QWEN_32B, mesh, config.base().sharding.decode.to_dict(), **sizes, **how)
     assert engine.geometry.cores == (2 if pod.startswith("v5p") else 1)
     pool = paged.pool_bytes(engine.geometry, "bfloat16") // mesh.size
     arrays = len(engine.geometry.pages_axes)

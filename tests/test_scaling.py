@@ -45,8 +45,8 @@ def test_the_unit_of_compute_changes_the_midpoint_alone():
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
-    """Of 100 seeds at least 90: four numbers, the curve within and beyond what was measured, and
-    its end as the first third foretells it."""
+    """At least 90 of 100 do: of the four numbers, of the curve within and beyond what was measured,
+    and of its end as the first third foretells it."""
     beyond = [7e4, 3e5]
     want = [*TRUE, *oracle([*beyond, 1e5], *TRUE)]
     held, width = np.zeros(7), []

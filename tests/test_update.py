@@ -289,7 +289,7 @@ def test_gradient_against_dense_float64(programs, params, batch, expected, case,
 @pytest.mark.parametrize("name", ["ppo", "gspo"])
 @compiled_soon()
 def test_shared_prompts_give_the_same_gradient(params, batch, name):
-    """Of groups of three with a prompt each: what is computed once serves all of them."""
+    """Groups of three share a prompt, which is computed once."""
     items = [i._replace(prompt=batch.items[n // 3 * 3].prompt) for n, i in enumerate(batch.items)]
     choice = objective.DAPO._replace(token_loss=objectives.OBJECTIVES[name].token_loss)
     groups, sharing = batch._replace(items=items), SHAPE._replace(shared_prompts=True)

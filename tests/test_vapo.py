@@ -209,7 +209,7 @@ def test_only_a_run_that_bootstraps_has_the_cell():
 
 
 def test_thirds_by_length():
-    """Of 1, ..., 12 tokens: at most 4, and more than 8; what is left out does not count."""
+    """1, ..., 12 tokens: short is at most 4, long more than 8; what is left out does not count."""
     item = lambda n, weight=1.0: packing.Item([1], np.zeros(n), np.zeros(n), 0.0, weight)
     minibatches = [[item(n) for n in range(1, 8)], [item(n) for n in range(8, 13)] + [item(99, 0)]]
     h = update.horizon(config.base().critic, minibatches, 0)

@@ -55,7 +55,7 @@ def test_a_score_alone_is_refused():
 
 
 def test_minibatches_carry_the_verdicts():
-    """Of the judge, not of the shaped reward, through the shuffle into each mini-batch."""
+    """The judge gives them, not the shaped reward; the shuffle keeps them with their responses."""
     c = config.base()
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 2, 2
     c.loss.positive_coef, c.loss.overlong_filter = MU, "loss"

@@ -36,7 +36,6 @@ WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same com
 # Flags of any command that hold paths.
 _PATH_FLAGS = ("config", "workdir", "data", "data_dir", "checkpoint", "json", "out")
 
-
 # What --config and the --config.field=value of the command line make together: the config `value`,
 # and `overrides`, from the dotted name of a field to its value.
 CONFIG = types.SimpleNamespace()
@@ -76,7 +75,7 @@ def _guarded(main, given: Sequence[str]) -> None:
     except KeyboardInterrupt:
         _interrupted()
     except (ValueError, OSError) as error:
-        late = threading.Timer(_LATE_S, os._exit, [1])  # Orbax's threads may never end
+        late = threading.Timer(60.0, os._exit, [1])  # Orbax's threads may never end
         late.daemon = True
         late.start()
         fail(str(error) or type(error).__name__)
@@ -87,17 +86,13 @@ def _guarded(main, given: Sequence[str]) -> None:
         fail(f"{asked}: jax finds no such device here ({gate.describe(error)}); unset it")
 
 
-_LATE_S = 60.0  # s for other threads to end after an error
-# What a run of a tiny model on a CPU needs of `ulimit`: below, Orbax hangs and XLA aborts.
-_LIMITS = (
-    (resource.RLIMIT_NOFILE, 64, "open files", "ulimit -n 1024"),
-    (resource.RLIMIT_AS, 2_500_000_000, "bytes of address space", "ulimit -v unlimited"),
-)
-
-
 def _check_limits() -> None:
-    """ValueError: this process may have fewer open files or addresses than any run needs."""
-    for kind, least, what, remedy in _LIMITS:
+    """ValueError: this process may have fewer open files or addresses than a run of a tiny model on
+    a CPU needs; below, Orbax hangs and XLA aborts."""
+    for kind, least, what, remedy in (
+        (resource.RLIMIT_NOFILE, 64, "open files", "ulimit -n 1024"),
+        (resource.RLIMIT_AS, 2_500_000_000, "bytes of address space", "ulimit -v unlimited"),
+    ):
         most, _ = resource.getrlimit(kind)
         if most != resource.RLIM_INFINITY and most < least:
             raise ValueError(f"this shell allows {most:,} {what}, a run needs {least:,}: {remedy}")

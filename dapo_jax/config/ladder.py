@@ -80,9 +80,6 @@ LADDERS = {
         },
     ),
 }  # fmt: skip
-# DAPO's Table 1, and then all of it with one technique taken away; '-dynamic_sampling' is
-# '+token_loss'.
-RUNGS = LADDERS["dapo"].rungs
 
 
 def rung(c: Config, name: str, ladder: Ladder = LADDERS["dapo"]) -> Config:
@@ -93,9 +90,9 @@ def rung(c: Config, name: str, ladder: Ladder = LADDERS["dapo"]) -> Config:
     paper "masks the loss of truncated samples" and does not mention the group's mean and std.
     Raises ValueError for an unknown name, and if `c` lacks one of the techniques.
     """
-    if name not in ladder.cumulative + ladder.leave_one_out:
-        known = ", ".join(ladder.cumulative + ladder.leave_one_out)
-        raise ValueError(f"the ladder has no rung {name!r}; there are {known}")
+    known = ladder.cumulative + ladder.leave_one_out
+    if name not in known:
+        raise ValueError(f"the ladder has no rung {name!r}; there are {', '.join(known)}")
     c = copy.deepcopy(c)
     if "overlong_filtering" in ladder.without and c.loss.overlong_filter == "off":
         c.loss.overlong_filter = "loss"
@@ -133,9 +130,7 @@ def vapo_ladder_task() -> Config:
     """VAPO on the task of `ladder_task`, whose responses have about 12 tokens.
 
     Fewer steps and a lower rate for the policy than there, so that it still learns when rungs are
-    compared. The lambda that the length does not decide is .5, a trace of 2 tokens: the paper's .95
-    is one of 20 tokens, little of its responses and more than any of these, so that neither target
-    nor length would change much.
+    compared; why lambda is .5: docs/vapo.md.
     """
     c = vapo(ladder_task())
     c.critic.pretrain_steps, c.critic.lr = 20, 1e-3

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dapo_jax.config.ladder import LADDERS, RUNGS, Ladder, ladder_task, rung, vapo_ladder_task
+from dapo_jax.config.ladder import LADDERS, Ladder, ladder_task, rung, vapo_ladder_task
 from dapo_jax.config.paper import grpo, paper, vapo, verl
 from dapo_jax.config.schema import Config
 

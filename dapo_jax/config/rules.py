@@ -1,7 +1,4 @@
-"""What sections must not say together: (when, the line that says so), one rule a row.
-
-Contradictions within one section stand with it, in its `mistakes`.
-"""
+"""What sections must not say together: (when, the line that says so), one rule a row."""
 # fmt: off
 
 from dapo_jax.config.schema import Config

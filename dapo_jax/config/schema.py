@@ -1,12 +1,9 @@
 """The config of a run: all sections in one dataclass, and the flat table of their fields.
 
-The fields themselves, each with default, meaning, unit and source, stand in the `settings.py` of
-the room that reads them, or in sections.py. Lengths are in TOKENS everywhere. "verl" is the code
-that the DAPO authors name for their released run.
+Lengths are in TOKENS. "verl" is the code that the DAPO authors name for their released run.
 """
 
 import difflib
-import functools
 import json
 import pathlib
 from dataclasses import dataclass, field
@@ -51,11 +48,7 @@ class Config(Section):
 # fmt: on
 
 
-def base() -> Config:
-    """Full DAPO on the embedded task: every field at its default."""
-    return Config()
-
-
+base = Config  # the preset from which the others begin
 SCHEMA: dict[str, Field] = {name: about for name, about, _ in walk(base())}  # by dotted name
 PATHS = tuple(name for name, about in SCHEMA.items() if about.path)
 
@@ -74,12 +67,12 @@ def of_run(text: str | bytes) -> Config:
     return config
 
 
-@functools.cache
-def peers() -> dict[str, str]:
-    """Another trainer's name -> our field, from peers.txt; read when an unknown name is met."""
-    rows = pathlib.Path(__file__).with_name("peers.txt").read_text().splitlines()
-    table = (row.split(": ") for row in rows if row and row[0] != "#")
-    return {theirs: ours for ours, names in table for theirs in names.split()}
+def _read(text: str) -> dict[str, str]:
+    rows = (row.split(": ") for row in text.splitlines() if row and row[0] != "#")
+    return {theirs: ours for ours, names in rows for theirs in names.split()}
+
+
+PEERS = _read(pathlib.Path(__file__).with_name("peers.txt").read_text())  # their name -> our field
 
 
 def nearest(name: str) -> str:
@@ -87,9 +80,9 @@ def nearest(name: str) -> str:
     is close."""
     *parents, leaf = name.split(".")
     for theirs in (".".join([*parents[-1:], leaf]), leaf):
-        if theirs in peers():
-            return f"; did you mean {peers()[theirs]}?"
-    close = [peers()[near] for near in difflib.get_close_matches(leaf, peers(), n=1, cutoff=0.8)]
+        if theirs in PEERS:
+            return f"; did you mean {PEERS[theirs]}?"
+    close = [PEERS[near] for near in difflib.get_close_matches(leaf, PEERS, n=1, cutoff=0.8)]
     close += difflib.get_close_matches(name, SCHEMA, n=3, cutoff=0.5)
     ends = {known: known.rpartition(".")[2] for known in SCHEMA}
     for near in difflib.get_close_matches(leaf, dict.fromkeys(ends.values()), n=3, cutoff=0.6):

@@ -1,9 +1,7 @@
 """Sections whose readers stand above config/: devices, warm-up, evaluation, checkpoints, logs, alarms."""
 # fmt: off
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from dapo_jax.gate import ROWS, TOKENS, Section, setting, wrong
 
@@ -100,21 +98,8 @@ class Guard(Section, place="guard"):
     hang_first_s: float = setting(7200.0, "the same for the first phase of a kind, which compiles or loads; 0 = only print", 0.0)
 
 
-class Table(Section, Mapping):
-    """A section that is also a mapping of its field names to their values."""
-
-    def __getitem__(self, name: str) -> Any:
-        return vars(self)[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.__dataclass_fields__)
-
-    def __len__(self) -> int:
-        return len(self.__dataclass_fields__)
-
-
 @dataclass
-class Mesh(Table, place="mesh"):
+class Mesh(Section, place="mesh"):
     """How the devices are arranged."""
 
     data: int = setting(1, "devices along `data` (replicas of the weights); -1 = all that are left", -1)
@@ -124,7 +109,7 @@ class Mesh(Table, place="mesh"):
 
 # Weights and activations name logical axes only, so another strategy is another table of rules.
 @dataclass
-class TrainRules(Table, place="sharding.train"):
+class TrainRules(Section, place="sharding.train"):
     """Logical axis -> mesh axes in training, with commas between; '' = replicated."""
 
     vocab: str = setting("tensor", "mesh axes of the vocabulary")

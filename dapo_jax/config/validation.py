@@ -13,25 +13,19 @@ from dapo_jax.config.rules import longest, relations, warm_up, warnings  # noqa:
 from dapo_jax.config.schema import Config, ConfigError, leaves, walk
 from dapo_jax.config.sections import Sharding, stop_strings  # noqa: F401
 from dapo_jax.dapo.settings import Loss
-from dapo_jax.gate import wrong
 from dapo_jax.model.settings import Lora
 
 
 def resolve_mesh(config: Config, devices: int) -> dict[str, int]:
     """Mesh axis -> size, with -1 filled in. Raises ConfigError when the sizes cannot cover it."""
-    sizes = dict(config.mesh)
+    sizes = config.mesh.to_dict()
     text = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
     free = [k for k, v in sizes.items() if v == -1]
     known = math.prod(v for v in sizes.values() if v != -1)
-    if 0 in sizes.values() or len(free) > 1 or (free and devices % known):
+    if known < 1 or devices % known or len(free) > 1 or (known != devices and not free):
         raise ConfigError(
-            f"config.mesh: {text} cannot be laid over {devices} devices; use at most one -1"
-            f" and sizes whose product divides {devices}"
-        )
-    if not free and known != devices:
-        raise ConfigError(
-            f"config.mesh: {text} wants {known} devices and there are {devices}; change the sizes"
-            " or set one of them to -1"
+            f"config.mesh: {text} cannot be laid over {devices} devices; use sizes whose product is"
+            f" {devices}, or one -1 beside sizes whose product divides it"
         )
     return sizes | {axis: devices // known for axis in free}
 
@@ -59,7 +53,7 @@ def validate(config: Config, devices: int, files: bool = False) -> None:
         sizes = resolve_mesh(config, devices)
     except ConfigError as error:
         bad.append(str(error))
-        sizes = dict.fromkeys(config.mesh, 1)  # divides everything
+        sizes = dict.fromkeys(config.mesh.to_dict(), 1)  # divides everything
     bad += _check_sizes(config, sizes)
     bad += [] if config.model.path else check_shape(config.model, sizes, config.sharding)
     bad += config.mistakes()  # within each section
@@ -160,24 +154,22 @@ def check_shape(model, sizes: Mapping[str, int], sharding: Sharding) -> list[str
             if "," in (over := rules[axis]):
                 parts = math.prod(sizes.get(a, 1) for a in over.split(","))
                 rows.append((*size(field), parts, f"mesh {over}, by sharding.{phase}.{axis}"))
-    allowed = [str(t) for t in range(1, tensor) if model.num_kv_heads % t == 0]
-    narrow = min(model.hidden_size, model.intermediate_size, model.num_kv_heads * model.head_dim)
-    return _undivided(rows) + wrong(
-        (
-            model.head_dim % 2,
-            f"model.head_dim = {model.head_dim} must be even (RoPE rotates halves)",
-        ),
-        (
-            model.num_kv_heads % tensor,
+    bad = _undivided(rows)
+    if model.head_dim % 2:
+        bad.append(f"model.head_dim = {model.head_dim} must be even (RoPE rotates halves)")
+    if model.num_kv_heads % tensor:
+        allowed = [str(t) for t in range(1, tensor) if model.num_kv_heads % t == 0]
+        bad.append(
             f"config.mesh.tensor = {tensor} does not divide the {model.num_kv_heads} key/value"
-            f" heads; allowed below it: {', '.join(allowed)}",
-        ),
-        (
-            lora and lora.rank > narrow,
-            f"config.model.lora.rank = {lora and lora.rank} exceeds {narrow}, the narrowest side of"
-            " a linear layer of this model, whose weights it could as well train whole (rank 0)",
-        ),
-    )
+            f" heads; allowed below it: {', '.join(allowed)}"
+        )
+    narrow = min(model.hidden_size, model.intermediate_size, model.num_kv_heads * model.head_dim)
+    if lora and lora.rank > narrow:
+        bad.append(
+            f"config.model.lora.rank = {lora.rank} exceeds {narrow}, the narrowest side of a linear"
+            " layer of this model, whose weights it could as well train whole (rank 0)"
+        )
+    return bad
 
 
 def check_objective(loss: Loss) -> list[str]:
@@ -189,8 +181,7 @@ def check_objective(loss: Loss) -> list[str]:
         if (given := getattr(loss, name)) not in table:
             bad.append(f"config.loss.{name}: {given!r} is not one of {', '.join(table)}")
     if loss.dual_clip and loss.objective in known and not known[loss.objective].dual_clip:
-        without = f"objective {loss.objective!r} has no dual clip; set 0 (off)"
-        bad.append(f"config.loss.dual_clip: {without}")
+        bad.append(f"config.loss.dual_clip: {loss.objective!r} has no dual clip; set 0 (off)")
     return bad
 
 

@@ -142,8 +142,8 @@ def test_a_process_that_is_killed_is_named_by_the_other_that_ends(to, at_work):
 
 @pytest.mark.parametrize("to", [0, 1])
 def test_a_process_that_is_stopped_is_ended_and_named(to, at_work):
-    """Of process 0 nobody hears that it is silent: all wait for its answer, and their own signs of
-    life with them; both have been silent for as long, so which one is ended first is chance."""
+    """Nobody hears that process 0 is silent: all wait for its answer, and their own signs of life
+    with them; both have been silent for as long, so which one is ended first is chance."""
     _, running = at_work("--heartbeat_timeout=5")
     running[to].send_signal(signal.SIGSTOP)
     done = finish(running, 80)  # without the flag it takes 100 s

@@ -2,8 +2,8 @@
 
     python -m dapo_jax.lab ladder --seeds=5 --out=runs/ladder
 
-Makes one base model, trains from it every rung once per seed, one process per core, and writes
-OUT/table.md, OUT/table.json and figures. The same command resumes. The setting is
+Makes one base model, trains from it every rung of `presets.LADDERS` once per seed, one process per
+core, and writes OUT/table.md, OUT/table.json and figures. The same command resumes. The setting is
 configs/ladder.py; `--config=FILE` takes the rungs of another full-DAPO config. `--report` puts
 together rungs that were trained elsewhere, each with --workdir=OUT/<rung>/seed_<seed>.
 
