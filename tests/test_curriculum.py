@@ -155,7 +155,7 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
         if surplus == "drop":
             used = [g.position for g in got.groups]
             due = list(by_hand(c, stream, P, before, cursor))
-            assert used == [p for p in due if outcome(p).mixed][:2]
+            assert used == [p for p in due if outcome(p).mixed()][:2]
             end = used if len(used) == 2 else due or [cursor - 1]
             assert got.next_position == end[-1] + 1
         seen = {int(i): (rates.rate_P[i], rates.epoch_P[i]) for i in rates.draws_P.nonzero()[0]}
@@ -213,14 +213,12 @@ def small(steps, **fields):
         pass_rate_cap=0.75, revisit_epochs=1, band_low=0.1, band_high=0.6,
         temperature_schedule="linear", temperature_steps=4, temperature_end=1.3,
     )  # fmt: skip
-    c = settings(**on | fields)
-    c.steps, c.eval.every, c.checkpoint.every, c.log.tensorboard = steps, 0, 2, False
-    c.eval.k, c.eval.max_problems, c.data.embedded_problems = 2, 8, 8
+    c = test_train.small(steps)
+    c.curriculum.update(on | fields)
+    c.mesh.update(config.base().mesh.to_dict())
+    c.data.embedded_problems, c.checkpoint.every, c.log.tensorboard = 8, 2, False
     c.model.hidden_size, c.model.intermediate_size, c.model.num_layers = 16, 32, 1
     c.model.num_heads, c.model.num_kv_heads, c.model.head_dim = 2, 1, 8
-    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 4, 2
-    c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
-    c.reward.overlong_buffer_tokens = 4
     return c
 
 

@@ -200,7 +200,7 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
         groups = [recorded_group(i, *row) for i, row in enumerate(RECORD)]
         items = algorithm.make_minibatches(method, groups, step)
         knobs = algorithm.update_knobs(method, step)
-        state, logs, _ = method.learn(method, machine, state, items)
+        state, logs, _ = method.learn(method, machine, state, items, knobs)
         state, log = state.count(step=step + 1), metrics.update_metrics(logs, False)
         adam = next(s for s in state.opt_state if hasattr(s, "mu"))
         assert knobs.lr == np.float32(learning_rate(step, preset, c.optim.lr))

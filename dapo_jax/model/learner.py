@@ -58,8 +58,6 @@ class Learner:
         self.init_opt_state = jax.jit(init, out_shardings=self.opt_shardings)
         # (params, opt_state, batch, knobs) -> (params, opt_state, metrics)
         self.update = self._jit_step(self._update)
-        # (params, batch, knobs) -> what `update` clips and hands to the optimizer
-        self.gradient = jax.jit(self._gradient, out_shardings=trained)
 
     def _opt_layout(self, per_weight):
         """The optimizer's state with the shardings `per_weight` for what ends on a weight's path;
@@ -100,32 +98,23 @@ class Learner:
             return jax.lax.fori_loop(0, micro_batches, one, out_AxRxT)
 
     def _update(self, params, opt_state, batch, knobs):
-        return self._step(*self._micro_loss(batch, knobs), params, opt_state, knobs.lr)
-
-    def _gradient(self, params, batch, knobs):
-        with self.scope():
-            return self._accumulate(*self._micro_loss(batch, knobs), params)[0]
-
-    def _micro_loss(self, batch, knobs):
-        """(loss of (params, the arrays of a micro-batch), the batch's arrays, how many of its
-        micro-batches hold something)."""
         loss = lambda params, micro: self._loss(self._kernel, params, micro, knobs)
-        return loss, batch._replace(micro_batches=None), batch.micro_batches
-
-    def _accumulate(self, loss, per_micro, micro_batches, params):
-        """Gradient of what is trained, sums and maxima over the first `micro_batches` entries of
-        the tree `per_micro`."""
-        params = self.cast(params)
-
-        def of_trained(trained, i):
-            micro = jax.tree.map(lambda x: x[i], per_micro)
-            return loss(qwen2.with_trained(params, trained), micro)
-
-        return self._kernel.accumulate(of_trained, qwen2.trained(params), micro_batches)
+        per_micro = batch._replace(micro_batches=None)
+        return self._step(loss, per_micro, batch.micro_batches, params, opt_state, knobs.lr)
 
     def _step(self, loss, per_micro, micro_batches, params, opt_state, lr):
+        """One update by the gradient of what is trained, summed over the first `micro_batches`
+        entries of the tree `per_micro`. loss: of (params, the arrays of a micro-batch)."""
         with self.scope():
-            grads, sums, maxima = self._accumulate(loss, per_micro, micro_batches, params)
+            cast = self.cast(params)
+
+            def of_trained(trained, i):
+                micro = jax.tree.map(lambda x: x[i], per_micro)
+                return loss(qwen2.with_trained(cast, trained), micro)
+
+            grads, sums, maxima = self._kernel.accumulate(
+                of_trained, qwen2.trained(cast), micro_batches
+            )
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)
             trained, opt_state, norm, skipped = self._kernel.apply(
