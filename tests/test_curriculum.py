@@ -70,9 +70,8 @@ def test_the_fewest_right_responses_that_retire_a_problem(cap, G, fewest):
     batch = ds.Collected([], [], drawn, G + 1, 1, 1.0)
     rates, _ = curriculum.record(range(G + 1), G + 1, unknown(G + 1), batch)
     assert curriculum.due(c.curriculum, rates, 0).all()
-    assert (~curriculum.due(c.curriculum, rates, 1)).nonzero()[0].tolist() == [
-        *range(fewest, G + 1)
-    ]
+    left_out = (~curriculum.due(c.curriculum, rates, 1)).nonzero()[0]
+    assert left_out.tolist() == [*range(fewest, G + 1)]
 
 
 @pytest.mark.parametrize(
@@ -262,18 +261,16 @@ def test_a_run_draws_what_is_due_and_logs_its_rates(whole):
     workdir, steps, _ = whole
     c, before, start, left_out = small(6), unknown(8), 0, 0
     stream = problems.stream(range(8), c.seed)
-    for (batch, rates), logged in zip(
-        steps, metrics.read(workdir / "metrics.jsonl")[1:], strict=True
-    ):
+    records = metrics.read(workdir / "metrics.jsonl")[1:]
+    for (batch, rates), logged in zip(steps, records, strict=True):
         ahead = curriculum.ahead(c.curriculum, stream, 8, before)(start, len(batch.drawn))
         assert [g.position for g in batch.drawn] == ahead
         assert all(g.grades.right_G.sum() in (1, 2) for g in batch.groups)
         counted = [g.position for g in batch.drawn if g.position < batch.next_position]
         left_out += batch.next_position - start - len(counted)
         again = [before.rate_P[stream[p]] for p in counted if before.draws_P[stream[p]]]
-        assert logged.get("curriculum/known_rate") == (
-            pytest.approx(np.mean(again)) if again else None
-        )
+        known = pytest.approx(np.mean(again)) if again else None
+        assert logged.get("curriculum/known_rate") == known
         rate_P = rates.rate_P[rates.draws_P > 0]
         assert logged["curriculum/pass_rate"] == pytest.approx(rate_P.mean())
         tenths = np.ceil(np.round(10 * rate_P, 9)).astype(int)

@@ -144,9 +144,8 @@ def packed(of, items, old, layout):
         field[used:] = 0 if field.dtype == bool else np.nan
     put = lambda x: parallel.to_device(x, of.row_sharding)
     returns = spread([np.full(len(i.response), i.advantage, "f") for i in items], places, rows)
-    return critic.Batch(
-        put(rows), put(spread(old, places, rows)), put(returns), np.int32(used)
-    ), places
+    values = spread(old, places, rows)
+    return critic.Batch(put(rows), put(values), put(returns), np.int32(used)), places
 
 
 @pytest.fixture(scope="module")
@@ -432,7 +431,9 @@ def test_the_policy_s_rate_begins_behind_pre_training():
     rates = lambda: [choose.of(c).learning_rate(step) for step in range(6)]
     assert rates() == [0.5, 1, 1, 1, 1, 1]
     c.critic.enabled = True
-    assert rates() == [0, 0, 0, 0.5, 1, 1]
+    assert rates() == [0, 0, 0, 0.5, 1, 1] and validation.warnings(c) == []
+    c.steps = 3
+    assert "critic.pretrain_steps=3 of steps=3" in validation.warnings(c)[0]
     c.critic.lr, c.critic.warmup_steps = 1.0, 2
     assert [update.value_knobs(c.critic, step).lr for step in range(3)] == [0.5, 1, 1]
 
@@ -516,10 +517,3 @@ def test_values_that_explain_nothing_are_an_alarm():
     assert "mixed groups 0 is below 0.01" in alarms(**{"sampling/accept_frac": 0.0})[0]
     c.rollout.group_size = 1
     assert alarms(**{"sampling/accept_frac": 0.0}) == []
-
-
-def test_a_run_that_only_pre_trains_is_told_of():
-    c = valued(2)
-    assert any("critic.pretrain_steps=2 of steps=2" in w for w in validation.warnings(c))
-    c.steps = 3
-    assert not any("pretrain_steps" in w for w in validation.warnings(c))
