@@ -26,7 +26,7 @@ import numpy as np
 from dapo_jax import parallel
 from dapo_jax.dapo import advantage, objective, update
 from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprint, teaches
-from dapo_jax.dapo.minibatches import Term, make_minibatches, pack_minibatches, update_policy
+from dapo_jax.dapo.minibatches import make_minibatches, pack_minibatches, update_policy
 from dapo_jax.dapo.state import State
 from dapo_jax.model import learner
 from dapo_jax.reward import grading
@@ -42,10 +42,12 @@ class Algorithm(NamedTuple):
     teaches: Callable  # (group) -> whether it may enter the batch (Eq. 11)
     sample: Callable  # lines 2-8: (algorithm, text, machine, stream, state) -> (Collected, Stats)
     credit: Callable  # line 9: (reward_NxG, counted_NxG) -> advantage_NxG
-    learn: Callable  # lines 10-11: (algorithm, machine, state, minibatches) -> (State, logs, dict)
+    learn: Callable  # 10-11: (algorithm, machine, state, minibatches, knobs) -> (State, logs, dict)
     learning_rate: Callable  # (rollout step) -> the policy's
     temperature: Callable  # (rollout step) -> of sampling, and of the log-probs of what it drew
-    terms: tuple[Term, ...] = ()  # added to the loss of Eq. 8
+    # Added to the loss of Eq. 8, each with its weights: (groups, trained tokens [M, G]) -> float64
+    # [M, G], of a token of each response
+    terms: tuple[tuple[update.LossTerm, Callable], ...] = ()
     remember: tuple[Callable, ...] = ()  # each: (text, stream, state, batch) -> (State, metrics)
 
 
@@ -85,8 +87,8 @@ def step(
     batch, stats = algorithm.sample(algorithm, text, machine, stream, state)  # lines 2-8
     on_phase("update")
     minibatches = make_minibatches(algorithm, batch.groups, state.counters.step)  # line 9
-    knobs = update_knobs(algorithm, state.counters.step)
-    state, updates, metrics = algorithm.learn(algorithm, machine, state, minibatches)  # 10-11
+    knobs = update_knobs(algorithm, state.counters.step)  # of lines 10-11
+    state, updates, metrics = algorithm.learn(algorithm, machine, state, minibatches, knobs)
 
     counters = state.counters
     state = state._replace(carried=batch.carried).count(
@@ -133,10 +135,9 @@ def sample_batch(algorithm, text, machine, stream, state: State) -> tuple[Collec
     return batch, engine.total(totals)
 
 
-def learn(algorithm, machine, state: State, minibatches) -> tuple[State, list[dict], dict]:
+def learn(algorithm, machine, state: State, minibatches, knobs) -> tuple[State, list[dict], dict]:
     """One update of the policy per mini-batch; no metrics beside the updates' own."""
     batches = pack_minibatches(machine, minibatches)
-    knobs = update_knobs(algorithm, state.counters.step)
     return *update_policy(algorithm.config.loss, machine, state, batches, knobs), {}
 
 

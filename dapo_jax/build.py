@@ -9,12 +9,10 @@ import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from dapo_jax import algorithm, parallel
@@ -46,11 +44,10 @@ class Machine(NamedTuple):
     mesh: Mesh
     shape: qwen2.Shape  # of what is sampled: adapters are the trainer's own
     model_dir: pathlib.Path | None  # where the weights come from; None = random
-    tx: optax.GradientTransformation
     trainer: update.Trainer
     engine: engine.Engine
     layout: packing.Layout  # of the rows of a mini-batch
-    others: Mapping[str, Any] = MappingProxyType({})  # trainers of models beside the policy
+    others: Mapping[str, Any]  # trainers of models beside the policy
     watch: engine.Watch = engine.UNWATCHED  # who observes sampling and updates
 
     def decode_params(self, params):
@@ -70,11 +67,10 @@ class Machine(NamedTuple):
         """Groups, not yet graded, of responses to each (stream position, prompt), in the given
         order, and the sampler's statistics. top_ps: of each prompt, where they differ from the
         draw's. cut: as for `Engine.generate`."""
+        top_ps = top_ps or [0.0] * len(prompts)
         requests = [
             engine.Request(prompt, position, g, top_p=top_p)
-            for (position, prompt), top_p in zip(
-                prompts, top_ps or [0.0] * len(prompts), strict=True
-            )
+            for (position, prompt), top_p in zip(prompts, top_ps, strict=True)
             for g in range(group_size)
         ]
         drawn, stats = self.engine.generate(decode_params, requests, draw, self.watch, cut=cut)
@@ -192,7 +188,7 @@ def assemble(
         config.model.dtype,
         config.optim.offload,
     )
-    terms = tuple(term.loss for term in choose.of(config).terms)
+    terms = tuple(term for term, _ in choose.of(config).terms)
     trainer = _trainer(update.Trainer, shape, *programs, choose.objective(config), terms)
     make = lambda kind, shape: _trainer(kind, shape, *programs)
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
@@ -216,11 +212,11 @@ def assemble(
     layout = packing.Layout(
         validation.row_tokens(config),
         validation.micro_rows(config, mesh.shape),
-        minibatch_responses(config),
+        config.rollout.groups // config.optim.minibatches * config.rollout.group_size,
         config.optim.share_prompts,
     )
     models = choose.others(config, shape, make) if others else {}
-    return Machine(mesh, shape.merged, model_dir, trainer.tx, trainer, sampler, layout, models)
+    return Machine(mesh, shape.merged, model_dir, trainer, sampler, layout, models)
 
 
 @functools.lru_cache(maxsize=8)
@@ -228,10 +224,6 @@ def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, dtype, offload, *o
     """The same for like arguments: what one run of a process has compiled serves the next."""
     setup = learner.Setup(mesh, dict(rules), learner.optimizer(*optimizer), dtype, offload)
     return kind(shape, setup, *options)
-
-
-def minibatch_responses(config) -> int:
-    return config.rollout.groups // config.optim.minibatches * config.rollout.group_size
 
 
 def calls(config, m: Machine) -> dict[str, Call]:
@@ -268,9 +260,8 @@ def compiling(config, m: Machine) -> Iterator[None]:
         yield
         return
     with ThreadPoolExecutor(1) as thread:
-        compiled = thread.map(
-            lambda call: call.program.lower(*call.arguments).compile(), calls(config, m).values()
-        )
+        ready = lambda call: call.program.lower(*call.arguments).compile()
+        compiled = thread.map(ready, calls(config, m).values())
         try:
             yield
             list(compiled)  # raises what a compilation did

@@ -83,6 +83,6 @@ def test_passes_have_as_many_rows_for_each_device():
 )
 def test_runs_of_a_process_share_the_programs_that_are_the_same(change, trainer, sampler):
     a, b = made(), made(change)
-    assert a.tx is a.trainer.tx and b.tx is b.trainer.tx and a.engine is not b.engine
+    assert a.engine is not b.engine
     shared = a.trainer is b.trainer, a.engine.programs is b.engine.programs
     assert shared == (trainer, sampler)

@@ -108,6 +108,14 @@ def test_every_group_that_teaches_is_trained_on_once_and_in_time(staleness):
     assert len(world.judged) == len({p for _, p in world.judged})
 
 
+@pytest.mark.parametrize("begun, ends", [(1, True), (0, False)])
+def test_a_step_waits_for_those_that_would_grow_too_old_and_not_for_its_batch(begun, ends):
+    old = Flight(0, [Run(known=4, ended=True, at=4)], begun=0, accepted=True)
+    slow = Flight(1, [Run(known=4, at=4)], begun)
+    clock = Clock([old, slow], **SIZES | dict(need=1, samples=1), version=1, position=2)
+    assert clock.batch() == ([old] if ends else None)
+
+
 def test_nothing_that_teaches_ends_a_step_short():
     world = World(lambda p, g: 5, teaches=lambda p: False)
     (used, _, _, stays), *_ = run(world, 1)

@@ -100,11 +100,11 @@ def test_out_of_memory_is_a_verdict():
     m = plan_compile.machine_for(c, plan.network(c), pod)
     x = jax.ShapeDtypeStruct((2**17,), jnp.float32, sharding=parallel.replicated(m.mesh))
     call = parallel.Call(jax.jit(lambda x: jnp.sort(jnp.sin(x[:, None] * x), axis=0)), (x,))
-    got = plan_compile.program("update", call, {"state": 10**9}, c, m)
+    got = plan_compile.program("update", call, {"state": 10**9}, m)
     assert not got["fits"] and got["total"] > 10**9 + 2**36
     assert "DOES NOT FIT beside 1.00 GB" in plan_compile.line("update", got)
     # Said without compiling: nothing is left beside what is there already.
-    got = plan_compile.program("update", call, {"state": got["limit"]}, c, m)
+    got = plan_compile.program("update", call, {"state": got["limit"]}, m)
     assert not got["fits"] and "arguments alone" in got["refused"]
 
 
@@ -159,7 +159,7 @@ def child(shipped: str, *names: str) -> None:
     kept = plan_compile.beside(c, calls)
     left_out = {n[1:] for n in names if n[0] == "-"}
     asked = [n for n in names if n[0] != "-"] or [n for n in calls if n not in left_out]
-    said = {n: plan_compile.program(n, calls[n], kept[n], c, m) for n in asked}
+    said = {n: plan_compile.program(n, calls[n], kept[n], m) for n in asked}
     print(json.dumps(said))
 
 

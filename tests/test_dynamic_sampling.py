@@ -170,7 +170,8 @@ def test_round_size(missing, rate, need, size):
 def test_what_teaches_is_the_callers_to_say():
     """Here only groups at even positions teach, among those with right and wrong responses."""
     stream = Stream([1])
-    got = collect(stream, need=3, accept_rate=0.5, accept=lambda g: g.mixed and g.position % 2 == 0)
+    even = lambda g: g.mixed() and g.position % 2 == 0
+    got = collect(stream, need=3, accept_rate=0.5, accept=even)
     assert positions(got.groups) == [0, 2, 4] and got.next_position == 5
     assert got.accept_rate == pytest.approx((4 + 0.5 * 3) / (7 + 3))
     got = collect(stream, need=3, enabled=False, accept=lambda g: False)

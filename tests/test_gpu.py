@@ -10,6 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import Mesh
 from test_attention import value_and_gradient
@@ -139,7 +140,12 @@ def items(n=24):
     ]
 
 
-def trainer(kind, dtype, tx):
+ADAM = learner.optimizer(0.9, 0.95, 1e-8, 0.1, 1.0)
+GRADIENT = optax.trace(decay=0.0)  # its state is the gradient, so that `update` hands it out
+
+
+@functools.cache
+def trainer(kind, dtype, tx=ADAM):
     return update.Trainer(SHAPE, learner.Setup(mesh(kind), RULES.train.to_dict(), tx, dtype))
 
 
@@ -162,10 +168,9 @@ def made_params(made):
 
 
 def gradient(kind, dtype="float32", **how):
-    made = trainer(kind, dtype, learner.optax.trace(decay=0.0))
+    made = trainer(kind, dtype, GRADIENT)
     state = made_params(made), made.init_opt_state(made_params(made))
-    _, opt_state, _ = made.update(*state, *arguments(made, **how))
-    return jax.device_get(opt_state.trace)
+    return jax.device_get(made.update(*state, *arguments(made, **how))[1].trace)
 
 
 def test_the_gradient_is_the_cpus_in_every_layout():
@@ -180,7 +185,7 @@ def test_the_gradient_is_the_cpus_in_every_layout():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_updates_give_the_same_bits_every_time(dtype):
     """Over three of them: like tokens' gradients are added up in one order."""
-    made = trainer("gpu", dtype, learner.optimizer(0.9, 0.95, 1e-8, 0.1, 1.0))
+    made = trainer("gpu", dtype)
 
     def run():
         state = made_params(made), made.init_opt_state(made_params(made))

@@ -86,11 +86,11 @@ def test_round_trip(items, row_tokens, micro_rows, spare):
         assert fields.trained_AxRxT[n].all()
 
         # The prompt lies right before it, in the same segment, and is not trained on.
-        p = places[n]
-        prompt = np.s_[p.micro, p.row, p.cells.start - at + 1 : p.cells.start]
+        *row, cells = places[n]
+        prompt = (*row, slice(cells.start - at + 1, cells.start))
         assert rows.tokens_AxRxT[prompt].tolist() == list(it.prompt[:-1])
         assert rows.positions_AxRxT[prompt].tolist() == list(range(at - 1))
-        whole = np.s_[p.micro, p.row, p.cells.start - at + 1 : p.cells.stop]
+        whole = (*row, slice(cells.start - at + 1, cells.stop))
         assert len(set(rows.segments_AxRxT[whole].tolist())) == 1
 
     live = [i for i in items if i.weight]
@@ -115,14 +115,14 @@ def test_shared_prompts(groups, row_tokens):
     items = [i._replace(prompt=group[0].prompt) for group in groups for i in group]
     rows, _, places = pack(items, row_tokens, 2, len(items), share_prompts=True)
     assert [p is None for p in places] == [i.weight == 0 for i in items]
-    for item, p in zip(items, places, strict=True):
-        if p is None:
+    for item, place in zip(items, places, strict=True):
+        if place is None:
             continue
-        row = packing.PackedBatch(*(field[p.micro, p.row] for field in rows))
-        assert row.targets_AxRxT[p.cells].tolist() == item.response.tolist()
-        assert (row.weight_AxRxT[p.cells] == item.weight).all()
+        cells, row = place[2], packing.PackedBatch(*(field[place[:2]] for field in rows))
+        assert row.targets_AxRxT[cells].tolist() == item.response.tolist()
+        assert (row.weight_AxRxT[cells] == item.weight).all()
         whole = [*item.prompt, *item.response][:-1]
-        for t in range(p.cells.start, p.cells.stop):
+        for t in range(cells.start, cells.stop):
             of, prompt = row.segments_AxRxT[: t + 1], row.segments_AxRxT[t] >> SHARED << SHARED
             seen = (of == of[t]) | (of == prompt)
             n = seen.sum()
@@ -130,6 +130,6 @@ def test_shared_prompts(groups, row_tokens):
             assert row.positions_AxRxT[: t + 1][seen].tolist() == list(range(n))
     trained = rows.trained_AxRxT
     assert trained.sum() == sum(len(i.response) for i in items if i.weight)
-    prompts = {(p.micro, p.row, id(i.prompt)): len(i.prompt) - 1
-               for i, p in zip(items, places, strict=True) if p}  # fmt: skip
+    placed = [(item.prompt, p) for item, p in zip(items, places, strict=True) if p]
+    prompts = {(*p[:2], id(prompt)): len(prompt) - 1 for prompt, p in placed}
     assert (rows.segments_AxRxT > 0).sum() == trained.sum() + sum(prompts.values())

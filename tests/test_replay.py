@@ -133,11 +133,8 @@ def replay(c, preset, order):
     """(table, m, v, mean gradient norm) after each rollout step; order: (step) -> groups' order."""
     table, m, v, count = TABLE.astype(np.float64), np.zeros((V, V)), np.zeros((V, V)), 0
     seen, after = dict(held=0, margin=1.0), []
-    T, b2, decay = (
-        c.rollout.temperature,
-        (0.999 if preset != "grpo" else 0.95),
-        (0.1 if preset == "verl" else 0.0),
-    )
+    T, b2 = c.rollout.temperature, 0.95 if preset == "grpo" else 0.999
+    decay = 0.1 if preset == "verl" else 0.0
     for step in range(STEPS):
         everything, norms = [], []
         for prompt, responses in RECORD:
@@ -200,7 +197,7 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
         groups = [recorded_group(i, *row) for i, row in enumerate(RECORD)]
         items = algorithm.make_minibatches(method, groups, step)
         knobs = algorithm.update_knobs(method, step)
-        state, logs, _ = method.learn(method, machine, state, items)
+        state, logs, _ = method.learn(method, machine, state, items, knobs)
         state, log = state.count(step=step + 1), metrics.update_metrics(logs, False)
         adam = next(s for s in state.opt_state if hasattr(s, "mu"))
         assert knobs.lr == np.float32(learning_rate(step, preset, c.optim.lr))

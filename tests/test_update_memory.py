@@ -83,19 +83,3 @@ def test_devices_without_host_memory_are_named():
     toy = SimpleNamespace(devices=np.array([device]))
     with pytest.raises(ValueError, match=r"toy devices have no pinned host.*optim.offload=False"):
         parallel.check_host_memory(toy)
-
-
-@pytest.mark.slow
-def test_the_program_measured_is_the_one_that_runs():
-    """Compiled from abstract arguments, it is found ready by the first update."""
-    programs = make_programs(sizes=(1, 2, 2))
-    args = fresh(programs)
-    programs.update.lower(*programs.abstract(A, R, T)).compile()
-    events = []
-    listen = lambda event, *_, **__: events.append(event)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        programs.update(*args)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    assert "/jax/core/compile/backend_compile_duration" not in events

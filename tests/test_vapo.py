@@ -1,6 +1,6 @@
-"""The value model and a step with one: its gradient and its estimates against NumPy, whatever the
-layout or the mesh; where it comes from; what a run of both models keeps, and what DAPO pays for it.
-"""
+"""VAPO: golden numbers of its two losses; the value model's gradient and estimates against NumPy,
+whatever the layout or the mesh; a step with one; where it comes from; what a run of both models
+keeps, and what DAPO pays for it."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ from test_train import arrays, assert_same_bits, run, small, without_clocks
 from test_update import RULES, SHAPE, mesh_of, params_of, spread, unpack
 
 from dapo_jax import algorithm, build, config, parallel
-from dapo_jax.config import schema, validation
+from dapo_jax.config import validation
 from dapo_jax.dapo import packing
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
@@ -27,15 +27,77 @@ from dapo_jax.dapo.state import Counters, State
 from dapo_jax.log import guards, metrics, tags
 from dapo_jax.model import hf, learner, qwen2
 from dapo_jax.rollout.engine import UNWATCHED, Response
-from dapo_jax.variants import choose
+from dapo_jax.variants import choose, positive_lm
 from dapo_jax.variants.vapo import critic, update
 
 SHAPE = SHAPE._replace(value_head=True)
-LAYOUTS = [
-    dict(row_tokens=24, micro_rows=2, max_items=12),
-    dict(row_tokens=15, micro_rows=1, max_items=30),  # few sequences a row, much of it empty
-    dict(row_tokens=40, micro_rows=4, max_items=12),
-]
+in_every_layout = pytest.mark.parametrize(
+    ("sizes", "layout"),
+    [
+        ((), dict(row_tokens=24, micro_rows=2, max_items=12)),
+        ((), dict(row_tokens=15, micro_rows=1, max_items=30)),  # few sequences a row, much empty
+        ((), dict(row_tokens=40, micro_rows=4, max_items=12)),
+        ((2, 2, 2), dict(row_tokens=24, micro_rows=8, max_items=12)),
+    ],
+    ids=str,
+)
+
+
+# --- The value model's loss, and that on right responses -----------------------------------------
+
+VALUES = jnp.array([0.2, 0.4, 0.1, 0.5, 0.7, 0.3, -0.2, -0.6])
+NEW_VALUES = jnp.array([0.9, 0.35, -0.5, 0.5, 1.4, -0.5, -0.25, -0.9])
+RETURNS = jnp.array([1.0] * 5 + [-1.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("clip", "mean", "share"),
+    [(np.inf, 0.2446875, 0.0), (0.2, 0.3284375, 0.375), (0.5, 0.2740625, 0.25)],
+)
+def test_golden_value_loss(clip, mean, share):
+    loss, clipped = critic.value_loss(NEW_VALUES, VALUES, RETURNS, clip)
+    assert float(loss.mean()) == pytest.approx(mean, rel=1e-6)
+    assert float(clipped.mean()) == share
+    # A token whose bound was the larger gives no gradient; the others V - R.
+    total = lambda v: critic.value_loss(v, VALUES, RETURNS, clip)[0].sum()
+    want = np.where(clipped, 0.0, NEW_VALUES - RETURNS)
+    np.testing.assert_allclose(jax.grad(total)(NEW_VALUES), want, rtol=1e-6)
+
+
+MU = 0.1
+
+
+def test_a_score_alone_is_refused():
+    def weights(*grades):
+        group = Group(0, [1], (), Grades(*grades))
+        return positive_lm.weights(MU, [group], np.array([[4, 2]]))
+
+    score_G = np.array([0.2, -0.9])
+    with pytest.raises(config.ConfigError, match=re.escape("config.loss.positive_coef: 0.1 needs")):
+        weights(score_G)
+    # The judge's verdict, whatever the score.
+    assert (weights(score_G, np.array([False, True])) > 0).tolist() == [[False, True]]
+    assert not weights(score_G, np.zeros(2, bool)).any()  # no right response: no loss
+
+
+def test_minibatches_carry_the_verdicts():
+    """Of the judge, not of the shaped reward, through the shuffle into each mini-batch."""
+    c = config.base()
+    c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 2, 2
+    c.loss.positive_coef, c.loss.overlong_filter = MU, "loss"
+    rng, row = np.random.default_rng(0), lambda n: np.zeros(n, np.float32)
+    # Of lengths 1 to 8; the seventh is cut off
+    responses = [Response(np.full(n, n), row(n), row(n), n == 7) for n in range(1, 9)]
+    graded = lambda i: Grades(rng.normal(size=2), np.array([True, i == 3]))
+    groups = [Group(i, [1], responses[2 * i : 2 * i + 2], graded(i)) for i in range(4)]
+    method = choose.of(c)
+    for items in algorithm.make_minibatches(method, groups, 0):
+        right = [len(i.response) if len(i.response) in (1, 3, 5, 8) else 0 for i in items]
+        want = [MU / sum(right) * (n > 0) for n in right]
+        assert [i.term_weights for i in items] == [[pytest.approx(w)] for w in want]
+
+
+# --- Its gradient --------------------------------------------------------------------------------
 
 
 def make_critic(mesh=None, shape=SHAPE):
@@ -82,9 +144,8 @@ def packed(of, items, old, layout):
         field[used:] = 0 if field.dtype == bool else np.nan
     put = lambda x: parallel.to_device(x, of.row_sharding)
     returns = spread([np.full(len(i.response), i.advantage, "f") for i in items], places, rows)
-    return critic.Batch(
-        put(rows), put(spread(old, places, rows)), put(returns), np.int32(used)
-    ), places
+    values = spread(old, places, rows)
+    return critic.Batch(put(rows), put(values), put(returns), np.int32(used)), places
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +165,7 @@ def expected(params, items, old):
     return reference(jax.grad(loss, has_aux=True), params)
 
 
-EIGHT = dict(row_tokens=24, micro_rows=8, max_items=12)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "layout"), [*(((), layout) for layout in LAYOUTS), ((2, 2, 2), EIGHT)], ids=str
-)
+@in_every_layout
 def test_gradient_and_values_are_those_of_any_layout(params, items, old, expected, sizes, layout):
     of = make_critic(mesh_of(*sizes))
     batch, places = packed(of, items, old, layout)
@@ -162,7 +218,8 @@ def by_hand(step, skipped=(False, True), old_logprobs="reuse", **fields):
     counters = Counters(step, others_skipped_in_row=2, skipped_in_row=7)
     state = State(0, (), memory=memory, counters=counters)
     given = algorithm.make_minibatches(method, groups, step)
-    return method.learn(method, machine, state, given), read, valued, learned
+    knobs = algorithm.update_knobs(method, step)
+    return method.learn(method, machine, state, given, knobs), read, valued, learned
 
 
 def test_a_step_by_hand():
@@ -238,9 +295,7 @@ def logged(*sums):
 
 @pytest.mark.parametrize("bootstrap", [False, True])
 @pytest.mark.parametrize("alpha", [0.0, 0.4])
-@pytest.mark.parametrize(
-    ("sizes", "layout"), [*(((), layout) for layout in LAYOUTS), ((2, 2, 2), EIGHT)], ids=str
-)
+@in_every_layout
 def test_estimates_are_gae_of_each_response(items, sizes, layout, alpha, bootstrap):
     """Against sums of discounted differences, response by response; the sums too. bootstrap: in
     place of its reward a truncated response has the value of the cell that reads its last token."""
@@ -259,11 +314,11 @@ def test_estimates_are_gae_of_each_response(items, sizes, layout, alpha, bootstr
     for item, p, v, A, G in zip(items, places, olds, advantages, returns, strict=True):
         n, goes_on, behind = len(v), bootstrap and item.truncated, 0.0
         if goes_on:
-            cell = (p.micro, p.row, p.cells.stop)
+            cell, first = (*p[:2], p[2].stop), (*p[:2], p[2].start)
             behind = values[cell]
             assert rows.tokens_AxRxT[cell] == item.response[-1]
             assert rows.positions_AxRxT[cell] == len(item.prompt) + n - 1
-            assert rows.segments_AxRxT[cell] == rows.segments_AxRxT[p.micro, p.row, p.cells.start]
+            assert rows.segments_AxRxT[cell] == rows.segments_AxRxT[first]
         delta = 0.99 * np.append(v[1:], behind) - v
         delta[-1] += 0.0 if goes_on else item.advantage
         lam = max(0.0, 1 - 1 / (alpha * n)) if alpha else 0.95
@@ -345,32 +400,9 @@ def test_a_model_of_other_tokens_is_refused(tmp_path):
     c.critic.init_from = str(tmp_path / "model")
     with pytest.raises(ValueError, match="24 embedding rows, the policy 48"):
         machine_of(c)
-
-
-REFUSED = [  # what a config with a value model sets, what is said of it
-    ({"advantage.whiten": True}, "config.advantage.whiten: True is of advantages within"),
-    ({"advantage.leave_one_out": True}, "config.advantage.leave_one_out: True is of"),
-    ({"advantage.scale": "batch"}, "config.advantage.scale: 'batch' is of"),
-    ({"critic.bootstrap_truncated": True, "loss.overlong_filter": "loss",
-      "reward.overlong_penalty": 0.0},
-     "config.critic.bootstrap_truncated: True is of truncated responses, and"),
-    ({"critic.bootstrap_truncated": True, "reward.overlong_penalty": 0.5},
-     "config.critic.bootstrap_truncated: True drops the reward of a truncated response"),
-    ({"optim.share_prompts": True}, "config.optim.share_prompts: a value model reads"),
-    ({"loss.objective": "gspo"}, "'gspo' has one ratio for a response"),
-    ({"critic.init_from": "./nowhere"}, "config.critic.init_from: ./nowhere: no such file"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("change, words", REFUSED)
-def test_what_does_not_fit_is_refused_in_a_line(change, words):
-    c = small(1)
-    c.critic.enabled = True
-    config.validate(c, 8, files=True)
-    c.update(change)
-    with pytest.raises(schema.ConfigError, match=re.escape(words)) as told:
+    c.critic.init_from = "./nowhere"
+    with pytest.raises(config.ConfigError, match="^config.critic.init_from: ./nowhere: no such fi"):
         config.validate(c, 8, files=True)
-    assert "\n" not in str(told.value)
 
 
 # --- What DAPO pays ------------------------------------------------------------------------------
@@ -399,7 +431,9 @@ def test_the_policy_s_rate_begins_behind_pre_training():
     rates = lambda: [choose.of(c).learning_rate(step) for step in range(6)]
     assert rates() == [0.5, 1, 1, 1, 1, 1]
     c.critic.enabled = True
-    assert rates() == [0, 0, 0, 0.5, 1, 1]
+    assert rates() == [0, 0, 0, 0.5, 1, 1] and validation.warnings(c) == []
+    c.steps = 3
+    assert "critic.pretrain_steps=3 of steps=3" in validation.warnings(c)[0]
     c.critic.lr, c.critic.warmup_steps = 1.0, 2
     assert [update.value_knobs(c.critic, step).lr for step in range(3)] == [0.5, 1, 1]
 
@@ -483,10 +517,3 @@ def test_values_that_explain_nothing_are_an_alarm():
     assert "mixed groups 0 is below 0.01" in alarms(**{"sampling/accept_frac": 0.0})[0]
     c.rollout.group_size = 1
     assert alarms(**{"sampling/accept_frac": 0.0}) == []
-
-
-def test_a_run_that_only_pre_trains_is_told_of():
-    c = valued(2)
-    assert any("critic.pretrain_steps=2 of steps=2" in w for w in validation.warnings(c))
-    c.steps = 3
-    assert not any("pretrain_steps" in w for w in validation.warnings(c))

@@ -5,8 +5,6 @@ scores differ. Accepted groups are taken in PROBLEM ORDER, never in order of fin
 the first N mixed groups of the problem stream from the cursor on. It therefore depends on the
 policy and the cursor alone: not on timing, on response lengths, or (with surplus='drop') on how
 many problems a round asks for. The filter sees the grade, never the shaped reward.
-
-Nothing here knows models or text: `sample` turns stream positions into groups.
 """
 
 import math
@@ -29,26 +27,18 @@ class Group(NamedTuple):
     responses: Sequence[Any]  # G engine Responses
     grades: Grades | None = None  # None = not judged yet
 
-    @property
-    def mixed(self) -> bool:
-        """`mixed_among` all responses."""
-        return self.mixed_among(np.ones(len(self.grades.score_G), bool))
-
-    def mixed_among(self, counted_G: np.ndarray) -> bool:
+    def mixed(self, counted_G: np.ndarray | slice = slice(None)) -> bool:
         """Whether the responses in `counted_G` (bool [G]) can be told apart: some right and some
         wrong, or, where there is no right and wrong, raw scores that differ."""
-        if not counted_G.any():
-            return False
-        if self.grades.right_G is None:
-            return bool(np.ptp(self.grades.score_G[counted_G]) > SPREAD)
-        right_G = self.grades.right_G[counted_G]
-        return bool(right_G.any() and not right_G.all())
+        right_G, score_G = self.grades.right_G, self.grades.score_G
+        counted = (score_G if right_G is None else right_G.astype(float))[counted_G]
+        return bool(counted.size and np.ptp(counted) > SPREAD)
 
 
 def teaches(group: Group, overlong_filter: str) -> bool:
     """Eq. 11 of the responses that count: whether they can be told apart."""
     truncated_G = np.array([r.truncated for r in group.responses], bool)
-    return group.mixed_among(masks(truncated_G, overlong_filter)[1])
+    return group.mixed(masks(truncated_G, overlong_filter)[1])
 
 
 def fingerprint(groups: Sequence[Group]) -> Iterator[bytes]:
@@ -94,7 +84,7 @@ def collect(
     need: int,
     accept_rate: float,
     carried: Sequence[Group] = (),
-    accept: Callable[[Group], bool] = lambda group: group.mixed,
+    accept: Callable[[Group], bool] = Group.mixed,
     ahead: Callable[[int, int], Sequence[int]] = lambda start, size: range(start, start + size),
 ) -> Collected:
     """Draw rounds of problems from stream position `start` on until `need` groups are accepted or

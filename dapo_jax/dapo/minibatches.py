@@ -3,8 +3,7 @@
 Dims: N groups of G responses, M groups of a mini-batch, Q responses of a mini-batch, K extra terms.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -12,13 +11,7 @@ from dapo_jax import parallel
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.state import State
-
-
-class Term(NamedTuple):
-    """An extra term of the loss: what it makes of a log-prob, and what each response weighs."""
-
-    loss: update.LossTerm
-    weights: Callable  # (groups, trained tokens [M, G]) -> float64 [M, G], per response token
+from dapo_jax.model import qwen2
 
 
 def make_minibatches(algorithm, groups: list[Group], step: int) -> list[list[packing.Item]]:
@@ -49,7 +42,7 @@ def make_minibatches(algorithm, groups: list[Group], step: int) -> list[list[pac
             L_max,
         )
         of_part = [groups[n] for n in part]
-        extra_KxQ = [term.weights(of_part, tokens_NxG[part]).ravel() for term in algorithm.terms]
+        extra_KxQ = [of(of_part, tokens_NxG[part]).ravel() for _, of in algorithm.terms]
         responses = [(g.prompt, r) for g in of_part for r in g.responses]
         numbers = zip(advantage_NxG[part].ravel(), weight_Q, *extra_KxQ, strict=True)
         minibatches.append(
@@ -85,6 +78,8 @@ def update_policy(
     """One gradient update per batch: (state, metrics of each update). loss: config.loss. Where no
     model computes log-probs first, each batch is packed while the update before it runs."""
     recompute, running = loss.old_logprobs == "recompute", None
+    # With adapters the reference model is the policy but for these
+    reference = state.ref_params and qwen2.with_trained(state.params, state.ref_params)
 
     def log_probs(params, b: update.Batch):
         nonlocal running
@@ -95,10 +90,10 @@ def update_policy(
     def with_log_probs(b: update.Batch) -> update.Batch:
         """By the models before the first update."""
         old = log_probs(state.params, b) if recompute else b.old_logp_AxRxT
-        ref = old if state.ref_params is None else log_probs(state.reference, b)
+        ref = old if reference is None else log_probs(reference, b)
         return b._replace(old_logp_AxRxT=old, ref_logp_AxRxT=ref)
 
-    if recompute or state.ref_params is not None:
+    if recompute or reference is not None:
         batches = [with_log_probs(b) for b in batches]
     params, opt_state, logs = state.params, state.opt_state, []
     for batch in batches:

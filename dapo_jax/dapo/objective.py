@@ -14,8 +14,7 @@ padding or mesh, and one compiled update serves them all:
     constant       1 / (responses x L_max). Dr. GRPO: a mean over responses of token sums.
 
 Which function gives a token's loss is a static choice (`Choice`): the paper's is `ppo_clip`, the
-field's others are in objectives.py. AReaL's names for the same switches: eps_clip = clip_low,
-eps_clip_higher = clip_high, c_clip = dual_clip; its loss is `batch_tokens`.
+field's others are in objectives.py.
 """
 
 from collections.abc import Callable

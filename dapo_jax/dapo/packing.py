@@ -54,12 +54,7 @@ class PackedBatch(NamedTuple):
 DTYPES = [np.int32] * 4 + [bool] + [np.float32] * 3  # of its fields
 
 
-class CellSpan(NamedTuple):
-    """Where a sequence went: micro-batch, row, and the cells of its response."""
-
-    micro: int
-    row: int
-    cells: slice
+Place = tuple[int, int, slice]  # of a response: micro-batch, row, cells
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -80,7 +75,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 def pack(
     items: Sequence[Item], layout: Layout, open_ends: bool = False
-) -> tuple[PackedBatch, int, list[CellSpan | None]]:
+) -> tuple[PackedBatch, int, list[Place | None]]:
     """(rows, micro-batches in use, place of each item). Items of weight 0 are left out (None).
 
     The number of micro-batches A is the least that `max_items` sequences can ever need. open_ends:
@@ -97,7 +92,7 @@ def pack(
         raise ValueError(f"{len(live)} sequences, these rows are made for {max_items}")
     shape = (-(-max_items // micro_rows), micro_rows, row_tokens)
     rows = PackedBatch(*(np.zeros(shape, dtype) for dtype in DTYPES))
-    places: list[CellSpan | None] = [None] * len(items)
+    places: list[Place | None] = [None] * len(items)
     together: dict[int, list[int]] = {}
     for i in live:
         together.setdefault(id(items[i].prompt) if share_prompts else i, []).append(i)
@@ -126,7 +121,7 @@ def pack(
                 rows.weight_AxRxT[cells] = item.weight
                 rows.advantage_AxRxT[cells] = item.advantage
                 rows.sampled_logp_AxRxT[cells] = item.sampled_logps
-                places[i] = CellSpan(*cells)
+                places[i] = cells
                 start += own[i]
     return rows, -(-len(bins) // micro_rows), places
 
@@ -141,11 +136,11 @@ def _fill(rows: PackedBatch, cells: tuple, sequence, position: int, segment: int
 
 
 def spread(
-    numbers: Sequence[float], places: Sequence[CellSpan | None], shape: tuple[int, ...]
+    numbers: Sequence[float], places: Sequence[Place | None], shape: tuple[int, ...]
 ) -> np.ndarray:
     """One number per item -> float32 [A, R, T]: in the cells of its response, 0 elsewhere."""
     out_AxRxT = np.zeros(shape, np.float32)
     for number, place in zip(numbers, places, strict=True):
         if place is not None:
-            out_AxRxT[place.micro, place.row, place.cells] = number
+            out_AxRxT[place] = number
     return out_AxRxT

@@ -49,13 +49,8 @@ def shaped(score: np.ndarray, length: np.ndarray, max_tokens: int, reward) -> np
 
 def masks(truncated_NxG: np.ndarray, overlong_filter: str) -> tuple[np.ndarray, np.ndarray]:
     """bool [N, G] each: (responses whose tokens are trained on, responses that count in the mean
-    and std of their group). overlong_filter says what becomes of a truncated response:
-
-    off    it is trained on like any other
-    loss   it leaves the loss and stays, with its reward, in the mean and std of its group: the
-           paper "masks the loss of truncated samples" and says no more
-    group  it leaves the loss and the statistics of its group
-    """
+    and std of their group). overlong_filter: 'off', 'loss' or 'group', what a truncated response
+    leaves. Of the loss alone the paper speaks: it "masks the loss of truncated samples"."""
     everything = np.ones_like(truncated_NxG, bool)
     trained_NxG = everything if overlong_filter == "off" else ~truncated_NxG
     counted_NxG = ~truncated_NxG if overlong_filter == "group" else everything

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dapo_jax.dapo.dynamic_sampling import Group
-from dapo_jax.model import qwen2
 
 
 class Counters(NamedTuple):
@@ -36,11 +35,6 @@ class State(NamedTuple):
     # own, and host arrays with an entry per training problem, which begin anew with other problems
     memory: dict[str, Any] = {}  # noqa: RUF012  (never changed in place)
     by_problem: dict[str, np.ndarray] = {}  # noqa: RUF012
-
-    @property
-    def reference(self) -> dict | None:
-        """All parameters of the reference model; with adapters the policy's but for these."""
-        return self.ref_params and qwen2.with_trained(self.params, self.ref_params)
 
     def count(self, **changes: int | float) -> "State":
         """The same state with some counters set to other values."""

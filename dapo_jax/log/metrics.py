@@ -86,7 +86,7 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
         "policy/entropy": entropies.sum(dtype=float) / tokens,
         "policy/entropy_hist": histogram("policy/entropy_hist", entropies, longest),
         "policy/mean_prob": np.exp(logps).sum(dtype=float) / tokens,
-        "sampling/accept_frac": np.mean([g.mixed for g in got.drawn]),
+        "sampling/accept_frac": np.mean([g.mixed() for g in got.drawn]),
     }
     if grades[0].right_G is not None:
         value_NxG, what = np.stack([g.right_G for g in grades]), "accuracy"

@@ -99,8 +99,8 @@ class Learner:
         return self._step(loss, per_micro, batch.micro_batches, params, opt_state, knobs.lr)
 
     def _step(self, loss, per_micro, micro_batches, params, opt_state, lr):
-        """An update by loss(cast params, micro-batch), added up over the first `micro_batches`
-        entries of the tree `per_micro`."""
+        """One update by the gradient of what is trained, summed over the first `micro_batches`
+        entries of the tree `per_micro`. loss: of (params, the arrays of a micro-batch)."""
         with self.scope():
             cast = self.cast(params)
 

@@ -84,9 +84,7 @@ def _bytes(tree) -> int:
     return parallel.bytes_on_device(here)
 
 
-def program(
-    name: str, call: Call, kept: dict[str, int], config, m: build.Machine
-) -> dict[str, Any]:
+def program(name: str, call: Call, kept: dict[str, int], m: build.Machine) -> dict[str, Any]:
     """Compile one. Plain JSON values; bytes are per device. 'fits' is the verdict; 'refused' is
     what the compiler said where it ran out of memory."""
     traced, started = call.program.trace(*call.arguments), time.perf_counter()
@@ -104,7 +102,7 @@ def program(
         seconds = time.perf_counter() - started
         return out | {"refused": said, "total": _total(said, resident), "seconds": seconds}
     memory = topology.memory(compiled)
-    used = -(-build.minibatch_responses(config) // validation.micro_rows(config, m.mesh.shape))
+    used = -(-m.layout.max_items // m.layout.micro_rows)
     trips = used if call.per == "micro-batch" else 1
     moved = hlo.collectives(compiled.as_text())
     return out | {
@@ -158,7 +156,7 @@ def _program(config, shape: qwen2.Shape, pod: Pod, name: str, kept: dict[str, in
     jax.config.update("jax_platforms", "cpu")
     m = machine_for(config, shape, pod)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libtpu's handler would print its memory map
-    return program(name, build.calls(config, m)[name], kept, config, m)
+    return program(name, build.calls(config, m)[name], kept, m)
 
 
 @contextlib.contextmanager

@@ -30,12 +30,11 @@ def start_state(
     Adapters (LoRA) are added to what 2 and 3 say, which stays as it is from then on.
     """
     trainer = machine.trainer
-    abstract, layout = qwen2.abstract(trainer.shape), trainer.param_shardings
-    opt_state = jax.eval_shape(machine.tx.init, qwen2.trained(abstract))
     reference = qwen2.trained if config.loss.kl_coef else lambda params: None
-    memory, laid_out = choose.memory_like(machine)
-    like = State(abstract, opt_state, reference(abstract), memory=memory)
-    shardings = State(layout, trainer.opt_shardings, reference(layout), memory=laid_out)
+    params, opt_state = trainer.abstract_state()
+    like = State(params, opt_state, reference(params), memory=choose.memory_like(machine))
+    layout = lambda tree: jax.tree.map(lambda x: x.sharding, tree)
+    shardings = State(*layout(like[:3]), memory=layout(like.memory))
     if (state := resume.newest(directory, like, shardings, accept, say)) is not None:
         return state, True
     source = find_given(config.init_from) if config.init_from else None

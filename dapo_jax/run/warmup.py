@@ -28,9 +28,6 @@ from dapo_jax.model import learner, qwen2
 # Imitation wants the fewest steps, RL stability: hence an optimizer of its own.
 OPTIMIZER = dict(b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.01, clip_norm=1.0)
 
-# Muon's decay of the momentum, and the root mean square of a matrix's update at rate 1.
-MUON = dict(beta=0.8, consistent_rms=0.3)
-
 
 def optimizer(name: str, shape: qwen2.Shape) -> optax.GradientTransformation:
     """`supervised_warmup.optimizer`. 'muon' (optax.contrib) is for the matrices of the blocks, each
@@ -50,7 +47,8 @@ def optimizer(name: str, shape: qwen2.Shape) -> optax.GradientTransformation:
         optax.clip_by_global_norm(OPTIMIZER["clip_norm"]),
         optax.contrib.muon(
             -1.0,  # `update.apply` multiplies by the rate, and subtracts
-            **MUON,
+            beta=0.8,  # decay of the momentum
+            consistent_rms=0.3,  # root mean square of a matrix's update at rate 1
             muon_weight_dimension_numbers=dict.fromkeys(weights) | matrices,
             adam_b1=OPTIMIZER["b1"],
             adam_b2=OPTIMIZER["b2"],
@@ -73,7 +71,7 @@ class Phase(NamedTuple):
 
     def pairs(self, n: int, tokenizer: Tokenizer) -> Iterator[worked.Pair]:
         """n examples as token ids, each made when it is asked for."""
-        return encode(examples(self, n), tokenizer, min(tokenizer.stop_ids))
+        return encode(examples(self, n), tokenizer)
 
 
 class Shown(NamedTuple):
@@ -93,13 +91,12 @@ class Shown(NamedTuple):
 
 def usual(config) -> list[Phase]:
     """What `config.supervised_warmup` asks for: the skill, then the habit."""
-    settings, cap = config.supervised_warmup, config.rollout.max_response_tokens
-    mix = lambda style: [(style, arithmetic.WARMUP_LEVELS)]
-    skill, habit = mix(arithmetic.SKILL), mix(arithmetic.HABIT)
-    seeds = 2 * config.seed, 2 * config.seed + 1
+    settings, seed = config.supervised_warmup, 2 * config.seed
+    cap, levels = config.rollout.max_response_tokens, arithmetic.WARMUP_LEVELS
+    skill, habit = [(arithmetic.SKILL, levels)], [(arithmetic.HABIT, levels)]
     return [
-        Phase("skill", settings.skill_steps, settings.skill_lr, skill, seeds[0], cap),
-        Phase("habit", settings.habit_steps, settings.habit_lr, habit, seeds[1], cap),
+        Phase("skill", settings.skill_steps, settings.skill_lr, skill, seed, cap),
+        Phase("habit", settings.habit_steps, settings.habit_lr, habit, seed + 1, cap),
     ]
 
 
@@ -186,10 +183,9 @@ def schedule(done: float) -> float:
     return min(1.0, (done + 1e-3) / 0.07, (1.0 - done) / 0.25)
 
 
-def encode(
-    traces: Iterable[arithmetic.Trace], tokenizer: Tokenizer, eos: int
-) -> Iterator[worked.Pair]:
+def encode(traces: Iterable[arithmetic.Trace], tokenizer: Tokenizer) -> Iterator[worked.Pair]:
     """(prompt ids, response ids); the end-of-text token follows only where the trace ends."""
+    eos = min(tokenizer.stop_ids)
 
     @functools.cache
     def word_id(word: str) -> int:  # one token a word, so each word is encoded once

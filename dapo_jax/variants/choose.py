@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from dapo_jax import algorithm
 from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.state import State
@@ -52,14 +50,13 @@ def new_memory(config, machine, params: qwen2.Params) -> dict[str, Any]:
     return memory
 
 
-def memory_like(machine) -> tuple[dict, dict]:
-    """(shapes, shardings) of `State.memory`."""
-    like, shardings = {}, {}
+def memory_like(machine) -> dict[str, Any]:
+    """`State.memory` as jax.ShapeDtypeStructs with their shardings."""
+    like = {}
     for name, trainer in machine.others.items():
-        params = qwen2.abstract(trainer.shape)
-        like[name] = {"params": params, "opt_state": jax.eval_shape(machine.tx.init, params)}
-        shardings[name] = {"params": trainer.param_shardings, "opt_state": trainer.opt_shardings}
-    return like, shardings
+        params, opt_state = trainer.abstract_state()
+        like[name] = {"params": params, "opt_state": opt_state}
+    return like
 
 
 def resumed(config, state: State) -> State:

@@ -82,13 +82,11 @@ class Clock:
             return used
         if len(used) < self.need and self.judged < self.most:
             return None
-        ages = [self.version - f.begun for f in self.flights if f.begun is not None]
-        gone = [self.version - f.begun for f in used]
-        for k in range(self.staleness + 1):
-            staying = sum(a >= k for a in ages) - sum(a >= k for a in gone)
-            if staying > (self.staleness - k) * self.need:
-                return None
-        return used
+        taken = {f.position for f in used}
+        staying = [f for f in self.flights if f.begun is not None and f.position not in taken]
+        older = lambda k: sum(self.version - f.begun >= k for f in staying)
+        fit = (older(k) <= (self.staleness - k) * self.need for k in range(self.staleness + 1))
+        return used if all(fit) else None
 
     def turn(self) -> list[Flight] | None:
         """One tick: the groups that are whole with it, to be judged. None: what it needs is not

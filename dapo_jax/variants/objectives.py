@@ -49,14 +49,10 @@ def rloo(logp, old_logp, advantage, c, per_response) -> TokenLoss:
     return ppo_clip(per_response.sum(logp - old_logp), 0.0, advantage, c)
 
 
-SAPO_TEMPERATURES = 1.0, 1.05  # tau of positive and of other advantages; the paper's
-
-
 def sapo(logp, old_logp, advantage, c, per_response) -> TokenLoss:
     """-4 / tau sigmoid(tau (ratio - 1)) A: a soft gate in place of the clip (arXiv 2511.20347). The
     gradient at ratio 1 is the policy gradient and fades on both sides; nothing is clipped."""
-    positive, other = SAPO_TEMPERATURES
-    tau = jnp.where(advantage > 0, positive, other)
+    tau = jnp.where(advantage > 0, 1.0, 1.05)  # the paper's, of positive and of other advantages
     ratio = _ratio(logp - old_logp, c)
     never = jnp.zeros_like(ratio, bool)
     gate = 4 / tau * jax.nn.sigmoid(tau * (ratio - 1))

@@ -7,6 +7,7 @@ mini-batch, so that micro-batches, packing and mesh change nothing; and a mini-b
 response has a term of 0. It needs no value model: `loss.positive_coef` adds it to any objective.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ import numpy as np
 from dapo_jax import gate
 from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.dynamic_sampling import Group
-from dapo_jax.dapo.minibatches import Term
 from dapo_jax.dapo.update import LossTerm
 
 NLL = LossTerm("positive_loss", lambda logp_RxT, weight_RxT: -jnp.sum(weight_RxT * logp_RxT))
@@ -25,7 +25,7 @@ def apply(config, algorithm: Algorithm) -> Algorithm:
     """The algorithm with this term where `loss.positive_coef` is set."""
     if not (coef := config.loss.positive_coef):
         return algorithm
-    term = Term(NLL, lambda groups, tokens_MxG: weights(coef, groups, tokens_MxG))
+    term = NLL, functools.partial(weights, coef)
     return algorithm._replace(terms=(*algorithm.terms, term))
 
 

@@ -8,7 +8,7 @@ Dims: A micro-batches, R rows, T cells, D hidden.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,11 +68,8 @@ def values(shape: qwen2.Shape, params, rows: PackedBatch) -> jax.Array:
 
 def value_loss(values, old_values, returns, clip) -> tuple[jax.Array, jax.Array]:
     """(.5 max((V - R)^2, (V_clipped - R)^2), whether the bound cut this token's gradient), with
-    V_clipped within `clip` of the old value; arrays of the shape of the inputs.
-
-    Neither VAPO nor VC-PPO says whether values are clipped; here they may be, as in PPO's
-    reference. clip: in the reward's unit; inf = no bound.
-    """
+    V_clipped within `clip` of the old value, as PPO's reference has it (VAPO does not say); arrays
+    of the shape of the inputs. clip: in the reward's unit; inf = no bound."""
     square = jnp.square(values - returns)
     bounded = jnp.clip(values, old_values - clip, old_values + clip)
     clipped_square = jnp.square(bounded - returns)
@@ -143,18 +140,14 @@ class Critic(Learner):
         score = params.get("score", jnp.zeros((self.shape.hidden_size, 1)))
         return jax.tree.map(lambda w: w.astype(jnp.float32), body) | {"score": score}
 
-    def abstract(self, A: int, R: int, T: int) -> tuple[qwen2.Params, Any, Batch, Knobs]:
-        """Arguments for `update.trace` and `update.lower`: A micro-batches of R rows of T cells."""
-        cells, number = self.abstract_cells(A, R, T), np.float32(0)
-        batch = Batch(update.abstract_rows(self, A, R, T), cells, cells, np.int32(A))
-        return *self.abstract_state(), batch, Knobs(number, number)
-
     def calls(self, A: int, R: int, T: int) -> dict[str, Call]:
-        """What a step runs, by name."""
-        wanted = params, _, batch, _ = self.abstract(A, R, T)
-        reading = (params, batch.rows, batch.micro_batches)
+        """What a step runs, by name, of A micro-batches of R rows of T cells."""
+        params, opt_state = self.abstract_state()
+        cells, number, used = self.abstract_cells(A, R, T), np.float32(0), np.int32(A)
+        rows = update.abstract_rows(self, A, R, T)
+        wanted = params, opt_state, Batch(rows, cells, cells, used), Knobs(number, number)
         return {
-            "values": Call(self.values, reading, "micro-batch"),
+            "values": Call(self.values, (params, rows, used), "micro-batch"),
             "update of values": Call(self.update, wanted, "micro-batch"),
         }
 

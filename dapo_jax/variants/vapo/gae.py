@@ -6,8 +6,7 @@ V_t is the value of the state in which token t is chosen; after the last token o
 or, of a truncated one under critic.bootstrap_truncated, that of the state it broke off in.
 Decoupled GAE (VC-PPO, arXiv 2503.01491; VAPO section 4.1) takes two lambdas, one for the policy's
 advantages and one for the value model's targets: with lambda and gamma 1 the target of every token
-is the response's final reward, whatever V says. Length-adaptive GAE (VAPO Eq. 4-5) is
-`length_adaptive_lambda`.
+is the response's final reward, whatever V says.
 
 Dims: R rows, T cells of a row; axes before them (A micro-batches) are as good as rows.
 """
@@ -18,8 +17,8 @@ import jax.numpy as jnp
 
 def length_adaptive_lambda(length, alpha):
     """lambda = 1 - 1 / (alpha l), so that the trace 1 / (1 - lambda) is the share `alpha` of the
-    response (VAPO Eq. 4-5); 0 for l <= 1 / alpha, which is one-step TD: with the paper's alpha of
-    .05 up to 20 tokens. length: trained TOKENS of the response, with the stop token; any shape."""
+    response (VAPO Eq. 4-5); 0, one-step TD, for l <= 1 / alpha. length: trained TOKENS of the
+    response, with the stop token; any shape."""
     return 1.0 - 1.0 / jnp.maximum(alpha * jnp.asarray(length, jnp.float32), 1.0)
 
 

@@ -5,8 +5,7 @@ updates depend on the other's of the same step, so the value model's come first.
 
 In value pre-training (sections 4.1 and 5.1), the first `critic.pretrain_steps` rollout steps, only
 the value model is updated, on responses of the policy as it began, with Monte-Carlo targets: its
-lambda is 1 there, whatever `critic.lambda_value` says. The paper does not say whether its 50
-"steps" are rollouts or updates; here they are rollouts.
+lambda is 1 there, whatever `critic.lambda_value` says.
 """
 
 from collections.abc import Sequence
@@ -14,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dapo_jax import parallel
-from dapo_jax.algorithm import Algorithm, update_knobs
-from dapo_jax.dapo import minibatches as minibatches_lib
+from dapo_jax.algorithm import Algorithm
+from dapo_jax.dapo.minibatches import pack_minibatches, skipped_in_row, update_policy
 from dapo_jax.dapo.packing import Item
 from dapo_jax.dapo.state import State
 from dapo_jax.model import learner
@@ -44,15 +43,13 @@ def apply(config, algorithm: Algorithm) -> Algorithm:
 
 
 def learn(
-    algorithm: Algorithm, machine, state: State, minibatches: Sequence[Sequence[Item]]
+    algorithm: Algorithm, machine, state: State, minibatches: Sequence[Sequence[Item]], knobs
 ) -> tuple[State, list[dict], dict]:
     """One update of the value model per mini-batch, then of the policy with advantages by GAE:
     (state, metrics of the policy's updates, metrics of values). In pre-training no policy updates.
     An item's advantage is its response's reward here."""
     config, step, values_of = algorithm.config, state.counters.step, machine.others[NAME]
-    knobs = update_knobs(algorithm, step)
-    pack, update_policy = minibatches_lib.pack_minibatches, minibatches_lib.update_policy
-    batches = list(pack(machine, minibatches, config.critic.bootstrap_truncated))
+    batches = list(pack_minibatches(machine, minibatches, config.critic.bootstrap_truncated))
     params, opt_state = state.memory[NAME]["params"], state.memory[NAME]["opt_state"]
     values = [values_of.values(params, b.rows, b.micro_batches) for b in batches]
     numbers = horizon(config.critic, minibatches, step)
@@ -66,7 +63,7 @@ def learn(
         params, opt_state, log = values_of.update(params, opt_state, task, rate)
         logs.append(log | {"estimates": of.sums})
     logs = parallel.to_host(logs)
-    skipped = minibatches_lib.skipped_in_row(state.counters.others_skipped_in_row, logs)
+    skipped = skipped_in_row(state.counters.others_skipped_in_row, logs)
     memory = {**state.memory, NAME: {"params": params, "opt_state": opt_state}}
     state = state._replace(memory=memory).count(others_skipped_in_row=skipped)
     if step < config.critic.pretrain_steps:
@@ -125,17 +122,14 @@ def metrics(logs: Sequence[dict]) -> dict[str, float]:
     return log
 
 
-_LEARNED = 0.9  # accuracy above which there is little left for values to explain
-
-
 def bounds(config, log: dict) -> list[tuple]:
-    """Rows of `log.guards.Bound`; none during value pre-training."""
-    explains = "policy/loss" in log and log.get("reward/accuracy", 0.0) < _LEARNED
+    """Rows of `log.guards.Bound`; none during value pre-training, nor where little is left for
+    values to explain."""
+    explains = "policy/loss" in log and log.get("reward/accuracy", 0.0) < 0.9
     low = config.guard.explained_min if explains else 0.0
     advice = (
         "pre-train the value model longer (critic.pretrain_steps), raise critic.lr, or start it"
         " from a reward model (critic.init_from); GAE of values that explain nothing is noise"
     )
-    return [
-        ("critic/explained_variance", "explained variance of the returns", low, 0.0, advice, "")
-    ]
+    name = "explained variance of the returns"
+    return [("critic/explained_variance", name, low, 0.0, advice, "")]
