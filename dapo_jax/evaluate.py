@@ -18,7 +18,7 @@ from etils import epath
 from tqdm import tqdm
 
 from dapo_jax import bars, build, parallel
-from dapo_jax.checkpoint import seal, workdir as workdir_lib
+from dapo_jax.checkpoint import resume, seal, workdir as workdir_lib
 from dapo_jax.config import cli, presets, schema, validation
 from dapo_jax.data import files, published, tokenizer
 from dapo_jax.data.problems import Encoded
@@ -92,8 +92,10 @@ def evaluate_checkpoint(
     fetched = pathlib.Path(data_dir)
     every = list(named_sets.ask(config, home.local, policy.model_dir, score, fixed, fetched))
     say = tqdm.write if parallel.is_main_process() else lambda _: None
-    for note in (note for asked in every for note in asked.text.notes):
-        say(note)
+    for asked in every:
+        processes.agree(resume.identity(asked.text))
+        for note in asked.text.notes:
+            say(note)
     say(f"policy: {policy}, prompts as {'chats' if config.tokenizer.chat else 'plain text'}")
     machine = every[0].machine
     params = policy_lib.load_params(config, machine, policy)

@@ -79,8 +79,7 @@ def train(
         start.count(home, checkpoints)
         model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
-        sets = {"data.train": text.train} | {f"eval.files {k}": v for k, v in text.evals.items()}
-        processes.agree({f"the hash of config.{k}": resume.fingerprint(v) for k, v in sets.items()})
+        processes.agree(resume.identity(text))
         machine = build.build_machine(
             config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir
         )

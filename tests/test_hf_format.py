@@ -58,6 +58,10 @@ def test_unreadable_config(tmp_path, text):
         hf.read_shape(tmp_path)
     with pytest.raises(ValueError, match=r"config\.json: cannot be read"):
         hf.read_shape(tmp_path / "nowhere")
+    (tmp_path / "config.json").unlink()
+    os.mkfifo(tmp_path / "config.json")  # who reads it waits for ever
+    with pytest.raises(ValueError, match=r"config\.json: is no file"):
+        hf.read_shape(tmp_path)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -117,6 +117,24 @@ def test_agree_names_what_differs(monkeypatch):
         processes.agree(mine)
 
 
+def test_flags_and_settings_are_compared_but_those_of_one_machine(set_flags, monkeypatch):
+    set_flags("a:1", 2, 0)
+    mine = processes.identity(config.base(), "runs/a")
+    set_flags("b:1", 3, 1)
+    monkeypatch.setenv("XLA_FLAGS", f"{mine['XLA_FLAGS']} --xla_x=1 --xla_dump_to=/d")
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(device_kind="TPU v5")])
+    jax.config.update("jax_debug_infs", True)
+    try:
+        theirs = processes.identity(config.base(), "runs/a")
+    finally:
+        jax.config.update("jax_debug_infs", False)
+    assert mine.keys() == theirs.keys()
+    assert {name for name in mine if mine[name] != theirs[name]} == {
+        "--num_processes", "XLA_FLAGS", "jax_debug_infs", "the devices of each process"
+    }  # fmt: skip
+    assert "dump" not in theirs["XLA_FLAGS"]
+
+
 class Service:
     """A stand-in for the coordination service; process 1 of 2 beats until it is told not to."""
 

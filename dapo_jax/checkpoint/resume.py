@@ -127,6 +127,13 @@ def inputs(text: Text) -> dict[str, str]:
     return {"data": fingerprint(text.train), "reward": text.judge.source}
 
 
+def identity(text: Text) -> dict[str, str]:
+    """What must be the same in all processes of the files that they have read."""
+    sets = {"data.train": text.train} | {f"eval.files {k}": v for k, v in text.evals.items()}
+    out = {f"the hash of config.{name}": fingerprint(data) for name, data in sets.items()}
+    return out | {"the source of config.reward.function (its hash)": text.judge.source}
+
+
 def fingerprint(train: Encoded) -> str:
     """SHA-256 of everything that defines a stream position: the prompts' token ids and the answers,
     in order, and the rows if a reward sees them."""

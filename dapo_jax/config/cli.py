@@ -74,16 +74,24 @@ def _guarded(main, given: Sequence[str]) -> None:
         sys.exit(main(*given) or 0)
     except KeyboardInterrupt:
         _interrupted()
-    except (ValueError, OSError) as error:
+    except Exception as error:
+        if not (told := mistake(error)):
+            raise
         late = threading.Timer(60.0, os._exit, [1])  # Orbax's threads may never end
         late.daemon = True
         late.start()
-        fail(str(error) or type(error).__name__)
-    except (RuntimeError, AssertionError) as error:
-        if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
-            raise
-        asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
-        fail(f"{asked}: jax finds no such device here ({gate.describe(error)}); unset it")
+        fail(told)
+
+
+def mistake(error: Exception) -> str:
+    """What to tell the user of an error that is a mistake of theirs; '': it is a bug."""
+    if isinstance(error, ValueError | OSError):
+        return str(error) or type(error).__name__
+    *_, last = traceback.extract_tb(error.__traceback__)
+    if not last.filename.endswith("xla_bridge.py"):
+        return ""
+    asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+    return f"{asked}: jax finds no such device here ({gate.describe(error)}); unset it"
 
 
 def _check_limits() -> None:

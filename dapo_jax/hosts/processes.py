@@ -36,7 +36,7 @@ from jax._src import distributed  # the coordination service's client has no pub
 
 from dapo_jax import parallel
 from dapo_jax.checkpoint import checkpoint, workdir
-from dapo_jax.config import schema
+from dapo_jax.config import cli, schema
 from dapo_jax.hosts import exit_report
 
 COORDINATOR = flags.DEFINE_string(
@@ -217,20 +217,41 @@ def agree(values: dict[str, Any]) -> None:
             if a != b:
                 raise ValueError(
                     f"{name} is {b!r} in process {number} and {a!r} in process 0; start every"
-                    " process with the same command, code and packages"
+                    " process with the same command, environment, code and packages"
                 )
 
 
 def identity(config, where: str) -> dict[str, Any]:
-    """What must be the same in all processes: config, workdir, versions, this package's source."""
+    """What must be the same in all processes: config, flags, workdir, versions, this package's
+    source, the devices of each, and how jax and XLA are set."""
     package = pathlib.Path(__file__).parent.parent
     source = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         source.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
     out = {f"config.{name}": value for name, value in schema.leaves(config).items()}
     out |= {f"the version of {p}": v for p, v in checkpoint.versions().items()}
+    if flags.FLAGS.is_parsed():
+        for module, defined in flags.FLAGS.flags_by_module_dict().items():
+            if not module.startswith("absl."):
+                out |= {f"--{f.name}": f.value for f in defined if f.name not in _OF_A_PROCESS}
+    for name, value in jax.config.values.items():
+        if not any(word in name for word in _OF_A_MACHINE):
+            out[name] = value if isinstance(value, bool | int | float | str) else str(value)
+    for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
+        given = os.environ.get(name, "").split()
+        out[name] = " ".join(sorted(x for x in given if not x.startswith("--xla_dump")))
+    devices = jax.local_devices()
+    out["the devices of each process"] = f"{len(devices)} {devices[0].device_kind}"
     out |= {"--workdir": where, "python": platform.python_version()}
     return out | {"the source of dapo_jax (its hash)": source.hexdigest()[:12]}
+
+
+# Flags and settings of jax that may differ: who a process is, what it logs, and where.
+_OF_A_PROCESS = ("config", "coordinator", "process_id")
+_OF_A_MACHINE = (
+    "address", "cache", "dump", "file", "jax_log", "log_modules", "num_cpu", "platform", "timeout",
+    "traceback", "visible_devices",
+)  # fmt: skip
 
 
 class Watch:
@@ -360,8 +381,8 @@ def _exit_status(watch: Watch, error: BaseException) -> tuple[str, int]:
         return ("", watch.status) if gone else (said, 1)  # the watch has told the first
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
-    if isinstance(error, ValueError | OSError):
-        return text, 1
+    if isinstance(error, Exception) and (told := cli.mistake(error)):
+        return told, 1
     sys.excepthook(type(error), error, error.__traceback__)
     return "", 1
 

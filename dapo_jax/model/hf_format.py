@@ -176,6 +176,8 @@ def _number(file: Path | str, config: dict, name: str):
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object; ValueError with one line if there is none."""
+    if file.exists() and not file.is_file():  # a pipe would never end
+        raise ValueError(f"{file}: is no file")
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as e:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 import weakref
@@ -22,6 +23,7 @@ from dapo_jax.reward import functions as rewards
 from dapo_jax.reward.functions import Failed, Grade
 
 START_S = 300.0  # time limit for a worker's imports, including the file of the user's function
+_READ_S = 10.0  # of a message that has begun
 _ORPHAN_S = 30.0  # a worker whose parent is gone ends itself this long after its time limit
 
 
@@ -39,6 +41,16 @@ class _Worker:
         self.line.send((reward, limit_s))
         self.ready, self.job = False, -1  # job: an index; -1 = none
         self.due = time.monotonic() + START_S
+
+    def said(self):
+        """What it sends next. Half a message, which only the user's function can have written,
+        ends with the worker."""
+        late = threading.Timer(_READ_S, os.killpg, (self._process.pid, signal.SIGKILL))
+        late.start()
+        try:
+            return self.line.recv()
+        finally:
+            late.cancel()
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -87,7 +99,7 @@ class Pool:
                 for line in connection.wait(list(busy), max(soonest - time.monotonic(), 0.0)):
                     worker = busy.pop(line)
                     try:
-                        said = worker.line.recv()
+                        said = worker.said()
                     except (EOFError, OSError):
                         ends(worker, "ended its process")
                         continue

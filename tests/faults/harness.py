@@ -83,14 +83,14 @@ class Server(typed.Shell):
         )
         self._folder, self._started = folder, 0
 
-    def start(self, workdir, *flags: str, module="train", devices=1, faults=()) -> Run:
+    def start(self, workdir, *flags: str, module="train", devices=1, faults=(), soon=True) -> Run:
         self._started += 1
         log = self._folder / f"log_{self._started}.txt"
         fifo = self._folder / f"marks_{self._started}"
         os.mkfifo(fifo)
         marks = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         argv = [f"--config={HERE / 'harness.py'}", f"--workdir={workdir}", *flags]
-        request = dict(module=module, argv=argv, devices=devices, faults=list(faults))
+        request = dict(module=module, argv=argv, devices=devices, faults=list(faults), soon=soon)
         return Run(self, self.ask(request | dict(log=str(log), marks=str(fifo))), log, marks)
 
     def start_all(self, workdir, count: int, *flags: str, port: int = 0, **kwargs) -> list[Run]:

@@ -7,7 +7,8 @@ seconds of importing are saved. Nothing of jax is running before the fork. A req
 
     {"module": "train" | "evaluate", "argv": [...], "devices": n, "log": path,
      "marks": FIFO that receives the name of every phase as it begins,
-     "faults": [name, or name=argument, ...]}
+     "faults": [name, or name=argument, ...],
+     "soon": whether programs are compiled with few of XLA's optimisations}
 """
 
 import contextlib
@@ -37,7 +38,9 @@ from dapo_jax.config import cli
 from dapo_jax.model import hf
 
 
-def become(module: str, argv: list[str], devices: int, log: str, marks: str, faults: list[str]):
+def become(
+    module: str, argv: list[str], devices: int, log: str, marks: str, faults: list[str], soon: bool
+):
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     fcntl.flock(file, fcntl.LOCK_SH)  # until its last copy is closed: `typed._is_open`
@@ -45,7 +48,7 @@ def become(module: str, argv: list[str], devices: int, log: str, marks: str, fau
         os.dup2(here, there)
     os.close(file)
     flag = f"--xla_force_host_platform_device_count={devices}"
-    os.environ["XLA_FLAGS"] = f"{typed.SOON} {flag}"
+    os.environ["XLA_FLAGS"] = f"{typed.SOON} {flag}" if soon else flag
     stubbed_train.know_programs_of_others(argv)
     hooks = marked(os.open(marks, os.O_WRONLY))
     for fault in faults:

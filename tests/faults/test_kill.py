@@ -6,7 +6,7 @@ launch/test.sh -m slow tests/faults --kills=300 --kill_seed=7
 import collections
 import random
 import time
-from typing import NamedTuple
+from pathlib import Path
 
 import harness
 import pytest
@@ -17,71 +17,103 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # as many kills as --ki
 # (processes, devices of each); the mesh takes them all.
 HERE = ((1, 1),)
 PLACES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1))
-
-
-class Case(NamedTuple):
-    fields: tuple[str, ...]  # of the config
-    share: int = 3  # of --kills, one in so many
-    places: tuple = HERE  # another at each start: what two processes have parked goes on in four
-
-
-# Responses of up to eight ticks, which outlive steps.
-STALE = ("loss.importance_cap=5", "rollout.chunk=4", "rollout.max_response_tokens=32")
-TWO = (*STALE, "rollout.staleness=2")
-# Two models, the second alone in the first steps.
-VALUES = ("critic.enabled=True", "critic.pretrain_steps=4", "critic.lr=1e-3")
-CASES = {
-    "plain": Case((), 1),
-    "staleness 1": Case((*STALE, "rollout.staleness=1")),
-    "staleness 2": Case(TWO),
-    "values": Case((*VALUES, "loss.positive_coef=0.1")),
-    "staleness 2 elsewhere": Case((*TWO, "mesh.fsdp=-1"), 5, PLACES),
-}
+PARTS = {  # what a run may have beside the plain algorithm: each is drawn with probability 1/2
+    # Two models, the second alone in the first steps.
+    "values": ("critic.enabled=True", "critic.pretrain_steps=4", "critic.lr=1e-3"),
+    # Responses of up to eight ticks, which outlive steps.
+    "staleness": (
+        "loss.importance_cap=5", "rollout.chunk=4", "rollout.max_response_tokens=32",
+        "rollout.staleness=2",
+    ),
+    "adapters": ("model.lora.rank=2", "optim.lr=1e-2"),
+    "curriculum": (
+        "curriculum.pass_rate_cap=0.5", "curriculum.revisit_epochs=1", "data.embedded_problems=16",
+        "dynamic_sampling.surplus=drop",
+    ),
+    "positives": ("loss.positive_coef=0.1",),
+    "journal": (),  # finished responses are kept at once: the fault "eager"
+}  # fmt: skip
+REFUSED = "error: config."  # a combination that cannot be, in lines
 
 # Seconds from the beginning of each phase to about its end: the kill comes within them.
 LENGTH = dict(zip(PHASES, (1.0, 0.03, 0.02, 0.03, 0.05, 0.01), strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_killed_at_random_moments_ends_with_the_same_bits(name, whole, server, tmp_path, request):
-    """One chain after the other: kill, start again, kill ... until the run reaches its end."""
-    fields, share, places = CASES[name]
-    flags = [f"--config.{field}" for field in fields]
-    if flags:
-        whole = tmp_path / "whole"
-        server.run(whole, *flags)
-    kills = request.config.getoption("--kills") // share
-    seed = request.config.getoption("--kill_seed")
-    print(f"\n--kill_seed={seed}")
-    rng, killed, resumed = random.Random(seed), collections.Counter(), collections.Counter()
-    moments, turns, chains = [], [], 0
-    while killed.total() < kills:
-        chains += 1
-        workdir, code = tmp_path / f"chain_{chains}", None
+class Chains:
+    """Runs that are killed and started again until they end, one chain after the other."""
+
+    def __init__(self, server, folder, request):
+        option = request.config.getoption
+        self.kills, seed = option("--kills"), option("--kill_seed")
+        self._said = f"--kill_seed={seed}"
+        print(f"\n{self._said}")
+        self.rng, self._server, self._folder = random.Random(seed), server, folder
+        self.killed, self.resumed = collections.Counter(), collections.Counter()
+        self._moments, self._turns, self.chains = [], [], 0
+
+    def until_the_end(self, kills: int, places: tuple, *flags: str, **how) -> Path:
+        """The workdir of a chain; at most so many kills in all."""
+        self.chains += 1
+        workdir, code = self._folder / f"chain_{self.chains}", None
         while code != 0:
-            moments = moments or rng.sample(PHASES, len(PHASES))  # each of them equally often
-            turns = turns or rng.sample(places, len(places))
-            phase, place = moments.pop(), turns.pop()
-            processes, devices = place
-            run = server.start_all(workdir, processes, *flags, devices=devices)
-            reached = run[0].wait_for(phase, 1 if phase == "start-up" else rng.randint(1, 3))
-            if reached and killed.total() < kills:
-                time.sleep(rng.uniform(0, LENGTH[phase]))
+            # Each of them equally often.
+            self._moments = self._moments or self.rng.sample(PHASES, len(PHASES))
+            self._turns = self._turns or self.rng.sample(places, len(places))
+            phase, (processes, devices) = self._moments.pop(), self._turns.pop()
+            run = self._server.start_all(workdir, processes, *flags, devices=devices, **how)
+            times = 1 if phase == "start-up" else self.rng.randint(1, 3)
+            if run[0].wait_for(phase, times) and self.killed.total() < kills:
+                time.sleep(self.rng.uniform(0, LENGTH[phase]))
                 for process in run:
                     process.kill()
             codes = [process.wait() for process in run]
             code = codes[0] if any(codes) else 0
-            assert code in (0, -9), f"--kill_seed={seed} {place}\n{run[0].said()}"
+            assert code in (0, -9), f"{self._said} {flags} {how}\n{run[0].said()}"
             if code:
-                killed[phase, place] += 1
-                resumed["resumed" in run[0].said()] += 1
+                self.killed[phase, processes, devices] += 1
+                self.resumed["resumed" in run[0].said()] += 1
             # Else it ended before the signal came: no moment.
-        if places == HERE:
-            harness.assert_same_run(whole, workdir)
-        else:
-            harness.assert_same_run_elsewhere(whole, workdir)
-    print(f"{killed.total()} kills in {chains} chains: {dict(killed)}")
-    assert killed.total() >= kills
-    assert len({place for _, place in killed}) == min(len(places), kills)
-    if kills >= 30:
-        assert {phase for phase, _ in killed} == {*PHASES} and resumed[True] > kills // 4
+        return workdir
+
+    def tell(self) -> None:
+        print(f"{self.killed.total()} kills in {self.chains} chains: {dict(self.killed)}")
+
+
+def test_killed_at_random_moments_ends_with_the_same_bits(server, tmp_path, request):
+    """Each chain has other parts. At XLA's own level: what is compiled is what users run."""
+    chains, whole, refused = Chains(server, tmp_path, request), {}, set()
+    while chains.killed.total() < chains.kills:
+        parts = tuple(name for name in PARTS if chains.rng.random() < 0.5)
+        flags = [f"--config.{field}" for name in parts for field in PARTS[name]]
+        how = dict(soon=False, faults=["eager"] if "journal" in parts else [])
+        if parts in refused:
+            continue
+        if parts not in whole:
+            whole[parts] = tmp_path / "-".join(("whole", *parts))
+            run = server.start(whole[parts], *flags, **how)
+            if run.wait():
+                lines = run.said().strip().splitlines()
+                assert all(line.startswith(REFUSED) for line in lines), (parts, run.said())
+                refused.add(parts)
+                continue
+        harness.assert_same_run(
+            whole[parts], chains.until_the_end(chains.kills, HERE, *flags, **how)
+        )
+    chains.tell()
+    print(f"parts: {sorted(whole.keys() - refused)}; refused: {sorted(refused)}")
+    if chains.kills >= 30:
+        assert {phase for phase, *_ in chains.killed} == {*PHASES}
+        assert chains.resumed[True] > chains.kills // 4
+
+
+def test_killed_and_gone_on_elsewhere(server, tmp_path, request):
+    """What two processes have parked goes on in four."""
+    chains = Chains(server, tmp_path, request)
+    flags = [f"--config.{field}" for field in PARTS["staleness"]]
+    server.run(tmp_path / "whole", *flags)
+    kills = max(1, chains.kills // 5)
+    while chains.killed.total() < kills:
+        workdir = chains.until_the_end(kills, PLACES, *flags)
+        harness.assert_same_run_elsewhere(tmp_path / "whole", workdir)
+    chains.tell()
+    assert len({place[1:] for place in chains.killed}) == min(len(PLACES), kills)
