@@ -38,7 +38,7 @@ def draw(params):
     def draw(journal, params=policy, check=lambda: None, draw=DRAW, requests=REQUESTS, **observer):
         watch = UNWATCHED._replace(**observer)
         watch = remembered.watch(watch, journal, check) if journal else watch
-        machine = Machine(*[None] * 5, engine, None, watch=watch)
+        machine = Machine(*[None] * 4, engine, None, {}, watch=watch)
         return engine.generate(machine.decode_params(params), requests, draw, machine.watch)
 
     return draw
@@ -250,7 +250,7 @@ def test_updates_are_broken_off_between_two_of_them():
             raise Leave
 
     watch, trainer = UNWATCHED._replace(check=check), SimpleNamespace(update=update)
-    machine = Machine(*[None] * 4, trainer, None, None, watch=watch)
+    machine = Machine(*[None] * 3, trainer, None, None, {}, watch=watch)
     loss = config.base().loss
     loss.old_logprobs = "reuse"
     with pytest.raises(Leave):

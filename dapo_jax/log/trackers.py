@@ -31,9 +31,9 @@ class Tracker(NamedTuple):
 def require(config) -> None:
     """ConfigError: a client that the config names is not installed, or its alarm command is not
     usable."""
-    for name in [name for name in ("wandb", "mlflow") if getattr(config.log, name)]:
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # a folder of that name has none
+    for name, project in (("wandb", config.log.wandb), ("mlflow", config.log.mlflow)):
+        # A folder of that name has no origin.
+        if project and getattr(importlib.util.find_spec(name), "origin", None) is None:
             missing = f"its client is not installed: pip install {name}"
             raise schema.ConfigError(f"config.log.{name}: {missing}")
     alarm_command.words(config.log.alarm_command)
@@ -49,8 +49,9 @@ class Trackers:
             return
         path, run_name = workdir / "trackers.json", pathlib.PurePath(name).name
         ids, fields = _ids(path), schema.leaves(config)
-        for service, connect in (("wandb", _wandb), ("mlflow", _mlflow)):
-            if project := getattr(config.log, service):
+        clients = (("wandb", config.log.wandb, _wandb), ("mlflow", config.log.mlflow, _mlflow))
+        for service, project, connect in clients:
+            if project:
                 key = f"{service}:{project}"  # another project is another run
                 with self._guarded(service):
                     run = connect(project, ids.get(key), run_name, fields, workdir)

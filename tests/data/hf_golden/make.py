@@ -128,7 +128,7 @@ def write(directory: Path, case: str, *, state=None, config=None, shards: int = 
 
 
 def logits_of(case: str, tokens_BxT) -> np.ndarray:
-    """Of `transformers`, by the directory of the case."""
+    """What `transformers` computes from the directory of the case."""
     from dapo_jax.convert import transformers_logits
 
     with tempfile.TemporaryDirectory() as folder:
