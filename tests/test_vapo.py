@@ -81,7 +81,7 @@ def test_a_score_alone_is_refused():
 
 
 def test_minibatches_carry_the_verdicts():
-    """They are the judge's, not the shaped reward's, and follow the shuffle into each mini-batch."""
+    """They are the judge's, not the shaped reward's, and follow each mini-batch's shuffle."""
     c = config.base()
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 4, 2, 2
     c.loss.positive_coef, c.loss.overlong_filter = MU, "loss"
