@@ -15,10 +15,12 @@ mutants.toml knows to live.
 
 import argparse
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,7 +70,14 @@ def pytest(root: pathlib.Path, tests: Sequence[str], *flags: str) -> subprocess.
     # No byte code: two mutants of a file may have one size and one time.
     env = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     command += ["--timeout=600", *flags, *(f"tests/{test}" for test in tests)]
-    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    with tempfile.TemporaryFile("w+") as said:
+        how = dict(cwd=root, env=env, stdout=said, stderr=said, start_new_session=True)
+        process = subprocess.Popen(command, **how)
+        process.wait()
+        with contextlib.suppress(ProcessLookupError):  # what a mistake has let live
+            os.killpg(process.pid, signal.SIGKILL)
+        said.seek(0)
+        return subprocess.CompletedProcess(command, process.returncode, said.read())
 
 
 def broken(tests: list[str], root: pathlib.Path, *flags: str) -> list[str]:
