@@ -122,8 +122,8 @@ def changes(params):
 
 
 def test_what_belongs_to_others_is_never_found(draw, params, tmp_path):
-    with opened(tmp_path) as journal:
-        draw(journal)
+    with opened(tmp_path) as journal:  # each write is appended to the one file
+        draw(journal, progress=lambda _: journal.flush())
     (file,) = files(tmp_path)
     for settings, arguments in changes(params):
         with opened(tmp_path, **settings) as journal:

@@ -1,5 +1,7 @@
 """Which changes of a config may go on from a checkpoint."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,3 +101,18 @@ def test_fingerprint_sees_prompts_answers_tokens_and_order():
     a, b = ("a", "1", [1, 2]), ("b", "2", [3])
     others = [made(b, a), made(a), made(a, ("b", "3", [3])), made(a, ("b", "2", [4]))]
     assert len({made(a, b), *others}) == 5 and made(a, b) == made(a, b)
+
+
+def test_what_the_processes_have_read_is_named():
+    """The sets of problems and the rewards' files; of two that differ, which."""
+    sets = [Encoded([[n]], [Problem("a", (), "1", "")], 0) for n in range(3)]
+    text = lambda train, seen, source: SimpleNamespace(
+        train=sets[train], evals={"seen": sets[seen]}, judge=SimpleNamespace(source=source)
+    )
+    one = resume.identity(text(0, 1, "s"))
+    differ = lambda other: [name for name in one if one[name] != other[name]]
+    assert differ(resume.identity(text(2, 1, "s"))) == ["the hash of config.data.train"]
+    assert differ(resume.identity(text(0, 2, "s"))) == ["the hash of config.eval.files seen"]
+    assert differ(resume.identity(text(0, 1, "t"))) == [
+        "the source of config.reward.function (its hash)"
+    ]
