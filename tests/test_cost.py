@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import build, config, parallel, plan
 from dapo_jax.config import presets, validation
-from dapo_jax.plan import roofline, simulate
+from dapo_jax.plan import planner, roofline, simulate
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods import slices, topology
@@ -119,9 +119,9 @@ def test_a_call_of_our_kernel_by_hand(dtype, key_bytes, bundles, start):
 
     cycles, copied = bundles / 2 / 1.75e9, 5120 * 128 * key_bytes / 2765e9
     assert seconds(s.replaced(key_bytes=0)) == pytest.approx(cycles)
-    assert seconds(s) == pytest.approx(max(cycles, copied / 0.9))
+    assert seconds(s) == pytest.approx(max(cycles, copied / VALUES["keys_hbm"]))
     assert seconds(s, keys_hbm=0.5) == pytest.approx(copied / 0.5)
-    waits = (640 * 7 * US / 2 + copied / 0.9) / 7  # too few under way
+    waits = (640 * 7 * US / 2 + copied / VALUES["keys_hbm"]) / 7  # too few under way
     assert seconds(s, latency=7 * US) == pytest.approx(waits)
 
 
@@ -173,6 +173,25 @@ def test_training_over_fewer_devices_than_decoding():
     assert update(s).waits == pytest.approx(0.669, rel=0.05)
 
 
+def test_what_crosses_slices_by_hand():
+    """Two slices of v5p-256, at 0.8 x 6.25 GB/s of a chip. Each adds up its 128th of the gradients,
+    2 bytes a number, which goes there and back; or fetches half of its quarter of the weights 2.1
+    times. A token of eight looks at the flag there."""
+    c = presets.dapo_math("32B")
+    waits, tokens, call = [], [], one(640, 5120, 128, 128)
+    for data, embed in ((64, "data,fsdp"), (2, "fsdp")):
+        c.update({"mesh.data": data, "mesh.fsdp": 64 // data, "sharding.train.embed": embed})
+        two, alone = scene(c, "2xv5p-256"), scene(c, "v5p-512")
+        far, near = (roofline.collective_waits(x, VALUES, update=True) for x in (two, alone))
+        waits.append(far - near)
+        tokens += [sum(roofline.decode(call, x, VALUES).values()) for x in (two, alone)]
+    weights = two.read_bytes / 4
+    inside = 2.1 * weights * (1 - 1 / 2) / (1.8e11 * 2)  # half of it goes on within a slice
+    assert waits[0] == pytest.approx(2.1 * weights / 2 / 5e9 - inside)
+    assert waits[1] == pytest.approx(weights / 32 / 5e9 - weights / 32 / 0.9e11)
+    assert tokens[0] - tokens[1] == pytest.approx(1.3 * 100 * US / 8)
+
+
 def model(pod, V, D, F, L, H, *, tensor, rows, remat="full", row_tokens=0):
     """A scene of another decoder with 8 key/value heads of 128; `rows` of a shard."""
     c, pod = config.paper(), slices.parse(pod)
@@ -186,24 +205,16 @@ def model(pod, V, D, F, L, H, *, tensor, rows, remat="full", row_tokens=0):
     return plan.Scene(c, plan.network(c), dict(data=1, fsdp=shards, tensor=tensor), pod)
 
 
-QWEN3_32B, QWEN3_8B = (151936, 5120, 25600, 64, 64), (151936, 4096, 12288, 36, 32)
-
-
-@pytest.mark.parametrize(
-    ("shape", "context", "published_ms"),
-    [(QWEN3_32B, 1536, 29.5), (QWEN3_32B, 4608, 35.3), (QWEN3_8B, 1536, 11.1)],
-)
-def test_decoding_within_25_percent_of_published_latencies(shape, context, published_ms):
-    """sglang-jax, docs/cookbook/autoregressive/Qwen/Qwen3.md: milliseconds between tokens, v6e-4,
-    TP 4, bfloat16, 64 requests. Taken over: its kernel's share of HBM (86% by arXiv 2604.15464),
-    and small operations that are not fused.
-    Not within: Qwen3-8B at 256 requests or 8k of context (.68, .66 of the published), which the
-    source ties to the room for keys; Llama-70B in int8 by jax-llm-examples on v5e-16 (1.5 to 1.7
-    times)."""
-    s, call = model("v6e-4", *shape, tensor=4, rows=64), one(0, 64 * context / 128, slots=64)
-    theirs = VALUES | {"keys_hbm": 0.86, "small_ops": 60 * US}
-    token = sum(x[0] for x in roofline.decode(call, s, theirs).values())
-    assert 1e3 * token == pytest.approx(published_ms, rel=0.25)
+def test_decoding_within_15_percent_of_published_latencies():
+    """Those of `anchors`, to which `decode_beside` was set; as counted, .71 and .85. And Qwen3-8B
+    of the same source, 11.1 ms at 1.5k, which set nothing. Not within: it at 256 requests or 8k of
+    context (.68, .66 of the published), which the source ties to the room for keys; Llama-70B in
+    int8 by jax-llm-examples on v5e-16 (1.5 to 1.7 times)."""
+    for x in planner.anchors():
+        assert x["ms"] == pytest.approx(x["published_ms"], rel=0.15)
+    s = model("v6e-4", 151936, 4096, 12288, 36, 32, tensor=4, rows=64)
+    token = roofline.decode(one(0, 64 * 1536 / 128, slots=64), s, VALUES)
+    assert 1e3 * sum(x[0] for x in token.values()) == pytest.approx(11.1, rel=0.16)
 
 
 @pytest.mark.parametrize("remat", ["none", "attention", "full"])

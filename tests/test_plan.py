@@ -11,7 +11,7 @@ import pytest
 from dapo_jax import config, plan
 from dapo_jax.config import presets
 from dapo_jax.model import qwen2
-from dapo_jax.plan import footprint, layouts, planner, report, shapes
+from dapo_jax.plan import constants, footprint, layouts, planner, report, shapes
 from dapo_jax.pods import slices
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -184,6 +184,36 @@ def test_a_value_model_that_is_not_to_be_had_here_is_a_doubt(monkeypatch):
     assert plan.check(c, V5P).startswith("somebody/reward: its config.json is")
 
 
+@pytest.mark.parametrize("pod", ["v5p-256", "v5p-512", "2xv5p-256", "v6e-256", "tpu7x-128"])
+def test_the_shipped_32b_runs_on_several_slices(pod):
+    assert plan.check(presets.dapo_math("32B"), slices.parse(pod)) == ""
+
+
+def test_caches_that_their_kernels_cannot_read():
+    """The page numbers of 1,464 rows of 176 pages fit a v5p's scalar memory, of 1,472 not (libtpu
+    0.0.42.1). On a GPU 2 x 176 pages of 64 x 128 numbers a layer and head, of 4 heads: 738 M."""
+    c = big(rollout__cache_fraction=0.1, rollout__slots=16 * 1449)
+    pool = footprint.cache(c, plan.network(c), MANY)
+    assert config.validation.check_cache(c, pool, MANY) == []
+    c.rollout.slots += 16
+    assert "set at most 23184" in plan.mistakes(c, plan.network(c), V5P)
+    pool = pool._replace(reader="triton", quantized=True, kv_heads=2, shards=1, pages=1024)
+    two = dict(data=1, fsdp=1, tensor=2)  # 64 layers x 128 x 128 x 1,024 pages: 2^30 numbers
+    refused = lambda pages: config.validation.check_cache(c, pool._replace(pages=pages), two)
+    assert [len(refused(1024 * n)) for n in (1, 2, 3, 4)] == [0, 1, 1, 0]
+    assert "reads wrong pages" in refused(2048)[0]
+
+
+def test_other_constants(monkeypatch):
+    monkeypatch.setattr(constants, "VALUES", {"a": 1.0})
+    monkeypatch.setattr(constants, "CONSTANTS", {"a": constants.Constant(1, 1, 2, "", "")})
+    constants.override(["a=2e-6"])
+    assert constants.VALUES["a"] == constants.CONSTANTS["a"].value == 2e-6
+    for text in ("b=1", "a=0", "a", "a=x", "a=-1"):
+        with pytest.raises(ValueError, match=f"--constants: '{text}': wants NAME=NUMBER"):
+            constants.override([text])
+
+
 def test_what_does_not_fit_is_refused_or_doubted():
     c, pod = big(mesh__fsdp=2), slices.parse("v6e-16")
     with pytest.raises(ValueError, match=r"by arithmetic this needs .* GB of a chip's 33.5"):
@@ -221,7 +251,7 @@ def figures(name):
     c = big(size, **SMALL | changes, mesh__tensor=mesh[2])
     given = plan.network(c), sizes(*mesh), slices.parse(pod), plan.Traffic(20, 100, sigma=1.2)
     out = planner.expected(c, *given, with_staleness=True)
-    assert out.pop("constants")
+    assert out.pop("constants") and out.pop("anchors")
     out["bytes"] = plan.memory(c, *given[:2])
     short = lambda x: float(f"{float(x):.9g}")
     return json.loads(json.dumps(out, default=float), parse_float=short)
@@ -249,6 +279,8 @@ def test_command_line(shell, tmp_path):
     assert done.stdout == (DATA / "plan_quickstart.txt").read_text()
     saved = json.loads(saved.read_text())
     assert saved["parameters"] == 101_952 and saved["fits"] is True
+    done = shell.python(*command, "--topology=v5litepod-1", "--json=s9://x")
+    assert done.stderr == "error: --json=s9://x: wants a file on this machine; no folder s9:\n"
     done = shell.python(*command, "--topology=v5litepod-3")
     assert done.returncode == 1 and done.stderr.startswith("error: 'v5litepod-3': no TPU slice")
 

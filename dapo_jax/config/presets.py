@@ -199,9 +199,11 @@ def dapo_math(argument: str) -> Config:
 
 
 def place(c: Config, where: Slice) -> Config:
-    """`c` with the mesh of `where`, one row per device and pass, and its slots and cache."""
+    """`c` with the mesh of `where`, one row per device and pass, and its slots and cache. On
+    another slice it has as many shards as devices are there: along the axis that is -1."""
     decode_tensor = where.decode_tensor or where.tensor
     lay_out(c, where.shards, where.tensor, decode_tensor)
+    c.update({"mesh.fsdp" if decode_tensor == where.tensor else "mesh.data": -1})
     c.optim.micro_batch_rows = where.shards
     c.model.remat = where.remat
     c.rollout.slots, c.rollout.cache_fraction = where.slots, where.cache_fraction

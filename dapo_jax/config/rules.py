@@ -1,6 +1,9 @@
 """What sections must not say together: (when, the line that says so), one rule a row."""
 # fmt: off
 
+import math
+from collections.abc import Mapping
+
 from dapo_jax.config.schema import Config
 from dapo_jax.dapo.settings import Advantage, Loss
 from dapo_jax.gate import wrong
@@ -69,6 +72,24 @@ def relations(c: Config) -> list[str]:
          f"config.loss.objective: {loss.objective!r} has one ratio for a response, and with critic.enabled each token has its own advantage; set ppo, cispo or gspo_token"),
         ("task" in warm_up(c) and (c.data.train or c.model.path),
          "config.supervised_warmup: skill_steps and habit_steps are for the embedded task only; set both to 0, and name worked examples of your own in supervised_warmup.files"),
+    )
+
+
+_SCALARS = 2**20 - 2**14  # bytes of a TPU core's scalar memory, but for what else is there
+
+
+def check_cache(c: Config, pool, sizes: Mapping[str, int]) -> list[str]:
+    """Mistakes of a cache that its kernel cannot read; `pool` has the fields of `paged.Geometry`."""
+    rows, split = c.rollout.slots // pool.shards, c.sharding.decode["kv_heads"].split(",")
+    most = _SCALARS // (4 * (pool.row_pages + 2))  # the page numbers of a row, its length and place
+    heads = pool.kv_heads // math.prod(sizes[axis] for axis in split if axis)
+    numbers = heads * pool.layers * pool.pages * pool.page_tokens * pool.head_dim
+    return wrong(
+        (pool.reader == "kernel" and rows > most,
+         f"config.rollout.slots: the page numbers of {rows} rows a shard, {pool.row_pages} each, exceed a TPU's scalar memory (1 MiB); set at most {most * pool.shards}, or larger rollout.page_tokens"),
+        # jax's Pallas-Triton counts in 32 bits up to 2^32 bytes (jax 0.10 to 0.12).
+        (pool.reader == "triton" and pool.quantized and 2**31 <= numbers < 2**32,
+         f"config.rollout.cache_dtype: the GPU kernel reads wrong pages of an int8 cache of 2^31 to 2^32 numbers a device, here {numbers}; lower rollout.cache_fraction, or set 'model'"),
     )
 
 

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 
-from dapo_jax.config.rules import longest, relations, warm_up, warnings  # noqa: F401
+from dapo_jax.config.rules import check_cache, longest, relations, warm_up, warnings  # noqa: F401
 from dapo_jax.config.schema import Config, ConfigError, leaves, walk
 from dapo_jax.config.sections import Sharding, stop_strings  # noqa: F401
 from dapo_jax.dapo.settings import Loss

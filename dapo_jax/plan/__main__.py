@@ -26,6 +26,7 @@ from absl import flags
 from dapo_jax.config import cli, schema
 from dapo_jax.hosts import processes  # noqa: F401  (`--check` takes the flags of a training)
 from dapo_jax.plan import Traffic, check, compile as plan_compile, kernels, network, plan
+from dapo_jax.plan.constants import override
 from dapo_jax.plan.report import report
 from dapo_jax.pods import slices, topology
 
@@ -51,6 +52,7 @@ def define_flags() -> None:
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
     flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")
     flags.DEFINE_string("json", "", "File for all of it; '-' = print JSON instead.")
+    flags.DEFINE_list("constants", [], "Other values than constants.txt has: decode_beside=1,...")
     flags.mark_flag_as_required("topology")
 
 
@@ -62,6 +64,10 @@ def main() -> int:
         if doubt := check(config, pod, given.check_files, given.check_memory):
             print(f"warning: {doubt}", file=sys.stderr)
         return 0
+    override(given.constants)
+    folder = pathlib.Path(given.json or "-").parent
+    if not folder.is_dir():  # before minutes of work
+        raise ValueError(f"--json={given.json}: wants a file on this machine; no folder {folder}")
     traffic = Traffic(
         given.mean_prompt or max(config.data.max_prompt_tokens // 8, 1),
         given.mean_response or max(config.rollout.max_response_tokens // 4, 1),

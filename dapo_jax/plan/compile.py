@@ -35,7 +35,7 @@ NO_COMPILER = (
 def machine_for(config, shape: qwen2.Shape, pod: Pod) -> build.Machine:
     """The config's programs on the described devices of `pod`. ValueError: the mesh cannot be laid
     over them."""
-    sizes = validation.resolve_mesh(config, pod.chips)
+    sizes = validation.resolve_mesh(config, pod.devices)
     mesh = topology.make_mesh(pod.topology, sizes, pod.slices)
     # Which ids end a response changes no size.
     return build.assemble(config, mesh, shape, stop_ids=(0, 1))

@@ -2,8 +2,11 @@
 
 import json
 import pathlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+from dapo_jax.pods.slices import CHIPS
 
 
 class Constant(NamedTuple):
@@ -24,7 +27,7 @@ def _read(text: str) -> dict[str, Constant]:
             if len(numbers) == 3:
                 found[name] = Constant(*numbers, unit, source)
             else:
-                of_family = zip(("v4", "v5e", "v5p", "v6e"), numbers, strict=True)
+                of_family = zip(CHIPS, numbers, strict=True)
                 found |= {f"{name}.{f}": Constant(x, x, x, unit, source) for f, x in of_family}
     return found
 
@@ -32,3 +35,14 @@ def _read(text: str) -> dict[str, Constant]:
 CONSTANTS = _read(pathlib.Path(__file__).with_name("constants.txt").read_text())
 Values = Mapping[str, float]
 VALUES: dict[str, float] = {name: c.value for name, c in CONSTANTS.items()}
+
+
+def override(given: Iterable[str]) -> None:
+    """Take other values from here on: ['keys_hbm=0.9']. ValueError: no such constant or value."""
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in VALUES or not re.fullmatch(r"[\d.]+(e-?\d+)?", value) or not float(value):
+            wants = "wants NAME=NUMBER, positive, of a constant of dapo_jax/plan/constants.txt"
+            raise ValueError(f"--constants: {text!r}: {wants}")
+        VALUES[name] = float(value)
+        CONSTANTS[name] = CONSTANTS[name]._replace(value=VALUES[name])

@@ -187,14 +187,15 @@ def mistakes(config, shape: qwen2.Shape | None, pod: Pod) -> str:
     """Why the config cannot run on that pod, a reason per line; '' if it can. Without a shape only
     what does not depend on it is checked."""
     try:
-        validation.validate(config, pod.chips)
+        validation.validate(config, pod.devices)
     except schema.ConfigError as error:
         return str(error)
-    sizes = validation.resolve_mesh(config, pod.chips)
+    sizes = validation.resolve_mesh(config, pod.devices)
     bad = validation.check_shape(shape, sizes, config.sharding) if shape else []
     if shape and config.critic.init_from and (value := value_model(config, shape)):
         wrong = validation.check_shape(value, sizes, config.sharding)
         bad += [f"the value model: {line}" for line in wrong]
+    bad += validation.check_cache(config, cache(config, shape, sizes), sizes) if shape else []
     if sizes["data"] % pod.slices:
         bad.append(
             f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices,"
@@ -219,7 +220,7 @@ def check(config, pod: Pod, with_files: bool = False, with_memory: bool = True) 
         raise ValueError("\n".join(wrong))
     if shape is None:
         return doubt
-    peak = max(peaks(memory(config, shape, validation.resolve_mesh(config, pod.chips))).values())
+    peak = max(peaks(memory(config, shape, validation.resolve_mesh(config, pod.devices))).values())
     needs = f"by arithmetic this needs {peak / GB:.1f} GB of a chip's {pod.chip.hbm / GB:.1f}"
     doubt = f"{needs}: ask python -m dapo_jax.plan --topology={pod.cloud} what fits"
     if peak > pod.chip.hbm and with_memory:

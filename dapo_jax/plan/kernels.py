@@ -28,7 +28,7 @@ from dapo_jax.plan.report import filled_in
 from dapo_jax.plan.roofline import BLOCK_TOKENS, Scene
 from dapo_jax.plan.shapes import network
 from dapo_jax.pods import topology
-from dapo_jax.pods.slices import Pod
+from dapo_jax.pods.slices import FAMILIES, Pod
 
 _BUNDLE = re.compile(r"\s*0x[0-9a-f]+\s*(?:(LB|PF|LH|LE|PB)\s*)?:\s*(>*)\s*(\{\}|\{)")
 KERNEL = "decode_attention"
@@ -103,7 +103,7 @@ def dumped(command: list[str]) -> dict[str, Loop]:
 def counted(config, pod: Pod) -> dict[str, Any]:
     """The bundles of the sampler's decode kernel, and lines about them for people. ValueError: the
     compiler refuses."""
-    shape, sizes = network(config), validation.resolve_mesh(config, pod.chips)
+    shape, sizes = network(config), validation.resolve_mesh(config, pod.devices)
     s = Scene(config, shape, sizes, pod)
     heads = shape.num_heads // split("heads", config.sharding.decode, sizes)
     counts = s.sizes.slots // s.sizes.shards, heads, shape.head_dim
@@ -121,7 +121,7 @@ def child(family: str, dtype: str, counts: list[int], geometry: list) -> None:
     """Compile one layer's writes and reads of the cache for one chip that is not there. counts:
     rows, query heads, head dim."""
     jax.config.update("jax_platforms", "cpu")
-    chip = topology.devices(f"{family}:2x2" + "x1" * (family in ("v4", "v5p")))[0]
+    chip = topology.devices(f"{family}:2x2" + "x1" * (len(FAMILIES[family].shapes[0]) > 2))[0]
     (S, H, d), g = counts, paged.Geometry(*geometry)._replace(cores=chip.num_cores)
     mesh = Mesh([[[chip]]], parallel.AXES)
     rules = schema.base().sharding.decode

@@ -55,10 +55,10 @@ def layouts(config, shape: qwen2.Shape, pod: Pod) -> Iterator:
     known = copy.deepcopy(config)
     presets.lay_out(known, 2, 1, 1 if config.sharding.train.embed == "fsdp" else 2)
     free = known.sharding == config.sharding
-    widths = range(1, min(shape.num_kv_heads, pod.chips) + 1)
+    widths = range(1, min(shape.num_kv_heads, pod.devices) + 1)
     for tensor, together in itertools.product(widths, (1, 2, 4, 8)):
-        shards = pod.chips // tensor
-        if shape.num_kv_heads % (tensor * together) or pod.chips % (tensor * together):
+        shards = pod.devices // tensor
+        if shape.num_kv_heads % (tensor * together) or pod.devices % (tensor * together):
             continue
         for data in sorted({1, 2, 4, 8, pod.slices}) if together == 1 else [shards // together]:
             t = copy.deepcopy(config)
@@ -90,7 +90,8 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
                 peak = max(footprint.peaks(footprint.memory(u, net, sizes)).values())
                 length = traffic.prompt + traffic.response
                 held = footprint.waves(u, net, sizes, length)["sequences"]
-                if peak <= limit and held and slots % shards == 0:
+                bad = validation.check_cache(u, footprint.cache(u, net, sizes), sizes)
+                if peak <= limit and held and slots % shards == 0 and not bad:
                     now = ((k, v) for k, v in schema.leaves(u).items() if v != old[k])
                     other = {k: v for k, v in now if k.startswith(("sharding.", "model.remat"))}
                     chosen = sizes, micro, slots, prompts, fraction, peak, math.inf, other

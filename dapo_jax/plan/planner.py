@@ -2,14 +2,16 @@
 
 from typing import Any
 
-from dapo_jax.config import validation
+import numpy as np
+
+from dapo_jax.config import presets, validation
 from dapo_jax.model import qwen2
-from dapo_jax.plan import footprint, staleness, step
+from dapo_jax.plan import footprint, roofline, staleness, step
 from dapo_jax.plan.constants import CONSTANTS, VALUES
 from dapo_jax.plan.footprint import mistakes, waves
 from dapo_jax.plan.layouts import changed, fitting, search
 from dapo_jax.plan.roofline import Scene, micro_batch
-from dapo_jax.plan.shapes import network, value_model
+from dapo_jax.plan.shapes import network, published, value_model
 from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods import slices
 from dapo_jax.pods.slices import Pod
@@ -43,7 +45,7 @@ def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) 
         out["smallest_that_fits"] = next((p.cloud for p in bigger), None)
     if out["mistakes"]:
         return out | {"fits": False}
-    sizes = validation.resolve_mesh(config, pod.chips)
+    sizes = validation.resolve_mesh(config, pod.devices)
     table = footprint.memory(config, shape, sizes)
     peaks = footprint.peaks(table)
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
@@ -61,6 +63,22 @@ def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) 
     if not out["fits"]:
         return out
     return out | expected(config, shape, sizes, pod, traffic, with_staleness)
+
+
+def anchors() -> list[dict[str, float]]:
+    """Milliseconds between tokens of Qwen3-32B on v6e-4, tensor 4, bfloat16, 64 requests: published
+    (sglang-jax, docs/cookbook/autoregressive/Qwen/Qwen3.md) and by this model, contexts in tokens.
+    """
+    c, pod = presets.paper(), slices.parse("v6e-4")
+    c.update({"rollout.slots": 64, "mesh.tensor": 4})
+    s = Scene(c, published("Qwen/Qwen3-32B"), dict(data=1, fsdp=1, tensor=4), pod)
+    out = []
+    for context, published_ms in ((1536, 29.5), (4608, 35.3)):
+        pages, none = np.array([64 * context / s.sizes.page_tokens]), np.zeros(1)
+        call = roofline.Call(np.array([1]), np.array([True]), 0, 64, none, pages, none)
+        ms = 1e3 * sum(float(x[0]) for x in roofline.decode(call, s, VALUES).values())
+        out.append({"context": context, "published_ms": published_ms, "ms": ms})
+    return out
 
 
 def expected(
@@ -104,6 +122,7 @@ def expected(
             "staleness": [x._asdict() for x in aged],
         },
         "run": _run(config, s, now),
+        "anchors": anchors(),
         "constants": {name: c._asdict() for name, c in CONSTANTS.items()},
     }
 

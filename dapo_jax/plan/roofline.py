@@ -63,7 +63,9 @@ class Scene:
         self.train_kv_heads = -(-shape.num_kv_heads // parts("kv_heads", train, sizes))
         self.train_split = parts("mlp", train, sizes)  # parts of a weight's inner axis
         self.fsdp = parts("embed", train, sizes)  # parts of what `train_split` leaves
-        self.replicas = pod.chips // (self.train_split * self.fsdp)  # of the weights
+        self.replicas = pod.devices // (self.train_split * self.fsdp)  # of the weights
+        # Slices that hold different weights, which each gathers from the others.
+        self.weight_slices = pod.slices if "data" in train["embed"].split(",") else 1
         self.micro_rows = validation.micro_rows(config, sizes)  # of a micro-batch, on all devices
         self.row_tokens = validation.row_tokens(config)
         # Share of `read` whose products a backward pass computes again: it needs nothing of what a
@@ -142,6 +144,7 @@ def decode(call: Call, scene: Scene, k: Values) -> dict[str, np.ndarray]:
     """Seconds of each chunk by what they go into: {'attention': [C], ...}."""
     over_tensor = 4 * (scene.decode_split > 1)  # small collectives: the embedding's, the draw's 3
     over_shards = (scene.sizes.shards > 1) / FLAG_EVERY
+    over_slices = k["dcn_latency"] * (scene.pod.slices > 1) / FLAG_EVERY
     draw = k["draw"] * (call.slots_C * scene.vocab / (128 * 19008))
     chip, split = scene.pod.chip, scene.decode_split
     products = np.maximum(  # bound by reading weights, or by multiplying
@@ -152,8 +155,9 @@ def decode(call: Call, scene: Scene, k: Values) -> dict[str, np.ndarray]:
         "products": products,
         "all-reduces": scene.shape.num_layers * 2 * reduce_seconds(scene, call.slots_C, k),
         "small operations": scene.shape.num_layers * k["small_ops"],
-        "head and draw": draw + k["small_collective"] * (over_tensor + over_shards),
+        "head and draw": draw + k["small_collective"] * (over_tensor + over_shards) + over_slices,
     }
+    once = {what: k["decode_beside"] * s for what, s in once.items()}
     attention_C = scene.shape.num_layers * attention_seconds(call, scene, k)
     return {what: s * call.steps_C for what, s in once.items()} | {"attention": attention_C}
 
@@ -171,8 +175,8 @@ def reduce_seconds(scene: Scene, rows: np.ndarray, k: Values) -> np.ndarray:
 
 def axis_rate(pod: Pod, n: int, k: Values) -> float:
     """Bytes a second around n chips in a row: a ring where n is a whole side of a torus that closes
-    (v4, v5p: multiples of 4; v5e, v6e: 16), else a line, which goes one way at a time."""
-    whole = 4 if pod.family in ("v4", "v5p") else 16
+    (of three sides multiples of 4; v5e, v6e: 16), else a line, which goes one way at a time."""
+    whole = 4 if len(pod.sides) == 3 else 16
     ring = n in pod.sides and n % whole == 0
     return k[f"ici.{pod.family}"] * (1 if ring else 0.5)
 
@@ -210,13 +214,13 @@ class Pass(NamedTuple):
 def micro_batch(scene: Scene, pairs: float, k: Values, *, update: bool) -> Pass:
     """A forward pass; with `update` also the backward pass and what it computes again. pairs: of a
     query and a key that attention computes in these rows."""
-    family, chip, chips = scene.pod.family, scene.pod.chip, scene.pod.chips
+    family, chip, chips = scene.pod.family, scene.pod.chip, scene.pod.devices
     narrow = ".8" if scene.train_split >= 8 else ""
     passes = 3 - bool(scene.adapters) + scene.again if update else 1
     flops = passes * 2 * scene.multiplied * scene.micro_rows * scene.row_tokens / chips
     products = flops / (k[f"train_mxu{narrow}"] * chip.flops)
 
-    looks = 2 if update and scene.shape.remat == "full" else 1
+    looks = 2 if update and scene.shape.remat in ("dots", "full") else 1
     blocks = scene.shape.num_heads * scene.shape.num_layers * pairs / BLOCK**2 / chips
     score = 4 * scene.shape.head_dim * BLOCK**2 * blocks  # FLOPs of one look
     cores = int(k[f"cores.{family}"])
@@ -240,21 +244,27 @@ def micro_batch(scene: Scene, pairs: float, k: Values, *, update: bool) -> Pass:
 def collective_waits(scene: Scene, k: Values, *, update: bool) -> float:
     """Seconds per micro-batch in which a device waits for others: for whole rows of the residual
     stream that are gathered over `tensor` (a sum that each device gets whole counts twice), layers
-    of weights that are gathered over `fsdp`, gradients that replicas of the weights add up."""
+    of weights that are gathered over `fsdp`, gradients that replicas of the weights add up. Between
+    slices each device fetches what its own slice lacks, and adds up its part of gradients."""
     t, f, d = scene.train_split, scene.fsdp, scene.replicas
     kind, seconds = "update" if update else "forward", 0.0
     if t > 1:
-        rows = scene.micro_rows * t / scene.pod.chips * scene.row_tokens * scene.stream_bytes
+        rows = scene.micro_rows * t / scene.pod.devices * scene.row_tokens * scene.stream_bytes
         moved = k[f"{kind}_moved"] * scene.shape.num_layers * rows
         seconds += moved * (t - 1) / t / axis_rate(scene.pod, t, k)
-    weights = scene.read_bytes / t
+    weights, family = scene.read_bytes / t, scene.pod.family
+    dcn, far = k[f"dcn.{family}"] * k["dcn_share"], scene.weight_slices
     if f > 1:
         axes = len(scene.pod.sides) - (t > 1)
         gathered = k[f"{kind}_weights" + ".8" * (t >= 8)] * weights
-        seconds += gathered * (f - 1) / f / (k[f"ici.{scene.pod.family}"] * axes)
+        seconds += gathered * (1 / far - 1 / f) / (k[f"ici.{family}"] * axes)
+        seconds += gathered * (1 - 1 / far) / dcn
     if d > 1 and update:
-        share = (scene.adapters or scene.parameters) / scene.parameters
-        seconds += 2 * (d - 1) / d * weights * share / f / axis_rate(scene.pod, d, k)
+        slices = scene.pod.slices // far
+        near, trained = d // slices, scene.adapters or scene.parameters
+        gradients = 2 * weights / f * trained / scene.parameters
+        seconds += gradients * (1 - 1 / near) / axis_rate(scene.pod, near, k)
+        seconds += gradients / near * (1 - 1 / slices) / dcn
     return seconds
 
 

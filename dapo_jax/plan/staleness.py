@@ -89,7 +89,7 @@ class Age(NamedTuple):
     oldest: int
     parked: float  # tokens of rows that go on, a step
     phases: dict[str, float]  # seconds; their sum is the step
-    apart: dict[str, float] | None = None  # the same on two meshes; None where the staleness is 0
+    apart: dict[str, float] | None = None  # the same on two meshes; None: staleness 0, one shard
 
 
 def aged(
@@ -120,7 +120,8 @@ def aged(
         rollouts = step.Rollouts([[i] for i in at], at, traces, sizes.pages)
         found = timed(sizes, rollouts=rollouts, prefill_chunks=1, responses=responses)
         busy = float(np.mean([t.occupancy for t in traces]))
-        two = apart(found.phases, busy, plain.phases["prefill"], quick.shards)
+        prompts, shards = plain.phases["prefill"], quick.shards
+        two = apart(found.phases, busy, prompts, shards) if shards > 1 else None
         out.append(Age(staleness, slots, found.seconds, busy, *ages, found.phases, two))
     return out
 
@@ -132,7 +133,7 @@ def apart(phases: dict[str, float], busy: float, prompts: float, shards: int) ->
     At best, from the same step on one mesh: each device has as many rows as there, so that a share
     of the devices takes as much longer; no slot is ever idle, new weights arrive in no time, and
     what was parked needs no prefill. prompts: seconds of prefilling prompts alone. The devices are
-    shared out by whole shards of decoding."""
+    shared out by whole shards of decoding, of which there are two or more."""
     drawn = busy * (phases["decode"] + phases["tail"]) + prompts + phases["evaluation"]
     beside = phases["host"] + phases["grading"]
     outside = ("prefill", "decode", "tail", "host", "grading", "evaluation", "checkpoint")
@@ -141,5 +142,5 @@ def apart(phases: dict[str, float], busy: float, prompts: float, shards: int) ->
     def seconds(share: float) -> float:
         return max(drawn / share + beside, trained / (1 - share) + phases["checkpoint"])
 
-    share = min((i / shards for i in range(1, shards)), key=seconds, default=1.0)
-    return {"seconds": seconds(share) if share < 1 else math.inf, "share": share}
+    share = min((i / shards for i in range(1, shards)), key=seconds)
+    return {"seconds": seconds(share), "share": share}

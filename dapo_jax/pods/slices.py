@@ -1,9 +1,9 @@
 """TPU slices by name, and what a chip of each family can do.
 
 A slice is named as Google Cloud does (v5p-256, v6e-256, v5litepod-256, two of them: 2xv5p-256) or
-by the sides of its torus in chips (v5p:4x4x8, v6e:16x16). Cloud counts cores for v4 and v5p, two a
-chip, and chips for v5e and v6e. Which there are is said in slices.txt, which the scripts in launch/
-read too.
+by the sides of its torus in chips (v5p:4x4x8, v6e:16x16). Cloud counts cores for v4, v5p and tpu7x,
+two a chip, and chips for v5e and v6e. Which there are is said in slices.txt, which the scripts in
+launch/ read too.
 """
 
 import math
@@ -15,11 +15,12 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """One chip, which is one device. Peaks are Google's published figures; reality stays below."""
+    """A device: one chip, of tpu7x half of one. Peaks are published; reality stays below."""
 
     hbm: int  # bytes that a program may have: out-of-memory messages of libtpu 0.0.42 - 0.0.50
     flops: float  # bfloat16 a second
     bandwidth: float  # bytes of HBM a second
+    devices: int = 1  # of a chip, as jax sees it
 
 
 CHIPS = {
@@ -27,9 +28,10 @@ CHIPS = {
     "v5e": Chip(int(15.75 * GIB), 197e12, 819e9),
     "v5p": Chip(int(95.73 * GIB), 459e12, 2765e9),
     "v6e": Chip(int(31.24 * GIB), 918e12, 1640e9),
+    "tpu7x": Chip(int(94.75 * GIB), 2307e12 / 2, 7380e9 / 2, devices=2),
 }
 # By jax's name of a device.
-_TPUS = {"TPU v5": "v5p", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}
+_TPUS = {"TPU v5": "v5p", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e", "TPU7x": "tpu7x"}
 _TPUS |= {f"TPU {family}": family for family in CHIPS}
 # Dense bfloat16 FLOPs a second, as NVIDIA publishes them, by how jax's name of a GPU begins.
 _GPUS = {
@@ -85,6 +87,10 @@ class Pod(NamedTuple):
     @property
     def chips(self) -> int:
         return math.prod(self.sides) * self.slices
+
+    @property
+    def devices(self) -> int:
+        return self.chips * self.chip.devices
 
     @property
     def chip(self) -> Chip:
