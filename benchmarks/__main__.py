@@ -31,6 +31,7 @@ BENCHMARKS = {
     "kv_traffic": Benchmark(("numpy",)),
     "ladder": Benchmark(("jax", "flax")),
     "pod_plan": Benchmark(("jax", "libtpu")),
+    "pod_step": Benchmark(),
     "race": Benchmark((*PEERS, "jaxlib", "flax", "trl", "accelerate")),
     "run_costs": Benchmark(("jax", "orbax-checkpoint"), cores=1),
     "sampler": Benchmark(PEERS, cores=1),

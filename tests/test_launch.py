@@ -138,7 +138,7 @@ def test_one_table_of_slices():
     for name, line in zip(names, lines, strict=True):
         pod, (cloud, shape, hosts, chips, *_) = slices.parse(name), line.split()
         assert (cloud, shape) == (name, "x".join(map(str, pod.sides)))
-        assert int(hosts) == pod.hosts and int(hosts) * int(chips) == pod.chips
+        assert int(hosts) * int(chips) == pod.chips
 
 
 HOSTILE = [

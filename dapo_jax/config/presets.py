@@ -199,8 +199,8 @@ def dapo_math(argument: str) -> Config:
 
 
 def place(c: Config, where: Slice) -> Config:
-    """`c` with the mesh of `where`, one row per device and pass, and its slots and cache. On
-    another slice it has as many shards as devices are there: along the axis that is -1."""
+    """`c` with the mesh of `where`, where -1 takes other slices, a row per device and pass, slots
+    and cache."""
     decode_tensor = where.decode_tensor or where.tensor
     lay_out(c, where.shards, where.tensor, decode_tensor)
     c.update({"mesh.fsdp" if decode_tensor == where.tensor else "mesh.data": -1})

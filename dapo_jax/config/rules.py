@@ -75,13 +75,10 @@ def relations(c: Config) -> list[str]:
     )
 
 
-_SCALARS = 2**20 - 2**14  # bytes of a TPU core's scalar memory, but for what else is there
-
-
 def check_cache(c: Config, pool, sizes: Mapping[str, int]) -> list[str]:
     """Mistakes of a cache that its kernel cannot read; `pool` has the fields of `paged.Geometry`."""
     rows, split = c.rollout.slots // pool.shards, c.sharding.decode["kv_heads"].split(",")
-    most = _SCALARS // (4 * (pool.row_pages + 2))  # the page numbers of a row, its length and place
+    most = (2**20 - 2**14) // (4 * (pool.row_pages + 2))  # a row's page numbers, length and place
     heads = pool.kv_heads // math.prod(sizes[axis] for axis in split if axis)
     numbers = heads * pool.layers * pool.pages * pool.page_tokens * pool.head_dim
     return wrong(

@@ -45,9 +45,7 @@ def define_flags() -> None:
     flags.DEFINE_float("sigma", default["sigma"], "Assumed std of log response length.", 0, 3)
     flags.DEFINE_float("accept", default["accept"], "Assumed share of mixed groups.", 0, 1)
     flags.DEFINE_integer("eval_problems", default["eval_problems"], "Assumed problems of a set.", 0)
-    flags.DEFINE_bool(
-        "staleness", False, "Simulate staleness 0, 1, 2, on one mesh and two; minutes."
-    )
+    flags.DEFINE_bool("staleness", False, "Simulate staleness 0, 1, 2, on one mesh and two.")
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
     flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")
@@ -65,8 +63,7 @@ def main() -> int:
             print(f"warning: {doubt}", file=sys.stderr)
         return 0
     override(given.constants)
-    folder = pathlib.Path(given.json or "-").parent
-    if not folder.is_dir():  # before minutes of work
+    if not (folder := pathlib.Path(given.json).parent).is_dir():  # before minutes of work
         raise ValueError(f"--json={given.json}: wants a file on this machine; no folder {folder}")
     traffic = Traffic(
         given.mean_prompt or max(config.data.max_prompt_tokens // 8, 1),

@@ -41,8 +41,7 @@ def override(given: Iterable[str]) -> None:
     """Take other values from here on: ['keys_hbm=0.9']. ValueError: no such constant or value."""
     for text in given:
         name, _, value = text.partition("=")
-        if name not in VALUES or not re.fullmatch(r"[\d.]+(e-?\d+)?", value) or not float(value):
-            wants = "wants NAME=NUMBER, positive, of a constant of dapo_jax/plan/constants.txt"
-            raise ValueError(f"--constants: {text!r}: {wants}")
+        if name not in VALUES or not re.fullmatch(r"\d*\.?\d*[1-9]\d*(e-?\d+)?", value):
+            raise ValueError(f"--constants: {text!r}: wants NAME=NUMBER of plan/constants.txt")
         VALUES[name] = float(value)
         CONSTANTS[name] = CONSTANTS[name]._replace(value=VALUES[name])

@@ -31,14 +31,11 @@ class Choice(NamedTuple):
 
     def flags(self) -> str:
         """Returns this choice as the flags of a command line."""
-        mesh = {f"mesh.{axis}": n for axis, n in self.mesh.items()}
-        own = {
-            "optim.micro_batch_rows": self.micro_rows,
-            "rollout.slots": self.slots,
-            "rollout.prefill_prompts": self.prefill_prompts,
-            "rollout.cache_fraction": self.cache_fraction,
-        }
-        fields = mesh | own | self.fields
+        fields = {f"mesh.{axis}": n for axis, n in self.mesh.items()}
+        fields["optim.micro_batch_rows"] = self.micro_rows
+        for name in ("slots", "prefill_prompts", "cache_fraction"):
+            fields[f"rollout.{name}"] = getattr(self, name)
+        fields |= self.fields
         return " ".join(f"--config.{name}={value}" for name, value in fields.items())
 
 

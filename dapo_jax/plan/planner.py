@@ -69,16 +69,16 @@ def anchors() -> list[dict[str, float]]:
     """Milliseconds between tokens of Qwen3-32B on v6e-4, tensor 4, bfloat16, 64 requests: published
     (sglang-jax, docs/cookbook/autoregressive/Qwen/Qwen3.md) and by this model, contexts in tokens.
     """
-    c, pod = presets.paper(), slices.parse("v6e-4")
-    c.update({"rollout.slots": 64, "mesh.tensor": 4})
-    s = Scene(c, published("Qwen/Qwen3-32B"), dict(data=1, fsdp=1, tensor=4), pod)
-    out = []
-    for context, published_ms in ((1536, 29.5), (4608, 35.3)):
-        pages, none = np.array([64 * context / s.sizes.page_tokens]), np.zeros(1)
-        call = roofline.Call(np.array([1]), np.array([True]), 0, 64, none, pages, none)
-        ms = 1e3 * sum(float(x[0]) for x in roofline.decode(call, s, VALUES).values())
-        out.append({"context": context, "published_ms": published_ms, "ms": ms})
-    return out
+    c, mesh, one = presets.paper(), dict(data=1, fsdp=1, tensor=4), np.ones(1)
+    c.rollout.slots = 64
+    s = Scene(c, published("Qwen/Qwen3-32B"), mesh, slices.parse("v6e-4"))
+
+    def ms(context: int) -> float:
+        pages = 64 * context / s.sizes.page_tokens * one
+        call = roofline.Call(one, one > 0, 0, 64, 0 * one, pages, 0 * one)
+        return 1e3 * float(sum(roofline.decode(call, s, VALUES).values())[0])
+
+    return [dict(context=n, published_ms=x, ms=ms(n)) for n, x in ((1536, 29.5), (4608, 35.3))]
 
 
 def expected(

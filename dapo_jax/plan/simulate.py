@@ -104,12 +104,7 @@ def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes) -> Trace
         raise ValueError(f"{sizes.pages} pages hold no row of {prompt - 1 + cap:,} tokens")
     prompts = [(i,) * prompt for i in range(N)]  # problems differ, so their prompts do
     requests = [Request(prompts[i], i, g) for i in range(N) for g in range(G)]
-    return play(requests, length_NxG.reshape(-1).tolist(), cap, sizes)
-
-
-def play(requests: list[Request], left: list[int], cap: int, sizes: Sizes) -> Trace:
-    """`Sampler` to its end."""
-    call = Sampler(requests, left, cap, sizes)
+    call = Sampler(requests, length_NxG.reshape(-1).tolist(), cap, sizes)
     while call.schedule:
         call.chunk()
     return call.trace()

@@ -2,8 +2,7 @@
 
 A slice is named as Google Cloud does (v5p-256, v6e-256, v5litepod-256, two of them: 2xv5p-256) or
 by the sides of its torus in chips (v5p:4x4x8, v6e:16x16). Cloud counts cores for v4, v5p and tpu7x,
-two a chip, and chips for v5e and v6e. Which there are is said in slices.txt, which the scripts in
-launch/ read too.
+two a chip, and chips for v5e and v6e. slices.txt, which launch/ reads too, says which there are.
 """
 
 import math
@@ -60,7 +59,6 @@ class Family(NamedTuple):
 
     cloud: str  # 'v5litepod'
     size: int  # what a name counts: so many of a chip
-    one_host: int  # the most chips that one host drives; larger slices have 4 per host
     shapes: tuple[tuple[int, ...], ...]  # sides in chips, by size
 
 
@@ -68,9 +66,9 @@ def _read(text: str) -> dict[str, Family]:
     families = {}
     for line in text.replace("\\\n", " ").splitlines():
         if line and not line.startswith("#"):
-            family, cloud, size, one_host, _, _, _, *shapes = line.split()
+            family, cloud, size, _, _, _, _, *shapes = line.split()
             sides = tuple(tuple(map(int, shape.split("x"))) for shape in shapes)
-            families[family] = Family(cloud, int(size), int(one_host), sides)
+            families[family] = Family(cloud, int(size), sides)
     return families
 
 
@@ -100,12 +98,6 @@ class Pod(NamedTuple):
     def topology(self) -> str:
         """'v5p:4x4x8', of one slice: what jax.experimental.topologies calls it."""
         return f"{self.family}:{'x'.join(map(str, self.sides))}"
-
-    @property
-    def hosts(self) -> int:
-        """Hosts of one slice; a host is a TPU VM."""
-        chips = math.prod(self.sides)
-        return 1 if chips <= FAMILIES[self.family].one_host else chips // 4
 
     @property
     def cloud(self) -> str:
