@@ -15,7 +15,7 @@ from test_qwen2 import mesh_of, oracle_logits
 
 from dapo_jax import config
 from dapo_jax.model import hf, one_cpu, qwen2
-from dapo_jax.rollout import sampler
+from dapo_jax.rollout import sampler, schedule
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request, Stats, Watch, total
 
@@ -287,12 +287,12 @@ def test_weights_that_are_given_up_are_held_once(params, requests, scan, change)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", [(1, 1, 1), (1, 2, 2)], ids=str)
-def test_the_last_rows_are_drawn_by_a_program_of_few_slots(
+def test_the_last_rows_are_drawn_by_programs_of_few_slots(
     mesh_shape, params, requests, responses, assert_records
 ):
     """Once nothing waits and every shard's rows have room in it; the same tokens."""
     engine = make_engine(mesh_shape, slots=8, chunk=2, page_tokens=8)
-    engine.few, seen = 4, []
+    engine.rungs, seen = (4, 2), []
 
     def note(params, pool, slots, *settings):
         live = np.asarray(slots.active_S).reshape(engine.shards, -1).sum(1)
@@ -303,10 +303,22 @@ def test_the_last_rows_are_drawn_by_a_program_of_few_slots(
     assert ids(got) == ids(responses)
     assert_records(requests, got)
     sizes = [size for size, _ in seen]
-    assert sizes == sorted(sizes, reverse=True) and set(sizes) == {8, 4}
-    last = [most for size, most in seen if size == 8][-1]
-    assert last > 4 // engine.shards or sizes.index(4) == 0
+    assert sizes == sorted(sizes, reverse=True) and set(sizes) == {8, 4, 2}
+    for larger, size in ((8, 4), (4, 2)):  # none is used later than it could be
+        last = [most for n, most in seen if n == larger][-1]
+        assert last > size // engine.shards or sizes.index(size) == 0
     assert stats.slot_steps <= 2 * sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("slots", "shards", "sizes"),
+    [(4096, 16, (2048, 1024, 256)), (2048, 32, (512,)), (512, 8, (128,)), (64, 4, ()), (96, 2, ())],
+)
+def test_programs_of_the_last_rows(slots, shards, sizes):
+    """By the rows of a shard, 128, 64 and 16; none on a CPU, nor where 32 does not divide them."""
+    assert schedule.rungs(slots, shards) == sizes
+    calls = make_engine(slots=256).calls(qwen2.abstract(SHAPE)).decode
+    assert set(calls) == {"full", "top_p", "greedy"}
 
 
 def test_a_chunk_is_handed_over_while_the_next_is_decoded(params, requests, responses):

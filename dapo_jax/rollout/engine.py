@@ -18,7 +18,7 @@ from dapo_jax.parallel import Call
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.response import UNWATCHED, Part, Response, Stats, Store, Watch, total
-from dapo_jax.rollout.schedule import Request, Row, Schedule
+from dapo_jax.rollout.schedule import Request, Row, Schedule, rungs
 
 __all__ = ["Draw", "Engine", "Request", "Response", "Stats", "Store", "Watch"]
 
@@ -27,7 +27,7 @@ class SamplerCalls(NamedTuple):
     """The sampler's large programs with abstract arguments: weights, the pool, smaller ones."""
 
     prefill: Call
-    decode: dict[str, Call]  # `Draw.mode`, or 'MODE, few' of few slots -> program
+    decode: dict[str, Call]  # `Draw.mode`, or 'MODE, N slots' of the last rows -> program
 
 
 class Engine:
@@ -92,9 +92,7 @@ class Engine:
         )
         self._axes = parallel.shardings(sampler.SLOT_AXES, mesh, rules)
         self._prompt_axes = parallel.shardings(paged.PROMPT_AXES, mesh, rules)
-        # The last rows of a call: a token of 2,048 slots of which a few are busy takes its time.
-        rows = slots // self.shards
-        self.few = slots // 4 if self.geometry.reader == "kernel" and rows % 32 == 0 else 0
+        self.rungs = rungs(slots, self.shards) if self.geometry.reader == "kernel" else ()
         self.by_rows = kernels.choose(mesh, self.shape, dtype).rows_apart
         self._pool = None
 
@@ -129,7 +127,7 @@ class Engine:
         settings = parallel.for_program(settings, parallel.replicated(self.mesh))
         n = sampler.asked_every(self.geometry, self.chunk)
         turn = "token of all slots" if n == 1 else f"{n} tokens of all slots"
-        sizes = {"": slots, ", few": self.few} if self.few else {"": slots}
+        sizes = {"": slots} | {f", {n} slots": n for n in self.rungs}
         decode = {
             mode + name: Call(program, (weights, pool, per_slot(size), *settings), turn)
             for mode, program in self.programs.decode.items()
@@ -308,7 +306,7 @@ class Engine:
     ) -> tuple[sampler.Slots, list[tuple[Row, int]]]:
         """What the rows do next, and `Schedule.places`. table_SxR: of all slots as the last chunk
         had it; is brought up to date."""
-        size, places = schedule.places(self.few)
+        size, places = schedule.places(self.rungs)
         there, place = zip(*places, strict=True)
         for row in there:
             table_SxR[row.slot, row.tabled : len(row.pages)] = row.pages[row.tabled :]
