@@ -241,6 +241,29 @@ def test_samples_of_a_prompt_share_a_prefill(params, requests, responses):
     assert np.count_nonzero(call.length_B) == 4
 
 
+@pytest.mark.parametrize("page_tokens", [0, 8], ids=["rows", "pages"])
+def test_samples_of_a_prompt_stay_together_where_shards_stay_even(
+    page_tokens, params, requests, responses, assert_records, monkeypatch
+):
+    """Fewer prompts are run than by dealing each row to the emptiest shard; the same samples."""
+    engine, ran = make_engine((1, 4, 2), slots=16, chunk=4, page_tokens=page_tokens), []
+    spied(engine, "prefill", lambda *call: ran.append(np.count_nonzero(call[2].length_B)))
+    weights, prompts = engine.decode_params(params), {}
+    for near in (-1, 2):
+        monkeypatch.setattr(schedule, "NEAR", near)
+        ran.clear()
+        got, _ = engine.generate(weights, requests, DRAW)
+        assert ids(got) == ids(responses)
+        assert_records(requests, got)
+        prompts[near] = sum(ran)
+    assert prompts[2] < prompts[-1]
+    for n in range(1, len(requests)):
+        deal = schedule.Schedule(requests[:n], 64, 4, 4, RESPONSE, pages=64, page_tokens=8)
+        deal.admit()
+        rows = np.reshape([bool(row) for row in deal.rows], (4, 16)).sum(1)
+        assert rows.sum() == n and np.ptp(rows) <= 3
+
+
 def test_nothing_compiles_after_the_first_call(caplog, engine, weights, requests, responses):
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         engine.generate(weights, requests[::-1], Draw(seed=99, temperature=0.5))

@@ -8,6 +8,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+NEAR = 2  # rows more than the emptiest shard has, for a prompt that need not be run again
+
 
 class Request(NamedTuple):
     """One response to draw. (stream, sample) name its random numbers, see rollout/draw.py."""
@@ -158,30 +160,33 @@ class Schedule:
     def admit(self) -> tuple[list[int], list[tuple[int, int, int]]]:
         """Waiting requests into free slots, as far as pages allow, each into the shard with the
         fewest rows and, of those, the fewest tokens: a token takes as long as the fullest shard's.
-        Returns (slots whose prompt has to be run, page copies (slot, source page, target page))."""
+        Before that comes a shard that has the prompt, with at most `NEAR` rows more. Returns (slots
+        whose prompt has to be run, page copies (slot, source page, target page))."""
         new, copies = [], []
         if not self.waiting:
             return new, copies
-        siblings = [defaultdict(list) for _ in range(self.shards)]  # prompt -> rows that hold it
+        holders = defaultdict(lambda: [[] for _ in range(self.shards)])  # prompt -> rows, by shard
         free = [deque() for _ in range(self.shards)]  # slots
         load = [[0, 0] for _ in range(self.shards)]  # rows, tokens
         for s, row in enumerate(self.rows):
             shard = self.shard(s)
             if row:
                 if not row.request.prefix:  # nobody has the same one
-                    siblings[shard][row.prompt].append(row)
+                    holders[row.prompt][shard].append(row)
                 load[shard][0] += 1
                 load[shard][1] += row.position
             else:
                 free[shard].append(s)
         able = [k for k in range(self.shards) if free[k]]
         while self.waiting and able:
-            shard = min(able, key=load.__getitem__)
-            s, pages = free[shard][0], self._pages[shard]
             index, request = self.waiting[0]
             prompt = (*request.prompt, *request.prefix)
+            by_shard = holders[index if request.prefix else prompt]
+            most = min(load[k][0] for k in able) + NEAR
+            near = [k for k in able if by_shard[k] and load[k][0] <= most]
+            shard = min(near or able, key=load.__getitem__)
+            s, pages, held = free[shard][0], self._pages[shard], by_shard[shard]
             limit = (request.limit or self.limit) - len(request.prefix)
-            held = [] if request.prefix else siblings[shard][prompt]
             # A row may be young itself, but the first of its siblings was prefilled, or is older.
             sibling = held[0] if held else None
             # The prompt's last token is written again by every row that starts, with what is
