@@ -5,8 +5,9 @@ import pytest
 
 from dapo_jax import algorithm, build, config
 from dapo_jax.config import validation
-from dapo_jax.dapo.dynamic_sampling import Group
+from dapo_jax.dapo.dynamic_sampling import Collected, Group
 from dapo_jax.dapo.reward import Grades
+from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic, tokenizer as tokenizer_lib
 from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
@@ -48,6 +49,23 @@ def test_a_prompt_is_packed_once_where_prompts_are_shared():
         return int((batch.rows.segments_AxRxT > 0).sum())
 
     assert (cells(False), cells(True)) == (4 * (4 + 2), 4 + 4 * 2)
+
+
+def test_an_update_finds_the_cache_released():
+    c, machine, seen = config.base(), made(), []
+    none, whole = Collected([], [], [], 0, 1, 1.0), engine.total([])
+
+    def sample(*_):
+        machine.engine._pool = machine.engine.programs.new_pool()
+        return none, whole
+
+    def learn(algorithm, machine, state, *_):
+        seen.append(machine.engine._pool)
+        return state, [], {}
+
+    method = algorithm.dapo(c)._replace(sample=sample, learn=learn)
+    algorithm.step(method, None, machine, [], State(None, None))
+    assert seen == [None]
 
 
 def test_splash_attention_cannot_share_prompts():
