@@ -18,6 +18,7 @@ from dapo_jax.model import hf, one_cpu, qwen2
 from dapo_jax.rollout import sampler, schedule
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request, Stats, Watch, total
+from dapo_jax.rollout.settings import Rollout
 
 SHAPE = qwen2.Shape(
     vocab_size=32, hidden_size=32, intermediate_size=32, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -30,9 +31,11 @@ DRAW = Draw(seed=5, temperature=0.9)
 
 
 def make_engine(mesh_shape=(1, 1, 1), shape=SHAPE, **how):
-    sizes = dict(slots=8, chunk=16, prompt_tokens=PROMPT, response_tokens=RESPONSE)
-    usual = dict(**sizes, prefill_prompts=4, stop_ids=STOPS, dtype="float32")
-    return Engine(shape, mesh_of(mesh_shape), RULES, **usual | how)
+    """how: fields of config.rollout, and what the engine is told beside them."""
+    usual = dict(prompt_tokens=PROMPT, response_tokens=RESPONSE, stop_ids=STOPS, dtype="float32")
+    beside = {name: how.pop(name, value) for name, value in usual.items()}
+    rollout = Rollout(**dict(slots=8, chunk=16, prefill_prompts=4) | how)
+    return Engine(shape, mesh_of(mesh_shape), RULES, rollout, **beside)
 
 
 @pytest.fixture(scope="module")

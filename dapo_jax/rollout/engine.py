@@ -34,51 +34,37 @@ class Engine:
     """Owns the slots. `generate` is a pure function of (params, requests, draw)."""
 
     def __init__(
-        self,
-        shape,
-        mesh,
-        rules,
-        *,
-        slots: int,
-        prompt_tokens: int,
-        response_tokens: int,
-        chunk: int,
-        prefill_prompts: int,
-        stop_ids: Sequence[int],
-        dtype,
-        prefill_tokens: int = 512,
-        page_tokens: int = 0,
-        cache_fraction: float = 1.0,
-        cache_dtype: str = "model",
-        resumes: bool = False,
+        self, shape, mesh, rules, settings, *, prompt_tokens, response_tokens, stop_ids, dtype
     ):
-        """Lengths in TOKENS; cache_dtype: 'int8', or 'model' for `dtype`; resumes: whether requests
-        may have a prefix. Raises ValueError for slots that the mesh cannot divide."""
+        """settings: config.rollout, of which the batch's sizes are not read. prompt_tokens,
+        response_tokens: the longest, in TOKENS, evaluation's among them. ValueError: slots that the
+        mesh cannot divide."""
+        slots = settings.slots
         with parallel.mesh_scope(mesh, rules):
             self.shards = parallel.axis_size("batch")
         if slots < 1 or slots % self.shards:
             devices = f"{self.shards}, the devices that slots are spread over"
             raise ValueError(f"rollout.slots={slots}: must be a multiple of {devices}")
-        self.slots, self.chunk = slots, min(chunk, response_tokens)
+        self.slots, self.chunk = slots, min(settings.chunk, response_tokens)
         self.prompt_tokens, self.response_tokens = prompt_tokens, response_tokens
-        self.prefill_rows = -(-prefill_prompts // self.shards)  # prompts per call and shard
-        window = prompt_tokens + response_tokens * resumes  # that prefill looks back over
-        self.prefill_tokens = min(prefill_tokens, -(-window // 8) * 8)
-        self.resumes = resumes
+        self.prefill_rows = -(-settings.prefill_prompts // self.shards)  # a call and shard
+        self.resumes = settings.staleness > 0  # whether requests may have a prefix
+        window = prompt_tokens + response_tokens * self.resumes  # that prefill looks back over
+        self.prefill_tokens = min(settings.prefill_tokens, -(-window // 8) * 8)
         self.shape = shape.merged
         self.stop_ids = tuple(sorted(stop_ids))
         self.mesh, self.rules, self.dtype = mesh, rules, dtype
-        self._fraction = cache_fraction
+        self._fraction = settings.cache_fraction
         self.geometry = paged.geometry(
             self.shape,
             mesh.devices.flat[0].platform,
             slots=slots,
             shards=self.shards,
             row_tokens=prompt_tokens + response_tokens,
-            page_tokens=page_tokens,
-            fraction=cache_fraction,
+            page_tokens=settings.page_tokens,
+            fraction=self._fraction,
             cores=getattr(mesh.devices.flat[0], "num_cores", 1),
-            quantized=cache_dtype == "int8",
+            quantized=settings.cache_dtype == "int8",
         )
         self.programs = sampler.programs(
             shape,
