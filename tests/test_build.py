@@ -52,20 +52,13 @@ def test_a_prompt_is_packed_once_where_prompts_are_shared():
 
 
 def test_an_update_finds_the_cache_released():
-    c, machine, seen = config.base(), made(), []
-    none, whole = Collected([], [], [], 0, 1, 1.0), engine.total([])
-
-    def sample(*_):
-        machine.engine._pool = machine.engine.programs.new_pool()
-        return none, whole
-
-    def learn(algorithm, machine, state, *_):
-        seen.append(machine.engine._pool)
-        return state, [], {}
-
-    method = algorithm.dapo(c)._replace(sample=sample, learn=learn)
+    machine, found = made(), []
+    none = Collected([], [], [], 0, 1, 1.0), engine.total([])
+    sample = lambda *_: setattr(machine.engine, "_pool", "keys") or none
+    learn = lambda method, m, state, *_: found.append(m.engine._pool) or (state, [], {})
+    method = algorithm.dapo(config.base())._replace(sample=sample, learn=learn)
     algorithm.step(method, None, machine, [], State(None, None))
-    assert seen == [None]
+    assert found == [None]
 
 
 def test_splash_attention_cannot_share_prompts():

@@ -151,20 +151,11 @@ def test_estimate_stays_a_share_and_rounds_stay_bounded(correct, need, rate):
     assert low - 1e-9 <= got.accept_rate <= max(high, 1 / 64) + 1e-9  # between prior and evidence
 
 
-@pytest.mark.parametrize(
-    ("missing", "rate", "need", "size"),
-    [
-        (1, 1.0, 4, 1),
-        (4, 1.0, 4, 4),
-        (512, 0.6, 512, 913),  # 512 + 2.5 x 14.3 accepted
-        (5, 0.3, 512, 33),  # 5 + 2.5 x 1.87
-        (32, 0.5, 32, 71),  # 32 + 3.2: a tenth of the batch
-        (1, 1 / 64, 4, 16),
-        (512, 0.05, 512, 2048),
-    ],
-)
-def test_round_size(missing, rate, need, size):
-    assert ds.round_size(missing, rate, need) == size
+def test_round_size():
+    sizes = {(1, 1.0, 4): 1, (4, 1.0, 4): 4, (1, 1 / 64, 4): 16, (512, 0.05, 512): 2048}
+    sizes |= {(512, 0.6, 512): 913, (5, 0.3, 512): 33}  # 512 + 2.5 x 14.3 accepted, 5 + 2.5 x 1.87
+    sizes |= {(32, 0.5, 32): 71}  # 32 + 3.2: a tenth of the batch
+    assert {of: ds.round_size(*of) for of in sizes} == sizes
 
 
 def test_what_teaches_is_the_callers_to_say():
