@@ -192,22 +192,12 @@ def assemble(
     trainer = _trainer(update.Trainer, shape, *programs, choose.objective(config), terms)
     make = lambda kind, shape: _trainer(kind, shape, *programs)
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
-    sampler = engine.Engine(
-        shape,
-        mesh,
-        rules["decode"],
-        config.rollout,
-        prompt_tokens=config.data.max_prompt_tokens,
-        response_tokens=longest,
-        stop_ids=stop_ids,
-        dtype=config.model.dtype,
-    )
-    layout = packing.Layout(
-        validation.row_tokens(config),
-        validation.micro_rows(config, mesh.shape),
-        config.rollout.groups // config.optim.minibatches * config.rollout.group_size,
-        config.optim.share_prompts,
-    )
+    fixed = dict(stop_ids=stop_ids, dtype=config.model.dtype, response_tokens=longest)
+    fixed |= dict(prompt_tokens=config.data.max_prompt_tokens)
+    sampler = engine.Engine(shape, mesh, rules["decode"], config.rollout, **fixed)
+    rows = validation.row_tokens(config), validation.micro_rows(config, mesh.shape)
+    items = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
+    layout = packing.Layout(*rows, items, config.optim.share_prompts)
     models = choose.others(config, shape, make) if others else {}
     return Machine(mesh, shape.merged, model_dir, trainer, sampler, layout, models)
 

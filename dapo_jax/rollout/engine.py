@@ -54,28 +54,14 @@ class Engine:
         self.shape = shape.merged
         self.stop_ids = tuple(sorted(stop_ids))
         self.mesh, self.rules, self.dtype = mesh, rules, dtype
-        self._fraction = settings.cache_fraction
-        self.geometry = paged.geometry(
-            self.shape,
-            mesh.devices.flat[0].platform,
-            slots=slots,
-            shards=self.shards,
-            row_tokens=prompt_tokens + response_tokens,
-            page_tokens=settings.page_tokens,
-            fraction=self._fraction,
-            cores=getattr(mesh.devices.flat[0], "num_cores", 1),
-            quantized=settings.cache_dtype == "int8",
-        )
-        self.programs = sampler.programs(
-            shape,
-            mesh,
-            tuple(rules.items()),
-            self.geometry,
-            prompt_tokens=window,
-            chunk=self.chunk,
-            stop_ids=self.stop_ids,
-            dtype=dtype,
-        )
+        self._fraction, device = settings.cache_fraction, mesh.devices.flat[0]
+        sizes = dict(slots=slots, shards=self.shards, row_tokens=prompt_tokens + response_tokens)
+        sizes |= dict(page_tokens=settings.page_tokens, fraction=self._fraction)
+        sizes |= dict(cores=getattr(device, "num_cores", 1))
+        quantized = settings.cache_dtype == "int8"
+        self.geometry = paged.geometry(self.shape, device.platform, quantized=quantized, **sizes)
+        fixed = dict(prompt_tokens=window, chunk=self.chunk, stop_ids=self.stop_ids, dtype=dtype)
+        self.programs = sampler.programs(shape, mesh, (*rules.items(),), self.geometry, **fixed)
         self._axes = parallel.shardings(sampler.SLOT_AXES, mesh, rules)
         self._prompt_axes = parallel.shardings(paged.PROMPT_AXES, mesh, rules)
         self.rungs = rungs(slots, self.shards) if self.geometry.reader == "kernel" else ()
