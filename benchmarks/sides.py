@@ -14,6 +14,7 @@ from dapo_jax.dapo import objective, packing, update
 from dapo_jax.model import learner, qwen2
 from dapo_jax.plan import simulate
 from dapo_jax.rollout.engine import Engine, Request
+from dapo_jax.rollout.settings import Rollout
 
 ADAMW = dict(b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.1)
 SMALL = qwen2.Shape(
@@ -32,10 +33,11 @@ def engine(
 ) -> Engine:
     """A sampler on one device. Lengths in TOKENS. Responses end by length alone, without `stop_ids`
     in `more`."""
+    stop_ids, rules = more.pop("stop_ids", []), config.base().sharding.decode.to_dict()
+    settings = Rollout(**dict(slots=slots, chunk=chunk, prefill_prompts=8) | more)
     return Engine(
-        shape, one_device(), config.base().sharding.decode.to_dict(), slots=slots,
-        prompt_tokens=prompt, response_tokens=response, chunk=chunk, dtype=dtype,
-        **dict(prefill_prompts=8, stop_ids=[]) | more,
+        shape, one_device(), rules, settings, prompt_tokens=prompt, response_tokens=response,
+        stop_ids=stop_ids, dtype=dtype,
     )  # fmt: skip
 
 

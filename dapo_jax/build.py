@@ -7,7 +7,7 @@ import contextlib
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -62,21 +62,22 @@ class Machine(NamedTuple):
         group_size: int,
         draw: Draw,
         top_ps: Sequence[float] = (),
-        cut: Callable[[np.ndarray], int] | None = None,
+        **calls,
     ) -> tuple[list[Group], engine.Stats]:
         """Groups, not yet graded, of responses to each (stream position, prompt), in the given
-        order, and the sampler's statistics. top_ps: of each prompt, where they differ from the
-        draw's. cut: as for `Engine.generate`."""
+        order up to the first that lacks one, and the sampler's statistics. top_ps: of each prompt,
+        where they differ from the draw's. calls: `cut` and `wanted` of `Engine.generate`."""
         top_ps = top_ps or [0.0] * len(prompts)
         requests = [
             engine.Request(prompt, position, g, top_p=top_p)
             for (position, prompt), top_p in zip(prompts, top_ps, strict=True)
             for g in range(group_size)
         ]
-        drawn, stats = self.engine.generate(decode_params, requests, draw, self.watch, cut=cut)
+        drawn, stats = self.engine.generate(decode_params, requests, draw, self.watch, **calls)
         rest = iter(drawn)
         take = lambda: list(itertools.islice(rest, group_size))
-        return [Group(position, prompt, take()) for position, prompt in prompts], stats
+        groups = (Group(position, prompt, take()) for position, prompt in prompts)
+        return [*itertools.takewhile(lambda g: None not in g.responses, groups)], stats
 
 
 def named_files(files: str) -> dict[str, str]:
@@ -194,29 +195,12 @@ def assemble(
     trainer = _trainer(update.Trainer, shape, *programs, choose.objective(config), terms)
     make = lambda kind, shape: _trainer(kind, shape, *programs)
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
-    sampler = engine.Engine(
-        shape,
-        mesh,
-        rules["decode"],
-        slots=config.rollout.slots,
-        prompt_tokens=config.data.max_prompt_tokens,
-        response_tokens=longest,
-        chunk=config.rollout.chunk,
-        prefill_prompts=config.rollout.prefill_prompts,
-        prefill_tokens=config.rollout.prefill_tokens,
-        page_tokens=config.rollout.page_tokens,
-        cache_fraction=config.rollout.cache_fraction,
-        cache_dtype=config.rollout.cache_dtype,
-        stop_ids=stop_ids,
-        dtype=config.model.dtype,
-        resumes=config.rollout.staleness > 0,
-    )
-    layout = packing.Layout(
-        validation.row_tokens(config),
-        validation.micro_rows(config, mesh.shape),
-        config.rollout.groups // config.optim.minibatches * config.rollout.group_size,
-        config.optim.share_prompts,
-    )
+    fixed = dict(stop_ids=stop_ids, dtype=config.model.dtype, response_tokens=longest)
+    fixed |= dict(prompt_tokens=config.data.max_prompt_tokens)
+    sampler = engine.Engine(shape, mesh, rules["decode"], config.rollout, **fixed)
+    rows = validation.row_tokens(config), validation.micro_rows(config, mesh.shape)
+    items = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
+    layout = packing.Layout(*rows, items, config.optim.share_prompts)
     models = choose.others(config, shape, make) if others else {}
     return Machine(mesh, shape.merged, model_dir, trainer, sampler, layout, models)
 
@@ -230,9 +214,8 @@ def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, dtype, offload, *o
 
 def calls(config, m: Machine) -> dict[str, Call]:
     """What a step runs, by name and quick to compile first: 'decode weights' (their cast into the
-    sampler's layout), 'prefill', 'decode_MODE' (for each way to draw that training or evaluation
-    uses, of the last rows 'decode_MODE, few'), 'old log-probs' and 'update' at a whole mini-batch.
-    """
+    sampler's layout), 'prefill', 'decode_MODE' and for the last rows 'decode_MODE, N slots' (each
+    way to draw in training or evaluation), 'old log-probs' and 'update' of a whole mini-batch."""
     abstract = qwen2.abstract(m.shape)
     rows = m.layout.micro_rows
     wanted = m.trainer.abstract(-(-m.layout.max_items // rows), rows, m.layout.row_tokens)

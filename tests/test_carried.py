@@ -21,7 +21,7 @@ from dapo_jax.variants import choose, staleness
 
 @pytest.fixture(scope="module")
 def engine():
-    return make_engine(resumes=True)
+    return make_engine(staleness=1)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def whole(engine, params, requests):  # noqa: F811
 def test_a_row_goes_on_where_it_was_parked(cache, engine, whole, params, requests):  # noqa: F811
     """Under the same weights: the same tokens, and log-probs but for the rounding of a prefill;
     whatever its neighbours and the cache."""
-    other = make_engine(resumes=True, **cache) if cache else engine
+    other = make_engine(staleness=1, **cache) if cache else engine
     cuts = [min(1 + i % 4, len(r.tokens) - 1) for i, r in enumerate(whole)]
     rest = [
         q._replace(prefix=r.tokens[:n].tolist())

@@ -15,9 +15,10 @@ from test_qwen2 import mesh_of, oracle_logits
 
 from dapo_jax import config
 from dapo_jax.model import hf, one_cpu, qwen2
-from dapo_jax.rollout import sampler
+from dapo_jax.rollout import sampler, schedule
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request, Stats, Watch, total
+from dapo_jax.rollout.settings import Rollout
 
 SHAPE = qwen2.Shape(
     vocab_size=32, hidden_size=32, intermediate_size=32, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -30,9 +31,11 @@ DRAW = Draw(seed=5, temperature=0.9)
 
 
 def make_engine(mesh_shape=(1, 1, 1), shape=SHAPE, **how):
-    sizes = dict(slots=8, chunk=16, prompt_tokens=PROMPT, response_tokens=RESPONSE)
-    usual = dict(**sizes, prefill_prompts=4, stop_ids=STOPS, dtype="float32")
-    return Engine(shape, mesh_of(mesh_shape), RULES, **usual | how)
+    """how: fields of config.rollout, and what the engine is told beside them."""
+    usual = dict(prompt_tokens=PROMPT, response_tokens=RESPONSE, stop_ids=STOPS, dtype="float32")
+    beside = {name: how.pop(name, value) for name, value in usual.items()}
+    rollout = Rollout(**dict(slots=8, chunk=16, prefill_prompts=4) | how)
+    return Engine(shape, mesh_of(mesh_shape), RULES, rollout, **beside)
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +154,8 @@ def test_one_cpu_makes_no_copy_of_a_large_embedding():
         dict(page_tokens=8, mesh_shape=(2, 2, 2), chunk=5),
         dict(page_tokens=8, cache_fraction=0.4, chunk=3),
         dict(page_tokens=16, slots=64, chunk=64, shape=SHAPE._replace(scan_layers=True)),
+        dict(mesh_shape=(1, 4, 2), slots=16, page_tokens=8, near=2),
+        dict(mesh_shape=(1, 4, 2), slots=16, chunk=4, near=-1),
         dict(asked_every=8),
         dict(large_vocabulary=32, slots=64),
     ],
@@ -160,8 +165,9 @@ def test_tokens_depend_on_no_batch_chunk_or_mesh(
     how, params, requests, responses, assert_records, monkeypatch
 ):
     """Nor on the order of requests, nor on how often is asked whether all rows have ended, nor on
-    whether rows are drawn apart, in no more slots than the requests want."""
+    whether rows are drawn apart, in no more slots than the requests want, nor on their shards."""
     how = dict(how)
+    monkeypatch.setattr(schedule, "NEAR", how.pop("near", schedule.NEAR))
     asked, large = how.pop("asked_every", 0), how.pop("large_vocabulary", 0)
     if asked:
         monkeypatch.setattr(sampler, "asked_every", lambda g, steps: asked)
@@ -184,10 +190,8 @@ def test_tokens_depend_on_no_batch_chunk_or_mesh(
 def test_samples_streams_and_seeds_differ(engine, weights, requests, responses):
     assert len({tuple(t) for t in ids(responses)}) > 20
     moved = [r._replace(stream=r.stream + 100) for r in requests]
-    for got in (
-        engine.generate(weights, requests, Draw(seed=6, temperature=0.9))[0],
-        engine.generate(weights, moved, DRAW)[0],
-    ):
+    for asked, draw in ((requests, DRAW._replace(seed=6)), (moved, DRAW)):
+        got, _ = engine.generate(weights, asked, draw)
         assert sum(a == b for a, b in zip(ids(got), ids(responses), strict=True)) < 4
 
 
@@ -241,6 +245,19 @@ def test_samples_of_a_prompt_share_a_prefill(params, requests, responses):
     assert np.count_nonzero(call.length_B) == 4
 
 
+def test_samples_of_a_prompt_stay_together_where_shards_stay_even(requests, monkeypatch):
+    """Fewer prompts are run than by dealing each row to the emptiest shard."""
+    for n in range(1, len(requests) + 1):
+        ran = {}
+        for near in (2, -1):
+            monkeypatch.setattr(schedule, "NEAR", near)
+            deal = schedule.Schedule(requests[:n], 64, 4, 4, RESPONSE, pages=64, page_tokens=8)
+            ran[near] = len(deal.admit()[0])
+            rows = np.reshape([bool(row) for row in deal.rows], (4, 16)).sum(1)
+            assert rows.sum() == n and np.ptp(rows) <= max(near, 0) + 1
+        assert ran[2] <= ran[-1] - (n > 6)
+
+
 def test_nothing_compiles_after_the_first_call(caplog, engine, weights, requests, responses):
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         engine.generate(weights, requests[::-1], Draw(seed=99, temperature=0.5))
@@ -287,26 +304,30 @@ def test_weights_that_are_given_up_are_held_once(params, requests, scan, change)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", [(1, 1, 1), (1, 2, 2)], ids=str)
-def test_the_last_rows_are_drawn_by_a_program_of_few_slots(
+def test_the_last_rows_are_drawn_by_programs_of_few_slots(
     mesh_shape, params, requests, responses, assert_records
 ):
     """Once nothing waits and every shard's rows have room in it; the same tokens."""
     engine = make_engine(mesh_shape, slots=8, chunk=2, page_tokens=8)
-    engine.few, seen = 4, []
+    engine.rungs, seen = (4, 2), []
 
-    def note(params, pool, slots, *settings):
-        live = np.asarray(slots.active_S).reshape(engine.shards, -1).sum(1)
-        seen.append((len(slots.active_S), live.max()))
-
-    spied(engine, "decode", note)
+    active = lambda *call: np.asarray(call[2].active_S).reshape(engine.shards, -1)
+    spied(engine, "decode", lambda *call: seen.append(active(*call)))
     got, stats = engine.generate(engine.decode_params(params), requests, DRAW)
     assert ids(got) == ids(responses)
     assert_records(requests, got)
-    sizes = [size for size, _ in seen]
-    assert sizes == sorted(sizes, reverse=True) and set(sizes) == {8, 4}
-    last = [most for size, most in seen if size == 8][-1]
-    assert last > 4 // engine.shards or sizes.index(4) == 0
+    sizes = [live.size for live in seen]
+    assert sizes == sorted(sizes, reverse=True) and set(sizes) == {8, 4, 2}
+    for larger, size in ((8, 4), (4, 2)):  # none is used later than it could be
+        last = [live for live in seen if live.size == larger][-1]
+        assert last.sum(1).max() > size // engine.shards
     assert stats.slot_steps <= 2 * sum(sizes)
+
+
+def test_programs_of_the_last_rows_are_by_the_rows_of_a_shard():
+    sizes = {(4096, 16): (2048, 1024, 256), (512, 8): (128,), (64, 4): (), (96, 2): ()}
+    assert {of: schedule.rungs(*of) for of in sizes} == sizes
+    assert make_engine(slots=256).rungs == ()  # of a CPU
 
 
 def test_a_chunk_is_handed_over_while_the_next_is_decoded(params, requests, responses):
@@ -416,6 +437,17 @@ def test_tokens_are_told_as_they_come(cache, params, requests, responses):
     assert all(s[0] == 0 and set(np.diff(s)) <= {4} for s in starts) == (not cache)
     assert (stats.evicted > 0) == bool(cache)
     assert sum(s.count(0) for s in starts) <= len(requests) + stats.evicted
+
+
+def test_requests_that_are_not_wanted_any_more_end(params, requests, responses):
+    """In their slots and in the queue; the others are what they were."""
+    engine = make_engine(chunk=2)
+    wanted = lambda got: len(got) - 12 * any(got)
+    got, stats = engine.generate(engine.decode_params(params), requests, DRAW, wanted=wanted)
+    assert ids(got[:12]) == ids(responses[:12]) and None in got[12:]
+    assert all(r is None or ids([r]) == ids([full]) for r, full in zip(got, responses, strict=True))
+    assert stats.tokens == sum(len(r.tokens) for r in responses[:12])
+    assert all(r is None for r in got[20:])  # were in no slot yet
 
 
 def test_cut_ends_a_response(params, requests, responses, assert_records):

@@ -10,6 +10,7 @@ from dapo_jax.model import paged, qwen2
 from dapo_jax.plan import hlo
 from dapo_jax.pods import topology
 from dapo_jax.rollout.engine import Engine
+from dapo_jax.rollout.settings import Rollout
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
 QWEN_32B = plan.qwen2_5("32B", scan_layers=True)
@@ -28,9 +29,10 @@ def test_the_32b_sampler_works_in_place(pod, mesh, cache):
     """1,024 slots of 2,048 + 20,480 tokens. XLA's temporary size alone would not show a layer that
     is cut out of the pool and put back, so the loops' instructions are read too."""
     mesh = topology.make_mesh(pod, dict(data=1, fsdp=mesh[0], tensor=mesh[1]))
-    sizes = dict(slots=1024, prompt_tokens=2048, response_tokens=20480, chunk=128)
-    how = dict(prefill_prompts=64, stop_ids=(151643, 151645), dtype="bfloat16", cache_dtype=cache)
-    engine = Engine(QWEN_32B, mesh, config.base().sharding.decode.to_dict(), **sizes, **how)
+    rollout = Rollout(slots=1024, chunk=128, prefill_prompts=64, cache_dtype=cache)
+    how = dict(prompt_tokens=2048, response_tokens=20480, stop_ids=(151643, 151645))
+    rules = config.base().sharding.decode.to_dict()
+    engine = Engine(QWEN_32B, mesh, rules, rollout, dtype="bfloat16", **how)
     assert engine.geometry.cores == (2 if pod.startswith("v5p") else 1)
     pool = paged.pool_bytes(engine.geometry, "bfloat16") // mesh.size
     arrays = len(engine.geometry.pages_axes)

@@ -6,6 +6,7 @@ youngest rows are evicted and made again later, to the same tokens. The samples 
 its full pages, and get a copy of the last, partly filled one.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from dapo_jax.parallel import Call
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.response import UNWATCHED, Part, Response, Stats, Store, Watch, total
-from dapo_jax.rollout.schedule import Request, Row, Schedule
+from dapo_jax.rollout.schedule import Request, Row, Schedule, rungs
 
 __all__ = ["Draw", "Engine", "Request", "Response", "Stats", "Store", "Watch"]
 
@@ -27,74 +28,44 @@ class SamplerCalls(NamedTuple):
     """The sampler's large programs with abstract arguments: weights, the pool, smaller ones."""
 
     prefill: Call
-    decode: dict[str, Call]  # `Draw.mode`, or 'MODE, few' of few slots -> program
+    decode: dict[str, Call]  # `Draw.mode`, or 'MODE, N slots' of the last rows -> program
 
 
 class Engine:
     """Owns the slots. `generate` is a pure function of (params, requests, draw)."""
 
     def __init__(
-        self,
-        shape,
-        mesh,
-        rules,
-        *,
-        slots: int,
-        prompt_tokens: int,
-        response_tokens: int,
-        chunk: int,
-        prefill_prompts: int,
-        stop_ids: Sequence[int],
-        dtype,
-        prefill_tokens: int = 512,
-        page_tokens: int = 0,
-        cache_fraction: float = 1.0,
-        cache_dtype: str = "model",
-        resumes: bool = False,
+        self, shape, mesh, rules, settings, *, prompt_tokens, response_tokens, stop_ids, dtype
     ):
-        """Lengths in TOKENS; cache_dtype: 'int8', or 'model' for `dtype`; resumes: whether requests
-        may have a prefix. Raises ValueError for slots that the mesh cannot divide."""
+        """settings: config.rollout, of which the batch's sizes are not read. prompt_tokens,
+        response_tokens: the longest, in TOKENS, evaluation's among them. ValueError: slots that the
+        mesh cannot divide."""
+        slots = settings.slots
         with parallel.mesh_scope(mesh, rules):
             self.shards = parallel.axis_size("batch")
         if slots < 1 or slots % self.shards:
             devices = f"{self.shards}, the devices that slots are spread over"
             raise ValueError(f"rollout.slots={slots}: must be a multiple of {devices}")
-        self.slots, self.chunk = slots, min(chunk, response_tokens)
+        self.slots, self.chunk = slots, min(settings.chunk, response_tokens)
         self.prompt_tokens, self.response_tokens = prompt_tokens, response_tokens
-        self.prefill_rows = -(-prefill_prompts // self.shards)  # prompts per call and shard
-        window = prompt_tokens + response_tokens * resumes  # that prefill looks back over
-        self.prefill_tokens = min(prefill_tokens, -(-window // 8) * 8)
-        self.resumes = resumes
+        self.prefill_rows = -(-settings.prefill_prompts // self.shards)  # a call and shard
+        self.resumes = settings.staleness > 0  # whether requests may have a prefix
+        window = prompt_tokens + response_tokens * self.resumes  # that prefill looks back over
+        self.prefill_tokens = min(settings.prefill_tokens, -(-window // 8) * 8)
         self.shape = shape.merged
         self.stop_ids = tuple(sorted(stop_ids))
         self.mesh, self.rules, self.dtype = mesh, rules, dtype
-        self._fraction = cache_fraction
-        self.geometry = paged.geometry(
-            self.shape,
-            mesh.devices.flat[0].platform,
-            slots=slots,
-            shards=self.shards,
-            row_tokens=prompt_tokens + response_tokens,
-            page_tokens=page_tokens,
-            fraction=cache_fraction,
-            cores=getattr(mesh.devices.flat[0], "num_cores", 1),
-            quantized=cache_dtype == "int8",
-        )
-        self.programs = sampler.programs(
-            shape,
-            mesh,
-            tuple(rules.items()),
-            self.geometry,
-            prompt_tokens=window,
-            chunk=self.chunk,
-            stop_ids=self.stop_ids,
-            dtype=dtype,
-        )
+        self._fraction, device = settings.cache_fraction, mesh.devices.flat[0]
+        sizes = dict(slots=slots, shards=self.shards, row_tokens=prompt_tokens + response_tokens)
+        sizes |= dict(page_tokens=settings.page_tokens, fraction=self._fraction)
+        sizes |= dict(cores=getattr(device, "num_cores", 1))
+        quantized = settings.cache_dtype == "int8"
+        self.geometry = paged.geometry(self.shape, device.platform, quantized=quantized, **sizes)
+        fixed = dict(prompt_tokens=window, chunk=self.chunk, stop_ids=self.stop_ids, dtype=dtype)
+        self.programs = sampler.programs(shape, mesh, (*rules.items(),), self.geometry, **fixed)
         self._axes = parallel.shardings(sampler.SLOT_AXES, mesh, rules)
         self._prompt_axes = parallel.shardings(paged.PROMPT_AXES, mesh, rules)
-        # The last rows of a call: a token of 2,048 slots of which a few are busy takes its time.
-        rows = slots // self.shards
-        self.few = slots // 4 if self.geometry.reader == "kernel" and rows % 32 == 0 else 0
+        self.rungs = rungs(slots, self.shards) if self.geometry.reader == "kernel" else ()
         self.by_rows = kernels.choose(mesh, self.shape, dtype).rows_apart
         self._pool = None
 
@@ -129,7 +100,7 @@ class Engine:
         settings = parallel.for_program(settings, parallel.replicated(self.mesh))
         n = sampler.asked_every(self.geometry, self.chunk)
         turn = "token of all slots" if n == 1 else f"{n} tokens of all slots"
-        sizes = {"": slots, ", few": self.few} if self.few else {"": slots}
+        sizes = {"": slots} | {f", {n} slots": n for n in self.rungs}
         decode = {
             mode + name: Call(program, (weights, pool, per_slot(size), *settings), turn)
             for mode, program in self.programs.decode.items()
@@ -157,7 +128,9 @@ class Engine:
         raise ValueError(fits + "what would: " + " or ".join(ways or ["shorter responses"]))
 
     def release(self) -> None:
-        """Give the cache's memory back; the next `generate` makes it again."""
+        """Give the cache's memory back; the next `generate` makes it again, as after each
+        `decode_params`. Nothing in it is wanted any more: responses that outlive a step
+        (variants/staleness.py) are prefilled again, as their keys are of older weights."""
         self._pool = None
 
     def generate(
@@ -170,6 +143,7 @@ class Engine:
         on_tokens: Callable[[int, int, np.ndarray, np.ndarray], None] | None = None,
         cut: Callable[[np.ndarray], int] | None = None,
         feed: Callable[[list[Part]], Sequence[Request] | None] | None = None,
+        wanted: Callable[[Sequence[Response | None]], int] | None = None,
     ) -> tuple[list[Response], Stats]:
         """Responses in the order of the requests, without their prefixes. What `watch.store` has is
         not drawn again. ValueError: an empty or overlong prompt, ids outside the vocabulary.
@@ -180,6 +154,8 @@ class Engine:
         cut: with all tokens of a row; a number n > 0 ends the response there, with n tokens.
         feed: with what was drawn (of a row that was evicted again from 0), and what the store had;
             its requests join the queue. None ends the call: who has not ended gets None.
+        wanted: with the responses so far. The requests from the number on that it returns end a
+            chunk later, mostly without a response; their tokens do not count in `Stats.tokens`.
         """
         g, limit = self.geometry, draw.max_tokens or self.response_tokens
         slots = self.slots
@@ -194,13 +170,13 @@ class Engine:
         table_SxR = np.zeros((slots, g.row_pages), np.int32)
         asked: list[Request] = []
         responses: list[Response | None] = []  # to each of `asked`
-        steps = 0
-        tokens = replayed = chunks = evicted = 0
+        steps = replayed = chunks = evicted = most = 0  # most: requests that are wanted
+        tokens = lambda: sum(len(r.tokens) for r in responses[:most] if r)
 
         def ask(new: Sequence[Request] | None) -> bool:
             """Queue the requests that the store has no response to. `feed` gets the others as whole
             responses, and may bring more. False: it ends the call."""
-            nonlocal tokens, replayed
+            nonlocal replayed, most
             while new:
                 self._check(new, limit)
                 stored = []
@@ -210,17 +186,18 @@ class Engine:
                         schedule.waiting.append((len(asked), request._replace(top_p=top_p)))
                     else:
                         stored.append(Part(len(asked), 0, *response[:3], True))
-                        tokens += len(response.tokens)
                         replayed += len(response.tokens)
                     asked.append(request)
                     responses.append(response)
                 new = feed(stored) if feed and stored else ()
+            most = wanted(responses) if wanted else len(asked)
+            if wanted:
+                schedule.waiting = deque(entry for entry in schedule.waiting if entry[0] < most)
             return new is not None
 
         def hand_over(ends: list[tuple[Row, bool, int]]) -> bool:
             """Done while the next chunk runs: nothing of this decides what is in it. False: it was
             the last one."""
-            nonlocal tokens
             parts = (row.parts[-1]._replace(ended=ended) for row, ended, _ in ends)
             more = feed([*parts]) if feed else ()
             for row, ended, end in ends:
@@ -232,13 +209,12 @@ class Engine:
                 if response:
                     responses[row.index] = response
                     watch.store.put(asked[row.index], draw, response)
-                    tokens += len(response.tokens)
             watch.check()
             watch.progress(sum(ended for _, ended, _ in ends))
             return ask(more)
 
         if not ask(requests) or not schedule:
-            return responses, total([])._replace(tokens=tokens, replayed=replayed)
+            return responses, total([])._replace(tokens=tokens(), replayed=tokens())
         mode = draw._replace(top_p=min(request.top_p for _, request in schedule.waiting)).mode
         key_data = np.asarray(jax.random.key_data(jax.random.key(draw.seed)))
         settings = key_data, np.float32(draw.temperature or 1.0)
@@ -277,11 +253,12 @@ class Engine:
                 end = cut(np.concatenate([part.tokens for part in row.parts])) if cut else 0
                 ended = end > 0 or not active_S[i]
                 ends.append((row, ended, end))
-                if ended:
+                if ended or row.index >= most:
                     schedule.release(row.slot)
         self._pool = pool
         peak = schedule.peak / g.pages
-        return responses, Stats(tokens, steps, chunks, evicted, peak, replayed)
+        replayed = min(replayed, tokens())
+        return responses, Stats(tokens(), steps, chunks, evicted, peak, replayed)
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
@@ -308,7 +285,7 @@ class Engine:
     ) -> tuple[sampler.Slots, list[tuple[Row, int]]]:
         """What the rows do next, and `Schedule.places`. table_SxR: of all slots as the last chunk
         had it; is brought up to date."""
-        size, places = schedule.places(self.few)
+        size, places = schedule.places(self.rungs)
         there, place = zip(*places, strict=True)
         for row in there:
             table_SxR[row.slot, row.tabled : len(row.pages)] = row.pages[row.tabled :]

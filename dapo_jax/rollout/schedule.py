@@ -3,9 +3,12 @@ Nothing here touches a device: `benchmarks/kv_traffic.py` runs it at sizes that 
 
 import dataclasses
 import heapq
+import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
+
+NEAR = 2  # rows more than the emptiest shard has, for a prompt that need not be run again
 
 
 class Request(NamedTuple):
@@ -38,6 +41,14 @@ class Row:
     def position(self) -> int:
         """Tokens in the cache; the next one goes there."""
         return len(self.prompt) - 1 + self.emitted
+
+
+def rungs(slots: int, shards: int) -> tuple[int, ...]:
+    """Slots of the programs for a call's last rows, which the TPU kernel has beside the one for all
+    slots: of 128, 64 and 16 rows a shard. A token of 256 rows of which 16 are busy takes three
+    times as long as one of 16. None where a shard's rows are no multiple of 32."""
+    rows = slots // shards
+    return tuple(n * shards for n in (128, 64, 16) if n < rows and rows % 32 == 0)
 
 
 class Pages:
@@ -104,17 +115,17 @@ class Schedule:
     def shard(self, slot: int) -> int:
         return slot * self.shards // self.slots
 
-    def places(self, few: int) -> tuple[int, list[tuple[Row, int]]]:
+    def places(self, rungs: Sequence[int]) -> tuple[int, list[tuple[Row, int]]]:
         """(rows of the program for the next chunk, the rows in flight with their places in it).
-        That is all slots or, when nothing waits and every shard's rows have room there, `few`."""
-        live = [(row, self.shard(s)) for s, row in enumerate(self.rows) if row]
-        size, count, places = few // self.shards, [0] * self.shards, []
-        for row, shard in live:
-            places.append((row, shard * size + count[shard]))
-            count[shard] += 1
-        if self.waiting or max(count) > size:
-            return self.slots, [(row, row.slot) for row, _ in live]
-        return few, places
+        That is all slots or, when nothing waits, the smallest of `rungs` with room for the rows of
+        every shard."""
+        live = [row for row in self.rows if row]
+        most = max(Counter(self.shard(row.slot) for row in live).values())
+        size = min((n for n in rungs if n >= most * self.shards), default=self.slots)
+        if self.waiting or size == self.slots:
+            return self.slots, [(row, row.slot) for row in live]
+        places = [itertools.count(k * size // self.shards) for k in range(self.shards)]
+        return size, [(row, next(places[self.shard(row.slot)])) for row in live]
 
     def release(self, slot: int) -> None:
         """The row is finished, or gives way."""
@@ -149,30 +160,33 @@ class Schedule:
     def admit(self) -> tuple[list[int], list[tuple[int, int, int]]]:
         """Waiting requests into free slots, as far as pages allow, each into the shard with the
         fewest rows and, of those, the fewest tokens: a token takes as long as the fullest shard's.
-        Returns (slots whose prompt has to be run, page copies (slot, source page, target page))."""
+        Before that comes a shard that has the prompt, with at most `NEAR` rows more. Returns (slots
+        whose prompt has to be run, page copies (slot, source page, target page))."""
         new, copies = [], []
         if not self.waiting:
             return new, copies
-        siblings = [defaultdict(list) for _ in range(self.shards)]  # prompt -> rows that hold it
+        holders = defaultdict(lambda: [[] for _ in range(self.shards)])  # prompt -> rows, by shard
         free = [deque() for _ in range(self.shards)]  # slots
         load = [[0, 0] for _ in range(self.shards)]  # rows, tokens
         for s, row in enumerate(self.rows):
             shard = self.shard(s)
             if row:
                 if not row.request.prefix:  # nobody has the same one
-                    siblings[shard][row.prompt].append(row)
+                    holders[row.prompt][shard].append(row)
                 load[shard][0] += 1
                 load[shard][1] += row.position
             else:
                 free[shard].append(s)
         able = [k for k in range(self.shards) if free[k]]
         while self.waiting and able:
-            shard = min(able, key=load.__getitem__)
-            s, pages = free[shard][0], self._pages[shard]
             index, request = self.waiting[0]
             prompt = (*request.prompt, *request.prefix)
+            by_shard = holders[index if request.prefix else prompt]
+            most = min(load[k][0] for k in able) + NEAR
+            near = [k for k in able if by_shard[k] and load[k][0] <= most]
+            shard = min(near or able, key=load.__getitem__)
+            s, pages, held = free[shard][0], self._pages[shard], by_shard[shard]
             limit = (request.limit or self.limit) - len(request.prefix)
-            held = [] if request.prefix else siblings[shard][prompt]
             # A row may be young itself, but the first of its siblings was prefilled, or is older.
             sibling = held[0] if held else None
             # The prompt's last token is written again by every row that starts, with what is
