@@ -4,6 +4,7 @@ import functools
 import re
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -149,6 +150,8 @@ WAYS = {
     "full": dict(remat="full"),
     "scanned, dots": dict(scan_layers=True, remat="dots"),
     "scanned, full, chunked": dict(scan_layers=True, remat="full", attention_chunk=4),
+    "kept": dict(scan_layers=True, remat="dots_attention"),
+    "kept, splash": dict(scan_layers=True, remat="dots_attention", attention="splash"),
 }
 
 
@@ -177,6 +180,30 @@ def test_every_way_of_computing_gives_the_oracles_gradient(way):
     assert_near(got, packed_gradient())
     for path, g in jax.tree.leaves_with_path(got[0]):  # hidden states do not reach the head
         assert np.abs(g).max() > 1e-3 or "lm_head" in jax.tree_util.keystr(path), path
+
+
+def test_the_backward_pass_computes_again_what_remat_says():
+    """By the runs of splash's kernels and of products outside them in a layer's two passes."""
+
+    def primitives(jaxpr):
+        for eqn in jaxpr.eqns:
+            yield eqn.primitive.name
+            inner = jax.extend.core.jaxprs_in_params(eqn.params)
+            for x in inner if eqn.primitive.name != "pallas_call" else ():
+                yield from primitives(x)
+
+    def runs(remat):
+        shape = TINY._replace(scan_layers=True, attention="splash", remat=remat)
+        loss = lambda p: hidden.__wrapped__(shape, p).sum()
+        names = [*primitives(jax.make_jaxpr(jax.grad(loss))(params()).jaxpr)]
+        return names.count("pallas_call"), names.count("dot_general")
+
+    once = runs("none")
+    assert once[0] == 2  # forward and backward
+    assert runs("full") == (3, once[1] + 6)  # all but the last product
+    assert runs("attention") == (2, once[1] + 6)
+    assert runs("dots") == (3, once[1])
+    assert runs("dots_attention") == once
 
 
 @pytest.mark.parametrize("shape", [TINY, QWEN3], ids=["bias", "norm"])

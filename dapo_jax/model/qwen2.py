@@ -321,10 +321,14 @@ class Qwen2(nnx.Module):
         return x_BxTxD
 
 
+_policies = jax.checkpoint_policies
+_attention = _policies.save_only_these_names(splash.SAVED)
+_dots = _policies.dots_with_no_batch_dims_saveable
 _KEPT = {  # `config.model.remat` -> what the backward pass does not make again
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "attention": jax.checkpoint_policies.save_only_these_names(splash.SAVED),
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": _policies.nothing_saveable,
+    "attention": _attention,
+    "dots": _dots,
+    "dots_attention": _policies.save_from_both_policies(_dots, _attention),
 }
 
 
