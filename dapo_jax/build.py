@@ -186,7 +186,7 @@ def assemble(
         tuple(rules["train"].items()),
         (*adam, config.optim.weight_decay, config.optim.clip_norm),
         config.model.dtype,
-        config.optim.offload,
+        (config.optim.offload, config.optim.last_row_tokens),
     )
     terms = tuple(term for term, _ in choose.of(config).terms)
     trainer = _trainer(update.Trainer, shape, *programs, choose.objective(config), terms)
@@ -214,15 +214,16 @@ def assemble(
         validation.micro_rows(config, mesh.shape),
         config.rollout.groups // config.optim.minibatches * config.rollout.group_size,
         config.optim.share_prompts,
+        config.optim.last_row_tokens,
     )
     models = choose.others(config, shape, make) if others else {}
     return Machine(mesh, shape.merged, model_dir, trainer, sampler, layout, models)
 
 
 @functools.lru_cache(maxsize=8)
-def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, dtype, offload, *options):
+def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, dtype, more, *options):
     """The same for like arguments: what one run of a process has compiled serves the next."""
-    setup = learner.Setup(mesh, dict(rules), learner.optimizer(*optimizer), dtype, offload)
+    setup = learner.Setup(mesh, dict(rules), learner.optimizer(*optimizer), dtype, *more)
     return kind(shape, setup, *options)
 
 

@@ -4,7 +4,6 @@ import functools
 import re
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from tables import cases
 
 from dapo_jax import build, config, parallel, plan
 from dapo_jax.model import qwen2
+from dapo_jax.pods import topology
 
 TINY = qwen2.Shape(
     vocab_size=24, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -148,10 +148,9 @@ WAYS = {
     "scanned, chunked": dict(scan_layers=True, attention_chunk=5),
     "dots": dict(remat="dots"),
     "full": dict(remat="full"),
-    "scanned, dots": dict(scan_layers=True, remat="dots"),
+    "scanned, both": dict(scan_layers=True, remat="dots_attention"),
+    "splash, both": dict(scan_layers=True, remat="dots_attention", attention="splash"),
     "scanned, full, chunked": dict(scan_layers=True, remat="full", attention_chunk=4),
-    "kept": dict(scan_layers=True, remat="dots_attention"),
-    "kept, splash": dict(scan_layers=True, remat="dots_attention", attention="splash"),
 }
 
 
@@ -183,27 +182,15 @@ def test_every_way_of_computing_gives_the_oracles_gradient(way):
 
 
 def test_the_backward_pass_computes_again_what_remat_says():
-    """By the runs of splash's kernels and of products outside them in a layer's two passes."""
-
-    def primitives(jaxpr):
-        for eqn in jaxpr.eqns:
-            yield eqn.primitive.name
-            inner = jax.extend.core.jaxprs_in_params(eqn.params)
-            for x in inner if eqn.primitive.name != "pallas_call" else ():
-                yield from primitives(x)
-
-    def runs(remat):
-        shape = TINY._replace(scan_layers=True, attention="splash", remat=remat)
-        loss = lambda p: hidden.__wrapped__(shape, p).sum()
-        names = [*primitives(jax.make_jaxpr(jax.grad(loss))(params()).jaxpr)]
-        return names.count("pallas_call"), names.count("dot_general")
-
-    once = runs("none")
-    assert once[0] == 2  # forward and backward
-    assert runs("full") == (3, once[1] + 6)  # all but the last product
-    assert runs("attention") == (2, once[1] + 6)
-    assert runs("dots") == (3, once[1])
-    assert runs("dots_attention") == once
+    """By the FLOPs of products and of splash's kernels in both passes."""
+    shape = TINY._replace(scan_layers=True, attention="splash")
+    loss = lambda p, remat: hidden.__wrapped__(shape._replace(remat=remat), p).sum()
+    traced = lambda remat: jax.make_jaxpr(jax.grad(loss), static_argnums=1)(params(), remat)
+    work = lambda remat: topology.matmul_flops(traced(remat).jaxpr)
+    once = work("none")
+    attention, products = work("dots") - once, work("attention") - once
+    assert attention > 0 and products > 0 and work("full") == once + attention + products
+    assert work("dots_attention") == once
 
 
 @pytest.mark.parametrize("shape", [TINY, QWEN3], ids=["bias", "norm"])

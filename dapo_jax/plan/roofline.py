@@ -69,7 +69,7 @@ class Scene:
         # Share of `read` whose products a backward pass computes again: it needs nothing of what a
         # block's last product gives.
         last = shape.num_layers * shape.intermediate_size * shape.hidden_size
-        self.again = 0.0 if shape.remat in ("none", "dots") else 1 - last / self.read
+        self.again = 0.0 if shape.remat == "none" or "dots" in shape.remat else 1 - last / self.read
         # Forward passes before the updates: old, reference log-probs.
         self.scored = (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
         value = value_model(config, shape)
@@ -216,7 +216,7 @@ def micro_batch(scene: Scene, pairs: float, k: Values, *, update: bool) -> Pass:
     flops = passes * 2 * scene.multiplied * scene.micro_rows * scene.row_tokens / chips
     products = flops / (k[f"train_mxu{narrow}"] * chip.flops)
 
-    looks = 2 if update and scene.shape.remat == "full" else 1
+    looks = 2 if update and scene.shape.remat in ("dots", "full") else 1
     blocks = scene.shape.num_heads * scene.shape.num_layers * pairs / BLOCK**2 / chips
     score = 4 * scene.shape.head_dim * BLOCK**2 * blocks  # FLOPs of one look
     cores = int(k[f"cores.{family}"])
