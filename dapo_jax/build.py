@@ -189,7 +189,7 @@ def assemble(
         tuple(rules["train"].items()),
         (*adam, config.optim.weight_decay, config.optim.clip_norm),
         config.model.dtype,
-        config.optim.offload,
+        (config.optim.offload, config.optim.last_row_tokens),
     )
     terms = tuple(term for term, _ in choose.of(config).terms)
     trainer = _trainer(update.Trainer, shape, *programs, choose.objective(config), terms)
@@ -198,17 +198,18 @@ def assemble(
     fixed = dict(stop_ids=stop_ids, dtype=config.model.dtype, response_tokens=longest)
     fixed |= dict(prompt_tokens=config.data.max_prompt_tokens)
     sampler = engine.Engine(shape, mesh, rules["decode"], config.rollout, **fixed)
-    rows = validation.row_tokens(config), validation.micro_rows(config, mesh.shape)
-    items = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
-    layout = packing.Layout(*rows, items, config.optim.share_prompts)
+    rows, optim = validation.micro_rows(config, mesh.shape), config.optim
+    items = config.rollout.groups // optim.minibatches * config.rollout.group_size
+    sizes = validation.row_tokens(config), rows, items
+    layout = packing.Layout(*sizes, optim.share_prompts, optim.last_row_tokens)
     models = choose.others(config, shape, make) if others else {}
     return Machine(mesh, shape.merged, model_dir, trainer, sampler, layout, models)
 
 
 @functools.lru_cache(maxsize=8)
-def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, dtype, offload, *options):
+def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, dtype, more, *options):
     """The same for like arguments: what one run of a process has compiled serves the next."""
-    setup = learner.Setup(mesh, dict(rules), learner.optimizer(*optimizer), dtype, offload)
+    setup = learner.Setup(mesh, dict(rules), learner.optimizer(*optimizer), dtype, *more)
     return kind(shape, setup, *options)
 
 

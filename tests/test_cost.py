@@ -217,7 +217,7 @@ def test_decoding_within_15_percent_of_published_latencies():
     assert 1e3 * sum(x[0] for x in token.values()) == pytest.approx(11.1, rel=0.16)
 
 
-@pytest.mark.parametrize("remat", ["none", "attention", "full"])
+@pytest.mark.parametrize("remat", ["none", "dots_attention", "dots", "attention", "full"])
 def test_work_of_a_micro_batch_is_the_programs(remat):
     """By the products of the trained program and of its log-probs, and of a value model's two;
     attention there computes all blocks on and below the diagonal."""

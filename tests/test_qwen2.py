@@ -13,6 +13,7 @@ from tables import cases
 
 from dapo_jax import build, config, parallel, plan
 from dapo_jax.model import qwen2
+from dapo_jax.pods import topology
 
 TINY = qwen2.Shape(
     vocab_size=24, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -147,7 +148,8 @@ WAYS = {
     "scanned, chunked": dict(scan_layers=True, attention_chunk=5),
     "dots": dict(remat="dots"),
     "full": dict(remat="full"),
-    "scanned, dots": dict(scan_layers=True, remat="dots"),
+    "scanned, both": dict(scan_layers=True, remat="dots_attention"),
+    "splash, both": dict(scan_layers=True, remat="dots_attention", attention="splash"),
     "scanned, full, chunked": dict(scan_layers=True, remat="full", attention_chunk=4),
 }
 
@@ -177,6 +179,18 @@ def test_every_way_of_computing_gives_the_oracles_gradient(way):
     assert_near(got, packed_gradient())
     for path, g in jax.tree.leaves_with_path(got[0]):  # hidden states do not reach the head
         assert np.abs(g).max() > 1e-3 or "lm_head" in jax.tree_util.keystr(path), path
+
+
+def test_the_backward_pass_computes_again_what_remat_says():
+    """By the FLOPs of products and of splash's kernels in both passes."""
+    shape = TINY._replace(scan_layers=True, attention="splash")
+    loss = lambda p, remat: hidden.__wrapped__(shape._replace(remat=remat), p).sum()
+    traced = lambda remat: jax.make_jaxpr(jax.grad(loss), static_argnums=1)(params(), remat)
+    work = lambda remat: topology.matmul_flops(traced(remat).jaxpr)
+    once = work("none")
+    attention, products = work("dots") - once, work("attention") - once
+    assert attention > 0 and products > 0 and work("full") == once + attention + products
+    assert work("dots_attention") == once
 
 
 @pytest.mark.parametrize("shape", [TINY, QWEN3], ids=["bias", "norm"])

@@ -25,7 +25,7 @@ HARMLESS = (
     "model.head_chunk", "reward.workers", "rollout.slots", "rollout.chunk",
     "rollout.prefill_prompts", "rollout.prefill_tokens", "rollout.page_tokens",
     "rollout.cache_fraction", "optim.micro_batch_rows", "optim.row_tokens", "optim.offload",
-    "optim.max_skipped",
+    "optim.last_row_tokens", "optim.max_skipped",
 )  # fmt: skip
 
 

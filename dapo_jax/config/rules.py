@@ -43,6 +43,8 @@ def relations(c: Config) -> list[str]:
          "config.rollout.group_size: 1 response makes no group to compare or to filter; set 2 or more, or critic.enabled=True and dynamic_sampling.enabled=False"),
         (0 < c.optim.row_tokens < longest(c),
          f"config.optim.row_tokens: {c.optim.row_tokens} cannot hold the longest prompt + response ({longest(c)}); raise it or set 0"),
+        (c.optim.last_row_tokens >= (c.optim.row_tokens or longest(c)),
+         f"config.optim.last_row_tokens: {c.optim.last_row_tokens} is not less than the length of the other rows ({c.optim.row_tokens or longest(c)}); lower it or set 0"),
         (reward.overlong_penalty and reward.overlong_buffer_tokens > rollout.max_response_tokens,
          f"config.reward.overlong_buffer_tokens: {reward.overlong_buffer_tokens} exceeds rollout.max_response_tokens = {rollout.max_response_tokens}: every response would be punished"),
         # samples that do not come from the trained policy

@@ -120,15 +120,17 @@ def _each_once(field: str, given: list[str], known: Iterable[str]) -> list[str]:
 def _check_sizes(config: Config, sizes: Mapping[str, int]) -> list[str]:
     """Parts of a batch on the mesh, and the names of its axes in the rules."""
     rollout, shards = config.rollout, sizes["data"] * sizes["fsdp"]
+    last = config.optim.last_row_tokens
     split = set(config.sharding.train.sequence.split(","))
     parts = math.prod(size for axis, size in sizes.items() if axis in split)
-    over = "the mesh axes of sharding.train.sequence; set optim.row_tokens to a multiple of"
+    over = "the mesh axes of sharding.train.sequence; set optim.%s to a multiple of %d"
     why = f"mesh data x fsdp = {shards}"
     rows = (
         ("config.rollout.slots", rollout.slots, shards, why),
         ("config.rollout.prefill_prompts", rollout.prefill_prompts, shards, why),
         ("config.rollout.groups", rollout.groups, config.optim.minibatches, "optim.minibatches"),
-        ("length of a packed row", row_tokens(config), parts, f"{over} {parts}"),
+        ("length of a packed row", row_tokens(config), parts, over % ("row_tokens", parts)),
+        ("config.optim.last_row_tokens", last, parts, over % ("last_row_tokens", parts)),
     )
     bad = _undivided(rows)
     for name, axes in leaves(config.sharding).items():

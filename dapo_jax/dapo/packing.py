@@ -36,6 +36,7 @@ class Layout(NamedTuple):
     micro_rows: int  # rows of a micro-batch
     max_items: int  # most sequences of a mini-batch
     share_prompts: bool = False  # sequences of one prompt in one row share its cells
+    last_row_tokens: int = 0  # of the last micro-batch's rows, if sequences fit so; 0 = as others
 
 
 class PackedBatch(NamedTuple):
@@ -52,15 +53,14 @@ class PackedBatch(NamedTuple):
 
 
 DTYPES = [np.int32] * 4 + [bool] + [np.float32] * 3  # of its fields
-
-
 Place = tuple[int, int, slice]  # of a response: micro-batch, row, cells
 
 
-def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of each bin: longest first, each into the fullest bin that still takes it."""
-    bins: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (cells left, bin), sorted
+def best_fit(lengths: Sequence[int], capacity: int, first: Sequence[int] = ()) -> list[list[int]]:
+    """Indices of each bin: longest first, each into the fullest bin that still takes it. first:
+    capacities of bins that are there already; those that are added have `capacity`."""
+    bins: list[list[int]] = [[] for _ in first]
+    room = sorted((left, b) for b, left in enumerate(first))  # cells left of each bin
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if lengths[i] > capacity:
             raise ValueError(f"sequence {i} needs {lengths[i]} cells, a row has {capacity}")
@@ -81,9 +81,10 @@ def pack(
     The number of micro-batches A is the least that `max_items` sequences can ever need. open_ends:
     a truncated item has one more cell, not trained, that reads its last token. share_prompts: items
     with the same prompt (one object) that lie in one row see one copy of its cells but the last,
-    which reads the token before the response (segments: see `attention.SHARED`).
+    which reads the token before the response (segments: see `attention.SHARED`). last_row_tokens:
+    if no more micro-batches are needed so, the rows of the last one hold nothing beyond.
     """
-    row_tokens, micro_rows, max_items, share_prompts = layout
+    row_tokens, micro_rows, max_items, share_prompts, last_row_tokens = layout
     live = [i for i, item in enumerate(items) if item.weight]
     head = lambda i: (len(items[i].prompt) - 1) * share_prompts  # cells that others see too
     cells_of = lambda x: len(x.prompt) + len(x.response) - (not (open_ends and x.truncated))
@@ -101,7 +102,13 @@ def pack(
         for members in together.values()
         for part in best_fit([own[i] for i in members], row_tokens - head(members[0]))
     ]
-    bins = best_fit([head(p[0]) + sum(own[i] for i in p) for p in parcels], row_tokens)
+    cells_P = [head(p[0]) + sum(own[i] for i in p) for p in parcels]
+    bins = best_fit(cells_P, row_tokens)
+    if last_row_tokens and bins:
+        whole = (len(bins) - 1) // micro_rows * micro_rows  # rows before the last micro-batch
+        sizes = [row_tokens] * whole + [last_row_tokens] * micro_rows
+        with_short = best_fit(cells_P, row_tokens, sizes)
+        bins = with_short if len(with_short) == len(sizes) else bins
     for b, row_parcels in enumerate(bins):
         at = divmod(b, micro_rows)
         start = segment = 0

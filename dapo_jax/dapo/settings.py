@@ -83,6 +83,7 @@ class Optim(Section, place="optim"):
     minibatches: int = setting(8, "gradient updates per rollout step (paper: 16)", 1, ROWS)
     micro_batch_rows: int = setting(8, "packed rows per pass over the devices, rounded up to a multiple of mesh data x fsdp; gradients accumulate over passes in float32", 1, ROWS)
     row_tokens: int = setting(0, "length of a packed row; 0 = longest prompt + longest response, rounded up to 8", 0, TOKENS)
+    last_row_tokens: int = setting(0, "length of the rows of a mini-batch's last pass where what is left for it fits so; that pass is compiled too; 0 = row_tokens", 0, TOKENS)
     share_prompts: bool = setting(False, "responses to one prompt in one packed row share its tokens, which are then computed once; not with splash attention, nor with a value model")
     offload: bool = setting(False, "keep Adam's moments in the hosts' memory between updates")
     max_skipped: int = setting(8, "consecutive updates skipped because they are not finite, before the run stops with a checkpoint", 1)

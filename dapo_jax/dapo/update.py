@@ -111,13 +111,9 @@ def dapo_loss(
 def per_response(rows: PackedBatch, shared_prompts: bool = False) -> objective.PerResponse:
     """Reductions over the response of each cell of a micro-batch. A sequence lies whole in one row,
     so every device sums its own rows."""
-
-    def part(x_RxT, segments_RxT):
-        add = lambda x_T, at_T: jnp.zeros(x_T.size + 1).at[at_T].add(x_T)[at_T]
-        return jax.vmap(add)(x_RxT, segments_RxT)
-
+    add = lambda x_T, at_T: jnp.zeros(x_T.size + 1).at[at_T].add(x_T)[at_T]
     cells = ("batch", None)
-    split = parallel.per_shard(part, (cells, cells), cells)
+    split = parallel.per_shard(jax.vmap(add), (cells, cells), cells)
     number_RxT = rows.segments_AxRxT
     if shared_prompts:
         number_RxT &= (1 << attention.SHARED) - 1
@@ -161,8 +157,7 @@ class Trainer(Learner):
             return qwen2.adapted(self.shape, params, jax.random.wrap_key_data(key_data))
 
     def _log_probs(self, params, rows: PackedBatch, micro_batches, temperature) -> jax.Array:
-        stats = lambda *given: row_stats(self.shape, *given, temperature, self._kernel)
-        logp = lambda params, micro: stats(params, micro).logp_RxT
+        logp = lambda *given: row_stats(self.shape, *given, temperature, self._kernel).logp_RxT
         return self.per_cell(logp, params, rows, micro_batches)
 
     def _supervise(self, params, opt_state, rows: PackedBatch, micro_batches, lr):

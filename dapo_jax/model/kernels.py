@@ -18,25 +18,27 @@ from dapo_jax.model import head, one_cpu, qwen2
 from dapo_jax.parallel import constrain
 
 
-def accumulate(loss, trained, micro_batches):
-    """(gradient, sums, maxima) of `loss(trained, i) -> (loss, (sums, maxima))` over the first
-    `micro_batches` values of i, a traced number; float32. Nothing of a micro-batch outlives it."""
+def accumulate(loss, trained, loops):
+    """(gradient, sums, maxima) of `loss(trained, i, T) -> (loss, (sums, maxima))` in the loops over
+    i that `Learner.loops` gives; float32. Nothing of a micro-batch outlives it."""
     grad_fn = jax.grad(loss, has_aux=True)
     sums, maxima = jax.eval_shape(loss, trained, 0)[1]
 
-    def add(i, carry):
+    def add(T, i, carry):
         total, sums, maxima = carry
         # The barrier keeps XLA from moving the reductions over devices behind the loop: all of each
         # gradient would then be kept on every device (and libtpu 0.0.42 breaks off on it).
-        grads, (more_sums, more_maxima) = jax.lax.optimization_barrier(grad_fn(trained, i))
+        grads, (more_sums, more_maxima) = jax.lax.optimization_barrier(grad_fn(trained, i, T))
         return (
             jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads),
             jax.tree.map(jnp.add, sums, more_sums),
             jax.tree.map(jnp.maximum, maxima, more_maxima),
         )
 
-    start = tuple(map(qwen2.zeros, (trained, sums, maxima)))
-    return jax.lax.fori_loop(0, micro_batches, add, start)
+    carry = tuple(map(qwen2.zeros, (trained, sums, maxima)))
+    for T, *span in loops:
+        carry = jax.lax.fori_loop(*span, functools.partial(add, T), carry)
+    return carry
 
 
 def apply(tx: optax.GradientTransformation, params, opt_state, grads, lr):

@@ -5,6 +5,7 @@ finite (model/kernels.py). With adapters (LoRA) only these are trained (`qwen2.t
 Dims: A micro-batches, R rows, T cells.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,16 +27,17 @@ class Setup(NamedTuple):
     tx: optax.GradientTransformation
     dtype: str  # that networks compute in
     offload: bool = False  # the optimizer's per-weight state rests in host memory between updates
+    last_row_tokens: int = 0  # as `packing.Layout` has it
 
 
 class Learner:
     """Gradient updates of one network, by loss(kernel, params, batch, knobs) -> (loss, (sums,
-    maxima)) of one micro-batch. A batch is a NamedTuple like `update.Batch`, with a field
+    maxima)) of one micro-batch. A batch is a NamedTuple like `update.Batch`, with fields `rows` and
     `micro_batches`; knobs have a field `lr`. `update` donates params and opt_state. ValueError:
     `offload`, and the devices cannot reach such memory."""
 
     def __init__(self, shape: qwen2.Shape, setup: Setup, loss: Callable):
-        mesh, rules, tx, dtype, offload = setup
+        mesh, rules, tx, dtype, offload, self._short = setup
         self.shape, self.mesh, self.rules, self.tx = shape, mesh, rules, tx
         self._loss, self._offload, self._dtype = loss, offload, dtype
         self._kernel = kernels.choose(mesh, shape, dtype)
@@ -72,26 +74,29 @@ class Learner:
             compiler_options=parallel.compiler_options(self.mesh, same_bits=True),
         )
 
-    def cast(self, params):
-        """The weights in the dtype that the network computes in."""
-        return qwen2.cast(params, self._dtype, self.shape)
-
-    def scope(self):
-        """Context in which the network's programs are traced."""
-        return parallel.mesh_scope(self.mesh, self.rules, self._dtype)
-
     def per_cell(self, numbers: Callable, params, rows, micro_batches) -> jax.Array:
         """numbers(cast params, the arrays of a micro-batch [R, T] of `rows`) of the first
         `micro_batches`, 0 in the others: float32 [A, R, T]."""
-        with self.scope():
-            params = self.cast(params)
+        with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
+            params = qwen2.cast(params, self._dtype, self.shape)
 
-            def one(i, out):
-                micro = jax.tree.map(lambda x: x[i], rows)
-                return out.at[i].set(numbers(params, micro))
+            def one(T, i, out):
+                micro = jax.tree.map(lambda x: x[i, :, :T], rows)
+                return out.at[i, :, :T].set(numbers(params, micro))
 
             out_AxRxT = jnp.zeros(jax.tree.leaves(rows)[0].shape)
-            return jax.lax.fori_loop(0, micro_batches, one, out_AxRxT)
+            for T, *span in self.loops(rows, micro_batches):
+                out_AxRxT = jax.lax.fori_loop(*span, functools.partial(one, T), out_AxRxT)
+            return out_AxRxT
+
+    def loops(self, rows, micro_batches) -> list[tuple]:
+        """(cells of a row, None = all; first micro-batch; end) of each loop over micro-batches. The
+        last one's rows are cut to `last_row_tokens` where there is nothing beyond."""
+        if not (short := self._short):
+            return [(None, 0, micro_batches)]
+        beyond = rows.segments_AxRxT[micro_batches - 1, :, short:].any()
+        whole = micro_batches - jnp.where(beyond, 0, 1)
+        return [(None, 0, whole), (short, whole, micro_batches)]
 
     def _update(self, params, opt_state, batch, knobs):
         loss = lambda params, micro: self._loss(self._kernel, params, micro, knobs)
@@ -101,16 +106,15 @@ class Learner:
     def _step(self, loss, per_micro, micro_batches, params, opt_state, lr):
         """One update by the gradient of what is trained, summed over the first `micro_batches`
         entries of the tree `per_micro`. loss: of (params, the arrays of a micro-batch)."""
-        with self.scope():
-            cast = self.cast(params)
+        with parallel.mesh_scope(self.mesh, self.rules, self._dtype):
+            cast = qwen2.cast(params, self._dtype, self.shape)
 
-            def of_trained(trained, i):
-                micro = jax.tree.map(lambda x: x[i], per_micro)
+            def of_trained(trained, i, T=None):
+                micro = jax.tree.map(lambda x: x[i, :, :T], per_micro)
                 return loss(qwen2.with_trained(cast, trained), micro)
 
-            grads, sums, maxima = self._kernel.accumulate(
-                of_trained, qwen2.trained(cast), micro_batches
-            )
+            loops = self.loops(getattr(per_micro, "rows", per_micro), micro_batches)
+            grads, sums, maxima = self._kernel.accumulate(of_trained, qwen2.trained(cast), loops)
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)
             trained, opt_state, norm, skipped = self._kernel.apply(
@@ -148,12 +152,10 @@ def optimizer(
 def learning_rate(optim, step: int) -> float:
     """lr of rollout step `step` (from 0): linear warm-up, then `optim.schedule` by optax. With
     `warmup_from_zero` step 0 trains at lr 0, which is where verl's schedule starts."""
-    lr, steps, left = optim.lr, optim.decay_steps, optim.lr_end
     full = max(optim.warmup_steps - (not optim.warmup_from_zero), 0)  # first step at the full rate
     if step < full:
-        done = step if optim.warmup_from_zero else step + 1
-        return lr * (done / optim.warmup_steps)
-    return scheduled(optim.schedule, lr, left, steps, step - full)
+        return optim.lr * ((step + (not optim.warmup_from_zero)) / optim.warmup_steps)
+    return scheduled(optim.schedule, optim.lr, optim.lr_end, optim.decay_steps, step - full)
 
 
 def scheduled(name: str, start: float, left: float, steps: int, step: int) -> float:

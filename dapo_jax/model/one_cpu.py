@@ -4,6 +4,7 @@ numbers up to float32 rounding, in less memory and time.
 Dims: R rows, T cells, N cells in one axis, n or c a few of them, D hidden, V vocabulary.
 """
 
+import functools
 import math
 
 import jax
@@ -92,18 +93,19 @@ def _backward(kept, grad):
 _stats.defvjp(_forward, _backward)
 
 
-def accumulate(loss, trained, micro_batches):
+def accumulate(loss, trained, loops):
     """`kernels.accumulate`: each layer's gradient is added to its sum in place, so that there is no
     second gradient of the size of the model."""
     totals = jax.tree.map(jax.new_ref, qwen2.zeros(trained))
 
-    def add(i, carry):
-        _, backward, more = jax.vjp(lambda p: loss(p, i), trained, has_aux=True)
+    def add(T, i, carry):
+        _, backward, more = jax.vjp(lambda p: loss(p, i, T), trained, has_aux=True)
         backward.with_refs(totals)(jnp.float32(1))
         return tuple(map(jax.tree.map, (jnp.add, jnp.maximum), carry, more))
 
     told = qwen2.zeros(jax.eval_shape(lambda: loss(trained, 0)[1]))
-    told = jax.lax.fori_loop(0, micro_batches, add, told)
+    for T, *span in loops:
+        told = jax.lax.fori_loop(*span, functools.partial(add, T), told)
     return jax.tree.map(lambda ref: ref[...], totals), *told
 
 

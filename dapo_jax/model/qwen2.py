@@ -221,15 +221,13 @@ class Block(nnx.Module):
             return jnp.concatenate([w[...].reshape(*w.shape[:-2], K, -1) for w in ws], -1)
 
         w_DxKxGd = by_group(self.q, self.k, self.v)
-        biases = (self.q_bias, self.k_bias, self.v_bias)
-        bias_KxGd = by_group(*biases) if self.c.qkv_bias else None
         y = jnp.einsum("BTD,DKg->BTKg", h_BxTxD, w_DxKxGd)
         y = constrain(y, "batch", "token", "kv_heads", None)
-        y = (y if bias_KxGd is None else y + bias_KxGd).swapaxes(1, 2)
+        y = y + by_group(self.q_bias, self.k_bias, self.v_bias) if self.c.qkv_bias else y
+        y = y.swapaxes(1, 2)
         q, k, v = jnp.split(y, [y.shape[-1] - 2 * d, y.shape[-1] - d], -1)
         B, _, T, _ = y.shape
-        q = q.reshape(B, K, T, -1, d).swapaxes(2, 3).reshape(B, -1, T, d)
-        return q, k, v
+        return q.reshape(B, K, T, -1, d).swapaxes(2, 3).reshape(B, -1, T, d), k, v
 
 
 class Qwen2(nnx.Module):
@@ -326,6 +324,8 @@ _KEPT = {  # `config.model.remat` -> what the backward pass does not make again
     "attention": jax.checkpoint_policies.save_only_these_names(splash.SAVED),
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
+_both = jax.checkpoint_policies.save_from_both_policies
+_KEPT["dots_attention"] = _both(_KEPT["dots"], _KEPT["attention"])
 
 
 @jax.custom_vjp

@@ -35,7 +35,7 @@ class Model(Section, place="model"):
     init_std: float = setting(0.25, "std of the random embedding (linear layers: 1/sqrt(fan_in))", 0.0, 1e3)
     dtype: str = setting("float32", "compute dtype; master weights and Adam are float32 (with LoRA those of the adapters, and all other weights have this dtype)", choices=("float32", "bfloat16"))
     scan_layers: bool = setting(False, "training: scan over layers (one compiled body) instead of unrolling them")
-    remat: str = setting("none", "what the backward pass recomputes: nothing; all but matmul outputs; blocks except attention; whole blocks", choices=("none", "dots", "attention", "full"))
+    remat: str = setting("none", "what the backward pass recomputes: nothing; norms and elementwise; those and attention; blocks except attention; whole blocks", choices=("none", "dots_attention", "dots", "attention", "full"))
     attention: str = setting("auto", "training attention: splash on TPU, cudnn on GPU, chunked (XLA) elsewhere; auto = by platform", choices=("auto", "chunked", "splash", "cudnn"))
     attention_chunk: int = setting(512, "queries per step of training attention; bounds its scores to chunk x row", 1, TOKENS)
     head_chunk: int = setting(1024, "tokens per step of the output head; bounds logits to chunk x vocabulary", 1, TOKENS)

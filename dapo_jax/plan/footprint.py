@@ -150,10 +150,13 @@ def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
     T, rows = validation.row_tokens(config), -(-config.optim.micro_batch_rows // shards)
     tokens = rows * T  # of a device in a micro-batch
     kept = tokens / parts("sequence", train, sizes)
+    kv = 2 * shape.num_kv_heads * d
+    dots = 2 * D * kept + tokens * ((H * d + kv) / heads + 2 * F / mlp)  # outputs of five products
     per_layer = {
         "full": D * kept,
         "attention": D * kept + tokens * H * d / heads,
-        "dots": D * kept + tokens * (2 * D + (2 * H * d) / heads + 2 * F / mlp),
+        "dots": dots,
+        "dots_attention": dots + tokens * H * d / heads,
         "none": 8 * D * kept + tokens * (6 * H * d / heads + 4 * F / mlp),
     }[shape.remat]
     chunk = min(shape.attention_chunk, T)

@@ -71,7 +71,7 @@ class Scene:
         # Share of `read` whose products a backward pass computes again: it needs nothing of what a
         # block's last product gives.
         last = shape.num_layers * shape.intermediate_size * shape.hidden_size
-        self.again = 0.0 if shape.remat in ("none", "dots") else 1 - last / self.read
+        self.again = 0.0 if shape.remat == "none" or "dots" in shape.remat else 1 - last / self.read
         # Forward passes before the updates: old, reference log-probs.
         self.scored = (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
         value = value_model(config, shape)
