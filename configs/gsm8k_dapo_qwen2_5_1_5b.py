@@ -26,11 +26,11 @@ AReaL's examples/math/gsm8k_dapo_dynamic_bs.yaml in our terms (its knob -> ours)
 Not the same: sampling waits for the update (AReaL's may be two versions old), and the prompt asks
 for "Answer:" (the DAPO paper's) instead of a box.
 
-Pod: v6e-8, fsdp 4 x tensor 2. By the arithmetic of `python -m dapo_jax.plan --topology=v6e-8`: 24
+Pod: v6e-8, fsdp 4 x tensor 2. By the arithmetic of `python -m dapo_jax.plan --topology=v6e-8`: 23
 GB of 33.5 a chip; 1,024 responses of 1,024 tokens in flight, or 1,024 of full length; LOWER bounds
 of a step by the chip's published peaks: decode > 2.4 s, old log-probs > 0.5 s, update > 2.0 s.
 Compiled by `plan --compile` (2026-11-21, jax 0.10.2, libtpu 0.0.42.1, default optimization level;
-nothing run): 23.1 GB of 33.5 a chip while sampling, 23.8 while updating.
+nothing run): 23.1 GB of 33.5 a chip while sampling, 5.0 while updating.
 Expected: AReaL reports .7957 at best for GRPO on the Instruct model in this setting (G=4, about 35
 minutes on 8 H800). Nothing has been measured here.
 """

@@ -5,7 +5,7 @@ In a notebook: notebooks/train_on_colab.ipynb. The settings are `presets.one_chi
 without this folder has too.
 
 Memory, v5e-1: compiled by `python -m dapo_jax.plan --topology=v5e:1x1 --compile` (2026-11-22, jax
-0.10.2, libtpu 0.0.42.1; nothing run): 9.7 GB of 16.9 while sampling, 13.4 while updating. All its
+0.10.2, libtpu 0.0.42.1; nothing run): 9.7 GB of 16.9 while sampling, 11.0 while updating. All its
 weights are trained: 2.0 GB of them, 4.0 of Adam's moments and 2.0 of gradients, in float32. Keys
 and values of 128 responses of full length take 2.4 GB on a TPU, which pads heads of 64 to 128, and
 1.2 on a GPU. There this config has not been run: --config.optim.micro_batch_rows=1 takes less, and

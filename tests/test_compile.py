@@ -37,8 +37,8 @@ def small(**changes):
 
 
 def test_what_lies_beside_the_programs():
-    """By hand, on one device: 4 N bytes of weights, 8 N and a counter of AdamW, the pool, and the
-    three mini-batches that are not being worked on."""
+    """By hand, on one device: 4 N bytes of weights, 8 N and a counter of AdamW, and the three
+    mini-batches that are not being worked on; not the pool, which is released before."""
 
     def kept(c):
         shape = qwen2.shape_from_config(c)
@@ -46,24 +46,23 @@ def test_what_lies_beside_the_programs():
         calls = build.calls(c, build.assemble(c, mesh, shape, stop_ids=(0,)))
         got = plan_compile.beside(c, calls)
         assert list(got) == list(calls)
-        pool = calls["prefill"].arguments[1]
-        return {k: sum(v.values()) for k, v in got.items()}, parallel.bytes_on_device(pool)
+        return {k: sum(v.values()) for k, v in got.items()}
 
     N = qwen2.param_count(qwen2.shape_from_config(small()))
     cells = 64 // 8 * 8 * 64  # 8 groups x 8 responses: 8 passes of 8 rows of 64 tokens
     batch = cells * (7 * 4 + 1)
-    got, pool = kept(small())
+    got = kept(small())
     assert got["decode weights"] == 8 * N + 4
     assert got["prefill"] == got["decode_full"] == got["decode_top_p"] == 12 * N + 4
-    assert got["old log-probs"] == 8 * N + 4 + pool + 3 * (batch + 4 * cells)
-    assert got["update"] == pool + 3 * (batch + 4 * cells)
-    got, _ = kept(small(loss__kl_coef=0.1, loss__old_logprobs="reuse", eval__top_p=1.0))
+    assert got["old log-probs"] == 8 * N + 4 + 3 * (batch + 4 * cells)
+    assert got["update"] == 3 * (batch + 4 * cells)
+    got = kept(small(loss__kl_coef=0.1, loss__old_logprobs="reuse", eval__top_p=1.0))
     assert "decode_top_p" not in got and got["decode_full"] == 16 * N + 4
-    assert got["update"] == pool + 4 * N + 3 * (batch + 4 * cells)  # the reference's log-probs
-    assert "old log-probs" not in kept(small(loss__old_logprobs="reuse"))[0]
+    assert got["update"] == 4 * N + 3 * (batch + 4 * cells)  # the reference's log-probs
+    assert "old log-probs" not in kept(small(loss__old_logprobs="reuse"))
     V = N + 64  # a value model: its 64 x 1 head beside tied embeddings
-    got, pool = kept(small(critic__enabled=True))
-    others = pool + 3 * (batch + 4 * cells)
+    got = kept(small(critic__enabled=True))
+    others = 3 * (batch + 4 * cells)
     assert got["prefill"] == 12 * N + 4 + 12 * V + 4
     assert got["update"] == others + 12 * V + 4
     assert got["values"] == others + 12 * N + 4 + 8 * V + 4 + (1 + 3) * 4 * cells

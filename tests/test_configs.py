@@ -81,7 +81,7 @@ def test_it_fits_its_slice_as_its_docstring_says_and_is_the_papers_setting(name,
     assert c.rollout.groups * c.rollout.group_size / flight(prompt + response) <= 64
     assert limit == pytest.approx(pod.chip.hbm / plan.GB, abs=0.05)
     got = peaks(c, sizes)
-    assert not compiled or got == pytest.approx(compiled, rel=0.15)
+    assert not compiled or got == pytest.approx(compiled, rel=0.2)
     assert max(got) == pytest.approx(memory, abs=0.6)
     if name != GSM8K:  # the numbers that no model changes: test_presets
         buffer = 409 if "Math" in argument else 4096

@@ -79,6 +79,9 @@ def test_micro_batches_hold_all_rows():
     c.optim.minibatches = 1
     got = simulate.packed(c, Traffic(10, 390), row_tokens=450, micro_rows=3)
     assert (got.micro_batches, got.cells, got.pairs) == (3, 9 * 450, 3 * 450**2 / 2)
+    c.optim.last_row_tokens = 420  # each is short enough for it, but only the last pass may be
+    got = simulate.packed(c, Traffic(10, 390), row_tokens=450, micro_rows=3)
+    assert (got.micro_batches, got.short, got.cells) == (3, 1, 6 * 450 + 3 * 420)
 
 
 def pairs_of_blocks(cells, block):
@@ -127,7 +130,7 @@ def test_a_call_of_our_kernel_by_hand(dtype, key_bytes, bundles, start):
 
 def test_reads_of_the_fullest_shard():
     """Two shards of two slots, one token: 300 tokens are three pages and 600 five. Idle slots read
-    nothing. The program of a quarter of the slots is for rows by the 32."""
+    nothing. The programs of fewer slots are for rows by the 32."""
     _, s = shipped()
     s = s.replaced(sizes=s.sizes._replace(slots=4, shards=2))
     position, count = np.array([[300, 600, 300, 0]]), np.array([[1, 1, 1, 0]])

@@ -73,6 +73,19 @@ def best_fit(lengths: Sequence[int], capacity: int, first: Sequence[int] = ()) -
     return bins
 
 
+def fill_rows(
+    cells: Sequence[int], row_tokens: int, micro_rows: int, last_row_tokens: int
+) -> list[list[int]]:
+    """Indices of each row, the fewest by `best_fit`. last_row_tokens: as for `pack`."""
+    bins = best_fit(cells, row_tokens)
+    if not last_row_tokens or not bins:
+        return bins
+    whole = (len(bins) - 1) // micro_rows * micro_rows  # rows before the last micro-batch
+    sizes = [row_tokens] * whole + [last_row_tokens] * micro_rows
+    with_short = best_fit(cells, row_tokens, sizes)
+    return with_short if len(with_short) == len(sizes) else bins
+
+
 def pack(
     items: Sequence[Item], layout: Layout, open_ends: bool = False
 ) -> tuple[PackedBatch, int, list[Place | None]]:
@@ -103,12 +116,7 @@ def pack(
         for part in best_fit([own[i] for i in members], row_tokens - head(members[0]))
     ]
     cells_P = [head(p[0]) + sum(own[i] for i in p) for p in parcels]
-    bins = best_fit(cells_P, row_tokens)
-    if last_row_tokens and bins:
-        whole = (len(bins) - 1) // micro_rows * micro_rows  # rows before the last micro-batch
-        sizes = [row_tokens] * whole + [last_row_tokens] * micro_rows
-        with_short = best_fit(cells_P, row_tokens, sizes)
-        bins = with_short if len(with_short) == len(sizes) else bins
+    bins = fill_rows(cells_P, row_tokens, micro_rows, last_row_tokens)
     for b, row_parcels in enumerate(bins):
         at = divmod(b, micro_rows)
         start = segment = 0

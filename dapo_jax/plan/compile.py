@@ -1,7 +1,7 @@
 """`plan --compile`: a run's own programs, compiled for the slice by XLA:TPU on this machine.
 
 While it runs, more lies in a device's memory than the compiler assigns to it: the trainer's state
-beside the sampler, the sampler's cache beside the trainer. The chip has to hold the sum.
+beside the sampler. The chip has to hold the sum.
 """
 
 import contextlib
@@ -45,7 +45,6 @@ def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
     """{program: {item: bytes per device}} of what a step keeps in memory while that program runs
     and does not hand to it. What rests in the hosts' memory takes none of the device's."""
     params, opt_state, batch, _ = calls["update"].arguments
-    _, pool, _ = calls["prefill"].arguments
     has_old, has_ref = config.loss.old_logprobs == "recompute", bool(config.loss.kl_coef)
     logps = has_old * _bytes(batch.old_logp_AxRxT) + has_ref * _bytes(batch.ref_logp_AxRxT)
     logps += _bytes(batch.terms)
@@ -61,12 +60,11 @@ def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
     moments = {"optimizer state": _bytes(opt_state)}
     reference = {"reference weights (float32)": trained * has_ref}
     both, of_policy = value | value_moments, weights | moments
-    packed = {"the sampler's cache": _bytes(pool)}
-    packed["the other mini-batches"] = (_bytes(batch.rows) + logps) * (U - 1)
+    packed = {"the other mini-batches": (_bytes(batch.rows) + logps) * (U - 1)}
     values = {"values": cells * (U - 1) + logps}
     made = {"values, advantages, returns": cells * (3 * U - 2) + logps}
     by_kind = {
-        "decode weights": moments | reference | both,  # the cache is released before
+        "decode weights": moments | reference | both,
         "old log-probs": moments | reference | both | packed,
         "update": reference | both | packed,
         "values": of_policy | reference | value_moments | packed | values,

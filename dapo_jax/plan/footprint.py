@@ -1,7 +1,7 @@
 """Bytes per device while sampling and while updating, by arithmetic; can a config run on a slice?
 
 Bytes of parameters, optimizer and cache are exact. Those of activations estimate what XLA keeps,
-within 15% of what XLA:TPU assigned (tests/test_plan.py).
+within 20% of what XLA:TPU assigned (tests/test_plan.py).
 
 `sizes` is everywhere the mesh: {'data': 1, 'fsdp': 16, 'tensor': 8}.
 """
@@ -90,7 +90,7 @@ def waves(config, shape: qwen2.Shape, sizes, length: int) -> dict[str, int]:
 
 def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
     """{phase: {item: bytes per device}}. 'always' counts in 'sampling' and in 'updating': the
-    sampler keeps its cache while the trainer works, and the trainer its state while it samples."""
+    trainer keeps its state while the sampler works, which gives its cache back before updates."""
     train, decode, item = config.sharding.train, config.sharding.decode, item_bytes(config)
     updating, value = update_memory(config, shape, sizes), value_model(config, shape)
     n, of_value = weight_count(shape, train, sizes, qwen2.trained), 0
@@ -107,7 +107,6 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
         f"base ({config.model.dtype})": base,
         f"{trained} (float32)": 4 * n,
         "Adam's moments (float32)": 8 * n,
-        "cache": tokens / shards * per_token,
         "reference weights (float32)": 4 * n * bool(config.loss.kl_coef),
         "value model's weights (float32)": 4 * of_value,
         "value model's moments (float32)": 8 * of_value,
@@ -118,6 +117,7 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
     wide = wide_count(config, shape) / math.prod(parts(a, decode, sizes) for a in HEAD)
     logits = 3 * 4 * slots * shape.vocab_size / parts("vocab", train, sizes)
     sampling = {
+        "cache": tokens / shards * per_token,
         "decode weights": item * weight_count(shape, decode, sizes) + (4 - item) * wide,
         "logits": logits + (_head_bytes(config, shape, sizes) if D % 128 else 0),
         "prefill": cells * (per_token + item * (3 * F / mlp + 6 * D)),

@@ -104,9 +104,10 @@ def _samplers(t, net: qwen2.Shape, traffic: Traffic, limit: float) -> Iterator:
     sizes, mean = t.mesh.to_dict(), traffic.prompt + traffic.response
     geometry, table = footprint.cache(t, net, sizes), footprint.memory(t, net, sizes)
     shards, row = geometry.shards, geometry.row_pages * geometry.page_tokens
-    held = table["always"].pop("cache") * shards / t.rollout.slots  # by one row per shard
-    free = limit - max(footprint.peaks(table).values())
-    if free < held:
+    held = table["sampling"].pop("cache") * shards / t.rollout.slots  # by one row per shard
+    peaks = footprint.peaks(table)
+    free = limit - peaks["sampling"]
+    if free < held or peaks["updating"] > limit:
         return
     pool = free / held * row  # tokens that a shard can hold
     wanted = -(-t.rollout.groups * t.rollout.group_size // shards)

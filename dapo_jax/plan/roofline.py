@@ -20,10 +20,10 @@ from dapo_jax.plan.footprint import cache, item_bytes, parts, read_count, wide_c
 from dapo_jax.plan.shapes import value_model
 from dapo_jax.plan.simulate import BLOCK, Packed, Sizes, Trace
 from dapo_jax.pods.slices import Pod
+from dapo_jax.rollout.schedule import rungs
 
 # How this package's programs work; a change of theirs changes these lines.
 FLAG_EVERY = 8  # tokens between two looks at whether all rows have ended
-FEW = 4  # the last rows run in a program of so many times fewer slots
 
 _PARTS = 4  # a chunk is looked at in the middle of so many parts
 
@@ -68,6 +68,7 @@ class Scene:
         self.weight_slices = pod.slices if "data" in train["embed"].split(",") else 1
         self.micro_rows = validation.micro_rows(config, sizes)  # of a micro-batch, on all devices
         self.row_tokens = validation.row_tokens(config)
+        self.last_row_tokens = config.optim.last_row_tokens
         # Share of `read` whose products a backward pass computes again: it needs nothing of what a
         # block's last product gives.
         last = shape.num_layers * shape.intermediate_size * shape.hidden_size
@@ -103,7 +104,9 @@ def call(trace: Trace, prefill_chunks: int, scene: Scene) -> Call:
     shards, steps_C = scene.sizes.shards, trace.steps_C
     rows = scene.sizes.slots // shards
     fullest = lambda x_CxS: x_CxS.reshape(len(steps_C), shards, rows).sum(2).max(1)
-    last_C = ~trace.queued_C & (fullest(trace.count_CxS > 0) <= rows // FEW) & (rows % 32 == 0)
+    most_C, slots_C = fullest(trace.count_CxS > 0), np.full(len(steps_C), rows)
+    for n in rungs(scene.sizes.slots, shards):  # the most first
+        slots_C[~trace.queued_C & (most_C * shards <= n)] = n // shards
     read = np.zeros((3, len(steps_C)))
     for part in range(_PARTS):
         at_Cx1 = ((part + 0.5) / _PARTS * steps_C)[:, None]
@@ -114,7 +117,6 @@ def call(trace: Trace, prefill_chunks: int, scene: Scene) -> Call:
         )
         read += [fullest(x_CxS) for x_CxS in (blocks_CxS, pages_CxS, live_CxS)]
     prefills = int(trace.prefills_C.sum()) * prefill_chunks
-    slots_C = np.where(last_C, rows // FEW, rows)
     return Call(steps_C, trace.queued_C, prefills, slots_C, *(read / _PARTS * steps_C))
 
 
@@ -272,7 +274,9 @@ def training(packed: Packed, scene: Scene, k: Values) -> dict[str, float]:
     """Seconds of a rollout step by phase."""
 
     def of(scene: Scene, update: bool) -> float:
-        return packed.micro_batches * micro_batch(scene, packed.pairs, k, update=update).seconds
+        last = scene.replaced(row_tokens=scene.last_row_tokens)
+        whole, short = (micro_batch(x, packed.pairs, k, update=update) for x in (scene, last))
+        return (packed.micro_batches - packed.short) * whole.seconds + packed.short * short.seconds
 
     out = {"old log-probs": scene.scored * of(scene, False), "update": of(scene, True)}
     if scene.value:

@@ -181,23 +181,27 @@ class Packed(NamedTuple):
     """The packed rows of one rollout step."""
 
     micro_batches: int
+    short: int  # of those, in rows of `optim.last_row_tokens`
     cells: int  # of those micro-batches, filled or not
     pairs: float  # of a query and a key that attention computes in a mean micro-batch
     fill: float  # share of cells in use
 
 
+Row = tuple[int, int]  # `blocks` and cells in use of a packed row
+
+
 @functools.cache
 def pack(
-    traffic: Traffic, cap: int, groups: int, samples: int, minibatches: int, row_tokens: int
-) -> tuple[list[list[int]], int]:
-    """A batch as mini-batches of whole groups: (`blocks` of the rows of each, cells in use)."""
-    rows, used = [], 0
+    traffic: Traffic, cap: int, groups: int, samples: int, minibatches: int, *layout: int
+) -> list[list[list[Row]]]:
+    """A batch as mini-batches of whole groups: rows of micro-batches. layout: as `fill_rows`."""
+    out, micro_rows = [], layout[1]
     for part in np.array_split(lengths(traffic, cap, groups, samples, seed=1), minibatches):
         cells = (part.reshape(-1) + traffic.prompt - 1).tolist()
-        bins = packing.best_fit(cells, row_tokens)
-        rows.append([blocks([cells[i] for i in members]) for members in bins])
-        used += sum(cells)
-    return rows, used
+        rows = ([cells[i] for i in members] for members in packing.fill_rows(cells, *layout))
+        rows = [(blocks(x), sum(x)) for x in rows]
+        out.append([rows[i : i + micro_rows] for i in range(0, len(rows), micro_rows)])
+    return out
 
 
 def blocks(cells: list[int], block: int = BLOCK) -> int:
@@ -215,12 +219,13 @@ def blocks(cells: list[int], block: int = BLOCK) -> int:
 def packed(config, traffic: Traffic, row_tokens: int, micro_rows: int) -> Packed:
     """Attention computes blocks with two cells of one sequence, on and below the diagonal. All
     devices wait for the row of a micro-batch that has most of them."""
-    r, minibatches = config.rollout, config.optim.minibatches
+    r, minibatches, last = config.rollout, config.optim.minibatches, config.optim.last_row_tokens
     batch = r.max_response_tokens, r.groups, r.group_size, minibatches
-    rows, used = pack(traffic, *batch, row_tokens)
-    starts = [(part, i) for part in rows for i in range(0, len(part), micro_rows)]
-    fullest = [max(part[i : i + micro_rows]) for part, i in starts]
-    cells = len(fullest) * micro_rows * row_tokens
-    own = sum(fullest) * micro_rows * BLOCK**2
-    pairs = min(own, cells * row_tokens / 2) / len(fullest)
-    return Packed(len(fullest), cells, pairs, used / cells)
+    parts = pack(traffic, *batch, row_tokens, micro_rows, last)
+    passes = [rows for part in parts for rows in part]
+    short = sum(max(cells for _, cells in part[-1]) <= last for part in parts)
+    cells = micro_rows * ((len(passes) - short) * row_tokens + short * last)
+    own = sum(max(blocks for blocks, _ in rows) for rows in passes) * micro_rows * BLOCK**2
+    pairs = min(own, cells * row_tokens / 2) / len(passes)
+    used = sum(cells for rows in passes for _, cells in rows)
+    return Packed(len(passes), short, cells, pairs, used / cells)
