@@ -172,7 +172,7 @@ def test_a_hostile_flag_runs_nothing_and_is_refused_in_one_line(script, launch, 
     for flag in (HOSTILE["flags"].get(script) or declared[1]).split():
         name, kind = flag.split("=", 1)
         values = HOSTILE["values"] + HOSTILE["numbers"] * kind.startswith("number")
-        cases |= {f"--{name}={x}": (kind, x) for x in values if name != "COMMAND"}
+        cases |= {f"--{name}={x}": (kind, x) for x in values}
     code = rf"""{NAMES}; script=$1; shift
     for case in "$@"; do
         (set -- {HOSTILE["typed"][script]}; source "$script") >out 2>err </dev/null
@@ -250,9 +250,6 @@ def test_setup_keeps_a_venv_that_is_there_and_refuses_a_broken_one(checkout, set
 def test_setup_looks_for_a_python_that_runs(checkout, tools, set_up):
     """It passes over one like a pyenv shim of a version that is not activated, which only prints an
     error; without any, and without uv, it says so."""
-    done, calls = set_up("", "3.9")
-    assert (done.returncode, calls) == (2, [])
-    assert done.stderr.startswith("error: --python=3.9: not supported; choose 3.11")
     executable(tools / "python3", "#!/bin/sh\necho 'python3: command not found' >&2\nexit 127\n")
     executable(tools / "python3.13", THIS_PYTHON)
     link_tools(tools, "bash", "cat", "cksum", "dirname", "cp", "grep", "mkdir", "rm")

@@ -6,7 +6,6 @@ the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhe
     python -m dapo_jax.train ... --coordinator=10.0.0.1:8476 --num_processes=2 --process_id=0
 
 If a process ends with an error, the others end with its status; if it falls silent, with 75.
-
 The coordinator (process 0) trusts whoever reaches its port: no password, no encryption.
 """
 
