@@ -103,7 +103,7 @@ manifest() {  # jobset.yaml with our values: words of flags and of the table of 
     fi
     # Between slices, as Google's manifests have it: no virtual network in the way of what they send.
     ((slices == 1)) || host_network=true dns=ClusterFirstWithHostNet
-    [[ -z "$queue" ]] || label="kueue.x-k8s.io/queue-name: $queue"
+    [[ -z "$queue" ]] || label="kueue.x-k8s.io/queue-name: \"$queue\""
     text="$(grep -v '^#' "$DAPO_ROOT/launch/jobset.yaml")"
     for word in name label restarts slices hosts service_account grace host_network dns accelerator \
         shape node toleration disk memory chips image; do
