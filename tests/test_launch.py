@@ -141,9 +141,9 @@ def test_one_table_of_slices():
     lines = done.stdout.splitlines()
     assert len(names) > 100
     for name, line in zip(names, lines, strict=True):
-        pod, (cloud, shape, hosts, chips) = slices.parse(name), line.split()
+        pod, (cloud, shape, hosts, chips, *_) = slices.parse(name), line.split()
         assert (cloud, shape) == (name, "x".join(map(str, pod.sides)))
-        assert int(hosts) == pod.hosts and int(hosts) * int(chips) == pod.chips
+        assert int(hosts) * int(chips) == pod.chips
 
 
 def test_the_launchers_ask_for_the_slices_that_are_documented(launch, tmp_path):
