@@ -66,7 +66,8 @@ dapo_flags "COMMAND=|run|logs|stop|fetch|delete| name=word zone=word project=wor
     runtime=word spot=switch reserved=switch prepare=any retries=number:0:1000000 delete=switch
     workdir=text to=text checkpoints=switch worker=number:0:100000 skip-plan=switch dry-run=switch
     service-account=word scopes=word network=word subnetwork=word tags=word labels=pairs
-    data-disk=pairs boot-disk=pairs flex-start=word batch-size=number:1:100000 weights-dir=text valid-until-duration=word internal-ips=switch ssh=word" "$@"
+    data-disk=pairs boot-disk=pairs flex-start=word batch-size=number:1:100000 weights-dir=text
+    valid-until-duration=word internal-ips=switch ssh=word" "$@"
 [[ -n "$action" ]] || dapo_fail "say what to do: run, logs, stop, fetch or delete (see --help)" 2
 case "${spot:+1}${reserved:+1}${flex_start:+1}" in
     11*) dapo_fail "--spot, --reserved or --flex-start: one of them" 2 ;;
@@ -86,7 +87,8 @@ if [[ -n "$type" ]]; then
     given="$runtime"
     dapo_slice "$type"
     runtime="${given:-$runtime}"
-    [[ "$runtime" == *[!-]* ]] || dapo_fail "--type=$whole: not as TPU VMs; see launch/gke.sh" 2
+    [[ "$runtime" == *[!-]* ]] || dapo_fail \
+        "--type=$whole: no TPU VM of it is known (--runtime= names one); GKE: launch/gke.sh" 2
 fi
 if ((slices > 1)); then
     nodes=()
