@@ -6,16 +6,13 @@
 FROM python:3.11-slim-bookworm
 
 WORKDIR /dapo_jax
-ENV VIRTUAL_ENV=/opt/venv
-ENV PATH=/opt/venv/bin:$PATH
-COPY launch/uv.txt launch/uv.txt
-RUN python -m venv "$VIRTUAL_ENV" \
-    && python -m pip install --no-cache-dir --disable-pip-version-check --no-deps \
-    --only-binary=:all: --require-hashes --requirement=launch/uv.txt
+ENV PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1
 
-# The packages, in a layer that a change of the sources leaves alone.
+# The packages, as on a TPU VM, in a layer that a change of the sources leaves alone. The Python is
+# DAPO_TPU_PYTHON of launch/common.sh; where the one above is another, uv fetches it.
+COPY launch/common.sh launch/flags.sh launch/worker.sh launch/uv.txt launch/
 COPY requirements.txt setup.py ./
-RUN mkdir dapo_jax && touch dapo_jax/__init__.py \
-    && uv pip install --no-cache -c requirements.txt -e '.[tpu]'
+RUN mkdir dapo_jax && touch dapo_jax/__init__.py && bash launch/worker.sh install \
+    && ln -s "$(dirname "$(dirname "$(cat run.python)")")" /opt/venv
 
 COPY . .

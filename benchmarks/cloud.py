@@ -38,6 +38,7 @@ def build(cloud: pathlib.Path) -> dict[str, str]:
         "CLOUD": str(cloud),
         "PATH": f"{tools}:{os.environ['PATH']}",
         "DAPO_POLL_SECONDS": "0.2",
+        "DAPO_TPU_PYTHON": "{}.{}".format(*sys.version_info),
     }
 
 

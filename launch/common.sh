@@ -13,6 +13,9 @@ DAPO_ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
 # shellcheck source=launch/flags.sh
 source "$DAPO_ROOT/launch/flags.sh"
 # Supported: Python 3.11 to 3.14. The packages have no wheels for 3.15 at their tested versions.
+# Of a TPU's hosts and of the Dockerfile's image, by worker.sh: it decides which jax and libtpu
+# requirements.txt gives a run. The compiles that docs/ and configs/ tell of are this one's.
+DAPO_TPU_PYTHON="${DAPO_TPU_PYTHON:-3.11}"
 DAPO_NO_PYTHON=69  # exit status when no interpreter can be had, so that callers may skip
 
 dapo_venv() { printf '%s' "$DAPO_ROOT/.venv${1:+-$1}"; }  # dapo_venv [VERSION]

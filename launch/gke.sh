@@ -23,7 +23,11 @@ usage: launch/gke.sh COMMAND --name=NAME [FLAG ...] [-- TRAINING FLAG ...]
                          as the Dockerfile makes it
   --spot                 on nodes of Spot VMs. These have 30 s when they are taken away, of which
                          GKE gives pods 15, whatever they ask for; others get 10 minutes here
-  --prepare=COMMAND      shell command in each pod before the training
+  --flex-start           on nodes of a pool made with --flex-start, which are there for 7 days at most
+  --queue=NAME           of Kueue: the job waits in it; clusters of XPK and Cluster Toolkit want one
+  --memory=GIB           of each node that is kept free for the pod (default: 16); it may use all
+  --prepare=COMMAND      shell command in each pod before the training. Our image has no gcloud, but
+                         python -c 'import fsspec; fsspec.filesystem("gs").get("gs://B/f", ".")'
   --disk=GIB             of each node for the image's writing, weights of the hub and logs
                          (default: 20; 32B: 80)
   --namespace=NAMESPACE  default: kubectl's
@@ -36,18 +40,22 @@ usage: launch/gke.sh COMMAND --name=NAME [FLAG ...] [-- TRAINING FLAG ...]
 
 The compilation cache is WORKDIR/xla, the logs of all hosts are in WORKDIR/logs. The cluster needs
 the JobSet API of 0.6 or later (https://jobset.sigs.k8s.io). Those who have XPK may let it do the
-same: xpk workload create --tpu-type=TYPE --docker-image=IMAGE --command='python -m dapo_jax.train ...'
+same, but for what a preemption means (exit status 75):
+xpk workload create --cluster=CLUSTER --workload=NAME --tpu-type=TYPE --num-slices=N \
+    --docker-image=IMAGE --command='bash launch/until_done.sh python -m dapo_jax.train ...'
+Pathways is not supported: its one process drives all chips, ours are one for each host.
 TEXT
 }
 
 # shellcheck disable=SC2034  # some are read by name in manifest
 action="" name="" type="" image="" namespace="" service_account=default restarts=100 dry_run=""
 # shellcheck disable=SC2034
-spot="" prepare="" disk=20 skip_plan="" training=()
+spot="" flex_start="" queue="" memory=16 prepare="" disk=20 skip_plan="" training=()
 dapo_flags "COMMAND=|run|logs|delete| name=word type=word image=word namespace=word
-    service-account=word restarts=number:0:1000000 spot=switch prepare=any disk=number:1:10000
-    skip-plan=switch dry-run=switch" "$@"
+    service-account=word restarts=number:0:1000000 spot=switch flex-start=switch queue=word
+    memory=number:1:100000 prepare=any disk=number:1:10000 skip-plan=switch dry-run=switch" "$@"
 [[ -n "$action" ]] || dapo_fail "say what to do: run, logs or delete (see --help)" 2
+[[ -z "$spot" || -z "$flex_start" ]] || dapo_fail "--spot or --flex-start, not both" 2
 LC_ALL=C  # of the letters below
 [[ "$name" =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] || dapo_fail \
     "--name=$name: up to 40 lower-case letters, digits and dashes, from a letter on" 2
@@ -80,22 +88,29 @@ check_characters() {
 
 # shellcheck disable=SC2034
 manifest() {  # jobset.yaml with our values: words of flags and of the table of slices, then two lists
-    local word list text grace=600 spot_node="" toleration=""
+    local word list text grace=600 node="" toleration="" label="" host_network=false dns=ClusterFirst
     # A preempted run would leave with status 0: for Kubernetes, complete.
     local command=(bash launch/until_done.sh python -um dapo_jax.train)
     # As a script whose arguments are the training's flags.
     [[ -z "$prepare" ]] || command=(bash -c "set -e"$'\n'"$prepare"$'\n'"exec ${command[*]} \"\$@\"" prepare)
     if [[ -n "$spot" ]]; then
-        grace=15 spot_node=', cloud.google.com/gke-spot: "true"'
+        grace=15 node=', cloud.google.com/gke-spot: "true"'
         toleration='{key: cloud.google.com/gke-spot, operator: Equal, value: "true", effect: NoSchedule}'
+    elif [[ -n "$flex_start" ]]; then
+        node=', cloud.google.com/gke-flex-start: "true"'
+        toleration='{key: cloud.google.com/gke-flex-start, operator: Exists}, '
+        toleration+='{key: cloud.google.com/gke-queued, operator: Exists}'
     fi
+    # Between slices, as Google's manifests have it: no virtual network in the way of what they send.
+    ((slices == 1)) || host_network=true dns=ClusterFirstWithHostNet
+    [[ -z "$queue" ]] || label="kueue.x-k8s.io/queue-name: \"$queue\""
     text="$(grep -v '^#' "$DAPO_ROOT/launch/jobset.yaml")"
-    for word in name restarts slices hosts service_account grace accelerator shape spot_node \
-        toleration disk chips image; do
+    for word in name label restarts slices hosts service_account grace host_network dns accelerator \
+        shape node toleration disk memory chips image; do
         text="${text//"@$word@"/${!word}}"
     done
     # The second first: what a user says may hold the name of the other.
-    list="$(listed "${flags[@]}" "${training[@]}")"
+    list="$(listed "${meeting[@]}" "${training[@]}")"
     text="${text%%"@args@"*}$list${text#*"@args@"}"
     list="$(listed "${command[@]}")"
     printf '%s\n' "${text%%"@command@"*}$list${text#*"@command@"}"
@@ -149,12 +164,11 @@ case "$action" in
             "give the training a bucket, --workdir=gs://...: pods share no disk" 2
         whole="$type"
         dapo_slice "$type"
-        flags=(--start_timeout=600)  # pods come up as their nodes have fetched the image
-        if ((hosts == 1)); then
-            ((slices == 1)) || dapo_fail \
-                "--type=$whole: GKE joins slices of several hosts, and $type has one" 2
-            flags=(--num_processes=1)  # nobody to meet
-        fi
+        dapo_meeting
+        ((slices == 1 || hosts > 1)) || dapo_fail \
+            "--type=$whole: GKE joins slices of several hosts, and $type has one" 2
+        [[ "$prepare" != *gcloud* && "$prepare" != *gsutil* ]] || dapo_say \
+            "--prepare: has that image gcloud? Ours has not (see --help)"
         check_characters "$prepare" "${training[@]}"
         dapo_check_training "$whole" "${training[@]}"
         text="$(manifest)"

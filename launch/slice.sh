@@ -23,6 +23,14 @@ dapo_slice() {  # dapo_slice TYPE
     dapo_fail "--type=$1: $known" 2
 }
 
+# Sets meeting: flags of the training, before the user's. A slice that does not know the others would
+# be a run of its own in their workdir; so it waits for them, and says so.
+dapo_meeting() {
+    # shellcheck disable=SC2034  # for the callers
+    meeting=("--num_processes=$((slices * hosts))")
+    ((slices * hosts == 1)) || meeting+=(--start_timeout=600)  # hosts come up one after the other
+}
+
 # The training's flags, before anything is made: the config file is there, its files are, and `plan`
 # has nothing against it on slices of this TYPE. Names of files are those on the hosts, relative to
 # the checkout, so that they have to be in this one unless $prepare brings them. With $skip_plan a

@@ -16,20 +16,22 @@ sends SIGTERM: the run saves and leaves, and the job puts itself into the queue 
 
   --nodes=N             nodes
   --gpus=G              GPUs, and processes, a node                        (default: 8)
+  --cpus-per-task=C     cores a process; 0 leaves it to Slurm, which may give one (default: 8)
   --time=HH:MM:SS       of the job                                         (default: 24:00:00)
   --name=NAME           of the job                                         (default: dapo_jax)
   --partition=, --account=, --qos=, --constraint=     go to sbatch
-  --extra=EXTRA         what to install: cuda (default), or '' for CPU
+  --extra=EXTRA         what to install: cuda (default: CUDA 12), cuda13, which our measurements had
+                        (driver 580 or later), or '' for CPU
   --python=X.Y          use this Python, in .venv-X.Y
   --dry-run             print the job script and the command, submit nothing
   --help                print this
 TEXT
 }
 
-nodes="" gpus=8 time=24:00:00 name=dapo_jax extra=cuda python="" dry_run="" training=()
+nodes="" gpus=8 cpus_per_task=8 time=24:00:00 name=dapo_jax extra=cuda python="" dry_run="" training=()
 # shellcheck disable=SC2034  # read by name below
 partition="" account="" qos="" constraint=""
-dapo_flags "nodes=number:1:99999 gpus=number:0:1024 time=word name=text partition=text account=text
+dapo_flags "nodes=number:1:99999 gpus=number:0:1024 cpus-per-task=number:0:1024 time=word name=text partition=text account=text
     qos=text constraint=text extra=word0 python=python dry-run=switch" "$@"
 [[ -n "$nodes" ]] || dapo_fail "--nodes: how many? (see --help)" 2
 
@@ -37,7 +39,9 @@ dapo_flags "nodes=number:1:99999 gpus=number:0:1024 time=word name=text partitio
 printf -v command ' %q' "$DAPO_ROOT/launch/until_done.sh" \
     "$(dapo_venv "$python")/bin/python" -um dapo_jax.train \
     ${training[@]+"${training[@]}"}
-to_sbatch=()
+to_sbatch=() cores=""
+# To srun as well, which does not take it over from sbatch since Slurm 22.05.
+((cpus_per_task == 0)) || cores="--cpus-per-task=$cpus_per_task"
 ((gpus == 0)) || to_sbatch+=("--gpus-per-node=$gpus")
 for flag in partition account qos constraint; do
     [[ -z "${!flag}" ]] || to_sbatch+=("--$flag=${!flag}")
@@ -46,13 +50,13 @@ done
 # The signal goes to the step, not to this script: srun hands it on to the processes.
 read -r -d '' job <<TEXT || true
 #!/usr/bin/env bash
-srun --kill-on-bad-exit=1$command
+srun --kill-on-bad-exit=1${cores:+ $cores}$command
 status=\$?
 # Told to leave, and not done: into the queue again.
 [[ \$status != 75 ]] || scontrol requeue "\$SLURM_JOB_ID"
 exit \$status
 TEXT
-submit=(sbatch "--job-name=$name" "--nodes=$nodes" "--ntasks-per-node=$((gpus > 0 ? gpus : 1))"
+submit=(sbatch "--job-name=$name" "--nodes=$nodes" "--ntasks-per-node=$((gpus > 0 ? gpus : 1))" ${cores:+"$cores"}
     "--time=$time" --signal=TERM@120 --requeue --open-mode=append
     ${to_sbatch[@]+"${to_sbatch[@]}"})
 if [[ -n "$dry_run" ]]; then

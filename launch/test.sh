@@ -21,7 +21,7 @@ TEXT
 version="" arguments=()
 for arg in "$@"; do
     case "$arg" in
-        --python=?*) version="${arg#*=}" ;;
+        --python=*) version="${arg#*=}"; dapo_want python --python "$version" ;;
         --help) usage; exit 0 ;;
         *) arguments+=("$arg") ;;
     esac

@@ -27,8 +27,13 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [FLAG ...] [-- TRAINING 
                              as one run: 2xv5p-256 (logs and stop want it then, too)
   --runtime=VERSION          default: what Google names for the type
   --spot | --reserved        how to ask for it                    (default: on demand)
+  --flex-start=DURATION      or so: wait until it is there, have it this long (4h; at most 7d)
   --prepare=COMMAND          shell command on every host after the install, such as
                              'gcloud storage cp gs://BUCKET/dapo-math-17k.parquet dapo_jax/'
+  --weights-dir=DIR          of the hosts, for weights of the hub or a bucket (HF_HOME, TMPDIR). The
+                             boot disk has 100 GB, which gcloud cannot change: 32B (65 GB) wants
+                             a folder in memory (/dev/shm/weights) or on a --data-disk
+  --batch-size=N             hosts at a time for ssh and scp      (default: gcloud's; iap: 16)
   --retries=N                starts after a failure that is no preemption, in a row (default: 2);
                              an hour of training begins a new row
   --skip-plan                go on where `dapo_jax.plan` says that the config does not fit
@@ -39,9 +44,11 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [FLAG ...] [-- TRAINING 
   --dry-run                  print every command, run none
   --help                     print this
 
-As gcloud's `queued-resources create` takes them (--data-disk: source=DISK,mode=read-only):
+As gcloud's `queued-resources create` takes them (--data-disk: source=DISK,mode=read-only;
+--boot-disk's keys are about its encryption):
   --service-account=EMAIL --scopes=LIST --network=NAME --subnetwork=NAME --tags=LIST
-  --labels=KEY=VALUE,... --data-disk=KEY=VALUE,... --valid-until-duration=TIME --internal-ips
+  --labels=KEY=VALUE,... --data-disk=KEY=VALUE,... --boot-disk=KEY=VALUE,...
+  --valid-until-duration=TIME --internal-ips
   --ssh=internal | iap       how to reach hosts without public addresses (--internal-ips): from
                              within their network (default), or by a tunnel (gcloud's alpha)
 
@@ -52,30 +59,36 @@ TEXT
 action="" name="" zone="" project="" type="" runtime="" spot="" reserved="" prepare="" retries=2
 delete="" workdir="" to="" checkpoints="" dry_run="" worker=0 skip_plan="" training=()
 # shellcheck disable=SC2034  # read by name in create_slice
-service_account="" scopes="" network="" subnetwork="" tags="" labels="" data_disk=""
+service_account="" scopes="" network="" subnetwork="" tags="" labels="" data_disk="" boot_disk=""
 # shellcheck disable=SC2034
-valid_until_duration="" internal_ips="" ssh=""
+valid_until_duration="" internal_ips="" ssh="" flex_start="" batch_size="" weights_dir=""
 dapo_flags "COMMAND=|run|logs|stop|fetch|delete| name=word zone=word project=word type=word
     runtime=word spot=switch reserved=switch prepare=any retries=number:0:1000000 delete=switch
     workdir=text to=text checkpoints=switch worker=number:0:100000 skip-plan=switch dry-run=switch
     service-account=word scopes=word network=word subnetwork=word tags=word labels=pairs
-    data-disk=pairs valid-until-duration=word internal-ips=switch ssh=word" "$@"
+    data-disk=pairs boot-disk=pairs flex-start=word batch-size=number:1:100000 weights-dir=text
+    valid-until-duration=word internal-ips=switch ssh=word" "$@"
 [[ -n "$action" ]] || dapo_fail "say what to do: run, logs, stop, fetch or delete (see --help)" 2
-[[ -z "$spot" || -z "$reserved" ]] || dapo_fail "--spot or --reserved, not both" 2
+case "${spot:+1}${reserved:+1}${flex_start:+1}" in
+    11*) dapo_fail "--spot, --reserved or --flex-start: one of them" 2 ;;
+esac
 [[ -z "$internal_ips" ]] || : "${ssh:=internal}"
 tpu_vm=(compute tpus tpu-vm) by=()
 case "$ssh" in
     "") ;;
     internal) by=(--internal-ip) ;;
-    iap) tpu_vm=(alpha "${tpu_vm[@]}") by=(--tunnel-through-iap) ;;
+    iap) tpu_vm=(alpha "${tpu_vm[@]}") by=(--tunnel-through-iap) batch_size="${batch_size:-16}" ;;
     *) dapo_fail "--ssh=$ssh: internal or iap" 2 ;;
 esac
+[[ -z "$batch_size" ]] || by+=("--batch-size=$batch_size")
 # Several slices of one request are nodes NAME-0, NAME-1, ...; Cloud tells their hosts of each other.
 whole="$type" slices=1 nodes=("$name")
 if [[ -n "$type" ]]; then
     given="$runtime"
     dapo_slice "$type"
     runtime="${given:-$runtime}"
+    [[ "$runtime" == *[!-]* ]] || dapo_fail \
+        "--type=$whole: no TPU VM of it is known (--runtime= names one); GKE: launch/gke.sh" 2
 fi
 if ((slices > 1)); then
     nodes=()
@@ -134,14 +147,18 @@ delete_slice() {
 }
 
 create_slice() {
-    local flag value named=("--node-id=$name") given=()
-    for flag in service-account scopes network subnetwork tags labels data-disk \
+    local flag value named=("--node-id=$name") given=() tpus=(compute tpus)
+    for flag in service-account scopes network subnetwork tags labels data-disk boot-disk \
         valid-until-duration; do
         value="${flag//-/_}"
         [[ -z "${!value}" ]] || given+=("--$flag=${!value}")
     done
     ((slices == 1)) || named=("--node-count=$slices" "--node-prefix=$name")
-    dapo_call gcloud compute tpus queued-resources create "$name" "${scope[@]}" "${named[@]}" \
+    [[ -z "$flex_start" ]] || {
+        tpus=(alpha "${tpus[@]}")
+        given+=(--provisioning-model=flex-start "--max-run-duration=$flex_start")
+    }
+    dapo_call gcloud "${tpus[@]}" queued-resources create "$name" "${scope[@]}" "${named[@]}" \
         "--accelerator-type=$type" "--runtime-version=$runtime" ${spot:+--spot} ${reserved:+--reserved} \
         ${internal_ips:+--internal-ips} ${given[@]+"${given[@]}"}
 }
@@ -199,15 +216,18 @@ running() {  # whether the slice is at work already: then there is nothing to co
 }
 
 run() {
-    local code failures=0 arguments began state shown="$scratch/shown"
-    printf -v arguments ' %q' "${training[@]}"
+    local code failures=0 arguments place="" began state shown="$scratch/shown"
+    dapo_meeting
+    printf -v arguments ' %q' "${meeting[@]}" "${training[@]}"
+    [[ -z "$weights_dir" ]] || printf -v place 'mkdir -p %q && HF_HOME=%q TMPDIR=%q ' \
+        "$weights_dir" "$weights_dir" "$weights_dir"
     : >"$shown"
     while true; do
         code=1
         ensure_slice
         running || {
             : >"$shown"
-            install && on_hosts all "bash dapo_jax/launch/worker.sh start$arguments"
+            install && on_hosts all "${place}bash dapo_jax/launch/worker.sh start$arguments"
         } && {
             code=0 began=$SECONDS
             # From the line on to which it was shown already, before the connection broke.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The half of tpu_vm.sh that runs on the hosts of a pod slice, in a copy of the repository.
+# The half of tpu_vm.sh that runs on the hosts of a pod slice, in a copy of the repository. Its `install`
+# makes the image of the Dockerfile, too: there is one Python, jax and libtpu for a run.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
@@ -7,7 +8,8 @@ usage() {
     cat <<'TEXT'
 usage: launch/worker.sh install [EXTRA [PYTHON]] | start ARGUMENT ... | alive | follow [LINES] | stop
 
-  install   install uv (if need be) and dapo_jax with this extra
+  install   install uv (if need be) and dapo_jax with this extra (default: tpu) for this Python
+            (default: DAPO_TPU_PYTHON of common.sh)
   start     run `python -m dapo_jax.train ARGUMENT ...` in the background, in place of an older one
   alive     exit with 0 where it runs
   follow    print its log, without its first LINES, until it ends, then exit with its status, or
@@ -27,7 +29,7 @@ case "${1:-}" in
             --target="$HOME/.cache/dapo_jax/uv" --no-deps --only-binary=:all: --require-hashes \
             --requirement="$DAPO_ROOT/launch/uv.txt" >&2 || dapo_fail \
             "no uv here, and the host's pip could not fetch it: install uv, then run this again"
-        dapo_setup "${2:-tpu}" "${3:-}"
+        dapo_setup "${2:-tpu}" "${3:-$DAPO_TPU_PYTHON}"
         printf '%s\n' "$DAPO_PYTHON" >"$DAPO_ROOT/run.python"
         ;;
     start)

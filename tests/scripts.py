@@ -20,14 +20,9 @@ ODD += ['--config.data.train=it\'s $x "y" $(HOME) $$.json']
 def bash(*command, cwd=ROOT, **env) -> subprocess.CompletedProcess:
     """Run a command with the caller's JAX, XLA and glibc settings removed, and `env` added."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "GLIBC_", "TF_CPP_"))}
-    return subprocess.run(
-        ["bash", *map(str, command)],
-        cwd=cwd,
-        env=kept | {k: str(v) for k, v in env.items()},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    env = kept | {k: str(v) for k, v in env.items()}
+    command = ["bash", *map(str, command)]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
 def on_path(folder: Path) -> str:

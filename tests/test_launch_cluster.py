@@ -16,6 +16,8 @@ import pytest
 import scripts
 from scripts import FAKES, LAUNCH, ODD, ROOT, THIS_PYTHON, bash, executable, link_tools, on_path
 
+PYTHON = {"DAPO_TPU_PYTHON": "{}.{}".format(*sys.version_info)}  # the only one there is
+
 # --- tpu_vm.sh ---
 
 
@@ -33,11 +35,9 @@ class Cloud:
         (self.checkout / ".git/secret").write_text("")
 
     def run(self, *flags) -> subprocess.CompletedProcess:
-        call = (
-            f'exec {shlex.quote(sys.executable)} -IS {shlex.quote(str(FAKES / "reaper"))} bash "$@"'
-        )
+        call = f'exec {shlex.join([sys.executable, "-IS", str(FAKES / "reaper")])} bash "$@"'
         command = ("-", self.checkout / "launch/tpu_vm.sh", "run", "--name=n", "--zone=z")
-        env = dict(CLOUD=self.folder, PATH=on_path(self.tools), DAPO_POLL_SECONDS="0.1")
+        env = dict(CLOUD=self.folder, PATH=on_path(self.tools), DAPO_POLL_SECONDS="0.1", **PYTHON)
         flags = ("--type=v6e-8", *flags, "--", *ODD)
         return bash("-c", call, *command, *flags, cwd=self.folder, **env)
 
@@ -69,14 +69,12 @@ def test_a_slice_is_made_taken_away_made_again_and_deleted(cloud):
     done = cloud.run("--spot", "--delete")
     assert done.returncode == 0, done.stderr
     assert shown(done) == [
-        "start",
-        "step 1",
-        "terminated after step 1, saved; the same command goes on from there",
-        "resumed after step 1",
-        "done: 2 steps",
-    ]
+        "start", "step 1", "terminated after step 1, saved; the same command goes on from there",
+        "resumed after step 1", "done: 2 steps",
+    ]  # fmt: skip
     # The flags came through two shells as they were.
-    assert done.stdout.splitlines()[0] == str([*ODD, "--terminated_status=75"])
+    told = str(["--num_processes=1", *ODD, "--terminated_status=75"])
+    assert done.stdout.startswith(told + "\n")
     # Look whether something runs, copy, install, start, follow, delete; and all of it again.
     one = ["create", "ssh", "scp", "ssh", "ssh", "ssh"]
     assert cloud.kinds() == [*one, "delete", *one, "delete"]
@@ -128,8 +126,7 @@ def test_a_broken_connection_shows_no_line_twice(cloud):
     (cloud.folder / "breaks").touch()
     # Alive where it is asked, so that the same training is followed again.
     worker = cloud.checkout / "launch/worker.sh"
-    always = worker.read_text().replace("    alive) alive ;;", "    alive) [[ -f $pid ]] ;;")
-    worker.write_text(always)
+    worker.write_text(worker.read_text().replace(") alive ;;", ") [[ -f $pid ]] ;;"))
     done = cloud.run()
     assert done.returncode == 0 and not (cloud.folder / "breaks").exists(), done.stderr
     assert shown(done) == ["resumed after step 1", "done: 2 steps"]
@@ -159,24 +156,21 @@ def test_a_host_without_uv_gets_the_one_that_is_pinned(cloud):
     """By a python3 whose pip is fake: the version and its checksum are said, and nothing is piped
     into a shell."""
     tools, folder, home = cloud.tools, cloud.folder, cloud.folder / "home"
-    uv = (tools / "uv").rename(tools / "real-uv")
-    fake = f"""#!/usr/bin/env bash
-    printf '%s\\n' "$@" >'{folder}/pip'
-    for word in "$@"; do case "$word" in --target=*) folder="${{word#*=}}/bin" ;; esac; done
-    mkdir -p "$folder" && cp '{uv}' "$folder/uv" && cp '{tools}/this-python' "$folder/"
-    """
-    executable(tools / "python3", fake)
+    (tools / "uv").rename(tools / "real-uv")
+    shutil.copy(FAKES / "pip", tools / "python3")
     link_tools(tools, "bash", "cat", "cksum", "dirname", "cp", "grep", "mkdir", "rm")
-    executable(cloud.checkout / ".venv/bin/python", THIS_PYTHON)
-    worker = cloud.checkout / "launch/worker.sh"
-    done = bash(worker, "install", cwd=folder, PATH=tools, HOME=home)
+    venv = f".venv-{PYTHON['DAPO_TPU_PYTHON']}"
+    executable(cloud.checkout / venv / "bin/python", THIS_PYTHON)
+    done = bash(
+        cloud.checkout / "launch/worker.sh", "install", cwd=folder, PATH=tools, HOME=home, **PYTHON
+    )
     assert done.returncode == 0, done.stderr
     words = (folder / "pip").read_text().splitlines()
     assert words[:3] == ["-m", "pip", "install"] and "--require-hashes" in words
     (requirements,) = (w.partition("=")[2] for w in words if w.startswith("--requirement="))
     pinned = Path(requirements).read_text().splitlines()[-1]
     assert re.fullmatch(r"uv==\d+\.\d+\.\d+ --hash=sha256:[0-9a-f]{64}", pinned)
-    assert "pip install" in (home / ".cache/dapo_jax/uv/uv.log").read_text()
+    assert f"/{venv}/bin/python" in (home / ".cache/dapo_jax/uv/uv.log").read_text()
 
 
 # --- What is checked before anything is made, with the real package -------------------------------
@@ -222,14 +216,10 @@ def test_a_training_is_checked_before_a_slice_is_made(
 @pytest.mark.parametrize(
     ("code", "status"),
     [
-        ("echo done; exit 0", 0),
-        ("echo terminated after step 4; exit 0", 0),  # what it says does not count
-        ("exit 3", 3),
-        ("exit 255", 255),
-        ("exit ${0#--terminated_status=}", 75),
-        ("kill -TERM $$", 143),  # not told by us
+        ("echo terminated after step 4; exit 0", 0), ("exit 3", 3), ("exit 255", 255),
+        ("exit ${0#--terminated_status=}", 75), ("kill -TERM $$", 143),  # told by others
     ],
-)
+)  # fmt: skip
 def test_until_done_hands_on_the_exit_status(code, status, tmp_path):
     note = tmp_path / "status"
     done = bash(LAUNCH / "until_done.sh", "bash", "-c", code, cwd=tmp_path, DAPO_STATUS_FILE=note)
@@ -267,20 +257,7 @@ def test_until_done_does_not_take_bash_s_word_for_it(tmp_path):
 def test_until_done_keeps_the_log_in_the_workdir(tmp_path):
     """What the training has printed to the last line, also where it was told to leave. (The real
     copier: test_keep_log.)"""
-    python = tmp_path / "python"  # the training, and by -m what copies its log
-    executable(
-        python,
-        """#!/usr/bin/env bash
-        if [[ $2 == dapo_jax.hosts.keep_log ]]; then
-            trap 'mkdir -p "$4"; cp "$3" "$4/kept"; exit' TERM
-            touch "$(dirname "$0")/copies"
-        else
-            trap 'echo last words; exit 75' TERM
-            echo up
-        fi
-        while :; do sleep 0.02; done
-        """,
-    )
+    python = shutil.copy(FAKES / "training_and_copier", tmp_path)
     env = os.environ | {"DAPO_LOG": str(tmp_path / "run.log")}
     command = ["bash", LAUNCH / "until_done.sh", python, "-m", "x", f"--workdir={tmp_path}/w"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
@@ -297,14 +274,14 @@ def test_until_done_keeps_the_log_in_the_workdir(tmp_path):
 # --- gke.sh, local.sh -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("end", "status", "said"),
-    [
-        ("Completed: jobset completed successfully", 0, "[set-up] Completed: jobset completed"),
-        ("Failed: reached maximum restarts", 1, "error: the job has failed: reached maximum"),
-        (None, 1, "error: there is no job dapo"),
-    ],
-)
+ENDS = [
+    ("Completed: jobset completed successfully", 0, "[set-up] Completed: jobset completed"),
+    ("Failed: reached maximum restarts", 1, "error: the job has failed: reached maximum"),
+    (None, 1, "error: there is no job dapo"),
+]
+
+
+@pytest.mark.parametrize(("end", "status", "said"), ENDS)
 def test_gke_follows_through_restarts_to_the_end(end, status, said, tmp_path):
     if end:
         (tmp_path / "end").write_text(end + "\n")
@@ -316,15 +293,8 @@ def test_gke_follows_through_restarts_to_the_end(end, status, said, tmp_path):
 
 def test_local_starts_and_ends_all(tmp_path):
     checkout, tools = scripts.make_checkout(tmp_path), scripts.make_tools(tmp_path)
-    code = """
-import sys, time
-number = int(sys.argv[-1][-1])
-print("process", number, flush=True)
-if number == 1:
-    sys.exit(3)
-time.sleep(50)
-"""
-    executable(tmp_path / "dapo_jax/train.py", code)
+    code = "import sys, time; number = int(sys.argv[-1][-1]); print('process', number, flush=True)"
+    executable(tmp_path / "dapo_jax/train.py", code + "; sys.exit(3) if number else time.sleep(50)")
     (tmp_path / "dapo_jax/__init__.py").write_text("")
     flags = ("--", f"--workdir={tmp_path}/w")
     done = bash(checkout / "launch/local.sh", *flags, cwd=tmp_path, PATH=on_path(tools))

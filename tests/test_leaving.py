@@ -42,7 +42,6 @@ PIPES = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 @pytest.mark.parametrize(
     ("how", "numbers", "code", "said"),
     [
-        ("", [signal.SIGTERM], 0, ["asked 15", "saved"]),
         ("", [signal.SIGINT], 0, ["asked 2", "saved"]),
         ("again", [signal.SIGINT, signal.SIGINT], 130, ["asked 2"]),
         ("again", [signal.SIGTERM, signal.SIGINT, signal.SIGINT], 130, ["asked 15"]),

@@ -49,6 +49,10 @@ def test_one_process_needs_no_coordinator(set_flags, initialize):
     set_flags("", 0, -1)
     initialize.side_effect = ValueError("coordinator_address should be defined.")
     assert processes.start() is False
+    set_flags("", 64, -1)  # of launchers: a slice that does not know the others waits for them
+    with pytest.raises(ValueError, match="^--num_processes=64: JAX finds no cluster here$"):
+        processes.start()
+    assert initialize.call_args.args == (None, 64, None)
     initialize.side_effect = ValueError("bad SLURM_NTASKS")  # of a cluster that is there
     with pytest.raises(ValueError, match="SLURM_NTASKS"):
         processes.start()

@@ -6,7 +6,6 @@ the others by itself on TPU (Compute Engine or GKE), Slurm and Open MPI; elsewhe
     python -m dapo_jax.train ... --coordinator=10.0.0.1:8476 --num_processes=2 --process_id=0
 
 If a process ends with an error, the others end with its status; if it falls silent, with 75.
-
 The coordinator (process 0) trusts whoever reaches its port: no password, no encryption.
 """
 
@@ -43,7 +42,7 @@ COORDINATOR = flags.DEFINE_string(
     "coordinator", "", "host:port of process 0; default: found by JAX, else this is the only one."
 )
 NUM_PROCESSES = flags.DEFINE_integer(
-    "num_processes", 0, "Processes of the run; 1 = this one alone, whatever JAX would find."
+    "num_processes", 0, "Processes of the run; 1: this alone. By itself: how many JAX has to find."
 )
 PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Which of them this is, from 0.")
 START_TIMEOUT = flags.DEFINE_integer(
@@ -59,7 +58,7 @@ HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
 
 HINT = (
     "is the same command running on every host (and no older one left over), is the address right,"
-    " and does the firewall let its port through?"
+    " does the firewall let its port through, and do slices know each other (MEGASCALE_NUM_SLICES)?"
 )
 _ALIVE = "dapo_jax/alive"  # folder of the coordination service with the heartbeats
 _watch: "Watch | None" = None  # within `joined`
@@ -116,7 +115,7 @@ def start() -> bool:
     try:
         jax.distributed.initialize(
             address or None,
-            count or None,
+            count or None,  # that alone: as many as JAX has to find
             index if given else None,
             initialization_timeout=START_TIMEOUT.value + 60,
             # JAX aborts after half to all of this time; `Watch` ends a process that hangs before
@@ -129,7 +128,9 @@ def start() -> bool:
     except ValueError as error:
         if given or "coordinator_address" not in str(error):
             raise
-        return False  # JAX found no cluster
+        if count:
+            raise ValueError(f"--num_processes={count}: JAX finds no cluster here") from error
+        return False
     except jax.errors.JaxRuntimeError as error:
         first_line = str(error).splitlines()[0]
         raise ValueError(f"the processes could not meet: {first_line}; {HINT}") from error
@@ -146,7 +147,7 @@ def start() -> bool:
 
 def _given(address: str, count: int, index: int) -> bool:
     """Whether flags name the run's processes; ValueError: they do so wrongly."""
-    if not address and count <= 0 and index < 0:
+    if not address and index < 0:
         return False
     if not (address and 0 <= index < count):
         raise ValueError(
@@ -162,8 +163,7 @@ def _given(address: str, count: int, index: int) -> bool:
 def _bind_address(address: str) -> str:
     """Where the coordinator listens: at its host alone if that is loopback, else on all interfaces.
     ValueError: it cannot listen there (JAX would end with a stack trace, or crash)."""
-    name, _, port = address.rpartition(":")
-    host = name.strip("[]")
+    host, port = re.fullmatch(r"\[?(.+?)\]?:(\d+)", address).groups()
     loopback = host in ("localhost", "::1") or host.startswith("127.")
     v6 = ":" in host if loopback else socket.has_dualstack_ipv6()
     family, both = socket.AF_INET6 if v6 else socket.AF_INET, v6 and not loopback
@@ -335,8 +335,8 @@ class Watch:
                     time.sleep(0.1)
 
         # In a thread, since a coordinator may hang, too.
-        announcing = _in_background(threading.Thread(target=announce))
-        announcing.join(self._timeout / 5 if self._me == 0 else 3)
+        wait_s = self._timeout / 5 if self._me == 0 else 3
+        _in_background(threading.Thread(target=announce)).join(wait_s)
         _send(self._reporter, "bye")
 
     def stop(self):
