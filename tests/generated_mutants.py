@@ -7,6 +7,7 @@ import ast
 import itertools
 import pathlib
 import random
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ SWAPS |= {new: old for old, new in SWAPS.items()}
 
 
 class Generated(NamedTuple):
+    place: str  # FILE or FILE::WORDS: as `of_place` was given it
     file: str
     text: str  # of the whole file with the mistake, as `ast.unparse` writes it
     before: str  # the line with it, and what it becomes
@@ -74,26 +76,38 @@ def places(node) -> Iterator[tuple[list | dict, int | str]]:
                     yield from places(child)
 
 
-def of_file(root: pathlib.Path, file: str) -> list[Generated]:
-    """Every one that the operators make of it, in the file's order."""
+def named(tree: ast.Module, words: str) -> Iterator[ast.AST]:
+    """The file, or its classes and functions, in which the regular expression is."""
+    if not words:
+        yield tree
+    for node in ast.walk(tree) if words else ():
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and re.search(words, node.name):
+            yield node
+
+
+def of_place(root: pathlib.Path, place: str) -> list[Generated]:
+    """Every one that the operators make of FILE, or of FILE::WORDS: of what `named` finds in it."""
+    file, _, words = place.partition("::")
     tree = ast.parse((root / "dapo_jax" / file).read_text())
     lines, found = ast.unparse(tree).splitlines(), []
-    for holder, key in list(places(tree)):
+    for holder, key in [at for node in named(tree, words) for at in places(node)]:
         node = holder[key]
         for mistake in mistakes(node):
             holder[key] = mistake
             text = ast.unparse(tree)
             pairs = zip(lines, text.splitlines(), strict=True)
             before, after = next((a.strip(), b.strip()) for a, b in pairs if a != b)
-            found.append(Generated(file, text, before, after))
+            found.append(Generated(place, file, text, before, after))
         holder[key] = node
     return found
 
 
-def drawn(root: pathlib.Path, files: Iterable[str], number: int, seed: int) -> list[Generated]:
-    """So many, in turn from each file."""
-    shuffled = [of_file(root, file) for file in files]
-    for i, mutants in enumerate(shuffled):
-        random.Random(f"{seed} {i}").shuffle(mutants)
+def drawn(root: pathlib.Path, places: Iterable[str], number: int, seed: int) -> list[Generated]:
+    """So many, in turn from each place."""
+    shuffled = []
+    for place in places:
+        mutants = of_place(root, place)
+        random.Random(f"{seed} {place}").shuffle(mutants)
+        shuffled.append(mutants)
     turns = itertools.chain(*itertools.zip_longest(*shuffled))
     return [mutant for mutant in turns if mutant][:number]

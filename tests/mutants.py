@@ -7,10 +7,11 @@ the other into the copy, runs the test named there, and prints what lived: exit 
 did. The tests are run once without a mistake first, since a test that fails anyway kills nothing.
 `test_mutants.py` sees to it that every line is still there. The count is in docs/results/safety.md.
 
-    python tests/mutants.py --generated=75 [--only=dapo/] [--seed=0]
+    python tests/mutants.py --generated=400 [--only=dapo/] [--seed=0]
 
-takes instead so many that generated_mutants.py makes of operators and numbers, but for those that
-mutants.toml knows to live.
+takes instead so many that generated_mutants.py makes of operators and numbers, in turn from each
+file that mutants.toml has judges for, but for those that it knows to live; --only: the files of
+these that have this in their names.
 """
 
 import argparse
@@ -21,14 +22,15 @@ import pathlib
 import queue
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import conftest  # noqa: F401  (its environment: the compiled programs that tests keep)
 import generated_mutants
+import typed
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ("dapo_jax", "tests", "configs", "benchmarks", "pyproject.toml", "README.md")
@@ -55,51 +57,66 @@ class Case(NamedTuple):
     shown: str  # what is printed of it where it lives
 
 
-def copy(to: pathlib.Path) -> pathlib.Path:
+class Room(NamedTuple):
+    """A copy of the repository, and what starts processes in it, one at a time."""
+
+    root: pathlib.Path
+    shell: typed.Shell
+
+
+def room(to: pathlib.Path) -> Room:
     to.mkdir()
     for name in COPIED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, to)
-    return to
+    return Room(to, typed.Shell())
 
 
-def pytest(root: pathlib.Path, tests: Sequence[str], *flags: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-rfE"]
-    # No byte code: two mutants of a file may have one size and one time.
-    env = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    command += ["--timeout=600", *flags, *(f"tests/{test}" for test in tests)]
-    with tempfile.TemporaryFile("w+") as said:
-        how = dict(cwd=root, env=env, stdout=said, stderr=said, start_new_session=True)
-        process = subprocess.Popen(command, **how)
-        process.wait()
+# Byte code is of the files without a mistake: two mutants may have one size and one time.
+PYTEST = """
+import os, sys, pytest
+os.setsid()
+sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def pytest(room: Room, tests: Sequence[str], *flags: str, **env: str) -> tuple[int, str]:
+    """Its exit status and what it said."""
+    command = ["-q", "-n0", "-p", "no:cacheprovider", "-rfE", "--timeout=600", *flags]
+    command += [f"tests/{test}" for test in tests]
+    env["PYTHONPATH"] = str(room.root)
+    with tempfile.NamedTemporaryFile("r") as said:
+        how = dict(cwd=room.root, logs=[said.name] * 2, env=env)
+        process = room.shell.start("-c", PYTEST, *command, **how)
+        code = process.wait()
         with contextlib.suppress(ProcessLookupError):  # what a mistake has let live
             os.killpg(process.pid, signal.SIGKILL)
-        said.seek(0)
-        return subprocess.CompletedProcess(command, process.returncode, said.read())
+        return code, said.read()
 
 
-def broken(tests: list[str], root: pathlib.Path, *flags: str) -> list[str]:
+def broken(tests: list[str], room: Room, *flags: str) -> list[str]:
     """Tests that do not pass without a mutant."""
-    done = pytest(root, tests, *flags)
-    if done.returncode not in (0, 1):
-        sys.exit(f"error: pytest's exit status {done.returncode}\n{done.stdout[-2000:]}")
-    named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    status, said = pytest(room, tests, *flags)
+    if status not in (0, 1):
+        sys.exit(f"error: pytest's exit status {status}\n{said[-2000:]}")
+    named = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return [t for t in tests if any(f" tests/{t}" in line for line in named)]
 
 
-def verdict(case: Case, root: pathlib.Path, *flags: str) -> str:
+def verdict(case: Case, room: Room, *flags: str) -> str:
     """'killed', 'survived', or what else became of the tests."""
-    file = root / "dapo_jax" / case.file
+    file = room.root / "dapo_jax" / case.file
     text = file.read_bytes()
     file.write_bytes(case.text)
     try:
-        done = pytest(root, case.tests, "-x", *flags)
+        status, said = pytest(room, case.tests, "-x", *flags, PYTHONDONTWRITEBYTECODE="1")
     finally:
         file.write_bytes(text)
     known = {0: "survived", 1: "killed", 2: "killed"}  # 2: the file cannot even be imported
-    return known.get(done.returncode, f"exit status {done.returncode}: {done.stdout[-300:]}")
+    return known.get(status, f"exit status {status}: {said[-300:]}")
 
 
 def by_hand(only: str) -> list[Case]:
@@ -112,15 +129,17 @@ def by_hand(only: str) -> list[Case]:
     return found
 
 
-def by_machine(only: str, number: int, seed: int) -> list[Case]:
-    files = [file for file in JUDGES if only in file]
+def by_machine(only: str, number: int, seed: int) -> tuple[list[Case], int]:
+    """Those to judge, and how many more were drawn that are known to live."""
     known = {(row["file"], row["line"]) for row in TABLES["survivor"]}
-    found = []
-    for m in generated_mutants.drawn(ROOT, files, number, seed):
-        if (m.file, m.after) not in known:
-            shown = f"{m.file}: {m.before} -> {m.after}"
-            found.append(Case(m.file, m.text.encode(), JUDGES[m.file], shown))
-    return found
+    drawn = generated_mutants.drawn(ROOT, JUDGES, number, seed)
+    drawn = [m for m in drawn if only in m.place]
+    found = [
+        Case(m.file, m.text.encode(), JUDGES[m.place], f"{m.file}: {m.before} -> {m.after}")
+        for m in drawn
+        if (m.file, m.after) not in known
+    ]
+    return found, len(drawn) - len(found)
 
 
 def main() -> int:
@@ -131,35 +150,39 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which those are")
     args = parser.parse_args()
     if args.generated:
-        cases = by_machine(args.only, args.generated, args.seed)
+        cases, known = by_machine(args.only, args.generated, args.seed)
     else:
-        cases = by_hand(args.only)
+        cases, known = by_hand(args.only), 0
     if not cases:
         parser.error(f"--only={args.only}: no mutants")
     flags = ("-m", "not slow", "--timeout=120") if args.generated else ()
     with tempfile.TemporaryDirectory() as folder:
-        roots = queue.SimpleQueue()
-        for i in range(args.jobs):
-            roots.put(copy(pathlib.Path(folder, str(i))))
+        rooms, free = [room(pathlib.Path(folder, str(i))) for i in range(args.jobs)], queue.Queue()
+        for one in rooms:
+            free.put(one)
 
         def judged(case: Case) -> str:
-            root = roots.get()
+            one = free.get()
             try:
-                return verdict(case, root, *flags)
+                return verdict(case, one, *flags)
             finally:
-                roots.put(root)
+                free.put(one)
 
         tests = list(dict.fromkeys(t for c in cases for t in c.tests))
-        already = broken(tests, pathlib.Path(folder, "0"), *flags)
+        already = broken(tests, rooms[0], *flags)
         for test in already:
             print(f"fails without a mutant: {test}", flush=True)
         good, killed = [c for c in cases if not {*c.tests} & {*already}], 0
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            for case, result in zip(good, pool.map(judged, good), strict=True):
+            for done, (case, result) in enumerate(zip(good, pool.map(judged, good), strict=True)):
+                if done and done % 25 == 0:
+                    print(f"{done} of {len(good)} judged, {killed} killed", flush=True)
                 killed += result == "killed"
                 if result != "killed":
                     print(f"{case.shown}\n    {' '.join(case.tests)}: {result}", flush=True)
-    print(f"killed {killed} of {len(cases)}")
+        for one in rooms:
+            one.shell.close()
+    print(f"killed {killed} of {len(cases)}" + f", {known} more are known to live" * bool(known))
     return int(killed < len(cases))
 
 
