@@ -33,7 +33,7 @@ import generated_mutants
 import typed
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-COPIED = ("dapo_jax", "tests", "configs", "benchmarks", "pyproject.toml", "README.md")
+COPIED = ("dapo_jax", "tests", "configs", "benchmarks", "docs", "pyproject.toml", "README.md")
 TABLES = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())
 
 

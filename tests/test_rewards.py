@@ -259,6 +259,8 @@ def test_a_failure_is_an_error_that_names_the_row_or_a_counted_miss(failing):
     assert first.score_G.tolist() == [5 / 7, -3] and first.right_G.tolist() == [True, False]
     assert first.answers == ["right", None] and first.parts_G["n"][0] == 5
     assert (first.missed, second.missed) == (1, 2) and second.right_G.tolist() == [False, False]
+    told = grading._from_plain(json.loads(json.dumps(grading._plain(first))))  # to other processes
+    np.testing.assert_equal(told._asdict(), first._asdict())
 
 
 class Unspeakable(BaseException):

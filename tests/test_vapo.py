@@ -181,7 +181,7 @@ def test_gradient_and_values_are_those_of_any_layout(params, items, old, expecte
 # --- A step, by models that note what they are given ---------------------------------------------
 
 
-def by_hand(step, skipped=(False, True), old_logprobs="reuse", **fields):
+def by_hand(step, skipped=(False, True), old_logprobs="reuse", reference=None, **fields):
     """Two mini-batches of eight responses of 1 to 4 tokens, half of them truncated. The values of
     the batches are 1 and 2, of the first parameters; their advantages lie 10 above, the returns 20.
     (what `learn` returns, the rows that were read, batches of values, batches of the policy)."""
@@ -216,7 +216,7 @@ def by_hand(step, skipped=(False, True), old_logprobs="reuse", **fields):
     groups = [Group(i, [1], responses, Grades(np.ones(4), np.ones(4, bool))) for i in range(4)]
     method, memory = choose.of(c), {"critic": {"params": 0, "opt_state": ()}}
     counters = Counters(step, others_skipped_in_row=2, skipped_in_row=7)
-    state = State(0, (), memory=memory, counters=counters)
+    state = State(0, (), reference, memory=memory, counters=counters)
     given = algorithm.make_minibatches(method, groups, step)
     knobs = algorithm.update_knobs(method, step)
     return method.learn(method, machine, state, given, knobs), read, valued, learned
@@ -256,13 +256,15 @@ def test_in_pre_training_only_the_value_model_learns_by_hand():
     (state, logs, _), _, valued, learned = by_hand(step=1, old_logprobs="recompute")
     assert (len(valued), learned, logs, state.params) == (2, [], [], 0)
     assert state.counters.skipped_in_row == 7
-    with pytest.raises(AttributeError, match="log_probs"):
-        by_hand(step=2, old_logprobs="recompute")
+    for of_policy in (dict(old_logprobs="recompute"), dict(reference={})):
+        with pytest.raises(AttributeError, match="log_probs"):
+            by_hand(step=2, **of_policy)
 
 
 def test_only_a_run_that_bootstraps_has_the_cell():
-    cells = lambda **fields: sum((r.segments_AxRxT > 0).sum() for r in by_hand(2, **fields)[1])
-    assert cells(bootstrap_truncated=True) == cells() + 8
+    learned = lambda **fields: by_hand(2, **fields)[3]
+    cells = lambda **fields: sum((b.rows.segments_AxRxT > 0).sum() for b in learned(**fields))
+    assert cells(bootstrap_truncated=True) == cells() + 8 == cells(enabled=False) + 8
 
 
 def test_thirds_by_length():
@@ -316,7 +318,7 @@ def test_estimates_are_gae_of_each_response(items, sizes, layout, alpha, bootstr
         if goes_on:
             cell, first = (*p[:2], p[2].stop), (*p[:2], p[2].start)
             behind = values[cell]
-            assert rows.tokens_AxRxT[cell] == item.response[-1]
+            assert (rows.tokens_AxRxT[cell], rows.targets_AxRxT[cell]) == (item.response[-1], 0)
             assert rows.positions_AxRxT[cell] == len(item.prompt) + n - 1
             assert rows.segments_AxRxT[cell] == rows.segments_AxRxT[first]
         delta = 0.99 * np.append(v[1:], behind) - v
