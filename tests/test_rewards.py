@@ -331,9 +331,15 @@ def test_workers_judge_side_by_side_what_waits(failing):
     """Each of four waits for the other three; and the same grades in one process."""
     texts, found = ["meet" + "a" * i for i in range(8)], []
     for workers in (4, 1):
-        reward = rewarded(function=failing, workers=workers, timeout_s=300.0)
-        (got,) = grades(grading.judge(reward), texts)
+        judge = grading.judge(rewarded(function=failing, workers=workers, timeout_s=300.0))
+        grades(judge, ["a"])
+        assert len(judge.pool._workers) == 1  # no more than what waits
+        (got,) = grades(judge, texts)
         found.append(got.score_G.tobytes())
+        for worker in judge.pool._workers:
+            worker.due = 0.0  # idle for longer than a limit
+        grades(judge, ["a"])
+        assert len(judge.pool._workers) == workers
     assert found[0] == found[1]
 
 
