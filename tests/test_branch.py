@@ -1,9 +1,15 @@
-"""What is rewound in a bucket stays there; tests/faults/test_rewind.py has whole runs."""
+"""What a branch takes along, and what is rewound; tests/faults/test_rewind.py has whole runs."""
 
+import contextlib
 import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
 
 from dapo_jax import config
-from dapo_jax.checkpoint import branch, checkpoint, workdir
+from dapo_jax.checkpoint import branch, checkpoint, resume, workdir
+from dapo_jax.dapo.state import State
 
 COPIED = ["config.json", "metrics.jsonl"]
 
@@ -16,6 +22,22 @@ def files_of(step: int) -> list[str]:
 def names(folder) -> list[str]:
     found = (str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     return sorted(f for f in found if not f.endswith(".lock"))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_is_known_of_problems_goes_on_with_the_same_problems(same, monkeypatch):
+    of_run = State({}, (), by_problem={"rate_P": np.ones(3)})
+    monkeypatch.setattr(checkpoint, "reader", contextlib.nullcontext)
+    monkeypatch.setattr(checkpoint, "read_state", lambda m, step: {})
+    monkeypatch.setattr(checkpoint, "restore", lambda *_: of_run)
+    monkeypatch.setattr(resume, "inputs", lambda text: {})
+    monkeypatch.setattr(resume, "check", lambda *_: same)
+    begun = lambda steps: branch.state(
+        config.base(), None, SimpleNamespace(steps=steps, step=3), None, None, None, print
+    )
+    assert bool(begun("checkpoints").by_problem) == same
+    with pytest.raises(ValueError, match="is no run: it has weights"):
+        begun(None)
 
 
 def test_what_is_rewound_in_a_bucket_is_not_fetched_again(bucket, monkeypatch, capsys):

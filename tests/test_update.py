@@ -255,6 +255,7 @@ def run(programs, params, batch, c, **layout):
         out = programs.supervise(*state, given.rows, given.micro_batches, np.float32(LR))
     else:
         out = programs.update(*state, given, knobs(c))
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))  # donated
     new_params, opt_state, metrics = parallel.to_host(out)
     assert not metrics.pop("skipped")
     norm = metrics.pop("grad_norm")
@@ -323,6 +324,17 @@ def large(monkeypatch):
     monkeypatch.setattr(one_cpu, "LARGE_MODEL", 0)
     monkeypatch.setattr(one_cpu, "LARGE_VOCABULARY", 0)
     monkeypatch.setattr(one_cpu, "_COLUMNS", 7)  # four parts, and a rest
+
+
+def test_kernels_of_one_cpu_are_for_what_is_large(large, monkeypatch):
+    chosen = lambda dtype="float32", **sizes: kernels.choose(mesh_of(**sizes), SHAPE, dtype)
+    mine = one_cpu.head_stats, one_cpu.accumulate, one_cpu.apply
+    assert (*chosen()[:3], chosen().rows_apart) == (*mine, True)
+    assert chosen("bfloat16")[:3] == (mine[0], kernels.accumulate, mine[2])
+    usual = (*kernels.Kernels()[:3], False)
+    assert (*chosen(fsdp=2)[:3], chosen(fsdp=2).rows_apart) == usual
+    monkeypatch.undo()
+    assert (*chosen()[:3], chosen().rows_apart) == usual
 
 
 @pytest.mark.slow

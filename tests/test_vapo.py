@@ -68,9 +68,9 @@ MU = 0.1
 
 
 def test_a_score_alone_is_refused():
-    def weights(*grades):
+    def weights(*grades, tokens=(4, 2)):
         group = Group(0, [1], (), Grades(*grades))
-        return positive_lm.weights(MU, [group], np.array([[4, 2]]))
+        return positive_lm.weights(MU, [group], np.array([tokens]))
 
     score_G = np.array([0.2, -0.9])
     with pytest.raises(config.ConfigError, match=re.escape("config.loss.positive_coef: 0.1 needs")):
@@ -78,6 +78,7 @@ def test_a_score_alone_is_refused():
     # The judge's verdict, whatever the score.
     assert (weights(score_G, np.array([False, True])) > 0).tolist() == [[False, True]]
     assert not weights(score_G, np.zeros(2, bool)).any()  # no right response: no loss
+    assert weights(score_G, np.array([True, False]), tokens=(1, 2)).tolist() == [[MU, 0.0]]
 
 
 def test_minibatches_carry_the_verdicts():
@@ -249,6 +250,9 @@ def test_either_model_alone_stops_the_run():
     assert not stop(skipped_in_row=2, others_skipped_in_row=2)
     assert "3 updates in a row were not finite" in stop(skipped_in_row=3)
     assert "4 updates of a model beside the policy in a row" in stop(others_skipped_in_row=4)
+    c.guard.explained_min = 0.1
+    low = lambda **log: update.bounds(c, {k.replace("_", "/"): x for k, x in log.items()})[0][2]
+    assert (low(), low(policy_loss=0), low(policy_loss=0, reward_accuracy=0.95)) == (0, 0.1, 0)
 
 
 def test_in_pre_training_only_the_value_model_learns_by_hand():
