@@ -8,7 +8,7 @@ import itertools
 import pathlib
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 PAIRS = (
@@ -76,21 +76,14 @@ def places(node) -> Iterator[tuple[list | dict, int | str]]:
                     yield from places(child)
 
 
-def named(tree: ast.Module, words: str) -> Iterator[ast.AST]:
-    """The file, or its classes and functions, in which the regular expression is."""
-    if not words:
-        yield tree
-    for node in ast.walk(tree) if words else ():
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and re.search(words, node.name):
-            yield node
-
-
 def of_place(root: pathlib.Path, place: str) -> list[Generated]:
-    """Every one that the operators make of FILE, or of FILE::WORDS: of what `named` finds in it."""
+    """Every one that the operators make of FILE, or, of FILE::WORDS, of its classes and functions
+    in whose names this regular expression is."""
     file, _, words = place.partition("::")
     tree = ast.parse((root / "dapo_jax" / file).read_text())
     lines, found = ast.unparse(tree).splitlines(), []
-    for holder, key in [at for node in named(tree, words) for at in places(node)]:
+    parts = (node for node in ast.walk(tree) if re.search(words, getattr(node, "name", None) or ""))
+    for holder, key in [at for node in (parts if words else [tree]) for at in places(node)]:
         node = holder[key]
         for mistake in mistakes(node):
             holder[key] = mistake
@@ -102,12 +95,10 @@ def of_place(root: pathlib.Path, place: str) -> list[Generated]:
     return found
 
 
-def drawn(root: pathlib.Path, places: Iterable[str], number: int, seed: int) -> list[Generated]:
+def drawn(root: pathlib.Path, places: Collection[str], number: int, seed: int) -> list[Generated]:
     """So many, in turn from each place."""
-    shuffled = []
-    for place in places:
-        mutants = of_place(root, place)
+    shuffled = [of_place(root, place) for place in places]
+    for place, mutants in zip(places, shuffled, strict=True):
         random.Random(f"{seed} {place}").shuffle(mutants)
-        shuffled.append(mutants)
     turns = itertools.chain(*itertools.zip_longest(*shuffled))
     return [mutant for mutant in turns if mutant][:number]

@@ -17,6 +17,7 @@ these that have this in their names.
 import argparse
 import concurrent.futures
 import contextlib
+import functools
 import os
 import pathlib
 import queue
@@ -57,23 +58,17 @@ class Case(NamedTuple):
     shown: str  # what is printed of it where it lives
 
 
-class Room(NamedTuple):
-    """A copy of the repository, and what starts processes in it, one at a time."""
-
-    root: pathlib.Path
-    shell: typed.Shell
-
-
-def room(to: pathlib.Path) -> Room:
+def copy(to: pathlib.Path) -> pathlib.Path:
     to.mkdir()
     for name in COPIED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, to)
-    return Room(to, typed.Shell())
+    return to
 
 
+shell_of = functools.cache(lambda root: typed.Shell())  # one process at a time in a copy
 # Byte code is of the files without a mistake: two mutants may have one size and one time.
 PYTEST = """
 import os, sys, pytest
@@ -83,37 +78,37 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-def pytest(room: Room, tests: Sequence[str], *flags: str, **env: str) -> tuple[int, str]:
+def pytest(root: pathlib.Path, tests: Sequence[str], *flags: str, **env: str) -> tuple[int, str]:
     """Its exit status and what it said."""
     command = ["-q", "-n0", "-p", "no:cacheprovider", "-rfE", "--timeout=600"]
     command += ["--timeout-method=thread", *flags]  # ends the process: hypothesis would try again
     command += [f"tests/{test}" for test in tests]
-    env["PYTHONPATH"] = str(room.root)
+    env["PYTHONPATH"] = str(root)
     with tempfile.NamedTemporaryFile("r") as said:
-        how = dict(cwd=room.root, logs=[said.name] * 2, env=env)
-        process = room.shell.start("-c", PYTEST, *command, **how)
+        how = dict(cwd=root, logs=[said.name] * 2, env=env)
+        process = shell_of(root).start("-c", PYTEST, *command, **how)
         code = process.wait()
         with contextlib.suppress(ProcessLookupError):  # what a mistake has let live
             os.killpg(process.pid, signal.SIGKILL)
         return code, said.read()
 
 
-def broken(tests: list[str], room: Room, *flags: str) -> list[str]:
+def broken(tests: list[str], root: pathlib.Path, *flags: str) -> list[str]:
     """Tests that do not pass without a mutant."""
-    status, said = pytest(room, tests, *flags)
+    status, said = pytest(root, tests, *flags)
     if status not in (0, 1):
         sys.exit(f"error: pytest's exit status {status}\n{said[-2000:]}")
     named = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return [t for t in tests if any(f" tests/{t}" in line for line in named)]
 
 
-def verdict(case: Case, room: Room, *flags: str) -> str:
+def verdict(case: Case, root: pathlib.Path, *flags: str) -> str:
     """'killed', 'survived', or what else became of the tests."""
-    file = room.root / "dapo_jax" / case.file
+    file = root / "dapo_jax" / case.file
     text = file.read_bytes()
     file.write_bytes(case.text)
     try:
-        status, said = pytest(room, case.tests, "-x", *flags, PYTHONDONTWRITEBYTECODE="1")
+        status, said = pytest(root, case.tests, "-x", *flags, PYTHONDONTWRITEBYTECODE="1")
     finally:
         file.write_bytes(text)
     known = {0: "survived", 1: "killed", 2: "killed"}  # 2: the file cannot even be imported
@@ -130,17 +125,14 @@ def by_hand(only: str) -> list[Case]:
     return found
 
 
-def by_machine(only: str, number: int, seed: int) -> tuple[list[Case], int]:
-    """Those to judge, and how many more were drawn that are known to live."""
+def by_machine(only: str, number: int, seed: int) -> list[Case]:
     known = {(row["file"], row["line"]) for row in TABLES["survivor"]}
     drawn = generated_mutants.drawn(ROOT, JUDGES, number, seed)
     drawn = [m for m in drawn if only in m.place]
-    found = [
-        Case(m.file, m.text.encode(), JUDGES[m.place], f"{m.file}: {m.before} -> {m.after}")
-        for m in drawn
-        if (m.file, m.after) not in known
-    ]
-    return found, len(drawn) - len(found)
+    found = [m for m in drawn if (m.file, m.after) not in known]
+    print(f"{len(drawn)} drawn, {len(drawn) - len(found)} of them known to live", flush=True)
+    shown = "{0.file}: {0.before} -> {0.after}".format
+    return [Case(m.file, m.text.encode(), JUDGES[m.place], shown(m)) for m in found]
 
 
 def main() -> int:
@@ -151,26 +143,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which those are")
     args = parser.parse_args()
     if args.generated:
-        cases, known = by_machine(args.only, args.generated, args.seed)
+        cases = by_machine(args.only, args.generated, args.seed)
     else:
-        cases, known = by_hand(args.only), 0
+        cases = by_hand(args.only)
     if not cases:
         parser.error(f"--only={args.only}: no mutants")
     flags = ("-m", "not slow", "--timeout=120") if args.generated else ()
     with tempfile.TemporaryDirectory() as folder:
-        rooms, free = [room(pathlib.Path(folder, str(i))) for i in range(args.jobs)], queue.Queue()
-        for one in rooms:
-            free.put(one)
+        roots = queue.SimpleQueue()
+        for i in range(args.jobs):
+            roots.put(copy(pathlib.Path(folder, str(i))))
 
         def judged(case: Case) -> str:
-            one = free.get()
+            root = roots.get()
             try:
-                return verdict(case, one, *flags)
+                return verdict(case, root, *flags)
             finally:
-                free.put(one)
+                roots.put(root)
 
         tests = list(dict.fromkeys(t for c in cases for t in c.tests))
-        already = broken(tests, rooms[0], *flags)
+        already = broken(tests, pathlib.Path(folder, "0"), *flags)
         for test in already:
             print(f"fails without a mutant: {test}", flush=True)
         good, killed = [c for c in cases if not {*c.tests} & {*already}], 0
@@ -181,9 +173,7 @@ def main() -> int:
                 killed += result == "killed"
                 if result != "killed":
                     print(f"{case.shown}\n    {' '.join(case.tests)}: {result}", flush=True)
-        for one in rooms:
-            one.shell.close()
-    print(f"killed {killed} of {len(cases)}" + f", {known} more are known to live" * bool(known))
+    print(f"killed {killed} of {len(cases)}")
     return int(killed < len(cases))
 
 

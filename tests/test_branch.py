@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from types import SimpleNamespace
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from dapo_jax import config
 from dapo_jax.checkpoint import branch, checkpoint, resume, workdir
 from dapo_jax.dapo.state import State
 
+Branch = namedtuple("Branch", ["steps", "step"])
 COPIED = ["config.json", "metrics.jsonl"]
 
 
@@ -26,15 +27,13 @@ def names(folder) -> list[str]:
 
 @pytest.mark.parametrize("same", [True, False])
 def test_what_is_known_of_problems_goes_on_with_the_same_problems(same, monkeypatch):
-    of_run = State({}, (), by_problem={"rate_P": np.ones(3)})
-    monkeypatch.setattr(checkpoint, "reader", contextlib.nullcontext)
-    monkeypatch.setattr(checkpoint, "read_state", lambda m, step: {})
-    monkeypatch.setattr(checkpoint, "restore", lambda *_: of_run)
+    found = State({}, (), by_problem={"rate_P": np.ones(3)})
+    stubs = dict(reader=contextlib.nullcontext, read_state=lambda *_: {}, restore=lambda *_: found)
+    for name, stub in stubs.items():
+        monkeypatch.setattr(checkpoint, name, stub)
     monkeypatch.setattr(resume, "inputs", lambda text: {})
     monkeypatch.setattr(resume, "check", lambda *_: same)
-    begun = lambda steps: branch.state(
-        config.base(), None, SimpleNamespace(steps=steps, step=3), None, None, None, print
-    )
+    begun = lambda at: branch.state(config.base(), None, Branch(at, 3), None, None, None, print)
     assert bool(begun("checkpoints").by_problem) == same
     with pytest.raises(ValueError, match="is no run: it has weights"):
         begun(None)

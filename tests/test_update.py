@@ -327,14 +327,15 @@ def large(monkeypatch):
 
 
 def test_kernels_of_one_cpu_are_for_what_is_large(large, monkeypatch):
-    chosen = lambda dtype="float32", **sizes: kernels.choose(mesh_of(**sizes), SHAPE, dtype)
-    mine = one_cpu.head_stats, one_cpu.accumulate, one_cpu.apply
-    assert (*chosen()[:3], chosen().rows_apart) == (*mine, True)
-    assert chosen("bfloat16")[:3] == (mine[0], kernels.accumulate, mine[2])
-    usual = (*kernels.Kernels()[:3], False)
-    assert (*chosen(fsdp=2)[:3], chosen(fsdp=2).rows_apart) == usual
+    def chosen(dtype="float32", **sizes):
+        made = kernels.choose(mesh_of(**sizes), SHAPE, dtype)
+        return [*made[:3], made.rows_apart]
+
+    usual, mine = [*kernels.Kernels()[:3], False], (one_cpu.accumulate, kernels.accumulate)
+    of = [[one_cpu.head_stats, accumulate, one_cpu.apply, True] for accumulate in mine]
+    assert [chosen(), chosen("bfloat16"), chosen(fsdp=2)] == [*of, usual]
     monkeypatch.undo()
-    assert (*chosen()[:3], chosen().rows_apart) == usual
+    assert chosen() == usual
 
 
 @pytest.mark.slow
