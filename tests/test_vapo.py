@@ -295,7 +295,7 @@ def test_targets_in_pre_training_are_monte_carlo():
 
 def logged(*sums):
     """What a step logs of values whose updates had these sums."""
-    told = dict(tokens=1, value_loss=0, clipped=0, grad_norm=0, skipped=0)
+    told = dict(tokens=4, value_loss=1, clipped=2, grad_norm=0, skipped=0)
     return update.metrics([told | {"estimates": of} for of in sums])
 
 
@@ -358,7 +358,9 @@ def test_estimates_of_several_mini_batches_are_of_all_their_tokens():
         return {name: np.array([x, 0, 0, 0]) for name, x in out.items()}
 
     tag = "critic/explained_variance"
-    assert logged(*map(sums, values, (1.0, -1.0)))[tag] == pytest.approx(0.4946666666666667)
+    log = logged(*map(sums, values, (1.0, -1.0)))
+    assert log[tag] == pytest.approx(0.4946666666666667)
+    assert (log["critic/value_loss"], log["critic/clipped_frac"]) == (0.25, 0.5)
     assert tag not in logged(*map(sums, values, (1.0, 1.0)))
 
 
